@@ -1,0 +1,51 @@
+# Every target builds the environment it needs in .venv, and does so again only when
+# pyproject.toml, constraints.txt or PYTHON change:  make test PYTHON=python3.12
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+MADE   := $(VENV)/.made-by-$(notdir $(PYTHON))
+READY  := $(VENV)/.ready
+
+# Extra arguments for the program a target runs:  make test ARGS="-k softplus"
+ARGS   ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help run test bench lint format clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+run: $(READY)  ## run the demonstration
+	$(BIN)/python -m viper.demo $(ARGS)
+
+# One thread per worker, so that workers do not compete for cores; whole files, so that a file's fixtures are
+# computed once.
+test: $(READY)  ## run the tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile $(ARGS)
+
+bench: $(READY)  ## run the benchmarks
+	$(BIN)/python -m benchmarks $(ARGS)
+
+lint: $(READY)  ## check style, formatting and types
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+format: $(READY)  ## format the code and apply the safe fixes
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
+
+clean:  ## remove everything that can be rebuilt
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(READY): $(MADE) pyproject.toml constraints.txt
+	@echo "Installing viper and its tools into $(VENV) (a few minutes the first time)"
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+$(MADE):
+	@echo "Creating $(VENV) with $(PYTHON)"
+	@$(PYTHON) -m venv --clear $(VENV)
+	@touch $@

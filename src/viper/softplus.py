@@ -1,0 +1,402 @@
+"""E[log(1+e^X)] for Gaussian X: the one kernel on which every model of this library stands.
+
+    η = E[log(1+e^X)]      g = ∂η/∂ϑ = E[s(X)]      h = 2 ∂η/∂v = E[s'(X)]      X ~ N(ϑ, v), s(x) = 1/(1+e^-x)
+
+`expected_softplus` returns the three, exactly or by any bound of the paper, and is differentiable; `expected_sigmoid`
+gives mean and standard deviation of the probability s(X); `terms_needed` says how long the paper's series must be.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from viper import moments, normal
+from viper.moments import Bound, Pointwise, Triple
+
+BoundName = Literal["viper", "pg", "mc", "quadrature", "certified"]
+Array = Any  # what the caller gave: torch tensor, NumPy array or float; results come back as the same
+T = TypeVar("T", bound=tuple[Any, ...])
+
+
+class ExpectedSoftplus(NamedTuple):
+    """Moments of the softplus of a Gaussian: `value` η, `slope` ∂η/∂mean, `curvature` 2 ∂η/∂variance."""
+
+    value: Array
+    slope: Array
+    curvature: Array
+
+
+class ExpectedSigmoid(NamedTuple):
+    """Mean and standard deviation of the probability s(X)."""
+
+    mean: Array
+    std: Array
+
+
+def expected_softplus(
+    mean: Array,
+    variance: Array,
+    *,
+    bound: BoundName = "viper",
+    terms: int | None = None,
+    samples: int = 1000,
+    nodes: int = 64,
+    random_state: int | None = None,
+    tolerance: float | None = None,
+) -> ExpectedSoftplus:
+    """E[log(1+e^X)] for X ~ N(mean, variance), with its derivatives, elementwise.
+
+    Parameters
+    ----------
+    mean, variance : tensor, array or float
+        Broadcast against each other; float32 or float64; variance >= 0. Results have the type they came in.
+    bound : {"viper", "pg", "mc", "quadrature", "certified"}
+        ``"viper"``: Theorem 1 of the paper; with `terms=l` its η_l, otherwise the limit l → ∞, exact to rounding.
+        ``"pg"``: Jaakkola-Jordan at its best t, identical to Pólya-Gamma.
+        ``"mc"``: the mean over `samples` common random numbers. ``"quadrature"``: Gauss-Hermite with `nodes`.
+        ``"certified"``: the limit plus a proven allowance for every error of its evaluation, hence a true upper bound,
+        less than 1e-9 above the limit while |mean| and sd are at most 1e4.
+    terms : int, optional
+        l of η_l: 2l-1 terms. Only for ``"viper"``.
+    samples, random_state : int
+        Number (even: antithetic pairs) and seed of the random numbers of ``"mc"``.
+    nodes : int
+        Number of nodes of ``"quadrature"``.
+    tolerance : float, optional
+        Largest absolute error wanted in each of the three results, for ``"viper"`` without `terms`; None means exact.
+        A faster formula serves tolerances down to 1e-11, in the input's own precision.
+
+    Returns
+    -------
+    ExpectedSoftplus
+        Named tuple ``(value, slope, curvature)``: the bound and its own exact derivatives.
+
+    Notes
+    -----
+    Differentiable twice through `value`, once through `slope` and `curvature`; works under ``torch.func`` transforms
+    and ``torch.compile(fullgraph=True)``, where input values are not checked. Exact formulas compute in float64
+    whatever the input. η_l has a cusp: at mean = variance = 0 its curvature is -inf.
+
+    Examples
+    --------
+    >>> import viper
+    >>> viper.expected_softplus(1.0, 4.0).value
+    1.642495369528834
+    >>> viper.expected_softplus(1.0, 4.0, bound="pg").value
+    1.719577361472801
+    """
+    chosen = BOUNDS[prepare(bound, terms, samples, nodes, random_state, tolerance)]
+    tensors, give_back = read_gaussian(mean, variance)
+    function = _Moments if torch.compiler.is_compiling() else _EagerMoments
+    return give_back(ExpectedSoftplus(*function.apply(*tensors, chosen)))
+
+
+def expected_sigmoid(mean: Array, variance: Array) -> ExpectedSigmoid:
+    """Mean and standard deviation of the probability s(X), X ~ N(mean, variance), elementwise and in closed form.
+
+    E[s(X)] = g and Var[s(X)] = E[s(X)²] - g², where E[s²] = g - h because s' = s - s². Accurate relative to its size
+    also where the probability is nearly certain or the variance tiny.
+
+    Examples
+    --------
+    >>> import viper
+    >>> mean, std = viper.expected_sigmoid(1.0, 4.0)
+    >>> round(mean, 4), round(std, 4)
+    (0.6477, 0.2961)
+    """
+    tensors, give_back = read_gaussian(mean, variance)
+    return give_back(ExpectedSigmoid(*_Probability.apply(*tensors)))
+
+
+def terms_needed(mean: Array, variance: Array, relative_error: float) -> Array:
+    """The smallest l for which η_l is within `relative_error` of E[log(1+e^X)] (the paper's Figure 1(c)), elementwise.
+
+    The error η_l - η = Σ_{k>=2l} (-1)^k E[e^{-k|X|}]/k is itself an alternating sum of moments, so it is evaluated
+    directly (accelerated), never as a difference; it decreases in l, so l is found by bisection.
+
+    Examples
+    --------
+    >>> import viper
+    >>> viper.terms_needed(0.0, 0.01, 0.01)
+    12
+    """
+    if not 1e-15 <= relative_error < math.inf:
+        raise ValueError(f"relative_error must be at least 1e-15 and finite; got {relative_error}. Use 0.01 for 1 %.")
+    (mean_, variance_), give_back = read_gaussian(mean, variance, integer=True)
+    m, v = -mean_.detach().double().abs(), variance_.detach().double()
+    target = relative_error * (moments.limit().moments(m, v)[0] + mean_.detach().double().clamp(min=0.0))
+    return give_back((smallest_terms(m, v, target),))[0]
+
+
+def smallest_terms(mean: Tensor, variance: Tensor, target: Tensor) -> Tensor:
+    """Bisect for the smallest l with η_l - η < target, for mean <= 0."""
+    low = torch.zeros_like(mean)  # too few
+    high = torch.ones_like(mean)  # enough, once the doubling ends
+    while bool((short := truncation_error(mean, variance, high) >= target).any()) and float(high.max()) < 2.0**52:
+        low, high = torch.where(short, high, low), torch.where(short, 2 * high, high)
+    while bool((high - low > 1).any()):
+        middle = torch.floor((low + high) / 2)
+        short = truncation_error(mean, variance, middle) >= target
+        wide = high - low > 1
+        low, high = torch.where(short & wide, middle, low), torch.where(~short & wide, middle, high)
+    return high.to(torch.int64)
+
+
+def truncation_error(mean: Tensor, variance: Tensor, terms: Tensor) -> Tensor:
+    """η_l - η = Σ_{j>=0} (-1)^j a_{2l+j}, a_k = E[e^{-k|X|}]/k, for mean <= 0 and l given elementwise."""
+    weights = moments.accelerated_weights(moments.TERM_COUNT)
+    sd = moments.positive_sd(variance)
+    total = torch.zeros_like(mean)
+    for j, w in enumerate(weights.tolist()):
+        k = 2.0 * terms + j
+        below, above = normal.exponential_tails(mean, sd, k)
+        total = total + w * (below + above) / k
+    return total
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The choice of a bound
+
+
+BOUNDS: dict[tuple[Any, ...], Bound] = {}  # built once per choice; also where a compiler finds them
+MOST_BOUNDS = 256
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def prepare(bound: str, terms: Any, samples: Any, nodes: Any, random_state: Any, tolerance: Any) -> tuple[Any, ...]:
+    """Check a choice, build its formulas if they are new, and return their key in BOUNDS."""
+    if bound == "mc" and random_state is None:
+        random_state = torch.Generator().seed()
+    key = (bound, terms, samples, nodes, random_state, tolerance)
+    if key not in BOUNDS:
+        chosen = build(*key)
+        if len(BOUNDS) >= MOST_BOUNDS:
+            BOUNDS.clear()
+        BOUNDS[key] = chosen
+    return key
+
+
+def build(bound: str, terms: Any, samples: Any, nodes: Any, random_state: Any, tolerance: Any) -> Bound:
+    """The formulas behind a word and its options; raises on options that are wrong or do not go together."""
+    if bound not in get_args(BoundName):
+        raise ValueError(f"bound must be one of {list(get_args(BoundName))}; got {bound!r}.")
+    if terms is not None and bound != "viper":
+        raise ValueError(f"terms belongs to bound='viper'; got bound={bound!r}, terms={terms!r}. Leave terms out.")
+    if tolerance is not None and (bound != "viper" or terms is not None):
+        raise ValueError(
+            f"tolerance belongs to the limit of bound='viper'; got {bound=}, {terms=}. Leave tolerance out."
+        )
+    if bound == "pg":
+        return moments.jaakkola_jordan()
+    if bound == "mc":
+        return moments.monte_carlo(whole(samples, "samples", 2, even=True), whole(random_state, "random_state", 0))
+    if bound == "quadrature":
+        return moments.gauss_hermite(whole(nodes, "nodes", 1))
+    if bound == "certified":
+        return certified()
+    if terms is not None:
+        return moments.series(moments.truncated_weights(whole(terms, "terms", 1)))
+    if tolerance is None:
+        return moments.limit()
+    if not tolerance > 0:
+        raise ValueError(f"tolerance must be positive; got {tolerance!r}. Use None for the exact value.")
+    return moments.fast(tolerance) or moments.limit()
+
+
+def certified() -> Bound:
+    """The limit, raised by its certificate; the certificate counts as a constant in the derivatives."""
+    limit = moments.limit()
+
+    def raised(mean: Tensor, variance: Tensor) -> Triple:
+        value, slope, curvature = limit.moments(mean, variance)
+        return value + certificate(mean, variance), slope, curvature
+
+    return Bound(raised, limit.partials)
+
+
+def certificate(mean: Tensor, variance: Tensor) -> Tensor:
+    """An amount by which the computed limit is surely not below E[log(1+e^X)] (proof in docs/certificate.md).
+
+    4e-15 covers expansion, quadrature and series; 128 units of rounding, relative to |ϑ| + τ + 1, cover the arithmetic.
+    """
+    return 4e-15 + 128 * torch.finfo(torch.float64).eps * (mean.abs() + variance.sqrt() + 1.0)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Evaluation, with derivatives
+
+
+def evaluate(formula: Pointwise, mean: Tensor, variance: Tensor, native: bool = False) -> Any:
+    """Results of an elementwise formula in the input's dtype, computed in float64 unless the formula is `native`."""
+    work = mean.dtype if native else torch.float64
+    return tuple(part.to(mean.dtype) for part in formula(mean.to(work), variance.to(work)))
+
+
+class _Moments(torch.autograd.Function):
+    """(ϑ, v) -> (η, g, h) with analytic derivatives: dη = g dϑ + ½h dv, and those of g and h from the partials."""
+
+    @staticmethod
+    def forward(mean: Tensor, variance: Tensor, bound: Bound) -> Triple:
+        return evaluate(bound.moments, mean, variance, bound.native)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Bound], output: Triple) -> None:
+        mean, variance, ctx.bound = inputs
+        ctx.save_for_backward(mean, variance, output[1], output[2])
+        ctx.save_for_forward(mean, variance, output[1], output[2])
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, d_value: Tensor | None, d_slope: Tensor | None, d_curvature: Tensor | None) -> Any:
+        mean, variance, slope, curvature = ctx.saved_tensors
+        to_mean, to_variance = torch.zeros_like(mean), torch.zeros_like(mean)
+        if d_value is not None:
+            to_mean, to_variance = d_value * slope, 0.5 * d_value * curvature
+        if d_slope is not None or d_curvature is not None:
+            g_mean, h_mean, h_variance = _Partials.apply(mean, variance, ctx.bound)
+            if d_slope is not None:
+                to_mean, to_variance = to_mean + d_slope * g_mean, to_variance + 0.5 * d_slope * h_mean
+            if d_curvature is not None:
+                to_mean, to_variance = to_mean + d_curvature * h_mean, to_variance + d_curvature * h_variance
+        return to_mean, to_variance, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], mean: Tensor, variance: Tensor, bound: Bound) -> Any:
+        return _Moments.apply(*aligned(info, in_dims, mean, variance), bound), (0, 0, 0)
+
+
+class _EagerMoments(_Moments):
+    """The same with forward-mode derivatives, which the compiler does not accept in a custom function."""
+
+    @staticmethod
+    def jvp(ctx: Any, d_mean: Tensor | None, d_variance: Tensor | None, _: None) -> Triple:
+        mean, variance, slope, curvature = ctx.saved_tensors
+        d_mean = torch.zeros_like(mean) if d_mean is None else d_mean
+        d_half = torch.zeros_like(mean) if d_variance is None else 0.5 * d_variance
+        g_mean, h_mean, h_variance = _Partials.apply(mean, variance, ctx.bound)
+        return (
+            slope * d_mean + curvature * d_half,
+            g_mean * d_mean + h_mean * d_half,
+            h_mean * d_mean + 2 * h_variance * d_half,
+        )
+
+
+class _Partials(torch.autograd.Function):
+    """(ϑ, v) -> (∂g/∂ϑ, ∂h/∂ϑ, ∂h/∂v), where differentiation ends."""
+
+    @staticmethod
+    def forward(mean: Tensor, variance: Tensor, bound: Bound) -> Triple:
+        return evaluate(bound.partials, mean, variance, bound.native)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        raise NotImplementedError("expected_softplus is differentiable twice; a third derivative was asked for.")
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], mean: Tensor, variance: Tensor, bound: Bound) -> Any:
+        return _Partials.apply(*aligned(info, in_dims, mean, variance), bound), (0, 0, 0)
+
+
+class _Probability(torch.autograd.Function):
+    """(ϑ, v) -> mean and standard deviation of s(X)."""
+
+    @staticmethod
+    def forward(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+        return evaluate(moments.probability, mean, variance)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
+        ctx.save_for_backward(*inputs, *output)
+
+    @staticmethod
+    def backward(ctx: Any, d_mean: Tensor, d_std: Tensor) -> Any:
+        mean, variance, p, std = ctx.saved_tensors
+        # h = E[s'], t = E[s''], u = ½E[s''']; Var = p - h - p², so ∂Var/∂ϑ = h - t - 2ph and ∂Var/∂v = ½t - u - pt
+        h, t, u = _Partials.apply(mean, variance, moments.limit())
+        per_std = torch.where(std > 0, 0.5 * d_std / std.clamp(min=torch.finfo(std.dtype).tiny), 0.0)
+        to_mean = d_mean * h + per_std * (h - t - 2 * p * h)
+        return to_mean, 0.5 * d_mean * t + per_std * (0.5 * t - u - p * t)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], mean: Tensor, variance: Tensor) -> Any:
+        return _Probability.apply(*aligned(info, in_dims, mean, variance)), (0, 0)
+
+
+def aligned(info: Any, in_dims: tuple[int | None, ...], mean: Tensor, variance: Tensor) -> list[Tensor]:
+    """Both tensors with the mapped axis in front, expanded where only one is mapped."""
+    return [
+        x.movedim(dim, 0) if dim is not None else x.expand(info.batch_size, *x.shape)
+        for x, dim in zip((mean, variance), in_dims[:2], strict=True)
+    ]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Reading what the caller gave
+
+
+def read_gaussian(
+    mean: Array, variance: Array, integer: bool = False
+) -> tuple[tuple[Tensor, Tensor], Callable[[T], T]]:
+    """Broadcast, checked float tensors, and a function that gives results back in the caller's type."""
+    use_torch = isinstance(mean, Tensor) or isinstance(variance, Tensor)
+    use_float = not use_torch and np.ndim(mean) == 0 and np.ndim(variance) == 0
+    m, v = read_tensor(mean, "mean", variance), read_tensor(variance, "variance", mean)
+    if m.device != v.device:
+        raise ValueError(
+            f"mean and variance must be on one device; got {m.device} and {v.device}. Move one with .to()."
+        )
+    try:
+        shape = torch.broadcast_shapes(m.shape, v.shape)
+    except RuntimeError:
+        raise ValueError(
+            f"mean and variance must have shapes that broadcast; got {tuple(m.shape)} and {tuple(v.shape)}."
+        ) from None
+    dtype = torch.promote_types(m.dtype, v.dtype)
+    if not (torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack()):
+        check_values(m, v)
+    scalar: type = int if integer else float
+
+    def give_back(result: T) -> T:
+        if use_torch:
+            return result
+        items = [scalar(x) if use_float else x.detach().numpy() for x in result]
+        return type(result)(*items) if hasattr(result, "_fields") else type(result)(items)
+
+    return (m.to(dtype).expand(shape), v.to(dtype).expand(shape)), give_back
+
+
+def read_tensor(x: Array, name: str, other: Array) -> Tensor:
+    """A float32 or float64 tensor; a Python number takes the other argument's dtype and device."""
+    if isinstance(x, int | float) and not isinstance(x, bool):
+        like = other if isinstance(other, Tensor) and other.is_floating_point() else torch.empty(0, dtype=torch.float64)
+        return like.new_tensor(float(x))
+    tensor = x if isinstance(x, Tensor) else torch.as_tensor(np.asarray(x))
+    if tensor.dtype not in (torch.float32, torch.float64):
+        raise TypeError(f"{name} must be float32 or float64; got {tensor.dtype}. Convert it, as with .astype(float).")
+    return tensor
+
+
+def check_values(mean: Tensor, variance: Tensor) -> None:
+    """Raise unless every mean is finite and every variance finite and not negative."""
+    for x, name, rule, good in (
+        (mean, "mean", "finite", mean.isfinite()),
+        (variance, "variance", "finite and not negative", variance.isfinite() & (variance >= 0)),
+    ):
+        if not good.all():
+            where = tuple((~good).nonzero()[0].tolist())
+            raise ValueError(f"{name} must be {rule}; got {x[where].item()} at index {where}.")
+
+
+def whole(x: int, name: str, least: int, even: bool = False) -> int:
+    """An integer option, checked."""
+    if isinstance(x, bool) or not isinstance(x, int | np.integer) or x < least or (even and x % 2):
+        raise ValueError(f"{name} must be {'an even' if even else 'an'} integer >= {least}; got {x!r}.")
+    return int(x)

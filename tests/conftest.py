@@ -1,0 +1,18 @@
+"""What holds for every test: one torch thread, no windows, and `cuda` tests only where there is a device."""
+
+import os
+
+import pytest
+import torch
+
+os.environ.setdefault("MPLBACKEND", "Agg")
+# Tests run in one process per core (see the Makefile); more threads would only compete with the other workers.
+torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if item.get_closest_marker("cuda"):
+            item.add_marker(pytest.mark.skip(reason="no CUDA device"))
