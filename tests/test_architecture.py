@@ -17,9 +17,10 @@ LAYERS = [
     # numerics: tensors in, tensors out
     *(NUMERICS := ["mixture", "normal", "moments", "softplus"]),
     # inference: the one solver
-    *["problem", "solver", "posterior"],
+    *["problem", "solver", "adam", "posterior", "scales", "importance"],
     # estimators: arrays in, fitted attributes out
-    *["design", "storage", "logistic", "reference", "gp", "gpytorch"],
+    *["design", "progress", "prediction", "corrected", "storage", "state", "logistic", "reference"],
+    *["gp_kernels", "gp_model", "gp_natural_adam", "gp", "gpytorch", "models"],
     # applications: these may also import the public names, `from viper import ...`
     *(APPLICATIONS := ["datasets", "metrics", "plots", "demo", "report", "paper", "cli"]),
 ]

@@ -1,11 +1,41 @@
 """viper: Bayesian classification with honest uncertainty."""
 
-from viper.softplus import (
-    ExpectedSigmoid,
-    ExpectedSoftplus,
-    expected_sigmoid,
-    expected_softplus,
-    terms_needed,
-)
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["ExpectedSigmoid", "ExpectedSoftplus", "expected_sigmoid", "expected_softplus", "terms_needed"]
+from viper.softplus import ExpectedSigmoid, ExpectedSoftplus, expected_sigmoid, expected_softplus, terms_needed
+
+if TYPE_CHECKING:
+    from viper.logistic import VariationalLogisticRegression
+    from viper.models import load
+    from viper.storage import StorageError
+
+__all__ = [
+    "ExpectedSigmoid",
+    "ExpectedSoftplus",
+    "StorageError",
+    "VariationalLogisticRegression",
+    "expected_sigmoid",
+    "expected_softplus",
+    "load",
+    "terms_needed",
+]
+
+# Loaded on first use, so that `import viper` stays light: name -> module
+LATER = {
+    "StorageError": "viper.storage",
+    "VariationalLogisticRegression": "viper.logistic",
+    "load": "viper.models",
+    "reference": "viper.reference",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in LATER:
+        raise AttributeError(f"module 'viper' has no attribute {name!r}")
+    module = import_module(LATER[name])
+    return module if LATER[name].endswith(f".{name}") else getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *LATER})

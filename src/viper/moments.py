@@ -41,7 +41,7 @@ class Bound:
 # ---------------------------------------------------------------------------------------------------------------------
 # Evaluation in blocks: what a formula holds per point stays in the cache, and memory does not grow with the input
 
-BLOCK = 1 << 17  # floats in flight on a CPU core: 1 MB
+BLOCK = 1 << 18  # floats in flight on a CPU core: 2 MB
 BLOCK_CUDA = 1 << 27
 
 
@@ -74,7 +74,8 @@ def reflected(formula: Formula) -> Formula:
 
     def moments(mean: Tensor, variance: Tensor) -> Triple:
         value, slope, curvature = formula(-mean.abs(), variance)
-        return value + mean.clamp(min=0.0), torch.where(mean > 0, 1.0 - slope, slope), curvature
+        positive = (mean > 0).to(slope)  # lerp selects by it, three times faster than where on random signs
+        return value + mean.clamp(min=0.0), torch.lerp(slope, 1.0 - slope, positive), curvature
 
     return moments
 
@@ -280,39 +281,31 @@ HEAT_ERROR = 691.0 / 8.0 / (32.0 * 120.0)
 
 
 def polynomial(coefficients: tuple[float, ...], x: Tensor) -> Tensor:
-    """Σ_i c_i x^i by Horner's rule."""
-    total = torch.full_like(x, coefficients[-1])
-    for c in coefficients[-2::-1]:
-        total.mul_(x).add_(c)
-    return total
+    """Σ_i c_i x^i = c_0 (1 + c_1/c_0 x (1 + c_2/c_1 x (...))), one pass over x for each degree; no c_i may be 0."""
+    one = x.new_ones(())
+    total = one
+    for low, high in zip(coefficients[-2::-1], coefficients[:0:-1], strict=True):
+        total = torch.addcmul(one, x, total, value=high / low)
+    return total if coefficients[0] == 1.0 else coefficients[0] * total
 
 
-def heat_sum(rows: tuple[tuple[float, ...], ...], q: Tensor, variance: Tensor) -> Tensor:
-    """Σ_m (v/2)^m/m! R_m(q), nested in v."""
-    total = polynomial(rows[-1], q)
-    for m in range(len(rows) - 1, 0, -1):
-        total.mul_(variance).mul_(0.5 / m).add_(polynomial(rows[m - 1], q))
-    return total
-
-
-def heat_sum_from_one(rows: tuple[tuple[float, ...], ...], q: Tensor, variance: Tensor) -> Tensor:
-    """Σ_{m>=1} (v/2)^{m-1}/m! R_m(q): the terms after the first, with one factor v/2 taken out."""
-    total = polynomial(rows[-1], q)
-    for m in range(len(rows), 1, -1):
-        total.mul_(variance).mul_(0.5 / m).add_(polynomial(rows[m - 2], q))
+def heat_sum(parts: list[Tensor], variance: Tensor, start: int = 0) -> Tensor:
+    """Σ_m (v/2)^m start!/(m+start)! R_m, nested in v."""
+    total = parts[-1]
+    for m in range(len(parts) - 1, 0, -1):
+        total = torch.addcmul(parts[m - 1], total, variance, value=0.5 / (m + start))
     return total
 
 
 def heat_moments(mean: Tensor, variance: Tensor) -> Triple:
-    """η, g, h to relative accuracy about HEAT_ERROR v^5, for ϑ <= 0: one exponential and one logarithm."""
-    e = torch.exp(mean)
-    s = e / (1.0 + e)
-    q = s / (1.0 + e)
-    half = 0.5 * variance
-    value = torch.log1p(e).addcmul_(half * q, heat_sum_from_one(EVEN[:HEAT_ORDER], q, variance))
-    odd = heat_sum_from_one(ODD, q, variance)
-    slope = torch.addcmul(s, half * q, odd.mul_(1.0 - 2.0 * s))
-    return value, slope, heat_sum(EVEN, q, variance).mul_(q)
+    """η, g, h to relative accuracy about HEAT_ERROR v^5, for ϑ <= 0: one sigmoid and one logarithm."""
+    s = torch.sigmoid(mean)
+    q = torch.addcmul(s, s, s, value=-1.0)
+    even, odd = [polynomial(row, q) for row in EVEN], [polynomial(row, q) for row in ODD]
+    first = (q * variance).mul_(0.5)
+    value = torch.addcmul(-torch.log1p(-s), first, heat_sum(even[:HEAT_ORDER], variance, 1))
+    slope = torch.addcmul(s, first, heat_sum(odd, variance, 1).mul_(1.0 - 2.0 * s))
+    return value, slope, heat_sum(even, variance).mul_(q)
 
 
 heat = blocked(reflected(heat_moments), 12)
@@ -340,17 +333,20 @@ def piecewise(regimes: Regimes) -> Formula:
         if torch.compiler.is_compiling():
             return select(mean, variance)
         smallest, largest = variance.aminmax() if variance.numel() else (variance.sum(), variance.sum())
-        out = (torch.empty_like(mean), torch.empty_like(mean), torch.empty_like(mean))
+        flat_mean, flat_variance = mean.reshape(-1), variance.reshape(-1)
+        out = [torch.empty_like(flat_mean) for _ in range(3)]
         low = -1.0
         for high, branch in regimes:
             if low < smallest and largest <= high:
                 return branch(mean, variance)
-            here = (variance > low) & (variance <= high)
-            if here.any():
-                for total, part in zip(out, branch(mean[here], variance[here]), strict=True):
-                    total[here] = part
+            here = ((flat_variance > low) & (flat_variance <= high)).nonzero().squeeze(1)
+            if here.numel():
+                parts = branch(flat_mean.index_select(0, here), flat_variance.index_select(0, here))
+                for total, part in zip(out, parts, strict=True):
+                    total.index_copy_(0, here, part)
             low = high
-        return out
+        value, slope, curvature = (total.reshape(mean.shape) for total in out)
+        return value, slope, curvature
 
     def select(mean: Tensor, variance: Tensor) -> Triple:
         out, low = regimes[0][1](mean, variance.clamp(max=regimes[0][0])), regimes[0][0]
@@ -371,22 +367,28 @@ def piecewise(regimes: Regimes) -> Formula:
 @cache
 def limit() -> Bound:
     """E[log(1+e^X)] itself (Corollary 1), to rounding."""
-    quadrature, tail = gauss_hermite(NODE_COUNT), series(accelerated_weights(TERM_COUNT))
+    quadrature, tail = smooth_nodes(NODE_COUNT), series(accelerated_weights(TERM_COUNT))
     regimes = ((HEAT_EXACT, heat), (NODES_EXACT, quadrature.moments), (math.inf, tail.moments))
-    smooth = ((NODES_EXACT, gauss_hermite_heat(NODE_COUNT)), (math.inf, tail.partials))
-    return Bound(piecewise(regimes), piecewise(smooth))
+    return Bound(piecewise(regimes), piecewise(((NODES_EXACT, quadrature.partials), (math.inf, tail.partials))))
 
 
-def gauss_hermite_heat(count: int) -> Formula:
-    """E[s'(X)], E[s''(X)], ½ E[s'''(X)] by Gauss-Hermite quadrature: the limit's partials for small variance."""
+def smooth_nodes(count: int) -> Bound:
+    """E[f(X)], E[f'(X)], E[f''(X)], ... each by Gauss-Hermite quadrature: the limit's derivatives, not the sum's."""
     z, w = full_gauss_hermite(count)
+
+    def moments(mean: Tensor, variance: Tensor) -> Triple:
+        s = torch.addcmul(mean, over_terms(z, mean), variance.sqrt()).sigmoid_()
+        curvature = sum_terms(w, torch.addcmul(s, s, s, value=-1.0))
+        slope = sum_terms(w, s)
+        # f = -log(1-s); with ϑ <= 0 and z_j τ < 3, s stays away from 1
+        return -sum_terms(w, s.neg_().log1p_()), slope, curvature
 
     def partials(mean: Tensor, variance: Tensor) -> Triple:
         s = torch.sigmoid(mean + over_terms(z, mean) * variance.sqrt())
         q = s * (1.0 - s)
         return sum_terms(w, q), sum_terms(w, q * (1.0 - 2.0 * s)), 0.5 * sum_terms(w, q * (1.0 - 6.0 * q))
 
-    return blocked(partials, 4 * count)
+    return Bound(blocked(reflected(moments), 2 * count), blocked(partials, 4 * count))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -444,16 +446,21 @@ def mixture(table: Mixture) -> Bound:
         torch.tensor(table.weights, dtype=torch.float64),
         torch.tensor(table.variances, dtype=torch.float64),
     )
+    log_weights = torch.tensor([math.log(p / normal.SQRT_2PI) for p in table.weights], dtype=torch.float64)
 
     def scales(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
         rate = torch.rsqrt(over_terms(variances, variance) + variance)
         return rate, mean * rate
 
     def moments(mean: Tensor, variance: Tensor) -> Triple:
-        rate, z = scales(mean, variance)
-        density = normal.pdf(z)
-        slope = sum_terms(weights, normal.cdf(z))
-        return mean * slope + sum_terms(weights, density / rate), slope, sum_terms(weights, density * rate)
+        # r_j = 1/(√2 d_j) and x_j = z_j/√2, so that Φ(z_j) = ½ + ½ erf(x_j) and p_j φ(z_j) = e^{b_j - x_j²}
+        rate = over_terms(2.0 * variances, variance).add(variance, alpha=2.0).rsqrt_()
+        x = mean * rate
+        density = torch.addcmul(over_terms(log_weights, mean), x, x, value=-1.0).exp_()
+        slope = sum_terms(0.5 * weights, x.erf_()).add_(0.5).clamp_(0.0, 1.0)
+        spread = (density / rate).sum(0).mul_(math.sqrt(0.5))
+        value = torch.addcmul(spread, mean, slope).clamp_(min=0.0)
+        return value, slope, density.mul_(rate).sum(0).mul_(math.sqrt(2.0))
 
     def partials(mean: Tensor, variance: Tensor) -> Triple:
         rate, z = scales(mean, variance)
@@ -461,7 +468,7 @@ def mixture(table: Mixture) -> Bound:
         third = -sum_terms(weights, density * rate * z)
         return sum_terms(weights, density), third, 0.5 * sum_terms(weights, density * rate**2 * (z * z - 1.0))
 
-    width = 5 * len(table.weights)
+    width = 4 * len(table.weights)
     return Bound(blocked(moments, width), blocked(partials, width), native=True)
 
 

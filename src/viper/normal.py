@@ -23,6 +23,48 @@ def cdf(z: Tensor) -> Tensor:
     return 0.5 * torch.erfc(-z / SQRT_2)  # torch.special.ndtr loses its digits below -10
 
 
+# (x + K) erfcx(x) by powers of t = (x - K)/(x + K), relative error 2e-16: derivations/erfcx.py
+ERFCX_CENTRE = 3.25
+ERFCX = (
+    1.0811797647743422,
+    -0.9129949832951073,
+    0.6457337773843056,
+    -0.3751649422636419,
+    0.17200591888557049,
+    -0.05667521903649944,
+    0.009529321785568604,
+    0.0018073248058833949,
+    -0.0014879109096115522,
+    0.0001593600878413444,
+    0.00014751029817489133,
+    -4.313757329467987e-05,
+    -1.530854020175914e-05,
+    7.425454641696979e-06,
+    2.010530172835351e-06,
+    -1.1996921446083475e-06,
+    -3.5216141385187315e-07,
+    1.8588683148831436e-07,
+    7.097022254739322e-08,
+    -2.457673754694876e-08,
+    -1.2512837394243785e-08,
+    1.9761057445007267e-09,
+    1.269585623316916e-09,
+)
+_ERFCX_TERMS = [torch.tensor(c, dtype=torch.float64) for c in ERFCX]
+
+
+def erfcx(x: Tensor) -> Tensor:
+    """e^{x²} erfc(x) for x >= 0; for float64 on a CPU by a polynomial, twice as fast as torch's and as accurate."""
+    if x.is_cuda or x.dtype != torch.float64 or torch.compiler.is_compiling():
+        return torch.special.erfcx(x)
+    inverse = (x + ERFCX_CENTRE).reciprocal_()
+    t = (inverse * (-2.0 * ERFCX_CENTRE)).add_(1.0)
+    total = (t * ERFCX[-1]).add_(ERFCX[-2])
+    for c in _ERFCX_TERMS[-3::-1]:
+        total = torch.addcmul(c, total, t)
+    return total.mul_(inverse)
+
+
 def expected_relu(mean: Tensor, sd: Tensor) -> Tensor:
     """E[max(X, 0)] = τ φ(ϑ/τ) + ϑ Φ(ϑ/τ) for X ~ N(ϑ, τ²) with ϑ <= 0 and τ > 0.
 
@@ -47,8 +89,9 @@ def exponential_tails(mean: Tensor, sd: Tensor, k: Tensor) -> tuple[Tensor, Tens
     """
     z = -mean / sd
     half_density = 0.5 * torch.exp(-0.5 * z * z)
-    kt = k * sd
-    above = half_density * torch.special.erfcx((kt + z) / SQRT_2)
-    below = half_density * torch.special.erfcx((kt - z).abs() / SQRT_2)
-    exponent = torch.clamp(k * mean + 0.5 * kt * kt, max=0.0)
-    return torch.where(kt < z, torch.exp(exponent) - below, below), above
+    kt, z = k * (sd / SQRT_2), z / SQRT_2
+    above = erfcx(kt + z).mul_(half_density)
+    gap = kt - z
+    below = erfcx(gap.abs()).mul_(half_density)
+    leading = torch.addcmul(k * mean, kt, kt).clamp_(max=0.0).exp_()
+    return torch.where(gap < 0, leading - below, below), above

@@ -173,7 +173,8 @@ def prepare(bound: str, terms: Any, samples: Any, nodes: Any, random_state: Any,
         random_state = torch.Generator().seed()
     key = (bound, terms, samples, nodes, random_state, tolerance)
     if key not in BOUNDS:
-        chosen = build(*key)
+        with torch._C._DisableFuncTorch():  # constants that outlive a transform in which a bound is first used
+            chosen = build(*key)
         if len(BOUNDS) >= MOST_BOUNDS:
             BOUNDS.clear()
         BOUNDS[key] = chosen
@@ -386,11 +387,13 @@ def read_tensor(x: Array, name: str, other: Array) -> Tensor:
 
 def check_values(mean: Tensor, variance: Tensor) -> None:
     """Raise unless every mean is finite and every variance finite and not negative."""
-    for x, name, rule, good in (
-        (mean, "mean", "finite", mean.isfinite()),
-        (variance, "variance", "finite and not negative", variance.isfinite() & (variance >= 0)),
+    for x, name, rule, least in (
+        (mean, "mean", "finite", torch.finfo(mean.dtype).min),
+        (variance, "variance", "finite and not negative", 0.0),
     ):
-        if not good.all():
+        low, high = x.aminmax() if x.numel() else (0.0, 0.0)
+        if not (low >= least and high < math.inf):  # NaN compares false
+            good = x.isfinite() & (x >= least)
             where = tuple((~good).nonzero()[0].tolist())
             raise ValueError(f"{name} must be {rule}; got {x[where].item()} at index {where}.")
 

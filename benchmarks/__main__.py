@@ -1,0 +1,28 @@
+"""Run the benchmarks named on the command line, or all: each module here with a function `run(quick, device)`."""
+
+import argparse
+from importlib import import_module
+from pathlib import Path
+
+HERE = Path(__file__).parent
+TOOLS = {"__init__", "__main__", "table"}
+
+
+def main() -> None:
+    names = sorted(path.stem for path in HERE.glob("*.py") if path.stem not in TOOLS)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="name", help=f"any of {', '.join(names)} (default: all)")
+    parser.add_argument("--quick", action="store_true", help="small sizes: does it run? The results are not kept")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    options = parser.parse_args()
+    if unknown := set(options.names) - set(names):
+        parser.error(f"name must be one of {names}; got {sorted(unknown)}")
+    for name in options.names or names:
+        table = import_module(f"benchmarks.{name}").run(quick=options.quick, device=options.device)
+        print(table.text())
+        if not options.quick:
+            table.write(HERE / "results", name if options.device == "cpu" else f"{name}_{options.device}")
+
+
+if __name__ == "__main__":
+    main()

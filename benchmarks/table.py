@@ -1,0 +1,99 @@
+"""A table of results: printed, and kept as CSV and Markdown."""
+
+import csv
+import platform
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+
+@dataclass
+class Table:
+    """Rows of cells under column names, between a title and notes; numbers are formatted here, not by the caller."""
+
+    title: str
+    columns: list[str]
+    rows: list[list[str | float]]
+    notes: list[str]
+
+    def cells(self) -> list[list[str]]:
+        return [[cell if isinstance(cell, str) else number(cell) for cell in row] for row in self.rows]
+
+    def text(self) -> str:
+        """Markdown with aligned columns, readable on a screen too."""
+        lines = [self.columns, *self.cells()]
+        widths = [max(len(line[j]) for line in lines) for j in range(len(self.columns))]
+        padded = [
+            [c.ljust(w) if j == 0 else c.rjust(w) for j, (c, w) in enumerate(zip(line, widths, strict=True))]
+            for line in lines
+        ]
+        rule = ["-" * w if j == 0 else "-" * (w - 1) + ":" for j, w in enumerate(widths)]
+        body = "\n".join("| " + " | ".join(line) + " |" for line in [padded[0], rule, *padded[1:]])
+        return "\n\n".join([f"# {self.title}", body, *self.notes]) + "\n"
+
+    def write(self, folder: Path, name: str) -> None:
+        """`folder/name.md` as printed and `folder/name.csv` with every digit."""
+        folder.mkdir(exist_ok=True)
+        (folder / f"{name}.md").write_text(self.text(), encoding="utf-8")
+        with (folder / f"{name}.csv").open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file, lineterminator="\n").writerows([self.columns, *self.rows])
+
+
+def number(x: float) -> str:
+    """Three digits, without an exponent where the number is of everyday size."""
+    if x != x:
+        return "-"
+    if x == 0 or 1e-2 <= abs(x) < 1e6:
+        return f"{x:,.0f}" if abs(x) >= 100 else f"{x:.3g}"
+    return f"{x:.1e}"
+
+
+def machine(device: str) -> str:
+    """The processor and the versions behind the numbers."""
+    chip = torch.cuda.get_device_name() if device == "cuda" else processor()
+    return (
+        f"{chip}, {torch.get_num_threads()} thread(s), torch {torch.__version__}, Python {platform.python_version()}."
+    )
+
+
+def processor() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
+def seconds(work: Callable[[], object], device: str) -> float:
+    """Duration of one call, on a GPU between two events of its stream."""
+    if device != "cuda":
+        start = time.perf_counter()
+        work()
+        return time.perf_counter() - start
+    before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda.synchronize()
+    before.record()
+    work()
+    after.record()
+    torch.cuda.synchronize()
+    return before.elapsed_time(after) / 1e3
+
+
+def interleaved(
+    contenders: Mapping[str, Callable[[], object]], device: str, rounds: int, budget: float
+) -> dict[str, float]:
+    """The shortest of several durations of each contender, taken in turn so that a busy spell hits all alike.
+
+    A turn is two calls, since the first may pay for memory that the contender before gave back. A contender that has
+    used up its `budget` of seconds rests, after one call at least.
+    """
+    best, spent = dict.fromkeys(contenders, float("inf")), dict.fromkeys(contenders, 0.0)
+    for _ in range(rounds):
+        for name, work in contenders.items():
+            for _ in range(2):
+                if spent[name] <= budget:
+                    duration = seconds(work, device)
+                    best[name], spent[name] = min(best[name], duration), spent[name] + duration
+    return best

@@ -1,0 +1,201 @@
+"""From what a user has (arrays, frames, sparse matrices, tensors) to rows the solver trusts.
+
+Every complaint a user's data or options can cause is raised here, as "rule; got value" with the fix; below this module
+nothing is checked again.
+"""
+
+from typing import Any
+
+import numpy as np
+import scipy.sparse
+import torch
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import column_or_1d, validate_data
+from torch import Tensor
+
+from viper.problem import Arrays, Prior
+
+
+def read_features(estimator: Any, X: Any, *, reset: bool) -> Any:
+    """X as a finite 2-D float array, CSR matrix or tensor; names and number of columns are kept or compared."""
+    if isinstance(X, Tensor):
+        if X.device.type != "cpu":
+            return read_device_tensor(estimator, X, reset)
+        X = X.detach().numpy()
+    return validate_data(
+        estimator, X, reset=reset, accept_sparse="csr", dtype=[np.float64, np.float32], ensure_min_features=1
+    )
+
+
+def read_device_tensor(estimator: Any, X: Tensor, reset: bool) -> Tensor:
+    """A tensor that already lies on an accelerator, checked there."""
+    if X.ndim != 2 or not X.is_floating_point():
+        raise ValueError(f"X must be a 2-D tensor of floats; got shape {tuple(X.shape)}, dtype {X.dtype}.")
+    if not bool(X.isfinite().all()):
+        raise ValueError("X must be finite; got NaN or infinity. Impute or drop those rows.")
+    if reset:
+        estimator.n_features_in_ = X.shape[1]
+    elif X.shape[1] != estimator.n_features_in_:
+        raise ValueError(f"X must have {estimator.n_features_in_} features, as in fit; got {X.shape[1]}.")
+    return X.detach()
+
+
+def read_labels(y: Any, rows: int, known: Any = None) -> tuple[np.ndarray, Tensor]:
+    """The two classes in sorted order, and which rows are of the second (one byte a row).
+
+    With `known` classes the rows need not show both, but must show no other.
+    """
+    if y is None:
+        raise ValueError("This estimator requires y to be passed, but the target y is None.")
+    if isinstance(y, Tensor):
+        y = y.detach().cpu().numpy()
+    y = column_or_1d(y, warn=True)
+    if len(y) != rows:
+        raise ValueError(f"X and y must have as many rows; got inconsistent numbers of samples: {rows} and {len(y)}.")
+    if y.dtype.kind == "f" and not np.isfinite(y).all():
+        raise ValueError("y must be finite; Input y contains NaN or infinity. Drop those rows.")
+    if known is None and y.dtype.kind in "biuf":
+        low, high = y.min(), y.max()
+        code = y == high
+        if low != high and bool((code | (y == low)).all()):
+            return np.asarray([low, high], dtype=y.dtype), torch.from_numpy(code)
+    check_classification_targets(y)
+    classes = two_classes(np.unique(y if known is None else np.asarray(known)))
+    code = y == classes[1]
+    strange = ~(code | (y == classes[0]))
+    if strange.any():
+        raise ValueError(f"y must contain only the known classes {classes.tolist()}; got {y[strange][0]!r}.")
+    return classes, torch.from_numpy(np.ascontiguousarray(code, dtype=bool))
+
+
+def two_classes(classes: np.ndarray) -> np.ndarray:
+    """Exactly two classes, or a complaint."""
+    if len(classes) == 1:
+        raise ValueError(f"y must have exactly two classes; got 1 class: {classes[0]!r}. Add rows of the other class.")
+    if len(classes) > 2:
+        shown = f"{classes[:5].tolist()}{' ...' if len(classes) > 5 else ''}"
+        raise ValueError(
+            f"Only binary classification is supported: y must have exactly two classes; got {len(classes)}: {shown}. "
+            "Wrap the estimator in OneVsRestClassifier for more."
+        )
+    return classes
+
+
+def read_vector(x: Any, name: str, rows: int) -> Tensor | None:
+    """A finite float64 vector with one entry per row, or None."""
+    if x is None:
+        return None
+    values = x.detach().cpu().numpy() if isinstance(x, Tensor) else np.asarray(x)
+    try:
+        values = np.ascontiguousarray(values, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name} must be numeric; got dtype {np.asarray(x).dtype}.") from None
+    if values.ndim == 0 and name == "sample_weight":
+        values = np.full(rows, float(values))
+    if values.shape != (rows,):
+        raise ValueError(f"{name} must have shape ({rows},), one entry per row; got {name}.shape == {values.shape}.")
+    if not np.isfinite(values).all():
+        raise ValueError(f"{name} must be finite; got {values[~np.isfinite(values)][0]}.")
+    return torch.from_numpy(values)
+
+
+def read_weights(sample_weight: Any, rows: int) -> Tensor | None:
+    """Row weights: a weight of 2 counts a row twice."""
+    weight = read_vector(sample_weight, "sample_weight", rows)
+    if weight is not None and bool((weight < 0).any()):
+        raise ValueError(f"sample_weight must not be negative; got {float(weight.min())}.")
+    if weight is not None and not bool((weight > 0).any()):
+        raise ValueError("sample_weight must be positive somewhere; got all zero. Leave it out to weigh rows equally.")
+    return weight
+
+
+def read_scale(value: Any, name: str, size: int) -> Tensor:
+    """Prior standard deviations: a positive number or one per coefficient -> vector; a covariance matrix as it is."""
+    array = torch.as_tensor(np.asarray(value, dtype=np.float64))
+    if array.ndim == 2:
+        return read_covariance(array, name, size)
+    if array.ndim > 1 or (array.ndim == 1 and len(array) != size):
+        raise ValueError(
+            f"{name} must be a number, a vector of {size} (one per feature) or a {size}×{size} covariance matrix; "
+            f"got shape {tuple(array.shape)}."
+        )
+    if not bool((array > 0).all()) or not bool(array.isfinite().all()):
+        raise ValueError(f"{name} must be positive and finite; got {value!r}.")
+    return array.expand(size).clone()
+
+
+def read_covariance(matrix: Tensor, name: str, size: int) -> Tensor:
+    """A symmetric positive definite matrix of the right size."""
+    if tuple(matrix.shape) != (size, size):
+        raise ValueError(f"{name} as a covariance matrix must be {size}×{size}; got {tuple(matrix.shape)}.")
+    if not bool(matrix.isfinite().all()) or not torch.allclose(matrix, matrix.T):
+        raise ValueError(f"{name} as a covariance matrix must be finite and symmetric; got one that is not.")
+    smallest = float(torch.linalg.eigvalsh(matrix)[0])
+    if smallest <= 0:
+        raise ValueError(
+            f"{name} as a covariance matrix must be positive definite; got smallest eigenvalue {smallest:.3g}. "
+            "Add a small multiple of the identity."
+        )
+    return matrix
+
+
+def read_mean(value: Any, size: int) -> Tensor:
+    """Prior means: a number, or one per feature."""
+    array = torch.as_tensor(np.asarray(value, dtype=np.float64))
+    if array.ndim > 1 or (array.ndim == 1 and len(array) != size):
+        raise ValueError(
+            f"prior_mean must be a number or a vector of {size}, one per feature; got shape {tuple(array.shape)}."
+        )
+    if not bool(array.isfinite().all()):
+        raise ValueError(f"prior_mean must be finite; got {value!r}.")
+    return array.expand(size).clone()
+
+
+def make_prior(mean: Tensor, scale: Tensor, intercept_scale: float | None) -> Prior:
+    """N(mean, scale²) on the coefficients, with N(0, intercept_scale²) on an intercept, the last coordinate."""
+    diagonal = scale.ndim == 1
+    precision = scale.square().reciprocal() if diagonal else torch.cholesky_inverse(torch.linalg.cholesky(scale))
+    if intercept_scale is None:
+        return Prior(mean, precision)
+    own = read_scale(intercept_scale, "intercept_scale", 1).square().reciprocal()
+    mean = torch.cat([mean, mean.new_zeros(1)])
+    return Prior(mean, torch.cat([precision, own]) if diagonal else torch.block_diag(precision, own[None]))
+
+
+def check_word(value: Any, name: str, words: tuple[str, ...]) -> None:
+    if value not in words:
+        raise ValueError(f"{name} must be one of {list(words)}; got {value!r}.")
+
+
+def read_rows(
+    X: Any,
+    label: Tensor,
+    *,
+    intercept: bool,
+    sample_weight: Any = None,
+    offset: Any = None,
+    device: Any = None,
+    dtype: str = "float64",
+) -> Arrays:
+    """Checked features and labels, with weights and offset, as a source of rows."""
+    rows = X.shape[0]
+    home = X.device if isinstance(X, Tensor) else torch.device("cpu")
+    target = torch.device(device) if device is not None else home
+    if target.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device must be available; got {str(target)!r} and no CUDA device. Use device='cpu'.")
+    if scipy.sparse.issparse(X):
+        if target.type != "cpu":
+            raise ValueError(f"a sparse X is computed on the CPU; got device={str(target)!r}. Leave device out.")
+        X = X.astype(np.float64)
+        if intercept:
+            X = scipy.sparse.hstack([X, np.ones((rows, 1))], format="csr")
+            intercept = False
+    offset, weight = read_vector(offset, "offset", rows), read_weights(sample_weight, rows)
+    return Arrays(X, label, intercept, offset, None, weight, target, getattr(torch, dtype))
+
+
+def dense_rows(source: Arrays) -> Tensor:
+    """All rows of the design matrix at once, for problems with few rows."""
+    parts = [block.design.matrix for block in source.blocks()]  # type: ignore[attr-defined]
+    whole = [torch.from_numpy(part.toarray()) if scipy.sparse.issparse(part) else part for part in parts]
+    return torch.cat(whole).double()

@@ -1,0 +1,66 @@
+"""What a Gaussian latent value f(x) ~ N(ϑ, τ²) says about a probability: everything in closed form, nothing sampled.
+
+A classifier that knows ϑ and τ² of new rows gets its predictions from here: E[s(f)], the standard deviation of s(f),
+and intervals s(ϑ ± zτ) for the probability itself.
+"""
+
+from typing import Any
+
+import numpy as np
+import scipy.special
+import torch
+from torch import Tensor
+
+from viper.softplus import expected_sigmoid
+
+
+class LatentPredictions:
+    """Predictions from `_latent(X, offset) -> (ϑ, τ²)`; expects `classes_`."""
+
+    classes_: np.ndarray
+
+    def _latent(self, X: Any, offset: Any) -> tuple[Tensor, Tensor]:
+        raise NotImplementedError
+
+    def predict_latent(self, X: Any, offset: Any = None) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and standard deviation of the latent f(x), the log-odds, per row.
+
+        For the probability's own scale see `predict_proba` and `predict_std`.
+        """
+        mean, variance = self._latent(X, offset)
+        return mean.cpu().numpy(), variance.sqrt().cpu().numpy()
+
+    def predict_proba(self, X: Any, offset: Any = None) -> np.ndarray:
+        """Posterior-averaged probabilities E[s(f(x))] of the two classes, n × 2."""
+        mean, variance = self._latent(X, offset)
+        # both sides directly, so that the small one keeps its digits
+        sides = [expected_sigmoid(sign * mean, variance).mean for sign in (-1.0, 1.0)]
+        return torch.stack(sides, 1).cpu().numpy()
+
+    def predict_std(self, X: Any, offset: Any = None) -> np.ndarray:
+        """Posterior standard deviation of the probability s(f(x)), per row."""
+        return expected_sigmoid(*self._latent(X, offset)).std.cpu().numpy()
+
+    def predict_interval(self, X: Any, level: float = 0.95, offset: Any = None) -> np.ndarray:
+        """Credible interval of the probability of the second class, n × 2: s(ϑ ± zτ), of posterior mass `level`."""
+        mean, variance = self._latent(X, offset)
+        reach = half_width(level) * variance.sqrt()
+        return torch.sigmoid(torch.stack([mean - reach, mean + reach], 1)).cpu().numpy()
+
+    def decision_function(self, X: Any, offset: Any = None) -> np.ndarray:
+        """Log-odds of the posterior-averaged probability; positive where the second class is predicted."""
+        probability = self.predict_proba(X, offset)
+        tiny = np.finfo(float).tiny
+        return np.log(np.maximum(probability[:, 1], tiny)) - np.log(np.maximum(probability[:, 0], tiny))
+
+    def predict(self, X: Any, offset: Any = None) -> np.ndarray:
+        """The more probable class, per row."""
+        mean, _ = self._latent(X, offset)
+        return self.classes_[(mean > 0).cpu().numpy().astype(int)]
+
+
+def half_width(level: float) -> float:
+    """z with P(|N(0,1)| < z) = level."""
+    if not 0.0 < level < 1.0:
+        raise ValueError(f"level must lie strictly between 0 and 1; got {level!r}. Use 0.95 for a 95 % interval.")
+    return float(scipy.special.ndtri(0.5 + 0.5 * level))

@@ -1,0 +1,287 @@
+"""What is solved: rows, a Gaussian prior, and the sums over rows that every step needs.
+
+Observation i sees f_i ~ N(ϑ_i, τ_i²) with ϑ = o + Aμ and τ² = r + diag(AΣAᵀ), where q(w) = N(μ, Σ). The objective is
+
+    F(q) = Σ_i c_i (y_i ϑ_i - η(ϑ_i, τ_i²)) - KL(q ‖ p),     p = N(m₀, S₀),
+
+and all a step needs of the data are sums over rows of F's terms, of Aᵀ c(y - g) and of Aᵀ diag(c h) A. `sums` adds them
+up over whatever blocks a source yields: arrays in memory, features made on the fly, files, or a cluster's partitions.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from viper.moments import Formula
+
+
+class Matrix(Protocol):
+    """A block of the design matrix A (rows × dimension), dense or sparse."""
+
+    def project(self, vector: Tensor) -> Tensor:
+        """A v."""
+
+    def spread(self, factor: Tensor) -> Tensor:
+        """diag(A F Fᵀ Aᵀ), or Σ_j A_ij² v_j when `factor` is a vector of variances v."""
+
+    def pull(self, vector: Tensor) -> Tensor:
+        """Aᵀ r."""
+
+    def gram(self, weights: Tensor) -> Tensor:
+        """Aᵀ diag(w) A."""
+
+    def gram_diagonal(self, weights: Tensor) -> Tensor:
+        """The diagonal of Aᵀ diag(w) A."""
+
+    def single(self) -> "Matrix":
+        """The same block in float32, where that is cheaper; else itself."""
+
+
+@dataclass(frozen=True)
+class Dense:
+    """A dense block; products are taken in its own precision and returned in that of the argument."""
+
+    matrix: Tensor
+
+    def project(self, vector: Tensor) -> Tensor:
+        return (self.matrix @ vector.to(self.matrix)).to(vector)
+
+    def spread(self, factor: Tensor) -> Tensor:
+        inner = factor.to(self.matrix)
+        if factor.ndim == 1:
+            return (self.matrix.square() @ inner).to(factor)
+        return (self.matrix @ inner).square_().sum(1).to(factor)
+
+    def pull(self, vector: Tensor) -> Tensor:
+        return (self.matrix.T @ vector.to(self.matrix)).to(vector)
+
+    def gram(self, weights: Tensor) -> Tensor:
+        return ((self.matrix * weights.to(self.matrix)[:, None]).T @ self.matrix).to(weights)
+
+    def gram_diagonal(self, weights: Tensor) -> Tensor:
+        return (weights.to(self.matrix) @ self.matrix.square()).to(weights)
+
+    def single(self) -> "Dense":
+        return Dense(self.matrix.float())
+
+
+@dataclass(frozen=True)
+class Sparse:
+    """A SciPy CSR block; only `gram` and a full `spread` make anything dense, of size dimension² or a few rows."""
+
+    matrix: Any
+
+    def project(self, vector: Tensor) -> Tensor:
+        return torch.from_numpy(self.matrix @ vector.numpy())
+
+    def spread(self, factor: Tensor) -> Tensor:
+        if factor.ndim == 1:
+            return torch.from_numpy(self.matrix.power(2) @ factor.numpy())
+        return torch.from_numpy(np.square(self.matrix @ factor.numpy()).sum(1))
+
+    def pull(self, vector: Tensor) -> Tensor:
+        return torch.from_numpy(self.matrix.T @ vector.numpy())
+
+    def gram(self, weights: Tensor) -> Tensor:
+        scaled = self.matrix.multiply(weights.numpy()[:, None]).tocsr()
+        return torch.from_numpy((scaled.T @ self.matrix).toarray())
+
+    def gram_diagonal(self, weights: Tensor) -> Tensor:
+        return torch.from_numpy(self.matrix.power(2).T @ weights.numpy())
+
+    def single(self) -> "Sparse":
+        return self
+
+
+@dataclass(frozen=True)
+class Block:
+    """Some rows: design A, labels y in [0, 1], and optionally offset o, residual variance r and weights c."""
+
+    design: Matrix
+    label: Tensor
+    offset: Tensor | None = None
+    residual: Tensor | None = None
+    weight: Tensor | None = None
+
+
+class Source(Protocol):
+    """Where rows come from. A pass iterates `blocks` once; `subset` holds about k random rows in memory."""
+
+    @property
+    def rows(self) -> int: ...
+
+    @property
+    def dimension(self) -> int: ...
+
+    def blocks(self) -> Iterator[Block]: ...
+
+    def subset(self, k: int, generator: np.random.Generator) -> "Source": ...
+
+
+@dataclass(frozen=True)
+class Prior:
+    """N(m₀, S₀) by its precision S₀⁻¹: a vector (diagonal) or a matrix."""
+
+    mean: Tensor
+    precision: Tensor
+
+    @property
+    def log_determinant(self) -> Tensor:
+        """log |S₀⁻¹|."""
+        if self.precision.ndim == 1:
+            return self.precision.log().sum()
+        return 2.0 * torch.linalg.cholesky(self.precision).diagonal().log().sum()
+
+    def apply(self, vector: Tensor) -> Tensor:
+        """S₀⁻¹ v."""
+        return self.precision * vector if self.precision.ndim == 1 else self.precision @ vector
+
+    @property
+    def diagonal(self) -> Tensor:
+        return self.precision if self.precision.ndim == 1 else self.precision.diagonal()
+
+    def plus(self, gram: Tensor) -> Tensor:
+        """S₀⁻¹ + G as a matrix."""
+        if self.precision.ndim == 2:
+            return self.precision + gram
+        total = gram.clone()
+        total.diagonal().add_(self.precision)
+        return total
+
+
+@dataclass
+class Sums:
+    """Sums over rows at one q: likelihood part of F, its gradient in μ, and the curvature Aᵀ diag(c h) A."""
+
+    value: float
+    magnitude: float  # Σ c (|ϑ| + τ + 1), by which rounding errors are measured
+    gradient: Tensor
+    gram: Tensor  # matrix, or its diagonal
+    curvature: list[Tensor] = field(default_factory=list)  # c h by block, where products with it come later
+
+
+def sums(
+    source: Source,
+    mean: Tensor,
+    factor: Tensor,
+    moments: Formula,
+    *,
+    gram: Literal["full", "diagonal", "none"] = "full",
+    scale: float = 1.0,
+    rough: bool = False,
+) -> Sums:
+    """One pass: F's likelihood part and derivatives at q = N(μ, Σ), `factor` as in `Matrix.spread`.
+
+    With gram="diagonal" c h is kept too. Everything is multiplied by `scale`. A `rough` pass takes τ² and the curvature
+    in float32: they steer the next step, and only ϑ and the gradient decide where the steps end.
+    """
+    value, magnitude = mean.new_zeros(()), mean.new_zeros(())
+    slope = torch.zeros_like(mean)
+    total = mean.new_zeros((len(mean), len(mean)) if gram == "full" else len(mean))
+    kept = []
+    for block in source.blocks():
+        light = block.design.single() if rough else block.design
+        theta = block.design.project(mean)
+        tau2 = light.spread(factor)
+        if block.offset is not None:
+            theta = theta + block.offset
+        if block.residual is not None:
+            tau2 = tau2 + block.residual
+        eta, g, h = moments(theta, tau2)
+        if block.weight is None:
+            value += torch.dot(block.label, theta) - eta.sum()
+            magnitude += theta.abs().sum() + tau2.sqrt().sum() + len(theta)
+            g = block.label - g
+        else:
+            value += torch.dot(block.weight, block.label * theta - eta)
+            magnitude += torch.dot(block.weight, theta.abs() + tau2.sqrt() + 1.0)
+            g, h = (block.label - g) * block.weight, h * block.weight
+        slope += block.design.pull(g)
+        if gram == "full":
+            total += light.gram(h)
+        elif gram == "diagonal":
+            total += block.design.gram_diagonal(h)
+            kept.append(h * scale)
+    return Sums(float(value) * scale, float(magnitude) * scale, slope * scale, total * scale, kept)
+
+
+def curvature_product(source: Source, curvature: list[Tensor], vector: Tensor) -> Tensor:
+    """Aᵀ diag(c h) A v, from the c h kept by a pass."""
+    total = torch.zeros_like(vector)
+    for block, h in zip(source.blocks(), curvature, strict=True):
+        total += block.design.pull(h * block.design.project(vector))
+    return total
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Arrays in memory
+
+BLOCK_ROWS = 8192  # rows at a time: block and features stay in the cache
+
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Arrays:
+    """Rows held in arrays: X (NumPy, torch or SciPy CSR), labels, and optional offset, residual, weight.
+
+    A column of ones is added block by block when `intercept` is set, so that X is never copied. `dtype` is that of the
+    products with X; all else is float64.
+    """
+
+    features: Any
+    label: Tensor
+    intercept: bool = False
+    offset: Tensor | None = None
+    residual: Tensor | None = None
+    weight: Tensor | None = None
+    device: torch.device = CPU
+    dtype: torch.dtype = torch.float64
+    block_rows: int = BLOCK_ROWS
+
+    @property
+    def rows(self) -> int:
+        return int(self.features.shape[0])
+
+    @property
+    def dimension(self) -> int:
+        return int(self.features.shape[1]) + int(self.intercept)
+
+    def blocks(self) -> Iterator[Block]:
+        for start in range(0, self.rows, self.block_rows):
+            part = slice(start, start + self.block_rows)
+            yield Block(self.design(part), *[self.vector(x, part) for x in self.vectors()])  # type: ignore[arg-type]
+
+    def vectors(self) -> tuple[Tensor | None, ...]:
+        return self.label, self.offset, self.residual, self.weight
+
+    def vector(self, x: Tensor | None, part: slice) -> Tensor | None:
+        return None if x is None else x[part].to(device=self.device, dtype=torch.float64)
+
+    def design(self, part: slice) -> Matrix:
+        block = self.features[part]
+        if hasattr(block, "tocsr"):
+            return Sparse(block)
+        block = torch.as_tensor(block, dtype=self.dtype, device=self.device)
+        if not self.intercept:
+            return Dense(block)
+        with_ones = block.new_ones((len(block), self.dimension))
+        with_ones[:, :-1] = block
+        return Dense(with_ones)
+
+    def subset(self, k: int, generator: np.random.Generator) -> "Arrays":
+        """About k rows, one at random from each of k equal runs: sorted files give no bias, and nothing is shuffled."""
+        return self.take(np.floor((np.arange(k) + generator.random(k)) * (self.rows / k)).astype(np.int64))
+
+    def take(self, chosen: np.ndarray) -> "Arrays":
+        """The chosen rows, copied."""
+        index = torch.from_numpy(chosen)
+        offset, residual, weight = (None if x is None else x[index.to(x.device)] for x in self.vectors()[1:])
+        label = self.label[index.to(self.label.device)]
+        features = self.features[index.to(self.features.device) if isinstance(self.features, Tensor) else chosen]
+        return replace(self, features=features, label=label, offset=offset, residual=residual, weight=weight)

@@ -1,0 +1,227 @@
+"""Save and load: one safetensors file per model, with everything that is not a tensor as JSON in its header.
+
+    length of the header, 8 bytes
+    header, JSON: {"__metadata__": {"viper": document}, name: {"dtype": …, "shape": …, "data_offsets": …}, …}
+    data of the tensors
+
+The document is a `Document`, as JSON. Its sha256 is that of the whole file with zeros where the digest stands. Nothing
+in the file is code, and no tensor is made before the digest agrees.
+"""
+
+import hashlib
+import json
+import os
+import secrets
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, NoReturn
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+FORMAT_VERSION = 1
+LARGEST_HEADER = 100_000_000  # bytes; safetensors' own limit
+NO_DIGEST = "0" * 64
+OTHER_FORMATS = {b"PK\x03\x04": "a zip archive, as torch.save writes", b"\x80": "a pickle"}
+
+
+class StorageError(ValueError):
+    """The file cannot be written, or is not one that can be read."""
+
+
+class Document(NamedTuple):
+    """What the header says: the digest of the file, who wrote it, and what it holds."""
+
+    sha256: str  # first, so that the first run of 64 zeros in the file is its place
+    format_version: int
+    viper_version: str
+    data_bytes: int
+    kind: str
+    metadata: dict[str, Any]
+
+
+def write(
+    path: str | os.PathLike[str],
+    kind: str,
+    tensors: dict[str, Tensor],
+    metadata: dict[str, Any],
+    overwrite: bool = False,
+) -> None:
+    """Write a model to `path`: all of it, or nothing.
+
+    Links are followed. Tensors may be on any device. Metadata are what JSON gives back unchanged: finite numbers,
+    strings, booleans, None, lists, and dictionaries with string keys; anything else is a TypeError.
+
+    Raises
+    ------
+    StorageError
+        If the file exists and `overwrite` is False, or if it cannot be written.
+    """
+    contents = encode(kind, tensors, metadata)
+    path = Path(path).resolve()
+    temporary = path.with_name(f".viper-{secrets.token_hex(8)}.tmp")
+    try:
+        check_target(path, overwrite)
+        write_through(temporary, contents)
+        publish(temporary, path, overwrite)
+    except FileExistsError as error:
+        raise StorageError(f"path must be new; got {path}, which exists. Pass overwrite=True to replace it.") from error
+    except OSError as error:
+        raise StorageError(f"path must be writable; got {path}: {error.strerror}.") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def read(path: str | os.PathLike[str]) -> tuple[str, dict[str, Tensor], dict[str, Any]]:
+    """Read (kind, tensors, metadata) as given to `write`; the tensors are on the CPU.
+
+    Raises
+    ------
+    StorageError
+        If the file is missing, damaged, written by a newer viper or by another program.
+    """
+    path = Path(path)
+    try:
+        if not path.is_file():
+            what = "a directory" if path.is_dir() else "not a file" if path.exists() else "not there"
+            raise StorageError(f"path must be a file; got {path}, which is {what}. Check the name.")
+        with path.open("rb") as file:
+            head = read_head(file, path)
+            document = parse(head, path)
+            contents = head + file.read()
+    except OSError as error:
+        raise StorageError(f"path must be readable; got {path}: {error.strerror}.") from error
+    check_contents(contents, len(head), document, path)
+    return document.kind, decode(contents, path), document.metadata
+
+
+# --- writing ---
+
+
+def encode(kind: str, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> bytes:
+    """The bytes of the file."""
+    plain = {name: plain_tensor(name, tensor) for name, tensor in tensors.items()}
+    size = sum(tensor.nbytes for tensor in plain.values())
+    document = Document(NO_DIGEST, FORMAT_VERSION, viper_version(), size, kind, plain_metadata(metadata))
+    try:
+        contents = safetensors.torch.save(plain, {"viper": json.dumps(document._asdict())})
+    except SafetensorError as error:
+        raise StorageError(f"names and metadata must fit in {LARGEST_HEADER} bytes; got {error}.") from error
+    return contents.replace(NO_DIGEST.encode(), hashlib.sha256(contents).hexdigest().encode(), 1)
+
+
+def plain_tensor(name: str, tensor: Tensor) -> Tensor:
+    """A copy on the CPU that shares memory with no other."""
+    if not isinstance(tensor, Tensor) or tensor.layout is not torch.strided or name == "__metadata__":
+        raise TypeError(f"tensors must map names to dense tensors; got {type(tensor).__name__} for {name!r}.")
+    return tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+
+
+def plain_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
+    """What will be read back, which must equal what was given."""
+    rule = "metadata must come back from JSON unchanged"
+    try:
+        copy = json.loads(json.dumps(metadata, allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise TypeError(f"{rule}; got {error}. Make arrays tensors, and NaN or infinity None.") from error
+    if not isinstance(copy, dict) or copy != metadata:
+        raise TypeError(f"{rule}; got {metadata!r:.200}. Make tuples lists, and keys strings.")
+    return copy
+
+
+def viper_version() -> str:
+    try:
+        return version("vi-per")
+    except PackageNotFoundError:  # run from its sources
+        return "unknown"
+
+
+def check_target(path: Path, overwrite: bool) -> None:
+    if not path.parent.is_dir():
+        raise StorageError(f"the directory of path must exist; got {path.parent}. Make it first.")
+    if path.is_dir():
+        raise StorageError(f"path must be a file; got {path}, which is a directory. Add a file name.")
+    if path.exists() and not overwrite:
+        raise FileExistsError
+
+
+def write_through(path: Path, contents: bytes) -> None:
+    """Write to a new file, down to the disk."""
+    with path.open("xb") as file:
+        file.write(contents)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def publish(temporary: Path, path: Path, overwrite: bool) -> None:
+    """Give the finished file its name. A hard link, unlike a rename, fails if another writer came first."""
+    if not overwrite:
+        try:
+            path.hardlink_to(temporary)
+        except FileExistsError:
+            raise
+        except OSError:  # a file system without links: the moment between the next two lines is not guarded
+            check_target(path, overwrite)
+        else:
+            return
+    temporary.replace(path)
+
+
+# --- reading ---
+
+
+def read_head(file: BinaryIO, path: Path) -> bytes:
+    """The header, with its 8 bytes of length."""
+    start, size = file.read(8), os.fstat(file.fileno()).st_size
+    length = int.from_bytes(start, "little")
+    if not 0 < length <= min(LARGEST_HEADER, size - 8):
+        other = (name for magic, name in OTHER_FORMATS.items() if start.startswith(magic))
+        refuse(path, next(other, f"truncated or another format: {size} bytes, with a header of {length}"))
+    return start + file.read(length)
+
+
+def parse(head: bytes, path: Path) -> Document:
+    """The header's document, if this viper knows its version."""
+    try:
+        content = json.loads(json.loads(head[8:].decode())["__metadata__"]["viper"])
+        if content["format_version"] <= FORMAT_VERSION:
+            return typed(Document(**content))
+    except (KeyError, TypeError):
+        refuse(path, "without viper's metadata: damaged, or written by another program")
+    except (ValueError, RecursionError):
+        refuse(path, "without a JSON header: damaged, or another format")
+    raise StorageError(
+        f"format version must be at most {FORMAT_VERSION}; got {content['format_version']} in {path}, "
+        f"written by viper {content.get('viper_version')}. Upgrade viper."
+    )
+
+
+def typed(document: Document) -> Document:
+    if [type(x) for x in document] != [str, int, str, int, str, dict] or not document.sha256.isascii():
+        raise TypeError
+    return document
+
+
+def refuse(path: Path, what: str) -> NoReturn:
+    raise StorageError(f"path must be a model saved by viper; got {path}, which is {what}.") from None
+
+
+def check_contents(contents: bytes, head: int, document: Document, path: Path) -> None:
+    """Every byte is there, and is the one that was written."""
+    if (size := len(contents) - head) < document.data_bytes:
+        rule = f"{path} must hold {document.data_bytes} bytes of data; got {size}"
+        raise StorageError(f"{rule}: it is truncated. Copy or save it again.")
+    digest = hashlib.sha256(contents[:head].replace(document.sha256.encode(), NO_DIGEST.encode(), 1))
+    digest.update(memoryview(contents)[head:])
+    if digest.hexdigest() != document.sha256:
+        rule = f"{path} must have sha256 {document.sha256}; got {digest.hexdigest()}"
+        raise StorageError(f"{rule}: it changed after it was saved. Copy or save it again.")
+
+
+def decode(contents: bytes, path: Path) -> dict[str, Tensor]:
+    try:
+        return safetensors.torch.load(contents)
+    except (SafetensorError, KeyError, ValueError, RuntimeError) as error:
+        raise StorageError(f"{path} must hold tensors that torch can read; got {error}.") from error
