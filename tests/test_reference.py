@@ -109,7 +109,7 @@ def test_bad_input(changes, message):
 
 def grid_moments(model, centre, sd):
     """Posterior means and sds of two coefficients by summing over a grid of 8 sds either way."""
-    axes = [np.linspace(m - 8.0 * s, m + 8.0 * s, 241) for m, s in zip(centre, sd, strict=True)]
+    axes = [np.linspace(m - 8.0 * s, m + 8.0 * s, 161) for m, s in zip(centre, sd, strict=True)]
     points = np.stack(np.meshgrid(*axes, indexing="ij"), -1).reshape(-1, 2)
     log_p = np.array([model.log_joint(point) for point in points])
     p = np.exp(log_p - log_p.max())
@@ -161,22 +161,19 @@ def test_the_same_seed_gives_the_same_draws_and_another_gives_others(jax, plain)
     X, y = data(25, 1, 11)
     assert np.array_equal(sample_posterior(X, y, random_state=0).draws, plain.draws)
     other = sample_posterior(X, y, random_state=np.random.default_rng(1))
-    assert not np.isclose(other.draws, plain.draws).any(axis=(1, 2)).all()
+    assert not np.array_equal(other.draws, plain.draws)
     assert len(np.unique(plain.draws[:, 0, 0])) == 4
 
 
-def test_without_intercept_with_names_and_too_few_draws(jax):
+def test_one_short_chain_without_intercept(jax):
     pd = pytest.importorskip("pandas")
     X, y = data(25, 2, 15)
-    with pytest.warns(ConvergenceWarning, match=r"effective sample size must be at least 400; got \d+\. Take more"):
-        result = sample_posterior(pd.DataFrame(X, columns=["a", "b"]), y, fit_intercept=False, draws=50, chains=4)
+    # one chain cannot vouch for itself
+    message = r"R-hat must be at most 1\.01; got nan\. Use several .* size must be at least 400; got \d+\. Take more"
+    with pytest.warns(ConvergenceWarning, match=message):
+        result = sample_posterior(pd.DataFrame(X, columns=["a", "b"]), y, fit_intercept=False, draws=50, chains=1)
+    assert result.draws.shape == (1, 50, 2)
     assert result.summary().index.tolist() == ["a", "b"]
-
-
-def test_one_chain_cannot_vouch_for_itself(jax):
-    X, y = data(25, 1, 16)
-    with pytest.warns(ConvergenceWarning, match=r"R-hat must be at most 1\.01; got nan\. Use several chains"):
-        assert sample_posterior(X, y, chains=1).draws.shape == (1, 1000, 2)
 
 
 def test_jax_is_left_as_it_was(jax, plain):

@@ -74,7 +74,7 @@ def picture(path: Path) -> None:
             by_sd.loglog(sds, over_sds[name].clamp(FLOOR), **look)
         by_mean.set(title="Relative error at τ = 2", xlabel="ϑ", ylim=(FLOOR, 10))
         by_sd.set(title="Relative error at ϑ = 1", xlabel="τ", ylim=(FLOOR, 10))
-        by_sd.legend(frameon=False, fontsize=8, loc=(0.02, 0.2))
+        by_mean.legend(frameon=False, fontsize=8, loc=(0.02, 0.2))
 
         theta, tau = torch.meshgrid(means, sds, indexing="ij")
         needed = viper.terms_needed(theta, tau**2, 0.01)

@@ -4,6 +4,8 @@ Every complaint a user's data or options can cause is raised here, as "rule; got
 nothing is checked again.
 """
 
+import re
+import warnings
 from typing import Any
 
 import numpy as np
@@ -21,10 +23,32 @@ def read_features(estimator: Any, X: Any, *, reset: bool) -> Any:
     if isinstance(X, Tensor):
         if X.device.type != "cpu":
             return read_device_tensor(estimator, X, reset)
-        X = X.detach().numpy()
-    return validate_data(
-        estimator, X, reset=reset, accept_sparse="csr", dtype=[np.float64, np.float32], ensure_min_features=1
-    )
+        X = X.detach().to(torch.float32 if X.dtype == torch.bfloat16 else X.dtype).numpy()
+    kinds = {"accept_sparse": "csr", "dtype": [np.float64, np.float32]}
+    try:
+        return validate_data(estimator, X, reset=reset, ensure_min_features=1, **kinds)
+    except (ValueError, np.exceptions.DTypePromotionError) as error:
+        if "could not" not in str(error):
+            raise
+        raise ValueError(f"X must be numeric; {not_numeric(X, error)}. Encode text and dates as numbers.") from None
+
+
+def not_numeric(X: Any, error: Exception) -> str:
+    """What is wrong with an X that no float array can hold: its columns by name if it has them."""
+    kinds = {
+        str(name): str(kind) for name, kind in zip(getattr(X, "columns", ()), getattr(X, "dtypes", ()), strict=False)
+    }
+    odd = [f"{name!r} ({kind})" for name, kind in kinds.items() if not re.match("(?i)u?int|float|bool", kind)]
+    return f"got column {', '.join(odd[:5])}" if odd else f"{error}".splitlines()[0].rstrip(".")
+
+
+def as_tensor(array: np.ndarray) -> Tensor:
+    """The array's own memory as a tensor, which nothing writes to; a copy where its strides are negative."""
+    if min(array.strides, default=0) < 0:
+        array = np.ascontiguousarray(array)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # read-only arrays
+        return torch.from_numpy(array)
 
 
 def read_device_tensor(estimator: Any, X: Tensor, reset: bool) -> Tensor:
@@ -59,8 +83,14 @@ def read_labels(y: Any, rows: int, known: Any = None) -> tuple[np.ndarray, Tenso
         code = y == high
         if low != high and bool((code | (y == low)).all()):
             return np.asarray([low, high], dtype=y.dtype), torch.from_numpy(code)
-    check_classification_targets(y)
-    classes = two_classes(np.unique(y if known is None else np.asarray(known)))
+    try:
+        check_classification_targets(y)
+        classes = two_classes(np.unique(y if known is None else np.asarray(known)))
+    except TypeError:
+        kinds = sorted({type(label).__name__ for label in y})
+        raise ValueError(
+            f"y must have labels of one type, none missing; got {', '.join(kinds)}. Recode or drop those rows."
+        ) from None
     code = y == classes[1]
     strange = ~(code | (y == classes[0]))
     if strange.any():
@@ -71,7 +101,9 @@ def read_labels(y: Any, rows: int, known: Any = None) -> tuple[np.ndarray, Tenso
 def two_classes(classes: np.ndarray) -> np.ndarray:
     """Exactly two classes, or a complaint."""
     if len(classes) == 1:
-        raise ValueError(f"y must have exactly two classes; got 1 class: {classes[0]!r}. Add rows of the other class.")
+        raise ValueError(
+            f"y must have exactly two classes; got 1 class: {classes.tolist()[0]!r}. Add rows of the other class."
+        )
     if len(classes) > 2:
         shown = f"{classes[:5].tolist()}{' ...' if len(classes) > 5 else ''}"
         raise ValueError(
@@ -85,18 +117,22 @@ def read_vector(x: Any, name: str, rows: int) -> Tensor | None:
     """A finite float64 vector with one entry per row, or None."""
     if x is None:
         return None
-    values = x.detach().cpu().numpy() if isinstance(x, Tensor) else np.asarray(x)
-    try:
-        values = np.ascontiguousarray(values, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise ValueError(f"{name} must be numeric; got dtype {np.asarray(x).dtype}.") from None
-    if values.ndim == 0 and name == "sample_weight":
-        values = np.full(rows, float(values))
+    values = read_numbers(x, name)
+    if values.ndim == 0:
+        values = np.full(rows, values)
     if values.shape != (rows,):
         raise ValueError(f"{name} must have shape ({rows},), one entry per row; got {name}.shape == {values.shape}.")
     if not np.isfinite(values).all():
         raise ValueError(f"{name} must be finite; got {values[~np.isfinite(values)][0]}.")
-    return torch.from_numpy(values)
+    return as_tensor(values)
+
+
+def read_numbers(x: Any, name: str) -> np.ndarray:
+    """A float64 array of any shape."""
+    try:
+        return np.asarray(x.detach().cpu() if isinstance(x, Tensor) else x, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name} must be numeric; got {x!r:.60}.") from None
 
 
 def read_weights(sample_weight: Any, rows: int) -> Tensor | None:
@@ -111,7 +147,7 @@ def read_weights(sample_weight: Any, rows: int) -> Tensor | None:
 
 def read_scale(value: Any, name: str, size: int) -> Tensor:
     """Prior standard deviations: a positive number or one per coefficient -> vector; a covariance matrix as it is."""
-    array = torch.as_tensor(np.asarray(value, dtype=np.float64))
+    array = torch.tensor(read_numbers(value, name))
     if array.ndim == 2:
         return read_covariance(array, name, size)
     if array.ndim > 1 or (array.ndim == 1 and len(array) != size):
@@ -119,9 +155,14 @@ def read_scale(value: Any, name: str, size: int) -> Tensor:
             f"{name} must be a number, a vector of {size} (one per feature) or a {size}×{size} covariance matrix; "
             f"got shape {tuple(array.shape)}."
         )
-    if not bool((array > 0).all()) or not bool(array.isfinite().all()):
-        raise ValueError(f"{name} must be positive and finite; got {value!r}.")
+    if not bool(((array >= SMALLEST_SCALE) & (array <= LARGEST_SCALE)).all()):
+        raise ValueError(
+            f"{name} must be positive and finite, between {SMALLEST_SCALE:g} and {LARGEST_SCALE:g}; got {value!r}."
+        )
     return array.expand(size).clone()
+
+
+SMALLEST_SCALE, LARGEST_SCALE = 1e-100, 1e100  # so that variances and their logarithms are numbers
 
 
 def read_covariance(matrix: Tensor, name: str, size: int) -> Tensor:
@@ -130,8 +171,8 @@ def read_covariance(matrix: Tensor, name: str, size: int) -> Tensor:
         raise ValueError(f"{name} as a covariance matrix must be {size}×{size}; got {tuple(matrix.shape)}.")
     if not bool(matrix.isfinite().all()) or not torch.allclose(matrix, matrix.T):
         raise ValueError(f"{name} as a covariance matrix must be finite and symmetric; got one that is not.")
-    smallest = float(torch.linalg.eigvalsh(matrix)[0])
-    if smallest <= 0:
+    smallest, largest = torch.linalg.eigvalsh(matrix)[[0, -1]].tolist()
+    if smallest <= size * torch.finfo(torch.float64).eps * largest:
         raise ValueError(
             f"{name} as a covariance matrix must be positive definite; got smallest eigenvalue {smallest:.3g}. "
             "Add a small multiple of the identity."
@@ -141,7 +182,7 @@ def read_covariance(matrix: Tensor, name: str, size: int) -> Tensor:
 
 def read_mean(value: Any, size: int) -> Tensor:
     """Prior means: a number, or one per feature."""
-    array = torch.as_tensor(np.asarray(value, dtype=np.float64))
+    array = torch.tensor(read_numbers(value, "prior_mean"))
     if array.ndim > 1 or (array.ndim == 1 and len(array) != size):
         raise ValueError(
             f"prior_mean must be a number or a vector of {size}, one per feature; got shape {tuple(array.shape)}."
@@ -151,19 +192,26 @@ def read_mean(value: Any, size: int) -> Tensor:
     return array.expand(size).clone()
 
 
-def make_prior(mean: Tensor, scale: Tensor, intercept_scale: float | None) -> Prior:
+def make_prior(mean: Tensor, scale: Tensor, intercept_scale: Tensor | None) -> Prior:
     """N(mean, scale²) on the coefficients, with N(0, intercept_scale²) on an intercept, the last coordinate."""
     diagonal = scale.ndim == 1
     precision = scale.square().reciprocal() if diagonal else torch.cholesky_inverse(torch.linalg.cholesky(scale))
     if intercept_scale is None:
         return Prior(mean, precision)
-    own = read_scale(intercept_scale, "intercept_scale", 1).square().reciprocal()
+    own = intercept_scale.square().reciprocal()
     mean = torch.cat([mean, mean.new_zeros(1)])
     return Prior(mean, torch.cat([precision, own]) if diagonal else torch.block_diag(precision, own[None]))
 
 
-def check_word(value: Any, name: str, words: tuple[str, ...]) -> None:
-    if value not in words:
+def check_positive(value: Any, name: str, whole: bool) -> None:
+    """A positive number, or integer if `whole`."""
+    kinds = (int, np.integer) if whole else (int, float, np.number)
+    if not isinstance(value, kinds) or isinstance(value, bool) or not 0 < value < float("inf"):
+        raise ValueError(f"{name} must be a positive {'integer' if whole else 'number'}; got {value!r}.")
+
+
+def check_word(value: Any, name: str, words: tuple[str | bool, ...]) -> None:
+    if not isinstance(value, str | bool) or value not in words:
         raise ValueError(f"{name} must be one of {list(words)}; got {value!r}.")
 
 
@@ -180,10 +228,12 @@ def read_rows(
     """Checked features and labels, with weights and offset, as a source of rows."""
     rows = X.shape[0]
     home = X.device if isinstance(X, Tensor) else torch.device("cpu")
-    target = torch.device(device) if device is not None else home
+    target = home if device is None else read_device(device)
     if target.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device must be available; got {str(target)!r} and no CUDA device. Use device='cpu'.")
-    if scipy.sparse.issparse(X):
+    if isinstance(X, np.ndarray):
+        X = as_tensor(X)
+    elif scipy.sparse.issparse(X):
         if target.type != "cpu":
             raise ValueError(f"a sparse X is computed on the CPU; got device={str(target)!r}. Leave device out.")
         X = X.astype(np.float64)
@@ -194,8 +244,15 @@ def read_rows(
     return Arrays(X, label, intercept, offset, None, weight, target, getattr(torch, dtype))
 
 
+def read_device(device: Any) -> torch.device:
+    try:
+        return torch.device(device)
+    except (RuntimeError, TypeError):
+        raise ValueError(f"device must be a device of torch, such as 'cpu' or 'cuda'; got {device!r}.") from None
+
+
 def dense_rows(source: Arrays) -> Tensor:
     """All rows of the design matrix at once, for problems with few rows."""
-    parts = [block.design.matrix for block in source.blocks()]  # type: ignore[attr-defined]
-    whole = [torch.from_numpy(part.toarray()) if scipy.sparse.issparse(part) else part for part in parts]
-    return torch.cat(whole).double()
+    X = source.features
+    whole = torch.as_tensor(X.toarray() if scipy.sparse.issparse(X) else X, dtype=torch.float64, device=source.device)
+    return torch.cat([whole, torch.ones_like(whole[:, :1])], 1) if source.intercept else whole

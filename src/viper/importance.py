@@ -86,18 +86,18 @@ def weigh(
     posterior: Posterior, prior: Prior, source: Source, elbo: float, count: int, generator: np.random.Generator
 ) -> tuple[WeightedDraws, Diagnosis]:
     """Draw from q, weigh by p(y|β)p(β)/q(β), and judge the weights."""
-    from arviz_stats.base import array_stats  # type: ignore[attr-defined]
-
+    if count < FEWEST_DRAWS:
+        raise ValueError(f"draws must be at least {FEWEST_DRAWS}; got {count}.")
     noise = torch.from_numpy(generator.standard_normal((count, source.dimension)))
     draws = posterior.draw(noise)
     log_ratio = log_likelihood(source, draws) + prior_log_density(prior, draws) - posterior.log_density(noise)
-    smoothed, k_hat = array_stats.psislw(log_ratio.numpy())
-    weights = torch.softmax(torch.from_numpy(np.array(smoothed)), 0)
+    log_weights, k_hat = smooth(log_ratio)
+    weights = torch.softmax(log_weights, 0)
     size = 1.0 / float(weights.square().sum())
     # log of the mean weight; PSIS keeps the sum of the raw tail, so raw ratios give the evidence
     log_evidence = float(torch.logsumexp(log_ratio, 0)) - math.log(count)
     diagnosis = Diagnosis(
-        k_hat=float(k_hat),
+        k_hat=k_hat,
         threshold=min(1.0 - 1.0 / math.log10(count), 0.7),
         draws=count,
         effective_sample_size=size,
@@ -106,6 +106,20 @@ def weigh(
         elbo=elbo,
     )
     return WeightedDraws(draws, weights), diagnosis
+
+
+FEWEST_DRAWS = 100  # for a tail of the weights to be seen
+
+
+def smooth(log_ratio: Tensor) -> tuple[Tensor, float]:
+    """Pareto-smoothed log weights and k̂, by ArviZ."""
+    from arviz_stats.base.array import array_stats
+
+    if float(log_ratio.max() - log_ratio.min()) < 1e-9:
+        return torch.zeros_like(log_ratio), -math.inf  # q is the posterior
+    # psislw is made for leave-one-out: it weighs by the reciprocal of what it is given
+    log_weights, k_hat = array_stats.psislw(-log_ratio.numpy())
+    return torch.from_numpy(np.array(log_weights)), float(k_hat)
 
 
 DRAWS_PER_BLOCK = 256

@@ -15,7 +15,7 @@ from viper import design, storage
 from viper.adam import adam
 from viper.corrected import CorrectedPosterior
 from viper.importance import Diagnosis, ImportanceWarning, WeightedDraws, summary_frame, weigh
-from viper.moments import limit
+from viper.moments import Formula, Triple, limit
 from viper.posterior import Diagonal, Full, LowRank, expected_log_likelihood, latent
 from viper.prediction import LatentPredictions, half_width
 from viper.problem import Arrays, Prior
@@ -28,6 +28,7 @@ from viper.state import decode_labels, decode_options, encode_labels, encode_opt
 if TYPE_CHECKING:
     import pandas
 
+ROUGH_TOLERANCE = 1e-8  # of the moments in all but the last pass: moves the optimum by less than 1e-9 nats
 FLOAT32_TOLERANCE = 1e-6  # nats: what rounding of the products in float32 leaves
 FIT_SCALARS = ("elbo_", "elbo_bound_", "kl_", "objective_", "n_iter_", "converged_", "status_", "passes_")
 LARGEST_FULL = 20_000  # coefficients whose full covariance still fits a machine (3.2 GB)
@@ -59,7 +60,7 @@ class VariationalLogisticRegression(LatentPredictions, ClassifierMixin, BaseEsti
     max_iter : int, optional
         Default 200 for Newton, 10,000 for Adam.
     tol : float, optional
-        Newton stops when a further step would move the posterior by less than `tol` nats (default 1e-10); Adam when the
+        Newton stops when a further step would move the posterior by less than `tol` nats (default 1e-9); Adam when the
         relative change of the ELBO is below `tol` (default 1e-8).
     learning_rate, batch_size : float, int, optional
         Of Adam; all rows at once by default.
@@ -212,10 +213,10 @@ class VariationalLogisticRegression(LatentPredictions, ClassifierMixin, BaseEsti
         design.check_word(self.dtype, "dtype", ("float64", "float32"))
         if isinstance(self.prior_scale, str):
             design.check_word(self.prior_scale, "prior_scale", ("auto", "ard"))
+        design.check_word(self.verbose, "verbose", ("auto", True, False))
         for name in ("max_iter", "tol", "learning_rate", "batch_size"):
-            value = getattr(self, name)
-            if value is not None and not (isinstance(value, int | float | np.number) and value > 0):
-                raise ValueError(f"{name} must be positive; got {value!r}.")
+            if (value := getattr(self, name)) is not None:
+                design.check_positive(value, name, whole=name in ("max_iter", "batch_size"))
 
     def _source(self, X: Any, label: Tensor, sample_weight: Any = None, offset: Any = None) -> Arrays:
         return design.read_rows(
@@ -230,7 +231,8 @@ class VariationalLogisticRegression(LatentPredictions, ClassifierMixin, BaseEsti
 
     def _prior(self, scale: Tensor) -> Prior:
         mean = design.read_mean(self.prior_mean, self.n_features_in_)
-        return design.make_prior(mean, scale, self.intercept_scale if self.fit_intercept else None)
+        own = design.read_scale(self.intercept_scale, "intercept_scale", 1) if self.fit_intercept else None
+        return design.make_prior(mean, scale, own)
 
     def _solve(self, source: Arrays, prior: Prior, start: Gaussian | None = None) -> Fit:
         """Fit q under a given prior; with more coefficients than rows, in the span of the rows."""
@@ -289,9 +291,9 @@ class VariationalLogisticRegression(LatentPredictions, ClassifierMixin, BaseEsti
         diagonal = self.covariance == "diagonal"
         chosen = build(self.bound, self.terms, self.samples, self.nodes, seed, None)
         if self.bound != "viper" or self.terms is not None:
-            return Problem(source, prior, chosen.moments, diagonal=diagonal)
-        fast, rough = (build("viper", None, None, None, None, tolerance) for tolerance in (1e-11, 1e-6))
-        return Problem(source, prior, fast.moments, rough.moments, final=chosen.moments, diagonal=diagonal)
+            return Problem(source, prior, without_cusp(chosen.moments), diagonal=diagonal)
+        rough = build("viper", None, None, None, None, ROUGH_TOLERANCE)
+        return Problem(source, prior, chosen.moments, rough.moments, diagonal)
 
     def _keep(self, source: Arrays, fit: Fit) -> "VariationalLogisticRegression":
         """Set the fitted attributes."""
@@ -314,7 +316,7 @@ class VariationalLogisticRegression(LatentPredictions, ClassifierMixin, BaseEsti
 
     @property
     def covariance_(self) -> np.ndarray:
-        check_is_fitted(self)
+        check_is_fitted(self, "posterior_")
         return self.posterior_.covariance().cpu().numpy()
 
     def _names(self) -> list[str]:
@@ -323,27 +325,27 @@ class VariationalLogisticRegression(LatentPredictions, ClassifierMixin, BaseEsti
 
     def coefficient_interval(self, level: float = 0.95) -> np.ndarray:
         """Credible intervals of the coefficients (intercept last), d × 2."""
-        check_is_fitted(self)
+        check_is_fitted(self, "posterior_")
         reach = half_width(level) * self.posterior_.variance.sqrt()
         return torch.stack([self.posterior_.mean - reach, self.posterior_.mean + reach], 1).cpu().numpy()
 
     def summary(self, level: float = 0.95) -> "pandas.DataFrame":
         """Mean, sd, interval, odds ratio with interval and probability of direction of every coefficient."""
-        check_is_fitted(self)
+        check_is_fitted(self, "posterior_")
         mean, sd = self.posterior_.mean, self.posterior_.variance.sqrt()
         low, high = torch.from_numpy(self.coefficient_interval(level)).T
         return summary_frame(self._names(), mean, sd, low, high, torch.special.ndtr(mean / sd), level)
 
     def sample(self, n: int = 1, random_state: Any = None) -> np.ndarray:
         """`n` draws of the coefficients (intercept last) from the posterior, n × d."""
-        check_is_fitted(self)
+        check_is_fitted(self, "posterior_")
         generator = check_random_state(self.random_state if random_state is None else random_state)
         noise = torch.from_numpy(generator.standard_normal((n, len(self.posterior_.mean))))
         return self.posterior_.draw(noise.to(self.posterior_.mean)).cpu().numpy()
 
     def elbo(self, X: Any, y: Any, sample_weight: Any = None, offset: Any = None) -> float:
         """The exact ELBO of the given rows at the fitted posterior, against the prior of the fit."""
-        check_is_fitted(self)
+        check_is_fitted(self, "posterior_")
         source = self._rows(X, y, sample_weight, offset)
         return expected_log_likelihood(source, self.posterior_, limit().moments) - self.kl_
 
@@ -353,7 +355,7 @@ class VariationalLogisticRegression(LatentPredictions, ClassifierMixin, BaseEsti
         return self._source(X, label, sample_weight, offset)
 
     def _unlabelled(self, X: Any, offset: Any) -> Arrays:
-        check_is_fitted(self)
+        check_is_fitted(self, "posterior_")
         X = design.read_features(self, X, reset=False)
         return self._source(X, torch.zeros(X.shape[0], dtype=torch.bool), None, offset)
 
@@ -388,7 +390,7 @@ class VariationalLogisticRegression(LatentPredictions, ClassifierMixin, BaseEsti
         return CorrectedPosterior(weighted, diagnosis, self._names(), self.classes_, self._latent_draws)
 
     def _weigh(self, X: Any, y: Any, sample_weight: Any, offset: Any, draws: int) -> tuple[WeightedDraws, Diagnosis]:
-        check_is_fitted(self)
+        check_is_fitted(self, "posterior_")
         if X is None and getattr(self, "_training_rows", None) is None:
             raise ValueError("diagnose needs the training rows; got a model without them. Pass X and y.")
         rows = self._training_rows if X is None else self._rows(X, y, sample_weight, offset)
@@ -400,7 +402,7 @@ class VariationalLogisticRegression(LatentPredictions, ClassifierMixin, BaseEsti
 
     def save(self, path: str | PathLike[str], overwrite: bool = False) -> None:
         """Write the fitted model to one file; `viper.load` reads it. The training rows are not part of it."""
-        check_is_fitted(self)
+        check_is_fitted(self, "posterior_")
         options, tensors = encode_options(self.get_params(deep=False))
         tensors |= {f"posterior.{name}": x for name, x in vars(self.posterior_).items()}
         tensors |= {"prior.mean": self.prior_.mean, "prior.precision": self.prior_.precision}
@@ -441,3 +443,13 @@ class VariationalLogisticRegression(LatentPredictions, ClassifierMixin, BaseEsti
         tags.classifier_tags.multi_class = False
         tags.input_tags.sparse = True
         return tags
+
+
+def without_cusp(formula: Formula) -> Formula:
+    """η_l has curvature -∞ at ϑ = τ = 0, met only by rows that are zero and multiply it by zero: call it 0 there."""
+
+    def moments(mean: Tensor, variance: Tensor) -> Triple:
+        value, slope, curvature = formula(mean, variance)
+        return value, slope, curvature.nan_to_num(neginf=0.0)
+
+    return moments

@@ -83,7 +83,7 @@ class Diagonal:
 
 @dataclass(frozen=True)
 class LowRank:
-    """N(m₀ + DQω, D(I + Q(FFᵀ - I)Qᵀ)D): the prior N(m₀, D²), but w ~ N(ω, FFᵀ) in the span of orthonormal Q (d × n)."""
+    """N(m₀ + DQω, D(I + Q(FFᵀ - I)Qᵀ)D): the prior N(m₀, D²), but w ~ N(ω, FFᵀ) in the span of an orthonormal Q."""
 
     prior_mean: Tensor
     prior_sd: Tensor

@@ -309,9 +309,9 @@ def run(sampler: Any, chains: int, d: int, generator: np.random.Generator, jax: 
 
 def diagnostic(name: str, draws: Array, **options: Any) -> Array:
     """R-hat, effective sample size or Monte Carlo error of each coefficient, by ArviZ."""
-    from arviz_stats.base.array import BaseArray
+    from arviz_stats.base.array import array_stats
 
-    return np.asarray(getattr(BaseArray(), name)(draws, chain_axis=0, draw_axis=1, **options))
+    return np.asarray(getattr(array_stats, name)(draws, chain_axis=0, draw_axis=1, **options))
 
 
 def checked_result(draws: Array, names: list[str], divergences: int, seconds: float) -> MCMCResult:

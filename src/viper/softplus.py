@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from viper import moments, normal
-from viper.moments import Bound, Pointwise, Triple
+from viper.moments import Bound, Triple
 
 BoundName = Literal["viper", "pg", "mc", "quadrature", "certified"]
 Array = Any  # what the caller gave: torch tensor, NumPy array or float; results come back as the same
@@ -99,7 +99,8 @@ def expected_sigmoid(mean: Array, variance: Array) -> ExpectedSigmoid:
     """Mean and standard deviation of the probability s(X), X ~ N(mean, variance), elementwise and in closed form.
 
     E[s(X)] = g and Var[s(X)] = E[s(X)²] - g², where E[s²] = g - h because s' = s - s². Accurate relative to its size
-    also where the probability is nearly certain or the variance tiny.
+    also where the probability is nearly certain or the variance tiny; a standard deviation below 1e-150, whose square
+    is no number of float64, comes back as 0.
 
     Examples
     --------
@@ -124,8 +125,7 @@ def terms_needed(mean: Array, variance: Array, relative_error: float) -> Array:
     >>> viper.terms_needed(0.0, 0.01, 0.01)
     12
     """
-    if not 1e-15 <= relative_error < math.inf:
-        raise ValueError(f"relative_error must be at least 1e-15 and finite; got {relative_error}. Use 0.01 for 1 %.")
+    relative_error = number(relative_error, "relative_error", 1e-15, "0.01 for 1 %")
     (mean_, variance_), give_back = read_gaussian(mean, variance, integer=True)
     m, v = -mean_.detach().double().abs(), variance_.detach().double()
     target = relative_error * (moments.limit().moments(m, v)[0] + mean_.detach().double().clamp(min=0.0))
@@ -133,14 +133,14 @@ def terms_needed(mean: Array, variance: Array, relative_error: float) -> Array:
 
 
 def smallest_terms(mean: Tensor, variance: Tensor, target: Tensor) -> Tensor:
-    """Bisect for the smallest l with η_l - η < target, for mean <= 0."""
+    """Bisect for the smallest l with η_l - η <= target, for mean <= 0."""
     low = torch.zeros_like(mean)  # too few
     high = torch.ones_like(mean)  # enough, once the doubling ends
-    while bool((short := truncation_error(mean, variance, high) >= target).any()) and float(high.max()) < 2.0**52:
+    while bool((short := truncation_error(mean, variance, high) > target).any()) and float(high.max()) < 2.0**52:
         low, high = torch.where(short, high, low), torch.where(short, 2 * high, high)
     while bool((high - low > 1).any()):
         middle = torch.floor((low + high) / 2)
-        short = truncation_error(mean, variance, middle) >= target
+        short = truncation_error(mean, variance, middle) > target
         wide = high - low > 1
         low, high = torch.where(short & wide, middle, low), torch.where(~short & wide, middle, high)
     return high.to(torch.int64)
@@ -162,19 +162,20 @@ def truncation_error(mean: Tensor, variance: Tensor, terms: Tensor) -> Tensor:
 # The choice of a bound
 
 
-BOUNDS: dict[tuple[Any, ...], Bound] = {}  # built once per choice; also where a compiler finds them
+BOUNDS: dict[str, Bound] = {}  # built once per choice; also where a compiler finds them
 MOST_BOUNDS = 256
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def prepare(bound: str, terms: Any, samples: Any, nodes: Any, random_state: Any, tolerance: Any) -> tuple[Any, ...]:
+def prepare(bound: str, terms: Any, samples: Any, nodes: Any, random_state: Any, tolerance: Any) -> str:
     """Check a choice, build its formulas if they are new, and return their key in BOUNDS."""
     if bound == "mc" and random_state is None:
         random_state = torch.Generator().seed()
-    key = (bound, terms, samples, nodes, random_state, tolerance)
+    choice = (bound, terms, samples, nodes, random_state, tolerance)
+    key = repr(choice)  # as text 1, 1.0 and True differ
     if key not in BOUNDS:
         with torch._C._DisableFuncTorch():  # constants that outlive a transform in which a bound is first used
-            chosen = build(*key)
+            chosen = build(*choice)
         if len(BOUNDS) >= MOST_BOUNDS:
             BOUNDS.clear()
         BOUNDS[key] = chosen
@@ -183,7 +184,7 @@ def prepare(bound: str, terms: Any, samples: Any, nodes: Any, random_state: Any,
 
 def build(bound: str, terms: Any, samples: Any, nodes: Any, random_state: Any, tolerance: Any) -> Bound:
     """The formulas behind a word and its options; raises on options that are wrong or do not go together."""
-    if bound not in get_args(BoundName):
+    if not isinstance(bound, str) or bound not in get_args(BoundName):
         raise ValueError(f"bound must be one of {list(get_args(BoundName))}; got {bound!r}.")
     if terms is not None and bound != "viper":
         raise ValueError(f"terms belongs to bound='viper'; got bound={bound!r}, terms={terms!r}. Leave terms out.")
@@ -194,17 +195,17 @@ def build(bound: str, terms: Any, samples: Any, nodes: Any, random_state: Any, t
     if bound == "pg":
         return moments.jaakkola_jordan()
     if bound == "mc":
-        return moments.monte_carlo(whole(samples, "samples", 2, even=True), whole(random_state, "random_state", 0))
+        seed = whole(random_state, "random_state", 0, 2**64 - 1)
+        return moments.monte_carlo(whole(samples, "samples", 2, even=True), seed)
     if bound == "quadrature":
-        return moments.gauss_hermite(whole(nodes, "nodes", 1))
+        return moments.gauss_hermite(whole(nodes, "nodes", 1, moments.MOST_NODES))
     if bound == "certified":
         return certified()
     if terms is not None:
         return moments.series(moments.truncated_weights(whole(terms, "terms", 1)))
     if tolerance is None:
         return moments.limit()
-    if not tolerance > 0:
-        raise ValueError(f"tolerance must be positive; got {tolerance!r}. Use None for the exact value.")
+    tolerance = number(tolerance, "tolerance", 0.0, "None for the exact value")
     return moments.fast(tolerance) or moments.limit()
 
 
@@ -213,10 +214,18 @@ def certified() -> Bound:
     limit = moments.limit()
 
     def raised(mean: Tensor, variance: Tensor) -> Triple:
-        value, slope, curvature = limit.moments(mean, variance)
-        return value + certificate(mean, variance), slope, curvature
+        mean64, variance64 = mean.double(), variance.double()
+        value, slope, curvature = limit.moments(mean64, variance64)
+        value = rounded_up(value + certificate(mean64, variance64), mean.dtype)
+        return value, slope.to(mean.dtype), curvature.to(mean.dtype)
 
-    return Bound(raised, limit.partials)
+    return Bound(moments.blocked(raised, 4, native=True), limit.partials)
+
+
+def rounded_up(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """The smallest number of the dtype that is not below x."""
+    nearest = x.to(dtype)
+    return torch.where(nearest < x, torch.nextafter(nearest, torch.full_like(nearest, torch.inf)), nearest)
 
 
 def certificate(mean: Tensor, variance: Tensor) -> Tensor:
@@ -231,18 +240,12 @@ def certificate(mean: Tensor, variance: Tensor) -> Tensor:
 # Evaluation, with derivatives
 
 
-def evaluate(formula: Pointwise, mean: Tensor, variance: Tensor, native: bool = False) -> Any:
-    """Results of an elementwise formula in the input's dtype, computed in float64 unless the formula is `native`."""
-    work = mean.dtype if native else torch.float64
-    return tuple(part.to(mean.dtype) for part in formula(mean.to(work), variance.to(work)))
-
-
 class _Moments(torch.autograd.Function):
     """(ϑ, v) -> (η, g, h) with analytic derivatives: dη = g dϑ + ½h dv, and those of g and h from the partials."""
 
     @staticmethod
     def forward(mean: Tensor, variance: Tensor, bound: Bound) -> Triple:
-        return evaluate(bound.moments, mean, variance, bound.native)
+        return bound.moments(mean, variance)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Bound], output: Triple) -> None:
@@ -291,7 +294,7 @@ class _Partials(torch.autograd.Function):
 
     @staticmethod
     def forward(mean: Tensor, variance: Tensor, bound: Bound) -> Triple:
-        return evaluate(bound.partials, mean, variance, bound.native)
+        return bound.partials(mean, variance)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -311,7 +314,7 @@ class _Probability(torch.autograd.Function):
 
     @staticmethod
     def forward(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
-        return evaluate(moments.probability, mean, variance)
+        return moments.probability(mean, variance)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
@@ -379,10 +382,11 @@ def read_tensor(x: Array, name: str, other: Array) -> Tensor:
     if isinstance(x, int | float) and not isinstance(x, bool):
         like = other if isinstance(other, Tensor) and other.is_floating_point() else torch.empty(0, dtype=torch.float64)
         return like.new_tensor(float(x))
-    tensor = x if isinstance(x, Tensor) else torch.as_tensor(np.asarray(x))
-    if tensor.dtype not in (torch.float32, torch.float64):
-        raise TypeError(f"{name} must be float32 or float64; got {tensor.dtype}. Convert it, as with .astype(float).")
-    return tensor
+    array = x if isinstance(x, Tensor) else np.asarray(x)
+    if str(array.dtype).removeprefix("torch.") not in ("float32", "float64"):
+        raise TypeError(f"{name} must be float32 or float64; got {array.dtype}. Convert it, as with .astype(float).")
+    # torch shares memory only with writable arrays that have no negative strides
+    return array if isinstance(array, Tensor) else torch.from_numpy(np.require(array, requirements=["C", "W"]))
 
 
 def check_values(mean: Tensor, variance: Tensor) -> None:
@@ -395,11 +399,23 @@ def check_values(mean: Tensor, variance: Tensor) -> None:
         if not (low >= least and high < math.inf):  # NaN compares false
             good = x.isfinite() & (x >= least)
             where = tuple((~good).nonzero()[0].tolist())
-            raise ValueError(f"{name} must be {rule}; got {x[where].item()} at index {where}.")
+            place = f" at index {where}" if where else ""
+            raise ValueError(f"{name} must be {rule}; got {x[where].item()}{place}.")
 
 
-def whole(x: int, name: str, least: int, even: bool = False) -> int:
+def whole(x: Any, name: str, least: int, most: int | None = None, even: bool = False) -> int:
     """An integer option, checked."""
-    if isinstance(x, bool) or not isinstance(x, int | np.integer) or x < least or (even and x % 2):
-        raise ValueError(f"{name} must be {'an even' if even else 'an'} integer >= {least}; got {x!r}.")
+    integer = isinstance(x, int | np.integer) and not isinstance(x, bool)
+    if not integer or x < least or (most is not None and x > most) or (even and x % 2):
+        span = f">= {least}" if most is None else f"from {least} to {most}"
+        raise ValueError(f"{name} must be {'an even' if even else 'an'} integer {span}; got {x!r}.")
     return int(x)
+
+
+def number(x: Any, name: str, least: float, advice: str) -> float:
+    """A positive, finite option, checked."""
+    real = isinstance(x, int | float | np.integer | np.floating) and not isinstance(x, bool)
+    if not real or not least <= x < math.inf or x <= 0:
+        rule = f"at least {least} and finite" if least else "positive and finite"
+        raise ValueError(f"{name} must be {rule}; got {x!r}. Use {advice}.")
+    return float(x)

@@ -13,13 +13,13 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from viper.moments import Formula, limit
+from viper.moments import Formula, Triple, limit
 from viper.problem import Prior, Source, Sums, curvature_product, sums
 
 
@@ -75,7 +75,7 @@ class Result:
     passes: float = 0.0
     curvature: Tensor | None = None  # Aᵀ diag(c h) A at q
     magnitude: float = math.nan  # Σ c (|ϑ| + τ + 1) at q
-    exact: bool = False  # whether `objective` was evaluated with the problem's final formula
+    move: float = math.inf  # KL of the last step
 
     @property
     def iterations(self) -> int:
@@ -102,10 +102,9 @@ class Problem:
     source: Source
     prior: Prior
     moments: Formula
-    rough: Formula | None = None  # a cheaper version of `moments`, for passes whose result is refined later
+    rough: Formula | None = None  # a cheaper version of `moments`, for all but the last pass
     diagonal: bool = False
     scale: float = 1.0  # rows of the whole problem per row of `source`
-    final: Formula | None = None  # a dearer version of `moments`, for the last pass
     refine: bool = True  # False: this is a rough stage
 
     @property
@@ -114,17 +113,28 @@ class Problem:
         return self.diagonal and self.source.dimension > LARGEST_DIRECT
 
     @property
-    def shape(self) -> Literal["full", "diagonal"]:
-        """Which part of the curvature a pass takes."""
-        return "diagonal" if self.iterative else "full"
+    def single(self) -> bool:
+        """Take τ² and the curvature in float32: in rough stages, where matrix products dominate."""
+        return not self.refine and self.source.rows >= MANY_ROWS and self.source.dimension >= MANY_COLUMNS
+
+    def total(self, mean: Tensor, factor: Tensor, formula: Formula | None = None, gram: bool = True) -> Sums:
+        """The sums over rows; without `gram`, no curvature."""
+        return sums(
+            self.source,
+            mean,
+            factor,
+            formula or (self.moments if self.refine or self.rough is None else self.rough),
+            gram=("diagonal" if self.iterative else "full") if gram else "none",
+            scale=self.scale,
+            single=self.single,
+            certify=self.refine,
+        )
 
     def evaluate(
-        self, q: Gaussian, factor: Tensor, gram: bool = True, formula: Formula | None = None
+        self, q: Gaussian, factor: Tensor, formula: Formula | None = None, gram: bool = True
     ) -> tuple[float, Sums]:
-        """F and the sums at q; without `gram`, no curvature."""
-        formula = formula or (self.moments if self.refine or self.rough is None else self.rough)
-        shape = self.shape if gram else "none"
-        total = sums(self.source, q.mean, factor, formula, gram=shape, scale=self.scale, rough=not self.refine)
+        """F and the sums at q."""
+        total = self.total(q.mean, factor, formula, gram)
         return total.value - kl_to_prior(q, factor, self.prior), total
 
     def coarsened(self, k: int, generator: np.random.Generator) -> "Problem":
@@ -133,6 +143,7 @@ class Problem:
         return replace(self, source=subset, scale=self.scale * self.source.rows / subset.rows, refine=False)
 
 
+MANY_ROWS, MANY_COLUMNS = 100_000, 16  # where float32 saves more than the conversion costs
 LARGEST_DIRECT = 2000  # dimension up to which the diagonal family still solves d × d systems directly
 CG_TOLERANCE = 1e-10
 SHORTEST_STEP = 1e-10
@@ -149,40 +160,51 @@ def cholesky(matrix: Tensor) -> Tensor | None:
     return None if int(info) or not bool(factor.diagonal().isfinite().all()) else factor
 
 
-def full_step(problem: Problem, q: Gaussian, total: Sums, rho: float) -> tuple[Gaussian, float] | None:
-    """The step of the full family and the KL it moves, or None if Λ_ρ is not positive definite."""
+def gaussian(mean: Tensor, precision: Tensor) -> Gaussian | None:
+    """N(mean, precision⁻¹), or None if the precision is not positive definite."""
+    if precision.ndim == 1:
+        return Gaussian(mean, precision) if bool((precision > 0).all()) else None
+    root = cholesky(precision)
+    return None if root is None else Gaussian(mean, precision, root)
+
+
+def divergence(old: Gaussian, new: Gaussian) -> float:
+    """KL(old ‖ new) = ½ [log|Λ| - log|Λ'| - d + tr(Λ'Σ) + δᵀΛ'δ]."""
+    shift = new.mean - old.mean
+    if old.cholesky is None or new.cholesky is None:
+        ratio = new.precision / old.precision
+        return 0.5 * float((ratio - 1.0 - ratio.log()).sum() + shift @ (new.precision * shift))
+    # tr(Λ'Σ) = ‖L⁻¹L'‖²
+    ratio = torch.linalg.solve_triangular(old.cholesky, new.cholesky, upper=False)
+    spread = old.log_determinant - new.log_determinant - len(shift) + ratio.square().sum()
+    return 0.5 * float(spread + (new.cholesky.T @ shift).square().sum())
+
+
+def full_step(problem: Problem, q: Gaussian, total: Sums, rho: float) -> Gaussian | None:
+    """The step of the full family, or None if Λ_ρ is not positive definite."""
     target = problem.prior.plus(total.gram)
     precision = target if rho == 1.0 else torch.lerp(q.precision, target, rho)
     root = cholesky(precision)
-    if root is None or q.cholesky is None:
+    if root is None:
         return None
-    direction = rho * torch.cholesky_solve(gradient(problem, q, total)[:, None], root)[:, 0]
-    new = Gaussian(q.mean + direction, precision, root)
-    # KL(old ‖ new) = ½ [log|Λ| - log|Λ_ρ| - d + tr(Λ_ρ Σ) + δᵀΛ_ρδ], tr(Λ_ρ Σ) = ‖L⁻¹ L_ρ‖²
-    ratio = torch.linalg.solve_triangular(q.cholesky, root, upper=False)
-    move = q.log_determinant - new.log_determinant - len(direction) + ratio.square().sum()
-    return new, 0.5 * float(move + (root.T @ direction).square().sum())
+    direction = torch.cholesky_solve(gradient(problem, q, total)[:, None], root)[:, 0]
+    return Gaussian(q.mean + rho * direction, precision, root)
 
 
-def diagonal_step(problem: Problem, q: Gaussian, total: Sums, rho: float) -> tuple[Gaussian, float] | None:
+def diagonal_step(problem: Problem, q: Gaussian, total: Sums, rho: float) -> Gaussian | None:
     """The step of the diagonal family: variances from the diagonal, μ by Newton with the whole curvature."""
     slope = gradient(problem, q, total)
     if problem.iterative:
         diagonal = problem.prior.diagonal + total.gram
-        direction = rho * conjugate_gradients(problem, total, slope, diagonal)
+        direction = conjugate_gradients(problem, total, slope, diagonal)
     else:
         curvature = problem.prior.plus(total.gram)
         diagonal = curvature.diagonal()
         root = cholesky(curvature)
-        if root is None:
-            root = torch.diag(diagonal.clamp(min=problem.prior.diagonal).sqrt())
-        direction = rho * torch.cholesky_solve(slope[:, None], root)[:, 0]
-    precision = torch.lerp(q.precision, diagonal, rho)
-    if not bool((precision > 0).all()):
-        return None
-    ratio = precision / q.precision
-    move = 0.5 * float((ratio - 1.0 - ratio.log()).sum() + direction @ (precision * direction))
-    return Gaussian(q.mean + direction, precision), move
+        if root is None:  # a truncated bound, far from its optimum
+            root = torch.diag(torch.maximum(diagonal, problem.prior.diagonal).sqrt())
+        direction = torch.cholesky_solve(slope[:, None], root)[:, 0]
+    return gaussian(q.mean + rho * direction, torch.lerp(q.precision, diagonal, rho))
 
 
 def conjugate_gradients(problem: Problem, total: Sums, slope: Tensor, diagonal: Tensor) -> Tensor:
@@ -204,42 +226,33 @@ def conjugate_gradients(problem: Problem, total: Sums, slope: Tensor, diagonal: 
 
 
 def opening(problem: Problem) -> Gaussian:
-    """q with the prior's mean and the precision S₀⁻¹ + Aᵀ diag(c h) A found there for Σ = 0, as Laplace would."""
-    mean, prior = problem.prior.mean, problem.prior
-    nothing = torch.zeros_like(mean) if problem.diagonal else torch.zeros_like(mean)[:, None]
-    gram = sums(
-        problem.source,
-        mean,
-        nothing,
-        problem.moments,
-        gram=problem.shape,
-        scale=problem.scale,
-        rough=not problem.refine,
-    ).gram.nan_to_num(0.0)
-    if problem.diagonal:
-        diagonal = gram if gram.ndim == 1 else gram.diagonal()
-        return Gaussian(mean, prior.diagonal + diagonal.clamp(min=0.0))
-    precision = prior.plus(gram)
-    root = cholesky(precision)
-    if root is None:
-        precision = torch.diag(prior.precision) if prior.precision.ndim == 1 else prior.precision
-        root = torch.linalg.cholesky(precision)
-    return Gaussian(mean, precision, root)
+    """One step from the prior's mean with Σ = 0 and h = ¼, its largest value, so that it cannot go too far."""
+    nothing = torch.zeros_like(problem.prior.mean)
+    total = problem.total(problem.prior.mean, nothing if problem.diagonal else nothing[:, None], largest_curvature)
+    step = diagonal_step if problem.diagonal else full_step
+    q = step(problem, Gaussian(problem.prior.mean, problem.prior.diagonal), total, 1.0)
+    assert q is not None
+    return q
+
+
+def largest_curvature(mean: Tensor, variance: Tensor) -> Triple:
+    """Böhning & Lindsay's (1988) quadratic: the slope at the mean, and s' <= ¼."""
+    return torch.zeros_like(mean), torch.sigmoid(mean), torch.full_like(mean, 0.25)
 
 
 def newton(
     problem: Problem,
     q: Gaussian | None = None,
     *,
-    tol: float = 1e-10,
+    tol: float = 1e-9,
     max_iter: int = 200,
     report: Callable[[Iteration], None] | None = None,
     generator: np.random.Generator | None = None,
 ) -> Result:
-    """Maximise F from `q` (default: the prior) until a further step would move q by less than `tol` nats.
+    """Maximise F from `q` until a further step would move q by less than `tol` nats.
 
-    Rough stages come first: on random subsets where rows are many, then on all rows with `problem.rough`. They only
-    choose where the last stage, on all rows and in full precision, begins.
+    Rough stages come first: on random subsets where rows are many, if no `q` is given, then on all rows with
+    `problem.rough`. They only choose where the last stage begins, which is often one pass.
     """
     began = time.perf_counter()
     generator = generator or np.random.default_rng(0)
@@ -247,25 +260,25 @@ def newton(
     passes = 0.0
     curvature: Tensor | None = None
     stages = [(problem, tol)]
-    if q is None and problem.rough is not None:
-        stages.insert(0, (replace(problem, refine=False), ROUGH_MOVE))
+    if problem.rough is not None:
+        stages.insert(0, (replace(problem, refine=False), tol))
     if q is None:
         stages = [(problem.coarsened(k, generator), COARSE_MOVE) for k in coarse_sizes(problem)] + stages
         q = opening(stages[0][0])
         passes += stages[0][0].source.rows / problem.source.rows
-    for stage, move in stages:
-        last = stage is problem
-        result = iterate(stage, q, move, max_iter, began, report, curvature if not last else None)
-        if not math.isfinite(result.objective) and not last:
+    move = math.inf
+    for stage, enough in stages:
+        rough = not stage.refine
+        result = iterate(stage, q, enough, max_iter, began, report, curvature if rough else None, move)
+        if rough and not math.isfinite(result.objective):
             continue  # float32 was not enough; the last stage needs none of this
         history += result.history
         passes += result.passes * stage.source.rows / problem.source.rows
-        q, curvature = result.q, result.curvature
+        q, curvature, move = result.q, result.curvature, result.move
     return replace(result, history=history, passes=passes)
 
 
 COARSE_MOVE = 1e-1  # nats at which a subset has served: far below what its sampling error moves
-ROUGH_MOVE = 1e-3  # nats at which full precision takes over
 COARSE_RATIO = 10
 ROWS_PER_DIMENSION = 40  # rows below which a subset does not determine the fit
 
@@ -292,6 +305,7 @@ def iterate(
     began: float,
     report: Callable[[Iteration], None] | None,
     curvature: Tensor | None = None,
+    last: float = math.inf,
 ) -> Result:
     """Damped natural-gradient steps on one source, the first with a given curvature Aᵀ diag(c h) A.
 
@@ -299,32 +313,38 @@ def iterate(
     """
     run = Stage(problem, began, report, curvature)
     run.move_to(q, q.factor, *run.evaluate(q, q.factor))
-    rho, last = 1.0, math.inf
+    rho = 1.0
     for _ in range(max_iter):
         proposal = run.step(rho)
-        if proposal is not None and rho == 1.0 and run.own_curvature and remaining(proposal[1], last) < tol:
-            if run.finish(*proposal, tol):
+        move = math.inf if proposal is None else divergence(run.result.q, proposal)
+        if proposal is not None and rho == 1.0 and run.borrowed is None and remaining(move, last) < tol:
+            if run.finish(proposal, move, tol):
                 return run.result
-            run.refresh()
             last = math.inf
             continue
-        while not run.accept(proposal, rho):
-            rho *= 0.5
-            if rho < SHORTEST_STEP:
-                run.result.status = "no step improves the objective"
-                return run.result
-            proposal = run.step(rho)
+        if last > LOCAL or not run.accept(run.extrapolated(proposal, rho), rho):
+            while not run.accept(proposal, rho):
+                if not problem.refine and move < LOCAL:
+                    return run.result  # a rough formula cannot tell better from worse so near the optimum
+                rho *= 0.5
+                if rho < SHORTEST_STEP:
+                    run.result.status = "no step improves the objective"
+                    return run.result
+                proposal = run.step(rho)
         last = run.result.history[-1].move / rho
         rho = min(1.0, 2.0 * rho)
     run.result.status = f"not converged in {max_iter} iterations"
     return run.result
 
 
+LOCAL = 1.0  # nats: moves below this are of the last, linear phase
+
+
 def remaining(move: float, last: float) -> float:
     """KL left after this step, if moves go on shrinking at the rate ρ = move/last: distances add up like √move."""
-    if math.isinf(last):
-        return move
-    rate = move / last
+    if move <= 0.0 or math.isinf(last):
+        return max(move, 0.0)
+    rate = move / last if last > 0.0 else math.inf
     return move * rate / (1.0 - math.sqrt(rate)) ** 2 if rate < 1.0 else math.inf
 
 
@@ -341,16 +361,11 @@ class Stage:
         self.problem, self.began, self.report = problem, began, report
         self.borrowed = None if problem.iterative else curvature
         self.chords = CHORDS
-        # below the rounding error of the sums, or the error of a rough formula, F cannot tell better from worse
-        self.slack = 0.0 if problem.refine else ROUGH_SLACK * problem.source.rows * problem.scale
+        self.previous: tuple[Gaussian, Tensor] | None = None  # the last proposal and its residual
         self.total: Sums
 
-    @property
-    def own_curvature(self) -> bool:
-        return self.borrowed is None
-
     def evaluate(self, q: Gaussian, factor: Tensor) -> tuple[float, Sums]:
-        value, total = self.problem.evaluate(q, factor, gram=self.own_curvature)
+        value, total = self.problem.evaluate(q, factor, gram=self.borrowed is None)
         if self.borrowed is not None:
             total.gram = self.borrowed
         return value, total
@@ -364,21 +379,35 @@ class Stage:
         self.result.passes += 1
         self.total = total
 
-    def refresh(self) -> None:
-        """Take all sums anew at the present q."""
-        self.result.exact = False
-        q, factor = self.result.q, self.result.factor
-        self.move_to(q, factor, *self.evaluate(q, factor))
-
-    def step(self, rho: float) -> tuple[Gaussian, float] | None:
+    def step(self, rho: float) -> Gaussian | None:
         step = diagonal_step if self.problem.diagonal else full_step
         return step(self.problem, self.result.q, self.total, rho)
 
-    def accept(self, proposal: tuple[Gaussian, float] | None, rho: float) -> bool:
+    def extrapolated(self, new: Gaussian | None, rho: float) -> Gaussian | None:
+        """Anderson's step: where this proposal and the one before point, if the residual Λ⁺ - Λ goes on as it did."""
+        if new is None or rho < 1.0 or self.borrowed is not None:
+            self.previous = None
+            return None
+        residual = new.precision - self.result.q.precision
+        previous, self.previous = self.previous, (new, residual)
+        if previous is None:
+            return None
+        older, older_residual = previous
+        change = self.whitened(residual - older_residual)
+        gamma = float((change * self.whitened(residual)).sum() / change.square().sum().clamp(min=1e-300))
+        gamma = min(max(gamma, -LONGEST_EXTRAPOLATION), 0.5)
+        return gaussian(torch.lerp(new.mean, older.mean, gamma), torch.lerp(new.precision, older.precision, gamma))
+
+    def whitened(self, precision: Tensor) -> Tensor:
+        """FᵀMF: a change of the precision as the present q sees it."""
+        factor = self.result.factor
+        return precision * factor if factor.ndim == 1 else factor.T @ precision @ factor
+
+    def accept(self, new: Gaussian | None, rho: float) -> bool:
         """Move to the proposal if F is not lower there."""
-        if proposal is None or not math.isfinite(proposal[1]):
+        move = math.inf if new is None else divergence(self.result.q, new)
+        if new is None or not math.isfinite(move):
             return False
-        new, move = proposal
         factor = new.factor
         if self.borrowed is not None:
             self.chords -= 1
@@ -392,7 +421,9 @@ class Stage:
         return True
 
     def noise(self) -> float:
-        return self.slack + 1e-15 * self.problem.source.rows**0.5 * (abs(self.result.objective) + 1.0)
+        """The rounding error of F, and the steps of a rough formula: below it F cannot tell better from worse."""
+        per_row = 1e-15 * (abs(self.result.objective) + 1.0) + (0.0 if self.problem.refine else ROUGH_NOISE)
+        return per_row * self.problem.source.rows**0.5 * self.problem.scale
 
     def record(self, rho: float, move: float) -> None:
         problem, value = self.problem, self.result.objective
@@ -403,36 +434,28 @@ class Stage:
             self.report(self.result.history[-1])
 
     def finish(self, new: Gaussian, move: float, tol: float) -> bool:
-        """Take the last step: unseen in a rough stage; else see that F did not fall and that no further step is due."""
-        self.result.converged, self.result.status = True, "converged"
-        if not self.problem.refine:
-            self.result.q = new
+        """Take the last step; unseen if F could not see it, else if F did not fall and no further step is due."""
+        self.result.converged, self.result.status, self.result.move = True, "converged", move
+        if not self.problem.refine or move < self.noise():
+            self.result.q, self.result.factor = new, new.factor
             return True
-        factor, gram = new.factor, self.total.gram
-        value, total = self.problem.evaluate(new, factor, gram=False, formula=self.problem.final)
-        total.gram, total.curvature = gram, self.total.curvature
-        if not value >= self.result.objective - self.noise() - FINAL_SLACK * self.problem.source.rows:
-            # already as high as arithmetic can see
-            self.result.passes += 1
-            return True
-        self.move_to(new, factor, value, total)
-        self.result.exact = self.problem.final is not None
-        self.record(1.0, move)
+        if not self.accept(new, 1.0):
+            return True  # already as high as arithmetic can see
         check = self.step(1.0)
-        self.result.converged = check is not None and check[1] < 100.0 * tol
+        self.result.converged = check is not None and divergence(new, check) < 10.0 * tol
         return self.result.converged
 
 
-FINAL_SLACK = 2e-11  # per row: twice the error of the fast moments
-ROUGH_SLACK = 1e-6  # per row: twice the error of the rough moments, where their formulas meet
+LONGEST_EXTRAPOLATION = 1.0  # steps; longer ones did not converge sooner
+ROUGH_NOISE = 1e-9
 
 
 def exact_elbo(problem: Problem, result: Result) -> tuple[float, float, float]:
     """The exact ELBO at the q found, a certified lower bound of it (docs/certificate.md), and KL(q ‖ p)."""
     kl = kl_to_prior(result.q, result.factor, problem.prior)
     value, magnitude = result.objective, result.magnitude
-    if not result.exact:
-        value, total = problem.evaluate(result.q, result.factor, gram=False, formula=limit().moments)
+    if problem.moments is not limit().moments or math.isnan(magnitude):
+        value, total = problem.evaluate(result.q, result.factor, limit().moments, gram=False)
         magnitude = total.magnitude
     return value, value - certificate_of_sum(magnitude, kl), kl
 

@@ -1,0 +1,90 @@
+"""L-BFGS that can be interrupted, compared with others and taken up again.
+
+Several starts are climbed a few steps each and only the best to the top, so the state of a climb is a value; and a value
+that is not finite (a kernel matrix without a factor, an overflow) is a step too far, never an error.
+"""
+
+import math
+from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+
+Objective = Callable[[np.ndarray], tuple[float, np.ndarray]]
+
+MEMORY = 20
+SUFFICIENT = 1e-4  # Armijo's fraction of the predicted gain
+SHORTEST = 1e-10
+FIRST_STEP = 0.5  # length of the first step, in units of the parameters
+
+
+class Climb:
+    """Maximises a smooth function from x, step by step."""
+
+    def __init__(self, objective: Objective, x: np.ndarray) -> None:
+        self.objective, self.x = objective, x
+        self.value, self.slope = objective(x)
+        self.pairs: deque[tuple[np.ndarray, np.ndarray, float]] = deque(maxlen=MEMORY)
+        self.steps, self.evaluations = 0, 1
+        self.finished = len(x) == 0 or not math.isfinite(self.value)
+
+    def run(self, steps: int, tol: float) -> "Climb":
+        """Up to `steps` steps, or until one gains less than `tol` twice in a row."""
+        small = 0
+        for _ in range(steps):
+            if self.finished:
+                break
+            gain = self.step()
+            small = small + 1 if gain < tol else 0
+            self.finished = self.finished or small >= 2
+        return self
+
+    def step(self) -> float:
+        """One step along the quasi-Newton direction, shortened until F rises enough; what it gained."""
+        direction = self.direction()
+        rate = float(direction @ self.slope)
+        if not rate > 0.0:
+            self.pairs.clear()
+            direction, rate = self.direction(), float(self.slope @ self.slope)
+        length = 1.0
+        while length > SHORTEST:
+            x = self.x + length * direction
+            value, slope = self.objective(x)
+            self.evaluations += 1
+            if math.isfinite(value) and value >= self.value + SUFFICIENT * length * rate:
+                return self.move(x, value, slope)
+            length *= shorter(length * rate, value - self.value)
+        if not self.pairs:
+            self.finished = True
+        self.pairs.clear()
+        return 0.0
+
+    def move(self, x: np.ndarray, value: float, slope: np.ndarray) -> float:
+        s, y = x - self.x, self.slope - slope
+        curvature = float(s @ y)
+        if curvature > 1e-10 * float(y @ y):
+            self.pairs.append((s, y, 1.0 / curvature))
+        gain, self.x, self.value, self.slope = value - self.value, x, value, slope
+        self.steps += 1
+        return gain
+
+    def direction(self) -> np.ndarray:
+        """The two-loop recursion; without pairs, a first step of fixed length along the slope."""
+        if not self.pairs:
+            return self.slope * min(1.0, FIRST_STEP / max(float(np.linalg.norm(self.slope)), 1e-300))
+        d, alphas = self.slope.copy(), []
+        for s, y, rho in reversed(self.pairs):
+            alphas.append(rho * float(s @ d))
+            d -= alphas[-1] * y
+        s, y, rho = self.pairs[-1]
+        d /= rho * float(y @ y)
+        for (s, y, rho), alpha in zip(self.pairs, reversed(alphas), strict=True):
+            d += (alpha - rho * float(y @ d)) * s
+        return d
+
+
+def shorter(predicted: float, gained: float) -> float:
+    """The factor by which to shorten a step: to the top of the parabola through what is known, within [0.1, 0.5]."""
+    if not math.isfinite(gained):
+        return 0.1
+    return min(0.5, max(0.1, 0.5 * predicted / (predicted - gained)))
