@@ -22,7 +22,7 @@ LAYERS = [
     *["design", "progress", "prediction", "corrected", "storage", "state", "logistic", "reference"],
     *["gp_kernels", "gp_model", "gp_natural_adam", "gp", "gpytorch", "models"],
     # applications: these may also import the public names, `from viper import ...`
-    *(APPLICATIONS := ["datasets", "metrics", "plots", "demo", "report", "paper", "cli"]),
+    *(APPLICATIONS := ["datasets", "metrics", "plots", "demo_bound", "demo", "report", "paper", "cli"]),
 ]
 NUMERICS_MAY_IMPORT = {"torch", "numpy", *sys.stdlib_module_names}
 

@@ -1,6 +1,6 @@
 """The importance-corrected posterior: the exact one, as weighted draws, with the estimator's own methods."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,7 +9,7 @@ from sklearn.utils import check_random_state
 from torch import Tensor
 
 from viper.importance import Diagnosis, WeightedDraws, summary_frame, weighted_quantiles
-from viper.prediction import half_width
+from viper.prediction import half_width, log_odds
 
 if TYPE_CHECKING:
     import pandas
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class CorrectedPosterior:
     """Summaries and predictions from draws β_s with weights w_s; `diagnosis` says how far to trust them.
 
-    `latent(X, offset, draws)` gives f = o + Xβ for every row and draw.
+    `latent(X, offset, draws)` yields f = o + Xβ, draws × rows, for some rows at a time.
     """
 
     def __init__(
@@ -27,7 +27,7 @@ class CorrectedPosterior:
         diagnosis: Diagnosis,
         names: list[str],
         classes: np.ndarray,
-        latent: Callable[[Any, Any, Tensor], Tensor],
+        latent: Callable[[Any, Any, Tensor], Iterator[Tensor]],
     ) -> None:
         self.weighted, self.diagnosis, self.names = weighted, diagnosis, names
         self.classes_ = classes
@@ -61,36 +61,39 @@ class CorrectedPosterior:
 
     def predict_latent(self, X: Any, offset: Any = None) -> tuple[np.ndarray, np.ndarray]:
         """Mean and standard deviation of the latent f(x), per row."""
-        return self._moments(self._draws_of(X, offset))
+        mean, sd = self._over_rows(X, offset, self._moments)
+        return mean, sd
 
     def predict_proba(self, X: Any, offset: Any = None) -> np.ndarray:
         """Posterior-averaged probabilities of the two classes, n × 2."""
-        f = self._draws_of(X, offset)
-        return torch.stack([self.weighted.weights @ torch.sigmoid(sign * f) for sign in (-1.0, 1.0)], 1).numpy()
+        weights = self.weighted.weights
+        return self._over_rows(
+            X, offset, lambda f: torch.stack([weights @ torch.sigmoid(sign * f) for sign in (-1.0, 1.0)])
+        ).T
 
     def predict_std(self, X: Any, offset: Any = None) -> np.ndarray:
         """Posterior standard deviation of the probability, per row."""
-        return self._moments(torch.sigmoid(self._draws_of(X, offset)))[1]
+        return self._over_rows(X, offset, lambda f: self._moments(torch.sigmoid(f)))[1]
 
     def predict_interval(self, X: Any, level: float = 0.95, offset: Any = None) -> np.ndarray:
         """Credible interval of the probability of the second class, n × 2."""
-        return torch.sigmoid(self._quantiles(self._draws_of(X, offset), level)).T.numpy()
+        return self._over_rows(X, offset, lambda f: torch.sigmoid(self._quantiles(f, level))).T
 
     def decision_function(self, X: Any, offset: Any = None) -> np.ndarray:
         """Log-odds of the posterior-averaged probability."""
-        probability = self.predict_proba(X, offset)
-        return np.log(probability[:, 1]) - np.log(probability[:, 0])
+        return log_odds(self.predict_proba(X, offset))
 
     def predict(self, X: Any, offset: Any = None) -> np.ndarray:
         """The more probable class, per row."""
         return self.classes_[(self.predict_proba(X, offset)[:, 1] > 0.5).astype(int)]
 
-    def _draws_of(self, X: Any, offset: Any) -> Tensor:
-        return self._latent(X, offset, self.weighted.draws).T
+    def _over_rows(self, X: Any, offset: Any, summary: Callable[[Tensor], Tensor]) -> np.ndarray:
+        """A summary (k × rows) of the draws of f (draws × rows), for all rows."""
+        return torch.cat([summary(f) for f in self._latent(X, offset, self.weighted.draws)], 1).numpy()
 
-    def _moments(self, values: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    def _moments(self, values: Tensor) -> Tensor:
         mean = self.weighted.weights @ values
-        return mean.numpy(), (self.weighted.weights @ (values - mean).square()).sqrt().numpy()
+        return torch.stack([mean, (self.weighted.weights @ (values - mean).square()).sqrt()])
 
     def _quantiles(self, values: Tensor, level: float) -> Tensor:
         half_width(level)  # the check of `level`

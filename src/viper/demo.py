@@ -1,95 +1,108 @@
-"""`python -m viper.demo`: the bounds on E[log(1+e^X)] side by side, as a table and as the picture `bound.png`."""
+"""`python -m viper.demo [FOLDER]`: a posterior on real data, and the bound beneath it, as tables and pictures."""
 
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
 
 import viper
-
-METHODS: dict[str, dict[str, Any]] = {
-    "Jaakkola-Jordan": {"bound": "pg"},
-    "Monte Carlo, 1,000 samples": {"bound": "mc", "samples": 1000, "random_state": 0},
-    "VI-PER, l = 10": {"terms": 10},
-    "VI-PER, fast path": {"tolerance": 1e-8},
-    "VI-PER, exact limit": {},
-}
-COLOURS = dict(zip(METHODS, ("#c44e52", "#999999", "#4c72b0", "#dd8452", "#2a7f62"), strict=True))
-FLOOR = 1e-17  # below every rounding error: where a logarithmic axis puts an error of exactly 0
+from viper import demo_bound
 
 
-def relative_errors(mean: Tensor, variance: Tensor) -> dict[str, Tensor]:
-    """|η - E[log(1+e^X)]| / E[log(1+e^X)] of every method, the expectation by brute force."""
-    truth = integral(mean, variance)
-    values = {name: viper.expected_softplus(mean, variance, **options).value for name, options in METHODS.items()}
-    return {name: ((value - truth) / truth).abs() for name, value in values.items()}
+def main(folder: str = ".") -> None:
+    """Fit, report, and draw `posterior.png` and `bound.png` into `folder`."""
+    torch.set_num_threads(1)  # so little work is slower when shared
+    data = Data()
+    began = time.perf_counter()
+    model = viper.VariationalLogisticRegression(prior_scale="auto", random_state=0).fit(data.train, data.train_label)
+    seconds = time.perf_counter() - began
+    print(story(data, model, seconds))
+    draw(data, model, Path(folder) / "posterior.png")
+    print("\n" + demo_bound.table())
+    demo_bound.picture(Path(folder) / "bound.png")
+    print(f"\nThe pictures are {Path(folder) / 'posterior.png'} and {Path(folder) / 'bound.png'}.")
 
 
-def integral(mean: Tensor, variance: Tensor) -> Tensor:
-    """E[log(1+e^X)] by the trapezoidal rule on 4,001 points: a computation that shares nothing with the library's."""
-    z = torch.linspace(-12.0, 12.0, 4001, dtype=torch.float64)
-    weights = torch.exp(-0.5 * z * z)
-    x = mean[..., None] + variance.sqrt()[..., None] * z
-    return torch.logaddexp(x, torch.zeros_like(x)) @ (weights / weights.sum())
+class Data:
+    """Wisconsin breast cancer (569 tumours, 30 measurements), standardised; a third is held out."""
+
+    def __init__(self) -> None:
+        from sklearn.datasets import load_breast_cancer
+        from sklearn.model_selection import train_test_split
+        from sklearn.preprocessing import StandardScaler
+
+        frame, benign = load_breast_cancer(return_X_y=True, as_frame=True)
+        label = np.where(benign, "benign", "malignant")
+        train, test, self.train_label, self.test_label = train_test_split(
+            frame, label, test_size=0.33, random_state=0, stratify=label
+        )
+        scaler = StandardScaler().set_output(transform="pandas").fit(train)
+        self.train, self.test = scaler.transform(train), scaler.transform(test)
 
 
-def table() -> str:
-    """Value, slope and curvature at ϑ = 1, τ = 2, and the worst relative error over the paper's range."""
-    theta, tau = torch.meshgrid(torch.linspace(-8, 6, 57).double(), torch.logspace(-2, 1, 31).double(), indexing="ij")
-    errors = relative_errors(theta, tau**2)
+def story(data: Data, model: Any, seconds: float) -> str:
+    """What was fitted, what it says, how sure it is, and whether to believe it."""
+    from sklearn.metrics import log_loss, roc_auc_score
+
+    table = model.summary().drop(index="intercept")
+    strongest = table.reindex(table["mean"].abs().sort_values(ascending=False).index[:8])
+    probability, interval = model.predict_proba(data.test)[:, 1], model.predict_interval(data.test)
+    malignant = data.test_label == "malignant"
+    unsure = np.argsort(interval[:, 0] - interval[:, 1])[:4]
     lines = [
-        "E[log(1+e^X)] for X ~ N(ϑ, τ²) at ϑ = 1, τ = 2; worst relative error over ϑ in [-8, 6], τ in [0.01, 10]",
+        f"Breast cancer: {len(data.train)} tumours, {data.train.shape[1]} measurements. Posterior of all 31 coefficients,",
+        f"prior scale included, in {1e3 * seconds:.0f} ms.  ELBO {model.elbo_:.3f}, certified to be above {model.elbo_bound_:.9f}.",
         "",
-        f"{'':28}{'value':>12}{'slope':>12}{'curvature':>12}{'worst error':>14}",
+        "Strongest coefficients (per standard deviation; odds of malignancy)",
+        strongest[["mean", "sd", "odds_ratio", "odds_lower", "odds_upper", "p_direction"]].round(2).to_string(),
+        "",
+        f"Held out ({len(malignant)} tumours): AUC {roc_auc_score(malignant, probability):.4f}, "
+        f"log score {-log_loss(malignant, probability):.4f}",
+        "Least certain of them: probability of malignancy with its 95 % credible interval",
+        *[
+            f"  tumour {data.test.index[i]:>3}  {probability[i]:.2f}  [{interval[i, 0]:.2f}, {interval[i, 1]:.2f}]  "
+            f"({data.test_label[i]})"
+            for i in unsure
+        ],
+        "",
+        f"Is the approximation good?  {model.diagnose()}",
     ]
-    for name, options in METHODS.items():
-        numbers = "".join(f"{x:12.8f}" for x in viper.expected_softplus(1.0, 4.0, **options))
-        lines.append(f"{name:28}{numbers}{errors[name].max():14.1e}")
     return "\n".join(lines)
 
 
-def picture(path: Path) -> None:
-    """Errors against ϑ and against τ, and the number of terms for 1 % (the paper's Figure 1)."""
+def draw(data: Data, model: Any, path: Path) -> None:
+    """Left: odds ratios with intervals. Right: every held-out tumour's probability with its interval."""
     import matplotlib
 
     matplotlib.use("agg")
     import matplotlib.pyplot as plt
 
-    style: dict[Any, Any] = {
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.titlelocation": "left",
-        "font.size": 10,
-    }
+    table = model.summary().drop(index="intercept").sort_values("mean")
+    order = np.argsort(model.predict_latent(data.test)[0])
+    probability, interval = model.predict_proba(data.test)[order, 1], model.predict_interval(data.test)[order]
+    malignant = (data.test_label == "malignant")[order]
+    style: dict[Any, Any] = {"axes.spines.top": False, "axes.spines.right": False, "axes.titlelocation": "left"}
     with plt.rc_context(style):
-        figure, (by_mean, by_sd, by_terms) = plt.subplots(1, 3, figsize=(14, 4.2), layout="constrained")
-        means, sds = torch.linspace(-8, 6, 281).double(), torch.logspace(-2, 1, 301).double()
-        over_means = relative_errors(means, torch.full_like(means, 4.0))
-        over_sds = relative_errors(torch.ones_like(sds), sds**2)
-        for name in METHODS:
-            look = {"color": COLOURS[name], "lw": 2 if "VI-PER" in name else 1.4, "label": name}
-            by_mean.semilogy(means, over_means[name].clamp(FLOOR), **look)
-            by_sd.loglog(sds, over_sds[name].clamp(FLOOR), **look)
-        by_mean.set(title="Relative error at τ = 2", xlabel="ϑ", ylim=(FLOOR, 10))
-        by_sd.set(title="Relative error at ϑ = 1", xlabel="τ", ylim=(FLOOR, 10))
-        by_mean.legend(frameon=False, fontsize=8, loc=(0.02, 0.2))
-
-        theta, tau = torch.meshgrid(means, sds, indexing="ij")
-        needed = viper.terms_needed(theta, tau**2, 0.01)
-        mesh = by_terms.pcolormesh(means, sds, needed.T, cmap="viridis", rasterized=True)
-        by_terms.set(title="l needed for a relative error of 1 %", xlabel="ϑ", ylabel="τ", yscale="log")
-        figure.colorbar(mesh, ax=by_terms)
-        figure.savefig(path, dpi=150)
-
-
-def main(folder: str = ".") -> None:
-    torch.set_num_threads(1)  # so little work is slower when shared
-    print(table())
-    path = Path(folder) / "bound.png"
-    picture(path)
-    print(f"\nThe picture is in {path}")
+        figure, (forest, people) = plt.subplots(1, 2, figsize=(14, 6), layout="constrained")
+        sure = table["p_direction"] > 0.95
+        for at, (name, row) in enumerate(table.iterrows()):
+            colour = "#c44e52" if sure[name] else "#999999"
+            forest.plot([row["odds_lower"], row["odds_upper"]], [at, at], color=colour, lw=2)
+            forest.plot(row["odds_ratio"], at, "o", color=colour, ms=4)
+        forest.axvline(1.0, color="black", lw=0.8)
+        forest.set_yticks(range(len(table)), table.index, fontsize=8)
+        forest.set(title="Odds ratio of malignancy per standard deviation, 95 % interval", xscale="log")
+        x = np.arange(len(order))
+        for group, colour, label in ((malignant, "#c44e52", "malignant"), (~malignant, "#4c72b0", "benign")):
+            people.vlines(x[group], *interval[group].T, color=colour, alpha=0.45, lw=1.5)
+            people.plot(x[group], probability[group], ".", color=colour, label=label)
+        people.set(title="Held-out tumours: probability of malignancy, 95 % credible interval", xticks=[])
+        people.set_xlabel("tumours, in order of their predicted log-odds")
+        people.legend(frameon=False)
+        figure.savefig(path, dpi=130)
 
 
 if __name__ == "__main__":

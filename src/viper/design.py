@@ -94,7 +94,7 @@ def read_labels(y: Any, rows: int, known: Any = None) -> tuple[np.ndarray, Tenso
     code = y == classes[1]
     strange = ~(code | (y == classes[0]))
     if strange.any():
-        raise ValueError(f"y must contain only the known classes {classes.tolist()}; got {y[strange][0]!r}.")
+        raise ValueError(f"y must contain only the known classes {classes.tolist()}; got {y[strange].tolist()[0]!r}.")
     return classes, torch.from_numpy(np.ascontiguousarray(code, dtype=bool))
 
 

@@ -88,13 +88,14 @@ def weigh(
     """Draw from q, weigh by p(y|β)p(β)/q(β), and judge the weights."""
     if count < FEWEST_DRAWS:
         raise ValueError(f"draws must be at least {FEWEST_DRAWS}; got {count}.")
-    noise = torch.from_numpy(generator.standard_normal((count, source.dimension)))
+    noise = torch.from_numpy(generator.standard_normal((count, source.dimension))).to(posterior.mean.device)
     draws = posterior.draw(noise)
     log_ratio = log_likelihood(source, draws) + prior_log_density(prior, draws) - posterior.log_density(noise)
+    log_ratio, draws = log_ratio.cpu(), draws.cpu()
     log_weights, k_hat = smooth(log_ratio)
     weights = torch.softmax(log_weights, 0)
     size = 1.0 / float(weights.square().sum())
-    # log of the mean weight; PSIS keeps the sum of the raw tail, so raw ratios give the evidence
+    # log of the mean weight, as it is: smoothing is for the draws
     log_evidence = float(torch.logsumexp(log_ratio, 0)) - math.log(count)
     diagnosis = Diagnosis(
         k_hat=k_hat,

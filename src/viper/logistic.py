@@ -1,12 +1,15 @@
 """Bayesian logistic regression with the scikit-learn interface."""
 
 import warnings
+from collections.abc import Iterator
+from dataclasses import replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.metrics import accuracy_score
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
 ROUGH_TOLERANCE = 1e-8  # of the moments in all but the last pass: moves the optimum by less than 1e-9 nats
 FLOAT32_TOLERANCE = 1e-6  # nats: what rounding of the products in float32 leaves
 FIT_SCALARS = ("elbo_", "elbo_bound_", "kl_", "objective_", "n_iter_", "converged_", "status_", "passes_")
+LATENT_DRAWS = 1 << 22  # values of f(x) held at once, over rows and draws (32 MB)
 LARGEST_FULL = 20_000  # coefficients whose full covariance still fits a machine (3.2 GB)
 
 
@@ -168,11 +172,13 @@ class VariationalLogisticRegression(LatentPredictions, ClassifierMixin, BaseEsti
         self.classes_, label = design.read_labels(y, X.shape[0])
         source = self._source(X, label, sample_weight, offset)
         if isinstance(self.prior_scale, str):
-            solve = lambda scale, start: self._solve(source, self._prior(scale), start)  # noqa: E731
-            self.prior_scale_, fit = best_scales(solve, self.n_features_in_, self.prior_scale == "ard")
+            seed = self._seed()  # the same random numbers for every scale
+            solve = lambda scale, start: self._solve(source, self._prior(scale), seed, start)  # noqa: E731
+            scale, fit = best_scales(solve, self.n_features_in_, self.prior_scale == "ard")
         else:
-            self.prior_scale_ = design.read_scale(self.prior_scale, "prior_scale", self.n_features_in_)
-            fit = self._solve(source, self._prior(self.prior_scale_))
+            scale = design.read_scale(self.prior_scale, "prior_scale", self.n_features_in_)
+            fit = self._solve(source, self._prior(scale), self._seed())
+        self.prior_scale_ = scale.numpy()
         return self._keep(source, fit)
 
     def partial_fit(
@@ -202,9 +208,13 @@ class VariationalLogisticRegression(LatentPredictions, ClassifierMixin, BaseEsti
                 raise ValueError(
                     f"partial_fit needs numbers for prior_scale; got {self.prior_scale!r}. Call fit first."
                 )
-            self.prior_scale_ = design.read_scale(self.prior_scale, "prior_scale", self.n_features_in_)
-            return self._keep(source, self._solve(source, self._prior(self.prior_scale_)))
-        return self._keep(source, self._solve(source, self.posterior_.as_prior(forget)))
+            scale = design.read_scale(self.prior_scale, "prior_scale", self.n_features_in_)
+            self.prior_scale_ = scale.numpy()
+        prior = self._prior(scale) if first else self.posterior_.as_prior(forget)
+        return self._keep(source, self._solve(source, prior, self._seed()))
+
+    def _seed(self) -> int:
+        return int(check_random_state(self.random_state).randint(2**31))
 
     def _check_options(self) -> None:
         design.check_word(self.bound, "bound", ("viper", "pg", "mc", "quadrature"))
@@ -234,23 +244,23 @@ class VariationalLogisticRegression(LatentPredictions, ClassifierMixin, BaseEsti
         own = design.read_scale(self.intercept_scale, "intercept_scale", 1) if self.fit_intercept else None
         return design.make_prior(mean, scale, own)
 
-    def _solve(self, source: Arrays, prior: Prior, start: Gaussian | None = None) -> Fit:
+    def _solve(self, source: Arrays, prior: Prior, seed: int, start: Gaussian | None = None) -> Fit:
         """Fit q under a given prior; with more coefficients than rows, in the span of the rows."""
         prior = Prior(prior.mean.to(source.device), prior.precision.to(source.device))
         if self.covariance == "diagonal":
-            problem, result = self._run(source, prior, start)
+            problem, result = self._run(source, prior, seed, start)
             return Fit(Diagonal(result.q.mean, result.factor), prior, problem, result)
         if source.dimension > source.rows and prior.precision.ndim == 1 and self.solver == "newton":
-            return self._solve_wide(source, prior)
+            return self._solve_wide(source, prior, seed)
         if source.dimension > LARGEST_FULL:
             raise ValueError(
                 f"covariance='full' holds up to {LARGEST_FULL} coefficients, or any number if rows are fewer; got "
                 f"{source.dimension} coefficients and {source.rows} rows. Use covariance='diagonal'."
             )
-        problem, result = self._run(source, prior, start)
+        problem, result = self._run(source, prior, seed, start)
         return Fit(Full(result.q.mean, result.factor), prior, problem, result)
 
-    def _solve_wide(self, source: Arrays, prior: Prior) -> Fit:
+    def _solve_wide(self, source: Arrays, prior: Prior, seed: int) -> Fit:
         """A D = RᵀQᵀ with D the prior sds: rows Rᵀ (n × n) and prior N(0, I) for w = QᵀD⁻¹(β - m₀)."""
         sd = prior.precision.rsqrt()
         dense = design.dense_rows(source)
@@ -259,14 +269,13 @@ class VariationalLogisticRegression(LatentPredictions, ClassifierMixin, BaseEsti
         offset = shift if source.offset is None else shift + source.offset.to(shift)
         rows = Arrays(upper.T.contiguous(), source.label, offset=offset, weight=source.weight, device=source.device)
         identity = Prior(torch.zeros_like(upper[0]), torch.ones_like(upper[0]))
-        problem, result = self._run(rows, identity, None)
+        problem, result = self._run(rows, identity, seed)
         return Fit(LowRank(prior.mean, sd, basis, result.q.mean, result.factor), prior, problem, result)
 
-    def _run(self, source: Arrays, prior: Prior, start: Gaussian | None) -> tuple[Problem, Result]:
-        random = check_random_state(self.random_state)
-        problem = self._problem(source, prior, int(random.randint(2**31)))
+    def _run(self, source: Arrays, prior: Prior, seed: int, start: Gaussian | None = None) -> tuple[Problem, Result]:
+        problem = self._problem(source, prior, seed)
         report = Progress(self.verbose)
-        options: dict[str, Any] = {"report": report, "generator": np.random.default_rng(random.randint(2**31))}
+        options: dict[str, Any] = {"report": report, "generator": np.random.default_rng(seed)}
         if self.max_iter is not None:
             options["max_iter"] = int(self.max_iter)
         if self.tol is not None:
@@ -283,7 +292,7 @@ class VariationalLogisticRegression(LatentPredictions, ClassifierMixin, BaseEsti
                 f"The solver stopped early: {result.status}. Raise max_iter, standardise the features, or choose a "
                 "smaller prior_scale: nearly separable data under a very wide prior need many steps.",
                 ConvergenceWarning,
-                stacklevel=5,
+                stacklevel=4,
             )
         return problem, result
 
@@ -363,10 +372,15 @@ class VariationalLogisticRegression(LatentPredictions, ClassifierMixin, BaseEsti
         parts = [latent(block, self.posterior_) for block in self._unlabelled(X, offset).blocks()]
         return torch.cat([mean for mean, _ in parts]), torch.cat([variance for _, variance in parts])
 
-    def _latent_draws(self, X: Any, offset: Any, draws: Tensor) -> Tensor:
-        blocks = self._unlabelled(X, offset).blocks()
-        parts = [(block.design.project(draws.T), block.offset) for block in blocks]
-        return torch.cat([f if o is None else f + o[:, None] for f, o in parts])
+    def _latent_draws(self, X: Any, offset: Any, draws: Tensor) -> Iterator[Tensor]:
+        rows = self._unlabelled(X, offset)
+        for block in replace(rows, block_rows=max(1, LATENT_DRAWS // len(draws))).blocks():
+            f = block.design.project(draws.to(rows.device).T).T
+            yield (f if block.offset is None else f + block.offset).cpu()
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None, offset: Any = None) -> float:
+        """Share of rows whose class is predicted right."""
+        return float(accuracy_score(y, self.predict(X, offset), sample_weight=sample_weight))
 
     # -----------------------------------------------------------------------------------------------------------------
     # Trust
@@ -406,7 +420,10 @@ class VariationalLogisticRegression(LatentPredictions, ClassifierMixin, BaseEsti
         options, tensors = encode_options(self.get_params(deep=False))
         tensors |= {f"posterior.{name}": x for name, x in vars(self.posterior_).items()}
         tensors |= {"prior.mean": self.prior_.mean, "prior.precision": self.prior_.precision}
-        tensors |= {"prior_scale": self.prior_scale_, "history": torch.tensor(self.history_, dtype=torch.float64)}
+        tensors |= {
+            "prior_scale": torch.from_numpy(self.prior_scale_),
+            "history": torch.tensor(self.history_, dtype=torch.float64),
+        }
         names = getattr(self, "feature_names_in_", None)
         metadata = {
             "options": options,
@@ -424,7 +441,7 @@ class VariationalLogisticRegression(LatentPredictions, ClassifierMixin, BaseEsti
         shape = {kind.__name__: kind for kind in (Full, Diagonal, LowRank)}[metadata["posterior"]]
         parts = {name.removeprefix("posterior."): x for name, x in tensors.items() if name.startswith("posterior.")}
         model.posterior_, model.prior_ = shape(**parts), Prior(tensors["prior.mean"], tensors["prior.precision"])
-        model.prior_scale_, model.classes_ = tensors["prior_scale"], decode_labels(metadata["classes"])
+        model.prior_scale_, model.classes_ = tensors["prior_scale"].numpy(), decode_labels(metadata["classes"])
         model.n_features_in_ = metadata["features"]
         if metadata["names"] is not None:
             model.feature_names_in_ = np.array(metadata["names"], dtype=object)

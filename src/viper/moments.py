@@ -216,7 +216,8 @@ def nodes(z: Tensor, weights: Tensor) -> Bound:
 
     def difference_rate(low: Tensor, high: Tensor, step: Tensor, sd: Tensor) -> Tensor:
         """z_j (s(ϑ+τz_j) - s(ϑ-τz_j)) / τ, which tends to 2 z_j² s'(ϑ)."""
-        return (step / sd) ** 2 * sigmoid_difference(low, high, 2.0 * step) / step.clamp(min=1e-300)
+        per_step = -torch.expm1(-2.0 * step) / step.clamp(min=1e-300)
+        return (step / sd) ** 2 * torch.sigmoid(high) * torch.sigmoid(-low) * per_step
 
     def moments(mean: Tensor, variance: Tensor) -> Triple:
         low, high, step, sd = points(mean, variance)
@@ -285,9 +286,10 @@ EVEN = (
     (1.0, -510.0, 17640.0, -151200.0, 362880.0),
 )
 ODD = ((1.0,), (1.0, -12.0), (1.0, -60.0, 360.0), (1.0, -252.0, 5040.0, -20160.0))
-HEAT_ORDER = 4
-# The first omitted term of h is v^5/(2^5 5!) f^{(12)}, sup|f^{(12)}| = |s^{(11)}(0)| = 691/8; those of η and g are less
-HEAT_ERROR = 691.0 / 8.0 / (32.0 * 120.0)
+# Stopped after order m = 1 ... 4, the first omitted term of h is v^{m+1}/(2^{m+1} (m+1)!) f^{(2m+4)}, and the supremum of
+# |f^{(2m+4)}| is |s^{(2m+3)}(0)| = 1/4, 17/16, 31/4, 691/8; those of η and g are less
+HEAT_ERRORS = (1 / 4 / 8, 17 / 16 / 48, 31 / 4 / 384, 691 / 8 / 3840)
+HEAT_ERROR = HEAT_ERRORS[-1]
 
 
 def polynomial(coefficients: tuple[float, ...], x: Tensor) -> Tensor:
@@ -307,24 +309,33 @@ def heat_sum(parts: list[Tensor], variance: Tensor, start: int = 0) -> Tensor:
     return total
 
 
-def heat_moments(mean: Tensor, variance: Tensor) -> Triple:
-    """η, g, h to relative accuracy about HEAT_ERROR v^5, for ϑ <= 0: one sigmoid and one logarithm."""
+def heat_moments(mean: Tensor, variance: Tensor, order: int) -> Triple:
+    """η, g, h to relative accuracy about HEAT_ERRORS v^{order+1}, for ϑ <= 0: one sigmoid and one logarithm."""
     s = torch.sigmoid(mean)
     q = torch.addcmul(s, s, s, value=-1.0)
-    even, odd = [polynomial(row, q) for row in EVEN], [polynomial(row, q) for row in ODD]
+    even, odd = [polynomial(row, q) for row in EVEN[: order + 1]], [polynomial(row, q) for row in ODD[:order]]
     first = (q * variance).mul_(0.5)
-    value = torch.addcmul(-torch.log1p(-s), first, heat_sum(even[:HEAT_ORDER], variance, 1))
-    slope = torch.addcmul(s, first, heat_sum(odd, variance, 1).mul_(1.0 - 2.0 * s))
+    value = torch.addcmul(-torch.log1p(-s), first, heat_sum(even[:order], variance, 1))
+    slope = torch.addcmul(s, first, heat_sum(odd, variance, 1) * (1.0 - 2.0 * s))
     return value, slope, heat_sum(even, variance).mul_(q)
 
 
-heat = blocked(reflected(heat_moments), 12, native=True)
+def heat(tolerance: float) -> Formula:
+    """The expansion to the lowest order whose error in a block is at most `tolerance`."""
+    reach = [(tolerance / error) ** (1.0 / (m + 2)) for m, error in enumerate(HEAT_ERRORS)]
+
+    def moments(mean: Tensor, variance: Tensor) -> Triple:
+        largest = math.inf if torch.compiler.is_compiling() or not variance.numel() else float(variance.max())
+        return heat_moments(mean, variance, 1 + sum(largest > v for v in reach[:-1]))
+
+    return blocked(reflected(moments), 12, native=True)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The limit l -> ∞: expand, integrate or sum, whichever is exact there
 
-HEAT_EXACT = 2.5e-3  # v: HEAT_ERROR v^5 / s'(0) < 1e-14
+HEAT_TOLERANCE = 2.2e-15  # of h, so that its relative error at ϑ = 0, where h = ¼, is below 1e-14
+HEAT_EXACT = 2.5e-3  # v: HEAT_ERROR v^5 = HEAT_TOLERANCE
 NODES_EXACT = 0.16  # v: 16-point Gauss-Hermite is exact to rounding (docs/certificate.md: error below 1e-15)
 NODE_COUNT = 16
 TERM_COUNT = 20  # accelerated terms: relative error 1/T_20(3) = 1e-15
@@ -383,7 +394,7 @@ def true_indices(mask: Tensor) -> Tensor:
 def limit() -> Bound:
     """E[log(1+e^X)] itself (Corollary 1), to rounding."""
     quadrature, tail = smooth_nodes(NODE_COUNT), series(accelerated_weights(TERM_COUNT))
-    regimes = ((HEAT_EXACT, heat), (NODES_EXACT, quadrature.moments), (math.inf, tail.moments))
+    regimes = ((HEAT_EXACT, heat(HEAT_TOLERANCE)), (NODES_EXACT, quadrature.moments), (math.inf, tail.moments))
     return Bound(piecewise(regimes), piecewise(((NODES_EXACT, quadrature.partials), (math.inf, tail.partials))))
 
 
@@ -454,8 +465,9 @@ def fast(tolerance: float) -> Bound | None:
     if not tables:
         return None
     mixed = mixture(min(tables, key=lambda table: len(table.weights)))
-    small = (min(tolerance, COARSEST) / HEAT_ERROR) ** 0.2
-    return Bound(piecewise(((small, heat), (math.inf, mixed.moments)), native=True), mixed.partials)
+    tolerance = min(tolerance, COARSEST)
+    small = (tolerance / HEAT_ERROR) ** 0.2
+    return Bound(piecewise(((small, heat(tolerance)), (math.inf, mixed.moments)), native=True), mixed.partials)
 
 
 def mixture(table: Mixture) -> Bound:

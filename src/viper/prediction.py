@@ -49,14 +49,18 @@ class LatentPredictions:
 
     def decision_function(self, X: Any, offset: Any = None) -> np.ndarray:
         """Log-odds of the posterior-averaged probability; positive where the second class is predicted."""
-        probability = self.predict_proba(X, offset)
-        tiny = np.finfo(float).tiny
-        return np.log(np.maximum(probability[:, 1], tiny)) - np.log(np.maximum(probability[:, 0], tiny))
+        return log_odds(self.predict_proba(X, offset))
 
     def predict(self, X: Any, offset: Any = None) -> np.ndarray:
         """The more probable class, per row."""
         mean, _ = self._latent(X, offset)
         return self.classes_[(mean > 0).cpu().numpy().astype(int)]
+
+
+def log_odds(probability: np.ndarray) -> np.ndarray:
+    """log(p₁/p₀) of each row, where what underflows counts as the smallest number."""
+    low, high = np.log(np.maximum(probability, np.finfo(float).tiny)).T
+    return high - low
 
 
 def half_width(level: float) -> float:

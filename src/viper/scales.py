@@ -44,7 +44,7 @@ def best_scales(solve: Callable[[Tensor, Gaussian | None], Fit], size: int, sepa
         posterior, prior, _, result = solve(scale, warm)
         warm = result.q
         second = (posterior.mean - prior.mean)[:size].square() + posterior.variance[:size]
-        slope = (second / scale.square() - 1.0).numpy()
+        slope = (second.cpu() / scale.square() - 1.0).numpy()
         return -result.objective, -slope if separate else -slope.sum(keepdims=True)
 
     def expand(log_scale: np.ndarray) -> Tensor:

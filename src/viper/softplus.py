@@ -59,7 +59,7 @@ def expected_softplus(
         ``"pg"``: Jaakkola-Jordan at its best t, identical to Pólya-Gamma.
         ``"mc"``: the mean over `samples` common random numbers. ``"quadrature"``: Gauss-Hermite with `nodes`.
         ``"certified"``: the limit plus a proven allowance for every error of its evaluation, hence a true upper bound,
-        less than 1e-9 above the limit while |mean| and sd are at most 1e4.
+        less than 1e-9 above the limit while |mean| and sd are at most 1e4 (float32 results are rounded up).
     terms : int, optional
         l of η_l: 2l-1 terms. Only for ``"viper"``.
     samples, random_state : int
@@ -229,7 +229,7 @@ def rounded_up(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def certificate(mean: Tensor, variance: Tensor) -> Tensor:
-    """An amount by which the computed limit is surely not below E[log(1+e^X)] (proof in docs/certificate.md).
+    """The most that the computed limit can be below E[log(1+e^X)]; docs/certificate.md has the proof.
 
     4e-15 covers expansion, quadrature and series; 128 units of rounding, relative to |ϑ| + τ + 1, cover the arithmetic.
     """

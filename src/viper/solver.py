@@ -11,6 +11,7 @@ divergence between old and new q, in nats: no scale of the data enters. Many row
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -143,7 +144,7 @@ class Problem:
         return replace(self, source=subset, scale=self.scale * self.source.rows / subset.rows, refine=False)
 
 
-MANY_ROWS, MANY_COLUMNS = 100_000, 16  # where float32 saves more than the conversion costs
+MANY_ROWS, MANY_COLUMNS = 5_000, 16  # where float32 saves more than the conversion costs
 LARGEST_DIRECT = 2000  # dimension up to which the diagonal family still solves d × d systems directly
 CG_TOLERANCE = 1e-10
 SHORTEST_STEP = 1e-10
@@ -312,12 +313,13 @@ def iterate(
     The stage ends with the step after which, at the rate so far, a further one would move q by less than `tol`.
     """
     run = Stage(problem, began, report, curvature)
+    slowest = min(0.5, 2.0 * problem.source.dimension / (problem.source.rows * problem.scale))
     run.move_to(q, q.factor, *run.evaluate(q, q.factor))
     rho = 1.0
     for _ in range(max_iter):
         proposal = run.step(rho)
         move = math.inf if proposal is None else divergence(run.result.q, proposal)
-        if proposal is not None and rho == 1.0 and run.borrowed is None and remaining(move, last) < tol:
+        if proposal is not None and rho == 1.0 and run.borrowed is None and remaining(move, last, slowest) < tol:
             if run.finish(proposal, move, tol):
                 return run.result
             last = math.inf
@@ -328,7 +330,7 @@ def iterate(
                     return run.result  # a rough formula cannot tell better from worse so near the optimum
                 rho *= 0.5
                 if rho < SHORTEST_STEP:
-                    run.result.status = "no step improves the objective"
+                    run.give_up()
                     return run.result
                 proposal = run.step(rho)
         last = run.result.history[-1].move / rho
@@ -340,11 +342,14 @@ def iterate(
 LOCAL = 1.0  # nats: moves below this are of the last, linear phase
 
 
-def remaining(move: float, last: float) -> float:
-    """KL left after this step, if moves go on shrinking at the rate ρ = move/last: distances add up like √move."""
+def remaining(move: float, last: float, slowest: float) -> float:
+    """KL left after this step, if moves go on shrinking at the rate ρ = move/last: distances add up like √move.
+
+    A single step may do better than the rate that the dependence of h on Σ sets in the end, about `slowest`.
+    """
     if move <= 0.0 or math.isinf(last):
         return max(move, 0.0)
-    rate = move / last if last > 0.0 else math.inf
+    rate = max(move / last, slowest) if last > 0.0 else math.inf
     return move * rate / (1.0 - math.sqrt(rate)) ** 2 if rate < 1.0 else math.inf
 
 
@@ -361,7 +366,8 @@ class Stage:
         self.problem, self.began, self.report = problem, began, report
         self.borrowed = None if problem.iterative else curvature
         self.chords = CHORDS
-        self.previous: tuple[Gaussian, Tensor] | None = None  # the last proposal and its residual
+        memory = MEMORY if problem.source.dimension <= LARGEST_DIRECT else 0
+        self.proposals: deque[tuple[Gaussian, Tensor]] = deque(maxlen=memory)  # with their residuals
         self.total: Sums
 
     def evaluate(self, q: Gaussian, factor: Tensor) -> tuple[float, Sums]:
@@ -384,19 +390,24 @@ class Stage:
         return step(self.problem, self.result.q, self.total, rho)
 
     def extrapolated(self, new: Gaussian | None, rho: float) -> Gaussian | None:
-        """Anderson's step: where this proposal and the one before point, if the residual Λ⁺ - Λ goes on as it did."""
+        """Anderson's step: the mixture of the last proposals whose residuals Λ⁺ - Λ, so mixed, are least."""
         if new is None or rho < 1.0 or self.borrowed is not None:
-            self.previous = None
+            self.proposals.clear()
             return None
         residual = new.precision - self.result.q.precision
-        previous, self.previous = self.previous, (new, residual)
-        if previous is None:
+        older = list(self.proposals)
+        self.proposals.append((new, residual))
+        if not older:
             return None
-        older, older_residual = previous
-        change = self.whitened(residual - older_residual)
-        gamma = float((change * self.whitened(residual)).sum() / change.square().sum().clamp(min=1e-300))
-        gamma = min(max(gamma, -LONGEST_EXTRAPOLATION), 0.5)
-        return gaussian(torch.lerp(new.mean, older.mean, gamma), torch.lerp(new.precision, older.precision, gamma))
+        changes = torch.stack([self.whitened(residual - past).flatten() for _, past in older], 1)
+        gamma = torch.linalg.lstsq(changes, self.whitened(residual).flatten()[:, None]).solution[:, 0]
+        if not float(gamma.abs().sum()) <= LONGEST_EXTRAPOLATION:
+            return None
+        mean, precision = new.mean.clone(), new.precision.clone()
+        for weight, (past, _) in zip(gamma, older, strict=True):
+            mean += weight * (past.mean - new.mean)
+            precision += weight * (past.precision - new.precision)
+        return gaussian(mean, precision)
 
     def whitened(self, precision: Tensor) -> Tensor:
         """FᵀMF: a change of the precision as the present q sees it."""
@@ -433,6 +444,12 @@ class Stage:
         if self.report is not None:
             self.report(self.result.history[-1])
 
+    def give_up(self) -> None:
+        """No step goes uphill: at the top, as far as rounding lets one see, or stuck."""
+        full = self.step(1.0)
+        self.result.converged = full is not None and divergence(self.result.q, full) < SMALL_MOVE
+        self.result.status = "converged to rounding" if self.result.converged else "no step improves the objective"
+
     def finish(self, new: Gaussian, move: float, tol: float) -> bool:
         """Take the last step; unseen if F could not see it, else if F did not fall and no further step is due."""
         self.result.converged, self.result.status, self.result.move = True, "converged", move
@@ -446,7 +463,9 @@ class Stage:
         return self.result.converged
 
 
-LONGEST_EXTRAPOLATION = 1.0  # steps; longer ones did not converge sooner
+MEMORY = 6  # proposals that Anderson's step mixes
+SMALL_MOVE = 1e-6  # nats: no harm is done if rounding hides whether such a step is uphill
+LONGEST_EXTRAPOLATION = 20.0  # sum of its weights
 ROUGH_NOISE = 1e-9
 
 
