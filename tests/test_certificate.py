@@ -116,11 +116,18 @@ def test_expansion_is_made_of_derivatives():
                 assert abs(q * (1 - 2 * s) * mp.polyval(odd[::-1], q) / derivative[1] - 1) < 1e-15
 
 
-def test_expansion_constants():
-    assert float(abs(sigmoid_derivative(11))) / (32 * 120) == pytest.approx(moments.HEAT_ERROR, rel=4 * EPS)
-    assert float(abs(sigmoid_derivative(9))) == 31 / 4
-    assert 31 / 4 / (32 * 120) * moments.HEAT_EXACT**5 < 2.1e-16
-    assert moments.HEAT_ERROR * moments.HEAT_EXACT**5 / 0.25 < 1e-14
+@pytest.mark.parametrize("m", [1, 2, 3, 4])
+def test_expansion_constants(m):
+    """Stopped after order m; η errs less than h, because max|f^{(2m+2)}| < max|f^{(2m+4)}|."""
+    value, curvature = (float(abs(sigmoid_derivative(n))) for n in (2 * m + 1, 2 * m + 3))
+    share = 1 / (2 ** (m + 1) * math.factorial(m + 1))
+    assert curvature * share == pytest.approx(moments.HEAT_ERRORS[m - 1], rel=4 * EPS)
+    reach = (moments.HEAT_TOLERANCE / moments.HEAT_ERRORS[m - 1]) ** (1 / (m + 1))
+    assert value * share * reach ** (m + 1) <= 1.11e-15 < moments.HEAT_TOLERANCE
+    if m == 4:
+        assert reach == pytest.approx(moments.HEAT_EXACT, rel=2e-2)
+        assert value * share * moments.HEAT_EXACT**5 < 2.1e-16
+        assert curvature * share * moments.HEAT_EXACT**5 / 0.25 < 1e-14
 
 
 # --- (iv) rounding ---

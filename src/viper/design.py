@@ -73,6 +73,8 @@ def read_labels(y: Any, rows: int, known: Any = None) -> tuple[np.ndarray, Tenso
         raise ValueError("This estimator requires y to be passed, but the target y is None.")
     if isinstance(y, Tensor):
         y = y.detach().cpu().numpy()
+    elif isinstance(y, list | tuple) and {str} < {type(label) for label in y}:
+        y = np.array(y, dtype=object)  # else numbers, NaN among them, become text
     y = column_or_1d(y, warn=True)
     if len(y) != rows:
         raise ValueError(f"X and y must have as many rows; got inconsistent numbers of samples: {rows} and {len(y)}.")
@@ -83,14 +85,9 @@ def read_labels(y: Any, rows: int, known: Any = None) -> tuple[np.ndarray, Tenso
         code = y == high
         if low != high and bool((code | (y == low)).all()):
             return np.asarray([low, high], dtype=y.dtype), torch.from_numpy(code)
-    try:
-        check_classification_targets(y)
-        classes = two_classes(np.unique(y if known is None else np.asarray(known)))
-    except TypeError:
-        kinds = sorted({type(label).__name__ for label in y})
-        raise ValueError(
-            f"y must have labels of one type, none missing; got {', '.join(kinds)}. Recode or drop those rows."
-        ) from None
+    classes = distinct(y if known is None else np.asarray(known))
+    check_classification_targets(y)
+    two_classes(classes)
     code = y == classes[1]
     strange = ~(code | (y == classes[0]))
     if strange.any():
@@ -98,7 +95,18 @@ def read_labels(y: Any, rows: int, known: Any = None) -> tuple[np.ndarray, Tenso
     return classes, torch.from_numpy(np.ascontiguousarray(code, dtype=bool))
 
 
-def two_classes(classes: np.ndarray) -> np.ndarray:
+def distinct(labels: np.ndarray) -> np.ndarray:
+    """The labels there are, sorted."""
+    try:
+        return np.unique(labels)
+    except TypeError:
+        kinds = sorted({type(label).__name__ for label in labels})
+        raise ValueError(
+            f"y must have labels of one type, none missing; got {', '.join(kinds)}. Recode or drop those rows."
+        ) from None
+
+
+def two_classes(classes: np.ndarray) -> None:
     """Exactly two classes, or a complaint."""
     if len(classes) == 1:
         raise ValueError(
@@ -110,7 +118,6 @@ def two_classes(classes: np.ndarray) -> np.ndarray:
             f"Only binary classification is supported: y must have exactly two classes; got {len(classes)}: {shown}. "
             "Wrap the estimator in OneVsRestClassifier for more."
         )
-    return classes
 
 
 def read_vector(x: Any, name: str, rows: int) -> Tensor | None:

@@ -43,10 +43,16 @@ class Diagnosis:
 
     @property
     def verdict(self) -> str:
+        """What to do about it, in words."""
         if self.k_hat < 0.5:
             return "The Gaussian posterior is close to the exact one; use it as it is."
         if self.reliable:
             return "The Gaussian posterior is usable; corrected() removes what error it has."
+        if self.effective_sample_size > EVEN_WEIGHTS * self.draws:
+            return (
+                "The weights have a heavy tail, which forbids a certificate, but they are nearly equal: the Gaussian "
+                "posterior is close to the exact one where its mass lies. Only far quantiles need a second look."
+            )
         return (
             "The Gaussian posterior is not close enough for importance weights to certify it. Prefer covariance='full' "
             "and a tighter prior, or compare with viper.reference.sample_posterior."
@@ -109,6 +115,7 @@ def weigh(
     return WeightedDraws(draws, weights), diagnosis
 
 
+EVEN_WEIGHTS = 0.95  # share of the draws that is effective when weights hardly differ
 FEWEST_DRAWS = 100  # for a tail of the weights to be seen
 
 

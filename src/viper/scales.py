@@ -7,6 +7,7 @@ G(σ) = max_q F(q; σ). By the envelope theorem its gradient is F's own at the i
 summed over the coefficients that share a scale: all of them ("auto") or one each ("ard").
 """
 
+import warnings
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from viper.posterior import Posterior
 from viper.problem import Prior
-from viper.solver import Gaussian, Problem, Result
+from viper.solver import ConvergenceWarning, Gaussian, Problem, Result
 
 SMALLEST, LARGEST = 1e-3, 1e3
 
@@ -53,8 +54,11 @@ def best_scales(solve: Callable[[Tensor, Gaussian | None], Fit], size: int, sepa
     count = size if separate else 1
     bounds = [(np.log(SMALLEST), np.log(LARGEST))] * count
     options = {"maxiter": 200, "ftol": 1e-12, "gtol": 1e-6}
-    found = scipy.optimize.minimize(
-        negative, np.zeros(count), jac=True, method="L-BFGS-B", bounds=bounds, options=options
-    )
+    with warnings.catch_warnings():
+        # a scale far off, tried once on the way, may be hard to fit; the last fit below speaks for itself
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        found = scipy.optimize.minimize(
+            negative, np.zeros(count), jac=True, method="L-BFGS-B", bounds=bounds, options=options
+        )
     scale = expand(found.x)
     return scale, solve(scale, warm)

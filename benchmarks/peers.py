@@ -1,0 +1,226 @@
+"""Ways to a posterior of logistic regression, side by side: seconds, and errors of means and sds against long NUTS.
+
+Everyone has the same rows, no intercept, the prior N(0, 1) on every coefficient, and the same computer to itself. A
+contender is a function of the rows that returns posterior means and sds; what it can compile it compiles at its first
+call.
+"""
+
+import time
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import torch
+
+import viper
+from benchmarks.table import Table, machine
+from viper.reference import MCMCResult, sample_posterior
+
+Array = np.ndarray
+Summary = tuple[Array, Array]
+OURS, CORRECTED = "viper", "viper, corrected()"
+ADVI, NUTS, LAPLACE = "NumPyro ADVI, full rank", "NumPyro NUTS, 4 × 1,000 draws", "laplace-torch, full"
+NEEDS = {ADVI: "numpyro", NUTS: "numpyro", LAPLACE: "laplace"}
+ADVI_STEPS = 20_000
+COLUMNS = ["method", "n", "seconds", "first call", "times ours", "mean, rms", "mean, worst", "sd, rms", "sd, worst"]
+
+
+def run(quick: bool, device: str = "cpu") -> Table:
+    sizes, draws = ((200,), 500) if quick else ((1_000, 10_000), 50_000)
+    rows: list[list[str | float]] = []
+    notes = [
+        "Seconds: the shortest of three calls, default threads; the first call compiles, where there is something to "
+        "compile. Errors: of posterior means, in posterior sds; of posterior sds, relative; root mean square and "
+        "worst over 25 coefficients.",
+        f"ADVI: AutoMultivariateNormal, {ADVI_STEPS:,} steps of Adam, its rate falling from 0.01 to 0.0001.",
+        *(f"{name}: skipped, {module} is not installed." for name, module in NEEDS.items() if not find_spec(module)),
+    ]
+    if not find_spec("numpyro"):
+        return Table("Peers", COLUMNS, rows, [*notes, "No errors without NumPyro, whose NUTS is the truth."])
+    for n in sizes:
+        X, y = normal_rows(n, 25)
+        truth = sample_posterior(X, y, fit_intercept=False, draws=draws, random_state=1)
+        rows += compare(X, y, truth)
+        notes.append(what_truth_is(truth, n))
+    return Table("Peers", COLUMNS, rows, [machine(device), *notes])
+
+
+def normal_rows(n: int, p: int, seed: int = 0) -> tuple[Array, Array]:
+    """Standard normal features, coefficients ±U(0.2, 2), labels from the model."""
+    generator = np.random.default_rng(seed)
+    X = generator.standard_normal((n, p))
+    coefficients = generator.uniform(0.2, 2.0, p) * generator.choice([-1.0, 1.0], p)
+    return X, (generator.random(n) < 1.0 / (1.0 + np.exp(-X @ coefficients))).astype(np.int64)
+
+
+def compare(X: Array, y: Array, truth: MCMCResult) -> list[list[str | float]]:
+    contenders: dict[str, Callable[[], Summary]] = {
+        OURS: lambda: ours(X, y),
+        CORRECTED: lambda: corrected(X, y),
+        LAPLACE: lambda: laplace(X, y),
+        ADVI: advi(X, y),
+        NUTS: nuts(X, y),
+    }
+    rows: list[list[str | float]] = []
+    reference = 0.0
+    for name, work in contenders.items():
+        if name in NEEDS and not find_spec(NEEDS[name]):
+            rows.append([name, f"{len(y):,}", "not installed", *["-"] * (len(COLUMNS) - 3)])
+            continue
+        summary, durations = repeated(work, 30 if name == OURS else 3)
+        reference = reference or min(durations)
+        times = [min(durations), durations[0], min(durations) / reference]
+        rows.append([name, f"{len(y):,}", *times, *errors(*summary, truth)])
+    return rows
+
+
+def repeated(work: Callable[[], Summary], count: int) -> tuple[Summary, list[float]]:
+    durations = []
+    for _ in range(count):
+        start = time.perf_counter()
+        summary = work()
+        durations.append(time.perf_counter() - start)
+    return summary, durations
+
+
+def errors(mean: Array, sd: Array, truth: MCMCResult) -> list[float]:
+    """Of means in sds, and of sds relative: root mean square and worst."""
+    gaps = np.abs(mean - truth.mean()) / truth.sd(), np.abs(sd / truth.sd() - 1.0)
+    return [float(summary) for gap in gaps for summary in (np.sqrt(np.mean(gap**2)), gap.max())]
+
+
+def what_truth_is(truth: MCMCResult, n: int) -> str:
+    chains, draws, _ = truth.draws.shape
+    return (
+        f"n = {n:,}: the truth is NUTS, {chains} × {draws:,} draws in {truth.seconds:.0f} s, R-hat at most "
+        f"{truth.rhat.max():.4f}; its own error is {rms(truth.mcse() / truth.sd()):.4f} sd in the means and "
+        f"{rms(truth.mcse('sd') / truth.sd()):.4f} in the sds, below which no row can be told from another."
+    )
+
+
+def rms(x: Array) -> float:
+    return float(np.sqrt(np.mean(x**2)))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The contenders
+
+
+def ours(X: Array, y: Array) -> Summary:
+    model = viper.VariationalLogisticRegression(fit_intercept=False).fit(X, y)
+    return model.coef_[0], model.posterior_.variance.sqrt().numpy()
+
+
+def corrected(X: Array, y: Array) -> Summary:
+    exact = viper.VariationalLogisticRegression(fit_intercept=False, random_state=0).fit(X, y).corrected()
+    return exact.mean_, exact.sd_
+
+
+class TwoLogits(torch.nn.Module):
+    """Logits (0, xᵀβ), since laplace-torch knows classification by cross-entropy."""
+
+    def __init__(self, p: int) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(p, 1, bias=False, dtype=torch.float64)
+        torch.nn.init.zeros_(self.linear.weight)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        f = self.linear(x)
+        return torch.cat([torch.zeros_like(f), f], 1)
+
+
+def laplace(X: Array, y: Array) -> Summary:
+    """The mode by L-BFGS, then laplace-torch's full Laplace approximation of all weights."""
+    from laplace import Laplace
+
+    rows, label = torch.from_numpy(X), torch.from_numpy(y)
+    model = TwoLogits(X.shape[1])
+    optimiser = torch.optim.LBFGS(model.parameters(), max_iter=200, tolerance_grad=1e-8, line_search_fn="strong_wolfe")
+
+    def closure() -> torch.Tensor:
+        optimiser.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(rows), label, reduction="sum")
+        loss = loss + 0.5 * model.linear.weight.square().sum()
+        loss.backward()
+        return loss
+
+    optimiser.step(closure)
+    approximation = Laplace(
+        model, "classification", subset_of_weights="all", hessian_structure="full", prior_precision=1.0
+    )
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(rows, label), batch_size=len(y))
+    approximation.fit(loader)
+    return approximation.mean.numpy(), approximation.posterior_covariance.diagonal().sqrt().numpy()
+
+
+def numpyro_model(X: Any, y: Any) -> None:
+    import numpyro
+    from numpyro import distributions as dist
+
+    beta = numpyro.sample("beta", dist.Normal(0.0, 1.0).expand([X.shape[1]]).to_event(1))
+    numpyro.sample("y", dist.Bernoulli(logits=X @ beta), obs=y)
+
+
+def advi(X: Array, y: Array) -> Callable[[], Summary]:
+    """Full-rank ADVI; the loop is compiled once and kept, which SVI.run would not do."""
+
+    def prepare() -> Callable[[], Summary]:
+        import jax
+        from numpyro.infer import SVI, Trace_ELBO
+        from numpyro.infer.autoguide import AutoMultivariateNormal
+        from numpyro.optim import Adam
+
+        guide = AutoMultivariateNormal(numpyro_model)
+        rate = lambda step: 0.01 * 0.01 ** (step / ADVI_STEPS)  # noqa: E731
+        svi = SVI(numpyro_model, guide, Adam(rate), Trace_ELBO())
+        rows, label = jax.numpy.asarray(X), jax.numpy.asarray(y)
+        start = svi.init(jax.random.PRNGKey(0), rows, label)
+        steps = jax.jit(lambda s: jax.lax.scan(lambda s, _: svi.update(s, rows, label), s, None, ADVI_STEPS)[0])
+
+        def fit() -> Summary:
+            posterior = guide.get_posterior(svi.get_params(steps(start)))
+            return np.asarray(posterior.mean), np.sqrt(np.asarray(posterior.variance))
+
+        return fit
+
+    return prepared_once(prepare)
+
+
+def nuts(X: Array, y: Array) -> Callable[[], Summary]:
+    """NumPyro's defaults, the four chains vectorised: faster than one after another."""
+
+    def prepare() -> Callable[[], Summary]:
+        import jax
+        from numpyro.infer import MCMC, NUTS
+
+        sampler = MCMC(
+            NUTS(numpyro_model),
+            num_warmup=1000,
+            num_samples=1000,
+            num_chains=4,
+            chain_method="vectorized",
+            progress_bar=False,
+        )
+        rows, label = jax.numpy.asarray(X), jax.numpy.asarray(y)
+
+        def fit() -> Summary:
+            sampler.run(jax.random.PRNGKey(0), rows, label)
+            draws = np.asarray(sampler.get_samples()["beta"], np.float64)
+            return draws.mean(0), draws.std(0, ddof=1)
+
+        return fit
+
+    return prepared_once(prepare)
+
+
+def prepared_once(prepare: Callable[[], Callable[[], Summary]]) -> Callable[[], Summary]:
+    """The function that `prepare` makes, made at the first call."""
+    made: list[Callable[[], Summary]] = []
+
+    def work() -> Summary:
+        if not made:
+            made.append(prepare())
+        return made[0]()
+
+    return work
