@@ -318,6 +318,13 @@ def test_tiny_and_huge_weights(size):
         np.testing.assert_allclose(model.coef_, fit(sample_weight=1e6 * ONES).coef_, rtol=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning")
+@pytest.mark.parametrize("family", ["full", "diagonal"])
+def test_features_whose_squares_overflow(family):
+    expected = "the rows must give finite sums; got an overflow or NaN. Scale the features and offsets."
+    assert message(X=1e200 * X, covariance=family) == expected
+
+
 def test_nothing_is_fitted_when_input_is_bad():
     model = VariationalLogisticRegression()
     with pytest.raises(ValueError, match="sample_weight must not be negative"):

@@ -539,7 +539,7 @@ def test_corrected_posterior_is_that_of_mcmc():
     pytest.importorskip("numpyro", reason="NumPyro is not installed: pip install 'vi-per[mcmc]'")
     X, y = data(60, 4, 20)
     weight, offset = np.random.default_rng(0).integers(1, 3, 60).astype(float), np.linspace(-1.0, 1.0, 60)
-    prior = {"prior_scale": np.array([0.5, 1.0, 2.0, 3.0]), "prior_mean": 0.2, "intercept_scale": 4.0}
+    prior = {"prior_scale": np.array([0.3, 0.5, 0.8, 1.0]), "prior_mean": 0.2, "intercept_scale": 0.7}
     model = VariationalLogisticRegression(random_state=0, **prior).fit(X, y, sample_weight=weight, offset=offset)
     corrected = model.corrected(draws=20_000)
     mcmc = reference.sample_posterior(X, y, sample_weight=weight, offset=offset, **prior)

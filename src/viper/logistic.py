@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 ROUGH_TOLERANCE = 1e-8  # of the moments in all but the last pass: moves the optimum by less than 1e-9 nats
 FLOAT32_TOLERANCE = 1e-6  # nats: what rounding of the products in float32 leaves
+BOUND_TOLERANCE = 1e-11  # nats: h is not the second derivative of these bounds in ϑ, so their steps converge linearly
 FIT_SCALARS = ("elbo_", "elbo_bound_", "kl_", "objective_", "n_iter_", "converged_", "status_", "passes_")
 LATENT_DRAWS = 1 << 22  # values of f(x) held at once, over rows and draws (32 MB)
 LARGEST_FULL = 20_000  # coefficients whose full covariance still fits a machine (3.2 GB)
@@ -64,8 +65,8 @@ class VariationalLogisticRegression(LatentPredictions, ClassifierMixin, BaseEsti
     max_iter : int, optional
         Default 200 for Newton, 10,000 for Adam.
     tol : float, optional
-        Newton stops when a further step would move the posterior by less than `tol` nats (default 1e-9); Adam when the
-        relative change of the ELBO is below `tol` (default 1e-8).
+        Newton stops when a further step would move the posterior by less than `tol` nats (default 1e-9, or 1e-11 for
+        bounds other than the exact one); Adam when the relative change of the ELBO is below `tol` (default 1e-8).
     learning_rate, batch_size : float, int, optional
         Of Adam; all rows at once by default.
     samples : int, default 1000
@@ -282,6 +283,8 @@ class VariationalLogisticRegression(LatentPredictions, ClassifierMixin, BaseEsti
             options["tol"] = float(self.tol)
         elif self.dtype == "float32" and self.solver == "newton":
             options["tol"] = FLOAT32_TOLERANCE
+        elif self.solver == "newton" and (self.bound != "viper" or self.terms is not None):
+            options["tol"] = BOUND_TOLERANCE
         if self.solver == "adam":
             result = adam(problem, learning_rate=self.learning_rate, batch_size=self.batch_size, **options)
         else:

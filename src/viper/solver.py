@@ -232,7 +232,8 @@ def opening(problem: Problem) -> Gaussian:
     total = problem.total(problem.prior.mean, nothing if problem.diagonal else nothing[:, None], largest_curvature)
     step = diagonal_step if problem.diagonal else full_step
     q = step(problem, Gaussian(problem.prior.mean, problem.prior.diagonal), total, 1.0)
-    assert q is not None
+    if q is None:
+        raise ValueError("the rows must give finite sums; got an overflow or NaN. Scale the features and offsets.")
     return q
 
 
