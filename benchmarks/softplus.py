@@ -45,9 +45,8 @@ def run(quick: bool, device: str = "cpu") -> Table:
             rows.append([name, largest, ns, speed, *errors(method(mean, variance), exact)])
     notes = [
         machine(device),
-        f"{size:,} points in float64; {'time between events' if device == 'cuda' else 'processor time'}, the shortest of "
-        f"several calls. Speed is relative to {AUTOGRAD}; errors are the largest, against the exact "
-        "limit.",
+        f"{size:,} points in float64; {'time between events' if device == 'cuda' else 'processor time'}, the shortest "
+        f"of several calls. Speed is relative to {AUTOGRAD}; errors are the largest, against the exact limit.",
         f"The exact limit against 30-digit mpmath: {exactness(5 if quick else 60):.1e} relative at worst.",
         trouble(size, device),
         claims(durations[10.0]),

@@ -17,9 +17,9 @@ LAYERS = [
     # numerics: tensors in, tensors out
     *(NUMERICS := ["mixture", "normal", "moments", "softplus"]),
     # inference: the one solver
-    *["problem", "solver", "adam", "posterior", "scales", "importance"],
+    *["problem", "solver", "adam", "posterior", "importance"],
     # estimators: arrays in, fitted attributes out
-    *["design", "progress", "prediction", "corrected", "storage", "state", "logistic", "reference"],
+    *["design", "progress", "fitting", "scales", "prediction", "corrected", "storage", "state", "logistic", "reference"],
     *["gp_kernels", "gp_model", "gp_natural_adam", "gp", "gpytorch", "models"],
     # applications: these may also import the public names, `from viper import ...`
     *(APPLICATIONS := ["datasets", "metrics", "plots", "demo_bound", "demo", "report", "paper", "cli"]),

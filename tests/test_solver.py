@@ -14,7 +14,7 @@ import torch
 from tolerances import TOLERANCE
 
 import viper
-from viper import VariationalLogisticRegression, adam, solver
+from viper import VariationalLogisticRegression, adam, fitting, solver
 from viper.moments import limit
 from viper.posterior import Full
 from viper.problem import Arrays, Prior, sums
@@ -444,7 +444,7 @@ def test_more_coefficients_than_rows(sparse):
     model = VariationalLogisticRegression(prior_scale=scale, prior_mean=mean, tol=TIGHT)
     wide = model.fit(scipy.sparse.csr_array(X) if sparse else X, y, sample_weight=weight, offset=offset)
     assert type(wide.posterior_).__name__ == "LowRank"
-    problem, result = model._run(model._training_rows, model.prior_, 0)
+    problem, result = fitting.run(model._training_rows, model.prior_, model._options(), 0)
     full = Full(result.q.mean, result.factor)
     sd = full.variance.sqrt()
     assert ((wide.posterior_.mean - full.mean).abs() / sd).max() < 1e-6

@@ -53,8 +53,8 @@ def story(data: Data, model: Any, seconds: float) -> str:
     malignant = data.test_label == "malignant"
     unsure = np.argsort(interval[:, 0] - interval[:, 1])[:4]
     lines = [
-        f"Breast cancer: {len(data.train)} tumours, {data.train.shape[1]} measurements. Posterior of all 31 coefficients,",
-        f"prior scale included, in {1e3 * seconds:.0f} ms.  ELBO {model.elbo_:.3f}, certified to be above {model.elbo_bound_:.9f}.",
+        f"Breast cancer: {len(data.train)} tumours, {data.train.shape[1]} measurements, fitted in {1e3 * seconds:.0f} ms",
+        f"ELBO {model.elbo_:.4f}, prior scale {model.prior_scale_[0]:.2f} chosen by it",
         "",
         "Strongest coefficients (per standard deviation; odds of malignancy)",
         strongest[["mean", "sd", "odds_ratio", "odds_lower", "odds_upper", "p_direction"]].round(2).to_string(),

@@ -15,7 +15,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import column_or_1d, validate_data
 from torch import Tensor
 
-from viper.problem import Arrays, Prior
+from viper.problem import BLOCK_ROWS_DEVICE, Arrays, Prior
 
 
 def read_features(estimator: Any, X: Any, *, reset: bool) -> Any:
@@ -248,7 +248,21 @@ def read_rows(
             X = scipy.sparse.hstack([X, np.ones((rows, 1))], format="csr")
             intercept = False
     offset, weight = read_vector(offset, "offset", rows), read_weights(sample_weight, rows)
-    return Arrays(X, label, intercept, offset, None, weight, target, getattr(torch, dtype))
+    if target.type == "cpu":
+        return Arrays(X, label, intercept, offset, None, weight, target, getattr(torch, dtype))
+    # once, so that no pass waits for a transfer
+    offset, weight = (None if x is None else x.to(target) for x in (offset, weight))
+    return Arrays(
+        X.to(target),
+        label.to(target),
+        intercept,
+        offset,
+        None,
+        weight,
+        target,
+        getattr(torch, dtype),
+        BLOCK_ROWS_DEVICE,
+    )
 
 
 def read_device(device: Any) -> torch.device:

@@ -1,7 +1,7 @@
 """L-BFGS that can be interrupted, compared with others and taken up again.
 
-Several starts are climbed a few steps each and only the best to the top, so the state of a climb is a value; and a value
-that is not finite (a kernel matrix without a factor, an overflow) is a step too far, never an error.
+Several starts are climbed a few steps each and only the best to the top, so the state of a climb is a value; and an
+objective that is not finite (a kernel matrix without a factor, an overflow) is a step too far, never an error.
 """
 
 import math
@@ -25,18 +25,16 @@ class Climb:
         self.objective, self.x = objective, x
         self.value, self.slope = objective(x)
         self.pairs: deque[tuple[np.ndarray, np.ndarray, float]] = deque(maxlen=MEMORY)
-        self.steps, self.evaluations = 0, 1
+        self.steps, self.evaluations, self.small = 0, 1, 0
         self.finished = len(x) == 0 or not math.isfinite(self.value)
 
     def run(self, steps: int, tol: float) -> "Climb":
-        """Up to `steps` steps, or until one gains less than `tol` twice in a row."""
-        small = 0
+        """Up to `steps` steps, or until two in a row gain less than `tol`."""
         for _ in range(steps):
             if self.finished:
                 break
-            gain = self.step()
-            small = small + 1 if gain < tol else 0
-            self.finished = self.finished or small >= 2
+            self.small = self.small + 1 if self.step() < tol else 0
+            self.finished = self.finished or self.small >= 2
         return self
 
     def step(self) -> float:

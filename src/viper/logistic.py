@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
@@ -15,28 +15,22 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from viper import design, storage
-from viper.adam import adam
 from viper.corrected import CorrectedPosterior
+from viper.fitting import Fit, Options, fit_posterior
 from viper.importance import Diagnosis, ImportanceWarning, WeightedDraws, summary_frame, weigh
-from viper.moments import Formula, Triple, limit
-from viper.posterior import Diagonal, Full, LowRank, expected_log_likelihood, latent
+from viper.moments import limit
+from viper.posterior import Diagonal, Full, LowRank, expected_log_likelihood, latent, moved
 from viper.prediction import LatentPredictions, half_width
 from viper.problem import Arrays, Prior
-from viper.progress import Progress
-from viper.scales import Fit, best_scales
-from viper.softplus import build
-from viper.solver import ConvergenceWarning, Gaussian, Iteration, Problem, Result, exact_elbo, newton
+from viper.scales import best_scales
+from viper.solver import Gaussian, Iteration, exact_elbo
 from viper.state import decode_labels, decode_options, encode_labels, encode_options
 
 if TYPE_CHECKING:
     import pandas
 
-ROUGH_TOLERANCE = 1e-8  # of the moments in all but the last pass: moves the optimum by less than 1e-9 nats
-FLOAT32_TOLERANCE = 1e-6  # nats: what rounding of the products in float32 leaves
-BOUND_TOLERANCE = 1e-11  # nats: h is not the second derivative of these bounds in ϑ, so their steps converge linearly
 FIT_SCALARS = ("elbo_", "elbo_bound_", "kl_", "objective_", "n_iter_", "converged_", "status_", "passes_")
 LATENT_DRAWS = 1 << 22  # values of f(x) held at once, over rows and draws (32 MB)
-LARGEST_FULL = 20_000  # coefficients whose full covariance still fits a machine (3.2 GB)
 
 
 class VariationalLogisticRegression(LatentPredictions, ClassifierMixin, BaseEstimator):
@@ -174,11 +168,11 @@ class VariationalLogisticRegression(LatentPredictions, ClassifierMixin, BaseEsti
         source = self._source(X, label, sample_weight, offset)
         if isinstance(self.prior_scale, str):
             seed = self._seed()  # the same random numbers for every scale
-            solve = lambda scale, start: self._solve(source, self._prior(scale), seed, start)  # noqa: E731
+            solve = lambda scale, start: self._fit(source, self._prior(scale), seed, start)  # noqa: E731
             scale, fit = best_scales(solve, self.n_features_in_, self.prior_scale == "ard")
         else:
             scale = design.read_scale(self.prior_scale, "prior_scale", self.n_features_in_)
-            fit = self._solve(source, self._prior(scale), self._seed())
+            fit = self._fit(source, self._prior(scale), self._seed())
         self.prior_scale_ = scale.numpy()
         return self._keep(source, fit)
 
@@ -212,7 +206,7 @@ class VariationalLogisticRegression(LatentPredictions, ClassifierMixin, BaseEsti
             scale = design.read_scale(self.prior_scale, "prior_scale", self.n_features_in_)
             self.prior_scale_ = scale.numpy()
         prior = self._prior(scale) if first else self.posterior_.as_prior(forget)
-        return self._keep(source, self._solve(source, prior, self._seed()))
+        return self._keep(source, self._fit(source, prior, self._seed()))
 
     def _seed(self) -> int:
         return int(check_random_state(self.random_state).randint(2**31))
@@ -245,71 +239,15 @@ class VariationalLogisticRegression(LatentPredictions, ClassifierMixin, BaseEsti
         own = design.read_scale(self.intercept_scale, "intercept_scale", 1) if self.fit_intercept else None
         return design.make_prior(mean, scale, own)
 
-    def _solve(self, source: Arrays, prior: Prior, seed: int, start: Gaussian | None = None) -> Fit:
-        """Fit q under a given prior; with more coefficients than rows, in the span of the rows."""
-        prior = Prior(prior.mean.to(source.device), prior.precision.to(source.device))
-        if self.covariance == "diagonal":
-            problem, result = self._run(source, prior, seed, start)
-            return Fit(Diagonal(result.q.mean, result.factor), prior, problem, result)
-        if source.dimension > source.rows and prior.precision.ndim == 1 and self.solver == "newton":
-            return self._solve_wide(source, prior, seed)
-        if source.dimension > LARGEST_FULL:
-            raise ValueError(
-                f"covariance='full' holds up to {LARGEST_FULL} coefficients, or any number if rows are fewer; got "
-                f"{source.dimension} coefficients and {source.rows} rows. Use covariance='diagonal'."
-            )
-        problem, result = self._run(source, prior, seed, start)
-        return Fit(Full(result.q.mean, result.factor), prior, problem, result)
+    def _fit(self, source: Arrays, prior: Prior, seed: int, start: Gaussian | None = None) -> Fit:
+        return fit_posterior(source, prior, self._options(), seed, start)
 
-    def _solve_wide(self, source: Arrays, prior: Prior, seed: int) -> Fit:
-        """A D = RᵀQᵀ with D the prior sds: rows Rᵀ (n × n) and prior N(0, I) for w = QᵀD⁻¹(β - m₀)."""
-        sd = prior.precision.rsqrt()
-        dense = design.dense_rows(source)
-        shift = dense @ prior.mean
-        basis, upper = torch.linalg.qr((dense * sd).T)
-        offset = shift if source.offset is None else shift + source.offset.to(shift)
-        rows = Arrays(upper.T.contiguous(), source.label, offset=offset, weight=source.weight, device=source.device)
-        identity = Prior(torch.zeros_like(upper[0]), torch.ones_like(upper[0]))
-        problem, result = self._run(rows, identity, seed)
-        return Fit(LowRank(prior.mean, sd, basis, result.q.mean, result.factor), prior, problem, result)
-
-    def _run(self, source: Arrays, prior: Prior, seed: int, start: Gaussian | None = None) -> tuple[Problem, Result]:
-        problem = self._problem(source, prior, seed)
-        report = Progress(self.verbose)
-        options: dict[str, Any] = {"report": report, "generator": np.random.default_rng(seed)}
-        if self.max_iter is not None:
-            options["max_iter"] = int(self.max_iter)
-        if self.tol is not None:
-            options["tol"] = float(self.tol)
-        elif self.dtype == "float32" and self.solver == "newton":
-            options["tol"] = FLOAT32_TOLERANCE
-        elif self.solver == "newton" and (self.bound != "viper" or self.terms is not None):
-            options["tol"] = BOUND_TOLERANCE
-        if self.solver == "adam":
-            result = adam(problem, learning_rate=self.learning_rate, batch_size=self.batch_size, **options)
-        else:
-            result = newton(problem, start, **options)
-        report.close()
-        if not result.converged:
-            warnings.warn(
-                f"The solver stopped early: {result.status}. Raise max_iter, standardise the features, or choose a "
-                "smaller prior_scale: nearly separable data under a very wide prior need many steps.",
-                ConvergenceWarning,
-                stacklevel=4,
-            )
-        return problem, result
-
-    def _problem(self, source: Arrays, prior: Prior, seed: int) -> Problem:
-        diagonal = self.covariance == "diagonal"
-        chosen = build(self.bound, self.terms, self.samples, self.nodes, seed, None)
-        if self.bound != "viper" or self.terms is not None:
-            return Problem(source, prior, without_cusp(chosen.moments), diagonal=diagonal)
-        rough = build("viper", None, None, None, None, ROUGH_TOLERANCE)
-        return Problem(source, prior, chosen.moments, rough.moments, diagonal)
+    def _options(self) -> Options:
+        return Options(**{field.name: getattr(self, field.name) for field in fields(Options)})
 
     def _keep(self, source: Arrays, fit: Fit) -> "VariationalLogisticRegression":
         """Set the fitted attributes."""
-        self.posterior_, self.prior_ = fit.posterior, fit.prior
+        self.posterior_, self.prior_ = moved(fit.posterior, "cpu"), moved(fit.prior, "cpu")
         self._set_means()
         self.elbo_, self.elbo_bound_, self.kl_ = exact_elbo(fit.problem, fit.result)
         self.objective_ = fit.result.objective
@@ -319,7 +257,7 @@ class VariationalLogisticRegression(LatentPredictions, ClassifierMixin, BaseEsti
         return self
 
     def _set_means(self) -> None:
-        mean = self.posterior_.mean.cpu().numpy()
+        mean = self.posterior_.mean.numpy()
         self.coef_ = mean[None, : self.n_features_in_].copy()
         self.intercept_ = mean[self.n_features_in_ :].copy() if self.fit_intercept else np.zeros(1)
 
@@ -329,7 +267,7 @@ class VariationalLogisticRegression(LatentPredictions, ClassifierMixin, BaseEsti
     @property
     def covariance_(self) -> np.ndarray:
         check_is_fitted(self, "posterior_")
-        return self.posterior_.covariance().cpu().numpy()
+        return self.posterior_.covariance().numpy()
 
     def _names(self) -> list[str]:
         names = getattr(self, "feature_names_in_", [f"x{j}" for j in range(self.n_features_in_)])
@@ -339,7 +277,7 @@ class VariationalLogisticRegression(LatentPredictions, ClassifierMixin, BaseEsti
         """Credible intervals of the coefficients (intercept last), d × 2."""
         check_is_fitted(self, "posterior_")
         reach = half_width(level) * self.posterior_.variance.sqrt()
-        return torch.stack([self.posterior_.mean - reach, self.posterior_.mean + reach], 1).cpu().numpy()
+        return torch.stack([self.posterior_.mean - reach, self.posterior_.mean + reach], 1).numpy()
 
     def summary(self, level: float = 0.95) -> "pandas.DataFrame":
         """Mean, sd, interval, odds ratio with interval and probability of direction of every coefficient."""
@@ -353,13 +291,13 @@ class VariationalLogisticRegression(LatentPredictions, ClassifierMixin, BaseEsti
         check_is_fitted(self, "posterior_")
         generator = check_random_state(self.random_state if random_state is None else random_state)
         noise = torch.from_numpy(generator.standard_normal((n, len(self.posterior_.mean))))
-        return self.posterior_.draw(noise.to(self.posterior_.mean)).cpu().numpy()
+        return self.posterior_.draw(noise).numpy()
 
     def elbo(self, X: Any, y: Any, sample_weight: Any = None, offset: Any = None) -> float:
         """The exact ELBO of the given rows at the fitted posterior, against the prior of the fit."""
         check_is_fitted(self, "posterior_")
         source = self._rows(X, y, sample_weight, offset)
-        return expected_log_likelihood(source, self.posterior_, limit().moments) - self.kl_
+        return expected_log_likelihood(source, moved(self.posterior_, source.device), limit().moments) - self.kl_
 
     def _rows(self, X: Any, y: Any, sample_weight: Any = None, offset: Any = None) -> Arrays:
         X = design.read_features(self, X, reset=False)
@@ -372,7 +310,9 @@ class VariationalLogisticRegression(LatentPredictions, ClassifierMixin, BaseEsti
         return self._source(X, torch.zeros(X.shape[0], dtype=torch.bool), None, offset)
 
     def _latent(self, X: Any, offset: Any) -> tuple[Tensor, Tensor]:
-        parts = [latent(block, self.posterior_) for block in self._unlabelled(X, offset).blocks()]
+        rows = self._unlabelled(X, offset)
+        posterior = moved(self.posterior_, rows.device)
+        parts = [latent(block, posterior) for block in rows.blocks()]
         return torch.cat([mean for mean, _ in parts]), torch.cat([variance for _, variance in parts])
 
     def _latent_draws(self, X: Any, offset: Any, draws: Tensor) -> Iterator[Tensor]:
@@ -412,7 +352,8 @@ class VariationalLogisticRegression(LatentPredictions, ClassifierMixin, BaseEsti
             raise ValueError("diagnose needs the training rows; got a model without them. Pass X and y.")
         rows = self._training_rows if X is None else self._rows(X, y, sample_weight, offset)
         generator = np.random.default_rng(check_random_state(self.random_state).randint(2**31))
-        return weigh(self.posterior_, self.prior_, rows, self.elbo_, draws, generator)
+        posterior, prior = moved(self.posterior_, rows.device), moved(self.prior_, rows.device)
+        return weigh(posterior, prior, rows, self.elbo_, draws, generator)
 
     # -----------------------------------------------------------------------------------------------------------------
     # Storage and scikit-learn
@@ -463,13 +404,3 @@ class VariationalLogisticRegression(LatentPredictions, ClassifierMixin, BaseEsti
         tags.classifier_tags.multi_class = False
         tags.input_tags.sparse = True
         return tags
-
-
-def without_cusp(formula: Formula) -> Formula:
-    """η_l has curvature -∞ at ϑ = τ = 0, met only by rows that are zero and multiply it by zero: call it 0 there."""
-
-    def moments(mean: Tensor, variance: Tensor) -> Triple:
-        value, slope, curvature = formula(mean, variance)
-        return value, slope, curvature.nan_to_num(neginf=0.0)
-
-    return moments

@@ -286,8 +286,8 @@ EVEN = (
     (1.0, -510.0, 17640.0, -151200.0, 362880.0),
 )
 ODD = ((1.0,), (1.0, -12.0), (1.0, -60.0, 360.0), (1.0, -252.0, 5040.0, -20160.0))
-# Stopped after order m = 1 ... 4, the first omitted term of h is v^{m+1}/(2^{m+1} (m+1)!) f^{(2m+4)}, and the supremum of
-# |f^{(2m+4)}| is |s^{(2m+3)}(0)| = 1/4, 17/16, 31/4, 691/8; those of η and g are less
+# Stopped after order m = 1 ... 4, the first omitted term of h is v^{m+1}/(2^{m+1} (m+1)!) f^{(2m+4)}, and sup|f^{(2m+4)}|
+# is |s^{(2m+3)}(0)| = 1/4, 17/16, 31/4, 691/8; those of η and g are less
 HEAT_ERRORS = (1 / 4 / 8, 17 / 16 / 48, 31 / 4 / 384, 691 / 8 / 3840)
 HEAT_ERROR = HEAT_ERRORS[-1]
 

@@ -5,7 +5,8 @@ more coefficients than rows, where the data inform only the n directions they sp
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -132,6 +133,12 @@ class LowRank:
 
 
 Posterior = Full | Diagonal | LowRank
+Moved = TypeVar("Moved", bound=Posterior | Prior)
+
+
+def moved(value: Moved, device: torch.device | str) -> Moved:
+    """The same Gaussian on another device."""
+    return replace(value, **{name: tensor.to(device) for name, tensor in vars(value).items()})
 
 
 def gaussian_log_density(noise: Tensor, log_scale: Tensor) -> Tensor:

@@ -9,27 +9,16 @@ summed over the coefficients that share a scale: all of them ("auto") or one eac
 
 import warnings
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 import scipy.optimize
 import torch
 from torch import Tensor
 
-from viper.posterior import Posterior
-from viper.problem import Prior
-from viper.solver import ConvergenceWarning, Gaussian, Problem, Result
+from viper.fitting import Fit
+from viper.solver import ConvergenceWarning, Gaussian
 
 SMALLEST, LARGEST = 1e-3, 1e3
-
-
-class Fit(NamedTuple):
-    """A posterior with the prior it belongs to and the solver's account of it."""
-
-    posterior: Posterior
-    prior: Prior
-    problem: Problem
-    result: Result
 
 
 def best_scales(solve: Callable[[Tensor, Gaussian | None], Fit], size: int, separate: bool) -> tuple[Tensor, Fit]:
@@ -61,4 +50,10 @@ def best_scales(solve: Callable[[Tensor, Gaussian | None], Fit], size: int, sepa
             negative, np.zeros(count), jac=True, method="L-BFGS-B", bounds=bounds, options=options
         )
     scale = expand(found.x)
+    if float(scale.max()) > 0.999 * LARGEST or (not separate and float(scale.min()) < 1.001 * SMALLEST):
+        warnings.warn(
+            f"the best prior_scale must lie between {SMALLEST} and {LARGEST}; got an end of that range. "
+            "Standardise the features.",
+            stacklevel=3,
+        )
     return scale, solve(scale, warm)

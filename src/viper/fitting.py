@@ -1,0 +1,137 @@
+"""From rows, prior and options to a posterior: which solver runs, on which form of the problem."""
+
+import warnings
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from viper import design
+from viper.adam import adam
+from viper.moments import Formula, Triple
+from viper.posterior import Diagonal, Full, LowRank, Posterior
+from viper.problem import Arrays, Prior
+from viper.progress import Progress
+from viper.softplus import build
+from viper.solver import ConvergenceWarning, Gaussian, Problem, Result, newton
+
+ROUGH_TOLERANCE = 1e-8  # of the moments in all but the last pass: moves the optimum by less than 1e-9 nats
+FLOAT32_TOLERANCE = 1e-6  # nats: what rounding of the products in float32 leaves
+BOUND_TOLERANCE = 1e-11  # nats: h is not the second derivative of these bounds in ϑ, so their steps converge linearly
+LARGEST_FULL = 20_000  # coefficients whose full covariance still fits a machine (3.2 GB)
+
+
+class Fit(NamedTuple):
+    """A posterior with the prior it belongs to and the solver's account of it."""
+
+    posterior: Posterior
+    prior: Prior
+    problem: Problem
+    result: Result
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to fit; the estimator's parameters of the same names."""
+
+    bound: str
+    terms: int | None
+    samples: int
+    nodes: int
+    covariance: str
+    solver: str
+    max_iter: int | None
+    tol: float | None
+    learning_rate: float
+    batch_size: int | None
+    dtype: str
+    verbose: Any
+
+    @property
+    def exact(self) -> bool:
+        """Whether the objective is the ELBO itself."""
+        return self.bound == "viper" and self.terms is None
+
+    def tolerance(self) -> float | None:
+        """The chosen `tol`, or a default other than the solver's own."""
+        if self.tol is not None or self.solver == "adam":
+            return self.tol
+        if self.dtype == "float32":
+            return FLOAT32_TOLERANCE
+        return None if self.exact else BOUND_TOLERANCE
+
+
+def fit_posterior(source: Arrays, prior: Prior, options: Options, seed: int, start: Gaussian | None = None) -> Fit:
+    """Fit q under a given prior; with more coefficients than rows, in the span of the rows."""
+    prior = Prior(prior.mean.to(source.device), prior.precision.to(source.device))
+    if options.covariance == "diagonal":
+        problem, result = run(source, prior, options, seed, start)
+        return Fit(Diagonal(result.q.mean, result.factor), prior, problem, result)
+    if source.dimension > source.rows and prior.precision.ndim == 1 and options.solver == "newton":
+        return fit_wide(source, prior, options, seed)
+    if source.dimension > LARGEST_FULL:
+        raise ValueError(
+            f"covariance='full' holds up to {LARGEST_FULL} coefficients, or any number if rows are fewer; got "
+            f"{source.dimension} coefficients and {source.rows} rows. Use covariance='diagonal'."
+        )
+    problem, result = run(source, prior, options, seed, start)
+    return Fit(Full(result.q.mean, result.factor), prior, problem, result)
+
+
+def fit_wide(source: Arrays, prior: Prior, options: Options, seed: int) -> Fit:
+    """A D = RᵀQᵀ with D the prior sds: rows Rᵀ (n × n) and prior N(0, I) for w = QᵀD⁻¹(β - m₀)."""
+    sd = prior.precision.rsqrt()
+    dense = design.dense_rows(source)
+    shift = dense @ prior.mean
+    basis, upper = torch.linalg.qr((dense * sd).T)
+    offset = shift if source.offset is None else shift + source.offset.to(shift)
+    rows = Arrays(upper.T.contiguous(), source.label, offset=offset, weight=source.weight, device=source.device)
+    identity = Prior(torch.zeros_like(upper[0]), torch.ones_like(upper[0]))
+    problem, result = run(rows, identity, options, seed)
+    return Fit(LowRank(prior.mean, sd, basis, result.q.mean, result.factor), prior, problem, result)
+
+
+def run(
+    source: Arrays, prior: Prior, options: Options, seed: int, start: Gaussian | None = None
+) -> tuple[Problem, Result]:
+    """Solve, show progress, and warn if it did not converge."""
+    problem = make_problem(source, prior, options, seed)
+    report = Progress(options.verbose)
+    settings: dict[str, Any] = {"report": report, "generator": np.random.default_rng(seed)}
+    settings |= {} if options.max_iter is None else {"max_iter": int(options.max_iter)}
+    settings |= {} if options.tolerance() is None else {"tol": options.tolerance()}
+    if options.solver == "adam":
+        result = adam(problem, learning_rate=options.learning_rate, batch_size=options.batch_size, **settings)
+    else:
+        result = newton(problem, start, **settings)
+    report.close()
+    if not result.converged:
+        warnings.warn(
+            f"The solver stopped early: {result.status}. Raise max_iter, standardise the features, or choose a "
+            "smaller prior_scale: nearly separable data under a very wide prior need many steps.",
+            ConvergenceWarning,
+            stacklevel=5,
+        )
+    return problem, result
+
+
+def make_problem(source: Arrays, prior: Prior, options: Options, seed: int) -> Problem:
+    """The problem under the chosen bound; the exact one also with a cheap version for the way there."""
+    diagonal = options.covariance == "diagonal"
+    chosen = build(options.bound, options.terms, options.samples, options.nodes, seed, None)
+    if not options.exact:
+        return Problem(source, prior, without_cusp(chosen.moments), diagonal=diagonal)
+    rough = build("viper", None, None, None, None, ROUGH_TOLERANCE)
+    return Problem(source, prior, chosen.moments, rough.moments, diagonal)
+
+
+def without_cusp(formula: Formula) -> Formula:
+    """η_l has curvature -∞ at ϑ = τ = 0, met only by rows that are zero and multiply it by zero: call it 0 there."""
+
+    def moments(mean: Tensor, variance: Tensor) -> Triple:
+        value, slope, curvature = formula(mean, variance)
+        return value, slope, curvature.nan_to_num(neginf=0.0)
+
+    return moments
