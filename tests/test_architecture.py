@@ -15,12 +15,18 @@ PACKAGE = ROOT / "src" / "viper"
 # A module may import the modules before it, never itself or a later one. Packages count as one module.
 LAYERS = [
     # numerics: tensors in, tensors out
-    *(NUMERICS := ["mixture", "normal", "moments", "softplus"]),
+    *(
+        NUMERICS := [
+            *["mixture", "normal", "moments", "series", "quadrature", "heat", "limit", "jaakkola_jordan"],
+            *["bounds", "softplus", "terms"],
+        ]
+    ),
     # inference: the one solver
-    *["problem", "solver", "adam", "posterior", "importance"],
+    *["problem", "steps", "solver", "adam", "posterior", "importance"],
     # estimators: arrays in, fitted attributes out
-    *["design", "progress", "fitting", "scales", "prediction", "corrected", "storage", "state", "logistic", "reference"],
-    *["gp_kernels", "gp_model", "gp_natural_adam", "gp", "gpytorch", "models"],
+    *["design", "progress", "fitting", "scales", "prediction", "corrected", "storage", "state", "logistic"],
+    *["reference", "lbfgs", "gp_kernels", "gp_model", "gp_rows", "gp_profile", "gp_starts", "gp_search"],
+    *["gp_natural_adam", "gp_state", "gp", "gpytorch", "models"],
     # applications: these may also import the public names, `from viper import ...`
     *(APPLICATIONS := ["datasets", "metrics", "plots", "demo_bound", "demo", "report", "paper", "cli"]),
 ]

@@ -9,7 +9,7 @@ import pytest
 import torch
 from softplus_reference import expectations
 
-from viper import moments, normal
+from viper import heat, limit, normal, quadrature, series
 
 EPS = np.finfo(float).eps
 
@@ -39,18 +39,18 @@ def test_terms_are_moments_and_the_error_is_bounded(mean, tau):
             assert mp.fsum((-1) ** j * mp.binomial(m, j) * a[k + j] for j in range(m + 1)) > 0
         exact = expectations(mean, tau**2)[0] - tau * mp.npdf(mean / tau) - mean * mp.ncdf(mean / tau)
         for n in (4, 8):  # small enough for weights that are rounded to float64
-            weights = moments.accelerated_weights(n).tolist()
+            weights = series.accelerated_weights(n).tolist()
             error = abs(mp.fsum(w * x for w, x in zip(weights, a, strict=False)) - exact)
-            assert exact / moments.chebyshev_at_3(n) / 1000 < error <= exact / moments.chebyshev_at_3(n)
+            assert exact / series.chebyshev_at_3(n) / 1000 < error <= exact / series.chebyshev_at_3(n)
 
 
 def test_series_constants():
-    n = moments.TERM_COUNT
+    n = limit.TERM_COUNT
     assert n == 20
-    assert moments.chebyshev_at_3(n) == round(float(mp.chebyt(n, 3)))
-    assert math.log(2) / moments.chebyshev_at_3(n) < 7e-16
+    assert series.chebyshev_at_3(n) == round(float(mp.chebyt(n, 3)))
+    assert math.log(2) / series.chebyshev_at_3(n) < 7e-16
     k = torch.arange(1, n + 1)
-    assert float((moments.accelerated_weights(n).abs() / k).sum()) < 3.3
+    assert float((series.accelerated_weights(n).abs() / k).sum()) < 3.3
 
 
 # --- (ii) quadrature ---
@@ -80,7 +80,7 @@ def test_even_derivatives_are_largest_at_zero(m):
 @pytest.mark.parametrize("count", [2, 4, 6])
 def test_quadrature_error_is_bounded(count):
     """Few nodes, so that the error is larger than rounding; at ϑ = 0 the bound is nearly attained."""
-    variance = moments.NODES_EXACT
+    variance = limit.NODES_EXACT
     exact = float(expectations(0, variance)[0])
     z, w = np.polynomial.hermite_e.hermegauss(count)
     error = abs(np.logaddexp(0, math.sqrt(variance) * z) @ w / w.sum() - exact)
@@ -88,9 +88,9 @@ def test_quadrature_error_is_bounded(count):
 
 
 def test_quadrature_constants():
-    assert quadrature_bound(moments.NODE_COUNT, moments.NODES_EXACT) < 4e-17
-    z, w = moments.full_gauss_hermite(16)
-    assert float(z.max()) * math.sqrt(moments.NODES_EXACT) < 2.7
+    assert quadrature_bound(limit.NODE_COUNT, limit.NODES_EXACT) < 4e-17
+    z, w = quadrature.full_gauss_hermite(16)
+    assert float(z.max()) * math.sqrt(limit.NODES_EXACT) < 2.7
     with mp.workdps(40):
         for node, weight in zip(z.tolist(), w.tolist(), strict=True):
             exact = mp.findroot(lambda x: mp.hermite(16, x / mp.sqrt(2)), node)
@@ -109,7 +109,7 @@ def test_expansion_is_made_of_derivatives():
         x = mp.mpf("-0.7")
         s = 1 / (1 + mp.exp(-x))
         q = s * (1 - s)
-        for j, (even, odd) in enumerate(itertools.zip_longest(moments.EVEN, moments.ODD), start=1):
+        for j, (even, odd) in enumerate(itertools.zip_longest(heat.EVEN, heat.ODD), start=1):
             derivative = [mp.diff(lambda t: 1 / (1 + mp.exp(-t)), x, n) for n in (2 * j - 1, 2 * j)]
             assert abs(q * mp.polyval(even[::-1], q) / derivative[0] - 1) < 1e-15
             if odd:
@@ -121,13 +121,13 @@ def test_expansion_constants(m):
     """Stopped after order m; η errs less than h, because max|f^{(2m+2)}| < max|f^{(2m+4)}|."""
     value, curvature = (float(abs(sigmoid_derivative(n))) for n in (2 * m + 1, 2 * m + 3))
     share = 1 / (2 ** (m + 1) * math.factorial(m + 1))
-    assert curvature * share == pytest.approx(moments.HEAT_ERRORS[m - 1], rel=4 * EPS)
-    reach = (moments.HEAT_TOLERANCE / moments.HEAT_ERRORS[m - 1]) ** (1 / (m + 1))
-    assert value * share * reach ** (m + 1) <= 1.11e-15 < moments.HEAT_TOLERANCE
+    assert curvature * share == pytest.approx(heat.HEAT_ERRORS[m - 1], rel=4 * EPS)
+    reach = (limit.HEAT_TOLERANCE / heat.HEAT_ERRORS[m - 1]) ** (1 / (m + 1))
+    assert value * share * reach ** (m + 1) <= 1.11e-15 < limit.HEAT_TOLERANCE
     if m == 4:
-        assert reach == pytest.approx(moments.HEAT_EXACT, rel=2e-2)
-        assert value * share * moments.HEAT_EXACT**5 < 2.1e-16
-        assert curvature * share * moments.HEAT_EXACT**5 / 0.25 < 1e-14
+        assert reach == pytest.approx(limit.HEAT_EXACT, rel=2e-2)
+        assert value * share * limit.HEAT_EXACT**5 < 2.1e-16
+        assert curvature * share * limit.HEAT_EXACT**5 / 0.25 < 1e-14
 
 
 # --- (iv) rounding ---

@@ -13,8 +13,10 @@ from softplus_reference import expectations, points, read_table, reference
 from tolerances import TOLERANCE
 from torch.autograd import gradcheck
 
-from viper import moments
-from viper.softplus import certificate, expected_sigmoid, expected_softplus, terms_needed
+from viper import heat, jaakkola_jordan, limit
+from viper.bounds import certificate
+from viper.softplus import expected_sigmoid, expected_softplus
+from viper.terms import terms_needed
 
 EPS = np.finfo(float).eps
 ROWS = read_table()
@@ -67,7 +69,7 @@ def test_limit_against_mpmath(field):
 
 def test_limit_one_point_at_a_time():
     """The order of the expansion for small variance follows the largest variance of a block."""
-    for row in (row for row in ROWS if row["variance"] <= moments.HEAT_EXACT):
+    for row in (row for row in ROWS if row["variance"] <= limit.HEAT_EXACT):
         result = expected_softplus(row["mean"], row["variance"])
         for field, promised in PROMISED.items():
             assert getattr(result, field) == pytest.approx(row[field], rel=promised, abs=0)
@@ -111,7 +113,7 @@ def test_variance_zero_is_the_softplus(mean):
     assert [value, slope, curvature] == pytest.approx(exact, rel=TOLERANCE["special"], abs=0)
 
 
-@pytest.mark.parametrize("threshold", [moments.HEAT_EXACT, moments.NODES_EXACT])
+@pytest.mark.parametrize("threshold", [limit.HEAT_EXACT, limit.NODES_EXACT])
 def test_formulas_meet(threshold):
     mean = np.linspace(-50.0, 50.0, 401)
     below, above = (expected_softplus(mean, v) for v in (threshold, np.nextafter(threshold, 1)))
@@ -308,7 +310,7 @@ def test_jaakkola_jordan_is_above_the_limit():
 
 def test_jaakkola_jordan_partials_where_series_and_formula_meet():
     t = torch.tensor([0.0999999, 0.1000001], dtype=torch.float64)
-    _, _, b = moments.jaakkola_jordan().partials(torch.zeros_like(t), t**2)
+    _, _, b = jaakkola_jordan.jaakkola_jordan().partials(torch.zeros_like(t), t**2)
     # Both cancel or truncate there; the function itself moves by 2e-9
     assert float(b[0]) == pytest.approx(float(b[1]), rel=1e-8)
 
@@ -400,7 +402,7 @@ def test_fast_path_for_one_variance_at_a_time(tolerance):
 @pytest.mark.parametrize("tolerance", [1e-4, 1e-6, 1e-8, 1e-10])
 def test_fast_path_is_near_its_tolerance_where_formulas_meet(tolerance):
     """Just below the variance where the expansion ends its error is the whole tolerance, so its reach is not short."""
-    variance = (tolerance / moments.HEAT_ERROR) ** 0.2
+    variance = (tolerance / heat.HEAT_ERROR) ** 0.2
     error = abs(
         expected_softplus(0.0, variance, tolerance=tolerance).curvature - expected_softplus(0.0, variance).curvature
     )

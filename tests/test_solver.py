@@ -14,11 +14,12 @@ import torch
 from tolerances import TOLERANCE
 
 import viper
-from viper import VariationalLogisticRegression, adam, fitting, solver
-from viper.moments import limit
+from viper import VariationalLogisticRegression, adam, fitting, solver, steps
+from viper.limit import limit
 from viper.posterior import Full
 from viper.problem import Arrays, Prior, sums
-from viper.solver import ConvergenceWarning, Gaussian, Problem, newton
+from viper.solver import ConvergenceWarning, newton
+from viper.steps import Gaussian, Problem
 
 NODES, NODE_WEIGHTS = np.polynomial.hermite_e.hermegauss(200)
 NODE_WEIGHTS = NODE_WEIGHTS / NODE_WEIGHTS.sum()
@@ -429,7 +430,7 @@ def test_sparse_rows_are_dense_rows(family):
 def test_conjugate_gradients_are_the_direct_solution(monkeypatch):
     X, y = data(300, 8, 21)
     direct = VariationalLogisticRegression(covariance="diagonal", tol=TIGHT).fit(X, y)
-    monkeypatch.setattr(solver, "LARGEST_DIRECT", 2)
+    monkeypatch.setattr(steps, "LARGEST_DIRECT", 2)
     for rows in (X, scipy.sparse.csr_array(X)):
         iterative = VariationalLogisticRegression(covariance="diagonal", tol=TIGHT).fit(rows, y)
         assert iterative.converged_
@@ -451,7 +452,7 @@ def test_more_coefficients_than_rows(sparse):
     np.testing.assert_allclose(wide.posterior_.covariance(), full.covariance(), rtol=0, atol=1e-6)
     torch.testing.assert_close(wide.posterior_.variance, full.variance, rtol=1e-7, atol=0)
     assert wide.elbo_ == pytest.approx(result.objective, rel=1e-9)
-    assert wide.kl_ == pytest.approx(solver.kl_to_prior(result.q, result.factor, problem.prior), rel=1e-6)
+    assert wide.kl_ == pytest.approx(steps.kl_to_prior(result.q, result.factor, problem.prior), rel=1e-6)
     # the same draws' log density, up to the choice of factor: its mean is minus the entropy
     assert float(wide.posterior_.log_scale) == pytest.approx(float(full.log_scale), rel=1e-6)
     block = next(iter(model._training_rows.blocks()))

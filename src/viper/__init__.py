@@ -3,7 +3,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from viper.softplus import ExpectedSigmoid, ExpectedSoftplus, expected_sigmoid, expected_softplus, terms_needed
+from viper.softplus import ExpectedSigmoid, ExpectedSoftplus, expected_sigmoid, expected_softplus
+from viper.terms import terms_needed
 
 if TYPE_CHECKING:
     from viper.logistic import VariationalLogisticRegression

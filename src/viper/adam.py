@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from viper.problem import Arrays, Sums
-from viper.solver import Gaussian, Iteration, Problem, Result, gradient
+from viper.solver import Iteration, Result
+from viper.steps import Gaussian, Problem, gradient
 
 INITIAL_VARIANCE = 0.35
 

@@ -53,7 +53,7 @@ def story(data: Data, model: Any, seconds: float) -> str:
     malignant = data.test_label == "malignant"
     unsure = np.argsort(interval[:, 0] - interval[:, 1])[:4]
     lines = [
-        f"Breast cancer: {len(data.train)} tumours, {data.train.shape[1]} measurements, fitted in {1e3 * seconds:.0f} ms",
+        f"Breast cancer: {len(data.train)} tumours, {data.train.shape[1]} measurements, in {1e3 * seconds:.0f} ms",
         f"ELBO {model.elbo_:.4f}, prior scale {model.prior_scale_[0]:.2f} chosen by it",
         "",
         "Strongest coefficients (per standard deviation; odds of malignancy)",

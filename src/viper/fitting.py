@@ -10,12 +10,13 @@ from torch import Tensor
 
 from viper import design
 from viper.adam import adam
+from viper.bounds import build
 from viper.moments import Formula, Triple
 from viper.posterior import Diagonal, Full, LowRank, Posterior
 from viper.problem import Arrays, Prior
 from viper.progress import Progress
-from viper.softplus import build
-from viper.solver import ConvergenceWarning, Gaussian, Problem, Result, newton
+from viper.solver import ConvergenceWarning, Result, newton
+from viper.steps import Gaussian, Problem
 
 ROUGH_TOLERANCE = 1e-8  # of the moments in all but the last pass: moves the optimum by less than 1e-9 nats
 FLOAT32_TOLERANCE = 1e-6  # nats: what rounding of the products in float32 leaves

@@ -15,6 +15,7 @@ Objective = Callable[[np.ndarray], tuple[float, np.ndarray]]
 MEMORY = 20
 SUFFICIENT = 1e-4  # Armijo's fraction of the predicted gain
 SHORTEST = 1e-10
+LONGEST = 4.0  # largest change of a parameter in one step: a factor of 50 in a scale
 FIRST_STEP = 0.5  # length of the first step, in units of the parameters
 
 
@@ -44,7 +45,7 @@ class Climb:
         if not rate > 0.0:
             self.pairs.clear()
             direction, rate = self.direction(), float(self.slope @ self.slope)
-        length = 1.0
+        length = min(1.0, LONGEST / max(float(np.abs(direction).max()), 1e-300))
         while length > SHORTEST:
             x = self.x + length * direction
             value, slope = self.objective(x)

@@ -18,13 +18,14 @@ from viper import design, storage
 from viper.corrected import CorrectedPosterior
 from viper.fitting import Fit, Options, fit_posterior
 from viper.importance import Diagnosis, ImportanceWarning, WeightedDraws, summary_frame, weigh
-from viper.moments import limit
+from viper.limit import limit
 from viper.posterior import Diagonal, Full, LowRank, expected_log_likelihood, latent, moved
 from viper.prediction import LatentPredictions, half_width
 from viper.problem import Arrays, Prior
 from viper.scales import best_scales
-from viper.solver import Gaussian, Iteration, exact_elbo
+from viper.solver import Iteration, exact_elbo
 from viper.state import decode_labels, decode_options, encode_labels, encode_options
+from viper.steps import Gaussian
 
 if TYPE_CHECKING:
     import pandas

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from viper.fitting import Fit
-from viper.solver import ConvergenceWarning, Gaussian
+from viper.solver import ConvergenceWarning
+from viper.steps import Gaussian
 
 SMALLEST, LARGEST = 1e-3, 1e3
 

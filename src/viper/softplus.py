@@ -3,21 +3,21 @@
     η = E[log(1+e^X)]      g = ∂η/∂ϑ = E[s(X)]      h = 2 ∂η/∂v = E[s'(X)]      X ~ N(ϑ, v), s(x) = 1/(1+e^-x)
 
 `expected_softplus` returns the three, exactly or by any bound of the paper, and is differentiable; `expected_sigmoid`
-gives mean and standard deviation of the probability s(X); `terms_needed` says how long the paper's series must be.
+gives mean and standard deviation of the probability s(X).
 """
 
 import math
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, TypeVar, get_args
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from viper import moments, normal
+from viper.bounds import BOUNDS, BoundName, prepare
+from viper.limit import limit, probability
 from viper.moments import Bound, Triple
 
-BoundName = Literal["viper", "pg", "mc", "quadrature", "certified"]
 Array = Any  # what the caller gave: torch tensor, NumPy array or float; results come back as the same
 T = TypeVar("T", bound=tuple[Any, ...])
 
@@ -113,129 +113,6 @@ def expected_sigmoid(mean: Array, variance: Array) -> ExpectedSigmoid:
     return give_back(ExpectedSigmoid(*_Probability.apply(*tensors)))
 
 
-def terms_needed(mean: Array, variance: Array, relative_error: float) -> Array:
-    """The smallest l for which η_l is within `relative_error` of E[log(1+e^X)] (the paper's Figure 1(c)), elementwise.
-
-    The error η_l - η = Σ_{k>=2l} (-1)^k E[e^{-k|X|}]/k is itself an alternating sum of moments, so it is evaluated
-    directly (accelerated), never as a difference; it decreases in l, so l is found by bisection.
-
-    Examples
-    --------
-    >>> import viper
-    >>> viper.terms_needed(0.0, 0.01, 0.01)
-    12
-    """
-    relative_error = number(relative_error, "relative_error", 1e-15, "0.01 for 1 %")
-    (mean_, variance_), give_back = read_gaussian(mean, variance, integer=True)
-    m, v = -mean_.detach().double().abs(), variance_.detach().double()
-    target = relative_error * (moments.limit().moments(m, v)[0] + mean_.detach().double().clamp(min=0.0))
-    return give_back((smallest_terms(m, v, target),))[0]
-
-
-def smallest_terms(mean: Tensor, variance: Tensor, target: Tensor) -> Tensor:
-    """Bisect for the smallest l with η_l - η <= target, for mean <= 0."""
-    low = torch.zeros_like(mean)  # too few
-    high = torch.ones_like(mean)  # enough, once the doubling ends
-    while bool((short := truncation_error(mean, variance, high) > target).any()) and float(high.max()) < 2.0**52:
-        low, high = torch.where(short, high, low), torch.where(short, 2 * high, high)
-    while bool((high - low > 1).any()):
-        middle = torch.floor((low + high) / 2)
-        short = truncation_error(mean, variance, middle) > target
-        wide = high - low > 1
-        low, high = torch.where(short & wide, middle, low), torch.where(~short & wide, middle, high)
-    return high.to(torch.int64)
-
-
-def truncation_error(mean: Tensor, variance: Tensor, terms: Tensor) -> Tensor:
-    """η_l - η = Σ_{j>=0} (-1)^j a_{2l+j}, a_k = E[e^{-k|X|}]/k, for mean <= 0 and l given elementwise."""
-    weights = moments.accelerated_weights(moments.TERM_COUNT)
-    sd = moments.positive_sd(variance)
-    total = torch.zeros_like(mean)
-    for j, w in enumerate(weights.tolist()):
-        k = 2.0 * terms + j
-        below, above = normal.exponential_tails(mean, sd, k)
-        total = total + w * (below + above) / k
-    return total
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# The choice of a bound
-
-
-BOUNDS: dict[str, Bound] = {}  # built once per choice; also where a compiler finds them
-MOST_BOUNDS = 256
-
-
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def prepare(bound: str, terms: Any, samples: Any, nodes: Any, random_state: Any, tolerance: Any) -> str:
-    """Check a choice, build its formulas if they are new, and return their key in BOUNDS."""
-    if bound == "mc" and random_state is None:
-        random_state = torch.Generator().seed()
-    choice = (bound, terms, samples, nodes, random_state, tolerance)
-    key = repr(choice)  # as text 1, 1.0 and True differ
-    if key not in BOUNDS:
-        with torch._C._DisableFuncTorch():  # constants that outlive a transform in which a bound is first used
-            chosen = build(*choice)
-        if len(BOUNDS) >= MOST_BOUNDS:
-            BOUNDS.clear()
-        BOUNDS[key] = chosen
-    return key
-
-
-def build(bound: str, terms: Any, samples: Any, nodes: Any, random_state: Any, tolerance: Any) -> Bound:
-    """The formulas behind a word and its options; raises on options that are wrong or do not go together."""
-    if not isinstance(bound, str) or bound not in get_args(BoundName):
-        raise ValueError(f"bound must be one of {list(get_args(BoundName))}; got {bound!r}.")
-    if terms is not None and bound != "viper":
-        raise ValueError(f"terms belongs to bound='viper'; got bound={bound!r}, terms={terms!r}. Leave terms out.")
-    if tolerance is not None and (bound != "viper" or terms is not None):
-        raise ValueError(
-            f"tolerance belongs to the limit of bound='viper'; got {bound=}, {terms=}. Leave tolerance out."
-        )
-    if bound == "pg":
-        return moments.jaakkola_jordan()
-    if bound == "mc":
-        seed = whole(random_state, "random_state", 0, 2**64 - 1)
-        return moments.monte_carlo(whole(samples, "samples", 2, even=True), seed)
-    if bound == "quadrature":
-        return moments.gauss_hermite(whole(nodes, "nodes", 1, moments.MOST_NODES))
-    if bound == "certified":
-        return certified()
-    if terms is not None:
-        return moments.series(moments.truncated_weights(whole(terms, "terms", 1)))
-    if tolerance is None:
-        return moments.limit()
-    tolerance = number(tolerance, "tolerance", 0.0, "None for the exact value")
-    return moments.fast(tolerance) or moments.limit()
-
-
-def certified() -> Bound:
-    """The limit, raised by its certificate; the certificate counts as a constant in the derivatives."""
-    limit = moments.limit()
-
-    def raised(mean: Tensor, variance: Tensor) -> Triple:
-        mean64, variance64 = mean.double(), variance.double()
-        value, slope, curvature = limit.moments(mean64, variance64)
-        value = rounded_up(value + certificate(mean64, variance64), mean.dtype)
-        return value, slope.to(mean.dtype), curvature.to(mean.dtype)
-
-    return Bound(moments.blocked(raised, 4, native=True), limit.partials)
-
-
-def rounded_up(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """The smallest number of the dtype that is not below x."""
-    nearest = x.to(dtype)
-    return torch.where(nearest < x, torch.nextafter(nearest, torch.full_like(nearest, torch.inf)), nearest)
-
-
-def certificate(mean: Tensor, variance: Tensor) -> Tensor:
-    """The most that the computed limit can be below E[log(1+e^X)]; docs/certificate.md has the proof.
-
-    4e-15 covers expansion, quadrature and series; 128 units of rounding, relative to |ϑ| + τ + 1, cover the arithmetic.
-    """
-    return 4e-15 + 128 * torch.finfo(torch.float64).eps * (mean.abs() + variance.sqrt() + 1.0)
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # Evaluation, with derivatives
 
@@ -314,7 +191,7 @@ class _Probability(torch.autograd.Function):
 
     @staticmethod
     def forward(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
-        return moments.probability(mean, variance)
+        return probability(mean, variance)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
@@ -324,7 +201,7 @@ class _Probability(torch.autograd.Function):
     def backward(ctx: Any, d_mean: Tensor, d_std: Tensor) -> Any:
         mean, variance, p, std = ctx.saved_tensors
         # h = E[s'], t = E[s''], u = ½E[s''']; Var = p - h - p², so ∂Var/∂ϑ = h - t - 2ph and ∂Var/∂v = ½t - u - pt
-        h, t, u = _Partials.apply(mean, variance, moments.limit())
+        h, t, u = _Partials.apply(mean, variance, limit())
         per_std = torch.where(std > 0, 0.5 * d_std / std.clamp(min=torch.finfo(std.dtype).tiny), 0.0)
         to_mean = d_mean * h + per_std * (h - t - 2 * p * h)
         return to_mean, 0.5 * d_mean * t + per_std * (0.5 * t - u - p * t)
@@ -401,21 +278,3 @@ def check_values(mean: Tensor, variance: Tensor) -> None:
             where = tuple((~good).nonzero()[0].tolist())
             place = f" at index {where}" if where else ""
             raise ValueError(f"{name} must be {rule}; got {x[where].item()}{place}.")
-
-
-def whole(x: Any, name: str, least: int, most: int | None = None, even: bool = False) -> int:
-    """An integer option, checked."""
-    integer = isinstance(x, int | np.integer) and not isinstance(x, bool)
-    if not integer or x < least or (most is not None and x > most) or (even and x % 2):
-        span = f">= {least}" if most is None else f"from {least} to {most}"
-        raise ValueError(f"{name} must be {'an even' if even else 'an'} integer {span}; got {x!r}.")
-    return int(x)
-
-
-def number(x: Any, name: str, least: float, advice: str) -> float:
-    """A positive, finite option, checked."""
-    real = isinstance(x, int | float | np.integer | np.floating) and not isinstance(x, bool)
-    if not real or not least <= x < math.inf or x <= 0:
-        rule = f"at least {least} and finite" if least else "positive and finite"
-        raise ValueError(f"{name} must be {rule}; got {x!r}. Use {advice}.")
-    return float(x)
