@@ -33,8 +33,8 @@ def run(quick: bool, device: str = "cpu") -> Table:
     rows: list[list[str | float]] = []
     notes = [
         "Seconds: the shortest of several calls taken in turn, ours and laplace-torch on one thread, NumPyro on all; "
-        "what is compiled is compiled at the first call. Errors: of posterior means, in posterior sds; of posterior sds, relative; root mean square and "
-        "worst over 25 coefficients.",
+        "what is compiled is compiled at the first call. Errors: of posterior means, in posterior sds; of posterior "
+        "sds, relative; root mean square and worst over 25 coefficients.",
         f"ADVI: AutoMultivariateNormal, {ADVI_STEPS:,} steps of Adam, its rate falling from 0.01 to 0.0001.",
         *(f"{name}: skipped, {module} is not installed." for name, module in NEEDS.items() if not find_spec(module)),
     ]

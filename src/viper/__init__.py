@@ -7,6 +7,7 @@ from viper.softplus import ExpectedSigmoid, ExpectedSoftplus, expected_sigmoid, 
 from viper.terms import terms_needed
 
 if TYPE_CHECKING:
+    from viper.gp import VariationalGPClassifier
     from viper.logistic import VariationalLogisticRegression
     from viper.models import load
     from viper.storage import StorageError
@@ -15,6 +16,7 @@ __all__ = [
     "ExpectedSigmoid",
     "ExpectedSoftplus",
     "StorageError",
+    "VariationalGPClassifier",
     "VariationalLogisticRegression",
     "expected_sigmoid",
     "expected_softplus",
@@ -25,6 +27,7 @@ __all__ = [
 # Loaded on first use, so that `import viper` stays light: name -> module
 LATER = {
     "StorageError": "viper.storage",
+    "VariationalGPClassifier": "viper.gp",
     "VariationalLogisticRegression": "viper.logistic",
     "load": "viper.models",
     "reference": "viper.reference",

@@ -1,16 +1,21 @@
 """Load a saved model, whichever estimator it is."""
 
+from importlib import import_module
 from os import PathLike
 from typing import Any
 
 from viper import storage
-from viper.logistic import VariationalLogisticRegression
 
-KINDS = {"logistic": VariationalLogisticRegression}
+KINDS = {
+    "logistic": ("viper.logistic", "VariationalLogisticRegression"),
+    "gp": ("viper.gp", "VariationalGPClassifier"),
+}
 
 
-def load(path: str | PathLike[str]) -> Any:
+def load(path: str | PathLike[str], **objects: Any) -> Any:
     """The estimator saved at `path` by its `save`. Nothing in the file is executed.
+
+    A Gaussian process with a kernel or mean of its own, not one chosen by a word, needs it again: `kernel=`, `mean=`.
 
     Raises
     ------
@@ -20,4 +25,5 @@ def load(path: str | PathLike[str]) -> Any:
     kind, tensors, metadata = storage.read(path)
     if kind not in KINDS:
         raise storage.StorageError(f"the model must be one of {sorted(KINDS)}; got {kind!r}. Update viper.")
-    return KINDS[kind]._from_state(tensors, metadata)
+    module, name = KINDS[kind]
+    return getattr(import_module(module), name)._from_state(tensors, metadata, **objects)

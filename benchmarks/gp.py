@@ -1,0 +1,194 @@
+"""Gaussian-process classification: exact ELBO, accuracy and seconds, ours beside GPyTorch and scikit-learn.
+
+Five data sets on two splits (a random 90 % with a fixed seed; the first 80 %), all inputs standardised, and the paper's
+toy example. The data sets are not part of the repository: their folder is given by `--data`, or VIPER_DATA.
+"""
+
+import os
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import gpytorch
+import numpy as np
+import torch
+from sklearn.gaussian_process import GaussianProcessClassifier
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel
+from sklearn.metrics import log_loss, roc_auc_score
+
+from benchmarks.table import Table, machine
+from viper.gp import VariationalGPClassifier
+from viper.gpytorch import LogitLikelihood
+
+SETS = ("breast-cancer", "svmguide1", "australian", "fourclass", "heart")
+SEED = 7
+SCORES = ["ELBO", "AUC", "log score", "calibration error"]
+COLUMNS = ["data", "split", "method", *SCORES, "seconds", "speed", "starts", "evaluations"]
+LARGEST_SKLEARN = 1000  # rows: its cost is cubic
+
+
+class Split(NamedTuple):
+    """Standardised training and test rows."""
+
+    X: np.ndarray
+    y: np.ndarray
+    X_test: np.ndarray
+    y_test: np.ndarray
+
+
+class Outcome(NamedTuple):
+    """What a method gives: exact ELBO (or NaN), probabilities of the test rows, seconds, starts, evaluations."""
+
+    elbo: float
+    probability: np.ndarray
+    seconds: float
+    starts: float = float("nan")
+    evaluations: float = float("nan")
+
+
+def run(quick: bool, device: str = "cpu", data: str | None = None) -> Table:
+    torch.set_num_threads(1)
+    folder = data or os.environ.get("VIPER_DATA")
+    rows: list[list[str | float]] = []
+    notes = [machine(device), toy(5 if quick else 30)]
+    if folder is None:
+        notes.append("The data sets were not measured: pass --data FOLDER.")
+    for name, label, split in splits(Path(folder), quick) if folder is not None else ():
+        outcomes = contenders(split, 100 if quick else 1500)
+        rival = outcomes["GPyTorch SVGP, our likelihood"].seconds
+        for method, outcome in outcomes.items():
+            rows.append([name, label, method, outcome.elbo, *scores(split, outcome), outcome.seconds])
+            rows[-1] += [rival / outcome.seconds, outcome.starts, outcome.evaluations]
+    notes.append(
+        "Speed is relative to GPyTorch's SVGP with NGD 0.07 + Adam 0.07, 1,500 iterations, 50 inducing points."
+    )
+    return Table("Gaussian-process classification", COLUMNS, rows, notes)
+
+
+def splits(folder: Path, quick: bool) -> Iterator[tuple[str, str, Split]]:
+    for name in SETS[-1:] if quick else SETS:
+        train = read(folder / name / (f"{name}_train.csv.gz" if name == "svmguide1" else f"{name}.csv.gz"))
+        order = np.random.default_rng(SEED).permutation(len(train))
+        cut = int(0.9 * len(train))
+        yield name, "random 90 %", standardised(train[order[:cut]], train[order[cut:]])
+        own = folder / name / f"{name}_test.csv.gz"
+        if own.exists():
+            yield name, "own test", standardised(train, read(own))
+        else:
+            cut = int(0.8 * len(train))
+            yield name, "first 80 %", standardised(train[:cut], train[cut:])
+
+
+def read(path: Path) -> np.ndarray:
+    return np.loadtxt(path, delimiter=",", skiprows=1)
+
+
+def standardised(train: np.ndarray, test: np.ndarray) -> Split:
+    centre, scale = train[:, :-1].mean(0), train[:, :-1].std(0)
+    return Split((train[:, :-1] - centre) / scale, train[:, -1], (test[:, :-1] - centre) / scale, test[:, -1])
+
+
+def scores(split: Split, outcome: Outcome) -> list[str | float]:
+    """AUC, log score and expected calibration error in ten bins, on the test rows."""
+    p, y = np.clip(outcome.probability, 1e-12, 1 - 1e-12), split.y_test
+    bins = np.minimum((10 * p).astype(int), 9)
+    gaps = [abs((p[bins == b] - y[bins == b]).sum()) for b in range(10)]
+    return [float(roc_auc_score(y, p)), -float(log_loss(y, p)), sum(gaps) / len(y)]
+
+
+def contenders(split: Split, iterations: int) -> dict[str, Outcome]:
+    outcomes = {
+        "viper": ours(split),
+        "GPyTorch SVGP, our likelihood": svgp(split, LogitLikelihood(), iterations),
+        "GPyTorch SVGP, BernoulliLikelihood": svgp(split, gpytorch.likelihoods.BernoulliLikelihood(), iterations),
+    }
+    if len(split.y) <= LARGEST_SKLEARN:
+        outcomes["scikit-learn GaussianProcessClassifier"] = sklearn_gp(split)
+    return outcomes
+
+
+def ours(split: Split) -> Outcome:
+    began = time.perf_counter()
+    model = VariationalGPClassifier(random_state=0, verbose=False).fit(split.X, split.y)
+    seconds = time.perf_counter() - began
+    evaluations = sum(start.evaluations for start in model.starts_)
+    return Outcome(model.elbo_, model.predict_proba(split.X_test)[:, 1], seconds, len(model.starts_), evaluations)
+
+
+class SVGP(gpytorch.models.ApproximateGP):
+    """The paper's model: linear mean, ARD RBF from lengthscale 0.5, 50 inducing points from the rows."""
+
+    def __init__(self, points: torch.Tensor) -> None:
+        q = gpytorch.variational.NaturalVariationalDistribution(len(points))
+        super().__init__(gpytorch.variational.VariationalStrategy(self, points, q, learn_inducing_locations=True))
+        self.mean_module = gpytorch.means.LinearMean(points.shape[1])
+        base = gpytorch.kernels.RBFKernel(ard_num_dims=points.shape[1])
+        base.lengthscale = 0.5
+        self.covar_module = gpytorch.kernels.ScaleKernel(base)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+
+def svgp(split: Split, likelihood: Any, iterations: int) -> Outcome:
+    torch.manual_seed(0)
+    X, y = torch.from_numpy(split.X), torch.from_numpy(split.y)
+    model = SVGP(X[torch.randperm(len(X))[:50]].clone()).double()
+    loss = gpytorch.mlls.VariationalELBO(likelihood, model, len(y))
+    optimisers = [
+        gpytorch.optim.NGD(model.variational_parameters(), num_data=len(y), lr=0.07),
+        torch.optim.Adam(model.hyperparameters(), lr=0.07),
+    ]
+    began = time.perf_counter()
+    for _ in range(iterations):
+        for optimiser in optimisers:
+            optimiser.zero_grad()
+        value = -loss(model(X), y)
+        value.backward()
+        for optimiser in optimisers:
+            optimiser.step()
+    seconds = time.perf_counter() - began
+    with torch.no_grad():
+        elbo = float(loss(model(X), y)) * len(y)
+        model.eval()
+        probability = likelihood(model(torch.from_numpy(split.X_test))).probs.numpy()
+    logit = isinstance(likelihood, LogitLikelihood)
+    return Outcome(elbo if logit else float("nan"), probability, seconds, 1, iterations)
+
+
+def sklearn_gp(split: Split) -> Outcome:
+    kernel = ConstantKernel(1.0) * RBF(np.full(split.X.shape[1], np.sqrt(split.X.shape[1])))
+    began = time.perf_counter()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of lengthscales at their bounds
+        model = GaussianProcessClassifier(kernel, random_state=0).fit(split.X, split.y)
+    return Outcome(float("nan"), model.predict_proba(split.X_test)[:, 1], time.perf_counter() - began, 1)
+
+
+def toy(seeds: int) -> str:
+    """The paper's Section 3.2: median over seeds of every quantity of its table."""
+    grid = np.linspace(0, 5, 50)
+    truth = -4.5 * np.sin(np.pi / 2 * grid)
+    x = np.concatenate([np.linspace(0, 2.5, 25), np.linspace(3.5, 5, 25)])
+    found = []
+    for seed in range(seeds):
+        generator = np.random.default_rng(seed)
+        y, y_test = labels(x, generator), labels(grid, generator)
+        began = time.perf_counter()
+        model = VariationalGPClassifier(random_state=0, verbose=False).fit(x[:, None], y)
+        seconds = time.perf_counter() - began
+        mean, sd = model.predict_latent(grid[:, None])
+        covered = np.abs(truth - mean) < 1.96 * sd
+        auc = roc_auc_score(y_test, mean)
+        found.append([model.elbo_, ((mean - truth) ** 2).mean(), 2 * 1.96 * sd.mean(), covered.mean(), auc, seconds])
+    names = ("ELBO", "MSE (grid)", "CI width (grid)", "coverage (grid)", "AUC (test)", "seconds")
+    medians = ", ".join(f"{name} {value:.3g}" for name, value in zip(names, np.median(found, 0), strict=True))
+    return f"The paper's toy example, medians over {seeds} seeds: {medians}."
+
+
+def labels(x: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+    """y ~ Bernoulli(s(f(x) + ε)), f(x) = -4.5 sin(πx/2), ε ~ N(0, 1)."""
+    f = -4.5 * np.sin(np.pi / 2 * x) + generator.normal(size=len(x))
+    return generator.random(len(x)) < 1 / (1 + np.exp(-f))

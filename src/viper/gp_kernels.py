@@ -1,0 +1,181 @@
+"""Kernels and mean functions: the words of the estimator as GPyTorch modules, and how covariances are evaluated.
+
+Every kernel is a GPyTorch module. The common stationary ones, k(x, z) = s φ(r²) with r² = Σ_j (x_j - z_j)²/ℓ_j², are
+evaluated by one function with its derivative in closed form, several times faster than autograd; all others as GPyTorch
+does it.
+"""
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any
+
+import gpytorch
+import torch
+from gpytorch.constraints import Positive
+from gpytorch.kernels import Kernel, LinearKernel, MaternKernel, RBFKernel, ScaleKernel
+from gpytorch.means import ConstantMean, LinearMean, Mean, ZeroMean
+from torch import Tensor
+
+KERNELS = ("rbf", "matern32", "matern52", "linear")
+MEANS = ("linear", "constant", "zero")
+
+
+def logarithmic() -> Positive:
+    """Positive through exp: a scale that grows a thousandfold is then a short way for the optimiser."""
+    return Positive(transform=torch.exp, inv_transform=torch.log)
+
+
+def make_kernel(kernel: Any, columns: int) -> Kernel:
+    """A kernel in float64 from a word or a GPyTorch kernel, which is copied."""
+    if isinstance(kernel, Kernel):
+        made = copy.deepcopy(kernel)
+    elif kernel == "linear":
+        made = LinearKernel(ard_num_dims=columns, variance_constraint=logarithmic())
+        made.initialize(variance=1.0)
+    elif kernel in KERNELS:
+        options = {"ard_num_dims": columns, "lengthscale_constraint": logarithmic()}
+        base = RBFKernel(**options) if kernel == "rbf" else MaternKernel(nu=int(kernel[-2]) / 2, **options)
+        made = ScaleKernel(base, outputscale_constraint=logarithmic())
+        made.initialize(outputscale=1.0)
+        base.initialize(lengthscale=math.sqrt(columns))
+    else:
+        raise ValueError(f"kernel must be one of {list(KERNELS)} or a gpytorch Kernel; got {kernel!r}.")
+    if made.batch_shape != torch.Size([]):
+        raise ValueError(f"kernel must not have a batch shape; got {tuple(made.batch_shape)}. Fit one model per batch.")
+    return check_parameters(made.double(), "kernel")
+
+
+def make_mean(mean: Any, columns: int) -> Mean:
+    """A mean function in float64 from a word or a GPyTorch mean, which is copied; those from words start at zero."""
+    if isinstance(mean, Mean):
+        return check_parameters(copy.deepcopy(mean).double(), "mean")
+    if mean == "zero":
+        return ZeroMean()
+    if mean == "constant":
+        return ConstantMean().double()
+    if mean != "linear":
+        raise ValueError(f"mean must be one of {list(MEANS)} or a gpytorch Mean; got {mean!r}.")
+    with torch.random.fork_rng(devices=[]):  # its random weights are of no use, nor should they cost a random number
+        made = LinearMean(columns).double()
+    made.initialize(weights=0.0, bias=0.0)
+    return made
+
+
+def check_parameters(module: Any, name: str) -> Any:
+    for label, parameter in module.named_parameters():
+        if not bool(parameter.isfinite().all()):
+            raise ValueError(f"parameters of {name} must be finite; got {parameter.detach().tolist()} for {label}.")
+    return module
+
+
+def check_shapes(kernel: Any, mean: Any, x: Tensor) -> None:
+    """Complain unless kernel and mean take rows of this width and give one number per pair and per row."""
+    try:
+        with torch.no_grad():
+            pairs, single = tuple(covariance(kernel, x, x).shape), tuple(mean(x).shape)
+    except (RuntimeError, IndexError, ValueError, AssertionError) as error:
+        raise ValueError(
+            f"kernel and mean must take rows of {x.shape[1]} columns; got an error: {error}. Check active_dims, "
+            "ard_num_dims and input_size."
+        ) from error
+    if pairs != (len(x), len(x)) or single != (len(x),):
+        wanted = f"{(len(x), len(x))} and {(len(x),)}"
+        raise ValueError(f"kernel and mean must give shapes {wanted} for {len(x)} rows; got {pairs} and {single}.")
+
+
+def log_prior(module: torch.nn.Module) -> Tensor | None:
+    """Σ log p(θ) over the priors that the kernel or mean registers, or None if there are none."""
+    if not isinstance(module, gpytorch.Module):
+        return None
+    terms = [prior.log_prob(closure(owner)).sum() for _, owner, prior, closure, _ in module.named_priors()]
+    return torch.stack(terms).sum() if terms else None
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Evaluation
+
+
+def covariance(kernel: Kernel, x: Tensor, z: Tensor) -> Tensor:
+    """K_xz as a dense matrix."""
+    shape = stationary_shape(kernel)
+    if shape is not None:
+        base = kernel.base_kernel
+        return _Stationary.apply(x, z, base.lengthscale.reshape(-1), kernel.outputscale, shape)
+    return kernel(x, z).to_dense()
+
+
+def variances(kernel: Kernel, x: Tensor) -> Tensor:
+    """diag K_xx."""
+    if stationary_shape(kernel) is not None:
+        return kernel.outputscale.expand(len(x))
+    return kernel(x, diag=True)
+
+
+Shape = Callable[[Tensor], tuple[Tensor, Tensor]]
+
+
+def stationary_shape(kernel: Kernel) -> Shape | None:
+    """φ of a scaled stationary kernel that is exactly one of those below, over all columns; else None."""
+    if type(kernel) is not ScaleKernel or kernel.active_dims is not None:
+        return None
+    base = kernel.base_kernel
+    if base.active_dims is not None or base.batch_shape != torch.Size([]):
+        return None
+    if type(base) is RBFKernel:
+        return gaussian_shape
+    if type(base) is MaternKernel and base.nu in (1.5, 2.5):
+        return matern32_shape if base.nu == 1.5 else matern52_shape
+    return None
+
+
+def gaussian_shape(square: Tensor) -> tuple[Tensor, Tensor]:
+    """φ = e^{-r²/2} and -2 dφ/d(r²) = φ."""
+    value = torch.exp(-0.5 * square)
+    return value, value
+
+
+def matern32_shape(square: Tensor) -> tuple[Tensor, Tensor]:
+    """φ = (1 + t) e^{-t} with t = √3 r, and -2 dφ/d(r²) = 3 e^{-t}."""
+    t = torch.sqrt(3.0 * square)
+    decay = torch.exp(-t)
+    return (1.0 + t) * decay, 3.0 * decay
+
+
+def matern52_shape(square: Tensor) -> tuple[Tensor, Tensor]:
+    """φ = (1 + t + t²/3) e^{-t} with t = √5 r, and -2 dφ/d(r²) = 5/3 (1 + t) e^{-t}."""
+    t = torch.sqrt(5.0 * square)
+    decay = torch.exp(-t)
+    return (1.0 + t + t * t / 3.0) * decay, 5.0 / 3.0 * (1.0 + t) * decay
+
+
+class _Stationary(torch.autograd.Function):
+    """(x, z, ℓ, s) -> s φ(r²), with gradients by matrix products instead of differences between all pairs."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, z: Tensor, lengthscale: Tensor, scale: Tensor, shape: Shape) -> Tensor:
+        u, v = x / lengthscale, z / lengthscale
+        square = (
+            torch.addmm(v.square().sum(1), u, v.T, alpha=-2.0).add_(u.square().sum(1, keepdim=True)).clamp_(min=0.0)
+        )
+        value, decay = shape(square)
+        ctx.save_for_backward(u, v, lengthscale, scale, value, decay)
+        return scale * value
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> Any:
+        u, v, lengthscale, scale, value, decay = ctx.saved_tensors
+        # W = -2 s φ'(r²) ∂/∂K, so that the differential is -½ Σ W d(r²)
+        weight = slope * decay
+        to_scale = (weight if decay is value else slope * value).sum()
+        weight.mul_(scale)
+        rows, columns = weight.sum(1, keepdim=True), weight.sum(0)[:, None]
+        pulled = weight.T @ u
+        to_x = (weight @ v - rows * u) / lengthscale if ctx.needs_input_grad[0] else None
+        to_z = (pulled - columns * v) / lengthscale if ctx.needs_input_grad[1] else None
+        to_length = (
+            (rows * u.square()).sum(0) + (columns * v.square()).sum(0) - 2.0 * (pulled * v).sum(0)
+        ) / lengthscale
+        if len(lengthscale) == 1:
+            to_length = to_length.sum()[None]
+        return to_x, to_z, to_length, to_scale, None

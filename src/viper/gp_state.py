@@ -1,0 +1,100 @@
+"""A fitted Gaussian process as a table, and as tensors and JSON."""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from viper.gp_kernels import make_kernel, make_mean
+from viper.gp_model import SparseGP
+from viper.gp_rows import Scaler
+from viper.storage import StorageError
+
+if TYPE_CHECKING:
+    import pandas
+
+
+def describe(model: SparseGP, scaler: Scaler, names: list[str]) -> "pandas.DataFrame":
+    """Lengthscales, relevance and mean weights by column, in the units of X; in `attrs` what belongs to no column."""
+    import pandas
+
+    frame = pandas.DataFrame(index=names)
+    for name, values in {**by_column(model.kernel, scaler), **mean_weights(model.mean, scaler)}.items():
+        frame[name] = values
+    frame.attrs = {"kernel": parameters(model.kernel), **intercept(model.mean, scaler)}
+    if hasattr(model.kernel, "outputscale"):
+        frame.attrs["output_scale"] = float(model.kernel.outputscale.detach())
+    return frame
+
+
+def by_column(kernel: Any, scaler: Scaler) -> dict[str, np.ndarray]:
+    """What a kernel over all columns says of each."""
+    base = getattr(kernel, "base_kernel", kernel)
+    if base.active_dims is not None or kernel.active_dims is not None:
+        return {}
+    if getattr(base, "has_lengthscale", False) and (length := spread(base.lengthscale, scaler)) is not None:
+        return {"lengthscale": length * scaler.scale, "relevance": 1.0 / length}
+    if hasattr(base, "raw_variance") and (variance := spread(base.variance, scaler)) is not None:
+        return {"prior_sd": np.sqrt(variance) / scaler.scale, "relevance": np.sqrt(variance)}
+    return {}
+
+
+def spread(parameter: Tensor, scaler: Scaler) -> np.ndarray | None:
+    """One number per column, if the parameter has one for each or one for all."""
+    values = parameter.detach().cpu().numpy().reshape(-1)
+    return np.broadcast_to(values, scaler.scale.shape) if values.size in (1, scaler.scale.size) else None
+
+
+def mean_weights(mean: Any, scaler: Scaler) -> dict[str, np.ndarray]:
+    weights = getattr(mean, "weights", None)
+    if weights is None or weights.numel() != scaler.scale.size:
+        return {}
+    return {"mean_weight": weights.detach().cpu().numpy().reshape(-1) / scaler.scale}
+
+
+def intercept(mean: Any, scaler: Scaler) -> dict[str, float]:
+    """Of the mean function, at x = 0 in the units of X."""
+    if hasattr(mean, "constant"):
+        return {"intercept": float(mean.constant.detach())}
+    if weights := mean_weights(mean, scaler):
+        bias = 0.0 if mean.bias is None else float(mean.bias.detach())
+        return {"intercept": bias - float(weights["mean_weight"] @ scaler.centre)}
+    return {}
+
+
+def parameters(kernel: Any) -> dict[str, Any]:
+    """All parameters of a kernel by name, on their own scale, for standardised columns."""
+    named = kernel.named_parameters_and_constraints()
+    return {
+        name.replace("raw_", ""): (x if c is None else c.transform(x)).detach().cpu().numpy().squeeze().tolist()
+        for name, x, c in named
+    }
+
+
+def objects(options: dict[str, Any]) -> dict[str, str]:
+    """Kernel and mean that are no words: only their parameters can be stored."""
+    return {name: type(options[name]).__name__ for name in ("kernel", "mean") if not isinstance(options[name], str)}
+
+
+def with_objects(options: dict[str, Any], wanted: dict[str, str], given: dict[str, Any]) -> dict[str, Any]:
+    """The options of a stored model with the objects that the caller gives again."""
+    for name, kind in wanted.items():
+        if given[name] is None:
+            raise StorageError(
+                f"{name} must be given again to load this model, which has its own {kind}; got none. "
+                f"Call viper.load(path, {name}=...)."
+            )
+    return options | {name: given[name] for name in wanted}
+
+
+def restore(kernel: Any, mean: Any, columns: int, tensors: dict[str, Tensor], jitter: float) -> SparseGP:
+    """Kernel, mean and inducing points with stored parameters."""
+    state = {name.removeprefix("model."): x for name, x in tensors.items() if name.startswith("model.")}
+    points = torch.zeros_like(state["inducing"])
+    model = SparseGP(make_kernel(kernel, columns), make_mean(mean, columns), points, False, jitter)
+    try:
+        model.load_state_dict(state)
+    except RuntimeError as error:
+        raise StorageError(f"kernel and mean must be those of the saved model; got {error}.") from None
+    return model.requires_grad_(False)

@@ -1,0 +1,356 @@
+"""The Gaussian-process classifier: identities with logistic regression, gradients, invariances, bad input."""
+
+import math
+
+import gpytorch
+import numpy as np
+import pytest
+import torch
+from sklearn.utils.estimator_checks import parametrize_with_checks
+from tolerances import TOLERANCE
+
+import viper
+from viper.gp import JitterWarning, VariationalGPClassifier
+from viper.gp_kernels import KERNELS, covariance, make_kernel, make_mean, variances
+from viper.gp_model import Features, NotPositiveDefinite, Rows, SparseGP, expand, flatten, root_with_jitter
+from viper.gp_profile import Profile, identity_prior
+from viper.limit import limit
+from viper.solver import ConvergenceWarning, newton
+from viper.steps import Problem
+from viper.storage import StorageError, read
+
+rbf = gpytorch.kernels.RBFKernel
+
+
+def wavy(n=120, p=2, seed=0):
+    generator = np.random.default_rng(seed)
+    X = generator.normal(size=(n, p)) * np.linspace(1, 3, p)
+    f = 3 * np.sin(2 * X[:, 0]) + X[:, -1] / 3
+    return X, np.where(generator.random(n) < 1 / (1 + np.exp(-f)), "yes", "no")
+
+
+@pytest.fixture(scope="module")
+def data():
+    return wavy()
+
+
+@pytest.fixture(scope="module")
+def fitted(data):
+    return VariationalGPClassifier(n_inducing=20, random_state=0, n_starts=3).fit(*data)
+
+
+def fixed(kernel):
+    return kernel.requires_grad_(False)
+
+
+def only_posterior(**options):
+    """Nothing to learn but q."""
+    return VariationalGPClassifier(standardize=False, mean="zero", learn_inducing=False, n_starts=1, **options)
+
+
+# --- equivalences ---
+
+
+def test_linear_kernel_with_p_inducing_points_is_logistic_regression():
+    generator = np.random.default_rng(1)
+    X = generator.normal(size=(200, 4))
+    y = X @ [1, -1, 0.5, 0] + generator.logistic(size=200) > 0
+    kernel = fixed(gpytorch.kernels.LinearKernel().initialize(variance=4.0))
+    gp = only_posterior(kernel=kernel, inducing=generator.normal(size=(4, 4)), jitter=0.0).fit(X, y)
+    linear = viper.VariationalLogisticRegression(prior_scale=2.0, fit_intercept=False, tol=1e-12).fit(X, y)
+    assert gp.elbo_ == pytest.approx(linear.elbo_, rel=TOLERANCE["converged"])
+    np.testing.assert_allclose(gp.predict_proba(X), linear.predict_proba(X), rtol=1e-6)  # to the solver's tolerance
+    np.testing.assert_allclose(gp.predict_latent(X)[1], linear.predict_latent(X)[1], rtol=1e-6)
+
+
+def test_inducing_points_at_the_data_are_the_full_process(data):
+    X, y = data
+    X, y = X[:40], y[:40]
+    kernel = fixed(gpytorch.kernels.ScaleKernel(rbf()).initialize(outputscale=2.0))
+    gp = only_posterior(kernel=kernel, n_inducing=1000, jitter=1e-12).fit(X, y)
+    # the full variational process: f = Lw with K = LLᵀ is a logistic regression on the rows of L
+    K = kernel.double()(torch.from_numpy(X)).to_dense().detach().numpy()
+    L = np.linalg.cholesky(K + 1e-12 * 2.0 * np.eye(40))
+    linear = viper.VariationalLogisticRegression(fit_intercept=False, tol=1e-12).fit(L, y)
+    assert gp.elbo_ == pytest.approx(linear.elbo_, rel=TOLERANCE["converged"])
+    np.testing.assert_allclose(gp.predict_proba(X), linear.predict_proba(L), rtol=1e-5)
+
+
+def test_more_inducing_points_than_rows(data):
+    X, y = data
+    gp = VariationalGPClassifier(n_inducing=500, random_state=0, max_iter=60).fit(X[:30], y[:30])
+    assert gp.inducing_points_.shape == (30, 2)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_gradient_of_the_profile(kernel):
+    X, y = wavy(80, 3)
+    model = SparseGP(make_kernel(kernel, 3), make_mean("linear", 3), torch.from_numpy(X[:8].copy()), True, 1e-8)
+    generator = np.random.default_rng(2)
+    weight = torch.from_numpy(generator.random(80))
+    rows = Rows(torch.from_numpy(X), torch.from_numpy((y == "yes") * 1.0), torch.ones(80).double(), weight)
+    profile = Profile(model, rows, limit().moments, tol=1e-15)
+    x = flatten(model) + 0.2 * generator.normal(size=len(flatten(model)))
+    direction = generator.normal(size=len(x))
+    step = 1e-5
+    difference = (profile(x + step * direction)[0] - profile(x - step * direction)[0]) / (2 * step)
+    assert profile(x)[1] @ direction == pytest.approx(difference, rel=1e-6)  # the inner optimum is found to 1e-15 nats
+
+
+@pytest.mark.parametrize("kernel", KERNELS[:3])
+def test_closed_form_kernels_are_gpytorchs(kernel):
+    k = make_kernel(kernel, 3)
+    k.base_kernel.initialize(lengthscale=torch.tensor([[0.5, 1.0, 2.0]]))
+    x, z = torch.randn(9, 3, dtype=torch.float64), torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
+    inputs = [z, *k.parameters()]
+    weights = torch.randn(9, 4, dtype=torch.float64)
+    ours, theirs = covariance(k, x, z), k(x, z).to_dense()
+    torch.testing.assert_close(ours, theirs)
+    torch.testing.assert_close(variances(k, x), k(x, diag=True))
+    pairs = [torch.autograd.grad((K * weights).sum(), inputs) for K in (ours, theirs)]
+    torch.testing.assert_close(*pairs)
+
+
+def test_blocks_change_nothing(data):
+    X, y = data
+    model = SparseGP(make_kernel("rbf", 2), make_mean("zero", 2), torch.from_numpy(X[:15].copy()), True, 1e-8)
+    rows = Rows(torch.from_numpy(X), torch.from_numpy((y == "yes") * 1.0))
+    values = []
+    for size in (7, 1000):
+        source = Features(model, rows, size)
+        values.append(newton(Problem(source, identity_prior(source), limit().moments)).objective)
+    assert values[0] == pytest.approx(values[1], rel=TOLERANCE["roundoff"] * 100)  # sums in another order
+
+
+def test_features_made_anew_on_every_pass_give_the_same(data, monkeypatch):
+    X, y = data
+    results = []
+    for kept in (1 << 24, 0):
+        monkeypatch.setattr("viper.gp_model.KEPT_FEATURES", kept)
+        results.append(VariationalGPClassifier(n_inducing=10, n_starts=1, max_iter=5, random_state=0))
+        with pytest.warns(ConvergenceWarning):
+            results[-1].fit(X, y)
+    assert results[0].elbo_ == pytest.approx(results[1].elbo_, rel=1e-9)
+
+
+def test_order_repetition_and_weights_of_rows_change_nothing(data, fitted):
+    X, y = data
+    order = np.random.default_rng(3).permutation(len(y))
+    again = VariationalGPClassifier(n_inducing=20, random_state=0, n_starts=3).fit(X[order], y[order])
+    assert again.elbo_ == pytest.approx(fitted.elbo_, rel=1e-6)  # sums depend on how memory is aligned
+    repeated = VariationalGPClassifier(n_inducing=20, random_state=0, n_starts=2).fit(np.r_[X, X], np.r_[y, y])
+    weighted = VariationalGPClassifier(n_inducing=20, random_state=0, n_starts=2).fit(X, y, np.full(len(y), 2.0))
+    assert repeated.elbo_ == pytest.approx(weighted.elbo_, rel=1e-6)
+
+
+def test_scale_of_columns_changes_nothing(data, fitted):
+    X, y = data
+    scaled = VariationalGPClassifier(n_inducing=20, random_state=0, n_starts=3).fit(X * [1e-6, 1e6] + [3, 1e7], y)
+    assert scaled.elbo_ == pytest.approx(fitted.elbo_, abs=1e-2)  # the search stops at gains of 1e-3 nats
+    np.testing.assert_allclose(scaled.summary()["lengthscale"] / [1e-6, 1e6], fitted.summary()["lengthscale"], rtol=0.1)
+
+
+@pytest.mark.parametrize("options", [{"terms": 12}, {"bound": "pg"}, {"bound": "mc", "samples": 200}])
+def test_the_exact_elbo_is_at_least_that_of_every_bound(data, options):
+    X, y = data
+    kernel = fixed(gpytorch.kernels.ScaleKernel(rbf()).initialize(outputscale=4.0))
+    exact = only_posterior(kernel=kernel, n_inducing=15, random_state=0).fit(X, y)
+    other = only_posterior(kernel=kernel, n_inducing=15, random_state=0, **options).fit(X, y)
+    assert other.elbo_ <= exact.elbo_ + 1e-8
+    if options.get("bound") != "mc":
+        assert other.objective_ <= other.elbo_ + 1e-9
+    assert exact.elbo_bound_ < exact.elbo_
+
+
+def test_diagonal_covariance_is_below_full(data):
+    X, y = data
+    kernel = fixed(gpytorch.kernels.ScaleKernel(rbf()).initialize(outputscale=4.0))
+    full = only_posterior(kernel=kernel, n_inducing=15, random_state=0).fit(X, y)
+    diagonal = only_posterior(kernel=kernel, n_inducing=15, random_state=0, covariance="diagonal").fit(X, y)
+    assert diagonal.elbo_ < full.elbo_
+    assert type(diagonal.posterior_).__name__ == "Diagonal"
+
+
+# --- the estimator ---
+
+
+def test_learning_helps_and_says_how(data, fitted):
+    X, y = data
+    assert fitted.score(X, y) > 0.75
+    assert fitted.elbo_ == pytest.approx(max(start.elbo for start in fitted.starts_), abs=1e-3)
+    assert fitted.elbo(X, y) == pytest.approx(fitted.elbo_, rel=1e-9)
+    assert all(start.evaluations > 0 and start.seconds > 0 for start in fitted.starts_)
+    assert fitted.jitter_ == 1e-8
+    collapsed = viper.VariationalLogisticRegression(prior_scale=10.0).fit(X, y)
+    assert fitted.elbo_ > collapsed.elbo_
+    summary = fitted.summary()
+    assert list(summary) == ["lengthscale", "relevance", "mean_weight"]
+    assert summary.attrs["output_scale"] > 0
+    assert summary["relevance"]["x0"] > summary["relevance"]["x1"]
+
+
+def test_sample_has_the_moments_of_the_latent(data, fitted):
+    X, _ = data
+    draws = fitted.sample(X[:5], 20_000, random_state=1)
+    mean, sd = fitted.predict_latent(X[:5])
+    np.testing.assert_allclose(draws.mean(0), mean, atol=5 * sd.max() / math.sqrt(20_000))
+    np.testing.assert_allclose(draws.std(0), sd, rtol=0.03)  # Monte Carlo error of 20,000 draws
+
+
+def test_offset(data):
+    X, y = data
+    kernel = fixed(gpytorch.kernels.ScaleKernel(rbf()))
+    gp = only_posterior(kernel=kernel, n_inducing=15, random_state=0).fit(X, y, offset=np.full(len(y), 2.0))
+    shifted = gp.predict_latent(X, offset=np.full(len(y), 2.0))[0] - gp.predict_latent(X)[0]
+    np.testing.assert_allclose(shifted, 2.0, rtol=1e-12)
+
+
+@pytest.mark.parametrize("kernel", ["matern32", "matern52", "linear"])
+@pytest.mark.parametrize("mean", ["constant", "zero"])
+def test_words(data, kernel, mean):
+    X, y = data
+    gp = VariationalGPClassifier(kernel=kernel, mean=mean, n_inducing=10, n_starts=2, random_state=0).fit(X, y)
+    assert math.isfinite(gp.elbo_)
+    assert gp.predict_proba(X).shape == (len(y), 2)
+
+
+def test_kernels_and_means_of_the_user(data):
+    X, y = data
+    length = gpytorch.priors.GammaPrior(3.0, 6.0)
+    kernel = (
+        gpytorch.kernels.ScaleKernel(rbf(active_dims=[0], lengthscale_prior=length)) + gpytorch.kernels.LinearKernel()
+    )
+    mean = gpytorch.means.ConstantMean()
+    gp = VariationalGPClassifier(kernel=kernel, mean=mean, n_inducing=12, n_starts=2, random_state=0).fit(X, y)
+    assert gp.elbo_ > -70
+    assert kernel.kernels[0].base_kernel.lengthscale.item() == pytest.approx(math.log(2))  # the user's own is untouched
+    periodic = gpytorch.kernels.ScaleKernel(gpytorch.kernels.PeriodicKernel(ard_num_dims=2))
+    assert math.isfinite(VariationalGPClassifier(kernel=periodic, n_inducing=8, n_starts=2, tol=0.1).fit(X, y).elbo_)
+
+
+def test_natural_adam_approaches_the_profile(data, fitted):
+    X, y = data
+    options = {"n_inducing": 20, "random_state": 0, "solver": "natural-adam", "learning_rate": 0.1}
+    adam = VariationalGPClassifier(max_iter=200, **options)
+    with pytest.warns(ConvergenceWarning):
+        adam.fit(X, y)
+    assert fitted.elbo_ + 0.1 > adam.elbo_ > fitted.elbo_ - 5
+    with pytest.warns(ConvergenceWarning):
+        batched = VariationalGPClassifier(max_iter=40, batch_size=30, **options).fit(X, y)
+    assert batched.elbo_ > fitted.elbo_ - 15
+
+
+def test_warm_start_takes_fewer_steps(data):
+    X, y = data
+    gp = VariationalGPClassifier(n_inducing=15, n_starts=2, warm_start=True, random_state=0).fit(X, y)
+    first, steps = gp.elbo_, gp.n_iter_
+    gp.fit(X, y)
+    assert gp.elbo_ >= first - 1e-6
+    assert gp.n_iter_ < max(steps, 10)
+
+
+def test_save_and_load(data, fitted, tmp_path):
+    X, _ = data
+    fitted.save(tmp_path / "m")
+    _, tensors, metadata = read(tmp_path / "m")
+    again = VariationalGPClassifier._from_state(tensors, metadata)
+    np.testing.assert_array_equal(again.predict_proba(X), fitted.predict_proba(X))
+    assert (again.elbo_, again.starts_) == (fitted.elbo_, fitted.starts_)
+    np.testing.assert_array_equal(again.classes_, fitted.classes_)
+
+
+def test_a_kernel_of_the_users_is_given_again(data, tmp_path):
+    X, y = data
+    kernel = gpytorch.kernels.ScaleKernel(gpytorch.kernels.RQKernel())
+    gp = VariationalGPClassifier(kernel=kernel, n_inducing=8, n_starts=1, tol=0.1, random_state=0).fit(X, y)
+    gp.save(tmp_path / "m")
+    _, tensors, metadata = read(tmp_path / "m")
+    with pytest.raises(StorageError, match=r"kernel must be given again .* ScaleKernel"):
+        VariationalGPClassifier._from_state(tensors, metadata)
+    with pytest.raises(StorageError, match="must be those of the saved model"):
+        VariationalGPClassifier._from_state(tensors, metadata, kernel=rbf())
+    again = VariationalGPClassifier._from_state(tensors, metadata, kernel=kernel)
+    np.testing.assert_array_equal(again.predict_proba(X), gp.predict_proba(X))
+
+
+@pytest.mark.filterwarnings("ignore::viper.solver.ConvergenceWarning", "ignore::viper.gp.JitterWarning")
+@parametrize_with_checks([VariationalGPClassifier(n_inducing=10, n_starts=2, max_iter=5, random_state=0)])
+def test_scikit_learn(estimator, check):
+    check(estimator)
+
+
+# --- bad and hard input ---
+
+
+class Broken(gpytorch.kernels.Kernel):
+    def forward(self, x1, x2, diag=False, **_):
+        K = -torch.eye(x1.shape[-2], x2.shape[-2], dtype=x1.dtype) - x1[..., :1] @ x2[..., :1].mT
+        return K.diagonal(dim1=-1, dim2=-2) if diag else K
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kernel": "cubic"}, "kernel must be one of"),
+        ({"mean": "cubic"}, "mean must be one of"),
+        ({"kernel": rbf(ard_num_dims=7)}, "must take rows of 2 columns"),
+        ({"kernel": rbf(active_dims=[0, 5])}, "must take rows of 2 columns"),
+        ({"kernel": rbf(batch_shape=torch.Size([3]))}, "must not have a batch shape"),
+        ({"kernel": Broken()}, "kernel must give a positive definite matrix"),
+        ({"mean": gpytorch.means.LinearMean(5)}, "must take rows of 2 columns"),
+        ({"n_inducing": 0}, "n_inducing must be a positive integer; got 0"),
+        ({"inducing": "grid"}, "inducing must be one of"),
+        ({"inducing": np.zeros((3, 5))}, r"must have shape \(M, 2\)"),
+        ({"inducing": np.full((3, 2), np.nan)}, "inducing points must be finite"),
+        ({"bound": "best"}, "bound must be one of"),
+        ({"covariance": "low"}, "covariance must be one of"),
+        ({"solver": "newton"}, "solver must be one of"),
+        ({"jitter": -1.0}, r"jitter must lie in \[0, 0.01\]; got -1.0"),
+        ({"tol": 0.0}, "tol must be a positive number"),
+    ],
+)
+def test_bad_options(data, options, message):
+    with pytest.raises(ValueError, match=message):
+        VariationalGPClassifier(**options).fit(*data)
+
+
+def test_hyperparameters_that_are_not_numbers(data):
+    kernel = gpytorch.kernels.ScaleKernel(rbf())
+    kernel.raw_outputscale.data.fill_(math.nan)
+    with pytest.raises(ValueError, match="parameters of kernel must be finite; got nan for raw_outputscale"):
+        VariationalGPClassifier(kernel=kernel).fit(*data)
+
+
+def test_a_step_too_far_is_taken_back():
+    model = SparseGP(make_kernel("rbf", 1), make_mean("zero", 1), torch.zeros(3, 1).double(), True, 1e-8)
+    rows = Rows(torch.linspace(0, 1, 9).double()[:, None], (torch.arange(9) % 2).double())
+    profile = Profile(model, rows, limit().moments)
+    value, slope = profile(np.full(len(flatten(model)), np.nan))
+    assert value == -math.inf
+    assert not slope.any()
+    expand(model, np.zeros(5))
+    assert math.isfinite(profile(np.zeros(5))[0])
+
+
+def test_jitter_reports_itself(data):
+    X, y = data
+    singular = only_posterior(kernel=fixed(gpytorch.kernels.LinearKernel()), inducing=X[:20], jitter=0.0)
+    with pytest.warns(JitterWarning, match="needed a jitter of 1e-1"):
+        singular.fit(X, y)
+    assert singular.jitter_ > 0
+    with pytest.raises(NotPositiveDefinite):
+        root_with_jitter(-torch.eye(3), 1e-8)
+
+
+@pytest.mark.parametrize("p", [1, 60])
+def test_few_and_many_columns(p):
+    X, y = wavy(60, p)
+    gp = VariationalGPClassifier(n_inducing=10, n_starts=2, random_state=0, tol=0.1).fit(X, y)
+    assert math.isfinite(gp.elbo_)
+
+
+def test_duplicate_rows_and_constant_columns(data):
+    X, y = data
+    X = np.column_stack([np.round(X), np.full(len(y), 7.0)])
+    gp = VariationalGPClassifier(n_inducing=10, n_starts=2, random_state=0, tol=0.1).fit(X, y)
+    assert np.isfinite(gp.predict_proba(X)).all()
