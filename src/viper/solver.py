@@ -89,7 +89,7 @@ def newton(
     if problem.rough is not None:
         stages.insert(0, (replace(problem, refine=False), tol))
     if q is None:
-        stages = [(problem.coarsened(k, generator), COARSE_MOVE) for k in coarse_sizes(problem)] + stages
+        stages = [coarse_stage(problem, k, generator) for k in coarse_sizes(problem)] + stages
         q = opening(stages[0][0])
         passes += stages[0][0].source.rows / problem.source.rows
     move = math.inf
@@ -104,7 +104,7 @@ def newton(
     return replace(result, history=history, passes=passes)
 
 
-COARSE_MOVE = 1e-1  # nats at which a subset has served: far below what its sampling error moves
+COARSE_SHARE = 0.1  # of a subset's own sampling error: a step that moves less has no place on it
 COARSE_RATIO = 10
 ROWS_PER_DIMENSION = 40  # rows below which a subset does not determine the fit
 
@@ -120,6 +120,13 @@ def coarse_sizes(problem: Problem) -> list[int]:
     return sizes
 
 
+def coarse_stage(problem: Problem, k: int, generator: np.random.Generator) -> tuple[Problem, float]:
+    """The problem on a subset, and when it has served; its optimum is about d/2 · n/k nats from that of all rows."""
+    stage = problem.coarsened(k, generator)
+    return stage, COARSE_SHARE * 0.5 * problem.source.dimension * stage.scale
+
+
+CHORD_ROWS = 50_000  # rows from which a pass without curvature saves anything
 CHORDS = 1  # steps that reuse a subset's curvature before a pass over all rows pays for its own
 
 
@@ -150,7 +157,7 @@ def iterate(
             last = math.inf
             continue
         if last > LOCAL or not run.accept(run.extrapolated(proposal, rho), rho):
-            while not run.accept(proposal, rho):
+            while not run.accept(proposal, rho, move if rho == 1.0 else None):
                 if not problem.refine and move < LOCAL:
                     return run.result  # a rough formula cannot tell better from worse so near the optimum
                 rho *= 0.5
@@ -190,7 +197,8 @@ class Stage:
         curvature: Tensor | None,
     ) -> None:
         self.problem, self.began, self.report = problem, began, report
-        self.borrowed = None if problem.iterative else curvature
+        chord = problem.source.rows >= CHORD_ROWS and not problem.iterative
+        self.borrowed = curvature if chord else None
         self.chords = CHORDS
         memory = MEMORY if problem.source.dimension <= LARGEST_DIRECT else 0
         self.proposals: deque[tuple[Gaussian, Tensor]] = deque(maxlen=memory)  # with their residuals
@@ -240,10 +248,12 @@ class Stage:
         factor = self.result.factor
         return precision * factor if factor.ndim == 1 else factor.T @ precision @ factor
 
-    def accept(self, new: Gaussian | None, rho: float) -> bool:
-        """Move to the proposal if F is not lower there."""
-        move = math.inf if new is None else divergence(self.result.q, new)
-        if new is None or not math.isfinite(move):
+    def accept(self, new: Gaussian | None, rho: float, move: float | None = None) -> bool:
+        """Move to the proposal, `move` nats away, if F is not lower there."""
+        if new is None:
+            return False
+        move = divergence(self.result.q, new) if move is None else move
+        if not math.isfinite(move):
             return False
         factor = new.factor
         if self.borrowed is not None:
