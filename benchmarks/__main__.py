@@ -5,7 +5,7 @@ from importlib import import_module
 from pathlib import Path
 
 HERE = Path(__file__).parent
-TOOLS = {"__init__", "__main__", "table"}
+TOOLS = {"__init__", "__main__", "table", "peers"}
 
 
 def main() -> None:

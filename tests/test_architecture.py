@@ -22,7 +22,7 @@ LAYERS = [
         ]
     ),
     # inference: the one solver
-    *["problem", "steps", "solver", "adam", "posterior", "importance"],
+    *["problem", "steps", "mode", "solver", "adam", "posterior", "importance"],
     # estimators: arrays in, fitted attributes out
     *["design", "progress", "fitting", "scales", "prediction", "corrected", "storage", "state", "logistic"],
     *["reference", "lbfgs", "gp_kernels", "gp_model", "gp_rows", "gp_profile", "gp_starts"],

@@ -105,6 +105,7 @@ def paper_data(setting, n, p, seed):
                 wishart = torch.distributions.Wishart(torch.tensor(p + 5.0), torch.eye(p))
                 covariance = (wishart.sample((1,))[0] / (p + 5)).double()
             X = torch.distributions.MultivariateNormal(torch.zeros(p).double(), covariance).sample((n,))
+        torch.rand(p, dtype=torch.double)  # drawn and not used, as in the published code
         b = [-1.8 * torch.rand(1) - 0.2 if torch.rand(1) < 0.5 else 1.8 * torch.rand(1) + 0.2 for _ in range(p)]
         y = torch.bernoulli(torch.sigmoid(X @ torch.cat(b).double()))
     return X.numpy(), y.numpy()
@@ -347,10 +348,10 @@ def test_coarse_to_fine_sees_sorted_rows_as_any_others(family, monkeypatch):
         VariationalLogisticRegression(covariance=family, random_state=seed, tol=TIGHT).fit(X[rows], y[rows])
         for seed, rows in [(0, order), (1, np.arange(60_000))]
     ]
-    assert len({step.rows for step in fits[0].history_}) > 2
+    assert fits[0].passes_ % 1 > 0  # parts of a pass: the mode was sought on subsets
     monkeypatch.setattr(solver, "coarse_sizes", lambda problem: [])
     single = VariationalLogisticRegression(covariance=family, tol=TIGHT).fit(X, y)
-    assert {step.rows for step in single.history_} == {60_000}
+    assert single.passes_ % 1 == 0
     for model in fits:
         assert_same_posterior(single, model)
 

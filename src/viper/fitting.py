@@ -2,10 +2,12 @@
 
 import warnings
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
 from viper import design
@@ -103,10 +105,11 @@ def run(
     settings: dict[str, Any] = {"report": report, "generator": np.random.default_rng(seed)}
     settings |= {} if options.max_iter is None else {"max_iter": int(options.max_iter)}
     settings |= {} if options.tolerance() is None else {"tol": options.tolerance()}
-    if options.solver == "adam":
-        result = adam(problem, learning_rate=options.learning_rate, batch_size=options.batch_size, **settings)
-    else:
-        result = newton(problem, start, **settings)
+    with one_thread():
+        if options.solver == "adam":
+            result = adam(problem, learning_rate=options.learning_rate, batch_size=options.batch_size, **settings)
+        else:
+            result = newton(problem, start, **settings)
     report.close()
     if not result.converged:
         warnings.warn(
@@ -116,6 +119,16 @@ def run(
             stacklevel=5,
         )
     return problem, result
+
+
+def one_thread() -> Any:
+    """One thread: on blocks of this size the pools of torch and of NumPy's BLAS mostly wait for each other."""
+    return thread_pools().limit(limits=1)
+
+
+@cache
+def thread_pools() -> ThreadpoolController:
+    return ThreadpoolController()
 
 
 def make_problem(source: Arrays, prior: Prior, options: Options, seed: int) -> Problem:

@@ -5,7 +5,7 @@ more coefficients than rows, where the data inform only the n directions they sp
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TypeVar
 
 import torch
@@ -138,7 +138,7 @@ Moved = TypeVar("Moved", bound=Posterior | Prior)
 
 def moved(value: Moved, device: torch.device | str) -> Moved:
     """The same Gaussian on another device."""
-    return replace(value, **{name: tensor.to(device) for name, tensor in vars(value).items()})
+    return replace(value, **{field.name: getattr(value, field.name).to(device) for field in fields(value)})
 
 
 def gaussian_log_density(noise: Tensor, log_scale: Tensor) -> Tensor:

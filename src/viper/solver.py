@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from viper.limit import limit
+from viper.mode import find_mode
 from viper.problem import Sums
 from viper.steps import (
     LARGEST_DIRECT,
@@ -27,7 +28,6 @@ from viper.steps import (
     full_step,
     gaussian,
     kl_to_prior,
-    opening,
 )
 
 
@@ -75,35 +75,45 @@ def newton(
     report: Callable[[Iteration], None] | None = None,
     generator: np.random.Generator | None = None,
 ) -> Result:
-    """Maximise F from `q` until a further step would move q by less than `tol` nats.
+    """Maximise F from `q` (default: as `beginning` finds it) until a step would move q by less than `tol` nats.
 
-    Rough stages come first: on random subsets where rows are many, if no `q` is given, then on all rows with
-    `problem.rough`. They only choose where the last stage begins, which is often one pass.
+    With `problem.rough` a rough stage comes first, which only chooses where the last begins; that is often one pass.
     """
     began = time.perf_counter()
-    generator = generator or np.random.default_rng(0)
     history: list[Iteration] = []
-    passes = 0.0
+    passes, move = 0.0, math.inf
     curvature: Tensor | None = None
-    stages = [(problem, tol)]
-    if problem.rough is not None:
-        stages.insert(0, (replace(problem, refine=False), tol))
     if q is None:
-        stages = [coarse_stage(problem, k, generator) for k in coarse_sizes(problem)] + stages
-        q = opening(stages[0][0])
-        passes += stages[0][0].source.rows / problem.source.rows
-    move = math.inf
-    for stage, enough in stages:
+        q, curvature, passes = beginning(problem, generator or np.random.default_rng(0))
+    stages = [problem] if problem.rough is None else [replace(problem, refine=False), problem]
+    for stage in stages:
         rough = not stage.refine
-        result = iterate(stage, q, enough, max_iter, began, report, curvature if rough else None, move)
+        result = iterate(stage, q, tol, max_iter, began, report, curvature if rough else None, move)
         if rough and not math.isfinite(result.objective):
             continue  # float32 was not enough; the last stage needs none of this
         history += result.history
-        passes += result.passes * stage.source.rows / problem.source.rows
-        q, curvature, move = result.q, result.curvature, result.move
+        passes += result.passes
+        q, move = result.q, result.move
     return replace(result, history=history, passes=passes)
 
 
+def beginning(problem: Problem, generator: np.random.Generator) -> tuple[Gaussian, Tensor | None, float]:
+    """Laplace's q, found on random subsets where rows are many, its curvature for a first step, and the passes taken.
+
+    From a subset of very many rows the solver goes on with all; of fewer, the mode of all is found first.
+    """
+    stages = [coarse_stage(problem, k, generator) for k in coarse_sizes(problem)]
+    if problem.source.rows < CHORD_ROWS or not stages:
+        stages.append((replace(problem, refine=False), MODE_MOVE))
+    mean, passes = None, 0.0
+    for stage, enough in stages:
+        mode = find_mode(stage, mean, enough)
+        mean, passes = mode.q.mean, passes + mode.passes * stage.source.rows / problem.source.rows
+    return mode.q, mode.curvature, passes
+
+
+CHORD_ROWS = 50_000  # rows from which a pass without curvature saves anything
+MODE_MOVE = 1.0  # nats within which the mode is found: q's mean differs from it by as much
 COARSE_SHARE = 0.1  # of a subset's own sampling error: a step that moves less has no place on it
 COARSE_RATIO = 10
 ROWS_PER_DIMENSION = 40  # rows below which a subset does not determine the fit
@@ -126,7 +136,6 @@ def coarse_stage(problem: Problem, k: int, generator: np.random.Generator) -> tu
     return stage, COARSE_SHARE * 0.5 * problem.source.dimension * stage.scale
 
 
-CHORD_ROWS = 50_000  # rows from which a pass without curvature saves anything
 CHORDS = 1  # steps that reuse a subset's curvature before a pass over all rows pays for its own
 
 
@@ -287,9 +296,9 @@ class Stage:
         self.result.status = "converged to rounding" if self.result.converged else "no step improves the objective"
 
     def finish(self, new: Gaussian, move: float, tol: float) -> bool:
-        """Take the last step; unseen if F could not see it, else if F did not fall and no further step is due."""
+        """Take the last step; unseen if it changes F by next to nothing, else see that no further one is due."""
         self.result.converged, self.result.status, self.result.move = True, "converged", move
-        if not self.problem.refine or move < self.noise():
+        if not self.problem.refine or move < UNSEEN * (abs(self.result.objective) + 1.0):
             self.result.q, self.result.factor = new, new.factor
             return True
         if not self.accept(new, 1.0):
@@ -299,6 +308,7 @@ class Stage:
         return self.result.converged
 
 
+UNSEEN = 1e-12  # relative to F: the ELBO that is reported is that before the last step
 MEMORY = 6  # proposals that Anderson's step mixes
 SMALL_MOVE = 1e-6  # nats: no harm is done if rounding hides whether such a step is uphill
 LONGEST_EXTRAPOLATION = 20.0  # sum of its weights

@@ -10,6 +10,7 @@ far a step moves q is measured by the KL divergence between old and new q, in na
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -27,7 +28,7 @@ class Gaussian:
     precision: Tensor
     cholesky: Tensor | None = None
 
-    @property
+    @cached_property
     def factor(self) -> Tensor:
         """F with Σ = F Fᵀ (F = L⁻ᵀ), or the vector of variances."""
         if self.cholesky is None:
@@ -35,7 +36,7 @@ class Gaussian:
         eye = torch.eye(len(self.mean), dtype=self.mean.dtype, device=self.mean.device)
         return torch.linalg.solve_triangular(self.cholesky, eye, upper=False).T.contiguous()
 
-    @property
+    @cached_property
     def log_determinant(self) -> Tensor:
         """log |Λ|."""
         if self.cholesky is None:
@@ -78,7 +79,7 @@ class Problem:
         """Take τ² and the curvature in float32: in rough stages, where matrix products dominate."""
         return not self.refine and self.source.rows >= MANY_ROWS and self.source.dimension >= MANY_COLUMNS
 
-    def total(self, mean: Tensor, factor: Tensor, formula: Formula | None = None, gram: bool = True) -> Sums:
+    def total(self, mean: Tensor, factor: Tensor | None, formula: Formula | None = None, gram: bool = True) -> Sums:
         """The sums over rows; without `gram`, no curvature."""
         return sums(
             self.source,
@@ -107,6 +108,7 @@ class Problem:
 MANY_ROWS, MANY_COLUMNS = 5_000, 16  # where float32 saves more than the conversion costs
 LARGEST_DIRECT = 2000  # dimension up to which the diagonal family still solves d × d systems directly
 CG_TOLERANCE = 1e-10
+NOT_FINITE = "the rows must give finite sums; got an overflow or NaN. Scale the features and offsets."
 
 
 def gradient(problem: Problem, q: Gaussian, total: Sums) -> Tensor:
@@ -187,12 +189,11 @@ def conjugate_gradients(problem: Problem, total: Sums, slope: Tensor, diagonal: 
 
 def opening(problem: Problem) -> Gaussian:
     """One step from the prior's mean with Σ = 0 and h = ¼, its largest value, so that it cannot go too far."""
-    nothing = torch.zeros_like(problem.prior.mean)
-    total = problem.total(problem.prior.mean, nothing if problem.diagonal else nothing[:, None], largest_curvature)
+    total = problem.total(problem.prior.mean, None, largest_curvature)
     step = diagonal_step if problem.diagonal else full_step
     q = step(problem, Gaussian(problem.prior.mean, problem.prior.diagonal), total, 1.0)
     if q is None:
-        raise ValueError("the rows must give finite sums; got an overflow or NaN. Scale the features and offsets.")
+        raise ValueError(NOT_FINITE)
     return q
 
 
