@@ -103,8 +103,8 @@ class VariationalLogisticRegression(LatentPredictions, ClassifierMixin, BaseEsti
     >>> import viper
     >>> X, y = load_breast_cancer(return_X_y=True)
     >>> model = viper.VariationalLogisticRegression().fit(scale(X), y)
-    >>> model.predict_interval(scale(X)[:1]).round(4)
-    array([[0.    , 0.0007]])
+    >>> model.predict_interval(scale(X)[13:14]).round(2)
+    array([[0.05, 0.73]])
     """
 
     def __init__(
