@@ -14,11 +14,13 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="name", help=f"any of {', '.join(names)} (default: all)")
     parser.add_argument("--quick", action="store_true", help="small sizes: does it run? The results are not kept")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--data", help="folder of the data sets for gp, one folder with NAME.csv.gz each")
     options = parser.parse_args()
     if unknown := set(options.names) - set(names):
         parser.error(f"name must be one of {names}; got {sorted(unknown)}")
     for name in options.names or names:
-        table = import_module(f"benchmarks.{name}").run(quick=options.quick, device=options.device)
+        extra = {"data": options.data} if name == "gp" else {}
+        table = import_module(f"benchmarks.{name}").run(quick=options.quick, device=options.device, **extra)
         print(table.text())
         if not options.quick:
             table.write(HERE / "results", name if options.device == "cpu" else f"{name}_{options.device}")

@@ -136,9 +136,6 @@ def coarse_stage(problem: Problem, k: int, generator: np.random.Generator) -> tu
     return stage, COARSE_SHARE * 0.5 * problem.source.dimension * stage.scale
 
 
-CHORDS = 1  # steps that reuse a subset's curvature before a pass over all rows pays for its own
-
-
 def iterate(
     problem: Problem,
     q: Gaussian,
@@ -208,7 +205,6 @@ class Stage:
         self.problem, self.began, self.report = problem, began, report
         chord = problem.source.rows >= CHORD_ROWS and not problem.iterative
         self.borrowed = curvature if chord else None
-        self.chords = CHORDS
         memory = MEMORY if problem.source.dimension <= LARGEST_DIRECT else 0
         self.proposals: deque[tuple[Gaussian, Tensor]] = deque(maxlen=memory)  # with their residuals
         self.total: Sums
@@ -265,9 +261,7 @@ class Stage:
         if not math.isfinite(move):
             return False
         factor = new.factor
-        if self.borrowed is not None:
-            self.chords -= 1
-            self.borrowed = self.borrowed if self.chords > 0 else None
+        self.borrowed = None  # it has served for one step
         value, total = self.evaluate(new, factor)
         if not value >= self.result.objective - self.noise():
             self.result.passes += 1
