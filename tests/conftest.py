@@ -6,6 +6,7 @@ import pytest
 import torch
 
 os.environ.setdefault("MPLBACKEND", "Agg")
+os.environ.setdefault("SCIPY_ARRAY_API", "1")  # so that scikit-learn's checks of estimators skip none
 # Tests run in one process per core (see the Makefile); more threads would only compete with the other workers.
 torch.set_num_threads(1)
 
