@@ -11,11 +11,13 @@ import pytest
 import scipy.optimize
 import scipy.sparse
 import torch
+from sklearn.linear_model import LogisticRegression
 from tolerances import TOLERANCE
 
 import viper
 from viper import VariationalLogisticRegression, adam, fitting, solver, steps
 from viper.limit import limit
+from viper.mode import find_mode
 from viper.posterior import Full
 from viper.problem import Arrays, Prior, sums
 from viper.solver import ConvergenceWarning, newton
@@ -636,3 +638,15 @@ assert model.converged_
 print(peak() - start)
 """)
     assert own < 150
+
+
+@pytest.mark.parametrize("diagonal", [False, True])
+def test_the_beginning_is_the_mode(diagonal):
+    X, y = data(400, 6, 31)
+    problem = make_problem(X, y, limit().moments, diagonal)
+    mode = find_mode(problem, None, 1e-24)
+    other = LogisticRegression(C=1.0, fit_intercept=False, solver="newton-cholesky", tol=1e-12).fit(X, y)
+    np.testing.assert_allclose(mode.q.mean, other.coef_[0], rtol=1e-8)
+    s = 1.0 / (1.0 + np.exp(-X @ other.coef_[0]))
+    precision = np.eye(6) + X.T @ (X * (s * (1.0 - s))[:, None])
+    np.testing.assert_allclose(mode.q.precision, np.diag(precision) if diagonal else precision, rtol=1e-7)
