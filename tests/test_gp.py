@@ -14,6 +14,9 @@ from viper.gp import JitterWarning, VariationalGPClassifier
 from viper.gp_kernels import KERNELS, covariance, make_kernel, make_mean, variances
 from viper.gp_model import Features, NotPositiveDefinite, Rows, SparseGP, expand, flatten, root_with_jitter
 from viper.gp_profile import Profile, identity_prior
+from viper.gp_race import Attempt, apart
+from viper.gp_starts import Candidate
+from viper.lbfgs import Climb
 from viper.limit import limit
 from viper.solver import ConvergenceWarning, newton
 from viper.steps import Problem
@@ -95,6 +98,28 @@ def test_gradient_of_the_profile(kernel):
     step = 1e-5
     difference = (profile(x + step * direction)[0] - profile(x - step * direction)[0]) / (2 * step)
     assert profile(x)[1] @ direction == pytest.approx(difference, rel=1e-6)  # the inner optimum is found to 1e-15 nats
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_profile_in_arrays_is_that_in_tensors(kernel):
+    """The fast way for few rows on a CPU against the general one, with weights, offset and scale."""
+    generator = np.random.default_rng(2)
+    draw = lambda *shape: torch.from_numpy(generator.normal(size=shape))  # noqa: E731
+    rows = Rows(draw(60, 3), (draw(60) > 0).double(), draw(60), draw(60).square())
+    model = SparseGP(make_kernel(kernel, 3), make_mean("linear", 3), draw(8, 3), True, 1e-8)
+    x = flatten(model)
+    in_arrays = Profile(model, rows, limit().moments, scale=1.7, tol=1e-14)
+    in_tensors = Profile(model, rows, limit().moments, scale=1.7, tol=1e-14)
+    assert in_arrays.dense is not None
+    in_tensors.dense = None
+    for theta in (x, x + 0.1):
+        value, slope = in_arrays(theta)
+        expected, expected_slope = in_tensors(theta)
+        assert value == pytest.approx(expected, abs=1e-9)
+        assert np.allclose(slope, expected_slope, rtol=1e-5, atol=1e-5)
+    found, expected_sites = in_arrays.found(), in_tensors.found()
+    assert torch.allclose(found.precision[0], expected_sites.precision[0], atol=1e-6)
+    assert torch.allclose(found.target[0], expected_sites.target[0], atol=1e-6)
 
 
 @pytest.mark.parametrize("kernel", KERNELS[:3])
@@ -330,6 +355,27 @@ def test_a_step_too_far_is_taken_back():
     assert not slope.any()
     expand(model, np.zeros(5))
     assert math.isfinite(profile(np.zeros(5))[0])
+
+
+def test_units_of_parameters():
+    """A badly scaled parabola is climbed in few steps where its units are known."""
+    size = np.array([1e-3, 1.0, 1e3])
+    objective = lambda x: (-0.5 * float(((x / size - 1) ** 2).sum()), -(x / size - 1) / size)  # noqa: E731
+    climb = Climb(objective, np.zeros(3), size).run(20, 1e-12)
+    assert climb.finished
+    assert climb.evaluations < 10
+    assert np.allclose(climb.x, size)
+
+
+def test_starts_that_met_are_one():
+    X, y = wavy(40)
+    rows = Rows(torch.from_numpy(X), torch.from_numpy((y == "yes") * 1.0))
+    attempts = []
+    for length in (1.0, 1.1, 9.0):
+        model = SparseGP(make_kernel("rbf", 2), make_mean("zero", 2), rows.inputs[:5].clone(), True, 1e-8)
+        model.kernel.base_kernel.initialize(lengthscale=length)
+        attempts.append(Attempt(Candidate("", model), lambda m: Profile(m, rows, limit().moments)))
+    assert apart(attempts) == [attempts[0], attempts[2]]
 
 
 def test_jitter_reports_itself(data):

@@ -17,16 +17,17 @@ from viper.fitting import without_cusp
 from viper.gp_kernels import check_shapes, covariance, make_kernel, make_mean
 from viper.gp_model import Features, Rows, SparseGP
 from viper.gp_profile import Profile, identity_prior
+from viper.gp_race import Start
 from viper.gp_rows import Scaler, dense, k_means, merge, random_rows, read_inducing
 from viper.gp_search import Found, Search
-from viper.gp_starts import Start
-from viper.limit import limit
+from viper.limit import limit, mixture
+from viper.mixture import MIXTURES
 from viper.moments import Formula
 from viper.posterior import Diagonal, Full, expected_log_likelihood, latent
 from viper.prediction import LatentPredictions
 from viper.progress import Progress
 from viper.solver import ConvergenceWarning, Result, exact_elbo, newton
-from viper.state import decode_labels, decode_options, encode_labels, encode_options
+from viper.state import decode_options
 from viper.steps import Problem
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 DEFAULT_STEPS = {"profile": 300, "natural-adam": 1500}
 FIT_SCALARS = ("elbo_", "elbo_bound_", "objective_", "kl_", "jitter_", "n_iter_", "converged_", "status_")
+SEARCH_ERROR = 1e-6  # per row, of the objective by which hyperparameters are searched
 TOLERANCE = 1e-12  # nats, of q at the chosen hyperparameters
 
 
@@ -228,7 +230,7 @@ class VariationalGPClassifier(LatentPredictions, ClassifierMixin, BaseEstimator)
         if self.bound != "viper" or self.terms is not None:
             chosen = without_cusp(chosen)
             return chosen, chosen
-        return chosen, build("viper", None, None, None, None, 1e-11).moments
+        return chosen, mixture(next(table for table in MIXTURES if table.error <= SEARCH_ERROR)).moments
 
     def _search(self, search: Search, before: SparseGP | None) -> Found:
         rows = search.rows
@@ -261,7 +263,7 @@ class VariationalGPClassifier(LatentPredictions, ClassifierMixin, BaseEstimator)
             source = Features(found.model, rows)
         problem = Problem(source, identity_prior(source), exact, diagonal=diagonal)
         if found.q is None:
-            profile = Profile(found.model, rows, fast, diagonal, tol=1e-8)
+            profile = Profile(found.model, rows, fast, diagonal, tol=1e-8, sites=found.sites)
             report = Progress(self.verbose)
             result = newton(problem, profile.solve(source), tol=TOLERANCE, report=report)
             report.close()
@@ -349,22 +351,7 @@ class VariationalGPClassifier(LatentPredictions, ClassifierMixin, BaseEstimator)
         A kernel or mean that is not one of the words is stored by its parameters; pass the object again to load it.
         """
         check_is_fitted(self, "posterior_")
-        given = self.get_params(deep=False)
-        objects = gp_state.objects(given)
-        options, tensors = encode_options({name: value for name, value in given.items() if name not in objects})
-        tensors |= {f"posterior.{name}": x for name, x in vars(self.posterior_).items()}
-        tensors |= {f"model.{name}": x for name, x in self.model_.state_dict().items()}
-        tensors |= {"centre": torch.from_numpy(self._scaler.centre), "scale": torch.from_numpy(self._scaler.scale)}
-        names = getattr(self, "feature_names_in_", None)
-        metadata = {
-            "options": options,
-            "objects": objects,
-            "classes": encode_labels(self.classes_),
-            "features": self.n_features_in_,
-            "names": None if names is None else [str(name) for name in names],
-            "starts": [list(start) for start in self.starts_],
-            "fit": {name: getattr(self, name) for name in FIT_SCALARS},
-        }
+        tensors, metadata = gp_state.pack(self, FIT_SCALARS)
         storage.write(path, "gp", tensors, metadata, overwrite)
 
     @classmethod
@@ -372,21 +359,11 @@ class VariationalGPClassifier(LatentPredictions, ClassifierMixin, BaseEstimator)
         cls, tensors: dict[str, Tensor], metadata: dict[str, Any], kernel: Any = None, mean: Any = None
     ) -> "VariationalGPClassifier":
         options = decode_options(metadata["options"], tensors)
-        model = cls(**gp_state.with_objects(options, metadata["objects"], {"kernel": kernel, "mean": mean}))
-        model.n_features_in_ = metadata["features"]
-        if metadata["names"] is not None:
-            model.feature_names_in_ = np.array(metadata["names"], dtype=object)
-        jitter = metadata["fit"]["jitter_"]
-        model.model_ = gp_state.restore(model.kernel, model.mean, model.n_features_in_, tensors, jitter)
-        parts = {name.removeprefix("posterior."): x for name, x in tensors.items() if name.startswith("posterior.")}
-        model.posterior_ = (Full if "factor" in parts else Diagonal)(**parts)
-        model._scaler = Scaler(tensors["centre"].numpy(), tensors["scale"].numpy())
-        model.classes_ = decode_labels(metadata["classes"])
-        model.starts_, model.history_ = [Start(*start) for start in metadata["starts"]], []
-        for name, value in metadata["fit"].items():
-            setattr(model, name, value)
-        model.inducing_points_ = model._undo(model.model_.inducing)
-        return model
+        fitted = cls(**gp_state.with_objects(options, metadata["objects"], {"kernel": kernel, "mean": mean}))
+        gp_state.unpack(fitted, tensors, metadata)
+        fitted.starts_ = [Start(*start) for start in metadata["starts"]]
+        fitted.inducing_points_ = fitted._undo(fitted.model_.inducing)
+        return fitted
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import gpytorch
+import numpy as np
 import torch
 from gpytorch.constraints import Positive
 from gpytorch.kernels import Kernel, LinearKernel, MaternKernel, RBFKernel, ScaleKernel
@@ -147,6 +148,28 @@ def matern52_shape(square: Tensor) -> tuple[Tensor, Tensor]:
     t = torch.sqrt(5.0 * square)
     decay = torch.exp(-t)
     return (1.0 + t + t * t / 3.0) * decay, 5.0 / 3.0 * (1.0 + t) * decay
+
+
+def gaussian_array(square: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """`gaussian_shape` of an array, which is overwritten."""
+    square *= -0.5
+    value = np.exp(square, out=square)
+    return value, value
+
+
+def on_arrays(shape: Shape) -> Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]:
+    def evaluate(square: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        value, decay = shape(torch.from_numpy(square))
+        return value.numpy(), decay.numpy()
+
+    return evaluate
+
+
+SHAPES: dict[Shape, Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]] = {  # by torch's version
+    gaussian_shape: gaussian_array,
+    matern32_shape: on_arrays(matern32_shape),
+    matern52_shape: on_arrays(matern52_shape),
+}
 
 
 class _Stationary(torch.autograd.Function):

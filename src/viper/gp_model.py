@@ -173,6 +173,19 @@ class Sites:
         return Gaussian(mean, precision.diagonal().clone()) if diagonal else Gaussian(mean, precision, root)
 
 
+def opening(source: Features, diagonal: bool, scale: float = 1.0) -> Gaussian:
+    """One step from the prior's mean with Σ = 0 and h = ¼, its largest value, so that it cannot go too far."""
+    sites = Sites([], [])
+    for block in source.blocks():
+        weight = torch.ones_like(block.label) if block.weight is None else block.weight
+        sites.precision.append(0.25 * weight)
+        sites.target.append(weight * (block.label - torch.sigmoid(block.offset)))  # type: ignore[arg-type]
+    q = sites.posterior(source, diagonal, scale)
+    if q is None:
+        raise ValueError("the rows must give finite sums; got an overflow or NaN. Scale the features and offsets.")
+    return q
+
+
 def backward(
     source: Features, q: Gaussian, factor: Tensor, moments: Formula, scale: float = 1.0
 ) -> tuple[float, Sites]:
@@ -204,11 +217,7 @@ def backward(
             # ∂F/∂A = e μᵀ - diag(b) A(Σ - I)
             slope = torch.outer(e, mean).sub_(b[:, None] * twisted)
             inner += product(slope.T, design)
-            outputs = [
-                (x, to) for x, to in zip(made, (product(slope, inverse), -0.5 * b, e), strict=True) if x.requires_grad
-            ]
-            if outputs:
-                torch.autograd.backward([x for x, _ in outputs], [to for _, to in outputs])
+            pull_back(made, (product(slope, inverse), -0.5 * b, e))
         if source.among.requires_grad:
             # through L: ∂F/∂K_zz = L⁻ᵀ sym Φ(-(∂F/∂A)ᵀA) L⁻¹, Φ the lower triangle with half its diagonal
             lower = torch.tril(-inner)

@@ -6,15 +6,17 @@ least.
 """
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from viper.gp_model import Features, Rows, Sites, SparseGP, backward, expand, flatten
+from viper.gp_dense import DenseProfile, applies
+from viper.gp_model import Features, Rows, Sites, SparseGP, backward, expand, flatten, opening
 from viper.moments import Formula
 from viper.problem import Prior, Sums
-from viper.steps import Gaussian, Problem, diagonal_step, divergence, full_step, gaussian, kl_to_prior, opening
+from viper.steps import Gaussian, Problem, diagonal_step, divergence, full_step, gaussian, kl_to_prior
 
 MOST_INNER_STEPS = 200
 SHORTEST_STEP = 1e-6
@@ -39,11 +41,13 @@ class Profile:
         diagonal: bool = False,
         scale: float = 1.0,
         tol: float = 1e-2,
+        sites: Sites | None = None,
     ) -> None:
         self.model, self.rows, self.moments, self.diagonal, self.scale = model, rows, moments, diagonal, scale
-        self.sites: Sites | None = None
+        self.sites = sites
         self.tol = tol  # nats by which the last inner step may move q
         self.inner_steps = 0
+        self.dense = DenseProfile(model, rows, moments, scale) if applies(rows, diagonal) else None
 
     def __call__(self, x: np.ndarray) -> tuple[float, np.ndarray]:
         """Value and gradient; -∞ where K_zz has no factor or F is not finite."""
@@ -51,14 +55,11 @@ class Profile:
         expand(self.model, x)
         self.model.zero_grad(set_to_none=True)
         try:
-            source = Features(self.model, self.rows)
-            q = self.solve(source)
+            with np.errstate(all="ignore"):  # what overflows is seen in the value
+                value, keep = self.by_torch() if self.dense is None else self.dense.evaluate(self.tol)
         # no factor of K_zz (NotPositiveDefinite), or an overflow
-        except (ValueError, torch.linalg.LinAlgError):  # type: ignore[attr-defined]
+        except (ValueError, torch.linalg.LinAlgError, np.linalg.LinAlgError):  # type: ignore[attr-defined]
             return nowhere
-        factor = q.factor
-        value, sites = backward(source, q, factor, self.moments, self.scale)
-        value -= kl_to_prior(q, factor, identity_prior(source))
         prior = self.model.log_prior()
         if prior is not None and prior.requires_grad:
             prior.backward()
@@ -66,14 +67,29 @@ class Profile:
         gradient = flatten(self.model, gradient=True)
         if not math.isfinite(value) or not np.isfinite(gradient).all():
             return nowhere
-        self.sites = sites
+        keep()
         return value, gradient
+
+    def by_torch(self) -> tuple[float, Callable[[], None]]:
+        """G with gradients, and what keeps the sites for the next evaluation."""
+        source = Features(self.model, self.rows)
+        q = self.solve(source)
+        factor = q.factor
+        value, sites = backward(source, q, factor, self.moments, self.scale)
+        return value - kl_to_prior(q, factor, identity_prior(source)), lambda: setattr(self, "sites", sites)
+
+    def found(self) -> Sites | None:
+        """The sites at the last θ."""
+        if self.dense is None or self.dense.sites is None:
+            return self.sites
+        b, t = torch.from_numpy(self.dense.sites / self.scale)
+        return Sites([b], [t])
 
     def solve(self, source: Features) -> Gaussian:
         """The best q at the present θ, to `tol`."""
         problem = Problem(source, identity_prior(source), self.moments, diagonal=self.diagonal, scale=self.scale)
         q = None if self.sites is None else self.sites.posterior(source, self.diagonal, self.scale)
-        return self.iterate(problem, q or opening(problem))
+        return self.iterate(problem, q or opening(source, self.diagonal, self.scale))
 
     def iterate(self, problem: Problem, q: Gaussian) -> Gaussian:
         """Natural-gradient steps from q until the next moves it by less than `tol`; that one is taken unseen."""

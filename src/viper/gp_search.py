@@ -8,25 +8,28 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from viper.gp_model import Features, Rows, SparseGP
+from viper.gp_model import Features, Rows, Sites, SparseGP
 from viper.gp_natural_adam import natural_adam
 from viper.gp_profile import Profile
-from viper.gp_starts import LAST_TOLERANCE, Attempt, Candidate, Start, candidates, greedy, race
+from viper.gp_race import LAST_TOLERANCE, Attempt, Start, race
+from viper.gp_starts import Candidate, candidates, greedy
 from viper.moments import Formula
 from viper.steps import Gaussian
 
 SUBSET_ROWS = 20_000  # rows on which the starts of larger fits are climbed
+FIRST_TOLERANCE = 3e-2  # nats, of the inner maximum at the beginning
 FULL_STEPS = 30  # on all rows, after the subset has chosen
 
 
 class Found(NamedTuple):
-    """The model found, with its q where the search fixed that too, and an account of the search."""
+    """The model found, with its q where the search fixed that too (else sites near it), and an account."""
 
     model: SparseGP
     starts: list[Start]
     steps: int
     converged: bool
     q: Gaussian | None = None
+    sites: Sites | None = None
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,7 @@ class Search:
                 return start.inducing.detach()
             return greedy(start, few.inputs, weight, len(start.inducing))
 
-        tol = 1e-2 if count > 1 else LAST_TOLERANCE
+        tol = FIRST_TOLERANCE if count > 1 else LAST_TOLERANCE
         begun = candidates(model, few, count, self.generator, place)
         attempts = [
             Attempt(start, lambda m: Profile(m, few, self.moments, self.diagonal, scale, tol)) for start in begun
@@ -66,7 +69,8 @@ class Search:
             best = Attempt(again, lambda m: Profile(m, self.rows, self.moments, self.diagonal, tol=1e-4))
             best.run(min(self.steps, FULL_STEPS), self.tol)
             attempts.append(best)
-        return Found(best.model, [x.report() for x in attempts], best.climb.steps, best.climb.finished)
+        starts = [x.report() for x in attempts]
+        return Found(best.model, starts, best.climb.steps, best.climb.finished, sites=best.profile.found())
 
     def natural_adam(self, model: SparseGP, learning_rate: float, batch_size: int | None) -> Found:
         """The paper's recipe, from the model as given."""

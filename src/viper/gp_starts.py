@@ -1,22 +1,15 @@
-"""Where to begin, and which beginnings to follow to the end.
+"""Where to begin.
 
 The profile has many local optima: the mean function may take all the signal, or the kernel may act on one group of
-columns and miss another. A screen asks, for many groups of columns, how much a kernel on that group would add to the
-mean function alone. With working residual e = y - s and weights h = s(1-s) at the fitted mean, a kernel s K gains
-
-    max_s ½ Σ_j [a_j² sλ_j/(1+sλ_j) - log(1+sλ_j)],
-
-λ_j the eigenvalues of H^{1/2} K H^{1/2} and a_j the coordinates of H^{-1/2}e, orthogonal to the mean's columns: what
-Laplace's approximation would give, at the price of one small eigendecomposition. The best few groups that do not repeat
-each other are climbed together with plain starts, the lower dropped again and again, the last to the top.
+columns and miss another. So the best few groups of columns that a screen finds and that do not repeat each other are
+starts, beside plain ones over lengthscales.
 """
 
 import copy
 import math
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,18 +17,13 @@ from gpytorch.means import ConstantMean, LinearMean
 from torch import Tensor
 
 from viper.gp_kernels import covariance, stationary_shape, variances
-from viper.gp_model import Rows, SparseGP, expand, flatten
-from viper.gp_profile import Profile
-from viper.lbfgs import Climb
+from viper.gp_model import Rows, SparseGP
+from viper.gp_screen import Screen, best_mean, distinct, mean_columns
 
-
-class Start(NamedTuple):
-    """One start: what it was, the objective it reached (exact ELBO for the one that was kept), and what it cost."""
-
-    start: str
-    elbo: float
-    evaluations: int
-    seconds: float
+SCREEN_ROWS = 2000
+SCREEN_POINTS = 60
+LONG = 10.0  # lengthscale of a column outside the group: its effect is all but linear
+FACTORS = (0.5, 2.0, 1.0, 0.25, 4.0)  # of √p, the plain lengthscales
 
 
 @dataclass
@@ -46,123 +34,6 @@ class Candidate:
     model: SparseGP
     mean_last: bool = False
 
-
-# ---------------------------------------------------------------------------------------------------------------------
-# The screen
-
-SCREEN_ROWS = 2000
-SCREEN_POINTS = 60
-LENGTHS = (0.5, 1.0, 2.0)  # times √(size of the group), on standardised columns
-LONG = 10.0  # lengthscale of a column outside the group: its effect is all but linear
-SCALES = torch.logspace(-1.0, 2.5, 8, dtype=torch.float64)
-BEAM = 3
-WIDTH = 16  # columns by which groups may grow
-DEPTH = 4
-RIDGE = 1e-2  # keeps separable data finite
-
-
-class Group(NamedTuple):
-    """A group of columns on which a kernel would act: what it gains, with which output scale and lengthscale."""
-
-    gain: float
-    columns: tuple[int, ...]
-    scale: float
-    length: float
-
-
-class Screen:
-    """Gains over the mean function alone."""
-
-    def __init__(self, rows: Rows, inducing: Tensor, mean: Any, shape: Callable[..., Any]) -> None:
-        self.inputs, self.shape = rows.inputs, shape
-        self.points = inducing
-        self.basis = mean_columns(mean, rows.inputs)
-        _, s = best_mean(self.basis, rows)
-        weight = 1.0 if rows.weight is None else rows.weight
-        # H^{1/2} and H^{-1/2} e, orthogonal to the mean's columns
-        self.root = (weight * s * (1.0 - s)).clamp(min=1e-8).sqrt()
-        self.span = torch.linalg.qr(self.basis * self.root[:, None]).Q
-        self.residual = self.outside((weight * (rows.label - s) / self.root)[:, None])[:, 0]
-
-    def outside(self, x: Tensor) -> Tensor:
-        return x - self.span @ (self.span.T @ x)
-
-    def gain(self, columns: tuple[int, ...], length: float) -> Group:
-        pick = list(columns)
-        ell = length * math.sqrt(len(pick))
-        u, v = self.inputs[:, pick] / ell, self.points[:, pick] / ell
-        among = self.shape(torch.cdist(v, v).square())[0]
-        among.diagonal().add_(1e-6)
-        cross = self.shape(torch.cdist(u, v, compute_mode="use_mm_for_euclid_dist").square())[0]
-        half = torch.linalg.solve_triangular(torch.linalg.cholesky(among), cross.T, upper=False).T
-        half = self.outside(half * self.root[:, None])
-        values, vectors = torch.linalg.eigh(half.T @ half)
-        along = (vectors.T @ (half.T @ self.residual)).square()
-        grown = SCALES[:, None] * values.clamp(min=0.0)
-        gains = 0.5 * (SCALES[:, None] * along / (1.0 + grown) - torch.log1p(grown)).sum(1)
-        best = int(gains.argmax())
-        return Group(float(gains[best]), columns, float(SCALES[best]), length)
-
-    def best(self, columns: tuple[int, ...], lengths: tuple[float, ...] = LENGTHS) -> Group:
-        return max(self.gain(columns, length) for length in lengths)
-
-    def groups(self) -> list[Group]:
-        """Single columns, all columns, and what grows from the best, in order of gain."""
-        count = self.inputs.shape[1]
-        singles = sorted((self.best((j,)) for j in range(count)), reverse=True)
-        useful = [group.columns[0] for group in singles[:WIDTH]]
-        found = {group.columns: group for group in singles}
-        everything = tuple(range(count))
-        if everything not in found:
-            found[everything] = self.best(everything)
-        front = singles[:BEAM]
-        for _ in range(1, min(DEPTH, count - 1)):
-            wider = {tuple(sorted({*group.columns, j})) for group in front for j in useful if j not in group.columns}
-            scored = sorted((self.best(columns, LENGTHS[:2]) for columns in sorted(wider - set(found))), reverse=True)
-            found |= {group.columns: group for group in scored}
-            if not scored or scored[0].gain < front[0].gain:
-                break
-            front = scored[:BEAM]
-        return sorted(found.values(), reverse=True)
-
-
-def mean_columns(mean: Any, inputs: Tensor) -> Tensor:
-    """The columns in which a mean function from a word is linear: [X, 1], [1] or none."""
-    ones = torch.ones_like(inputs[:, :1])
-    if type(mean) is LinearMean:
-        return torch.cat([inputs, ones], 1)
-    return ones if type(mean) is ConstantMean else ones[:, :0]
-
-
-def best_mean(basis: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
-    """Ridge logistic regression on the mean's columns by Newton's method: coefficients and probabilities."""
-    weight = 1.0 if rows.weight is None else rows.weight
-    offset = 0.0 if rows.offset is None else rows.offset
-    beta = torch.zeros_like(basis[0])
-    for _ in range(15 if len(beta) else 0):
-        s = torch.sigmoid(offset + basis @ beta)
-        curvature = (basis * (weight * s * (1.0 - s))[:, None]).T @ basis
-        curvature.diagonal().add_(RIDGE)
-        step = torch.linalg.solve(curvature, basis.T @ (weight * (rows.label - s)) - RIDGE * beta)
-        beta = beta + step
-        if float(step.abs().max()) < 1e-6:
-            break
-    return beta, torch.sigmoid(offset + basis @ beta)
-
-
-def distinct(groups: list[Group], count: int) -> list[Group]:
-    """The best groups, leaving out any that shares half of all their columns with a better one."""
-    chosen: list[Group] = []
-    for group in groups:
-        mine = set(group.columns)
-        alike = (len(mine & set(o.columns)) / len(mine | set(o.columns)) for o in chosen)
-        if len(chosen) < count and all(x < 0.5 for x in alike):
-            chosen.append(group)
-    return chosen
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# The starts
 
 Place = Callable[[SparseGP, Tensor], Tensor]  # where a start's inducing points begin, given the weights of the rows
 
@@ -191,9 +62,6 @@ def candidates(
             if learns_lengthscale(module):
                 module.initialize(lengthscale=factor * root)
         yield placed(Candidate(f"lengthscale {factor:g}√p", other), weight, place)
-
-
-FACTORS = (0.5, 2.0, 1.0, 0.25, 4.0)
 
 
 def learns_lengthscale(module: Any) -> bool:
@@ -264,74 +132,3 @@ def greedy(model: SparseGP, inputs: Tensor, weight: Tensor, count: int) -> Tenso
             left = (left - known[:, k].square()).clamp_(min=0.0)
             left[i] = -1.0
     return inputs[chosen]
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# The climb
-
-MEAN_LAST_STEPS = 12
-ROUNDS = ((10, 3), (12, 2), (20, 1))  # steps for each start still in, and how many stay
-LAST_TOLERANCE = 1e-6  # nats, of the inner maximum at the end
-INNER_SHARE = 0.02  # of a step's gain, which the inner maximum may miss
-
-
-class Attempt:
-    """One start on its way up."""
-
-    def __init__(self, candidate: Candidate, profile: Callable[[SparseGP], Profile]) -> None:
-        began = time.perf_counter()
-        self.candidate, self.profile = candidate, profile(candidate.model)
-        self.spent = 0
-        model = candidate.model
-        held = [x for x in model.mean.parameters() if x.requires_grad] if candidate.mean_last else []
-        if held:
-            for parameter in held:
-                parameter.requires_grad_(False)
-            first = Climb(self.profile, flatten(model)).run(MEAN_LAST_STEPS, 1e-2)
-            self.spent = first.evaluations
-            expand(model, first.x)
-            for parameter in held:
-                parameter.requires_grad_(True)
-        self.climb = Climb(self.profile, flatten(model))
-        self.seconds = time.perf_counter() - began
-
-    def run(self, steps: int, tol: float) -> None:
-        """Up to `steps` more steps; the inner maximum is found the better, the less the last step gained."""
-        began = time.perf_counter()
-        for _ in range(steps):
-            if self.climb.finished:
-                break
-            before = self.climb.value
-            self.climb.run(1, tol)
-            gain = self.climb.value - before
-            self.profile.tol = min(self.profile.tol, max(LAST_TOLERANCE, INNER_SHARE * gain))
-        self.seconds += time.perf_counter() - began
-
-    @property
-    def value(self) -> float:
-        return self.climb.value
-
-    @property
-    def model(self) -> SparseGP:
-        """The model at the best θ found."""
-        expand(self.candidate.model, self.climb.x)
-        return self.candidate.model
-
-    def report(self) -> Start:
-        return Start(self.candidate.name, self.value, self.spent + self.climb.evaluations, self.seconds)
-
-
-def race(attempts: list[Attempt], steps: int, tol: float) -> Attempt:
-    """Climb all a little, the better ones further, the best to the top; `steps` bounds the steps of each."""
-    still = attempts
-    done = 0
-    for most, stay in ROUNDS:
-        if len(still) == 1:
-            break
-        for attempt in still:
-            attempt.run(min(most, steps - done), tol)
-        done += most
-        still = sorted(still, key=lambda attempt: -attempt.value)[:stay]
-    best = still[0]
-    best.run(max(0, steps - best.climb.steps), tol)
-    return best

@@ -9,6 +9,8 @@ from torch import Tensor
 from viper.gp_kernels import make_kernel, make_mean
 from viper.gp_model import SparseGP
 from viper.gp_rows import Scaler
+from viper.posterior import Diagonal, Full
+from viper.state import decode_labels, encode_labels, encode_options
 from viper.storage import StorageError
 
 if TYPE_CHECKING:
@@ -98,3 +100,38 @@ def restore(kernel: Any, mean: Any, columns: int, tensors: dict[str, Tensor], ji
     except RuntimeError as error:
         raise StorageError(f"kernel and mean must be those of the saved model; got {error}.") from None
     return model.requires_grad_(False)
+
+
+def pack(fitted: Any, scalars: tuple[str, ...]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """A fitted estimator as tensors and JSON."""
+    given = fitted.get_params(deep=False)
+    own = objects(given)
+    options, tensors = encode_options({name: value for name, value in given.items() if name not in own})
+    tensors |= {f"posterior.{name}": x for name, x in vars(fitted.posterior_).items()}
+    tensors |= {f"model.{name}": x for name, x in fitted.model_.state_dict().items()}
+    tensors |= {"centre": torch.from_numpy(fitted._scaler.centre), "scale": torch.from_numpy(fitted._scaler.scale)}
+    names = getattr(fitted, "feature_names_in_", None)
+    return tensors, {
+        "options": options,
+        "objects": own,
+        "classes": encode_labels(fitted.classes_),
+        "features": fitted.n_features_in_,
+        "names": None if names is None else [str(name) for name in names],
+        "starts": [list(start) for start in fitted.starts_],
+        "fit": {name: getattr(fitted, name) for name in scalars},
+    }
+
+
+def unpack(fitted: Any, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> None:
+    """Set what was packed, but options and starts, as the attributes of an estimator."""
+    fitted.n_features_in_ = metadata["features"]
+    if metadata["names"] is not None:
+        fitted.feature_names_in_ = np.array(metadata["names"], dtype=object)
+    jitter = metadata["fit"]["jitter_"]
+    fitted.model_ = restore(fitted.kernel, fitted.mean, fitted.n_features_in_, tensors, jitter)
+    parts = {name.removeprefix("posterior."): x for name, x in tensors.items() if name.startswith("posterior.")}
+    fitted.posterior_ = (Full if "factor" in parts else Diagonal)(**parts)
+    fitted._scaler = Scaler(tensors["centre"].numpy(), tensors["scale"].numpy())
+    fitted.classes_, fitted.history_ = decode_labels(metadata["classes"]), []
+    for name, value in metadata["fit"].items():
+        setattr(fitted, name, value)

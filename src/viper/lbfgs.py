@@ -12,30 +12,32 @@ import numpy as np
 
 Objective = Callable[[np.ndarray], tuple[float, np.ndarray]]
 
-MEMORY = 20
+MEMORY = 60
 SUFFICIENT = 1e-4  # Armijo's fraction of the predicted gain
 SHORTEST = 1e-10
-LONGEST = 4.0  # largest change of a parameter in one step: a factor of 50 in a scale
-FIRST_STEP = 0.5  # length of the first step, in units of the parameters
+LONGEST = 4.0  # units: largest change of a parameter in one step; a factor of 50 in a scale
+STALLED = 2  # steps
+FIRST_STEP = 0.5  # units: length of the first step
 
 
 class Climb:
-    """Maximises a smooth function from x, step by step."""
+    """Maximises a smooth function from x, step by step; `unit` is what counts as a change of one, by parameter."""
 
-    def __init__(self, objective: Objective, x: np.ndarray) -> None:
-        self.objective, self.x = objective, x
+    def __init__(self, objective: Objective, x: np.ndarray, unit: np.ndarray | float = 1.0) -> None:
+        self.objective, self.x, self.unit = objective, x, unit
         self.value, self.slope = objective(x)
+        self.slope = self.slope * unit  # by units, as are all directions and differences
         self.pairs: deque[tuple[np.ndarray, np.ndarray, float]] = deque(maxlen=MEMORY)
         self.steps, self.evaluations, self.small = 0, 1, 0
         self.finished = len(x) == 0 or not math.isfinite(self.value)
 
     def run(self, steps: int, tol: float) -> "Climb":
-        """Up to `steps` steps, or until two in a row gain less than `tol`."""
+        """Up to `steps` steps, or until `STALLED` in a row gain less than `tol`."""
         for _ in range(steps):
             if self.finished:
                 break
             self.small = self.small + 1 if self.step() < tol else 0
-            self.finished = self.finished or self.small >= 2
+            self.finished = self.finished or self.small >= STALLED
         return self
 
     def step(self) -> float:
@@ -47,8 +49,9 @@ class Climb:
             direction, rate = self.direction(), float(self.slope @ self.slope)
         length = min(1.0, LONGEST / max(float(np.abs(direction).max()), 1e-300))
         while length > SHORTEST:
-            x = self.x + length * direction
+            x = self.x + length * self.unit * direction
             value, slope = self.objective(x)
+            slope = slope * self.unit
             self.evaluations += 1
             if math.isfinite(value) and value >= self.value + SUFFICIENT * length * rate:
                 return self.move(x, value, slope)
@@ -59,7 +62,7 @@ class Climb:
         return 0.0
 
     def move(self, x: np.ndarray, value: float, slope: np.ndarray) -> float:
-        s, y = x - self.x, self.slope - slope
+        s, y = (x - self.x) / self.unit, self.slope - slope
         curvature = float(s @ y)
         if curvature > 1e-10 * float(y @ y):
             self.pairs.append((s, y, 1.0 / curvature))
