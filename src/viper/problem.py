@@ -207,7 +207,7 @@ def sums(
     total = mean.new_zeros((len(mean), len(mean)) if gram == "full" else len(mean))
     kept = []
     for block in source.blocks():
-        light = block.design.single() if single else block.design
+        light = block.design.single() if single and (factor is not None or gram == "full") else block.design
         theta = block.design.project(mean)
         tau2 = torch.zeros_like(theta) if factor is None else light.spread(factor)
         if block.offset is not None:

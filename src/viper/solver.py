@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from viper.limit import limit
-from viper.mode import find_mode
+from viper.mode import chord_step, find_mode
 from viper.problem import Sums
 from viper.steps import (
     LARGEST_DIRECT,
@@ -57,7 +57,6 @@ class Result:
     status: str
     history: list[Iteration] = field(default_factory=list)
     passes: float = 0.0
-    curvature: Tensor | None = None  # Aᵀ diag(c h) A at q
     magnitude: float = math.nan  # Σ c (|ϑ| + τ + 1) at q
     move: float = math.inf  # KL of the last step
 
@@ -82,14 +81,12 @@ def newton(
     began = time.perf_counter()
     history: list[Iteration] = []
     passes, move = 0.0, math.inf
-    curvature: Tensor | None = None
     if q is None:
-        q, curvature, passes = beginning(problem, generator or np.random.default_rng(0))
+        q, passes = beginning(problem, generator or np.random.default_rng(0))
     stages = [problem] if problem.rough is None else [replace(problem, refine=False), problem]
     for stage in stages:
-        rough = not stage.refine
-        result = iterate(stage, q, tol, max_iter, began, report, curvature if rough else None, move)
-        if rough and not math.isfinite(result.objective):
+        result = iterate(stage, q, tol, max_iter, began, report, move)
+        if not stage.refine and not math.isfinite(result.objective):
             continue  # float32 was not enough; the last stage needs none of this
         history += result.history
         passes += result.passes
@@ -97,22 +94,24 @@ def newton(
     return replace(result, history=history, passes=passes)
 
 
-def beginning(problem: Problem, generator: np.random.Generator) -> tuple[Gaussian, Tensor | None, float]:
-    """Laplace's q, found on random subsets where rows are many, its curvature for a first step, and the passes taken.
+def beginning(problem: Problem, generator: np.random.Generator) -> tuple[Gaussian, float]:
+    """Laplace's q, found on random subsets where rows are many, and the passes that took.
 
-    From a subset of very many rows the solver goes on with all; of fewer, the mode of all is found first.
+    From the mode of a subset of very many rows one step leads to that of all; of fewer, it is found by itself.
     """
+    whole = replace(problem, refine=False)
     stages = [coarse_stage(problem, k, generator) for k in coarse_sizes(problem)]
-    if problem.source.rows < CHORD_ROWS or not stages:
-        stages.append((replace(problem, refine=False), MODE_MOVE))
-    mean, passes = None, 0.0
+    chord = problem.source.rows >= CHORD_ROWS and not problem.iterative and bool(stages)
+    if not chord:
+        stages.append((whole, MODE_MOVE))
+    mean, passes = None, float(chord)
     for stage, enough in stages:
         mode = find_mode(stage, mean, enough)
         mean, passes = mode.q.mean, passes + mode.passes * stage.source.rows / problem.source.rows
-    return mode.q, mode.curvature, passes
+    return chord_step(whole, mode) if chord else mode.q, passes
 
 
-CHORD_ROWS = 50_000  # rows from which a pass without curvature saves anything
+CHORD_ROWS = 50_000  # rows from which a pass without matrix products pays
 MODE_MOVE = 1.0  # nats within which the mode is found: q's mean differs from it by as much
 COARSE_SHARE = 0.1  # of a subset's own sampling error: a step that moves less has no place on it
 COARSE_RATIO = 10
@@ -143,21 +142,20 @@ def iterate(
     max_iter: int,
     began: float,
     report: Callable[[Iteration], None] | None,
-    curvature: Tensor | None = None,
     last: float = math.inf,
 ) -> Result:
-    """Damped natural-gradient steps on one source, the first with a given curvature Aᵀ diag(c h) A.
+    """Damped natural-gradient steps on one source; `last` is the move of the step that led there.
 
     The stage ends with the step after which, at the rate so far, a further one would move q by less than `tol`.
     """
-    run = Stage(problem, began, report, curvature)
+    run = Stage(problem, began, report)
     slowest = min(0.5, 2.0 * problem.source.dimension / (problem.source.rows * problem.scale))
-    run.move_to(q, q.factor, *run.evaluate(q, q.factor))
+    run.move_to(q, q.factor, *problem.evaluate(q, q.factor))
     rho = 1.0
     for _ in range(max_iter):
         proposal = run.step(rho)
         move = math.inf if proposal is None else divergence(run.result.q, proposal)
-        if proposal is not None and rho == 1.0 and run.borrowed is None and remaining(move, last, slowest) < tol:
+        if proposal is not None and rho == 1.0 and remaining(move, last, slowest) < tol:
             if run.finish(proposal, move, tol):
                 return run.result
             last = math.inf
@@ -195,32 +193,17 @@ def remaining(move: float, last: float, slowest: float) -> float:
 class Stage:
     """The state of `iterate`: where it is, the sums there, and the record."""
 
-    def __init__(
-        self,
-        problem: Problem,
-        began: float,
-        report: Callable[[Iteration], None] | None,
-        curvature: Tensor | None,
-    ) -> None:
+    def __init__(self, problem: Problem, began: float, report: Callable[[Iteration], None] | None) -> None:
         self.problem, self.began, self.report = problem, began, report
-        chord = problem.source.rows >= CHORD_ROWS and not problem.iterative
-        self.borrowed = curvature if chord else None
         memory = MEMORY if problem.source.dimension <= LARGEST_DIRECT else 0
         self.proposals: deque[tuple[Gaussian, Tensor]] = deque(maxlen=memory)  # with their residuals
         self.total: Sums
-
-    def evaluate(self, q: Gaussian, factor: Tensor) -> tuple[float, Sums]:
-        value, total = self.problem.evaluate(q, factor, gram=self.borrowed is None)
-        if self.borrowed is not None:
-            total.gram = self.borrowed
-        return value, total
 
     def move_to(self, q: Gaussian, factor: Tensor, value: float, total: Sums) -> None:
         if not hasattr(self, "result"):
             self.result = Result(q, factor, value, False, "")
         self.result.q, self.result.factor, self.result.objective = q, factor, value
         self.result.magnitude = total.magnitude
-        self.result.curvature = total.gram
         self.result.passes += 1
         self.total = total
 
@@ -230,7 +213,7 @@ class Stage:
 
     def extrapolated(self, new: Gaussian | None, rho: float) -> Gaussian | None:
         """Anderson's step: the mixture of the last proposals whose residuals Λ⁺ - Λ, so mixed, are least."""
-        if new is None or rho < 1.0 or self.borrowed is not None:
+        if new is None or rho < 1.0:
             self.proposals.clear()
             return None
         residual = new.precision - self.result.q.precision
@@ -261,8 +244,7 @@ class Stage:
         if not math.isfinite(move):
             return False
         factor = new.factor
-        self.borrowed = None  # it has served for one step
-        value, total = self.evaluate(new, factor)
+        value, total = self.problem.evaluate(new, factor)
         if not value >= self.result.objective - self.noise():
             self.result.passes += 1
             return False
