@@ -191,9 +191,7 @@ def double_precision(jax: Any) -> Any:
     """A context in which JAX computes in float64, as it did not before and will not after."""
     if hasattr(jax, "enable_x64"):
         return jax.enable_x64(True)
-    from jax.experimental import enable_x64  # until JAX 0.8
-
-    return enable_x64()
+    return jax.experimental.enable_x64()  # until JAX 0.8
 
 
 # --- the model ---
