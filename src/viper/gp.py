@@ -87,7 +87,6 @@ class VariationalGPClassifier(LatentPredictions, ClassifierMixin, BaseEstimator)
         raised.
     warm_start : bool, default False
         Whether `fit` begins where the last one ended, if that had as many columns.
-    device : str or torch.device, optional
     random_state : int, RandomState or None
         Seeds clusters, random rows and Monte Carlo.
     verbose : bool or "auto", default "auto"
@@ -142,7 +141,6 @@ class VariationalGPClassifier(LatentPredictions, ClassifierMixin, BaseEstimator)
         batch_size: int | None = None,
         jitter: float = 1e-8,
         warm_start: bool = False,
-        device: Any = None,
         random_state: Any = None,
         verbose: Any = "auto",
     ) -> None:
@@ -165,7 +163,6 @@ class VariationalGPClassifier(LatentPredictions, ClassifierMixin, BaseEstimator)
         self.batch_size = batch_size
         self.jitter = jitter
         self.warm_start = warm_start
-        self.device = device
         self.random_state = random_state
         self.verbose = verbose
 
@@ -217,12 +214,9 @@ class VariationalGPClassifier(LatentPredictions, ClassifierMixin, BaseEstimator)
             raise ValueError(f"jitter must lie in [0, 0.01]; got {self.jitter!r}. It is relative to the mean variance.")
 
     def _rows(self, X: np.ndarray, label: Tensor, offset: Tensor | None, weight: Tensor | None) -> Rows:
-        device = torch.device("cpu" if self.device is None else self.device)
-        if device.type == "cuda" and not torch.cuda.is_available():
-            raise ValueError(f"device must be available; got {str(device)!r} and no CUDA device. Use device='cpu'.")
-        move = lambda x: None if x is None else x.to(device=device, dtype=torch.float64)  # noqa: E731
-        inputs = torch.from_numpy(self._scaler.apply(X)).to(device)
-        return Rows(inputs, label.to(device=device, dtype=torch.float64), move(offset), move(weight))
+        double = lambda x: None if x is None else x.to(torch.float64)  # noqa: E731
+        inputs = torch.from_numpy(self._scaler.apply(X))
+        return Rows(inputs, label.to(torch.float64), double(offset), double(weight))
 
     def _bound(self, seed: int) -> tuple[Formula, Formula]:
         """What is maximised, and its fast version for the search."""
@@ -237,7 +231,7 @@ class VariationalGPClassifier(LatentPredictions, ClassifierMixin, BaseEstimator)
         if before is None:
             kernel, mean = make_kernel(self.kernel, rows.inputs.shape[1]), make_mean(self.mean, rows.inputs.shape[1])
             points, learn = self._inducing(rows, search.generator)
-            model = SparseGP(kernel, mean, points, learn, float(self.jitter)).to(rows.inputs.device)
+            model = SparseGP(kernel, mean, points, learn, float(self.jitter))
             check_shapes(model.kernel, model.mean, rows.inputs[:2])
         else:
             model = before
