@@ -253,7 +253,7 @@ class DenseProfile:
         return q, seen, features.gram(seen.b)
 
     def begin(self, features: Features) -> tuple[np.ndarray, Normal]:
-        """Where the last evaluation ended, or `gp_model.opening`."""
+        """Where the last evaluation ended, or `steps.opening`."""
         if self.sites is not None and (q := features.from_sites(self.sites)) is not None:
             return self.sites, q
         s = torch.sigmoid(torch.from_numpy(features.offset)).numpy()

@@ -173,19 +173,6 @@ class Sites:
         return Gaussian(mean, precision.diagonal().clone()) if diagonal else Gaussian(mean, precision, root)
 
 
-def opening(source: Features, diagonal: bool, scale: float = 1.0) -> Gaussian:
-    """One step from the prior's mean with Σ = 0 and h = ¼, its largest value, so that it cannot go too far."""
-    sites = Sites([], [])
-    for block in source.blocks():
-        weight = torch.ones_like(block.label) if block.weight is None else block.weight
-        sites.precision.append(0.25 * weight)
-        sites.target.append(weight * (block.label - torch.sigmoid(block.offset)))  # type: ignore[arg-type]
-    q = sites.posterior(source, diagonal, scale)
-    if q is None:
-        raise ValueError("the rows must give finite sums; got an overflow or NaN. Scale the features and offsets.")
-    return q
-
-
 def backward(
     source: Features, q: Gaussian, factor: Tensor, moments: Formula, scale: float = 1.0
 ) -> tuple[float, Sites]:

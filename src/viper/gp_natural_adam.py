@@ -9,10 +9,10 @@ import math
 import numpy as np
 import torch
 
-from viper.gp_model import Features, NotPositiveDefinite, Rows, SparseGP, backward, expand, flatten, opening
+from viper.gp_model import Features, NotPositiveDefinite, Rows, SparseGP, backward, expand, flatten
 from viper.gp_profile import identity_prior
 from viper.moments import Formula
-from viper.steps import Gaussian, Problem, diagonal_step, full_step
+from viper.steps import Gaussian, Problem, diagonal_step, full_step, opening
 
 WINDOW = 20  # passes over which the objective must rise
 
@@ -43,7 +43,7 @@ def natural_adam(
                 expand(model, best[1])
                 continue
             problem = Problem(source, identity_prior(source), moments, diagonal=diagonal, scale=scale)
-            q = q or opening(source, diagonal, scale)
+            q = q or opening(problem)
             factor = q.factor
             _, total = problem.evaluate(q, factor)
             if optimiser is not None:

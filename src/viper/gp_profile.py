@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from viper.gp_dense import DenseProfile, applies
-from viper.gp_model import Features, Rows, Sites, SparseGP, backward, expand, flatten, opening
+from viper.gp_model import Features, Rows, Sites, SparseGP, backward, expand, flatten
 from viper.moments import Formula
 from viper.problem import Prior, Sums
-from viper.steps import Gaussian, Problem, diagonal_step, divergence, full_step, gaussian, kl_to_prior
+from viper.steps import Gaussian, Problem, diagonal_step, divergence, full_step, gaussian, kl_to_prior, opening
 
 MOST_INNER_STEPS = 200
 SHORTEST_STEP = 1e-6
@@ -89,7 +89,7 @@ class Profile:
         """The best q at the present θ, to `tol`."""
         problem = Problem(source, identity_prior(source), self.moments, diagonal=self.diagonal, scale=self.scale)
         q = None if self.sites is None else self.sites.posterior(source, self.diagonal, self.scale)
-        return self.iterate(problem, q or opening(source, self.diagonal, self.scale))
+        return self.iterate(problem, q or opening(problem))
 
     def iterate(self, problem: Problem, q: Gaussian) -> Gaussian:
         """Natural-gradient steps from q until the next moves it by less than `tol`; that one is taken unseen."""
