@@ -14,7 +14,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from viper import design, storage
+from viper import design, rows, storage
 from viper.corrected import CorrectedPosterior
 from viper.fitting import Fit, Options, fit_posterior
 from viper.importance import Diagnosis, ImportanceWarning, WeightedDraws, summary_frame, weigh
@@ -164,9 +164,7 @@ class VariationalLogisticRegression(LatentPredictions, ClassifierMixin, BaseEsti
             Known part of the log-odds of each row.
         """
         self._check_options()
-        X = design.read_features(self, X, reset=True)
-        self.classes_, label = design.read_labels(y, X.shape[0])
-        source = self._source(X, label, sample_weight, offset)
+        self.classes_, source = rows.labelled(self, X, y, sample_weight, offset, self._form(), reset=True)
         if isinstance(self.prior_scale, str):
             seed = self._seed()  # the same random numbers for every scale
             solve = lambda scale, start: self._fit(source, self._prior(scale), seed, start)  # noqa: E731
@@ -195,10 +193,10 @@ class VariationalLogisticRegression(LatentPredictions, ClassifierMixin, BaseEsti
         first = not hasattr(self, "posterior_")
         if first:
             self._check_options()
-        X = design.read_features(self, X, reset=first)
         known = classes if first else self.classes_
-        self.classes_, label = design.read_labels(y, X.shape[0], known)
-        source = self._source(X, label, sample_weight, offset)
+        self.classes_, source = rows.labelled(
+            self, X, y, sample_weight, offset, self._form(), reset=first, classes=known
+        )
         if first:
             if isinstance(self.prior_scale, str):
                 raise ValueError(
@@ -224,16 +222,8 @@ class VariationalLogisticRegression(LatentPredictions, ClassifierMixin, BaseEsti
             if (value := getattr(self, name)) is not None:
                 design.check_positive(value, name, whole=name in ("max_iter", "batch_size"))
 
-    def _source(self, X: Any, label: Tensor, sample_weight: Any = None, offset: Any = None) -> Arrays:
-        return design.read_rows(
-            X,
-            label,
-            intercept=bool(self.fit_intercept),
-            sample_weight=sample_weight,
-            offset=offset,
-            device=self.device,
-            dtype=self.dtype,
-        )
+    def _form(self) -> rows.Form:
+        return rows.Form(bool(self.fit_intercept), self.device, self.dtype, self.verbose)
 
     def _prior(self, scale: Tensor) -> Prior:
         mean = design.read_mean(self.prior_mean, self.n_features_in_)
@@ -301,25 +291,22 @@ class VariationalLogisticRegression(LatentPredictions, ClassifierMixin, BaseEsti
         return expected_log_likelihood(source, moved(self.posterior_, source.device), limit().moments) - self.kl_
 
     def _rows(self, X: Any, y: Any, sample_weight: Any = None, offset: Any = None) -> Arrays:
-        X = design.read_features(self, X, reset=False)
-        _, label = design.read_labels(y, X.shape[0], self.classes_)
-        return self._source(X, label, sample_weight, offset)
+        return rows.labelled(self, X, y, sample_weight, offset, self._form(), classes=self.classes_)[1]
 
     def _unlabelled(self, X: Any, offset: Any) -> Arrays:
         check_is_fitted(self, "posterior_")
-        X = design.read_features(self, X, reset=False)
-        return self._source(X, torch.zeros(X.shape[0], dtype=torch.bool), None, offset)
+        return rows.unlabelled(self, X, offset, self._form())
 
     def _latent(self, X: Any, offset: Any) -> tuple[Tensor, Tensor]:
-        rows = self._unlabelled(X, offset)
-        posterior = moved(self.posterior_, rows.device)
-        parts = [latent(block, posterior) for block in rows.blocks()]
+        source = self._unlabelled(X, offset)
+        posterior = moved(self.posterior_, source.device)
+        parts = [latent(block, posterior) for block in source.blocks()]
         return torch.cat([mean for mean, _ in parts]), torch.cat([variance for _, variance in parts])
 
     def _latent_draws(self, X: Any, offset: Any, draws: Tensor) -> Iterator[Tensor]:
-        rows = self._unlabelled(X, offset)
-        for block in replace(rows, block_rows=max(1, LATENT_DRAWS // len(draws))).blocks():
-            f = block.design.project(draws.to(rows.device).T).T
+        source = self._unlabelled(X, offset)
+        for block in replace(source, block_rows=max(1, LATENT_DRAWS // len(draws))).blocks():
+            f = block.design.project(draws.to(source.device).T).T
             yield (f if block.offset is None else f + block.offset).cpu()
 
     def score(self, X: Any, y: Any, sample_weight: Any = None, offset: Any = None) -> float:
@@ -351,10 +338,10 @@ class VariationalLogisticRegression(LatentPredictions, ClassifierMixin, BaseEsti
         check_is_fitted(self, "posterior_")
         if X is None and getattr(self, "_training_rows", None) is None:
             raise ValueError("diagnose needs the training rows; got a model without them. Pass X and y.")
-        rows = self._training_rows if X is None else self._rows(X, y, sample_weight, offset)
+        source = self._training_rows if X is None else self._rows(X, y, sample_weight, offset)
         generator = np.random.default_rng(check_random_state(self.random_state).randint(2**31))
-        posterior, prior = moved(self.posterior_, rows.device), moved(self.prior_, rows.device)
-        return weigh(posterior, prior, rows, self.elbo_, draws, generator)
+        posterior, prior = moved(self.posterior_, source.device), moved(self.prior_, source.device)
+        return weigh(posterior, prior, source, self.elbo_, draws, generator)
 
     # -----------------------------------------------------------------------------------------------------------------
     # Storage and scikit-learn
