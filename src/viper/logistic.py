@@ -21,11 +21,12 @@ from viper.importance import Diagnosis, ImportanceWarning, WeightedDraws, summar
 from viper.limit import limit
 from viper.posterior import Diagonal, Full, LowRank, expected_log_likelihood, latent, moved
 from viper.prediction import LatentPredictions, half_width
-from viper.problem import Arrays, Prior
+from viper.problem import Arrays, Prior, Source
 from viper.scales import best_scales
 from viper.solver import Iteration, exact_elbo
 from viper.state import decode_labels, decode_options, encode_labels, encode_options
 from viper.steps import Gaussian
+from viper.streaming import Stream
 
 if TYPE_CHECKING:
     import pandas
@@ -151,7 +152,9 @@ class VariationalLogisticRegression(LatentPredictions, ClassifierMixin, BaseEsti
     # -----------------------------------------------------------------------------------------------------------------
     # Fitting
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None, offset: Any = None) -> "VariationalLogisticRegression":
+    def fit(
+        self, X: Any, y: Any = None, sample_weight: Any = None, offset: Any = None
+    ) -> "VariationalLogisticRegression":
         """Fit the posterior.
 
         Parameters
@@ -176,7 +179,13 @@ class VariationalLogisticRegression(LatentPredictions, ClassifierMixin, BaseEsti
         return self._keep(source, fit)
 
     def partial_fit(
-        self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None, offset: Any = None, forget: float = 1.0
+        self,
+        X: Any,
+        y: Any = None,
+        classes: Any = None,
+        sample_weight: Any = None,
+        offset: Any = None,
+        forget: float = 1.0,
     ) -> "VariationalLogisticRegression":
         """Update the posterior with new rows: yesterday's posterior is today's prior.
 
@@ -230,13 +239,13 @@ class VariationalLogisticRegression(LatentPredictions, ClassifierMixin, BaseEsti
         own = design.read_scale(self.intercept_scale, "intercept_scale", 1) if self.fit_intercept else None
         return design.make_prior(mean, scale, own)
 
-    def _fit(self, source: Arrays, prior: Prior, seed: int, start: Gaussian | None = None) -> Fit:
+    def _fit(self, source: Source, prior: Prior, seed: int, start: Gaussian | None = None) -> Fit:
         return fit_posterior(source, prior, self._options(), seed, start)
 
     def _options(self) -> Options:
         return Options(**{field.name: getattr(self, field.name) for field in fields(Options)})
 
-    def _keep(self, source: Arrays, fit: Fit) -> "VariationalLogisticRegression":
+    def _keep(self, source: Source, fit: Fit) -> "VariationalLogisticRegression":
         """Set the fitted attributes."""
         self.posterior_, self.prior_ = moved(fit.posterior, "cpu"), moved(fit.prior, "cpu")
         self._set_means()
@@ -284,16 +293,16 @@ class VariationalLogisticRegression(LatentPredictions, ClassifierMixin, BaseEsti
         noise = torch.from_numpy(generator.standard_normal((n, len(self.posterior_.mean))))
         return self.posterior_.draw(noise).numpy()
 
-    def elbo(self, X: Any, y: Any, sample_weight: Any = None, offset: Any = None) -> float:
+    def elbo(self, X: Any, y: Any = None, sample_weight: Any = None, offset: Any = None) -> float:
         """The exact ELBO of the given rows at the fitted posterior, against the prior of the fit."""
         check_is_fitted(self, "posterior_")
         source = self._rows(X, y, sample_weight, offset)
         return expected_log_likelihood(source, moved(self.posterior_, source.device), limit().moments) - self.kl_
 
-    def _rows(self, X: Any, y: Any, sample_weight: Any = None, offset: Any = None) -> Arrays:
+    def _rows(self, X: Any, y: Any, sample_weight: Any = None, offset: Any = None) -> Source:
         return rows.labelled(self, X, y, sample_weight, offset, self._form(), classes=self.classes_)[1]
 
-    def _unlabelled(self, X: Any, offset: Any) -> Arrays:
+    def _unlabelled(self, X: Any, offset: Any) -> Arrays | Stream:
         check_is_fitted(self, "posterior_")
         return rows.unlabelled(self, X, offset, self._form())
 
