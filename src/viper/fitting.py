@@ -108,6 +108,11 @@ def run(
     settings |= {} if options.tolerance() is None else {"tol": options.tolerance()}
     with one_thread():
         if options.solver == "adam":
+            if options.batch_size is not None and not isinstance(source, Arrays):
+                raise ValueError(
+                    f"batch_size needs rows in memory and no checkpoint; got batch_size={options.batch_size} for "
+                    f"{type(source).__name__}. Leave it out, or use solver='newton'."
+                )
             result = adam(problem, learning_rate=options.learning_rate, batch_size=options.batch_size, **settings)
         else:
             result = newton(problem, start, **settings)

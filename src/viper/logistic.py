@@ -15,6 +15,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from viper import design, rows, storage
+from viper.checkpoint import resumable
 from viper.corrected import CorrectedPosterior
 from viper.fitting import Fit, Options, fit_posterior
 from viper.importance import Diagnosis, ImportanceWarning, WeightedDraws, summary_frame, weigh
@@ -153,30 +154,35 @@ class VariationalLogisticRegression(LatentPredictions, ClassifierMixin, BaseEsti
     # Fitting
 
     def fit(
-        self, X: Any, y: Any = None, sample_weight: Any = None, offset: Any = None
+        self, X: Any, y: Any = None, sample_weight: Any = None, offset: Any = None, *, checkpoint: Any = None
     ) -> "VariationalLogisticRegression":
         """Fit the posterior.
 
         Parameters
         ----------
-        X : array, DataFrame, CSR/CSC matrix or tensor (n, p)
+        X : array, DataFrame, CSR/CSC matrix or tensor (n, p); or a memory map, viper.Files or viper.Blocks
+            The last three may be larger than memory. Files and blocks bring labels and weights with them.
         y : array of two labels (n,)
         sample_weight : array (n,), optional
             A weight of k counts a row k times; m successes in n trials are two rows with weights m and n - m.
         offset : array (n,), optional
             Known part of the log-odds of each row.
+        checkpoint : path, optional
+            A folder in which every completed pass is kept until the fit is complete. If it is interrupted, the same
+            call goes on from there.
         """
         self._check_options()
         self.classes_, source = rows.labelled(self, X, y, sample_weight, offset, self._form(), reset=True)
-        if isinstance(self.prior_scale, str):
-            seed = self._seed()  # the same random numbers for every scale
-            solve = lambda scale, start: self._fit(source, self._prior(scale), seed, start)  # noqa: E731
-            scale, fit = best_scales(solve, self.n_features_in_, self.prior_scale == "ard")
-        else:
-            scale = design.read_scale(self.prior_scale, "prior_scale", self.n_features_in_)
-            fit = self._fit(source, self._prior(scale), self._seed())
-        self.prior_scale_ = scale.numpy()
-        return self._keep(source, fit)
+        with resumable(self, source, checkpoint, self._seed()) as (passes, seed):
+            if isinstance(self.prior_scale, str):
+                # the same random numbers for every scale
+                solve = lambda scale, start: self._fit(passes, self._prior(scale), seed, start)  # noqa: E731
+                scale, fit = best_scales(solve, self.n_features_in_, self.prior_scale == "ard")
+            else:
+                scale = design.read_scale(self.prior_scale, "prior_scale", self.n_features_in_)
+                fit = self._fit(passes, self._prior(scale), seed)
+            self.prior_scale_ = scale.numpy()
+            return self._keep(source, fit)
 
     def partial_fit(
         self,
