@@ -92,7 +92,7 @@ class Log:
 
     def remove(self) -> None:
         """The fit is complete: nothing is left to resume."""
-        for path in [*self.folder.glob("*.pass"), self.folder / HEADER]:
+        for path in [*self.folder.glob("*.pass"), *self.folder.glob(".viper-*.tmp"), self.folder / HEADER]:
             path.unlink(missing_ok=True)
         if not any(self.folder.iterdir()):
             self.folder.rmdir()

@@ -312,11 +312,10 @@ class VariationalLogisticRegression(LatentPredictions, ClassifierMixin, BaseEsti
         check_is_fitted(self, "posterior_")
         return rows.unlabelled(self, X, offset, self._form())
 
-    def _latent(self, X: Any, offset: Any) -> tuple[Tensor, Tensor]:
+    def _latent_blocks(self, X: Any, offset: Any) -> Iterator[tuple[Tensor, Tensor]]:
         source = self._unlabelled(X, offset)
         posterior = moved(self.posterior_, source.device)
-        parts = [latent(block, posterior) for block in source.blocks()]
-        return torch.cat([mean for mean, _ in parts]), torch.cat([variance for _, variance in parts])
+        return (latent(block, posterior) for block in source.blocks())
 
     def _latent_draws(self, X: Any, offset: Any, draws: Tensor) -> Iterator[Tensor]:
         source = self._unlabelled(X, offset)
