@@ -19,6 +19,7 @@ from viper.solver import Iteration, Result
 from viper.steps import Gaussian, Problem, gradient
 
 INITIAL_VARIANCE = 0.35
+SMALLEST_DIAGONAL = 1e-6  # of L: a long step must not cross zero, where Σ is singular and F = -∞
 
 
 def adam(
@@ -84,7 +85,10 @@ def batches(problem: Problem, size: int, generator: np.random.Generator) -> "lis
     assert isinstance(source, Arrays)
     order = generator.permutation(source.rows)
     parts = [order[i : i + size] for i in range(0, source.rows, size)]
-    return [replace(problem, source=source.take(part), scale=problem.scale * source.rows / len(part)) for part in parts]
+    return [
+        replace(problem, source=source.take(torch.from_numpy(part)), scale=problem.scale * source.rows / len(part))
+        for part in parts
+    ]
 
 
 def update(problem: Problem, optimiser: torch.optim.Adam, mean: Tensor, spread: Tensor, total: Sums) -> None:
@@ -97,3 +101,5 @@ def update(problem: Problem, optimiser: torch.optim.Adam, mean: Tensor, spread: 
         ascent = torch.diag(1.0 / spread.diagonal()) - problem.prior.plus(total.gram) @ spread
         spread.grad = -torch.tril(ascent)
     optimiser.step()
+    if spread.ndim == 2:
+        spread.diagonal().clamp_(min=SMALLEST_DIAGONAL)
