@@ -19,7 +19,6 @@ from viper.solver import Iteration, Result
 from viper.steps import Gaussian, Problem, gradient
 
 INITIAL_VARIANCE = 0.35
-SMALLEST_DIAGONAL = 1e-6  # of L: a long step must not cross zero, where Σ is singular and F = -∞
 
 
 def adam(
@@ -75,8 +74,11 @@ def as_gaussian(mean: Tensor, spread: Tensor) -> tuple[Gaussian, Tensor]:
     if spread.ndim == 1:
         variance = torch.exp(2.0 * spread)
         return Gaussian(mean.clone(), 1.0 / variance), variance
-    precision = torch.cholesky_inverse(spread)
-    return Gaussian(mean.clone(), precision, torch.linalg.cholesky(precision)), spread.clone()
+    # Λ = MᵀM with M = L⁻¹ = QR, hence Λ = RᵀR: also where a long step left L with a small or negative diagonal
+    inverse = torch.linalg.solve_triangular(spread, torch.eye(len(mean)).to(spread), upper=False)
+    upper = torch.linalg.qr(inverse).R
+    root = (upper * upper.diagonal().sign()[:, None]).T
+    return Gaussian(mean.clone(), inverse.T @ inverse, root), spread.clone()
 
 
 def batches(problem: Problem, size: int, generator: np.random.Generator) -> "list[Problem]":
@@ -101,5 +103,3 @@ def update(problem: Problem, optimiser: torch.optim.Adam, mean: Tensor, spread: 
         ascent = torch.diag(1.0 / spread.diagonal()) - problem.prior.plus(total.gram) @ spread
         spread.grad = -torch.tril(ascent)
     optimiser.step()
-    if spread.ndim == 2:
-        spread.diagonal().clamp_(min=SMALLEST_DIAGONAL)
