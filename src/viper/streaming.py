@@ -15,10 +15,11 @@ from sklearn.utils.multiclass import check_classification_targets
 from torch import Tensor
 
 from viper import design
-from viper.problem import BLOCK_ROWS, CPU, Arrays, Block, InBlocks, RowFunction, add_up, scattered
+from viper.problem import BLOCK_ROWS, CPU, Arrays, Block, InBlocks, RowFunction, add_up, spread_rows
 from viper.sources import Chunk, Reader
 
 CHUNK_BYTES = 1 << 24  # of features in a chunk: large enough to read at full speed; about four chunks exist at a time
+CHUNK_BYTES_DEVICE = 1 << 28
 SCAN_ROWS = 1 << 18  # at a time, where only labels are read
 
 Item = TypeVar("Item")
@@ -134,6 +135,8 @@ class Stream(InBlocks):
     watch: Callable[[int], None] = lambda rows: None
     pending: list["Sample"] = field(default_factory=list)
 
+    smallest_subset, float32_pays = Arrays.smallest_subset, Arrays.float32_pays  # so that the way there is the same
+
     @property
     def dimension(self) -> int:
         return self.reader.width + int(self.intercept)
@@ -141,7 +144,8 @@ class Stream(InBlocks):
     @property
     def chunk_rows(self) -> int:
         """Rows of a chunk: whole blocks, if one is not too large already."""
-        rows = max(1, CHUNK_BYTES // (8 * max(1, self.reader.width)))
+        size = CHUNK_BYTES if self.device.type == "cpu" else CHUNK_BYTES_DEVICE
+        rows = max(1, size // (8 * max(1, self.reader.width)))
         return rows - rows % self.block_rows if rows > self.block_rows else rows
 
     def chunks(self) -> Iterator[Arrays]:
@@ -160,7 +164,8 @@ class Stream(InBlocks):
 
     def arrays(self, rows: Checked) -> Arrays:
         offset, weight = (None if x is None else design.as_tensor(x) for x in (rows.offset, rows.weight))
-        X, label = design.as_tensor(rows.X), torch.from_numpy(rows.label)
+        offset, weight = (None if x is None else x.to(self.device) for x in (offset, weight))
+        X, label = design.as_tensor(rows.X), torch.from_numpy(rows.label).to(self.device)
         return Arrays(X, label, self.intercept, offset, None, weight, self.device, self.dtype, self.block_rows)
 
     def blocks(self) -> Iterator[Block]:
@@ -172,7 +177,7 @@ class Stream(InBlocks):
 
     def subset(self, k: int, generator: np.random.Generator) -> "Sample":
         """The rows that `Arrays.subset` would take, read when they are first needed."""
-        return self.take(scattered(self.rows, k, generator))
+        return self.take(spread_rows(self.rows, k, generator).numpy())
 
     def take(self, chosen: np.ndarray) -> "Sample":
         """The chosen rows, in ascending order."""
@@ -197,6 +202,8 @@ class Stream(InBlocks):
 class Sample(InBlocks):
     """Some rows of a stream in memory, once they are needed; samples asked for together are read together."""
 
+    smallest_subset, float32_pays = Arrays.smallest_subset, Arrays.float32_pays
+
     def __init__(self, stream: Stream, chosen: np.ndarray) -> None:
         self.stream, self.chosen = stream, chosen
         self.held: Arrays | None = None
@@ -220,12 +227,15 @@ class Sample(InBlocks):
         assert self.held is not None
         return self.held
 
+    def whole(self) -> Arrays:
+        return self.arrays
+
     def collect(self, chunk: Arrays, start: int) -> None:
         """Keep those rows of a chunk that were chosen."""
         if self.held is None:
             self.held = room(chunk, self.rows)
         low, high = np.searchsorted(self.chosen, [start, start + chunk.rows])
-        found = chunk.take(self.chosen[low:high] - start)
+        found = chunk.take(torch.from_numpy(self.chosen[low:high] - start))
         for mine, theirs in zip(columns(self.held), columns(found), strict=True):
             if mine is not None and theirs is not None:
                 mine[low:high] = theirs
