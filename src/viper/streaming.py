@@ -15,7 +15,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from torch import Tensor
 
 from viper import design
-from viper.problem import BLOCK_ROWS, CPU, Arrays, Block, InBlocks, RowFunction, add_up, spread_rows
+from viper.problem import BLOCK_ROWS, CPU, Arrays, Block, InBlocks, RowFunction, add_up, scattered
 from viper.sources import Chunk, Reader
 
 CHUNK_BYTES = 1 << 24  # of features in a chunk: large enough to read at full speed; about four chunks exist at a time
@@ -177,7 +177,7 @@ class Stream(InBlocks):
 
     def subset(self, k: int, generator: np.random.Generator) -> "Sample":
         """The rows that `Arrays.subset` would take, read when they are first needed."""
-        return self.take(spread_rows(self.rows, k, generator).numpy())
+        return self.take(scattered(self.rows, k, generator).numpy())
 
     def take(self, chosen: np.ndarray) -> "Sample":
         """The chosen rows, in ascending order."""
