@@ -25,10 +25,8 @@ def rows(tmp_path_factory):
     return np.load(path, mmap_mode="r"), y, rng.uniform(0.5, 1.5, 1500), rng.uniform(-0.2, 0.2, 1500)
 
 
-def in_blocks(X, y, weight, offset):
-    return viper.Blocks(
-        lambda: ((X[i : i + 77], y[i : i + 77], weight[i : i + 77], offset[i : i + 77]) for i in range(0, 1500, 77))
-    )
+def in_blocks(*columns):
+    return viper.Blocks(lambda: (tuple(x[i : i + 77] for x in columns) for i in range(0, 1500, 77)))
 
 
 def test_few_rows_are_all_searched(rows):

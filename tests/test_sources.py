@@ -1,7 +1,5 @@
 """Rows that are read in chunks: what can be wrong with them is said once, with its place; nothing is lost or kept."""
 
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -15,6 +13,7 @@ from viper import StorageError, VariationalLogisticRegression, streaming
 from viper.sources import describe
 
 pytest.importorskip("pyarrow")
+resource = pytest.importorskip("resource")  # not on Windows
 NAMES = ["a", "b", "c"]
 
 
@@ -330,24 +329,26 @@ def test_rows_that_fail_halfway_leave_no_file(parts):
     assert sorted(path.name for path in folder.iterdir()) == ["0.parquet", "1.parquet", "2.parquet"]
 
 
-FULL_DISK = """
-import resource, sys
-import numpy as np
-import viper
-X = np.random.default_rng(0).standard_normal((60_000, 3))
-model = viper.VariationalLogisticRegression(random_state=0)
-model.fit(X, X[:, 0] > X[:, 1])
-resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-try:
-    model.predict_to(X, sys.argv[1] + "/out.parquet")
-except viper.StorageError as error:
-    print(error)
-"""
-
-
 def test_disk_full_while_predictions_are_written(tmp_path):
     """A limit on the size of files stands for the disk: writing fails in the same place, with EFBIG for ENOSPC."""
-    done = subprocess.run([sys.executable, "-c", FULL_DISK, str(tmp_path)], capture_output=True, text=True, check=False)
-    assert "path must be writable; got" in done.stdout, done.stderr
-    assert "too large" in done.stdout
+    X = np.random.default_rng(0).standard_normal((60_000, 3))
+    model = VariationalLogisticRegression().fit(X, X[:, 0] > X[:, 1])
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+    try:
+        with pytest.raises(StorageError, match=r"path must be writable; got .*out\.parquet: .*too large"):
+            model.predict_to(X, tmp_path / "out.parquet")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert list(tmp_path.iterdir()) == []
+
+
+# --- progress ---
+
+
+def test_passes_and_rows_per_second_are_shown(capsys):
+    model = fit(blocks(), verbose=True)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == model.n_iter_
+    assert "1,000 rows" in lines[-1]
+    assert "rows/s" in lines[-1]

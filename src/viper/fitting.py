@@ -23,6 +23,7 @@ from viper.problem import Arrays, Prior, Source
 from viper.progress import Progress
 from viper.solver import ConvergenceWarning, Result, newton
 from viper.steps import Gaussian, Problem
+from viper.streaming import Stream
 
 ROUGH_TOLERANCE = 1e-8  # of the moments in all but the last pass: moves the optimum by less than 1e-9 nats
 FLOAT32_TOLERANCE = 1e-6  # nats: what rounding of the products in float32 leaves
@@ -108,6 +109,7 @@ def run(
     """Solve, show progress, and warn if it did not converge."""
     problem = make_problem(source, prior, options, seed)
     report = Progress(options.verbose)
+    watch(source, report)
     settings: dict[str, Any] = {"report": report, "generator": np.random.default_rng(seed)}
     settings |= {} if options.max_iter is None else {"max_iter": int(options.max_iter)}
     settings |= {} if options.tolerance() is None else {"tol": options.tolerance()}
@@ -130,6 +132,15 @@ def run(
             stacklevel=5,
         )
     return problem, result
+
+
+def watch(source: Source, report: Progress) -> None:
+    """Let a stream, also where it is logged or looked at, report the rows it reads."""
+    while not isinstance(source, Stream):
+        if not hasattr(source, "source"):
+            return
+        source = source.source
+    source.watch = report.rows_done
 
 
 def one_thread() -> Any:

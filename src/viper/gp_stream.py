@@ -18,6 +18,7 @@ from torch import Tensor
 
 from viper.checkpoint import resumable
 from viper.design import in_memory
+from viper.fitting import watch
 from viper.gp_model import Features, Rows, SparseGP
 from viper.gp_rows import Scaler
 from viper.moments import Formula
@@ -130,6 +131,7 @@ def all_rows(estimator: Any, seen: Seen, moments: Formula) -> None:
     ones = torch.ones(seen.dimension, dtype=torch.float64)
     problem = Problem(seen, Prior(torch.zeros_like(ones), ones), moments, diagonal=isinstance(near, Diagonal))
     report = Progress(estimator.verbose)
+    watch(seen, report)
     result = newton(problem, as_gaussian(near), tol=TOLERANCE, report=report)
     report.close()
     estimator.posterior_ = type(near)(result.q.mean, result.factor)

@@ -12,6 +12,7 @@ from sklearn.utils.validation import validate_data
 
 from viper import accelerator, design
 from viper.problem import BLOCK_ROWS, Arrays
+from viper.progress import Progress
 from viper.sources import Description, Reader, describe
 from viper.streaming import Stream, scan
 
@@ -49,7 +50,9 @@ def labelled(
     description = describe(X, y, sample_weight, offset)
     if description is not None:
         reader = opened(estimator, description, labels=True, reset=reset)
-        classes, count = scan(reader, classes)
+        progress = Progress(form.verbose)
+        classes, count = scan(reader, classes, progress.rows_done)
+        progress.close()
         return classes, streamed(reader, classes, count, form)
     X = design.read_features(estimator, X, reset=reset)
     classes, label = design.read_labels(y, X.shape[0], classes)

@@ -23,6 +23,11 @@ CHUNK_BYTES_DEVICE = 1 << 28
 SCAN_ROWS = 1 << 18  # at a time, where only labels are read
 
 Item = TypeVar("Item")
+Watch = Callable[[int], None]
+
+
+def unseen(rows: int) -> None:
+    """Nobody watches."""
 
 
 class Checked(NamedTuple):
@@ -38,7 +43,7 @@ class Checked(NamedTuple):
 # The first pass, and what every pass checks
 
 
-def scan(reader: Reader, known: Any) -> tuple[np.ndarray, int]:
+def scan(reader: Reader, known: Any, watch: Watch) -> tuple[np.ndarray, int]:
     """The two classes and the number of rows; features are read only if they cannot be left out."""
     classes = None if known is None else design.distinct(np.asarray(known))
     rows, weighty = 0, False
@@ -50,6 +55,7 @@ def scan(reader: Reader, known: Any) -> tuple[np.ndarray, int]:
             classes = distinct(classes, y)
         rows += len(y)
         weighty = weighty or weight is None or bool((weight > 0.0).any())
+        watch(len(y))
     if classes is None or not rows:
         raise ValueError("the source must have at least one row; got none.")
     if not weighty:
@@ -121,9 +127,12 @@ def finite(x: np.ndarray, name: str, place: Callable[[int], str]) -> None:
 # The source
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Stream(InBlocks):
-    """Rows that are read anew for every pass; `classes` is None where their labels are not known."""
+    """Rows that are read anew for every pass; `classes` is None where their labels are not known.
+
+    `watch` is told of the rows of every chunk that was used.
+    """
 
     reader: Reader
     classes: np.ndarray | None
@@ -132,7 +141,7 @@ class Stream(InBlocks):
     device: torch.device = CPU
     dtype: torch.dtype = torch.float64
     block_rows: int = BLOCK_ROWS
-    watch: Callable[[int], None] = lambda rows: None
+    watch: Watch = unseen
     pending: list["Sample"] = field(default_factory=list)
 
     smallest_subset, float32_pays = Arrays.smallest_subset, Arrays.float32_pays  # so that the way there is the same
