@@ -348,7 +348,7 @@ class Arrays(InBlocks):
 
     def subset(self, k: int, generator: np.random.Generator) -> "Arrays":
         """About k rows, one at random from each of k equal runs: sorted files give no bias, and nothing is shuffled."""
-        return self.take(np.floor((np.arange(k) + generator.random(k)) * (self.rows / k)).astype(np.int64))
+        return self.take(scattered(self.rows, k, generator))
 
     def take(self, chosen: np.ndarray) -> "Arrays":
         """The chosen rows, copied."""
@@ -357,3 +357,8 @@ class Arrays(InBlocks):
         label = self.label[index.to(self.label.device)]
         features = self.features[index.to(self.features.device) if isinstance(self.features, Tensor) else chosen]
         return replace(self, features=features, label=label, offset=offset, residual=residual, weight=weight)
+
+
+def scattered(rows: int, k: int, generator: np.random.Generator) -> np.ndarray:
+    """Indices of k rows, one at random from each of k equal runs, in order."""
+    return np.floor((np.arange(k) + generator.random(k)) * (rows / k)).astype(np.int64)
