@@ -33,11 +33,26 @@ def labelled(
     *,
     reset: bool = False,
     classes: Any = None,
-) -> tuple[np.ndarray, Arrays]:
+) -> tuple[np.ndarray, Any]:
     """The two classes (the known ones, or those found in y) and a source of the rows.
 
     With `reset` the estimator learns number and names of the columns, else they must be as it knows them.
     """
+    if is_dask(X):
+        from viper import cluster_rows
+
+        return cluster_rows.labelled(
+            estimator,
+            X,
+            y,
+            sample_weight,
+            offset,
+            intercept=form.intercept,
+            device=form.device,
+            dtype=form.dtype,
+            reset=reset,
+            classes=classes,
+        )
     X = design.read_features(estimator, X, reset=reset)
     classes, label = design.read_labels(y, X.shape[0], classes)
     return classes, in_memory(X, label, sample_weight, offset, form)
@@ -59,3 +74,8 @@ def in_memory(X: Any, label: torch.Tensor, sample_weight: Any, offset: Any, form
         device=form.device,
         dtype=form.dtype,
     )
+
+
+def is_dask(X: Any) -> bool:
+    """Whether X is a Dask collection, without importing Dask."""
+    return getattr(X, "__dask_graph__", None) is not None and not isinstance(X, type)

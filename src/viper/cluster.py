@@ -1,0 +1,236 @@
+"""Rows on a cluster: Dask collections as a source whose partitions stay where they are.
+
+The partitions are checked and kept by the workers once, as `Arrays`. A pass ships a function out and sums back: one task
+per thread adds up the partitions that lie with it, in blocks that fit the cache, and a tree adds up the tasks. What a
+lost worker held is made again from its graph by the scheduler, so a fit is disturbed by no more than the time that takes.
+Without a client the same tasks run on Dask's threads.
+"""
+
+import io
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import lru_cache, partial, reduce
+from types import FunctionType
+from typing import Any
+
+import cloudpickle
+import dask
+import numpy as np
+import scipy.sparse
+import torch
+from dask.base import get_scheduler
+from dask.sizeof import sizeof
+from torch import Tensor
+
+from viper.problem import CPU, Arrays, RowFunction, add_up, scattered
+from viper.threads import one_thread
+
+FAN_IN = 16  # sums that one task of the tree adds up
+IN_MEMORY = 1 << 20  # entries of a subset that this process holds itself: a pass over them is quicker than a round trip
+EMBEDDED = 1 << 18  # bytes of a function that travel with each task; more are sent to every worker ahead
+ATTEMPTS = 3  # at a pass whose function was lost with the worker that held it
+
+
+class Partitions:
+    """Rows in partitions, each an `Arrays`: futures on the client's cluster, or held here where there is no client."""
+
+    device = CPU  # where the solver works; the workers have their own
+
+    def __init__(self, client: Any, parts: Sequence[Any], sizes: np.ndarray, dimension: int) -> None:
+        self.client, self.parts, self.sizes, self.dimension = client, list(parts), sizes, dimension
+        self.layout: tuple[dict[str, int], list[list[Any]]] | None = None
+
+    @property
+    def rows(self) -> int:
+        return int(self.sizes.sum())
+
+    def reduce(self, function: RowFunction) -> list[Tensor]:
+        if self.client is None:
+            return tensors(added(run(None, partial(group_sums, function=function), [[part] for part in self.parts])))
+        packed = pack(function)
+        for attempt in range(ATTEMPTS):
+            try:
+                return tensors(self.remote_sums(packed))
+            except lost_errors() as error:
+                complain_if_unreachable(self.client, error)
+                if attempt == ATTEMPTS - 1:
+                    raise
+        raise AssertionError
+
+    def remote_sums(self, packed: bytes) -> list[Any]:
+        """One pass on the cluster: a task for each group, then a tree."""
+        client = self.client
+        function = packed if len(packed) <= EMBEDDED else client.scatter(packed, broadcast=True, hash=False)
+        sums = client.map(packed_sums, self.groups(), packed=function, pure=False)
+        while len(sums) > FAN_IN:
+            sums = client.map(added, [sums[i : i + FAN_IN] for i in range(0, len(sums), FAN_IN)], pure=False)
+        return added(client.gather(sums))
+
+    def groups(self) -> list[list[Any]]:
+        """The partitions of each thread of the cluster: looked up again when workers came or went."""
+        threads: dict[str, int] = self.client.nthreads()
+        if self.layout is None or self.layout[0] != threads:
+            held = self.client.who_has(self.parts)
+            at: dict[str, list[Any]] = {}
+            for part in self.parts:
+                alive = [worker for worker in held.get(part.key, ()) if worker in threads]
+                at.setdefault(alive[0] if alive else part.key, []).append(part)
+            # what is being made again has no place yet: ask again in the next pass
+            settled = threads if at.keys() <= threads.keys() else {}
+            self.layout = settled, [g for where, x in at.items() for g in split(x, threads.get(where, 1))]
+        return self.layout[1]
+
+    def subset(self, k: int, generator: np.random.Generator) -> "Partitions | Arrays":
+        """The rows that `Arrays.subset` would choose; in the memory of this process if they are few."""
+        chosen = scattered(self.rows, k, generator)
+        ends = np.cumsum(self.sizes)
+        local = np.split(chosen, np.searchsorted(chosen, ends[:-1]))
+        local = [rows - (end - size) for rows, end, size in zip(local, ends, self.sizes, strict=True)]
+        some = [i for i, rows in enumerate(local) if len(rows)]
+        parts = keep(self.client, Arrays.take, [self.parts[i] for i in some], [local[i] for i in some])
+        few = Partitions(self.client, parts, np.array([len(local[i]) for i in some]), self.dimension)
+        return few.gather() if few.rows * few.dimension <= IN_MEMORY else few
+
+    def gather(self) -> Arrays:
+        """All rows in the memory of this process."""
+        return joined(run(self.client, on_host, self.parts))
+
+
+def split(parts: list[Any], count: int) -> Iterator[list[Any]]:
+    """At most `count` runs of nearly equal length."""
+    count = min(count, len(parts))
+    edges = [len(parts) * i // count for i in range(count + 1)]
+    return (parts[low:high] for low, high in zip(edges, edges[1:], strict=False))
+
+
+def joined(parts: list[Arrays]) -> Arrays:
+    """Several `Arrays` in memory as one."""
+    join = lambda name: (  # noqa: E731
+        None if getattr(parts[0], name) is None else torch.cat([getattr(part, name) for part in parts])
+    )
+    features = [part.features for part in parts]
+    whole = scipy.sparse.vstack(features, "csr") if scipy.sparse.issparse(features[0]) else torch.cat(features)
+    return replace(parts[0], features=whole, **{name: join(name) for name in ("label", "offset", "residual", "weight")})
+
+
+def tensors(sums: list[Any]) -> list[Tensor]:
+    return [torch.as_tensor(x) for x in sums]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Running on the cluster, or on Dask's threads
+
+
+def active_client() -> Any:
+    """The client that Dask would compute with, or None."""
+    client = getattr(get_scheduler(), "__self__", None)
+    return client if "distributed" in sys.modules and hasattr(client, "who_has") else None
+
+
+def run(client: Any, function: Callable[..., Any], *columns: Sequence[Any]) -> list[Any]:
+    """function(a, b, ...) for each a, b, ... of the columns, where the arguments are; the results here."""
+    if client is None:
+        return list(dask.compute(*[dask.delayed(function, pure=False)(*row) for row in zip(*columns, strict=True)]))
+    try:
+        return client.gather(keep(client, function, *columns))
+    except lost_errors() as error:
+        complain_if_unreachable(client, error)
+        raise
+
+
+def keep(client: Any, function: Callable[..., Any], *columns: Sequence[Any]) -> list[Any]:
+    """The same, but the results stay there."""
+    if client is None:
+        return run(None, function, *columns)
+    return client.map(function, *columns, pure=False)
+
+
+def lost_errors() -> tuple[type[BaseException], ...]:
+    """What is raised when the scheduler, or data that nobody can make again, is gone."""
+    from concurrent.futures import CancelledError
+
+    return CancelledError, OSError, TimeoutError
+
+
+def complain_if_unreachable(client: Any, error: BaseException) -> None:
+    if client.status != "running":
+        raise ConnectionError(
+            f"the Dask scheduler must stay reachable during a fit; got client status {client.status!r}. "
+            "Start a new cluster and client and fit again."
+        ) from error
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# On the workers
+
+
+def group_sums(parts: list[Arrays], function: RowFunction) -> list[Any]:
+    """The sums over some partitions as NumPy arrays, which travel lightly, computed by one thread."""
+    with one_thread():
+        total = add_up(part.reduce(there(function, part.device)) for part in parts)
+    return [x.cpu().numpy() for x in total]
+
+
+def added(sums: list[list[Any]]) -> list[Any]:
+    """The sums of the first entries, of the second, ...; nothing is overwritten, since a task may be run again."""
+    return [reduce(np.add, entries) for entries in zip(*sums, strict=True)]
+
+
+def packed_sums(parts: list[Arrays], packed: bytes) -> list[Any]:
+    return group_sums(parts, cloudpickle.loads(packed))
+
+
+def there(function: RowFunction, device: torch.device) -> RowFunction:
+    """The function with its tensors on the device of the rows."""
+    if device.type == "cpu" or not isinstance(function, partial):
+        return function
+    return partial(
+        function.func, **{k: x.to(device) if isinstance(x, Tensor) else x for k, x in function.keywords.items()}
+    )
+
+
+def on_host(part: Arrays) -> Arrays:
+    """The same rows in the memory of the CPU, in blocks of its size."""
+    if part.device.type == "cpu":
+        return part
+    host = lambda x: None if x is None else x.cpu()  # noqa: E731
+    vectors = zip(("label", "offset", "residual", "weight"), map(host, part.vectors()), strict=True)
+    return replace(part, features=host(part.features), device=CPU, block_rows=Arrays.block_rows, **dict(vectors))
+
+
+@sizeof.register(Arrays)  # type: ignore[untyped-decorator]
+def size_of_arrays(part: Arrays) -> int:
+    """Bytes in main memory, by which the scheduler judges what is cheap to move."""
+    sparse = scipy.sparse.issparse(part.features)
+    held = [part.features.data, part.features.indices] if sparse else [part.features]
+    return sum(x.nbytes for x in [*held, *part.vectors()] if x is not None and not getattr(x, "is_cuda", False))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Functions as bytes
+
+
+class Packer(cloudpickle.Pickler):  # type: ignore[misc]
+    """Formulas are closures: slow to pickle, but the same in every pass, so that is done once, and undone once."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, FunctionType) and "<locals>" in obj.__qualname__:
+            return unpack_closure, (pack_closure(obj),)
+        return super().reducer_override(obj)
+
+
+@lru_cache(maxsize=32)
+def pack_closure(closure: FunctionType) -> bytes:
+    return cloudpickle.dumps(closure)
+
+
+@lru_cache(maxsize=32)
+def unpack_closure(packed: bytes) -> Any:
+    return cloudpickle.loads(packed)
+
+
+def pack(function: RowFunction) -> bytes:
+    buffer = io.BytesIO()
+    Packer(buffer).dump(function)
+    return buffer.getvalue()
