@@ -1,9 +1,9 @@
 """Rows on a cluster: Dask collections as a source whose partitions stay where they are.
 
-The partitions are checked and kept by the workers once, as `Arrays`. A pass ships a function out and sums back: one task
-per thread adds up the partitions that lie with it, in blocks that fit the cache, and a tree adds up the tasks. What a
-lost worker held is made again from its graph by the scheduler, so a fit is disturbed by no more than the time that takes.
-Without a client the same tasks run on Dask's threads.
+The partitions are checked and kept by the workers once, as `Arrays`. A pass ships a function out and sums back: one
+task per thread adds up the partitions that lie with it, in blocks that fit the cache, and a tree adds up the tasks.
+What a lost worker held is made again from its graph by the scheduler, so that a fit loses only time. Without a client
+the same tasks run on Dask's threads.
 """
 
 import io
@@ -11,24 +11,26 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial, reduce
+from itertools import pairwise
 from types import FunctionType
 from typing import Any
 
-import cloudpickle
-import dask
+import cloudpickle  # type: ignore[import-untyped]
 import numpy as np
 import scipy.sparse
 import torch
-from dask.base import get_scheduler
+from dask.base import compute, get_scheduler
+from dask.delayed import delayed
 from dask.sizeof import sizeof
 from torch import Tensor
 
-from viper.problem import CPU, Arrays, RowFunction, add_up, scattered
+from viper.problem import BLOCK_ROWS, CPU, Arrays, RowFunction, add_up, scattered
 from viper.threads import one_thread
 
 FAN_IN = 16  # sums that one task of the tree adds up
 IN_MEMORY = 1 << 20  # entries of a subset that this process holds itself: a pass over them is quicker than a round trip
 EMBEDDED = 1 << 18  # bytes of a function that travel with each task; more are sent to every worker ahead
+VECTORS = ("label", "offset", "residual", "weight")  # as `Arrays.vectors` has them
 ATTEMPTS = 3  # at a pass whose function was lost with the worker that held it
 
 
@@ -90,9 +92,9 @@ class Partitions:
         some = [i for i, rows in enumerate(local) if len(rows)]
         parts = keep(self.client, Arrays.take, [self.parts[i] for i in some], [local[i] for i in some])
         few = Partitions(self.client, parts, np.array([len(local[i]) for i in some]), self.dimension)
-        return few.gather() if few.rows * few.dimension <= IN_MEMORY else few
+        return few.whole() if few.rows * few.dimension <= IN_MEMORY else few
 
-    def gather(self) -> Arrays:
+    def whole(self) -> Arrays:
         """All rows in the memory of this process."""
         return joined(run(self.client, on_host, self.parts))
 
@@ -101,17 +103,16 @@ def split(parts: list[Any], count: int) -> Iterator[list[Any]]:
     """At most `count` runs of nearly equal length."""
     count = min(count, len(parts))
     edges = [len(parts) * i // count for i in range(count + 1)]
-    return (parts[low:high] for low, high in zip(edges, edges[1:], strict=False))
+    return (parts[low:high] for low, high in pairwise(edges))
 
 
 def joined(parts: list[Arrays]) -> Arrays:
     """Several `Arrays` in memory as one."""
-    join = lambda name: (  # noqa: E731
-        None if getattr(parts[0], name) is None else torch.cat([getattr(part, name) for part in parts])
-    )
     features = [part.features for part in parts]
     whole = scipy.sparse.vstack(features, "csr") if scipy.sparse.issparse(features[0]) else torch.cat(features)
-    return replace(parts[0], features=whole, **{name: join(name) for name in ("label", "offset", "residual", "weight")})
+    columns = zip(*[part.vectors() for part in parts], strict=True)
+    vectors: dict[str, Any] = {name: torch.cat(x) for name, x in zip(VECTORS, columns, strict=True) if x[0] is not None}
+    return replace(parts[0], features=whole, **vectors)
 
 
 def tensors(sums: list[Any]) -> list[Tensor]:
@@ -131,7 +132,7 @@ def active_client() -> Any:
 def run(client: Any, function: Callable[..., Any], *columns: Sequence[Any]) -> list[Any]:
     """function(a, b, ...) for each a, b, ... of the columns, where the arguments are; the results here."""
     if client is None:
-        return list(dask.compute(*[dask.delayed(function, pure=False)(*row) for row in zip(*columns, strict=True)]))
+        return list(compute(*[delayed(function, pure=False)(*row) for row in zip(*columns, strict=True)]))
     try:
         return client.gather(keep(client, function, *columns))
     except lost_errors() as error:
@@ -194,12 +195,10 @@ def on_host(part: Arrays) -> Arrays:
     """The same rows in the memory of the CPU, in blocks of its size."""
     if part.device.type == "cpu":
         return part
-    host = lambda x: None if x is None else x.cpu()  # noqa: E731
-    vectors = zip(("label", "offset", "residual", "weight"), map(host, part.vectors()), strict=True)
-    return replace(part, features=host(part.features), device=CPU, block_rows=Arrays.block_rows, **dict(vectors))
+    vectors: dict[str, Any] = {name: x.cpu() for name, x in zip(VECTORS, part.vectors(), strict=True) if x is not None}
+    return replace(part, features=part.features.cpu(), device=CPU, block_rows=BLOCK_ROWS, **vectors)
 
 
-@sizeof.register(Arrays)  # type: ignore[untyped-decorator]
 def size_of_arrays(part: Arrays) -> int:
     """Bytes in main memory, by which the scheduler judges what is cheap to move."""
     sparse = scipy.sparse.issparse(part.features)
@@ -207,11 +206,14 @@ def size_of_arrays(part: Arrays) -> int:
     return sum(x.nbytes for x in [*held, *part.vectors()] if x is not None and not getattr(x, "is_cuda", False))
 
 
+sizeof.register(Arrays)(size_of_arrays)
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Functions as bytes
 
 
-class Packer(cloudpickle.Pickler):  # type: ignore[misc]
+class Packer(cloudpickle.Pickler):
     """Formulas are closures: slow to pickle, but the same in every pass, so that is done once, and undone once."""
 
     def reducer_override(self, obj: Any) -> Any:

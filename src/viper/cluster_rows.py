@@ -5,11 +5,13 @@ Every complaint is that of design.py, raised by the worker that finds it, with t
 
 import math
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
-import dask
 import dask.array as da
 import numpy as np
+from dask.base import compute, is_dask_collection, persist
+from dask.delayed import delayed
 
 from viper import design
 from viper.cluster import Partitions, active_client, run
@@ -55,37 +57,28 @@ def labelled(
     dtype: str,
     reset: bool,
     classes: Any,
-) -> tuple[np.ndarray, Partitions | Arrays]:
-    """The two classes and a source of the rows, which stay on the workers unless they are fewer than coefficients."""
+) -> tuple[np.ndarray, Partitions]:
+    """The two classes and a source of the rows, which stay with the workers."""
     if y is None:
         raise ValueError("This estimator requires y to be passed, but the target y is None.")
     client = active_client()
     X = check_columns(estimator, X, reset)
-    given = {"y": y, "sample_weight": sample_weight, "offset": offset}
-    vectors = {name: as_vector(x, name) for name, x in given.items() if x is not None}
-    blocks, *held = dask.persist(row_blocks(X), *vectors.values())
-    sizes = row_counts(client, X, blocks)
-    blocks = [block for block, size in zip(blocks, sizes, strict=True) if size]
-    columns = {name: like_rows(x, name, sizes) for name, x in zip(vectors, held, strict=True)}
+    sizes, blocks, columns = aligned(client, X, {"y": y, "sample_weight": sample_weight, "offset": offset})
     if classes is None:
         found = run(client, distinct_labels, on(client, columns["y"]))
         classes = design.read_labels(np.concatenate(found), sum(map(len, found)))[0]
     reader = Reader(blank_copy(estimator), np.asarray(classes), intercept, device, dtype)
-    nothing = [None] * len(blocks)
-    rest = [columns.get(name, nothing) for name in given]
-    tasks = [dask.delayed(reader.read, pure=False)(*row) for row in zip(range(len(blocks)), blocks, *rest, strict=True)]
-    parts = on(client, tasks)
+    rows = zip(range(len(blocks)), blocks, *columns.values(), strict=True)
+    parts = on(client, [delayed(reader.read, pure=False)(*row) for row in rows])
     some_weight = run(client, has_weight, parts)
     if not any(some_weight):
         design.read_weights(np.zeros(1), 1)  # complains
-    source = Partitions(client, parts, np.array([s for s in sizes if s]), estimator.n_features_in_ + int(intercept))
-    few = source.rows < source.dimension
-    return reader.classes, source.gather() if few else source
+    return reader.classes, Partitions(client, parts, np.array(sizes), estimator.n_features_in_ + int(intercept))
 
 
 def on(client: Any, tasks: list[Any]) -> list[Any]:
     """Delayed values as futures of the client, or computed here."""
-    return list(dask.compute(*tasks)) if client is None else client.compute(tasks)
+    return list(compute(*tasks)) if client is None else client.compute(tasks)
 
 
 def has_weight(part: Arrays) -> bool:
@@ -99,7 +92,7 @@ def distinct_labels(y: Any) -> np.ndarray:
 
 def blank_copy(estimator: Any) -> Any:
     """An estimator that knows its columns and nothing else."""
-    blank = type(estimator).__new__(type(estimator))
+    blank = object.__new__(type(estimator))
     known = {name: x for name, x in vars(estimator).items() if name in ("n_features_in_", "feature_names_in_")}
     vars(blank).update(known)
     return blank
@@ -122,6 +115,17 @@ def check_columns(estimator: Any, X: Any, reset: bool) -> Any:
         raise ValueError(f"X must have two dimensions and a known number of columns; got shape {X.shape}.")
     design.read_features(estimator, np.zeros((1, X.shape[1])), reset=reset)
     return X.rechunk({1: -1}) if len(X.chunks[1]) > 1 else X
+
+
+def aligned(client: Any, X: Any, vectors: dict[str, Any]) -> tuple[list[int], list[Any], dict[str, list[Any]]]:
+    """Sizes of the partitions that are not empty, their rows, and vectors cut likewise; all computed once and kept."""
+    given = {name: as_vector(x, name) for name, x in vectors.items() if x is not None}
+    blocks, *held = persist(row_blocks(X), *given.values())
+    sizes = row_counts(client, X, blocks)
+    kept = [size for size in sizes if size]
+    cut = {name: like_rows(x, name, sizes) for name, x in zip(given, held, strict=True)}
+    rows = [block for block, size in zip(blocks, sizes, strict=True) if size]
+    return kept, rows, {name: cut.get(name, [None] * len(kept)) for name in vectors}
 
 
 def row_blocks(X: Any) -> list[Any]:
@@ -152,11 +156,9 @@ def as_vector(x: Any, name: str) -> Any:
         x = x[x.columns[0]]
     if hasattr(x, "to_dask_array"):
         dtype = x.dtype if isinstance(x.dtype, np.dtype) else object
-        parts = [
-            da.from_delayed(dask.delayed(np.asarray, pure=False)(part), (math.nan,), dtype) for part in row_blocks(x)
-        ]
+        parts = [da.from_delayed(delayed(np.asarray, pure=False)(part), (math.nan,), dtype) for part in row_blocks(x)]
         return da.concatenate(parts, allow_unknown_chunksizes=True)
-    if not dask.is_dask_collection(x):
+    if not is_dask_collection(x):
         return np.asarray(x)
     if x.ndim == 2 and x.shape[1] == 1:
         return x[:, 0]
@@ -168,7 +170,7 @@ def as_vector(x: Any, name: str) -> Any:
 def like_rows(x: Any, name: str, sizes: list[int]) -> list[Any]:
     """A vector in the partitions of X that are not empty, delayed."""
     rows, kept = sum(sizes), tuple(size for size in sizes if size)
-    if not dask.is_dask_collection(x):
+    if not is_dask_collection(x):
         x = da.from_array(np.full(rows, x) if x.ndim == 0 else np.ravel(x), chunks=-1)
     if any(map(math.isnan, x.chunks[0])):
         x = x.compute_chunk_sizes()
@@ -187,30 +189,24 @@ def like_rows(x: Any, name: str, sizes: list[int]) -> list[Any]:
 # Predictions
 
 
-def predict_lazily(
-    model: Any, name: str, X: Any, offset: Any, columns: int, dtype: Any, options: dict[str, Any]
-) -> Any:
+def predict_lazily(model: Any, name: str, X: Any, offset: Any, columns: int, dtype: Any, **options: Any) -> Any:
     """The model's method of that name applied to each partition, as a Dask array; `columns` is 0 for a vector.
 
     The rows of a frame become those of an array with unknown chunk sizes.
     """
     X = check_columns(model, X, reset=False)
     sizes = (math.nan,) * X.npartitions if is_frame(X) else X.chunks[0]
-    shipped = dask.delayed(model, pure=False, traverse=False)
-    tail = (columns,) if columns else ()
+    shipped, tail = delayed(model, pure=False, traverse=False), (columns,) if columns else ()
+    predict = delayed(partial(predict_part, name=name, tail=tail, dtype=dtype, options=options), pure=False)
     parts = [
-        da.from_delayed(
-            dask.delayed(predict_part, pure=False)(shipped, name, block, some, tail, dtype, options),
-            (size, *tail),
-            dtype,
-        )
+        da.from_delayed(predict(shipped, block, some), (size, *tail), dtype)
         for block, some, size in zip(row_blocks(X), offsets(offset, sizes), sizes, strict=True)
     ]
     return da.concatenate(parts, allow_unknown_chunksizes=True)
 
 
 def predict_part(
-    model: Any, name: str, X: Any, offset: Any, tail: tuple[int, ...], dtype: Any, options: dict[str, Any]
+    model: Any, X: Any, offset: Any, *, name: str, tail: tuple[int, ...], dtype: Any, options: dict[str, Any]
 ) -> np.ndarray:
     if not X.shape[0]:
         return np.empty((0, *tail), dtype)
@@ -221,11 +217,11 @@ def predict_part(
 
 def offsets(offset: Any, sizes: tuple[float, ...]) -> list[Any]:
     """The offset of each partition: a number for all, or a vector in as many partitions."""
-    if offset is None or (not dask.is_dask_collection(offset) and np.ndim(offset) == 0):
+    if offset is None or (not is_dask_collection(offset) and np.ndim(offset) == 0):
         return [offset] * len(sizes)
     x = as_vector(offset, "offset")
     known = not any(map(math.isnan, sizes))
-    if not dask.is_dask_collection(x):
+    if not is_dask_collection(x):
         x = da.from_array(x, chunks=-1)
     if known and not any(map(math.isnan, x.shape)) and x.shape[0] == sum(sizes):
         x = x.rechunk((sizes,)) if x.chunks[0] != sizes else x
@@ -235,3 +231,18 @@ def offsets(offset: Any, sizes: tuple[float, ...]) -> list[Any]:
             "Call compute_chunk_sizes() on both."
         )
     return row_blocks(x)
+
+
+def accuracy(y: Any, predicted: Any, sample_weight: Any) -> float:
+    """Share of rows, by weight, whose class is predicted right."""
+    client = active_client()
+    _, blocks, columns = aligned(client, predicted, {"y": y, "sample_weight": sample_weight})
+    right = [delayed(hits, pure=False)(*row) for row in zip(blocks, *columns.values(), strict=True)]
+    good, all_ = np.sum(run(client, np.asarray, on(client, right)), axis=0)
+    return float(good / all_)
+
+
+def hits(predicted: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> tuple[float, float]:
+    """Weight of the rows predicted right, and of all."""
+    c = np.ones(len(y)) if weight is None else weight
+    return float(c @ (predicted == y)), float(c.sum())
