@@ -9,6 +9,7 @@ the same tasks run on Dask's threads.
 import io
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError
 from dataclasses import replace
 from functools import lru_cache, partial, reduce
 from itertools import pairwise
@@ -31,7 +32,8 @@ FAN_IN = 16  # sums that one task of the tree adds up
 IN_MEMORY = 1 << 20  # entries of a subset that this process holds itself: a pass over them is quicker than a round trip
 EMBEDDED = 1 << 18  # bytes of a function that travel with each task; more are sent to every worker ahead
 VECTORS = ("label", "offset", "residual", "weight")  # as `Arrays.vectors` has them
-ATTEMPTS = 3  # at a pass whose function was lost with the worker that held it
+LOST = (CancelledError, OSError, TimeoutError)  # what is raised when the scheduler or data on a worker is gone
+ATTEMPTS = 3  # at a pass in which that happens
 
 
 class Partitions:
@@ -51,14 +53,16 @@ class Partitions:
         if self.client is None:
             return tensors(added(run(None, partial(group_sums, function=function), [[part] for part in self.parts])))
         packed = pack(function)
-        for attempt in range(ATTEMPTS):
+        for _ in range(ATTEMPTS):
             try:
                 return tensors(self.remote_sums(packed))
-            except lost_errors() as error:
+            except LOST as error:
                 complain_if_unreachable(self.client, error)
-                if attempt == ATTEMPTS - 1:
-                    raise
-        raise AssertionError
+                self.layout, last = None, error
+        raise ConnectionError(
+            f"the workers must keep the rows and the scheduler stay reachable; got {last!r} in {ATTEMPTS} attempts at "
+            "a pass. Data that came by client.scatter cannot be made again: use collections that know their origin."
+        ) from last
 
     def remote_sums(self, packed: bytes) -> list[Any]:
         """One pass on the cluster: a task for each group, then a tree."""
@@ -135,7 +139,7 @@ def run(client: Any, function: Callable[..., Any], *columns: Sequence[Any]) -> l
         return list(compute(*[delayed(function, pure=False)(*row) for row in zip(*columns, strict=True)]))
     try:
         return client.gather(keep(client, function, *columns))
-    except lost_errors() as error:
+    except LOST as error:
         complain_if_unreachable(client, error)
         raise
 
@@ -145,13 +149,6 @@ def keep(client: Any, function: Callable[..., Any], *columns: Sequence[Any]) -> 
     if client is None:
         return run(None, function, *columns)
     return client.map(function, *columns, pure=False)
-
-
-def lost_errors() -> tuple[type[BaseException], ...]:
-    """What is raised when the scheduler, or data that nobody can make again, is gone."""
-    from concurrent.futures import CancelledError
-
-    return CancelledError, OSError, TimeoutError
 
 
 def complain_if_unreachable(client: Any, error: BaseException) -> None:

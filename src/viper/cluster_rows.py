@@ -14,7 +14,7 @@ from dask.base import compute, is_dask_collection, persist
 from dask.delayed import delayed
 
 from viper import design
-from viper.cluster import Partitions, active_client, run
+from viper.cluster import Partitions, active_client, keep, run
 from viper.problem import Arrays
 from viper.threads import one_thread
 
@@ -65,20 +65,14 @@ def labelled(
     X = check_columns(estimator, X, reset)
     sizes, blocks, columns = aligned(client, X, {"y": y, "sample_weight": sample_weight, "offset": offset})
     if classes is None:
-        found = run(client, distinct_labels, on(client, columns["y"]))
+        found = run(client, distinct_labels, columns["y"])
         classes = design.read_labels(np.concatenate(found), sum(map(len, found)))[0]
     reader = Reader(blank_copy(estimator), np.asarray(classes), intercept, device, dtype)
-    rows = zip(range(len(blocks)), blocks, *columns.values(), strict=True)
-    parts = on(client, [delayed(reader.read, pure=False)(*row) for row in rows])
+    parts = keep(client, reader.read, range(len(blocks)), blocks, *columns.values())
     some_weight = run(client, has_weight, parts)
     if not any(some_weight):
         design.read_weights(np.zeros(1), 1)  # complains
     return reader.classes, Partitions(client, parts, np.array(sizes), estimator.n_features_in_ + int(intercept))
-
-
-def on(client: Any, tasks: list[Any]) -> list[Any]:
-    """Delayed values as futures of the client, or computed here."""
-    return list(compute(*tasks)) if client is None else client.compute(tasks)
 
 
 def has_weight(part: Arrays) -> bool:
@@ -118,14 +112,24 @@ def check_columns(estimator: Any, X: Any, reset: bool) -> Any:
 
 
 def aligned(client: Any, X: Any, vectors: dict[str, Any]) -> tuple[list[int], list[Any], dict[str, list[Any]]]:
-    """Sizes of the partitions that are not empty, their rows, and vectors cut likewise; all computed once and kept."""
+    """Sizes of the partitions that are not empty, their rows, and vectors cut likewise.
+
+    All are computed once and kept: as futures of the client, or here.
+    """
     given = {name: as_vector(x, name) for name, x in vectors.items() if x is not None}
-    blocks, *held = persist(row_blocks(X), *given.values())
+    # in one go, since they may have a common origin; `held` keeps it until all have been cut
+    rows, *held = persist(row_blocks(X), *given.values())
+    blocks = keep_blocks(client, rows)
     sizes = row_counts(client, X, blocks)
     kept = [size for size in sizes if size]
-    cut = {name: like_rows(x, name, sizes) for name, x in zip(given, held, strict=True)}
-    rows = [block for block, size in zip(blocks, sizes, strict=True) if size]
-    return kept, rows, {name: cut.get(name, [None] * len(kept)) for name in vectors}
+    cut = {name: like_rows(client, x, name, sizes) for name, x in zip(given, held, strict=True)}
+    full = [block for block, size in zip(blocks, sizes, strict=True) if size]
+    return kept, full, {name: cut.get(name, [None] * len(kept)) for name in vectors}
+
+
+def keep_blocks(client: Any, blocks: list[Any]) -> list[Any]:
+    """Delayed values as futures of the client, or computed here."""
+    return list(compute(*blocks)) if client is None else client.compute(blocks)
 
 
 def row_blocks(X: Any) -> list[Any]:
@@ -138,7 +142,7 @@ def row_counts(client: Any, X: Any, blocks: list[Any]) -> list[int]:
     if not is_frame(X) and not any(map(math.isnan, X.chunks[0])):
         sizes = list(X.chunks[0])
     else:
-        sizes = run(client, count_rows, on(client, blocks))
+        sizes = run(client, count_rows, blocks)
     if not sum(sizes):
         raise ValueError(f"X must have a row at least; got none in {len(sizes)} partitions.")
     return sizes
@@ -167,8 +171,8 @@ def as_vector(x: Any, name: str) -> Any:
     return x
 
 
-def like_rows(x: Any, name: str, sizes: list[int]) -> list[Any]:
-    """A vector in the partitions of X that are not empty, delayed."""
+def like_rows(client: Any, x: Any, name: str, sizes: list[int]) -> list[Any]:
+    """A vector in the partitions of X that are not empty."""
     rows, kept = sum(sizes), tuple(size for size in sizes if size)
     if not is_dask_collection(x):
         x = da.from_array(np.full(rows, x) if x.ndim == 0 else np.ravel(x), chunks=-1)
@@ -181,8 +185,8 @@ def like_rows(x: Any, name: str, sizes: list[int]) -> list[Any]:
             )
         raise ValueError(f"{name} must have shape ({rows},), one entry per row; got {name}.shape == {x.shape}.")
     if x.chunks[0] != tuple(sizes):
-        return row_blocks(x.rechunk((kept,)))
-    return [block for block, size in zip(row_blocks(x), sizes, strict=True) if size]
+        return keep_blocks(client, row_blocks(x.rechunk((kept,))))
+    return keep_blocks(client, [block for block, size in zip(row_blocks(x), sizes, strict=True) if size])
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -237,9 +241,8 @@ def accuracy(y: Any, predicted: Any, sample_weight: Any) -> float:
     """Share of rows, by weight, whose class is predicted right."""
     client = active_client()
     _, blocks, columns = aligned(client, predicted, {"y": y, "sample_weight": sample_weight})
-    right = [delayed(hits, pure=False)(*row) for row in zip(blocks, *columns.values(), strict=True)]
-    good, all_ = np.sum(run(client, np.asarray, on(client, right)), axis=0)
-    return float(good / all_)
+    good, every = np.sum(run(client, hits, blocks, *columns.values()), axis=0)
+    return float(good / every)
 
 
 def hits(predicted: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> tuple[float, float]:
