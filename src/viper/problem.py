@@ -145,6 +145,9 @@ class Source(Protocol):
     @property
     def dimension(self) -> int: ...
 
+    @property
+    def device(self) -> torch.device: ...
+
     def reduce(self, function: RowFunction) -> list[Tensor]: ...
 
     def subset(self, k: int, generator: np.random.Generator) -> "Source": ...
@@ -360,5 +363,5 @@ class Arrays(InBlocks):
 
 
 def scattered(rows: int, k: int, generator: np.random.Generator) -> np.ndarray:
-    """Indices of k rows, one at random from each of k equal runs, in order."""
+    """k row numbers in ascending order, one at random from each of k equal runs."""
     return np.floor((np.arange(k) + generator.random(k)) * (rows / k)).astype(np.int64)

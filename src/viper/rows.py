@@ -8,9 +8,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from sklearn.utils.validation import validate_data
 
 from viper import design
-from viper.problem import Arrays
+from viper.problem import BLOCK_ROWS, BLOCK_ROWS_DEVICE, Arrays, Source
+from viper.sources import Description, Reader, describe
+from viper.streaming import Stream, scan
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ def labelled(
     *,
     reset: bool = False,
     classes: Any = None,
-) -> tuple[np.ndarray, Any]:
+) -> tuple[np.ndarray, Source]:
     """The two classes (the known ones, or those found in y) and a source of the rows.
 
     With `reset` the estimator learns number and names of the columns, else they must be as it knows them.
@@ -41,25 +44,23 @@ def labelled(
     if is_dask(X):
         from viper import cluster_rows
 
-        return cluster_rows.labelled(
-            estimator,
-            X,
-            y,
-            sample_weight,
-            offset,
-            intercept=form.intercept,
-            device=form.device,
-            dtype=form.dtype,
-            reset=reset,
-            classes=classes,
-        )
+        kept = {"intercept": form.intercept, "device": form.device, "dtype": form.dtype}
+        return cluster_rows.labelled(estimator, X, y, sample_weight, offset, reset=reset, classes=classes, **kept)
+    description = describe(X, y, sample_weight, offset)
+    if description is not None:
+        reader = opened(estimator, description, labels=True, reset=reset)
+        classes, count = scan(reader, classes)
+        return classes, streamed(reader, classes, count, form)
     X = design.read_features(estimator, X, reset=reset)
     classes, label = design.read_labels(y, X.shape[0], classes)
     return classes, in_memory(X, label, sample_weight, offset, form)
 
 
-def unlabelled(estimator: Any, X: Any, offset: Any, form: Form) -> Arrays:
+def unlabelled(estimator: Any, X: Any, offset: Any, form: Form) -> Arrays | Stream:
     """A source of rows to predict; their labels say nothing."""
+    description = describe(X, offset=offset)
+    if description is not None:
+        return streamed(opened(estimator, description, labels=False, reset=False), None, 0, form)
     X = design.read_features(estimator, X, reset=False)
     return in_memory(X, torch.zeros(X.shape[0], dtype=torch.bool), None, offset, form)
 
@@ -74,6 +75,31 @@ def in_memory(X: Any, label: torch.Tensor, sample_weight: Any, offset: Any, form
         device=form.device,
         dtype=form.dtype,
     )
+
+
+def opened(estimator: Any, description: Description, *, labels: bool, reset: bool) -> Reader:
+    """A reader whose columns the estimator knows, or learns with `reset`."""
+    known = None if reset else getattr(estimator, "feature_names_in_", None)
+    reader = description.open(labels, None if known is None else [str(name) for name in known])
+    # scikit-learn's own comparison of number and names, on no rows
+    validate_data(estimator, heading(reader), reset=reset, skip_check_array=True)
+    return reader
+
+
+def heading(reader: Reader) -> Any:
+    """A table without rows: the columns of the reader, with names if they have any."""
+    nothing = np.empty((0, reader.width))
+    if reader.names is None:
+        return nothing
+    import pandas
+
+    return pandas.DataFrame(nothing, columns=list(reader.names))
+
+
+def streamed(reader: Reader, classes: np.ndarray | None, count: int, form: Form) -> Stream:
+    device = design.read_device("cpu" if form.device is None else form.device)
+    block_rows = BLOCK_ROWS if device.type == "cpu" else BLOCK_ROWS_DEVICE
+    return Stream(reader, classes, count, form.intercept, device, getattr(torch, form.dtype), block_rows)
 
 
 def is_dask(X: Any) -> bool:
