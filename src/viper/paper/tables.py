@@ -1,0 +1,148 @@
+"""A table of results with the published values beside ours: in the terminal, as CSV, Markdown and LaTeX."""
+
+import csv
+import io
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Spread(NamedTuple):
+    """Median with the 2.5 % and 97.5 % quantiles."""
+
+    median: float
+    low: float
+    high: float
+
+
+Cell = str | float | Spread | None
+
+
+def spread(values: Iterable[float]) -> Spread | None:
+    """Median and quantiles of the numbers among the values, if there are any."""
+    import numpy as np
+
+    array = np.asarray([value for value in values if value == value], float)
+    return Spread(*np.quantile(array, [0.5, 0.025, 0.975]).tolist()) if len(array) else None
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells under column names. `name` is that of its files; numbers are formatted here, not by the caller."""
+
+    name: str
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    notes: Sequence[str] = field(default_factory=tuple)
+
+    def show(self) -> None:
+        """Print to the terminal; medians alone where the quantiles have no room."""
+        from rich.box import SIMPLE_HEAD
+        from rich.console import Console
+        from rich.table import Table as RichTable
+
+        console = Console()
+        full = self.texts()
+        widths = [max(map(len, column)) for column in zip(self.columns, *full, strict=True)]
+        texts = full if sum(widths) + 3 * len(widths) <= console.width else self.texts(short=True)
+        drawn = RichTable(box=SIMPLE_HEAD, title=self.title, title_justify="left", title_style="bold")
+        for j, name in enumerate(self.columns):
+            numeric = any(isinstance(row[j], float | Spread) for row in self.rows)
+            drawn.add_column(name, justify="right" if numeric else "left")
+        for row in texts:
+            drawn.add_row(*row)
+        console.print(drawn)
+        for note in self.notes:
+            console.print(note, style="dim")
+
+    def texts(self, short: bool = False) -> list[list[str]]:
+        return [[text(cell, short) for cell in row] for row in self.rows]
+
+    def write(self, folder: Path) -> list[Path]:
+        """The three files."""
+        from viper.paper.records import replace_file
+
+        made = {"csv": self.as_csv(), "md": self.as_markdown(), "tex": self.as_latex()}
+        paths = [folder / f"{self.name}.{ending}" for ending in made]
+        for path, content in zip(paths, made.values(), strict=True):
+            replace_file(path, content.encode())
+        return paths
+
+    def as_csv(self) -> str:
+        """Every digit; three columns for a median with quantiles."""
+        spreads = [any(isinstance(row[j], Spread) for row in self.rows) for j in range(len(self.columns))]
+        buffer = io.StringIO()
+        writer = csv.writer(buffer, lineterminator="\n")
+        header: list[str] = []
+        for name, wide in zip(self.columns, spreads, strict=True):
+            header += [name, f"{name} 2.5%", f"{name} 97.5%"] if wide else [name]
+        writer.writerow(header)
+        for row in self.rows:
+            line: list[str | float | None] = []
+            for cell, wide in zip(row, spreads, strict=True):
+                parts = list(cell) if isinstance(cell, Spread) else [cell, None, None]
+                line += parts if wide else parts[:1]
+            writer.writerow(f"{x:.8g}" if isinstance(x, float) else x for x in line)
+        return buffer.getvalue()
+
+    def as_markdown(self) -> str:
+        """With aligned columns, readable as it is."""
+        lines = [list(self.columns), *self.texts()]
+        widths = [max(len(line[j]) for line in lines) for j in range(len(self.columns))]
+        padded = [[c.ljust(w) for c, w in zip(line, widths, strict=True)] for line in lines]
+        rule = ["-" * w for w in widths]
+        body = "\n".join("| " + " | ".join(line) + " |" for line in [padded[0], rule, *padded[1:]])
+        return "\n\n".join([f"# {self.title}", body, *self.notes]) + "\n"
+
+    def as_latex(self) -> str:
+        """A tabular with rules of the package booktabs."""
+        lines = [" & ".join(map(latex, line)) + r" \\" for line in [self.columns, *self.texts()]]
+        rows = "\n    ".join([r"\toprule", lines[0], r"\midrule", *lines[1:], r"\bottomrule"])
+        notes = " ".join(map(latex, self.notes))
+        return (
+            "\\begin{table}\n  \\centering\n"
+            f"  \\caption{{{latex(self.title)}{'. ' + notes if notes else ''}}}\n"
+            f"  \\begin{{tabular}}{{{'l' * len(self.columns)}}}\n    {rows}\n  \\end{{tabular}}\n\\end{{table}}\n"
+        )
+
+
+def text(cell: Cell, short: bool = False) -> str:
+    if cell is None:
+        return "-"
+    if isinstance(cell, str):
+        return cell
+    if isinstance(cell, Spread):
+        return (
+            number(cell.median) if short else f"{number(cell.median)} ({number(cell.low, 2)}, {number(cell.high, 2)})"
+        )
+    return number(cell)
+
+
+def number(x: float, digits: int = 3) -> str:
+    """Three digits, without an exponent where the number is of everyday size."""
+    if x != x:
+        return "-"
+    if x == 0 or 1e-3 <= abs(x) < 1e7:
+        return f"{x:,.0f}" if abs(x) >= 10 ** (digits - 1) else f"{x:.{digits}g}"
+    return f"{x:.{digits - 1}e}"
+
+
+MATHS = {"η": r"\eta", "ϑ": r"\vartheta", "τ": r"\tau", "β": r"\beta", "Σ": r"\Sigma", "∞": r"\infty"}
+MATHS |= {"×": r"\times", "±": r"\pm", "≤": r"\leq", "≥": r"\geq", "→": r"\to", "‖": r"\|", "<": "<", ">": ">"}
+MATHS |= {"²": "^2", "⁵": "^5", "⁶": "^6", "₁": "_1", "₂": "_2", "*": "^*"}
+LATEX = {
+    **{character: f"${command}$" for character, command in MATHS.items()},
+    **{character: rf"\{character}" for character in "&%$#_{}"},
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "ó": r"\'o",
+    "–": "--",
+}
+
+
+def latex(words: str) -> str:
+    """Words as LaTeX."""
+    return "".join(LATEX.get(c, c) for c in words)
