@@ -10,15 +10,16 @@ To add an artefact, write a module with a list ARTEFACTS of `viper.paper.artefac
 what each field is for; bounds.py is a small example) and name the module in MODULES below.
 """
 
+import sys
 from importlib import import_module
 from pathlib import Path
 
-from viper.paper.artefact import Artefact, Request
+from viper.paper.artefact import Artefact, Request, Unavailable
 from viper.paper.pipeline import STEPS, Outcome, reproduce_one
 
-__all__ = ["Artefact", "Outcome", "artefacts", "reproduce"]
+__all__ = ["Artefact", "Outcome", "Unavailable", "artefacts", "reproduce"]
 
-MODULES = ["bounds"]
+MODULES = ["bounds", "acceleration", "logistic", "scaling"]
 
 
 def artefacts() -> list[Artefact]:
@@ -73,5 +74,15 @@ def reproduce(
             raise ValueError(f"{name} must be at least 1; got {number}.")
     request = Request(runs, seed, quick, data)
     folder = Path(out) / "quick" if quick else Path(out)
-    chosen = list(known.values()) if artefact == "all" else [known[artefact]]
-    return [reproduce_one(one, request, jobs, folder, step) for one in chosen]
+    if artefact != "all":
+        return [reproduce_one(known[artefact], request, jobs, folder, step)]
+    return [one_of_all(one, request, jobs, folder, step) for one in known.values()]
+
+
+def one_of_all(one: Artefact, request: Request, jobs: int, folder: Path, step: str | None) -> Outcome:
+    """Like `reproduce_one`, but an artefact that needs what is not there is skipped, with the reason."""
+    try:
+        return reproduce_one(one, request, jobs, folder, step)
+    except (ImportError, Unavailable) as error:
+        print(f"{one.name} is skipped: {error}", file=sys.stderr)
+        return Outcome(one.name, skipped=str(error))

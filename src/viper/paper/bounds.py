@@ -102,7 +102,8 @@ def tables_figure_1(frame: "pandas.DataFrame", config: Config) -> list[Table]:
             rows,
             [
                 f"Panel (a): τ = 2, ϑ from -3 to 3; (b): ϑ = 1, τ from 0.1 to 3. Monte Carlo with "
-                f"{config['samples']:,} samples. Panel (c) needs at most l = {largest:.0f}; published: {PUBLISHED_TERMS[0.01]}."
+                f"{config['samples']:,} samples. Panel (c) needs at most l = {largest:.0f}; published: "
+                f"{PUBLISHED_TERMS[0.01]}."
             ],
         )
     ]

@@ -21,13 +21,17 @@ STEPS = ("run", "table", "figure")
 
 @dataclass
 class Outcome:
-    """What a call produced: the number of runs made now, those there are in all, tables, and the files written."""
+    """What a call produced: the number of runs made now, those there are in all, tables, and the files written.
+
+    `skipped` says why there is nothing, where there is nothing.
+    """
 
     artefact: str
     made: int = 0
     runs: int = 0
     tables: list[Table] = field(default_factory=list)
     files: list[Path] = field(default_factory=list)
+    skipped: str | None = None
 
 
 def reproduce_one(artefact: Artefact, request: Request, jobs: int, out: Path, step: str | None) -> Outcome:

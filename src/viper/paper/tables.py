@@ -5,7 +5,10 @@ import io
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from rich.table import Table as RichTable
 
 
 class Spread(NamedTuple):
@@ -38,24 +41,45 @@ class Table:
     notes: Sequence[str] = field(default_factory=tuple)
 
     def show(self) -> None:
-        """Print to the terminal; medians alone where the quantiles have no room."""
-        from rich.box import SIMPLE_HEAD
+        """Print to the terminal: medians alone where quantiles have no room, and in pieces where columns have none."""
         from rich.console import Console
-        from rich.table import Table as RichTable
 
         console = Console()
         full = self.texts()
-        widths = [max(map(len, column)) for column in zip(self.columns, *full, strict=True)]
-        texts = full if sum(widths) + 3 * len(widths) <= console.width else self.texts(short=True)
-        drawn = RichTable(box=SIMPLE_HEAD, title=self.title, title_justify="left", title_style="bold")
-        for j, name in enumerate(self.columns):
-            numeric = any(isinstance(row[j], float | Spread) for row in self.rows)
-            drawn.add_column(name, justify="right" if numeric else "left")
-        for row in texts:
-            drawn.add_row(*row)
-        console.print(drawn)
+        texts = full if sum(self.widths(full)) <= console.width else self.texts(short=True)
+        console.print(f"\n{self.title}", style="bold", highlight=False)
+        for piece in self.pieces(self.widths(texts), console.width):
+            console.print(self.drawn(texts, piece))
         for note in self.notes:
-            console.print(note, style="dim")
+            console.print(note, style="dim", highlight=False)
+
+    def widths(self, texts: list[list[str]]) -> list[int]:
+        """Characters per column, with the space between columns."""
+        return [max(map(len, column)) + 3 for column in zip(self.columns, *texts, strict=True)]
+
+    def pieces(self, widths: list[int], room: int) -> list[list[int]]:
+        """Columns to print side by side: the leading words, repeated, and as many others as there is room for."""
+        words = [all(isinstance(row[j], str) for row in self.rows) for j in range(len(self.columns))]
+        labels = list(range([*words, False].index(False)))
+        taken = sum(widths[j] for j in labels)
+        pieces: list[list[int]] = [[]]
+        for j in range(len(labels), len(widths)):
+            if pieces[-1] and taken + sum(widths[k] for k in [*pieces[-1], j]) > room:
+                pieces.append([])
+            pieces[-1].append(j)
+        return [labels + piece for piece in pieces]
+
+    def drawn(self, texts: list[list[str]], piece: list[int]) -> "RichTable":
+        from rich.box import SIMPLE_HEAD
+        from rich.table import Table as RichTable
+
+        drawn = RichTable(box=SIMPLE_HEAD)
+        for j in piece:
+            numeric = any(isinstance(row[j], float | Spread) for row in self.rows)
+            drawn.add_column(self.columns[j], justify="right" if numeric else "left", no_wrap=True)
+        for row in texts:
+            drawn.add_row(*(row[j] for j in piece), style="dim" if "published" in row else None)
+        return drawn
 
     def texts(self, short: bool = False) -> list[list[str]]:
         return [[text(cell, short) for cell in row] for row in self.rows]
