@@ -24,7 +24,7 @@ HELD_OUT = "lomaprieta1989"
 TRAINING_ROWS, GRID = 1_719_400, (310, 290)  # 310 × 290 = 89,900 test rows, as many as the real file has
 TRAINING_QUAKES = 24
 BOX = (-122.6, -121.1, 36.4, 37.6)  # degrees around Loma Prieta: west, east, south, north
-SMOOTHNESS = 12.0  # grid cells, of the stand-in's maps
+SMOOTHNESS = 6.0  # grid cells, of the stand-in's maps
 CHUNK = 200_000  # rows
 
 
@@ -108,7 +108,7 @@ def smooth_rows(
 
 def smooth_field(grid: tuple[int, int], generator: np.random.Generator) -> np.ndarray:
     """A stationary Gaussian field on a grid, N(0, 1) in each cell: white noise, blurred, and rescaled."""
-    spread = min(SMOOTHNESS, min(grid) / 4)
+    spread = min(SMOOTHNESS, min(grid) / 16)
     blurred = scipy.ndimage.gaussian_filter(generator.standard_normal(grid), spread, mode="wrap")
     # its standard deviation is the norm of the blurring kernel
     impulse = np.zeros(grid)
