@@ -130,8 +130,8 @@ def table(frame: "pandas.DataFrame", kind: str) -> Table:
     }[kind]
     notes = [
         f"{text}. Median (2.5 %, 97.5 % quantile) of {runs} runs; published: 100. svmguide1 has its own test rows.",
-        "ELBO: exact, at the fitted posterior. KL_MC: sum over rows of KL(VI-MC ‖ method) between marginals. Seconds are "
-        "of one thread.",
+        "ELBO: exact, at the fitted posterior. KL_MC: sum over rows of KL(VI-MC ‖ method) between marginals. Seconds "
+        "are of one thread.",
     ]
     title = f"GP classification: public data sets, {'a random 10 %' if kind == 'random' else 'the last 20 %'} held out"
     return Table(f"public-{kind}", title, ["data", "method", "", *METRICS], rows, notes)
