@@ -8,6 +8,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from contextlib import suppress
 from http.client import HTTPException
 from pathlib import Path
 from typing import BinaryIO
@@ -59,7 +60,8 @@ def download(url: str, path: Path, check: Callable[[Path], object]) -> None:
         text = f"The folder for data must be writable; got {path.parent}: {error.strerror}."
         raise DataError(text + (full or " Choose another with the environment variable VIPER_DATA.")) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # what made it fail may forbid this too
+            temporary.unlink()
 
 
 def receive(url: str, file: BinaryIO) -> None:

@@ -161,10 +161,11 @@ def read_parts(path: Path, chunk: int) -> Iterator[tuple[np.ndarray, np.ndarray]
         if missing := [name for name in NEEDED if name not in header]:
             raise DataError(f"{path} must have the columns {list(NEEDED)}; got none of the name {missing}. Add them.")
         line = 2
-        for part in pd.read_csv(path, usecols=list(NEEDED), dtype={"earthquake": str}, chunksize=chunk):
-            check_part(part, numeric, path, line)
-            yield part[numeric].to_numpy(float), part["earthquake"].to_numpy(str)
-            line += len(part)
+        with pd.read_csv(path, usecols=list(NEEDED), dtype={"earthquake": str}, chunksize=chunk) as reader:
+            for part in reader:
+                check_part(part, numeric, path, line)
+                yield part[numeric].to_numpy(float), part["earthquake"].to_numpy(str)
+                line += len(part)
     except OSError as error:
         raise DataError(f"{path} must be a readable file; got {error.strerror}. Check its name.") from error
     except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:

@@ -67,7 +67,7 @@ def jobs(request: Request) -> list[Job]:
     names = quick if request.quick else list(datasets.SETS)
     return [
         {"data": name, "split": kind, "seed": seed}
-        for seed in request.seeds(published=100, quick=2)
+        for seed in request.seeds(published=100, quick=1)
         for name in names
         for kind in SPLITS
         if not (name == "svmguide1" and kind == "first")

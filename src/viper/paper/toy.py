@@ -65,7 +65,7 @@ def configure(request: Request) -> Config:
 
 
 def jobs(request: Request) -> list[Job]:
-    return [{"seed": seed} for seed in request.seeds(published=100, quick=4)]
+    return [{"seed": seed} for seed in request.seeds(published=100, quick=3)]
 
 
 def run(job: Job, config: Config, data: Path | None) -> list[Row]:
