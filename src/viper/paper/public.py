@@ -1,10 +1,12 @@
 """Gaussian-process classification of five public data sets: the table of Section 4.2.
 
 Two splits. "random": 10 % of the rows are held out at random, as the published code does (there once for all 100 runs,
-by a seed that was not kept; here anew in each run). "first": the first 80 % are for training, as the text says; runs
-then differ only by the seed of the fit. svmguide1 has test rows of its own, which both use: it appears once.
+by a seed that was not kept; here anew in each run). "first": the first 80 % are for training, as the text says.
+svmguide1 has test rows of its own, which both use: it appears once. Where the rows are fixed, runs differ only by the
+seed of the fit, and a fifth of them is made.
 """
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -65,12 +67,14 @@ def configure(request: Request) -> Config:
 def jobs(request: Request) -> list[Job]:
     quick = [MADE] if request.data is None else [MADE, "heart"]
     names = quick if request.quick else list(datasets.SETS)
+    seeds = request.seeds(published=100, quick=1)
+    few = seeds[: math.ceil(len(seeds) / 5)]
     return [
         {"data": name, "split": kind, "seed": seed}
-        for seed in request.seeds(published=100, quick=1)
+        for seed in seeds
         for name in names
-        for kind in SPLITS
-        if not (name == "svmguide1" and kind == "first")
+        for kind in (("random",) if name == "svmguide1" else SPLITS)
+        if seed in few or (kind == "random" and name != "svmguide1")
     ]
 
 
@@ -142,7 +146,7 @@ ARTEFACTS = [
         name="public",
         what="GP classification of five public data sets, two splits",
         where="Section 4.2",
-        minutes=150.0,
+        minutes=75.0,
         keys=["data", "split", "seed"],
         columns=COLUMNS,
         configure=configure,
