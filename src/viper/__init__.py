@@ -29,6 +29,7 @@ LATER = {
     "StorageError": "viper.storage",
     "VariationalGPClassifier": "viper.gp",
     "VariationalLogisticRegression": "viper.logistic",
+    "datasets": "viper.datasets",
     "load": "viper.models",
     "reference": "viper.reference",
 }
