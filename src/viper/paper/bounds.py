@@ -119,6 +119,7 @@ LOOKS: dict[str, dict[str, Any]] = {
 
 def figures_figure_1(frame: "pandas.DataFrame", config: Config) -> "dict[str, Figure]":
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import MaxNLocator
 
     figure, axes = plt.subplots(1, 3, figsize=(12, 3.6))
     labels = (("ϑ", "theta", "(a) error at τ = 2"), ("τ", "tau", "(b) error at ϑ = 1"))
@@ -133,7 +134,7 @@ def figures_figure_1(frame: "pandas.DataFrame", config: Config) -> "dict[str, Fi
     drawn = axes[2].pcolormesh(*mesh(part, "terms"), cmap="viridis", rasterized=True)
     axes[2].set(title="(c) l for a relative error of 1 %", xlabel="τ", ylabel="ϑ")
     axes[2].grid(visible=False)
-    figure.colorbar(drawn, ax=axes[2])
+    figure.colorbar(drawn, ax=axes[2], ticks=MaxNLocator(integer=True))
     return {"figure-1": figure}
 
 
@@ -167,24 +168,31 @@ def tables_errors(frame: "pandas.DataFrame", config: Config) -> list[Table]:
 
 def figures_errors(frame: "pandas.DataFrame", config: Config) -> "dict[str, Figure]":
     import matplotlib.pyplot as plt
+    from matplotlib.colors import LogNorm, SymLogNorm
 
-    figure, axes = plt.subplots(1, 3, figsize=(12, 3.6))
-    frame = frame.assign(difference=frame.jaakkola_jordan - frame.viper)
-    panels: tuple[tuple[str, str, str, dict[str, float]], ...] = (
-        ("jaakkola_jordan", "(a) Jaakkola-Jordan", "viridis", {"vmin": 0.0}),
-        ("viper", "(b) VI-PER, l = 12", "viridis", {"vmin": 0.0}),
-        ("difference", "(c) (a) - (b)", "RdBu_r", {}),
+    figure, axes = plt.subplots(1, 3, figsize=(12, 3.6), sharey=True)
+    reach = float(frame.jaakkola_jordan.max())
+    floor = 1e-5  # of the colours
+    frame = frame.assign(
+        difference=frame.jaakkola_jordan - frame.viper,
+        jaakkola_jordan=frame.jaakkola_jordan.clip(lower=floor),
+        viper=frame.viper.clip(lower=floor),
     )
-    for axis, (column, title, colours, scale) in zip(axes, panels, strict=True):
-        reach = frame[column].abs().max()
-        limits = scale or {"vmin": -reach, "vmax": reach}
-        drawn = axis.pcolormesh(*mesh(frame, column), cmap=colours, rasterized=True, **limits)
-        axis.set(title=title, xlabel="τ", ylabel="ϑ")
+    one_scale, signed = LogNorm(floor, reach), SymLogNorm(1e-3, vmin=-reach, vmax=reach)
+    panels: tuple[tuple[str, str, str, Any], ...] = (
+        ("jaakkola_jordan", "(a) relative error, Jaakkola-Jordan", "viridis", one_scale),
+        ("viper", f"(b) relative error, VI-PER, l = {config['terms']}", "viridis", one_scale),
+        ("difference", "(c) (a) - (b); black: equal", "RdBu_r", signed),
+    )
+    for axis, (column, title, colours, norm) in zip(axes, panels, strict=True):
+        drawn = axis.pcolormesh(*mesh(frame, column), cmap=colours, norm=norm, rasterized=True)
+        axis.set(title=title, xlabel="τ")
         axis.grid(visible=False)
-        figure.colorbar(drawn, ax=axis, label="relative error")
+        figure.colorbar(drawn, ax=axis)
+    axes[0].set_ylabel("ϑ")
     tau, theta, values = mesh(frame, "difference")
     if (values < 0.0).any() and (values > 0.0).any():
-        axes[2].contour(tau, theta, values, levels=[0.0], colors="black", linewidths=1.0)
+        axes[2].contour(tau, theta, values, levels=[0.0], colors="black", linewidths=1.2)
     return {"errors": figure}
 
 
@@ -216,13 +224,14 @@ def tables_terms(frame: "pandas.DataFrame", config: Config) -> list[Table]:
 
 def figures_terms(frame: "pandas.DataFrame", config: Config) -> "dict[str, Figure]":
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import MaxNLocator
 
     figure, axes = plt.subplots(1, 4, figsize=(13.5, 3.2), sharey=True)
     for axis, level, letter in zip(axes, LEVELS, "abcd", strict=True):
         drawn = axis.pcolormesh(*mesh(frame, column(level)), cmap="viridis", rasterized=True)
         axis.set(title=f"({letter}) {100 * level:g} %", xlabel="τ")
         axis.grid(visible=False)
-        figure.colorbar(drawn, ax=axis)
+        figure.colorbar(drawn, ax=axis, ticks=MaxNLocator(integer=True))
     axes[0].set_ylabel("ϑ")
     return {"terms": figure}
 

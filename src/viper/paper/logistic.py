@@ -45,8 +45,12 @@ def configure(request: Request) -> Config:
     return {
         "samples": 200 if request.quick else 1000,  # of VI-MC
         "elbo_samples": 1000 if request.quick else 10_000,
-        "draws": 1000 if request.quick else 4000,  # of the importance-corrected posterior, and of MCMC in four chains
+        "draws": 1000 if request.quick else 4000,  # of the importance-corrected posterior
     }
+
+
+def configure_mcmc(request: Request) -> Config:
+    return {"chains": 4, "draws": 100 if request.quick else 500, "warmup": 100 if request.quick else 500}
 
 
 def cells(request: Request, *, settings: tuple[str, ...], published: int) -> list[Job]:
@@ -54,11 +58,17 @@ def cells(request: Request, *, settings: tuple[str, ...], published: int) -> lis
     rows, coefficients = ((500,), (5, 10)) if request.quick else (ROWS, COEFFICIENTS)
     return [
         {"setting": setting, "n": n, "p": p, "seed": seed}
-        for seed in request.seeds(published, quick=2)
+        for seed in request.seeds(published, 2)
         for setting in settings
         for n in rows
         for p in coefficients
     ]
+
+
+def mcmc_cells(request: Request) -> list[Job]:
+    """The same for MCMC: ten seeds, and a single run in the quick version."""
+    every = cells(request, settings=("1", "2", "3"), published=10)
+    return every[:1] if request.quick else every
 
 
 def data_of(job: Job) -> Simulated:
@@ -201,20 +211,20 @@ def sampled_elbo(model: VariationalLogisticRegression, data: Simulated, samples:
 
 
 def run_mcmc(job: Job, config: Config, data: Path | None) -> list[Row]:
-    """NUTS in four chains; the errors of the metrics are estimated from the differences between the chains."""
+    """NUTS; the errors of the metrics are estimated from the differences between its chains."""
     from viper.reference import sample_posterior
 
-    simulated, each = data_of(job), config["draws"] // 4
+    simulated = data_of(job)
     start = time.process_time()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # R-hat and sample size are in the row
         result = sample_posterior(
-            simulated.X, simulated.y, fit_intercept=False, draws=each, warmup=each, random_state=int(job["seed"])
+            simulated.X, simulated.y, fit_intercept=False, random_state=int(job["seed"]), **config
         )
     seconds = time.process_time() - start
     chains = [of_draws(simulated, chain) for chain in result.draws]
     names = ("f_mse", "f_coverage", "f_width")
-    errors = {f"{name}_error": float(np.std([c[name] for c in chains], ddof=1)) / 2.0 for name in names}
+    errors = {f"{name}_error": float(np.std([c[name] for c in chains], ddof=1)) / len(chains) ** 0.5 for name in names}
     diagnostics = {"ess": float(result.ess.min()), "r_hat": float(result.rhat.max())}
     whole = of_draws(simulated, result.flat)
     return [{"method": "MCMC", "family": "-", "runtime": seconds, **diagnostics, **errors, **whole}]
@@ -229,6 +239,10 @@ def of_draws(data: Simulated, draws: Array) -> dict[str, float]:
     return scores(data, data.X @ mean, (intervals[0], intervals[1]), mean, (beta[0], beta[1]))
 
 
+def mcmc_cost(job: Job) -> float:
+    return 8.0 + 2e-4 * float(job["n"]) * (1.0 + 0.04 * float(job["p"]))
+
+
 def cost(job: Job) -> float:
     """Seconds of a run, roughly."""
     return 0.2 + 5e-4 * float(job["n"])
@@ -237,8 +251,8 @@ def cost(job: Job) -> float:
 def study(name: str, what: str, where: str, minutes: float, **parts: Any) -> Artefact:
     """An artefact of this study."""
     keys = ["setting", "n", "p", "seed"]
-    given = {"run": run, "tables": tables, "figures": figures, **parts}
-    return Artefact(name, what, where, minutes, keys, COLUMNS, configure, cost=cost, **given)
+    given = {"configure": configure, "run": run, "tables": tables, "figures": figures, "cost": cost, **parts}
+    return Artefact(name, what, where, minutes, keys, COLUMNS, **given)
 
 
 ARTEFACTS = [
@@ -247,8 +261,10 @@ ARTEFACTS = [
         "the posterior by MCMC, for the study below",
         "Section 3.1",
         40.0,
-        jobs=partial(cells, settings=("1", "2", "3"), published=10),
+        configure=configure_mcmc,
+        jobs=mcmc_cells,
         run=run_mcmc,
+        cost=mcmc_cost,
         tables=mcmc_tables,
         figures=no_figures,
     ),

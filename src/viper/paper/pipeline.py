@@ -1,11 +1,14 @@
 """run → csv → table → figure, each step alone if need be."""
 
 import importlib.metadata
+import os
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -113,7 +116,8 @@ def work(artefact: Artefact, todo: list[Job], config: Config, data: Path | None,
     with parallel_config("dask") if dask_client() else nullcontext():
         # one run at a time, so that each is on disk as soon as it is made
         pool = Parallel(n_jobs=-1 if dask_client() else jobs, batch_size=1, return_as="generator_unordered")
-        yield from pool(delayed(perform)(artefact, job, config, data) for job in todo)
+        parent = None if dask_client() else os.getpid()
+        yield from pool(delayed(perform)(artefact, job, config, data, parent) for job in todo)
 
 
 def dask_client() -> bool:
@@ -128,11 +132,26 @@ def dask_client() -> bool:
     return True
 
 
-def perform(artefact: Artefact, job: Job, config: Config, data: Path | None) -> Done:
+@cache
+def leave_with(parent: int) -> None:
+    """End this process when the one that started it is gone, even if that was killed."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1.0)
+        os._exit(1)
+
+    if os.getppid() == parent:
+        threading.Thread(target=watch, daemon=True).start()
+
+
+def perform(artefact: Artefact, job: Job, config: Config, data: Path | None, parent: int | None = None) -> Done:
     """One run on one thread."""
     import torch
     from threadpoolctl import threadpool_limits
 
+    if parent is not None:
+        leave_with(parent)
     threads = torch.get_num_threads()
     start = time.perf_counter()
     try:

@@ -155,7 +155,18 @@ def number(x: float, digits: int = 3) -> str:
 
 MATHS = {"η": r"\eta", "ϑ": r"\vartheta", "τ": r"\tau", "β": r"\beta", "Σ": r"\Sigma", "∞": r"\infty"}
 MATHS |= {"×": r"\times", "±": r"\pm", "≤": r"\leq", "≥": r"\geq", "→": r"\to", "‖": r"\|", "<": "<", ">": ">"}
-MATHS |= {"²": "^2", "⁵": "^5", "⁶": "^6", "₁": "_1", "₂": "_2", "*": "^*"}
+MATHS |= {
+    "√": r"\surd",
+    "π": r"\pi",
+    "σ": r"\sigma",
+    "μ": r"\mu",
+    "ϵ": r"\epsilon",
+    "·": r"\cdot",
+    "−": "-",
+    "≈": r"\approx",
+}
+MATHS |= {character: f"^{digit}" for digit, character in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")} | {"⁻": "^-", "*": "^*"}
+MATHS |= {character: f"_{digit}" for digit, character in enumerate("₀₁₂₃₄₅₆₇₈₉")}
 LATEX = {
     **{character: f"${command}$" for character, command in MATHS.items()},
     **{character: rf"\{character}" for character in "&%$#_{}"},
