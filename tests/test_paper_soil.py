@@ -116,7 +116,7 @@ def test_files(out):
     assert figures | tables | {"runs.csv", "runs.json"} == names
     with (out / "soil.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    published = {(row["family"], row["method"]): row for row in rows if row[""] == "published"}
+    published = {(row["family"], row["method"]): row for row in rows if row["source"] == "published"}
     widths = {key: float(row["CI width"]) for key, row in published.items()}
     assert [widths["Q", method] for method in ("VI-PER", "VI-MC", "VI-PG")] == [0.0335, 0.0335, 0.0065]
     assert [widths["Q'", method] for method in ("VI-PER", "VI-MC", "VI-PG")] == [0.0129, 0.0121, 0.0101]

@@ -14,7 +14,7 @@ import numpy as np
 from scipy.special import expit
 
 from viper import datasets
-from viper.paper.artefact import Artefact, Config, Job, Request, Row
+from viper.paper.artefact import Artefact, Config, Job, Request, Row, Unavailable
 from viper.paper.gp_fits import METHODS, ORDER, Marginals, divergence, fit, marginals, published
 from viper.paper.tables import Cell, Table, spread
 
@@ -42,8 +42,12 @@ class Split(NamedTuple):
 
 
 def load(name: str, data: Path | None) -> datasets.PublicData:
+    """A public set, or the one made here."""
     if name != MADE:
-        return datasets.load(name, data)
+        try:
+            return datasets.load(name, data)
+        except datasets.DataError as error:
+            raise Unavailable(str(error)) from error
     generator = np.random.default_rng(0)
     X = generator.standard_normal((150, 2))
     f = 3.0 * np.sin(2.0 * X[:, 0]) + 2.0 * X[:, 1] - 1.0
@@ -138,7 +142,7 @@ def table(frame: "pandas.DataFrame", kind: str) -> Table:
         "are of one thread.",
     ]
     title = f"GP classification: public data sets, {'a random 10 %' if kind == 'random' else 'the last 20 %'} held out"
-    return Table(f"public-{kind}", title, ["data", "method", "", *METRICS], rows, notes)
+    return Table(f"public-{kind}", title, ["data", "method", "source", *METRICS], rows, notes)
 
 
 ARTEFACTS = [

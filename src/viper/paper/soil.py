@@ -170,7 +170,7 @@ def results(rows: Rows, found: Posteriors, source: str) -> Table:
         "CI width: mean width of the 95 % interval of f(x) over the test rows. The published fits are of the real "
         f"data, ours of {source}: compare the differences between methods."
     ]
-    columns = ["family", "method", "", "ELBO", "KL_MC", "CI width", "AUC (test)"]
+    columns = ["family", "method", "source", "ELBO", "KL_MC", "CI width", "AUC (test)"]
     return Table("soil", f"Soil liquefaction, on {source}", columns, out, notes)
 
 

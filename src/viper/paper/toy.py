@@ -118,7 +118,7 @@ def tables(frame: "pandas.DataFrame", config: Config) -> list[Table]:
         "the same way. Intervals: ±1.96 sd; published ±2 sd. Seconds are of one thread.",
         "best: L-BFGS on the profile, five starts; recipe: natural gradients and Adam, at most 1,500 steps.",
     ]
-    return [Table("toy", "GP classification: illustrative example", ["method", "", *METRICS], rows, notes)]
+    return [Table("toy", "GP classification: illustrative example", ["method", "source", *METRICS], rows, notes)]
 
 
 def figures(frame: "pandas.DataFrame", config: Config) -> "dict[str, Figure]":
