@@ -154,14 +154,14 @@ def figures(frame: "pandas.DataFrame", config: Config) -> "dict[str, Figure]":
     import matplotlib.pyplot as plt
 
     every = cells(frame)
-    figure, axes = plt.subplots(3, 1, figsize=(max(6.0, 0.42 * len(every)), 8.5), sharex=True)
+    figure, axes = plt.subplots(3, 1, figsize=(max(6.0, 0.5 * len(every)), 8.5), sharex=True)
     panels = (
         ("kl_optimum", "KL from the exact optimum, nats"),
         ("f_coverage", "coverage of the 95 % interval of f"),
         ("f_width", "width of that interval, relative to the exact posterior's"),
     )
     for axis, (metric, title) in zip(axes, panels, strict=True):
-        for shift, (method, look) in zip((-0.24, -0.12, 0.0, 0.12, 0.24), LOOKS.items(), strict=True):
+        for shift, (method, look) in zip((-0.3, -0.15, 0.0, 0.15, 0.3), LOOKS.items(), strict=True):
             draw(axis, frame, every, metric, method, shift, look)
         axis.set_title(title)
     axes[0].set_yscale("log")
