@@ -1,6 +1,7 @@
 """Soil liquefaction: the quick version against the optimum, and the same numbers from a file in the real layout."""
 
 import csv
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -142,3 +143,21 @@ def test_the_real_file_is_used_where_there_is_one(tmp_path):
     assert config["data"] == str(path)
     for name in ("elbo", "auc", "width", *soil.MEANS):
         assert ours[name] == pytest.approx(theirs[name], rel=1e-7)
+
+
+RESULTS = Path(__file__).parents[1] / "results" / "soil" / "runs.csv"
+
+
+@pytest.mark.skipif(not RESULTS.exists(), reason="needs the results of a full run")
+def test_the_full_run_reaches_its_aims():
+    frame = pd.read_csv(RESULTS).set_index(["family", "method"])
+    assert frame.converged.dropna().all()
+    for family in ("Q", "Q'"):
+        best, limit, twelve = (soil.posterior(frame.loc[family, m]) for m in ("optimum", "VI-PER limit", "VI-PER"))
+        assert soil.largest_shift(best, limit) < 1e-6
+        assert 1.0 < soil.largest_shift(best, twelve) < 2.2
+        assert frame.width[family, "VI-PG"] < 0.82 * frame.width[family, "VI-PER limit"]
+    # calibration: the published sds (VI-MC, Q')
+    published = soil.PUBLISHED_FITS["VI-MC"][1]
+    sd = np.sqrt(np.diag(soil.posterior(frame.loc["Q'", "VI-PER limit"]).covariance))
+    np.testing.assert_allclose(sd, published, rtol=5e-3)
