@@ -134,6 +134,7 @@ def logistic_keys(path: Path) -> list[tuple[str, ...]]:
     return [(r["setting"], r["n"], r["p"], r["seed"], r["method"], r["family"]) for r in read(path)]
 
 
+@pytest.mark.slow
 def test_a_killed_study_goes_on_where_it_stopped(tmp_path):
     path = tmp_path / "quick" / "logistic" / "runs.csv"
     process = subprocess.Popen(
@@ -156,6 +157,7 @@ def test_a_killed_study_goes_on_where_it_stopped(tmp_path):
 # --- on a cluster ---
 
 
+@pytest.mark.slow
 def test_a_dask_cluster_makes_the_same_runs(tmp_path):
     distributed = pytest.importorskip("distributed")
     (here,) = reproduce("elbo-terms", quick=True, out=tmp_path / "here", step="run")

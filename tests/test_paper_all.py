@@ -7,6 +7,8 @@ import pytest
 from viper.paper import artefacts, reproduce
 from viper.paper.published import published
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def out(tmp_path_factory):

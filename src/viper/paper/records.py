@@ -110,12 +110,10 @@ class Records:
         numbered = zip(rows, parts(len(rows)), strict=True)
         added = [[*self.key(job), *self.cells(row), cell(seconds), versions, part] for row, part in numbered]
         content = self.lines(iter(added), header=not self.csv.exists())
-        descriptor = os.open(self.csv, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        try:
-            os.write(descriptor, content)
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        with self.csv.open("ab") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
 
     def cells(self, row: Row) -> list[str]:
         if unknown := {*row} - {*self.artefact.columns}:
