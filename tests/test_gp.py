@@ -15,6 +15,7 @@ from viper.gp_kernels import KERNELS, covariance, make_kernel, make_mean, varian
 from viper.gp_model import Features, NotPositiveDefinite, Rows, SparseGP, expand, flatten, root_with_jitter
 from viper.gp_profile import Profile, identity_prior
 from viper.gp_race import Attempt, apart
+from viper.gp_search import Search
 from viper.gp_starts import Candidate
 from viper.lbfgs import Climb
 from viper.limit import limit
@@ -302,6 +303,21 @@ def test_a_kernel_of_the_users_is_given_again(data, tmp_path):
 @parametrize_with_checks([VariationalGPClassifier(n_inducing=10, n_starts=2, max_iter=5, random_state=0)])
 def test_scikit_learn(estimator, check):
     check(estimator)
+
+
+@pytest.mark.parametrize("diagonal", [False, True])
+def test_every_tensor_says_where_it_lies(data, diagonal, monkeypatch):
+    """With a default device that holds no numbers, a tensor made without one would break the search."""
+    monkeypatch.setattr("viper.gp_profile.applies", lambda *_: False)  # what runs on a GPU
+    X, y = data
+    model = SparseGP(make_kernel("rbf", 2), make_mean("linear", 2), torch.from_numpy(X[:8].copy()), True, 1e-8)
+    rows = Rows(torch.from_numpy(X), torch.from_numpy((y == "yes") * 1.0))
+    moments = limit().moments
+    make = lambda: np.random.default_rng(0)  # noqa: E731
+    with torch.device("meta"):
+        found = Search(rows, moments, diagonal, 3, 1e-3, make()).profile(model, 3, True)
+        Search(rows, moments, diagonal, 3, 1e-3, make()).natural_adam(model, 0.1, 50)
+    assert math.isfinite(max(start.elbo for start in found.starts))
 
 
 # --- bad and hard input ---

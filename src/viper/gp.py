@@ -1,5 +1,6 @@
 """Gaussian-process classification with the scikit-learn interface."""
 
+import copy
 import warnings
 from os import PathLike
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,7 @@ from viper.gp_search import Found, Search
 from viper.limit import limit, mixture
 from viper.mixture import MIXTURES
 from viper.moments import Formula
-from viper.posterior import Diagonal, Full, expected_log_likelihood, latent
+from viper.posterior import Diagonal, Full, expected_log_likelihood, latent, moved
 from viper.prediction import LatentPredictions
 from viper.progress import Progress
 from viper.solver import ConvergenceWarning, Result, exact_elbo, newton
@@ -89,6 +90,8 @@ class VariationalGPClassifier(LatentPredictions, ClassifierMixin, BaseEstimator)
         Whether `fit` begins where the last one ended, if that had as many columns.
     random_state : int, RandomState or None
         Seeds clusters, random rows and Monte Carlo.
+    device : str or torch.device, optional
+        Where to compute; by default the CPU, or where a tensor X lies. What is fitted lies on the CPU.
     verbose : bool or "auto", default "auto"
 
     Attributes
@@ -142,6 +145,7 @@ class VariationalGPClassifier(LatentPredictions, ClassifierMixin, BaseEstimator)
         jitter: float = 1e-8,
         warm_start: bool = False,
         random_state: Any = None,
+        device: Any = None,
         verbose: Any = "auto",
     ) -> None:
         self.kernel = kernel
@@ -164,6 +168,7 @@ class VariationalGPClassifier(LatentPredictions, ClassifierMixin, BaseEstimator)
         self.jitter = jitter
         self.warm_start = warm_start
         self.random_state = random_state
+        self.device = device
         self.verbose = verbose
 
     # -----------------------------------------------------------------------------------------------------------------
@@ -183,7 +188,8 @@ class VariationalGPClassifier(LatentPredictions, ClassifierMixin, BaseEstimator)
         """
         self._check_options()
         before = getattr(self, "model_", None) if self.warm_start else None
-        X = dense(design.read_features(self, X, reset=True))
+        X = design.read_features(self, X, reset=True)
+        device, X = design.read_device(self.device, X), dense(X)
         self.classes_, label = design.read_labels(y, len(X))
         weight = design.read_weights(sample_weight, len(X))
         X, label, offset, weight = merge(X, label, design.read_vector(offset, "offset", len(X)), weight)
@@ -191,7 +197,7 @@ class VariationalGPClassifier(LatentPredictions, ClassifierMixin, BaseEstimator)
             before = None
         if before is None:
             self._scaler = Scaler.fit(X, weight, self.standardize)
-        rows = self._rows(X, label, offset, weight)
+        rows = self._rows(X, label, offset, weight, device)
         random = check_random_state(self.random_state)
         exact, fast = self._bound(int(random.randint(2**31)))
         generator = np.random.default_rng(random.randint(2**31))
@@ -213,10 +219,12 @@ class VariationalGPClassifier(LatentPredictions, ClassifierMixin, BaseEstimator)
         if not 0.0 <= self.jitter <= 1e-2:
             raise ValueError(f"jitter must lie in [0, 0.01]; got {self.jitter!r}. It is relative to the mean variance.")
 
-    def _rows(self, X: np.ndarray, label: Tensor, offset: Tensor | None, weight: Tensor | None) -> Rows:
-        double = lambda x: None if x is None else x.to(torch.float64)  # noqa: E731
-        inputs = torch.from_numpy(self._scaler.apply(X))
-        return Rows(inputs, label.to(torch.float64), double(offset), double(weight))
+    def _rows(
+        self, X: np.ndarray, label: Tensor, offset: Tensor | None, weight: Tensor | None, device: torch.device
+    ) -> Rows:
+        inputs = torch.from_numpy(self._scaler.apply(X)).to(device)
+        there = lambda x: None if x is None else x.to(inputs)  # noqa: E731
+        return Rows(inputs, label.to(inputs), there(offset), there(weight))
 
     def _bound(self, seed: int) -> tuple[Formula, Formula]:
         """What is maximised, and its fast version for the search."""
@@ -231,10 +239,10 @@ class VariationalGPClassifier(LatentPredictions, ClassifierMixin, BaseEstimator)
         if before is None:
             kernel, mean = make_kernel(self.kernel, rows.inputs.shape[1]), make_mean(self.mean, rows.inputs.shape[1])
             points, learn = self._inducing(rows, search.generator)
-            model = SparseGP(kernel, mean, points, learn, float(self.jitter))
+            model = SparseGP(kernel, mean, points, learn, float(self.jitter)).to(rows.inputs)
             check_shapes(model.kernel, model.mean, rows.inputs[:2])
         else:
-            model = before
+            model = copy.deepcopy(before).to(rows.inputs)
         if self.solver == "natural-adam":
             return search.natural_adam(model, float(self.learning_rate), self.batch_size)
         greedily = before is None and isinstance(self.inducing, str) and self.inducing == "greedy"
@@ -265,14 +273,18 @@ class VariationalGPClassifier(LatentPredictions, ClassifierMixin, BaseEstimator)
             value, total = problem.evaluate(found.q, found.q.factor, gram=False)
             status = "converged" if found.converged else f"not converged in {found.steps} passes"
             result = Result(found.q, found.q.factor, value, found.converged, status, magnitude=total.magnitude)
-        self.model_, self.starts_ = found.model, found.starts
-        self.posterior_ = (Diagonal if diagonal else Full)(result.q.mean, result.factor)
+        self.posterior_ = moved((Diagonal if diagonal else Full)(result.q.mean, result.factor), "cpu")
         self.elbo_, self.elbo_bound_, self.kl_ = exact_elbo(problem, result)
         self.objective_, self.history_, self.n_iter_ = result.objective, result.history, max(1, found.steps)
         self.converged_ = bool(result.converged and found.converged)
         stopped = f"not converged in {found.steps} steps for hyperparameters" if result.converged else result.status
         self.status_ = "converged" if self.converged_ else stopped
-        self.jitter_, self.inducing_points_ = source.jitter, self._undo(found.model.inducing)
+        self.starts_, self.jitter_, self.inducing_points_ = (
+            found.starts,
+            source.jitter,
+            self._undo(found.model.inducing),
+        )
+        self.model_ = found.model.cpu()  # last: the source above looks through it
         self._warn()
         return self
 
@@ -296,21 +308,26 @@ class VariationalGPClassifier(LatentPredictions, ClassifierMixin, BaseEstimator)
 
     def _features(self, X: Any, y: Any = None, weight: Any = None, offset: Any = None) -> Features:
         check_is_fitted(self, "posterior_")
-        X = dense(design.read_features(self, X, reset=False))
+        X = design.read_features(self, X, reset=False)
+        device, X = design.read_device(self.device, X), dense(X)
         known = torch.zeros(len(X), dtype=torch.bool)
         label = known if y is None else design.read_labels(y, len(X), self.classes_)[1]
         given = design.read_vector(offset, "offset", len(X))
+        rows = self._rows(X, label, given, design.read_weights(weight, len(X)), device)
+        model = self.model_ if device.type == "cpu" else copy.deepcopy(self.model_).to(device)
         with torch.no_grad():
-            return Features(self.model_, self._rows(X, label, given, design.read_weights(weight, len(X))))
+            return Features(model, rows)
 
     def _latent(self, X: Any, offset: Any) -> tuple[Tensor, Tensor]:
-        parts = [latent(block, self.posterior_) for block in self._features(X, offset=offset).blocks()]
+        source = self._features(X, offset=offset)
+        posterior = moved(self.posterior_, source.root.device)
+        parts = [latent(block, posterior) for block in source.blocks()]
         return torch.cat([mean for mean, _ in parts]), torch.cat([variance for _, variance in parts])
 
     def elbo(self, X: Any, y: Any, sample_weight: Any = None, offset: Any = None) -> float:
         """The exact ELBO of the given rows at the fitted posterior, kernel and mean."""
         source = self._features(X, y, sample_weight, offset)
-        return expected_log_likelihood(source, self.posterior_, limit().moments) - self.kl_
+        return expected_log_likelihood(source, moved(self.posterior_, source.root.device), limit().moments) - self.kl_
 
     def sample(self, X: Any, n: int = 1, random_state: Any = None, offset: Any = None) -> np.ndarray:
         """`n` joint draws of f, the log-odds, at the rows of X: n × rows."""
@@ -320,9 +337,9 @@ class VariationalGPClassifier(LatentPredictions, ClassifierMixin, BaseEstimator)
         # Cov f = AΣAᵀ + (K_xx - AAᵀ)
         with torch.no_grad():
             A, mean = source.whole()
-            rest = covariance(self.model_.kernel, source.data.inputs, source.data.inputs) - A @ A.T
+            rest = covariance(source.model.kernel, source.data.inputs, source.data.inputs) - A @ A.T
         values, vectors = torch.linalg.eigh(rest)
-        along = self.posterior_.draw(noise[:, : source.dimension]) @ A.T
+        along = moved(self.posterior_, A.device).draw(noise[:, : source.dimension]) @ A.T
         across = (noise[:, source.dimension :] * values.clamp(min=0.0).sqrt()) @ vectors.T
         return (mean + along + across).cpu().numpy()
 

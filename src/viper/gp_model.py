@@ -25,6 +25,7 @@ from viper.problem import BLOCK_ROWS, Block, Dense, product
 from viper.steps import Gaussian, cholesky
 
 LARGEST_JITTER = 1e-2  # relative to the mean variance of the inducing values; what needs more is no covariance
+BLOCK_ROWS_GPU = 1 << 17
 KEPT_FEATURES = 1 << 24  # entries of A that are kept between passes (128 MB); beyond, each pass makes them anew
 
 
@@ -92,8 +93,9 @@ class Rows:
 class Features:
     """The rows seen through the inducing points: a source of blocks (A, o, r, y, c) for the solver."""
 
-    def __init__(self, model: SparseGP, rows: Rows, block_rows: int = BLOCK_ROWS) -> None:
-        self.model, self.data, self.block_rows = model, rows, block_rows
+    def __init__(self, model: SparseGP, rows: Rows, block_rows: int | None = None) -> None:
+        self.model, self.data = model, rows
+        self.block_rows = block_rows or (BLOCK_ROWS if rows.inputs.device.type == "cpu" else BLOCK_ROWS_GPU)
         with torch.enable_grad():
             self.among = covariance(model.kernel, model.inducing, model.inducing)
         self.root, self.jitter = root_with_jitter(self.among.detach(), model.jitter)

@@ -153,7 +153,8 @@ class Anderson:
         change = self.whitened[-1] - torch.stack(self.whitened[:-1])
         gram = change @ change.T
         gram.diagonal().mul_(1.0 + 1e-10)
-        weights = torch.linalg.lstsq(gram, (change @ self.whitened[-1])[:, None]).solution[:, 0]
+        # on the CPU, whose routine takes a singular matrix too
+        weights = torch.linalg.lstsq(gram.cpu(), (change @ self.whitened[-1]).cpu()[:, None]).solution[:, 0]
         for weight, x_old, f_old in zip(weights.tolist(), self.points[:-1], self.residuals[:-1], strict=True):
             x = x - weight * (self.points[-1] - x_old)
             residual = residual - weight * (self.residuals[-1] - f_old)

@@ -60,7 +60,7 @@ def candidates(
         other = copy.deepcopy(model)
         for module in other.kernel.modules():
             if learns_lengthscale(module):
-                module.initialize(lengthscale=factor * root)
+                module.initialize(lengthscale=torch.full_like(module.lengthscale, factor * root))
         yield placed(Candidate(f"lengthscale {factor:g}√p", other), weight, place)
 
 
@@ -102,7 +102,7 @@ def screened_models(model: SparseGP, rows: Rows, count: int, generator: np.rando
         own = group.length * math.sqrt(len(group.columns))
         length[0, list(group.columns) if length.numel() > 1 else 0] = own
         other.kernel.base_kernel.initialize(lengthscale=length)
-        other.kernel.initialize(outputscale=group.scale)
+        other.kernel.initialize(outputscale=torch.full_like(other.kernel.outputscale, group.scale))
         name = "all" if len(group.columns) == rows.inputs.shape[1] else ", ".join(map(str, group.columns))
         yield Candidate(f"columns {name}", other)
 
@@ -111,7 +111,7 @@ def set_mean(mean: Any, coefficients: Tensor) -> None:
     if type(mean) is LinearMean and mean.weights.requires_grad:
         mean.initialize(weights=coefficients[:-1, None], bias=coefficients[-1:])
     elif type(mean) is ConstantMean and mean.raw_constant.requires_grad:
-        mean.initialize(constant=float(coefficients[0]))
+        mean.initialize(constant=coefficients[0])
 
 
 def greedy(model: SparseGP, inputs: Tensor, weight: Tensor, count: int) -> Tensor:
