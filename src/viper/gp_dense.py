@@ -28,7 +28,7 @@ SHORTEST_STEP = 1e-6
 MEMORY = 10  # iterates that are combined
 FAST = 0.1  # a move this much smaller than the last needs no damping
 DAMPING = 0.6
-SURELY = 30.0  # a rough move this many times the tolerance is surely too large
+SURELY = 3.0  # an estimated move this many times the tolerance is surely too large
 
 
 def applies(rows: Rows, diagonal: bool) -> bool:
@@ -192,6 +192,7 @@ class DenseProfile:
         self.sites: np.ndarray | None = None
         self.mixer = Anderson(len(rows))
         self.scratch = np.empty((len(rows), len(model.inducing)))
+        self.excess = 1.0  # exact moves by rough ones, as last seen
 
     def evaluate(self, tol: float) -> tuple[float, Callable[[], None]]:
         """G at the model's parameters, their gradients set, and what keeps the sites for the next evaluation.
@@ -236,10 +237,12 @@ class DenseProfile:
             after = seen.sites
             # roughly, as if rows were independent; the exact move only where it may be small enough
             move = 0.5 * float(np.square(whitened((after - x)[None], seen)).sum())
-            if move < SURELY * tol:
+            if move * self.excess < SURELY * tol:
                 gram = features.gram(seen.b)
-                if next_move(q, gram, seen.pulled - q.mean) < tol:
+                exact = next_move(q, gram, seen.pulled - q.mean)
+                if exact < tol:
                     return q, seen, gram
+                self.excess = min(max(exact / move, 1.0), 100.0)
             mixed = self.mixer.combine(x, after - x, seen, 1.0 if move < FAST * last else DAMPING)
             ahead = self.attempt(features, features.from_sites(mixed), seen.value - tol)
             last, rho = move, 1.0

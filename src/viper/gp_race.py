@@ -12,14 +12,14 @@ from viper.gp_profile import Profile
 from viper.gp_starts import Candidate
 from viper.lbfgs import Climb
 
-MEAN_LAST_STEPS = 12
+MEAN_LAST_STEPS = 6
 ROUND = 5  # steps
 MOST_LEFT = {10: 2, 20: 1}  # by steps done, how many starts stay at most
 HOPE = 2.0  # a start goes if even this many times its last round's gain would not bring it to the best
 MET = 0.7  # largest difference of parameters (log scales) of kernels that count as the same: a factor of two
 UNITS = (0.05, 20.0)  # in which lengthscales are units of the inducing points
-LAST_TOLERANCE = 1e-6  # nats, of the inner maximum at the end
-INNER_SHARE = 0.02  # of a step's gain, which the inner maximum may miss
+LAST_TOLERANCE = 1e-5  # nats, of the inner maximum at the end
+INNER_SHARE = 0.1  # of a step's gain, which the inner maximum may miss
 
 
 class Start(NamedTuple):
@@ -43,6 +43,16 @@ def units(model: SparseGP) -> np.ndarray:
     return np.concatenate([part.reshape(-1) for part in parts]) if parts else np.zeros(0)
 
 
+def groups(model: SparseGP) -> np.ndarray:
+    """Free parameters of like curvature by number: each tensor is a group, each column of the inducing points one."""
+    parts: list[np.ndarray] = []
+    for x in model.free:
+        first = parts[-1].max() + 1 if parts else 0
+        own = np.arange(x.shape[1]) if x is model.inducing else np.zeros(1, dtype=np.intp)
+        parts.append(np.broadcast_to(first + own, x.shape or (1,)).reshape(-1))
+    return np.concatenate(parts) if parts else np.zeros(0, dtype=np.intp)
+
+
 class Attempt:
     """One start on its way up."""
 
@@ -55,13 +65,17 @@ class Attempt:
         if held:
             for parameter in held:
                 parameter.requires_grad_(False)
-            first = Climb(self.profile, flatten(model), units(model)).run(MEAN_LAST_STEPS, 1e-2)
+            first = self.begin().run(MEAN_LAST_STEPS, 1e-2)
             self.spent = first.evaluations
             expand(model, first.x)
             for parameter in held:
                 parameter.requires_grad_(True)
-        self.climb = Climb(self.profile, flatten(model), units(model))
+        self.climb = self.begin()
         self.seconds = time.perf_counter() - began
+
+    def begin(self) -> Climb:
+        model = self.candidate.model
+        return Climb(self.profile, flatten(model), units(model), groups(model))
 
     def run(self, steps: int, tol: float) -> None:
         """Up to `steps` more steps; the inner maximum is found the better, the less the last step gained."""

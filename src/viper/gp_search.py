@@ -17,7 +17,7 @@ from viper.moments import Formula
 from viper.steps import Gaussian
 
 SUBSET_ROWS = 20_000  # rows on which the starts of larger fits are climbed
-FIRST_TOLERANCE = 3e-2  # nats, of the inner maximum at the beginning
+FIRST_TOLERANCE = 0.1  # nats, of the inner maximum at the beginning
 FULL_STEPS = 30  # on all rows, after the subset has chosen
 
 
