@@ -305,6 +305,26 @@ def test_scikit_learn(estimator, check):
     check(estimator)
 
 
+def test_many_rows_are_searched_through_few(monkeypatch):
+    """Race on 50 rows, climb on 400 and on all, with A in float32 between passes: as good an optimum."""
+    X, y = wavy(900)
+    options = {"n_inducing": 12, "n_starts": 2, "random_state": 0, "tol": 1e-2}
+    direct = VariationalGPClassifier(**options).fit(X, y)
+    monkeypatch.setattr("viper.gp_search.RACE_ROWS", 50)
+    monkeypatch.setattr("viper.gp_model.KEPT_FEATURES", 0)
+    monkeypatch.setattr("viper.gp_dense.LARGEST", 5000)
+    staged = VariationalGPClassifier(**options).fit(X, y)
+    assert [start.start for start in staged.starts_[2:]] == ["400 rows", "900 rows"]
+    assert staged.elbo_ == pytest.approx(direct.elbo_, abs=1.0)
+    assert staged.elbo(X, y) == pytest.approx(staged.elbo_, rel=1e-9)
+
+
+def test_progress_of_the_search(data, capsys):
+    X, y = data
+    VariationalGPClassifier(n_inducing=5, n_starts=2, tol=0.1, verbose=True).fit(X, y)
+    assert "120 rows  objective" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("diagonal", [False, True])
 def test_every_tensor_says_where_it_lies(data, diagonal, monkeypatch):
     """With a default device that holds no numbers, a tensor made without one would break the search."""

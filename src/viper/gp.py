@@ -14,7 +14,7 @@ from torch import Tensor
 
 from viper import design, gp_state, storage
 from viper.bounds import build
-from viper.fitting import without_cusp
+from viper.fitting import one_thread, without_cusp
 from viper.gp_kernels import check_shapes, covariance, make_kernel, make_mean
 from viper.gp_model import Features, Rows, SparseGP
 from viper.gp_profile import Profile, identity_prior
@@ -79,7 +79,8 @@ class VariationalGPClassifier(LatentPredictions, ClassifierMixin, BaseEstimator)
     max_iter : int, optional
         Steps of L-BFGS (default 300), or passes over the rows of "natural-adam" (default 1500).
     tol : float, default 1e-3
-        Gain of the ELBO in nats below which L-BFGS stops, or over 20 passes of "natural-adam".
+        Gain of the ELBO in nats (from 10,000 rows on, in nats for as many rows) below which L-BFGS stops, or over 20
+        passes of "natural-adam".
     learning_rate, batch_size : float, int, optional
         Of "natural-adam"; all rows at once by default.
     jitter : float, default 1e-8
@@ -202,9 +203,14 @@ class VariationalGPClassifier(LatentPredictions, ClassifierMixin, BaseEstimator)
         exact, fast = self._bound(int(random.randint(2**31)))
         generator = np.random.default_rng(random.randint(2**31))
         steps = int(self.max_iter or DEFAULT_STEPS[self.solver])
-        search = Search(rows, fast, self.covariance == "diagonal", steps, float(self.tol), generator)
-        found = self._search(search, before)
-        return self._keep(found, rows, exact, fast)
+        progress = Progress(self.verbose)
+        search = Search(rows, fast, self.covariance == "diagonal", steps, float(self.tol), generator, progress)
+        with one_thread():
+            found = self._search(search, before)
+            self._keep(found, rows, exact, fast, progress)
+        progress.close()
+        self._warn()
+        return self
 
     def _check_options(self) -> None:
         design.check_word(self.bound, "bound", ("viper", "pg", "mc", "quadrature"))
@@ -258,7 +264,7 @@ class VariationalGPClassifier(LatentPredictions, ClassifierMixin, BaseEstimator)
         begin = random_rows if self.inducing == "subset" else k_means
         return begin(rows, int(self.n_inducing), int(generator.integers(2**31))), bool(self.learn_inducing)
 
-    def _keep(self, found: Found, rows: Rows, exact: Formula, fast: Formula) -> "VariationalGPClassifier":
+    def _keep(self, found: Found, rows: Rows, exact: Formula, fast: Formula, progress: Progress) -> None:
         """Find q at the chosen θ to full precision (unless Adam chose both) and set the fitted attributes."""
         diagonal = self.covariance == "diagonal"
         with torch.no_grad():
@@ -266,9 +272,7 @@ class VariationalGPClassifier(LatentPredictions, ClassifierMixin, BaseEstimator)
         problem = Problem(source, identity_prior(source), exact, diagonal=diagonal)
         if found.q is None:
             profile = Profile(found.model, rows, fast, diagonal, tol=1e-8, sites=found.sites)
-            report = Progress(self.verbose)
-            result = newton(problem, profile.solve(source), tol=TOLERANCE, report=report)
-            report.close()
+            result = newton(problem, profile.solve(source), tol=TOLERANCE, report=progress)
         else:
             value, total = problem.evaluate(found.q, found.q.factor, gram=False)
             status = "converged" if found.converged else f"not converged in {found.steps} passes"
@@ -285,19 +289,17 @@ class VariationalGPClassifier(LatentPredictions, ClassifierMixin, BaseEstimator)
             self._undo(found.model.inducing),
         )
         self.model_ = found.model.cpu()  # last: the source above looks through it
-        self._warn()
-        return self
 
     def _warn(self) -> None:
         if not self.converged_:
             text = f"The search stopped early: {self.status_}. Raise max_iter, or tol if the ELBO is good enough."
-            warnings.warn(text, ConvergenceWarning, stacklevel=4)
+            warnings.warn(text, ConvergenceWarning, stacklevel=3)
         if self.jitter_ > self.jitter:
             warnings.warn(
                 f"The kernel matrix of the inducing points needed a jitter of {self.jitter_:g} instead of "
                 f"{self.jitter:g}. Predictions are smoother by as much; fewer inducing points need less.",
                 JitterWarning,
-                stacklevel=4,
+                stacklevel=3,
             )
 
     def _undo(self, points: Tensor) -> np.ndarray:

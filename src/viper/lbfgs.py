@@ -100,8 +100,8 @@ class Climb:
         common = 1.0 / (rho * float(y @ y))
         products = np.zeros((3, int(self.group.max()) + 1))
         for s, y, rho in list(self.pairs)[-RECENT:]:
-            for total, part in zip(products, (s * s, s * y, y * y), strict=True):
-                total += rho * np.bincount(self.group, part, len(total))
+            parts = (s * s, s * y, y * y)
+            products += [rho * np.bincount(self.group, part, products.shape[1]) for part in parts]
         ss, sy, yy = products
         with np.errstate(all="ignore"):
             own = np.where(sy > 0.0, sy / yy, np.sqrt(ss / yy))
