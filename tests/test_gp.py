@@ -229,6 +229,8 @@ def test_offset(data):
     gp = only_posterior(kernel=kernel, n_inducing=15, random_state=0).fit(X, y, offset=np.full(len(y), 2.0))
     shifted = gp.predict_latent(X, offset=np.full(len(y), 2.0))[0] - gp.predict_latent(X)[0]
     np.testing.assert_allclose(shifted, 2.0, rtol=1e-12)
+    share = (y == gp.classes_[1]).mean()
+    assert gp.score(X, y, offset=np.full(len(y), 1e3)) == pytest.approx(share)
 
 
 @pytest.mark.parametrize("kernel", ["matern32", "matern52", "linear"])

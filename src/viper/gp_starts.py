@@ -121,14 +121,24 @@ def greedy(model: SparseGP, inputs: Tensor, weight: Tensor, count: int) -> Tenso
     """
     root = weight.clamp(min=1e-12).sqrt()
     with torch.no_grad():
+        column_of = columns(model.kernel, inputs)
         left = variances(model.kernel, inputs) * weight
         known = inputs.new_zeros(len(inputs), count)
         chosen: list[int] = []
         for k in range(count):
             i = int(left.argmax())
             chosen.append(i)
-            column = covariance(model.kernel, inputs, inputs[i : i + 1])[:, 0] * root * root[i]
+            column = column_of(i) * root * root[i]
             known[:, k] = (column - known[:, :k] @ known[i, :k]) / left[i].clamp(min=1e-12).sqrt()
             left = (left - known[:, k].square()).clamp_(min=0.0)
             left[i] = -1.0
     return inputs[chosen]
+
+
+def columns(kernel: Any, inputs: Tensor) -> Callable[[int], Tensor]:
+    """i -> column i of K_xx."""
+    shape = stationary_shape(kernel)
+    if shape is None:
+        return lambda i: covariance(kernel, inputs, inputs[i : i + 1])[:, 0]
+    u, scale = inputs / kernel.base_kernel.lengthscale, kernel.outputscale
+    return lambda i: scale * shape((u - u[i]).square_().sum(1))[0]
