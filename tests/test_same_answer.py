@@ -89,6 +89,8 @@ def in_memory(case):
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("kept", KEPT)
 def test_same_posterior_and_history(kept, case, tmp_path, monkeypatch):
+    if kept == "as_csv" and case not in ("full", "float32 rows"):
+        pytest.skip("text is slow to read, and of two kinds only")
     monkeypatch.setattr(streaming, "CHUNK_BYTES", 1 << 22)  # so that there are several chunks
     dtype, options = CASES[case]
     one, other = VariationalLogisticRegression(random_state=3, **options), in_memory(case)

@@ -24,7 +24,7 @@ from torch import Tensor
 from viper import storage
 from viper.design import in_memory
 from viper.problem import Arrays, InBlocks, RowFunction, Source
-from viper.state import encode_labels, encode_options
+from viper.state import PLAIN, encode_labels
 
 HEADER = "fit.viper"
 
@@ -117,6 +117,14 @@ class Logged:
     def device(self) -> torch.device:
         return self.source.device
 
+    @property
+    def smallest_subset(self) -> int:
+        return self.source.smallest_subset
+
+    @property
+    def float32_pays(self) -> bool:
+        return self.source.float32_pays
+
     def reduce(self, function: RowFunction) -> list[Tensor]:
         return self.log.sums(digest((self.rows, function)), self.source, function)
 
@@ -142,11 +150,11 @@ def resumable(
 
 def facts(estimator: Any, source: Source) -> dict[str, Any]:
     """By which a fit is recognised: its options, how many rows, how wide, and the first of them."""
-    options, arrays = encode_options({k: v for k, v in estimator.get_params(deep=False).items() if k != "verbose"})
+    options = {name: x for name, x in estimator.get_params(deep=False).items() if name != "verbose"}
     first = next(source.blocks(), None) if isinstance(source, InBlocks) else None
     return {
         "estimator": type(estimator).__name__,
-        "options": {**options, **{name: digest(x) for name, x in arrays.items()}},
+        **{name: x if isinstance(x, PLAIN) else digest(x) for name, x in options.items()},
         "names": [str(name) for name in getattr(estimator, "feature_names_in_", [])],
         "classes": encode_labels(estimator.classes_),
         "rows": source.rows,
@@ -183,5 +191,7 @@ def contents(value: Any) -> Iterator[bytes]:
             yield from contents(item)
     elif hasattr(value, "indptr"):  # a sparse matrix
         yield from contents((value.data, value.indices, value.indptr))
+    elif isinstance(value, PLAIN):
+        yield json.dumps(value).encode()
     else:
-        yield (value.__qualname__ if callable(value) else json.dumps(value)).encode()
+        yield getattr(value, "__qualname__", type(value).__qualname__).encode()

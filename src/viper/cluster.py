@@ -40,6 +40,7 @@ class Partitions:
     """Rows in partitions, each an `Arrays`: futures on the client's cluster, or held here where there is no client."""
 
     device = CPU  # where the solver works; the workers have their own
+    smallest_subset, float32_pays = 0, True  # as for arrays in memory, so that the way to the answer is the same
 
     def __init__(self, client: Any, parts: Sequence[Any], sizes: np.ndarray, dimension: int) -> None:
         self.client, self.parts, self.sizes, self.dimension = client, list(parts), sizes, dimension
@@ -89,12 +90,12 @@ class Partitions:
 
     def subset(self, k: int, generator: np.random.Generator) -> "Partitions | Arrays":
         """The rows that `Arrays.subset` would choose; in the memory of this process if they are few."""
-        chosen = scattered(self.rows, k, generator)
+        chosen = scattered(self.rows, k, generator).numpy()
         ends = np.cumsum(self.sizes)
         local = np.split(chosen, np.searchsorted(chosen, ends[:-1]))
         local = [rows - (end - size) for rows, end, size in zip(local, ends, self.sizes, strict=True)]
         some = [i for i, rows in enumerate(local) if len(rows)]
-        parts = keep(self.client, Arrays.take, [self.parts[i] for i in some], [local[i] for i in some])
+        parts = keep(self.client, taken, [self.parts[i] for i in some], [local[i] for i in some])
         few = Partitions(self.client, parts, np.array([len(local[i]) for i in some]), self.dimension)
         return few.whole() if few.rows * few.dimension <= IN_MEMORY else few
 
@@ -166,7 +167,7 @@ def complain_if_unreachable(client: Any, error: BaseException) -> None:
 def group_sums(parts: list[Arrays], function: RowFunction) -> list[Any]:
     """The sums over some partitions as NumPy arrays, which travel lightly, computed by one thread."""
     with one_thread():
-        total = add_up(part.reduce(there(function, part.device)) for part in parts)
+        total = add_up(part.reduce(function) for part in parts)
     return [x.cpu().numpy() for x in total]
 
 
@@ -179,13 +180,8 @@ def packed_sums(parts: list[Arrays], packed: bytes) -> list[Any]:
     return group_sums(parts, cloudpickle.loads(packed))
 
 
-def there(function: RowFunction, device: torch.device) -> RowFunction:
-    """The function with its tensors on the device of the rows."""
-    if device.type == "cpu" or not isinstance(function, partial):
-        return function
-    return partial(
-        function.func, **{k: x.to(device) if isinstance(x, Tensor) else x for k, x in function.keywords.items()}
-    )
+def taken(part: Arrays, chosen: np.ndarray) -> Arrays:
+    return part.take(torch.from_numpy(chosen))
 
 
 def on_host(part: Arrays) -> Arrays:

@@ -9,14 +9,19 @@ import torch
 from torch import Tensor
 
 from viper import design
+from viper.accelerator import algebra_device
 from viper.adam import adam
 from viper.bounds import build
+from viper.fused import PROGRAMS, heat_program
+from viper.heat import MOST_ORDER
+from viper.limit import FAST_ORDER, HEAT_TOLERANCE
 from viper.moments import Formula, Triple
-from viper.posterior import Diagonal, Full, LowRank, Posterior
+from viper.posterior import Diagonal, Full, LowRank, Posterior, moved
 from viper.problem import Arrays, Prior, Source
 from viper.progress import Progress
 from viper.solver import ConvergenceWarning, Result, newton
 from viper.steps import Gaussian, Problem
+from viper.streaming import Stream
 from viper.threads import one_thread
 
 ROUGH_TOLERANCE = 1e-8  # of the moments in all but the last pass: moves the optimum by less than 1e-9 nats
@@ -67,11 +72,12 @@ class Options:
 
 def fit_posterior(source: Source, prior: Prior, options: Options, seed: int, start: Gaussian | None = None) -> Fit:
     """Fit q under a given prior; with more coefficients than rows, in the span of the rows."""
-    prior = Prior(prior.mean.to(source.device), prior.precision.to(source.device))
+    wide = source.dimension > source.rows and prior.precision.ndim == 1 and options.solver == "newton"
+    prior = moved(prior, source.device if wide else algebra_device(source.dimension, source.device))
     if options.covariance == "diagonal":
         problem, result = run(source, prior, options, seed, start)
         return Fit(Diagonal(result.q.mean, result.factor), prior, problem, result)
-    if source.dimension > source.rows and prior.precision.ndim == 1 and options.solver == "newton":
+    if wide:
         return fit_wide(source, prior, options, seed)
     if source.dimension > LARGEST_FULL:
         raise ValueError(
@@ -102,6 +108,7 @@ def run(
     """Solve, show progress, and warn if it did not converge."""
     problem = make_problem(source, prior, options, seed)
     report = Progress(options.verbose)
+    watch(source, report)
     settings: dict[str, Any] = {"report": report, "generator": np.random.default_rng(seed)}
     settings |= {} if options.max_iter is None else {"max_iter": int(options.max_iter)}
     settings |= {} if options.tolerance() is None else {"tol": options.tolerance()}
@@ -126,6 +133,15 @@ def run(
     return problem, result
 
 
+def watch(source: Source, report: Progress) -> None:
+    """Let a stream, also where it is logged or looked at, report the rows it reads."""
+    while not isinstance(source, Stream):
+        if not hasattr(source, "source"):
+            return
+        source = source.source
+    source.watch = report.rows_done
+
+
 def make_problem(source: Source, prior: Prior, options: Options, seed: int) -> Problem:
     """The problem under the chosen bound; the exact one also with a cheap version for the way there."""
     diagonal = options.covariance == "diagonal"
@@ -133,7 +149,9 @@ def make_problem(source: Source, prior: Prior, options: Options, seed: int) -> P
     if not options.exact:
         return Problem(source, prior, without_cusp(chosen.moments), diagonal=diagonal)
     rough = build("viper", None, None, None, None, ROUGH_TOLERANCE)
-    return Problem(source, prior, chosen.moments, rough.moments, diagonal)
+    PROGRAMS[chosen.moments] = heat_program(HEAT_TOLERANCE, MOST_ORDER)
+    PROGRAMS[rough.moments] = heat_program(ROUGH_TOLERANCE, FAST_ORDER)
+    return Problem(source, prior, chosen.moments, None if source.smallest_subset else rough.moments, diagonal)
 
 
 def without_cusp(formula: Formula) -> Formula:

@@ -12,7 +12,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from viper import design, gp_state, storage
+from viper import design, gp_state, gp_stream, storage
 from viper.bounds import build
 from viper.fitting import without_cusp
 from viper.gp_kernels import check_shapes, covariance, make_kernel, make_mean
@@ -26,7 +26,9 @@ from viper.mixture import MIXTURES
 from viper.moments import Formula
 from viper.posterior import Diagonal, Full, expected_log_likelihood, latent
 from viper.prediction import LatentPredictions
+from viper.problem import Source
 from viper.progress import Progress
+from viper.rows import Form, kept_elsewhere, labelled, unlabelled
 from viper.solver import ConvergenceWarning, Result, exact_elbo, newton
 from viper.state import decode_options
 from viper.steps import Problem
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 DEFAULT_STEPS = {"profile": 300, "natural-adam": 1500}
 FIT_SCALARS = ("elbo_", "elbo_bound_", "objective_", "kl_", "jitter_", "n_iter_", "converged_", "status_")
 SEARCH_ERROR = 1e-6  # per row, of the objective by which hyperparameters are searched
+FORM = Form()  # of rows that are not in memory
 TOLERANCE = 1e-12  # nats, of q at the chosen hyperparameters
 
 
@@ -170,19 +173,29 @@ class VariationalGPClassifier(LatentPredictions, ClassifierMixin, BaseEstimator)
     # -----------------------------------------------------------------------------------------------------------------
     # Fitting
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None, offset: Any = None) -> "VariationalGPClassifier":
+    def fit(
+        self, X: Any, y: Any = None, sample_weight: Any = None, offset: Any = None, *, checkpoint: Any = None
+    ) -> "VariationalGPClassifier":
         """Fit posterior, kernel, mean function and inducing points.
 
         Parameters
         ----------
-        X : array, DataFrame, sparse matrix (made dense) or tensor (n, p)
+        X : array, DataFrame, sparse matrix (made dense) or tensor (n, p); or a memory map, viper.Files or viper.Blocks
+            Of the last three, which may be larger than memory, 40,000 random rows choose kernel, mean function and
+            inducing points, and all rows the posterior.
         y : array of two labels (n,)
         sample_weight : array (n,), optional
             A weight of k counts a row k times.
         offset : array (n,), optional
             Known part of the log-odds of each row.
+        checkpoint : path, optional
+            A folder in which every completed pass over rows that are not in memory is kept until the fit is complete.
+            If it is interrupted, the same call searches again and goes on from there.
         """
         self._check_options()
+        if kept_elsewhere(X):
+            self.classes_, source = labelled(self, X, y, sample_weight, offset, FORM, reset=True)
+            return gp_stream.fit(self, source, self._bound, checkpoint)
         before = getattr(self, "model_", None) if self.warm_start else None
         X = dense(design.read_features(self, X, reset=True))
         self.classes_, label = design.read_labels(y, len(X))
@@ -296,7 +309,6 @@ class VariationalGPClassifier(LatentPredictions, ClassifierMixin, BaseEstimator)
     # What was learned
 
     def _features(self, X: Any, y: Any = None, weight: Any = None, offset: Any = None) -> Features:
-        check_is_fitted(self, "posterior_")
         X = dense(design.read_features(self, X, reset=False))
         known = torch.zeros(len(X), dtype=torch.bool)
         label = known if y is None else design.read_labels(y, len(X), self.classes_)[1]
@@ -304,16 +316,29 @@ class VariationalGPClassifier(LatentPredictions, ClassifierMixin, BaseEstimator)
         with torch.no_grad():
             return Features(self.model_, self._rows(X, label, given, design.read_weights(weight, len(X))))
 
-    def _latent_blocks(self, X: Any, offset: Any) -> Iterator[tuple[Tensor, Tensor]]:
-        return (latent(block, self.posterior_) for block in self._features(X, offset=offset).blocks())
+    def _seen(self, source: Source) -> gp_stream.Seen:
+        """Rows that are kept elsewhere, through the inducing points."""
+        return gp_stream.Seen(source, gp_stream.Look(self.model_, self._scaler))
 
-    def elbo(self, X: Any, y: Any, sample_weight: Any = None, offset: Any = None) -> float:
+    def _latent_blocks(self, X: Any, offset: Any) -> Iterator[tuple[Tensor, Tensor]]:
+        check_is_fitted(self, "posterior_")
+        elsewhere = kept_elsewhere(X)
+        rows = self._seen(unlabelled(self, X, offset, FORM)) if elsewhere else self._features(X, offset=offset)
+        return (latent(block, self.posterior_) for block in rows.blocks())
+
+    def elbo(self, X: Any, y: Any = None, sample_weight: Any = None, offset: Any = None) -> float:
         """The exact ELBO of the given rows at the fitted posterior, kernel and mean."""
-        source = self._features(X, y, sample_weight, offset)
+        check_is_fitted(self, "posterior_")
+        if kept_elsewhere(X):
+            rows = labelled(self, X, y, sample_weight, offset, FORM, classes=self.classes_)[1]
+            source: Source = self._seen(rows)
+        else:
+            source = self._features(X, y, sample_weight, offset)
         return expected_log_likelihood(source, self.posterior_, limit().moments) - self.kl_
 
     def sample(self, X: Any, n: int = 1, random_state: Any = None, offset: Any = None) -> np.ndarray:
         """`n` joint draws of f, the log-odds, at the rows of X: n × rows."""
+        check_is_fitted(self, "posterior_")
         source = self._features(X, offset=offset)
         generator = check_random_state(self.random_state if random_state is None else random_state)
         noise = torch.from_numpy(generator.standard_normal((n, source.dimension + source.rows))).to(source.root)

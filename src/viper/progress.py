@@ -1,6 +1,7 @@
 """Progress of long fits, on stderr."""
 
 import sys
+import time
 from typing import Any
 
 from viper.solver import Iteration
@@ -14,6 +15,7 @@ class Progress:
     def __init__(self, verbose: Any) -> None:
         self.verbose = verbose
         self.open_line = False
+        self.began, self.seen = time.perf_counter(), 0
 
     def __call__(self, step: Iteration) -> None:
         always = self.verbose != "auto" and bool(self.verbose)
@@ -22,9 +24,16 @@ class Progress:
         text = (
             f"{step.seconds:7.1f} s  {step.rows:>11,} rows  objective {step.objective:.6f}  moved {step.move:.1e} nats"
         )
+        if self.seen:
+            rate = self.seen / (time.perf_counter() - self.began)
+            text += f"  pass {self.seen / step.rows:.1f}  {rate:,.0f} rows/s"
         sys.stderr.write(text + "\n" if always else "\r" + text)
         sys.stderr.flush()
         self.open_line = not always
+
+    def rows_done(self, rows: int) -> None:
+        """Count rows that were read."""
+        self.seen += rows
 
     def close(self) -> None:
         if self.open_line:

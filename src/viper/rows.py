@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from sklearn.utils.validation import validate_data
 
-from viper import design
-from viper.problem import BLOCK_ROWS, BLOCK_ROWS_DEVICE, Arrays, Source
+from viper import accelerator, design
+from viper.problem import BLOCK_ROWS, Arrays, Source
+from viper.progress import Progress
 from viper.sources import Description, Reader, describe
 from viper.streaming import Stream, scan
 
@@ -24,6 +25,11 @@ class Form:
     device: Any = None
     dtype: str = "float64"
     verbose: Any = "auto"
+
+
+def kept_elsewhere(X: Any) -> bool:
+    """Whether X stands for rows that are not in memory."""
+    return is_dask(X) or describe(X) is not None
 
 
 def labelled(
@@ -49,7 +55,9 @@ def labelled(
     description = describe(X, y, sample_weight, offset)
     if description is not None:
         reader = opened(estimator, description, labels=True, reset=reset)
-        classes, count = scan(reader, classes)
+        progress = Progress(form.verbose)
+        classes, count = scan(reader, classes, progress.rows_done)
+        progress.close()
         return classes, streamed(reader, classes, count, form)
     X = design.read_features(estimator, X, reset=reset)
     classes, label = design.read_labels(y, X.shape[0], classes)
@@ -98,7 +106,9 @@ def heading(reader: Reader) -> Any:
 
 def streamed(reader: Reader, classes: np.ndarray | None, count: int, form: Form) -> Stream:
     device = design.read_device("cpu" if form.device is None else form.device)
-    block_rows = BLOCK_ROWS if device.type == "cpu" else BLOCK_ROWS_DEVICE
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device must be available; got {str(device)!r} and no CUDA device. Use device='cpu'.")
+    block_rows = BLOCK_ROWS if device.type == "cpu" else accelerator.rows_per_block(reader.width, device)
     return Stream(reader, classes, count, form.intercept, device, getattr(torch, form.dtype), block_rows)
 
 

@@ -124,7 +124,7 @@ def coarse_sizes(problem: Problem) -> list[int]:
 
     None is too large to be held in memory beside a source that is not.
     """
-    least = ROWS_PER_DIMENSION * problem.source.dimension
+    least = max(ROWS_PER_DIMENSION * problem.source.dimension, problem.source.smallest_subset)
     most = max(LARGEST_SUBSET // problem.source.dimension, least)
     sizes: list[int] = []
     k = problem.source.rows

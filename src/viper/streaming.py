@@ -19,9 +19,15 @@ from viper.problem import BLOCK_ROWS, CPU, Arrays, Block, InBlocks, RowFunction,
 from viper.sources import Chunk, Reader
 
 CHUNK_BYTES = 1 << 24  # of features in a chunk: large enough to read at full speed; about four chunks exist at a time
+CHUNK_BYTES_DEVICE = 1 << 28
 SCAN_ROWS = 1 << 18  # at a time, where only labels are read
 
 Item = TypeVar("Item")
+Watch = Callable[[int], None]
+
+
+def unseen(rows: int) -> None:
+    """Nobody watches."""
 
 
 class Checked(NamedTuple):
@@ -37,7 +43,7 @@ class Checked(NamedTuple):
 # The first pass, and what every pass checks
 
 
-def scan(reader: Reader, known: Any) -> tuple[np.ndarray, int]:
+def scan(reader: Reader, known: Any, watch: Watch) -> tuple[np.ndarray, int]:
     """The two classes and the number of rows; features are read only if they cannot be left out."""
     classes = None if known is None else design.distinct(np.asarray(known))
     rows, weighty = 0, False
@@ -49,6 +55,7 @@ def scan(reader: Reader, known: Any) -> tuple[np.ndarray, int]:
             classes = distinct(classes, y)
         rows += len(y)
         weighty = weighty or weight is None or bool((weight > 0.0).any())
+        watch(len(y))
     if classes is None or not rows:
         raise ValueError("the source must have at least one row; got none.")
     if not weighty:
@@ -120,9 +127,12 @@ def finite(x: np.ndarray, name: str, place: Callable[[int], str]) -> None:
 # The source
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Stream(InBlocks):
-    """Rows that are read anew for every pass; `classes` is None where their labels are not known."""
+    """Rows that are read anew for every pass; `classes` is None where their labels are not known.
+
+    `watch` is told of the rows of every chunk that was used.
+    """
 
     reader: Reader
     classes: np.ndarray | None
@@ -131,8 +141,10 @@ class Stream(InBlocks):
     device: torch.device = CPU
     dtype: torch.dtype = torch.float64
     block_rows: int = BLOCK_ROWS
-    watch: Callable[[int], None] = lambda rows: None
+    watch: Watch = unseen
     pending: list["Sample"] = field(default_factory=list)
+
+    smallest_subset, float32_pays = Arrays.smallest_subset, Arrays.float32_pays  # so that the way there is the same
 
     @property
     def dimension(self) -> int:
@@ -141,7 +153,8 @@ class Stream(InBlocks):
     @property
     def chunk_rows(self) -> int:
         """Rows of a chunk: whole blocks, if one is not too large already."""
-        rows = max(1, CHUNK_BYTES // (8 * max(1, self.reader.width)))
+        size = CHUNK_BYTES if self.device.type == "cpu" else CHUNK_BYTES_DEVICE
+        rows = max(1, size // (8 * max(1, self.reader.width)))
         return rows - rows % self.block_rows if rows > self.block_rows else rows
 
     def chunks(self) -> Iterator[Arrays]:
@@ -160,7 +173,8 @@ class Stream(InBlocks):
 
     def arrays(self, rows: Checked) -> Arrays:
         offset, weight = (None if x is None else design.as_tensor(x) for x in (rows.offset, rows.weight))
-        X, label = design.as_tensor(rows.X), torch.from_numpy(rows.label)
+        offset, weight = (None if x is None else x.to(self.device) for x in (offset, weight))
+        X, label = design.as_tensor(rows.X), torch.from_numpy(rows.label).to(self.device)
         return Arrays(X, label, self.intercept, offset, None, weight, self.device, self.dtype, self.block_rows)
 
     def blocks(self) -> Iterator[Block]:
@@ -172,7 +186,7 @@ class Stream(InBlocks):
 
     def subset(self, k: int, generator: np.random.Generator) -> "Sample":
         """The rows that `Arrays.subset` would take, read when they are first needed."""
-        return self.take(scattered(self.rows, k, generator))
+        return self.take(scattered(self.rows, k, generator).numpy())
 
     def take(self, chosen: np.ndarray) -> "Sample":
         """The chosen rows, in ascending order."""
@@ -197,6 +211,8 @@ class Stream(InBlocks):
 class Sample(InBlocks):
     """Some rows of a stream in memory, once they are needed; samples asked for together are read together."""
 
+    smallest_subset, float32_pays = Arrays.smallest_subset, Arrays.float32_pays
+
     def __init__(self, stream: Stream, chosen: np.ndarray) -> None:
         self.stream, self.chosen = stream, chosen
         self.held: Arrays | None = None
@@ -220,12 +236,15 @@ class Sample(InBlocks):
         assert self.held is not None
         return self.held
 
+    def whole(self) -> Arrays:
+        return self.arrays
+
     def collect(self, chunk: Arrays, start: int) -> None:
         """Keep those rows of a chunk that were chosen."""
         if self.held is None:
             self.held = room(chunk, self.rows)
         low, high = np.searchsorted(self.chosen, [start, start + chunk.rows])
-        found = chunk.take(self.chosen[low:high] - start)
+        found = chunk.take(torch.from_numpy(self.chosen[low:high] - start))
         for mine, theirs in zip(columns(self.held), columns(found), strict=True):
             if mine is not None and theirs is not None:
                 mine[low:high] = theirs

@@ -77,7 +77,9 @@ class File:
     def parquet(self) -> Any:
         import pyarrow.parquet as parquet
 
-        return parquet.ParquetFile(self.path, buffer_size=PAGE_BUFFER, pre_buffer=False)
+        return parquet.ParquetFile(
+            self.path, buffer_size=PAGE_BUFFER, pre_buffer=False, page_checksum_verification=True
+        )
 
     def csv(self, convert: dict[str, Any]) -> Any:
         from pyarrow import csv

@@ -1,0 +1,90 @@
+"""Rows larger than memory: time per row and peak memory of a fit, by where the rows are kept.
+
+Every fit runs in a process of its own. The files lie in a temporary directory (TMPDIR); twenty million rows need 9 GB.
+"""
+
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.table import Table, machine
+
+COLUMNS = 25
+FILE_ROWS = 1_000_000
+ROWS = {"in memory": 4_000_000, "memory map": 20_000_000, "Parquet": 20_000_000}
+QUICK = {"in memory": 200_000, "memory map": 400_000, "Parquet": 400_000}
+
+
+def run(quick: bool, device: str) -> Table:
+    sizes = QUICK if quick else ROWS
+    with tempfile.TemporaryDirectory() as folder:
+        write(Path(folder), max(sizes.values()))
+        results = {kind: in_own_process(kind, folder, rows) for kind, rows in sizes.items()}
+    base = results["in memory"]["seconds"] / sizes["in memory"]
+    rows = [
+        [kind, sizes[kind], x["seconds"], 1e6 * x["seconds"] / sizes[kind], x["seconds"] / sizes[kind] / base]
+        + [x["passes"], x["peak"], x["before"]]
+        for kind, x in results.items()
+    ]
+    names = ["rows kept", "rows", "seconds", "µs per row", "ratio", "passes", "peak MB", "of which imports"]
+    notes = [
+        f"Full covariance, {COLUMNS} features of float64 and an intercept; files in the page cache. Peak resident memory "
+        "of the process, in MB, and what it was before the fit (for rows in memory, with them). Ratio: time per row to "
+        "that in memory.",
+        machine("cpu"),
+    ]
+    return Table("Rows larger than memory", names, rows, notes)
+
+
+def write(folder: Path, rows: int) -> None:
+    """The same rows as X.npy and y.npy, and as Parquet files."""
+    import pyarrow
+    import pyarrow.parquet as parquet
+
+    beta = np.random.default_rng(0).uniform(-1, 1, COLUMNS)
+    X = np.lib.format.open_memmap(folder / "X.npy", "w+", np.float64, (rows, COLUMNS))
+    y = np.lib.format.open_memmap(folder / "y.npy", "w+", np.int8, (rows,))
+    for i, start in enumerate(range(0, rows, FILE_ROWS)):
+        rng = np.random.default_rng(i + 1)
+        part = slice(start, min(rows, start + FILE_ROWS))
+        A = rng.standard_normal((part.stop - start, COLUMNS))
+        X[part], y[part] = A, rng.random(len(A)) < 1 / (1 + np.exp(-A @ beta - 0.2))
+        table = pyarrow.table({**{f"x{j}": A[:, j] for j in range(COLUMNS)}, "y": y[part]})
+        parquet.write_table(table, folder / f"{i:04d}.parquet", use_dictionary=False)
+
+
+def in_own_process(kind: str, folder: str, rows: int) -> dict[str, float]:
+    command = [sys.executable, "-m", "benchmarks.scaling", kind, folder, str(rows)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return json.loads(done.stdout)
+
+
+def fit(kind: str, folder: Path, rows: int) -> dict[str, float]:
+    """Fit the first rows, once, and say how long it took and how much memory."""
+    import viper
+    from viper import logistic
+
+    source = (np.load(folder / "X.npy", mmap_mode="r")[:rows], np.load(folder / "y.npy", mmap_mode="r")[:rows])
+    if kind == "in memory":
+        source = tuple(np.array(x) for x in source)
+    elif kind == "Parquet":
+        source = (viper.Files(folder / "*.parquet", target="y"),)
+    model = logistic.VariationalLogisticRegression(random_state=0)
+    before, start = peak(), time.perf_counter()
+    model.fit(*source)
+    return {"seconds": time.perf_counter() - start, "passes": model.passes_, "peak": peak(), "before": before}
+
+
+def peak() -> float:
+    """Largest resident memory of this process so far, in MB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1e6 if sys.platform == "darwin" else 1e3)
+
+
+if __name__ == "__main__":
+    print(json.dumps(fit(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))))

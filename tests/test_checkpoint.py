@@ -1,0 +1,205 @@
+"""A fit that is killed goes on from its last completed pass, and ends where it would have ended."""
+
+import subprocess
+import sys
+import time
+from functools import partial
+
+import numpy as np
+import pytest
+
+from viper import VariationalLogisticRegression, storage
+from viper.checkpoint import CheckpointWarning, digest
+from viper.problem import Arrays
+
+ROWS = 60_000
+
+
+def data(seed=0):
+    rng = np.random.default_rng(seed)
+    X = rng.standard_normal((ROWS, 5))
+    return X, X @ [1.0, -1.0, 0.5, 0.0, 2.0] + rng.logistic(size=ROWS) > 0
+
+
+class Interrupted(KeyboardInterrupt):
+    pass
+
+
+class Passes:
+    """Counts passes over all rows, and interrupts before the one that is one too many."""
+
+    def __init__(self, monkeypatch):
+        self.count, self.most = 0, None
+        original = Arrays.reduce
+
+        def reduce(source, function):
+            if source.rows == ROWS:
+                if self.count == self.most:
+                    raise Interrupted
+                self.count += 1
+            return original(source, function)
+
+        monkeypatch.setattr(Arrays, "reduce", reduce)
+
+    def until(self, most):
+        self.count, self.most = 0, most
+
+
+@pytest.fixture
+def passes(monkeypatch):
+    return Passes(monkeypatch)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"covariance": "diagonal"}, {"prior_scale": "auto"}, {"bound": "mc", "samples": 50}]
+)
+def test_interrupted_after_every_pass(options, passes, tmp_path):
+    """Each run is stopped after one more pass, and together they make no more passes than one run."""
+    X, y = data()
+    model = VariationalLogisticRegression(random_state=1, **options)
+    whole = model.fit(X, y)
+    expected, total = whole.covariance_, passes.count
+    folder, runs = tmp_path / "fit", 0
+    assert total > 2
+    while True:
+        passes.until(2)
+        runs += 1
+        try:
+            resumed = VariationalLogisticRegression(random_state=1, **options).fit(X, y, checkpoint=folder)
+            break
+        except Interrupted:
+            assert folder.is_dir()
+    assert runs == -(-total // 2)
+    np.testing.assert_array_equal(resumed.covariance_, expected)
+    assert [x[:5] for x in resumed.history_] == [x[:5] for x in whole.history_]
+    assert not folder.exists()
+
+
+def test_no_seed_is_needed(passes, tmp_path):
+    """Without random_state the fit that is resumed goes on with the random numbers it began with."""
+    X, y = data()
+    passes.until(2)
+    with pytest.raises(Interrupted):
+        VariationalLogisticRegression().fit(X, y, checkpoint=tmp_path / "fit")
+    passes.until(None)
+    VariationalLogisticRegression().fit(X, y, checkpoint=tmp_path / "fit")
+    resumed = passes.count
+    passes.until(None)
+    VariationalLogisticRegression().fit(X, y)
+    assert resumed == passes.count - 2
+
+
+FIT = """
+import sys
+import numpy as np
+import viper
+
+def rows():
+    for i in range(60):
+        rng = np.random.default_rng(i)
+        X = rng.standard_normal((1000, 5))
+        yield X, X @ [1.0, -1.0, 0.5, 0.0, 2.0] + rng.logistic(size=1000) > 0
+
+def fit(checkpoint):
+    return viper.VariationalLogisticRegression(random_state=0).fit(rows, checkpoint=checkpoint)
+
+if __name__ == "__main__":
+    np.save(sys.argv[1] + "/coef.npy", fit(sys.argv[1] + "/fit").coef_)
+"""
+
+
+def test_killed_process(tmp_path):
+    """SIGKILL in the middle of a real fit; a second run ends it."""
+    command = [sys.executable, "-c", FIT, str(tmp_path)]
+    process = subprocess.Popen(command)
+    while len(list(tmp_path.glob("fit/*.pass"))) < 6 and process.poll() is None:
+        time.sleep(0.001)
+    process.kill()
+    process.wait()
+    assert not (tmp_path / "coef.npy").exists()
+    assert len(list(tmp_path.glob("fit/*.pass"))) >= 6
+    subprocess.run(command, check=True)
+    exec(FIT, program := {"__name__": "program"})
+    np.testing.assert_array_equal(np.load(tmp_path / "coef.npy"), program["fit"](None).coef_)
+    assert not (tmp_path / "fit").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda X, y: ((X[:-1], y[:-1]), {}), "begun with {'rows': 60000}, for {'rows': 59999}"),
+        (lambda X, y: ((X[:, :4], y), {}), "'dimension': 6"),
+        (lambda X, y: ((X + 1e-9, y), {}), "'first rows'"),
+        (lambda X, y: ((X, y), {"prior_scale": 2.0}), "'prior_scale': 1.0"),
+        (lambda X, y: ((X, y), {"bound": "pg"}), "'bound': 'viper'"),
+    ],
+)
+def test_checkpoint_of_another_fit(change, message, passes, tmp_path):
+    X, y = data()
+    passes.until(1)
+    with pytest.raises(Interrupted):
+        VariationalLogisticRegression().fit(X, y, checkpoint=tmp_path)
+    before = sorted(tmp_path.iterdir())
+    rows, options = change(X, y)
+    with pytest.raises(ValueError, match="checkpoint must be of the same fit; got .*" + message):
+        VariationalLogisticRegression(**options).fit(*rows, checkpoint=tmp_path)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_folder_of_something_else(tmp_path):
+    (tmp_path / "letter.txt").write_text("dear")
+    for place in (tmp_path, tmp_path / "letter.txt"):
+        with pytest.raises(ValueError, match="checkpoint must be a new folder or one of an interrupted fit"):
+            VariationalLogisticRegression().fit(*data(), checkpoint=place)
+    assert (tmp_path / "letter.txt").read_text() == "dear"
+
+
+def test_a_pass_that_was_asked_otherwise_is_made_again(passes, tmp_path):
+    """Sums are used only where they answer the same question; a log cannot make a fit wrong."""
+    X, y = data()
+    expected = VariationalLogisticRegression(random_state=0).fit(X, y).coef_
+    passes.until(3)
+    with pytest.raises(Interrupted):
+        VariationalLogisticRegression(random_state=0).fit(X, y, checkpoint=tmp_path)
+    for path in tmp_path.glob("*.pass"):
+        kind, tensors, _ = storage.read(path)
+        storage.write(path, kind, {name: x + 1.0 for name, x in tensors.items()}, {"asked": "other"}, overwrite=True)
+    passes.until(None)
+    fitted = VariationalLogisticRegression(random_state=0).fit(X, y, checkpoint=tmp_path)
+    np.testing.assert_array_equal(fitted.coef_, expected)
+
+
+def test_disk_full_costs_the_checkpoint_and_not_the_fit(tmp_path, monkeypatch):
+    """ENOSPC where the file's bytes are written: the temporary file goes, what was complete stays, the fit ends."""
+    X, y = data()
+    expected = VariationalLogisticRegression(random_state=0).fit(X, y).coef_
+    written = storage.write_through
+    room = iter([True] * 4)
+
+    def write_through(path, contents):
+        if not next(room, False):
+            path.write_bytes(contents[:10])
+            raise OSError(28, "No space left on device")
+        written(path, contents)
+
+    monkeypatch.setattr(storage, "write_through", write_through)
+    seen = []
+    monkeypatch.setattr(
+        "viper.checkpoint.Log.remove", lambda log: seen.extend(sorted(p.name for p in log.folder.iterdir()))
+    )
+    with pytest.warns(CheckpointWarning, match="No space left on device"):
+        model = VariationalLogisticRegression(random_state=0).fit(X, y, checkpoint=tmp_path)
+    np.testing.assert_array_equal(model.coef_, expected)
+    assert seen == ["000000.pass", "000001.pass", "000002.pass", "fit.viper"]
+
+
+def test_digests_tell_what_was_asked():
+    values = [
+        partial(data, seed=np.zeros(2)),
+        partial(data, seed=np.zeros(3)),
+        partial(digest, seed=np.zeros(2)),
+        None,
+        1,
+    ]
+    assert len({digest(value) for value in values}) == len(values)
+    assert digest(values[0]) == digest(partial(data, seed=np.zeros(2)))

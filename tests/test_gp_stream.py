@@ -1,0 +1,103 @@
+"""Gaussian processes on rows that are not in memory: some choose the hyperparameters, all the posterior."""
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+import viper
+from viper import VariationalGPClassifier, gp_stream
+from viper.gp_model import Features
+from viper.problem import Arrays
+
+pytest.importorskip("gpytorch")
+OPTIONS = {"n_inducing": 12, "n_starts": 1, "random_state": 0}
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-2, 2, (1500, 2))
+    y = rng.random(1500) < 1 / (1 + np.exp(-3 * np.sin(2 * X[:, 0]) * X[:, 1]))
+    path = tmp_path_factory.mktemp("rows") / "X.npy"
+    np.save(path, X)
+    return np.load(path, mmap_mode="r"), y, rng.uniform(0.5, 1.5, 1500), rng.uniform(-0.2, 0.2, 1500)
+
+
+def in_blocks(*columns):
+    return viper.Blocks(lambda: (tuple(x[i : i + 77] for x in columns) for i in range(0, 1500, 77)))
+
+
+def test_few_rows_are_all_searched(rows):
+    X, y, weight, offset = rows
+    memory = VariationalGPClassifier(**OPTIONS).fit(np.array(X), y, weight, offset)
+    for model in (
+        VariationalGPClassifier(**OPTIONS).fit(X, y, weight, offset),
+        VariationalGPClassifier(**OPTIONS).fit(in_blocks(*rows)),
+    ):
+        # the search has its own random numbers, drawn from random_state
+        assert model.elbo_ == pytest.approx(memory.elbo_, abs=0.5)
+        assert list(model.classes_) == [False, True]
+        assert model.n_features_in_ == 2
+
+
+@pytest.fixture(scope="module")
+def halved(rows):
+    """A model whose search saw 800 of the 1500 rows."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gp_stream, "SEARCH_ROWS", 800)
+        return VariationalGPClassifier(**OPTIONS).fit(*rows)
+
+
+def test_the_posterior_is_the_best_for_all_rows(rows, halved):
+    """With kernel, mean and inducing points as found, an independent fit in memory ends at the same q."""
+    X, y, weight, offset = rows
+    fixed = VariationalGPClassifier(**OPTIONS, warm_start=True, max_iter=1, tol=1e9)
+    vars(fixed).update({name: x for name, x in vars(halved).items() if name.endswith("_") or name == "_scaler"})
+    for parameter in fixed.model_.parameters():
+        parameter.requires_grad_(False)
+    fixed.fit(np.array(X), y, weight, offset)
+    np.testing.assert_allclose(halved.posterior_.mean, fixed.posterior_.mean, rtol=1e-6, atol=1e-8)
+    assert halved.elbo_ == pytest.approx(fixed.elbo_, rel=1e-10)
+    assert halved.history_[-1].rows == 1500
+
+
+def test_elbo_and_predictions_stream(rows, halved, tmp_path):
+    X, y, weight, offset = rows
+    assert halved.elbo(X, y, weight, offset) == pytest.approx(halved.elbo_, rel=1e-12)
+    assert halved.elbo(np.array(X), y, weight, offset) == pytest.approx(halved.elbo_, rel=1e-12)
+    np.testing.assert_allclose(halved.predict_proba(X), halved.predict_proba(np.array(X)), rtol=1e-12)
+    pytest.importorskip("pyarrow")
+    assert halved.predict_to(X, tmp_path / "out.parquet") == 1500
+
+
+def test_a_look_travels(halved):
+    """What a worker of a cluster gets is what was sent: parameters, not the graph that autograd keeps of them."""
+    look = gp_stream.Look(halved.model_, halved._scaler)
+    rows = Arrays(torch.randn(5, 2, dtype=torch.float64), torch.ones(5))
+    block = next(rows.blocks())
+    here, there = look(block), pickle.loads(pickle.dumps(look))(block)
+    torch.testing.assert_close(there.design.matrix, here.design.matrix, rtol=0.0, atol=0.0)
+    assert isinstance(look.features, Features)
+
+
+def test_interrupted(rows, tmp_path, monkeypatch):
+    monkeypatch.setattr(gp_stream, "SEARCH_ROWS", 800)
+    expected = VariationalGPClassifier(**OPTIONS).fit(*rows)
+    reduce, count = Arrays.reduce, []
+
+    def interrupted(source, function):
+        count.append(1)
+        if len(count) == 3:
+            raise KeyboardInterrupt
+        return reduce(source, function)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Arrays, "reduce", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            VariationalGPClassifier(**OPTIONS).fit(*rows, checkpoint=tmp_path / "fit")
+    assert len(list(tmp_path.glob("fit/*.pass"))) == 2
+    model = VariationalGPClassifier(**OPTIONS).fit(*rows, checkpoint=tmp_path / "fit")
+    np.testing.assert_array_equal(model.posterior_.mean, expected.posterior_.mean)
+    assert not (tmp_path / "fit").exists()

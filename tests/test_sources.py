@@ -1,0 +1,354 @@
+"""Rows that are read in chunks: what can be wrong with them is said once, with its place; nothing is lost or kept."""
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from tolerances import TOLERANCE
+
+import viper
+from viper import StorageError, VariationalLogisticRegression, streaming
+from viper.sources import describe
+
+pytest.importorskip("pyarrow")
+resource = pytest.importorskip("resource")  # not on Windows
+NAMES = ["a", "b", "c"]
+
+
+def frame(rows=3000, seed=0):
+    rng = np.random.default_rng(seed)
+    made = pd.DataFrame(rng.standard_normal((rows, 3)), columns=NAMES)
+    made["y"] = (made["a"] - made["b"] + rng.logistic(size=rows) > 0).astype(int)
+    return made
+
+
+@pytest.fixture
+def parts(tmp_path):
+    """Three Parquet files of 1000 rows, and a function that writes the third anew."""
+    whole = frame()
+    for i in range(3):
+        whole[1000 * i : 1000 * (i + 1)].to_parquet(tmp_path / f"{i}.parquet", write_page_checksum=True)
+    return tmp_path, lambda change: change(whole[2000:].copy()).to_parquet(tmp_path / "2.parquet")
+
+
+def fit(source, **options):
+    return VariationalLogisticRegression(random_state=0, **options).fit(source)
+
+
+# --- files that do not agree, or cannot be read ---
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda f: f.drop(columns="b"), r"features must name columns of every file; got 'b', which .*2\.parquet does"),
+        (lambda f: f.drop(columns="y"), r"target must name columns of every file; got 'y', which .*2\.parquet does"),
+        (lambda f: f.assign(b="text"), r"column 'b' must be numeric; got .*string in .*2\.parquet"),
+        (lambda f: f.assign(b=pd.Timestamp("2020-01-01")), r"column 'b' must be numeric; got timestamp.* in .*2\.pa"),
+        (lambda f: f.assign(more=1.0), r"every file must have the columns of the first.*got \['more'\] too in .*2\.pa"),
+        (lambda f: f.assign(y="no"), r"labels must have one type in all files; got .*string in .*2\.parquet and int64"),
+        (lambda f: f.assign(y=2), r"exactly two classes; got 3: \[0, 1, 2\]"),
+        (
+            lambda f: f.assign(c=f["c"].where(f.index != 2017)),
+            r"X must be finite; got NaN .* in .*2\.parquet, row 17\.",
+        ),
+        (lambda f: f.assign(y=f["y"].where(f.index != 2005).astype("Int64")), r"y must be finite.*2\.parquet, row 5"),
+    ],
+)
+def test_the_third_file_is_wrong(parts, change, message):
+    folder, rewrite = parts
+    rewrite(change)
+    with pytest.raises(ValueError, match=message):
+        fit(viper.Files(folder / "*.parquet", target="y"))
+
+
+def test_types_that_hold_the_same_numbers_may_differ(parts):
+    folder, rewrite = parts
+    source = viper.Files(folder, target="y")
+    rewrite(lambda f: f.assign(a=f["a"].round()))
+    expected = fit(source).coef_
+    rewrite(lambda f: f.assign(a=f["a"].round().astype("int32"))[["y", "c", "b", "a"]])
+    np.testing.assert_array_equal(fit(source).coef_, expected)
+
+
+@pytest.mark.parametrize("damage", [lambda x: x[:2000], lambda x: b"", lambda x: x[:300] + bytes(400) + x[700:]])
+def test_damaged_file(parts, damage):
+    folder, _ = parts
+    path = folder / "2.parquet"
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(ValueError, match=r"2\.parquet must be a readable Parquet file; got: .*\. Write it again"):
+        fit(viper.Files(folder, target="y"))
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (viper.Files("nowhere/*.parquet", target="y"), "path must name at least one file; got 'nowhere"),
+        (viper.Files("nowhere"), "target must name the column of labels; got None"),
+    ],
+)
+def test_nothing_to_read(source, message):
+    with pytest.raises(ValueError, match=message):
+        fit(source)
+
+
+def test_labels_beside_files(parts):
+    with pytest.raises(ValueError, match="y must come from the source of the rows; got list beside Files"):
+        VariationalLogisticRegression().fit(viper.Files(parts[0], target="y"), [0, 1])
+
+
+def test_predictions_take_the_columns_of_the_fit(parts):
+    folder, _ = parts
+    model = fit(viper.Files(folder, target="y", features=["c", "a"]))
+    expected = model.predict_proba(frame()[["c", "a"]])
+    np.testing.assert_allclose(model.predict_proba(viper.Files(folder)), expected, rtol=TOLERANCE["roundoff"])
+    frame().drop(columns="a").to_parquet(folder / "new.parquet")
+    with pytest.raises(ValueError, match=r"features must name columns of every file; got 'a', which .*new\.parquet"):
+        model.predict(viper.Files(folder / "new.parquet"))
+
+
+# --- CSV ---
+
+
+def write_lines(path, lines):
+    path.write_text("\n".join(["a,b,y", *lines]) + "\n", encoding="utf-8")
+    return viper.Files(path, target="y")
+
+
+def test_text_among_the_numbers_of_a_csv(tmp_path, monkeypatch):
+    monkeypatch.setattr("viper.tables.CSV_BLOCK", 1000)
+    lines = [f"{i / 7},{-i % 5},{i % 2}" for i in range(400)]
+    source = write_lines(tmp_path / "rows.csv", [*lines, "1.5,many,0", *lines])
+    # line 402: the heading is line 1
+    with pytest.raises(ValueError, match=r"rows\.csv must be a readable CSV file; got: .*402.*double.*'many'"):
+        fit(source)
+
+
+@pytest.mark.parametrize("missing", ["", "NA", "nan", "inf"])
+def test_missing_number_in_a_csv(tmp_path, missing):
+    lines = [f"{i / 7},{-i % 5},{i % 2}" for i in range(400)]
+    source = write_lines(tmp_path / "rows.csv", [*lines, f"1.5,{missing},0", *lines])
+    with pytest.raises(ValueError, match=r"X must be finite; got NaN or infinity in .*rows\.csv, line 402\."):
+        fit(source)
+
+
+def test_whole_numbers_at_first(tmp_path, monkeypatch):
+    """A column that looks like integers in the first block is one of numbers all the same."""
+    monkeypatch.setattr("viper.tables.CSV_BLOCK", 1000)
+    rng = np.random.default_rng(0)
+    a, y = np.concatenate([np.arange(300.0) % 7, rng.standard_normal(300)]), rng.integers(0, 2, 600)
+    source = write_lines(
+        tmp_path / "rows.csv", [f"{x:.17g},{i % 3},{k}" for i, (x, k) in enumerate(zip(a, y, strict=True))]
+    )
+    expected = VariationalLogisticRegression(random_state=0).fit(np.column_stack([a, np.arange(600) % 3]), y)
+    np.testing.assert_allclose(fit(source).coef_, expected.coef_, rtol=1e-10)
+
+
+# --- functions that yield blocks ---
+
+
+def blocks(count=20, rows=50, **changed):
+    """A factory of `count` blocks; `changed` maps the number of a block, as "at17", to a function of it."""
+
+    def factory():
+        for i in range(count):
+            part = frame(rows, seed=i)
+            block = part[NAMES].to_numpy(), part["y"].to_numpy()
+            yield changed.get(f"at{i}", lambda X, y: (X, y))(*block)
+
+    return factory
+
+
+def with_nan(X, y):
+    return np.where(np.arange(150).reshape(50, 3) == 10, np.nan, X), y
+
+
+@pytest.mark.parametrize(
+    ("factory", "message"),
+    [
+        (lambda: iter(()), "must yield at least one block; got none"),
+        (blocks(at17=with_nan), "X must be finite; got NaN or infinity in block 17, row 3"),
+        (
+            blocks(at3=lambda X, y: (X[:, :2], y)),
+            "X must have 3 columns, as the first block; got shape .50, 2. in block 3",
+        ),
+        (blocks(at3=lambda X, y: (X, y[:-1])), r"y must have one entry per row, \(50,\); got shape \(49,\) in block 3"),
+        (
+            blocks(at3=lambda X, y: (X, y, -np.ones(50))),
+            "sample_weight must not be negative; got -1.0 in block 3, row 0",
+        ),
+        (blocks(at3=lambda X, y: X), "a block must be .X, y., .* got 1 part.s. in block 3"),
+        (blocks(at3=lambda X, y: (X.astype(str), y)), None),
+        (blocks(at3=lambda X, y: ([["p", "q", "r"]] * 50, y)), "X must be a dense numeric array; got .* in block 3"),
+        (blocks(at3=lambda X, y: (X, y + 5)), "exactly two classes; got 4"),
+        (blocks(at3=lambda X, y: (X, y + X[:, 0])), "Unknown label type: continuous"),
+        (lambda: (frame(50)[NAMES] for _ in range(3)), "a block must be .X, y."),
+    ],
+)
+def test_blocks_that_are_wrong(factory, message):
+    if message is None:  # numbers as text are read as numbers, as everywhere in NumPy
+        assert fit(factory).converged_
+        return
+    with pytest.raises(ValueError, match=message):
+        fit(factory)
+
+
+def test_a_generator_is_no_factory():
+    with pytest.raises(ValueError, match="X must be readable once per pass; got a generator"):
+        fit(blocks()())
+
+
+def test_rows_that_change_between_passes():
+    calls = []
+
+    def shrinking():
+        calls.append(1)
+        return blocks(20 if len(calls) <= 3 else 19)()
+
+    with pytest.raises(ValueError, match="same rows in every pass; got 1000 rows, and now 950"):
+        fit(shrinking)
+
+
+def test_an_error_of_the_function_itself_comes_through():
+    def broken(X, y):
+        raise RuntimeError("the disk is gone")
+
+    before = threading.active_count()
+    with pytest.raises(RuntimeError, match="the disk is gone"):
+        fit(blocks(at5=broken))
+    assert threading.active_count() == before
+
+
+def test_minibatches_need_memory():
+    with pytest.raises(ValueError, match="batch_size needs rows in memory"):
+        fit(blocks(), solver="adam", batch_size=10)
+
+
+def test_more_columns_than_rows():
+    rng = np.random.default_rng(0)
+    X, y = rng.standard_normal((30, 50)), np.arange(30) % 2
+    expected = VariationalLogisticRegression().fit(X, y)
+    np.testing.assert_allclose(fit(lambda: [(X[:7], y[:7]), (X[7:], y[7:])]).coef_, expected.coef_, rtol=1e-10)
+
+
+# --- memory maps ---
+
+
+def test_every_view_of_a_memory_map(tmp_path):
+    whole = frame()
+    np.save(tmp_path / "X.npy", whole[NAMES].to_numpy())
+    for mode in ("r", "r+", "c"):
+        X = np.load(tmp_path / "X.npy", mmap_mode=mode)
+        if mode == "c":
+            X[5] = 0.0  # in this process only
+        for view in (X, X[100:2000], X[::2], X[:, :2], X[:, ::-1]):
+            y = whole["y"].to_numpy()[: len(view)]
+            one, other = (VariationalLogisticRegression(random_state=0).fit(x, y) for x in (view, np.array(view)))
+            np.testing.assert_allclose(one.coef_, other.coef_, rtol=1e-10)
+
+
+def test_what_was_read_of_a_memory_map_is_given_back(tmp_path):
+    """Pages of the map that are resident after a pass; the map itself would keep all of them."""
+    X = np.lib.format.open_memmap(tmp_path / "X.npy", "w+", np.float64, (200_000, 10))
+    X[:] = 1.0
+    X.flush()
+    for _ in streaming.ahead(describe(X).open(False, None).read(10_000)):
+        pass
+    maps = Path("/proc/self/smaps")
+    if not maps.exists():
+        pytest.skip("only Linux says what is resident")
+    text = maps.read_text(encoding="utf-8")
+    after = text[text.index("X.npy") :]
+    resident = int(next(line for line in after.splitlines() if line.startswith("Rss")).split()[1])
+    assert resident < 1000  # kB, of 16,000
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "y", "message"),
+    [
+        ((30,), "float64", [0, 1] * 15, "X must be a 2-D array"),
+        ((30, 2), "U3", [0, 1] * 15, "X must be numeric; got dtype <U3"),
+        ((30, 2), "float64", [0, 1] * 14, r"y must have one entry per row of X, \(30,\); got shape \(28,\)"),
+        ((30, 2), "float64", None, "requires y to be passed"),
+        ((30, 2), "float64", [1] * 30, "exactly two classes; got 1 class: 1"),
+    ],
+)
+def test_memory_maps_that_are_wrong(tmp_path, shape, dtype, y, message):
+    X = np.memmap(tmp_path / "X", dtype, "w+", shape=shape)
+    with pytest.raises(ValueError, match=message):
+        VariationalLogisticRegression().fit(X, y)
+
+
+# --- read ahead ---
+
+
+def test_read_ahead_keeps_order_and_stops_when_left():
+    made = []
+
+    def numbers():
+        for i in range(100):
+            made.append(i)
+            yield i
+
+    taken = []
+    for i in streaming.ahead(numbers()):
+        taken.append(i)
+        if i == 5:
+            break
+    assert taken == list(range(6))
+    assert len(made) <= 8
+    assert list(streaming.ahead(iter(range(10)))) == list(range(10))
+
+
+# --- predictions into a file ---
+
+
+def test_predictions_are_those_of_the_other_methods(parts):
+    folder, _ = parts
+    model = fit(viper.Files(folder, target="y"))
+    assert model.predict_to(viper.Files(folder), folder / "out.pq", level=0.9) == 3000
+    written, X = pd.read_parquet(folder / "out.pq"), frame()[NAMES]
+    np.testing.assert_array_equal(written["label"], model.predict(X))
+    rounding = TOLERANCE["roundoff"]
+    np.testing.assert_allclose(written["probability"], model.predict_proba(X)[:, 1], rtol=rounding)
+    np.testing.assert_allclose(written["sd"], model.predict_std(X), rtol=rounding)
+    np.testing.assert_allclose(written[["lower", "upper"]], model.predict_interval(X, 0.9), rtol=rounding)
+    with pytest.raises(StorageError, match="path must be new"):
+        model.predict_to(X, folder / "out.pq")
+    assert model.predict_to(X[:10], folder / "out.pq", overwrite=True) == 10
+
+
+def test_rows_that_fail_halfway_leave_no_file(parts):
+    folder, rewrite = parts
+    model = fit(viper.Files(folder, target="y"))
+    rewrite(lambda f: f.assign(a=f["a"].where(f.index != 2500)))
+    with pytest.raises(ValueError, match=r"2\.parquet, row 500"):
+        model.predict_to(viper.Files(folder), folder / "out.pq")
+    assert sorted(path.name for path in folder.iterdir()) == ["0.parquet", "1.parquet", "2.parquet"]
+
+
+def test_disk_full_while_predictions_are_written(tmp_path):
+    """A limit on the size of files stands for the disk: writing fails in the same place, with EFBIG for ENOSPC."""
+    X = np.random.default_rng(0).standard_normal((60_000, 3))
+    model = VariationalLogisticRegression().fit(X, X[:, 0] > X[:, 1])
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+    try:
+        with pytest.raises(StorageError, match=r"path must be writable; got .*out\.parquet: .*too large"):
+            model.predict_to(X, tmp_path / "out.parquet")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- progress ---
+
+
+def test_passes_and_rows_per_second_are_shown(capsys):
+    model = fit(blocks(), verbose=True)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == model.n_iter_
+    assert "1,000 rows" in lines[-1]
+    assert "rows/s" in lines[-1]
