@@ -29,7 +29,7 @@ from viper.problem import BLOCK_ROWS, CPU, Arrays, RowFunction, add_up, scattere
 from viper.threads import one_thread
 
 FAN_IN = 16  # sums that one task of the tree adds up
-IN_MEMORY = 1 << 20  # entries of a subset that this process holds itself: a pass over them is quicker than a round trip
+IN_MEMORY = 1 << 21  # entries of a subset that this process holds: a pass over them takes no longer than a round trip
 EMBEDDED = 1 << 18  # bytes of a function that travel with each task; more are sent to every worker ahead
 VECTORS = ("label", "offset", "residual", "weight")  # as `Arrays.vectors` has them
 LOST = (CancelledError, OSError, TimeoutError)  # what is raised when the scheduler or data on a worker is gone
@@ -95,9 +95,11 @@ class Partitions:
         local = np.split(chosen, np.searchsorted(chosen, ends[:-1]))
         local = [rows - (end - size) for rows, end, size in zip(local, ends, self.sizes, strict=True)]
         some = [i for i, rows in enumerate(local) if len(rows)]
-        parts = keep(self.client, taken, [self.parts[i] for i in some], [local[i] for i in some])
-        few = Partitions(self.client, parts, np.array([len(local[i]) for i in some]), self.dimension)
-        return few.whole() if few.rows * few.dimension <= IN_MEMORY else few
+        chosen_of = [self.parts[i] for i in some], [local[i] for i in some]
+        if k * self.dimension <= IN_MEMORY:
+            return joined(run(self.client, taken_to_host, *chosen_of))
+        sizes = np.array([len(rows) for rows in chosen_of[1]])
+        return Partitions(self.client, keep(self.client, taken, *chosen_of), sizes, self.dimension)
 
     def whole(self) -> Arrays:
         """All rows in the memory of this process."""
@@ -112,11 +114,14 @@ def split(parts: list[Any], count: int) -> Iterator[list[Any]]:
 
 
 def joined(parts: list[Arrays]) -> Arrays:
-    """Several `Arrays` in memory as one."""
+    """Several `Arrays` of NumPy arrays, as `on_host` makes them, as one of tensors."""
     features = [part.features for part in parts]
-    whole = scipy.sparse.vstack(features, "csr") if scipy.sparse.issparse(features[0]) else torch.cat(features)
-    columns = zip(*[part.vectors() for part in parts], strict=True)
-    vectors: dict[str, Any] = {name: torch.cat(x) for name, x in zip(VECTORS, columns, strict=True) if x[0] is not None}
+    sparse = scipy.sparse.issparse(features[0])
+    whole = scipy.sparse.vstack(features, "csr") if sparse else torch.from_numpy(np.concatenate(features))
+    columns: Any = zip(*[part.vectors() for part in parts], strict=True)
+    vectors: dict[str, Any] = {
+        name: torch.from_numpy(np.concatenate(x)) for name, x in zip(VECTORS, columns, strict=True) if x[0] is not None
+    }
     return replace(parts[0], features=whole, **vectors)
 
 
@@ -184,12 +189,15 @@ def taken(part: Arrays, chosen: np.ndarray) -> Arrays:
     return part.take(torch.from_numpy(chosen))
 
 
+def taken_to_host(part: Arrays, chosen: np.ndarray) -> Arrays:
+    return on_host(taken(part, chosen))
+
+
 def on_host(part: Arrays) -> Arrays:
-    """The same rows in the memory of the CPU, in blocks of its size."""
-    if part.device.type == "cpu":
-        return part
-    vectors: dict[str, Any] = {name: x.cpu() for name, x in zip(VECTORS, part.vectors(), strict=True) if x is not None}
-    return replace(part, features=part.features.cpu(), device=CPU, block_rows=BLOCK_ROWS, **vectors)
+    """The same rows in the memory of the CPU, in blocks of its size, as NumPy arrays: they travel without a copy."""
+    bare = lambda x: x.cpu().numpy() if isinstance(x, Tensor) else x  # noqa: E731
+    vectors: dict[str, Any] = {name: bare(x) for name, x in zip(VECTORS, part.vectors(), strict=True)}
+    return replace(part, features=bare(part.features), device=CPU, block_rows=BLOCK_ROWS, **vectors)
 
 
 def size_of_arrays(part: Arrays) -> int:
