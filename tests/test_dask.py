@@ -23,8 +23,8 @@ import dask.array as da
 import dask.dataframe as dd
 import joblib
 import pandas as pd
-from distributed import Client, LocalCluster
-from distributed.utils import get_mp_context
+from dask_workers import in_use, workers
+from distributed import Client
 from sklearn.model_selection import cross_val_score
 from threadpoolctl import threadpool_info
 
@@ -96,33 +96,17 @@ def by_class():
 LAYOUTS["sorted: partitions of one class"] = by_class
 
 
-@contextmanager
-def three_workers():
-    """Three worker processes with one thread each, forked from one that has imported the library."""
-    with dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"}):
-        get_mp_context().set_forkserver_preload(["distributed", "viper.cluster_rows"])
-        machines = LocalCluster(n_workers=3, threads_per_worker=1, processes=True, dashboard_address=":0")
-        with machines, Client(machines, set_as_default=False) as client:
-            yield client
-
-
 @pytest.fixture(scope="module")
-def workers():
-    with three_workers() as client:
+def three():
+    with workers(3) as client:
         yield client
 
 
 @pytest.fixture
-def client(workers):
+def client(three):
     """The cluster as what Dask computes with; tests that do not ask for it use threads."""
-    with in_use(workers):
-        yield workers
-
-
-@contextmanager
-def in_use(client):
-    with client.as_current(), dask.config.set(scheduler=client.get):
-        yield client
+    with in_use(three):
+        yield three
 
 
 @pytest.fixture(params=["threads", "cluster"])
@@ -405,7 +389,7 @@ def test_a_killed_worker_costs_only_time(monkeypatch):
         return pack(function)
 
     monkeypatch.setattr(cluster, "pack", pack_and_kill)
-    with three_workers() as client, in_use(client):
+    with workers(3) as client, in_use(client):
         model = classifier().fit(*given)
     assert len(passes) > 2
     assert_same(model, classifier().fit(*in_memory(given)))

@@ -68,6 +68,7 @@ def test_elbo_and_predictions_stream(rows, halved, tmp_path):
     assert halved.elbo(X, y, weight, offset) == pytest.approx(halved.elbo_, rel=1e-12)
     assert halved.elbo(np.array(X), y, weight, offset) == pytest.approx(halved.elbo_, rel=1e-12)
     np.testing.assert_allclose(halved.predict_proba(X), halved.predict_proba(np.array(X)), rtol=1e-12)
+    assert halved.score(X, y) == pytest.approx(halved.score(np.array(X), y), rel=1e-14)
     pytest.importorskip("pyarrow")
     assert halved.predict_to(X, tmp_path / "out.parquet") == 1500
 

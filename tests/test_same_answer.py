@@ -79,6 +79,11 @@ def as_csv(frame, folder):
 KEPT = {kind.__name__: kind for kind in (in_odd_blocks, as_memory_map, as_parquet, as_arrow, as_csv)}
 
 
+def matters(kept, case):
+    """Text is slow to read, and what follows does not know of it."""
+    return kept != "as_csv" or case in ("full", "float32 rows")
+
+
 @cache
 def in_memory(case):
     dtype, options = CASES[case]
@@ -86,15 +91,19 @@ def in_memory(case):
     return VariationalLogisticRegression(random_state=3, **options).fit(frame[NAMES], *split(frame)[1:])
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("kept", KEPT)
+@pytest.mark.parametrize(("kept", "case"), [(kept, case) for kept in KEPT for case in CASES if matters(kept, case)])
 def test_same_posterior_and_history(kept, case, tmp_path, monkeypatch):
-    if kept == "as_csv" and case not in ("full", "float32 rows"):
-        pytest.skip("text is slow to read, and of two kinds only")
     monkeypatch.setattr(streaming, "CHUNK_BYTES", 1 << 22)  # so that there are several chunks
     dtype, options = CASES[case]
     one, other = VariationalLogisticRegression(random_state=3, **options), in_memory(case)
     one.fit(*KEPT[kept](made(dtype), tmp_path))
+    assert_same(one, other, case, kept)
+    if kept != "as_memory_map":
+        assert list(one.feature_names_in_) == NAMES
+        assert list(one.classes_) == ["no", "yes"]
+
+
+def assert_same(one, other, case, kept):
     # sums in float32 are as exact as that; and its numbers, written as text, are not those they were written from
     rounded = case == "float32 products" or (case == "float32 rows" and kept == "as_csv")
     tolerance = TOLERANCE["float32"] if rounded else 1e-10
@@ -107,6 +116,38 @@ def test_same_posterior_and_history(kept, case, tmp_path, monkeypatch):
         assert (a.rows, a.rough, a.step) == (b.rows, b.rough, b.step)
         assert a.objective == pytest.approx(b.objective, rel=tolerance)
         assert a.move == pytest.approx(b.move, rel=1e-4, abs=1e-9)  # rough moves come from float32 curvatures
-    if kept != "as_memory_map":
-        assert list(one.feature_names_in_) == NAMES
-        assert list(one.classes_) == ["no", "yes"]
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def cluster(request):
+    pytest.importorskip("distributed")
+    from dask_workers import in_use, workers
+
+    with workers(request.param) as client, in_use(client):
+        yield client
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_same_posterior_on_workers(cluster, case, tmp_path):
+    import dask.dataframe
+
+    dtype, options = CASES[case]
+    as_parquet(made(dtype), tmp_path)
+    frame = dask.dataframe.read_parquet(tmp_path)
+    one = VariationalLogisticRegression(random_state=3, **options)
+    one.fit(frame[NAMES], frame["y"], frame["w"], frame["o"])
+    assert_same(one, in_memory(case), case, "by workers")
+    assert list(one.feature_names_in_) == NAMES
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("kept", ["in memory", "in_odd_blocks", "as_memory_map", "as_parquet"])
+def test_same_posterior_on_a_gpu(kept, case, tmp_path):
+    dtype, options = CASES[case]
+    frame = made(dtype)
+    rows = split(frame) if kept == "in memory" else KEPT[kept](frame, tmp_path)
+    one, other = VariationalLogisticRegression(random_state=3, device="cuda", **options).fit(*rows), in_memory(case)
+    tolerance = TOLERANCE["float32"] if case == "float32 products" else 1e-8  # another way to the same optimum
+    np.testing.assert_allclose(one.coef_, other.coef_, rtol=tolerance, atol=tolerance * 1e-2)
+    assert one.elbo_ == pytest.approx(other.elbo_, rel=1e-10 if case != "float32 products" else tolerance)

@@ -109,6 +109,18 @@ def test_predictions_take_the_columns_of_the_fit(parts):
         model.predict(viper.Files(folder / "new.parquet"))
 
 
+def test_score_counts_weights(parts):
+    folder, _ = parts
+    whole = frame().assign(w=np.linspace(0.0, 1.0, 3000))
+    whole.to_parquet(folder / "weighted.pq")
+    model = fit(viper.Files(folder / "weighted.pq", target="y", weight="w"))
+    expected = model.score(whole[NAMES], whole["y"], whole["w"])
+    assert 0.5 < expected < 1.0
+    assert model.score(viper.Files(folder / "weighted.pq", target="y", weight="w")) == pytest.approx(
+        expected, rel=1e-14
+    )
+
+
 # --- CSV ---
 
 

@@ -244,17 +244,3 @@ def offsets(offset: Any, sizes: tuple[float, ...]) -> list[Any]:
             "Call compute_chunk_sizes() on both."
         )
     return row_blocks(x)
-
-
-def accuracy(y: Any, predicted: Any, sample_weight: Any) -> float:
-    """Share of rows, by weight, whose class is predicted right."""
-    client = active_client()
-    _, blocks, columns = aligned(client, predicted, {"y": y, "sample_weight": sample_weight})
-    good, every = np.sum(run(client, hits, blocks, *columns.values()), axis=0)
-    return float(good / every)
-
-
-def hits(predicted: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> tuple[float, float]:
-    """Weight of the rows predicted right, and of all."""
-    c = np.ones(len(y)) if weight is None else weight
-    return float(c @ (predicted == y)), float(c.sum())

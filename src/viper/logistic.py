@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.metrics import accuracy_score
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
@@ -19,7 +20,7 @@ from viper.corrected import CorrectedPosterior
 from viper.fitting import Fit, Options, fit_posterior
 from viper.importance import Diagnosis, ImportanceWarning, WeightedDraws, summary_frame, weigh
 from viper.limit import limit
-from viper.posterior import Diagonal, Full, LowRank, expected_log_likelihood, latent, moved
+from viper.posterior import Diagonal, Full, LowRank, accuracy, expected_log_likelihood, latent, moved
 from viper.prediction import LatentPredictions, half_width
 from viper.problem import Arrays, Prior, Source
 from viper.scales import best_scales
@@ -321,6 +322,13 @@ class VariationalLogisticRegression(LatentPredictions, ClassifierMixin, BaseEsti
         for block in replace(source, block_rows=max(1, LATENT_DRAWS // len(draws))).blocks():
             f = block.design.project(draws.to(source.device).T).T
             yield (f if block.offset is None else f + block.offset).cpu()
+
+    def score(self, X: Any, y: Any = None, sample_weight: Any = None, offset: Any = None) -> float:
+        """Share of rows whose class is predicted right."""
+        if rows.kept_elsewhere(X):
+            source = self._rows(X, y, sample_weight, offset)
+            return accuracy(source, moved(self.posterior_, source.device))
+        return float(accuracy_score(y, self.predict(X, offset), sample_weight=sample_weight))
 
     # -----------------------------------------------------------------------------------------------------------------
     # Trust

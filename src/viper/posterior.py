@@ -174,3 +174,15 @@ def block_log_likelihood(block: Block, posterior: Posterior, moments: Formula) -
     theta, tau2 = latent(block, posterior)
     terms = block.label * theta - moments(theta, tau2)[0]
     return [terms.sum() if block.weight is None else block.weight @ terms]
+
+
+def accuracy(source: Source, posterior: Posterior) -> float:
+    """Share of (weighted) rows whose class is predicted right."""
+    right, all_ = source.reduce(partial(block_accuracy, posterior=posterior))
+    return float(right / all_)
+
+
+def block_accuracy(block: Block, posterior: Posterior) -> list[Tensor]:
+    right = ((latent(block, posterior)[0] > 0) == (block.label > 0.5)).to(torch.float64)
+    weight = torch.ones_like(right) if block.weight is None else block.weight
+    return [weight @ right, weight.sum()]

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import scipy.special
 import torch
-from sklearn.metrics import accuracy_score
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
@@ -106,15 +105,6 @@ class LatentPredictions:
             return self._lazily("predict", X, offset, dtype=self.classes_.dtype)
         mean, _ = self._latent(X, offset)
         return self.classes_[(mean > 0).cpu().numpy().astype(int)]
-
-    def score(self, X: Any, y: Any, sample_weight: Any = None, offset: Any = None) -> float:
-        """Share of rows whose class is predicted right."""
-        predicted = self.predict(X, offset)
-        if is_dask(X):
-            from viper.cluster_rows import accuracy
-
-            return accuracy(y, predicted, sample_weight)
-        return float(accuracy_score(y, predicted, sample_weight=sample_weight))
 
     def _lazily(self, name: str, X: Any, offset: Any, columns: int = 0, dtype: Any = np.float64, **options: Any) -> Any:
         """The method of that name, partition by partition when it is computed: a Dask array."""
