@@ -23,7 +23,7 @@ LAYERS = [
     ),
     # inference: the one solver
     *["accelerator", "fused_kernel", "fused", "problem", "threads", "steps", "mode", "solver", "adam", "posterior"],
-    *["importance"],
+    "importance",
     # estimators: arrays in, fitted attributes out
     *["design", "progress", "cluster", "cluster_rows", "tables", "sources", "streaming", "rows", "fitting", "scales"],
     *["storage", "prediction_file", "prediction", "corrected", "state", "checkpoint", "logistic"],

@@ -129,12 +129,13 @@ def write_lines(path, lines):
     return viper.Files(path, target="y")
 
 
-def test_text_among_the_numbers_of_a_csv(tmp_path, monkeypatch):
-    monkeypatch.setattr("viper.tables.CSV_BLOCK", 1000)
+@pytest.mark.parametrize("block", [1000, 1 << 22])
+def test_text_among_the_numbers_of_a_csv(tmp_path, monkeypatch, block):
+    monkeypatch.setattr("viper.tables.CSV_BLOCK", block)
     lines = [f"{i / 7},{-i % 5},{i % 2}" for i in range(400)]
     source = write_lines(tmp_path / "rows.csv", [*lines, "1.5,many,0", *lines])
-    # line 402: the heading is line 1
-    with pytest.raises(ValueError, match=r"rows\.csv must be a readable CSV file; got: .*402.*double.*'many'"):
+    # the heading is line 1
+    with pytest.raises(ValueError, match=r"rows\.csv must be .* CSV file; got: column 'b', line 402: .*'many'"):
         fit(source)
 
 
@@ -156,6 +157,15 @@ def test_whole_numbers_at_first(tmp_path, monkeypatch):
     )
     expected = VariationalLogisticRegression(random_state=0).fit(np.column_stack([a, np.arange(600) % 3]), y)
     np.testing.assert_allclose(fit(source).coef_, expected.coef_, rtol=1e-10)
+
+
+def test_missing_booleans(tmp_path):
+    whole = frame().assign(a=pd.array([None, *[True, False] * 1499, True], dtype="boolean"))
+    whole.to_parquet(tmp_path / "rows.parquet")
+    with pytest.raises(ValueError, match=r"X must be finite; .*rows\.parquet, row 0\."):
+        fit(viper.Files(tmp_path, target="y"))
+    with pytest.raises(ValueError, match=r"y must be finite; .*rows\.parquet, row 0\."):
+        fit(viper.Files(tmp_path, target="a"))
 
 
 # --- functions that yield blocks ---

@@ -24,7 +24,7 @@ from viper.gp_search import Found, Search
 from viper.limit import limit, mixture
 from viper.mixture import MIXTURES
 from viper.moments import Formula
-from viper.posterior import Diagonal, Full, accuracy, expected_log_likelihood, latent
+from viper.posterior import Diagonal, Full, expected_log_likelihood, latent
 from viper.prediction import LatentPredictions
 from viper.problem import Source
 from viper.progress import Progress
@@ -329,20 +329,13 @@ class VariationalGPClassifier(LatentPredictions, ClassifierMixin, BaseEstimator)
     def elbo(self, X: Any, y: Any = None, sample_weight: Any = None, offset: Any = None) -> float:
         """The exact ELBO of the given rows at the fitted posterior, kernel and mean."""
         check_is_fitted(self, "posterior_")
-        if kept_elsewhere(X):
-            rows = labelled(self, X, y, sample_weight, offset, FORM, classes=self.classes_)[1]
-            source: Source = self._seen(rows)
-        else:
-            source = self._features(X, y, sample_weight, offset)
+        source = self._labelled(X, y, sample_weight, offset)
         return expected_log_likelihood(source, self.posterior_, limit().moments) - self.kl_
 
-    def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
-        """Share of rows whose class is predicted right."""
+    def _labelled(self, X: Any, y: Any, sample_weight: Any, offset: Any) -> Source:
         if not kept_elsewhere(X):
-            return float(super().score(X, y, sample_weight))
-        check_is_fitted(self, "posterior_")
-        source = labelled(self, X, y, sample_weight, None, FORM, classes=self.classes_)[1]
-        return accuracy(self._seen(source), self.posterior_)
+            return self._features(X, y, sample_weight, offset)
+        return self._seen(labelled(self, X, y, sample_weight, offset, FORM, classes=self.classes_)[1])
 
     def sample(self, X: Any, n: int = 1, random_state: Any = None, offset: Any = None) -> np.ndarray:
         """`n` joint draws of f, the log-odds, at the rows of X: n × rows."""

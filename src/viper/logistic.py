@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.metrics import accuracy_score
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
@@ -20,7 +19,7 @@ from viper.corrected import CorrectedPosterior
 from viper.fitting import Fit, Options, fit_posterior
 from viper.importance import Diagnosis, ImportanceWarning, WeightedDraws, summary_frame, weigh
 from viper.limit import limit
-from viper.posterior import Diagonal, Full, LowRank, accuracy, expected_log_likelihood, latent, moved
+from viper.posterior import Diagonal, Full, LowRank, expected_log_likelihood, latent, moved
 from viper.prediction import LatentPredictions, half_width
 from viper.problem import Arrays, Prior, Source
 from viper.scales import best_scales
@@ -302,10 +301,10 @@ class VariationalLogisticRegression(LatentPredictions, ClassifierMixin, BaseEsti
     def elbo(self, X: Any, y: Any = None, sample_weight: Any = None, offset: Any = None) -> float:
         """The exact ELBO of the given rows at the fitted posterior, against the prior of the fit."""
         check_is_fitted(self, "posterior_")
-        source = self._rows(X, y, sample_weight, offset)
+        source = self._labelled(X, y, sample_weight, offset)
         return expected_log_likelihood(source, moved(self.posterior_, source.device), limit().moments) - self.kl_
 
-    def _rows(self, X: Any, y: Any, sample_weight: Any = None, offset: Any = None) -> Source:
+    def _labelled(self, X: Any, y: Any, sample_weight: Any, offset: Any) -> Source:
         return rows.labelled(self, X, y, sample_weight, offset, self._form(), classes=self.classes_)[1]
 
     def _unlabelled(self, X: Any, offset: Any) -> Arrays | Stream:
@@ -322,13 +321,6 @@ class VariationalLogisticRegression(LatentPredictions, ClassifierMixin, BaseEsti
         for block in replace(source, block_rows=max(1, LATENT_DRAWS // len(draws))).blocks():
             f = block.design.project(draws.to(source.device).T).T
             yield (f if block.offset is None else f + block.offset).cpu()
-
-    def score(self, X: Any, y: Any = None, sample_weight: Any = None, offset: Any = None) -> float:
-        """Share of rows whose class is predicted right."""
-        if rows.kept_elsewhere(X):
-            source = self._rows(X, y, sample_weight, offset)
-            return accuracy(source, moved(self.posterior_, source.device))
-        return float(accuracy_score(y, self.predict(X, offset), sample_weight=sample_weight))
 
     # -----------------------------------------------------------------------------------------------------------------
     # Trust
@@ -355,7 +347,7 @@ class VariationalLogisticRegression(LatentPredictions, ClassifierMixin, BaseEsti
         check_is_fitted(self, "posterior_")
         if X is None and getattr(self, "_training_rows", None) is None:
             raise ValueError("diagnose needs the training rows; got a model without them. Pass X and y.")
-        source = self._training_rows if X is None else self._rows(X, y, sample_weight, offset)
+        source = self._training_rows if X is None else self._labelled(X, y, sample_weight, offset)
         generator = np.random.default_rng(check_random_state(self.random_state).randint(2**31))
         posterior, prior = moved(self.posterior_, source.device), moved(self.prior_, source.device)
         return weigh(posterior, prior, source, self.elbo_, draws, generator)

@@ -11,11 +11,14 @@ from typing import Any
 import numpy as np
 import scipy.special
 import torch
+from sklearn.metrics import accuracy_score
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from viper import prediction_file
-from viper.rows import is_dask
+from viper.posterior import Posterior, accuracy, moved
+from viper.problem import Source
+from viper.rows import is_dask, kept_elsewhere
 from viper.softplus import expected_sigmoid
 
 
@@ -26,8 +29,12 @@ class LatentPredictions:
     """
 
     classes_: np.ndarray
+    posterior_: Posterior
 
     def _latent_blocks(self, X: Any, offset: Any) -> Iterator[tuple[Tensor, Tensor]]:
+        raise NotImplementedError
+
+    def _labelled(self, X: Any, y: Any, sample_weight: Any, offset: Any) -> Source:
         raise NotImplementedError
 
     def _latent(self, X: Any, offset: Any) -> tuple[Tensor, Tensor]:
@@ -105,6 +112,14 @@ class LatentPredictions:
             return self._lazily("predict", X, offset, dtype=self.classes_.dtype)
         mean, _ = self._latent(X, offset)
         return self.classes_[(mean > 0).cpu().numpy().astype(int)]
+
+    def score(self, X: Any, y: Any = None, sample_weight: Any = None, offset: Any = None) -> float:
+        """Share of rows whose class is predicted right."""
+        if kept_elsewhere(X):
+            check_is_fitted(self, "posterior_")
+            source = self._labelled(X, y, sample_weight, offset)
+            return accuracy(source, moved(self.posterior_, source.device))
+        return float(accuracy_score(y, self.predict(X, offset), sample_weight=sample_weight))
 
     def _lazily(self, name: str, X: Any, offset: Any, columns: int = 0, dtype: Any = np.float64, **options: Any) -> Any:
         """The method of that name, partition by partition when it is computed: a Dask array."""

@@ -61,7 +61,7 @@ def labelled(
         return classes, streamed(reader, classes, count, form)
     X = design.read_features(estimator, X, reset=reset)
     classes, label = design.read_labels(y, X.shape[0], classes)
-    return classes, in_memory(X, label, sample_weight, offset, form)
+    return classes, as_arrays(X, label, sample_weight, offset, form)
 
 
 def unlabelled(estimator: Any, X: Any, offset: Any, form: Form) -> Arrays | Stream:
@@ -70,10 +70,10 @@ def unlabelled(estimator: Any, X: Any, offset: Any, form: Form) -> Arrays | Stre
     if description is not None:
         return streamed(opened(estimator, description, labels=False, reset=False), None, 0, form)
     X = design.read_features(estimator, X, reset=False)
-    return in_memory(X, torch.zeros(X.shape[0], dtype=torch.bool), None, offset, form)
+    return as_arrays(X, torch.zeros(X.shape[0], dtype=torch.bool), None, offset, form)
 
 
-def in_memory(X: Any, label: torch.Tensor, sample_weight: Any, offset: Any, form: Form) -> Arrays:
+def as_arrays(X: Any, label: torch.Tensor, sample_weight: Any, offset: Any, form: Form) -> Arrays:
     return design.read_rows(
         X,
         label,

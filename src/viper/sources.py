@@ -105,12 +105,14 @@ class FileReader:
         return len(self.kinds)
 
     def read(self, rows: int, features: bool = True) -> Iterator[Chunk]:
-        wanted = [*(self.kinds if features else []), *{name for name in self.others.values() if name is not None}]
-        dtype = np.result_type(*self.kinds.values()) if self.kinds else np.float64
+        named = [name for name in self.others.values() if name is not None]
+        wanted = list(dict.fromkeys([*(self.names if features else []), *named]))
+        numbers = {*self.names, *named} - {self.others["target"]}
+        dtype = np.result_type(*self.kinds.values())
         for file in self.files:
             start = 0
-            for batch in file.batches(wanted, list(self.kinds), rows):
-                X = tables.matrix(batch, list(self.kinds), dtype) if features else None
+            for batch in file.batches(wanted, numbers, rows):
+                X = tables.matrix(batch, self.names, dtype) if features else None
                 y, weight, offset = (None if n is None else tables.vector(batch, n) for n in self.others.values())
                 yield Chunk(X, y, weight, offset, file.place(start))
                 start += batch.num_rows

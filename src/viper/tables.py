@@ -4,6 +4,7 @@ Everything that can be wrong with a file is said here, with the name of the file
 """
 
 import glob
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -56,8 +57,8 @@ class File:
             with self.csv({}) as reader:
                 return reader.schema
 
-    def batches(self, columns: list[str], features: list[str], rows: int) -> Iterator[Any]:
-        """Record batches of these columns, of about so many rows."""
+    def batches(self, columns: list[str], numbers: set[str], rows: int) -> Iterator[Any]:
+        """Record batches of these columns, those in `numbers` as such, of about so many rows."""
         with self.readable():
             if self.kind == "Parquet":
                 # page by page: neither a file nor a row group is ever held whole
@@ -65,11 +66,11 @@ class File:
             elif self.kind == "Arrow":
                 with arrow().memory_map(str(self.path)) as file:
                     reader = arrow().ipc.open_file(file)
-                    for i in range(reader.num_record_batches):
-                        yield reader.get_batch(i).select(columns)
+                    whole = (reader.get_batch(i).select(columns) for i in range(reader.num_record_batches))
+                    yield from (batch.slice(i, rows) for batch in whole for i in range(0, batch.num_rows, rows))
             else:
                 types = {
-                    name: arrow().float64() if name in features else self.schema.field(name).type for name in columns
+                    name: arrow().float64() if name in numbers else self.schema.field(name).type for name in columns
                 }
                 with self.csv({"include_columns": columns, "column_types": types}) as reader:
                     yield from reader
@@ -97,10 +98,16 @@ class File:
         try:
             yield
         except (arrow().ArrowException, OSError) as error:
-            reason = str(error).splitlines()[0].rstrip(".")
             raise ValueError(
-                f"{self.path} must be a readable {self.kind} file; got: {reason}. Write it again, or leave it out."
+                f"{self.path} must be a readable {self.kind} file; got: {self.in_words(error)}. Write it again, or "
+                "leave it out."
             ) from error
+
+    def in_words(self, error: Exception) -> str:
+        """The first line of pyarrow's complaint; of a CSV file, with the column's name and the line."""
+        reason = str(error).splitlines()[0].rstrip(".")
+        found = re.match(r"In CSV column #(\d+): Row #(\d+): (.*)", reason)
+        return f"column {self.schema.names[int(found[1])]!r}, line {found[2]}: {found[3]}" if found else reason
 
     def place(self, start: int) -> Callable[[int], str]:
         """The i-th row after the first `start` ones, in words; of a CSV file, its line."""
@@ -168,8 +175,13 @@ def check_columns(
 
 
 def number_type(file: File, name: str) -> np.dtype:
-    """float32 for what it holds exactly, else float64; a complaint if the column holds no numbers."""
+    """float32 for what it holds exactly, else float64; a complaint if the column holds no numbers.
+
+    What a column of a CSV file holds is seen when it is read: then the complaint gives the line.
+    """
     types, kind = arrow().types, file.schema.field(name).type
+    if file.kind == "CSV":
+        return np.dtype(np.float64)
     if types.is_float32(kind) or types.is_float16(kind) or types.is_boolean(kind):
         return np.dtype(np.float32)
     if types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind) or types.is_null(kind):
@@ -193,6 +205,6 @@ def vector(batch: Any, name: str) -> np.ndarray:
         column = column if types.is_dictionary(column.type) else column.dictionary_encode()
         texts = np.array([*column.dictionary.to_pylist(), None], dtype=object)
         return texts[column.indices.fill_null(len(texts) - 1).to_numpy(zero_copy_only=False)]
-    if types.is_decimal(column.type):
+    if types.is_decimal(column.type) or (types.is_boolean(column.type) and column.null_count):
         column = column.cast(arrow().float64())
     return column.to_numpy(zero_copy_only=False)
