@@ -32,9 +32,11 @@ def run(quick: bool, device: str = "cpu") -> Table:
         LocalCluster(n_workers=WORKERS, threads_per_worker=1, processes=True, dashboard_address=":0") as machines,
         Client(machines) as client,
     ):
-        X, y = dask.persist(*made(n, p, parts))
-        wait([X, y])
-        here = client.compute([X, y], sync=True)
+        X, y = made(client, n, p, parts)
+        # made again: to gather them, Dask would bring copies of all partitions to one worker, and leave them there
+        here = [
+            np.concatenate(x) for x in zip(*[partition(i, size, p) for i, size in enumerate(X.chunks[0])], strict=True)
+        ]
         fits = {"one process": here, f"{WORKERS} workers": (X, y)}
         model = viper.VariationalLogisticRegression(random_state=0)
         times = shortest({name: partial(model.fit, *given) for name, given in fits.items()}, 1 if quick else 5)
@@ -55,12 +57,19 @@ def run(quick: bool, device: str = "cpu") -> Table:
     return Table("Logistic regression on a Dask cluster", columns, table, notes)
 
 
-def made(n: int, p: int, parts: int) -> tuple[da.Array, da.Array]:
-    """Normal rows and labels of the model, a partition from each seed."""
-    sizes = [n // parts + (i < n % parts) for i in range(parts)]
-    blocks = [dask.delayed(partition, nout=2)(seed, size, p) for seed, size in enumerate(sizes)]
-    X = da.concatenate([da.from_delayed(x, (size, p), float) for (x, _), size in zip(blocks, sizes, strict=True)])
-    y = da.concatenate([da.from_delayed(y, (size,), bool) for (_, y), size in zip(blocks, sizes, strict=True)])
+def made(client: Client, n: int, p: int, parts: int) -> tuple[da.Array, da.Array]:
+    """Normal rows and labels of the model, a partition from each seed, as many on each worker as on any other."""
+    sizes = [n // parts + int(i < n % parts) for i in range(parts)]
+    addresses = list(client.nthreads())
+    blocks = [
+        client.persist(dask.delayed(partition, nout=2)(seed, size, p), workers=addresses[seed % len(addresses)])
+        for seed, size in enumerate(sizes)
+    ]
+    wait(blocks)
+    X = da.concatenate([da.from_delayed(block[0], (size, p), float) for block, size in zip(blocks, sizes, strict=True)])
+    y = da.concatenate([da.from_delayed(block[1], (size,), bool) for block, size in zip(blocks, sizes, strict=True)])
+    X, y = dask.persist(X, y)
+    wait([X, y])
     return X, y
 
 
