@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import platform
 import signal
 import subprocess
 import sys
@@ -256,6 +257,35 @@ def pool_sizes(block: Block) -> list[torch.Tensor]:
 
 def test_a_task_has_one_thread(somewhere):
     assert partitions(cut(X, (9_000, 5))).reduce(pool_sizes)[0] == 0
+
+
+FAULTS = """
+import resource
+import numpy as np
+from viper.cluster import kept_pages
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(50):
+        np.ones(1 << 19)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+outside = faults()
+with kept_pages():
+    faults()
+    inside = faults()
+print(outside, inside, faults())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other allocators keep pages by themselves")
+def test_a_pass_does_not_ask_for_the_same_memory_again():
+    started_by_nanny = os.environ | {"MALLOC_TRIM_THRESHOLD_": "65536"}
+    done = subprocess.run(
+        [sys.executable, "-c", FAULTS], env=started_by_nanny, capture_output=True, text=True, check=True
+    )
+    outside, inside, after = map(int, done.stdout.split())
+    assert inside < 0.1 * min(outside, after)
 
 
 def test_the_scheduler_knows_how_large_partitions_are():
