@@ -97,6 +97,13 @@ def test_same_posterior_and_history(kept, case, tmp_path, monkeypatch):
     dtype, options = CASES[case]
     one, other = VariationalLogisticRegression(random_state=3, **options), in_memory(case)
     one.fit(*KEPT[kept](made(dtype), tmp_path))
+    assert_same(one, other, case, kept)
+    if kept != "as_memory_map":
+        assert list(one.feature_names_in_) == NAMES
+        assert list(one.classes_) == ["no", "yes"]
+
+
+def assert_same(one, other, case, kept):
     # sums in float32 are as exact as that; and its numbers, written as text, are not those they were written from
     rounded = case == "float32 products" or (case == "float32 rows" and kept == "as_csv")
     tolerance = TOLERANCE["float32"] if rounded else 1e-10
@@ -109,9 +116,28 @@ def test_same_posterior_and_history(kept, case, tmp_path, monkeypatch):
         assert (a.rows, a.rough, a.step) == (b.rows, b.rough, b.step)
         assert a.objective == pytest.approx(b.objective, rel=tolerance)
         assert a.move == pytest.approx(b.move, rel=1e-4, abs=1e-9)  # rough moves come from float32 curvatures
-    if kept != "as_memory_map":
-        assert list(one.feature_names_in_) == NAMES
-        assert list(one.classes_) == ["no", "yes"]
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def cluster(request):
+    pytest.importorskip("distributed")
+    from dask_workers import in_use, workers
+
+    with workers(request.param) as client, in_use(client):
+        yield client
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_same_posterior_on_workers(cluster, case, tmp_path):
+    import dask.dataframe
+
+    dtype, options = CASES[case]
+    as_parquet(made(dtype), tmp_path)
+    frame = dask.dataframe.read_parquet(tmp_path)
+    one = VariationalLogisticRegression(random_state=3, **options)
+    one.fit(frame[NAMES], frame["y"], frame["w"], frame["o"])
+    assert_same(one, in_memory(case), case, "by workers")
+    assert list(one.feature_names_in_) == NAMES
 
 
 @pytest.mark.cuda

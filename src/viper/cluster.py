@@ -6,10 +6,14 @@ What a lost worker held is made again from its graph by the scheduler, so that a
 the same tasks run on Dask's threads.
 """
 
+import ctypes
 import io
+import os
+import platform
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache, partial, reduce
 from itertools import pairwise
@@ -29,7 +33,7 @@ from viper.problem import BLOCK_ROWS, CPU, Arrays, RowFunction, add_up, scattere
 from viper.threads import one_thread
 
 FAN_IN = 16  # sums that one task of the tree adds up
-IN_MEMORY = 1 << 20  # entries of a subset that this process holds itself: a pass over them is quicker than a round trip
+IN_MEMORY = 1 << 21  # entries of a subset that this process holds: a pass over them takes no longer than a round trip
 EMBEDDED = 1 << 18  # bytes of a function that travel with each task; more are sent to every worker ahead
 VECTORS = ("label", "offset", "residual", "weight")  # as `Arrays.vectors` has them
 LOST = (CancelledError, OSError, TimeoutError)  # what is raised when the scheduler or data on a worker is gone
@@ -40,8 +44,7 @@ class Partitions:
     """Rows in partitions, each an `Arrays`: futures on the client's cluster, or held here where there is no client."""
 
     device = CPU  # where the solver works; the workers have their own
-    smallest_subset = 0
-    float32_pays = True
+    smallest_subset, float32_pays = 0, True  # as for arrays in memory, so that the way to the answer is the same
 
     def __init__(self, client: Any, parts: Sequence[Any], sizes: np.ndarray, dimension: int) -> None:
         self.client, self.parts, self.sizes, self.dimension = client, list(parts), sizes, dimension
@@ -96,17 +99,15 @@ class Partitions:
         local = np.split(chosen, np.searchsorted(chosen, ends[:-1]))
         local = [rows - (end - size) for rows, end, size in zip(local, ends, self.sizes, strict=True)]
         some = [i for i, rows in enumerate(local) if len(rows)]
-        parts = keep(self.client, taken, [self.parts[i] for i in some], [local[i] for i in some])
-        few = Partitions(self.client, parts, np.array([len(local[i]) for i in some]), self.dimension)
-        return few.whole() if few.rows * few.dimension <= IN_MEMORY else few
+        chosen_of = [self.parts[i] for i in some], [local[i] for i in some]
+        if k * self.dimension <= IN_MEMORY:
+            return joined(run(self.client, taken_to_host, *chosen_of))
+        sizes = np.array([len(rows) for rows in chosen_of[1]])
+        return Partitions(self.client, keep(self.client, taken, *chosen_of), sizes, self.dimension)
 
     def whole(self) -> Arrays:
         """All rows in the memory of this process."""
         return joined(run(self.client, on_host, self.parts))
-
-
-def taken(part: Arrays, chosen: np.ndarray) -> Arrays:
-    return part.take(torch.from_numpy(chosen))
 
 
 def split(parts: list[Any], count: int) -> Iterator[list[Any]]:
@@ -117,11 +118,14 @@ def split(parts: list[Any], count: int) -> Iterator[list[Any]]:
 
 
 def joined(parts: list[Arrays]) -> Arrays:
-    """Several `Arrays` in memory as one."""
+    """Several `Arrays` of NumPy arrays, as `on_host` makes them, as one of tensors."""
     features = [part.features for part in parts]
-    whole = scipy.sparse.vstack(features, "csr") if scipy.sparse.issparse(features[0]) else torch.cat(features)
-    columns = zip(*[part.vectors() for part in parts], strict=True)
-    vectors: dict[str, Any] = {name: torch.cat(x) for name, x in zip(VECTORS, columns, strict=True) if x[0] is not None}
+    sparse = scipy.sparse.issparse(features[0])
+    whole = scipy.sparse.vstack(features, "csr") if sparse else torch.from_numpy(np.concatenate(features))
+    columns: Any = zip(*[part.vectors() for part in parts], strict=True)
+    vectors: dict[str, Any] = {
+        name: torch.from_numpy(np.concatenate(x)) for name, x in zip(VECTORS, columns, strict=True) if x[0] is not None
+    }
     return replace(parts[0], features=whole, **vectors)
 
 
@@ -171,9 +175,33 @@ def complain_if_unreachable(client: Any, error: BaseException) -> None:
 
 def group_sums(parts: list[Arrays], function: RowFunction) -> list[Any]:
     """The sums over some partitions as NumPy arrays, which travel lightly, computed by one thread."""
-    with one_thread():
+    with one_thread(), kept_pages():
         total = add_up(part.reduce(function) for part in parts)
     return [x.cpu().numpy() for x in total]
+
+
+@contextmanager
+def kept_pages() -> Iterator[None]:
+    """Let glibc keep freed pages for the next block.
+
+    Dask's nanny starts workers with MALLOC_TRIM_THRESHOLD_, so that every large array is new memory from the system,
+    which has to be cleared: a pass takes three times as long. At the end what was kept is given back as ever.
+    """
+    trim = os.environ.get("MALLOC_TRIM_THRESHOLD_", "")
+    if not trim.isdigit() or platform.libc_ver()[0] != "glibc":
+        yield
+        return
+    adjust = ctypes.CDLL(None).mallopt
+    adjust(M_MMAP_THRESHOLD, 1 << 25)  # the most that it accepts
+    adjust(M_TRIM_THRESHOLD, 1 << 28)
+    try:
+        yield
+    finally:
+        adjust(M_MMAP_THRESHOLD, 1 << 17)  # its default
+        adjust(M_TRIM_THRESHOLD, int(trim))
+
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 
 
 def added(sums: list[list[Any]]) -> list[Any]:
@@ -185,12 +213,19 @@ def packed_sums(parts: list[Arrays], packed: bytes) -> list[Any]:
     return group_sums(parts, cloudpickle.loads(packed))
 
 
+def taken(part: Arrays, chosen: np.ndarray) -> Arrays:
+    return part.take(torch.from_numpy(chosen))
+
+
+def taken_to_host(part: Arrays, chosen: np.ndarray) -> Arrays:
+    return on_host(taken(part, chosen))
+
+
 def on_host(part: Arrays) -> Arrays:
-    """The same rows in the memory of the CPU, in blocks of its size."""
-    if part.device.type == "cpu":
-        return part
-    vectors: dict[str, Any] = {name: x.cpu() for name, x in zip(VECTORS, part.vectors(), strict=True) if x is not None}
-    return replace(part, features=part.features.cpu(), device=CPU, block_rows=BLOCK_ROWS, **vectors)
+    """The same rows in the memory of the CPU, in blocks of its size, as NumPy arrays: they travel without a copy."""
+    bare = lambda x: x.cpu().numpy() if isinstance(x, Tensor) else x  # noqa: E731
+    vectors: dict[str, Any] = {name: bare(x) for name, x in zip(VECTORS, part.vectors(), strict=True)}
+    return replace(part, features=bare(part.features), device=CPU, block_rows=BLOCK_ROWS, **vectors)
 
 
 def size_of_arrays(part: Arrays) -> int:

@@ -69,14 +69,13 @@ def labelled(
         classes = design.read_labels(np.concatenate(found), sum(map(len, found)))[0]
     reader = Reader(blank_copy(estimator), np.asarray(classes), intercept, device, dtype)
     parts = keep(client, reader.read, range(len(blocks)), blocks, *columns.values())
-    some_weight = run(client, has_weight, parts)
-    if not any(some_weight):
+    if sample_weight is not None and not any(run(client, has_weight, parts)):
         design.read_weights(np.zeros(1), 1)  # complains
     return reader.classes, Partitions(client, parts, np.array(sizes), estimator.n_features_in_ + int(intercept))
 
 
 def has_weight(part: Arrays) -> bool:
-    return part.weight is None or bool((part.weight > 0).any())
+    return part.weight is not None and bool((part.weight > 0).any())
 
 
 def distinct_labels(y: Any) -> np.ndarray:
@@ -117,19 +116,29 @@ def aligned(client: Any, X: Any, vectors: dict[str, Any]) -> tuple[list[int], li
     All are computed once and kept: as futures of the client, or here.
     """
     given = {name: as_vector(x, name) for name, x in vectors.items() if x is not None}
-    # in one go, since they may have a common origin; `held` keeps it until all have been cut
+    # in one go, since they may have a common origin
     rows, *held = persist(row_blocks(X), *given.values())
-    blocks = keep_blocks(client, rows)
+    blocks = kept(client, rows)
     sizes = row_counts(client, X, blocks)
-    kept = [size for size in sizes if size]
     cut = {name: like_rows(client, x, name, sizes) for name, x in zip(given, held, strict=True)}
-    full = [block for block, size in zip(blocks, sizes, strict=True) if size]
-    return kept, full, {name: cut.get(name, [None] * len(kept)) for name in vectors}
+    some = [size for size in sizes if size]
+    return some, full(blocks, sizes), {name: cut.get(name, [None] * len(some)) for name in vectors}
 
 
-def keep_blocks(client: Any, blocks: list[Any]) -> list[Any]:
-    """Delayed values as futures of the client, or computed here."""
-    return list(compute(*blocks)) if client is None else client.compute(blocks)
+def kept(client: Any, x: Any) -> list[Any]:
+    """The blocks of a persisted vector or list as futures of the client, or themselves."""
+    blocks = x if isinstance(x, list) else row_blocks(x)
+    if client is None:
+        return list(compute(*blocks))
+    from distributed import futures_of
+
+    by_key = {future.key: future for future in futures_of(x)}
+    return [by_key[block.key] for block in blocks]
+
+
+def full(blocks: list[Any], sizes: list[int]) -> list[Any]:
+    """Those that are not empty."""
+    return [block for block, size in zip(blocks, sizes, strict=True) if size]
 
 
 def row_blocks(X: Any) -> list[Any]:
@@ -173,9 +182,9 @@ def as_vector(x: Any, name: str) -> Any:
 
 def like_rows(client: Any, x: Any, name: str, sizes: list[int]) -> list[Any]:
     """A vector in the partitions of X that are not empty."""
-    rows, kept = sum(sizes), tuple(size for size in sizes if size)
+    rows = sum(sizes)
     if not is_dask_collection(x):
-        x = da.from_array(np.full(rows, x) if x.ndim == 0 else np.ravel(x), chunks=-1)
+        x = persist(da.from_array(np.full(rows, x) if x.ndim == 0 else np.ravel(x), chunks=-1))[0]
     if any(map(math.isnan, x.chunks[0])):
         x = x.compute_chunk_sizes()
     if x.shape != (rows,):
@@ -185,8 +194,8 @@ def like_rows(client: Any, x: Any, name: str, sizes: list[int]) -> list[Any]:
             )
         raise ValueError(f"{name} must have shape ({rows},), one entry per row; got {name}.shape == {x.shape}.")
     if x.chunks[0] != tuple(sizes):
-        return keep_blocks(client, row_blocks(x.rechunk((kept,))))
-    return keep_blocks(client, [block for block, size in zip(row_blocks(x), sizes, strict=True) if size])
+        return kept(client, persist(x.rechunk((tuple(size for size in sizes if size),)))[0])
+    return full(kept(client, x), sizes)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -235,17 +244,3 @@ def offsets(offset: Any, sizes: tuple[float, ...]) -> list[Any]:
             "Call compute_chunk_sizes() on both."
         )
     return row_blocks(x)
-
-
-def accuracy(y: Any, predicted: Any, sample_weight: Any) -> float:
-    """Share of rows, by weight, whose class is predicted right."""
-    client = active_client()
-    _, blocks, columns = aligned(client, predicted, {"y": y, "sample_weight": sample_weight})
-    good, every = np.sum(run(client, hits, blocks, *columns.values()), axis=0)
-    return float(good / every)
-
-
-def hits(predicted: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> tuple[float, float]:
-    """Weight of the rows predicted right, and of all."""
-    c = np.ones(len(y)) if weight is None else weight
-    return float(c @ (predicted == y)), float(c.sum())

@@ -18,9 +18,8 @@ from torch import Tensor
 from viper import prediction_file
 from viper.posterior import Posterior, accuracy, moved
 from viper.problem import Source
-from viper.rows import is_dask
+from viper.rows import is_dask, kept_elsewhere
 from viper.softplus import expected_sigmoid
-from viper.sources import describe
 
 
 class LatentPredictions:
@@ -116,16 +115,11 @@ class LatentPredictions:
 
     def score(self, X: Any, y: Any = None, sample_weight: Any = None, offset: Any = None) -> float:
         """Share of rows whose class is predicted right."""
-        if describe(X) is not None:
+        if kept_elsewhere(X):
             check_is_fitted(self, "posterior_")
             source = self._labelled(X, y, sample_weight, offset)
             return accuracy(source, moved(self.posterior_, source.device))
-        predicted = self.predict(X, offset)
-        if is_dask(X):
-            from viper import cluster_rows
-
-            return cluster_rows.accuracy(y, predicted, sample_weight)
-        return float(accuracy_score(y, predicted, sample_weight=sample_weight))
+        return float(accuracy_score(y, self.predict(X, offset), sample_weight=sample_weight))
 
     def _lazily(self, name: str, X: Any, offset: Any, columns: int = 0, dtype: Any = np.float64, **options: Any) -> Any:
         """The method of that name, partition by partition when it is computed: a Dask array."""

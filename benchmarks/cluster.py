@@ -1,0 +1,110 @@
+"""A fit on a Dask cluster of two worker processes with one thread each, beside the same fit in one process.
+
+The workers make the rows themselves, as partitions of a Dask array. What a pass costs beyond its arithmetic is measured
+with a function that does nothing but return sums of the right size.
+"""
+
+import time
+from collections.abc import Callable
+from functools import partial
+
+import dask
+import dask.array as da
+import numpy as np
+import torch
+from distributed import Client, LocalCluster, wait
+from torch import Tensor
+
+import viper
+from benchmarks.table import Table, machine
+from viper import rows
+from viper.problem import Block
+
+WORKERS = 2
+FASTER, OVERHEAD = 1.7, 50.0  # at least that many times the rows per second; at most so many milliseconds a pass
+
+
+def run(quick: bool, device: str = "cpu") -> Table:
+    if device != "cpu":
+        raise SystemExit(f"The cluster benchmark compares processes on the CPU; got device {device!r}.")
+    n, p, parts = (200_000, 25, 8) if quick else (5_000_000, 25, 16)
+    with (
+        LocalCluster(n_workers=WORKERS, threads_per_worker=1, processes=True, dashboard_address=":0") as machines,
+        Client(machines) as client,
+    ):
+        X, y = made(client, n, p, parts)
+        # made again: to gather them, Dask would bring copies of all partitions to one worker, and leave them there
+        here = [
+            np.concatenate(x) for x in zip(*[partition(i, size, p) for i, size in enumerate(X.chunks[0])], strict=True)
+        ]
+        fits = {"one process": here, f"{WORKERS} workers": (X, y)}
+        model = viper.VariationalLogisticRegression(random_state=0)
+        times = shortest({name: partial(model.fit, *given) for name, given in fits.items()}, 1 if quick else 5)
+        passes = pass_times(model, X, y, p)
+    one = times["one process"]
+    table: list[list[str | float]] = [
+        [name, n, p, seconds, n / seconds, one / seconds, FASTER if i else float("nan")]
+        for i, (name, seconds) in enumerate(times.items())
+    ]
+    notes = [
+        f"Overhead per pass: median {np.median(passes):.1f} ms, shortest {min(passes):.1f} ms, longest "
+        f"{max(passes):.1f} ms of {len(passes)}; target {OVERHEAD:.0f} ms.",
+        "Seconds are those of the clock, the shortest of several fits taken in turn, reading and checks included. "
+        f"{parts} partitions, made and kept by the workers.",
+        machine(device),
+    ]
+    columns = ["where", "rows", "columns", "seconds", "rows/s", "times one process", "target"]
+    return Table("Logistic regression on a Dask cluster", columns, table, notes)
+
+
+def made(client: Client, n: int, p: int, parts: int) -> tuple[da.Array, da.Array]:
+    """Normal rows and labels of the model, a partition from each seed, as many on each worker as on any other."""
+    sizes = [n // parts + int(i < n % parts) for i in range(parts)]
+    addresses = list(client.nthreads())
+    blocks = [
+        client.persist(dask.delayed(partition, nout=2)(seed, size, p), workers=addresses[seed % len(addresses)])
+        for seed, size in enumerate(sizes)
+    ]
+    wait(blocks)
+    X = da.concatenate([da.from_delayed(block[0], (size, p), float) for block, size in zip(blocks, sizes, strict=True)])
+    y = da.concatenate([da.from_delayed(block[1], (size,), bool) for block, size in zip(blocks, sizes, strict=True)])
+    X, y = dask.persist(X, y)
+    wait([X, y])
+    return X, y
+
+
+def partition(seed: int, size: int, p: int) -> tuple[np.ndarray, np.ndarray]:
+    coefficients = np.random.default_rng(0).uniform(-1.0, 1.0, p)
+    generator = np.random.default_rng([1, seed])
+    X = generator.standard_normal((size, p))
+    return X, generator.random(size) < 1.0 / (1.0 + np.exp(-X @ coefficients))
+
+
+def shortest(contenders: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+    """Seconds by the clock of the fastest of several calls, taken in turn, after one that does not count."""
+    best = dict.fromkeys(contenders, float("inf"))
+    for turn in range(rounds + 1):
+        for name, work in contenders.items():
+            began = time.perf_counter()
+            work()
+            if turn:
+                best[name] = min(best[name], time.perf_counter() - began)
+    return best
+
+
+def nothing(block: Block, mean: Tensor, factor: Tensor) -> list[Tensor]:
+    """Sums of the size that a step needs, without the work."""
+    return [torch.zeros(()), torch.zeros(()), torch.zeros_like(mean), torch.zeros_like(factor)]
+
+
+def pass_times(model: viper.VariationalLogisticRegression, X: da.Array, y: da.Array, p: int) -> list[float]:
+    """Milliseconds of passes that compute nothing."""
+    form = rows.Form(intercept=True)
+    source = rows.labelled(model, X, y, None, None, form)[1]
+    function = partial(nothing, mean=torch.zeros(p + 1).double(), factor=torch.zeros(p + 1, p + 1).double())
+    found = []
+    for _ in range(50):
+        began = time.perf_counter()
+        source.reduce(function)
+        found.append(1e3 * (time.perf_counter() - began))
+    return found
