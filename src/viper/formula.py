@@ -67,9 +67,7 @@ def learn(formula: str, data: Any, missing: str = "error", standardize: bool = F
     )
     raw = encoding._design(encoding._filled(frame[columns[1:]], 0), transforms)
     intercept = has_intercept(parsed.rest)
-    centre, scale = (
-        scales(raw.to_numpy(), intercept) if standardize else (np.zeros(raw.shape[1]), np.ones(raw.shape[1]))
-    )
+    centre, scale = scales(raw.to_numpy(), intercept, standardize)
     learned = {"names": list(raw), "intercept": intercept, "centre": centre.tolist(), "scale": scale.tolist()}
     encoding = replace(encoding, **learned, transforms=numbered(jsonable(transforms)))
     return Learned(encoding, (raw - centre) / scale, labels(frame[parsed.target]), kept)
