@@ -31,7 +31,19 @@ LAYERS = [
     # applications: these may also import the public names, `from viper import ...`
     *(
         APPLICATIONS := [
-            *["files", "metrics", "datasets", "plot", "arviz", "onnx", "report", "demo_bound", "demo"],
+            *[
+                "csv_text",
+                "files",
+                "output",
+                "metrics",
+                "datasets",
+                "plot",
+                "arviz",
+                "onnx",
+                "report",
+                "demo_bound",
+                "demo",
+            ],
             *["paper", "cli", "__main__"],
         ]
     ),

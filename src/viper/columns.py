@@ -10,6 +10,14 @@ if TYPE_CHECKING:
     import pandas
 
 
+class RowError(FormulaError):
+    """Something is wrong with a row, which `row` names as the table's index does."""
+
+    def __init__(self, rule: str, got: str, row: Any, fix: str) -> None:
+        super().__init__(f"{rule}; got {got} in row {row}. {fix}".strip())
+        self.row = row
+
+
 def as_frame(data: Any) -> "pandas.DataFrame":
     """pandas' frame of what has named columns: pandas, polars, Arrow, or a dictionary of columns."""
     import pandas
@@ -40,43 +48,42 @@ def is_text(column: "pandas.Series[Any]") -> bool:
     return bool(types.is_bool_dtype(kind) or not (types.is_numeric_dtype(kind) or kind.kind in "Mmc"))
 
 
-def as_numbers(column: "pandas.Series[Any]", first: int = 0) -> np.ndarray:
-    """Finite float64 numbers, NaN where missing; rows are counted from `first` + 1."""
+def as_numbers(column: "pandas.Series[Any]") -> np.ndarray:
+    """Finite float64 numbers, NaN where missing."""
     from pandas.api import types
 
     if types.is_bool_dtype(column.dtype) or not types.is_numeric_dtype(column.dtype) or column.dtype.kind == "c":
-        got = strange(column, first)
-        raise FormulaError(f"column {column.name!r} must be numeric; got {got}. Use C() for categories.")
+        check_no_text(column)
+        raise FormulaError(f"column {column.name!r} must be numeric; got {column.dtype}. Use C() for categories.")
     values = column.to_numpy(dtype=np.float64, na_value=np.nan)
     if np.isinf(values).any():
         row = int(np.flatnonzero(np.isinf(values))[0])
-        raise FormulaError(f"column {column.name!r} must be finite; got {values[row]} in row {row + first + 1}.")
+        raise RowError(f"column {column.name!r} must be finite", f"{values[row]}", column.index[row], "Correct it.")
     return values
 
 
-def strange(column: "pandas.Series[Any]", first: int) -> str:
-    """The first value that is no number, and where; or the type, if that is what is strange."""
-    for row, value in enumerate(column):
+def check_no_text(column: "pandas.Series[Any]") -> None:
+    """Complain about the first value that is text and no number."""
+    for row, value in column.items():
         if isinstance(value, str):
             try:
                 float(value)
             except ValueError:
-                return f"{value!r:.60} in row {row + first + 1}"
-    return f"a column of type {column.dtype}"
+                rule = f"column {column.name!r} must be numeric"
+                raise RowError(rule, f"{value!r:.60}", row, "Correct it, or use C() for categories.") from None
 
 
-def as_levels(column: "pandas.Series[Any]", levels: list[Any], first: int = 0) -> "pandas.Categorical":
+def as_levels(column: "pandas.Series[Any]", levels: list[Any]) -> "pandas.Categorical":
     """The column as a category with these levels; others are refused."""
     import pandas
 
     values = pandas.Categorical(column, categories=levels)
     new = np.flatnonzero((values.codes < 0) & column.notna().to_numpy())
     if len(new):
+        rule = f"column {column.name!r} must be one of {levels[:8]}{' …' if len(levels) > 8 else ''}, as in the fit"
         got = column.iloc[new[0]]
-        raise FormulaError(
-            f"column {column.name!r} must be one of {levels[:8]}{' …' if len(levels) > 8 else ''}, as in the fit; "
-            f"got {got!r} in row {int(new[0]) + first + 1}."
-        )
+        got = got.item() if isinstance(got, np.generic) else got
+        raise RowError(rule, repr(got), column.index[new[0]], "Fit again with such rows, or leave them out.")
     return values
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from viper.columns import as_frame, as_levels, as_numbers, describe
+from viper.columns import RowError, as_frame, as_levels, as_numbers, describe
 from viper.grammar import FormulaError, Parsed, parse
 from viper.storage import StorageError
 
@@ -69,17 +69,17 @@ class Encoding:
 
     # --- use ---
 
-    def encode(self, data: Any, first: int = 0) -> "pandas.DataFrame":
+    def encode(self, data: Any) -> "pandas.DataFrame":
         """The columns of X for rows of raw columns; other columns are ignored.
 
         Raises
         ------
         FormulaError
             If a column is missing or of another kind than in the fit, a level is new, a value is missing (unless the
-            rule is "mean") or a function has no finite value. Rows are counted from `first` + 1.
+            rule is "mean") or a function has no finite value.
         """
-        frame = self._filled(self._select(data), first)
-        raw = self._design(frame, self.transforms, first)
+        frame = self._filled(self._select(data))
+        raw = self._design(frame, self.transforms)
         if list(raw) != self.names:
             raise FormulaError(f"the formula must give the columns {self.names}; got {list(raw)}. Fit it again.")
         return (raw - np.array(self.centre)) / np.array(self.scale)
@@ -100,11 +100,11 @@ class Encoding:
 
     def _unit(self, name: str, centre: float, scale: float) -> str:
         if (centre, scale) != (0.0, 1.0):
-            return f"+{scale:.4g} (1 sd)"
+            return f"sd, {scale:.3g}"
         level = re.fullmatch(r"(?:C\()?(.+?)\)?\[T\.(.*)\]", name)
         if level and level[1] in self.levels and ":" not in name:
-            return f"against {self.levels[level[1]][0]}"
-        return "+1"
+            return f"vs {self.levels[level[1]][0]}"
+        return "1"
 
     # --- how ---
 
@@ -122,39 +122,37 @@ class Encoding:
             )
         return frame[self.inputs]
 
-    def _filled(self, frame: "pandas.DataFrame", first: int) -> "pandas.DataFrame":
+    def _filled(self, frame: "pandas.DataFrame") -> "pandas.DataFrame":
         counts = frame.isna().sum()
         holes = {str(name): int(number) for name, number in counts.items() if number}
         if not holes:
             return frame
         if self.missing != "mean":
             name = next(iter(holes))
-            row = int(np.flatnonzero(frame[name].isna())[0]) + first + 1
-            raise FormulaError(
-                f"rows must have no missing values; got {describe(holes)}, first {name!r} in row {row}. "
-                "Leave those rows out, or fit with missing='mean'."
-            )
+            row = frame.index[int(np.flatnonzero(frame[name].isna())[0])]
+            got = f"{describe(holes)}, the first"
+            raise RowError("rows must have no missing values", got, row, "Leave them out, or fit with missing='mean'.")
         return frame.fillna({name: self.means.get(name, self.common.get(name)) for name in holes})
 
-    def _design(self, frame: "pandas.DataFrame", state: dict[str, Any], first: int = 0) -> "pandas.DataFrame":
+    def _design(self, frame: "pandas.DataFrame", state: dict[str, Any]) -> "pandas.DataFrame":
         """The columns of X before they are standardised; `state` is read, or learned if empty."""
         import pandas
 
         plain, variables = self._parsed.plain, self._parsed.variables
-        parts = {name: as_numbers(frame[name], first) for name in plain}
+        parts = {name: as_numbers(frame[name]) for name in plain}
         if variables:
             given = pandas.DataFrame(
                 {
-                    name: as_levels(frame[column], self.levels[column], first)
+                    name: as_levels(frame[column], self.levels[column])
                     if name.startswith("c")
-                    else as_numbers(frame[column], first)
+                    else as_numbers(frame[column])
                     for name, column in variables.items()
                 },
                 index=frame.index,
             )
             parts |= {self._name(name): values for name, values in materialise(self._parsed.rest, given, state).items()}
         design = pandas.DataFrame(parts, index=frame.index, dtype=float)
-        check_finite(design, first)
+        check_finite(design)
         return design
 
     def _name(self, ours: str) -> str:
@@ -237,14 +235,15 @@ def has_intercept(rest: str) -> bool:
     return rest == "1" or any(str(term) == "1" for term in Formula(rest))
 
 
-def check_finite(design: "pandas.DataFrame", first: int) -> None:
+def check_finite(design: "pandas.DataFrame") -> None:
     bad = ~np.isfinite(design.to_numpy())
     if bad.any():
         row, column = np.argwhere(bad)[0]
-        value = design.iat[row, column]
-        raise FormulaError(
-            f"every column must be finite; got {value} for {design.columns[column]} in row {row + first + 1}. "
-            "Logarithms and roots need positive numbers; splines need numbers in the range of the fit."
+        raise RowError(
+            f"{design.columns[column]} must be finite",
+            f"{design.iat[row, column]}",
+            design.index[row],
+            "Logarithms and roots need positive numbers, splines numbers in the range of the fit.",
         )
 
 

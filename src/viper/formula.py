@@ -65,7 +65,7 @@ def learn(formula: str, data: Any, missing: str = "error", standardize: bool = F
         scale=[],
         counts=counts,
     )
-    raw = encoding._design(encoding._filled(frame[columns[1:]], 0), transforms)
+    raw = encoding._design(encoding._filled(frame[columns[1:]]), transforms)
     intercept = has_intercept(parsed.rest)
     centre, scale = scales(raw.to_numpy(), intercept, standardize)
     learned = {"names": list(raw), "intercept": intercept, "centre": centre.tolist(), "scale": scale.tolist()}
@@ -167,12 +167,23 @@ class FromFormula:
         if "standardize" in own:
             options |= {} if standardize is None else {"standardize": standardize}
         learned = learn(formula, data, missing, bool(standardize) and "standardize" not in own)
-        if "fit_intercept" in own:
-            options["fit_intercept"] = learned.encoding.intercept
-        rows = (part(vector, learned.kept) for vector in (sample_weight, offset))
-        model = cls(**options).fit(learned.X, learned.y, *rows)  # type: ignore[attr-defined]
-        model.formula_ = learned.encoding
-        return model
+        return from_learned(cls, learned, options, sample_weight, offset)
+
+
+def from_learned(
+    estimator: type[FormulaModel],
+    learned: Learned,
+    options: dict[str, Any],
+    sample_weight: Any = None,
+    offset: Any = None,
+) -> FormulaModel:
+    """An estimator fitted to what a formula made of a table."""
+    if "fit_intercept" in estimator._get_param_names():  # type: ignore[attr-defined]
+        options = options | {"fit_intercept": learned.encoding.intercept}
+    rows = (part(vector, learned.kept) for vector in (sample_weight, offset))
+    model = estimator(**options).fit(learned.X, learned.y, *rows)  # type: ignore[attr-defined]
+    model.formula_ = learned.encoding
+    return model
 
 
 def part(vector: Any, kept: np.ndarray) -> Any:

@@ -1,0 +1,119 @@
+"""The program: its commands, and what becomes of everything that can go wrong."""
+
+import functools
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from viper.cli import bound, compare, demo, evaluate, fit, predict, report, reproduce, summary
+from viper.cli.screen import console, show_warnings_as_notes
+
+FAULT, USAGE, INPUT, OUTPUT, INTERRUPTED, TERMINATED, CLOSED_PIPE = 1, 2, 3, 4, 130, 143, 141
+UsageError: Any = typer.BadParameter.__base__  # click's, or the copy of it that newer versions of typer carry
+
+app = typer.Typer(
+    name="viper",
+    help="Bayesian classification with honest uncertainty: probabilities, and how sure they are.",
+    epilog="Begin with: viper fit data.csv --target y --out model.viper",
+    rich_markup_mode="rich",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    pretty_exceptions_enable=False,
+)
+
+
+def show_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            found = version("vi-per")
+        except PackageNotFoundError:
+            found = "(from its sources)"
+        sys.stdout.write(f"viper {found}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def viper(
+    version: Annotated[bool, typer.Option("--version", help="Show the version.", callback=show_version)] = False,
+) -> None:
+    """Bayesian classification with honest uncertainty: probabilities, and how sure they are."""
+
+
+def guarded(command: Callable[..., None]) -> Callable[..., None]:
+    """The command, with one line on stderr and an exit code for whatever goes wrong."""
+
+    @functools.wraps(command)
+    def run(*args: Any, **options: Any) -> None:
+        show_warnings_as_notes()
+        try:
+            command(*args, **options)
+            sys.stdout.flush()
+        except KeyboardInterrupt:
+            stop("interrupted; nothing was written.", INTERRUPTED)
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing to flush into at the end
+            raise typer.Exit(CLOSED_PIPE) from None
+        except (ValueError, OSError, ImportError) as error:
+            from viper.output import OutputError
+
+            if os.environ.get("VIPER_TRACEBACK"):
+                raise
+            stop(one_line(error), OUTPUT if isinstance(error, OutputError) else INPUT)
+        except MemoryError:
+            stop("the data need more memory than there is. Use fewer columns, or --covariance diagonal.", INPUT)
+        except typer.Exit:
+            raise
+        except Exception as error:
+            if os.environ.get("VIPER_TRACEBACK"):
+                raise
+            stop(
+                f"this is a fault of viper: {type(error).__name__}: {one_line(error)} Please report it; "
+                "VIPER_TRACEBACK=1 shows where.",
+                FAULT,
+            )
+
+    return run
+
+
+def one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def stop(text: str, code: int) -> NoReturn:
+    complain(text)
+    raise typer.Exit(code) from None
+
+
+def complain(text: str) -> None:
+    """One line on stderr."""
+    screen = console(stderr=True)
+    screen.print("[bold red]viper:[/] ", end="")
+    screen.print(text, markup=False, soft_wrap=True)
+
+
+for module in (fit, predict, evaluate, summary, compare, bound, report, demo, reproduce):
+    name = module.__name__.rpartition(".")[2]
+    app.command(name, epilog="\n\n".join(["[bold]Examples[/]", *module.EXAMPLES]))(guarded(getattr(module, name)))
+
+
+def main(arguments: list[str] | None = None) -> NoReturn:
+    """Run the program and exit."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
+    try:
+        code = app(args=arguments, prog_name="viper", standalone_mode=False)
+    except UsageError as error:
+        where = error.ctx.command_path if error.ctx else "viper"
+        complain(f"{error.format_message().rstrip('.')}. See: {where} --help")
+        code = USAGE
+    except typer.Exit as done:
+        code = done.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        complain("interrupted; nothing was written.")
+        code = INTERRUPTED
+    sys.exit(code if isinstance(code, int) else 0)
