@@ -8,7 +8,7 @@ from rich.text import Text
 
 from viper.cli.screen import console, grid, number, say, show, strip
 
-WIDE = 110  # columns of a terminal that has room for drawn intervals
+WIDE = 116  # columns of a terminal that has room for drawn intervals
 SCORES = {
     "auc": ("AUC", 3),
     "log_score": ("log score", 4),
@@ -93,7 +93,8 @@ def facts(document: dict[str, Any]) -> list[str]:
     if document["formula"]:
         text = document["formula"]
         if len(text) > 100:
-            text = f"{document['target']} ~ {len(document['coefficients' if 'coefficients' in document else 'columns'])} terms"
+            terms = document["coefficients" if "coefficients" in document else "columns"]
+            text = f"{document['target']} ~ {sum(term['name'] != 'intercept' for term in terms)} columns"
         lines.append(escape(f"formula   {text}"))
     ways = [f"covariance {document['covariance']}", "exact ELBO" if document["bound"] == "viper" else document["bound"]]
     if document["model"] == "logistic":
@@ -127,11 +128,14 @@ def coefficients(document: dict[str, Any], most: int | None) -> None:
     ends = reach([row for row in shown if row["name"] != "intercept"] or shown)
     wide = console().width >= WIDE
     percent = f"{100 * document['level']:g} %"
-    titles = ["coefficient", "per", "log-odds", *(["sd", percent, ""] if wide else [percent])]
-    titles += ["odds ratio", percent, "direction"]
-    show(grid(titles, [coefficient(row, ends, wide) for row in shown], left=2))
+    titles = ["coefficient", *(["per", "log-odds", "sd", percent, ""] if wide else ["log-odds", percent])]
+    titles += ["odds ×", percent, "sign"]
+    show(grid(titles, [coefficient(row, ends, wide) for row in shown], left=2 if wide else 1))
     if len(shown) < len(rows):
         say(f"  [dim]{len(rows) - len(shown)} more, closer to zero: viper summary --all[/]")
+    if document["standardised"]:
+        say("  [dim]Numbers are standardised: their coefficients are per standard deviation (sd), others per 1.[/]")
+    say("  [dim]sign: probability that the coefficient has the sign of its mean.[/]\n")
 
 
 def reach(rows: list[dict[str, Any]]) -> tuple[float, float]:
@@ -144,7 +148,7 @@ def coefficient(row: dict[str, Any], ends: tuple[float, float], wide: bool) -> l
     drawn = strip(row["lower"], row["mean"], row["upper"], ends)
     return [
         row["name"],
-        row["unit"],
+        *([row["unit"]] if wide else []),
         number(row["mean"], 2),
         *([number(row["sd"], 2), interval, drawn] if wide else [interval]),
         number(row["odds_ratio"], 2),

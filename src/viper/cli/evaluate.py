@@ -46,7 +46,7 @@ def evaluate(
     with table.located():
         result = predictions(fitted, frame, level)
     label, used = labels(frame[name], fitted.classes_, name, table)
-    used &= result["probability"].notna().to_numpy()
+    used = used & result["probability"].notna().to_numpy()
     if not used.any():
         raise ValueError("some rows must have a class and no missing values; got none.")
     found = result[used]

@@ -17,9 +17,9 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-PIPE_WIDTH = 120  # columns where there is no terminal to ask
-LONGEST = 32  # characters of a name on one line
-STRIP = 21  # characters of a drawn interval
+PIPE_WIDTH = 132  # columns where there is no terminal to ask
+LONGEST = 40  # characters of a name on one line
+STRIP = 17  # characters of a drawn interval
 
 
 class Screen(Console):
@@ -66,13 +66,8 @@ def grid(titles: Iterable[str], rows: Iterable[Iterable[str | Text]], left: int 
     """A light table whose first `left` columns are text and the others numbers."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
     for i, title in enumerate(titles):
-        table.add_column(
-            title,
-            justify="left" if i < left else "right",
-            overflow="fold",
-            no_wrap=i >= left,
-            max_width=LONGEST if i < left else None,
-        )
+        text = {"justify": "left", "no_wrap": True, "overflow": "ellipsis", "max_width": LONGEST}
+        table.add_column(title, **(text if i < left else {"justify": "right", "no_wrap": True}))  # type: ignore[arg-type]
     for row in rows:
         table.add_row(*(cell if isinstance(cell, Text) else escape(cell) for cell in row))
     return table
