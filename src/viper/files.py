@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,12 +66,8 @@ class Table(Text):
         """The line of the file on which data row `row` (from 0) begins, if it is text."""
         if self.kind() != "csv":
             return None
-        before = 0
-        for number, fields in enumerate(records(self)):
-            if number == row + 1:
-                return before + 1
-            before = fields[0]
-        return None
+        last, fields = next(islice(records(self), row + 1, None), (None, []))
+        return None if last is None else last - sum(field.count("\n") for field in fields)
 
     @contextmanager
     def located(self) -> Iterator[None]:
@@ -88,7 +85,9 @@ def check_input(path: Path) -> None:
     if not path.exists():
         folder = path.parent
         near = (
-            difflib.get_close_matches(path.name, [file.name for file in folder.iterdir()], 1) if folder.is_dir() else []
+            difflib.get_close_matches(path.name, [file.name for file in folder.iterdir()], 1, 0.75)
+            if folder.is_dir()
+            else []
         )
         hint = f"Did you mean {folder / near[0]}?" if near else "Check the name."
         raise FileError(f"the file must exist; got {path}. {hint}")

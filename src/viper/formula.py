@@ -87,7 +87,7 @@ def keep(frame: "pandas.DataFrame", target: str, missing: str) -> tuple["pandas.
     if counts and missing == "error":
         raise FormulaError(
             f"the data must have no missing values; got {describe(counts)} in {len(frame)} rows. Choose missing='drop' "
-            "to leave such rows out, or 'mean' to fill in means and the most common levels."
+            "to leave such rows out, or missing='mean' to fill in means and the most common levels."
         )
     kept = ~(holes[target] if missing == "mean" else holes.any(axis=1)).to_numpy()
     if not kept.any():

@@ -2,6 +2,7 @@
 
 import functools
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable
@@ -54,6 +55,8 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
         try:
             command(*args, **options)
             sys.stdout.flush()
+        except (UsageError, typer.Exit):
+            raise
         except KeyboardInterrupt:
             stop("interrupted; nothing was written.", INTERRUPTED)
         except BrokenPipeError:
@@ -67,8 +70,6 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
             stop(one_line(error), OUTPUT if isinstance(error, OutputError) else INPUT)
         except MemoryError:
             stop("the data need more memory than there is. Use fewer columns, or --covariance diagonal.", INPUT)
-        except typer.Exit:
-            raise
         except Exception as error:
             if os.environ.get("VIPER_TRACEBACK"):
                 raise
@@ -82,7 +83,10 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def one_line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+    """The message, with options as they are written here."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    text = re.sub(r"\b(missing|covariance|bound|solver)='(\w+)'", r"--\1 \2", text)
+    return text.replace("overwrite=True", "--force")
 
 
 def stop(text: str, code: int) -> NoReturn:

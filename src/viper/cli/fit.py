@@ -209,7 +209,7 @@ def present(fitted: Any, out: Path | None, force: bool, level: float, as_json: b
         try:
             fitted.save(out, overwrite=force)
         except StorageError as error:
-            raise OutputError(str(error).replace("overwrite=True", "--force")) from None
+            raise OutputError(str(error)) from None
     for text in notes:
         note(text)
     document = describe(fitted, level)

@@ -54,7 +54,7 @@ def prepare(
 
 def listed(frame: "pandas.DataFrame") -> str:
     names = ", ".join(map(repr, [*frame.columns][:10]))
-    return names + (" …" if frame.shape[1] > 10 else "")
+    return names + (f" and {frame.shape[1] - 10} more" if frame.shape[1] > 10 else "")
 
 
 def check_names(frame: "pandas.DataFrame", target: str, drop: tuple[str, ...], category: tuple[str, ...]) -> None:
