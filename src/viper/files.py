@@ -84,11 +84,8 @@ def check_input(path: Path) -> None:
     """A file that exists, can be read and is not empty."""
     if not path.exists():
         folder = path.parent
-        near = (
-            difflib.get_close_matches(path.name, [file.name for file in folder.iterdir()], 1, 0.75)
-            if folder.is_dir()
-            else []
-        )
+        names = [file.name for file in folder.iterdir()] if folder.is_dir() else []
+        near = difflib.get_close_matches(path.name, names, 1, 0.75)
         hint = f"Did you mean {folder / near[0]}?" if near else "Check the name."
         raise FileError(f"the file must exist; got {path}. {hint}")
     if path.is_dir():
