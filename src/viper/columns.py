@@ -77,14 +77,14 @@ def as_levels(column: "pandas.Series[Any]", levels: list[Any]) -> "pandas.Catego
     """The column as a category with these levels; others are refused."""
     import pandas
 
-    values = pandas.Categorical(column, categories=levels)
-    new = np.flatnonzero((values.codes < 0) & column.notna().to_numpy())
+    codes = pandas.Index(levels).get_indexer(pandas.Index(column))
+    new = np.flatnonzero((codes < 0) & column.notna().to_numpy())
     if len(new):
         rule = f"column {column.name!r} must be one of {levels[:8]}{' …' if len(levels) > 8 else ''}, as in the fit"
         got = column.iloc[new[0]]
         got = got.item() if isinstance(got, np.generic) else got
         raise RowError(rule, repr(got), column.index[new[0]], "Fit again with such rows, or leave them out.")
-    return values
+    return pandas.Categorical.from_codes(codes, categories=levels)
 
 
 def levels_of(column: "pandas.Series[Any]", most: int) -> list[Any]:

@@ -96,7 +96,9 @@ def spell(token: Token) -> str:
     kind, text = token
     if kind in ("word", "quoted"):
         return text if kind == "word" else quote(text)
-    return f'"{text}"' if kind == "text" else f" {text} " if text in ("+", "-", "*") else text
+    if kind == "text":
+        return f"'{text}'" if '"' in text else f'"{text}"'
+    return f" {text} " if text in ("+", "-", "*") else text
 
 
 def split_sides(tokens: list[Token]) -> tuple[list[Token], list[Token]]:
