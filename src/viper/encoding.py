@@ -15,7 +15,6 @@ import numpy as np
 
 from viper.columns import RowError, as_frame, as_levels, as_numbers, describe
 from viper.grammar import FormulaError, Parsed, parse
-from viper.storage import StorageError
 
 if TYPE_CHECKING:
     import pandas
@@ -168,6 +167,8 @@ class Encoding:
     @classmethod
     def from_state(cls, state: Any) -> "Encoding":
         """What `to_state` gave; the formula is checked again, so that nothing in it can run as a program."""
+        from viper.storage import StorageError  # late: it needs torch, and learning a formula does not
+
         try:
             encoding = cls(**state)
             check_state(encoding)

@@ -144,7 +144,9 @@ def read_arrow(path: Path, kind: str, rows: int | None) -> Iterator["pandas.Data
                 )
                 yield from whole_or_parts(batches, schema, rows)
     except pyarrow.ArrowException as error:
-        raise FileError(f"{path} must be a {kind} file; got {str(error).splitlines()[0]}. Write it again.") from None
+        raise FileError(
+            f"{path} must be a table in the format {kind}; got {str(error).splitlines()[0]}. Write it again."
+        ) from None
 
 
 def open_ipc(source: Any) -> Any:

@@ -151,12 +151,12 @@ def estimate(
     """The fitted model, the rows it saw, and seconds."""
     from viper.formula import from_learned, learn
 
-    estimator = estimator_class(kind)
     standardize = settings.pop("standardize")
     own = kind is Kind.gp  # Gaussian processes standardise themselves
     learned = learn(formula, frame, missing, standardize and not own)
     if own:
         settings["standardize"] = standardize
+    estimator = estimator_class(kind)
     began = time.perf_counter()
     return from_learned(estimator, learned, settings), learned, time.perf_counter() - began
 

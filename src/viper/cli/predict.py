@@ -121,12 +121,12 @@ def check_columns(frame: "pandas.DataFrame", names: list[str], keep: list[str]) 
     absent = [name for name in [*names, *keep] if name not in frame.columns]
     if not absent:
         return
-    spare = [str(name) for name in frame.columns if name not in names]
-    near = [f"{name!r} ({match[0]!r}?)" if (match := difflib.get_close_matches(name, spare, 1, 0.7)) else repr(name)
-            for name in absent[:8]]  # fmt: skip
-    others = f" It has {', '.join(map(repr, spare[:8]))} instead." if spare else ""
+    spare = {str(name).casefold(): str(name) for name in frame.columns if name not in names}
+    near = [difflib.get_close_matches(name.casefold(), spare, 1, 0.7) for name in absent[:8]]
+    shown = [f"{name!r} ({spare[m[0]]!r}?)" if m else repr(name) for name, m in zip(absent, near, strict=False)]
+    others = f" It has {', '.join(map(repr, list(spare.values())[:8]))} instead." if spare else ""
     raise ValueError(
-        f"the table must have the {len(names)} columns of the model; got no {', '.join(near)}"
+        f"the table must have the {len(names)} columns of the model; got no {', '.join(shown)}"
         f"{f' and {len(absent) - 8} more' if len(absent) > 8 else ''}.{others}"
     )
 
