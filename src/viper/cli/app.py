@@ -13,7 +13,7 @@ import typer
 from viper.cli import bound, compare, demo, evaluate, fit, predict, report, reproduce, summary
 from viper.cli.screen import console, show_warnings_as_notes
 
-FAULT, USAGE, INPUT, OUTPUT, INTERRUPTED, TERMINATED, CLOSED_PIPE = 1, 2, 3, 4, 130, 143, 141
+FAULT, USAGE, INPUT, OUTPUT, SIGNALLED, CLOSED_PIPE = 1, 2, 3, 4, 128, 141
 UsageError: Any = typer.BadParameter.__base__  # click's, or the copy of it that newer versions of typer carry
 
 app = typer.Typer(
@@ -57,29 +57,42 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
             sys.stdout.flush()
         except (UsageError, typer.Exit):
             raise
-        except KeyboardInterrupt:
-            stop("interrupted; nothing was written.", INTERRUPTED)
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing to flush into at the end
             raise typer.Exit(CLOSED_PIPE) from None
-        except (ValueError, OSError, ImportError) as error:
-            from viper.output import OutputError
-
+        except (Exception, KeyboardInterrupt) as error:
             if os.environ.get("VIPER_TRACEBACK"):
                 raise
-            stop(one_line(error), OUTPUT if isinstance(error, OutputError) else INPUT)
-        except MemoryError:
-            stop("the data need more memory than there is. Use fewer columns, or --covariance diagonal.", INPUT)
-        except Exception as error:
-            if os.environ.get("VIPER_TRACEBACK"):
-                raise
-            stop(
-                f"this is a fault of viper: {type(error).__name__}: {one_line(error)} Please report it; "
-                "VIPER_TRACEBACK=1 shows where.",
-                FAULT,
-            )
+            text, code = verdict(error)
+            complain(text)
+            raise typer.Exit(code) from None
 
     return run
+
+
+def verdict(error: BaseException) -> tuple[str, int]:
+    """What to say, and the exit code."""
+    from viper.output import OutputError
+
+    if SIGNALS or isinstance(error, KeyboardInterrupt):  # libraries in C turn the interrupt into errors of their own
+        return "interrupted; no partial output is left.", SIGNALLED + (SIGNALS or [signal.SIGINT])[-1]
+    if isinstance(error, OutputError):
+        return one_line(error), OUTPUT
+    if isinstance(error, ValueError | OSError | ImportError):
+        return one_line(error), INPUT
+    if isinstance(error, MemoryError):
+        return "the data need more memory than there is. Use fewer columns, or --covariance diagonal.", INPUT
+    fault = f"this is a fault of viper: {type(error).__name__}: {one_line(error)}"
+    return f"{fault} Please report it; VIPER_TRACEBACK=1 shows where.", FAULT
+
+
+SIGNALS: list[int] = []  # received, the last one last
+
+
+def interrupt(number: int, frame: Any) -> NoReturn:
+    """Ctrl-C and SIGTERM: leave in order, so that no partial output stays behind."""
+    SIGNALS.append(number)
+    raise KeyboardInterrupt
 
 
 def one_line(error: BaseException) -> str:
@@ -87,11 +100,6 @@ def one_line(error: BaseException) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
     text = re.sub(r"\b(missing|covariance|bound|solver)='(\w+)'", r"--\1 \2", text)
     return text.replace("overwrite=True", "--force")
-
-
-def stop(text: str, code: int) -> NoReturn:
-    complain(text)
-    raise typer.Exit(code) from None
 
 
 def complain(text: str) -> None:
@@ -108,7 +116,8 @@ for module in (fit, predict, evaluate, summary, compare, bound, report, demo, re
 
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the program and exit."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
+    signal.signal(signal.SIGINT, interrupt)
+    signal.signal(signal.SIGTERM, interrupt)
     try:
         code = app(args=arguments, prog_name="viper", standalone_mode=False)
     except UsageError as error:
@@ -118,6 +127,6 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     except typer.Exit as done:
         code = done.exit_code
     except (KeyboardInterrupt, typer.Abort):
-        complain("interrupted; nothing was written.")
-        code = INTERRUPTED
+        complain("interrupted; no partial output is left.")
+        code = SIGNALLED + signal.SIGINT
     sys.exit(code if isinstance(code, int) else 0)
