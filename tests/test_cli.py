@@ -176,7 +176,7 @@ def test_predictions_are_the_models(run, monkeypatch):
     np.testing.assert_allclose(table["probability"], model.predict_proba(FRAME)[:, 1], rtol=1e-12)
     np.testing.assert_allclose(table["sd"], model.predict_std(FRAME), rtol=1e-9)
     np.testing.assert_allclose(table[["lower", "upper"]], model.predict_interval(FRAME, 0.8), rtol=1e-12)
-    assert table["predicted"].tolist() == model.predict(FRAME).tolist()
+    assert table["label"].tolist() == model.predict(FRAME).tolist()
     assert table["age"].tolist() == FRAME["age"].tolist()
 
 

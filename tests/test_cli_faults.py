@@ -169,7 +169,7 @@ def test_closed_pipe(folder):
         stderr=subprocess.PIPE,
         text=True,
     )
-    assert process.stdout.readline() == "probability,sd,lower,upper,predicted\n"
+    assert process.stdout.readline() == "probability,sd,lower,upper,label\n"
     process.stdout.close()
     assert process.stderr.read() == ""
     assert process.wait(timeout=60) == CLOSED_PIPE

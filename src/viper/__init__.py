@@ -8,12 +8,15 @@ if TYPE_CHECKING:
     from viper.logistic import VariationalLogisticRegression
     from viper.models import load
     from viper.softplus import ExpectedSigmoid, ExpectedSoftplus, expected_sigmoid, expected_softplus
+    from viper.sources import Blocks, Files
     from viper.storage import StorageError
     from viper.terms import terms_needed
 
 __all__ = [
+    "Blocks",
     "ExpectedSigmoid",
     "ExpectedSoftplus",
+    "Files",
     "StorageError",
     "VariationalGPClassifier",
     "VariationalLogisticRegression",
@@ -25,8 +28,10 @@ __all__ = [
 
 # Loaded on first use, so that `import viper` and `viper --help` need no torch: name -> module
 LATER = {
+    "Blocks": "viper.sources",
     "ExpectedSigmoid": "viper.softplus",
     "ExpectedSoftplus": "viper.softplus",
+    "Files": "viper.sources",
     "StorageError": "viper.storage",
     "VariationalGPClassifier": "viper.gp",
     "VariationalLogisticRegression": "viper.logistic",

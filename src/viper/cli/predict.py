@@ -149,7 +149,7 @@ def predictions(model: Any, frame: "pandas.DataFrame", level: float) -> "pandas.
     reach = half_width(level) * sd
     label = pandas.Series(model.classes_[(mean > 0).astype(int)], index=frame.index, dtype=object)
     columns = {"probability": probability, "sd": spread, "lower": expit(mean - reach), "upper": expit(mean + reach)}
-    return pandas.DataFrame({**columns, "predicted": label.where(complete)}, index=frame.index)
+    return pandas.DataFrame({**columns, "label": label.where(complete)}, index=frame.index)
 
 
 def usable(model: Any, frame: "pandas.DataFrame") -> "np.ndarray":
