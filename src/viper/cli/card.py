@@ -6,7 +6,7 @@ import numpy as np
 from rich.markup import escape
 from rich.text import Text
 
-from viper.cli.screen import console, grid, number, say, show, strip
+from viper.cli.screen import console, fixed, grid, number, say, show, strip
 
 WIDE = 116  # columns of a terminal that has room for drawn intervals
 SCORES = {
@@ -126,11 +126,12 @@ def coefficients(document: dict[str, Any], most: int | None) -> None:
         by_size = sorted(rows, key=lambda row: -abs(row["mean"]) / row["sd"])[:most]
         shown = [row for row in rows if row in by_size]
     ends = reach([row for row in shown if row["name"] != "intercept"] or shown)
+    digits = decimals([row["sd"] for row in shown])
     wide = console().width >= WIDE
     percent = f"{100 * document['level']:g} %"
     titles = ["coefficient", *(["per", "log-odds", "sd", percent, ""] if wide else ["log-odds", percent])]
     titles += ["odds ×", percent, "sign"]
-    show(grid(titles, [coefficient(row, ends, wide) for row in shown], left=2 if wide else 1))
+    show(grid(titles, [coefficient(row, ends, digits, wide) for row in shown], left=2 if wide else 1))
     if len(shown) < len(rows):
         say(f"  [dim]{len(rows) - len(shown)} more, closer to zero: viper summary --all[/]")
     if document["standardised"]:
@@ -143,16 +144,22 @@ def reach(rows: list[dict[str, Any]]) -> tuple[float, float]:
     return (low, high) if high > low else (-1.0, 1.0)
 
 
-def coefficient(row: dict[str, Any], ends: tuple[float, float], wide: bool) -> list[str | Text]:
-    interval = f"{number(row['lower'], 2)} … {number(row['upper'], 2)}"
+def decimals(sds: list[float]) -> int:
+    """So many that the smallest standard deviation has two digits, within reason."""
+    return int(np.clip(1 - np.floor(np.log10(min(sds))), 2, 4))
+
+
+def coefficient(row: dict[str, Any], ends: tuple[float, float], digits: int, wide: bool) -> list[str | Text]:
+    text = {name: fixed(row[name], digits) for name in row if isinstance(row[name], float)}
+    interval = f"{text['lower']} … {text['upper']}"
     drawn = strip(row["lower"], row["mean"], row["upper"], ends)
     return [
         row["name"],
         *([row["unit"]] if wide else []),
-        number(row["mean"], 2),
-        *([number(row["sd"], 2), interval, drawn] if wide else [interval]),
-        number(row["odds_ratio"], 2),
-        f"{number(row['odds_lower'], 2)} … {number(row['odds_upper'], 2)}",
+        text["mean"],
+        *([text["sd"], interval, drawn] if wide else [interval]),
+        text["odds_ratio"],
+        f"{text['odds_lower']} … {text['odds_upper']}",
         f"{row['p_direction']:.1%}" if row["p_direction"] < 0.9995 else "> 99.9%",
     ]
 

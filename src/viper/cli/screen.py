@@ -86,6 +86,11 @@ def number(value: float | None, digits: int = 3) -> str:
     return f"{value:,.{digits}f}"
 
 
+def fixed(value: float, digits: int) -> str:
+    """A number with that many decimals, also if they are all zero."""
+    return f"{value:,.{digits}f}" if abs(value) < 10**6 else number(value, digits)
+
+
 def strip(low: float, middle: float, high: float, ends: tuple[float, float]) -> Text:
     """An interval drawn on a line from `ends[0]` to `ends[1]`, with a mark at zero."""
     place = lambda x: round((min(max(x, ends[0]), ends[1]) - ends[0]) / (ends[1] - ends[0]) * (STRIP - 1))  # noqa: E731
