@@ -252,13 +252,14 @@ ENCODE = {
     "text for numbers": (FRAME.assign(age="old"), "column 'age' must be numeric; got 'old' in row 0"),
     "infinite": (FRAME.assign(age=np.inf), "column 'age' must be finite; got inf in row 0"),
     "new level": (FRAME.assign(ward="south"), "column 'ward' must be one of ['east', 'north', 'west'], as in the fit"),
+    "beyond the spline": (FRAME.assign(**{"mean r": 99.0}), "bs(mean r, df=4)[1] must be finite; got nan in row 0"),
     "no logarithm": (FRAME.assign(age=-1.0), "log(age) must be finite; got nan in row 0"),
 }
 
 
 @pytest.mark.parametrize(("table", "message"), ENCODE.values(), ids=ENCODE)
 def test_tables_that_do_not_fit(table, message):
-    encoding = learn("y ~ log(age) + C(ward)", FRAME).encoding
+    encoding = learn("y ~ log(age) + C(ward) + bs(`mean r`, df=4)", FRAME).encoding
     with pytest.raises(FormulaError) as caught:
         encoding.encode(table)
     assert message in str(caught.value)

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -188,7 +188,17 @@ class Encoding:
 
 # --- formulaic ---
 
-OWN = {"log1p": np.log1p, "sqrt": np.sqrt, "abs": np.abs}  # functions that formulaic does not bring
+
+@cache
+def functions() -> dict[str, Any]:
+    """Functions that formulaic does not bring, and its splines with NaN beyond the range of the fit, to be reported."""
+    from formulaic.transforms import TRANSFORMS
+    from formulaic.utils.stateful_transforms import stateful_transform
+
+    def bs(x: Any, df: int | None = None, degree: int = 3, _state: Any = None) -> Any:
+        return TRANSFORMS["bs"](x, df=df, degree=degree, extrapolation="na", _state=_state)
+
+    return {"log1p": np.log1p, "sqrt": np.sqrt, "abs": np.abs, "bs": stateful_transform(bs)}
 
 
 def materialise(rest: str, frame: "pandas.DataFrame", state: dict[str, Any]) -> dict[str, np.ndarray]:
@@ -199,7 +209,7 @@ def materialise(rest: str, frame: "pandas.DataFrame", state: dict[str, Any]) -> 
         return {name: column[:0] for name, column in materialise(rest, any_row(frame), state).items()}
     spec = ModelSpec(formula=Formula(rest), transform_state=state, na_action="ignore", output="pandas")
     with readable(rest), np.errstate(all="ignore"):
-        matrix = spec.get_model_matrix(frame.reset_index(drop=True), context=OWN)
+        matrix = spec.get_model_matrix(frame.reset_index(drop=True), context=functions())
     state.update(matrix.model_spec.transform_state)
     return {str(name): matrix[name].to_numpy(dtype=float) for name in matrix if name != "Intercept"}
 
@@ -244,7 +254,7 @@ def check_finite(design: "pandas.DataFrame") -> None:
             f"{design.columns[column]} must be finite",
             f"{design.iat[row, column]}",
             design.index[row],
-            "Logarithms and roots need positive numbers, splines numbers in the range of the fit.",
+            "Logarithms and roots need positive numbers, splines those in the range of the fit.",
         )
 
 

@@ -61,8 +61,8 @@ def compare(
     results = []
     with progress("Comparing", len(chosen) * len(parts), as_json) as step:
         for name, make in chosen.items():
-            advance = lambda name=name: step(name)  # noqa: E731
-            results.append({"model": name, **attempt(make, learned, parts, level, advance)})
+            step(name, by=0)
+            results.append({"model": name, **attempt(make, learned, parts, level, step)})
     results.sort(key=lambda row: -row.get("log_score", -float("inf")))
     document = {"rows": len(learned.y), "columns": learned.X.shape[1], "folds": len(parts), "results": results}
     if as_json:
@@ -156,7 +156,7 @@ def draw(document: dict[str, Any], level: float) -> None:
 
     def cell(row: dict[str, Any], name: str, digits: int) -> str | Text:
         text = number(row[name], digits)
-        return Text(text, style="bold green") if row[name] == best.get(name) else text
+        return Text(text, style="bold green") if name in best and row[name] == best[name] else text
 
     digits = {"log_score": 4, "brier": 4, "auc": 4, "calibration_error": 3, "interval_width": 3, "seconds": 2}
     rows = [[row["model"], *(cell(row, name, d) for name, d in digits.items())] for row in done]

@@ -164,7 +164,7 @@ def report(job: Job, out: Path, to_screen: bool, as_json: bool) -> None:
     """What was written, and what a person should know about it."""
     from viper.cli.screen import emit, note
 
-    empty = f"{job.empty:,} rows have missing values and no probability, as --missing drop said in the fit."
+    empty = f"rows with missing values, without a probability as --missing drop said in the fit: {job.empty:,}."
     notes = [empty] if job.empty else []
     if job.ignored:
         notes.append(f"columns ignored: {', '.join(map(repr, job.ignored[:8]))}{' …' if len(job.ignored) > 8 else ''}.")

@@ -111,7 +111,7 @@ def progress(title: str, total: int, quiet: bool = False) -> Iterator[Any]:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=screen, transient=True, disable=quiet or not screen.is_terminal) as bars:
         task = bars.add_task(title, total=total)
-        yield lambda text=None: bars.update(task, advance=1, description=text or title)
+        yield lambda text=None, by=1: bars.update(task, advance=by, description=text)
 
 
 def show_warnings_as_notes() -> None:
