@@ -35,6 +35,7 @@ LATER = {
     "StorageError": "viper.storage",
     "VariationalGPClassifier": "viper.gp",
     "VariationalLogisticRegression": "viper.logistic",
+    "datasets": "viper.datasets",
     "expected_sigmoid": "viper.softplus",
     "expected_softplus": "viper.softplus",
     "load": "viper.models",

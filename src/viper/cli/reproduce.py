@@ -1,13 +1,13 @@
 """`viper reproduce`: the paper's tables and figures, from this code."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from viper.cli import options
 
-EXAMPLES = ["viper reproduce", "viper reproduce figure1 --quick", "viper reproduce all --jobs 4 --out results"]
+EXAMPLES = ["viper reproduce", "viper reproduce bounds --quick", "viper reproduce all --jobs 4 --out results"]
 
 
 def reproduce(
@@ -15,7 +15,7 @@ def reproduce(
         str | None, typer.Argument(help="Its name, or all; without one, the list of them.", show_default=False)
     ] = None,
     runs: Annotated[int | None, typer.Option(help="Repetitions. (default: the paper's)", min=1)] = None,
-    jobs: Annotated[int, typer.Option("--jobs", "-j", help="Processes.", min=1)] = 1,
+    jobs: Annotated[int, typer.Option("--jobs", "-j", help="Processes; -1 for one per core.", min=-1)] = 1,
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for results.")] = Path("results"),
     seed: options.Seed = 1,
     quick: Annotated[bool, typer.Option("--quick", help="A small version, in seconds.")] = False,
@@ -30,7 +30,9 @@ def reproduce(
         raise ImportError(
             f"the paper's artefacts need more packages: {error}. Run: pip install 'vi-per[all]'"
         ) from None
-    from viper.cli.screen import emit, grid, number, show
+    from rich.markup import escape
+
+    from viper.cli.screen import emit, grid, number, say, show
 
     known = list(paper.artefacts())
     if artefact is None:
@@ -47,6 +49,18 @@ def reproduce(
         near = difflib.get_close_matches(artefact, names, 1, 0.4)
         hint = f"Did you mean {near[0]!r}?" if near else f"There are {', '.join(names)}."
         raise ValueError(f"the artefact must be one of the paper's; got {artefact!r}. {hint}")
-    options_given = {"runs": runs, "jobs": jobs, "out": out, "seed": seed, "quick": quick, "data": data, "step": step}
-    for name in names if artefact == "all" else [artefact]:
-        paper.reproduce(name, **options_given)
+    outcomes = paper.reproduce(artefact, runs=runs, jobs=jobs, out=out, seed=seed, quick=quick, data=data, step=step)
+    if as_json:
+        emit([summary_of(outcome) for outcome in outcomes])
+        return
+    for outcome in outcomes:
+        if outcome.skipped is None:
+            say(f"[bold]{outcome.artefact}[/]: {outcome.made} runs made, {outcome.runs} in all")
+            for file in outcome.files:
+                say(f"  {escape(str(file))}")
+
+
+def summary_of(outcome: Any) -> dict[str, Any]:
+    """An outcome as JSON, by its files."""
+    plain = {name: getattr(outcome, name) for name in ("artefact", "made", "runs", "skipped")}
+    return {**plain, "files": [str(file) for file in outcome.files]}
