@@ -7,7 +7,7 @@ import typer
 
 from viper.cli import options
 
-EXAMPLES = ["viper reproduce", "viper reproduce bounds --quick", "viper reproduce all --jobs 4 --out results"]
+EXAMPLES = ["viper reproduce", "viper reproduce figure-1 --quick", "viper reproduce all --jobs 4 --out results"]
 
 
 def reproduce(
@@ -40,13 +40,13 @@ def reproduce(
             emit([{key: str(getattr(one, key)) for key in ("name", "what", "where", "minutes")} for one in known])
             return
         rows = [[one.name, one.what, str(one.where), number(float(one.minutes), 1)] for one in known]
-        show(grid(["artefact", "what", "in the paper", "minutes"], rows, left=3))
+        show(grid(["artefact", "what", "in the paper", "minutes"], rows, left=3, longest=60))
         return
     names = [one.name for one in known]
     if artefact not in (*names, "all"):
         import difflib
 
-        near = difflib.get_close_matches(artefact, names, 1, 0.4)
+        near = difflib.get_close_matches(artefact, names, 1, 0.6)
         hint = f"Did you mean {near[0]!r}?" if near else f"There are {', '.join(names)}."
         raise ValueError(f"the artefact must be one of the paper's; got {artefact!r}. {hint}")
     outcomes = paper.reproduce(artefact, runs=runs, jobs=jobs, out=out, seed=seed, quick=quick, data=data, step=step)

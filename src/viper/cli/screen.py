@@ -62,11 +62,11 @@ def plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def grid(titles: Iterable[str], rows: Iterable[Iterable[str | Text]], left: int = 1) -> Table:
+def grid(titles: Iterable[str], rows: Iterable[Iterable[str | Text]], left: int = 1, longest: int = LONGEST) -> Table:
     """A light table whose first `left` columns are text and the others numbers."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
     for i, title in enumerate(titles):
-        text = {"justify": "left", "no_wrap": True, "overflow": "ellipsis", "max_width": LONGEST}
+        text = {"justify": "left", "no_wrap": True, "overflow": "ellipsis", "max_width": longest}
         table.add_column(title, **(text if i < left else {"justify": "right", "no_wrap": True}))  # type: ignore[arg-type]
     for row in rows:
         table.add_row(*(cell if isinstance(cell, Text) else escape(cell) for cell in row))
