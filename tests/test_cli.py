@@ -301,3 +301,14 @@ def test_a_fault_of_ours_is_named_as_one(run, monkeypatch):
     code, out, err = run("summary", "m.viper")
     assert (code, out) == (1, "")
     assert err.startswith("viper: this is a fault of viper: RuntimeError: out of order")
+
+
+def test_reproduce_lists_and_makes_artefacts(run):
+    listed = document(run("reproduce", "--json"))
+    assert "figure-1" in {one["name"] for one in listed}
+    (made,) = document(run("reproduce", "figure-1", "--quick", "--step", "run", "--json", "-o", "results"))
+    assert made["made"] > 0
+    assert pd.read_csv(made["files"][0]).shape[0] >= made["made"]
+    code, _, err = run("reproduce", "figure-2")
+    assert code == 3
+    assert "Did you mean 'figure-1'?" in err

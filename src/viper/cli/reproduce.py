@@ -1,5 +1,7 @@
 """`viper reproduce`: the paper's tables and figures, from this code."""
 
+import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -49,7 +51,17 @@ def reproduce(
         near = difflib.get_close_matches(artefact, names, 1, 0.6)
         hint = f"Did you mean {near[0]!r}?" if near else f"There are {', '.join(names)}."
         raise ValueError(f"the artefact must be one of the paper's; got {artefact!r}. {hint}")
-    outcomes = paper.reproduce(artefact, runs=runs, jobs=jobs, out=out, seed=seed, quick=quick, data=data, step=step)
+    given: dict[str, Any] = {
+        "runs": runs,
+        "jobs": jobs,
+        "out": out,
+        "seed": seed,
+        "quick": quick,
+        "data": data,
+        "step": step,
+    }
+    with redirect_stdout(sys.stderr if as_json else sys.stdout):
+        outcomes = paper.reproduce(artefact, **given)
     if as_json:
         emit([summary_of(outcome) for outcome in outcomes])
         return
