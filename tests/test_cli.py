@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -233,6 +234,22 @@ def test_evaluate(run):
     code, _, err = run("evaluate", "m.viper", "other.csv")
     assert code == 3
     assert "must hold the classes of the model, ['no', 'yes']; got 'maybe' in line 2" in err
+
+
+# --- report ---
+
+
+def test_report_escapes_names(run):
+    pytest.importorskip("viper.report")
+    fitted(run, "-t", "died", "-o", "m.viper", "--cv", "0")
+    code, _, err = run("report", "m.viper", "data.csv", "-o", "r.html", "--map", "age", "grade")
+    assert code == 0, err
+    page = Path("r.html").read_text(encoding="utf-8")
+    assert "<b>sex</b>" not in page
+    assert "&lt;b&gt;sex&lt;/b&gt;" in page
+    code, _, err = run("report", "m.viper", "data.csv", "-o", "r.html")
+    assert code == 4
+    assert "Pass --force" in err
 
 
 # --- compare, bound, reproduce ---

@@ -7,7 +7,10 @@ import typer
 
 from viper.cli import options
 
-EXAMPLES = ["viper report model.viper data.csv --out report.html"]
+EXAMPLES = [
+    "viper report model.viper data.csv --out report.html",
+    "viper report quakes.viper quakes.csv --map east north --out report.html",
+]
 
 
 def report(
@@ -16,6 +19,10 @@ def report(
     out: Annotated[Path, typer.Option("--out", "-o", help="The page.")] = Path("report.html"),
     target: Annotated[
         str | None, typer.Option("--target", "-t", help="Column with the classes. (default: that of the fit)")
+    ] = None,
+    spatial: Annotated[
+        tuple[str, str] | None,
+        typer.Option("--map", help="Two columns to draw as a map.", metavar="X Y", show_default=False),
     ] = None,
     force: options.Force = False,
     format: options.FormatOption = None,
@@ -50,7 +57,7 @@ def report(
     labels(frame[name], fitted.classes_, name, table)
     try:
         with table.located():
-            page.write(fitted, frame, name, out, overwrite=force)
+            page.write(fitted, frame, name, out, overwrite=force, spatial=spatial)
     except (StorageError, FileExistsError, PermissionError) as error:
         raise OutputError(str(error)) from None
     note(f"the report is {out}; open it in a browser.")
