@@ -3,15 +3,14 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from viper.softplus import ExpectedSigmoid, ExpectedSoftplus, expected_sigmoid, expected_softplus
-from viper.terms import terms_needed
-
 if TYPE_CHECKING:
     from viper.gp import VariationalGPClassifier
     from viper.logistic import VariationalLogisticRegression
     from viper.models import load
+    from viper.softplus import ExpectedSigmoid, ExpectedSoftplus, expected_sigmoid, expected_softplus
     from viper.sources import Blocks, Files
     from viper.storage import StorageError
+    from viper.terms import terms_needed
 
 __all__ = [
     "Blocks",
@@ -27,16 +26,21 @@ __all__ = [
     "terms_needed",
 ]
 
-# Loaded on first use, so that `import viper` stays light: name -> module
+# Loaded on first use, so that `import viper` and `viper --help` need no torch: name -> module
 LATER = {
     "Blocks": "viper.sources",
+    "ExpectedSigmoid": "viper.softplus",
+    "ExpectedSoftplus": "viper.softplus",
     "Files": "viper.sources",
     "StorageError": "viper.storage",
     "VariationalGPClassifier": "viper.gp",
     "VariationalLogisticRegression": "viper.logistic",
     "datasets": "viper.datasets",
+    "expected_sigmoid": "viper.softplus",
+    "expected_softplus": "viper.softplus",
     "load": "viper.models",
     "reference": "viper.reference",
+    "terms_needed": "viper.terms",
 }
 
 
@@ -44,7 +48,8 @@ def __getattr__(name: str) -> Any:
     if name not in LATER:
         raise AttributeError(f"module 'viper' has no attribute {name!r}")
     module = import_module(LATER[name])
-    return module if LATER[name].endswith(f".{name}") else getattr(module, name)
+    value = globals()[name] = module if LATER[name].endswith(f".{name}") else getattr(module, name)
+    return value
 
 
 def __dir__() -> list[str]:

@@ -20,7 +20,14 @@ from viper.problem import Arrays, Prior, Source
 
 
 def read_features(estimator: Any, X: Any, *, reset: bool) -> Any:
-    """X as a finite 2-D float array, CSR matrix or tensor; names and number of columns are kept or compared."""
+    """X as a finite 2-D float array, CSR matrix or tensor; names and number of columns are kept or compared.
+
+    An estimator fitted by a formula takes tables of raw columns, which its `formula_` encodes.
+    """
+    if reset:
+        vars(estimator).pop("formula_", None)
+    elif (formula := getattr(estimator, "formula_", None)) is not None:
+        X = formula.encode(X)
     if isinstance(X, Tensor):
         if X.device.type != "cpu":
             return read_device_tensor(estimator, X, reset)

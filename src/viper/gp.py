@@ -16,6 +16,7 @@ from torch import Tensor
 from viper import design, gp_state, gp_stream, storage
 from viper.bounds import build
 from viper.fitting import without_cusp
+from viper.formula import FromFormula
 from viper.gp_kernels import check_shapes, covariance, make_kernel, make_mean
 from viper.gp_model import Features, Rows, SparseGP
 from viper.gp_profile import Profile, identity_prior
@@ -49,7 +50,7 @@ class JitterWarning(UserWarning):
     """The kernel matrix at the inducing points needed more jitter than asked for."""
 
 
-class VariationalGPClassifier(LatentPredictions, ClassifierMixin, BaseEstimator):
+class VariationalGPClassifier(FromFormula, LatentPredictions, ClassifierMixin, BaseEstimator):
     """Gaussian-process classification by variational inference, with inducing points and the exact ELBO.
 
     y_i ~ Bernoulli(s(f(x_i))), f a Gaussian process. The posterior of f at the inducing points is the Gaussian q that
@@ -116,6 +117,7 @@ class VariationalGPClassifier(LatentPredictions, ClassifierMixin, BaseEstimator)
     jitter_ : float
     history_ : list of Iteration; n_iter_ : int; converged_ : bool; status_ : str
     classes_, n_features_in_, feature_names_in_
+    formula_ : of a model made by `from_formula`, its Encoding
 
     Examples
     --------

@@ -10,7 +10,7 @@ from viper.gp_kernels import make_kernel, make_mean
 from viper.gp_model import SparseGP
 from viper.gp_rows import Scaler
 from viper.posterior import Diagonal, Full
-from viper.state import decode_labels, encode_labels, encode_options
+from viper.state import decode_formula, decode_labels, encode_formula, encode_labels, encode_options
 from viper.storage import StorageError
 
 if TYPE_CHECKING:
@@ -119,6 +119,7 @@ def pack(fitted: Any, scalars: tuple[str, ...]) -> tuple[dict[str, Tensor], dict
         "names": None if names is None else [str(name) for name in names],
         "starts": [list(start) for start in fitted.starts_],
         "fit": {name: getattr(fitted, name) for name in scalars},
+        **encode_formula(fitted),
     }
 
 
@@ -135,3 +136,4 @@ def unpack(fitted: Any, tensors: dict[str, Tensor], metadata: dict[str, Any]) ->
     fitted.classes_, fitted.history_ = decode_labels(metadata["classes"]), []
     for name, value in metadata["fit"].items():
         setattr(fitted, name, value)
+    decode_formula(fitted, metadata)

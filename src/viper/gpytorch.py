@@ -64,7 +64,7 @@ class LogitLikelihood(Likelihood):
             "nodes": nodes,
             "random_state": random_state,
         }
-        prepare(*self.options.values(), None)  # complains of options that do not go together
+        prepare(**self.options, tolerance=None)  # complains of options that do not go together
         self.signed = signed
 
     def _labels(self, observations: Tensor, like: Tensor) -> Tensor:

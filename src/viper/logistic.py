@@ -17,6 +17,7 @@ from viper import design, rows, storage
 from viper.checkpoint import resumable
 from viper.corrected import CorrectedPosterior
 from viper.fitting import Fit, Options, fit_posterior
+from viper.formula import FromFormula
 from viper.importance import Diagnosis, ImportanceWarning, WeightedDraws, summary_frame, weigh
 from viper.limit import limit
 from viper.posterior import Diagonal, Full, LowRank, expected_log_likelihood, latent, moved
@@ -24,7 +25,7 @@ from viper.prediction import LatentPredictions, half_width
 from viper.problem import Arrays, Prior, Source
 from viper.scales import best_scales
 from viper.solver import Iteration, exact_elbo
-from viper.state import decode_labels, decode_options, encode_labels, encode_options
+from viper.state import decode_formula, decode_labels, decode_options, encode_formula, encode_labels, encode_options
 from viper.steps import Gaussian
 from viper.streaming import Stream
 
@@ -35,7 +36,7 @@ FIT_SCALARS = ("elbo_", "elbo_bound_", "kl_", "objective_", "n_iter_", "converge
 LATENT_DRAWS = 1 << 22  # values of f(x) held at once, over rows and draws (32 MB)
 
 
-class VariationalLogisticRegression(LatentPredictions, ClassifierMixin, BaseEstimator):
+class VariationalLogisticRegression(FromFormula, LatentPredictions, ClassifierMixin, BaseEstimator):
     """Bayesian logistic regression by variational inference: a posterior for less than a point estimate costs.
 
     y_i ~ Bernoulli(s(x_iᵀβ)) with a Gaussian prior on β; the posterior is approximated by the Gaussian q that maximises
@@ -96,6 +97,7 @@ class VariationalLogisticRegression(LatentPredictions, ClassifierMixin, BaseEsti
     prior_scale_ : array
         The scales used, also when chosen by "auto" or "ard".
     classes_, n_features_in_, feature_names_in_
+    formula_ : of a model made by `from_formula`, its Encoding
 
     Examples
     --------
@@ -373,6 +375,7 @@ class VariationalLogisticRegression(LatentPredictions, ClassifierMixin, BaseEsti
             "features": self.n_features_in_,
             "names": None if names is None else [str(name) for name in names],
             "fit": {name: getattr(self, name) for name in FIT_SCALARS},
+            **encode_formula(self),
         }
         storage.write(path, "logistic", tensors, metadata, overwrite)
 
@@ -390,6 +393,7 @@ class VariationalLogisticRegression(LatentPredictions, ClassifierMixin, BaseEsti
         model.history_ = [Iteration(int(row[0]), bool(row[1]), *row[2:]) for row in tensors["history"].tolist()]
         for name, value in metadata["fit"].items():
             setattr(model, name, value)
+        decode_formula(model, metadata)
         return model
 
     def __getstate__(self) -> dict[str, Any]:

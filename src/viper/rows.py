@@ -87,6 +87,12 @@ def as_arrays(X: Any, label: torch.Tensor, sample_weight: Any, offset: Any, form
 
 def opened(estimator: Any, description: Description, *, labels: bool, reset: bool) -> Reader:
     """A reader whose columns the estimator knows, or learns with `reset`."""
+    if reset:
+        vars(estimator).pop("formula_", None)
+    elif hasattr(estimator, "formula_"):
+        raise ValueError(
+            "a model with a formula reads tables in memory; got files or blocks. Pass a DataFrame at a time."
+        )
     known = None if reset else getattr(estimator, "feature_names_in_", None)
     reader = description.open(labels, None if known is None else [str(name) for name in known])
     # scikit-learn's own comparison of number and names, on no rows

@@ -6,6 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from viper.encoding import Encoding
+from viper.storage import StorageError
+
 PLAIN = (str, bool, int, float, type(None))
 
 
@@ -41,3 +44,15 @@ def encode_labels(classes: np.ndarray) -> dict[str, Any]:
 
 def decode_labels(saved: dict[str, Any]) -> np.ndarray:
     return np.array(saved["values"], dtype=saved["dtype"])
+
+
+def encode_formula(model: Any) -> dict[str, Any]:
+    """The metadata of a model made by a formula; none of another."""
+    return {"formula": model.formula_.to_state()} if hasattr(model, "formula_") else {}
+
+
+def decode_formula(model: Any, metadata: dict[str, Any]) -> None:
+    if "formula" in metadata:
+        model.formula_ = Encoding.from_state(metadata["formula"])
+        if model.formula_.names != list(getattr(model, "feature_names_in_", [])):
+            raise StorageError("the model's formula must give its columns; got others. Save it again.")

@@ -1,0 +1,21 @@
+"""`viper demo`: everything once, on real data."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+EXAMPLES = ["viper demo", "viper demo --folder pictures"]
+
+
+def demo(
+    folder: Annotated[Path, typer.Option("--folder", "-o", help="Where pictures and pages go.")] = Path(),
+) -> None:
+    """Fit real data, show where the model is sure and where not, and draw it."""
+    from viper.output import OutputError
+
+    if not folder.is_dir():
+        raise OutputError(f"--folder must be a directory; got {folder}. Make it first.")
+    from viper.demo import main
+
+    main(str(folder))

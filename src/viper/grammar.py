@@ -1,0 +1,346 @@
+"""The language of formulas: `y ~ age + C(ward) + log(x1):x2`, and nothing that could run as a program.
+
+A formula is split into tokens, each column gets a plain name of ours, and only the result is handed to formulaic, which
+evaluates calls as Python. What can be in it is closed: columns, numbers, the functions below, + - * / : ^ and brackets.
+The same check is made when a model is loaded, so a model file is data whoever wrote it.
+"""
+
+import ast
+import difflib
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple, NoReturn
+
+# function -> its options after the first argument, with the largest number each may be
+FUNCTIONS: dict[str, dict[str, int]] = {
+    **{name: {} for name in ("log", "log1p", "exp", "sqrt", "abs", "center", "scale", "I")},
+    "poly": {"degree": 10, "raw": 1},
+    "bs": {"df": 100, "degree": 10},
+}
+MOST_TERMS = 10_000  # of interactions written out
+MOST_POWER = 10  # in (a + b)^2 and I(a**2)
+TOKEN = re.compile(
+    r"\s*(?:(?P<quoted>`[^`]*`)|(?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)|(?P<word>[^\W\d]\w*)"
+    r"|(?P<text>\"[^\"\\]*\"|'[^'\\]*')|(?P<sign>\*\*|[-+*/:^(),=~.]))"
+)
+Token = tuple[str, str]  # its kind, a group of TOKEN, and its text without quotes
+
+
+class FormulaError(ValueError):
+    """The formula is not one, or asks for something that is not there."""
+
+
+class Parsed(NamedTuple):
+    """A formula taken apart. Variables are our names of columns: n0, n1, … as numbers, c0, c1, … as categories."""
+
+    target: str
+    formula: str  # as it was written, with `.` spelled out
+    plain: tuple[str, ...]  # columns that are a term each and occur nowhere else
+    rest: str  # every other term, in our names
+    variables: dict[str, str]  # in `rest`: variable -> column
+    reference: dict[str, str]  # column -> the level named in Treatment("…")
+
+
+def quote(column: str) -> str:
+    """The column as it is written in a formula."""
+    if "`" in column:
+        raise FormulaError(f"columns in a formula must have no ` in their names; got {column!r}. Rename or drop it.")
+    return column if column.isidentifier() else f"`{column}`"
+
+
+def parse(formula: str, columns: Iterable[str], categories: Iterable[str]) -> Parsed:
+    """Check a formula against the columns there are, of which `categories` are text, and take it apart."""
+    place, categories = {name: i for i, name in enumerate(columns)}, set(categories)
+    left, right = split_sides(tokenize(formula))
+    target = known(left[0][1], place)
+    right = spell_out(right, [name for name in place if name != target])
+    if any(kind in ("word", "quoted") and text == target for kind, text in right):
+        raise FormulaError(f"the target must not explain itself; got {target!r} on both sides of {formula!r:.80}.")
+    parts = without_removed(terms(right))
+    mentions = Counter(text for _, part in parts for kind, text in part if kind in ("word", "quoted"))
+    plain, others = [], []
+    for sign, part in parts:
+        name = part[0][1]
+        alone = is_column(part) and mentions[name] == 1 and sign == "+"
+        if alone and known(name, place) not in categories:
+            plain.append(name)
+        else:
+            others.append((sign, part))
+    translation = Translation(place, categories)
+    rest = "1" + "".join(f" {sign} {translation.translate(part)}" for sign, part in others)
+    written = f"{quote(target)} ~ {write(parts)}"
+    return Parsed(target, written, tuple(plain), rest, translation.variables, translation.reference)
+
+
+def tokenize(formula: str) -> list[Token]:
+    """The formula's tokens; whatever else it holds is refused."""
+    if not isinstance(formula, str):
+        raise FormulaError(f"a formula must be text; got {type(formula).__name__}. Write 'y ~ age + C(ward)'.")
+    tokens, at, end = [], 0, len(formula.rstrip())
+    while at < end:
+        found = TOKEN.match(formula, at)
+        if found is None or found.lastgroup is None:
+            rest = formula[at:].strip()
+            raise FormulaError(
+                f"a formula may hold columns, numbers, C, {', '.join(FUNCTIONS)} and + - * / : ^ ( ); "
+                f"got {rest[:20]!r}. Put the names of columns with other characters in `backticks`."
+            )
+        text = found[found.lastgroup]
+        tokens.append((found.lastgroup, text[1:-1] if found.lastgroup in ("quoted", "text") else text))
+        at = found.end()
+    return tokens
+
+
+def spell(token: Token) -> str:
+    kind, text = token
+    if kind in ("word", "quoted"):
+        return text if kind == "word" else quote(text)
+    if kind == "text":
+        return f"'{text}'" if '"' in text else f'"{text}"'
+    return f" {text} " if text in ("+", "-", "*") else text
+
+
+def split_sides(tokens: list[Token]) -> tuple[list[Token], list[Token]]:
+    """What stands left and right of the one `~`."""
+    at = [i for i, (kind, text) in enumerate(tokens) if (kind, text) == ("sign", "~")]
+    if len(at) != 1:
+        raise FormulaError(f"a formula must have one ~; got {len(at)}. Write 'y ~ age + C(ward)'.")
+    left, right = tokens[: at[0]], tokens[at[0] + 1 :]
+    if len(left) != 1 or left[0][0] not in ("word", "quoted"):
+        raise FormulaError("the left of ~ must be the target's column; got something else. Write 'y ~ age'.")
+    if not right:
+        raise FormulaError("a formula must have terms right of ~; got none. Write 'y ~ .' for all columns.")
+    return left, right
+
+
+def spell_out(tokens: list[Token], columns: list[str]) -> list[Token]:
+    """`.` is the sum of all other columns; brackets only where something else than a sum surrounds it."""
+    everything: list[Token] = []
+    for name in columns:
+        quote(name)
+        everything += [("sign", "+"), ("quoted", name)]
+    spelled: list[Token] = []
+    for i, token in enumerate(tokens):
+        if token != ("sign", "."):
+            spelled.append(token)
+            continue
+        if i and tokens[i - 1] not in [("sign", sign) for sign in ("+", "-", "*", "/", ":", "(")]:
+            raise FormulaError(f"`.` in a formula must stand for all other columns; got it after {tokens[i - 1][1]!r}.")
+        around = {("sign", "+"), ("sign", "-")}
+        bare = (i == 0 or tokens[i - 1] == ("sign", "+")) and (i + 1 == len(tokens) or tokens[i + 1] in around)
+        spelled += everything[1:] if bare else [("sign", "("), *everything[1:], ("sign", ")")]
+    return spelled
+
+
+def terms(tokens: list[Token]) -> list[tuple[str, list[Token]]]:
+    """The parts of the outermost sum, with their signs."""
+    parts: list[tuple[str, list[Token]]] = [("+", [])]
+    depth = 0
+    for token in tokens:
+        depth += {("sign", "("): 1, ("sign", ")"): -1}.get(token, 0)
+        if depth == 0 and token in (("sign", "+"), ("sign", "-")):
+            parts.append((token[1], []))
+        else:
+            parts[-1][1].append(token)
+    if not parts[0][1]:  # the formula begins with a sign
+        parts = parts[1:]
+    if not all(part for _, part in parts):
+        raise FormulaError("every + and - of a formula must be followed by a term; got one that is not.")
+    return parts
+
+
+def is_column(part: list[Token]) -> bool:
+    return len(part) == 1 and part[0][0] in ("word", "quoted")
+
+
+def without_removed(parts: list[tuple[str, list[Token]]]) -> list[tuple[str, list[Token]]]:
+    """`. - id` does not read id: columns that are one term, taken away by another, are left out."""
+    removed = {part[0][1] for sign, part in parts if sign == "-" and is_column(part)}
+    mentions = Counter(text for _, part in parts for kind, text in part if kind in ("word", "quoted"))
+    added = {part[0][1] for sign, part in parts if sign == "+" and is_column(part)}
+    gone = {name for name in removed & added if mentions[name] == 2}
+    return [(sign, part) for sign, part in parts if not (is_column(part) and part[0][1] in gone)]
+
+
+def write(parts: list[tuple[str, list[Token]]]) -> str:
+    """The right side as text."""
+    text = " ".join(f"{sign} {''.join(map(spell, part))}" for sign, part in parts)
+    return text.removeprefix("+ ")
+
+
+def known(name: str, columns: Mapping[str, int]) -> str:
+    if name not in columns:
+        near = difflib.get_close_matches(name, columns, 1, 0.5)
+        hint = f"Did you mean {near[0]!r}?" if near else f"There are {', '.join(map(repr, [*columns][:8]))}."
+        raise FormulaError(f"a formula must name columns of the data; got {name!r}. {hint}")
+    return name
+
+
+class Translation:
+    """From tokens to the text that formulaic reads."""
+
+    def __init__(self, columns: Mapping[str, int], categories: set[str]) -> None:
+        self.columns = columns
+        self.categories = categories
+        self.variables: dict[str, str] = {}
+        self.reference: dict[str, str] = {}
+
+    def translate(self, part: list[Token]) -> str:
+        """One term in our names, each function call checked and then a single word to the rest of the check."""
+        pieces: list[str] = []
+        outline: list[str] = []
+        at = 0
+        while at < len(part):
+            kind, text = part[at]
+            if kind == "word" and part[at + 1 : at + 2] == [("sign", "(")]:
+                end = closing(part, at + 1)
+                pieces.append(self.call(text, part[at + 2 : end]))
+                outline.append("x")
+                at = end
+            elif kind in ("word", "quoted"):
+                pieces.append(self.variable(text, text in self.categories))
+                outline.append("x")
+            elif kind == "text" or text in (",", "=", "."):
+                raise FormulaError(f"a formula may hold {text!r} only in a call; got it between terms.")
+            else:
+                pieces.append(text)
+                outline.append({":": "@", "^": "**"}.get(text, text))
+            at += 1
+        check_size(" ".join(outline))
+        return "".join(pieces)
+
+    def variable(self, column: str, category: bool) -> str:
+        name = f"{'c' if category else 'n'}{self.columns[known(column, self.columns)]}_"
+        self.variables[name] = column
+        return name
+
+    def call(self, function: str, inside: list[Token]) -> str:
+        if function == "C":
+            return self.category(inside)
+        if function not in FUNCTIONS:
+            raise FormulaError(
+                f"functions in a formula must be C, {', '.join(FUNCTIONS)}; got {function}(). Compute such a column "
+                "before, and name it."
+            )
+        pieces = []
+        for i, (kind, text) in enumerate(inside):
+            if kind == "text":
+                raise FormulaError(f"{function}() must hold columns and numbers; got {text!r}.")
+            following = inside[i + 1 : i + 2]
+            if kind == "quoted" or (kind == "word" and following not in ([("sign", "(")], [("sign", "=")])):
+                if kind == "word" and text in ("True", "False"):
+                    pieces.append(text)
+                    continue
+                if text in self.categories:
+                    raise FormulaError(
+                        f"{function}() must hold numbers; got {text!r}, a column of text. Use C({text})."
+                    )
+                pieces.append(self.variable(text, False))
+            else:
+                pieces.append(text)
+        source = f"{function}({''.join(pieces)})"
+        check_call(source, self.variables)
+        return source
+
+    def category(self, inside: list[Token]) -> str:
+        """C(column), or C(column, Treatment("level")), which says what the other levels are compared with."""
+        column, option = inside[:1], inside[1:]
+        if not column or column[0][0] not in ("word", "quoted"):
+            raise FormulaError("C() must hold one column; got something else. Write C(ward).")
+        name = known(column[0][1], self.columns)
+        if option:
+            expected = [("sign", ","), ("word", "Treatment"), ("sign", "("), ("text", ""), ("sign", ")")]
+            if [kind for kind, _ in option] != [kind for kind, _ in expected] or option[1][1] != "Treatment":
+                raise FormulaError(f'C() may hold a column and Treatment("level"); got more in C({name}, …).')
+            if self.reference.setdefault(name, option[3][1]) != option[3][1]:
+                raise FormulaError(f"C({name}) must have one reference level; got two.")
+        return f"C({self.variable(name, True)})"
+
+
+def closing(tokens: list[Token], start: int) -> int:
+    """Where the bracket that opens at `start` closes."""
+    depth = 0
+    for at in range(start, len(tokens)):
+        depth += {("sign", "("): 1, ("sign", ")"): -1}.get(tokens[at], 0)
+        if depth == 0:
+            return at
+    raise FormulaError("every bracket of a formula must be closed; got one that is not.")
+
+
+def check_call(source: str, variables: Iterable[str]) -> None:
+    """A call of known functions on columns and numbers, and nothing else that Python would evaluate."""
+    try:
+        tree = ast.parse(source, mode="eval").body
+    except (SyntaxError, RecursionError, ValueError):
+        refuse(source)
+    names = set(variables)
+    pending: list[ast.AST] = [tree]
+    while pending:
+        node = pending.pop()
+        match node:
+            case ast.Call(func=ast.Name(id=function), args=[first, *options], keywords=keywords) if (
+                function in FUNCTIONS
+            ):
+                check_options(function, options, keywords, source)
+                pending.append(first)
+            case ast.BinOp(left=left, op=ast.Pow(), right=ast.Constant(value=int(power))) if 0 <= power <= MOST_POWER:
+                pending.append(left)
+            case ast.BinOp(left=left, op=ast.Add() | ast.Sub() | ast.Mult() | ast.Div(), right=right):
+                pending += [left, right]
+            case ast.UnaryOp(op=ast.USub() | ast.UAdd(), operand=operand):
+                pending.append(operand)
+            case ast.Name(id=name) if name in names:
+                pass
+            case ast.Constant(value=int() | float()):
+                pass
+            case _:
+                refuse(source)
+
+
+def check_options(function: str, options: list[ast.expr], keywords: list[ast.keyword], source: str) -> None:
+    """Whole numbers of a sensible size, by the names the function has."""
+    allowed = FUNCTIONS[function]
+    given = [*zip(allowed, options, strict=False), *((keyword.arg or "", keyword.value) for keyword in keywords)]
+    if len(options) > len(allowed):
+        refuse(source)
+    for name, value in given:
+        if name not in allowed or not isinstance(value, ast.Constant) or type(value.value) not in (int, bool):
+            refuse(source)
+        if not 0 <= int(value.value) <= allowed[name]:  # type: ignore[arg-type]
+            raise FormulaError(f"{name} of {function}() must be at most {allowed[name]}; got {value.value!r}.")
+
+
+def refuse(source: str) -> NoReturn:
+    called = re.sub(r"\b[nc](\d+)_", "…", source)
+    raise FormulaError(
+        f"a call in a formula must be a function of columns and numbers, such as log(age + 1) or poly(age, 3); "
+        f"got {called:.60}."
+    )
+
+
+def check_size(outline: str) -> None:
+    """How many terms a product of brackets has, before anybody writes them out."""
+    try:
+        number = count(ast.parse(outline, mode="eval").body)
+    except (SyntaxError, RecursionError, ValueError):
+        raise FormulaError("a formula must be terms joined by + - * / : ^; got something else. Check it.") from None
+    if number > MOST_TERMS:
+        raise FormulaError(f"a formula may have {MOST_TERMS} interactions; got more. Name those you need.")
+
+
+def count(node: ast.AST) -> int:
+    match node:
+        case ast.Name():
+            return 1
+        case ast.Constant(value=0 | 1):
+            return 1
+        case ast.UnaryOp(op=ast.USub() | ast.UAdd(), operand=operand):
+            return count(operand)
+        case ast.BinOp(left=left, op=ast.Pow(), right=ast.Constant(value=int(power))) if 1 <= power <= MOST_POWER:
+            return min((count(left) + 1) ** power, MOST_TERMS + 1)
+        case ast.BinOp(left=left, op=ast.Add() | ast.Sub(), right=right):
+            return count(left) + count(right)
+        case ast.BinOp(left=left, op=ast.Mult() | ast.Div() | ast.MatMult(), right=right):
+            return min((count(left) + 1) * (count(right) + 1), MOST_TERMS + 1)
+    raise ValueError

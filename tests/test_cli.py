@@ -1,0 +1,331 @@
+"""The commands, called in this process: what they say equals what the library computes."""
+
+import csv
+import io
+import json
+import signal
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.datasets import dump_svmlight_file
+from sklearn.metrics import roc_auc_score
+from sklearn.model_selection import StratifiedKFold, train_test_split
+
+import viper
+from viper.cli import app, main
+from viper.formula import learn
+
+GENERATOR = np.random.default_rng(0)
+ROWS = 150
+FRAME = pd.DataFrame(
+    {
+        "age": GENERATOR.normal(50.0, 10.0, ROWS).round(2),
+        "<b>sex</b>": GENERATOR.choice(["female", "male"], ROWS),
+        "grade": GENERATOR.integers(1, 5, ROWS),
+        "smoker": GENERATOR.random(ROWS) < 0.3,
+        "ward no": GENERATOR.integers(1, 4, ROWS),
+    }
+)
+LOGIT = 0.1 * (FRAME["age"] - 50) + (FRAME["<b>sex</b>"] == "male") - 0.5 * FRAME["grade"] + 1.0
+FRAME["died"] = np.where(GENERATOR.random(ROWS) < 1 / (1 + np.exp(-LOGIT)), "yes", "no")
+
+
+@pytest.fixture
+def run(capsys, monkeypatch, tmp_path):
+    """Run a command where the data are: its exit code, stdout and stderr."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # put back what the program changes
+    monkeypatch.setattr(app, "signal", Signals)
+    FRAME.to_csv("data.csv", index=False)
+
+    def call(*arguments):
+        with pytest.raises(SystemExit) as done:
+            main([str(argument) for argument in arguments])
+        out, err = capsys.readouterr()
+        return done.value.code, out, err
+
+    return call
+
+
+class Signals:
+    """The program's handlers stay out of the tests' process."""
+
+    SIGINT, SIGTERM = signal.SIGINT, signal.SIGTERM
+
+    @staticmethod
+    def signal(number, handler):
+        pass
+
+
+def document(result):
+    code, out, err = result
+    assert code == 0, err
+    return json.loads(out)
+
+
+def fitted(run, *arguments):
+    return document(run("fit", "data.csv", "--json", *arguments))
+
+
+# --- fit and summary ---
+
+
+def test_fit_says_what_the_library_says(run):
+    said = fitted(run, "-t", "died", "-o", "m.viper")
+    learned = learn("died ~ age + `<b>sex</b>` + grade + smoker + `ward no`", FRAME, standardize=True)
+    model = viper.VariationalLogisticRegression(random_state=1).fit(learned.X, learned.y)
+    table = model.summary()
+    assert [row["name"] for row in said["coefficients"]] == list(table.index)
+    for name in ("mean", "lower", "odds_ratio", "odds_upper", "p_direction"):
+        assert [row[name] for row in said["coefficients"]] == pytest.approx(table[name].tolist(), rel=1e-9)
+    assert said["elbo"] == pytest.approx(model.elbo_)
+    assert said["data"]["class_counts"] == FRAME["died"].value_counts().to_dict()
+    assert said["diagnosis"]["k_hat"] == pytest.approx(model.diagnose().k_hat, abs=0.2)
+    units = {row["name"]: row["unit"] for row in said["coefficients"]}
+    assert units["<b>sex</b>[T.male]"] == "vs female"
+    assert units["age"] == f"sd, {FRAME['age'].std(ddof=0):.3g}"
+    saved = document(run("summary", "m.viper", "--json"))
+    assert {name: said[name] for name in saved} == saved
+
+
+def test_scores_are_those_of_cross_validation(run):
+    said = fitted(run, "-t", "died", "--cv", "3", "--seed", "7")["scores"]
+    learned = learn("died ~ age + `<b>sex</b>` + grade + smoker + `ward no`", FRAME, standardize=True)
+    probability = np.empty(ROWS)
+    for train, test in StratifiedKFold(3, shuffle=True, random_state=7).split(learned.X, learned.y):
+        model = viper.VariationalLogisticRegression(random_state=7).fit(learned.X.iloc[train], learned.y[train])
+        probability[test] = model.predict_proba(learned.X.iloc[test])[:, 1]
+    assert said["auc"] == pytest.approx(roc_auc_score(learned.y, probability))
+    assert (said["rows"], said["how"]) == (ROWS, "3-fold cross-validation")
+
+
+def test_held_out_rows(run):
+    said = fitted(run, "-t", "died", "--test-size", "0.4", "--formula", "died ~ age")["scores"]
+    train, test = train_test_split(np.arange(ROWS), test_size=0.4, random_state=1, stratify=FRAME["died"])
+    X = learn("died ~ age", FRAME, standardize=True).X
+    model = viper.VariationalLogisticRegression(random_state=1).fit(X.iloc[train], FRAME["died"].iloc[train])
+    expected = roc_auc_score(FRAME["died"].iloc[test], model.predict_proba(X.iloc[test])[:, 1])
+    assert said["auc"] == pytest.approx(expected)
+    assert said["rows"] == len(test)
+
+
+def test_options_reach_the_model(run):
+    options = ["--prior", "2.5", "--bound", "pg", "--covariance", "diagonal", "--no-standardise"]
+    fitted(run, "--formula", "died ~ 0 + C(grade)", *options, "-o", "m.viper", "--cv", "0")
+    model = viper.load("m.viper")
+    assert (model.prior_scale, model.bound, model.covariance) == (2.5, "pg", "diagonal")
+    assert not model.fit_intercept
+    assert list(model.feature_names_in_) == [f"C(grade)[{level}]" for level in (1, 2, 3, 4)]
+
+
+def test_drop_and_category(run):
+    said = fitted(run, "-t", "died", "--drop", "age", "--category", "ward no", "--cv", "0")
+    assert said["levels"]["ward no"] == ["1", "2", "3"]
+    assert "age" not in said["formula"]
+
+
+def test_gaussian_process(run):
+    said = fitted(run, "-t", "died", "--model", "gp", "--inducing", "8", "--cv", "0", "-o", "g.viper")
+    assert {row["name"] for row in said["columns"]} >= {"age", "<b>sex</b>[T.male]"}
+    assert said["kernel"] == "rbf"
+    code, out, _ = run("summary", "g.viper")
+    assert code == 0
+    assert "Gaussian-process classification" in out
+    assert "<b>sex</b>[T.male]" in out
+
+
+def test_for_people(run, monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+    code, out, err = run("fit", "data.csv", "-t", "died", "-o", "m.viper", "--cv", "2")
+    assert code == 0
+    for words in ("probability that died = yes", "<b>sex</b>[T.male]", "vs female", "k̂ =", "AUC", "Saved m.viper"):
+        assert words in out
+    assert "\x1b" not in out + err
+
+
+def test_missing_values_by_each_rule(run):
+    frame = FRAME.copy()
+    frame.loc[[3, 8], "age"] = np.nan
+    frame.to_csv("holes.csv", index=False)
+    for rule, rows in (("drop", ROWS - 2), ("mean", ROWS)):
+        said = document(
+            run("fit", "holes.csv", "-t", "died", "--missing", rule, "--json", "--cv", "0", "-o", f"{rule}.viper")
+        )
+        assert (said["data"]["rows_used"], said["data"]["missing"]) == (rows, {"age": 2})
+        assert run("predict", f"{rule}.viper", "holes.csv", "-o", f"{rule}.csv")[0] == 0
+        probability = pd.read_csv(f"{rule}.csv")["probability"]
+        assert np.flatnonzero(probability.isna()).tolist() == ([3, 8] if rule == "drop" else [])
+    filled = frame.fillna({"age": frame["age"].mean()})
+    np.testing.assert_allclose(probability, viper.load("mean.viper").predict_proba(filled)[:, 1], rtol=1e-12)
+
+
+# --- predict and evaluate ---
+
+
+def test_predictions_are_the_models(run, monkeypatch):
+    fitted(run, "-t", "died", "-o", "m.viper", "--cv", "0")
+    monkeypatch.setattr("viper.cli.predict.ROWS", 40)
+    code, out, err = run("predict", "m.viper", "data.csv", "--interval", "0.8", "--keep", "age")
+    assert code == 0, err
+    table = pd.read_csv(io.StringIO(out))
+    model = viper.load("m.viper")
+    np.testing.assert_allclose(table["probability"], model.predict_proba(FRAME)[:, 1], rtol=1e-12)
+    np.testing.assert_allclose(table["sd"], model.predict_std(FRAME), rtol=1e-9)
+    np.testing.assert_allclose(table[["lower", "upper"]], model.predict_interval(FRAME, 0.8), rtol=1e-12)
+    assert table["label"].tolist() == model.predict(FRAME).tolist()
+    assert table["age"].tolist() == FRAME["age"].tolist()
+
+
+def test_other_formats_give_the_same_predictions(run):
+    fitted(run, "-t", "died", "-o", "m.viper", "--cv", "0")
+    FRAME.to_parquet("data.parquet")
+    FRAME.assign(spare=1).to_csv("data.csv.gz", index=False)
+    run("predict", "m.viper", "data.csv", "-o", "a.csv")
+    run("predict", "m.viper", "data.parquet", "-o", "b.parquet")
+    code, _, err = run("predict", "m.viper", "data.csv.gz", "-o", "c.csv.gz")
+    assert code == 0
+    assert "columns ignored: 'spare'" in err
+    a, b, c = pd.read_csv("a.csv"), pd.read_parquet("b.parquet"), pd.read_csv("c.csv.gz")
+    pd.testing.assert_frame_equal(a, b, check_dtype=False)
+    pd.testing.assert_frame_equal(a, c)
+
+
+def test_libsvm_leaves_out_zeros(run):
+    X = GENERATOR.normal(size=(60, 3)) * (GENERATOR.random((60, 3)) < 0.5)
+    y = (X[:, 0] + GENERATOR.normal(size=60) > 0).astype(int)
+    dump_svmlight_file(X, y, "t.libsvm", zero_based=False)
+    assert run("fit", "t.libsvm", "-o", "m.viper", "--no-standardise", "--cv", "0")[0] == 0
+    dump_svmlight_file(X[:2] * [1, 1, 0], y[:2], "new.libsvm", zero_based=False)
+    code, out, err = run("predict", "m.viper", "new.libsvm")
+    assert code == 0, err
+    X[:2, 2] = 0.0
+    model = viper.load("m.viper")
+    expected = model.predict_proba(pd.DataFrame(X[:2], columns=["x1", "x2", "x3"]))[:, 1]
+    np.testing.assert_allclose([float(row["probability"]) for row in csv.DictReader(io.StringIO(out))], expected)
+
+
+def test_a_model_saved_in_python(run):
+    names = ["age", "grade"]
+    viper.VariationalLogisticRegression().fit(FRAME[names], FRAME["died"]).save("python.viper")
+    code, out, err = run("predict", "python.viper", "data.csv")
+    assert code == 0, err
+    expected = viper.load("python.viper").predict_proba(FRAME[names])[:, 1]
+    np.testing.assert_allclose(pd.read_csv(io.StringIO(out))["probability"], expected)
+    assert run("summary", "python.viper")[0] == 0
+    assert document(run("evaluate", "python.viper", "data.csv", "-t", "died", "--json"))["rows"] == ROWS
+
+
+def test_evaluate(run):
+    fitted(run, "-t", "died", "-o", "m.viper", "--cv", "0")
+    said = document(run("evaluate", "m.viper", "data.csv", "--json", "--bins", "4"))
+    model = viper.load("m.viper")
+    assert said["auc"] == pytest.approx(roc_auc_score(FRAME["died"], model.predict_proba(FRAME)[:, 1]))
+    assert said["interval_width"] == pytest.approx(np.diff(model.predict_interval(FRAME)).mean())
+    assert sum(row["rows"] for row in said["calibration"]) == ROWS
+    code, out, _ = run("evaluate", "m.viper", "data.csv")
+    assert code == 0
+    assert "Calibration" in out
+    FRAME.assign(died="maybe").to_csv("other.csv", index=False)
+    code, _, err = run("evaluate", "m.viper", "other.csv")
+    assert code == 3
+    assert "must hold the classes of the model, ['no', 'yes']; got 'maybe' in line 2" in err
+
+
+# --- report ---
+
+
+def test_report_escapes_names(run):
+    pytest.importorskip("viper.report")
+    fitted(run, "-t", "died", "-o", "m.viper", "--cv", "0")
+    code, _, err = run("report", "m.viper", "data.csv", "-o", "r.html", "--map", "age", "grade")
+    assert code == 0, err
+    page = Path("r.html").read_text(encoding="utf-8")
+    assert "<b>sex</b>" not in page
+    assert "&lt;b&gt;sex&lt;/b&gt;" in page
+    code, _, err = run("report", "m.viper", "data.csv", "-o", "r.html")
+    assert code == 4
+    assert "Pass --force" in err
+
+
+# --- compare, bound, reproduce ---
+
+
+def test_compare(run):
+    only = ["--only", "viper logistic", "--only", "sklearn Logistic", "--only", "share"]
+    said = document(run("compare", "data.csv", "-t", "died", "--cv", "3", "--json", *only))
+    by_name = {row["model"]: row for row in said["results"]}
+    assert said["results"] == sorted(said["results"], key=lambda row: -row["log_score"])
+    alone = fitted(run, "-t", "died", "--cv", "3")["scores"]
+    assert by_name["viper logistic"]["log_score"] == pytest.approx(alone["log_score"], rel=1e-9)
+    assert by_name["sklearn LogisticRegression"]["interval_width"] is None
+    assert by_name["share of the classes"]["log_score"] < alone["log_score"]
+    code, out, _ = run("compare", "data.csv", "-t", "died", "--cv", "2", "--only", "share")
+    assert code == 0
+    assert "share of the classes" in out
+
+
+def test_bound(run):
+    said = document(run("bound", "--mean", "1", "--sd", "2", "--terms", "3", "--json"))
+    methods = {row["method"]: row for row in said["methods"]}
+    assert methods["exact"]["value"] == viper.expected_softplus(1.0, 4.0).value
+    assert methods["paper's bound, l = 3"]["value"] == viper.expected_softplus(1.0, 4.0, terms=3).value
+    pg = viper.expected_softplus(1.0, 4.0, bound="pg")
+    assert methods["Jaakkola-Jordan (Pólya-Gamma)"]["slope"] == pg.slope
+    assert methods["certified above"]["gap"] > 0
+    assert said["terms_for_1_percent"] == viper.terms_needed(1.0, 4.0, 0.01)
+    code, out, _ = run("bound", "--mean", "1", "--sd", "2")
+    assert code == 0
+    assert "1.642495369528" in out
+
+
+# --- the program ---
+
+
+@pytest.mark.parametrize(
+    "command", ["fit", "predict", "evaluate", "summary", "compare", "bound", "report", "demo", "reproduce"]
+)
+def test_every_command_has_help_with_an_example(run, command):
+    code, out, _ = run(command, "--help")
+    assert code == 0
+    assert f"viper {command}" in out.split("Examples")[1]
+
+
+def test_help_needs_neither_torch_nor_pandas():
+    program = "import sys\nfrom viper.cli import main\ntry:\n    main(['fit', '--help'])\nfinally:\n    "
+    program += "assert not {'torch', 'pandas', 'sklearn', 'numpy'} & set(sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_shell_completes_commands(run, monkeypatch):
+    monkeypatch.setenv("_VIPER_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", "viper pre")
+    monkeypatch.setenv("COMP_CWORD", "1")
+    code, out, _ = run()
+    assert (code, out.strip()) == (0, "predict")
+
+
+def test_a_fault_of_ours_is_named_as_one(run, monkeypatch):
+    def broken(path):
+        raise RuntimeError("out of order")
+
+    monkeypatch.setattr("viper.files.check_input", broken)
+    code, out, err = run("summary", "m.viper")
+    assert (code, out) == (1, "")
+    assert err.startswith("viper: this is a fault of viper: RuntimeError: out of order")
+
+
+def test_reproduce_lists_and_makes_artefacts(run):
+    listed = document(run("reproduce", "--json"))
+    assert "figure-1" in {one["name"] for one in listed}
+    (made,) = document(run("reproduce", "figure-1", "--quick", "--step", "run", "--json", "-o", "results"))
+    assert made["made"] > 0
+    assert pd.read_csv(made["files"][0]).shape[0] >= made["made"]
+    code, _, err = run("reproduce", "figure-2")
+    assert code == 3
+    assert "Did you mean 'figure-1'?" in err

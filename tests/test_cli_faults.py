@@ -1,0 +1,176 @@
+"""What goes wrong at the command line, as real processes: one line on stderr, the right exit code, nothing lost."""
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+USAGE, INPUT, OUTPUT, INTERRUPTED, TERMINATED, CLOSED_PIPE = 2, 3, 4, 130, 143, 141
+GENERATOR = np.random.default_rng(0)
+FRAME = pd.DataFrame({"age": GENERATOR.normal(50, 10, 80).round(2), "ward": GENERATOR.choice(["n", "s"], 80)})
+FRAME["died"] = np.where(GENERATOR.random(80) < 0.5, "yes", "no")
+COMMAND = [sys.executable, "-m", "viper"]
+
+
+def run(*arguments, folder):
+    return subprocess.run([*COMMAND, *arguments], cwd=folder, capture_output=True, text=True, check=False)
+
+
+def refused(done, code, *words):
+    """One line that says what is wrong, and nothing else."""
+    assert done.returncode == code, done.stderr
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("viper: ")
+    assert all(word in line for word in words), line
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Good data, a model fitted by a process, and a table that takes a while."""
+    folder = tmp_path_factory.mktemp("cli")
+    FRAME.to_csv(folder / "data.csv", index=False)
+    done = run("fit", "data.csv", "-t", "died", "-o", "model.viper", "--cv", "0", folder=folder)
+    assert done.returncode == 0, done.stderr
+    (folder / "large.csv").write_text("age,ward\n" + "50.5,n\n" * 400_000)
+    return folder
+
+
+def contents(folder):
+    return {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
+
+
+TABLES = {
+    "three classes": ("a,y\n1,u\n2,v\n3,w\n", ["exactly two classes; got 3 in 'y': 'u', 'v', 'w'"]),
+    "one class": ("a,y\n1,u\n2,u\n", ["exactly two classes; got 1 in 'y': 'u'"]),
+    "ragged": ("a,y\n1,u\n2\n", ["must have 2 fields", "got 1 in line 3 of t.csv"]),
+    "not UTF-8": (b"a,y\n1,u\n2,\xff\n", ["byte 0xff at position 10, in line 3", "--encoding latin-1"]),
+    "empty": ("", ["must have a header and rows", "t.csv, which is empty"]),
+    "text by mistake": (
+        "a,y\n" + "".join(f"{i},{i % 2}\n" for i in range(20)) + "1o,1\n",
+        ["column 'a' must be numeric", "got '1o' in line 22", "--na '1o'"],
+    ),
+    "missing values": ("a,y\n1,u\n,v\n3,u\n", ["got 1 in 'a' in 3 rows", "--missing drop"]),
+    "a target with holes": ("a,y\n1,u\n2,\n3,v\n", ["the target must have no missing values; got 1 in 'y'"]),
+    "names of people": (
+        "a,name,y\n" + "".join(f"{i},n{i},{i % 2}\n" for i in range(60)),
+        ["got 60 in 'name', such as 'n0'", "--drop 'name'"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "words"), TABLES.values(), ids=TABLES)
+def test_bad_tables(text, words, tmp_path):
+    (tmp_path / "t.csv").write_bytes(text if isinstance(text, bytes) else text.encode())
+    refused(run("fit", "t.csv", "-t", "y", "-o", "m.viper", folder=tmp_path), INPUT, *words)
+    assert list(contents(tmp_path)) == ["t.csv"]
+
+
+def test_missing_file(folder):
+    refused(run("fit", "dta.csv", "-t", "died", folder=folder), INPUT, "must exist; got dta.csv", "mean data.csv?")
+
+
+def test_wrong_target(folder):
+    refused(run("fit", "data.csv", "-t", "dyed", folder=folder), INPUT, "got 'dyed'. Did you mean 'died'?")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["fit", "data.csv", "-t", "died", "--prior", "wide"], ["--prior must be a number, auto or ard; got 'wide'"]),
+        (["fit"], ["Missing argument", "viper fit --help"]),
+        (["fti", "data.csv"], ["No such command 'fti'"]),
+        (["bound", "--mean", "1", "--sd", "-2"], ["--sd must not be negative; got -2"]),
+    ],
+)
+def test_wrong_command_lines(arguments, words, folder):
+    refused(run(*arguments, folder=folder), USAGE, *words)
+
+
+def test_a_model_from_elsewhere(folder):
+    (folder / "other.viper").write_bytes(pickle.dumps({"a": 1}))
+    refused(run("predict", "other.viper", "data.csv", folder=folder), INPUT, "saved by viper", "a pickle")
+
+
+def test_other_columns(folder):
+    (folder / "other.csv").write_text("Age,ward\n50,n\n")
+    done = run("predict", "model.viper", "other.csv", "-o", "p.csv", folder=folder)
+    refused(done, INPUT, "must have the 2 columns of the model; got no 'age' ('Age'?)")
+    assert not (folder / "p.csv").exists()
+
+
+def test_a_new_level_in_a_late_row(folder):
+    (folder / "new.csv").write_text("age,ward\n50,n\n\n51,s\n52,west\n")
+    done = run("predict", "model.viper", "new.csv", "-o", "p.csv", folder=folder)
+    refused(done, INPUT, "column 'ward' must be one of ['n', 's']", "got 'west' in line 5 of new.csv")
+    assert not (folder / "p.csv").exists()
+
+
+def test_output_exists(folder):
+    before = contents(folder)
+    done = run("predict", "model.viper", "data.csv", "-o", "data.csv", folder=folder)
+    refused(done, OUTPUT, "got data.csv, which exists", "--force")
+    assert contents(folder) == before
+
+
+def test_read_only_directory(folder, tmp_path):
+    closed = tmp_path
+    if os.geteuid() == 0:  # root may write anywhere, but not there
+        closed = Path("/proc")
+        if not closed.is_dir():
+            pytest.skip("no directory that root cannot write to")
+    else:
+        closed.chmod(0o555)
+    done = run("predict", "model.viper", "data.csv", "-o", str(closed / "p.csv"), folder=folder)
+    refused(done, OUTPUT, "writable", str(closed))
+
+
+def started(folder, *arguments):
+    """A prediction under way: its first rows are in the temporary file."""
+    process = subprocess.Popen(
+        [*COMMAND, "predict", "model.viper", "large.csv", *arguments],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while not any(path.stat().st_size for path in folder.glob(".viper-*.tmp")):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+    return process
+
+
+@pytest.mark.parametrize(("sign", "code"), [(signal.SIGINT, INTERRUPTED), (signal.SIGTERM, TERMINATED)])
+def test_interrupted(folder, sign, code):
+    (folder / "p.csv").write_text("precious")
+    before = contents(folder)
+    process = started(folder, "-o", "p.csv", "--force")
+    process.send_signal(sign)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == code
+    assert out == ""
+    assert err.splitlines() == ["viper: interrupted; no partial output is left."]
+    assert contents(folder) == before
+    (folder / "p.csv").unlink()
+
+
+def test_closed_pipe(folder):
+    process = subprocess.Popen(
+        [*COMMAND, "predict", "model.viper", "large.csv"],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout.readline() == "probability,sd,lower,upper,label\n"
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    assert process.wait(timeout=60) == CLOSED_PIPE
+    process.stderr.close()

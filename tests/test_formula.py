@@ -1,0 +1,322 @@
+"""Formulas: the matrix is formulaic's, the encoding survives a file, and nothing in a file can run."""
+
+import json
+
+import formulaic
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+
+import viper
+from viper import VariationalGPClassifier, VariationalLogisticRegression, storage
+from viper.encoding import Encoding
+from viper.formula import learn
+from viper.grammar import FormulaError, parse, tokenize
+
+GENERATOR = np.random.default_rng(0)
+ROWS = 120
+FRAME = pd.DataFrame(
+    {
+        "y": GENERATOR.choice(["no", "yes"], ROWS),
+        "age": GENERATOR.normal(50.0, 10.0, ROWS),
+        "ward": GENERATOR.choice(["north", "east", "west"], ROWS),
+        "mean r": GENERATOR.normal(size=ROWS),
+        "grade": GENERATOR.integers(1, 4, ROWS),
+        "log": GENERATOR.random(ROWS) + 1.0,
+    }
+)
+FRAME.loc[0, "mean r"] = 5.0
+
+
+def holed(**cells):
+    frame = FRAME.copy()
+    for name, rows in cells.items():
+        frame[name] = frame[name].astype(object)
+        frame.loc[rows, name] = None
+        frame[name] = frame[name].infer_objects()
+        if name in ("age", "log"):
+            frame[name] = frame[name].astype(float)
+    return frame
+
+
+def stored(encoding):
+    """The encoding after a journey through JSON."""
+    return Encoding.from_state(json.loads(json.dumps(encoding.to_state())))
+
+
+# --- the matrix ---
+
+FORMULAS = {
+    "plain": "age + `mean r`",
+    "categories": "age + C(ward) + C(grade)",
+    "text is a category": "ward + age",
+    "interaction": "age + ward + age:ward",
+    "crossed": "C(ward) * `mean r`",
+    "nested": "age / ward",
+    "no intercept": "0 + ward + age",
+    "minus one": "age - 1",
+    "power": "(age + ward + grade)^2 - age:ward",
+    "functions": "log(age) + log1p(grade) + exp(`mean r`) + sqrt(age) + abs(`mean r`)",
+    "arithmetic": "I(age**2) + log(age + 2 * grade) + I(-age / grade)",
+    "learned": "center(age) + scale(`mean r`) + poly(age, 3) + bs(age, df=5)",
+    "learned of a function": "center(log(age)):ward",
+}
+
+
+@pytest.mark.parametrize("right", FORMULAS.values(), ids=FORMULAS)
+def test_the_matrix_is_formulaics(right):
+    context = {"log1p": np.log1p, "sqrt": np.sqrt, "abs": np.abs}
+    data = FRAME.drop(columns=["y", "log"])
+    expected = (
+        formulaic.Formula(right).get_model_matrix(data, context=context).drop(columns="Intercept", errors="ignore")
+    )
+    X = learn(f"y ~ {right}", FRAME).X
+    assert sorted(name.replace("`", "") for name in expected) == sorted(X)
+    expected.columns = [name.replace("`", "") for name in expected]
+    np.testing.assert_allclose(X, expected[list(X)], rtol=1e-14, atol=1e-14)
+
+
+@pytest.mark.parametrize("right", FORMULAS.values(), ids=FORMULAS)
+def test_an_encoding_from_a_file_gives_the_same_rows(right):
+    learned = learn(f"y ~ {right}", FRAME, standardize=True)
+    part = FRAME.drop(columns="y").iloc[5:9]
+    np.testing.assert_array_equal(stored(learned.encoding).encode(part), learned.X.iloc[5:9])
+    assert stored(learned.encoding) == learned.encoding
+
+
+def test_a_table_may_be_polars_arrow_or_a_dictionary():
+    learned = learn("y ~ age + ward + C(grade)", FRAME)
+    tables = (pl.from_dict(FRAME.to_dict("list")), pa.Table.from_pandas(FRAME), FRAME.to_dict("list"))
+    for table in tables:
+        np.testing.assert_array_equal(learned.encoding.encode(table), learned.X)
+
+
+def test_dot_is_every_other_column():
+    assert learn("y ~ . - log", FRAME).encoding.formula == "y ~ age + ward + `mean r` + grade"
+    squared = learn("y ~ (.)^2", FRAME[["y", "age", "grade"]])
+    assert list(squared.X) == ["age", "grade", "age:grade"]
+
+
+def test_a_column_may_be_called_like_a_function():
+    np.testing.assert_array_equal(learn("y ~ log(log)", FRAME).X["log(log)"], np.log(FRAME["log"]))
+
+
+def test_treatment_names_the_reference():
+    learned = learn('y ~ C(ward, Treatment("west"))', FRAME)
+    assert list(learned.X) == ["C(ward)[T.east]", "C(ward)[T.north]"]
+    assert set(learned.encoding.units.values()) == {"vs west"}
+    with pytest.raises(FormulaError, match="must be one of"):
+        learn('y ~ C(ward, Treatment("wset"))', FRAME)
+
+
+def test_standardised_columns_have_mean_0_and_sd_1_but_indicators_stay():
+    learned = learn("y ~ age + `mean r`:ward + ward", FRAME, standardize=True)
+    indicator = learned.X.columns.str.startswith("ward[")
+    assert set(np.unique(learned.X.loc[:, indicator])) == {0.0, 1.0}
+    np.testing.assert_allclose(learned.X.loc[:, ~indicator].mean(), 0.0, atol=1e-14)
+    np.testing.assert_allclose(learned.X.loc[:, ~indicator].std(ddof=0), 1.0)
+    assert learned.encoding.units["age"] == f"sd, {FRAME['age'].std(ddof=0):.3g}"
+
+
+def test_without_an_intercept_nothing_is_centred():
+    learned = learn("y ~ 0 + age", FRAME, standardize=True)
+    np.testing.assert_allclose(learned.X["age"] * FRAME["age"].std(ddof=0), FRAME["age"])
+
+
+# --- missing values ---
+
+
+def test_missing_values_are_an_error_with_counts():
+    with pytest.raises(FormulaError, match="got 2 in 'age', 1 in 'ward' in 120 rows"):
+        learn("y ~ age + ward", holed(age=[1, 2], ward=[3]))
+
+
+def test_dropped_rows_are_those_with_holes():
+    learned = learn("y ~ age + ward", holed(age=[1, 2], ward=[2, 3]), "drop")
+    assert np.flatnonzero(~learned.kept).tolist() == [1, 2, 3]
+    np.testing.assert_array_equal(learned.X["age"], FRAME["age"].drop([1, 2, 3]))
+    with pytest.raises(FormulaError, match=r"rows must have no missing values; got 1 in 'age', the first in row 7\."):
+        learned.encoding.encode(holed(age=[7]))
+
+
+def test_means_and_common_levels_are_filled_in_and_stored():
+    frame = holed(age=[1, 2], ward=[3], y=[4])
+    learned = learn("y ~ age + C(ward)", frame, "mean")
+    assert learned.kept.sum() == ROWS - 1
+    mean = frame["age"].drop(4).mean()
+    assert learned.X.loc[1, "age"] == pytest.approx(mean)
+    new = stored(learned.encoding).encode(pd.DataFrame({"age": [np.nan], "ward": [None]}))
+    common = frame["ward"].drop(4).mode()[0]
+    same = learned.encoding.encode(pd.DataFrame({"age": [mean], "ward": [common]}))
+    np.testing.assert_array_equal(new, same)
+
+
+def test_labels_stay_whole_when_some_are_missing():
+    frame = FRAME.assign(y=(FRAME["y"] == "yes").astype(float))
+    frame.loc[3, "y"] = np.nan
+    assert learn("y ~ age", frame, "drop").y.dtype == np.int64
+
+
+# --- estimators ---
+
+
+@pytest.mark.parametrize("estimator", [VariationalLogisticRegression, VariationalGPClassifier])
+def test_from_formula_is_fit_on_the_encoded_columns_and_survives_a_file(estimator, tmp_path):
+    options = {} if estimator is VariationalLogisticRegression else {"n_inducing": 8, "n_starts": 1}
+    model = estimator.from_formula("y ~ scale(age) + C(ward)", FRAME, random_state=0, **options)
+    X = learn("y ~ scale(age) + C(ward)", FRAME).X
+    plain = estimator(random_state=0, **options).fit(X, FRAME["y"].to_numpy())
+    np.testing.assert_array_equal(model.predict_proba(FRAME), plain.predict_proba(X))
+    model.save(tmp_path / "m.viper")
+    loaded = viper.load(tmp_path / "m.viper")
+    assert loaded.formula_ == model.formula_
+    for method in ("predict", "predict_proba", "predict_interval", "predict_std", "decision_function"):
+        np.testing.assert_array_equal(getattr(loaded, method)(FRAME), getattr(model, method)(FRAME))
+    assert loaded.elbo(FRAME, FRAME["y"]) == pytest.approx(model.elbo_)
+
+
+def test_the_formula_says_whether_there_is_an_intercept():
+    assert VariationalLogisticRegression.from_formula("y ~ 0 + age", FRAME, standardize=True).intercept_ == 0.0
+    with pytest.raises(FormulaError, match="in the formula"):
+        VariationalLogisticRegression.from_formula("y ~ age", FRAME, fit_intercept=False)
+
+
+def test_weights_follow_their_rows():
+    weight = GENERATOR.random(ROWS)
+    frame = holed(age=[0, 5])
+    model = VariationalLogisticRegression.from_formula(
+        "y ~ age", frame, missing="drop", standardize=True, sample_weight=weight
+    )
+    kept = frame["age"].notna()
+    again = VariationalLogisticRegression.from_formula(
+        "y ~ age", frame[kept], standardize=True, sample_weight=weight[kept]
+    )
+    np.testing.assert_array_equal(model.coef_, again.coef_)
+
+
+def test_fit_forgets_the_formula():
+    model = VariationalLogisticRegression.from_formula("y ~ age + grade", FRAME, standardize=True)
+    model.fit(FRAME[["age", "log"]].to_numpy(), FRAME["y"])
+    assert not hasattr(model, "formula_")
+
+
+# --- refused ---
+
+REFUSED = {
+    "no text": (3, "a formula must be text; got int"),
+    "no ~": ("age", "must have one ~; got 0"),
+    "two ~": ("y ~ age ~ grade", "must have one ~; got 2"),
+    "no target": ("~ age", "left of ~ must be the target"),
+    "a call as target": ("log(y) ~ age", "left of ~ must be the target"),
+    "no terms": ("y ~", "must have terms"),
+    "only the intercept": ("y ~ 1", "at least one column"),
+    "unknown column": ("y ~ agee", "got 'agee'. Did you mean 'age'?"),
+    "itself": ("y ~ age + y", "must not explain itself"),
+    "open bracket": ("y ~ C(ward", "every bracket"),
+    "sum without end": ("y ~ age +", "must be followed by a term"),
+    "number as term": ("y ~ 2 * age", "must be terms joined by"),
+    "function of text": ("y ~ log(ward)", "got 'ward', a column of text"),
+    "open backtick": ("y ~ `age", "got '`age'"),
+    "a million interactions": ("y ~ (age + grade + `mean r` + log + ward)^10", "may have 10000 interactions"),
+    "a huge power": ("y ~ I(9**9**9**9)", "must be a function of columns and numbers"),
+    "a large degree": ("y ~ poly(age, 50)", "degree of poly() must be at most 10"),
+    "import": ("y ~ __import__('os')", "functions in a formula must be C, log"),
+    "import in a call": ("y ~ log(__import__('os'))", "must hold columns and numbers"),
+    "attribute": ("y ~ age.values", "got it after 'age'"),
+    "attribute in a call": ("y ~ I(age.values)", "must"),
+    "lambda": ("y ~ (lambda: 1)()", "must name columns"),
+    "comprehension": ("y ~ I([age for age in log])", "got '["),
+    "braces": ("y ~ {age.values}", "got '{age"),
+    "numpy": ("y ~ np.load(age)", "must"),
+    "keyword": ("y ~ log(age, out=age)", "must be a function of columns and numbers"),
+    "unpacked": ("y ~ log(*age)", "must be a function of columns and numbers"),
+    "a function of formulaic's": ("y ~ hashed(ward, levels=3)", "got hashed()"),
+    "condition": ("y ~ I(age if age else grade)", "must name columns"),
+    "second statement": ("y ~ age; import os", "got '; import os'"),
+    "string that ends": ("y ~ C(ward, Treatment('a\") + x(\"'))", "must be one of"),
+}
+
+
+@pytest.mark.parametrize(("formula", "message"), REFUSED.values(), ids=REFUSED)
+def test_refused(formula, message):
+    with pytest.raises(FormulaError) as caught:
+        learn(formula, FRAME)
+    assert message in str(caught.value)
+
+
+ENCODE = {
+    "absent": (FRAME.drop(columns="age"), "must have the columns of the fit; got none named 'age'"),
+    "no table": (np.zeros((3, 2)), "needs a table with named columns; got ndarray"),
+    "text for numbers": (FRAME.assign(age="old"), "column 'age' must be numeric; got 'old' in row 0"),
+    "infinite": (FRAME.assign(age=np.inf), "column 'age' must be finite; got inf in row 0"),
+    "new level": (FRAME.assign(ward="south"), "column 'ward' must be one of ['east', 'north', 'west'], as in the fit"),
+    "beyond the spline": (FRAME.assign(**{"mean r": 99.0}), "bs(mean r, df=4)[1] must be finite; got nan in row 0"),
+    "no logarithm": (FRAME.assign(age=-1.0), "log(age) must be finite; got nan in row 0"),
+}
+
+
+@pytest.mark.parametrize(("table", "message"), ENCODE.values(), ids=ENCODE)
+def test_tables_that_do_not_fit(table, message):
+    encoding = learn("y ~ log(age) + C(ward) + bs(`mean r`, df=4)", FRAME).encoding
+    with pytest.raises(FormulaError) as caught:
+        encoding.encode(table)
+    assert message in str(caught.value)
+
+
+def test_dates_and_mixtures_are_refused():
+    with pytest.raises(FormulaError, match="must be numeric"):
+        learn("y ~ when", FRAME.assign(when=pd.Timestamp(0)))
+    with pytest.raises(FormulaError, match="got int, str"):
+        learn("y ~ C(mix)", FRAME.assign(mix=["a", 1] * (ROWS // 2)))
+
+
+# --- files ---
+
+
+def test_a_file_cannot_run_code(tmp_path):
+    proof = tmp_path / "proof"
+    model = VariationalLogisticRegression.from_formula("y ~ age + C(ward)", FRAME, standardize=True)
+    model.save(tmp_path / "good.viper")
+    kind, tensors, metadata = storage.read(tmp_path / "good.viper")
+    evil = f"__import__('pathlib').Path({str(proof)!r}).touch()"
+    attacks = [
+        {"formula": f"y ~ age + C(ward) + {evil}"},
+        {"formula": f"y ~ age + {{{evil}}}"},
+        {"formula": f"y ~ log({evil})"},
+        {"columns": ["y", "age", evil]},
+        {"columns": ["y", "age", f"`+{evil}+`"], "formula": f"y ~ age + `{evil}`"},
+        {"levels": {"ward": evil}},
+        {"levels": {evil: ["a"]}},
+        {"transforms": evil},
+        {"names": [evil]},
+        {"scale": [evil, 1.0, 1.0]},
+        {"missing": evil},
+        {"unknown": evil},
+    ]
+    for number, attack in enumerate(attacks):
+        path = tmp_path / f"{number}.viper"
+        storage.write(path, kind, tensors, metadata | {"formula": metadata["formula"] | attack})
+        with pytest.raises(storage.StorageError):
+            viper.load(path)
+    assert not proof.exists()
+
+
+def test_levels_that_look_like_code_are_text():
+    evil = '"]; import os; os.abort() #'
+    frame = FRAME.assign(ward=np.where(FRAME["ward"] == "east", evil, "b"))
+    learned = learn("y ~ C(ward)", frame)
+    np.testing.assert_array_equal(stored(learned.encoding).encode(frame), learned.X)
+
+
+def test_tokens_cover_what_they_came_from():
+    assert [text for _, text in tokenize(" y~a1 + `b c`**2:log( 1.5e-3 , d=.5)")] == [
+        *["y", "~", "a1", "+", "b c", "**", "2", ":", "log", "(", "1.5e-3", ",", "d", "=", ".5", ")"]
+    ]
+
+
+def test_plain_columns_do_not_pass_through_formulaic():
+    parsed = parse("y ~ a + b + b:c", ["y", "a", "b", "c"], [])
+    assert parsed.plain == ("a",)
+    assert sorted(parsed.variables.values()) == ["b", "c"]
