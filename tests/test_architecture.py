@@ -30,8 +30,8 @@ LAYERS = [
     # applications: these may also import the public names, `from viper import ...`
     *(
         APPLICATIONS := [
-            *["files", "formula", "metrics", "datasets", "plot", "arviz", "onnx", "report", "demo_bound", "demo"],
-            *["paper", "cli", "__main__"],
+            *["files", "formula", "metrics", "datasets", "views", "plot", "arviz", "onnx", "report"],
+            *["demo_bound", "demo", "paper", "cli", "__main__"],
         ]
     ),
 ]
