@@ -4,6 +4,7 @@ Columns are raw ones: whatever the model's `predict_latent` takes, a DataFrame w
 """
 
 from collections.abc import Iterator
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 FEW_VALUES = 6  # a numeric column with at most as many is shown value by value
 MOST_LEVELS = 12  # of a column of categories
+MOST_COMBINED = 300  # columns whose correlations are looked at
 TAIL = 0.01  # share of a column's values beyond either end of its curve
 
 
@@ -76,26 +78,45 @@ def is_category(column: "pandas.Series") -> bool:
     return types.is_bool_dtype(column) or not types.is_numeric_dtype(column)
 
 
-def typical_rows(frame: "pandas.DataFrame", count: int) -> "pandas.DataFrame":
-    """`count` copies of the typical row: medians of numbers, the most frequent of everything else, all of them seen."""
+def typical_row(frame: "pandas.DataFrame") -> "pandas.DataFrame":
+    """One row: medians of numbers, the most frequent of everything else, each a value that occurs."""
     import pandas
 
-    def column(values: "pandas.Series") -> "pandas.Series":
+    def middle(values: "pandas.Series") -> "pandas.Series":
         known = values.dropna()
-        middle = known.mode().iloc[0] if is_category(values) else known.quantile(0.5, interpolation="lower")
-        return pandas.Series([middle] * count, dtype=values.dtype)
+        if len(known) == 0:
+            raise ValueError(f"a column must have values; got none in {values.name!r}. Drop it.")
+        value = known.mode().iloc[0] if is_category(values) else known.quantile(0.5, interpolation="lower")
+        return pandas.Series([value], dtype=values.dtype)
 
-    return pandas.DataFrame({name: column(frame[name]) for name in frame.columns})
+    return pandas.DataFrame({name: middle(frame[name]) for name in frame.columns})
 
 
-def unusual(frame: "pandas.DataFrame", row: int, count: int = 3) -> list[tuple[str, float, float]]:
-    """(column, value, z) of the numeric columns in which a row lies furthest from the mean, in standard deviations."""
-    numbers = frame[[name for name in frame.columns if not is_category(frame[name])]]
-    spread = numbers.std(ddof=0).to_numpy(dtype=float)
-    shift = numbers.iloc[row].to_numpy(dtype=float) - numbers.mean().to_numpy(dtype=float)
-    z = np.divide(shift, spread, out=np.zeros_like(shift), where=spread > 0)
-    order = np.argsort(-np.abs(np.nan_to_num(z)), kind="stable")[:count]
-    return [(str(numbers.columns[j]), float(numbers.iloc[row, j]), float(z[j])) for j in order]
+def repeated(row: "pandas.DataFrame", count: int) -> "pandas.DataFrame":
+    return row.iloc[np.zeros(count, dtype=int)].reset_index(drop=True)
+
+
+class Unusual:
+    """In what rows differ from the rest: by single numeric columns, and by the combination of all."""
+
+    def __init__(self, frame: "pandas.DataFrame") -> None:
+        names = [name for name in frame.columns if not is_category(frame[name])]
+        self.names, self.values = [str(name) for name in names], frame[names].to_numpy(dtype=float)
+        spread = np.nanstd(self.values, axis=0)
+        self.z = np.nan_to_num((self.values - np.nanmean(self.values, axis=0)) / np.where(spread > 0, spread, 1.0))
+
+    def columns(self, row: int, count: int = 3) -> list[tuple[str, float, float]]:
+        """(column, value, z) of the columns in which a row lies furthest from the mean, in standard deviations."""
+        order = np.argsort(-np.abs(self.z[row]), kind="stable")[:count]
+        return [(self.names[j], float(self.values[row, j]), float(self.z[row, j])) for j in order]
+
+    @cached_property
+    def rarity(self) -> np.ndarray:
+        """Share of the rows that are less far from the mean, all columns and their correlations taken together."""
+        if not 0 < self.z.shape[1] <= MOST_COMBINED:
+            return np.zeros(len(self.z))
+        distance = ((self.z @ np.linalg.pinv(self.z.T @ self.z, hermitian=True)) * self.z).sum(1)
+        return np.searchsorted(np.sort(distance), distance) / max(len(distance) - 1, 1)
 
 
 # --- partial effects ---
@@ -121,12 +142,21 @@ def partial_effect(model: Any, X: Any, feature: Any, level: float = 0.95, points
     feature = f"x{feature}" if isinstance(feature, int) and feature not in frame.columns else feature
     if feature not in frame.columns:
         raise ValueError(f"feature must be a column of X; got {feature!r}. There are {list(frame.columns)[:10]}.")
-    values, curve = positions(frame[feature], points)
-    rows = typical_rows(frame, len(values)).assign(**{feature: values})
+    return effect_along(model, frame, feature, typical_row(frame), level, points)
+
+
+def effect_along(
+    model: Any, frame: "pandas.DataFrame", feature: Any, row: "pandas.DataFrame", level: float, points: int
+) -> Effect:
+    """The prediction as `feature` moves and everything else is that of a row."""
+    known = getattr(getattr(model, "formula_", None), "levels", {})
+    values, curve = positions(frame[feature], points, feature in known)
+    rows = repeated(row, len(values))
+    rows[feature] = values
     return Effect(str(feature), np.asarray(values), curve, predictions(model, as_fitted(model, rows), level))
 
 
-def positions(column: "pandas.Series", points: int) -> tuple["pandas.Series", bool]:
+def positions(column: "pandas.Series", points: int, category: bool = False) -> tuple["pandas.Series", bool]:
     """Where to look along a column, and whether values in between make sense.
 
     Levels by frequency; all values where they are few; quantiles of whole numbers; an even grid of all others.
@@ -134,9 +164,7 @@ def positions(column: "pandas.Series", points: int) -> tuple["pandas.Series", bo
     import pandas
 
     known = column.dropna()
-    if len(known) == 0:
-        raise ValueError(f"a column must have values; got none in {column.name!r}. Drop it.")
-    if is_category(column):
+    if category or is_category(column):
         return pandas.Series(known.value_counts().index[:MOST_LEVELS], dtype=column.dtype), False
     distinct = np.unique(known)
     if len(distinct) <= FEW_VALUES:
@@ -152,8 +180,10 @@ def positions(column: "pandas.Series", points: int) -> tuple["pandas.Series", bo
 
 def partial_effects(model: Any, X: Any, level: float = 0.95, points: int = 61) -> Iterator[Effect]:
     """The partial effect of every column that has one."""
-    for feature in frame_of(X).columns:
-        effect = partial_effect(model, X, feature, level, points)
+    frame = frame_of(X)
+    row = typical_row(frame)
+    for feature in frame.columns:
+        effect = effect_along(model, frame, feature, row, level, points)
         if effect.size > 0.0:
             yield effect
 
@@ -225,7 +255,7 @@ def grid(model: Any, X: Any, columns: tuple[Any, Any] | None = None, size: int =
         reach = margin * (high - low) or 1.0
         ends.append(np.linspace(low - reach, high + reach, size))
     x, y = np.meshgrid(*ends)
-    rows = typical_rows(frame, size * size)
+    rows = repeated(typical_row(frame), size * size)
     rows[columns[0]], rows[columns[1]] = x.ravel(), y.ravel()
     seen = predictions(model, as_fitted(model, rows))
     shape = (size, size)
