@@ -252,7 +252,12 @@ FLOOR = 1e-17  # below every rounding error: where a logarithmic axis puts 0
 
 
 def convergence(model: Any, *, ax: Any = None) -> "Axes":
-    """How far each iteration moved the posterior, in nats; for Adam, how far the objective lay below the final one."""
+    """How far each iteration moved the posterior, in nats; for Adam, how far the objective lay below the final one.
+
+    For a Gaussian process, how far each start of the search for a kernel remained below the best.
+    """
+    if getattr(model, "starts_", None):
+        return starts(model, ax)
     trace = views.trace(model)
     if not len(trace.values):
         raise ValueError("convergence needs the history of the fit; got a model without one. Plot before saving it.")
@@ -262,6 +267,20 @@ def convergence(model: Any, *, ax: Any = None) -> "Axes":
     ax.set(xlabel="iteration", ylabel=trace.meaning)
     ax.xaxis.get_major_locator().set_params(integer=True)
     title(ax, f"Convergence: {model.status_}, ELBO {model.elbo_:.4f}")
+    return ax
+
+
+def starts(model: Any, ax: Any) -> "Axes":
+    """The race of a Gaussian process's starts."""
+    ax = canvas(ax, (6.4, 1.4 + 0.3 * len(model.starts_)))
+    ranked = sorted(model.starts_, key=lambda start: start.elbo)
+    below = [ranked[-1].elbo - start.elbo for start in ranked]
+    at = np.arange(len(ranked))
+    ax.hlines(at, 0.0, below, color=GREY, lw=1.6)
+    ax.scatter(below, at, color=[*[GREY] * (len(ranked) - 1), BLUE], zorder=3)
+    ax.set_yticks(at, [f"{start.start} ({start.evaluations} evaluations)" for start in ranked], fontsize=8)
+    ax.set(xlabel="nats below the best start", ylim=(-0.6, len(ranked) - 0.4))
+    title(ax, f"Starts of the search: {model.status_}, ELBO {model.elbo_:.4f}")
     return ax
 
 

@@ -116,7 +116,7 @@ class Unusual:
         if not 0 < self.z.shape[1] <= MOST_COMBINED:
             return np.zeros(len(self.z))
         distance = ((self.z @ np.linalg.pinv(self.z.T @ self.z, hermitian=True)) * self.z).sum(1)
-        return np.searchsorted(np.sort(distance), distance) / max(len(distance) - 1, 1)
+        return np.searchsorted(np.sort(distance), distance) / len(distance)
 
 
 # --- partial effects ---

@@ -167,7 +167,7 @@ def widths(study: Study) -> str:
     count, edges = np.histogram(study.seen.width, bins=20, range=UNIT)
     share = count / count.sum()
     top = 1.08 * share.max()
-    chart = Chart(UNIT, (0.0, top), width=640, height=260)
+    chart = Chart(UNIT, (0.0, top), width=560, height=250)
     chart.y_axis("share of rows", [(t, f"{100 * t:.3g}%") for t in chart.y.ticks(4)])
     chart.x_axis("width of the interval, in percentage points", [(k / 5, str(20 * k)) for k in range(6)])
     for n, s, left, right in zip(count, share, edges[:-1], edges[1:], strict=True):

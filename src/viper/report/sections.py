@@ -32,14 +32,13 @@ def subtitle(study: Study) -> str:
 
 
 def summary(study: Study) -> str:
-    close, _ = words.closeness(study)
-    verdict = {True: "certified", False: "not certified", None: "not measured"}[close]
+    _, verdict, _ = words.closeness(study)
     tiles = {
         "rows": f"{len(study.label):,}",
         f"of them {study.positive}": percent(study.label.mean()),
         "AUC: chance to rank a pair rightly": "–" if study.auc is None else f"{study.auc:.3f}",
         "Brier score: 0 is perfect": f"{study.brier:.3f}",
-        "closeness to the exact posterior": verdict,
+        "closeness to the exact posterior": verdict.lower(),
     }
     findings = [words.ranking(study), words.calibration(study), words.driver(study), words.certainty(study)]
     items = "".join(element("li", escape(finding)) for finding in findings if finding)

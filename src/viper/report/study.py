@@ -20,7 +20,7 @@ MOST_COEFFICIENTS = 40  # coefficients listed
 MOST_ROWS = 60  # rows in the table of the most uncertain
 MOST_MARKS = 240  # rows in a picture of rows
 CURVE_POINTS = 41
-WEIGHING = 400_000_000  # rows times draws that a diagnosis may cost
+WEIGHING = 100_000_000  # rows times draws that a diagnosis may cost
 SPATIAL = [  # names of columns that are coordinates
     *[("longitude", "latitude"), ("lon", "lat"), ("long", "lat"), ("lng", "lat")],
     *[("easting", "northing"), ("x", "y"), ("x_coord", "y_coord")],

@@ -13,8 +13,6 @@ from viper.report.study import Study
 from viper.report.svg import element
 from viper.report.words import number, number_with
 
-MARKS = {True: ("good", "Yes"), False: ("bad", "No"), None: ("open", "Not measured")}
-
 
 def trust(study: Study) -> str:
     cards = [
@@ -23,10 +21,8 @@ def trust(study: Study) -> str:
         ("Did the search finish?", *words.search(study)),
     ]
     boxes = "".join(
-        element(
-            "div", element("h3", escape(name)) + p(MARKS[good][1], "mark") + p(told), class_=f"card {MARKS[good][0]}"
-        )
-        for name, good, told in cards
+        element("div", element("h3", escape(name)) + p(word, "mark") + p(told), class_=f"card {kind}")
+        for name, kind, word, told in cards
     )
     return section("trust", "Can this be trusted?", element("div", boxes, class_="cards"), starts(study), trace(study))
 

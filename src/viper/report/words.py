@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import scipy.special
 
+from viper.importance import EVEN_WEIGHTS
 from viper.report.study import Study
 from viper.views import Reliability, Unusual
 
@@ -175,7 +176,7 @@ def unusual(found: Unusual, k: int) -> str:
         if abs(z) >= 2.0
     ]
     rare = found.rarity[k] >= 0.9 and len(found.names) > 1
-    combined = f"its combination of values is rarer than that of {percent(found.rarity[k])} of the rows" if rare else ""
+    combined = f"its values together are rarer than those of {percent(found.rarity[k])} of the rows" if rare else ""
     parts = [*told, *([combined] if combined else [])]
     return f"Unusual: {'; '.join(parts)}." if parts else "No value is unusual."
 
@@ -192,22 +193,28 @@ def row_note(study: Study, found: Unusual, k: int) -> str:
 # --- the certificate ---
 
 
-def closeness(study: Study) -> tuple[bool | None, str]:
-    """Whether the Gaussian posterior is certified close to the exact one, and a sentence."""
+Verdict = tuple[str, str, str]  # class of its card, one word, sentence
+
+
+def closeness(study: Study) -> Verdict:
+    """Whether the Gaussian posterior is certified close to the exact one."""
     if study.diagnosis is None:
-        return None, study.no_diagnosis
+        return "open", "Not measured", study.no_diagnosis
     d = study.diagnosis
-    gap = d.log_evidence - study.model.elbo_
     text = (
-        f"{d.verdict} The Pareto diagnostic k̂ is {d.k_hat:.2f}, where {d.threshold:.2f} is the most that certifies a "
-        f"fit, and {d.effective_sample_size:,.0f} of {d.draws:,} weighted draws count in full."
+        f"{d.verdict} The Pareto diagnostic k̂ is {d.k_hat:.2f}, where less than {d.threshold:.2f} certifies a fit; "
+        f"{d.draws:,} weighted draws are worth {d.effective_sample_size:,.0f}."
     )
     if d.reliable:
-        text += f" By the same draws, the fitted posterior is about {max(gap, 0.0):.2g} nats from the exact one."
-    return bool(d.reliable), text
+        gap = max(d.log_evidence - study.model.elbo_, 0.0)
+        text += f" By the same draws, the fitted posterior is about {gap:.2g} nats from the exact one."
+        return "good", "Certified", text
+    if d.effective_sample_size > EVEN_WEIGHTS * d.draws:
+        return "good", "Close, not certified", text
+    return "bad", "Not certified", text
 
 
-def arithmetic(study: Study) -> tuple[bool, str]:
+def arithmetic(study: Study) -> Verdict:
     """The certified gap between the ELBO and a bound that allows for every rounding error."""
     model = study.model
     gap = float(model.elbo_ - model.elbo_bound_)
@@ -220,12 +227,16 @@ def arithmetic(study: Study) -> tuple[bool, str]:
     loss = float(model.elbo_ - model.objective_)
     if abs(loss) > 1e-6:
         text += f" The bound that was maximised ({model.bound}) lies {loss:.2g} nats below the exact ELBO."
-    return good, text
+    return ("good", "Certified", text) if good else ("bad", "With a gap", text)
 
 
-def search(study: Study) -> tuple[bool, str]:
+def search(study: Study) -> Verdict:
     model = study.model
     steps = "iteration" if model.n_iter_ == 1 else "iterations"
     if model.converged_:
-        return True, f"The search finished after {model.n_iter_:,} {steps}: no further step would change the answer."
-    return False, f"The search did not finish: {model.status_}. Fit again with a larger max_iter."
+        return (
+            "good",
+            "Yes",
+            f"The search finished after {model.n_iter_:,} {steps}: no further step would change the answer.",
+        )
+    return "bad", "No", f"The search did not finish: {model.status_}. Fit again with a larger max_iter."
