@@ -110,7 +110,7 @@ def test_coefficients_are_per_standard_deviation_or_unit(study, model, data):
     for name, unit in {"age": float(f"{data['age'].std():.2g}"), "dose": float(f"{data['dose'].std():.2g}")}.items():
         assert found[name].unit == f"+{unit:g}"
         assert found[name].mean == pytest.approx(unit * mean[name])
-    assert (found["smoker"].unit, found["smoker"].mean) == ("+1", pytest.approx(mean["smoker"]))
+    assert (found["smoker"].unit, found["smoker"].mean) == ("0 → 1", pytest.approx(mean["smoker"]))
     low, high = model.coefficient_interval()[2]
     assert (found["smoker"].lower, found["smoker"].upper) == (pytest.approx(low), pytest.approx(high))
 

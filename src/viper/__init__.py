@@ -30,7 +30,9 @@ LATER = {
     "VariationalGPClassifier": "viper.gp",
     "VariationalLogisticRegression": "viper.logistic",
     "load": "viper.models",
+    "plot": "viper.plot",
     "reference": "viper.reference",
+    "report": "viper.report",
 }
 
 

@@ -38,7 +38,7 @@ def picture(path: Path) -> None:
     means, sds = torch.linspace(-8, 6, 281).double(), torch.logspace(-2, 1, 301).double()
     theta, variance = torch.meshgrid(means, sds**2, indexing="ij")
     needed = viper.terms_needed(theta, variance, 0.01)
-    mesh = by_terms.pcolormesh(means, sds, needed.T, cmap="viridis", rasterized=True)
+    mesh = by_terms.pcolormesh(means.numpy(), sds.numpy(), needed.T.numpy(), cmap="viridis", rasterized=True)
     by_terms.set(xlabel="ϑ", ylabel="τ", yscale="log")
     plot.title(by_terms, "l needed for a relative error of 1 %")
     figure.colorbar(mesh, ax=by_terms)

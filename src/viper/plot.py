@@ -296,7 +296,9 @@ def bounds(over: str = "mean", *, mean: float = 1.0, sd: float = 2.0, ax: Any = 
     errors = views.relative_errors(*((along, still**2) if over == "mean" else (still, along**2)))
     ax = canvas(ax)
     for (name, error), colour in zip(errors.items(), (RED, GREY, SKY, ORANGE, BLUE), strict=True):
-        ax.semilogy(along, error.clamp(FLOOR), color=colour, lw=2 if "VI-PER" in name else 1.4, label=name)
+        ax.semilogy(
+            along.numpy(), error.clamp(FLOOR).numpy(), color=colour, lw=2 if "VI-PER" in name else 1.4, label=name
+        )
     if over == "sd":
         ax.set_xscale("log")
     ax.set(xlabel="ϑ" if over == "mean" else "τ", ylim=(FLOOR, 10))

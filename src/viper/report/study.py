@@ -129,20 +129,24 @@ class Study:
 
     @cached_property
     def _steps(self) -> dict[str, tuple[float, str]]:
-        """By column of X, the change to speak of, and the same in words.
+        """By column of X, the change to speak of, in its own units and in words.
 
         One standard deviation, rounded to be read; one unit of what is 0 or 1, or has a standard deviation near 1.
         """
         encoding = getattr(self.model, "formula_", None)
         X = self.frame if encoding is None else encoding.encode(self.frame)
-        units = {} if encoding is None else encoding.units
+        scales = {} if encoding is None else dict(zip(encoding.names, encoding.scale, strict=True))
         steps: dict[str, tuple[float, str]] = {}
-        for name in map(str, X.columns):
-            values = X.iloc[:, len(steps)].to_numpy(dtype=float)
+        for j, name in enumerate(map(str, X.columns)):
+            values, scale = X.iloc[:, j].to_numpy(dtype=float), scales.get(name, 1.0)
             sd = float(values.std())
-            plain = sd == 0.0 or 0.8 < sd < 1.25 or bool(np.isin(values, (0.0, 1.0)).all())
-            step = 1.0 if plain or units.get(name, "+1") != "+1" else float(f"{sd:.2g}")
-            steps[name] = (step, f"+{step:g}" if units.get(name, "+1") == "+1" else units[name])
+            if np.isin(values, (0.0, 1.0)).all():
+                steps[name] = (1.0, "0 → 1")
+            elif scale != 1.0 or sd == 0.0 or 0.8 < sd < 1.25:
+                steps[name] = (1.0, f"+{scale:.3g}")
+            else:
+                step = float(f"{sd:.2g}")
+                steps[name] = (step, f"+{step:g}")
         return steps
 
     @cached_property
