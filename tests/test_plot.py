@@ -204,6 +204,13 @@ def test_reliability_counts_and_jeffreys_intervals():
     assert (table.lower[1], table.upper[4]) == (0.0, 1.0)
 
 
+def test_reliability_joins_groups_of_few_rows():
+    probability = np.repeat([0.05, 0.15, 0.25, 0.55, 0.95], [150, 4, 7, 30, 9])
+    table = views.reliability(probability, probability > 0.5)
+    np.testing.assert_array_equal(table.rows, [150, 11, 39])  # 4 + 7, and 30 + the 9 that are left over
+    np.testing.assert_allclose(table.predicted[1], (4 * 0.15 + 7 * 0.25) / 11)
+
+
 def test_reliability_of_rare_events_has_equal_groups():
     probability = np.linspace(0.001, 0.05, 1000)
     table = views.reliability(probability, probability > 0.04)

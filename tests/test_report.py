@@ -18,7 +18,7 @@ import viper
 from viper import report
 from viper.report import charts, words
 from viper.report.page import render
-from viper.report.study import read, spatial_columns
+from viper.report.study import change, read, spatial_columns
 from viper.report.svg import Scale
 from viper.storage import StorageError
 
@@ -113,6 +113,21 @@ def test_coefficients_are_per_standard_deviation_or_unit(study, model, data):
     assert (found["smoker"].unit, found["smoker"].mean) == ("0 → 1", pytest.approx(mean["smoker"]))
     low, high = model.coefficient_interval()[2]
     assert (found["smoker"].lower, found["smoker"].upper) == (pytest.approx(low), pytest.approx(high))
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "scale", "expected"),
+    [
+        ("C(ward)[T.B]", [0, 1], 1.0, ("ward: B", 1.0, "not A")),
+        ("ward[T.<B>]", [0, 1], 1.0, ("ward: <B>", 1.0, "not A")),
+        ("ward[T.B]:age", [0, 40], 1.0, ("ward[T.B]:age", 20.0, "+20")),
+        ("age", [-1.0, 1.0], 12.34, ("age", 1.0, "+12.3")),
+        ("age", [0.0, 123.0], 1.0, ("age", 62.0, "+62")),
+        ("flag", [0, 1], 1.0, ("flag", 1.0, "0 → 1")),
+    ],
+)
+def test_changes_of_encoded_columns(name, values, scale, expected):
+    assert change(name, np.array(values, dtype=float), scale, {"ward": ["A", "B", "<B>"]}) == expected
 
 
 def test_rows_are_listed_from_the_widest_interval(page, model, data):
@@ -308,14 +323,14 @@ def test_plain_arrays_will_do(data):
 
 
 def test_many_rows_stay_small_and_say_so():
-    data = patients(60_000)
+    data = patients(20_000)
     for j in range(1, 28):
         data[f"column number {j}"] = data["age"] * j % 7.0
     inputs = [name for name in data if name != "ill"]
     model = viper.VariationalLogisticRegression(random_state=0).fit(data[inputs], data["ill"])
     text = render(read(model, data, "ill"))
     assert len(text.encode()) < 2_000_000
-    assert "Shown are 240 of the 60,000 rows" in text
+    assert "Shown are 240 of the 20,000 rows" in text
     assert "6 with smaller ones are not drawn" in text
 
 
@@ -342,7 +357,7 @@ def test_a_process_has_relevance_starts_and_maps(process, tmp_path):
         assert sum(name.startswith("Map: ") for name in names) == 2
         assert "Lengthscale" in page.text("coefficients")
         assert str(model.starts_[0].start) in page.text("trust")
-        assert "Probability of True" in page.all("h1")[0]["text"]
+        assert "Probability of wet = True" in page.all("h1")[0]["text"]
 
 
 def test_map_is_that_of_the_model(process):

@@ -96,7 +96,7 @@ class Forest:
     def ticks(self) -> list[float]:
         """Multipliers of the odds: powers of ten, or of smaller numbers where the range is small."""
         reach = max(-self.scale.low, self.scale.high)
-        base = next((b for b in (1.1, 1.25, 1.5, 2.0, 3.0, 10.0, 100.0, 1e4) if reach < 2.9 * math.log(b)), 1e8)
+        base = next((b for b in (1.1, 1.2, 1.5, 2.0, 3.0, 5.0, 10.0, 100.0, 1e4) if reach < 2.9 * math.log(b)), 1e8)
         return [base**k for k in range(-2, 3) if self.scale.low <= k * math.log(base) <= self.scale.high]
 
     def axis(self) -> str:

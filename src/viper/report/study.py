@@ -1,6 +1,7 @@
 """What a report tells, as numbers: one fitted model seen through one table of rows."""
 
 import math
+import re
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,6 +22,7 @@ MOST_ROWS = 60  # rows in the table of the most uncertain
 MOST_MARKS = 240  # rows in a picture of rows
 CURVE_POINTS = 41
 WEIGHING = 100_000_000  # rows times draws that a diagnosis may cost
+MUTE = {"0", "1", "-1", "2", "yes", "no", "y", "n", "true", "false", "t", "f"}  # labels
 SPATIAL = [  # names of columns that are coordinates
     *[("longitude", "latitude"), ("lon", "lat"), ("long", "lat"), ("lng", "lat")],
     *[("easting", "northing"), ("x", "y"), ("x_coord", "y_coord")],
@@ -57,7 +59,10 @@ class Study:
 
     @property
     def names(self) -> tuple[str, str]:
-        return str(self.model.classes_[0]), str(self.model.classes_[1])
+        """The two classes; labels that say little by themselves with the target's name."""
+        labels = [str(label) for label in self.model.classes_]
+        mute = all(label.lower().removesuffix(".0") in MUTE for label in labels)
+        return tuple(f"{self.target} = {label}" if mute else label for label in labels)  # type: ignore[return-value]
 
     @property
     def negative(self) -> str:
@@ -122,32 +127,25 @@ class Study:
         table = self.model.summary(self.level).drop(index="intercept", errors="ignore")
         found = []
         for name, row in table.iterrows():
-            step, unit = self._steps.get(str(name), (1.0, "+1"))
+            label, step, unit = self._changes.get(str(name), (str(name), 1.0, "+1"))
             mean, lower, upper = (step * float(row[key]) for key in ("mean", "lower", "upper"))
-            found.append(Coefficient(str(name), unit, mean, lower, upper, float(row["p_direction"])))
+            found.append(Coefficient(label, unit, mean, lower, upper, float(row["p_direction"])))
         return sorted(found, key=lambda c: (-c.direction, -abs(c.mean)))
 
     @cached_property
-    def _steps(self) -> dict[str, tuple[float, str]]:
-        """By column of X, the change to speak of, in its own units and in words.
+    def _changes(self) -> dict[str, tuple[str, float, str]]:
+        """By column of X, what to call it, the change to speak of, and that in words.
 
         One standard deviation, rounded to be read; one unit of what is 0 or 1, or has a standard deviation near 1.
         """
         encoding = getattr(self.model, "formula_", None)
         X = self.frame if encoding is None else encoding.encode(self.frame)
         scales = {} if encoding is None else dict(zip(encoding.names, encoding.scale, strict=True))
-        steps: dict[str, tuple[float, str]] = {}
-        for j, name in enumerate(map(str, X.columns)):
-            values, scale = X.iloc[:, j].to_numpy(dtype=float), scales.get(name, 1.0)
-            sd = float(values.std())
-            if np.isin(values, (0.0, 1.0)).all():
-                steps[name] = (1.0, "0 → 1")
-            elif scale != 1.0 or sd == 0.0 or 0.8 < sd < 1.25:
-                steps[name] = (1.0, f"+{scale:.3g}")
-            else:
-                step = float(f"{sd:.2g}")
-                steps[name] = (step, f"+{step:g}")
-        return steps
+        levels = {} if encoding is None else encoding.levels
+        return {
+            name: change(name, X.iloc[:, j].to_numpy(dtype=float), scales.get(name, 1.0), levels)
+            for j, name in enumerate(map(str, X.columns))
+        }
 
     @cached_property
     def from_training(self) -> bool:
@@ -197,6 +195,19 @@ class Study:
     def map(self) -> Grid | None:
         columns = self.spatial or spatial_columns(self.frame, self.is_gp)
         return None if columns is None else views.grid(self.model, self.frame, columns, size=40)
+
+
+def change(name: str, values: np.ndarray, scale: float, levels: dict[str, list[Any]]) -> tuple[str, float, str]:
+    """What to call a column of X, the change to speak of, and that in words."""
+    level = re.fullmatch(r"(?:C\()?([^:]+?)(?:, .*?)?\)?\[T\.([^:]*)\]", name)
+    if level and level[1] in levels:
+        return f"{level[1]}: {level[2]}", 1.0, f"not {levels[level[1]][0]}"
+    sd = float(values.std())
+    if np.isin(values, (0.0, 1.0)).all():
+        return name, 1.0, "0 → 1"
+    if scale != 1.0 or sd == 0.0 or 0.8 < sd < 1.25:
+        return name, 1.0, f"+{scale:.3g}"
+    return name, float(f"{sd:.2g}"), f"+{sd:.2g}"
 
 
 def spatial_columns(frame: "pandas.DataFrame", is_gp: bool) -> tuple[str, str] | None:
