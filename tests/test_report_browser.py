@@ -61,8 +61,14 @@ def find(page, selector):
     return page.find_elements("css selector", selector)
 
 
-def click(page, element):
+def show(page, element):
+    """Scroll to it, and wait until the page has noticed."""
     page.execute_script("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", element)
+    page.execute_async_script("requestAnimationFrame(() => requestAnimationFrame(arguments[0]))")
+
+
+def click(page, element):
+    show(page, element)
     element.click()
 
 
@@ -224,7 +230,7 @@ def test_marks_have_tooltips(page):
     tip = page.find_element("id", "tip")
     assert not tip.is_displayed()
     dot = find(page, "#performance circle.dot")[0]
-    page.execute_script("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", dot)
+    show(page, dot)
     webdriver.ActionChains(page).move_to_element(dot).perform()
     assert tip.is_displayed()
     assert "rows given" in tip.text
