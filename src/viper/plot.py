@@ -235,8 +235,8 @@ def probability_map(
         ax.scatter(first, second, s=6, color=INK, alpha=0.5, lw=0)
     else:
         positive = marks(model, y)
-        for group, face, label in ((~positive, "white", model.classes_[0]), (positive, INK, model.classes_[1])):
-            look = {"s": 12, "facecolor": face, "edgecolor": INK, "lw": 0.5, "label": str(label)}
+        for group, face, edge, label in ((~positive, "white", INK, 0), (positive, INK, "white", 1)):
+            look = {"s": 14, "facecolor": face, "edgecolor": edge, "lw": 0.6, "label": str(model.classes_[label])}
             ax.scatter(first[group], second[group], **look)
         ax.legend(frameon=True, fontsize=8)
     ax.figure.colorbar(mesh, ax=ax)
@@ -302,6 +302,7 @@ def bounds(over: str = "mean", *, mean: float = 1.0, sd: float = 2.0, ax: Any = 
     if over == "sd":
         ax.set_xscale("log")
     ax.set(xlabel="ϑ" if over == "mean" else "τ", ylim=(FLOOR, 10))
-    ax.legend(frameon=False, fontsize=8)
+    # where no method's line runs
+    ax.legend(frameon=False, fontsize=8, loc=(0.02, 0.2) if over == "mean" else "upper left")
     title(ax, f"Relative error at {f'τ = {sd:g}' if over == 'mean' else f'ϑ = {mean:g}'}")
     return ax
