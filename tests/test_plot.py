@@ -168,7 +168,10 @@ def test_trace_of_adam_is_the_distance_to_its_end(data):
     trace = views.trace(model)
     assert "below the final objective" in trace.meaning
     assert len(trace.values) == 30
-    assert (trace.values >= 0).all()
+    best = max(step.objective for step in model.history_)
+    assert trace.values[0] == pytest.approx(model.objective_ - model.history_[0].objective)
+    assert (trace.values > 0).all()
+    assert best >= model.objective_
 
 
 def test_bounds_shows_every_method(ax):

@@ -153,10 +153,10 @@ def test_certificate_is_told(page, model):
 
 def test_training_rows_are_recognised(study, model):
     assert study.from_training
-    assert "learned from" in render(study)
+    assert "These are the rows that the model learned from" in render(study)
     other = read(model, patients(seed=1), "ill")
     assert not other.from_training
-    assert "learned from" not in render(other)
+    assert "If the model has learned from some of these rows" in render(other)
 
 
 def test_a_loaded_model_is_diagnosed_by_its_own_rows_only(model, data, tmp_path):

@@ -14,7 +14,18 @@ from viper.design import read_labels
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-BLUE, ORANGE, GREEN, RED, SKY, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#8A8F98"
+__all__ = [
+    "bounds",
+    "convergence",
+    "densities",
+    "forest",
+    "observations",
+    "partial_effect",
+    "probability_map",
+    "reliability",
+]
+
+BLUE, ORANGE, RED, SKY, GREY = "#0072B2", "#E69F00", "#D55E00", "#56B4E9", "#8A8F98"
 INK = "#30343B"
 
 

@@ -290,8 +290,9 @@ def trace(model: Any) -> Trace:
     moves = np.array([step.move for step in model.history_], dtype=float)
     if np.isfinite(moves).all():
         return Trace(moves, "nats by which the step moved the posterior")
-    objective = np.array([step.objective for step in model.history_], dtype=float)
-    return Trace(np.maximum(model.objective_ - objective, 0.0), "nats below the final objective")
+    below = model.objective_ - np.array([step.objective for step in model.history_], dtype=float)
+    # the end itself is drawn at the height of the step before it, not at log 0
+    return Trace(np.maximum(below, below[below > 0].min(initial=1.0)), "nats below the final objective")
 
 
 # --- bounds ---

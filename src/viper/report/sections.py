@@ -27,8 +27,8 @@ from viper.views import Effect
 def subtitle(study: Study) -> str:
     kind = "Gaussian process classification" if study.is_gp else "Bayesian logistic regression"
     rows = "one row" if len(study.label) == 1 else f"{len(study.label):,} rows"
-    used = "that it was fitted to" if study.from_training else "that it was not fitted to"
-    return f"{kind} of {study.target}, seen through {rows} {used}."
+    used = " that it was fitted to" if study.from_training else ""
+    return f"{kind} of {study.target}, seen through {rows}{used}."
 
 
 def summary(study: Study) -> str:
@@ -46,7 +46,7 @@ def summary(study: Study) -> str:
         "These are the rows that the model learned from, which flatters it. For an honest test, make the report from "
         "rows it has not seen."
         if study.from_training
-        else None
+        else "If the model has learned from some of these rows, the scores flatter it."
     )
     return section("summary", "In short", facts(tiles, "tiles"), element("ul", items), p(caution, "note"))
 

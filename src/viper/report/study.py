@@ -149,7 +149,7 @@ class Study:
 
     @cached_property
     def from_training(self) -> bool:
-        """Whether these are the rows of the fit: their ELBO is the model's."""
+        """Whether these are surely the rows of the fit: their ELBO is the model's (without weights and offsets)."""
         elbo = self.model.elbo(self.X, self.model.classes_[self.label.astype(int)])
         return math.isclose(elbo, self.model.elbo_, rel_tol=1e-6, abs_tol=1e-6)
 

@@ -62,7 +62,7 @@ def fitted(study: Study) -> str:
     model, encoding = study.model, getattr(study.model, "formula_", None)
     names = [str(name) for name in study.frame.columns]
     pairs = {
-        "Target": f"{study.target}: {study.positive}, against {study.negative}",
+        "Target": f"{study.target} ({study.positive}, against {study.negative})",
         "Columns": ", ".join(names[:40]) + (f" and {len(names) - 40:,} more" if len(names) > 40 else ""),
         **({} if encoding is None else {"Formula": str(encoding.formula)}),
         **(gp_facts(model) if study.is_gp else logistic_facts(model)),
