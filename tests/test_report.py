@@ -123,6 +123,7 @@ def test_coefficients_are_per_standard_deviation_or_unit(study, model, data):
         ("ward[T.B]:age", [0, 40], 1.0, ("ward[T.B]:age", 20.0, "+20")),
         ("age", [-1.0, 1.0], 12.34, ("age", 1.0, "+12.3")),
         ("age", [0.0, 123.0], 1.0, ("age", 62.0, "+62")),
+        ("age:bmi", [0.0, 2468.0], 1.0, ("age:bmi", 1200.0, "+1,200")),
         ("flag", [0, 1], 1.0, ("flag", 1.0, "0 → 1")),
     ],
 )

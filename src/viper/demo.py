@@ -1,6 +1,6 @@
 """`python -m viper.demo [FOLDER]`: posteriors on real data, where they are unsure and why, a report and pictures."""
 
-import sys
+import argparse
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -173,4 +173,6 @@ def picture(data: Data, logistic: Fitted, process: Fitted, path: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:2])
+    arguments = argparse.ArgumentParser(prog="python -m viper.demo", description=__doc__)
+    arguments.add_argument("folder", nargs="?", default=".", help="where report and pictures go (default: here)")
+    main(arguments.parse_args().folder)

@@ -207,7 +207,8 @@ def change(name: str, values: np.ndarray, scale: float, levels: dict[str, list[A
         return name, 1.0, "0 → 1"
     if scale != 1.0 or sd == 0.0 or 0.8 < sd < 1.25:
         return name, 1.0, f"+{scale:.3g}"
-    return name, float(f"{sd:.2g}"), f"+{sd:.2g}"
+    step = float(f"{sd:.2g}")
+    return name, step, f"+{step:,g}"
 
 
 def spatial_columns(frame: "pandas.DataFrame", is_gp: bool) -> tuple[str, str] | None:
