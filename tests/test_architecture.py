@@ -33,7 +33,7 @@ LAYERS = [
     # applications: these may also import the public names, `from viper import ...`
     *(
         APPLICATIONS := [
-            *["csv_text", "files", "output", "metrics", "datasets", "plot", "arviz", "onnx"],
+            *["csv_text", "files", "output", "metrics", "datasets", "views", "plot", "arviz", "onnx"],
             *["report", "demo_bound", "demo", "paper", "cli", "__main__"],
         ]
     ),

@@ -39,7 +39,9 @@ LATER = {
     "expected_sigmoid": "viper.softplus",
     "expected_softplus": "viper.softplus",
     "load": "viper.models",
+    "plot": "viper.plot",
     "reference": "viper.reference",
+    "report": "viper.report",
     "terms_needed": "viper.terms",
 }
 

@@ -1,33 +1,53 @@
-"""`python -m viper.demo [FOLDER]`: a posterior on real data, and the bound beneath it, as tables and pictures."""
+"""`python -m viper.demo [FOLDER]`: posteriors on real data, where they are unsure and why, a report and pictures."""
 
-import sys
+import argparse
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 import viper
-from viper import demo_bound
+from viper import demo_bound, plot, report, views
+from viper.report.words import JOIN, percent, span, unusual
+
+TWO = ["concave points", "radius"]  # what the Gaussian process sees: enough for a map
+TARGET = "diagnosis"
 
 
-def main(folder: str = ".") -> None:
-    """Fit, report, and draw `posterior.png` and `bound.png` into `folder`."""
+def main(folder: str | Path = ".") -> None:
+    """Fit logistic regression and a Gaussian process, tell what they say, and write report and pictures into `folder`.
+
+    `report.html`, `posterior.png` and `bound.png` of an earlier run are replaced.
+    """
+    from rich.console import Console
+
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    console = Console(highlight=False)
     torch.set_num_threads(1)  # so little work is slower when shared
-    data = Data()
-    began = time.perf_counter()
-    model = viper.VariationalLogisticRegression(prior_scale="auto", random_state=0).fit(data.train, data.train_label)
-    seconds = time.perf_counter() - began
-    print(story(data, model, seconds))
-    draw(data, model, Path(folder) / "posterior.png")
-    print("\n" + demo_bound.table())
-    demo_bound.picture(Path(folder) / "bound.png")
-    print(f"\nThe pictures are {Path(folder) / 'posterior.png'} and {Path(folder) / 'bound.png'}.")
+    with console.status("Fitting"):
+        data = Data()
+        logistic = fit(viper.VariationalLogisticRegression(prior_scale="auto", random_state=0), data, data.columns)
+        process = fit(viper.VariationalGPClassifier(mean="constant", random_state=0), data, TWO)
+    tell(console, "Breast cancer: is a tumour malignant?", fitted(data, logistic, process))
+    tell(console, "What drives it", coefficients(logistic.model))
+    tell(console, "Where the interval is wide, and why", doubt(data, logistic))
+    tell(console, "Can the posterior be trusted?", str(logistic.model.diagnose()))
+    tell(console, "The expectation beneath, and how well others do", demo_bound.table())
+    with console.status("Drawing"):
+        picture(data, logistic, process, folder / "posterior.png")
+        demo_bound.picture(folder / "bound.png")
+        report.write(logistic.model, data.test, TARGET, folder / "report.html", overwrite=True)
+    console.print(
+        f"\nOpen [bold]{folder / 'report.html'}[/bold] in a browser: every number above, to look around in.\n"
+        f"The pictures are {folder / 'posterior.png'} and {folder / 'bound.png'}."
+    )
 
 
 class Data:
-    """Wisconsin breast cancer (569 tumours, 30 measurements), standardised; a third is held out."""
+    """Wisconsin breast cancer: 569 tumours, ten measurements averaged over cells, standardised; a third is held out."""
 
     def __init__(self) -> None:
         from sklearn.datasets import load_breast_cancer
@@ -35,75 +55,124 @@ class Data:
         from sklearn.preprocessing import StandardScaler
 
         frame, benign = load_breast_cancer(return_X_y=True, as_frame=True)
+        frame = frame.filter(like="mean ").rename(columns=lambda name: name.removeprefix("mean "))
+        self.columns = list(frame.columns)
         label = np.where(benign, "benign", "malignant")
-        train, test, self.train_label, self.test_label = train_test_split(
-            frame, label, test_size=0.33, random_state=0, stratify=label
-        )
+        train, test, own, other = train_test_split(frame, label, test_size=0.33, random_state=0, stratify=label)
         scaler = StandardScaler().set_output(transform="pandas").fit(train)
-        self.train, self.test = scaler.transform(train), scaler.transform(test)
+        self.train, self.test = (
+            scaler.transform(rows).assign(**{TARGET: y}) for rows, y in ((train, own), (test, other))
+        )
 
 
-def story(data: Data, model: Any, seconds: float) -> str:
-    """What was fitted, what it says, how sure it is, and whether to believe it."""
-    from sklearn.metrics import log_loss, roc_auc_score
+class Fitted(NamedTuple):
+    model: Any
+    columns: list[str]
+    seconds: float
+
+
+def fit(model: Any, data: Data, columns: list[str]) -> Fitted:
+    began = time.perf_counter()
+    model.fit(data.train[columns], data.train[TARGET])
+    return Fitted(model, columns, time.perf_counter() - began)
+
+
+def tell(console: Any, heading: str, content: Any) -> None:
+    console.print()
+    console.rule(f"[bold]{heading}", align="left", style="cyan")
+    console.print(content)
+
+
+# --- what is told ---
+
+
+def fitted(data: Data, *models: Fitted) -> Any:
+    """Both models on the held-out tumours."""
+    from rich.console import Group
+    from rich.table import Table
+    from sklearn.metrics import brier_score_loss, log_loss, roc_auc_score
+
+    found = Table(box=None, header_style="dim", pad_edge=False)
+    found.add_column("")
+    for name in ("columns", "seconds", "ELBO", "AUC", "log score", "Brier"):
+        found.add_column(name, justify="right")
+    malignant = data.test[TARGET] == "malignant"
+    for name, (model, columns, seconds) in zip(("logistic regression", "Gaussian process"), models, strict=True):
+        seen = views.predictions(model, data.test[columns])
+        scores = (roc_auc_score(malignant, seen.probability), -log_loss(malignant, seen.probability))
+        found.add_row(
+            name,
+            str(len(columns)),
+            f"{seconds:.2f}",
+            f"{model.elbo_:.2f}",
+            *(f"{score:.3f}" for score in (*scores, brier_score_loss(malignant, seen.probability))),
+        )
+    told = f"Learned from {len(data.train)} tumours; the scores are those of the {len(data.test)} that were held out.\n"
+    return Group(told, found)
+
+
+def coefficients(model: Any, count: int = 8) -> Any:
+    from rich.table import Table
 
     table = model.summary().drop(index="intercept")
-    strongest = table.reindex(table["mean"].abs().sort_values(ascending=False).index[:8])
-    probability, interval = model.predict_proba(data.test)[:, 1], model.predict_interval(data.test)
-    malignant = data.test_label == "malignant"
-    unsure = np.argsort(interval[:, 0] - interval[:, 1])[:4]
-    lines = [
-        f"Breast cancer: {len(data.train)} tumours, {data.train.shape[1]} measurements, in {1e3 * seconds:.0f} ms",
-        f"ELBO {model.elbo_:.4f}, prior scale {model.prior_scale_[0]:.2f} chosen by it",
-        "",
-        "Strongest coefficients (per standard deviation; odds of malignancy)",
-        strongest[["mean", "sd", "odds_ratio", "odds_lower", "odds_upper", "p_direction"]].round(2).to_string(),
-        "",
-        f"Held out ({len(malignant)} tumours): AUC {roc_auc_score(malignant, probability):.4f}, "
-        f"log score {-log_loss(malignant, probability):.4f}",
-        "Least certain of them: probability of malignancy with its 95 % credible interval",
-        *[
-            f"  tumour {data.test.index[i]:>3}  {probability[i]:.2f}  [{interval[i, 0]:.2f}, {interval[i, 1]:.2f}]  "
-            f"({data.test_label[i]})"
-            for i in unsure
-        ],
-        "",
-        f"Is the approximation good?  {model.diagnose()}",
-    ]
+    found = Table(box=None, header_style="dim", pad_edge=False)
+    found.add_column("one standard deviation more of")
+    for name in ("multiplies the odds by", "95 % interval", "sure of direction"):
+        found.add_column(name, justify="right")
+    for name, row in table.sort_values("p_direction", ascending=False)[:count].iterrows():
+        interval = f"{row['odds_lower']:.2f} – {row['odds_upper']:.2f}"
+        found.add_row(str(name), f"{row['odds_ratio']:.2f}", interval, percent(row["p_direction"]))
+    return found
+
+
+def doubt(data: Data, fitted: Fitted) -> str:
+    """Two held-out tumours with about the same probability, of which one is far less certain."""
+    X = data.test[fitted.columns]
+    seen, found = views.predictions(fitted.model, X), views.Unusual(X)
+    lines = ["Two held-out tumours to which the model gives about the same probability:", ""]
+    for k in twins(seen):
+        interval = span(seen.lower[k], seen.upper[k]).replace(JOIN, "")
+        lines += [
+            f"[bold]tumour {data.test.index[k]}[/bold]: malignant with probability "
+            f"[bold]{percent(seen.probability[k])}[/bold], 95 % interval [bold]{interval}[/bold] "
+            f"(log-odds {seen.latent[k]:.1f} ± {seen.latent_sd[k]:.1f}); it was {data.test[TARGET].iloc[k]}.",
+            unusual(found, k),
+            "",
+        ]
+    lines.append(
+        "The first interval is wide because the model has seen few such tumours: far from the rest, the uncertainty of "
+        "every coefficient counts. A point estimate could not tell the two apart."
+    )
     return "\n".join(lines)
 
 
-def draw(data: Data, model: Any, path: Path) -> None:
-    """Left: odds ratios with intervals. Right: every held-out tumour's probability with its interval."""
-    import matplotlib
+def twins(seen: views.Predictions) -> tuple[int, int]:
+    """Two undecided rows that differ by less than 5 points in probability and by as much as possible in width."""
+    undecided = np.abs(seen.probability - 0.5) < 0.4
+    alike = np.abs(seen.probability[:, None] - seen.probability) < 0.05
+    contrast = np.where(alike & undecided & undecided[:, None], seen.width[:, None] - seen.width, -1.0)
+    wide, narrow = np.unravel_index(int(np.argmax(contrast)), contrast.shape)
+    return int(wide), int(narrow)
 
-    matplotlib.use("agg")
-    import matplotlib.pyplot as plt
 
-    table = model.summary().drop(index="intercept").sort_values("mean")
-    order = np.argsort(model.predict_latent(data.test)[0])
-    probability, interval = model.predict_proba(data.test)[order, 1], model.predict_interval(data.test)[order]
-    malignant = (data.test_label == "malignant")[order]
-    style: dict[Any, Any] = {"axes.spines.top": False, "axes.spines.right": False, "axes.titlelocation": "left"}
-    with plt.rc_context(style):
-        figure, (forest, people) = plt.subplots(1, 2, figsize=(14, 6), layout="constrained")
-        sure = table["p_direction"] > 0.95
-        for at, (name, row) in enumerate(table.iterrows()):
-            colour = "#c44e52" if sure[name] else "#999999"
-            forest.plot([row["odds_lower"], row["odds_upper"]], [at, at], color=colour, lw=2)
-            forest.plot(row["odds_ratio"], at, "o", color=colour, ms=4)
-        forest.axvline(1.0, color="black", lw=0.8)
-        forest.set_yticks(range(len(table)), table.index, fontsize=8)
-        forest.set(title="Odds ratio of malignancy per standard deviation, 95 % interval", xscale="log")
-        x = np.arange(len(order))
-        for group, colour, label in ((malignant, "#c44e52", "malignant"), (~malignant, "#4c72b0", "benign")):
-            people.vlines(x[group], *interval[group].T, color=colour, alpha=0.45, lw=1.5)
-            people.plot(x[group], probability[group], ".", color=colour, label=label)
-        people.set(title="Held-out tumours: probability of malignancy, 95 % credible interval", xticks=[])
-        people.set_xlabel("tumours, in order of their predicted log-odds")
-        people.legend(frameon=False)
-        figure.savefig(path, dpi=130)
+def picture(data: Data, logistic: Fitted, process: Fitted, path: Path) -> None:
+    """Odds ratios, every held-out tumour with its interval, and the Gaussian process's two maps."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(14, 11), layout="constrained")
+    forest, people, mean, sd = figure.subplots(2, 2).ravel()
+    plot.forest(logistic.model, ax=forest)
+    plot.title(forest, "Odds ratio of malignancy per standard deviation, 95 % interval")
+    plot.observations(logistic.model, data.test[logistic.columns], data.test[TARGET], ax=people)
+    plot.title(people, "Held-out tumours: probability of malignancy, 95 % interval")
+    for ax, show in ((mean, "mean"), (sd, "sd")):
+        plot.probability_map(process.model, data.test[TWO], data.test[TARGET], show=show, ax=ax)
+    FigureCanvasAgg(figure)
+    figure.savefig(path, dpi=110)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:2])
+    arguments = argparse.ArgumentParser(prog="python -m viper.demo", description=__doc__)
+    arguments.add_argument("folder", nargs="?", default=".", help="where report and pictures go (default: here)")
+    main(arguments.parse_args().folder)

@@ -59,7 +59,11 @@ def write(
     StorageError
         If the file exists and `overwrite` is False, or if it cannot be written.
     """
-    contents = encode(kind, tensors, metadata)
+    write_bytes(path, encode(kind, tensors, metadata), overwrite)
+
+
+def write_bytes(path: str | os.PathLike[str], contents: bytes, overwrite: bool = False) -> None:
+    """Write a file: all of it, or nothing. Raises a StorageError as `write` does."""
     path = Path(path).resolve()
     temporary = path.with_name(f".viper-{secrets.token_hex(8)}.tmp")
     try:

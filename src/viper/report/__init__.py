@@ -1,0 +1,47 @@
+"""A report of a fitted model: one HTML page that holds everything it shows and loads nothing."""
+
+from os import PathLike
+from typing import TYPE_CHECKING, Any
+
+from viper.report.page import render
+from viper.report.study import read
+from viper.storage import write_bytes
+
+if TYPE_CHECKING:
+    import pandas
+
+__all__ = ["write"]
+
+
+def write(
+    model: Any,
+    data: "pandas.DataFrame",
+    target: str,
+    path: str | PathLike[str],
+    overwrite: bool = False,
+    *,
+    spatial: tuple[str, str] | None = None,
+) -> None:
+    """Write a report of `model`, seen through the rows of `data`, to one self-contained HTML file.
+
+    Numbers are computed from all rows; pictures of rows show an even sample, and the page says so.
+
+    Parameters
+    ----------
+    model : fitted VariationalLogisticRegression or VariationalGPClassifier
+    data : DataFrame
+        The model's columns as it takes them, and the target. Rows with missing values are left out, and counted.
+    target : str
+        The column of `data` with the classes.
+    path : str or path
+    overwrite : bool, default False
+        Whether to replace an existing file.
+    spatial : pair of column names, optional
+        Coordinates for a map. By default columns named lon and lat, x and y and the like, or the only two of a GP.
+
+    Raises
+    ------
+    StorageError
+        If the file exists and `overwrite` is False, or if it cannot be written.
+    """
+    write_bytes(path, render(read(model, data, target, spatial)).encode(), overwrite)
