@@ -1,6 +1,7 @@
 """From rows, prior and options to a posterior: which solver runs, on which form of the problem."""
 
 import warnings
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ from viper.bounds import build
 from viper.moments import Formula, Triple
 from viper.posterior import Diagonal, Full, LowRank, Posterior
 from viper.problem import Arrays, Prior
-from viper.progress import Progress
+from viper.progress import Progress, Tasks
 from viper.solver import ConvergenceWarning, Result, newton
 from viper.steps import Gaussian, Problem
 
@@ -51,6 +52,7 @@ class Options:
     batch_size: int | None
     dtype: str
     verbose: Any
+    tasks: Tasks | None = None  # where scikit-learn's callbacks hear of iterations
 
     @property
     def exact(self) -> bool:
@@ -101,16 +103,15 @@ def run(
 ) -> tuple[Problem, Result]:
     """Solve, show progress, and warn if it did not converge."""
     problem = make_problem(source, prior, options, seed)
-    report = Progress(options.verbose)
+    report = Progress(options.verbose, options.tasks, source.rows)
     settings: dict[str, Any] = {"report": report, "generator": np.random.default_rng(seed)}
     settings |= {} if options.max_iter is None else {"max_iter": int(options.max_iter)}
     settings |= {} if options.tolerance() is None else {"tol": options.tolerance()}
-    with one_thread():
+    with closing(report), one_thread():
         if options.solver == "adam":
             result = adam(problem, learning_rate=options.learning_rate, batch_size=options.batch_size, **settings)
         else:
             result = newton(problem, start, **settings)
-    report.close()
     if not result.converged:
         warnings.warn(
             f"The solver stopped early: {result.status}. Raise max_iter, standardise the features, or choose a "

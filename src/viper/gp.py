@@ -25,7 +25,7 @@ from viper.mixture import MIXTURES
 from viper.moments import Formula
 from viper.posterior import Diagonal, Full, expected_log_likelihood, latent
 from viper.prediction import LatentPredictions
-from viper.progress import Progress
+from viper.progress import Callbacks, Progress, as_task, tasks_of
 from viper.solver import ConvergenceWarning, Result, exact_elbo, newton
 from viper.state import decode_options
 from viper.steps import Problem
@@ -43,7 +43,7 @@ class JitterWarning(UserWarning):
     """The kernel matrix at the inducing points needed more jitter than asked for."""
 
 
-class VariationalGPClassifier(LatentPredictions, ClassifierMixin, BaseEstimator):
+class VariationalGPClassifier(LatentPredictions, Callbacks, ClassifierMixin, BaseEstimator):
     """Gaussian-process classification by variational inference, with inducing points and the exact ELBO.
 
     y_i ~ Bernoulli(s(f(x_i))), f a Gaussian process. The posterior of f at the inducing points is the Gaussian q that
@@ -169,6 +169,7 @@ class VariationalGPClassifier(LatentPredictions, ClassifierMixin, BaseEstimator)
     # -----------------------------------------------------------------------------------------------------------------
     # Fitting
 
+    @as_task
     def fit(self, X: Any, y: Any, sample_weight: Any = None, offset: Any = None) -> "VariationalGPClassifier":
         """Fit posterior, kernel, mean function and inducing points.
 
@@ -258,7 +259,7 @@ class VariationalGPClassifier(LatentPredictions, ClassifierMixin, BaseEstimator)
         problem = Problem(source, identity_prior(source), exact, diagonal=diagonal)
         if found.q is None:
             profile = Profile(found.model, rows, fast, diagonal, tol=1e-8, sites=found.sites)
-            report = Progress(self.verbose)
+            report = Progress(self.verbose, tasks_of(self), len(rows))
             result = newton(problem, profile.solve(source), tol=TOLERANCE, report=report)
             report.close()
         else:

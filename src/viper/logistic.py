@@ -22,6 +22,7 @@ from viper.limit import limit
 from viper.posterior import Diagonal, Full, LowRank, expected_log_likelihood, latent, moved
 from viper.prediction import LatentPredictions, half_width
 from viper.problem import Arrays, Prior
+from viper.progress import Callbacks, as_task, tasks_of
 from viper.scales import best_scales
 from viper.solver import Iteration, exact_elbo
 from viper.state import decode_labels, decode_options, encode_labels, encode_options
@@ -34,7 +35,7 @@ FIT_SCALARS = ("elbo_", "elbo_bound_", "kl_", "objective_", "n_iter_", "converge
 LATENT_DRAWS = 1 << 22  # values of f(x) held at once, over rows and draws (32 MB)
 
 
-class VariationalLogisticRegression(LatentPredictions, ClassifierMixin, BaseEstimator):
+class VariationalLogisticRegression(LatentPredictions, Callbacks, ClassifierMixin, BaseEstimator):
     """Bayesian logistic regression by variational inference: a posterior for less than a point estimate costs.
 
     y_i ~ Bernoulli(s(x_iᵀβ)) with a Gaussian prior on β; the posterior is approximated by the Gaussian q that maximises
@@ -151,6 +152,7 @@ class VariationalLogisticRegression(LatentPredictions, ClassifierMixin, BaseEsti
     # -----------------------------------------------------------------------------------------------------------------
     # Fitting
 
+    @as_task
     def fit(self, X: Any, y: Any, sample_weight: Any = None, offset: Any = None) -> "VariationalLogisticRegression":
         """Fit the posterior.
 
@@ -244,7 +246,8 @@ class VariationalLogisticRegression(LatentPredictions, ClassifierMixin, BaseEsti
         return fit_posterior(source, prior, self._options(), seed, start)
 
     def _options(self) -> Options:
-        return Options(**{field.name: getattr(self, field.name) for field in fields(Options)})
+        chosen = {field.name: getattr(self, field.name) for field in fields(Options) if field.name != "tasks"}
+        return Options(**chosen, tasks=tasks_of(self))
 
     def _keep(self, source: Arrays, fit: Fit) -> "VariationalLogisticRegression":
         """Set the fitted attributes."""
