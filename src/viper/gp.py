@@ -349,6 +349,13 @@ class VariationalGPClassifier(LatentPredictions, Callbacks, ClassifierMixin, Bas
         tensors, metadata = gp_state.pack(self, FIT_SCALARS)
         storage.write(path, "gp", tensors, metadata, overwrite)
 
+    def to_onnx(self, *_: Any, **__: Any) -> Any:
+        """Not offered: the graph of a Gaussian process depends on its kernel, which may be any GPyTorch module."""
+        raise NotImplementedError(
+            "to_onnx exports VariationalLogisticRegression; got a Gaussian process, whose graph depends on its kernel. "
+            "Use save and viper.load, or torch.onnx.export on your own module."
+        )
+
     @classmethod
     def _from_state(
         cls, tensors: dict[str, Tensor], metadata: dict[str, Any], kernel: Any = None, mean: Any = None

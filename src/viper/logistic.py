@@ -19,6 +19,7 @@ from viper.corrected import CorrectedPosterior
 from viper.fitting import Fit, Options, fit_posterior
 from viper.importance import Diagnosis, ImportanceWarning, WeightedDraws, summary_frame, weigh
 from viper.limit import limit
+from viper.onnx import export
 from viper.posterior import Diagonal, Full, LowRank, expected_log_likelihood, latent, moved
 from viper.prediction import LatentPredictions, half_width
 from viper.problem import Arrays, Prior
@@ -382,6 +383,26 @@ class VariationalLogisticRegression(LatentPredictions, Callbacks, ClassifierMixi
             "fit": {name: getattr(self, name) for name in FIT_SCALARS},
         }
         storage.write(path, "logistic", tensors, metadata, overwrite)
+
+    def to_onnx(
+        self, path: str | PathLike[str] | None = None, *, dtype: str = "float32", overwrite: bool = False
+    ) -> Any:
+        """`predict` and `predict_proba` as an ONNX model with input "X" and outputs "label" and "probabilities".
+
+        Parameters
+        ----------
+        path : str or Path, optional
+            Where to write it.
+        dtype : {"float32", "float64"}, default "float32"
+            Of the input and the probabilities; inside, all is float64. There is no offset.
+        overwrite : bool, default False
+
+        Returns
+        -------
+        onnx.ModelProto
+        """
+        check_is_fitted(self, "posterior_")
+        return export(self, path, dtype, overwrite)
 
     @classmethod
     def _from_state(cls, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> "VariationalLogisticRegression":

@@ -59,8 +59,12 @@ def write(
     StorageError
         If the file exists and `overwrite` is False, or if it cannot be written.
     """
-    contents = encode(kind, tensors, metadata)
-    path = Path(path).resolve()
+    write_file(Path(path), encode(kind, tensors, metadata), overwrite)
+
+
+def write_file(path: Path, contents: bytes, overwrite: bool) -> None:
+    """Write a file under another name in its directory, then give it its own: it is never seen half written."""
+    path = path.resolve()
     temporary = path.with_name(f".viper-{secrets.token_hex(8)}.tmp")
     try:
         check_target(path, overwrite)
