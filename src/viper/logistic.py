@@ -15,6 +15,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from viper import design, storage
+from viper.arviz import from_posterior
 from viper.corrected import CorrectedPosterior
 from viper.fitting import Fit, Options, fit_posterior
 from viper.importance import Diagnosis, ImportanceWarning, WeightedDraws, summary_frame, weigh
@@ -350,6 +351,30 @@ class VariationalLogisticRegression(LatentPredictions, Callbacks, ClassifierMixi
         if not diagnosis.reliable:
             warnings.warn(str(diagnosis), ImportanceWarning, stacklevel=2)
         return CorrectedPosterior(weighted, diagnosis, self._names(), self.classes_, self._latent_draws)
+
+    def to_arviz(
+        self,
+        X: Any = None,
+        y: Any = None,
+        *,
+        sample_weight: Any = None,
+        offset: Any = None,
+        draws: int = 1000,
+        chains: int = 4,
+        random_state: Any = None,
+    ) -> Any:
+        """Independent draws from the posterior, as the container of the installed ArviZ.
+
+        Groups: posterior ("coefficient" by feature, "intercept"), sample_stats ("lp" = log p(y, β) and "log_q" =
+        log q(β)), observed_data, and log_likelihood by row where draws × rows is at most 16 million. Without training
+        rows, as after loading a model, pass them again; otherwise only posterior and "log_q" are there.
+        """
+        check_is_fitted(self, "posterior_")
+        rows = self._rows(X, y, sample_weight, offset) if X is not None else getattr(self, "_training_rows", None)
+        seed = check_random_state(self.random_state if random_state is None else random_state).randint(2**31)
+        device = "cpu" if rows is None else rows.device
+        posterior, prior = moved(self.posterior_, device), moved(self.prior_, device)
+        return from_posterior(posterior, prior, rows, self._names(), (chains, draws), seed)
 
     def _weigh(self, X: Any, y: Any, sample_weight: Any, offset: Any, draws: int) -> tuple[WeightedDraws, Diagnosis]:
         check_is_fitted(self, "posterior_")
