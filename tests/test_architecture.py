@@ -25,7 +25,7 @@ LAYERS = [
     *["problem", "steps", "mode", "solver", "adam", "posterior", "importance"],
     # estimators: arrays in, fitted attributes out
     *["design", "progress", "fitting", "scales", "prediction", "arviz", "corrected", "storage", "state", "onnx"],
-    *["html", "logistic", "reference", "lbfgs", "gp_kernels", "gp_model", "gp_rows", "gp_arrays", "gp_dense"],
+    *["notebook", "logistic", "reference", "lbfgs", "gp_kernels", "gp_model", "gp_rows", "gp_arrays", "gp_dense"],
     *["gp_profile", "gp_screen", "gp_starts", "gp_race", "gp_natural_adam", "gp_search", "gp_state", "gp"],
     *["gpytorch", "models"],
     # applications: these may also import the public names, `from viper import ...`

@@ -23,6 +23,7 @@ from viper.gp_search import Found, Search
 from viper.limit import limit, mixture
 from viper.mixture import MIXTURES
 from viper.moments import Formula
+from viper.notebook import Notebook, facts
 from viper.posterior import Diagonal, Full, expected_log_likelihood, latent
 from viper.prediction import LatentPredictions
 from viper.progress import Callbacks, Progress, as_task, tasks_of
@@ -43,7 +44,7 @@ class JitterWarning(UserWarning):
     """The kernel matrix at the inducing points needed more jitter than asked for."""
 
 
-class VariationalGPClassifier(LatentPredictions, Callbacks, ClassifierMixin, BaseEstimator):
+class VariationalGPClassifier(Notebook, LatentPredictions, Callbacks, ClassifierMixin, BaseEstimator):
     """Gaussian-process classification by variational inference, with inducing points and the exact ELBO.
 
     y_i ~ Bernoulli(s(f(x_i))), f a Gaussian process. The posterior of f at the inducing points is the Gaussian q that
@@ -336,6 +337,9 @@ class VariationalGPClassifier(LatentPredictions, Callbacks, ClassifierMixin, Bas
         check_is_fitted(self, "posterior_")
         names = getattr(self, "feature_names_in_", [f"x{j}" for j in range(self.n_features_in_)])
         return gp_state.describe(self.model_, self._scaler, [str(name) for name in names])
+
+    def _notebook(self) -> tuple[dict[str, str], "pandas.DataFrame"]:
+        return facts(self), self.summary()
 
     # -----------------------------------------------------------------------------------------------------------------
     # Storage and scikit-learn

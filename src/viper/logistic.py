@@ -20,6 +20,7 @@ from viper.corrected import CorrectedPosterior
 from viper.fitting import Fit, Options, fit_posterior
 from viper.importance import Diagnosis, ImportanceWarning, WeightedDraws, summary_frame, weigh
 from viper.limit import limit
+from viper.notebook import Notebook, facts
 from viper.onnx import export
 from viper.posterior import Diagonal, Full, LowRank, expected_log_likelihood, latent, moved
 from viper.prediction import LatentPredictions, half_width
@@ -37,7 +38,7 @@ FIT_SCALARS = ("elbo_", "elbo_bound_", "kl_", "objective_", "n_iter_", "converge
 LATENT_DRAWS = 1 << 22  # values of f(x) held at once, over rows and draws (32 MB)
 
 
-class VariationalLogisticRegression(LatentPredictions, Callbacks, ClassifierMixin, BaseEstimator):
+class VariationalLogisticRegression(Notebook, LatentPredictions, Callbacks, ClassifierMixin, BaseEstimator):
     """Bayesian logistic regression by variational inference: a posterior for less than a point estimate costs.
 
     y_i ~ Bernoulli(s(x_iᵀβ)) with a Gaussian prior on β; the posterior is approximated by the Gaussian q that maximises
@@ -291,6 +292,9 @@ class VariationalLogisticRegression(LatentPredictions, Callbacks, ClassifierMixi
         mean, sd = self.posterior_.mean, self.posterior_.variance.sqrt()
         low, high = torch.from_numpy(self.coefficient_interval(level)).T
         return summary_frame(self._names(), mean, sd, low, high, torch.special.ndtr(mean / sd), level)
+
+    def _notebook(self) -> tuple[dict[str, str], "pandas.DataFrame"]:
+        return facts(self), self.summary()
 
     def sample(self, n: int = 1, random_state: Any = None) -> np.ndarray:
         """`n` draws of the coefficients (intercept last) from the posterior, n × d."""
