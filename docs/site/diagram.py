@@ -10,7 +10,7 @@ PACKAGE = ROOT / "src" / "viper"
 # where the layers between numerics and applications begin
 FIRST = {"problem": "inference", "design": "estimators"}
 
-PER_ROW, WIDTH, HEIGHT, GAP_X, GAP_Y, LEFT = 8, 108, 28, 10, 22, 96
+PER_ROW, WIDTH, HEIGHT, GAP_X, GAP_Y, LEFT = 8, 108, 28, 10, 22, 112
 
 
 def layers() -> list[tuple[str, list[str]]]:

@@ -23,7 +23,7 @@ STYLE = {
     "axes.titlelocation": "left",
     "savefig.transparent": True,
     "savefig.dpi": 150,
-    **{name: GREY for name in ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")},
+    **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), GREY),
     "axes.titlecolor": GREY,
 }
 

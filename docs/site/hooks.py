@@ -7,11 +7,24 @@ from pathlib import Path
 from typing import Any
 
 from latex2mathml.converter import convert
+from mkdocs.utils import get_relative_url
 
 sys.path.insert(0, str(Path(__file__).parent))
-import diagram  # noqa: E402
+import diagram
 
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.DOTALL)
+DIAGRAM = "<!-- import diagram -->"
+WORKER = "https://unpkg.com/iframe-worker/shim"  # which the theme would fetch for search without a server
+
+# Operators as TeX spaces them, where a browser's dictionary says otherwise.
+TIGHT = re.compile(r'<mo(?: fence="false")?(?: stretchy="false")?>(&#x0002F;|&#x0007C;|&#x02016;)</mo>')
+SIGN = re.compile(
+    r"(<mo[^>]*>(?:&#x0003D;|&#x00028;|&#x0005B;|&#x02248;|&#x02264;|&#x02265;|,)</mo>|<mrow>)<mo>(&#x02212;)</mo>"
+)
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    return markdown.replace(DIAGRAM, diagram.svg()) if DIAGRAM in markdown else markdown
 
 
 def on_page_content(html: str, **_: Any) -> str:
@@ -21,12 +34,15 @@ def on_page_content(html: str, **_: Any) -> str:
 
 def mathml(tex: str, display: bool) -> str:
     formula = convert(unescape(tex).strip(), display="block" if display else "inline")
+    formula = TIGHT.sub(r'<mo stretchy="false" lspace="0" rspace="0">\1</mo>', formula)
+    formula = SIGN.sub(r'\1<mo form="prefix" lspace="0" rspace="0">\2</mo>', formula)
     return f'<div class="formula">{formula}</div>' if display else formula
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    return (
-        markdown.replace("<!-- import diagram -->", diagram.svg())
-        if "<!-- import diagram -->" in markdown
-        else markdown
-    )
+def on_post_page(output: str, page: Any, **_: Any) -> str:
+    """Search in pages opened from a file, by a script of our own."""
+    return output.replace(WORKER, get_relative_url("site/worker.js", page.url))
+
+
+def on_post_template(output_content: str, template_name: str, **_: Any) -> str:
+    return output_content.replace(WORKER, "site/worker.js")

@@ -80,8 +80,10 @@ class VariationalGPClassifier(Notebook, LatentPredictions, Callbacks, Classifier
         Steps of L-BFGS (default 300), or passes over the rows of "natural-adam" (default 1500).
     tol : float, default 1e-3
         Gain of the ELBO in nats below which L-BFGS stops, or over 20 passes of "natural-adam".
-    learning_rate, batch_size : float, int, optional
-        Of "natural-adam"; all rows at once by default.
+    learning_rate : float, default 0.05
+        Of "natural-adam".
+    batch_size : int, optional
+        Rows of a step of "natural-adam"; all by default.
     jitter : float, default 1e-8
         Added to the kernel matrix of the inducing points, relative to its mean variance. Where that is not enough it is
         raised tenfold until it is, at most to 0.01; `jitter_` says what was used, and a JitterWarning that it was

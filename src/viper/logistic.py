@@ -53,12 +53,14 @@ class VariationalLogisticRegression(Notebook, LatentPredictions, Callbacks, Clas
     covariance : {"full", "diagonal"}, default "full"
         The variational family: the paper's Q' or its mean-field Q.
     prior_mean : float or array of n_features, default 0
+        Prior means of the coefficients; that of the intercept is 0.
     prior_scale : float, array of n_features, covariance matrix, "auto" or "ard", default 1
         Prior standard deviations of the coefficients (or their prior covariance, if a matrix). A scale σ corresponds to
         scikit-learn's C = σ². "auto" chooses one common scale, "ard" one per feature, by maximising the ELBO.
     intercept_scale : float, default 10
         Prior standard deviation of the intercept.
     fit_intercept : bool, default True
+        Whether to add a column of ones.
     solver : {"newton", "adam"}, default "newton"
         Natural-gradient Newton steps, or the paper's gradient ascent.
     max_iter : int, optional
@@ -66,8 +68,10 @@ class VariationalLogisticRegression(Notebook, LatentPredictions, Callbacks, Clas
     tol : float, optional
         Newton stops when a further step would move the posterior by less than `tol` nats (default 1e-9, or 1e-11 for
         bounds other than the exact one); Adam when the relative change of the ELBO is below `tol` (default 1e-8).
-    learning_rate, batch_size : float, int, optional
-        Of Adam; all rows at once by default.
+    learning_rate : float, default 0.05
+        Of Adam.
+    batch_size : int, optional
+        Rows of a step of Adam; all by default.
     samples : int, default 1000
         Random numbers of bound="mc".
     nodes : int, default 64
