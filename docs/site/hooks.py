@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import diagram
 
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.DOTALL)
+RESULTS = re.compile(r"<!-- results: (\w+) -->")
 DIAGRAM = "<!-- import diagram -->"
 WORKER = "https://unpkg.com/iframe-worker/shim"  # which the theme would fetch for search without a server
 
@@ -24,7 +25,17 @@ SIGN = re.compile(
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    return markdown.replace(DIAGRAM, diagram.svg()) if DIAGRAM in markdown else markdown
+    """Put in what is made from the repository: the import diagram, and benchmark tables."""
+    if DIAGRAM in markdown:
+        markdown = markdown.replace(DIAGRAM, diagram.svg())
+    return RESULTS.sub(lambda found: results(found[1]), markdown)
+
+
+def results(name: str) -> str:
+    """A committed table, with its headings one level down; on a GPU's, the heading says so."""
+    text = (diagram.ROOT / "benchmarks" / "results" / f"{name}.md").read_text(encoding="utf-8")
+    title, _, rest = re.sub("^#", "##", text, flags=re.MULTILINE).partition("\n")
+    return f"{title}{', on a GPU' if name.endswith('_cuda') else ''}\n{rest}"
 
 
 def on_page_content(html: str, **_: Any) -> str:
