@@ -21,7 +21,7 @@ from torch import Tensor
 
 from viper.gp_kernels import covariance, log_prior, variances
 from viper.moments import Formula
-from viper.problem import BLOCK_ROWS, Block, Dense, product
+from viper.problem import BLOCK_ROWS, Block, Dense, InBlocks, product
 from viper.steps import Gaussian, cholesky
 
 LARGEST_JITTER = 1e-2  # relative to the mean variance of the inducing values; what needs more is no covariance
@@ -89,7 +89,7 @@ class Rows:
         return self.take(torch.from_numpy(index).to(self.inputs.device))
 
 
-class Features:
+class Features(InBlocks):
     """The rows seen through the inducing points: a source of blocks (A, o, r, y, c) for the solver."""
 
     def __init__(self, model: SparseGP, rows: Rows, block_rows: int = BLOCK_ROWS) -> None:

@@ -4,13 +4,13 @@ Observation i sees f_i ~ N(ϑ_i, τ_i²) with ϑ = o + Aμ and τ² = r + diag(A
 
     F(q) = Σ_i c_i (y_i ϑ_i - η(ϑ_i, τ_i²)) - KL(q ‖ p),     p = N(m₀, S₀),
 
-and all a step needs of the data are sums over rows of F's terms, of Aᵀ c(y - g) and of Aᵀ diag(c h) A. `sums` adds them
-up over whatever blocks a source yields: arrays in memory, features made on the fly, files, or a cluster's partitions.
+and all a step needs of the data are sums over rows of F's terms, of Aᵀ c(y - g) and of Aᵀ diag(c h) A. A source adds
+them up over its blocks, whatever these are: arrays in memory, features made on the fly, files, a cluster's partitions.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -129,8 +129,15 @@ class Block:
     weight: Tensor | None = None
 
 
+RowFunction = Callable[[Block], list[Tensor]]
+
+
 class Source(Protocol):
-    """Where rows come from. A pass iterates `blocks` once; `subset` holds about k random rows in memory."""
+    """Where rows come from.
+
+    `reduce` is one pass: the sum over all blocks of what the function returns for each. `subset` holds about k random
+    rows in memory.
+    """
 
     @property
     def rows(self) -> int: ...
@@ -138,9 +145,31 @@ class Source(Protocol):
     @property
     def dimension(self) -> int: ...
 
-    def blocks(self) -> Iterator[Block]: ...
+    def reduce(self, function: RowFunction) -> list[Tensor]: ...
 
     def subset(self, k: int, generator: np.random.Generator) -> "Source": ...
+
+
+class InBlocks:
+    """A source that yields its blocks one after the other, in this process."""
+
+    def blocks(self) -> Iterator[Block]:
+        raise NotImplementedError
+
+    def reduce(self, function: RowFunction) -> list[Tensor]:
+        return add_up(map(function, self.blocks()))
+
+
+def add_up(parts: Iterable[list[Tensor]]) -> list[Tensor]:
+    """The sums of the first entries, of the second, ...; the tensors of the first part are overwritten."""
+    totals: list[Tensor] = []
+    for part in parts:
+        if not totals:
+            totals = part
+            continue
+        for total, more in zip(totals, part, strict=True):
+            total.add_(more)
+    return totals
 
 
 @dataclass(frozen=True)
@@ -181,8 +210,11 @@ class Sums:
     value: float
     magnitude: float  # Σ c (|ϑ| + τ + 1), by which rounding errors are measured; 0 unless asked for
     gradient: Tensor
-    gram: Tensor  # matrix, or its diagonal
-    curvature: list[Tensor] = field(default_factory=list)  # c h by block, where products with it come later
+    gram: Tensor  # matrix, its diagonal, or empty
+    curvature: Callable[[Tensor], Tensor]  # v -> Aᵀ diag(c h) A v, a pass of its own
+
+
+Gram = Literal["full", "diagonal", "none"]
 
 
 def sums(
@@ -191,54 +223,75 @@ def sums(
     factor: Tensor | None,
     moments: Formula,
     *,
-    gram: Literal["full", "diagonal", "none"] = "full",
+    gram: Gram = "full",
     scale: float = 1.0,
     single: bool = False,
     certify: bool = False,
 ) -> Sums:
     """One pass: F's likelihood part and derivatives at q = N(μ, Σ), `factor` as in `Matrix.spread`, or None for Σ = 0.
 
-    With gram="diagonal" c h is kept too. Everything is multiplied by `scale`. `single` takes τ² and the curvature
-    in float32: they steer the next step, and only ϑ and the gradient decide where the steps end. `certify` asks for
-    the magnitude.
+    Everything is multiplied by `scale`. `single` takes τ² and the curvature in float32: they steer the next step, and
+    only ϑ and the gradient decide where the steps end. `certify` asks for the magnitude.
     """
-    value, magnitude = mean.new_zeros(()), mean.new_zeros(())
-    slope = torch.zeros_like(mean)
-    total = mean.new_zeros((len(mean), len(mean)) if gram == "full" else len(mean))
-    kept = []
-    for block in source.blocks():
-        light = block.design.single() if single and (factor is not None or gram == "full") else block.design
-        theta = block.design.project(mean)
-        tau2 = torch.zeros_like(theta) if factor is None else light.spread(factor)
-        if block.offset is not None:
-            theta = theta + block.offset
-        if block.residual is not None:
-            tau2 = tau2 + block.residual
-        eta, g, h = moments(theta, tau2)
-        if block.weight is None:
-            value += torch.dot(block.label, theta) - eta.sum()
-            g = block.label - g
-        else:
-            value += torch.dot(block.weight, block.label * theta - eta)
-            g, h = (block.label - g) * block.weight, h * block.weight
-        if certify:
-            size = theta.abs() + tau2.sqrt() + 1.0
-            magnitude += size.sum() if block.weight is None else torch.dot(block.weight, size)
-        slope += block.design.pull(g)
-        if gram == "full":
-            total += light.gram(h)
-        elif gram == "diagonal":
-            total += block.design.gram_diagonal(h)
-            kept.append(h * scale)
-    return Sums(float(value) * scale, float(magnitude) * scale, slope * scale, total * scale, kept)
+    rows = partial(row_sums, mean=mean, factor=factor, moments=moments, gram=gram, single=single, certify=certify)
+    value, magnitude, slope, total = source.reduce(rows)
+
+    def curvature(vector: Tensor) -> Tensor:
+        return scale * source.reduce(partial(curvature_product, mean=mean, factor=factor, moments=moments, v=vector))[0]
+
+    return Sums(float(value) * scale, float(magnitude) * scale, slope * scale, total * scale, curvature)
 
 
-def curvature_product(source: Source, curvature: list[Tensor], vector: Tensor) -> Tensor:
-    """Aᵀ diag(c h) A v, from the c h kept by a pass."""
-    total = torch.zeros_like(vector)
-    for block, h in zip(source.blocks(), curvature, strict=True):
-        total += block.design.pull(h * block.design.project(vector))
-    return total
+def row_sums(
+    block: Block,
+    mean: Tensor,
+    factor: Tensor | None,
+    moments: Formula,
+    gram: Gram,
+    single: bool,
+    certify: bool,
+) -> list[Tensor]:
+    """A block's part of value, magnitude, gradient and curvature."""
+    light = block.design.single() if single and (factor is not None or gram == "full") else block.design
+    theta, tau2 = latent_moments(block, mean, factor, light)
+    eta, g, h = moments(theta, tau2)
+    if block.weight is None:
+        value = torch.dot(block.label, theta) - eta.sum()
+        g = block.label - g
+    else:
+        value = torch.dot(block.weight, block.label * theta - eta)
+        g, h = (block.label - g) * block.weight, h * block.weight
+    magnitude = torch.zeros_like(value)
+    if certify:
+        size = theta.abs() + tau2.sqrt() + 1.0
+        magnitude = size.sum() if block.weight is None else torch.dot(block.weight, size)
+    curvature = {"full": light.gram, "diagonal": block.design.gram_diagonal, "none": empty}[gram]
+    return [value, magnitude, block.design.pull(g), curvature(h)]
+
+
+def empty(vector: Tensor) -> Tensor:
+    return vector.new_zeros(0)
+
+
+def latent_moments(
+    block: Block, mean: Tensor, factor: Tensor | None, light: Matrix | None = None
+) -> tuple[Tensor, Tensor]:
+    """ϑ and τ² of the rows of a block; τ² by way of `light`, the same design in float32."""
+    theta = block.design.project(mean)
+    tau2 = torch.zeros_like(theta) if factor is None else (light or block.design).spread(factor)
+    if block.offset is not None:
+        theta = theta + block.offset
+    if block.residual is not None:
+        tau2 = tau2 + block.residual
+    return theta, tau2
+
+
+def curvature_product(block: Block, mean: Tensor, factor: Tensor | None, moments: Formula, v: Tensor) -> list[Tensor]:
+    """A block's part of Aᵀ diag(c h) A v."""
+    h = moments(*latent_moments(block, mean, factor))[2]
+    if block.weight is not None:
+        h = h * block.weight
+    return [block.design.pull(h * block.design.project(v))]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -252,7 +305,7 @@ CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
-class Arrays:
+class Arrays(InBlocks):
     """Rows held in arrays: X (NumPy, torch or SciPy CSR), labels, and optional offset, residual, weight.
 
     X is never copied. `dtype` is that of the products with X; all else is float64.

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from viper.moments import Formula, Triple
-from viper.problem import Prior, Source, Sums, curvature_product, sums
+from viper.problem import Prior, Source, Sums, sums
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ def conjugate_gradients(problem: Problem, total: Sums, slope: Tensor, diagonal: 
     for _ in range(10 * math.isqrt(len(slope)) + 100):
         if rz <= CG_TOLERANCE**2 * start:
             break
-        product = problem.prior.apply(direction) + curvature_product(problem.source, total.curvature, direction)
+        product = problem.prior.apply(direction) + total.curvature(direction)
         alpha = rz / (direction @ product)
         x, residual = x + alpha * direction, residual - alpha * product
         z = residual / diagonal
