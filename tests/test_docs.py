@@ -1,5 +1,6 @@
 """The documentation site: it builds without a warning, asks nothing of the network, and names only what exists."""
 
+import csv
 import importlib
 import importlib.util
 import re
@@ -162,3 +163,29 @@ def test_files_named_on_pages_exist():
         for name in re.findall(r"`([\w/]+\.py)`", page.read_text(encoding="utf-8")):
             places = [ROOT / name, ROOT / "src" / "viper" / name]
             assert any(Path(place).is_file() for place in places), f"{page.name} names {name}"
+
+
+# --- numbers on the pages ---
+
+
+def benchmark(name, table):
+    """Rows of a committed table, as dictionaries."""
+    rows = {}
+    with (ROOT / "benchmarks" / "results" / f"{name}.csv").open(encoding="utf-8") as file:
+        for cell in csv.DictReader(file):
+            if cell["table"] == table:
+                rows.setdefault(cell["row"], {})[cell["column"]] = cell["value"]
+    return list(rows.values())
+
+
+def test_times_on_the_pages_are_those_of_the_benchmarks():
+    fits = [row for row in benchmark("logistic", "Time of a fit") if row["threads"] == "1" and row["features"] == "25"]
+    of = {row["rows"]: (float(row["viper, ms"]), float(row["scikit-learn, ms"])) for row in fits}
+    large = "{:.2f} s .* {:.2f} s".format(*(ms / 1000 for ms in of["1,000,000"]))
+    ours, theirs = of["1,000"]
+    pages = {name: (ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("index.md", "tutorials/million.md")}
+    for text in pages.values():
+        assert re.search(large, text.replace("\n", " ")), large
+    assert f"{theirs:.1f} ms against {ours:.1f} ms" in pages["index.md"].replace("\n", " ")
+    (extra,) = [row for row in benchmark("logistic", "Peak extra memory") if row["fit"] == "viper"]
+    assert f"needs {float(extra['extra, MB']):.0f} MB" in pages["tutorials/million.md"].replace("\n", " ")
