@@ -24,6 +24,12 @@ SIGN = re.compile(
 )
 
 
+# a prime is raised already
+PRIME = re.compile(
+    r"<msup>(<mi[^>]*>[^<]*</mi>|<mrow>(?:<mi[^>]*>[^<]*</mi>)+</mrow>)<mi>(&#x0(?:2032|2033|2034|2057);)</mi></msup>"
+)
+
+
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Put in what is made from the repository: the import diagram, and benchmark tables."""
     if DIAGRAM in markdown:
@@ -47,6 +53,7 @@ def mathml(tex: str, display: bool) -> str:
     formula = convert(unescape(tex).strip(), display="block" if display else "inline")
     formula = TIGHT.sub(r'<mo stretchy="false" lspace="0" rspace="0">\1</mo>', formula)
     formula = SIGN.sub(r'\1<mo form="prefix" lspace="0" rspace="0">\2</mo>', formula)
+    formula = PRIME.sub(r'<mrow>\1<mo lspace="0" rspace="0">\2</mo></mrow>', formula)
     return f'<div class="formula">{formula}</div>' if display else formula
 
 

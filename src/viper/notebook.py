@@ -35,7 +35,8 @@ class Notebook:
 
 def facts(model: Any) -> dict[str, str]:
     """ELBO and convergence, and for small data the verdict of importance sampling."""
-    about = {"ELBO": f"{model.elbo_:.3f} (certified above {model.elbo_bound_:.3f})", "Solver": str(model.status_)}
+    allowance = model.elbo_ - model.elbo_bound_
+    about = {"ELBO": f"{model.elbo_:.3f}, certified to {allowance:.0e} nats", "Solver": str(model.status_)}
     rows = getattr(model, "_training_rows", None)
     if rows is None or rows.rows * rows.dimension > LARGEST_DIAGNOSED:
         return about
@@ -60,10 +61,12 @@ def html_table(table: "pandas.DataFrame") -> str:
     body = ""
     reach = float(np.abs(table[["lower", "upper"]].to_numpy()).max()) if drawn and len(table) else 1.0
     for label, row in table.iterrows():
-        cells = "".join(f'<td style="text-align:right">{row[name]:.3g}</td>' for name in columns)
+        cells = "".join(f'<td style="text-align:right;padding:.1em .6em">{row[name]:.3g}</td>' for name in columns)
         picture = f"<td>{interval(row['mean'], row['lower'], row['upper'], reach)}</td>" if drawn else ""
         body += f'<tr><th style="text-align:left">{escape(str(label))}</th>{cells}{picture}</tr>'
-    return f"<table><thead><tr><th></th>{names}{'<th></th>' if drawn else ''}</tr></thead><tbody>{body}</tbody></table>"
+    style = "border-collapse:collapse;font-size:1em;margin:.4em 0"
+    head = f"<tr><th></th>{names}{'<th></th>' if drawn else ''}</tr>"
+    return f"<table style='{style}'><thead>{head}</thead><tbody>{body}</tbody></table>"
 
 
 def interval(mean: float, low: float, high: float, reach: float) -> str:
