@@ -22,7 +22,7 @@ LAYERS = [
         ]
     ),
     # inference: the one solver
-    *["problem", "steps", "mode", "solver", "adam", "posterior", "importance"],
+    *["accelerator", "fused_kernel", "fused", "problem", "steps", "mode", "solver", "adam", "posterior", "importance"],
     # estimators: arrays in, fitted attributes out
     *["design", "progress", "fitting", "scales", "prediction", "arviz", "corrected", "storage", "state", "onnx"],
     *["notebook", "logistic", "reference", "lbfgs", "gp_kernels", "gp_model", "gp_rows", "gp_arrays", "gp_dense"],

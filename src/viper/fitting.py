@@ -12,10 +12,14 @@ from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
 from viper import design
+from viper.accelerator import algebra_device
 from viper.adam import adam
 from viper.bounds import build
+from viper.fused import PROGRAMS, heat_program
+from viper.heat import MOST_ORDER
+from viper.limit import FAST_ORDER, HEAT_TOLERANCE
 from viper.moments import Formula, Triple
-from viper.posterior import Diagonal, Full, LowRank, Posterior
+from viper.posterior import Diagonal, Full, LowRank, Posterior, moved
 from viper.problem import Arrays, Prior
 from viper.progress import Progress, Tasks
 from viper.solver import ConvergenceWarning, Result, newton
@@ -70,11 +74,12 @@ class Options:
 
 def fit_posterior(source: Arrays, prior: Prior, options: Options, seed: int, start: Gaussian | None = None) -> Fit:
     """Fit q under a given prior; with more coefficients than rows, in the span of the rows."""
-    prior = Prior(prior.mean.to(source.device), prior.precision.to(source.device))
+    wide = source.dimension > source.rows and prior.precision.ndim == 1 and options.solver == "newton"
+    prior = moved(prior, source.device if wide else algebra_device(source.dimension, source.device))
     if options.covariance == "diagonal":
         problem, result = run(source, prior, options, seed, start)
         return Fit(Diagonal(result.q.mean, result.factor), prior, problem, result)
-    if source.dimension > source.rows and prior.precision.ndim == 1 and options.solver == "newton":
+    if wide:
         return fit_wide(source, prior, options, seed)
     if source.dimension > LARGEST_FULL:
         raise ValueError(
@@ -139,7 +144,9 @@ def make_problem(source: Arrays, prior: Prior, options: Options, seed: int) -> P
     if not options.exact:
         return Problem(source, prior, without_cusp(chosen.moments), diagonal=diagonal)
     rough = build("viper", None, None, None, None, ROUGH_TOLERANCE)
-    return Problem(source, prior, chosen.moments, rough.moments, diagonal)
+    PROGRAMS[chosen.moments] = heat_program(HEAT_TOLERANCE, MOST_ORDER)
+    PROGRAMS[rough.moments] = heat_program(ROUGH_TOLERANCE, FAST_ORDER)
+    return Problem(source, prior, chosen.moments, None if source.smallest_subset else rough.moments, diagonal)
 
 
 def without_cusp(formula: Formula) -> Formula:

@@ -120,7 +120,7 @@ ROWS_PER_DIMENSION = 40  # rows below which a subset does not determine the fit
 
 def coarse_sizes(problem: Problem) -> list[int]:
     """Sizes of the subsets: a tenth of the rows, a tenth of those, ..., as long as they determine the fit."""
-    least = ROWS_PER_DIMENSION * problem.source.dimension
+    least = max(ROWS_PER_DIMENSION * problem.source.dimension, problem.source.smallest_subset)
     sizes: list[int] = []
     k = problem.source.rows
     while k >= 4 * least:
