@@ -7,8 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "viper"
-# where the layers between numerics and applications begin
-FIRST = {"problem": "inference", "design": "estimators"}
+FIRST_ESTIMATOR = "design"  # where inference ends
 
 PER_ROW, WIDTH, HEIGHT, GAP_X, GAP_Y, LEFT = 8, 108, 28, 10, 22, 112
 
@@ -19,15 +18,14 @@ def layers() -> list[tuple[str, list[str]]]:
     (rule,) = [node.value for node in tree.body if isinstance(node, ast.Assign) and target(node) == "LAYERS"]
     names: dict[str, list[str]] = {}
     order = eval(compile(ast.Expression(rule), "LAYERS", "eval"), names)
-    bands: list[tuple[str, list[str]]] = [("numerics", [])]
+    bands: dict[str, list[str]] = {"numerics": [], "inference": [], "estimators": [], "applications": []}
+    band = "inference"
     for module in order:
-        if module in FIRST:
-            bands.append((FIRST[module], []))
-        elif module == names["APPLICATIONS"][0]:
-            bands.append(("applications", []))
+        band = "estimators" if module == FIRST_ESTIMATOR else band
+        own = next((name.lower() for name in ("NUMERICS", "APPLICATIONS") if module in names[name]), band)
         if sources(module):
-            bands[-1][1].append(module)
-    return bands
+            bands[own].append(module)
+    return list(bands.items())
 
 
 def target(node: ast.Assign) -> str:

@@ -21,7 +21,7 @@ LARGEST_POINTWISE = 1 << 24  # draws × rows whose log likelihoods are kept (128
 def from_posterior(
     posterior: Posterior, prior: Prior, source: Source | None, names: list[str], shape: tuple[int, int], seed: int
 ) -> Any:
-    """Draws of β with log q; and with the rows in `source` also log p, log likelihoods and the labels."""
+    """Draws of β with log q; with the rows in `source` also log p, and if they are here, log likelihoods and labels."""
     count = check_shape(*shape)
     generator = np.random.default_rng(seed)
     noise = torch.from_numpy(generator.standard_normal((count, len(posterior.mean)))).to(posterior.mean.device)
@@ -30,6 +30,7 @@ def from_posterior(
     groups: dict[str, dict[str, Any]] = {"posterior": coefficients(draws, names, shape)}
     if source is not None:
         statistics["lp"] = log_likelihood(source, draws) + prior_log_density(prior, draws)
+    if hasattr(source, "blocks") and source.rows <= LARGEST_POINTWISE:
         groups["observed_data"] = {"y": torch.cat([block.label for block in source.blocks()]).cpu().numpy()}
         if count * source.rows <= LARGEST_POINTWISE:
             groups["log_likelihood"] = {"y": by_chain(pointwise(source, draws), shape)}
@@ -71,7 +72,7 @@ def coefficients(draws: Tensor, names: list[str], shape: tuple[int, int]) -> dic
     return {"coefficient": values[..., :-1], "intercept": values[..., -1]}
 
 
-def pointwise(source: Source, draws: Tensor) -> Tensor:
+def pointwise(source: Any, draws: Tensor) -> Tensor:
     """c_i (y_i f_i - log(1+e^{f_i})), draws × rows."""
     parts = []
     for block in source.blocks():
