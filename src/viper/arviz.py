@@ -30,12 +30,19 @@ def from_posterior(
     groups: dict[str, dict[str, Any]] = {"posterior": coefficients(draws, names, shape)}
     if source is not None:
         statistics["lp"] = log_likelihood(source, draws) + prior_log_density(prior, draws)
-    if hasattr(source, "blocks") and source.rows <= LARGEST_POINTWISE:
-        groups["observed_data"] = {"y": torch.cat([block.label for block in source.blocks()]).cpu().numpy()}
-        if count * source.rows <= LARGEST_POINTWISE:
-            groups["log_likelihood"] = {"y": by_chain(pointwise(source, draws), shape)}
+        groups |= by_row(source, draws, shape)
     groups["sample_stats"] = {name: by_chain(value, shape) for name, value in statistics.items()}
     return container(groups, names)
+
+
+def by_row(source: Any, draws: Tensor, shape: tuple[int, int]) -> dict[str, dict[str, Any]]:
+    """Labels and log likelihoods of the rows, where they come in blocks and are few enough to hold."""
+    groups = {}
+    if hasattr(source, "blocks") and source.rows <= LARGEST_POINTWISE:
+        groups["observed_data"] = {"y": torch.cat([block.label for block in source.blocks()]).cpu().numpy()}
+        if len(draws) * source.rows <= LARGEST_POINTWISE:
+            groups["log_likelihood"] = {"y": by_chain(pointwise(source, draws), shape)}
+    return groups
 
 
 def from_draws(draws: Tensor, names: list[str], shape: tuple[int, int]) -> Any:
