@@ -16,7 +16,7 @@ from sklearn.utils.validation import column_or_1d, validate_data
 from torch import Tensor
 
 from viper import accelerator
-from viper.problem import Arrays, Prior
+from viper.problem import Arrays, Prior, Source
 
 
 def read_features(estimator: Any, X: Any, *, reset: bool) -> Any:
@@ -277,6 +277,11 @@ def read_device(device: Any) -> torch.device:
         return torch.device(device)
     except (RuntimeError, TypeError):
         raise ValueError(f"device must be a device of torch, such as 'cpu' or 'cuda'; got {device!r}.") from None
+
+
+def in_memory(source: Source) -> Arrays:
+    """The rows as arrays, if they are there or there are few."""
+    return source if isinstance(source, Arrays) else source.whole()  # type: ignore[attr-defined]
 
 
 def dense_rows(source: Arrays) -> Tensor:

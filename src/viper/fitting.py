@@ -20,7 +20,7 @@ from viper.heat import MOST_ORDER
 from viper.limit import FAST_ORDER, HEAT_TOLERANCE
 from viper.moments import Formula, Triple
 from viper.posterior import Diagonal, Full, LowRank, Posterior, moved
-from viper.problem import Arrays, Prior
+from viper.problem import Arrays, Prior, Source
 from viper.progress import Progress, Tasks
 from viper.solver import ConvergenceWarning, Result, newton
 from viper.steps import Gaussian, Problem
@@ -72,7 +72,7 @@ class Options:
         return None if self.exact else BOUND_TOLERANCE
 
 
-def fit_posterior(source: Arrays, prior: Prior, options: Options, seed: int, start: Gaussian | None = None) -> Fit:
+def fit_posterior(source: Source, prior: Prior, options: Options, seed: int, start: Gaussian | None = None) -> Fit:
     """Fit q under a given prior; with more coefficients than rows, in the span of the rows."""
     wide = source.dimension > source.rows and prior.precision.ndim == 1 and options.solver == "newton"
     prior = moved(prior, source.device if wide else algebra_device(source.dimension, source.device))
@@ -90,9 +90,10 @@ def fit_posterior(source: Arrays, prior: Prior, options: Options, seed: int, sta
     return Fit(Full(result.q.mean, result.factor), prior, problem, result)
 
 
-def fit_wide(source: Arrays, prior: Prior, options: Options, seed: int) -> Fit:
+def fit_wide(source: Source, prior: Prior, options: Options, seed: int) -> Fit:
     """A D = RᵀQᵀ with D the prior sds: rows Rᵀ (n × n) and prior N(0, I) for w = QᵀD⁻¹(β - m₀)."""
     sd = prior.precision.rsqrt()
+    source = design.in_memory(source)
     dense = design.dense_rows(source)
     shift = dense @ prior.mean
     basis, upper = torch.linalg.qr((dense * sd).T)
@@ -104,7 +105,7 @@ def fit_wide(source: Arrays, prior: Prior, options: Options, seed: int) -> Fit:
 
 
 def run(
-    source: Arrays, prior: Prior, options: Options, seed: int, start: Gaussian | None = None
+    source: Source, prior: Prior, options: Options, seed: int, start: Gaussian | None = None
 ) -> tuple[Problem, Result]:
     """Solve, show progress, and warn if it did not converge."""
     problem = make_problem(source, prior, options, seed)
@@ -114,6 +115,11 @@ def run(
     settings |= {} if options.tolerance() is None else {"tol": options.tolerance()}
     with closing(report), one_thread():
         if options.solver == "adam":
+            if options.batch_size is not None and not isinstance(source, Arrays):
+                raise ValueError(
+                    f"batch_size needs rows in memory and no checkpoint; got batch_size={options.batch_size} for "
+                    f"{type(source).__name__}. Leave it out, or use solver='newton'."
+                )
             result = adam(problem, learning_rate=options.learning_rate, batch_size=options.batch_size, **settings)
         else:
             result = newton(problem, start, **settings)
@@ -137,7 +143,7 @@ def thread_pools() -> ThreadpoolController:
     return ThreadpoolController()
 
 
-def make_problem(source: Arrays, prior: Prior, options: Options, seed: int) -> Problem:
+def make_problem(source: Source, prior: Prior, options: Options, seed: int) -> Problem:
     """The problem under the chosen bound; the exact one also with a cheap version for the way there."""
     diagonal = options.covariance == "diagonal"
     chosen = build(options.bound, options.terms, options.samples, options.nodes, seed, None)

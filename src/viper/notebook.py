@@ -10,6 +10,7 @@ import numpy as np
 
 from viper.importance import weigh
 from viper.posterior import moved
+from viper.problem import Arrays
 
 if TYPE_CHECKING:
     import pandas
@@ -38,7 +39,8 @@ def facts(model: Any) -> dict[str, str]:
     allowance = model.elbo_ - model.elbo_bound_
     about = {"ELBO": f"{model.elbo_:.3f}, certified to {allowance:.0e} nats", "Solver": str(model.status_)}
     rows = getattr(model, "_training_rows", None)
-    if rows is None or rows.rows * rows.dimension > LARGEST_DIAGNOSED:
+    # rows in memory only: looking at a model opens no files
+    if not isinstance(rows, Arrays) or rows.rows * rows.dimension > LARGEST_DIAGNOSED:
         return about
     posterior, prior = moved(model.posterior_, rows.device), moved(model.prior_, rows.device)
     # a generator of its own, so that looking at a model changes no random numbers

@@ -4,6 +4,8 @@ A classifier that knows ϑ and τ² of new rows gets its predictions from here: 
 and intervals s(ϑ ± zτ) for the probability itself.
 """
 
+from collections.abc import Iterator
+from os import PathLike
 from typing import Any
 
 import numpy as np
@@ -11,16 +13,21 @@ import scipy.special
 import torch
 from torch import Tensor
 
+from viper import prediction_file
 from viper.softplus import expected_sigmoid
 
 
 class LatentPredictions:
-    """Predictions from `_latent(X, offset) -> (ϑ, τ²)`; expects `classes_`."""
+    """Predictions from `_latent_blocks(X, offset)`, which yields ϑ and τ² of some rows at a time; and `classes_`."""
 
     classes_: np.ndarray
 
-    def _latent(self, X: Any, offset: Any) -> tuple[Tensor, Tensor]:
+    def _latent_blocks(self, X: Any, offset: Any) -> Iterator[tuple[Tensor, Tensor]]:
         raise NotImplementedError
+
+    def _latent(self, X: Any, offset: Any) -> tuple[Tensor, Tensor]:
+        mean, variance = zip(*self._latent_blocks(X, offset), strict=True)
+        return torch.cat(mean), torch.cat(variance)
 
     def predict_latent(self, X: Any, offset: Any = None) -> tuple[np.ndarray, np.ndarray]:
         """Mean and standard deviation of the latent f(x), the log-odds, per row.
@@ -46,6 +53,30 @@ class LatentPredictions:
         mean, variance = self._latent(X, offset)
         reach = half_width(level) * variance.sqrt()
         return torch.sigmoid(torch.stack([mean - reach, mean + reach], 1)).cpu().numpy()
+
+    def predict_to(
+        self, X: Any, path: str | PathLike[str], *, level: float = 0.95, offset: Any = None, overwrite: bool = False
+    ) -> int:
+        """Write the predictions to a Parquet file, a row for each of X in the same order, and return their number.
+
+        Columns: `label`, the more probable class; `probability` of the second class, `sd`, `lower` and `upper`, as from
+        `predict_proba`, `predict_std` and `predict_interval`. Neither X nor the predictions are ever held whole, and
+        the file gets its name when it is complete.
+        """
+        z = half_width(level)
+        parts = (self._columns(mean, variance, z) for mean, variance in self._latent_blocks(X, offset))
+        return prediction_file.write(path, parts, overwrite)
+
+    def _columns(self, mean: Tensor, variance: Tensor, z: float) -> dict[str, np.ndarray]:
+        expected, reach = expected_sigmoid(mean, variance), z * variance.sqrt()
+        numbers = {
+            "probability": expected.mean,
+            "sd": expected.std,
+            "lower": torch.sigmoid(mean - reach),
+            "upper": torch.sigmoid(mean + reach),
+        }
+        label = self.classes_[(mean > 0).cpu().numpy().astype(int)]
+        return {"label": label, **{name: x.cpu().numpy() for name, x in numbers.items()}}
 
     def decision_function(self, X: Any, offset: Any = None) -> np.ndarray:
         """Log-odds of the posterior-averaged probability; positive where the second class is predicted."""

@@ -147,6 +147,9 @@ class Source(Protocol):
     @property
     def dimension(self) -> int: ...
 
+    @property
+    def device(self) -> torch.device: ...
+
     def reduce(self, function: RowFunction) -> list[Tensor]: ...
 
     @property
@@ -340,7 +343,7 @@ CPU = torch.device("cpu")
 GOLDEN = 0.5 * (5.0**0.5 - 1.0)
 
 
-def spread_rows(rows: int, k: int, generator: np.random.Generator, device: torch.device = CPU) -> Tensor:
+def scattered(rows: int, k: int, generator: np.random.Generator, device: torch.device = CPU) -> Tensor:
     """k of the rows in order, one from each of k equal runs, at the place u + i φ mod 1 within the i-th run.
 
     Multiples of the golden ratio φ fall everywhere equally often and never in step with the data, so that sorted or
@@ -415,8 +418,8 @@ class Arrays(InBlocks):
             yield Sparse(block) if sparse else Dense(torch.as_tensor(block, dtype=self.dtype), self.intercept)
 
     def subset(self, k: int, generator: np.random.Generator) -> "Arrays":
-        """The k rows of `spread_rows`, copied."""
-        return self.take(spread_rows(self.rows, k, generator, self.device))
+        """The k rows of `scattered`, copied."""
+        return self.take(scattered(self.rows, k, generator, self.device))
 
     def take(self, index: Tensor) -> "Arrays":
         """The chosen rows, copied."""

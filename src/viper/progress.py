@@ -138,7 +138,7 @@ def as_task(fit: Fit) -> Fit:
         return fit
 
     @wraps(fit)
-    def told(estimator: Any, X: Any, y: Any, *args: Any, **metadata: Any) -> Any:
+    def told(estimator: Any, X: Any, y: Any = None, *args: Any, **metadata: Any) -> Any:
         if not getattr(estimator, "_skl_callbacks", None):
             return fit(estimator, X, y, *args, **metadata)
         context = estimator._init_callback_context(max_subtasks=None)
