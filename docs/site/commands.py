@@ -21,7 +21,8 @@ def markdown() -> str:
 def section(name: str, command: Any) -> str:
     parts = [f"## viper {name}", plain(command.help)]
     if command.epilog:
-        parts.append("```\n" + plain(command.epilog) + "\n```")
+        lines = [line for line in plain(command.epilog).splitlines() if line.startswith("viper ")]
+        parts += ["```\n" + "\n".join(lines) + "\n```"] if lines else []
     arguments = [param for param in command.params if param.param_type_name == "argument"]
     options = [param for param in command.params if param.param_type_name == "option" and not param.hidden]
     rows = [f"| `{param.name.upper()}` | {cell(param)} | |" for param in arguments]
@@ -34,9 +35,7 @@ def section(name: str, command: Any) -> str:
 
 def cell(param: Any) -> str:
     text = plain(getattr(param, "help", None)).replace("\n", " ").replace("|", "\\|")
-    choices = getattr(param.type, "choices", None)
-    named = ", ".join(f"`{getattr(choice, 'value', choice)}`" for choice in choices) if choices else ""
-    return f"{text} {named}".strip()
+    return text
 
 
 def default(param: Any) -> str:

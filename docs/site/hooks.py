@@ -10,11 +10,11 @@ from latex2mathml.converter import convert
 from mkdocs.utils import get_relative_url
 
 sys.path.insert(0, str(Path(__file__).parent))
+import commands
 import diagram
 
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.DOTALL)
-RESULTS = re.compile(r"<!-- results: (\w+) -->")
-DIAGRAM = "<!-- import diagram -->"
+MADE = re.compile(r"<!-- made: (\w+) ?(.*?) -->")
 WORKER = "https://unpkg.com/iframe-worker/shim"  # which the theme would fetch for search without a server
 
 # Operators as TeX spaces them, where a browser's dictionary says otherwise.
@@ -31,10 +31,14 @@ PRIME = re.compile(
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Put in what is made from the repository: the import diagram, and benchmark tables."""
-    if DIAGRAM in markdown:
-        markdown = markdown.replace(DIAGRAM, diagram.svg())
-    return RESULTS.sub(lambda found: results(found[1]), markdown)
+    """Put in what is made from the repository, where a page says <!-- made: kind name ... -->."""
+    return MADE.sub(lambda found: MAKERS[found[1]](*found[2].split()), markdown)
+
+
+def modules(*names: str) -> str:
+    """Reference of those modules that there are."""
+    there = [name for name in names if diagram.sources(name)]
+    return "\n\n".join(f"::: viper.{name}\n    options:\n      heading_level: 2" for name in there)
 
 
 def results(name: str) -> str:
@@ -42,6 +46,9 @@ def results(name: str) -> str:
     text = (diagram.ROOT / "benchmarks" / "results" / f"{name}.md").read_text(encoding="utf-8")
     title, _, rest = re.sub("^#", "##", text, flags=re.MULTILINE).partition("\n")
     return f"{title}{', on a GPU' if name.endswith('_cuda') else ''}\n{rest}"
+
+
+MAKERS = {"commands": commands.markdown, "diagram": diagram.svg, "modules": modules, "results": results}
 
 
 def on_page_content(html: str, **_: Any) -> str:
