@@ -29,7 +29,7 @@ def section(name: str, command: Any) -> str:
     rows += [
         f"| {' '.join(f'`{name}`' for name in param.opts)} | {cell(param)} | {default(param)} |" for param in options
     ]
-    table = "\n".join(["| | | default |", "|---|---|---|", *rows])
+    table = "\n".join(["| argument or option | | default |", "|---|---|---|", *rows])
     return "\n\n".join([*parts, table])
 
 

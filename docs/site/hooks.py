@@ -15,6 +15,7 @@ import diagram
 
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.DOTALL)
 MADE = re.compile(r"<!-- made: (\w+) ?(.*?) -->")
+DIAGRAM = "<!-- made: diagram -->"
 WORKER = "https://unpkg.com/iframe-worker/shim"  # which the theme would fetch for search without a server
 
 # Operators as TeX spaces them, where a browser's dictionary says otherwise.
@@ -32,7 +33,7 @@ PRIME = re.compile(
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Put in what is made from the repository, where a page says <!-- made: kind name ... -->."""
-    return MADE.sub(lambda found: MAKERS[found[1]](*found[2].split()), markdown)
+    return MADE.sub(lambda found: MAKERS[found[1]](*found[2].split()) if found[1] in MAKERS else found[0], markdown)
 
 
 def modules(*names: str) -> str:
@@ -48,11 +49,13 @@ def results(name: str) -> str:
     return f"{title}{', on a GPU' if name.endswith('_cuda') else ''}\n{rest}"
 
 
-MAKERS = {"commands": commands.markdown, "diagram": diagram.svg, "modules": modules, "results": results}
+MAKERS = {"commands": commands.markdown, "modules": modules, "results": results}
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Formulas as MathML, so that a page needs no script and no font to show them."""
+    """Formulas as MathML, so that a page needs no script and no font to show them; the diagram as it is."""
+    if DIAGRAM in html:
+        html = html.replace(DIAGRAM, diagram.svg())
     return FORMULA.sub(lambda found: mathml(found[3], display=found[2] == "["), html)
 
 
