@@ -14,6 +14,7 @@ import commands
 import diagram
 
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.DOTALL)
+OUTWARD = re.compile(r"(?<!!)\[([^\]]+)\]\((\.\./[^)#\s]+)(?:#[^)]*)?\)")
 MADE = re.compile(r"<!-- made: (\w+) ?(.*?) -->")
 DIAGRAM = "<!-- made: diagram -->"
 WORKER = "https://unpkg.com/iframe-worker/shim"  # which the theme would fetch for search without a server
@@ -23,17 +24,24 @@ TIGHT = re.compile(r'<mo(?: fence="false")?(?: stretchy="false")?>(&#x0002F;|&#x
 SIGN = re.compile(
     r"(<mo[^>]*>(?:&#x0003D;|&#x00028;|&#x0005B;|&#x02248;|&#x02264;|&#x02265;|,)</mo>|<mrow>)<mo>(&#x02212;)</mo>"
 )
-
-
 # a prime is raised already
 PRIME = re.compile(
     r"<msup>(<mi[^>]*>[^<]*</mi>|<mrow>(?:<mi[^>]*>[^<]*</mi>)+</mrow>)<mi>(&#x0(?:2032|2033|2034|2057);)</mi></msup>"
 )
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Put in what is made from the repository, where a page says <!-- made: kind name ... -->."""
+    markdown = OUTWARD.sub(lambda found: inward(found, Path(page.file.abs_src_path).parent), markdown)
     return MADE.sub(lambda found: MAKERS[found[1]](*found[2].split()) if found[1] in MAKERS else found[0], markdown)
+
+
+def inward(found: re.Match[str], folder: Path) -> str:
+    """A link to a file of the repository that is no page becomes its name; readers of the repository can follow it."""
+    place = (folder / found[2]).resolve()
+    if not place.exists() or place.is_relative_to(diagram.ROOT / "docs"):
+        return found[0]
+    return f"{found[1]} (`{place.relative_to(diagram.ROOT)}`)"
 
 
 def modules(*names: str) -> str:

@@ -41,10 +41,10 @@ class Progress:
         if self.tasks is not None:
             self.tasks.next()
         if self.verbose != "auto" and self.verbose:
-            rate = self.seen / max(self.seconds, 1e-9)
+            rate, passes = self.seen / max(self.seconds, 1e-9), self.seen / self.rows
             sys.stderr.write(
                 f"{step.seconds:7.1f} s  {step.rows:>11,} rows  objective {step.objective:.6f}  "
-                f"moved {step.move:.1e} nats  {rate:,.0f} rows/s\n"
+                f"moved {step.move:.1e} nats  pass {passes:.1f}  {rate:,.0f} rows/s\n"
             )
             sys.stderr.flush()
         self._show()
