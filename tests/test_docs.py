@@ -4,6 +4,7 @@ import csv
 import importlib
 import importlib.util
 import re
+import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -114,8 +115,10 @@ def browser():
     for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--window-size=1300,1000"):
         options.add_argument(argument)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    found = shutil.which("chromedriver")  # else Selenium looks for one
+    service = webdriver.ChromeService(executable_path=found) if found else None
     try:
-        driver = webdriver.Chrome(options=options)
+        driver = webdriver.Chrome(options=options, service=service)
     except selenium.common.exceptions.WebDriverException as error:
         pytest.skip(f"no Chromium: {error.msg}")
     yield driver
