@@ -39,7 +39,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 def inward(found: re.Match[str], folder: Path) -> str:
     """A link to a file of the repository that is no page becomes its name; readers of the repository can follow it."""
     place = (folder / found[2]).resolve()
-    if not place.exists() or place.is_relative_to(diagram.ROOT / "docs"):
+    if place.is_relative_to(diagram.ROOT / "docs") or not place.is_relative_to(diagram.ROOT):
         return found[0]
     return f"{found[1]} (`{place.relative_to(diagram.ROOT)}`)"
 

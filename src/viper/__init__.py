@@ -34,6 +34,7 @@ LATER = {
     "StorageError": "viper.storage",
     "VariationalGPClassifier": "viper.gp",
     "VariationalLogisticRegression": "viper.logistic",
+    "datasets": "viper.datasets",
     "load": "viper.models",
     "reference": "viper.reference",
 }

@@ -156,12 +156,12 @@ def read_numbers(x: Any, name: str) -> np.ndarray:
         raise ValueError(f"{name} must be numeric; got {x!r:.60}.") from None
 
 
-def read_weights(sample_weight: Any, rows: int) -> Tensor | None:
-    """Row weights: a weight of 2 counts a row twice."""
+def read_weights(sample_weight: Any, rows: int, whole: bool = True) -> Tensor | None:
+    """Row weights: a weight of 2 counts a row twice. Unless these are the `whole`, they may all be zero."""
     weight = read_vector(sample_weight, "sample_weight", rows)
     if weight is not None and bool((weight < 0).any()):
         raise ValueError(f"sample_weight must not be negative; got {float(weight.min())}.")
-    if weight is not None and not bool((weight > 0).any()):
+    if whole and weight is not None and not bool((weight > 0).any()):
         raise ValueError("sample_weight must be positive somewhere; got all zero. Leave it out to weigh rows equally.")
     return weight
 

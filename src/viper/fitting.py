@@ -3,12 +3,10 @@
 import warnings
 from contextlib import closing
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
 from viper import design
@@ -24,6 +22,7 @@ from viper.problem import Arrays, Prior, Source
 from viper.progress import Progress, Tasks
 from viper.solver import ConvergenceWarning, Result, newton
 from viper.steps import Gaussian, Problem
+from viper.threads import one_thread
 
 ROUGH_TOLERANCE = 1e-8  # of the moments in all but the last pass: moves the optimum by less than 1e-9 nats
 FLOAT32_TOLERANCE = 1e-6  # nats: what rounding of the products in float32 leaves
@@ -131,16 +130,6 @@ def run(
             stacklevel=5,
         )
     return problem, result
-
-
-def one_thread() -> Any:
-    """One thread: on blocks of this size the pools of torch and of NumPy's BLAS mostly wait for each other."""
-    return thread_pools().limit(limits=1)
-
-
-@cache
-def thread_pools() -> ThreadpoolController:
-    return ThreadpoolController()
 
 
 def make_problem(source: Source, prior: Prior, options: Options, seed: int) -> Problem:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.metrics import accuracy_score
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
@@ -335,10 +334,6 @@ class VariationalLogisticRegression(Notebook, LatentPredictions, Callbacks, Clas
         for block in replace(source, block_rows=max(1, LATENT_DRAWS // len(draws))).blocks():
             f = block.design.project(draws.to(source.device).T).T
             yield (f if block.offset is None else f + block.offset).cpu()
-
-    def score(self, X: Any, y: Any, sample_weight: Any = None, offset: Any = None) -> float:
-        """Share of rows whose class is predicted right."""
-        return float(accuracy_score(y, self.predict(X, offset), sample_weight=sample_weight))
 
     # -----------------------------------------------------------------------------------------------------------------
     # Trust

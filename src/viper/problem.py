@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from viper import accelerator
-from viper.fused import MOST_COLUMNS, PROGRAMS, available, fused_sums
+from viper.fused import MOST_COLUMNS, PROGRAMS, Program, available, fused_sums
 from viper.moments import Formula
 
 
@@ -254,7 +254,16 @@ def sums(
     Everything is multiplied by `scale`. `single` takes τ² and the curvature in float32: they steer the next step, and
     only ϑ and the gradient decide where the steps end. `certify` asks for the magnitude.
     """
-    rows = partial(row_sums, mean=mean, factor=factor, moments=moments, gram=gram, single=single, certify=certify)
+    rows = partial(
+        row_sums,
+        mean=mean,
+        factor=factor,
+        moments=moments,
+        gram=gram,
+        single=single,
+        certify=certify,
+        program=PROGRAMS.get(moments),
+    )
     value, magnitude, slope, total = source.reduce(rows)
 
     def curvature(vector: Tensor) -> Tensor:
@@ -271,9 +280,10 @@ def row_sums(
     gram: Gram,
     single: bool,
     certify: bool,
+    program: Program | None,
 ) -> list[Tensor]:
-    """A block's part of value, magnitude, gradient and curvature."""
-    if (fused := in_one_kernel(block, mean, factor, moments, gram, single)) is not None:
+    """A block's part of value, magnitude, gradient and curvature, by fused.py where it has a program and applies."""
+    if program is not None and (fused := by_kernels(block, mean, factor, program, gram, single)) is not None:
         return fused
     light = block.design.single() if single and (factor is not None or gram == "full") else block.design
     theta, tau2 = latent_moments(block, mean, factor, light)
@@ -296,12 +306,12 @@ def empty(vector: Tensor) -> Tensor:
     return vector.new_zeros(0)
 
 
-def in_one_kernel(
-    block: Block, mean: Tensor, factor: Tensor | None, moments: Formula, gram: Gram, single: bool
+def by_kernels(
+    block: Block, mean: Tensor, factor: Tensor | None, program: Program, gram: Gram, single: bool
 ) -> list[Tensor] | None:
-    """The same by fused.py, where it can."""
-    design, program = block.design, PROGRAMS.get(moments)
-    if program is None or not isinstance(design, Dense) or not design.matrix.is_cuda or gram == "diagonal":
+    """The same from fused.py, or None."""
+    design = block.design
+    if not isinstance(design, Dense) or not design.matrix.is_cuda or gram == "diagonal":
         return None
     if block.residual is not None or len(mean) > MOST_COLUMNS or not available():
         return None

@@ -11,7 +11,7 @@ import torch
 from sklearn.utils.validation import validate_data
 
 from viper import accelerator, design
-from viper.problem import BLOCK_ROWS, Arrays
+from viper.problem import BLOCK_ROWS, Arrays, Source
 from viper.sources import Description, Reader, describe
 from viper.streaming import Stream, scan
 
@@ -36,11 +36,16 @@ def labelled(
     *,
     reset: bool = False,
     classes: Any = None,
-) -> tuple[np.ndarray, Arrays | Stream]:
+) -> tuple[np.ndarray, Source]:
     """The two classes (the known ones, or those found in y) and a source of the rows.
 
     With `reset` the estimator learns number and names of the columns, else they must be as it knows them.
     """
+    if is_dask(X):
+        from viper import cluster_rows
+
+        kept = {"intercept": form.intercept, "device": form.device, "dtype": form.dtype}
+        return cluster_rows.labelled(estimator, X, y, sample_weight, offset, reset=reset, classes=classes, **kept)
     description = describe(X, y, sample_weight, offset)
     if description is not None:
         reader = opened(estimator, description, labels=True, reset=reset)
@@ -95,3 +100,8 @@ def streamed(reader: Reader, classes: np.ndarray | None, count: int, form: Form)
     device = design.read_device("cpu" if form.device is None else form.device)
     block_rows = BLOCK_ROWS if device.type == "cpu" else accelerator.rows_per_block(reader.width, device)
     return Stream(reader, classes, count, form.intercept, device, getattr(torch, form.dtype), block_rows)
+
+
+def is_dask(X: Any) -> bool:
+    """Whether X is a Dask collection, without importing Dask."""
+    return getattr(X, "__dask_graph__", None) is not None and not isinstance(X, type)
