@@ -15,6 +15,7 @@ from viper.gp_kernels import KERNELS, covariance, make_kernel, make_mean, varian
 from viper.gp_model import Features, NotPositiveDefinite, Rows, SparseGP, expand, flatten, root_with_jitter
 from viper.gp_profile import Profile, identity_prior
 from viper.gp_race import Attempt, apart
+from viper.gp_search import Search
 from viper.gp_starts import Candidate
 from viper.lbfgs import Climb
 from viper.limit import limit
@@ -228,6 +229,8 @@ def test_offset(data):
     gp = only_posterior(kernel=kernel, n_inducing=15, random_state=0).fit(X, y, offset=np.full(len(y), 2.0))
     shifted = gp.predict_latent(X, offset=np.full(len(y), 2.0))[0] - gp.predict_latent(X)[0]
     np.testing.assert_allclose(shifted, 2.0, rtol=1e-12)
+    share = (y == gp.classes_[1]).mean()
+    assert gp.score(X, y, offset=np.full(len(y), 1e3)) == pytest.approx(share)
 
 
 @pytest.mark.parametrize("kernel", ["matern32", "matern52", "linear"])
@@ -302,6 +305,41 @@ def test_a_kernel_of_the_users_is_given_again(data, tmp_path):
 @parametrize_with_checks([VariationalGPClassifier(n_inducing=10, n_starts=2, max_iter=5, random_state=0)])
 def test_scikit_learn(estimator, check):
     check(estimator)
+
+
+def test_many_rows_are_searched_through_few(monkeypatch):
+    """Race on 50 rows, climb on 400 and on all, with A in float32 between passes: as good an optimum."""
+    X, y = wavy(900)
+    options = {"n_inducing": 12, "n_starts": 2, "random_state": 0, "tol": 1e-2}
+    direct = VariationalGPClassifier(**options).fit(X, y)
+    monkeypatch.setattr("viper.gp_search.RACE_ROWS", 50)
+    monkeypatch.setattr("viper.gp_model.KEPT_FEATURES", 0)
+    monkeypatch.setattr("viper.gp_dense.LARGEST", 5000)
+    staged = VariationalGPClassifier(**options).fit(X, y)
+    assert [start.start for start in staged.starts_[2:]] == ["400 rows", "900 rows"]
+    assert staged.elbo_ == pytest.approx(direct.elbo_, abs=1.0)
+    assert staged.elbo(X, y) == pytest.approx(staged.elbo_, rel=1e-9)
+
+
+def test_progress_of_the_search(data, capsys):
+    X, y = data
+    VariationalGPClassifier(n_inducing=5, n_starts=2, tol=0.1, verbose=True).fit(X, y)
+    assert "120 rows  objective" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("diagonal", [False, True])
+def test_every_tensor_says_where_it_lies(data, diagonal, monkeypatch):
+    """With a default device that holds no numbers, a tensor made without one would break the search."""
+    monkeypatch.setattr("viper.gp_profile.applies", lambda *_: False)  # what runs on a GPU
+    X, y = data
+    model = SparseGP(make_kernel("rbf", 2), make_mean("linear", 2), torch.from_numpy(X[:8].copy()), True, 1e-8)
+    rows = Rows(torch.from_numpy(X), torch.from_numpy((y == "yes") * 1.0))
+    moments = limit().moments
+    make = lambda: np.random.default_rng(0)  # noqa: E731
+    with torch.device("meta"):
+        found = Search(rows, moments, diagonal, 3, 1e-3, make()).profile(model, 3, True)
+        Search(rows, moments, diagonal, 3, 1e-3, make()).natural_adam(model, 0.1, 50)
+    assert math.isfinite(max(start.elbo for start in found.starts))
 
 
 # --- bad and hard input ---

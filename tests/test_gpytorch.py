@@ -6,6 +6,7 @@ import pytest
 import torch
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.variational import CholeskyVariationalDistribution, NaturalVariationalDistribution, VariationalStrategy
+from linear_operator.operators import DiagLinearOperator
 from tolerances import TOLERANCE
 
 from viper.gp import VariationalGPClassifier
@@ -162,11 +163,56 @@ def test_independent_outputs_as_a_batch():
     assert values[-1] > values[0]
 
 
-def test_botorch():
-    models = pytest.importorskip("botorch.models.approximate_gp")
-    x, y = ring()
-    model = models.SingleTaskVariationalGP(x, y[:, None], likelihood=LogitLikelihood(), inducing_points=10).double()
-    loss = gpytorch.mlls.VariationalELBO(model.likelihood, model.model, len(y))
-    value = -loss(model.model(x), y)
-    value.backward()
-    assert value.isfinite()
+# --- BoTorch ---
+
+
+@pytest.mark.filterwarnings("ignore:Data .outcome observations. is not standardized")  # they are labels
+def test_botorch_fits_a_variational_model():
+    pytest.importorskip("botorch")
+    from botorch.fit import fit_gpytorch_mll
+    from botorch.models import SingleTaskVariationalGP
+
+    x, y = ring(60)
+    x = (x - x.amin(0)) / (x.amax(0) - x.amin(0))  # BoTorch asks for the unit cube
+    model = SingleTaskVariationalGP(x, y[:, None], likelihood=LogitLikelihood(), inducing_points=x[:15].clone())
+    loss = gpytorch.mlls.VariationalELBO(model.likelihood, model.model, num_data=len(y))
+    with torch.no_grad():
+        before = loss(model.model(x), y).item()
+    fit_gpytorch_mll(loss, optimizer_kwargs={"options": {"maxiter": 60}})
+    model.train()
+    with torch.no_grad():
+        assert loss(model.model(x), y).item() > before + 0.1
+    f = model.posterior(x).distribution  # of the latent log-odds, as acquisition functions see it
+    assert ((f.mean > 0) == (y > 0.5)).double().mean() > 0.85
+    torch.testing.assert_close(model.likelihood(f).probs > 0.5, f.mean > 0)
+
+
+def test_preferences_in_a_loop_like_that_of_pairwise_gp():
+    """y = 1 where a is preferred to b: f(a) - f(b) is Gaussian too, and the likelihood takes it as it is."""
+    pytest.importorskip("botorch")
+    from botorch.models import PairwiseGP
+
+    generator = torch.Generator().manual_seed(3)
+    x = torch.rand(30, 1, generator=generator, dtype=torch.float64)
+    utility = -((x[:, 0] - 0.6) ** 2)
+    pairs = torch.randint(30, (150, 2), generator=generator)
+    pairs = pairs[pairs[:, 0] != pairs[:, 1]]
+    won = (utility[pairs[:, 0]] > utility[pairs[:, 1]]).double()
+    model = SVGP(x[:12].clone(), kernel(), CholeskyVariationalDistribution).double()
+    likelihood = LogitLikelihood()
+    eye = torch.eye(30, dtype=torch.float64)
+    difference = eye[pairs[:, 0]] - eye[pairs[:, 1]]
+    optimiser = torch.optim.Adam(model.parameters(), lr=0.1)
+    for _ in range(100):
+        optimiser.zero_grad()
+        f = model(x)
+        spread = ((difference @ f.covariance_matrix) * difference).sum(1).clamp(min=1e-9)
+        gap = MultivariateNormal(difference @ f.mean, DiagLinearOperator(spread))  # only its marginals matter
+        loss = -likelihood.expected_log_prob(won, gap).sum() + model.variational_strategy.kl_divergence().sum()
+        loss.backward()
+        optimiser.step()
+    order = torch.where(won[:, None] > 0.5, pairs, pairs.flip(1))
+    theirs = PairwiseGP(x, order).posterior(x).mean.detach()[:, 0]
+    ours = model.eval()(x).mean.detach()
+    assert torch.corrcoef(torch.stack([ours, theirs]))[0, 1] > 0.9
+    assert torch.corrcoef(torch.stack([ours, utility]))[0, 1] > 0.9

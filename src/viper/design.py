@@ -248,10 +248,7 @@ def read_rows(
 ) -> Arrays:
     """Checked features and labels, with weights and offset, as a source of rows."""
     rows = X.shape[0]
-    home = X.device if isinstance(X, Tensor) else torch.device("cpu")
-    target = home if device is None else read_device(device)
-    if target.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device must be available; got {str(target)!r} and no CUDA device. Use device='cpu'.")
+    target = read_device(device, X)
     if isinstance(X, np.ndarray):
         X = as_tensor(X)
     elif scipy.sparse.issparse(X):
@@ -272,11 +269,17 @@ def read_rows(
     return Arrays(X, label.to(target), intercept, offset, None, weight, target, getattr(torch, dtype), block_rows)
 
 
-def read_device(device: Any) -> torch.device:
+def read_device(device: Any, X: Any) -> torch.device:
+    """The device to compute on: as given, or where a tensor X lies, or the CPU."""
+    if device is None:
+        return X.device if isinstance(X, Tensor) else torch.device("cpu")
     try:
-        return torch.device(device)
+        target = torch.device(device)
     except (RuntimeError, TypeError):
         raise ValueError(f"device must be a device of torch, such as 'cpu' or 'cuda'; got {device!r}.") from None
+    if target.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device must be available; got {str(target)!r} and no CUDA device. Use device='cpu'.")
+    return target
 
 
 def in_memory(source: Source) -> Arrays:

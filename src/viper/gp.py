@@ -1,5 +1,6 @@
 """Gaussian-process classification with the scikit-learn interface."""
 
+import copy
 import warnings
 from collections.abc import Iterator
 from os import PathLike
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.metrics import accuracy_score
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
@@ -25,12 +27,13 @@ from viper.limit import limit, mixture
 from viper.mixture import MIXTURES
 from viper.moments import Formula
 from viper.notebook import Notebook, facts
-from viper.posterior import Diagonal, Full, expected_log_likelihood, latent
+from viper.posterior import Diagonal, Full, expected_log_likelihood, latent, moved
 from viper.prediction import LatentPredictions
 from viper.progress import Callbacks, Progress, as_task, tasks_of
 from viper.solver import ConvergenceWarning, Result, exact_elbo, newton
 from viper.state import decode_options
 from viper.steps import Problem
+from viper.threads import one_thread
 
 if TYPE_CHECKING:
     import pandas
@@ -79,8 +82,9 @@ class VariationalGPClassifier(Notebook, LatentPredictions, Callbacks, Classifier
         L-BFGS on the profile, or the paper's recipe (natural gradients for q, Adam for the rest).
     max_iter : int, optional
         Steps of L-BFGS (default 300), or passes over the rows of "natural-adam" (default 1500).
-    tol : float, default 1e-3
-        Gain of the ELBO in nats below which L-BFGS stops, or over 20 passes of "natural-adam".
+    tol : float, default 2e-3
+        Gain of the ELBO in nats (from 10,000 rows on, in nats for as many rows) below which L-BFGS stops, or over 20
+        passes of "natural-adam".
     learning_rate : float, default 0.05
         Of "natural-adam".
     batch_size : int, optional
@@ -93,6 +97,8 @@ class VariationalGPClassifier(Notebook, LatentPredictions, Callbacks, Classifier
         Whether `fit` begins where the last one ended, if that had as many columns.
     random_state : int, RandomState or None
         Seeds clusters, random rows and Monte Carlo.
+    device : str or torch.device, optional
+        Where to compute; by default the CPU, or where a tensor X lies. What is fitted lies on the CPU.
     verbose : bool or "auto", default "auto"
 
     Attributes
@@ -140,12 +146,13 @@ class VariationalGPClassifier(Notebook, LatentPredictions, Callbacks, Classifier
         n_starts: int = 5,
         solver: str = "profile",
         max_iter: int | None = None,
-        tol: float = 1e-3,
+        tol: float = 2e-3,
         learning_rate: float = 0.05,
         batch_size: int | None = None,
         jitter: float = 1e-8,
         warm_start: bool = False,
         random_state: Any = None,
+        device: Any = None,
         verbose: Any = "auto",
     ) -> None:
         self.kernel = kernel
@@ -168,6 +175,7 @@ class VariationalGPClassifier(Notebook, LatentPredictions, Callbacks, Classifier
         self.jitter = jitter
         self.warm_start = warm_start
         self.random_state = random_state
+        self.device = device
         self.verbose = verbose
 
     # -----------------------------------------------------------------------------------------------------------------
@@ -188,7 +196,8 @@ class VariationalGPClassifier(Notebook, LatentPredictions, Callbacks, Classifier
         """
         self._check_options()
         before = getattr(self, "model_", None) if self.warm_start else None
-        X = dense(design.read_features(self, X, reset=True))
+        X = design.read_features(self, X, reset=True)
+        device, X = design.read_device(self.device, X), dense(X)
         self.classes_, label = design.read_labels(y, len(X))
         weight = design.read_weights(sample_weight, len(X))
         X, label, offset, weight = merge(X, label, design.read_vector(offset, "offset", len(X)), weight)
@@ -196,14 +205,18 @@ class VariationalGPClassifier(Notebook, LatentPredictions, Callbacks, Classifier
             before = None
         if before is None:
             self._scaler = Scaler.fit(X, weight, self.standardize)
-        rows = self._rows(X, label, offset, weight)
+        rows = self._rows(X, label, offset, weight, device)
         random = check_random_state(self.random_state)
         exact, fast = self._bound(int(random.randint(2**31)))
         generator = np.random.default_rng(random.randint(2**31))
         steps = int(self.max_iter or DEFAULT_STEPS[self.solver])
-        search = Search(rows, fast, self.covariance == "diagonal", steps, float(self.tol), generator)
-        found = self._search(search, before)
-        return self._keep(found, rows, exact, fast)
+        progress = Progress(self.verbose, tasks_of(self), len(rows))
+        search = Search(rows, fast, self.covariance == "diagonal", steps, float(self.tol), generator, progress)
+        with closing(progress), one_thread():
+            found = self._search(search, before)
+            self._keep(found, rows, exact, fast, progress)
+        self._warn()
+        return self
 
     def _check_options(self) -> None:
         design.check_word(self.bound, "bound", ("viper", "pg", "mc", "quadrature"))
@@ -218,10 +231,12 @@ class VariationalGPClassifier(Notebook, LatentPredictions, Callbacks, Classifier
         if not 0.0 <= self.jitter <= 1e-2:
             raise ValueError(f"jitter must lie in [0, 0.01]; got {self.jitter!r}. It is relative to the mean variance.")
 
-    def _rows(self, X: np.ndarray, label: Tensor, offset: Tensor | None, weight: Tensor | None) -> Rows:
-        double = lambda x: None if x is None else x.to(torch.float64)  # noqa: E731
-        inputs = torch.from_numpy(self._scaler.apply(X))
-        return Rows(inputs, label.to(torch.float64), double(offset), double(weight))
+    def _rows(
+        self, X: np.ndarray, label: Tensor, offset: Tensor | None, weight: Tensor | None, device: torch.device
+    ) -> Rows:
+        inputs = torch.from_numpy(self._scaler.apply(X)).to(device)
+        there = lambda x: None if x is None else x.to(inputs)  # noqa: E731
+        return Rows(inputs, label.to(inputs), there(offset), there(weight))
 
     def _bound(self, seed: int) -> tuple[Formula, Formula]:
         """What is maximised, and its fast version for the search."""
@@ -236,10 +251,10 @@ class VariationalGPClassifier(Notebook, LatentPredictions, Callbacks, Classifier
         if before is None:
             kernel, mean = make_kernel(self.kernel, rows.inputs.shape[1]), make_mean(self.mean, rows.inputs.shape[1])
             points, learn = self._inducing(rows, search.generator)
-            model = SparseGP(kernel, mean, points, learn, float(self.jitter))
+            model = SparseGP(kernel, mean, points, learn, float(self.jitter)).to(rows.inputs)
             check_shapes(model.kernel, model.mean, rows.inputs[:2])
         else:
-            model = before
+            model = copy.deepcopy(before).to(rows.inputs)
         if self.solver == "natural-adam":
             return search.natural_adam(model, float(self.learning_rate), self.batch_size)
         greedily = before is None and isinstance(self.inducing, str) and self.inducing == "greedy"
@@ -255,7 +270,7 @@ class VariationalGPClassifier(Notebook, LatentPredictions, Callbacks, Classifier
         begin = random_rows if self.inducing == "subset" else k_means
         return begin(rows, int(self.n_inducing), int(generator.integers(2**31))), bool(self.learn_inducing)
 
-    def _keep(self, found: Found, rows: Rows, exact: Formula, fast: Formula) -> "VariationalGPClassifier":
+    def _keep(self, found: Found, rows: Rows, exact: Formula, fast: Formula, progress: Progress) -> None:
         """Find q at the chosen θ to full precision (unless Adam chose both) and set the fitted attributes."""
         diagonal = self.covariance == "diagonal"
         with torch.no_grad():
@@ -263,34 +278,34 @@ class VariationalGPClassifier(Notebook, LatentPredictions, Callbacks, Classifier
         problem = Problem(source, identity_prior(source), exact, diagonal=diagonal)
         if found.q is None:
             profile = Profile(found.model, rows, fast, diagonal, tol=1e-8, sites=found.sites)
-            report = Progress(self.verbose, tasks_of(self), len(rows))
-            result = newton(problem, profile.solve(source), tol=TOLERANCE, report=report)
-            report.close()
+            result = newton(problem, profile.solve(source), tol=TOLERANCE, report=progress)
         else:
             value, total = problem.evaluate(found.q, found.q.factor, gram=False)
             status = "converged" if found.converged else f"not converged in {found.steps} passes"
             result = Result(found.q, found.q.factor, value, found.converged, status, magnitude=total.magnitude)
-        self.model_, self.starts_ = found.model, found.starts
-        self.posterior_ = (Diagonal if diagonal else Full)(result.q.mean, result.factor)
+        self.posterior_ = moved((Diagonal if diagonal else Full)(result.q.mean, result.factor), "cpu")
         self.elbo_, self.elbo_bound_, self.kl_ = exact_elbo(problem, result)
         self.objective_, self.history_, self.n_iter_ = result.objective, result.history, max(1, found.steps)
         self.converged_ = bool(result.converged and found.converged)
         stopped = f"not converged in {found.steps} steps for hyperparameters" if result.converged else result.status
         self.status_ = "converged" if self.converged_ else stopped
-        self.jitter_, self.inducing_points_ = source.jitter, self._undo(found.model.inducing)
-        self._warn()
-        return self
+        self.starts_, self.jitter_, self.inducing_points_ = (
+            found.starts,
+            source.jitter,
+            self._undo(found.model.inducing),
+        )
+        self.model_ = found.model.cpu()  # last: the source above looks through it
 
     def _warn(self) -> None:
         if not self.converged_:
             text = f"The search stopped early: {self.status_}. Raise max_iter, or tol if the ELBO is good enough."
-            warnings.warn(text, ConvergenceWarning, stacklevel=4)
+            warnings.warn(text, ConvergenceWarning, stacklevel=3)
         if self.jitter_ > self.jitter:
             warnings.warn(
                 f"The kernel matrix of the inducing points needed a jitter of {self.jitter_:g} instead of "
                 f"{self.jitter:g}. Predictions are smoother by as much; fewer inducing points need less.",
                 JitterWarning,
-                stacklevel=4,
+                stacklevel=3,
             )
 
     def _undo(self, points: Tensor) -> np.ndarray:
@@ -301,20 +316,29 @@ class VariationalGPClassifier(Notebook, LatentPredictions, Callbacks, Classifier
 
     def _features(self, X: Any, y: Any = None, weight: Any = None, offset: Any = None) -> Features:
         check_is_fitted(self, "posterior_")
-        X = dense(design.read_features(self, X, reset=False))
+        X = design.read_features(self, X, reset=False)
+        device, X = design.read_device(self.device, X), dense(X)
         known = torch.zeros(len(X), dtype=torch.bool)
         label = known if y is None else design.read_labels(y, len(X), self.classes_)[1]
         given = design.read_vector(offset, "offset", len(X))
+        rows = self._rows(X, label, given, design.read_weights(weight, len(X)), device)
+        model = self.model_ if device.type == "cpu" else copy.deepcopy(self.model_).to(device)
         with torch.no_grad():
-            return Features(self.model_, self._rows(X, label, given, design.read_weights(weight, len(X))))
+            return Features(model, rows)
 
     def _latent_blocks(self, X: Any, offset: Any) -> Iterator[tuple[Tensor, Tensor]]:
-        return (latent(block, self.posterior_) for block in self._features(X, offset=offset).blocks())
+        source = self._features(X, offset=offset)
+        posterior = moved(self.posterior_, source.root.device)
+        return (latent(block, posterior) for block in source.blocks())
 
     def elbo(self, X: Any, y: Any, sample_weight: Any = None, offset: Any = None) -> float:
         """The exact ELBO of the given rows at the fitted posterior, kernel and mean."""
         source = self._features(X, y, sample_weight, offset)
-        return expected_log_likelihood(source, self.posterior_, limit().moments) - self.kl_
+        return expected_log_likelihood(source, moved(self.posterior_, source.root.device), limit().moments) - self.kl_
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None, offset: Any = None) -> float:
+        """Share of rows whose class is predicted right."""
+        return float(accuracy_score(y, self.predict(X, offset), sample_weight=sample_weight))
 
     def sample(self, X: Any, n: int = 1, random_state: Any = None, offset: Any = None) -> np.ndarray:
         """`n` joint draws of f, the log-odds, at the rows of X: n × rows."""
@@ -324,9 +348,9 @@ class VariationalGPClassifier(Notebook, LatentPredictions, Callbacks, Classifier
         # Cov f = AΣAᵀ + (K_xx - AAᵀ)
         with torch.no_grad():
             A, mean = source.whole()
-            rest = covariance(self.model_.kernel, source.data.inputs, source.data.inputs) - A @ A.T
+            rest = covariance(source.model.kernel, source.data.inputs, source.data.inputs) - A @ A.T
         values, vectors = torch.linalg.eigh(rest)
-        along = self.posterior_.draw(noise[:, : source.dimension]) @ A.T
+        along = moved(self.posterior_, A.device).draw(noise[:, : source.dimension]) @ A.T
         across = (noise[:, source.dimension :] * values.clamp(min=0.0).sqrt()) @ vectors.T
         return (mean + along + across).cpu().numpy()
 

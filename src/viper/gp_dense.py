@@ -21,18 +21,19 @@ from viper.gp_arrays import by_autograd, in_closed_form
 from viper.gp_kernels import stationary_shape
 from viper.gp_model import Rows, SparseGP, root_with_jitter
 from viper.moments import Formula
-from viper.problem import BLOCK_ROWS
+from viper.steps import Gaussian
 
+LARGEST = 1 << 22  # entries of A (32 MB)
 MOST_STEPS = 200
 SHORTEST_STEP = 1e-6
 MEMORY = 10  # iterates that are combined
 FAST = 0.1  # a move this much smaller than the last needs no damping
 DAMPING = 0.6
-SURELY = 30.0  # a rough move this many times the tolerance is surely too large
+SURELY = 3.0  # an estimated move this many times the tolerance is surely too large
 
 
-def applies(rows: Rows, diagonal: bool) -> bool:
-    return not diagonal and rows.inputs.device.type == "cpu" and len(rows) <= BLOCK_ROWS
+def applies(rows: Rows, points: int, diagonal: bool) -> bool:
+    return not diagonal and rows.inputs.device.type == "cpu" and len(rows) * points <= LARGEST
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -58,6 +59,10 @@ def normal(precision: np.ndarray, shift: np.ndarray, start: np.ndarray | None = 
     factor = np.ascontiguousarray(inverse.T)
     mean = factor @ (inverse @ shift)
     return Normal(mean if start is None else start + mean, precision, factor, 2.0 * np.log(diagonal).sum())
+
+
+def from_tensors(q: Gaussian) -> Normal:
+    return Normal(q.mean.numpy(), q.precision.numpy(), q.factor.numpy(), float(q.log_determinant))
 
 
 class Seen(NamedTuple):
@@ -183,7 +188,10 @@ def whitened(sites: np.ndarray, seen: Seen) -> np.ndarray:
 class DenseProfile:
     """Value of G and gradients of the model's free parameters, the inner maximum from the last one's sites."""
 
-    def __init__(self, model: SparseGP, rows: Rows, moments: Formula, scale: float) -> None:
+    def __init__(
+        self, model: SparseGP, rows: Rows, moments: Formula, scale: float, start: Gaussian | None = None
+    ) -> None:
+        self.start = start
         self.model, self.inputs, self.moments = model, rows.inputs, moments
         self.squares = np.square(rows.inputs.numpy())
         self.label = rows.label.numpy()
@@ -192,6 +200,7 @@ class DenseProfile:
         self.sites: np.ndarray | None = None
         self.mixer = Anderson(len(rows))
         self.scratch = np.empty((len(rows), len(model.inducing)))
+        self.excess = 1.0  # exact moves by rough ones, as last seen
 
     def evaluate(self, tol: float) -> tuple[float, Callable[[], None]]:
         """G at the model's parameters, their gradients set, and what keeps the sites for the next evaluation.
@@ -236,10 +245,12 @@ class DenseProfile:
             after = seen.sites
             # roughly, as if rows were independent; the exact move only where it may be small enough
             move = 0.5 * float(np.square(whitened((after - x)[None], seen)).sum())
-            if move < SURELY * tol:
+            if move * self.excess < SURELY * tol:
                 gram = features.gram(seen.b)
-                if next_move(q, gram, seen.pulled - q.mean) < tol:
+                exact = next_move(q, gram, seen.pulled - q.mean)
+                if exact < tol:
                     return q, seen, gram
+                self.excess = min(max(exact / move, 1.0), 100.0)
             mixed = self.mixer.combine(x, after - x, seen, 1.0 if move < FAST * last else DAMPING)
             ahead = self.attempt(features, features.from_sites(mixed), seen.value - tol)
             last, rho = move, 1.0
@@ -253,9 +264,12 @@ class DenseProfile:
         return q, seen, features.gram(seen.b)
 
     def begin(self, features: Features) -> tuple[np.ndarray, Normal]:
-        """Where the last evaluation ended, or `steps.opening`."""
-        if self.sites is not None and (q := features.from_sites(self.sites)) is not None:
-            return self.sites, q
+        """Where the last evaluation ended, or one step from the q given, or `steps.opening`."""
+        x = self.sites
+        if x is None and self.start is not None:
+            x = features.look(from_tensors(self.start)).sites
+        if x is not None and (q := features.from_sites(x)) is not None:
+            return x, q
         s = torch.sigmoid(torch.from_numpy(features.offset)).numpy()
         x = np.stack([self.weight * np.full_like(s, 0.25), self.weight * (self.label - s)])
         q = features.from_sites(x)

@@ -12,7 +12,7 @@ which at the best q is also the gradient of the profile G(θ) = max_q F(q; θ) (
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,9 @@ from viper.problem import BLOCK_ROWS, Block, Dense, InBlocks, product
 from viper.steps import Gaussian, cholesky
 
 LARGEST_JITTER = 1e-2  # relative to the mean variance of the inducing values; what needs more is no covariance
-KEPT_FEATURES = 1 << 24  # entries of A that are kept between passes (128 MB); beyond, each pass makes them anew
+BLOCK_ROWS_GPU = 1 << 17
+KEPT_FEATURES = 1 << 24  # entries of A that are kept between passes (128 MB), with all that gradients need
+KEPT_ROUGHLY = 1 << 28  # entries of A that are kept in float32 (1 GB), where that is enough
 
 
 class NotPositiveDefinite(ValueError):
@@ -90,19 +92,27 @@ class Rows:
 
 
 class Features(InBlocks):
-    """The rows seen through the inducing points: a source of blocks (A, o, r, y, c) for the solver."""
+    """The rows seen through the inducing points: a source of blocks (A, o, r, y, c) for the solver.
 
-    def __init__(self, model: SparseGP, rows: Rows, block_rows: int = BLOCK_ROWS) -> None:
-        self.model, self.data, self.block_rows = model, rows, block_rows
+    A is kept between passes if it is not too large; beyond, in float32 if `rough`, or each pass makes it anew.
+    """
+
+    def __init__(self, model: SparseGP, rows: Rows, block_rows: int | None = None, rough: bool = False) -> None:
+        self.model, self.data = model, rows
+        self.block_rows = block_rows or (BLOCK_ROWS if rows.inputs.device.type == "cpu" else BLOCK_ROWS_GPU)
         with torch.enable_grad():
             self.among = covariance(model.kernel, model.inducing, model.inducing)
         self.root, self.jitter = root_with_jitter(self.among.detach(), model.jitter)
         eye = torch.eye(len(self.root), dtype=self.root.dtype, device=self.root.device)
         self.inverse = torch.linalg.solve_triangular(self.root, eye, upper=False)  # L⁻¹
         self.kept: list[tuple[tuple[Tensor, ...], Block]] | None = None
+        self.kept_roughly: list[Block] | None = None
         if self.rows * self.dimension <= KEPT_FEATURES:
             with torch.enable_grad():
                 self.kept = list(self.parts())
+        elif rough and self.rows * self.dimension <= KEPT_ROUGHLY:
+            with torch.no_grad():
+                self.kept_roughly = [replace(block, design=block.design.single()) for _, block in self.parts()]
 
     @property
     def rows(self) -> int:
@@ -119,6 +129,9 @@ class Features(InBlocks):
     def blocks(self) -> Iterator[Block]:
         if self.kept is not None:
             yield from (block for _, block in self.kept)
+            return
+        if self.kept_roughly is not None:
+            yield from self.kept_roughly
             return
         with torch.no_grad():
             for _, block in self.parts():

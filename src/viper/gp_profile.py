@@ -42,12 +42,14 @@ class Profile:
         scale: float = 1.0,
         tol: float = 1e-2,
         sites: Sites | None = None,
+        start: Gaussian | None = None,
     ) -> None:
         self.model, self.rows, self.moments, self.diagonal, self.scale = model, rows, moments, diagonal, scale
-        self.sites = sites
+        self.sites, self.start = sites, start  # where the first inner maximum is looked for
         self.tol = tol  # nats by which the last inner step may move q
         self.inner_steps = 0
-        self.dense = DenseProfile(model, rows, moments, scale) if applies(rows, diagonal) else None
+        small = applies(rows, len(model.inducing), diagonal)
+        self.dense = DenseProfile(model, rows, moments, scale, start) if small else None
 
     def __call__(self, x: np.ndarray) -> tuple[float, np.ndarray]:
         """Value and gradient; -∞ where K_zz has no factor or F is not finite."""
@@ -72,11 +74,14 @@ class Profile:
 
     def by_torch(self) -> tuple[float, Callable[[], None]]:
         """G with gradients, and what keeps the sites for the next evaluation."""
-        source = Features(self.model, self.rows)
+        source = self.features()
         q = self.solve(source)
         factor = q.factor
         value, sites = backward(source, q, factor, self.moments, self.scale)
         return value - kl_to_prior(q, factor, identity_prior(source)), lambda: setattr(self, "sites", sites)
+
+    def features(self) -> Features:
+        return Features(self.model, self.rows, None if self.dense is None else len(self.rows), rough=True)
 
     def found(self) -> Sites | None:
         """The sites at the last θ."""
@@ -88,8 +93,14 @@ class Profile:
     def solve(self, source: Features) -> Gaussian:
         """The best q at the present θ, to `tol`."""
         problem = Problem(source, identity_prior(source), self.moments, diagonal=self.diagonal, scale=self.scale)
-        q = None if self.sites is None else self.sites.posterior(source, self.diagonal, self.scale)
+        q = self.start if self.sites is None else self.sites.posterior(source, self.diagonal, self.scale)
         return self.iterate(problem, q or opening(problem))
+
+    def posterior(self) -> Gaussian | None:
+        """q of the last sites at the present θ, near the best there."""
+        sites = self.found()
+        with torch.no_grad():
+            return None if sites is None else sites.posterior(self.features(), self.diagonal, self.scale)
 
     def iterate(self, problem: Problem, q: Gaussian) -> Gaussian:
         """Natural-gradient steps from q until the next moves it by less than `tol`; that one is taken unseen."""
@@ -153,7 +164,8 @@ class Anderson:
         change = self.whitened[-1] - torch.stack(self.whitened[:-1])
         gram = change @ change.T
         gram.diagonal().mul_(1.0 + 1e-10)
-        weights = torch.linalg.lstsq(gram, (change @ self.whitened[-1])[:, None]).solution[:, 0]
+        # on the CPU, whose routine takes a singular matrix too
+        weights = torch.linalg.lstsq(gram.cpu(), (change @ self.whitened[-1]).cpu()[:, None]).solution[:, 0]
         for weight, x_old, f_old in zip(weights.tolist(), self.points[:-1], self.residuals[:-1], strict=True):
             x = x - weight * (self.points[-1] - x_old)
             residual = residual - weight * (self.residuals[-1] - f_old)

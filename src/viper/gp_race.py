@@ -12,14 +12,21 @@ from viper.gp_profile import Profile
 from viper.gp_starts import Candidate
 from viper.lbfgs import Climb
 
-MEAN_LAST_STEPS = 12
+MEAN_LAST_STEPS = 6
 ROUND = 5  # steps
 MOST_LEFT = {10: 2, 20: 1}  # by steps done, how many starts stay at most
 HOPE = 2.0  # a start goes if even this many times its last round's gain would not bring it to the best
 MET = 0.7  # largest difference of parameters (log scales) of kernels that count as the same: a factor of two
 UNITS = (0.05, 20.0)  # in which lengthscales are units of the inducing points
-LAST_TOLERANCE = 1e-6  # nats, of the inner maximum at the end
-INNER_SHARE = 0.02  # of a step's gain, which the inner maximum may miss
+LAST_SHARE = 0.01  # of the tolerance of a step's gain, for the inner maximum at the end
+INNER_SHARE = 0.1  # of a step's gain, which the inner maximum may miss
+
+
+Report = Callable[[int, float, float], None]  # rows, objective, gain of a step
+
+
+def silent(rows: int, objective: float, gain: float) -> None:
+    pass
 
 
 class Start(NamedTuple):
@@ -43,25 +50,39 @@ def units(model: SparseGP) -> np.ndarray:
     return np.concatenate([part.reshape(-1) for part in parts]) if parts else np.zeros(0)
 
 
-class Attempt:
-    """One start on its way up."""
+def groups(model: SparseGP) -> np.ndarray:
+    """Free parameters of like curvature by number: each tensor is a group, each column of the inducing points one."""
+    parts: list[np.ndarray] = []
+    for x in model.free:
+        first = parts[-1].max() + 1 if parts else 0
+        own = np.arange(x.shape[1]) if x is model.inducing else np.zeros(1, dtype=np.intp)
+        parts.append(np.broadcast_to(first + own, x.shape or (1,)).reshape(-1))
+    return np.concatenate(parts) if parts else np.zeros(0, dtype=np.intp)
 
-    def __init__(self, candidate: Candidate, profile: Callable[[SparseGP], Profile]) -> None:
+
+class Attempt:
+    """One start on its way up; `report` hears of every step."""
+
+    def __init__(self, candidate: Candidate, profile: Callable[[SparseGP], Profile], report: Report = silent) -> None:
         began = time.perf_counter()
-        self.candidate, self.profile = candidate, profile(candidate.model)
+        self.candidate, self.profile, self.report = candidate, profile(candidate.model), report
         self.spent = 0
         model = candidate.model
         held = [x for x in model.mean.parameters() if x.requires_grad] if candidate.mean_last else []
         if held:
             for parameter in held:
                 parameter.requires_grad_(False)
-            first = Climb(self.profile, flatten(model), units(model)).run(MEAN_LAST_STEPS, 1e-2)
+            first = self.begin().run(MEAN_LAST_STEPS, 1e-2)
             self.spent = first.evaluations
             expand(model, first.x)
             for parameter in held:
                 parameter.requires_grad_(True)
-        self.climb = Climb(self.profile, flatten(model), units(model))
+        self.climb = self.begin()
         self.seconds = time.perf_counter() - began
+
+    def begin(self) -> Climb:
+        model = self.candidate.model
+        return Climb(self.profile, flatten(model), units(model), groups(model))
 
     def run(self, steps: int, tol: float) -> None:
         """Up to `steps` more steps; the inner maximum is found the better, the less the last step gained."""
@@ -72,7 +93,8 @@ class Attempt:
             before = self.climb.value
             self.climb.run(1, tol)
             gain = self.climb.value - before
-            self.profile.tol = min(self.profile.tol, max(LAST_TOLERANCE, INNER_SHARE * gain))
+            self.profile.tol = min(self.profile.tol, max(LAST_SHARE * tol, INNER_SHARE * gain))
+            self.report(len(self.profile.rows), self.climb.value, gain)
         self.seconds += time.perf_counter() - began
 
     @property
@@ -85,7 +107,13 @@ class Attempt:
         expand(self.candidate.model, self.climb.x)
         return self.candidate.model
 
-    def report(self) -> Start:
+    def onward(self, name: str, profile: Callable[[SparseGP], Profile]) -> "Attempt":
+        """From here on other rows of the same distribution, whose objective is curved alike."""
+        new = Attempt(Candidate(name, self.model), profile, self.report)
+        new.climb.pairs.extend(self.climb.pairs)
+        return new
+
+    def account(self) -> Start:
         return Start(self.candidate.name, self.value, self.spent + self.climb.evaluations, self.seconds)
 
 

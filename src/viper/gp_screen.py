@@ -63,8 +63,9 @@ class Screen:
         half = self.outside(half * self.root[:, None])
         values, vectors = torch.linalg.eigh(half.T @ half)
         along = (vectors.T @ (half.T @ self.residual)).square()
-        grown = SCALES[:, None] * values.clamp(min=0.0)
-        gains = 0.5 * (SCALES[:, None] * along / (1.0 + grown) - torch.log1p(grown)).sum(1)
+        scales = SCALES.to(values)[:, None]
+        grown = scales * values.clamp(min=0.0)
+        gains = 0.5 * (scales * along / (1.0 + grown) - torch.log1p(grown)).sum(1)
         best = int(gains.argmax())
         return Group(float(gains[best]), columns, float(SCALES[best]), length)
 

@@ -60,7 +60,7 @@ def candidates(
         other = copy.deepcopy(model)
         for module in other.kernel.modules():
             if learns_lengthscale(module):
-                module.initialize(lengthscale=factor * root)
+                module.initialize(lengthscale=torch.full_like(module.lengthscale, factor * root))
         yield placed(Candidate(f"lengthscale {factor:g}√p", other), weight, place)
 
 
@@ -102,7 +102,7 @@ def screened_models(model: SparseGP, rows: Rows, count: int, generator: np.rando
         own = group.length * math.sqrt(len(group.columns))
         length[0, list(group.columns) if length.numel() > 1 else 0] = own
         other.kernel.base_kernel.initialize(lengthscale=length)
-        other.kernel.initialize(outputscale=group.scale)
+        other.kernel.initialize(outputscale=torch.full_like(other.kernel.outputscale, group.scale))
         name = "all" if len(group.columns) == rows.inputs.shape[1] else ", ".join(map(str, group.columns))
         yield Candidate(f"columns {name}", other)
 
@@ -111,7 +111,7 @@ def set_mean(mean: Any, coefficients: Tensor) -> None:
     if type(mean) is LinearMean and mean.weights.requires_grad:
         mean.initialize(weights=coefficients[:-1, None], bias=coefficients[-1:])
     elif type(mean) is ConstantMean and mean.raw_constant.requires_grad:
-        mean.initialize(constant=float(coefficients[0]))
+        mean.initialize(constant=coefficients[0])
 
 
 def greedy(model: SparseGP, inputs: Tensor, weight: Tensor, count: int) -> Tensor:
@@ -121,14 +121,24 @@ def greedy(model: SparseGP, inputs: Tensor, weight: Tensor, count: int) -> Tenso
     """
     root = weight.clamp(min=1e-12).sqrt()
     with torch.no_grad():
+        column_of = columns(model.kernel, inputs)
         left = variances(model.kernel, inputs) * weight
         known = inputs.new_zeros(len(inputs), count)
         chosen: list[int] = []
         for k in range(count):
             i = int(left.argmax())
             chosen.append(i)
-            column = covariance(model.kernel, inputs, inputs[i : i + 1])[:, 0] * root * root[i]
+            column = column_of(i) * root * root[i]
             known[:, k] = (column - known[:, :k] @ known[i, :k]) / left[i].clamp(min=1e-12).sqrt()
             left = (left - known[:, k].square()).clamp_(min=0.0)
             left[i] = -1.0
     return inputs[chosen]
+
+
+def columns(kernel: Any, inputs: Tensor) -> Callable[[int], Tensor]:
+    """i -> column i of K_xx."""
+    shape = stationary_shape(kernel)
+    if shape is None:
+        return lambda i: covariance(kernel, inputs, inputs[i : i + 1])[:, 0]
+    u, scale = inputs / kernel.base_kernel.lengthscale, kernel.outputscale
+    return lambda i: scale * shape((u - u[i]).square_().sum(1))[0]

@@ -1,5 +1,8 @@
 """L-BFGS that can be interrupted, compared with others and taken up again.
 
+Parameters come in groups (log scales, weights, coordinates of points) whose curvatures differ by orders of magnitude.
+The recursion begins with one scale for each group, from the last few steps, instead of one for all: half the steps.
+
 Several starts are climbed a few steps each and only the best to the top, so the state of a climb is a value; and an
 objective that is not finite (a kernel matrix without a factor, an overflow) is a step too far, never an error.
 """
@@ -18,13 +21,21 @@ SHORTEST = 1e-10
 LONGEST = 4.0  # units: largest change of a parameter in one step; a factor of 50 in a scale
 STALLED = 2  # steps
 FIRST_STEP = 0.5  # units: length of the first step
+RECENT = 5  # steps that tell the scales of the groups
+APART = 30.0  # largest ratio of a group's scale to that of all
 
 
 class Climb:
-    """Maximises a smooth function from x, step by step; `unit` is what counts as a change of one, by parameter."""
+    """Maximises a smooth function from x, step by step.
 
-    def __init__(self, objective: Objective, x: np.ndarray, unit: np.ndarray | float = 1.0) -> None:
+    By parameter: `unit` is what counts as a change of one, `group` the number of its group.
+    """
+
+    def __init__(
+        self, objective: Objective, x: np.ndarray, unit: np.ndarray | float = 1.0, group: np.ndarray | None = None
+    ) -> None:
         self.objective, self.x, self.unit = objective, x, unit
+        self.group = np.zeros(len(x), dtype=np.intp) if group is None else group
         self.value, self.slope = objective(x)
         self.slope = self.slope * unit  # by units, as are all directions and differences
         self.pairs: deque[tuple[np.ndarray, np.ndarray, float]] = deque(maxlen=MEMORY)
@@ -78,11 +89,24 @@ class Climb:
         for s, y, rho in reversed(self.pairs):
             alphas.append(rho * float(s @ d))
             d -= alphas[-1] * y
-        s, y, rho = self.pairs[-1]
-        d /= rho * float(y @ y)
+        d *= self.scales()[self.group]
         for (s, y, rho), alpha in zip(self.pairs, reversed(alphas), strict=True):
             d += (alpha - rho * float(y @ d)) * s
         return d
+
+    def scales(self) -> np.ndarray:
+        """The inverse curvature of each group: sᵀy/yᵀy over its recent steps; where that is negative, ‖s‖/‖y‖."""
+        s, y, rho = self.pairs[-1]
+        common = 1.0 / (rho * float(y @ y))
+        products = np.zeros((3, int(self.group.max()) + 1))
+        for s, y, rho in list(self.pairs)[-RECENT:]:
+            parts = (s * s, s * y, y * y)
+            products += [rho * np.bincount(self.group, part, products.shape[1]) for part in parts]
+        ss, sy, yy = products
+        with np.errstate(all="ignore"):
+            own = np.where(sy > 0.0, sy / yy, np.sqrt(ss / yy))
+        own = np.where(np.isfinite(own) & (own > 0.0), own, common)
+        return own.clip(common / APART, common * APART)
 
 
 def shorter(predicted: float, gained: float) -> float:

@@ -97,7 +97,7 @@ def heading(reader: Reader) -> Any:
 
 
 def streamed(reader: Reader, classes: np.ndarray | None, count: int, form: Form) -> Stream:
-    device = design.read_device("cpu" if form.device is None else form.device)
+    device = design.read_device(form.device, None)
     block_rows = BLOCK_ROWS if device.type == "cpu" else accelerator.rows_per_block(reader.width, device)
     return Stream(reader, classes, count, form.intercept, device, getattr(torch, form.dtype), block_rows)
 
