@@ -3,6 +3,7 @@
 import copy
 import warnings
 from collections.abc import Iterator
+from contextlib import closing
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
