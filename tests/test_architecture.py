@@ -26,15 +26,15 @@ LAYERS = [
     "importance",
     # estimators: arrays in, fitted attributes out
     *["design", "progress", "cluster", "cluster_rows", "tables", "sources", "streaming", "rows", "fitting", "scales"],
-    *["storage", "prediction_file", "prediction", "corrected", "grammar", "columns", "encoding", "formula", "state"],
-    *["checkpoint", "logistic"],
+    *["storage", "prediction_file", "prediction", "arviz", "corrected", "grammar", "columns", "encoding", "formula"],
+    *["state", "checkpoint", "onnx", "notebook", "logistic"],
     *["reference", "lbfgs", "gp_kernels", "gp_model", "gp_rows", "gp_arrays", "gp_dense", "gp_profile", "gp_screen"],
     *["gp_starts", "gp_race", "gp_natural_adam", "gp_search", "gp_state", "gp_stream", "gp", "gpytorch", "models"],
     # applications: these may also import the public names, `from viper import ...`
     *(
         APPLICATIONS := [
-            *["csv_text", "files", "output", "metrics", "datasets", "views", "plot", "arviz", "onnx"],
-            *["report", "demo_bound", "demo", "paper", "cli", "__main__"],
+            *["csv_text", "files", "output", "metrics", "datasets", "views", "plot", "report", "demo_bound", "demo"],
+            *["paper", "cli", "__main__"],
         ]
     ),
 ]

@@ -8,6 +8,7 @@ import torch
 from sklearn.utils import check_random_state
 from torch import Tensor
 
+from viper.arviz import check_shape, from_draws
 from viper.importance import Diagnosis, WeightedDraws, summary_frame, weighted_quantiles
 from viper.prediction import half_width, log_odds
 
@@ -47,6 +48,11 @@ class CorrectedPosterior:
         """`n` equally weighted draws of the coefficients, n × d."""
         generator = np.random.default_rng(check_random_state(random_state).randint(2**31))
         return self.weighted.resample(n, generator).numpy()
+
+    def to_arviz(self, draws: int = 1000, chains: int = 4, random_state: Any = None) -> Any:
+        """Equally weighted draws, as the container of the installed ArviZ."""
+        sample = self.sample(check_shape(chains, draws), random_state)
+        return from_draws(torch.from_numpy(sample), self.names, (chains, draws))
 
     def coefficient_interval(self, level: float = 0.95) -> np.ndarray:
         """Credible intervals of the coefficients, d × 2."""

@@ -1,6 +1,7 @@
 """From rows, prior and options to a posterior: which solver runs, on which form of the problem."""
 
 import warnings
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ from viper.limit import FAST_ORDER, HEAT_TOLERANCE
 from viper.moments import Formula, Triple
 from viper.posterior import Diagonal, Full, LowRank, Posterior, moved
 from viper.problem import Arrays, Prior, Source
-from viper.progress import Progress
+from viper.progress import Progress, Tasks
 from viper.solver import ConvergenceWarning, Result, newton
 from viper.steps import Gaussian, Problem
 from viper.streaming import Stream
@@ -55,6 +56,7 @@ class Options:
     batch_size: int | None
     dtype: str
     verbose: Any
+    tasks: Tasks | None = None  # where scikit-learn's callbacks hear of iterations
 
     @property
     def exact(self) -> bool:
@@ -107,12 +109,12 @@ def run(
 ) -> tuple[Problem, Result]:
     """Solve, show progress, and warn if it did not converge."""
     problem = make_problem(source, prior, options, seed)
-    report = Progress(options.verbose)
+    report = Progress(options.verbose, options.tasks, source.rows)
     watch(source, report)
     settings: dict[str, Any] = {"report": report, "generator": np.random.default_rng(seed)}
     settings |= {} if options.max_iter is None else {"max_iter": int(options.max_iter)}
     settings |= {} if options.tolerance() is None else {"tol": options.tolerance()}
-    with one_thread():
+    with closing(report), one_thread():
         if options.solver == "adam":
             if options.batch_size is not None and not isinstance(source, Arrays):
                 raise ValueError(
@@ -122,7 +124,6 @@ def run(
             result = adam(problem, learning_rate=options.learning_rate, batch_size=options.batch_size, **settings)
         else:
             result = newton(problem, start, **settings)
-    report.close()
     if not result.converged:
         warnings.warn(
             f"The solver stopped early: {result.status}. Raise max_iter, standardise the features, or choose a "

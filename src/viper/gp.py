@@ -3,6 +3,7 @@
 import copy
 import warnings
 from collections.abc import Iterator
+from contextlib import closing
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
@@ -26,10 +27,11 @@ from viper.gp_search import Found, Search
 from viper.limit import limit, mixture
 from viper.mixture import MIXTURES
 from viper.moments import Formula
+from viper.notebook import Notebook, facts
 from viper.posterior import Diagonal, Full, expected_log_likelihood, latent, moved
 from viper.prediction import LatentPredictions
 from viper.problem import Source
-from viper.progress import Progress
+from viper.progress import Callbacks, Progress, as_task, tasks_of
 from viper.rows import Form, kept_elsewhere, labelled, unlabelled
 from viper.solver import ConvergenceWarning, Result, exact_elbo, newton
 from viper.state import decode_options
@@ -50,7 +52,7 @@ class JitterWarning(UserWarning):
     """The kernel matrix at the inducing points needed more jitter than asked for."""
 
 
-class VariationalGPClassifier(FromFormula, LatentPredictions, ClassifierMixin, BaseEstimator):
+class VariationalGPClassifier(FromFormula, Notebook, LatentPredictions, Callbacks, ClassifierMixin, BaseEstimator):
     """Gaussian-process classification by variational inference, with inducing points and the exact ELBO.
 
     y_i ~ Bernoulli(s(f(x_i))), f a Gaussian process. The posterior of f at the inducing points is the Gaussian q that
@@ -87,8 +89,10 @@ class VariationalGPClassifier(FromFormula, LatentPredictions, ClassifierMixin, B
     tol : float, default 2e-3
         Gain of the ELBO in nats (from 10,000 rows on, in nats for as many rows) below which L-BFGS stops, or over 20
         passes of "natural-adam".
-    learning_rate, batch_size : float, int, optional
-        Of "natural-adam"; all rows at once by default.
+    learning_rate : float, default 0.05
+        Of "natural-adam".
+    batch_size : int, optional
+        Rows of a step of "natural-adam"; all by default.
     jitter : float, default 1e-8
         Added to the kernel matrix of the inducing points, relative to its mean variance. Where that is not enough it is
         raised tenfold until it is, at most to 0.01; `jitter_` says what was used, and a JitterWarning that it was
@@ -182,6 +186,7 @@ class VariationalGPClassifier(FromFormula, LatentPredictions, ClassifierMixin, B
     # -----------------------------------------------------------------------------------------------------------------
     # Fitting
 
+    @as_task
     def fit(
         self, X: Any, y: Any = None, sample_weight: Any = None, offset: Any = None, *, checkpoint: Any = None
     ) -> "VariationalGPClassifier":
@@ -220,12 +225,11 @@ class VariationalGPClassifier(FromFormula, LatentPredictions, ClassifierMixin, B
         exact, fast = self._bound(int(random.randint(2**31)))
         generator = np.random.default_rng(random.randint(2**31))
         steps = int(self.max_iter or DEFAULT_STEPS[self.solver])
-        progress = Progress(self.verbose)
+        progress = Progress(self.verbose, tasks_of(self), len(rows))
         search = Search(rows, fast, self.covariance == "diagonal", steps, float(self.tol), generator, progress)
-        with one_thread():
+        with closing(progress), one_thread():
             found = self._search(search, before)
             self._keep(found, rows, exact, fast, progress)
-        progress.close()
         self._warn()
         return self
 
@@ -383,6 +387,9 @@ class VariationalGPClassifier(FromFormula, LatentPredictions, ClassifierMixin, B
         names = getattr(self, "feature_names_in_", [f"x{j}" for j in range(self.n_features_in_)])
         return gp_state.describe(self.model_, self._scaler, [str(name) for name in names])
 
+    def _notebook(self) -> tuple[dict[str, str], "pandas.DataFrame"]:
+        return facts(self), self.summary()
+
     # -----------------------------------------------------------------------------------------------------------------
     # Storage and scikit-learn
 
@@ -394,6 +401,13 @@ class VariationalGPClassifier(FromFormula, LatentPredictions, ClassifierMixin, B
         check_is_fitted(self, "posterior_")
         tensors, metadata = gp_state.pack(self, FIT_SCALARS)
         storage.write(path, "gp", tensors, metadata, overwrite)
+
+    def to_onnx(self, *_: Any, **__: Any) -> Any:
+        """Not offered: the graph of a Gaussian process depends on its kernel, which may be any GPyTorch module."""
+        raise NotImplementedError(
+            "to_onnx exports VariationalLogisticRegression; got a Gaussian process, whose graph depends on its kernel. "
+            "Use save and viper.load, or torch.onnx.export on your own module."
+        )
 
     @classmethod
     def _from_state(

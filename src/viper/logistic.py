@@ -14,15 +14,19 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from viper import design, rows, storage
+from viper.arviz import from_posterior
 from viper.checkpoint import resumable
 from viper.corrected import CorrectedPosterior
 from viper.fitting import Fit, Options, fit_posterior
 from viper.formula import FromFormula
 from viper.importance import Diagnosis, ImportanceWarning, WeightedDraws, summary_frame, weigh
 from viper.limit import limit
+from viper.notebook import Notebook, facts
+from viper.onnx import export
 from viper.posterior import Diagonal, Full, LowRank, expected_log_likelihood, latent, moved
 from viper.prediction import LatentPredictions, half_width
 from viper.problem import Arrays, Prior, Source
+from viper.progress import Callbacks, as_task, tasks_of
 from viper.scales import best_scales
 from viper.solver import Iteration, exact_elbo
 from viper.state import decode_formula, decode_labels, decode_options, encode_formula, encode_labels, encode_options
@@ -36,7 +40,9 @@ FIT_SCALARS = ("elbo_", "elbo_bound_", "kl_", "objective_", "n_iter_", "converge
 LATENT_DRAWS = 1 << 22  # values of f(x) held at once, over rows and draws (32 MB)
 
 
-class VariationalLogisticRegression(FromFormula, LatentPredictions, ClassifierMixin, BaseEstimator):
+class VariationalLogisticRegression(
+    FromFormula, Notebook, LatentPredictions, Callbacks, ClassifierMixin, BaseEstimator
+):
     """Bayesian logistic regression by variational inference: a posterior for less than a point estimate costs.
 
     y_i ~ Bernoulli(s(x_iᵀβ)) with a Gaussian prior on β; the posterior is approximated by the Gaussian q that maximises
@@ -51,12 +57,14 @@ class VariationalLogisticRegression(FromFormula, LatentPredictions, ClassifierMi
     covariance : {"full", "diagonal"}, default "full"
         The variational family: the paper's Q' or its mean-field Q.
     prior_mean : float or array of n_features, default 0
+        Prior means of the coefficients; that of the intercept is 0.
     prior_scale : float, array of n_features, covariance matrix, "auto" or "ard", default 1
         Prior standard deviations of the coefficients (or their prior covariance, if a matrix). A scale σ corresponds to
         scikit-learn's C = σ². "auto" chooses one common scale, "ard" one per feature, by maximising the ELBO.
     intercept_scale : float, default 10
         Prior standard deviation of the intercept.
     fit_intercept : bool, default True
+        Whether to add a column of ones.
     solver : {"newton", "adam"}, default "newton"
         Natural-gradient Newton steps, or the paper's gradient ascent.
     max_iter : int, optional
@@ -64,8 +72,10 @@ class VariationalLogisticRegression(FromFormula, LatentPredictions, ClassifierMi
     tol : float, optional
         Newton stops when a further step would move the posterior by less than `tol` nats (default 1e-9, or 1e-11 for
         bounds other than the exact one); Adam when the relative change of the ELBO is below `tol` (default 1e-8).
-    learning_rate, batch_size : float, int, optional
-        Of Adam; all rows at once by default.
+    learning_rate : float, default 0.05
+        Of Adam.
+    batch_size : int, optional
+        Rows of a step of Adam; all by default.
     samples : int, default 1000
         Random numbers of bound="mc".
     nodes : int, default 64
@@ -154,6 +164,7 @@ class VariationalLogisticRegression(FromFormula, LatentPredictions, ClassifierMi
     # -----------------------------------------------------------------------------------------------------------------
     # Fitting
 
+    @as_task
     def fit(
         self, X: Any, y: Any = None, sample_weight: Any = None, offset: Any = None, *, checkpoint: Any = None
     ) -> "VariationalLogisticRegression":
@@ -250,7 +261,8 @@ class VariationalLogisticRegression(FromFormula, LatentPredictions, ClassifierMi
         return fit_posterior(source, prior, self._options(), seed, start)
 
     def _options(self) -> Options:
-        return Options(**{field.name: getattr(self, field.name) for field in fields(Options)})
+        chosen = {field.name: getattr(self, field.name) for field in fields(Options) if field.name != "tasks"}
+        return Options(**chosen, tasks=tasks_of(self))
 
     def _keep(self, source: Source, fit: Fit) -> "VariationalLogisticRegression":
         """Set the fitted attributes."""
@@ -292,6 +304,9 @@ class VariationalLogisticRegression(FromFormula, LatentPredictions, ClassifierMi
         mean, sd = self.posterior_.mean, self.posterior_.variance.sqrt()
         low, high = torch.from_numpy(self.coefficient_interval(level)).T
         return summary_frame(self._names(), mean, sd, low, high, torch.special.ndtr(mean / sd), level)
+
+    def _notebook(self) -> tuple[dict[str, str], "pandas.DataFrame"]:
+        return facts(self), self.summary()
 
     def sample(self, n: int = 1, random_state: Any = None) -> np.ndarray:
         """`n` draws of the coefficients (intercept last) from the posterior, n × d."""
@@ -345,6 +360,30 @@ class VariationalLogisticRegression(FromFormula, LatentPredictions, ClassifierMi
             warnings.warn(str(diagnosis), ImportanceWarning, stacklevel=2)
         return CorrectedPosterior(weighted, diagnosis, self._names(), self.classes_, self._latent_draws)
 
+    def to_arviz(
+        self,
+        X: Any = None,
+        y: Any = None,
+        *,
+        sample_weight: Any = None,
+        offset: Any = None,
+        draws: int = 1000,
+        chains: int = 4,
+        random_state: Any = None,
+    ) -> Any:
+        """Independent draws from the posterior, as the container of the installed ArviZ.
+
+        Groups: posterior ("coefficient" by feature, "intercept"), sample_stats ("lp" = log p(y, β) and "log_q" =
+        log q(β)), observed_data, and log_likelihood by row where draws × rows is at most 16 million. Without training
+        rows, as after loading a model, pass them again; otherwise only posterior and "log_q" are there.
+        """
+        check_is_fitted(self, "posterior_")
+        source = self._rows(X, y, sample_weight, offset) if X is not None else getattr(self, "_training_rows", None)
+        seed = check_random_state(self.random_state if random_state is None else random_state).randint(2**31)
+        device = "cpu" if source is None else source.device
+        posterior, prior = moved(self.posterior_, device), moved(self.prior_, device)
+        return from_posterior(posterior, prior, source, self._names(), (chains, draws), seed)
+
     def _weigh(self, X: Any, y: Any, sample_weight: Any, offset: Any, draws: int) -> tuple[WeightedDraws, Diagnosis]:
         check_is_fitted(self, "posterior_")
         if X is None and getattr(self, "_training_rows", None) is None:
@@ -378,6 +417,26 @@ class VariationalLogisticRegression(FromFormula, LatentPredictions, ClassifierMi
             **encode_formula(self),
         }
         storage.write(path, "logistic", tensors, metadata, overwrite)
+
+    def to_onnx(
+        self, path: str | PathLike[str] | None = None, *, dtype: str = "float32", overwrite: bool = False
+    ) -> Any:
+        """`predict` and `predict_proba` as an ONNX model with input "X" and outputs "label" and "probabilities".
+
+        Parameters
+        ----------
+        path : str or Path, optional
+            Where to write it.
+        dtype : {"float32", "float64"}, default "float32"
+            Of the input and the probabilities; inside, all is float64. There is no offset.
+        overwrite : bool, default False
+
+        Returns
+        -------
+        onnx.ModelProto
+        """
+        check_is_fitted(self, "posterior_")
+        return export(self, path, dtype, overwrite)
 
     @classmethod
     def _from_state(cls, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> "VariationalLogisticRegression":

@@ -1,0 +1,84 @@
+"""What happens to the pages while the site is built: formulas become MathML, and the import diagram is drawn."""
+
+import re
+import sys
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+from latex2mathml.converter import convert
+from mkdocs.utils import get_relative_url
+
+sys.path.insert(0, str(Path(__file__).parent))
+import commands
+import diagram
+
+FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.DOTALL)
+OUTWARD = re.compile(r"(?<!!)\[([^\]]+)\]\((\.\./[^)#\s]+)(?:#[^)]*)?\)")
+MADE = re.compile(r"<!-- made: (\w+) ?(.*?) -->")
+DIAGRAM = "<!-- made: diagram -->"
+WORKER = "https://unpkg.com/iframe-worker/shim"  # which the theme would fetch for search without a server
+
+# Operators as TeX spaces them, where a browser's dictionary says otherwise.
+TIGHT = re.compile(r'<mo(?: fence="false")?(?: stretchy="false")?>(&#x0002F;|&#x0007C;|&#x02016;)</mo>')
+SIGN = re.compile(
+    r"(<mo[^>]*>(?:&#x0003D;|&#x00028;|&#x0005B;|&#x02248;|&#x02264;|&#x02265;|,)</mo>|<mrow>)<mo>(&#x02212;)</mo>"
+)
+# a prime is raised already
+PRIME = re.compile(
+    r"<msup>(<mi[^>]*>[^<]*</mi>|<mrow>(?:<mi[^>]*>[^<]*</mi>)+</mrow>)<mi>(&#x0(?:2032|2033|2034|2057);)</mi></msup>"
+)
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Put in what is made from the repository, where a page says <!-- made: kind name ... -->."""
+    markdown = OUTWARD.sub(lambda found: inward(found, Path(page.file.abs_src_path).parent), markdown)
+    return MADE.sub(lambda found: MAKERS[found[1]](*found[2].split()) if found[1] in MAKERS else found[0], markdown)
+
+
+def inward(found: re.Match[str], folder: Path) -> str:
+    """A link to a file of the repository that is no page becomes its name; readers of the repository can follow it."""
+    place = (folder / found[2]).resolve()
+    if place.is_relative_to(diagram.ROOT / "docs") or not place.is_relative_to(diagram.ROOT):
+        return found[0]
+    return f"{found[1]} (`{place.relative_to(diagram.ROOT)}`)"
+
+
+def modules(*names: str) -> str:
+    """Reference of those modules that there are."""
+    there = [name for name in names if diagram.sources(name)]
+    return "\n\n".join(f"::: viper.{name}\n    options:\n      heading_level: 2" for name in there)
+
+
+def results(name: str) -> str:
+    """A committed table, with its headings one level down; on a GPU's, the heading says so."""
+    text = (diagram.ROOT / "benchmarks" / "results" / f"{name}.md").read_text(encoding="utf-8")
+    title, _, rest = re.sub("^#", "##", text, flags=re.MULTILINE).partition("\n")
+    return f"{title}{', on a GPU' if name.endswith('_cuda') else ''}\n{rest}"
+
+
+MAKERS = {"commands": commands.markdown, "modules": modules, "results": results}
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Formulas as MathML, so that a page needs no script and no font to show them; the diagram as it is."""
+    if DIAGRAM in html:
+        html = html.replace(DIAGRAM, diagram.svg())
+    return FORMULA.sub(lambda found: mathml(found[3], display=found[2] == "["), html)
+
+
+def mathml(tex: str, display: bool) -> str:
+    formula = convert(unescape(tex).strip(), display="block" if display else "inline")
+    formula = TIGHT.sub(r'<mo stretchy="false" lspace="0" rspace="0">\1</mo>', formula)
+    formula = SIGN.sub(r'\1<mo form="prefix" lspace="0" rspace="0">\2</mo>', formula)
+    formula = PRIME.sub(r'<mrow>\1<mo lspace="0" rspace="0">\2</mo></mrow>', formula)
+    return f'<div class="formula">{formula}</div>' if display else formula
+
+
+def on_post_page(output: str, page: Any, **_: Any) -> str:
+    """Search in pages opened from a file, by a script of our own."""
+    return output.replace(WORKER, get_relative_url("site/worker.js", page.url))
+
+
+def on_post_template(output_content: str, template_name: str, **_: Any) -> str:
+    return output_content.replace(WORKER, "site/worker.js")

@@ -1,0 +1,121 @@
+"""The ONNX graph against the estimator it came from, in onnxruntime."""
+
+import mpmath
+import numpy as np
+import pytest
+import torch
+from sklearn.exceptions import NotFittedError
+
+import viper
+from viper.onnx import DEGREE, Graph, log_erfc_polynomial, tail
+
+onnx = pytest.importorskip("onnx")
+runtime = pytest.importorskip("onnxruntime")
+
+
+def data(n, p, seed=0):
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(n, p))
+    return X, rng.random(n) < 1 / (1 + np.exp(-X[:, 0] + X[:, -1]))
+
+
+def run(model, X, dtype="float32"):
+    session = runtime.InferenceSession(model.to_onnx(dtype=dtype).SerializeToString())
+    assert [output.name for output in session.get_outputs()] == ["label", "probabilities"]
+    return session.run(None, {"X": X.astype(dtype)})
+
+
+MODELS = {
+    "full": {},
+    "diagonal": {"covariance": "diagonal"},
+    "no intercept": {"fit_intercept": False},
+    "wide prior": {"prior_scale": 100.0},
+}
+
+
+@pytest.mark.parametrize("options", MODELS.values(), ids=MODELS)
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-7), ("float64", 2e-11)])
+def test_agrees_with_predict_proba(options, dtype, tolerance):
+    X, y = data(60, 4)
+    model = viper.VariationalLogisticRegression(**options).fit(X, y)
+    new = (10 ** np.random.default_rng(1).uniform(-3, 3, (500, 1)) * data(500, 4, 2)[0]).astype(dtype)
+    label, probabilities = run(model, new, dtype)
+    assert probabilities.dtype == dtype
+    assert np.abs(probabilities - model.predict_proba(new)).max() < tolerance
+    assert np.array_equal(label, model.predict(new))
+
+
+def test_more_coefficients_than_rows():
+    X, y = data(30, 80)
+    model = viper.VariationalLogisticRegression().fit(X, y)
+    assert type(model.posterior_).__name__ == "LowRank"
+    new = data(50, 80, 1)[0]
+    assert np.abs(run(model, new, "float64")[1] - model.predict_proba(new)).max() < 2e-11
+
+
+@pytest.mark.parametrize(
+    ("labels", "kind"), [([0, 1], np.int64), ([False, True], bool), (["no", "yes"], object), ([-1.0, 1.0], float)]
+)
+def test_labels_keep_their_type(labels, kind):
+    X, y = data(60, 2)
+    model = viper.VariationalLogisticRegression().fit(X, np.array(labels)[y.astype(int)])
+    label, _ = run(model, X)
+    assert label.dtype == kind
+    assert label.tolist() == model.predict(X).tolist()
+
+
+def test_expected_sigmoid_for_every_mean_and_variance():
+    """The graph's tail alone, against the exact kernel."""
+    graph = Graph(onnx)
+    graph.add("Identity", tail(graph, "size", "variance"), name="tail")
+    info = lambda name: onnx.helper.make_tensor_value_info(name, onnx.TensorProto.DOUBLE, [None, 1])  # noqa: E731
+    whole = onnx.helper.make_graph(
+        graph.nodes, "tail", [info("size"), info("variance")], [info("tail")], graph.constants
+    )
+    opsets = [onnx.helper.make_opsetid("", 17)]
+    session = runtime.InferenceSession(
+        onnx.helper.make_model(whole, opset_imports=opsets, ir_version=8).SerializeToString()
+    )
+    size, sd = np.meshgrid([0.0, *np.geomspace(1e-8, 1e8, 160)], [0.0, *np.geomspace(1e-6, 1e6, 120)])
+    columns = {"size": size.reshape(-1, 1), "variance": (sd**2).reshape(-1, 1)}
+    exact = viper.expected_sigmoid(-torch.from_numpy(columns["size"]), torch.from_numpy(columns["variance"])).mean
+    assert np.abs(session.run(None, columns)[0] - exact.numpy()).max() < 2e-11
+
+
+def test_erfc_polynomial():
+    for x in [0.0, 0.1, 0.7, 1.0, 2.0, 3.5, 6.0, 20.0]:
+        t = 2.0 / (2.0 + x)
+        power = np.polynomial.polynomial.polyval(2.0 * t - 1.0, log_erfc_polynomial(DEGREE))
+        assert abs(t * np.exp(power - x * x) - float(mpmath.erfc(x))) < 2e-12
+
+
+def test_writes_a_file_once(tmp_path):
+    X, y = data(60, 2)
+    model = viper.VariationalLogisticRegression().fit(X, y)
+    proto = model.to_onnx(tmp_path / "model.onnx")
+    assert (tmp_path / "model.onnx").read_bytes() == proto.SerializeToString()
+    with pytest.raises(viper.StorageError, match="overwrite=True"):
+        model.to_onnx(tmp_path / "model.onnx")
+    model.to_onnx(tmp_path / "model.onnx", overwrite=True)
+    assert [file.name for file in tmp_path.iterdir()] == ["model.onnx"]
+
+
+def test_complaints(monkeypatch):
+    X, y = data(60, 2)
+    with pytest.raises(NotFittedError):
+        viper.VariationalLogisticRegression().to_onnx()
+    model = viper.VariationalLogisticRegression().fit(X, y)
+    with pytest.raises(ValueError, match=r"dtype must be .* got 'int8'"):
+        model.to_onnx(dtype="int8")
+    with monkeypatch.context() as patch:
+        patch.setattr("viper.onnx.LARGEST", 10)
+        with pytest.raises(ValueError, match="at most 2 GB; got a posterior of"):
+            model.to_onnx()
+    monkeypatch.setitem(__import__("sys").modules, "onnx", None)
+    with pytest.raises(ImportError, match=r"vi-per\[onnx\]"):
+        model.to_onnx()
+
+
+def test_a_gaussian_process_says_what_to_do_instead():
+    with pytest.raises(NotImplementedError, match="depends on its kernel"):
+        viper.VariationalGPClassifier().to_onnx()
