@@ -1,6 +1,7 @@
 """Gaussian-process classification with the scikit-learn interface."""
 
 import warnings
+from collections.abc import Iterator
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
@@ -303,9 +304,8 @@ class VariationalGPClassifier(LatentPredictions, ClassifierMixin, BaseEstimator)
         with torch.no_grad():
             return Features(self.model_, self._rows(X, label, given, design.read_weights(weight, len(X))))
 
-    def _latent(self, X: Any, offset: Any) -> tuple[Tensor, Tensor]:
-        parts = [latent(block, self.posterior_) for block in self._features(X, offset=offset).blocks()]
-        return torch.cat([mean for mean, _ in parts]), torch.cat([variance for _, variance in parts])
+    def _latent_blocks(self, X: Any, offset: Any) -> Iterator[tuple[Tensor, Tensor]]:
+        return (latent(block, self.posterior_) for block in self._features(X, offset=offset).blocks())
 
     def elbo(self, X: Any, y: Any, sample_weight: Any = None, offset: Any = None) -> float:
         """The exact ELBO of the given rows at the fitted posterior, kernel and mean."""

@@ -112,6 +112,10 @@ class Features(InBlocks):
     def dimension(self) -> int:
         return len(self.root)
 
+    @property
+    def device(self) -> torch.device:
+        return self.root.device
+
     def blocks(self) -> Iterator[Block]:
         if self.kept is not None:
             yield from (block for _, block in self.kept)

@@ -17,7 +17,8 @@ def derivatives(count: int) -> tuple[list[Coefficients], list[Coefficients]]:
 
     Here q = s(1-s), so that q' = q (1-2s) and (1-2s)² = 1-4q; hence O = (qE)' and E⁺ = (1-4q)(qO)' - 2qO.
     """
-    even, odd = [(1.0,)], [(1.0,)]
+    even: list[Coefficients] = [(1.0,)]
+    odd: list[Coefficients] = [(1.0,)]
     while len(even) < count:
         padded = (0.0, *odd[-1], 0.0)
         # the coefficient of q^i: (i+1) o_i - 4i o_{i-1} - 2 o_{i-1}

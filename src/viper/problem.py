@@ -17,6 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from viper import accelerator
+from viper.fused import MOST_COLUMNS, PROGRAMS, Program, available, fused_sums
 from viper.moments import Formula
 
 
@@ -129,7 +131,7 @@ class Block:
     weight: Tensor | None = None
 
 
-RowFunction = Callable[[Block], list[Tensor]]
+RowFunction = partial[list[Tensor]]  # of a block, with tensors as keywords, which sources may take elsewhere
 
 
 class Source(Protocol):
@@ -145,13 +147,32 @@ class Source(Protocol):
     @property
     def dimension(self) -> int: ...
 
+    @property
+    def device(self) -> torch.device: ...
+
     def reduce(self, function: RowFunction) -> list[Tensor]: ...
+
+    @property
+    def smallest_subset(self) -> int:
+        """Rows of which a subset need not be smaller, as a pass takes no longer than its launch; 0 if it does."""
+
+    @property
+    def float32_pays(self) -> bool:
+        """Whether products are faster in float32, conversion included."""
 
     def subset(self, k: int, generator: np.random.Generator) -> "Source": ...
 
 
 class InBlocks:
     """A source that yields its blocks one after the other, in this process."""
+
+    @property
+    def smallest_subset(self) -> int:
+        return 0
+
+    @property
+    def float32_pays(self) -> bool:
+        return True
 
     def blocks(self) -> Iterator[Block]:
         raise NotImplementedError
@@ -233,7 +254,16 @@ def sums(
     Everything is multiplied by `scale`. `single` takes τ² and the curvature in float32: they steer the next step, and
     only ϑ and the gradient decide where the steps end. `certify` asks for the magnitude.
     """
-    rows = partial(row_sums, mean=mean, factor=factor, moments=moments, gram=gram, single=single, certify=certify)
+    rows = partial(
+        row_sums,
+        mean=mean,
+        factor=factor,
+        moments=moments,
+        gram=gram,
+        single=single,
+        certify=certify,
+        program=PROGRAMS.get(moments),
+    )
     value, magnitude, slope, total = source.reduce(rows)
 
     def curvature(vector: Tensor) -> Tensor:
@@ -250,8 +280,11 @@ def row_sums(
     gram: Gram,
     single: bool,
     certify: bool,
+    program: Program | None,
 ) -> list[Tensor]:
-    """A block's part of value, magnitude, gradient and curvature."""
+    """A block's part of value, magnitude, gradient and curvature, by fused.py where it has a program and applies."""
+    if program is not None and (fused := by_kernels(block, mean, factor, program, gram, single)) is not None:
+        return fused
     light = block.design.single() if single and (factor is not None or gram == "full") else block.design
     theta, tau2 = latent_moments(block, mean, factor, light)
     eta, g, h = moments(theta, tau2)
@@ -271,6 +304,22 @@ def row_sums(
 
 def empty(vector: Tensor) -> Tensor:
     return vector.new_zeros(0)
+
+
+def by_kernels(
+    block: Block, mean: Tensor, factor: Tensor | None, program: Program, gram: Gram, single: bool
+) -> list[Tensor] | None:
+    """The same from fused.py, or None."""
+    design = block.design
+    if not isinstance(design, Dense) or not design.matrix.is_cuda or gram == "diagonal":
+        return None
+    if block.residual is not None or len(mean) > MOST_COLUMNS or not available():
+        return None
+    if factor is not None and factor.ndim == 1:
+        factor = torch.diag(factor.sqrt())
+    return fused_sums(
+        design.matrix, block.label, block.offset, block.weight, mean, factor, program, gram == "full", single
+    )
 
 
 def latent_moments(
@@ -298,17 +347,29 @@ def curvature_product(block: Block, mean: Tensor, factor: Tensor | None, moments
 # Arrays in memory
 
 BLOCK_ROWS = 16384  # rows at a time: block and features stay in the cache
-BLOCK_ROWS_DEVICE = 1 << 20
 
 
 CPU = torch.device("cpu")
+GOLDEN = 0.5 * (5.0**0.5 - 1.0)
+
+
+def scattered(rows: int, k: int, generator: np.random.Generator, device: torch.device = CPU) -> Tensor:
+    """k of the rows in order, one from each of k equal runs, at the place u + i φ mod 1 within the i-th run.
+
+    Multiples of the golden ratio φ fall everywhere equally often and never in step with the data, so that sorted or
+    periodic files give no bias; and wherever it is computed, the choice is the same.
+    """
+    i = torch.arange(k, dtype=torch.float64, device=device)
+    place = (i * GOLDEN + generator.random()).frac()
+    return ((i + place) * (rows / k)).floor_().long().clamp_(max=rows - 1)
 
 
 @dataclass(frozen=True)
 class Arrays(InBlocks):
     """Rows held in arrays: X (NumPy, torch or SciPy CSR), labels, and optional offset, residual, weight.
 
-    X is never copied. `dtype` is that of the products with X; all else is float64.
+    X is never copied. `dtype` is that of the products with X; all else is float64. On a CUDA device all but X lie
+    there, and X too unless it is too large.
     """
 
     features: Any
@@ -329,10 +390,26 @@ class Arrays(InBlocks):
     def dimension(self) -> int:
         return int(self.features.shape[1]) + int(self.intercept)
 
+    @property
+    def smallest_subset(self) -> int:
+        few = self.device.type == "cpu" or self.rows < accelerator.SMALLEST_SUBSET
+        return 0 if few else accelerator.SMALLEST_SUBSET
+
+    @property
+    def float32_pays(self) -> bool:
+        return self.device.type == "cpu"
+
     def blocks(self) -> Iterator[Block]:
-        for start in range(0, self.rows, self.block_rows):
-            part = slice(start, start + self.block_rows)
-            yield Block(self.design(part), *[self.vector(x, part) for x in self.vectors()])  # type: ignore[arg-type]
+        starts = range(0, self.rows, self.block_rows)
+        parts = [slice(start, min(start + self.block_rows, self.rows)) for start in starts]
+        for part, design in zip(parts, self.designs(parts), strict=True):
+            yield Block(design, *[self.vector(x, part) for x in self.vectors()])  # type: ignore[arg-type]
+
+    def reduce(self, function: RowFunction) -> list[Tensor]:
+        if self.device.type == "cpu":
+            return super().reduce(function)
+        in_blocks = lambda rows: replace(self, block_rows=rows).blocks()  # noqa: E731
+        return accelerator.reduce_there(in_blocks, function, self.block_rows, self.device)
 
     def vectors(self) -> tuple[Tensor | None, ...]:
         return self.label, self.offset, self.residual, self.weight
@@ -340,20 +417,24 @@ class Arrays(InBlocks):
     def vector(self, x: Tensor | None, part: slice) -> Tensor | None:
         return None if x is None else x[part].to(device=self.device, dtype=torch.float64)
 
-    def design(self, part: slice) -> Matrix:
-        block = self.features[part]
-        if hasattr(block, "tocsr"):
-            return Sparse(block)
-        return Dense(torch.as_tensor(block, dtype=self.dtype, device=self.device), self.intercept)
+    def designs(self, parts: list[slice]) -> Iterator[Matrix]:
+        if isinstance(self.features, Tensor) and self.features.device != self.device:
+            for x in accelerator.streamed(self.features, parts, self.dtype, self.device):
+                yield Dense(x, self.intercept)
+            return
+        for part in parts:
+            block = self.features[part]
+            sparse = hasattr(block, "tocsr")
+            yield Sparse(block) if sparse else Dense(torch.as_tensor(block, dtype=self.dtype), self.intercept)
 
     def subset(self, k: int, generator: np.random.Generator) -> "Arrays":
-        """About k rows, one at random from each of k equal runs: sorted files give no bias, and nothing is shuffled."""
-        return self.take(np.floor((np.arange(k) + generator.random(k)) * (self.rows / k)).astype(np.int64))
+        """The k rows of `scattered`, copied."""
+        return self.take(scattered(self.rows, k, generator, self.device))
 
-    def take(self, chosen: np.ndarray) -> "Arrays":
+    def take(self, index: Tensor) -> "Arrays":
         """The chosen rows, copied."""
-        index = torch.from_numpy(chosen)
         offset, residual, weight = (None if x is None else x[index.to(x.device)] for x in self.vectors()[1:])
         label = self.label[index.to(self.label.device)]
-        features = self.features[index.to(self.features.device) if isinstance(self.features, Tensor) else chosen]
+        X = self.features
+        features = X[index.to(X.device)] if isinstance(X, Tensor) else X[index.cpu().numpy()]
         return replace(self, features=features, label=label, offset=offset, residual=residual, weight=weight)

@@ -115,16 +115,21 @@ CHORD_ROWS = 50_000  # rows from which a pass without matrix products pays
 MODE_MOVE = 10.0  # nats: a Newton step from there ends within a fraction of one, and q's mean is as far from the mode
 COARSE_SHARE = 0.1  # of a subset's own sampling error: a step that moves less has no place on it
 COARSE_RATIO = 10
+LARGEST_SUBSET = 1 << 25  # entries (256 MB)
 ROWS_PER_DIMENSION = 40  # rows below which a subset does not determine the fit
 
 
 def coarse_sizes(problem: Problem) -> list[int]:
-    """Sizes of the subsets: a tenth of the rows, a tenth of those, ..., as long as they determine the fit."""
-    least = ROWS_PER_DIMENSION * problem.source.dimension
+    """Sizes of the subsets: a tenth of the rows, a tenth of those, ..., as long as they determine the fit.
+
+    None is too large to be held in memory beside a source that is not.
+    """
+    least = max(ROWS_PER_DIMENSION * problem.source.dimension, problem.source.smallest_subset)
+    most = max(LARGEST_SUBSET // problem.source.dimension, least)
     sizes: list[int] = []
     k = problem.source.rows
     while k >= 4 * least:
-        k = max(k // COARSE_RATIO, least)
+        k = min(max(k // COARSE_RATIO, least), most)
         sizes.insert(0, k)
     return sizes
 

@@ -19,7 +19,7 @@ from viper.paper.pipeline import STEPS, Outcome, reproduce_one
 
 __all__ = ["Artefact", "Outcome", "Unavailable", "artefacts", "reproduce"]
 
-MODULES = ["bounds", "acceleration", "logistic", "scaling"]
+MODULES = ["bounds", "acceleration", "logistic", "toy", "soil", "public", "scaling"]
 
 
 def artefacts() -> list[Artefact]:
