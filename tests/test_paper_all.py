@@ -124,8 +124,11 @@ def test_the_bound_tightens_with_terms(out):
     found = table(out, "elbo-terms")
     gaps = found["ELBO - bound"].to_numpy()
     assert found["l"].tolist() == ["1", "3", "12", "limit"]
-    assert gaps[0] > gaps[1] > gaps[2] > gaps[3] == 0.0
+    assert gaps[0] > gaps[1] > gaps[2] > 1e-3
+    assert abs(gaps[3]) < 1e-8  # the sum over rows in two orders
     assert found["KL*"].iloc[-1] < 1e-8
+    # near the optimum the ELBO lost is the KL to it, up to the curvature: both are second order
+    np.testing.assert_allclose(found["ELBO lost"].iloc[:3], found["KL*"].iloc[:3], rtol=0.15)
 
 
 def test_runtime_has_every_method(out):
