@@ -11,7 +11,7 @@ READY  := $(VENV)/.ready
 ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test bench lint format clean
+.PHONY: help run test docs bench lint format clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -23,6 +23,9 @@ run: $(READY)  ## run the demonstration
 # computed once.
 test: $(READY)  ## run the tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile $(ARGS)
+
+docs: $(READY)  ## build the documentation in build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 bench: $(READY)  ## run the benchmarks
 	$(BIN)/python -m benchmarks $(ARGS)

@@ -20,7 +20,7 @@ from itertools import pairwise
 from types import FunctionType
 from typing import Any
 
-import cloudpickle  # type: ignore[import-untyped]
+import cloudpickle
 import numpy as np
 import scipy.sparse
 import torch
