@@ -22,9 +22,11 @@ LAYERS = [
         ]
     ),
     # inference: the one solver
-    *["problem", "steps", "mode", "solver", "adam", "posterior", "importance"],
+    *["accelerator", "fused_kernel", "fused", "problem", "threads", "steps", "mode", "solver", "adam", "posterior"],
+    "importance",
     # estimators: arrays in, fitted attributes out
-    *["design", "progress", "fitting", "scales", "prediction", "corrected", "storage", "state", "logistic"],
+    *["design", "progress", "cluster", "cluster_rows", "tables", "sources", "streaming", "rows", "fitting", "scales"],
+    *["storage", "prediction_file", "prediction", "corrected", "state", "checkpoint", "logistic"],
     *["reference", "lbfgs", "gp_kernels", "gp_model", "gp_rows", "gp_arrays", "gp_dense", "gp_profile", "gp_screen"],
     *["gp_starts", "gp_race", "gp_natural_adam", "gp_search", "gp_state", "gp", "gpytorch", "models"],
     # applications: these may also import the public names, `from viper import ...`

@@ -650,3 +650,14 @@ def test_the_beginning_is_the_mode(diagonal):
     s = 1.0 / (1.0 + np.exp(-X @ other.coef_[0]))
     precision = np.eye(6) + X.T @ (X * (s * (1.0 - s))[:, None])
     np.testing.assert_allclose(mode.q.precision, np.diag(precision) if diagonal else precision, rtol=1e-7)
+
+
+def test_adam_survives_steps_that_turn_the_factor_over():
+    """A step of 0.05 is longer than the posterior is wide: entries of L's diagonal cross zero on the way."""
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((20_000, 20))
+    y = rng.random(20_000) < 1 / (1 + np.exp(-X[:, 0]))
+    model = VariationalLogisticRegression(solver="adam", max_iter=20, batch_size=5_000, random_state=0)
+    with pytest.warns(ConvergenceWarning):
+        model.fit(X, y)
+    assert np.isfinite(model.elbo_)

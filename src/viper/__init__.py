@@ -10,11 +10,14 @@ if TYPE_CHECKING:
     from viper.gp import VariationalGPClassifier
     from viper.logistic import VariationalLogisticRegression
     from viper.models import load
+    from viper.sources import Blocks, Files
     from viper.storage import StorageError
 
 __all__ = [
+    "Blocks",
     "ExpectedSigmoid",
     "ExpectedSoftplus",
+    "Files",
     "StorageError",
     "VariationalGPClassifier",
     "VariationalLogisticRegression",
@@ -26,9 +29,12 @@ __all__ = [
 
 # Loaded on first use, so that `import viper` stays light: name -> module
 LATER = {
+    "Blocks": "viper.sources",
+    "Files": "viper.sources",
     "StorageError": "viper.storage",
     "VariationalGPClassifier": "viper.gp",
     "VariationalLogisticRegression": "viper.logistic",
+    "datasets": "viper.datasets",
     "load": "viper.models",
     "reference": "viper.reference",
 }

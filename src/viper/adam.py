@@ -74,8 +74,11 @@ def as_gaussian(mean: Tensor, spread: Tensor) -> tuple[Gaussian, Tensor]:
     if spread.ndim == 1:
         variance = torch.exp(2.0 * spread)
         return Gaussian(mean.clone(), 1.0 / variance), variance
-    precision = torch.cholesky_inverse(spread)
-    return Gaussian(mean.clone(), precision, torch.linalg.cholesky(precision)), spread.clone()
+    # Λ = MᵀM with M = L⁻¹ = QR, hence Λ = RᵀR: also where a long step left L with a small or negative diagonal
+    inverse = torch.linalg.solve_triangular(spread, torch.eye(len(mean)).to(spread), upper=False)
+    upper = torch.linalg.qr(inverse).R
+    root = (upper * upper.diagonal().sign()[:, None]).T
+    return Gaussian(mean.clone(), inverse.T @ inverse, root), spread.clone()
 
 
 def batches(problem: Problem, size: int, generator: np.random.Generator) -> "list[Problem]":
@@ -84,7 +87,10 @@ def batches(problem: Problem, size: int, generator: np.random.Generator) -> "lis
     assert isinstance(source, Arrays)
     order = generator.permutation(source.rows)
     parts = [order[i : i + size] for i in range(0, source.rows, size)]
-    return [replace(problem, source=source.take(part), scale=problem.scale * source.rows / len(part)) for part in parts]
+    return [
+        replace(problem, source=source.take(torch.from_numpy(part)), scale=problem.scale * source.rows / len(part))
+        for part in parts
+    ]
 
 
 def update(problem: Problem, optimiser: torch.optim.Adam, mean: Tensor, spread: Tensor, total: Sums) -> None:

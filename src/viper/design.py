@@ -15,7 +15,8 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import column_or_1d, validate_data
 from torch import Tensor
 
-from viper.problem import BLOCK_ROWS_DEVICE, Arrays, Prior
+from viper import accelerator
+from viper.problem import Arrays, Prior, Source
 
 
 def read_features(estimator: Any, X: Any, *, reset: bool) -> Any:
@@ -55,7 +56,7 @@ def read_device_tensor(estimator: Any, X: Tensor, reset: bool) -> Tensor:
     """A tensor that already lies on an accelerator, checked there."""
     if X.ndim != 2 or not X.is_floating_point():
         raise ValueError(f"X must be a 2-D tensor of floats; got shape {tuple(X.shape)}, dtype {X.dtype}.")
-    if not bool(X.isfinite().all()):
+    if not bool(X.sum().isfinite()) and not bool(X.isfinite().all()):  # a sum may overflow
         raise ValueError("X must be finite; got NaN or infinity. Impute or drop those rows.")
     if reset:
         estimator.n_features_in_ = X.shape[1]
@@ -72,6 +73,8 @@ def read_labels(y: Any, rows: int, known: Any = None) -> tuple[np.ndarray, Tenso
     if y is None:
         raise ValueError("This estimator requires y to be passed, but the target y is None.")
     if isinstance(y, Tensor):
+        if y.device.type != "cpu" and known is None and (found := labels_there(y.detach(), rows)) is not None:
+            return found
         y = y.detach().cpu().numpy()
     elif isinstance(y, list | tuple) and {str} < {type(label) for label in y}:
         y = np.array(y, dtype=object)  # else numbers, NaN among them, become text
@@ -93,6 +96,17 @@ def read_labels(y: Any, rows: int, known: Any = None) -> tuple[np.ndarray, Tenso
     if strange.any():
         raise ValueError(f"y must contain only the known classes {classes.tolist()}; got {y[strange].tolist()[0]!r}.")
     return classes, torch.from_numpy(np.ascontiguousarray(code, dtype=bool))
+
+
+def labels_there(y: Tensor, rows: int) -> tuple[np.ndarray, Tensor] | None:
+    """The same for two finite values in a tensor on an accelerator, without fetching it; None for anything else."""
+    if y.shape != (rows,) or not rows:
+        return None
+    low, high = y.aminmax() if y.dtype != torch.bool else (y.all(), y.any())
+    code = y == high
+    if bool(low == high) or not bool((code | (y == low)).all()):
+        return None
+    return torch.stack([low, high]).cpu().numpy(), code
 
 
 def distinct(labels: np.ndarray) -> np.ndarray:
@@ -142,12 +156,12 @@ def read_numbers(x: Any, name: str) -> np.ndarray:
         raise ValueError(f"{name} must be numeric; got {x!r:.60}.") from None
 
 
-def read_weights(sample_weight: Any, rows: int) -> Tensor | None:
-    """Row weights: a weight of 2 counts a row twice."""
+def read_weights(sample_weight: Any, rows: int, whole: bool = True) -> Tensor | None:
+    """Row weights: a weight of 2 counts a row twice. Unless these are the `whole`, they may all be zero."""
     weight = read_vector(sample_weight, "sample_weight", rows)
     if weight is not None and bool((weight < 0).any()):
         raise ValueError(f"sample_weight must not be negative; got {float(weight.min())}.")
-    if weight is not None and not bool((weight > 0).any()):
+    if whole and weight is not None and not bool((weight > 0).any()):
         raise ValueError("sample_weight must be positive somewhere; got all zero. Leave it out to weigh rows equally.")
     return weight
 
@@ -249,20 +263,13 @@ def read_rows(
         return Arrays(X, label, intercept, offset, None, weight, target, getattr(torch, dtype))
     # once, so that no pass waits for a transfer
     offset, weight = (None if x is None else x.to(target) for x in (offset, weight))
-    return Arrays(
-        X.to(target),
-        label.to(target),
-        intercept,
-        offset,
-        None,
-        weight,
-        target,
-        getattr(torch, dtype),
-        BLOCK_ROWS_DEVICE,
-    )
+    if X.device != target and accelerator.fits(X.nbytes, target):
+        X = X.to(target)
+    block_rows = accelerator.rows_per_block(X.shape[1], target)
+    return Arrays(X, label.to(target), intercept, offset, None, weight, target, getattr(torch, dtype), block_rows)
 
 
-def read_device(device: Any, X: Any) -> torch.device:
+def read_device(device: Any, X: Any = None) -> torch.device:
     """The device to compute on: as given, or where a tensor X lies, or the CPU."""
     if device is None:
         return X.device if isinstance(X, Tensor) else torch.device("cpu")
@@ -273,6 +280,11 @@ def read_device(device: Any, X: Any) -> torch.device:
     if target.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device must be available; got {str(target)!r} and no CUDA device. Use device='cpu'.")
     return target
+
+
+def in_memory(source: Source) -> Arrays:
+    """The rows as arrays, if they are there or there are few."""
+    return source if isinstance(source, Arrays) else source.whole()  # type: ignore[attr-defined]
 
 
 def dense_rows(source: Arrays) -> Tensor:

@@ -2,23 +2,26 @@
 
 import warnings
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
 from viper import design
+from viper.accelerator import algebra_device
 from viper.adam import adam
 from viper.bounds import build
+from viper.fused import PROGRAMS, heat_program
+from viper.heat import MOST_ORDER
+from viper.limit import FAST_ORDER, HEAT_TOLERANCE
 from viper.moments import Formula, Triple
-from viper.posterior import Diagonal, Full, LowRank, Posterior
-from viper.problem import Arrays, Prior
+from viper.posterior import Diagonal, Full, LowRank, Posterior, moved
+from viper.problem import Arrays, Prior, Source
 from viper.progress import Progress
 from viper.solver import ConvergenceWarning, Result, newton
 from viper.steps import Gaussian, Problem
+from viper.threads import one_thread
 
 ROUGH_TOLERANCE = 1e-8  # of the moments in all but the last pass: moves the optimum by less than 1e-9 nats
 FLOAT32_TOLERANCE = 1e-6  # nats: what rounding of the products in float32 leaves
@@ -66,13 +69,14 @@ class Options:
         return None if self.exact else BOUND_TOLERANCE
 
 
-def fit_posterior(source: Arrays, prior: Prior, options: Options, seed: int, start: Gaussian | None = None) -> Fit:
+def fit_posterior(source: Source, prior: Prior, options: Options, seed: int, start: Gaussian | None = None) -> Fit:
     """Fit q under a given prior; with more coefficients than rows, in the span of the rows."""
-    prior = Prior(prior.mean.to(source.device), prior.precision.to(source.device))
+    wide = source.dimension > source.rows and prior.precision.ndim == 1 and options.solver == "newton"
+    prior = moved(prior, source.device if wide else algebra_device(source.dimension, source.device))
     if options.covariance == "diagonal":
         problem, result = run(source, prior, options, seed, start)
         return Fit(Diagonal(result.q.mean, result.factor), prior, problem, result)
-    if source.dimension > source.rows and prior.precision.ndim == 1 and options.solver == "newton":
+    if wide:
         return fit_wide(source, prior, options, seed)
     if source.dimension > LARGEST_FULL:
         raise ValueError(
@@ -83,9 +87,10 @@ def fit_posterior(source: Arrays, prior: Prior, options: Options, seed: int, sta
     return Fit(Full(result.q.mean, result.factor), prior, problem, result)
 
 
-def fit_wide(source: Arrays, prior: Prior, options: Options, seed: int) -> Fit:
+def fit_wide(source: Source, prior: Prior, options: Options, seed: int) -> Fit:
     """A D = RᵀQᵀ with D the prior sds: rows Rᵀ (n × n) and prior N(0, I) for w = QᵀD⁻¹(β - m₀)."""
     sd = prior.precision.rsqrt()
+    source = design.in_memory(source)
     dense = design.dense_rows(source)
     shift = dense @ prior.mean
     basis, upper = torch.linalg.qr((dense * sd).T)
@@ -97,7 +102,7 @@ def fit_wide(source: Arrays, prior: Prior, options: Options, seed: int) -> Fit:
 
 
 def run(
-    source: Arrays, prior: Prior, options: Options, seed: int, start: Gaussian | None = None
+    source: Source, prior: Prior, options: Options, seed: int, start: Gaussian | None = None
 ) -> tuple[Problem, Result]:
     """Solve, show progress, and warn if it did not converge."""
     problem = make_problem(source, prior, options, seed)
@@ -107,6 +112,11 @@ def run(
     settings |= {} if options.tolerance() is None else {"tol": options.tolerance()}
     with one_thread():
         if options.solver == "adam":
+            if options.batch_size is not None and not isinstance(source, Arrays):
+                raise ValueError(
+                    f"batch_size needs rows in memory and no checkpoint; got batch_size={options.batch_size} for "
+                    f"{type(source).__name__}. Leave it out, or use solver='newton'."
+                )
             result = adam(problem, learning_rate=options.learning_rate, batch_size=options.batch_size, **settings)
         else:
             result = newton(problem, start, **settings)
@@ -121,24 +131,16 @@ def run(
     return problem, result
 
 
-def one_thread() -> Any:
-    """One thread: on blocks of this size the pools of torch and of NumPy's BLAS mostly wait for each other."""
-    return thread_pools().limit(limits=1)
-
-
-@cache
-def thread_pools() -> ThreadpoolController:
-    return ThreadpoolController()
-
-
-def make_problem(source: Arrays, prior: Prior, options: Options, seed: int) -> Problem:
+def make_problem(source: Source, prior: Prior, options: Options, seed: int) -> Problem:
     """The problem under the chosen bound; the exact one also with a cheap version for the way there."""
     diagonal = options.covariance == "diagonal"
     chosen = build(options.bound, options.terms, options.samples, options.nodes, seed, None)
     if not options.exact:
         return Problem(source, prior, without_cusp(chosen.moments), diagonal=diagonal)
     rough = build("viper", None, None, None, None, ROUGH_TOLERANCE)
-    return Problem(source, prior, chosen.moments, rough.moments, diagonal)
+    PROGRAMS[chosen.moments] = heat_program(HEAT_TOLERANCE, MOST_ORDER)
+    PROGRAMS[rough.moments] = heat_program(ROUGH_TOLERANCE, FAST_ORDER)
+    return Problem(source, prior, chosen.moments, None if source.smallest_subset else rough.moments, diagonal)
 
 
 def without_cusp(formula: Formula) -> Formula:

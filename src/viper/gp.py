@@ -2,20 +2,20 @@
 
 import copy
 import warnings
+from collections.abc import Iterator
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.metrics import accuracy_score
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from viper import design, gp_state, storage
 from viper.bounds import build
-from viper.fitting import one_thread, without_cusp
+from viper.fitting import without_cusp
 from viper.gp_kernels import check_shapes, covariance, make_kernel, make_mean
 from viper.gp_model import Features, Rows, SparseGP
 from viper.gp_profile import Profile, identity_prior
@@ -31,6 +31,7 @@ from viper.progress import Progress
 from viper.solver import ConvergenceWarning, Result, exact_elbo, newton
 from viper.state import decode_options
 from viper.steps import Problem
+from viper.threads import one_thread
 
 if TYPE_CHECKING:
     import pandas
@@ -321,20 +322,15 @@ class VariationalGPClassifier(LatentPredictions, ClassifierMixin, BaseEstimator)
         with torch.no_grad():
             return Features(model, rows)
 
-    def _latent(self, X: Any, offset: Any) -> tuple[Tensor, Tensor]:
+    def _latent_blocks(self, X: Any, offset: Any) -> Iterator[tuple[Tensor, Tensor]]:
         source = self._features(X, offset=offset)
         posterior = moved(self.posterior_, source.root.device)
-        parts = [latent(block, posterior) for block in source.blocks()]
-        return torch.cat([mean for mean, _ in parts]), torch.cat([variance for _, variance in parts])
+        return (latent(block, posterior) for block in source.blocks())
 
     def elbo(self, X: Any, y: Any, sample_weight: Any = None, offset: Any = None) -> float:
         """The exact ELBO of the given rows at the fitted posterior, kernel and mean."""
         source = self._features(X, y, sample_weight, offset)
         return expected_log_likelihood(source, moved(self.posterior_, source.root.device), limit().moments) - self.kl_
-
-    def score(self, X: Any, y: Any, sample_weight: Any = None, offset: Any = None) -> float:
-        """Share of rows whose class is predicted right."""
-        return float(accuracy_score(y, self.predict(X, offset), sample_weight=sample_weight))
 
     def sample(self, X: Any, n: int = 1, random_state: Any = None, offset: Any = None) -> np.ndarray:
         """`n` joint draws of f, the log-odds, at the rows of X: n × rows."""

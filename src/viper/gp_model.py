@@ -21,7 +21,7 @@ from torch import Tensor
 
 from viper.gp_kernels import covariance, log_prior, variances
 from viper.moments import Formula
-from viper.problem import BLOCK_ROWS, Block, Dense, product
+from viper.problem import BLOCK_ROWS, Block, Dense, InBlocks, product
 from viper.steps import Gaussian, cholesky
 
 LARGEST_JITTER = 1e-2  # relative to the mean variance of the inducing values; what needs more is no covariance
@@ -91,7 +91,7 @@ class Rows:
         return self.take(torch.from_numpy(index).to(self.inputs.device))
 
 
-class Features:
+class Features(InBlocks):
     """The rows seen through the inducing points: a source of blocks (A, o, r, y, c) for the solver.
 
     A is kept between passes if it is not too large; beyond, in float32 if `rough`, or each pass makes it anew.
@@ -121,6 +121,10 @@ class Features:
     @property
     def dimension(self) -> int:
         return len(self.root)
+
+    @property
+    def device(self) -> torch.device:
+        return self.root.device
 
     def blocks(self) -> Iterator[Block]:
         if self.kept is not None:

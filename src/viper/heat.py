@@ -1,26 +1,45 @@
 """The heat expansion E[f(X)] = Σ_m (v/2)^m/m! f^{(2m)}(ϑ) of the softplus f, for small variance v."""
 
 import math
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from viper.moments import Formula, Triple, blocked, polynomial, reflected
 
-# f^{(2j)} = q E_j(q) and f^{(2j+1)} = q (1-2s) O_j(q) with q = s(1-s); rows are E_1 ... E_5 and O_1 ... O_4, by powers
-# of q; they follow from q' = q (1-2s)
-EVEN = (
-    (1.0,),
-    (1.0, -6.0),
-    (1.0, -30.0, 120.0),
-    (1.0, -126.0, 1680.0, -5040.0),
-    (1.0, -510.0, 17640.0, -151200.0, 362880.0),
-)
-ODD = ((1.0,), (1.0, -12.0), (1.0, -60.0, 360.0), (1.0, -252.0, 5040.0, -20160.0))
-# Stopped after order m = 1 ... 4, the first omitted term of h is v^{m+1}/(2^{m+1} (m+1)!) f^{(2m+4)}, and
-# sup|f^{(2m+4)}| is |s^{(2m+3)}(0)| = 1/4, 17/16, 31/4, 691/8; those of η and g are less
-HEAT_ERRORS = (1 / 4 / 8, 17 / 16 / 48, 31 / 4 / 384, 691 / 8 / 3840)
-HEAT_ERROR = HEAT_ERRORS[-1]
+MOST_ORDER = 8
+Coefficients = tuple[float, ...]
+
+
+def derivatives(count: int) -> tuple[list[Coefficients], list[Coefficients]]:
+    """E_1 ... E_count and O_1 ... O_count, by powers of q: f^{(2j)} = q E_j(q) and f^{(2j+1)} = q (1-2s) O_j(q).
+
+    Here q = s(1-s), so that q' = q (1-2s) and (1-2s)² = 1-4q; hence O = (qE)' and E⁺ = (1-4q)(qO)' - 2qO.
+    """
+    even: list[Coefficients] = [(1.0,)]
+    odd: list[Coefficients] = [(1.0,)]
+    while len(even) < count:
+        padded = (0.0, *odd[-1], 0.0)
+        # the coefficient of q^i: (i+1) o_i - 4i o_{i-1} - 2 o_{i-1}
+        following = tuple((i + 1) * o - (4 * i + 2) * before for i, (before, o) in enumerate(pairwise(padded)))
+        even.append(following)
+        odd.append(tuple((i + 1) * e for i, e in enumerate(following)))
+    return even, odd
+
+
+EVEN, ODD = derivatives(MOST_ORDER + 2)
+# Stopped after order m, the first omitted term of h is v^{m+1}/(2^{m+1} (m+1)!) f^{(2m+4)}, and |f^{(2m+4)}| is largest
+# at 0, where q = ¼; those of η and g are less
+HEAT_ERRORS = [
+    abs(sum(e * 0.25 ** (i + 1) for i, e in enumerate(EVEN[m + 1]))) / (2.0 ** (m + 1) * math.factorial(m + 1))
+    for m in range(1, MOST_ORDER + 1)
+]
+
+
+def heat_reach(tolerance: float) -> list[float]:
+    """The largest variance at which orders 1, 2, ... have errors within `tolerance`."""
+    return [(tolerance / error) ** (1.0 / (m + 2)) for m, error in enumerate(HEAT_ERRORS)]
 
 
 def heat_sum(parts: list[Tensor], variance: Tensor, start: int = 0) -> Tensor:
@@ -42,9 +61,9 @@ def heat_moments(mean: Tensor, variance: Tensor, order: int) -> Triple:
     return value, slope, heat_sum(even, variance).mul_(q)
 
 
-def heat(tolerance: float) -> Formula:
-    """The expansion to the lowest order whose error in a block is at most `tolerance`."""
-    reach = [(tolerance / error) ** (1.0 / (m + 2)) for m, error in enumerate(HEAT_ERRORS)]
+def heat(tolerance: float, most: int = MOST_ORDER) -> Formula:
+    """The expansion to the lowest order, `most` at most, whose error in a block is within `tolerance`."""
+    reach = heat_reach(tolerance)[:most]
 
     def moments(mean: Tensor, variance: Tensor) -> Triple:
         largest = math.inf if torch.compiler.is_compiling() or not variance.numel() else float(variance.max())

@@ -7,6 +7,7 @@ up to Monte Carlo error, and their mean weight estimates the evidence p(y).
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from viper.posterior import Posterior, prior_log_density
-from viper.problem import Prior, Source
+from viper.problem import Block, Prior, Source
 
 if TYPE_CHECKING:
     import pandas
@@ -135,16 +136,18 @@ DRAWS_PER_BLOCK = 256
 
 def log_likelihood(source: Source, draws: Tensor) -> Tensor:
     """Σ_i c_i (y_i f_i - log(1+e^{f_i})) for each draw, f = o + Aβ."""
-    total = draws.new_zeros(len(draws))
-    for block in source.blocks():
-        for start in range(0, len(draws), DRAWS_PER_BLOCK):
-            part = slice(start, start + DRAWS_PER_BLOCK)
-            f = block.design.project(draws[part].T)
-            if block.offset is not None:
-                f = f + block.offset[:, None]
-            terms = block.label[:, None] * f - torch.logaddexp(f, torch.zeros_like(f))
-            total[part] += terms.sum(0) if block.weight is None else block.weight @ terms
-    return total
+    return source.reduce(partial(block_log_likelihood, draws=draws))[0]
+
+
+def block_log_likelihood(block: Block, draws: Tensor) -> list[Tensor]:
+    parts = []
+    for some in draws.split(DRAWS_PER_BLOCK):
+        f = block.design.project(some.T)
+        if block.offset is not None:
+            f = f + block.offset[:, None]
+        terms = block.label[:, None] * f - torch.logaddexp(f, torch.zeros_like(f))
+        parts.append(terms.sum(0) if block.weight is None else block.weight @ terms)
+    return [torch.cat(parts)]
 
 
 def weighted_quantiles(values: Tensor, weights: Tensor, levels: list[float]) -> Tensor:

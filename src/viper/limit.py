@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from viper import normal
-from viper.heat import HEAT_ERROR, heat
+from viper.heat import heat, heat_reach
 from viper.mixture import MIXTURES, Mixture
 from viper.moments import Bound, Triple, blocked, over_terms, piecewise, sum_terms
 from viper.quadrature import full_gauss_hermite, sigmoid_difference, smooth_nodes
 from viper.series import accelerated_weights, positive_sd, series
 
 HEAT_TOLERANCE = 2.2e-15  # of h, so that its relative error at ϑ = 0, where h = ¼, is below 1e-14
-HEAT_EXACT = 2.5e-3  # v: HEAT_ERROR v^5 = HEAT_TOLERANCE
+HEAT_EXACT = heat_reach(HEAT_TOLERANCE)[-1]  # v: 0.029
 NODES_EXACT = 0.16  # v: 16-point Gauss-Hermite is exact to rounding (docs/certificate.md: error below 1e-15)
 NODE_COUNT = 16
 TERM_COUNT = 20  # accelerated terms: relative error 1/T_20(3) = 1e-15
@@ -70,6 +70,7 @@ def probability_by_series(mean: Tensor, variance: Tensor) -> Triple:
 
 
 COARSEST = 1e-4  # the expansion is used at least this accurately: beyond, it would not keep h > 0
+FAST_ORDER = 4  # a longer expansion costs as much as the mixture
 
 
 @cache
@@ -80,8 +81,9 @@ def fast(tolerance: float) -> Bound | None:
         return None
     mixed = mixture(min(tables, key=lambda table: len(table.weights)))
     tolerance = min(tolerance, COARSEST)
-    small = (tolerance / HEAT_ERROR) ** 0.2
-    return Bound(piecewise(((small, heat(tolerance)), (math.inf, mixed.moments)), native=True), mixed.partials)
+    small = heat_reach(tolerance)[FAST_ORDER - 1]
+    regimes = ((small, heat(tolerance, FAST_ORDER)), (math.inf, mixed.moments))
+    return Bound(piecewise(regimes, native=True), mixed.partials)
 
 
 def mixture(table: Mixture) -> Bound:

@@ -9,23 +9,24 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.metrics import accuracy_score
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from viper import design, storage
+from viper import design, rows, storage
+from viper.checkpoint import resumable
 from viper.corrected import CorrectedPosterior
 from viper.fitting import Fit, Options, fit_posterior
 from viper.importance import Diagnosis, ImportanceWarning, WeightedDraws, summary_frame, weigh
 from viper.limit import limit
 from viper.posterior import Diagonal, Full, LowRank, expected_log_likelihood, latent, moved
 from viper.prediction import LatentPredictions, half_width
-from viper.problem import Arrays, Prior
+from viper.problem import Arrays, Prior, Source
 from viper.scales import best_scales
 from viper.solver import Iteration, exact_elbo
 from viper.state import decode_labels, decode_options, encode_labels, encode_options
 from viper.steps import Gaussian
+from viper.streaming import Stream
 
 if TYPE_CHECKING:
     import pandas
@@ -151,34 +152,45 @@ class VariationalLogisticRegression(LatentPredictions, ClassifierMixin, BaseEsti
     # -----------------------------------------------------------------------------------------------------------------
     # Fitting
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None, offset: Any = None) -> "VariationalLogisticRegression":
+    def fit(
+        self, X: Any, y: Any = None, sample_weight: Any = None, offset: Any = None, *, checkpoint: Any = None
+    ) -> "VariationalLogisticRegression":
         """Fit the posterior.
 
         Parameters
         ----------
-        X : array, DataFrame, CSR/CSC matrix or tensor (n, p)
+        X : array, DataFrame, CSR/CSC matrix or tensor (n, p); or a memory map, viper.Files or viper.Blocks
+            The last three may be larger than memory. Files and blocks bring labels and weights with them.
         y : array of two labels (n,)
         sample_weight : array (n,), optional
             A weight of k counts a row k times; m successes in n trials are two rows with weights m and n - m.
         offset : array (n,), optional
             Known part of the log-odds of each row.
+        checkpoint : path, optional
+            A folder in which every completed pass is kept until the fit is complete. If it is interrupted, the same
+            call goes on from there.
         """
         self._check_options()
-        X = design.read_features(self, X, reset=True)
-        self.classes_, label = design.read_labels(y, X.shape[0])
-        source = self._source(X, label, sample_weight, offset)
-        if isinstance(self.prior_scale, str):
-            seed = self._seed()  # the same random numbers for every scale
-            solve = lambda scale, start: self._fit(source, self._prior(scale), seed, start)  # noqa: E731
-            scale, fit = best_scales(solve, self.n_features_in_, self.prior_scale == "ard")
-        else:
-            scale = design.read_scale(self.prior_scale, "prior_scale", self.n_features_in_)
-            fit = self._fit(source, self._prior(scale), self._seed())
-        self.prior_scale_ = scale.numpy()
-        return self._keep(source, fit)
+        self.classes_, source = rows.labelled(self, X, y, sample_weight, offset, self._form(), reset=True)
+        with resumable(self, source, checkpoint, self._seed()) as (passes, seed):
+            if isinstance(self.prior_scale, str):
+                # the same random numbers for every scale
+                solve = lambda scale, start: self._fit(passes, self._prior(scale), seed, start)  # noqa: E731
+                scale, fit = best_scales(solve, self.n_features_in_, self.prior_scale == "ard")
+            else:
+                scale = design.read_scale(self.prior_scale, "prior_scale", self.n_features_in_)
+                fit = self._fit(passes, self._prior(scale), seed)
+            self.prior_scale_ = scale.numpy()
+            return self._keep(source, fit)
 
     def partial_fit(
-        self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None, offset: Any = None, forget: float = 1.0
+        self,
+        X: Any,
+        y: Any = None,
+        classes: Any = None,
+        sample_weight: Any = None,
+        offset: Any = None,
+        forget: float = 1.0,
     ) -> "VariationalLogisticRegression":
         """Update the posterior with new rows: yesterday's posterior is today's prior.
 
@@ -195,10 +207,10 @@ class VariationalLogisticRegression(LatentPredictions, ClassifierMixin, BaseEsti
         first = not hasattr(self, "posterior_")
         if first:
             self._check_options()
-        X = design.read_features(self, X, reset=first)
         known = classes if first else self.classes_
-        self.classes_, label = design.read_labels(y, X.shape[0], known)
-        source = self._source(X, label, sample_weight, offset)
+        self.classes_, source = rows.labelled(
+            self, X, y, sample_weight, offset, self._form(), reset=first, classes=known
+        )
         if first:
             if isinstance(self.prior_scale, str):
                 raise ValueError(
@@ -224,29 +236,21 @@ class VariationalLogisticRegression(LatentPredictions, ClassifierMixin, BaseEsti
             if (value := getattr(self, name)) is not None:
                 design.check_positive(value, name, whole=name in ("max_iter", "batch_size"))
 
-    def _source(self, X: Any, label: Tensor, sample_weight: Any = None, offset: Any = None) -> Arrays:
-        return design.read_rows(
-            X,
-            label,
-            intercept=bool(self.fit_intercept),
-            sample_weight=sample_weight,
-            offset=offset,
-            device=self.device,
-            dtype=self.dtype,
-        )
+    def _form(self) -> rows.Form:
+        return rows.Form(bool(self.fit_intercept), self.device, self.dtype, self.verbose)
 
     def _prior(self, scale: Tensor) -> Prior:
         mean = design.read_mean(self.prior_mean, self.n_features_in_)
         own = design.read_scale(self.intercept_scale, "intercept_scale", 1) if self.fit_intercept else None
         return design.make_prior(mean, scale, own)
 
-    def _fit(self, source: Arrays, prior: Prior, seed: int, start: Gaussian | None = None) -> Fit:
+    def _fit(self, source: Source, prior: Prior, seed: int, start: Gaussian | None = None) -> Fit:
         return fit_posterior(source, prior, self._options(), seed, start)
 
     def _options(self) -> Options:
         return Options(**{field.name: getattr(self, field.name) for field in fields(Options)})
 
-    def _keep(self, source: Arrays, fit: Fit) -> "VariationalLogisticRegression":
+    def _keep(self, source: Source, fit: Fit) -> "VariationalLogisticRegression":
         """Set the fitted attributes."""
         self.posterior_, self.prior_ = moved(fit.posterior, "cpu"), moved(fit.prior, "cpu")
         self._set_means()
@@ -294,37 +298,29 @@ class VariationalLogisticRegression(LatentPredictions, ClassifierMixin, BaseEsti
         noise = torch.from_numpy(generator.standard_normal((n, len(self.posterior_.mean))))
         return self.posterior_.draw(noise).numpy()
 
-    def elbo(self, X: Any, y: Any, sample_weight: Any = None, offset: Any = None) -> float:
+    def elbo(self, X: Any, y: Any = None, sample_weight: Any = None, offset: Any = None) -> float:
         """The exact ELBO of the given rows at the fitted posterior, against the prior of the fit."""
         check_is_fitted(self, "posterior_")
         source = self._rows(X, y, sample_weight, offset)
         return expected_log_likelihood(source, moved(self.posterior_, source.device), limit().moments) - self.kl_
 
-    def _rows(self, X: Any, y: Any, sample_weight: Any = None, offset: Any = None) -> Arrays:
-        X = design.read_features(self, X, reset=False)
-        _, label = design.read_labels(y, X.shape[0], self.classes_)
-        return self._source(X, label, sample_weight, offset)
+    def _rows(self, X: Any, y: Any, sample_weight: Any = None, offset: Any = None) -> Source:
+        return rows.labelled(self, X, y, sample_weight, offset, self._form(), classes=self.classes_)[1]
 
-    def _unlabelled(self, X: Any, offset: Any) -> Arrays:
+    def _unlabelled(self, X: Any, offset: Any) -> Arrays | Stream:
         check_is_fitted(self, "posterior_")
-        X = design.read_features(self, X, reset=False)
-        return self._source(X, torch.zeros(X.shape[0], dtype=torch.bool), None, offset)
+        return rows.unlabelled(self, X, offset, self._form())
 
-    def _latent(self, X: Any, offset: Any) -> tuple[Tensor, Tensor]:
-        rows = self._unlabelled(X, offset)
-        posterior = moved(self.posterior_, rows.device)
-        parts = [latent(block, posterior) for block in rows.blocks()]
-        return torch.cat([mean for mean, _ in parts]), torch.cat([variance for _, variance in parts])
+    def _latent_blocks(self, X: Any, offset: Any) -> Iterator[tuple[Tensor, Tensor]]:
+        source = self._unlabelled(X, offset)
+        posterior = moved(self.posterior_, source.device)
+        return (latent(block, posterior) for block in source.blocks())
 
     def _latent_draws(self, X: Any, offset: Any, draws: Tensor) -> Iterator[Tensor]:
-        rows = self._unlabelled(X, offset)
-        for block in replace(rows, block_rows=max(1, LATENT_DRAWS // len(draws))).blocks():
-            f = block.design.project(draws.to(rows.device).T).T
+        source = self._unlabelled(X, offset)
+        for block in replace(source, block_rows=max(1, LATENT_DRAWS // len(draws))).blocks():
+            f = block.design.project(draws.to(source.device).T).T
             yield (f if block.offset is None else f + block.offset).cpu()
-
-    def score(self, X: Any, y: Any, sample_weight: Any = None, offset: Any = None) -> float:
-        """Share of rows whose class is predicted right."""
-        return float(accuracy_score(y, self.predict(X, offset), sample_weight=sample_weight))
 
     # -----------------------------------------------------------------------------------------------------------------
     # Trust
@@ -351,10 +347,10 @@ class VariationalLogisticRegression(LatentPredictions, ClassifierMixin, BaseEsti
         check_is_fitted(self, "posterior_")
         if X is None and getattr(self, "_training_rows", None) is None:
             raise ValueError("diagnose needs the training rows; got a model without them. Pass X and y.")
-        rows = self._training_rows if X is None else self._rows(X, y, sample_weight, offset)
+        source = self._training_rows if X is None else self._rows(X, y, sample_weight, offset)
         generator = np.random.default_rng(check_random_state(self.random_state).randint(2**31))
-        posterior, prior = moved(self.posterior_, rows.device), moved(self.prior_, rows.device)
-        return weigh(posterior, prior, rows, self.elbo_, draws, generator)
+        posterior, prior = moved(self.posterior_, source.device), moved(self.prior_, source.device)
+        return weigh(posterior, prior, source, self.elbo_, draws, generator)
 
     # -----------------------------------------------------------------------------------------------------------------
     # Storage and scikit-learn

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from viper.fused import PROGRAMS, Program
 from viper.moments import Triple
 from viper.problem import Sums
 from viper.quadrature import softplus
@@ -68,3 +69,6 @@ def without_variance(mean: Tensor, variance: Tensor) -> Triple:
     """The softplus and its derivatives at the mean."""
     s = torch.sigmoid(mean)
     return softplus(mean), s, s * (1.0 - s)
+
+
+PROGRAMS[without_variance] = Program("softplus")

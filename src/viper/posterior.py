@@ -6,6 +6,7 @@ more coefficients than rows, where the data inform only the n directions they sp
 
 import math
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -166,9 +167,10 @@ def latent(block: Block, posterior: Posterior) -> tuple[Tensor, Tensor]:
 
 def expected_log_likelihood(source: Source, posterior: Posterior, moments: Formula) -> float:
     """Σ_i c_i E_q[log p(y_i | f_i)] = Σ_i c_i (y_i ϑ_i - η(ϑ_i, τ_i²))."""
-    total = 0.0
-    for block in source.blocks():
-        theta, tau2 = latent(block, posterior)
-        terms = block.label * theta - moments(theta, tau2)[0]
-        total += float(terms.sum() if block.weight is None else block.weight @ terms)
-    return total
+    return float(source.reduce(partial(block_log_likelihood, posterior=posterior, moments=moments))[0])
+
+
+def block_log_likelihood(block: Block, posterior: Posterior, moments: Formula) -> list[Tensor]:
+    theta, tau2 = latent(block, posterior)
+    terms = block.label * theta - moments(theta, tau2)[0]
+    return [terms.sum() if block.weight is None else block.weight @ terms]

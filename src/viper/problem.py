@@ -4,19 +4,21 @@ Observation i sees f_i ~ N(ϑ_i, τ_i²) with ϑ = o + Aμ and τ² = r + diag(A
 
     F(q) = Σ_i c_i (y_i ϑ_i - η(ϑ_i, τ_i²)) - KL(q ‖ p),     p = N(m₀, S₀),
 
-and all a step needs of the data are sums over rows of F's terms, of Aᵀ c(y - g) and of Aᵀ diag(c h) A. `sums` adds them
-up over whatever blocks a source yields: arrays in memory, features made on the fly, files, or a cluster's partitions.
+and all a step needs of the data are sums over rows of F's terms, of Aᵀ c(y - g) and of Aᵀ diag(c h) A. A source adds
+them up over its blocks, whatever these are: arrays in memory, features made on the fly, files, a cluster's partitions.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from viper import accelerator
+from viper.fused import MOST_COLUMNS, PROGRAMS, Program, available, fused_sums
 from viper.moments import Formula
 
 
@@ -129,8 +131,15 @@ class Block:
     weight: Tensor | None = None
 
 
+RowFunction = partial[list[Tensor]]  # of a block, with tensors as keywords, which sources may take elsewhere
+
+
 class Source(Protocol):
-    """Where rows come from. A pass iterates `blocks` once; `subset` holds about k random rows in memory."""
+    """Where rows come from.
+
+    `reduce` is one pass: the sum over all blocks of what the function returns for each. `subset` holds about k random
+    rows in memory.
+    """
 
     @property
     def rows(self) -> int: ...
@@ -138,9 +147,50 @@ class Source(Protocol):
     @property
     def dimension(self) -> int: ...
 
-    def blocks(self) -> Iterator[Block]: ...
+    @property
+    def device(self) -> torch.device: ...
+
+    def reduce(self, function: RowFunction) -> list[Tensor]: ...
+
+    @property
+    def smallest_subset(self) -> int:
+        """Rows of which a subset need not be smaller, as a pass takes no longer than its launch; 0 if it does."""
+
+    @property
+    def float32_pays(self) -> bool:
+        """Whether products are faster in float32, conversion included."""
 
     def subset(self, k: int, generator: np.random.Generator) -> "Source": ...
+
+
+class InBlocks:
+    """A source that yields its blocks one after the other, in this process."""
+
+    @property
+    def smallest_subset(self) -> int:
+        return 0
+
+    @property
+    def float32_pays(self) -> bool:
+        return True
+
+    def blocks(self) -> Iterator[Block]:
+        raise NotImplementedError
+
+    def reduce(self, function: RowFunction) -> list[Tensor]:
+        return add_up(map(function, self.blocks()))
+
+
+def add_up(parts: Iterable[list[Tensor]]) -> list[Tensor]:
+    """The sums of the first entries, of the second, ...; the tensors of the first part are overwritten."""
+    totals: list[Tensor] = []
+    for part in parts:
+        if not totals:
+            totals = part
+            continue
+        for total, more in zip(totals, part, strict=True):
+            total.add_(more)
+    return totals
 
 
 @dataclass(frozen=True)
@@ -181,8 +231,11 @@ class Sums:
     value: float
     magnitude: float  # Σ c (|ϑ| + τ + 1), by which rounding errors are measured; 0 unless asked for
     gradient: Tensor
-    gram: Tensor  # matrix, or its diagonal
-    curvature: list[Tensor] = field(default_factory=list)  # c h by block, where products with it come later
+    gram: Tensor  # matrix, its diagonal, or empty
+    curvature: Callable[[Tensor], Tensor]  # v -> Aᵀ diag(c h) A v, a pass of its own
+
+
+Gram = Literal["full", "diagonal", "none"]
 
 
 def sums(
@@ -191,71 +244,132 @@ def sums(
     factor: Tensor | None,
     moments: Formula,
     *,
-    gram: Literal["full", "diagonal", "none"] = "full",
+    gram: Gram = "full",
     scale: float = 1.0,
     single: bool = False,
     certify: bool = False,
 ) -> Sums:
     """One pass: F's likelihood part and derivatives at q = N(μ, Σ), `factor` as in `Matrix.spread`, or None for Σ = 0.
 
-    With gram="diagonal" c h is kept too. Everything is multiplied by `scale`. `single` takes τ² and the curvature
-    in float32: they steer the next step, and only ϑ and the gradient decide where the steps end. `certify` asks for
-    the magnitude.
+    Everything is multiplied by `scale`. `single` takes τ² and the curvature in float32: they steer the next step, and
+    only ϑ and the gradient decide where the steps end. `certify` asks for the magnitude.
     """
-    value, magnitude = mean.new_zeros(()), mean.new_zeros(())
-    slope = torch.zeros_like(mean)
-    total = mean.new_zeros((len(mean), len(mean)) if gram == "full" else len(mean))
-    kept = []
-    for block in source.blocks():
-        light = block.design.single() if single and (factor is not None or gram == "full") else block.design
-        theta = block.design.project(mean)
-        tau2 = torch.zeros_like(theta) if factor is None else light.spread(factor)
-        if block.offset is not None:
-            theta = theta + block.offset
-        if block.residual is not None:
-            tau2 = tau2 + block.residual
-        eta, g, h = moments(theta, tau2)
-        if block.weight is None:
-            value += torch.dot(block.label, theta) - eta.sum()
-            g = block.label - g
-        else:
-            value += torch.dot(block.weight, block.label * theta - eta)
-            g, h = (block.label - g) * block.weight, h * block.weight
-        if certify:
-            size = theta.abs() + tau2.sqrt() + 1.0
-            magnitude += size.sum() if block.weight is None else torch.dot(block.weight, size)
-        slope += block.design.pull(g)
-        if gram == "full":
-            total += light.gram(h)
-        elif gram == "diagonal":
-            total += block.design.gram_diagonal(h)
-            kept.append(h * scale)
-    return Sums(float(value) * scale, float(magnitude) * scale, slope * scale, total * scale, kept)
+    rows = partial(
+        row_sums,
+        mean=mean,
+        factor=factor,
+        moments=moments,
+        gram=gram,
+        single=single,
+        certify=certify,
+        program=PROGRAMS.get(moments),
+    )
+    value, magnitude, slope, total = source.reduce(rows)
+
+    def curvature(vector: Tensor) -> Tensor:
+        return scale * source.reduce(partial(curvature_product, mean=mean, factor=factor, moments=moments, v=vector))[0]
+
+    return Sums(float(value) * scale, float(magnitude) * scale, slope * scale, total * scale, curvature)
 
 
-def curvature_product(source: Source, curvature: list[Tensor], vector: Tensor) -> Tensor:
-    """Aᵀ diag(c h) A v, from the c h kept by a pass."""
-    total = torch.zeros_like(vector)
-    for block, h in zip(source.blocks(), curvature, strict=True):
-        total += block.design.pull(h * block.design.project(vector))
-    return total
+def row_sums(
+    block: Block,
+    mean: Tensor,
+    factor: Tensor | None,
+    moments: Formula,
+    gram: Gram,
+    single: bool,
+    certify: bool,
+    program: Program | None,
+) -> list[Tensor]:
+    """A block's part of value, magnitude, gradient and curvature, by fused.py where it has a program and applies."""
+    if program is not None and (fused := by_kernels(block, mean, factor, program, gram, single)) is not None:
+        return fused
+    light = block.design.single() if single and (factor is not None or gram == "full") else block.design
+    theta, tau2 = latent_moments(block, mean, factor, light)
+    eta, g, h = moments(theta, tau2)
+    if block.weight is None:
+        value = torch.dot(block.label, theta) - eta.sum()
+        g = block.label - g
+    else:
+        value = torch.dot(block.weight, block.label * theta - eta)
+        g, h = (block.label - g) * block.weight, h * block.weight
+    magnitude = torch.zeros_like(value)
+    if certify:
+        size = theta.abs() + tau2.sqrt() + 1.0
+        magnitude = size.sum() if block.weight is None else torch.dot(block.weight, size)
+    curvature = {"full": light.gram, "diagonal": block.design.gram_diagonal, "none": empty}[gram]
+    return [value, magnitude, block.design.pull(g), curvature(h)]
+
+
+def empty(vector: Tensor) -> Tensor:
+    return vector.new_zeros(0)
+
+
+def by_kernels(
+    block: Block, mean: Tensor, factor: Tensor | None, program: Program, gram: Gram, single: bool
+) -> list[Tensor] | None:
+    """The same from fused.py, or None."""
+    design = block.design
+    if not isinstance(design, Dense) or not design.matrix.is_cuda or gram == "diagonal":
+        return None
+    if block.residual is not None or len(mean) > MOST_COLUMNS or not available():
+        return None
+    if factor is not None and factor.ndim == 1:
+        factor = torch.diag(factor.sqrt())
+    return fused_sums(
+        design.matrix, block.label, block.offset, block.weight, mean, factor, program, gram == "full", single
+    )
+
+
+def latent_moments(
+    block: Block, mean: Tensor, factor: Tensor | None, light: Matrix | None = None
+) -> tuple[Tensor, Tensor]:
+    """ϑ and τ² of the rows of a block; τ² by way of `light`, the same design in float32."""
+    theta = block.design.project(mean)
+    tau2 = torch.zeros_like(theta) if factor is None else (light or block.design).spread(factor)
+    if block.offset is not None:
+        theta = theta + block.offset
+    if block.residual is not None:
+        tau2 = tau2 + block.residual
+    return theta, tau2
+
+
+def curvature_product(block: Block, mean: Tensor, factor: Tensor | None, moments: Formula, v: Tensor) -> list[Tensor]:
+    """A block's part of Aᵀ diag(c h) A v."""
+    h = moments(*latent_moments(block, mean, factor))[2]
+    if block.weight is not None:
+        h = h * block.weight
+    return [block.design.pull(h * block.design.project(v))]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Arrays in memory
 
 BLOCK_ROWS = 16384  # rows at a time: block and features stay in the cache
-BLOCK_ROWS_DEVICE = 1 << 20
 
 
 CPU = torch.device("cpu")
+GOLDEN = 0.5 * (5.0**0.5 - 1.0)
+
+
+def scattered(rows: int, k: int, generator: np.random.Generator, device: torch.device = CPU) -> Tensor:
+    """k of the rows in order, one from each of k equal runs, at the place u + i φ mod 1 within the i-th run.
+
+    Multiples of the golden ratio φ fall everywhere equally often and never in step with the data, so that sorted or
+    periodic files give no bias; and wherever it is computed, the choice is the same.
+    """
+    i = torch.arange(k, dtype=torch.float64, device=device)
+    place = (i * GOLDEN + generator.random()).frac()
+    return ((i + place) * (rows / k)).floor_().long().clamp_(max=rows - 1)
 
 
 @dataclass(frozen=True)
-class Arrays:
+class Arrays(InBlocks):
     """Rows held in arrays: X (NumPy, torch or SciPy CSR), labels, and optional offset, residual, weight.
 
-    X is never copied. `dtype` is that of the products with X; all else is float64.
+    X is never copied. `dtype` is that of the products with X; all else is float64. On a CUDA device all but X lie
+    there, and X too unless it is too large.
     """
 
     features: Any
@@ -276,10 +390,26 @@ class Arrays:
     def dimension(self) -> int:
         return int(self.features.shape[1]) + int(self.intercept)
 
+    @property
+    def smallest_subset(self) -> int:
+        few = self.device.type == "cpu" or self.rows < accelerator.SMALLEST_SUBSET
+        return 0 if few else accelerator.SMALLEST_SUBSET
+
+    @property
+    def float32_pays(self) -> bool:
+        return self.device.type == "cpu"
+
     def blocks(self) -> Iterator[Block]:
-        for start in range(0, self.rows, self.block_rows):
-            part = slice(start, start + self.block_rows)
-            yield Block(self.design(part), *[self.vector(x, part) for x in self.vectors()])  # type: ignore[arg-type]
+        starts = range(0, self.rows, self.block_rows)
+        parts = [slice(start, min(start + self.block_rows, self.rows)) for start in starts]
+        for part, design in zip(parts, self.designs(parts), strict=True):
+            yield Block(design, *[self.vector(x, part) for x in self.vectors()])  # type: ignore[arg-type]
+
+    def reduce(self, function: RowFunction) -> list[Tensor]:
+        if self.device.type == "cpu":
+            return super().reduce(function)
+        in_blocks = lambda rows: replace(self, block_rows=rows).blocks()  # noqa: E731
+        return accelerator.reduce_there(in_blocks, function, self.block_rows, self.device)
 
     def vectors(self) -> tuple[Tensor | None, ...]:
         return self.label, self.offset, self.residual, self.weight
@@ -287,20 +417,24 @@ class Arrays:
     def vector(self, x: Tensor | None, part: slice) -> Tensor | None:
         return None if x is None else x[part].to(device=self.device, dtype=torch.float64)
 
-    def design(self, part: slice) -> Matrix:
-        block = self.features[part]
-        if hasattr(block, "tocsr"):
-            return Sparse(block)
-        return Dense(torch.as_tensor(block, dtype=self.dtype, device=self.device), self.intercept)
+    def designs(self, parts: list[slice]) -> Iterator[Matrix]:
+        if isinstance(self.features, Tensor) and self.features.device != self.device:
+            for x in accelerator.streamed(self.features, parts, self.dtype, self.device):
+                yield Dense(x, self.intercept)
+            return
+        for part in parts:
+            block = self.features[part]
+            sparse = hasattr(block, "tocsr")
+            yield Sparse(block) if sparse else Dense(torch.as_tensor(block, dtype=self.dtype), self.intercept)
 
     def subset(self, k: int, generator: np.random.Generator) -> "Arrays":
-        """About k rows, one at random from each of k equal runs: sorted files give no bias, and nothing is shuffled."""
-        return self.take(np.floor((np.arange(k) + generator.random(k)) * (self.rows / k)).astype(np.int64))
+        """The k rows of `scattered`, copied."""
+        return self.take(scattered(self.rows, k, generator, self.device))
 
-    def take(self, chosen: np.ndarray) -> "Arrays":
+    def take(self, index: Tensor) -> "Arrays":
         """The chosen rows, copied."""
-        index = torch.from_numpy(chosen)
         offset, residual, weight = (None if x is None else x[index.to(x.device)] for x in self.vectors()[1:])
         label = self.label[index.to(self.label.device)]
-        features = self.features[index.to(self.features.device) if isinstance(self.features, Tensor) else chosen]
+        X = self.features
+        features = X[index.to(X.device)] if isinstance(X, Tensor) else X[index.cpu().numpy()]
         return replace(self, features=features, label=label, offset=offset, residual=residual, weight=weight)

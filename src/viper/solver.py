@@ -112,19 +112,24 @@ def beginning(problem: Problem, generator: np.random.Generator) -> tuple[Gaussia
 
 
 CHORD_ROWS = 50_000  # rows from which a pass without matrix products pays
-MODE_MOVE = 1.0  # nats within which the mode is found: q's mean differs from it by as much
+MODE_MOVE = 10.0  # nats: a Newton step from there ends within a fraction of one, and q's mean is as far from the mode
 COARSE_SHARE = 0.1  # of a subset's own sampling error: a step that moves less has no place on it
 COARSE_RATIO = 10
+LARGEST_SUBSET = 1 << 25  # entries (256 MB)
 ROWS_PER_DIMENSION = 40  # rows below which a subset does not determine the fit
 
 
 def coarse_sizes(problem: Problem) -> list[int]:
-    """Sizes of the subsets: a tenth of the rows, a tenth of those, ..., as long as they determine the fit."""
-    least = ROWS_PER_DIMENSION * problem.source.dimension
+    """Sizes of the subsets: a tenth of the rows, a tenth of those, ..., as long as they determine the fit.
+
+    None is too large to be held in memory beside a source that is not.
+    """
+    least = max(ROWS_PER_DIMENSION * problem.source.dimension, problem.source.smallest_subset)
+    most = max(LARGEST_SUBSET // problem.source.dimension, least)
     sizes: list[int] = []
     k = problem.source.rows
     while k >= 4 * least:
-        k = max(k // COARSE_RATIO, least)
+        k = min(max(k // COARSE_RATIO, least), most)
         sizes.insert(0, k)
     return sizes
 
@@ -155,7 +160,7 @@ def iterate(
     for _ in range(max_iter):
         proposal = run.step(rho)
         move = math.inf if proposal is None else divergence(run.result.q, proposal)
-        if proposal is not None and rho == 1.0 and remaining(move, last, slowest) < tol:
+        if proposal is not None and rho == 1.0 and remaining(move, last, slowest) < run.enough(tol):
             if run.finish(proposal, move, tol):
                 return run.result
             last = math.inf
@@ -265,6 +270,10 @@ class Stage:
         if self.report is not None:
             self.report(self.result.history[-1])
 
+    def enough(self, tol: float) -> float:
+        """A rough stage also ends where the step that the last stage takes in any case leads on unseen."""
+        return tol if self.problem.refine else max(tol, 0.5 * UNSEEN * abs(self.result.objective))
+
     def give_up(self) -> None:
         """No step goes uphill: at the top, as far as rounding lets one see, or stuck."""
         full = self.step(1.0)
@@ -276,6 +285,7 @@ class Stage:
         self.result.converged, self.result.status, self.result.move = True, "converged", move
         if not self.problem.refine or move < UNSEEN * (abs(self.result.objective) + 1.0):
             self.result.q, self.result.factor = new, new.factor
+            self.result.objective += move  # to first order, a natural-gradient step gains what it moves
             return True
         if not self.accept(new, 1.0):
             return True  # already as high as arithmetic can see
@@ -284,7 +294,7 @@ class Stage:
         return self.result.converged
 
 
-UNSEEN = 1e-12  # relative to F: the ELBO that is reported is that before the last step
+UNSEEN = 1e-11  # relative to F: the gain of the last step, which is foreseen and not computed
 MEMORY = 6  # proposals that Anderson's step mixes
 SMALL_MOVE = 1e-6  # nats: no harm is done if rounding hides whether such a step is uphill
 LONGEST_EXTRAPOLATION = 20.0  # sum of its weights

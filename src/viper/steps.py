@@ -16,8 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from viper.fused import PROGRAMS, Program
 from viper.moments import Formula, Triple
-from viper.problem import Prior, Source, Sums, curvature_product, sums
+from viper.problem import Prior, Source, Sums, sums
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,8 @@ class Problem:
     @property
     def single(self) -> bool:
         """Take τ² and the curvature in float32: in rough stages, where matrix products dominate."""
-        return not self.refine and self.source.rows >= MANY_ROWS and self.source.dimension >= MANY_COLUMNS
+        many = self.source.rows >= MANY_ROWS and self.source.dimension >= MANY_COLUMNS
+        return many and not self.refine and self.source.float32_pays
 
     def total(self, mean: Tensor, factor: Tensor | None, formula: Formula | None = None, gram: bool = True) -> Sums:
         """The sums over rows; without `gram`, no curvature."""
@@ -178,7 +180,7 @@ def conjugate_gradients(problem: Problem, total: Sums, slope: Tensor, diagonal: 
     for _ in range(10 * math.isqrt(len(slope)) + 100):
         if rz <= CG_TOLERANCE**2 * start:
             break
-        product = problem.prior.apply(direction) + curvature_product(problem.source, total.curvature, direction)
+        product = problem.prior.apply(direction) + total.curvature(direction)
         alpha = rz / (direction @ product)
         x, residual = x + alpha * direction, residual - alpha * product
         z = residual / diagonal
@@ -200,3 +202,6 @@ def opening(problem: Problem) -> Gaussian:
 def largest_curvature(mean: Tensor, variance: Tensor) -> Triple:
     """Böhning & Lindsay's (1988) quadratic: the slope at the mean, and s' <= ¼."""
     return torch.zeros_like(mean), torch.sigmoid(mean), torch.full_like(mean, 0.25)
+
+
+PROGRAMS[largest_curvature] = Program("quarter")

@@ -1,0 +1,106 @@
+"""Passes on a CUDA device, for a solver that lives on the host.
+
+A pass takes μ and a factor of Σ there and brings its sums back in one copy; the d × d algebra between passes stays on
+the host, which does it faster up to several hundred dimensions. Rows that do not fit the card wait in host memory and
+stream through pinned buffers while the block before is computed.
+"""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+LARGEST_ON_HOST = 512  # dimension up to which the algebra of a step is left to the host
+SHARE_FOR_ROWS = 0.6  # of the free memory of a card that X may take; the rest is for blocks
+SHARE_FOR_BLOCK = 0.1
+FEWEST_ROWS, MOST_ROWS = 1 << 14, 1 << 24  # in a block
+SMALLEST_SUBSET = 1 << 20  # rows below which a pass takes as long as its launch, and few rows take the host's steps
+
+
+def algebra_device(dimension: int, device: torch.device) -> torch.device:
+    """Where the d × d matrices of a fit live whose rows lie on `device`."""
+    return torch.device("cpu") if dimension <= LARGEST_ON_HOST else device
+
+
+def free_memory(device: torch.device) -> int:
+    return int(torch.cuda.mem_get_info(device)[0])
+
+
+def fits(size: int, device: torch.device) -> bool:
+    """Whether `size` bytes of rows leave room to compute."""
+    return size <= SHARE_FOR_ROWS * free_memory(device)
+
+
+def rows_per_block(columns: int, device: torch.device) -> int:
+    """As many rows as a share of the free memory holds with all that the plain formulas make of them."""
+    held = 8 * (3 * columns + 24)
+    return int(min(MOST_ROWS, max(FEWEST_ROWS, SHARE_FOR_BLOCK * free_memory(device) // held)))
+
+
+def reduce_there(
+    blocks: Callable[[int], Iterator[Any]], function: partial[list[Tensor]], rows: int, device: torch.device
+) -> list[Tensor]:
+    """Σ over blocks of at most `rows` rows, with the function's tensors taken there and its sums brought back.
+
+    Where memory runs out, blocks are halved; the sums so far are thrown away and no answer changes.
+    """
+    tensors = [x for x in function.keywords.values() if isinstance(x, Tensor)]
+    moved = {name: x.to(device) if isinstance(x, Tensor) else x for name, x in function.keywords.items()}
+    there = partial(function.func, *function.args, **moved)
+    while True:
+        try:
+            totals: list[Tensor] = []
+            for block in blocks(rows):
+                part = there(block)
+                totals = part if not totals else [total + more for total, more in zip(totals, part, strict=True)]
+            return fetched(totals, tensors[0].device if tensors else device)
+        except torch.cuda.OutOfMemoryError:
+            if rows <= FEWEST_ROWS:
+                raise ValueError(
+                    f"blocks of rows must fit the memory of the device; got {free_memory(device) >> 20} MB free on "
+                    f"{device}, too little for {rows} rows. Free memory there, or use device='cpu'."
+                ) from None
+            rows //= 2
+            torch.cuda.empty_cache()
+
+
+def fetched(totals: list[Tensor], home: torch.device) -> list[Tensor]:
+    """The tensors on another device, by one copy."""
+    if not totals or totals[0].device == home:
+        return totals
+    flat = torch.cat([total.reshape(-1) for total in totals]).to(home)
+    parts = flat.split([total.numel() for total in totals])
+    return [part.reshape(total.shape) for part, total in zip(parts, totals, strict=True)]
+
+
+def streamed(features: Tensor, parts: list[slice], dtype: torch.dtype, device: torch.device) -> Iterator[Tensor]:
+    """Rows of a host tensor on the device, part by part; the next part is on its way while one is used."""
+    longest = max((part.stop - part.start for part in parts), default=0)
+    buffers = [torch.empty(longest, features.shape[1], dtype=dtype, pin_memory=True) for _ in range(2)]
+    stream = torch.cuda.Stream(device)
+    arrived: list[torch.cuda.Event | None] = [None, None]
+
+    def load(i: int) -> tuple[Tensor, torch.cuda.Event]:
+        if (before := arrived[i % 2]) is not None:
+            before.synchronize()  # the buffer is free again
+        source = features[parts[i]]
+        buffer = buffers[i % 2][: len(source)].copy_(source)
+        with torch.cuda.stream(stream):
+            x = buffer.to(device, non_blocking=True)
+            event = torch.cuda.Event()
+            event.record(stream)
+        arrived[i % 2] = event
+        return x, event
+
+    with ThreadPoolExecutor(1) as pool:
+        following = pool.submit(load, 0) if parts else None
+        for i in range(len(parts)):
+            assert following is not None
+            x, event = following.result()
+            following = pool.submit(load, i + 1) if i + 1 < len(parts) else None
+            torch.cuda.current_stream(device).wait_event(event)
+            x.record_stream(torch.cuda.current_stream(device))
+            yield x

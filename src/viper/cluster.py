@@ -1,0 +1,232 @@
+"""Rows on a cluster: Dask collections as a source whose partitions stay where they are.
+
+The partitions are checked and kept by the workers once, as `Arrays`. A pass ships a function out and sums back: one
+task per thread adds up the partitions that lie with it, in blocks that fit the cache, and a tree adds up the tasks.
+What a lost worker held is made again from its graph by the scheduler, so that a fit loses only time. Without a client
+the same tasks run on Dask's threads.
+"""
+
+import io
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError
+from dataclasses import replace
+from functools import lru_cache, partial, reduce
+from itertools import pairwise
+from types import FunctionType
+from typing import Any
+
+import cloudpickle  # type: ignore[import-untyped]
+import numpy as np
+import scipy.sparse
+import torch
+from dask.base import compute, get_scheduler
+from dask.delayed import delayed
+from dask.sizeof import sizeof
+from torch import Tensor
+
+from viper.problem import BLOCK_ROWS, CPU, Arrays, RowFunction, add_up, scattered
+from viper.threads import one_thread
+
+FAN_IN = 16  # sums that one task of the tree adds up
+IN_MEMORY = 1 << 20  # entries of a subset that this process holds itself: a pass over them is quicker than a round trip
+EMBEDDED = 1 << 18  # bytes of a function that travel with each task; more are sent to every worker ahead
+VECTORS = ("label", "offset", "residual", "weight")  # as `Arrays.vectors` has them
+LOST = (CancelledError, OSError, TimeoutError)  # what is raised when the scheduler or data on a worker is gone
+ATTEMPTS = 3  # at a pass in which that happens
+
+
+class Partitions:
+    """Rows in partitions, each an `Arrays`: futures on the client's cluster, or held here where there is no client."""
+
+    device = CPU  # where the solver works; the workers have their own
+    smallest_subset = 0
+    float32_pays = True
+
+    def __init__(self, client: Any, parts: Sequence[Any], sizes: np.ndarray, dimension: int) -> None:
+        self.client, self.parts, self.sizes, self.dimension = client, list(parts), sizes, dimension
+        self.layout: tuple[dict[str, int], list[list[Any]]] | None = None
+
+    @property
+    def rows(self) -> int:
+        return int(self.sizes.sum())
+
+    def reduce(self, function: RowFunction) -> list[Tensor]:
+        if self.client is None:
+            return tensors(added(run(None, partial(group_sums, function=function), [[part] for part in self.parts])))
+        packed = pack(function)
+        for _ in range(ATTEMPTS):
+            try:
+                return tensors(self.remote_sums(packed))
+            except LOST as error:
+                complain_if_unreachable(self.client, error)
+                self.layout, last = None, error
+        raise ConnectionError(
+            f"the workers must keep the rows and the scheduler stay reachable; got {last!r} in {ATTEMPTS} attempts at "
+            "a pass. Data that came by client.scatter cannot be made again: use collections that know their origin."
+        ) from last
+
+    def remote_sums(self, packed: bytes) -> list[Any]:
+        """One pass on the cluster: a task for each group, then a tree."""
+        client = self.client
+        function = packed if len(packed) <= EMBEDDED else client.scatter(packed, broadcast=True, hash=False)
+        sums = client.map(packed_sums, self.groups(), packed=function, pure=False)
+        while len(sums) > FAN_IN:
+            sums = client.map(added, [sums[i : i + FAN_IN] for i in range(0, len(sums), FAN_IN)], pure=False)
+        return added(client.gather(sums))
+
+    def groups(self) -> list[list[Any]]:
+        """The partitions of each thread of the cluster: looked up again when workers came or went."""
+        threads: dict[str, int] = self.client.nthreads()
+        if self.layout is None or self.layout[0] != threads:
+            held = self.client.who_has(self.parts)
+            at: dict[str, list[Any]] = {}
+            for part in self.parts:
+                alive = [worker for worker in held.get(part.key, ()) if worker in threads]
+                at.setdefault(alive[0] if alive else part.key, []).append(part)
+            # what is being made again has no place yet: ask again in the next pass
+            settled = threads if at.keys() <= threads.keys() else {}
+            self.layout = settled, [g for where, x in at.items() for g in split(x, threads.get(where, 1))]
+        return self.layout[1]
+
+    def subset(self, k: int, generator: np.random.Generator) -> "Partitions | Arrays":
+        """The rows that `Arrays.subset` would choose; in the memory of this process if they are few."""
+        chosen = scattered(self.rows, k, generator).numpy()
+        ends = np.cumsum(self.sizes)
+        local = np.split(chosen, np.searchsorted(chosen, ends[:-1]))
+        local = [rows - (end - size) for rows, end, size in zip(local, ends, self.sizes, strict=True)]
+        some = [i for i, rows in enumerate(local) if len(rows)]
+        parts = keep(self.client, taken, [self.parts[i] for i in some], [local[i] for i in some])
+        few = Partitions(self.client, parts, np.array([len(local[i]) for i in some]), self.dimension)
+        return few.whole() if few.rows * few.dimension <= IN_MEMORY else few
+
+    def whole(self) -> Arrays:
+        """All rows in the memory of this process."""
+        return joined(run(self.client, on_host, self.parts))
+
+
+def taken(part: Arrays, chosen: np.ndarray) -> Arrays:
+    return part.take(torch.from_numpy(chosen))
+
+
+def split(parts: list[Any], count: int) -> Iterator[list[Any]]:
+    """At most `count` runs of nearly equal length."""
+    count = min(count, len(parts))
+    edges = [len(parts) * i // count for i in range(count + 1)]
+    return (parts[low:high] for low, high in pairwise(edges))
+
+
+def joined(parts: list[Arrays]) -> Arrays:
+    """Several `Arrays` in memory as one."""
+    features = [part.features for part in parts]
+    whole = scipy.sparse.vstack(features, "csr") if scipy.sparse.issparse(features[0]) else torch.cat(features)
+    columns = zip(*[part.vectors() for part in parts], strict=True)
+    vectors: dict[str, Any] = {name: torch.cat(x) for name, x in zip(VECTORS, columns, strict=True) if x[0] is not None}
+    return replace(parts[0], features=whole, **vectors)
+
+
+def tensors(sums: list[Any]) -> list[Tensor]:
+    return [torch.as_tensor(x) for x in sums]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Running on the cluster, or on Dask's threads
+
+
+def active_client() -> Any:
+    """The client that Dask would compute with, or None."""
+    client = getattr(get_scheduler(), "__self__", None)
+    return client if "distributed" in sys.modules and hasattr(client, "who_has") else None
+
+
+def run(client: Any, function: Callable[..., Any], *columns: Sequence[Any]) -> list[Any]:
+    """function(a, b, ...) for each a, b, ... of the columns, where the arguments are; the results here."""
+    if client is None:
+        return list(compute(*[delayed(function, pure=False)(*row) for row in zip(*columns, strict=True)]))
+    try:
+        return client.gather(keep(client, function, *columns))
+    except LOST as error:
+        complain_if_unreachable(client, error)
+        raise
+
+
+def keep(client: Any, function: Callable[..., Any], *columns: Sequence[Any]) -> list[Any]:
+    """The same, but the results stay there."""
+    if client is None:
+        return run(None, function, *columns)
+    return client.map(function, *columns, pure=False)
+
+
+def complain_if_unreachable(client: Any, error: BaseException) -> None:
+    if client.status != "running":
+        raise ConnectionError(
+            f"the Dask scheduler must stay reachable during a fit; got client status {client.status!r}. "
+            "Start a new cluster and client and fit again."
+        ) from error
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# On the workers
+
+
+def group_sums(parts: list[Arrays], function: RowFunction) -> list[Any]:
+    """The sums over some partitions as NumPy arrays, which travel lightly, computed by one thread."""
+    with one_thread():
+        total = add_up(part.reduce(function) for part in parts)
+    return [x.cpu().numpy() for x in total]
+
+
+def added(sums: list[list[Any]]) -> list[Any]:
+    """The sums of the first entries, of the second, ...; nothing is overwritten, since a task may be run again."""
+    return [reduce(np.add, entries) for entries in zip(*sums, strict=True)]
+
+
+def packed_sums(parts: list[Arrays], packed: bytes) -> list[Any]:
+    return group_sums(parts, cloudpickle.loads(packed))
+
+
+def on_host(part: Arrays) -> Arrays:
+    """The same rows in the memory of the CPU, in blocks of its size."""
+    if part.device.type == "cpu":
+        return part
+    vectors: dict[str, Any] = {name: x.cpu() for name, x in zip(VECTORS, part.vectors(), strict=True) if x is not None}
+    return replace(part, features=part.features.cpu(), device=CPU, block_rows=BLOCK_ROWS, **vectors)
+
+
+def size_of_arrays(part: Arrays) -> int:
+    """Bytes in main memory, by which the scheduler judges what is cheap to move."""
+    sparse = scipy.sparse.issparse(part.features)
+    held = [part.features.data, part.features.indices] if sparse else [part.features]
+    return sum(x.nbytes for x in [*held, *part.vectors()] if x is not None and not getattr(x, "is_cuda", False))
+
+
+sizeof.register(Arrays)(size_of_arrays)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Functions as bytes
+
+
+class Packer(cloudpickle.Pickler):
+    """Formulas are closures: slow to pickle, but the same in every pass, so that is done once, and undone once."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, FunctionType) and "<locals>" in obj.__qualname__:
+            return unpack_closure, (pack_closure(obj),)
+        return super().reducer_override(obj)
+
+
+@lru_cache(maxsize=32)
+def pack_closure(closure: FunctionType) -> bytes:
+    return cloudpickle.dumps(closure)
+
+
+@lru_cache(maxsize=32)
+def unpack_closure(packed: bytes) -> Any:
+    return cloudpickle.loads(packed)
+
+
+def pack(function: RowFunction) -> bytes:
+    buffer = io.BytesIO()
+    Packer(buffer).dump(function)
+    return buffer.getvalue()

@@ -1,0 +1,251 @@
+"""From Dask collections to partitions that the workers have checked, and lazy predictions back.
+
+Every complaint is that of design.py, raised by the worker that finds it, with the number of the partition.
+"""
+
+import math
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import dask.array as da
+import numpy as np
+from dask.base import compute, is_dask_collection, persist
+from dask.delayed import delayed
+
+from viper import design
+from viper.cluster import Partitions, active_client, keep, run
+from viper.problem import Arrays
+from viper.threads import one_thread
+
+MOST_LABELS = 100  # of a partition that are looked at to find the two classes
+
+
+@dataclass(frozen=True)
+class Reader:
+    """How a worker checks and keeps a partition."""
+
+    blank: Any = field(repr=False)  # an estimator that knows its columns, in whose name complaints are made
+    classes: np.ndarray
+    intercept: bool
+    device: Any
+    dtype: str
+
+    def read(self, number: int, X: Any, y: Any, weight: Any, offset: Any) -> Arrays:
+        try:
+            X = design.read_features(self.blank, X, reset=False)
+            label = design.read_labels(y, X.shape[0], self.classes)[1]
+            part = design.read_rows(
+                X, label, intercept=self.intercept, offset=offset, device=self.device, dtype=self.dtype
+            )
+            c = design.read_weights(weight, X.shape[0], whole=False)
+            return part if c is None else replace(part, weight=c.to(part.device))
+        except ValueError as error:
+            error.add_note(f"This is in partition {number}, counted from 0.")
+            raise
+
+
+def labelled(
+    estimator: Any,
+    X: Any,
+    y: Any,
+    sample_weight: Any,
+    offset: Any,
+    *,
+    intercept: bool,
+    device: Any,
+    dtype: str,
+    reset: bool,
+    classes: Any,
+) -> tuple[np.ndarray, Partitions]:
+    """The two classes and a source of the rows, which stay with the workers."""
+    if y is None:
+        raise ValueError("This estimator requires y to be passed, but the target y is None.")
+    client = active_client()
+    X = check_columns(estimator, X, reset)
+    sizes, blocks, columns = aligned(client, X, {"y": y, "sample_weight": sample_weight, "offset": offset})
+    if classes is None:
+        found = run(client, distinct_labels, columns["y"])
+        classes = design.read_labels(np.concatenate(found), sum(map(len, found)))[0]
+    reader = Reader(blank_copy(estimator), np.asarray(classes), intercept, device, dtype)
+    parts = keep(client, reader.read, range(len(blocks)), blocks, *columns.values())
+    some_weight = run(client, has_weight, parts)
+    if not any(some_weight):
+        design.read_weights(np.zeros(1), 1)  # complains
+    return reader.classes, Partitions(client, parts, np.array(sizes), estimator.n_features_in_ + int(intercept))
+
+
+def has_weight(part: Arrays) -> bool:
+    return part.weight is None or bool((part.weight > 0).any())
+
+
+def distinct_labels(y: Any) -> np.ndarray:
+    """The labels of a partition, each once, but no more than enough to see that there are too many."""
+    return design.distinct(np.ravel(np.asarray(y)))[:MOST_LABELS]
+
+
+def blank_copy(estimator: Any) -> Any:
+    """An estimator that knows its columns and nothing else."""
+    blank = object.__new__(type(estimator))
+    known = {name: x for name, x in vars(estimator).items() if name in ("n_features_in_", "feature_names_in_")}
+    vars(blank).update(known)
+    return blank
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Shapes and partitions
+
+
+def is_frame(X: Any) -> bool:
+    return hasattr(X, "to_dask_array") and X.ndim == 2
+
+
+def check_columns(estimator: Any, X: Any, reset: bool) -> Any:
+    """A frame, or an array with all columns in each chunk; the estimator learns or compares number and names."""
+    if is_frame(X):
+        design.read_features(estimator, X._meta_nonempty, reset=reset)
+        return X
+    if X.ndim != 2 or math.isnan(X.shape[1]):
+        raise ValueError(f"X must have two dimensions and a known number of columns; got shape {X.shape}.")
+    design.read_features(estimator, np.zeros((1, X.shape[1])), reset=reset)
+    return X.rechunk({1: -1}) if len(X.chunks[1]) > 1 else X
+
+
+def aligned(client: Any, X: Any, vectors: dict[str, Any]) -> tuple[list[int], list[Any], dict[str, list[Any]]]:
+    """Sizes of the partitions that are not empty, their rows, and vectors cut likewise.
+
+    All are computed once and kept: as futures of the client, or here.
+    """
+    given = {name: as_vector(x, name) for name, x in vectors.items() if x is not None}
+    # in one go, since they may have a common origin; `held` keeps it until all have been cut
+    rows, *held = persist(row_blocks(X), *given.values())
+    blocks = keep_blocks(client, rows)
+    sizes = row_counts(client, X, blocks)
+    kept = [size for size in sizes if size]
+    cut = {name: like_rows(client, x, name, sizes) for name, x in zip(given, held, strict=True)}
+    full = [block for block, size in zip(blocks, sizes, strict=True) if size]
+    return kept, full, {name: cut.get(name, [None] * len(kept)) for name in vectors}
+
+
+def keep_blocks(client: Any, blocks: list[Any]) -> list[Any]:
+    """Delayed values as futures of the client, or computed here."""
+    return list(compute(*blocks)) if client is None else client.compute(blocks)
+
+
+def row_blocks(X: Any) -> list[Any]:
+    """The partitions of a collection, delayed."""
+    return list(np.ravel(X.to_delayed()))
+
+
+def row_counts(client: Any, X: Any, blocks: list[Any]) -> list[int]:
+    """How many rows each partition has, counted where the collection does not know."""
+    if not is_frame(X) and not any(map(math.isnan, X.chunks[0])):
+        sizes = list(X.chunks[0])
+    else:
+        sizes = run(client, count_rows, blocks)
+    if not sum(sizes):
+        raise ValueError(f"X must have a row at least; got none in {len(sizes)} partitions.")
+    return sizes
+
+
+def count_rows(block: Any) -> int:
+    return int(block.shape[0])
+
+
+def as_vector(x: Any, name: str) -> Any:
+    """A 1-D Dask array, or what will become one: an array in memory or a number."""
+    if is_frame(x):
+        if len(x.columns) != 1:
+            raise ValueError(f"{name} must have one column; got {len(x.columns)}: {list(x.columns)[:5]}.")
+        x = x[x.columns[0]]
+    if hasattr(x, "to_dask_array"):
+        dtype = x.dtype if isinstance(x.dtype, np.dtype) else object
+        parts = [da.from_delayed(delayed(np.asarray, pure=False)(part), (math.nan,), dtype) for part in row_blocks(x)]
+        return da.concatenate(parts, allow_unknown_chunksizes=True)
+    if not is_dask_collection(x):
+        return np.asarray(x)
+    if x.ndim == 2 and x.shape[1] == 1:
+        return x[:, 0]
+    if x.ndim != 1:
+        raise ValueError(f"{name} must have one dimension; got shape {x.shape}.")
+    return x
+
+
+def like_rows(client: Any, x: Any, name: str, sizes: list[int]) -> list[Any]:
+    """A vector in the partitions of X that are not empty."""
+    rows, kept = sum(sizes), tuple(size for size in sizes if size)
+    if not is_dask_collection(x):
+        x = da.from_array(np.full(rows, x) if x.ndim == 0 else np.ravel(x), chunks=-1)
+    if any(map(math.isnan, x.chunks[0])):
+        x = x.compute_chunk_sizes()
+    if x.shape != (rows,):
+        if name == "y":
+            raise ValueError(
+                f"X and y must have as many rows; got inconsistent numbers of samples: {rows} and {x.shape[0]}."
+            )
+        raise ValueError(f"{name} must have shape ({rows},), one entry per row; got {name}.shape == {x.shape}.")
+    if x.chunks[0] != tuple(sizes):
+        return keep_blocks(client, row_blocks(x.rechunk((kept,))))
+    return keep_blocks(client, [block for block, size in zip(row_blocks(x), sizes, strict=True) if size])
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Predictions
+
+
+def predict_lazily(model: Any, name: str, X: Any, offset: Any, columns: int, dtype: Any, **options: Any) -> Any:
+    """The model's method of that name applied to each partition, as a Dask array; `columns` is 0 for a vector.
+
+    The rows of a frame become those of an array with unknown chunk sizes.
+    """
+    X = check_columns(model, X, reset=False)
+    sizes = (math.nan,) * X.npartitions if is_frame(X) else X.chunks[0]
+    shipped, tail = delayed(model, pure=False, traverse=False), (columns,) if columns else ()
+    predict = delayed(partial(predict_part, name=name, tail=tail, dtype=dtype, options=options), pure=False)
+    parts = [
+        da.from_delayed(predict(shipped, block, some), (size, *tail), dtype)
+        for block, some, size in zip(row_blocks(X), offsets(offset, sizes), sizes, strict=True)
+    ]
+    return da.concatenate(parts, allow_unknown_chunksizes=True)
+
+
+def predict_part(
+    model: Any, X: Any, offset: Any, *, name: str, tail: tuple[int, ...], dtype: Any, options: dict[str, Any]
+) -> np.ndarray:
+    if not X.shape[0]:
+        return np.empty((0, *tail), dtype)
+    with one_thread():
+        result = getattr(model, name)(X, offset=offset, **options)
+    return np.stack(result, 1) if isinstance(result, tuple) else result
+
+
+def offsets(offset: Any, sizes: tuple[float, ...]) -> list[Any]:
+    """The offset of each partition: a number for all, or a vector in as many partitions."""
+    if offset is None or (not is_dask_collection(offset) and np.ndim(offset) == 0):
+        return [offset] * len(sizes)
+    x = as_vector(offset, "offset")
+    known = not any(map(math.isnan, sizes))
+    if not is_dask_collection(x):
+        x = da.from_array(x, chunks=-1)
+    if known and not any(map(math.isnan, x.shape)) and x.shape[0] == sum(sizes):
+        x = x.rechunk((sizes,)) if x.chunks[0] != sizes else x
+    if x.numblocks[0] != len(sizes):
+        raise ValueError(
+            f"offset must have the rows and partitions of X; got {x.numblocks[0]} partitions for {len(sizes)}. "
+            "Call compute_chunk_sizes() on both."
+        )
+    return row_blocks(x)
+
+
+def accuracy(y: Any, predicted: Any, sample_weight: Any) -> float:
+    """Share of rows, by weight, whose class is predicted right."""
+    client = active_client()
+    _, blocks, columns = aligned(client, predicted, {"y": y, "sample_weight": sample_weight})
+    good, every = np.sum(run(client, hits, blocks, *columns.values()), axis=0)
+    return float(good / every)
+
+
+def hits(predicted: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> tuple[float, float]:
+    """Weight of the rows predicted right, and of all."""
+    c = np.ones(len(y)) if weight is None else weight
+    return float(c @ (predicted == y)), float(c.sum())

@@ -1,0 +1,130 @@
+"""One file from the web into a folder: all of it and what was expected, or nothing."""
+
+import errno
+import os
+import secrets
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from contextlib import suppress
+from http.client import HTTPException
+from pathlib import Path
+from typing import BinaryIO
+
+PATIENCE = 2.0  # seconds before progress is shown
+TIMEOUT = 30.0  # seconds without an answer
+CHUNK = 1 << 16
+WAY_OUT = "Fetch the file by other means, and pass its folder: data=DIR (--data DIR in the terminal)."
+
+
+class DataError(ValueError):
+    """Data that cannot be had: not found, not downloadable, or not what they should be."""
+
+
+def cache_folder() -> Path:
+    """Where downloads are kept: VIPER_DATA, else the user's cache folder of the platform."""
+    if chosen := os.environ.get("VIPER_DATA"):
+        return Path(chosen).expanduser()
+    if sys.platform == "win32":
+        root = os.environ.get("LOCALAPPDATA") or str(Path.home() / "AppData" / "Local")
+    elif sys.platform == "darwin":
+        root = str(Path.home() / "Library" / "Caches")
+    else:
+        root = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(root) / "viper"
+
+
+def download(url: str, path: Path, check: Callable[[Path], object]) -> None:
+    """Put the file at `url` under `path`, if `check`, which is given its temporary name, raises nothing.
+
+    Interrupted, it leaves what was there before; two processes may download the same file at once.
+
+    Raises
+    ------
+    DataError
+        If the server does not give the whole file, or the folder cannot be written. What `check` raises passes through.
+    """
+    temporary = path.with_name(f".{secrets.token_hex(8)}-{path.name}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("xb") as file:
+            receive(url, file)
+            file.flush()
+            os.fsync(file.fileno())
+        check(temporary)
+        temporary.replace(path)
+    except OSError as error:
+        full = " Free some space, or choose another folder with VIPER_DATA." if error.errno == errno.ENOSPC else ""
+        text = f"The folder for data must be writable; got {path.parent}: {error.strerror}."
+        raise DataError(text + (full or " Choose another with the environment variable VIPER_DATA.")) from error
+    finally:
+        with suppress(OSError):  # what made it fail may forbid this too
+            temporary.unlink()
+
+
+def receive(url: str, file: BinaryIO) -> None:
+    """Copy what the server sends into `file`, with progress; every complaint about the server is raised here."""
+    try:
+        request = urllib.request.Request(url, headers={"User-Agent": "viper"})
+        with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
+            promised = answer.headers.get("Content-Length")
+            expected = int(promised) if promised else None
+            received = 0
+            report = Report(url, expected)
+            # read1 gives up neither what has arrived nor the connection's errors
+            while chunk := answer.read1(CHUNK):
+                write(file, chunk)
+                received += len(chunk)
+                report(received)
+            report.close()
+    except urllib.error.HTTPError as error:
+        error.close()
+        raise DataError(f"{url} must be there to download; got {error.code} {error.reason}. {WAY_OUT}") from error
+    except FullDiskError as error:
+        raise error.reason from error
+    except (OSError, HTTPException) as error:  # no network, no such host, refused, reset, timed out, cut short
+        reason = getattr(error, "reason", None) or error
+        raise DataError(f"{url} must be reachable; got {type(error).__name__}: {reason}. {WAY_OUT}") from error
+    if expected is not None and received != expected:
+        raise DataError(f"{url} must arrive whole; got {received:,} of {expected:,} bytes. Try again. {WAY_OUT}")
+
+
+class FullDiskError(Exception):
+    """An OSError of our own file, told apart from those of the connection."""
+
+    def __init__(self, reason: OSError) -> None:
+        super().__init__(str(reason))
+        self.reason = reason
+
+
+def write(file: BinaryIO, chunk: bytes) -> None:
+    try:
+        file.write(chunk)
+    except OSError as error:
+        raise FullDiskError(error) from error
+
+
+class Report:
+    """Bytes so far and seconds left, on a terminal, once the download has taken two seconds."""
+
+    def __init__(self, url: str, expected: int | None) -> None:
+        self.name, self.expected = url.rsplit("/", 1)[-1], expected
+        self.began, self.shown = time.monotonic(), False
+
+    def __call__(self, received: int) -> None:
+        seconds = time.monotonic() - self.began
+        if seconds < PATIENCE or not sys.stderr.isatty():
+            return
+        text = f"{self.name}: {received:,} bytes"
+        if self.expected:
+            left = seconds * (self.expected - received) / received
+            text += f" of {self.expected:,}, {left:.0f} s left"
+        sys.stderr.write("\r" + text)
+        sys.stderr.flush()
+        self.shown = True
+
+    def close(self) -> None:
+        if self.shown:
+            sys.stderr.write("\n")

@@ -1,0 +1,172 @@
+"""The kernels of fused.py, in Triton: X is read twice, and per row only ϑ, τ², c(y - g) and c h are written.
+
+Symbols as in problem.py. A tile is some rows, padded to `WIDTH` columns; the column of ones of an intercept is made,
+not read. One kernel for all three steps would be slower: what follows a sum over columns is computed once for every
+thread that shares the row.
+"""
+
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra import libdevice
+
+POINTS, POINT_PROGRAMS = 1024, 8  # rows of a tile of the elementwise kernel, and programs per multiprocessor
+# rows of a tile of the other two, warps and programs, by whether there are more than 16 columns: of those tried on an
+# H200, the fastest
+TILES = {False: (16, 1, 32), True: (32, 2, 8)}
+
+
+@triton.jit
+def read_tile(X, index, column, rows, stride, COLUMNS: tl.constexpr, SIZE: tl.constexpr):
+    here = (index < rows)[:, None]
+    x = tl.load(X + index[:, None] * stride + column[None, :], mask=here & (column[None, :] < COLUMNS), other=0.0)
+    if SIZE > COLUMNS:
+        x = tl.where((column[None, :] == COLUMNS) & here, 1.0, x)
+    return x
+
+
+@triton.jit
+def latent_kernel(
+    X, MU, F, THETA, TAU2,
+    rows, stride, tiles,
+    COLUMNS: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
+    VARIANCE: tl.constexpr, SINGLE: tl.constexpr,
+):  # fmt: skip
+    """ϑ = Aμ and τ² = |AF|², row by row."""
+    column, row = tl.arange(0, WIDTH), tl.arange(0, ROWS)
+    mean = tl.load(MU + column, mask=column < SIZE, other=0.0)
+    light = tl.float32 if SINGLE else tl.float64
+    if VARIANCE:
+        inside = (column[:, None] < SIZE) & (column[None, :] < SIZE)
+        factor = tl.load(F + column[:, None] * SIZE + column[None, :], mask=inside, other=0.0).to(light)
+    for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
+        index = tile.to(tl.int64) * ROWS + row
+        x = read_tile(X, index, column, rows, stride, COLUMNS, SIZE)
+        tl.store(THETA + index, tl.sum(x.to(tl.float64) * mean[None, :], 1), mask=index < rows)
+        if VARIANCE:
+            projected = tl.dot(x.to(light), factor, input_precision="ieee", out_dtype=light)
+            tl.store(TAU2 + index, tl.sum(projected * projected, 1).to(tl.float64), mask=index < rows)
+
+
+@triton.jit
+def moments_kernel(
+    THETA, TAU2, Y, O, C, TABLE, G, H, OUT,
+    rows, tiles,
+    POINTS: tl.constexpr, ORDER: tl.constexpr, KIND: tl.constexpr, OFFSET: tl.constexpr, WEIGHT: tl.constexpr,
+):  # fmt: skip
+    """c(y - g) and c h of every row; of the rows of this program, the value, the magnitude and the largest τ²."""
+    value, magnitude = tl.zeros((POINTS,), tl.float64), tl.zeros((POINTS,), tl.float64)
+    largest = tl.zeros((POINTS,), tl.float64)
+    for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
+        index = tile.to(tl.int64) * POINTS + tl.arange(0, POINTS)
+        here = index < rows
+        theta = tl.load(THETA + index, mask=here, other=0.0)
+        y = tl.load(Y + index, mask=here, other=0.0).to(tl.float64)
+        c = tl.load(C + index, mask=here, other=0.0) if WEIGHT else here.to(tl.float64)
+        if OFFSET:
+            theta += tl.load(O + index, mask=here, other=0.0)
+        # s, q = s(1-s) and log(1+e^-|ϑ|), at -|ϑ|
+        e = tl.exp(-tl.abs(theta))
+        s = e / (1.0 + e)
+        q = s / (1.0 + e)
+        eta, g, h = libdevice.log1p(e), s, q
+        if KIND == "quarter":
+            h = 0.25 + 0.0 * q
+        if KIND == "heat":
+            v = tl.load(TAU2 + index, mask=here, other=0.0)
+            largest = tl.maximum(largest, v)
+            to_value, to_slope, to_curvature = 0.0 * q, 0.0 * q, 0.0 * q
+            # Σ_m v^m Σ_i t_mi q^i, nested in q and then in v
+            for m in tl.static_range(ORDER, -1, -1):
+                E, D, B = 0.0 * q, 0.0 * q, 0.0 * q
+                for i in tl.static_range(m, -1, -1):
+                    E = E * q + tl.load(TABLE + m * (ORDER + 1) + i)
+                    D = D * q + tl.load(TABLE + (ORDER + 1 + m) * (ORDER + 1) + i)
+                    B = B * q + tl.load(TABLE + (2 * ORDER + 2 + m) * (ORDER + 1) + i)
+                to_value, to_slope, to_curvature = to_value * v + E, to_slope * v + D, to_curvature * v + B
+            eta += q * to_value
+            g += q * (1.0 - 2.0 * s) * to_slope
+            h = q * to_curvature
+            magnitude += c * (tl.abs(theta) + tl.sqrt(v) + 1.0)
+        g = tl.where(theta > 0.0, 1.0 - g, g)
+        value += c * (y * theta - eta - tl.maximum(theta, 0.0))
+        tl.store(G + index, c * (y - g), mask=here)
+        tl.store(H + index, c * h, mask=here)
+    out = OUT + tl.program_id(0) * 3
+    tl.store(out, tl.sum(value, 0))
+    tl.store(out + 1, tl.sum(magnitude, 0))
+    tl.store(out + 2, tl.max(largest, 0))
+
+
+@triton.jit
+def gather_kernel(
+    X, G, H, OUT,
+    rows, stride, tiles,
+    COLUMNS: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
+    GRAM: tl.constexpr, SINGLE: tl.constexpr,
+):  # fmt: skip
+    """Aᵀ c(y - g) and Aᵀ diag(c h) A of the rows of this program."""
+    column, row = tl.arange(0, WIDTH), tl.arange(0, ROWS)
+    light = tl.float32 if SINGLE else tl.float64
+    slope, curvature = tl.zeros((ROWS, WIDTH), tl.float64), tl.zeros((WIDTH, WIDTH), tl.float64)
+    for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
+        index = tile.to(tl.int64) * ROWS + row
+        x = read_tile(X, index, column, rows, stride, COLUMNS, SIZE)
+        slope += x.to(tl.float64) * tl.load(G + index, mask=index < rows, other=0.0)[:, None]
+        if GRAM:
+            h = tl.load(H + index, mask=index < rows, other=0.0).to(light)
+            weighted = x.to(light) * h[:, None]
+            part = tl.dot(tl.trans(weighted), x.to(light), input_precision="ieee", out_dtype=light)
+            curvature += part.to(tl.float64)
+    out = OUT + tl.program_id(0) * (WIDTH + WIDTH * WIDTH)
+    tl.store(out + column, tl.sum(slope, 0))
+    tl.store(out + WIDTH + column[:, None] * WIDTH + column[None, :], curvature)
+
+
+@cache
+def multiprocessors(device: torch.device) -> int:
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def launch(
+    matrix: Tensor,
+    size: int,
+    label: Tensor,
+    offset: Tensor | None,
+    weight: Tensor | None,
+    mean: Tensor,
+    factor: Tensor | None,
+    table: Tensor,
+    kind: str,
+    order: int,
+    gram: bool,
+    single: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Value, magnitude and largest variance; the gradient; the curvature."""
+    rows, columns = matrix.shape
+    width = max(16, triton.next_power_of_2(size))
+    tile, warps, per_unit = TILES[width > 16]
+    units = multiprocessors(matrix.device)
+    tiles, point_tiles = triton.cdiv(rows, tile), triton.cdiv(rows, POINTS)
+    programs, point_programs = max(1, min(tiles, per_unit * units)), max(1, min(point_tiles, POINT_PROGRAMS * units))
+    theta, g, h = (mean.new_empty(rows) for _ in range(3))
+    tau2 = mean.new_empty(rows) if kind == "heat" else theta
+    points, sums = mean.new_empty(point_programs, 3), mean.new_empty(programs, width + width * width)
+    latent_kernel[(programs,)](
+        matrix, mean, factor, theta, tau2, rows, matrix.stride(0), tiles,
+        columns, size, width, tile, kind == "heat", single, num_warps=warps,
+    )  # fmt: skip
+    moments_kernel[(point_programs,)](
+        theta, tau2, label, offset, weight, table, g, h, points, rows, point_tiles,
+        POINTS, order, kind, offset is not None, weight is not None, num_warps=4,
+    )  # fmt: skip
+    gather_kernel[(programs,)](
+        matrix, g, h, sums, rows, matrix.stride(0), tiles,
+        columns, size, width, tile, gram, single, num_warps=warps,
+    )  # fmt: skip
+    added = sums.sum(0)
+    scalars = torch.cat([points[:, :2].sum(0), points[:, 2:].amax(0)])
+    return scalars, added[:size], added[width:].reshape(width, width)[:size, :size]

@@ -1,0 +1,49 @@
+"""One look for every figure, as PNG and PDF."""
+
+import io
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from viper.paper.records import replace_file
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Blue, orange and green as in the paper (VI-PER, Pólya-Gamma, Monte Carlo); told apart also without red and green.
+COLOURS = {"VI-PER": "#0072b2", "limit": "#003f5c", "VI-PG": "#e69f00", "VI-MC": "#009e73", "MCMC": "#666666"}
+STYLE: dict[Any, Any] = {
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlelocation": "left",
+    "axes.titlesize": "medium",
+    "axes.grid": True,
+    "grid.alpha": 0.25,
+    "font.size": 10,
+    "legend.frameon": False,
+    "legend.fontsize": "small",
+    "figure.constrained_layout.use": True,
+}
+
+
+def style() -> AbstractContextManager[None]:
+    """The look, for a `with` block; pictures are drawn to files, whatever screen there is."""
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise ImportError("figures need Matplotlib; install it with pip install 'vi-per[plot]'") from error
+    return matplotlib.rc_context({**STYLE, "backend": "agg"})
+
+
+def save(figure: "Figure", path: Path) -> list[Path]:
+    """`path`.png and `path`.pdf; the figure is closed."""
+    import matplotlib.pyplot as plt
+
+    paths = []
+    for ending, metadata in (("png", None), ("pdf", {"CreationDate": None})):
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format=ending, dpi=160, metadata=metadata)
+        paths.append(path.with_name(f"{path.name}.{ending}"))
+        replace_file(paths[-1], buffer.getvalue())
+    plt.close(figure)
+    return paths

@@ -1,0 +1,174 @@
+"""runs.csv and runs.json: finished runs, kept whatever happens to the process that makes them.
+
+A run is appended as a whole, in one write, followed by fsync. Its rows are numbered (1/9 … 9/9), so that a run torn by
+a power cut is seen when the file is next opened, and made again.
+"""
+
+import csv
+import io
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from viper.paper.artefact import Artefact, Config, Job, Row
+
+if TYPE_CHECKING:
+    import pandas
+
+ADDED = ("seconds", "versions", "part")  # columns of every artefact, after its own
+DIGITS = 10  # significant digits in the CSV: a hundred thousand times finer than any Monte Carlo error in it
+
+Key = tuple[str, ...]
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file under another name in the same folder, then give it its own: it is there whole, or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+        try:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+            Path(file.name).chmod(0o644)
+        except BaseException:
+            Path(file.name).unlink(missing_ok=True)
+            raise
+    Path(file.name).replace(path)
+
+
+class Records:
+    """The finished runs of one artefact in its folder."""
+
+    def __init__(self, folder: Path, artefact: Artefact) -> None:
+        self.folder, self.artefact = folder, artefact
+        self.csv, self.json = folder / "runs.csv", folder / "runs.json"
+        self.header = [*artefact.keys, *artefact.columns, *ADDED]
+
+    # --- writing ---
+
+    @contextmanager
+    def open(self, config: Config) -> Iterator[set[Key]]:
+        """Lock the folder, check the configuration, repair the file; yields the keys of the finished runs."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with locked(self.folder):
+            self.check(config)
+            yield self.repair()
+
+    def check(self, config: Config) -> None:
+        """Write the configuration, or compare it with that of the runs that are there."""
+        text = json.dumps({"artefact": self.artefact.name, "columns": self.header, **config}, indent=2) + "\n"
+        if not self.csv.exists():
+            replace_file(self.json, text.encode())
+            return
+        old = json.loads(self.json.read_text(encoding="utf-8")) if self.json.exists() else {}
+        new = json.loads(text)
+        if differing := sorted(name for name in {*old, *new} if old.get(name) != new.get(name)):
+            first = differing[0]
+            raise ValueError(
+                f"runs in one file must share a configuration; got {first} = {new.get(first)!r} where {self.csv} was "
+                f"made with {old.get(first)!r}. Choose another --out, or delete that folder to start anew."
+            )
+
+    def repair(self) -> set[Key]:
+        """Drop what was torn, if anything was; return the finished runs."""
+        if not self.csv.exists():
+            return set()
+        text = self.csv.read_bytes()
+        runs = self.finished(text)
+        whole = self.lines(row for rows in runs.values() for row in rows)
+        if whole != text:
+            replace_file(self.csv, whole)
+        return set(runs)
+
+    def finished(self, text: bytes) -> dict[Key, list[list[str]]]:
+        """The complete runs in a file's text, first come first."""
+        whole = text[: text.rfind(b"\n") + 1].decode()
+        runs: dict[Key, list[list[str]]] = {}
+        for row in list(csv.reader(io.StringIO(whole)))[1:]:
+            if len(row) == len(self.header):
+                runs.setdefault(tuple(row[: len(self.artefact.keys)]), []).append(row)
+        return {key: rows for key, rows in runs.items() if [row[-1] for row in rows] == parts(len(rows))}
+
+    def lines(self, rows: Iterator[Sequence[str]], header: bool = True) -> bytes:
+        buffer = io.StringIO()
+        writer = csv.writer(buffer, lineterminator="\n")
+        if header:
+            writer.writerow(self.header)
+        writer.writerows(rows)
+        return buffer.getvalue().encode()
+
+    def key(self, job: Job) -> Key:
+        """A job's name among the finished runs."""
+        return tuple(cell(job[name]) for name in self.artefact.keys)
+
+    def append(self, job: Job, rows: Sequence[Row], seconds: float, versions: str) -> None:
+        """Add a finished run."""
+        numbered = zip(rows, parts(len(rows)), strict=True)
+        added = [[*self.key(job), *self.cells(row), cell(seconds), versions, part] for row, part in numbered]
+        content = self.lines(iter(added), header=not self.csv.exists())
+        with self.csv.open("ab") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def cells(self, row: Row) -> list[str]:
+        if unknown := {*row} - {*self.artefact.columns}:
+            raise ValueError(f"rows of {self.artefact.name} have the columns it declares; got {sorted(unknown)}.")
+        return [cell(row.get(name)) for name in self.artefact.columns]
+
+    # --- reading ---
+
+    def count(self) -> int:
+        """The number of finished runs."""
+        return len(self.finished(self.csv.read_bytes())) if self.csv.exists() else 0
+
+    def config(self) -> Config:
+        """The configuration of the runs there are."""
+        read: Config = json.loads(self.json.read_text(encoding="utf-8"))
+        return read
+
+    def frame(self) -> "pandas.DataFrame":
+        """All finished runs; empty if there are none."""
+        import pandas
+
+        content = self.csv.read_bytes() if self.csv.exists() else b""
+        rows = self.lines(row for rows in self.finished(content).values() for row in rows)
+        return pandas.read_csv(io.BytesIO(rows))
+
+
+def parts(count: int) -> list[str]:
+    return [f"{i}/{count}" for i in range(1, count + 1)]
+
+
+def cell(value: Any) -> str:
+    """A value as text: numbers to ten digits, nothing for None."""
+    if value is None:
+        return ""
+    if isinstance(value, str | bool | int):
+        return str(value)
+    return f"{float(value):.{DIGITS}g}"
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep other processes out of a folder. The lock dies with its owner, so that none is left behind."""
+    try:
+        import fcntl
+    except ImportError:  # not on Windows
+        yield
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise RuntimeError(
+            f"one process at a time may write to a folder; got a second for {folder}. Wait for the first."
+        ) from error
+    else:
+        yield
+    finally:
+        os.close(descriptor)

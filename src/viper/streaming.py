@@ -1,0 +1,293 @@
+"""Rows larger than memory as a source for the solver: read ahead in chunks, checked as they come, never kept.
+
+A chunk is a whole number of the blocks that arrays in memory are cut into, so that every sum over rows, and with it
+the fit, is the same wherever the rows are kept.
+"""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from sklearn.utils.multiclass import check_classification_targets
+from torch import Tensor
+
+from viper import design
+from viper.problem import BLOCK_ROWS, CPU, Arrays, Block, InBlocks, RowFunction, add_up, scattered
+from viper.sources import Chunk, Reader
+
+CHUNK_BYTES = 1 << 24  # of features in a chunk: large enough to read at full speed; about four chunks exist at a time
+SCAN_ROWS = 1 << 18  # at a time, where only labels are read
+
+Item = TypeVar("Item")
+
+
+class Checked(NamedTuple):
+    """Rows that can be trusted: finite features, whether the label is the second class, weight and offset."""
+
+    X: np.ndarray
+    label: np.ndarray
+    weight: np.ndarray | None
+    offset: np.ndarray | None
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The first pass, and what every pass checks
+
+
+def scan(reader: Reader, known: Any) -> tuple[np.ndarray, int]:
+    """The two classes and the number of rows; features are read only if they cannot be left out."""
+    classes = None if known is None else design.distinct(np.asarray(known))
+    rows, weighty = 0, False
+    for chunk in ahead(reader.read(SCAN_ROWS, features=False)):
+        y, weight = chunk.y, check_weight(chunk)
+        assert y is not None
+        finite(y, "y", chunk.place)
+        if known is None:
+            classes = distinct(classes, y)
+        rows += len(y)
+        weighty = weighty or weight is None or bool((weight > 0.0).any())
+    if classes is None or not rows:
+        raise ValueError("the source must have at least one row; got none.")
+    if not weighty:
+        raise ValueError("sample_weight must be positive somewhere; got all zero. Leave it out to weigh rows equally.")
+    design.two_classes(classes)
+    return classes, rows
+
+
+def distinct(found: np.ndarray | None, y: np.ndarray) -> np.ndarray:
+    """The labels found so far and those of some more rows; a complaint as soon as there are too many."""
+    if found is not None and len(found) == 2 and bool(((y == found[0]) | (y == found[1])).all()):
+        return found
+    labels = design.distinct(y if found is None else np.concatenate([found, y]))
+    if len(labels) > 2:
+        check_classification_targets(y)
+        design.two_classes(labels)
+    return labels
+
+
+def check(chunk: Chunk, classes: np.ndarray | None) -> Checked:
+    """What was read, with the label as a code; a complaint names file and row."""
+    X = chunk.X
+    assert X is not None
+    finite(X, "X", chunk.place)
+    offset = numbers(chunk.offset, "offset", chunk.place)
+    if classes is None:
+        return Checked(X, np.zeros(len(X), bool), None, offset)
+    assert chunk.y is not None
+    code = np.asarray(chunk.y == classes[1], dtype=bool)
+    strange = ~(code | (chunk.y == classes[0]))
+    if strange.any():
+        i = int(strange.argmax())
+        got = f"{chunk.y[i : i + 1].tolist()[0]!r} in {chunk.place(i)}"
+        raise ValueError(f"y must contain only the known classes {classes.tolist()}; got {got}.")
+    return Checked(X, code, check_weight(chunk), offset)
+
+
+def check_weight(chunk: Chunk) -> np.ndarray | None:
+    weight = numbers(chunk.weight, "sample_weight", chunk.place)
+    if weight is not None and bool((weight < 0.0).any()):
+        i = int(weight.argmin())
+        raise ValueError(f"sample_weight must not be negative; got {weight[i]} in {chunk.place(i)}.")
+    return weight
+
+
+def numbers(x: np.ndarray | None, name: str, place: Callable[[int], str]) -> np.ndarray | None:
+    """A finite vector of float64, or None."""
+    if x is None:
+        return None
+    values = design.read_numbers(x, name)
+    finite(values, name, place)
+    return values
+
+
+def finite(x: np.ndarray, name: str, place: Callable[[int], str]) -> None:
+    """No NaN or infinity, or a complaint that says where the first is."""
+    if x.dtype.kind != "f":
+        return
+    with np.errstate(all="ignore"):
+        if np.isfinite(x.sum()):  # one number that is not makes the sum so
+            return
+    bad = ~np.isfinite(x)
+    if bad.any():
+        i = int(bad.reshape(len(x), -1).any(1).argmax())
+        raise ValueError(f"{name} must be finite; got NaN or infinity in {place(i)}. Impute or drop those rows.")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The source
+
+
+@dataclass(frozen=True, eq=False)
+class Stream(InBlocks):
+    """Rows that are read anew for every pass; `classes` is None where their labels are not known."""
+
+    reader: Reader
+    classes: np.ndarray | None
+    rows: int
+    intercept: bool = False
+    device: torch.device = CPU
+    dtype: torch.dtype = torch.float64
+    block_rows: int = BLOCK_ROWS
+    watch: Callable[[int], None] = lambda rows: None
+    pending: list["Sample"] = field(default_factory=list)
+
+    @property
+    def dimension(self) -> int:
+        return self.reader.width + int(self.intercept)
+
+    @property
+    def chunk_rows(self) -> int:
+        """Rows of a chunk: whole blocks, if one is not too large already."""
+        rows = max(1, CHUNK_BYTES // (8 * max(1, self.reader.width)))
+        return rows - rows % self.block_rows if rows > self.block_rows else rows
+
+    def chunks(self) -> Iterator[Arrays]:
+        """All rows in order, as arrays of `chunk_rows`."""
+        checked = (check(chunk, self.classes) for chunk in self.reader.read(self.chunk_rows))
+        seen = 0
+        for part in ahead(regrouped(checked, self.chunk_rows)):
+            seen += len(part.X)
+            yield self.arrays(part)
+            self.watch(len(part.X))
+        if seen != self.rows and self.classes is not None:
+            raise ValueError(
+                f"the source must have the same rows in every pass; got {self.rows} rows, and now {seen}. "
+                "Let nothing write to it during a fit, and let a function begin anew in each call."
+            )
+
+    def arrays(self, rows: Checked) -> Arrays:
+        offset, weight = (None if x is None else design.as_tensor(x) for x in (rows.offset, rows.weight))
+        X, label = design.as_tensor(rows.X), torch.from_numpy(rows.label)
+        return Arrays(X, label, self.intercept, offset, None, weight, self.device, self.dtype, self.block_rows)
+
+    def blocks(self) -> Iterator[Block]:
+        for chunk in self.chunks():
+            yield from chunk.blocks()
+
+    def reduce(self, function: RowFunction) -> list[Tensor]:
+        return add_up(chunk.reduce(function) for chunk in self.chunks())
+
+    def subset(self, k: int, generator: np.random.Generator) -> "Sample":
+        """The rows that `Arrays.subset` would take, read when they are first needed."""
+        return self.take(scattered(self.rows, k, generator).numpy())
+
+    def take(self, chosen: np.ndarray) -> "Sample":
+        """The chosen rows, in ascending order."""
+        sample = Sample(self, chosen)
+        self.pending.append(sample)
+        return sample
+
+    def whole(self) -> Arrays:
+        """All rows in memory, where they are few."""
+        return self.take(np.arange(self.rows)).arrays
+
+    def gather(self) -> None:
+        """One pass in which all samples that were asked for get their rows."""
+        samples, start = list(self.pending), 0
+        self.pending.clear()
+        for chunk in self.chunks():
+            for sample in samples:
+                sample.collect(chunk, start)
+            start += chunk.rows
+
+
+class Sample(InBlocks):
+    """Some rows of a stream in memory, once they are needed; samples asked for together are read together."""
+
+    def __init__(self, stream: Stream, chosen: np.ndarray) -> None:
+        self.stream, self.chosen = stream, chosen
+        self.held: Arrays | None = None
+
+    @property
+    def rows(self) -> int:
+        return len(self.chosen)
+
+    @property
+    def dimension(self) -> int:
+        return self.stream.dimension
+
+    @property
+    def device(self) -> torch.device:
+        return self.stream.device
+
+    @property
+    def arrays(self) -> Arrays:
+        if self.held is None:
+            self.stream.gather()
+        assert self.held is not None
+        return self.held
+
+    def collect(self, chunk: Arrays, start: int) -> None:
+        """Keep those rows of a chunk that were chosen."""
+        if self.held is None:
+            self.held = room(chunk, self.rows)
+        low, high = np.searchsorted(self.chosen, [start, start + chunk.rows])
+        found = chunk.take(torch.from_numpy(self.chosen[low:high] - start))
+        for mine, theirs in zip(columns(self.held), columns(found), strict=True):
+            if mine is not None and theirs is not None:
+                mine[low:high] = theirs
+
+    def blocks(self) -> Iterator[Block]:
+        return self.arrays.blocks()
+
+    def reduce(self, function: RowFunction) -> list[Tensor]:
+        return self.arrays.reduce(function)
+
+    def subset(self, k: int, generator: np.random.Generator) -> Arrays:
+        return self.arrays.subset(k, generator)
+
+
+def columns(rows: Arrays) -> tuple[Tensor | None, ...]:
+    return rows.features, *rows.vectors()
+
+
+def room(like: Arrays, k: int) -> Arrays:
+    """Arrays for k rows, not yet filled, where they will be used."""
+    empty = (None if x is None else x.new_empty((k, *x.shape[1:]), device=like.device) for x in columns(like))
+    features, label, offset, residual, weight = empty
+    assert label is not None
+    return replace(like, features=features, label=label, offset=offset, residual=residual, weight=weight)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# From chunks as they are read to chunks as they are used
+
+
+def ahead(items: Iterator[Item]) -> Iterator[Item]:
+    """The same items, the next one made in another thread while the last is in use."""
+    end: Any = object()
+    with ThreadPoolExecutor(1) as reader:
+        coming = reader.submit(next, items, end)
+        while (item := coming.result()) is not end:
+            coming = reader.submit(next, items, end)
+            yield item
+
+
+def regrouped(chunks: Iterator[Checked], rows: int) -> Iterator[Checked]:
+    """The same rows in chunks of `rows`, but for the last."""
+    held: list[Checked] = []
+    count = 0
+    for chunk in chunks:
+        start = 0
+        while len(chunk.X) - start >= rows - count:
+            stop = start + rows - count
+            yield concatenated([*held, piece(chunk, start, stop)])
+            held, count, start = [], 0, stop
+        if start < len(chunk.X):
+            held.append(piece(chunk, start, len(chunk.X)))
+            count += len(chunk.X) - start
+    if held:
+        yield concatenated(held)
+
+
+def piece(chunk: Checked, start: int, stop: int) -> Checked:
+    return Checked(*(None if x is None else x[start:stop] for x in chunk))  # type: ignore[arg-type]
+
+
+def concatenated(pieces: list[Checked]) -> Checked:
+    if len(pieces) == 1:
+        return pieces[0]
+    return Checked(*(None if x[0] is None else np.concatenate(x) for x in zip(*pieces, strict=True)))  # type: ignore[arg-type]

@@ -1,0 +1,448 @@
+"""Fits on Dask collections: the same answer wherever the partitions lie, and what happens when some of it breaks."""
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from functools import partial
+
+import numpy as np
+import pytest
+import scipy.sparse
+import torch
+
+pytest.importorskip("distributed")
+
+import dask
+import dask.array as da
+import dask.dataframe as dd
+import joblib
+import pandas as pd
+from distributed import Client, LocalCluster
+from sklearn.model_selection import cross_val_score
+from threadpoolctl import threadpool_info
+
+import viper
+from viper import cluster, rows
+from viper.cluster import Partitions, pack
+from viper.limit import limit
+from viper.problem import Arrays, Block, row_sums
+
+SAME = 1e-10  # relative: the same sums, added up in another order
+NAMES = list("abcde")
+N = 24_000
+UNEVEN = (1, 7_000, 0, 10_999, 6_000)
+
+generator = np.random.default_rng(5)
+X = generator.normal(size=(N, 5)) * [1.0, 2.0, 0.3, 1.0, 1.0] + [0.0, 1.0, 0.0, 0.0, 0.0]
+OFFSET = generator.normal(size=N) / 3
+Y = np.where(generator.random(N) < 1 / (1 + np.exp(0.3 - X @ [1.0, -0.5, 0.5, 0.0, 0.2] - OFFSET)), "yes", "no")
+WEIGHT = generator.integers(0, 3, N).astype(float)
+FRAME = pd.DataFrame(X, columns=NAMES).assign(y=Y, w=WEIGHT, o=OFFSET)
+
+
+def classifier(**options):
+    return viper.VariationalLogisticRegression(random_state=3, **options)
+
+
+def arrays(chunks=7_000, **other):
+    """X, y, weights and offset as Dask arrays, each cut as it is told or like the others."""
+    cuts = {name: other.get(name, chunks) for name in ("X", "y", "w", "o")}
+    return [da.from_array(x, chunks=cuts[name]) for name, x in zip("Xywo", (X, Y, WEIGHT, OFFSET), strict=True)]
+
+
+def frames():
+    """The same as DataFrame and Series, whose partitions do not know their lengths, one of them empty."""
+    whole = dd.from_pandas(FRAME, npartitions=4, sort=False)
+    gap = whole[whole.a > 1e9].partitions[:1]
+    joined = dd.concat([whole, gap], interleave_partitions=False)
+    return [joined[NAMES], joined["y"], joined["w"], joined["o"]]
+
+
+def sparse():
+    chunks = da.from_array(X, chunks=(9_000, 5)).map_blocks(scipy.sparse.csr_matrix)
+    return [chunks, *arrays(9_000)[1:]]
+
+
+def mixed():
+    """A DataFrame with labels in other partitions, weights in memory and a number as offset."""
+    return [frames()[0], arrays(5_000)[1], WEIGHT, 0.25]
+
+
+LAYOUTS = {
+    "even": partial(arrays, X=(7_000, 5)),
+    "uneven, one empty, columns cut, all different": partial(arrays, X=(UNEVEN, 2), y=5_000, w=N, o=(UNEVEN,)),
+    "frame": frames,
+    "sorted: partitions of one class": None,
+    "sparse": sparse,
+    "mixed": mixed,
+}
+
+
+def by_class():
+    order = np.argsort(Y, kind="stable")
+    return [da.from_array(x[order], chunks=6_000) for x in (X, Y, WEIGHT, OFFSET)]
+
+
+LAYOUTS["sorted: partitions of one class"] = by_class
+
+
+@pytest.fixture(scope="module")
+def workers():
+    """Three worker processes with one thread each."""
+    with (
+        LocalCluster(n_workers=3, threads_per_worker=1, processes=True, dashboard_address=None) as machines,
+        Client(machines, set_as_default=False) as client,
+    ):
+        yield client
+
+
+@pytest.fixture
+def client(workers):
+    """The cluster as what Dask computes with; tests that do not ask for it use threads."""
+    with workers.as_current(), dask.config.set(scheduler=workers.get):
+        yield workers
+
+
+@pytest.fixture(params=["threads", "cluster"])
+def somewhere(request):
+    return request.getfixturevalue("client") if request.param == "cluster" else None
+
+
+def in_memory(collections):
+    return [x.compute() if dask.is_dask_collection(x) else x for x in collections]
+
+
+def history(model):
+    return np.array([step[:-1] for step in model.history_], dtype=float)
+
+
+def assert_same(model, other):
+    scale = np.sqrt(np.diag(other.covariance_))
+    for ours, theirs, unit in (
+        (model.posterior_.mean.numpy(), other.posterior_.mean.numpy(), scale),
+        (model.covariance_, other.covariance_, np.outer(scale, scale)),
+    ):
+        np.testing.assert_allclose(ours / unit, theirs / unit, rtol=SAME, atol=SAME)
+    np.testing.assert_allclose([model.elbo_, model.elbo_bound_], [other.elbo_, other.elbo_bound_], rtol=SAME)
+    # the last moves are of the size of rounding
+    np.testing.assert_allclose(history(model), history(other), rtol=SAME, atol=1e-9)
+    assert model.passes_ == other.passes_
+    assert model.classes_.tolist() == other.classes_.tolist()
+
+
+# --- the same answer ---
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_posterior_is_that_of_the_rows_in_memory(layout, somewhere):
+    given = LAYOUTS[layout]()
+    model = classifier().fit(*given)
+    assert_same(model, classifier().fit(*in_memory(given)))
+    assert model.elbo(*given) == pytest.approx(model.elbo_, rel=SAME)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"covariance": "diagonal"},
+        {"bound": "viper", "terms": 5},
+        {"bound": "mc", "samples": 100},
+        {"bound": "pg", "fit_intercept": False},
+        {"prior_scale": "auto"},
+        {"solver": "adam", "max_iter": 5, "tol": 1.0},
+    ],
+    ids=str,
+)
+def test_every_option_works_on_workers(options, client):
+    few = slice(0, 2_000)
+    given = da.from_array(X[few], chunks=(700, 5)), da.from_array(Y[few], chunks=700)
+    assert_same(classifier(**options).fit(*given), classifier(**options).fit(X[few], Y[few]))
+
+
+def test_float32(client):
+    given = arrays(X=(7_000, 5))
+    single, double = classifier(dtype="float32").fit(*given), classifier().fit(*given)
+    distance = np.abs(single.posterior_.mean - double.posterior_.mean) / double.posterior_.variance.sqrt()
+    assert distance.max() < 1e-3  # standard deviations: what float32 products allow
+
+
+def test_a_second_batch_continues_the_first(somewhere):
+    half = N // 2
+    parts = [[x[:half] for x in (X, Y, WEIGHT, OFFSET)], [x[half:] for x in (X, Y, WEIGHT, OFFSET)]]
+    lazily, plainly = classifier(), classifier()
+    for X_, y, weight, offset in parts:
+        plainly.partial_fit(X_, y, sample_weight=weight, offset=offset)
+        cut = [da.from_array(x, chunks=5_000) for x in (X_, y, weight, offset)]
+        lazily.partial_fit(cut[0], cut[1], sample_weight=cut[2], offset=cut[3])
+    assert_same(lazily, plainly)
+
+
+def test_subsets_are_those_of_arrays(monkeypatch, somewhere):
+    source = partitions(cut(X, (UNEVEN, 5)))
+    here = Arrays(torch.from_numpy(X), torch.zeros(N, dtype=torch.bool))
+    for limit_ in (cluster.IN_MEMORY, 0):
+        monkeypatch.setattr(cluster, "IN_MEMORY", limit_)
+        subset = source.subset(500, np.random.default_rng(1))
+        assert isinstance(subset, Arrays if limit_ else Partitions)
+        found = subset.whole() if isinstance(subset, Partitions) else subset
+        assert torch.equal(found.features, here.subset(500, np.random.default_rng(1)).features)
+
+
+def partitions(collection):
+    return rows.labelled(classifier(), collection, da.from_array(Y, chunks=N), None, None, rows.Form(), reset=True)[1]
+
+
+def test_more_coefficients_than_rows(somewhere):
+    wide, y = generator.normal(size=(30, 50)), np.arange(30) % 2
+    model = classifier().fit(da.from_array(wide, chunks=(7, 20)), da.from_array(y, chunks=7))
+    np.testing.assert_allclose(model.posterior_.mean, classifier().fit(wide, y).posterior_.mean, atol=SAME)
+
+
+# --- what a pass does ---
+
+
+def count(block: Block) -> list[torch.Tensor]:
+    return [torch.tensor(float(len(block.label)))]
+
+
+def test_a_tree_adds_up_many_tasks(client, monkeypatch):
+    monkeypatch.setattr(cluster, "FAN_IN", 2)
+    source = partitions(cut(X, (1_000, 5)))
+    monkeypatch.setattr(source, "groups", lambda: [[part] for part in source.parts])
+    assert source.reduce(count)[0] == N
+
+
+def test_there_is_one_task_for_each_thread(client):
+    source = partitions(cut(X, (1_000, 5)))
+    assert source.reduce(count)[0] == N
+    assert len(source.groups()) == 3
+    assert sorted(part.key for group in source.groups() for part in group) == sorted(part.key for part in source.parts)
+    held = client.who_has(source.parts)
+    assert all(len({held[part.key] for part in group}) == 1 for group in source.groups())
+
+
+def test_large_functions_are_sent_ahead(client, monkeypatch):
+    monkeypatch.setattr(cluster, "EMBEDDED", 0)
+    assert partitions(cut(X, (9_000, 5))).reduce(count)[0] == N
+
+
+def test_formulas_are_packed_once():
+    mean, factor = torch.zeros(6, dtype=torch.float64), torch.eye(6, dtype=torch.float64)
+    function = partial(
+        row_sums, mean=mean, factor=factor, moments=limit().moments, gram="full", single=False, certify=True
+    )
+    before = cluster.pack_closure.cache_info().misses
+    packed = [pack(function) for _ in range(3)]
+    assert cluster.pack_closure.cache_info().misses <= before + 1
+    copies = [pickle.loads(each).keywords["moments"] for each in packed]
+    assert copies[0] is copies[1]
+    points = torch.linspace(-5, 5, 7, dtype=torch.float64), torch.linspace(0, 9, 7, dtype=torch.float64)
+    for ours, theirs in zip(copies[0](*points), limit().moments(*points), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def pool_sizes(block: Block) -> list[torch.Tensor]:
+    return [torch.tensor(float(any(pool["num_threads"] > 1 for pool in threadpool_info())))]
+
+
+def test_a_task_has_one_thread(somewhere):
+    assert partitions(cut(X, (9_000, 5))).reduce(pool_sizes)[0] == 0
+
+
+def test_the_scheduler_knows_how_large_partitions_are():
+    part = Arrays(torch.zeros(100, 5, dtype=torch.float64), torch.zeros(100, dtype=torch.bool), weight=torch.zeros(100))
+    assert cluster.size_of_arrays(part) == 100 * 5 * 8 + 100 + 400
+
+
+# --- predictions ---
+
+
+@contextmanager
+def nothing_computed():
+    def refuse(*_, **__):
+        raise AssertionError("this was to be lazy")
+
+    with dask.config.set(scheduler=refuse):
+        yield
+
+
+METHODS = ["predict", "predict_proba", "predict_std", "predict_interval", "decision_function", "predict_latent"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("layout", [arrays, partial(arrays, X=(UNEVEN, 3), o=4_000), frames])
+def test_predictions_are_lazy(layout, method):
+    collection, _, _, offset = layout()
+    names = NAMES if layout is frames else None
+    model = classifier().fit(X if names is None else FRAME[NAMES], Y)
+    rows = FRAME[NAMES] if names else X
+    expected = getattr(model, method)(rows, offset=OFFSET)
+    with nothing_computed():
+        found = getattr(model, method)(collection, offset=offset)
+    pairs = zip(found, expected, strict=True) if method == "predict_latent" else [(found, expected)]
+    for lazy, now in pairs:
+        assert isinstance(lazy, da.Array)
+        assert (lazy.dtype, lazy.ndim, lazy.shape[1:]) == (now.dtype, now.ndim, now.shape[1:])
+        if names is None:
+            assert lazy.shape == now.shape
+        if now.dtype.kind == "f":
+            np.testing.assert_allclose(lazy.compute(), now, rtol=1e-13)  # the last block has another length
+        else:
+            assert (lazy.compute() == now).all()
+
+
+def test_predictions_on_workers(client):
+    given = frames()
+    model = classifier().fit(*given)
+    assert model.feature_names_in_.tolist() == NAMES
+    expected = classifier().fit(FRAME[NAMES], Y, WEIGHT, OFFSET)
+    np.testing.assert_allclose(model.predict_proba(given[0]).compute(), expected.predict_proba(FRAME[NAMES]), atol=SAME)
+    assert model.score(given[0], given[1], given[2]) == pytest.approx(expected.score(FRAME[NAMES], Y, WEIGHT), rel=SAME)
+
+
+def test_diagnosis_on_workers(client):
+    given = arrays()
+    model = classifier().fit(*given)
+    assert model.diagnose(draws=400).k_hat == pytest.approx(
+        classifier().fit(*in_memory(given)).diagnose(draws=400).k_hat, abs=1e-4
+    )
+
+
+# --- bad input ---
+
+
+def cut(x, chunks=6_000):
+    return da.from_array(x, chunks=chunks)
+
+
+def with_nan():
+    bad = X.copy()
+    bad[13_000, 2] = np.nan
+    return bad
+
+
+LATE = np.where(np.arange(N) < N - 1, Y, "maybe")
+
+
+@pytest.mark.parametrize(
+    ("collections", "message", "partition"),
+    [
+        (lambda: (cut(with_nan()), cut(Y)), "Input X contains NaN", 2),
+        (lambda: (cut(X), cut(Y[:-1])), "X and y must have as many rows; got .* 24000 and 23999", None),
+        (lambda: (cut(X), cut(Y), cut(WEIGHT[1:])), r"sample_weight must have shape \(24000,\)", None),
+        (lambda: (cut(X), cut(Y), cut(-1.0 - WEIGHT)), "sample_weight must not be negative; got -3", 0),
+        (lambda: (cut(X), cut(Y), cut(0 * WEIGHT)), "sample_weight must be positive somewhere", None),
+        (lambda: (cut(X), cut(Y), None, cut(OFFSET / 0.0)), "offset must be finite", None),
+        (lambda: (cut(X), cut(LATE)), r"exactly two classes; got 3: \['maybe', 'no', 'yes'\]", None),
+        (lambda: (cut(X), cut(np.ones(N))), "exactly two classes; got 1 class", None),
+        (lambda: (cut(X), cut(X[:, 0])), "Unknown label type", None),
+        (lambda: (cut(X), None), "requires y", None),
+        (lambda: (cut(X[:, 0]), cut(Y)), "X must have two dimensions", None),
+        (lambda: (cut(X[:0]), cut(Y[:0])), "X must have a row at least", None),
+        (lambda: (dd.from_pandas(FRAME, npartitions=2), cut(Y)), r"X must be numeric; got column 'y'", None),
+        (lambda: (frames()[0], frames()[0]), "y must have one column; got 5", None),
+        (lambda: (cut(np.array([["a"]] * N)), cut(Y)), "X must be numeric", 0),
+    ],
+)
+def test_complaints(collections, message, partition):
+    with np.errstate(all="ignore"), pytest.raises(ValueError, match=message) as caught:
+        classifier().fit(*collections())
+    notes = getattr(caught.value, "__notes__", [])
+    assert notes == ([] if partition is None else [f"This is in partition {partition}, counted from 0."])
+
+
+def test_a_complaint_comes_back_from_a_worker(client):
+    with pytest.raises(ValueError, match="Input X contains NaN") as caught:
+        classifier().fit(cut(with_nan()), cut(Y))
+    assert caught.value.__notes__ == ["This is in partition 2, counted from 0."]
+
+
+def test_columns_are_those_of_the_fit():
+    model = classifier().fit(FRAME[NAMES], Y)
+    with pytest.raises(ValueError, match="feature names should match"):
+        model.predict(frames()[0][NAMES[::-1]])
+    with pytest.raises(ValueError, match="offset must have the rows and partitions of X"):
+        model.predict(frames()[0], offset=cut(OFFSET, 900))
+
+
+# --- what breaks ---
+
+
+def test_a_killed_worker_costs_only_time(client, monkeypatch):
+    given = arrays(3_000)
+    undisturbed = classifier().fit(*given)
+    passes = []
+
+    def pack_and_kill(function):
+        passes.append(function)
+        if len(passes) == 2:
+            os.kill(next(iter(client.run(os.getpid).values())), signal.SIGKILL)
+        return pack(function)
+
+    monkeypatch.setattr(cluster, "pack", pack_and_kill)
+    model = classifier().fit(*given)
+    assert len(passes) > 2
+    assert_same(model, undisturbed)
+    client.wait_for_workers(3)
+
+
+@contextmanager
+def own_processes(folder):
+    """A scheduler and a worker that are nobody's children but ours, and the file that says where."""
+    file = folder / "scheduler.json"
+    started = []
+    for role, where in (
+        ("scheduler", ["--host", "127.0.0.1", "--port", "0"]),
+        ("worker", ["--no-nanny", "--nthreads", "1", "--local-directory", str(folder)]),
+    ):
+        command = [
+            sys.executable,
+            "-m",
+            f"distributed.cli.dask_{role}",
+            "--no-dashboard",
+            "--scheduler-file",
+            str(file),
+        ]
+        silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        started.append(subprocess.Popen([*command, *where], **silent))
+        while not file.exists():
+            time.sleep(0.05)
+    try:
+        yield file, started[0]
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
+def sleepy_count(block: Block) -> list[torch.Tensor]:
+    time.sleep(60)
+    return count(block)
+
+
+def test_a_lost_scheduler_is_an_error(tmp_path):
+    impatient = dask.config.set({"distributed.comm.timeouts.connect": "3s"})
+    with impatient, own_processes(tmp_path) as (file, scheduler), Client(scheduler_file=str(file)) as client:
+        client.wait_for_workers(1)
+        source = partitions(cut(X, (9_000, 5)))
+        assert source.reduce(count)[0] == N
+        threading.Timer(1.0, scheduler.kill).start()
+        with pytest.raises(ConnectionError, match="scheduler must stay reachable"):
+            source.reduce(sleepy_count)  # lost during a pass
+        with pytest.raises(ConnectionError, match="scheduler must stay reachable"):
+            source.reduce(count)  # lost before it
+
+
+# --- joblib ---
+
+
+def test_estimators_travel_to_joblib_on_dask(client):
+    few = slice(0, 1_000)
+    with joblib.parallel_config(backend="dask"):
+        there = cross_val_score(classifier(), X[few], Y[few], cv=3)
+    assert there.tolist() == cross_val_score(classifier(), X[few], Y[few], cv=3).tolist()
