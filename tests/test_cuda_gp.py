@@ -42,7 +42,8 @@ def test_same_gaussian_process(options):
         gpu.predict_proba(X[:50], offset[:50]), cpu.predict_proba(X[:50], offset[:50]), rtol=1e-5
     )
     np.testing.assert_allclose(gpu.predict_std(X[:50]), cpu.predict_std(X[:50]), rtol=1e-5)
-    np.testing.assert_allclose(gpu.sample(X[:5], 3, random_state=1).mean(), cpu.sample(X[:5], 3, random_state=1).mean())
+    draws, sd = gpu.sample(X[:5], 4000, random_state=1), cpu.predict_latent(X[:5])[1]
+    np.testing.assert_allclose(draws.mean(0), cpu.predict_latent(X[:5])[0], atol=5 * sd.max() / 4000**0.5)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +52,7 @@ def test_same_gaussian_process(options):
 @pytest.mark.filterwarnings("ignore::viper.solver.ConvergenceWarning")
 def test_gaussian_process_learned_there(options):
     """The whole search: as good an optimum, though rounding may lead elsewhere."""
-    X, y = waves(1000, 4)
+    X, y = waves(400, 4)
     options = {"n_inducing": 20, "n_starts": 3, "random_state": 0} | options
     cpu, gpu = (VariationalGPClassifier(device=device, **options).fit(X, y) for device in ("cpu", "cuda"))
     assert gpu.elbo_ == pytest.approx(cpu.elbo_, abs=1.0)
