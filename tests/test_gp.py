@@ -313,6 +313,8 @@ def test_many_rows_are_searched_through_few(monkeypatch):
     options = {"n_inducing": 12, "n_starts": 2, "random_state": 0, "tol": 1e-2}
     direct = VariationalGPClassifier(**options).fit(X, y)
     monkeypatch.setattr("viper.gp_search.RACE_ROWS", 50)
+    monkeypatch.setattr("viper.gp_model.BLOCK_ROWS", 300)
+    monkeypatch.setattr("viper.gp_profile.BLOCK_ROWS", 300)
     monkeypatch.setattr("viper.gp_model.KEPT_FEATURES", 0)
     monkeypatch.setattr("viper.gp_dense.LARGEST", 5000)
     staged = VariationalGPClassifier(**options).fit(X, y)

@@ -276,7 +276,7 @@ def read_rows(
     return Arrays(X, label.to(target), intercept, offset, None, weight, target, getattr(torch, dtype), block_rows)
 
 
-def read_device(device: Any, X: Any) -> torch.device:
+def read_device(device: Any, X: Any = None) -> torch.device:
     """The device to compute on: as given, or where a tensor X lies, or the CPU."""
     if device is None:
         return X.device if isinstance(X, Tensor) else torch.device("cpu")

@@ -15,7 +15,7 @@ from torch import Tensor
 from viper.gp_dense import DenseProfile, applies
 from viper.gp_model import Features, Rows, Sites, SparseGP, backward, expand, flatten
 from viper.moments import Formula
-from viper.problem import Prior, Sums
+from viper.problem import BLOCK_ROWS, Prior, Sums
 from viper.steps import Gaussian, Problem, diagonal_step, divergence, full_step, gaussian, kl_to_prior, opening
 
 MOST_INNER_STEPS = 200
@@ -81,14 +81,14 @@ class Profile:
         return value - kl_to_prior(q, factor, identity_prior(source)), lambda: setattr(self, "sites", sites)
 
     def features(self) -> Features:
-        return Features(self.model, self.rows, None if self.dense is None else len(self.rows), rough=True)
+        return Features(self.model, self.rows, rough=True)
 
     def found(self) -> Sites | None:
         """The sites at the last θ."""
         if self.dense is None or self.dense.sites is None:
             return self.sites
         b, t = torch.from_numpy(self.dense.sites / self.scale)
-        return Sites([b], [t])
+        return Sites(list(b.split(BLOCK_ROWS)), list(t.split(BLOCK_ROWS)))  # as `Features` has them
 
     def solve(self, source: Features) -> Gaussian:
         """The best q at the present θ, to `tol`."""
