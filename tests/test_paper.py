@@ -162,7 +162,7 @@ def test_a_dask_cluster_makes_the_same_runs(tmp_path):
     distributed = pytest.importorskip("distributed")
     (here,) = reproduce("elbo-terms", quick=True, out=tmp_path / "here", step="run")
     with (
-        distributed.LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None) as cluster,
+        distributed.LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=":0") as cluster,
         distributed.Client(cluster),
     ):
         (there,) = reproduce("elbo-terms", quick=True, out=tmp_path / "there", step="run")
