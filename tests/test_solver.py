@@ -364,7 +364,7 @@ def test_neither_blocks_nor_order_of_rows_matter(diagonal):
     problem = make_problem(X, y, limit().moments, diagonal)
     reference = newton(problem, tol=TIGHT)
     order = np.random.default_rng(0).permutation(1000)
-    sources = [replace(problem.source, block_rows=7), problem.source.take(order)]
+    sources = [replace(problem.source, block_rows=7), problem.source.take(torch.from_numpy(order))]
     for source in sources:
         result = newton(replace(problem, source=source), tol=TIGHT)
         assert result.objective == pytest.approx(reference.objective, rel=1e-12)

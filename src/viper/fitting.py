@@ -20,7 +20,7 @@ from viper.moments import Formula, Triple
 from viper.posterior import Diagonal, Full, LowRank, Posterior, moved
 from viper.problem import Arrays, Prior, Source
 from viper.progress import Progress, Tasks
-from viper.solver import ConvergenceWarning, Result, newton
+from viper.solver import ConvergenceWarning, Result, newton, users_line
 from viper.steps import Gaussian, Problem
 from viper.streaming import Stream
 from viper.threads import one_thread
@@ -129,7 +129,7 @@ def run(
             f"The solver stopped early: {result.status}. Raise max_iter, standardise the features, or choose a "
             "smaller prior_scale: nearly separable data under a very wide prior need many steps.",
             ConvergenceWarning,
-            stacklevel=5,
+            stacklevel=users_line(),
         )
     return problem, result
 

@@ -33,7 +33,7 @@ from viper.prediction import LatentPredictions
 from viper.problem import Source
 from viper.progress import Callbacks, Progress, as_task, tasks_of
 from viper.rows import Form, kept_elsewhere, labelled, unlabelled
-from viper.solver import ConvergenceWarning, Result, exact_elbo, newton
+from viper.solver import ConvergenceWarning, Result, exact_elbo, newton, users_line
 from viper.state import decode_options
 from viper.steps import Problem
 from viper.threads import one_thread
@@ -314,13 +314,13 @@ class VariationalGPClassifier(FromFormula, Notebook, LatentPredictions, Callback
     def _warn(self) -> None:
         if not self.converged_:
             text = f"The search stopped early: {self.status_}. Raise max_iter, or tol if the ELBO is good enough."
-            warnings.warn(text, ConvergenceWarning, stacklevel=3)
+            warnings.warn(text, ConvergenceWarning, stacklevel=users_line())
         if self.jitter_ > self.jitter:
             warnings.warn(
                 f"The kernel matrix of the inducing points needed a jitter of {self.jitter_:g} instead of "
                 f"{self.jitter:g}. Predictions are smoother by as much; fewer inducing points need less.",
                 JitterWarning,
-                stacklevel=3,
+                stacklevel=users_line(),
             )
 
     def _undo(self, points: Tensor) -> np.ndarray:

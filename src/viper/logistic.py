@@ -378,7 +378,7 @@ class VariationalLogisticRegression(
         rows, as after loading a model, pass them again; otherwise only posterior and "log_q" are there.
         """
         check_is_fitted(self, "posterior_")
-        source = self._rows(X, y, sample_weight, offset) if X is not None else getattr(self, "_training_rows", None)
+        source = self._labelled(X, y, sample_weight, offset) if X is not None else getattr(self, "_training_rows", None)
         seed = check_random_state(self.random_state if random_state is None else random_state).randint(2**31)
         device = "cpu" if source is None else source.device
         posterior, prior = moved(self.posterior_, device), moved(self.prior_, device)

@@ -20,7 +20,7 @@ import scipy.optimize
 from numpy.typing import ArrayLike, NDArray
 from sklearn.utils import check_array, check_consistent_length, column_or_1d
 
-from viper.solver import ConvergenceWarning
+from viper.solver import ConvergenceWarning, users_line
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -318,7 +318,7 @@ def checked_result(draws: Array, names: list[str], divergences: int, seconds: fl
     ess = np.minimum(diagnostic("ess", draws, method="bulk"), tail)
     result = MCMCResult(draws, names, diagnostic("rhat", draws), ess, divergences, seconds)
     if found := complaints(result):
-        warnings.warn(" ".join(found), ConvergenceWarning, stacklevel=3)
+        warnings.warn(" ".join(found), ConvergenceWarning, stacklevel=users_line())
     return result
 
 

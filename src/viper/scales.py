@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from viper.fitting import Fit
-from viper.solver import ConvergenceWarning
+from viper.solver import ConvergenceWarning, users_line
 from viper.steps import Gaussian
 
 SMALLEST, LARGEST = 1e-3, 1e3
@@ -55,6 +55,6 @@ def best_scales(solve: Callable[[Tensor, Gaussian | None], Fit], size: int, sepa
         warnings.warn(
             f"the best prior_scale must lie between {SMALLEST} and {LARGEST}; got an end of that range. "
             "Standardise the features.",
-            stacklevel=3,
+            stacklevel=users_line(),
         )
     return scale, solve(scale, warm)
