@@ -215,7 +215,7 @@ class VariationalGPClassifier(FromFormula, Notebook, LatentPredictions, Callback
         device, X = design.read_device(self.device, X), dense(X)
         self.classes_, label = design.read_labels(y, len(X))
         weight = design.read_weights(sample_weight, len(X))
-        X, label, offset, weight = merge(X, label, design.read_vector(offset, "offset", len(X)), weight)
+        X, label, offset, weight = merge(X, label.cpu(), design.read_vector(offset, "offset", len(X)), weight)
         if before is not None and before.inducing.shape[1] != X.shape[1]:
             before = None
         if before is None:
