@@ -221,6 +221,10 @@ REFUSED = {
     "open backtick": ("y ~ `age", "got '`age'"),
     "a million interactions": ("y ~ (age + grade + `mean r` + log + ward)^10", "may have 10000 interactions"),
     "a huge power": ("y ~ I(9**9**9**9)", "must be a function of columns and numbers"),
+    "a tower of powers": (
+        "y ~ I(age + (((((9**10)**10)**10)**10)**10)**10)",
+        "must be a function of columns and numbers",
+    ),
     "a large degree": ("y ~ poly(age, 50)", "degree of poly() must be at most 10"),
     "import": ("y ~ __import__('os')", "functions in a formula must be C, log"),
     "import in a call": ("y ~ log(__import__('os'))", "must hold columns and numbers"),
@@ -320,3 +324,10 @@ def test_plain_columns_do_not_pass_through_formulaic():
     parsed = parse("y ~ a + b + b:c", ["y", "a", "b", "c"], [])
     assert parsed.plain == ("a",)
     assert sorted(parsed.variables.values()) == ["b", "c"]
+
+
+def test_columns_named_like_constants():
+    """`True` in a call is the column, not the number one."""
+    table = pd.DataFrame({"True": [3.0, 5.0, 7.0, 9.0], "x": [1.0, 0.0, 1.0, 2.0], "y": [0, 1, 0, 1]})
+    learned = learn("y ~ I(`True` + 1) + x", table)
+    np.testing.assert_array_equal(learned.X.filter(like="True").to_numpy()[:, 0], table["True"] + 1)

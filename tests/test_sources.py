@@ -198,9 +198,10 @@ def with_nan(X, y):
         ),
         (blocks(at3=lambda X, y: (X, y[:-1])), r"y must have one entry per row, \(50,\); got shape \(49,\) in block 3"),
         (
-            blocks(at3=lambda X, y: (X, y, -np.ones(50))),
+            blocks(**{f"at{i}": lambda X, y, i=i: (X, y, np.full(50, 2.0 - i)) for i in range(20)}),
             "sample_weight must not be negative; got -1.0 in block 3, row 0",
         ),
+        (blocks(at3=lambda X, y: (X, y, np.ones(50))), "same parts; got 3 in block 3 and 2 before"),
         (blocks(at3=lambda X, y: X), "a block must be .X, y., .* got 1 part.s. in block 3"),
         (blocks(at3=lambda X, y: (X.astype(str), y)), None),
         (blocks(at3=lambda X, y: ([["p", "q", "r"]] * 50, y)), "X must be a dense numeric array; got .* in block 3"),

@@ -71,7 +71,9 @@ class Log:
         if (self.folder / name).is_file():
             _, tensors, metadata = storage.read(self.folder / name)
             if metadata["asked"] == asked:
-                return [tensors[str(i)].to(source.device) for i in range(len(tensors))]
+                given = next((x for x in function.keywords.values() if isinstance(x, Tensor)), None)
+                home = source.device if given is None else given.device
+                return [tensors[str(i)].to(home) for i in range(len(tensors))]
         found = source.reduce(function)
         self.write(name, {str(i): x for i, x in enumerate(found)}, {"asked": asked})
         return found
@@ -180,6 +182,7 @@ def contents(value: Any) -> Iterator[bytes]:
     elif isinstance(value, partial):
         yield from contents((value.func, value.args, value.keywords))
     elif isinstance(value, torch.nn.Module):
+        yield type(value).__qualname__.encode()
         yield from contents(value.state_dict())
     elif isinstance(value, dict):
         for name in sorted(value):

@@ -101,6 +101,11 @@ def is_frame(X: Any) -> bool:
 
 def check_columns(estimator: Any, X: Any, reset: bool) -> Any:
     """A frame, or an array with all columns in each chunk; the estimator learns or compares number and names."""
+    if hasattr(estimator, "formula_") and not reset:
+        raise ValueError(
+            "a model with a formula reads frames in memory; got a Dask collection. Predict partition by partition: "
+            "frame.map_partitions(lambda part: pandas.Series(model.predict_proba(part)[:, 1], part.index))."
+        )
     if is_frame(X):
         design.read_features(estimator, X._meta_nonempty, reset=reset)
         return X

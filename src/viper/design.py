@@ -271,7 +271,7 @@ def read_rows(
     # once, so that no pass waits for a transfer
     offset, weight = (None if x is None else x.to(target) for x in (offset, weight))
     if X.device != target and accelerator.fits(X.nbytes, target):
-        X = X.to(target)
+        X = X.to(target).contiguous()
     block_rows = accelerator.rows_per_block(X.shape[1], target)
     return Arrays(X, label.to(target), intercept, offset, None, weight, target, getattr(torch, dtype), block_rows)
 
@@ -286,6 +286,8 @@ def read_device(device: Any, X: Any = None) -> torch.device:
         raise ValueError(f"device must be a device of torch, such as 'cpu' or 'cuda'; got {device!r}.") from None
     if target.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device must be available; got {str(target)!r} and no CUDA device. Use device='cpu'.")
+    if target == torch.device("cuda"):
+        target = torch.device("cuda", torch.cuda.current_device())  # as tensors there call it
     return target
 
 

@@ -62,9 +62,10 @@ def fused_sums(
 
     size = len(mean)
     table = heat_table(program.order, matrix.device)
-    (value, magnitude, largest), slope, curvature = launch(
-        matrix, size, label, offset, weight, mean, factor, table, program.kind, program.order, gram, single
-    )
+    with torch.cuda.device(matrix.device):  # Triton launches on the current one
+        (value, magnitude, largest), slope, curvature = launch(
+            matrix, size, label, offset, weight, mean, factor, table, program.kind, program.order, gram, single
+        )
     if program.kind == "heat" and not float(largest) <= program.reach:
         return None
     return [value, magnitude, slope, curvature if gram else slope.new_zeros(0)]

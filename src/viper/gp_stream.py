@@ -5,7 +5,9 @@ stands for n/k rows. Given these, q maximises the ELBO of all n rows: its sums a
 solver as ever.
 """
 
+import warnings
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -25,8 +27,9 @@ from viper.moments import Formula
 from viper.posterior import Diagonal, Full
 from viper.problem import Block, Dense, Prior, RowFunction, Source
 from viper.progress import Progress
-from viper.solver import exact_elbo, newton
+from viper.solver import ConvergenceWarning, exact_elbo, newton, users_line
 from viper.steps import Gaussian, Problem, gaussian
+from viper.threads import one_thread
 
 SEARCH_ROWS = 40_000  # up to which the search sees every row
 TOLERANCE = 1e-12  # nats, of q
@@ -130,15 +133,20 @@ def all_rows(estimator: Any, seen: Seen, moments: Formula) -> None:
     near = estimator.posterior_
     ones = torch.ones(seen.dimension, dtype=torch.float64)
     problem = Problem(seen, Prior(torch.zeros_like(ones), ones), moments, diagonal=isinstance(near, Diagonal))
-    report = Progress(estimator.verbose)
-    watch(seen, report)
-    result = newton(problem, as_gaussian(near), tol=TOLERANCE, report=report)
-    report.close()
+    with closing(Progress(estimator.verbose)) as report, one_thread():
+        watch(seen, report)
+        result = newton(problem, as_gaussian(near), tol=TOLERANCE, report=report)
     estimator.posterior_ = type(near)(result.q.mean, result.factor)
     estimator.elbo_, estimator.elbo_bound_, estimator.kl_ = exact_elbo(problem, result)
     estimator.objective_, estimator.history_ = result.objective, result.history
     estimator.converged_ = bool(estimator.converged_ and result.converged)
-    estimator.status_ = estimator.status_ if result.converged else result.status
+    if not result.converged:
+        estimator.status_ = result.status
+        warnings.warn(
+            f"The posterior of all rows stopped early: {result.status}. Use more inducing points, or another kernel.",
+            ConvergenceWarning,
+            stacklevel=users_line(),
+        )
 
 
 def as_gaussian(q: Full | Diagonal) -> Gaussian | None:

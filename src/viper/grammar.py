@@ -46,7 +46,7 @@ def quote(column: str) -> str:
     """The column as it is written in a formula."""
     if "`" in column:
         raise FormulaError(f"columns in a formula must have no ` in their names; got {column!r}. Rename or drop it.")
-    return column if column.isidentifier() else f"`{column}`"
+    return column if column.isidentifier() and column not in ("True", "False") else f"`{column}`"
 
 
 def parse(formula: str, columns: Iterable[str], categories: Iterable[str]) -> Parsed:
@@ -284,7 +284,9 @@ def check_call(source: str, variables: Iterable[str]) -> None:
             ):
                 check_options(function, options, keywords, source)
                 pending.append(first)
-            case ast.BinOp(left=left, op=ast.Pow(), right=ast.Constant(value=int(power))) if 0 <= power <= MOST_POWER:
+            case ast.BinOp(left=left, op=ast.Pow(), right=ast.Constant(value=int(power))) if (
+                0 <= power <= MOST_POWER and any(isinstance(x, ast.Name) and x.id in names for x in ast.walk(left))
+            ):  # a power of numbers alone could be made to take for ever
                 pending.append(left)
             case ast.BinOp(left=left, op=ast.Add() | ast.Sub() | ast.Mult() | ast.Div(), right=right):
                 pending += [left, right]

@@ -78,7 +78,7 @@ def parquet_writer(path: Path) -> Iterator[Callable[["pandas.DataFrame"], None]]
     made: list[Any] = []
 
     def write(frame: "pandas.DataFrame") -> None:
-        table = pyarrow.Table.from_pandas(frame, preserve_index=False)
+        table = pyarrow.Table.from_pandas(frame, schema=made[0].schema if made else None, preserve_index=False)
         if not made:
             made.append(pyarrow.parquet.ParquetWriter(path, table.schema))
         made[0].write_table(table)

@@ -38,8 +38,10 @@ class LatentPredictions:
         raise NotImplementedError
 
     def _latent(self, X: Any, offset: Any) -> tuple[Tensor, Tensor]:
-        mean, variance = zip(*self._latent_blocks(X, offset), strict=True)
-        return torch.cat(mean), torch.cat(variance)
+        blocks = list(self._latent_blocks(X, offset))
+        if not blocks:
+            raise ValueError("there must be at least one row to predict; got none.")
+        return torch.cat([mean for mean, _ in blocks]), torch.cat([variance for _, variance in blocks])
 
     def predict_latent(self, X: Any, offset: Any = None) -> tuple[np.ndarray, np.ndarray]:
         """Mean and standard deviation of the latent f(x), the log-odds, per row.

@@ -313,6 +313,8 @@ def by_kernels(
     design = block.design
     if not isinstance(design, Dense) or not design.matrix.is_cuda or gram == "diagonal":
         return None
+    if design.matrix.stride(1) != 1:  # the kernels read row by row
+        return None
     if block.residual is not None or len(mean) > MOST_COLUMNS or not available():
         return None
     if factor is not None and factor.ndim == 1:

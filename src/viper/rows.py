@@ -3,6 +3,7 @@
 An estimator says in a `Form` how it wants its rows and gets a source; what the rows came as matters no further.
 """
 
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,9 +56,8 @@ def labelled(
     description = describe(X, y, sample_weight, offset)
     if description is not None:
         reader = opened(estimator, description, labels=True, reset=reset)
-        progress = Progress(form.verbose)
-        classes, count = scan(reader, classes, progress.rows_done)
-        progress.close()
+        with closing(Progress(form.verbose)) as progress:
+            classes, count = scan(reader, classes, progress.rows_done)
         return classes, streamed(reader, classes, count, form)
     X = design.read_features(estimator, X, reset=reset)
     classes, label = design.read_labels(y, X.shape[0], classes)

@@ -173,12 +173,19 @@ class BlockReader:
     names: Sequence[str] | None
 
     def read(self, rows: int, features: bool = True) -> Iterator[Chunk]:
+        first = 0
         for number, block in enumerate(self.factory()):
             parts = block if isinstance(block, tuple | list) else (block,)
             if not 1 + self.labels <= len(parts) <= 4:
                 raise ValueError(
                     f"a block must be (X, y), (X, y, weight) or (X, y, weight, offset); got {len(parts)} part(s) in "
                     f"block {number}. Yield tuples."
+                )
+            first = first or len(parts)
+            if len(parts) != first:
+                raise ValueError(
+                    f"all blocks must have the same parts; got {len(parts)} in block {number} and {first} before. "
+                    "Give every block weights, if need be of one."
                 )
             X, y, weight, offset = [*parts, None, None, None][:4]
             yield as_chunk(X, y if self.labels else None, weight if self.labels else None, offset, number, self.width)

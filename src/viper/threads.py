@@ -1,14 +1,36 @@
 """How many threads a pass over rows uses."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
+from threading import Lock
 from typing import Any
 
 from threadpoolctl import ThreadpoolController
 
+LOCK = Lock()
+INSIDE: list[Any] = []  # one for everyone who is in; the first is that of who came first
 
-def one_thread() -> Any:
-    """One thread: on blocks of this size the pools of torch and of NumPy's BLAS mostly wait for each other."""
-    return thread_pools().limit(limits=1)
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """One thread: on blocks of this size the pools of torch and of NumPy's BLAS mostly wait for each other.
+
+    OpenMP's limit belongs to the thread that sets it, that of BLAS to the process. So everyone sets both, and the last
+    one out restores what the first one found.
+    """
+    with LOCK:
+        mine = thread_pools().limit(limits=1)
+        first = INSIDE[0] if INSIDE else mine
+        INSIDE.append(mine)
+    try:
+        yield
+    finally:
+        with LOCK:
+            mine.restore_original_limits()
+            INSIDE.pop()
+            if not INSIDE:
+                first.restore_original_limits()
 
 
 @cache

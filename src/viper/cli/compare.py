@@ -131,6 +131,8 @@ def choose(
         raise ValueError(f"--only must be part of one of {list(every)}; got {only}.")
     large = {name: most for name, (most, _) in wanted.items() if most is not None and rows > most}
     skipped = [f"{name} is left out: more than {most:,} rows." for name, most in large.items()]
+    if len(large) == len(wanted):
+        raise ValueError(f"--only must leave a model that takes {rows:,} rows; got {only}. {' '.join(skipped)}")
     return {name: make for name, (_, make) in wanted.items() if name not in large}, skipped
 
 
@@ -152,7 +154,10 @@ def draw(document: dict[str, Any], level: float) -> None:
 
     results = document["results"]
     done = [row for row in results if "error" not in row]
-    best = {name: (max if name in ("log_score", "auc") else min)(row[name] or 0 for row in done) for name in SORTS}
+    best: dict[str, float | None] = {}
+    for name in SORTS:
+        found = [row[name] for row in done if row[name] is not None]
+        best[name] = (max if name in ("log_score", "auc") else min)(found, default=None)
 
     def cell(row: dict[str, Any], name: str, digits: int) -> str | Text:
         text = number(row[name], digits)

@@ -81,6 +81,7 @@ class Job:
             () if encoding is None else tuple(n for n, levels in encoding.levels.items() if isinstance(levels[0], str))
         )
         names = inputs(self.model)
+        text += tuple(name for name in self.keep if name not in names)  # kept as they are written
         for part in self.table.chunks(ROWS, text):
             frame = with_features(part, names) if self.table.kind() == "libsvm" else part
             if self.first_part:

@@ -23,6 +23,7 @@ def reproduce(
     quick: Annotated[bool, typer.Option("--quick", help="A small version, in seconds.")] = False,
     data: Annotated[Path | None, typer.Option(help="Folder with the paper's data sets.", show_default=False)] = None,
     step: Annotated[str | None, typer.Option(help="Only this step: run, table or figure.", show_default=False)] = None,
+    listed: Annotated[bool, typer.Option("--list", help="Only list the artefacts.")] = False,
     as_json: options.Json = False,
 ) -> None:
     """Compute a table or figure of the paper again."""
@@ -37,7 +38,7 @@ def reproduce(
     from viper.cli.screen import emit, grid, number, say, show
 
     known = list(paper.artefacts())
-    if artefact is None:
+    if artefact is None or listed:
         if as_json:
             emit([{key: str(getattr(one, key)) for key in ("name", "what", "where", "minutes")} for one in known])
             return
