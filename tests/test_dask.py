@@ -339,11 +339,13 @@ def test_predictions_on_workers(client):
     assert model.score(given[0], given[1], given[2]) == pytest.approx(expected.score(FRAME[NAMES], Y, WEIGHT), rel=SAME)
 
 
-def test_diagnosis_on_workers(client):
+@pytest.mark.parametrize("draws", [400, 4000, 12_000])
+def test_diagnosis_on_workers(client, draws):
+    """Draws that travel with the tasks, and such as are sent ahead."""
     given = arrays()
     model = classifier().fit(*given)
-    assert model.diagnose(draws=400).k_hat == pytest.approx(
-        classifier().fit(*in_memory(given)).diagnose(draws=400).k_hat, abs=1e-4
+    assert model.diagnose(draws=draws).k_hat == pytest.approx(
+        classifier().fit(*in_memory(given)).diagnose(draws=draws).k_hat, abs=1e-4
     )
 
 

@@ -34,7 +34,7 @@ from viper.threads import one_thread
 
 FAN_IN = 16  # sums that one task of the tree adds up
 IN_MEMORY = 1 << 21  # entries of a subset that this process holds: a pass over them takes no longer than a round trip
-EMBEDDED = 1 << 18  # bytes of a function that travel with each task; more are sent to every worker ahead
+EMBEDDED = 90_000  # bytes of a function that travel with each task; of more, Dask would make one node for all passes
 VECTORS = ("label", "offset", "residual", "weight")  # as `Arrays.vectors` has them
 LOST = (CancelledError, OSError, TimeoutError)  # what is raised when the scheduler or data on a worker is gone
 ATTEMPTS = 3  # at a pass in which that happens
