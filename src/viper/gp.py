@@ -66,6 +66,8 @@ class VariationalGPClassifier(FromFormula, Notebook, LatentPredictions, Callback
         constraints, priors and fixed parameters (``requires_grad_(False)``) are respected. It sees the columns
         standardised.
     mean : {"linear", "constant", "zero"} or gpytorch.means.Mean, default "linear"
+        Its weights are point estimates, so what it explains has no interval: where a linear mean explains the data
+        and the kernel's output scale falls to 0, "constant" gives the honest intervals.
     n_inducing : int, default 50
         From the number of distinct rows on, the inducing points are the rows: the full variational Gaussian process.
     inducing : {"greedy", "kmeans", "subset"} or array (M, n_features), default "greedy"
