@@ -131,8 +131,21 @@ def plain_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
     except (TypeError, ValueError, RecursionError) as error:
         raise TypeError(f"{rule}; got {error}. Make arrays tensors, and NaN or infinity None.") from error
     if not isinstance(copy, dict) or copy != metadata:
-        raise TypeError(f"{rule}; got {metadata!r:.200}. Make tuples lists, and keys strings.")
+        raise TypeError(f"{rule}; got {changed(metadata, copy)}. Make tuples lists, and keys strings.")
     return copy
+
+
+def changed(given: Any, copy: Any, path: str = "metadata") -> str:
+    """The first place where JSON made something else of what was given."""
+    if isinstance(given, dict):
+        if odd := [key for key in given if not isinstance(key, str)]:
+            return f"the key {odd[0]!r} in {path}"
+        inner = [(value, copy[key], f"{path}[{key!r}]") for key, value in given.items()]
+    elif isinstance(given, list):
+        inner = [(value, back, f"{path}[{i}]") for i, (value, back) in enumerate(zip(given, copy, strict=True))]
+    else:
+        return f"{given!r:.60} at {path}"
+    return next((changed(*part) for part in inner if part[0] != part[1]), f"{given!r:.60} at {path}")
 
 
 def viper_version() -> str:
