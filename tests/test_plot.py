@@ -89,6 +89,19 @@ def test_forest_shows_the_intervals(logistic, ax):
         np.testing.assert_allclose(shown[name], expected[j])
 
 
+def test_forest_names_units_and_plain_ticks(data, ax):
+    frame = data[0].assign(y=data[1], sex=np.where(np.arange(len(data[1])) % 2, "f", "m"))
+    model = viper.VariationalLogisticRegression.from_formula("y ~ age + dose + sex", frame)
+    plot.forest(model, ax=ax)
+    labels = {text.get_text() for text in ax.get_yticklabels()}
+    assert labels >= {f"dose (per {model.formula_.units['dose']})", "sex[T.m] (vs f)"}
+    assert ax.get_title(loc="left").startswith("Odds ratio, 95")
+    ax.figure.canvas.draw()
+    ticks = [text.get_text() for text in ax.get_xticklabels() if text.get_text()]
+    assert "1" in ticks
+    np.testing.assert_allclose([float(text) for text in ticks], ax.get_xticks())
+
+
 def test_forest_shows_the_largest(logistic, ax):
     plot.forest(logistic, top=1, odds=False, ax=ax)
     assert [label.get_text() for label in ax.get_yticklabels()] == ["age"]
