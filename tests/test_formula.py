@@ -243,6 +243,7 @@ REFUSED = {
     "comprehension": ("y ~ I([age for age in log])", "got '["),
     "braces": ("y ~ {age.values}", "got '{age"),
     "numpy": ("y ~ np.load(age)", "must"),
+    "numpy's logarithm": ("y ~ grade + np.log(age + 1)", "got np.log(). Write log(age + 1)."),
     "keyword": ("y ~ log(age, out=age)", "must be a function of columns and numbers"),
     "unpacked": ("y ~ log(*age)", "must be a function of columns and numbers"),
     "a function of formulaic's": ("y ~ hashed(ward, levels=3)", "got hashed()"),
@@ -283,6 +284,15 @@ def test_dates_and_mixtures_are_refused():
         learn("y ~ when", FRAME.assign(when=pd.Timestamp(0)))
     with pytest.raises(FormulaError, match="got int, str"):
         learn("y ~ C(mix)", FRAME.assign(mix=["a", 1] * (ROWS // 2)))
+
+
+def test_numbers_are_the_text_they_are_written_as():
+    frame = FRAME.assign(grade=FRAME["grade"].astype(str))
+    encoding = learn("y ~ grade", frame).encoding
+    for kind in (int, float, object):
+        assert encoding.encode(FRAME.astype({"grade": kind})).equals(encoding.encode(frame))
+    with pytest.raises(FormulaError, match=r"must be one of \['1', '2', '3'\], as in the fit; got 7"):
+        encoding.encode(FRAME.assign(grade=7))
 
 
 # --- files ---

@@ -23,6 +23,7 @@ from torch import Tensor
 
 FORMAT_VERSION = 1
 LARGEST_HEADER = 100_000_000  # bytes; safetensors' own limit
+IMPOSSIBLE_HEADER = 1 << 40  # bytes; what text says of its header when read as a model is far more
 NO_DIGEST = "0" * 64
 OTHER_FORMATS = {b"PK\x03\x04": "a zip archive, as torch.save writes", b"\x80": "a pickle"}
 
@@ -195,7 +196,8 @@ def read_head(file: BinaryIO, path: Path) -> bytes:
     length = int.from_bytes(start, "little")
     if not 0 < length <= min(LARGEST_HEADER, size - 8):
         other = (name for magic, name in OTHER_FORMATS.items() if start.startswith(magic))
-        refuse(path, next(other, f"truncated or another format: {size} bytes, with a header of {length}"))
+        what = f"truncated or another format: {size} bytes, with a header of {length}"
+        refuse(path, next(other, "a file of another format" if length > IMPOSSIBLE_HEADER else what))
     return start + file.read(length)
 
 
