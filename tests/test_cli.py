@@ -133,6 +133,7 @@ def test_gaussian_process(run):
     said = fitted(run, "-t", "died", "--model", "gp", "--inducing", "8", "--cv", "0", "-o", "g.viper")
     assert {row["name"] for row in said["columns"]} >= {"age", "<b>sex</b>[T.male]"}
     assert said["kernel"] == "rbf"
+    assert viper.load("g.viper").mean == "constant"
     code, out, _ = run("summary", "g.viper")
     assert code == 0
     assert "Gaussian-process classification" in out

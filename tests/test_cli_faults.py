@@ -99,6 +99,33 @@ def test_a_model_from_elsewhere(folder):
     refused(run("predict", "other.viper", "data.csv", folder=folder), INPUT, "saved by viper", "a pickle")
 
 
+def test_a_table_as_a_model(folder):
+    done = run("summary", "data.csv", folder=folder)
+    refused(done, INPUT, "must be a model saved by viper; got data.csv, which is a file of another format.")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (
+            ["evaluate", "model.viper", "data.csv", "-t", "nosuch"],
+            "--target must be a column of the table; got 'nosuch'",
+        ),
+        (
+            ["predict", "model.viper", "data.csv", "--keep", "agee"],
+            "--keep must be a column of the table; got 'agee'. Did",
+        ),
+        (
+            ["fit", "data.csv", "-t", "died", "--drop", "age,ward"],
+            "Repeat the option for each column: --drop age --drop",
+        ),
+        (["fit", "data.csv", "-t", "died", "--drop", "xyz"], "--drop must be a column of the table; got 'xyz'. There"),
+    ],
+)
+def test_columns_that_options_name(arguments, words, folder):
+    refused(run(*arguments, folder=folder), INPUT, words)
+
+
 def test_other_columns(folder):
     (folder / "other.csv").write_text("Age,ward\n50,n\n")
     done = run("predict", "model.viper", "other.csv", "-o", "p.csv", folder=folder)

@@ -165,8 +165,8 @@ def test_labels_stay_whole_when_some_are_missing():
 @pytest.mark.parametrize("estimator", [VariationalLogisticRegression, VariationalGPClassifier])
 def test_from_formula_is_fit_on_the_encoded_columns_and_survives_a_file(estimator, tmp_path):
     options = {} if estimator is VariationalLogisticRegression else {"n_inducing": 8, "n_starts": 1}
-    model = estimator.from_formula("y ~ scale(age) + C(ward)", FRAME, random_state=0, **options)
-    X = learn("y ~ scale(age) + C(ward)", FRAME).X
+    model = estimator.from_formula("y ~ center(age) + C(ward)", FRAME, random_state=0, **options)
+    X = learn("y ~ center(age) + C(ward)", FRAME, standardize=estimator is VariationalLogisticRegression).X
     plain = estimator(random_state=0, **options).fit(X, FRAME["y"].to_numpy())
     np.testing.assert_array_equal(model.predict_proba(FRAME), plain.predict_proba(X))
     model.save(tmp_path / "m.viper")
@@ -177,8 +177,21 @@ def test_from_formula_is_fit_on_the_encoded_columns_and_survives_a_file(estimato
     assert loaded.elbo(FRAME, FRAME["y"]) == pytest.approx(model.elbo_)
 
 
+def test_columns_are_standardised_unless_told_otherwise():
+    for options, wanted in ({}, True), ({"standardize": False}, False):
+        model = VariationalLogisticRegression.from_formula("y ~ age + log", FRAME, **options)
+        spread = model.formula_.encode(FRAME).std(ddof=0)
+        assert np.allclose(spread, 1.0) == wanted
+
+
+def test_poly_survives_a_file(tmp_path):
+    model = VariationalLogisticRegression.from_formula("y ~ poly(age, 3)", FRAME)
+    model.save(tmp_path / "m.viper")
+    np.testing.assert_array_equal(viper.load(tmp_path / "m.viper").predict_proba(FRAME), model.predict_proba(FRAME))
+
+
 def test_the_formula_says_whether_there_is_an_intercept():
-    assert VariationalLogisticRegression.from_formula("y ~ 0 + age", FRAME, standardize=True).intercept_ == 0.0
+    assert VariationalLogisticRegression.from_formula("y ~ 0 + age", FRAME).intercept_ == 0.0
     with pytest.raises(FormulaError, match="in the formula"):
         VariationalLogisticRegression.from_formula("y ~ age", FRAME, fit_intercept=False)
 
@@ -186,18 +199,14 @@ def test_the_formula_says_whether_there_is_an_intercept():
 def test_weights_follow_their_rows():
     weight = GENERATOR.random(ROWS)
     frame = holed(age=[0, 5])
-    model = VariationalLogisticRegression.from_formula(
-        "y ~ age", frame, missing="drop", standardize=True, sample_weight=weight
-    )
+    model = VariationalLogisticRegression.from_formula("y ~ age", frame, missing="drop", sample_weight=weight)
     kept = frame["age"].notna()
-    again = VariationalLogisticRegression.from_formula(
-        "y ~ age", frame[kept], standardize=True, sample_weight=weight[kept]
-    )
+    again = VariationalLogisticRegression.from_formula("y ~ age", frame[kept], sample_weight=weight[kept])
     np.testing.assert_array_equal(model.coef_, again.coef_)
 
 
 def test_fit_forgets_the_formula():
-    model = VariationalLogisticRegression.from_formula("y ~ age + grade", FRAME, standardize=True)
+    model = VariationalLogisticRegression.from_formula("y ~ age + grade", FRAME)
     model.fit(FRAME[["age", "log"]].to_numpy(), FRAME["y"])
     assert not hasattr(model, "formula_")
 
@@ -234,6 +243,7 @@ REFUSED = {
     "comprehension": ("y ~ I([age for age in log])", "got '["),
     "braces": ("y ~ {age.values}", "got '{age"),
     "numpy": ("y ~ np.load(age)", "must"),
+    "numpy's logarithm": ("y ~ grade + np.log(age + 1)", "got np.log(). Write log(age + 1)."),
     "keyword": ("y ~ log(age, out=age)", "must be a function of columns and numbers"),
     "unpacked": ("y ~ log(*age)", "must be a function of columns and numbers"),
     "a function of formulaic's": ("y ~ hashed(ward, levels=3)", "got hashed()"),
@@ -276,12 +286,21 @@ def test_dates_and_mixtures_are_refused():
         learn("y ~ C(mix)", FRAME.assign(mix=["a", 1] * (ROWS // 2)))
 
 
+def test_numbers_are_the_text_they_are_written_as():
+    frame = FRAME.assign(grade=FRAME["grade"].astype(str))
+    encoding = learn("y ~ grade", frame).encoding
+    for kind in (int, float, object):
+        assert encoding.encode(FRAME.astype({"grade": kind})).equals(encoding.encode(frame))
+    with pytest.raises(FormulaError, match=r"must be one of \['1', '2', '3'\], as in the fit; got 7"):
+        encoding.encode(FRAME.assign(grade=7))
+
+
 # --- files ---
 
 
 def test_a_file_cannot_run_code(tmp_path):
     proof = tmp_path / "proof"
-    model = VariationalLogisticRegression.from_formula("y ~ age + C(ward)", FRAME, standardize=True)
+    model = VariationalLogisticRegression.from_formula("y ~ age + C(ward)", FRAME)
     model.save(tmp_path / "good.viper")
     kind, tensors, metadata = storage.read(tmp_path / "good.viper")
     evil = f"__import__('pathlib').Path({str(proof)!r}).touch()"

@@ -277,6 +277,15 @@ def test_warm_start_takes_fewer_steps(data):
     assert gp.n_iter_ < max(steps, 10)
 
 
+def test_warm_start_after_a_file_learns_as_without(data, tmp_path):
+    X, y = data
+    gp = VariationalGPClassifier(n_inducing=8, n_starts=1, warm_start=True, random_state=0).fit(X[::2], y[::2])
+    gp.save(tmp_path / "m")
+    loaded, before = viper.load(tmp_path / "m"), gp.inducing_points_
+    assert loaded.fit(X, y).elbo_ == pytest.approx(gp.fit(X, y).elbo_, abs=1e-6)
+    assert not np.allclose(loaded.inducing_points_, before)
+
+
 def test_save_and_load(data, fitted, tmp_path):
     X, _ = data
     fitted.save(tmp_path / "m")

@@ -43,6 +43,12 @@ def test_intervals_of_shares_have_their_mass():
     assert posterior.cdf(row["upper"]) == pytest.approx(0.9)
 
 
+def test_intervals_of_shares_of_none_and_all_reach_the_end():
+    table = calibration([False] * 4 + [True] * 4, np.linspace(0.01, 0.99, 8), 2)
+    assert (table["lower"][0], table["upper"][1]) == (0.0, 1.0)
+    assert table["upper"][0] == pytest.approx(beta(0.5, 4.5).ppf(0.975))
+
+
 def test_equal_probabilities_share_a_bin():
     table = calibration([True, False, True, False], [0.3, 0.3, 0.3, 0.3], 10)
     assert table["rows"].tolist() == [4]

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 
 import viper
 from viper import plot, views
+from viper.metrics import calibration
 
 
 def rows(n=240, seed=0):
@@ -86,6 +87,19 @@ def test_forest_shows_the_intervals(logistic, ax):
     expected = np.exp(logistic.coefficient_interval(0.8))
     for j, name in enumerate(logistic.feature_names_in_):
         np.testing.assert_allclose(shown[name], expected[j])
+
+
+def test_forest_names_units_and_plain_ticks(data, ax):
+    frame = data[0].assign(y=data[1], sex=np.where(np.arange(len(data[1])) % 2, "f", "m"))
+    model = viper.VariationalLogisticRegression.from_formula("y ~ age + dose + sex", frame)
+    plot.forest(model, ax=ax)
+    labels = {text.get_text() for text in ax.get_yticklabels()}
+    assert labels >= {f"dose (per {model.formula_.units['dose']})", "sex[T.m] (vs f)"}
+    assert ax.get_title(loc="left").startswith("Odds ratio, 95")
+    ax.figure.canvas.draw()
+    ticks = [text.get_text() for text in ax.get_xticklabels() if text.get_text()]
+    assert "1" in ticks
+    np.testing.assert_allclose([float(text) for text in ticks], ax.get_xticks())
 
 
 def test_forest_shows_the_largest(logistic, ax):
@@ -196,31 +210,25 @@ def test_predictions_are_the_models(logistic, data):
 
 
 def test_reliability_counts_and_jeffreys_intervals():
-    probability = np.array([0.05, 0.08, 0.15, 0.95, 0.35, 0.65, 0.66, 0.68])
-    label = np.array([False, True, False, True, False, True, True, False])
-    table = views.reliability(probability, label, bins=10, level=0.9)
-    np.testing.assert_array_equal(table.rows, [2, 1, 1, 3, 1])
-    np.testing.assert_allclose(table.observed, [0.5, 0.0, 0.0, 2 / 3, 1.0])
-    np.testing.assert_allclose(table.predicted, [0.065, 0.15, 0.35, 1.99 / 3, 0.95])
+    probability = np.array([0.05, 0.08, 0.15, 0.95, 0.35, 0.65, 0.66, 0.68, 0.7])
+    label = np.array([False, False, False, True, False, True, True, False, True])
+    table = views.reliability(probability, label, bins=3, level=0.9)
+    np.testing.assert_array_equal(table.rows, [3, 3, 3])
+    np.testing.assert_allclose(table.observed, [0.0, 2 / 3, 2 / 3])
+    np.testing.assert_allclose(table.predicted, [0.28 / 3, 1.66 / 3, 2.33 / 3])
     exact = scipy.stats.beta(2.5, 1.5).ppf([0.05, 0.95])
-    np.testing.assert_allclose([table.lower[3], table.upper[3]], exact)
-    assert (table.lower[1], table.upper[4]) == (0.0, 1.0)
+    np.testing.assert_allclose([table.lower[1], table.upper[1]], exact)
+    assert table.lower[0] == 0.0
 
 
-def test_reliability_joins_groups_of_few_rows():
-    probability = np.repeat([0.05, 0.15, 0.25, 0.55, 0.95], [150, 4, 7, 30, 9])
-    table = views.reliability(probability, probability > 0.5)
-    np.testing.assert_array_equal(table.rows, [150, 11, 39])  # 4 + 7, and 30 + the 9 that are left over
-    np.testing.assert_allclose(table.predicted[1], (4 * 0.15 + 7 * 0.25) / 11)
-
-
-def test_reliability_of_rare_events_has_equal_groups():
-    probability = np.linspace(0.001, 0.05, 1000)
-    table = views.reliability(probability, probability > 0.04)
-    np.testing.assert_array_equal(table.rows, [100] * 10)
-    np.testing.assert_allclose(np.sum(table.rows * table.observed), (probability > 0.04).sum())
+def test_reliability_is_the_calibration_of_evaluate():
+    probability = np.random.default_rng(0).random(300)
+    label = probability > 0.4
+    shown, scored = views.reliability(probability, label), calibration(label, probability)
+    np.testing.assert_array_equal(np.stack(shown, 1), scored[list(shown._fields)])
+    assert (shown.upper[-1], shown.lower[0]) == (1.0, 0.0)
     with pytest.raises(ValueError, match="bins must be at least 1; got 0"):
-        views.reliability(probability, probability > 0.04, bins=0)
+        views.reliability(probability, label, bins=0)
 
 
 def test_typical_row_is_made_of_values_that_occur():

@@ -16,6 +16,7 @@ from sklearn.metrics import brier_score_loss, roc_auc_score
 
 import viper
 from viper import report
+from viper.cli import judging
 from viper.report import charts, words
 from viper.report.page import render
 from viper.report.study import change, read, spatial_columns
@@ -167,6 +168,17 @@ def test_a_loaded_model_is_diagnosed_by_its_own_rows_only(model, data, tmp_path)
     other = read(loaded, patients(seed=1), "ill")
     assert other.diagnosis is None
     assert "needs the rows of the fit" in render(other)
+
+
+def test_on_other_rows_the_recorded_diagnosis_is_told(data, tmp_path):
+    model = viper.VariationalLogisticRegression.from_formula("ill ~ .", data[[*INPUTS, "ill"]])
+    found = model.diagnose()
+    model.formula_.record["diagnosis"] = judging.diagnosis(model, len(data))
+    model.save(tmp_path / "model.viper")
+    other = read(viper.load(tmp_path / "model.viper"), patients(seed=1), "ill")
+    assert not other.from_training
+    assert other.diagnosis.k_hat == pytest.approx(found.k_hat, abs=0.2)
+    assert "Not measured" not in render(other)
 
 
 @pytest.mark.parametrize(

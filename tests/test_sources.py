@@ -340,6 +340,8 @@ def test_predictions_are_those_of_the_other_methods(parts):
     np.testing.assert_allclose(written[["lower", "upper"]], model.predict_interval(X, 0.9), rtol=rounding)
     with pytest.raises(StorageError, match="path must be new"):
         model.predict_to(X, folder / "out.pq")
+    with pytest.raises(StorageError, match=r"must end in \.parquet or \.pq.*out\.csv"):
+        model.predict_to(X, folder / "out.csv")
     assert model.predict_to(X[:10], folder / "out.pq", overwrite=True) == 10
 
 

@@ -150,6 +150,7 @@ def test_permissions_follow_the_umask(path, tmp_path):
         ({"x": np.int64(1)}, "int64"),
         ({"x": (1, 2)}, "tuples lists"),
         ({1: "x"}, "keys strings"),
+        ({"a": {"b": [0, {3: "x"}]}}, r"the key 3 in metadata\['a'\]\['b'\]\[1\]\."),
         ([1], r"\[1\]"),
     ],
 )

@@ -77,7 +77,7 @@ def as_levels(column: "pandas.Series[Any]", levels: list[Any]) -> "pandas.Catego
     """The column as a category with these levels; others are refused."""
     import pandas
 
-    codes = pandas.Index(levels).get_indexer(pandas.Index(column))
+    codes = pandas.Index(levels).get_indexer(pandas.Index(as_written(column, levels)))
     new = np.flatnonzero((codes < 0) & column.notna().to_numpy())
     if len(new):
         rule = f"column {column.name!r} must be one of {levels[:8]}{' …' if len(levels) > 8 else ''}, as in the fit"
@@ -85,6 +85,24 @@ def as_levels(column: "pandas.Series[Any]", levels: list[Any]) -> "pandas.Catego
         got = got.item() if isinstance(got, np.generic) else got
         raise RowError(rule, repr(got), column.index[new[0]], "Fit again with such rows, or leave them out.")
     return pandas.Categorical.from_codes(codes, categories=levels)
+
+
+def as_written(column: "pandas.Series[Any]", levels: list[Any]) -> "pandas.Series[Any]":
+    """Numbers as the text that a level is, where all levels are text: 1 and 1.0 are "1"."""
+    texts = set(levels)
+    if isinstance(column.dtype, np.dtype) and column.dtype.kind == "O":
+        numbers = column.map(lambda value: isinstance(value, int | float)).any()
+    else:
+        numbers = column.dtype.kind in "biuf"
+    if not numbers or not all(isinstance(level, str) for level in levels):
+        return column
+
+    def written(value: Any) -> Any:
+        whole = isinstance(value, float) and value.is_integer()
+        spelled = [str(value), *([str(int(value))] if whole else [])]
+        return next((text for text in spelled if text in texts), value)
+
+    return column.astype(object).map(written)
 
 
 def levels_of(column: "pandas.Series[Any]", most: int) -> list[Any]:

@@ -162,7 +162,7 @@ class Encoding:
 
     def to_state(self) -> dict[str, Any]:
         """Everything as JSON."""
-        return asdict(self)
+        return asdict(self) | {"transforms": jsonable(self.transforms)}
 
     @classmethod
     def from_state(cls, state: Any) -> "Encoding":

@@ -133,7 +133,7 @@ class FromFormula:
         data: Any,
         *,
         missing: str = "error",
-        standardize: bool | None = None,
+        standardize: bool = True,
         sample_weight: Any = None,
         offset: Any = None,
         **options: Any,
@@ -153,9 +153,10 @@ class FromFormula:
         missing : {"error", "drop", "mean"}, default "error"
             Rows with missing values: refuse them, leave them out, or fill in the means of numbers and the most common
             levels of categories, which are stored.
-        standardize : bool, optional
-            Centre the columns of X and divide them by their standard deviations, except those of zeros and ones. By
-            default a logistic regression leaves them as they are, and a Gaussian process standardises them itself.
+        standardize : bool, default True
+            Centre the columns of X and divide them by their standard deviations, so that the prior fits columns of any
+            scale; a logistic regression leaves those of zeros and ones as they are. `formula_.units` says what a
+            coefficient is per.
         sample_weight, offset : array (n,), optional
             As in `fit`, one entry per row of `data`.
         **options
@@ -165,8 +166,8 @@ class FromFormula:
         if "fit_intercept" in options:
             raise FormulaError("fit_intercept must be said in the formula; got it as an option. Write 'y ~ 0 + age'.")
         if "standardize" in own:
-            options |= {} if standardize is None else {"standardize": standardize}
-        learned = learn(formula, data, missing, bool(standardize) and "standardize" not in own)
+            options |= {"standardize": standardize}
+        learned = learn(formula, data, missing, standardize and "standardize" not in own)
         return from_learned(cls, learned, options, sample_weight, offset)
 
 

@@ -90,16 +90,18 @@ def with_objects(options: dict[str, Any], wanted: dict[str, str], given: dict[st
     return options | {name: given[name] for name in wanted}
 
 
-def restore(kernel: Any, mean: Any, columns: int, tensors: dict[str, Tensor], jitter: float) -> SparseGP:
-    """Kernel, mean and inducing points with stored parameters."""
+def restore(fitted: Any, tensors: dict[str, Tensor], jitter: float, learn_inducing: bool) -> SparseGP:
+    """Kernel, mean and inducing points with stored parameters; those that a warm start would learn, it still does."""
+    columns = fitted.n_features_in_
     state = {name.removeprefix("model."): x for name, x in tensors.items() if name.startswith("model.")}
     points = torch.zeros_like(state["inducing"])
-    model = SparseGP(make_kernel(kernel, columns), make_mean(mean, columns), points, False, jitter)
+    kernel, mean = make_kernel(fitted.kernel, columns), make_mean(fitted.mean, columns)
+    model = SparseGP(kernel, mean, points, learn_inducing, jitter)
     try:
         model.load_state_dict(state)
     except RuntimeError as error:
         raise StorageError(f"kernel and mean must be those of the saved model; got {error}.") from None
-    return model.requires_grad_(False)
+    return model
 
 
 def pack(fitted: Any, scalars: tuple[str, ...]) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -117,6 +119,7 @@ def pack(fitted: Any, scalars: tuple[str, ...]) -> tuple[dict[str, Tensor], dict
         "classes": encode_labels(fitted.classes_),
         "features": fitted.n_features_in_,
         "names": None if names is None else [str(name) for name in names],
+        "learns_inducing": fitted.model_.inducing.requires_grad,
         "starts": [list(start) for start in fitted.starts_],
         "fit": {name: getattr(fitted, name) for name in scalars},
         **encode_formula(fitted),
@@ -128,8 +131,8 @@ def unpack(fitted: Any, tensors: dict[str, Tensor], metadata: dict[str, Any]) ->
     fitted.n_features_in_ = metadata["features"]
     if metadata["names"] is not None:
         fitted.feature_names_in_ = np.array(metadata["names"], dtype=object)
-    jitter = metadata["fit"]["jitter_"]
-    fitted.model_ = restore(fitted.kernel, fitted.mean, fitted.n_features_in_, tensors, jitter)
+    learn_inducing = bool(metadata.get("learns_inducing", fitted.learn_inducing))
+    fitted.model_ = restore(fitted, tensors, metadata["fit"]["jitter_"], learn_inducing)
     parts = {name.removeprefix("posterior."): x for name, x in tensors.items() if name.startswith("posterior.")}
     fitted.posterior_ = (Full if "factor" in parts else Diagonal)(**parts)
     fitted._scaler = Scaler(tensors["centre"].numpy(), tensors["scale"].numpy())

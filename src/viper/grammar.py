@@ -125,12 +125,23 @@ def spell_out(tokens: list[Token], columns: list[str]) -> list[Token]:
         if token != ("sign", "."):
             spelled.append(token)
             continue
+        check_no_module(tokens, i)
         if i and tokens[i - 1] not in [("sign", sign) for sign in ("+", "-", "*", "/", ":", "(")]:
             raise FormulaError(f"`.` in a formula must stand for all other columns; got it after {tokens[i - 1][1]!r}.")
         around = {("sign", "+"), ("sign", "-")}
         bare = (i == 0 or tokens[i - 1] == ("sign", "+")) and (i + 1 == len(tokens) or tokens[i + 1] in around)
         spelled += everything[1:] if bare else [("sign", "("), *everything[1:], ("sign", ")")]
     return spelled
+
+
+def check_no_module(tokens: list[Token], dot: int) -> None:
+    """`np.log(x)` is written `log(x)` here."""
+    if dot and tokens[dot - 1][0] == "word" and tokens[dot + 2 : dot + 3] == [("sign", "(")]:
+        function = tokens[dot + 1][1]
+        if function in FUNCTIONS:
+            call = "".join(map(spell, tokens[dot + 1 : closing(tokens, dot + 2) + 1]))
+            got = f"{tokens[dot - 1][1]}.{function}()"
+            raise FormulaError(f"functions in a formula must stand without a module; got {got}. Write {call}.")
 
 
 def terms(tokens: list[Token]) -> list[tuple[str, list[Token]]]:

@@ -69,11 +69,13 @@ def calibration(label: Any, probability: Any, bins: int = 10, level: float = 0.9
     """Predicted against observed share, in bins of equally many rows; equal probabilities share a bin.
 
     Columns: `predicted` and `observed` means, number of `rows`, and `lower` and `upper`, the credible interval of the
-    observed share under Jeffreys' prior Beta(½, ½).
+    observed share under Jeffreys' prior Beta(½, ½); where no row, or every row, is positive, it reaches the end.
     """
     import pandas
-    from scipy.stats import beta
+    from scipy.special import betaincinv
 
+    if bins < 1:
+        raise ValueError(f"bins must be at least 1; got {bins}.")
     label, probability = checked(label, probability)
     edges = np.quantile(probability, np.linspace(0, 1, bins + 1)[1:-1])
     place = np.searchsorted(edges, probability)
@@ -82,7 +84,8 @@ def calibration(label: Any, probability: Any, bins: int = 10, level: float = 0.9
     seen = np.bincount(place, weights=label, minlength=bins)[filled]
     total, rows = np.bincount(place, weights=probability, minlength=bins)[filled], rows[filled]
     tail = 0.5 * (1 - level)
-    low, high = (beta.ppf(q, seen + 0.5, rows - seen + 0.5) for q in (tail, 1 - tail))
+    low, high = (betaincinv(seen + 0.5, rows - seen + 0.5, q) for q in (tail, 1 - tail))
+    low, high = np.where(seen == 0, 0.0, low), np.where(seen == rows, 1.0, high)
     return pandas.DataFrame(
         {"predicted": total / rows, "observed": seen / rows, "rows": rows, "lower": low, "upper": high}
     )

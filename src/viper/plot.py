@@ -90,12 +90,32 @@ def forest(model: Any, *, level: float = 0.95, top: int | None = None, odds: boo
     ax.hlines(at, low, high, colors=colours, lw=2)
     ax.scatter(middle, at, c=colours, s=22, zorder=3)
     ax.axvline(1.0 if odds else 0.0, color=INK, lw=0.8)
-    ax.set_yticks(at, [str(name) for name in table.index], fontsize=8)
+    units = [unit_of(model, name) for name in table.index]
+    ax.set_yticks(at, [f"{name}{f' ({unit})' * bool(unit)}" for name, unit in zip(table.index, units, strict=True)])
+    ax.tick_params("y", labelsize=8)
     ax.set_ylim(-0.6, len(table) - 0.4)
     if odds:
-        ax.set_xscale("log")
-    title(ax, f"{'Odds ratio' if odds else 'Coefficient'} per unit, {100 * level:g} % interval")
+        plain_log_axis(ax, wide=bool(table["upper"].max() - table["lower"].min() > np.log(100.0)))
+    per_sd = [unit.startswith("per sd") for unit in units]
+    per = " per sd" if all(per_sd) else " per unit" if not any(per_sd) else ""  # else its label says it of each
+    title(ax, f"{'Odds ratio' if odds else 'Coefficient'}{per}, {100 * level:g} % interval")
     return ax
+
+
+def unit_of(model: Any, name: Any) -> str:
+    """What a coefficient is per, in the words of the model's formula; nothing where that is one unit."""
+    unit = model.formula_.units.get(str(name), "1") if hasattr(model, "formula_") else "1"
+    return "" if unit == "1" else f"per {unit}" if unit.startswith("sd") else unit
+
+
+def plain_log_axis(ax: "Axes", wide: bool) -> None:
+    """0.1, 1, 10 along the axis, and between them 2 and 5 unless it is wide."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    ax.set_xscale("log")
+    ax.xaxis.set_major_locator(LogLocator(subs=(1.0,) if wide else (1.0, 2.0, 5.0)))
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+    ax.xaxis.set_minor_formatter(NullFormatter())
 
 
 def relevance(model: Any, top: int | None, ax: Any) -> "Axes":

@@ -13,6 +13,7 @@ import numpy as np
 from viper import storage
 from viper.tables import arrow
 
+SUFFIXES = (".parquet", ".pq")
 GROUP_ROWS = 1 << 19  # of a row group: what is held before it is written
 
 
@@ -22,8 +23,12 @@ def write(path: str | PathLike[str], parts: Iterable[dict[str, np.ndarray]], ove
     Raises
     ------
     StorageError
-        If the file exists and `overwrite` is False, or if it cannot be written.
+        If the file is not named as Parquet, exists and `overwrite` is False, or if it cannot be written.
     """
+    if Path(path).suffix.lower() not in SUFFIXES:
+        raise storage.StorageError(
+            f"path must end in {' or '.join(SUFFIXES)}, as Parquet is what is written; got {path}. Rename it."
+        )
     rows = 0
     with new_file(Path(path).resolve(), overwrite) as file:
         writer = None

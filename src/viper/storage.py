@@ -23,6 +23,7 @@ from torch import Tensor
 
 FORMAT_VERSION = 1
 LARGEST_HEADER = 100_000_000  # bytes; safetensors' own limit
+IMPOSSIBLE_HEADER = 1 << 40  # bytes; what text says of its header when read as a model is far more
 NO_DIGEST = "0" * 64
 OTHER_FORMATS = {b"PK\x03\x04": "a zip archive, as torch.save writes", b"\x80": "a pickle"}
 
@@ -131,8 +132,21 @@ def plain_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
     except (TypeError, ValueError, RecursionError) as error:
         raise TypeError(f"{rule}; got {error}. Make arrays tensors, and NaN or infinity None.") from error
     if not isinstance(copy, dict) or copy != metadata:
-        raise TypeError(f"{rule}; got {metadata!r:.200}. Make tuples lists, and keys strings.")
+        raise TypeError(f"{rule}; got {changed(metadata, copy)}. Make tuples lists, and keys strings.")
     return copy
+
+
+def changed(given: Any, copy: Any, path: str = "metadata") -> str:
+    """The first place where JSON made something else of what was given."""
+    if isinstance(given, dict):
+        if odd := [key for key in given if not isinstance(key, str)]:
+            return f"the key {odd[0]!r} in {path}"
+        inner = [(value, copy[key], f"{path}[{key!r}]") for key, value in given.items()]
+    elif isinstance(given, list):
+        inner = [(value, back, f"{path}[{i}]") for i, (value, back) in enumerate(zip(given, copy, strict=True))]
+    else:
+        return f"{given!r:.60} at {path}"
+    return next((changed(*part) for part in inner if part[0] != part[1]), f"{given!r:.60} at {path}")
 
 
 def viper_version() -> str:
@@ -182,7 +196,8 @@ def read_head(file: BinaryIO, path: Path) -> bytes:
     length = int.from_bytes(start, "little")
     if not 0 < length <= min(LARGEST_HEADER, size - 8):
         other = (name for magic, name in OTHER_FORMATS.items() if start.startswith(magic))
-        refuse(path, next(other, f"truncated or another format: {size} bytes, with a header of {length}"))
+        what = f"truncated or another format: {size} bytes, with a header of {length}"
+        refuse(path, next(other, "a file of another format" if length > IMPOSSIBLE_HEADER else what))
     return start + file.read(length)
 
 

@@ -12,6 +12,7 @@ import scipy.special
 import torch
 from torch import Tensor
 
+from viper.metrics import calibration
 from viper.prediction import half_width
 from viper.softplus import expected_sigmoid, expected_softplus
 
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     import pandas
 
 FEW_VALUES = 6  # a numeric column with at most as many is shown value by value
-FEW_ROWS = 10  # rows below which a group says little
 MOST_LEVELS = 12  # of a column of categories
 MOST_COMBINED = 300  # columns whose correlations are looked at
 TAIL = 0.01  # share of a column's values beyond either end of its curve
@@ -203,38 +203,9 @@ class Reliability(NamedTuple):
 
 
 def reliability(probability: np.ndarray, label: np.ndarray, bins: int = 10, level: float = 0.95) -> Reliability:
-    """Predicted against observed shares, with Beta(k + ½, n - k + ½) intervals (Jeffreys) of the latter.
-
-    Bins are equally wide, or hold equally many rows where most of the former would be empty. Bins of few rows are
-    joined with the next.
-    """
-    if bins < 1:
-        raise ValueError(f"bins must be at least 1; got {bins}.")
-    where = groups(probability, bins)
-    n = np.bincount(where)
-    positives = np.bincount(where, weights=label.astype(float))
-    predicted = np.bincount(where, weights=probability)
-    tail = 0.5 - 0.5 * level
-    ends = (scipy.special.betaincinv(positives + 0.5, n - positives + 0.5, end) for end in (tail, 1.0 - tail))
-    # where no row, or every row, is positive, the interval reaches the end
-    low, high = (np.where(positives == k, k / n, end) for k, end in zip((0 * n, n), ends, strict=True))
-    return Reliability(n, predicted / n, positives / n, low, high)
-
-
-def groups(probability: np.ndarray, bins: int) -> np.ndarray:
-    """The group of each row, numbered from 0 by probability, none without rows."""
-    edges = np.linspace(0.0, 1.0, bins + 1)
-    if len(np.unique(np.searchsorted(edges[1:-1], probability))) < min(4, bins):
-        edges = np.quantile(probability, edges)
-    where = np.searchsorted(edges[1:-1], probability)
-    least = min(FEW_ROWS, max(1, len(probability) // 20))
-    group, rows, target = 0, 0, np.zeros(bins, dtype=int)
-    for k, count in enumerate(np.bincount(where, minlength=bins)):
-        group, rows = (group + 1, 0) if rows >= least else (group, rows)
-        target[k], rows = group, rows + count
-    # what is left over at the end belongs to the last full group
-    target[target == group] -= int(rows < least and group > 0)
-    return target[where]
+    """Predicted against observed shares in groups of equally many rows: `metrics.calibration` as arrays."""
+    table = calibration(label, probability, bins, level)
+    return Reliability(*(table[name].to_numpy() for name in Reliability._fields))
 
 
 # --- maps ---

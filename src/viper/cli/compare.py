@@ -85,7 +85,7 @@ def candidates(seed: int, intercept: bool) -> dict[str, tuple[int | None, Callab
     def gp() -> Any:
         from viper import VariationalGPClassifier
 
-        return VariationalGPClassifier(random_state=seed, verbose=False)
+        return VariationalGPClassifier(mean="constant", random_state=seed, verbose=False)
 
     def plain() -> Any:
         from sklearn.linear_model import LogisticRegression

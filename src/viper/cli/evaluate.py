@@ -27,6 +27,7 @@ def evaluate(
     """Score a model on rows it did not see: AUC, log score, Brier score, calibration."""
     from viper.cli.predict import check_columns, inputs, predictions
     from viper.cli.predict import target as target_of
+    from viper.cli.preparing import check_option
     from viper.files import check_input
 
     check_input(model)
@@ -42,7 +43,8 @@ def evaluate(
     if name is None:
         raise ValueError("--target must name the column with the classes; got none, and the model knows of none.")
     frame = table.read(text_of(fitted, name))
-    check_columns(frame, inputs(fitted), [name])
+    check_columns(frame, inputs(fitted))
+    check_option(frame, name, "--target")
     with table.located():
         result = predictions(fitted, frame, level)
     label, used = labels(frame[name], fitted.classes_, name, table)

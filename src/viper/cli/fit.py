@@ -125,7 +125,8 @@ def fit(
     settings: dict[str, Any] = {"bound": bound.value, "terms": terms, "covariance": covariance.value}
     settings |= {"random_state": seed, "standardize": standardise}
     if model is Kind.gp:
-        settings |= {"kernel": kernel.value, "n_inducing": inducing}
+        # a constant mean, as the weights of a linear one are estimated as points, of which intervals say nothing
+        settings |= {"kernel": kernel.value, "mean": "constant", "n_inducing": inducing}
     else:
         settings["prior_scale"] = prior_scale(prior)
     with table.located():

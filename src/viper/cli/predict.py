@@ -76,6 +76,8 @@ class Job:
         self.first_part = True
 
     def __iter__(self) -> Any:
+        from viper.cli.preparing import check_option
+
         encoding = getattr(self.model, "formula_", None)
         text = (
             () if encoding is None else tuple(n for n, levels in encoding.levels.items() if isinstance(levels[0], str))
@@ -86,7 +88,9 @@ class Job:
             frame = with_features(part, names) if self.table.kind() == "libsvm" else part
             if self.first_part:
                 self.ignored = [name for name in frame.columns if name not in {*names, *self.keep, target(self.model)}]
-            check_columns(frame, names, self.keep)
+            check_columns(frame, names)
+            for name in self.keep:
+                check_option(frame, name, "--keep")
             frame.index = range(self.rows, self.rows + len(frame))  # rows of the file, for whoever complains of one
             result = predictions(self.model, frame, self.level)
             self.rows += len(frame)
@@ -115,11 +119,11 @@ def with_features(frame: "pandas.DataFrame", names: list[str]) -> "pandas.DataFr
     return frame.reindex(columns=list(dict.fromkeys([*frame.columns, *names])), fill_value=0.0)
 
 
-def check_columns(frame: "pandas.DataFrame", names: list[str], keep: list[str]) -> None:
+def check_columns(frame: "pandas.DataFrame", names: list[str]) -> None:
     """Every column that is needed is there; if not, say which are not, and which have no use instead."""
     import difflib
 
-    absent = [name for name in [*names, *keep] if name not in frame.columns]
+    absent = [name for name in names if name not in frame.columns]
     if not absent:
         return
     spare = {str(name).casefold(): str(name) for name in frame.columns if name not in names}

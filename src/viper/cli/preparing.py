@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from viper.columns import is_text
 from viper.csv_text import FileError
 from viper.files import Table, check_numbers
-from viper.grammar import FormulaError, known, quote, split_sides, tokenize
+from viper.grammar import FormulaError, quote, split_sides, tokenize
 
 if TYPE_CHECKING:
     import pandas
@@ -58,15 +58,25 @@ def listed(frame: "pandas.DataFrame") -> str:
 
 
 def check_names(frame: "pandas.DataFrame", target: str, drop: tuple[str, ...], category: tuple[str, ...]) -> None:
-    if target not in frame.columns:
-        near = difflib.get_close_matches(target, [str(name) for name in frame.columns], 1, 0.5)
-        hint = f"Did you mean {near[0]!r}?" if near else f"There are {listed(frame)}."
-        raise FileError(f"--target must be a column of the table; got {target!r}. {hint}")
-    columns = {str(name): i for i, name in enumerate(frame.columns)}
-    for name in (*drop, *category):
-        known(name, columns)
+    check_option(frame, target, "--target")
+    for option, names in (("--drop", drop), ("--category", category)):
+        for name in names:
+            check_option(frame, name, option)
     if target in drop:
         raise FileError(f"--drop must leave the target; got {target!r}.")
+
+
+def check_option(frame: "pandas.DataFrame", name: str, option: str) -> None:
+    """The column that an option names is there; if not, say which may be meant."""
+    if name in frame.columns:
+        return
+    parts = name.split(",")
+    if option != "--target" and len(parts) > 1 and set(parts) <= set(frame.columns):
+        hint = f"Repeat the option for each column: {' '.join(f'{option} {part}' for part in parts)}."
+    else:
+        near = difflib.get_close_matches(name, [str(column) for column in frame.columns], 1, 0.5)
+        hint = f"Did you mean {near[0]!r}?" if near else f"There are {listed(frame)}."
+    raise FileError(f"{option} must be a column of the table; got {name!r}. {hint}")
 
 
 def check_target(frame: "pandas.DataFrame", target: str, missing: str) -> None:

@@ -34,6 +34,7 @@ def report(
     """Write one self-contained page about a model and how it does on a table."""
     from viper.cli.predict import check_columns, inputs
     from viper.cli.predict import target as target_of
+    from viper.cli.preparing import check_option
     from viper.files import check_input
     from viper.output import OutputError, check_output
 
@@ -53,7 +54,8 @@ def report(
     if name is None:
         raise ValueError("--target must name the column with the classes; got none, and the model knows of none.")
     frame = table.read(text_of(fitted, name))
-    check_columns(frame, inputs(fitted), [name])
+    check_columns(frame, inputs(fitted))
+    check_option(frame, name, "--target")
     labels(frame[name], fitted.classes_, name, table)
     try:
         with table.located():

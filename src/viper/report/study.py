@@ -155,14 +155,15 @@ class Study:
 
     @cached_property
     def diagnosis(self) -> Diagnosis | None:
-        """k̂ and company, from the rows of the fit if they are at hand."""
-        if not hasattr(self.model, "diagnose") or self.draws < 100:
+        """k̂ and company, from the rows of the fit if they are at hand, else as `viper fit` recorded them."""
+        if not hasattr(self.model, "diagnose"):
             return None
-        if self.from_training:
-            return self.model.diagnose(self.X, self.model.classes_[self.label.astype(int)], draws=self.draws)
-        if getattr(self.model, "_training_rows", None) is not None:
-            return self.model.diagnose(draws=self.draws)
-        return None
+        if self.draws >= 100:
+            if self.from_training:
+                return self.model.diagnose(self.X, self.model.classes_[self.label.astype(int)], draws=self.draws)
+            if getattr(self.model, "_training_rows", None) is not None:
+                return self.model.diagnose(draws=self.draws)
+        return recorded_diagnosis(self.model)
 
     @property
     def draws(self) -> int:
@@ -195,6 +196,16 @@ class Study:
     def map(self) -> Grid | None:
         columns = self.spatial or spatial_columns(self.frame, self.is_gp)
         return None if columns is None else views.grid(self.model, self.frame, columns, size=40)
+
+
+def recorded_diagnosis(model: Any) -> Diagnosis | None:
+    """What `viper fit` found and stored with the model."""
+    kept = getattr(getattr(model, "formula_", None), "record", {}).get("diagnosis")
+    names = ("threshold", "draws", "effective_sample_size", "log_evidence", "log_evidence_error")
+    if not isinstance(kept, dict) or not {"k_hat", *names} <= set(kept):
+        return None
+    k_hat = -math.inf if kept["k_hat"] is None else kept["k_hat"]  # q is exact; JSON has no -∞
+    return Diagnosis(k_hat, **{name: kept[name] for name in names}, elbo=model.elbo_)
 
 
 def change(name: str, values: np.ndarray, scale: float, levels: dict[str, list[Any]]) -> tuple[str, float, str]:
