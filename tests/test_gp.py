@@ -1,6 +1,7 @@
 """The Gaussian-process classifier: identities with logistic regression, gradients, invariances, bad input."""
 
 import math
+import warnings
 
 import gpytorch
 import numpy as np
@@ -449,3 +450,17 @@ def test_duplicate_rows_and_constant_columns(data):
     X = np.column_stack([np.round(X), np.full(len(y), 7.0)])
     gp = VariationalGPClassifier(n_inducing=10, n_starts=2, random_state=0, tol=0.1).fit(X, y)
     assert np.isfinite(gp.predict_proba(X)).all()
+
+
+def test_intervals_that_leave_out_the_mean_are_told():
+    """A linear truth: the linear mean takes all, and nothing is left for the kernel whose uncertainty is counted."""
+    rng = np.random.default_rng(1)
+    X = rng.standard_normal((200, 2))
+    y = rng.random(200) < 1 / (1 + np.exp(0.5 * X[:, 1] - X[:, 0]))
+    with pytest.warns(UserWarning, match="its weights are point estimates: the intervals are too narrow"):
+        line = VariationalGPClassifier(n_inducing=20, random_state=0).fit(X, y)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        constant = VariationalGPClassifier(n_inducing=20, mean="constant", random_state=0).fit(X, y)
+    width = [np.diff(model.predict_interval(X)).mean() for model in (line, constant)]
+    assert width[0] < 0.1 * width[1]

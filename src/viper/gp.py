@@ -46,6 +46,11 @@ FIT_SCALARS = ("elbo_", "elbo_bound_", "objective_", "kl_", "jitter_", "n_iter_"
 SEARCH_ERROR = 1e-6  # per row, of the objective by which hyperparameters are searched
 FORM = Form()  # of rows that are not in memory
 TOLERANCE = 1e-12  # nats, of q at the chosen hyperparameters
+COLLAPSED = 1e-3  # output scale below which a kernel moves no log-odds by more than a tenth
+
+
+class NarrowIntervalsWarning(UserWarning):
+    """The kernel has no part in the fit, so that intervals leave the uncertainty of the mean function out."""
 
 
 class JitterWarning(UserWarning):
@@ -322,6 +327,15 @@ class VariationalGPClassifier(FromFormula, Notebook, LatentPredictions, Callback
                 f"The kernel matrix of the inducing points needed a jitter of {self.jitter_:g} instead of "
                 f"{self.jitter:g}. Predictions are smoother by as much; fewer inducing points need less.",
                 JitterWarning,
+                stacklevel=users_line(),
+            )
+
+        scale = getattr(self.model_.kernel, "outputscale", None)
+        if hasattr(self.model_.mean, "weights") and scale is not None and float(scale.detach()) < COLLAPSED:
+            warnings.warn(
+                "The linear mean explains these data alone, and its weights are point estimates: the intervals are too "
+                "narrow. Use mean='constant', or VariationalLogisticRegression.",
+                NarrowIntervalsWarning,
                 stacklevel=users_line(),
             )
 
