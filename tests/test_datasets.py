@@ -215,7 +215,7 @@ def test_the_cache_folder_is_the_platforms(monkeypatch, tmp_path, platform, vari
 @pytest.mark.parametrize("place", ["", "small"])
 @pytest.mark.parametrize(
     ("name", "content"),
-    [("small", TEXT), ("small.csv", TABLE.encode()), ("small.csv.gz", gzip.compress(TABLE.encode()))],
+    [("small", TEXT), ("small.csv", TABLE.encode()), ("small.csv.gz", gzip.compress(TABLE.encode(), mtime=0))],
 )
 def test_a_folder_may_hold_text_or_tables(tmp_path, place, name, content):
     path = tmp_path / place / name
