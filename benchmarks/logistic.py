@@ -10,7 +10,6 @@ import os
 import subprocess
 import sys
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -26,6 +25,7 @@ import viper
 from benchmarks import peers
 from benchmarks.peers import limited, normal_rows
 from benchmarks.table import Table, machine
+from viper.paper.simulated import simulate
 
 Array = np.ndarray
 Rows = tuple[Array, Array]
@@ -193,7 +193,8 @@ def optimum(quick: bool) -> Table:
     rows: list[list[str | float]] = []
     steepest = 0.0
     for setting in (1, 2, 3):
-        data = [paper_rows(setting, n, p, seed) for seed in range(1, seeds + 1)]
+        drawn = [simulate(str(setting), n, p, seed) for seed in range(1, seeds + 1)]
+        data = [(torch.from_numpy(one.X), torch.from_numpy(one.y)) for one in drawn]
         for covariance in ("full", "diagonal"):
             exact = [maximise(X, y, covariance == "full") for X, y in data]
             steepest = max(steepest, *(slope for _, _, slope in exact))
@@ -208,32 +209,6 @@ def optimum(quick: bool) -> Table:
         "covariance.",
     ]
     return Table("Distance from the exact optimum", ["bound", "setting", "covariance", "median", "worst"], rows, notes)
-
-
-def paper_rows(setting: int, n: int, p: int, seed: int) -> tuple[Tensor, Tensor]:
-    """The data of the authors' seeds: X, then the coefficients one by one, then y, from torch's own generator."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        X = paper_features(setting, n, p)
-        torch.rand(p, dtype=torch.double)  # drawn and discarded there too
-        signs_and_sizes = [(float(torch.rand(1)) < 0.5, torch.rand(1)) for _ in range(p)]
-        parts = [-1.8 * size - 0.2 if negative else 1.8 * size + 0.2 for negative, size in signs_and_sizes]
-        y = torch.bernoulli(torch.sigmoid(X @ torch.cat(parts).double()))
-    return X, y
-
-
-def paper_features(setting: int, n: int, p: int) -> Tensor:
-    """Independent; correlated as 0.3^|i-j|; with the covariance Wishart(p+5, I)/(p+5), as was run."""
-    if setting == 1:
-        return torch.randn(n, p, dtype=torch.double)
-    if setting == 2:
-        j = torch.arange(p)
-        covariance = 0.3 ** (j[:, None] - j).abs().double()
-    else:
-        with warnings.catch_warnings(action="ignore"):  # torch doubts draws in float32, and draws those again
-            draw = torch.distributions.Wishart(torch.tensor(p + 5.0), torch.eye(p)).sample((1,))
-        covariance = (draw[0] / (p + 5)).double()
-    return torch.distributions.MultivariateNormal(torch.zeros(p, dtype=torch.double), covariance).sample((n,))
 
 
 def distance(X: Tensor, y: Tensor, covariance: str, options: dict[str, object], best: tuple[Tensor, Tensor]) -> float:
