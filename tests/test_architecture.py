@@ -22,7 +22,19 @@ LAYERS = [
         ]
     ),
     # inference: the one solver
-    *["accelerator", "fused_kernel", "fused", "problem", "threads", "steps", "mode", "solver", "adam", "posterior"],
+    *[
+        "accelerator",
+        "fused_kernel",
+        "fused",
+        "problem",
+        "arrays",
+        "threads",
+        "steps",
+        "mode",
+        "solver",
+        "adam",
+        "posterior",
+    ],
     "importance",
     # estimators: arrays in, fitted attributes out
     *["design", "progress", "cluster", "cluster_rows", "tables", "sources", "streaming", "rows", "fitting", "scales"],

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from viper import VariationalLogisticRegression, storage
+from viper.arrays import Arrays
 from viper.checkpoint import CheckpointWarning, digest
-from viper.problem import Arrays
 
 ROWS = 60_000
 

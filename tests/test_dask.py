@@ -31,9 +31,10 @@ from threadpoolctl import threadpool_info
 
 import viper
 from viper import cluster, rows
+from viper.arrays import Arrays
 from viper.cluster import Partitions, pack
 from viper.limit import limit
-from viper.problem import Arrays, Block, row_sums
+from viper.problem import Block, row_sums
 
 # the workers cannot import this file
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

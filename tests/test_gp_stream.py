@@ -8,8 +8,8 @@ import torch
 
 import viper
 from viper import VariationalGPClassifier, gp_stream
+from viper.arrays import Arrays
 from viper.gp_model import Features
-from viper.problem import Arrays
 
 pytest.importorskip("gpytorch")
 OPTIONS = {"n_inducing": 12, "n_starts": 1, "random_state": 0}

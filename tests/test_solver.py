@@ -16,10 +16,11 @@ from tolerances import TOLERANCE
 
 import viper
 from viper import VariationalLogisticRegression, adam, fitting, solver, steps
+from viper.arrays import Arrays
 from viper.limit import limit
 from viper.mode import find_mode
 from viper.posterior import Full
-from viper.problem import Arrays, Prior, sums
+from viper.problem import Prior, sums
 from viper.solver import ConvergenceWarning, newton
 from viper.steps import Gaussian, Problem
 

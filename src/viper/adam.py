@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from viper.problem import Arrays, Sums
+from viper.arrays import Arrays
+from viper.problem import Sums
 from viper.solver import Iteration, Result
 from viper.steps import Gaussian, Problem, gradient
 

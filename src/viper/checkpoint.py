@@ -22,8 +22,9 @@ import torch
 from torch import Tensor
 
 from viper import storage
+from viper.arrays import Arrays
 from viper.design import in_memory
-from viper.problem import Arrays, InBlocks, RowFunction, Source
+from viper.problem import InBlocks, RowFunction, Source, Through
 from viper.state import PLAIN, encode_labels
 
 HEADER = "fit.viper"
@@ -101,31 +102,11 @@ class Log:
 
 
 @dataclass(frozen=True)
-class Logged:
+class Logged(Through):
     """A source whose passes are kept in a log, and those of its subsets."""
 
     source: Source
     log: Log
-
-    @property
-    def rows(self) -> int:
-        return self.source.rows
-
-    @property
-    def dimension(self) -> int:
-        return self.source.dimension
-
-    @property
-    def device(self) -> torch.device:
-        return self.source.device
-
-    @property
-    def smallest_subset(self) -> int:
-        return self.source.smallest_subset
-
-    @property
-    def float32_pays(self) -> bool:
-        return self.source.float32_pays
 
     def reduce(self, function: RowFunction) -> list[Tensor]:
         return self.log.sums(digest((self.rows, function)), self.source, function)

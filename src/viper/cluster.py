@@ -29,7 +29,8 @@ from dask.delayed import delayed
 from dask.sizeof import sizeof
 from torch import Tensor
 
-from viper.problem import BLOCK_ROWS, CPU, Arrays, RowFunction, add_up, scattered
+from viper.arrays import BLOCK_ROWS, CPU, Arrays, scattered
+from viper.problem import RowFunction, add_up
 from viper.threads import one_thread
 
 FAN_IN = 16  # sums that one task of the tree adds up

@@ -14,8 +14,8 @@ from dask.base import compute, is_dask_collection, persist
 from dask.delayed import delayed
 
 from viper import design
+from viper.arrays import Arrays
 from viper.cluster import Partitions, active_client, keep, run
-from viper.problem import Arrays
 from viper.threads import one_thread
 
 MOST_LABELS = 100  # of a partition that are looked at to find the two classes

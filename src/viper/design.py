@@ -16,7 +16,8 @@ from sklearn.utils.validation import column_or_1d, validate_data
 from torch import Tensor
 
 from viper import accelerator
-from viper.problem import Arrays, Prior, Source
+from viper.arrays import Arrays
+from viper.problem import Prior, Source
 
 
 def read_features(estimator: Any, X: Any, *, reset: bool) -> Any:

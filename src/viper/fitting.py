@@ -12,13 +12,14 @@ from torch import Tensor
 from viper import design
 from viper.accelerator import algebra_device
 from viper.adam import adam
+from viper.arrays import Arrays
 from viper.bounds import build
 from viper.fused import PROGRAMS, heat_program
 from viper.heat import MOST_ORDER
 from viper.limit import FAST_ORDER, HEAT_TOLERANCE
 from viper.moments import Formula, Triple
 from viper.posterior import Diagonal, Full, LowRank, Posterior, moved
-from viper.problem import Arrays, Prior, Source
+from viper.problem import Prior, Source
 from viper.progress import Progress, Tasks
 from viper.solver import ConvergenceWarning, Result, newton, users_line
 from viper.steps import Gaussian, Problem

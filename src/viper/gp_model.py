@@ -19,9 +19,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from viper.arrays import BLOCK_ROWS
 from viper.gp_kernels import covariance, log_prior, variances
 from viper.moments import Formula
-from viper.problem import BLOCK_ROWS, Block, Dense, InBlocks, product
+from viper.problem import Block, Dense, InBlocks, product
 from viper.steps import Gaussian, cholesky
 
 LARGEST_JITTER = 1e-2  # relative to the mean variance of the inducing values; what needs more is no covariance

@@ -12,10 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from viper.arrays import BLOCK_ROWS
 from viper.gp_dense import DenseProfile, applies
 from viper.gp_model import Features, Rows, Sites, SparseGP, backward, expand, flatten
 from viper.moments import Formula
-from viper.problem import BLOCK_ROWS, Prior, Sums
+from viper.problem import Prior, Sums
 from viper.steps import Gaussian, Problem, diagonal_step, divergence, full_step, gaussian, kl_to_prior, opening
 
 MOST_INNER_STEPS = 200

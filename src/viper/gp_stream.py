@@ -25,7 +25,7 @@ from viper.gp_model import Features, Rows, SparseGP
 from viper.gp_rows import Scaler
 from viper.moments import Formula
 from viper.posterior import Diagonal, Full
-from viper.problem import Block, Dense, Prior, RowFunction, Source
+from viper.problem import Block, Dense, Prior, RowFunction, Source, Through
 from viper.progress import Progress
 from viper.solver import ConvergenceWarning, exact_elbo, newton, users_line
 from viper.steps import Gaussian, Problem, gaussian
@@ -64,31 +64,15 @@ def through(block: Block, look: Look, function: RowFunction) -> list[Tensor]:
 
 
 @dataclass(frozen=True)
-class Seen:
+class Seen(Through):
     """The rows of any source, seen through the inducing points."""
 
     source: Source
     look: Look
 
     @property
-    def rows(self) -> int:
-        return self.source.rows
-
-    @property
     def dimension(self) -> int:
         return len(self.look.model.inducing)
-
-    @property
-    def device(self) -> torch.device:
-        return self.source.device
-
-    @property
-    def smallest_subset(self) -> int:
-        return self.source.smallest_subset
-
-    @property
-    def float32_pays(self) -> bool:
-        return self.source.float32_pays
 
     def blocks(self) -> Iterator[Block]:
         return map(self.look, self.source.blocks())  # type: ignore[attr-defined]

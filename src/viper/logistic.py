@@ -14,6 +14,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from viper import design, rows, storage
+from viper.arrays import Arrays
 from viper.arviz import from_posterior
 from viper.checkpoint import resumable
 from viper.corrected import CorrectedPosterior
@@ -25,7 +26,7 @@ from viper.notebook import Notebook, facts
 from viper.onnx import export
 from viper.posterior import Diagonal, Full, LowRank, expected_log_likelihood, latent, moved
 from viper.prediction import LatentPredictions, half_width
-from viper.problem import Arrays, Prior, Source
+from viper.problem import Prior, Source
 from viper.progress import Callbacks, as_task, tasks_of
 from viper.scales import best_scales
 from viper.solver import Iteration, exact_elbo

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from viper.arrays import Arrays
 from viper.importance import weigh
 from viper.posterior import moved
-from viper.problem import Arrays
 
 if TYPE_CHECKING:
     import pandas

@@ -12,7 +12,8 @@ import torch
 from sklearn.utils.validation import validate_data
 
 from viper import accelerator, design
-from viper.problem import BLOCK_ROWS, Arrays, Source
+from viper.arrays import BLOCK_ROWS, Arrays
+from viper.problem import Source
 from viper.progress import Progress
 from viper.sources import Description, Reader, describe
 from viper.streaming import Stream, scan

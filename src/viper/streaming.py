@@ -15,7 +15,8 @@ from sklearn.utils.multiclass import check_classification_targets
 from torch import Tensor
 
 from viper import design
-from viper.problem import BLOCK_ROWS, CPU, Arrays, Block, InBlocks, RowFunction, add_up, scattered
+from viper.arrays import BLOCK_ROWS, CPU, Arrays, scattered
+from viper.problem import Block, InBlocks, RowFunction, add_up
 from viper.sources import Chunk, Reader
 
 CHUNK_BYTES = 1 << 24  # of features in a chunk: large enough to read at full speed; about four chunks exist at a time
