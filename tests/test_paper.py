@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from pages import ROOT
 
 from viper.paper import artefacts, reproduce
 from viper.paper.artefact import Artefact, Request
@@ -271,3 +273,12 @@ def test_a_table_without_runs(tmp_path):
 def test_every_artefact_says_what_it_is():
     assert len({a.name for a in artefacts()}) == len(artefacts())
     assert all(a.what and a.where and a.minutes > 0.0 for a in artefacts())
+
+
+@pytest.mark.parametrize("artefact", artefacts(), ids=lambda artefact: artefact.name)
+def test_the_minutes_listed_are_those_of_the_committed_runs(artefact):
+    runs = Records(ROOT / "results" / artefact.name, artefact).frame().drop_duplicates(list(artefact.keys))
+    # to the minute, or to the tenth of one; studies of seconds are listed as 0.1
+    assert artefact.minutes == pytest.approx(runs.seconds.sum() / 120.0, rel=0.03, abs=0.1)
+    page = (ROOT / "docs" / "paper.md").read_text(encoding="utf-8")
+    assert re.search(rf"^\| `{artefact.name}` \|[^|]*\| {artefact.minutes:g} \|$", page, flags=re.MULTILINE)

@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 import scipy.optimize
 import torch
@@ -11,6 +12,7 @@ from tolerances import TOLERANCE
 from viper import VariationalLogisticRegression, expected_softplus
 from viper.paper.artefact import Request
 from viper.paper.logistic import REACH, accuracy, cells, corrected, fitted, of_draws, run, sampled_elbo
+from viper.paper.logistic_tables import against_posterior, agreement
 from viper.paper.optimum import Gaussian, expectations, kl, optimum
 from viper.paper.published import logistic, published
 from viper.paper.simulated import SETTINGS, simulate
@@ -219,6 +221,45 @@ def test_the_whole_study_is_27_cells_of_100_seeds():
     jobs = cells(Request(None, 1, False, None), settings=("1", "2", "3"), published=100)
     assert len({tuple(job.values()) for job in jobs}) == len(jobs) == 2700
     assert [job["seed"] for job in jobs[:28]] == [1] * 27 + [2]
+
+
+# --- beside MCMC ---
+
+
+def test_agreement_is_measured_by_the_errors_of_the_chains_and_of_the_study():
+    """Four data sets: MCMC's metrics 1, 3, 5, 7 have sd √(20/3), a standard error of half that; the chains' is 0.1."""
+    names = ["f_mse", "f_coverage", "f_width"]
+    chains = {f"{name}_error": 0.1 for name in names}
+    shifts = {"VI-PER limit": [0.04, 0.15, 1.0], "corrected": [0.0] * 3, "VI-PG": [3.0] * 3}
+    frame = []
+    for seed, value in enumerate([1.0, 3.0, 5.0, 7.0], 1):
+        key = {"setting": "1", "n": 500, "p": 5, "seed": seed}
+        frame.append({**key, "method": "MCMC", "family": "-", **dict.fromkeys(names, value), **chains})
+        for method, by in shifts.items():
+            # a shift on the average: what runs have in common counts, not how they differ
+            moved = {name: value + shift + 0.5 * (-1) ** seed for name, shift in zip(names, by, strict=True)}
+            frame.append({**key, "method": method, "family": "-" if method == "corrected" else "Q'", **moved})
+        frame.append({**key, "seed": seed + 10, "method": "VI-PG", "family": "Q'", **dict.fromkeys(names, 1e9)})
+    beside, counts = against_posterior(agreement(pd.DataFrame(frame)))
+    first = dict(zip(beside.columns, beside.rows[0], strict=True))
+    assert (first["method"], first["runs"]) == ("VI-PER limit", "4")
+    assert first["MSE"] == pytest.approx(4.04)
+    assert first["coverage - MCMC"] == pytest.approx(0.15)
+    assert first["CI width, MC error"] == pytest.approx(0.1)
+    assert first["CI width, study error"] == pytest.approx(math.sqrt(20 / 3) / 2)
+    # twice the errors: 0.2 of one run's chains, 0.1 of the mean of four, 2.58 of the study
+    yes, no = "1 of 1", "0 of 1"
+    assert [row[2:] for row in counts.rows[:3]] == [[yes, yes, no], [yes, no, no], [yes, yes, yes]]
+    assert [row[2:] for row in counts.rows[3:]] == [[yes] * 3] * 3 + [[no] * 3] * 3
+    assert [row[:2] for row in counts.rows[2:4]] == [["VI-PER limit", "the study"], ["corrected", "one run's chains"]]
+
+
+def test_one_data_set_has_no_error_of_the_study():
+    row = {"setting": "1", "n": 500, "p": 5, "seed": 1, "f_mse": 1.0, "f_coverage": 1.0, "f_width": 1.0}
+    errors = {"f_mse_error": 0.1, "f_coverage_error": 0.1, "f_width_error": 0.1}
+    frame = [{**row, "method": "MCMC", "family": "-", **errors}, {**row, "method": "corrected", "family": "-"}]
+    _, counts = against_posterior(agreement(pd.DataFrame(frame)))
+    assert [row[2:] for row in counts.rows] == [["1 of 1"] * 3, ["1 of 1"] * 3, [None] * 3]
 
 
 # --- published numbers ---

@@ -1,6 +1,7 @@
 """Tables and figures of the logistic regression study."""
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from viper.paper.artefact import Config
 from viper.paper.figures import COLOURS
@@ -54,8 +55,8 @@ def tables(frame: "pandas.DataFrame", config: Config) -> list[Table]:
     ]
     main = [c for c in every if c[0] == "3" and c[1] >= 1000 and c[2] == 25]
     first = [comparison("table-2", "Logistic regression results (the paper's Table 2)", frame, main)] if main else []
-    agreement = [against_posterior(frame)] if (frame.method == "MCMC").any() else []
-    return [*by_setting, *first, to_the_optimum(frame), *agreement]
+    beside = against_posterior(agreement(frame)) if (frame.method == "MCMC").any() else []
+    return [*by_setting, *first, to_the_optimum(frame), *beside]
 
 
 def text_tables(frame: "pandas.DataFrame", config: Config) -> list[Table]:
@@ -109,32 +110,87 @@ def to_the_optimum(frame: "pandas.DataFrame") -> Table:
     return Table("optimum", "Distance to the exact optimum", columns, rows, [note])
 
 
-def against_posterior(frame: "pandas.DataFrame") -> Table:
-    """Paired differences of VI-PER limit (Q') and the corrected posterior from MCMC on the same data."""
-    rows: list[list[Cell]] = []
+class Paired(NamedTuple):
+    """A metric's mean over runs with chains, its mean difference from MCMC on the same data, and two errors of MCMC."""
+
+    mean: float
+    difference: float
+    of_chains: float  # of one run, from the differences between its four chains
+    of_study: float  # of MCMC's mean over the data sets: sd/√runs
+
+
+COMPARED = {"MSE": "f_mse", "coverage": "f_coverage", "CI width": "f_width"}
+Agreement = dict[tuple[tuple[str, int, int], str], tuple[int, list[Paired]]]  # by cell and method: runs, metrics
+
+
+def agreement(frame: "pandas.DataFrame") -> Agreement:
+    """VI-PER limit (Q'), the corrected posterior and VI-PG (Q') beside MCMC on the same data."""
+    found: Agreement = {}
     for cell in cells(frame):
         chains = part(frame, cell, "MCMC", "-").set_index("seed")
         for method, family in (("VI-PER limit", "Q'"), ("corrected", "-"), ("VI-PG", "Q'")):
             runs = part(frame, cell, method, family).set_index("seed")
             both = runs.index.intersection(chains.index)
             if len(both):
-                rows.append([cell[0], f"{cell[1]:,} / {cell[2]}", method, str(len(both)), *paired(runs, chains, both)])
-    columns = ["setting", "n / p", "method", "runs"]
-    columns += [f"{name}{what}" for name in ("MSE", "coverage", "CI width") for what in ("", " - MCMC", ", MC error")]
-    note = (
-        "Means over the runs that have chains; the difference from MCMC on the same data, and the Monte Carlo error "
-        "of one run's chains, from the differences between the four."
-    )
-    return Table("agreement", "The posterior by MCMC, and by others on the same data", columns, rows, [note])
+                found[cell, method] = len(both), paired(runs.loc[both], chains.loc[both])
+    return found
 
 
-def paired(runs: "pandas.DataFrame", chains: "pandas.DataFrame", both: Any) -> list[Cell]:
-    out: list[Cell] = []
-    for name in ("f_mse", "f_coverage", "f_width"):
-        ours, theirs = runs.loc[both, name], chains.loc[both, name]
-        error = float((chains.loc[both, f"{name}_error"] ** 2).mean() ** 0.5)
-        out += [float(ours.mean()), float((ours - theirs).mean()), error]
+def paired(runs: "pandas.DataFrame", chains: "pandas.DataFrame") -> list[Paired]:
+    out = []
+    for name in COMPARED.values():
+        error = float((chains[f"{name}_error"] ** 2).mean() ** 0.5)
+        difference = float((runs[name] - chains[name]).mean())
+        out.append(Paired(float(runs[name].mean()), difference, error, float(chains[name].sem())))
     return out
+
+
+def against_posterior(found: Agreement) -> list[Table]:
+    """The differences, and how many of them are small."""
+    rows: list[list[Cell]] = [
+        [cell[0], f"{cell[1]:,} / {cell[2]}", method, str(count), *(x for metric in metrics for x in metric)]
+        for (cell, method), (count, metrics) in found.items()
+    ]
+    columns = ["setting", "n / p", "method", "runs"]
+    columns += [name + what for name in COMPARED for what in ("", " - MCMC", ", MC error", ", study error")]
+    note = (
+        "Means over the runs that have chains; the difference from MCMC on the same data; the Monte Carlo error of one "
+        "run's chains, from the differences between the four; and that of the study, the standard error of MCMC's mean "
+        "over the data sets."
+    )
+    title = "The posterior by MCMC, and by others on the same data"
+    return [Table("agreement", title, columns, rows, [note]), within(found)]
+
+
+# What "within Monte Carlo error" can mean, from the number of runs and a metric.
+ERRORS: dict[str, Callable[[int, Paired], float]] = {
+    "one run's chains": lambda runs, metric: metric.of_chains,
+    "the runs' chains": lambda runs, metric: metric.of_chains / runs**0.5,
+    "the study": lambda runs, metric: metric.of_study,
+}
+
+
+def within(found: Agreement) -> Table:
+    """Cells whose difference from MCMC is within twice each error."""
+    rows: list[list[Cell]] = []
+    for method in dict.fromkeys(method for _, method in found):
+        every = [beside for (_, other), beside in found.items() if other == method]
+        for name, error in ERRORS.items():
+            metrics = ([(error(runs, of[j]), of[j].difference) for runs, of in every] for j in range(len(COMPARED)))
+            rows.append([method, name, *map(share_within, metrics)])
+    note = (
+        "Errors of MCMC: of one run's chains; of their mean over the runs, which is √runs smaller; of the study, the "
+        "standard error of MCMC's mean over the data sets, which is wide, since data sets differ and the differences "
+        "are on the same ones. The corrected posterior has a Monte Carlo error of its own, not counted here."
+    )
+    title = "Cells within two Monte Carlo errors of MCMC"
+    return Table("agreement-cells", title, ["method", "error of", *COMPARED], rows, [note])
+
+
+def share_within(pairs: list[tuple[float, float]]) -> Cell:
+    """How many differences are within two errors, where there is an error: a single run has none of the study."""
+    inside = [abs(difference) <= 2.0 * error for error, difference in pairs if error == error]
+    return f"{sum(inside)} of {len(inside)}" if inside else None
 
 
 # ---------------------------------------------------------------------------------------------------------------------
