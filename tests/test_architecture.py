@@ -31,6 +31,7 @@ LAYERS = [
         "threads",
         "steps",
         "mode",
+        "anderson",
         "solver",
         "adam",
         "posterior",

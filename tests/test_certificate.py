@@ -89,6 +89,7 @@ def test_quadrature_error_is_bounded(count):
 
 def test_quadrature_constants():
     assert quadrature_bound(limit.NODE_COUNT, limit.NODES_EXACT) < 4e-17
+    assert quadrature_bound(limit.FEW_NODES, limit.FEW_EXACT) < 2e-17
     z, w = quadrature.full_gauss_hermite(16)
     assert float(z.max()) * math.sqrt(limit.NODES_EXACT) < 2.7
     with mp.workdps(40):

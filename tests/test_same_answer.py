@@ -115,7 +115,8 @@ def assert_same(one, other, case, kept):
     for a, b in zip(one.history_, other.history_, strict=True):
         assert (a.rows, a.rough, a.step) == (b.rows, b.rough, b.step)
         assert a.objective == pytest.approx(b.objective, rel=tolerance)
-        assert a.move == pytest.approx(b.move, rel=1e-4, abs=1e-9)  # rough moves come from float32 curvatures
+        # rough moves come from float32 curvatures
+        assert a.move == pytest.approx(b.move, rel=1e-2 if rounded else 1e-4, abs=1e-9)
 
 
 @pytest.fixture(scope="module", params=[2, 3])

@@ -113,7 +113,7 @@ def test_variance_zero_is_the_softplus(mean):
     assert [value, slope, curvature] == pytest.approx(exact, rel=TOLERANCE["special"], abs=0)
 
 
-@pytest.mark.parametrize("threshold", [limit.HEAT_EXACT, limit.NODES_EXACT])
+@pytest.mark.parametrize("threshold", [limit.HEAT_EXACT, limit.FEW_EXACT, limit.NODES_EXACT])
 def test_formulas_meet(threshold):
     mean = np.linspace(-50.0, 50.0, 401)
     below, above = (expected_softplus(mean, v) for v in (threshold, np.nextafter(threshold, 1)))

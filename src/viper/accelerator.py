@@ -47,16 +47,16 @@ def reduce_there(
 
     Where memory runs out, blocks are halved; the sums so far are thrown away and no answer changes.
     """
-    tensors = [x for x in function.keywords.values() if isinstance(x, Tensor)]
+    home = next((x.device for x in function.keywords.values() if isinstance(x, Tensor)), device)
     moved = {name: x.to(device) if isinstance(x, Tensor) else x for name, x in function.keywords.items()}
     there = partial(function.func, *function.args, **moved)
     while True:
         try:
             totals: list[Tensor] = []
             for block in blocks(rows):
-                part = there(block)
+                part = fetched(there(block), home)
                 totals = part if not totals else [total + more for total, more in zip(totals, part, strict=True)]
-            return fetched(totals, tensors[0].device if tensors else device)
+            return totals
         except torch.cuda.OutOfMemoryError:
             if rows <= FEWEST_ROWS:
                 raise ValueError(
@@ -69,7 +69,7 @@ def reduce_there(
 
 def fetched(totals: list[Tensor], home: torch.device) -> list[Tensor]:
     """The tensors on another device, by one copy."""
-    if not totals or totals[0].device == home:
+    if all(total.device == home for total in totals):
         return totals
     flat = torch.cat([total.reshape(-1) for total in totals]).to(home)
     parts = flat.split([total.numel() for total in totals])

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from viper import accelerator
 from viper.problem import Block, Dense, InBlocks, Matrix, RowFunction, Sparse
 
 BLOCK_ROWS = 16384  # rows at a time: block and features stay in the cache
+FEW = 1 << 19  # entries (4 MB) of a design that may be copied
 
 
 CPU = torch.device("cpu")
@@ -65,6 +67,18 @@ class Arrays(InBlocks):
         return self.device.type == "cpu"
 
     def blocks(self) -> Iterator[Block]:
+        return self.in_blocks() if self.rows > self.block_rows else iter([self.only_block])
+
+    @cached_property
+    def only_block(self) -> Block:
+        """All rows, made once for all passes; on a CPU and if small, with the column of ones."""
+        (block,) = self.in_blocks()
+        matrix = getattr(block.design, "matrix", None)
+        if not self.intercept or not isinstance(matrix, Tensor) or matrix.is_cuda or matrix.numel() > FEW:
+            return block
+        return replace(block, design=Dense(torch.cat([matrix, matrix.new_ones(len(matrix), 1)], 1)))
+
+    def in_blocks(self) -> Iterator[Block]:
         starts = range(0, self.rows, self.block_rows)
         parts = [slice(start, min(start + self.block_rows, self.rows)) for start in starts]
         for part, design in zip(parts, self.designs(parts), strict=True):
@@ -73,8 +87,11 @@ class Arrays(InBlocks):
     def reduce(self, function: RowFunction) -> list[Tensor]:
         if self.device.type == "cpu":
             return super().reduce(function)
-        in_blocks = lambda rows: replace(self, block_rows=rows).blocks()  # noqa: E731
-        return accelerator.reduce_there(in_blocks, function, self.block_rows, self.device)
+
+        def of(rows: int) -> Iterator[Block]:
+            return (self if rows == self.block_rows else replace(self, block_rows=rows)).blocks()
+
+        return accelerator.reduce_there(of, function, self.block_rows, self.device)
 
     def vectors(self) -> tuple[Tensor | None, ...]:
         return self.label, self.offset, self.residual, self.weight

@@ -28,7 +28,7 @@ from viper.threads import one_thread
 
 ROUGH_TOLERANCE = 1e-8  # of the moments in all but the last pass: moves the optimum by less than 1e-9 nats
 FLOAT32_TOLERANCE = 1e-6  # nats: what rounding of the products in float32 leaves
-BOUND_TOLERANCE = 1e-11  # nats: h is not the second derivative of these bounds in ϑ, so their steps converge linearly
+BOUND_TOLERANCE = 1e-12  # nats: h is not the second derivative of these bounds in ϑ, so their steps converge linearly
 LARGEST_FULL = 20_000  # coefficients whose full covariance still fits a machine (3.2 GB)
 
 

@@ -54,21 +54,25 @@ def fused_sums(
     gram: bool,
     single: bool,
 ) -> list[Tensor] | None:
-    """Value, magnitude, gradient and curvature as `row_sums` has them, or None beyond the program's reach.
+    """Value, magnitude, gradient and curvature as `row_sums` has them, on the host by one copy.
 
-    `mean` has an entry more than `matrix` has columns where there is an intercept.
+    None where a row is beyond the program's reach. `mean` has an entry more than `matrix` has columns where there is
+    an intercept.
     """
     from viper.fused_kernel import launch
 
     size = len(mean)
     table = heat_table(program.order, matrix.device)
     with torch.cuda.device(matrix.device):  # Triton launches on the current one
-        (value, magnitude, largest), slope, curvature = launch(
-            matrix, size, label, offset, weight, mean, factor, table, program.kind, program.order, gram, single
-        )
-    if program.kind == "heat" and not float(largest) <= program.reach:
+        parts, width = launch(
+            matrix, size, label, offset, weight, mean, factor, table, program.kind, program.order, program.reach, gram,
+            single,
+        )  # fmt: skip
+        total = parts.sum(0).cpu()
+    if program.kind == "heat" and float(total[2]):
         return None
-    return [value, magnitude, slope, curvature if gram else slope.new_zeros(0)]
+    slope, curvature = total[3 : 3 + size], total[3 + width :].reshape(width, width)[:size, :size]
+    return [total[0], total[1], slope, curvature if gram else slope.new_zeros(0)]
 
 
 @cache

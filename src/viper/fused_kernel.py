@@ -13,9 +13,9 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import libdevice
 
-POINTS, POINT_PROGRAMS = 1024, 8  # rows of a tile of the elementwise kernel, and programs per multiprocessor
-# rows of a tile of the other two, warps and programs, by whether there are more than 16 columns: of those tried on an
-# H200, the fastest
+POINTS = 1024  # rows of a tile of the elementwise kernel
+# rows of a tile of the other two, warps, and programs per multiprocessor, by whether there are more than 16 columns: of
+# those tried on an H200, the fastest
 TILES = {False: (16, 1, 32), True: (32, 2, 8)}
 
 
@@ -54,12 +54,12 @@ def latent_kernel(
 @triton.jit
 def moments_kernel(
     THETA, TAU2, Y, O, C, TABLE, G, H, OUT,
-    rows, tiles,
+    rows, tiles, width, reach,
     POINTS: tl.constexpr, ORDER: tl.constexpr, KIND: tl.constexpr, OFFSET: tl.constexpr, WEIGHT: tl.constexpr,
 ):  # fmt: skip
-    """c(y - g) and c h of every row; of the rows of this program, the value, the magnitude and the largest τ²."""
+    """c(y - g) and c h of every row; for this program's, value, magnitude and how many have a τ² beyond the reach."""
     value, magnitude = tl.zeros((POINTS,), tl.float64), tl.zeros((POINTS,), tl.float64)
-    largest = tl.zeros((POINTS,), tl.float64)
+    beyond = tl.zeros((POINTS,), tl.float64)
     for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
         index = tile.to(tl.int64) * POINTS + tl.arange(0, POINTS)
         here = index < rows
@@ -77,7 +77,7 @@ def moments_kernel(
             h = 0.25 + 0.0 * q
         if KIND == "heat":
             v = tl.load(TAU2 + index, mask=here, other=0.0)
-            largest = tl.maximum(largest, v)
+            beyond += tl.where(v <= reach, 0.0, 1.0)
             to_value, to_slope, to_curvature = 0.0 * q, 0.0 * q, 0.0 * q
             # Σ_m v^m Σ_i t_mi q^i, nested in q and then in v
             for m in tl.static_range(ORDER, -1, -1):
@@ -95,10 +95,10 @@ def moments_kernel(
         value += c * (y * theta - eta - tl.maximum(theta, 0.0))
         tl.store(G + index, c * (y - g), mask=here)
         tl.store(H + index, c * h, mask=here)
-    out = OUT + tl.program_id(0) * 3
+    out = OUT + tl.program_id(0) * width
     tl.store(out, tl.sum(value, 0))
     tl.store(out + 1, tl.sum(magnitude, 0))
-    tl.store(out + 2, tl.max(largest, 0))
+    tl.store(out + 2, tl.sum(beyond, 0))
 
 
 @triton.jit
@@ -121,7 +121,7 @@ def gather_kernel(
             weighted = x.to(light) * h[:, None]
             part = tl.dot(tl.trans(weighted), x.to(light), input_precision="ieee", out_dtype=light)
             curvature += part.to(tl.float64)
-    out = OUT + tl.program_id(0) * (WIDTH + WIDTH * WIDTH)
+    out = OUT + tl.program_id(0) * (3 + WIDTH + WIDTH * WIDTH) + 3
     tl.store(out + column, tl.sum(slope, 0))
     tl.store(out + WIDTH + column[:, None] * WIDTH + column[None, :], curvature)
 
@@ -142,31 +142,28 @@ def launch(
     table: Tensor,
     kind: str,
     order: int,
+    reach: float,
     gram: bool,
     single: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Value, magnitude and largest variance; the gradient; the curvature."""
+) -> tuple[Tensor, int]:
+    """Value, magnitude, number of rows beyond the reach, gradient and curvature of each program; and their width."""
     rows, columns = matrix.shape
     width = max(16, triton.next_power_of_2(size))
     tile, warps, per_unit = TILES[width > 16]
-    units = multiprocessors(matrix.device)
     tiles, point_tiles = triton.cdiv(rows, tile), triton.cdiv(rows, POINTS)
-    programs, point_programs = max(1, min(tiles, per_unit * units)), max(1, min(point_tiles, POINT_PROGRAMS * units))
-    theta, g, h = (mean.new_empty(rows) for _ in range(3))
-    tau2 = mean.new_empty(rows) if kind == "heat" else theta
-    points, sums = mean.new_empty(point_programs, 3), mean.new_empty(programs, width + width * width)
+    programs = max(1, min(tiles, per_unit * multiprocessors(matrix.device)))
+    theta, tau2, g, h = mean.new_empty(4, rows).unbind()
+    sums = mean.new_empty(programs, 3 + width + width * width)
     latent_kernel[(programs,)](
         matrix, mean, factor, theta, tau2, rows, matrix.stride(0), tiles,
         columns, size, width, tile, kind == "heat", single, num_warps=warps,
     )  # fmt: skip
-    moments_kernel[(point_programs,)](
-        theta, tau2, label, offset, weight, table, g, h, points, rows, point_tiles,
+    moments_kernel[(programs,)](
+        theta, tau2, label, offset, weight, table, g, h, sums, rows, point_tiles, sums.shape[1], reach,
         POINTS, order, kind, offset is not None, weight is not None, num_warps=4,
     )  # fmt: skip
     gather_kernel[(programs,)](
         matrix, g, h, sums, rows, matrix.stride(0), tiles,
         columns, size, width, tile, gram, single, num_warps=warps,
     )  # fmt: skip
-    added = sums.sum(0)
-    scalars = torch.cat([points[:, :2].sum(0), points[:, 2:].amax(0)])
-    return scalars, added[:size], added[width:].reshape(width, width)[:size, :size]
+    return sums, width

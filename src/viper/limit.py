@@ -18,16 +18,22 @@ from viper.series import accelerated_weights, positive_sd, series
 
 HEAT_TOLERANCE = 2.2e-15  # of h, so that its relative error at ϑ = 0, where h = ¼, is below 1e-14
 HEAT_EXACT = heat_reach(HEAT_TOLERANCE)[-1]  # v: 0.029
-NODES_EXACT = 0.16  # v: 16-point Gauss-Hermite is exact to rounding (docs/certificate.md: error below 1e-15)
-NODE_COUNT = 16
+FEW_EXACT, FEW_NODES = 0.055, 10  # v, and points of a Gauss-Hermite rule that is exact to rounding up to there
+NODES_EXACT, NODE_COUNT = 0.16, 16  # likewise (docs/certificate.md: errors below 1e-16)
 TERM_COUNT = 20  # accelerated terms: relative error 1/T_20(3) = 1e-15
 
 
 @cache
 def limit() -> Bound:
     """E[log(1+e^X)] itself (Corollary 1), to rounding."""
-    quadrature, tail = smooth_nodes(NODE_COUNT), series(accelerated_weights(TERM_COUNT))
-    regimes = ((HEAT_EXACT, heat(HEAT_TOLERANCE)), (NODES_EXACT, quadrature.moments), (math.inf, tail.moments))
+    few, quadrature = smooth_nodes(FEW_NODES), smooth_nodes(NODE_COUNT)
+    tail = series(accelerated_weights(TERM_COUNT))
+    regimes = (
+        (HEAT_EXACT, heat(HEAT_TOLERANCE)),
+        (FEW_EXACT, few.moments),
+        (NODES_EXACT, quadrature.moments),
+        (math.inf, tail.moments),
+    )
     return Bound(piecewise(regimes), piecewise(((NODES_EXACT, quadrature.partials), (math.inf, tail.partials))))
 
 
@@ -93,6 +99,7 @@ def mixture(table: Mixture) -> Bound:
         torch.tensor(table.variances, dtype=torch.float64),
     )
     log_weights = torch.tensor([math.log(p / normal.SQRT_2PI) for p in table.weights], dtype=torch.float64)
+    half_weights, twice_variances = 0.5 * weights, 2.0 * variances
 
     def scales(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
         rate = torch.rsqrt(over_terms(variances, variance) + variance)
@@ -100,10 +107,10 @@ def mixture(table: Mixture) -> Bound:
 
     def moments(mean: Tensor, variance: Tensor) -> Triple:
         # r_j = 1/(√2 d_j) and x_j = z_j/√2, so that Φ(z_j) = ½ + ½ erf(x_j) and p_j φ(z_j) = e^{b_j - x_j²}
-        rate = over_terms(2.0 * variances, variance).add(variance, alpha=2.0).rsqrt_()
+        rate = over_terms(twice_variances, variance).add(variance, alpha=2.0).rsqrt_()
         x = mean * rate
         density = torch.addcmul(over_terms(log_weights, mean), x, x, value=-1.0).exp_()
-        slope = sum_terms(0.5 * weights, x.erf_()).add_(0.5).clamp_(0.0, 1.0)
+        slope = sum_terms(half_weights, x.erf_()).add_(0.5).clamp_(0.0, 1.0)
         spread = (density / rate).sum(0).mul_(math.sqrt(0.5))
         value = torch.addcmul(spread, mean, slope).clamp_(min=0.0)
         return value, slope, density.mul_(rate).sum(0).mul_(math.sqrt(2.0))

@@ -82,13 +82,16 @@ def piecewise(regimes: Regimes, native: bool = False) -> Formula:
     def formula(mean: Tensor, variance: Tensor) -> Triple:
         if torch.compiler.is_compiling():
             return select(mean, variance)
-        smallest, largest = variance.aminmax() if variance.numel() else (variance.sum(), variance.sum())
-        flat_mean, flat_variance = mean.reshape(-1), variance.reshape(-1)
-        out = [torch.empty_like(flat_mean) for _ in range(3)]
+        smallest, largest = map(float, variance.aminmax()) if variance.numel() else (0.0, 0.0)
         low = -1.0
         for high, branch in regimes:
             if low < smallest and largest <= high:
                 return branch(mean, variance)
+            low = high
+        flat_mean, flat_variance = mean.reshape(-1), variance.reshape(-1)
+        out = [torch.empty_like(flat_mean) for _ in range(3)]
+        low = -1.0
+        for high, branch in regimes:
             here = true_indices((flat_variance > low) & (flat_variance <= high))
             if here.numel():
                 parts = branch(flat_mean.index_select(0, here), flat_variance.index_select(0, here))
@@ -151,7 +154,7 @@ def over_terms(values: Tensor, like: Tensor) -> Tensor:
 
 def sum_terms(weights: Tensor, terms: Tensor) -> Tensor:
     """Σ_k w_k t_k over the leading axis."""
-    return torch.tensordot(weights.to(terms), terms, dims=1)
+    return torch.mv(terms.reshape(len(terms), -1).T, weights.to(terms)).reshape(terms.shape[1:])
 
 
 def polynomial(coefficients: tuple[float, ...], x: Tensor) -> Tensor:

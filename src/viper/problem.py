@@ -88,6 +88,10 @@ class Dense:
         return Dense(self.matrix.square(), self.intercept).pull(weights)
 
     def single(self) -> "Dense":
+        return self.in_float32
+
+    @cached_property
+    def in_float32(self) -> "Dense":
         return Dense(self.matrix.float(), self.intercept)
 
 

@@ -8,7 +8,6 @@ use a cheaper formula.
 import math
 import sys
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -17,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from viper.anderson import Mixing, Step, whitened
 from viper.limit import limit
 from viper.mode import chord_step, find_mode
 from viper.problem import Sums
@@ -27,7 +27,7 @@ from viper.steps import (
     diagonal_step,
     divergence,
     full_step,
-    gaussian,
+    gradient,
     kl_to_prior,
 )
 
@@ -67,7 +67,7 @@ class Result:
     history: list[Iteration] = field(default_factory=list)
     passes: float = 0.0
     magnitude: float = math.nan  # Σ c (|ϑ| + τ + 1) at q
-    move: float = math.inf  # KL of the last step
+    unseen: float = 0.0  # what the last step gained, if that was foreseen and not computed
 
     @property
     def iterations(self) -> int:
@@ -78,50 +78,56 @@ def newton(
     problem: Problem,
     q: Gaussian | None = None,
     *,
-    tol: float = 1e-9,
+    tol: float | None = None,
     max_iter: int = 200,
     report: Callable[[Iteration], None] | None = None,
     generator: np.random.Generator | None = None,
 ) -> Result:
-    """Maximise F from `q` (default: as `beginning` finds it) until a step would move q by less than `tol` nats.
+    """Maximise F from `q` (default: as `beginning` finds it) until less than `tol` nats are left (default: see below).
 
     With `problem.rough` a rough stage comes first, which only chooses where the last begins; that is often one pass.
     """
     began = time.perf_counter()
     history: list[Iteration] = []
-    passes, move = 0.0, math.inf
+    passes = 0.0
     if q is None:
         q, passes = beginning(problem, generator or np.random.default_rng(0))
     stages = [problem] if problem.rough is None else [replace(problem, refine=False), problem]
+    mixing = Mixing()
+    steady = not stages[0].single
     for stage in stages:
-        result = iterate(stage, q, tol, max_iter, began, report, move)
+        result = iterate(Stage(stage, mixing, steady, tol, began, report), q, max_iter)
         if not stage.refine and not math.isfinite(result.objective):
+            mixing.forget()
             continue  # float32 was not enough; the last stage needs none of this
         history += result.history
         passes += result.passes
-        q, move = result.q, result.move
+        q = result.q
     return replace(result, history=history, passes=passes)
 
 
 def beginning(problem: Problem, generator: np.random.Generator) -> tuple[Gaussian, float]:
     """Laplace's q, found on random subsets where rows are many, and the passes that took.
 
-    From the mode of a subset of very many rows one step leads to that of all; of fewer, it is found by itself.
+    From the mode of a subset one step, without matrix products, leads near that of all.
     """
-    whole = replace(problem, refine=False)
-    stages = [coarse_stage(problem, k, generator) for k in coarse_sizes(problem)]
-    chord = problem.source.rows >= CHORD_ROWS and not problem.iterative and bool(stages)
-    if not chord:
-        stages.append((whole, MODE_MOVE))
-    mean, passes = None, float(chord)
-    for stage, enough in stages:
+    whole = replace(problem, refine=False, to_mode=True)
+    mean, passes = None, 0.0
+    for k in coarse_sizes(problem):
+        stage, enough = coarse_stage(whole, k, generator)
         mode = find_mode(stage, mean, enough)
         mean, passes = mode.q.mean, passes + mode.passes * stage.source.rows / problem.source.rows
-    return chord_step(whole, mode) if chord else mode.q, passes
+    if mean is not None and not problem.iterative:
+        q, passes = chord_step(whole, mode), passes + 1.0
+        if problem.source.rows >= MANY_ENOUGH:
+            return q, passes
+        mean = q.mean
+    mode = find_mode(whole, mean, MODE_MOVE)
+    return mode.q, passes + mode.passes
 
 
-CHORD_ROWS = 50_000  # rows from which a pass without matrix products pays
-MODE_MOVE = 10.0  # nats: a Newton step from there ends within a fraction of one, and q's mean is as far from the mode
+MANY_ENOUGH = 50_000  # rows that leave the curvature of a tenth of them good enough to begin with
+MODE_MOVE = 20.0  # nats: a Newton step from there ends within a fraction of one, and q's mean is as far from the mode
 COARSE_SHARE = 0.1  # of a subset's own sampling error: a step that moves less has no place on it
 COARSE_RATIO = 10
 LARGEST_SUBSET = 1 << 25  # entries (256 MB)
@@ -149,41 +155,32 @@ def coarse_stage(problem: Problem, k: int, generator: np.random.Generator) -> tu
     return stage, COARSE_SHARE * 0.5 * problem.source.dimension * stage.scale
 
 
-def iterate(
-    problem: Problem,
-    q: Gaussian,
-    tol: float,
-    max_iter: int,
-    began: float,
-    report: Callable[[Iteration], None] | None,
-    last: float = math.inf,
-) -> Result:
-    """Damped natural-gradient steps on one source; `last` is the move of the step that led there.
-
-    The stage ends with the step after which, at the rate so far, a further one would move q by less than `tol`.
-    """
-    run = Stage(problem, began, report)
-    slowest = min(0.5, 2.0 * problem.source.dimension / (problem.source.rows * problem.scale))
+def iterate(run: "Stage", q: Gaussian, max_iter: int) -> Result:
+    """Damped natural-gradient steps on one source, until the next one is the last."""
+    problem, mixing = run.problem, run.mixing
     run.move_to(q, q.factor, *problem.evaluate(q, q.factor))
     rho = 1.0
     for _ in range(max_iter):
         proposal = run.step(rho)
-        move = math.inf if proposal is None else divergence(run.result.q, proposal)
-        if proposal is not None and rho == 1.0 and remaining(move, last, slowest) < run.enough(tol):
-            if run.finish(proposal, move, tol):
+        step, move = run.towards(proposal, rho)
+        if step is not None and run.nearly_there(move, step.share):
+            if run.finish(step, move):
                 return run.result
-            last = math.inf
+            mixing.forget()
             continue
-        if last > LOCAL or not run.accept(run.extrapolated(proposal, rho), rho):
-            while not run.accept(proposal, rho, move if rho == 1.0 else None):
-                if not problem.refine and move < LOCAL:
-                    return run.result  # a rough formula cannot tell better from worse so near the optimum
-                rho *= 0.5
-                if rho < SHORTEST_STEP:
-                    run.give_up()
-                    return run.result
-                proposal = run.step(rho)
-        last = run.result.history[-1].move / rho
+        if step is not None and step.share < 1.0 and run.accept(step.q, rho, move):
+            mixing.taken(move, step.share)
+            continue
+        while not run.accept(proposal, rho, move):
+            if not problem.refine and move < LOCAL:
+                return run.result  # a rough formula cannot tell better from worse so near the optimum
+            rho *= 0.5
+            if rho < SHORTEST_STEP:
+                run.give_up()
+                return run.result
+            proposal = run.step(rho)
+            move = run.distance(proposal)
+        mixing.taken(move / rho, 1.0)
         rho = min(1.0, 2.0 * rho)
     run.result.status = f"not converged in {max_iter} iterations"
     return run.result
@@ -193,24 +190,21 @@ SHORTEST_STEP = 1e-10
 LOCAL = 1.0  # nats: moves below this are of the last, linear phase
 
 
-def remaining(move: float, last: float, slowest: float) -> float:
-    """KL left after this step, if moves go on shrinking at the rate ρ = move/last: distances add up like √move.
-
-    A single step may do better than the rate that the dependence of h on Σ sets in the end, about `slowest`.
-    """
-    if move <= 0.0 or math.isinf(last):
-        return max(move, 0.0)
-    rate = max(move / last, slowest) if last > 0.0 else math.inf
-    return move * rate / (1.0 - math.sqrt(rate)) ** 2 if rate < 1.0 else math.inf
-
-
 class Stage:
     """The state of `iterate`: where it is, the sums there, and the record."""
 
-    def __init__(self, problem: Problem, began: float, report: Callable[[Iteration], None] | None) -> None:
-        self.problem, self.began, self.report = problem, began, report
-        memory = MEMORY if problem.source.dimension <= LARGEST_DIRECT else 0
-        self.proposals: deque[tuple[Gaussian, Tensor]] = deque(maxlen=memory)  # with their residuals
+    def __init__(
+        self,
+        problem: Problem,
+        mixing: Mixing,
+        steady: bool,
+        tol: float | None,
+        began: float,
+        report: Callable[[Iteration], None] | None,
+    ) -> None:
+        self.problem, self.mixing, self.steady, self.tol = problem, mixing, steady, tol
+        self.began, self.report = began, report
+        self.slowest = min(0.5, 2.0 * problem.source.dimension / (problem.source.rows * problem.scale))
         self.total: Sums
 
     def move_to(self, q: Gaussian, factor: Tensor, value: float, total: Sums) -> None:
@@ -225,37 +219,27 @@ class Stage:
         step = diagonal_step if self.problem.diagonal else full_step
         return step(self.problem, self.result.q, self.total, rho)
 
-    def extrapolated(self, new: Gaussian | None, rho: float) -> Gaussian | None:
-        """Anderson's step: the mixture of the last proposals whose residuals Λ⁺ - Λ, so mixed, are least."""
-        if new is None or rho < 1.0:
-            self.proposals.clear()
-            return None
-        residual = new.precision - self.result.q.precision
-        older = list(self.proposals)
-        self.proposals.append((new, residual))
-        if not older:
-            return None
-        changes = torch.stack([self.whitened(residual - past).flatten() for _, past in older], 1)
-        gamma = torch.linalg.lstsq(changes, self.whitened(residual).flatten()[:, None]).solution[:, 0]
-        if not float(gamma.abs().sum()) <= LONGEST_EXTRAPOLATION:
-            return None
-        mean, precision = new.mean.clone(), new.precision.clone()
-        for weight, (past, _) in zip(gamma, older, strict=True):
-            mean += weight * (past.mean - new.mean)
-            precision += weight * (past.precision - new.precision)
-        return gaussian(mean, precision)
+    def distance(self, new: Gaussian | None) -> float:
+        """How far a proposal is, in nats."""
+        return math.inf if new is None else divergence(self.result.q, new)
 
-    def whitened(self, precision: Tensor) -> Tensor:
-        """FᵀMF: a change of the precision as the present q sees it."""
-        factor = self.result.factor
-        return precision * factor if factor.ndim == 1 else factor.T @ precision @ factor
+    def towards(self, new: Gaussian | None, rho: float) -> tuple[Step | None, float]:
+        """The whole step to try first, near the optimum mixed with those before it; and how far the proposal is."""
+        if new is None or rho < 1.0 or len(new.mean) > LARGEST_DIRECT:
+            self.mixing.past.clear()
+            return (None if new is None or rho < 1.0 else Step(new)), self.distance(new)
+        residual = whitened(self.result.q, new)
+        move = 0.5 * float(residual @ residual)
+        if self.problem.refine and not self.steady:
+            return Step(new), move
+        if not 0.0 < move <= LOCAL:
+            self.mixing.past.clear()
+            return Step(new), self.distance(new)
+        return self.mixing.step(new, residual), move
 
-    def accept(self, new: Gaussian | None, rho: float, move: float | None = None) -> bool:
+    def accept(self, new: Gaussian | None, rho: float, move: float) -> bool:
         """Move to the proposal, `move` nats away, if F is not lower there."""
-        if new is None:
-            return False
-        move = divergence(self.result.q, new) if move is None else move
-        if not math.isfinite(move):
+        if new is None or not math.isfinite(move):
             return False
         factor = new.factor
         value, total = self.problem.evaluate(new, factor)
@@ -279,9 +263,31 @@ class Stage:
         if self.report is not None:
             self.report(self.result.history[-1])
 
-    def enough(self, tol: float) -> float:
-        """A rough stage also ends where the step that the last stage takes in any case leads on unseen."""
-        return tol if self.problem.refine else max(tol, 0.5 * UNSEEN * abs(self.result.objective))
+    def enough(self) -> float:
+        """How many nats may be left: by default so few that the gradient is a millionth of what it was at first."""
+        return self.tol if self.tol is not None else min(MOST_LEFT, SHARE_LEFT * (abs(self.result.objective) + 1.0))
+
+    def nearly_there(self, move: float, share: float) -> bool:
+        """Whether this step is the last. Moves go on shrinking at their rate ρ, and distances add up like √move.
+
+        The last step of a rough stage leaves one to the stage after it, that is mixed better still.
+        """
+        rate = self.mixing.rate(move, self.slowest)
+        if not rate < 1.0:
+            return move < 0.1 * self.enough()  # where rounding decides
+        left = move * rate * share / (1.0 - math.sqrt(rate * share)) ** 2
+        if self.problem.refine:
+            return left < self.enough()
+        after = rate * EXPECTED_SHARE
+        return left * after < self.enough() and self.foreseen(2.0 * left, after)
+
+    def foreseen(self, gain: float, rate: float) -> bool:
+        """Whether what a step gains is known well enough without a look: F is quadratic, and √ρ of the way is left.
+
+        After a stage in float32, whose rounding depends on the blocks, the step must be so short as to leave none of it.
+        """
+        size = abs(self.result.objective) + 1.0
+        return gain * math.sqrt(rate) < UNSEEN * size and (self.steady or gain < UNSTEADY * size)
 
     def give_up(self) -> None:
         """No step goes uphill: at the top, as far as rounding lets one see, or stuck."""
@@ -289,24 +295,35 @@ class Stage:
         self.result.converged = full is not None and divergence(self.result.q, full) < SMALL_MOVE
         self.result.status = "converged to rounding" if self.result.converged else "no step improves the objective"
 
-    def finish(self, new: Gaussian, move: float, tol: float) -> bool:
-        """Take the last step; unseen if it changes F by next to nothing, else see that no further one is due."""
-        self.result.converged, self.result.status, self.result.move = True, "converged", move
-        if not self.problem.refine or move < UNSEEN * (abs(self.result.objective) + 1.0):
-            self.result.q, self.result.factor = new, new.factor
-            self.result.objective += move  # to first order, a natural-gradient step gains what it moves
+    def gain(self, new: Gaussian) -> float:
+        """F(new) - F, to second order, for a step to the top: half of what the gradient promises."""
+        q = self.result.q
+        widened = divergence(q, replace(new, mean=q.mean))
+        return widened + 0.5 * float((new.mean - q.mean) @ gradient(self.problem, q, self.total))
+
+    def finish(self, step: Step, move: float) -> bool:
+        """Take the last step; unseen if what it gains is foreseen, else see that no further one is due."""
+        self.result.converged, self.result.status = True, "converged"
+        rate = min(1.0, self.mixing.rate(move, self.slowest) * step.share)
+        if not self.problem.refine or self.foreseen(move, rate):
+            gain = self.gain(step.q)
+            self.result.unseen = gain
+            self.result.q, self.result.factor = step.q, step.q.factor
+            self.result.objective += gain
+            self.mixing.taken(move, step.share)
             return True
-        if not self.accept(new, 1.0):
+        if not self.accept(step.q, 1.0, move):
             return True  # already as high as arithmetic can see
         check = self.step(1.0)
-        self.result.converged = check is not None and divergence(new, check) < 10.0 * tol
+        self.result.converged = check is not None and divergence(step.q, check) < 10.0 * self.enough()
         return self.result.converged
 
 
-UNSEEN = 1e-11  # relative to F: the gain of the last step, which is foreseen and not computed
-MEMORY = 6  # proposals that Anderson's step mixes
+MOST_LEFT, SHARE_LEFT = 3e-9, 1e-12  # nats, and relative to F
+UNSEEN = 1e-10  # relative to F: the error of a gain that is foreseen and not computed
+UNSTEADY = 1e-11  # relative to F: the gain of a step that takes the rounding of float32 out
+EXPECTED_SHARE = 0.05  # that mixing will leave in the step after this one
 SMALL_MOVE = 1e-6  # nats: no harm is done if rounding hides whether such a step is uphill
-LONGEST_EXTRAPOLATION = 20.0  # sum of its weights
 ROUGH_NOISE = 1e-9  # per √row: from products in float32, and where the rough formulas meet
 
 
@@ -317,7 +334,7 @@ def exact_elbo(problem: Problem, result: Result) -> tuple[float, float, float]:
     if problem.moments is not limit().moments or math.isnan(magnitude):
         value, total = problem.evaluate(result.q, result.factor, limit().moments, gram=False)
         magnitude = total.magnitude
-    return value, value - certificate_of_sum(magnitude, kl) - UNSEEN * (abs(value) + 1.0), kl
+    return value, value - certificate_of_sum(magnitude, kl) - result.unseen, kl
 
 
 def certificate_of_sum(magnitude: float, kl: float) -> float:

@@ -1,0 +1,81 @@
+"""Anderson's mixing: near the optimum, the last few proposals combined so that their residuals cancel.
+
+A natural-gradient step from q_k proposes q_k⁺. Its residual is the change in whitened coordinates,
+
+    r_k = (√½ Fᵀ(Λ_k⁺ - Λ_k)F, Lᵀ(μ_k⁺ - μ_k)),      so that ½|r_k|² is the KL divergence of a small step,
+
+and weights γ minimise |r_k - Σ_i γ_i (r_k - r_i)|². What is left of |r_k|², the share θ², tells how far the mixture
+Σ_i γ_i q_i⁺ goes: where a plain step shrinks the divergence by κ², it shrinks it by about κ²θ².
+"""
+
+import math
+from collections import deque
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from viper.steps import Gaussian, gaussian
+
+MEMORY = 6  # proposals that are mixed
+LONGEST = 1e3  # sum of the weights; a slow rate needs long ones
+SMALLEST_SHARE = 0.01  # to be believed: the map is not linear
+
+
+class Step(NamedTuple):
+    """Where to go next, and the share of the residual that is left; 1 for a plain step."""
+
+    q: Gaussian
+    share: float = 1.0
+
+
+class Mixing:
+    """The last proposals with their residuals, and the pace at which moves shrink."""
+
+    def __init__(self) -> None:
+        self.past: deque[tuple[Gaussian, Tensor]] = deque(maxlen=MEMORY)
+        self.last = math.inf  # the move before this one, in nats, and the share of the step that followed it
+        self.share = 1.0
+
+    def step(self, new: Gaussian, residual: Tensor) -> Step:
+        """The mixture of a proposal with those before it, or itself where there is none."""
+        older = list(self.past)
+        self.past.append((new, residual))
+        if not older:
+            return Step(new)
+        changes = torch.stack([residual - past for _, past in older], 1)
+        gamma = torch.linalg.lstsq(changes, residual[:, None]).solution[:, 0]
+        if not float(gamma.abs().sum()) <= LONGEST:
+            return Step(new)
+        left = residual - changes @ gamma
+        mean, precision = new.mean.clone(), new.precision.clone()
+        for weight, (past, _) in zip(gamma, older, strict=True):
+            mean += weight * (past.mean - new.mean)
+            precision += weight * (past.precision - new.precision)
+        mixed = gaussian(mean, precision)
+        return (
+            Step(new) if mixed is None else Step(mixed, max(float(left @ left / (residual @ residual)), SMALLEST_SHARE))
+        )
+
+    def taken(self, move: float, share: float) -> None:
+        """Note the step just taken."""
+        self.last, self.share = move, share
+
+    def rate(self, move: float, slowest: float) -> float:
+        """κ², by which a plain step shrinks the move: as the last one did, had it been plain, but not below `slowest`.
+
+        A single step may do better than the rate that the dependence of h on Σ sets in the end.
+        """
+        return max(move / (self.last * self.share), slowest) if self.last > 0.0 else math.inf
+
+    def forget(self) -> None:
+        self.past.clear()
+        self.taken(math.inf, 1.0)
+
+
+def whitened(q: Gaussian, new: Gaussian) -> Tensor:
+    """The residual r, as the present q sees it."""
+    change, shift = new.precision - q.precision, new.mean - q.mean
+    if q.cholesky is None:
+        return torch.cat([math.sqrt(0.5) * change * q.factor, shift * q.precision.sqrt()])
+    return torch.cat([(math.sqrt(0.5) * (q.factor.T @ change @ q.factor)).flatten(), q.cholesky.T @ shift])
