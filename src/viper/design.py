@@ -112,9 +112,9 @@ def labels_there(y: Tensor, rows: int) -> tuple[np.ndarray, Tensor] | None:
         return None
     low, high = y.aminmax() if y.dtype != torch.bool else (y.all(), y.any())
     code = y == high
-    if bool(low == high) or not bool((code | (y == low)).all()):
-        return None
-    return torch.stack([low, high]).cpu().numpy(), code
+    two = (code | (y == low)).all()
+    found = torch.stack([low, high, two.to(y.dtype)]).cpu().numpy()
+    return (found[:2], code) if found[0] != found[1] and found[2] else None
 
 
 def distinct(labels: np.ndarray) -> np.ndarray:

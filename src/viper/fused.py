@@ -64,15 +64,13 @@ def fused_sums(
     size = len(mean)
     table = heat_table(program.order, matrix.device)
     with torch.cuda.device(matrix.device):  # Triton launches on the current one
-        parts, width = launch(
+        scalars, slope, curvature = launch(
             matrix, size, label, offset, weight, mean, factor, table, program.kind, program.order, program.reach, gram,
             single,
         )  # fmt: skip
-        total = parts.sum(0).cpu()
-    if program.kind == "heat" and float(total[2]):
+    if program.kind == "heat" and float(scalars[2]):
         return None
-    slope, curvature = total[3 : 3 + size], total[3 + width :].reshape(width, width)[:size, :size]
-    return [total[0], total[1], slope, curvature if gram else slope.new_zeros(0)]
+    return [scalars[0], scalars[1], slope, curvature if gram else slope.new_zeros(0)]
 
 
 @cache

@@ -13,10 +13,12 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import libdevice
 
-POINTS = 1024  # rows of a tile of the elementwise kernel
+POINTS, POINT_WARPS = 512, 8  # rows of a tile of the elementwise kernel
+HEAD = tl.constexpr(16)  # places before the gradient: three are used, and what follows is aligned
 # rows of a tile of the other two, warps, and programs per multiprocessor, by whether there are more than 16 columns: of
 # those tried on an H200, the fastest
-TILES = {False: (16, 1, 32), True: (32, 2, 8)}
+TILES = {False: (16, 1, 16), True: (32, 1, 16)}
+FEWEST = tl.constexpr(8)  # columns from which a matrix product pays
 
 
 @triton.jit
@@ -39,14 +41,21 @@ def latent_kernel(
     column, row = tl.arange(0, WIDTH), tl.arange(0, ROWS)
     mean = tl.load(MU + column, mask=column < SIZE, other=0.0)
     light = tl.float32 if SINGLE else tl.float64
-    if VARIANCE:
+    if VARIANCE and SIZE > FEWEST:
         inside = (column[:, None] < SIZE) & (column[None, :] < SIZE)
         factor = tl.load(F + column[:, None] * SIZE + column[None, :], mask=inside, other=0.0).to(light)
     for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
         index = tile.to(tl.int64) * ROWS + row
         x = read_tile(X, index, column, rows, stride, COLUMNS, SIZE)
         tl.store(THETA + index, tl.sum(x.to(tl.float64) * mean[None, :], 1), mask=index < rows)
-        if VARIANCE:
+        if VARIANCE and SIZE <= FEWEST:
+            variance = tl.zeros((ROWS,), light)
+            for j in tl.static_range(SIZE):
+                direction = tl.load(F + column * SIZE + j, mask=column < SIZE, other=0.0).to(light)
+                along = tl.sum(x.to(light) * direction[None, :], 1)
+                variance += along * along
+            tl.store(TAU2 + index, variance.to(tl.float64), mask=index < rows)
+        elif VARIANCE:
             projected = tl.dot(x.to(light), factor, input_precision="ieee", out_dtype=light)
             tl.store(TAU2 + index, tl.sum(projected * projected, 1).to(tl.float64), mask=index < rows)
 
@@ -121,7 +130,7 @@ def gather_kernel(
             weighted = x.to(light) * h[:, None]
             part = tl.dot(tl.trans(weighted), x.to(light), input_precision="ieee", out_dtype=light)
             curvature += part.to(tl.float64)
-    out = OUT + tl.program_id(0) * (3 + WIDTH + WIDTH * WIDTH) + 3
+    out = OUT + tl.program_id(0) * (HEAD + WIDTH + WIDTH * WIDTH) + HEAD
     tl.store(out + column, tl.sum(slope, 0))
     tl.store(out + WIDTH + column[:, None] * WIDTH + column[None, :], curvature)
 
@@ -145,25 +154,26 @@ def launch(
     reach: float,
     gram: bool,
     single: bool,
-) -> tuple[Tensor, int]:
-    """Value, magnitude, number of rows beyond the reach, gradient and curvature of each program; and their width."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Value, magnitude and number of rows beyond the reach; the gradient; the curvature. On the host, by one copy."""
     rows, columns = matrix.shape
     width = max(16, triton.next_power_of_2(size))
     tile, warps, per_unit = TILES[width > 16]
     tiles, point_tiles = triton.cdiv(rows, tile), triton.cdiv(rows, POINTS)
     programs = max(1, min(tiles, per_unit * multiprocessors(matrix.device)))
-    theta, tau2, g, h = mean.new_empty(4, rows).unbind()
-    sums = mean.new_empty(programs, 3 + width + width * width)
+    theta, tau2, g, h = mean.new_empty(4, triton.cdiv(rows, 16) * 16).unbind()  # aligned
+    sums = mean.new_empty(programs, HEAD.value + width + width * width)
     latent_kernel[(programs,)](
         matrix, mean, factor, theta, tau2, rows, matrix.stride(0), tiles,
         columns, size, width, tile, kind == "heat", single, num_warps=warps,
     )  # fmt: skip
     moments_kernel[(programs,)](
         theta, tau2, label, offset, weight, table, g, h, sums, rows, point_tiles, sums.shape[1], reach,
-        POINTS, order, kind, offset is not None, weight is not None, num_warps=4,
+        POINTS, order, kind, offset is not None, weight is not None, num_warps=POINT_WARPS,
     )  # fmt: skip
     gather_kernel[(programs,)](
         matrix, g, h, sums, rows, matrix.stride(0), tiles,
         columns, size, width, tile, gram, single, num_warps=warps,
     )  # fmt: skip
-    return sums, width
+    scalars, slope, curvature = sums.sum(0).cpu().split([HEAD.value, width, width * width])
+    return scalars, slope[:size], curvature.reshape(width, width)[:size, :size]

@@ -284,7 +284,7 @@ class Stage:
     def foreseen(self, gain: float, rate: float) -> bool:
         """Whether what a step gains is known well enough without a look: F is quadratic, and √ρ of the way is left.
 
-        After a stage in float32, whose rounding depends on the blocks, the step must be so short as to leave none of it.
+        After a stage in float32, whose rounding depends on the blocks, it must be so short as to leave none of that.
         """
         size = abs(self.result.objective) + 1.0
         return gain * math.sqrt(rate) < UNSEEN * size and (self.steady or gain < UNSTEADY * size)

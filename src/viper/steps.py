@@ -123,7 +123,7 @@ def gradient(problem: Problem, q: Gaussian, total: Sums) -> Tensor:
 def cholesky(matrix: Tensor) -> Tensor | None:
     """L with LLᵀ = matrix, or None where there is none."""
     factor, info = torch.linalg.cholesky_ex(matrix)
-    return None if int(info) or not bool(factor.diagonal().isfinite().all()) else factor
+    return None if int(info) or not math.isfinite(float(factor.diagonal().sum())) else factor
 
 
 def gaussian(mean: Tensor, precision: Tensor) -> Gaussian | None:
