@@ -126,8 +126,10 @@ def compiled_equals_eager(options, backend, dtype=torch.float64):
     eager = moments_and_gradients(function, mean, variance)
     # Another library's exp and erfcx, another order of summation; large terms cancel in ∂h/∂v
     rtol = TOLERANCE["autograd"] if dtype == torch.float64 else TOLERANCE["float32"]
+    # A compiler cannot see variances, and takes the longest expansion where eager mode takes one that is long enough
+    atol = max(rtol / 100, options.get("tolerance", 0.0))
     for a, b in zip(ours, eager, strict=True):
-        torch.testing.assert_close(a.detach(), b.detach(), rtol=rtol, atol=rtol / 100)
+        torch.testing.assert_close(a.detach(), b.detach(), rtol=rtol, atol=atol)
 
 
 @every_bound

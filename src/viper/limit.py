@@ -76,7 +76,7 @@ def probability_by_series(mean: Tensor, variance: Tensor) -> Triple:
 
 
 COARSEST = 1e-4  # the expansion is used at least this accurately: beyond, it would not keep h > 0
-FAST_ORDER = 4  # a longer expansion costs as much as the mixture
+FAST_ORDER = 5  # a longer expansion costs as much as the mixture
 
 
 @cache

@@ -71,7 +71,7 @@ class Dense:
         if factor.ndim == 1:
             squared = Dense(self.matrix.square(), self.intercept)
             return squared.project(factor)
-        return self.project(factor.to(self.matrix)).square_().sum(1).to(factor)
+        return torch.linalg.vector_norm(self.project(factor.to(self.matrix)), dim=1).square_().to(factor)
 
     def pull(self, vector: Tensor) -> Tensor:
         below = product(self.matrix.T, vector.to(self.matrix)).to(vector)

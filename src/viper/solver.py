@@ -94,12 +94,11 @@ def newton(
         q, passes = beginning(problem, generator or np.random.default_rng(0))
     stages = [problem] if problem.rough is None else [replace(problem, refine=False), problem]
     mixing = Mixing()
-    steady = not stages[0].single
     for stage in stages:
-        result = iterate(Stage(stage, mixing, steady, tol, began, report), q, max_iter)
+        result = iterate(Stage(stage, mixing, tol, began, report), q, max_iter)
         if not stage.refine and not math.isfinite(result.objective):
             mixing.forget()
-            continue  # float32 was not enough; the last stage needs none of this
+            continue  # the rough formula was not enough; the last stage needs none of this
         history += result.history
         passes += result.passes
         q = result.q
@@ -113,9 +112,8 @@ def beginning(problem: Problem, generator: np.random.Generator) -> tuple[Gaussia
     """
     whole = replace(problem, refine=False, to_mode=True)
     mean, passes = None, 0.0
-    for k in coarse_sizes(problem):
-        stage, enough = coarse_stage(whole, k, generator)
-        mode = find_mode(stage, mean, enough)
+    for stage in coarse_stages(whole, generator):
+        mode = find_mode(stage, mean, COARSE_SHARE * 0.5 * stage.source.dimension * stage.scale)
         mean, passes = mode.q.mean, passes + mode.passes * stage.source.rows / problem.source.rows
     if mean is not None and not problem.iterative:
         q, passes = chord_step(whole, mode), passes + 1.0
@@ -126,33 +124,38 @@ def beginning(problem: Problem, generator: np.random.Generator) -> tuple[Gaussia
     return mode.q, passes + mode.passes
 
 
-MANY_ENOUGH = 50_000  # rows that leave the curvature of a tenth of them good enough to begin with
+MANY_ENOUGH = 50_000  # rows that leave the curvature of a subset good enough to begin with
 MODE_MOVE = 20.0  # nats: a Newton step from there ends within a fraction of one, and q's mean is as far from the mode
-COARSE_SHARE = 0.1  # of a subset's own sampling error: a step that moves less has no place on it
+COARSE_SHARE = 0.1  # of a subset's sampling error, about d/2 · n/k nats: a step that moves less has no place on it
 COARSE_RATIO = 10
 LARGEST_SUBSET = 1 << 25  # entries (256 MB)
 ROWS_PER_DIMENSION = 40  # rows below which a subset does not determine the fit
 
 
-def coarse_sizes(problem: Problem) -> list[int]:
-    """Sizes of the subsets: a tenth of the rows, a tenth of those, ..., as long as they determine the fit.
+def coarse_stages(whole: Problem, generator: np.random.Generator) -> list[Problem]:
+    """The problem on random subsets, each a part of the next, the smallest first."""
+    stages: list[Problem] = []
+    for k in coarse_sizes(whole):
+        stages.insert(0, (stages[0] if stages else whole).coarsened(k, generator))
+    return stages
 
-    None is too large to be held in memory beside a source that is not.
+
+def coarse_sizes(problem: Problem) -> list[int]:
+    """Sizes of the subsets, the largest first, as long as they determine the fit.
+
+    The mode of k of n rows is about d/2 · n/k nats from that of all, and the curvature there off by √(d/k), so that
+    one step with it leaves d²n/2k²: less than one nat for k = d√n, and hence no more. No subset is too large to be
+    held in memory beside a source that is not.
     """
-    least = max(ROWS_PER_DIMENSION * problem.source.dimension, problem.source.smallest_subset)
-    most = max(LARGEST_SUBSET // problem.source.dimension, least)
+    d, rows = problem.source.dimension, problem.source.rows
+    least = max(ROWS_PER_DIMENSION * d, problem.source.smallest_subset)
+    most = max(min(math.isqrt(d * d * rows), LARGEST_SUBSET // d), least)
     sizes: list[int] = []
-    k = problem.source.rows
+    k = rows
     while k >= 4 * least:
         k = min(max(k // COARSE_RATIO, least), most)
-        sizes.insert(0, k)
+        sizes.append(k)
     return sizes
-
-
-def coarse_stage(problem: Problem, k: int, generator: np.random.Generator) -> tuple[Problem, float]:
-    """The problem on a subset, and when it has served; its optimum is about d/2 · n/k nats from that of all rows."""
-    stage = problem.coarsened(k, generator)
-    return stage, COARSE_SHARE * 0.5 * problem.source.dimension * stage.scale
 
 
 def iterate(run: "Stage", q: Gaussian, max_iter: int) -> Result:
@@ -197,13 +200,11 @@ class Stage:
         self,
         problem: Problem,
         mixing: Mixing,
-        steady: bool,
         tol: float | None,
         began: float,
         report: Callable[[Iteration], None] | None,
     ) -> None:
-        self.problem, self.mixing, self.steady, self.tol = problem, mixing, steady, tol
-        self.began, self.report = began, report
+        self.problem, self.mixing, self.tol, self.began, self.report = problem, mixing, tol, began, report
         self.slowest = min(0.5, 2.0 * problem.source.dimension / (problem.source.rows * problem.scale))
         self.total: Sums
 
@@ -230,8 +231,6 @@ class Stage:
             return (None if new is None or rho < 1.0 else Step(new)), self.distance(new)
         residual = whitened(self.result.q, new)
         move = 0.5 * float(residual @ residual)
-        if self.problem.refine and not self.steady:
-            return Step(new), move
         if not 0.0 < move <= LOCAL:
             self.mixing.past.clear()
             return Step(new), self.distance(new)
@@ -279,15 +278,11 @@ class Stage:
         if self.problem.refine:
             return left < self.enough()
         after = rate * EXPECTED_SHARE
-        return left * after < self.enough() and self.foreseen(2.0 * left, after)
+        return left * after < self.enough() and self.foreseen(left, after)
 
     def foreseen(self, gain: float, rate: float) -> bool:
-        """Whether what a step gains is known well enough without a look: F is quadratic, and √ρ of the way is left.
-
-        After a stage in float32, whose rounding depends on the blocks, it must be so short as to leave none of that.
-        """
-        size = abs(self.result.objective) + 1.0
-        return gain * math.sqrt(rate) < UNSEEN * size and (self.steady or gain < UNSTEADY * size)
+        """Whether what a step gains is known well enough without a look: F is quadratic, and √ρ of the way is left."""
+        return gain * math.sqrt(rate) < UNSEEN * (abs(self.result.objective) + 1.0)
 
     def give_up(self) -> None:
         """No step goes uphill: at the top, as far as rounding lets one see, or stuck."""
@@ -321,7 +316,6 @@ class Stage:
 
 MOST_LEFT, SHARE_LEFT = 3e-9, 1e-12  # nats, and relative to F
 UNSEEN = 1e-10  # relative to F: the error of a gain that is foreseen and not computed
-UNSTEADY = 1e-11  # relative to F: the gain of a step that takes the rounding of float32 out
 EXPECTED_SHARE = 0.05  # that mixing will leave in the step after this one
 SMALL_MOVE = 1e-6  # nats: no harm is done if rounding hides whether such a step is uphill
 ROUGH_NOISE = 1e-9  # per √row: from products in float32, and where the rough formulas meet

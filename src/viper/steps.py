@@ -78,9 +78,9 @@ class Problem:
 
     @property
     def single(self) -> bool:
-        """Take τ² and the curvature in float32: in rough stages, where matrix products dominate."""
-        many = self.source.rows >= (MANY_ROWS if self.to_mode else VERY_MANY_ROWS)
-        return many and self.source.dimension >= MANY_COLUMNS and not self.refine and self.source.float32_pays
+        """Take the curvature in float32: on the way to the mode, where matrix products dominate."""
+        many = self.source.rows >= MANY_ROWS and self.source.dimension >= MANY_COLUMNS
+        return many and self.to_mode and self.source.float32_pays
 
     def total(self, mean: Tensor, factor: Tensor | None, formula: Formula | None = None, gram: bool = True) -> Sums:
         """The sums over rows; without `gram`, no curvature."""
@@ -109,7 +109,6 @@ class Problem:
 
 
 MANY_ROWS, MANY_COLUMNS = 5_000, 16  # where float32 saves more than the conversion costs
-VERY_MANY_ROWS = 20_000  # where it saves more than a pass in float64, which takes the rounding out again
 LARGEST_DIRECT = 2000  # dimension up to which the diagonal family still solves d × d systems directly
 CG_TOLERANCE = 1e-10
 NOT_FINITE = "the rows must give finite sums; got an overflow or NaN. Scale the features and offsets."
