@@ -72,7 +72,8 @@ class VariationalLogisticRegression(
         Default 200 for Newton, 10,000 for Adam.
     tol : float, optional
         Newton stops when, at its rate, less than `tol` nats are left to the optimum (default 3e-9, less where the ELBO
-        is small, and 1e-12 for bounds other than the exact one); Adam when the relative change of the ELBO is below `tol` (default 1e-8).
+        is small, and 1e-12 for bounds other than the exact one); Adam when the relative change of the ELBO is below
+        `tol` (default 1e-8).
     learning_rate : float, default 0.05
         Of Adam.
     batch_size : int, optional
