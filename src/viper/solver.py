@@ -83,7 +83,7 @@ def newton(
     report: Callable[[Iteration], None] | None = None,
     generator: np.random.Generator | None = None,
 ) -> Result:
-    """Maximise F from `q` (default: as `beginning` finds it) until less than `tol` nats are left (default: see below).
+    """Maximise F from `q` (default: as `beginning` finds it) until less than `tol` nats are left, or `Stage.enough`.
 
     With `problem.rough` a rough stage comes first, which only chooses where the last begins; that is often one pass.
     """
@@ -269,7 +269,7 @@ class Stage:
     def nearly_there(self, move: float, share: float) -> bool:
         """Whether this step is the last. Moves go on shrinking at their rate ρ, and distances add up like √move.
 
-        The last step of a rough stage leaves one to the stage after it, that is mixed better still.
+        The last step of a rough stage leaves one to the stage after it, which is mixed better still.
         """
         rate = self.mixing.rate(move, self.slowest)
         if not rate < 1.0:
@@ -318,7 +318,7 @@ MOST_LEFT, SHARE_LEFT = 3e-9, 1e-12  # nats, and relative to F
 UNSEEN = 1e-10  # relative to F: the error of a gain that is foreseen and not computed
 EXPECTED_SHARE = 0.05  # that mixing will leave in the step after this one
 SMALL_MOVE = 1e-6  # nats: no harm is done if rounding hides whether such a step is uphill
-ROUGH_NOISE = 1e-9  # per √row: from products in float32, and where the rough formulas meet
+ROUGH_NOISE = 1e-9  # per √row: from where the rough formulas meet
 
 
 def exact_elbo(problem: Problem, result: Result) -> tuple[float, float, float]:
