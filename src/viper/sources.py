@@ -245,12 +245,18 @@ class MemoryMap:
 
     def read(self, rows: int, features: bool = True) -> Iterator[Chunk]:
         for start in range(0, len(self.X), rows):
-            part = slice(start, start + rows)
-            X, y, weight, offset = (
-                None if x is None else copied(x, part)
-                for x in (self.X if features else None, self.y, self.weight, self.offset)
-            )
-            yield Chunk(X, y, weight, offset, place=lambda i, start=start: f"row {start + i}")  # type: ignore[misc]
+            yield self.chunk(slice(start, start + rows), lambda i, start=start: f"row {start + i}", features)  # type: ignore[misc]
+
+    def pick(self, chosen: np.ndarray, rows: int) -> Iterator[Chunk]:
+        """The chosen rows, in ascending order, without a look at the others."""
+        for start in range(0, len(chosen), rows):
+            part = chosen[start : start + rows]
+            yield self.chunk(part, lambda i, part=part: f"row {part[i]}")  # type: ignore[misc]
+
+    def chunk(self, part: slice | np.ndarray, place: Callable[[int], str], features: bool = True) -> Chunk:
+        given = (self.X if features else None, self.y, self.weight, self.offset)
+        X, y, weight, offset = (None if x is None else copied(x, part) for x in given)
+        return Chunk(X, y, weight, offset, place)
 
 
 def fitting(x: Any, name: str, X: np.ndarray) -> Any:
@@ -263,7 +269,7 @@ def fitting(x: Any, name: str, X: np.ndarray) -> Any:
     return x
 
 
-def copied(x: np.ndarray, part: slice) -> np.ndarray:
+def copied(x: np.ndarray, part: slice | np.ndarray) -> np.ndarray:
     """Some rows, in memory; if they were mapped from a file, the map lets go of its pages."""
     rows = np.array(x[part], copy=True, subok=False)
     mapped = getattr(x, "_mmap", None)

@@ -17,7 +17,7 @@ from torch import Tensor
 from viper import design
 from viper.arrays import BLOCK_ROWS, CPU, Arrays, scattered
 from viper.problem import Block, InBlocks, RowFunction, add_up
-from viper.sources import Chunk, Reader
+from viper.sources import Chunk, MemoryMap, Reader
 
 CHUNK_BYTES = 1 << 24  # of features in a chunk: large enough to read at full speed; about four chunks exist at a time
 CHUNK_BYTES_DEVICE = 1 << 28
@@ -200,9 +200,14 @@ class Stream(InBlocks):
         return self.take(np.arange(self.rows)).arrays
 
     def gather(self) -> None:
-        """One pass in which all samples that were asked for get their rows."""
+        """One pass in which all samples that were asked for get their rows; none where rows can be picked."""
         samples, start = list(self.pending), 0
         self.pending.clear()
+        if isinstance(self.reader, MemoryMap):
+            for sample in samples:
+                pieces = [check(chunk, self.classes) for chunk in self.reader.pick(sample.chosen, self.block_rows)]
+                sample.held = self.arrays(concatenated(pieces))
+            return
         for chunk in self.chunks():
             for sample in samples:
                 sample.collect(chunk, start)

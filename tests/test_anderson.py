@@ -1,0 +1,78 @@
+"""Steps that are mixed with those before, and the last one, which is taken without a look."""
+
+import numpy as np
+import pytest
+import torch
+
+from viper import VariationalLogisticRegression
+from viper.anderson import Mixing, whitened
+from viper.steps import divergence, gaussian
+
+EYE = torch.eye(3, dtype=torch.float64)
+
+
+def test_a_linear_map_is_solved_by_as_many_steps_as_it_has_directions():
+    """μ -> Aμ + b: once the residuals span the space, the mixture is the fixed point, and says so."""
+    generator = torch.Generator().manual_seed(0)
+    A = 0.9 * torch.linalg.qr(torch.randn(3, 3, dtype=torch.float64, generator=generator))[0]
+    b = torch.randn(3, dtype=torch.float64, generator=generator)
+    fixed = torch.linalg.solve(EYE - A, b)
+    mixing, q = Mixing(), gaussian(torch.zeros(3, dtype=torch.float64), EYE)
+    shares = []
+    for _ in range(4):
+        new = gaussian(A @ q.mean + b, EYE)
+        step = mixing.step(new, whitened(q, new))
+        shares.append(step.share)
+        q = step.q
+    torch.testing.assert_close(q.mean, fixed, rtol=1e-10, atol=1e-10)
+    assert shares[0] == 1.0
+    assert 0.0 < shares[-1] <= 0.01
+
+
+@pytest.mark.parametrize("diagonal", [False, True])
+def test_the_residual_measures_the_divergence_of_a_small_step(diagonal):
+    generator = torch.Generator().manual_seed(1)
+    root = torch.randn(3, 3, dtype=torch.float64, generator=generator)
+    precision = root @ root.T + EYE
+    old = gaussian(root[0], precision.diagonal() if diagonal else precision)
+    new = gaussian(old.mean + 1e-4 * root[1], old.precision + 1e-4 * (root[2].abs() if diagonal else root.T @ root))
+    residual = whitened(old, new)
+    assert 0.5 * float(residual @ residual) == pytest.approx(divergence(old, new), rel=1e-3)
+
+
+def test_a_mixture_that_is_no_gaussian_is_not_taken():
+    mixing, q = Mixing(), gaussian(torch.zeros(1, dtype=torch.float64), torch.ones(1, 1, dtype=torch.float64))
+    first = gaussian(q.mean, torch.full((1, 1), 4.0, dtype=torch.float64))
+    second = gaussian(q.mean, torch.full((1, 1), 1.5, dtype=torch.float64))
+    assert mixing.step(first, torch.tensor([1.0, 0.0], dtype=torch.float64)).q is first
+    # residuals 1 and 0.5 cancel where the precision is 2 · 1.5 - 4 < 0
+    step = mixing.step(second, torch.tensor([0.5, 0.0], dtype=torch.float64))
+    assert step.q is second
+    assert step.share == 1.0
+
+
+def rows(n, p, seed):
+    rng = np.random.default_rng(seed)
+    X = rng.standard_normal((n, p))
+    return X, rng.random(n) < 1 / (1 + np.exp(-X @ rng.uniform(-2, 2, p)))
+
+
+def test_slow_bounds_are_not_slow():
+    """Pólya-Gamma's steps shrink by a tenth or less each: unmixed, they took a hundred."""
+    X, y = rows(40_000, 10, 2)
+    model = VariationalLogisticRegression(bound="pg", random_state=0).fit(X, y)
+    assert model.converged_
+    assert model.n_iter_ < 20
+    plain = VariationalLogisticRegression(bound="pg", random_state=0, tol=1e-14).fit(X, y)
+    np.testing.assert_allclose(model.coef_, plain.coef_, rtol=1e-6)
+
+
+@pytest.mark.parametrize("family", ["full", "diagonal"])
+@pytest.mark.parametrize("n", [60, 700, 6_000, 70_000])
+def test_what_the_last_step_gains_is_foreseen(n, family):
+    X, y = rows(n, 8, n)
+    model = VariationalLogisticRegression(covariance=family, random_state=0).fit(X, y)
+    assert model.elbo_ == pytest.approx(model.elbo(X, y), rel=1e-10)
+    assert model.elbo_bound_ < model.elbo_
+    best = VariationalLogisticRegression(covariance=family, random_state=0, tol=1e-15).fit(X, y)
+    assert best.elbo_ - model.elbo(X, y) < 1e-8 + 1e-13 * abs(best.elbo_)
