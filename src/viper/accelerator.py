@@ -1,8 +1,8 @@
 """Passes on a CUDA device, for a solver that lives on the host.
 
-A pass takes μ and a factor of Σ there and brings its sums back in one copy; the d × d algebra between passes stays on
-the host, which does it faster up to several hundred dimensions. Rows that do not fit the card wait in host memory and
-stream through pinned buffers while the block before is computed.
+A pass takes μ and a factor of Σ there and brings the sums of each block back in one copy; the d × d algebra between
+passes stays on the host, which does it faster up to several hundred dimensions. Rows that do not fit the card wait in
+host memory and stream through pinned buffers while the block before is computed.
 """
 
 from collections.abc import Callable, Iterator

@@ -19,7 +19,8 @@ from viper.steps import Gaussian, gaussian
 
 MEMORY = 6  # proposals that are mixed
 LONGEST = 1e3  # sum of the weights; a slow rate needs long ones
-SMALLEST_SHARE = 0.01  # to be believed: the map is not linear
+ENTRIES_PER_WEIGHT = 4  # of a residual: with fewer, nothing is left of it whatever the map does
+SMALLEST_SHARE = 0.03  # to be believed: the map is not linear
 
 
 class Step(NamedTuple):
@@ -39,7 +40,7 @@ class Mixing:
 
     def step(self, new: Gaussian, residual: Tensor) -> Step:
         """The mixture of a proposal with those before it, or itself where there is none."""
-        older = list(self.past)
+        older = list(self.past)[-max(1, len(residual) // ENTRIES_PER_WEIGHT) :]
         self.past.append((new, residual))
         if not older:
             return Step(new)

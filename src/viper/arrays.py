@@ -1,7 +1,7 @@
 """Rows held in arrays: the source of most fits, on the CPU or on a device."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -35,8 +35,8 @@ def scattered(rows: int, k: int, generator: np.random.Generator, device: torch.d
 class Arrays(InBlocks):
     """Rows held in arrays: X (NumPy, torch or SciPy CSR), labels, and optional offset, residual, weight.
 
-    X is never copied. `dtype` is that of the products with X; all else is float64. On a CUDA device all but X lie
-    there, and X too unless it is too large.
+    X is copied only if it is small. `dtype` is that of the products with X; all else is float64. On a CUDA device all
+    but X lie there, and X too unless it is too large.
     """
 
     features: Any
@@ -67,16 +67,29 @@ class Arrays(InBlocks):
         return self.device.type == "cpu"
 
     def blocks(self) -> Iterator[Block]:
-        return self.in_blocks() if self.rows > self.block_rows else iter([self.only_block])
+        return iter([self.only_block]) if self.few else self.in_blocks()
+
+    @property
+    def few(self) -> bool:
+        """Whether all rows are one block, and one worth to be kept: small, or on the card as they are."""
+        if not 0 < self.rows <= self.block_rows or hasattr(self.features, "tocsr"):
+            return False
+        there = isinstance(self.features, Tensor) and self.features.is_cuda and self.features.dtype == self.dtype
+        return there or (self.device.type == "cpu" and self.rows * self.dimension <= FEW)
 
     @cached_property
     def only_block(self) -> Block:
-        """All rows, made once for all passes; on a CPU and if small, with the column of ones."""
+        """All rows, made once for all passes; on a CPU with the column of ones."""
         (block,) = self.in_blocks()
-        matrix = getattr(block.design, "matrix", None)
-        if not self.intercept or not isinstance(matrix, Tensor) or matrix.is_cuda or matrix.numel() > FEW:
+        if not self.intercept or self.device.type != "cpu":
             return block
+        assert isinstance(block.design, Dense)
+        matrix = block.design.matrix
         return replace(block, design=Dense(torch.cat([matrix, matrix.new_ones(len(matrix), 1)], 1)))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The fields, without what is made of them."""
+        return {part.name: getattr(self, part.name) for part in fields(self)}
 
     def in_blocks(self) -> Iterator[Block]:
         starts = range(0, self.rows, self.block_rows)

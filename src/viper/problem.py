@@ -55,7 +55,7 @@ def product(left: Tensor, right: Tensor) -> Tensor:
 class Dense:
     """A dense block [X, 1] or X; products are taken in its own precision and returned in that of the argument.
 
-    The column of ones of an intercept, the last coordinate, is never stored.
+    The column of ones of an intercept, the last coordinate, need not be stored.
     """
 
     matrix: Tensor

@@ -308,7 +308,7 @@ class Stage:
             self.mixing.taken(move, step.share)
             return True
         if not self.accept(step.q, 1.0, move):
-            return True  # already as high as arithmetic can see
+            return step.share == 1.0  # already as high as arithmetic can see, or a mixture that went astray
         check = self.step(1.0)
         self.result.converged = check is not None and divergence(step.q, check) < 10.0 * self.enough()
         return self.result.converged
@@ -328,7 +328,7 @@ def exact_elbo(problem: Problem, result: Result) -> tuple[float, float, float]:
     if problem.moments is not limit().moments or math.isnan(magnitude):
         value, total = problem.evaluate(result.q, result.factor, limit().moments, gram=False)
         magnitude = total.magnitude
-    return value, value - certificate_of_sum(magnitude, kl) - result.unseen, kl
+    return value, value - certificate_of_sum(magnitude, kl) - 2.0 * abs(result.unseen), kl
 
 
 def certificate_of_sum(magnitude: float, kl: float) -> float:

@@ -214,6 +214,9 @@ def as_chunk(X: Any, y: Any, weight: Any, offset: Any, number: int, width: int) 
 # Memory maps
 
 
+PICKED = 2048  # rows at a time: the system maps 64 kB around each
+
+
 @dataclass(frozen=True, eq=False)
 class MemoryMap:
     """A memory-mapped X, with y, weights and offset in arrays or maps of their own.
@@ -247,10 +250,10 @@ class MemoryMap:
         for start in range(0, len(self.X), rows):
             yield self.chunk(slice(start, start + rows), lambda i, start=start: f"row {start + i}", features)  # type: ignore[misc]
 
-    def pick(self, chosen: np.ndarray, rows: int) -> Iterator[Chunk]:
+    def pick(self, chosen: np.ndarray) -> Iterator[Chunk]:
         """The chosen rows, in ascending order, without a look at the others."""
-        for start in range(0, len(chosen), rows):
-            part = chosen[start : start + rows]
+        for start in range(0, len(chosen), PICKED):
+            part = chosen[start : start + PICKED]
             yield self.chunk(part, lambda i, part=part: f"row {part[i]}")  # type: ignore[misc]
 
     def chunk(self, part: slice | np.ndarray, place: Callable[[int], str], features: bool = True) -> Chunk:

@@ -205,7 +205,7 @@ class Stream(InBlocks):
         self.pending.clear()
         if isinstance(self.reader, MemoryMap):
             for sample in samples:
-                pieces = [check(chunk, self.classes) for chunk in self.reader.pick(sample.chosen, self.block_rows)]
+                pieces = [check(chunk, self.classes) for chunk in self.reader.pick(sample.chosen)]
                 sample.held = self.arrays(concatenated(pieces))
             return
         for chunk in self.chunks():
