@@ -66,9 +66,9 @@ def test_drawings_return_their_axes_and_touch_no_setting(name, kind, data, reque
         with pytest.raises(TypeError, match=r"needs a model with coefficients; got VariationalGPClassifier. Use"):
             DRAWINGS[name](model, X, y)
         return
-    before = dict(matplotlib.rcParams)
+    before, opened = dict(matplotlib.rcParams), plt.get_fignums()  # by whoever ran before
     assert DRAWINGS[name](model, X, y, ax=ax) is ax
-    assert plt.get_fignums() == []
+    assert plt.get_fignums() == opened
     new = DRAWINGS[name](model, X, y)
     assert isinstance(new, matplotlib.axes.Axes)
     assert new is not ax
