@@ -54,9 +54,10 @@ class Mixing:
             mean += weight * (past.mean - new.mean)
             precision += weight * (past.precision - new.precision)
         mixed = gaussian(mean, precision)
-        return (
-            Step(new) if mixed is None else Step(mixed, max(float(left @ left / (residual @ residual)), SMALLEST_SHARE))
-        )
+        if mixed is None:
+            return Step(new)
+        share = float(left @ left / (residual @ residual))
+        return Step(mixed, max(share, SMALLEST_SHARE))
 
     def taken(self, move: float, share: float) -> None:
         """Note the step just taken."""

@@ -13,12 +13,12 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import libdevice
 
-POINTS, POINT_WARPS = 512, 8  # rows of a tile of the elementwise kernel
+POINTS, POINT_WARPS = 512, 8  # rows of a tile of the elementwise kernel, and warps
 HEAD = tl.constexpr(16)  # places before the gradient: three are used, and what follows is aligned
 # rows of a tile of the other two, warps, and programs per multiprocessor, by whether there are more than 16 columns: of
 # those tried on an H200, the fastest
 TILES = {False: (16, 1, 16), True: (32, 1, 16)}
-FEWEST = tl.constexpr(8)  # columns from which a matrix product pays
+FEWEST = tl.constexpr(8)  # columns up to which no matrix product pays
 
 
 @triton.jit

@@ -28,12 +28,13 @@ def limit() -> Bound:
     """E[log(1+e^X)] itself (Corollary 1), to rounding."""
     few, quadrature = smooth_nodes(FEW_NODES), smooth_nodes(NODE_COUNT)
     tail = series(accelerated_weights(TERM_COUNT))
-    regimes = (
-        (HEAT_EXACT, heat(HEAT_TOLERANCE)),
-        (FEW_EXACT, few.moments),
-        (NODES_EXACT, quadrature.moments),
-        (math.inf, tail.moments),
-    )
+    enough = piecewise(((FEW_EXACT, few.moments), (NODES_EXACT, quadrature.moments)))
+
+    def nodes(mean: Tensor, variance: Tensor) -> Triple:
+        """As few as the variance allows; a compiler, which cannot see it, takes those that always suffice."""
+        return (quadrature.moments if torch.compiler.is_compiling() else enough)(mean, variance)
+
+    regimes = ((HEAT_EXACT, heat(HEAT_TOLERANCE)), (NODES_EXACT, nodes), (math.inf, tail.moments))
     return Bound(piecewise(regimes), piecewise(((NODES_EXACT, quadrature.partials), (math.inf, tail.partials))))
 
 

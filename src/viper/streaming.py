@@ -206,7 +206,8 @@ class Stream(InBlocks):
         if isinstance(self.reader, MemoryMap):
             for sample in samples:
                 pieces = [check(chunk, self.classes) for chunk in self.reader.pick(sample.chosen)]
-                sample.held = self.arrays(concatenated(pieces))
+                rows = self.arrays(concatenated(pieces))
+                sample.held = replace(rows, features=rows.features.to(self.device))
             return
         for chunk in self.chunks():
             for sample in samples:
