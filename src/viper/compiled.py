@@ -11,6 +11,7 @@ from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -56,7 +57,7 @@ def compiled_sums(
     if function is None:
         return None
     d = len(mean)
-    nodes, out = packed_nodes(program.nodes), torch.empty(2 + d + d * d * gram, dtype=torch.float64)
+    nodes, out = packed_nodes(program.nodes), matrix.new_empty(2 + d + d * d * gram)
     arrays = [None if x is None else in_order(x) for x in (label, offset, residual, weight, mean, factor, nodes)]
     failed = function(
         matrix.data_ptr(), len(matrix), *matrix.stride(), matrix.shape[1], d,
@@ -78,5 +79,5 @@ def in_order(x: Tensor) -> Tensor:
 def packed_nodes(tolerance: float) -> Tensor:
     """Reach, number of pairs, and z and weight of each, set by set."""
     sets = node_sets(tolerance)
-    parts = [torch.cat([torch.tensor([s.reach, len(s.z)]), torch.stack([s.z, s.weights], 1).flatten()]) for s in sets]
-    return torch.cat(parts).double()
+    parts = [np.concatenate([[s.reach, len(s.z)], np.stack([s.z, s.weights], 1).ravel()]) for s in sets]
+    return torch.from_numpy(np.concatenate(parts))

@@ -346,13 +346,11 @@ def by_kernels(
     if factor is not None and factor.ndim == 1:
         factor = torch.diag(factor.sqrt())
     X, label, offset, residual, weight = design.matrix, block.label, block.offset, block.residual, block.weight
-    if not X.is_cuda:
-        if X.dtype != torch.float64:
-            return None
+    if X.device.type == "cpu" and X.dtype == torch.float64:
         return compiled_sums(X, label, offset, residual, weight, mean, factor, program, gram == "full")
-    if X.stride(1) != 1 or residual is not None or not available():  # the kernels read row by row
-        return None
-    return fused_sums(X, label, offset, weight, mean, factor, program, gram == "full", single)
+    if X.is_cuda and X.stride(1) == 1 and residual is None and available():  # those kernels read row by row
+        return fused_sums(X, label, offset, weight, mean, factor, program, gram == "full", single)
+    return None
 
 
 def latent_moments(
