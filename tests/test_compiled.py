@@ -3,6 +3,7 @@
 import math
 import threading
 from itertools import pairwise
+from types import SimpleNamespace
 
 import mpmath as mp
 import numpy as np
@@ -240,6 +241,21 @@ def test_threads_do_not_disturb_each_other():
     for thread in threads:
         thread.join()
     assert all(torch.equal(mine, first) for sums in answers for mine, first in zip(sums, answers[0], strict=True))
+
+
+@pytest.mark.parametrize("origin", [None, "not a library"])
+def test_without_a_library_there_is_no_compiled_pass(monkeypatch, tmp_path, origin):
+    path = tmp_path / "_rows.so"
+    path.write_text("not a library")
+    found = None if origin is None else SimpleNamespace(origin=str(path))
+    monkeypatch.setattr(compiled, "find_spec", lambda _: found)
+    compiled.library.cache_clear()
+    try:
+        assert not compiled.available()
+        model = VariationalLogisticRegression().fit(np.arange(8.0)[:, None], np.arange(8) % 3 > 0)
+        assert model.converged_
+    finally:
+        compiled.library.cache_clear()
 
 
 @built

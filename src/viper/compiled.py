@@ -24,11 +24,14 @@ ARGUMENTS: list[Any] = [ADDRESS, SIZE, SIZE, SIZE, COUNT, COUNT, *[ADDRESS] * 7,
 
 @cache
 def library() -> Callable[..., int] | None:
-    """The function of _rows.c, or None where it was not built."""
+    """The function of _rows.c, or None where it was not built, or for another machine."""
     built = find_spec("viper._rows")
     if built is None or built.origin is None:
         return None
-    row_sums = ctypes.CDLL(built.origin).row_sums
+    try:
+        row_sums = ctypes.CDLL(built.origin).row_sums
+    except OSError:
+        return None
     row_sums.argtypes = ARGUMENTS
     return row_sums
 

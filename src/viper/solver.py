@@ -252,7 +252,7 @@ class Stage:
     def noise(self) -> float:
         """The rounding error of F, and the steps of a rough formula: below it F cannot tell better from worse."""
         per_row = 1e-15 * (abs(self.result.objective) + 1.0) + (0.0 if self.problem.refine else ROUGH_NOISE)
-        return per_row * self.problem.source.rows**0.5 * self.problem.scale + 1e-15 * self.total.magnitude
+        return per_row * self.problem.source.rows**0.5 * self.problem.scale
 
     def record(self, rho: float, move: float) -> None:
         problem, value = self.problem, self.result.objective
@@ -263,8 +263,12 @@ class Stage:
             self.report(self.result.history[-1])
 
     def enough(self) -> float:
-        """How many nats may be left: by default so few that the gradient is a millionth of what it was at first."""
-        return self.tol if self.tol is not None else min(MOST_LEFT, SHARE_LEFT * (abs(self.result.objective) + 1.0))
+        """How many nats may be left: by default so few that the gradient is a millionth of what it was at first.
+
+        Fewer than the rounding error of F cannot be seen.
+        """
+        few = self.tol if self.tol is not None else min(MOST_LEFT, SHARE_LEFT * (abs(self.result.objective) + 1.0))
+        return max(few, min(MOST_LEFT, ROUNDING * self.total.magnitude))
 
     def nearly_there(self, move: float, share: float) -> bool:
         """Whether this step is the last. Moves go on shrinking at their rate ρ, and distances add up like √move.
@@ -315,6 +319,7 @@ class Stage:
 
 
 MOST_LEFT, SHARE_LEFT = 3e-9, 1e-12  # nats, and relative to F
+ROUNDING = 1e-15  # of F, relative to the sum of the sizes of its terms
 UNSEEN = 1e-10  # relative to F: the error of a gain that is foreseen and not computed
 EXPECTED_SHARE = 0.05  # that mixing will leave in the step after this one
 SMALL_MOVE = 1e-6  # nats: no harm is done if rounding hides whether such a step is uphill
