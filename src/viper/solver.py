@@ -178,7 +178,7 @@ def iterate(run: "Stage", q: Gaussian, max_iter: int) -> Result:
             if not problem.refine and move < LOCAL:
                 return run.result  # a rough formula cannot tell better from worse so near the optimum
             rho *= 0.5
-            if rho < SHORTEST_STEP:
+            if rho < SHORTEST_STEP or move < ROUNDING * run.total.magnitude:
                 run.give_up()
                 return run.result
             proposal = run.step(rho)
@@ -263,12 +263,8 @@ class Stage:
             self.report(self.result.history[-1])
 
     def enough(self) -> float:
-        """How many nats may be left: by default so few that the gradient is a millionth of what it was at first.
-
-        Fewer than the rounding error of F cannot be seen.
-        """
-        few = self.tol if self.tol is not None else min(MOST_LEFT, SHARE_LEFT * (abs(self.result.objective) + 1.0))
-        return max(few, min(MOST_LEFT, ROUNDING * self.total.magnitude))
+        """How many nats may be left: by default so few that the gradient is a millionth of what it was at first."""
+        return self.tol if self.tol is not None else min(MOST_LEFT, SHARE_LEFT * (abs(self.result.objective) + 1.0))
 
     def nearly_there(self, move: float, share: float) -> bool:
         """Whether this step is the last. Moves go on shrinking at their rate ρ, and distances add up like √move.
