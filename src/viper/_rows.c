@@ -13,25 +13,34 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define LANES 8
-#define VECTORS 16 /* of a tile */
-#define TILE (LANES * VECTORS)
+/* Numbers in a vector: what a register holds, with AVX2 on x86 and NEON on ARM. GCC is slow with vectors wider than that. */
+#ifdef __x86_64__
+#define LANES 4
+#else
+#define LANES 2
+#endif
+#define TILE 128 /* rows */
+#define VECTORS (TILE / LANES)
 #define SIZE_MOST 64
 #define BINS_MOST 64
 
 typedef double vec __attribute__((vector_size(8 * LANES)));
+typedef double vec_anywhere __attribute__((vector_size(8 * LANES), aligned(8)));
 typedef uint64_t bits __attribute__((vector_size(8 * LANES)));
 
 #define EXPORT __attribute__((visibility("default")))
 #define INLINE static inline __attribute__((always_inline))
 
-/* Several versions of the pass, the fastest of which the loader chooses for the machine. */
-#if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 12
-#define FOR_EACH_MACHINE __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+/* On x86 the pass is compiled for AVX2, and only run where the machine has it. */
+#ifdef __x86_64__
+#define FOR_THIS_MACHINE __attribute__((target("avx2,fma")))
+#define MACHINE_HAS_IT (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
 #else
-#define FOR_EACH_MACHINE
+#define FOR_THIS_MACHINE
+#define MACHINE_HAS_IT 1
 #endif
 
+INLINE vec load(const double *x) { return *(const vec_anywhere *)x; }
 INLINE vec all(double x) { return x - (vec){}; }
 INLINE vec choose(bits mask, vec yes, vec no) { return (vec)((mask & (bits)yes) | (~mask & (bits)no)); }
 INLINE vec magnitude_of(vec x) { return (vec)((bits)x & ((bits){} + INT64_MAX)); }
@@ -40,7 +49,7 @@ INLINE vec magnitude_of(vec x) { return (vec)((bits)x & ((bits){} + INT64_MAX));
 /* e^x and log to an ulp or two */
 
 #define LOG2_E 0x1.71547652b82fep+0
-#define LN2_HIGH 0x1.62e42fefa38p-1 /* its last 13 bits are zero, so that products with an exponent are exact */
+#define LN2_HIGH 0x1.62e42fefa38p-1 /* its last 11 bits are zero, so that products with an exponent are exact */
 #define LN2_LOW 0x1.ef35793c7673p-45
 #define ROUNDER 0x1.8p52 /* added to a small number, leaves its integer part in the last bits */
 
@@ -126,22 +135,21 @@ typedef struct {
     vec theta[VECTORS], variance[VECTORS], g[VECTORS], h[VECTORS];
 } tile;
 
-/* Eight rows of eight numbers, turned: halves, then pairs, then single numbers change places. */
+/* As many rows as columns, turned: pairs change places, then single numbers. */
 INLINE void turn(const double *X, ptrdiff_t stride, column *out, int v) {
-    vec a[LANES], b[LANES];
-    for (int i = 0; i < LANES; i++) memcpy(&a[i], X + i * stride, sizeof(vec));
-    for (int i = 0; i < 4; i++) {
-        b[i] = __builtin_shufflevector(a[i], a[i + 4], 0, 1, 2, 3, 8, 9, 10, 11);
-        b[i + 4] = __builtin_shufflevector(a[i], a[i + 4], 4, 5, 6, 7, 12, 13, 14, 15);
-    }
-    for (int i = 0; i < LANES; i += (i & 1) ? 3 : 1) {
-        a[i] = __builtin_shufflevector(b[i], b[i + 2], 0, 1, 8, 9, 4, 5, 12, 13);
-        a[i + 2] = __builtin_shufflevector(b[i], b[i + 2], 2, 3, 10, 11, 6, 7, 14, 15);
-    }
-    for (int i = 0; i < LANES; i += 2) {
-        out[i][v] = __builtin_shufflevector(a[i], a[i + 1], 0, 8, 2, 10, 4, 12, 6, 14);
-        out[i + 1][v] = __builtin_shufflevector(a[i], a[i + 1], 1, 9, 3, 11, 5, 13, 7, 15);
-    }
+    const vec a = load(X), b = load(X + stride);
+#if LANES == 4
+    const vec c = load(X + 2 * stride), d = load(X + 3 * stride);
+    const vec b0 = __builtin_shufflevector(a, c, 0, 1, 4, 5), b1 = __builtin_shufflevector(b, d, 0, 1, 4, 5);
+    const vec b2 = __builtin_shufflevector(a, c, 2, 3, 6, 7), b3 = __builtin_shufflevector(b, d, 2, 3, 6, 7);
+    out[0][v] = __builtin_shufflevector(b0, b1, 0, 4, 2, 6);
+    out[1][v] = __builtin_shufflevector(b0, b1, 1, 5, 3, 7);
+    out[2][v] = __builtin_shufflevector(b2, b3, 0, 4, 2, 6);
+    out[3][v] = __builtin_shufflevector(b2, b3, 1, 5, 3, 7);
+#else
+    out[0][v] = __builtin_shufflevector(a, b, 0, 2);
+    out[1][v] = __builtin_shufflevector(a, b, 1, 3);
+#endif
 }
 
 INLINE void read_tile(const problem *p, ptrdiff_t start, int rows, tile *t) {
@@ -158,20 +166,27 @@ INLINE void read_tile(const problem *p, ptrdiff_t start, int rows, tile *t) {
         for (int r = 0; r < rows; r++) ((double *)t->x[p->columns])[r] = 1.0;
 }
 
-/* Rows of the tile of a vector of the data, zero beyond the last; or `other` where there is none. */
-INLINE vec read_rows(const double *data, ptrdiff_t start, int rows, int v, double other) {
-    vec out = {};
-    for (int i = 0; i < LANES; i++)
-        if (v * LANES + i < rows) out[i] = data ? data[start + v * LANES + i] : other;
+/* The next rows of a column, zero beyond the last that is left; `other` where there is no column. */
+INLINE vec read_rows(const double *data, ptrdiff_t at, int left, double other) {
+    vec out = all(other);
+    if (left >= LANES) {
+        if (data) out = load(data + at);
+    } else
+        for (int i = 0; i < LANES; i++) out[i] = i >= left ? 0.0 : data ? data[at + i] : other;
     return out;
 }
 
 INLINE void latent(const problem *p, tile *t) {
-    for (int v = 0; v < VECTORS; v++) {
-        vec theta = {};
-        for (int k = 0; k < p->size; k++) theta += t->x[k][v] * p->mean[k];
-        t->theta[v] = theta, t->variance[v] = (vec){};
+    for (int v = 0; v < VECTORS; v += 4) {
+        vec a = {}, b = {}, c = {}, d = {};
+        for (int k = 0; k < p->size; k++) {
+            const vec *x = t->x[k] + v;
+            const double mean = p->mean[k];
+            a += x[0] * mean, b += x[1] * mean, c += x[2] * mean, d += x[3] * mean;
+        }
+        t->theta[v] = a, t->theta[v + 1] = b, t->theta[v + 2] = c, t->theta[v + 3] = d;
     }
+    for (int v = 0; v < VECTORS; v++) t->variance[v] = (vec){};
     if (!p->factor) return;
     const int d = p->size;
     for (int j = 0; j < d; j += 4) {
@@ -208,16 +223,18 @@ INLINE void latent(const problem *p, tile *t) {
 /* 0, or 1 where a variance is beyond all reach. */
 INLINE int moments(const problem *p, ptrdiff_t start, int rows, tile *t, totals *sums) {
     for (int v = 0; v < VECTORS; v++) {
-        if (v * LANES >= rows) {
+        const int left = rows - v * LANES;
+        const ptrdiff_t at = start + v * LANES;
+        if (left <= 0) {
             t->g[v] = t->h[v] = (vec){};
             continue;
         }
-        const vec c = read_rows(p->weight, start, rows, v, 1.0), y = read_rows(p->label, start, rows, v, 0.0);
-        const vec theta = t->theta[v] + read_rows(p->offset, start, rows, v, 0.0);
-        const vec variance = t->variance[v] + read_rows(p->residual, start, rows, v, 0.0);
+        const vec c = read_rows(p->weight, at, left, 1.0), y = read_rows(p->label, at, left, 0.0);
+        const vec theta = t->theta[v] + read_rows(p->offset, at, left, 0.0);
+        const vec variance = t->variance[v] + read_rows(p->residual, at, left, 0.0);
         double largest = 0.0;
         int b = 0;
-        for (int i = 0; i < LANES; i++) largest = variance[i] <= largest ? largest : variance[i];
+        for (int i = 0; i < LANES; i++) largest = largest < variance[i] ? variance[i] : largest;
         while (b < p->bins && !(largest <= p->bin[b].reach)) b++;
         if (b == p->bins) return 1;
         const vec size = magnitude_of(theta), tau = square_root(variance);
@@ -247,9 +264,11 @@ INLINE int moments(const problem *p, ptrdiff_t start, int rows, tile *t, totals 
 INLINE void gather(const problem *p, tile *t, totals *sums) {
     const int d = p->size;
     for (int k = 0; k < d; k++) {
-        vec slope = {};
-        for (int v = 0; v < VECTORS; v++) slope += t->x[k][v] * t->g[v];
-        sums->slope[k] += slope;
+        const vec *x = t->x[k], *g = t->g;
+        vec a = {}, b = {}, c = {}, e = {};
+        for (int v = 0; v < VECTORS; v += 4)
+            a += x[v] * g[v], b += x[v + 1] * g[v + 1], c += x[v + 2] * g[v + 2], e += x[v + 3] * g[v + 3];
+        sums->slope[k] += (a + b) + (c + e);
     }
     if (!p->gram) return;
     for (int k = 0; k < d; k++)
@@ -272,7 +291,7 @@ INLINE void gather(const problem *p, tile *t, totals *sums) {
         }
 }
 
-FOR_EACH_MACHINE
+FOR_THIS_MACHINE
 static int pass(const problem *p, tile *t, totals *sums) {
     for (ptrdiff_t start = 0; start < p->rows; start += TILE) {
         const int rows = p->rows - start < TILE ? (int)(p->rows - start) : TILE;
@@ -319,18 +338,21 @@ static void see_bins(problem *p, const double *nodes, ptrdiff_t length) {
         p->bin[p->bins] = (bin){nodes[at], (int)nodes[at + 1], nodes + at + 2};
 }
 
-/* 0; 1 where a variance is beyond the reach of the nodes; -1 where there is no memory. Strides are counted in doubles. */
+/* 0, or another number if the sums could not be made: a variance is beyond the reach of the nodes, there is no memory, or
+   the machine is too old. Strides are counted in doubles. */
 EXPORT int row_sums(const double *X, ptrdiff_t rows, ptrdiff_t row_stride, ptrdiff_t column_stride, int columns, int size,
                     const double *label, const double *offset, const double *residual, const double *weight,
                     const double *mean, const double *factor, const double *nodes, ptrdiff_t length, int quarter,
                     int gram, double *out) {
-    problem p = {X, rows, row_stride, column_stride, columns, size, label, offset, residual, weight, mean, factor};
-    p.quarter = quarter, p.gram = gram;
+    problem p = {.X = X, .rows = rows, .row_stride = row_stride, .column_stride = column_stride, .columns = columns,
+                 .size = size, .label = label, .offset = offset, .residual = residual, .weight = weight, .mean = mean,
+                 .factor = factor, .quarter = quarter, .gram = gram};
+    if (!MACHINE_HAS_IT) return 1;
     if (factor) see_factor(&p);
     see_bins(&p, nodes, length);
     const size_t d = size, sums_size = d + (d + 1) * d, tile_size = 2 * d * (VECTORS + 1);
     char *memory = malloc(sizeof(vec) * (sums_size + tile_size + 1));
-    if (!memory) return -1;
+    if (!memory) return 1;
     vec *space = (vec *)(memory + (sizeof(vec) - (uintptr_t)memory % sizeof(vec)) % sizeof(vec));
     memset(space, 0, sizeof(vec) * sums_size);
     totals sums = {(vec){}, (vec){}, space, space + d};
