@@ -48,14 +48,13 @@ class Gaussian:
 def kl_to_prior(q: Gaussian, factor: Tensor, prior: Prior) -> float:
     """KL(q ‖ p) = ½ [log|Λ| - log|S₀⁻¹| - d + tr(S₀⁻¹Σ) + (μ-m₀)ᵀ S₀⁻¹ (μ-m₀)]."""
     shift = q.mean - prior.mean
-    if factor.ndim == 1:
-        trace = prior.diagonal @ factor
-    elif prior.precision.ndim == 1:
-        trace = prior.precision @ factor.square().sum(1)
+    if prior.precision.ndim == 1:
+        variance = factor if factor.ndim == 1 else factor.square().sum(1)
+        expected = prior.precision @ torch.addcmul(variance, shift, shift)
     else:
-        trace = (factor * (prior.precision @ factor)).sum()
-    quadratic = shift @ prior.apply(shift)
-    return 0.5 * float(q.log_determinant - prior.log_determinant - len(shift) + trace + quadratic)
+        trace = prior.diagonal @ factor if factor.ndim == 1 else (factor * (prior.precision @ factor)).sum()
+        expected = trace + shift @ prior.apply(shift)
+    return 0.5 * (float(q.log_determinant) - float(prior.log_determinant) - len(shift) + float(expected))
 
 
 @dataclass(frozen=True)
@@ -122,7 +121,7 @@ def gradient(problem: Problem, q: Gaussian, total: Sums) -> Tensor:
 def cholesky(matrix: Tensor) -> Tensor | None:
     """L with LLᵀ = matrix, or None where there is none."""
     factor, info = torch.linalg.cholesky_ex(matrix)
-    return None if int(info) or not math.isfinite(float(factor.diagonal().sum())) else factor
+    return None if int(info) or not math.isfinite(float(factor.trace())) else factor
 
 
 def gaussian(mean: Tensor, precision: Tensor) -> Gaussian | None:
@@ -153,7 +152,7 @@ def full_step(problem: Problem, q: Gaussian, total: Sums, rho: float) -> Gaussia
     if root is None:
         return None
     direction = torch.cholesky_solve(gradient(problem, q, total)[:, None], root)[:, 0]
-    return Gaussian(q.mean + rho * direction, precision, root)
+    return Gaussian(torch.add(q.mean, direction, alpha=rho), precision, root)
 
 
 def diagonal_step(problem: Problem, q: Gaussian, total: Sums, rho: float) -> Gaussian | None:
