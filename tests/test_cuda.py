@@ -85,7 +85,9 @@ def a_block(rows, columns, intercept, dtype=torch.float64, extras=True, seed=0):
 
 
 @pytest.mark.parametrize("formula", FORMULAS)
-@pytest.mark.parametrize("shape", [(1, False), (1, True), (6, True), (8, False), (8, True), (25, True)])
+@pytest.mark.parametrize(
+    "shape", [(1, False), (1, True), (6, True), (8, False), (8, True), (9, True), (10, True), (25, True)]
+)
 @pytest.mark.parametrize("extras", [False, True])
 def test_kernels_give_the_plain_sums(formula, shape, extras):
     """Any factor of Σ, a number of rows that fills no tile."""

@@ -17,7 +17,7 @@ from viper.heat import heat_reach
 from viper.moments import Formula
 
 MOST_COLUMNS = 64  # whose curvature matrix a program can hold
-MOST_NARROW = 8  # and a thread
+MOST_NARROW = 10  # and a thread
 
 
 class Program(NamedTuple):
@@ -72,7 +72,5 @@ def fused_sums(
     size, (few, many) = len(mean), launchers()
     asked = matrix, size, label, offset, weight, mean, factor, *program, gram
     with torch.cuda.device(matrix.device):  # Triton launches on the current one
-        scalars, slope, curvature = few(*asked) if size <= MOST_NARROW else many(*asked, single)
-    if program.kind == "heat" and float(scalars[2]):
-        return None
-    return [scalars[0], scalars[1], slope, curvature if gram else slope.new_zeros(0)]
+        value, magnitude, beyond, slope, curvature = few(*asked) if size <= MOST_NARROW else many(*asked, single)
+    return None if program.kind == "heat" and float(beyond) else [value, magnitude, slope, curvature]

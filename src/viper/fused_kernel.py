@@ -128,8 +128,8 @@ def launch(
     reach: float,
     gram: bool,
     single: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Value, magnitude and number of rows beyond the reach; the gradient; the curvature. On the host, by one copy."""
+) -> list[Tensor]:
+    """Value, magnitude, number of rows beyond the reach, gradient and curvature, on the host by one copy."""
     rows, columns = matrix.shape
     width = max(16, triton.next_power_of_2(size))
     tile, warps, per_unit = TILES[width > 16]
@@ -150,4 +150,8 @@ def launch(
         columns, size, width, tile, gram, single, num_warps=warps,
     )  # fmt: skip
     scalars, slope, curvature = sums.sum(0).cpu().split([HEAD.value, width, width * width])
-    return scalars, slope[:size], curvature.reshape(width, width)[:size, :size]
+    return [
+        *scalars[:3].unbind(),
+        slope[:size],
+        curvature.reshape(width, width)[:size, :size] if gram else curvature[:0],
+    ]

@@ -14,8 +14,10 @@ from torch import Tensor
 from viper.fused_kernel import multiprocessors
 from viper.fused_moments import moments
 
-# rows of a tile, warps, programs per multiprocessor, and registers of a thread: of those tried on an H200, the fastest
-ROWS, WARPS, PER_UNIT, REGISTERS = 128, 4, 4, 128
+ROWS, WARPS = 128, 4  # of a tile
+# registers of a thread, and programs per multiprocessor, by whether there are more than 8 columns: of those tried on an
+# H200, the fastest
+SHARES = {False: (168, 3), True: (255, 2)}
 
 
 @triton.jit(
@@ -86,12 +88,12 @@ def total_kernel(SUMS, TOTALS, programs: tl.int64, SIZE: tl.constexpr, MOST: tl.
 
 
 @cache
-def compiled(device: torch.device, features: torch.dtype, most: int, *options: Any) -> tuple[Any, Any]:
+def compiled(device: torch.device, features: torch.dtype, registers: int, width: int, *options: Any) -> tuple[Any, Any]:
     """The two kernels for these options, found once: Triton's own way to them takes as long as the launch."""
     real, size = torch.float64, options[1]
     types = [features, *[real] * 6, *[1] * 4, 1.0]
-    by_rows = narrow_kernel.warmup(*types, *options, grid=(1,), num_warps=WARPS, maxnreg=REGISTERS)
-    return by_rows, total_kernel.warmup(real, real, 1, size, most, grid=(1,))
+    by_rows = narrow_kernel.warmup(*types, *options, grid=(1,), num_warps=WARPS, maxnreg=registers)
+    return by_rows, total_kernel.warmup(real, real, 1, size, width, grid=(1,))
 
 
 def launch(
@@ -106,19 +108,25 @@ def launch(
     order: int,
     reach: float,
     gram: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Value, magnitude and number of rows beyond the reach; the gradient; the curvature. On the host."""
+) -> list[Tensor]:
+    """Value, magnitude, number of rows beyond the reach, gradient and curvature, on the host.
+
+    What need not be done before the first kernel begins, is done while it runs.
+    """
     device, (rows, columns) = matrix.device, matrix.shape
-    tiles, most = triton.cdiv(rows, ROWS), PER_UNIT * multiprocessors(device)
+    registers, share = SHARES[size > 8]
+    tiles, most = triton.cdiv(rows, ROWS), share * multiprocessors(device)
     programs, width = max(1, min(tiles, most)), triton.next_power_of_2(most)
-    entries = 3 + size + gram * size * size
-    sums = mean.new_empty(3 + size + gram * size * (size + 1) // 2, programs)
-    totals = torch.empty(entries, dtype=mean.dtype, pin_memory=True)  # which the card can write to
     options = columns, size, ROWS, kind, order, offset is not None, weight is not None, gram
-    by_rows, together = compiled(device, matrix.dtype, width, *options)
+    by_rows, together = compiled(device, matrix.dtype, registers, width, *options)
+    sums = mean.new_empty(3 + size + gram * size * (size + 1) // 2, programs)
     by_rows[programs, 1, 1](
         matrix, mean, factor, label, offset, weight, sums, rows, matrix.stride(0), tiles, programs, reach, *options
     )
+    entries = 3 + size + gram * size * size
+    totals = torch.empty(entries, dtype=mean.dtype, pin_memory=True)  # which the card can write to
     together[entries, 1, 1](sums, totals, programs, size, width)
+    scalars, slope, curvature = totals.split([3, size, entries - 3 - size])
+    parts = [*scalars.unbind(), slope, curvature.view(size, size) if gram else curvature]
     torch.cuda.current_stream(device).synchronize()
-    return totals[:3], totals[3 : 3 + size], totals[3 + size :].view(size, size) if gram else totals[:0]
+    return parts

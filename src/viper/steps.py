@@ -14,6 +14,7 @@ from functools import cached_property
 
 import numpy as np
 import torch
+from scipy.linalg.lapack import dpotrs
 from torch import Tensor
 
 from viper.fused import PROGRAMS, Program
@@ -108,6 +109,7 @@ class Problem:
 
 
 MANY_ROWS, MANY_COLUMNS = 5_000, 16  # where float32 saves more than the conversion costs
+SMALL = 64  # dimension up to which torch's own time shows
 LARGEST_DIRECT = 2000  # dimension up to which the diagonal family still solves d × d systems directly
 CG_TOLERANCE = 1e-10
 NOT_FINITE = "the rows must give finite sums; got an overflow or NaN. Scale the features and offsets."
@@ -122,6 +124,13 @@ def cholesky(matrix: Tensor) -> Tensor | None:
     """L with LLᵀ = matrix, or None where there is none."""
     factor, info = torch.linalg.cholesky_ex(matrix)
     return None if int(info) or not math.isfinite(float(factor.trace())) else factor
+
+
+def solved(root: Tensor, vector: Tensor) -> Tensor:
+    """(LLᵀ)⁻¹ v; on a CPU by LAPACK itself, as torch's call takes longer than the work where that is little."""
+    if root.device.type == "cpu" and len(vector) <= SMALL:
+        return torch.from_numpy(dpotrs(root.numpy(), vector.numpy(), lower=1)[0])
+    return torch.cholesky_solve(vector[:, None], root)[:, 0]
 
 
 def gaussian(mean: Tensor, precision: Tensor) -> Gaussian | None:
@@ -151,7 +160,7 @@ def full_step(problem: Problem, q: Gaussian, total: Sums, rho: float) -> Gaussia
     root = cholesky(precision)
     if root is None:
         return None
-    direction = torch.cholesky_solve(gradient(problem, q, total)[:, None], root)[:, 0]
+    direction = solved(root, gradient(problem, q, total))
     return Gaussian(torch.add(q.mean, direction, alpha=rho), precision, root)
 
 
@@ -167,7 +176,7 @@ def diagonal_step(problem: Problem, q: Gaussian, total: Sums, rho: float) -> Gau
         root = cholesky(curvature)
         if root is None:  # a truncated bound, far from its optimum
             root = torch.diag(torch.maximum(diagonal, problem.prior.diagonal).sqrt())
-        direction = torch.cholesky_solve(slope[:, None], root)[:, 0]
+        direction = solved(root, slope)
     return gaussian(q.mean + rho * direction, torch.lerp(q.precision, diagonal, rho))
 
 
