@@ -24,7 +24,9 @@ LAYERS = [
     # inference: the one solver
     *[
         "accelerator",
+        "fused_moments",
         "fused_kernel",
+        "fused_narrow",
         "fused",
         "compiled",
         "problem",

@@ -5,6 +5,11 @@ import pytest
 import torch
 
 from viper import VariationalLogisticRegression
+from viper.fused import PROGRAMS, heat_program
+from viper.limit import HEAT_TOLERANCE, limit
+from viper.mode import without_variance
+from viper.problem import Block, Dense, row_sums
+from viper.steps import largest_curvature
 
 pytestmark = pytest.mark.cuda
 
@@ -16,9 +21,10 @@ def data(n, p, seed):
     return X, y
 
 
+@pytest.mark.parametrize("columns", [3, 8])
 @pytest.mark.parametrize("options", [{}, {"covariance": "diagonal"}, {"bound": "pg"}, {"terms": 5}, {"solver": "adam"}])
-def test_same_posterior(options):
-    X, y = data(30_000, 8, 0)
+def test_same_posterior(options, columns):
+    X, y = data(30_000, columns, 0)
     weight, offset = np.linspace(0.5, 1.5, len(X)), np.linspace(-0.3, 0.3, len(X))
     cpu, gpu = (
         VariationalLogisticRegression(device=device, random_state=0, **options).fit(X, y, weight, offset)
@@ -49,3 +55,94 @@ def test_float32_on_the_device():
     )
     sd = np.sqrt(np.diag(double.covariance_))
     assert np.max(np.abs(single.coef_ - double.coef_)[0] / sd[:-1]) < 1e-2
+
+
+# --- the kernels of a pass, beside the plain formulas ---
+
+FORMULAS = {
+    "heat": (limit().moments, heat_program(HEAT_TOLERANCE, 8)),
+    "softplus": (without_variance, PROGRAMS[without_variance]),
+    "quarter": (largest_curvature, PROGRAMS[largest_curvature]),
+}
+
+
+def both_ways(formula, block, mean, factor, gram="full"):
+    """Value, magnitude, gradient and curvature of a block by the kernels and without them."""
+    moments, program = FORMULAS[formula]
+    asked = {"mean": mean.cuda(), "factor": None if factor is None else factor.cuda(), "moments": moments}
+    asked |= {"gram": gram, "single": False, "certify": formula == "heat"}
+    return row_sums(block, program=program, **asked), row_sums(block, program=None, **asked)
+
+
+def a_block(rows, columns, intercept, dtype=torch.float64, extras=True, seed=0):
+    rng = np.random.default_rng(seed)
+    X = torch.from_numpy(rng.standard_normal((rows, columns))).to(dtype).cuda()
+    label, offset, weight = (torch.from_numpy(x).cuda() for x in rng.random((3, rows)))
+    block = Block(Dense(X, intercept), label, *((offset, None, weight) if extras else ()))
+    size = columns + intercept
+    mean, factor = (torch.from_numpy(x) for x in (rng.standard_normal(size), rng.uniform(-0.02, 0.02, (size, size))))
+    return block, mean, factor
+
+
+@pytest.mark.parametrize("formula", FORMULAS)
+@pytest.mark.parametrize("shape", [(1, False), (1, True), (6, True), (8, False), (9, True), (10, True), (25, True)])
+def test_kernels_give_the_plain_sums(formula, shape):
+    """Any factor of Σ, a number of rows that fills no tile, and each formula as it is used."""
+    block, mean, factor = a_block(70_001, *shape, extras=formula != "softplus")
+    for gram in ("full", "none") if formula == "softplus" else ("full",):
+        fused, plain = both_ways(formula, block, mean, factor if formula == "heat" else None, gram)
+        for name, a, b in zip(("value", "magnitude", "gradient", "curvature"), fused, plain, strict=True):
+            if (name, formula) != ("value", "quarter"):  # nobody asks for it
+                torch.testing.assert_close(a.cpu(), b.cpu(), rtol=1e-11, atol=1e-9)
+
+
+def test_offsets_and_weights_may_be_left_out():
+    for columns in (6, 25):
+        block, mean, factor = a_block(5_003, columns, True, extras=False)
+        for a, b in zip(*both_ways("heat", block, mean, factor), strict=True):
+            torch.testing.assert_close(a.cpu(), b.cpu(), rtol=1e-11, atol=1e-9)
+
+
+def test_kernels_take_rows_as_they_lie():
+    """In float32, or with other columns between them and an address that is no multiple of 16."""
+    block, mean, factor = a_block(5_003, 6, True, torch.float32)
+    for a, b in zip(*both_ways("heat", block, mean, factor), strict=True):
+        torch.testing.assert_close(a.cpu(), b.cpu(), rtol=1e-4, atol=1e-2)
+    whole, mean, factor = a_block(5_003, 9, False)
+    part = Block(Dense(whole.design.matrix[1:, 1:7], True), whole.label[1:], whole.offset[1:], None, whole.weight[1:])
+    for a, b in zip(*both_ways("heat", part, mean[:7], factor[:7, :7].contiguous()), strict=True):
+        torch.testing.assert_close(a.cpu(), b.cpu(), rtol=1e-11, atol=1e-9)
+
+
+def test_sums_repeat_to_the_last_bit():
+    for columns in (6, 25):
+        block, mean, factor = a_block(300_000, columns, True)
+        first = both_ways("heat", block, mean, factor)[0]
+        for _ in range(5):
+            assert all(torch.equal(a, b) for a, b in zip(first, both_ways("heat", block, mean, factor)[0], strict=True))
+
+
+def test_variances_beyond_reach_take_the_plain_formulas():
+    block, mean, factor = a_block(2_000, 6, True)
+    for a, b in zip(*both_ways("heat", block, mean, 100.0 * factor), strict=True):
+        assert torch.equal(a.cpu(), b.cpu())
+
+
+@pytest.mark.parametrize("kind", [torch.bool, torch.int64, torch.float32, torch.int8])
+def test_labels_that_lie_there(kind):
+    X, y = data(3_000, 3, 4)
+    there, labels = torch.from_numpy(X).cuda(), torch.from_numpy(y).to(kind).cuda()
+    model, plain = (VariationalLogisticRegression(random_state=0).fit(there, one) for one in (labels, y))
+    np.testing.assert_array_equal(model.coef_, plain.coef_)
+    assert model.classes_.dtype == labels.cpu().numpy().dtype
+    with pytest.raises(ValueError, match="exactly two classes; got 1"):
+        model.fit(there, torch.ones_like(labels))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_rows_that_lie_there_are_finite(bad):
+    X, y = data(3_000, 3, 4)
+    there = torch.from_numpy(X).cuda()
+    there[1234, 1] = bad
+    with pytest.raises(ValueError, match="X must be finite; got NaN or infinity"):
+        VariationalLogisticRegression().fit(there, torch.from_numpy(y).cuda())

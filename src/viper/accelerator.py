@@ -16,6 +16,7 @@ from torch import Tensor
 LARGEST_ON_HOST = 512  # dimension up to which the algebra of a step is left to the host
 SHARE_FOR_ROWS = 0.6  # of the free memory of a card that X may take; the rest is for blocks
 SHARE_FOR_BLOCK = 0.1
+LITTLE = 1 << 30  # bytes of a block that is tried at once; it is halved where it does not fit
 FEWEST_ROWS, MOST_ROWS = 1 << 14, 1 << 24  # in a block
 SMALLEST_SUBSET = 1 << 20  # rows below which a pass takes as long as its launch, and few rows take the host's steps
 
@@ -34,10 +35,19 @@ def fits(size: int, device: torch.device) -> bool:
     return size <= SHARE_FOR_ROWS * free_memory(device)
 
 
+def held(columns: int) -> int:
+    """Bytes that a row takes in a block, with all that the plain formulas make of it."""
+    return 8 * (3 * columns + 24)
+
+
 def rows_per_block(columns: int, device: torch.device) -> int:
-    """As many rows as a share of the free memory holds with all that the plain formulas make of them."""
-    held = 8 * (3 * columns + 24)
-    return int(min(MOST_ROWS, max(FEWEST_ROWS, SHARE_FOR_BLOCK * free_memory(device) // held)))
+    """As many rows as a share of the free memory holds."""
+    return int(min(MOST_ROWS, max(FEWEST_ROWS, SHARE_FOR_BLOCK * free_memory(device) // held(columns))))
+
+
+def little(rows: int, columns: int) -> bool:
+    """Whether the rows are one block without a look at the free memory, which takes as long as a kernel."""
+    return rows * held(columns) <= LITTLE
 
 
 def reduce_there(
@@ -48,7 +58,10 @@ def reduce_there(
     Where memory runs out, blocks are halved; the sums so far are thrown away and no answer changes.
     """
     home = next((x.device for x in function.keywords.values() if isinstance(x, Tensor)), device)
-    moved = {name: x.to(device) if isinstance(x, Tensor) else x for name, x in function.keywords.items()}
+    # without waiting: small tensors are on their way when the call returns, whatever becomes of them here
+    moved = {
+        name: x.to(device, non_blocking=True) if isinstance(x, Tensor) else x for name, x in function.keywords.items()
+    }
     there = partial(function.func, *function.args, **moved)
     while True:
         try:

@@ -4,6 +4,7 @@ Every complaint a user's data or options can cause is raised here, as "rule; got
 nothing is checked again.
 """
 
+import math
 import re
 import warnings
 from typing import Any
@@ -64,7 +65,7 @@ def read_device_tensor(estimator: Any, X: Tensor, reset: bool) -> Tensor:
     """A tensor that already lies on an accelerator, checked there."""
     if X.ndim != 2 or not X.is_floating_point():
         raise ValueError(f"X must be a 2-D tensor of floats; got shape {tuple(X.shape)}, dtype {X.dtype}.")
-    if not bool(X.sum().isfinite()) and not bool(X.isfinite().all()):  # a sum may overflow
+    if not math.isfinite(float(X.sum())) and not bool(X.isfinite().all()):  # a sum may overflow
         raise ValueError("X must be finite; got NaN or infinity. Impute or drop those rows.")
     if reset:
         estimator.n_features_in_ = X.shape[1]
@@ -110,7 +111,10 @@ def labels_there(y: Tensor, rows: int) -> tuple[np.ndarray, Tensor] | None:
     """The same for two finite values in a tensor on an accelerator, without fetching it; None for anything else."""
     if y.shape != (rows,) or not rows:
         return None
-    low, high = y.aminmax() if y.dtype != torch.bool else (y.all(), y.any())
+    if y.dtype == torch.bool:
+        found = torch.stack([y.all(), y.any()]).cpu().numpy()
+        return (found, y) if found[0] != found[1] else None
+    low, high = y.aminmax()
     code = y == high
     two = (code | (y == low)).all()
     found = torch.stack([low, high, two.to(y.dtype)]).cpu().numpy()
@@ -176,19 +180,19 @@ def read_weights(sample_weight: Any, rows: int, whole: bool = True) -> Tensor | 
 
 def read_scale(value: Any, name: str, size: int) -> Tensor:
     """Prior standard deviations: a positive number or one per coefficient -> vector; a covariance matrix as it is."""
-    array = torch.tensor(read_numbers(value, name))
+    array = read_numbers(value, name)
     if array.ndim == 2:
-        return read_covariance(array, name, size)
+        return read_covariance(torch.tensor(array), name, size)
     if array.ndim > 1 or (array.ndim == 1 and len(array) != size):
         raise ValueError(
             f"{name} must be a number, a vector of {size} (one per feature) or a {size}×{size} covariance matrix; "
             f"got shape {tuple(array.shape)}."
         )
-    if not bool(((array >= SMALLEST_SCALE) & (array <= LARGEST_SCALE)).all()):
+    if not ((array >= SMALLEST_SCALE) & (array <= LARGEST_SCALE)).all():
         raise ValueError(
             f"{name} must be positive and finite, between {SMALLEST_SCALE:g} and {LARGEST_SCALE:g}; got {value!r}."
         )
-    return array.expand(size).clone()
+    return torch.from_numpy(np.full(size, array))
 
 
 SMALLEST_SCALE, LARGEST_SCALE = 1e-100, 1e100  # so that variances and their logarithms are numbers
@@ -211,14 +215,14 @@ def read_covariance(matrix: Tensor, name: str, size: int) -> Tensor:
 
 def read_mean(value: Any, size: int) -> Tensor:
     """Prior means: a number, or one per feature."""
-    array = torch.tensor(read_numbers(value, "prior_mean"))
+    array = read_numbers(value, "prior_mean")
     if array.ndim > 1 or (array.ndim == 1 and len(array) != size):
         raise ValueError(
             f"prior_mean must be a number or a vector of {size}, one per feature; got shape {tuple(array.shape)}."
         )
-    if not bool(array.isfinite().all()):
+    if not np.isfinite(array).all():
         raise ValueError(f"prior_mean must be finite; got {value!r}.")
-    return array.expand(size).clone()
+    return torch.from_numpy(np.full(size, array))
 
 
 def make_prior(mean: Tensor, scale: Tensor, intercept_scale: Tensor | None) -> Prior:
@@ -273,7 +277,10 @@ def read_rows(
     offset, weight = (None if x is None else x.to(target) for x in (offset, weight))
     if X.device != target and accelerator.fits(X.nbytes, target):
         X = X.to(target).contiguous()
-    block_rows = accelerator.rows_per_block(X.shape[1], target)
+    if X.device == target and accelerator.little(rows, X.shape[1]):
+        block_rows = max(rows, accelerator.FEWEST_ROWS)
+    else:
+        block_rows = accelerator.rows_per_block(X.shape[1], target)
     return Arrays(X, label.to(target), intercept, offset, None, weight, target, getattr(torch, dtype), block_rows)
 
 

@@ -1,7 +1,7 @@
 """From rows, prior and options to a posterior: which solver runs, on which form of the problem."""
 
 import warnings
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -116,7 +116,7 @@ def run(
     settings: dict[str, Any] = {"report": report, "generator": np.random.default_rng(seed)}
     settings |= {} if options.max_iter is None else {"max_iter": int(options.max_iter)}
     settings |= {} if options.tolerance() is None else {"tol": options.tolerance()}
-    with closing(report), one_thread():
+    with closing(report), one_thread() if source.device.type == "cpu" else nullcontext():
         if options.solver == "adam":
             if options.batch_size is not None and not isinstance(source, Arrays):
                 raise ValueError(

@@ -1,4 +1,4 @@
-"""A block's sums by three kernels on a CUDA device, where the plain formulas take fifty and write all they make.
+"""A block's sums by two or four kernels on a CUDA device, where the plain formulas take fifty and write all they make.
 
 The formulas are those of problem.py, which is the reference and takes over wherever this does not apply: other bounds,
 variances beyond the reach of the heat expansion, many columns, no Triton. Each program adds up its share of the rows
@@ -6,17 +6,19 @@ in a fixed order, so that results repeat to the last bit.
 """
 
 import math
+from collections.abc import Callable
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from viper.heat import EVEN, ODD, heat_reach
+from viper.heat import heat_reach
 from viper.moments import Formula
 from viper.nodes import EXACT_NODES
 
 MOST_COLUMNS = 64  # whose curvature matrix a program can hold
+MOST_NARROW = 10  # and a thread
 
 
 class Program(NamedTuple):
@@ -45,6 +47,14 @@ def available() -> bool:
     return torch.cuda.is_available()
 
 
+@cache
+def launchers() -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Of the kernel for few columns and of those for many; imported late, as Triton need not be there."""
+    from viper import fused_kernel, fused_narrow
+
+    return fused_narrow.launch, fused_kernel.launch
+
+
 def fused_sums(
     matrix: Tensor,
     label: Tensor,
@@ -56,32 +66,13 @@ def fused_sums(
     gram: bool,
     single: bool,
 ) -> list[Tensor] | None:
-    """Value, magnitude, gradient and curvature as `row_sums` has them, on the host by one copy.
+    """Value, magnitude, gradient and curvature as `row_sums` has them, on the host.
 
     None where a row is beyond the program's reach. `mean` has an entry more than `matrix` has columns where there is
     an intercept.
     """
-    from viper.fused_kernel import launch
-
-    size = len(mean)
-    table = heat_table(program.order, matrix.device)
+    size, (few, many) = len(mean), launchers()
+    asked = matrix, size, label, offset, weight, mean, factor, *program, gram
     with torch.cuda.device(matrix.device):  # Triton launches on the current one
-        scalars, slope, curvature = launch(
-            matrix, size, label, offset, weight, mean, factor, table, program.kind, program.order, program.reach, gram,
-            single,
-        )  # fmt: skip
-    if program.kind == "heat" and float(scalars[2]):
-        return None
-    return [scalars[0], scalars[1], slope, curvature if gram else slope.new_zeros(0)]
-
-
-@cache
-def heat_table(order: int, device: torch.device) -> Tensor:
-    """Coefficients of v^m q^i in what the expansion adds to η/q, to g/(q(1-2s)), and in h/q."""
-    table = torch.zeros(3, order + 1, order + 1, dtype=torch.float64)
-    for m in range(order + 1):
-        share = 1.0 / (2.0**m * math.factorial(m))
-        rows = (EVEN[m - 1], ODD[m - 1], EVEN[m]) if m else ((), (), EVEN[0])
-        for part, row in zip(table, rows, strict=True):
-            part[m, : len(row)] = share * torch.tensor(row, dtype=torch.float64)
-    return table.to(device)
+        value, magnitude, beyond, slope, curvature = few(*asked) if size <= MOST_NARROW else many(*asked, single)
+    return None if program.kind == "heat" and float(beyond) else [value, magnitude, slope, curvature]

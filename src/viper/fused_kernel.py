@@ -1,8 +1,8 @@
-"""The kernels of fused.py, in Triton: X is read twice, and per row only ϑ, τ², c(y - g) and c h are written.
+"""The kernels of fused.py for many columns: X is read twice, and per row ϑ, τ², c(y - g) and c h are written.
 
 Symbols as in problem.py. A tile is some rows, padded to `WIDTH` columns; the column of ones of an intercept is made,
-not read. One kernel for all three steps would be slower: what follows a sum over columns is computed once for every
-thread that shares the row.
+not read. One kernel for all three steps, as in fused_narrow.py, would be slower: what follows a sum over columns is
+computed once for every thread that shares the row.
 """
 
 from functools import cache
@@ -11,14 +11,14 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra import libdevice
+
+from viper.fused_moments import moments
 
 POINTS, POINT_WARPS = 512, 8  # rows of a tile of the elementwise kernel, and warps
 HEAD = tl.constexpr(16)  # places before the gradient: three are used, and what follows is aligned
 # rows of a tile of the other two, warps, and programs per multiprocessor, by whether there are more than 16 columns: of
 # those tried on an H200, the fastest
 TILES = {False: (16, 1, 16), True: (32, 1, 16)}
-FEWEST = tl.constexpr(8)  # columns up to which no matrix product pays
 
 
 @triton.jit
@@ -41,28 +41,21 @@ def latent_kernel(
     column, row = tl.arange(0, WIDTH), tl.arange(0, ROWS)
     mean = tl.load(MU + column, mask=column < SIZE, other=0.0)
     light = tl.float32 if SINGLE else tl.float64
-    if VARIANCE and SIZE > FEWEST:
+    if VARIANCE:
         inside = (column[:, None] < SIZE) & (column[None, :] < SIZE)
         factor = tl.load(F + column[:, None] * SIZE + column[None, :], mask=inside, other=0.0).to(light)
     for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
         index = tile.to(tl.int64) * ROWS + row
         x = read_tile(X, index, column, rows, stride, COLUMNS, SIZE)
         tl.store(THETA + index, tl.sum(x.to(tl.float64) * mean[None, :], 1), mask=index < rows)
-        if VARIANCE and SIZE <= FEWEST:
-            variance = tl.zeros((ROWS,), light)
-            for j in tl.static_range(SIZE):
-                direction = tl.load(F + column * SIZE + j, mask=column < SIZE, other=0.0).to(light)
-                along = tl.sum(x.to(light) * direction[None, :], 1)
-                variance += along * along
-            tl.store(TAU2 + index, variance.to(tl.float64), mask=index < rows)
-        elif VARIANCE:
+        if VARIANCE:
             projected = tl.dot(x.to(light), factor, input_precision="ieee", out_dtype=light)
             tl.store(TAU2 + index, tl.sum(projected * projected, 1).to(tl.float64), mask=index < rows)
 
 
 @triton.jit
 def moments_kernel(
-    THETA, TAU2, Y, O, C, TABLE, G, H, OUT,
+    THETA, TAU2, Y, O, C, G, H, OUT,
     rows, tiles, width, reach,
     POINTS: tl.constexpr, ORDER: tl.constexpr, KIND: tl.constexpr, OFFSET: tl.constexpr, WEIGHT: tl.constexpr,
 ):  # fmt: skip
@@ -77,31 +70,13 @@ def moments_kernel(
         c = tl.load(C + index, mask=here, other=0.0) if WEIGHT else here.to(tl.float64)
         if OFFSET:
             theta += tl.load(O + index, mask=here, other=0.0)
-        # s, q = s(1-s) and log(1+e^-|ϑ|), at -|ϑ|
-        e = tl.exp(-tl.abs(theta))
-        s = e / (1.0 + e)
-        q = s / (1.0 + e)
-        eta, g, h = libdevice.log1p(e), s, q
-        if KIND == "quarter":
-            h = 0.25 + 0.0 * q
+        v = tl.zeros_like(theta)
         if KIND == "heat":
             v = tl.load(TAU2 + index, mask=here, other=0.0)
             beyond += tl.where(v <= reach, 0.0, 1.0)
-            to_value, to_slope, to_curvature = 0.0 * q, 0.0 * q, 0.0 * q
-            # Σ_m v^m Σ_i t_mi q^i, nested in q and then in v
-            for m in tl.static_range(ORDER, -1, -1):
-                E, D, B = 0.0 * q, 0.0 * q, 0.0 * q
-                for i in tl.static_range(m, -1, -1):
-                    E = E * q + tl.load(TABLE + m * (ORDER + 1) + i)
-                    D = D * q + tl.load(TABLE + (ORDER + 1 + m) * (ORDER + 1) + i)
-                    B = B * q + tl.load(TABLE + (2 * ORDER + 2 + m) * (ORDER + 1) + i)
-                to_value, to_slope, to_curvature = to_value * v + E, to_slope * v + D, to_curvature * v + B
-            eta += q * to_value
-            g += q * (1.0 - 2.0 * s) * to_slope
-            h = q * to_curvature
             magnitude += c * (tl.abs(theta) + tl.sqrt(v) + 1.0)
-        g = tl.where(theta > 0.0, 1.0 - g, g)
-        value += c * (y * theta - eta - tl.maximum(theta, 0.0))
+        eta, g, h = moments(theta, v, KIND, ORDER)
+        value += c * (y * theta - eta)
         tl.store(G + index, c * (y - g), mask=here)
         tl.store(H + index, c * h, mask=here)
     out = OUT + tl.program_id(0) * width
@@ -148,14 +123,13 @@ def launch(
     weight: Tensor | None,
     mean: Tensor,
     factor: Tensor | None,
-    table: Tensor,
     kind: str,
     order: int,
     reach: float,
     gram: bool,
     single: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Value, magnitude and number of rows beyond the reach; the gradient; the curvature. On the host, by one copy."""
+) -> list[Tensor]:
+    """Value, magnitude, number of rows beyond the reach, gradient and curvature, on the host by one copy."""
     rows, columns = matrix.shape
     width = max(16, triton.next_power_of_2(size))
     tile, warps, per_unit = TILES[width > 16]
@@ -168,7 +142,7 @@ def launch(
         columns, size, width, tile, kind == "heat", single, num_warps=warps,
     )  # fmt: skip
     moments_kernel[(programs,)](
-        theta, tau2, label, offset, weight, table, g, h, sums, rows, point_tiles, sums.shape[1], reach,
+        theta, tau2, label, offset, weight, g, h, sums, rows, point_tiles, sums.shape[1], reach,
         POINTS, order, kind, offset is not None, weight is not None, num_warps=POINT_WARPS,
     )  # fmt: skip
     gather_kernel[(programs,)](
@@ -176,4 +150,8 @@ def launch(
         columns, size, width, tile, gram, single, num_warps=warps,
     )  # fmt: skip
     scalars, slope, curvature = sums.sum(0).cpu().split([HEAD.value, width, width * width])
-    return scalars, slope[:size], curvature.reshape(width, width)[:size, :size]
+    return [
+        *scalars[:3].unbind(),
+        slope[:size],
+        curvature.reshape(width, width)[:size, :size] if gram else curvature[:0],
+    ]

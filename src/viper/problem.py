@@ -299,7 +299,9 @@ def sums(
     def curvature(vector: Tensor) -> Tensor:
         return scale * source.reduce(partial(curvature_product, mean=mean, factor=factor, moments=moments, v=vector))[0]
 
-    return Sums(float(value) * scale, float(magnitude) * scale, slope * scale, total * scale, curvature)
+    if scale != 1.0:
+        slope, total = slope * scale, total * scale
+    return Sums(float(value) * scale, float(magnitude) * scale, slope, total, curvature)
 
 
 def row_sums(

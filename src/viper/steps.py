@@ -14,6 +14,7 @@ from functools import cached_property
 
 import numpy as np
 import torch
+from scipy.linalg.lapack import dpotrs
 from torch import Tensor
 
 from viper.fused import PROGRAMS, Program
@@ -48,14 +49,13 @@ class Gaussian:
 def kl_to_prior(q: Gaussian, factor: Tensor, prior: Prior) -> float:
     """KL(q ‖ p) = ½ [log|Λ| - log|S₀⁻¹| - d + tr(S₀⁻¹Σ) + (μ-m₀)ᵀ S₀⁻¹ (μ-m₀)]."""
     shift = q.mean - prior.mean
-    if factor.ndim == 1:
-        trace = prior.diagonal @ factor
-    elif prior.precision.ndim == 1:
-        trace = prior.precision @ factor.square().sum(1)
+    if prior.precision.ndim == 1:
+        variance = factor if factor.ndim == 1 else factor.square().sum(1)
+        expected = prior.precision @ torch.addcmul(variance, shift, shift)
     else:
-        trace = (factor * (prior.precision @ factor)).sum()
-    quadratic = shift @ prior.apply(shift)
-    return 0.5 * float(q.log_determinant - prior.log_determinant - len(shift) + trace + quadratic)
+        trace = prior.diagonal @ factor if factor.ndim == 1 else (factor * (prior.precision @ factor)).sum()
+        expected = trace + shift @ prior.apply(shift)
+    return 0.5 * (float(q.log_determinant) - float(prior.log_determinant) - len(shift) + float(expected))
 
 
 @dataclass(frozen=True)
@@ -109,6 +109,7 @@ class Problem:
 
 
 MANY_ROWS, MANY_COLUMNS = 5_000, 16  # where float32 saves more than the conversion costs
+SMALL = 64  # dimension up to which torch's own time shows
 LARGEST_DIRECT = 2000  # dimension up to which the diagonal family still solves d × d systems directly
 CG_TOLERANCE = 1e-10
 NOT_FINITE = "the rows must give finite sums; got an overflow or NaN. Scale the features and offsets."
@@ -122,7 +123,14 @@ def gradient(problem: Problem, q: Gaussian, total: Sums) -> Tensor:
 def cholesky(matrix: Tensor) -> Tensor | None:
     """L with LLᵀ = matrix, or None where there is none."""
     factor, info = torch.linalg.cholesky_ex(matrix)
-    return None if int(info) or not math.isfinite(float(factor.diagonal().sum())) else factor
+    return None if int(info) or not math.isfinite(float(factor.trace())) else factor
+
+
+def solved(root: Tensor, vector: Tensor) -> Tensor:
+    """(LLᵀ)⁻¹ v; on a CPU by LAPACK itself, as torch's call takes longer than the work where that is little."""
+    if root.device.type == "cpu" and len(vector) <= SMALL:
+        return torch.from_numpy(dpotrs(root.numpy(), vector.numpy(), lower=1)[0])
+    return torch.cholesky_solve(vector[:, None], root)[:, 0]
 
 
 def gaussian(mean: Tensor, precision: Tensor) -> Gaussian | None:
@@ -152,8 +160,8 @@ def full_step(problem: Problem, q: Gaussian, total: Sums, rho: float) -> Gaussia
     root = cholesky(precision)
     if root is None:
         return None
-    direction = torch.cholesky_solve(gradient(problem, q, total)[:, None], root)[:, 0]
-    return Gaussian(q.mean + rho * direction, precision, root)
+    direction = solved(root, gradient(problem, q, total))
+    return Gaussian(torch.add(q.mean, direction, alpha=rho), precision, root)
 
 
 def diagonal_step(problem: Problem, q: Gaussian, total: Sums, rho: float) -> Gaussian | None:
@@ -168,7 +176,7 @@ def diagonal_step(problem: Problem, q: Gaussian, total: Sums, rho: float) -> Gau
         root = cholesky(curvature)
         if root is None:  # a truncated bound, far from its optimum
             root = torch.diag(torch.maximum(diagonal, problem.prior.diagonal).sqrt())
-        direction = torch.cholesky_solve(slope[:, None], root)[:, 0]
+        direction = solved(root, slope)
     return gaussian(q.mean + rho * direction, torch.lerp(q.precision, diagonal, rho))
 
 
