@@ -72,7 +72,8 @@ def fused_sums(
     an intercept.
     """
     size, (few, many) = len(mean), launchers()
-    asked = matrix, size, label, offset, weight, mean, factor, *program, gram
+    kind, order, reach, _ = program
+    asked = matrix, size, label, offset, weight, mean, factor, kind, order, reach, gram
     with torch.cuda.device(matrix.device):  # Triton launches on the current one
         value, magnitude, beyond, slope, curvature = few(*asked) if size <= MOST_NARROW else many(*asked, single)
     return None if program.kind == "heat" and float(beyond) else [value, magnitude, slope, curvature]
