@@ -8,6 +8,7 @@ from viper import VariationalLogisticRegression
 from viper.fused import PROGRAMS, heat_program
 from viper.limit import HEAT_TOLERANCE, limit
 from viper.mode import without_variance
+from viper.nodes import EXACT_NODES
 from viper.problem import Block, Dense, row_sums
 from viper.steps import largest_curvature
 
@@ -60,7 +61,7 @@ def test_float32_on_the_device():
 # --- the kernels of a pass, beside the plain formulas ---
 
 FORMULAS = {
-    "heat": (limit().moments, heat_program(HEAT_TOLERANCE, 8)),
+    "heat": (limit().moments, heat_program(HEAT_TOLERANCE, 8, EXACT_NODES)),
     "softplus": (without_variance, PROGRAMS[without_variance]),
     "quarter": (largest_curvature, PROGRAMS[largest_curvature]),
 }
