@@ -97,10 +97,13 @@ def read_labels(y: Any, rows: int, known: Any = None) -> tuple[np.ndarray, Tenso
         if low != high and bool((code | (y == low)).all()):
             return np.asarray([low, high], dtype=y.dtype), torch.from_numpy(code)
     classes = distinct(y if known is None else np.asarray(known))
-    check_classification_targets(y)
-    two_classes(classes)
+    if len(classes) != 2:
+        check_classification_targets(y)
+        two_classes(classes)
     code = y == classes[1]
     strange = ~(code | (y == classes[0]))
+    # what is true of the two is true of all rows, which would be sorted
+    check_classification_targets(y if strange.any() else classes)
     if strange.any():
         raise ValueError(f"y must contain only the known classes {classes.tolist()}; got {y[strange].tolist()[0]!r}.")
     return classes, torch.from_numpy(np.ascontiguousarray(code, dtype=bool))
@@ -118,7 +121,12 @@ def labels_there(y: Tensor, rows: int) -> tuple[np.ndarray, Tensor] | None:
 
 
 def distinct(labels: np.ndarray) -> np.ndarray:
-    """The labels there are, sorted."""
+    """The labels there are, sorted; of numbers and text, two are seen without sorting all."""
+    if labels.dtype.kind in "biufUS" and len(labels):
+        first = labels == labels[0]
+        other = labels[first.argmin()]
+        if bool((first | (labels == other)).all()):
+            return np.unique(np.stack([labels[0], other]))
     try:
         return np.unique(labels)
     except TypeError:
