@@ -218,6 +218,7 @@ def count(block: Block) -> list[torch.Tensor]:
 
 def test_a_tree_adds_up_many_tasks(client, monkeypatch):
     monkeypatch.setattr(cluster, "FAN_IN", 2)
+    monkeypatch.setattr(cluster, "BRIEF", 0)
     source = partitions(cut(X, (1_000, 5)))
     monkeypatch.setattr(source, "groups", lambda: [[part] for part in source.parts])
     assert source.reduce(count)[0] == N

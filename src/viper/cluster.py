@@ -1,7 +1,7 @@
 """Rows on a cluster: Dask collections as a source whose partitions stay where they are.
 
-The partitions are checked and kept by the workers once, as `Arrays`. A pass ships a function out and sums back: one
-task per thread adds up the partitions that lie with it, in blocks that fit the cache, and a tree adds up the tasks.
+The partitions are checked and kept by the workers once, as `Arrays`. A pass ships a function out and sums back: each
+thread adds up the partitions that lie with it, in blocks that fit the cache, and a tree adds up the threads if many.
 What a lost worker held is made again from its graph by the scheduler, so that a fit loses only time. Without a client
 the same tasks run on Dask's threads.
 """
@@ -10,13 +10,11 @@ import ctypes
 import io
 import os
 import platform
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import CancelledError
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache, partial, reduce
-from itertools import pairwise
 from types import FunctionType
 from typing import Any
 
@@ -24,21 +22,20 @@ import cloudpickle
 import numpy as np
 import scipy.sparse
 import torch
-from dask.base import compute, get_scheduler
-from dask.delayed import delayed
 from dask.sizeof import sizeof
 from torch import Tensor
 
 from viper.arrays import BLOCK_ROWS, CPU, Arrays, scattered
+from viper.cluster_calls import FAN_IN, LOST, Share, call, complain_if_unreachable, keep, run, shares
 from viper.problem import RowFunction, add_up
 from viper.threads import one_thread
 
-FAN_IN = 16  # sums that one task of the tree adds up
 IN_MEMORY = 1 << 21  # entries of a subset that this process holds: a pass over them takes no longer than a round trip
 EMBEDDED = 90_000  # bytes of a function that travel with each task; of more, Dask would make one node for all passes
 VECTORS = ("label", "offset", "residual", "weight")  # as `Arrays.vectors` has them
-LOST = (CancelledError, OSError, TimeoutError)  # what is raised when the scheduler or data on a worker is gone
-ATTEMPTS = 3  # at a pass in which that happens
+ATTEMPTS = 3  # at a pass in which the scheduler or data on a worker is gone
+BRIEF = 1 << 27  # entries a thread: a pass over more takes a second or so, in which tasks are no loss
+UNSEEN = 2.0  # seconds without tasks; in more, the scheduler could take the workers for idle and close them
 
 
 class Partitions:
@@ -49,7 +46,8 @@ class Partitions:
 
     def __init__(self, client: Any, parts: Sequence[Any], sizes: np.ndarray, dimension: int) -> None:
         self.client, self.parts, self.sizes, self.dimension = client, list(parts), sizes, dimension
-        self.layout: tuple[dict[str, int], list[list[Any]]] | None = None
+        self.layout: tuple[dict[str, int], list[Share]] | None = None
+        self.seen = time.monotonic()  # when the scheduler last had tasks of us
 
     @property
     def rows(self) -> int:
@@ -71,27 +69,35 @@ class Partitions:
         ) from last
 
     def remote_sums(self, packed: bytes) -> list[Any]:
-        """One pass on the cluster: a task for each group, then a tree."""
-        client = self.client
+        """One pass on the cluster: by messages if it is short, else a task for each group, then a tree."""
+        client, known = self.client, self.shares()
+        if self.is_brief(known, packed):
+            sums = call(client, packed_sums, self.parts, known, [(packed,)] * len(known))
+            if sums is not None:
+                return added(sums)
+            self.layout = None
+        self.seen = time.monotonic()
         function = packed if len(packed) <= EMBEDDED else client.scatter(packed, broadcast=True, hash=False)
         sums = client.map(packed_sums, self.groups(), packed=function, pure=False)
         while len(sums) > FAN_IN:
             sums = client.map(added, [sums[i : i + FAN_IN] for i in range(0, len(sums), FAN_IN)], pure=False)
         return added(client.gather(sums))
 
-    def groups(self) -> list[list[Any]]:
+    def is_brief(self, known: list[Share], packed: bytes) -> bool:
+        recent = time.monotonic() - self.seen < UNSEEN
+        return recent and len(packed) <= EMBEDDED and self.rows * self.dimension <= BRIEF * len(known)
+
+    def shares(self) -> list[Share]:
         """The partitions of each thread of the cluster: looked up again when workers came or went."""
         threads: dict[str, int] = self.client.nthreads()
         if self.layout is None or self.layout[0] != threads:
-            held = self.client.who_has(self.parts)
-            at: dict[str, list[Any]] = {}
-            for part in self.parts:
-                alive = [worker for worker in held.get(part.key, ()) if worker in threads]
-                at.setdefault(alive[0] if alive else part.key, []).append(part)
+            known = shares(self.client, self.parts, threads)
             # what is being made again has no place yet: ask again in the next pass
-            settled = threads if at.keys() <= threads.keys() else {}
-            self.layout = settled, [g for where, x in at.items() for g in split(x, threads.get(where, 1))]
+            self.layout = {} if any(share.worker is None for share in known) else threads, known
         return self.layout[1]
+
+    def groups(self) -> list[list[Any]]:
+        return [[self.parts[i] for i in share.places] for share in self.shares()]
 
     def subset(self, k: int, generator: np.random.Generator) -> "Partitions | Arrays":
         """The rows that `Arrays.subset` would choose; in the memory of this process if they are few."""
@@ -111,13 +117,6 @@ class Partitions:
         return joined(run(self.client, on_host, self.parts))
 
 
-def split(parts: list[Any], count: int) -> Iterator[list[Any]]:
-    """At most `count` runs of nearly equal length."""
-    count = min(count, len(parts))
-    edges = [len(parts) * i // count for i in range(count + 1)]
-    return (parts[low:high] for low, high in pairwise(edges))
-
-
 def joined(parts: list[Arrays]) -> Arrays:
     """Several `Arrays` of NumPy arrays, as `on_host` makes them, as one of tensors."""
     features = [part.features for part in parts]
@@ -132,42 +131,6 @@ def joined(parts: list[Arrays]) -> Arrays:
 
 def tensors(sums: list[Any]) -> list[Tensor]:
     return [torch.as_tensor(x) for x in sums]
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Running on the cluster, or on Dask's threads
-
-
-def active_client() -> Any:
-    """The client that Dask would compute with, or None."""
-    client = getattr(get_scheduler(), "__self__", None)
-    return client if "distributed" in sys.modules and hasattr(client, "who_has") else None
-
-
-def run(client: Any, function: Callable[..., Any], *columns: Sequence[Any]) -> list[Any]:
-    """function(a, b, ...) for each a, b, ... of the columns, where the arguments are; the results here."""
-    if client is None:
-        return list(compute(*[delayed(function, pure=False)(*row) for row in zip(*columns, strict=True)]))
-    try:
-        return client.gather(keep(client, function, *columns))
-    except LOST as error:
-        complain_if_unreachable(client, error)
-        raise
-
-
-def keep(client: Any, function: Callable[..., Any], *columns: Sequence[Any]) -> list[Any]:
-    """The same, but the results stay there."""
-    if client is None:
-        return run(None, function, *columns)
-    return client.map(function, *columns, pure=False)
-
-
-def complain_if_unreachable(client: Any, error: BaseException) -> None:
-    if client.status != "running":
-        raise ConnectionError(
-            f"the Dask scheduler must stay reachable during a fit; got client status {client.status!r}. "
-            "Start a new cluster and client and fit again."
-        ) from error
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -15,7 +15,8 @@ from dask.delayed import delayed
 
 from viper import design
 from viper.arrays import Arrays
-from viper.cluster import Partitions, active_client, keep, run
+from viper.cluster import Partitions
+from viper.cluster_calls import active_client, keep, run
 from viper.threads import one_thread
 
 MOST_LABELS = 100  # of a partition that are looked at to find the two classes
