@@ -33,6 +33,7 @@ import viper
 from viper import cluster, rows
 from viper.arrays import Arrays
 from viper.cluster import Partitions, pack
+from viper.cluster_calls import Share
 from viper.limit import limit
 from viper.problem import Block, row_sums
 
@@ -220,17 +221,18 @@ def test_a_tree_adds_up_many_tasks(client, monkeypatch):
     monkeypatch.setattr(cluster, "FAN_IN", 2)
     monkeypatch.setattr(cluster, "BRIEF", 0)
     source = partitions(cut(X, (1_000, 5)))
-    monkeypatch.setattr(source, "groups", lambda: [[part] for part in source.parts])
+    monkeypatch.setattr(source, "shares", lambda: [Share(None, [i]) for i in range(len(source.parts))])
     assert source.reduce(count)[0] == N
 
 
 def test_there_is_one_task_for_each_thread(client):
     source = partitions(cut(X, (1_000, 5)))
     assert source.reduce(count)[0] == N
-    assert len(source.groups()) == 3
-    assert sorted(part.key for group in source.groups() for part in group) == sorted(part.key for part in source.parts)
+    shares = source.shares()
+    assert len(shares) == 3
+    assert sorted(i for share in shares for i in share.places) == list(range(len(source.parts)))
     held = client.who_has(source.parts)
-    assert all(len({held[part.key] for part in group}) == 1 for group in source.groups())
+    assert all(held[source.parts[i].key] == (share.worker,) for share in shares for i in share.places)
 
 
 def test_large_functions_are_sent_ahead(client, monkeypatch):

@@ -26,26 +26,33 @@ from dask.sizeof import sizeof
 from torch import Tensor
 
 from viper.arrays import BLOCK_ROWS, CPU, Arrays, scattered
-from viper.cluster_calls import FAN_IN, LOST, Share, call, complain_if_unreachable, keep, run, shares
+from viper.cluster_calls import FAN_IN, LOST, Share, call, complain_if_unreachable, run, shares
 from viper.problem import RowFunction, add_up
 from viper.threads import one_thread
 
-IN_MEMORY = 1 << 21  # entries of a subset that this process holds: a pass over them takes no longer than a round trip
+IN_MEMORY = 1 << 19  # entries of a subset that this process holds: a pass over them takes no longer than a round trip
 EMBEDDED = 90_000  # bytes of a function that travel with each task; of more, Dask would make one node for all passes
 VECTORS = ("label", "offset", "residual", "weight")  # as `Arrays.vectors` has them
 ATTEMPTS = 3  # at a pass in which the scheduler or data on a worker is gone
 BRIEF = 1 << 27  # entries a thread: a pass over more takes a second or so, in which tasks are no loss
+CARRIED = 1 << 20  # bytes that go with a message to each worker
 UNSEEN = 2.0  # seconds without tasks; in more, the scheduler could take the workers for idle and close them
 
 
 class Partitions:
-    """Rows in partitions, each an `Arrays`: futures on the client's cluster, or held here where there is no client."""
+    """Rows in partitions, each an `Arrays`: futures on the client's cluster, or held here where there is no client.
+
+    With `chosen` only these rows of each partition, which workers pick out in every pass: there are few such passes.
+    """
 
     device = CPU  # where the solver works; the workers have their own
     smallest_subset, float32_pays = 0, True  # as for arrays in memory, so that the way to the answer is the same
 
-    def __init__(self, client: Any, parts: Sequence[Any], sizes: np.ndarray, dimension: int) -> None:
+    def __init__(
+        self, client: Any, parts: Sequence[Any], sizes: np.ndarray, dimension: int, chosen: list[Any] | None = None
+    ) -> None:
         self.client, self.parts, self.sizes, self.dimension = client, list(parts), sizes, dimension
+        self.chosen: list[Any] = [None] * len(self.parts) if chosen is None else chosen
         self.layout: tuple[dict[str, int], list[Share]] | None = None
         self.seen = time.monotonic()  # when the scheduler last had tasks of us
 
@@ -55,7 +62,8 @@ class Partitions:
 
     def reduce(self, function: RowFunction) -> list[Tensor]:
         if self.client is None:
-            return tensors(added(run(None, partial(group_sums, function=function), [[part] for part in self.parts])))
+            one_by_one = [[part] for part in self.parts], [[rows] for rows in self.chosen]
+            return tensors(added(run(None, partial(group_sums, function=function), *one_by_one)))
         packed = pack(function)
         for _ in range(ATTEMPTS):
             try:
@@ -69,23 +77,26 @@ class Partitions:
         ) from last
 
     def remote_sums(self, packed: bytes) -> list[Any]:
-        """One pass on the cluster: by messages if it is short, else a task for each group, then a tree."""
+        """One pass on the cluster: by messages if it is short, else a task for each share, then a tree."""
         client, known = self.client, self.shares()
         if self.is_brief(known, packed):
-            sums = call(client, packed_sums, self.parts, known, [(packed,)] * len(known))
+            sums = call(client, packed_sums, self.parts, known, [(x, packed) for x in self.chosen_of(known)])
             if sums is not None:
                 return added(sums)
             self.layout = None
+            known = self.shares()
         self.seen = time.monotonic()
         function = packed if len(packed) <= EMBEDDED else client.scatter(packed, broadcast=True, hash=False)
-        sums = client.map(packed_sums, self.groups(), packed=function, pure=False)
+        groups = [[self.parts[i] for i in share.places] for share in known]
+        sums = client.map(packed_sums, groups, self.chosen_of(known), packed=function, pure=False)
         while len(sums) > FAN_IN:
             sums = client.map(added, [sums[i : i + FAN_IN] for i in range(0, len(sums), FAN_IN)], pure=False)
         return added(client.gather(sums))
 
     def is_brief(self, known: list[Share], packed: bytes) -> bool:
-        recent = time.monotonic() - self.seen < UNSEEN
-        return recent and len(packed) <= EMBEDDED and self.rows * self.dimension <= BRIEF * len(known)
+        """Whether a pass takes so little time, and carries so little, that messages are better than tasks."""
+        light = len(packed) <= EMBEDDED and sum(x.nbytes for x in self.chosen if x is not None) <= CARRIED
+        return light and self.rows * self.dimension <= BRIEF * len(known) and time.monotonic() - self.seen < UNSEEN
 
     def shares(self) -> list[Share]:
         """The partitions of each thread of the cluster: looked up again when workers came or went."""
@@ -96,25 +107,26 @@ class Partitions:
             self.layout = {} if any(share.worker is None for share in known) else threads, known
         return self.layout[1]
 
-    def groups(self) -> list[list[Any]]:
-        return [[self.parts[i] for i in share.places] for share in self.shares()]
+    def chosen_of(self, known: list[Share]) -> list[list[Any]]:
+        return [[self.chosen[i] for i in share.places] for share in known]
 
     def subset(self, k: int, generator: np.random.Generator) -> "Partitions | Arrays":
         """The rows that `Arrays.subset` would choose; in the memory of this process if they are few."""
         chosen = scattered(self.rows, k, generator).numpy()
         ends = np.cumsum(self.sizes)
         local = np.split(chosen, np.searchsorted(chosen, ends[:-1]))
-        local = [rows - (end - size) for rows, end, size in zip(local, ends, self.sizes, strict=True)]
+        local = [
+            (rows - (end - size)).astype(np.int32) for rows, end, size in zip(local, ends, self.sizes, strict=True)
+        ]
         some = [i for i, rows in enumerate(local) if len(rows)]
-        chosen_of = [self.parts[i] for i in some], [local[i] for i in some]
-        if k * self.dimension <= IN_MEMORY:
-            return joined(run(self.client, taken_to_host, *chosen_of))
-        sizes = np.array([len(rows) for rows in chosen_of[1]])
-        return Partitions(self.client, keep(self.client, taken, *chosen_of), sizes, self.dimension)
+        picked = [local[i] if self.chosen[i] is None else self.chosen[i][local[i]] for i in some]
+        sizes = np.array([len(rows) for rows in picked])
+        subset = Partitions(self.client, [self.parts[i] for i in some], sizes, self.dimension, picked)
+        return subset.whole() if k * self.dimension <= IN_MEMORY else subset
 
     def whole(self) -> Arrays:
         """All rows in the memory of this process."""
-        return joined(run(self.client, on_host, self.parts))
+        return joined(run(self.client, on_host, self.parts, self.chosen))
 
 
 def joined(parts: list[Arrays]) -> Arrays:
@@ -137,10 +149,10 @@ def tensors(sums: list[Any]) -> list[Tensor]:
 # On the workers
 
 
-def group_sums(parts: list[Arrays], function: RowFunction) -> list[Any]:
+def group_sums(parts: list[Arrays], chosen: list[Any], function: RowFunction) -> list[Any]:
     """The sums over some partitions as NumPy arrays, which travel lightly, computed by one thread."""
     with one_thread(), kept_pages():
-        total = add_up(part.reduce(function) for part in parts)
+        total = add_up(taken(part, rows).reduce(function) for part, rows in zip(parts, chosen, strict=True))
     return [x.cpu().numpy() for x in total]
 
 
@@ -173,20 +185,18 @@ def added(sums: list[list[Any]]) -> list[Any]:
     return [reduce(np.add, entries) for entries in zip(*sums, strict=True)]
 
 
-def packed_sums(parts: list[Arrays], packed: bytes) -> list[Any]:
-    return group_sums(parts, cloudpickle.loads(packed))
+def packed_sums(parts: list[Arrays], chosen: list[Any], packed: bytes) -> list[Any]:
+    return group_sums(parts, chosen, cloudpickle.loads(packed))
 
 
-def taken(part: Arrays, chosen: np.ndarray) -> Arrays:
-    return part.take(torch.from_numpy(chosen))
+def taken(part: Arrays, chosen: np.ndarray | None) -> Arrays:
+    """The chosen rows, or all."""
+    return part if chosen is None else part.take(torch.from_numpy(chosen).long())
 
 
-def taken_to_host(part: Arrays, chosen: np.ndarray) -> Arrays:
-    return on_host(taken(part, chosen))
-
-
-def on_host(part: Arrays) -> Arrays:
-    """The same rows in the memory of the CPU, in blocks of its size, as NumPy arrays: they travel without a copy."""
+def on_host(part: Arrays, chosen: np.ndarray | None) -> Arrays:
+    """The same in the memory of the CPU, in blocks of its size, as NumPy arrays: they travel without a copy."""
+    part = taken(part, chosen)
     bare = lambda x: x.cpu().numpy() if isinstance(x, Tensor) else x  # noqa: E731
     vectors: dict[str, Any] = {name: bare(x) for name, x in zip(VECTORS, part.vectors(), strict=True)}
     return replace(part, features=bare(part.features), device=CPU, block_rows=BLOCK_ROWS, **vectors)
