@@ -30,7 +30,7 @@ from sklearn.model_selection import cross_val_score
 from threadpoolctl import threadpool_info
 
 import viper
-from viper import cluster, rows
+from viper import cluster, cluster_calls, rows
 from viper.arrays import Arrays
 from viper.cluster import Partitions, pack
 from viper.cluster_calls import Share
@@ -235,6 +235,64 @@ def test_there_is_one_task_for_each_thread(client):
     assert all(held[source.parts[i].key] == (share.worker,) for share in shares for i in share.places)
 
 
+def refused(*_, **__):
+    raise ValueError("The 'run' handler has been explicitly disallowed in Worker, possibly due to security concerns.")
+
+
+@contextmanager
+def tasks_made(client, monkeypatch):
+    """The names of functions that become tasks meanwhile."""
+    names, made = [], client.map
+    with monkeypatch.context() as patch:
+        patch.setattr(client, "map", lambda f, *_, **__: names.append(f.__name__) or made(f, *_, **__))
+        yield names
+
+
+def test_a_short_pass_makes_no_tasks(client, monkeypatch):
+    source = partitions(cut(X, (1_000, 5)))
+    source.whole()  # once all is read
+    with tasks_made(client, monkeypatch) as names:
+        assert source.reduce(count)[0] == N
+        assert source.subset(500, np.random.default_rng(1)).rows == 500
+        assert names == []
+        monkeypatch.setattr(source, "seen", time.monotonic() - cluster.UNSEEN)
+        assert source.reduce(count)[0] == N
+        assert names == ["packed_sums"]  # so that the scheduler sees that the workers are not idle
+        assert source.reduce(count)[0] == N
+        assert names == ["packed_sums"]
+        monkeypatch.setattr(cluster, "BRIEF", 0)
+        assert source.reduce(count)[0] == N
+        assert names == ["packed_sums", "packed_sums"]
+
+
+def test_many_threads_get_tasks(client, monkeypatch):
+    monkeypatch.setattr(cluster_calls, "FAN_IN", 2)
+    source = partitions(cut(X, (1_000, 5)))
+    with tasks_made(client, monkeypatch) as names:
+        assert source.reduce(count)[0] == N
+        assert source.whole().rows == N
+    assert names == ["packed_sums", "on_host"]
+
+
+@pytest.mark.parametrize("way", ["refused", "moved"])
+def test_what_messages_cannot_do_is_done_by_tasks(way, client, monkeypatch):
+    source = partitions(cut(X, (1_000, 5)))
+    shares = source.shares()
+    if way == "refused":
+        monkeypatch.setattr(client, "run", refused)
+    else:
+        # each is looked for where the next one is
+        wrong = list(map(swapped, shares, [*shares[1:], shares[0]]))
+        monkeypatch.setattr(cluster_calls, "shares", lambda *_: wrong)
+        monkeypatch.setattr(source, "shares", lambda: wrong)
+    assert source.reduce(count)[0] == N
+    assert torch.equal(source.whole().features, torch.from_numpy(X))
+
+
+def swapped(share, other):
+    return Share(other.worker, share.places)
+
+
 def test_large_functions_are_sent_ahead(client, monkeypatch):
     monkeypatch.setattr(cluster, "EMBEDDED", 0)
     assert partitions(cut(X, (9_000, 5))).reduce(count)[0] == N
@@ -429,6 +487,31 @@ def test_a_killed_worker_costs_only_time(monkeypatch):
         model = classifier().fit(*given)
     assert len(passes) > 2
     assert_same(model, classifier().fit(*in_memory(given)))
+
+
+def kill_one_and_count(block: Block) -> list[torch.Tensor]:
+    """In the first process that comes here, its end."""
+    try:
+        os.close(os.open(MARK, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return count(block)
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError
+
+
+MARK = ""
+
+
+@pytest.mark.parametrize("brief", [0, cluster.BRIEF], ids=["tasks", "messages"])
+def test_a_worker_may_die_in_the_middle_of_a_pass(brief, tmp_path, monkeypatch):
+    monkeypatch.setattr(cluster, "BRIEF", brief)
+    monkeypatch.setitem(globals(), "MARK", str(tmp_path / "killed"))
+    with workers(3) as client, in_use(client):
+        source = partitions(cut(X, (1_000, 5)))
+        source.whole()
+        assert source.reduce(kill_one_and_count)[0] == N
+        assert (tmp_path / "killed").exists()
+        assert source.reduce(count)[0] == N
 
 
 @contextmanager

@@ -103,7 +103,7 @@ class Partitions:
         threads: dict[str, int] = self.client.nthreads()
         if self.layout is None or self.layout[0] != threads:
             known = shares(self.client, self.parts, threads)
-            # what is being made again has no place yet: ask again in the next pass
+            # what is lost again meanwhile has no place: ask again in the next pass
             self.layout = {} if any(share.worker is None for share in known) else threads, known
         return self.layout[1]
 

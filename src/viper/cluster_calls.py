@@ -66,7 +66,10 @@ class Share(NamedTuple):
 
 
 def shares(client: Any, futures: Sequence[Any], threads: dict[str, int]) -> list[Share]:
-    """Who has what, in as many shares as there are threads; what is being made has no place yet."""
+    """Who has what once it is made, in as many shares as there are threads; what could not be made has no place."""
+    from distributed import wait
+
+    wait(futures)
     held = client.who_has(futures)
     at: dict[str | None, list[int]] = {}
     for i, future in enumerate(futures):
@@ -89,13 +92,10 @@ def split(places: list[int], count: int) -> Iterator[list[int]]:
 
 def call_each(client: Any, function: Callable[..., Any], *columns: Sequence[Any]) -> list[Any] | None:
     """What `run` returns, or None if it has to be done by tasks."""
-    from distributed import wait
-
     threads: dict[str, int] = client.nthreads()
     if sum(threads.values()) > FAN_IN:
         return None
     futures, *others = columns
-    wait(futures)
     rows = list(zip(*others, strict=True)) if others else [()] * len(futures)
     known = shares(client, futures, threads)
     given = [([rows[i] for i in share.places],) for share in known]
