@@ -10,6 +10,7 @@ import threading
 import time
 from contextlib import contextmanager
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -31,11 +32,12 @@ from threadpoolctl import threadpool_info
 
 import viper
 from viper import cluster, cluster_calls, rows
-from viper.arrays import Arrays
+from viper.arrays import Arrays, scattered
 from viper.cluster import Partitions, pack
 from viper.cluster_calls import Share
 from viper.limit import limit
 from viper.problem import Block, row_sums
+from viper.solver import ConvergenceWarning, coarse_sizes
 
 # the workers cannot import this file
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -459,6 +461,44 @@ def test_a_complaint_comes_back_from_a_worker(client):
     with pytest.raises(ValueError, match="Input X contains NaN") as caught:
         classifier().fit(cut(spoilt(X, np.nan)), cut(Y))
     assert caught.value.__notes__ == ["This is in partition 2, counted from 0."]
+
+
+@pytest.mark.parametrize("entry", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("row", [13_000, "in a subset"])
+@pytest.mark.parametrize("options", [{}, {"covariance": "diagonal"}, {"bound": "pg"}], ids=str)
+def test_sums_tell_of_an_entry_that_is_not_finite(options, row, entry):
+    """Nobody looks for it before."""
+    if row == "in a subset":
+        seed = classifier()._seed()
+        row = int(scattered(N, coarse_sizes_of(N, 6)[0], np.random.default_rng(seed))[100])
+    bad = X.copy()
+    bad[row, 2] = entry
+    given = da.from_array(bad, chunks=(6_000, 5)), cut(Y)
+    what = "NaN" if np.isnan(entry) else "infinity"
+    for complain in (
+        classifier(**options).fit,
+        partial(classifier(**options).fit, offset=cut(OFFSET)),
+        classifier(**options).fit(X, Y).elbo,
+        classifier(**options).partial_fit(X, Y).partial_fit,
+    ):
+        with pytest.raises(ValueError, match=f"Input X contains {what}") as caught:
+            complain(*given)
+        assert caught.value.__notes__ == [f"This is in partition {row // 6_000}, counted from 0."]
+
+
+def coarse_sizes_of(rows, dimension):
+    problem = SimpleNamespace(source=SimpleNamespace(rows=rows, dimension=dimension, smallest_subset=0))
+    return coarse_sizes(problem)
+
+
+def test_large_entries_are_no_fault():
+    """Sums that overflow make nobody complain of entries that are finite."""
+    large = X.copy()
+    large[13_000, 2] = 1e200
+    given = da.from_array(large, chunks=(6_000, 5)), cut(Y)
+    for each in (given, in_memory(given)):
+        with pytest.warns(ConvergenceWarning, match="no step improves"):
+            classifier().fit(*each)
 
 
 def test_columns_are_those_of_the_fit():

@@ -11,9 +11,9 @@ import io
 import os
 import platform
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache, partial, reduce
 from types import FunctionType
 from typing import Any
@@ -129,6 +129,22 @@ class Partitions:
         return joined(run(self.client, on_host, self.parts, self.chosen))
 
 
+@dataclass(frozen=True)
+class Unseen(Arrays):
+    """A partition whose entries nobody looked at: if they are not finite, neither are the sums, and `look` complains.
+
+    So X is read once less.
+    """
+
+    look: Callable[[Any], None] = field(kw_only=True)
+
+    def reduce(self, function: RowFunction) -> list[Tensor]:
+        sums = super().reduce(function)
+        if not all(bool(x.isfinite().all()) for x in sums):
+            self.look(self.features)
+        return sums
+
+
 def joined(parts: list[Arrays]) -> Arrays:
     """Several `Arrays` of NumPy arrays, as `on_host` makes them, as one of tensors."""
     features = [part.features for part in parts]
@@ -197,9 +213,11 @@ def taken(part: Arrays, chosen: np.ndarray | None) -> Arrays:
 def on_host(part: Arrays, chosen: np.ndarray | None) -> Arrays:
     """The same in the memory of the CPU, in blocks of its size, as NumPy arrays: they travel without a copy."""
     part = taken(part, chosen)
+    if isinstance(part, Unseen):
+        part.look(part.features)
     bare = lambda x: x.cpu().numpy() if isinstance(x, Tensor) else x  # noqa: E731
-    vectors: dict[str, Any] = {name: bare(x) for name, x in zip(VECTORS, part.vectors(), strict=True)}
-    return replace(part, features=bare(part.features), device=CPU, block_rows=BLOCK_ROWS, **vectors)
+    known: dict[str, Any] = {each.name: bare(getattr(part, each.name)) for each in fields(Arrays)}
+    return Arrays(**known | {"device": CPU, "block_rows": BLOCK_ROWS})
 
 
 def size_of_arrays(part: Arrays) -> int:

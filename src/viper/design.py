@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 import torch
+from sklearn.utils import assert_all_finite
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import column_or_1d, validate_data
 from torch import Tensor
@@ -20,9 +21,10 @@ from viper.arrays import Arrays
 from viper.problem import Prior, Source
 
 
-def read_features(estimator: Any, X: Any, *, reset: bool) -> Any:
-    """X as a finite 2-D float array, CSR matrix or tensor; names and number of columns are kept or compared.
+def read_features(estimator: Any, X: Any, *, reset: bool, finite: bool = True) -> Any:
+    """X as a 2-D float array, CSR matrix or tensor; names and number of columns are kept or compared.
 
+    `finite` looks at every entry, else the caller does so later, by `check_finite`.
     An estimator fitted by a formula takes tables of raw columns, which its `formula_` encodes.
     """
     if reset:
@@ -33,13 +35,19 @@ def read_features(estimator: Any, X: Any, *, reset: bool) -> Any:
         if X.device.type != "cpu":
             return read_device_tensor(estimator, X, reset)
         X = X.detach().to(torch.float32 if X.dtype == torch.bfloat16 else X.dtype).numpy()
-    kinds = {"accept_sparse": "csr", "dtype": [np.float64, np.float32]}
+    kinds = {"accept_sparse": "csr", "dtype": [np.float64, np.float32], "ensure_all_finite": finite}
     try:
         return validate_data(estimator, X, reset=reset, ensure_min_features=1, **kinds)
     except (ValueError, np.exceptions.DTypePromotionError) as error:
         if "could not" not in str(error):
             raise
         raise ValueError(f"X must be numeric; {not_numeric(X, error)}. Encode text and dates as numbers.") from None
+
+
+def check_finite(estimator: Any, X: Any) -> None:
+    """What `read_features` says of an X that is not finite."""
+    whole = X.cpu().numpy() if isinstance(X, Tensor) else X
+    assert_all_finite(whole, estimator_name=type(estimator).__name__, input_name="X")
 
 
 def not_numeric(X: Any, error: Exception) -> str:
