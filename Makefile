@@ -1,5 +1,5 @@
 # Every target builds the environment it needs in .venv, and does so again only when
-# pyproject.toml, constraints.txt or PYTHON change:  make test PYTHON=python3.12
+# what is installed or compiled, or PYTHON, changes:  make test PYTHON=python3.12
 
 PYTHON ?= python3
 VENV   := .venv
@@ -43,7 +43,7 @@ clean:  ## remove everything that can be rebuilt
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(READY): $(MADE) pyproject.toml constraints.txt
+$(READY): $(MADE) pyproject.toml setup.py constraints.txt src/viper/_rows.c
 	@echo "Installing viper and its tools into $(VENV) (a few minutes the first time)"
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@

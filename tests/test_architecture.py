@@ -18,7 +18,7 @@ LAYERS = [
     *(
         NUMERICS := [
             *["mixture", "normal", "moments", "series", "quadrature", "heat", "limit", "jaakkola_jordan"],
-            *["bounds", "softplus", "terms"],
+            *["nodes", "bounds", "softplus", "terms"],
         ]
     ),
     # inference: the one solver
@@ -26,6 +26,7 @@ LAYERS = [
         "accelerator",
         "fused_kernel",
         "fused",
+        "compiled",
         "problem",
         "arrays",
         "threads",

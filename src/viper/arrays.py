@@ -79,13 +79,9 @@ class Arrays(InBlocks):
 
     @cached_property
     def only_block(self) -> Block:
-        """All rows, made once for all passes; on a CPU with the column of ones."""
+        """All rows, made once for all passes."""
         (block,) = self.in_blocks()
-        if not self.intercept or self.device.type != "cpu":
-            return block
-        assert isinstance(block.design, Dense)
-        matrix = block.design.matrix
-        return replace(block, design=Dense(torch.cat([matrix, matrix.new_ones(len(matrix), 1)], 1)))
+        return block
 
     def __getstate__(self) -> dict[str, Any]:
         """The fields, without what is made of them."""

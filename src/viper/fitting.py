@@ -16,8 +16,9 @@ from viper.arrays import Arrays
 from viper.bounds import build
 from viper.fused import PROGRAMS, heat_program
 from viper.heat import MOST_ORDER
-from viper.limit import FAST_ORDER, HEAT_TOLERANCE
+from viper.limit import FAST_ORDER, HEAT_TOLERANCE, limit
 from viper.moments import Formula, Triple
+from viper.nodes import EXACT_NODES
 from viper.posterior import Diagonal, Full, LowRank, Posterior, moved
 from viper.problem import Prior, Source
 from viper.progress import Progress, Tasks
@@ -150,10 +151,12 @@ def make_problem(source: Source, prior: Prior, options: Options, seed: int) -> P
     chosen = build(options.bound, options.terms, options.samples, options.nodes, seed, None)
     if not options.exact:
         return Problem(source, prior, without_cusp(chosen.moments), diagonal=diagonal)
-    rough = build("viper", None, None, None, None, ROUGH_TOLERANCE)
-    PROGRAMS[chosen.moments] = heat_program(HEAT_TOLERANCE, MOST_ORDER)
-    PROGRAMS[rough.moments] = heat_program(ROUGH_TOLERANCE, FAST_ORDER)
-    return Problem(source, prior, chosen.moments, None if source.smallest_subset else rough.moments, diagonal)
+    return Problem(source, prior, chosen.moments, None if source.smallest_subset else ROUGH.moments, diagonal)
+
+
+ROUGH = build("viper", None, None, None, None, ROUGH_TOLERANCE)
+PROGRAMS[limit().moments] = heat_program(HEAT_TOLERANCE, MOST_ORDER, EXACT_NODES)
+PROGRAMS[ROUGH.moments] = heat_program(ROUGH_TOLERANCE, FAST_ORDER, ROUGH_TOLERANCE)
 
 
 def without_cusp(formula: Formula) -> Formula:

@@ -14,23 +14,25 @@ from torch import Tensor
 
 from viper.heat import EVEN, ODD, heat_reach
 from viper.moments import Formula
+from viper.nodes import EXACT_NODES
 
 MOST_COLUMNS = 64  # whose curvature matrix a program can hold
 
 
 class Program(NamedTuple):
-    """What the kernel does for a formula: "quarter" (h = ¼), "softplus" (Σ = 0) or "heat", to an order."""
+    """What a kernel does for a formula: "quarter" (h = ¼), "softplus" (Σ = 0) or "heat", to an order."""
 
     kind: str
     order: int = 0
     reach: float = math.inf  # the largest variance for which it holds
+    nodes: float = EXACT_NODES  # the tolerance of the nodes that take the place of the expansion on a CPU
 
 
 PROGRAMS: dict[Formula, Program] = {}
 
 
-def heat_program(tolerance: float, order: int) -> Program:
-    return Program("heat", order, heat_reach(tolerance)[order - 1])
+def heat_program(tolerance: float, order: int, nodes: float) -> Program:
+    return Program("heat", order, heat_reach(tolerance)[order - 1], nodes)
 
 
 @cache

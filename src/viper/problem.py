@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from viper.compiled import compiled_sums
 from viper.fused import MOST_COLUMNS, PROGRAMS, Program, available, fused_sums
 from viper.moments import Formula
 
@@ -311,7 +312,7 @@ def row_sums(
     certify: bool,
     program: Program | None,
 ) -> list[Tensor]:
-    """A block's part of value, magnitude, gradient and curvature, by fused.py where it has a program and applies."""
+    """A block's part of value, magnitude, gradient and curvature, by a kernel where there is one for it."""
     if program is not None and (fused := by_kernels(block, mean, factor, program, gram, single)) is not None:
         return fused
     light = block.design.single() if single and (factor is not None or gram == "full") else block.design
@@ -338,19 +339,18 @@ def empty(vector: Tensor) -> Tensor:
 def by_kernels(
     block: Block, mean: Tensor, factor: Tensor | None, program: Program, gram: Gram, single: bool
 ) -> list[Tensor] | None:
-    """The same from fused.py, or None."""
+    """The same from fused.py or compiled.py, or None."""
     design = block.design
-    if not isinstance(design, Dense) or not design.matrix.is_cuda or gram == "diagonal":
-        return None
-    if design.matrix.stride(1) != 1:  # the kernels read row by row
-        return None
-    if block.residual is not None or len(mean) > MOST_COLUMNS or not available():
+    if not isinstance(design, Dense) or gram == "diagonal" or len(mean) > MOST_COLUMNS:
         return None
     if factor is not None and factor.ndim == 1:
         factor = torch.diag(factor.sqrt())
-    return fused_sums(
-        design.matrix, block.label, block.offset, block.weight, mean, factor, program, gram == "full", single
-    )
+    X, label, offset, residual, weight = design.matrix, block.label, block.offset, block.residual, block.weight
+    if X.device.type == "cpu" and X.dtype == torch.float64:
+        return compiled_sums(X, label, offset, residual, weight, mean, factor, program, gram == "full")
+    if X.is_cuda and X.stride(1) == 1 and residual is None and available():  # those kernels read row by row
+        return fused_sums(X, label, offset, weight, mean, factor, program, gram == "full", single)
+    return None
 
 
 def latent_moments(

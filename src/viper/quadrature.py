@@ -60,12 +60,17 @@ MOST_NODES = 256  # beyond 300, the recurrence behind the weights overflows
 
 def gauss_hermite(count: int) -> Bound:
     """Gauss-Hermite quadrature with `count` nodes for the standard normal weight."""
+    return nodes(*half_gauss_hermite(count))
+
+
+def half_gauss_hermite(count: int) -> tuple[Tensor, Tensor]:
+    """The nodes z_j >= 0 with weights that sum to one half."""
     z, w = full_gauss_hermite(count)
     half = count // 2
     if count % 2:  # the middle node is 0, a pair with itself
         w[half] *= 0.5
         z[half] = 0.0
-    return nodes(z[half:], w[half:])
+    return z[half:], w[half:]
 
 
 def full_gauss_hermite(count: int) -> tuple[Tensor, Tensor]:

@@ -252,7 +252,7 @@ class Stage:
     def noise(self) -> float:
         """The rounding error of F, and the steps of a rough formula: below it F cannot tell better from worse."""
         per_row = 1e-15 * (abs(self.result.objective) + 1.0) + (0.0 if self.problem.refine else ROUGH_NOISE)
-        return per_row * self.problem.source.rows**0.5 * self.problem.scale
+        return per_row * self.problem.source.rows**0.5 * self.problem.scale + 1e-15 * self.total.magnitude
 
     def record(self, rho: float, move: float) -> None:
         problem, value = self.problem, self.result.objective

@@ -1,0 +1,7 @@
+"""The compiled row pass of compiled.py; where there is no C compiler, viper installs and works without it."""
+
+from setuptools import Extension, setup
+
+FLAGS = ["-O3", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden", "-Wno-psabi"]
+
+setup(ext_modules=[Extension("viper._rows", ["src/viper/_rows.c"], extra_compile_args=FLAGS, optional=True)])

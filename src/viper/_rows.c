@@ -1,0 +1,343 @@
+/* A block's sums over rows on a CPU, as row_sums of problem.py has them, in one pass over X.
+
+   A tile of X is turned so that vectors run along rows. Its expected softplus is a weighted sum over pairs of nodes
+   (nodes.py): with E = e^-|theta|, P = 2 E cosh(tau z) and u = 1 + P + E^2 = (1 + E e^{tau z})(1 + E e^{-tau z}), a pair
+   +-z gives
+
+       log u  to eta,     (P + 2 E^2) / u  to g,     (P (1 + E^2) + 4 E^2) / u^2  to h.
+
+   Written with the vector extensions of GCC and Clang; other compilers leave the work to problem.py. */
+
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define LANES 8
+#define VECTORS 16 /* of a tile */
+#define TILE (LANES * VECTORS)
+#define SIZE_MOST 64
+#define BINS_MOST 64
+
+typedef double vec __attribute__((vector_size(8 * LANES)));
+typedef uint64_t bits __attribute__((vector_size(8 * LANES)));
+
+#define EXPORT __attribute__((visibility("default")))
+#define INLINE static inline __attribute__((always_inline))
+
+/* Several versions of the pass, the fastest of which the loader chooses for the machine. */
+#if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 12
+#define FOR_EACH_MACHINE __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define FOR_EACH_MACHINE
+#endif
+
+INLINE vec all(double x) { return x - (vec){}; }
+INLINE vec choose(bits mask, vec yes, vec no) { return (vec)((mask & (bits)yes) | (~mask & (bits)no)); }
+INLINE vec magnitude_of(vec x) { return (vec)((bits)x & ((bits){} + INT64_MAX)); }
+
+/* ------------------------------------------------------------------------------------------------------------------ */
+/* e^x and log to an ulp or two */
+
+#define LOG2_E 0x1.71547652b82fep+0
+#define LN2_HIGH 0x1.62e42fefa38p-1 /* its last 13 bits are zero, so that products with an exponent are exact */
+#define LN2_LOW 0x1.ef35793c7673p-45
+#define ROUNDER 0x1.8p52 /* added to a small number, leaves its integer part in the last bits */
+
+typedef struct {
+    vec up, down; /* e^x and e^-x */
+} exponentials;
+
+/* For |x| <= 708. The even and odd parts of the series give both signs. */
+INLINE exponentials exponential(vec x) {
+    vec shifted = x * LOG2_E + ROUNDER, n = shifted - ROUNDER;
+    vec r = (x - n * LN2_HIGH) - n * LN2_LOW, r2 = r * r;
+    vec even = all(1.0 / 479001600), odd = all(1.0 / 6227020800);
+    even = even * r2 + 1.0 / 3628800, odd = odd * r2 + 1.0 / 39916800;
+    even = even * r2 + 1.0 / 40320, odd = odd * r2 + 1.0 / 362880;
+    even = even * r2 + 1.0 / 720, odd = odd * r2 + 1.0 / 5040;
+    even = even * r2 + 1.0 / 24, odd = odd * r2 + 1.0 / 120;
+    even = even * r2 + 0.5, odd = odd * r2 + 1.0 / 6;
+    even = even * r2 + 1.0, odd = (odd * r2 + 1.0) * r;
+    bits power = (bits)shifted << 52;
+    return (exponentials){(vec)((bits)(even + odd) + power), (vec)((bits)(even - odd) - power)};
+}
+
+typedef struct {
+    vec log, inverse; /* log(1+t) and 1/(1+t) */
+} logarithm;
+
+/* For t >= 0. With 1+t = 2^k m, log m = 2 artanh((m-1)/(m+1)); what 1+t rounded away comes back as a share of 1/(1+t). */
+INLINE logarithm log_of_1_plus(vec t) {
+    vec u = 1.0 + t;
+    bits above = (bits)u - 0x3fe6a09e667f3bcdULL; /* the square root of 1/2: m is between it and that of 2 */
+    bits exponent = above >> 52;
+    vec m = (vec)((bits)u - (exponent << 52));
+    vec k = (vec)(exponent | 0x4330000000000000ULL) - 0x1p52;
+    vec both = 1.0 / (u * (m + 1.0)), inverse = both * (m + 1.0);
+    vec s = (m - 1.0) * (u * both), s2 = s * s;
+    vec sum = all(1.0 / 21);
+    sum = sum * s2 + 1.0 / 19;
+    sum = sum * s2 + 1.0 / 17;
+    sum = sum * s2 + 1.0 / 15;
+    sum = sum * s2 + 1.0 / 13;
+    sum = sum * s2 + 1.0 / 11;
+    sum = sum * s2 + 1.0 / 9;
+    sum = sum * s2 + 1.0 / 7;
+    sum = sum * s2 + 1.0 / 5;
+    sum = sum * s2 + 1.0 / 3;
+    vec small = k * LN2_LOW + (t - (u - 1.0)) * inverse + 2.0 * s * s2 * sum;
+    return (logarithm){k * LN2_HIGH + (2.0 * s + small), inverse};
+}
+
+INLINE vec square_root(vec x) {
+    vec root;
+    for (int i = 0; i < LANES; i++) root[i] = __builtin_sqrt(x[i]);
+    return root;
+}
+
+/* ------------------------------------------------------------------------------------------------------------------ */
+
+typedef struct {
+    double reach; /* the largest variance for which these nodes suffice */
+    int count;
+    const double *nodes; /* z and weight of each pair; weights sum to one half */
+} bin;
+
+typedef struct {
+    const double *X;
+    ptrdiff_t rows, row_stride, column_stride;
+    int columns, size; /* size has one more where there is an intercept */
+    const double *label, *offset, *residual, *weight, *mean, *factor;
+    int first[SIZE_MOST], last[SIZE_MOST]; /* of the entries of a column of the factor that are not zero */
+    int bins, quarter, gram;
+    bin bin[BINS_MOST];
+} problem;
+
+typedef struct {
+    vec value, magnitude;
+    vec *slope, *curvature; /* of `size`, and of `size` + 1 rows of `size` */
+} totals;
+
+typedef vec column[VECTORS + 1]; /* one more, so that columns begin in different sets of the cache */
+
+typedef struct {
+    column *x, *weighted;
+    vec theta[VECTORS], variance[VECTORS], g[VECTORS], h[VECTORS];
+} tile;
+
+/* Eight rows of eight numbers, turned: halves, then pairs, then single numbers change places. */
+INLINE void turn(const double *X, ptrdiff_t stride, column *out, int v) {
+    vec a[LANES], b[LANES];
+    for (int i = 0; i < LANES; i++) memcpy(&a[i], X + i * stride, sizeof(vec));
+    for (int i = 0; i < 4; i++) {
+        b[i] = __builtin_shufflevector(a[i], a[i + 4], 0, 1, 2, 3, 8, 9, 10, 11);
+        b[i + 4] = __builtin_shufflevector(a[i], a[i + 4], 4, 5, 6, 7, 12, 13, 14, 15);
+    }
+    for (int i = 0; i < LANES; i += (i & 1) ? 3 : 1) {
+        a[i] = __builtin_shufflevector(b[i], b[i + 2], 0, 1, 8, 9, 4, 5, 12, 13);
+        a[i + 2] = __builtin_shufflevector(b[i], b[i + 2], 2, 3, 10, 11, 6, 7, 14, 15);
+    }
+    for (int i = 0; i < LANES; i += 2) {
+        out[i][v] = __builtin_shufflevector(a[i], a[i + 1], 0, 8, 2, 10, 4, 12, 6, 14);
+        out[i + 1][v] = __builtin_shufflevector(a[i], a[i + 1], 1, 9, 3, 11, 5, 13, 7, 15);
+    }
+}
+
+INLINE void read_tile(const problem *p, ptrdiff_t start, int rows, tile *t) {
+    const double *X = p->X + start * p->row_stride;
+    int turned = 0; /* columns */
+    if (rows < TILE)
+        memset(t->x, 0, sizeof(column) * p->size);
+    else if (p->column_stride == 1)
+        for (; turned + LANES <= p->columns; turned += LANES)
+            for (int v = 0; v < VECTORS; v++) turn(X + v * LANES * p->row_stride + turned, p->row_stride, t->x + turned, v);
+    for (int k = turned; k < p->columns; k++)
+        for (int r = 0; r < rows; r++) ((double *)t->x[k])[r] = X[r * p->row_stride + k * p->column_stride];
+    if (p->size > p->columns)
+        for (int r = 0; r < rows; r++) ((double *)t->x[p->columns])[r] = 1.0;
+}
+
+/* Rows of the tile of a vector of the data, zero beyond the last; or `other` where there is none. */
+INLINE vec read_rows(const double *data, ptrdiff_t start, int rows, int v, double other) {
+    vec out = {};
+    for (int i = 0; i < LANES; i++)
+        if (v * LANES + i < rows) out[i] = data ? data[start + v * LANES + i] : other;
+    return out;
+}
+
+INLINE void latent(const problem *p, tile *t) {
+    for (int v = 0; v < VECTORS; v++) {
+        vec theta = {};
+        for (int k = 0; k < p->size; k++) theta += t->x[k][v] * p->mean[k];
+        t->theta[v] = theta, t->variance[v] = (vec){};
+    }
+    if (!p->factor) return;
+    const int d = p->size;
+    for (int j = 0; j < d; j += 4) {
+        const int width = d - j < 4 ? d - j : 4;
+        int first = d, last = 0;
+        for (int i = 0; i < width; i++) {
+            first = p->first[j + i] < first ? p->first[j + i] : first;
+            last = p->last[j + i] > last ? p->last[j + i] : last;
+        }
+        const double *F = p->factor + j;
+        if (width == 4) {
+            for (int v = 0; v < VECTORS; v += 2) {
+                vec a0 = {}, a1 = {}, a2 = {}, a3 = {}, b0 = {}, b1 = {}, b2 = {}, b3 = {};
+                for (int k = first; k <= last; k++) {
+                    vec x = t->x[k][v], y = t->x[k][v + 1];
+                    const double *f = F + k * d;
+                    a0 += x * f[0], a1 += x * f[1], a2 += x * f[2], a3 += x * f[3];
+                    b0 += y * f[0], b1 += y * f[1], b2 += y * f[2], b3 += y * f[3];
+                }
+                t->variance[v] += a0 * a0 + a1 * a1 + a2 * a2 + a3 * a3;
+                t->variance[v + 1] += b0 * b0 + b1 * b1 + b2 * b2 + b3 * b3;
+            }
+            continue;
+        }
+        for (int i = 0; i < width; i++)
+            for (int v = 0; v < VECTORS; v++) {
+                vec a = {};
+                for (int k = first; k <= last; k++) a += t->x[k][v] * F[k * d + i];
+                t->variance[v] += a * a;
+            }
+    }
+}
+
+/* 0, or 1 where a variance is beyond all reach. */
+INLINE int moments(const problem *p, ptrdiff_t start, int rows, tile *t, totals *sums) {
+    for (int v = 0; v < VECTORS; v++) {
+        if (v * LANES >= rows) {
+            t->g[v] = t->h[v] = (vec){};
+            continue;
+        }
+        const vec c = read_rows(p->weight, start, rows, v, 1.0), y = read_rows(p->label, start, rows, v, 0.0);
+        const vec theta = t->theta[v] + read_rows(p->offset, start, rows, v, 0.0);
+        const vec variance = t->variance[v] + read_rows(p->residual, start, rows, v, 0.0);
+        double largest = 0.0;
+        int b = 0;
+        for (int i = 0; i < LANES; i++) largest = variance[i] <= largest ? largest : variance[i];
+        while (b < p->bins && !(largest <= p->bin[b].reach)) b++;
+        if (b == p->bins) return 1;
+        const vec size = magnitude_of(theta), tau = square_root(variance);
+        const vec E = exponential(-choose((bits)(size < 708.0), size, all(708.0))).up, E2 = E * E;
+        vec eta = {}, g = {}, h = {};
+        const double *node = p->bin[b].nodes;
+        for (int j = 0; j < p->bin[b].count; j++) {
+            const exponentials e = exponential(tau * node[2 * j]);
+            const double w = node[2 * j + 1];
+            const vec P = E * (e.up + e.down);
+            const logarithm l = log_of_1_plus(P + E2);
+            eta += w * l.log;
+            g += w * (P + 2.0 * E2) * l.inverse;
+            h += w * (P * (1.0 + E2) + 4.0 * E2) * (l.inverse * l.inverse);
+        }
+        const bits positive = (bits)(theta > 0.0);
+        g = choose(positive, 1.0 - g, g);
+        eta += choose(positive, theta, (vec){});
+        if (p->quarter) h = all(0.25);
+        sums->value += c * (y * theta - eta);
+        sums->magnitude += c * (size + tau + 1.0);
+        t->g[v] = c * (y - g), t->h[v] = c * h;
+    }
+    return 0;
+}
+
+INLINE void gather(const problem *p, tile *t, totals *sums) {
+    const int d = p->size;
+    for (int k = 0; k < d; k++) {
+        vec slope = {};
+        for (int v = 0; v < VECTORS; v++) slope += t->x[k][v] * t->g[v];
+        sums->slope[k] += slope;
+    }
+    if (!p->gram) return;
+    for (int k = 0; k < d; k++)
+        for (int v = 0; v < VECTORS; v++) t->weighted[k][v] = t->x[k][v] * t->h[v];
+    for (int i = 0; i < d; i += 2) /* pairs of rows and fours of columns, from the diagonal on */
+        for (int j = i; j < d; j += 4) {
+            const int i1 = i + 1 < d ? i + 1 : i, j1 = j + 1 < d ? j + 1 : j, j2 = j + 2 < d ? j + 2 : j, j3 = j + 3 < d ? j + 3 : j;
+            vec a0 = {}, a1 = {}, a2 = {}, a3 = {}, b0 = {}, b1 = {}, b2 = {}, b3 = {};
+            for (int v = 0; v < VECTORS; v++) {
+                const vec a = t->weighted[i][v], b = t->weighted[i1][v];
+                const vec x0 = t->x[j][v], x1 = t->x[j1][v], x2 = t->x[j2][v], x3 = t->x[j3][v];
+                a0 += a * x0, a1 += a * x1, a2 += a * x2, a3 += a * x3;
+                b0 += b * x0, b1 += b * x1, b2 += b * x2, b3 += b * x3;
+            }
+            vec *A = sums->curvature + i * d + j, *B = A + d;
+            A[0] += a0, B[0] += b0;
+            if (j + 1 < d) A[1] += a1, B[1] += b1;
+            if (j + 2 < d) A[2] += a2, B[2] += b2;
+            if (j + 3 < d) A[3] += a3, B[3] += b3;
+        }
+}
+
+FOR_EACH_MACHINE
+static int pass(const problem *p, tile *t, totals *sums) {
+    for (ptrdiff_t start = 0; start < p->rows; start += TILE) {
+        const int rows = p->rows - start < TILE ? (int)(p->rows - start) : TILE;
+        read_tile(p, start, rows, t);
+        latent(p, t);
+        if (moments(p, start, rows, t, sums)) return 1;
+        gather(p, t, sums);
+    }
+    return 0;
+}
+
+/* ------------------------------------------------------------------------------------------------------------------ */
+/* What Python calls */
+
+INLINE double total(vec x) {
+    double sum = 0.0;
+    for (int i = 0; i < LANES; i++) sum += x[i];
+    return sum;
+}
+
+/* Value, magnitude, gradient and curvature, one after the other. */
+static void write_out(const problem *p, const totals *sums, double *out) {
+    const int d = p->size;
+    out[0] = total(sums->value), out[1] = total(sums->magnitude);
+    for (int i = 0; i < d; i++) {
+        out[2 + i] = total(sums->slope[i]);
+        for (int j = i; p->gram && j < d; j++)
+            out[2 + d + i * d + j] = out[2 + d + j * d + i] = total(sums->curvature[i * d + j]);
+    }
+}
+
+static void see_factor(problem *p) {
+    for (int j = 0; j < p->size; j++) {
+        int first = 0, last = p->size - 1;
+        while (first < last && p->factor[first * p->size + j] == 0.0) first++;
+        while (last > first && p->factor[last * p->size + j] == 0.0) last--;
+        p->first[j] = first, p->last[j] = last;
+    }
+}
+
+/* Nodes come as reach, count, and z and weight of each, bin by bin. */
+static void see_bins(problem *p, const double *nodes, ptrdiff_t length) {
+    for (ptrdiff_t at = 0; at < length; at += 2 + 2 * p->bin[p->bins++].count)
+        p->bin[p->bins] = (bin){nodes[at], (int)nodes[at + 1], nodes + at + 2};
+}
+
+/* 0; 1 where a variance is beyond the reach of the nodes; -1 where there is no memory. Strides are counted in doubles. */
+EXPORT int row_sums(const double *X, ptrdiff_t rows, ptrdiff_t row_stride, ptrdiff_t column_stride, int columns, int size,
+                    const double *label, const double *offset, const double *residual, const double *weight,
+                    const double *mean, const double *factor, const double *nodes, ptrdiff_t length, int quarter,
+                    int gram, double *out) {
+    problem p = {X, rows, row_stride, column_stride, columns, size, label, offset, residual, weight, mean, factor};
+    p.quarter = quarter, p.gram = gram;
+    if (factor) see_factor(&p);
+    see_bins(&p, nodes, length);
+    const size_t d = size, sums_size = d + (d + 1) * d, tile_size = 2 * d * (VECTORS + 1);
+    char *memory = malloc(sizeof(vec) * (sums_size + tile_size + 1));
+    if (!memory) return -1;
+    vec *space = (vec *)(memory + (sizeof(vec) - (uintptr_t)memory % sizeof(vec)) % sizeof(vec));
+    memset(space, 0, sizeof(vec) * sums_size);
+    totals sums = {(vec){}, (vec){}, space, space + d};
+    tile t;
+    t.x = (column *)(space + sums_size), t.weighted = t.x + d;
+    const int beyond = pass(&p, &t, &sums);
+    if (!beyond) write_out(&p, &sums, out);
+    free(memory);
+    return beyond;
+}

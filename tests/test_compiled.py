@@ -1,0 +1,250 @@
+"""The compiled pass over rows against the plain one, and its nodes against mpmath."""
+
+import math
+import threading
+from itertools import pairwise
+
+import mpmath as mp
+import numpy as np
+import pytest
+import torch
+from softplus_reference import expectations
+
+from viper import VariationalLogisticRegression, compiled, problem
+from viper.compiled import compiled_sums
+from viper.fused import Program
+from viper.limit import limit
+from viper.mode import without_variance
+from viper.nodes import LARGEST_SD, NEAR_POLE, NEAR_POLE_SIZE, gauss_reach, node_sets
+from viper.problem import Block, Dense, row_sums
+from viper.steps import largest_curvature
+
+EXACT = 1e-16
+ROUGH = 1e-8
+
+built = pytest.mark.skipif(not compiled.available(), reason="viper was installed without a C compiler")
+
+
+# --- the nodes ---
+
+
+@pytest.mark.parametrize("tolerance", [EXACT, ROUGH])
+def test_nodes_are_as_good_as_they_say(tolerance):
+    """At the end of every set's reach, where it is worst; nodes and weights themselves are rounded to float64."""
+    rng = np.random.default_rng(0)
+    with mp.workdps(30):
+        for nodes in node_sets(tolerance)[1:]:
+            tau = mp.sqrt(nodes.reach)
+            for mean in (0.0, float(rng.uniform(-3, 0)), float(rng.uniform(-30, -3))):
+                points = [mean + sign * tau * mp.mpf(z) for z in nodes.z.tolist() for sign in (1, -1)]
+                weights = [w for w in nodes.weights.tolist() for _ in (1, -1)]
+                s = [1 / (1 + mp.exp(-x)) for x in points]
+                terms = [[mp.log1p(mp.exp(x)) for x in points], s, [x * (1 - x) for x in s]]
+                sums = [mp.fdot(weights, part) for part in terms]
+                errors = [abs(x - y) for x, y in zip(sums, expectations(mean, nodes.reach)[:3], strict=True)]
+                assert errors[0] < (tolerance + 4e-16) * (1 + abs(mean) + tau)
+                assert max(errors[1:]) < tolerance + 4e-16
+
+
+def test_fewer_nodes_for_less():
+    for tolerance in (EXACT, ROUGH):
+        sets = node_sets(tolerance)
+        assert sets[0].reach == 0.0
+        assert sets[-1].reach == LARGEST_SD**2
+        assert all(a.reach < b.reach and len(a.z) <= len(b.z) for a, b in pairwise(sets))
+        assert all(float(s.weights.sum()) == pytest.approx(0.5, abs=1e-15) for s in sets)
+
+
+@pytest.mark.parametrize("count", [2, 5, 12])
+def test_the_reach_of_gauss_hermite_is_that_of_its_remainder(count):
+    """n!/(2n)! v^n max|f^{(2n+2)}|, the maximum by the poles of the logistic; at most 1.24 times too careful."""
+    v, order = gauss_reach(count, 1e-9), 2 * count + 1
+    with mp.workdps(40):
+        largest = abs((2 ** (order + 1) - 1) * mp.bernoulli(order + 1) / (order + 1))
+        remainder = mp.factorial(count) / mp.factorial(2 * count) * mp.mpf(v) ** count * largest
+    assert 1e-9 / 1.24 < float(remainder) <= 1e-9
+
+
+def test_near_the_pole_nothing_is_larger_than_assumed():
+    """|f|, |f'| and |f''| on the line to which the trapezoidal rule's integral is moved, for x = ϑ + τz."""
+    x = np.linspace(-60.0, 60.0, 24_001)
+    w = x + 1j * NEAR_POLE
+    s = 1.0 / (1.0 + np.exp(-w))
+    f = np.abs(np.log1p(np.exp(w))) / (1.0 + np.abs(x))
+    assert math.pi > NEAR_POLE
+    assert 2.0 * max(f.max(), np.abs(s).max(), np.abs(s * (1.0 - s)).max()) < NEAR_POLE_SIZE
+
+
+# --- the sums ---
+
+
+def make_block(rows, columns, intercept, everything, order, seed=0):
+    """Some rows, with offset, residual variance and weights or without, stored by rows, by columns or with gaps."""
+    rng = np.random.default_rng(seed)
+    X = rng.standard_normal((rows, columns))
+    X = {"C": X, "F": np.asfortranarray(X), "gaps": np.repeat(np.repeat(X, 2, 0), 3, 1)[::2, ::3]}[order]
+    label = torch.from_numpy(rng.random(rows).round())
+    extra = [torch.from_numpy(x) for x in (rng.standard_normal(rows), 0.1 * rng.random(rows), rng.random(rows))]
+    return Block(Dense(torch.from_numpy(X), intercept), label, *(extra if everything else [None] * 3))
+
+
+def parameters(size, spread, seed=1):
+    rng = np.random.default_rng(seed)
+    factor = np.triu(rng.standard_normal((size, size))) * spread / math.sqrt(size)
+    return torch.from_numpy(0.7 * rng.standard_normal(size)), torch.from_numpy(factor)
+
+
+def both(block, mean, factor, formula, program, gram="full"):
+    """The sums as compiled and as plain."""
+    full = factor if factor is None or factor.ndim == 2 else torch.diag(factor.sqrt())
+    columns = block.design.matrix, block.label, block.offset, block.residual, block.weight
+    fast = compiled_sums(*columns, mean, full, program, gram == "full")
+    return fast, row_sums(block, mean, factor, formula, gram, False, True, None)
+
+
+def assert_same(fast, plain, rtol=4e-15):
+    assert fast is not None
+    for mine, reference in zip(fast, plain, strict=True):
+        assert mine.shape == reference.shape
+        largest = float(reference.abs().max()) if reference.numel() else 0.0
+        torch.testing.assert_close(mine, reference, rtol=0.0, atol=rtol * largest)
+
+
+@built
+@pytest.mark.parametrize("order", ["C", "F", "gaps"])
+@pytest.mark.parametrize("everything", [False, True])
+@pytest.mark.parametrize(
+    ("rows", "columns", "intercept"),
+    [(1, 1, False), (7, 1, True), (127, 2, True), (128, 8, False), (129, 7, True), (300, 25, True), (500, 63, True)],
+)
+def test_sums_are_those_of_the_plain_formulas(rows, columns, intercept, everything, order):
+    block = make_block(rows, columns, intercept, everything, order)
+    mean, factor = parameters(columns + intercept, 0.3)
+    assert_same(*both(block, mean, factor, limit().moments, Program("heat", nodes=EXACT)))
+
+
+@built
+@pytest.mark.parametrize("spread", [0.0, 1e-9, 1e-3, 0.02, 0.1, 0.3, 1.0, 3.0])
+def test_every_variance_within_reach(spread):
+    block = make_block(400, 5, True, False, "C")
+    mean, factor = parameters(6, 0.9 * spread)
+    assert_same(*both(block, mean, factor, limit().moments, Program("heat", nodes=EXACT)))
+    fast, plain = both(block, mean, factor, limit().moments, Program("heat", nodes=ROUGH))
+    assert_same(fast, plain, 2e-8)
+
+
+@built
+@pytest.mark.parametrize("gram", ["full", "none"])
+def test_without_variance_and_with_the_largest_curvature(gram):
+    block = make_block(300, 9, True, True, "C")
+    block = Block(block.design, block.label, block.offset, None, block.weight)
+    mean, _ = parameters(10, 0.0)
+    assert_same(*both(block, mean, None, without_variance, Program("softplus"), gram))
+    fast, plain = both(block, mean, None, largest_curvature, Program("quarter"), gram)
+    assert_same(fast[2:], plain[2:])
+
+
+@built
+@pytest.mark.parametrize("kind", ["full", "lower", "diagonal", "some zero"])
+def test_any_factor(kind):
+    block = make_block(200, 10, False, False, "C")
+    mean, factor = parameters(10, 0.4)
+    other = torch.randn(10, 10, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 0.1
+    holes = factor.clone()
+    holes[:, 3], holes[2], holes[5, 5] = 0.0, 0.0, 0.0
+    factor = {"full": other, "lower": other.tril(), "diagonal": other[0].square(), "some zero": holes}[kind]
+    assert_same(*both(block, mean, factor, limit().moments, Program("heat", nodes=EXACT)))
+
+
+@built
+def test_one_row_is_the_softplus_to_rounding():
+    """The exponential and the logarithm of _rows.c, from the smallest numbers to the largest."""
+    one = torch.ones(1, 1, dtype=torch.float64)
+    with mp.workdps(60):
+        for size in (0.0, 1e-300, 1e-17, 1e-9, 0.1, math.log(2.0), 1.0, 5.0, 36.0, 40.0, 300.0, 700.0, 1e4, 1e300):
+            for theta in (size, -size):
+                mean = torch.tensor([theta], dtype=torch.float64)
+                label = torch.zeros(1, dtype=torch.float64)
+                value, magnitude, slope, curvature = compiled_sums(
+                    one, label, None, None, None, mean, None, Program("softplus"), True
+                )
+                exact = mp.log1p(mp.exp(theta)) if theta < 709 else mp.mpf(theta)
+                s, rest = (1 / (1 + mp.exp(-mp.mpf(x))) for x in (theta, -theta))
+                assert float(value) == pytest.approx(-float(exact), rel=1e-15, abs=1e-300)
+                assert float(slope) == pytest.approx(-float(s), rel=2e-15, abs=1e-300)
+                assert float(curvature) == pytest.approx(float(s * rest), rel=3e-15, abs=1e-300)
+                assert float(magnitude) == pytest.approx(size + 1.0)
+
+
+@built
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_what_is_not_finite_is_seen(bad):
+    block = make_block(150, 3, True, False, "C")
+    block.design.matrix[140, 1] = bad
+    mean, factor = parameters(4, 0.1)
+    fast, plain = both(block, mean, None, without_variance, Program("softplus"))
+    assert not math.isfinite(float(fast[0]))
+    assert not math.isfinite(float(plain[0]))
+    fast, _ = both(block, mean, factor, limit().moments, Program("heat"))
+    assert fast is None or not math.isfinite(float(fast[0]))
+
+
+@built
+def test_beyond_the_reach_the_plain_formulas_take_over(monkeypatch):
+    """Ten rows and a prior so wide that standard deviations of rows pass LARGEST_SD."""
+    rng = np.random.default_rng(0)
+    X, y = rng.standard_normal((10, 3)), np.arange(10) % 2
+    answers = []
+    returned = []
+    original = problem.compiled_sums
+
+    def spy(*arguments):
+        returned.append(original(*arguments))
+        return returned[-1]
+
+    for replacement in (spy, lambda *_: None):
+        monkeypatch.setattr(problem, "compiled_sums", replacement)
+        answers.append(VariationalLogisticRegression(prior_scale=200.0).fit(X, y))
+    assert any(x is None for x in returned)
+    assert any(x is not None for x in returned)
+    np.testing.assert_allclose(answers[0].coef_, answers[1].coef_, rtol=1e-6)
+    np.testing.assert_allclose(answers[0].elbo_, answers[1].elbo_, rtol=1e-9)
+
+
+@built
+@pytest.mark.parametrize("covariance", ["full", "diagonal"])
+def test_a_fit_is_the_same_without_it(monkeypatch, covariance):
+    rng = np.random.default_rng(3)
+    X = rng.standard_normal((1000, 8))
+    y = rng.random(1000) < 1 / (1 + np.exp(-X @ rng.standard_normal(8)))
+    compiled_fit = VariationalLogisticRegression(covariance=covariance).fit(X, y)
+    monkeypatch.setattr(problem, "compiled_sums", lambda *_: None)
+    plain = VariationalLogisticRegression(covariance=covariance).fit(X, y)
+    assert compiled_fit.passes_ == plain.passes_
+    np.testing.assert_allclose(compiled_fit.coef_, plain.coef_, rtol=1e-7)
+    np.testing.assert_allclose(compiled_fit.elbo_, plain.elbo_, rtol=1e-12)
+
+
+@built
+def test_threads_do_not_disturb_each_other():
+    block = make_block(20_000, 12, True, True, "C")
+    mean, factor = parameters(13, 0.3)
+    answers = [None] * 8
+
+    def work(i):
+        answers[i] = both(block, mean, factor, limit().moments, Program("heat", nodes=EXACT))[0]
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(torch.equal(mine, first) for sums in answers for mine, first in zip(sums, answers[0], strict=True))
+
+
+@built
+def test_no_rows():
+    block = make_block(0, 3, True, False, "C")
+    mean, factor = parameters(4, 0.1)
+    fast = compiled_sums(block.design.matrix, block.label, None, None, None, mean, factor, Program("heat"), True)
+    assert all(not x.any() for x in fast)
