@@ -257,7 +257,7 @@ def test_a_short_pass_makes_no_tasks(client, monkeypatch):
         assert source.reduce(count)[0] == N
         assert source.subset(500, np.random.default_rng(1)).rows == 500
         assert names == []
-        monkeypatch.setattr(source, "seen", time.monotonic() - cluster.UNSEEN)
+        monkeypatch.setattr(source, "seen", time.monotonic() - cluster.SILENT)
         assert source.reduce(count)[0] == N
         assert names == ["packed_sums"]  # so that the scheduler sees that the workers are not idle
         assert source.reduce(count)[0] == N

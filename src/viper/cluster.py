@@ -36,7 +36,7 @@ VECTORS = ("label", "offset", "residual", "weight")  # as `Arrays.vectors` has t
 ATTEMPTS = 3  # at a pass in which the scheduler or data on a worker is gone
 BRIEF = 1 << 27  # entries a thread: a pass over more takes a second or so, in which tasks are no loss
 CARRIED = 1 << 20  # bytes that go with a message to each worker
-UNSEEN = 2.0  # seconds without tasks; in more, the scheduler could take the workers for idle and close them
+SILENT = 2.0  # seconds without tasks; in more, the scheduler could take the workers for idle and close them
 
 
 class Partitions:
@@ -96,7 +96,7 @@ class Partitions:
     def is_brief(self, known: list[Share], packed: bytes) -> bool:
         """Whether a pass takes so little time, and carries so little, that messages are better than tasks."""
         light = len(packed) <= EMBEDDED and sum(x.nbytes for x in self.chosen if x is not None) <= CARRIED
-        return light and self.rows * self.dimension <= BRIEF * len(known) and time.monotonic() - self.seen < UNSEEN
+        return light and self.rows * self.dimension <= BRIEF * len(known) and time.monotonic() - self.seen < SILENT
 
     def shares(self) -> list[Share]:
         """The partitions of each thread of the cluster: looked up again when workers came or went."""
