@@ -10,6 +10,7 @@ import threading
 import time
 from contextlib import contextmanager
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -30,11 +31,13 @@ from sklearn.model_selection import cross_val_score
 from threadpoolctl import threadpool_info
 
 import viper
-from viper import cluster, rows
-from viper.arrays import Arrays
+from viper import cluster, cluster_calls, rows
+from viper.arrays import Arrays, scattered
 from viper.cluster import Partitions, pack
+from viper.cluster_calls import Share
 from viper.limit import limit
 from viper.problem import Block, row_sums
+from viper.solver import ConvergenceWarning, coarse_sizes
 
 # the workers cannot import this file
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -218,18 +221,78 @@ def count(block: Block) -> list[torch.Tensor]:
 
 def test_a_tree_adds_up_many_tasks(client, monkeypatch):
     monkeypatch.setattr(cluster, "FAN_IN", 2)
+    monkeypatch.setattr(cluster, "BRIEF", 0)
     source = partitions(cut(X, (1_000, 5)))
-    monkeypatch.setattr(source, "groups", lambda: [[part] for part in source.parts])
+    monkeypatch.setattr(source, "shares", lambda: [Share(None, [i]) for i in range(len(source.parts))])
     assert source.reduce(count)[0] == N
 
 
 def test_there_is_one_task_for_each_thread(client):
     source = partitions(cut(X, (1_000, 5)))
     assert source.reduce(count)[0] == N
-    assert len(source.groups()) == 3
-    assert sorted(part.key for group in source.groups() for part in group) == sorted(part.key for part in source.parts)
+    shares = source.shares()
+    assert len(shares) == 3
+    assert sorted(i for share in shares for i in share.places) == list(range(len(source.parts)))
     held = client.who_has(source.parts)
-    assert all(len({held[part.key] for part in group}) == 1 for group in source.groups())
+    assert all(held[source.parts[i].key] == (share.worker,) for share in shares for i in share.places)
+
+
+def refused(*_, **__):
+    raise ValueError("The 'run' handler has been explicitly disallowed in Worker, possibly due to security concerns.")
+
+
+@contextmanager
+def tasks_made(client, monkeypatch):
+    """The names of functions that become tasks meanwhile."""
+    names, made = [], client.map
+    with monkeypatch.context() as patch:
+        patch.setattr(client, "map", lambda f, *_, **__: names.append(f.__name__) or made(f, *_, **__))
+        yield names
+
+
+def test_a_short_pass_makes_no_tasks(client, monkeypatch):
+    source = partitions(cut(X, (1_000, 5)))
+    source.whole()  # once all is read
+    with tasks_made(client, monkeypatch) as names:
+        assert source.reduce(count)[0] == N
+        assert source.subset(500, np.random.default_rng(1)).rows == 500
+        assert names == []
+        monkeypatch.setattr(source, "seen", time.monotonic() - cluster.SILENT)
+        assert source.reduce(count)[0] == N
+        assert names == ["packed_sums"]  # so that the scheduler sees that the workers are not idle
+        assert source.reduce(count)[0] == N
+        assert names == ["packed_sums"]
+        monkeypatch.setattr(cluster, "BRIEF", 0)
+        assert source.reduce(count)[0] == N
+        assert names == ["packed_sums", "packed_sums"]
+
+
+def test_many_threads_get_tasks(client, monkeypatch):
+    monkeypatch.setattr(cluster_calls, "FAN_IN", 2)
+    source = partitions(cut(X, (1_000, 5)))
+    with tasks_made(client, monkeypatch) as names:
+        assert source.reduce(count)[0] == N
+        assert source.whole().rows == N
+    assert names == ["packed_sums", "on_host"]
+
+
+@pytest.mark.parametrize("way", ["refused", "moved"])
+def test_what_messages_cannot_do_is_done_by_tasks(way, client, monkeypatch):
+    source = partitions(cut(X, (1_000, 5)))
+    shares = source.shares()
+    if way == "refused":
+        monkeypatch.setattr(client, "run", refused)
+    else:
+        # each is looked for where the next one is
+        wrong = list(map(swapped, shares, [*shares[1:], shares[0]]))
+        monkeypatch.setattr(cluster_calls, "shares", lambda *_: wrong)
+        monkeypatch.setattr(source, "shares", lambda: wrong)
+    assert source.reduce(count)[0] == N
+    assert torch.equal(source.whole().features, torch.from_numpy(X))
+
+
+def swapped(share, other):
+    return Share(other.worker, share.places)
 
 
 def test_large_functions_are_sent_ahead(client, monkeypatch):
@@ -400,6 +463,44 @@ def test_a_complaint_comes_back_from_a_worker(client):
     assert caught.value.__notes__ == ["This is in partition 2, counted from 0."]
 
 
+@pytest.mark.parametrize("entry", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("row", [13_000, "in a subset"])
+@pytest.mark.parametrize("options", [{}, {"covariance": "diagonal"}, {"bound": "pg"}], ids=str)
+def test_sums_tell_of_an_entry_that_is_not_finite(options, row, entry):
+    """Nobody looks for it before."""
+    if row == "in a subset":
+        seed = classifier()._seed()
+        row = int(scattered(N, coarse_sizes_of(N, 6)[0], np.random.default_rng(seed))[100])
+    bad = X.copy()
+    bad[row, 2] = entry
+    given = da.from_array(bad, chunks=(6_000, 5)), cut(Y)
+    what = "NaN" if np.isnan(entry) else "infinity"
+    for complain in (
+        classifier(**options).fit,
+        partial(classifier(**options).fit, offset=cut(OFFSET)),
+        classifier(**options).fit(X, Y).elbo,
+        classifier(**options).partial_fit(X, Y).partial_fit,
+    ):
+        with pytest.raises(ValueError, match=f"Input X contains {what}") as caught:
+            complain(*given)
+        assert caught.value.__notes__ == [f"This is in partition {row // 6_000}, counted from 0."]
+
+
+def coarse_sizes_of(rows, dimension):
+    problem = SimpleNamespace(source=SimpleNamespace(rows=rows, dimension=dimension, smallest_subset=0))
+    return coarse_sizes(problem)
+
+
+def test_large_entries_are_no_fault():
+    """Sums that overflow make nobody complain of entries that are finite."""
+    large = X.copy()
+    large[13_000, 2] = 1e200
+    given = da.from_array(large, chunks=(6_000, 5)), cut(Y)
+    for each in (given, in_memory(given)):
+        with pytest.warns(ConvergenceWarning, match="no step improves"):
+            classifier().fit(*each)
+
+
 def test_columns_are_those_of_the_fit():
     model = classifier().fit(FRAME[NAMES], Y)
     with pytest.raises(ValueError, match="feature names should match"):
@@ -426,6 +527,31 @@ def test_a_killed_worker_costs_only_time(monkeypatch):
         model = classifier().fit(*given)
     assert len(passes) > 2
     assert_same(model, classifier().fit(*in_memory(given)))
+
+
+def kill_one_and_count(block: Block) -> list[torch.Tensor]:
+    """In the first process that comes here, its end."""
+    try:
+        os.close(os.open(MARK, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return count(block)
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError
+
+
+MARK = ""
+
+
+@pytest.mark.parametrize("brief", [0, cluster.BRIEF], ids=["tasks", "messages"])
+def test_a_worker_may_die_in_the_middle_of_a_pass(brief, tmp_path, monkeypatch):
+    monkeypatch.setattr(cluster, "BRIEF", brief)
+    monkeypatch.setitem(globals(), "MARK", str(tmp_path / "killed"))
+    with workers(3) as client, in_use(client):
+        source = partitions(cut(X, (1_000, 5)))
+        source.whole()
+        assert source.reduce(kill_one_and_count)[0] == N
+        assert (tmp_path / "killed").exists()
+        assert source.reduce(count)[0] == N
 
 
 @contextmanager

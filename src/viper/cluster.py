@@ -1,7 +1,7 @@
 """Rows on a cluster: Dask collections as a source whose partitions stay where they are.
 
-The partitions are checked and kept by the workers once, as `Arrays`. A pass ships a function out and sums back: one
-task per thread adds up the partitions that lie with it, in blocks that fit the cache, and a tree adds up the tasks.
+The partitions are checked and kept by the workers once, as `Arrays`. A pass ships a function out and sums back: each
+thread adds up the partitions that lie with it, in blocks that fit the cache, and a tree adds up the threads if many.
 What a lost worker held is made again from its graph by the scheduler, so that a fit loses only time. Without a client
 the same tasks run on Dask's threads.
 """
@@ -10,13 +10,11 @@ import ctypes
 import io
 import os
 import platform
-import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import CancelledError
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache, partial, reduce
-from itertools import pairwise
 from types import FunctionType
 from typing import Any
 
@@ -24,32 +22,39 @@ import cloudpickle
 import numpy as np
 import scipy.sparse
 import torch
-from dask.base import compute, get_scheduler
-from dask.delayed import delayed
 from dask.sizeof import sizeof
 from torch import Tensor
 
 from viper.arrays import BLOCK_ROWS, CPU, Arrays, scattered
+from viper.cluster_calls import FAN_IN, LOST, Share, call, complain_if_unreachable, run, shares
 from viper.problem import RowFunction, add_up
 from viper.threads import one_thread
 
-FAN_IN = 16  # sums that one task of the tree adds up
-IN_MEMORY = 1 << 21  # entries of a subset that this process holds: a pass over them takes no longer than a round trip
+IN_MEMORY = 1 << 19  # entries of a subset that this process holds: a pass over them takes no longer than a round trip
 EMBEDDED = 90_000  # bytes of a function that travel with each task; of more, Dask would make one node for all passes
 VECTORS = ("label", "offset", "residual", "weight")  # as `Arrays.vectors` has them
-LOST = (CancelledError, OSError, TimeoutError)  # what is raised when the scheduler or data on a worker is gone
-ATTEMPTS = 3  # at a pass in which that happens
+ATTEMPTS = 3  # at a pass in which the scheduler or data on a worker is gone
+BRIEF = 1 << 27  # entries a thread: a pass over more takes a second or so, in which tasks are no loss
+CARRIED = 1 << 20  # bytes that go with a message to each worker
+SILENT = 2.0  # seconds without tasks; in more, the scheduler could take the workers for idle and close them
 
 
 class Partitions:
-    """Rows in partitions, each an `Arrays`: futures on the client's cluster, or held here where there is no client."""
+    """Rows in partitions, each an `Arrays`: futures on the client's cluster, or held here where there is no client.
+
+    With `chosen` only these rows of each partition, which workers pick out in every pass: there are few such passes.
+    """
 
     device = CPU  # where the solver works; the workers have their own
     smallest_subset, float32_pays = 0, True  # as for arrays in memory, so that the way to the answer is the same
 
-    def __init__(self, client: Any, parts: Sequence[Any], sizes: np.ndarray, dimension: int) -> None:
+    def __init__(
+        self, client: Any, parts: Sequence[Any], sizes: np.ndarray, dimension: int, chosen: list[Any] | None = None
+    ) -> None:
         self.client, self.parts, self.sizes, self.dimension = client, list(parts), sizes, dimension
-        self.layout: tuple[dict[str, int], list[list[Any]]] | None = None
+        self.chosen: list[Any] = [None] * len(self.parts) if chosen is None else chosen
+        self.layout: tuple[dict[str, int], list[Share]] | None = None
+        self.seen = time.monotonic()  # when the scheduler last had tasks of us
 
     @property
     def rows(self) -> int:
@@ -57,7 +62,8 @@ class Partitions:
 
     def reduce(self, function: RowFunction) -> list[Tensor]:
         if self.client is None:
-            return tensors(added(run(None, partial(group_sums, function=function), [[part] for part in self.parts])))
+            one_by_one = [[part] for part in self.parts], [[rows] for rows in self.chosen]
+            return tensors(added(run(None, partial(group_sums, function=function), *one_by_one)))
         packed = pack(function)
         for _ in range(ATTEMPTS):
             try:
@@ -71,51 +77,72 @@ class Partitions:
         ) from last
 
     def remote_sums(self, packed: bytes) -> list[Any]:
-        """One pass on the cluster: a task for each group, then a tree."""
-        client = self.client
+        """One pass on the cluster: by messages if it is short, else a task for each share, then a tree."""
+        client, known = self.client, self.shares()
+        if self.is_brief(known, packed):
+            sums = call(client, packed_sums, self.parts, known, [(x, packed) for x in self.chosen_of(known)])
+            if sums is not None:
+                return added(sums)
+            self.layout = None
+            known = self.shares()
+        self.seen = time.monotonic()
         function = packed if len(packed) <= EMBEDDED else client.scatter(packed, broadcast=True, hash=False)
-        sums = client.map(packed_sums, self.groups(), packed=function, pure=False)
+        groups = [[self.parts[i] for i in share.places] for share in known]
+        sums = client.map(packed_sums, groups, self.chosen_of(known), packed=function, pure=False)
         while len(sums) > FAN_IN:
             sums = client.map(added, [sums[i : i + FAN_IN] for i in range(0, len(sums), FAN_IN)], pure=False)
         return added(client.gather(sums))
 
-    def groups(self) -> list[list[Any]]:
+    def is_brief(self, known: list[Share], packed: bytes) -> bool:
+        """Whether a pass takes so little time, and carries so little, that messages are better than tasks."""
+        light = len(packed) <= EMBEDDED and sum(x.nbytes for x in self.chosen if x is not None) <= CARRIED
+        return light and self.rows * self.dimension <= BRIEF * len(known) and time.monotonic() - self.seen < SILENT
+
+    def shares(self) -> list[Share]:
         """The partitions of each thread of the cluster: looked up again when workers came or went."""
         threads: dict[str, int] = self.client.nthreads()
         if self.layout is None or self.layout[0] != threads:
-            held = self.client.who_has(self.parts)
-            at: dict[str, list[Any]] = {}
-            for part in self.parts:
-                alive = [worker for worker in held.get(part.key, ()) if worker in threads]
-                at.setdefault(alive[0] if alive else part.key, []).append(part)
-            # what is being made again has no place yet: ask again in the next pass
-            settled = threads if at.keys() <= threads.keys() else {}
-            self.layout = settled, [g for where, x in at.items() for g in split(x, threads.get(where, 1))]
+            known = shares(self.client, self.parts, threads)
+            # what is lost again meanwhile has no place: ask again in the next pass
+            self.layout = {} if any(share.worker is None for share in known) else threads, known
         return self.layout[1]
+
+    def chosen_of(self, known: list[Share]) -> list[list[Any]]:
+        return [[self.chosen[i] for i in share.places] for share in known]
 
     def subset(self, k: int, generator: np.random.Generator) -> "Partitions | Arrays":
         """The rows that `Arrays.subset` would choose; in the memory of this process if they are few."""
         chosen = scattered(self.rows, k, generator).numpy()
         ends = np.cumsum(self.sizes)
         local = np.split(chosen, np.searchsorted(chosen, ends[:-1]))
-        local = [rows - (end - size) for rows, end, size in zip(local, ends, self.sizes, strict=True)]
+        local = [
+            (rows - (end - size)).astype(np.int32) for rows, end, size in zip(local, ends, self.sizes, strict=True)
+        ]
         some = [i for i, rows in enumerate(local) if len(rows)]
-        chosen_of = [self.parts[i] for i in some], [local[i] for i in some]
-        if k * self.dimension <= IN_MEMORY:
-            return joined(run(self.client, taken_to_host, *chosen_of))
-        sizes = np.array([len(rows) for rows in chosen_of[1]])
-        return Partitions(self.client, keep(self.client, taken, *chosen_of), sizes, self.dimension)
+        picked = [local[i] if self.chosen[i] is None else self.chosen[i][local[i]] for i in some]
+        sizes = np.array([len(rows) for rows in picked])
+        subset = Partitions(self.client, [self.parts[i] for i in some], sizes, self.dimension, picked)
+        return subset.whole() if k * self.dimension <= IN_MEMORY else subset
 
     def whole(self) -> Arrays:
         """All rows in the memory of this process."""
-        return joined(run(self.client, on_host, self.parts))
+        return joined(run(self.client, on_host, self.parts, self.chosen))
 
 
-def split(parts: list[Any], count: int) -> Iterator[list[Any]]:
-    """At most `count` runs of nearly equal length."""
-    count = min(count, len(parts))
-    edges = [len(parts) * i // count for i in range(count + 1)]
-    return (parts[low:high] for low, high in pairwise(edges))
+@dataclass(frozen=True)
+class Unseen(Arrays):
+    """A partition whose entries nobody looked at: if they are not finite, neither are the sums, and `look` complains.
+
+    So X is read once less.
+    """
+
+    look: Callable[[Any], None] = field(kw_only=True)
+
+    def reduce(self, function: RowFunction) -> list[Tensor]:
+        sums = super().reduce(function)
+        if not all(bool(x.isfinite().all()) for x in sums):
+            self.look(self.features)
+        return sums
 
 
 def joined(parts: list[Arrays]) -> Arrays:
@@ -135,49 +162,13 @@ def tensors(sums: list[Any]) -> list[Tensor]:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Running on the cluster, or on Dask's threads
-
-
-def active_client() -> Any:
-    """The client that Dask would compute with, or None."""
-    client = getattr(get_scheduler(), "__self__", None)
-    return client if "distributed" in sys.modules and hasattr(client, "who_has") else None
-
-
-def run(client: Any, function: Callable[..., Any], *columns: Sequence[Any]) -> list[Any]:
-    """function(a, b, ...) for each a, b, ... of the columns, where the arguments are; the results here."""
-    if client is None:
-        return list(compute(*[delayed(function, pure=False)(*row) for row in zip(*columns, strict=True)]))
-    try:
-        return client.gather(keep(client, function, *columns))
-    except LOST as error:
-        complain_if_unreachable(client, error)
-        raise
-
-
-def keep(client: Any, function: Callable[..., Any], *columns: Sequence[Any]) -> list[Any]:
-    """The same, but the results stay there."""
-    if client is None:
-        return run(None, function, *columns)
-    return client.map(function, *columns, pure=False)
-
-
-def complain_if_unreachable(client: Any, error: BaseException) -> None:
-    if client.status != "running":
-        raise ConnectionError(
-            f"the Dask scheduler must stay reachable during a fit; got client status {client.status!r}. "
-            "Start a new cluster and client and fit again."
-        ) from error
-
-
-# ---------------------------------------------------------------------------------------------------------------------
 # On the workers
 
 
-def group_sums(parts: list[Arrays], function: RowFunction) -> list[Any]:
+def group_sums(parts: list[Arrays], chosen: list[Any], function: RowFunction) -> list[Any]:
     """The sums over some partitions as NumPy arrays, which travel lightly, computed by one thread."""
     with one_thread(), kept_pages():
-        total = add_up(part.reduce(function) for part in parts)
+        total = add_up(taken(part, rows).reduce(function) for part, rows in zip(parts, chosen, strict=True))
     return [x.cpu().numpy() for x in total]
 
 
@@ -210,23 +201,23 @@ def added(sums: list[list[Any]]) -> list[Any]:
     return [reduce(np.add, entries) for entries in zip(*sums, strict=True)]
 
 
-def packed_sums(parts: list[Arrays], packed: bytes) -> list[Any]:
-    return group_sums(parts, cloudpickle.loads(packed))
+def packed_sums(parts: list[Arrays], chosen: list[Any], packed: bytes) -> list[Any]:
+    return group_sums(parts, chosen, cloudpickle.loads(packed))
 
 
-def taken(part: Arrays, chosen: np.ndarray) -> Arrays:
-    return part.take(torch.from_numpy(chosen))
+def taken(part: Arrays, chosen: np.ndarray | None) -> Arrays:
+    """The chosen rows, or all."""
+    return part if chosen is None else part.take(torch.from_numpy(chosen).long())
 
 
-def taken_to_host(part: Arrays, chosen: np.ndarray) -> Arrays:
-    return on_host(taken(part, chosen))
-
-
-def on_host(part: Arrays) -> Arrays:
-    """The same rows in the memory of the CPU, in blocks of its size, as NumPy arrays: they travel without a copy."""
+def on_host(part: Arrays, chosen: np.ndarray | None) -> Arrays:
+    """The same in the memory of the CPU, in blocks of its size, as NumPy arrays: they travel without a copy."""
+    part = taken(part, chosen)
+    if isinstance(part, Unseen):
+        part.look(part.features)
     bare = lambda x: x.cpu().numpy() if isinstance(x, Tensor) else x  # noqa: E731
-    vectors: dict[str, Any] = {name: bare(x) for name, x in zip(VECTORS, part.vectors(), strict=True)}
-    return replace(part, features=bare(part.features), device=CPU, block_rows=BLOCK_ROWS, **vectors)
+    known: dict[str, Any] = {each.name: bare(getattr(part, each.name)) for each in fields(Arrays)}
+    return Arrays(**known | {"device": CPU, "block_rows": BLOCK_ROWS})
 
 
 def size_of_arrays(part: Arrays) -> int:

@@ -4,7 +4,9 @@ Every complaint is that of design.py, raised by the worker that finds it, with t
 """
 
 import math
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any
 
@@ -15,7 +17,8 @@ from dask.delayed import delayed
 
 from viper import design
 from viper.arrays import Arrays
-from viper.cluster import Partitions, active_client, keep, run
+from viper.cluster import Partitions, Unseen
+from viper.cluster_calls import active_client, keep, run
 from viper.threads import one_thread
 
 MOST_LABELS = 100  # of a partition that are looked at to find the two classes
@@ -30,19 +33,35 @@ class Reader:
     intercept: bool
     device: Any
     dtype: str
+    linear: bool  # as in `rows.Form`
 
     def read(self, number: int, X: Any, y: Any, weight: Any, offset: Any) -> Arrays:
-        try:
-            X = design.read_features(self.blank, X, reset=False)
+        with located(number):
+            X = design.read_features(self.blank, X, reset=False, finite=not self.linear)
             label = design.read_labels(y, X.shape[0], self.classes)[1]
             part = design.read_rows(
                 X, label, intercept=self.intercept, offset=offset, device=self.device, dtype=self.dtype
             )
             c = design.read_weights(weight, X.shape[0], whole=False)
-            return part if c is None else replace(part, weight=c.to(part.device))
-        except ValueError as error:
-            error.add_note(f"This is in partition {number}, counted from 0.")
-            raise
+            part = part if c is None else replace(part, weight=c.to(part.device))
+        if not self.linear:
+            return part
+        known = {field.name: getattr(part, field.name) for field in fields(part)}
+        return Unseen(**known, look=partial(self.look, number))
+
+    def look(self, number: int, X: Any) -> None:
+        with located(number):
+            design.check_finite(self.blank, X)
+
+
+@contextmanager
+def located(number: int) -> Iterator[None]:
+    """Complaints say in which partition."""
+    try:
+        yield
+    except ValueError as error:
+        error.add_note(f"This is in partition {number}, counted from 0.")
+        raise
 
 
 def labelled(
@@ -55,6 +74,7 @@ def labelled(
     intercept: bool,
     device: Any,
     dtype: str,
+    linear: bool,
     reset: bool,
     classes: Any,
 ) -> tuple[np.ndarray, Partitions]:
@@ -67,7 +87,7 @@ def labelled(
     if classes is None:
         found = run(client, distinct_labels, columns["y"])
         classes = design.read_labels(np.concatenate(found), sum(map(len, found)))[0]
-    reader = Reader(blank_copy(estimator), np.asarray(classes), intercept, device, dtype)
+    reader = Reader(blank_copy(estimator), np.asarray(classes), intercept, device, dtype, linear)
     parts = keep(client, reader.read, range(len(blocks)), blocks, *columns.values())
     if sample_weight is not None and not any(run(client, has_weight, parts)):
         design.read_weights(np.zeros(1), 1)  # complains

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 import torch
+from sklearn.utils import assert_all_finite
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import column_or_1d, validate_data
 from torch import Tensor
@@ -21,9 +22,10 @@ from viper.arrays import Arrays
 from viper.problem import Prior, Source
 
 
-def read_features(estimator: Any, X: Any, *, reset: bool) -> Any:
-    """X as a finite 2-D float array, CSR matrix or tensor; names and number of columns are kept or compared.
+def read_features(estimator: Any, X: Any, *, reset: bool, finite: bool = True) -> Any:
+    """X as a 2-D float array, CSR matrix or tensor; names and number of columns are kept or compared.
 
+    `finite` looks at every entry, else the caller does so later, by `check_finite`.
     An estimator fitted by a formula takes tables of raw columns, which its `formula_` encodes.
     """
     if reset:
@@ -34,13 +36,19 @@ def read_features(estimator: Any, X: Any, *, reset: bool) -> Any:
         if X.device.type != "cpu":
             return read_device_tensor(estimator, X, reset)
         X = X.detach().to(torch.float32 if X.dtype == torch.bfloat16 else X.dtype).numpy()
-    kinds = {"accept_sparse": "csr", "dtype": [np.float64, np.float32]}
+    kinds = {"accept_sparse": "csr", "dtype": [np.float64, np.float32], "ensure_all_finite": finite}
     try:
         return validate_data(estimator, X, reset=reset, ensure_min_features=1, **kinds)
     except (ValueError, np.exceptions.DTypePromotionError) as error:
         if "could not" not in str(error):
             raise
         raise ValueError(f"X must be numeric; {not_numeric(X, error)}. Encode text and dates as numbers.") from None
+
+
+def check_finite(estimator: Any, X: Any) -> None:
+    """What `read_features` says of an X that is not finite."""
+    whole = X.cpu().numpy() if isinstance(X, Tensor) else X
+    assert_all_finite(whole, estimator_name=type(estimator).__name__, input_name="X")
 
 
 def not_numeric(X: Any, error: Exception) -> str:
@@ -98,10 +106,13 @@ def read_labels(y: Any, rows: int, known: Any = None) -> tuple[np.ndarray, Tenso
         if low != high and bool((code | (y == low)).all()):
             return np.asarray([low, high], dtype=y.dtype), torch.from_numpy(code)
     classes = distinct(y if known is None else np.asarray(known))
-    check_classification_targets(y)
-    two_classes(classes)
+    if len(classes) != 2:
+        check_classification_targets(y)
+        two_classes(classes)
     code = y == classes[1]
     strange = ~(code | (y == classes[0]))
+    # what is true of the two is true of all rows, which would be sorted
+    check_classification_targets(y if strange.any() else classes)
     if strange.any():
         raise ValueError(f"y must contain only the known classes {classes.tolist()}; got {y[strange].tolist()[0]!r}.")
     return classes, torch.from_numpy(np.ascontiguousarray(code, dtype=bool))
@@ -122,7 +133,12 @@ def labels_there(y: Tensor, rows: int) -> tuple[np.ndarray, Tensor] | None:
 
 
 def distinct(labels: np.ndarray) -> np.ndarray:
-    """The labels there are, sorted."""
+    """The labels there are, sorted; of numbers and text, two are seen without sorting all."""
+    if labels.dtype.kind in "biufUS" and len(labels):
+        first = labels == labels[0]
+        other = labels[first.argmin()]
+        if bool((first | (labels == other)).all()):
+            return np.unique(np.stack([labels[0], other]))
     try:
         return np.unique(labels)
     except TypeError:

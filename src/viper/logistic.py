@@ -252,7 +252,7 @@ class VariationalLogisticRegression(
                 design.check_positive(value, name, whole=name in ("max_iter", "batch_size"))
 
     def _form(self) -> rows.Form:
-        return rows.Form(bool(self.fit_intercept), self.device, self.dtype, self.verbose)
+        return rows.Form(bool(self.fit_intercept), self.device, self.dtype, self.verbose, linear=True)
 
     def _prior(self, scale: Tensor) -> Prior:
         mean = design.read_mean(self.prior_mean, self.n_features_in_)

@@ -21,12 +21,16 @@ from viper.streaming import Stream, scan
 
 @dataclass(frozen=True)
 class Form:
-    """How an estimator wants its rows: with a column of ones, where, in which precision, and how loudly."""
+    """How an estimator wants its rows: with a column of ones, where, in which precision, and how loudly.
+
+    To one that is `linear` sums tell of every entry of X that is not finite, so that there is no need to look first.
+    """
 
     intercept: bool = False
     device: Any = None
     dtype: str = "float64"
     verbose: Any = "auto"
+    linear: bool = False
 
 
 def kept_elsewhere(X: Any) -> bool:
@@ -52,7 +56,7 @@ def labelled(
     if is_dask(X):
         from viper import cluster_rows
 
-        kept = {"intercept": form.intercept, "device": form.device, "dtype": form.dtype}
+        kept = {"intercept": form.intercept, "device": form.device, "dtype": form.dtype, "linear": form.linear}
         return cluster_rows.labelled(estimator, X, y, sample_weight, offset, reset=reset, classes=classes, **kept)
     description = describe(X, y, sample_weight, offset)
     if description is not None:
