@@ -2,6 +2,7 @@
 
 from setuptools import Extension, setup
 
-FLAGS = ["-O3", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden", "-Wno-psabi"]
+FLAGS = ["-O3", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-fno-strict-aliasing"]
+FLAGS += ["-fvisibility=hidden", "-Wno-psabi"]
 
 setup(ext_modules=[Extension("viper._rows", ["src/viper/_rows.c"], extra_compile_args=FLAGS, optional=True)])

@@ -1,8 +1,8 @@
 /* A block's sums over rows on a CPU, as row_sums of problem.py has them, in one pass over X.
 
    A tile of X is turned so that vectors run along rows. Its expected softplus is a weighted sum over pairs of nodes
-   (nodes.py): with E = e^-|theta|, P = 2 E cosh(tau z) and u = 1 + P + E^2 = (1 + E e^{tau z})(1 + E e^{-tau z}), a pair
-   +-z gives
+   (nodes.py). With E = e^-|theta|, P = 2 E cosh(tau z) and u = 1 + P + E^2 = (1 + E e^{tau z})(1 + E e^{-tau z}), a
+   pair +-z gives
 
        log u  to eta,     (P + 2 E^2) / u  to g,     (P (1 + E^2) + 4 E^2) / u^2  to h.
 
@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Numbers in a vector: what a register holds, with AVX2 on x86 and NEON on ARM. GCC is slow with vectors wider than that. */
+/* Numbers in a vector: what a register holds, with AVX2 on x86 and NEON on ARM. GCC is slow with wider ones. */
 #ifdef __x86_64__
 #define LANES 4
 #else
@@ -76,7 +76,7 @@ typedef struct {
     vec log, inverse; /* log(1+t) and 1/(1+t) */
 } logarithm;
 
-/* For t >= 0. With 1+t = 2^k m, log m = 2 artanh((m-1)/(m+1)); what 1+t rounded away comes back as a share of 1/(1+t). */
+/* For t >= 0. With 1+t = 2^k m, log m = 2 artanh((m-1)/(m+1)); what 1+t rounded away, times 1/(1+t), is added. */
 INLINE logarithm log_of_1_plus(vec t) {
     vec u = 1.0 + t;
     bits above = (bits)u - 0x3fe6a09e667f3bcdULL; /* the square root of 1/2: m is between it and that of 2 */
@@ -159,7 +159,8 @@ INLINE void read_tile(const problem *p, ptrdiff_t start, int rows, tile *t) {
         memset(t->x, 0, sizeof(column) * p->size);
     else if (p->column_stride == 1)
         for (; turned + LANES <= p->columns; turned += LANES)
-            for (int v = 0; v < VECTORS; v++) turn(X + v * LANES * p->row_stride + turned, p->row_stride, t->x + turned, v);
+            for (int v = 0; v < VECTORS; v++)
+                turn(X + v * LANES * p->row_stride + turned, p->row_stride, t->x + turned, v);
     for (int k = turned; k < p->columns; k++)
         for (int r = 0; r < rows; r++) ((double *)t->x[k])[r] = X[r * p->row_stride + k * p->column_stride];
     if (p->size > p->columns)
@@ -275,7 +276,8 @@ INLINE void gather(const problem *p, tile *t, totals *sums) {
         for (int v = 0; v < VECTORS; v++) t->weighted[k][v] = t->x[k][v] * t->h[v];
     for (int i = 0; i < d; i += 2) /* pairs of rows and fours of columns, from the diagonal on */
         for (int j = i; j < d; j += 4) {
-            const int i1 = i + 1 < d ? i + 1 : i, j1 = j + 1 < d ? j + 1 : j, j2 = j + 2 < d ? j + 2 : j, j3 = j + 3 < d ? j + 3 : j;
+            const int i1 = i + 1 < d ? i + 1 : i, j1 = j + 1 < d ? j + 1 : j;
+            const int j2 = j + 2 < d ? j + 2 : j, j3 = j + 3 < d ? j + 3 : j;
             vec a0 = {}, a1 = {}, a2 = {}, a3 = {}, b0 = {}, b1 = {}, b2 = {}, b3 = {};
             for (int v = 0; v < VECTORS; v++) {
                 const vec a = t->weighted[i][v], b = t->weighted[i1][v];
@@ -338,10 +340,10 @@ static void see_bins(problem *p, const double *nodes, ptrdiff_t length) {
         p->bin[p->bins] = (bin){nodes[at], (int)nodes[at + 1], nodes + at + 2};
 }
 
-/* 0, or another number if the sums could not be made: a variance is beyond the reach of the nodes, there is no memory, or
-   the machine is too old. Strides are counted in doubles. */
-EXPORT int row_sums(const double *X, ptrdiff_t rows, ptrdiff_t row_stride, ptrdiff_t column_stride, int columns, int size,
-                    const double *label, const double *offset, const double *residual, const double *weight,
+/* 0, or 1 if the sums could not be made: a variance is beyond the reach of the nodes, there is no memory, or the
+   machine is too old. Strides are counted in doubles. */
+EXPORT int row_sums(const double *X, ptrdiff_t rows, ptrdiff_t row_stride, ptrdiff_t column_stride, int columns,
+                    int size, const double *label, const double *offset, const double *residual, const double *weight,
                     const double *mean, const double *factor, const double *nodes, ptrdiff_t length, int quarter,
                     int gram, double *out) {
     problem p = {.X = X, .rows = rows, .row_stride = row_stride, .column_stride = column_stride, .columns = columns,
