@@ -40,7 +40,7 @@ format: $(READY)  ## format the code and apply the safe fixes
 	$(BIN)/ruff check --fix
 
 clean:  ## remove everything that can be rebuilt
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist src/*.egg-info src/viper/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(READY): $(MADE) pyproject.toml setup.py constraints.txt src/viper/_rows.c

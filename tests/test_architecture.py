@@ -23,6 +23,7 @@ LAYERS = [
     ),
     # inference: the one solver
     *[
+        "native",
         "accelerator",
         "fused_moments",
         "fused_kernel",

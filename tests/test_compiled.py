@@ -1,7 +1,9 @@
 """The compiled pass over rows against the plain one, and its nodes against mpmath."""
 
 import math
+import shutil
 import threading
+from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -11,17 +13,17 @@ import pytest
 import torch
 from softplus_reference import expectations
 
-from viper import VariationalLogisticRegression, compiled, problem
+from viper import VariationalLogisticRegression, compiled, native, problem
 from viper.compiled import compiled_sums
+from viper.fitting import ROUGH_TOLERANCE
 from viper.fused import Program
 from viper.limit import limit
 from viper.mode import without_variance
-from viper.nodes import LARGEST_SD, NEAR_POLE, NEAR_POLE_SIZE, gauss_reach, node_sets
+from viper.nodes import EXACT_NODES, LARGEST_SD, NEAR_POLE, NEAR_POLE_SIZE, gauss_reach, node_sets
 from viper.problem import Block, Dense, row_sums
 from viper.steps import largest_curvature
 
-EXACT = 1e-16
-ROUGH = 1e-8
+EPS = np.finfo(float).eps
 
 built = pytest.mark.skipif(not compiled.available(), reason="viper was installed without a C compiler")
 
@@ -29,7 +31,7 @@ built = pytest.mark.skipif(not compiled.available(), reason="viper was installed
 # --- the nodes ---
 
 
-@pytest.mark.parametrize("tolerance", [EXACT, ROUGH])
+@pytest.mark.parametrize("tolerance", [EXACT_NODES, ROUGH_TOLERANCE])
 def test_nodes_are_as_good_as_they_say(tolerance):
     """At the end of every set's reach, where it is worst; nodes and weights themselves are rounded to float64."""
     rng = np.random.default_rng(0)
@@ -48,7 +50,7 @@ def test_nodes_are_as_good_as_they_say(tolerance):
 
 
 def test_fewer_nodes_for_less():
-    for tolerance in (EXACT, ROUGH):
+    for tolerance in (EXACT_NODES, ROUGH_TOLERANCE):
         sets = node_sets(tolerance)
         assert sets[0].reach == 0.0
         assert sets[-1].reach == LARGEST_SD**2
@@ -121,7 +123,7 @@ def assert_same(fast, plain, rtol=4e-15):
 def test_sums_are_those_of_the_plain_formulas(rows, columns, intercept, everything, order):
     block = make_block(rows, columns, intercept, everything, order)
     mean, factor = parameters(columns + intercept, 0.3)
-    assert_same(*both(block, mean, factor, limit().moments, Program("heat", nodes=EXACT)))
+    assert_same(*both(block, mean, factor, limit().moments, Program("heat", nodes=EXACT_NODES)))
 
 
 @built
@@ -129,18 +131,18 @@ def test_sums_are_those_of_the_plain_formulas(rows, columns, intercept, everythi
 def test_every_variance_within_reach(spread):
     block = make_block(400, 5, True, False, "C")
     mean, factor = parameters(6, 0.9 * spread)
-    assert_same(*both(block, mean, factor, limit().moments, Program("heat", nodes=EXACT)))
-    fast, plain = both(block, mean, factor, limit().moments, Program("heat", nodes=ROUGH))
+    assert_same(*both(block, mean, factor, limit().moments, Program("heat", nodes=EXACT_NODES)))
+    fast, plain = both(block, mean, factor, limit().moments, Program("heat", nodes=ROUGH_TOLERANCE))
     assert_same(fast, plain, 2e-8)
 
 
 @built
 @pytest.mark.parametrize("gram", ["full", "none"])
 def test_without_variance_and_with_the_largest_curvature(gram):
-    block = make_block(300, 9, True, True, "C")
-    block = Block(block.design, block.label, block.offset, None, block.weight)
+    block = make_block(300, 9, True, True, "C")  # with a residual variance, which these do not see
     mean, _ = parameters(10, 0.0)
-    assert_same(*both(block, mean, None, without_variance, Program("softplus"), gram))
+    fast, plain = both(block, mean, None, without_variance, Program("softplus"), gram)
+    assert_same([fast[0], *fast[2:]], [plain[0], *plain[2:]])
     fast, plain = both(block, mean, None, largest_curvature, Program("quarter"), gram)
     assert_same(fast[2:], plain[2:])
 
@@ -154,7 +156,7 @@ def test_any_factor(kind):
     holes = factor.clone()
     holes[:, 3], holes[2], holes[5, 5] = 0.0, 0.0, 0.0
     factor = {"full": other, "lower": other.tril(), "diagonal": other[0].square(), "some zero": holes}[kind]
-    assert_same(*both(block, mean, factor, limit().moments, Program("heat", nodes=EXACT)))
+    assert_same(*both(block, mean, factor, limit().moments, Program("heat", nodes=EXACT_NODES)))
 
 
 @built
@@ -175,6 +177,32 @@ def test_one_row_is_the_softplus_to_rounding():
                 assert float(slope) == pytest.approx(-float(s), rel=2e-15, abs=1e-300)
                 assert float(curvature) == pytest.approx(float(s * rest), rel=3e-15, abs=1e-300)
                 assert float(magnitude) == pytest.approx(size + 1.0)
+
+
+@built
+def test_rounding_is_as_the_certificate_says():
+    """η within 10⁻¹⁶ (1 + |ϑ| + τ) and |ϑ| + τ + 40 roundings of mpmath's; g and h within as many as a sum of nodes."""
+    rng = np.random.default_rng(0)
+    one, zero = torch.ones(1, 1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
+    with mp.workdps(30):
+        for _ in range(60):
+            theta, tau = float(rng.normal() * 10 ** rng.uniform(-2, 2)), float(10 ** rng.uniform(-4, math.log10(8.0)))
+            mean, factor = torch.tensor([theta]).double(), torch.tensor([[tau]]).double()
+            sums = compiled_sums(one, zero, None, None, None, mean, factor, Program("heat"), True)
+            eta, g, h = expectations(mp.mpf(float(mean)), mp.mpf(float(factor)) ** 2)[:3]
+            size = 1.0 + abs(theta) + tau
+            assert abs(float(mp.mpf(-float(sums[0])) - eta)) < EXACT_NODES * size + EPS * (size + 39.0)
+            assert abs(float(mp.mpf(-float(sums[2])) - g)) < EXACT_NODES + 40.0 * EPS
+            assert abs(float(mp.mpf(float(sums[3])) - h)) < EXACT_NODES + 40.0 * EPS
+
+
+@built
+def test_far_away_nothing_is_left():
+    """Where e^-|ϑ| is no number any more, h is 0, so that an x that large does not make a curvature of it."""
+    X = torch.tensor([[1e200]], dtype=torch.float64)
+    ones = torch.ones(1, dtype=torch.float64)
+    value, _, slope, curvature = compiled_sums(X, 0.0 * ones, None, None, None, -ones, None, Program("softplus"), True)
+    assert (float(value), float(slope), float(curvature)) == (0.0, 0.0, 0.0)
 
 
 @built
@@ -233,7 +261,7 @@ def test_threads_do_not_disturb_each_other():
     answers = [None] * 8
 
     def work(i):
-        answers[i] = both(block, mean, factor, limit().moments, Program("heat", nodes=EXACT))[0]
+        answers[i] = both(block, mean, factor, limit().moments, Program("heat", nodes=EXACT_NODES))[0]
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
     for thread in threads:
@@ -243,19 +271,38 @@ def test_threads_do_not_disturb_each_other():
     assert all(torch.equal(mine, first) for sums in answers for mine, first in zip(sums, answers[0], strict=True))
 
 
-@pytest.mark.parametrize("origin", [None, "not a library"])
-def test_without_a_library_there_is_no_compiled_pass(monkeypatch, tmp_path, origin):
+def zero(*arguments):
+    return 0
+
+
+@pytest.mark.parametrize("trouble", ["none", "no library", "an older one", "wrong sums"])
+def test_without_a_library_that_is_right_there_is_no_compiled_pass(monkeypatch, tmp_path, trouble):
     path = tmp_path / "_rows.so"
-    path.write_text("not a library")
-    found = None if origin is None else SimpleNamespace(origin=str(path))
-    monkeypatch.setattr(compiled, "find_spec", lambda _: found)
-    compiled.library.cache_clear()
+    path.write_text("no library")
+    monkeypatch.setattr(native, "find_spec", lambda _: None if trouble == "none" else SimpleNamespace(origin=str(path)))
+    if trouble == "an older one":
+        monkeypatch.setattr(native.ctypes, "CDLL", lambda _: SimpleNamespace(row_sums_0=zero))
+    if trouble == "wrong sums":
+        monkeypatch.setattr(native.ctypes, "CDLL", lambda _: SimpleNamespace(**{native.NAME: zero}))
+    native.row_sums.cache_clear()
     try:
         assert not compiled.available()
         model = VariationalLogisticRegression().fit(np.arange(8.0)[:, None], np.arange(8) % 3 > 0)
         assert model.converged_
     finally:
-        compiled.library.cache_clear()
+        monkeypatch.undo()
+        native.row_sums.cache_clear()
+
+
+def test_it_is_there_where_viper_was_installed_with_a_compiler():
+    """Else all that needs it would be skipped, and nobody would know."""
+    try:
+        version("vi-per")
+    except PackageNotFoundError:
+        pytest.skip("viper is run from its sources")
+    if shutil.which("cc") is None:
+        pytest.skip("there is no C compiler")
+    assert compiled.available()
 
 
 @built

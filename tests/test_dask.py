@@ -1,5 +1,6 @@
 """Fits on Dask collections: the same answer wherever the partitions lie, and what happens when some of it breaks."""
 
+import asyncio
 import os
 import pickle
 import platform
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
@@ -293,6 +295,18 @@ def test_what_messages_cannot_do_is_done_by_tasks(way, client, monkeypatch):
 
 def swapped(share, other):
     return Share(other.worker, share.places)
+
+
+@pytest.mark.parametrize("trouble", ["none", "another name", "gone", "closing"])
+def test_a_worker_that_cannot_answer_says_so(trouble):
+    """So that tasks take over: it goes by another name (--contact-address), lost the data, or takes no more work."""
+    pool = ThreadPoolExecutor(1)
+    worker = SimpleNamespace(address="tcp://here:1", data={"x": 5}, executors={"default": pool})
+    name, key = ("tcp://there:1" if trouble == "another name" else worker.address), "y" if trouble == "gone" else "x"
+    if trouble == "closing":
+        pool.shutdown()
+    found = asyncio.run(cluster_calls.answer(sum, {name: [([key], ())]}, worker))
+    assert found == ([5] if trouble == "none" else None)
 
 
 def test_large_functions_are_sent_ahead(client, monkeypatch):

@@ -6,12 +6,17 @@
 
        log u  to eta,     (P + 2 E^2) / u  to g,     (P (1 + E^2) + 4 E^2) / u^2  to h.
 
-   Written with the vector extensions of GCC and Clang; other compilers leave the work to problem.py. */
+   Written with the vector extensions of GCC and Clang; where this does not compile, problem.py does the work. */
 
+#include <float.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+
+#if FLT_EVAL_METHOD != 0 || defined(__FAST_MATH__)
+#error "sums that are exact to rounding need the arithmetic of the standard"
+#endif
 
 /* Numbers in a vector: what a register holds, with AVX2 on x86 and NEON on ARM. GCC is slow with wider ones. */
 #ifdef __x86_64__
@@ -30,6 +35,11 @@ typedef uint64_t bits __attribute__((vector_size(8 * LANES)));
 
 #define EXPORT __attribute__((visibility("default")))
 #define INLINE static inline __attribute__((always_inline))
+#ifdef __clang__
+#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (bits){__VA_ARGS__})
+#endif
 
 /* On x86 the pass is compiled for AVX2, and only run where the machine has it. */
 #ifdef __x86_64__
@@ -100,7 +110,7 @@ INLINE logarithm log_of_1_plus(vec t) {
 }
 
 INLINE vec square_root(vec x) {
-    vec root;
+    vec root = x;
     for (int i = 0; i < LANES; i++) root[i] = __builtin_sqrt(x[i]);
     return root;
 }
@@ -135,20 +145,20 @@ typedef struct {
     vec theta[VECTORS], variance[VECTORS], g[VECTORS], h[VECTORS];
 } tile;
 
-/* As many rows as columns, turned: pairs change places, then single numbers. */
+/* As many rows, `stride` doubles apart, as columns, turned: pairs change places, then single numbers. */
 INLINE void turn(const double *X, ptrdiff_t stride, column *out, int v) {
     const vec a = load(X), b = load(X + stride);
 #if LANES == 4
     const vec c = load(X + 2 * stride), d = load(X + 3 * stride);
-    const vec b0 = __builtin_shufflevector(a, c, 0, 1, 4, 5), b1 = __builtin_shufflevector(b, d, 0, 1, 4, 5);
-    const vec b2 = __builtin_shufflevector(a, c, 2, 3, 6, 7), b3 = __builtin_shufflevector(b, d, 2, 3, 6, 7);
-    out[0][v] = __builtin_shufflevector(b0, b1, 0, 4, 2, 6);
-    out[1][v] = __builtin_shufflevector(b0, b1, 1, 5, 3, 7);
-    out[2][v] = __builtin_shufflevector(b2, b3, 0, 4, 2, 6);
-    out[3][v] = __builtin_shufflevector(b2, b3, 1, 5, 3, 7);
+    const vec ac = SHUFFLE(a, c, 0, 1, 4, 5), bd = SHUFFLE(b, d, 0, 1, 4, 5);
+    const vec ca = SHUFFLE(a, c, 2, 3, 6, 7), db = SHUFFLE(b, d, 2, 3, 6, 7);
+    out[0][v] = SHUFFLE(ac, bd, 0, 4, 2, 6);
+    out[1][v] = SHUFFLE(ac, bd, 1, 5, 3, 7);
+    out[2][v] = SHUFFLE(ca, db, 0, 4, 2, 6);
+    out[3][v] = SHUFFLE(ca, db, 1, 5, 3, 7);
 #else
-    out[0][v] = __builtin_shufflevector(a, b, 0, 2);
-    out[1][v] = __builtin_shufflevector(a, b, 1, 3);
+    out[0][v] = SHUFFLE(a, b, 0, 2);
+    out[1][v] = SHUFFLE(a, b, 1, 3);
 #endif
 }
 
@@ -221,7 +231,7 @@ INLINE void latent(const problem *p, tile *t) {
     }
 }
 
-/* 0, or 1 where a variance is beyond all reach. */
+/* 0, or 1 where a variance is beyond all reach, or not a number. */
 INLINE int moments(const problem *p, ptrdiff_t start, int rows, tile *t, totals *sums) {
     for (int v = 0; v < VECTORS; v++) {
         const int left = rows - v * LANES;
@@ -233,13 +243,14 @@ INLINE int moments(const problem *p, ptrdiff_t start, int rows, tile *t, totals 
         const vec c = read_rows(p->weight, at, left, 1.0), y = read_rows(p->label, at, left, 0.0);
         const vec theta = t->theta[v] + read_rows(p->offset, at, left, 0.0);
         const vec variance = t->variance[v] + read_rows(p->residual, at, left, 0.0);
-        double largest = 0.0;
         int b = 0;
-        for (int i = 0; i < LANES; i++) largest = largest < variance[i] ? variance[i] : largest;
-        while (b < p->bins && !(largest <= p->bin[b].reach)) b++;
-        if (b == p->bins) return 1;
+        for (int i = 0; i < LANES; i++) {
+            while (b < p->bins && !(variance[i] <= p->bin[b].reach)) b++;
+            if (b == p->bins) return 1;
+        }
         const vec size = magnitude_of(theta), tau = square_root(variance);
-        const vec E = exponential(-choose((bits)(size < 708.0), size, all(708.0))).up, E2 = E * E;
+        const bits near = (bits)(size < 708.0);
+        const vec E = choose(near, exponential(-choose(near, size, (vec){})).up, (vec){}), E2 = E * E;
         vec eta = {}, g = {}, h = {};
         const double *node = p->bin[b].nodes;
         for (int j = 0; j < p->bin[b].count; j++) {
@@ -336,20 +347,20 @@ static void see_factor(problem *p) {
 
 /* Nodes come as reach, count, and z and weight of each, bin by bin. */
 static void see_bins(problem *p, const double *nodes, ptrdiff_t length) {
-    for (ptrdiff_t at = 0; at < length; at += 2 + 2 * p->bin[p->bins++].count)
+    for (ptrdiff_t at = 0; at < length && p->bins < BINS_MOST; at += 2 + 2 * p->bin[p->bins++].count)
         p->bin[p->bins] = (bin){nodes[at], (int)nodes[at + 1], nodes + at + 2};
 }
 
 /* 0, or 1 if the sums could not be made: a variance is beyond the reach of the nodes, there is no memory, or the
    machine is too old. Strides are counted in doubles. */
-EXPORT int row_sums(const double *X, ptrdiff_t rows, ptrdiff_t row_stride, ptrdiff_t column_stride, int columns,
-                    int size, const double *label, const double *offset, const double *residual, const double *weight,
-                    const double *mean, const double *factor, const double *nodes, ptrdiff_t length, int quarter,
-                    int gram, double *out) {
+EXPORT int row_sums_1(const double *X, ptrdiff_t rows, ptrdiff_t row_stride, ptrdiff_t column_stride, int columns,
+                      int size, const double *label, const double *offset, const double *residual,
+                      const double *weight, const double *mean, const double *factor, const double *nodes,
+                      ptrdiff_t length, int quarter, int gram, double *out) {
     problem p = {.X = X, .rows = rows, .row_stride = row_stride, .column_stride = column_stride, .columns = columns,
                  .size = size, .label = label, .offset = offset, .residual = residual, .weight = weight, .mean = mean,
                  .factor = factor, .quarter = quarter, .gram = gram};
-    if (!MACHINE_HAS_IT) return 1;
+    if (!MACHINE_HAS_IT || size > SIZE_MOST) return 1;
     if (factor) see_factor(&p);
     see_bins(&p, nodes, length);
     const size_t d = size, sums_size = d + (d + 1) * d, tile_size = 2 * d * (VECTORS + 1);

@@ -139,8 +139,11 @@ def call(
 
 async def answer(function: Callable[..., Any], jobs: dict[str, list[Any]], dask_worker: Any) -> list[Any] | None:
     """On a worker: the results of its jobs, each by one of its threads; None if it does not have all data."""
-    held, mine = dask_worker.data, jobs[dask_worker.address]
-    if not all(key in held for keys, _ in mine for key in keys):
+    held, mine = dask_worker.data, jobs.get(dask_worker.address)  # the scheduler may know it by another name
+    if mine is None or not all(key in held for keys, _ in mine for key in keys):
         return None
     begin = partial(asyncio.get_running_loop().run_in_executor, dask_worker.executors["default"], function)
-    return await asyncio.gather(*[begin([held[key] for key in keys], *more) for keys, more in mine])
+    try:
+        return await asyncio.gather(*[begin([held[key] for key in keys], *more) for keys, more in mine])
+    except RuntimeError:  # no new work for a worker that is closing
+        return None

@@ -1,44 +1,23 @@
 """A block's sums by one pass in C on a CPU, where the plain formulas take fifty operations and write all they make.
 
 The formulas are those of problem.py, which is the reference and takes over wherever this does not apply: other bounds,
-variances beyond the reach of the nodes, sparse or float32 rows, many columns. `_rows.c` is built when viper is
-installed, if there is a C compiler.
+variances beyond the reach of the nodes, sparse or float32 rows, many columns, no library.
 """
 
-import ctypes
-from collections.abc import Callable
 from functools import cache
-from importlib.util import find_spec
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from viper.fused import Program
+from viper.native import row_sums
 from viper.nodes import node_sets
-
-COUNT, SIZE, ADDRESS = ctypes.c_int, ctypes.c_ssize_t, ctypes.c_void_p
-ARGUMENTS: list[Any] = [ADDRESS, SIZE, SIZE, SIZE, COUNT, COUNT, *[ADDRESS] * 7, SIZE, COUNT, COUNT, ADDRESS]
-
-
-@cache
-def library() -> Callable[..., int] | None:
-    """The function of _rows.c, or None where it was not built, or for another machine."""
-    built = find_spec("viper._rows")
-    if built is None or built.origin is None:
-        return None
-    try:
-        row_sums = ctypes.CDLL(built.origin).row_sums
-    except OSError:
-        return None
-    row_sums.argtypes = ARGUMENTS
-    return row_sums
 
 
 def available() -> bool:
     """Whether rows on a CPU are summed by compiled code."""
-    return library() is not None
+    return row_sums() is not None
 
 
 def compiled_sums(
@@ -56,11 +35,13 @@ def compiled_sums(
 
     `mean` has an entry more than `matrix` has columns where there is an intercept. Other threads run meanwhile.
     """
-    function = library()
+    function = row_sums()
     if function is None:
         return None
     d = len(mean)
     nodes, out = packed_nodes(program.nodes), matrix.new_empty(2 + d + d * d * gram)
+    if program.kind != "heat":  # of the mean alone
+        factor = residual = None
     arrays = [None if x is None else in_order(x) for x in (label, offset, residual, weight, mean, factor, nodes)]
     failed = function(
         matrix.data_ptr(), len(matrix), *matrix.stride(), matrix.shape[1], d,

@@ -88,7 +88,7 @@ def total_kernel(SUMS, TOTALS, programs: tl.int64, SIZE: tl.constexpr, MOST: tl.
 
 
 @cache
-def compiled(device: torch.device, features: torch.dtype, registers: int, width: int, *options: Any) -> tuple[Any, Any]:
+def found(device: torch.device, features: torch.dtype, registers: int, width: int, *options: Any) -> tuple[Any, Any]:
     """The two kernels for these options, found once: Triton's own way to them takes as long as the launch."""
     real, size = torch.float64, options[1]
     types = [features, *[real] * 6, *[1] * 4, 1.0]
@@ -118,7 +118,7 @@ def launch(
     tiles, most = triton.cdiv(rows, ROWS), share * multiprocessors(device)
     programs, width = max(1, min(tiles, most)), triton.next_power_of_2(most)
     options = columns, size, ROWS, kind, order, offset is not None, weight is not None, gram
-    by_rows, together = compiled(device, matrix.dtype, registers, width, *options)
+    by_rows, together = found(device, matrix.dtype, registers, width, *options)
     sums = mean.new_empty(3 + size + gram * size * (size + 1) // 2, programs)
     by_rows[programs, 1, 1](
         matrix, mean, factor, label, offset, weight, sums, rows, matrix.stride(0), tiles, programs, reach, *options

@@ -55,7 +55,8 @@ def gauss_reach(count: int, tolerance: float) -> float:
 def equally_spaced(sd: float, tolerance: float) -> Nodes:
     """The trapezoidal rule: error exp(a²/2 - 2πa/step) for any line at height a below the poles, at NEAR_POLE / τ."""
     need = math.log(NEAR_POLE_SIZE / tolerance)
-    step = min(math.pi * math.sqrt(2.0 / need), 2.0 * math.pi * NEAR_POLE * sd / (need * sd**2 + 0.5 * NEAR_POLE**2))
+    a = min(NEAR_POLE / sd, math.sqrt(2.0 * need))  # the best height, or as near to it as the poles allow
+    step = 2.0 * math.pi * a / (need + 0.5 * a**2)
     count = math.ceil(math.sqrt(-2.0 * math.log(tolerance)) / step)
     z = step * np.arange(count + 1)
     weights = np.exp(-0.5 * z**2)

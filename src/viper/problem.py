@@ -259,7 +259,7 @@ class Sums:
     """Sums over rows at one q: likelihood part of F, its gradient in μ, and the curvature Aᵀ diag(c h) A."""
 
     value: float
-    magnitude: float  # Σ c (|ϑ| + τ + 1), by which rounding errors are measured; 0 unless asked for
+    magnitude: float  # Σ c (|ϑ| + τ + 1), by which rounding errors are measured; maybe 0 unless asked for
     gradient: Tensor
     gram: Tensor  # matrix, its diagonal, or empty
     curvature: Callable[[Tensor], Tensor]  # v -> Aᵀ diag(c h) A v, a pass of its own

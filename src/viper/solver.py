@@ -178,7 +178,7 @@ def iterate(run: "Stage", q: Gaussian, max_iter: int) -> Result:
             if not problem.refine and move < LOCAL:
                 return run.result  # a rough formula cannot tell better from worse so near the optimum
             rho *= 0.5
-            if rho < SHORTEST_STEP or move < ROUNDING * run.total.magnitude:
+            if rho < SHORTEST_STEP or move < min(SMALL_MOVE, ROUNDING * run.total.magnitude):
                 run.give_up()
                 return run.result
             proposal = run.step(rho)

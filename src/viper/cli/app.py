@@ -30,13 +30,14 @@ app = typer.Typer(
 def show_version(wanted: bool) -> None:
     if wanted:
         from importlib.metadata import PackageNotFoundError, version
-        from importlib.util import find_spec
+
+        from viper.native import row_sums
 
         try:
             found = version("vi-per")
         except PackageNotFoundError:
             found = "(from its sources)"
-        rows = "compiled" if find_spec("viper._rows") else "not compiled: there was no C compiler when it was installed"
+        rows = "compiled" if row_sums() else "not compiled: no C compiler could build it when viper was installed"
         sys.stdout.write(f"viper {found} (pass over rows: {rows})\n")
         raise typer.Exit
 
