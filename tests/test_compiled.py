@@ -118,7 +118,16 @@ def assert_same(fast, plain, rtol=4e-15):
 @pytest.mark.parametrize("everything", [False, True])
 @pytest.mark.parametrize(
     ("rows", "columns", "intercept"),
-    [(1, 1, False), (7, 1, True), (127, 2, True), (128, 8, False), (129, 7, True), (300, 25, True), (500, 63, True)],
+    [
+        (1, 1, False),
+        (7, 1, True),
+        (127, 2, True),
+        (128, 8, False),
+        (129, 7, True),
+        (300, 25, True),
+        (500, 63, True),
+        (150, 255, True),
+    ],
 )
 def test_sums_are_those_of_the_plain_formulas(rows, columns, intercept, everything, order):
     block = make_block(rows, columns, intercept, everything, order)

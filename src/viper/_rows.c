@@ -26,7 +26,7 @@
 #endif
 #define TILE 128 /* rows */
 #define VECTORS (TILE / LANES)
-#define SIZE_MOST 64
+#define SIZE_MOST 256 /* columns, as in compiled.py */
 #define BINS_MOST 64
 
 typedef double vec __attribute__((vector_size(8 * LANES)));

@@ -14,6 +14,8 @@ from viper.fused import Program
 from viper.native import row_sums
 from viper.nodes import node_sets
 
+MOST_COMPILED = 256  # columns: the sums of a vector of rows each fit the cache
+
 
 def available() -> bool:
     """Whether rows on a CPU are summed by compiled code."""

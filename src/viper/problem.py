@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from viper.compiled import compiled_sums
+from viper.compiled import MOST_COMPILED, compiled_sums
 from viper.fused import MOST_COLUMNS, PROGRAMS, Program, available, fused_sums
 from viper.moments import Formula
 
@@ -343,14 +343,14 @@ def by_kernels(
 ) -> list[Tensor] | None:
     """The same from fused.py or compiled.py, or None."""
     design = block.design
-    if not isinstance(design, Dense) or gram == "diagonal" or len(mean) > MOST_COLUMNS:
+    if not isinstance(design, Dense) or gram == "diagonal" or len(mean) > MOST_COMPILED:
         return None
     if factor is not None and factor.ndim == 1:
         factor = torch.diag(factor.sqrt())
     X, label, offset, residual, weight = design.matrix, block.label, block.offset, block.residual, block.weight
     if X.device.type == "cpu" and X.dtype == torch.float64:
         return compiled_sums(X, label, offset, residual, weight, mean, factor, program, gram == "full")
-    if X.is_cuda and X.stride(1) == 1 and residual is None and available():  # those kernels read row by row
+    if X.is_cuda and X.stride(1) == 1 and len(mean) <= MOST_COLUMNS and residual is None and available():
         return fused_sums(X, label, offset, weight, mean, factor, program, gram == "full", single)
     return None
 
