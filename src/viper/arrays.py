@@ -13,7 +13,7 @@ from viper import accelerator
 from viper.problem import Block, Dense, InBlocks, Matrix, RowFunction, Sparse
 
 BLOCK_ROWS = 16384  # rows at a time: block and features stay in the cache
-FEW = 1 << 19  # entries (4 MB) of a design that may be copied
+FEW = 1 << 19  # entries (4 MB) of a block that is kept, with what is made of it
 
 
 CPU = torch.device("cpu")
@@ -35,7 +35,7 @@ def scattered(rows: int, k: int, generator: np.random.Generator, device: torch.d
 class Arrays(InBlocks):
     """Rows held in arrays: X (NumPy, torch or SciPy CSR), labels, and optional offset, residual, weight.
 
-    X is copied only if it is small. `dtype` is that of the products with X; all else is float64. On a CUDA device all
+    X is not copied, but for a block at a time. `dtype` is that of the products with X; all else is float64. On a CUDA device all
     but X lie there, and X too unless it is too large.
     """
 
