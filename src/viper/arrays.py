@@ -35,8 +35,8 @@ def scattered(rows: int, k: int, generator: np.random.Generator, device: torch.d
 class Arrays(InBlocks):
     """Rows held in arrays: X (NumPy, torch or SciPy CSR), labels, and optional offset, residual, weight.
 
-    X is not copied, but for a block at a time. `dtype` is that of the products with X; all else is float64. On a CUDA device all
-    but X lie there, and X too unless it is too large.
+    X is not copied, but for a block at a time. `dtype` is that of the products with X; all else is float64. On a CUDA
+    device all but X lie there, and X too unless it is too large.
     """
 
     features: Any
