@@ -300,13 +300,47 @@ def swapped(share, other):
 @pytest.mark.parametrize("trouble", ["none", "another name", "gone", "closing"])
 def test_a_worker_that_cannot_answer_says_so(trouble):
     """So that tasks take over: it goes by another name (--contact-address), lost the data, or takes no more work."""
-    pool = ThreadPoolExecutor(1)
-    worker = SimpleNamespace(address="tcp://here:1", data={"x": 5}, executors={"default": pool})
+    worker = pretended_worker()
     name, key = ("tcp://there:1" if trouble == "another name" else worker.address), "y" if trouble == "gone" else "x"
     if trouble == "closing":
-        pool.shutdown()
-    found = asyncio.run(cluster_calls.answer(sum, {name: [([key], ())]}, worker))
+        worker.executors["default"].shutdown()
+    found = asyncio.run(cluster_calls.answer(sum, {name: [([key], ())]}, False, worker))
     assert found == ([5] if trouble == "none" else None)
+
+
+def pretended_worker(nthreads=1, executing=()):
+    state = SimpleNamespace(nthreads=nthreads, executing=set(executing))
+    pool = ThreadPoolExecutor(1, thread_name_prefix="pool")
+    return SimpleNamespace(address="tcp://here:1", data={"x": 5}, executors={"default": pool}, state=state)
+
+
+@pytest.mark.parametrize(
+    ("at_once", "nthreads", "executing", "pooled"),
+    [(True, 1, [], False), (False, 1, [], True), (True, 2, [], True), (True, 1, ["a task"], True)],
+)
+def test_only_an_idle_worker_of_one_thread_works_where_it_listens(at_once, nthreads, executing, pooled):
+    worker = pretended_worker(nthreads, executing)
+    jobs = {worker.address: [(["x"], ())]}
+    (name,) = asyncio.run(cluster_calls.answer(lambda _: threading.current_thread().name, jobs, at_once, worker))
+    assert name.startswith("pool") == pooled
+
+
+def thread_name(block: Block, pause=0.0) -> list[torch.Tensor]:
+    """Whether that is the thread in which a worker listens."""
+    time.sleep(pause)
+    return [torch.tensor(float(threading.current_thread() is threading.main_thread()))]
+
+
+def test_workers_keep_listening_until_a_pass_has_been_seen_to_be_short(client, monkeypatch):
+    source = partitions(cut(X, (9_000, 5)))
+    blocks = 3
+    assert source.reduce(thread_name)[0] == 0
+    assert source.reduce(thread_name)[0] == blocks
+    monkeypatch.setattr(cluster, "SILENT", 0.1)
+    monkeypatch.setattr(source, "seen", time.monotonic() + 60)
+    assert source.reduce(partial(thread_name, pause=0.2))[0] == blocks
+    assert source.reduce(thread_name)[0] == 0
+    assert source.reduce(thread_name)[0] == blocks
 
 
 def test_large_functions_are_sent_ahead(client, monkeypatch):

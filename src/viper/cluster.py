@@ -1,13 +1,15 @@
 """Rows on a cluster: Dask collections as a source whose partitions stay where they are.
 
-The partitions are checked and kept by the workers once, as `Arrays`. A pass ships a function out and sums back: each
-thread adds up the partitions that lie with it, in blocks that fit the cache, and a tree adds up the threads if many.
+The partitions are checked and kept by the workers once, as `Arrays`; small ones in groups, of which the scheduler
+knows. A pass ships a function out and sums back: each thread adds up the partitions that lie with it, in blocks that
+fit the cache, and a tree adds up the threads if many.
 What a lost worker held is made again from its graph by the scheduler, so that a fit loses only time. Without a client
 the same tasks run on Dask's threads.
 """
 
 import ctypes
 import io
+import math
 import os
 import platform
 import time
@@ -15,6 +17,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache, partial, reduce
+from itertools import chain
+from operator import itemgetter
 from types import FunctionType
 from typing import Any
 
@@ -42,6 +46,7 @@ SILENT = 2.0  # seconds without tasks; in more, the scheduler could take the wor
 class Partitions:
     """Rows in partitions, each an `Arrays`: futures on the client's cluster, or held here where there is no client.
 
+    `parts` are lists of partitions that lie together, `places` says which these are, `sizes` are those of partitions.
     With `chosen` only these rows of each partition, which workers pick out in every pass: there are few such passes.
     """
 
@@ -49,11 +54,19 @@ class Partitions:
     smallest_subset, float32_pays = 0, True  # as for arrays in memory, so that the way to the answer is the same
 
     def __init__(
-        self, client: Any, parts: Sequence[Any], sizes: np.ndarray, dimension: int, chosen: list[Any] | None = None
+        self,
+        client: Any,
+        parts: Sequence[Any],
+        places: list[list[int]],
+        sizes: np.ndarray,
+        dimension: int,
+        chosen: list[Any] | None = None,
+        pace: "Pace | None" = None,
     ) -> None:
-        self.client, self.parts, self.sizes, self.dimension = client, list(parts), sizes, dimension
-        self.chosen: list[Any] = [None] * len(self.parts) if chosen is None else chosen
+        self.client, self.parts, self.places, self.sizes, self.dimension = client, list(parts), places, sizes, dimension
+        self.chosen: list[Any] = [None] * len(sizes) if chosen is None else chosen
         self.layout: tuple[dict[str, int], list[Share]] | None = None
+        self.pace = pace or Pace()
         self.seen = time.monotonic()  # when the scheduler last had tasks of us
 
     @property
@@ -62,8 +75,7 @@ class Partitions:
 
     def reduce(self, function: RowFunction) -> list[Tensor]:
         if self.client is None:
-            one_by_one = [[part] for part in self.parts], [[rows] for rows in self.chosen]
-            return tensors(added(run(None, partial(group_sums, function=function), *one_by_one)))
+            return tensors(added(run(None, partial(group_sums, function=function), self.parts, self.chosen_of_parts())))
         packed = pack(function)
         for _ in range(ATTEMPTS):
             try:
@@ -78,13 +90,16 @@ class Partitions:
 
     def remote_sums(self, packed: bytes) -> list[Any]:
         """One pass on the cluster: by messages if it is short, else a task for each share, then a tree."""
-        client, known = self.client, self.shares()
+        client, known = self.client, self.shares() if self.layout is None else self.layout[1]
         if self.is_brief(known, packed):
-            sums = call(client, packed_sums, self.parts, known, [(x, packed) for x in self.chosen_of(known)])
+            given = [(x, packed) for x in self.chosen_of(known)]
+            began = time.monotonic()
+            sums = call(client, packed_sums, self.parts, known, given, at_once=self.pace.seconds * self.rows < SILENT)
             if sums is not None:
+                self.pace.seconds = (time.monotonic() - began) / self.rows
                 return added(sums)
             self.layout = None
-            known = self.shares()
+        known = self.shares()
         self.seen = time.monotonic()
         function = packed if len(packed) <= EMBEDDED else client.scatter(packed, broadcast=True, hash=False)
         groups = [[self.parts[i] for i in share.places] for share in known]
@@ -99,7 +114,7 @@ class Partitions:
         return light and self.rows * self.dimension <= BRIEF * len(known) and time.monotonic() - self.seen < SILENT
 
     def shares(self) -> list[Share]:
-        """The partitions of each thread of the cluster: looked up again when workers came or went."""
+        """The parts of each thread of the cluster: looked up again when workers came or went."""
         threads: dict[str, int] = self.client.nthreads()
         if self.layout is None or self.layout[0] != threads:
             known = shares(self.client, self.parts, threads)
@@ -107,8 +122,12 @@ class Partitions:
             self.layout = {} if any(share.worker is None for share in known) else threads, known
         return self.layout[1]
 
+    def chosen_of_parts(self) -> list[list[Any]]:
+        return [[self.chosen[i] for i in places] for places in self.places]
+
     def chosen_of(self, known: list[Share]) -> list[list[Any]]:
-        return [[self.chosen[i] for i in share.places] for share in known]
+        by_part = self.chosen_of_parts()
+        return [[rows for i in share.places for rows in by_part[i]] for share in known]
 
     def subset(self, k: int, generator: np.random.Generator) -> "Partitions | Arrays":
         """The rows that `Arrays.subset` would choose; in the memory of this process if they are few."""
@@ -118,15 +137,25 @@ class Partitions:
         local = [
             (rows - (end - size)).astype(np.int32) for rows, end, size in zip(local, ends, self.sizes, strict=True)
         ]
-        some = [i for i, rows in enumerate(local) if len(rows)]
-        picked = [local[i] if self.chosen[i] is None else self.chosen[i][local[i]] for i in some]
+        picked = [rows if mine is None else mine[rows] for rows, mine in zip(local, self.chosen, strict=True)]
         sizes = np.array([len(rows) for rows in picked])
-        subset = Partitions(self.client, [self.parts[i] for i in some], sizes, self.dimension, picked)
+        some = [i for i, places in enumerate(self.places) if sizes[places].any()]
+        parts, places = [self.parts[i] for i in some], [self.places[i] for i in some]
+        subset = Partitions(self.client, parts, places, sizes, self.dimension, picked, self.pace)
         return subset.whole() if k * self.dimension <= IN_MEMORY else subset
 
     def whole(self) -> Arrays:
-        """All rows in the memory of this process."""
-        return joined(run(self.client, on_host, self.parts, self.chosen))
+        """All rows in the memory of this process, in order."""
+        found = run(self.client, on_host, self.parts, self.chosen_of_parts())
+        pairs = zip(chain.from_iterable(self.places), chain.from_iterable(found), strict=True)
+        return joined([part for _, part in sorted(pairs, key=itemgetter(0)) if part.rows])
+
+
+@dataclass
+class Pace:
+    """How long the last pass over these rows, or over a subset of them, took for a row."""
+
+    seconds: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -167,8 +196,9 @@ def tensors(sums: list[Any]) -> list[Tensor]:
 
 def group_sums(parts: list[Arrays], chosen: list[Any], function: RowFunction) -> list[Any]:
     """The sums over some partitions as NumPy arrays, which travel lightly, computed by one thread."""
+    pairs = [(part, rows) for part, rows in zip(parts, chosen, strict=True) if rows is None or len(rows)]
     with one_thread(), kept_pages():
-        total = add_up(taken(part, rows).reduce(function) for part, rows in zip(parts, chosen, strict=True))
+        total = add_up(taken(part, rows).reduce(function) for part, rows in pairs)
     return [x.cpu().numpy() for x in total]
 
 
@@ -201,8 +231,8 @@ def added(sums: list[list[Any]]) -> list[Any]:
     return [reduce(np.add, entries) for entries in zip(*sums, strict=True)]
 
 
-def packed_sums(parts: list[Arrays], chosen: list[Any], packed: bytes) -> list[Any]:
-    return group_sums(parts, chosen, cloudpickle.loads(packed))
+def packed_sums(groups: list[list[Arrays]], chosen: list[Any], packed: bytes) -> list[Any]:
+    return group_sums(list(chain.from_iterable(groups)), chosen, cloudpickle.loads(packed))
 
 
 def taken(part: Arrays, chosen: np.ndarray | None) -> Arrays:
@@ -210,9 +240,12 @@ def taken(part: Arrays, chosen: np.ndarray | None) -> Arrays:
     return part if chosen is None else part.take(torch.from_numpy(chosen).long())
 
 
-def on_host(part: Arrays, chosen: np.ndarray | None) -> Arrays:
+def on_host(parts: list[Arrays], chosen: list[Any]) -> list[Arrays]:
+    return [in_main_memory(taken(part, rows)) for part, rows in zip(parts, chosen, strict=True)]
+
+
+def in_main_memory(part: Arrays) -> Arrays:
     """The same in the memory of the CPU, in blocks of its size, as NumPy arrays: they travel without a copy."""
-    part = taken(part, chosen)
     if isinstance(part, Unseen):
         part.look(part.features)
     bare = lambda x: x.cpu().numpy() if isinstance(x, Tensor) else x  # noqa: E731

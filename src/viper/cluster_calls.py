@@ -1,9 +1,11 @@
 """Work for the workers that hold the data: as Dask's tasks, or as messages where the wait for tasks would be felt.
 
 From call to answer a task takes some 12 ms, since client, scheduler and worker each collect for a while what they have
-to say; a message that the scheduler hands on takes 4, and none of its bookkeeping. The work is done by the worker's own
-threads in turn with its tasks. What is lost, has moved or is refused is not pursued here: the caller goes on with
-tasks, for which the scheduler makes again whatever is gone.
+to say; a message that the scheduler hands on takes 2 to 4, and none of its bookkeeping. The work is done by the
+worker's own threads in turn with its tasks. Or at once by the thread that listens, where the worker has one other
+thread and nothing to do: then its clocks, some of which ring a hundred times a second, do not interrupt the work. What
+is lost, has moved or is refused is not pursued here: the caller goes on with tasks, for which the scheduler makes again
+whatever is gone.
 """
 
 import asyncio
@@ -118,9 +120,11 @@ def call(
     futures: Sequence[Any],
     known: list[Share],
     given: Sequence[tuple[Any, ...]],
+    *,
+    at_once: bool = False,
 ) -> list[Any] | None:
     """function(data of a share, *what is given for it) on the worker that has them, for each share; None if not all
-    answer.
+    answer. With `at_once` idle workers do not listen meanwhile, so that it should take seconds at most.
     """
     if not 0 < len(known) <= FAN_IN or any(share.worker is None for share in known):
         return None
@@ -128,7 +132,7 @@ def call(
     for share, more in zip(known, given, strict=True):
         jobs.setdefault(str(share.worker), []).append(([futures[i].key for i in share.places], more))
     try:
-        answers = client.run(answer, function, jobs, workers=list(jobs))
+        answers = client.run(answer, function, jobs, at_once, workers=list(jobs))
     except (*LOST, ValueError):  # the last from workers that are set up to refuse; what the data cause, tasks say again
         return None
     if any(found is None for found in answers.values()):
@@ -137,13 +141,18 @@ def call(
     return [next(in_turn[str(share.worker)]) for share in known]
 
 
-async def answer(function: Callable[..., Any], jobs: dict[str, list[Any]], dask_worker: Any) -> list[Any] | None:
+async def answer(
+    function: Callable[..., Any], jobs: dict[str, list[Any]], at_once: bool, dask_worker: Any
+) -> list[Any] | None:
     """On a worker: the results of its jobs, each by one of its threads; None if it does not have all data."""
     held, mine = dask_worker.data, jobs.get(dask_worker.address)  # the scheduler may know it by another name
     if mine is None or not all(key in held for keys, _ in mine for key in keys):
         return None
-    begin = partial(asyncio.get_running_loop().run_in_executor, dask_worker.executors["default"], function)
+    work = [partial(function, [held[key] for key in keys], *more) for keys, more in mine]
+    if at_once and dask_worker.state.nthreads == 1 and not dask_worker.state.executing:
+        return [job() for job in work]
+    begin = partial(asyncio.get_running_loop().run_in_executor, dask_worker.executors["default"])
     try:
-        return await asyncio.gather(*[begin([held[key] for key in keys], *more) for keys, more in mine])
+        return await asyncio.gather(*map(begin, work))
     except RuntimeError:  # no new work for a worker that is closing
         return None

@@ -17,8 +17,8 @@ from dask.delayed import delayed
 
 from viper import design
 from viper.arrays import Arrays
-from viper.cluster import Partitions, Unseen
-from viper.cluster_calls import active_client, keep, run
+from viper.cluster import BRIEF, Partitions, Unseen
+from viper.cluster_calls import active_client, keep, run, shares
 from viper.threads import one_thread
 
 MOST_LABELS = 100  # of a partition that are looked at to find the two classes
@@ -34,6 +34,9 @@ class Reader:
     device: Any
     dtype: str
     linear: bool  # as in `rows.Form`
+
+    def read_group(self, numbers: list[int], *columns: list[Any]) -> list[Arrays]:
+        return [self.read(*given) for given in zip(numbers, *columns, strict=True)]
 
     def read(self, number: int, X: Any, y: Any, weight: Any, offset: Any) -> Arrays:
         with located(number):
@@ -88,14 +91,24 @@ def labelled(
         found = run(client, distinct_labels, columns["y"])
         classes = design.read_labels(np.concatenate(found), sum(map(len, found)))[0]
     reader = Reader(blank_copy(estimator), np.asarray(classes), intercept, device, dtype, linear)
-    parts = keep(client, reader.read, range(len(blocks)), blocks, *columns.values())
-    if sample_weight is not None and not any(run(client, has_weight, parts)):
+    dimension = estimator.n_features_in_ + int(intercept)
+    places = groups(client, blocks, sum(sizes) * dimension)
+    together = [[[x[i] for i in some] for some in places] for x in (blocks, *columns.values())]
+    parts = keep(client, reader.read_group, places, *together)
+    if sample_weight is not None and not any(run(client, have_weight, parts)):
         design.read_weights(np.zeros(1), 1)  # complains
-    return reader.classes, Partitions(client, parts, np.array(sizes), estimator.n_features_in_ + int(intercept))
+    return reader.classes, Partitions(client, parts, places, np.array(sizes), dimension)
 
 
-def has_weight(part: Arrays) -> bool:
-    return part.weight is not None and bool((part.weight > 0).any())
+def groups(client: Any, blocks: list[Any], entries: int) -> list[list[int]]:
+    """Which partitions one task reads: if they are small all that lie with a thread, since a task has its price."""
+    if client is not None and entries <= BRIEF * sum((threads := client.nthreads()).values()):
+        return [share.places for share in shares(client, blocks, threads)]
+    return [[i] for i in range(len(blocks))]
+
+
+def have_weight(parts: list[Arrays]) -> bool:
+    return any(part.weight is not None and bool((part.weight > 0).any()) for part in parts)
 
 
 def distinct_labels(y: Any) -> np.ndarray:
