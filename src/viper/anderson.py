@@ -5,7 +5,8 @@ A natural-gradient step from q_k proposes q_k⁺. Its residual is the change in 
     r_k = (√½ Fᵀ(Λ_k⁺ - Λ_k)F, Lᵀ(μ_k⁺ - μ_k)),      so that ½|r_k|² is the KL divergence of a small step,
 
 and weights γ minimise |r_k - Σ_i γ_i (r_k - r_i)|². What is left of |r_k|², the share θ², tells how far the mixture
-Σ_i γ_i q_i⁺ goes: where a plain step shrinks the divergence by κ², it shrinks it by about κ²θ².
+Σ_i γ_i q_i⁺ goes: where a plain step shrinks the divergence by κ², it shrinks it by about κ²θ². Where whole steps go
+too far, as under very wide priors, what is mixed is the part ρ of the way from q_i to q_i⁺.
 """
 
 import math
@@ -19,8 +20,10 @@ from viper.steps import Gaussian, gaussian
 
 MEMORY = 6  # proposals that are mixed
 LONGEST = 1e3  # sum of the weights; a slow rate needs long ones
-ENTRIES_PER_WEIGHT = 4  # of a residual: with fewer, nothing is left of it whatever the map does
-SMALLEST_SHARE = 0.03  # to be believed: the map is not linear
+ENTRIES_PER_WEIGHT = (
+    4  # of a residual: with fewer, nothing is left of it whatever the map does, and the share is a guess
+)
+SMALLEST_SHARE, GUESS = 0.03, 0.999  # to be believed, since the map is not linear; and where nothing is to be believed
 
 
 class Step(NamedTuple):
@@ -30,34 +33,45 @@ class Step(NamedTuple):
     share: float = 1.0
 
 
+class Past(NamedTuple):
+    """Where a step began, what it proposed, and the residual."""
+
+    q: Gaussian
+    new: Gaussian
+    residual: Tensor
+
+
 class Mixing:
     """The last proposals with their residuals, and the pace at which moves shrink."""
 
     def __init__(self) -> None:
-        self.past: deque[tuple[Gaussian, Tensor]] = deque(maxlen=MEMORY)
+        self.past: deque[Past] = deque(maxlen=MEMORY)
         self.last = math.inf  # the move before this one, in nats, and the share of the step that followed it
         self.share = 1.0
 
-    def step(self, new: Gaussian, residual: Tensor) -> Step:
+    def step(self, q: Gaussian, new: Gaussian, residual: Tensor, rho: float) -> Step:
         """The mixture of a proposal with those before it, or itself where there is none."""
-        older = list(self.past)[-max(1, len(residual) // ENTRIES_PER_WEIGHT) :]
-        self.past.append((new, residual))
+        most = max(1, len(residual) // ENTRIES_PER_WEIGHT)
+        older = list(self.past)[-(MEMORY if rho < 1.0 else most) :]
+        self.past.append(Past(q, new, residual))
         if not older:
             return Step(new)
-        changes = torch.stack([residual - past for _, past in older], 1)
+        changes = torch.stack([residual - past.residual for past in older], 1)
         gamma = torch.linalg.lstsq(changes, residual[:, None]).solution[:, 0]
         if not float(gamma.abs().sum()) <= LONGEST:
             return Step(new)
         left = residual - changes @ gamma
-        mean, precision = new.mean.clone(), new.precision.clone()
-        for weight, (past, _) in zip(gamma, older, strict=True):
-            mean += weight * (past.mean - new.mean)
-            precision += weight * (past.precision - new.precision)
-        mixed = gaussian(mean, precision)
+        mean, precision = part_way(q, new, rho)
+        end, broad = mean.clone(), precision.clone()
+        for weight, past in zip(gamma, older, strict=True):
+            its_mean, its_precision = part_way(past.q, past.new, rho)
+            end += weight * (its_mean - mean)
+            broad += weight * (its_precision - precision)
+        mixed = gaussian(end, broad)
         if mixed is None:
             return Step(new)
         share = float(left @ left / (residual @ residual))
-        return Step(mixed, max(share, SMALLEST_SHARE))
+        return Step(mixed, max(share, SMALLEST_SHARE if len(older) <= most else GUESS))
 
     def taken(self, move: float, share: float) -> None:
         """Note the step just taken."""
@@ -73,6 +87,13 @@ class Mixing:
     def forget(self) -> None:
         self.past.clear()
         self.taken(math.inf, 1.0)
+
+
+def part_way(q: Gaussian, new: Gaussian, rho: float) -> tuple[Tensor, Tensor]:
+    """Mean and precision the part ρ of the way from q to the proposal."""
+    if rho == 1.0:
+        return new.mean, new.precision
+    return torch.lerp(q.mean, new.mean, rho), torch.lerp(q.precision, new.precision, rho)
 
 
 def whitened(q: Gaussian, new: Gaussian) -> Tensor:

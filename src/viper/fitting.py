@@ -129,7 +129,7 @@ def run(
     if not result.converged:
         warnings.warn(
             f"The solver stopped early: {result.status}. Raise max_iter, standardise the features, or choose a "
-            "smaller prior_scale: nearly separable data under a very wide prior need many steps.",
+            "smaller prior_scale.",
             ConvergenceWarning,
             stacklevel=users_line(),
         )

@@ -374,3 +374,10 @@ def curvature_product(block: Block, mean: Tensor, factor: Tensor | None, moments
     if block.weight is not None:
         h = h * block.weight
     return [block.design.pull(h * block.design.project(v))]
+
+
+def row_spread(block: Block, factor: Tensor) -> list[Tensor]:
+    """A block's part of Σ c diag(A F Fᵀ Aᵀ), `factor` as in `Matrix.spread`, and of Σ c."""
+    spread = block.design.spread(factor)
+    weight = torch.ones_like(spread) if block.weight is None else block.weight
+    return [torch.dot(weight, spread), weight.sum()]

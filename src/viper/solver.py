@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +20,7 @@ from torch import Tensor
 from viper.anderson import Mixing, Step, whitened
 from viper.limit import limit
 from viper.mode import chord_step, find_mode
-from viper.problem import Sums
+from viper.problem import Prior, Sums, row_spread
 from viper.steps import (
     LARGEST_DIRECT,
     Gaussian,
@@ -29,6 +30,9 @@ from viper.steps import (
     full_step,
     gradient,
     kl_to_prior,
+    opening,
+    prior_factor,
+    widened,
 )
 
 
@@ -163,7 +167,10 @@ def iterate(run: "Stage", q: Gaussian, max_iter: int) -> Result:
     problem, mixing = run.problem, run.mixing
     run.move_to(q, q.factor, *problem.evaluate(q, q.factor))
     rho = 1.0
-    for _ in range(max_iter):
+    for count in range(max_iter):
+        if count == PATIENCE and run.far():
+            run.approach()
+            rho = 1.0
         proposal = run.step(rho)
         step, move = run.towards(proposal, rho)
         if step is not None and run.nearly_there(move, step.share):
@@ -173,7 +180,9 @@ def iterate(run: "Stage", q: Gaussian, max_iter: int) -> Result:
             continue
         if step is not None and step.share < 1.0 and run.accept(step.q, rho, move):
             mixing.taken(move, step.share)
+            rho = min(1.0, 2.0 * rho)
             continue
+        move = move if rho == 1.0 else run.distance(proposal)
         while not run.accept(proposal, rho, move):
             if not problem.refine and move < LOCAL:
                 return run.result  # a rough formula cannot tell better from worse so near the optimum
@@ -189,8 +198,29 @@ def iterate(run: "Stage", q: Gaussian, max_iter: int) -> Result:
     return run.result
 
 
+def from_narrow_priors(problem: Problem) -> tuple[Gaussian | None, float]:
+    """A q near the optimum under a very wide prior, or None if it is not so wide; and the passes that took.
+
+    Where the data do not stop them, ϑ and τ grow with the prior's width, by a factor at each step from the mode. But q
+    relative to the prior hardly changes with that width: what is best for a narrow one, widened likewise, is near the
+    best for one ten times as wide, and so on.
+    """
+    prior = problem.prior
+    spread, count = problem.source.reduce(partial(row_spread, factor=prior_factor(prior)))
+    width = math.sqrt(float(spread / count))
+    q, passes = None, 1.0
+    for k in range(math.ceil(math.log10(max(1.0, width))) - 1, 0, -1):
+        narrow = replace(problem, prior=Prior(prior.mean / 10.0**k, prior.precision * 100.0**k))
+        result = iterate(Stage(narrow, Mixing(), NEAR, 0.0, None), q or opening(narrow), PATIENCE)
+        q = widened(result.q, 10.0)
+        passes += result.passes
+    return q, passes
+
+
 SHORTEST_STEP = 1e-10
+NEAR, FAR = 0.1, 0.03  # nats that may be left under a narrower prior; a move that many more will follow
 LOCAL = 1.0  # nats: moves below this are of the last, linear phase
+PATIENCE = 10  # steps; most fits are through after fewer, and a fit that still makes long ones has far to go
 
 
 class Stage:
@@ -225,16 +255,19 @@ class Stage:
         return math.inf if new is None else divergence(self.result.q, new)
 
     def towards(self, new: Gaussian | None, rho: float) -> tuple[Step | None, float]:
-        """The whole step to try first, near the optimum mixed with those before it; and how far the proposal is."""
-        if new is None or rho < 1.0 or len(new.mean) > LARGEST_DIRECT:
-            self.mixing.past.clear()
-            return (None if new is None or rho < 1.0 else Step(new)), self.distance(new)
-        residual = whitened(self.result.q, new)
-        move = 0.5 * float(residual @ residual)
-        if not 0.0 < move <= LOCAL:
-            self.mixing.past.clear()
-            return Step(new), self.distance(new)
-        return self.mixing.step(new, residual), move
+        """The step to try first, near the optimum mixed with those before it; and how far the proposal is.
+
+        A damped step is tried only if it is mixed.
+        """
+        whole = new if rho == 1.0 else self.step(1.0)
+        if whole is not None and len(whole.mean) <= LARGEST_DIRECT:
+            residual = whitened(self.result.q, whole)
+            move = 0.5 * float(residual @ residual)
+            if 0.0 < move <= LOCAL:
+                step = self.mixing.step(self.result.q, whole, residual, rho)
+                return (step, move) if rho == 1.0 or step.share < 1.0 else (None, self.distance(new))
+        self.mixing.past.clear()
+        return (Step(new) if rho == 1.0 and new is not None else None), self.distance(new)
 
     def accept(self, new: Gaussian | None, rho: float, move: float) -> bool:
         """Move to the proposal, `move` nats away, if F is not lower there."""
@@ -283,6 +316,21 @@ class Stage:
     def foreseen(self, gain: float, rate: float) -> bool:
         """Whether what a step gains is known well enough without a look: F is quadratic, and √ρ of the way is left."""
         return gain * math.sqrt(rate) < UNSEEN * (abs(self.result.objective) + 1.0)
+
+    def far(self) -> bool:
+        """Whether the last step was so long that many more will follow."""
+        return bool(self.result.history) and self.result.history[-1].move > FAR
+
+    def approach(self) -> None:
+        """Go to where narrower priors lead, if F is higher there."""
+        q, passes = from_narrow_priors(self.problem)
+        self.result.passes += passes
+        if q is None:
+            return
+        value, total = self.problem.evaluate(q, q.factor)
+        if value > self.result.objective:
+            self.mixing.forget()
+            self.move_to(q, q.factor, value, total)
 
     def give_up(self) -> None:
         """No step goes uphill: at the top, as far as rounding lets one see, or stuck."""

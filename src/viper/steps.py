@@ -141,6 +141,17 @@ def gaussian(mean: Tensor, precision: Tensor) -> Gaussian | None:
     return None if root is None else Gaussian(mean, precision, root)
 
 
+def widened(q: Gaussian, by: float) -> Gaussian:
+    """The distribution of `by` times what has distribution q."""
+    return Gaussian(by * q.mean, q.precision / by**2, None if q.cholesky is None else q.cholesky / by)
+
+
+def prior_factor(prior: Prior) -> Tensor:
+    """F with S₀ = F Fᵀ, or the vector of variances."""
+    root = None if prior.precision.ndim == 1 else torch.linalg.cholesky(prior.precision)
+    return Gaussian(prior.mean, prior.precision, root).factor
+
+
 def divergence(old: Gaussian, new: Gaussian) -> float:
     """KL(old ‖ new) = ½ [log|Λ| - log|Λ'| - d + tr(Λ'Σ) + δᵀΛ'δ]."""
     shift = new.mean - old.mean
