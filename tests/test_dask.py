@@ -1,6 +1,7 @@
 """Fits on Dask collections: the same answer wherever the partitions lie, and what happens when some of it breaks."""
 
 import asyncio
+import gc
 import os
 import pickle
 import platform
@@ -208,6 +209,20 @@ def partitions(collection):
     return rows.labelled(classifier(), collection, da.from_array(Y, chunks=N), None, None, rows.Form(), reset=True)[1]
 
 
+def test_a_common_origin_is_made_once(somewhere, tmp_path):
+    """Else rows and labels that cannot be made twice alike would not belong together."""
+
+    def load(i):
+        with (tmp_path / "loads").open("a") as file:
+            file.write("x")
+        return FRAME[i * 6_000 : (i + 1) * 6_000].sample(frac=1.0)  # another order each time
+
+    frame = dd.from_map(load, range(4))
+    model = classifier().fit(frame[NAMES], frame["y"])
+    assert (tmp_path / "loads").stat().st_size <= 5  # four, and one to see the columns
+    np.testing.assert_allclose(model.coef_, classifier().fit(X, Y).coef_, atol=1e-6)
+
+
 def test_more_coefficients_than_rows(somewhere):
     wide, y = generator.normal(size=(30, 50)), np.arange(30) % 2
     model = classifier().fit(da.from_array(wide, chunks=(7, 20)), da.from_array(y, chunks=7))
@@ -226,21 +241,17 @@ def test_a_tree_adds_up_many_tasks(client, monkeypatch):
     monkeypatch.setattr(cluster, "BRIEF", 0)
     source = partitions(cut(X, (1_000, 5)))
     monkeypatch.setattr(source, "shares", lambda: [Share(None, [i]) for i in range(len(source.parts))])
-    assert source.reduce(count)[0] == N
+    assert source.reduce(partial(count))[0] == N
 
 
 def test_there_is_one_task_for_each_thread(client):
     source = partitions(cut(X, (1_000, 5)))
-    assert source.reduce(count)[0] == N
+    assert source.reduce(partial(count))[0] == N
     shares = source.shares()
     assert len(shares) == 3
     assert sorted(i for share in shares for i in share.places) == list(range(len(source.parts)))
     held = client.who_has(source.parts)
     assert all(held[source.parts[i].key] == (share.worker,) for share in shares for i in share.places)
-
-
-def refused(*_, **__):
-    raise ValueError("The 'run' handler has been explicitly disallowed in Worker, possibly due to security concerns.")
 
 
 @contextmanager
@@ -256,16 +267,16 @@ def test_a_short_pass_makes_no_tasks(client, monkeypatch):
     source = partitions(cut(X, (1_000, 5)))
     source.whole()  # once all is read
     with tasks_made(client, monkeypatch) as names:
-        assert source.reduce(count)[0] == N
+        assert source.reduce(partial(count))[0] == N
         assert source.subset(500, np.random.default_rng(1)).rows == 500
         assert names == []
         monkeypatch.setattr(source, "seen", time.monotonic() - cluster.SILENT)
-        assert source.reduce(count)[0] == N
+        assert source.reduce(partial(count))[0] == N
         assert names == ["packed_sums"]  # so that the scheduler sees that the workers are not idle
-        assert source.reduce(count)[0] == N
+        assert source.reduce(partial(count))[0] == N
         assert names == ["packed_sums"]
         monkeypatch.setattr(cluster, "BRIEF", 0)
-        assert source.reduce(count)[0] == N
+        assert source.reduce(partial(count))[0] == N
         assert names == ["packed_sums", "packed_sums"]
 
 
@@ -273,23 +284,26 @@ def test_many_threads_get_tasks(client, monkeypatch):
     monkeypatch.setattr(cluster_calls, "FAN_IN", 2)
     source = partitions(cut(X, (1_000, 5)))
     with tasks_made(client, monkeypatch) as names:
-        assert source.reduce(count)[0] == N
+        assert source.reduce(partial(count))[0] == N
         assert source.whole().rows == N
     assert names == ["packed_sums", "on_host"]
 
 
-@pytest.mark.parametrize("way", ["refused", "moved"])
-def test_what_messages_cannot_do_is_done_by_tasks(way, client, monkeypatch):
+def test_workers_may_refuse_messages():
+    with dask.config.set({"distributed.worker.blocked-handlers": ["run"]}), workers(2) as client, in_use(client):
+        with pytest.raises(Exception, match="explicitly disallowed"):
+            client.run(os.getpid)
+        assert_same(classifier().fit(*arrays()), classifier().fit(*in_memory(arrays())))
+
+
+def test_what_messages_cannot_do_is_done_by_tasks(client, monkeypatch):
     source = partitions(cut(X, (1_000, 5)))
     shares = source.shares()
-    if way == "refused":
-        monkeypatch.setattr(client, "run", refused)
-    else:
-        # each is looked for where the next one is
-        wrong = list(map(swapped, shares, [*shares[1:], shares[0]]))
-        monkeypatch.setattr(cluster_calls, "shares", lambda *_: wrong)
-        monkeypatch.setattr(source, "shares", lambda: wrong)
-    assert source.reduce(count)[0] == N
+    # each is looked for where the next one is
+    wrong = list(map(swapped, shares, [*shares[1:], shares[0]]))
+    monkeypatch.setattr(cluster_calls, "shares", lambda *_: wrong)
+    monkeypatch.setattr(source, "shares", lambda: wrong)
+    assert source.reduce(partial(count))[0] == N
     assert torch.equal(source.whole().features, torch.from_numpy(X))
 
 
@@ -308,44 +322,52 @@ def test_a_worker_that_cannot_answer_says_so(trouble):
     assert found == ([5] if trouble == "none" else None)
 
 
-def pretended_worker(nthreads=1, executing=()):
+def pretended_worker(address="tcp://here:1", nthreads=1, executing=()):
     state = SimpleNamespace(nthreads=nthreads, executing=set(executing))
     pool = ThreadPoolExecutor(1, thread_name_prefix="pool")
-    return SimpleNamespace(address="tcp://here:1", data={"x": 5}, executors={"default": pool}, state=state)
+    return SimpleNamespace(address=address, data={"x": 5}, executors={"default": pool}, state=state)
 
 
 @pytest.mark.parametrize(
-    ("at_once", "nthreads", "executing", "pooled"),
-    [(True, 1, [], False), (False, 1, [], True), (True, 2, [], True), (True, 1, ["a task"], True)],
+    ("at_once", "where", "nthreads", "executing", "pooled"),
+    [
+        (True, "tcp://here:1", 1, [], False),
+        (False, "tcp://here:1", 1, [], True),
+        (True, "tcp://here:1", 2, [], True),
+        (True, "tcp://here:1", 1, ["a task"], True),
+        (True, "inproc://here/1", 1, [], True),  # whose loop is that of other workers too
+    ],
 )
-def test_only_an_idle_worker_of_one_thread_works_where_it_listens(at_once, nthreads, executing, pooled):
-    worker = pretended_worker(nthreads, executing)
+def test_only_an_idle_worker_of_one_thread_works_where_it_listens(at_once, where, nthreads, executing, pooled):
+    worker = pretended_worker(where, nthreads, executing)
     jobs = {worker.address: [(["x"], ())]}
     (name,) = asyncio.run(cluster_calls.answer(lambda _: threading.current_thread().name, jobs, at_once, worker))
     assert name.startswith("pool") == pooled
 
 
-def thread_name(block: Block, pause=0.0) -> list[torch.Tensor]:
-    """Whether that is the thread in which a worker listens."""
+def thread_name(block: Block, program: str | None, pause=0.0) -> list[torch.Tensor]:
+    """Whether that is the thread in which a worker listens; with a `program`, as what has compiled code."""
     time.sleep(pause)
     return [torch.tensor(float(threading.current_thread() is threading.main_thread()))]
 
 
 def test_workers_keep_listening_until_a_pass_has_been_seen_to_be_short(client, monkeypatch):
     source = partitions(cut(X, (9_000, 5)))
-    blocks = 3
-    assert source.reduce(thread_name)[0] == 0
-    assert source.reduce(thread_name)[0] == blocks
-    monkeypatch.setattr(cluster, "SILENT", 0.1)
     monkeypatch.setattr(source, "seen", time.monotonic() + 60)
-    assert source.reduce(partial(thread_name, pause=0.2))[0] == blocks
-    assert source.reduce(thread_name)[0] == 0
-    assert source.reduce(thread_name)[0] == blocks
+    quick, slow, blocks = partial(thread_name, program="any"), partial(thread_name, program=None), 3
+    assert source.reduce(quick)[0] == 0
+    assert source.reduce(quick)[0] == blocks
+    assert source.reduce(slow)[0] == 0  # what was measured says nothing of this one
+    assert source.reduce(quick)[0] == blocks
+    monkeypatch.setattr(cluster, "SILENT", 0.1)
+    assert source.reduce(partial(quick, pause=0.2))[0] == blocks
+    assert source.reduce(quick)[0] == 0
+    assert source.reduce(quick)[0] == blocks
 
 
 def test_large_functions_are_sent_ahead(client, monkeypatch):
     monkeypatch.setattr(cluster, "EMBEDDED", 0)
-    assert partitions(cut(X, (9_000, 5))).reduce(count)[0] == N
+    assert partitions(cut(X, (9_000, 5))).reduce(partial(count))[0] == N
 
 
 def test_formulas_are_packed_once():
@@ -368,7 +390,7 @@ def pool_sizes(block: Block) -> list[torch.Tensor]:
 
 
 def test_a_task_has_one_thread(somewhere):
-    assert partitions(cut(X, (9_000, 5))).reduce(pool_sizes)[0] == 0
+    assert partitions(cut(X, (9_000, 5))).reduce(partial(pool_sizes))[0] == 0
 
 
 FAULTS = """
@@ -482,6 +504,7 @@ LATE = np.where(np.arange(N) < N - 1, Y, "maybe")
     ("collections", "message", "partition"),
     [
         (lambda: (cut(spoilt(X, np.nan)), cut(Y)), "Input X contains NaN", 2),
+        (lambda: (cut(spoilt(X, np.nan), ((0, 12_000, 0, 12_000), 5)), cut(Y)), "Input X contains NaN", 3),
         (lambda: (cut(X), cut(Y[:-1])), "X and y must have as many rows; got .* 24000 and 23999", None),
         (lambda: (cut(X), cut(Y), cut(WEIGHT[1:])), r"sample_weight must have shape \(24000,\)", None),
         (lambda: (cut(X), cut(Y), cut(spoilt(WEIGHT, -3.0))), "sample_weight must not be negative; got -3", 2),
@@ -597,9 +620,9 @@ def test_a_worker_may_die_in_the_middle_of_a_pass(brief, tmp_path, monkeypatch):
     with workers(3) as client, in_use(client):
         source = partitions(cut(X, (1_000, 5)))
         source.whole()
-        assert source.reduce(kill_one_and_count)[0] == N
+        assert source.reduce(partial(kill_one_and_count))[0] == N
         assert (tmp_path / "killed").exists()
-        assert source.reduce(count)[0] == N
+        assert source.reduce(partial(count))[0] == N
 
 
 @contextmanager
@@ -641,12 +664,38 @@ def test_a_lost_scheduler_is_an_error(tmp_path):
     with impatient, own_processes(tmp_path) as (file, scheduler), Client(scheduler_file=str(file)) as client:
         client.wait_for_workers(1)
         source = partitions(cut(X, (9_000, 5)))
-        assert source.reduce(count)[0] == N
+        assert source.reduce(partial(count))[0] == N
         threading.Timer(1.0, scheduler.kill).start()
         with pytest.raises(ConnectionError, match="scheduler must stay reachable"):
-            source.reduce(sleepy_count)  # lost during a pass
+            source.reduce(partial(sleepy_count))  # lost during a pass
         with pytest.raises(ConnectionError, match="scheduler must stay reachable"):
-            source.reduce(count)  # lost before it
+            source.reduce(partial(count))  # lost before it
+
+
+def held_by(client):
+    """Keys that workers still have, once all that nobody refers to is gone."""
+    for _ in range(50):
+        gc.collect()
+        held = [key for keys in client.has_what().values() for key in keys]
+        if not held:
+            break
+        time.sleep(0.1)
+    return held
+
+
+def test_a_fit_that_fails_leaves_nothing_on_the_workers(client):
+    before = set(held_by(client))
+    for _ in range(2):
+        with pytest.raises(ValueError, match="contains NaN"):
+            classifier().fit(cut(spoilt(X, np.nan), (6_000, 5)), cut(Y))
+    assert set(held_by(client)) <= before
+
+
+def test_rows_that_are_gone_are_an_error(client):
+    given = dask.persist(*arrays()[:2])
+    client.cancel(given)
+    with pytest.raises(ConnectionError, match="must keep the rows .* got FuturesCancelledError. .* know their origin"):
+        classifier().fit(*given)
 
 
 # --- Gaussian processes ---

@@ -30,7 +30,7 @@ from dask.sizeof import sizeof
 from torch import Tensor
 
 from viper.arrays import BLOCK_ROWS, CPU, Arrays, scattered
-from viper.cluster_calls import FAN_IN, LOST, Share, call, complain_if_unreachable, run, shares
+from viper.cluster_calls import FAN_IN, LOST, Share, call, gathered, lost, run, shares
 from viper.problem import RowFunction, add_up
 from viper.threads import one_thread
 
@@ -76,37 +76,42 @@ class Partitions:
     def reduce(self, function: RowFunction) -> list[Tensor]:
         if self.client is None:
             return tensors(added(run(None, partial(group_sums, function=function), self.parts, self.chosen_of_parts())))
-        packed = pack(function)
+        packed, quick = pack(function), function.keywords.get("program") is not None
         for _ in range(ATTEMPTS):
             try:
-                return tensors(self.remote_sums(packed))
+                return tensors(self.remote_sums(packed, quick))
             except LOST as error:
-                complain_if_unreachable(self.client, error)
                 self.layout, last = None, error
-        raise ConnectionError(
-            f"the workers must keep the rows and the scheduler stay reachable; got {last!r} in {ATTEMPTS} attempts at "
-            "a pass. Data that came by client.scatter cannot be made again: use collections that know their origin."
-        ) from last
+                if self.client.status != "running":
+                    break
+        raise lost(self.client, last) from last
 
-    def remote_sums(self, packed: bytes) -> list[Any]:
+    def remote_sums(self, packed: bytes, quick: bool) -> list[Any]:
         """One pass on the cluster: by messages if it is short, else a task for each share, then a tree."""
-        client, known = self.client, self.shares() if self.layout is None else self.layout[1]
+        known = self.shares() if self.layout is None else self.layout[1]
         if self.is_brief(known, packed):
-            given = [(x, packed) for x in self.chosen_of(known)]
-            began = time.monotonic()
-            sums = call(client, packed_sums, self.parts, known, given, at_once=self.pace.seconds * self.rows < SILENT)
+            sums = self.by_messages(known, packed, quick)
             if sums is not None:
-                self.pace.seconds = (time.monotonic() - began) / self.rows
                 return added(sums)
             self.layout = None
-        known = self.shares()
+        client, known = self.client, self.shares()
         self.seen = time.monotonic()
         function = packed if len(packed) <= EMBEDDED else client.scatter(packed, broadcast=True, hash=False)
         groups = [[self.parts[i] for i in share.places] for share in known]
         sums = client.map(packed_sums, groups, self.chosen_of(known), packed=function, pure=False)
         while len(sums) > FAN_IN:
             sums = client.map(added, [sums[i : i + FAN_IN] for i in range(0, len(sums), FAN_IN)], pure=False)
-        return added(client.gather(sums))
+        return added(gathered(client, sums))
+
+    def by_messages(self, known: list[Share], packed: bytes, quick: bool) -> list[Any] | None:
+        """The sums of each share, or None; at once if the functions that are `quick` were so, row by row."""
+        given = [(x, packed) for x in self.chosen_of(known)]
+        at_once = quick and self.pace.seconds * self.rows < SILENT
+        began = time.monotonic()
+        sums = call(self.client, packed_sums, self.parts, known, given, at_once=at_once)
+        if quick and sums is not None:
+            self.pace.seconds = (time.monotonic() - began) / self.rows
+        return sums
 
     def is_brief(self, known: list[Share], packed: bytes) -> bool:
         """Whether a pass takes so little time, and carries so little, that messages are better than tasks."""
@@ -153,7 +158,7 @@ class Partitions:
 
 @dataclass
 class Pace:
-    """How long the last pass over these rows, or over a subset of them, took for a row."""
+    """How long the last quick pass over these rows, or over a subset of them, took for a row."""
 
     seconds: float = math.inf
 

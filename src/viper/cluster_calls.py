@@ -35,10 +35,9 @@ def run(client: Any, function: Callable[..., Any], *columns: Sequence[Any]) -> l
         return list(compute(*[delayed(function, pure=False)(*row) for row in zip(*columns, strict=True)]))
     try:
         found = call_each(client, function, *columns)
-        return client.gather(keep(client, function, *columns)) if found is None else found
+        return gathered(client, keep(client, function, *columns)) if found is None else found
     except LOST as error:
-        complain_if_unreachable(client, error)
-        raise
+        raise lost(client, error) from error
 
 
 def keep(client: Any, function: Callable[..., Any], *columns: Sequence[Any]) -> list[Any]:
@@ -48,12 +47,34 @@ def keep(client: Any, function: Callable[..., Any], *columns: Sequence[Any]) -> 
     return client.map(function, *columns, pure=False)
 
 
-def complain_if_unreachable(client: Any, error: BaseException) -> None:
-    if client.status != "running":
+def gathered(client: Any, futures: list[Any]) -> list[Any]:
+    """The results, which the workers then forget; also if there is an error, with which the client would keep them."""
+    from distributed import KilledWorker
+
+    try:
+        return client.gather(futures)
+    except KilledWorker as error:
         raise ConnectionError(
+            f"the workers must live through a pass; got {str(error).splitlines()[0]} Mostly they lack memory: use "
+            "smaller partitions, or more workers."
+        ) from error
+    finally:
+        for future in futures:
+            future.release()
+
+
+def lost(client: Any, error: BaseException) -> ConnectionError:
+    """What to say when the scheduler or data on a worker is gone for good."""
+    if client.status != "running":
+        return ConnectionError(
             f"the Dask scheduler must stay reachable during a fit; got client status {client.status!r}. "
             "Start a new cluster and client and fit again."
-        ) from error
+        )
+    return ConnectionError(
+        f"the workers must keep the rows and the scheduler stay reachable; got {type(error).__name__}. Data that came "
+        "by client.scatter, or were persisted before client.restart(), cannot be made again: use collections that know "
+        "their origin."
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -133,7 +154,7 @@ def call(
         jobs.setdefault(str(share.worker), []).append(([futures[i].key for i in share.places], more))
     try:
         answers = client.run(answer, function, jobs, at_once, workers=list(jobs))
-    except (*LOST, ValueError):  # the last from workers that are set up to refuse; what the data cause, tasks say again
+    except Exception:  # noqa: BLE001 - lost, or set up to refuse: tasks find out which
         return None
     if any(found is None for found in answers.values()):
         return None
@@ -144,15 +165,20 @@ def call(
 async def answer(
     function: Callable[..., Any], jobs: dict[str, list[Any]], at_once: bool, dask_worker: Any
 ) -> list[Any] | None:
-    """On a worker: the results of its jobs, each by one of its threads; None if it does not have all data."""
+    """On a worker: the results of its jobs, each by one of its threads; None if it has not all data, or they err."""
     held, mine = dask_worker.data, jobs.get(dask_worker.address)  # the scheduler may know it by another name
     if mine is None or not all(key in held for keys, _ in mine for key in keys):
         return None
     work = [partial(function, [held[key] for key in keys], *more) for keys, more in mine]
-    if at_once and dask_worker.state.nthreads == 1 and not dask_worker.state.executing:
-        return [job() for job in work]
-    begin = partial(asyncio.get_running_loop().run_in_executor, dask_worker.executors["default"])
     try:
+        if at_once and is_idle(dask_worker):
+            return [job() for job in work]
+        begin = partial(asyncio.get_running_loop().run_in_executor, dask_worker.executors["default"])
         return await asyncio.gather(*map(begin, work))
-    except RuntimeError:  # no new work for a worker that is closing
+    except Exception:  # noqa: BLE001 - what the data cause, tasks say again; and a closing worker takes no new work
         return None
+
+
+def is_idle(worker: Any) -> bool:
+    """Whether nothing is lost if it does not listen: one thread, no task, and a loop of its own."""
+    return worker.state.nthreads == 1 and not worker.state.executing and not worker.address.startswith("inproc")

@@ -8,11 +8,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import dask.array as da
 import numpy as np
 from dask.base import compute, is_dask_collection, persist
+from dask.core import flatten
 from dask.delayed import delayed
 
 from viper import design
@@ -86,25 +88,29 @@ def labelled(
         raise ValueError("This estimator requires y to be passed, but the target y is None.")
     client = active_client()
     X = check_columns(estimator, X, reset)
-    sizes, blocks, columns = aligned(client, X, {"y": y, "sample_weight": sample_weight, "offset": offset})
+    numbers, sizes, blocks, columns = aligned(client, X, {"y": y, "sample_weight": sample_weight, "offset": offset})
     if classes is None:
         found = run(client, distinct_labels, columns["y"])
         classes = design.read_labels(np.concatenate(found), sum(map(len, found)))[0]
     reader = Reader(blank_copy(estimator), np.asarray(classes), intercept, device, dtype, linear)
     dimension = estimator.n_features_in_ + int(intercept)
-    places = groups(client, blocks, sum(sizes) * dimension)
-    together = [[[x[i] for i in some] for some in places] for x in (blocks, *columns.values())]
-    parts = keep(client, reader.read_group, places, *together)
+    together = client is not None and is_float_array(X) and sum(sizes) * dimension <= BRIEF * len(client.ncores())
+    places = groups(client, blocks) if together else [[i] for i in range(len(blocks))]
+    given = [[[x[i] for i in some] for some in places] for x in (numbers, blocks, *columns.values())]
+    parts = keep(client, reader.read_group, *given)
     if sample_weight is not None and not any(run(client, have_weight, parts)):
         design.read_weights(np.zeros(1), 1)  # complains
     return reader.classes, Partitions(client, parts, places, np.array(sizes), dimension)
 
 
-def groups(client: Any, blocks: list[Any], entries: int) -> list[list[int]]:
-    """Which partitions one task reads: if they are small all that lie with a thread, since a task has its price."""
-    if client is not None and entries <= BRIEF * sum((threads := client.nthreads()).values()):
-        return [share.places for share in shares(client, blocks, threads)]
-    return [[i] for i in range(len(blocks))]
+def is_float_array(X: Any) -> bool:
+    """Whether partitions are kept as they are, so that many can be read at once without many copies."""
+    return not is_frame(X) and X.dtype in (np.float64, np.float32)
+
+
+def groups(client: Any, blocks: list[Any]) -> list[list[int]]:
+    """The partitions that lie with each thread: one task reads them, since a task has its price."""
+    return [share.places for share in shares(client, blocks, client.nthreads())]
 
 
 def have_weight(parts: list[Arrays]) -> bool:
@@ -128,8 +134,13 @@ def blank_copy(estimator: Any) -> Any:
 # Shapes and partitions
 
 
+def is_table(x: Any) -> bool:
+    """A DataFrame or a Series."""
+    return hasattr(x, "to_dask_array")
+
+
 def is_frame(X: Any) -> bool:
-    return hasattr(X, "to_dask_array") and X.ndim == 2
+    return is_table(X) and X.ndim == 2
 
 
 def check_columns(estimator: Any, X: Any, reset: bool) -> Any:
@@ -148,30 +159,43 @@ def check_columns(estimator: Any, X: Any, reset: bool) -> Any:
     return X.rechunk({1: -1}) if len(X.chunks[1]) > 1 else X
 
 
-def aligned(client: Any, X: Any, vectors: dict[str, Any]) -> tuple[list[int], list[Any], dict[str, list[Any]]]:
-    """Sizes of the partitions that are not empty, their rows, and vectors cut likewise.
+def aligned(
+    client: Any, X: Any, vectors: dict[str, Any]
+) -> tuple[list[int], list[int], list[Any], dict[str, list[Any]]]:
+    """Numbers and sizes of the partitions that are not empty, their rows, and vectors cut likewise.
 
     All are computed once and kept: as futures of the client, or here.
     """
-    given = {name: as_vector(x, name) for name, x in vectors.items() if x is not None}
-    # in one go, since they may have a common origin
-    rows, *held = persist(row_blocks(X), *given.values())
-    blocks = kept(client, rows)
+    given = {"X": X} | {name: one_column(x, name) for name, x in vectors.items()}
+    for frames in (False, True):
+        lazy = {name: x for name, x in given.items() if is_dask_collection(x) and is_table(x) == frames}
+        # in one go, as they may have a common origin: on their own, they would be optimised apart and make it twice
+        given |= zip(lazy, persist(*lazy.values()), strict=True)
+    X = given.pop("X")
+    blocks = kept(client, X)
     sizes = row_counts(client, X, blocks)
-    cut = {name: like_rows(client, x, name, sizes) for name, x in zip(given, held, strict=True)}
-    some = [size for size in sizes if size]
-    return some, full(blocks, sizes), {name: cut.get(name, [None] * len(some)) for name in vectors}
+    cut = {name: like_rows(client, kept_vector(x, name), name, sizes) for name, x in given.items() if x is not None}
+    some = [i for i, size in enumerate(sizes) if size]
+    columns = {name: cut.get(name, [None] * len(some)) for name in vectors}
+    return some, [sizes[i] for i in some], full(blocks, sizes), columns
+
+
+def kept_vector(x: Any, name: str) -> Any:
+    """As `as_vector`, and computed if it was not."""
+    vector = as_vector(x, name)
+    return vector if vector is x or not is_dask_collection(vector) else persist(vector)[0]
 
 
 def kept(client: Any, x: Any) -> list[Any]:
-    """The blocks of a persisted vector or list as futures of the client, or themselves."""
-    blocks = x if isinstance(x, list) else row_blocks(x)
+    """The blocks of a persisted collection as futures of the client, or themselves."""
     if client is None:
-        return list(compute(*blocks))
+        return list(compute(*row_blocks(x)))
     from distributed import futures_of
 
     by_key = {future.key: future for future in futures_of(x)}
-    return [by_key[block.key] for block in blocks]
+    if is_table(x):  # whose own keys are other names for these
+        return [by_key[key] for key in sorted(by_key, key=itemgetter(-1))]
+    return [by_key[key] for key in flatten(x.__dask_keys__())]
 
 
 def full(blocks: list[Any], sizes: list[int]) -> list[Any]:
@@ -199,13 +223,19 @@ def count_rows(block: Any) -> int:
     return int(block.shape[0])
 
 
+def one_column(x: Any, name: str) -> Any:
+    """A frame as the Series it holds, anything else as it is."""
+    if not is_frame(x):
+        return x
+    if len(x.columns) != 1:
+        raise ValueError(f"{name} must have one column; got {len(x.columns)}: {list(x.columns)[:5]}.")
+    return x[x.columns[0]]
+
+
 def as_vector(x: Any, name: str) -> Any:
     """A 1-D Dask array, or what will become one: an array in memory or a number."""
-    if is_frame(x):
-        if len(x.columns) != 1:
-            raise ValueError(f"{name} must have one column; got {len(x.columns)}: {list(x.columns)[:5]}.")
-        x = x[x.columns[0]]
-    if hasattr(x, "to_dask_array"):
+    x = one_column(x, name)
+    if is_table(x):
         dtype = x.dtype if isinstance(x.dtype, np.dtype) else object
         parts = [da.from_delayed(delayed(np.asarray, pure=False)(part), (math.nan,), dtype) for part in row_blocks(x)]
         return da.concatenate(parts, allow_unknown_chunksizes=True)
