@@ -196,7 +196,10 @@ def with_nan(X, y):
             blocks(at3=lambda X, y: (X[:, :2], y)),
             "X must have 3 columns, as the first block; got shape .50, 2. in block 3",
         ),
-        (blocks(at3=lambda X, y: (X, y[:-1])), r"y must have one entry per row, \(50,\); got shape \(49,\) in block 3"),
+        (
+            blocks(at3=lambda X, y: (X, y[:-1])),
+            r"y must have one entry per row of X, \(50,\); got shape \(49,\) in block 3",
+        ),
         (
             blocks(**{f"at{i}": lambda X, y, i=i: (X, y, np.full(50, 2.0 - i)) for i in range(20)}),
             "sample_weight must not be negative; got -1.0 in block 3, row 0",
