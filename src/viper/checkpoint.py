@@ -28,7 +28,7 @@ from viper.problem import InBlocks, RowFunction, Source, Through
 from viper.state import PLAIN, encode_labels
 
 HEADER = "fit.viper"
-FEW_ROWS = 1000  # by which rows on a cluster are recognised
+FEW_ENTRIES = 1 << 14  # by which rows on a cluster are recognised
 
 
 class CheckpointWarning(UserWarning):
@@ -152,7 +152,8 @@ def facts(estimator: Any, source: Source) -> dict[str, Any]:
     if isinstance(source, InBlocks):
         first: Any = next(source.blocks(), None)
     else:  # rows elsewhere have no first block: a few of them, always the same
-        first = in_memory(source.subset(min(source.rows, FEW_ROWS), np.random.default_rng(0)))
+        few = min(source.rows, 1 + FEW_ENTRIES // source.dimension)
+        first = in_memory(source.subset(few, np.random.default_rng(0)))
     return {
         "estimator": type(estimator).__name__,
         **{name: x if isinstance(x, PLAIN) else digest(x) for name, x in options.items()},

@@ -148,7 +148,8 @@ class Blocks:
     factory : callable
         Takes nothing, returns an iterable; for instance a generator function.
     names : list of str, optional
-        Of the features; by default the columns of the first block, if it is a DataFrame.
+        Of the features; by default the columns of the first block, if it is a DataFrame. Blocks that are DataFrames are
+        put in its order.
 
     Examples
     --------
