@@ -48,6 +48,7 @@ LAYERS = [
         "cluster_calls",
         "cluster",
         "cluster_rows",
+        "csv_text",
         "tables",
         "sources",
         "streaming",
@@ -62,7 +63,7 @@ LAYERS = [
     # applications: these may also import the public names, `from viper import ...`
     *(
         APPLICATIONS := [
-            *["csv_text", "files", "output", "metrics", "datasets", "views", "plot", "report", "demo_bound", "demo"],
+            *["files", "output", "metrics", "datasets", "views", "plot", "report", "demo_bound", "demo"],
             *["paper", "cli", "__main__"],
         ]
     ),

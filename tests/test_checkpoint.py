@@ -154,6 +154,51 @@ def test_folder_of_something_else(tmp_path):
     assert (tmp_path / "letter.txt").read_text() == "dear"
 
 
+@pytest.mark.parametrize("place", ["file/a", "file/a/b", 3, True, ""])
+def test_what_is_no_folder(place, tmp_path):
+    (tmp_path / "file").write_text("dear")
+    place = tmp_path / place if isinstance(place, str) and place else place
+    with pytest.raises(
+        ValueError, match=r"checkpoint must be (a folder that can be made; got .*Not a dir|the name of)"
+    ):
+        VariationalLogisticRegression().fit(*data(), checkpoint=place)
+    assert (tmp_path / "file").read_text() == "dear"
+
+
+DAMAGE = [lambda x: x[:-1], lambda x: x[:20], lambda x: b"", lambda x: x[:-8] + bytes(8)]
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_pass_is_made_again(damage, passes, tmp_path):
+    X, y = data()
+    expected = VariationalLogisticRegression(random_state=0).fit(X, y).coef_
+    passes.until(2)
+    with pytest.raises(Interrupted):
+        VariationalLogisticRegression(random_state=0).fit(X, y, checkpoint=tmp_path / "fit")
+    last = max((tmp_path / "fit").glob("*.pass"))
+    last.write_bytes(damage(last.read_bytes()))
+    passes.until(None)
+    fitted = VariationalLogisticRegression(random_state=0).fit(X, y, checkpoint=tmp_path / "fit")
+    np.testing.assert_array_equal(fitted.coef_, expected)
+    assert not (tmp_path / "fit").exists()
+
+
+@pytest.mark.parametrize("damage", DAMAGE[:3])
+def test_a_damaged_checkpoint(damage, passes, tmp_path):
+    X, y = data()
+    passes.until(2)
+    with pytest.raises(Interrupted):
+        VariationalLogisticRegression(random_state=0).fit(X, y, checkpoint=tmp_path)
+    header = tmp_path / "fit.viper"
+    header.write_bytes(damage(header.read_bytes()))
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(
+        ValueError, match=r"checkpoint must be whole; got .*, which is damaged: .* Delete the folder to"
+    ):
+        VariationalLogisticRegression(random_state=0).fit(X, y, checkpoint=tmp_path)
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
 def test_a_pass_that_was_asked_otherwise_is_made_again(passes, tmp_path):
     """Sums are used only where they answer the same question; a log cannot make a fit wrong."""
     X, y = data()

@@ -183,6 +183,30 @@ def test_float32(client):
     assert distance.max() < 1e-3  # standard deviations: what float32 products allow
 
 
+def test_a_checkpoint_of_other_rows_is_refused(somewhere, monkeypatch, tmp_path):
+    """Rows of the same number, width and names, but not the same; those that are may be cut otherwise."""
+    original, made = Partitions.reduce, []
+
+    def reduce(source, function):
+        if len(made) == 2:
+            raise KeyboardInterrupt
+        made.append(1)
+        return original(source, function)
+
+    rows = arrays()[:2]
+    expected = classifier().fit(*rows).coef_
+    with monkeypatch.context() as patched:
+        patched.setattr(Partitions, "reduce", reduce)
+        with pytest.raises(KeyboardInterrupt):
+            classifier().fit(*rows, checkpoint=tmp_path / "fit")
+    for other in [(da.from_array(X + 0.1, chunks=7_000), rows[1]), (rows[0], da.from_array(Y[::-1], chunks=7_000))]:
+        with pytest.raises(ValueError, match=r"checkpoint must be of the same fit; got .*'first rows'"):
+            classifier().fit(*other, checkpoint=tmp_path / "fit")
+    resumed = classifier().fit(*arrays(chunks=5_000)[:2], checkpoint=tmp_path / "fit")
+    np.testing.assert_allclose(resumed.coef_, expected, rtol=SAME)
+    assert not (tmp_path / "fit").exists()
+
+
 def test_a_second_batch_continues_the_first(somewhere):
     half = N // 2
     parts = [[x[:half] for x in (X, Y, WEIGHT, OFFSET)], [x[half:] for x in (X, Y, WEIGHT, OFFSET)]]

@@ -6,13 +6,14 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import scipy.sparse
 from tolerances import TOLERANCE
 
 import viper
 from viper import StorageError, VariationalLogisticRegression, streaming
 from viper.sources import describe
 
-pytest.importorskip("pyarrow")
+pyarrow = pytest.importorskip("pyarrow")
 resource = pytest.importorskip("resource")  # not on Windows
 NAMES = ["a", "b", "c"]
 
@@ -196,7 +197,10 @@ def with_nan(X, y):
             blocks(at3=lambda X, y: (X[:, :2], y)),
             "X must have 3 columns, as the first block; got shape .50, 2. in block 3",
         ),
-        (blocks(at3=lambda X, y: (X, y[:-1])), r"y must have one entry per row, \(50,\); got shape \(49,\) in block 3"),
+        (
+            blocks(at3=lambda X, y: (X, y[:-1])),
+            r"y must have one entry per row of X, \(50,\); got shape \(49,\) in block 3",
+        ),
         (
             blocks(**{f"at{i}": lambda X, y, i=i: (X, y, np.full(50, 2.0 - i)) for i in range(20)}),
             "sample_weight must not be negative; got -1.0 in block 3, row 0",
@@ -219,8 +223,74 @@ def test_blocks_that_are_wrong(factory, message):
 
 
 def test_a_generator_is_no_factory():
-    with pytest.raises(ValueError, match="X must be readable once per pass; got a generator"):
-        fit(blocks()())
+    for source in (blocks()(), viper.Blocks(blocks()())):
+        with pytest.raises(ValueError, match="X must be readable once per pass; got a generator"):
+            fit(source)
+
+
+SAME = iter([*blocks()()])
+SHARED = iter([*blocks(1)()])
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (viper.Blocks(3), "must be a function that returns blocks; got int"),
+        (viper.Blocks([*blocks()()]), r"must be a function that returns blocks; got list\. Write Blocks\(lambda: "),
+        (lambda: None, "must return an iterable of blocks; got NoneType"),
+        (lambda: SAME, "must begin anew in every call; got the same iterator twice"),
+        (lambda: map(tuple, SHARED), "at least one row; got none. Let a function begin anew"),
+        (blocks(at0=lambda X, y: (scipy.sparse.csr_array(X), y)), r"got csr_array in block 0\. Yield X\.toarray\(\)"),
+        (blocks(at3=lambda X, y: (X, np.where(y, "yes", None))), "label in every row; got none in block 3, row"),
+        (
+            blocks(at3=lambda X, y: (X, np.where(np.arange(50) == 7, 2, y))),
+            r"exactly two classes; got 3: .* The third is 2 in block 3, row 7\.",
+        ),
+        (viper.Blocks(blocks(), names="abc"), "names must be a list of columns; got the text 'abc'"),
+        ("rows/*.parquet", r"X must be rows; got the path 'rows/\*\.parquet'\. Write viper\.Files\('rows/\*\.parquet'"),
+        (Path("rows"), r"X must be rows; got the path 'rows'\. Write viper\.Files\('rows', target="),
+    ],
+)
+def test_sources_that_are_none(source, message):
+    with pytest.raises(ValueError, match=message):
+        fit(source)
+
+
+def frames(second, kind=lambda x: x):
+    """Two blocks with named columns, the second made by a function."""
+    whole = frame(1000)
+    first, other = whole[:500], whole[500:]
+    return lambda: [(kind(first[NAMES]), first["y"]), (kind(second(other[NAMES])), other["y"])]
+
+
+@pytest.mark.parametrize("kind", [lambda x: x, pyarrow.Table.from_pandas])
+def test_columns_of_blocks_are_told_by_their_names(kind):
+    whole = frame(1000)
+    expected = VariationalLogisticRegression(random_state=0).fit(whole[NAMES], whole["y"]).coef_
+    for second in (lambda x: x, lambda x: x[["c", "a", "b"]]):
+        model = fit(frames(second, kind))
+        assert list(model.feature_names_in_) == NAMES
+        np.testing.assert_allclose(model.coef_, expected, rtol=1e-10)
+    turned = fit(viper.Blocks(frames(lambda x: x[["b", "a", "c"]], kind), names=["c", "b", "a"]))
+    np.testing.assert_allclose(turned.coef_, expected[:, ::-1], rtol=1e-7)  # another way there
+    renamed = fit(viper.Blocks(frames(lambda x: x[["b", "a", "c"]], kind), names=["p", "q", "r"]))
+    np.testing.assert_allclose(renamed.coef_, expected, rtol=1e-10)
+    with pytest.raises(ValueError, match=r"columns of the first, \['a', 'b', 'c'\]; got \['a', 'b', 'd'\] in block 1"):
+        fit(frames(lambda x: x.rename(columns={"c": "d"}), kind))
+
+
+def test_one_column_of_labels_and_a_number_for_all_rows(tmp_path):
+    whole = frame(1000)
+    X, y = whole[NAMES].to_numpy(), whole["y"].to_numpy()
+    np.save(tmp_path / "X.npy", X)
+    mapped = np.load(tmp_path / "X.npy", mmap_mode="r")
+    expected = VariationalLogisticRegression(random_state=0).fit(X, y, 2.0, 0.5)
+    for labels in (y[:, None], whole[["y"]]):
+        model = VariationalLogisticRegression(random_state=0)
+        np.testing.assert_allclose(model.fit(mapped, labels, 2.0, 0.5).coef_, expected.coef_, rtol=1e-10)
+        np.testing.assert_allclose(fit(lambda y=labels: [(X, y, 2.0, 0.5)]).coef_, expected.coef_, rtol=1e-10)
+    probability = model.predict_proba(mapped, offset=0.5)
+    np.testing.assert_allclose(probability, expected.predict_proba(X, offset=0.5), rtol=1e-9)
 
 
 def test_rows_that_change_between_passes():
@@ -232,6 +302,35 @@ def test_rows_that_change_between_passes():
 
     with pytest.raises(ValueError, match="same rows in every pass; got 1000 rows, and now 950"):
         fit(shrinking)
+
+
+def random_rows(generator):
+    """Two blocks of random rows, whose labels depend on them."""
+    for _ in range(2):
+        X = generator.standard_normal((500, 3))
+        yield X, X[:, 0] + generator.logistic(size=500) > 0
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_rows_that_are_others_in_every_pass(dtype):
+    generator = np.random.default_rng(0)
+    with pytest.raises(ValueError, match="same rows in every pass; got others at its beginning than before"):
+        fit(lambda: ((X.astype(dtype), y) for X, y in random_rows(generator)))
+
+
+@pytest.mark.parametrize("scale", [1e-300, 1.0, 1e150])
+def test_rounding_is_no_change(scale):
+    """Rows may be computed in another order in every pass."""
+    noise = np.random.default_rng(1)
+
+    def rows():
+        for X, y in random_rows(np.random.default_rng(0)):
+            yield scale * (X + 1e-13 * noise.standard_normal(X.shape)), y
+
+    assert len(list(streaming.scan(describe(rows).open(True, None), None, streaming.unseen))) == 2
+    stream = streaming.Stream(describe(rows).open(True, None), np.array([False, True]), 1000)
+    for _ in range(3):
+        assert sum(chunk.rows for chunk in stream.chunks()) == 1000
 
 
 def test_an_error_of_the_function_itself_comes_through():

@@ -10,7 +10,7 @@ import hashlib
 import json
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
 from os import PathLike
@@ -28,6 +28,7 @@ from viper.problem import InBlocks, RowFunction, Source, Through
 from viper.state import PLAIN, encode_labels
 
 HEADER = "fit.viper"
+FEW_ENTRIES = 1 << 14  # by which rows on a cluster are recognised
 
 
 class CheckpointWarning(UserWarning):
@@ -46,16 +47,28 @@ class Log:
 
     def begun(self, problem: dict[str, Any]) -> dict[str, Any] | None:
         """What the folder says of the fit that was interrupted, if there was one; a complaint if it was another."""
-        if not self.folder.exists():
-            self.folder.mkdir(parents=True)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except FileExistsError:
+            pass  # a file, of which more below
+        except OSError as error:
+            raise ValueError(
+                f"checkpoint must be a folder that can be made; got {self.folder}: {error.strerror}. Name another."
+            ) from None
         if not self.folder.is_dir() or (any(self.folder.glob("[!.]*")) and not (self.folder / HEADER).is_file()):
             raise ValueError(
                 f"checkpoint must be a new folder or one of an interrupted fit; got {self.folder}, which is neither."
             )
         if not (self.folder / HEADER).is_file():
             return None
-        begun = storage.read(self.folder / HEADER)[2]
-        before = begun["problem"]
+        try:
+            begun = storage.read(self.folder / HEADER)[2]
+        except storage.StorageError as error:
+            raise ValueError(
+                f"checkpoint must be whole; got {self.folder}, which is damaged: {error} Delete the folder to begin "
+                "anew."
+            ) from None
+        before = begun.get("problem", {})
         if before != problem:
             other = [name for name in sorted({*before, *problem}) if before.get(name) != problem.get(name)]
             was, now = ({name: facts.get(name) for name in other} for facts in (before, problem))
@@ -69,9 +82,9 @@ class Log:
         """The sums of one pass: those of the log, if it made this pass, else of the rows."""
         name = f"{self.count:06d}.pass"
         self.count += 1
-        if (self.folder / name).is_file():
+        with suppress(storage.StorageError):  # not there, or damaged: the pass is made again
             _, tensors, metadata = storage.read(self.folder / name)
-            if metadata["asked"] == asked:
+            if metadata.get("asked") == asked:
                 given = next((x for x in function.keywords.values() if isinstance(x, Tensor)), None)
                 home = source.device if given is None else given.device
                 return [tensors[str(i)].to(home) for i in range(len(tensors))]
@@ -126,15 +139,21 @@ def resumable(
     if folder is None:
         yield source, seed
         return
+    if not isinstance(folder, str | PathLike) or not str(folder):
+        raise ValueError(f"checkpoint must be the name of a folder; got {folder!r}. Write checkpoint='fit-of-today'.")
     log = Log(folder, facts(estimator, source), seed)
     yield Logged(source, log), log.seed
     log.remove()
 
 
 def facts(estimator: Any, source: Source) -> dict[str, Any]:
-    """By which a fit is recognised: its options, how many rows, how wide, and the first of them."""
+    """By which a fit is recognised: its options, how many rows, how wide, and some of them."""
     options = {name: x for name, x in estimator.get_params(deep=False).items() if name != "verbose"}
-    first = next(source.blocks(), None) if isinstance(source, InBlocks) else None
+    if isinstance(source, InBlocks):
+        first: Any = next(source.blocks(), None)
+    else:  # rows elsewhere have no first block: a few of them, always the same
+        few = min(source.rows, 1 + FEW_ENTRIES // source.dimension)
+        first = in_memory(source.subset(few, np.random.default_rng(0)))
     return {
         "estimator": type(estimator).__name__,
         **{name: x if isinstance(x, PLAIN) else digest(x) for name, x in options.items()},

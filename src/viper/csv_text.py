@@ -4,9 +4,10 @@ import csv
 import gzip
 import re
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NoReturn
 
@@ -56,16 +57,32 @@ def separator(table: Text) -> str:
     if table.separator is not None:
         return table.separator
     with open_text(table) as file:
-        line = re.sub(r'"[^"]*"', "", file.readline())
-    return max(",;\t|", key=line.count)
+        return likely_separator(file.readline())
+
+
+def likely_separator(header: str) -> str:
+    return max(",;\t|", key=re.sub(r'"[^"]*"', "", header).count)
 
 
 def records(table: Text) -> Iterator[tuple[int, list[str]]]:
     """Each record with the number of its last line; blank lines are skipped."""
     mark = separator(table)
     with open_text(table) as file:
-        reader = csv.reader(file, delimiter=mark)
-        yield from ((reader.line_num, fields) for fields in reader if fields)
+        yield from records_of(file, mark)
+
+
+def records_of(file: Iterable[str], mark: str) -> Iterator[tuple[int, list[str]]]:
+    reader = csv.reader(file, delimiter=mark)
+    yield from ((reader.line_num, fields) for fields in reader if fields)
+
+
+def line_of(found: Iterator[tuple[int, list[str]]], row: int) -> int | None:
+    """The line on which data row `row` (from 0) begins, if it is found; the first record is the header."""
+    try:
+        last, fields = next(islice(found, row + 1, None))
+    except (StopIteration, csv.Error):
+        return None
+    return last - sum(field.count("\n") for field in fields)
 
 
 def header(table: Text) -> list[str]:

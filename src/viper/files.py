@@ -8,12 +8,12 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from viper.columns import RowError
-from viper.csv_text import FileError, Text, read_csv, records
+from viper.csv_text import FileError, Text, line_of, read_csv, records
+from viper.tables import ipc_batches, open_ipc
 
 if TYPE_CHECKING:
     import pandas
@@ -64,10 +64,7 @@ class Table(Text):
 
     def line(self, row: int) -> int | None:
         """The line of the file on which data row `row` (from 0) begins, if it is text."""
-        if self.kind() != "csv":
-            return None
-        last, fields = next(islice(records(self), row + 1, None), (None, []))
-        return None if last is None else last - sum(field.count("\n") for field in fields)
+        return line_of(records(self), row) if self.kind() == "csv" else None
 
     @contextmanager
     def located(self) -> Iterator[None]:
@@ -136,27 +133,11 @@ def read_arrow(path: Path, kind: str, rows: int | None) -> Iterator["pandas.Data
         else:
             with pyarrow.memory_map(str(path)) as source:
                 file = open_ipc(source)
-                schema = file.schema
-                batches = (
-                    (file.get_batch(i) for i in range(file.num_record_batches))
-                    if hasattr(file, "get_batch")
-                    else iter(file)
-                )
-                yield from whole_or_parts(batches, schema, rows)
+                yield from whole_or_parts(ipc_batches(file), file.schema, rows)
     except pyarrow.ArrowException as error:
         raise FileError(
             f"{path} must be a table in the format {kind}; got {str(error).splitlines()[0]}. Write it again."
         ) from None
-
-
-def open_ipc(source: Any) -> Any:
-    import pyarrow
-
-    try:
-        return pyarrow.ipc.open_file(source)
-    except pyarrow.ArrowInvalid:
-        source.seek(0)
-        return pyarrow.ipc.open_stream(source)
 
 
 def whole_or_parts(batches: Iterator[Any], schema: Any, rows: int | None) -> Iterator["pandas.DataFrame"]:

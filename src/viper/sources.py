@@ -8,7 +8,8 @@ import mmap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from inspect import isgenerator
-from typing import Any, NamedTuple, Protocol
+from os import PathLike
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 
@@ -50,10 +51,12 @@ class Files:
     ----------
     path : str, path, or list of them
         A file, a directory of files, or a pattern such as ``"rows/*.parquet"``. Rows come in the order of the names.
+        Or a dataset of pyarrow.
     target : str, optional
         The column of labels: any two values. Needed to fit.
     features : list of str, optional
-        The columns of X, all numeric. By default every column that has no other part; to predict, those of the fit.
+        The columns of X, all numeric. By default every column that has no other part and is not the index of a pandas
+        frame, nor a first one without a name in CSV; to predict, those of the fit.
     weight, offset : str, optional
         The columns of row weights and of the known part of the log-odds.
 
@@ -79,6 +82,9 @@ class Files:
     def open(self, labels: bool, known: Sequence[str] | None) -> "FileReader":
         if labels and self.target is None:
             raise ValueError("target must name the column of labels; got None. Write Files(path, target='y').")
+        check_names(self.features, "features")
+        if self.target is not None and self.features is not None and self.target in self.features:
+            raise ValueError(f"features must not contain the target; got {self.target!r} as both. Leave it out.")
         files = tables.find(self.path)
         others = {"target": self.target if labels else None, "weight": self.weight if labels else None}
         others["offset"] = self.offset
@@ -86,6 +92,15 @@ class Files:
         chosen = known if known is not None else self.features
         kinds = tables.check(files, None if chosen is None else list(chosen), apart, others)
         return FileReader(files, kinds, others)
+
+
+def check_names(names: Sequence[str] | None, what: str) -> None:
+    """None, or a list in which every name occurs once."""
+    if isinstance(names, str):
+        raise ValueError(f"{what} must be a list of columns; got the text {names!r}. Write {what}=[{names!r}].")
+    twice = [name for i, name in enumerate(names or ()) if name in list(names or ())[:i]]
+    if twice:
+        raise ValueError(f"{what} must name each column once; got {twice[0]!r} twice. Leave one out.")
 
 
 @dataclass(frozen=True)
@@ -133,7 +148,8 @@ class Blocks:
     factory : callable
         Takes nothing, returns an iterable; for instance a generator function.
     names : list of str, optional
-        Of the features; by default the columns of the first block, if it is a DataFrame.
+        Of the features; by default the columns of the first block, if it is a DataFrame. Blocks that are DataFrames are
+        put in its order.
 
     Examples
     --------
@@ -150,18 +166,54 @@ class Blocks:
     names: Sequence[str] | None = None
 
     def open(self, labels: bool, known: Sequence[str] | None) -> "BlockReader":
-        first = next(iter(BlockReader(self.factory, labels, 0, None).read(1)), None)
-        if first is None or first.X is None:
+        check_names(self.names, "names")
+        blocks = begin(self.factory)
+        if blocks is begin(self.factory):
+            raise ValueError(
+                "the function must begin anew in every call; got the same iterator twice. Return a new iterable."
+            )
+        first = next(blocks, None)
+        if first is None:
             raise ValueError("the source must yield at least one block; got none. Return a new iterable for each call.")
-        names = self.names if self.names is not None else frame_names(next(iter(self.factory())))
-        if names is not None and len(names) != first.X.shape[1]:
-            raise ValueError(f"names must be one per column, {first.X.shape[1]}; got {len(names)}.")
-        return BlockReader(self.factory, labels, first.X.shape[1], names)
+        X = next(BlockReader(lambda: [first], labels, 0, None, None).read(1)).X
+        assert X is not None
+        columns = frame_names(first)
+        names = columns if self.names is None else list(self.names)
+        if names is not None and len(names) != X.shape[1]:
+            raise ValueError(f"names must be one per column, {X.shape[1]}; got {len(names)}.")
+        same = columns is not None and names is not None and sorted(columns) == sorted(names)
+        return BlockReader(self.factory, labels, X.shape[1], names, names if same else columns)
+
+
+def begin(factory: Any) -> Iterator[Any]:
+    """The blocks of a new pass."""
+    if isgenerator(factory):
+        once()
+    if not callable(factory):
+        raise ValueError(
+            f"the source must be a function that returns blocks; got {type(factory).__name__}. Write Blocks(lambda: "
+            "blocks)."
+        )
+    blocks = factory()
+    try:
+        return iter(blocks)
+    except TypeError:
+        raise ValueError(
+            f"the function must return an iterable of blocks; got {type(blocks).__name__}. Let it yield them."
+        ) from None
+
+
+def once() -> NoReturn:
+    raise ValueError(
+        "X must be readable once per pass; got a generator, which can be read only once. Pass the function that "
+        "makes it, without calling it."
+    )
 
 
 def frame_names(block: Any) -> list[str] | None:
     """The columns of a block that is a frame, if they are text."""
-    columns = getattr(block[0] if isinstance(block, tuple | list) else block, "columns", None)
+    X = block[0] if isinstance(block, tuple | list) and block else block
+    columns = getattr(X, "column_names", getattr(X, "columns", None))  # Arrow's, or those of any other frame
     return list(columns) if columns is not None and all(isinstance(name, str) for name in columns) else None
 
 
@@ -171,10 +223,11 @@ class BlockReader:
     labels: bool
     width: int
     names: Sequence[str] | None
+    columns: Sequence[str] | None  # of the first block, if it is a frame: their order
 
     def read(self, rows: int, features: bool = True) -> Iterator[Chunk]:
         first = 0
-        for number, block in enumerate(self.factory()):
+        for number, block in enumerate(begin(self.factory)):
             parts = block if isinstance(block, tuple | list) else (block,)
             if not 1 + self.labels <= len(parts) <= 4:
                 raise ValueError(
@@ -188,12 +241,27 @@ class BlockReader:
                     "Give every block weights, if need be of one."
                 )
             X, y, weight, offset = [*parts, None, None, None][:4]
+            X = self.in_order(X, number)
             yield as_chunk(X, y if self.labels else None, weight if self.labels else None, offset, number, self.width)
+
+    def in_order(self, X: Any, number: int) -> Any:
+        """The columns of a frame in the order of the first block's, by their names."""
+        there = frame_names(X)
+        if self.columns is None or there is None or there == list(self.columns):
+            return X
+        if sorted(there) != sorted(self.columns) or len({*there}) < len(there):
+            raise ValueError(
+                f"every block must have the columns of the first, {list(self.columns)[:10]}; got {there[:10]} in "
+                f"block {number}."
+            )
+        return np.asarray(X)[:, [there.index(name) for name in self.columns]]
 
 
 def as_chunk(X: Any, y: Any, weight: Any, offset: Any, number: int, width: int) -> Chunk:
     """A block of arrays that fit each other, or a complaint that names the block."""
     here = f"block {number}"
+    if hasattr(X, "toarray"):
+        raise ValueError(f"X must be a dense numeric array; got {type(X).__name__} in {here}. Yield X.toarray().")
     try:
         X = np.asarray(X)
         X = X if X.dtype in (np.float32, np.float64) else X.astype(np.float64)
@@ -203,11 +271,22 @@ def as_chunk(X: Any, y: Any, weight: Any, offset: Any, number: int, width: int) 
         columns = f"{width} columns, as the first block" if width else "two dimensions"
         raise ValueError(f"X must have {columns}; got shape {X.shape} in {here}.")
     given = {"y": y, "sample_weight": weight, "offset": offset}
-    arrays = {name: None if x is None else np.asarray(x) for name, x in given.items()}
-    for name, x in arrays.items():
-        if x is not None and x.shape != X.shape[:1]:
-            raise ValueError(f"{name} must have one entry per row, {X.shape[:1]}; got shape {x.shape} in {here}.")
-    return Chunk(X, arrays["y"], arrays["sample_weight"], arrays["offset"], lambda i: f"{here}, row {i}")
+    y, weight, offset = (fitting(x, name, X.shape[:1], f" in {here}") for name, x in given.items())
+    return Chunk(X, y, weight, offset, lambda i: f"{here}, row {i}")
+
+
+def fitting(x: Any, name: str, shape: tuple[int, ...], here: str = "") -> Any:
+    """An array with one entry per row, or None; as for arrays, y may be one column, and else a number does for all."""
+    if x is None:
+        return None
+    x = x if isinstance(x, np.ndarray) else np.asarray(x)
+    if name == "y" and x.shape == (*shape, 1):
+        return x[:, 0]
+    if name != "y" and x.ndim == 0:
+        return np.broadcast_to(x, shape)
+    if x.shape != shape:
+        raise ValueError(f"{name} must have one entry per row of X, {shape}; got shape {x.shape}{here}.")
+    return x
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -240,11 +319,11 @@ class MemoryMap:
         if self.X.dtype.kind not in "fiub":
             raise ValueError(f"X must be numeric; got dtype {self.X.dtype}. Encode text and dates as numbers.")
         if not labels:
-            return MemoryMap(self.X, None, None, fitting(self.offset, "offset", self.X))
+            return MemoryMap(self.X, None, None, fitting(self.offset, "offset", self.X.shape[:1]))
         if self.y is None:
             raise ValueError("This estimator requires y to be passed, but the target y is None.")
         parts = {"y": self.y, "sample_weight": self.weight, "offset": self.offset}
-        return MemoryMap(self.X, *(fitting(x, name, self.X) for name, x in parts.items()))
+        return MemoryMap(self.X, *(fitting(x, name, self.X.shape[:1]) for name, x in parts.items()))
 
     def read(self, rows: int, features: bool = True) -> Iterator[Chunk]:
         for start in range(0, len(self.X), rows):
@@ -260,16 +339,6 @@ class MemoryMap:
         given = (self.X if features else None, self.y, self.weight, self.offset)
         X, y, weight, offset = (None if x is None else copied(x, part) for x in given)
         return Chunk(X, y, weight, offset, place)
-
-
-def fitting(x: Any, name: str, X: np.ndarray) -> Any:
-    """An array with one entry per row of X, or None."""
-    if x is None:
-        return None
-    x = x if isinstance(x, np.ndarray) else np.asarray(x)
-    if x.shape != X.shape[:1]:
-        raise ValueError(f"{name} must have one entry per row of X, {X.shape[:1]}; got shape {x.shape}.")
-    return x
 
 
 def copied(x: np.ndarray, part: slice | np.ndarray) -> np.ndarray:
@@ -293,10 +362,11 @@ def describe(X: Any, y: Any = None, sample_weight: Any = None, offset: Any = Non
     if isinstance(X, np.memmap):
         return MemoryMap(X, y, sample_weight, offset)
     if isgenerator(X):
-        raise ValueError(
-            "X must be readable once per pass; got a generator, which can be read only once. Pass the function that "
-            "makes it, without calling it."
-        )
+        once()
+    if isinstance(X, str | PathLike):
+        raise ValueError(f"X must be rows; got the path {str(X)!r}. Write viper.Files({str(X)!r}, target=...).")
+    if tables.is_dataset(X):
+        raise ValueError("X must be rows; got a pyarrow dataset. Write viper.Files(dataset, target=...).")
     source = X if isinstance(X, Files | Blocks) else Blocks(X) if callable(X) and not hasattr(X, "shape") else None
     if source is None:
         return None

@@ -22,6 +22,8 @@ from viper.sources import Chunk, MemoryMap, Reader
 CHUNK_BYTES = 1 << 24  # of features in a chunk: large enough to read at full speed; about four chunks exist at a time
 CHUNK_BYTES_DEVICE = 1 << 28
 SCAN_ROWS = 1 << 18  # at a time, where only labels are read
+FIRST_ROWS = 100  # by which a source is recognised in every pass
+ROUNDING = 1e-6  # of the largest entry: what a function that computes its rows may be off
 
 Item = TypeVar("Item")
 Watch = Callable[[int], None]
@@ -53,27 +55,47 @@ def scan(reader: Reader, known: Any, watch: Watch) -> tuple[np.ndarray, int]:
         assert y is not None
         finite(y, "y", chunk.place)
         if known is None:
-            classes = distinct(classes, y)
+            classes = distinct(classes, y, chunk.place)
         rows += len(y)
         weighty = weighty or weight is None or bool((weight > 0.0).any())
         watch(len(y))
     if classes is None or not rows:
-        raise ValueError("the source must have at least one row; got none.")
+        raise ValueError("the source must have at least one row; got none. Let a function begin anew in each call.")
     if not weighty:
         raise ValueError("sample_weight must be positive somewhere; got all zero. Leave it out to weigh rows equally.")
     design.two_classes(classes)
     return classes, rows
 
 
-def distinct(found: np.ndarray | None, y: np.ndarray) -> np.ndarray:
-    """The labels found so far and those of some more rows; a complaint as soon as there are too many."""
+def distinct(found: np.ndarray | None, y: np.ndarray, place: Callable[[int], str]) -> np.ndarray:
+    """The labels found so far and those of some more rows; a complaint if one is missing or there are too many."""
     if found is not None and len(found) == 2 and bool(((y == found[0]) | (y == found[1])).all()):
         return found
+    if y.dtype.kind == "O":
+        import pandas
+
+        if (missing := pandas.isna(y)).any():
+            where = place(int(missing.argmax()))
+            raise ValueError(f"y must have a label in every row; got none in {where}. Fill it in, or drop those rows.")
     labels = design.distinct(y if found is None else np.concatenate([found, y]))
     if len(labels) > 2:
-        check_classification_targets(y)
-        design.two_classes(labels)
+        try:
+            check_classification_targets(y)
+            design.two_classes(labels)
+        except ValueError as error:
+            i = third([] if found is None else list(found), y)
+            raise ValueError(f"{error} The third is {y[i : i + 1].tolist()[0]!r} in {place(i)}.") from None
     return labels
+
+
+def third(found: list[Any], y: np.ndarray) -> int:
+    """The first row with the third label, after those that were found before."""
+    while True:
+        new = np.logical_and.reduce([y != label for label in found] or [np.ones(len(y), bool)])
+        i = int(new.argmax())
+        found = [*found, y[i]]
+        if len(found) > 2:
+            return i
 
 
 def check(chunk: Chunk, classes: np.ndarray | None) -> Checked:
@@ -144,6 +166,7 @@ class Stream(InBlocks):
     block_rows: int = BLOCK_ROWS
     watch: Watch = unseen
     pending: list["Sample"] = field(default_factory=list)
+    first: Checked | None = None  # rows of the first pass
 
     smallest_subset, float32_pays = Arrays.smallest_subset, Arrays.float32_pays  # so that the way there is the same
 
@@ -163,6 +186,8 @@ class Stream(InBlocks):
         checked = (check(chunk, self.classes) for chunk in self.reader.read(self.chunk_rows))
         seen = 0
         for part in ahead(regrouped(checked, self.chunk_rows)):
+            if not seen:
+                self.recognise(piece(part, 0, FIRST_ROWS))
             seen += len(part.X)
             yield self.arrays(part)
             self.watch(len(part.X))
@@ -170,6 +195,15 @@ class Stream(InBlocks):
             raise ValueError(
                 f"the source must have the same rows in every pass; got {self.rows} rows, and now {seen}. "
                 "Let nothing write to it during a fit, and let a function begin anew in each call."
+            )
+
+    def recognise(self, now: Checked) -> None:
+        """The first rows must be those of the first pass, as far as there are as many."""
+        before = self.first = self.first or Checked(*(None if x is None else x.copy() for x in now))  # type: ignore[arg-type]
+        if len(now.X) == len(before.X) and not all(map(alike, now, before)):
+            raise ValueError(
+                "the source must have the same rows in every pass; got others at its beginning than before. Let a "
+                "function begin anew in each call, with the same seed, and let nothing write to files during a fit."
             )
 
     def arrays(self, rows: Checked) -> Arrays:
@@ -264,6 +298,14 @@ class Sample(InBlocks):
 
     def subset(self, k: int, generator: np.random.Generator) -> Arrays:
         return self.arrays.subset(k, generator)
+
+
+def alike(now: np.ndarray | None, before: np.ndarray | None) -> bool:
+    """Whether numbers are the same but for rounding."""
+    if now is None or before is None:
+        return now is before
+    now, before = np.asarray(now, np.float64) / 2.0, np.asarray(before, np.float64) / 2.0  # as differences overflow
+    return bool((np.abs(now - before) <= ROUNDING * np.abs(before).max(0, initial=0.0)).all())
 
 
 def columns(rows: Arrays) -> tuple[Tensor | None, ...]:
