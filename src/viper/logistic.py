@@ -19,7 +19,7 @@ from viper.arviz import from_posterior
 from viper.checkpoint import resumable
 from viper.corrected import CorrectedPosterior
 from viper.fitting import Fit, Options, fit_posterior
-from viper.formula import FromFormula
+from viper.formula import FromFormula, by_formula, template
 from viper.importance import Diagnosis, ImportanceWarning, WeightedDraws, summary_frame, weigh
 from viper.limit import limit
 from viper.notebook import Notebook, facts
@@ -167,6 +167,7 @@ class VariationalLogisticRegression(
     # Fitting
 
     @as_task
+    @by_formula
     def fit(
         self, X: Any, y: Any = None, sample_weight: Any = None, offset: Any = None, *, checkpoint: Any = None
     ) -> "VariationalLogisticRegression":
@@ -221,6 +222,8 @@ class VariationalLogisticRegression(
             raise ValueError(f"forget must lie in (0, 1]; got {forget!r}. 1 forgets nothing.")
         first = not hasattr(self, "posterior_")
         if first:
+            if template(self) is not None:
+                raise ValueError("partial_fit needs what a formula learns; got a model without. Call fit first.")
             self._check_options()
         known = classes if first else self.classes_
         self.classes_, source = rows.labelled(
