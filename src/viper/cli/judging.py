@@ -90,4 +90,4 @@ def diagnosis(fitted: Any, rows: int) -> dict[str, Any] | None:
     facts = {name: getattr(found, name) for name in names}
     if not np.isfinite(found.k_hat):  # q is exact; JSON has no -∞
         facts["k_hat"] = None
-    return {**facts, "reliable": bool(found.reliable), "verdict": found.verdict}
+    return {**facts, "reliable": found.reliable, "close": found.close, "verdict": found.verdict}
