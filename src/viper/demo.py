@@ -30,7 +30,7 @@ def main(folder: str | Path = ".") -> None:
     with console.status("Fitting"):
         data = Data()
         logistic = fit(viper.VariationalLogisticRegression(prior_scale="auto", random_state=0), data, data.columns)
-        process = fit(viper.VariationalGPClassifier(mean="constant", random_state=0), data, TWO)
+        process = gaussian_process(console, data)
     tell(console, "Breast cancer: is a tumour malignant?", fitted(data, logistic, process))
     tell(console, "What drives it", coefficients(logistic.model))
     tell(console, "Where the interval is wide, and why", doubt(data, logistic))
@@ -77,6 +77,16 @@ def fit(model: Any, data: Data, columns: list[str]) -> Fitted:
     return Fitted(model, columns, time.perf_counter() - began)
 
 
+def gaussian_process(console: Any, data: Data) -> Fitted | None:
+    """The Gaussian process; a word on why not where GPyTorch is not there."""
+    try:
+        estimator = viper.VariationalGPClassifier
+    except ImportError as error:
+        console.print(f"Without the Gaussian process: {error}", markup=False)
+        return None
+    return fit(estimator(mean="constant", random_state=0), data, TWO)
+
+
 def tell(console: Any, heading: str, content: Any) -> None:
     console.print()
     console.rule(f"[bold]{heading}", align="left", style="cyan")
@@ -86,8 +96,8 @@ def tell(console: Any, heading: str, content: Any) -> None:
 # --- what is told ---
 
 
-def fitted(data: Data, *models: Fitted) -> Any:
-    """Both models on the held-out tumours."""
+def fitted(data: Data, logistic: Fitted, process: Fitted | None) -> Any:
+    """The models on the held-out tumours."""
     from rich.console import Group
     from rich.table import Table
     from sklearn.metrics import brier_score_loss, log_loss, roc_auc_score
@@ -97,7 +107,8 @@ def fitted(data: Data, *models: Fitted) -> Any:
     for name in ("columns", "seconds", "ELBO", "AUC", "log score", "Brier"):
         found.add_column(name, justify="right")
     malignant = data.test[TARGET] == "malignant"
-    for name, (model, columns, seconds) in zip(("logistic regression", "Gaussian process"), models, strict=True):
+    models = {"logistic regression": logistic, **({"Gaussian process": process} if process else {})}
+    for name, (model, columns, seconds) in models.items():
         seen = views.predictions(model, data.test[columns])
         scores = (roc_auc_score(malignant, seen.probability), -log_loss(malignant, seen.probability))
         found.add_row(
@@ -155,19 +166,21 @@ def twins(seen: views.Predictions) -> tuple[int, int]:
     return int(wide), int(narrow)
 
 
-def picture(data: Data, logistic: Fitted, process: Fitted, path: Path) -> None:
-    """Odds ratios, every held-out tumour with its interval, and the Gaussian process's two maps."""
+def picture(data: Data, logistic: Fitted, process: Fitted | None, path: Path) -> None:
+    """Odds ratios, every held-out tumour with its interval, and the Gaussian process's two maps if there is one."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(14, 11), layout="constrained")
-    forest, people, mean, sd = figure.subplots(2, 2).ravel()
+    lines = 2 if process else 1
+    figure = Figure(figsize=(14, 5.5 * lines), layout="constrained")
+    forest, people, *maps = figure.subplots(lines, 2).ravel()
     plot.forest(logistic.model, ax=forest)
     plot.title(forest, "Odds ratio of malignancy per standard deviation, 95 % interval")
     plot.observations(logistic.model, data.test[logistic.columns], data.test[TARGET], ax=people)
     plot.title(people, "Held-out tumours: probability of malignancy, 95 % interval")
-    for ax, show in ((mean, "mean"), (sd, "sd")):
-        plot.probability_map(process.model, data.test[TWO], data.test[TARGET], show=show, ax=ax)
+    if process:
+        for ax, show in zip(maps, ("mean", "sd"), strict=True):
+            plot.probability_map(process.model, data.test[TWO], data.test[TARGET], show=show, ax=ax)
     FigureCanvasAgg(figure)
     figure.savefig(path, dpi=110)
 

@@ -28,9 +28,7 @@ def read_features(estimator: Any, X: Any, *, reset: bool, finite: bool = True) -
     `finite` looks at every entry, else the caller does so later, by `check_finite`.
     An estimator fitted by a formula takes tables of raw columns, which its `formula_` encodes.
     """
-    if reset:
-        vars(estimator).pop("formula_", None)
-    elif (formula := getattr(estimator, "formula_", None)) is not None:
+    if not reset and (formula := getattr(estimator, "formula_", None)) is not None:
         X = formula.encode(X)
     if isinstance(X, Tensor):
         if X.device.type != "cpu":

@@ -17,7 +17,7 @@ from torch import Tensor
 from viper import design, gp_narrow, gp_state, gp_stream, storage
 from viper.bounds import build
 from viper.fitting import without_cusp
-from viper.formula import FromFormula
+from viper.formula import FromFormula, by_formula
 from viper.gp_kernels import check_shapes, covariance, make_kernel, make_mean
 from viper.gp_model import Features, Rows, SparseGP
 from viper.gp_profile import Profile, identity_prior
@@ -189,6 +189,7 @@ class VariationalGPClassifier(FromFormula, Notebook, LatentPredictions, Callback
     # Fitting
 
     @as_task
+    @by_formula
     def fit(
         self, X: Any, y: Any = None, sample_weight: Any = None, offset: Any = None, *, checkpoint: Any = None
     ) -> "VariationalGPClassifier":

@@ -178,7 +178,7 @@ def columns(document: dict[str, Any], most: int | None) -> None:
 def trust(document: dict[str, Any]) -> None:
     say("[bold]Is the approximation good?[/]")
     if found := document.get("diagnosis"):
-        mark = "[green]✓[/]" if found["reliable"] else "[yellow]![/]"
+        mark = "[green]✓[/]" if found["reliable"] or found.get("close") else "[yellow]![/]"
         k_hat = "" if found["k_hat"] is None else f"k̂ = {found['k_hat']:.2f}. "
         say(f"  {mark} {k_hat}{escape(found['verdict'])}")
     gap = document["elbo"] - document["elbo_certified"]

@@ -24,12 +24,10 @@ def held_out_scores(
     quiet: bool = False,
 ) -> dict[str, Any] | None:
     """Scores of models like `fitted`, each on rows it did not see; None if nothing is to be held out."""
-    from sklearn.base import clone
-
     parts = splits(y, folds, test_size, seed)
     if not parts:
         return None
-    model = clone(fitted).set_params(verbose=False)
+    model = type(fitted)(**fitted.get_params()).set_params(verbose=False)  # of rows that are encoded already
     with progress("Scoring", len(parts), quiet) as step:
         outcome = score(model, X, y, parts, level, step)
     held = sum(len(test) for _, test in parts)
@@ -92,4 +90,4 @@ def diagnosis(fitted: Any, rows: int) -> dict[str, Any] | None:
     facts = {name: getattr(found, name) for name in names}
     if not np.isfinite(found.k_hat):  # q is exact; JSON has no -∞
         facts["k_hat"] = None
-    return {**facts, "reliable": bool(found.reliable), "verdict": found.verdict}
+    return {**facts, "reliable": found.reliable, "close": found.close, "verdict": found.verdict}

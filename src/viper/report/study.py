@@ -205,7 +205,7 @@ def recorded_diagnosis(model: Any) -> Diagnosis | None:
     if not isinstance(kept, dict) or not {"k_hat", *names} <= set(kept):
         return None
     k_hat = -math.inf if kept["k_hat"] is None else kept["k_hat"]  # q is exact; JSON has no -∞
-    return Diagnosis(k_hat, **{name: kept[name] for name in names}, elbo=model.elbo_)
+    return Diagnosis(k_hat, **{name: kept[name] for name in names}, elbo=model.elbo_, covariance=model.covariance)
 
 
 def change(name: str, values: np.ndarray, scale: float, levels: dict[str, list[Any]]) -> tuple[str, float, str]:

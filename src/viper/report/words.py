@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import scipy.special
 
-from viper.importance import EVEN_WEIGHTS
 from viper.report.study import Study
 from viper.views import Reliability, Unusual
 
@@ -209,8 +208,8 @@ def closeness(study: Study) -> Verdict:
         gap = max(d.log_evidence - study.model.elbo_, 0.0)
         text += f" By the same draws, the fitted posterior is about {gap:.2g} nats from the exact one."
         return "good", "Certified", text
-    if d.effective_sample_size > EVEN_WEIGHTS * d.draws:
-        return "good", "Close, not certified", text
+    if d.close:
+        return "good", "Close", text
     return "bad", "Not certified", text
 
 
