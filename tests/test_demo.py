@@ -32,7 +32,7 @@ def test_files_are_written(told):
 def test_the_unsure_tumour_and_its_twin_are_told(told):
     _, text = told
     data = demo.Data()
-    fitted = demo.fit(demo.viper.VariationalLogisticRegression(prior_scale="auto", random_state=0), data, data.columns)
+    fitted = demo.fit(demo.viper.VariationalLogisticRegression, data, data.columns, prior_scale="auto")
     seen = views.predictions(fitted.model, data.test[data.columns])
     wide, narrow = demo.twins(seen)
     assert abs(seen.probability[wide] - seen.probability[narrow]) < 0.05
@@ -42,6 +42,18 @@ def test_the_unsure_tumour_and_its_twin_are_told(told):
         assert f"tumour {data.test.index[k]}: malignant with probability {100 * seen.probability[k]:.0f}" in text
         assert f"± {seen.latent_sd[k]:.1f}" in text
     assert f"{fitted.model.elbo_:.2f}" in text
+
+
+def test_everything_is_told_in_the_units_of_the_table(told):
+    folder, text = told
+    data, page = demo.Data(), (folder / "report.html").read_text(encoding="utf-8")
+    assert data.train["area"].mean() > 100
+    for name in data.columns:
+        step = f"{data.train[name].std(ddof=0):.3g}"
+        assert any(line.split()[: len(name.split()) + 1] == [*name.split(), step] for line in text.splitlines()), name
+        assert f"+{step}" in page
+    assert "has learned from none of these rows" in page
+    assert "worst relative error" in text
 
 
 WITHOUT = """

@@ -161,6 +161,41 @@ def test_training_rows_are_recognised(study, model):
     assert "If the model has learned from some of these rows" in render(other)
 
 
+def test_held_out_rows_are_called_so_unless_they_are_the_models_own(model, data, tmp_path):
+    for rows, told in ((patients(seed=1), "has learned from none of these rows"), (data, "which flatters it")):
+        report.write(model, rows, "ill", tmp_path / "report.html", overwrite=True, held_out=True)
+        text = (tmp_path / "report.html").read_text(encoding="utf-8")
+        assert told in text
+        assert "If the model has learned" not in text
+
+
+def test_an_unused_column_that_tells_rows_apart_names_them(model, data):
+    numbered = data.assign(ward="east", weight=0.5 + np.arange(len(data)), patient=[f"p{k}" for k in range(len(data))])
+    page = Page(render(read(model, numbered, "ill")))
+    first = page.all("button", class_="pick")[0]
+    assert first["text"] == f"p{first['@data-row']}"
+    assert first["@aria-label"] == f"Show patient {first['text']}"
+    assert any(e["text"] == f"patient {first['text']}" for e in page.all("h3"))
+    assert read(model, numbered.assign(patient="p1"), "ill").frame.index.equals(data.index)
+
+
+def test_labels_that_say_little_have_words_of_their_own(page, study):
+    told = " ".join(e["text"] for e in page.all("section"))
+    assert not re.search(r"(was|were|is|are) ill = ", told)
+    assert "that had ill = yes" in told
+    assert "Outcome: ill = " in told
+    named = replace(
+        study, model=viper.VariationalLogisticRegression().fit([[0.0], [1.0], [2.0]], ["well", "sick", "well"])
+    )
+    assert (named.which("were"), named.which("is", 0)) == ("were well", "is sick")
+
+
+def test_calibration_is_no_stronger_than_its_groups(study):
+    told = words.calibration(study)
+    assert not re.search("face value", told)
+    assert "of 10 groups of rows (20 in each) came out as predicted" in told
+
+
 def test_a_loaded_model_is_diagnosed_by_its_own_rows_only(model, data, tmp_path):
     model.save(tmp_path / "model.viper")
     loaded = viper.load(tmp_path / "model.viper")
@@ -183,7 +218,13 @@ def test_on_other_rows_the_recorded_diagnosis_is_told(data, tmp_path):
 
 @pytest.mark.parametrize(
     ("k_hat", "size", "expected"),
-    [(0.3, 3000, "Certified"), (0.8, 3900, "Close"), (0.8, 900, "Not certified")],
+    [
+        (0.3, 3000, "Certified"),
+        (0.6, 3900, "Certified"),
+        (0.6, 3000, "Usable"),
+        (0.8, 3900, "Close"),
+        (0.8, 900, "Not certified"),
+    ],
 )
 def test_verdict_follows_the_diagnosis(model, data, k_hat, size, expected):
     study = read(model, data, "ill")
@@ -441,7 +482,7 @@ def test_example_of_reliability_in_words():
     table = Reliability(
         *(np.array(x) for x in ([50, 200, 9], [0.02, 0.7, 0.99], [0.0, 0.68, 1], [0, 0.61, 0.7], [0.1, 0.75, 1]))
     )
-    told = words.reliable_group(table, "ill").replace(words.THIN, " ").replace(words.JOIN, "")
+    told = words.reliable_group(table, "were ill").replace(words.THIN, " ").replace(words.JOIN, "")
     assert told == "Of the 200 rows given about 70 %, 68 % were ill (margin 61–75 %)."
 
 
