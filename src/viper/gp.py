@@ -397,6 +397,14 @@ class VariationalGPClassifier(FromFormula, Notebook, LatentPredictions, Callback
         names = getattr(self, "feature_names_in_", [f"x{j}" for j in range(self.n_features_in_)])
         return gp_state.describe(self.model_, self._scaler, [str(name) for name in names])
 
+    @property
+    def diagnose(self) -> Any:
+        """Not offered: importance weights would be those of q given kernel, mean and inducing points."""
+        raise AttributeError(
+            "diagnose is of VariationalLogisticRegression; got a Gaussian process, whose kernel and mean are point "
+            "estimates. See starts_, elbo_bound_ and scores on held-out rows."
+        )
+
     def _notebook(self) -> tuple[dict[str, str], "pandas.DataFrame"]:
         return facts(self), self.summary()
 
