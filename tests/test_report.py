@@ -414,6 +414,14 @@ def test_a_process_has_relevance_starts_and_maps(process, tmp_path):
         assert "Probability of wet = True" in page.all("h1")[0]["text"]
 
 
+def test_the_classes_on_a_map_differ_in_shape(process):
+    model, frame = process
+    page = Page(render(read(model, frame, "wet")))
+    assert len(page.all("path", class_="site yes")) == 2 * frame["wet"].sum()
+    assert len(page.all("circle", class_="site no")) == 2 * (~frame["wet"]).sum()
+    assert "triangles those that had wet = True" in page.text("map")
+
+
 def test_map_is_that_of_the_model(process):
     model, frame = process
     grid = read(model, frame, "wet").map

@@ -247,7 +247,10 @@ def field_map(study: Study, what: str) -> str:
     columns = list(study.frame.columns.astype(str))
     first, second = (study.frame.iloc[:, columns.index(name)].to_numpy(dtype=float) for name in grid.names)
     for k in study.marked:
-        chart.dot(first[k], second[k], 2.6, None, "site yes" if study.label[k] else "site no")
+        if study.label[k]:
+            chart.triangle(first[k], second[k], 3.2, "site yes")
+        else:
+            chart.dot(first[k], second[k], 2.6, None, "site no")
     name = "Probability" if what == "mean" else "Standard deviation of the probability"
     return chart.svg(f"Map: {name} of {study.positive} over {grid.names[0]} and {grid.names[1]}")
 

@@ -55,7 +55,7 @@ class Rows:
             text += f" Shown are {len(study.marked):,} of the {len(study.label):,} rows, evenly spaced in this order."
         keys = "".join(
             element("span", " ", class_=f"key {kind}") + escape(name) + " "
-            for kind, name in (("yes", study.which("was", 1)), ("no", study.which("was", 0)))
+            for kind, name in (("yes", study.positive), ("no", study.negative))
         )
         return figure("Row by row", text, charts.strip(study, self.names), element("p", keys, class_="keys"), "full")
 

@@ -187,7 +187,7 @@ def where(study: Study) -> str:
     others = ", every other column at its typical value" if study.frame.shape[1] > 2 else ""
     mean = figure(
         "The probability",
-        f"Over {names[0]} and {names[1]}{others}. Dots are rows, dark where {study.positive}.",
+        f"Over {names[0]} and {names[1]}{others}. Marks are rows, triangles those that {study.which('were')}.",
         charts.field_map(study, "mean"),
         charts.legend("mean", "0%", "100%"),
     )
