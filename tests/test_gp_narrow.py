@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_breast_cancer, load_iris, load_wine
 
-from viper.gp import VariationalGPClassifier
-from viper.gp_narrow import NarrowIntervalsWarning, weights_held
+from viper.gp import NarrowIntervalsWarning, VariationalGPClassifier
+from viper.gp_narrow import weights_held
 
 three = np.array([[0.0], [1.0], [2.0]]), np.array([0, 1, 1])
 

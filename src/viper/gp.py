@@ -20,6 +20,7 @@ from viper.fitting import without_cusp
 from viper.formula import FromFormula, by_formula
 from viper.gp_kernels import check_shapes, covariance, make_kernel, make_mean
 from viper.gp_model import Features, Rows, SparseGP
+from viper.gp_narrow import NarrowIntervalsWarning as NarrowIntervalsWarning
 from viper.gp_profile import Profile, identity_prior
 from viper.gp_race import Start
 from viper.gp_rows import Scaler, dense, k_means, merge, random_rows, read_inducing
