@@ -55,6 +55,7 @@ def percent_axis(axis: Any) -> None:
 
 def coefficients(model: Any, what: str, level: float = 0.95) -> Any:
     """The summary without the intercept, of a model that has coefficients."""
+    views.check_model(model)
     if not hasattr(model, "coefficient_interval"):
         kind = type(model).__name__
         raise TypeError(f"{what} needs a model with coefficients; got {kind}. Use partial_effect or forest.")
@@ -77,6 +78,7 @@ def forest(model: Any, *, level: float = 0.95, top: int | None = None, odds: boo
         Odds ratios on a logarithmic axis instead of coefficients.
     ax : matplotlib Axes, optional
     """
+    views.check_model(model)
     if not hasattr(model, "coefficient_interval"):
         return relevance(model, top, ax)
     table = coefficients(model, "forest", level)

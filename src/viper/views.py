@@ -43,8 +43,22 @@ class Predictions(NamedTuple):
         return Predictions(*(column[index] for column in self))
 
 
+def check_model(model: Any) -> None:
+    """One of viper's models, that knows more than probabilities; a pipeline hides it."""
+    if hasattr(model, "predict_latent"):
+        return
+    fix = "Fit one of its estimators."
+    if hasattr(model, "steps"):
+        fix = (
+            "Pass pipeline[-1], with pipeline[:-1].transform(X) for X; or fit by from_formula, which standardises the "
+            "columns and keeps that with the model."
+        )
+    raise TypeError(f"the model must be one of viper's; got {type(model).__name__}. {fix}")
+
+
 def predictions(model: Any, X: Any, level: float = 0.95) -> Predictions:
     """Everything the model says of the rows of X, in closed form."""
+    check_model(model)
     latent, sd = (np.asarray(x, dtype=float) for x in model.predict_latent(X))
     probability = expected_sigmoid(latent, sd**2)
     reach = half_width(level) * sd
@@ -258,6 +272,7 @@ class Trace(NamedTuple):
 
 def trace(model: Any) -> Trace:
     """How far each step moved the posterior; of a solver that does not measure it, how far it was from the end."""
+    check_model(model)
     moves = np.array([step.move for step in model.history_], dtype=float)
     if np.isfinite(moves).all():
         return Trace(moves, "nats by which the step moved the posterior")

@@ -237,6 +237,7 @@ def read(model: Any, data: Any, target: str, spatial: tuple[str, str] | None = N
     import pandas
     from sklearn.utils.validation import check_is_fitted
 
+    views.check_model(model)
     check_is_fitted(model, "posterior_")
     if not isinstance(data, pandas.DataFrame):
         raise TypeError(f"data must be a DataFrame that holds the target too; got {type(data).__name__}.")
