@@ -10,6 +10,7 @@ import torch
 
 from viper import views
 from viper.design import read_labels
+from viper.grammar import listed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -147,7 +148,7 @@ def densities(model: Any, names: Any = None, *, level: float = 0.95, ax: Any = N
         names = table["mean"].abs().sort_values(ascending=False).index[:8]
     missing = [name for name in names if name not in table.index]
     if missing:
-        raise ValueError(f"names must be coefficients of the model; got {missing}. There are {list(table.index)[:10]}.")
+        raise ValueError(f"names must be coefficients of the model; got {missing}. There are {listed(table.index)}.")
     table = table.loc[list(names)[::-1]]
     ax = canvas(ax, (6.4, 1.2 + 0.45 * len(table)))
     z = np.linspace(-3.6, 3.6, 241)

@@ -12,6 +12,7 @@ import scipy.special
 import torch
 from torch import Tensor
 
+from viper.grammar import listed
 from viper.metrics import calibration
 from viper.prediction import half_width
 from viper.softplus import expected_sigmoid, expected_softplus
@@ -156,7 +157,7 @@ def partial_effect(model: Any, X: Any, feature: Any, level: float = 0.95, points
     frame = frame_of(X)
     feature = f"x{feature}" if isinstance(feature, int) and feature not in frame.columns else feature
     if feature not in frame.columns:
-        raise ValueError(f"feature must be a column of X; got {feature!r}. There are {list(frame.columns)[:10]}.")
+        raise ValueError(f"feature must be a column of X; got {feature!r}. There are {listed(frame.columns)}.")
     return effect_along(model, frame, feature, typical_row(frame), level, points)
 
 
@@ -247,7 +248,7 @@ def grid(model: Any, X: Any, columns: tuple[Any, Any] | None = None, size: int =
     ends: list[np.ndarray] = []
     for name in columns:
         if name not in frame.columns or is_category(frame[name]):
-            raise ValueError(f"columns must be two numeric columns of X; got {name!r}. There are {list(frame)[:10]}.")
+            raise ValueError(f"columns must be two numeric columns of X; got {name!r}. There are {listed(frame)}.")
         low, high = float(frame[name].min()), float(frame[name].max())
         reach = margin * (high - low) or 1.0
         ends.append(np.linspace(low - reach, high + reach, size))

@@ -112,6 +112,7 @@ def facts(document: dict[str, Any]) -> list[str]:
 
 def missing(document: dict[str, Any], data: dict[str, Any]) -> str:
     cells = ", ".join(f"{name}: {count:,}" for name, count in list(data["missing"].items())[:8])
+    cells += f" and {len(data['missing']) - 8} more columns" if len(data["missing"]) > 8 else ""
     gone = data["rows"] - data["rows_used"]
     done = "filled in with means and most common levels" if document["missing"] == "mean" else ""
     left = f"{gone:,} of {data['rows']:,} rows left out" if gone else ""
