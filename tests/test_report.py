@@ -12,7 +12,9 @@ import pytest
 import scipy.integrate
 import scipy.special
 import scipy.stats
+from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import brier_score_loss, roc_auc_score
+from sklearn.pipeline import make_pipeline
 
 import viper
 from viper import report
@@ -335,6 +337,13 @@ def test_bad_input_is_explained(model, data, change, error, message, tmp_path):
     with pytest.raises(error, match=message):
         report.write(model, change(data), "ill", tmp_path / "report.html")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_of_others_is_refused(data, tmp_path):
+    plain = LogisticRegression().fit(data[["dose"]], data["ill"])
+    for other, told in ((make_pipeline(plain), "got Pipeline. Pass pipeline"), (plain, "got LogisticRegression. Fit")):
+        with pytest.raises(TypeError, match=told):
+            report.write(other, data, "ill", tmp_path / "report.html")
 
 
 def test_an_unfitted_model_is_refused(data, tmp_path):

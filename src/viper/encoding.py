@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from viper.columns import RowError, as_frame, as_levels, as_numbers, describe
-from viper.grammar import FormulaError, Parsed, parse
+from viper.grammar import FormulaError, Parsed, listed, parse
 
 if TYPE_CHECKING:
     import pandas
@@ -119,8 +119,8 @@ class Encoding:
         absent = [name for name in self.inputs if name not in frame.columns]
         if absent:
             raise FormulaError(
-                f"the data must have the columns of the fit; got none named {', '.join(map(repr, absent[:8]))}"
-                f"{' …' if len(absent) > 8 else ''}. It has {', '.join(map(repr, [*frame.columns][:8]))}."
+                f"the data must have the columns of the fit; got none named {listed(absent)}. "
+                f"It has {listed(frame.columns)}."
             )
         return frame[self.inputs]
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from viper.columns import as_frame, as_numbers, describe, is_text, levels_of
 from viper.encoding import MISSING, Encoding, has_intercept, jsonable, numbered, plain
-from viper.grammar import FormulaError, parse
+from viper.grammar import FormulaError, listed, parse
 
 if TYPE_CHECKING:
     import pandas
@@ -109,7 +109,7 @@ def ordered(levels: list[Any], reference: str | None, column: str) -> list[Any]:
         return levels
     chosen = [level for level in levels if str(level) == reference]
     if not chosen:
-        raise FormulaError(f"the reference of C({column}) must be one of {levels[:8]}; got {reference!r}.")
+        raise FormulaError(f"the reference of C({column}) must be one of {listed(levels)}; got {reference!r}.")
     return chosen + [level for level in levels if level != chosen[0]]
 
 

@@ -66,7 +66,7 @@ class Diagnosis:
         prefer = "a tighter prior" if self.covariance == "full" else "covariance='full' and a tighter prior"
         return (
             "The Gaussian posterior is not close enough for importance weights to certify it. "
-            f"Prefer {prefer}, or compare with viper.reference.sample_posterior."
+            f"Prefer {prefer}, or compare with viper.reference.sample_posterior(model)."
         )
 
     def __str__(self) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 
 from viper import views
 from viper.design import read_labels
+from viper.grammar import listed
 from viper.importance import Diagnosis
 from viper.views import Effect, Grid, Predictions, Reliability
 
@@ -247,11 +248,12 @@ def read(model: Any, data: Any, target: str, spatial: tuple[str, str] | None = N
     import pandas
     from sklearn.utils.validation import check_is_fitted
 
+    views.check_model(model)
     check_is_fitted(model, "posterior_")
     if not isinstance(data, pandas.DataFrame):
         raise TypeError(f"data must be a DataFrame that holds the target too; got {type(data).__name__}.")
     if target not in data.columns:
-        raise ValueError(f"target must be a column of data; got {target!r}. There are {list(data.columns)[:10]}.")
+        raise ValueError(f"target must be a column of data; got {target!r}. There are {listed(data.columns)}.")
     frame = inputs(model, data, target)
     blank = data[target].isna().to_numpy()
     filled = getattr(getattr(model, "formula_", None), "missing", None) == "mean"
@@ -287,5 +289,5 @@ def inputs(model: Any, data: "pandas.DataFrame", target: str) -> "pandas.DataFra
     else:
         wanted = list(getattr(model, "feature_names_in_", data.columns.drop(target)))
     if missing := [name for name in wanted if name not in data.columns]:
-        raise ValueError(f"data must have the model's columns; got none named {', '.join(map(repr, missing[:8]))}.")
+        raise ValueError(f"data must have the model's columns; got none named {listed(missing)}.")
     return data[wanted]
