@@ -43,6 +43,8 @@ LAYERS = [
     "importance",
     # estimators: arrays in, fitted attributes out
     *[
+        "grammar",
+        "columns",
         "design",
         "progress",
         "cluster_calls",
@@ -56,9 +58,10 @@ LAYERS = [
         "fitting",
         "scales",
     ],
-    *["storage", "prediction_file", "prediction", "arviz", "corrected", "grammar", "columns", "encoding", "formula"],
+    *["storage", "prediction_file", "prediction", "arviz", "corrected", "encoding", "formula"],
     *["state", "checkpoint", "onnx", "notebook", "logistic"],
     *["reference", "lbfgs", "gp_kernels", "gp_model", "gp_rows", "gp_arrays", "gp_dense", "gp_profile", "gp_screen"],
+    *["gp_narrow"],
     *["gp_starts", "gp_race", "gp_natural_adam", "gp_search", "gp_state", "gp_stream", "gp", "gpytorch", "models"],
     # applications: these may also import the public names, `from viper import ...`
     *(

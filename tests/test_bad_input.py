@@ -47,6 +47,14 @@ REJECTED = {
     "NaN in a tensor": ({"X": torch.tensor(holed(np.nan))}, "Input X contains NaN."),
     "NaN in a frame": ({"X": pd.DataFrame(holed(np.nan))}, "Input X contains NaN."),
     "missing in a frame": ({"X": FRAME.assign(c=pd.array([None, 1] * 20, dtype="Int64"))}, "Input X contains NaN."),
+    "NaN and inf by column": (
+        {"X": FRAME.assign(a=[np.nan, np.inf] * 20, c=[np.nan] + [0.0] * 39)},
+        "X must be finite; Input X contains NaN. Not finite are 40 in 'a', 1 in 'c'. Leave those rows out or fill them",
+    ),
+    "NaN by number of the column": (
+        {"X": scipy.sparse.csr_array(holed(np.nan))},
+        "Not finite are 1 in 'x1'. Leave those rows out",
+    ),
     "inf in X": ({"X": holed(np.inf)}, "Input X contains infinity or a value too large for dtype('float64')."),
     "empty": ({"X": X[:0], "y": Y[:0]}, "Found array with 0 sample(s) (shape=(0, 3)) while a minimum of 1 is required"),
     "no columns": ({"X": X[:, :0]}, "Found array with 0 feature(s) (shape=(40, 0)) while a minimum of 1 is required"),
@@ -60,23 +68,23 @@ REJECTED = {
     "complex X": ({"X": X + 1j}, "Complex data not supported"),
     "text": (
         {"X": np.array([["u", "v"]] * 40)},
-        "X must be numeric; could not convert string to float: np.str_('u'). Encode text and dates as numbers.",
+        "X must be numeric; could not convert string to float: np.str_('u'). Encode text and dates as numbers, or use",
     ),
     "text among objects": (
         {"X": np.array([[1.0, "v"]] * 40, dtype=object)},
-        "X must be numeric; could not convert string to float: 'v'. Encode text and dates as numbers.",
+        "X must be numeric; could not convert string to float: 'v'. Encode text and dates as numbers, or use",
     ),
     "a column of text": (
         {"X": FRAME.assign(c="u")},
-        "X must be numeric; got column 'c' (str). Encode text and dates as numbers.",
+        "X must be numeric; got column 'c' (str). Encode text and dates as numbers, or use from_formula",
     ),
     "a polars column of text": (
         {"X": pl.DataFrame(X, schema=["a", "b", "c"]).with_columns(c=pl.lit("u"))},
-        "X must be numeric; got column 'c' (String). Encode text and dates as numbers.",
+        "X must be numeric; got column 'c' (String). Encode text and dates as numbers, or use from_formula",
     ),
     "a column of categories": (
         {"X": FRAME.assign(b=pd.Categorical(["u", "v"] * 20))},
-        "X must be numeric; got column 'b' (category). Encode text and dates as numbers.",
+        "X must be numeric; got column 'b' (category). Encode text and dates as numbers, or use from_formula",
     ),
     # labels
     "no y": ({"y": None}, "This estimator requires y to be passed, but the target y is None."),

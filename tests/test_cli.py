@@ -17,7 +17,7 @@ from sklearn.metrics import roc_auc_score
 from sklearn.model_selection import StratifiedKFold, train_test_split
 
 import viper
-from viper.cli import app, main
+from viper.cli import app, main, screen
 from viper.formula import learn
 
 GENERATOR = np.random.default_rng(0)
@@ -85,7 +85,11 @@ def test_fit_says_what_the_library_says(run):
         assert [row[name] for row in said["coefficients"]] == pytest.approx(table[name].tolist(), rel=1e-9)
     assert said["elbo"] == pytest.approx(model.elbo_)
     assert said["data"]["class_counts"] == FRAME["died"].value_counts().to_dict()
-    assert said["diagnosis"]["k_hat"] == pytest.approx(model.diagnose().k_hat, abs=0.2)
+    unseeded = viper.VariationalLogisticRegression().fit(learned.X, learned.y)
+    for diagnosis in (model.diagnose(), unseeded.diagnose()):
+        assert said["diagnosis"]["k_hat"] == pytest.approx(diagnosis.k_hat, rel=1e-6)
+        assert said["diagnosis"]["verdict"] == diagnosis.verdict
+    assert said["prior_scales"] == {name: 1.0 for name in table.index if name != "intercept"}
     units = {row["name"]: row["unit"] for row in said["coefficients"]}
     assert units["<b>sex</b>[T.male]"] == "vs female"
     assert units["age"] == f"sd, {FRAME['age'].std(ddof=0):.3g}"
@@ -147,6 +151,40 @@ def test_for_people(run, monkeypatch):
     for words in ("probability that died = yes", "<b>sex</b>[T.male]", "vs female", "k̂ =", "AUC", "Saved m.viper"):
         assert words in out
     assert "\x1b" not in out + err
+
+
+def test_how_to_see_the_rest_names_the_model_if_there_is_one(run):
+    generator = np.random.default_rng(1)
+    wide = pd.DataFrame(generator.normal(size=(60, 25)), columns=[f"c{j}" for j in range(25)])
+    wide.assign(y=generator.integers(0, 2, 60)).to_csv("wide.csv", index=False)
+    _, out, _ = run("fit", "wide.csv", "-t", "y", "--cv", "0")
+    assert "6 more, closer to zero.\n" in out
+    for command in (["fit", "wide.csv", "-t", "y", "--cv", "0", "-o", "my model.viper"], ["summary", "my model.viper"]):
+        _, out, _ = run(*command)
+        assert "6 more, closer to zero: viper summary 'my model.viper' --all\n" in out
+    _, out, _ = run("summary", "my model.viper", "--all")
+    assert "more" not in out
+
+
+def test_a_full_prior_covariance_has_scales_too(run):
+    model = viper.VariationalLogisticRegression(prior_scale=np.array([[4.0, 1.0], [1.0, 9.0]]))
+    model.fit(FRAME[["age", "grade"]], FRAME["died"]).save("m.viper")
+    said = document(run("summary", "m.viper", "--json"))
+    assert said["prior_scales"] == pytest.approx({"age": 2.0, "grade": 3.0})
+    assert "prior sd 2 to 3" in run("summary", "m.viper")[1]
+
+
+def test_without_a_terminal_slow_steps_are_lines(run, monkeypatch):
+    assert "Scoring" not in run("fit", "data.csv", "-t", "died", "--cv", "3")[2]
+    monkeypatch.setattr(screen, "PATIENCE", -1.0)
+    _, _, err = run("fit", "data.csv", "-t", "died", "--cv", "3")
+    assert f"note: fitting {ROWS} rows …\n" in err
+    assert [line for line in err.splitlines() if "Scoring" in line] == [
+        f"note: Scoring: {k} of 3, 0 s." for k in (1, 2, 3)
+    ]
+    _, _, err = run("compare", "data.csv", "-t", "died", "--cv", "2", "--only", "share")
+    assert "note: share of the classes: 2 of 2, 0 s.\n" in err
+    assert run("fit", "data.csv", "-t", "died", "--cv", "3", "--json")[2] == ""
 
 
 def test_missing_values_by_each_rule(run):

@@ -93,3 +93,9 @@ def test_likelihood_follows_its_model():
             assert all(part.device.type == device for part in parts)
             values.append([part.cpu() for part in parts])
         torch.testing.assert_close(*values)
+
+
+def test_narrow_intervals_are_told_there_too():
+    X = np.array([[0.0], [1.0], [2.0]])
+    with pytest.warns(UserWarning, match="intervals are more than 10 times too narrow"):
+        VariationalGPClassifier(device="cuda", random_state=0).fit(X, [0, 1, 1])

@@ -2,6 +2,9 @@
 
 import contextlib
 import io
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -29,7 +32,7 @@ def test_files_are_written(told):
 def test_the_unsure_tumour_and_its_twin_are_told(told):
     _, text = told
     data = demo.Data()
-    fitted = demo.fit(demo.viper.VariationalLogisticRegression(prior_scale="auto", random_state=0), data, data.columns)
+    fitted = demo.fit(demo.viper.VariationalLogisticRegression, data, data.columns, prior_scale="auto")
     seen = views.predictions(fitted.model, data.test[data.columns])
     wide, narrow = demo.twins(seen)
     assert abs(seen.probability[wide] - seen.probability[narrow]) < 0.05
@@ -39,6 +42,51 @@ def test_the_unsure_tumour_and_its_twin_are_told(told):
         assert f"tumour {data.test.index[k]}: malignant with probability {100 * seen.probability[k]:.0f}" in text
         assert f"± {seen.latent_sd[k]:.1f}" in text
     assert f"{fitted.model.elbo_:.2f}" in text
+
+
+def test_everything_is_told_in_the_units_of_the_table(told):
+    folder, text = told
+    data, page = demo.Data(), (folder / "report.html").read_text(encoding="utf-8")
+    assert data.train["area"].mean() > 100
+    for name in data.columns:
+        step = f"{data.train[name].std(ddof=0):.3g}"
+        assert any(line.split()[: len(name.split()) + 1] == [*name.split(), step] for line in text.splitlines()), name
+        assert f"+{step}" in page
+    assert "has learned from none of these rows" in page
+    assert "worst relative error" in text
+
+
+WITHOUT = """
+import sys
+sys.modules["gpytorch"] = None
+import viper
+from viper.cli.app import main
+try:
+    viper.VariationalGPClassifier()
+except ImportError as error:
+    print(error)
+try:
+    viper.load(sys.argv[2])
+except ImportError as error:
+    print(error)
+main(["demo", "--folder", sys.argv[1]])
+"""
+
+
+def test_without_gpytorch_the_extra_is_named_and_the_rest_is_shown(tmp_path):
+    """In a process of its own, that has not imported it."""
+    x = np.linspace(0.0, 5.0, 30)[:, None]
+    model = demo.viper.VariationalGPClassifier(n_starts=1, max_iter=2, tol=1e9, n_inducing=5, random_state=0)
+    model.fit(x, x[:, 0] > 2).save(tmp_path / "model.viper")
+    folder = tmp_path / "new" / "folder"
+    command = [sys.executable, "-c", WITHOUT, str(folder), str(tmp_path / "model.viper")]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=True, encoding="utf-8", env=os.environ | {"COLUMNS": "160"}
+    )
+    needed = "VariationalGPClassifier needs GPyTorch. Run: pip install 'vi-per[gp]'"
+    assert done.stdout.splitlines()[:3] == [needed, needed, f"Without the Gaussian process: {needed}"]
+    assert "logistic regression" in done.stdout
+    assert sorted(file.name for file in folder.iterdir()) == ["bound.png", "posterior.png", "report.html"]
 
 
 def test_twins_contrast_most():

@@ -1,6 +1,7 @@
 """Formulas: the matrix is formulaic's, the encoding survives a file, and nothing in a file can run."""
 
 import json
+import pickle
 
 import formulaic
 import numpy as np
@@ -8,6 +9,9 @@ import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pytest
+from sklearn.base import clone
+from sklearn.metrics import log_loss
+from sklearn.model_selection import GridSearchCV, KFold, cross_val_score
 
 import viper
 from viper import VariationalGPClassifier, VariationalLogisticRegression, storage
@@ -205,10 +209,91 @@ def test_weights_follow_their_rows():
     np.testing.assert_array_equal(model.coef_, again.coef_)
 
 
-def test_fit_forgets_the_formula():
+def test_long_lists_say_how_many_more_there_are():
+    frame = FRAME[["y"]].assign(**{f"column{k}": 0.0 for k in range(20)})
+    with pytest.raises(FormulaError, match=r"There are 'y', 'column0', .* 'column6' and 13 more."):
+        parse("y ~ nothing", frame.columns, [])
+    model = VariationalLogisticRegression.from_formula("y ~ age", FRAME)
+    with pytest.raises(FormulaError, match=r"none named 'age'. It has 'y', .* 'column6' and 13 more."):
+        model.predict(frame)
+
+
+# --- learned again ---
+
+
+def same(model, other, frame=FRAME):
+    np.testing.assert_allclose(model.predict_proba(frame), other.predict_proba(frame), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("estimator", [VariationalLogisticRegression, VariationalGPClassifier])
+def test_clones_learn_the_formula_anew(estimator):
+    options = {"random_state": 0} | ({"n_inducing": 8, "n_starts": 1} if estimator is VariationalGPClassifier else {})
+    model = estimator.from_formula("y ~ age + ward", FRAME, **options)
+    part = FRAME[FRAME["ward"] != "east"]
+    copied = pickle.loads(pickle.dumps(clone(clone(model))))
+    expected = estimator.from_formula("y ~ age + ward", part, **options)
+    for fitted in (copied.fit(part, part["y"]), clone(model).fit(part), model.fit(part)):
+        assert fitted.formula_.levels == {"ward": ["north", "west"]}
+        assert fitted.formula_.centre == expected.formula_.centre
+        same(fitted, expected, part)
+
+
+@pytest.mark.parametrize("standardize", [True, False])
+def test_the_target_is_no_feature_in_cross_validation(standardize):
+    frame = FRAME.assign(target=GENERATOR.integers(0, 2, ROWS))
+    given = {"standardize": standardize}
+    model = VariationalLogisticRegression.from_formula("target ~ age + grade", frame, **given)
+    scores = cross_val_score(model, frame, frame["target"], scoring="neg_log_loss", cv=KFold(3))
+    expected = []
+    for train, test in KFold(3).split(frame):
+        fold = VariationalLogisticRegression.from_formula("target ~ age + grade", frame.iloc[train], **given)
+        expected.append(-log_loss(frame["target"].iloc[test], fold.predict_proba(frame.iloc[test])))
+    np.testing.assert_allclose(scores, expected, rtol=1e-10)
+
+
+def test_a_grid_search_keeps_the_formula():
+    model = VariationalLogisticRegression.from_formula("y ~ age + ward", FRAME)
+    search = GridSearchCV(model, {"prior_scale": [0.1, 1.0]}, cv=3).fit(FRAME, FRAME["y"])
+    best = search.best_estimator_
+    assert best.formula_.inputs == ["age", "ward"]
+    same(best, VariationalLogisticRegression.from_formula("y ~ age + ward", FRAME, **search.best_params_))
+
+
+def test_fit_again_takes_other_labels_and_keeps_the_rule(tmp_path):
+    frame = holed(age=[0, 5])
+    model = VariationalLogisticRegression.from_formula("y ~ age + grade", frame, missing="drop")
+    model.save(tmp_path / "model.viper")
+    other = pd.Series(frame["age"].fillna(50.0) > 50.0, index=frame.index[::-1])  # by position, not by index
+    for fitted in (model, viper.load(tmp_path / "model.viper")):
+        fitted.fit(frame.drop(columns="y"), other, sample_weight=np.ones(ROWS))
+        by_hand = VariationalLogisticRegression.from_formula(
+            "y ~ age + grade", frame.assign(y=other.to_numpy()), missing="drop"
+        )
+        assert fitted.formula_ == by_hand.formula_
+        same(fitted, by_hand, FRAME)
+
+
+def test_a_fit_that_fails_leaves_the_formula():
     model = VariationalLogisticRegression.from_formula("y ~ age + grade", FRAME)
-    model.fit(FRAME[["age", "log"]].to_numpy(), FRAME["y"])
-    assert not hasattr(model, "formula_")
+    for X, y, words in (
+        (FRAME[["age", "log"]].to_numpy(), FRAME["y"], "needs a table with named columns"),
+        (FRAME, FRAME["y"][1:], f"as many rows; got {ROWS} and {ROWS - 1}"),
+        (FRAME, np.zeros(ROWS), "exactly two classes"),
+        (FRAME.drop(columns="y"), None, "name columns of the data; got 'y'"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            model.fit(X, y)
+    assert model.formula_.inputs == ["age", "grade"]
+    with pytest.raises(FormulaError, match="in the formula"):
+        model.set_params(fit_intercept=False).fit(FRAME)
+    with pytest.raises(ValueError, match="Call fit first"):
+        clone(model).partial_fit(FRAME, FRAME["y"])
+
+
+def test_without_the_formula_an_estimator_is_a_new_one():
+    model = VariationalLogisticRegression.from_formula("y ~ age + grade", FRAME)
+    plain = type(model)(**model.get_params()).fit(FRAME[["age", "log"]], FRAME["y"])
+    assert not hasattr(plain, "formula_")
 
 
 # --- refused ---
@@ -222,6 +307,8 @@ REFUSED = {
     "no terms": ("y ~", "must have terms"),
     "only the intercept": ("y ~ 1", "at least one column"),
     "unknown column": ("y ~ agee", "got 'agee'. Did you mean 'age'?"),
+    "a name like none": ("y ~ wad + xyy", "got 'wad'. Did you mean 'ward'?"),
+    "a name of other letters": ("y ~ logger", "got 'logger'. There are 'y', 'age', 'ward', 'mean r', 'grade', 'log'."),
     "itself": ("y ~ age + y", "must not explain itself"),
     "open bracket": ("y ~ C(ward", "every bracket"),
     "sum without end": ("y ~ age +", "must be followed by a term"),

@@ -216,6 +216,12 @@ def test_learning_helps_and_says_how(data, fitted):
     assert summary["relevance"]["x0"] > summary["relevance"]["x1"]
 
 
+def test_there_is_no_diagnosis_and_why(fitted):
+    assert not hasattr(fitted, "diagnose")
+    with pytest.raises(AttributeError, match="diagnose is of VariationalLogisticRegression; got a Gaussian process"):
+        fitted.diagnose()
+
+
 def test_sample_has_the_moments_of_the_latent(data, fitted):
     X, _ = data
     draws = fitted.sample(X[:5], 20_000, random_state=1)
@@ -457,7 +463,9 @@ def test_intervals_that_leave_out_the_mean_are_told():
     rng = np.random.default_rng(1)
     X = rng.standard_normal((200, 2))
     y = rng.random(200) < 1 / (1 + np.exp(0.5 * X[:, 1] - X[:, 0]))
-    with pytest.warns(UserWarning, match="its weights are point estimates: the intervals are too narrow"):
+    with pytest.warns(
+        UserWarning, match="its weights are point estimates: intervals are more than 10 times too narrow"
+    ):
         line = VariationalGPClassifier(n_inducing=20, random_state=0).fit(X, y)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -26,7 +26,8 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import viper
 from viper import VariationalLogisticRegression, reference
-from viper.importance import ImportanceWarning
+from viper.importance import Diagnosis, ImportanceWarning
+from viper.notebook import facts
 from viper.solver import ConvergenceWarning
 
 NODES, NODE_WEIGHTS = np.polynomial.hermite_e.hermegauss(100)
@@ -513,6 +514,53 @@ def test_uneven_weights_are_not_hidden():
     assert not model.diagnose().reliable
     full = VariationalLogisticRegression(random_state=0).fit(X, y).diagnose()
     assert full.effective_sample_size > 20.0 * corrected.diagnosis.effective_sample_size
+
+
+def test_a_diagnosis_is_the_same_when_asked_again(tmp_path):
+    X, y = data(40, 3, 21)
+    np.random.seed(0)  # noqa: NPY002  # which must not matter
+    for seed in (None, 3, np.random.RandomState(5)):
+        model = VariationalLogisticRegression(random_state=seed).fit(X, y)
+        found = model.diagnose()
+        assert model.diagnose() == found == model.corrected().diagnosis
+        assert f"k̂ = {found.k_hat:.2f}. {found.verdict}" == facts(model)["Verdict"]
+        model.save(tmp_path / f"{seed is None}.viper", overwrite=True)
+        assert viper.load(tmp_path / f"{seed is None}.viper").diagnose(X, y) == found
+        assert model.diagnose(random_state=7) != found
+    assert (
+        VariationalLogisticRegression(random_state=1).fit(X, y).diagnose()
+        == VariationalLogisticRegression().fit(X, y).diagnose()
+    ), "no seed is the seed of the command line"
+
+
+@pytest.mark.parametrize(
+    ("k_hat", "share", "covariance", "words", "close"),
+    [
+        (0.3, 0.5, "full", "close to the exact one; use it", True),
+        (0.6, 0.99, "full", "nearly equal; use it as it is", True),
+        (0.9, 0.99, "full", "nearly equal; use it as it is", True),
+        (0.6, 0.5, "full", "usable", False),
+        (0.9, 0.5, "full", "Prefer a tighter prior, or", False),
+        (0.9, 0.5, "diagonal", "Prefer covariance='full' and a tighter prior, or", False),
+    ],
+)
+def test_the_verdict_knows_tail_and_effective_draws(k_hat, share, covariance, words, close):
+    found = Diagnosis(k_hat, 0.7, 4000, share * 4000, -1.0, 0.1, -1.1, covariance)
+    assert words in found.verdict
+    assert found.close == close
+    assert found.reliable == (k_hat < 0.7)
+
+
+def test_nearly_equal_weights_need_no_warning():
+    """Among seeds there are some whose few largest weights look like a heavy tail."""
+    X, y = data(2000, 2, 22)
+    model = VariationalLogisticRegression().fit(X, y)
+    for seed in range(60):
+        corrected = model.corrected(random_state=seed)  # a warning is an error here
+        assert corrected.diagnosis.close
+        if not corrected.diagnosis.reliable:
+            return
+    pytest.fail("no seed shows it")
 
 
 def test_diagnose_more_coefficients_than_rows():

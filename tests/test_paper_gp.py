@@ -78,6 +78,12 @@ def test_the_toys_scores_again_from_a_fit_of_our_own(out):
     assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.filterwarnings("error")
+def test_the_papers_mean_is_no_reason_to_warn():
+    """Three rows, of which the estimator says that its intervals are too narrow."""
+    gp_fits.fit(np.array([[0.0], [1.0], [2.0]]), np.array([0, 1, 1]), "VI-PER limit", 0, 1000)
+
+
 def test_the_paper_s_recipe_is_run_beside():
     config = toy.configure(FULL)
     assert config == {"samples": 1000, "solvers": ["best", "recipe"]}

@@ -9,6 +9,8 @@ import scipy.special
 import scipy.stats
 import torch
 from matplotlib.figure import Figure
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 
 import viper
 from viper import plot, views
@@ -75,6 +77,19 @@ def test_drawings_return_their_axes_and_touch_no_setting(name, kind, data, reque
     new.figure.canvas.draw()
     plt.close(new.figure)
     assert dict(matplotlib.rcParams) == before
+
+
+PIPELINE = r"must be one of viper's; got Pipeline. Pass pipeline\[-1\], with pipeline\[:-1\].transform\(X\)"
+
+
+@pytest.mark.parametrize("name", [name for name in DRAWINGS if name != "bounds"])
+def test_a_pipeline_is_told_what_to_pass(name, data, ax):
+    X, y = data
+    pipeline = make_pipeline(StandardScaler(), viper.VariationalLogisticRegression())
+    pipeline.set_output(transform="pandas").fit(X, y)
+    with pytest.raises(TypeError, match=PIPELINE):
+        DRAWINGS[name](pipeline, X, y, ax=ax)
+    DRAWINGS[name](pipeline[-1], pipeline[:-1].transform(X), y, ax=ax)
 
 
 # --- what they show is what the model says ---

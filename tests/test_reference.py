@@ -4,10 +4,13 @@ import sys
 
 import numpy as np
 import pytest
+import scipy.sparse
 import scipy.stats
 from tolerances import TOLERANCE
 
-from viper.reference import MCMCResult, build_model, complaints, import_numpyro, sample_posterior
+import viper
+from viper import VariationalLogisticRegression
+from viper.reference import MCMCResult, build_model, complaints, import_numpyro, model_of_fit, sample_posterior
 from viper.solver import ConvergenceWarning
 
 
@@ -102,6 +105,36 @@ def test_the_second_label_counts_as_one():
 def test_bad_input(changes, message):
     with pytest.raises(ValueError, match=message):
         build_model(**({"X": [[0.0], [1.0], [2.0]], "y": [0, 1, 1]} | changes))
+
+
+@pytest.mark.parametrize("scale", [0.7, [[0.5, 0.1], [0.1, 0.8]]])
+@pytest.mark.parametrize("intercept", [True, False])
+@pytest.mark.parametrize("make", [np.asarray, scipy.sparse.csr_array])
+def test_a_fitted_model_brings_its_own(scale, intercept, make):
+    X, y = data(30, 2, 5)
+    c, o = rows(30, 6)
+    prior = {"prior_scale": scale, "prior_mean": [0.1, -0.2], "intercept_scale": 2.0, "fit_intercept": intercept}
+    fitted = VariationalLogisticRegression(**prior).fit(make(X), y, sample_weight=c, offset=o)
+    expected = build_model(X, y, sample_weight=c, offset=o, **prior)
+    beta = np.array([0.3, -0.4, 0.5])[: 2 + intercept]
+    assert model_of_fit(fitted, {}).log_joint(beta) == pytest.approx(expected.log_joint(beta), rel=1e-12)
+
+
+def test_a_fitted_model_stands_alone(jax, tmp_path):
+    X, y = data(30, 2, 5)
+    fitted = VariationalLogisticRegression().fit(X, y)
+    with pytest.raises(TypeError, match=r"brings its rows and its prior; got y, prior_scale too. Leave them out."):
+        sample_posterior(fitted, y, prior_scale=2.0)
+    fitted.save(tmp_path / "model.viper")
+    with pytest.raises(ValueError, match="needs the training rows; got a model without them"):
+        sample_posterior(viper.load(tmp_path / "model.viper"))
+    with pytest.raises(ValueError, match="y must hold a label for each row of X; got None"):
+        sample_posterior(X)
+
+
+def test_draws_of_a_fitted_model(jax, plain):
+    X, y = data(25, 1, 11)
+    assert np.array_equal(sample_posterior(VariationalLogisticRegression().fit(X, y)).draws, plain.draws)
 
 
 # --- the draws ---

@@ -12,7 +12,9 @@ import pytest
 import scipy.integrate
 import scipy.special
 import scipy.stats
+from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import brier_score_loss, roc_auc_score
+from sklearn.pipeline import make_pipeline
 
 import viper
 from viper import report
@@ -150,7 +152,7 @@ def test_certificate_is_told(page, model):
     assert f"{model.diagnose(draws=4000).k_hat:.2f}" in told
     assert f"{model.elbo_ - model.elbo_bound_:.1e}" in told
     marks = [e["text"] for e in page.all("p", class_="mark")]
-    assert marks == ["Close, not certified", "Certified", "Yes"]
+    assert marks == ["Close", "Certified", "Yes"]
 
 
 def test_training_rows_are_recognised(study, model):
@@ -159,6 +161,41 @@ def test_training_rows_are_recognised(study, model):
     other = read(model, patients(seed=1), "ill")
     assert not other.from_training
     assert "If the model has learned from some of these rows" in render(other)
+
+
+def test_held_out_rows_are_called_so_unless_they_are_the_models_own(model, data, tmp_path):
+    for rows, told in ((patients(seed=1), "has learned from none of these rows"), (data, "which flatters it")):
+        report.write(model, rows, "ill", tmp_path / "report.html", overwrite=True, held_out=True)
+        text = (tmp_path / "report.html").read_text(encoding="utf-8")
+        assert told in text
+        assert "If the model has learned" not in text
+
+
+def test_an_unused_column_that_tells_rows_apart_names_them(model, data):
+    numbered = data.assign(ward="east", weight=0.5 + np.arange(len(data)), patient=[f"p{k}" for k in range(len(data))])
+    page = Page(render(read(model, numbered, "ill")))
+    first = page.all("button", class_="pick")[0]
+    assert first["text"] == f"p{first['@data-row']}"
+    assert first["@aria-label"] == f"Show patient {first['text']}"
+    assert any(e["text"] == f"patient {first['text']}" for e in page.all("h3"))
+    assert read(model, numbered.assign(patient="p1"), "ill").frame.index.equals(data.index)
+
+
+def test_labels_that_say_little_have_words_of_their_own(page, study):
+    told = " ".join(e["text"] for e in page.all("section"))
+    assert not re.search(r"(was|were|is|are) ill = ", told)
+    assert "that had ill = yes" in told
+    assert "Outcome: ill = " in told
+    named = replace(
+        study, model=viper.VariationalLogisticRegression().fit([[0.0], [1.0], [2.0]], ["well", "sick", "well"])
+    )
+    assert (named.which("were"), named.which("is", 0)) == ("were well", "is sick")
+
+
+def test_calibration_is_no_stronger_than_its_groups(study):
+    told = words.calibration(study)
+    assert not re.search("face value", told)
+    assert "of 10 groups of rows (20 in each) came out as predicted" in told
 
 
 def test_a_loaded_model_is_diagnosed_by_its_own_rows_only(model, data, tmp_path):
@@ -183,7 +220,13 @@ def test_on_other_rows_the_recorded_diagnosis_is_told(data, tmp_path):
 
 @pytest.mark.parametrize(
     ("k_hat", "size", "expected"),
-    [(0.3, 3000, "Certified"), (0.8, 3900, "Close, not certified"), (0.8, 900, "Not certified")],
+    [
+        (0.3, 3000, "Certified"),
+        (0.6, 3900, "Certified"),
+        (0.6, 3000, "Usable"),
+        (0.8, 3900, "Close"),
+        (0.8, 900, "Not certified"),
+    ],
 )
 def test_verdict_follows_the_diagnosis(model, data, k_hat, size, expected):
     study = read(model, data, "ill")
@@ -296,6 +339,13 @@ def test_bad_input_is_explained(model, data, change, error, message, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_model_of_others_is_refused(data, tmp_path):
+    plain = LogisticRegression().fit(data[["dose"]], data["ill"])
+    for other, told in ((make_pipeline(plain), "got Pipeline. Pass pipeline"), (plain, "got LogisticRegression. Fit")):
+        with pytest.raises(TypeError, match=told):
+            report.write(other, data, "ill", tmp_path / "report.html")
+
+
 def test_an_unfitted_model_is_refused(data, tmp_path):
     with pytest.raises(ValueError, match="not fitted yet"):
         report.write(viper.VariationalLogisticRegression(), data, "ill", tmp_path / "report.html")
@@ -373,6 +423,14 @@ def test_a_process_has_relevance_starts_and_maps(process, tmp_path):
         assert "Probability of wet = True" in page.all("h1")[0]["text"]
 
 
+def test_the_classes_on_a_map_differ_in_shape(process):
+    model, frame = process
+    page = Page(render(read(model, frame, "wet")))
+    assert len(page.all("path", class_="site yes")) == 2 * frame["wet"].sum()
+    assert len(page.all("circle", class_="site no")) == 2 * (~frame["wet"]).sum()
+    assert "triangles those that had wet = True" in page.text("map")
+
+
 def test_map_is_that_of_the_model(process):
     model, frame = process
     grid = read(model, frame, "wet").map
@@ -441,7 +499,7 @@ def test_example_of_reliability_in_words():
     table = Reliability(
         *(np.array(x) for x in ([50, 200, 9], [0.02, 0.7, 0.99], [0.0, 0.68, 1], [0, 0.61, 0.7], [0.1, 0.75, 1]))
     )
-    told = words.reliable_group(table, "ill").replace(words.THIN, " ").replace(words.JOIN, "")
+    told = words.reliable_group(table, "were ill").replace(words.THIN, " ").replace(words.JOIN, "")
     assert told == "Of the 200 rows given about 70 %, 68 % were ill (margin 61–75 %)."
 
 

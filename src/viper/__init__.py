@@ -49,7 +49,12 @@ LATER = {
 def __getattr__(name: str) -> Any:
     if name not in LATER:
         raise AttributeError(f"module 'viper' has no attribute {name!r}")
-    module = import_module(LATER[name])
+    try:
+        module = import_module(LATER[name])
+    except ModuleNotFoundError as error:
+        if error.name != "gpytorch":
+            raise
+        raise ImportError(f"{name} needs GPyTorch. Run: pip install 'vi-per[gp]'") from error
     value = globals()[name] = module if LATER[name].endswith(f".{name}") else getattr(module, name)
     return value
 

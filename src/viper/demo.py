@@ -29,8 +29,8 @@ def main(folder: str | Path = ".") -> None:
     torch.set_num_threads(1)  # so little work is slower when shared
     with console.status("Fitting"):
         data = Data()
-        logistic = fit(viper.VariationalLogisticRegression(prior_scale="auto", random_state=0), data, data.columns)
-        process = fit(viper.VariationalGPClassifier(mean="constant", random_state=0), data, TWO)
+        logistic = fit(viper.VariationalLogisticRegression, data, data.columns, prior_scale="auto")
+        process = gaussian_process(console, data)
     tell(console, "Breast cancer: is a tumour malignant?", fitted(data, logistic, process))
     tell(console, "What drives it", coefficients(logistic.model))
     tell(console, "Where the interval is wide, and why", doubt(data, logistic))
@@ -39,7 +39,7 @@ def main(folder: str | Path = ".") -> None:
     with console.status("Drawing"):
         picture(data, logistic, process, folder / "posterior.png")
         demo_bound.picture(folder / "bound.png")
-        report.write(logistic.model, data.test, TARGET, folder / "report.html", overwrite=True)
+        report.write(logistic.model, data.test, TARGET, folder / "report.html", overwrite=True, held_out=True)
     console.print(
         f"\nOpen [bold]{folder / 'report.html'}[/bold] in a browser: every number above, to look around in.\n"
         f"The pictures are {folder / 'posterior.png'} and {folder / 'bound.png'}."
@@ -47,22 +47,18 @@ def main(folder: str | Path = ".") -> None:
 
 
 class Data:
-    """Wisconsin breast cancer: 569 tumours, ten measurements averaged over cells, standardised; a third is held out."""
+    """Wisconsin breast cancer: 569 tumours, ten measurements averaged over cells; a third is held out."""
 
     def __init__(self) -> None:
         from sklearn.datasets import load_breast_cancer
         from sklearn.model_selection import train_test_split
-        from sklearn.preprocessing import StandardScaler
 
         frame, benign = load_breast_cancer(return_X_y=True, as_frame=True)
         frame = frame.filter(like="mean ").rename(columns=lambda name: name.removeprefix("mean "))
         self.columns = list(frame.columns)
         label = np.where(benign, "benign", "malignant")
         train, test, own, other = train_test_split(frame, label, test_size=0.33, random_state=0, stratify=label)
-        scaler = StandardScaler().set_output(transform="pandas").fit(train)
-        self.train, self.test = (
-            scaler.transform(rows).assign(**{TARGET: y}) for rows, y in ((train, own), (test, other))
-        )
+        self.train, self.test = train.assign(**{TARGET: own}), test.assign(**{TARGET: other})
 
 
 class Fitted(NamedTuple):
@@ -71,10 +67,22 @@ class Fitted(NamedTuple):
     seconds: float
 
 
-def fit(model: Any, data: Data, columns: list[str]) -> Fitted:
+def fit(estimator: Any, data: Data, columns: list[str], **options: Any) -> Fitted:
+    """A formula standardises inside, so that everything told is in the units of the table."""
+    formula = f"{TARGET} ~ {' + '.join(f'`{name}`' for name in columns)}"
     began = time.perf_counter()
-    model.fit(data.train[columns], data.train[TARGET])
+    model = estimator.from_formula(formula, data.train, random_state=0, **options)
     return Fitted(model, columns, time.perf_counter() - began)
+
+
+def gaussian_process(console: Any, data: Data) -> Fitted | None:
+    """The Gaussian process; a word on why not where GPyTorch is not there."""
+    try:
+        estimator = viper.VariationalGPClassifier
+    except ImportError as error:
+        console.print(f"Without the Gaussian process: {error}", markup=False)
+        return None
+    return fit(estimator, data, TWO, mean="constant")
 
 
 def tell(console: Any, heading: str, content: Any) -> None:
@@ -86,8 +94,8 @@ def tell(console: Any, heading: str, content: Any) -> None:
 # --- what is told ---
 
 
-def fitted(data: Data, *models: Fitted) -> Any:
-    """Both models on the held-out tumours."""
+def fitted(data: Data, logistic: Fitted, process: Fitted | None) -> Any:
+    """The models on the held-out tumours."""
     from rich.console import Group
     from rich.table import Table
     from sklearn.metrics import brier_score_loss, log_loss, roc_auc_score
@@ -97,7 +105,8 @@ def fitted(data: Data, *models: Fitted) -> Any:
     for name in ("columns", "seconds", "ELBO", "AUC", "log score", "Brier"):
         found.add_column(name, justify="right")
     malignant = data.test[TARGET] == "malignant"
-    for name, (model, columns, seconds) in zip(("logistic regression", "Gaussian process"), models, strict=True):
+    models = {"logistic regression": logistic, **({"Gaussian process": process} if process else {})}
+    for name, (model, columns, seconds) in models.items():
         seen = views.predictions(model, data.test[columns])
         scores = (roc_auc_score(malignant, seen.probability), -log_loss(malignant, seen.probability))
         found.add_row(
@@ -111,17 +120,21 @@ def fitted(data: Data, *models: Fitted) -> Any:
     return Group(told, found)
 
 
-def coefficients(model: Any, count: int = 8) -> Any:
+def coefficients(model: Any) -> Any:
     from rich.table import Table
 
-    table = model.summary().drop(index="intercept")
+    table, size = (
+        model.summary().drop(index="intercept"),
+        dict(zip(model.formula_.names, model.formula_.scale, strict=True)),
+    )
     found = Table(box=None, header_style="dim", pad_edge=False)
     found.add_column("one standard deviation more of")
-    for name in ("multiplies the odds by", "95 % interval", "sure of direction"):
+    for name in ("that is", "multiplies the odds by", "95 % interval", "sure of direction"):
         found.add_column(name, justify="right")
-    for name, row in table.sort_values("p_direction", ascending=False)[:count].iterrows():
+    for name, row in table.sort_values("p_direction", ascending=False).iterrows():
         interval = f"{row['odds_lower']:.2f} – {row['odds_upper']:.2f}"
-        found.add_row(str(name), f"{row['odds_ratio']:.2f}", interval, percent(row["p_direction"]))
+        step = f"{size[str(name)]:.3g}"
+        found.add_row(str(name), step, f"{row['odds_ratio']:.2f}", interval, percent(row["p_direction"]))
     return found
 
 
@@ -155,19 +168,21 @@ def twins(seen: views.Predictions) -> tuple[int, int]:
     return int(wide), int(narrow)
 
 
-def picture(data: Data, logistic: Fitted, process: Fitted, path: Path) -> None:
-    """Odds ratios, every held-out tumour with its interval, and the Gaussian process's two maps."""
+def picture(data: Data, logistic: Fitted, process: Fitted | None, path: Path) -> None:
+    """Odds ratios, every held-out tumour with its interval, and the Gaussian process's two maps if there is one."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(14, 11), layout="constrained")
-    forest, people, mean, sd = figure.subplots(2, 2).ravel()
+    lines = 2 if process else 1
+    figure = Figure(figsize=(14, 5.5 * lines), layout="constrained")
+    forest, people, *maps = figure.subplots(lines, 2).ravel()
     plot.forest(logistic.model, ax=forest)
     plot.title(forest, "Odds ratio of malignancy per standard deviation, 95 % interval")
     plot.observations(logistic.model, data.test[logistic.columns], data.test[TARGET], ax=people)
     plot.title(people, "Held-out tumours: probability of malignancy, 95 % interval")
-    for ax, show in ((mean, "mean"), (sd, "sd")):
-        plot.probability_map(process.model, data.test[TWO], data.test[TARGET], show=show, ax=ax)
+    if process:
+        for ax, show in zip(maps, ("mean", "sd"), strict=True):
+            plot.probability_map(process.model, data.test[TWO], data.test[TARGET], show=show, ax=ax)
     FigureCanvasAgg(figure)
     figure.savefig(path, dpi=110)
 

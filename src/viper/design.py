@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 import torch
-from sklearn.utils import assert_all_finite
+from sklearn.utils import assert_all_finite, check_array
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import column_or_1d, validate_data
 from torch import Tensor
 
 from viper import accelerator
 from viper.arrays import Arrays
+from viper.columns import describe
 from viper.problem import Prior, Source
 
 
@@ -28,9 +29,7 @@ def read_features(estimator: Any, X: Any, *, reset: bool, finite: bool = True) -
     `finite` looks at every entry, else the caller does so later, by `check_finite`.
     An estimator fitted by a formula takes tables of raw columns, which its `formula_` encodes.
     """
-    if reset:
-        vars(estimator).pop("formula_", None)
-    elif (formula := getattr(estimator, "formula_", None)) is not None:
+    if not reset and (formula := getattr(estimator, "formula_", None)) is not None:
         X = formula.encode(X)
     if isinstance(X, Tensor):
         if X.device.type != "cpu":
@@ -40,9 +39,14 @@ def read_features(estimator: Any, X: Any, *, reset: bool, finite: bool = True) -
     try:
         return validate_data(estimator, X, reset=reset, ensure_min_features=1, **kinds)
     except (ValueError, np.exceptions.DTypePromotionError) as error:
+        if "Input X contains" in str(error):
+            raise ValueError(not_finite(X, error)) from None
         if "could not" not in str(error):
             raise
-        raise ValueError(f"X must be numeric; {not_numeric(X, error)}. Encode text and dates as numbers.") from None
+        raise ValueError(
+            f"X must be numeric; {not_numeric(X, error)}. Encode text and dates as numbers, or use from_formula, for "
+            "which text is a category."
+        ) from None
 
 
 def check_finite(estimator: Any, X: Any) -> None:
@@ -57,7 +61,20 @@ def not_numeric(X: Any, error: Exception) -> str:
         str(name): str(kind) for name, kind in zip(getattr(X, "columns", ()), getattr(X, "dtypes", ()), strict=False)
     }
     odd = [f"{name!r} ({kind})" for name, kind in kinds.items() if not re.match("(?i)u?int|float|bool", kind)]
-    return f"got column {', '.join(odd[:5])}" if odd else f"{error}".splitlines()[0].rstrip(".")
+    more = f" and {len(odd) - 5} more" if len(odd) > 5 else ""
+    return f"got column {', '.join(odd[:5])}{more}" if odd else f"{error}".splitlines()[0].rstrip(".")
+
+
+def not_finite(X: Any, error: Exception) -> str:
+    """scikit-learn's words on NaN and infinity, with the columns that hold them."""
+    names = [str(name) for name in getattr(X, "columns", ())]
+    X = check_array(X, dtype=[np.float64, np.float32], accept_sparse="coo", ensure_all_finite=False)
+    at = X.col[~np.isfinite(X.data)] if scipy.sparse.issparse(X) else np.nonzero(~np.isfinite(X))[1]
+    counts = {names[j] if names else f"x{j}": int(number) for j, number in enumerate(np.bincount(at)) if number}
+    return (
+        f"X must be finite; {str(error).splitlines()[0]} Not finite are {describe(counts)}. Leave those rows out or "
+        "fill them in, as from_formula does with missing='drop' or 'mean'."
+    )
 
 
 def as_tensor(array: np.ndarray) -> Tensor:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from viper.columns import RowError, as_frame, as_levels, as_numbers, describe
-from viper.grammar import FormulaError, Parsed, parse
+from viper.grammar import FormulaError, Parsed, listed, parse
 
 if TYPE_CHECKING:
     import pandas
@@ -45,6 +45,8 @@ class Encoding:
     intercept : bool
     centre, scale : list of float
         X is (raw - centre) / scale; centre 0 and scale 1 where it is left as it is.
+    standardize : bool
+        Whether that was asked for.
     counts : dict
         Missing values of each column in the data it was learned from.
     record : dict
@@ -63,6 +65,7 @@ class Encoding:
     intercept: bool
     centre: list[float]
     scale: list[float]
+    standardize: bool = False
     counts: dict[str, int] = field(default_factory=dict)
     record: dict[str, Any] = field(default_factory=dict)
 
@@ -116,8 +119,8 @@ class Encoding:
         absent = [name for name in self.inputs if name not in frame.columns]
         if absent:
             raise FormulaError(
-                f"the data must have the columns of the fit; got none named {', '.join(map(repr, absent[:8]))}"
-                f"{' …' if len(absent) > 8 else ''}. It has {', '.join(map(repr, [*frame.columns][:8]))}."
+                f"the data must have the columns of the fit; got none named {listed(absent)}. "
+                f"It has {listed(frame.columns)}."
             )
         return frame[self.inputs]
 
@@ -285,8 +288,12 @@ def numbered(state: Any) -> Any:
 
 def check_state(encoding: Encoding) -> None:
     """The types that `learn` gives, whatever a file says."""
-    kinds = {str: ("formula", "target", "missing"), list: ("columns", "names", "centre", "scale"), bool: ("intercept",)}
-    kinds |= {dict: ("means", "levels", "common", "transforms", "counts", "record")}
+    kinds: dict[type, tuple[str, ...]] = {
+        str: ("formula", "target", "missing"),
+        list: ("columns", "names", "centre", "scale"),
+        bool: ("intercept", "standardize"),
+        dict: ("means", "levels", "common", "transforms", "counts", "record"),
+    }
     for kind, names in kinds.items():
         for name in names:
             if type(getattr(encoding, name)) is not kind:

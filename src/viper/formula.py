@@ -1,19 +1,23 @@
 """Models from tables: a formula is learned once, stored with the model, and applied to every table it then sees."""
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from functools import wraps
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 
 from viper.columns import as_frame, as_numbers, describe, is_text, levels_of
 from viper.encoding import MISSING, Encoding, has_intercept, jsonable, numbered, plain
-from viper.grammar import FormulaError, parse
+from viper.grammar import FormulaError, listed, parse
 
 if TYPE_CHECKING:
     import pandas
 
 FormulaModel = TypeVar("FormulaModel", bound="FromFormula")
+Fit = TypeVar("Fit", bound=Callable[..., Any])
 MOST_LEVELS = 10_000
+INTERCEPT = "fit_intercept must be said in the formula; got it as an option. Write 'y ~ 0 + age'."
 
 
 class Learned(NamedTuple):
@@ -63,6 +67,7 @@ def learn(formula: str, data: Any, missing: str = "error", standardize: bool = F
         intercept=True,
         centre=[],
         scale=[],
+        standardize=standardize,
         counts=counts,
     )
     raw = encoding._design(encoding._filled(frame[columns[1:]]), transforms)
@@ -104,7 +109,7 @@ def ordered(levels: list[Any], reference: str | None, column: str) -> list[Any]:
         return levels
     chosen = [level for level in levels if str(level) == reference]
     if not chosen:
-        raise FormulaError(f"the reference of C({column}) must be one of {levels[:8]}; got {reference!r}.")
+        raise FormulaError(f"the reference of C({column}) must be one of {listed(levels)}; got {reference!r}.")
     return chosen + [level for level in levels if level != chosen[0]]
 
 
@@ -125,6 +130,13 @@ class FromFormula:
     """Estimators that can be fitted to a table by a formula; `formula_` then turns tables into X in every method."""
 
     formula_: Encoding
+    _template: Encoding | None = None  # of a clone: what its fit learns anew
+
+    def __sklearn_clone__(self: FormulaModel) -> FormulaModel:
+        model = super().__sklearn_clone__()  # type: ignore[misc]
+        if (encoding := template(self)) is not None:
+            model._template = encoding
+        return model
 
     @classmethod
     def from_formula(
@@ -142,6 +154,10 @@ class FromFormula:
 
         The fitted estimator keeps the encoding as `formula_`, also when saved: its methods take tables with the same
         raw columns (pandas, polars, Arrow), and ignore others.
+
+        `fit` of such a model, or of a clone as in cross-validation, learns the same formula anew from the table it is
+        given, with labels `y`, or without them those of the target's column, which is never a feature. An estimator
+        without the formula is a new one: ``type(model)(**model.get_params())``.
 
         Parameters
         ----------
@@ -164,7 +180,7 @@ class FromFormula:
         """
         own = cls._get_param_names()  # type: ignore[attr-defined]
         if "fit_intercept" in options:
-            raise FormulaError("fit_intercept must be said in the formula; got it as an option. Write 'y ~ 0 + age'.")
+            raise FormulaError(INTERCEPT)
         if "standardize" in own:
             options |= {"standardize": standardize}
         learned = learn(formula, data, missing, standardize and "standardize" not in own)
@@ -185,6 +201,43 @@ def from_learned(
     model = estimator(**options).fit(learned.X, learned.y, *rows)  # type: ignore[attr-defined]
     model.formula_ = learned.encoding
     return model
+
+
+def template(model: Any) -> Encoding | None:
+    """The encoding whose formula `fit` learns; None of an estimator that has none."""
+    return getattr(model, "formula_", None) or getattr(model, "_template", None)
+
+
+def by_formula(fit: Fit) -> Fit:
+    """`fit`, which for a model made by a formula learns that anew from the table and takes the X it makes."""
+
+    @wraps(fit)
+    def learning(model: Any, X: Any, y: Any = None, sample_weight: Any = None, offset: Any = None, **given: Any) -> Any:
+        known = template(model)
+        if known is None:
+            return fit(model, X, y, sample_weight, offset, **given)
+        frame = with_labels(as_frame(X), known.target, y)
+        learned = learn(known.formula, frame, known.missing, known.standardize)
+        if getattr(model, "fit_intercept", learned.encoding.intercept) != learned.encoding.intercept:
+            raise FormulaError(INTERCEPT)
+        rows = (part(vector, learned.kept) for vector in (sample_weight, offset))
+        fit(model, learned.X, learned.y, *rows, **given)
+        model.formula_ = learned.encoding
+        return model
+
+    return cast(Fit, learning)
+
+
+def with_labels(frame: "pandas.DataFrame", target: str, y: Any) -> "pandas.DataFrame":
+    """The table with y as its target; as it is where y is None."""
+    from sklearn.utils import column_or_1d
+
+    if y is None:
+        return frame
+    y = column_or_1d(y)
+    if len(y) != len(frame):
+        raise FormulaError(f"X and y must have as many rows; got {len(frame)} and {len(y)}.")
+    return frame.assign(**{target: y})
 
 
 def part(vector: Any, kept: np.ndarray) -> Any:

@@ -14,12 +14,13 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from viper import design, gp_state, gp_stream, storage
+from viper import design, gp_narrow, gp_state, gp_stream, storage
 from viper.bounds import build
 from viper.fitting import without_cusp
-from viper.formula import FromFormula
+from viper.formula import FromFormula, by_formula
 from viper.gp_kernels import check_shapes, covariance, make_kernel, make_mean
 from viper.gp_model import Features, Rows, SparseGP
+from viper.gp_narrow import NarrowIntervalsWarning as NarrowIntervalsWarning
 from viper.gp_profile import Profile, identity_prior
 from viper.gp_race import Start
 from viper.gp_rows import Scaler, dense, k_means, merge, random_rows, read_inducing
@@ -46,11 +47,6 @@ FIT_SCALARS = ("elbo_", "elbo_bound_", "objective_", "kl_", "jitter_", "n_iter_"
 SEARCH_ERROR = 1e-6  # per row, of the objective by which hyperparameters are searched
 FORM = Form()  # of rows that are not in memory
 TOLERANCE = 1e-12  # nats, of q at the chosen hyperparameters
-COLLAPSED = 1e-3  # output scale below which a kernel moves no log-odds by more than a tenth
-
-
-class NarrowIntervalsWarning(UserWarning):
-    """The kernel has no part in the fit, so that intervals leave the uncertainty of the mean function out."""
 
 
 class JitterWarning(UserWarning):
@@ -71,8 +67,8 @@ class VariationalGPClassifier(FromFormula, Notebook, LatentPredictions, Callback
         constraints, priors and fixed parameters (``requires_grad_(False)``) are respected. It sees the columns
         standardised.
     mean : {"linear", "constant", "zero"} or gpytorch.means.Mean, default "linear"
-        Its weights are point estimates, so what it explains has no interval: where a linear mean explains the data
-        and the kernel's output scale falls to 0, "constant" gives the honest intervals.
+        Its weights are point estimates, so what it explains has no interval: where a linear mean explains most of the
+        data (a NarrowIntervalsWarning says so), "constant" gives the honest intervals.
     n_inducing : int, default 50
         From the number of distinct rows on, the inducing points are the rows: the full variational Gaussian process.
     inducing : {"greedy", "kmeans", "subset"} or array (M, n_features), default "greedy"
@@ -194,6 +190,7 @@ class VariationalGPClassifier(FromFormula, Notebook, LatentPredictions, Callback
     # Fitting
 
     @as_task
+    @by_formula
     def fit(
         self, X: Any, y: Any = None, sample_weight: Any = None, offset: Any = None, *, checkpoint: Any = None
     ) -> "VariationalGPClassifier":
@@ -236,8 +233,9 @@ class VariationalGPClassifier(FromFormula, Notebook, LatentPredictions, Callback
         search = Search(rows, fast, self.covariance == "diagonal", steps, float(self.tol), generator, progress)
         with closing(progress), one_thread():
             found = self._search(search, before)
-            self._keep(found, rows, exact, fast, progress)
+            narrow = self._keep(found, rows, exact, fast, progress)
         self._warn()
+        gp_narrow.warn(narrow)
         return self
 
     def _check_options(self) -> None:
@@ -292,8 +290,11 @@ class VariationalGPClassifier(FromFormula, Notebook, LatentPredictions, Callback
         begin = random_rows if self.inducing == "subset" else k_means
         return begin(rows, int(self.n_inducing), int(generator.integers(2**31))), bool(self.learn_inducing)
 
-    def _keep(self, found: Found, rows: Rows, exact: Formula, fast: Formula, progress: Progress) -> None:
-        """Find q at the chosen θ to full precision (unless Adam chose both) and set the fitted attributes."""
+    def _keep(self, found: Found, rows: Rows, exact: Formula, fast: Formula, progress: Progress) -> float:
+        """Find q at the chosen θ to full precision (unless Adam chose both) and set the fitted attributes.
+
+        Returned is by how much intervals are too narrow.
+        """
         diagonal = self.covariance == "diagonal"
         with torch.no_grad():
             source = Features(found.model, rows)
@@ -305,7 +306,8 @@ class VariationalGPClassifier(FromFormula, Notebook, LatentPredictions, Callback
             value, total = problem.evaluate(found.q, found.q.factor, gram=False)
             status = "converged" if found.converged else f"not converged in {found.steps} passes"
             result = Result(found.q, found.q.factor, value, found.converged, status, magnitude=total.magnitude)
-        self.posterior_ = moved((Diagonal if diagonal else Full)(result.q.mean, result.factor), "cpu")
+        posterior = (Diagonal if diagonal else Full)(result.q.mean, result.factor)
+        self.posterior_ = moved(posterior, "cpu")
         self.elbo_, self.elbo_bound_, self.kl_ = exact_elbo(problem, result)
         self.objective_, self.history_, self.n_iter_ = result.objective, result.history, max(1, found.steps)
         self.converged_ = bool(result.converged and found.converged)
@@ -316,7 +318,9 @@ class VariationalGPClassifier(FromFormula, Notebook, LatentPredictions, Callback
             source.jitter,
             self._undo(found.model.inducing),
         )
+        narrow = gp_narrow.too_narrow(found.model.mean, source, posterior)
         self.model_ = found.model.cpu()  # last: the source above looks through it
+        return narrow
 
     def _warn(self) -> None:
         if not self.converged_:
@@ -327,15 +331,6 @@ class VariationalGPClassifier(FromFormula, Notebook, LatentPredictions, Callback
                 f"The kernel matrix of the inducing points needed a jitter of {self.jitter_:g} instead of "
                 f"{self.jitter:g}. Predictions are smoother by as much; fewer inducing points need less.",
                 JitterWarning,
-                stacklevel=users_line(),
-            )
-
-        scale = getattr(self.model_.kernel, "outputscale", None)
-        if hasattr(self.model_.mean, "weights") and scale is not None and float(scale.detach()) < COLLAPSED:
-            warnings.warn(
-                "The linear mean explains these data alone, and its weights are point estimates: the intervals are too "
-                "narrow. Use mean='constant', or VariationalLogisticRegression.",
-                NarrowIntervalsWarning,
                 stacklevel=users_line(),
             )
 
@@ -402,6 +397,14 @@ class VariationalGPClassifier(FromFormula, Notebook, LatentPredictions, Callback
         check_is_fitted(self, "posterior_")
         names = getattr(self, "feature_names_in_", [f"x{j}" for j in range(self.n_features_in_)])
         return gp_state.describe(self.model_, self._scaler, [str(name) for name in names])
+
+    @property
+    def diagnose(self) -> Any:
+        """Not offered: importance weights would be those of q given kernel, mean and inducing points."""
+        raise AttributeError(
+            "diagnose is of VariationalLogisticRegression; got a Gaussian process, whose kernel and mean are point "
+            "estimates. See starts_, elbo_bound_ and scores on held-out rows."
+        )
 
     def _notebook(self) -> tuple[dict[str, str], "pandas.DataFrame"]:
         return facts(self), self.summary()

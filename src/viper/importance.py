@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from viper.posterior import Posterior, prior_log_density
+from viper.posterior import Diagonal, Posterior, prior_log_density
 from viper.problem import Block, Prior, Source
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ class Diagnosis:
     log_evidence: float
     log_evidence_error: float
     elbo: float
+    covariance: str = "full"  # of q
 
     @property
     def reliable(self) -> bool:
@@ -43,20 +44,29 @@ class Diagnosis:
         return self.k_hat < self.threshold
 
     @property
+    def close(self) -> bool:
+        """Whether q may be used as it is: k̂ is small, or the weights are nearly equal, whatever their estimated tail.
+
+        k̂ is that of a few of the largest weights. Where these hardly differ from the others, it is mostly noise.
+        """
+        return self.k_hat < 0.5 or self.effective_sample_size > EVEN_WEIGHTS * self.draws
+
+    @property
     def verdict(self) -> str:
         """What to do about it, in words."""
         if self.k_hat < 0.5:
             return "The Gaussian posterior is close to the exact one; use it as it is."
+        if self.close:
+            return (
+                "The Gaussian posterior is close to the exact one, since the weights of its draws are nearly equal; "
+                "use it as it is."
+            )
         if self.reliable:
             return "The Gaussian posterior is usable; corrected() removes what error it has."
-        if self.effective_sample_size > EVEN_WEIGHTS * self.draws:
-            return (
-                "The weights have a heavy tail, which forbids a certificate, but they are nearly equal: the Gaussian "
-                "posterior is close to the exact one where its mass lies. Only far quantiles need a second look."
-            )
+        prefer = "a tighter prior" if self.covariance == "full" else "covariance='full' and a tighter prior"
         return (
-            "The Gaussian posterior is not close enough for importance weights to certify it. Prefer covariance='full' "
-            "and a tighter prior, or compare with viper.reference.sample_posterior."
+            "The Gaussian posterior is not close enough for importance weights to certify it. "
+            f"Prefer {prefer}, or compare with viper.reference.sample_posterior(model)."
         )
 
     def __str__(self) -> str:
@@ -112,12 +122,14 @@ def weigh(
         log_evidence=log_evidence,
         log_evidence_error=math.sqrt(max(0.0, 1.0 / size - 1.0 / count)),
         elbo=elbo,
+        covariance="diagonal" if isinstance(posterior, Diagonal) else "full",
     )
     return WeightedDraws(draws, weights), diagnosis
 
 
 EVEN_WEIGHTS = 0.95  # share of the draws that is effective when weights hardly differ
 FEWEST_DRAWS = 100  # for a tail of the weights to be seen
+SEED = 1  # of the draws where nobody gives one, as of the command line: the same question has one answer
 
 
 def smooth(log_ratio: Tensor) -> tuple[Tensor, float]:

@@ -19,8 +19,8 @@ from viper.arviz import from_posterior
 from viper.checkpoint import resumable
 from viper.corrected import CorrectedPosterior
 from viper.fitting import Fit, Options, fit_posterior
-from viper.formula import FromFormula
-from viper.importance import Diagnosis, ImportanceWarning, WeightedDraws, summary_frame, weigh
+from viper.formula import FromFormula, by_formula, template
+from viper.importance import SEED, Diagnosis, ImportanceWarning, WeightedDraws, summary_frame, weigh
 from viper.limit import limit
 from viper.notebook import Notebook, facts
 from viper.onnx import export
@@ -87,7 +87,8 @@ class VariationalLogisticRegression(
     dtype : {"float64", "float32"}, default "float64"
         Precision of the products with X. float32 halves the work; the posterior moves by about 1e-4 of its widths.
     random_state : int, RandomState or None
-        Seeds the choice of rows that large fits look at first, Monte Carlo and Adam's start.
+        Seeds the choice of rows that large fits look at first, Monte Carlo and Adam's start, and the draws of
+        `diagnose` and `corrected`, which have a fixed seed unless this is an integer.
     verbose : bool or "auto", default "auto"
         Show progress: always, never, or on a terminal once a fit takes longer than two seconds.
 
@@ -167,6 +168,7 @@ class VariationalLogisticRegression(
     # Fitting
 
     @as_task
+    @by_formula
     def fit(
         self, X: Any, y: Any = None, sample_weight: Any = None, offset: Any = None, *, checkpoint: Any = None
     ) -> "VariationalLogisticRegression":
@@ -221,6 +223,8 @@ class VariationalLogisticRegression(
             raise ValueError(f"forget must lie in (0, 1]; got {forget!r}. 1 forgets nothing.")
         first = not hasattr(self, "posterior_")
         if first:
+            if template(self) is not None:
+                raise ValueError("partial_fit needs what a formula learns; got a model without. Call fit first.")
             self._check_options()
         known = classes if first else self.classes_
         self.classes_, source = rows.labelled(
@@ -345,20 +349,36 @@ class VariationalLogisticRegression(
     # Trust
 
     def diagnose(
-        self, X: Any = None, y: Any = None, *, sample_weight: Any = None, offset: Any = None, draws: int = 4000
+        self,
+        X: Any = None,
+        y: Any = None,
+        *,
+        sample_weight: Any = None,
+        offset: Any = None,
+        draws: int = 4000,
+        random_state: Any = None,
     ) -> Diagnosis:
         """How close the Gaussian posterior is to the exact one, by importance weights (PSIS).
 
-        Uses the rows of the fit; pass them again after loading a model from a file.
+        Uses the rows of the fit; pass them again after loading a model from a file. The draws are seeded by
+        `random_state`, else by the estimator's if that is an integer, else by a fixed seed: asked again, the verdict
+        is the same.
         """
-        return self._weigh(X, y, sample_weight, offset, draws)[1]
+        return self._weigh(X, y, sample_weight, offset, draws, random_state)[1]
 
     def corrected(
-        self, X: Any = None, y: Any = None, *, sample_weight: Any = None, offset: Any = None, draws: int = 4000
+        self,
+        X: Any = None,
+        y: Any = None,
+        *,
+        sample_weight: Any = None,
+        offset: Any = None,
+        draws: int = 4000,
+        random_state: Any = None,
     ) -> "CorrectedPosterior":
-        """The exact posterior as weighted draws, with the same summaries and predictions."""
-        weighted, diagnosis = self._weigh(X, y, sample_weight, offset, draws)
-        if not diagnosis.reliable:
+        """The exact posterior as weighted draws, those of `diagnose`, with the same summaries and predictions."""
+        weighted, diagnosis = self._weigh(X, y, sample_weight, offset, draws, random_state)
+        if not (diagnosis.reliable or diagnosis.close):
             warnings.warn(str(diagnosis), ImportanceWarning, stacklevel=2)
         return CorrectedPosterior(weighted, diagnosis, self._names(), self.classes_, self._latent_draws)
 
@@ -386,12 +406,16 @@ class VariationalLogisticRegression(
         posterior, prior = moved(self.posterior_, device), moved(self.prior_, device)
         return from_posterior(posterior, prior, source, self._names(), (chains, draws), seed)
 
-    def _weigh(self, X: Any, y: Any, sample_weight: Any, offset: Any, draws: int) -> tuple[WeightedDraws, Diagnosis]:
+    def _weigh(
+        self, X: Any, y: Any, sample_weight: Any, offset: Any, draws: int, random_state: Any
+    ) -> tuple[WeightedDraws, Diagnosis]:
         check_is_fitted(self, "posterior_")
         if X is None and getattr(self, "_training_rows", None) is None:
             raise ValueError("diagnose needs the training rows; got a model without them. Pass X and y.")
         source = self._training_rows if X is None else self._labelled(X, y, sample_weight, offset)
-        generator = np.random.default_rng(check_random_state(self.random_state).randint(2**31))
+        if random_state is None:
+            random_state = self.random_state if isinstance(self.random_state, int | np.integer) else SEED
+        generator = np.random.default_rng(check_random_state(random_state).randint(2**31))
         posterior, prior = moved(self.posterior_, source.device), moved(self.prior_, source.device)
         return weigh(posterior, prior, source, self.elbo_, draws, generator)
 

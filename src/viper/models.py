@@ -6,10 +6,7 @@ from typing import Any
 
 from viper import storage
 
-KINDS = {
-    "logistic": ("viper.logistic", "VariationalLogisticRegression"),
-    "gp": ("viper.gp", "VariationalGPClassifier"),
-}
+KINDS = {"logistic": "VariationalLogisticRegression", "gp": "VariationalGPClassifier"}
 
 
 def load(path: str | PathLike[str], **objects: Any) -> Any:
@@ -25,5 +22,5 @@ def load(path: str | PathLike[str], **objects: Any) -> Any:
     kind, tensors, metadata = storage.read(path)
     if kind not in KINDS:
         raise storage.StorageError(f"the model must be one of {sorted(KINDS)}; got {kind!r}. Update viper.")
-    module, name = KINDS[kind]
-    return getattr(import_module(module), name)._from_state(tensors, metadata, **objects)
+    estimator = getattr(import_module("viper"), KINDS[kind])  # there, a missing extra is named
+    return estimator._from_state(tensors, metadata, **objects)

@@ -10,6 +10,7 @@ import torch
 
 from viper import views
 from viper.design import read_labels
+from viper.grammar import listed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -55,6 +56,7 @@ def percent_axis(axis: Any) -> None:
 
 def coefficients(model: Any, what: str, level: float = 0.95) -> Any:
     """The summary without the intercept, of a model that has coefficients."""
+    views.check_model(model)
     if not hasattr(model, "coefficient_interval"):
         kind = type(model).__name__
         raise TypeError(f"{what} needs a model with coefficients; got {kind}. Use partial_effect or forest.")
@@ -77,6 +79,7 @@ def forest(model: Any, *, level: float = 0.95, top: int | None = None, odds: boo
         Odds ratios on a logarithmic axis instead of coefficients.
     ax : matplotlib Axes, optional
     """
+    views.check_model(model)
     if not hasattr(model, "coefficient_interval"):
         return relevance(model, top, ax)
     table = coefficients(model, "forest", level)
@@ -145,7 +148,7 @@ def densities(model: Any, names: Any = None, *, level: float = 0.95, ax: Any = N
         names = table["mean"].abs().sort_values(ascending=False).index[:8]
     missing = [name for name in names if name not in table.index]
     if missing:
-        raise ValueError(f"names must be coefficients of the model; got {missing}. There are {list(table.index)[:10]}.")
+        raise ValueError(f"names must be coefficients of the model; got {missing}. There are {listed(table.index)}.")
     table = table.loc[list(names)[::-1]]
     ax = canvas(ax, (6.4, 1.2 + 0.45 * len(table)))
     z = np.linspace(-3.6, 3.6, 241)

@@ -11,6 +11,7 @@ inverse curvature there: the posterior of u is close to N(0, I) whatever the sca
 import time
 import warnings
 from dataclasses import dataclass
+from inspect import signature
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ import scipy.optimize
 from numpy.typing import ArrayLike, NDArray
 from sklearn.utils import check_array, check_consistent_length, column_or_1d
 
+from viper.design import dense_rows, in_memory
 from viper.solver import ConvergenceWarning, users_line
 
 if TYPE_CHECKING:
@@ -105,8 +107,8 @@ class Model:
 
 
 def sample_posterior(
-    X: ArrayLike,
-    y: ArrayLike,
+    X: Any,
+    y: ArrayLike | None = None,
     *,
     prior_mean: ArrayLike = 0.0,
     prior_scale: ArrayLike = 1.0,
@@ -124,8 +126,8 @@ def sample_posterior(
 
     Parameters
     ----------
-    X : array-like of shape (n, p)
-        Features.
+    X : array-like of shape (n, p), or a fitted VariationalLogisticRegression
+        Features. Of a fitted model the rows of its fit are taken, with their labels, weights, offset and prior.
     y : array-like of shape (n,)
         Any two labels; the second in sorted order counts as 1.
     prior_mean : float or array of shape (p,)
@@ -156,7 +158,13 @@ def sample_posterior(
     """
     jax, infer = import_numpyro()
     start = time.perf_counter()
-    model = build_model(X, y, prior_mean, prior_scale, intercept_scale, fit_intercept, sample_weight, offset)
+    given: dict[str, Any] = {"y": y, "sample_weight": sample_weight, "offset": offset, "prior_mean": prior_mean}
+    given |= {"prior_scale": prior_scale, "intercept_scale": intercept_scale, "fit_intercept": fit_intercept}
+    if hasattr(X, "posterior_"):
+        model, names = model_of_fit(X, given), X._names()
+    else:
+        model = build_model(X, **given)
+        names = [*feature_names(X), "intercept"][: len(model.mean)]
     with double_precision(jax):
         centre, factor = mode_and_factor(model, jax)
         kernel = infer.NUTS(
@@ -173,7 +181,6 @@ def sample_posterior(
             progress_bar=progress,
         )
         u, divergences = run(sampler, chains, len(centre), np.random.default_rng(random_state), jax)
-    names = [*feature_names(X), "intercept"][: len(centre)]
     return checked_result(centre + u @ factor.T, names, divergences, time.perf_counter() - start)
 
 
@@ -199,7 +206,7 @@ def double_precision(jax: Any) -> Any:
 
 def build_model(
     X: ArrayLike,
-    y: ArrayLike,
+    y: ArrayLike | None,
     prior_mean: ArrayLike = 0.0,
     prior_scale: ArrayLike = 1.0,
     intercept_scale: float = 10.0,
@@ -210,6 +217,8 @@ def build_model(
     """Check what was given, and add the intercept to rows and prior."""
     features = check_array(X, dtype=np.float64, input_name="X")
     n, p = features.shape
+    if y is None:
+        raise ValueError("y must hold a label for each row of X; got None. Pass it, or a fitted model alone.")
     label = binary(column_or_1d(y))
     check_consistent_length(features, label)
     mean, factor = np.broadcast_to(vector("prior_mean", prior_mean, p), p), prior_factor(prior_scale, p)
@@ -224,6 +233,25 @@ def build_model(
         raise ValueError(f"sample_weight must be non-negative; got {weight.min()}. Remove or correct those rows.")
     shift = np.zeros(n) if offset is None else vector("offset", offset, n)
     return Model(features, np.broadcast_to(shift, n), label, np.broadcast_to(weight, n), mean, factor)
+
+
+def model_of_fit(fitted: Any, given: dict[str, Any]) -> Model:
+    """Rows and prior of a fitted estimator; whatever else was `given` is refused."""
+    defaults = signature(sample_posterior).parameters
+    if others := [name for name, value in given.items() if value is not defaults[name].default]:
+        raise TypeError(f"a fitted model brings its rows and its prior; got {', '.join(others)} too. Leave them out.")
+    if getattr(fitted, "_training_rows", None) is None:
+        raise ValueError("sample_posterior needs the training rows; got a model without them. Pass X, y and the prior.")
+    source = in_memory(fitted._training_rows)
+
+    def per_row(x: Any, otherwise: float) -> Array:
+        return np.full(source.rows, otherwise) if x is None else np.asarray(x.cpu(), dtype=np.float64)
+
+    offset, label, weight = per_row(source.offset, 0.0), per_row(source.label, 0.0), per_row(source.weight, 1.0)
+    precision = fitted.prior_.precision.numpy()
+    covariance = np.diag(1.0 / precision) if precision.ndim == 1 else np.linalg.inv(precision)
+    design, mean = dense_rows(source).cpu().numpy(), fitted.prior_.mean.numpy()
+    return Model(design, offset, label, weight, mean, np.linalg.cholesky(covariance))
 
 
 def binary(y: NDArray[Any]) -> Array:

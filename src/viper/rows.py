@@ -92,9 +92,7 @@ def as_arrays(X: Any, label: torch.Tensor, sample_weight: Any, offset: Any, form
 
 def opened(estimator: Any, description: Description, *, labels: bool, reset: bool) -> Reader:
     """A reader whose columns the estimator knows, or learns with `reset`."""
-    if reset:
-        vars(estimator).pop("formula_", None)
-    elif hasattr(estimator, "formula_"):
+    if hasattr(estimator, "formula_"):
         raise ValueError(
             "a model with a formula reads tables in memory; got files or blocks. Pass a DataFrame at a time."
         )

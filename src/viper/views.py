@@ -12,6 +12,7 @@ import scipy.special
 import torch
 from torch import Tensor
 
+from viper.grammar import listed
 from viper.metrics import calibration
 from viper.prediction import half_width
 from viper.softplus import expected_sigmoid, expected_softplus
@@ -43,8 +44,22 @@ class Predictions(NamedTuple):
         return Predictions(*(column[index] for column in self))
 
 
+def check_model(model: Any) -> None:
+    """One of viper's models, that knows more than probabilities; a pipeline hides it."""
+    if hasattr(model, "predict_latent"):
+        return
+    fix = "Fit one of its estimators."
+    if hasattr(model, "steps"):
+        fix = (
+            "Pass pipeline[-1], with pipeline[:-1].transform(X) for X; or fit by from_formula, which standardises the "
+            "columns and keeps that with the model."
+        )
+    raise TypeError(f"the model must be one of viper's; got {type(model).__name__}. {fix}")
+
+
 def predictions(model: Any, X: Any, level: float = 0.95) -> Predictions:
     """Everything the model says of the rows of X, in closed form."""
+    check_model(model)
     latent, sd = (np.asarray(x, dtype=float) for x in model.predict_latent(X))
     probability = expected_sigmoid(latent, sd**2)
     reach = half_width(level) * sd
@@ -142,7 +157,7 @@ def partial_effect(model: Any, X: Any, feature: Any, level: float = 0.95, points
     frame = frame_of(X)
     feature = f"x{feature}" if isinstance(feature, int) and feature not in frame.columns else feature
     if feature not in frame.columns:
-        raise ValueError(f"feature must be a column of X; got {feature!r}. There are {list(frame.columns)[:10]}.")
+        raise ValueError(f"feature must be a column of X; got {feature!r}. There are {listed(frame.columns)}.")
     return effect_along(model, frame, feature, typical_row(frame), level, points)
 
 
@@ -233,7 +248,7 @@ def grid(model: Any, X: Any, columns: tuple[Any, Any] | None = None, size: int =
     ends: list[np.ndarray] = []
     for name in columns:
         if name not in frame.columns or is_category(frame[name]):
-            raise ValueError(f"columns must be two numeric columns of X; got {name!r}. There are {list(frame)[:10]}.")
+            raise ValueError(f"columns must be two numeric columns of X; got {name!r}. There are {listed(frame)}.")
         low, high = float(frame[name].min()), float(frame[name].max())
         reach = margin * (high - low) or 1.0
         ends.append(np.linspace(low - reach, high + reach, size))
@@ -258,6 +273,7 @@ class Trace(NamedTuple):
 
 def trace(model: Any) -> Trace:
     """How far each step moved the posterior; of a solver that does not measure it, how far it was from the end."""
+    check_model(model)
     moves = np.array([step.move for step in model.history_], dtype=float)
     if np.isfinite(moves).all():
         return Trace(moves, "nats by which the step moved the posterior")

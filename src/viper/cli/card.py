@@ -1,5 +1,6 @@
 """A fitted model as a document, and the document on the screen: what `viper fit` and `viper summary` show."""
 
+import shlex
 from typing import Any
 
 import numpy as np
@@ -49,8 +50,9 @@ def logistic_facts(model: Any, level: float) -> dict[str, Any]:
     table = model.summary(level)
     units = model.formula_.units if hasattr(model, "formula_") else {}
     rows = [{"name": name, **row, "unit": units.get(name, "")} for name, row in table.to_dict("index").items()]
-    scales = np.unique(model.prior_scale_)
-    return {"prior": model.prior_scale, "prior_scales": scales[[0, -1]].tolist(), "coefficients": rows}
+    scale = np.asarray(model.prior_scale_)
+    sds = (np.sqrt(np.diag(scale)) if scale.ndim == 2 else scale).tolist()
+    return {"prior": model.prior_scale, "prior_scales": dict(zip(table.index, sds, strict=False)), "coefficients": rows}
 
 
 def gp_facts(model: Any) -> dict[str, Any]:
@@ -61,15 +63,15 @@ def gp_facts(model: Any) -> dict[str, Any]:
     return facts | {"output_scale": table.attrs.get("output_scale")}
 
 
-def draw(document: dict[str, Any], most: int | None) -> None:
-    """The document for people, with at most that many coefficients."""
+def draw(document: dict[str, Any], most: int | None, saved: Any = None) -> None:
+    """The document for people, with at most that many coefficients; all are seen where the model is `saved`."""
     say(headline(document))
     for line in facts(document):
         say(f"  {line}")
     if document["model"] == "logistic":
-        coefficients(document, most)
+        coefficients(document, most, saved)
     else:
-        columns(document, most)
+        columns(document, most, saved)
     trust(document)
     quality(document)
 
@@ -98,7 +100,7 @@ def facts(document: dict[str, Any]) -> list[str]:
         lines.append(escape(f"formula   {text}"))
     ways = [f"covariance {document['covariance']}", "exact ELBO" if document["bound"] == "viper" else document["bound"]]
     if document["model"] == "logistic":
-        low, high = document["prior_scales"]
+        low, high = min(document["prior_scales"].values()), max(document["prior_scales"].values())
         chosen = " chosen by the ELBO" if isinstance(document["prior"], str) else ""
         ways.append(f"prior sd {low:.3g}{'' if low == high else f' to {high:.3g}'}{chosen}")
     else:
@@ -112,13 +114,14 @@ def facts(document: dict[str, Any]) -> list[str]:
 
 def missing(document: dict[str, Any], data: dict[str, Any]) -> str:
     cells = ", ".join(f"{name}: {count:,}" for name, count in list(data["missing"].items())[:8])
+    cells += f" and {len(data['missing']) - 8} more columns" if len(data["missing"]) > 8 else ""
     gone = data["rows"] - data["rows_used"]
     done = "filled in with means and most common levels" if document["missing"] == "mean" else ""
     left = f"{gone:,} of {data['rows']:,} rows left out" if gone else ""
     return f"{cells} ({'; '.join(part for part in (done, left) if part)})"
 
 
-def coefficients(document: dict[str, Any], most: int | None) -> None:
+def coefficients(document: dict[str, Any], most: int | None, saved: Any) -> None:
     """Coefficients with intervals and odds ratios; if there are many, those farthest from zero."""
     rows = document["coefficients"]
     shown = rows
@@ -133,7 +136,7 @@ def coefficients(document: dict[str, Any], most: int | None) -> None:
     titles += ["odds ×", percent, "sign"]
     show(grid(titles, [coefficient(row, ends, digits, wide) for row in shown], left=2 if wide else 1))
     if len(shown) < len(rows):
-        say(f"  [dim]{len(rows) - len(shown)} more, closer to zero: viper summary --all[/]")
+        say(f"  [dim]{len(rows) - len(shown)} more, closer to zero{how_to_see(saved)}[/]")
     if document["standardised"]:
         say("  [dim]Numbers are standardised: their coefficients are per standard deviation (sd), others per 1.[/]")
     say("  [dim]sign: probability that the coefficient has the sign of its mean.[/]\n")
@@ -164,7 +167,7 @@ def coefficient(row: dict[str, Any], ends: tuple[float, float], digits: int, wid
     ]
 
 
-def columns(document: dict[str, Any], most: int | None) -> None:
+def columns(document: dict[str, Any], most: int | None, saved: Any) -> None:
     """What a Gaussian process learned of each column."""
     rows = sorted(document["columns"], key=lambda row: -row.get("relevance", 0.0))[:most]
     names = [name for name in (rows[0] if rows else {}) if name != "name"]
@@ -172,13 +175,17 @@ def columns(document: dict[str, Any], most: int | None) -> None:
     cells = [[row["name"], *(number(row[name], 3) for name in names)] for row in rows]
     show(grid(["column", *(titles.get(name, name.replace("_", " ")) for name in names)], cells))
     if len(rows) < len(document["columns"]):
-        say(f"  [dim]{len(document['columns']) - len(rows)} more, less relevant: viper summary --all[/]")
+        say(f"  [dim]{len(document['columns']) - len(rows)} more, less relevant{how_to_see(saved)}[/]")
+
+
+def how_to_see(saved: Any) -> str:
+    return "." if saved is None else escape(f": viper summary {shlex.quote(str(saved))} --all")
 
 
 def trust(document: dict[str, Any]) -> None:
     say("[bold]Is the approximation good?[/]")
     if found := document.get("diagnosis"):
-        mark = "[green]✓[/]" if found["reliable"] else "[yellow]![/]"
+        mark = "[green]✓[/]" if found["reliable"] or found.get("close") else "[yellow]![/]"
         k_hat = "" if found["k_hat"] is None else f"k̂ = {found['k_hat']:.2f}. "
         say(f"  {mark} {k_hat}{escape(found['verdict'])}")
     gap = document["elbo"] - document["elbo_certified"]

@@ -9,13 +9,15 @@ EXAMPLES = ["viper demo", "viper demo --folder pictures"]
 
 
 def demo(
-    folder: Annotated[Path, typer.Option("--folder", "-o", help="Where pictures and pages go.")] = Path(),
+    folder: Annotated[Path, typer.Option("--folder", "-o", help="Where pictures and pages go; made if new.")] = Path(),
 ) -> None:
     """Fit real data, show where the model is sure and where not, and draw it."""
     from viper.output import OutputError
 
-    if not folder.is_dir():
-        raise OutputError(f"--folder must be a directory; got {folder}. Make it first.")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"--folder must be a directory; got {folder}: {error.strerror}.") from None
     from viper.demo import main
 
     main(str(folder))

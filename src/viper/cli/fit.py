@@ -113,6 +113,7 @@ def fit(
 ) -> None:
     """Fit a model to a table, say what it found and how well it predicts, and save it."""
     from viper.cli.preparing import prepare
+    from viper.cli.screen import waiting
     from viper.output import check_output
 
     if cv is not None and test_size is not None:
@@ -129,7 +130,7 @@ def fit(
         settings |= {"kernel": kernel.value, "mean": "constant", "n_inducing": inducing}
     else:
         settings["prior_scale"] = prior_scale(prior)
-    with table.located():
+    with table.located(), waiting(f"fitting {len(prepared.frame):,} rows", as_json):
         fitted, learned, seconds = estimate(model, prepared.formula, prepared.frame, missing.value, settings)
     folds = 5 if cv is None else cv
     result = assess(fitted, learned, folds, test_size, seed, level, as_json)
@@ -165,12 +166,7 @@ def estimate(
 def estimator_class(kind: Kind) -> Any:
     import viper
 
-    if kind is Kind.logistic:
-        return viper.VariationalLogisticRegression
-    try:
-        return viper.VariationalGPClassifier
-    except ImportError:
-        raise ImportError("a Gaussian process needs GPyTorch. Run: pip install 'vi-per[gp]'") from None
+    return viper.VariationalGPClassifier if kind is Kind.gp else viper.VariationalLogisticRegression
 
 
 def assess(
@@ -217,7 +213,7 @@ def present(fitted: Any, out: Path | None, force: bool, level: float, as_json: b
     if as_json:
         emit({**document, "notes": notes, "saved": None if out is None else str(out)})
         return
-    draw(document, most=20)
+    draw(document, most=20, saved=out)
     if out is None:
         note("the model was not saved; add --out model.viper to keep it.")
     else:

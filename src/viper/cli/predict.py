@@ -123,13 +123,15 @@ def check_columns(frame: "pandas.DataFrame", names: list[str]) -> None:
     """Every column that is needed is there; if not, say which are not, and which have no use instead."""
     import difflib
 
+    from viper.grammar import listed
+
     absent = [name for name in names if name not in frame.columns]
     if not absent:
         return
     spare = {str(name).casefold(): str(name) for name in frame.columns if name not in names}
     near = [difflib.get_close_matches(name.casefold(), spare, 1, 0.7) for name in absent[:8]]
     shown = [f"{name!r} ({spare[m[0]]!r}?)" if m else repr(name) for name, m in zip(absent, near, strict=False)]
-    others = f" It has {', '.join(map(repr, list(spare.values())[:8]))} instead." if spare else ""
+    others = f" It has {listed(spare.values())} instead." if spare else ""
     raise ValueError(
         f"the table must have the {len(names)} columns of the model; got no {', '.join(shown)}"
         f"{f' and {len(absent) - 8} more' if len(absent) > 8 else ''}.{others}"
@@ -168,11 +170,12 @@ def usable(model: Any, frame: "pandas.DataFrame") -> "np.ndarray":
 def report(job: Job, out: Path, to_screen: bool, as_json: bool) -> None:
     """What was written, and what a person should know about it."""
     from viper.cli.screen import emit, note
+    from viper.grammar import listed
 
     empty = f"rows with missing values, without a probability as --missing drop said in the fit: {job.empty:,}."
     notes = [empty] if job.empty else []
     if job.ignored:
-        notes.append(f"columns ignored: {', '.join(map(repr, job.ignored[:8]))}{' …' if len(job.ignored) > 8 else ''}.")
+        notes.append(f"columns ignored: {listed(job.ignored)}.")
     for text in notes:
         note(text)
     if as_json:

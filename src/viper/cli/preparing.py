@@ -1,13 +1,12 @@
 """From a file to rows and a formula: which columns take part, and what to say about those that do not."""
 
-import difflib
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
 from viper.columns import is_text
 from viper.csv_text import FileError
 from viper.files import Table, check_numbers
-from viper.grammar import FormulaError, quote, split_sides, tokenize
+from viper.grammar import FormulaError, instead, listed, quote, split_sides, tokenize
 
 if TYPE_CHECKING:
     import pandas
@@ -52,11 +51,6 @@ def prepare(
     return everything(frame, table, target, category, drop)
 
 
-def listed(frame: "pandas.DataFrame") -> str:
-    names = ", ".join(map(repr, [*frame.columns][:10]))
-    return names + (f" and {frame.shape[1] - 10} more" if frame.shape[1] > 10 else "")
-
-
 def check_names(frame: "pandas.DataFrame", target: str, drop: tuple[str, ...], category: tuple[str, ...]) -> None:
     check_option(frame, target, "--target")
     for option, names in (("--drop", drop), ("--category", category)):
@@ -74,8 +68,7 @@ def check_option(frame: "pandas.DataFrame", name: str, option: str) -> None:
     if option != "--target" and len(parts) > 1 and set(parts) <= set(frame.columns):
         hint = f"Repeat the option for each column: {' '.join(f'{option} {part}' for part in parts)}."
     else:
-        near = difflib.get_close_matches(name, [str(column) for column in frame.columns], 1, 0.5)
-        hint = f"Did you mean {near[0]!r}?" if near else f"There are {listed(frame)}."
+        hint = instead(name, frame.columns)
     raise FileError(f"{option} must be a column of the table; got {name!r}. {hint}")
 
 

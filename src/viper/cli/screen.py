@@ -6,8 +6,10 @@ Results go to stdout, everything else to stderr. Colours follow NO_COLOR and are
 import json
 import math
 import sys
+import threading
+import time
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -19,6 +21,7 @@ from rich.text import Text
 
 PIPE_WIDTH = 132  # columns where there is no terminal to ask
 LONGEST = 40  # characters of a name on one line
+PATIENCE = 2.0  # seconds before progress is told where there is no terminal
 STRIP = 17  # characters of a drawn interval
 
 
@@ -57,8 +60,8 @@ def plain(value: Any) -> Any:
         return plain(value._asdict())
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
-    if hasattr(value, "item"):
-        return plain(value.item())
+    if hasattr(value, "tolist"):  # NumPy's numbers and arrays
+        return plain(value.tolist())
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -104,14 +107,47 @@ def strip(low: float, middle: float, high: float, ends: tuple[float, float]) -> 
 
 @contextmanager
 def progress(title: str, total: int, quiet: bool = False) -> Iterator[Any]:
-    """A bar on stderr while there is a terminal: yields a function to call after each step."""
+    """Progress on stderr: yields a function to call after each step.
+
+    A bar on a terminal; elsewhere a line for each step, once it takes longer than two seconds.
+    """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     screen = console(stderr=True)
+    if quiet or not screen.is_terminal:
+        yield (lambda text=None, by=1: None) if quiet else lines(title, total)
+        return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=screen, transient=True, disable=quiet or not screen.is_terminal) as bars:
+    with Progress(*columns, console=screen, transient=True) as bars:
         task = bars.add_task(title, total=total)
         yield lambda text=None, by=1: bars.update(task, advance=by, description=text)
+
+
+def lines(title: str, total: int) -> Callable[..., None]:
+    """A step of `progress` as a line."""
+    began, done = time.monotonic(), 0
+
+    def step(text: str | None = None, by: int = 1) -> None:
+        nonlocal title, done
+        title, done = text or title, done + by
+        seconds = time.monotonic() - began
+        if by and seconds > PATIENCE:
+            note(f"{title}: {done} of {total}, {seconds:.0f} s.")
+
+    return step
+
+
+@contextmanager
+def waiting(title: str, quiet: bool = False) -> Iterator[None]:
+    """A line on stderr where there is no terminal, once something takes longer than two seconds."""
+    timer = threading.Timer(PATIENCE, note, [f"{title} …"])
+    timer.daemon = True
+    if not (quiet or sys.stderr.isatty()):
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def show_warnings_as_notes() -> None:

@@ -31,4 +31,4 @@ def summary(
     if as_json:
         emit(document)
     else:
-        draw(document, None if everything else 20)
+        draw(document, None if everything else 20, saved=model)

@@ -21,6 +21,7 @@ def write(
     overwrite: bool = False,
     *,
     spatial: tuple[str, str] | None = None,
+    held_out: bool = False,
 ) -> None:
     """Write a report of `model`, seen through the rows of `data`, to one self-contained HTML file.
 
@@ -31,6 +32,7 @@ def write(
     model : fitted VariationalLogisticRegression or VariationalGPClassifier
     data : DataFrame
         The model's columns as it takes them, and the target. Rows with missing values are left out, and counted.
+        The first other column of text or whole numbers that all differ names the rows.
     target : str
         The column of `data` with the classes.
     path : str or path
@@ -38,10 +40,12 @@ def write(
         Whether to replace an existing file.
     spatial : pair of column names, optional
         Coordinates for a map. By default columns named lon and lat, x and y and the like, or the only two of a GP.
+    held_out : bool, default False
+        Whether the model has learned from none of these rows, which the page then says.
 
     Raises
     ------
     StorageError
         If the file exists and `overwrite` is False, or if it cannot be written.
     """
-    write_bytes(path, render(read(model, data, target, spatial)).encode(), overwrite)
+    write_bytes(path, render(read(model, data, target, spatial, held_out)).encode(), overwrite)

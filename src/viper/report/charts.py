@@ -22,16 +22,16 @@ SMEAR = 0.01  # δ: half the width of the window over which a density is average
 def reliability(study: Study) -> str:
     table = study.reliability
     chart = Chart(UNIT, UNIT, width=380, height=350, margins=(14, 24, 46, 58))
-    chart.y_axis(f"share that was {study.positive}", PERCENTS)
+    chart.y_axis(f"share that {study.which('was')}", PERCENTS)
     chart.x_axis("predicted probability", PERCENTS)
     chart.line([0, 1], [0, 1], "guide")
     chart.band(table.predicted, table.lower, table.upper)
     largest = table.rows.max()
     for n, predicted, observed, low, high in zip(*table, strict=True):
         chart.interval(predicted, low, high)
-        told = f"{n:,} rows given {about(predicted)}: {percent(observed)} were {study.positive}"
+        told = f"{n:,} rows given {about(predicted)}: {percent(observed)} {study.which('were')}"
         chart.dot(predicted, observed, 3.5 + 6.0 * math.sqrt(n / largest), f"{told} ({span(low, high)})")
-    return chart.svg(f"Reliability diagram: share that was {study.positive} against predicted probability")
+    return chart.svg(f"Reliability diagram: share that {study.which('was')} against predicted probability")
 
 
 def roc(study: Study) -> str:
@@ -60,7 +60,7 @@ def precision_recall(study: Study) -> str:
     recall, precision = thin(recall[::-1], precision[::-1])
     share = float(study.label.mean())
     chart = Chart(UNIT, UNIT, width=380, height=350, margins=(14, 24, 46, 58))
-    chart.y_axis(f"share of flagged that are {study.positive}", PERCENTS)
+    chart.y_axis(f"share of flagged that {study.which('are')}", PERCENTS)
     chart.x_axis(f"share of {study.positive} found", PERCENTS)
     chart.line([0, 1], [share, share], "guide")
     chart.line(recall, precision)
@@ -186,7 +186,7 @@ def strip(study: Study, labels: list[str]) -> str:
         x, p = float(chart.x(at)), float(study.seen.probability[k])
         low, high = float(study.seen.lower[k]), float(study.seen.upper[k])
         outcome = study.names[int(study.label[k])]
-        told = f"row {labels[k]}: {percent(p)} ({span(low, high)}); it was {outcome}"
+        told = f"row {labels[k]}: {percent(p)} ({span(low, high)}); outcome: {outcome}"
         marks = (
             element("line", x1=x, x2=x, y1=float(chart.y(low)), y2=float(chart.y(high)))
             + element("circle", cx=x, cy=float(chart.y(p)), r=3.0)
@@ -247,7 +247,10 @@ def field_map(study: Study, what: str) -> str:
     columns = list(study.frame.columns.astype(str))
     first, second = (study.frame.iloc[:, columns.index(name)].to_numpy(dtype=float) for name in grid.names)
     for k in study.marked:
-        chart.dot(first[k], second[k], 2.6, None, "site yes" if study.label[k] else "site no")
+        if study.label[k]:
+            chart.triangle(first[k], second[k], 3.2, "site yes")
+        else:
+            chart.dot(first[k], second[k], 2.6, None, "site no")
     name = "Probability" if what == "mean" else "Standard deviation of the probability"
     return chart.svg(f"Map: {name} of {study.positive} over {grid.names[0]} and {grid.names[1]}")
 

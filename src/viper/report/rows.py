@@ -21,6 +21,7 @@ class Rows:
     def __init__(self, study: Study) -> None:
         self.study = study
         self.names = [str(label) for label in study.frame.index]
+        self.kind = str(study.frame.index.name or "Row")
         found = Unusual(study.frame)
         self.shown = sorted({*map(int, study.uncertain), *map(int, study.marked)})
         self.notes = {k: words.row_note(study, found, k) for k in self.shown}
@@ -54,7 +55,7 @@ class Rows:
             text += f" Shown are {len(study.marked):,} of the {len(study.label):,} rows, evenly spaced in this order."
         keys = "".join(
             element("span", " ", class_=f"key {kind}") + escape(name) + " "
-            for kind, name in (("yes", f"was {study.positive}"), ("no", f"was {study.negative}"))
+            for kind, name in (("yes", study.positive), ("no", study.negative))
         )
         return figure("Row by row", text, charts.strip(study, self.names), element("p", keys, class_="keys"), "full")
 
@@ -63,7 +64,7 @@ class Rows:
         first = int(self.study.uncertain[0])
         name = element("span", escape(self.names[first]), id="row-name")
         content = (
-            element("h3", f"Row {name}")
+            element("h3", f"{escape(self.kind)} {name}")
             + p(words.row(self.study, first), id="row-text", aria_live="polite")
             + charts.density(self.study, first)
             + p(self.notes[first], id="row-note")
@@ -74,8 +75,8 @@ class Rows:
         """The least certain rows."""
         study = self.study
         columns = [e.name for e in study.effects[:SHOWN_COLUMNS]]
-        titles = ["Row", "Probability", "Interval", "It was", *columns]
-        head = [heading(sort_button(t), None if t in ("Row", "It was") else "number") for t in titles]
+        titles = [self.kind, "Probability", "Interval", "Outcome", *columns]
+        head = [heading(sort_button(t), None if t in (self.kind, "Outcome") else "number") for t in titles]
         lines = [self.line(k, columns) for k in map(int, study.uncertain)]
         some = len(lines) < len(study.label)
         caption = f"The {len(lines)} rows with the widest intervals" if some else "All rows"
@@ -85,7 +86,7 @@ class Rows:
         study, seen = self.study, self.study.seen
         pressed = "true" if k == int(study.uncertain[0]) else "false"
         look = {"type": "button", "class_": "pick", "data_row": k, "aria_pressed": pressed}
-        pick = element("button", escape(self.names[k]), **look, aria_label=f"Show row {self.names[k]}")
+        pick = element("button", escape(self.names[k]), **look, aria_label=f"Show {self.kind.lower()} {self.names[k]}")
         known = [str(name) for name in study.frame.columns]
         return [
             row_heading(pick, data_sort=repr(float(k))),

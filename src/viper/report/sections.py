@@ -27,7 +27,7 @@ from viper.views import Effect
 def subtitle(study: Study) -> str:
     kind = "Gaussian process classification" if study.is_gp else "Bayesian logistic regression"
     rows = "one row" if len(study.label) == 1 else f"{len(study.label):,} rows"
-    used = " that it was fitted to" if study.from_training else ""
+    used = " that it was fitted to" if study.from_training else " that it has not seen" * study.held_out
     return f"{kind} of {study.target}, seen through {rows}{used}."
 
 
@@ -46,6 +46,8 @@ def summary(study: Study) -> str:
         "These are the rows that the model learned from, which flatters it. For an honest test, make the report from "
         "rows it has not seen."
         if study.from_training
+        else "The model has learned from none of these rows: the scores are an honest test."
+        if study.held_out
         else "If the model has learned from some of these rows, the scores flatter it."
     )
     return section("summary", "In short", facts(tiles, "tiles"), element("ul", items), p(caution, "note"))
@@ -55,7 +57,7 @@ def summary(study: Study) -> str:
 
 
 def performance(study: Study) -> str:
-    titles = ("Predicted", "Rows", f"Were {study.positive}", "Margin")
+    titles = ("Predicted", "Rows", f"That {study.which('were')}", "Margin")
     rows = [
         [cell(percent(q), q), cell(f"{n:,}", n), cell(percent(o), o), cell(span(low, high), low)]
         for n, q, o, low, high in zip(*study.reliability, strict=True)
@@ -63,7 +65,7 @@ def performance(study: Study) -> str:
     listing = table("Reliability by group of rows", [heading(escape(t), "number") for t in titles], rows)
     reliability = figure(
         "Do its percentages come true?",
-        words.reliable_group(study.reliability, study.positive) + " On the dashed line, they come true exactly.",
+        words.reliable_group(study.reliability, study.which("were")) + " On the dashed line, they come true exactly.",
         charts.reliability(study),
         element("details", element("summary", "The numbers") + listing),
     )
@@ -185,7 +187,7 @@ def where(study: Study) -> str:
     others = ", every other column at its typical value" if study.frame.shape[1] > 2 else ""
     mean = figure(
         "The probability",
-        f"Over {names[0]} and {names[1]}{others}. Dots are rows, dark where {study.positive}.",
+        f"Over {names[0]} and {names[1]}{others}. Marks are rows, triangles those that {study.which('were')}.",
         charts.field_map(study, "mean"),
         charts.legend("mean", "0%", "100%"),
     )

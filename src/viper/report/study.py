@@ -10,6 +10,7 @@ import numpy as np
 
 from viper import views
 from viper.design import read_labels
+from viper.grammar import listed
 from viper.importance import Diagnosis
 from viper.views import Effect, Grid, Predictions, Reliability
 
@@ -23,6 +24,7 @@ MOST_MARKS = 240  # rows in a picture of rows
 CURVE_POINTS = 41
 WEIGHING = 100_000_000  # rows times draws that a diagnosis may cost
 MUTE = {"0", "1", "-1", "2", "yes", "no", "y", "n", "true", "false", "t", "f"}  # labels
+HAVE = {"is": "has", "are": "have", "was": "had", "were": "had"}
 SPATIAL = [  # names of columns that are coordinates
     *[("longitude", "latitude"), ("lon", "lat"), ("long", "lat"), ("lng", "lat")],
     *[("easting", "northing"), ("x", "y"), ("x_coord", "y_coord")],
@@ -56,13 +58,22 @@ class Study:
     spatial: tuple[str, str] | None = None
     level: float = 0.95
     left_out: dict[str, int] = field(default_factory=dict)  # reason -> rows
+    held_out: bool = False  # as the caller says
+
+    @property
+    def mute(self) -> bool:
+        """Whether the labels say little by themselves, as yes and no do."""
+        return all(str(label).lower().removesuffix(".0") in MUTE for label in self.model.classes_)
 
     @property
     def names(self) -> tuple[str, str]:
         """The two classes; labels that say little by themselves with the target's name."""
-        labels = [str(label) for label in self.model.classes_]
-        mute = all(label.lower().removesuffix(".0") in MUTE for label in labels)
-        return tuple(f"{self.target} = {label}" if mute else label for label in labels)  # type: ignore[return-value]
+        first, second = (f"{self.target} = {label}" if self.mute else str(label) for label in self.model.classes_)
+        return first, second
+
+    def which(self, verb: str, k: int = 1) -> str:
+        """'were malignant', but 'had died = yes'."""
+        return f"{HAVE[verb] if self.mute else verb} {self.names[k]}"
 
     @property
     def negative(self) -> str:
@@ -205,7 +216,7 @@ def recorded_diagnosis(model: Any) -> Diagnosis | None:
     if not isinstance(kept, dict) or not {"k_hat", *names} <= set(kept):
         return None
     k_hat = -math.inf if kept["k_hat"] is None else kept["k_hat"]  # q is exact; JSON has no -∞
-    return Diagnosis(k_hat, **{name: kept[name] for name in names}, elbo=model.elbo_)
+    return Diagnosis(k_hat, **{name: kept[name] for name in names}, elbo=model.elbo_, covariance=model.covariance)
 
 
 def change(name: str, values: np.ndarray, scale: float, levels: dict[str, list[Any]]) -> tuple[str, float, str]:
@@ -232,16 +243,17 @@ def spatial_columns(frame: "pandas.DataFrame", is_gp: bool) -> tuple[str, str] |
     return (numeric[0], numeric[1]) if is_gp and frame.shape[1] == len(numeric) == 2 else None
 
 
-def read(model: Any, data: Any, target: str, spatial: tuple[str, str] | None = None) -> Study:
+def read(model: Any, data: Any, target: str, spatial: tuple[str, str] | None = None, held_out: bool = False) -> Study:
     """Check model, rows and target, and put rows with missing values aside."""
     import pandas
     from sklearn.utils.validation import check_is_fitted
 
+    views.check_model(model)
     check_is_fitted(model, "posterior_")
     if not isinstance(data, pandas.DataFrame):
         raise TypeError(f"data must be a DataFrame that holds the target too; got {type(data).__name__}.")
     if target not in data.columns:
-        raise ValueError(f"target must be a column of data; got {target!r}. There are {list(data.columns)[:10]}.")
+        raise ValueError(f"target must be a column of data; got {target!r}. There are {listed(data.columns)}.")
     frame = inputs(model, data, target)
     blank = data[target].isna().to_numpy()
     filled = getattr(getattr(model, "formula_", None), "missing", None) == "mean"
@@ -252,7 +264,22 @@ def read(model: Any, data: Any, target: str, spatial: tuple[str, str] | None = N
     if not len(data):
         raise ValueError(f"data must have rows with all values; got none ({left_out or 'it is empty'}).")
     _, label = read_labels(data[target].to_numpy(), len(data), model.classes_)
-    return Study(model, frame, label.numpy(), str(target), spatial, left_out=left_out)
+    names = row_names(data.drop(columns=[target, *frame.columns]))
+    if names is not None:
+        frame = frame.set_axis(names)
+    return Study(model, frame, label.numpy(), str(target), spatial, left_out=left_out, held_out=held_out)
+
+
+def row_names(unused: "pandas.DataFrame") -> Any:
+    """The first column of text or whole numbers that tells all rows apart, as an index; None if there is none."""
+    import pandas
+    import pandas.api.types as types
+
+    for name, column in unused.items():
+        named = types.is_string_dtype(column) or types.is_integer_dtype(column)
+        if named and column.notna().all() and column.is_unique:
+            return pandas.Index(column, name=name)
+    return None
 
 
 def inputs(model: Any, data: "pandas.DataFrame", target: str) -> "pandas.DataFrame":
@@ -262,5 +289,5 @@ def inputs(model: Any, data: "pandas.DataFrame", target: str) -> "pandas.DataFra
     else:
         wanted = list(getattr(model, "feature_names_in_", data.columns.drop(target)))
     if missing := [name for name in wanted if name not in data.columns]:
-        raise ValueError(f"data must have the model's columns; got none named {', '.join(map(repr, missing[:8]))}.")
+        raise ValueError(f"data must have the model's columns; got none named {listed(missing)}.")
     return data[wanted]

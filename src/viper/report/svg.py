@@ -130,6 +130,11 @@ class Chart:
         at = {"cx": float(self.x(x)), "cy": float(self.y(y)), "r": radius}
         self.add(element("circle", tip(tooltip), **at, class_=class_))
 
+    def triangle(self, x: float, y: float, radius: float, class_: str) -> None:
+        across, down = float(self.x(x)), float(self.y(y))
+        d = path([across - radius, across, across + radius], [down + radius, down - radius, down + radius], close=True)
+        self.add(element("path", d=d, class_=class_))
+
     def box(self, x: tuple[float, float], y: tuple[float, float], tooltip: str | None = None, **look: Any) -> None:
         left, right = sorted((float(self.x(x[0])), float(self.x(x[1]))))
         top, bottom = sorted((float(self.y(y[0])), float(self.y(y[1]))))

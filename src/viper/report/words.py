@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import scipy.special
 
-from viper.importance import EVEN_WEIGHTS
 from viper.report.study import Study
 from viper.views import Reliability, Unusual
 
@@ -73,9 +72,9 @@ def factor(x: float) -> str:
 
 def ranking(study: Study) -> str:
     if study.auc is None:
-        return f"All rows are {study.names[int(study.label[0])]}, so how well the model ranks rows cannot be seen."
+        return f"All rows {study.which('are', int(study.label[0]))}, so how well the model ranks rows cannot be seen."
     return (
-        f"Shown one row that is {study.positive} and one that is {study.negative}, the model gives the higher "
+        f"Shown one row that {study.which('is')} and one that {study.which('is', 0)}, the model gives the higher "
         f"probability to the right one {100 * study.auc:.1f} times in 100."
     )
 
@@ -87,34 +86,31 @@ def finding(study: Study, share: float = 0.95) -> str:
     false, true, _ = roc_curve(study.label, study.seen.probability)
     price = float(false[np.argmax(true >= share)])
     return (
-        f"To find {percent(share)} of the rows that were {study.positive}, {percent(price)} of those that were "
-        f"{study.negative} would be flagged by mistake."
+        f"To find {percent(share)} of the rows that {study.which('were')}, {percent(price)} of those that "
+        f"{study.which('were', 0)} would be flagged by mistake."
     )
 
 
 def calibration(study: Study) -> str:
     table = study.reliability
     right = int(((table.lower <= table.predicted) & (table.predicted <= table.upper)).sum())
-    groups = len(table.rows)
+    groups, least, most = len(table.rows), int(table.rows.min()), int(table.rows.max())
+    size = f"{least:,}" if least == most else f"{least:,} to {most:,}"
+    found = f"{right} of {groups} groups of rows ({size} in each) came out as predicted, within their margins."
     if right == groups:
-        return f"Its percentages can be taken at face value: all {groups} groups of rows came out as predicted."
-    if right >= 0.8 * groups:
-        return (
-            f"Its percentages hold up: {right} of {groups} groups of rows came out as predicted, within their margins."
-        )
+        return f"Nothing here contradicts its percentages: {found}"
     return (
-        f"Its percentages need care: only {right} of {groups} groups of rows came out as predicted, within their "
-        "margins."
+        f"Its percentages mostly hold up: {found}" if right >= 0.8 * groups else f"Its percentages need care: {found}"
     )
 
 
-def reliable_group(table: Reliability, positive: str) -> str:
+def reliable_group(table: Reliability, were: str) -> str:
     """One group as an example: the largest that is not nearly certain, or the largest of all."""
     open_ = (table.predicted > 0.1) & (table.predicted < 0.9) & (table.rows >= ENOUGH)
     k = int(np.argmax(np.where(open_, table.rows, 0) if open_.any() else table.rows))
     count = "the row" if table.rows[k] == 1 else f"the {table.rows[k]:,} rows"
     return (
-        f"Of {count} given {about(table.predicted[k])}, {percent(table.observed[k])} were {positive} "
+        f"Of {count} given {about(table.predicted[k])}, {percent(table.observed[k])} {were} "
         f"(margin {span(table.lower[k], table.upper[k])})."
     )
 
@@ -125,9 +121,9 @@ def precision(study: Study) -> str:
     hits = int((said & study.label).sum())
     if not said.any():
         return f"No row is given more than 50{THIN}%."
-    found = f", and those are {hits:,} of all {int(study.label.sum()):,} that were {study.positive}" * bool(hits)
+    found = f", and those are {hits:,} of all {int(study.label.sum()):,} that {study.which('were')}" * bool(hits)
     return (
-        f"Of the {int(said.sum()):,} rows given more than 50{THIN}%, {hits:,} were {study.positive} "
+        f"Of the {int(said.sum()):,} rows given more than 50{THIN}%, {hits:,} {study.which('were')} "
         f"({percent(hits / said.sum())}){found}."
     )
 
@@ -185,7 +181,7 @@ def row_note(study: Study, found: Unusual, k: int) -> str:
     """What a row was, the chance that its probability is above ½, and in what it is unusual."""
     above = float(scipy.special.ndtr(study.seen.latent[k] / max(float(study.seen.latent_sd[k]), 1e-300)))
     return (
-        f"It was {study.names[int(study.label[k])]}. That its probability is above 50{THIN}% has a chance of "
+        f"Outcome: {study.names[int(study.label[k])]}. That its probability is above 50{THIN}% has a chance of "
         f"{percent(above)}. {unusual(found, k)}"
     )
 
@@ -202,15 +198,15 @@ def closeness(study: Study) -> Verdict:
         return "open", "Not measured", study.no_diagnosis
     d = study.diagnosis
     text = (
-        f"{d.verdict} The Pareto diagnostic k̂ is {d.k_hat:.2f}, where less than {d.threshold:.2f} certifies a fit; "
+        f"{d.verdict} The Pareto diagnostic k̂ is {d.k_hat:.2f} (close below 0.5, usable below {d.threshold:.2f}); "
         f"{d.draws:,} weighted draws are worth {d.effective_sample_size:,.0f}."
     )
     if d.reliable:
         gap = max(d.log_evidence - study.model.elbo_, 0.0)
         text += f" By the same draws, the fitted posterior is about {gap:.2g} nats from the exact one."
-        return "good", "Certified", text
-    if d.effective_sample_size > EVEN_WEIGHTS * d.draws:
-        return "good", "Close, not certified", text
+        return "good", "Certified" if d.close else "Usable", text
+    if d.close:
+        return "good", "Close", text
     return "bad", "Not certified", text
 
 

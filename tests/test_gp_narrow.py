@@ -1,0 +1,95 @@
+"""When a Gaussian process says that its intervals leave the mean function's uncertainty out."""
+
+import warnings
+
+import gpytorch
+import numpy as np
+import pytest
+from sklearn.datasets import load_breast_cancer, load_iris, load_wine
+
+from viper.gp import NarrowIntervalsWarning, VariationalGPClassifier
+from viper.gp_narrow import weights_held
+
+three = np.array([[0.0], [1.0], [2.0]]), np.array([0, 1, 1])
+
+
+def pair(load, first, second):
+    data = load()
+    rows = np.isin(data.target, (first, second))
+    return data.data[rows], data.target[rows]
+
+
+def drawn(f, X, seed=0):
+    return X, np.random.default_rng(seed).random(len(X)) < 1 / (1 + np.exp(-f(X)))
+
+
+def normal(n, p):
+    return np.random.default_rng(1).normal(size=(n, p))
+
+
+def says_so(X, y, **options):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", NarrowIntervalsWarning)
+        VariationalGPClassifier(random_state=0, **options).fit(X, y)
+    return any(issubclass(warning.category, NarrowIntervalsWarning) for warning in caught)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        three,
+        pair(load_iris, 0, 1),
+        pair(load_iris, 1, 2),
+        pair(load_wine, 0, 1),
+        pair(load_wine, 0, 2),
+        load_breast_cancer(return_X_y=True),
+        drawn(lambda X: 0.3 + 1.5 * X[:, 0], normal(200, 1)),
+    ],
+    ids=["three rows", "iris 0/1", "iris 1/2", "wine 0/1", "wine 0/2", "breast cancer", "a line"],
+)
+def test_where_the_mean_explains_the_data_the_fit_says_so(rows):
+    """An output scale near 0 is a sign of it, but no need: that of breast cancer is 250, and that of wine 0/2 is 17."""
+    assert says_so(*rows)
+    assert not says_so(*rows, mean="constant")
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        drawn(lambda X: -4.5 * np.sin(np.pi / 2 * X[:, 0]), np.random.default_rng(1).uniform(0, 5, (80, 1))),
+        drawn(lambda X: 2 * (X**2).sum(1) - 3, normal(400, 2)),
+        drawn(lambda X: 3 * np.sign(X[:, 0] * X[:, 1]), normal(400, 2)),
+        drawn(lambda X: 2 * X[:, 0] + np.sin(3 * X[:, 1]), normal(500, 2)),
+        drawn(lambda X: X[:, 0] + X[:, 1] + 2 * np.sin(2 * X[:, 2]), normal(500, 8)),
+    ],
+    ids=["wave", "ring", "quadrants", "line and wave", "line and wave of 8 columns"],
+)
+def test_where_the_kernel_does_the_work_nothing_is_said(rows):
+    assert not says_so(*rows)
+
+
+def test_the_warning_names_the_size_and_the_line_of_the_user():
+    with pytest.warns(NarrowIntervalsWarning, match=r"more than 10 times too narrow\. Use mean='constant'") as caught:
+        VariationalGPClassifier(random_state=0).fit(*three)
+    assert caught[0].filename == __file__
+
+
+def test_fixed_weights_are_no_estimates():
+    mean = gpytorch.means.LinearMean(1).double().initialize(weights=2.0, bias=0.0).requires_grad_(False)
+    assert not says_so(*three, mean=mean)
+
+
+def held(model, X, y, weight=None):
+    source = model._features(X, y, weight)
+    return float(sum(weights_held(block, model.posterior_)[0] for block in source.blocks()))
+
+
+def test_a_linear_kernel_of_wide_prior_holds_as_many_weights_as_columns():
+    """Its q is that of p weights under a prior that hardly counts, so that γ = tr (BZ(ZᵀBZ)⁻¹Zᵀ) = p."""
+    X, y = drawn(lambda X: X[:, 0] - X[:, 1], normal(400, 3))
+    kernel = gpytorch.kernels.LinearKernel(ard_num_dims=3).initialize(variance=1e4).requires_grad_(False)
+    model = VariationalGPClassifier(kernel=kernel, mean="zero", inducing=np.eye(3), learn_inducing=False, jitter=0.0)
+    # a prior of sd 100 takes 1e-4 / 50, its share of the information, of each weight
+    assert held(model.fit(X, y), X, y) == pytest.approx(3.0, rel=1e-5)
+    twice = held(model, X, y, np.full(len(y), 2.0))
+    assert twice == pytest.approx(2 * held(model, X, y), rel=1e-12)
