@@ -27,6 +27,7 @@ __all__ = [
 ]
 
 BLUE, ORANGE, RED, SKY, GREY = "#0072B2", "#E69F00", "#D55E00", "#56B4E9", "#8A8F98"
+YELLOW = "#F0E442"  # of marks on a coloured ground
 INK = "#30343B"
 
 
@@ -269,9 +270,10 @@ def probability_map(
         ax.scatter(first, second, s=6, color=INK, alpha=0.5, lw=0)
     else:
         positive = marks(model, y)
-        for group, face, edge, label in ((~positive, "white", INK, 0), (positive, INK, "white", 1)):
-            look = {"s": 14, "facecolor": face, "edgecolor": edge, "lw": 0.6, "label": str(model.classes_[label])}
-            ax.scatter(first[group], second[group], **look)
+        # by shape and by colour, both light with a dark rim: they read on the darkest and on the lightest ground
+        for group, marker, face, label in ((~positive, "o", "white", 0), (positive, "^", YELLOW, 1)):
+            look = {"marker": marker, "facecolor": face, "edgecolor": INK, "label": str(model.classes_[label])}
+            ax.scatter(first[group], second[group], s=20, lw=0.7, **look)
         ax.legend(frameon=True, fontsize=8)
     ax.figure.colorbar(mesh, ax=ax)
     ax.set(xlabel=field.names[0], ylabel=field.names[1])
