@@ -147,6 +147,10 @@ def test_output_exists(folder):
     assert contents(folder) == before
 
 
+def test_a_file_as_the_folder_of_the_demo(folder):
+    refused(run("demo", "--folder", "data.csv", folder=folder), OUTPUT, "--folder must be a directory; got data.csv")
+
+
 def test_read_only_directory(folder, tmp_path):
     closed = tmp_path
     if os.geteuid() == 0:  # root may write anywhere, but not there

@@ -59,7 +59,7 @@ class Diagnosis:
         if self.close:
             return (
                 "The Gaussian posterior is close to the exact one, since the weights of its draws are nearly equal; "
-                "use it as it is."
+                f"use it as it is.{'' if self.reliable else ' Only far quantiles may differ.'}"
             )
         if self.reliable:
             return "The Gaussian posterior is usable; corrected() removes what error it has."

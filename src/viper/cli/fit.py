@@ -113,7 +113,6 @@ def fit(
 ) -> None:
     """Fit a model to a table, say what it found and how well it predicts, and save it."""
     from viper.cli.preparing import prepare
-    from viper.cli.screen import waiting
     from viper.output import check_output
 
     if cv is not None and test_size is not None:
@@ -130,8 +129,8 @@ def fit(
         settings |= {"kernel": kernel.value, "mean": "constant", "n_inducing": inducing}
     else:
         settings["prior_scale"] = prior_scale(prior)
-    with table.located(), waiting(f"fitting {len(prepared.frame):,} rows", as_json):
-        fitted, learned, seconds = estimate(model, prepared.formula, prepared.frame, missing.value, settings)
+    with table.located():
+        fitted, learned, seconds = estimate(model, prepared.formula, prepared.frame, missing.value, settings, as_json)
     folds = 5 if cv is None else cv
     result = assess(fitted, learned, folds, test_size, seed, level, as_json)
     record(fitted, learned, prepared, data, seconds, result)
@@ -148,9 +147,10 @@ def prior_scale(text: str) -> float | str:
 
 
 def estimate(
-    kind: Kind, formula: str, frame: "pandas.DataFrame", missing: str, settings: dict[str, Any]
+    kind: Kind, formula: str, frame: "pandas.DataFrame", missing: str, settings: dict[str, Any], quiet: bool
 ) -> tuple[Any, Any, float]:
     """The fitted model, the rows it saw, and seconds."""
+    from viper.cli.screen import waiting
     from viper.formula import from_learned, learn
 
     standardize = settings.pop("standardize")
@@ -160,7 +160,8 @@ def estimate(
         settings["standardize"] = standardize
     estimator = estimator_class(kind)
     began = time.perf_counter()
-    return from_learned(estimator, learned, settings), learned, time.perf_counter() - began
+    with waiting(f"fitting {len(learned.y):,} rows", quiet):
+        return from_learned(estimator, learned, settings), learned, time.perf_counter() - began
 
 
 def estimator_class(kind: Kind) -> Any:
