@@ -21,12 +21,23 @@ def test_a_linear_map_is_solved_by_as_many_steps_as_it_has_directions():
     shares = []
     for _ in range(4):
         new = gaussian(A @ q.mean + b, EYE)
-        step = mixing.step(new, whitened(q, new))
+        step = mixing.step(q, new, whitened(q, new), 1.0)
         shares.append(step.share)
         q = step.q
     torch.testing.assert_close(q.mean, fixed, rtol=1e-10, atol=1e-10)
     assert shares[0] == 1.0
     assert shares[-1] == SMALLEST_SHARE
+
+
+def test_steps_that_go_too_far_are_mixed_part_of_the_way():
+    """μ -> -5μ + b moves away from its fixed point; by a quarter of the way and mixed, it ends there."""
+    b = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
+    mixing, q = Mixing(), gaussian(torch.zeros(3, dtype=torch.float64), EYE)
+    for _ in range(3):
+        new = gaussian(-5.0 * q.mean + b, EYE)
+        step = mixing.step(q, new, whitened(q, new), 0.25)
+        q = step.q if step.share < 1.0 else gaussian(torch.lerp(q.mean, new.mean, 0.25), EYE)
+    torch.testing.assert_close(q.mean, b / 6.0, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("diagonal", [False, True])
@@ -44,9 +55,9 @@ def test_a_mixture_that_is_no_gaussian_is_not_taken():
     mixing, q = Mixing(), gaussian(torch.zeros(1, dtype=torch.float64), torch.ones(1, 1, dtype=torch.float64))
     first = gaussian(q.mean, torch.full((1, 1), 4.0, dtype=torch.float64))
     second = gaussian(q.mean, torch.full((1, 1), 1.5, dtype=torch.float64))
-    assert mixing.step(first, torch.tensor([1.0, 0.0], dtype=torch.float64)).q is first
+    assert mixing.step(q, first, torch.tensor([1.0, 0.0], dtype=torch.float64), 1.0).q is first
     # residuals 1 and 0.5 cancel where the precision is 2 · 1.5 - 4 < 0
-    step = mixing.step(second, torch.tensor([0.5, 0.0], dtype=torch.float64))
+    step = mixing.step(q, second, torch.tensor([0.5, 0.0], dtype=torch.float64), 1.0)
     assert step.q is second
     assert step.share == 1.0
 

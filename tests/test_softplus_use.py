@@ -9,6 +9,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from memory import PEAK
 from softplus_cases import FLOAT32, OPTIONS, PROMISED, STD, STD_FLOOR, both_dtypes, box, every_bound, sample_points
 from tolerances import TOLERANCE
 from torch.autograd import gradcheck, gradgradcheck
@@ -236,14 +237,13 @@ def test_more_floats_per_point_than_a_block_holds():
     np.testing.assert_allclose(value, expected_softplus(0.0, 1.0).value, atol=4 / math.sqrt(samples))
 
 
-MEMORY = """
-import resource, sys, torch, viper
+MEMORY = f"""{PEAK}
+import torch, viper
 torch.set_num_threads(1)
 options, dtype = eval(sys.argv[1]), getattr(torch, sys.argv[2])
 mean, variance = torch.empty(4_000_000, dtype=dtype).uniform_(-9, 9), torch.empty(4_000_000, dtype=dtype).uniform_(0, 9)
 variance[::2] *= 1e-3
 viper.expected_softplus(mean[:9], variance[:9], **options)
-peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 before = peak()
 result = viper.expected_softplus(mean, variance, **options)
 print(peak() - before - sum(x.nbytes for x in result))

@@ -11,6 +11,7 @@ import pytest
 import scipy.optimize
 import scipy.sparse
 import torch
+from memory import PEAK
 from sklearn.linear_model import LogisticRegression
 from tolerances import TOLERANCE
 
@@ -620,15 +621,14 @@ def test_scaling_a_feature_scales_its_coefficient(factor, family):
 def peak_megabytes(program):
     """Peak memory of a program, above that of its imports; both are printed by it."""
     text = (
-        "import resource, warnings\n"
+        "import warnings\n"
         "import numpy as np, scipy.sparse, torch, viper, viper.logistic, sklearn.utils.validation\n"
         "warnings.simplefilter('error')\n"
         "torch.set_num_threads(1)\n"
-        "def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024\n"
-        "generator = np.random.default_rng(0)\n" + program
+        "generator = np.random.default_rng(0)\n" + PEAK + program
     )
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
-    return [float(word) for word in done.stdout.split()]
+    return [int(word) / 1e6 for word in done.stdout.split()]
 
 
 def test_many_more_coefficients_than_rows_fit_in_memory():
