@@ -48,7 +48,7 @@ def run(quick: bool, device: str = "cpu") -> Table:
             here = made_here(X.chunks[0], p)
             fits = {"one process": here, name: (X, y)}
             model = viper.VariationalLogisticRegression(random_state=0)
-            times = shortest({name: partial(model.fit, *given) for name, given in fits.items()}, 1 if quick else 5)
+            times = shortest({name: partial(model.fit, *given) for name, given in fits.items()}, 1 if quick else 9)
             passes = passes or pass_times(model, X, y, p)
         one = times["one process"]
         table += [
