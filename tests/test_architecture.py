@@ -59,7 +59,7 @@ LAYERS = [
         "scales",
     ],
     *["storage", "prediction_file", "prediction", "arviz", "corrected", "encoding", "formula"],
-    *["state", "checkpoint", "onnx", "notebook", "logistic"],
+    *["state", "checkpoint", "onnx", "notebook", "logistic_state", "logistic"],
     *["reference", "lbfgs", "gp_kernels", "gp_model", "gp_rows", "gp_arrays", "gp_dense", "gp_profile", "gp_screen"],
     *["gp_narrow"],
     *["gp_starts", "gp_race", "gp_natural_adam", "gp_search", "gp_state", "gp_stream", "gp", "gpytorch", "models"],

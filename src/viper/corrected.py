@@ -1,16 +1,28 @@
-"""The importance-corrected posterior: the exact one, as weighted draws, with the estimator's own methods."""
+"""How close a Gaussian posterior is to the exact one; and that one, as weighted draws with the estimator's methods."""
 
+import warnings
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from viper.arviz import check_shape, from_draws
-from viper.importance import Diagnosis, WeightedDraws, summary_frame, weighted_quantiles
+from viper.arviz import check_shape, from_draws, from_posterior
+from viper.importance import (
+    SEED,
+    Diagnosis,
+    ImportanceWarning,
+    WeightedDraws,
+    summary_frame,
+    weigh,
+    weighted_quantiles,
+)
+from viper.posterior import Posterior, moved
 from viper.prediction import half_width, log_odds
+from viper.problem import Prior, Source
 
 if TYPE_CHECKING:
     import pandas
@@ -104,3 +116,94 @@ class CorrectedPosterior:
     def _quantiles(self, values: Tensor, level: float) -> Tensor:
         half_width(level)  # the check of `level`
         return weighted_quantiles(values, self.weighted.weights, [0.5 - 0.5 * level, 0.5 + 0.5 * level])
+
+
+class Trust:
+    """Estimators with a Gaussian posterior of coefficients: what it leaves out, and its correction."""
+
+    posterior_: Posterior
+    prior_: Prior
+    elbo_: float
+    classes_: np.ndarray
+    random_state: Any
+    _training_rows: Source
+
+    def _names(self) -> list[str]:
+        raise NotImplementedError
+
+    def _labelled(self, X: Any, y: Any, sample_weight: Any, offset: Any) -> Source:
+        raise NotImplementedError
+
+    def _latent_draws(self, X: Any, offset: Any, draws: Tensor) -> Iterator[Tensor]:
+        raise NotImplementedError
+
+    def diagnose(
+        self,
+        X: Any = None,
+        y: Any = None,
+        *,
+        sample_weight: Any = None,
+        offset: Any = None,
+        draws: int = 4000,
+        random_state: Any = None,
+    ) -> Diagnosis:
+        """How close the Gaussian posterior is to the exact one, by importance weights (PSIS).
+
+        Uses the rows of the fit; pass them again after loading a model from a file. The draws are seeded by
+        `random_state`, else by the estimator's if that is an integer, else by a fixed seed: asked again, the verdict
+        is the same.
+        """
+        return self._weigh(X, y, sample_weight, offset, draws, random_state)[1]
+
+    def corrected(
+        self,
+        X: Any = None,
+        y: Any = None,
+        *,
+        sample_weight: Any = None,
+        offset: Any = None,
+        draws: int = 4000,
+        random_state: Any = None,
+    ) -> CorrectedPosterior:
+        """The exact posterior as weighted draws, those of `diagnose`, with the same summaries and predictions."""
+        weighted, diagnosis = self._weigh(X, y, sample_weight, offset, draws, random_state)
+        if not (diagnosis.reliable or diagnosis.close):
+            warnings.warn(str(diagnosis), ImportanceWarning, stacklevel=2)
+        return CorrectedPosterior(weighted, diagnosis, self._names(), self.classes_, self._latent_draws)
+
+    def to_arviz(
+        self,
+        X: Any = None,
+        y: Any = None,
+        *,
+        sample_weight: Any = None,
+        offset: Any = None,
+        draws: int = 1000,
+        chains: int = 4,
+        random_state: Any = None,
+    ) -> Any:
+        """Independent draws from the posterior, as the container of the installed ArviZ.
+
+        Groups: posterior ("coefficient" by feature, "intercept"), sample_stats ("lp" = log p(y, β) and "log_q" =
+        log q(β)), observed_data, and log_likelihood by row where draws × rows is at most 16 million. Without training
+        rows, as after loading a model, pass them again; otherwise only posterior and "log_q" are there.
+        """
+        check_is_fitted(self, "posterior_")
+        source = self._labelled(X, y, sample_weight, offset) if X is not None else getattr(self, "_training_rows", None)
+        seed = check_random_state(self.random_state if random_state is None else random_state).randint(2**31)
+        device = "cpu" if source is None else source.device
+        posterior, prior = moved(self.posterior_, device), moved(self.prior_, device)
+        return from_posterior(posterior, prior, source, self._names(), (chains, draws), seed)
+
+    def _weigh(
+        self, X: Any, y: Any, sample_weight: Any, offset: Any, draws: int, random_state: Any
+    ) -> tuple[WeightedDraws, Diagnosis]:
+        check_is_fitted(self, "posterior_")
+        if X is None and getattr(self, "_training_rows", None) is None:
+            raise ValueError("diagnose needs the training rows; got a model without them. Pass X and y.")
+        source = self._training_rows if X is None else self._labelled(X, y, sample_weight, offset)
+        if random_state is None:
+            random_state = self.random_state if isinstance(self.random_state, int | np.integer) else SEED
+        generator = np.random.default_rng(check_random_state(random_state).randint(2**31))
+        posterior, prior = moved(self.posterior_, source.device), moved(self.prior_, source.device)
+        return weigh(posterior, prior, source, self.elbo_, draws, generator)

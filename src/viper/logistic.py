@@ -1,6 +1,5 @@
 """Bayesian logistic regression with the scikit-learn interface."""
 
-import warnings
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from os import PathLike
@@ -13,36 +12,34 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from viper import design, rows, storage
+from viper import design, logistic_state, rows, storage
 from viper.arrays import Arrays
-from viper.arviz import from_posterior
 from viper.checkpoint import resumable
-from viper.corrected import CorrectedPosterior
+from viper.corrected import Trust
 from viper.fitting import Fit, Options, fit_posterior
 from viper.formula import FromFormula, by_formula, template
-from viper.importance import SEED, Diagnosis, ImportanceWarning, WeightedDraws, summary_frame, weigh
+from viper.importance import summary_frame
 from viper.limit import limit
 from viper.notebook import Notebook, facts
 from viper.onnx import export
-from viper.posterior import Diagonal, Full, LowRank, expected_log_likelihood, latent, moved
+from viper.posterior import expected_log_likelihood, latent, moved
 from viper.prediction import LatentPredictions, half_width
 from viper.problem import Prior, Source
 from viper.progress import Callbacks, as_task, tasks_of
 from viper.scales import best_scales
-from viper.solver import Iteration, exact_elbo
-from viper.state import decode_formula, decode_labels, decode_options, encode_formula, encode_labels, encode_options
+from viper.solver import exact_elbo
+from viper.state import decode_options
 from viper.steps import Gaussian
 from viper.streaming import Stream
 
 if TYPE_CHECKING:
     import pandas
 
-FIT_SCALARS = ("elbo_", "elbo_bound_", "kl_", "objective_", "n_iter_", "converged_", "status_", "passes_")
 LATENT_DRAWS = 1 << 22  # values of f(x) held at once, over rows and draws (32 MB)
 
 
 class VariationalLogisticRegression(
-    FromFormula, Notebook, LatentPredictions, Callbacks, ClassifierMixin, BaseEstimator
+    FromFormula, Notebook, Trust, LatentPredictions, Callbacks, ClassifierMixin, BaseEstimator
 ):
     """Bayesian logistic regression by variational inference: a posterior for less than a point estimate costs.
 
@@ -346,103 +343,12 @@ class VariationalLogisticRegression(
             yield (f if block.offset is None else f + block.offset).cpu()
 
     # -----------------------------------------------------------------------------------------------------------------
-    # Trust
-
-    def diagnose(
-        self,
-        X: Any = None,
-        y: Any = None,
-        *,
-        sample_weight: Any = None,
-        offset: Any = None,
-        draws: int = 4000,
-        random_state: Any = None,
-    ) -> Diagnosis:
-        """How close the Gaussian posterior is to the exact one, by importance weights (PSIS).
-
-        Uses the rows of the fit; pass them again after loading a model from a file. The draws are seeded by
-        `random_state`, else by the estimator's if that is an integer, else by a fixed seed: asked again, the verdict
-        is the same.
-        """
-        return self._weigh(X, y, sample_weight, offset, draws, random_state)[1]
-
-    def corrected(
-        self,
-        X: Any = None,
-        y: Any = None,
-        *,
-        sample_weight: Any = None,
-        offset: Any = None,
-        draws: int = 4000,
-        random_state: Any = None,
-    ) -> "CorrectedPosterior":
-        """The exact posterior as weighted draws, those of `diagnose`, with the same summaries and predictions."""
-        weighted, diagnosis = self._weigh(X, y, sample_weight, offset, draws, random_state)
-        if not (diagnosis.reliable or diagnosis.close):
-            warnings.warn(str(diagnosis), ImportanceWarning, stacklevel=2)
-        return CorrectedPosterior(weighted, diagnosis, self._names(), self.classes_, self._latent_draws)
-
-    def to_arviz(
-        self,
-        X: Any = None,
-        y: Any = None,
-        *,
-        sample_weight: Any = None,
-        offset: Any = None,
-        draws: int = 1000,
-        chains: int = 4,
-        random_state: Any = None,
-    ) -> Any:
-        """Independent draws from the posterior, as the container of the installed ArviZ.
-
-        Groups: posterior ("coefficient" by feature, "intercept"), sample_stats ("lp" = log p(y, β) and "log_q" =
-        log q(β)), observed_data, and log_likelihood by row where draws × rows is at most 16 million. Without training
-        rows, as after loading a model, pass them again; otherwise only posterior and "log_q" are there.
-        """
-        check_is_fitted(self, "posterior_")
-        source = self._labelled(X, y, sample_weight, offset) if X is not None else getattr(self, "_training_rows", None)
-        seed = check_random_state(self.random_state if random_state is None else random_state).randint(2**31)
-        device = "cpu" if source is None else source.device
-        posterior, prior = moved(self.posterior_, device), moved(self.prior_, device)
-        return from_posterior(posterior, prior, source, self._names(), (chains, draws), seed)
-
-    def _weigh(
-        self, X: Any, y: Any, sample_weight: Any, offset: Any, draws: int, random_state: Any
-    ) -> tuple[WeightedDraws, Diagnosis]:
-        check_is_fitted(self, "posterior_")
-        if X is None and getattr(self, "_training_rows", None) is None:
-            raise ValueError("diagnose needs the training rows; got a model without them. Pass X and y.")
-        source = self._training_rows if X is None else self._labelled(X, y, sample_weight, offset)
-        if random_state is None:
-            random_state = self.random_state if isinstance(self.random_state, int | np.integer) else SEED
-        generator = np.random.default_rng(check_random_state(random_state).randint(2**31))
-        posterior, prior = moved(self.posterior_, source.device), moved(self.prior_, source.device)
-        return weigh(posterior, prior, source, self.elbo_, draws, generator)
-
-    # -----------------------------------------------------------------------------------------------------------------
     # Storage and scikit-learn
 
     def save(self, path: str | PathLike[str], overwrite: bool = False) -> None:
         """Write the fitted model to one file; `viper.load` reads it. The training rows are not part of it."""
         check_is_fitted(self, "posterior_")
-        options, tensors = encode_options(self.get_params(deep=False))
-        tensors |= {f"posterior.{name}": x for name, x in vars(self.posterior_).items()}
-        tensors |= {"prior.mean": self.prior_.mean, "prior.precision": self.prior_.precision}
-        tensors |= {
-            "prior_scale": torch.from_numpy(self.prior_scale_),
-            "history": torch.tensor(self.history_, dtype=torch.float64),
-        }
-        names = getattr(self, "feature_names_in_", None)
-        metadata = {
-            "options": options,
-            "posterior": type(self.posterior_).__name__,
-            "classes": encode_labels(self.classes_),
-            "features": self.n_features_in_,
-            "names": None if names is None else [str(name) for name in names],
-            "fit": {name: getattr(self, name) for name in FIT_SCALARS},
-            **encode_formula(self),
-        }
-        storage.write(path, "logistic", tensors, metadata, overwrite)
+        storage.write(path, "logistic", *logistic_state.pack(self), overwrite)
 
     def to_onnx(
         self, path: str | PathLike[str] | None = None, *, dtype: str = "float32", overwrite: bool = False
@@ -467,18 +373,8 @@ class VariationalLogisticRegression(
     @classmethod
     def _from_state(cls, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> "VariationalLogisticRegression":
         model = cls(**decode_options(metadata["options"], tensors))
-        shape = {kind.__name__: kind for kind in (Full, Diagonal, LowRank)}[metadata["posterior"]]
-        parts = {name.removeprefix("posterior."): x for name, x in tensors.items() if name.startswith("posterior.")}
-        model.posterior_, model.prior_ = shape(**parts), Prior(tensors["prior.mean"], tensors["prior.precision"])
-        model.prior_scale_, model.classes_ = tensors["prior_scale"].numpy(), decode_labels(metadata["classes"])
-        model.n_features_in_ = metadata["features"]
-        if metadata["names"] is not None:
-            model.feature_names_in_ = np.array(metadata["names"], dtype=object)
+        logistic_state.unpack(model, tensors, metadata)
         model._set_means()
-        model.history_ = [Iteration(int(row[0]), bool(row[1]), *row[2:]) for row in tensors["history"].tolist()]
-        for name, value in metadata["fit"].items():
-            setattr(model, name, value)
-        decode_formula(model, metadata)
         return model
 
     def __getstate__(self) -> dict[str, Any]:
