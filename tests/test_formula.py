@@ -2,6 +2,7 @@
 
 import json
 import pickle
+from dataclasses import replace
 
 import formulaic
 import numpy as np
@@ -236,6 +237,13 @@ def test_clones_learn_the_formula_anew(estimator):
         assert fitted.formula_.levels == {"ward": ["north", "west"]}
         assert fitted.formula_.centre == expected.formula_.centre
         same(fitted, expected, part)
+
+
+def test_models_from_before_the_rule_was_kept_standardise_again():
+    model = VariationalLogisticRegression.from_formula("y ~ age", FRAME)
+    fitted = model.formula_
+    model.formula_ = replace(fitted, standardize=False)  # as it is read from such a file
+    assert clone(model).fit(FRAME).formula_.scale == fitted.scale
 
 
 @pytest.mark.parametrize("standardize", [True, False])

@@ -5,10 +5,11 @@ import warnings
 import gpytorch
 import numpy as np
 import pytest
+import torch
 from sklearn.datasets import load_breast_cancer, load_iris, load_wine
 
 from viper.gp import NarrowIntervalsWarning, VariationalGPClassifier
-from viper.gp_narrow import weights_held
+from viper.gp_narrow import independent, weights_held
 
 three = np.array([[0.0], [1.0], [2.0]]), np.array([0, 1, 1])
 
@@ -66,6 +67,14 @@ def test_where_the_mean_explains_the_data_the_fit_says_so(rows):
 )
 def test_where_the_kernel_does_the_work_nothing_is_said(rows):
     assert not says_so(*rows)
+
+
+def test_columns_that_say_nothing_new_are_no_weights():
+    X, y = drawn(lambda X: 3.0 * X[:, 0] ** 2 - 2.0, normal(300, 2))
+    assert independent(torch.from_numpy(X)) == 3
+    for more in (np.ones((300, 20)), X[:, [0] * 20]):
+        assert independent(torch.from_numpy(np.column_stack([X, more]))) == 3
+        assert not says_so(np.column_stack([X, more]), y)
 
 
 def test_the_warning_names_the_size_and_the_line_of_the_user():

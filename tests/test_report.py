@@ -325,7 +325,7 @@ def test_bad_data_leave_the_old_report(model, data, tmp_path):
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        (lambda d: d.to_numpy(), TypeError, "data must be a DataFrame that holds the target too; got ndarray"),
+        (lambda d: d.to_numpy(), TypeError, "data must be pandas' DataFrame and hold the target too; got .*ndarray"),
         (lambda d: d.drop(columns="ill"), ValueError, "target must be a column of data; got 'ill'"),
         (lambda d: d.drop(columns="dose"), ValueError, "data must have the model's columns; got none named 'dose'"),
         (lambda d: d[:0], ValueError, "data must have rows with all values; got none"),

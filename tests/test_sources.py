@@ -241,7 +241,10 @@ SHARED = iter([*blocks(1)()])
         (lambda: SAME, "must begin anew in every call; got the same iterator twice"),
         (lambda: map(tuple, SHARED), "at least one row; got none. Let a function begin anew"),
         (blocks(at0=lambda X, y: (scipy.sparse.csr_array(X), y)), r"got csr_array in block 0\. Yield X\.toarray\(\)"),
-        (blocks(at3=lambda X, y: (X, np.where(y, "yes", None))), "label in every row; got none in block 3, row"),
+        (
+            blocks(at3=lambda X, y: (X, np.where(y, "yes", None))),
+            "in every row; got none or NA in block 3, row",
+        ),
         (
             blocks(at3=lambda X, y: (X, np.where(np.arange(50) == 7, 2, y))),
             r"exactly two classes; got 3: .* The third is 2 in block 3, row 7\.",

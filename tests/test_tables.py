@@ -141,6 +141,28 @@ def test_separators(name, mark, tmp_path):
     assert_fits(tmp_path / name)
 
 
+def test_marks_in_names_are_no_separators(tmp_path):
+    ROWS.rename(columns={"a": "a|1|2|3;4"}).to_csv(tmp_path / "rows.csv", index=False)
+    assert list(fit(tmp_path).feature_names_in_) == ["a|1|2|3;4", "b", "c"]
+
+
+def test_no_file_of_rows_is_left_out(tmp_path):
+    ROWS[:200].to_parquet(tmp_path / "1.parquet")
+    ROWS[200:].to_parquet(tmp_path / "2.parquet.gzip")
+    assert_fits(tmp_path)
+    (tmp_path / "3.parquet.zip").write_bytes(b"PK")
+    with pytest.raises(ValueError, match="the name of a file must end in one of .* got .*zip"):
+        assert_fits(tmp_path)
+
+
+def test_names_of_columns_may_be_an_index(tmp_path):
+    ROWS.to_csv(tmp_path / "rows.csv", index=False)
+    given = ROWS.columns.drop("y")
+    for features in (given, given.to_numpy()):
+        source = viper.Files(tmp_path, target="y", features=features)
+        assert list(viper.VariationalLogisticRegression().fit(source).feature_names_in_) == list(given)
+
+
 def test_names_in_capitals_and_compressed(tmp_path):
     (tmp_path / "R.CSV.GZ").write_bytes(gzip.compress(ROWS.to_csv(index=False).encode()))
     assert_fits(tmp_path)
@@ -176,13 +198,16 @@ def test_folders_whose_names_are_values(tmp_path):
 @pytest.mark.parametrize("missing", ["", "NA", "null"])
 def test_missing_labels_in_a_csv(missing, tmp_path):
     path = write_lines(tmp_path / "rows.csv", [*LINES[:10], f"1,2,{missing}", *LINES])
-    with pytest.raises(ValueError, match=r"y must have a label in every row; got none in .*rows\.csv, line 12\."):
+    with pytest.raises(ValueError, match=r"have a label in every row; got none or NA in .*rows\.csv, line 12\."):
         fit(path)
 
 
 @pytest.mark.parametrize(
     ("label", "message"),
-    [(None, r"label in every row; got none in "), ("maybe", r"exactly two classes; got 3: .*The third is 'maybe' in ")],
+    [
+        (None, r"label in every row; got none \(or NA\) in "),
+        ("maybe", r"exactly two classes; got 3: .*The third is 'maybe' in "),
+    ],
 )
 def test_a_label_that_is_wrong_in_the_third_file(label, message, tmp_path):
     for i in range(3):

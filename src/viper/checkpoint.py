@@ -82,7 +82,7 @@ class Log:
         """The sums of one pass: those of the log, if it made this pass, else of the rows."""
         name = f"{self.count:06d}.pass"
         self.count += 1
-        with suppress(storage.StorageError):  # not there, or damaged: the pass is made again
+        with suppress(storage.StorageError, OSError):  # not there, or damaged: the pass is made again
             _, tensors, metadata = storage.read(self.folder / name)
             if metadata.get("asked") == asked:
                 given = next((x for x in function.keywords.values() if isinstance(x, Tensor)), None)

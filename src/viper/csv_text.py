@@ -57,11 +57,15 @@ def separator(table: Text) -> str:
     if table.separator is not None:
         return table.separator
     with open_text(table) as file:
-        return likely_separator(file.readline())
+        return likely_separator(file)
 
 
-def likely_separator(header: str) -> str:
-    return max(",;\t|", key=re.sub(r'"[^"]*"', "", header).count)
+def likely_separator(lines: Iterable[str]) -> str:
+    """The most frequent mark of the header, of those that are as frequent in the line after it if there are any."""
+    header, first = ([*islice(filter(str.strip, lines), 2), "", ""])[:2]
+    header, first = (re.sub(r'"[^"]*"', "", line) for line in (header, first))
+    marks = [mark for mark in ",;\t|" if 0 < header.count(mark) == first.count(mark)]
+    return max(marks or ",;\t|", key=header.count)
 
 
 def records(table: Text) -> Iterator[tuple[int, list[str]]]:

@@ -217,7 +217,9 @@ def by_formula(fit: Fit) -> Fit:
         if known is None:
             return fit(model, X, y, sample_weight, offset, **given)
         frame = with_labels(as_frame(X), known.target, y)
-        learned = learn(known.formula, frame, known.missing, known.standardize)
+        # files and pickles from before there was the field still tell by the scales
+        standardize = known.standardize or any(scale != 1.0 for scale in known.scale)
+        learned = learn(known.formula, frame, known.missing, standardize)
         if getattr(model, "fit_intercept", learned.encoding.intercept) != learned.encoding.intercept:
             raise FormulaError(INTERCEPT)
         rows = (part(vector, learned.kept) for vector in (sample_weight, offset))

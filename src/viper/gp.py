@@ -318,7 +318,7 @@ class VariationalGPClassifier(FromFormula, Notebook, LatentPredictions, Callback
             source.jitter,
             self._undo(found.model.inducing),
         )
-        narrow = gp_narrow.too_narrow(found.model.mean, source, posterior)
+        narrow = gp_narrow.too_narrow(found.model.mean, source, posterior, rows.inputs)
         self.model_ = found.model.cpu()  # last: the source above looks through it
         return narrow
 

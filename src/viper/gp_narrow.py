@@ -9,7 +9,8 @@ posterior they would add z_iᵀ(ZᵀBZ)⁻¹z_i to the variance of row i, Z thei
 
     Σ_i b_i z_iᵀ(ZᵀBZ)⁻¹z_i = tr I = k
 
-whatever the rows are. Intervals should thus be √(1 + k/γ) times as wide.
+whatever the rows are, if the columns of Z are independent; else k is their rank. Intervals should thus be √(1 + k/γ)
+times as wide.
 """
 
 import math
@@ -17,6 +18,7 @@ import warnings
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from viper.limit import limit
@@ -34,14 +36,21 @@ class NarrowIntervalsWarning(UserWarning):
     """The mean function explains most of the data, so that intervals leave most of the uncertainty out."""
 
 
-def too_narrow(mean: Any, source: Source, posterior: Posterior) -> float:
+def too_narrow(mean: Any, source: Source, posterior: Posterior, inputs: Tensor) -> float:
     """How many times wider intervals should be, for the weights of the mean function; 1 where it has none."""
     free = sum(parameter.numel() for parameter in mean.parameters() if parameter.requires_grad)
-    count = min(free, source.rows)
     if free < 2:  # a constant, or nothing
         return 1.0
+    count = min(free, independent(inputs) if hasattr(mean, "weights") else source.rows)
     held = float(source.reduce(partial(weights_held, posterior=posterior))[0])
     return math.sqrt(1.0 + count / held) if held > 0.0 else math.inf
+
+
+def independent(inputs: Tensor) -> int:
+    """The rank of the columns of the inputs and a column of ones."""
+    total, rows = inputs.sum(0, keepdim=True), inputs.new_full((1, 1), len(inputs))
+    gram = torch.cat([torch.cat([inputs.T @ inputs, total]), torch.cat([total, rows], 1).T], 1)
+    return int(torch.linalg.matrix_rank(gram, hermitian=True, rtol=1e-10))
 
 
 def weights_held(block: Block, posterior: Posterior) -> list[Tensor]:

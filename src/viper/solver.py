@@ -209,7 +209,7 @@ def from_narrow_priors(problem: Problem) -> tuple[Gaussian | None, float]:
     spread, count = problem.source.reduce(partial(row_spread, factor=prior_factor(prior)))
     width = math.sqrt(float(spread / count))
     q, passes = None, 1.0
-    for k in range(math.ceil(math.log10(max(1.0, width))) - 1, 0, -1):
+    for k in range(math.ceil(math.log10(width)) - 1 if width > WIDE else 0, 0, -1):
         narrow = replace(problem, prior=Prior(prior.mean / 10.0**k, prior.precision * 100.0**k))
         result = iterate(Stage(narrow, Mixing(), NEAR, 0.0, None), q or opening(narrow), PATIENCE)
         q = widened(result.q, 10.0)
@@ -218,6 +218,7 @@ def from_narrow_priors(problem: Problem) -> tuple[Gaussian | None, float]:
 
 
 SHORTEST_STEP = 1e-10
+WIDE = 100.0  # log-odds, of the prior's standard deviation
 NEAR, FAR = 0.1, 0.03  # nats that may be left under a narrower prior; a move that many more will follow
 LOCAL = 1.0  # nats: moves below this are of the last, linear phase
 PATIENCE = 10  # steps; most fits are through after fewer, and a fit that still makes long ones has far to go
@@ -259,8 +260,9 @@ class Stage:
 
         A damped step is tried only if it is mixed.
         """
-        whole = new if rho == 1.0 else self.step(1.0)
-        if whole is not None and len(whole.mean) <= LARGEST_DIRECT:
+        direct = self.problem.source.dimension <= LARGEST_DIRECT
+        whole = self.step(1.0) if rho < 1.0 and direct else new
+        if whole is not None and direct:
             residual = whitened(self.result.q, whole)
             move = 0.5 * float(residual @ residual)
             if 0.0 < move <= LOCAL:

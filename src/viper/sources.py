@@ -98,7 +98,8 @@ def check_names(names: Sequence[str] | None, what: str) -> None:
     """None, or a list in which every name occurs once."""
     if isinstance(names, str):
         raise ValueError(f"{what} must be a list of columns; got the text {names!r}. Write {what}=[{names!r}].")
-    twice = [name for i, name in enumerate(names or ()) if name in list(names or ())[:i]]
+    known = [] if names is None else list(names)
+    twice = [name for i, name in enumerate(known) if name in known[:i]]
     if twice:
         raise ValueError(f"{what} must name each column once; got {twice[0]!r} twice. Leave one out.")
 

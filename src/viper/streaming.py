@@ -76,7 +76,9 @@ def distinct(found: np.ndarray | None, y: np.ndarray, place: Callable[[int], str
 
         if (missing := pandas.isna(y)).any():
             where = place(int(missing.argmax()))
-            raise ValueError(f"y must have a label in every row; got none in {where}. Fill it in, or drop those rows.")
+            raise ValueError(
+                f"y must have a label in every row; got none or NA in {where}. Fill it in, or drop the row."
+            )
     labels = design.distinct(y if found is None else np.concatenate([found, y]))
     if len(labels) > 2:
         try:

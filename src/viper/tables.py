@@ -29,6 +29,7 @@ KINDS = {
     ".txt": "CSV",
 }
 IN_FOLDERS = [ending for ending in KINDS if ending != ".txt"]  # notes often lie there too: their name must be given
+NO_ROWS = {".bak", ".crc", ".md5", ".sha256", ".tmp"}  # what lies beside files of rows, with the same name before it
 MAGIC = {b"PAR1": "Parquet", b"ARROW1": "Arrow"}
 COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
 CSV_BLOCK = 1 << 22  # bytes parsed at a time
@@ -137,7 +138,7 @@ class File:
         if ".tsv" in self.endings:
             return "\t"
         with self.text() as file:
-            return likely_separator(next((line for line in file if line.strip()), ""))
+            return likely_separator(file)
 
     @contextmanager
     def readable(self) -> Iterator[None]:
@@ -219,8 +220,10 @@ def find(path: Any) -> list[File]:
         raise ValueError(f"path must be a file, a folder, a pattern or a list of these; got {path!r:.60}.")
     here = Path(path)
     if here.is_dir():
-        there = [File(x) for x in here.rglob("*") if x.name[0] not in "._" and x.is_file()]
-        files = [file for file in there if file.endings and file.endings[-1] in IN_FOLDERS]
+        there = [x for x in here.rglob("*") if x.name[0] not in "._" and x.is_file()]
+        # also 2.parquet.gzip, known by its first bytes, and d.csv.zip, which is refused: no rows are left out silently
+        files = [File(x) for x in there if {ending.lower() for ending in x.suffixes} & {*IN_FOLDERS}]
+        files = [file for file in files if file.path.suffix.lower() not in NO_ROWS]
     else:
         files = [File(Path(x)) for x in ([here] if here.is_file() else glob.glob(str(path)))]  # noqa: PTH207
     if not files:

@@ -251,7 +251,7 @@ def read(model: Any, data: Any, target: str, spatial: tuple[str, str] | None = N
     views.check_model(model)
     check_is_fitted(model, "posterior_")
     if not isinstance(data, pandas.DataFrame):
-        raise TypeError(f"data must be a DataFrame that holds the target too; got {type(data).__name__}.")
+        raise TypeError(f"data must be pandas' DataFrame and hold the target too; got {type(data)}.")
     if target not in data.columns:
         raise ValueError(f"target must be a column of data; got {target!r}. There are {listed(data.columns)}.")
     frame = inputs(model, data, target)
