@@ -357,7 +357,7 @@ def test_refused(formula, message):
 
 ENCODE = {
     "absent": (FRAME.drop(columns="age"), "must have the columns of the fit; got none named 'age'"),
-    "no table": (np.zeros((3, 2)), "needs a table with named columns; got ndarray"),
+    "no table": (np.zeros((3, 2)), "needs a table with named columns; got numpy.ndarray"),
     "text for numbers": (FRAME.assign(age="old"), "column 'age' must be numeric; got 'old' in row 0"),
     "infinite": (FRAME.assign(age=np.inf), "column 'age' must be finite; got inf in row 0"),
     "new level": (FRAME.assign(ward="south"), "column 'ward' must be one of ['east', 'north', 'west'], as in the fit"),
