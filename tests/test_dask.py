@@ -34,7 +34,7 @@ from sklearn.model_selection import cross_val_score
 from threadpoolctl import threadpool_info
 
 import viper
-from viper import cluster, cluster_calls, rows
+from viper import cluster, cluster_calls, cluster_rows, rows
 from viper.arrays import Arrays, scattered
 from viper.cluster import Partitions, pack
 from viper.cluster_calls import Share
@@ -266,6 +266,15 @@ def test_a_tree_adds_up_many_tasks(client, monkeypatch):
     source = partitions(cut(X, (1_000, 5)))
     monkeypatch.setattr(source, "shares", lambda: [Share(None, [i]) for i in range(len(source.parts))])
     assert source.reduce(partial(count))[0] == N
+
+
+@pytest.mark.parametrize("entries", [N * 5, N * 5 // 3], ids=["small enough for three threads", "too large"])
+def test_small_partitions_are_read_together(entries, client, monkeypatch):
+    monkeypatch.setattr(cluster_rows, "BRIEF", entries // 3)
+    source = partitions(cut(X, (1_000, 5)))
+    assert len(source.places) == (3 if entries == N * 5 else N // 1_000)
+    assert sorted(i for some in source.places for i in some) == list(range(N // 1_000))
+    assert torch.equal(source.whole().features, torch.from_numpy(X))
 
 
 def test_there_is_one_task_for_each_thread(client):

@@ -20,10 +20,9 @@ from viper.steps import Gaussian, gaussian
 
 MEMORY = 6  # proposals that are mixed
 LONGEST = 1e3  # sum of the weights; a slow rate needs long ones
-ENTRIES_PER_WEIGHT = (
-    4  # of a residual: with fewer, nothing is left of it whatever the map does, and the share is a guess
-)
-SMALLEST_SHARE, GUESS = 0.03, 0.999  # to be believed, since the map is not linear; and where nothing is to be believed
+ENTRIES_PER_WEIGHT = 4  # of a residual: with fewer, nothing is left of it whatever the map does
+SMALLEST_SHARE = 0.03  # to be believed: the map is not linear
+UNKNOWN_SHARE = 0.999  # of mixtures of more proposals than a residual has entries for
 
 
 class Step(NamedTuple):
@@ -62,16 +61,15 @@ class Mixing:
             return Step(new)
         left = residual - changes @ gamma
         mean, precision = part_way(q, new, rho)
-        end, broad = mean.clone(), precision.clone()
-        for weight, past in zip(gamma, older, strict=True):
-            its_mean, its_precision = part_way(past.q, past.new, rho)
-            end += weight * (its_mean - mean)
-            broad += weight * (its_precision - precision)
-        mixed = gaussian(end, broad)
+        ends = [part_way(past.q, past.new, rho) for past in older]
+        mixed = gaussian(
+            mean + sum(weight * (end - mean) for weight, (end, _) in zip(gamma, ends, strict=True)),
+            precision + sum(weight * (end - precision) for weight, (_, end) in zip(gamma, ends, strict=True)),
+        )
         if mixed is None:
             return Step(new)
         share = float(left @ left / (residual @ residual))
-        return Step(mixed, max(share, SMALLEST_SHARE if len(older) <= most else GUESS))
+        return Step(mixed, max(share, SMALLEST_SHARE if len(older) <= most else UNKNOWN_SHARE))
 
     def taken(self, move: float, share: float) -> None:
         """Note the step just taken."""

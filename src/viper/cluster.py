@@ -1,10 +1,9 @@
 """Rows on a cluster: Dask collections as a source whose partitions stay where they are.
 
-The partitions are checked and kept by the workers once, as `Arrays`; small ones in groups, of which the scheduler
-knows. A pass ships a function out and sums back: each thread adds up the partitions that lie with it, in blocks that
-fit the cache, and a tree adds up the threads if many.
-What a lost worker held is made again from its graph by the scheduler, so that a fit loses only time. Without a client
-the same tasks run on Dask's threads.
+The partitions are checked and kept by the workers once, as `Arrays`; small ones in groups, since each task has its
+price. A pass ships a function out and sums back: each thread adds up the partitions that lie with it, in blocks that
+fit the cache, and a tree adds up the threads if many. What a lost worker held is made again from its graph by the
+scheduler, so that a fit loses only time. Without a client the same tasks run on Dask's threads.
 """
 
 import ctypes

@@ -94,8 +94,8 @@ def labelled(
         classes = design.read_labels(np.concatenate(found), sum(map(len, found)))[0]
     reader = Reader(blank_copy(estimator), np.asarray(classes), intercept, device, dtype, linear)
     dimension = estimator.n_features_in_ + int(intercept)
-    together = client is not None and is_float_array(X) and sum(sizes) * dimension <= BRIEF * len(client.ncores())
-    places = groups(client, blocks) if together else [[i] for i in range(len(blocks))]
+    places = groups(client, blocks, sum(sizes) * dimension) if client is not None and is_float_array(X) else None
+    places = places or [[i] for i in range(len(blocks))]
     given = [[[x[i] for i in some] for some in places] for x in (numbers, blocks, *columns.values())]
     parts = keep(client, reader.read_group, *given)
     if sample_weight is not None and not any(run(client, have_weight, parts)):
@@ -108,9 +108,11 @@ def is_float_array(X: Any) -> bool:
     return not is_frame(X) and X.dtype in (np.float64, np.float32)
 
 
-def groups(client: Any, blocks: list[Any]) -> list[list[int]]:
-    """The partitions that lie with each thread: one task reads them, since a task has its price."""
-    return [share.places for share in shares(client, blocks, client.nthreads())]
+def groups(client: Any, blocks: list[Any], entries: int) -> list[list[int]] | None:
+    """The partitions that lie with each thread, which one task reads; None if they are too large for that."""
+    threads = client.nthreads()
+    brief = entries <= BRIEF * sum(threads.values())
+    return [share.places for share in shares(client, blocks, threads)] if brief else None
 
 
 def have_weight(parts: list[Arrays]) -> bool:
