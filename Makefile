@@ -17,7 +17,7 @@ help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 run: $(READY)  ## run the demonstration
-	$(BIN)/python -m viper.demo $(ARGS)
+	$(BIN)/python -m viper demo $(ARGS)
 
 # One thread per worker, so that workers do not compete for cores; whole files, so that a file's fixtures are
 # computed once.
@@ -40,10 +40,10 @@ format: $(READY)  ## format the code and apply the safe fixes
 	$(BIN)/ruff check --fix
 
 clean:  ## remove everything that can be rebuilt
-	rm -rf $(VENV) build dist src/*.egg-info src/viper/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist src/*.egg-info src/viper/inference/kernels/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(READY): $(MADE) pyproject.toml setup.py constraints.txt src/viper/_rows.c
+$(READY): $(MADE) pyproject.toml setup.py constraints.txt src/viper/inference/kernels/_rows.c
 	@echo "Installing viper and its tools into $(VENV) (a few minutes the first time)"
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@

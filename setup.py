@@ -6,4 +6,6 @@ FLAGS = ["-O3", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "
 FLAGS += ["-fno-fast-math", "-fno-unsafe-math-optimizations", "-fno-associative-math"]  # whatever CFLAGS say
 FLAGS += ["-fvisibility=hidden", "-Wno-psabi"]
 
-setup(ext_modules=[Extension("viper._rows", ["src/viper/_rows.c"], extra_compile_args=FLAGS, optional=True)])
+PLACE = "viper.inference.kernels._rows"
+SOURCE = "src/viper/inference/kernels/_rows.c"
+setup(ext_modules=[Extension(PLACE, [SOURCE], extra_compile_args=FLAGS, optional=True)])

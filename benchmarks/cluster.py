@@ -17,8 +17,8 @@ from torch import Tensor
 
 import viper
 from benchmarks.table import Table, machine
-from viper import rows
-from viper.problem import Block
+from viper.data import open
+from viper.inference.rows import Block
 
 WORKERS = 2
 CLUSTERS: dict[str, tuple[dict[str, bool], dict[str, int]]] = {
@@ -114,8 +114,8 @@ def nothing(block: Block, mean: Tensor, factor: Tensor) -> list[Tensor]:
 
 def pass_times(model: viper.VariationalLogisticRegression, X: da.Array, y: da.Array, p: int) -> list[float]:
     """Milliseconds of passes that compute nothing."""
-    form = rows.Form(intercept=True)
-    source = rows.labelled(model, X, y, None, None, form)[1]
+    form = open.Form(intercept=True)
+    source = open.labelled(model, X, y, None, None, form)[1]
     function = partial(nothing, mean=torch.zeros(p + 1).double(), factor=torch.zeros(p + 1, p + 1).double())
     found = []
     for _ in range(50):

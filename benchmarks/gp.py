@@ -23,9 +23,9 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 from sklearn.metrics import log_loss, roc_auc_score
 
 from benchmarks.table import Table, machine, number
-from viper.gp import VariationalGPClassifier
-from viper.gpytorch import LogitLikelihood
-from viper.threads import one_thread
+from viper.gp.classifier import VariationalGPClassifier
+from viper.gp.likelihood import LogitLikelihood
+from viper.inference.threads import one_thread
 
 SETS = ("breast-cancer", "svmguide1", "australian", "fourclass", "diabetes", "german.numer", "splice", "heart")
 SEED = 7

@@ -17,7 +17,7 @@ from threadpoolctl import threadpool_limits
 
 import viper
 from benchmarks.table import Table, machine
-from viper.reference import MCMCResult, sample_posterior
+from viper.models.reference import MCMCResult, sample_posterior
 
 Array = np.ndarray
 Summary = tuple[Array, Array]

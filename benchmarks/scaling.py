@@ -66,7 +66,7 @@ def in_own_process(kind: str, folder: str, rows: int) -> dict[str, float]:
 def fit(kind: str, folder: Path, rows: int) -> dict[str, float]:
     """Fit the first rows, once, and say how long it took and how much memory."""
     import viper
-    from viper import logistic
+    from viper.models import logistic
 
     source = (np.load(folder / "X.npy", mmap_mode="r")[:rows], np.load(folder / "y.npy", mmap_mode="r")[:rows])
     if kind == "in memory":

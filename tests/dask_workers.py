@@ -11,7 +11,7 @@ from distributed.utils import get_mp_context
 def workers(count):
     """The client of so many processes with one thread each, forked from one that has imported the library."""
     with dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"}):
-        get_mp_context().set_forkserver_preload(["distributed", "viper.cluster_rows"])
+        get_mp_context().set_forkserver_preload(["distributed", "viper.data.dask.collections"])
         machines = LocalCluster(n_workers=count, threads_per_worker=1, processes=True, dashboard_address=":0")
         with machines, Client(machines, set_as_default=False) as client:
             yield client

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from viper import VariationalLogisticRegression, accelerator
-from viper.accelerator import FEWEST_ROWS, fetched, reduce_there, rows_per_block
+from viper import VariationalLogisticRegression
+from viper.inference.kernels import accelerator
+from viper.inference.kernels.accelerator import FEWEST_ROWS, fetched, reduce_there, rows_per_block
 
 CPU = torch.device("cpu")
 

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from viper import VariationalLogisticRegression
-from viper.anderson import SMALLEST_SHARE, Mixing, whitened
-from viper.steps import divergence, gaussian
+from viper.inference.anderson import SMALLEST_SHARE, Mixing, whitened
+from viper.inference.steps import divergence, gaussian
 
 EYE = torch.eye(3, dtype=torch.float64)
 

@@ -126,7 +126,7 @@ def test_without_rows_only_the_posterior(model, data, tmp_path):
 
 
 def test_many_rows_have_no_pointwise_likelihood(model, monkeypatch):
-    monkeypatch.setattr("viper.arviz.LARGEST_POINTWISE", 100)
+    monkeypatch.setattr("viper.models.arviz.LARGEST_POINTWISE", 100)
     assert "log_likelihood" not in model.to_arviz(draws=5, chains=2).children
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from softplus_reference import expectations
 
-from viper import heat, limit, normal, quadrature, series
+from viper.softplus import heat, limit, normal, quadrature, series
 
 EPS = np.finfo(float).eps
 

@@ -8,9 +8,10 @@ from functools import partial
 import numpy as np
 import pytest
 
-from viper import VariationalLogisticRegression, storage
-from viper.arrays import Arrays
-from viper.checkpoint import CheckpointWarning, digest
+from viper import VariationalLogisticRegression
+from viper.data.checkpoint import CheckpointWarning, digest
+from viper.inference.arrays import Arrays
+from viper.models import storage
 
 ROWS = 60_000
 
@@ -230,7 +231,7 @@ def test_disk_full_costs_the_checkpoint_and_not_the_fit(tmp_path, monkeypatch):
     monkeypatch.setattr(storage, "write_through", write_through)
     seen = []
     monkeypatch.setattr(
-        "viper.checkpoint.Log.remove", lambda log: seen.extend(sorted(p.name for p in log.folder.iterdir()))
+        "viper.data.checkpoint.Log.remove", lambda log: seen.extend(sorted(p.name for p in log.folder.iterdir()))
     )
     with pytest.warns(CheckpointWarning, match="No space left on device"):
         model = VariationalLogisticRegression(random_state=0).fit(X, y, checkpoint=tmp_path)

@@ -353,7 +353,7 @@ def test_a_fault_of_ours_is_named_as_one(run, monkeypatch):
     def broken(path):
         raise RuntimeError("out of order")
 
-    monkeypatch.setattr("viper.files.check_input", broken)
+    monkeypatch.setattr("viper.data.table_file.check_input", broken)
     code, out, err = run("summary", "m.viper")
     assert (code, out) == (1, "")
     assert err.startswith("viper: this is a fault of viper: RuntimeError: out of order")

@@ -5,12 +5,12 @@ import pytest
 import torch
 
 from viper import VariationalLogisticRegression
-from viper.fused import PROGRAMS, heat_program
-from viper.limit import HEAT_TOLERANCE, limit
-from viper.mode import without_variance
-from viper.nodes import EXACT_NODES
-from viper.problem import Block, Dense, row_sums
-from viper.steps import largest_curvature
+from viper.inference.kernels.fused import PROGRAMS, heat_program
+from viper.inference.rows import Block, Dense, row_sums
+from viper.inference.start import without_variance
+from viper.inference.steps import largest_curvature
+from viper.softplus.limit import HEAT_TOLERANCE, limit
+from viper.softplus.nodes import EXACT_NODES
 
 pytestmark = pytest.mark.cuda
 

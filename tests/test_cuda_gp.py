@@ -9,7 +9,7 @@ import viper
 gpytorch = pytest.importorskip("gpytorch")
 
 from viper import VariationalGPClassifier  # noqa: E402
-from viper.gpytorch import LogitLikelihood  # noqa: E402
+from viper.gp.likelihood import LogitLikelihood  # noqa: E402
 
 pytestmark = pytest.mark.cuda
 

@@ -34,13 +34,14 @@ from sklearn.model_selection import cross_val_score
 from threadpoolctl import threadpool_info
 
 import viper
-from viper import cluster, cluster_calls, cluster_rows, rows
-from viper.arrays import Arrays, scattered
-from viper.cluster import Partitions, pack
-from viper.cluster_calls import Share
-from viper.limit import limit
-from viper.problem import Block, row_sums
-from viper.solver import ConvergenceWarning, coarse_sizes
+from viper.data import open
+from viper.data.dask import collections, messages, partitions
+from viper.data.dask.messages import Share
+from viper.data.dask.partitions import Partitions, pack
+from viper.inference.arrays import Arrays, scattered
+from viper.inference.newton import ConvergenceWarning, coarse_sizes
+from viper.inference.rows import Block, row_sums
+from viper.softplus.limit import limit
 
 # the workers cannot import this file
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -221,16 +222,16 @@ def test_a_second_batch_continues_the_first(somewhere):
 def test_subsets_are_those_of_arrays(monkeypatch, somewhere):
     source = partitions(cut(X, (UNEVEN, 5)))
     here = Arrays(torch.from_numpy(X), torch.zeros(N, dtype=torch.bool))
-    for limit_ in (cluster.IN_MEMORY, 0):
-        monkeypatch.setattr(cluster, "IN_MEMORY", limit_)
+    for limit_ in (partitions.IN_MEMORY, 0):
+        monkeypatch.setattr(partitions, "IN_MEMORY", limit_)
         subset = source.subset(500, np.random.default_rng(1))
         assert isinstance(subset, Arrays if limit_ else Partitions)
         found = subset.whole() if isinstance(subset, Partitions) else subset
         assert torch.equal(found.features, here.subset(500, np.random.default_rng(1)).features)
 
 
-def partitions(collection):
-    return rows.labelled(classifier(), collection, da.from_array(Y, chunks=N), None, None, rows.Form(), reset=True)[1]
+def partitioned(collection):
+    return open.labelled(classifier(), collection, da.from_array(Y, chunks=N), None, None, open.Form(), reset=True)[1]
 
 
 def test_a_common_origin_is_made_once(somewhere, tmp_path):
@@ -261,8 +262,8 @@ def count(block: Block) -> list[torch.Tensor]:
 
 
 def test_a_tree_adds_up_many_tasks(client, monkeypatch):
-    monkeypatch.setattr(cluster, "FAN_IN", 2)
-    monkeypatch.setattr(cluster, "BRIEF", 0)
+    monkeypatch.setattr(partitions, "FAN_IN", 2)
+    monkeypatch.setattr(partitions, "BRIEF", 0)
     source = partitions(cut(X, (1_000, 5)))
     monkeypatch.setattr(source, "shares", lambda: [Share(None, [i]) for i in range(len(source.parts))])
     assert source.reduce(partial(count))[0] == N
@@ -270,7 +271,7 @@ def test_a_tree_adds_up_many_tasks(client, monkeypatch):
 
 @pytest.mark.parametrize("entries", [N * 5, N * 5 // 3], ids=["small enough for three threads", "too large"])
 def test_small_partitions_are_read_together(entries, client, monkeypatch):
-    monkeypatch.setattr(cluster_rows, "BRIEF", entries // 3)
+    monkeypatch.setattr(collections, "BRIEF", entries // 3)
     source = partitions(cut(X, (1_000, 5)))
     assert len(source.places) == (3 if entries == N * 5 else N // 1_000)
     assert sorted(i for some in source.places for i in some) == list(range(N // 1_000))
@@ -303,18 +304,18 @@ def test_a_short_pass_makes_no_tasks(client, monkeypatch):
         assert source.reduce(partial(count))[0] == N
         assert source.subset(500, np.random.default_rng(1)).rows == 500
         assert names == []
-        monkeypatch.setattr(source, "seen", time.monotonic() - cluster.SILENT)
+        monkeypatch.setattr(source, "seen", time.monotonic() - partitions.SILENT)
         assert source.reduce(partial(count))[0] == N
         assert names == ["packed_sums"]  # so that the scheduler sees that the workers are not idle
         assert source.reduce(partial(count))[0] == N
         assert names == ["packed_sums"]
-        monkeypatch.setattr(cluster, "BRIEF", 0)
+        monkeypatch.setattr(partitions, "BRIEF", 0)
         assert source.reduce(partial(count))[0] == N
         assert names == ["packed_sums", "packed_sums"]
 
 
 def test_many_threads_get_tasks(client, monkeypatch):
-    monkeypatch.setattr(cluster_calls, "FAN_IN", 2)
+    monkeypatch.setattr(messages, "FAN_IN", 2)
     source = partitions(cut(X, (1_000, 5)))
     with tasks_made(client, monkeypatch) as names:
         assert source.reduce(partial(count))[0] == N
@@ -334,7 +335,7 @@ def test_what_messages_cannot_do_is_done_by_tasks(client, monkeypatch):
     shares = source.shares()
     # each is looked for where the next one is
     wrong = list(map(swapped, shares, [*shares[1:], shares[0]]))
-    monkeypatch.setattr(cluster_calls, "shares", lambda *_: wrong)
+    monkeypatch.setattr(messages, "shares", lambda *_: wrong)
     monkeypatch.setattr(source, "shares", lambda: wrong)
     assert source.reduce(partial(count))[0] == N
     assert torch.equal(source.whole().features, torch.from_numpy(X))
@@ -351,7 +352,7 @@ def test_a_worker_that_cannot_answer_says_so(trouble):
     name, key = ("tcp://there:1" if trouble == "another name" else worker.address), "y" if trouble == "gone" else "x"
     if trouble == "closing":
         worker.executors["default"].shutdown()
-    found = asyncio.run(cluster_calls.answer(sum, {name: [([key], ())]}, False, worker))
+    found = asyncio.run(messages.answer(sum, {name: [([key], ())]}, False, worker))
     assert found == ([5] if trouble == "none" else None)
 
 
@@ -374,7 +375,7 @@ def pretended_worker(address="tcp://here:1", nthreads=1, executing=()):
 def test_only_an_idle_worker_of_one_thread_works_where_it_listens(at_once, where, nthreads, executing, pooled):
     worker = pretended_worker(where, nthreads, executing)
     jobs = {worker.address: [(["x"], ())]}
-    (name,) = asyncio.run(cluster_calls.answer(lambda _: threading.current_thread().name, jobs, at_once, worker))
+    (name,) = asyncio.run(messages.answer(lambda _: threading.current_thread().name, jobs, at_once, worker))
     assert name.startswith("pool") == pooled
 
 
@@ -392,14 +393,14 @@ def test_workers_keep_listening_until_a_pass_has_been_seen_to_be_short(client, m
     assert source.reduce(quick)[0] == blocks
     assert source.reduce(slow)[0] == 0  # what was measured says nothing of this one
     assert source.reduce(quick)[0] == blocks
-    monkeypatch.setattr(cluster, "SILENT", 0.1)
+    monkeypatch.setattr(partitions, "SILENT", 0.1)
     assert source.reduce(partial(quick, pause=0.2))[0] == blocks
     assert source.reduce(quick)[0] == 0
     assert source.reduce(quick)[0] == blocks
 
 
 def test_large_functions_are_sent_ahead(client, monkeypatch):
-    monkeypatch.setattr(cluster, "EMBEDDED", 0)
+    monkeypatch.setattr(partitions, "EMBEDDED", 0)
     assert partitions(cut(X, (9_000, 5))).reduce(partial(count))[0] == N
 
 
@@ -408,9 +409,9 @@ def test_formulas_are_packed_once():
     function = partial(
         row_sums, mean=mean, factor=factor, moments=limit().moments, gram="full", single=False, certify=True
     )
-    before = cluster.pack_closure.cache_info().misses
+    before = partitions.pack_closure.cache_info().misses
     packed = [pack(function) for _ in range(3)]
-    assert cluster.pack_closure.cache_info().misses <= before + 1
+    assert partitions.pack_closure.cache_info().misses <= before + 1
     copies = [pickle.loads(each).keywords["moments"] for each in packed]
     assert copies[0] is copies[1]
     points = torch.linspace(-5, 5, 7, dtype=torch.float64), torch.linspace(0, 9, 7, dtype=torch.float64)
@@ -429,7 +430,7 @@ def test_a_task_has_one_thread(somewhere):
 FAULTS = """
 import resource
 import numpy as np
-from viper.cluster import kept_pages
+from viper.data.dask.partitions import kept_pages
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -457,7 +458,7 @@ def test_a_pass_does_not_ask_for_the_same_memory_again():
 
 def test_the_scheduler_knows_how_large_partitions_are():
     part = Arrays(torch.zeros(100, 5, dtype=torch.float64), torch.zeros(100, dtype=torch.bool), weight=torch.zeros(100))
-    assert cluster.size_of_arrays(part) == 100 * 5 * 8 + 100 + 400
+    assert partitions.size_of_arrays(part) == 100 * 5 * 8 + 100 + 400
 
 
 # --- predictions ---
@@ -626,7 +627,7 @@ def test_a_killed_worker_costs_only_time(monkeypatch):
             os.kill(next(iter(client.run(os.getpid).values())), signal.SIGKILL)
         return pack(function)
 
-    monkeypatch.setattr(cluster, "pack", pack_and_kill)
+    monkeypatch.setattr(partitions, "pack", pack_and_kill)
     with workers(3) as client, in_use(client):
         model = classifier().fit(*given)
     assert len(passes) > 2
@@ -646,9 +647,9 @@ def kill_one_and_count(block: Block) -> list[torch.Tensor]:
 MARK = ""
 
 
-@pytest.mark.parametrize("brief", [0, cluster.BRIEF], ids=["tasks", "messages"])
+@pytest.mark.parametrize("brief", [0, partitions.BRIEF], ids=["tasks", "messages"])
 def test_a_worker_may_die_in_the_middle_of_a_pass(brief, tmp_path, monkeypatch):
-    monkeypatch.setattr(cluster, "BRIEF", brief)
+    monkeypatch.setattr(partitions, "BRIEF", brief)
     monkeypatch.setitem(globals(), "MARK", str(tmp_path / "killed"))
     with workers(3) as client, in_use(client):
         source = partitions(cut(X, (1_000, 5)))

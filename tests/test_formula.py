@@ -15,10 +15,11 @@ from sklearn.metrics import log_loss
 from sklearn.model_selection import GridSearchCV, KFold, cross_val_score
 
 import viper
-from viper import VariationalGPClassifier, VariationalLogisticRegression, storage
-from viper.encoding import Encoding
+from viper import VariationalGPClassifier, VariationalLogisticRegression
 from viper.formula import learn
-from viper.grammar import FormulaError, parse, tokenize
+from viper.formula.encoding import Encoding
+from viper.formula.grammar import FormulaError, parse, tokenize
+from viper.models import storage
 
 GENERATOR = np.random.default_rng(0)
 ROWS = 120

@@ -11,18 +11,18 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from tolerances import TOLERANCE
 
 import viper
-from viper.gp import JitterWarning, VariationalGPClassifier
-from viper.gp_kernels import KERNELS, covariance, make_kernel, make_mean, variances
-from viper.gp_model import Features, NotPositiveDefinite, Rows, SparseGP, expand, flatten, root_with_jitter
-from viper.gp_profile import Profile, identity_prior
-from viper.gp_race import Attempt, apart
-from viper.gp_search import Search
-from viper.gp_starts import Candidate
-from viper.lbfgs import Climb
-from viper.limit import limit
-from viper.solver import ConvergenceWarning, newton
-from viper.steps import Problem
-from viper.storage import StorageError, read
+from viper.gp.classifier import JitterWarning, VariationalGPClassifier
+from viper.gp.kernels import KERNELS, covariance, make_kernel, make_mean, variances
+from viper.gp.lbfgs import Climb
+from viper.gp.model import Features, NotPositiveDefinite, Rows, SparseGP, expand, flatten, root_with_jitter
+from viper.gp.profile import Profile, identity_prior
+from viper.gp.race import Attempt, apart
+from viper.gp.search import Search
+from viper.gp.starts import Candidate
+from viper.inference.newton import ConvergenceWarning, newton
+from viper.inference.steps import Problem
+from viper.models.storage import StorageError, read
+from viper.softplus.limit import limit
 
 rbf = gpytorch.kernels.RBFKernel
 
@@ -153,7 +153,7 @@ def test_features_made_anew_on_every_pass_give_the_same(data, monkeypatch):
     X, y = data
     results = []
     for kept in (1 << 24, 0):
-        monkeypatch.setattr("viper.gp_model.KEPT_FEATURES", kept)
+        monkeypatch.setattr("viper.gp.model.KEPT_FEATURES", kept)
         results.append(VariationalGPClassifier(n_inducing=10, n_starts=1, max_iter=5, random_state=0))
         with pytest.warns(ConvergenceWarning):
             results[-1].fit(X, y)
@@ -328,11 +328,11 @@ def test_many_rows_are_searched_through_few(monkeypatch):
     X, y = wavy(900)
     options = {"n_inducing": 12, "n_starts": 2, "random_state": 0, "tol": 1e-2}
     direct = VariationalGPClassifier(**options).fit(X, y)
-    monkeypatch.setattr("viper.gp_search.RACE_ROWS", 50)
-    monkeypatch.setattr("viper.gp_model.BLOCK_ROWS", 300)
-    monkeypatch.setattr("viper.gp_profile.BLOCK_ROWS", 300)
-    monkeypatch.setattr("viper.gp_model.KEPT_FEATURES", 0)
-    monkeypatch.setattr("viper.gp_dense.LARGEST", 5000)
+    monkeypatch.setattr("viper.gp.search.RACE_ROWS", 50)
+    monkeypatch.setattr("viper.gp.model.BLOCK_ROWS", 300)
+    monkeypatch.setattr("viper.gp.profile.BLOCK_ROWS", 300)
+    monkeypatch.setattr("viper.gp.model.KEPT_FEATURES", 0)
+    monkeypatch.setattr("viper.gp.dense.LARGEST", 5000)
     staged = VariationalGPClassifier(**options).fit(X, y)
     assert [start.start for start in staged.starts_[2:]] == ["400 rows", "900 rows"]
     assert staged.elbo_ == pytest.approx(direct.elbo_, abs=1.0)
@@ -348,7 +348,7 @@ def test_progress_of_the_search(data, capsys):
 @pytest.mark.parametrize("diagonal", [False, True])
 def test_every_tensor_says_where_it_lies(data, diagonal, monkeypatch):
     """With a default device that holds no numbers, a tensor made without one would break the search."""
-    monkeypatch.setattr("viper.gp_profile.applies", lambda *_: False)  # what runs on a GPU
+    monkeypatch.setattr("viper.gp.profile.applies", lambda *_: False)  # what runs on a GPU
     X, y = data
     model = SparseGP(make_kernel("rbf", 2), make_mean("linear", 2), torch.from_numpy(X[:8].copy()), True, 1e-8)
     rows = Rows(torch.from_numpy(X), torch.from_numpy((y == "yes") * 1.0))

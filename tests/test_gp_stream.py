@@ -7,9 +7,10 @@ import pytest
 import torch
 
 import viper
-from viper import VariationalGPClassifier, gp_stream
-from viper.arrays import Arrays
-from viper.gp_model import Features
+from viper import VariationalGPClassifier
+from viper.gp import stream
+from viper.gp.model import Features
+from viper.inference.arrays import Arrays
 
 pytest.importorskip("gpytorch")
 OPTIONS = {"n_inducing": 12, "n_starts": 1, "random_state": 0}
@@ -46,7 +47,7 @@ def test_few_rows_are_all_searched(rows):
 def halved(rows):
     """A model whose search saw 800 of the 1500 rows."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gp_stream, "SEARCH_ROWS", 800)
+        patch.setattr(stream, "SEARCH_ROWS", 800)
         return VariationalGPClassifier(**OPTIONS).fit(*rows)
 
 
@@ -75,7 +76,7 @@ def test_elbo_and_predictions_stream(rows, halved, tmp_path):
 
 def test_a_look_travels(halved):
     """What a worker of a cluster gets is what was sent: parameters, not the graph that autograd keeps of them."""
-    look = gp_stream.Look(halved.model_, halved._scaler)
+    look = stream.Look(halved.model_, halved._scaler)
     rows = Arrays(torch.randn(5, 2, dtype=torch.float64), torch.ones(5))
     block = next(rows.blocks())
     here, there = look(block), pickle.loads(pickle.dumps(look))(block)
@@ -84,7 +85,7 @@ def test_a_look_travels(halved):
 
 
 def test_interrupted(rows, tmp_path, monkeypatch):
-    monkeypatch.setattr(gp_stream, "SEARCH_ROWS", 800)
+    monkeypatch.setattr(stream, "SEARCH_ROWS", 800)
     expected = VariationalGPClassifier(**OPTIONS).fit(*rows)
     reduce, count = Arrays.reduce, []
 

@@ -9,8 +9,8 @@ from gpytorch.variational import CholeskyVariationalDistribution, NaturalVariati
 from linear_operator.operators import DiagLinearOperator
 from tolerances import TOLERANCE
 
-from viper.gp import VariationalGPClassifier
-from viper.gpytorch import LogitLikelihood
+from viper.gp.classifier import VariationalGPClassifier
+from viper.gp.likelihood import LogitLikelihood
 
 
 class SVGP(gpytorch.models.ApproximateGP):

@@ -25,10 +25,11 @@ from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, StandardSc
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import viper
-from viper import VariationalLogisticRegression, reference
-from viper.importance import Diagnosis, ImportanceWarning
-from viper.notebook import facts
-from viper.solver import ConvergenceWarning
+from viper import VariationalLogisticRegression
+from viper.inference.importance import Diagnosis, ImportanceWarning
+from viper.inference.newton import ConvergenceWarning
+from viper.models import reference
+from viper.models.notebook import facts
 
 NODES, NODE_WEIGHTS = np.polynomial.hermite_e.hermegauss(100)
 NODE_WEIGHTS = NODE_WEIGHTS / NODE_WEIGHTS.sum()

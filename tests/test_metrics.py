@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import beta
 from sklearn.calibration import calibration_curve
 
-from viper.metrics import calibration, scores
+from viper.report.metrics import calibration, scores
 
 GENERATOR = np.random.default_rng(0)
 PROBABILITY = GENERATOR.beta(0.7, 0.7, 500)

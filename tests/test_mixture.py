@@ -14,7 +14,7 @@ import pytest
 from scipy.special import expit, log_expit, ndtr
 from tolerances import TOLERANCE
 
-from viper.mixture import MIXTURES
+from viper.softplus.mixture_table import MIXTURES
 
 DERIVATION = Path(__file__).parents[1] / "derivations" / "logistic_mixture.py"
 

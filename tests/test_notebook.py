@@ -13,7 +13,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 import viper
-from viper import notebook
+from viper.models import notebook
 
 own = pytest.mark.skipif(not hasattr(sklearn.base.BaseEstimator, "_html_repr"), reason="scikit-learn before 1.7")
 

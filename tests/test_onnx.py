@@ -7,7 +7,7 @@ import torch
 from sklearn.exceptions import NotFittedError
 
 import viper
-from viper.onnx import DEGREE, Graph, log_erfc_polynomial, tail
+from viper.models.onnx import DEGREE, Graph, log_erfc_polynomial, tail
 
 onnx = pytest.importorskip("onnx")
 runtime = pytest.importorskip("onnxruntime")
@@ -108,7 +108,7 @@ def test_complaints(monkeypatch):
     with pytest.raises(ValueError, match=r"dtype must be .* got 'int8'"):
         model.to_onnx(dtype="int8")
     with monkeypatch.context() as patch:
-        patch.setattr("viper.onnx.LARGEST", 10)
+        patch.setattr("viper.models.onnx.LARGEST", 10)
         with pytest.raises(ValueError, match="at most 2 GB; got a posterior of"):
             model.to_onnx()
     monkeypatch.setitem(__import__("sys").modules, "onnx", None)

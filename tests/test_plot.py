@@ -13,8 +13,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 import viper
-from viper import plot, views
-from viper.metrics import calibration
+from viper.report import plot, views
+from viper.report.metrics import calibration
 
 
 def rows(n=240, seed=0):

@@ -10,8 +10,8 @@ from tolerances import TOLERANCE
 
 import viper
 from viper import VariationalLogisticRegression
-from viper.reference import MCMCResult, build_model, complaints, import_numpyro, model_of_fit, sample_posterior
-from viper.solver import ConvergenceWarning
+from viper.inference.newton import ConvergenceWarning
+from viper.models.reference import MCMCResult, build_model, complaints, import_numpyro, model_of_fit, sample_posterior
 
 
 @pytest.fixture(scope="module")

@@ -19,11 +19,11 @@ from sklearn.pipeline import make_pipeline
 import viper
 from viper import report
 from viper.cli import judging
+from viper.models.storage import StorageError
 from viper.report import charts, words
 from viper.report.page import render
 from viper.report.study import change, read, spatial_columns
 from viper.report.svg import Scale
-from viper.storage import StorageError
 
 VOID = {"meta", "link", "input", "br"}
 
@@ -494,7 +494,7 @@ def test_number(x, expected):
 
 
 def test_example_of_reliability_in_words():
-    from viper.views import Reliability
+    from viper.report.views import Reliability
 
     table = Reliability(
         *(np.array(x) for x in ([50, 200, 9], [0.02, 0.7, 0.99], [0.0, 0.68, 1], [0, 0.61, 0.7], [0.1, 0.75, 1]))

@@ -8,7 +8,8 @@ import pytest
 from tolerances import TOLERANCE
 
 import viper
-from viper import VariationalLogisticRegression, streaming
+from viper import VariationalLogisticRegression
+from viper.data import stream
 
 pyarrow = pytest.importorskip("pyarrow")
 csv = pytest.importorskip("pyarrow.csv")
@@ -93,7 +94,7 @@ def in_memory(case):
 
 @pytest.mark.parametrize(("kept", "case"), [(kept, case) for kept in KEPT for case in CASES if matters(kept, case)])
 def test_same_posterior_and_history(kept, case, tmp_path, monkeypatch):
-    monkeypatch.setattr(streaming, "CHUNK_BYTES", 1 << 22)  # so that there are several chunks
+    monkeypatch.setattr(stream, "CHUNK_BYTES", 1 << 22)  # so that there are several chunks
     dtype, options = CASES[case]
     one, other = VariationalLogisticRegression(random_state=3, **options), in_memory(case)
     one.fit(*KEPT[kept](made(dtype), tmp_path))

@@ -13,10 +13,10 @@ from softplus_reference import expectations, points, read_table, reference
 from tolerances import TOLERANCE
 from torch.autograd import gradcheck
 
-from viper import heat, jaakkola_jordan, limit
-from viper.bounds import certificate
-from viper.softplus import expected_sigmoid, expected_softplus
-from viper.terms import terms_needed
+from viper.softplus import heat, jaakkola_jordan, limit
+from viper.softplus.bounds import certificate
+from viper.softplus.expectation import expected_sigmoid, expected_softplus
+from viper.softplus.terms import terms_needed
 
 EPS = np.finfo(float).eps
 ROWS = read_table()

@@ -14,9 +14,9 @@ from softplus_cases import FLOAT32, OPTIONS, PROMISED, STD, STD_FLOOR, both_dtyp
 from tolerances import TOLERANCE
 from torch.autograd import gradcheck, gradgradcheck
 
-from viper import moments
-from viper.softplus import expected_sigmoid, expected_softplus
-from viper.terms import terms_needed
+from viper.softplus import pointwise
+from viper.softplus.expectation import expected_sigmoid, expected_softplus
+from viper.softplus.terms import terms_needed
 
 EPS = np.finfo(float).eps
 
@@ -232,7 +232,7 @@ def test_pieces_equal_the_whole(options):
 
 
 def test_more_floats_per_point_than_a_block_holds():
-    samples = 4 * moments.BLOCK
+    samples = 4 * pointwise.BLOCK
     value = expected_softplus(np.zeros(2), np.ones(2), bound="mc", samples=samples, random_state=0).value
     np.testing.assert_allclose(value, expected_softplus(0.0, 1.0).value, atol=4 / math.sqrt(samples))
 

@@ -16,14 +16,16 @@ from sklearn.linear_model import LogisticRegression
 from tolerances import TOLERANCE
 
 import viper
-from viper import VariationalLogisticRegression, adam, fitting, solver, steps
-from viper.arrays import Arrays
-from viper.limit import limit
-from viper.mode import find_mode
-from viper.posterior import Full
-from viper.problem import Prior, sums
-from viper.solver import ConvergenceWarning, from_narrow_priors, newton
-from viper.steps import Gaussian, Problem, divergence
+from viper import VariationalLogisticRegression
+from viper.inference import adam, steps
+from viper.inference.arrays import Arrays
+from viper.inference.newton import ConvergenceWarning, from_narrow_priors, newton
+from viper.inference.posterior import Full
+from viper.inference.rows import Prior, sums
+from viper.inference.start import find_mode
+from viper.inference.steps import Gaussian, Problem, divergence
+from viper.models import fitting
+from viper.softplus.limit import limit
 
 NODES, NODE_WEIGHTS = np.polynomial.hermite_e.hermegauss(200)
 NODE_WEIGHTS = NODE_WEIGHTS / NODE_WEIGHTS.sum()
@@ -351,7 +353,7 @@ def test_coarse_to_fine_sees_sorted_rows_as_any_others(family, monkeypatch):
         for seed, rows in [(0, order), (1, np.arange(60_000))]
     ]
     assert fits[0].passes_ % 1 > 0  # parts of a pass: the mode was sought on subsets
-    monkeypatch.setattr(solver, "coarse_sizes", lambda problem: [])
+    monkeypatch.setattr("viper.inference.newton.coarse_sizes", lambda problem: [])
     single = VariationalLogisticRegression(covariance=family, tol=TIGHT).fit(X, y)
     assert single.passes_ % 1 == 0
     for model in fits:

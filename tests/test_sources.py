@@ -10,8 +10,10 @@ import scipy.sparse
 from tolerances import TOLERANCE
 
 import viper
-from viper import StorageError, VariationalLogisticRegression, streaming
-from viper.sources import describe
+from viper import StorageError, VariationalLogisticRegression
+from viper.data import stream
+from viper.data.files import describe
+from viper.data.stream import Stream, scan, unseen
 
 pyarrow = pytest.importorskip("pyarrow")
 resource = pytest.importorskip("resource")  # not on Windows
@@ -132,7 +134,7 @@ def write_lines(path, lines):
 
 @pytest.mark.parametrize("block", [1000, 1 << 22])
 def test_text_among_the_numbers_of_a_csv(tmp_path, monkeypatch, block):
-    monkeypatch.setattr("viper.tables.CSV_BLOCK", block)
+    monkeypatch.setattr("viper.data.arrow.CSV_BLOCK", block)
     lines = [f"{i / 7},{-i % 5},{i % 2}" for i in range(400)]
     source = write_lines(tmp_path / "rows.csv", [*lines, "1.5,many,0", *lines])
     # the heading is line 1
@@ -150,7 +152,7 @@ def test_missing_number_in_a_csv(tmp_path, missing):
 
 def test_whole_numbers_at_first(tmp_path, monkeypatch):
     """A column that looks like integers in the first block is one of numbers all the same."""
-    monkeypatch.setattr("viper.tables.CSV_BLOCK", 1000)
+    monkeypatch.setattr("viper.data.arrow.CSV_BLOCK", 1000)
     rng = np.random.default_rng(0)
     a, y = np.concatenate([np.arange(300.0) % 7, rng.standard_normal(300)]), rng.integers(0, 2, 600)
     source = write_lines(
@@ -330,8 +332,8 @@ def test_rounding_is_no_change(scale):
         for X, y in random_rows(np.random.default_rng(0)):
             yield scale * (X + 1e-13 * noise.standard_normal(X.shape)), y
 
-    assert len(list(streaming.scan(describe(rows).open(True, None), None, streaming.unseen))) == 2
-    stream = streaming.Stream(describe(rows).open(True, None), np.array([False, True]), 1000)
+    assert len(list(scan(describe(rows).open(True, None), None, unseen))) == 2
+    stream = Stream(describe(rows).open(True, None), np.array([False, True]), 1000)
     for _ in range(3):
         assert sum(chunk.rows for chunk in stream.chunks()) == 1000
 
@@ -379,7 +381,7 @@ def test_what_was_read_of_a_memory_map_is_given_back(tmp_path):
     X = np.lib.format.open_memmap(tmp_path / "X.npy", "w+", np.float64, (200_000, 10))
     X[:] = 1.0
     X.flush()
-    for _ in streaming.ahead(describe(X).open(False, None).read(10_000)):
+    for _ in stream.ahead(describe(X).open(False, None).read(10_000)):
         pass
     maps = Path("/proc/self/smaps")
     if not maps.exists():
@@ -418,13 +420,13 @@ def test_read_ahead_keeps_order_and_stops_when_left():
             yield i
 
     taken = []
-    for i in streaming.ahead(numbers()):
+    for i in stream.ahead(numbers()):
         taken.append(i)
         if i == 5:
             break
     assert taken == list(range(6))
     assert len(made) <= 8
-    assert list(streaming.ahead(iter(range(10)))) == list(range(10))
+    assert list(stream.ahead(iter(range(10)))) == list(range(10))
 
 
 # --- predictions into a file ---

@@ -243,7 +243,7 @@ def test_labels_of_one_kind_in_several_types(types, tmp_path):
     ],
 )
 def test_a_csv_that_is_not_utf8(header, label, count, message, tmp_path, monkeypatch):
-    monkeypatch.setattr("viper.tables.CSV_BLOCK", 1000)
+    monkeypatch.setattr("viper.data.arrow.CSV_BLOCK", 1000)
     lines = [*(LINES * count)[: 10 * count], f"1,2,{label}"]
     path = write_lines(tmp_path / "rows.csv", lines, header, "latin-1")
     with pytest.raises(ValueError, match=message + r".*\. Write it again, in UTF-8\."):
@@ -263,7 +263,7 @@ def test_a_csv_that_is_not_utf8(header, label, count, message, tmp_path, monkeyp
 )
 @pytest.mark.parametrize("ending", ["", ".GZ"])
 def test_lines_are_counted_with_blank_ones_and_those_in_quotes(line, message, ending, tmp_path, monkeypatch):
-    monkeypatch.setattr("viper.tables.CSV_BLOCK", 300)
+    monkeypatch.setattr("viper.data.arrow.CSV_BLOCK", 300)
     lines = [f"{line}," for line in LINES]
     before = [*lines[:10], "", "", '1,2,no,"three', "", 'lines"', "", line, *lines]
     path = write_lines(tmp_path / "rows.csv", before, "a,b,y,note")
@@ -276,7 +276,7 @@ def test_lines_are_counted_with_blank_ones_and_those_in_quotes(line, message, en
 
 def test_values_with_line_breaks_across_blocks(tmp_path, monkeypatch):
     """A column of text that is not used may hold anything."""
-    monkeypatch.setattr("viper.tables.CSV_BLOCK", 200)
+    monkeypatch.setattr("viper.data.arrow.CSV_BLOCK", 200)
     ROWS.assign(note='first\nsecond, "third"\n').to_csv(tmp_path / "rows.csv", index=False)
     assert_fits(tmp_path, features=NAMES)
 

@@ -4,7 +4,7 @@ from threading import Barrier, Thread
 
 from threadpoolctl import threadpool_limits
 
-from viper.threads import one_thread, thread_pools
+from viper.inference.threads import one_thread, thread_pools
 
 
 def blas_threads():

@@ -1,16 +1,23 @@
 """viper: Bayesian classification with honest uncertainty."""
 
+import sys
 from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from viper.gp import VariationalGPClassifier
-    from viper.logistic import VariationalLogisticRegression
-    from viper.models import load
-    from viper.softplus import ExpectedSigmoid, ExpectedSoftplus, expected_sigmoid, expected_softplus
-    from viper.sources import Blocks, Files
-    from viper.storage import StorageError
-    from viper.terms import terms_needed
+    from viper.data.files import Blocks, Files
+    from viper.gp import likelihood as gpytorch
+    from viper.gp.classifier import VariationalGPClassifier
+    from viper.models import reference
+    from viper.models.logistic import VariationalLogisticRegression
+    from viper.models.state import load
+    from viper.models.storage import StorageError
+    from viper.report import metrics, plot
+    from viper.softplus.expectation import ExpectedSigmoid, ExpectedSoftplus, expected_sigmoid, expected_softplus
+    from viper.softplus.terms import terms_needed
 
 __all__ = [
     "Blocks",
@@ -20,44 +27,74 @@ __all__ = [
     "StorageError",
     "VariationalGPClassifier",
     "VariationalLogisticRegression",
+    "datasets",
     "expected_sigmoid",
     "expected_softplus",
+    "gpytorch",
     "load",
+    "metrics",
+    "plot",
+    "reference",
+    "report",
     "terms_needed",
 ]
 
-# Loaded on first use, so that `import viper` and `viper --help` need no torch: name -> module
-LATER = {
-    "Blocks": "viper.sources",
-    "ExpectedSigmoid": "viper.softplus",
-    "ExpectedSoftplus": "viper.softplus",
-    "Files": "viper.sources",
-    "StorageError": "viper.storage",
-    "VariationalGPClassifier": "viper.gp",
-    "VariationalLogisticRegression": "viper.logistic",
-    "datasets": "viper.datasets",
-    "expected_sigmoid": "viper.softplus",
-    "expected_softplus": "viper.softplus",
-    "load": "viper.models",
-    "plot": "viper.plot",
-    "reference": "viper.reference",
-    "report": "viper.report",
-    "terms_needed": "viper.terms",
+# Loaded on first use, so that `import viper` and `viper --help` need no torch: public name -> the module that defines it
+NAMES = {
+    "Blocks": "viper.data.files",
+    "ExpectedSigmoid": "viper.softplus.expectation",
+    "ExpectedSoftplus": "viper.softplus.expectation",
+    "Files": "viper.data.files",
+    "StorageError": "viper.models.storage",
+    "VariationalGPClassifier": "viper.gp.classifier",
+    "VariationalLogisticRegression": "viper.models.logistic",
+    "expected_sigmoid": "viper.softplus.expectation",
+    "expected_softplus": "viper.softplus.expectation",
+    "load": "viper.models.state",
+    "terms_needed": "viper.softplus.terms",
+}
+# Public modules: the name users type -> where it lives
+MODULES = {
+    "viper.datasets": "viper.datasets",
+    "viper.gpytorch": "viper.gp.likelihood",
+    "viper.metrics": "viper.report.metrics",
+    "viper.plot": "viper.report.plot",
+    "viper.reference": "viper.models.reference",
+    "viper.report": "viper.report",
 }
 
 
+class PublicModules(MetaPathFinder, Loader):
+    """Makes `import viper.plot` find viper.report.plot, and likewise every entry of MODULES."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        return ModuleSpec(name, self) if MODULES.get(name, name) != name else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        module = import_module(MODULES[spec.name])
+        self.own_spec = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__spec__ = self.own_spec
+
+
+sys.meta_path.append(PublicModules())
+
+
 def __getattr__(name: str) -> Any:
-    if name not in LATER:
-        raise AttributeError(f"module 'viper' has no attribute {name!r}")
     try:
-        module = import_module(LATER[name])
+        if f"viper.{name}" in MODULES:
+            return import_module(f"viper.{name}")
+        if name in NAMES:
+            value = globals()[name] = getattr(import_module(NAMES[name]), name)
+            return value
     except ModuleNotFoundError as error:
         if error.name != "gpytorch":
             raise
         raise ImportError(f"{name} needs GPyTorch. Run: pip install 'vi-per[gp]'") from error
-    value = globals()[name] = module if LATER[name].endswith(f".{name}") else getattr(module, name)
-    return value
+    raise AttributeError(f"module 'viper' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *LATER})
+    return sorted({*globals(), *__all__})

@@ -11,7 +11,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from viper.cli import bound, compare, demo, evaluate, fit, predict, report, reproduce, summary
-from viper.cli.screen import console, show_warnings_as_notes
+from viper.cli.terminal import console, show_warnings_as_notes
 
 FAULT, USAGE, INPUT, OUTPUT, SIGNALLED, CLOSED_PIPE = 1, 2, 3, 4, 128, 141
 UsageError: Any = typer.BadParameter.__base__  # click's, or the copy of it that newer versions of typer carry
@@ -31,7 +31,7 @@ def show_version(wanted: bool) -> None:
     if wanted:
         from importlib.metadata import PackageNotFoundError, version
 
-        from viper.native import row_sums
+        from viper.inference.kernels.native import row_sums
 
         try:
             found = version("vi-per")
@@ -75,7 +75,7 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
 
 def verdict(error: BaseException) -> tuple[str, int]:
     """What to say, and the exit code."""
-    from viper.output import OutputError
+    from viper.data.writing import OutputError
 
     if SIGNALS or isinstance(error, KeyboardInterrupt):  # libraries in C turn the interrupt into errors of their own
         return "interrupted; no partial output is left.", SIGNALLED + (SIGNALS or [signal.SIGINT])[-1]

@@ -22,7 +22,7 @@ def bound(
     if sd < 0:
         raise typer.BadParameter(f"--sd must not be negative; got {sd:g}")
     from viper import expected_sigmoid, expected_softplus, terms_needed
-    from viper.cli.screen import emit, grid, number, say, show
+    from viper.cli.terminal import emit, grid, number, say, show
 
     variance = sd * sd
     ways: dict[str, dict[str, Any]] = {"exact": {}, "certified above": {"bound": "certified"}}

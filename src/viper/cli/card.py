@@ -7,7 +7,7 @@ import numpy as np
 from rich.markup import escape
 from rich.text import Text
 
-from viper.cli.screen import console, fixed, grid, number, say, show, strip
+from viper.cli.terminal import console, fixed, grid, number, say, show, strip
 
 WIDE = 116  # columns of a terminal that has room for drawn intervals
 SCORES = {

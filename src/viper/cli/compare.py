@@ -42,12 +42,12 @@ def compare(
 ) -> None:
     """Cross-validate viper's models and scikit-learn's on one table: log score, Brier, AUC, calibration, seconds."""
     from viper.cli.preparing import prepare
-    from viper.cli.screen import emit, note, progress
+    from viper.cli.terminal import emit, note, progress
 
     table = options.table(data, format, encoding, separator, decimal, na)
     prepared = prepare(table, target, formula, tuple(drop or ()), tuple(category or ()), missing.value)
 
-    from viper.cli.judging import splits
+    from viper.cli.scoring import splits
     from viper.formula import learn
 
     with table.located():
@@ -138,7 +138,7 @@ def choose(
 
 def attempt(make: Callable[[], Any], learned: Any, parts: list[Any], level: float, step: Any) -> dict[str, Any]:
     """Its scores, or why it has none: one model's failure is not the comparison's."""
-    from viper.cli.judging import score
+    from viper.cli.scoring import score
 
     try:
         return score(make(), learned.X, learned.y, parts, level, step)
@@ -150,7 +150,7 @@ def draw(document: dict[str, Any], level: float) -> None:
     from rich.markup import escape
     from rich.text import Text
 
-    from viper.cli.screen import grid, number, say, show
+    from viper.cli.terminal import grid, number, say, show
 
     results = document["results"]
     done = [row for row in results if "error" not in row]

@@ -28,15 +28,15 @@ def evaluate(
     from viper.cli.predict import check_columns, inputs, predictions
     from viper.cli.predict import target as target_of
     from viper.cli.preparing import check_option
-    from viper.files import check_input
+    from viper.data.table_file import check_input
 
     check_input(model)
     table = options.table(data, format, encoding, separator, decimal, na)
     table.kind()
 
     import viper
-    from viper.cli.screen import emit, note
-    from viper.metrics import calibration, scores
+    from viper.cli.terminal import emit, note
+    from viper.report.metrics import calibration, scores
 
     fitted = viper.load(model)
     name = target or target_of(fitted)
@@ -89,7 +89,7 @@ def draw(score: Any, shape: Any, positive: str, level: float) -> None:
     from rich.text import Text
 
     from viper.cli.card import SCORES
-    from viper.cli.screen import grid, number, say, show
+    from viper.cli.terminal import grid, number, say, show
 
     say(f"[bold]{score.rows:,} rows[/], probability that [bold cyan]{escape(positive)}[/]")
     show(grid(["score", ""], [[title, number(getattr(score, name), d)] for name, (title, d) in SCORES.items()]))

@@ -113,7 +113,7 @@ def fit(
 ) -> None:
     """Fit a model to a table, say what it found and how well it predicts, and save it."""
     from viper.cli.preparing import prepare
-    from viper.output import check_output
+    from viper.data.writing import check_output
 
     if cv is not None and test_size is not None:
         raise typer.BadParameter("--cv and --test-size exclude each other; got both. Choose one")
@@ -150,8 +150,8 @@ def estimate(
     kind: Kind, formula: str, frame: "pandas.DataFrame", missing: str, settings: dict[str, Any], quiet: bool
 ) -> tuple[Any, Any, float]:
     """The fitted model, the rows it saw, and seconds."""
-    from viper.cli.screen import waiting
-    from viper.formula import from_learned, learn
+    from viper.cli.terminal import waiting
+    from viper.formula.learn import from_learned, learn
 
     standardize = settings.pop("standardize")
     own = kind is Kind.gp  # Gaussian processes standardise themselves
@@ -174,7 +174,7 @@ def assess(
     fitted: Any, learned: Any, folds: int, test_size: float | None, seed: int, level: float, quiet: bool
 ) -> dict[str, Any]:
     """Scores on rows that a model did not see, and the certificate of the approximation."""
-    from viper.cli.judging import diagnosis, held_out_scores
+    from viper.cli.scoring import diagnosis, held_out_scores
 
     result = held_out_scores(fitted, learned.X, learned.y, folds, test_size, seed, level, quiet)
     return {"scores": result, "diagnosis": diagnosis(fitted, len(learned.y))}
@@ -199,9 +199,9 @@ def record(fitted: Any, learned: Any, prepared: Any, data: Path, seconds: float,
 def present(fitted: Any, out: Path | None, force: bool, level: float, as_json: bool, notes: list[str]) -> None:
     """Save, and say what was found."""
     from viper.cli.card import describe, draw
-    from viper.cli.screen import emit, note, say
-    from viper.output import OutputError
-    from viper.storage import StorageError
+    from viper.cli.terminal import emit, note, say
+    from viper.data.writing import OutputError
+    from viper.models.storage import StorageError
 
     if out is not None:
         try:

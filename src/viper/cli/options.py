@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from viper.files import Table
+    from viper.data.table_file import Table
 
 
 class Missing(StrEnum):
@@ -59,7 +59,7 @@ def table(
     na: list[str] | None,
 ) -> "Table":
     """The file at `path`, with the options for reading it."""
-    from viper.files import Table, check_input
+    from viper.data.table_file import Table, check_input
 
     check_input(path)
     if separator is not None:

@@ -38,8 +38,8 @@ def predict(
 
     The rows need the columns of the fit; others are ignored. Rows with missing values follow the rule of the fit.
     """
-    from viper.files import check_input
-    from viper.output import check_output, writing
+    from viper.data.table_file import check_input
+    from viper.data.writing import check_output, writing
 
     to_screen = str(out) == "-"
     if to_screen and as_json:
@@ -123,7 +123,7 @@ def check_columns(frame: "pandas.DataFrame", names: list[str]) -> None:
     """Every column that is needed is there; if not, say which are not, and which have no use instead."""
     import difflib
 
-    from viper.grammar import listed
+    from viper.formula.grammar import listed
 
     absent = [name for name in names if name not in frame.columns]
     if not absent:
@@ -145,7 +145,7 @@ def predictions(model: Any, frame: "pandas.DataFrame", level: float) -> "pandas.
     from scipy.special import expit
 
     from viper import expected_sigmoid
-    from viper.prediction import half_width
+    from viper.models.prediction import half_width
 
     complete = usable(model, frame)
     mean, sd = np.full((2, len(frame)), np.nan)
@@ -169,8 +169,8 @@ def usable(model: Any, frame: "pandas.DataFrame") -> "np.ndarray":
 
 def report(job: Job, out: Path, to_screen: bool, as_json: bool) -> None:
     """What was written, and what a person should know about it."""
-    from viper.cli.screen import emit, note
-    from viper.grammar import listed
+    from viper.cli.terminal import emit, note
+    from viper.formula.grammar import listed
 
     empty = f"rows with missing values, without a probability as --missing drop said in the fit: {job.empty:,}."
     notes = [empty] if job.empty else []

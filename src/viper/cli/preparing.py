@@ -3,10 +3,10 @@
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
-from viper.columns import is_text
-from viper.csv_text import FileError
-from viper.files import Table, check_numbers
-from viper.grammar import FormulaError, instead, listed, quote, split_sides, tokenize
+from viper.data.csv_text import FileError
+from viper.data.table_file import Table, check_numbers
+from viper.formula.columns import is_text
+from viper.formula.grammar import FormulaError, instead, listed, quote, split_sides, tokenize
 
 if TYPE_CHECKING:
     import pandas

@@ -35,8 +35,8 @@ def report(
     from viper.cli.predict import check_columns, inputs
     from viper.cli.predict import target as target_of
     from viper.cli.preparing import check_option
-    from viper.files import check_input
-    from viper.output import OutputError, check_output
+    from viper.data.table_file import check_input
+    from viper.data.writing import OutputError, check_output
 
     check_input(model)
     check_output(out, force)
@@ -46,8 +46,8 @@ def report(
     import viper
     from viper import report as page
     from viper.cli.evaluate import labels, text_of
-    from viper.cli.screen import note
-    from viper.storage import StorageError
+    from viper.cli.terminal import note
+    from viper.models.storage import StorageError
 
     fitted = viper.load(model)
     name = target or target_of(fitted)

@@ -35,7 +35,7 @@ def reproduce(
         ) from None
     from rich.markup import escape
 
-    from viper.cli.screen import emit, grid, number, say, show
+    from viper.cli.terminal import emit, grid, number, say, show
 
     known = list(paper.artefacts())
     if artefact is None or listed:

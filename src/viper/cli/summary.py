@@ -20,12 +20,12 @@ def summary(
     as_json: options.Json = False,
 ) -> None:
     """Show a saved model: coefficients with intervals, trust and scores."""
-    from viper.files import check_input
+    from viper.data.table_file import check_input
 
     check_input(model)
     import viper
     from viper.cli.card import describe, draw
-    from viper.cli.screen import emit
+    from viper.cli.terminal import emit
 
     document = describe(viper.load(model), level)
     if as_json:

@@ -16,7 +16,7 @@ from viper.paper.artefact import Artefact, Config, Job, Request, Row
 from viper.paper.bounds import as_rows, line
 from viper.paper.figures import COLOURS
 from viper.paper.tables import Cell, Table
-from viper.series import accelerated_weights, series, truncated_weights
+from viper.softplus.series import accelerated_weights, series, truncated_weights
 
 if TYPE_CHECKING:
     import pandas

@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from sklearn.exceptions import ConvergenceWarning as SklearnConvergenceWarning
 
 from viper import VariationalLogisticRegression
-from viper.importance import ImportanceWarning
+from viper.inference.importance import ImportanceWarning
+from viper.inference.newton import ConvergenceWarning
 from viper.paper.artefact import Artefact, Config, Job, Request, Row, no_figures
 from viper.paper.logistic_tables import figures, mcmc_tables, tables, text_tables
 from viper.paper.optimum import Gaussian, kl, optimum
 from viper.paper.simulated import Simulated, simulate
-from viper.solver import ConvergenceWarning
 
 Array = NDArray[np.float64]
 
@@ -212,7 +212,7 @@ def sampled_elbo(model: VariationalLogisticRegression, data: Simulated, samples:
 
 def run_mcmc(job: Job, config: Config, data: Path | None) -> list[Row]:
     """NUTS; the errors of the metrics are estimated from the differences between its chains."""
-    from viper.reference import sample_posterior
+    from viper.models.reference import sample_posterior
 
     simulated = data_of(job)
     start = time.process_time()

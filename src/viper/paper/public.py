@@ -15,7 +15,7 @@ from scipy.special import expit
 
 from viper import datasets
 from viper.paper.artefact import Artefact, Config, Job, Request, Row, Unavailable
-from viper.paper.gp_fits import METHODS, ORDER, Marginals, divergence, fit, marginals, published
+from viper.paper.methods import METHODS, ORDER, Marginals, divergence, fit, marginals, published
 from viper.paper.tables import Cell, Table, spread
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from scipy.special import expit
 
 from viper.paper.artefact import Artefact, Config, Job, Request, Row
 from viper.paper.figures import COLOURS
-from viper.paper.gp_fits import METHODS, ORDER, REACH, Fitted, Marginals, divergence, fit, marginals, published
+from viper.paper.methods import METHODS, ORDER, REACH, Fitted, Marginals, divergence, fit, marginals, published
 from viper.paper.tables import Cell, Table, spread
 
 if TYPE_CHECKING:

@@ -3,9 +3,9 @@
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
+from viper.models.storage import write_bytes
 from viper.report.page import render
 from viper.report.study import read
-from viper.storage import write_bytes
 
 if TYPE_CHECKING:
     import pandas

@@ -7,8 +7,8 @@ import scipy.special
 
 from viper.report.study import Coefficient, Study
 from viper.report.svg import Chart, Scale, element, path, text, tip
+from viper.report.views import Effect, Trace
 from viper.report.words import about, factor, number, percent, span
-from viper.views import Effect, Trace
 
 PERCENTS = [(k / 4, f"{25 * k}%") for k in range(5)]
 UNIT = (0.0, 1.0)

@@ -6,11 +6,11 @@ from html import escape
 from importlib.resources import files
 from string import Template
 
-from viper.report.rows import Rows
+from viper.models.storage import viper_version
+from viper.report.row_section import Rows
 from viper.report.sections import drivers, effects, performance, subtitle, summary, where
 from viper.report.study import Study
 from viper.report.trust import fitted, trust
-from viper.storage import viper_version
 
 
 def render(study: Study) -> str:

@@ -20,8 +20,8 @@ from viper.report.parts import (
 )
 from viper.report.study import MOST_COEFFICIENTS, MOST_EFFECTS, Study
 from viper.report.svg import element
+from viper.report.views import Effect
 from viper.report.words import factor, number, percent, span
-from viper.views import Effect
 
 
 def subtitle(study: Study) -> str:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from viper import views
-from viper.design import read_labels
-from viper.grammar import listed
-from viper.importance import Diagnosis
-from viper.views import Effect, Grid, Predictions, Reliability
+from viper.data.checks import read_labels
+from viper.formula.grammar import listed
+from viper.inference.importance import Diagnosis
+from viper.report import views
+from viper.report.views import Effect, Grid, Predictions, Reliability
 
 if TYPE_CHECKING:
     import pandas

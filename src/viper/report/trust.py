@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from viper import views
-from viper.report import charts, words
+from viper.report import charts, views, words
 from viper.report.parts import cell, facts, figure, heading, p, section, table
 from viper.report.study import Study
 from viper.report.svg import element

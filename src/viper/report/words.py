@@ -7,7 +7,7 @@ import numpy as np
 import scipy.special
 
 from viper.report.study import Study
-from viper.views import Reliability, Unusual
+from viper.report.views import Reliability, Unusual
 
 THIN, JOIN = "\N{NARROW NO-BREAK SPACE}", "\N{WORD JOINER}"
 ENOUGH = 5  # rows that a group needs to serve as an example

@@ -1,0 +1,296 @@
+"""Rows on a cluster: Dask collections as a source whose partitions stay where they are.
+
+The partitions are checked and kept by the workers once, as `Arrays`; small ones in groups, since each task has its
+price. A pass ships a function out and sums back: each thread adds up the partitions that lie with it, in blocks that
+fit the cache, and a tree adds up the threads if many. What a lost worker held is made again from its graph by the
+scheduler, so that a fit loses only time. Without a client the same tasks run on Dask's threads.
+"""
+
+import ctypes
+import io
+import math
+import os
+import platform
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache, partial, reduce
+from itertools import chain
+from operator import itemgetter
+from types import FunctionType
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import scipy.sparse
+import torch
+from dask.sizeof import sizeof
+from torch import Tensor
+
+from viper.data.dask.messages import FAN_IN, LOST, Share, call, gathered, lost, run, shares
+from viper.inference.arrays import BLOCK_ROWS, CPU, Arrays, scattered
+from viper.inference.rows import RowFunction, add_up
+from viper.inference.threads import one_thread
+
+IN_MEMORY = 1 << 19  # entries of a subset that this process holds: a pass over them takes no longer than a round trip
+EMBEDDED = 90_000  # bytes of a function that travel with each task; of more, Dask would make one node for all passes
+VECTORS = ("label", "offset", "residual", "weight")  # as `Arrays.vectors` has them
+ATTEMPTS = 3  # at a pass in which the scheduler or data on a worker is gone
+BRIEF = 1 << 27  # entries a thread: a pass over more takes a second or so, in which tasks are no loss
+CARRIED = 1 << 20  # bytes that go with a message to each worker
+SILENT = 2.0  # seconds without tasks; in more, the scheduler could take the workers for idle and close them
+
+
+class Partitions:
+    """Rows in partitions, each an `Arrays`: futures on the client's cluster, or held here where there is no client.
+
+    `parts` are lists of partitions that lie together, `places` says which these are, `sizes` are those of partitions.
+    With `chosen` only these rows of each partition, which workers pick out in every pass: there are few such passes.
+    """
+
+    device = CPU  # where the solver works; the workers have their own
+    smallest_subset, float32_pays = 0, True  # as for arrays in memory, so that the way to the answer is the same
+
+    def __init__(
+        self,
+        client: Any,
+        parts: Sequence[Any],
+        places: list[list[int]],
+        sizes: np.ndarray,
+        dimension: int,
+        chosen: list[Any] | None = None,
+        pace: "Pace | None" = None,
+    ) -> None:
+        self.client, self.parts, self.places, self.sizes, self.dimension = client, list(parts), places, sizes, dimension
+        self.chosen: list[Any] = [None] * len(sizes) if chosen is None else chosen
+        self.layout: tuple[dict[str, int], list[Share]] | None = None
+        self.pace = pace or Pace()
+        self.seen = time.monotonic()  # when the scheduler last had tasks of us
+
+    @property
+    def rows(self) -> int:
+        return int(self.sizes.sum())
+
+    def reduce(self, function: RowFunction) -> list[Tensor]:
+        if self.client is None:
+            return tensors(added(run(None, partial(group_sums, function=function), self.parts, self.chosen_of_parts())))
+        packed, quick = pack(function), function.keywords.get("program") is not None
+        for _ in range(ATTEMPTS):
+            try:
+                return tensors(self.remote_sums(packed, quick))
+            except LOST as error:
+                self.layout, last = None, error
+                if self.client.status != "running":
+                    break
+        raise lost(self.client, last) from last
+
+    def remote_sums(self, packed: bytes, quick: bool) -> list[Any]:
+        """One pass on the cluster: by messages if it is short, else a task for each share, then a tree."""
+        known = self.shares() if self.layout is None else self.layout[1]
+        if self.is_brief(known, packed):
+            sums = self.by_messages(known, packed, quick)
+            if sums is not None:
+                return added(sums)
+            self.layout = None
+        client, known = self.client, self.shares()
+        self.seen = time.monotonic()
+        function = packed if len(packed) <= EMBEDDED else client.scatter(packed, broadcast=True, hash=False)
+        groups = [[self.parts[i] for i in share.places] for share in known]
+        sums = client.map(packed_sums, groups, self.chosen_of(known), packed=function, pure=False)
+        while len(sums) > FAN_IN:
+            sums = client.map(added, [sums[i : i + FAN_IN] for i in range(0, len(sums), FAN_IN)], pure=False)
+        return added(gathered(client, sums))
+
+    def by_messages(self, known: list[Share], packed: bytes, quick: bool) -> list[Any] | None:
+        """The sums of each share, or None; at once if the functions that are `quick` were so, row by row."""
+        given = [(x, packed) for x in self.chosen_of(known)]
+        at_once = quick and self.pace.seconds * self.rows < SILENT
+        began = time.monotonic()
+        sums = call(self.client, packed_sums, self.parts, known, given, at_once=at_once)
+        if quick and sums is not None:
+            self.pace.seconds = (time.monotonic() - began) / self.rows
+        return sums
+
+    def is_brief(self, known: list[Share], packed: bytes) -> bool:
+        """Whether a pass takes so little time, and carries so little, that messages are better than tasks."""
+        light = len(packed) <= EMBEDDED and sum(x.nbytes for x in self.chosen if x is not None) <= CARRIED
+        return light and self.rows * self.dimension <= BRIEF * len(known) and time.monotonic() - self.seen < SILENT
+
+    def shares(self) -> list[Share]:
+        """The parts of each thread of the cluster: looked up again when workers came or went."""
+        threads: dict[str, int] = self.client.nthreads()
+        if self.layout is None or self.layout[0] != threads:
+            known = shares(self.client, self.parts, threads)
+            # what is lost again meanwhile has no place: ask again in the next pass
+            self.layout = {} if any(share.worker is None for share in known) else threads, known
+        return self.layout[1]
+
+    def chosen_of_parts(self) -> list[list[Any]]:
+        return [[self.chosen[i] for i in places] for places in self.places]
+
+    def chosen_of(self, known: list[Share]) -> list[list[Any]]:
+        by_part = self.chosen_of_parts()
+        return [[rows for i in share.places for rows in by_part[i]] for share in known]
+
+    def subset(self, k: int, generator: np.random.Generator) -> "Partitions | Arrays":
+        """The rows that `Arrays.subset` would choose; in the memory of this process if they are few."""
+        chosen = scattered(self.rows, k, generator).numpy()
+        ends = np.cumsum(self.sizes)
+        local = np.split(chosen, np.searchsorted(chosen, ends[:-1]))
+        local = [
+            (rows - (end - size)).astype(np.int32) for rows, end, size in zip(local, ends, self.sizes, strict=True)
+        ]
+        picked = [rows if mine is None else mine[rows] for rows, mine in zip(local, self.chosen, strict=True)]
+        sizes = np.array([len(rows) for rows in picked])
+        some = [i for i, places in enumerate(self.places) if sizes[places].any()]
+        parts, places = [self.parts[i] for i in some], [self.places[i] for i in some]
+        subset = Partitions(self.client, parts, places, sizes, self.dimension, picked, self.pace)
+        return subset.whole() if k * self.dimension <= IN_MEMORY else subset
+
+    def whole(self) -> Arrays:
+        """All rows in the memory of this process, in order."""
+        found = run(self.client, on_host, self.parts, self.chosen_of_parts())
+        pairs = zip(chain.from_iterable(self.places), chain.from_iterable(found), strict=True)
+        return joined([part for _, part in sorted(pairs, key=itemgetter(0)) if part.rows])
+
+
+@dataclass
+class Pace:
+    """How long the last quick pass over these rows, or over a subset of them, took for a row."""
+
+    seconds: float = math.inf
+
+
+@dataclass(frozen=True)
+class Unseen(Arrays):
+    """A partition whose entries nobody looked at: if they are not finite, neither are the sums, and `look` complains.
+
+    So X is read once less.
+    """
+
+    look: Callable[[Any], None] = field(kw_only=True)
+
+    def reduce(self, function: RowFunction) -> list[Tensor]:
+        sums = super().reduce(function)
+        if not all(bool(x.isfinite().all()) for x in sums):
+            self.look(self.features)
+        return sums
+
+
+def joined(parts: list[Arrays]) -> Arrays:
+    """Several `Arrays` of NumPy arrays, as `on_host` makes them, as one of tensors."""
+    features = [part.features for part in parts]
+    sparse = scipy.sparse.issparse(features[0])
+    whole = scipy.sparse.vstack(features, "csr") if sparse else torch.from_numpy(np.concatenate(features))
+    columns: Any = zip(*[part.vectors() for part in parts], strict=True)
+    vectors: dict[str, Any] = {
+        name: torch.from_numpy(np.concatenate(x)) for name, x in zip(VECTORS, columns, strict=True) if x[0] is not None
+    }
+    return replace(parts[0], features=whole, **vectors)
+
+
+def tensors(sums: list[Any]) -> list[Tensor]:
+    return [torch.as_tensor(x) for x in sums]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# On the workers
+
+
+def group_sums(parts: list[Arrays], chosen: list[Any], function: RowFunction) -> list[Any]:
+    """The sums over some partitions as NumPy arrays, which travel lightly, computed by one thread."""
+    pairs = [(part, rows) for part, rows in zip(parts, chosen, strict=True) if rows is None or len(rows)]
+    with one_thread(), kept_pages():
+        total = add_up(taken(part, rows).reduce(function) for part, rows in pairs)
+    return [x.cpu().numpy() for x in total]
+
+
+@contextmanager
+def kept_pages() -> Iterator[None]:
+    """Let glibc keep freed pages for the next block.
+
+    Dask's nanny starts workers with MALLOC_TRIM_THRESHOLD_, so that every large array is new memory from the system,
+    which has to be cleared: a pass takes three times as long. At the end what was kept is given back as ever.
+    """
+    trim = os.environ.get("MALLOC_TRIM_THRESHOLD_", "")
+    if not trim.isdigit() or platform.libc_ver()[0] != "glibc":
+        yield
+        return
+    adjust = ctypes.CDLL(None).mallopt
+    adjust(M_MMAP_THRESHOLD, 1 << 25)  # the most that it accepts
+    adjust(M_TRIM_THRESHOLD, 1 << 28)
+    try:
+        yield
+    finally:
+        adjust(M_MMAP_THRESHOLD, 1 << 17)  # its default
+        adjust(M_TRIM_THRESHOLD, int(trim))
+
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
+
+
+def added(sums: list[list[Any]]) -> list[Any]:
+    """The sums of the first entries, of the second, ...; nothing is overwritten, since a task may be run again."""
+    return [reduce(np.add, entries) for entries in zip(*sums, strict=True)]
+
+
+def packed_sums(groups: list[list[Arrays]], chosen: list[Any], packed: bytes) -> list[Any]:
+    return group_sums(list(chain.from_iterable(groups)), chosen, cloudpickle.loads(packed))
+
+
+def taken(part: Arrays, chosen: np.ndarray | None) -> Arrays:
+    """The chosen rows, or all."""
+    return part if chosen is None else part.take(torch.from_numpy(chosen).long())
+
+
+def on_host(parts: list[Arrays], chosen: list[Any]) -> list[Arrays]:
+    return [in_main_memory(taken(part, rows)) for part, rows in zip(parts, chosen, strict=True)]
+
+
+def in_main_memory(part: Arrays) -> Arrays:
+    """The same in the memory of the CPU, in blocks of its size, as NumPy arrays: they travel without a copy."""
+    if isinstance(part, Unseen):
+        part.look(part.features)
+    bare = lambda x: x.cpu().numpy() if isinstance(x, Tensor) else x  # noqa: E731
+    known: dict[str, Any] = {each.name: bare(getattr(part, each.name)) for each in fields(Arrays)}
+    return Arrays(**known | {"device": CPU, "block_rows": BLOCK_ROWS})
+
+
+def size_of_arrays(part: Arrays) -> int:
+    """Bytes in main memory, by which the scheduler judges what is cheap to move."""
+    sparse = scipy.sparse.issparse(part.features)
+    held = [part.features.data, part.features.indices] if sparse else [part.features]
+    return sum(x.nbytes for x in [*held, *part.vectors()] if x is not None and not getattr(x, "is_cuda", False))
+
+
+sizeof.register(Arrays)(size_of_arrays)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Functions as bytes
+
+
+class Packer(cloudpickle.Pickler):
+    """Formulas are closures: slow to pickle, but the same in every pass, so that is done once, and undone once."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, FunctionType) and "<locals>" in obj.__qualname__:
+            return unpack_closure, (pack_closure(obj),)
+        return super().reducer_override(obj)
+
+
+@lru_cache(maxsize=32)
+def pack_closure(closure: FunctionType) -> bytes:
+    return cloudpickle.dumps(closure)
+
+
+@lru_cache(maxsize=32)
+def unpack_closure(packed: bytes) -> Any:
+    return cloudpickle.loads(packed)
+
+
+def pack(function: RowFunction) -> bytes:
+    buffer = io.BytesIO()
+    Packer(buffer).dump(function)
+    return buffer.getvalue()

@@ -1,0 +1,1 @@
+"""Named columns: the grammar of formulas, the encoding of columns, and `from_formula`."""

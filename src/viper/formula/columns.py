@@ -1,0 +1,134 @@
+"""One raw column of a table: what kind it is, its numbers, its levels. Complaints name column and row."""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from viper.formula.grammar import FormulaError
+
+if TYPE_CHECKING:
+    import pandas
+
+
+class RowError(FormulaError):
+    """Something is wrong with a row, which `row` names as the table's index does."""
+
+    def __init__(self, rule: str, got: str, row: Any, fix: str) -> None:
+        super().__init__(f"{rule}; got {got} in row {row}. {fix}".strip())
+        self.row = row
+
+
+def as_frame(data: Any) -> "pandas.DataFrame":
+    """pandas' frame of what has named columns: pandas, polars, Arrow, or a dictionary of columns."""
+    import pandas
+
+    if isinstance(data, pandas.DataFrame):
+        frame = data
+    elif hasattr(data, "to_pandas") and type(data).__module__.startswith("pyarrow"):
+        frame = data.to_pandas()
+    elif isinstance(data, dict) or (hasattr(data, "columns") and hasattr(data, "get_column")):
+        frame = pandas.DataFrame({name: np.asarray(data[name]) for name in getattr(data, "columns", data)})
+    else:
+        raise FormulaError(
+            f"a model with a formula needs a table with named columns; got {type(data).__module__}."
+            f"{type(data).__name__}. Pass a DataFrame that is in memory."
+        )
+    if not all(isinstance(name, str) for name in frame.columns):
+        frame = frame.set_axis([str(name) for name in frame.columns], axis=1)
+    if not frame.columns.is_unique:
+        twice = frame.columns[frame.columns.duplicated()][0]
+        raise FormulaError(f"columns must have different names; got {twice!r} twice. Rename one.")
+    return frame
+
+
+def is_text(column: "pandas.Series[Any]") -> bool:
+    """Whether it is a category by its type: text, booleans, pandas' categories. Else a number, or of no use."""
+    from pandas.api import types
+
+    kind = column.dtype
+    return bool(types.is_bool_dtype(kind) or not (types.is_numeric_dtype(kind) or kind.kind in "Mmc"))
+
+
+def as_numbers(column: "pandas.Series[Any]") -> np.ndarray:
+    """Finite float64 numbers, NaN where missing."""
+    from pandas.api import types
+
+    if types.is_bool_dtype(column.dtype) or not types.is_numeric_dtype(column.dtype) or column.dtype.kind == "c":
+        check_no_text(column)
+        raise FormulaError(f"column {column.name!r} must be numeric; got {column.dtype}. Use C() for categories.")
+    values = column.to_numpy(dtype=np.float64, na_value=np.nan)
+    if np.isinf(values).any():
+        row = int(np.flatnonzero(np.isinf(values))[0])
+        raise RowError(f"column {column.name!r} must be finite", f"{values[row]}", column.index[row], "Correct it.")
+    return values
+
+
+def check_no_text(column: "pandas.Series[Any]") -> None:
+    """Complain about the first value that is text and no number."""
+    for row, value in column.items():
+        if isinstance(value, str):
+            try:
+                float(value)
+            except ValueError:
+                rule = f"column {column.name!r} must be numeric"
+                raise RowError(rule, f"{value!r:.60}", row, "Correct it, or use C() for categories.") from None
+
+
+def as_levels(column: "pandas.Series[Any]", levels: list[Any]) -> "pandas.Categorical":
+    """The column as a category with these levels; others are refused."""
+    import pandas
+
+    codes = pandas.Index(levels).get_indexer(pandas.Index(as_written(column, levels)))
+    new = np.flatnonzero((codes < 0) & column.notna().to_numpy())
+    if len(new):
+        rule = f"column {column.name!r} must be one of {levels[:8]}{' …' if len(levels) > 8 else ''}, as in the fit"
+        got = column.iloc[new[0]]
+        got = got.item() if isinstance(got, np.generic) else got
+        raise RowError(rule, repr(got), column.index[new[0]], "Fit again with such rows, or leave them out.")
+    return pandas.Categorical.from_codes(codes, categories=levels)
+
+
+def as_written(column: "pandas.Series[Any]", levels: list[Any]) -> "pandas.Series[Any]":
+    """Numbers as the text that a level is, where all levels are text: 1 and 1.0 are "1"."""
+    texts = set(levels)
+    if isinstance(column.dtype, np.dtype) and column.dtype.kind == "O":
+        numbers = column.map(lambda value: isinstance(value, int | float)).any()
+    else:
+        numbers = column.dtype.kind in "biuf"
+    if not numbers or not all(isinstance(level, str) for level in levels):
+        return column
+
+    def written(value: Any) -> Any:
+        whole = isinstance(value, float) and value.is_integer()
+        spelled = [str(value), *([str(int(value))] if whole else [])]
+        return next((text for text in spelled if text in texts), value)
+
+    return column.astype(object).map(written)
+
+
+def levels_of(column: "pandas.Series[Any]", most: int) -> list[Any]:
+    """The distinct values in order, as plain Python's."""
+    import pandas
+
+    if column.dtype.kind in "Mm":
+        raise FormulaError(f"column {column.name!r} must be numeric or text; got dates. Make numbers of them.")
+    present = column.dropna().unique()
+    if isinstance(column.dtype, pandas.CategoricalDtype):
+        present = [level for level in column.cat.categories if level in set(present)]
+    else:
+        try:
+            present = sorted(present)
+        except TypeError:
+            kinds = sorted({type(value).__name__ for value in present})
+            raise FormulaError(
+                f"column {column.name!r} must hold one kind of value; got {', '.join(kinds)}. Recode it."
+            ) from None
+    if len(present) > most:
+        raise FormulaError(f"column {column.name!r} must have at most {most} levels; got {len(present)}. Group them.")
+    return [value.item() if isinstance(value, np.generic) else value for value in present]
+
+
+def describe(counts: dict[str, int]) -> str:
+    """Missing values by column, in words."""
+    shown = ", ".join(f"{number} in {name!r}" for name, number in [*counts.items()][:6])
+    return shown + (f" and {len(counts) - 6} more columns" if len(counts) > 6 else "")

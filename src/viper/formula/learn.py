@@ -1,0 +1,249 @@
+"""Models from tables: a formula is learned once, stored with the model, and applied to every table it then sees."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import wraps
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+
+import numpy as np
+
+from viper.formula.columns import as_frame, as_numbers, describe, is_text, levels_of
+from viper.formula.encoding import MISSING, Encoding, has_intercept, jsonable, numbered, plain
+from viper.formula.grammar import FormulaError, listed, parse
+
+if TYPE_CHECKING:
+    import pandas
+
+FormulaModel = TypeVar("FormulaModel", bound="FromFormula")
+Fit = TypeVar("Fit", bound=Callable[..., Any])
+MOST_LEVELS = 10_000
+INTERCEPT = "fit_intercept must be said in the formula; got it as an option. Write 'y ~ 0 + age'."
+
+
+class Learned(NamedTuple):
+    """An encoding with the rows it was learned from: X, the labels, and which rows of the data they are."""
+
+    encoding: Encoding
+    X: "pandas.DataFrame"
+    y: np.ndarray
+    kept: np.ndarray
+
+
+def learn(formula: str, data: Any, missing: str = "error", standardize: bool = False) -> Learned:
+    """Learn an encoding from data, and apply it to them.
+
+    Raises
+    ------
+    FormulaError
+        If formula and data do not fit together, or values are missing and the rule is "error".
+    """
+    if missing not in MISSING:
+        raise FormulaError(f"missing must be one of {list(MISSING)}; got {missing!r}.")
+    frame = as_frame(data)
+    parsed = parse(formula, frame.columns, [name for name in frame if is_text(frame[name])])
+    columns = list(dict.fromkeys([parsed.target, *parsed.plain, *parsed.variables.values()]))
+    text = [name for name in columns[1:] if is_text(frame[name])]
+    frame, counts, kept = keep(frame[columns], parsed.target, missing)
+    if len(columns) == 1:
+        raise FormulaError(f"a formula must name at least one column right of ~; got {formula!r:.80}.")
+    parsed = parse(parsed.formula, columns, text)
+    numbers = {*parsed.plain, *(column for name, column in parsed.variables.items() if name.startswith("n"))}
+    levels = {
+        column: ordered(levels_of(frame[column], MOST_LEVELS), parsed.reference.get(column), column)
+        for name, column in parsed.variables.items()
+        if name.startswith("c")
+    }
+    transforms: dict[str, Any] = {}
+    encoding = Encoding(
+        formula=parsed.formula,
+        target=parsed.target,
+        columns=columns,
+        missing=missing,
+        means={name: float(np.nanmean(as_numbers(frame[name]))) for name in columns if name in numbers},
+        levels=levels,
+        common={name: plain(frame[name].mode()[0]) for name in levels},
+        transforms=transforms,
+        names=[],
+        intercept=True,
+        centre=[],
+        scale=[],
+        standardize=standardize,
+        counts=counts,
+    )
+    raw = encoding._design(encoding._filled(frame[columns[1:]]), transforms)
+    intercept = has_intercept(parsed.rest)
+    centre, scale = scales(raw.to_numpy(), intercept, standardize)
+    learned = {"names": list(raw), "intercept": intercept, "centre": centre.tolist(), "scale": scale.tolist()}
+    encoding = replace(encoding, **learned, transforms=numbered(jsonable(transforms)))
+    return Learned(encoding, (raw - centre) / scale, labels(frame[parsed.target]), kept)
+
+
+def labels(column: "pandas.Series[Any]") -> np.ndarray:
+    """The target as an array, where whole numbers that pandas made floats because some were missing are whole again."""
+    y = column.to_numpy()
+    whole = y.dtype.kind == "f" and bool((y == np.round(y)).all()) and bool((np.abs(y) < 2**53).all())
+    return y.astype(np.int64) if whole else y
+
+
+def keep(frame: "pandas.DataFrame", target: str, missing: str) -> tuple["pandas.DataFrame", dict[str, int], np.ndarray]:
+    """The rows that the rule for missing values leaves, the missing values by column, and which rows were kept."""
+    holes = frame.isna()
+    counts = {str(name): int(number) for name, number in holes.sum().items() if number}
+    if counts and missing == "error":
+        raise FormulaError(
+            f"the data must have no missing values; got {describe(counts)} in {len(frame)} rows. Choose missing='drop' "
+            "to leave such rows out, or missing='mean' to fill in means and the most common levels."
+        )
+    kept = ~(holes[target] if missing == "mean" else holes.any(axis=1)).to_numpy()
+    if not kept.any():
+        raise FormulaError(f"some rows must be complete; got {describe(counts)} in {len(frame)} rows. Drop a column.")
+    empty = [name for name in frame if frame.loc[kept, name].isna().all()]
+    if empty:
+        raise FormulaError(f"every column must have values; got none in {empty[0]!r}. Leave it out of the formula.")
+    return frame.loc[kept], counts, kept
+
+
+def ordered(levels: list[Any], reference: str | None, column: str) -> list[Any]:
+    """The levels with the reference first."""
+    if reference is None:
+        return levels
+    chosen = [level for level in levels if str(level) == reference]
+    if not chosen:
+        raise FormulaError(f"the reference of C({column}) must be one of {listed(levels)}; got {reference!r}.")
+    return chosen + [level for level in levels if level != chosen[0]]
+
+
+def scales(raw: np.ndarray, intercept: bool, standardize: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation of each column; 0 and 1 for columns of zeros and ones, and for constant ones.
+
+    Without an intercept nothing is centred: that would be another model.
+    """
+    if not standardize:
+        return np.zeros(raw.shape[1]), np.ones(raw.shape[1])
+    spread = raw.std(0)
+    as_is = np.all((raw == 0) | (raw == 1), 0) | (spread <= 1e-12 * np.abs(raw).max(0))
+    centre = np.zeros(raw.shape[1]) if not intercept else np.where(as_is, 0.0, raw.mean(0))
+    return centre, np.where(as_is, 1.0, spread)
+
+
+class FromFormula:
+    """Estimators that can be fitted to a table by a formula; `formula_` then turns tables into X in every method."""
+
+    formula_: Encoding
+    _template: Encoding | None = None  # of a clone: what its fit learns anew
+
+    def __sklearn_clone__(self: FormulaModel) -> FormulaModel:
+        model = super().__sklearn_clone__()  # type: ignore[misc]
+        if (encoding := template(self)) is not None:
+            model._template = encoding
+        return model
+
+    @classmethod
+    def from_formula(
+        cls: type[FormulaModel],
+        formula: str,
+        data: Any,
+        *,
+        missing: str = "error",
+        standardize: bool = True,
+        sample_weight: Any = None,
+        offset: Any = None,
+        **options: Any,
+    ) -> FormulaModel:
+        """Fit to a table with named columns, by a formula such as ``y ~ age + C(ward) + x1:x2``.
+
+        The fitted estimator keeps the encoding as `formula_`, also when saved: its methods take tables with the same
+        raw columns (pandas, polars, Arrow), and ignore others.
+
+        `fit` of such a model, or of a clone as in cross-validation, learns the same formula anew from the table it is
+        given, with labels `y`, or without them those of the target's column, which is never a feature. An estimator
+        without the formula is a new one: ``type(model)(**model.get_params())``.
+
+        Parameters
+        ----------
+        formula : str
+            Target ~ terms joined by + - * / : ^ of columns, C(column), C(column, Treatment("reference")), numbers in
+            log, log1p, exp, sqrt, abs, I, and center, scale, poly, bs, which learn from the data. `.` is every other
+            column, ``- 1`` leaves the intercept out, `backticks` hold odd names. Text and booleans are categories.
+        data : DataFrame
+        missing : {"error", "drop", "mean"}, default "error"
+            Rows with missing values: refuse them, leave them out, or fill in the means of numbers and the most common
+            levels of categories, which are stored.
+        standardize : bool, default True
+            Centre the columns of X and divide them by their standard deviations, so that the prior fits columns of any
+            scale; a logistic regression leaves those of zeros and ones as they are. `formula_.units` says what a
+            coefficient is per.
+        sample_weight, offset : array (n,), optional
+            As in `fit`, one entry per row of `data`.
+        **options
+            Of the estimator.
+        """
+        own = cls._get_param_names()  # type: ignore[attr-defined]
+        if "fit_intercept" in options:
+            raise FormulaError(INTERCEPT)
+        if "standardize" in own:
+            options |= {"standardize": standardize}
+        learned = learn(formula, data, missing, standardize and "standardize" not in own)
+        return from_learned(cls, learned, options, sample_weight, offset)
+
+
+def from_learned(
+    estimator: type[FormulaModel],
+    learned: Learned,
+    options: dict[str, Any],
+    sample_weight: Any = None,
+    offset: Any = None,
+) -> FormulaModel:
+    """An estimator fitted to what a formula made of a table."""
+    if "fit_intercept" in estimator._get_param_names():  # type: ignore[attr-defined]
+        options = options | {"fit_intercept": learned.encoding.intercept}
+    rows = (part(vector, learned.kept) for vector in (sample_weight, offset))
+    model = estimator(**options).fit(learned.X, learned.y, *rows)  # type: ignore[attr-defined]
+    model.formula_ = learned.encoding
+    return model
+
+
+def template(model: Any) -> Encoding | None:
+    """The encoding whose formula `fit` learns; None of an estimator that has none."""
+    return getattr(model, "formula_", None) or getattr(model, "_template", None)
+
+
+def by_formula(fit: Fit) -> Fit:
+    """`fit`, which for a model made by a formula learns that anew from the table and takes the X it makes."""
+
+    @wraps(fit)
+    def learning(model: Any, X: Any, y: Any = None, sample_weight: Any = None, offset: Any = None, **given: Any) -> Any:
+        known = template(model)
+        if known is None:
+            return fit(model, X, y, sample_weight, offset, **given)
+        frame = with_labels(as_frame(X), known.target, y)
+        # files and pickles from before there was the field still tell by the scales
+        standardize = known.standardize or any(scale != 1.0 for scale in known.scale)
+        learned = learn(known.formula, frame, known.missing, standardize)
+        if getattr(model, "fit_intercept", learned.encoding.intercept) != learned.encoding.intercept:
+            raise FormulaError(INTERCEPT)
+        rows = (part(vector, learned.kept) for vector in (sample_weight, offset))
+        fit(model, learned.X, learned.y, *rows, **given)
+        model.formula_ = learned.encoding
+        return model
+
+    return cast(Fit, learning)
+
+
+def with_labels(frame: "pandas.DataFrame", target: str, y: Any) -> "pandas.DataFrame":
+    """The table with y as its target; as it is where y is None."""
+    from sklearn.utils import column_or_1d
+
+    if y is None:
+        return frame
+    y = column_or_1d(y)
+    if len(y) != len(frame):
+        raise FormulaError(f"X and y must have as many rows; got {len(frame)} and {len(y)}.")
+    return frame.assign(**{target: y})
+
+
+def part(vector: Any, kept: np.ndarray) -> Any:
+    """The entries of the rows that were kept."""
+    if vector is None or np.ndim(vector) == 0 or len(vector) != len(kept):
+        return vector  # of a wrong length: the estimator says so
+    return np.asarray(vector)[kept]

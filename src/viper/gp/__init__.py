@@ -1,0 +1,1 @@
+"""Gaussian-process classification: the estimator, its search, and the GPyTorch likelihood."""

@@ -1,0 +1,201 @@
+"""The profile G(θ) = max_q F(q; θ): value and gradient at any θ, the inner maximum found from its neighbour's sites.
+
+With a large output scale the natural-gradient iteration of the solver contracts slowly, or not at all without damping.
+So here it is accelerated (Anderson): the next natural parameters are the combination of the last few whose residual is
+least.
+"""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from viper.gp.dense import DenseProfile, applies
+from viper.gp.model import Features, Rows, Sites, SparseGP, backward, expand, flatten
+from viper.inference.arrays import BLOCK_ROWS
+from viper.inference.rows import Prior, Sums
+from viper.inference.steps import (
+    Gaussian,
+    Problem,
+    diagonal_step,
+    divergence,
+    full_step,
+    gaussian,
+    kl_to_prior,
+    opening,
+)
+from viper.softplus.pointwise import Formula
+
+MOST_INNER_STEPS = 200
+SHORTEST_STEP = 1e-6
+MEMORY = 10  # iterates that are combined
+FAST = 0.1  # a move this much smaller than the last needs no damping
+DAMPING = 0.5
+
+
+def identity_prior(source: Features) -> Prior:
+    zeros = torch.zeros_like(source.root[0])
+    return Prior(zeros, torch.ones_like(zeros))
+
+
+class Profile:
+    """θ -> G(θ) + log prior(θ) and its gradient."""
+
+    def __init__(
+        self,
+        model: SparseGP,
+        rows: Rows,
+        moments: Formula,
+        diagonal: bool = False,
+        scale: float = 1.0,
+        tol: float = 1e-2,
+        sites: Sites | None = None,
+        start: Gaussian | None = None,
+    ) -> None:
+        self.model, self.rows, self.moments, self.diagonal, self.scale = model, rows, moments, diagonal, scale
+        self.sites, self.start = sites, start  # where the first inner maximum is looked for
+        self.tol = tol  # nats by which the last inner step may move q
+        self.inner_steps = 0
+        small = applies(rows, len(model.inducing), diagonal)
+        self.dense = DenseProfile(model, rows, moments, scale, start) if small else None
+
+    def __call__(self, x: np.ndarray) -> tuple[float, np.ndarray]:
+        """Value and gradient; -∞ where K_zz has no factor or F is not finite."""
+        nowhere = -math.inf, np.zeros_like(x)
+        expand(self.model, x)
+        self.model.zero_grad(set_to_none=True)
+        try:
+            with np.errstate(all="ignore"):  # what overflows is seen in the value
+                value, keep = self.by_torch() if self.dense is None else self.dense.evaluate(self.tol)
+        # no factor of K_zz (NotPositiveDefinite), or an overflow
+        except (ValueError, torch.linalg.LinAlgError, np.linalg.LinAlgError):  # type: ignore[attr-defined]
+            return nowhere
+        prior = self.model.log_prior()
+        if prior is not None and prior.requires_grad:
+            prior.backward()
+            value += float(prior.detach())
+        gradient = flatten(self.model, gradient=True)
+        if not math.isfinite(value) or not np.isfinite(gradient).all():
+            return nowhere
+        keep()
+        return value, gradient
+
+    def by_torch(self) -> tuple[float, Callable[[], None]]:
+        """G with gradients, and what keeps the sites for the next evaluation."""
+        source = self.features()
+        q = self.solve(source)
+        factor = q.factor
+        value, sites = backward(source, q, factor, self.moments, self.scale)
+        return value - kl_to_prior(q, factor, identity_prior(source)), lambda: setattr(self, "sites", sites)
+
+    def features(self) -> Features:
+        return Features(self.model, self.rows, rough=True)
+
+    def found(self) -> Sites | None:
+        """The sites at the last θ."""
+        if self.dense is None or self.dense.sites is None:
+            return self.sites
+        b, t = torch.from_numpy(self.dense.sites / self.scale)
+        return Sites(list(b.split(BLOCK_ROWS)), list(t.split(BLOCK_ROWS)))  # as `Features` has them
+
+    def solve(self, source: Features) -> Gaussian:
+        """The best q at the present θ, to `tol`."""
+        problem = Problem(source, identity_prior(source), self.moments, diagonal=self.diagonal, scale=self.scale)
+        q = self.start if self.sites is None else self.sites.posterior(source, self.diagonal, self.scale)
+        return self.iterate(problem, q or opening(problem))
+
+    def posterior(self) -> Gaussian | None:
+        """q of the last sites at the present θ, near the best there."""
+        sites = self.found()
+        with torch.no_grad():
+            return None if sites is None else sites.posterior(self.features(), self.diagonal, self.scale)
+
+    def iterate(self, problem: Problem, q: Gaussian) -> Gaussian:
+        """Natural-gradient steps from q until the next moves it by less than `tol`; that one is taken unseen."""
+        plain = diagonal_step if self.diagonal else full_step
+        value, total = problem.evaluate(q, q.factor)
+        mixer = None if self.diagonal else Anderson(q)
+        last = math.inf
+        for _ in range(MOST_INNER_STEPS):
+            new = plain(problem, q, total, 1.0)
+            move = math.inf if new is None else divergence(q, new)
+            if new is not None and move < self.tol:
+                return new
+            if mixer is not None and new is not None:
+                new = mixer.combine(q, new, 1.0 if move < FAST * last else DAMPING)
+            moved = self.descend(problem, plain, q, value, total, new)
+            if moved is None:
+                return q
+            q, value, total = moved
+            last = move
+        return q
+
+    def descend(
+        self, problem: Problem, plain: object, q: Gaussian, value: float, total: Sums, new: Gaussian | None
+    ) -> tuple[Gaussian, float, Sums] | None:
+        """The proposal if F is not lower there, else the first plain step, halved again and again, that is not."""
+        rho = 1.0
+        while rho > SHORTEST_STEP:
+            if new is not None:
+                self.inner_steps += 1
+                new_value, new_total = problem.evaluate(new, new.factor)
+                if new_value >= value - self.tol:
+                    return new, new_value, new_total
+            rho *= DAMPING
+            new = plain(problem, q, total, rho)  # type: ignore[operator]
+        return None
+
+
+class Anderson:
+    """Combines the last natural parameters x_k = (Λμ, Λ) and their residuals f_k = step(x_k) - x_k.
+
+    The combination Σ γ_k x_k, Σ γ_k = 1, has the least Σ γ_k f_k in the metric of the first q.
+    """
+
+    def __init__(self, reference: Gaussian) -> None:
+        self.reference = reference
+        self.points: list[Tensor] = []
+        self.residuals: list[Tensor] = []
+        self.whitened: list[Tensor] = []
+
+    def combine(self, q: Gaussian, new: Gaussian, damping: float) -> Gaussian:
+        x, residual = natural(q), natural(new)
+        residual = residual - x
+        for kept, item in zip(
+            (self.points, self.residuals, self.whitened), (x, residual, self.whiten(residual)), strict=True
+        ):
+            kept.append(item)
+            del kept[: -MEMORY - 1]
+        if len(self.points) == 1:
+            return new
+        # γ by least squares on differences from the newest
+        change = self.whitened[-1] - torch.stack(self.whitened[:-1])
+        gram = change @ change.T
+        gram.diagonal().mul_(1.0 + 1e-10)
+        # on the CPU, whose routine takes a singular matrix too
+        weights = torch.linalg.lstsq(gram.cpu(), (change @ self.whitened[-1]).cpu()[:, None]).solution[:, 0]
+        for weight, x_old, f_old in zip(weights.tolist(), self.points[:-1], self.residuals[:-1], strict=True):
+            x = x - weight * (self.points[-1] - x_old)
+            residual = residual - weight * (self.residuals[-1] - f_old)
+        mixed = x + damping * residual
+        found = gaussian(mixed[:, 0], mixed[:, 1:].contiguous())
+        if found is None or found.cholesky is None:
+            return new
+        mean = torch.cholesky_solve(mixed[:, :1], found.cholesky)[:, 0]
+        return Gaussian(mean, found.precision, found.cholesky)
+
+    def whiten(self, residual: Tensor) -> Tensor:
+        """The residual of μ as L⁻¹(δ(Λμ) - δΛ μ), and that of Λ as L⁻¹ δΛ L⁻ᵀ/√2."""
+        root, mean = self.reference.cholesky, self.reference.mean
+        assert root is not None
+        shift = residual[:, :1] - residual[:, 1:] @ mean[:, None]
+        half = torch.linalg.solve_triangular(root, torch.cat([shift, residual[:, 1:]], 1), upper=False)
+        both = torch.linalg.solve_triangular(root, half[:, 1:].T, upper=False)
+        return torch.cat([half[:, 0], both.reshape(-1) * math.sqrt(0.5)])
+
+
+def natural(q: Gaussian) -> Tensor:
+    """(Λμ, Λ) side by side."""
+    return torch.cat([(q.precision @ q.mean)[:, None], q.precision], 1)

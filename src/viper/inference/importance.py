@@ -1,0 +1,191 @@
+"""Trust: how good the Gaussian approximation is, and its correction.
+
+Draw β from q, weigh by the true joint density over q, smooth the largest weights (PSIS, through ArviZ). The shape k̂ of
+the weights' tail says whether the weighted draws stand for the exact posterior; if so, they *are* the exact posterior
+up to Monte Carlo error, and their mean weight estimates the evidence p(y).
+"""
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from viper.inference.posterior import Diagonal, Posterior, prior_log_density
+from viper.inference.rows import Block, Prior, Source
+
+if TYPE_CHECKING:
+    import pandas
+
+
+class ImportanceWarning(UserWarning):
+    """The importance weights are too uneven for the corrected posterior to be trusted."""
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """The verdict on q: Pareto k̂, effective sample size of the weights, log evidence with its standard error."""
+
+    k_hat: float
+    threshold: float
+    draws: int
+    effective_sample_size: float
+    log_evidence: float
+    log_evidence_error: float
+    elbo: float
+    covariance: str = "full"  # of q
+
+    @property
+    def reliable(self) -> bool:
+        """Whether k̂ is below min(1 - 1/log₁₀ S, 0.7) for S draws (Vehtari et al. 2024)."""
+        return self.k_hat < self.threshold
+
+    @property
+    def close(self) -> bool:
+        """Whether q may be used as it is: k̂ is small, or the weights are nearly equal, whatever their estimated tail.
+
+        k̂ is that of a few of the largest weights. Where these hardly differ from the others, it is mostly noise.
+        """
+        return self.k_hat < 0.5 or self.effective_sample_size > EVEN_WEIGHTS * self.draws
+
+    @property
+    def verdict(self) -> str:
+        """What to do about it, in words."""
+        if self.k_hat < 0.5:
+            return "The Gaussian posterior is close to the exact one; use it as it is."
+        if self.close:
+            return (
+                "The Gaussian posterior is close to the exact one, since the weights of its draws are nearly equal; "
+                f"use it as it is.{'' if self.reliable else ' Only far quantiles may differ.'}"
+            )
+        if self.reliable:
+            return "The Gaussian posterior is usable; corrected() removes what error it has."
+        prefer = "a tighter prior" if self.covariance == "full" else "covariance='full' and a tighter prior"
+        return (
+            "The Gaussian posterior is not close enough for importance weights to certify it. "
+            f"Prefer {prefer}, or compare with viper.reference.sample_posterior(model)."
+        )
+
+    def __str__(self) -> str:
+        return (
+            f"k̂ = {self.k_hat:.2f} (threshold {self.threshold:.2f}), {self.effective_sample_size:.0f} effective of "
+            f"{self.draws} draws, log evidence {self.log_evidence:.3f} ± {self.log_evidence_error:.3f} "
+            f"(ELBO {self.elbo:.3f})\n{self.verdict}"
+        )
+
+
+@dataclass(frozen=True)
+class WeightedDraws:
+    """Draws of β from q with normalised, smoothed importance weights: the exact posterior up to Monte Carlo error."""
+
+    draws: Tensor  # draws × dimension
+    weights: Tensor  # sum to one
+
+    @property
+    def mean(self) -> Tensor:
+        return self.weights @ self.draws
+
+    @property
+    def variance(self) -> Tensor:
+        return self.weights @ (self.draws - self.mean).square()
+
+    def resample(self, count: int, generator: np.random.Generator) -> Tensor:
+        """Equally weighted draws, chosen by systematic resampling in random order."""
+        positions = (np.arange(count) + generator.random()) / count
+        index = np.searchsorted(np.cumsum(self.weights.numpy()), positions).clip(max=len(self.weights) - 1)
+        return self.draws[torch.from_numpy(generator.permutation(index))]
+
+
+def weigh(
+    posterior: Posterior, prior: Prior, source: Source, elbo: float, count: int, generator: np.random.Generator
+) -> tuple[WeightedDraws, Diagnosis]:
+    """Draw from q, weigh by p(y|β)p(β)/q(β), and judge the weights."""
+    if count < FEWEST_DRAWS:
+        raise ValueError(f"draws must be at least {FEWEST_DRAWS}; got {count}.")
+    noise = torch.from_numpy(generator.standard_normal((count, source.dimension))).to(posterior.mean.device)
+    draws = posterior.draw(noise)
+    log_ratio = log_likelihood(source, draws) + prior_log_density(prior, draws) - posterior.log_density(noise)
+    log_ratio, draws = log_ratio.cpu(), draws.cpu()
+    log_weights, k_hat = smooth(log_ratio)
+    weights = torch.softmax(log_weights, 0)
+    size = 1.0 / float(weights.square().sum())
+    # log of the mean weight, as it is: smoothing is for the draws
+    log_evidence = float(torch.logsumexp(log_ratio, 0)) - math.log(count)
+    diagnosis = Diagnosis(
+        k_hat=k_hat,
+        threshold=min(1.0 - 1.0 / math.log10(count), 0.7),
+        draws=count,
+        effective_sample_size=size,
+        log_evidence=log_evidence,
+        log_evidence_error=math.sqrt(max(0.0, 1.0 / size - 1.0 / count)),
+        elbo=elbo,
+        covariance="diagonal" if isinstance(posterior, Diagonal) else "full",
+    )
+    return WeightedDraws(draws, weights), diagnosis
+
+
+EVEN_WEIGHTS = 0.95  # share of the draws that is effective when weights hardly differ
+FEWEST_DRAWS = 100  # for a tail of the weights to be seen
+SEED = 1  # of the draws where nobody gives one, as of the command line: the same question has one answer
+
+
+def smooth(log_ratio: Tensor) -> tuple[Tensor, float]:
+    """Pareto-smoothed log weights and k̂, by ArviZ."""
+    from arviz_stats.base.array import array_stats
+
+    if float(log_ratio.max() - log_ratio.min()) < 1e-9:
+        return torch.zeros_like(log_ratio), -math.inf  # q is the posterior
+    # psislw is made for leave-one-out: it weighs by the reciprocal of what it is given
+    log_weights, k_hat = array_stats.psislw(-log_ratio.numpy())
+    return torch.from_numpy(np.array(log_weights)), float(k_hat)
+
+
+DRAWS_PER_BLOCK = 256
+
+
+def log_likelihood(source: Source, draws: Tensor) -> Tensor:
+    """Σ_i c_i (y_i f_i - log(1+e^{f_i})) for each draw, f = o + Aβ."""
+    return source.reduce(partial(block_log_likelihood, draws=draws))[0]
+
+
+def block_log_likelihood(block: Block, draws: Tensor) -> list[Tensor]:
+    parts = []
+    for some in draws.split(DRAWS_PER_BLOCK):
+        f = block.design.project(some.T)
+        if block.offset is not None:
+            f = f + block.offset[:, None]
+        terms = block.label[:, None] * f - torch.logaddexp(f, torch.zeros_like(f))
+        parts.append(terms.sum(0) if block.weight is None else block.weight @ terms)
+    return [torch.cat(parts)]
+
+
+def weighted_quantiles(values: Tensor, weights: Tensor, levels: list[float]) -> Tensor:
+    """Quantiles of each column of `values` (draws × k) under the weights of the draws: levels × k."""
+    ordered, order = values.sort(0)
+    mass = weights[order].cumsum(0)
+    index = torch.stack([(mass < level).sum(0) for level in levels]).clamp(max=len(values) - 1)
+    return torch.gather(ordered, 0, index)
+
+
+def summary_frame(
+    names: list[str], mean: Tensor, sd: Tensor, low: Tensor, high: Tensor, positive: Tensor, level: float
+) -> "pandas.DataFrame":
+    """One row per coefficient: mean, sd, interval, odds ratio with interval, probability of direction."""
+    import pandas
+
+    columns = {
+        "mean": mean,
+        "sd": sd,
+        "lower": low,
+        "upper": high,
+        "odds_ratio": mean.exp(),
+        "odds_lower": low.exp(),
+        "odds_upper": high.exp(),
+        "p_direction": torch.maximum(positive, 1.0 - positive),
+    }
+    frame = pandas.DataFrame({name: column.cpu().numpy() for name, column in columns.items()}, index=names)
+    frame.attrs["level"] = level
+    return frame

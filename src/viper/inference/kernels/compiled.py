@@ -1,0 +1,69 @@
+"""A block's sums by one pass in C on a CPU, where the plain formulas take fifty operations and write all they make.
+
+The formulas are those of problem.py, which is the reference and takes over wherever this does not apply: other bounds,
+variances beyond the reach of the nodes, sparse or float32 rows, many columns, no library.
+"""
+
+from functools import cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from viper.inference.kernels.fused import Program
+from viper.inference.kernels.native import row_sums
+from viper.softplus.nodes import node_sets
+
+MOST_COMPILED = 256  # columns: the sums of a vector of rows each fit the cache
+
+
+def available() -> bool:
+    """Whether rows on a CPU are summed by compiled code."""
+    return row_sums() is not None
+
+
+def compiled_sums(
+    matrix: Tensor,
+    label: Tensor,
+    offset: Tensor | None,
+    residual: Tensor | None,
+    weight: Tensor | None,
+    mean: Tensor,
+    factor: Tensor | None,
+    program: Program,
+    gram: bool,
+) -> list[Tensor] | None:
+    """Value, magnitude, gradient and curvature as `row_sums` has them, or None where it has to do it.
+
+    `mean` has an entry more than `matrix` has columns where there is an intercept. Other threads run meanwhile.
+    """
+    function = row_sums()
+    if function is None:
+        return None
+    d = len(mean)
+    nodes, out = packed_nodes(program.nodes), matrix.new_empty(2 + d + d * d * gram)
+    if program.kind != "heat":  # of the mean alone
+        factor = residual = None
+    arrays = [None if x is None else in_order(x) for x in (label, offset, residual, weight, mean, factor, nodes)]
+    failed = function(
+        matrix.data_ptr(), len(matrix), *matrix.stride(), matrix.shape[1], d,
+        *[None if x is None else x.data_ptr() for x in arrays], len(nodes),
+        program.kind == "quarter", gram, out.data_ptr(),
+    )  # fmt: skip
+    if failed:
+        return None
+    value, magnitude, slope, curvature = out.split([1, 1, d, d * d * gram])
+    return [value[0], magnitude[0], slope, curvature.view(d, d) if gram else curvature]
+
+
+def in_order(x: Tensor) -> Tensor:
+    """As the C code reads it: float64, one number after the other."""
+    return x.to(torch.float64).contiguous()
+
+
+@cache
+def packed_nodes(tolerance: float) -> Tensor:
+    """Reach, number of pairs, and z and weight of each, set by set."""
+    sets = node_sets(tolerance)
+    parts = [np.concatenate([[s.reach, len(s.z)], np.stack([s.z, s.weights], 1).ravel()]) for s in sets]
+    return torch.from_numpy(np.concatenate(parts))

@@ -1,0 +1,188 @@
+"""q(β) as a value: moments, draws, densities and what it says about new rows.
+
+Three shapes of the same thing, N(μ, Σ): a full covariance by a factor Σ = FFᵀ, a diagonal one, and the posterior of
+more coefficients than rows, where the data inform only the n directions they span and the prior stands in all others.
+"""
+
+import math
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from viper.inference.rows import Block, Matrix, Prior, Source
+from viper.softplus.pointwise import Formula
+
+LOG_2PI = math.log(2.0 * math.pi)
+
+
+@dataclass(frozen=True)
+class Full:
+    """N(μ, FFᵀ)."""
+
+    mean: Tensor
+    factor: Tensor
+
+    @property
+    def variance(self) -> Tensor:
+        """Marginal variances, diag Σ."""
+        return self.factor.square().sum(1)
+
+    def covariance(self) -> Tensor:
+        return self.factor @ self.factor.T
+
+    def spread(self, design: Matrix) -> Tensor:
+        """diag(A Σ Aᵀ)."""
+        return design.spread(self.factor)
+
+    def draw(self, noise: Tensor) -> Tensor:
+        """Draws (k × d) from standard normal noise of the same shape."""
+        return self.mean + noise @ self.factor.T
+
+    def log_density(self, noise: Tensor) -> Tensor:
+        """log q at `draw(noise)`."""
+        return gaussian_log_density(noise, self.log_scale)
+
+    @property
+    def log_scale(self) -> Tensor:
+        """½ log |Σ|."""
+        return torch.linalg.slogdet(self.factor).logabsdet
+
+    def as_prior(self, forget: float = 1.0) -> Prior:
+        """The same Gaussian as the prior of what comes next, its precision multiplied by `forget`."""
+        inverse = torch.linalg.inv(self.factor)
+        return Prior(self.mean, forget * inverse.T @ inverse)
+
+
+@dataclass(frozen=True)
+class Diagonal:
+    """N(μ, diag v)."""
+
+    mean: Tensor
+    variance: Tensor
+
+    def covariance(self) -> Tensor:
+        return torch.diag(self.variance)
+
+    def spread(self, design: Matrix) -> Tensor:
+        return design.spread(self.variance)
+
+    def draw(self, noise: Tensor) -> Tensor:
+        return self.mean + noise * self.variance.sqrt()
+
+    def log_density(self, noise: Tensor) -> Tensor:
+        return gaussian_log_density(noise, self.log_scale)
+
+    @property
+    def log_scale(self) -> Tensor:
+        return 0.5 * self.variance.log().sum()
+
+    def as_prior(self, forget: float = 1.0) -> Prior:
+        return Prior(self.mean, forget / self.variance)
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """N(m₀ + DQω, D(I + Q(FFᵀ - I)Qᵀ)D): the prior N(m₀, D²), but w ~ N(ω, FFᵀ) in the span of an orthonormal Q."""
+
+    prior_mean: Tensor
+    prior_sd: Tensor
+    basis: Tensor
+    inner_mean: Tensor
+    inner_factor: Tensor
+
+    @property
+    def mean(self) -> Tensor:
+        return self.prior_mean + self.prior_sd * (self.basis @ self.inner_mean)
+
+    @property
+    def variance(self) -> Tensor:
+        inside = (self.basis @ self.inner_factor).square_().sum(1)
+        outside = 1.0 - self.basis.square().sum(1)
+        return self.prior_sd.square() * (inside + outside.clamp(min=0.0))
+
+    def covariance(self) -> Tensor:
+        scaled = self.prior_sd[:, None] * self.basis
+        inner = self.inner_factor @ self.inner_factor.T
+        inner.diagonal().sub_(1.0)
+        total = scaled @ inner @ scaled.T
+        total.diagonal().add_(self.prior_sd.square())
+        return total
+
+    def spread(self, design: Matrix) -> Tensor:
+        # ‖Da‖² - ‖QᵀDa‖² + ‖FᵀQᵀDa‖²
+        scaled = self.prior_sd[:, None] * self.basis
+        outside = design.spread(self.prior_sd.square()) - design.spread(scaled)
+        return outside.clamp(min=0.0) + design.spread(scaled @ self.inner_factor)
+
+    def draw(self, noise: Tensor) -> Tensor:
+        inside = noise @ self.basis
+        moved = self.inner_mean + inside @ self.inner_factor.T
+        return self.prior_mean + self.prior_sd * (noise + (moved - inside) @ self.basis.T)
+
+    def log_density(self, noise: Tensor) -> Tensor:
+        return gaussian_log_density(noise, self.log_scale)
+
+    @property
+    def log_scale(self) -> Tensor:
+        return self.prior_sd.log().sum() + torch.linalg.slogdet(self.inner_factor).logabsdet
+
+    def as_prior(self, forget: float = 1.0) -> Prior:
+        return Prior(self.mean, forget * torch.linalg.inv(self.covariance()))
+
+
+Posterior = Full | Diagonal | LowRank
+Moved = TypeVar("Moved", bound=Posterior | Prior)
+
+
+def moved(value: Moved, device: torch.device | str) -> Moved:
+    """The same Gaussian on another device."""
+    return replace(value, **{field.name: getattr(value, field.name).to(device) for field in fields(value)})
+
+
+def gaussian_log_density(noise: Tensor, log_scale: Tensor) -> Tensor:
+    """log N(x; μ, Σ) where Σ^{-1/2}(x - μ) = noise and log_scale = ½ log|Σ|."""
+    return -0.5 * (noise.square().sum(-1) + noise.shape[-1] * LOG_2PI) - log_scale
+
+
+def prior_log_density(prior: Prior, draws: Tensor) -> Tensor:
+    """log p(β) for each row β of `draws`."""
+    shift = draws - prior.mean
+    weighted = shift * prior.precision if prior.precision.ndim == 1 else shift @ prior.precision
+    quadratic = (shift * weighted).sum(1)
+    return 0.5 * (prior.log_determinant - quadratic - draws.shape[1] * LOG_2PI)
+
+
+def latent(block: Block, posterior: Posterior) -> tuple[Tensor, Tensor]:
+    """ϑ and τ² of the rows of a block."""
+    theta = block.design.project(posterior.mean)
+    tau2 = posterior.spread(block.design).clamp(min=0.0)
+    return (
+        theta if block.offset is None else theta + block.offset,
+        tau2 if block.residual is None else tau2 + block.residual,
+    )
+
+
+def expected_log_likelihood(source: Source, posterior: Posterior, moments: Formula) -> float:
+    """Σ_i c_i E_q[log p(y_i | f_i)] = Σ_i c_i (y_i ϑ_i - η(ϑ_i, τ_i²))."""
+    return float(source.reduce(partial(block_log_likelihood, posterior=posterior, moments=moments))[0])
+
+
+def block_log_likelihood(block: Block, posterior: Posterior, moments: Formula) -> list[Tensor]:
+    theta, tau2 = latent(block, posterior)
+    terms = block.label * theta - moments(theta, tau2)[0]
+    return [terms.sum() if block.weight is None else block.weight @ terms]
+
+
+def accuracy(source: Source, posterior: Posterior) -> float:
+    """Share of (weighted) rows whose class is predicted right."""
+    right, all_ = source.reduce(partial(block_accuracy, posterior=posterior))
+    return float(right / all_)
+
+
+def block_accuracy(block: Block, posterior: Posterior) -> list[Tensor]:
+    right = ((latent(block, posterior)[0] > 0) == (block.label > 0.5)).to(torch.float64)
+    weight = torch.ones_like(right) if block.weight is None else block.weight
+    return [weight @ right, weight.sum()]

@@ -1,0 +1,1 @@
+"""Logistic regression, and what all estimators share: prediction, storage, diagnosis and export."""

@@ -1,0 +1,209 @@
+"""How close a Gaussian posterior is to the exact one; and that one, as weighted draws with the estimator's methods."""
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted
+from torch import Tensor
+
+from viper.inference.importance import (
+    SEED,
+    Diagnosis,
+    ImportanceWarning,
+    WeightedDraws,
+    summary_frame,
+    weigh,
+    weighted_quantiles,
+)
+from viper.inference.posterior import Posterior, moved
+from viper.inference.rows import Prior, Source
+from viper.models.arviz import check_shape, from_draws, from_posterior
+from viper.models.prediction import half_width, log_odds
+
+if TYPE_CHECKING:
+    import pandas
+
+
+class CorrectedPosterior:
+    """Summaries and predictions from draws β_s with weights w_s; `diagnosis` says how far to trust them.
+
+    `latent(X, offset, draws)` yields f = o + Xβ, draws × rows, for some rows at a time.
+    """
+
+    def __init__(
+        self,
+        weighted: WeightedDraws,
+        diagnosis: Diagnosis,
+        names: list[str],
+        classes: np.ndarray,
+        latent: Callable[[Any, Any, Tensor], Iterator[Tensor]],
+    ) -> None:
+        self.weighted, self.diagnosis, self.names = weighted, diagnosis, names
+        self.classes_ = classes
+        self._latent = latent
+
+    @property
+    def mean_(self) -> np.ndarray:
+        """Posterior means of the coefficients, intercept last."""
+        return self.weighted.mean.numpy()
+
+    @property
+    def sd_(self) -> np.ndarray:
+        """Posterior standard deviations of the coefficients, intercept last."""
+        return self.weighted.variance.sqrt().numpy()
+
+    def sample(self, n: int = 1, random_state: Any = None) -> np.ndarray:
+        """`n` equally weighted draws of the coefficients, n × d."""
+        generator = np.random.default_rng(check_random_state(random_state).randint(2**31))
+        return self.weighted.resample(n, generator).numpy()
+
+    def to_arviz(self, draws: int = 1000, chains: int = 4, random_state: Any = None) -> Any:
+        """Equally weighted draws, as the container of the installed ArviZ."""
+        sample = self.sample(check_shape(chains, draws), random_state)
+        return from_draws(torch.from_numpy(sample), self.names, (chains, draws))
+
+    def coefficient_interval(self, level: float = 0.95) -> np.ndarray:
+        """Credible intervals of the coefficients, d × 2."""
+        return self._quantiles(self.weighted.draws, level).T.numpy()
+
+    def summary(self, level: float = 0.95) -> "pandas.DataFrame":
+        """Mean, sd, interval, odds ratio with interval and probability of direction of every coefficient."""
+        low, high = self._quantiles(self.weighted.draws, level)
+        positive = self.weighted.weights @ (self.weighted.draws > 0).double()
+        mean, sd = self.weighted.mean, self.weighted.variance.sqrt()
+        return summary_frame(self.names, mean, sd, low, high, positive, level)
+
+    def predict_latent(self, X: Any, offset: Any = None) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and standard deviation of the latent f(x), per row."""
+        mean, sd = self._over_rows(X, offset, self._moments)
+        return mean, sd
+
+    def predict_proba(self, X: Any, offset: Any = None) -> np.ndarray:
+        """Posterior-averaged probabilities of the two classes, n × 2."""
+        weights = self.weighted.weights
+        return self._over_rows(
+            X, offset, lambda f: torch.stack([weights @ torch.sigmoid(sign * f) for sign in (-1.0, 1.0)])
+        ).T
+
+    def predict_std(self, X: Any, offset: Any = None) -> np.ndarray:
+        """Posterior standard deviation of the probability, per row."""
+        return self._over_rows(X, offset, lambda f: self._moments(torch.sigmoid(f)))[1]
+
+    def predict_interval(self, X: Any, level: float = 0.95, offset: Any = None) -> np.ndarray:
+        """Credible interval of the probability of the second class, n × 2."""
+        return self._over_rows(X, offset, lambda f: torch.sigmoid(self._quantiles(f, level))).T
+
+    def decision_function(self, X: Any, offset: Any = None) -> np.ndarray:
+        """Log-odds of the posterior-averaged probability."""
+        return log_odds(self.predict_proba(X, offset))
+
+    def predict(self, X: Any, offset: Any = None) -> np.ndarray:
+        """The more probable class, per row."""
+        return self.classes_[(self.predict_proba(X, offset)[:, 1] > 0.5).astype(int)]
+
+    def _over_rows(self, X: Any, offset: Any, summary: Callable[[Tensor], Tensor]) -> np.ndarray:
+        """A summary (k × rows) of the draws of f (draws × rows), for all rows."""
+        return torch.cat([summary(f) for f in self._latent(X, offset, self.weighted.draws)], 1).numpy()
+
+    def _moments(self, values: Tensor) -> Tensor:
+        mean = self.weighted.weights @ values
+        return torch.stack([mean, (self.weighted.weights @ (values - mean).square()).sqrt()])
+
+    def _quantiles(self, values: Tensor, level: float) -> Tensor:
+        half_width(level)  # the check of `level`
+        return weighted_quantiles(values, self.weighted.weights, [0.5 - 0.5 * level, 0.5 + 0.5 * level])
+
+
+class Trust:
+    """Estimators with a Gaussian posterior of coefficients: what it leaves out, and its correction."""
+
+    posterior_: Posterior
+    prior_: Prior
+    elbo_: float
+    classes_: np.ndarray
+    random_state: Any
+    _training_rows: Source
+
+    def _names(self) -> list[str]:
+        raise NotImplementedError
+
+    def _labelled(self, X: Any, y: Any, sample_weight: Any, offset: Any) -> Source:
+        raise NotImplementedError
+
+    def _latent_draws(self, X: Any, offset: Any, draws: Tensor) -> Iterator[Tensor]:
+        raise NotImplementedError
+
+    def diagnose(
+        self,
+        X: Any = None,
+        y: Any = None,
+        *,
+        sample_weight: Any = None,
+        offset: Any = None,
+        draws: int = 4000,
+        random_state: Any = None,
+    ) -> Diagnosis:
+        """How close the Gaussian posterior is to the exact one, by importance weights (PSIS).
+
+        Uses the rows of the fit; pass them again after loading a model from a file. The draws are seeded by
+        `random_state`, else by the estimator's if that is an integer, else by a fixed seed: asked again, the verdict
+        is the same.
+        """
+        return self._weigh(X, y, sample_weight, offset, draws, random_state)[1]
+
+    def corrected(
+        self,
+        X: Any = None,
+        y: Any = None,
+        *,
+        sample_weight: Any = None,
+        offset: Any = None,
+        draws: int = 4000,
+        random_state: Any = None,
+    ) -> CorrectedPosterior:
+        """The exact posterior as weighted draws, those of `diagnose`, with the same summaries and predictions."""
+        weighted, diagnosis = self._weigh(X, y, sample_weight, offset, draws, random_state)
+        if not (diagnosis.reliable or diagnosis.close):
+            warnings.warn(str(diagnosis), ImportanceWarning, stacklevel=2)
+        return CorrectedPosterior(weighted, diagnosis, self._names(), self.classes_, self._latent_draws)
+
+    def to_arviz(
+        self,
+        X: Any = None,
+        y: Any = None,
+        *,
+        sample_weight: Any = None,
+        offset: Any = None,
+        draws: int = 1000,
+        chains: int = 4,
+        random_state: Any = None,
+    ) -> Any:
+        """Independent draws from the posterior, as the container of the installed ArviZ.
+
+        Groups: posterior ("coefficient" by feature, "intercept"), sample_stats ("lp" = log p(y, β) and "log_q" =
+        log q(β)), observed_data, and log_likelihood by row where draws × rows is at most 16 million. Without training
+        rows, as after loading a model, pass them again; otherwise only posterior and "log_q" are there.
+        """
+        check_is_fitted(self, "posterior_")
+        source = self._labelled(X, y, sample_weight, offset) if X is not None else getattr(self, "_training_rows", None)
+        seed = check_random_state(self.random_state if random_state is None else random_state).randint(2**31)
+        device = "cpu" if source is None else source.device
+        posterior, prior = moved(self.posterior_, device), moved(self.prior_, device)
+        return from_posterior(posterior, prior, source, self._names(), (chains, draws), seed)
+
+    def _weigh(
+        self, X: Any, y: Any, sample_weight: Any, offset: Any, draws: int, random_state: Any
+    ) -> tuple[WeightedDraws, Diagnosis]:
+        check_is_fitted(self, "posterior_")
+        if X is None and getattr(self, "_training_rows", None) is None:
+            raise ValueError("diagnose needs the training rows; got a model without them. Pass X and y.")
+        source = self._training_rows if X is None else self._labelled(X, y, sample_weight, offset)
+        if random_state is None:
+            random_state = self.random_state if isinstance(self.random_state, int | np.integer) else SEED
+        generator = np.random.default_rng(check_random_state(random_state).randint(2**31))
+        posterior, prior = moved(self.posterior_, source.device), moved(self.prior_, source.device)
+        return weigh(posterior, prior, source, self.elbo_, draws, generator)

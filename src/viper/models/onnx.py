@@ -1,0 +1,175 @@
+"""A fitted logistic regression as an ONNX graph: the posterior-averaged probability, with no Python at the other end.
+
+The graph computes ϑ = μᵀx and τ² = xᵀΣx in double precision and E[s(f)] = Σ_j p_j Φ(ϑ/√(τ² + σ_j²)), the logistic as a
+mixture of normals (mixture.py). Runtimes have no erf in double precision, so its tail is spelled out: with t = 2/(2+x),
+erfc(x) = t exp(-x² + P(t)) for x ≥ 0, where P is smooth on [0, 1] and interpolated at Chebyshev's points. Mixture and
+interpolation err by less than 2e-11 together, whatever ϑ and τ.
+"""
+
+from os import PathLike
+from typing import Any
+
+import numpy as np
+import scipy.special
+from numpy.polynomial import Chebyshev, Polynomial
+
+from viper.data import checks
+from viper.inference.posterior import Diagonal, Full, LowRank, Posterior
+from viper.models import storage
+from viper.softplus.mixture_table import MIXTURES
+
+OPSET, IR_VERSION = 17, 8  # of 2022: every runtime in use reads them
+LARGEST = (1 << 31) - (1 << 20)  # bytes: a protobuf message ends at 2 GB
+DEGREE = 18  # of P: the error of erfc is 1.4e-12
+
+
+def export(model: Any, path: str | PathLike[str] | None, dtype: str, overwrite: bool) -> Any:
+    """The `onnx.ModelProto` of a fitted logistic regression, also written to `path` if given."""
+    try:
+        import onnx
+    except ImportError as error:
+        raise ImportError("to_onnx needs the package onnx. pip install 'vi-per[onnx]'") from error
+    checks.check_word(dtype, "dtype", ("float32", "float64"))
+    if (size := numbers(model.posterior_) * 8) > LARGEST:
+        raise ValueError(
+            f"an ONNX file holds at most 2 GB; got a posterior of {size / 1e9:.1f} GB. Fit covariance='diagonal'."
+        )
+    graph = Graph(onnx)
+    probability_graph(graph, model, dtype)
+    proto = graph.build(model, dtype)
+    onnx.checker.check_model(proto)
+    if path is not None:
+        storage.write_bytes(path, proto.SerializeToString(), overwrite)
+    return proto
+
+
+def numbers(posterior: Posterior) -> int:
+    """How many numbers a posterior is made of."""
+    return sum(tensor.numel() for tensor in vars(posterior).values())
+
+
+class Graph:
+    """Nodes and constants as they are added; `add` returns the name of what it computes."""
+
+    def __init__(self, onnx: Any) -> None:
+        self.onnx, self.nodes, self.constants = onnx, [], []  # type: tuple[Any, list[Any], list[Any]]
+
+    def add(self, operation: str, *inputs: Any, name: str | None = None, **attributes: Any) -> str:
+        """A node; inputs are names or numbers."""
+        names = [value if isinstance(value, str) else self.constant(value) for value in inputs]
+        name = name or f"{operation.lower()}_{len(self.nodes)}"
+        self.nodes.append(self.onnx.helper.make_node(operation, names, [name], **attributes))
+        return name
+
+    def constant(self, value: Any) -> str:
+        name = f"constant_{len(self.constants)}"
+        self.constants.append(self.onnx.numpy_helper.from_array(np.asarray(value), name))
+        return name
+
+    def build(self, model: Any, dtype: str) -> Any:
+        helper, types = self.onnx.helper, self.onnx.TensorProto
+        real = types.FLOAT if dtype == "float32" else types.DOUBLE
+        labels = helper.np_dtype_to_tensor_dtype(np.asarray(exported_labels(model.classes_)).dtype)
+        graph = helper.make_graph(
+            self.nodes,
+            "VariationalLogisticRegression",
+            [helper.make_tensor_value_info("X", real, [None, model.n_features_in_])],
+            [
+                helper.make_tensor_value_info("label", labels, [None]),
+                helper.make_tensor_value_info("probabilities", real, [None, 2]),
+            ],
+            self.constants,
+        )
+        return helper.make_model(
+            graph,
+            producer_name="viper",
+            producer_version=storage.viper_version(),
+            opset_imports=[helper.make_opsetid("", OPSET)],
+            ir_version=IR_VERSION,
+            doc_string="Posterior-averaged probabilities E[s(f(x))] of the two classes.",
+        )
+
+
+def exported_labels(classes: np.ndarray) -> np.ndarray:
+    """The classes as ONNX has them: int64, bool, double or text."""
+    kind = classes.dtype.kind
+    if kind in "iu":
+        return classes.astype(np.int64)
+    if kind in "bf":
+        return classes.astype(bool if kind == "b" else np.float64)
+    return np.array([str(label) for label in classes], dtype=object)
+
+
+def probability_graph(graph: Graph, model: Any, dtype: str) -> None:
+    """Nodes from X to label and probabilities."""
+    types = graph.onnx.TensorProto
+    X = graph.add("Cast", "X", to=types.DOUBLE)
+    mean = model.posterior_.mean.numpy()[:, None]
+    theta = affine(graph, X, mean, model.fit_intercept)
+    small = tail(graph, graph.add("Abs", theta), variance(graph, X, model.posterior_, model.fit_intercept))
+    large = graph.add("Sub", 1.0, small)
+    positive = graph.add("Greater", theta, 0.0)
+    sides = [graph.add("Where", positive, *pair) for pair in ((small, large), (large, small))]
+    both = graph.add("Concat", *sides, axis=1)
+    graph.add("Cast", both, name="probabilities", to=types.FLOAT if dtype == "float32" else types.DOUBLE)
+    index = graph.add("Squeeze", graph.add("Cast", positive, to=types.INT64), np.array([1]))
+    graph.add("Gather", exported_labels(model.classes_), index, name="label")
+
+
+def affine(graph: Graph, X: str, matrix: np.ndarray, intercept: bool) -> str:
+    """[X, 1] M, the last row of M belonging to the ones."""
+    product = graph.add("MatMul", X, matrix[:-1] if intercept else matrix)
+    return graph.add("Add", product, matrix[-1:]) if intercept else product
+
+
+def variance(graph: Graph, X: str, posterior: Posterior, intercept: bool) -> str:
+    """τ² = xᵀΣx."""
+
+    def length(matrix: Any) -> str:
+        """‖Mᵀx‖²."""
+        product = affine(graph, X, matrix.numpy(), intercept)
+        return graph.add("ReduceSumSquare", product, axes=[1], keepdims=1)
+
+    def weighted(variances: Any) -> str:
+        """Σ_j v_j x_j²."""
+        return affine(graph, graph.add("Mul", X, X), variances.numpy()[:, None], intercept)
+
+    if isinstance(posterior, Full):
+        return length(posterior.factor)
+    if isinstance(posterior, Diagonal):
+        return weighted(posterior.variance)
+    assert isinstance(posterior, LowRank)
+    scaled = posterior.prior_sd[:, None] * posterior.basis
+    outside = graph.add("Relu", graph.add("Sub", weighted(posterior.prior_sd.square()), length(scaled)))
+    return graph.add("Add", outside, length(scaled @ posterior.inner_factor))
+
+
+def tail(graph: Graph, size: str, variance: str) -> str:
+    """E[s(X)] for X ~ N(-size, variance): Σ_j p_j ½ erfc(x_j) with x_j = size/√(2(variance + σ_j²))."""
+    table = MIXTURES[-1]
+    spread = graph.add("Add", variance, np.array([table.variances]))
+    x = graph.add("Div", size, graph.add("Sqrt", graph.add("Mul", spread, 2.0)))
+    t = graph.add("Div", 2.0, graph.add("Add", x, 2.0))
+    exponent = graph.add("Sub", polynomial(graph, t), graph.add("Mul", x, x))
+    erfc = graph.add("Mul", t, graph.add("Exp", exponent))
+    return graph.add("MatMul", erfc, 0.5 * np.array(table.weights)[:, None])
+
+
+def polynomial(graph: Graph, t: str) -> str:
+    """P(t) by Horner's rule in u = 2t - 1."""
+    u = graph.add("Sub", graph.add("Mul", t, 2.0), 1.0)
+    *lower, leading = log_erfc_polynomial(DEGREE)
+    total = graph.constant(leading)
+    for coefficient in reversed(lower):
+        total = graph.add("Add", graph.add("Mul", total, u), coefficient)
+    return total
+
+
+def log_erfc_polynomial(degree: int) -> list[np.float64]:
+    """Coefficients, in powers of u = 2t - 1, of P(t) = log(erfc(x) e^{x²} / t) with x = 2/t - 2."""
+
+    def target(u: np.ndarray) -> np.ndarray:
+        t = (u + 1.0) / 2.0
+        return np.log(scipy.special.erfcx(2.0 / t - 2.0) / t)
+
+    return list(Chebyshev.interpolate(target, degree).convert(kind=Polynomial).coef)

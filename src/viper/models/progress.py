@@ -1,0 +1,151 @@
+"""Progress of long fits: on stderr, and as tasks of scikit-learn's callbacks (`set_callbacks`, 1.9 and later)."""
+
+import sys
+import time
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar, cast
+
+from viper.inference.newton import Iteration
+
+try:
+    from sklearn.callback import CallbackSupportMixin, with_callbacks
+except ImportError:  # scikit-learn < 1.9
+    CallbackSupportMixin, with_callbacks = object, None
+
+PATIENCE = 2.0  # seconds before anything is shown
+REFRESH = 0.1  # seconds between two changes of the line
+
+
+class Progress:
+    """Shows iterations: all of them if `verbose` is True, none if False; if "auto", on a terminal after two seconds.
+
+    Called with each `Iteration`; a source that takes long over a pass may also report its blocks by `rows_done`. Every
+    iteration is a task of `tasks`, if given. `rows` is the number of rows of one pass.
+    """
+
+    def __init__(self, verbose: Any, tasks: "Tasks | None" = None, rows: int | None = None) -> None:
+        self.verbose, self.tasks, self.rows = verbose, tasks, rows
+        self.began = time.perf_counter()
+        self.seen = 0  # rows read so far, in all passes
+        self.by_block = False
+        self.last: Iteration | None = None
+        self._line: Any = None  # rich's live display, once there is something to show
+        self._drawn = 0.0
+
+    def __call__(self, step: Iteration) -> None:
+        self.last = step
+        self.rows = max(self.rows or 0, step.rows)
+        if not self.by_block:
+            self.seen += step.rows
+        if self.tasks is not None:
+            self.tasks.next()
+        if self.verbose != "auto" and self.verbose:
+            rate, passes = self.seen / max(self.seconds, 1e-9), self.seen / self.rows
+            sys.stderr.write(
+                f"{step.seconds:7.1f} s  {step.rows:>11,} rows  objective {step.objective:.6f}  "
+                f"moved {step.move:.1e} nats  pass {passes:.1f}  {rate:,.0f} rows/s\n"
+            )
+            sys.stderr.flush()
+        self._show()
+
+    def rows_done(self, rows: int) -> None:
+        """Count `rows` more that were read."""
+        self.by_block = True
+        self.seen += rows
+        self._show()
+
+    def close(self) -> None:
+        """Take the line away, and end the last task."""
+        if self._line is not None:
+            self._line.stop()
+            self._line = None
+        if self.tasks is not None:
+            self.tasks.close()
+
+    @property
+    def seconds(self) -> float:
+        return time.perf_counter() - self.began
+
+    @property
+    def text(self) -> str:
+        """Seconds, passes, rows per second, and where the solver is."""
+        seconds = self.seconds
+        parts = [f"{seconds:.0f} s"]
+        if self.rows:
+            parts.append(f"pass {self.seen / self.rows:.1f}")
+        parts.append(f"{self.seen / max(seconds, 1e-9):,.0f} rows/s")
+        if self.last is not None:
+            parts.append(f"objective {self.last.objective:.3f}")
+            parts.append(f"moved {self.last.move:.0e} nats")
+        return "  ".join(parts)
+
+    def _show(self) -> None:
+        """Draw the line of verbose="auto", at most ten times a second."""
+        now = self.seconds
+        if self.verbose != "auto" or now < PATIENCE or now - self._drawn < REFRESH or not sys.stderr.isatty():
+            return
+        self._drawn = now
+        if self._line is None:
+            from rich.console import Console
+            from rich.status import Status
+
+            self._line = Status(self.text, console=Console(file=sys.stderr))
+            self._line.start()
+        self._line.update(self.text)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# scikit-learn's callbacks
+
+
+class Callbacks(CallbackSupportMixin):
+    """What an estimator inherits to take callbacks; nothing before scikit-learn 1.9."""
+
+
+class Tasks:
+    """The iterations of a fit as subtasks of its callback context: one is open at any time, the last ends empty."""
+
+    def __init__(self, estimator: Any) -> None:
+        self.estimator, self.context = estimator, estimator._callback_fit_ctx
+        self.open: Any = None
+        self._begin()
+
+    def _begin(self) -> None:
+        self.open = self.context.subcontext(task_name="iteration")
+        self.open.call_on_fit_task_begin(estimator=self.estimator)
+
+    def next(self) -> None:
+        """End the task of this iteration and begin that of the next."""
+        self.open.call_on_fit_task_end(estimator=self.estimator)
+        self._begin()
+
+    def close(self) -> None:
+        self.open.call_on_fit_task_end(estimator=self.estimator)
+
+
+def tasks_of(estimator: Any) -> Tasks | None:
+    """Where iterations of the fit in progress are reported, or None if nobody asked."""
+    return Tasks(estimator) if hasattr(estimator, "_callback_fit_ctx") else None
+
+
+Fit = TypeVar("Fit", bound=Callable[..., Any])
+
+
+def as_task(fit: Fit) -> Fit:
+    """`fit`, with the callbacks of the estimator told of its beginning and its end."""
+    if with_callbacks is None:
+        return fit
+
+    @wraps(fit)
+    def told(estimator: Any, X: Any, y: Any = None, *args: Any, **metadata: Any) -> Any:
+        if not getattr(estimator, "_skl_callbacks", None):
+            return fit(estimator, X, y, *args, **metadata)
+        context = estimator._init_callback_context(max_subtasks=None)
+        context.call_on_fit_task_begin(estimator=estimator, X=X, y=y, metadata=metadata)
+        fitted = fit(estimator, X, y, *args, **metadata)
+        # `dict`: nothing needs to be added to the estimator for it to predict
+        context.call_on_fit_task_end(estimator=estimator, X=X, y=y, metadata=metadata, reconstruction_attributes=dict)
+        return fitted
+
+    return cast(Fit, with_callbacks(told))

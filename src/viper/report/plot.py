@@ -1,0 +1,344 @@
+"""Pictures of fitted models. Every function draws into `ax`, or into a new figure, and returns the Axes.
+
+Colours are Okabe and Ito's, which colour-blind readers can tell apart. No global setting of matplotlib is touched.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from viper.data.checks import read_labels
+from viper.formula.grammar import listed
+from viper.report import views
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = [
+    "bounds",
+    "convergence",
+    "densities",
+    "forest",
+    "observations",
+    "partial_effect",
+    "probability_map",
+    "reliability",
+]
+
+BLUE, ORANGE, RED, SKY, GREY = "#0072B2", "#E69F00", "#D55E00", "#56B4E9", "#8A8F98"
+YELLOW = "#F0E442"  # of marks on a coloured ground
+INK = "#30343B"
+
+
+def canvas(ax: "Axes | None", size: tuple[float, float] = (6.4, 4.2)) -> "Axes":
+    """`ax` itself, or that of a new figure; plain, with two spines."""
+    try:
+        import matplotlib.pyplot as plt
+    except ImportError as error:
+        raise ImportError("viper.plot needs matplotlib; install it with pip install 'vi-per[plot]'") from error
+    if ax is None:
+        _, ax = plt.subplots(figsize=size, layout="constrained")
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.spines[["left", "bottom"]].set_color(GREY)
+    ax.tick_params(color=GREY, labelcolor=INK)
+    return ax
+
+
+def title(ax: "Axes", text: str) -> None:
+    ax.set_title(text, loc="left", color=INK, fontsize=11)
+
+
+def percent_axis(axis: Any) -> None:
+    from matplotlib.ticker import PercentFormatter
+
+    axis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+
+
+def coefficients(model: Any, what: str, level: float = 0.95) -> Any:
+    """The summary without the intercept, of a model that has coefficients."""
+    views.check_model(model)
+    if not hasattr(model, "coefficient_interval"):
+        kind = type(model).__name__
+        raise TypeError(f"{what} needs a model with coefficients; got {kind}. Use partial_effect or forest.")
+    return model.summary(level).drop(index="intercept", errors="ignore")
+
+
+# --- what was learned ---
+
+
+def forest(model: Any, *, level: float = 0.95, top: int | None = None, odds: bool = True, ax: Any = None) -> "Axes":
+    """Coefficients with credible intervals, largest on top; for a Gaussian process, the relevance of its columns.
+
+    Parameters
+    ----------
+    model : fitted VariationalLogisticRegression or VariationalGPClassifier
+    level : float, default 0.95
+    top : int, optional
+        How many to show: those with the largest means.
+    odds : bool, default True
+        Odds ratios on a logarithmic axis instead of coefficients.
+    ax : matplotlib Axes, optional
+    """
+    views.check_model(model)
+    if not hasattr(model, "coefficient_interval"):
+        return relevance(model, top, ax)
+    table = coefficients(model, "forest", level)
+    table = table.loc[table["mean"].abs().sort_values().index[-(top or len(table)) :]].sort_values("mean")
+    names = ["odds_ratio", "odds_lower", "odds_upper"] if odds else ["mean", "lower", "upper"]
+    middle, low, high = (table[name].to_numpy() for name in names)
+    ax = canvas(ax, (6.4, 1.0 + 0.24 * len(table)))
+    clear = (table["lower"] > 0) | (table["upper"] < 0)
+    colours = np.where(clear, BLUE, GREY)
+    at = np.arange(len(table))
+    ax.hlines(at, low, high, colors=colours, lw=2)
+    ax.scatter(middle, at, c=colours, s=22, zorder=3)
+    ax.axvline(1.0 if odds else 0.0, color=INK, lw=0.8)
+    units = [unit_of(model, name) for name in table.index]
+    ax.set_yticks(at, [f"{name}{f' ({unit})' * bool(unit)}" for name, unit in zip(table.index, units, strict=True)])
+    ax.tick_params("y", labelsize=8)
+    ax.set_ylim(-0.6, len(table) - 0.4)
+    if odds:
+        plain_log_axis(ax, wide=bool(table["upper"].max() - table["lower"].min() > np.log(100.0)))
+    per_sd = [unit.startswith("per sd") for unit in units]
+    per = " per sd" if all(per_sd) else " per unit" if not any(per_sd) else ""  # else its label says it of each
+    title(ax, f"{'Odds ratio' if odds else 'Coefficient'}{per}, {100 * level:g} % interval")
+    return ax
+
+
+def unit_of(model: Any, name: Any) -> str:
+    """What a coefficient is per, in the words of the model's formula; nothing where that is one unit."""
+    unit = model.formula_.units.get(str(name), "1") if hasattr(model, "formula_") else "1"
+    return "" if unit == "1" else f"per {unit}" if unit.startswith("sd") else unit
+
+
+def plain_log_axis(ax: "Axes", wide: bool) -> None:
+    """0.1, 1, 10 along the axis, and between them 2 and 5 unless it is wide."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    ax.set_xscale("log")
+    ax.xaxis.set_major_locator(LogLocator(subs=(1.0,) if wide else (1.0, 2.0, 5.0)))
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+    ax.xaxis.set_minor_formatter(NullFormatter())
+
+
+def relevance(model: Any, top: int | None, ax: Any) -> "Axes":
+    """1/lengthscale of standardised columns: how quickly the log-odds change along each."""
+    table = model.summary()
+    if "relevance" not in table:
+        raise TypeError(
+            f"forest needs a kernel with one lengthscale or variance per column; got {type(model.kernel).__name__}."
+        )
+    values = table["relevance"].sort_values().iloc[-(top or len(table)) :]
+    ax = canvas(ax, (6.4, 1.0 + 0.24 * len(values)))
+    ax.hlines(np.arange(len(values)), 0.0, values, color=BLUE, lw=2)
+    ax.scatter(values, np.arange(len(values)), color=BLUE, s=22, zorder=3)
+    ax.set_yticks(np.arange(len(values)), [str(name) for name in values.index], fontsize=8)
+    ax.set(xlim=(0.0, None), ylim=(-0.6, len(values) - 0.4))
+    title(ax, "Relevance: 1 / lengthscale, in standard deviations")
+    return ax
+
+
+def densities(model: Any, names: Any = None, *, level: float = 0.95, ax: Any = None) -> "Axes":
+    """Posterior densities of coefficients, one above the other; the shaded part holds `level` of the mass.
+
+    By default the eight with the largest means.
+    """
+    table = coefficients(model, "densities", level)
+    if names is None:
+        names = table["mean"].abs().sort_values(ascending=False).index[:8]
+    missing = [name for name in names if name not in table.index]
+    if missing:
+        raise ValueError(f"names must be coefficients of the model; got {missing}. There are {listed(table.index)}.")
+    table = table.loc[list(names)[::-1]]
+    ax = canvas(ax, (6.4, 1.2 + 0.45 * len(table)))
+    z = np.linspace(-3.6, 3.6, 241)
+    shape = np.exp(-0.5 * z**2)
+    for at, (_, row) in enumerate(table.iterrows()):
+        x = row["mean"] + row["sd"] * z
+        inside = (x >= row["lower"]) & (x <= row["upper"])
+        # heights show precision: the narrowest density is the tallest
+        height = 0.9 * shape * np.sqrt(table["sd"].min() / row["sd"])
+        ax.fill_between(x, at, at + height, where=inside, color=BLUE, alpha=0.35, lw=0)
+        ax.plot(x, at + height, color=BLUE, lw=1.4)
+    ax.axvline(0.0, color=INK, lw=0.8)
+    ax.set_yticks(np.arange(len(table)), [str(name) for name in table.index])
+    title(ax, f"Posterior of the coefficients, {100 * level:g} % shaded")
+    return ax
+
+
+def partial_effect(
+    model: Any, X: Any, feature: Any, *, level: float = 0.95, points: int = 61, ax: Any = None
+) -> "Axes":
+    """The probability as one column of X moves, the others at their medians, with its credible band."""
+    effect = views.partial_effect(model, X, feature, level, points)
+    seen = effect.predictions
+    ax = canvas(ax)
+    if effect.curve:
+        ax.fill_between(effect.values.astype(float), seen.lower, seen.upper, color=BLUE, alpha=0.22, lw=0)
+        ax.plot(effect.values.astype(float), seen.probability, color=BLUE, lw=2)
+    else:
+        at = np.arange(len(effect.values))
+        ax.vlines(at, seen.lower, seen.upper, color=BLUE, lw=2)
+        ax.scatter(at, seen.probability, color=BLUE, zorder=3)
+        ax.set_xticks(at, [str(value) for value in effect.values])
+        ax.margins(x=0.2)
+    ax.set(xlabel=effect.name, ylabel=f"probability of {model.classes_[1]}", ylim=(-0.02, 1.02))
+    percent_axis(ax.yaxis)
+    title(ax, f"{effect.name}, all else typical, {100 * level:g} % band")
+    return ax
+
+
+# --- what it says of rows ---
+
+
+def marks(model: Any, y: Any) -> np.ndarray:
+    """Which rows are of the second class."""
+    return read_labels(y, len(y), model.classes_)[1].numpy()
+
+
+def observations(model: Any, X: Any, y: Any = None, *, level: float = 0.95, most: int = 400, ax: Any = None) -> "Axes":
+    """Every row's probability with its interval, in the order of the log-odds; of many rows, `most` evenly spaced."""
+    seen = views.predictions(model, X, level)
+    order = np.argsort(seen.latent, kind="stable")
+    order = order[np.unique(np.linspace(0, len(order) - 1, min(most, len(order))).astype(int))]
+    seen = seen.take(order)
+    ax = canvas(ax, (7.2, 4.2))
+    at = np.arange(len(order))
+    groups: list[tuple[Any, str, str | None]] = [(np.ones(len(order), dtype=bool), BLUE, None)]
+    if y is not None:
+        positive = marks(model, y)[order]
+        groups = [(~positive, BLUE, str(model.classes_[0])), (positive, RED, str(model.classes_[1]))]
+    for group, colour, label in groups:
+        ax.vlines(at[group], seen.lower[group], seen.upper[group], color=colour, alpha=0.4, lw=1.5)
+        ax.plot(at[group], seen.probability[group], ".", color=colour, label=label, ms=4)
+    if y is not None:
+        ax.legend(frameon=False)
+    ax.set(xticks=[], xlabel="rows, in the order of their log-odds", ylim=(-0.02, 1.02))
+    ax.set_ylabel(f"probability of {model.classes_[1]}")
+    percent_axis(ax.yaxis)
+    title(ax, f"Probability of every row, {100 * level:g} % interval")
+    return ax
+
+
+def reliability(model: Any, X: Any, y: Any, *, bins: int = 10, level: float = 0.95, ax: Any = None) -> "Axes":
+    """Share of positives against predicted probability, by bins, with the interval of each share."""
+    table = views.reliability(views.predictions(model, X).probability, marks(model, y), bins, level)
+    ax = canvas(ax, (4.8, 4.6))
+    ax.plot([0, 1], [0, 1], color=GREY, lw=1, ls=(0, (4, 3)))
+    ax.fill_between(table.predicted, table.lower, table.upper, color=BLUE, alpha=0.15, lw=0)
+    ax.vlines(table.predicted, table.lower, table.upper, color=BLUE, lw=1.5)
+    sizes = 18 + 90 * np.sqrt(table.rows / table.rows.max())
+    ax.scatter(table.predicted, table.observed, s=sizes, color=BLUE, zorder=3, edgecolor="white")
+    ax.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), xlabel="predicted probability", ylabel="share that was positive")
+    ax.set_aspect("equal")
+    percent_axis(ax.xaxis)
+    percent_axis(ax.yaxis)
+    title(ax, f"Reliability, {100 * level:g} % intervals")
+    return ax
+
+
+def probability_map(
+    model: Any, X: Any, y: Any = None, *, columns: Any = None, show: str = "mean", size: int = 80, ax: Any = None
+) -> "Axes":
+    """Mean or sd of the probability over two columns of X, the others at their medians; the rows on top.
+
+    Parameters
+    ----------
+    model : fitted estimator
+    X : array or DataFrame (n, p)
+    y : array (n,), optional
+        Labels, to mark the rows by class.
+    columns : pair of column names, optional
+        Needed if X has more than two.
+    show : {"mean", "sd"}, default "mean"
+    size : int, default 80
+        Points along each side of the grid.
+    ax : matplotlib Axes, optional
+    """
+    if show not in ("mean", "sd"):
+        raise ValueError(f"show must be 'mean' or 'sd'; got {show!r}.")
+    field = views.grid(model, X, columns, size)
+    ax = canvas(ax, (5.8, 4.6))
+    values, colours, top = (field.probability, "RdBu_r", 1.0) if show == "mean" else (field.sd, "cividis", None)
+    mesh = ax.pcolormesh(field.x, field.y, values, cmap=colours, vmin=0.0, vmax=top, shading="gouraud", rasterized=True)
+    if show == "mean":
+        ax.contour(field.x, field.y, values, levels=[0.5], colors=INK, linewidths=1)
+    frame = views.frame_of(X)
+    first, second = (frame.iloc[:, list(frame.columns.astype(str)).index(name)] for name in field.names)
+    if y is None:
+        ax.scatter(first, second, s=6, color=INK, alpha=0.5, lw=0)
+    else:
+        positive = marks(model, y)
+        # by shape and by colour, both light with a dark rim: they read on the darkest and on the lightest ground
+        for group, marker, face, label in ((~positive, "o", "white", 0), (positive, "^", YELLOW, 1)):
+            look = {"marker": marker, "facecolor": face, "edgecolor": INK, "label": str(model.classes_[label])}
+            ax.scatter(first[group], second[group], s=20, lw=0.7, **look)
+        ax.legend(frameon=True, fontsize=8)
+    ax.figure.colorbar(mesh, ax=ax)
+    ax.set(xlabel=field.names[0], ylabel=field.names[1])
+    what = "Probability" if show == "mean" else "Standard deviation of the probability"
+    title(ax, f"{what} of {model.classes_[1]}")
+    return ax
+
+
+# --- how it came about ---
+
+FLOOR = 1e-17  # below every rounding error: where a logarithmic axis puts 0
+
+
+def convergence(model: Any, *, ax: Any = None) -> "Axes":
+    """How far each iteration moved the posterior, in nats; for Adam, how far the objective lay below the final one.
+
+    For a Gaussian process, how far each start of the search for a kernel remained below the best.
+    """
+    if getattr(model, "starts_", None):
+        return starts(model, ax)
+    trace = views.trace(model)
+    if not len(trace.values):
+        raise ValueError("convergence needs the history of the fit; got a model without one. Plot before saving it.")
+    ax = canvas(ax)
+    at, marker = np.arange(1, len(trace.values) + 1), "o" if len(trace.values) < 60 else ""
+    ax.semilogy(at, trace.values.clip(FLOOR), color=BLUE, lw=1.6, marker=marker, ms=4)
+    ax.set(xlabel="iteration", ylabel=trace.meaning)
+    ax.xaxis.get_major_locator().set_params(integer=True)
+    title(ax, f"Convergence: {model.status_}, ELBO {model.elbo_:.4f}")
+    return ax
+
+
+def starts(model: Any, ax: Any) -> "Axes":
+    """The race of a Gaussian process's starts."""
+    ax = canvas(ax, (6.4, 1.4 + 0.3 * len(model.starts_)))
+    ranked = sorted(model.starts_, key=lambda start: start.elbo)
+    below = [ranked[-1].elbo - start.elbo for start in ranked]
+    at = np.arange(len(ranked))
+    ax.hlines(at, 0.0, below, color=GREY, lw=1.6)
+    ax.scatter(below, at, color=[*[GREY] * (len(ranked) - 1), BLUE], zorder=3)
+    ax.set_yticks(at, [f"{start.start} ({start.evaluations} evaluations)" for start in ranked], fontsize=8)
+    ax.set(xlabel="nats below the best start", ylim=(-0.6, len(ranked) - 0.4))
+    title(ax, f"Starts of the search: {model.status_}, ELBO {model.elbo_:.4f}")
+    return ax
+
+
+def bounds(over: str = "mean", *, mean: float = 1.0, sd: float = 2.0, ax: Any = None) -> "Axes":
+    """Relative error of every treatment of E[log(1+e^X)], X ~ N(mean, sd²), over the mean or over the sd.
+
+    What is not moved over is held at `mean` or `sd`. The truth is by brute force.
+    """
+    if over not in ("mean", "sd"):
+        raise ValueError(f"over must be 'mean' or 'sd'; got {over!r}.")
+    along = torch.linspace(-8, 6, 281).double() if over == "mean" else torch.logspace(-2, 1, 301).double()
+    still = torch.full_like(along, sd if over == "mean" else mean)
+    errors = views.relative_errors(*((along, still**2) if over == "mean" else (still, along**2)))
+    ax = canvas(ax)
+    for (name, error), colour in zip(errors.items(), (RED, GREY, SKY, ORANGE, BLUE), strict=True):
+        ax.semilogy(
+            along.numpy(), error.clamp(FLOOR).numpy(), color=colour, lw=2 if "VI-PER" in name else 1.4, label=name
+        )
+    if over == "sd":
+        ax.set_xscale("log")
+    ax.set(xlabel="ϑ" if over == "mean" else "τ", ylim=(FLOOR, 10))
+    # where no method's line runs
+    ax.legend(frameon=False, fontsize=8, loc=(0.02, 0.2) if over == "mean" else "upper left")
+    title(ax, f"Relative error at {f'τ = {sd:g}' if over == 'mean' else f'ϑ = {mean:g}'}")
+    return ax

@@ -1,0 +1,308 @@
+"""The numbers behind the pictures of plot.py and report/: predictions of rows, reliability, partial effects, maps.
+
+Columns are raw ones: whatever the model's `predict_latent` takes, a DataFrame with its names or a plain array.
+"""
+
+from collections.abc import Iterator
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import scipy.special
+import torch
+from torch import Tensor
+
+from viper.formula.grammar import listed
+from viper.models.prediction import half_width
+from viper.report.metrics import calibration
+from viper.softplus.expectation import expected_sigmoid, expected_softplus
+
+if TYPE_CHECKING:
+    import pandas
+
+FEW_VALUES = 6  # a numeric column with at most as many is shown value by value
+MOST_LEVELS = 12  # of a column of categories
+MOST_COMBINED = 300  # columns whose correlations are looked at
+TAIL = 0.01  # share of a column's values beyond either end of its curve
+
+
+class Predictions(NamedTuple):
+    """Of every row: ϑ and τ of the log-odds f ~ N(ϑ, τ²); mean, sd and interval of the probability s(f)."""
+
+    latent: np.ndarray
+    latent_sd: np.ndarray
+    probability: np.ndarray
+    sd: np.ndarray
+    lower: np.ndarray
+    upper: np.ndarray
+
+    @property
+    def width(self) -> np.ndarray:
+        return self.upper - self.lower
+
+    def take(self, index: Any) -> "Predictions":
+        return Predictions(*(column[index] for column in self))
+
+
+def check_model(model: Any) -> None:
+    """One of viper's models, that knows more than probabilities; a pipeline hides it."""
+    if hasattr(model, "predict_latent"):
+        return
+    fix = "Fit one of its estimators."
+    if hasattr(model, "steps"):
+        fix = (
+            "Pass pipeline[-1], with pipeline[:-1].transform(X) for X; or fit by from_formula, which standardises the "
+            "columns and keeps that with the model."
+        )
+    raise TypeError(f"the model must be one of viper's; got {type(model).__name__}. {fix}")
+
+
+def predictions(model: Any, X: Any, level: float = 0.95) -> Predictions:
+    """Everything the model says of the rows of X, in closed form."""
+    check_model(model)
+    latent, sd = (np.asarray(x, dtype=float) for x in model.predict_latent(X))
+    probability = expected_sigmoid(latent, sd**2)
+    reach = half_width(level) * sd
+    ends = (scipy.special.expit(latent + sign * reach) for sign in (-1.0, 1.0))
+    return Predictions(latent, sd, np.asarray(probability.mean), np.asarray(probability.std), *ends)
+
+
+# --- columns ---
+
+
+def frame_of(X: Any) -> "pandas.DataFrame":
+    """X as a DataFrame; the columns of an array are x0, x1, ..."""
+    import pandas
+
+    if isinstance(X, pandas.DataFrame):
+        return X
+    array = np.asarray(X.todense() if hasattr(X, "todense") else X)
+    if array.ndim != 2:
+        raise ValueError(f"X must have two dimensions; got {array.ndim}. Pass rows by columns.")
+    return pandas.DataFrame(array, columns=[f"x{j}" for j in range(array.shape[1])])
+
+
+def as_fitted(model: Any, frame: "pandas.DataFrame") -> Any:
+    """The columns in the form the model was fitted with: by name, or as a plain array."""
+    named = getattr(model, "formula_", None) is not None or hasattr(model, "feature_names_in_")
+    return frame if named else frame.to_numpy()
+
+
+def is_category(column: "pandas.Series") -> bool:
+    import pandas.api.types as types
+
+    return types.is_bool_dtype(column) or not types.is_numeric_dtype(column)
+
+
+def typical_row(frame: "pandas.DataFrame") -> "pandas.DataFrame":
+    """One row: medians of numbers, the most frequent of everything else, each a value that occurs."""
+    import pandas
+
+    def middle(values: "pandas.Series") -> "pandas.Series":
+        known = values.dropna()
+        if len(known) == 0:
+            raise ValueError(f"a column must have values; got none in {values.name!r}. Drop it.")
+        value = known.mode().iloc[0] if is_category(values) else known.quantile(0.5, interpolation="lower")
+        return pandas.Series([value], dtype=values.dtype)
+
+    return pandas.DataFrame({name: middle(frame[name]) for name in frame.columns})
+
+
+def repeated(row: "pandas.DataFrame", count: int) -> "pandas.DataFrame":
+    return row.iloc[np.zeros(count, dtype=int)].reset_index(drop=True)
+
+
+class Unusual:
+    """In what rows differ from the rest: by single numeric columns, and by the combination of all."""
+
+    def __init__(self, frame: "pandas.DataFrame") -> None:
+        names = [name for name in frame.columns if not is_category(frame[name])]
+        self.names, self.values = [str(name) for name in names], frame[names].to_numpy(dtype=float)
+        spread = np.nanstd(self.values, axis=0)
+        self.z = np.nan_to_num((self.values - np.nanmean(self.values, axis=0)) / np.where(spread > 0, spread, 1.0))
+
+    def columns(self, row: int, count: int = 3) -> list[tuple[str, float, float]]:
+        """(column, value, z) of the columns in which a row lies furthest from the mean, in standard deviations."""
+        order = np.argsort(-np.abs(self.z[row]), kind="stable")[:count]
+        return [(self.names[j], float(self.values[row, j]), float(self.z[row, j])) for j in order]
+
+    @cached_property
+    def rarity(self) -> np.ndarray:
+        """Share of the rows that are less far from the mean, all columns and their correlations taken together."""
+        if not 0 < self.z.shape[1] <= MOST_COMBINED:
+            return np.zeros(len(self.z))
+        distance = ((self.z @ np.linalg.pinv(self.z.T @ self.z, hermitian=True)) * self.z).sum(1)
+        return np.searchsorted(np.sort(distance), distance) / len(distance)
+
+
+# --- partial effects ---
+
+
+class Effect(NamedTuple):
+    """The prediction along one column, all others at their typical values."""
+
+    name: str
+    values: np.ndarray  # numbers, or categories
+    curve: bool  # whether values in between make sense
+    predictions: Predictions
+
+    @property
+    def size(self) -> float:
+        """Range of the mean log-odds."""
+        return float(np.ptp(self.predictions.latent))
+
+
+def partial_effect(model: Any, X: Any, feature: Any, level: float = 0.95, points: int = 61) -> Effect:
+    """The prediction as `feature` moves and everything else stays at its median (or most frequent value)."""
+    frame = frame_of(X)
+    feature = f"x{feature}" if isinstance(feature, int) and feature not in frame.columns else feature
+    if feature not in frame.columns:
+        raise ValueError(f"feature must be a column of X; got {feature!r}. There are {listed(frame.columns)}.")
+    return effect_along(model, frame, feature, typical_row(frame), level, points)
+
+
+def effect_along(
+    model: Any, frame: "pandas.DataFrame", feature: Any, row: "pandas.DataFrame", level: float, points: int
+) -> Effect:
+    """The prediction as `feature` moves and everything else is that of a row."""
+    known = getattr(getattr(model, "formula_", None), "levels", {})
+    values, curve = positions(frame[feature], points, feature in known)
+    rows = repeated(row, len(values))
+    rows[feature] = values
+    return Effect(str(feature), np.asarray(values), curve, predictions(model, as_fitted(model, rows), level))
+
+
+def positions(column: "pandas.Series", points: int, category: bool = False) -> tuple["pandas.Series", bool]:
+    """Where to look along a column, and whether values in between make sense.
+
+    Levels by frequency; all values where they are few; quantiles of whole numbers; an even grid of all others.
+    """
+    import pandas
+
+    known = column.dropna()
+    if category or is_category(column):
+        return pandas.Series(known.value_counts().index[:MOST_LEVELS], dtype=column.dtype), False
+    distinct = np.unique(known)
+    if len(distinct) <= FEW_VALUES:
+        return pandas.Series(distinct, dtype=column.dtype), False
+    if pandas.api.types.is_integer_dtype(column):
+        at = np.unique(known.quantile(np.linspace(TAIL, 1.0 - TAIL, points), interpolation="nearest"))
+        return pandas.Series(at if len(at) > 1 else distinct[[0, -1]], dtype=column.dtype), True
+    low, high = known.quantile([TAIL, 1.0 - TAIL])
+    if low == high:
+        low, high = distinct[0], distinct[-1]
+    return pandas.Series(np.linspace(low, high, points)), True
+
+
+def partial_effects(model: Any, X: Any, level: float = 0.95, points: int = 61) -> Iterator[Effect]:
+    """The partial effect of every column that has one."""
+    frame = frame_of(X)
+    row = typical_row(frame)
+    for feature in frame.columns:
+        effect = effect_along(model, frame, feature, row, level, points)
+        if effect.size > 0.0:
+            yield effect
+
+
+# --- reliability ---
+
+
+class Reliability(NamedTuple):
+    """By bin of the predicted probability: rows, mean prediction, share of positives with its interval."""
+
+    rows: np.ndarray
+    predicted: np.ndarray
+    observed: np.ndarray
+    lower: np.ndarray
+    upper: np.ndarray
+
+
+def reliability(probability: np.ndarray, label: np.ndarray, bins: int = 10, level: float = 0.95) -> Reliability:
+    """Predicted against observed shares in groups of equally many rows: `metrics.calibration` as arrays."""
+    table = calibration(label, probability, bins, level)
+    return Reliability(*(table[name].to_numpy() for name in Reliability._fields))
+
+
+# --- maps ---
+
+
+class Grid(NamedTuple):
+    """Predictions on a grid of two columns, all others at their typical values; row i of a field is `y[i]`."""
+
+    names: tuple[str, str]
+    x: np.ndarray
+    y: np.ndarray
+    probability: np.ndarray
+    sd: np.ndarray
+
+
+def grid(model: Any, X: Any, columns: tuple[Any, Any] | None = None, size: int = 60, margin: float = 0.05) -> Grid:
+    """Mean and sd of the probability over the rectangle that two columns fill, and a margin around it."""
+    frame = frame_of(X)
+    if columns is None:
+        if frame.shape[1] != 2:
+            raise ValueError(
+                f"a map needs two columns; got {frame.shape[1]}. Name them: columns=({frame.columns[0]!r}, ...)."
+            )
+        columns = (frame.columns[0], frame.columns[1])
+    ends: list[np.ndarray] = []
+    for name in columns:
+        if name not in frame.columns or is_category(frame[name]):
+            raise ValueError(f"columns must be two numeric columns of X; got {name!r}. There are {listed(frame)}.")
+        low, high = float(frame[name].min()), float(frame[name].max())
+        reach = margin * (high - low) or 1.0
+        ends.append(np.linspace(low - reach, high + reach, size))
+    x, y = np.meshgrid(*ends)
+    rows = repeated(typical_row(frame), size * size)
+    rows[columns[0]], rows[columns[1]] = x.ravel(), y.ravel()
+    seen = predictions(model, as_fitted(model, rows))
+    shape = (size, size)
+    names = (str(columns[0]), str(columns[1]))
+    return Grid(names, ends[0], ends[1], seen.probability.reshape(shape), seen.sd.reshape(shape))
+
+
+# --- convergence ---
+
+
+class Trace(NamedTuple):
+    """One number per iteration, which convergence makes small, and what it is."""
+
+    values: np.ndarray
+    meaning: str
+
+
+def trace(model: Any) -> Trace:
+    """How far each step moved the posterior; of a solver that does not measure it, how far it was from the end."""
+    check_model(model)
+    moves = np.array([step.move for step in model.history_], dtype=float)
+    if np.isfinite(moves).all():
+        return Trace(moves, "nats by which the step moved the posterior")
+    below = model.objective_ - np.array([step.objective for step in model.history_], dtype=float)
+    # the end itself is drawn at the height of the step before it, not at log 0
+    return Trace(np.maximum(below, below[below > 0].min(initial=1.0)), "nats below the final objective")
+
+
+# --- bounds ---
+
+METHODS: dict[str, dict[str, Any]] = {
+    "Jaakkola-Jordan": {"bound": "pg"},
+    "Monte Carlo, 1,000 samples": {"bound": "mc", "samples": 1000, "random_state": 0},
+    "VI-PER, l = 10": {"terms": 10},
+    "VI-PER, fast path": {"tolerance": 1e-8},
+    "VI-PER, exact limit": {},
+}
+
+
+def relative_errors(mean: Tensor, variance: Tensor) -> dict[str, Tensor]:
+    """|η - E[log(1+e^X)]| / E[log(1+e^X)] of every method, the expectation by brute force."""
+    truth = integral(mean, variance)
+    values = {name: expected_softplus(mean, variance, **options).value for name, options in METHODS.items()}
+    return {name: ((value - truth) / truth).abs() for name, value in values.items()}
+
+
+def integral(mean: Tensor, variance: Tensor) -> Tensor:
+    """E[log(1+e^X)] by the trapezoidal rule on 4,001 points: a computation that shares nothing with the library's."""
+    z = torch.linspace(-12.0, 12.0, 4001, dtype=torch.float64)
+    weights = torch.exp(-0.5 * z * z)
+    x = mean[..., None] + variance.sqrt()[..., None] * z
+    return torch.logaddexp(x, torch.zeros_like(x)) @ (weights / weights.sum())

@@ -1,0 +1,126 @@
+"""E[log(1+e^X)] itself, the limit l → ∞ of the paper's bound: exact to rounding, or fast to a tolerance.
+
+Exact: expand, integrate or sum, whichever is exact at the variance at hand. Fast: the logistic as a mixture of normals.
+"""
+
+import math
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from viper.softplus import normal
+from viper.softplus.heat import heat, heat_reach
+from viper.softplus.mixture_table import MIXTURES, Mixture
+from viper.softplus.pointwise import Bound, Triple, blocked, over_terms, piecewise, sum_terms
+from viper.softplus.quadrature import full_gauss_hermite, sigmoid_difference, smooth_nodes
+from viper.softplus.series import accelerated_weights, positive_sd, series
+
+HEAT_TOLERANCE = 2.2e-15  # of h, so that its relative error at ϑ = 0, where h = ¼, is below 1e-14
+HEAT_EXACT = heat_reach(HEAT_TOLERANCE)[-1]  # v: 0.029
+FEW_EXACT, FEW_NODES = 0.055, 10  # v, and points of a Gauss-Hermite rule that is exact to rounding up to there
+NODES_EXACT, NODE_COUNT = 0.16, 16  # likewise (docs/certificate.md: errors below 1e-16)
+TERM_COUNT = 20  # accelerated terms: relative error 1/T_20(3) = 1e-15
+
+
+@cache
+def limit() -> Bound:
+    """E[log(1+e^X)] itself (Corollary 1), to rounding."""
+    few, quadrature = smooth_nodes(FEW_NODES), smooth_nodes(NODE_COUNT)
+    tail = series(accelerated_weights(TERM_COUNT))
+    enough = piecewise(((FEW_EXACT, few.moments), (NODES_EXACT, quadrature.moments)))
+
+    def nodes(mean: Tensor, variance: Tensor) -> Triple:
+        """As few as the variance allows; a compiler, which cannot see it, takes those that always suffice."""
+        return (quadrature.moments if torch.compiler.is_compiling() else enough)(mean, variance)
+
+    regimes = ((HEAT_EXACT, heat(HEAT_TOLERANCE)), (NODES_EXACT, nodes), (math.inf, tail.moments))
+    return Bound(piecewise(regimes), piecewise(((NODES_EXACT, quadrature.partials), (math.inf, tail.partials))))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The probability s(X): mean and standard deviation
+
+
+def probability(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+    """E[s(X)] and the standard deviation of s(X), to rounding."""
+    branches = (
+        (NODES_EXACT, blocked(probability_by_nodes, 4 * NODE_COUNT)),
+        (math.inf, blocked(probability_by_series, 6 * TERM_COUNT)),
+    )
+    average, std, _ = piecewise(branches)(-mean.abs(), variance)
+    return torch.where(mean > 0, 1.0 - average, average), std
+
+
+def probability_by_nodes(mean: Tensor, variance: Tensor) -> Triple:
+    """Mean, standard deviation of s(X) by Gauss-Hermite, from the deviations s(x_j) - s(ϑ), which do not cancel."""
+    z, w = full_gauss_hermite(NODE_COUNT)
+    step = over_terms(z, mean) * variance.sqrt()
+    deviation = sigmoid_difference(mean, mean + step, step)
+    shift = sum_terms(w, deviation)
+    return torch.sigmoid(mean) + shift, (sum_terms(w, deviation**2) - shift**2).clamp(min=0.0).sqrt(), shift
+
+
+def probability_by_series(mean: Tensor, variance: Tensor) -> Triple:
+    """Mean, standard deviation of s(X) from E[s], E[s²] = E[s - s'], whose leading terms cancel term by term."""
+    sd, w = positive_sd(variance), accelerated_weights(TERM_COUNT)
+    k = torch.arange(1, TERM_COUNT + 1, dtype=torch.float64)
+    below, above = normal.exponential_tails(mean, sd, over_terms(k, mean))
+    positive = normal.cdf(mean / sd)
+    average = positive + sum_terms(w, below - above)
+    square = positive + sum_terms(w * (1 - k), below) - sum_terms(w * (1 + k), above)
+    return average, (square - average**2).clamp(min=0.0).sqrt(), square
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The fast path: the logistic as a scale mixture of normals
+
+
+COARSEST = 1e-4  # the expansion is used at least this accurately: beyond, it would not keep h > 0
+FAST_ORDER = 5  # a longer expansion costs as much as the mixture
+
+
+@cache
+def fast(tolerance: float) -> Bound | None:
+    """Absolute error at most `tolerance` in all three moments, or None if no table reaches it."""
+    tables = [table for table in MIXTURES if table.error <= tolerance]
+    if not tables:
+        return None
+    mixed = mixture(min(tables, key=lambda table: len(table.weights)))
+    tolerance = min(tolerance, COARSEST)
+    small = heat_reach(tolerance)[FAST_ORDER - 1]
+    regimes = ((small, heat(tolerance, FAST_ORDER)), (math.inf, mixed.moments))
+    return Bound(piecewise(regimes, native=True), mixed.partials)
+
+
+def mixture(table: Mixture) -> Bound:
+    """s(x) ≈ Σ_j p_j Φ(x/σ_j): with d_j = √(v + σ_j²) and z_j = ϑ/d_j, g = Σ p_j Φ(z_j), h = Σ p_j φ(z_j)/d_j."""
+    weights, variances = (
+        torch.tensor(table.weights, dtype=torch.float64),
+        torch.tensor(table.variances, dtype=torch.float64),
+    )
+    log_weights = torch.tensor([math.log(p / normal.SQRT_2PI) for p in table.weights], dtype=torch.float64)
+    half_weights, twice_variances = 0.5 * weights, 2.0 * variances
+
+    def scales(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+        rate = torch.rsqrt(over_terms(variances, variance) + variance)
+        return rate, mean * rate
+
+    def moments(mean: Tensor, variance: Tensor) -> Triple:
+        # r_j = 1/(√2 d_j) and x_j = z_j/√2, so that Φ(z_j) = ½ + ½ erf(x_j) and p_j φ(z_j) = e^{b_j - x_j²}
+        rate = over_terms(twice_variances, variance).add(variance, alpha=2.0).rsqrt_()
+        x = mean * rate
+        density = torch.addcmul(over_terms(log_weights, mean), x, x, value=-1.0).exp_()
+        slope = sum_terms(half_weights, x.erf_()).add_(0.5).clamp_(0.0, 1.0)
+        spread = (density / rate).sum(0).mul_(math.sqrt(0.5))
+        value = torch.addcmul(spread, mean, slope).clamp_(min=0.0)
+        return value, slope, density.mul_(rate).sum(0).mul_(math.sqrt(2.0))
+
+    def partials(mean: Tensor, variance: Tensor) -> Triple:
+        rate, z = scales(mean, variance)
+        density = normal.pdf(z) * rate
+        third = -sum_terms(weights, density * rate * z)
+        return sum_terms(weights, density), third, 0.5 * sum_terms(weights, density * rate**2 * (z * z - 1.0))
+
+    width = 4 * len(table.weights)
+    return Bound(blocked(moments, width, native=True), blocked(partials, width, native=True))
