@@ -107,7 +107,7 @@ def test_loo(tree):
     assert np.isfinite(arviz_stats.loo(tree).elpd)
 
 
-@pytest.mark.filterwarnings("ignore::viper.importance.ImportanceWarning")
+@pytest.mark.filterwarnings("ignore::viper.errors.ImportanceWarning")
 def test_corrected(data):
     corrected = viper.VariationalLogisticRegression(random_state=0).fit(*data).corrected()
     tree = corrected.to_arviz(draws=DRAWS, chains=CHAINS, random_state=0)

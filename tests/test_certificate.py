@@ -9,7 +9,7 @@ import pytest
 import torch
 from softplus_reference import expectations
 
-from viper.softplus import heat, limit, normal, quadrature, series
+from viper.softplus import limit, normal, quadrature, series
 
 EPS = np.finfo(float).eps
 
@@ -110,7 +110,7 @@ def test_expansion_is_made_of_derivatives():
         x = mp.mpf("-0.7")
         s = 1 / (1 + mp.exp(-x))
         q = s * (1 - s)
-        for j, (even, odd) in enumerate(zip(heat.EVEN, heat.ODD, strict=True), start=1):
+        for j, (even, odd) in enumerate(zip(limit.EVEN, limit.ODD, strict=True), start=1):
             derivative = [mp.diff(lambda t: 1 / (1 + mp.exp(-t)), x, n) for n in (2 * j - 1, 2 * j)]
             assert abs(q * mp.polyval(even[::-1], q) / derivative[0] - 1) < 1e-15
             assert abs(q * (1 - 2 * s) * mp.polyval(odd[::-1], q) / derivative[1] - 1) < 1e-15
@@ -121,11 +121,11 @@ def test_expansion_constants(m):
     """Stopped after order m; η errs less than h, because max|f^{(2m+2)}| < max|f^{(2m+4)}|."""
     value, curvature = (float(abs(sigmoid_derivative(n))) for n in (2 * m + 1, 2 * m + 3))
     share = 1 / (2 ** (m + 1) * math.factorial(m + 1))
-    assert curvature * share == pytest.approx(heat.HEAT_ERRORS[m - 1], rel=4 * EPS)
-    reach = heat.heat_reach(limit.HEAT_TOLERANCE)[m - 1]
+    assert curvature * share == pytest.approx(limit.HEAT_ERRORS[m - 1], rel=4 * EPS)
+    reach = limit.heat_reach(limit.HEAT_TOLERANCE)[m - 1]
     assert curvature * share * reach ** (m + 1) == pytest.approx(limit.HEAT_TOLERANCE, rel=1e-12)
     assert value * share * reach ** (m + 1) <= 1.11e-15 < limit.HEAT_TOLERANCE
-    if m == heat.MOST_ORDER:
+    if m == limit.MOST_ORDER:
         assert reach == limit.HEAT_EXACT == pytest.approx(0.029, rel=5e-3)
         assert value * share * reach ** (m + 1) < 6.5e-17
         assert limit.HEAT_TOLERANCE / 0.25 < 1e-14
@@ -135,7 +135,7 @@ def test_expansion_adds_little():
     """What it adds to the softplus at q = ¼, were no coefficient negative: its rounding is nothing."""
     terms = [
         sum(abs(e) * 0.25 ** (i + 1) for i, e in enumerate(row)) * (limit.HEAT_EXACT / 2) ** j / math.factorial(j)
-        for j, row in enumerate(heat.EVEN[: heat.MOST_ORDER], start=1)
+        for j, row in enumerate(limit.EVEN[: limit.MOST_ORDER], start=1)
     ]
     assert sum(terms) < 4e-3
 

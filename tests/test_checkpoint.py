@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from viper import VariationalLogisticRegression
-from viper.data.checkpoint import CheckpointWarning, digest
-from viper.inference.arrays import Arrays
-from viper.models import storage
+from viper.data import storage
+from viper.data.checkpoint import digest
+from viper.errors import CheckpointWarning
+from viper.inference.rows import Arrays
 
 ROWS = 60_000
 

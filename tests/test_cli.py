@@ -17,8 +17,8 @@ from sklearn.metrics import roc_auc_score
 from sklearn.model_selection import StratifiedKFold, train_test_split
 
 import viper
-from viper.cli import app, main, screen
-from viper.formula import learn
+from viper.cli import app, main, terminal
+from viper.formula.learn import learn
 
 GENERATOR = np.random.default_rng(0)
 ROWS = 150
@@ -176,7 +176,7 @@ def test_a_full_prior_covariance_has_scales_too(run):
 
 def test_without_a_terminal_slow_steps_are_lines(run, monkeypatch):
     assert "Scoring" not in run("fit", "data.csv", "-t", "died", "--cv", "3")[2]
-    monkeypatch.setattr(screen, "PATIENCE", -1.0)
+    monkeypatch.setattr(terminal, "PATIENCE", -1.0)
     _, _, err = run("fit", "data.csv", "-t", "died", "--cv", "3")
     assert f"note: fitting {ROWS} rows …\n" in err
     assert [line for line in err.splitlines() if "Scoring" in line] == [

@@ -15,7 +15,7 @@ from softplus_reference import expectations
 
 from viper import VariationalLogisticRegression
 from viper.inference import rows
-from viper.inference.kernels import compiled, native
+from viper.inference.kernels import compiled
 from viper.inference.kernels.compiled import compiled_sums
 from viper.inference.kernels.fused import Program
 from viper.inference.rows import Block, Dense, row_sums
@@ -23,7 +23,7 @@ from viper.inference.start import without_variance
 from viper.inference.steps import largest_curvature
 from viper.models.fitting import ROUGH_TOLERANCE
 from viper.softplus.limit import limit
-from viper.softplus.nodes import EXACT_NODES, LARGEST_SD, NEAR_POLE, NEAR_POLE_SIZE, gauss_reach, node_sets
+from viper.softplus.quadrature import EXACT_NODES, LARGEST_SD, NEAR_POLE, NEAR_POLE_SIZE, gauss_reach, node_sets
 
 EPS = np.finfo(float).eps
 
@@ -290,19 +290,21 @@ def zero(*arguments):
 def test_without_a_library_that_is_right_there_is_no_compiled_pass(monkeypatch, tmp_path, trouble):
     path = tmp_path / "_rows.so"
     path.write_text("no library")
-    monkeypatch.setattr(native, "find_spec", lambda _: None if trouble == "none" else SimpleNamespace(origin=str(path)))
+    monkeypatch.setattr(
+        compiled, "find_spec", lambda _: None if trouble == "none" else SimpleNamespace(origin=str(path))
+    )
     if trouble == "an older one":
-        monkeypatch.setattr(native.ctypes, "CDLL", lambda _: SimpleNamespace(row_sums_0=zero))
+        monkeypatch.setattr(compiled.ctypes, "CDLL", lambda _: SimpleNamespace(row_sums_0=zero))
     if trouble == "wrong sums":
-        monkeypatch.setattr(native.ctypes, "CDLL", lambda _: SimpleNamespace(**{native.NAME: zero}))
-    native.row_sums.cache_clear()
+        monkeypatch.setattr(compiled.ctypes, "CDLL", lambda _: SimpleNamespace(**{compiled.NAME: zero}))
+    compiled.row_sums.cache_clear()
     try:
         assert not compiled.available()
         model = VariationalLogisticRegression().fit(np.arange(8.0)[:, None], np.arange(8) % 3 > 0)
         assert model.converged_
     finally:
         monkeypatch.undo()
-        native.row_sums.cache_clear()
+        compiled.row_sums.cache_clear()
 
 
 def test_it_is_there_where_viper_was_installed_with_a_compiler():

@@ -10,7 +10,7 @@ from viper.inference.rows import Block, Dense, row_sums
 from viper.inference.start import without_variance
 from viper.inference.steps import largest_curvature
 from viper.softplus.limit import HEAT_TOLERANCE, limit
-from viper.softplus.nodes import EXACT_NODES
+from viper.softplus.quadrature import EXACT_NODES
 
 pytestmark = pytest.mark.cuda
 

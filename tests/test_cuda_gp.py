@@ -49,7 +49,7 @@ def test_same_gaussian_process(options):
 @pytest.mark.parametrize(
     "options", [{}, {"kernel": "matern52"}, {"covariance": "diagonal"}, {"n_inducing": 5000, "max_iter": 20}]
 )
-@pytest.mark.filterwarnings("ignore::viper.solver.ConvergenceWarning")
+@pytest.mark.filterwarnings("ignore::viper.errors.ConvergenceWarning")
 def test_gaussian_process_learned_there(options):
     """The whole search: as good an optimum, though rounding may lead elsewhere."""
     X, y = waves(400, 4)
@@ -59,7 +59,7 @@ def test_gaussian_process_learned_there(options):
     assert gpu.score(X, y) == pytest.approx(cpu.score(X, y), abs=0.01)
 
 
-@pytest.mark.filterwarnings("ignore::viper.solver.ConvergenceWarning")
+@pytest.mark.filterwarnings("ignore::viper.errors.ConvergenceWarning")
 def test_gaussian_process_of_tensors_that_lie_there(tmp_path):
     X, y = waves(1000, 5)
     there = torch.from_numpy(X).cuda()
@@ -71,7 +71,7 @@ def test_gaussian_process_of_tensors_that_lie_there(tmp_path):
     np.testing.assert_allclose(viper.load(tmp_path / "model.viper").predict_proba(X), gp.predict_proba(X))
 
 
-@pytest.mark.filterwarnings("ignore::viper.solver.ConvergenceWarning")
+@pytest.mark.filterwarnings("ignore::viper.errors.ConvergenceWarning")
 def test_natural_adam_on_the_device():
     X, y = waves(1000, 6)
     options = {"n_inducing": 15, "solver": "natural-adam", "max_iter": 20, "random_state": 0}

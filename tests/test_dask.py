@@ -38,9 +38,9 @@ from viper.data import open
 from viper.data.dask import collections, messages, partitions
 from viper.data.dask.messages import Share
 from viper.data.dask.partitions import Partitions, pack
-from viper.inference.arrays import Arrays, scattered
-from viper.inference.newton import ConvergenceWarning, coarse_sizes
-from viper.inference.rows import Block, row_sums
+from viper.errors import ConvergenceWarning
+from viper.inference.newton import coarse_sizes
+from viper.inference.rows import Arrays, Block, row_sums, scattered
 from viper.softplus.limit import limit
 
 # the workers cannot import this file
@@ -220,7 +220,7 @@ def test_a_second_batch_continues_the_first(somewhere):
 
 
 def test_subsets_are_those_of_arrays(monkeypatch, somewhere):
-    source = partitions(cut(X, (UNEVEN, 5)))
+    source = partitioned(cut(X, (UNEVEN, 5)))
     here = Arrays(torch.from_numpy(X), torch.zeros(N, dtype=torch.bool))
     for limit_ in (partitions.IN_MEMORY, 0):
         monkeypatch.setattr(partitions, "IN_MEMORY", limit_)
@@ -264,7 +264,7 @@ def count(block: Block) -> list[torch.Tensor]:
 def test_a_tree_adds_up_many_tasks(client, monkeypatch):
     monkeypatch.setattr(partitions, "FAN_IN", 2)
     monkeypatch.setattr(partitions, "BRIEF", 0)
-    source = partitions(cut(X, (1_000, 5)))
+    source = partitioned(cut(X, (1_000, 5)))
     monkeypatch.setattr(source, "shares", lambda: [Share(None, [i]) for i in range(len(source.parts))])
     assert source.reduce(partial(count))[0] == N
 
@@ -272,14 +272,14 @@ def test_a_tree_adds_up_many_tasks(client, monkeypatch):
 @pytest.mark.parametrize("entries", [N * 5, N * 5 // 3], ids=["small enough for three threads", "too large"])
 def test_small_partitions_are_read_together(entries, client, monkeypatch):
     monkeypatch.setattr(collections, "BRIEF", entries // 3)
-    source = partitions(cut(X, (1_000, 5)))
+    source = partitioned(cut(X, (1_000, 5)))
     assert len(source.places) == (3 if entries == N * 5 else N // 1_000)
     assert sorted(i for some in source.places for i in some) == list(range(N // 1_000))
     assert torch.equal(source.whole().features, torch.from_numpy(X))
 
 
 def test_there_is_one_task_for_each_thread(client):
-    source = partitions(cut(X, (1_000, 5)))
+    source = partitioned(cut(X, (1_000, 5)))
     assert source.reduce(partial(count))[0] == N
     shares = source.shares()
     assert len(shares) == 3
@@ -298,7 +298,7 @@ def tasks_made(client, monkeypatch):
 
 
 def test_a_short_pass_makes_no_tasks(client, monkeypatch):
-    source = partitions(cut(X, (1_000, 5)))
+    source = partitioned(cut(X, (1_000, 5)))
     source.whole()  # once all is read
     with tasks_made(client, monkeypatch) as names:
         assert source.reduce(partial(count))[0] == N
@@ -316,7 +316,7 @@ def test_a_short_pass_makes_no_tasks(client, monkeypatch):
 
 def test_many_threads_get_tasks(client, monkeypatch):
     monkeypatch.setattr(messages, "FAN_IN", 2)
-    source = partitions(cut(X, (1_000, 5)))
+    source = partitioned(cut(X, (1_000, 5)))
     with tasks_made(client, monkeypatch) as names:
         assert source.reduce(partial(count))[0] == N
         assert source.whole().rows == N
@@ -331,7 +331,7 @@ def test_workers_may_refuse_messages():
 
 
 def test_what_messages_cannot_do_is_done_by_tasks(client, monkeypatch):
-    source = partitions(cut(X, (1_000, 5)))
+    source = partitioned(cut(X, (1_000, 5)))
     shares = source.shares()
     # each is looked for where the next one is
     wrong = list(map(swapped, shares, [*shares[1:], shares[0]]))
@@ -386,7 +386,7 @@ def thread_name(block: Block, program: str | None, pause=0.0) -> list[torch.Tens
 
 
 def test_workers_keep_listening_until_a_pass_has_been_seen_to_be_short(client, monkeypatch):
-    source = partitions(cut(X, (9_000, 5)))
+    source = partitioned(cut(X, (9_000, 5)))
     monkeypatch.setattr(source, "seen", time.monotonic() + 60)
     quick, slow, blocks = partial(thread_name, program="any"), partial(thread_name, program=None), 3
     assert source.reduce(quick)[0] == 0
@@ -401,7 +401,7 @@ def test_workers_keep_listening_until_a_pass_has_been_seen_to_be_short(client, m
 
 def test_large_functions_are_sent_ahead(client, monkeypatch):
     monkeypatch.setattr(partitions, "EMBEDDED", 0)
-    assert partitions(cut(X, (9_000, 5))).reduce(partial(count))[0] == N
+    assert partitioned(cut(X, (9_000, 5))).reduce(partial(count))[0] == N
 
 
 def test_formulas_are_packed_once():
@@ -424,7 +424,7 @@ def pool_sizes(block: Block) -> list[torch.Tensor]:
 
 
 def test_a_task_has_one_thread(somewhere):
-    assert partitions(cut(X, (9_000, 5))).reduce(partial(pool_sizes))[0] == 0
+    assert partitioned(cut(X, (9_000, 5))).reduce(partial(pool_sizes))[0] == 0
 
 
 FAULTS = """
@@ -652,7 +652,7 @@ def test_a_worker_may_die_in_the_middle_of_a_pass(brief, tmp_path, monkeypatch):
     monkeypatch.setattr(partitions, "BRIEF", brief)
     monkeypatch.setitem(globals(), "MARK", str(tmp_path / "killed"))
     with workers(3) as client, in_use(client):
-        source = partitions(cut(X, (1_000, 5)))
+        source = partitioned(cut(X, (1_000, 5)))
         source.whole()
         assert source.reduce(partial(kill_one_and_count))[0] == N
         assert (tmp_path / "killed").exists()
@@ -697,7 +697,7 @@ def test_a_lost_scheduler_is_an_error(tmp_path):
     impatient = dask.config.set({"distributed.comm.timeouts.connect": "3s"})
     with impatient, own_processes(tmp_path) as (file, scheduler), Client(scheduler_file=str(file)) as client:
         client.wait_for_workers(1)
-        source = partitions(cut(X, (9_000, 5)))
+        source = partitioned(cut(X, (9_000, 5)))
         assert source.reduce(partial(count))[0] == N
         threading.Timer(1.0, scheduler.kill).start()
         with pytest.raises(ConnectionError, match="scheduler must stay reachable"):

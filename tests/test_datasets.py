@@ -17,7 +17,8 @@ import pytest
 import torch
 
 from viper import VariationalLogisticRegression, datasets, expected_sigmoid
-from viper.datasets import DataError, download, liquefaction, public
+from viper.datasets import download, liquefaction, public
+from viper.errors import DataError
 
 ROWS = np.array([[1.5, 0.0, 1.0], [-2.0, 3e-7, 0.0], [0.1, 22.08, 1.0]])
 TEXT = b"+1 1:1.500000 \n-1 1:-2 2:3.000000e-07\n+1 1:0.1 2:22.08"

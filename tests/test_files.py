@@ -9,9 +9,9 @@ import pyarrow.parquet as pq
 import pytest
 from sklearn.datasets import dump_svmlight_file
 
-from viper.data.csv_text import FileError
 from viper.data.table_file import Table, check_numbers
-from viper.data.writing import OutputError, check_output, writing
+from viper.data.writing import check_output, writing
+from viper.errors import FileError, OutputError
 
 FRAME = pd.DataFrame(
     {"a": [1.5, np.nan, 3.0], "größe": ["x", "y, z", 'q "w"'], "n": [1, 2, 3], "b": [True, False, True]}

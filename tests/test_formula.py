@@ -16,10 +16,11 @@ from sklearn.model_selection import GridSearchCV, KFold, cross_val_score
 
 import viper
 from viper import VariationalGPClassifier, VariationalLogisticRegression
-from viper.formula import learn
+from viper.data import storage
+from viper.errors import FormulaError, StorageError
 from viper.formula.encoding import Encoding
-from viper.formula.grammar import FormulaError, parse, tokenize
-from viper.models import storage
+from viper.formula.grammar import parse, tokenize
+from viper.formula.learn import learn
 
 GENERATOR = np.random.default_rng(0)
 ROWS = 120
@@ -417,7 +418,7 @@ def test_a_file_cannot_run_code(tmp_path):
     for number, attack in enumerate(attacks):
         path = tmp_path / f"{number}.viper"
         storage.write(path, kind, tensors, metadata | {"formula": metadata["formula"] | attack})
-        with pytest.raises(storage.StorageError):
+        with pytest.raises(StorageError):
             viper.load(path)
     assert not proof.exists()
 

@@ -11,17 +11,17 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from tolerances import TOLERANCE
 
 import viper
-from viper.gp.classifier import JitterWarning, VariationalGPClassifier
+from viper.data.storage import read
+from viper.errors import ConvergenceWarning, JitterWarning, StorageError
+from viper.gp.classifier import VariationalGPClassifier
 from viper.gp.kernels import KERNELS, covariance, make_kernel, make_mean, variances
 from viper.gp.lbfgs import Climb
 from viper.gp.model import Features, NotPositiveDefinite, Rows, SparseGP, expand, flatten, root_with_jitter
 from viper.gp.profile import Profile, identity_prior
-from viper.gp.race import Attempt, apart
-from viper.gp.search import Search
+from viper.gp.search import Attempt, Search, apart
 from viper.gp.starts import Candidate
-from viper.inference.newton import ConvergenceWarning, newton
+from viper.inference.newton import newton
 from viper.inference.steps import Problem
-from viper.models.storage import StorageError, read
 from viper.softplus.limit import limit
 
 rbf = gpytorch.kernels.RBFKernel
@@ -263,7 +263,7 @@ def test_kernels_and_means_of_the_user(data):
     assert math.isfinite(VariationalGPClassifier(kernel=periodic, n_inducing=8, n_starts=2, tol=0.1).fit(X, y).elbo_)
 
 
-@pytest.mark.filterwarnings("ignore::viper.solver.ConvergenceWarning")
+@pytest.mark.filterwarnings("ignore::viper.errors.ConvergenceWarning")
 def test_natural_adam_approaches_the_profile(data, fitted):
     X, y = data
     options = {"n_inducing": 20, "random_state": 0, "solver": "natural-adam", "learning_rate": 0.1}
@@ -317,7 +317,7 @@ def test_a_kernel_of_the_users_is_given_again(data, tmp_path):
     np.testing.assert_array_equal(again.predict_proba(X), gp.predict_proba(X))
 
 
-@pytest.mark.filterwarnings("ignore::viper.solver.ConvergenceWarning", "ignore::viper.gp.JitterWarning")
+@pytest.mark.filterwarnings("ignore::viper.errors.ConvergenceWarning", "ignore::viper.errors.JitterWarning")
 @parametrize_with_checks([VariationalGPClassifier(n_inducing=10, n_starts=2, max_iter=5, random_state=0)])
 def test_scikit_learn(estimator, check):
     check(estimator)
@@ -332,7 +332,7 @@ def test_many_rows_are_searched_through_few(monkeypatch):
     monkeypatch.setattr("viper.gp.model.BLOCK_ROWS", 300)
     monkeypatch.setattr("viper.gp.profile.BLOCK_ROWS", 300)
     monkeypatch.setattr("viper.gp.model.KEPT_FEATURES", 0)
-    monkeypatch.setattr("viper.gp.dense.LARGEST", 5000)
+    monkeypatch.setattr("viper.gp.profile_numpy.LARGEST", 5000)
     staged = VariationalGPClassifier(**options).fit(X, y)
     assert [start.start for start in staged.starts_[2:]] == ["400 rows", "900 rows"]
     assert staged.elbo_ == pytest.approx(direct.elbo_, abs=1.0)

@@ -8,7 +8,8 @@ import pytest
 import torch
 from sklearn.datasets import load_breast_cancer, load_iris, load_wine
 
-from viper.gp.classifier import NarrowIntervalsWarning, VariationalGPClassifier
+from viper.errors import NarrowIntervalsWarning
+from viper.gp.classifier import VariationalGPClassifier
 from viper.gp.mean_uncertainty import independent, weights_held
 
 three = np.array([[0.0], [1.0], [2.0]]), np.array([0, 1, 1])

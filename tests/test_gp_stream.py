@@ -10,7 +10,7 @@ import viper
 from viper import VariationalGPClassifier
 from viper.gp import stream
 from viper.gp.model import Features
-from viper.inference.arrays import Arrays
+from viper.inference.rows import Arrays
 
 pytest.importorskip("gpytorch")
 OPTIONS = {"n_inducing": 12, "n_starts": 1, "random_state": 0}

@@ -26,8 +26,8 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import viper
 from viper import VariationalLogisticRegression
-from viper.inference.importance import Diagnosis, ImportanceWarning
-from viper.inference.newton import ConvergenceWarning
+from viper.errors import ConvergenceWarning, ImportanceWarning
+from viper.inference.importance import Diagnosis
 from viper.models import reference
 from viper.models.notebook import facts
 

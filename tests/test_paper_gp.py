@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from viper import datasets
-from viper.paper import Unavailable, gp_fits, public, reproduce, toy
+from viper.paper import Unavailable, methods, public, reproduce, toy
 from viper.paper.artefact import Request
 from viper.paper.tables import Spread
 
@@ -61,7 +61,7 @@ def test_the_toy_fits(out, seed, elbo, width):
 def test_the_toys_scores_again_from_a_fit_of_our_own(out):
     data = toy.simulate(2)
     grid = np.linspace(0.0, 5.0, 100)
-    fits = {name: gp_fits.fit(data.x[:, None], data.y, name, 2, 1000).model for name in ("VI-MC", "VI-PG")}
+    fits = {name: methods.fit(data.x[:, None], data.y, name, 2, 1000).model for name in ("VI-MC", "VI-PG")}
     q = {
         name: torch.distributions.Normal(*map(torch.from_numpy, m.predict_latent(grid[:, None])))
         for name, m in fits.items()
@@ -81,7 +81,7 @@ def test_the_toys_scores_again_from_a_fit_of_our_own(out):
 @pytest.mark.filterwarnings("error")
 def test_the_papers_mean_is_no_reason_to_warn():
     """Three rows, of which the estimator says that its intervals are too narrow."""
-    gp_fits.fit(np.array([[0.0], [1.0], [2.0]]), np.array([0, 1, 1]), "VI-PER limit", 0, 1000)
+    methods.fit(np.array([[0.0], [1.0], [2.0]]), np.array([0, 1, 1]), "VI-PER limit", 0, 1000)
 
 
 def test_the_paper_s_recipe_is_run_beside():
@@ -160,14 +160,14 @@ def test_missing_data_are_said_and_nothing_is_lost(tmp_path):
     ],
 )
 def test_the_published_values_are_the_papers(setting, method, metric, printed):
-    found = gp_fits.published(setting, method, metric)
+    found = methods.published(setting, method, metric)
     assert isinstance(found, Spread)
     assert tuple(found) == pytest.approx(printed, rel=0.02)
 
 
 def test_what_was_not_published_is_empty():
-    assert gp_fits.published("toy", "VI-PER limit", "elbo") is None
-    assert gp_fits.published("heart", "VI-MC", "kl_mc_test") is None
+    assert methods.published("toy", "VI-PER limit", "elbo") is None
+    assert methods.published("heart", "VI-MC", "kl_mc_test") is None
 
 
 def test_tables_show_ours_and_the_published(out):
@@ -197,7 +197,7 @@ def test_the_full_toy_run_finds_the_published_numbers_by_the_papers_recipe():
     assert frame.seed.nunique() >= 100
     for method in ("VI-PER", "VI-MC", "VI-PG"):
         for metric, apart in (("width", 0.06), ("coverage", 0.05), ("auc", 0.01)):
-            published = gp_fits.published("toy", method, metric).median
+            published = methods.published("toy", method, metric).median
             assert middle[metric]["recipe", method] == pytest.approx(published, rel=apart)
         both = frame[frame.method == method].pivot(index="seed", columns="solver", values="elbo")
         assert (both.best > both.recipe).all()
@@ -210,8 +210,8 @@ def test_the_full_toy_run_finds_the_published_numbers_by_the_papers_recipe():
 def test_the_full_public_run_is_above_the_published_elbo(name):
     frame = pd.read_csv(RESULTS / "public" / "runs.csv")
     ours = frame[(frame.data == name) & (frame.split == "random") & (frame.method == "VI-PER limit")]
-    assert ours.elbo.median() > gp_fits.published(name, "VI-PER", "elbo").median
-    auc = gp_fits.published(name, "VI-PER", "auc")
+    assert ours.elbo.median() > methods.published(name, "VI-PER", "elbo").median
+    auc = methods.published(name, "VI-PER", "auc")
     # our runs are of many splits, the published ones of one: between them lies the error of a median over splits
     error = 1.25 * ours.auc.std() / np.sqrt(len(ours))
     assert auc.low - 2.0 * error <= ours.auc.median() <= auc.high + max(2.0 * error, 5e-5)

@@ -15,9 +15,9 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 import viper
+from viper.inference import progress
 from viper.inference.newton import Iteration
-from viper.models import progress
-from viper.models.progress import Progress
+from viper.inference.progress import Progress
 
 callbacks = pytest.mark.skipif(not hasattr(progress.Callbacks, "set_callbacks"), reason="scikit-learn before 1.9")
 
@@ -108,7 +108,7 @@ def test_passes_and_rate_come_from_the_rows():
 def test_on_a_real_terminal_the_line_appears_and_goes(tmp_path):
     program = """
         import sys, time
-        from viper.models.progress import Progress
+        from viper.inference.progress import Progress
         from viper.inference.newton import Iteration
         report = Progress("auto", rows=1000)
         report.began -= 10

@@ -10,7 +10,7 @@ from tolerances import TOLERANCE
 
 import viper
 from viper import VariationalLogisticRegression
-from viper.inference.newton import ConvergenceWarning
+from viper.errors import ConvergenceWarning
 from viper.models.reference import MCMCResult, build_model, complaints, import_numpyro, model_of_fit, sample_posterior
 
 

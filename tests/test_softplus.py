@@ -13,7 +13,7 @@ from softplus_reference import expectations, points, read_table, reference
 from tolerances import TOLERANCE
 from torch.autograd import gradcheck
 
-from viper.softplus import heat, jaakkola_jordan, limit
+from viper.softplus import jaakkola_jordan, limit
 from viper.softplus.bounds import certificate
 from viper.softplus.expectation import expected_sigmoid, expected_softplus
 from viper.softplus.terms import terms_needed
@@ -402,7 +402,7 @@ def test_fast_path_for_one_variance_at_a_time(tolerance):
 @pytest.mark.parametrize("tolerance", [1e-4, 1e-6, 1e-8, 1e-10])
 def test_fast_path_is_near_its_tolerance_where_formulas_meet(tolerance):
     """Just below the variance where the expansion ends its error is the whole tolerance, so its reach is not short."""
-    variance = heat.heat_reach(tolerance)[limit.FAST_ORDER - 1]
+    variance = limit.heat_reach(tolerance)[limit.FAST_ORDER - 1]
     error = abs(
         expected_softplus(0.0, variance, tolerance=tolerance).curvature - expected_softplus(0.0, variance).curvature
     )

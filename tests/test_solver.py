@@ -17,11 +17,11 @@ from tolerances import TOLERANCE
 
 import viper
 from viper import VariationalLogisticRegression
+from viper.errors import ConvergenceWarning
 from viper.inference import adam, steps
-from viper.inference.arrays import Arrays
-from viper.inference.newton import ConvergenceWarning, from_narrow_priors, newton
+from viper.inference.newton import from_narrow_priors, newton
 from viper.inference.posterior import Full
-from viper.inference.rows import Prior, sums
+from viper.inference.rows import Arrays, Prior, sums
 from viper.inference.start import find_mode
 from viper.inference.steps import Gaussian, Problem, divergence
 from viper.models import fitting
@@ -624,7 +624,7 @@ def peak_megabytes(program):
     """Peak memory of a program, above that of its imports; both are printed by it."""
     text = (
         "import warnings\n"
-        "import numpy as np, scipy.sparse, torch, viper, viper.logistic, sklearn.utils.validation\n"
+        "import numpy as np, scipy.sparse, torch, viper, viper.models.logistic, sklearn.utils.validation\n"
         "warnings.simplefilter('error')\n"
         "torch.set_num_threads(1)\n"
         "generator = np.random.default_rng(0)\n" + PEAK + program

@@ -15,8 +15,9 @@ import pytest
 import safetensors.torch
 import torch
 
-from viper.models import storage
-from viper.models.storage import FORMAT_VERSION, StorageError, read, write
+from viper.data import storage
+from viper.data.storage import FORMAT_VERSION, read, write
+from viper.errors import StorageError
 
 TENSORS = {
     "mean": torch.tensor([0.1, -2.5, 1e-300], dtype=torch.float64),
@@ -247,7 +248,8 @@ def test_failure_leaves_what_was_there(saved, monkeypatch, step, failure):
 
 FULL_DISK = """
 import resource, sys, torch
-from viper.models.storage import StorageError, write
+from viper.errors import StorageError
+from viper.data.storage import write
 
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
 for overwrite in (False, True):

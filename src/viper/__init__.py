@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from viper.data.files import Blocks, Files
+    from viper.errors import StorageError
     from viper.gp import likelihood as gpytorch
     from viper.gp.classifier import VariationalGPClassifier
     from viper.models import reference
     from viper.models.logistic import VariationalLogisticRegression
     from viper.models.state import load
-    from viper.models.storage import StorageError
     from viper.report import metrics, plot
     from viper.softplus.expectation import ExpectedSigmoid, ExpectedSoftplus, expected_sigmoid, expected_softplus
     from viper.softplus.terms import terms_needed
@@ -39,13 +39,13 @@ __all__ = [
     "terms_needed",
 ]
 
-# Loaded on first use, so that `import viper` and `viper --help` need no torch: public name -> the module that defines it
+# Loaded on first use, so that `import viper` and `viper --help` need no torch: name -> the module that defines it
 NAMES = {
     "Blocks": "viper.data.files",
     "ExpectedSigmoid": "viper.softplus.expectation",
     "ExpectedSoftplus": "viper.softplus.expectation",
     "Files": "viper.data.files",
-    "StorageError": "viper.models.storage",
+    "StorageError": "viper.errors",
     "VariationalGPClassifier": "viper.gp.classifier",
     "VariationalLogisticRegression": "viper.models.logistic",
     "expected_sigmoid": "viper.softplus.expectation",

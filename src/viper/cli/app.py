@@ -31,7 +31,7 @@ def show_version(wanted: bool) -> None:
     if wanted:
         from importlib.metadata import PackageNotFoundError, version
 
-        from viper.inference.kernels.native import row_sums
+        from viper.inference.kernels.compiled import row_sums
 
         try:
             found = version("vi-per")
@@ -75,7 +75,7 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
 
 def verdict(error: BaseException) -> tuple[str, int]:
     """What to say, and the exit code."""
-    from viper.data.writing import OutputError
+    from viper.errors import OutputError
 
     if SIGNALS or isinstance(error, KeyboardInterrupt):  # libraries in C turn the interrupt into errors of their own
         return "interrupted; no partial output is left.", SIGNALLED + (SIGNALS or [signal.SIGINT])[-1]

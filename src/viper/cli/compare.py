@@ -48,7 +48,7 @@ def compare(
     prepared = prepare(table, target, formula, tuple(drop or ()), tuple(category or ()), missing.value)
 
     from viper.cli.scoring import splits
-    from viper.formula import learn
+    from viper.formula.learn import learn
 
     with table.located():
         learned = learn(prepared.formula, prepared.frame, missing.value, standardize=True)

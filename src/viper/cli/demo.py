@@ -12,7 +12,7 @@ def demo(
     folder: Annotated[Path, typer.Option("--folder", "-o", help="Where pictures and pages go; made if new.")] = Path(),
 ) -> None:
     """Fit real data, show where the model is sure and where not, and draw it."""
-    from viper.data.writing import OutputError
+    from viper.errors import OutputError
 
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -200,8 +200,7 @@ def present(fitted: Any, out: Path | None, force: bool, level: float, as_json: b
     """Save, and say what was found."""
     from viper.cli.card import describe, draw
     from viper.cli.terminal import emit, note, say
-    from viper.data.writing import OutputError
-    from viper.models.storage import StorageError
+    from viper.errors import OutputError, StorageError
 
     if out is not None:
         try:

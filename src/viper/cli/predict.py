@@ -123,7 +123,7 @@ def check_columns(frame: "pandas.DataFrame", names: list[str]) -> None:
     """Every column that is needed is there; if not, say which are not, and which have no use instead."""
     import difflib
 
-    from viper.formula.grammar import listed
+    from viper.errors import listed
 
     absent = [name for name in names if name not in frame.columns]
     if not absent:
@@ -170,7 +170,7 @@ def usable(model: Any, frame: "pandas.DataFrame") -> "np.ndarray":
 def report(job: Job, out: Path, to_screen: bool, as_json: bool) -> None:
     """What was written, and what a person should know about it."""
     from viper.cli.terminal import emit, note
-    from viper.formula.grammar import listed
+    from viper.errors import listed
 
     empty = f"rows with missing values, without a probability as --missing drop said in the fit: {job.empty:,}."
     notes = [empty] if job.empty else []

@@ -3,10 +3,10 @@
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
-from viper.data.csv_text import FileError
 from viper.data.table_file import Table, check_numbers
+from viper.errors import FileError, FormulaError, instead, listed
 from viper.formula.columns import is_text
-from viper.formula.grammar import FormulaError, instead, listed, quote, split_sides, tokenize
+from viper.formula.grammar import quote, split_sides, tokenize
 
 if TYPE_CHECKING:
     import pandas

@@ -36,7 +36,8 @@ def report(
     from viper.cli.predict import target as target_of
     from viper.cli.preparing import check_option
     from viper.data.table_file import check_input
-    from viper.data.writing import OutputError, check_output
+    from viper.data.writing import check_output
+    from viper.errors import OutputError
 
     check_input(model)
     check_output(out, force)
@@ -47,7 +48,7 @@ def report(
     from viper import report as page
     from viper.cli.evaluate import labels, text_of
     from viper.cli.terminal import note
-    from viper.models.storage import StorageError
+    from viper.errors import StorageError
 
     fitted = viper.load(model)
     name = target or target_of(fitted)

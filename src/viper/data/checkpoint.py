@@ -21,18 +21,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from viper.data import storage
 from viper.data.checks import in_memory
-from viper.inference.arrays import Arrays
-from viper.inference.rows import InBlocks, RowFunction, Source, Through
-from viper.models import storage
-from viper.models.state import PLAIN, encode_labels
+from viper.data.storage import PLAIN, encode_labels
+from viper.errors import CheckpointWarning, StorageError
+from viper.inference.rows import Arrays, InBlocks, RowFunction, Source, Through
 
 HEADER = "fit.viper"
 FEW_ENTRIES = 1 << 14  # by which rows on a cluster are recognised
-
-
-class CheckpointWarning(UserWarning):
-    """The checkpoint could not be written; the fit goes on without it."""
 
 
 class Log:
@@ -63,7 +59,7 @@ class Log:
             return None
         try:
             begun = storage.read(self.folder / HEADER)[2]
-        except storage.StorageError as error:
+        except StorageError as error:
             raise ValueError(
                 f"checkpoint must be whole; got {self.folder}, which is damaged: {error} Delete the folder to begin "
                 "anew."
@@ -82,7 +78,7 @@ class Log:
         """The sums of one pass: those of the log, if it made this pass, else of the rows."""
         name = f"{self.count:06d}.pass"
         self.count += 1
-        with suppress(storage.StorageError, OSError):  # not there, or damaged: the pass is made again
+        with suppress(StorageError, OSError):  # not there, or damaged: the pass is made again
             _, tensors, metadata = storage.read(self.folder / name)
             if metadata.get("asked") == asked:
                 given = next((x for x in function.keywords.values() if isinstance(x, Tensor)), None)
@@ -98,7 +94,7 @@ class Log:
             return
         try:
             storage.write(self.folder / name, "checkpoint", tensors, metadata, overwrite=True)
-        except storage.StorageError as error:
+        except StorageError as error:
             self.writable = False
             warnings.warn(
                 f"The fit goes on, but could be resumed only from before: {error} Make room and start it again.",

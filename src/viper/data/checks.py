@@ -17,10 +17,9 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import column_or_1d, validate_data
 from torch import Tensor
 
-from viper.formula.columns import describe
-from viper.inference.arrays import Arrays
+from viper.errors import counted
 from viper.inference.kernels import accelerator
-from viper.inference.rows import Prior, Source
+from viper.inference.rows import Arrays, Prior, Source
 
 
 def read_features(estimator: Any, X: Any, *, reset: bool, finite: bool = True) -> Any:
@@ -72,7 +71,7 @@ def not_finite(X: Any, error: Exception) -> str:
     at = X.col[~np.isfinite(X.data)] if scipy.sparse.issparse(X) else np.nonzero(~np.isfinite(X))[1]
     counts = {names[j] if names else f"x{j}": int(number) for j, number in enumerate(np.bincount(at)) if number}
     return (
-        f"X must be finite; {str(error).splitlines()[0]} Not finite are {describe(counts)}. Leave those rows out or "
+        f"X must be finite; {str(error).splitlines()[0]} Not finite are {counted(counts)}. Leave those rows out or "
         "fill them in, as from_formula does with missing='drop' or 'mean'."
     )
 

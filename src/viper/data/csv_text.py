@@ -11,12 +11,10 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NoReturn
 
+from viper.errors import FileError
+
 if TYPE_CHECKING:
     import pandas
-
-
-class FileError(ValueError):
-    """The file cannot be read as a table."""
 
 
 @dataclass(frozen=True)

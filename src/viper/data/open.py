@@ -14,10 +14,9 @@ from sklearn.utils.validation import validate_data
 from viper.data import checks
 from viper.data.files import Description, Reader, describe
 from viper.data.stream import Stream, scan
-from viper.inference.arrays import BLOCK_ROWS, Arrays
 from viper.inference.kernels import accelerator
-from viper.inference.rows import Source
-from viper.models.progress import Progress
+from viper.inference.progress import Progress
+from viper.inference.rows import BLOCK_ROWS, Arrays, Source
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from viper.data import checks
 from viper.data.files import Chunk, MemoryMap, Reader
-from viper.inference.arrays import BLOCK_ROWS, CPU, Arrays, scattered
-from viper.inference.rows import Block, InBlocks, RowFunction, add_up
+from viper.inference.rows import BLOCK_ROWS, CPU, Arrays, Block, InBlocks, RowFunction, add_up, scattered
 
 CHUNK_BYTES = 1 << 24  # of features in a chunk: large enough to read at full speed; about four chunks exist at a time
 CHUNK_BYTES_DEVICE = 1 << 28

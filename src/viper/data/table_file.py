@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from viper.data.arrow import ipc_batches, open_ipc
-from viper.data.csv_text import FileError, Text, line_of, read_csv, records
-from viper.formula.columns import RowError
+from viper.data.csv_text import Text, line_of, read_csv, records
+from viper.errors import FileError, RowError
 
 if TYPE_CHECKING:
     import pandas

@@ -3,17 +3,20 @@
 import gzip
 import os
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from viper.data import storage
+from viper.data.arrow import arrow
+from viper.errors import OutputError, StorageError
+
 if TYPE_CHECKING:
     import pandas
-
-
-class OutputError(ValueError):
-    """The result cannot be written there."""
 
 
 def check_output(path: Path, overwrite: bool) -> None:
@@ -31,7 +34,7 @@ def check_output(path: Path, overwrite: bool) -> None:
 @contextmanager
 def writing(path: Path, overwrite: bool = False) -> Iterator[Callable[["pandas.DataFrame"], None]]:
     """A function that appends frames to a table at `path`, CSV (also .gz) or Parquet: all of it, or nothing."""
-    from viper.models.storage import publish
+    from viper.data.storage import publish
 
     check_output(path, overwrite)
     final = path.resolve()
@@ -88,3 +91,89 @@ def parquet_writer(path: Path) -> Iterator[Callable[["pandas.DataFrame"], None]]
     finally:
         for one in made:
             one.close()
+
+
+SUFFIXES = (".parquet", ".pq")
+GROUP_ROWS = 1 << 19  # of a row group: what is held before it is written
+
+
+def write(path: str | PathLike[str], parts: Iterable[dict[str, np.ndarray]], overwrite: bool) -> int:
+    """Write columns, part after part, to a Parquet file; the number of rows.
+
+    Raises
+    ------
+    StorageError
+        If the file is not named as Parquet, exists and `overwrite` is False, or if it cannot be written.
+    """
+    if Path(path).suffix.lower() not in SUFFIXES:
+        raise StorageError(
+            f"path must end in {' or '.join(SUFFIXES)}, as Parquet is what is written; got {path}. Rename it."
+        )
+    rows = 0
+    with new_file(Path(path).resolve(), overwrite) as file:
+        writer = None
+        for group in grouped(parts):
+            table = arrow().table(group)
+            writer = writer or parquet_into(file, table.schema)
+            with storing(path):
+                writer.write_table(table)
+            rows += table.num_rows
+        if writer is None:
+            raise ValueError("there must be at least one row to predict; got none.")
+        with storing(path):
+            writer.close()
+    return rows
+
+
+def grouped(parts: Iterable[dict[str, np.ndarray]]) -> Iterator[dict[str, np.ndarray]]:
+    """The same rows in parts of at least GROUP_ROWS, but for the last."""
+    held: list[dict[str, np.ndarray]] = []
+    count = 0
+    for part in parts:
+        held.append(part)
+        count += len(next(iter(part.values())))
+        if count >= GROUP_ROWS:
+            yield joined(held)
+            held, count = [], 0
+    if held:
+        yield joined(held)
+
+
+def joined(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def parquet_into(file: Any, schema: Any) -> Any:
+    import pyarrow.parquet as parquet
+
+    return parquet.ParquetWriter(file, schema)
+
+
+@contextmanager
+def new_file(path: Path, overwrite: bool) -> Iterator[Any]:
+    """A file under a temporary name, which gets its own when it is complete and on the disk."""
+    temporary = path.with_name(f".viper-{secrets.token_hex(8)}.tmp")
+    try:
+        with storing(path):
+            storage.check_target(path, overwrite)
+            file = temporary.open("xb")
+        with file:
+            yield file
+            with storing(path):
+                file.flush()
+                os.fsync(file.fileno())
+        with storing(path):
+            storage.publish(temporary, path, overwrite)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def storing(path: str | PathLike[str]) -> Iterator[None]:
+    """Errors of the file system, in the words of storage.py."""
+    try:
+        yield
+    except FileExistsError as error:
+        raise StorageError(f"path must be new; got {path}, which exists. Pass overwrite=True to replace it.") from error
+    except OSError as error:
+        raise StorageError(f"path must be writable; got {path}: {error.strerror or error}.") from error

@@ -1,8 +1,9 @@
 """The paper's data: five public sets, and soil liquefaction (the real file, or a calibrated stand-in)."""
 
-from viper.datasets.download import DataError, cache_folder
+from viper.datasets.download import cache_folder
 from viper.datasets.liquefaction import Liquefaction, make_liquefaction, read_liquefaction
 from viper.datasets.public import SETS, PublicData, load
+from viper.errors import DataError
 
 __all__ = [
     "SETS",

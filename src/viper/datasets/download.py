@@ -13,14 +13,12 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import BinaryIO
 
+from viper.errors import DataError
+
 PATIENCE = 2.0  # seconds before progress is shown
 TIMEOUT = 30.0  # seconds without an answer
 CHUNK = 1 << 16
 WAY_OUT = "Fetch the file by other means, and pass its folder: data=DIR (--data DIR in the terminal)."
-
-
-class DataError(ValueError):
-    """Data that cannot be had: not found, not downloadable, or not what they should be."""
 
 
 def cache_folder() -> Path:

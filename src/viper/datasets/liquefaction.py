@@ -16,7 +16,7 @@ import scipy.linalg
 import scipy.ndimage
 import scipy.special
 
-from viper.datasets.download import DataError
+from viper.errors import DataError
 
 FEATURES = ("lnPGV", "lnVs30", "lnprecip", "lndw", "lnwtd")
 NEEDED = ("lon", "lat", "liq", "earthquake", *FEATURES)

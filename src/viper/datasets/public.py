@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from viper.datasets.download import WAY_OUT, DataError, cache_folder, download
+from viper.datasets.download import WAY_OUT, cache_folder, download
+from viper.errors import DataError
 
 ADDRESS = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/binary/"
 ENDINGS = (".csv.gz", ".csv")  # of tables with a header x1, …, xp, y

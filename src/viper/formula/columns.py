@@ -4,18 +4,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from viper.formula.grammar import FormulaError
+from viper.errors import FormulaError, RowError
 
 if TYPE_CHECKING:
     import pandas
-
-
-class RowError(FormulaError):
-    """Something is wrong with a row, which `row` names as the table's index does."""
-
-    def __init__(self, rule: str, got: str, row: Any, fix: str) -> None:
-        super().__init__(f"{rule}; got {got} in row {row}. {fix}".strip())
-        self.row = row
 
 
 def as_frame(data: Any) -> "pandas.DataFrame":
@@ -126,9 +118,3 @@ def levels_of(column: "pandas.Series[Any]", most: int) -> list[Any]:
     if len(present) > most:
         raise FormulaError(f"column {column.name!r} must have at most {most} levels; got {len(present)}. Group them.")
     return [value.item() if isinstance(value, np.generic) else value for value in present]
-
-
-def describe(counts: dict[str, int]) -> str:
-    """Missing values by column, in words."""
-    shown = ", ".join(f"{number} in {name!r}" for name, number in [*counts.items()][:6])
-    return shown + (f" and {len(counts) - 6} more columns" if len(counts) > 6 else "")

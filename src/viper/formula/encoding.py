@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from viper.formula.columns import RowError, as_frame, as_levels, as_numbers, describe
-from viper.formula.grammar import FormulaError, Parsed, listed, parse
+from viper.errors import FormulaError, RowError, counted, listed
+from viper.formula.columns import as_frame, as_levels, as_numbers
+from viper.formula.grammar import Parsed, parse
 
 if TYPE_CHECKING:
     import pandas
@@ -132,7 +133,7 @@ class Encoding:
         if self.missing != "mean":
             name = next(iter(holes))
             row = frame.index[int(np.flatnonzero(frame[name].isna())[0])]
-            got = f"{describe(holes)}, the first"
+            got = f"{counted(holes)}, the first"
             raise RowError("rows must have no missing values", got, row, "Leave them out, or fit with missing='mean'.")
         return frame.fillna({name: self.means.get(name, self.common.get(name)) for name in holes})
 
@@ -170,7 +171,7 @@ class Encoding:
     @classmethod
     def from_state(cls, state: Any) -> "Encoding":
         """What `to_state` gave; the formula is checked again, so that nothing in it can run as a program."""
-        from viper.models.storage import StorageError  # late: it needs torch, and learning a formula does not
+        from viper.errors import StorageError  # late: it needs torch, and learning a formula does not
 
         try:
             encoding = cls(**state)

@@ -6,11 +6,12 @@ The same check is made when a model is loaded, so a model file is data whoever w
 """
 
 import ast
-import difflib
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn
+
+from viper.errors import FormulaError, instead
 
 # function -> its options after the first argument, with the largest number each may be
 FUNCTIONS: dict[str, dict[str, int]] = {
@@ -19,17 +20,12 @@ FUNCTIONS: dict[str, dict[str, int]] = {
     "bs": {"df": 100, "degree": 10},
 }
 MOST_TERMS = 10_000  # of interactions written out
-ALIKE = 0.7  # share of letters that a slip of the pen leaves
 MOST_POWER = 10  # in (a + b)^2 and I(a**2)
 TOKEN = re.compile(
     r"\s*(?:(?P<quoted>`[^`]*`)|(?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)|(?P<word>[^\W\d]\w*)"
     r"|(?P<text>\"[^\"\\]*\"|'[^'\\]*')|(?P<sign>\*\*|[-+*/:^(),=~.]))"
 )
 Token = tuple[str, str]  # its kind, a group of TOKEN, and its text without quotes
-
-
-class FormulaError(ValueError):
-    """The formula is not one, or asks for something that is not there."""
 
 
 class Parsed(NamedTuple):
@@ -185,20 +181,6 @@ def known(name: str, columns: Mapping[str, int]) -> str:
     if name not in columns:
         raise FormulaError(f"a formula must name columns of the data; got {name!r}. {instead(name, columns)}")
     return name
-
-
-def instead(name: str, names: Iterable[Any]) -> str:
-    """What may be meant by a name that is not there: one much like it, or which there are."""
-    every = [str(one) for one in names]
-    near = difflib.get_close_matches(name, every, 1, ALIKE)
-    return f"Did you mean {near[0]!r}?" if near else f"There are {listed(every)}."
-
-
-def listed(names: Iterable[Any], most: int = 8) -> str:
-    """The names, or the first of them and how many more there are."""
-    every = list(names)
-    more = f" and {len(every) - most:,} more" if len(every) > most else ""
-    return ", ".join(map(repr, every[:most])) + more
 
 
 class Translation:

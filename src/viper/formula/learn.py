@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 
-from viper.formula.columns import as_frame, as_numbers, describe, is_text, levels_of
+from viper.errors import FormulaError, counted, listed
+from viper.formula.columns import as_frame, as_numbers, is_text, levels_of
 from viper.formula.encoding import MISSING, Encoding, has_intercept, jsonable, numbered, plain
-from viper.formula.grammar import FormulaError, listed, parse
+from viper.formula.grammar import parse
 
 if TYPE_CHECKING:
     import pandas
@@ -91,12 +92,12 @@ def keep(frame: "pandas.DataFrame", target: str, missing: str) -> tuple["pandas.
     counts = {str(name): int(number) for name, number in holes.sum().items() if number}
     if counts and missing == "error":
         raise FormulaError(
-            f"the data must have no missing values; got {describe(counts)} in {len(frame)} rows. Choose missing='drop' "
+            f"the data must have no missing values; got {counted(counts)} in {len(frame)} rows. Choose missing='drop' "
             "to leave such rows out, or missing='mean' to fill in means and the most common levels."
         )
     kept = ~(holes[target] if missing == "mean" else holes.any(axis=1)).to_numpy()
     if not kept.any():
-        raise FormulaError(f"some rows must be complete; got {describe(counts)} in {len(frame)} rows. Drop a column.")
+        raise FormulaError(f"some rows must be complete; got {counted(counts)} in {len(frame)} rows. Drop a column.")
     empty = [name for name in frame if frame.loc[kept, name].isna().all()]
     if empty:
         raise FormulaError(f"every column must have values; got none in {empty[0]!r}. Leave it out of the formula.")

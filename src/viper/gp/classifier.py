@@ -14,27 +14,24 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from viper.data import checks
+from viper.data import checks, storage
 from viper.data.open import Form, kept_elsewhere, labelled, unlabelled
+from viper.errors import ConvergenceWarning, JitterWarning, users_line
 from viper.formula.learn import FromFormula, by_formula
 from viper.gp import mean_uncertainty, state, stream
 from viper.gp.kernels import check_shapes, covariance, make_kernel, make_mean
-from viper.gp.mean_uncertainty import NarrowIntervalsWarning as NarrowIntervalsWarning
-from viper.gp.model import Features, Rows, SparseGP
+from viper.gp.model import Features, Rows, Scaler, SparseGP, dense, k_means, merge, random_rows, read_inducing
 from viper.gp.profile import Profile, identity_prior
-from viper.gp.race import Start
-from viper.gp.rows import Scaler, dense, k_means, merge, random_rows, read_inducing
-from viper.gp.search import Found, Search
-from viper.inference.newton import ConvergenceWarning, Result, exact_elbo, newton, users_line
+from viper.gp.search import Found, Search, Start
+from viper.inference.newton import Result, exact_elbo, newton
 from viper.inference.posterior import Diagonal, Full, expected_log_likelihood, latent, moved
+from viper.inference.progress import Callbacks, Progress, as_task, tasks_of
 from viper.inference.rows import Source
 from viper.inference.steps import Problem
 from viper.inference.threads import one_thread
-from viper.models import storage
 from viper.models.fitting import without_cusp
 from viper.models.notebook import Notebook, facts
 from viper.models.prediction import LatentPredictions
-from viper.models.progress import Callbacks, Progress, as_task, tasks_of
 from viper.models.state import decode_options
 from viper.softplus.bounds import build
 from viper.softplus.limit import limit, mixture
@@ -49,10 +46,6 @@ FIT_SCALARS = ("elbo_", "elbo_bound_", "objective_", "kl_", "jitter_", "n_iter_"
 SEARCH_ERROR = 1e-6  # per row, of the objective by which hyperparameters are searched
 FORM = Form()  # of rows that are not in memory
 TOLERANCE = 1e-12  # nats, of q at the chosen hyperparameters
-
-
-class JitterWarning(UserWarning):
-    """The kernel matrix at the inducing points needed more jitter than asked for."""
 
 
 class VariationalGPClassifier(FromFormula, Notebook, LatentPredictions, Callbacks, ClassifierMixin, BaseEstimator):

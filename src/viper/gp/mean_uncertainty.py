@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from viper.inference.newton import users_line
+from viper.errors import NarrowIntervalsWarning, users_line
 from viper.inference.posterior import Posterior, latent
 from viper.inference.rows import Block, Source
 from viper.softplus.limit import limit
@@ -30,10 +30,6 @@ from viper.softplus.limit import limit
 # rows (median): k/γ below 1/2, 94 %; up to 1, 86 %; up to 2, 75 %; up to 4, 66 %; beyond, 3 %.
 TOO_MANY = 2.0
 FAR = 10.0  # times too narrow, beyond which the number says nothing more
-
-
-class NarrowIntervalsWarning(UserWarning):
-    """The mean function explains most of the data, so that intervals leave most of the uncertainty out."""
 
 
 def too_narrow(mean: Any, source: Source, posterior: Posterior, inputs: Tensor) -> float:

@@ -12,10 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from viper.gp.dense import DenseProfile, applies
 from viper.gp.model import Features, Rows, Sites, SparseGP, backward, expand, flatten
-from viper.inference.arrays import BLOCK_ROWS
-from viper.inference.rows import Prior, Sums
+from viper.gp.profile_numpy import DenseProfile, applies
+from viper.inference.rows import BLOCK_ROWS, Prior, Sums
 from viper.inference.steps import (
     Gaussian,
     Problem,

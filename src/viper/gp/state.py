@@ -6,12 +6,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from viper.data.storage import encode_labels
+from viper.errors import StorageError
 from viper.gp.kernels import make_kernel, make_mean
-from viper.gp.model import SparseGP
-from viper.gp.rows import Scaler
+from viper.gp.model import Scaler, SparseGP
 from viper.inference.posterior import Diagonal, Full
-from viper.models.state import decode_formula, decode_labels, encode_formula, encode_labels, encode_options
-from viper.models.storage import StorageError
+from viper.models.state import decode_formula, decode_labels, encode_formula, encode_options
 
 if TYPE_CHECKING:
     import pandas

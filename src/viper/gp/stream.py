@@ -20,15 +20,15 @@ from torch import Tensor
 
 from viper.data.checkpoint import resumable
 from viper.data.checks import in_memory
-from viper.gp.model import Features, Rows, SparseGP
-from viper.gp.rows import Scaler
-from viper.inference.newton import ConvergenceWarning, exact_elbo, newton, users_line
+from viper.errors import ConvergenceWarning, users_line
+from viper.gp.model import Features, Rows, Scaler, SparseGP
+from viper.inference.newton import exact_elbo, newton
 from viper.inference.posterior import Diagonal, Full
+from viper.inference.progress import Progress
 from viper.inference.rows import Block, Dense, Prior, RowFunction, Source, Through
 from viper.inference.steps import Gaussian, Problem, gaussian
 from viper.inference.threads import one_thread
 from viper.models.fitting import watch
-from viper.models.progress import Progress
 from viper.softplus.pointwise import Formula
 
 SEARCH_ROWS = 40_000  # up to which the search sees every row

@@ -14,9 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from viper.inference.arrays import Arrays
 from viper.inference.newton import Iteration, Result
-from viper.inference.rows import Sums
+from viper.inference.rows import Arrays, Sums
 from viper.inference.steps import Gaussian, Problem, gradient
 
 INITIAL_VARIANCE = 0.35

@@ -21,10 +21,6 @@ if TYPE_CHECKING:
     import pandas
 
 
-class ImportanceWarning(UserWarning):
-    """The importance weights are too uneven for the corrected posterior to be trusted."""
-
-
 @dataclass(frozen=True)
 class Diagnosis:
     """The verdict on q: Pareto k̂, effective sample size of the weights, log evidence with its standard error."""

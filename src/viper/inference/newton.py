@@ -6,7 +6,6 @@ use a cheaper formula.
 """
 
 import math
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -34,18 +33,6 @@ from viper.inference.steps import (
     widened,
 )
 from viper.softplus.limit import limit
-
-
-class ConvergenceWarning(UserWarning):
-    """The iteration stopped before it converged."""
-
-
-def users_line() -> int:
-    """The `stacklevel` of a warning that points at the first line outside viper and scikit-learn."""
-    frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(("viper.", "sklearn.")):
-        frame, level = frame.f_back, level + 1
-    return level
 
 
 class Iteration(NamedTuple):

@@ -10,15 +10,8 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from viper.inference.importance import (
-    SEED,
-    Diagnosis,
-    ImportanceWarning,
-    WeightedDraws,
-    summary_frame,
-    weigh,
-    weighted_quantiles,
-)
+from viper.errors import ImportanceWarning
+from viper.inference.importance import SEED, Diagnosis, WeightedDraws, summary_frame, weigh, weighted_quantiles
 from viper.inference.posterior import Posterior, moved
 from viper.inference.rows import Prior, Source
 from viper.models.arviz import check_shape, from_draws, from_posterior

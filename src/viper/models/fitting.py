@@ -11,21 +11,20 @@ from torch import Tensor
 
 from viper.data import checks
 from viper.data.stream import Stream
+from viper.errors import ConvergenceWarning, users_line
 from viper.inference.adam import adam
-from viper.inference.arrays import Arrays
 from viper.inference.kernels.accelerator import algebra_device
 from viper.inference.kernels.fused import PROGRAMS, heat_program
-from viper.inference.newton import ConvergenceWarning, Result, newton, users_line
+from viper.inference.newton import Result, newton
 from viper.inference.posterior import Diagonal, Full, LowRank, Posterior, moved
-from viper.inference.rows import Prior, Source
+from viper.inference.progress import Progress, Tasks
+from viper.inference.rows import Arrays, Prior, Source
 from viper.inference.steps import Gaussian, Problem
 from viper.inference.threads import one_thread
-from viper.models.progress import Progress, Tasks
 from viper.softplus.bounds import build
-from viper.softplus.heat import MOST_ORDER
-from viper.softplus.limit import FAST_ORDER, HEAT_TOLERANCE, limit
-from viper.softplus.nodes import EXACT_NODES
+from viper.softplus.limit import FAST_ORDER, HEAT_TOLERANCE, MOST_ORDER, limit
 from viper.softplus.pointwise import Formula, Triple
+from viper.softplus.quadrature import EXACT_NODES
 
 ROUGH_TOLERANCE = 1e-8  # of the moments in all but the last pass: moves the optimum by less than 1e-9 nats
 FLOAT32_TOLERANCE = 1e-6  # nats: what rounding of the products in float32 leaves

@@ -12,25 +12,23 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from viper.data import checks, open
+from viper.data import checks, open, storage
 from viper.data.checkpoint import resumable
 from viper.data.stream import Stream
 from viper.formula.learn import FromFormula, by_formula, template
-from viper.inference.arrays import Arrays
 from viper.inference.importance import summary_frame
 from viper.inference.newton import exact_elbo
 from viper.inference.posterior import expected_log_likelihood, latent, moved
-from viper.inference.rows import Prior, Source
+from viper.inference.progress import Callbacks, as_task, tasks_of
+from viper.inference.rows import Arrays, Prior, Source
 from viper.inference.steps import Gaussian
-from viper.models import logistic_state, storage
 from viper.models.diagnosis import Trust
 from viper.models.fitting import Fit, Options, fit_posterior
 from viper.models.notebook import Notebook, facts
 from viper.models.onnx import export
 from viper.models.prediction import LatentPredictions, half_width
 from viper.models.prior import best_scales
-from viper.models.progress import Callbacks, as_task, tasks_of
-from viper.models.state import decode_options
+from viper.models.state import decode_options, pack, unpack
 from viper.softplus.limit import limit
 
 if TYPE_CHECKING:
@@ -349,7 +347,7 @@ class VariationalLogisticRegression(
     def save(self, path: str | PathLike[str], overwrite: bool = False) -> None:
         """Write the fitted model to one file; `viper.load` reads it. The training rows are not part of it."""
         check_is_fitted(self, "posterior_")
-        storage.write(path, "logistic", *logistic_state.pack(self), overwrite)
+        storage.write(path, "logistic", *pack(self), overwrite)
 
     def to_onnx(
         self, path: str | PathLike[str] | None = None, *, dtype: str = "float32", overwrite: bool = False
@@ -374,7 +372,7 @@ class VariationalLogisticRegression(
     @classmethod
     def _from_state(cls, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> "VariationalLogisticRegression":
         model = cls(**decode_options(metadata["options"], tensors))
-        logistic_state.unpack(model, tensors, metadata)
+        unpack(model, tensors, metadata)
         model._set_means()
         return model
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from viper.inference.arrays import Arrays
+from viper.inference.rows import Arrays
 
 if TYPE_CHECKING:
     import pandas

@@ -13,9 +13,8 @@ import numpy as np
 import scipy.special
 from numpy.polynomial import Chebyshev, Polynomial
 
-from viper.data import checks
+from viper.data import checks, storage
 from viper.inference.posterior import Diagonal, Full, LowRank, Posterior
-from viper.models import storage
 from viper.softplus.mixture_table import MIXTURES
 
 OPSET, IR_VERSION = 17, 8  # of 2022: every runtime in use reads them

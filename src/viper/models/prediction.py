@@ -15,7 +15,7 @@ from sklearn.metrics import accuracy_score
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from viper.data import prediction_file
+from viper.data import writing
 from viper.data.open import is_dask, kept_elsewhere
 from viper.inference.posterior import Posterior, accuracy, moved
 from viper.inference.rows import Source
@@ -89,7 +89,7 @@ class LatentPredictions:
         """
         z = half_width(level)
         parts = (self._columns(mean, variance, z) for mean, variance in self._latent_blocks(X, offset))
-        return prediction_file.write(path, parts, overwrite)
+        return writing.write(path, parts, overwrite)
 
     def _columns(self, mean: Tensor, variance: Tensor, z: float) -> dict[str, np.ndarray]:
         expected, reach = expected_sigmoid(mean, variance), z * variance.sqrt()

@@ -15,7 +15,7 @@ import scipy.optimize
 import torch
 from torch import Tensor
 
-from viper.inference.newton import ConvergenceWarning, users_line
+from viper.errors import ConvergenceWarning, users_line
 from viper.inference.steps import Gaussian
 from viper.models.fitting import Fit
 

@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.utils import check_array, check_consistent_length, column_or_1d
 
 from viper.data.checks import dense_rows, in_memory
-from viper.inference.newton import ConvergenceWarning, users_line
+from viper.errors import ConvergenceWarning, users_line
 
 if TYPE_CHECKING:
     import pandas as pd

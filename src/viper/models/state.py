@@ -1,15 +1,20 @@
 """An estimator's options and labels as JSON and tensors, and back: what storage.py can hold."""
 
+from importlib import import_module
+from os import PathLike
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from viper.data import storage
+from viper.data.storage import PLAIN, encode_labels
+from viper.errors import StorageError
 from viper.formula.encoding import Encoding
-from viper.models.storage import StorageError
-
-PLAIN = (str, bool, int, float, type(None))
+from viper.inference.newton import Iteration
+from viper.inference.posterior import Diagonal, Full, LowRank
+from viper.inference.rows import Prior
 
 
 def encode_options(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -38,10 +43,6 @@ def decode_options(plain: dict[str, Any], tensors: dict[str, Tensor]) -> dict[st
     return plain | arrays
 
 
-def encode_labels(classes: np.ndarray) -> dict[str, Any]:
-    return {"dtype": classes.dtype.str if classes.dtype.kind != "O" else "object", "values": classes.tolist()}
-
-
 def decode_labels(saved: dict[str, Any]) -> np.ndarray:
     return np.array(saved["values"], dtype=saved["dtype"])
 
@@ -56,3 +57,63 @@ def decode_formula(model: Any, metadata: dict[str, Any]) -> None:
         model.formula_ = Encoding.from_state(metadata["formula"])
         if model.formula_.names != list(getattr(model, "feature_names_in_", [])):
             raise StorageError("the model's formula must give its columns; got others. Save it again.")
+
+
+FIT_SCALARS = ("elbo_", "elbo_bound_", "kl_", "objective_", "n_iter_", "converged_", "status_", "passes_")
+
+
+def pack(model: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What storage.py writes; the training rows are not part of it."""
+    options, tensors = encode_options(model.get_params(deep=False))
+    tensors |= {f"posterior.{name}": x for name, x in vars(model.posterior_).items()}
+    tensors |= {"prior.mean": model.prior_.mean, "prior.precision": model.prior_.precision}
+    tensors |= {
+        "prior_scale": torch.from_numpy(model.prior_scale_),
+        "history": torch.tensor(model.history_, dtype=torch.float64),
+    }
+    names = getattr(model, "feature_names_in_", None)
+    metadata = {
+        "options": options,
+        "posterior": type(model.posterior_).__name__,
+        "classes": encode_labels(model.classes_),
+        "features": model.n_features_in_,
+        "names": None if names is None else [str(name) for name in names],
+        "fit": {name: getattr(model, name) for name in FIT_SCALARS},
+        **encode_formula(model),
+    }
+    return tensors, metadata
+
+
+def unpack(model: Any, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> None:
+    """Set the fitted attributes that were packed."""
+    shape = {kind.__name__: kind for kind in (Full, Diagonal, LowRank)}[metadata["posterior"]]
+    parts = {name.removeprefix("posterior."): x for name, x in tensors.items() if name.startswith("posterior.")}
+    model.posterior_, model.prior_ = shape(**parts), Prior(tensors["prior.mean"], tensors["prior.precision"])
+    model.prior_scale_, model.classes_ = tensors["prior_scale"].numpy(), decode_labels(metadata["classes"])
+    model.n_features_in_ = metadata["features"]
+    if metadata["names"] is not None:
+        model.feature_names_in_ = np.array(metadata["names"], dtype=object)
+    model.history_ = [Iteration(int(row[0]), bool(row[1]), *row[2:]) for row in tensors["history"].tolist()]
+    for name, value in metadata["fit"].items():
+        setattr(model, name, value)
+    decode_formula(model, metadata)
+
+
+KINDS = {"logistic": "VariationalLogisticRegression", "gp": "VariationalGPClassifier"}
+
+
+def load(path: str | PathLike[str], **objects: Any) -> Any:
+    """The estimator saved at `path` by its `save`. Nothing in the file is executed.
+
+    A Gaussian process with a kernel or mean of its own, not one chosen by a word, needs it again: `kernel=`, `mean=`.
+
+    Raises
+    ------
+    StorageError
+        If the file is missing, damaged, written by a newer viper or by another program.
+    """
+    kind, tensors, metadata = storage.read(path)
+    if kind not in KINDS:
+        raise StorageError(f"the model must be one of {sorted(KINDS)}; got {kind!r}. Update viper.")
+    estimator = getattr(import_module("viper"), KINDS[kind])  # there, a missing extra is named
+    return estimator._from_state(tensors, metadata, **objects)

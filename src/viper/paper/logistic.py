@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from sklearn.exceptions import ConvergenceWarning as SklearnConvergenceWarning
 
 from viper import VariationalLogisticRegression
-from viper.inference.importance import ImportanceWarning
-from viper.inference.newton import ConvergenceWarning
+from viper.errors import ConvergenceWarning, ImportanceWarning
 from viper.paper.artefact import Artefact, Config, Job, Request, Row, no_figures
 from viper.paper.logistic_tables import figures, mcmc_tables, tables, text_tables
 from viper.paper.optimum import Gaussian, kl, optimum

@@ -43,8 +43,7 @@ class Marginals(NamedTuple):
 
 def fit(X: np.ndarray, y: np.ndarray, method: str, seed: int, samples: int, **options: Any) -> Fitted:
     """A fit with the estimator's defaults (50 inducing points, ARD kernel, linear mean), and its seconds."""
-    from viper.gp.classifier import JitterWarning, NarrowIntervalsWarning
-    from viper.inference.newton import ConvergenceWarning
+    from viper.errors import ConvergenceWarning, JitterWarning, NarrowIntervalsWarning
 
     chosen = {**METHODS[method], **({"samples": samples} if method == "VI-MC" else {}), **options}
     began = time.process_time()

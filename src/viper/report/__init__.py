@@ -3,7 +3,7 @@
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
-from viper.models.storage import write_bytes
+from viper.data.storage import write_bytes
 from viper.report.page import render
 from viper.report.study import read
 

@@ -6,11 +6,10 @@ from html import escape
 from importlib.resources import files
 from string import Template
 
-from viper.models.storage import viper_version
+from viper.data.storage import viper_version
 from viper.report.row_section import Rows
-from viper.report.sections import drivers, effects, performance, subtitle, summary, where
+from viper.report.sections import drivers, effects, fitted, performance, subtitle, summary, trust, where
 from viper.report.study import Study
-from viper.report.trust import fitted, trust
 
 
 def render(study: Study) -> str:

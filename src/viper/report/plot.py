@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from viper.data.checks import read_labels
-from viper.formula.grammar import listed
+from viper.errors import listed
 from viper.report import views
 
 if TYPE_CHECKING:

@@ -6,9 +6,8 @@ from typing import Any
 import numpy as np
 
 from viper.report import charts, words
-from viper.report.parts import cell, figure, heading, p, row_heading, section, sort_button, table
 from viper.report.study import Study
-from viper.report.svg import element
+from viper.report.svg import cell, element, figure, heading, p, row_heading, section, sort_button, table
 from viper.report.views import Unusual
 from viper.report.words import number, percent, span
 

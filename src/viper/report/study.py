@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from viper.data.checks import read_labels
-from viper.formula.grammar import listed
+from viper.errors import listed
 from viper.inference.importance import Diagnosis
 from viper.report import views
 from viper.report.views import Effect, Grid, Predictions, Reliability

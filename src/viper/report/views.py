@@ -12,7 +12,7 @@ import scipy.special
 import torch
 from torch import Tensor
 
-from viper.formula.grammar import listed
+from viper.errors import listed
 from viper.models.prediction import half_width
 from viper.report.metrics import calibration
 from viper.softplus.expectation import expected_sigmoid, expected_softplus

@@ -20,7 +20,7 @@ from dask.delayed import delayed
 from viper.data import checks
 from viper.data.dask.messages import active_client, keep, run, shares
 from viper.data.dask.partitions import BRIEF, Partitions, Unseen
-from viper.inference.arrays import Arrays
+from viper.inference.rows import Arrays
 from viper.inference.threads import one_thread
 
 MOST_LABELS = 100  # of a partition that are looked at to find the two classes

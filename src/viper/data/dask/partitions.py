@@ -29,8 +29,7 @@ from dask.sizeof import sizeof
 from torch import Tensor
 
 from viper.data.dask.messages import FAN_IN, LOST, Share, call, gathered, lost, run, shares
-from viper.inference.arrays import BLOCK_ROWS, CPU, Arrays, scattered
-from viper.inference.rows import RowFunction, add_up
+from viper.inference.rows import BLOCK_ROWS, CPU, Arrays, RowFunction, add_up, scattered
 from viper.inference.threads import one_thread
 
 IN_MEMORY = 1 << 19  # entries of a subset that this process holds: a pass over them takes no longer than a round trip

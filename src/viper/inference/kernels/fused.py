@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from viper.softplus.heat import heat_reach
-from viper.softplus.nodes import EXACT_NODES
+from viper.softplus.limit import heat_reach
 from viper.softplus.pointwise import Formula
+from viper.softplus.quadrature import EXACT_NODES
 
 MOST_COLUMNS = 64  # whose curvature matrix a program can hold
 MOST_NARROW = 10  # and a thread
@@ -50,9 +50,9 @@ def available() -> bool:
 @cache
 def launchers() -> tuple[Callable[..., Any], Callable[..., Any]]:
     """Of the kernel for few columns and of those for many; imported late, as Triton need not be there."""
-    from viper.inference.kernels import fused_kernel, fused_narrow
+    from viper.inference.kernels.triton import launch_narrow, launch_wide
 
-    return fused_narrow.launch, fused_kernel.launch
+    return launch_narrow, launch_wide
 
 
 def fused_sums(

@@ -16,20 +16,20 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, NoReturn
 
+import numpy as np
 import safetensors.torch
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from viper.errors import StorageError
+
 FORMAT_VERSION = 1
 LARGEST_HEADER = 100_000_000  # bytes; safetensors' own limit
 IMPOSSIBLE_HEADER = 1 << 40  # bytes; what text says of its header when read as a model is far more
 NO_DIGEST = "0" * 64
+PLAIN = (str, bool, int, float, type(None))  # what JSON holds as it is
 OTHER_FORMATS = {b"PK\x03\x04": "a zip archive, as torch.save writes", b"\x80": "a pickle"}
-
-
-class StorageError(ValueError):
-    """The file cannot be written, or is not one that can be read."""
 
 
 class Document(NamedTuple):
@@ -147,6 +147,10 @@ def changed(given: Any, copy: Any, path: str = "metadata") -> str:
     else:
         return f"{given!r:.60} at {path}"
     return next((changed(*part) for part in inner if part[0] != part[1]), f"{given!r:.60} at {path}")
+
+
+def encode_labels(classes: np.ndarray) -> dict[str, Any]:
+    return {"dtype": classes.dtype.str if classes.dtype.kind != "O" else "object", "values": classes.tolist()}
 
 
 def viper_version() -> str:

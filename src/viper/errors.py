@@ -1,0 +1,95 @@
+"""Every exception and warning a user may catch, and how messages word lists of names."""
+
+import difflib
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from sklearn.exceptions import ConvergenceWarning as SklearnConvergenceWarning
+
+ALIKE = 0.7  # share of letters that two names have in common when one may be a typo of the other
+
+
+# --- exceptions ---
+
+
+class StorageError(ValueError):
+    """A model file cannot be written, or is not one that viper can read."""
+
+
+class OutputError(ValueError):
+    """A result cannot be written to the place asked for."""
+
+
+class FileError(ValueError):
+    """A file cannot be read as a table."""
+
+
+class FormulaError(ValueError):
+    """A formula cannot be parsed, or asks for something that the data do not have."""
+
+
+class RowError(FormulaError):
+    """Something is wrong with one row; `row` is its label in the table's index."""
+
+    def __init__(self, rule: str, got: str, row: Any, fix: str) -> None:
+        super().__init__(f"{rule}; got {got} in row {row}. {fix}".strip())
+        self.row = row
+
+
+class DataError(ValueError):
+    """A data set is missing, cannot be downloaded, or is not what it should be."""
+
+
+# --- warnings ---
+
+
+class ConvergenceWarning(SklearnConvergenceWarning):
+    """The iteration stopped before it converged."""
+
+
+class ImportanceWarning(UserWarning):
+    """The importance weights are too uneven for the corrected posterior to be trusted."""
+
+
+class CheckpointWarning(UserWarning):
+    """A checkpoint could not be written; the fit continues without it."""
+
+
+class JitterWarning(UserWarning):
+    """The kernel matrix at the inducing points needed more jitter than was asked for."""
+
+
+class NarrowIntervalsWarning(UserWarning):
+    """The mean function explains most of the data, so the intervals leave out most of the uncertainty."""
+
+
+def users_line() -> int:
+    """Return the `stacklevel` at which a warning points at the first line outside viper and scikit-learn."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(("viper.", "sklearn.")):
+        frame, level = frame.f_back, level + 1
+    return level
+
+
+# --- wording ---
+
+
+def instead(name: str, names: Iterable[Any]) -> str:
+    """Suggest the name most like an unknown one, or list the names there are."""
+    every = [str(one) for one in names]
+    near = difflib.get_close_matches(name, every, 1, ALIKE)
+    return f"Did you mean {near[0]!r}?" if near else f"There are {listed(every)}."
+
+
+def listed(names: Iterable[Any], most: int = 8) -> str:
+    """Return the names, or the first few and how many more there are."""
+    every = list(names)
+    more = f" and {len(every) - most:,} more" if len(every) > most else ""
+    return ", ".join(map(repr, every[:most])) + more
+
+
+def counted(counts: dict[str, int], most: int = 6) -> str:
+    """Return how many there are in each column: "3 in 'age', 1 in 'dose'"."""
+    shown = ", ".join(f"{number} in {name!r}" for name, number in [*counts.items()][:most])
+    return shown + (f" and {len(counts) - most} more columns" if len(counts) > most else "")
