@@ -6,7 +6,7 @@ import torch
 
 from viper import VariationalLogisticRegression
 from viper.inference.anderson import SMALLEST_SHARE, Mixing, whitened
-from viper.inference.steps import divergence, gaussian
+from viper.inference.problem import divergence, gaussian
 
 EYE = torch.eye(3, dtype=torch.float64)
 

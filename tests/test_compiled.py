@@ -14,13 +14,14 @@ import torch
 from softplus_reference import expectations
 
 from viper import VariationalLogisticRegression
-from viper.inference import rows
+from viper.inference import sums
 from viper.inference.kernels import compiled
 from viper.inference.kernels.compiled import compiled_sums
 from viper.inference.kernels.fused import Program
-from viper.inference.rows import Block, Dense, row_sums
+from viper.inference.rows import Block, Dense
 from viper.inference.start import without_variance
 from viper.inference.steps import largest_curvature
+from viper.inference.sums import row_sums
 from viper.models.fitting import ROUGH_TOLERANCE
 from viper.softplus.limit import limit
 from viper.softplus.quadrature import EXACT_NODES, LARGEST_SD, NEAR_POLE, NEAR_POLE_SIZE, gauss_reach, node_sets
@@ -236,14 +237,14 @@ def test_beyond_the_reach_the_plain_formulas_take_over(monkeypatch):
     X, y = rng.standard_normal((10, 3)), np.arange(10) % 2
     answers = []
     returned = []
-    original = rows.compiled_sums
+    original = sums.compiled_sums
 
     def spy(*arguments):
         returned.append(original(*arguments))
         return returned[-1]
 
     for replacement in (spy, lambda *_: None):
-        monkeypatch.setattr(rows, "compiled_sums", replacement)
+        monkeypatch.setattr(sums, "compiled_sums", replacement)
         answers.append(VariationalLogisticRegression(prior_scale=200.0).fit(X, y))
     assert any(x is None for x in returned)
     assert any(x is not None for x in returned)
@@ -258,7 +259,7 @@ def test_a_fit_is_the_same_without_it(monkeypatch, covariance):
     X = rng.standard_normal((1000, 8))
     y = rng.random(1000) < 1 / (1 + np.exp(-X @ rng.standard_normal(8)))
     compiled_fit = VariationalLogisticRegression(covariance=covariance).fit(X, y)
-    monkeypatch.setattr(rows, "compiled_sums", lambda *_: None)
+    monkeypatch.setattr(sums, "compiled_sums", lambda *_: None)
     plain = VariationalLogisticRegression(covariance=covariance).fit(X, y)
     assert compiled_fit.passes_ == plain.passes_
     np.testing.assert_allclose(compiled_fit.coef_, plain.coef_, rtol=1e-7)

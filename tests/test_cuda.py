@@ -6,9 +6,10 @@ import torch
 
 from viper import VariationalLogisticRegression
 from viper.inference.kernels.fused import PROGRAMS, heat_program
-from viper.inference.rows import Block, Dense, row_sums
+from viper.inference.rows import Block, Dense
 from viper.inference.start import without_variance
 from viper.inference.steps import largest_curvature
+from viper.inference.sums import row_sums
 from viper.softplus.limit import HEAT_TOLERANCE, limit
 from viper.softplus.quadrature import EXACT_NODES
 

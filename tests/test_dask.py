@@ -39,8 +39,9 @@ from viper.data.dask import collections, messages, partitions
 from viper.data.dask.messages import Share
 from viper.data.dask.partitions import Partitions, pack
 from viper.errors import ConvergenceWarning
-from viper.inference.newton import coarse_sizes
-from viper.inference.rows import Arrays, Block, row_sums, scattered
+from viper.inference.rows import Arrays, Block, scattered
+from viper.inference.start import coarse_sizes
+from viper.inference.sums import row_sums
 from viper.softplus.limit import limit
 
 # the workers cannot import this file

@@ -21,7 +21,7 @@ from viper.gp.profile import Profile, identity_prior
 from viper.gp.search import Attempt, Search, apart
 from viper.gp.starts import Candidate
 from viper.inference.newton import newton
-from viper.inference.steps import Problem
+from viper.inference.problem import Problem
 from viper.softplus.limit import limit
 
 rbf = gpytorch.kernels.RBFKernel

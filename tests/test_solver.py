@@ -21,9 +21,10 @@ from viper.errors import ConvergenceWarning
 from viper.inference import adam, steps
 from viper.inference.newton import from_narrow_priors, newton
 from viper.inference.posterior import Full
-from viper.inference.rows import Arrays, Prior, sums
+from viper.inference.problem import Gaussian, Prior, Problem, divergence
+from viper.inference.rows import Arrays
 from viper.inference.start import find_mode
-from viper.inference.steps import Gaussian, Problem, divergence
+from viper.inference.sums import sums
 from viper.models import fitting
 from viper.softplus.limit import limit
 
@@ -353,7 +354,7 @@ def test_coarse_to_fine_sees_sorted_rows_as_any_others(family, monkeypatch):
         for seed, rows in [(0, order), (1, np.arange(60_000))]
     ]
     assert fits[0].passes_ % 1 > 0  # parts of a pass: the mode was sought on subsets
-    monkeypatch.setattr("viper.inference.newton.coarse_sizes", lambda problem: [])
+    monkeypatch.setattr("viper.inference.start.coarse_sizes", lambda problem: [])
     single = VariationalLogisticRegression(covariance=family, tol=TIGHT).fit(X, y)
     assert single.passes_ % 1 == 0
     for model in fits:
@@ -435,7 +436,7 @@ def test_sparse_rows_are_dense_rows(family):
 def test_conjugate_gradients_are_the_direct_solution(monkeypatch):
     X, y = data(300, 8, 21)
     direct = VariationalLogisticRegression(covariance="diagonal", tol=TIGHT).fit(X, y)
-    monkeypatch.setattr(steps, "LARGEST_DIRECT", 2)
+    monkeypatch.setattr("viper.inference.problem.LARGEST_DIRECT", 2)
     for rows in (X, scipy.sparse.csr_array(X)):
         iterative = VariationalLogisticRegression(covariance="diagonal", tol=TIGHT).fit(rows, y)
         assert iterative.converged_

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from viper.errors import counted
 from viper.inference.kernels import accelerator
-from viper.inference.rows import Arrays, Prior, Source
+from viper.inference.problem import Prior
+from viper.inference.rows import Arrays, Source
 
 
 def read_features(estimator: Any, X: Any, *, reset: bool, finite: bool = True) -> Any:

@@ -25,9 +25,9 @@ from viper.gp.profile import Profile, identity_prior
 from viper.gp.search import Found, Search, Start
 from viper.inference.newton import Result, exact_elbo, newton
 from viper.inference.posterior import Diagonal, Full, expected_log_likelihood, latent, moved
+from viper.inference.problem import Problem
 from viper.inference.progress import Callbacks, Progress, as_task, tasks_of
 from viper.inference.rows import Source
-from viper.inference.steps import Problem
 from viper.inference.threads import one_thread
 from viper.models.fitting import without_cusp
 from viper.models.notebook import Notebook, facts

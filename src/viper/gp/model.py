@@ -22,8 +22,8 @@ from sklearn.cluster import KMeans
 from torch import Tensor
 
 from viper.gp.kernels import covariance, log_prior, variances
+from viper.inference.problem import Gaussian, cholesky
 from viper.inference.rows import BLOCK_ROWS, Block, Dense, InBlocks, product
-from viper.inference.steps import Gaussian, cholesky
 from viper.softplus.pointwise import Formula
 
 LARGEST_JITTER = 1e-2  # relative to the mean variance of the inducing values; what needs more is no covariance

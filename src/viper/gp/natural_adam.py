@@ -11,7 +11,8 @@ import torch
 
 from viper.gp.model import Features, NotPositiveDefinite, Rows, SparseGP, backward, expand, flatten
 from viper.gp.profile import identity_prior
-from viper.inference.steps import Gaussian, Problem, diagonal_step, full_step, opening
+from viper.inference.problem import Gaussian, Problem
+from viper.inference.steps import diagonal_step, full_step, opening
 from viper.softplus.pointwise import Formula
 
 WINDOW = 20  # passes over which the objective must rise

@@ -14,17 +14,10 @@ from torch import Tensor
 
 from viper.gp.model import Features, Rows, Sites, SparseGP, backward, expand, flatten
 from viper.gp.profile_numpy import DenseProfile, applies
-from viper.inference.rows import BLOCK_ROWS, Prior, Sums
-from viper.inference.steps import (
-    Gaussian,
-    Problem,
-    diagonal_step,
-    divergence,
-    full_step,
-    gaussian,
-    kl_to_prior,
-    opening,
-)
+from viper.inference.problem import Gaussian, Prior, Problem, divergence, gaussian, kl_to_prior
+from viper.inference.rows import BLOCK_ROWS
+from viper.inference.steps import diagonal_step, full_step, opening
+from viper.inference.sums import Sums
 from viper.softplus.pointwise import Formula
 
 MOST_INNER_STEPS = 200

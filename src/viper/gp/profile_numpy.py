@@ -20,7 +20,7 @@ from torch import Tensor
 
 from viper.gp.kernels import SHAPES, Shape, covariance, stationary_shape, variances
 from viper.gp.model import Rows, SparseGP, pull_back, root_with_jitter
-from viper.inference.steps import Gaussian
+from viper.inference.problem import Gaussian
 from viper.softplus.pointwise import Formula
 
 

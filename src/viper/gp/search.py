@@ -16,7 +16,7 @@ from viper.gp.natural_adam import natural_adam
 from viper.gp.profile import Profile
 from viper.gp.starts import Candidate, candidates, greedy
 from viper.inference.newton import Iteration
-from viper.inference.steps import Gaussian
+from viper.inference.problem import Gaussian
 from viper.softplus.pointwise import Formula
 
 MEAN_LAST_STEPS = 6

@@ -24,9 +24,9 @@ from viper.errors import ConvergenceWarning, users_line
 from viper.gp.model import Features, Rows, Scaler, SparseGP
 from viper.inference.newton import exact_elbo, newton
 from viper.inference.posterior import Diagonal, Full
+from viper.inference.problem import Gaussian, Prior, Problem, gaussian
 from viper.inference.progress import Progress
-from viper.inference.rows import Block, Dense, Prior, RowFunction, Source, Through
-from viper.inference.steps import Gaussian, Problem, gaussian
+from viper.inference.rows import Block, Dense, RowFunction, Source, Through
 from viper.inference.threads import one_thread
 from viper.models.fitting import watch
 from viper.softplus.pointwise import Formula

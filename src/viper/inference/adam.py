@@ -15,8 +15,10 @@ import torch
 from torch import Tensor
 
 from viper.inference.newton import Iteration, Result
-from viper.inference.rows import Arrays, Sums
-from viper.inference.steps import Gaussian, Problem, gradient
+from viper.inference.problem import Gaussian, Problem
+from viper.inference.rows import Arrays
+from viper.inference.steps import gradient
+from viper.inference.sums import Sums
 
 INITIAL_VARIANCE = 0.35
 

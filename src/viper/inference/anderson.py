@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from viper.inference.steps import Gaussian, gaussian
+from viper.inference.problem import Gaussian, gaussian
 
 MEMORY = 6  # proposals that are mixed
 LONGEST = 1e3  # sum of the weights; a slow rate needs long ones

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from viper.inference.posterior import Diagonal, Posterior, prior_log_density
-from viper.inference.rows import Block, Prior, Source
+from viper.inference.problem import Prior
+from viper.inference.rows import Block, Source
 
 if TYPE_CHECKING:
     import pandas

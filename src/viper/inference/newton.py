@@ -17,21 +17,19 @@ import torch
 from torch import Tensor
 
 from viper.inference.anderson import Mixing, Step, whitened
-from viper.inference.rows import Prior, Sums, row_spread
-from viper.inference.start import chord_step, find_mode
-from viper.inference.steps import (
+from viper.inference.problem import (
     LARGEST_DIRECT,
     Gaussian,
+    Prior,
     Problem,
-    diagonal_step,
     divergence,
-    full_step,
-    gradient,
     kl_to_prior,
-    opening,
     prior_factor,
     widened,
 )
+from viper.inference.start import beginning
+from viper.inference.steps import diagonal_step, full_step, gradient, opening
+from viper.inference.sums import Sums, row_spread
 from viper.softplus.limit import limit
 
 
@@ -94,59 +92,6 @@ def newton(
         passes += result.passes
         q = result.q
     return replace(result, history=history, passes=passes)
-
-
-def beginning(problem: Problem, generator: np.random.Generator) -> tuple[Gaussian, float]:
-    """Laplace's q, found on random subsets where rows are many, and the passes that took.
-
-    From the mode of a subset one step, without matrix products, leads near that of all.
-    """
-    whole = replace(problem, refine=False, to_mode=True)
-    mean, passes = None, 0.0
-    for stage in coarse_stages(whole, generator):
-        mode = find_mode(stage, mean, COARSE_SHARE * 0.5 * stage.source.dimension * stage.scale)
-        mean, passes = mode.q.mean, passes + mode.passes * stage.source.rows / problem.source.rows
-    if mean is not None and not problem.iterative:
-        q, passes = chord_step(whole, mode), passes + 1.0
-        if problem.source.rows >= MANY_ENOUGH:
-            return q, passes
-        mean = q.mean
-    mode = find_mode(whole, mean, MODE_MOVE)
-    return mode.q, passes + mode.passes
-
-
-MANY_ENOUGH = 50_000  # rows that leave the curvature of a subset good enough to begin with
-MODE_MOVE = 20.0  # nats: a Newton step from there ends within a fraction of one, and q's mean is as far from the mode
-COARSE_SHARE = 0.1  # of a subset's sampling error, about d/2 · n/k nats: a step that moves less has no place on it
-COARSE_RATIO = 10
-LARGEST_SUBSET = 1 << 25  # entries (256 MB)
-ROWS_PER_DIMENSION = 40  # rows below which a subset does not determine the fit
-
-
-def coarse_stages(whole: Problem, generator: np.random.Generator) -> list[Problem]:
-    """The problem on random subsets, each a part of the next, the smallest first."""
-    stages: list[Problem] = []
-    for k in coarse_sizes(whole):
-        stages.insert(0, (stages[0] if stages else whole).coarsened(k, generator))
-    return stages
-
-
-def coarse_sizes(problem: Problem) -> list[int]:
-    """Sizes of the subsets, the largest first, as long as they determine the fit.
-
-    The mode of k of n rows is about d/2 · n/k nats from that of all, and the curvature there off by √(d/k), so that
-    one step with it leaves d²n/2k²: less than one nat for k = d√n, and hence no more. No subset is too large to be
-    held in memory beside a source that is not.
-    """
-    d, rows = problem.source.dimension, problem.source.rows
-    least = max(ROWS_PER_DIMENSION * d, problem.source.smallest_subset)
-    most = max(min(math.isqrt(d * d * rows), LARGEST_SUBSET // d), least)
-    sizes: list[int] = []
-    k = rows
-    while k >= 4 * least:
-        k = min(max(k // COARSE_RATIO, least), most)
-        sizes.append(k)
-    return sizes
 
 
 def iterate(run: "Stage", q: Gaussian, max_iter: int) -> Result:

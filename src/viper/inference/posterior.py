@@ -12,7 +12,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from viper.inference.rows import Block, Matrix, Prior, Source
+from viper.inference.problem import Prior
+from viper.inference.rows import Block, Matrix, Source
 from viper.softplus.pointwise import Formula
 
 LOG_2PI = math.log(2.0 * math.pi)

@@ -8,19 +8,16 @@ and all a step needs of the data are sums over rows of F's terms, of Aᵀ c(y - 
 them up over its blocks, whatever these are: arrays in memory, features made on the fly, files, a cluster's partitions.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from viper.inference.kernels import accelerator
-from viper.inference.kernels.compiled import MOST_COMPILED, compiled_sums
-from viper.inference.kernels.fused import MOST_COLUMNS, PROGRAMS, Program, available, fused_sums
-from viper.softplus.pointwise import Formula
 
 
 class Matrix(Protocol):
@@ -222,166 +219,6 @@ def add_up(parts: Iterable[list[Tensor]]) -> list[Tensor]:
         for total, more in zip(totals, part, strict=True):
             total.add_(more)
     return totals
-
-
-@dataclass(frozen=True)
-class Prior:
-    """N(m₀, S₀) by its precision S₀⁻¹: a vector (diagonal) or a matrix."""
-
-    mean: Tensor
-    precision: Tensor
-
-    @cached_property
-    def log_determinant(self) -> Tensor:
-        """log |S₀⁻¹|."""
-        if self.precision.ndim == 1:
-            return self.precision.log().sum()
-        return 2.0 * torch.linalg.cholesky(self.precision).diagonal().log().sum()
-
-    def apply(self, vector: Tensor) -> Tensor:
-        """S₀⁻¹ v."""
-        return self.precision * vector if self.precision.ndim == 1 else self.precision @ vector
-
-    @property
-    def diagonal(self) -> Tensor:
-        return self.precision if self.precision.ndim == 1 else self.precision.diagonal()
-
-    def plus(self, gram: Tensor) -> Tensor:
-        """S₀⁻¹ + G as a matrix."""
-        if self.precision.ndim == 2:
-            return self.precision + gram
-        total = gram.clone()
-        total.diagonal().add_(self.precision)
-        return total
-
-
-@dataclass
-class Sums:
-    """Sums over rows at one q: likelihood part of F, its gradient in μ, and the curvature Aᵀ diag(c h) A."""
-
-    value: float
-    magnitude: float  # Σ c (|ϑ| + τ + 1), by which rounding errors are measured; maybe 0 unless asked for
-    gradient: Tensor
-    gram: Tensor  # matrix, its diagonal, or empty
-    curvature: Callable[[Tensor], Tensor]  # v -> Aᵀ diag(c h) A v, a pass of its own
-
-
-Gram = Literal["full", "diagonal", "none"]
-
-
-def sums(
-    source: Source,
-    mean: Tensor,
-    factor: Tensor | None,
-    moments: Formula,
-    *,
-    gram: Gram = "full",
-    scale: float = 1.0,
-    single: bool = False,
-    certify: bool = False,
-) -> Sums:
-    """One pass: F's likelihood part and derivatives at q = N(μ, Σ), `factor` as in `Matrix.spread`, or None for Σ = 0.
-
-    Everything is multiplied by `scale`. `single` takes τ² and the curvature in float32: they steer the next step, and
-    only ϑ and the gradient decide where the steps end. `certify` asks for the magnitude.
-    """
-    rows = partial(
-        row_sums,
-        mean=mean,
-        factor=factor,
-        moments=moments,
-        gram=gram,
-        single=single,
-        certify=certify,
-        program=PROGRAMS.get(moments),
-    )
-    value, magnitude, slope, total = source.reduce(rows)
-
-    def curvature(vector: Tensor) -> Tensor:
-        return scale * source.reduce(partial(curvature_product, mean=mean, factor=factor, moments=moments, v=vector))[0]
-
-    if scale != 1.0:
-        slope, total = slope * scale, total * scale
-    return Sums(float(value) * scale, float(magnitude) * scale, slope, total, curvature)
-
-
-def row_sums(
-    block: Block,
-    mean: Tensor,
-    factor: Tensor | None,
-    moments: Formula,
-    gram: Gram,
-    single: bool,
-    certify: bool,
-    program: Program | None,
-) -> list[Tensor]:
-    """A block's part of value, magnitude, gradient and curvature, by a kernel where there is one for it."""
-    if program is not None and (fused := by_kernels(block, mean, factor, program, gram, single)) is not None:
-        return fused
-    light = block.design.single() if single and (factor is not None or gram == "full") else block.design
-    theta, tau2 = latent_moments(block, mean, factor, light)
-    eta, g, h = moments(theta, tau2)
-    if block.weight is None:
-        value = torch.dot(block.label, theta) - eta.sum()
-        g = block.label - g
-    else:
-        value = torch.dot(block.weight, block.label * theta - eta)
-        g, h = (block.label - g) * block.weight, h * block.weight
-    magnitude = torch.zeros_like(value)
-    if certify:
-        size = theta.abs() + tau2.sqrt() + 1.0
-        magnitude = size.sum() if block.weight is None else torch.dot(block.weight, size)
-    curvature = {"full": light.gram, "diagonal": block.design.gram_diagonal, "none": empty}[gram]
-    return [value, magnitude, block.design.pull(g), curvature(h)]
-
-
-def empty(vector: Tensor) -> Tensor:
-    return vector.new_zeros(0)
-
-
-def by_kernels(
-    block: Block, mean: Tensor, factor: Tensor | None, program: Program, gram: Gram, single: bool
-) -> list[Tensor] | None:
-    """The same from fused.py or compiled.py, or None."""
-    design = block.design
-    if not isinstance(design, Dense) or gram == "diagonal" or len(mean) > MOST_COMPILED:
-        return None
-    if factor is not None and factor.ndim == 1:
-        factor = torch.diag(factor.sqrt())
-    X, label, offset, residual, weight = design.matrix, block.label, block.offset, block.residual, block.weight
-    if X.device.type == "cpu" and X.dtype == torch.float64:
-        return compiled_sums(X, label, offset, residual, weight, mean, factor, program, gram == "full")
-    if X.is_cuda and X.stride(1) == 1 and len(mean) <= MOST_COLUMNS and residual is None and available():
-        return fused_sums(X, label, offset, weight, mean, factor, program, gram == "full", single)
-    return None
-
-
-def latent_moments(
-    block: Block, mean: Tensor, factor: Tensor | None, light: Matrix | None = None
-) -> tuple[Tensor, Tensor]:
-    """ϑ and τ² of the rows of a block; τ² by way of `light`, the same design in float32."""
-    theta = block.design.project(mean)
-    tau2 = torch.zeros_like(theta) if factor is None else (light or block.design).spread(factor)
-    if block.offset is not None:
-        theta = theta + block.offset
-    if block.residual is not None:
-        tau2 = tau2 + block.residual
-    return theta, tau2
-
-
-def curvature_product(block: Block, mean: Tensor, factor: Tensor | None, moments: Formula, v: Tensor) -> list[Tensor]:
-    """A block's part of Aᵀ diag(c h) A v."""
-    h = moments(*latent_moments(block, mean, factor))[2]
-    if block.weight is not None:
-        h = h * block.weight
-    return [block.design.pull(h * block.design.project(v))]
-
-
-def row_spread(block: Block, factor: Tensor) -> list[Tensor]:
-    """A block's part of Σ c diag(A F Fᵀ Aᵀ), `factor` as in `Matrix.spread`, and of Σ c."""
-    spread = block.design.spread(factor)
-    weight = torch.ones_like(spread) if block.weight is None else block.weight
-    return [torch.dot(weight, spread), weight.sum()]
 
 
 BLOCK_ROWS = 16384  # rows at a time: block and features stay in the cache

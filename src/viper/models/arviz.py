@@ -13,7 +13,8 @@ from torch import Tensor
 
 from viper.inference.importance import log_likelihood
 from viper.inference.posterior import Posterior, prior_log_density
-from viper.inference.rows import Prior, Source
+from viper.inference.problem import Prior
+from viper.inference.rows import Source
 
 LARGEST_POINTWISE = 1 << 24  # draws × rows whose log likelihoods are kept (128 MB)
 

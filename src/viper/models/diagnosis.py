@@ -13,7 +13,8 @@ from torch import Tensor
 from viper.errors import ImportanceWarning
 from viper.inference.importance import SEED, Diagnosis, WeightedDraws, summary_frame, weigh, weighted_quantiles
 from viper.inference.posterior import Posterior, moved
-from viper.inference.rows import Prior, Source
+from viper.inference.problem import Prior
+from viper.inference.rows import Source
 from viper.models.arviz import check_shape, from_draws, from_posterior
 from viper.models.prediction import half_width, log_odds
 

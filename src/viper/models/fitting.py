@@ -17,9 +17,9 @@ from viper.inference.kernels.accelerator import algebra_device
 from viper.inference.kernels.fused import PROGRAMS, heat_program
 from viper.inference.newton import Result, newton
 from viper.inference.posterior import Diagonal, Full, LowRank, Posterior, moved
+from viper.inference.problem import Gaussian, Prior, Problem
 from viper.inference.progress import Progress, Tasks
-from viper.inference.rows import Arrays, Prior, Source
-from viper.inference.steps import Gaussian, Problem
+from viper.inference.rows import Arrays, Source
 from viper.inference.threads import one_thread
 from viper.softplus.bounds import build
 from viper.softplus.limit import FAST_ORDER, HEAT_TOLERANCE, MOST_ORDER, limit

@@ -19,9 +19,9 @@ from viper.formula.learn import FromFormula, by_formula, template
 from viper.inference.importance import summary_frame
 from viper.inference.newton import exact_elbo
 from viper.inference.posterior import expected_log_likelihood, latent, moved
+from viper.inference.problem import Gaussian, Prior
 from viper.inference.progress import Callbacks, as_task, tasks_of
-from viper.inference.rows import Arrays, Prior, Source
-from viper.inference.steps import Gaussian
+from viper.inference.rows import Arrays, Source
 from viper.models.diagnosis import Trust
 from viper.models.fitting import Fit, Options, fit_posterior
 from viper.models.notebook import Notebook, facts

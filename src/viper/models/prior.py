@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from viper.errors import ConvergenceWarning, users_line
-from viper.inference.steps import Gaussian
+from viper.inference.problem import Gaussian
 from viper.models.fitting import Fit
 
 SMALLEST, LARGEST = 1e-3, 1e3

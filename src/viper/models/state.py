@@ -14,7 +14,7 @@ from viper.errors import StorageError
 from viper.formula.encoding import Encoding
 from viper.inference.newton import Iteration
 from viper.inference.posterior import Diagonal, Full, LowRank
-from viper.inference.rows import Prior
+from viper.inference.problem import Prior
 
 
 def encode_options(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:

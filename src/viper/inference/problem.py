@@ -1,0 +1,176 @@
+"""What is solved: a Gaussian q, a Gaussian prior, and the objective F(q)."""
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from viper.inference.rows import Source
+from viper.inference.sums import Sums, sums
+from viper.softplus.pointwise import Formula
+
+
+@dataclass(frozen=True)
+class Prior:
+    """N(m₀, S₀) by its precision S₀⁻¹: a vector (diagonal) or a matrix."""
+
+    mean: Tensor
+    precision: Tensor
+
+    @cached_property
+    def log_determinant(self) -> Tensor:
+        """log |S₀⁻¹|."""
+        if self.precision.ndim == 1:
+            return self.precision.log().sum()
+        return 2.0 * torch.linalg.cholesky(self.precision).diagonal().log().sum()
+
+    def apply(self, vector: Tensor) -> Tensor:
+        """S₀⁻¹ v."""
+        return self.precision * vector if self.precision.ndim == 1 else self.precision @ vector
+
+    @property
+    def diagonal(self) -> Tensor:
+        return self.precision if self.precision.ndim == 1 else self.precision.diagonal()
+
+    def plus(self, gram: Tensor) -> Tensor:
+        """S₀⁻¹ + G as a matrix."""
+        if self.precision.ndim == 2:
+            return self.precision + gram
+        total = gram.clone()
+        total.diagonal().add_(self.precision)
+        return total
+
+
+@dataclass(frozen=True)
+class Gaussian:
+    """q(w) = N(μ, Λ⁻¹) as the solver holds it: `precision` is a matrix with `cholesky` Λ = LLᵀ, or a vector."""
+
+    mean: Tensor
+    precision: Tensor
+    cholesky: Tensor | None = None
+
+    @cached_property
+    def factor(self) -> Tensor:
+        """F with Σ = F Fᵀ (F = L⁻ᵀ), or the vector of variances."""
+        if self.cholesky is None:
+            return 1.0 / self.precision
+        eye = torch.eye(len(self.mean), dtype=self.mean.dtype, device=self.mean.device)
+        return torch.linalg.solve_triangular(self.cholesky, eye, upper=False).T.contiguous()
+
+    @cached_property
+    def log_determinant(self) -> Tensor:
+        """log |Λ|."""
+        if self.cholesky is None:
+            return self.precision.log().sum()
+        return 2.0 * self.cholesky.diagonal().log().sum()
+
+
+def kl_to_prior(q: Gaussian, factor: Tensor, prior: Prior) -> float:
+    """KL(q ‖ p) = ½ [log|Λ| - log|S₀⁻¹| - d + tr(S₀⁻¹Σ) + (μ-m₀)ᵀ S₀⁻¹ (μ-m₀)]."""
+    shift = q.mean - prior.mean
+    if prior.precision.ndim == 1:
+        variance = factor if factor.ndim == 1 else factor.square().sum(1)
+        expected = prior.precision @ torch.addcmul(variance, shift, shift)
+    else:
+        trace = prior.diagonal @ factor if factor.ndim == 1 else (factor * (prior.precision @ factor)).sum()
+        expected = trace + shift @ prior.apply(shift)
+    return 0.5 * (float(q.log_determinant) - float(prior.log_determinant) - len(shift) + float(expected))
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What the steps need to know: rows, prior, bound, family and how products with large matrices are made."""
+
+    source: Source
+    prior: Prior
+    moments: Formula
+    rough: Formula | None = None  # a cheaper version of `moments`, for all but the last pass
+    diagonal: bool = False
+    scale: float = 1.0  # rows of the whole problem per row of `source`
+    refine: bool = True  # False: this is a rough stage
+    to_mode: bool = False  # and one that only looks for the mode
+
+    @property
+    def iterative(self) -> bool:
+        """Solve for the step of μ by conjugate gradients, where the full matrix would be too large."""
+        return self.diagonal and self.source.dimension > LARGEST_DIRECT
+
+    @property
+    def single(self) -> bool:
+        """Take the curvature in float32: on the way to the mode, where matrix products dominate."""
+        many = self.source.rows >= MANY_ROWS and self.source.dimension >= MANY_COLUMNS
+        return many and self.to_mode and self.source.float32_pays
+
+    def total(self, mean: Tensor, factor: Tensor | None, formula: Formula | None = None, gram: bool = True) -> Sums:
+        """The sums over rows; without `gram`, no curvature."""
+        return sums(
+            self.source,
+            mean,
+            factor,
+            formula or (self.moments if self.refine or self.rough is None else self.rough),
+            gram=("diagonal" if self.iterative else "full") if gram else "none",
+            scale=self.scale,
+            single=self.single,
+            certify=self.refine,
+        )
+
+    def evaluate(
+        self, q: Gaussian, factor: Tensor, formula: Formula | None = None, gram: bool = True
+    ) -> tuple[float, Sums]:
+        """F and the sums at q."""
+        total = self.total(q.mean, factor, formula, gram)
+        return total.value - kl_to_prior(q, factor, self.prior), total
+
+    def coarsened(self, k: int, generator: np.random.Generator) -> "Problem":
+        """The same on about k random rows, roughly."""
+        subset = self.source.subset(k, generator)
+        return replace(self, source=subset, scale=self.scale * self.source.rows / subset.rows, refine=False)
+
+
+SMALL = 64  # dimension up to which torch's own time shows
+
+
+def cholesky(matrix: Tensor) -> Tensor | None:
+    """L with LLᵀ = matrix, or None where there is none."""
+    factor, info = torch.linalg.cholesky_ex(matrix)
+    return None if int(info) or not math.isfinite(float(factor.trace())) else factor
+
+
+def gaussian(mean: Tensor, precision: Tensor) -> Gaussian | None:
+    """N(mean, precision⁻¹), or None if the precision is not positive definite."""
+    if precision.ndim == 1:
+        return Gaussian(mean, precision) if bool((precision > 0).all()) else None
+    root = cholesky(precision)
+    return None if root is None else Gaussian(mean, precision, root)
+
+
+def widened(q: Gaussian, by: float) -> Gaussian:
+    """The distribution of `by` times what has distribution q."""
+    return Gaussian(by * q.mean, q.precision / by**2, None if q.cholesky is None else q.cholesky / by)
+
+
+def prior_factor(prior: Prior) -> Tensor:
+    """F with S₀ = F Fᵀ, or the vector of variances."""
+    root = None if prior.precision.ndim == 1 else torch.linalg.cholesky(prior.precision)
+    return Gaussian(prior.mean, prior.precision, root).factor
+
+
+def divergence(old: Gaussian, new: Gaussian) -> float:
+    """KL(old ‖ new) = ½ [log|Λ| - log|Λ'| - d + tr(Λ'Σ) + δᵀΛ'δ]."""
+    shift = new.mean - old.mean
+    if old.cholesky is None or new.cholesky is None:
+        ratio = new.precision / old.precision
+        return 0.5 * float((ratio - 1.0 - ratio.log()).sum() + shift @ (new.precision * shift))
+    # tr(Λ'Σ) = ‖L⁻¹L'‖²
+    ratio = torch.linalg.solve_triangular(old.cholesky, new.cholesky, upper=False)
+    spread = old.log_determinant - new.log_determinant - len(shift) + ratio.square().sum()
+    return 0.5 * float(spread + (new.cholesky.T @ shift).square().sum())
+
+
+MANY_ROWS, MANY_COLUMNS = 5_000, 16  # where float32 saves more than the conversion costs
+
+
+LARGEST_DIRECT = 2000  # dimension up to which the diagonal family still solves d × d systems directly
