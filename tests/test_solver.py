@@ -18,10 +18,10 @@ from tolerances import TOLERANCE
 import viper
 from viper import VariationalLogisticRegression
 from viper.errors import ConvergenceWarning
-from viper.inference import adam, steps
+from viper.inference import adam
 from viper.inference.newton import from_narrow_priors, newton
 from viper.inference.posterior import Full
-from viper.inference.problem import Gaussian, Prior, Problem, divergence
+from viper.inference.problem import Gaussian, Prior, Problem, divergence, kl_to_prior
 from viper.inference.rows import Arrays
 from viper.inference.start import find_mode
 from viper.inference.sums import sums
@@ -458,7 +458,7 @@ def test_more_coefficients_than_rows(sparse):
     np.testing.assert_allclose(wide.posterior_.covariance(), full.covariance(), rtol=0, atol=1e-6)
     torch.testing.assert_close(wide.posterior_.variance, full.variance, rtol=1e-7, atol=0)
     assert wide.elbo_ == pytest.approx(result.objective, rel=1e-9)
-    assert wide.kl_ == pytest.approx(steps.kl_to_prior(result.q, result.factor, problem.prior), rel=1e-6)
+    assert wide.kl_ == pytest.approx(kl_to_prior(result.q, result.factor, problem.prior), rel=1e-6)
     # the same draws' log density, up to the choice of factor: its mean is minus the entropy
     assert float(wide.posterior_.log_scale) == pytest.approx(float(full.log_scale), rel=1e-6)
     block = next(iter(model._training_rows.blocks()))
