@@ -36,21 +36,27 @@ def scores(label: Any, probability: Any, interval: Any = None, bins: int = 10) -
     >>> scores([False, True, True], [0.25, 0.5, 0.75]).brier
     0.125
     """
-    from sklearn.metrics import brier_score_loss, log_loss, roc_auc_score
+    from sklearn.metrics import brier_score_loss, log_loss
 
     label, probability = checked(label, probability)
-    both = 0 < label.sum() < len(label)
     table = calibration(label, probability, bins)
     error = float(np.average(np.abs(table["observed"] - table["predicted"]), weights=table["rows"]))
     return Scores(
         rows=len(label),
         log_score=-float(log_loss(label, probability, labels=[False, True])),
         brier=float(brier_score_loss(label, probability, pos_label=True)),
-        auc=float(roc_auc_score(label, probability)) if both else None,
+        auc=auc(label, probability),
         accuracy=float(np.mean((probability > 0.5) == label)),
         calibration_error=error,
         interval_width=None if interval is None else float(np.diff(np.asarray(interval), axis=1).mean()),
     )
+
+
+def auc(label: np.ndarray, score: np.ndarray) -> float | None:
+    """Probability that a row of the second class scores higher than one of the first; None without both classes."""
+    from sklearn.metrics import roc_auc_score
+
+    return float(roc_auc_score(label, score)) if 0 < label.sum() < len(label) else None
 
 
 def checked(label: Any, probability: Any) -> tuple[np.ndarray, np.ndarray]:
