@@ -33,10 +33,11 @@ from viper.models.fitting import without_cusp
 from viper.models.notebook import Notebook, facts
 from viper.models.prediction import LatentPredictions
 from viper.models.state import decode_options
-from viper.softplus.bounds import build
+from viper.softplus.bounds import build_bound
 from viper.softplus.limit import limit, mixture
 from viper.softplus.mixture_table import MIXTURES
 from viper.softplus.pointwise import Formula
+from viper.softplus.words import FIT_BOUNDS
 
 if TYPE_CHECKING:
     import pandas
@@ -234,7 +235,7 @@ class VariationalGPClassifier(FromFormula, Notebook, LatentPredictions, Callback
         return self
 
     def _check_options(self) -> None:
-        checks.check_word(self.bound, "bound", ("viper", "pg", "mc", "quadrature"))
+        checks.check_word(self.bound, "bound", FIT_BOUNDS)
         checks.check_word(self.covariance, "covariance", ("full", "diagonal"))
         checks.check_word(self.solver, "solver", tuple(DEFAULT_STEPS))
         checks.check_word(self.verbose, "verbose", ("auto", True, False))
@@ -255,7 +256,7 @@ class VariationalGPClassifier(FromFormula, Notebook, LatentPredictions, Callback
 
     def _bound(self, seed: int) -> tuple[Formula, Formula]:
         """What is maximised, and its fast version for the search."""
-        chosen = build(self.bound, self.terms, self.samples, self.nodes, seed, None).moments
+        chosen = build_bound(self.bound, self.terms, self.samples, self.nodes, seed, None).moments
         if self.bound != "viper" or self.terms is not None:
             chosen = without_cusp(chosen)
             return chosen, chosen
