@@ -16,7 +16,7 @@ from torch import Tensor
 from viper.data import checks
 from viper.data.open import Form, kept_elsewhere, labelled, unlabelled
 from viper.errors import ConvergenceWarning, JitterWarning, StorageError, users_line
-from viper.formula.learn import FromFormula, by_formula
+from viper.formula.learn import FormulaMixin, by_formula
 from viper.gp import mean_uncertainty, state, stream
 from viper.gp.kernels import check_shapes, covariance, make_kernel, make_mean
 from viper.gp.model import Features, Rows, Scaler, SparseGP, dense, k_means, merge, random_rows, read_inducing
@@ -29,8 +29,8 @@ from viper.inference.progress import Callbacks, Progress, as_task, tasks_of
 from viper.inference.rows import Source
 from viper.inference.threads import one_thread
 from viper.models.fitting import without_cusp
-from viper.models.notebook import Notebook, facts
-from viper.models.prediction import LatentPredictions
+from viper.models.notebook import NotebookMixin
+from viper.models.prediction import PredictionMixin
 from viper.models.state import State, StateMixin
 from viper.softplus.bounds import build
 from viper.softplus.limit import mixture
@@ -47,7 +47,7 @@ TOLERANCE = 1e-12  # nats, of q at the chosen hyperparameters
 
 
 class VariationalGPClassifier(
-    FromFormula, Notebook, StateMixin, LatentPredictions, Callbacks, ClassifierMixin, BaseEstimator
+    FormulaMixin, NotebookMixin, StateMixin, PredictionMixin, Callbacks, ClassifierMixin, BaseEstimator
 ):
     """Gaussian-process classification by variational inference, with inducing points and the exact ELBO.
 
@@ -398,9 +398,6 @@ class VariationalGPClassifier(
             "diagnose is of VariationalLogisticRegression; got a Gaussian process, whose kernel and mean are point "
             "estimates. See starts_, elbo_bound_ and scores on held-out rows."
         )
-
-    def _notebook(self) -> tuple[dict[str, str], "pandas.DataFrame"]:
-        return facts(self), self.summary()
 
     # -----------------------------------------------------------------------------------------------------------------
     # Storage and scikit-learn

@@ -112,7 +112,7 @@ class CorrectedPosterior:
         return weighted_quantiles(values, self.weighted.weights, [0.5 - 0.5 * level, 0.5 + 0.5 * level])
 
 
-class Trust:
+class DiagnosisMixin:
     """Estimators with a Gaussian posterior of coefficients: what it leaves out, and its correction."""
 
     posterior_: Posterior

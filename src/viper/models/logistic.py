@@ -15,18 +15,18 @@ from torch import Tensor
 from viper.data import checks, open
 from viper.data.checkpoint import resumable
 from viper.data.stream import Stream
-from viper.formula.learn import FromFormula, by_formula, template
+from viper.formula.learn import FormulaMixin, by_formula, template
 from viper.inference.importance import summary_frame
 from viper.inference.newton import Iteration, exact_elbo
 from viper.inference.posterior import latent, moved
 from viper.inference.problem import Gaussian, Prior
 from viper.inference.progress import Callbacks, as_task, tasks_of
 from viper.inference.rows import Arrays, Source
-from viper.models.diagnosis import Trust
+from viper.models.diagnosis import DiagnosisMixin
 from viper.models.fitting import Fit, Options, fit_posterior
-from viper.models.notebook import Notebook, facts
+from viper.models.notebook import NotebookMixin
 from viper.models.onnx import export
-from viper.models.prediction import LatentPredictions, half_width
+from viper.models.prediction import PredictionMixin, half_width
 from viper.models.prior import best_scales
 from viper.models.state import State, StateMixin
 
@@ -37,7 +37,7 @@ LATENT_DRAWS = 1 << 22  # values of f(x) held at once, over rows and draws (32 M
 
 
 class VariationalLogisticRegression(
-    FromFormula, Notebook, Trust, StateMixin, LatentPredictions, Callbacks, ClassifierMixin, BaseEstimator
+    FormulaMixin, NotebookMixin, DiagnosisMixin, StateMixin, PredictionMixin, Callbacks, ClassifierMixin, BaseEstimator
 ):
     """Bayesian logistic regression by variational inference: a posterior for less than a point estimate costs.
 
@@ -308,9 +308,6 @@ class VariationalLogisticRegression(
         mean, sd = self.posterior_.mean, self.posterior_.variance.sqrt()
         low, high = torch.from_numpy(self.coefficient_interval(level)).T
         return summary_frame(self._names(), mean, sd, low, high, torch.special.ndtr(mean / sd), level)
-
-    def _notebook(self) -> tuple[dict[str, str], "pandas.DataFrame"]:
-        return facts(self), self.summary()
 
     def sample(self, n: int = 1, random_state: Any = None) -> np.ndarray:
         """`n` draws of the coefficients (intercept last) from the posterior, n × d."""

@@ -23,7 +23,7 @@ from viper.softplus.expectation import expected_sigmoid
 from viper.softplus.limit import limit
 
 
-class LatentPredictions:
+class PredictionMixin:
     """Predictions from `_latent_blocks(X, offset)`, which yields ϑ and τ² of some rows at a time; and `classes_`.
 
     Of Dask collections they are lazy.
