@@ -16,13 +16,12 @@ from viper.data import checks, open
 from viper.data.checkpoint import resumable
 from viper.data.stream import Stream
 from viper.formula.learn import FormulaMixin, by_formula, template
-from viper.inference.importance import summary_frame
 from viper.inference.newton import Iteration, exact_elbo
 from viper.inference.posterior import latent, moved
 from viper.inference.problem import Gaussian, Prior
 from viper.inference.progress import Callbacks, as_task, tasks_of
 from viper.inference.rows import Arrays, Source
-from viper.models.diagnosis import DiagnosisMixin
+from viper.models.diagnosis import DiagnosisMixin, summary_frame
 from viper.models.fitting import Fit, Options, fit_posterior
 from viper.models.notebook import NotebookMixin
 from viper.models.onnx import export
