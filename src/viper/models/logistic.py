@@ -12,13 +12,13 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from viper.data import checks, open, storage
+from viper.data import checks, open
 from viper.data.checkpoint import resumable
 from viper.data.stream import Stream
 from viper.formula.learn import FromFormula, by_formula, template
 from viper.inference.importance import summary_frame
-from viper.inference.newton import exact_elbo
-from viper.inference.posterior import expected_log_likelihood, latent, moved
+from viper.inference.newton import Iteration, exact_elbo
+from viper.inference.posterior import latent, moved
 from viper.inference.problem import Gaussian, Prior
 from viper.inference.progress import Callbacks, as_task, tasks_of
 from viper.inference.rows import Arrays, Source
@@ -28,8 +28,7 @@ from viper.models.notebook import Notebook, facts
 from viper.models.onnx import export
 from viper.models.prediction import LatentPredictions, half_width
 from viper.models.prior import best_scales, make_prior, read_mean, read_scale
-from viper.models.state import decode_options, pack, unpack
-from viper.softplus.limit import limit
+from viper.models.state import State, StateMixin
 
 if TYPE_CHECKING:
     import pandas
@@ -38,7 +37,7 @@ LATENT_DRAWS = 1 << 22  # values of f(x) held at once, over rows and draws (32 M
 
 
 class VariationalLogisticRegression(
-    FromFormula, Notebook, Trust, LatentPredictions, Callbacks, ClassifierMixin, BaseEstimator
+    FromFormula, Notebook, Trust, StateMixin, LatentPredictions, Callbacks, ClassifierMixin, BaseEstimator
 ):
     """Bayesian logistic regression by variational inference: a posterior for less than a point estimate costs.
 
@@ -118,6 +117,9 @@ class VariationalLogisticRegression(
     >>> model.predict_interval(scale(X)[13:14]).round(2)
     array([[0.05, 0.73]])
     """
+
+    _kind = "logistic"
+    _fit_scalars = ("elbo_", "elbo_bound_", "kl_", "objective_", "n_iter_", "converged_", "status_", "passes_")
 
     def __init__(
         self,
@@ -317,12 +319,6 @@ class VariationalLogisticRegression(
         noise = torch.from_numpy(generator.standard_normal((n, len(self.posterior_.mean))))
         return self.posterior_.draw(noise).numpy()
 
-    def elbo(self, X: Any, y: Any = None, sample_weight: Any = None, offset: Any = None) -> float:
-        """The exact ELBO of the given rows at the fitted posterior, against the prior of the fit."""
-        check_is_fitted(self, "posterior_")
-        source = self._labelled(X, y, sample_weight, offset)
-        return expected_log_likelihood(source, moved(self.posterior_, source.device), limit().moments) - self.kl_
-
     def _labelled(self, X: Any, y: Any, sample_weight: Any, offset: Any) -> Source:
         return open.labelled(self, X, y, sample_weight, offset, self._form(), classes=self.classes_)[1]
 
@@ -344,10 +340,21 @@ class VariationalLogisticRegression(
     # -----------------------------------------------------------------------------------------------------------------
     # Storage and scikit-learn
 
-    def save(self, path: str | PathLike[str], overwrite: bool = False) -> None:
-        """Write the fitted model to one file; `viper.load` reads it. The training rows are not part of it."""
-        check_is_fitted(self, "posterior_")
-        storage.write(path, "logistic", *pack(self), overwrite)
+    def _own_state(self) -> State:
+        tensors = {
+            "prior.mean": self.prior_.mean,
+            "prior.precision": self.prior_.precision,
+            "prior_scale": torch.from_numpy(self.prior_scale_),
+            "history": torch.tensor(self.history_, dtype=torch.float64),
+        }
+        return State(tensors, {"posterior": type(self.posterior_).__name__})
+
+    def _restore_own_state(self, state: State) -> None:
+        tensors = state.tensors
+        self.prior_ = Prior(tensors["prior.mean"], tensors["prior.precision"])
+        self.prior_scale_ = tensors["prior_scale"].numpy()
+        self.history_ = [Iteration(int(row[0]), bool(row[1]), *row[2:]) for row in tensors["history"].tolist()]
+        self._set_means()
 
     def to_onnx(
         self, path: str | PathLike[str] | None = None, *, dtype: str = "float32", overwrite: bool = False
@@ -369,19 +376,6 @@ class VariationalLogisticRegression(
         check_is_fitted(self, "posterior_")
         return export(self, path, dtype, overwrite)
 
-    @classmethod
-    def _from_state(cls, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> "VariationalLogisticRegression":
-        model = cls(**decode_options(metadata["options"], tensors))
-        unpack(model, tensors, metadata)
-        model._set_means()
-        return model
-
     def __getstate__(self) -> dict[str, Any]:
         state: dict[str, Any] = super().__getstate__()
         return {name: value for name, value in state.items() if name != "_training_rows"}
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.classifier_tags.multi_class = False
-        tags.input_tags.sparse = True
-        return tags
