@@ -22,6 +22,7 @@ from viper.gp.kernels import check_shapes, covariance, make_kernel, make_mean
 from viper.gp.model import Features, Rows, Scaler, SparseGP, dense, k_means, merge, random_rows, read_inducing
 from viper.gp.profile import Profile, identity_prior
 from viper.gp.search import Found, Search, Start
+from viper.inference.kernels import accelerator
 from viper.inference.newton import Result, exact_elbo, newton
 from viper.inference.posterior import Diagonal, Full, latent, moved
 from viper.inference.problem import Problem
@@ -215,7 +216,7 @@ class VariationalGPClassifier(
             return stream.fit(self, source, self._bound, checkpoint)
         before = getattr(self, "model_", None) if self.warm_start else None
         X = checks.read_features(self, X, reset=True)
-        device, X = checks.read_device(self.device, X), dense(X)
+        device, X = accelerator.choose_device(self.device, X), dense(X)
         self.classes_, label = checks.read_labels(y, len(X))
         weight = checks.read_weights(sample_weight, len(X))
         X, label, offset, weight = merge(X, label.cpu(), checks.read_vector(offset, "offset", len(X)), weight)
@@ -341,7 +342,7 @@ class VariationalGPClassifier(
 
     def _features(self, X: Any, y: Any = None, weight: Any = None, offset: Any = None) -> Features:
         X = checks.read_features(self, X, reset=False)
-        device, X = checks.read_device(self.device, X), dense(X)
+        device, X = accelerator.choose_device(self.device, X), dense(X)
         known = torch.zeros(len(X), dtype=torch.bool)
         label = known if y is None else checks.read_labels(y, len(X), self.classes_)[1]
         given = checks.read_vector(offset, "offset", len(X))

@@ -26,7 +26,7 @@ from viper.models.fitting import Fit, Options, fit_posterior
 from viper.models.notebook import NotebookMixin
 from viper.models.onnx import export
 from viper.models.prediction import PredictionMixin, half_width
-from viper.models.prior import best_scales
+from viper.models.prior import best_scales, make_prior, read_mean, read_scale
 from viper.models.state import State, StateMixin
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ class VariationalLogisticRegression(
                 solve = lambda scale, start: self._fit(passes, self._prior(scale), seed, start)  # noqa: E731
                 scale, fit = best_scales(solve, self.n_features_in_, self.prior_scale == "ard")
             else:
-                scale = checks.read_scale(self.prior_scale, "prior_scale", self.n_features_in_)
+                scale = read_scale(self.prior_scale, "prior_scale", self.n_features_in_)
                 fit = self._fit(passes, self._prior(scale), seed)
             self.prior_scale_ = scale.numpy()
             return self._keep(source, fit)
@@ -232,7 +232,7 @@ class VariationalLogisticRegression(
                 raise ValueError(
                     f"partial_fit needs numbers for prior_scale; got {self.prior_scale!r}. Call fit first."
                 )
-            scale = checks.read_scale(self.prior_scale, "prior_scale", self.n_features_in_)
+            scale = read_scale(self.prior_scale, "prior_scale", self.n_features_in_)
             self.prior_scale_ = scale.numpy()
         prior = self._prior(scale) if first else self.posterior_.as_prior(forget)
         return self._keep(source, self._fit(source, prior, self._seed()))
@@ -256,9 +256,9 @@ class VariationalLogisticRegression(
         return open.Form(bool(self.fit_intercept), self.device, self.dtype, self.verbose, linear=True)
 
     def _prior(self, scale: Tensor) -> Prior:
-        mean = checks.read_mean(self.prior_mean, self.n_features_in_)
-        own = checks.read_scale(self.intercept_scale, "intercept_scale", 1) if self.fit_intercept else None
-        return checks.make_prior(mean, scale, own)
+        mean = read_mean(self.prior_mean, self.n_features_in_)
+        own = read_scale(self.intercept_scale, "intercept_scale", 1) if self.fit_intercept else None
+        return make_prior(mean, scale, own)
 
     def _fit(self, source: Source, prior: Prior, seed: int, start: Gaussian | None = None) -> Fit:
         return fit_posterior(source, prior, self._options(), seed, start)
