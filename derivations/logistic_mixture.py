@@ -29,8 +29,8 @@ The weights are rounded to multiples of 2^-53 that add up to one.  Their partial
 precision in any order, and the approximations have the exact limits at ±∞.  The error stated in a table belongs
 to the rounded numbers; `worst_error` computes it in 30-digit arithmetic.
 
-Run `python derivations/logistic_mixture.py` to write `src/viper/softplus/mixture_table.py`, or add `--check` to compare the
-committed file with a new derivation and write nothing.
+Run `python derivations/logistic_mixture.py` to write `src/viper/softplus/mixture_table.py`, or add `--check` to compare
+the committed file with a new derivation and write nothing.
 
 References
 ----------
