@@ -146,9 +146,7 @@ def print_coefficients(document: dict[str, Any], most: int | None, saved: Path |
     if len(shown) < len(rows):
         say(f"  [dim]{len(rows) - len(shown)} more, closer to zero{how_to_see_all(saved)}[/]")
     if document["standardised"]:
-        say(
-            "  [dim]Numeric columns are standardised: their coefficients are per standard deviation (sd), others per 1.[/]"
-        )
+        say("  [dim]Numeric columns are standardised: coefficients are per standard deviation (sd), others per 1.[/]")
     say("  [dim]sign: probability that the coefficient has the sign of its mean.[/]\n")
 
 

@@ -218,7 +218,7 @@ def bound_table() -> Any:
 
 
 def draw_posteriors(tumours: Tumours, logistic: TimedFit, process: TimedFit | None, path: Path) -> None:
-    """Draw odds ratios, every held-out tumour with its interval, and two maps of the Gaussian process if there is one."""
+    """Draw odds ratios, held-out tumours with their intervals, and two maps of the Gaussian process if there is one."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

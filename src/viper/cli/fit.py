@@ -9,12 +9,13 @@ import typer
 
 from viper.cli import options
 from viper.cli.options import MissingRule
+from viper.softplus.words import FIT_BOUNDS
 
 if TYPE_CHECKING:
     import pandas
 
 ModelKind = StrEnum("ModelKind", ["logistic", "gp"])
-BoundChoice = StrEnum("BoundChoice", ["viper", "pg", "mc", "quadrature"])
+BoundWord = StrEnum("BoundWord", {word: word for word in FIT_BOUNDS})  # type: ignore[misc]
 CovarianceShape = StrEnum("CovarianceShape", ["full", "diagonal"])
 KernelChoice = StrEnum("KernelChoice", ["rbf", "matern32", "matern52", "linear"])
 
@@ -51,12 +52,12 @@ def fit_table(
         ),
     ] = "1",
     bound: Annotated[
-        BoundChoice,
+        BoundWord,
         model_option(
             text="How to compute the expected log-likelihood: viper is exact, pg is the Pólya-Gamma bound, mc is "
             "Monte Carlo, quadrature is Gauss-Hermite."
         ),
-    ] = BoundChoice.viper,
+    ] = BoundWord["viper"],
     terms: Annotated[
         int | None,
         model_option(

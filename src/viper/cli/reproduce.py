@@ -29,7 +29,7 @@ def reproduce_artefact(
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write results to.")] = Path("results"),
     seed: Annotated[int, typer.Option(help="Seed of the first run; the others count up from it.")] = 1,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Make a small version, in about a minute, in a folder quick of its own.")
+        bool, typer.Option("--quick", help="Make a small version, to see that it works, in the folder quick of --out.")
     ] = False,
     data: Annotated[
         Path | None, typer.Option(help="Folder with those data sets that are not generated.", show_default=False)

@@ -21,7 +21,7 @@ from viper.inference.problem import Gaussian, Prior, Problem
 from viper.inference.progress import Progress, Tasks
 from viper.inference.rows import Arrays, Source
 from viper.inference.threads import one_thread
-from viper.softplus.bounds import build
+from viper.softplus.bounds import build_bound
 from viper.softplus.limit import FAST_ORDER, HEAT_TOLERANCE, MOST_ORDER, limit
 from viper.softplus.pointwise import Formula, Triple
 from viper.softplus.quadrature import EXACT_NODES
@@ -147,13 +147,13 @@ def watch(source: Source, report: Progress) -> None:
 def make_problem(source: Source, prior: Prior, options: Options, seed: int) -> Problem:
     """The problem under the chosen bound; the exact one also with a cheap version for the way there."""
     diagonal = options.covariance == "diagonal"
-    chosen = build(options.bound, options.terms, options.samples, options.nodes, seed, None)
+    chosen = build_bound(options.bound, options.terms, options.samples, options.nodes, seed, None)
     if not options.exact:
         return Problem(source, prior, without_cusp(chosen.moments), diagonal=diagonal)
     return Problem(source, prior, chosen.moments, None if source.smallest_subset else ROUGH.moments, diagonal)
 
 
-ROUGH = build("viper", None, None, None, None, ROUGH_TOLERANCE)
+ROUGH = build_bound("viper", None, None, None, None, ROUGH_TOLERANCE)
 PROGRAMS[limit().moments] = heat_program(HEAT_TOLERANCE, MOST_ORDER, EXACT_NODES)
 PROGRAMS[ROUGH.moments] = heat_program(ROUGH_TOLERANCE, FAST_ORDER, ROUGH_TOLERANCE)
 
