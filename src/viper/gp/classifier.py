@@ -36,7 +36,7 @@ from viper.models.state import decode_options
 from viper.softplus.bounds import build
 from viper.softplus.limit import limit, mixture
 from viper.softplus.mixture_table import MIXTURES
-from viper.softplus.pointwise import Formula
+from viper.softplus.pointwise import Bound
 
 if TYPE_CHECKING:
     import pandas
@@ -253,13 +253,13 @@ class VariationalGPClassifier(FromFormula, Notebook, LatentPredictions, Callback
         there = lambda x: None if x is None else x.to(inputs)  # noqa: E731
         return Rows(inputs, label.to(inputs), there(offset), there(weight))
 
-    def _bound(self, seed: int) -> tuple[Formula, Formula]:
+    def _bound(self, seed: int) -> tuple[Bound, Bound]:
         """What is maximised, and its fast version for the search."""
-        chosen = build(self.bound, self.terms, self.samples, self.nodes, seed, None).moments
+        chosen = build(self.bound, self.terms, self.samples, self.nodes, seed, None)
         if self.bound != "viper" or self.terms is not None:
             chosen = without_cusp(chosen)
             return chosen, chosen
-        return chosen, mixture(next(table for table in MIXTURES if table.error <= SEARCH_ERROR)).moments
+        return chosen, mixture(next(table for table in MIXTURES if table.error <= SEARCH_ERROR))
 
     def _search(self, search: Search, before: SparseGP | None) -> Found:
         rows = search.rows
@@ -285,7 +285,7 @@ class VariationalGPClassifier(FromFormula, Notebook, LatentPredictions, Callback
         begin = random_rows if self.inducing == "subset" else k_means
         return begin(rows, int(self.n_inducing), int(generator.integers(2**31))), bool(self.learn_inducing)
 
-    def _keep(self, found: Found, rows: Rows, exact: Formula, fast: Formula, progress: Progress) -> float:
+    def _keep(self, found: Found, rows: Rows, exact: Bound, fast: Bound, progress: Progress) -> float:
         """Find q at the chosen θ to full precision (unless Adam chose both) and set the fitted attributes.
 
         Returned is by how much intervals are too narrow.

@@ -113,7 +113,6 @@ def smooth_nodes(count: int) -> Bound:
     return Bound(blocked(reflected(moments), 2 * count), blocked(partials, 4 * count))
 
 
-EXACT_NODES = 1e-16  # a tolerance below rounding
 MOST_GAUSS = 24
 LARGEST_SD, SD_RATIO = 8.0, 1.12  # up to which there are nodes, and between one set of them and the next
 NEAR_POLE = 3.0  # imaginary part, below π, of the line to which the trapezoidal rule's integral is moved
