@@ -9,6 +9,7 @@ import typer
 
 from viper.cli import options
 from viper.cli.options import Missing
+from viper.softplus.words import FIT_BOUNDS
 
 if TYPE_CHECKING:
     import pandas
@@ -29,13 +30,7 @@ class Kind(StrEnum):
     gp = "gp"
 
 
-class Bound(StrEnum):
-    """Of the expected softplus."""
-
-    viper = "viper"
-    pg = "pg"
-    mc = "mc"
-    quadrature = "quadrature"
+BoundWord = StrEnum("BoundWord", {word: word for word in FIT_BOUNDS})  # type: ignore[misc]
 
 
 class Covariance(StrEnum):
@@ -74,7 +69,7 @@ def fit(
     prior: Annotated[
         str, typer.Option(help="Prior sd of the coefficients: a number, auto or ard.", rich_help_panel=MODEL)
     ] = "1",
-    bound: Annotated[Bound, typer.Option(help="viper is exact.", rich_help_panel=MODEL)] = Bound.viper,
+    bound: Annotated[BoundWord, typer.Option(help="viper is exact.", rich_help_panel=MODEL)] = BoundWord["viper"],
     terms: Annotated[int | None, typer.Option(help="l of the paper's bound.", rich_help_panel=MODEL, min=1)] = None,
     covariance: Annotated[Covariance, typer.Option(help="Of the posterior.", rich_help_panel=MODEL)] = Covariance.full,
     kernel: Annotated[Kernel, typer.Option(help="Of the Gaussian process.", rich_help_panel=MODEL)] = Kernel.rbf,

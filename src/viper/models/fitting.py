@@ -20,7 +20,7 @@ from viper.inference.problem import Gaussian, Prior, Problem
 from viper.inference.progress import Progress, Tasks
 from viper.inference.rows import Arrays, Source
 from viper.inference.threads import one_thread
-from viper.softplus.bounds import build
+from viper.softplus.bounds import build_bound
 from viper.softplus.pointwise import Bound, Triple
 
 ROUGH_TOLERANCE = 1e-8  # of the moments in all but the last pass: moves the optimum by less than 1e-9 nats
@@ -144,13 +144,13 @@ def watch(source: Source, report: Progress) -> None:
 def make_problem(source: Source, prior: Prior, options: Options, seed: int) -> Problem:
     """The problem under the chosen bound; the exact one also with a cheap version for the way there."""
     diagonal = options.covariance == "diagonal"
-    chosen = build(options.bound, options.terms, options.samples, options.nodes, seed, None)
+    chosen = build_bound(options.bound, options.terms, options.samples, options.nodes, seed, None)
     if not options.exact:
         return Problem(source, prior, without_cusp(chosen), diagonal=diagonal)
     return Problem(source, prior, chosen, None if source.smallest_subset else ROUGH, diagonal)
 
 
-ROUGH = build("viper", None, None, None, None, ROUGH_TOLERANCE)
+ROUGH = build_bound("viper", None, None, None, None, ROUGH_TOLERANCE)
 
 
 def without_cusp(bound: Bound) -> Bound:

@@ -6,8 +6,8 @@ A bound is a pair of elementwise functions of the mean ϑ and variance v = τ² 
     partials:  (ϑ, v) -> (∂g/∂ϑ, ∂h/∂ϑ, ∂h/∂v)        (and ∂g/∂v = ½ ∂h/∂ϑ, because mixed derivatives commute)
 
 Where η is an expectation E[F(X)] it solves the heat equation ∂η/∂v = ½ ∂²η/∂ϑ², so g = E[F'(X)], h = E[F''(X)] and
-the partials are h, E[F'''(X)] and ½ E[F''''(X)]. The formulas are in series.py, quadrature.py, heat.py, limit.py and
-jaakkola_jordan.py; they check nothing and know nothing of autograd. softplus.py does both.
+the partials are h, E[F'''(X)] and ½ E[F''''(X)]. The formulas are in series.py, quadrature.py, limit.py and
+jaakkola_jordan.py; they check nothing and know nothing of autograd. expectation.py does both.
 """
 
 import math
@@ -49,15 +49,14 @@ class Bound:
     kernel: KernelRecipe | None = None  # None: the formula itself is evaluated
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Evaluation in blocks: what a formula holds per point stays in the cache, and memory does not grow with the input
+# --- evaluation in blocks: the intermediate results stay in the cache, and memory does not grow with the input ---
 
-BLOCK = 1 << 18  # floats in flight on a CPU core: 2 MB
+BLOCK = 1 << 18  # floats in use at once on a CPU core: 2 MB
 BLOCK_CUDA = 1 << 27
 
 
 def blocked(formula: Pointwise, width: int, native: bool = False) -> Pointwise:
-    """Evaluate `formula`, which holds about `width` floats per point, block by block; compilers tile by themselves.
+    """Evaluate `formula`, which holds about `width` floats per point, block by block; compilers do their own tiling.
 
     A block is computed in float64 and rounded once to the input's dtype; a `native` formula works in that dtype.
     """
@@ -84,17 +83,16 @@ def blocked(formula: Pointwise, width: int, native: bool = False) -> Pointwise:
     return evaluate
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# One formula for each range of variances
+# --- one formula for each range of variances ---
 
 Regimes = tuple[tuple[float, Formula], ...]
 
 
 def piecewise(regimes: Regimes, native: bool = False) -> Formula:
-    """Use each formula up to its largest variance, the last one (limit ∞) beyond.
+    """Use each formula up to its largest variance; that of the last is ∞.
 
-    Eager mode evaluates a formula only on the points that need it. A compiler or a transform cannot look at values, so
-    there every formula runs, on variances moved into its range, and the right one is selected.
+    Eager mode evaluates a formula only on the points that need it. Compiled code cannot look at values, so there
+    every formula runs, on variances moved into its range, and the right result is selected.
     """
 
     def formula(mean: Tensor, variance: Tensor) -> Triple:
@@ -140,8 +138,7 @@ def true_indices(mask: Tensor) -> Tensor:
     return mask.nonzero().squeeze(1) if mask.is_cuda else torch.from_numpy(np.flatnonzero(mask.numpy()))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Reflection: log(1+e^x) = x + log(1+e^-x), so ϑ <= 0 suffices
+# --- reflection: log(1+e^x) = x + log(1+e^-x), so ϑ <= 0 suffices ---
 
 
 def reflected(formula: Formula) -> Formula:
@@ -149,7 +146,7 @@ def reflected(formula: Formula) -> Formula:
 
     def moments(mean: Tensor, variance: Tensor) -> Triple:
         value, slope, curvature = formula(-mean.abs(), variance)
-        positive = (mean > 0).to(slope)  # lerp selects by it, three times faster than where on random signs
+        positive = (mean > 0).to(slope)  # lerp selects by it, three times as fast as where on random signs
         return value + mean.clamp(min=0.0), torch.lerp(slope, 1.0 - slope, positive), curvature
 
     return moments
@@ -163,6 +160,9 @@ def reflected_partials(formula: Formula) -> Formula:
         return even, torch.where(mean > 0, -odd, odd), even_too
 
     return partials
+
+
+# --- sums over terms ---
 
 
 def over_terms(values: Tensor, like: Tensor) -> Tensor:
