@@ -13,7 +13,7 @@ def compare_bounds(
     terms: Annotated[
         list[int] | None,
         typer.Option(
-            help="Number of terms l of the paper's bound; repeat the option for more. (default: 5 and 12)",
+            help="Number of terms l of the paper's bound. Repeat for more. (default: 5 and 12)",
             show_default=False,
         ),
     ] = None,

@@ -29,7 +29,7 @@ def compare_models(
     only: Annotated[
         list[str] | None,
         typer.Option(
-            help="Compare only the models whose names contain this text; repeat for more. (default: all)",
+            help="Compare only the models whose names contain this text. Repeat for more. (default: all)",
             show_default=False,
         ),
     ] = None,

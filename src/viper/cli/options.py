@@ -27,7 +27,7 @@ Target = Annotated[
     typer.Option(
         "--target",
         "-t",
-        help="Column with the two classes to predict. Required unless a formula names it.",
+        help="Column with the two classes to predict. (default: the one in --formula; y in a LIBSVM file)",
         show_default=False,
     ),
 ]
@@ -43,19 +43,18 @@ KnownTarget = Annotated[
 Missing = Annotated[
     MissingRule,
     typer.Option(
-        help="What to do with missing values: error refuses them, drop leaves out their rows, mean fills in the mean "
-        "or the most common level."
+        help="How to treat missing values: error refuses them, drop leaves out their rows, mean fills in means and "
+        "most common levels."
     ),
 ]
 Drop = Annotated[
     list[str] | None,
-    typer.Option(help="Column to leave out; repeat the option for more columns.", show_default=False),
+    typer.Option(help="Column to leave out. Repeat for more columns.", show_default=False),
 ]
 Category = Annotated[
     list[str] | None,
     typer.Option(
-        help="Column to treat as categories although it holds numbers, or although it has many levels; repeat the "
-        "option for more columns.",
+        help="Column to treat as categorical: one of numbers, or of text with many levels. Repeat for more columns.",
         show_default=False,
     ),
 ]
@@ -92,7 +91,7 @@ class Reading:
     na: Annotated[
         list[str] | None,
         reading_option(
-            "--na", "Text of a cell that counts as missing, besides empty cells and NA; repeat for more.", False
+            "--na", "Text of a cell that counts as missing, besides empty cells and NA. Repeat for more.", False
         ),
     ] = None
 

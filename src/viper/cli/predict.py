@@ -26,7 +26,7 @@ def predict_rows(
     ] = 0.95,
     keep: Annotated[
         list[str] | None,
-        typer.Option(help="Column to copy into the output; repeat the option for more columns.", show_default=False),
+        typer.Option(help="Column to copy into the output. Repeat for more columns.", show_default=False),
     ] = None,
     force: options.Force = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON summary of what was written to --out.")] = False,
