@@ -10,6 +10,7 @@ import torch
 
 import viper
 from viper import report
+from viper.models.prediction import Predictions, predictions
 from viper.report import plot, views
 from viper.report.words import JOIN, percent, span, unusual
 
@@ -151,7 +152,7 @@ def fitted(data: Data, logistic: Fitted, process: Fitted | None) -> Any:
     malignant = data.test[TARGET] == "malignant"
     models = {"logistic regression": logistic, **({"Gaussian process": process} if process else {})}
     for name, (model, columns, seconds) in models.items():
-        seen = views.predictions(model, data.test[columns])
+        seen = predictions(model, data.test[columns])
         scores = (roc_auc_score(malignant, seen.probability), -log_loss(malignant, seen.probability))
         found.add_row(
             name,
@@ -185,7 +186,7 @@ def coefficients(model: Any) -> Any:
 def doubt(data: Data, fitted: Fitted) -> str:
     """Two held-out tumours with about the same probability, of which one is far less certain."""
     X = data.test[fitted.columns]
-    seen, found = views.predictions(fitted.model, X), views.Unusual(X)
+    seen, found = predictions(fitted.model, X), views.Unusual(X)
     lines = ["Two held-out tumours to which the model gives about the same probability:", ""]
     for k in twins(seen):
         interval = span(seen.lower[k], seen.upper[k]).replace(JOIN, "")
@@ -203,7 +204,7 @@ def doubt(data: Data, fitted: Fitted) -> str:
     return "\n".join(lines)
 
 
-def twins(seen: views.Predictions) -> tuple[int, int]:
+def twins(seen: Predictions) -> tuple[int, int]:
     """Two undecided rows that differ by less than 5 points in probability and by as much as possible in width."""
     undecided = np.abs(seen.probability - 0.5) < 0.4
     alike = np.abs(seen.probability[:, None] - seen.probability) < 0.05

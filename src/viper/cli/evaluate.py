@@ -25,7 +25,7 @@ def evaluate(
     na: options.Na = None,
 ) -> None:
     """Score a model on rows it did not see: AUC, log score, Brier score, calibration."""
-    from viper.cli.predict import check_columns, inputs, predictions
+    from viper.cli.predict import check_columns, inputs, predict_frame
     from viper.cli.predict import target as target_of
     from viper.cli.preparing import check_option
     from viper.data.table_file import check_input
@@ -46,7 +46,7 @@ def evaluate(
     check_columns(frame, inputs(fitted))
     check_option(frame, name, "--target")
     with table.located():
-        result = predictions(fitted, frame, level)
+        result = predict_frame(fitted, frame, level)
     label, used = labels(frame[name], fitted.classes_, name, table)
     used = used & result["probability"].notna().to_numpy()
     if not used.any():

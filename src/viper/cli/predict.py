@@ -92,7 +92,7 @@ class Job:
             for name in self.keep:
                 check_option(frame, name, "--keep")
             frame.index = range(self.rows, self.rows + len(frame))  # rows of the file, for whoever complains of one
-            result = predictions(self.model, frame, self.level)
+            result = predict_frame(self.model, frame, self.level)
             self.rows += len(frame)
             self.empty += int(result["probability"].isna().sum())
             for name in reversed(self.keep):
@@ -138,25 +138,20 @@ def check_columns(frame: "pandas.DataFrame", names: list[str]) -> None:
     )
 
 
-def predictions(model: Any, frame: "pandas.DataFrame", level: float) -> "pandas.DataFrame":
+def predict_frame(model: Any, frame: "pandas.DataFrame", level: float) -> "pandas.DataFrame":
     """Probability, sd and interval of the second class, and the predicted class; empty where the rule is to drop."""
     import numpy as np
     import pandas
-    from scipy.special import expit
 
-    from viper import expected_sigmoid
-    from viper.models.prediction import half_width
+    from viper.models.prediction import predictions
 
     complete = usable(model, frame)
-    mean, sd = np.full((2, len(frame)), np.nan)
-    if complete.any():
-        mean[complete], sd[complete] = model.predict_latent(frame.loc[complete, inputs(model)])
-    probability, spread = (np.full(len(frame), np.nan) for _ in range(2))
-    probability[complete], spread[complete] = expected_sigmoid(mean[complete], sd[complete] ** 2)
-    reach = half_width(level) * sd
-    label = pandas.Series(model.classes_[(mean > 0).astype(int)], index=frame.index, dtype=object)
-    columns = {"probability": probability, "sd": spread, "lower": expit(mean - reach), "upper": expit(mean + reach)}
-    return pandas.DataFrame({**columns, "label": label.where(complete)}, index=frame.index)
+    names = ["probability", "sd", "lower", "upper", "label"]
+    if not complete.any():
+        return pandas.DataFrame(np.nan, index=frame.index, columns=names).astype({"label": object})
+    table = predictions(model, frame.loc[complete, inputs(model)], level).table(model.classes_)
+    found = pandas.DataFrame(table, index=frame.index[complete]).astype({"label": object})
+    return found.reindex(frame.index)[names]
 
 
 def usable(model: Any, frame: "pandas.DataFrame") -> "np.ndarray":
