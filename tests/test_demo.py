@@ -11,7 +11,7 @@ import pytest
 
 import viper
 from viper.cli import demo
-from viper.report import views
+from viper.models.prediction import Predictions, predictions
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def test_the_unsure_tumour_and_its_twin_are_told(told):
     _, text = told
     data = demo.load_tumours()
     fitted = demo.timed_fit(viper.VariationalLogisticRegression, data, data.columns, prior_scale="auto")
-    seen = views.predictions(fitted.model, data.test[data.columns])
+    seen = predictions(fitted.model, data.test[data.columns])
     wide, narrow = demo.find_twins(seen)
     assert abs(seen.probability[wide] - seen.probability[narrow]) < 0.05
     assert seen.width[wide] > 1.5 * seen.width[narrow]
@@ -94,7 +94,7 @@ def test_without_gpytorch_the_extra_is_named_and_the_rest_is_shown(tmp_path):
 def test_twins_contrast_most():
     generator = np.random.default_rng(0)
     probability, width = generator.random(40), generator.random(40)
-    seen = views.Predictions(*[probability] * 4, 0 * width, width)
+    seen = Predictions(*[probability] * 4, 0 * width, width)
     wide, narrow = demo.find_twins(seen)
     pairs = [
         (width[i] - width[j], i, j)

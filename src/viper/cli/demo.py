@@ -11,7 +11,7 @@ import viper
 if TYPE_CHECKING:
     import pandas
 
-    from viper.report.views import Predictions
+    from viper.models.prediction import Predictions
 
 MAP_COLUMNS = ["concave points", "radius"]  # what the Gaussian process sees: two, so that it can be drawn as a map
 TUMOUR_CLASS = "diagnosis"  # the target
@@ -161,11 +161,12 @@ def odds_table(model: Any) -> Any:
 
 def tell_twins_apart(tumours: Tumours, fit: TimedFit) -> str:
     """Describe two held-out tumours of about the same probability, one of which is far less certain."""
-    from viper.report import views
+    from viper.models.prediction import predictions
+    from viper.report.views import Unusual
     from viper.report.words import JOIN, percent, span, unusual
 
     X = tumours.test[fit.columns]
-    seen, found = views.predictions(fit.model, X), views.Unusual(X)
+    seen, found = predictions(fit.model, X), Unusual(X)
     lines = ["Two held-out tumours to which the model gives about the same probability:", ""]
     for k in find_twins(seen):
         interval = span(seen.lower[k], seen.upper[k]).replace(JOIN, "")

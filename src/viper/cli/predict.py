@@ -104,23 +104,18 @@ def prediction_frame(model: Any, frame: "pandas.DataFrame", level: float) -> "pa
     """Predict every row; those with missing values stay empty if the model was fitted with `--missing drop`."""
     import numpy as np
     import pandas
-    from scipy.special import expit
 
-    from viper import expected_sigmoid
     from viper.cli.preparing import input_columns
-    from viper.models.prediction import half_width
+    from viper.models.prediction import predictions
 
     drops = hasattr(model, "formula_") and model.formula_.missing == "drop"
     complete = model.formula_.complete(frame) if drops else np.ones(len(frame), dtype=bool)
-    mean, sd = np.full((2, len(frame)), np.nan)
-    if complete.any():
-        mean[complete], sd[complete] = model.predict_latent(frame.loc[complete, input_columns(model)])
-    probability, spread = (np.full(len(frame), np.nan) for _ in range(2))
-    probability[complete], spread[complete] = expected_sigmoid(mean[complete], sd[complete] ** 2)
-    reach = half_width(level) * sd
-    label = pandas.Series(model.classes_[(mean > 0).astype(int)], index=frame.index, dtype=object)
-    columns = {"probability": probability, "sd": spread, "lower": expit(mean - reach), "upper": expit(mean + reach)}
-    return pandas.DataFrame({**columns, "label": label.where(complete)}, index=frame.index)
+    names = ["probability", "sd", "lower", "upper", "label"]
+    if not complete.any():
+        return pandas.DataFrame(np.nan, index=frame.index, columns=names).astype({"label": object})
+    table = predictions(model, frame.loc[complete, input_columns(model)], level).table(model.classes_)
+    found = pandas.DataFrame(table, index=frame.index[complete]).astype({"label": object})
+    return found.reindex(frame.index)[names]
 
 
 def note_what_was_written(parts: PredictedParts, out: Path, to_screen: bool, as_json: bool) -> None:
