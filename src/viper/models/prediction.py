@@ -6,7 +6,7 @@ and intervals s(ϑ ± zτ) for the probability itself.
 
 from collections.abc import Iterator
 from os import PathLike
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.special
@@ -17,12 +17,62 @@ from torch import Tensor
 
 from viper.data import writing
 from viper.data.open import is_dask, kept_elsewhere
-from viper.inference.posterior import Posterior, accuracy, moved
+from viper.inference.posterior import Posterior, accuracy, expected_log_likelihood, moved
 from viper.inference.rows import Source
 from viper.softplus.expectation import expected_sigmoid
+from viper.softplus.limit import limit
 
 
-class LatentPredictions:
+class Predictions(NamedTuple):
+    """What a model says about each row: log-odds f ~ N(ϑ, τ²), and the probability s(f) of the second class."""
+
+    latent: np.ndarray  # ϑ
+    latent_sd: np.ndarray  # τ
+    probability: np.ndarray  # E[s(f)]
+    sd: np.ndarray  # standard deviation of s(f)
+    lower: np.ndarray  # s(ϑ - zτ)
+    upper: np.ndarray  # s(ϑ + zτ)
+
+    @classmethod
+    def from_latent(cls, mean: Tensor, variance: Tensor, z: float) -> "Predictions":
+        sd = variance.sqrt()
+        ends = torch.sigmoid(mean - z * sd), torch.sigmoid(mean + z * sd)
+        return cls(*(x.cpu().numpy() for x in (mean, sd, *expected_sigmoid(mean, variance), *ends)))
+
+    @property
+    def width(self) -> np.ndarray:
+        return self.upper - self.lower
+
+    def take(self, index: Any) -> "Predictions":
+        return Predictions(*(column[index] for column in self))
+
+    def table(self, classes: np.ndarray) -> dict[str, np.ndarray]:
+        """The columns that are written to files, with the more probable class as `label`."""
+        columns = {name: getattr(self, name) for name in ("probability", "sd", "lower", "upper")}
+        return {"label": classes[(self.latent > 0).astype(int)], **columns}
+
+
+def predictions(model: Any, X: Any, level: float = 0.95) -> Predictions:
+    """Everything the model says about the rows of X, in closed form."""
+    check_model(model)
+    mean, sd = (torch.from_numpy(np.array(x, dtype=float)) for x in model.predict_latent(X))
+    return Predictions.from_latent(mean, sd.square(), half_width(level))
+
+
+def check_model(model: Any) -> None:
+    """Check that it is one of viper's models, which know more than probabilities. A pipeline hides it."""
+    if hasattr(model, "predict_latent"):
+        return
+    fix = "Fit one of its estimators."
+    if hasattr(model, "steps"):
+        fix = (
+            "Pass pipeline[-1], with pipeline[:-1].transform(X) for X; or fit by from_formula, which standardises the "
+            "columns and keeps that with the model."
+        )
+    raise TypeError(f"the model must be one of viper's; got {type(model).__name__}. {fix}")
+
+
+class PredictionMixin:
     """Predictions from `_latent_blocks(X, offset)`, which yields ϑ and τ² of some rows at a time; and `classes_`.
 
     Of Dask collections they are lazy.
@@ -30,6 +80,7 @@ class LatentPredictions:
 
     classes_: np.ndarray
     posterior_: Posterior
+    kl_: float
 
     def _latent_blocks(self, X: Any, offset: Any) -> Iterator[tuple[Tensor, Tensor]]:
         raise NotImplementedError
@@ -88,19 +139,8 @@ class LatentPredictions:
         the file gets its name when it is complete.
         """
         z = half_width(level)
-        parts = (self._columns(mean, variance, z) for mean, variance in self._latent_blocks(X, offset))
-        return writing.write(path, parts, overwrite)
-
-    def _columns(self, mean: Tensor, variance: Tensor, z: float) -> dict[str, np.ndarray]:
-        expected, reach = expected_sigmoid(mean, variance), z * variance.sqrt()
-        numbers = {
-            "probability": expected.mean,
-            "sd": expected.std,
-            "lower": torch.sigmoid(mean - reach),
-            "upper": torch.sigmoid(mean + reach),
-        }
-        label = self.classes_[(mean > 0).cpu().numpy().astype(int)]
-        return {"label": label, **{name: x.cpu().numpy() for name, x in numbers.items()}}
+        blocks = (Predictions.from_latent(mean, variance, z) for mean, variance in self._latent_blocks(X, offset))
+        return writing.write(path, (block.table(self.classes_) for block in blocks), overwrite)
 
     def decision_function(self, X: Any, offset: Any = None) -> np.ndarray:
         """Log-odds of the posterior-averaged probability; positive where the second class is predicted."""
@@ -122,6 +162,21 @@ class LatentPredictions:
             source = self._labelled(X, y, sample_weight, offset)
             return accuracy(source, moved(self.posterior_, source.device))
         return float(accuracy_score(y, self.predict(X, offset), sample_weight=sample_weight))
+
+    def elbo(self, X: Any, y: Any = None, sample_weight: Any = None, offset: Any = None) -> float:
+        """The exact ELBO of the given rows at the fitted posterior, against the prior of the fit.
+
+        For a Gaussian process that prior is the fitted kernel and mean function.
+        """
+        check_is_fitted(self, "posterior_")
+        source = self._labelled(X, y, sample_weight, offset)
+        return expected_log_likelihood(source, moved(self.posterior_, source.device), limit().moments) - self.kl_
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()  # type: ignore[misc]
+        tags.classifier_tags.multi_class = False
+        tags.input_tags.sparse = True
+        return tags
 
     def _lazily(self, name: str, X: Any, offset: Any, columns: int = 0, dtype: Any = np.float64, **options: Any) -> Any:
         """The method of that name, partition by partition when it is computed: a Dask array."""

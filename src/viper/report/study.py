@@ -11,8 +11,10 @@ import numpy as np
 from viper.data.checks import read_labels
 from viper.errors import listed
 from viper.inference.importance import Diagnosis
+from viper.models.prediction import Predictions, check_model, predictions
 from viper.report import views
-from viper.report.views import Effect, Grid, Predictions, Reliability
+from viper.report.metrics import Scores, scores
+from viper.report.views import Effect, Grid, Reliability
 
 if TYPE_CHECKING:
     import pandas
@@ -97,32 +99,15 @@ class Study:
 
     @cached_property
     def seen(self) -> Predictions:
-        return views.predictions(self.model, self.X, self.level)
+        return predictions(self.model, self.X, self.level)
 
     @cached_property
     def reliability(self) -> Reliability:
         return views.reliability(self.seen.probability, self.label, level=self.level)
 
-    @property
-    def both(self) -> bool:
-        """Whether there are rows of both classes."""
-        return bool(self.label.any() and not self.label.all())
-
     @cached_property
-    def auc(self) -> float | None:
-        from sklearn.metrics import roc_auc_score
-
-        return float(roc_auc_score(self.label, self.seen.probability)) if self.both else None
-
-    @cached_property
-    def log_score(self) -> float:
-        """Mean log probability of what happened."""
-        chance = np.where(self.label, self.seen.probability, 1.0 - self.seen.probability)
-        return float(np.log(np.maximum(chance, np.finfo(float).tiny)).mean())
-
-    @cached_property
-    def brier(self) -> float:
-        return float(np.mean((self.seen.probability - self.label) ** 2))
+    def scores(self) -> Scores:
+        return scores(self.label, self.seen.probability)
 
     @cached_property
     def effects(self) -> list[Effect]:
@@ -248,7 +233,7 @@ def read(model: Any, data: Any, target: str, spatial: tuple[str, str] | None = N
     import pandas
     from sklearn.utils.validation import check_is_fitted
 
-    views.check_model(model)
+    check_model(model)
     check_is_fitted(model, "posterior_")
     if not isinstance(data, pandas.DataFrame):
         raise TypeError(f"data must be pandas' DataFrame and hold the target too; got {type(data)}.")
