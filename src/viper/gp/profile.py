@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from viper.gp.model import Features, Rows, Sites, SparseGP, backward, expand, flatten
+from viper.gp.model import Features, Observations, Sites, SparseGP, backward
 from viper.gp.profile_numpy import DenseProfile, applies
 from viper.inference.problem import Gaussian, Prior, Problem, divergence, gaussian, kl_to_prior
 from viper.inference.rows import BLOCK_ROWS
@@ -38,7 +38,7 @@ class Profile:
     def __init__(
         self,
         model: SparseGP,
-        rows: Rows,
+        rows: Observations,
         moments: Formula,
         diagonal: bool = False,
         scale: float = 1.0,
@@ -56,7 +56,7 @@ class Profile:
     def __call__(self, x: np.ndarray) -> tuple[float, np.ndarray]:
         """Value and gradient; -∞ where K_zz has no factor or F is not finite."""
         nowhere = -math.inf, np.zeros_like(x)
-        expand(self.model, x)
+        self.model.set_free(x)
         self.model.zero_grad(set_to_none=True)
         try:
             with np.errstate(all="ignore"):  # what overflows is seen in the value
@@ -68,7 +68,7 @@ class Profile:
         if prior is not None and prior.requires_grad:
             prior.backward()
             value += float(prior.detach())
-        gradient = flatten(self.model, gradient=True)
+        gradient = self.model.free_gradient()
         if not math.isfinite(value) or not np.isfinite(gradient).all():
             return nowhere
         keep()
