@@ -11,7 +11,6 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from tolerances import TOLERANCE
 
 import viper
-from viper.data.storage import read
 from viper.errors import ConvergenceWarning, JitterWarning, StorageError
 from viper.gp.classifier import VariationalGPClassifier
 from viper.gp.kernels import KERNELS, covariance, make_kernel, make_mean, variances
@@ -296,8 +295,7 @@ def test_warm_start_after_a_file_learns_as_without(data, tmp_path):
 def test_save_and_load(data, fitted, tmp_path):
     X, _ = data
     fitted.save(tmp_path / "m")
-    _, tensors, metadata = read(tmp_path / "m")
-    again = VariationalGPClassifier._from_state(tensors, metadata)
+    again = viper.load(tmp_path / "m")
     np.testing.assert_array_equal(again.predict_proba(X), fitted.predict_proba(X))
     assert (again.elbo_, again.starts_) == (fitted.elbo_, fitted.starts_)
     np.testing.assert_array_equal(again.classes_, fitted.classes_)
@@ -308,12 +306,11 @@ def test_a_kernel_of_the_users_is_given_again(data, tmp_path):
     kernel = gpytorch.kernels.ScaleKernel(gpytorch.kernels.RQKernel())
     gp = VariationalGPClassifier(kernel=kernel, n_inducing=8, n_starts=1, tol=0.1, random_state=0).fit(X, y)
     gp.save(tmp_path / "m")
-    _, tensors, metadata = read(tmp_path / "m")
     with pytest.raises(StorageError, match=r"kernel must be given again .* ScaleKernel"):
-        VariationalGPClassifier._from_state(tensors, metadata)
+        viper.load(tmp_path / "m")
     with pytest.raises(StorageError, match="must be those of the saved model"):
-        VariationalGPClassifier._from_state(tensors, metadata, kernel=rbf())
-    again = VariationalGPClassifier._from_state(tensors, metadata, kernel=kernel)
+        viper.load(tmp_path / "m", kernel=rbf())
+    again = viper.load(tmp_path / "m", kernel=kernel)
     np.testing.assert_array_equal(again.predict_proba(X), gp.predict_proba(X))
 
 

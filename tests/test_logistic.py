@@ -29,7 +29,7 @@ from viper import VariationalLogisticRegression
 from viper.errors import ConvergenceWarning, ImportanceWarning
 from viper.inference.importance import Diagnosis
 from viper.models import reference
-from viper.models.notebook import facts
+from viper.models.notebook import notebook_facts
 
 NODES, NODE_WEIGHTS = np.polynomial.hermite_e.hermegauss(100)
 NODE_WEIGHTS = NODE_WEIGHTS / NODE_WEIGHTS.sum()
@@ -524,7 +524,7 @@ def test_a_diagnosis_is_the_same_when_asked_again(tmp_path):
         model = VariationalLogisticRegression(random_state=seed).fit(X, y)
         found = model.diagnose()
         assert model.diagnose() == found == model.corrected().diagnosis
-        assert f"k̂ = {found.k_hat:.2f}. {found.verdict}" == facts(model)["Verdict"]
+        assert f"k̂ = {found.k_hat:.2f}. {found.verdict}" == notebook_facts(model)["Verdict"]
         model.save(tmp_path / f"{seed is None}.viper", overwrite=True)
         assert viper.load(tmp_path / f"{seed is None}.viper").diagnose(X, y) == found
         assert model.diagnose(random_state=7) != found

@@ -14,6 +14,7 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 import viper
 from viper.models import notebook
+from viper.models.notebook import notebook_card
 
 own = pytest.mark.skipif(not hasattr(sklearn.base.BaseEstimator, "_html_repr"), reason="scikit-learn before 1.7")
 
@@ -42,16 +43,12 @@ def data():
     return X, rng.random(120) < 1 / (1 + np.exp(-X.iloc[:, 0]))
 
 
-def card(model):
-    return notebook.card(*model._notebook())
-
-
 @own
 def test_a_fitted_model_shows_what_it_learned(data):
     model = viper.VariationalLogisticRegression()
     assert "ELBO" not in model._repr_html_()
     model.fit(*data)
-    extra = card(model)
+    extra = notebook_card(model)
     assert model._repr_html_().endswith(extra)
     parsed = Balance(extra)
     assert not parsed.open
@@ -67,7 +64,7 @@ def test_a_fitted_model_shows_what_it_learned(data):
 def test_looking_changes_nothing(data):
     model = viper.VariationalLogisticRegression(random_state=np.random.RandomState(0)).fit(*data)
     before, own_state = np.random.get_state()[1].copy(), model.random_state.get_state()[1].copy()  # noqa: NPY002
-    assert card(model) == card(model)
+    assert notebook_card(model) == notebook_card(model)
     assert np.array_equal(np.random.get_state()[1], before)  # noqa: NPY002
     assert np.array_equal(model.random_state.get_state()[1], own_state)
 
@@ -88,7 +85,7 @@ def test_a_loaded_model_and_a_gaussian_process(data, tmp_path):
     assert "ELBO" in viper.load(tmp_path / "m.viper")._repr_html_()
     gp = viper.VariationalGPClassifier(n_inducing=5, n_starts=1, max_iter=3, tol=1e9, random_state=0).fit(*data)
     assert "lengthscale" in gp._repr_html_()
-    assert not Balance(card(gp)).open
+    assert not Balance(notebook_card(gp)).open
 
 
 @own

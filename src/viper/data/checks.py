@@ -19,7 +19,6 @@ from torch import Tensor
 
 from viper.errors import counted
 from viper.inference.kernels import accelerator
-from viper.inference.problem import Prior
 from viper.inference.rows import Arrays, Source
 
 
@@ -211,64 +210,6 @@ def read_weights(sample_weight: Any, rows: int, whole: bool = True) -> Tensor | 
     return weight
 
 
-def read_scale(value: Any, name: str, size: int) -> Tensor:
-    """Prior standard deviations: a positive number or one per coefficient -> vector; a covariance matrix as it is."""
-    array = read_numbers(value, name)
-    if array.ndim == 2:
-        return read_covariance(torch.tensor(array), name, size)
-    if array.ndim > 1 or (array.ndim == 1 and len(array) != size):
-        raise ValueError(
-            f"{name} must be a number, a vector of {size} (one per feature) or a {size}×{size} covariance matrix; "
-            f"got shape {tuple(array.shape)}."
-        )
-    if not ((array >= SMALLEST_SCALE) & (array <= LARGEST_SCALE)).all():
-        raise ValueError(
-            f"{name} must be positive and finite, between {SMALLEST_SCALE:g} and {LARGEST_SCALE:g}; got {value!r}."
-        )
-    return torch.from_numpy(np.full(size, array))
-
-
-SMALLEST_SCALE, LARGEST_SCALE = 1e-100, 1e100  # so that variances and their logarithms are numbers
-
-
-def read_covariance(matrix: Tensor, name: str, size: int) -> Tensor:
-    """A symmetric positive definite matrix of the right size."""
-    if tuple(matrix.shape) != (size, size):
-        raise ValueError(f"{name} as a covariance matrix must be {size}×{size}; got {tuple(matrix.shape)}.")
-    if not bool(matrix.isfinite().all()) or not torch.allclose(matrix, matrix.T):
-        raise ValueError(f"{name} as a covariance matrix must be finite and symmetric; got one that is not.")
-    smallest, largest = torch.linalg.eigvalsh(matrix)[[0, -1]].tolist()
-    if smallest <= size * torch.finfo(torch.float64).eps * largest:
-        raise ValueError(
-            f"{name} as a covariance matrix must be positive definite; got smallest eigenvalue {smallest:.3g}. "
-            "Add a small multiple of the identity."
-        )
-    return matrix
-
-
-def read_mean(value: Any, size: int) -> Tensor:
-    """Prior means: a number, or one per feature."""
-    array = read_numbers(value, "prior_mean")
-    if array.ndim > 1 or (array.ndim == 1 and len(array) != size):
-        raise ValueError(
-            f"prior_mean must be a number or a vector of {size}, one per feature; got shape {tuple(array.shape)}."
-        )
-    if not np.isfinite(array).all():
-        raise ValueError(f"prior_mean must be finite; got {value!r}.")
-    return torch.from_numpy(np.full(size, array))
-
-
-def make_prior(mean: Tensor, scale: Tensor, intercept_scale: Tensor | None) -> Prior:
-    """N(mean, scale²) on the coefficients, with N(0, intercept_scale²) on an intercept, the last coordinate."""
-    diagonal = scale.ndim == 1
-    precision = scale.square().reciprocal() if diagonal else torch.cholesky_inverse(torch.linalg.cholesky(scale))
-    if intercept_scale is None:
-        return Prior(mean, precision)
-    own = intercept_scale.square().reciprocal()
-    mean = torch.cat([mean, mean.new_zeros(1)])
-    return Prior(mean, torch.cat([precision, own]) if diagonal else torch.block_diag(precision, own[None]))
-
-
 def check_positive(value: Any, name: str, whole: bool) -> None:
     """A positive number, or integer if `whole`."""
     kinds = (int, np.integer) if whole else (int, float, np.number)
@@ -293,7 +234,7 @@ def read_rows(
 ) -> Arrays:
     """Checked features and labels, with weights and offset, as a source of rows."""
     rows = X.shape[0]
-    target = read_device(device, X)
+    target = accelerator.choose_device(device, X)
     if isinstance(X, np.ndarray):
         X = as_tensor(X)
     elif scipy.sparse.issparse(X):
@@ -315,21 +256,6 @@ def read_rows(
     else:
         block_rows = accelerator.rows_per_block(X.shape[1], target)
     return Arrays(X, label.to(target), intercept, offset, None, weight, target, getattr(torch, dtype), block_rows)
-
-
-def read_device(device: Any, X: Any = None) -> torch.device:
-    """The device to compute on: as given, or where a tensor X lies, or the CPU."""
-    if device is None:
-        return X.device if isinstance(X, Tensor) else torch.device("cpu")
-    try:
-        target = torch.device(device)
-    except (RuntimeError, TypeError):
-        raise ValueError(f"device must be a device of torch, such as 'cpu' or 'cuda'; got {device!r}.") from None
-    if target.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device must be available; got {str(target)!r} and no CUDA device. Use device='cpu'.")
-    if target == torch.device("cuda"):
-        target = torch.device("cuda", torch.cuda.current_device())  # as tensors there call it
-    return target
 
 
 def in_memory(source: Source) -> Arrays:

@@ -114,7 +114,7 @@ def heading(reader: Reader) -> Any:
 
 
 def streamed(reader: Reader, classes: np.ndarray | None, count: int, form: Form) -> Stream:
-    device = checks.read_device(form.device, None)
+    device = accelerator.choose_device(form.device, None)
     block_rows = BLOCK_ROWS if device.type == "cpu" else accelerator.rows_per_block(reader.width, device)
     return Stream(reader, classes, count, form.intercept, device, getattr(torch, form.dtype), block_rows)
 

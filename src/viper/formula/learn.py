@@ -15,7 +15,7 @@ from viper.formula.grammar import parse
 if TYPE_CHECKING:
     import pandas
 
-FormulaModel = TypeVar("FormulaModel", bound="FromFormula")
+FormulaModel = TypeVar("FormulaModel", bound="FormulaMixin")
 Fit = TypeVar("Fit", bound=Callable[..., Any])
 MOST_LEVELS = 10_000
 INTERCEPT = "fit_intercept must be said in the formula; got it as an option. Write 'y ~ 0 + age'."
@@ -127,7 +127,7 @@ def scales(raw: np.ndarray, intercept: bool, standardize: bool) -> tuple[np.ndar
     return centre, np.where(as_is, 1.0, spread)
 
 
-class FromFormula:
+class FormulaMixin:
     """Estimators that can be fitted to a table by a formula; `formula_` then turns tables into X in every method."""
 
     formula_: Encoding

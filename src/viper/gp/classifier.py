@@ -4,7 +4,6 @@ import copy
 import warnings
 from collections.abc import Iterator
 from contextlib import closing
-from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,27 +13,28 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from viper.data import checks, storage
+from viper.data import checks
 from viper.data.open import Form, kept_elsewhere, labelled, unlabelled
-from viper.errors import ConvergenceWarning, JitterWarning, users_line
-from viper.formula.learn import FromFormula, by_formula
+from viper.errors import ConvergenceWarning, JitterWarning, StorageError, users_line
+from viper.formula.learn import FormulaMixin, by_formula
 from viper.gp import mean_uncertainty, state, stream
 from viper.gp.kernels import check_shapes, covariance, make_kernel, make_mean
 from viper.gp.model import Features, Rows, Scaler, SparseGP, dense, k_means, merge, random_rows, read_inducing
 from viper.gp.profile import Profile, identity_prior
 from viper.gp.search import Found, Search, Start
+from viper.inference.kernels import accelerator
 from viper.inference.newton import Result, exact_elbo, newton
-from viper.inference.posterior import Diagonal, Full, expected_log_likelihood, latent, moved
+from viper.inference.posterior import Diagonal, Full, latent, moved
 from viper.inference.problem import Problem
 from viper.inference.progress import Callbacks, Progress, as_task, tasks_of
 from viper.inference.rows import Source
 from viper.inference.threads import one_thread
 from viper.models.fitting import without_cusp
-from viper.models.notebook import Notebook, facts
-from viper.models.prediction import LatentPredictions
-from viper.models.state import decode_options
+from viper.models.notebook import NotebookMixin
+from viper.models.prediction import PredictionMixin
+from viper.models.state import State, StateMixin
 from viper.softplus.bounds import build
-from viper.softplus.limit import limit, mixture
+from viper.softplus.limit import mixture
 from viper.softplus.mixture_table import MIXTURES
 from viper.softplus.pointwise import Formula
 
@@ -42,13 +42,14 @@ if TYPE_CHECKING:
     import pandas
 
 DEFAULT_STEPS = {"profile": 300, "natural-adam": 1500}
-FIT_SCALARS = ("elbo_", "elbo_bound_", "objective_", "kl_", "jitter_", "n_iter_", "converged_", "status_")
 SEARCH_ERROR = 1e-6  # per row, of the objective by which hyperparameters are searched
 FORM = Form()  # of rows that are not in memory
 TOLERANCE = 1e-12  # nats, of q at the chosen hyperparameters
 
 
-class VariationalGPClassifier(FromFormula, Notebook, LatentPredictions, Callbacks, ClassifierMixin, BaseEstimator):
+class VariationalGPClassifier(
+    FormulaMixin, NotebookMixin, StateMixin, PredictionMixin, Callbacks, ClassifierMixin, BaseEstimator
+):
     """Gaussian-process classification by variational inference, with inducing points and the exact ELBO.
 
     y_i ~ Bernoulli(s(f(x_i))), f a Gaussian process. The posterior of f at the inducing points is the Gaussian q that
@@ -132,6 +133,10 @@ class VariationalGPClassifier(FromFormula, Notebook, LatentPredictions, Callback
     array([False,  True])
     """
 
+    _kind = "gp"
+    _fit_scalars = ("elbo_", "elbo_bound_", "objective_", "kl_", "jitter_", "n_iter_", "converged_", "status_")
+    _objects = ("kernel", "mean")
+
     def __init__(
         self,
         *,
@@ -211,7 +216,7 @@ class VariationalGPClassifier(FromFormula, Notebook, LatentPredictions, Callback
             return stream.fit(self, source, self._bound, checkpoint)
         before = getattr(self, "model_", None) if self.warm_start else None
         X = checks.read_features(self, X, reset=True)
-        device, X = checks.read_device(self.device, X), dense(X)
+        device, X = accelerator.choose_device(self.device, X), dense(X)
         self.classes_, label = checks.read_labels(y, len(X))
         weight = checks.read_weights(sample_weight, len(X))
         X, label, offset, weight = merge(X, label.cpu(), checks.read_vector(offset, "offset", len(X)), weight)
@@ -337,7 +342,7 @@ class VariationalGPClassifier(FromFormula, Notebook, LatentPredictions, Callback
 
     def _features(self, X: Any, y: Any = None, weight: Any = None, offset: Any = None) -> Features:
         X = checks.read_features(self, X, reset=False)
-        device, X = checks.read_device(self.device, X), dense(X)
+        device, X = accelerator.choose_device(self.device, X), dense(X)
         known = torch.zeros(len(X), dtype=torch.bool)
         label = known if y is None else checks.read_labels(y, len(X), self.classes_)[1]
         given = checks.read_vector(offset, "offset", len(X))
@@ -356,12 +361,6 @@ class VariationalGPClassifier(FromFormula, Notebook, LatentPredictions, Callback
         rows = self._seen(unlabelled(self, X, offset, FORM)) if elsewhere else self._features(X, offset=offset)
         posterior = moved(self.posterior_, rows.device)
         return (latent(block, posterior) for block in rows.blocks())
-
-    def elbo(self, X: Any, y: Any = None, sample_weight: Any = None, offset: Any = None) -> float:
-        """The exact ELBO of the given rows at the fitted posterior, kernel and mean."""
-        check_is_fitted(self, "posterior_")
-        source = self._labelled(X, y, sample_weight, offset)
-        return expected_log_likelihood(source, moved(self.posterior_, source.device), limit().moments) - self.kl_
 
     def _labelled(self, X: Any, y: Any, sample_weight: Any, offset: Any) -> Source:
         if not kept_elsewhere(X):
@@ -401,20 +400,32 @@ class VariationalGPClassifier(FromFormula, Notebook, LatentPredictions, Callback
             "estimates. See starts_, elbo_bound_ and scores on held-out rows."
         )
 
-    def _notebook(self) -> tuple[dict[str, str], "pandas.DataFrame"]:
-        return facts(self), self.summary()
-
     # -----------------------------------------------------------------------------------------------------------------
     # Storage and scikit-learn
 
-    def save(self, path: str | PathLike[str], overwrite: bool = False) -> None:
-        """Write the fitted model to one file; `viper.load` reads it.
+    def _own_state(self) -> State:
+        tensors = {f"model.{name}": x for name, x in self.model_.state_dict().items()}
+        tensors |= {"centre": torch.from_numpy(self._scaler.centre), "scale": torch.from_numpy(self._scaler.scale)}
+        learns = self.model_.inducing.requires_grad
+        return State(tensors, {"learns_inducing": learns, "starts": [list(start) for start in self.starts_]})
 
-        A kernel or mean that is not one of the words is stored by its parameters; pass the object again to load it.
-        """
-        check_is_fitted(self, "posterior_")
-        tensors, metadata = state.pack(self, FIT_SCALARS)
-        storage.write(path, "gp", tensors, metadata, overwrite)
+    def _restore_own_state(self, state: State) -> None:
+        self._scaler = Scaler(state.tensors["centre"].numpy(), state.tensors["scale"].numpy())
+        learns = bool(state.metadata.get("learns_inducing", self.learn_inducing))
+        self.model_ = self._stored_model(state.part("model"), learns)
+        self.inducing_points_ = self._undo(self.model_.inducing)
+        self.starts_, self.history_ = [Start(*start) for start in state.metadata["starts"]], []
+
+    def _stored_model(self, parameters: dict[str, Tensor], learn_inducing: bool) -> SparseGP:
+        """Kernel, mean and inducing points with stored parameters; a warm start learns those that were learned."""
+        columns, points = self.n_features_in_, torch.zeros_like(parameters["inducing"])
+        kernel, mean = make_kernel(self.kernel, columns), make_mean(self.mean, columns)
+        model = SparseGP(kernel, mean, points, learn_inducing, self.jitter_)
+        try:
+            model.load_state_dict(parameters)
+        except RuntimeError as error:
+            raise StorageError(f"kernel and mean must be those of the saved model; got {error}.") from None
+        return model
 
     def to_onnx(self, *_: Any, **__: Any) -> Any:
         """Not offered: the graph of a Gaussian process depends on its kernel, which may be any GPyTorch module."""
@@ -422,20 +433,3 @@ class VariationalGPClassifier(FromFormula, Notebook, LatentPredictions, Callback
             "to_onnx exports VariationalLogisticRegression; got a Gaussian process, whose graph depends on its kernel. "
             "Use save and viper.load, or torch.onnx.export on your own module."
         )
-
-    @classmethod
-    def _from_state(
-        cls, tensors: dict[str, Tensor], metadata: dict[str, Any], kernel: Any = None, mean: Any = None
-    ) -> "VariationalGPClassifier":
-        options = decode_options(metadata["options"], tensors)
-        fitted = cls(**state.with_objects(options, metadata["objects"], {"kernel": kernel, "mean": mean}))
-        state.unpack(fitted, tensors, metadata)
-        fitted.starts_ = [Start(*start) for start in metadata["starts"]]
-        fitted.inducing_points_ = fitted._undo(fitted.model_.inducing)
-        return fitted
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.classifier_tags.multi_class = False
-        tags.input_tags.sparse = True
-        return tags

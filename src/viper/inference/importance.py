@@ -8,7 +8,6 @@ up to Monte Carlo error, and their mean weight estimates the evidence p(y).
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -17,9 +16,6 @@ from torch import Tensor
 from viper.inference.posterior import Diagonal, Posterior, prior_log_density
 from viper.inference.problem import Prior
 from viper.inference.rows import Block, Source
-
-if TYPE_CHECKING:
-    import pandas
 
 
 @dataclass(frozen=True)
@@ -165,24 +161,3 @@ def weighted_quantiles(values: Tensor, weights: Tensor, levels: list[float]) -> 
     mass = weights[order].cumsum(0)
     index = torch.stack([(mass < level).sum(0) for level in levels]).clamp(max=len(values) - 1)
     return torch.gather(ordered, 0, index)
-
-
-def summary_frame(
-    names: list[str], mean: Tensor, sd: Tensor, low: Tensor, high: Tensor, positive: Tensor, level: float
-) -> "pandas.DataFrame":
-    """One row per coefficient: mean, sd, interval, odds ratio with interval, probability of direction."""
-    import pandas
-
-    columns = {
-        "mean": mean,
-        "sd": sd,
-        "lower": low,
-        "upper": high,
-        "odds_ratio": mean.exp(),
-        "odds_lower": low.exp(),
-        "odds_upper": high.exp(),
-        "p_direction": torch.maximum(positive, 1.0 - positive),
-    }
-    frame = pandas.DataFrame({name: column.cpu().numpy() for name, column in columns.items()}, index=names)
-    frame.attrs["level"] = level
-    return frame

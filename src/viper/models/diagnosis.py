@@ -11,7 +11,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from viper.errors import ImportanceWarning
-from viper.inference.importance import SEED, Diagnosis, WeightedDraws, summary_frame, weigh, weighted_quantiles
+from viper.inference.importance import SEED, Diagnosis, WeightedDraws, weigh, weighted_quantiles
 from viper.inference.posterior import Posterior, moved
 from viper.inference.problem import Prior
 from viper.inference.rows import Source
@@ -112,7 +112,7 @@ class CorrectedPosterior:
         return weighted_quantiles(values, self.weighted.weights, [0.5 - 0.5 * level, 0.5 + 0.5 * level])
 
 
-class Trust:
+class DiagnosisMixin:
     """Estimators with a Gaussian posterior of coefficients: what it leaves out, and its correction."""
 
     posterior_: Posterior
@@ -201,3 +201,24 @@ class Trust:
         generator = np.random.default_rng(check_random_state(random_state).randint(2**31))
         posterior, prior = moved(self.posterior_, source.device), moved(self.prior_, source.device)
         return weigh(posterior, prior, source, self.elbo_, draws, generator)
+
+
+def summary_frame(
+    names: list[str], mean: Tensor, sd: Tensor, low: Tensor, high: Tensor, positive: Tensor, level: float
+) -> "pandas.DataFrame":
+    """One row per coefficient: mean, sd, interval, odds ratio with interval, probability of direction."""
+    import pandas
+
+    columns = {
+        "mean": mean,
+        "sd": sd,
+        "lower": low,
+        "upper": high,
+        "odds_ratio": mean.exp(),
+        "odds_lower": low.exp(),
+        "odds_upper": high.exp(),
+        "p_direction": torch.maximum(positive, 1.0 - positive),
+    }
+    frame = pandas.DataFrame({name: column.cpu().numpy() for name, column in columns.items()}, index=names)
+    frame.attrs["level"] = level
+    return frame

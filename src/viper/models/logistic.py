@@ -12,24 +12,22 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from viper.data import checks, open, storage
+from viper.data import checks, open
 from viper.data.checkpoint import resumable
 from viper.data.stream import Stream
-from viper.formula.learn import FromFormula, by_formula, template
-from viper.inference.importance import summary_frame
-from viper.inference.newton import exact_elbo
-from viper.inference.posterior import expected_log_likelihood, latent, moved
+from viper.formula.learn import FormulaMixin, by_formula, template
+from viper.inference.newton import Iteration, exact_elbo
+from viper.inference.posterior import latent, moved
 from viper.inference.problem import Gaussian, Prior
 from viper.inference.progress import Callbacks, as_task, tasks_of
 from viper.inference.rows import Arrays, Source
-from viper.models.diagnosis import Trust
+from viper.models.diagnosis import DiagnosisMixin, summary_frame
 from viper.models.fitting import Fit, Options, fit_posterior
-from viper.models.notebook import Notebook, facts
+from viper.models.notebook import NotebookMixin
 from viper.models.onnx import export
-from viper.models.prediction import LatentPredictions, half_width
-from viper.models.prior import best_scales
-from viper.models.state import decode_options, pack, unpack
-from viper.softplus.limit import limit
+from viper.models.prediction import PredictionMixin, half_width
+from viper.models.prior import best_scales, make_prior, read_mean, read_scale
+from viper.models.state import State, StateMixin
 
 if TYPE_CHECKING:
     import pandas
@@ -38,7 +36,7 @@ LATENT_DRAWS = 1 << 22  # values of f(x) held at once, over rows and draws (32 M
 
 
 class VariationalLogisticRegression(
-    FromFormula, Notebook, Trust, LatentPredictions, Callbacks, ClassifierMixin, BaseEstimator
+    FormulaMixin, NotebookMixin, DiagnosisMixin, StateMixin, PredictionMixin, Callbacks, ClassifierMixin, BaseEstimator
 ):
     """Bayesian logistic regression by variational inference: a posterior for less than a point estimate costs.
 
@@ -119,6 +117,9 @@ class VariationalLogisticRegression(
     array([[0.05, 0.73]])
     """
 
+    _kind = "logistic"
+    _fit_scalars = ("elbo_", "elbo_bound_", "kl_", "objective_", "n_iter_", "converged_", "status_", "passes_")
+
     def __init__(
         self,
         *,
@@ -191,7 +192,7 @@ class VariationalLogisticRegression(
                 solve = lambda scale, start: self._fit(passes, self._prior(scale), seed, start)  # noqa: E731
                 scale, fit = best_scales(solve, self.n_features_in_, self.prior_scale == "ard")
             else:
-                scale = checks.read_scale(self.prior_scale, "prior_scale", self.n_features_in_)
+                scale = read_scale(self.prior_scale, "prior_scale", self.n_features_in_)
                 fit = self._fit(passes, self._prior(scale), seed)
             self.prior_scale_ = scale.numpy()
             return self._keep(source, fit)
@@ -231,7 +232,7 @@ class VariationalLogisticRegression(
                 raise ValueError(
                     f"partial_fit needs numbers for prior_scale; got {self.prior_scale!r}. Call fit first."
                 )
-            scale = checks.read_scale(self.prior_scale, "prior_scale", self.n_features_in_)
+            scale = read_scale(self.prior_scale, "prior_scale", self.n_features_in_)
             self.prior_scale_ = scale.numpy()
         prior = self._prior(scale) if first else self.posterior_.as_prior(forget)
         return self._keep(source, self._fit(source, prior, self._seed()))
@@ -255,9 +256,9 @@ class VariationalLogisticRegression(
         return open.Form(bool(self.fit_intercept), self.device, self.dtype, self.verbose, linear=True)
 
     def _prior(self, scale: Tensor) -> Prior:
-        mean = checks.read_mean(self.prior_mean, self.n_features_in_)
-        own = checks.read_scale(self.intercept_scale, "intercept_scale", 1) if self.fit_intercept else None
-        return checks.make_prior(mean, scale, own)
+        mean = read_mean(self.prior_mean, self.n_features_in_)
+        own = read_scale(self.intercept_scale, "intercept_scale", 1) if self.fit_intercept else None
+        return make_prior(mean, scale, own)
 
     def _fit(self, source: Source, prior: Prior, seed: int, start: Gaussian | None = None) -> Fit:
         return fit_posterior(source, prior, self._options(), seed, start)
@@ -307,21 +308,12 @@ class VariationalLogisticRegression(
         low, high = torch.from_numpy(self.coefficient_interval(level)).T
         return summary_frame(self._names(), mean, sd, low, high, torch.special.ndtr(mean / sd), level)
 
-    def _notebook(self) -> tuple[dict[str, str], "pandas.DataFrame"]:
-        return facts(self), self.summary()
-
     def sample(self, n: int = 1, random_state: Any = None) -> np.ndarray:
         """`n` draws of the coefficients (intercept last) from the posterior, n × d."""
         check_is_fitted(self, "posterior_")
         generator = check_random_state(self.random_state if random_state is None else random_state)
         noise = torch.from_numpy(generator.standard_normal((n, len(self.posterior_.mean))))
         return self.posterior_.draw(noise).numpy()
-
-    def elbo(self, X: Any, y: Any = None, sample_weight: Any = None, offset: Any = None) -> float:
-        """The exact ELBO of the given rows at the fitted posterior, against the prior of the fit."""
-        check_is_fitted(self, "posterior_")
-        source = self._labelled(X, y, sample_weight, offset)
-        return expected_log_likelihood(source, moved(self.posterior_, source.device), limit().moments) - self.kl_
 
     def _labelled(self, X: Any, y: Any, sample_weight: Any, offset: Any) -> Source:
         return open.labelled(self, X, y, sample_weight, offset, self._form(), classes=self.classes_)[1]
@@ -344,10 +336,21 @@ class VariationalLogisticRegression(
     # -----------------------------------------------------------------------------------------------------------------
     # Storage and scikit-learn
 
-    def save(self, path: str | PathLike[str], overwrite: bool = False) -> None:
-        """Write the fitted model to one file; `viper.load` reads it. The training rows are not part of it."""
-        check_is_fitted(self, "posterior_")
-        storage.write(path, "logistic", *pack(self), overwrite)
+    def _own_state(self) -> State:
+        tensors = {
+            "prior.mean": self.prior_.mean,
+            "prior.precision": self.prior_.precision,
+            "prior_scale": torch.from_numpy(self.prior_scale_),
+            "history": torch.tensor(self.history_, dtype=torch.float64),
+        }
+        return State(tensors, {"posterior": type(self.posterior_).__name__})
+
+    def _restore_own_state(self, state: State) -> None:
+        tensors = state.tensors
+        self.prior_ = Prior(tensors["prior.mean"], tensors["prior.precision"])
+        self.prior_scale_ = tensors["prior_scale"].numpy()
+        self.history_ = [Iteration(int(row[0]), bool(row[1]), *row[2:]) for row in tensors["history"].tolist()]
+        self._set_means()
 
     def to_onnx(
         self, path: str | PathLike[str] | None = None, *, dtype: str = "float32", overwrite: bool = False
@@ -369,19 +372,6 @@ class VariationalLogisticRegression(
         check_is_fitted(self, "posterior_")
         return export(self, path, dtype, overwrite)
 
-    @classmethod
-    def _from_state(cls, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> "VariationalLogisticRegression":
-        model = cls(**decode_options(metadata["options"], tensors))
-        unpack(model, tensors, metadata)
-        model._set_means()
-        return model
-
     def __getstate__(self) -> dict[str, Any]:
         state: dict[str, Any] = super().__getstate__()
         return {name: value for name, value in state.items() if name != "_training_rows"}
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.classifier_tags.multi_class = False
-        tags.input_tags.sparse = True
-        return tags

@@ -17,12 +17,13 @@ from torch import Tensor
 
 from viper.data import writing
 from viper.data.open import is_dask, kept_elsewhere
-from viper.inference.posterior import Posterior, accuracy, moved
+from viper.inference.posterior import Posterior, accuracy, expected_log_likelihood, moved
 from viper.inference.rows import Source
 from viper.softplus.expectation import expected_sigmoid
+from viper.softplus.limit import limit
 
 
-class LatentPredictions:
+class PredictionMixin:
     """Predictions from `_latent_blocks(X, offset)`, which yields ϑ and τ² of some rows at a time; and `classes_`.
 
     Of Dask collections they are lazy.
@@ -30,6 +31,7 @@ class LatentPredictions:
 
     classes_: np.ndarray
     posterior_: Posterior
+    kl_: float
 
     def _latent_blocks(self, X: Any, offset: Any) -> Iterator[tuple[Tensor, Tensor]]:
         raise NotImplementedError
@@ -122,6 +124,21 @@ class LatentPredictions:
             source = self._labelled(X, y, sample_weight, offset)
             return accuracy(source, moved(self.posterior_, source.device))
         return float(accuracy_score(y, self.predict(X, offset), sample_weight=sample_weight))
+
+    def elbo(self, X: Any, y: Any = None, sample_weight: Any = None, offset: Any = None) -> float:
+        """The exact ELBO of the given rows at the fitted posterior, against the prior of the fit.
+
+        For a Gaussian process that prior is the fitted kernel and mean function.
+        """
+        check_is_fitted(self, "posterior_")
+        source = self._labelled(X, y, sample_weight, offset)
+        return expected_log_likelihood(source, moved(self.posterior_, source.device), limit().moments) - self.kl_
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()  # type: ignore[misc]
+        tags.classifier_tags.multi_class = False
+        tags.input_tags.sparse = True
+        return tags
 
     def _lazily(self, name: str, X: Any, offset: Any, columns: int = 0, dtype: Any = np.float64, **options: Any) -> Any:
         """The method of that name, partition by partition when it is computed: a Dask array."""

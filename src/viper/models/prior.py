@@ -1,4 +1,6 @@
-"""Prior scales from the data: maximise the ELBO over them, with the posterior maximised inside.
+"""Gaussian priors: as the user gives them, or with scales from the data.
+
+Scales maximise the ELBO, with the posterior maximised inside.
 
 G(σ) = max_q F(q; σ). By the envelope theorem its gradient is F's own at the inner optimum,
 
@@ -9,17 +11,75 @@ summed over the coefficients that share a scale: all of them ("auto") or one eac
 
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import scipy.optimize
 import torch
 from torch import Tensor
 
+from viper.data import checks
 from viper.errors import ConvergenceWarning, users_line
-from viper.inference.problem import Gaussian
+from viper.inference.problem import Gaussian, Prior
 from viper.models.fitting import Fit
 
-SMALLEST, LARGEST = 1e-3, 1e3
+SMALLEST_SCALE, LARGEST_SCALE = 1e-100, 1e100  # so that variances and their logarithms are numbers
+SMALLEST, LARGEST = 1e-3, 1e3  # scales that are searched
+
+
+def read_scale(value: Any, name: str, size: int) -> Tensor:
+    """Prior standard deviations: a positive number or one per coefficient -> vector; a covariance matrix as it is."""
+    array = checks.read_numbers(value, name)
+    if array.ndim == 2:
+        return read_covariance(torch.tensor(array), name, size)
+    if array.ndim > 1 or (array.ndim == 1 and len(array) != size):
+        raise ValueError(
+            f"{name} must be a number, a vector of {size} (one per feature) or a {size}×{size} covariance matrix; "
+            f"got shape {tuple(array.shape)}."
+        )
+    if not ((array >= SMALLEST_SCALE) & (array <= LARGEST_SCALE)).all():
+        raise ValueError(
+            f"{name} must be positive and finite, between {SMALLEST_SCALE:g} and {LARGEST_SCALE:g}; got {value!r}."
+        )
+    return torch.from_numpy(np.full(size, array))
+
+
+def read_covariance(matrix: Tensor, name: str, size: int) -> Tensor:
+    """A symmetric positive definite matrix of the right size."""
+    if tuple(matrix.shape) != (size, size):
+        raise ValueError(f"{name} as a covariance matrix must be {size}×{size}; got {tuple(matrix.shape)}.")
+    if not bool(matrix.isfinite().all()) or not torch.allclose(matrix, matrix.T):
+        raise ValueError(f"{name} as a covariance matrix must be finite and symmetric; got one that is not.")
+    smallest, largest = torch.linalg.eigvalsh(matrix)[[0, -1]].tolist()
+    if smallest <= size * torch.finfo(torch.float64).eps * largest:
+        raise ValueError(
+            f"{name} as a covariance matrix must be positive definite; got smallest eigenvalue {smallest:.3g}. "
+            "Add a small multiple of the identity."
+        )
+    return matrix
+
+
+def read_mean(value: Any, size: int) -> Tensor:
+    """Prior means: a number, or one per feature."""
+    array = checks.read_numbers(value, "prior_mean")
+    if array.ndim > 1 or (array.ndim == 1 and len(array) != size):
+        raise ValueError(
+            f"prior_mean must be a number or a vector of {size}, one per feature; got shape {tuple(array.shape)}."
+        )
+    if not np.isfinite(array).all():
+        raise ValueError(f"prior_mean must be finite; got {value!r}.")
+    return torch.from_numpy(np.full(size, array))
+
+
+def make_prior(mean: Tensor, scale: Tensor, intercept_scale: Tensor | None) -> Prior:
+    """N(mean, scale²) on the coefficients, with N(0, intercept_scale²) on an intercept, the last coordinate."""
+    diagonal = scale.ndim == 1
+    precision = scale.square().reciprocal() if diagonal else torch.cholesky_inverse(torch.linalg.cholesky(scale))
+    if intercept_scale is None:
+        return Prior(mean, precision)
+    own = intercept_scale.square().reciprocal()
+    mean = torch.cat([mean, mean.new_zeros(1)])
+    return Prior(mean, torch.cat([precision, own]) if diagonal else torch.block_diag(precision, own[None]))
 
 
 def best_scales(solve: Callable[[Tensor, Gaussian | None], Fit], size: int, separate: bool) -> tuple[Tensor, Fit]:

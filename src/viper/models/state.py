@@ -1,24 +1,146 @@
-"""An estimator's options and labels as JSON and tensors, and back: what storage.py can hold."""
+"""The state of a fitted estimator: tensors by name, and everything else as JSON. `save` writes it, `load` reads it.
 
+    estimator --_pack--> State --storage.write--> file --storage.read--> State --_unpack--> estimator
+
+Options, classes, columns, posterior, scalars and formula are packed here for all estimators. Each estimator adds what
+only it has, in `_own_state`, and takes it back in `_restore_own_state`.
+"""
+
+from dataclasses import fields
 from importlib import import_module
 from os import PathLike
-from typing import Any
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import torch
+from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from viper.data import storage
 from viper.data.storage import PLAIN, encode_labels
 from viper.errors import StorageError
 from viper.formula.encoding import Encoding
-from viper.inference.newton import Iteration
-from viper.inference.posterior import Diagonal, Full, LowRank
-from viper.inference.problem import Prior
+from viper.inference.posterior import Diagonal, Full, LowRank, Posterior
+
+# What `_kind` says in a model file -> the public name of the estimator
+ESTIMATORS = {"logistic": "VariationalLogisticRegression", "gp": "VariationalGPClassifier"}
+
+
+class State(NamedTuple):
+    """What a model file holds."""
+
+    tensors: dict[str, Tensor]
+    metadata: dict[str, Any]
+
+    def part(self, prefix: str) -> dict[str, Tensor]:
+        """The tensors whose names begin with `prefix.`, without it."""
+        start = f"{prefix}."
+        return {name.removeprefix(start): x for name, x in self.tensors.items() if name.startswith(start)}
+
+
+class StateMixin:
+    """Estimators that can be saved to a file and loaded from it."""
+
+    _kind: ClassVar[str]  # a key of ESTIMATORS
+    _fit_scalars: ClassVar[tuple[str, ...]]  # fitted attributes that are numbers, booleans or words
+    _objects: ClassVar[tuple[str, ...]] = ()  # options that may be objects, which a file cannot hold
+
+    classes_: np.ndarray
+    posterior_: Posterior
+    n_features_in_: int
+
+    def save(self, path: str | PathLike[str], overwrite: bool = False) -> None:
+        """Write the fitted model to one file, which `viper.load` reads.
+
+        The training rows are not part of it. Of a kernel or mean function that was given as an object only the
+        parameters are stored: pass the object again to `viper.load`.
+        """
+        check_is_fitted(self, "posterior_")
+        storage.write(path, self._kind, *self._pack(), overwrite)
+
+    def _pack(self) -> State:
+        given = self.get_params(deep=False)  # type: ignore[attr-defined]
+        objects = {name: type(given[name]).__name__ for name in self._objects if not isinstance(given[name], str)}
+        options, tensors = encode_options({name: value for name, value in given.items() if name not in objects})
+        own = self._own_state()
+        names = getattr(self, "feature_names_in_", None)
+        metadata = {
+            "options": options,
+            **({"objects": objects} if self._objects else {}),
+            "classes": encode_labels(self.classes_),
+            "features": self.n_features_in_,
+            "names": None if names is None else [str(name) for name in names],
+            **own.metadata,
+            "fit": {name: getattr(self, name) for name in self._fit_scalars},
+            **({"formula": self.formula_.to_state()} if hasattr(self, "formula_") else {}),
+        }
+        posterior = {f"posterior.{name}": x for name, x in vars(self.posterior_).items()}
+        return State(tensors | posterior | own.tensors, metadata)
+
+    @classmethod
+    def _unpack(cls, state: State, **objects: Any) -> Self:
+        """Return the estimator whose `_pack` gave this state; `objects` are the options that it could not hold."""
+        metadata = state.metadata
+        model = cls(**decode_options(state), **cls._required_objects(metadata, objects))
+        model.classes_ = np.array(metadata["classes"]["values"], dtype=metadata["classes"]["dtype"])
+        model.n_features_in_ = metadata["features"]
+        if metadata["names"] is not None:
+            model.feature_names_in_ = np.array(metadata["names"], dtype=object)  # type: ignore[attr-defined]
+        model.posterior_ = decode_posterior(state)
+        for name, value in metadata["fit"].items():
+            setattr(model, name, value)
+        model._restore_own_state(state)
+        if "formula" in metadata:
+            model._restore_formula(metadata["formula"])
+        return model
+
+    @classmethod
+    def _required_objects(cls, metadata: dict[str, Any], objects: dict[str, Any]) -> dict[str, Any]:
+        if unknown := [name for name in objects if name not in cls._objects]:
+            raise TypeError(f"objects to load {cls.__name__} with must be {list(cls._objects)}; got {unknown}.")
+        wanted = metadata.get("objects", {})
+        for name, kind in wanted.items():
+            if objects.get(name) is None:
+                raise StorageError(
+                    f"{name} must be given again to load this model, which has its own {kind}; got none. "
+                    f"Call viper.load(path, {name}=...)."
+                )
+        return {name: objects[name] for name in wanted}
+
+    def _restore_formula(self, state: Any) -> None:
+        self.formula_ = Encoding.from_state(state)
+        if self.formula_.names != list(getattr(self, "feature_names_in_", [])):
+            raise StorageError("the model's formula must give its columns; got others. Save it again.")
+
+    def _own_state(self) -> State:
+        """Return what only this kind of estimator stores."""
+        raise NotImplementedError
+
+    def _restore_own_state(self, state: State) -> None:
+        """Set the fitted attributes that `_own_state` stored; options and shared attributes are set already."""
+        raise NotImplementedError
+
+
+def load(path: str | PathLike[str], **objects: Any) -> Any:
+    """Return the estimator that its `save` wrote to `path`. Nothing in the file is executed.
+
+    A Gaussian process that was given its kernel or mean function as an object needs the object again: pass
+    `kernel=` or `mean=`.
+
+    Raises
+    ------
+    StorageError
+        If the file is missing, damaged, or written by a newer viper or another program.
+    """
+    kind, tensors, metadata = storage.read(path)
+    if kind not in ESTIMATORS:
+        raise StorageError(f"the model must be one of {sorted(ESTIMATORS)}; got {kind!r}. Update viper.")
+    estimator = getattr(import_module("viper"), ESTIMATORS[kind])  # the top level says which extra is missing
+    return estimator._unpack(State(tensors, metadata), **objects)
 
 
 def encode_options(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Constructor options: plain ones as JSON, numeric arrays as tensors, a device by its name, no generators."""
+    """Split constructor options into JSON and tensors. A device is stored by its name, a random generator as None."""
     plain: dict[str, Any] = {}
     arrays: dict[str, Tensor] = {}
     for name, given in options.items():
@@ -36,84 +158,15 @@ def encode_options(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, T
     return plain, arrays
 
 
-def decode_options(plain: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, Any]:
-    """The inverse of `encode_options`; arrays come back as NumPy's."""
-    prefix = "option."
-    arrays = {name[len(prefix) :]: x.numpy() for name, x in tensors.items() if name.startswith(prefix)}
-    return plain | arrays
+def decode_options(state: State) -> dict[str, Any]:
+    """Invert `encode_options`; arrays come back as NumPy arrays."""
+    return state.metadata["options"] | {name: x.numpy() for name, x in state.part("option").items()}
 
 
-def decode_labels(saved: dict[str, Any]) -> np.ndarray:
-    return np.array(saved["values"], dtype=saved["dtype"])
-
-
-def encode_formula(model: Any) -> dict[str, Any]:
-    """The metadata of a model made by a formula; none of another."""
-    return {"formula": model.formula_.to_state()} if hasattr(model, "formula_") else {}
-
-
-def decode_formula(model: Any, metadata: dict[str, Any]) -> None:
-    if "formula" in metadata:
-        model.formula_ = Encoding.from_state(metadata["formula"])
-        if model.formula_.names != list(getattr(model, "feature_names_in_", [])):
-            raise StorageError("the model's formula must give its columns; got others. Save it again.")
-
-
-FIT_SCALARS = ("elbo_", "elbo_bound_", "kl_", "objective_", "n_iter_", "converged_", "status_", "passes_")
-
-
-def pack(model: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What storage.py writes; the training rows are not part of it."""
-    options, tensors = encode_options(model.get_params(deep=False))
-    tensors |= {f"posterior.{name}": x for name, x in vars(model.posterior_).items()}
-    tensors |= {"prior.mean": model.prior_.mean, "prior.precision": model.prior_.precision}
-    tensors |= {
-        "prior_scale": torch.from_numpy(model.prior_scale_),
-        "history": torch.tensor(model.history_, dtype=torch.float64),
-    }
-    names = getattr(model, "feature_names_in_", None)
-    metadata = {
-        "options": options,
-        "posterior": type(model.posterior_).__name__,
-        "classes": encode_labels(model.classes_),
-        "features": model.n_features_in_,
-        "names": None if names is None else [str(name) for name in names],
-        "fit": {name: getattr(model, name) for name in FIT_SCALARS},
-        **encode_formula(model),
-    }
-    return tensors, metadata
-
-
-def unpack(model: Any, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> None:
-    """Set the fitted attributes that were packed."""
-    shape = {kind.__name__: kind for kind in (Full, Diagonal, LowRank)}[metadata["posterior"]]
-    parts = {name.removeprefix("posterior."): x for name, x in tensors.items() if name.startswith("posterior.")}
-    model.posterior_, model.prior_ = shape(**parts), Prior(tensors["prior.mean"], tensors["prior.precision"])
-    model.prior_scale_, model.classes_ = tensors["prior_scale"].numpy(), decode_labels(metadata["classes"])
-    model.n_features_in_ = metadata["features"]
-    if metadata["names"] is not None:
-        model.feature_names_in_ = np.array(metadata["names"], dtype=object)
-    model.history_ = [Iteration(int(row[0]), bool(row[1]), *row[2:]) for row in tensors["history"].tolist()]
-    for name, value in metadata["fit"].items():
-        setattr(model, name, value)
-    decode_formula(model, metadata)
-
-
-KINDS = {"logistic": "VariationalLogisticRegression", "gp": "VariationalGPClassifier"}
-
-
-def load(path: str | PathLike[str], **objects: Any) -> Any:
-    """The estimator saved at `path` by its `save`. Nothing in the file is executed.
-
-    A Gaussian process with a kernel or mean of its own, not one chosen by a word, needs it again: `kernel=`, `mean=`.
-
-    Raises
-    ------
-    StorageError
-        If the file is missing, damaged, written by a newer viper or by another program.
-    """
-    kind, tensors, metadata = storage.read(path)
-    if kind not in KINDS:
-        raise StorageError(f"the model must be one of {sorted(KINDS)}; got {kind!r}. Update viper.")
-    estimator = getattr(import_module("viper"), KINDS[kind])  # there, a missing extra is named
-    return estimator._from_state(tensors, metadata, **objects)
+def decode_posterior(state: State) -> Posterior:
+    """Return the posterior whose fields are stored; their names tell which of the three shapes it has."""
+    parts = state.part("posterior")
+    for shape in (Full, Diagonal, LowRank):
+        if {field.name for field in fields(shape)} == set(parts):
+            return shape(**parts)
+    raise StorageError(f"the model's posterior must be full, diagonal or low-rank; got parts {sorted(parts)}.")

@@ -1,16 +1,20 @@
-"""A report of a fitted model: one HTML page that holds everything it shows and loads nothing."""
+"""Reports of a fitted model: scores, plots, and one self-contained HTML page."""
 
 from os import PathLike
 from typing import TYPE_CHECKING, Any
-
-from viper.data.storage import write_bytes
-from viper.report.page import render
-from viper.report.study import read
 
 if TYPE_CHECKING:
     import pandas
 
 __all__ = ["write"]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "render":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from viper.report.page import render
+
+    return render
 
 
 def write(
@@ -23,29 +27,34 @@ def write(
     spatial: tuple[str, str] | None = None,
     held_out: bool = False,
 ) -> None:
-    """Write a report of `model`, seen through the rows of `data`, to one self-contained HTML file.
+    """Write a report on `model` and its predictions for the rows of `data` to one self-contained HTML file.
 
-    Numbers are computed from all rows; pictures of rows show an even sample, and the page says so.
+    Numbers are computed from all rows. Charts of single rows show an evenly spaced sample and say so.
 
     Parameters
     ----------
     model : fitted VariationalLogisticRegression or VariationalGPClassifier
     data : DataFrame
-        The model's columns as it takes them, and the target. Rows with missing values are left out, and counted.
-        The first other column of text or whole numbers that all differ names the rows.
+        The model's columns, untransformed, and the target. Rows with missing values are left out and counted.
+        The first other column of text or integers whose values are all different names the rows.
     target : str
         The column of `data` with the classes.
     path : str or path
     overwrite : bool, default False
         Whether to replace an existing file.
     spatial : pair of column names, optional
-        Coordinates for a map. By default columns named lon and lat, x and y and the like, or the only two of a GP.
+        Coordinates for a map. By default, columns named lon and lat, x and y or the like, or the only two columns of a
+        Gaussian process.
     held_out : bool, default False
-        Whether the model has learned from none of these rows, which the page then says.
+        Whether all rows are new to the model; the page then says so.
 
     Raises
     ------
     StorageError
         If the file exists and `overwrite` is False, or if it cannot be written.
     """
+    from viper.data.storage import write_bytes
+    from viper.report.page import render
+    from viper.report.study import read
+
     write_bytes(path, render(read(model, data, target, spatial, held_out)).encode(), overwrite)

@@ -50,7 +50,7 @@ def roc(study: Study) -> str:
         for f, t in zip(false, true, strict=True)
     ]
     chart.probes(false, true, told)
-    return chart.svg(f"ROC curve, area {study.auc:.3f}")
+    return chart.svg(f"ROC curve, area {study.scores.auc:.3f}")
 
 
 def precision_recall(study: Study) -> str:

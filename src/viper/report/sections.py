@@ -79,7 +79,7 @@ def fitted(study: Study) -> str:
         **(gp_facts(model) if study.is_gp else logistic_facts(model)),
         "Expected log(1 + eˣ)": "exact" if model.bound == "viper" and model.terms is None else by_bound(model),
         "ELBO": number_with(model.elbo_, 4),
-        "Log score of these rows": f"{number_with(study.log_score, 4)} per row",
+        "Log score of these rows": f"{number_with(study.scores.log_score, 4)} per row",
         "Rows left out": "; ".join(f"{n:,} {why}" for why, n in study.left_out.items()) or "none",
     }
     return section("fitted", "What was fitted", facts(pairs, "facts"))
@@ -122,8 +122,8 @@ def summary(study: Study) -> str:
     tiles = {
         "rows": f"{len(study.label):,}",
         f"of them {study.positive}": percent(study.label.mean()),
-        "AUC: chance to rank a pair rightly": "–" if study.auc is None else f"{study.auc:.3f}",
-        "Brier score: 0 is perfect": f"{study.brier:.3f}",
+        "AUC: chance to rank a pair rightly": "–" if study.scores.auc is None else f"{study.scores.auc:.3f}",
+        "Brier score: 0 is perfect": f"{study.scores.brier:.3f}",
         "closeness to the exact posterior": verdict.lower(),
     }
     findings = [words.ranking(study), words.calibration(study), words.driver(study), words.certainty(study)]
@@ -155,7 +155,7 @@ def performance(study: Study) -> str:
         charts.reliability(study),
         element("details", element("summary", "The numbers") + listing),
     )
-    if not study.both:
+    if study.scores.auc is None:
         return section("performance", "How well it predicts", columns(reliability), p(words.ranking(study)))
     found = figure("Does it find them?", words.finding(study), charts.roc(study))
     right = figure("Are those it flags the right ones?", words.precision(study), charts.precision_recall(study))

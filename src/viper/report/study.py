@@ -12,6 +12,7 @@ from viper.data.checks import read_labels
 from viper.errors import listed
 from viper.inference.importance import Diagnosis
 from viper.report import views
+from viper.report.metrics import Scores, scores
 from viper.report.views import Effect, Grid, Predictions, Reliability
 
 if TYPE_CHECKING:
@@ -103,26 +104,9 @@ class Study:
     def reliability(self) -> Reliability:
         return views.reliability(self.seen.probability, self.label, level=self.level)
 
-    @property
-    def both(self) -> bool:
-        """Whether there are rows of both classes."""
-        return bool(self.label.any() and not self.label.all())
-
     @cached_property
-    def auc(self) -> float | None:
-        from sklearn.metrics import roc_auc_score
-
-        return float(roc_auc_score(self.label, self.seen.probability)) if self.both else None
-
-    @cached_property
-    def log_score(self) -> float:
-        """Mean log probability of what happened."""
-        chance = np.where(self.label, self.seen.probability, 1.0 - self.seen.probability)
-        return float(np.log(np.maximum(chance, np.finfo(float).tiny)).mean())
-
-    @cached_property
-    def brier(self) -> float:
-        return float(np.mean((self.seen.probability - self.label) ** 2))
+    def scores(self) -> Scores:
+        return scores(self.label, self.seen.probability)
 
     @cached_property
     def effects(self) -> list[Effect]:

@@ -71,11 +71,11 @@ def factor(x: float) -> str:
 
 
 def ranking(study: Study) -> str:
-    if study.auc is None:
+    if study.scores.auc is None:
         return f"All rows {study.which('are', int(study.label[0]))}, so how well the model ranks rows cannot be seen."
     return (
         f"Shown one row that {study.which('is')} and one that {study.which('is', 0)}, the model gives the higher "
-        f"probability to the right one {100 * study.auc:.1f} times in 100."
+        f"probability to the right one {100 * study.scores.auc:.1f} times in 100."
     )
 
 

@@ -21,6 +21,21 @@ FEWEST_ROWS, MOST_ROWS = 1 << 14, 1 << 24  # in a block
 SMALLEST_SUBSET = 1 << 20  # rows below which a pass takes as long as its launch, and few rows take the host's steps
 
 
+def choose_device(device: Any, X: Any = None) -> torch.device:
+    """The device to compute on: as given, or where a tensor X lies, or the CPU."""
+    if device is None:
+        return X.device if isinstance(X, Tensor) else torch.device("cpu")
+    try:
+        target = torch.device(device)
+    except (RuntimeError, TypeError):
+        raise ValueError(f"device must be a device of torch, such as 'cpu' or 'cuda'; got {device!r}.") from None
+    if target.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device must be available; got {str(target)!r} and no CUDA device. Use device='cpu'.")
+    if target == torch.device("cuda"):
+        target = torch.device("cuda", torch.cuda.current_device())  # as tensors there call it
+    return target
+
+
 def algebra_device(dimension: int, device: torch.device) -> torch.device:
     """Where the d × d matrices of a fit live whose rows lie on `device`."""
     return torch.device("cpu") if dimension <= LARGEST_ON_HOST else device
