@@ -123,9 +123,7 @@ class Observations:
 
     def take(self, index: Any) -> "Observations":
         pick = lambda x: None if x is None else x[index]  # noqa: E731
-        return Observations(
-            self.inputs[index], self.label[index], offset=pick(self.offset), weight=pick(self.weight)
-        )
+        return Observations(self.inputs[index], self.label[index], offset=pick(self.offset), weight=pick(self.weight))
 
     def scatter(self, k: int, generator: np.random.Generator) -> "Observations":
         """About k rows, one at random from each of k equal runs."""
@@ -330,7 +328,7 @@ class Sites:
     target: list[Tensor]  # t = c (y - g) + b Aμ
 
     def posterior(self, source: Features, diagonal: bool, scale: float = 1.0) -> Gaussian | None:
-        """The q that these sites make with the features of another θ, or None if its precision is not positive definite."""
+        """The q that these sites make with the features of another θ; None if Λ is not positive definite."""
         size = source.dimension
         gram, pulled = source.root.new_zeros(size, size), source.root.new_zeros(size)
         for block, b, t in zip(source.blocks(), self.precision, self.target, strict=True):

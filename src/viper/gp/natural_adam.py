@@ -65,7 +65,9 @@ def natural_adam(
     return best[2], history, len(history) < max_iter
 
 
-def minibatches(rows: Observations, size: int | None, generator: np.random.Generator) -> list[tuple[Observations, float]]:
+def minibatches(
+    rows: Observations, size: int | None, generator: np.random.Generator
+) -> list[tuple[Observations, float]]:
     if size is None or size >= len(rows):
         return [(rows, 1.0)]
     order = torch.from_numpy(generator.permutation(len(rows))).to(rows.inputs.device)

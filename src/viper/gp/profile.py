@@ -15,7 +15,7 @@ from torch import Tensor
 from viper.gp.model import Features, Observations, Sites, SparseGP, backward
 from viper.gp.profile_numpy import DenseProfile, applies
 from viper.inference.problem import Gaussian, Prior, Problem, divergence, gaussian, kl_to_prior
-from viper.inference.rows import BLOCK_ROWS
+from viper.inference.rows import BLOCK_ROWS, Source
 from viper.inference.steps import diagonal_step, full_step, opening
 from viper.inference.sums import Sums
 from viper.softplus.pointwise import Formula
@@ -27,8 +27,9 @@ FAST = 0.1  # a move this much smaller than the last needs no damping
 DAMPING = 0.5
 
 
-def identity_prior(source: Features) -> Prior:
-    zeros = torch.zeros_like(source.root[0])
+def identity_prior(source: Source) -> Prior:
+    """N(0, I), the prior of the whitened inducing values."""
+    zeros = torch.zeros(source.dimension, dtype=torch.float64, device=source.device)
     return Prior(zeros, torch.ones_like(zeros))
 
 

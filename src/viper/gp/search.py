@@ -69,6 +69,11 @@ class Found(NamedTuple):
     q: Gaussian | None = None
     sites: Sites | None = None
 
+    @property
+    def status(self) -> str:
+        steps = f"{self.steps} steps for hyperparameters" if self.q is None else f"{self.steps} passes"
+        return "converged" if self.converged else f"not converged in {steps}"
+
 
 @dataclass(frozen=True)
 class Search:
@@ -128,7 +133,7 @@ class Search:
             return SAMPLE_TOLERANCE * len(self.rows) / len(rows)
         return self.tol * max(1.0, len(rows) / FEW_ROWS)
 
-    def onward(self, best: Attempt, rows: Observations) -> Attempt:
+    def onward(self, best: "Attempt", rows: Observations) -> "Attempt":
         """Climb on from where fewer rows have led."""
         model, q = best.model, best.profile.posterior()
         tol = self.tolerance(rows)
@@ -186,7 +191,9 @@ def stages(rows: int) -> list[int]:
 class Attempt:
     """One start on its way up; `report` is called after every step."""
 
-    def __init__(self, candidate: Candidate, profile: Callable[[SparseGP], Profile], report: StepReport = report_nothing) -> None:
+    def __init__(
+        self, candidate: Candidate, profile: Callable[[SparseGP], Profile], report: StepReport = report_nothing
+    ) -> None:
         began = time.perf_counter()
         self.candidate, self.profile, self.report = candidate, profile(candidate.model), report
         self.spent = 0

@@ -88,7 +88,9 @@ def placed(candidate: Candidate, information: Tensor, place: Place) -> Candidate
     return candidate
 
 
-def screened_models(model: SparseGP, rows: Observations, count: int, generator: np.random.Generator) -> Iterator[Candidate]:
+def screened_models(
+    model: SparseGP, rows: Observations, count: int, generator: np.random.Generator
+) -> Iterator[Candidate]:
     """A start for each of the best groups: short lengthscales on its columns, long ones on all others."""
     shape = stationary_shape(model.kernel)
     assert shape is not None

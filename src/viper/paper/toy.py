@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 GRID = np.linspace(0.0, 5.0, 100)  # the published coverages are multiples of 0.01
-SOLVERS = {"best": "profile", "recipe": "natural-adam"}
+SOLVERS = {"best": {"solver": "profile"}, "recipe": {"solver": "natural-adam", "inducing": "kmeans"}}
 RECIPE_METHODS = ("VI-MC", "VI-PER", "VI-PG")  # those of the paper
 METRICS = {
     "ELBO": "elbo",
@@ -75,7 +75,7 @@ def run(job: Job, config: Config, data: Path | None) -> list[Row]:
     for solver in config["solvers"]:
         reference = None
         for method in METHODS if solver == "best" else RECIPE_METHODS:
-            fitted = fit(toy.x[:, None], toy.y, method, seed, config["samples"], solver=SOLVERS[solver])
+            fitted = fit(toy.x[:, None], toy.y, method, seed, config["samples"], **SOLVERS[solver])
             q = marginals(fitted.model, GRID[:, None])
             reference = reference or q
             scores = evaluate(toy, fitted, q)
