@@ -94,7 +94,7 @@ def test_gradient_of_the_profile(kernel):
     weight = torch.from_numpy(generator.random(80))
     label = torch.from_numpy((y == "yes") * 1.0)
     rows = Observations(torch.from_numpy(X), label, offset=torch.ones(80).double(), weight=weight)
-    profile = Profile(model, rows, limit().moments, tol=1e-15)
+    profile = Profile(model, rows, limit(), tol=1e-15)
     x = model.free_vector()
     x += 0.2 * generator.normal(size=len(x))
     direction = generator.normal(size=len(x))
@@ -111,8 +111,8 @@ def test_profile_in_arrays_is_that_in_tensors(kernel):
     rows = Observations(draw(60, 3), (draw(60) > 0).double(), offset=draw(60), weight=draw(60).square())
     model = SparseGP(make_kernel(kernel, 3), make_mean("linear", 3), draw(8, 3), True, 1e-8)
     x = model.free_vector()
-    in_arrays = Profile(model, rows, limit().moments, scale=1.7, tol=1e-14)
-    in_tensors = Profile(model, rows, limit().moments, scale=1.7, tol=1e-14)
+    in_arrays = Profile(model, rows, limit(), scale=1.7, tol=1e-14)
+    in_tensors = Profile(model, rows, limit(), scale=1.7, tol=1e-14)
     assert in_arrays.dense is not None
     in_tensors.dense = None
     for theta in (x, x + 0.1):
@@ -146,7 +146,7 @@ def test_blocks_change_nothing(data):
     values = []
     for size in (7, 1000):
         source = Features(model, rows, size)
-        values.append(newton(Problem(source, identity_prior(source), limit().moments)).objective)
+        values.append(newton(Problem(source, identity_prior(source), limit())).objective)
     assert values[0] == pytest.approx(values[1], rel=TOLERANCE["roundoff"] * 100)  # sums in another order
 
 
@@ -351,11 +351,11 @@ def test_every_tensor_says_where_it_lies(data, diagonal, monkeypatch):
     X, y = data
     model = SparseGP(make_kernel("rbf", 2), make_mean("linear", 2), torch.from_numpy(X[:8].copy()), True, 1e-8)
     rows = Observations(torch.from_numpy(X), torch.from_numpy((y == "yes") * 1.0))
-    moments = limit().moments
+    bound = limit()
     make = lambda: np.random.default_rng(0)  # noqa: E731
     with torch.device("meta"):
-        found = Search(rows, moments, diagonal, 3, 1e-3, make()).profile(model, 3, True)
-        Search(rows, moments, diagonal, 3, 1e-3, make()).natural_adam(model, 0.1, 50, True)
+        found = Search(rows, bound, diagonal, 3, 1e-3, make()).profile(model, 3, True)
+        Search(rows, bound, diagonal, 3, 1e-3, make()).natural_adam(model, 0.1, 50, True)
     assert math.isfinite(max(start.elbo for start in found.starts))
 
 
@@ -404,7 +404,7 @@ def test_hyperparameters_that_are_not_numbers(data):
 def test_a_step_too_far_is_taken_back():
     model = SparseGP(make_kernel("rbf", 1), make_mean("zero", 1), torch.zeros(3, 1).double(), True, 1e-8)
     rows = Observations(torch.linspace(0, 1, 9).double()[:, None], (torch.arange(9) % 2).double())
-    profile = Profile(model, rows, limit().moments)
+    profile = Profile(model, rows, limit())
     value, slope = profile(np.full(len(model.free_vector()), np.nan))
     assert value == -math.inf
     assert not slope.any()
@@ -429,7 +429,7 @@ def test_starts_that_met_are_one():
     for length in (1.0, 1.1, 9.0):
         model = SparseGP(make_kernel("rbf", 2), make_mean("zero", 2), rows.inputs[:5].clone(), True, 1e-8)
         model.kernel.base_kernel.initialize(lengthscale=length)
-        attempts.append(Attempt(Candidate("", model), lambda m: Profile(m, rows, limit().moments)))
+        attempts.append(Attempt(Candidate("", model), lambda m: Profile(m, rows, limit())))
     assert distinct_attempts(attempts) == [attempts[0], attempts[2]]
 
 

@@ -27,7 +27,7 @@ from viper.gp.profile import Profile, identity_prior
 from viper.gp.search import Found, Search, Start
 from viper.gp.starts import inducing_points, read_inducing
 from viper.gp.summary import hyperparameter_table
-from viper.inference.kernels import accelerator
+from viper.inference.device import choose_device
 from viper.inference.newton import Result, exact_elbo, newton
 from viper.inference.posterior import Diagonal, Full, latent, moved
 from viper.inference.problem import Gaussian, Problem, gaussian
@@ -38,10 +38,11 @@ from viper.models.fitting import watch, without_cusp
 from viper.models.notebook import NotebookMixin
 from viper.models.prediction import PredictionMixin
 from viper.models.state import State, StateMixin
-from viper.softplus.bounds import build
+from viper.softplus.bounds import build_bound
 from viper.softplus.limit import mixture
 from viper.softplus.mixture_table import MIXTURES
-from viper.softplus.pointwise import Formula
+from viper.softplus.pointwise import Bound
+from viper.softplus.words import FIT_BOUNDS
 
 if TYPE_CHECKING:
     import pandas
@@ -229,7 +230,7 @@ class VariationalGPClassifier(
         return self
 
     def _check_options(self) -> None:
-        checks.check_word(self.bound, "bound", ("viper", "pg", "mc", "quadrature"))
+        checks.check_word(self.bound, "bound", FIT_BOUNDS)
         checks.check_word(self.covariance, "covariance", ("full", "diagonal"))
         checks.check_word(self.solver, "solver", tuple(DEFAULT_STEPS))
         checks.check_word(self.verbose, "verbose", ("auto", True, False))
@@ -247,7 +248,7 @@ class VariationalGPClassifier(
         rows = Observations.from_arrays(known).merged()
         if before is None:
             self._scaler = Scaler.fit(rows, self.standardize)
-        rows = rows.standardised(self._scaler, accelerator.choose_device(self.device, known.features))
+        rows = rows.standardised(self._scaler, choose_device(self.device, known.features))
         exact, fast = self._bound(int(random.randint(2**31)))
         generator = np.random.default_rng(random.randint(2**31))
         steps = int(self.max_iter or DEFAULT_STEPS[self.solver])
@@ -271,13 +272,13 @@ class VariationalGPClassifier(
         model = getattr(self, "model_", None) if self.warm_start else None
         return model if model is not None and model.inducing.shape[1] == self.n_features_in_ else None
 
-    def _bound(self, seed: int) -> tuple[Formula, Formula]:
+    def _bound(self, seed: int) -> tuple[Bound, Bound]:
         """What is maximised, and its fast version for the search."""
-        chosen = build(self.bound, self.terms, self.samples, self.nodes, seed, None).moments
+        chosen = build_bound(self.bound, self.terms, self.samples, self.nodes, seed, None)
         if self.bound != "viper" or self.terms is not None:
             chosen = without_cusp(chosen)
             return chosen, chosen
-        return chosen, mixture(next(table for table in MIXTURES if table.error <= SEARCH_ERROR)).moments
+        return chosen, mixture(next(table for table in MIXTURES if table.error <= SEARCH_ERROR))
 
     def _search(self, search: Search, before: SparseGP | None) -> Found:
         rows = search.rows
@@ -304,7 +305,7 @@ class VariationalGPClassifier(
         return inducing_points(rows, int(self.n_inducing), self.inducing, seed), bool(self.learn_inducing)
 
     def _solve(
-        self, found: Found, features: Features, exact: Formula, fast: Formula, progress: Progress
+        self, found: Found, features: Features, exact: Bound, fast: Bound, progress: Progress
     ) -> tuple[Problem, Result]:
         """The best q at the chosen θ to full precision, unless Adam chose both."""
         diagonal = self.covariance == "diagonal"
@@ -316,7 +317,7 @@ class VariationalGPClassifier(
         magnitude = total.magnitude
         return problem, Result(found.q, found.q.factor, value, found.converged, found.status, magnitude=magnitude)
 
-    def _solve_all(self, model: SparseGP, source: Source, exact: Formula, near: Gaussian) -> tuple[Problem, Result]:
+    def _solve_all(self, model: SparseGP, source: Source, exact: Bound, near: Gaussian) -> tuple[Problem, Result]:
         """The best q on all rows of a source, from the best on a sample of them."""
         seen = InducedSource(source, InducedView(model, self._scaler))
         problem = Problem(seen, identity_prior(seen), exact, diagonal=self.covariance == "diagonal")
@@ -361,7 +362,7 @@ class VariationalGPClassifier(
 
     def _features(self, known: Arrays) -> Features:
         """Rows in memory through the inducing points."""
-        device = accelerator.choose_device(self.device, known.features)
+        device = choose_device(self.device, known.features)
         model = self.model_ if device.type == "cpu" else copy.deepcopy(self.model_).to(device)
         with torch.no_grad():
             return Features(model, Observations.from_arrays(known).standardised(self._scaler, device))

@@ -22,7 +22,7 @@ from viper.gp.profile import Profile
 from viper.gp.starts import Candidate, candidates, greedy, null_model
 from viper.inference.newton import Iteration
 from viper.inference.problem import Gaussian
-from viper.softplus.pointwise import Formula
+from viper.softplus.pointwise import Bound
 
 RACE_ROWS = 4_000  # on which the starts of larger fits race
 GROWTH = 8  # of the number of rows from stage to stage
@@ -80,7 +80,7 @@ class Search:
     """What both solvers need to know."""
 
     rows: Observations
-    moments: Formula
+    bound: Bound
     diagonal: bool
     steps: int
     tol: float
@@ -125,7 +125,7 @@ class Search:
     def on(self, model: SparseGP, rows: Observations, tol: float, start: Gaussian | None = None) -> Profile:
         """The profile of all rows, estimated from these."""
         scale = len(self.rows) / len(rows)
-        return Profile(model, rows, self.moments, self.diagonal, scale, tol, start=start)
+        return Profile(model, rows, self.bound, self.diagonal, scale, tol, start=start)
 
     def tolerance(self, rows: Observations) -> float:
         """The smallest gain worth a step; on a sample, gains below `SAMPLE_TOLERANCE` say nothing about all rows."""
@@ -163,7 +163,7 @@ class Search:
         q, history, converged = natural_adam(
             model,
             self.rows,
-            self.moments,
+            self.bound,
             diagonal=self.diagonal,
             learning_rate=learning_rate,
             batch_size=batch_size,
