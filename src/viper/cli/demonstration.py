@@ -11,7 +11,7 @@ import torch
 import viper
 from viper import report
 from viper.report import plot, views
-from viper.report.words import JOIN, percent, span, unusual
+from viper.report.words import JOIN, percent, percent_range, unusual_sentence
 
 
 def bound_table() -> Any:
@@ -25,7 +25,7 @@ def bound_table() -> Any:
     found.add_column("E log(1+eˣ), X ~ N(1, 2²)")
     for name in ("value", "slope", "curvature", "worst relative error"):
         found.add_column(name, justify="right")
-    for name, options in views.METHODS.items():
+    for name, options in views.SOFTPLUS_OPTIONS.items():
         numbers = [f"{x:.8f}" for x in viper.expected_softplus(1.0, 4.0, **options)]
         found.add_row(name, *numbers, f"{errors[name].max():.1e}")
     told = (
@@ -185,15 +185,15 @@ def coefficients(model: Any) -> Any:
 def doubt(data: Data, fitted: Fitted) -> str:
     """Two held-out tumours with about the same probability, of which one is far less certain."""
     X = data.test[fitted.columns]
-    seen, found = views.predictions(fitted.model, X), views.Unusual(X)
+    seen, found = views.predictions(fitted.model, X), views.Outlyingness(X)
     lines = ["Two held-out tumours to which the model gives about the same probability:", ""]
     for k in twins(seen):
-        interval = span(seen.lower[k], seen.upper[k]).replace(JOIN, "")
+        interval = percent_range(seen.lower[k], seen.upper[k]).replace(JOIN, "")
         lines += [
             f"[bold]tumour {data.test.index[k]}[/bold]: malignant with probability "
             f"[bold]{percent(seen.probability[k])}[/bold], 95 % interval [bold]{interval}[/bold] "
             f"(log-odds {seen.latent[k]:.1f} ± {seen.latent_sd[k]:.1f}); it was {data.test[TARGET].iloc[k]}.",
-            unusual(found, k),
+            unusual_sentence(found, k),
             "",
         ]
     lines.append(
