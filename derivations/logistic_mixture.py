@@ -29,8 +29,8 @@ The weights are rounded to multiples of 2^-53 that add up to one.  Their partial
 precision in any order, and the approximations have the exact limits at ±∞.  The error stated in a table belongs
 to the rounded numbers; `worst_error` computes it in 30-digit arithmetic.
 
-Run `python derivations/logistic_mixture.py` to write `src/viper/mixture.py`, or add `--check` to compare the
-committed file with a new derivation and write nothing.
+Run `python derivations/logistic_mixture.py` to write `src/viper/softplus/mixture_table.py`, or add `--check` to compare
+the committed file with a new derivation and write nothing.
 
 References
 ----------
@@ -55,7 +55,7 @@ from scipy.stats import kstwobign
 Array = npt.NDArray[np.float64]
 
 SIZES = (4, 6, 8, 10, 12)
-TARGET = Path(__file__).resolve().parents[1] / "src" / "viper" / "mixture.py"
+TARGET = Path(__file__).resolve().parents[1] / "src" / "viper" / "softplus" / "mixture_table.py"
 
 # Beyond x = 40 the logistic terms and the mixture terms are each below 1e-17 and decreasing.
 X_MAX = 40.0
@@ -269,7 +269,7 @@ def check() -> None:
 
 def main() -> None:
     """Write the generated module, or check it."""
-    parser = argparse.ArgumentParser(description="Derive the normal mixtures of src/viper/mixture.py.")
+    parser = argparse.ArgumentParser(description="Derive the normal mixtures of src/viper/softplus/mixture_table.py.")
     parser.add_argument("--check", action="store_true", help="compare with the committed file only")
     if parser.parse_args().check:
         check()

@@ -45,7 +45,7 @@ def test_terms_are_moments_and_the_error_is_bounded(mean, tau):
 
 
 def test_series_constants():
-    n = limit.TERM_COUNT
+    n = series.TERM_COUNT
     assert n == 20
     assert series.chebyshev_at_3(n) == round(float(mp.chebyt(n, 3)))
     assert math.log(2) / series.chebyshev_at_3(n) < 7e-16

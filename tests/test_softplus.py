@@ -15,8 +15,7 @@ from torch.autograd import gradcheck
 
 from viper.softplus import jaakkola_jordan, limit
 from viper.softplus.bounds import certificate
-from viper.softplus.expectation import expected_sigmoid, expected_softplus
-from viper.softplus.terms import terms_needed
+from viper.softplus.expectation import expected_sigmoid, expected_softplus, terms_needed
 
 EPS = np.finfo(float).eps
 ROWS = read_table()

@@ -15,8 +15,7 @@ from tolerances import TOLERANCE
 from torch.autograd import gradcheck, gradgradcheck
 
 from viper.softplus import pointwise
-from viper.softplus.expectation import expected_sigmoid, expected_softplus
-from viper.softplus.terms import terms_needed
+from viper.softplus.expectation import expected_sigmoid, expected_softplus, terms_needed
 
 EPS = np.finfo(float).eps
 

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from viper.models.logistic import VariationalLogisticRegression
     from viper.models.state import load
     from viper.report import metrics, plot
-    from viper.softplus.expectation import ExpectedSigmoid, ExpectedSoftplus, expected_sigmoid, expected_softplus
-    from viper.softplus.terms import terms_needed
+    from viper.softplus import ExpectedSigmoid, ExpectedSoftplus, expected_sigmoid, expected_softplus, terms_needed
 
 __all__ = [
     "Blocks",
@@ -51,7 +50,7 @@ NAMES = {
     "expected_sigmoid": "viper.softplus.expectation",
     "expected_softplus": "viper.softplus.expectation",
     "load": "viper.models.state",
-    "terms_needed": "viper.softplus.terms",
+    "terms_needed": "viper.softplus.expectation",
 }
 # Public modules: the name users type -> where it lives
 MODULES = {

@@ -15,8 +15,9 @@ from gpytorch.likelihoods import Likelihood
 from torch import Tensor
 from torch.distributions import Bernoulli
 
-from viper.softplus.bounds import BoundName, prepare
+from viper.softplus.bounds import bound_key
 from viper.softplus.expectation import expected_sigmoid, expected_softplus
+from viper.softplus.words import BoundName
 
 
 class LogitLikelihood(Likelihood):
@@ -64,7 +65,7 @@ class LogitLikelihood(Likelihood):
             "nodes": nodes,
             "random_state": random_state,
         }
-        prepare(**self.options, tolerance=None)  # complains of options that do not go together
+        bound_key(**self.options, tolerance=None)  # raises if options do not go together
         self.signed = signed
 
     def _labels(self, observations: Tensor, like: Tensor) -> Tensor:

@@ -28,6 +28,7 @@ from viper.models.onnx import export
 from viper.models.prediction import PredictionMixin, half_width
 from viper.models.prior import best_scales, make_prior, read_mean, read_scale
 from viper.models.state import State, StateMixin
+from viper.softplus.words import FIT_BOUNDS
 
 if TYPE_CHECKING:
     import pandas
@@ -241,7 +242,7 @@ class VariationalLogisticRegression(
         return int(check_random_state(self.random_state).randint(2**31))
 
     def _check_options(self) -> None:
-        checks.check_word(self.bound, "bound", ("viper", "pg", "mc", "quadrature"))
+        checks.check_word(self.bound, "bound", FIT_BOUNDS)
         checks.check_word(self.covariance, "covariance", ("full", "diagonal"))
         checks.check_word(self.solver, "solver", ("newton", "adam"))
         checks.check_word(self.dtype, "dtype", ("float64", "float32"))

@@ -1,9 +1,9 @@
 """A fitted logistic regression as an ONNX graph: the posterior-averaged probability, with no Python at the other end.
 
 The graph computes ϑ = μᵀx and τ² = xᵀΣx in double precision and E[s(f)] = Σ_j p_j Φ(ϑ/√(τ² + σ_j²)), the logistic as a
-mixture of normals (mixture.py). Runtimes have no erf in double precision, so its tail is spelled out: with t = 2/(2+x),
-erfc(x) = t exp(-x² + P(t)) for x ≥ 0, where P is smooth on [0, 1] and interpolated at Chebyshev's points. Mixture and
-interpolation err by less than 2e-11 together, whatever ϑ and τ.
+mixture of normals (mixture_table.py). Runtimes have no erf in double precision, so its tail is spelled out: with
+t = 2/(2+x), erfc(x) = t exp(-x² + P(t)) for x ≥ 0, where P is smooth on [0, 1] and interpolated at Chebyshev's points.
+Mixture and interpolation err by less than 2e-11 together, whatever ϑ and τ.
 """
 
 from os import PathLike

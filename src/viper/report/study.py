@@ -12,9 +12,10 @@ from viper.data.checks import read_labels
 from viper.errors import listed
 from viper.inference.importance import Diagnosis
 from viper.models.facts import ModelFacts, model_facts
+from viper.models.prediction import Predictions, check_model, predictions
 from viper.report import views
 from viper.report.metrics import Scores, scores
-from viper.report.views import Effect, Grid, Predictions, Reliability
+from viper.report.views import Effect, Grid, Reliability
 
 if TYPE_CHECKING:
     import pandas
@@ -103,7 +104,7 @@ class Study:
 
     @cached_property
     def predictions(self) -> Predictions:
-        return views.predictions(self.model, self.X, self.level)
+        return predictions(self.model, self.X, self.level)
 
     @cached_property
     def reliability(self) -> Reliability:
@@ -249,7 +250,7 @@ def read_study(
     import pandas
     from sklearn.utils.validation import check_is_fitted
 
-    views.check_model(model)
+    check_model(model)
     check_is_fitted(model, "posterior_")
     if not isinstance(data, pandas.DataFrame):
         raise TypeError(f"data must be a pandas DataFrame that includes the target; got {type(data)}.")

@@ -121,7 +121,7 @@ def precision_sentence(study: Study) -> str:
     hits = int((flagged & study.label).sum())
     if not flagged.any():
         return f"No row is given more than 50{THIN}%."
-    total = f"; in all, {int(study.label.sum()):,} {study.predicate('were')}" * bool(hits)
+    total = f". That is {hits:,} of all {int(study.label.sum()):,} rows that {study.predicate('were')}" * bool(hits)
     return (
         f"Of the {int(flagged.sum()):,} rows given more than 50{THIN}%, {hits:,} {study.predicate('were')} "
         f"({percent(hits / flagged.sum())}){total}."

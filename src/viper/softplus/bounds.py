@@ -1,7 +1,7 @@
-"""The word and options by which a bound is chosen, and the formulas behind them."""
+"""From the word and options by which a bound is chosen to its formulas."""
 
 import math
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 import torch
@@ -9,38 +9,37 @@ from torch import Tensor
 
 from viper.softplus import quadrature, series
 from viper.softplus.jaakkola_jordan import jaakkola_jordan
-from viper.softplus.limit import fast, limit
+from viper.softplus.limit import fast_limit, limit
 from viper.softplus.pointwise import Bound, Triple, blocked
+from viper.softplus.words import BOUND_NAMES
 
-BoundName = Literal["viper", "pg", "mc", "quadrature", "certified"]
-
-BOUNDS: dict[str, Bound] = {}  # built once per choice; also where a compiler finds them
+BOUNDS: dict[str, Bound] = {}  # built once per choice, and found here by compiled code
 MOST_BOUNDS = 256
 
 
-def prepare(bound: str, terms: Any, samples: Any, nodes: Any, random_state: Any, tolerance: Any) -> str:
+def bound_key(bound: str, terms: Any, samples: Any, nodes: Any, random_state: Any, tolerance: Any) -> str:
     """Check a choice, build its formulas if they are new, and return their key in BOUNDS."""
     if bound == "mc" and random_state is None:
         random_state = torch.Generator().seed()
     choice = (bound, terms, samples, nodes, random_state, tolerance)
-    key = repr(choice)  # as text 1, 1.0 and True differ
+    key = repr(choice)  # as text, because 1 == 1.0 == True
     if key not in BOUNDS:
-        with torch._C._DisableFuncTorch():  # constants that outlive a transform in which a bound is first used
-            chosen = build(*choice)
+        with torch._C._DisableFuncTorch():  # the constants must outlive a transform that uses the bound first
+            chosen = build_bound(*choice)
         if len(BOUNDS) >= MOST_BOUNDS:
             BOUNDS.clear()
         BOUNDS[key] = chosen
     return key
 
 
-# What torch.compiler.assume_constant_result does, without the compiler's import, which takes longer than viper's own.
-prepare._dynamo_marked_constant = True  # type: ignore[attr-defined]
+# What torch.compiler.assume_constant_result does, but without importing the compiler, which takes longer than viper.
+bound_key._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def build(bound: str, terms: Any, samples: Any, nodes: Any, random_state: Any, tolerance: Any) -> Bound:
-    """The formulas behind a word and its options; raises on options that are wrong or do not go together."""
-    if not isinstance(bound, str) or bound not in get_args(BoundName):
-        raise ValueError(f"bound must be one of {list(get_args(BoundName))}; got {bound!r}.")
+def build_bound(bound: str, terms: Any, samples: Any, nodes: Any, random_state: Any, tolerance: Any) -> Bound:
+    """The formulas of a word and its options. Raises if an option is wrong or does not belong to the word."""
+    if not isinstance(bound, str) or bound not in BOUND_NAMES:
+        raise ValueError(f"bound must be one of {list(BOUND_NAMES)}; got {bound!r}.")
     if terms is not None and bound != "viper":
         raise ValueError(f"terms belongs to bound='viper'; got bound={bound!r}, terms={terms!r}. Leave terms out.")
     if tolerance is not None and (bound != "viper" or terms is not None):
@@ -50,22 +49,22 @@ def build(bound: str, terms: Any, samples: Any, nodes: Any, random_state: Any, t
     if bound == "pg":
         return jaakkola_jordan()
     if bound == "mc":
-        seed = whole(random_state, "random_state", 0, 2**64 - 1)
-        return quadrature.monte_carlo(whole(samples, "samples", 2, even=True), seed)
+        seed = checked_int(random_state, "random_state", 0, 2**64 - 1)
+        return quadrature.monte_carlo(checked_int(samples, "samples", 2, even=True), seed)
     if bound == "quadrature":
-        return quadrature.gauss_hermite(whole(nodes, "nodes", 1, quadrature.MOST_NODES))
+        return quadrature.gauss_hermite(checked_int(nodes, "nodes", 1, quadrature.MOST_NODES))
     if bound == "certified":
         return certified()
     if terms is not None:
-        return series.series(series.truncated_weights(whole(terms, "terms", 1)))
+        return series.series(series.truncated_weights(checked_int(terms, "terms", 1)))
     if tolerance is None:
         return limit()
-    tolerance = number(tolerance, "tolerance", 0.0, "None for the exact value")
-    return fast(tolerance) or limit()
+    tolerance = checked_number(tolerance, "tolerance", 0.0, "None for the exact value")
+    return fast_limit(tolerance) or limit()
 
 
 def certified() -> Bound:
-    """The limit, raised by its certificate; the certificate counts as a constant in the derivatives."""
+    """The limit plus its certificate, which the derivatives treat as a constant."""
     exact = limit()
 
     def raised(mean: Tensor, variance: Tensor) -> Triple:
@@ -78,21 +77,21 @@ def certified() -> Bound:
 
 
 def rounded_up(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """The smallest number of the dtype that is not below x."""
+    """The smallest number of `dtype` that is at least x."""
     nearest = x.to(dtype)
     return torch.where(nearest < x, torch.nextafter(nearest, torch.full_like(nearest, torch.inf)), nearest)
 
 
 def certificate(mean: Tensor, variance: Tensor) -> Tensor:
-    """The most that the computed limit can be below E[log(1+e^X)]; docs/certificate.md has the proof.
+    """The most by which the computed limit can fall short of E[log(1+e^X)]; docs/certificate.md has the proof.
 
     4e-15 covers expansion, quadrature and series; 128 units of rounding, relative to |ϑ| + τ + 1, cover the arithmetic.
     """
     return 4e-15 + 128 * torch.finfo(torch.float64).eps * (mean.abs() + variance.sqrt() + 1.0)
 
 
-def whole(x: Any, name: str, least: int, most: int | None = None, even: bool = False) -> int:
-    """An integer option, checked."""
+def checked_int(x: Any, name: str, least: int, most: int | None = None, even: bool = False) -> int:
+    """An integer option; raises if it is out of range."""
     integer = isinstance(x, int | np.integer) and not isinstance(x, bool)
     if not integer or x < least or (most is not None and x > most) or (even and x % 2):
         span = f">= {least}" if most is None else f"from {least} to {most}"
@@ -100,8 +99,8 @@ def whole(x: Any, name: str, least: int, most: int | None = None, even: bool = F
     return int(x)
 
 
-def number(x: Any, name: str, least: float, advice: str) -> float:
-    """A positive, finite option, checked."""
+def checked_number(x: Any, name: str, least: float, advice: str) -> float:
+    """A positive, finite option; raises if it is not one."""
     real = isinstance(x, int | float | np.integer | np.floating) and not isinstance(x, bool)
     if not real or not least <= x < math.inf or x <= 0:
         rule = f"at least {least} and finite" if least else "positive and finite"

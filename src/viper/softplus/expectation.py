@@ -3,7 +3,7 @@
     η = E[log(1+e^X)]      g = ∂η/∂ϑ = E[s(X)]      h = 2 ∂η/∂v = E[s'(X)]      X ~ N(ϑ, v), s(x) = 1/(1+e^-x)
 
 `expected_softplus` returns the three, exactly or by any bound of the paper, and is differentiable; `expected_sigmoid`
-gives mean and standard deviation of the probability s(X).
+returns the mean and standard deviation of the probability s(X); `terms_needed`, how long the paper's series must be.
 """
 
 import math
@@ -14,9 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from viper.softplus.bounds import BOUNDS, BoundName, prepare
-from viper.softplus.limit import limit, probability
+from viper.softplus.bounds import BOUNDS, bound_key, checked_number
+from viper.softplus.limit import limit, sigmoid_moments
 from viper.softplus.pointwise import Bound, Triple
+from viper.softplus.series import smallest_terms
+from viper.softplus.words import BoundName
 
 Array = Any  # what the caller gave: torch tensor, NumPy array or float; results come back as the same
 T = TypeVar("T", bound=tuple[Any, ...])
@@ -89,7 +91,7 @@ def expected_softplus(
     >>> viper.expected_softplus(1.0, 4.0, bound="pg").value
     1.719577361472801
     """
-    chosen = BOUNDS[prepare(bound, terms, samples, nodes, random_state, tolerance)]
+    chosen = BOUNDS[bound_key(bound, terms, samples, nodes, random_state, tolerance)]
     tensors, give_back = read_gaussian(mean, variance)
     function = _Moments if torch.compiler.is_compiling() else _EagerMoments
     return give_back(ExpectedSoftplus(*function.apply(*tensors, chosen)))
@@ -113,8 +115,25 @@ def expected_sigmoid(mean: Array, variance: Array) -> ExpectedSigmoid:
     return give_back(ExpectedSigmoid(*_Probability.apply(*tensors)))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Evaluation, with derivatives
+def terms_needed(mean: Array, variance: Array, relative_error: float) -> Array:
+    """The smallest l for which η_l is within `relative_error` of E[log(1+e^X)] (the paper's Figure 1(c)), elementwise.
+
+    The error η_l - η = Σ_{k>=2l} (-1)^k E[e^{-k|X|}]/k decreases in l, so l is found by bisection.
+
+    Examples
+    --------
+    >>> import viper
+    >>> viper.terms_needed(0.0, 0.01, 0.01)
+    12
+    """
+    relative_error = checked_number(relative_error, "relative_error", 1e-15, "0.01 for 1 %")
+    (mean_, variance_), give_back = read_gaussian(mean, variance, integer=True)
+    m, v = -mean_.detach().double().abs(), variance_.detach().double()
+    target = relative_error * (limit().moments(m, v)[0] + mean_.detach().double().clamp(min=0.0))
+    return give_back((smallest_terms(m, v, target),))[0]
+
+
+# --- evaluation, with derivatives ---
 
 
 class _Moments(torch.autograd.Function):
@@ -191,7 +210,7 @@ class _Probability(torch.autograd.Function):
 
     @staticmethod
     def forward(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
-        return probability(mean, variance)
+        return sigmoid_moments(mean, variance)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
@@ -219,8 +238,7 @@ def aligned(info: Any, in_dims: tuple[int | None, ...], mean: Tensor, variance: 
     ]
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Reading what the caller gave
+# --- reading the arguments ---
 
 
 def read_gaussian(

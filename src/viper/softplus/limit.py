@@ -1,6 +1,8 @@
 """E[log(1+e^X)] itself, the limit l → ∞ of the paper's bound: exact to rounding, or fast to a tolerance.
 
-Exact: expand, integrate or sum, whichever is exact at the variance at hand. Fast: the logistic as a mixture of normals.
+`limit` expands in the variance where that is small (the heat equation), integrates by Gauss-Hermite quadrature up to
+a variance of 0.16, and sums the accelerated series beyond. `sigmoid_moments` does the same for the mean and standard
+deviation of s(X). `fast_limit` replaces quadrature and series by a mixture of normals.
 """
 
 import math
@@ -15,6 +17,7 @@ from viper.softplus.mixture_table import MIXTURES, Mixture
 from viper.softplus.pointwise import (
     Bound,
     Formula,
+    KernelRecipe,
     Triple,
     blocked,
     over_terms,
@@ -24,7 +27,9 @@ from viper.softplus.pointwise import (
     sum_terms,
 )
 from viper.softplus.quadrature import full_gauss_hermite, sigmoid_difference, smooth_nodes
-from viper.softplus.series import accelerated_weights, positive_sd, series
+from viper.softplus.series import TERM_COUNT, accelerated_weights, positive_sd, series
+
+# --- small variances: η = Σ_m (v/2)^m/m! f^{(2m)}(ϑ), the solution of the heat equation ∂η/∂v = ½ ∂²η/∂ϑ² ---
 
 MOST_ORDER = 8
 Coefficients = tuple[float, ...]
@@ -48,7 +53,7 @@ def derivatives(count: int) -> tuple[list[Coefficients], list[Coefficients]]:
 
 EVEN, ODD = derivatives(MOST_ORDER + 2)
 # Stopped after order m, the first omitted term of h is v^{m+1}/(2^{m+1} (m+1)!) f^{(2m+4)}, and |f^{(2m+4)}| is largest
-# at 0, where q = ¼; those of η and g are less
+# at 0, where q = ¼; the omitted terms of η and g are smaller
 HEAT_ERRORS = [
     abs(sum(e * 0.25 ** (i + 1) for i, e in enumerate(EVEN[m + 1]))) / (2.0 ** (m + 1) * math.factorial(m + 1))
     for m in range(1, MOST_ORDER + 1)
@@ -56,7 +61,7 @@ HEAT_ERRORS = [
 
 
 def heat_reach(tolerance: float) -> list[float]:
-    """The largest variance at which orders 1, 2, ... have errors within `tolerance`."""
+    """The largest variances at which orders 1, 2, ... have errors within `tolerance`."""
     return [(tolerance / error) ** (1.0 / (m + 2)) for m, error in enumerate(HEAT_ERRORS)]
 
 
@@ -69,7 +74,7 @@ def heat_sum(parts: list[Tensor], variance: Tensor, start: int = 0) -> Tensor:
 
 
 def heat_moments(mean: Tensor, variance: Tensor, order: int) -> Triple:
-    """η, g, h to relative accuracy about HEAT_ERRORS v^{order+1}, for ϑ <= 0: one sigmoid and one logarithm."""
+    """η, g and h for ϑ <= 0 by one sigmoid and one logarithm; the relative error is about HEAT_ERRORS v^{order+1}."""
     s = torch.sigmoid(mean)
     q = torch.addcmul(s, s, s, value=-1.0)
     even, odd = [polynomial(row, q) for row in EVEN[: order + 1]], [polynomial(row, q) for row in ODD[:order]]
@@ -80,7 +85,7 @@ def heat_moments(mean: Tensor, variance: Tensor, order: int) -> Triple:
 
 
 def heat(tolerance: float, most: int = MOST_ORDER) -> Formula:
-    """The expansion to the lowest order, `most` at most, whose error in a block is within `tolerance`."""
+    """The expansion to the lowest order whose error in a block is within `tolerance`; order `most` at most."""
     reach = heat_reach(tolerance)[:most]
 
     def moments(mean: Tensor, variance: Tensor) -> Triple:
@@ -90,11 +95,12 @@ def heat(tolerance: float, most: int = MOST_ORDER) -> Formula:
     return blocked(reflected(moments), 12, native=True)
 
 
+# --- the limit to rounding ---
+
 HEAT_TOLERANCE = 2.2e-15  # of h, so that its relative error at ϑ = 0, where h = ¼, is below 1e-14
 HEAT_EXACT = heat_reach(HEAT_TOLERANCE)[-1]  # v: 0.029
-FEW_EXACT, FEW_NODES = 0.055, 10  # v, and points of a Gauss-Hermite rule that is exact to rounding up to there
+FEW_EXACT, FEW_NODES = 0.055, 10  # v up to which a Gauss-Hermite rule of so many points is exact to rounding
 NODES_EXACT, NODE_COUNT = 0.16, 16  # likewise (docs/certificate.md: errors below 1e-16)
-TERM_COUNT = 20  # accelerated terms: relative error 1/T_20(3) = 1e-15
 
 
 @cache
@@ -105,29 +111,29 @@ def limit() -> Bound:
     enough = piecewise(((FEW_EXACT, few.moments), (NODES_EXACT, quadrature.moments)))
 
     def nodes(mean: Tensor, variance: Tensor) -> Triple:
-        """As few as the variance allows; a compiler, which cannot see it, takes those that always suffice."""
+        """As few as the variance allows; compiled code, which cannot look at it, takes as many as always suffice."""
         return (quadrature.moments if torch.compiler.is_compiling() else enough)(mean, variance)
 
     regimes = ((HEAT_EXACT, heat(HEAT_TOLERANCE)), (NODES_EXACT, nodes), (math.inf, tail.moments))
-    return Bound(piecewise(regimes), piecewise(((NODES_EXACT, quadrature.partials), (math.inf, tail.partials))))
+    partials = piecewise(((NODES_EXACT, quadrature.partials), (math.inf, tail.partials)))
+    return Bound(piecewise(regimes), partials, KernelRecipe("heat", MOST_ORDER, HEAT_EXACT))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# The probability s(X): mean and standard deviation
+# --- the probability s(X): mean and standard deviation ---
 
 
-def probability(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+def sigmoid_moments(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
     """E[s(X)] and the standard deviation of s(X), to rounding."""
     branches = (
-        (NODES_EXACT, blocked(probability_by_nodes, 4 * NODE_COUNT)),
-        (math.inf, blocked(probability_by_series, 6 * TERM_COUNT)),
+        (NODES_EXACT, blocked(sigmoid_moments_by_nodes, 4 * NODE_COUNT)),
+        (math.inf, blocked(sigmoid_moments_by_series, 6 * TERM_COUNT)),
     )
     average, std, _ = piecewise(branches)(-mean.abs(), variance)
     return torch.where(mean > 0, 1.0 - average, average), std
 
 
-def probability_by_nodes(mean: Tensor, variance: Tensor) -> Triple:
-    """Mean, standard deviation of s(X) by Gauss-Hermite, from the deviations s(x_j) - s(ϑ), which do not cancel."""
+def sigmoid_moments_by_nodes(mean: Tensor, variance: Tensor) -> Triple:
+    """Mean and standard deviation of s(X) by Gauss-Hermite, from deviations s(x_j) - s(ϑ), which do not cancel."""
     z, w = full_gauss_hermite(NODE_COUNT)
     step = over_terms(z, mean) * variance.sqrt()
     deviation = sigmoid_difference(mean, mean + step, step)
@@ -135,8 +141,8 @@ def probability_by_nodes(mean: Tensor, variance: Tensor) -> Triple:
     return torch.sigmoid(mean) + shift, (sum_terms(w, deviation**2) - shift**2).clamp(min=0.0).sqrt(), shift
 
 
-def probability_by_series(mean: Tensor, variance: Tensor) -> Triple:
-    """Mean, standard deviation of s(X) from E[s], E[s²] = E[s - s'], whose leading terms cancel term by term."""
+def sigmoid_moments_by_series(mean: Tensor, variance: Tensor) -> Triple:
+    """Mean and standard deviation of s(X) from E[s] and E[s²] = E[s - s'], whose leading terms cancel one by one."""
     sd, w = positive_sd(variance), accelerated_weights(TERM_COUNT)
     k = torch.arange(1, TERM_COUNT + 1, dtype=torch.float64)
     below, above = normal.exponential_tails(mean, sd, over_terms(k, mean))
@@ -146,17 +152,15 @@ def probability_by_series(mean: Tensor, variance: Tensor) -> Triple:
     return average, (square - average**2).clamp(min=0.0).sqrt(), square
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# The fast path: the logistic as a scale mixture of normals
+# --- the fast path: the logistic as a scale mixture of normals ---
 
-
-COARSEST = 1e-4  # the expansion is used at least this accurately: beyond, it would not keep h > 0
+COARSEST = 1e-4  # the expansion is at least this accurate: otherwise it would not keep h > 0
 FAST_ORDER = 5  # a longer expansion costs as much as the mixture
 
 
 @cache
-def fast(tolerance: float) -> Bound | None:
-    """Absolute error at most `tolerance` in all three moments, or None if no table reaches it."""
+def fast_limit(tolerance: float) -> Bound | None:
+    """The limit with an absolute error of at most `tolerance` in all three moments; None if no table reaches that."""
     tables = [table for table in MIXTURES if table.error <= tolerance]
     if not tables:
         return None
@@ -164,7 +168,8 @@ def fast(tolerance: float) -> Bound | None:
     tolerance = min(tolerance, COARSEST)
     small = heat_reach(tolerance)[FAST_ORDER - 1]
     regimes = ((small, heat(tolerance, FAST_ORDER)), (math.inf, mixed.moments))
-    return Bound(piecewise(regimes, native=True), mixed.partials)
+    recipe = KernelRecipe("heat", FAST_ORDER, small, tolerance)
+    return Bound(piecewise(regimes, native=True), mixed.partials, recipe)
 
 
 def mixture(table: Mixture) -> Bound:

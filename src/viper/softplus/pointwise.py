@@ -6,13 +6,14 @@ A bound is a pair of elementwise functions of the mean ϑ and variance v = τ² 
     partials:  (ϑ, v) -> (∂g/∂ϑ, ∂h/∂ϑ, ∂h/∂v)        (and ∂g/∂v = ½ ∂h/∂ϑ, because mixed derivatives commute)
 
 Where η is an expectation E[F(X)] it solves the heat equation ∂η/∂v = ½ ∂²η/∂ϑ², so g = E[F'(X)], h = E[F''(X)] and
-the partials are h, E[F'''(X)] and ½ E[F''''(X)]. The formulas are in series.py, quadrature.py, heat.py, limit.py and
-jaakkola_jordan.py; they check nothing and know nothing of autograd. softplus.py does both.
+the partials are h, E[F'''(X)] and ½ E[F''''(X)]. The formulas are in series.py, quadrature.py, limit.py and
+jaakkola_jordan.py; they check nothing and know nothing of autograd. expectation.py does both.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,23 +24,39 @@ Formula = Callable[[Tensor, Tensor], Triple]
 Pointwise = Callable[[Tensor, Tensor], Any]
 
 
+EXACT_NODES = 1e-16  # a tolerance below rounding
+
+
+class KernelRecipe(NamedTuple):
+    """How a compiled kernel computes the moments: "quarter" (h = ¼), "softplus" (v = 0) or "heat" (any v)."""
+
+    kind: str
+    order: int = 0  # of the heat expansion, which CUDA kernels use
+    reach: float = math.inf  # the largest variance at which they may
+    nodes: float = EXACT_NODES  # the tolerance of the quadrature nodes that CPU kernels use instead
+
+
+def no_partials(mean: Tensor, variance: Tensor) -> Triple:
+    raise NotImplementedError("this formula serves the passes of a solver and has no partial derivatives")
+
+
 @dataclass(frozen=True)
 class Bound:
-    """An approximation of E[log(1+e^X)]: its moments and their partial derivatives."""
+    """An approximation of E[log(1+e^X)]: its moments, their partial derivatives, and a kernel for sums over rows."""
 
     moments: Formula
-    partials: Formula
+    partials: Formula = no_partials
+    kernel: KernelRecipe | None = None  # None: the formula itself is evaluated
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Evaluation in blocks: what a formula holds per point stays in the cache, and memory does not grow with the input
+# --- evaluation in blocks: the intermediate results stay in the cache, and memory does not grow with the input ---
 
-BLOCK = 1 << 18  # floats in flight on a CPU core: 2 MB
+BLOCK = 1 << 18  # floats in use at once on a CPU core: 2 MB
 BLOCK_CUDA = 1 << 27
 
 
 def blocked(formula: Pointwise, width: int, native: bool = False) -> Pointwise:
-    """Evaluate `formula`, which holds about `width` floats per point, block by block; compilers tile by themselves.
+    """Evaluate `formula`, which holds about `width` floats per point, block by block; compilers do their own tiling.
 
     A block is computed in float64 and rounded once to the input's dtype; a `native` formula works in that dtype.
     """
@@ -66,17 +83,16 @@ def blocked(formula: Pointwise, width: int, native: bool = False) -> Pointwise:
     return evaluate
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# One formula for each range of variances
+# --- one formula for each range of variances ---
 
 Regimes = tuple[tuple[float, Formula], ...]
 
 
 def piecewise(regimes: Regimes, native: bool = False) -> Formula:
-    """Use each formula up to its largest variance, the last one (limit ∞) beyond.
+    """Use each formula up to its largest variance; that of the last is ∞.
 
-    Eager mode evaluates a formula only on the points that need it. A compiler or a transform cannot look at values, so
-    there every formula runs, on variances moved into its range, and the right one is selected.
+    Eager mode evaluates a formula only on the points that need it. Compiled code cannot look at values, so there
+    every formula runs, on variances moved into its range, and the right result is selected.
     """
 
     def formula(mean: Tensor, variance: Tensor) -> Triple:
@@ -122,8 +138,7 @@ def true_indices(mask: Tensor) -> Tensor:
     return mask.nonzero().squeeze(1) if mask.is_cuda else torch.from_numpy(np.flatnonzero(mask.numpy()))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Reflection: log(1+e^x) = x + log(1+e^-x), so ϑ <= 0 suffices
+# --- reflection: log(1+e^x) = x + log(1+e^-x), so ϑ <= 0 suffices ---
 
 
 def reflected(formula: Formula) -> Formula:
@@ -131,7 +146,7 @@ def reflected(formula: Formula) -> Formula:
 
     def moments(mean: Tensor, variance: Tensor) -> Triple:
         value, slope, curvature = formula(-mean.abs(), variance)
-        positive = (mean > 0).to(slope)  # lerp selects by it, three times faster than where on random signs
+        positive = (mean > 0).to(slope)  # lerp selects by it, three times as fast as where on random signs
         return value + mean.clamp(min=0.0), torch.lerp(slope, 1.0 - slope, positive), curvature
 
     return moments
@@ -145,6 +160,9 @@ def reflected_partials(formula: Formula) -> Formula:
         return even, torch.where(mean > 0, -odd, odd), even_too
 
     return partials
+
+
+# --- sums over terms ---
 
 
 def over_terms(values: Tensor, like: Tensor) -> Tensor:

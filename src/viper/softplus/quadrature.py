@@ -1,4 +1,9 @@
-"""Weighted nodes: Gauss-Hermite quadrature and antithetic Monte Carlo are the same formula."""
+"""E[f(ϑ+τZ)] as a weighted sum over nodes z_j of the standard normal, f the softplus.
+
+Gauss-Hermite quadrature and antithetic Monte Carlo are the same formula with different nodes, `node_sum`.
+`smooth_nodes` is the quadrature inside the limit. `node_sets` lists the nodes of the compiled pass, as few as a
+variance and a tolerance allow.
+"""
 
 import math
 from functools import cache
@@ -11,6 +16,8 @@ from torch import Tensor
 from viper.softplus.pointwise import Bound, Triple, blocked, over_terms, reflected, sum_terms
 from viper.softplus.series import positive_sd
 
+MOST_NODES = 256  # beyond 300, the recurrence behind the weights overflows
+
 
 def sigmoid_difference(low: Tensor, high: Tensor, gap: Tensor) -> Tensor:
     """s(high) - s(low) = s(high) s(-low) (1 - e^{-gap}) with gap = high - low, without cancellation."""
@@ -22,8 +29,11 @@ def softplus(x: Tensor) -> Tensor:
     return x.clamp(min=0.0) + torch.log1p(torch.exp(-x.abs()))
 
 
-def nodes(z: Tensor, weights: Tensor) -> Bound:
-    """η = Σ_j w_j [f(ϑ+τz_j) + f(ϑ-τz_j)], f the softplus, z_j >= 0, Σ_j w_j = ½; derivatives of this very sum."""
+# --- sums over nodes ---
+
+
+def node_sum(z: Tensor, weights: Tensor) -> Bound:
+    """η = Σ_j w_j [f(ϑ+τz_j) + f(ϑ-τz_j)], f the softplus, z_j >= 0, Σ_j w_j = ½, with the derivatives of this sum."""
 
     def points(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         sd = positive_sd(variance)
@@ -59,12 +69,9 @@ def nodes(z: Tensor, weights: Tensor) -> Bound:
     return Bound(blocked(moments, 8 * len(z)), blocked(partials, 8 * len(z)))
 
 
-MOST_NODES = 256  # beyond 300, the recurrence behind the weights overflows
-
-
 def gauss_hermite(count: int) -> Bound:
     """Gauss-Hermite quadrature with `count` nodes for the standard normal weight."""
-    return nodes(*half_gauss_hermite(count))
+    return node_sum(*half_gauss_hermite(count))
 
 
 def half_gauss_hermite(count: int) -> tuple[Tensor, Tensor]:
@@ -91,11 +98,11 @@ def monte_carlo(samples: int, seed: int) -> Bound:
     generator = torch.Generator().manual_seed(seed)
     z = torch.randn(samples // 2, dtype=torch.float64, generator=generator).abs()
     z = z / z.square().mean().sqrt()
-    return nodes(z, torch.full_like(z, 1.0 / samples))
+    return node_sum(z, torch.full_like(z, 1.0 / samples))
 
 
 def smooth_nodes(count: int) -> Bound:
-    """E[f(X)], E[f'(X)], E[f''(X)], ... each by Gauss-Hermite quadrature: the limit's derivatives, not the sum's."""
+    """E[f(X)], E[f'(X)], E[f''(X)], ..., each by Gauss-Hermite: derivatives of the limit, not of the sum."""
     z, w = full_gauss_hermite(count)
 
     def moments(mean: Tensor, variance: Tensor) -> Triple:
@@ -113,15 +120,16 @@ def smooth_nodes(count: int) -> Bound:
     return Bound(blocked(reflected(moments), 2 * count), blocked(partials, 4 * count))
 
 
-EXACT_NODES = 1e-16  # a tolerance below rounding
+# --- the nodes of the compiled pass ---
+
 MOST_GAUSS = 24
-LARGEST_SD, SD_RATIO = 8.0, 1.12  # up to which there are nodes, and between one set of them and the next
-NEAR_POLE = 3.0  # imaginary part, below π, of the line to which the trapezoidal rule's integral is moved
-NEAR_POLE_SIZE = 200.0  # at least twice what |f|, |f'| and |f''| reach there, each over 1 + |ϑ| + τ
+LARGEST_SD, SD_RATIO = 8.0, 1.12  # the sets of nodes reach up to this τ, each this much further than the last
+NEAR_POLE = 3.0  # imaginary part, below π, of the line to which the integral of the trapezoidal rule is moved
+NEAR_POLE_SIZE = 200.0  # at least twice the largest |f|, |f'| and |f''| there, each over 1 + |ϑ| + τ
 
 
 class Nodes(NamedTuple):
-    """z_j >= 0 with weights that sum to one half; errors are small for variances up to `reach`."""
+    """z_j >= 0 with weights that sum to one half, accurate for variances up to `reach`."""
 
     reach: float
     z: Tensor
@@ -130,7 +138,7 @@ class Nodes(NamedTuple):
 
 @cache
 def node_sets(tolerance: float) -> list[Nodes]:
-    """Nodes with errors of at most `tolerance`, times 1 + |ϑ| + τ for η: each set has more and reaches further."""
+    """Nodes with errors of at most `tolerance` (times 1 + |ϑ| + τ for η); each set has more and reaches further."""
     sets = [Nodes(gauss_reach(n, tolerance), *half_gauss_hermite(n)) for n in range(2, MOST_GAUSS + 1)]
     sd = LARGEST_SD
     while sd * sd > sets[0].reach:

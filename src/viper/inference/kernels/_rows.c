@@ -1,7 +1,7 @@
 /* A block's sums over rows on a CPU, as row_sums of problem.py has them, in one pass over X.
 
    A tile of X is turned so that vectors run along rows. Its expected softplus is a weighted sum over pairs of nodes
-   (nodes.py). With E = e^-|theta|, P = 2 E cosh(tau z) and u = 1 + P + E^2 = (1 + E e^{tau z})(1 + E e^{-tau z}), a
+   (quadrature.py). With E = e^-|theta|, P = 2 E cosh(tau z) and u = 1 + P + E^2 = (1 + E e^{tau z})(1 + E e^{-tau z}), a
    pair +-z gives
 
        log u  to eta,     (P + 2 E^2) / u  to g,     (P (1 + E^2) + 4 E^2) / u^2  to h.
