@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from viper.data.table_file import Table
+    from viper.data.table_file import TableFile
 
 
 class Missing(StrEnum):
@@ -57,11 +57,11 @@ def table(
     separator: str | None,
     decimal: str,
     na: list[str] | None,
-) -> "Table":
+) -> "TableFile":
     """The file at `path`, with the options for reading it."""
-    from viper.data.table_file import Table, check_input
+    from viper.data.table_file import TableFile, check_input
 
     check_input(path)
     if separator is not None:
         separator = {"\\t": "\t", "tab": "\t"}.get(separator, separator)
-    return Table(path, encoding, separator, decimal, tuple(na or ()), None if format is None else format.value)
+    return TableFile(path, encoding, separator, decimal, tuple(na or ()), None if format is None else format.value)

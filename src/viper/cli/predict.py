@@ -39,7 +39,7 @@ def predict(
     The rows need the columns of the fit; others are ignored. Rows with missing values follow the rule of the fit.
     """
     from viper.data.table_file import check_input
-    from viper.data.writing import check_output, writing
+    from viper.data.writing import check_output, frame_writer
 
     to_screen = str(out) == "-"
     if to_screen and as_json:
@@ -60,7 +60,7 @@ def predict(
                 part.to_csv(sys.stdout, index=False, header=job.first_part, lineterminator="\n")
                 sys.stdout.flush()
         else:
-            with writing(out, force) as write:
+            with frame_writer(out, force) as write:
                 for part in job:
                     write(part)
     report(job, out, to_screen, as_json)
@@ -85,7 +85,7 @@ class Job:
         names = inputs(self.model)
         text += tuple(name for name in self.keep if name not in names)  # kept as they are written
         for part in self.table.chunks(ROWS, text):
-            frame = with_features(part, names) if self.table.kind() == "libsvm" else part
+            frame = with_features(part, names) if self.table.kind().word == "libsvm" else part
             if self.first_part:
                 self.ignored = [name for name in frame.columns if name not in {*names, *self.keep, target(self.model)}]
             check_columns(frame, names)

@@ -3,7 +3,7 @@
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
-from viper.data.table_file import Table, check_numbers
+from viper.data.table_file import TableFile, check_numbers
 from viper.errors import FileError, FormulaError, instead, listed
 from viper.formula.columns import is_text
 from viper.formula.grammar import quote, split_sides, tokenize
@@ -24,7 +24,7 @@ class Prepared(NamedTuple):
 
 
 def prepare(
-    table: Table,
+    table: TableFile,
     target: str | None,
     formula: str | None,
     drop: tuple[str, ...],
@@ -38,7 +38,7 @@ def prepare(
             raise FormulaError(f"--target and the formula must agree; got {target!r} and {named!r}. Give one of them.")
         target = named
     frame = table.read(category)
-    if target is None and table.kind() == "libsvm":
+    if target is None and table.kind().word == "libsvm":
         target = "y"
     if target is None:
         raise FileError(f"--target must name the column to predict; got none. There are {listed(frame)}.")
@@ -105,7 +105,7 @@ def in_c(formula: str) -> list[str]:
 
 
 def everything(
-    frame: "pandas.DataFrame", table: Table, target: str, category: tuple[str, ...], drop: tuple[str, ...]
+    frame: "pandas.DataFrame", table: TableFile, target: str, category: tuple[str, ...], drop: tuple[str, ...]
 ) -> Prepared:
     """All columns but the target, without those that say nothing; text becomes categories."""
     check_numbers(frame, table, (target, *category))

@@ -91,7 +91,7 @@ class PredictionMixin:
         """
         z = half_width(level)
         parts = (self._columns(mean, variance, z) for mean, variance in self._latent_blocks(X, offset))
-        return writing.write(path, parts, overwrite)
+        return writing.write_columns(path, parts, overwrite)
 
     def _columns(self, mean: Tensor, variance: Tensor, z: float) -> dict[str, np.ndarray]:
         expected, reach = expected_sigmoid(mean, variance), z * variance.sqrt()
