@@ -93,7 +93,7 @@ def test_gradient_of_the_profile(kernel):
     generator = np.random.default_rng(2)
     weight = torch.from_numpy(generator.random(80))
     rows = Rows(torch.from_numpy(X), torch.from_numpy((y == "yes") * 1.0), torch.ones(80).double(), weight)
-    profile = Profile(model, rows, limit().moments, tol=1e-15)
+    profile = Profile(model, rows, limit(), tol=1e-15)
     x = flatten(model) + 0.2 * generator.normal(size=len(flatten(model)))
     direction = generator.normal(size=len(x))
     step = 1e-5
@@ -109,8 +109,8 @@ def test_profile_in_arrays_is_that_in_tensors(kernel):
     rows = Rows(draw(60, 3), (draw(60) > 0).double(), draw(60), draw(60).square())
     model = SparseGP(make_kernel(kernel, 3), make_mean("linear", 3), draw(8, 3), True, 1e-8)
     x = flatten(model)
-    in_arrays = Profile(model, rows, limit().moments, scale=1.7, tol=1e-14)
-    in_tensors = Profile(model, rows, limit().moments, scale=1.7, tol=1e-14)
+    in_arrays = Profile(model, rows, limit(), scale=1.7, tol=1e-14)
+    in_tensors = Profile(model, rows, limit(), scale=1.7, tol=1e-14)
     assert in_arrays.dense is not None
     in_tensors.dense = None
     for theta in (x, x + 0.1):
@@ -144,7 +144,7 @@ def test_blocks_change_nothing(data):
     values = []
     for size in (7, 1000):
         source = Features(model, rows, size)
-        values.append(newton(Problem(source, identity_prior(source), limit().moments)).objective)
+        values.append(newton(Problem(source, identity_prior(source), limit())).objective)
     assert values[0] == pytest.approx(values[1], rel=TOLERANCE["roundoff"] * 100)  # sums in another order
 
 
@@ -349,11 +349,11 @@ def test_every_tensor_says_where_it_lies(data, diagonal, monkeypatch):
     X, y = data
     model = SparseGP(make_kernel("rbf", 2), make_mean("linear", 2), torch.from_numpy(X[:8].copy()), True, 1e-8)
     rows = Rows(torch.from_numpy(X), torch.from_numpy((y == "yes") * 1.0))
-    moments = limit().moments
+    bound = limit()
     make = lambda: np.random.default_rng(0)  # noqa: E731
     with torch.device("meta"):
-        found = Search(rows, moments, diagonal, 3, 1e-3, make()).profile(model, 3, True)
-        Search(rows, moments, diagonal, 3, 1e-3, make()).natural_adam(model, 0.1, 50)
+        found = Search(rows, bound, diagonal, 3, 1e-3, make()).profile(model, 3, True)
+        Search(rows, bound, diagonal, 3, 1e-3, make()).natural_adam(model, 0.1, 50)
     assert math.isfinite(max(start.elbo for start in found.starts))
 
 
@@ -402,7 +402,7 @@ def test_hyperparameters_that_are_not_numbers(data):
 def test_a_step_too_far_is_taken_back():
     model = SparseGP(make_kernel("rbf", 1), make_mean("zero", 1), torch.zeros(3, 1).double(), True, 1e-8)
     rows = Rows(torch.linspace(0, 1, 9).double()[:, None], (torch.arange(9) % 2).double())
-    profile = Profile(model, rows, limit().moments)
+    profile = Profile(model, rows, limit())
     value, slope = profile(np.full(len(flatten(model)), np.nan))
     assert value == -math.inf
     assert not slope.any()
@@ -427,7 +427,7 @@ def test_starts_that_met_are_one():
     for length in (1.0, 1.1, 9.0):
         model = SparseGP(make_kernel("rbf", 2), make_mean("zero", 2), rows.inputs[:5].clone(), True, 1e-8)
         model.kernel.base_kernel.initialize(lengthscale=length)
-        attempts.append(Attempt(Candidate("", model), lambda m: Profile(m, rows, limit().moments)))
+        attempts.append(Attempt(Candidate("", model), lambda m: Profile(m, rows, limit())))
     assert apart(attempts) == [attempts[0], attempts[2]]
 
 

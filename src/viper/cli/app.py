@@ -31,13 +31,13 @@ def show_version(wanted: bool) -> None:
     if wanted:
         from importlib.metadata import PackageNotFoundError, version
 
-        from viper.inference.kernels.compiled import row_sums
+        from viper.inference.kernels.compiled import is_compiled
 
         try:
             found = version("vi-per")
         except PackageNotFoundError:
             found = "(from its sources)"
-        rows = "compiled" if row_sums() else "not compiled: no C compiler could build it when viper was installed"
+        rows = "compiled" if is_compiled() else "not compiled: no C compiler could build it when viper was installed"
         sys.stdout.write(f"viper {found} (pass over rows: {rows})\n")
         raise typer.Exit
 

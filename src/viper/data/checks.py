@@ -18,7 +18,7 @@ from sklearn.utils.validation import column_or_1d, validate_data
 from torch import Tensor
 
 from viper.errors import counted
-from viper.inference.kernels import accelerator
+from viper.inference.device import FEWEST_ROWS, choose_device, is_one_block, rows_fit, rows_per_block
 from viper.inference.rows import Arrays, Source
 
 
@@ -234,7 +234,7 @@ def read_rows(
 ) -> Arrays:
     """Checked features and labels, with weights and offset, as a source of rows."""
     rows = X.shape[0]
-    target = accelerator.choose_device(device, X)
+    target = choose_device(device, X)
     if isinstance(X, np.ndarray):
         X = as_tensor(X)
     elif scipy.sparse.issparse(X):
@@ -249,12 +249,12 @@ def read_rows(
         return Arrays(X, label, intercept, offset, None, weight, target, getattr(torch, dtype))
     # once, so that no pass waits for a transfer
     offset, weight = (None if x is None else x.to(target) for x in (offset, weight))
-    if X.device != target and accelerator.fits(X.nbytes, target):
+    if X.device != target and rows_fit(X.nbytes, target):
         X = X.to(target).contiguous()
-    if X.device == target and accelerator.little(rows, X.shape[1]):
-        block_rows = max(rows, accelerator.FEWEST_ROWS)
+    if X.device == target and is_one_block(rows, X.shape[1]):
+        block_rows = max(rows, FEWEST_ROWS)
     else:
-        block_rows = accelerator.rows_per_block(X.shape[1], target)
+        block_rows = rows_per_block(X.shape[1], target)
     return Arrays(X, label.to(target), intercept, offset, None, weight, target, getattr(torch, dtype), block_rows)
 
 

@@ -14,7 +14,7 @@ from sklearn.utils.validation import validate_data
 from viper.data import checks
 from viper.data.files import Description, Reader, describe
 from viper.data.stream import Stream, scan
-from viper.inference.kernels import accelerator
+from viper.inference.device import choose_device, rows_per_block
 from viper.inference.progress import Progress
 from viper.inference.rows import BLOCK_ROWS, Arrays, Source
 
@@ -114,8 +114,8 @@ def heading(reader: Reader) -> Any:
 
 
 def streamed(reader: Reader, classes: np.ndarray | None, count: int, form: Form) -> Stream:
-    device = accelerator.choose_device(form.device, None)
-    block_rows = BLOCK_ROWS if device.type == "cpu" else accelerator.rows_per_block(reader.width, device)
+    device = choose_device(form.device, None)
+    block_rows = BLOCK_ROWS if device.type == "cpu" else rows_per_block(reader.width, device)
     return Stream(reader, classes, count, form.intercept, device, getattr(torch, form.dtype), block_rows)
 
 

@@ -22,7 +22,7 @@ from viper.gp.kernels import check_shapes, covariance, make_kernel, make_mean
 from viper.gp.model import Features, Rows, Scaler, SparseGP, dense, k_means, merge, random_rows, read_inducing
 from viper.gp.profile import Profile, identity_prior
 from viper.gp.search import Found, Search, Start
-from viper.inference.kernels import accelerator
+from viper.inference.device import choose_device
 from viper.inference.newton import Result, exact_elbo, newton
 from viper.inference.posterior import Diagonal, Full, latent, moved
 from viper.inference.problem import Problem
@@ -36,7 +36,7 @@ from viper.models.state import State, StateMixin
 from viper.softplus.bounds import build_bound
 from viper.softplus.limit import mixture
 from viper.softplus.mixture_table import MIXTURES
-from viper.softplus.pointwise import Formula
+from viper.softplus.pointwise import Bound
 from viper.softplus.words import FIT_BOUNDS
 
 if TYPE_CHECKING:
@@ -217,7 +217,7 @@ class VariationalGPClassifier(
             return stream.fit(self, source, self._bound, checkpoint)
         before = getattr(self, "model_", None) if self.warm_start else None
         X = checks.read_features(self, X, reset=True)
-        device, X = accelerator.choose_device(self.device, X), dense(X)
+        device, X = choose_device(self.device, X), dense(X)
         self.classes_, label = checks.read_labels(y, len(X))
         weight = checks.read_weights(sample_weight, len(X))
         X, label, offset, weight = merge(X, label.cpu(), checks.read_vector(offset, "offset", len(X)), weight)
@@ -259,13 +259,13 @@ class VariationalGPClassifier(
         there = lambda x: None if x is None else x.to(inputs)  # noqa: E731
         return Rows(inputs, label.to(inputs), there(offset), there(weight))
 
-    def _bound(self, seed: int) -> tuple[Formula, Formula]:
+    def _bound(self, seed: int) -> tuple[Bound, Bound]:
         """What is maximised, and its fast version for the search."""
-        chosen = build_bound(self.bound, self.terms, self.samples, self.nodes, seed, None).moments
+        chosen = build_bound(self.bound, self.terms, self.samples, self.nodes, seed, None)
         if self.bound != "viper" or self.terms is not None:
             chosen = without_cusp(chosen)
             return chosen, chosen
-        return chosen, mixture(next(table for table in MIXTURES if table.error <= SEARCH_ERROR)).moments
+        return chosen, mixture(next(table for table in MIXTURES if table.error <= SEARCH_ERROR))
 
     def _search(self, search: Search, before: SparseGP | None) -> Found:
         rows = search.rows
@@ -291,7 +291,7 @@ class VariationalGPClassifier(
         begin = random_rows if self.inducing == "subset" else k_means
         return begin(rows, int(self.n_inducing), int(generator.integers(2**31))), bool(self.learn_inducing)
 
-    def _keep(self, found: Found, rows: Rows, exact: Formula, fast: Formula, progress: Progress) -> float:
+    def _keep(self, found: Found, rows: Rows, exact: Bound, fast: Bound, progress: Progress) -> float:
         """Find q at the chosen θ to full precision (unless Adam chose both) and set the fitted attributes.
 
         Returned is by how much intervals are too narrow.
@@ -343,7 +343,7 @@ class VariationalGPClassifier(
 
     def _features(self, X: Any, y: Any = None, weight: Any = None, offset: Any = None) -> Features:
         X = checks.read_features(self, X, reset=False)
-        device, X = accelerator.choose_device(self.device, X), dense(X)
+        device, X = choose_device(self.device, X), dense(X)
         known = torch.zeros(len(X), dtype=torch.bool)
         label = known if y is None else checks.read_labels(y, len(X), self.classes_)[1]
         given = checks.read_vector(offset, "offset", len(X))

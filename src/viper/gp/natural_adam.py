@@ -13,7 +13,7 @@ from viper.gp.model import Features, NotPositiveDefinite, Rows, SparseGP, backwa
 from viper.gp.profile import identity_prior
 from viper.inference.problem import Gaussian, Problem
 from viper.inference.steps import diagonal_step, full_step, opening
-from viper.softplus.pointwise import Formula
+from viper.softplus.pointwise import Bound
 
 WINDOW = 20  # passes over which the objective must rise
 
@@ -21,7 +21,7 @@ WINDOW = 20  # passes over which the objective must rise
 def natural_adam(
     model: SparseGP,
     rows: Rows,
-    moments: Formula,
+    bound: Bound,
     *,
     diagonal: bool,
     learning_rate: float,
@@ -43,15 +43,15 @@ def natural_adam(
             except NotPositiveDefinite:
                 expand(model, best[1])
                 continue
-            problem = Problem(source, identity_prior(source), moments, diagonal=diagonal, scale=scale)
+            problem = Problem(source, identity_prior(source), bound, diagonal=diagonal, scale=scale)
             q = q or opening(problem)
             factor = q.factor
             _, total = problem.evaluate(q, factor)
             if optimiser is not None:
-                backward(source, q, factor, moments, scale)
+                backward(source, q, factor, bound.moments, scale)
                 ascend(model, optimiser)
             q = step(problem, q, total, learning_rate) or q
-        value = evaluate(model, rows, moments, diagonal, q)
+        value = evaluate(model, rows, bound, diagonal, q)
         history.append(value)
         if value > best[0]:
             best = value, flatten(model), q
@@ -80,7 +80,7 @@ def ascend(model: SparseGP, optimiser: torch.optim.Adam) -> None:
     optimiser.step()
 
 
-def evaluate(model: SparseGP, rows: Rows, moments: Formula, diagonal: bool, q: Gaussian | None) -> float:
+def evaluate(model: SparseGP, rows: Rows, bound: Bound, diagonal: bool, q: Gaussian | None) -> float:
     """F on all rows."""
     if q is None:
         return -math.inf
@@ -89,5 +89,5 @@ def evaluate(model: SparseGP, rows: Rows, moments: Formula, diagonal: bool, q: G
             source = Features(model, rows)
     except NotPositiveDefinite:
         return -math.inf
-    value = Problem(source, identity_prior(source), moments, diagonal=diagonal).evaluate(q, q.factor, gram=False)[0]
+    value = Problem(source, identity_prior(source), bound, diagonal=diagonal).evaluate(q, q.factor, gram=False)[0]
     return value if math.isfinite(value) else -math.inf

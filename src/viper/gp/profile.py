@@ -18,7 +18,7 @@ from viper.inference.problem import Gaussian, Prior, Problem, divergence, gaussi
 from viper.inference.rows import BLOCK_ROWS
 from viper.inference.steps import diagonal_step, full_step, opening
 from viper.inference.sums import Sums
-from viper.softplus.pointwise import Formula
+from viper.softplus.pointwise import Bound
 
 MOST_INNER_STEPS = 200
 SHORTEST_STEP = 1e-6
@@ -39,19 +39,19 @@ class Profile:
         self,
         model: SparseGP,
         rows: Rows,
-        moments: Formula,
+        bound: Bound,
         diagonal: bool = False,
         scale: float = 1.0,
         tol: float = 1e-2,
         sites: Sites | None = None,
         start: Gaussian | None = None,
     ) -> None:
-        self.model, self.rows, self.moments, self.diagonal, self.scale = model, rows, moments, diagonal, scale
+        self.model, self.rows, self.bound, self.diagonal, self.scale = model, rows, bound, diagonal, scale
         self.sites, self.start = sites, start  # where the first inner maximum is looked for
         self.tol = tol  # nats by which the last inner step may move q
         self.inner_steps = 0
         small = applies(rows, len(model.inducing), diagonal)
-        self.dense = DenseProfile(model, rows, moments, scale, start) if small else None
+        self.dense = DenseProfile(model, rows, bound.moments, scale, start) if small else None
 
     def __call__(self, x: np.ndarray) -> tuple[float, np.ndarray]:
         """Value and gradient; -∞ where K_zz has no factor or F is not finite."""
@@ -79,7 +79,7 @@ class Profile:
         source = self.features()
         q = self.solve(source)
         factor = q.factor
-        value, sites = backward(source, q, factor, self.moments, self.scale)
+        value, sites = backward(source, q, factor, self.bound.moments, self.scale)
         return value - kl_to_prior(q, factor, identity_prior(source)), lambda: setattr(self, "sites", sites)
 
     def features(self) -> Features:
@@ -94,7 +94,7 @@ class Profile:
 
     def solve(self, source: Features) -> Gaussian:
         """The best q at the present θ, to `tol`."""
-        problem = Problem(source, identity_prior(source), self.moments, diagonal=self.diagonal, scale=self.scale)
+        problem = Problem(source, identity_prior(source), self.bound, diagonal=self.diagonal, scale=self.scale)
         q = self.start if self.sites is None else self.sites.posterior(source, self.diagonal, self.scale)
         return self.iterate(problem, q or opening(problem))
 

@@ -17,7 +17,7 @@ from viper.gp.profile import Profile
 from viper.gp.starts import Candidate, candidates, greedy
 from viper.inference.newton import Iteration
 from viper.inference.problem import Gaussian
-from viper.softplus.pointwise import Formula
+from viper.softplus.pointwise import Bound
 
 MEAN_LAST_STEPS = 6
 ROUND = 5  # steps
@@ -178,7 +178,7 @@ class Search:
     """What both ways of searching need to know."""
 
     rows: Rows
-    moments: Formula
+    bound: Bound
     diagonal: bool
     steps: int
     tol: float
@@ -216,7 +216,7 @@ class Search:
     def on(self, model: SparseGP, rows: Rows, tol: float, start: Gaussian | None = None) -> Profile:
         """The profile of all rows as these rows show it."""
         scale = len(self.rows) / len(rows)
-        return Profile(model, rows, self.moments, self.diagonal, scale, tol, start=start)
+        return Profile(model, rows, self.bound, self.diagonal, scale, tol, start=start)
 
     def tolerance(self, rows: Rows) -> float:
         """Of a step's gain; what fewer rows than all gain below `SAMPLE_TOLERANCE` is theirs alone."""
@@ -248,7 +248,7 @@ class Search:
         q, history, converged = natural_adam(
             model,
             self.rows,
-            self.moments,
+            self.bound,
             diagonal=self.diagonal,
             learning_rate=learning_rate,
             batch_size=batch_size,

@@ -29,7 +29,7 @@ from viper.inference.progress import Progress
 from viper.inference.rows import Block, Dense, RowFunction, Source, Through
 from viper.inference.threads import one_thread
 from viper.models.fitting import watch
-from viper.softplus.pointwise import Formula
+from viper.softplus.pointwise import Bound
 
 SEARCH_ROWS = 40_000  # up to which the search sees every row
 TOLERANCE = 1e-12  # nats, of q
@@ -84,7 +84,7 @@ class Seen(Through):
         return Seen(self.source.subset(k, generator), self.look)
 
 
-def fit(estimator: Any, source: Source, bound: Callable[[int], tuple[Formula, Formula]], checkpoint: Any) -> Any:
+def fit(estimator: Any, source: Source, bound: Callable[[int], tuple[Bound, Bound]], checkpoint: Any) -> Any:
     """Fit an estimator that knows its classes and columns: search on some rows, then find q on all."""
     start = int(check_random_state(estimator.random_state).randint(2**31))
     with resumable(estimator, source, checkpoint, start) as (passes, seed):
@@ -112,11 +112,11 @@ def search(estimator: Any, source: Source, seed: int) -> Any:
     return fresh.fit(rows.features.numpy(), y, *(None if x is None else x.numpy() for x in (weight, rows.offset)))
 
 
-def all_rows(estimator: Any, seen: Seen, moments: Formula) -> None:
+def all_rows(estimator: Any, seen: Seen, bound: Bound) -> None:
     """Set q and what belongs to it to the best for all rows, from one that is near it."""
     near = estimator.posterior_
     ones = torch.ones(seen.dimension, dtype=torch.float64)
-    problem = Problem(seen, Prior(torch.zeros_like(ones), ones), moments, diagonal=isinstance(near, Diagonal))
+    problem = Problem(seen, Prior(torch.zeros_like(ones), ones), bound, diagonal=isinstance(near, Diagonal))
     with closing(Progress(estimator.verbose)) as report, one_thread():
         watch(seen, report)
         result = newton(problem, as_gaussian(near), tol=TOLERANCE, report=report)

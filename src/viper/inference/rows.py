@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from viper.inference.kernels import accelerator
+from viper.inference.device import SMALLEST_SUBSET, prefetched, reduce_on_device
 
 
 class Matrix(Protocol):
@@ -268,8 +268,8 @@ class Arrays(InBlocks):
 
     @property
     def smallest_subset(self) -> int:
-        few = self.device.type == "cpu" or self.rows < accelerator.SMALLEST_SUBSET
-        return 0 if few else accelerator.SMALLEST_SUBSET
+        few = self.device.type == "cpu" or self.rows < SMALLEST_SUBSET
+        return 0 if few else SMALLEST_SUBSET
 
     @property
     def float32_pays(self) -> bool:
@@ -309,7 +309,7 @@ class Arrays(InBlocks):
         def of(rows: int) -> Iterator[Block]:
             return (self if rows == self.block_rows else replace(self, block_rows=rows)).blocks()
 
-        return accelerator.reduce_there(of, function, self.block_rows, self.device)
+        return reduce_on_device(of, function, self.block_rows, self.device)
 
     def vectors(self) -> tuple[Tensor | None, ...]:
         return self.label, self.offset, self.residual, self.weight
@@ -319,7 +319,7 @@ class Arrays(InBlocks):
 
     def designs(self, parts: list[slice]) -> Iterator[Matrix]:
         if isinstance(self.features, Tensor) and self.features.device != self.device:
-            for x in accelerator.streamed(self.features, parts, self.dtype, self.device):
+            for x in prefetched(self.features, parts, self.dtype, self.device):
                 yield Dense(x, self.intercept)
             return
         for part in parts:
