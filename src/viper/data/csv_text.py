@@ -111,12 +111,8 @@ def read_csv(table: CsvText, rows: int | None, text: tuple[str, ...]) -> Iterato
 
     with worded_csv_errors(table):
         names = read_header(table)
-        options: dict[str, Any] = {
-            "sep": separator_of(table),
-            "decimal": table.decimal,
-            "na_values": list(table.missing),
-        }
-        options |= {"dtype": dict.fromkeys(text, str), "low_memory": False, "skipinitialspace": True}
+        options: dict[str, Any] = {"sep": separator_of(table), "decimal": table.decimal, "skipinitialspace": True}
+        options |= {"dtype": dict.fromkeys(text, str), "na_values": list(table.missing), "low_memory": False}
         with open_text(table) as file:
             whole = pandas.read_csv(file, **options, chunksize=rows)
             checked = False

@@ -105,9 +105,10 @@ def check_numbers(frame: "pandas.DataFrame", table: TableFile, categories: tuple
             continue
         row = int(bad.argmax())
         more = f" and {bad.sum() - 1} more cells" if bad.sum() > 1 else ""
+        got = repr(column.iloc[row])
         raise FileError(
-            f"column {name!r} must be numeric, as most of it is; got {column.iloc[row]!r} in {table.place(row)}{more}. "
-            f"Correct it, pass --na {column.iloc[row]!r} if that means missing, or --category {name!r} if the column is text."
+            f"column {name!r} must be numeric, as most of it is; got {got} in {table.place(row)}{more}. Correct it, "
+            f"pass --na {got} if that means missing, or --category {name!r} if the column is text."
         )
 
 

@@ -175,9 +175,8 @@ def write_columns(path: str | PathLike[str], parts: Iterable[dict[str, np.ndarra
     """
     path = Path(path)
     if path.suffix.lower() not in PARQUET.suffixes:
-        raise StorageError(
-            f"path must end in {' or '.join(PARQUET.suffixes)}, because the file will be Parquet; got {path}. Rename it."
-        )
+        endings = " or ".join(PARQUET.suffixes)
+        raise StorageError(f"path must end in {endings}, because the file is Parquet; got {path}. Rename it.")
     rows, final, table = 0, path.resolve(), import_pyarrow().table
     with checked_file(final, overwrite, IN_PYTHON) as file, parquet_writer(file, final, IN_PYTHON, table) as append:
         for group in grouped(parts):
