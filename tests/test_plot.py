@@ -13,6 +13,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 import viper
+from viper.models.prediction import predictions
 from viper.report import plot, views
 from viper.report.metrics import calibration
 
@@ -218,7 +219,7 @@ def test_bounds_shows_every_method(ax):
 
 
 def test_predictions_are_the_models(logistic, data):
-    seen = views.predictions(logistic, data[0], level=0.9)
+    seen = predictions(logistic, data[0], level=0.9)
     np.testing.assert_allclose(seen.probability, logistic.predict_proba(data[0])[:, 1])
     np.testing.assert_allclose(seen.sd, logistic.predict_std(data[0]))
     np.testing.assert_allclose(np.stack([seen.lower, seen.upper], 1), logistic.predict_interval(data[0], level=0.9))

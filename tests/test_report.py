@@ -210,7 +210,7 @@ def test_a_loaded_model_is_diagnosed_by_its_own_rows_only(model, data, tmp_path)
 def test_on_other_rows_the_recorded_diagnosis_is_told(data, tmp_path):
     model = viper.VariationalLogisticRegression.from_formula("ill ~ .", data[[*INPUTS, "ill"]], random_state=0)
     found = model.diagnose()
-    model.formula_.record["diagnosis"] = scoring.diagnosis(model, len(data))
+    model.formula_.record["diagnosis"] = scoring.diagnosis_record(model, len(data))
     model.save(tmp_path / "model.viper")
     other = read(viper.load(tmp_path / "model.viper"), patients(seed=1), "ill")
     assert not other.from_training

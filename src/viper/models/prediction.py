@@ -6,7 +6,7 @@ and intervals s(ϑ ± zτ) for the probability itself.
 
 from collections.abc import Iterator
 from os import PathLike
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.special
@@ -21,6 +21,55 @@ from viper.inference.posterior import Posterior, accuracy, expected_log_likeliho
 from viper.inference.rows import Source
 from viper.softplus.expectation import expected_sigmoid
 from viper.softplus.limit import limit
+
+
+class Predictions(NamedTuple):
+    """What a model says about each row: log-odds f ~ N(ϑ, τ²), and the probability s(f) of the second class."""
+
+    latent: np.ndarray  # ϑ
+    latent_sd: np.ndarray  # τ
+    probability: np.ndarray  # E[s(f)]
+    sd: np.ndarray  # standard deviation of s(f)
+    lower: np.ndarray  # s(ϑ - zτ)
+    upper: np.ndarray  # s(ϑ + zτ)
+
+    @classmethod
+    def from_latent(cls, mean: Tensor, variance: Tensor, z: float) -> "Predictions":
+        sd = variance.sqrt()
+        ends = torch.sigmoid(mean - z * sd), torch.sigmoid(mean + z * sd)
+        return cls(*(x.cpu().numpy() for x in (mean, sd, *expected_sigmoid(mean, variance), *ends)))
+
+    @property
+    def width(self) -> np.ndarray:
+        return self.upper - self.lower
+
+    def take(self, index: Any) -> "Predictions":
+        return Predictions(*(column[index] for column in self))
+
+    def table(self, classes: np.ndarray) -> dict[str, np.ndarray]:
+        """The columns that are written to files, with the more probable class as `label`."""
+        columns = {name: getattr(self, name) for name in ("probability", "sd", "lower", "upper")}
+        return {"label": classes[(self.latent > 0).astype(int)], **columns}
+
+
+def predictions(model: Any, X: Any, level: float = 0.95) -> Predictions:
+    """Everything the model says about the rows of X, in closed form."""
+    check_model(model)
+    mean, sd = (torch.from_numpy(np.array(x, dtype=float)) for x in model.predict_latent(X))
+    return Predictions.from_latent(mean, sd.square(), half_width(level))
+
+
+def check_model(model: Any) -> None:
+    """Check that it is one of viper's models, which know more than probabilities. A pipeline hides it."""
+    if hasattr(model, "predict_latent"):
+        return
+    fix = "Fit one of its estimators."
+    if hasattr(model, "steps"):
+        fix = (
+            "Pass pipeline[-1], with pipeline[:-1].transform(X) for X; or fit by from_formula, which standardises the "
+            "columns and keeps that with the model."
+        )
+    raise TypeError(f"the model must be one of viper's; got {type(model).__name__}. {fix}")
 
 
 class PredictionMixin:
@@ -90,19 +139,8 @@ class PredictionMixin:
         the file gets its name when it is complete.
         """
         z = half_width(level)
-        parts = (self._columns(mean, variance, z) for mean, variance in self._latent_blocks(X, offset))
-        return writing.write_columns(path, parts, overwrite)
-
-    def _columns(self, mean: Tensor, variance: Tensor, z: float) -> dict[str, np.ndarray]:
-        expected, reach = expected_sigmoid(mean, variance), z * variance.sqrt()
-        numbers = {
-            "probability": expected.mean,
-            "sd": expected.std,
-            "lower": torch.sigmoid(mean - reach),
-            "upper": torch.sigmoid(mean + reach),
-        }
-        label = self.classes_[(mean > 0).cpu().numpy().astype(int)]
-        return {"label": label, **{name: x.cpu().numpy() for name, x in numbers.items()}}
+        blocks = (Predictions.from_latent(mean, variance, z) for mean, variance in self._latent_blocks(X, offset))
+        return writing.write_columns(path, (block.table(self.classes_) for block in blocks), overwrite)
 
     def decision_function(self, X: Any, offset: Any = None) -> np.ndarray:
         """Log-odds of the posterior-averaged probability; positive where the second class is predicted."""

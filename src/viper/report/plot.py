@@ -10,6 +10,7 @@ import torch
 
 from viper.data.checks import read_labels
 from viper.errors import listed
+from viper.models.prediction import check_model, predictions
 from viper.report import views
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def percent_axis(axis: Any) -> None:
 
 def coefficients(model: Any, what: str, level: float = 0.95) -> Any:
     """The summary without the intercept, of a model that has coefficients."""
-    views.check_model(model)
+    check_model(model)
     if not hasattr(model, "coefficient_interval"):
         kind = type(model).__name__
         raise TypeError(f"{what} needs a model with coefficients; got {kind}. Use partial_effect or forest.")
@@ -80,7 +81,7 @@ def forest(model: Any, *, level: float = 0.95, top: int | None = None, odds: boo
         Odds ratios on a logarithmic axis instead of coefficients.
     ax : matplotlib Axes, optional
     """
-    views.check_model(model)
+    check_model(model)
     if not hasattr(model, "coefficient_interval"):
         return relevance(model, top, ax)
     table = coefficients(model, "forest", level)
@@ -199,7 +200,7 @@ def marks(model: Any, y: Any) -> np.ndarray:
 
 def observations(model: Any, X: Any, y: Any = None, *, level: float = 0.95, most: int = 400, ax: Any = None) -> "Axes":
     """Every row's probability with its interval, in the order of the log-odds; of many rows, `most` evenly spaced."""
-    seen = views.predictions(model, X, level)
+    seen = predictions(model, X, level)
     order = np.argsort(seen.latent, kind="stable")
     order = order[np.unique(np.linspace(0, len(order) - 1, min(most, len(order))).astype(int))]
     seen = seen.take(order)
@@ -223,7 +224,7 @@ def observations(model: Any, X: Any, y: Any = None, *, level: float = 0.95, most
 
 def reliability(model: Any, X: Any, y: Any, *, bins: int = 10, level: float = 0.95, ax: Any = None) -> "Axes":
     """Share of positives against predicted probability, by bins, with the interval of each share."""
-    table = views.reliability(views.predictions(model, X).probability, marks(model, y), bins, level)
+    table = views.reliability(predictions(model, X).probability, marks(model, y), bins, level)
     ax = canvas(ax, (4.8, 4.6))
     ax.plot([0, 1], [0, 1], color=GREY, lw=1, ls=(0, (4, 3)))
     ax.fill_between(table.predicted, table.lower, table.upper, color=BLUE, alpha=0.15, lw=0)

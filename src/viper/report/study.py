@@ -11,9 +11,10 @@ import numpy as np
 from viper.data.checks import read_labels
 from viper.errors import listed
 from viper.inference.importance import Diagnosis
+from viper.models.prediction import Predictions, check_model, predictions
 from viper.report import views
 from viper.report.metrics import Scores, scores
-from viper.report.views import Effect, Grid, Predictions, Reliability
+from viper.report.views import Effect, Grid, Reliability
 
 if TYPE_CHECKING:
     import pandas
@@ -98,7 +99,7 @@ class Study:
 
     @cached_property
     def seen(self) -> Predictions:
-        return views.predictions(self.model, self.X, self.level)
+        return predictions(self.model, self.X, self.level)
 
     @cached_property
     def reliability(self) -> Reliability:
@@ -232,7 +233,7 @@ def read(model: Any, data: Any, target: str, spatial: tuple[str, str] | None = N
     import pandas
     from sklearn.utils.validation import check_is_fitted
 
-    views.check_model(model)
+    check_model(model)
     check_is_fitted(model, "posterior_")
     if not isinstance(data, pandas.DataFrame):
         raise TypeError(f"data must be pandas' DataFrame and hold the target too; got {type(data)}.")

@@ -8,14 +8,13 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import scipy.special
 import torch
 from torch import Tensor
 
 from viper.errors import listed
-from viper.models.prediction import half_width
+from viper.models.prediction import Predictions, check_model, predictions
 from viper.report.metrics import calibration
-from viper.softplus.expectation import expected_sigmoid, expected_softplus
+from viper.softplus.expectation import expected_softplus
 
 if TYPE_CHECKING:
     import pandas
@@ -24,47 +23,6 @@ FEW_VALUES = 6  # a numeric column with at most as many is shown value by value
 MOST_LEVELS = 12  # of a column of categories
 MOST_COMBINED = 300  # columns whose correlations are looked at
 TAIL = 0.01  # share of a column's values beyond either end of its curve
-
-
-class Predictions(NamedTuple):
-    """Of every row: ϑ and τ of the log-odds f ~ N(ϑ, τ²); mean, sd and interval of the probability s(f)."""
-
-    latent: np.ndarray
-    latent_sd: np.ndarray
-    probability: np.ndarray
-    sd: np.ndarray
-    lower: np.ndarray
-    upper: np.ndarray
-
-    @property
-    def width(self) -> np.ndarray:
-        return self.upper - self.lower
-
-    def take(self, index: Any) -> "Predictions":
-        return Predictions(*(column[index] for column in self))
-
-
-def check_model(model: Any) -> None:
-    """One of viper's models, that knows more than probabilities; a pipeline hides it."""
-    if hasattr(model, "predict_latent"):
-        return
-    fix = "Fit one of its estimators."
-    if hasattr(model, "steps"):
-        fix = (
-            "Pass pipeline[-1], with pipeline[:-1].transform(X) for X; or fit by from_formula, which standardises the "
-            "columns and keeps that with the model."
-        )
-    raise TypeError(f"the model must be one of viper's; got {type(model).__name__}. {fix}")
-
-
-def predictions(model: Any, X: Any, level: float = 0.95) -> Predictions:
-    """Everything the model says of the rows of X, in closed form."""
-    check_model(model)
-    latent, sd = (np.asarray(x, dtype=float) for x in model.predict_latent(X))
-    probability = expected_sigmoid(latent, sd**2)
-    reach = half_width(level) * sd
-    ends = (scipy.special.expit(latent + sign * reach) for sign in (-1.0, 1.0))
-    return Predictions(latent, sd, np.asarray(probability.mean), np.asarray(probability.std), *ends)
 
 
 # --- columns ---
