@@ -8,12 +8,12 @@ import csv
 import io
 import json
 import os
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from viper.data.writing import atomic_file
 from viper.paper.artefact import Artefact, Config, Job, Row
 
 if TYPE_CHECKING:
@@ -26,18 +26,10 @@ Key = tuple[str, ...]
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write a file under another name in the same folder, then give it its own: it is there whole, or not at all."""
+    """Write a file that appears whole or not at all, and make its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-        try:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-            Path(file.name).chmod(0o644)
-        except BaseException:
-            Path(file.name).unlink(missing_ok=True)
-            raise
-    Path(file.name).replace(path)
+    with atomic_file(path, overwrite=True) as file:
+        file.write(content)
 
 
 class Records:
