@@ -14,7 +14,8 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-from viper.paper.artefact import Artefact, Request, Unavailable
+from viper.errors import Unavailable
+from viper.paper.artefact import Artefact, Request
 from viper.paper.pipeline import STEPS, Outcome, reproduce_one
 
 __all__ = ["Artefact", "Outcome", "Unavailable", "artefacts", "reproduce"]

@@ -16,13 +16,6 @@ Row = Mapping[str, Any]  # one line of results: column -> number or word; a colu
 Config = dict[str, Any]  # what else determines the results; plain JSON values
 
 
-class Unavailable(RuntimeError):
-    """Something that an artefact needs is not there, such as a file that must be downloaded; says what to do.
-
-    `reproduce("all")` reports it and goes on with the next artefact.
-    """
-
-
 @dataclass(frozen=True)
 class Request:
     """What was asked for: number of runs (None: as in the paper), first seed, the quick version, a folder of data."""

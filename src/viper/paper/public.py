@@ -14,7 +14,8 @@ import numpy as np
 from scipy.special import expit
 
 from viper import datasets
-from viper.paper.artefact import Artefact, Config, Job, Request, Row, Unavailable
+from viper.errors import Unavailable
+from viper.paper.artefact import Artefact, Config, Job, Request, Row
 from viper.paper.methods import METHODS, ORDER, Marginals, divergence, fit, marginals, published
 from viper.paper.tables import Cell, Table, spread
 
