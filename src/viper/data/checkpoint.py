@@ -58,7 +58,7 @@ class Log:
         if not (self.folder / HEADER).is_file():
             return None
         try:
-            begun = storage.read(self.folder / HEADER)[2]
+            begun = storage.read_tensors(self.folder / HEADER)[2]
         except StorageError as error:
             raise ValueError(
                 f"checkpoint must be whole; got {self.folder}, which is damaged: {error} Delete the folder to begin "
@@ -79,7 +79,7 @@ class Log:
         name = f"{self.count:06d}.pass"
         self.count += 1
         with suppress(StorageError, OSError):  # not there, or damaged: the pass is made again
-            _, tensors, metadata = storage.read(self.folder / name)
+            _, tensors, metadata = storage.read_tensors(self.folder / name)
             if metadata.get("asked") == asked:
                 given = next((x for x in function.keywords.values() if isinstance(x, Tensor)), None)
                 home = source.device if given is None else given.device
@@ -93,7 +93,7 @@ class Log:
         if not self.writable:
             return
         try:
-            storage.write(self.folder / name, "checkpoint", tensors, metadata, overwrite=True)
+            storage.write_tensors(self.folder / name, "checkpoint", tensors, metadata, overwrite=True)
         except StorageError as error:
             self.writable = False
             warnings.warn(

@@ -85,12 +85,12 @@ class Files:
         check_names(self.features, "features")
         if self.target is not None and self.features is not None and self.target in self.features:
             raise ValueError(f"features must not contain the target; got {self.target!r} as both. Leave it out.")
-        files = arrow.find(self.path)
+        files = arrow.find_files(self.path)
         others = {"target": self.target if labels else None, "weight": self.weight if labels else None}
         others["offset"] = self.offset
         apart = {name for name in (self.target, self.weight, self.offset) if name is not None}
         chosen = known if known is not None else self.features
-        kinds = arrow.check(files, None if chosen is None else list(chosen), apart, others)
+        kinds = arrow.feature_types(files, None if chosen is None else list(chosen), apart, others)
         return FileReader(files, kinds, others)
 
 
@@ -108,7 +108,7 @@ def check_names(names: Sequence[str] | None, what: str) -> None:
 class FileReader:
     """The files of one table, with the columns that are wanted."""
 
-    files: list[arrow.File]
+    files: list[arrow.ArrowFile]
     kinds: dict[str, Any]  # feature -> numpy's type
     others: dict[str, str | None]
 
@@ -128,8 +128,8 @@ class FileReader:
         for file in self.files:
             start = 0
             for batch in file.batches(wanted, numbers, rows):
-                X = arrow.matrix(batch, self.names, dtype) if features else None
-                y, weight, offset = (None if n is None else arrow.vector(batch, n) for n in self.others.values())
+                X = arrow.batch_matrix(batch, self.names, dtype) if features else None
+                y, weight, offset = (None if n is None else arrow.batch_vector(batch, n) for n in self.others.values())
                 yield Chunk(X, y, weight, offset, file.place(start))
                 start += batch.num_rows
 

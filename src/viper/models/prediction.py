@@ -140,7 +140,7 @@ class PredictionMixin:
         """
         z = half_width(level)
         blocks = (Predictions.from_latent(mean, variance, z) for mean, variance in self._latent_blocks(X, offset))
-        return writing.write(path, (block.table(self.classes_) for block in blocks), overwrite)
+        return writing.write_columns(path, (block.table(self.classes_) for block in blocks), overwrite)
 
     def decision_function(self, X: Any, offset: Any = None) -> np.ndarray:
         """Log-odds of the posterior-averaged probability; positive where the second class is predicted."""
