@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from viper.gp.model import Features, Rows, Sites, SparseGP, backward, expand, flatten
+from viper.gp.model import Features, Observations, Sites, SparseGP, backward
 from viper.gp.profile_numpy import DenseProfile, applies
 from viper.inference.problem import Gaussian, Prior, Problem, divergence, gaussian, kl_to_prior
-from viper.inference.rows import BLOCK_ROWS
+from viper.inference.rows import BLOCK_ROWS, Source
 from viper.inference.steps import diagonal_step, full_step, opening
 from viper.inference.sums import Sums
 from viper.softplus.pointwise import Bound
@@ -27,8 +27,9 @@ FAST = 0.1  # a move this much smaller than the last needs no damping
 DAMPING = 0.5
 
 
-def identity_prior(source: Features) -> Prior:
-    zeros = torch.zeros_like(source.root[0])
+def identity_prior(source: Source) -> Prior:
+    """N(0, I), the prior of the whitened inducing values."""
+    zeros = torch.zeros(source.dimension, dtype=torch.float64, device=source.device)
     return Prior(zeros, torch.ones_like(zeros))
 
 
@@ -38,7 +39,7 @@ class Profile:
     def __init__(
         self,
         model: SparseGP,
-        rows: Rows,
+        rows: Observations,
         bound: Bound,
         diagonal: bool = False,
         scale: float = 1.0,
@@ -56,7 +57,7 @@ class Profile:
     def __call__(self, x: np.ndarray) -> tuple[float, np.ndarray]:
         """Value and gradient; -∞ where K_zz has no factor or F is not finite."""
         nowhere = -math.inf, np.zeros_like(x)
-        expand(self.model, x)
+        self.model.set_free(x)
         self.model.zero_grad(set_to_none=True)
         try:
             with np.errstate(all="ignore"):  # what overflows is seen in the value
@@ -68,7 +69,7 @@ class Profile:
         if prior is not None and prior.requires_grad:
             prior.backward()
             value += float(prior.detach())
-        gradient = flatten(self.model, gradient=True)
+        gradient = self.model.free_gradient()
         if not math.isfinite(value) or not np.isfinite(gradient).all():
             return nowhere
         keep()
