@@ -58,6 +58,7 @@ def compare_models(
     prepared = prepare_rows(table, target, formula, drop, category, missing.value)
 
     from viper.cli.scoring import train_test_splits
+    from viper.formula.learn import learn_formula
 
     with table.located():
         learned = learn_formula(prepared.formula, prepared.frame, missing.value, standardize=True)

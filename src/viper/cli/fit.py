@@ -158,6 +158,7 @@ def fit_formula(
     """Return the fitted model, the rows it was fitted to, and the seconds it took."""
     import viper
     from viper.cli.terminal import note_if_slow
+    from viper.formula.learn import fit_learned, learn_formula
 
     standardize = settings.pop("standardize")
     is_gp = kind is ModelKind.gp

@@ -153,9 +153,8 @@ class Encoding:
                 },
                 index=frame.index,
             )
-            parts |= {
-                self._name(name): values for name, values in evaluate_terms(self._parsed.rest, given, state).items()
-            }
+            found = evaluate_terms(self._parsed.rest, given, state)
+            parts |= {self._name(name): values for name, values in found.items()}
         design = pandas.DataFrame(parts, index=frame.index, dtype=float)
         check_finite_design(design)
         return design
@@ -276,11 +275,7 @@ def encode_transforms(state: Any) -> Any:
     if isinstance(state, dict):
         return {str(name): encode_transforms(value) for name, value in state.items()}
     if isinstance(state, list | tuple | np.ndarray):
-        return (
-            encode_transforms(np.asarray(state).item())
-            if np.ndim(state) == 0
-            else [encode_transforms(value) for value in state]
-        )
+        return [encode_transforms(value) for value in state] if np.ndim(state) else np.asarray(state).item()
     if isinstance(state, np.generic | float | int | bool) or state is None:
         return python_value(state)
     raise FormulaError(f"functions in a formula must learn only numbers; got {type(state).__name__} in {state!r:.60}.")
