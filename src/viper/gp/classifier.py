@@ -248,7 +248,7 @@ class VariationalGPClassifier(
             checks.check_word(self.inducing, "inducing", ("greedy", "kmeans", "subset"))
         for name in ("n_inducing", "n_starts", "max_iter", "tol", "learning_rate", "batch_size"):
             if (value := getattr(self, name)) is not None:
-                checks.check_positive(value, name, whole=name not in ("tol", "learning_rate"))
+                checks.check_positive(value, name, integer=name not in ("tol", "learning_rate"))
         if not 0.0 <= self.jitter <= 1e-2:
             raise ValueError(f"jitter must lie in [0, 0.01]; got {self.jitter!r}. It is relative to the mean variance.")
 

@@ -251,7 +251,7 @@ class VariationalLogisticRegression(
         checks.check_word(self.verbose, "verbose", ("auto", True, False))
         for name in ("max_iter", "tol", "learning_rate", "batch_size"):
             if (value := getattr(self, name)) is not None:
-                checks.check_positive(value, name, whole=name in ("max_iter", "batch_size"))
+                checks.check_positive(value, name, integer=name in ("max_iter", "batch_size"))
 
     def _form(self) -> open.Form:
         return open.Form(bool(self.fit_intercept), self.device, self.dtype, self.verbose, linear=True)
