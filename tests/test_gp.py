@@ -92,7 +92,9 @@ def test_gradient_of_the_profile(kernel):
     model = SparseGP(make_kernel(kernel, 3), make_mean("linear", 3), torch.from_numpy(X[:8].copy()), True, 1e-8)
     generator = np.random.default_rng(2)
     weight = torch.from_numpy(generator.random(80))
-    rows = Rows(torch.from_numpy(X), torch.from_numpy((y == "yes") * 1.0), torch.ones(80).double(), weight)
+    rows = Rows(
+        torch.from_numpy(X), torch.from_numpy((y == "yes") * 1.0), offset=torch.ones(80).double(), weight=weight
+    )
     profile = Profile(model, rows, limit().moments, tol=1e-15)
     x = flatten(model) + 0.2 * generator.normal(size=len(flatten(model)))
     direction = generator.normal(size=len(x))
@@ -106,7 +108,7 @@ def test_profile_in_arrays_is_that_in_tensors(kernel):
     """The fast way for few rows on a CPU against the general one, with weights, offset and scale."""
     generator = np.random.default_rng(2)
     draw = lambda *shape: torch.from_numpy(generator.normal(size=shape))  # noqa: E731
-    rows = Rows(draw(60, 3), (draw(60) > 0).double(), draw(60), draw(60).square())
+    rows = Rows(draw(60, 3), (draw(60) > 0).double(), offset=draw(60), weight=draw(60).square())
     model = SparseGP(make_kernel(kernel, 3), make_mean("linear", 3), draw(8, 3), True, 1e-8)
     x = flatten(model)
     in_arrays = Profile(model, rows, limit().moments, scale=1.7, tol=1e-14)

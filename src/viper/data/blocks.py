@@ -58,7 +58,7 @@ def check_names(names: Sequence[str] | None, what: str) -> None:
 class Blocks:
     """Rows from a function that is called once per pass and yields blocks ``(X, y[, weight[, offset]])``.
 
-    Every call must yield the same rows in the same order, in blocks of any size. For predictions a block may be X alone.
+    Every call must yield the same rows in the same order, in blocks of any size. To predict, a block may be X alone.
 
     Parameters
     ----------

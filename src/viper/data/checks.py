@@ -198,9 +198,7 @@ def read_numbers(x: Any, name: str) -> np.ndarray:
         raise ValueError(f"{name} must be numeric; got {x!r:.60}.") from None
 
 
-ALL_WEIGHTS_ZERO = (
-    "sample_weight must be positive somewhere; got all zero. Leave it out to weigh rows equally."
-)
+ALL_WEIGHTS_ZERO = "sample_weight must be positive somewhere; got all zero. Leave it out to weigh rows equally."
 
 
 def read_weights(sample_weight: Any, rows: int, *, some_positive: bool = True) -> Tensor | None:

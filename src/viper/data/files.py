@@ -87,7 +87,5 @@ class FileReader:
             for batch in file.batches(wanted, numbers, rows):
                 X = arrow.matrix(batch, self.names, dtype) if features else None
                 found = {part: None if n is None else arrow.vector(batch, n) for part, n in self.others.items()}
-                yield Chunk(
-                    X, found["target"], weight=found["weight"], offset=found["offset"], place=file.place(start)
-                )
+                yield Chunk(X, found["target"], weight=found["weight"], offset=found["offset"], place=file.place(start))
                 start += batch.num_rows

@@ -2,7 +2,6 @@
 
 import copy
 import warnings
-from collections.abc import Iterator
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,8 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from viper.data import checks
-from viper.data.open import Form, kept_elsewhere, labelled, unlabelled
+from viper.data.arrays import RowFormat
+from viper.data.open import is_kept_elsewhere, open_labelled_rows, open_rows
 from viper.errors import ConvergenceWarning, JitterWarning, StorageError, users_line
 from viper.formula.learn import FormulaMixin, by_formula
 from viper.gp import mean_uncertainty, state, stream
@@ -24,10 +24,10 @@ from viper.gp.profile import Profile, identity_prior
 from viper.gp.search import Found, Search, Start
 from viper.inference.kernels import accelerator
 from viper.inference.newton import Result, exact_elbo, newton
-from viper.inference.posterior import Diagonal, Full, latent, moved
+from viper.inference.posterior import Diagonal, Full, moved
 from viper.inference.problem import Problem
 from viper.inference.progress import Callbacks, Progress, as_task, tasks_of
-from viper.inference.rows import Source
+from viper.inference.rows import RowSource
 from viper.inference.threads import one_thread
 from viper.models.fitting import without_cusp
 from viper.models.notebook import NotebookMixin
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 DEFAULT_STEPS = {"profile": 300, "natural-adam": 1500}
 SEARCH_ERROR = 1e-6  # per row, of the objective by which hyperparameters are searched
-FORM = Form()  # of rows that are not in memory
+ROW_FORMAT = RowFormat()  # of rows that are not in memory
 TOLERANCE = 1e-12  # nats, of q at the chosen hyperparameters
 
 
@@ -212,8 +212,10 @@ class VariationalGPClassifier(
             If it is interrupted, the same call searches again and goes on from there.
         """
         self._check_options()
-        if kept_elsewhere(X):
-            self.classes_, source = labelled(self, X, y, sample_weight, offset, FORM, reset=True)
+        if is_kept_elsewhere(X):
+            self.classes_, source = open_labelled_rows(
+                self, X, y, ROW_FORMAT, sample_weight=sample_weight, offset=offset, reset=True
+            )
             return stream.fit(self, source, self._bound, checkpoint)
         before = getattr(self, "model_", None) if self.warm_start else None
         X = checks.read_features(self, X, reset=True)
@@ -257,7 +259,7 @@ class VariationalGPClassifier(
     ) -> Rows:
         inputs = torch.from_numpy(self._scaler.apply(X)).to(device)
         there = lambda x: None if x is None else x.to(inputs)  # noqa: E731
-        return Rows(inputs, label.to(inputs), there(offset), there(weight))
+        return Rows(inputs, label.to(inputs), offset=there(offset), weight=there(weight))
 
     def _bound(self, seed: int) -> tuple[Formula, Formula]:
         """What is maximised, and its fast version for the search."""
@@ -352,21 +354,20 @@ class VariationalGPClassifier(
         with torch.no_grad():
             return Features(model, rows)
 
-    def _seen(self, source: Source) -> stream.Seen:
+    def _seen(self, source: RowSource) -> stream.Seen:
         """Rows that are kept elsewhere, through the inducing points."""
         return stream.Seen(source, stream.Look(self.model_, self._scaler))
 
-    def _latent_blocks(self, X: Any, offset: Any) -> Iterator[tuple[Tensor, Tensor]]:
-        check_is_fitted(self, "posterior_")
-        elsewhere = kept_elsewhere(X)
-        rows = self._seen(unlabelled(self, X, offset, FORM)) if elsewhere else self._features(X, offset=offset)
-        posterior = moved(self.posterior_, rows.device)
-        return (latent(block, posterior) for block in rows.blocks())
+    def _open_rows(self, X: Any, offset: Any) -> RowSource:
+        if not is_kept_elsewhere(X):
+            return self._features(X, offset=offset)
+        return self._seen(open_rows(self, X, offset, ROW_FORMAT))
 
-    def _labelled(self, X: Any, y: Any, sample_weight: Any, offset: Any) -> Source:
-        if not kept_elsewhere(X):
+    def _open_labelled_rows(self, X: Any, y: Any, *, sample_weight: Any, offset: Any) -> RowSource:
+        if not is_kept_elsewhere(X):
             return self._features(X, y, sample_weight, offset)
-        return self._seen(labelled(self, X, y, sample_weight, offset, FORM, classes=self.classes_)[1])
+        given = {"sample_weight": sample_weight, "offset": offset, "classes": self.classes_}
+        return self._seen(open_labelled_rows(self, X, y, ROW_FORMAT, **given)[1])
 
     def sample(self, X: Any, n: int = 1, random_state: Any = None, offset: Any = None) -> np.ndarray:
         """`n` joint draws of f, the log-odds, at the rows of X: n × rows."""
@@ -376,7 +377,8 @@ class VariationalGPClassifier(
         noise = torch.from_numpy(generator.standard_normal((n, source.dimension + source.rows))).to(source.root)
         # Cov f = AΣAᵀ + (K_xx - AAᵀ)
         with torch.no_grad():
-            A, mean = source.whole()
+            rows = source.in_memory()
+            A, mean = rows.features, rows.offset
             rest = covariance(source.model.kernel, source.data.inputs, source.data.inputs) - A @ A.T
         values, vectors = torch.linalg.eigh(rest)
         along = moved(self.posterior_, A.device).draw(noise[:, : source.dimension]) @ A.T

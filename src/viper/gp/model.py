@@ -12,7 +12,7 @@ which at the best q is also the gradient of the profile G(θ) = max_q F(q; θ) (
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from viper.gp.kernels import covariance, log_prior, variances
 from viper.inference.problem import Gaussian, cholesky
-from viper.inference.rows import BLOCK_ROWS, Block, Dense, InBlocks, product
+from viper.inference.rows import BLOCK_ROWS, Block, BlockSource, Dense, product
 from viper.softplus.pointwise import Formula
 
 LARGEST_JITTER = 1e-2  # relative to the mean variance of the inducing values; what needs more is no covariance
@@ -77,15 +77,15 @@ class Rows:
 
     inputs: Tensor
     label: Tensor
-    offset: Tensor | None = None
-    weight: Tensor | None = None
+    offset: Tensor | None = field(default=None, kw_only=True)
+    weight: Tensor | None = field(default=None, kw_only=True)
 
     def __len__(self) -> int:
         return len(self.inputs)
 
     def take(self, index: Any) -> "Rows":
         pick = lambda x: None if x is None else x[index]  # noqa: E731
-        return Rows(self.inputs[index], self.label[index], pick(self.offset), pick(self.weight))
+        return Rows(self.inputs[index], self.label[index], offset=pick(self.offset), weight=pick(self.weight))
 
     def scatter(self, k: int, generator: np.random.Generator) -> "Rows":
         """About k rows, one at random from each of k equal runs."""
@@ -93,7 +93,7 @@ class Rows:
         return self.take(torch.from_numpy(index).to(self.inputs.device))
 
 
-class Features(InBlocks):
+class Features(BlockSource):
     """The rows seen through the inducing points: a source of blocks (A, o, r, y, c) for the solver.
 
     A is kept between passes if it is not too large; beyond, in float32 if `rough`, or each pass makes it anew.
@@ -139,16 +139,8 @@ class Features(InBlocks):
             for _, block in self.parts():
                 yield block
 
-    def subset(self, k: int, generator: np.random.Generator) -> "Features":
+    def sample(self, k: int, generator: np.random.Generator) -> "Features":
         return Features(self.model, self.data.scatter(k, generator), self.block_rows)
-
-    def whole(self) -> tuple[Tensor, Tensor]:
-        """A and o of all rows at once."""
-        made = self.evaluate(self.data.inputs)
-        block = self.block(self.data, *(x.detach() for x in made))
-        assert isinstance(block.design, Dense)
-        assert block.offset is not None
-        return block.design.matrix, block.offset
 
     def parts(self) -> Iterator[tuple[tuple[Tensor, ...], Block]]:
         """K_xz, diag K_xx and m(x) as autograd sees them, and the block they make, block by block."""
@@ -166,7 +158,7 @@ class Features(InBlocks):
         design = product(cross, self.inverse.T)
         residual = (variance - design.square().sum(1)).clamp_(min=0.0)
         offset = mean if rows.offset is None else mean + rows.offset
-        return Block(Dense(design), rows.label, offset, residual, rows.weight)
+        return Block(Dense(design), rows.label, offset=offset, residual=residual, weight=rows.weight)
 
 
 @dataclass(frozen=True)

@@ -19,16 +19,24 @@ from sklearn.utils import check_random_state
 from torch import Tensor
 
 from viper.data.checkpoint import resumable
-from viper.data.checks import in_memory
 from viper.errors import ConvergenceWarning, users_line
 from viper.gp.model import Features, Rows, Scaler, SparseGP
 from viper.inference.newton import exact_elbo, newton
 from viper.inference.posterior import Diagonal, Full
 from viper.inference.problem import Gaussian, Prior, Problem, gaussian
 from viper.inference.progress import Progress
-from viper.inference.rows import Block, Dense, RowFunction, Source, Through
+from viper.inference.rows import (
+    Arrays,
+    Block,
+    Dense,
+    Result,
+    RowFunction,
+    RowSource,
+    SourceWrapper,
+    Sparse,
+    join_blocks,
+)
 from viper.inference.threads import one_thread
-from viper.models.fitting import watch
 from viper.softplus.pointwise import Formula
 
 SEARCH_ROWS = 40_000  # up to which the search sees every row
@@ -52,39 +60,49 @@ class Look:
             return Features(self.model, Rows(nothing(0, self.model.inducing.shape[1]), nothing(0)))
 
     def __call__(self, block: Block) -> Block:
-        assert isinstance(block.design, Dense)
-        inputs = torch.from_numpy(self.scaler.apply(block.design.matrix.double().numpy()))
+        assert isinstance(block.design, Dense | Sparse)
+        X = block.design.matrix
+        inputs = torch.from_numpy(self.scaler.apply(X.double().numpy() if isinstance(X, Tensor) else X.toarray()))
         with torch.no_grad():
-            rows = Rows(inputs, block.label, block.offset, block.weight)
+            rows = Rows(inputs, block.label, offset=block.offset, weight=block.weight)
             return self.features.block(rows, *self.features.evaluate(inputs))
 
 
-def through(block: Block, look: Look, function: RowFunction) -> list[Tensor]:
+def through(block: Block, look: Look, function: Callable[[Block], Result]) -> Result:
     return function(look(block))
 
 
 @dataclass(frozen=True)
-class Seen(Through):
+class Seen(SourceWrapper):
     """The rows of any source, seen through the inducing points."""
 
-    source: Source
+    source: RowSource
     look: Look
 
     @property
     def dimension(self) -> int:
         return len(self.look.model.inducing)
 
-    def blocks(self) -> Iterator[Block]:
-        return map(self.look, self.source.blocks())  # type: ignore[attr-defined]
+    def map(self, function: Callable[[Block], Result]) -> Iterator[Result]:
+        return self.source.map(partial(through, look=self.look, function=function))
+
+    def apply(self, function: Callable[[Block], np.ndarray]) -> Any:
+        return self.source.apply(partial(through, look=self.look, function=function))
+
+    def head(self) -> Block:
+        return self.look(self.source.head())
+
+    def in_memory(self) -> Arrays:
+        return join_blocks(list(self.map(lambda block: block)))
 
     def reduce(self, function: RowFunction) -> list[Tensor]:
         return self.source.reduce(partial(through, look=self.look, function=function))
 
-    def subset(self, k: int, generator: np.random.Generator) -> "Seen":
-        return Seen(self.source.subset(k, generator), self.look)
+    def sample(self, k: int, generator: np.random.Generator) -> "Seen":
+        return Seen(self.source.sample(k, generator), self.look)
 
 
-def fit(estimator: Any, source: Source, bound: Callable[[int], tuple[Formula, Formula]], checkpoint: Any) -> Any:
+def fit(estimator: Any, source: RowSource, bound: Callable[[int], tuple[Formula, Formula]], checkpoint: Any) -> Any:
     """Fit an estimator that knows its classes and columns: search on some rows, then find q on all."""
     start = int(check_random_state(estimator.random_state).randint(2**31))
     with resumable(estimator, source, checkpoint, start) as (passes, seed):
@@ -99,10 +117,10 @@ def fit(estimator: Any, source: Source, bound: Callable[[int], tuple[Formula, Fo
 KNOWN = ("classes_", "n_features_in_", "feature_names_in_")
 
 
-def search(estimator: Any, source: Source, seed: int) -> Any:
+def search(estimator: Any, source: RowSource, seed: int) -> Any:
     """A copy of the estimator fitted to random rows, weighted so that they stand for all."""
     many = source.rows > SEARCH_ROWS
-    rows = in_memory(source.subset(SEARCH_ROWS, np.random.default_rng(seed)) if many else source)
+    rows = (source.sample(SEARCH_ROWS, np.random.default_rng(seed)) if many else source).in_memory()
     weight = rows.weight
     if many:
         scale = torch.full_like(rows.label, source.rows / rows.rows, dtype=torch.float64)
@@ -118,7 +136,7 @@ def all_rows(estimator: Any, seen: Seen, moments: Formula) -> None:
     ones = torch.ones(seen.dimension, dtype=torch.float64)
     problem = Problem(seen, Prior(torch.zeros_like(ones), ones), moments, diagonal=isinstance(near, Diagonal))
     with closing(Progress(estimator.verbose)) as report, one_thread():
-        watch(seen, report)
+        seen.observe(report.rows_done)
         result = newton(problem, as_gaussian(near), tol=TOLERANCE, report=report)
     estimator.posterior_ = type(near)(result.q.mean, result.factor)
     estimator.elbo_, estimator.elbo_bound_, estimator.kl_ = exact_elbo(problem, result)

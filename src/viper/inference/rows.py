@@ -170,7 +170,7 @@ class RowSource(Protocol):
         """What the function returns for each block, in the order of the rows."""
 
     def apply(self, function: Callable[[Block], np.ndarray]) -> Any:
-        """The same for a function with one entry per row, as one array; a lazy one if the rows are a Dask collection."""
+        """The same as one array, for a function with one entry per row; lazy if the rows are a Dask collection."""
 
     def sample(self, k: int, generator: np.random.Generator) -> "RowSource":
         """About k random rows."""

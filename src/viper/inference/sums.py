@@ -10,7 +10,7 @@ from torch import Tensor
 
 from viper.inference.kernels.compiled import MOST_COMPILED, compiled_sums
 from viper.inference.kernels.fused import MOST_COLUMNS, PROGRAMS, Program, available, fused_sums
-from viper.inference.rows import Block, Dense, Matrix, Source
+from viper.inference.rows import Block, Dense, Matrix, RowSource
 from viper.softplus.pointwise import Formula
 
 
@@ -29,7 +29,7 @@ Gram = Literal["full", "diagonal", "none"]
 
 
 def sums(
-    source: Source,
+    source: RowSource,
     mean: Tensor,
     factor: Tensor | None,
     moments: Formula,

@@ -158,7 +158,9 @@ def aligned(
     X = given.pop("X")
     blocks = persisted_blocks(client, X)
     sizes = row_counts(client, X, blocks)
-    cut = {name: like_rows(client, persisted_vector(x, name), name, sizes) for name, x in given.items() if x is not None}
+    cut = {
+        name: like_rows(client, persisted_vector(x, name), name, sizes) for name, x in given.items() if x is not None
+    }
     some = [i for i, size in enumerate(sizes) if size]
     columns = {name: cut.get(name, [None] * len(some)) for name in vectors}
     return some, [sizes[i] for i in some], not_empty(blocks, sizes), columns
@@ -299,6 +301,8 @@ class LazyRows(BlockSource):
             for part, size in zip(parts, self.sizes, strict=True)
         ]
         return da.concatenate(arrays, allow_unknown_chunksizes=True)
+
+
 def run_on_partition(shipped: tuple[Callable[[Arrays | None], Any], Any, RowFormat], X: Any, offset: Any) -> Any:
     """On a worker: task(rows), or task(None) if the partition is empty."""
     task, columns, format = shipped

@@ -29,7 +29,7 @@ def active_client() -> Any:
 
 
 def run_on_workers(client: Any, function: Callable[..., Any], *columns: Sequence[Any]) -> list[Any]:
-    """function(a, b, ...) for each a, b, ... of the columns, on the worker that holds a; the results are brought here."""
+    """function(a, b, ...) for each a, b, ... of the columns, on the worker that holds a; returns the results."""
     if client is None:
         return list(compute(*[delayed(function, pure=False)(*row) for row in zip(*columns, strict=True)]))
     try:

@@ -97,7 +97,9 @@ class Partitions(BlockSource):
 
     def reduce(self, function: RowFunction) -> list[Tensor]:
         if self.client is None:
-            return tensors(added(run_on_workers(None, partial(group_sums, function=function), self.parts, self.chosen_of_parts())))
+            return tensors(
+                added(run_on_workers(None, partial(group_sums, function=function), self.parts, self.chosen_of_parts()))
+            )
         packed, quick = pack(function), function.keywords.get("program") is not None
         for _ in range(ATTEMPTS):
             try:
@@ -138,7 +140,11 @@ class Partitions(BlockSource):
     def is_brief(self, known: list[Share], packed: bytes) -> bool:
         """Whether a pass takes so little time, and sends so little, that messages are better than tasks."""
         light = len(packed) <= EMBEDDED and sum(x.nbytes for x in self.chosen if x is not None) <= CARRIED
-        return light and self.rows * self.dimension <= BRIEF_ENTRIES * len(known) and time.monotonic() - self.last_tasks < SILENT
+        return (
+            light
+            and self.rows * self.dimension <= BRIEF_ENTRIES * len(known)
+            and time.monotonic() - self.last_tasks < SILENT
+        )
 
     def shares(self) -> list[Share]:
         """The parts held by each thread of the cluster, looked up again when workers have joined or left."""
@@ -292,7 +298,9 @@ def size_of_arrays(part: Arrays) -> int:
     """Bytes in main memory, by which the scheduler decides what is cheap to move."""
     sparse = scipy.sparse.issparse(part.features)
     held = [part.features.data, part.features.indices] if sparse else [part.features]
-    return sum(x.nbytes for x in [*held, *part.vectors().values()] if x is not None and not getattr(x, "is_cuda", False))
+    return sum(
+        x.nbytes for x in [*held, *part.vectors().values()] if x is not None and not getattr(x, "is_cuda", False)
+    )
 
 
 sizeof.register(Arrays)(size_of_arrays)
