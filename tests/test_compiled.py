@@ -14,21 +14,21 @@ import torch
 from softplus_reference import expectations
 
 from viper import VariationalLogisticRegression
-from viper.inference import sums
+from viper.inference import kernels
 from viper.inference.kernels import compiled
 from viper.inference.kernels.compiled import compiled_sums
-from viper.inference.kernels.fused import Program
 from viper.inference.rows import Block, Dense
 from viper.inference.start import without_variance
 from viper.inference.steps import largest_curvature
 from viper.inference.sums import row_sums
 from viper.models.fitting import ROUGH_TOLERANCE
 from viper.softplus.limit import limit
-from viper.softplus.quadrature import EXACT_NODES, LARGEST_SD, NEAR_POLE, NEAR_POLE_SIZE, gauss_reach, node_sets
+from viper.softplus.pointwise import EXACT_NODES, KernelRecipe
+from viper.softplus.quadrature import LARGEST_SD, NEAR_POLE, NEAR_POLE_SIZE, gauss_reach, node_sets
 
 EPS = np.finfo(float).eps
 
-built = pytest.mark.skipif(not compiled.available(), reason="viper was installed without a C compiler")
+built = pytest.mark.skipif(not compiled.is_compiled(), reason="viper was installed without a C compiler")
 
 
 # --- the nodes ---
@@ -101,12 +101,10 @@ def parameters(size, spread, seed=1):
     return torch.from_numpy(0.7 * rng.standard_normal(size)), torch.from_numpy(factor)
 
 
-def both(block, mean, factor, formula, program, gram="full"):
+def both(block, mean, factor, formula, recipe, gram="full"):
     """The sums as compiled and as plain."""
-    full = factor if factor is None or factor.ndim == 2 else torch.diag(factor.sqrt())
-    columns = block.design.matrix, block.label, block.offset, block.residual, block.weight
-    fast = compiled_sums(*columns, mean, full, program, gram == "full")
-    return fast, row_sums(block, mean, factor, formula, gram, False, True, None)
+    fast = compiled_sums(block, recipe, mean, factor, gram == "full", False)
+    return fast, row_sums(block, mean, factor, formula, None, gram, False, True)
 
 
 def assert_same(fast, plain, rtol=4e-15):
@@ -136,7 +134,7 @@ def assert_same(fast, plain, rtol=4e-15):
 def test_sums_are_those_of_the_plain_formulas(rows, columns, intercept, everything, order):
     block = make_block(rows, columns, intercept, everything, order)
     mean, factor = parameters(columns + intercept, 0.3)
-    assert_same(*both(block, mean, factor, limit().moments, Program("heat", nodes=EXACT_NODES)))
+    assert_same(*both(block, mean, factor, limit().moments, KernelRecipe("heat", nodes=EXACT_NODES)))
 
 
 @built
@@ -144,8 +142,8 @@ def test_sums_are_those_of_the_plain_formulas(rows, columns, intercept, everythi
 def test_every_variance_within_reach(spread):
     block = make_block(400, 5, True, False, "C")
     mean, factor = parameters(6, 0.9 * spread)
-    assert_same(*both(block, mean, factor, limit().moments, Program("heat", nodes=EXACT_NODES)))
-    fast, plain = both(block, mean, factor, limit().moments, Program("heat", nodes=ROUGH_TOLERANCE))
+    assert_same(*both(block, mean, factor, limit().moments, KernelRecipe("heat", nodes=EXACT_NODES)))
+    fast, plain = both(block, mean, factor, limit().moments, KernelRecipe("heat", nodes=ROUGH_TOLERANCE))
     assert_same(fast, plain, 2e-8)
 
 
@@ -154,9 +152,9 @@ def test_every_variance_within_reach(spread):
 def test_without_variance_and_with_the_largest_curvature(gram):
     block = make_block(300, 9, True, True, "C")  # with a residual variance, which these do not see
     mean, _ = parameters(10, 0.0)
-    fast, plain = both(block, mean, None, without_variance, Program("softplus"), gram)
+    fast, plain = both(block, mean, None, without_variance, KernelRecipe("softplus"), gram)
     assert_same([fast[0], *fast[2:]], [plain[0], *plain[2:]])
-    fast, plain = both(block, mean, None, largest_curvature, Program("quarter"), gram)
+    fast, plain = both(block, mean, None, largest_curvature, KernelRecipe("quarter"), gram)
     assert_same(fast[2:], plain[2:])
 
 
@@ -169,7 +167,7 @@ def test_any_factor(kind):
     holes = factor.clone()
     holes[:, 3], holes[2], holes[5, 5] = 0.0, 0.0, 0.0
     factor = {"full": other, "lower": other.tril(), "diagonal": other[0].square(), "some zero": holes}[kind]
-    assert_same(*both(block, mean, factor, limit().moments, Program("heat", nodes=EXACT_NODES)))
+    assert_same(*both(block, mean, factor, limit().moments, KernelRecipe("heat", nodes=EXACT_NODES)))
 
 
 @built
@@ -182,7 +180,7 @@ def test_one_row_is_the_softplus_to_rounding():
                 mean = torch.tensor([theta], dtype=torch.float64)
                 label = torch.zeros(1, dtype=torch.float64)
                 value, magnitude, slope, curvature = compiled_sums(
-                    one, label, None, None, None, mean, None, Program("softplus"), True
+                    Block(Dense(one), label), KernelRecipe("softplus"), mean, None, True, False
                 )
                 exact = mp.log1p(mp.exp(theta)) if theta < 709 else mp.mpf(theta)
                 s, rest = (1 / (1 + mp.exp(-mp.mpf(x))) for x in (theta, -theta))
@@ -201,7 +199,7 @@ def test_rounding_is_as_the_certificate_says():
         for _ in range(60):
             theta, tau = float(rng.normal() * 10 ** rng.uniform(-2, 2)), float(10 ** rng.uniform(-4, math.log10(8.0)))
             mean, factor = torch.tensor([theta]).double(), torch.tensor([[tau]]).double()
-            sums = compiled_sums(one, zero, None, None, None, mean, factor, Program("heat"), True)
+            sums = compiled_sums(Block(Dense(one), zero), KernelRecipe("heat"), mean, factor, True, False)
             eta, g, h = expectations(mp.mpf(float(mean)), mp.mpf(float(factor)) ** 2)[:3]
             size = 1.0 + abs(theta) + tau
             assert abs(float(mp.mpf(-float(sums[0])) - eta)) < EXACT_NODES * size + EPS * (size + 39.0)
@@ -214,7 +212,8 @@ def test_far_away_nothing_is_left():
     """Where e^-|ϑ| is no number any more, h is 0, so that an x that large does not make a curvature of it."""
     X = torch.tensor([[1e200]], dtype=torch.float64)
     ones = torch.ones(1, dtype=torch.float64)
-    value, _, slope, curvature = compiled_sums(X, 0.0 * ones, None, None, None, -ones, None, Program("softplus"), True)
+    block = Block(Dense(X), 0.0 * ones)
+    value, _, slope, curvature = compiled_sums(block, KernelRecipe("softplus"), -ones, None, True, False)
     assert (float(value), float(slope), float(curvature)) == (0.0, 0.0, 0.0)
 
 
@@ -224,10 +223,10 @@ def test_what_is_not_finite_is_seen(bad):
     block = make_block(150, 3, True, False, "C")
     block.design.matrix[140, 1] = bad
     mean, factor = parameters(4, 0.1)
-    fast, plain = both(block, mean, None, without_variance, Program("softplus"))
+    fast, plain = both(block, mean, None, without_variance, KernelRecipe("softplus"))
     assert not math.isfinite(float(fast[0]))
     assert not math.isfinite(float(plain[0]))
-    fast, _ = both(block, mean, factor, limit().moments, Program("heat"))
+    fast, _ = both(block, mean, factor, limit().moments, KernelRecipe("heat"))
     assert fast is None or not math.isfinite(float(fast[0]))
 
 
@@ -238,14 +237,14 @@ def test_beyond_the_reach_the_plain_formulas_take_over(monkeypatch):
     X, y = rng.standard_normal((10, 3)), np.arange(10) % 2
     answers = []
     returned = []
-    original = sums.compiled_sums
+    original = kernels.compiled_sums
 
     def spy(*arguments):
         returned.append(original(*arguments))
         return returned[-1]
 
     for replacement in (spy, lambda *_: None):
-        monkeypatch.setattr(sums, "compiled_sums", replacement)
+        monkeypatch.setattr(kernels, "compiled_sums", replacement)
         answers.append(VariationalLogisticRegression(prior_scale=200.0).fit(X, y))
     assert any(x is None for x in returned)
     assert any(x is not None for x in returned)
@@ -260,7 +259,7 @@ def test_a_fit_is_the_same_without_it(monkeypatch, covariance):
     X = rng.standard_normal((1000, 8))
     y = rng.random(1000) < 1 / (1 + np.exp(-X @ rng.standard_normal(8)))
     compiled_fit = VariationalLogisticRegression(covariance=covariance).fit(X, y)
-    monkeypatch.setattr(sums, "compiled_sums", lambda *_: None)
+    monkeypatch.setattr(kernels, "compiled_sums", lambda *_: None)
     plain = VariationalLogisticRegression(covariance=covariance).fit(X, y)
     assert compiled_fit.passes_ == plain.passes_
     np.testing.assert_allclose(compiled_fit.coef_, plain.coef_, rtol=1e-7)
@@ -274,7 +273,7 @@ def test_threads_do_not_disturb_each_other():
     answers = [None] * 8
 
     def work(i):
-        answers[i] = both(block, mean, factor, limit().moments, Program("heat", nodes=EXACT_NODES))[0]
+        answers[i] = both(block, mean, factor, limit().moments, KernelRecipe("heat", nodes=EXACT_NODES))[0]
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
     for thread in threads:
@@ -299,14 +298,14 @@ def test_without_a_library_that_is_right_there_is_no_compiled_pass(monkeypatch, 
         monkeypatch.setattr(compiled.ctypes, "CDLL", lambda _: SimpleNamespace(row_sums_0=zero))
     if trouble == "wrong sums":
         monkeypatch.setattr(compiled.ctypes, "CDLL", lambda _: SimpleNamespace(**{compiled.NAME: zero}))
-    compiled.row_sums.cache_clear()
+    compiled.library_function.cache_clear()
     try:
-        assert not compiled.available()
+        assert not compiled.is_compiled()
         model = VariationalLogisticRegression().fit(np.arange(8.0)[:, None], np.arange(8) % 3 > 0)
         assert model.converged_
     finally:
         monkeypatch.undo()
-        compiled.row_sums.cache_clear()
+        compiled.library_function.cache_clear()
 
 
 def test_it_is_there_where_viper_was_installed_with_a_compiler():
@@ -317,12 +316,12 @@ def test_it_is_there_where_viper_was_installed_with_a_compiler():
         pytest.skip("viper is run from its sources")
     if shutil.which("cc") is None:
         pytest.skip("there is no C compiler")
-    assert compiled.available()
+    assert compiled.is_compiled()
 
 
 @built
 def test_no_rows():
     block = make_block(0, 3, True, False, "C")
     mean, factor = parameters(4, 0.1)
-    fast = compiled_sums(block.design.matrix, block.label, None, None, None, mean, factor, Program("heat"), True)
+    fast = compiled_sums(block, KernelRecipe("heat"), mean, factor, True, False)
     assert all(not x.any() for x in fast)

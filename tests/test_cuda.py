@@ -5,13 +5,11 @@ import pytest
 import torch
 
 from viper import VariationalLogisticRegression
-from viper.inference.kernels.fused import PROGRAMS, heat_program
 from viper.inference.rows import Block, Dense
-from viper.inference.start import without_variance
-from viper.inference.steps import largest_curvature
+from viper.inference.start import WITHOUT_VARIANCE
+from viper.inference.steps import LARGEST_CURVATURE
 from viper.inference.sums import row_sums
-from viper.softplus.limit import HEAT_TOLERANCE, limit
-from viper.softplus.quadrature import EXACT_NODES
+from viper.softplus.limit import limit
 
 pytestmark = pytest.mark.cuda
 
@@ -62,18 +60,18 @@ def test_float32_on_the_device():
 # --- the kernels of a pass, beside the plain formulas ---
 
 FORMULAS = {
-    "heat": (limit().moments, heat_program(HEAT_TOLERANCE, 8, EXACT_NODES)),
-    "softplus": (without_variance, PROGRAMS[without_variance]),
-    "quarter": (largest_curvature, PROGRAMS[largest_curvature]),
+    "heat": limit(),
+    "softplus": WITHOUT_VARIANCE,
+    "quarter": LARGEST_CURVATURE,
 }
 
 
 def both_ways(formula, block, mean, factor, gram="full"):
     """Value, magnitude, gradient and curvature of a block by the kernels and without them."""
-    moments, program = FORMULAS[formula]
-    asked = {"mean": mean.cuda(), "factor": None if factor is None else factor.cuda(), "moments": moments}
+    bound = FORMULAS[formula]
+    asked = {"mean": mean.cuda(), "factor": None if factor is None else factor.cuda(), "moments": bound.moments}
     asked |= {"gram": gram, "single": False, "certify": formula == "heat"}
-    return row_sums(block, program=program, **asked), row_sums(block, program=None, **asked)
+    return row_sums(block, recipe=bound.kernel, **asked), row_sums(block, recipe=None, **asked)
 
 
 def a_block(rows, columns, intercept, dtype=torch.float64, extras=True, seed=0):

@@ -381,8 +381,8 @@ def test_only_an_idle_worker_of_one_thread_works_where_it_listens(at_once, where
     assert name.startswith("pool") == pooled
 
 
-def thread_name(block: Block, program: str | None, pause=0.0) -> list[torch.Tensor]:
-    """Whether that is the thread in which a worker listens; with a `program`, as what has compiled code."""
+def thread_name(block: Block, recipe: str | None, pause=0.0) -> list[torch.Tensor]:
+    """Whether that is the thread in which a worker listens; with a `recipe`, as what has compiled code."""
     time.sleep(pause)
     return [torch.tensor(float(threading.current_thread() is threading.main_thread()))]
 
@@ -390,7 +390,7 @@ def thread_name(block: Block, program: str | None, pause=0.0) -> list[torch.Tens
 def test_workers_keep_listening_until_a_pass_has_been_seen_to_be_short(client, monkeypatch):
     source = partitioned(cut(X, (9_000, 5)))
     monkeypatch.setattr(source, "last_tasks", time.monotonic() + 60)
-    quick, slow, blocks = partial(thread_name, program="any"), partial(thread_name, program=None), 3
+    quick, slow, blocks = partial(thread_name, recipe="any"), partial(thread_name, recipe=None), 3
     assert source.reduce(quick)[0] == 0
     assert source.reduce(quick)[0] == blocks
     assert source.reduce(slow)[0] == 0  # what was measured says nothing of this one

@@ -206,10 +206,10 @@ def independent_gradient(problem, mean, factor, **bound):
     return mean.grad, spread.grad
 
 
-def make_problem(X, y, formula, diagonal, **options):
+def make_problem(X, y, bound, diagonal, **options):
     source = Arrays(torch.from_numpy(X), torch.from_numpy(y))
     ones = torch.ones(X.shape[1], dtype=torch.float64)
-    return Problem(source, Prior(torch.zeros_like(ones), ones), formula, diagonal=diagonal, **options)
+    return Problem(source, Prior(torch.zeros_like(ones), ones), bound, diagonal=diagonal, **options)
 
 
 BOUNDS = {
@@ -228,7 +228,7 @@ def test_every_bound_ends_where_its_own_gradient_vanishes(bound, diagonal):
     for n in (30, 400):
         X, y = data(n, 5, 8)
         model = VariationalLogisticRegression(**options, **BOUNDS[bound]).fit(X, y)
-        problem = make_problem(X, y, limit().moments, diagonal)
+        problem = make_problem(X, y, limit(), diagonal)
         same_bound = BOUNDS[bound] | ({"random_state": model._seed()} if bound == "mc" else {})
         factor = model.posterior_.variance if diagonal else model.posterior_.factor
         one = torch.ones(5, dtype=torch.float64)
@@ -285,7 +285,7 @@ def test_too_few_iterations_warn_with_advice():
 @pytest.mark.parametrize("diagonal", [False, True])
 def test_adam_agrees_with_newton(diagonal):
     X, y = data(200, 3, 11)
-    problem = make_problem(X, y, limit().moments, diagonal)
+    problem = make_problem(X, y, limit(), diagonal)
     exact = newton(problem)
     result = adam.adam(problem, tol=1e-9)
     assert result.converged
@@ -296,7 +296,7 @@ def test_adam_agrees_with_newton(diagonal):
 
 def test_adam_starts_as_the_paper_says():
     X, y = data(50, 3, 12)
-    problem = make_problem(X, y, limit().moments, False)
+    problem = make_problem(X, y, limit(), False)
     result = adam.adam(problem, max_iter=1, generator=np.random.default_rng(5))
     mean = torch.from_numpy(np.random.default_rng(5).standard_normal(3))
     variance = torch.full((3,), 0.35, dtype=torch.float64)
@@ -307,7 +307,7 @@ def test_adam_starts_as_the_paper_says():
 
 def test_minibatches_add_up_to_the_whole():
     X, y = data(103, 3, 13)
-    problem = make_problem(X, y, limit().moments, False)
+    problem = make_problem(X, y, limit(), False)
     q, factor = adam.as_gaussian(torch.ones(3, dtype=torch.float64), torch.eye(3, dtype=torch.float64))
     whole = problem.evaluate(q, factor)[1]
     batches = adam.batches(problem, 10, np.random.default_rng(0))
@@ -325,7 +325,7 @@ def test_minibatches_add_up_to_the_whole():
 
 def test_adam_with_minibatches_comes_close():
     X, y = data(400, 3, 14)
-    problem = make_problem(X, y, limit().moments, True)
+    problem = make_problem(X, y, limit(), True)
     exact = newton(problem)
     result = adam.adam(problem, batch_size=50, max_iter=150, learning_rate=0.02)
     # minibatch noise of a constant learning rate; counting the prior eight times would cost 0.5
@@ -364,7 +364,7 @@ def test_coarse_to_fine_sees_sorted_rows_as_any_others(family, monkeypatch):
 @pytest.mark.parametrize("diagonal", [False, True])
 def test_neither_blocks_nor_order_of_rows_matter(diagonal):
     X, y = data(1000, 4, 16)
-    problem = make_problem(X, y, limit().moments, diagonal)
+    problem = make_problem(X, y, limit(), diagonal)
     reference = newton(problem, tol=TIGHT)
     order = np.random.default_rng(0).permutation(1000)
     sources = [replace(problem.source, block_rows=7), problem.source.take(torch.from_numpy(order))]
@@ -379,8 +379,8 @@ def test_sums_are_the_same_in_blocks():
     X, y = data(1000, 4, 17)
     source = Arrays(torch.from_numpy(X), torch.from_numpy(y), intercept=True)
     mean, factor = torch.ones(5, dtype=torch.float64), torch.eye(5, dtype=torch.float64)
-    one = sums(source, mean, factor, limit().moments)
-    many = sums(replace(source, block_rows=13), mean, factor, limit().moments)
+    one = sums(source, mean, factor, limit())
+    many = sums(replace(source, block_rows=13), mean, factor, limit())
     assert many.value == pytest.approx(one.value, rel=1e-12)
     torch.testing.assert_close(many.gradient, one.gradient, rtol=1e-11, atol=1e-11)
     torch.testing.assert_close(many.gram, one.gram, rtol=1e-11, atol=1e-11)
@@ -503,7 +503,7 @@ def test_separable_under_a_wide_prior_reaches_the_optimum(n, scale, family):
     model = VariationalLogisticRegression(**options, tol=1e-11).fit(X, y)
     assert model.converged_
     # quadrature cannot see widths of a thousand; the exact kernel's own gradient can
-    problem = make_problem(np.column_stack([X, np.ones(n)]), y.astype(float), limit().moments, family == "diagonal")
+    problem = make_problem(np.column_stack([X, np.ones(n)]), y.astype(float), limit(), family == "diagonal")
     problem = replace(problem, prior=Prior(torch.zeros(4).double(), torch.full((4,), scale**-2).double()))
     covariance = torch.from_numpy(model.covariance_)
     root = torch.linalg.cholesky(covariance)
@@ -522,7 +522,7 @@ def test_narrow_priors_lead_to_a_wide_one(family):
     A = torch.from_numpy(np.column_stack([X, np.ones(60)]))
     root = torch.tril(torch.ones(4, 4).double()) * 1e3
     wide = Prior(torch.full((4,), 50.0).double(), torch.cholesky_inverse(root))
-    problem = make_problem(A.numpy(), y.astype(float), limit().moments, family == "diagonal")
+    problem = make_problem(A.numpy(), y.astype(float), limit(), family == "diagonal")
     q, passes = from_narrow_priors(replace(problem, prior=wide))
     result = newton(replace(problem, prior=wide))
     assert result.converged
@@ -666,7 +666,7 @@ print(peak() - start)
 @pytest.mark.parametrize("diagonal", [False, True])
 def test_the_beginning_is_the_mode(diagonal):
     X, y = data(400, 6, 31)
-    problem = make_problem(X, y, limit().moments, diagonal)
+    problem = make_problem(X, y, limit(), diagonal)
     mode = find_mode(problem, None, 1e-24)
     other = LogisticRegression(C=1.0, fit_intercept=False, solver="newton-cholesky", tol=1e-12).fit(X, y)
     np.testing.assert_allclose(mode.q.mean, other.coef_[0], rtol=1e-8)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from viper.data import checks
-from viper.inference.kernels import accelerator
+from viper.inference.device import FEWEST_ROWS, choose_device, is_one_block, rows_fit, rows_per_block
 from viper.inference.rows import BLOCK_ROWS, Arrays
 
 
@@ -32,9 +32,9 @@ class RowFormat:
         """Rows of a block with `width` features; `resident` is the number of all rows, if they are on the device."""
         if self.block_rows is not None or device.type == "cpu":
             return self.block_rows or BLOCK_ROWS
-        if resident is not None and accelerator.little(resident, width):
-            return max(resident, accelerator.FEWEST_ROWS)
-        return accelerator.rows_per_block(width, device)
+        if resident is not None and is_one_block(resident, width):
+            return max(resident, FEWEST_ROWS)
+        return rows_per_block(width, device)
 
 
 def unlabelled_arrays(estimator: Any, X: Any, offset: Any, format: RowFormat) -> Arrays:
@@ -49,7 +49,7 @@ def as_arrays(
 ) -> Arrays:
     """Checked arrays as a source of rows, on the device of the format."""
     rows, intercept = X.shape[0], format.intercept
-    device = accelerator.choose_device(format.device, X)
+    device = choose_device(format.device, X)
     if isinstance(X, np.ndarray):
         X = checks.as_tensor(X)
     elif scipy.sparse.issparse(X):
@@ -62,7 +62,7 @@ def as_arrays(
     if device.type != "cpu":
         # once, so that no pass waits for a transfer
         label, offset, weight = (x if x is None else x.to(device) for x in (label, offset, weight))  # type: ignore[assignment]
-        if X.device != device and accelerator.fits(X.nbytes, device):
+        if X.device != device and rows_fit(X.nbytes, device):
             X = X.to(device).contiguous()
     resident = rows if device.type != "cpu" and X.device == device else None
     return Arrays(

@@ -56,7 +56,7 @@ class PassLog:
         if not (self.folder / HEADER).is_file():
             return None
         try:
-            begun = storage.read(self.folder / HEADER)[2]
+            begun = storage.read_tensors(self.folder / HEADER)[2]
         except StorageError as error:
             raise ValueError(
                 f"checkpoint must be intact; got {self.folder}, which is damaged: {error} Delete the folder to start "
@@ -77,7 +77,7 @@ class PassLog:
         name = f"{self.count:06d}.pass"
         self.count += 1
         with suppress(StorageError, OSError):  # missing or damaged: the pass is made again
-            _, tensors, metadata = storage.read(self.folder / name)
+            _, tensors, metadata = storage.read_tensors(self.folder / name)
             if metadata.get("asked") == asked:
                 given = next((x for x in function.keywords.values() if isinstance(x, Tensor)), None)
                 home = source.device if given is None else given.device
@@ -91,7 +91,7 @@ class PassLog:
         if not self.writable:
             return
         try:
-            storage.write(self.folder / name, "checkpoint", tensors, metadata, overwrite=True)
+            storage.write_tensors(self.folder / name, "checkpoint", tensors, metadata, overwrite=True)
         except StorageError as error:
             self.writable = False
             warnings.warn(

@@ -52,12 +52,12 @@ class Files:
         check_names(self.features, "features")
         if self.target is not None and self.features is not None and self.target in self.features:
             raise ValueError(f"features must not contain the target; got {self.target!r} as both. Leave it out.")
-        files = arrow.find(self.path)
+        files = arrow.find_files(self.path)
         others = {"target": self.target if labels else None, "weight": self.weight if labels else None}
         others["offset"] = self.offset
         apart = {name for name in (self.target, self.weight, self.offset) if name is not None}
         chosen = known if known is not None else self.features
-        kinds = arrow.check(files, None if chosen is None else list(chosen), apart, others)
+        kinds = arrow.feature_types(files, None if chosen is None else list(chosen), apart, others)
         return FileReader(files, kinds, others)
 
 
@@ -65,7 +65,7 @@ class Files:
 class FileReader:
     """The files of one table, and which of its columns are read."""
 
-    files: list[arrow.File]
+    files: list[arrow.ArrowFile]
     kinds: dict[str, Any]  # feature -> NumPy dtype
     others: dict[str, str | None]  # target, weight, offset -> column
 
@@ -85,7 +85,7 @@ class FileReader:
         for file in self.files:
             start = 0
             for batch in file.batches(wanted, numbers, rows):
-                X = arrow.matrix(batch, self.names, dtype) if features else None
-                found = {part: None if n is None else arrow.vector(batch, n) for part, n in self.others.items()}
+                X = arrow.batch_matrix(batch, self.names, dtype) if features else None
+                found = {part: None if n is None else arrow.batch_vector(batch, n) for part, n in self.others.items()}
                 yield Chunk(X, found["target"], weight=found["weight"], offset=found["offset"], place=file.place(start))
                 start += batch.num_rows

@@ -17,7 +17,7 @@ from viper.data.arrays import RowFormat, as_arrays, unlabelled_arrays
 from viper.data.blocks import Blocks, MemoryMap, Reader, refuse_generator
 from viper.data.files import Files
 from viper.data.stream import Stream, scan
-from viper.inference.kernels import accelerator
+from viper.inference.device import choose_device
 from viper.inference.progress import Progress
 from viper.inference.rows import RowSource
 
@@ -123,7 +123,7 @@ def empty_table(reader: Reader) -> Any:
 
 
 def stream_of(reader: Reader, classes: np.ndarray | None, count: int, format: RowFormat) -> Stream:
-    device = accelerator.choose_device(format.device)
+    device = choose_device(format.device)
     block_rows = format.rows_per_block(reader.width, device)
     return Stream(reader, classes, count, format.intercept, device, getattr(torch, format.dtype), block_rows)
 

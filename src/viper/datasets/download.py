@@ -2,17 +2,16 @@
 
 import errno
 import os
-import secrets
 import sys
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
-from contextlib import suppress
 from http.client import HTTPException
 from pathlib import Path
 from typing import BinaryIO
 
+from viper.data.writing import atomic_file
 from viper.errors import DataError
 
 PATIENCE = 2.0  # seconds before progress is shown
@@ -44,22 +43,16 @@ def download(url: str, path: Path, check: Callable[[Path], object]) -> None:
     DataError
         If the server does not give the whole file, or the folder cannot be written. What `check` raises passes through.
     """
-    temporary = path.with_name(f".{secrets.token_hex(8)}-{path.name}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("xb") as file:
+        with atomic_file(path, overwrite=True) as file:
             receive(url, file)
             file.flush()
-            os.fsync(file.fileno())
-        check(temporary)
-        temporary.replace(path)
+            check(Path(file.name))
     except OSError as error:
         full = " Free some space, or choose another folder with VIPER_DATA." if error.errno == errno.ENOSPC else ""
         text = f"The folder for data must be writable; got {path.parent}: {error.strerror}."
         raise DataError(text + (full or " Choose another with the environment variable VIPER_DATA.")) from error
-    finally:
-        with suppress(OSError):  # what made it fail may forbid this too
-            temporary.unlink()
 
 
 def receive(url: str, file: BinaryIO) -> None:

@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from viper.gp.model import Features, Rows, Sites, SparseGP, backward, expand, flatten
+from viper.gp.model import Features, Observations, Sites, SparseGP, backward
 from viper.gp.profile_numpy import DenseProfile, applies
 from viper.inference.problem import Gaussian, Prior, Problem, divergence, gaussian, kl_to_prior
-from viper.inference.rows import BLOCK_ROWS
+from viper.inference.rows import BLOCK_ROWS, RowSource
 from viper.inference.steps import diagonal_step, full_step, opening
 from viper.inference.sums import Sums
-from viper.softplus.pointwise import Formula
+from viper.softplus.pointwise import Bound
 
 MOST_INNER_STEPS = 200
 SHORTEST_STEP = 1e-6
@@ -27,8 +27,9 @@ FAST = 0.1  # a move this much smaller than the last needs no damping
 DAMPING = 0.5
 
 
-def identity_prior(source: Features) -> Prior:
-    zeros = torch.zeros_like(source.root[0])
+def identity_prior(source: RowSource) -> Prior:
+    """N(0, I), the prior of the whitened inducing values."""
+    zeros = torch.zeros(source.dimension, dtype=torch.float64, device=source.device)
     return Prior(zeros, torch.ones_like(zeros))
 
 
@@ -38,25 +39,25 @@ class Profile:
     def __init__(
         self,
         model: SparseGP,
-        rows: Rows,
-        moments: Formula,
+        rows: Observations,
+        bound: Bound,
         diagonal: bool = False,
         scale: float = 1.0,
         tol: float = 1e-2,
         sites: Sites | None = None,
         start: Gaussian | None = None,
     ) -> None:
-        self.model, self.rows, self.moments, self.diagonal, self.scale = model, rows, moments, diagonal, scale
+        self.model, self.rows, self.bound, self.diagonal, self.scale = model, rows, bound, diagonal, scale
         self.sites, self.start = sites, start  # where the first inner maximum is looked for
         self.tol = tol  # nats by which the last inner step may move q
         self.inner_steps = 0
         small = applies(rows, len(model.inducing), diagonal)
-        self.dense = DenseProfile(model, rows, moments, scale, start) if small else None
+        self.dense = DenseProfile(model, rows, bound.moments, scale, start) if small else None
 
     def __call__(self, x: np.ndarray) -> tuple[float, np.ndarray]:
         """Value and gradient; -∞ where K_zz has no factor or F is not finite."""
         nowhere = -math.inf, np.zeros_like(x)
-        expand(self.model, x)
+        self.model.set_free(x)
         self.model.zero_grad(set_to_none=True)
         try:
             with np.errstate(all="ignore"):  # what overflows is seen in the value
@@ -68,7 +69,7 @@ class Profile:
         if prior is not None and prior.requires_grad:
             prior.backward()
             value += float(prior.detach())
-        gradient = flatten(self.model, gradient=True)
+        gradient = self.model.free_gradient()
         if not math.isfinite(value) or not np.isfinite(gradient).all():
             return nowhere
         keep()
@@ -79,7 +80,7 @@ class Profile:
         source = self.features()
         q = self.solve(source)
         factor = q.factor
-        value, sites = backward(source, q, factor, self.moments, self.scale)
+        value, sites = backward(source, q, factor, self.bound.moments, self.scale)
         return value - kl_to_prior(q, factor, identity_prior(source)), lambda: setattr(self, "sites", sites)
 
     def features(self) -> Features:
@@ -94,7 +95,7 @@ class Profile:
 
     def solve(self, source: Features) -> Gaussian:
         """The best q at the present θ, to `tol`."""
-        problem = Problem(source, identity_prior(source), self.moments, diagonal=self.diagonal, scale=self.scale)
+        problem = Problem(source, identity_prior(source), self.bound, diagonal=self.diagonal, scale=self.scale)
         q = self.start if self.sites is None else self.sites.posterior(source, self.diagonal, self.scale)
         return self.iterate(problem, q or opening(problem))
 

@@ -19,7 +19,7 @@ from scipy.linalg import lapack
 from torch import Tensor
 
 from viper.gp.kernels import SHAPES, Shape, covariance, stationary_shape, variances
-from viper.gp.model import Rows, SparseGP, pull_back, root_with_jitter
+from viper.gp.model import Observations, SparseGP, cholesky_with_jitter, pull_back
 from viper.inference.problem import Gaussian
 from viper.softplus.pointwise import Formula
 
@@ -99,7 +99,7 @@ DAMPING = 0.6
 SURELY = 3.0  # an estimated move this many times the tolerance is surely too large
 
 
-def applies(rows: Rows, points: int, diagonal: bool) -> bool:
+def applies(rows: Observations, points: int, diagonal: bool) -> bool:
     return not diagonal and rows.inputs.device.type == "cpu" and len(rows) * points <= LARGEST
 
 
@@ -256,7 +256,7 @@ class DenseProfile:
     """Value of G and gradients of the model's free parameters, the inner maximum from the last one's sites."""
 
     def __init__(
-        self, model: SparseGP, rows: Rows, moments: Formula, scale: float, start: Gaussian | None = None
+        self, model: SparseGP, rows: Observations, moments: Formula, scale: float, start: Gaussian | None = None
     ) -> None:
         self.start = start
         self.model, self.inputs, self.moments = model, rows.inputs, moments
@@ -279,7 +279,7 @@ class DenseProfile:
             kernels = in_closed_form(model, shape, self.inputs, self.squares)
         else:
             kernels = by_autograd(model, self.inputs)
-        root, jitter = root_with_jitter(torch.from_numpy(kernels.among), model.jitter)
+        root, jitter = cholesky_with_jitter(torch.from_numpy(kernels.among), model.jitter)
         inverse = lapack.dtrtri(root.numpy().T, lower=0)[0].T  # L⁻¹
         design = kernels.cross @ inverse.T
         residual = np.maximum(kernels.variance - np.einsum("ij,ij->i", design, design), 0.0)

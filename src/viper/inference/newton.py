@@ -308,8 +308,8 @@ def exact_elbo(problem: Problem, result: Result) -> tuple[float, float, float]:
     """The exact ELBO at the q found, a certified lower bound of it (docs/certificate.md), and KL(q ‖ p)."""
     kl = kl_to_prior(result.q, result.factor, problem.prior)
     value, magnitude = result.objective, result.magnitude
-    if problem.moments is not limit().moments or math.isnan(magnitude):
-        value, total = problem.evaluate(result.q, result.factor, limit().moments, gram=False)
+    if problem.bound is not limit() or math.isnan(magnitude):
+        value, total = problem.evaluate(result.q, result.factor, limit(), gram=False)
         magnitude = total.magnitude
     return value, value - certificate_of_sum(magnitude, kl) - 2.0 * abs(result.unseen), kl
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from viper.inference.rows import RowSource
 from viper.inference.sums import Sums, sums
-from viper.softplus.pointwise import Formula
+from viper.softplus.pointwise import Bound
 
 
 @dataclass(frozen=True)
@@ -86,8 +86,8 @@ class Problem:
 
     source: RowSource
     prior: Prior
-    moments: Formula
-    rough: Formula | None = None  # a cheaper version of `moments`, for all but the last pass
+    bound: Bound
+    rough: Bound | None = None  # a cheaper version of `bound`, for all but the last pass
     diagonal: bool = False
     scale: float = 1.0  # rows of the whole problem per row of `source`
     refine: bool = True  # False: this is a rough stage
@@ -104,13 +104,13 @@ class Problem:
         many = self.source.rows >= MANY_ROWS and self.source.dimension >= MANY_COLUMNS
         return many and self.to_mode and self.source.traits.float32_pays
 
-    def total(self, mean: Tensor, factor: Tensor | None, formula: Formula | None = None, gram: bool = True) -> Sums:
+    def total(self, mean: Tensor, factor: Tensor | None, bound: Bound | None = None, gram: bool = True) -> Sums:
         """The sums over rows; without `gram`, no curvature."""
         return sums(
             self.source,
             mean,
             factor,
-            formula or (self.moments if self.refine or self.rough is None else self.rough),
+            bound or (self.bound if self.refine or self.rough is None else self.rough),
             gram=("diagonal" if self.iterative else "full") if gram else "none",
             scale=self.scale,
             single=self.single,
@@ -118,10 +118,10 @@ class Problem:
         )
 
     def evaluate(
-        self, q: Gaussian, factor: Tensor, formula: Formula | None = None, gram: bool = True
+        self, q: Gaussian, factor: Tensor, bound: Bound | None = None, gram: bool = True
     ) -> tuple[float, Sums]:
         """F and the sums at q."""
-        total = self.total(q.mean, factor, formula, gram)
+        total = self.total(q.mean, factor, bound, gram)
         return total.value - kl_to_prior(q, factor, self.prior), total
 
     def coarsened(self, k: int, generator: np.random.Generator) -> "Problem":

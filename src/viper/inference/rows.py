@@ -19,7 +19,7 @@ import scipy.sparse
 import torch
 from torch import Tensor
 
-from viper.inference.kernels import accelerator
+from viper.inference.device import SMALLEST_SAMPLE, prefetched, reduce_on_device
 
 
 class Matrix(Protocol):
@@ -303,7 +303,7 @@ def traits_on(device: torch.device, rows: int, where: Literal["memory", "stream"
     """The traits of rows that are computed on `device`."""
     if device.type == "cpu":
         return SourceTraits(where)
-    least = accelerator.SMALLEST_SAMPLE
+    least = SMALLEST_SAMPLE
     return SourceTraits(where, 0 if rows < least else least, float32_pays=False)
 
 
@@ -375,7 +375,7 @@ class Arrays(BlockSource):
         def in_blocks_of(rows: int) -> Iterator[Block]:
             return (self if rows == self.block_rows else replace(self, block_rows=rows)).blocks()
 
-        return accelerator.reduce_there(in_blocks_of, function, self.block_rows, self.device)
+        return reduce_on_device(in_blocks_of, function, self.block_rows, self.device)
 
     def vectors(self) -> dict[str, Tensor | None]:
         return {"label": self.label, "offset": self.offset, "residual": self.residual, "weight": self.weight}
@@ -385,7 +385,7 @@ class Arrays(BlockSource):
 
     def designs(self, parts: list[slice]) -> Iterator[Matrix]:
         if isinstance(self.features, Tensor) and self.features.device != self.device:
-            for x in accelerator.streamed(self.features, parts, self.dtype, self.device):
+            for x in prefetched(self.features, parts, self.dtype, self.device):
                 yield Dense(x, self.intercept)
             return
         for part in parts:

@@ -11,11 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from viper.inference.kernels.fused import PROGRAMS, Program
 from viper.inference.problem import Gaussian, Problem
 from viper.inference.steps import NOT_FINITE, diagonal_step, full_step, gradient, opening
 from viper.inference.sums import Sums
-from viper.softplus.pointwise import Triple
+from viper.softplus.pointwise import Bound, KernelRecipe, Triple
 from viper.softplus.quadrature import softplus
 
 MOST_PASSES = 50
@@ -56,7 +55,7 @@ def find_mode(problem: Problem, mean: Tensor | None, enough: float) -> Mode:
 
 def chord_step(problem: Problem, mode: Mode) -> Gaussian:
     """One step towards the mode of all rows from that of a subset, with its curvature: the cheapest of passes."""
-    total = problem.total(mode.q.mean, None, without_variance, gram=False)
+    total = problem.total(mode.q.mean, None, WITHOUT_VARIANCE, gram=False)
     total.gram = mode.curvature
     step = diagonal_step if problem.diagonal else full_step
     return step(problem, mode.q, total, 1.0) or mode.q
@@ -64,7 +63,7 @@ def chord_step(problem: Problem, mode: Mode) -> Gaussian:
 
 def log_joint(problem: Problem, mean: Tensor) -> tuple[float, Sums]:
     """log p(y | μ) + log p(μ), up to a constant, and the sums for its derivatives."""
-    total = problem.total(mean, None, without_variance)
+    total = problem.total(mean, None, WITHOUT_VARIANCE)
     shift = mean - problem.prior.mean
     return total.value - 0.5 * float(shift @ problem.prior.apply(shift)), total
 
@@ -75,7 +74,7 @@ def without_variance(mean: Tensor, variance: Tensor) -> Triple:
     return softplus(mean), s, s * (1.0 - s)
 
 
-PROGRAMS[without_variance] = Program("softplus")
+WITHOUT_VARIANCE = Bound(without_variance, kernel=KernelRecipe("softplus"))
 
 
 def beginning(problem: Problem, generator: np.random.Generator) -> tuple[Gaussian, float]:

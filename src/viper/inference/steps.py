@@ -14,10 +14,9 @@ import torch
 from scipy.linalg.lapack import dpotrs
 from torch import Tensor
 
-from viper.inference.kernels.fused import PROGRAMS, Program
 from viper.inference.problem import SMALL, Gaussian, Problem, cholesky, gaussian
 from viper.inference.sums import Sums
-from viper.softplus.pointwise import Triple
+from viper.softplus.pointwise import Bound, KernelRecipe, Triple
 
 CG_TOLERANCE = 1e-10
 NOT_FINITE = "the rows must give finite sums; got an overflow or NaN. Scale the features and offsets."
@@ -82,7 +81,7 @@ def conjugate_gradients(problem: Problem, total: Sums, slope: Tensor, diagonal: 
 
 def opening(problem: Problem) -> Gaussian:
     """One step from the prior's mean with Σ = 0 and h = ¼, its largest value, so that it cannot go too far."""
-    total = problem.total(problem.prior.mean, None, largest_curvature)
+    total = problem.total(problem.prior.mean, None, LARGEST_CURVATURE)
     step = diagonal_step if problem.diagonal else full_step
     q = step(problem, Gaussian(problem.prior.mean, problem.prior.diagonal), total, 1.0)
     if q is None:
@@ -95,4 +94,4 @@ def largest_curvature(mean: Tensor, variance: Tensor) -> Triple:
     return torch.zeros_like(mean), torch.sigmoid(mean), torch.full_like(mean, 0.25)
 
 
-PROGRAMS[largest_curvature] = Program("quarter")
+LARGEST_CURVATURE = Bound(largest_curvature, kernel=KernelRecipe("quarter"))

@@ -8,10 +8,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from viper.inference.kernels.compiled import MOST_COMPILED, compiled_sums
-from viper.inference.kernels.fused import MOST_COLUMNS, PROGRAMS, Program, available, fused_sums
-from viper.inference.rows import Block, Dense, Matrix, RowSource
-from viper.softplus.pointwise import Formula
+from viper.inference.kernels import kernel_for
+from viper.inference.rows import Block, Matrix, RowSource
+from viper.softplus.pointwise import Bound, Formula, KernelRecipe
 
 
 @dataclass
@@ -32,7 +31,7 @@ def sums(
     source: RowSource,
     mean: Tensor,
     factor: Tensor | None,
-    moments: Formula,
+    bound: Bound,
     *,
     gram: Gram = "full",
     scale: float = 1.0,
@@ -48,16 +47,17 @@ def sums(
         row_sums,
         mean=mean,
         factor=factor,
-        moments=moments,
+        moments=bound.moments,
+        recipe=bound.kernel,
         gram=gram,
         single=single,
         certify=certify,
-        program=PROGRAMS.get(moments),
     )
     value, magnitude, slope, total = source.reduce(rows)
 
     def curvature(vector: Tensor) -> Tensor:
-        return scale * source.reduce(partial(curvature_product, mean=mean, factor=factor, moments=moments, v=vector))[0]
+        function = partial(curvature_product, mean=mean, factor=factor, moments=bound.moments, v=vector)
+        return scale * source.reduce(function)[0]
 
     if scale != 1.0:
         slope, total = slope * scale, total * scale
@@ -69,14 +69,15 @@ def row_sums(
     mean: Tensor,
     factor: Tensor | None,
     moments: Formula,
+    recipe: KernelRecipe | None,
     gram: Gram,
     single: bool,
     certify: bool,
-    program: Program | None,
 ) -> list[Tensor]:
     """A block's part of value, magnitude, gradient and curvature, by a kernel where there is one for it."""
-    if program is not None and (fused := by_kernels(block, mean, factor, program, gram, single)) is not None:
-        return fused
+    kernel = None if gram == "diagonal" else kernel_for(block, recipe, len(mean))
+    if kernel is not None and (found := kernel(mean, factor, gram == "full", single)) is not None:
+        return found
     light = block.design.single() if single and (factor is not None or gram == "full") else block.design
     theta, tau2 = latent_moments(block, mean, factor, light)
     eta, g, h = moments(theta, tau2)
@@ -96,23 +97,6 @@ def row_sums(
 
 def empty(vector: Tensor) -> Tensor:
     return vector.new_zeros(0)
-
-
-def by_kernels(
-    block: Block, mean: Tensor, factor: Tensor | None, program: Program, gram: Gram, single: bool
-) -> list[Tensor] | None:
-    """The same from fused.py or compiled.py, or None."""
-    design = block.design
-    if not isinstance(design, Dense) or gram == "diagonal" or len(mean) > MOST_COMPILED:
-        return None
-    if factor is not None and factor.ndim == 1:
-        factor = torch.diag(factor.sqrt())
-    X, label, offset, residual, weight = design.matrix, block.label, block.offset, block.residual, block.weight
-    if X.device.type == "cpu" and X.dtype == torch.float64:
-        return compiled_sums(X, label, offset, residual, weight, mean, factor, program, gram == "full")
-    if X.is_cuda and X.stride(1) == 1 and len(mean) <= MOST_COLUMNS and residual is None and available():
-        return fused_sums(X, label, offset, weight, mean, factor, program, gram == "full", single)
-    return None
 
 
 def latent_moments(

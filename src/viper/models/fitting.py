@@ -2,7 +2,7 @@
 
 import warnings
 from contextlib import closing, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,8 +11,7 @@ from torch import Tensor
 
 from viper.errors import ConvergenceWarning, users_line
 from viper.inference.adam import adam
-from viper.inference.kernels.accelerator import algebra_device
-from viper.inference.kernels.fused import PROGRAMS, heat_program
+from viper.inference.device import algebra_device
 from viper.inference.newton import Result, newton
 from viper.inference.posterior import Diagonal, Full, LowRank, Posterior, moved
 from viper.inference.problem import Gaussian, Prior, Problem
@@ -20,9 +19,7 @@ from viper.inference.progress import Progress, Tasks
 from viper.inference.rows import Arrays, RowSource
 from viper.inference.threads import one_thread
 from viper.softplus.bounds import build_bound
-from viper.softplus.limit import FAST_ORDER, HEAT_TOLERANCE, MOST_ORDER, limit
-from viper.softplus.pointwise import Formula, Triple
-from viper.softplus.quadrature import EXACT_NODES
+from viper.softplus.pointwise import Bound, Triple
 
 ROUGH_TOLERANCE = 1e-8  # of the moments in all but the last pass: moves the optimum by less than 1e-9 nats
 FLOAT32_TOLERANCE = 1e-6  # nats: what rounding of the products in float32 leaves
@@ -138,20 +135,18 @@ def make_problem(source: RowSource, prior: Prior, options: Options, seed: int) -
     diagonal = options.covariance == "diagonal"
     chosen = build_bound(options.bound, options.terms, options.samples, options.nodes, seed, None)
     if not options.exact:
-        return Problem(source, prior, without_cusp(chosen.moments), diagonal=diagonal)
-    return Problem(source, prior, chosen.moments, None if source.traits.smallest_sample else ROUGH.moments, diagonal)
+        return Problem(source, prior, without_cusp(chosen), diagonal=diagonal)
+    return Problem(source, prior, chosen, None if source.traits.smallest_sample else ROUGH, diagonal)
 
 
 ROUGH = build_bound("viper", None, None, None, None, ROUGH_TOLERANCE)
-PROGRAMS[limit().moments] = heat_program(HEAT_TOLERANCE, MOST_ORDER, EXACT_NODES)
-PROGRAMS[ROUGH.moments] = heat_program(ROUGH_TOLERANCE, FAST_ORDER, ROUGH_TOLERANCE)
 
 
-def without_cusp(formula: Formula) -> Formula:
+def without_cusp(bound: Bound) -> Bound:
     """η_l has curvature -∞ at ϑ = τ = 0, met only by rows that are zero and multiply it by zero: call it 0 there."""
 
     def moments(mean: Tensor, variance: Tensor) -> Triple:
-        value, slope, curvature = formula(mean, variance)
+        value, slope, curvature = bound.moments(mean, variance)
         return value, slope, curvature.nan_to_num(neginf=0.0)
 
-    return moments
+    return replace(bound, moments=moments, kernel=None)

@@ -7,7 +7,7 @@ and intervals s(ϑ ± zτ) for the probability itself.
 from collections.abc import Callable
 from functools import partial
 from os import PathLike
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.special
@@ -22,6 +22,55 @@ from viper.inference.posterior import Posterior, accuracy, expected_log_likeliho
 from viper.inference.rows import Block, RowSource
 from viper.softplus.expectation import expected_sigmoid
 from viper.softplus.limit import limit
+
+
+class Predictions(NamedTuple):
+    """What a model says about each row: log-odds f ~ N(ϑ, τ²), and the probability s(f) of the second class."""
+
+    latent: np.ndarray  # ϑ
+    latent_sd: np.ndarray  # τ
+    probability: np.ndarray  # E[s(f)]
+    sd: np.ndarray  # standard deviation of s(f)
+    lower: np.ndarray  # s(ϑ - zτ)
+    upper: np.ndarray  # s(ϑ + zτ)
+
+    @classmethod
+    def from_latent(cls, mean: Tensor, variance: Tensor, z: float) -> "Predictions":
+        sd = variance.sqrt()
+        ends = torch.sigmoid(mean - z * sd), torch.sigmoid(mean + z * sd)
+        return cls(*(x.cpu().numpy() for x in (mean, sd, *expected_sigmoid(mean, variance), *ends)))
+
+    @property
+    def width(self) -> np.ndarray:
+        return self.upper - self.lower
+
+    def take(self, index: Any) -> "Predictions":
+        return Predictions(*(column[index] for column in self))
+
+    def table(self, classes: np.ndarray) -> dict[str, np.ndarray]:
+        """The columns that are written to files, with the more probable class as `label`."""
+        columns = {name: getattr(self, name) for name in ("probability", "sd", "lower", "upper")}
+        return {"label": classes[(self.latent > 0).astype(int)], **columns}
+
+
+def predictions(model: Any, X: Any, level: float = 0.95) -> Predictions:
+    """Everything the model says about the rows of X, in closed form."""
+    check_model(model)
+    mean, sd = (torch.from_numpy(np.array(x, dtype=float)) for x in model.predict_latent(X))
+    return Predictions.from_latent(mean, sd.square(), half_width(level))
+
+
+def check_model(model: Any) -> None:
+    """Check that it is one of viper's models, which know more than probabilities. A pipeline hides it."""
+    if hasattr(model, "predict_latent"):
+        return
+    fix = "Fit one of its estimators."
+    if hasattr(model, "steps"):
+        fix = (
+            "Pass pipeline[-1], with pipeline[:-1].transform(X) for X; or fit by from_formula, which standardises the "
+            "columns and keeps that with the model."
+        )
+    raise TypeError(f"the model must be one of viper's; got {type(model).__name__}. {fix}")
 
 
 class PredictionMixin:
@@ -79,9 +128,9 @@ class PredictionMixin:
         `predict_proba`, `predict_std` and `predict_interval`. Neither X nor the predictions are ever held whole, and
         the file gets its name when it is complete.
         """
-        columns = partial(prediction_columns, classes=self.classes_, z=half_width(level))
+        columns = partial(prediction_table, classes=self.classes_, z=half_width(level))
         rows, of_block = self._predictor(X, offset, columns)
-        return writing.write(path, rows.map(of_block), overwrite)
+        return writing.write_columns(path, rows.map(of_block), overwrite)
 
     def decision_function(self, X: Any, offset: Any = None) -> np.ndarray:
         """Log-odds of the posterior-averaged probability; positive where the second class is predicted."""
@@ -145,16 +194,8 @@ def probable_classes(mean: Tensor, variance: Tensor, classes: np.ndarray) -> np.
     return classes[(mean > 0).cpu().numpy().astype(int)]
 
 
-def prediction_columns(mean: Tensor, variance: Tensor, classes: np.ndarray, z: float) -> dict[str, np.ndarray]:
-    """The columns of a table of predictions."""
-    expected, interval = expected_sigmoid(mean, variance), probability_interval(mean, variance, z)
-    return {
-        "label": probable_classes(mean, variance, classes),
-        "probability": expected.mean.cpu().numpy(),
-        "sd": expected.std.cpu().numpy(),
-        "lower": interval[:, 0],
-        "upper": interval[:, 1],
-    }
+def prediction_table(mean: Tensor, variance: Tensor, classes: np.ndarray, z: float) -> dict[str, np.ndarray]:
+    return Predictions.from_latent(mean, variance, z).table(classes)
 
 
 def log_odds_of_mean(mean: Tensor, variance: Tensor) -> np.ndarray:

@@ -17,6 +17,7 @@ from viper.softplus.mixture_table import MIXTURES, Mixture
 from viper.softplus.pointwise import (
     Bound,
     Formula,
+    KernelRecipe,
     Triple,
     blocked,
     over_terms,
@@ -114,7 +115,8 @@ def limit() -> Bound:
         return (quadrature.moments if torch.compiler.is_compiling() else enough)(mean, variance)
 
     regimes = ((HEAT_EXACT, heat(HEAT_TOLERANCE)), (NODES_EXACT, nodes), (math.inf, tail.moments))
-    return Bound(piecewise(regimes), piecewise(((NODES_EXACT, quadrature.partials), (math.inf, tail.partials))))
+    partials = piecewise(((NODES_EXACT, quadrature.partials), (math.inf, tail.partials)))
+    return Bound(piecewise(regimes), partials, KernelRecipe("heat", MOST_ORDER, HEAT_EXACT))
 
 
 # --- the probability s(X): mean and standard deviation ---
@@ -166,7 +168,8 @@ def fast_limit(tolerance: float) -> Bound | None:
     tolerance = min(tolerance, COARSEST)
     small = heat_reach(tolerance)[FAST_ORDER - 1]
     regimes = ((small, heat(tolerance, FAST_ORDER)), (math.inf, mixed.moments))
-    return Bound(piecewise(regimes, native=True), mixed.partials)
+    recipe = KernelRecipe("heat", FAST_ORDER, small, tolerance)
+    return Bound(piecewise(regimes, native=True), mixed.partials, recipe)
 
 
 def mixture(table: Mixture) -> Bound:

@@ -10,9 +10,10 @@ the partials are h, E[F'''(X)] and ½ E[F''''(X)]. The formulas are in series.py
 jaakkola_jordan.py; they check nothing and know nothing of autograd. expectation.py does both.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,12 +24,29 @@ Formula = Callable[[Tensor, Tensor], Triple]
 Pointwise = Callable[[Tensor, Tensor], Any]
 
 
+EXACT_NODES = 1e-16  # a tolerance below rounding
+
+
+class KernelRecipe(NamedTuple):
+    """How a compiled kernel computes the moments: "quarter" (h = ¼), "softplus" (v = 0) or "heat" (any v)."""
+
+    kind: str
+    order: int = 0  # of the heat expansion, which CUDA kernels use
+    reach: float = math.inf  # the largest variance at which they may
+    nodes: float = EXACT_NODES  # the tolerance of the quadrature nodes that CPU kernels use instead
+
+
+def no_partials(mean: Tensor, variance: Tensor) -> Triple:
+    raise NotImplementedError("this formula serves the passes of a solver and has no partial derivatives")
+
+
 @dataclass(frozen=True)
 class Bound:
-    """An approximation of E[log(1+e^X)]: its moments and their partial derivatives."""
+    """An approximation of E[log(1+e^X)]: its moments, their partial derivatives, and a kernel for sums over rows."""
 
     moments: Formula
-    partials: Formula
+    partials: Formula = no_partials
+    kernel: KernelRecipe | None = None  # None: the formula itself is evaluated
 
 
 # --- evaluation in blocks: the intermediate results stay in the cache, and memory does not grow with the input ---

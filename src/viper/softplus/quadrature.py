@@ -122,7 +122,6 @@ def smooth_nodes(count: int) -> Bound:
 
 # --- the nodes of the compiled pass ---
 
-EXACT_NODES = 1e-16  # a tolerance below rounding
 MOST_GAUSS = 24
 LARGEST_SD, SD_RATIO = 8.0, 1.12  # the sets of nodes reach up to this τ, each this much further than the last
 NEAR_POLE = 3.0  # imaginary part, below π, of the line to which the integral of the trapezoidal rule is moved

@@ -100,7 +100,7 @@ class Partitions(BlockSource):
             return tensors(
                 added(run_on_workers(None, partial(group_sums, function=function), self.parts, self.chosen_of_parts()))
             )
-        packed, quick = pack(function), function.keywords.get("program") is not None
+        packed, quick = pack(function), function.keywords.get("recipe") is not None
         for _ in range(ATTEMPTS):
             try:
                 return tensors(self.remote_sums(packed, quick))

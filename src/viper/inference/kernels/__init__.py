@@ -1,1 +1,47 @@
-"""A block's sums in C and in Triton, and the memory of accelerators."""
+"""A block's sums by compiled code: one pass in C on a CPU, one or three Triton kernels on a CUDA device.
+
+The plain formulas of sums.py are the reference. They also take over where no kernel applies: other bounds, variances
+beyond a kernel's reach, sparse rows, many columns, no C library, no Triton.
+"""
+
+from collections.abc import Callable
+from functools import cache, partial
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+from viper.inference.kernels.compiled import MOST_COMPILED, compiled_sums
+from viper.inference.rows import Block, Dense
+from viper.softplus.pointwise import KernelRecipe
+
+# (μ, F, whether the curvature is wanted, whether float32 will do) -> value, magnitude, gradient, curvature; or None
+Kernel = Callable[[Tensor, Tensor | None, bool, bool], list[Tensor] | None]
+
+MOST_CUDA = 64  # columns: a program holds their curvature matrix
+
+
+def kernel_for(block: Block, recipe: KernelRecipe | None, columns: int) -> Kernel | None:
+    """The kernel for these rows, or None; its sums are those of `row_sums`, or None beyond its reach."""
+    if recipe is None or not isinstance(block.design, Dense):
+        return None
+    X = block.design.matrix
+    if X.device.type == "cpu":
+        fits = X.dtype == torch.float64 and columns <= MOST_COMPILED
+        return partial(compiled_sums, block, recipe) if fits else None
+    fits = X.is_cuda and X.stride(1) == 1 and columns <= MOST_CUDA and block.residual is None
+    return partial(triton_sums(), block, recipe) if fits and has_triton() else None
+
+
+@cache
+def has_triton() -> bool:
+    """Whether Triton is installed; it comes with the CUDA builds of torch."""
+    return find_spec("triton") is not None
+
+
+@cache
+def triton_sums() -> Callable[..., list[Tensor] | None]:
+    """The function of triton.py, imported on first use."""
+    from viper.inference.kernels.triton import launch
+
+    return launch

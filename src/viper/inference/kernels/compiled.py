@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from viper.inference.kernels.fused import Program
+from viper.inference.rows import Block, Dense
+from viper.softplus.pointwise import KernelRecipe
 from viper.softplus.quadrature import node_sets
 
 NAME = "row_sums_1"  # another with every change of its arguments, so that an old library is not called by a newer viper
@@ -24,7 +25,7 @@ ARGUMENTS: list[Any] = [ADDRESS, SIZE, SIZE, SIZE, COUNT, COUNT, *[ADDRESS] * 7,
 
 
 @cache
-def row_sums() -> Callable[..., int] | None:
+def library_function() -> Callable[..., int] | None:
     """The function of _rows.c; None where it was not built, does not run on this machine, or errs."""
     built = find_spec("viper.inference.kernels._rows")
     if built is None or built.origin is None:
@@ -48,43 +49,41 @@ def is_right(function: Callable[..., int]) -> bool:
 MOST_COMPILED = 256  # columns: the sums of a vector of rows each fit the cache
 
 
-def available() -> bool:
+def is_compiled() -> bool:
     """Whether rows on a CPU are summed by compiled code."""
-    return row_sums() is not None
+    return library_function() is not None
 
 
 def compiled_sums(
-    matrix: Tensor,
-    label: Tensor,
-    offset: Tensor | None,
-    residual: Tensor | None,
-    weight: Tensor | None,
-    mean: Tensor,
-    factor: Tensor | None,
-    program: Program,
-    gram: bool,
+    block: Block, recipe: KernelRecipe, mean: Tensor, factor: Tensor | None, gram: bool, single: bool
 ) -> list[Tensor] | None:
-    """Value, magnitude, gradient and curvature as `row_sums` has them, or None where it has to do it.
+    """Value, magnitude, gradient and curvature, always in float64; None without a library or beyond its reach.
 
-    `mean` has an entry more than `matrix` has columns where there is an intercept. Other threads run meanwhile.
+    `mean` has an entry more than the matrix has columns where there is an intercept. Other threads run meanwhile.
     """
-    function = row_sums()
+    function = library_function()
     if function is None:
         return None
-    d = len(mean)
-    nodes, out = packed_nodes(program.nodes), matrix.new_empty(2 + d + d * d * gram)
-    if program.kind != "heat":  # of the mean alone
-        factor = residual = None
-    arrays = [None if x is None else in_order(x) for x in (label, offset, residual, weight, mean, factor, nodes)]
+    assert isinstance(block.design, Dense)
+    matrix, d = block.design.matrix, len(mean)
+    nodes, out = packed_nodes(recipe.nodes), matrix.new_empty(2 + d + d * d * gram)
+    residual, factor = (block.residual, square(factor)) if recipe.kind == "heat" else (None, None)
+    vectors = block.label, block.offset, residual, block.weight, mean, factor, nodes
+    arrays = [None if x is None else in_order(x) for x in vectors]
     failed = function(
         matrix.data_ptr(), len(matrix), *matrix.stride(), matrix.shape[1], d,
         *[None if x is None else x.data_ptr() for x in arrays], len(nodes),
-        program.kind == "quarter", gram, out.data_ptr(),
+        recipe.kind == "quarter", gram, out.data_ptr(),
     )  # fmt: skip
     if failed:
         return None
     value, magnitude, slope, curvature = out.split([1, 1, d, d * d * gram])
     return [value[0], magnitude[0], slope, curvature.view(d, d) if gram else curvature]
+
+
+def square(factor: Tensor | None) -> Tensor | None:
+    """F as a matrix, also of the diagonal family, which holds variances instead."""
+    return factor if factor is None or factor.ndim == 2 else torch.diag(factor.sqrt())
 
 
 def in_order(x: Tensor) -> Tensor:

@@ -16,7 +16,30 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import libdevice
 
+from viper.inference.kernels.compiled import square
+from viper.inference.rows import Block, Dense
 from viper.softplus.limit import EVEN, MOST_ORDER, ODD
+from viper.softplus.pointwise import KernelRecipe
+
+MOST_NARROW = 10  # columns whose curvature matrix a thread can hold
+
+
+def launch(
+    block: Block, recipe: KernelRecipe, mean: Tensor, factor: Tensor | None, gram: bool, single: bool
+) -> list[Tensor] | None:
+    """Value, magnitude, gradient and curvature, on the host; None where a row is beyond the recipe's reach.
+
+    `mean` has an entry more than the matrix has columns where there is an intercept. Each program adds up its share of
+    the rows in a fixed order, so that results repeat to the last bit.
+    """
+    assert isinstance(block.design, Dense)
+    matrix, factor = block.design.matrix, square(factor)
+    with torch.cuda.device(matrix.device):  # Triton launches on the current one
+        if len(mean) <= MOST_NARROW:
+            value, magnitude, beyond, slope, curvature = launch_narrow(matrix, block, recipe, mean, factor, gram)
+        else:
+            value, magnitude, beyond, slope, curvature = launch_wide(matrix, block, recipe, mean, factor, gram, single)
+    return None if recipe.kind == "heat" and float(beyond) else [value, magnitude, slope, curvature]
 
 
 def heat_table() -> tuple[float, ...]:
@@ -149,23 +172,15 @@ def found(device: torch.device, features: torch.dtype, registers: int, width: in
 
 
 def launch_narrow(
-    matrix: Tensor,
-    size: int,
-    label: Tensor,
-    offset: Tensor | None,
-    weight: Tensor | None,
-    mean: Tensor,
-    factor: Tensor | None,
-    kind: str,
-    order: int,
-    reach: float,
-    gram: bool,
+    matrix: Tensor, block: Block, recipe: KernelRecipe, mean: Tensor, factor: Tensor | None, gram: bool
 ) -> list[Tensor]:
     """Value, magnitude, number of rows beyond the reach, gradient and curvature, on the host.
 
     What need not be done before the first kernel begins, is done while it runs.
     """
-    device, (rows, columns) = matrix.device, matrix.shape
+    device, (rows, columns), size = matrix.device, matrix.shape, len(mean)
+    label, offset, weight = block.label, block.offset, block.weight
+    kind, order, reach, _ = recipe
     registers, share = SHARES[size > 8]
     tiles, most = triton.cdiv(rows, ROWS), share * multiprocessors(device)
     programs, width = max(1, min(tiles, most)), triton.next_power_of_2(most)
@@ -286,21 +301,12 @@ def multiprocessors(device: torch.device) -> int:
 
 
 def launch_wide(
-    matrix: Tensor,
-    size: int,
-    label: Tensor,
-    offset: Tensor | None,
-    weight: Tensor | None,
-    mean: Tensor,
-    factor: Tensor | None,
-    kind: str,
-    order: int,
-    reach: float,
-    gram: bool,
-    single: bool,
+    matrix: Tensor, block: Block, recipe: KernelRecipe, mean: Tensor, factor: Tensor | None, gram: bool, single: bool
 ) -> list[Tensor]:
     """Value, magnitude, number of rows beyond the reach, gradient and curvature, on the host by one copy."""
-    rows, columns = matrix.shape
+    (rows, columns), size = matrix.shape, len(mean)
+    label, offset, weight = block.label, block.offset, block.weight
+    kind, order, reach, _ = recipe
     width = max(16, triton.next_power_of_2(size))
     tile, warps, per_unit = TILES[width > 16]
     tiles, point_tiles = triton.cdiv(rows, tile), triton.cdiv(rows, POINTS)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import pandas
 
 
-def describe(model: SparseGP, scaler: Scaler, names: list[str]) -> "pandas.DataFrame":
+def hyperparameter_table(model: SparseGP, scaler: Scaler, names: list[str]) -> "pandas.DataFrame":
     """Lengthscales, relevance and mean weights by column, in the units of X; in `attrs` what belongs to no column."""
     import pandas
 

@@ -45,27 +45,27 @@ def free_memory(device: torch.device) -> int:
     return int(torch.cuda.mem_get_info(device)[0])
 
 
-def fits(size: int, device: torch.device) -> bool:
+def rows_fit(size: int, device: torch.device) -> bool:
     """Whether `size` bytes of rows leave room to compute."""
     return size <= SHARE_FOR_ROWS * free_memory(device)
 
 
-def held(columns: int) -> int:
+def bytes_per_row(columns: int) -> int:
     """Bytes that a row takes in a block, with all that the plain formulas make of it."""
     return 8 * (3 * columns + 24)
 
 
 def rows_per_block(columns: int, device: torch.device) -> int:
     """As many rows as a share of the free memory holds."""
-    return int(min(MOST_ROWS, max(FEWEST_ROWS, SHARE_FOR_BLOCK * free_memory(device) // held(columns))))
+    return int(min(MOST_ROWS, max(FEWEST_ROWS, SHARE_FOR_BLOCK * free_memory(device) // bytes_per_row(columns))))
 
 
-def little(rows: int, columns: int) -> bool:
+def is_one_block(rows: int, columns: int) -> bool:
     """Whether the rows are one block without a look at the free memory, which takes as long as a kernel."""
-    return rows * held(columns) <= LITTLE
+    return rows * bytes_per_row(columns) <= LITTLE
 
 
-def reduce_there(
+def reduce_on_device(
     blocks: Callable[[int], Iterator[Any]], function: partial[list[Tensor]], rows: int, device: torch.device
 ) -> list[Tensor]:
     """Σ over blocks of at most `rows` rows, with the function's tensors taken there and its sums brought back.
@@ -104,7 +104,7 @@ def fetched(totals: list[Tensor], home: torch.device) -> list[Tensor]:
     return [part.reshape(total.shape) for part, total in zip(parts, totals, strict=True)]
 
 
-def streamed(features: Tensor, parts: list[slice], dtype: torch.dtype, device: torch.device) -> Iterator[Tensor]:
+def prefetched(features: Tensor, parts: list[slice], dtype: torch.dtype, device: torch.device) -> Iterator[Tensor]:
     """Rows of a host tensor on the device, part by part; the next part is on its way while one is used."""
     longest = max((part.stop - part.start for part in parts), default=0)
     buffers = [torch.empty(longest, features.shape[1], dtype=dtype, pin_memory=True) for _ in range(2)]
