@@ -21,6 +21,7 @@ import scipy.sparse
 import torch
 from torch import Tensor
 
+from viper.errors import NotPositiveDefinite
 from viper.gp.kernels import covariance, log_prior, variances
 from viper.inference.problem import Gaussian, cholesky
 from viper.inference.rows import (
@@ -43,10 +44,6 @@ LARGEST_JITTER = 1e-2  # relative to the mean variance of the inducing values; a
 BLOCK_ROWS_GPU = 1 << 17
 KEPT_FEATURES = 1 << 24  # entries of A kept between passes (128 MB), with everything that gradients need
 KEPT_ROUGHLY = 1 << 28  # entries of A kept in float32 (1 GB), where that is precise enough
-
-
-class NotPositiveDefinite(ValueError):
-    """K_zz has no Cholesky factor, even with the largest jitter."""
 
 
 class SparseGP(torch.nn.Module):
