@@ -11,11 +11,11 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from tolerances import TOLERANCE
 
 import viper
-from viper.errors import ConvergenceWarning, JitterWarning, StorageError
+from viper.errors import ConvergenceWarning, JitterWarning, NotPositiveDefinite, StorageError
 from viper.gp.classifier import VariationalGPClassifier
 from viper.gp.kernels import KERNELS, covariance, make_kernel, make_mean, variances
 from viper.gp.lbfgs import Climb
-from viper.gp.model import Features, NotPositiveDefinite, Observations, SparseGP, cholesky_with_jitter
+from viper.gp.model import Features, Observations, SparseGP, cholesky_with_jitter
 from viper.gp.profile import Profile, identity_prior
 from viper.gp.search import Attempt, Search, distinct_attempts
 from viper.gp.starts import Candidate

@@ -9,7 +9,8 @@ import math
 import numpy as np
 import torch
 
-from viper.gp.model import Features, NotPositiveDefinite, Observations, SparseGP, backward
+from viper.errors import NotPositiveDefinite
+from viper.gp.model import Features, Observations, SparseGP, backward
 from viper.gp.profile import identity_prior
 from viper.inference.problem import Gaussian, Problem
 from viper.inference.steps import diagonal_step, full_step, opening

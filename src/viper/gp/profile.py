@@ -24,7 +24,7 @@ from viper.gp.profile_numpy import (
     dense_profile_applies,
 )
 from viper.inference.problem import Gaussian, Prior, Problem, divergence, gaussian, kl_to_prior
-from viper.inference.rows import BLOCK_ROWS, Source
+from viper.inference.rows import BLOCK_ROWS, RowSource
 from viper.inference.steps import diagonal_step, full_step, opening
 from viper.inference.sums import Sums
 from viper.softplus.pointwise import Bound
@@ -32,7 +32,7 @@ from viper.softplus.pointwise import Bound
 HALF_STEP = 0.5  # damping of a mixture, and by which a step that lowers F is shortened
 
 
-def identity_prior(source: Source) -> Prior:
+def identity_prior(source: RowSource) -> Prior:
     """N(0, I), the prior of the whitened inducing values."""
     zeros = torch.zeros(source.dimension, dtype=torch.float64, device=source.device)
     return Prior(zeros, torch.ones_like(zeros))
