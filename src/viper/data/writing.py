@@ -223,11 +223,11 @@ def grouped(parts: Iterable[dict[str, np.ndarray]]) -> Iterator[dict[str, np.nda
         held.append(part)
         count += len(next(iter(part.values())))
         if count >= GROUP_ROWS:
-            yield concatenated(held)
+            yield joined_columns(held)
             held, count = [], 0
     if held:
-        yield concatenated(held)
+        yield joined_columns(held)
 
 
-def concatenated(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+def joined_columns(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}

@@ -13,7 +13,8 @@ in `artefacts` below.
 import sys
 from pathlib import Path
 
-from viper.paper.artefact import Artefact, Request, Unavailable
+from viper.errors import Unavailable
+from viper.paper.artefact import Artefact, Request
 from viper.paper.pipeline import STEPS, Outcome, reproduce_one
 
 __all__ = ["Artefact", "Outcome", "Unavailable", "artefacts", "reproduce"]

@@ -17,13 +17,6 @@ Row = Mapping[str, Any]  # one line of results: column -> number or word; a miss
 Config = dict[str, Any]  # everything else that determines the results, as plain JSON values
 
 
-class Unavailable(RuntimeError):
-    """Something that an artefact needs is missing, such as a file to download; the message says what to do.
-
-    `reproduce("all")` reports it and continues with the next artefact.
-    """
-
-
 @dataclass(frozen=True)
 class Request:
     """What the user asked for: number of runs (None: as in the paper), first seed, quick version, data folder."""

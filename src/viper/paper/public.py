@@ -14,7 +14,8 @@ import numpy as np
 from scipy.special import expit
 
 from viper import datasets
-from viper.paper.artefact import Artefact, Config, Job, Request, Row, Unavailable
+from viper.errors import Unavailable
+from viper.paper.artefact import Artefact, Config, Job, Request, Row
 from viper.paper.methods import METHODS, TABLE_ORDER, Marginals, fit_gp, gp_marginals, marginal_kl
 from viper.paper.published import published_gp
 from viper.paper.tables import Cell, ResultTable, spread_of

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 TOY_GRID = np.linspace(0.0, 5.0, 100)  # the published coverages are multiples of 0.01
-SOLVERS = {"best": "profile", "recipe": "natural-adam"}
+SOLVERS = {"best": {"solver": "profile"}, "recipe": {"solver": "natural-adam", "inducing": "kmeans"}}
 RECIPE_METHODS = ("VI-MC", "VI-PER", "VI-PG")  # those of the paper
 TOY_METRICS = {
     "ELBO": "elbo",
@@ -61,7 +61,7 @@ class ToyExample(Artefact):
         for solver in config["solvers"]:
             reference = None
             for method in METHODS if solver == "best" else RECIPE_METHODS:
-                model, seconds = fit_gp(toy.x[:, None], toy.y, method, seed, config["samples"], solver=SOLVERS[solver])
+                model, seconds = fit_gp(toy.x[:, None], toy.y, method, seed, config["samples"], **SOLVERS[solver])
                 q = gp_marginals(model, TOY_GRID[:, None])
                 reference = reference or q
                 labels = {"solver": solver, "method": method}
