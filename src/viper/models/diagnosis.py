@@ -203,11 +203,11 @@ class DiagnosisMixin:
         self, X: Any, y: Any, sample_weight: Any, offset: Any, draws: int, random_state: Any
     ) -> tuple[WeightedDraws, Diagnosis]:
         check_is_fitted(self, "posterior_")
-        if X is None and getattr(self, "_training_rows", None) is None:
-            raise ValueError("diagnose needs the training rows; got a model without them. Pass X and y.")
-        source = self._training_rows
+        source = getattr(self, "_training_rows", None)
         if X is not None:
             source = self._open_labelled_rows(X, y, sample_weight=sample_weight, offset=offset)
+        if source is None:
+            raise ValueError("diagnose needs the training rows; got a model without them. Pass X and y.")
         if random_state is None:
             random_state = self.random_state if isinstance(self.random_state, int | np.integer) else SEED
         generator = np.random.default_rng(check_random_state(random_state).randint(2**31))
