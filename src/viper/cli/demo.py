@@ -162,19 +162,19 @@ def odds_table(model: Any) -> Any:
 def tell_twins_apart(tumours: Tumours, fit: TimedFit) -> str:
     """Describe two held-out tumours of about the same probability, one of which is far less certain."""
     from viper.models.prediction import predictions
-    from viper.report.views import Unusual
-    from viper.report.words import JOIN, percent, span, unusual
+    from viper.report.views import Outlyingness
+    from viper.report.words import JOIN, percent, percent_range, unusual_sentence
 
     X = tumours.test[fit.columns]
-    seen, found = predictions(fit.model, X), Unusual(X)
+    seen, found = predictions(fit.model, X), Outlyingness(X)
     lines = ["Two held-out tumours to which the model gives about the same probability:", ""]
     for k in find_twins(seen):
-        interval = span(seen.lower[k], seen.upper[k]).replace(JOIN, "")
+        interval = percent_range(seen.lower[k], seen.upper[k]).replace(JOIN, "")
         lines += [
             f"[bold]tumour {tumours.test.index[k]}[/bold]: malignant with probability "
             f"[bold]{percent(seen.probability[k])}[/bold], 95 % interval [bold]{interval}[/bold] "
             f"(log-odds {seen.latent[k]:.1f} ± {seen.latent_sd[k]:.1f}); it was {tumours.test[TUMOUR_CLASS].iloc[k]}.",
-            unusual(found, k),
+            unusual_sentence(found, k),
             "",
         ]
     lines.append(
@@ -205,7 +205,7 @@ def bound_table() -> Any:
     theta, tau = torch.meshgrid(torch.linspace(-8, 6, 57).double(), torch.logspace(-2, 1, 31).double(), indexing="ij")
     errors = views.relative_errors(theta, tau**2)
     table = number_table("E log(1+eˣ), X ~ N(1, 2²)", ("value", "slope", "curvature", "worst relative error"))
-    for name, options in views.METHODS.items():
+    for name, options in views.SOFTPLUS_OPTIONS.items():
         numbers = [f"{x:.8f}" for x in viper.expected_softplus(1.0, 4.0, **options)]
         table.add_row(name, *numbers, f"{errors[name].max():.1e}")
     remark = (

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from viper.data.table_file import Table
+    from viper.data.table_file import TableFile
 
 MissingRule = StrEnum("MissingRule", ["error", "drop", "mean"])
-TableFormat = StrEnum("TableFormat", ["csv", "parquet", "arrow", "libsvm"])
+FormatWord = StrEnum("FormatWord", ["csv", "parquet", "arrow", "libsvm"])
 
 
 def optional(text: str, *names: str, **settings: Any) -> Any:
@@ -53,7 +53,7 @@ class Reading:
     """How to read a table: the group of options of every command that takes one."""
 
     format: Annotated[
-        TableFormat | None, optional("Format of the table. (default: from its name and first bytes)", **READING)
+        FormatWord | None, optional("Format of the table. (default: from its name and first bytes)", **READING)
     ] = None
     encoding: Annotated[str, typer.Option(help="Encoding of a CSV file, such as latin-1.", **READING)] = "utf-8"
     separator: Annotated[
@@ -64,14 +64,14 @@ class Reading:
         list[str] | None, optional("Cell that means missing, besides the empty one and NA. Repeat for more.", **READING)
     ] = None
 
-    def table(self, path: Path) -> "Table":
+    def table(self, path: Path) -> "TableFile":
         """Return the table at `path`; raises FileError if there is no such file."""
-        from viper.data.table_file import Table, check_input
+        from viper.data.table_file import TableFile, check_input
 
         check_input(path)
         separator = {"\\t": "\t", "tab": "\t"}.get(self.separator or "", self.separator)
         form = None if self.format is None else self.format.value
-        return Table(path, self.encoding, separator, self.decimal, tuple(self.na or ()), form)
+        return TableFile(path, self.encoding, separator, self.decimal, tuple(self.na or ()), form)
 
 
 def with_reading_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -95,7 +95,7 @@ def with_reading_options(command: Callable[..., None]) -> Callable[..., None]:
 
 def open_model_and_rows(
     model: Path, data: Path, reading: Reading, out: Path | None = None, force: bool = False
-) -> tuple[Any, "Table"]:
+) -> tuple[Any, "TableFile"]:
     """Load a model and open the table it is applied to.
 
     All paths, that of the output too if there is one, are checked before torch is loaded: mistakes are reported at

@@ -43,7 +43,7 @@ def predict_rows(
         raise typer.BadParameter("--json describes the file written, so --out must be a file; got -")
     fitted, table = options.open_model_and_rows(model, data, reading, None if to_screen else out, force)
 
-    from viper.data.writing import writing
+    from viper.data.writing import frame_writer
 
     parts = PredictedParts(fitted, table, interval, keep or [])
     with table.located():
@@ -52,7 +52,7 @@ def predict_rows(
                 part.to_csv(sys.stdout, index=False, header=parts.first_part, lineterminator="\n")
                 sys.stdout.flush()
         else:
-            with writing(out, force) as write:
+            with frame_writer(out, force) as write:
                 for part in parts:
                     write(part)
     note_what_was_written(parts, out, to_screen, as_json)
@@ -73,7 +73,7 @@ class PredictedParts:
         names = input_columns(self.model)
         copied = tuple(name for name in self.keep if name not in names)  # read as text, so that they are not altered
         for part in self.table.chunks(PART_ROWS, text_inputs(self.model) + copied):
-            frame = with_zero_columns(part, names) if self.table.kind() == "libsvm" else part
+            frame = with_zero_columns(part, names) if self.table.kind().word == "libsvm" else part
             if self.first_part:
                 used = {*names, *self.keep, target_of(self.model)}
                 self.ignored = [name for name in frame.columns if name not in used]

@@ -4,7 +4,7 @@ import difflib
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from viper.data.table_file import Table, check_numbers
+from viper.data.table_file import TableFile, check_numbers
 from viper.errors import FileError, FormulaError, instead, listed
 from viper.formula.columns import is_text
 from viper.formula.grammar import quote, split_sides, tokenize
@@ -30,7 +30,7 @@ class PreparedRows(NamedTuple):
 
 
 def prepare_rows(
-    table: Table,
+    table: TableFile,
     target: str | None,
     formula: str | None,
     drop: list[str] | None,
@@ -45,7 +45,7 @@ def prepare_rows(
             raise FormulaError(f"--target and the formula must agree; got {target!r} and {named!r}. Give one of them.")
         target = named
     frame = table.read(categories)
-    if target is None and table.kind() == "libsvm":
+    if target is None and table.kind().word == "libsvm":
         target = "y"
     if target is None:
         raise FileError(f"--target must name the column to predict; got none. There are {listed(frame)}.")
@@ -114,7 +114,7 @@ def in_c(formula: str) -> list[str]:
 
 
 def with_all_columns(
-    frame: "pandas.DataFrame", table: Table, target: str, category: tuple[str, ...], drop: tuple[str, ...]
+    frame: "pandas.DataFrame", table: TableFile, target: str, category: tuple[str, ...], drop: tuple[str, ...]
 ) -> PreparedRows:
     """Use all columns except the target and those that are constant; text becomes categories."""
     check_numbers(frame, table, (target, *category))
@@ -153,7 +153,7 @@ class LabelledRows(NamedTuple):
     known: "np.ndarray"  # whether a row has a class
 
 
-def labelled_rows(model: Any, table: Table, target: str | None) -> LabelledRows:
+def labelled_rows(model: Any, table: TableFile, target: str | None) -> LabelledRows:
     """Read the rows of a table, and check that it has the model's columns and classes."""
     name = target or target_of(model)
     if name is None:
