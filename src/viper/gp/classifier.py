@@ -100,7 +100,8 @@ class VariationalGPClassifier(
     warm_start : bool, default False
         Whether `fit` begins where the last one ended, if that had as many columns.
     random_state : int, RandomState or None
-        Seeds clusters, random rows and Monte Carlo.
+        Seeds clusters, random rows and Monte Carlo. None means a fixed seed, so that a fit can be repeated; `sample`
+        draws afresh in every call if it is None.
     device : str or torch.device, optional
         Where to compute; by default the CPU, or where a tensor X lies. What is fitted lies on the CPU.
     verbose : bool or "auto", default "auto"
@@ -226,7 +227,7 @@ class VariationalGPClassifier(
         if before is None:
             self._scaler = Scaler.fit(X, weight, self.standardize)
         rows = self._rows(X, label, offset, weight, device)
-        random = check_random_state(self.random_state)
+        random = checks.random_of_fit(self.random_state)
         exact, fast = self._bound(int(random.randint(2**31)))
         generator = np.random.default_rng(random.randint(2**31))
         steps = int(self.max_iter or DEFAULT_STEPS[self.solver])

@@ -15,11 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 from sklearn.base import clone
-from sklearn.utils import check_random_state
 from torch import Tensor
 
 from viper.data.checkpoint import resumable
-from viper.data.checks import in_memory
+from viper.data.checks import in_memory, seed_of
 from viper.errors import ConvergenceWarning, users_line
 from viper.gp.model import Features, Rows, Scaler, SparseGP
 from viper.inference.newton import exact_elbo, newton
@@ -86,7 +85,7 @@ class Seen(Through):
 
 def fit(estimator: Any, source: Source, bound: Callable[[int], tuple[Bound, Bound]], checkpoint: Any) -> Any:
     """Fit an estimator that knows its classes and columns: search on some rows, then find q on all."""
-    start = int(check_random_state(estimator.random_state).randint(2**31))
+    start = seed_of(estimator.random_state)
     with resumable(estimator, source, checkpoint, start) as (passes, seed):
         found = search(estimator, passes, seed)
         learned = {name: x for name, x in vars(found).items() if name.endswith("_") or name == "_scaler"}
