@@ -1,13 +1,18 @@
 """The shape of the library: imports point downward, importing is free of side effects, files name no machine."""
 
 import ast
+import importlib
 import json
+import pickle
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+import viper
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "viper"
@@ -28,6 +33,7 @@ ROOMS = {
 }
 ORDER = list(ROOMS)
 SOFTPLUS_MAY_IMPORT = {"torch", "numpy", "viper", *sys.stdlib_module_names}
+MOST_SHARED_NAMES, MOST_SHARED_CALLABLES = 60, 40  # names that stand in more than one module
 MODULES = {path.relative_to(PACKAGE).with_suffix(""): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 
@@ -133,6 +139,65 @@ def test_import_changes_no_global_state(fresh_import):
 @pytest.mark.parametrize("library", ["matplotlib", "pandas", "dask", "gpytorch", "jax", "torch"])
 def test_import_is_light(fresh_import, library):
     assert library not in fresh_import["modules"]
+
+
+# --- public modules live in rooms ---
+
+
+@pytest.mark.parametrize(("public", "real"), viper.MODULES.items())
+def test_a_public_module_is_the_real_one(public, real):
+    module = importlib.import_module(public)
+    assert module is importlib.import_module(real) is getattr(viper, public.removeprefix("viper."))
+    assert module.__name__ == module.__spec__.name == real
+
+
+def test_public_names_can_be_imported_and_listed():
+    from viper.gpytorch import LogitLikelihood
+    from viper.metrics import scores
+    from viper.plot import forest
+    from viper.reference import sample_posterior
+
+    public = [getattr(viper, name) for name in viper.NAMES]
+    for one in (LogitLikelihood, scores, forest, sample_posterior, *public):
+        assert pickle.loads(pickle.dumps(one)) is one
+    assert {*viper.__all__} == {*viper.NAMES} | {name.removeprefix("viper.") for name in viper.MODULES} <= {*dir(viper)}
+    model = viper.VariationalLogisticRegression(prior_scale=2.0)
+    assert pickle.loads(pickle.dumps(model)).get_params() == model.get_params()
+    with pytest.raises(AttributeError, match="module 'viper' has no attribute 'plots'"):
+        viper.plots  # noqa: B018
+
+
+@pytest.mark.parametrize("use", ["viper.gpytorch", "viper.VariationalGPClassifier", "__import__('viper.gpytorch')"])
+def test_without_gpytorch_the_extra_is_named(use):
+    program = f"import sys; sys.modules['gpytorch'] = None; import viper; {use}"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert "needs GPyTorch. Run: pip install 'vi-per[gp]'" in done.stderr.splitlines()[-1]
+
+
+# --- a name is defined once ---
+
+
+def definitions(path: Path) -> Iterator[tuple[str, bool]]:
+    """The names a module defines at its top level, and whether each is a function or class."""
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.name, True
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            yield from ((x.id, False) for target in targets for x in ast.walk(target) if isinstance(x, ast.Name))
+
+
+def test_a_name_is_defined_in_one_module():
+    modules, callables = defaultdict(set), set()
+    for path, file in MODULES.items():
+        for name, is_callable in definitions(file):
+            modules[name].add(str(path))
+            callables |= {name} if is_callable else set()
+    shared = {name: sorted(paths) for name, paths in modules.items() if len(paths) > 1 and not name.startswith("__")}
+    for name, paths in sorted(shared.items()):
+        print(f"{name}: {', '.join(paths)}")  # noqa: T201
+    assert len(shared) < MOST_SHARED_NAMES
+    assert len([name for name in shared if name in callables and not name.startswith("_")]) <= MOST_SHARED_CALLABLES
 
 
 # --- files name no machine ---

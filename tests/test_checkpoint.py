@@ -1,5 +1,6 @@
 """A fit that is killed goes on from its last completed pass, and ends where it would have ended."""
 
+import os
 import subprocess
 import sys
 import time
@@ -129,7 +130,7 @@ def test_killed_process(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda X, y: ((X[:-1], y[:-1]), {}), "begun with {'rows': 60000}, for {'rows': 59999}"),
+        (lambda X, y: ((X[:-1], y[:-1]), {}), "started with {'rows': 60000}, for {'rows': 59999}"),
         (lambda X, y: ((X[:, :4], y), {}), "'dimension': 6"),
         (lambda X, y: ((X + 1e-9, y), {}), "'first rows'"),
         (lambda X, y: ((X, y), {"prior_scale": 2.0}), "'prior_scale': 1.0"),
@@ -195,7 +196,7 @@ def test_a_damaged_checkpoint(damage, passes, tmp_path):
     header.write_bytes(damage(header.read_bytes()))
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     with pytest.raises(
-        ValueError, match=r"checkpoint must be whole; got .*, which is damaged: .* Delete the folder to"
+        ValueError, match=r"checkpoint must be intact; got .*, which is damaged: .* Delete the folder to"
     ):
         VariationalLogisticRegression(random_state=0).fit(X, y, checkpoint=tmp_path)
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
@@ -209,30 +210,29 @@ def test_a_pass_that_was_asked_otherwise_is_made_again(passes, tmp_path):
     with pytest.raises(Interrupted):
         VariationalLogisticRegression(random_state=0).fit(X, y, checkpoint=tmp_path)
     for path in tmp_path.glob("*.pass"):
-        kind, tensors, _ = storage.read(path)
-        storage.write(path, kind, {name: x + 1.0 for name, x in tensors.items()}, {"asked": "other"}, overwrite=True)
+        kind, tensors, _ = storage.read_tensors(path)
+        storage.write_tensors(
+            path, kind, {name: x + 1.0 for name, x in tensors.items()}, {"asked": "other"}, overwrite=True
+        )
     passes.until(None)
     fitted = VariationalLogisticRegression(random_state=0).fit(X, y, checkpoint=tmp_path)
     np.testing.assert_array_equal(fitted.coef_, expected)
 
 
 def test_disk_full_costs_the_checkpoint_and_not_the_fit(tmp_path, monkeypatch):
-    """ENOSPC where the file's bytes are written: the temporary file goes, what was complete stays, the fit ends."""
+    """ENOSPC when the file's bytes reach the disk: the temporary file goes, what was complete stays, the fit ends."""
     X, y = data()
     expected = VariationalLogisticRegression(random_state=0).fit(X, y).coef_
-    written = storage.write_through
     room = iter([True] * 4)
 
-    def write_through(path, contents):
+    def fsync(_):
         if not next(room, False):
-            path.write_bytes(contents[:10])
             raise OSError(28, "No space left on device")
-        written(path, contents)
 
-    monkeypatch.setattr(storage, "write_through", write_through)
+    monkeypatch.setattr(os, "fsync", fsync)
     seen = []
     monkeypatch.setattr(
-        "viper.data.checkpoint.Log.remove", lambda log: seen.extend(sorted(p.name for p in log.folder.iterdir()))
+        "viper.data.checkpoint.PassLog.remove", lambda log: seen.extend(sorted(p.name for p in log.folder.iterdir()))
     )
     with pytest.warns(CheckpointWarning, match="No space left on device"):
         model = VariationalLogisticRegression(random_state=0).fit(X, y, checkpoint=tmp_path)

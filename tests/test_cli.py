@@ -176,7 +176,7 @@ def test_a_full_prior_covariance_has_scales_too(run):
 
 def test_without_a_terminal_slow_steps_are_lines(run, monkeypatch):
     assert "Scoring" not in run("fit", "data.csv", "-t", "died", "--cv", "3")[2]
-    monkeypatch.setattr(terminal, "PATIENCE", -1.0)
+    monkeypatch.setattr(terminal, "SILENT_SECONDS", -1.0)
     _, _, err = run("fit", "data.csv", "-t", "died", "--cv", "3")
     assert f"note: fitting {ROWS} rows …\n" in err
     assert [line for line in err.splitlines() if "Scoring" in line] == [
@@ -208,7 +208,7 @@ def test_missing_values_by_each_rule(run):
 
 def test_predictions_are_the_models(run, monkeypatch):
     fitted(run, "-t", "died", "-o", "m.viper", "--cv", "0")
-    monkeypatch.setattr("viper.cli.predict.ROWS", 40)
+    monkeypatch.setattr("viper.cli.predict.PART_ROWS", 40)
     code, out, err = run("predict", "m.viper", "data.csv", "--interval", "0.8", "--keep", "age")
     assert code == 0, err
     table = pd.read_csv(io.StringIO(out))
@@ -349,14 +349,14 @@ def test_the_shell_completes_commands(run, monkeypatch):
     assert (code, out.strip()) == (0, "predict")
 
 
-def test_a_fault_of_ours_is_named_as_one(run, monkeypatch):
+def test_a_bug_is_named_as_one(run, monkeypatch):
     def broken(path):
         raise RuntimeError("out of order")
 
     monkeypatch.setattr("viper.data.table_file.check_input", broken)
     code, out, err = run("summary", "m.viper")
     assert (code, out) == (1, "")
-    assert err.startswith("viper: this is a fault of viper: RuntimeError: out of order")
+    assert err.startswith("viper: this is a bug in viper: RuntimeError: out of order")
 
 
 def test_reproduce_lists_and_makes_artefacts(run):

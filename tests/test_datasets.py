@@ -23,7 +23,7 @@ from viper.errors import DataError
 ROWS = np.array([[1.5, 0.0, 1.0], [-2.0, 3e-7, 0.0], [0.1, 22.08, 1.0]])
 TEXT = b"+1 1:1.500000 \n-1 1:-2 2:3.000000e-07\n+1 1:0.1 2:22.08"
 TABLE = "x1,x2,y\n1.5,0,1\n-2,3e-7,0\n0.1,22.08,1\n"
-MADE = public.Recipe(2, public.File("small", "small", 3, public.digest(ROWS)))
+MADE = public.SetFiles(2, public.LibsvmFile("small", "small", 3, public.values_sha256(ROWS)))
 
 
 class Server(ThreadingHTTPServer):
@@ -103,7 +103,7 @@ def test_a_set_is_downloaded_once(server, tmp_path, mode):
 
 
 def test_a_test_file_comes_along(server, monkeypatch):
-    both = public.File("small.t", "small_test", 3, public.digest(ROWS))
+    both = public.LibsvmFile("small.t", "small_test", 3, public.values_sha256(ROWS))
     monkeypatch.setitem(public.SETS, "small", MADE._replace(test=both))
     found = datasets.load("small", address=server.address)
     np.testing.assert_array_equal(found.X_test, found.X)
@@ -113,7 +113,7 @@ def test_a_test_file_comes_along(server, monkeypatch):
 @pytest.mark.parametrize(
     ("mode", "message"),
     [
-        ("404", "must be there to download; got 404 Not Found"),
+        ("404", "must exist on the server; got 404 Not Found"),
         ("500", "got 500 Internal Server Error"),
         ("truncated", r"got 27 of 54 bytes"),
     ],
@@ -190,7 +190,7 @@ def test_a_folder_that_cannot_be(server, monkeypatch, tmp_path):
 
 def test_progress_after_two_seconds_on_a_terminal(monkeypatch, capsys):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    report = download.Report("https://example.org/heart", 4_000)
+    report = download.DownloadProgress("https://example.org/heart", 4_000)
     report(500)
     assert capsys.readouterr().err == ""
     report.began -= 3.0
@@ -365,13 +365,13 @@ def test_the_real_file_is_read_in_pieces_as_in_one(table, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda t: t.drop(columns=["lndw", "liq"]), r"got none of the name \['liq', 'lndw'\]"),
+        (lambda t: t.drop(columns=["lndw", "liq"]), r"got none named \['liq', 'lndw'\]"),
         (lambda t: t.assign(lnPGV=t.lnPGV.mask(t.index == 12)), "lnPGV must be a finite number; got nan in line 14 of"),
         (lambda t: t.assign(lnwtd=t.lnwtd.astype(str).mask(t.index == 30, "dry")), "got dry in line 32 of"),
         (lambda t: t.assign(liq=t.liq.mask(t.index == 3, 2)), "liq must be 0 or 1; got 2 in line 5 of"),
         (lambda t: t.assign(earthquake=t.earthquake.mask(t.index == 0)), "earthquake must be a name; got nothing in"),
-        (lambda t: t[t.earthquake != "lomaprieta1989"], "must name lomaprieta1989.*; got .*'kobe1995'"),
-        (lambda t: t[:0], "must name lomaprieta1989"),
+        (lambda t: t[t.earthquake != "lomaprieta1989"], "must contain lomaprieta1989.*; got .*'kobe1995'"),
+        (lambda t: t[:0], "must contain lomaprieta1989"),
     ],
 )
 def test_what_is_wrong_with_the_real_file_is_said(table, tmp_path, change, message):

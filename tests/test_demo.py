@@ -9,7 +9,8 @@ import sys
 import numpy as np
 import pytest
 
-from viper.cli import demonstration
+import viper
+from viper.cli import demo
 from viper.models.prediction import Predictions, predictions
 
 
@@ -19,7 +20,7 @@ def told(tmp_path_factory):
     (folder / "report.html").write_text("of an earlier run")
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as written:
         patch.setenv("COLUMNS", "160")
-        demonstration.main(folder)
+        demo.run_demo(folder)
     return folder, written.getvalue()
 
 
@@ -32,12 +33,10 @@ def test_files_are_written(told):
 
 def test_the_unsure_tumour_and_its_twin_are_told(told):
     _, text = told
-    data = demonstration.Data()
-    fitted = demonstration.fit(
-        demonstration.viper.VariationalLogisticRegression, data, data.columns, prior_scale="auto"
-    )
+    data = demo.load_tumours()
+    fitted = demo.timed_fit(viper.VariationalLogisticRegression, data, data.columns, prior_scale="auto")
     seen = predictions(fitted.model, data.test[data.columns])
-    wide, narrow = demonstration.twins(seen)
+    wide, narrow = demo.find_twins(seen)
     assert abs(seen.probability[wide] - seen.probability[narrow]) < 0.05
     assert seen.width[wide] > 1.5 * seen.width[narrow]
     assert seen.latent_sd[wide] > seen.latent_sd[narrow]
@@ -49,7 +48,7 @@ def test_the_unsure_tumour_and_its_twin_are_told(told):
 
 def test_everything_is_told_in_the_units_of_the_table(told):
     folder, text = told
-    data, page = demonstration.Data(), (folder / "report.html").read_text(encoding="utf-8")
+    data, page = demo.load_tumours(), (folder / "report.html").read_text(encoding="utf-8")
     assert data.train["area"].mean() > 100
     for name in data.columns:
         step = f"{data.train[name].std(ddof=0):.3g}"
@@ -79,7 +78,7 @@ main(["demo", "--folder", sys.argv[1]])
 def test_without_gpytorch_the_extra_is_named_and_the_rest_is_shown(tmp_path):
     """In a process of its own, that has not imported it."""
     x = np.linspace(0.0, 5.0, 30)[:, None]
-    model = demonstration.viper.VariationalGPClassifier(n_starts=1, max_iter=2, tol=1e9, n_inducing=5, random_state=0)
+    model = viper.VariationalGPClassifier(n_starts=1, max_iter=2, tol=1e9, n_inducing=5, random_state=0)
     model.fit(x, x[:, 0] > 2).save(tmp_path / "model.viper")
     folder = tmp_path / "new" / "folder"
     command = [sys.executable, "-c", WITHOUT, str(folder), str(tmp_path / "model.viper")]
@@ -96,7 +95,7 @@ def test_twins_contrast_most():
     generator = np.random.default_rng(0)
     probability, width = generator.random(40), generator.random(40)
     seen = Predictions(*[probability] * 4, 0 * width, width)
-    wide, narrow = demonstration.twins(seen)
+    wide, narrow = demo.find_twins(seen)
     pairs = [
         (width[i] - width[j], i, j)
         for i in range(40)

@@ -9,8 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 from sklearn.datasets import dump_svmlight_file
 
-from viper.data.table_file import Table, check_numbers
-from viper.data.writing import check_output, writing
+from viper.data.table_file import TableFile, check_numbers
+from viper.data.writing import check_output, frame_writer
 from viper.errors import FileError, OutputError
 
 FRAME = pd.DataFrame(
@@ -30,7 +30,7 @@ def put(tmp_path):
 
 def message(path, **options):
     with pytest.raises(FileError) as caught:
-        Table(path, **options).read()
+        TableFile(path, **options).read()
     return str(caught.value)
 
 
@@ -62,7 +62,7 @@ WRITERS = {
 @pytest.mark.parametrize("rows", [None, 2])
 def test_every_format_gives_the_same_rows(name, rows, tmp_path):
     WRITERS[name](tmp_path / name)
-    parts = list(Table(tmp_path / name).chunks(rows))
+    parts = list(TableFile(tmp_path / name).chunks(rows))
     assert all(len(part) <= (rows or 3) for part in parts)
     whole = pd.concat(parts, ignore_index=True)
     pd.testing.assert_frame_equal(whole, FRAME, check_dtype=False)
@@ -71,25 +71,25 @@ def test_every_format_gives_the_same_rows(name, rows, tmp_path):
 def test_libsvm(tmp_path):
     X = np.array([[0.0, 2.0, 0.0], [1.0, 0.0, 4.0]])
     dump_svmlight_file(X, [0, 1], str(tmp_path / "t.libsvm"), zero_based=False)
-    frame = Table(tmp_path / "t.libsvm").read()
+    frame = TableFile(tmp_path / "t.libsvm").read()
     assert list(frame) == ["y", "x1", "x2", "x3"]
     np.testing.assert_array_equal(frame[["x1", "x2", "x3"]], X)
     assert frame["y"].tolist() == [0, 1]
 
 
 def test_decimal_comma_and_marks_for_missing(put):
-    frame = Table(put("a;b\n1,5;?\n2,5;3\n"), decimal=",", missing=("?",)).read()
+    frame = TableFile(put("a;b\n1,5;?\n2,5;3\n"), decimal=",", missing=("?",)).read()
     assert frame["a"].tolist() == [1.5, 2.5]
     assert frame["b"].isna().tolist() == [True, False]
 
 
 def test_text_that_looks_like_numbers_can_stay_text(put):
-    assert Table(put("zip,y\n01234,1\n98765,0\n")).read(("zip",))["zip"].tolist() == ["01234", "98765"]
+    assert TableFile(put("zip,y\n01234,1\n98765,0\n")).read(("zip",))["zip"].tolist() == ["01234", "98765"]
 
 
 def test_latin(put):
     path = put("name,y\nJosé,1\nb,0\n".encode("latin-1"))
-    assert Table(path, encoding="latin-1").read()["name"].tolist() == ["José", "b"]
+    assert TableFile(path, encoding="latin-1").read()["name"].tolist() == ["José", "b"]
 
 
 # --- faults ---
@@ -113,8 +113,8 @@ FAULTS = {
     "UTF-16": ("a,b\n1,2\n".encode("utf-16"), "Pass --encoding utf-16"),
     "spreadsheet": (b"PK\x03\x04 and so on", "got a spreadsheet or zip archive"),
     "half a gzip file": (gzip.compress(b"a,b\n1,2\n" * 1000)[:40], "must be a whole gzip file"),
-    "not parquet": (b"PAR1 and so on", "must be a table in the format parquet"),
-    "not arrow": (b"ARROW1 and so on", "must be a table in the format arrow"),
+    "not parquet": (b"PAR1 and so on", "must be a readable Parquet file"),
+    "not arrow": (b"ARROW1 and so on", "must be a readable Arrow file"),
 }
 
 
@@ -129,7 +129,7 @@ def test_faults(contents, expected, put):
 def test_a_short_line_is_found_in_any_chunk(put):
     path = put("a,b\n" + "1,2\n" * 5 + "3\n")
     with pytest.raises(FileError, match="line 7"):
-        list(Table(path).chunks(2))
+        list(TableFile(path).chunks(2))
 
 
 def test_directories_and_encodings(put, tmp_path):
@@ -142,19 +142,19 @@ def test_not_libsvm(put):
 
 
 def test_lines_of_rows_with_blank_lines_and_line_breaks(put):
-    table = Table(put('a,b\n1,"x\ny"\n\n2,z\n'))
+    table = TableFile(put('a,b\n1,"x\ny"\n\n2,z\n'))
     assert [table.line(row) for row in range(3)] == [2, 5, None]
 
 
 def test_a_bad_cell_has_its_line(put):
-    table = Table(put("a,b\n" + "\n".join(f"{i},{i}" for i in range(30)) + "\n\nten,3\n"))
+    table = TableFile(put("a,b\n" + "\n".join(f"{i},{i}" for i in range(30)) + "\n\nten,3\n"))
     with pytest.raises(FileError, match=r"column 'a' must be numeric, as most of it is; got 'ten' in line 33\."):
         check_numbers(table.read(), table)
     check_numbers(table.read(), table, ("a",))
 
 
 def test_codes_are_no_mistakes(put):
-    table = Table(put("a\n" + "0\n1\n2\n" * 10 + "3+\n"))
+    table = TableFile(put("a\n" + "0\n1\n2\n" * 10 + "3+\n"))
     check_numbers(table.read(), table)
 
 
@@ -163,10 +163,10 @@ def test_codes_are_no_mistakes(put):
 
 @pytest.mark.parametrize("name", ["p.csv", "p.csv.gz", "p.parquet"])
 def test_written_in_parts_and_read_as_a_whole(name, tmp_path):
-    with writing(tmp_path / name) as write:
+    with frame_writer(tmp_path / name) as write:
         write(FRAME.iloc[:2])
         write(FRAME.iloc[2:])
-    pd.testing.assert_frame_equal(Table(tmp_path / name).read(), FRAME, check_dtype=False)
+    pd.testing.assert_frame_equal(TableFile(tmp_path / name).read(), FRAME, check_dtype=False)
     assert [file.name for file in tmp_path.iterdir()] == [name]
 
 
@@ -175,7 +175,7 @@ def test_a_failure_leaves_what_was_there(exists, tmp_path):
     path = tmp_path / "p.csv"
     if exists:
         path.write_text("old")
-    with pytest.raises(KeyboardInterrupt), writing(path, overwrite=True) as write:  # noqa: PT012
+    with pytest.raises(KeyboardInterrupt), frame_writer(path, overwrite=True) as write:  # noqa: PT012
         write(FRAME)
         raise KeyboardInterrupt
     assert [file.read_text() for file in tmp_path.iterdir()] == ["old"] * exists
@@ -183,7 +183,7 @@ def test_a_failure_leaves_what_was_there(exists, tmp_path):
 
 def test_a_file_that_came_in_the_meantime_is_kept(tmp_path):
     path = tmp_path / "p.csv"
-    with pytest.raises(OutputError, match="which exists"), writing(path) as write:  # noqa: PT012
+    with pytest.raises(OutputError, match="which exists"), frame_writer(path) as write:  # noqa: PT012
         write(FRAME)
         path.write_text("theirs")
     assert [file.read_text() for file in tmp_path.iterdir()] == ["theirs"]

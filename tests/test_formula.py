@@ -399,7 +399,7 @@ def test_a_file_cannot_run_code(tmp_path):
     proof = tmp_path / "proof"
     model = VariationalLogisticRegression.from_formula("y ~ age + C(ward)", FRAME)
     model.save(tmp_path / "good.viper")
-    kind, tensors, metadata = storage.read(tmp_path / "good.viper")
+    kind, tensors, metadata = storage.read_tensors(tmp_path / "good.viper")
     evil = f"__import__('pathlib').Path({str(proof)!r}).touch()"
     attacks = [
         {"formula": f"y ~ age + C(ward) + {evil}"},
@@ -417,7 +417,7 @@ def test_a_file_cannot_run_code(tmp_path):
     ]
     for number, attack in enumerate(attacks):
         path = tmp_path / f"{number}.viper"
-        storage.write(path, kind, tensors, metadata | {"formula": metadata["formula"] | attack})
+        storage.write_tensors(path, kind, tensors, metadata | {"formula": metadata["formula"] | attack})
         with pytest.raises(StorageError):
             viper.load(path)
     assert not proof.exists()

@@ -11,13 +11,13 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from tolerances import TOLERANCE
 
 import viper
-from viper.errors import ConvergenceWarning, JitterWarning, StorageError
+from viper.errors import ConvergenceWarning, JitterWarning, NotPositiveDefinite, StorageError
 from viper.gp.classifier import VariationalGPClassifier
 from viper.gp.kernels import KERNELS, covariance, make_kernel, make_mean, variances
 from viper.gp.lbfgs import Climb
-from viper.gp.model import Features, NotPositiveDefinite, Rows, SparseGP, expand, flatten, root_with_jitter
+from viper.gp.model import Features, Observations, SparseGP, cholesky_with_jitter
 from viper.gp.profile import Profile, identity_prior
-from viper.gp.search import Attempt, Search, apart
+from viper.gp.search import Attempt, Search, distinct_attempts
 from viper.gp.starts import Candidate
 from viper.inference.newton import newton
 from viper.inference.problem import Problem
@@ -92,9 +92,11 @@ def test_gradient_of_the_profile(kernel):
     model = SparseGP(make_kernel(kernel, 3), make_mean("linear", 3), torch.from_numpy(X[:8].copy()), True, 1e-8)
     generator = np.random.default_rng(2)
     weight = torch.from_numpy(generator.random(80))
-    rows = Rows(torch.from_numpy(X), torch.from_numpy((y == "yes") * 1.0), torch.ones(80).double(), weight)
+    label = torch.from_numpy((y == "yes") * 1.0)
+    rows = Observations(torch.from_numpy(X), label, offset=torch.ones(80).double(), weight=weight)
     profile = Profile(model, rows, limit(), tol=1e-15)
-    x = flatten(model) + 0.2 * generator.normal(size=len(flatten(model)))
+    x = model.free_vector()
+    x += 0.2 * generator.normal(size=len(x))
     direction = generator.normal(size=len(x))
     step = 1e-5
     difference = (profile(x + step * direction)[0] - profile(x - step * direction)[0]) / (2 * step)
@@ -106,9 +108,9 @@ def test_profile_in_arrays_is_that_in_tensors(kernel):
     """The fast way for few rows on a CPU against the general one, with weights, offset and scale."""
     generator = np.random.default_rng(2)
     draw = lambda *shape: torch.from_numpy(generator.normal(size=shape))  # noqa: E731
-    rows = Rows(draw(60, 3), (draw(60) > 0).double(), draw(60), draw(60).square())
+    rows = Observations(draw(60, 3), (draw(60) > 0).double(), offset=draw(60), weight=draw(60).square())
     model = SparseGP(make_kernel(kernel, 3), make_mean("linear", 3), draw(8, 3), True, 1e-8)
-    x = flatten(model)
+    x = model.free_vector()
     in_arrays = Profile(model, rows, limit(), scale=1.7, tol=1e-14)
     in_tensors = Profile(model, rows, limit(), scale=1.7, tol=1e-14)
     assert in_arrays.dense is not None
@@ -140,7 +142,7 @@ def test_closed_form_kernels_are_gpytorchs(kernel):
 def test_blocks_change_nothing(data):
     X, y = data
     model = SparseGP(make_kernel("rbf", 2), make_mean("zero", 2), torch.from_numpy(X[:15].copy()), True, 1e-8)
-    rows = Rows(torch.from_numpy(X), torch.from_numpy((y == "yes") * 1.0))
+    rows = Observations(torch.from_numpy(X), torch.from_numpy((y == "yes") * 1.0))
     values = []
     for size in (7, 1000):
         source = Features(model, rows, size)
@@ -329,7 +331,7 @@ def test_many_rows_are_searched_through_few(monkeypatch):
     monkeypatch.setattr("viper.gp.model.BLOCK_ROWS", 300)
     monkeypatch.setattr("viper.gp.profile.BLOCK_ROWS", 300)
     monkeypatch.setattr("viper.gp.model.KEPT_FEATURES", 0)
-    monkeypatch.setattr("viper.gp.profile_numpy.LARGEST", 5000)
+    monkeypatch.setattr("viper.gp.profile_numpy.LARGEST_DENSE", 5000)
     staged = VariationalGPClassifier(**options).fit(X, y)
     assert [start.start for start in staged.starts_[2:]] == ["400 rows", "900 rows"]
     assert staged.elbo_ == pytest.approx(direct.elbo_, abs=1.0)
@@ -345,15 +347,15 @@ def test_progress_of_the_search(data, capsys):
 @pytest.mark.parametrize("diagonal", [False, True])
 def test_every_tensor_says_where_it_lies(data, diagonal, monkeypatch):
     """With a default device that holds no numbers, a tensor made without one would break the search."""
-    monkeypatch.setattr("viper.gp.profile.applies", lambda *_: False)  # what runs on a GPU
+    monkeypatch.setattr("viper.gp.profile.dense_profile_applies", lambda *_: False)  # what runs on a GPU
     X, y = data
     model = SparseGP(make_kernel("rbf", 2), make_mean("linear", 2), torch.from_numpy(X[:8].copy()), True, 1e-8)
-    rows = Rows(torch.from_numpy(X), torch.from_numpy((y == "yes") * 1.0))
+    rows = Observations(torch.from_numpy(X), torch.from_numpy((y == "yes") * 1.0))
     bound = limit()
     make = lambda: np.random.default_rng(0)  # noqa: E731
     with torch.device("meta"):
         found = Search(rows, bound, diagonal, 3, 1e-3, make()).profile(model, 3, True)
-        Search(rows, bound, diagonal, 3, 1e-3, make()).natural_adam(model, 0.1, 50)
+        Search(rows, bound, diagonal, 3, 1e-3, make()).natural_adam(model, 0.1, 50, True)
     assert math.isfinite(max(start.elbo for start in found.starts))
 
 
@@ -401,12 +403,12 @@ def test_hyperparameters_that_are_not_numbers(data):
 
 def test_a_step_too_far_is_taken_back():
     model = SparseGP(make_kernel("rbf", 1), make_mean("zero", 1), torch.zeros(3, 1).double(), True, 1e-8)
-    rows = Rows(torch.linspace(0, 1, 9).double()[:, None], (torch.arange(9) % 2).double())
+    rows = Observations(torch.linspace(0, 1, 9).double()[:, None], (torch.arange(9) % 2).double())
     profile = Profile(model, rows, limit())
-    value, slope = profile(np.full(len(flatten(model)), np.nan))
+    value, slope = profile(np.full(len(model.free_vector()), np.nan))
     assert value == -math.inf
     assert not slope.any()
-    expand(model, np.zeros(5))
+    model.set_free(np.zeros(5))
     assert math.isfinite(profile(np.zeros(5))[0])
 
 
@@ -422,13 +424,13 @@ def test_units_of_parameters():
 
 def test_starts_that_met_are_one():
     X, y = wavy(40)
-    rows = Rows(torch.from_numpy(X), torch.from_numpy((y == "yes") * 1.0))
+    rows = Observations(torch.from_numpy(X), torch.from_numpy((y == "yes") * 1.0))
     attempts = []
     for length in (1.0, 1.1, 9.0):
         model = SparseGP(make_kernel("rbf", 2), make_mean("zero", 2), rows.inputs[:5].clone(), True, 1e-8)
         model.kernel.base_kernel.initialize(lengthscale=length)
         attempts.append(Attempt(Candidate("", model), lambda m: Profile(m, rows, limit())))
-    assert apart(attempts) == [attempts[0], attempts[2]]
+    assert distinct_attempts(attempts) == [attempts[0], attempts[2]]
 
 
 def test_jitter_reports_itself(data):
@@ -438,7 +440,7 @@ def test_jitter_reports_itself(data):
         singular.fit(X, y)
     assert singular.jitter_ > 0
     with pytest.raises(NotPositiveDefinite):
-        root_with_jitter(-torch.eye(3), 1e-8)
+        cholesky_with_jitter(-torch.eye(3), 1e-8)
 
 
 @pytest.mark.parametrize("p", [1, 60])

@@ -8,8 +8,8 @@ import torch
 
 import viper
 from viper import VariationalGPClassifier
-from viper.gp import stream
-from viper.gp.model import Features
+from viper.gp import classifier
+from viper.gp.model import Features, InducedView
 from viper.inference.rows import Arrays
 
 pytest.importorskip("gpytorch")
@@ -47,7 +47,7 @@ def test_few_rows_are_all_searched(rows):
 def halved(rows):
     """A model whose search saw 800 of the 1500 rows."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stream, "SEARCH_ROWS", 800)
+        patch.setattr(classifier, "SEARCH_ROWS", 800)
         return VariationalGPClassifier(**OPTIONS).fit(*rows)
 
 
@@ -74,18 +74,18 @@ def test_elbo_and_predictions_stream(rows, halved, tmp_path):
     assert halved.predict_to(X, tmp_path / "out.parquet") == 1500
 
 
-def test_a_look_travels(halved):
+def test_a_view_travels(halved):
     """What a worker of a cluster gets is what was sent: parameters, not the graph that autograd keeps of them."""
-    look = stream.Look(halved.model_, halved._scaler)
+    view = InducedView(halved.model_, halved._scaler)
     rows = Arrays(torch.randn(5, 2, dtype=torch.float64), torch.ones(5))
     block = next(rows.blocks())
-    here, there = look(block), pickle.loads(pickle.dumps(look))(block)
+    here, there = view(block), pickle.loads(pickle.dumps(view))(block)
     torch.testing.assert_close(there.design.matrix, here.design.matrix, rtol=0.0, atol=0.0)
-    assert isinstance(look.features, Features)
+    assert isinstance(view.features, Features)
 
 
 def test_interrupted(rows, tmp_path, monkeypatch):
-    monkeypatch.setattr(stream, "SEARCH_ROWS", 800)
+    monkeypatch.setattr(classifier, "SEARCH_ROWS", 800)
     expected = VariationalGPClassifier(**OPTIONS).fit(*rows)
     reduce, count = Arrays.reduce, []
 

@@ -17,38 +17,39 @@ from pages import ROOT
 
 from viper.paper import artefacts, reproduce
 from viper.paper.artefact import Artefact, Request
-from viper.paper.figures import save, style
+from viper.paper.figures import figure_style, save_figure
 from viper.paper.pipeline import make_runs, reproduce_one
-from viper.paper.records import Records, cell, locked
-from viper.paper.tables import Spread, Table, latex, number, spread
+from viper.paper.records import Records, csv_cell, folder_lock
+from viper.paper.tables import ResultTable, Spread, escape_latex, format_number, spread_of
 
 CALLS: list[int] = []
 
 
-def run(job, config, data):
-    CALLS.append(job["seed"])
-    if job["seed"] == config.get("fails"):
-        raise ArithmeticError("no such number")
-    return [{"method": m, "value": job["seed"] * config["factor"]} for m in ("a", "b", "c")]
+class Multiples(Artefact):
+    """Four runs of three rows each: the seed times a factor."""
 
+    name = "multiples"
+    keys = ("seed",)
+    columns = ("method", "value")
 
-def tables(frame, config):
-    return [Table("squares", "Squares", ["method", "value"], [["a", float(frame.value.sum())]])]
+    def __init__(self, factor=1, **config):
+        self.config = {"factor": factor, **config}
 
+    def configure(self, request):
+        return self.config
 
-def toy(factor: int = 1, **config) -> Artefact:
-    return Artefact(
-        name="toy",
-        what="",
-        where="",
-        minutes=0.0,
-        keys=["seed"],
-        columns=["method", "value"],
-        configure=lambda request: {"factor": factor, **config},
-        jobs=lambda request: [{"seed": s} for s in request.seeds(4, 2)],
-        run=run,
-        tables=tables,
-    )
+    def jobs(self, request):
+        return [{"seed": s} for s in request.seeds(4, 2)]
+
+    def run(self, job, config, data):
+        CALLS.append(job["seed"])
+        if job["seed"] == config.get("fails"):
+            raise ArithmeticError("no such number")
+        return [{"method": m, "value": job["seed"] * config["factor"]} for m in ("a", "b", "c")]
+
+    def tables(self, frame, config):
+        rows = [[method, float(part.value.sum())] for method, part in frame.groupby("method")]
+        return [ResultTable("sums", "Sums", ["method", "value"], rows)]
 
 
 def asked(runs: int | None = None) -> Request:
@@ -69,23 +70,23 @@ def calls():
 
 
 def test_runs_are_made_once_and_more_can_be_added(tmp_path, calls):
-    assert reproduce_one(toy(), asked(2), 1, tmp_path, "run").made == 2
-    outcome = reproduce_one(toy(), asked(), 1, tmp_path, "run")
+    assert reproduce_one(Multiples(), asked(2), 1, tmp_path, "run").made == 2
+    outcome = reproduce_one(Multiples(), asked(), 1, tmp_path, "run")
     assert (outcome.made, outcome.runs, calls) == (2, 4, [1, 2, 3, 4])
-    rows = read(tmp_path / "toy" / "runs.csv")
+    rows = read(tmp_path / "multiples" / "runs.csv")
     assert [(int(r["seed"]), r["method"], int(r["value"])) for r in rows] == [(s, m, s) for s in calls for m in "abc"]
     assert all(float(r["seconds"]) >= 0.0 and "torch" in r["versions"] for r in rows)
 
 
 def test_a_failing_run_loses_no_other(tmp_path):
     with pytest.raises(ArithmeticError) as caught:
-        reproduce_one(toy(fails=3), asked(), 1, tmp_path, "run")
-    assert "seed = 3 of toy" in "".join(caught.value.__notes__)
-    assert {r["seed"] for r in read(tmp_path / "toy" / "runs.csv")} == {"1", "2"}
+        reproduce_one(Multiples(fails=3), asked(), 1, tmp_path, "run")
+    assert "seed = 3 of multiples" in "".join(caught.value.__notes__)
+    assert {r["seed"] for r in read(tmp_path / "multiples" / "runs.csv")} == {"1", "2"}
 
 
 def test_a_file_torn_anywhere_keeps_whole_runs_only(tmp_path):
-    make_runs(toy(), asked(), 1, records := Records(tmp_path, toy()))
+    make_runs(Multiples(), asked(), 1, records := Records(tmp_path, Multiples()))
     whole = records.csv.read_bytes()
     ends = [m + 1 for m in range(len(whole)) if whole[m : m + 1] == b"\n"]
     for cut in range(0, len(whole), 3):
@@ -93,35 +94,35 @@ def test_a_file_torn_anywhere_keeps_whole_runs_only(tmp_path):
         lines = sum(end <= cut for end in ends[1:])
         assert records.repair() == {(str(s),) for s in range(1, 1 + lines // 3)}
         assert records.csv.read_bytes() == (whole[: ends[lines - lines % 3]])
-    make_runs(toy(), asked(), 1, records)
+    make_runs(Multiples(), asked(), 1, records)
     assert [(r["seed"], r["part"]) for r in read(records.csv)] == [(s, f"{k}/3") for s in "1234" for k in (1, 2, 3)]
 
 
 def test_another_configuration_is_noticed(tmp_path):
-    reproduce_one(toy(), asked(), 1, tmp_path, "run")
-    before = (tmp_path / "toy" / "runs.csv").read_bytes()
+    reproduce_one(Multiples(), asked(), 1, tmp_path, "run")
+    before = (tmp_path / "multiples" / "runs.csv").read_bytes()
     with pytest.raises(ValueError, match=r"got factor = 2 where .*runs.csv was made with 1"):
-        reproduce_one(toy(factor=2), asked(), 1, tmp_path, "run")
-    assert (tmp_path / "toy" / "runs.csv").read_bytes() == before
-    assert json.loads((tmp_path / "toy" / "runs.json").read_text())["factor"] == 1
+        reproduce_one(Multiples(factor=2), asked(), 1, tmp_path, "run")
+    assert (tmp_path / "multiples" / "runs.csv").read_bytes() == before
+    assert json.loads((tmp_path / "multiples" / "runs.json").read_text())["factor"] == 1
 
 
 def test_one_process_at_a_time(tmp_path):
-    with locked(tmp_path), pytest.raises(RuntimeError, match="one process at a time"), locked(tmp_path):
+    with folder_lock(tmp_path), pytest.raises(RuntimeError, match="one process at a time"), folder_lock(tmp_path):
         pass
-    with locked(tmp_path):  # and free again
+    with folder_lock(tmp_path):  # and free again
         pass
 
 
 def test_unknown_columns_are_refused(tmp_path):
-    records = Records(tmp_path, toy())
+    records = Records(tmp_path, Multiples())
     with pytest.raises(ValueError, match=r"columns it declares; got \['other'\]"):
         records.append({"seed": 1}, [{"other": 1}], 0.0, "")
 
 
 @pytest.mark.parametrize(("value", "text"), [(None, ""), (3, "3"), ("x", "x"), (1 / 3, "0.3333333333"), (True, "True")])
 def test_cells(value, text):
-    assert cell(value) == text
+    assert csv_cell(value) == text
 
 
 KILLED = """
@@ -179,7 +180,7 @@ def numbers(row: dict[str, str]) -> list[float]:
 
 # --- tables and figures ---
 
-TABLE = Table(
+TABLE = ResultTable(
     "example",
     "η & others",
     ["method", "ELBO", "published"],
@@ -206,7 +207,7 @@ def test_latex_is_escaped():
     text = TABLE.as_latex()
     assert r"VI-PER\_1 & -264 (-337, -225) & 1.00e-09 \\" in text
     assert r"\caption{$\eta$ \& others. A note.}" in text
-    assert latex("a_b {5 %} ∞") == r"a\_b \{5 \%\} $\infty$"
+    assert escape_latex("a_b {5 %} ∞") == r"a\_b \{5 \%\} $\infty$"
 
 
 def test_a_narrow_terminal_gets_every_column_in_pieces(monkeypatch, capsys):
@@ -222,24 +223,24 @@ def test_a_narrow_terminal_gets_every_column_in_pieces(monkeypatch, capsys):
 
 def test_spread_is_the_paper_s_summary():
     values = np.random.default_rng(1).normal(size=101)
-    assert spread([*values, float("nan")]) == tuple(np.quantile(values, [0.5, 0.025, 0.975]))
-    assert spread([float("nan")]) is None
+    assert spread_of([*values, float("nan")]) == tuple(np.quantile(values, [0.5, 0.025, 0.975]))
+    assert spread_of([float("nan")]) is None
 
 
 @pytest.mark.parametrize(
     ("x", "text"), [(0.0, "0"), (-264.04, "-264"), (1234567.0, "1,234,567"), (0.0341, "0.0341"), (1.5e-12, "1.50e-12")]
 )
 def test_number(x, text):
-    assert number(x) == text
+    assert format_number(x) == text
 
 
 def test_figures_are_whole_files_of_both_kinds(tmp_path):
     import matplotlib.pyplot as plt
 
-    with style():
+    with figure_style():
         figure, axis = plt.subplots()
         axis.plot([0, 1])
-        png, pdf = save(figure, tmp_path / "line")
+        png, pdf = save_figure(figure, tmp_path / "line")
     assert png.read_bytes().startswith(b"\x89PNG")
     assert pdf.read_bytes().startswith(b"%PDF")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["line.pdf", "line.png"]

@@ -6,11 +6,14 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import scipy.stats
 import torch
 
 from viper import datasets
-from viper.paper import Unavailable, methods, public, reproduce, toy
+from viper.paper import Unavailable, public, reproduce, toy
 from viper.paper.artefact import Request
+from viper.paper.methods import fit_gp
+from viper.paper.published import published_gp
 from viper.paper.tables import Spread
 
 FULL = Request(None, 1, False, None)
@@ -35,21 +38,22 @@ def runs(out, name, **chosen):
 
 
 def test_the_toy_data_are_the_papers():
-    data = toy.simulate(1)
+    data = toy.simulate_toy(1)
     assert len(data.x) == len(data.x_test) == 50
     assert not ((data.x > 2.5) & (data.x < 3.5)).any()
     assert ((data.x_test > 2.5) & (data.x_test < 3.5)).sum() == 10
-    np.testing.assert_allclose(toy.truth(np.array([0.0, 1.0, 3.0])), [0.0, -4.5, 4.5], atol=1e-12)
-    noise = np.concatenate([toy.simulate(seed).f - toy.truth(data.x) for seed in range(200)])
+    np.testing.assert_allclose(toy.sine(np.array([0.0, 1.0, 3.0])), [0.0, -4.5, 4.5], atol=1e-12)
+    noise = np.concatenate([toy.simulate_toy(seed).f - toy.sine(data.x) for seed in range(200)])
     assert abs(noise.std() - 1.0) < 4.0 / np.sqrt(2 * len(noise))
 
 
-@pytest.mark.parametrize(("seed", "elbo", "width"), [(1, -27.496, 3.466), (2, -26.836, 3.082)])
-def test_the_toy_fits(out, seed, elbo, width):
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_toy_fits(out, seed):
     found = runs(out, "toy", seed=seed)
+    for metric in ("elbo", "width", "auc"):
+        published = published_gp("toy", "VI-PER", metric)
+        assert published.low < found[metric]["VI-PER limit"] < published.high
     # the search for hyperparameters stops at gains of 1e-3 nats
-    assert found.elbo["VI-PER limit"] == pytest.approx(elbo, abs=5e-3)
-    assert found.width["VI-PER limit"] == pytest.approx(width, rel=0.01)
     assert (found.elbo < found.elbo["VI-PER limit"] + 5e-3).all()
     assert found.kl_mc["VI-PER limit"] < 0.1
     assert found.kl_mc["VI-PER"] < 0.1
@@ -58,10 +62,24 @@ def test_the_toy_fits(out, seed, elbo, width):
     assert (found.converged == 1).all()
 
 
+def elbo_by_quadrature(model, X, y):
+    """Σ_i E log p(y_i | f_i) - KL, the expectations by 100-point Gauss-Hermite quadrature."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(100)
+    mean, sd = model.predict_latent(X)
+    f = mean[:, None] + sd[:, None] * nodes
+    return float(((y[:, None] * f - np.logaddexp(0.0, f)) @ (weights / weights.sum())).sum()) - model.kl_
+
+
+def rank_statistic(y, f):
+    """The AUC as the Mann-Whitney statistic over the number of pairs."""
+    positive = f[y == 1], f[y == 0]
+    return scipy.stats.mannwhitneyu(*positive).statistic / (len(positive[0]) * len(positive[1]))
+
+
 def test_the_toys_scores_again_from_a_fit_of_our_own(out):
-    data = toy.simulate(2)
+    data = toy.simulate_toy(2)
     grid = np.linspace(0.0, 5.0, 100)
-    fits = {name: methods.fit(data.x[:, None], data.y, name, 2, 1000).model for name in ("VI-MC", "VI-PG")}
+    fits = {name: fit_gp(data.x[:, None], data.y, name, 2, 1000)[0] for name in ("VI-MC", "VI-PG")}
     q = {
         name: torch.distributions.Normal(*map(torch.from_numpy, m.predict_latent(grid[:, None])))
         for name, m in fits.items()
@@ -73,6 +91,8 @@ def test_the_toys_scores_again_from_a_fit_of_our_own(out):
         "mse": np.mean((q["VI-PG"].mean.numpy() - f) ** 2),
         "coverage": np.mean((interval[0] < f) & (f < interval[1])),
         "width": np.mean(interval[1] - interval[0]),
+        "elbo": elbo_by_quadrature(fits["VI-PG"], data.x[:, None], data.y),
+        "auc": rank_statistic(data.y_test, fits["VI-PG"].predict_latent(data.x_test[:, None])[0]),
     }
     found = runs(out, "toy", seed=2).loc["VI-PG"]
     assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-5)
@@ -81,13 +101,13 @@ def test_the_toys_scores_again_from_a_fit_of_our_own(out):
 @pytest.mark.filterwarnings("error")
 def test_the_papers_mean_is_no_reason_to_warn():
     """Three rows, of which the estimator says that its intervals are too narrow."""
-    methods.fit(np.array([[0.0], [1.0], [2.0]]), np.array([0, 1, 1]), "VI-PER limit", 0, 1000)
+    fit_gp(np.array([[0.0], [1.0], [2.0]]), np.array([0, 1, 1]), "VI-PER limit", 0, 1000)
 
 
 def test_the_paper_s_recipe_is_run_beside():
-    config = toy.configure(FULL)
+    config = toy.ToyExample().configure(FULL)
     assert config == {"samples": 1000, "solvers": ["best", "recipe"]}
-    assert len(toy.jobs(FULL)) == 100
+    assert len(toy.ToyExample().jobs(FULL)) == 100
 
 
 # --- the public data sets ---
@@ -102,7 +122,7 @@ def made(rows, own_test=False):
 @pytest.mark.parametrize(("kind", "train"), [("random", 90), ("first", 80)])
 def test_a_split_holds_every_row_once(kind, train):
     data = made(100)
-    part = public.split(data, kind, seed=4)
+    part = public.split_rows(data, kind, seed=4)
     assert len(part.y) == train
     both = np.column_stack([np.vstack([part.X, part.X_test]), np.concatenate([part.y, part.y_test])])
     np.testing.assert_array_equal(both[np.argsort(both[:, 0])], np.column_stack([data.X, data.y]))
@@ -110,27 +130,35 @@ def test_a_split_holds_every_row_once(kind, train):
 
 def test_splits_are_what_they_are_called():
     data = made(100)
-    np.testing.assert_array_equal(public.split(data, "first", 1).X, data.X[:80])
-    one, two, again = (public.split(data, "random", seed).X_test for seed in (1, 2, 1))
+    np.testing.assert_array_equal(public.split_rows(data, "first", 1).X, data.X[:80])
+    one, two, again = (public.split_rows(data, "random", seed).X_test for seed in (1, 2, 1))
     assert not np.array_equal(one, two)
     np.testing.assert_array_equal(one, again)
-    own = public.split(made(100, own_test=True), "first", 1)
+    own = public.split_rows(made(100, own_test=True), "first", 1)
     assert (len(own.y), len(own.y_test)) == (100, 3)
 
 
 def test_the_jobs_are_the_papers():
-    jobs = public.jobs(FULL)
+    jobs = public.PublicSets().jobs(FULL)
     assert len(jobs) == 100 * 4 + 20 * 5
     assert {job["data"] for job in jobs[:9]} == set(datasets.SETS) == {job["data"] for job in jobs}
     assert {job["seed"] for job in jobs[:9]} == {1}
-    assert [job["data"] for job in public.jobs(Request(None, 1, True, Path()))] == ["made", "made", "heart", "heart"]
+    assert [job["data"] for job in public.PublicSets().jobs(Request(None, 1, True, Path()))] == [
+        "made",
+        "made",
+        "heart",
+        "heart",
+    ]
 
 
-@pytest.mark.parametrize(("split", "elbo", "auc"), [("random", -49.348, 0.8519), ("first", -49.739, 0.9602)])
-def test_the_quick_version(out, split, elbo, auc):
+@pytest.mark.parametrize("split", ["random", "first"])
+def test_the_quick_version(out, split):
     found = runs(out, "public", split=split)
-    assert found.elbo["VI-PER limit"] == pytest.approx(elbo, abs=0.01)
-    assert found.auc["VI-PER limit"] == pytest.approx(auc, abs=0.01)
+    part = public.split_rows(public.load_or_make("made", None), split, 1)
+    model, _ = fit_gp(part.X, part.y, "VI-PER limit", 1, 1000)
+    assert found.elbo["VI-PER limit"] == pytest.approx(elbo_by_quadrature(model, part.X, part.y), rel=1e-6)
+    auc = rank_statistic(part.y_test, model.predict_latent(part.X_test)[0])
+    assert found.auc["VI-PER limit"] == pytest.approx(auc, rel=1e-9)
     assert (found.elbo < found.elbo["VI-PER limit"] + 0.01).all()
     for rows in ("train", "test"):
         assert found[f"kl_mc_{rows}"]["VI-PER limit"] < 0.05 * found[f"kl_mc_{rows}"]["VI-PG"]
@@ -160,14 +188,14 @@ def test_missing_data_are_said_and_nothing_is_lost(tmp_path):
     ],
 )
 def test_the_published_values_are_the_papers(setting, method, metric, printed):
-    found = methods.published(setting, method, metric)
+    found = published_gp(setting, method, metric)
     assert isinstance(found, Spread)
     assert tuple(found) == pytest.approx(printed, rel=0.02)
 
 
 def test_what_was_not_published_is_empty():
-    assert methods.published("toy", "VI-PER limit", "elbo") is None
-    assert methods.published("heart", "VI-MC", "kl_mc_test") is None
+    assert published_gp("toy", "VI-PER limit", "elbo") is None
+    assert published_gp("heart", "VI-MC", "kl_mc_test") is None
 
 
 def test_tables_show_ours_and_the_published(out):
@@ -197,7 +225,7 @@ def test_the_full_toy_run_finds_the_published_numbers_by_the_papers_recipe():
     assert frame.seed.nunique() >= 100
     for method in ("VI-PER", "VI-MC", "VI-PG"):
         for metric, apart in (("width", 0.06), ("coverage", 0.05), ("auc", 0.01)):
-            published = methods.published("toy", method, metric).median
+            published = published_gp("toy", method, metric).median
             assert middle[metric]["recipe", method] == pytest.approx(published, rel=apart)
         both = frame[frame.method == method].pivot(index="seed", columns="solver", values="elbo")
         assert (both.best > both.recipe).all()
@@ -210,8 +238,8 @@ def test_the_full_toy_run_finds_the_published_numbers_by_the_papers_recipe():
 def test_the_full_public_run_is_above_the_published_elbo(name):
     frame = pd.read_csv(RESULTS / "public" / "runs.csv")
     ours = frame[(frame.data == name) & (frame.split == "random") & (frame.method == "VI-PER limit")]
-    assert ours.elbo.median() > methods.published(name, "VI-PER", "elbo").median
-    auc = methods.published(name, "VI-PER", "auc")
+    assert ours.elbo.median() > published_gp(name, "VI-PER", "elbo").median
+    auc = published_gp(name, "VI-PER", "auc")
     # our runs are of many splits, the published ones of one: between them lies the error of a median over splits
     error = 1.25 * ours.auc.std() / np.sqrt(len(ours))
     assert auc.low - 2.0 * error <= ours.auc.median() <= auc.high + max(2.0 * error, 5e-5)

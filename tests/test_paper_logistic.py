@@ -11,13 +11,12 @@ from tolerances import TOLERANCE
 
 from viper import VariationalLogisticRegression, expected_softplus
 from viper.paper.artefact import Request
-from viper.paper.logistic import REACH, accuracy, cells, corrected, fitted, of_draws, run, sampled_elbo
-from viper.paper.logistic_tables import against_posterior, agreement
-from viper.paper.optimum import Gaussian, expectations, kl, optimum
-from viper.paper.published import logistic, published
+from viper.paper.logistic import LogisticStudy, corrected_row, draws_scores, normal_scores, sampled_elbo
+from viper.paper.logistic_tables import agreement_tables
+from viper.paper.methods import FAMILIES, REACH, fit_logistic
+from viper.paper.optimum import Normal, exact_optimum, expectations, kl
+from viper.paper.published import published_frame, published_logistic
 from viper.paper.simulated import SETTINGS, simulate
-
-FAMILY = {"Q": "diagonal", "Q'": "full"}
 
 # --- data ---
 
@@ -39,9 +38,9 @@ PUBLISHED = [
 def test_published_runs_are_found_again_seed_by_seed(key, diagonal, full):
     data = simulate(*key)
     for family, (auc, width) in (("Q", diagonal), ("Q'", full)):
-        model, _ = fitted(data, 1, {"bound": "pg", "covariance": FAMILY[family]})
-        q = Gaussian(model.coef_[0], model.covariance_)
-        ours = accuracy(data, q)
+        model, _ = fit_logistic(data.X, data.y, 1, {"bound": "pg", "covariance": FAMILIES[family]})
+        q = Normal(model.coef_[0], model.covariance_)
+        ours = normal_scores(data, q)
         # a few pairs of rows change places with the means, which the authors' stopping rule leaves off by about 1e-3 sd
         assert ours["auc"] == pytest.approx(auc, abs=6e-5)
         assert ours["beta_width"] == pytest.approx(width, rel=2e-4)  # what that rule leaves; another data set: 10 %
@@ -89,7 +88,7 @@ def test_expectations_are_those_of_the_library():
     np.testing.assert_allclose(curvature, exact.curvature, atol=TOLERANCE["special"])
 
 
-def maximised(X: np.ndarray, y: np.ndarray, full: bool) -> Gaussian:
+def maximised(X: np.ndarray, y: np.ndarray, full: bool) -> Normal:
     """The same optimum by SciPy: BFGS, then Newton-Krylov, on 100-point Gauss-Hermite quadrature and its autograd."""
     p = X.shape[1]
     rows, labels = torch.from_numpy(X), torch.from_numpy(y)
@@ -114,16 +113,16 @@ def maximised(X: np.ndarray, y: np.ndarray, full: bool) -> Gaussian:
     start = np.zeros(2 * p + (lower.shape[1] if full else 0))
     near = scipy.optimize.minimize(gradient, start, jac=True, method="BFGS", options={"gtol": 1e-6}).x
     mean, root = q(torch.from_numpy(scipy.optimize.newton_krylov(lambda x: gradient(x)[1], near, f_tol=1e-10)))
-    return Gaussian(mean.numpy(), (root @ root.T).numpy())
+    return Normal(mean.numpy(), (root @ root.T).numpy())
 
 
 @pytest.mark.parametrize("family", ["Q", "Q'"])
 def test_the_optimum_is_that_of_another_optimiser(family):
     data = simulate("3", 80, 3, 1)
-    best = optimum(data.X, data.y, family)
+    best = exact_optimum(data.X, data.y, family)
     assert kl(best, maximised(data.X, data.y, family == "Q'")) < 1e-13
-    model, _ = fitted(data, 1, {"covariance": FAMILY[family]})
-    assert kl(best, Gaussian(model.coef_[0], model.covariance_)) < 1e-9
+    model, _ = fit_logistic(data.X, data.y, 1, {"covariance": FAMILIES[family]})
+    assert kl(best, Normal(model.coef_[0], model.covariance_)) < 1e-9
 
 
 def test_kl_is_that_of_torch():
@@ -131,13 +130,13 @@ def test_kl_is_that_of_torch():
     pair = [(generator.normal(size=4), (a := generator.normal(size=(4, 4))) @ a.T + np.eye(4)) for _ in range(2)]
     p, q = (torch.distributions.MultivariateNormal(torch.from_numpy(m), torch.from_numpy(s)) for m, s in pair)
     expected = float(torch.distributions.kl_divergence(p, q))
-    assert kl(Gaussian(*pair[0]), Gaussian(*pair[1])) == pytest.approx(expected, rel=TOLERANCE["special"])
+    assert kl(Normal(*pair[0]), Normal(*pair[1])) == pytest.approx(expected, rel=TOLERANCE["special"])
 
 
 @pytest.mark.parametrize("size", [1e-3, 1e-5, 1e-7])
 def test_kl_keeps_its_digits_for_near_neighbours(size):
     sd = np.array([0.1, 1.0, 10.0])
-    p, q = Gaussian(np.zeros(3), np.diag(sd**2)), Gaussian(size * sd, np.diag(sd**2 * (1.0 + size)))
+    p, q = Normal(np.zeros(3), np.diag(sd**2)), Normal(size * sd, np.diag(sd**2 * (1.0 + size)))
     # λ = 1/(1+ε): ½(λ - 1 - log λ) = ¼ε²(1 - 4/3 ε + …), and the shift ½ε²/(1+ε), in each of three directions
     expected = 3.0 * size**2 * (0.25 * (1.0 - 4.0 / 3.0 * size) + 0.5 * (1.0 - size))
     assert kl(p, q) == pytest.approx(expected, rel=max(1e-8, 3.0 * size**2))
@@ -149,13 +148,13 @@ def test_kl_keeps_its_digits_for_near_neighbours(size):
 @pytest.fixture(scope="module")
 def example():
     data = simulate("3", 300, 4, 3)
-    model, _ = fitted(data, 1, {})
-    return data, model, Gaussian(model.coef_[0], model.covariance_)
+    model, _ = fit_logistic(data.X, data.y, 1, {})
+    return data, model, Normal(model.coef_[0], model.covariance_)
 
 
-def test_metrics_are_those_of_draws(example):
+def test_metrics_are_those_draws_scores(example):
     data, model, q = example
-    closed, sampled = accuracy(data, q), of_draws(data, model.sample(200_000, random_state=1))
+    closed, sampled = normal_scores(data, q), draws_scores(data, model.sample(200_000, random_state=1))
     # widths by quantiles of 200,000 draws are good to 0.3 %, shares of 300 rows to one or two rows
     assert sampled["f_width"] == pytest.approx(closed["f_width"], rel=5e-3)
     assert sampled["beta_width"] == pytest.approx(closed["beta_width"], rel=1e-2)
@@ -168,7 +167,7 @@ def test_width_in_closed_form(example):
     data, _, q = example
     L = np.linalg.cholesky(q.covariance)
     widths = 2.0 * REACH * np.linalg.norm(data.X @ L, axis=1)
-    assert accuracy(data, q)["f_width"] == pytest.approx(widths.mean(), rel=TOLERANCE["special"])
+    assert normal_scores(data, q)["f_width"] == pytest.approx(widths.mean(), rel=TOLERANCE["special"])
 
 
 def test_the_sampled_elbo_is_the_elbo(example):
@@ -181,9 +180,11 @@ def test_the_sampled_elbo_is_the_elbo(example):
 
 def test_the_corrected_posterior_is_near(example):
     data, model, q = example
-    row = corrected(model, data, 4000, 0.0)
+    row = corrected_row(model, data, 4000, 0.0)
     assert row["k_hat"] < 0.7
-    assert row["f_width"] == pytest.approx(accuracy(data, q)["f_width"], rel=0.05)  # a Gaussian is not the posterior
+    assert row["f_width"] == pytest.approx(
+        normal_scores(data, q)["f_width"], rel=0.05
+    )  # a Gaussian is not the posterior
 
 
 # --- one run ---
@@ -192,12 +193,12 @@ def test_the_corrected_posterior_is_near(example):
 @pytest.fixture(scope="module")
 def rows():
     config = {"samples": 1000, "elbo_samples": 2000, "draws": 1000}
-    made = run({"setting": "3", "n": 500, "p": 10, "seed": 2}, config, None)
+    made = LogisticStudy().run({"setting": "3", "n": 500, "p": 10, "seed": 2}, config, None)
     return {(row["method"], row["family"]): row for row in made}
 
 
 def test_the_limit_is_the_optimum_and_the_others_are_not(rows):
-    for family in FAMILY:
+    for family in FAMILIES:
         assert rows["VI-PER limit", family]["kl_optimum"] < 1e-8
         assert 1e-6 < rows["VI-PER", family]["kl_optimum"] < 1e-2
         assert rows["VI-MC", family]["kl_optimum"] < 1e-3
@@ -213,12 +214,12 @@ def test_polya_gamma_intervals_are_too_narrow(rows):
 
 def test_kl_mc_is_from_our_vi_mc(rows):
     assert rows["VI-MC", "Q"]["kl_mc"] is None
-    for family in FAMILY:
+    for family in FAMILIES:
         assert rows["VI-PG", family]["kl_mc"] == pytest.approx(rows["VI-PG", family]["kl_optimum"], rel=0.05)
 
 
 def test_the_whole_study_is_27_cells_of_100_seeds():
-    jobs = cells(Request(None, 1, False, None), settings=("1", "2", "3"), published=100)
+    jobs = LogisticStudy().jobs(Request(None, 1, False, None))
     assert len({tuple(job.values()) for job in jobs}) == len(jobs) == 2700
     assert [job["seed"] for job in jobs[:28]] == [1] * 27 + [2]
 
@@ -240,7 +241,7 @@ def test_agreement_is_measured_by_the_errors_of_the_chains_and_of_the_study():
             moved = {name: value + shift + 0.5 * (-1) ** seed for name, shift in zip(names, by, strict=True)}
             frame.append({**key, "method": method, "family": "-" if method == "corrected" else "Q'", **moved})
         frame.append({**key, "seed": seed + 10, "method": "VI-PG", "family": "Q'", **dict.fromkeys(names, 1e9)})
-    beside, counts = against_posterior(agreement(pd.DataFrame(frame)))
+    beside, counts = agreement_tables(pd.DataFrame(frame))
     first = dict(zip(beside.columns, beside.rows[0], strict=True))
     assert (first["method"], first["runs"]) == ("VI-PER limit", "4")
     assert first["MSE"] == pytest.approx(4.04)
@@ -258,7 +259,7 @@ def test_one_data_set_has_no_error_of_the_study():
     row = {"setting": "1", "n": 500, "p": 5, "seed": 1, "f_mse": 1.0, "f_coverage": 1.0, "f_width": 1.0}
     errors = {"f_mse_error": 0.1, "f_coverage_error": 0.1, "f_width_error": 0.1}
     frame = [{**row, "method": "MCMC", "family": "-", **errors}, {**row, "method": "corrected", "family": "-"}]
-    _, counts = against_posterior(agreement(pd.DataFrame(frame)))
+    _, counts = agreement_tables(pd.DataFrame(frame))
     assert [row[2:] for row in counts.rows] == [["1 of 1"] * 3, ["1 of 1"] * 3, [None] * 3]
 
 
@@ -273,17 +274,18 @@ def test_published_medians_are_those_of_the_paper():
         ("VI-PER", "Q'", -256, 0.945, 2.65),
         ("VI-PG", "Q'", -277, 0.723, 1.66),
     ]:
-        found = published("3", 1000, 25, method, family)
-        assert round(found["elbo_mc"].median) == elbo
-        assert found["f_coverage"].median == pytest.approx(coverage, abs=3e-3)
-        assert found["f_width"].median == pytest.approx(width, abs=0.01)
-    assert published("3", 1000, 25, "VI-MC", "Q")["kl_mc"] is None
-    assert published("3", 1000, 25, "VI-PER limit", "Q") == {}
-    assert len(logistic()) == 27 * 7
+        cell = ("3", 1000, 25, method, family)
+        assert round(published_logistic(*cell, "elbo_mc").median) == elbo
+        assert published_logistic(*cell, "f_coverage").median == pytest.approx(coverage, abs=3e-3)
+        assert published_logistic(*cell, "f_width").median == pytest.approx(width, abs=0.01)
+    assert published_logistic("3", 1000, 25, "VI-MC", "Q", "kl_mc") is None
+    assert published_logistic("3", 1000, 25, "VI-PER limit", "Q", "elbo_mc") is None
+    assert len(published_frame("logistic")) == 27 * 7
 
 
 def test_estimator_options_reach_the_fit():
-    model, seconds = fitted(simulate("1", 60, 2, 1), 3, {"terms": 12, "covariance": "diagonal"})
+    X, y, _ = simulate("1", 60, 2, 1)
+    model, seconds = fit_logistic(X, y, 3, {"terms": 12, "covariance": "diagonal"})
     assert isinstance(model, VariationalLogisticRegression)
     assert (model.terms, model.covariance, model.fit_intercept, model.random_state) == (12, "diagonal", False, 3)
     assert seconds > 0.0

@@ -152,9 +152,9 @@ def test_partial_effect_moves_one_column(logistic, data, ax):
 def test_arrays_have_numbered_columns(data):
     X, y = data[0].to_numpy(), data[1]
     model = viper.VariationalLogisticRegression().fit(X, y)
-    assert views.partial_effect(model, X, 1).name == views.partial_effect(model, X, "x1").name == "x1"
+    assert views.column_effect(model, X, 1).name == views.column_effect(model, X, "x1").name == "x1"
     with pytest.raises(ValueError, match="feature must be a column of X; got 'x7'"):
-        views.partial_effect(model, X, 7)
+        views.column_effect(model, X, 7)
 
 
 def test_map_shows_mean_and_sd(process, data, ax):
@@ -195,7 +195,7 @@ def test_convergence_of_a_process_shows_its_starts(data, ax):
 def test_trace_of_adam_is_the_distance_to_its_end(data):
     with pytest.warns(match="not converged|stopped"):
         model = viper.VariationalLogisticRegression(solver="adam", max_iter=30).fit(*data)
-    trace = views.trace(model)
+    trace = views.convergence_trace(model)
     assert "below the final objective" in trace.meaning
     assert len(trace.values) == 30
     best = max(step.objective for step in model.history_)
@@ -228,7 +228,7 @@ def test_predictions_are_the_models(logistic, data):
 def test_reliability_counts_and_jeffreys_intervals():
     probability = np.array([0.05, 0.08, 0.15, 0.95, 0.35, 0.65, 0.66, 0.68, 0.7])
     label = np.array([False, False, False, True, False, True, True, False, True])
-    table = views.reliability(probability, label, bins=3, level=0.9)
+    table = calibration(label, probability, bins=3, level=0.9)
     np.testing.assert_array_equal(table.rows, [3, 3, 3])
     np.testing.assert_allclose(table.observed, [0.0, 2 / 3, 2 / 3])
     np.testing.assert_allclose(table.predicted, [0.28 / 3, 1.66 / 3, 2.33 / 3])
@@ -237,14 +237,22 @@ def test_reliability_counts_and_jeffreys_intervals():
     assert table.lower[0] == 0.0
 
 
-def test_reliability_is_the_calibration_of_evaluate():
+def test_reliability_shows_the_calibration_of_evaluate(logistic, data, ax):
+    X, y = data
+    plot.reliability(logistic, X, y, bins=7, ax=ax)
+    table = calibration(y == logistic.classes_[1], logistic.predict_proba(X)[:, 1], bins=7)
+    np.testing.assert_allclose(ax.collections[-1].get_offsets(), table[["predicted", "observed"]])
+    ends = np.array([[*line[:, 1]] for line in ax.collections[-2].get_segments()])
+    np.testing.assert_allclose(ends, table[["lower", "upper"]])
+
+
+def test_calibration_reaches_the_ends_and_needs_a_bin():
     probability = np.random.default_rng(0).random(300)
     label = probability > 0.4
-    shown, scored = views.reliability(probability, label), calibration(label, probability)
-    np.testing.assert_array_equal(np.stack(shown, 1), scored[list(shown._fields)])
-    assert (shown.upper[-1], shown.lower[0]) == (1.0, 0.0)
+    table = calibration(label, probability)
+    assert (table["upper"].iloc[-1], table["lower"][0]) == (1.0, 0.0)
     with pytest.raises(ValueError, match="bins must be at least 1; got 0"):
-        views.reliability(probability, label, bins=0)
+        calibration(label, probability, bins=0)
 
 
 def test_typical_row_is_made_of_values_that_occur():
@@ -280,10 +288,10 @@ def test_where_to_look_along_a_column(values, expected, curve):
 
 def test_unusual_is_by_standard_deviations_and_by_mahalanobis(data):
     X = data[0]
-    found = views.Unusual(X)
+    found = views.Outlyingness(X)
     z = ((X - X.mean()) / X.std(ddof=0)).iloc[5]
     name = z.abs().idxmax()
-    assert found.columns(5, 1) == [(name, X.iloc[5][name], pytest.approx(z[name]))]
+    assert found.extremes(5, 1) == [(name, X.iloc[5][name], pytest.approx(z[name]))]
     inverse = np.linalg.inv(np.cov(X.to_numpy().T))
     distance = [scipy.spatial.distance.mahalanobis(x, X.mean(), inverse) for x in X.to_numpy()]
     np.testing.assert_allclose(found.rarity, scipy.stats.rankdata(distance, "min") / len(X) - 1 / len(X))

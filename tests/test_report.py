@@ -22,7 +22,7 @@ from viper.cli import scoring
 from viper.errors import StorageError
 from viper.report import charts, words
 from viper.report.page import render
-from viper.report.study import change, read, spatial_columns
+from viper.report.study import coefficient_change, read_study, spatial_columns
 from viper.report.svg import Scale
 
 VOID = {"meta", "link", "input", "br"}
@@ -84,7 +84,7 @@ def model(data):
 
 @pytest.fixture(scope="module")
 def study(model, data):
-    return read(model, data, "ill")
+    return read_study(model, data, "ill")
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +131,7 @@ def test_coefficients_are_per_standard_deviation_or_unit(study, model, data):
     ],
 )
 def test_changes_of_encoded_columns(name, values, scale, expected):
-    assert change(name, np.array(values, dtype=float), scale, {"ward": ["A", "B", "<B>"]}) == expected
+    assert coefficient_change(name, np.array(values, dtype=float), scale, {"ward": ["A", "B", "<B>"]}) == expected
 
 
 def test_rows_are_listed_from_the_widest_interval(page, model, data):
@@ -157,8 +157,8 @@ def test_certificate_is_told(page, model):
 
 def test_training_rows_are_recognised(study, model):
     assert study.from_training
-    assert "These are the rows that the model learned from" in render(study)
-    other = read(model, patients(seed=1), "ill")
+    assert "The model learned from these rows" in render(study)
+    other = read_study(model, patients(seed=1), "ill")
     assert not other.from_training
     assert "If the model has learned from some of these rows" in render(other)
 
@@ -173,12 +173,12 @@ def test_held_out_rows_are_called_so_unless_they_are_the_models_own(model, data,
 
 def test_an_unused_column_that_tells_rows_apart_names_them(model, data):
     numbered = data.assign(ward="east", weight=0.5 + np.arange(len(data)), patient=[f"p{k}" for k in range(len(data))])
-    page = Page(render(read(model, numbered, "ill")))
+    page = Page(render(read_study(model, numbered, "ill")))
     first = page.all("button", class_="pick")[0]
     assert first["text"] == f"p{first['@data-row']}"
     assert first["@aria-label"] == f"Show patient {first['text']}"
     assert any(e["text"] == f"patient {first['text']}" for e in page.all("h3"))
-    assert read(model, numbered.assign(patient="p1"), "ill").frame.index.equals(data.index)
+    assert read_study(model, numbered.assign(patient="p1"), "ill").frame.index.equals(data.index)
 
 
 def test_labels_that_say_little_have_words_of_their_own(page, study):
@@ -189,11 +189,11 @@ def test_labels_that_say_little_have_words_of_their_own(page, study):
     named = replace(
         study, model=viper.VariationalLogisticRegression().fit([[0.0], [1.0], [2.0]], ["well", "sick", "well"])
     )
-    assert (named.which("were"), named.which("is", 0)) == ("were well", "is sick")
+    assert (named.predicate("were"), named.predicate("is", 0)) == ("were well", "is sick")
 
 
 def test_calibration_is_no_stronger_than_its_groups(study):
-    told = words.calibration(study)
+    told = words.calibration_sentence(study)
     assert not re.search("face value", told)
     assert "of 10 groups of rows (20 in each) came out as predicted" in told
 
@@ -201,8 +201,8 @@ def test_calibration_is_no_stronger_than_its_groups(study):
 def test_a_loaded_model_is_diagnosed_by_its_own_rows_only(model, data, tmp_path):
     model.save(tmp_path / "model.viper")
     loaded = viper.load(tmp_path / "model.viper")
-    assert read(loaded, data, "ill").diagnosis.k_hat == pytest.approx(model.diagnose().k_hat)
-    other = read(loaded, patients(seed=1), "ill")
+    assert read_study(loaded, data, "ill").diagnosis.k_hat == pytest.approx(model.diagnose().k_hat)
+    other = read_study(loaded, patients(seed=1), "ill")
     assert other.diagnosis is None
     assert "needs the rows of the fit" in render(other)
 
@@ -210,9 +210,9 @@ def test_a_loaded_model_is_diagnosed_by_its_own_rows_only(model, data, tmp_path)
 def test_on_other_rows_the_recorded_diagnosis_is_told(data, tmp_path):
     model = viper.VariationalLogisticRegression.from_formula("ill ~ .", data[[*INPUTS, "ill"]], random_state=0)
     found = model.diagnose()
-    model.formula_.record["diagnosis"] = scoring.diagnosis(model, len(data))
+    model.formula_.record["diagnosis"] = scoring.diagnosis_record(model, len(data))
     model.save(tmp_path / "model.viper")
-    other = read(viper.load(tmp_path / "model.viper"), patients(seed=1), "ill")
+    other = read_study(viper.load(tmp_path / "model.viper"), patients(seed=1), "ill")
     assert not other.from_training
     assert other.diagnosis.k_hat == pytest.approx(found.k_hat, abs=0.2)
     assert "Not measured" not in render(other)
@@ -229,10 +229,10 @@ def test_on_other_rows_the_recorded_diagnosis_is_told(data, tmp_path):
     ],
 )
 def test_verdict_follows_the_diagnosis(model, data, k_hat, size, expected):
-    study = read(model, data, "ill")
+    study = read_study(model, data, "ill")
     found = replace(study.diagnosis, k_hat=k_hat, effective_sample_size=size)
     vars(study)["diagnosis"] = found
-    _, word, told = words.closeness(study)
+    _, word, told = words.closeness_verdict(study)
     assert word == expected
     assert found.verdict in told
 
@@ -262,7 +262,7 @@ def nasty():
     data["ill"] = np.where(data["ill"] == "yes", "</script><script>alert(2)</script>", "$title ${style}")
     data.index = [f"<i>{k}</i>" for k in range(80)]
     model = viper.VariationalLogisticRegression().fit(data[[NASTY, "dose"]], data["ill"])
-    return render(read(model, data.rename(columns={"ill": "<u>ill</u>"}), "<u>ill</u>"))
+    return render(read_study(model, data.rename(columns={"ill": "<u>ill</u>"}), "<u>ill</u>"))
 
 
 def test_names_and_labels_are_escaped(nasty):
@@ -325,10 +325,14 @@ def test_bad_data_leave_the_old_report(model, data, tmp_path):
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        (lambda d: d.to_numpy(), TypeError, "data must be pandas' DataFrame and hold the target too; got .*ndarray"),
+        (lambda d: d.to_numpy(), TypeError, "data must be a pandas DataFrame that includes the target; got .*ndarray"),
         (lambda d: d.drop(columns="ill"), ValueError, "target must be a column of data; got 'ill'"),
-        (lambda d: d.drop(columns="dose"), ValueError, "data must have the model's columns; got none named 'dose'"),
-        (lambda d: d[:0], ValueError, "data must have rows with all values; got none"),
+        (
+            lambda d: d.drop(columns="dose"),
+            ValueError,
+            "data must have all columns of the model; got none named 'dose'",
+        ),
+        (lambda d: d[:0], ValueError, "data must have rows without missing values; got none"),
         (lambda d: d.assign(ill=None), ValueError, "got none .*200"),
         (lambda d: d.assign(age="old"), ValueError, "X must be numeric; got column 'age'"),
     ],
@@ -359,7 +363,7 @@ def test_rows_with_missing_values_are_left_out_and_counted(model, data):
     holes.loc[3, "dose"] = np.nan
     holes.loc[4:6, "ill"] = None
     holes.index = [0] * len(holes)  # rows are told apart by position
-    study = read(model, holes, "ill")
+    study = read_study(model, holes, "ill")
     assert len(study.label) == 196
     assert study.left_out == {"without ill": 3, "with other values missing": 1}
     assert "3 without ill; 1 with other values missing" in render(study)
@@ -371,7 +375,7 @@ def test_rows_with_missing_values_are_left_out_and_counted(model, data):
     ids=["one row", "one class", "constant columns", "few rows"],
 )
 def test_any_rows_give_a_page(model, data, rows):
-    page = Page(render(read(model, rows(data), "ill")))
+    page = Page(render(read_study(model, rows(data), "ill")))
     assert not any("nan" in str(value) for e in page.elements for key, value in e.items() if key.startswith("@"))
     assert not any("nan" in e["text"] for e in page.all("section"))
 
@@ -380,7 +384,7 @@ def test_plain_arrays_will_do(data):
     model = viper.VariationalLogisticRegression(solver="newton", bound="pg", prior_scale="ard").fit(
         data[INPUTS].to_numpy(), data["ill"]
     )
-    page = Page(render(read(model, data, "ill")))
+    page = Page(render(read_study(model, data, "ill")))
     assert "bound 'pg'" in page.text("fitted")
     assert "below the exact ELBO" in page.text("trust")
 
@@ -391,10 +395,10 @@ def test_many_rows_stay_small_and_say_so():
         data[f"column number {j}"] = data["age"] * j % 7.0
     inputs = [name for name in data if name != "ill"]
     model = viper.VariationalLogisticRegression(random_state=0).fit(data[inputs], data["ill"])
-    text = render(read(model, data, "ill"))
+    text = render(read_study(model, data, "ill"))
     assert len(text.encode()) < 2_000_000
-    assert "Shown are 240 of the 20,000 rows" in text
-    assert "6 with smaller ones are not drawn" in text
+    assert "The chart shows 240 of the 20,000 rows" in text
+    assert "6 with smaller effects are not shown" in text
 
 
 # --- Gaussian processes and maps ---
@@ -415,7 +419,7 @@ def test_a_process_has_relevance_starts_and_maps(process, tmp_path):
     model, frame = process
     model.save(tmp_path / "model.viper")
     for fitted in (model, viper.load(tmp_path / "model.viper")):
-        page = Page(render(read(fitted, frame, "wet")))
+        page = Page(render(read_study(fitted, frame, "wet")))
         names = [e["@aria-label"] for e in page.all("svg")]
         assert sum(name.startswith("Map: ") for name in names) == 2
         assert "Lengthscale" in page.text("coefficients")
@@ -425,15 +429,15 @@ def test_a_process_has_relevance_starts_and_maps(process, tmp_path):
 
 def test_the_classes_on_a_map_differ_in_shape(process):
     model, frame = process
-    page = Page(render(read(model, frame, "wet")))
+    page = Page(render(read_study(model, frame, "wet")))
     assert len(page.all("path", class_="site yes")) == 2 * frame["wet"].sum()
     assert len(page.all("circle", class_="site no")) == 2 * (~frame["wet"]).sum()
-    assert "triangles those that had wet = True" in page.text("map")
+    assert "triangles are those that had wet = True" in page.text("map")
 
 
 def test_map_is_that_of_the_model(process):
     model, frame = process
-    grid = read(model, frame, "wet").map
+    grid = read_study(model, frame, "wet").map
     at = pd.DataFrame({"lon": [grid.x[3]], "lat": [grid.y[10]]})
     assert grid.probability[10, 3] == pytest.approx(model.predict_proba(at)[0, 1])
     assert grid.sd[10, 3] == pytest.approx(model.predict_std(at)[0])
@@ -474,7 +478,7 @@ def test_percent(p, expected):
     ("ends", "expected"), [((0.61, 0.75), "61–75 %"), ((0.001, 0.004), "0.1–0.4 %"), ((0.0, 1.0), "0–100 %")]
 )
 def test_span(ends, expected):
-    assert words.span(*ends).replace(words.THIN, " ").replace(words.JOIN, "") == expected
+    assert words.percent_range(*ends).replace(words.THIN, " ").replace(words.JOIN, "") == expected
 
 
 @pytest.mark.parametrize(
@@ -490,16 +494,20 @@ def test_span(ends, expected):
     ],
 )
 def test_number(x, expected):
-    assert words.number(x) == expected
+    assert words.readable_number(x) == expected
 
 
 def test_example_of_reliability_in_words():
-    from viper.report.views import Reliability
-
-    table = Reliability(
-        *(np.array(x) for x in ([50, 200, 9], [0.02, 0.7, 0.99], [0.0, 0.68, 1], [0, 0.61, 0.7], [0.1, 0.75, 1]))
+    table = pd.DataFrame(
+        {
+            "predicted": [0.02, 0.7, 0.99],
+            "observed": [0.0, 0.68, 1.0],
+            "rows": [50, 200, 9],
+            "lower": [0.0, 0.61, 0.7],
+            "upper": [0.1, 0.75, 1.0],
+        }
     )
-    told = words.reliable_group(table, "were ill").replace(words.THIN, " ").replace(words.JOIN, "")
+    told = words.group_sentence(table, "were ill").replace(words.THIN, " ").replace(words.JOIN, "")
     assert told == "Of the 200 rows given about 70 %, 68 % were ill (margin 61–75 %)."
 
 

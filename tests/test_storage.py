@@ -16,7 +16,7 @@ import safetensors.torch
 import torch
 
 from viper.data import storage
-from viper.data.storage import FORMAT_VERSION, read, write
+from viper.data.storage import FORMAT_VERSION, read_tensors, write_tensors
 from viper.errors import StorageError
 
 TENSORS = {
@@ -45,7 +45,7 @@ def path(tmp_path):
 
 @pytest.fixture
 def saved(path):
-    write(path, "logistic", TENSORS, METADATA)
+    write_tensors(path, "logistic", TENSORS, METADATA)
     return path
 
 
@@ -60,7 +60,7 @@ def assert_same(tensors, expected):
 def refused(path, *words):
     """`read` refuses, in one line that names the file and says `words`."""
     with pytest.raises(StorageError) as error:
-        read(path)
+        read_tensors(path)
     message = str(error.value)
     assert message.endswith(".")
     assert all(word in message for word in (str(path), *words)), message
@@ -88,7 +88,7 @@ def document(**changes):
 
 
 def test_round_trip(saved):
-    kind, tensors, metadata = read(saved)
+    kind, tensors, metadata = read_tensors(saved)
     assert kind == "logistic"
     assert_same(tensors, TENSORS)
     assert repr(metadata) == repr(METADATA)
@@ -96,24 +96,24 @@ def test_round_trip(saved):
 
 @pytest.mark.parametrize("tensors", [{}, {"x": torch.tensor(1.5)}])
 def test_little_is_enough(path, tensors):
-    write(path, "", tensors, {})
-    assert_same(read(path)[1], tensors)
+    write_tensors(path, "", tensors, {})
+    assert_same(read_tensors(path)[1], tensors)
 
 
 def test_views_shared_and_differentiable_tensors(path):
     base = torch.arange(12.0).reshape(3, 4).requires_grad_()
     tensors = {"base": base, "same": base, "transposed": base.T, "part": base[:, 1], "expanded": base[:1].expand(5, 4)}
-    write(path, "k", tensors, {})
-    assert_same(read(path)[1], tensors)
+    write_tensors(path, "k", tensors, {})
+    assert_same(read_tensors(path)[1], tensors)
 
 
 def test_what_is_read_is_writable(saved):
-    _, tensors, _ = read(saved)
+    _, tensors, _ = read_tensors(saved)
     tensors["mean"].add_(1.0)
 
 
 def test_equal_models_are_equal_files(saved, tmp_path):
-    write(tmp_path / "again", "logistic", dict(reversed(TENSORS.items())), METADATA)
+    write_tensors(tmp_path / "again", "logistic", dict(reversed(TENSORS.items())), METADATA)
     assert (tmp_path / "again").read_bytes() == saved.read_bytes()
 
 
@@ -126,14 +126,14 @@ def test_the_file_is_safetensors(saved):
 
 
 def test_strings_and_numpy_scalars_that_are_python_values(path):
-    write(str(path), "k", {}, {"name": np.str_("x"), "scale": np.float64(0.1)})
-    assert read(str(path))[2] == {"name": "x", "scale": 0.1}
+    write_tensors(str(path), "k", {}, {"name": np.str_("x"), "scale": np.float64(0.1)})
+    assert read_tensors(str(path))[2] == {"name": "x", "scale": 0.1}
 
 
 @pytest.mark.skipif(os.name != "posix", reason="permissions are POSIX's")
 def test_permissions_follow_the_umask(path, tmp_path):
     (tmp_path / "plain").touch()
-    write(path, "k", TENSORS, {})
+    write_tensors(path, "k", TENSORS, {})
     assert stat.S_IMODE(path.stat().st_mode) == stat.S_IMODE((tmp_path / "plain").stat().st_mode)
 
 
@@ -157,7 +157,7 @@ def test_permissions_follow_the_umask(path, tmp_path):
 )
 def test_metadata_that_json_would_change(path, metadata, words):
     with pytest.raises(TypeError, match=rf"^metadata must come back from JSON unchanged; got .*{words}"):
-        write(path, "k", {}, metadata)
+        write_tensors(path, "k", {}, metadata)
     assert not path.exists()
 
 
@@ -165,7 +165,7 @@ def test_metadata_that_holds_itself(path):
     loop = {}
     loop["loop"] = loop
     with pytest.raises(TypeError, match="Circular"):
-        write(path, "k", {}, loop)
+        write_tensors(path, "k", {}, loop)
 
 
 @pytest.mark.parametrize(
@@ -173,51 +173,51 @@ def test_metadata_that_holds_itself(path):
 )
 def test_what_is_not_a_tensor(path, tensors):
     with pytest.raises(TypeError, match=r"^tensors must map names to dense tensors; got "):
-        write(path, "k", tensors, {})
+        write_tensors(path, "k", tensors, {})
 
 
 @pytest.mark.slow
 def test_a_header_too_large(path):
     with pytest.raises(StorageError, match=r"^names and metadata must fit in 100000000 bytes; got "):
-        write(path, "k", {}, {"x": "x" * storage.LARGEST_HEADER})
+        write_tensors(path, "k", {}, {"x": "x" * storage.LARGEST_HEADER})
 
 
 def test_refuses_to_overwrite(saved):
     before = saved.read_bytes()
     with pytest.raises(StorageError, match=r"^path must be new; got .*exists\. Pass overwrite=True"):
-        write(saved, "other", {}, {})
+        write_tensors(saved, "other", {}, {})
     assert saved.read_bytes() == before
 
 
 def test_overwrites_when_told(saved):
-    write(saved, "other", {}, {}, overwrite=True)
-    assert read(saved) == ("other", {}, {})
+    write_tensors(saved, "other", {}, {}, overwrite=True)
+    assert read_tensors(saved) == ("other", {}, {})
     assert list(saved.parent.iterdir()) == [saved]
 
 
 def test_overwrite_needs_nothing_to_overwrite(path):
-    write(path, "k", {}, {}, overwrite=True)
-    assert read(path)[0] == "k"
+    write_tensors(path, "k", {}, {}, overwrite=True)
+    assert read_tensors(path)[0] == "k"
 
 
 def test_links_are_followed(saved, tmp_path):
     link = tmp_path / "latest"
     link.symlink_to(saved)
     with pytest.raises(StorageError, match="exists"):
-        write(link, "new", {}, {})
-    write(link, "new", {}, {}, overwrite=True)
+        write_tensors(link, "new", {}, {})
+    write_tensors(link, "new", {}, {}, overwrite=True)
     assert link.is_symlink()
-    assert read(saved)[0] == "new"
+    assert read_tensors(saved)[0] == "new"
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_no_directory_and_a_directory(tmp_path, overwrite):
     with pytest.raises(StorageError, match=r"directory of path must exist; got .*absent\. Make it"):
-        write(tmp_path / "absent" / "model", "k", {}, {}, overwrite)
+        write_tensors(tmp_path / "absent" / "model", "k", {}, {}, overwrite)
     with pytest.raises(StorageError, match=r"path must be a file; got .* which is a directory"):
-        write(tmp_path, "k", {}, {}, overwrite)
+        write_tensors(tmp_path, "k", {}, {}, overwrite)
     with pytest.raises(StorageError, match=r"path must be writable; got .*: File name too long"):
-        write(tmp_path / ("x" * 300), "k", {}, {}, overwrite)
+        write_tensors(tmp_path / ("x" * 300), "k", {}, {}, overwrite)
 
 
 def test_a_directory_that_may_not_be_written(tmp_path):
@@ -228,7 +228,7 @@ def test_a_directory_that_may_not_be_written(tmp_path):
         if not directory.is_dir():
             pytest.skip("no directory that the superuser may not write to")
     with pytest.raises(StorageError, match="path must be writable; got "):
-        write(directory / "model", "k", TENSORS, {})
+        write_tensors(directory / "model", "k", TENSORS, {})
     assert not (directory / "model").exists()
 
 
@@ -241,7 +241,7 @@ def test_failure_leaves_what_was_there(saved, monkeypatch, step, failure):
     before = saved.read_bytes()
     monkeypatch.setattr(os, "fsync", fail) if step == "fsync" else monkeypatch.setattr(Path, "replace", fail)
     with pytest.raises(StorageError if isinstance(failure, OSError) else KeyboardInterrupt):
-        write(saved, "new", {}, {}, overwrite=True)
+        write_tensors(saved, "new", {}, {}, overwrite=True)
     assert saved.read_bytes() == before
     assert list(saved.parent.iterdir()) == [saved]
 
@@ -249,12 +249,12 @@ def test_failure_leaves_what_was_there(saved, monkeypatch, step, failure):
 FULL_DISK = """
 import resource, sys, torch
 from viper.errors import StorageError
-from viper.data.storage import write
+from viper.data.storage import write_tensors
 
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
 for overwrite in (False, True):
     try:
-        write(sys.argv[1 + overwrite], "k", {"x": torch.zeros(10_000)}, {}, overwrite)
+        write_tensors(sys.argv[1 + overwrite], "k", {"x": torch.zeros(10_000)}, {}, overwrite)
     except StorageError as error:
         print(error)
 """
@@ -281,11 +281,11 @@ def test_a_file_system_without_links(path, monkeypatch, exists):
     monkeypatch.setattr(Path, "hardlink_to", unsupported)
     if exists:
         with pytest.raises(StorageError, match="which exists"):
-            write(path, "k", {}, {})
+            write_tensors(path, "k", {}, {})
         assert path.read_text() == "came first"
     else:
-        write(path, "k", {}, {})
-        assert read(path)[0] == "k"
+        write_tensors(path, "k", {}, {})
+        assert read_tensors(path)[0] == "k"
     assert list(path.parent.iterdir()) == [path]
 
 
@@ -295,7 +295,7 @@ def test_a_file_system_without_links(path, monkeypatch, exists):
 def test_one_of_many_writers_wins(path):
     def attempt(i):
         try:
-            write(path, str(i), {"x": torch.full((1000,), i)}, {})
+            write_tensors(path, str(i), {"x": torch.full((1000,), i)}, {})
         except StorageError:
             return None
         return str(i)
@@ -303,20 +303,20 @@ def test_one_of_many_writers_wins(path):
     for _ in range(5):
         with ThreadPoolExecutor(8) as pool:
             winners = [kind for kind in pool.map(attempt, range(8)) if kind]
-        assert [read(path)[0]] == winners
+        assert [read_tensors(path)[0]] == winners
         assert list(path.parent.iterdir()) == [path]
         path.unlink()
 
 
 def test_a_reader_sees_one_writer_or_another(saved):
     def overwrite(i):
-        write(saved, str(i), {"x": torch.full((1000,), i)}, {"i": i}, overwrite=True)
+        write_tensors(saved, str(i), {"x": torch.full((1000,), i)}, {"i": i}, overwrite=True)
 
     overwrite(-1)
     with ThreadPoolExecutor(4) as pool:
         pending = [pool.submit(overwrite, i) for i in range(40)]
         while not all(task.done() for task in pending):
-            kind, tensors, metadata = read(saved)
+            kind, tensors, metadata = read_tensors(saved)
             assert kind == str(metadata["i"])
             assert (tensors["x"] == metadata["i"]).all()
     assert [task.result() for task in pending] == [None] * 40
@@ -349,7 +349,7 @@ def test_any_byte_changed(saved):
         refused(saved)
         contents[place] ^= mask
     saved.write_bytes(contents)
-    read(saved)
+    read_tensors(saved)
 
 
 def test_many_bytes_changed(saved):
@@ -389,7 +389,7 @@ def test_another_programs_safetensors(path, metadata):
 
 def test_a_forged_file_is_read_as_far_as_it_is_true(path):
     forge(path, json.dumps(document()))
-    assert_same(read(path)[1], TENSORS)
+    assert_same(read_tensors(path)[1], TENSORS)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from viper.data.files import Blocks, Files
+    from viper.data.blocks import Blocks
+    from viper.data.files import Files
     from viper.errors import StorageError
     from viper.gp import likelihood as gpytorch
     from viper.gp.classifier import VariationalGPClassifier
@@ -40,7 +41,7 @@ __all__ = [
 
 # Loaded on first use, so that `import viper` and `viper --help` need no torch: name -> the module that defines it
 NAMES = {
-    "Blocks": "viper.data.files",
+    "Blocks": "viper.data.blocks",
     "ExpectedSigmoid": "viper.softplus.expectation",
     "ExpectedSoftplus": "viper.softplus.expectation",
     "Files": "viper.data.files",
@@ -70,28 +71,34 @@ class PublicModules(MetaPathFinder, Loader):
         return ModuleSpec(name, self) if MODULES.get(name, name) != name else None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        module = import_module(MODULES[spec.name])
-        self.own_spec = module.__spec__
+        module = import_or_explain(MODULES[spec.name], spec.name)
+        spec.loader_state = module.__spec__
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        module.__spec__ = self.own_spec
+        # the module has run under its real name; only its spec, which the import system replaced, is put back
+        module.__spec__ = module.__spec__.loader_state if module.__spec__ else None
 
 
 sys.meta_path.append(PublicModules())
 
 
-def __getattr__(name: str) -> Any:
+def import_or_explain(module: str, wanted: str) -> ModuleType:
+    """Import a module; if GPyTorch is missing, say that `wanted` needs it."""
     try:
-        if f"viper.{name}" in MODULES:
-            return import_module(f"viper.{name}")
-        if name in NAMES:
-            value = globals()[name] = getattr(import_module(NAMES[name]), name)
-            return value
+        return import_module(module)
     except ModuleNotFoundError as error:
-        if error.name != "gpytorch":
+        if (error.name or "").split(".")[0] != "gpytorch":
             raise
-        raise ImportError(f"{name} needs GPyTorch. Run: pip install 'vi-per[gp]'") from error
+        raise ImportError(f"{wanted} needs GPyTorch. Run: pip install 'vi-per[gp]'") from error
+
+
+def __getattr__(name: str) -> Any:
+    if f"viper.{name}" in MODULES:
+        return import_module(f"viper.{name}")
+    if name in NAMES:
+        value = globals()[name] = getattr(import_or_explain(NAMES[name], name), name)
+        return value
     raise AttributeError(f"module 'viper' has no attribute {name!r}")
 
 

@@ -1,4 +1,8 @@
-"""Every exception and warning a user may catch, and how messages word lists of names."""
+"""Every exception and warning that a user may catch, and how messages word lists of names.
+
+Wrong arguments raise Python's ValueError and TypeError. Missing optional packages raise ImportError, which says what to
+install.
+"""
 
 import difflib
 import sys
@@ -14,23 +18,23 @@ ALIKE = 0.7  # share of letters that two names have in common when one may be a 
 
 
 class StorageError(ValueError):
-    """A model file cannot be written, or is not one that viper can read."""
+    """A model file cannot be written, or cannot be read: it is missing, damaged, too new or from another program."""
 
 
 class OutputError(ValueError):
-    """A result cannot be written to the place asked for."""
+    """Predictions, tables or reports cannot be written to the path that was given."""
 
 
 class FileError(ValueError):
-    """A file cannot be read as a table."""
+    """A file of rows cannot be read as a table."""
 
 
 class FormulaError(ValueError):
-    """A formula cannot be parsed, or asks for something that the data do not have."""
+    """A formula cannot be parsed, or does not fit the data."""
 
 
 class RowError(FormulaError):
-    """Something is wrong with one row; `row` is its label in the table's index."""
+    """A value in one row cannot be used; `row` is that row's label in the table's index."""
 
     def __init__(self, rule: str, got: str, row: Any, fix: str) -> None:
         super().__init__(f"{rule}; got {got} in row {row}. {fix}".strip())
@@ -38,14 +42,25 @@ class RowError(FormulaError):
 
 
 class DataError(ValueError):
-    """A data set is missing, cannot be downloaded, or is not what it should be."""
+    """A data set is missing, cannot be downloaded, or does not have the expected contents."""
+
+
+class NotPositiveDefinite(ValueError):
+    """The kernel matrix at the inducing points has no Cholesky factor, even with the largest jitter."""
+
+
+class Unavailable(RuntimeError):
+    """An artefact of the paper needs something that is not there, such as a download; the message says what to do.
+
+    `reproduce("all")` reports it and continues with the next artefact.
+    """
 
 
 # --- warnings ---
 
 
 class ConvergenceWarning(SklearnConvergenceWarning):
-    """The iteration stopped before it converged."""
+    """A solver, a search or a Markov chain stopped before it converged."""
 
 
 class ImportanceWarning(UserWarning):
@@ -61,11 +76,11 @@ class JitterWarning(UserWarning):
 
 
 class NarrowIntervalsWarning(UserWarning):
-    """The mean function explains most of the data, so the intervals leave out most of the uncertainty."""
+    """The mean function, which has no uncertainty, explains most of the data, so the intervals are too narrow."""
 
 
 def users_line() -> int:
-    """Return the `stacklevel` at which a warning points at the first line outside viper and scikit-learn."""
+    """Return the `stacklevel` that points a warning at the first line outside viper and scikit-learn."""
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(("viper.", "sklearn.")):
         frame, level = frame.f_back, level + 1
@@ -76,7 +91,7 @@ def users_line() -> int:
 
 
 def instead(name: str, names: Iterable[Any]) -> str:
-    """Suggest the name most like an unknown one, or list the names there are."""
+    """Suggest the name that most resembles an unknown one, or list the names there are."""
     every = [str(one) for one in names]
     near = difflib.get_close_matches(name, every, 1, ALIKE)
     return f"Did you mean {near[0]!r}?" if near else f"There are {listed(every)}."

@@ -1,6 +1,7 @@
-"""The program: its commands, and what becomes of everything that can go wrong."""
+"""The program: its commands, and one line and an exit code for everything that can go wrong."""
 
 import functools
+import inspect
 import os
 import re
 import signal
@@ -10,16 +11,38 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from viper.cli import bound, compare, demo, evaluate, fit, predict, report, reproduce, summary
+from viper.cli.bound import compare_bounds
+from viper.cli.compare import compare_models
+from viper.cli.demo import run_demo
+from viper.cli.evaluate import evaluate_model
+from viper.cli.fit import fit_table
+from viper.cli.options import with_reading_options
+from viper.cli.predict import predict_rows
+from viper.cli.report import write_report
+from viper.cli.reproduce import reproduce_artefact
+from viper.cli.summary import show_summary
 from viper.cli.terminal import console, show_warnings_as_notes
 
-FAULT, USAGE, INPUT, OUTPUT, SIGNALLED, CLOSED_PIPE = 1, 2, 3, 4, 128, 141
+COMMANDS: dict[str, Callable[..., None]] = {  # in the order of `viper --help`
+    "fit": fit_table,
+    "predict": predict_rows,
+    "evaluate": evaluate_model,
+    "summary": show_summary,
+    "compare": compare_models,
+    "bound": compare_bounds,
+    "report": write_report,
+    "demo": run_demo,
+    "reproduce": reproduce_artefact,
+}
+FAULT, USAGE, INPUT, OUTPUT, SIGNALLED, CLOSED_PIPE = 1, 2, 3, 4, 128, 141  # exit codes
+SIGNALS: list[int] = []  # those received, the last one last
+INTERRUPTED = "interrupted; no partial output is left."
 UsageError: Any = typer.BadParameter.__base__  # click's, or the copy of it that newer versions of typer carry
 
 app = typer.Typer(
     name="viper",
     help="Bayesian classification with honest uncertainty: probabilities, and how sure they are.",
-    epilog="Begin with: viper fit data.csv --target y --out model.viper",
+    epilog="To begin: viper fit data.csv --target y --out model.viper",
     rich_markup_mode="rich",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -27,7 +50,7 @@ app = typer.Typer(
 )
 
 
-def show_version(wanted: bool) -> None:
+def print_version(wanted: bool) -> None:
     if wanted:
         from importlib.metadata import PackageNotFoundError, version
 
@@ -43,14 +66,16 @@ def show_version(wanted: bool) -> None:
 
 
 @app.callback()
-def viper(
-    version: Annotated[bool, typer.Option("--version", help="Show the version.", callback=show_version)] = False,
+def program(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", callback=print_version)
+    ] = False,
 ) -> None:
     """Bayesian classification with honest uncertainty: probabilities, and how sure they are."""
 
 
 def guarded(command: Callable[..., None]) -> Callable[..., None]:
-    """The command, with one line on stderr and an exit code for whatever goes wrong."""
+    """Return the command with every error turned into one line on stderr and an exit code."""
 
     @functools.wraps(command)
     def run(*args: Any, **options: Any) -> None:
@@ -66,55 +91,56 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
         except (Exception, KeyboardInterrupt) as error:
             if os.environ.get("VIPER_TRACEBACK"):
                 raise
-            text, code = verdict(error)
-            complain(text)
+            text, code = message_and_exit_code(error)
+            print_error(text)
             raise typer.Exit(code) from None
 
     return run
 
 
-def verdict(error: BaseException) -> tuple[str, int]:
-    """What to say, and the exit code."""
+def message_and_exit_code(error: BaseException) -> tuple[str, int]:
     from viper.errors import OutputError
 
-    if SIGNALS or isinstance(error, KeyboardInterrupt):  # libraries in C turn the interrupt into errors of their own
-        return "interrupted; no partial output is left.", SIGNALLED + (SIGNALS or [signal.SIGINT])[-1]
+    if SIGNALS or isinstance(error, KeyboardInterrupt):  # libraries in C raise other errors when interrupted
+        return INTERRUPTED, SIGNALLED + (SIGNALS or [signal.SIGINT])[-1]
     if isinstance(error, OutputError):
         return one_line(error), OUTPUT
     if isinstance(error, ValueError | OSError | ImportError):
         return one_line(error), INPUT
     if isinstance(error, MemoryError):
-        return "the data need more memory than there is. Use fewer columns, or --covariance diagonal.", INPUT
-    fault = f"this is a fault of viper: {type(error).__name__}: {one_line(error)}"
-    return f"{fault} Please report it; VIPER_TRACEBACK=1 shows where.", FAULT
-
-
-SIGNALS: list[int] = []  # received, the last one last
+        return "there is not enough memory for the data. Use fewer columns, or --covariance diagonal.", INPUT
+    bug = f"this is a bug in viper: {type(error).__name__}: {one_line(error)}"
+    return f"{bug} Please report it; VIPER_TRACEBACK=1 shows where it happened.", FAULT
 
 
 def interrupt(number: int, frame: Any) -> NoReturn:
-    """Ctrl-C and SIGTERM: leave in order, so that no partial output stays behind."""
+    """Handle Ctrl-C and SIGTERM by an exception, so that partial output is removed on the way out."""
     SIGNALS.append(number)
     raise KeyboardInterrupt
 
 
 def one_line(error: BaseException) -> str:
-    """The message, with options as they are written here."""
+    """Return the message on one line, with options as they are written on a command line."""
     text = " ".join(str(error).split()) or type(error).__name__
     text = re.sub(r"\b(missing|covariance|bound|solver)='(\w+)'", r"--\1 \2", text)
     return text.replace("overwrite=True", "--force")
 
 
-def complain(text: str) -> None:
-    """One line on stderr."""
+def print_error(text: str) -> None:
     screen = console(stderr=True)
     screen.print("[bold red]viper:[/] ", end="")
     screen.print(text, markup=False, soft_wrap=True)
 
 
-for module in (fit, predict, evaluate, summary, compare, bound, report, demo, reproduce):
-    name = module.__name__.rpartition(".")[2]
-    app.command(name, epilog="\n\n".join(["[bold]Examples[/]", *module.EXAMPLES]))(guarded(getattr(module, name)))
+def register(name: str, command: Callable[..., None]) -> None:
+    """Add a command to the program; the docstring's examples end its help, one to a line."""
+    text, _, examples = inspect.cleandoc(command.__doc__ or "").partition("Examples\n--------\n")
+    epilog = "\n\n".join(["[bold]Examples[/]", *examples.splitlines()])
+    app.command(name, help=text.strip(), epilog=epilog)(guarded(with_reading_options(command)))
+
+
+for name, command in COMMANDS.items():
+    register(name, command)
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
@@ -125,11 +151,11 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         code = app(args=arguments, prog_name="viper", standalone_mode=False)
     except UsageError as error:
         where = error.ctx.command_path if error.ctx else "viper"
-        complain(f"{error.format_message().rstrip('.')}. See: {where} --help")
+        print_error(f"{error.format_message().rstrip('.')}. See: {where} --help")
         code = USAGE
     except typer.Exit as done:
         code = done.exit_code
     except (KeyboardInterrupt, typer.Abort):
-        complain("interrupted; no partial output is left.")
+        print_error(INTERRUPTED)
         code = SIGNALLED + signal.SIGINT
     sys.exit(code if isinstance(code, int) else 0)

@@ -1,4 +1,4 @@
-"""`viper bound`: the expectation under everything, E[log(1+e^X)], by every method."""
+"""`viper bound`: the expected softplus E[log(1+e^X)] by every method."""
 
 from typing import Annotated, Any
 
@@ -6,23 +6,33 @@ import typer
 
 from viper.cli import options
 
-EXAMPLES = ["viper bound --mean 1 --sd 2", "viper bound --mean 0 --sd 0.1 --terms 12 --json"]
 
-
-def bound(
-    mean: Annotated[float, typer.Option(help="Of X.", show_default=False)],
-    sd: Annotated[float, typer.Option(help="Of X.", show_default=False)],
-    terms: Annotated[list[int] | None, typer.Option(help="l of the paper's bound; may be given again.")] = None,
-    samples: Annotated[int, typer.Option(help="Of Monte Carlo.", min=2)] = 1000,
-    nodes: Annotated[int, typer.Option(help="Of the quadrature.", min=1)] = 64,
-    seed: options.Seed = 1,
+def compare_bounds(
+    mean: Annotated[float, typer.Option(help="Mean of X.", show_default=False)],
+    sd: Annotated[float, typer.Option(help="Standard deviation of X.", show_default=False)],
+    terms: Annotated[
+        list[int] | None,
+        typer.Option(
+            help="Number of terms l of the paper's bound. Repeat for more. (default: 5 and 12)",
+            show_default=False,
+        ),
+    ] = None,
+    samples: Annotated[int, typer.Option(help="Number of Monte Carlo samples.", min=2)] = 1000,
+    nodes: Annotated[int, typer.Option(help="Number of Gauss-Hermite nodes.", min=1)] = 64,
+    seed: Annotated[int, typer.Option(help="Seed of the Monte Carlo samples.")] = 1,
     as_json: options.Json = False,
 ) -> None:
-    """The expected softplus E log(1+e^X), X ~ N(mean, sd²): value, derivatives, and how far off the bounds are."""
+    """Compute the expected softplus E log(1+e^X), X ~ N(mean, sd²), its derivatives, and the gap of every bound.
+
+    Examples
+    --------
+    viper bound --mean 1 --sd 2
+    viper bound --mean 0 --sd 0.1 --terms 12 --json
+    """
     if sd < 0:
         raise typer.BadParameter(f"--sd must not be negative; got {sd:g}")
     from viper import expected_sigmoid, expected_softplus, terms_needed
-    from viper.cli.terminal import emit, grid, number, say, show
+    from viper.cli.terminal import print_json, print_table, say, short_number, text_table
 
     variance = sd * sd
     ways: dict[str, dict[str, Any]] = {"exact": {}, "certified above": {"bound": "certified"}}
@@ -45,16 +55,16 @@ def bound(
         "terms_for_1_percent": int(terms_needed(mean, variance, 0.01)),
     }
     if as_json:
-        emit(document)
+        print_json(document)
         return
     say(f"[bold]E log(1+eˣ)[/] for X ~ N({mean:g}, {sd:g}²) is [bold green]{exact:.15g}[/]")
-    digits = lambda x: number(x, 8)  # noqa: E731
+    digits = lambda x: short_number(x, 8)  # noqa: E731
     cells = [
         [row["method"], f"{row['value']:.12g}", f"{row['gap']:+.1e}", digits(row["slope"]), digits(row["curvature"])]
         for row in rows
     ]
-    show(grid(["", "value", "gap", "∂/∂mean", "2 ∂/∂variance"], cells))
+    print_table(text_table(["", "value", "gap", "∂/∂mean", "2 ∂/∂variance"], cells))
     above = found["certified above"].value - exact
-    say(f"Certificate: the true value is proven to lie below the second line, {above:.0e} above the first.")
+    say(f"Certificate: the true value is proven to lie below the second line, which is {above:.0e} above the first.")
     say(f"The probability s(X) has mean {digits(float(probability.mean))} and sd {digits(float(probability.std))}.")
     say(f"The paper's bound is within 1 % from l = {document['terms_for_1_percent']:,} terms on.")

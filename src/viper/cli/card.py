@@ -1,16 +1,21 @@
-"""A fitted model as a document, and the document on the screen: what `viper fit` and `viper summary` show."""
+"""A fitted model as a JSON document, and that document as text: what `viper fit` and `viper summary` show."""
 
 import shlex
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.markup import escape
 from rich.text import Text
 
-from viper.cli.terminal import console, fixed, grid, number, say, show, strip
+from viper.cli.terminal import console, fixed_number, interval_strip, print_table, say, short_number, text_table
+from viper.models.facts import model_facts
 
-WIDE = 116  # columns of a terminal that has room for drawn intervals
-SCORES = {
+WIDE_TERMINAL = 116  # characters in a line that leave room for drawn intervals
+LONGEST_FORMULA = 100  # characters; longer ones are shown as a number of columns
+MOST_SHOWN = 20  # coefficients or columns, unless all are asked for
+MOST_MISSING_SHOWN = 8  # columns with missing values that are listed
+SCORE_TITLES = {  # score -> title and decimals
     "auc": ("AUC", 3),
     "log_score": ("log score", 4),
     "brier": ("Brier", 4),
@@ -18,65 +23,66 @@ SCORES = {
     "accuracy": ("accuracy", 3),
     "interval_width": ("mean interval width", 3),
 }
+COLUMN_TITLES = {"mean_weight": "slope of the mean"}
+
+# --- the document ---
 
 
-def describe(model: Any, level: float) -> dict[str, Any]:
-    """Everything there is to say, as JSON."""
-    encoding = getattr(model, "formula_", None)
-    record = {} if encoding is None else encoding.record
-    gp = not hasattr(model, "coef_")
+def model_document(model: Any, level: float) -> dict[str, Any]:
+    """Return everything that is known about a fitted model, ready for JSON."""
+    facts, encoding = model_facts(model), getattr(model, "formula_", None)
     return {
-        "model": "gp" if gp else "logistic",
-        "formula": None if encoding is None else encoding.formula,
-        "target": None if encoding is None else encoding.target,
-        "classes": [getattr(label, "item", lambda label=label: label)() for label in model.classes_],
+        "model": facts.kind,
+        "formula": facts.formula,
+        "target": facts.target,
+        "classes": facts.classes,
         "standardised": bool(encoding is not None and any(scale != 1 for scale in encoding.scale)),
         "missing": None if encoding is None else encoding.missing,
         "levels": {} if encoding is None else encoding.levels,
-        "bound": model.bound if model.terms is None else f"{model.bound}, {model.terms} terms",
-        "covariance": model.covariance,
-        "elbo": model.elbo_,
-        "elbo_certified": model.elbo_bound_,
-        "converged": model.converged_,
-        "status": model.status_,
-        "iterations": model.n_iter_,
+        "bound": facts.bound if facts.terms is None else f"{facts.bound}, {facts.terms} terms",
+        "covariance": facts.covariance,
+        "elbo": facts.elbo,
+        "elbo_certified": facts.elbo_certified,
+        "converged": facts.converged,
+        "status": facts.status,
+        "iterations": facts.iterations,
         "level": level,
-        **(gp_facts(model) if gp else logistic_facts(model, level)),
-        **record,
+        **(coefficient_document(model, facts, level) if facts.prior else process_document(model, facts)),
+        **({} if encoding is None else encoding.record),
     }
 
 
-def logistic_facts(model: Any, level: float) -> dict[str, Any]:
-    table = model.summary(level)
+def coefficient_document(model: Any, facts: Any, level: float) -> dict[str, Any]:
     units = model.formula_.units if hasattr(model, "formula_") else {}
-    rows = [{"name": name, **row, "unit": units.get(name, "")} for name, row in table.to_dict("index").items()]
-    scale = np.asarray(model.prior_scale_)
-    sds = (np.sqrt(np.diag(scale)) if scale.ndim == 2 else scale).tolist()
-    return {"prior": model.prior_scale, "prior_scales": dict(zip(table.index, sds, strict=False)), "coefficients": rows}
+    table = model.summary(level).to_dict("index")
+    rows = [{"name": name, **row, "unit": units.get(name, "")} for name, row in table.items()]
+    return {"prior": facts.prior.scale, "prior_scales": facts.prior.sds, "coefficients": rows}
 
 
-def gp_facts(model: Any) -> dict[str, Any]:
+def process_document(model: Any, facts: Any) -> dict[str, Any]:
     table = model.summary()
     rows = [{"name": name, **row} for name, row in table.to_dict("index").items()]
-    kernel = model.kernel if isinstance(model.kernel, str) else type(model.kernel).__name__
-    facts = {"kernel": kernel, "inducing": len(model.inducing_points_), "columns": rows}
-    return facts | {"output_scale": table.attrs.get("output_scale")}
+    process = {"kernel": facts.process.kernel, "inducing": facts.process.inducing, "columns": rows}
+    return process | {"output_scale": table.attrs.get("output_scale")}
 
 
-def draw(document: dict[str, Any], most: int | None, saved: Any = None) -> None:
-    """The document for people, with at most that many coefficients; all are seen where the model is `saved`."""
-    say(headline(document))
-    for line in facts(document):
+# --- as text ---
+
+
+def print_model(document: dict[str, Any], most: int | None, saved: Path | None = None) -> None:
+    """Print the document, with at most that many coefficients; `saved` is the file that has the others."""
+    say(model_headline(document))
+    for line in fact_lines(document):
         say(f"  {line}")
     if document["model"] == "logistic":
-        coefficients(document, most, saved)
+        print_coefficients(document, most, saved)
     else:
-        columns(document, most, saved)
-    trust(document)
-    quality(document)
+        print_process_columns(document, most, saved)
+    print_trust(document)
+    print_scores(document)
 
 
-def headline(document: dict[str, Any]) -> str:
+def model_headline(document: dict[str, Any]) -> str:
     name = "Logistic regression" if document["model"] == "logistic" else "Gaussian-process classification"
     if document["target"] is None:
         return f"[bold]{name}[/]"
@@ -84,17 +90,16 @@ def headline(document: dict[str, Any]) -> str:
     return f"[bold]{name}[/] of the probability that [bold cyan]{positive}[/]"
 
 
-def facts(document: dict[str, Any]) -> list[str]:
+def fact_lines(document: dict[str, Any]) -> list[str]:
     lines = []
     if data := document.get("data"):
         counts = ", ".join(f"{label}: {n:,}" for label, n in data["class_counts"].items())
         share = list(data["class_counts"].values())[1] / max(1, data["rows_used"])
         lines.append(escape(f"data      {data['file']}, {data['rows_used']:,} rows ({counts}; {share:.1%})"))
         if data["missing"]:
-            lines.append(escape(f"missing   {missing(document, data)}"))
-    if document["formula"]:
-        text = document["formula"]
-        if len(text) > 100:
+            lines.append(escape(f"missing   {missing_cells(document, data)}"))
+    if text := document["formula"]:
+        if len(text) > LONGEST_FORMULA:
             terms = document["coefficients" if "coefficients" in document else "columns"]
             text = f"{document['target']} ~ {sum(term['name'] != 'intercept' for term in terms)} columns"
         lines.append(escape(f"formula   {text}"))
@@ -112,50 +117,53 @@ def facts(document: dict[str, Any]) -> list[str]:
     return lines
 
 
-def missing(document: dict[str, Any], data: dict[str, Any]) -> str:
-    cells = ", ".join(f"{name}: {count:,}" for name, count in list(data["missing"].items())[:8])
-    cells += f" and {len(data['missing']) - 8} more columns" if len(data["missing"]) > 8 else ""
+def missing_cells(document: dict[str, Any], data: dict[str, Any]) -> str:
+    """Return how many cells are missing in which columns, and what was done about them."""
+    cells = ", ".join(f"{name}: {count:,}" for name, count in list(data["missing"].items())[:MOST_MISSING_SHOWN])
+    more = len(data["missing"]) - MOST_MISSING_SHOWN
+    cells += f" and {more} more columns" if more > 0 else ""
     gone = data["rows"] - data["rows_used"]
     done = "filled in with means and most common levels" if document["missing"] == "mean" else ""
     left = f"{gone:,} of {data['rows']:,} rows left out" if gone else ""
     return f"{cells} ({'; '.join(part for part in (done, left) if part)})"
 
 
-def coefficients(document: dict[str, Any], most: int | None, saved: Any) -> None:
-    """Coefficients with intervals and odds ratios; if there are many, those farthest from zero."""
+def print_coefficients(document: dict[str, Any], most: int | None, saved: Path | None) -> None:
+    """Print coefficients with intervals and odds ratios; if there are many, those farthest from zero."""
     rows = document["coefficients"]
     shown = rows
     if most is not None and len(rows) > most:
         by_size = sorted(rows, key=lambda row: -abs(row["mean"]) / row["sd"])[:most]
         shown = [row for row in rows if row in by_size]
-    ends = reach([row for row in shown if row["name"] != "intercept"] or shown)
-    digits = decimals([row["sd"] for row in shown])
-    wide = console().width >= WIDE
+    ends = axis_ends([row for row in shown if row["name"] != "intercept"] or shown)
+    digits = shared_decimals([row["sd"] for row in shown])
+    wide = console().width >= WIDE_TERMINAL
     percent = f"{100 * document['level']:g} %"
     titles = ["coefficient", *(["per", "log-odds", "sd", percent, ""] if wide else ["log-odds", percent])]
     titles += ["odds ×", percent, "sign"]
-    show(grid(titles, [coefficient(row, ends, digits, wide) for row in shown], left=2 if wide else 1))
+    cells = [coefficient_cells(row, ends, digits, wide) for row in shown]
+    print_table(text_table(titles, cells, left=2 if wide else 1))
     if len(shown) < len(rows):
-        say(f"  [dim]{len(rows) - len(shown)} more, closer to zero{how_to_see(saved)}[/]")
+        say(f"  [dim]{len(rows) - len(shown)} more, closer to zero{how_to_see_all(saved)}[/]")
     if document["standardised"]:
-        say("  [dim]Numbers are standardised: their coefficients are per standard deviation (sd), others per 1.[/]")
+        say("  [dim]Numeric columns are standardised: coefficients are per standard deviation (sd), others per 1.[/]")
     say("  [dim]sign: probability that the coefficient has the sign of its mean.[/]\n")
 
 
-def reach(rows: list[dict[str, Any]]) -> tuple[float, float]:
+def axis_ends(rows: list[dict[str, Any]]) -> tuple[float, float]:
     low, high = min(0.0, *(row["lower"] for row in rows)), max(0.0, *(row["upper"] for row in rows))
     return (low, high) if high > low else (-1.0, 1.0)
 
 
-def decimals(sds: list[float]) -> int:
-    """So many that the smallest standard deviation has two digits, within reason."""
+def shared_decimals(sds: list[float]) -> int:
+    """Return the decimals, from 2 to 4, at which the smallest standard deviation has two digits."""
     return int(np.clip(1 - np.floor(np.log10(min(sds))), 2, 4))
 
 
-def coefficient(row: dict[str, Any], ends: tuple[float, float], digits: int, wide: bool) -> list[str | Text]:
-    text = {name: fixed(row[name], digits) for name in row if isinstance(row[name], float)}
+def coefficient_cells(row: dict[str, Any], ends: tuple[float, float], digits: int, wide: bool) -> list[str | Text]:
+    text = {name: fixed_number(row[name], digits) for name in row if isinstance(row[name], float)}
     interval = f"{text['lower']} … {text['upper']}"
-    drawn = strip(row["lower"], row["mean"], row["upper"], ends)
+    drawn = interval_strip(row["lower"], row["mean"], row["upper"], ends)
     return [
         row["name"],
         *([row["unit"]] if wide else []),
@@ -167,22 +175,22 @@ def coefficient(row: dict[str, Any], ends: tuple[float, float], digits: int, wid
     ]
 
 
-def columns(document: dict[str, Any], most: int | None, saved: Any) -> None:
-    """What a Gaussian process learned of each column."""
+def print_process_columns(document: dict[str, Any], most: int | None, saved: Path | None) -> None:
+    """Print what a Gaussian process learned about each column, the most relevant first."""
     rows = sorted(document["columns"], key=lambda row: -row.get("relevance", 0.0))[:most]
     names = [name for name in (rows[0] if rows else {}) if name != "name"]
-    titles = {"lengthscale": "lengthscale", "relevance": "relevance", "mean_weight": "slope of the mean"}
-    cells = [[row["name"], *(number(row[name], 3) for name in names)] for row in rows]
-    show(grid(["column", *(titles.get(name, name.replace("_", " ")) for name in names)], cells))
+    cells = [[row["name"], *(short_number(row[name], 3) for name in names)] for row in rows]
+    titles = ["column", *(COLUMN_TITLES.get(name, name.replace("_", " ")) for name in names)]
+    print_table(text_table(titles, cells))
     if len(rows) < len(document["columns"]):
-        say(f"  [dim]{len(document['columns']) - len(rows)} more, less relevant{how_to_see(saved)}[/]")
+        say(f"  [dim]{len(document['columns']) - len(rows)} more, less relevant{how_to_see_all(saved)}[/]")
 
 
-def how_to_see(saved: Any) -> str:
+def how_to_see_all(saved: Path | None) -> str:
     return "." if saved is None else escape(f": viper summary {shlex.quote(str(saved))} --all")
 
 
-def trust(document: dict[str, Any]) -> None:
+def print_trust(document: dict[str, Any]) -> None:
     say("[bold]Is the approximation good?[/]")
     if found := document.get("diagnosis"):
         mark = "[green]✓[/]" if found["reliable"] or found.get("close") else "[yellow]![/]"
@@ -194,10 +202,9 @@ def trust(document: dict[str, Any]) -> None:
     say()
 
 
-def quality(document: dict[str, Any]) -> None:
-    found = document.get("scores")
-    if not found:
-        return
-    say(f"[bold]How well does it predict?[/]  {escape(found['how'])}; the model itself saw all rows")
-    say("  " + "   ".join(f"{title} [bold]{number(found[name], d)}[/]" for name, (title, d) in SCORES.items()))
-    say()
+def print_scores(document: dict[str, Any]) -> None:
+    if found := document.get("scores"):
+        say(f"[bold]How well does it predict?[/]  {escape(found['how'])}; the model itself was fitted to all rows")
+        shown = (f"{t} [bold]{short_number(found[name], d)}[/]" for name, (t, d) in SCORE_TITLES.items())
+        say("  " + "   ".join(shown))
+        say()

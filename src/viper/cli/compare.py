@@ -1,4 +1,4 @@
-"""`viper compare`: bounds, families, kernels and scikit-learn's estimators on one table, side by side."""
+"""`viper compare`: bounds, covariances, kernels and scikit-learn's estimators on one table, side by side."""
 
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -6,75 +6,83 @@ from typing import Annotated, Any
 import typer
 
 from viper.cli import options
-from viper.cli.options import Missing
+from viper.cli.options import MissingRule
 
-EXAMPLES = [
-    "viper compare data.csv --target y",
-    "viper compare data.csv --target y --only viper --only LogisticRegression --cv 10",
-    "viper compare data.parquet --target y --missing mean --json",
-]
-LARGEST_GP = 5_000  # rows for a Gaussian process here
-LARGEST_EXACT_GP = 1_000  # rows for scikit-learn's, which needs their cube
-SORTS = ("log_score", "brier", "auc", "calibration_error", "seconds")
+LARGEST_GP = 5_000  # rows for viper's Gaussian process
+LARGEST_EXACT_GP = 1_000  # rows for scikit-learn's, whose time grows with their cube
+DIGITS_SHOWN = {"log_score": 4, "brier": 4, "auc": 4, "calibration_error": 3, "interval_width": 3, "seconds": 2}
+RANKED = ("log_score", "brier", "auc", "calibration_error", "seconds")  # columns whose best value is highlighted
+
+MakeModel = Callable[[], Any]
 
 
-def compare(
-    data: options.Data,
-    target: Annotated[
-        str | None, typer.Option("--target", "-t", help="Column with the two classes.", show_default=False)
+def compare_models(
+    data: options.TablePath,
+    target: options.Target = None,
+    formula: Annotated[
+        str | None,
+        typer.Option(
+            help='Terms of the models, such as "y ~ age + C(ward) + x1:x2". (default: all usable columns)',
+            show_default=False,
+        ),
     ] = None,
-    formula: Annotated[str | None, typer.Option(help="Terms; all columns if not given.", show_default=False)] = None,
-    only: Annotated[list[str] | None, typer.Option(help="Part of the names to compare.", show_default=False)] = None,
-    missing: Annotated[Missing, typer.Option(help="Rows with missing values.")] = Missing.error,
-    drop: Annotated[list[str] | None, typer.Option(help="Column to leave out.", show_default=False)] = None,
-    category: Annotated[list[str] | None, typer.Option(help="Numeric column to take as text.", show_default=False)] = (
-        None
-    ),
-    cv: Annotated[int, typer.Option(help="Folds.", min=2)] = 5,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Compare only the models whose names contain this text. Repeat for more. (default: all)",
+            show_default=False,
+        ),
+    ] = None,
+    missing: options.Missing = MissingRule.error,
+    drop: options.Drop = None,
+    category: options.Category = None,
+    cv: Annotated[int, typer.Option(help="Number of folds of the cross-validation.", min=2)] = 5,
     seed: options.Seed = 1,
     level: options.Level = 0.95,
     as_json: options.Json = False,
-    format: options.FormatOption = None,
-    encoding: options.Encoding = "utf-8",
-    separator: options.Separator = None,
-    decimal: options.Decimal = ".",
-    na: options.Na = None,
+    *,
+    reading: options.Reading,
 ) -> None:
-    """Cross-validate viper's models and scikit-learn's on one table: log score, Brier, AUC, calibration, seconds."""
-    from viper.cli.preparing import prepare
-    from viper.cli.terminal import emit, note, progress
+    """Cross-validate viper's models and scikit-learn's on one table: log score, Brier, AUC, calibration, seconds.
 
-    table = options.table(data, format, encoding, separator, decimal, na)
-    prepared = prepare(table, target, formula, tuple(drop or ()), tuple(category or ()), missing.value)
+    Examples
+    --------
+    viper compare data.csv --target y
+    viper compare data.csv --target y --only viper --only LogisticRegression --cv 10
+    viper compare data.parquet --target y --missing mean --json
+    """
+    from viper.cli.preparing import prepare_rows
+    from viper.cli.terminal import note, print_json, show_progress
 
-    from viper.cli.scoring import splits
+    table = reading.table(data)
+    prepared = prepare_rows(table, target, formula, drop, category, missing.value)
+
+    from viper.cli.scoring import train_test_splits
     from viper.formula.learn import learn
 
     with table.located():
         learned = learn(prepared.formula, prepared.frame, missing.value, standardize=True)
-    for text in prepared.notes:
+    chosen, skipped = choose_models(comparable_models(seed, learned.encoding.intercept), len(learned.y), only)
+    for text in (*prepared.notes, *skipped):
         note(text)
-    chosen, skipped = choose(candidates(seed, learned.encoding.intercept), len(learned.y), only)
-    for text in skipped:
-        note(text)
-    parts = splits(learned.y, cv, None, seed)
+    splits = train_test_splits(learned.y, cv, None, seed)
     results = []
-    with progress("Comparing", len(chosen) * len(parts), as_json) as step:
+    with show_progress("Comparing", len(chosen) * len(splits), as_json) as step:
         for name, make in chosen.items():
             step(name, by=0)
-            results.append({"model": name, **attempt(make, learned, parts, level, step)})
+            results.append({"model": name, **scores_or_error(make, learned, splits, level, step)})
     results.sort(key=lambda row: -row.get("log_score", -float("inf")))
-    document = {"rows": len(learned.y), "columns": learned.X.shape[1], "folds": len(parts), "results": results}
+    document = {"rows": len(learned.y), "columns": learned.X.shape[1], "folds": len(splits), "results": results}
     if as_json:
-        emit({**document, "skipped": skipped})
+        print_json({**document, "skipped": skipped})
     else:
-        draw(document, level)
+        print_comparison(document, level)
 
 
-def candidates(seed: int, intercept: bool) -> dict[str, tuple[int | None, Callable[[], Any]]]:
-    """Name -> (largest number of rows, how to make it)."""
+def comparable_models(seed: int, intercept: bool) -> dict[str, tuple[int | None, MakeModel]]:
+    """Return name -> (largest number of rows, function that makes the model)."""
 
-    def logistic(**given: Any) -> Callable[[], Any]:
+    def logistic(**given: Any) -> MakeModel:
         def make() -> Any:
             from viper import VariationalLogisticRegression
 
@@ -122,52 +130,52 @@ def candidates(seed: int, intercept: bool) -> dict[str, tuple[int | None, Callab
     }
 
 
-def choose(
-    every: dict[str, tuple[int | None, Callable[[], Any]]], rows: int, only: list[str] | None
-) -> tuple[dict[str, Callable[[], Any]], list[str]]:
-    """Those asked for that can stand so many rows, and a word on those that cannot."""
+def choose_models(
+    every: dict[str, tuple[int | None, MakeModel]], rows: int, only: list[str] | None
+) -> tuple[dict[str, MakeModel], list[str]]:
+    """Return the models asked for that can handle so many rows, and a note for each that cannot."""
     wanted = {n: c for n, c in every.items() if not only or any(word.lower() in n.lower() for word in only)}
     if not wanted:
         raise ValueError(f"--only must be part of one of {list(every)}; got {only}.")
     large = {name: most for name, (most, _) in wanted.items() if most is not None and rows > most}
     skipped = [f"{name} is left out: more than {most:,} rows." for name, most in large.items()]
     if len(large) == len(wanted):
-        raise ValueError(f"--only must leave a model that takes {rows:,} rows; got {only}. {' '.join(skipped)}")
+        raise ValueError(f"--only must keep a model that can handle {rows:,} rows; got {only}. {' '.join(skipped)}")
     return {name: make for name, (_, make) in wanted.items() if name not in large}, skipped
 
 
-def attempt(make: Callable[[], Any], learned: Any, parts: list[Any], level: float, step: Any) -> dict[str, Any]:
-    """Its scores, or why it has none: one model's failure is not the comparison's."""
-    from viper.cli.scoring import score
+def scores_or_error(make: MakeModel, learned: Any, splits: list[Any], level: float, step: Any) -> dict[str, Any]:
+    """Return a model's scores, or its error: one model that fails does not end the comparison."""
+    from viper.cli.scoring import cross_validated_scores
 
     try:
-        return score(make(), learned.X, learned.y, parts, level, step)
+        return cross_validated_scores(make(), learned.X, learned.y, splits, level, step)
     except (ValueError, ImportError, ArithmeticError) as error:
         return {"error": " ".join(str(error).split())}
 
 
-def draw(document: dict[str, Any], level: float) -> None:
+def print_comparison(document: dict[str, Any], level: float) -> None:
     from rich.markup import escape
     from rich.text import Text
 
-    from viper.cli.terminal import grid, number, say, show
+    from viper.cli.terminal import print_table, say, short_number, text_table
 
     results = document["results"]
     done = [row for row in results if "error" not in row]
     best: dict[str, float | None] = {}
-    for name in SORTS:
+    for name in RANKED:
         found = [row[name] for row in done if row[name] is not None]
         best[name] = (max if name in ("log_score", "auc") else min)(found, default=None)
 
     def cell(row: dict[str, Any], name: str, digits: int) -> str | Text:
-        text = number(row[name], digits)
+        text = short_number(row[name], digits)
         return Text(text, style="bold green") if name in best and row[name] == best[name] else text
 
-    digits = {"log_score": 4, "brier": 4, "auc": 4, "calibration_error": 3, "interval_width": 3, "seconds": 2}
-    rows = [[row["model"], *(cell(row, name, d) for name, d in digits.items())] for row in done]
+    rows = [[row["model"], *(cell(row, name, digits) for name, digits in DIGITS_SHOWN.items())] for row in done]
     size = f"{document['rows']:,} rows × {document['columns']} columns"
-    say(f"[bold]{size}[/], {document['folds']}-fold cross-validation; the best log score on top")
-    show(grid(["model", "log score", "Brier", "AUC", "calib. error", f"{100 * level:g} % width", "s per fit"], rows))
+    say(f"[bold]{size}[/], {document['folds']}-fold cross-validation; the best log score comes first")
+    titles = ["model", "log score", "Brier", "AUC", "calib. error", f"{100 * level:g} % width", "s per fit"]
+    print_table(text_table(titles, rows))
     for row in results:
         if "error" in row:
             say(f"  [yellow]{escape(row['model'])} failed:[/] {escape(row['error'])}")

@@ -1,67 +1,146 @@
-"""Options that several commands share."""
+"""Options that several commands share, and how a command opens the files it is given."""
 
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
-    from viper.data.table_file import Table
+    from viper.data.table_file import TableFile
 
+MissingRule = StrEnum("MissingRule", ["error", "drop", "mean"])
+FormatWord = StrEnum("FormatWord", ["csv", "parquet", "arrow", "libsvm"])
 
-class Missing(StrEnum):
-    """What becomes of rows with missing values."""
-
-    error = "error"
-    drop = "drop"
-    mean = "mean"
-
-
-class Format(StrEnum):
-    """Of a table."""
-
-    csv = "csv"
-    parquet = "parquet"
-    arrow = "arrow"
-    libsvm = "libsvm"
-
-
-Data = Annotated[Path, typer.Argument(help="Table: CSV (also .gz), Parquet, Arrow or LIBSVM.", show_default=False)]
-Model = Annotated[Path, typer.Argument(help="Model written by `viper fit` or `model.save`.", show_default=False)]
-Target = Annotated[str, typer.Option("--target", "-t", help="Column with the two classes.", show_default=False)]
-Level = Annotated[float, typer.Option(help="Mass of the credible intervals.", min=0.001, max=0.999999)]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]
-Force = Annotated[bool, typer.Option("--force", "--overwrite", "-f", help="Replace the output if it exists.")]
-Seed = Annotated[int, typer.Option(help="Of folds and random numbers.")]
-
-READING = "Reading"
-FormatOption = Annotated[
-    Format | None, typer.Option("--format", help="Of the table, if its name does not tell.", rich_help_panel=READING)
+TablePath = Annotated[
+    Path, typer.Argument(help="Table to read: CSV (also .gz), Parquet, Arrow or LIBSVM.", show_default=False)
 ]
-Encoding = Annotated[str, typer.Option("--encoding", help="Of a CSV, such as latin-1.", rich_help_panel=READING)]
-Separator = Annotated[
-    str | None, typer.Option("--separator", help="Of a CSV; found if not given.", rich_help_panel=READING)
+ModelPath = Annotated[
+    Path, typer.Argument(help="Model file written by `viper fit` or `model.save`.", show_default=False)
 ]
-Decimal = Annotated[str, typer.Option("--decimal", help="Decimal point of a CSV.", rich_help_panel=READING)]
-Na = Annotated[
+Target = Annotated[
+    str | None,
+    typer.Option(
+        "--target",
+        "-t",
+        help="Column with the two classes to predict. (default: the one in --formula; y in a LIBSVM file)",
+        show_default=False,
+    ),
+]
+KnownTarget = Annotated[
+    str | None,
+    typer.Option(
+        "--target",
+        "-t",
+        help="Column with the observed classes. (default: the target of the fit)",
+        show_default=False,
+    ),
+]
+Missing = Annotated[
+    MissingRule,
+    typer.Option(
+        help="How to treat missing values: error refuses them, drop leaves out their rows, mean fills in means and "
+        "most common levels."
+    ),
+]
+Drop = Annotated[
     list[str] | None,
-    typer.Option("--na", help="Cell that means missing, besides the empty one and NA.", rich_help_panel=READING),
+    typer.Option(help="Column to leave out. Repeat for more columns.", show_default=False),
 ]
+Category = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Column to treat as categorical: one of numbers, or of text with many levels. Repeat for more columns.",
+        show_default=False,
+    ),
+]
+Level = Annotated[float, typer.Option(help="Posterior mass of the credible intervals.", min=0.001, max=0.999999)]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Force = Annotated[
+    bool, typer.Option("--force", "--overwrite", "-f", help="Replace the output file if it already exists.")
+]
+Seed = Annotated[int, typer.Option(help="Seed of the random numbers and of the split into folds.")]
 
 
-def table(
-    path: Path,
-    format: Format | None,
-    encoding: str,
-    separator: str | None,
-    decimal: str,
-    na: list[str] | None,
-) -> "Table":
-    """The file at `path`, with the options for reading it."""
-    from viper.data.table_file import Table, check_input
+def reading_option(name: str, text: str, show_default: bool = True) -> Any:
+    return typer.Option(name, help=text, show_default=show_default, rich_help_panel="Reading the table")
 
-    check_input(path)
-    if separator is not None:
-        separator = {"\\t": "\t", "tab": "\t"}.get(separator, separator)
-    return Table(path, encoding, separator, decimal, tuple(na or ()), None if format is None else format.value)
+
+@dataclass(frozen=True)
+class Reading:
+    """How to read a table: the group of options that every command with a table takes."""
+
+    format: Annotated[
+        FormatWord | None,
+        reading_option("--format", "Format of the table. (default: from the file's name and first bytes)", False),
+    ] = None
+    encoding: Annotated[str, reading_option("--encoding", "Character encoding of a CSV file, such as latin-1.")] = (
+        "utf-8"
+    )
+    separator: Annotated[
+        str | None,
+        reading_option(
+            "--separator", "Character between the fields of a CSV file. (default: detected in its first line)", False
+        ),
+    ] = None
+    decimal: Annotated[str, reading_option("--decimal", "Decimal separator of a CSV file.")] = "."
+    na: Annotated[
+        list[str] | None,
+        reading_option(
+            "--na", "Text of a cell that counts as missing, besides empty cells and NA. Repeat for more.", False
+        ),
+    ] = None
+
+    def table(self, path: Path) -> "TableFile":
+        """Return the table at `path`; raises FileError if there is no such file."""
+        from viper.data.table_file import TableFile, check_input
+
+        check_input(path)
+        separator = {"\\t": "\t", "tab": "\t"}.get(self.separator or "", self.separator)
+        form = None if self.format is None else self.format.value
+        return TableFile(path, self.encoding, separator, self.decimal, tuple(self.na or ()), form)
+
+
+def with_reading_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Replace the parameter `reading` of a command by one option for each field of `Reading`."""
+    signature = inspect.signature(command)
+    if "reading" not in signature.parameters:
+        return command
+    fields = inspect.signature(Reading).parameters
+
+    @functools.wraps(command)
+    def expanded(**given: Any) -> None:
+        reading = Reading(**{name: given.pop(name) for name in fields})
+        command(**given, reading=reading)
+
+    own = [parameter for parameter in signature.parameters.values() if parameter.name != "reading"]
+    parameters = [*own, *fields.values()]
+    expanded.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    expanded.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return expanded
+
+
+def open_model_and_rows(
+    model: Path, data: Path, reading: Reading, out: Path | None = None, force: bool = False
+) -> tuple[Any, "TableFile"]:
+    """Load a model and open the table it is applied to.
+
+    All paths, that of the output too if there is one, are checked before torch is loaded: mistakes are reported at
+    once.
+    """
+    from viper.data.table_file import check_input
+    from viper.data.writing import check_output
+
+    check_input(model)
+    if out is not None:
+        check_output(out, force)
+    table = reading.table(data)
+    table.kind()
+
+    import viper
+
+    return viper.load(model), table

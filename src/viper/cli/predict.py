@@ -1,6 +1,7 @@
 """`viper predict`: probabilities with intervals for new rows."""
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,65 +10,61 @@ import typer
 from viper.cli import options
 
 if TYPE_CHECKING:
-    import numpy as np
     import pandas
 
-EXAMPLES = [
-    "viper predict model.viper new.csv --out predictions.csv",
-    "viper predict model.viper new.csv --interval 0.9 --keep patient_id | head",
-    "viper predict model.viper new.parquet --out predictions.parquet",
-]
-ROWS = 50_000  # read, predicted and written at a time
+PART_ROWS = 50_000  # rows read, predicted and written at a time
 
 
-def predict(
-    model: options.Model,
-    data: options.Data,
-    out: Annotated[Path, typer.Option("--out", "-o", help="CSV (also .gz) or Parquet; - is the screen.")] = Path("-"),
-    interval: Annotated[float, typer.Option(help="Mass of the credible intervals.", min=0.001, max=0.999999)] = 0.95,
-    keep: Annotated[list[str] | None, typer.Option(help="Column to copy into the output.", show_default=False)] = None,
+def predict_rows(
+    model: options.ModelPath,
+    data: options.TablePath,
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="CSV (also .gz) or Parquet file to write; - is standard output.")
+    ] = Path("-"),
+    interval: Annotated[
+        float, typer.Option(help="Posterior mass of the credible intervals.", min=0.001, max=0.999999)
+    ] = 0.95,
+    keep: Annotated[
+        list[str] | None,
+        typer.Option(help="Column to copy into the output. Repeat for more columns.", show_default=False),
+    ] = None,
     force: options.Force = False,
-    as_json: options.Json = False,
-    format: options.FormatOption = None,
-    encoding: options.Encoding = "utf-8",
-    separator: options.Separator = None,
-    decimal: options.Decimal = ".",
-    na: options.Na = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON summary of what was written to --out.")] = False,
+    *,
+    reading: options.Reading,
 ) -> None:
     """Predict new rows: probability, its standard deviation and interval, and the more probable class.
 
-    The rows need the columns of the fit; others are ignored. Rows with missing values follow the rule of the fit.
-    """
-    from viper.data.table_file import check_input
-    from viper.data.writing import check_output, writing
+    The table must have the columns of the fit; others are ignored. Missing values are treated as in the fit.
 
+    Examples
+    --------
+    viper predict model.viper new.csv --out predictions.csv
+    viper predict model.viper new.csv --interval 0.9 --keep patient_id | head
+    viper predict model.viper new.parquet --out predictions.parquet
+    """
     to_screen = str(out) == "-"
     if to_screen and as_json:
-        raise typer.BadParameter("--json tells what was written, so --out must be a file; got -")
-    check_input(model)
-    if not to_screen:
-        check_output(out, force)
-    table = options.table(data, format, encoding, separator, decimal, na)
-    table.kind()
+        raise typer.BadParameter("--json describes the file written, so --out must be a file; got -")
+    fitted, table = options.open_model_and_rows(model, data, reading, None if to_screen else out, force)
 
-    import viper
+    from viper.data.writing import frame_writer
 
-    fitted = viper.load(model)
-    job = Job(fitted, table, interval, keep or [])
+    parts = PredictedParts(fitted, table, interval, keep or [])
     with table.located():
         if to_screen:
-            for part in job:
-                part.to_csv(sys.stdout, index=False, header=job.first_part, lineterminator="\n")
+            for part in parts:
+                part.to_csv(sys.stdout, index=False, header=parts.first_part, lineterminator="\n")
                 sys.stdout.flush()
         else:
-            with writing(out, force) as write:
-                for part in job:
+            with frame_writer(out, force) as write:
+                for part in parts:
                     write(part)
-    report(job, out, to_screen, as_json)
+    note_what_was_written(parts, out, to_screen, as_json)
 
 
-class Job:
-    """Parts of the table with their predictions, one after the other, and counts of what happened."""
+class PredictedParts:
+    """The predictions of a table, part by part, and counts of its rows."""
 
     def __init__(self, model: Any, table: Any, level: float, keep: list[str]) -> None:
         self.model, self.table, self.level, self.keep = model, table, level, keep
@@ -75,24 +72,21 @@ class Job:
         self.ignored: list[str] = []
         self.first_part = True
 
-    def __iter__(self) -> Any:
-        from viper.cli.preparing import check_option
+    def __iter__(self) -> Iterator["pandas.DataFrame"]:
+        from viper.cli.preparing import check_model_columns, check_option_column, input_columns, target_of, text_inputs
 
-        encoding = getattr(self.model, "formula_", None)
-        text = (
-            () if encoding is None else tuple(n for n, levels in encoding.levels.items() if isinstance(levels[0], str))
-        )
-        names = inputs(self.model)
-        text += tuple(name for name in self.keep if name not in names)  # kept as they are written
-        for part in self.table.chunks(ROWS, text):
-            frame = with_features(part, names) if self.table.kind() == "libsvm" else part
+        names = input_columns(self.model)
+        copied = tuple(name for name in self.keep if name not in names)  # read as text, so that they are not altered
+        for part in self.table.chunks(PART_ROWS, text_inputs(self.model) + copied):
+            frame = with_zero_columns(part, names) if self.table.kind().word == "libsvm" else part
             if self.first_part:
-                self.ignored = [name for name in frame.columns if name not in {*names, *self.keep, target(self.model)}]
-            check_columns(frame, names)
+                used = {*names, *self.keep, target_of(self.model)}
+                self.ignored = [name for name in frame.columns if name not in used]
+            check_model_columns(frame, names)
             for name in self.keep:
-                check_option(frame, name, "--keep")
-            frame.index = range(self.rows, self.rows + len(frame))  # rows of the file, for whoever complains of one
-            result = predict_frame(self.model, frame, self.level)
+                check_option_column(frame, name, "--keep")
+            frame.index = range(self.rows, self.rows + len(frame))  # rows of the file, which errors name
+            result = prediction_frame(self.model, frame, self.level)
             self.rows += len(frame)
             self.empty += int(result["probability"].isna().sum())
             for name in reversed(self.keep):
@@ -101,80 +95,43 @@ class Job:
             self.first_part = False
 
 
-def inputs(model: Any) -> list[str]:
-    """The raw columns that a model reads."""
-    if hasattr(model, "formula_"):
-        return list(model.formula_.inputs)
-    if hasattr(model, "feature_names_in_"):
-        return [str(name) for name in model.feature_names_in_]
-    raise ValueError("the model must know its columns by name; got one fitted to an array. Fit it to a DataFrame.")
-
-
-def target(model: Any) -> str | None:
-    return model.formula_.target if hasattr(model, "formula_") else None
-
-
-def with_features(frame: "pandas.DataFrame", names: list[str]) -> "pandas.DataFrame":
-    """A LIBSVM file leaves out zeros, and so features that are zero in all its rows."""
+def with_zero_columns(frame: "pandas.DataFrame", names: list[str]) -> "pandas.DataFrame":
+    """Add the features that a LIBSVM file leaves out because they are zero in all of its rows."""
     return frame.reindex(columns=list(dict.fromkeys([*frame.columns, *names])), fill_value=0.0)
 
 
-def check_columns(frame: "pandas.DataFrame", names: list[str]) -> None:
-    """Every column that is needed is there; if not, say which are not, and which have no use instead."""
-    import difflib
-
-    from viper.errors import listed
-
-    absent = [name for name in names if name not in frame.columns]
-    if not absent:
-        return
-    spare = {str(name).casefold(): str(name) for name in frame.columns if name not in names}
-    near = [difflib.get_close_matches(name.casefold(), spare, 1, 0.7) for name in absent[:8]]
-    shown = [f"{name!r} ({spare[m[0]]!r}?)" if m else repr(name) for name, m in zip(absent, near, strict=False)]
-    others = f" It has {listed(spare.values())} instead." if spare else ""
-    raise ValueError(
-        f"the table must have the {len(names)} columns of the model; got no {', '.join(shown)}"
-        f"{f' and {len(absent) - 8} more' if len(absent) > 8 else ''}.{others}"
-    )
-
-
-def predict_frame(model: Any, frame: "pandas.DataFrame", level: float) -> "pandas.DataFrame":
-    """Probability, sd and interval of the second class, and the predicted class; empty where the rule is to drop."""
+def prediction_frame(model: Any, frame: "pandas.DataFrame", level: float) -> "pandas.DataFrame":
+    """Predict every row; those with missing values stay empty if the model was fitted with `--missing drop`."""
     import numpy as np
     import pandas
 
+    from viper.cli.preparing import input_columns
     from viper.models.prediction import predictions
 
-    complete = usable(model, frame)
+    drops = hasattr(model, "formula_") and model.formula_.missing == "drop"
+    complete = model.formula_.complete(frame) if drops else np.ones(len(frame), dtype=bool)
     names = ["probability", "sd", "lower", "upper", "label"]
     if not complete.any():
         return pandas.DataFrame(np.nan, index=frame.index, columns=names).astype({"label": object})
-    table = predictions(model, frame.loc[complete, inputs(model)], level).table(model.classes_)
+    table = predictions(model, frame.loc[complete, input_columns(model)], level).table(model.classes_)
     found = pandas.DataFrame(table, index=frame.index[complete]).astype({"label": object})
     return found.reindex(frame.index)[names]
 
 
-def usable(model: Any, frame: "pandas.DataFrame") -> "np.ndarray":
-    import numpy as np
-
-    if hasattr(model, "formula_") and model.formula_.missing == "drop":
-        return model.formula_.complete(frame)
-    return np.ones(len(frame), dtype=bool)
-
-
-def report(job: Job, out: Path, to_screen: bool, as_json: bool) -> None:
-    """What was written, and what a person should know about it."""
-    from viper.cli.terminal import emit, note
+def note_what_was_written(parts: PredictedParts, out: Path, to_screen: bool, as_json: bool) -> None:
+    from viper.cli.preparing import target_of
+    from viper.cli.terminal import note, print_json
     from viper.errors import listed
 
-    empty = f"rows with missing values, without a probability as --missing drop said in the fit: {job.empty:,}."
-    notes = [empty] if job.empty else []
-    if job.ignored:
-        notes.append(f"columns ignored: {listed(job.ignored)}.")
-    for text in notes:
-        note(text)
+    if parts.empty:
+        rows = "row has" if parts.empty == 1 else "rows have"
+        note(f"{parts.empty:,} {rows} missing values and no prediction (the model was fitted with --missing drop).")
+    if parts.ignored:
+        note(f"columns ignored: {listed(parts.ignored)}.")
     if as_json:
-        emit({"rows": job.rows, "without_probability": job.empty, "ignored": job.ignored, "saved": str(out)})
+        print_json(
+            {"rows": parts.rows, "without_probability": parts.empty, "ignored": parts.ignored, "saved": str(out)}
+        )
     elif not to_screen:
-        positive = job.model.classes_[1]
-        note(f"{job.rows:,} rows written to {out}; probability is that of {target(job.model) or 'class'} = {positive}.")
+        positive = f"{target_of(parts.model) or 'class'} = {parts.model.classes_[1]}"
+        note(f"{parts.rows:,} rows written to {out}; probability is that of {positive}.")

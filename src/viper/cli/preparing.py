@@ -1,21 +1,27 @@
-"""From a file to rows and a formula: which columns take part, and what to say about those that do not."""
+"""From a file to rows: a formula for a model to be fitted, or the columns and classes that a fitted model needs."""
 
+import difflib
 import re
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from viper.data.table_file import Table, check_numbers
+from viper.data.table_file import TableFile, check_numbers
 from viper.errors import FileError, FormulaError, instead, listed
 from viper.formula.columns import is_text
 from viper.formula.grammar import quote, split_sides, tokenize
 
 if TYPE_CHECKING:
+    import numpy as np
     import pandas
 
-MOST_LEVELS = 50  # of a text column that nobody asked for by name
+MOST_UNNAMED_LEVELS = 50  # levels of a text column, unless --category names it
+MOST_ABSENT_SHOWN = 8  # missing columns that a message lists
+BY_DROP = "by --drop"  # the reason recorded for a column that the user left out
+
+# --- for a model to be fitted ---
 
 
-class Prepared(NamedTuple):
-    """Rows, the formula for them, and what a person should know."""
+class PreparedRows(NamedTuple):
+    """Rows, the formula to fit to them, notes for the user, and why columns were left out."""
 
     frame: "pandas.DataFrame"
     formula: str
@@ -23,45 +29,48 @@ class Prepared(NamedTuple):
     left_out: dict[str, str]
 
 
-def prepare(
-    table: Table,
+def prepare_rows(
+    table: TableFile,
     target: str | None,
     formula: str | None,
-    drop: tuple[str, ...],
-    category: tuple[str, ...],
+    drop: list[str] | None,
+    category: list[str] | None,
     missing: str,
-) -> Prepared:
-    """Read a table and settle its formula: the one given, or all columns."""
+) -> PreparedRows:
+    """Read a table and decide on the formula: the given one, or the sum of all usable columns."""
+    dropped, categories = tuple(drop or ()), tuple(category or ())
     if formula is not None:
         named = split_sides(tokenize(formula))[0][0][1]
         if target not in (None, named):
             raise FormulaError(f"--target and the formula must agree; got {target!r} and {named!r}. Give one of them.")
         target = named
-    frame = table.read(category)
-    if target is None and table.kind() == "libsvm":
+    frame = table.read(categories)
+    if target is None and table.kind().word == "libsvm":
         target = "y"
     if target is None:
         raise FileError(f"--target must name the column to predict; got none. There are {listed(frame)}.")
-    check_names(frame, target, drop, category)
-    check_target(frame, target, missing)
-    frame = frame.drop(columns=list(drop))
+    check_named_columns(frame, target, dropped, categories)
+    check_two_classes(frame, target, missing)
+    frame = frame.drop(columns=list(dropped))
     if formula is not None:
-        check_numbers(frame[mentioned(formula, frame)], table, (target, *category, *in_c(formula)))
-        return Prepared(frame, formula, [], dict.fromkeys(drop, "by --drop"))
-    return everything(frame, table, target, category, drop)
+        check_numbers(frame[columns_in_formula(formula, frame)], table, (target, *categories, *in_c(formula)))
+        return PreparedRows(frame, formula, [], dict.fromkeys(dropped, BY_DROP))
+    return with_all_columns(frame, table, target, categories, dropped)
 
 
-def check_names(frame: "pandas.DataFrame", target: str, drop: tuple[str, ...], category: tuple[str, ...]) -> None:
-    check_option(frame, target, "--target")
+def check_named_columns(
+    frame: "pandas.DataFrame", target: str, drop: tuple[str, ...], category: tuple[str, ...]
+) -> None:
+    check_option_column(frame, target, "--target")
     for option, names in (("--drop", drop), ("--category", category)):
         for name in names:
-            check_option(frame, name, option)
+            check_option_column(frame, name, option)
     if target in drop:
-        raise FileError(f"--drop must leave the target; got {target!r}.")
+        raise FileError(f"--drop must not remove the target; got {target!r}.")
 
 
-def check_option(frame: "pandas.DataFrame", name: str, option: str) -> None:
-    """The column that an option names is there; if not, say which may be meant."""
+def check_option_column(frame: "pandas.DataFrame", name: str, option: str) -> None:
+    """Raise FileError, with a suggestion, if the column that an option names does not exist."""
     if name in frame.columns:
         return
     parts = name.split(",")
@@ -72,8 +81,7 @@ def check_option(frame: "pandas.DataFrame", name: str, option: str) -> None:
     raise FileError(f"{option} must be a column of the table; got {name!r}. {hint}")
 
 
-def check_target(frame: "pandas.DataFrame", target: str, missing: str) -> None:
-    """Two classes."""
+def check_two_classes(frame: "pandas.DataFrame", target: str, missing: str) -> None:
     column = frame[target]
     if missing == "error" and column.isna().any():
         raise FileError(
@@ -86,7 +94,7 @@ def check_target(frame: "pandas.DataFrame", target: str, missing: str) -> None:
         fix = (
             "Name another column with --target."
             if len(classes) < 2
-            else "Keep the rows of two classes, or make it a yes-or-no question."
+            else "Keep the rows of two classes, or recode it as a yes-or-no question."
         )
         raise FileError(
             f"the target must have exactly two classes; got {len(classes)} in {target!r}: {shown}"
@@ -94,22 +102,23 @@ def check_target(frame: "pandas.DataFrame", target: str, missing: str) -> None:
         )
 
 
-def mentioned(formula: str, frame: "pandas.DataFrame") -> list[str]:
+def columns_in_formula(formula: str, frame: "pandas.DataFrame") -> list[str]:
     words = {text for kind, text in tokenize(formula) if kind in ("word", "quoted")}
     every = ("sign", ".") in tokenize(formula)
     return [name for name in frame.columns if every or name in words]
 
 
 def in_c(formula: str) -> list[str]:
+    """Return the columns that the formula wraps in C(), as categories."""
     return [name.strip("` ") for name in re.findall(r"\bC\(\s*(`[^`]*`|\w+)", formula)]
 
 
-def everything(
-    frame: "pandas.DataFrame", table: Table, target: str, category: tuple[str, ...], drop: tuple[str, ...]
-) -> Prepared:
-    """All columns but the target, without those that say nothing; text becomes categories."""
+def with_all_columns(
+    frame: "pandas.DataFrame", table: TableFile, target: str, category: tuple[str, ...], drop: tuple[str, ...]
+) -> PreparedRows:
+    """Use all columns except the target and those that are constant; text becomes categories."""
     check_numbers(frame, table, (target, *category))
-    terms, left_out = [], dict.fromkeys(drop, "by --drop")
+    terms, left_out = [], dict.fromkeys(drop, BY_DROP)
     for name in frame.columns.drop(target):
         column = frame[name]
         different = column.nunique()
@@ -117,16 +126,86 @@ def everything(
             left_out[name] = "the same in all rows" if different else "no values"
         elif column.dtype.kind in "Mm":
             raise FileError(
-                f"column {name!r} must be numeric or text; got dates. Make numbers of it, or --drop {name!r}."
+                f"column {name!r} must be numeric or text; got dates. Convert them to numbers, or pass --drop {name!r}."
             )
-        elif is_text(column) and different > MOST_LEVELS and name not in category:
+        elif is_text(column) and different > MOST_UNNAMED_LEVELS and name not in category:
             raise FileError(
-                f"a text column must have at most {MOST_LEVELS} levels; got {different} in {name!r}, such as "
-                f"{column.dropna().iloc[0]!r:.40}. Pass --drop {name!r}, or --category {name!r} to use it all the same."
+                f"a text column must have at most {MOST_UNNAMED_LEVELS} levels; got {different} in {name!r}, such as "
+                f"{column.dropna().iloc[0]!r:.40}. Pass --drop {name!r}, or --category {name!r} to use it anyway."
             )
         else:
             terms.append(f"C({quote(name)})" if name in category and not is_text(column) else quote(name))
     if not terms:
-        raise FileError(f"the table must have columns besides the target that differ; got {listed(frame)}.")
-    notes = [f"column {name!r} is left out: {why}." for name, why in left_out.items() if why != "by --drop"]
-    return Prepared(frame, f"{quote(target)} ~ {' + '.join(terms)}", notes, left_out)
+        raise FileError(f"the table must have a column besides the target that varies; got {listed(frame)}.")
+    notes = [f"column {name!r} is left out: {why}." for name, why in left_out.items() if why != BY_DROP]
+    return PreparedRows(frame, f"{quote(target)} ~ {' + '.join(terms)}", notes, left_out)
+
+
+# --- for a fitted model ---
+
+
+class LabelledRows(NamedTuple):
+    """Rows with their classes, to judge a fitted model by."""
+
+    frame: "pandas.DataFrame"
+    target: str
+    positive: "np.ndarray"  # whether a row is of the second class
+    known: "np.ndarray"  # whether a row has a class
+
+
+def labelled_rows(model: Any, table: TableFile, target: str | None) -> LabelledRows:
+    """Read the rows of a table, and check that it has the model's columns and classes."""
+    name = target or target_of(model)
+    if name is None:
+        raise ValueError("--target must name the column with the classes; got none, and the model has none stored.")
+    text = text_inputs(model)
+    frame = table.read((*text, name) if isinstance(model.classes_[0], str) else text)
+    check_model_columns(frame, input_columns(model))
+    check_option_column(frame, name, "--target")
+    column, classes = frame[name], model.classes_
+    known = (column == classes[0]) | (column == classes[1])
+    other = (~known & column.notna()).to_numpy()
+    if other.any():
+        row = int(other.argmax())
+        line = table.line(row)
+        where = f"row {row + 1}" if line is None else f"line {line}"
+        raise ValueError(
+            f"column {name!r} must hold the classes of the model, {list(map(str, classes))}; got "
+            f"{str(column.iloc[row])!r} in {where}. Recode it."
+        )
+    positive = (column == classes[1]).to_numpy(dtype=bool, na_value=False)
+    return LabelledRows(frame, name, positive, column.notna().to_numpy())
+
+
+def input_columns(model: Any) -> list[str]:
+    """Return the columns of a table that a model needs, before they are encoded."""
+    if hasattr(model, "formula_"):
+        return list(model.formula_.inputs)
+    if hasattr(model, "feature_names_in_"):
+        return [str(name) for name in model.feature_names_in_]
+    raise ValueError("the model must know its columns by name; got one fitted to an array. Fit it to a DataFrame.")
+
+
+def target_of(model: Any) -> str | None:
+    return model.formula_.target if hasattr(model, "formula_") else None
+
+
+def text_inputs(model: Any) -> tuple[str, ...]:
+    """Return the model's columns of text, which are read as text even where they look like numbers."""
+    levels = model.formula_.levels if hasattr(model, "formula_") else {}
+    return tuple(name for name, values in levels.items() if isinstance(values[0], str))
+
+
+def check_model_columns(frame: "pandas.DataFrame", names: list[str]) -> None:
+    """Raise ValueError, with the likely misspelt columns, if the model needs columns that are not there."""
+    absent = [name for name in names if name not in frame.columns]
+    if not absent:
+        return
+    spare = {str(name).casefold(): str(name) for name in frame.columns if name not in names}
+    near = [difflib.get_close_matches(name.casefold(), spare, 1, 0.7) for name in absent[:MOST_ABSENT_SHOWN]]
+    shown = [f"{name!r} ({spare[m[0]]!r}?)" if m else repr(name) for name, m in zip(absent, near, strict=False)]
+    more = f" and {len(absent) - MOST_ABSENT_SHOWN} more" if len(absent) > MOST_ABSENT_SHOWN else ""
+    others = f" It has {listed(spare.values())} instead." if spare else ""
+    raise ValueError(
+        f"the table must have the {len(names)} columns of the model; got no {', '.join(shown)}{more}.{others}"
+    )

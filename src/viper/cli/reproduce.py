@@ -1,4 +1,4 @@
-"""`viper reproduce`: the paper's tables and figures, from this code."""
+"""`viper reproduce`: the paper's tables and figures, computed by this code."""
 
 import sys
 from contextlib import redirect_stdout
@@ -9,71 +9,95 @@ import typer
 
 from viper.cli import options
 
-EXAMPLES = ["viper reproduce", "viper reproduce figure-1 --quick", "viper reproduce all --jobs 4 --out results"]
 
-
-def reproduce(
+def reproduce_artefact(
     artefact: Annotated[
-        str | None, typer.Argument(help="Its name, or all; without one, the list of them.", show_default=False)
+        str | None,
+        typer.Argument(
+            help="Name of a table or figure, or all. (default: list the names and make nothing)", show_default=False
+        ),
     ] = None,
-    runs: Annotated[int | None, typer.Option(help="Repetitions. (default: the paper's)", min=1)] = None,
-    jobs: Annotated[int, typer.Option("--jobs", "-j", help="Processes; -1 for one per core.", min=-1)] = 1,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for results.")] = Path("results"),
-    seed: options.Seed = 1,
-    quick: Annotated[bool, typer.Option("--quick", help="A small version, in seconds.")] = False,
-    data: Annotated[Path | None, typer.Option(help="Folder with the paper's data sets.", show_default=False)] = None,
-    step: Annotated[str | None, typer.Option(help="Only this step: run, table or figure.", show_default=False)] = None,
-    listed: Annotated[bool, typer.Option("--list", help="Only list the artefacts.")] = False,
+    runs: Annotated[
+        int | None,
+        typer.Option(
+            help="Number of runs, one per seed. (default: as many as in the paper)", min=1, show_default=False
+        ),
+    ] = None,
+    jobs: Annotated[
+        int, typer.Option("--jobs", "-j", help="Number of processes to run in; -1 for one per core.", min=-1)
+    ] = 1,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write results to.")] = Path("results"),
+    seed: Annotated[int, typer.Option(help="Seed of the first run; the others count up from it.")] = 1,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Make a small version, to see that it works, in the folder quick of --out.")
+    ] = False,
+    data: Annotated[
+        Path | None, typer.Option(help="Folder with those data sets that are not generated.", show_default=False)
+    ] = None,
+    step: Annotated[
+        str | None, typer.Option(help="Do only one step: run, table or figure. (default: all)", show_default=False)
+    ] = None,
+    listed: Annotated[bool, typer.Option("--list", help="List the names and make nothing.")] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Compute a table or figure of the paper again."""
+    """Reproduce a table or figure of the paper: make its runs, then the table or figure.
+
+    Finished runs are kept; an interrupted command continues where it stopped.
+
+    Examples
+    --------
+    viper reproduce
+    viper reproduce figure-1 --quick
+    viper reproduce all --jobs 4 --out results
+    """
     try:
         from viper import paper
     except ImportError as error:
         raise ImportError(
             f"the paper's artefacts need more packages: {error}. Run: pip install 'vi-per[all]'"
         ) from None
-    from rich.markup import escape
-
-    from viper.cli.terminal import emit, grid, number, say, show
+    from viper.cli.terminal import print_json
+    from viper.errors import instead
 
     known = list(paper.artefacts())
     if artefact is None or listed:
-        if as_json:
-            emit([{key: str(getattr(one, key)) for key in ("name", "what", "where", "minutes")} for one in known])
-            return
-        rows = [[one.name, one.what, str(one.where), number(float(one.minutes), 1)] for one in known]
-        show(grid(["artefact", "what", "in the paper", "minutes"], rows, left=3, longest=60))
+        list_artefacts(known, as_json)
         return
     names = [one.name for one in known]
     if artefact not in (*names, "all"):
-        import difflib
-
-        near = difflib.get_close_matches(artefact, names, 1, 0.6)
-        hint = f"Did you mean {near[0]!r}?" if near else f"There are {', '.join(names)}."
-        raise ValueError(f"the artefact must be one of the paper's; got {artefact!r}. {hint}")
-    given: dict[str, Any] = {
-        "runs": runs,
-        "jobs": jobs,
-        "out": out,
-        "seed": seed,
-        "quick": quick,
-        "data": data,
-        "step": step,
-    }
+        raise ValueError(f"the artefact must be one of the paper's; got {artefact!r}. {instead(artefact, names)}")
     with redirect_stdout(sys.stderr if as_json else sys.stdout):
-        outcomes = paper.reproduce(artefact, **given)
+        outcomes = paper.reproduce(
+            artefact, runs=runs, jobs=jobs, out=out, seed=seed, quick=quick, data=data, step=step
+        )
     if as_json:
-        emit([summary_of(outcome) for outcome in outcomes])
+        print_json([outcome_document(outcome) for outcome in outcomes])
+    else:
+        print_outcomes(outcomes)
+
+
+def list_artefacts(known: list[Any], as_json: bool) -> None:
+    from viper.cli.terminal import print_json, print_table, short_number, text_table
+
+    if as_json:
+        print_json([{key: str(getattr(one, key)) for key in ("name", "what", "where", "minutes")} for one in known])
         return
+    rows = [[one.name, one.what, str(one.where), short_number(float(one.minutes), 1)] for one in known]
+    print_table(text_table(["artefact", "what", "in the paper", "minutes"], rows, left=3, longest=60))
+
+
+def outcome_document(outcome: Any) -> dict[str, Any]:
+    fields = {name: getattr(outcome, name) for name in ("artefact", "made", "runs", "skipped")}
+    return {**fields, "files": [str(file) for file in outcome.files]}
+
+
+def print_outcomes(outcomes: list[Any]) -> None:
+    from rich.markup import escape
+
+    from viper.cli.terminal import say
+
     for outcome in outcomes:
         if outcome.skipped is None:
             say(f"[bold]{outcome.artefact}[/]: {outcome.made} runs made, {outcome.runs} in all")
             for file in outcome.files:
                 say(f"  {escape(str(file))}")
-
-
-def summary_of(outcome: Any) -> dict[str, Any]:
-    """An outcome as JSON, by its files."""
-    plain = {name: getattr(outcome, name) for name in ("artefact", "made", "runs", "skipped")}
-    return {**plain, "files": [str(file) for file in outcome.files]}

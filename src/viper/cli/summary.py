@@ -6,29 +6,32 @@ import typer
 
 from viper.cli import options
 
-EXAMPLES = [
-    "viper summary model.viper",
-    "viper summary model.viper --all --level 0.9",
-    "viper summary model.viper --json",
-]
 
-
-def summary(
-    model: options.Model,
+def show_summary(
+    model: options.ModelPath,
     level: options.Level = 0.95,
-    everything: Annotated[bool, typer.Option("--all", help="Every coefficient, however close to zero.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Show every coefficient, not only the 20 farthest from zero.")
+    ] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Show a saved model: coefficients with intervals, trust and scores."""
+    """Show a saved model: coefficients with intervals, quality of the approximation, and scores.
+
+    Examples
+    --------
+    viper summary model.viper
+    viper summary model.viper --all --level 0.9
+    viper summary model.viper --json
+    """
     from viper.data.table_file import check_input
 
     check_input(model)
     import viper
-    from viper.cli.card import describe, draw
-    from viper.cli.terminal import emit
+    from viper.cli.card import MOST_SHOWN, model_document, print_model
+    from viper.cli.terminal import print_json
 
-    document = describe(viper.load(model), level)
+    document = model_document(viper.load(model), level)
     if as_json:
-        emit(document)
+        print_json(document)
     else:
-        draw(document, None if everything else 20, saved=model)
+        print_model(document, None if everything else MOST_SHOWN, saved=model)

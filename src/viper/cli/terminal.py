@@ -1,6 +1,6 @@
-"""What people see: tables, notes and progress for a terminal, plain text for a pipe, JSON for machines.
+"""What a command prints: tables, notes and progress on a terminal, plain text into a pipe, JSON for programs.
 
-Results go to stdout, everything else to stderr. Colours follow NO_COLOR and are left out where there is no terminal.
+Results go to stdout, everything else to stderr. Colours follow NO_COLOR and appear only on a terminal.
 """
 
 import json
@@ -19,54 +19,56 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-PIPE_WIDTH = 132  # columns where there is no terminal to ask
-LONGEST = 40  # characters of a name on one line
-PATIENCE = 2.0  # seconds before progress is told where there is no terminal
-STRIP = 17  # characters of a drawn interval
+PIPE_WIDTH = 132  # characters in a line where there is no terminal
+LONGEST_NAME = 40  # characters; longer names are cut
+SILENT_SECONDS = 2.0  # before progress is noted where there is no terminal
+STRIP_WIDTH = 17  # characters of a drawn interval
 
 
-class Screen(Console):
-    """A console that leaves a closed pipe to the command."""
+class TerminalConsole(Console):
+    """A console that raises BrokenPipeError when the reader of a pipe is gone."""
 
     def on_broken_pipe(self) -> NoReturn:
         raise BrokenPipeError
 
 
-def console(stderr: bool = False) -> Screen:
+def console(stderr: bool = False) -> TerminalConsole:
     stream = sys.stderr if stderr else sys.stdout
-    return Screen(stderr=stderr, highlight=False, width=None if stream.isatty() else PIPE_WIDTH)
+    return TerminalConsole(stderr=stderr, highlight=False, width=None if stream.isatty() else PIPE_WIDTH)
 
 
 def say(text: str = "") -> None:
-    """A line of the result; square brackets are rich's markup, so pass what users wrote through `escape`."""
+    """Print a line of the result. Square brackets are rich's markup, so pass text from users through `escape`."""
     console().print(text)
 
 
 def note(text: str) -> None:
-    """Something to know, on stderr."""
+    """Print a note on stderr."""
     console(stderr=True).print(f"[dim]note:[/] {escape(text)}", soft_wrap=True)
 
 
-def emit(document: Any) -> None:
-    """JSON on stdout; what is not finite becomes null."""
-    sys.stdout.write(json.dumps(plain(document), indent=2, ensure_ascii=False) + "\n")
+def print_json(document: Any) -> None:
+    """Print JSON on stdout; numbers that are not finite become null."""
+    sys.stdout.write(json.dumps(json_ready(document), indent=2, ensure_ascii=False) + "\n")
 
 
-def plain(value: Any) -> Any:
-    """Only what JSON knows."""
+def json_ready(value: Any) -> Any:
+    """Return the value in the types that JSON has."""
     if isinstance(value, dict):
-        return {str(name): plain(item) for name, item in value.items()}
+        return {str(name): json_ready(item) for name, item in value.items()}
     if hasattr(value, "_asdict"):
-        return plain(value._asdict())
+        return json_ready(value._asdict())
     if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    if hasattr(value, "tolist"):  # NumPy's numbers and arrays
-        return plain(value.tolist())
+        return [json_ready(item) for item in value]
+    if hasattr(value, "tolist"):  # numbers and arrays of NumPy
+        return json_ready(value.tolist())
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def grid(titles: Iterable[str], rows: Iterable[Iterable[str | Text]], left: int = 1, longest: int = LONGEST) -> Table:
-    """A light table whose first `left` columns are text and the others numbers."""
+def text_table(
+    titles: Iterable[str], rows: Iterable[Iterable[str | Text]], left: int = 1, longest: int = LONGEST_NAME
+) -> Table:
+    """Return a light table whose first `left` columns are text and whose other columns are numbers."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
     for i, title in enumerate(titles):
         text = {"justify": "left", "no_wrap": True, "overflow": "ellipsis", "max_width": longest}
@@ -76,12 +78,12 @@ def grid(titles: Iterable[str], rows: Iterable[Iterable[str | Text]], left: int 
     return table
 
 
-def show(table: Table) -> None:
+def print_table(table: Table) -> None:
     console().print(table)
 
 
-def number(value: float | None, digits: int = 3) -> str:
-    """A number with that many decimals, or in short form if it is large or tiny."""
+def short_number(value: float | None, digits: int = 3) -> str:
+    """Return a number with that many decimals, or in scientific notation if it is huge or tiny."""
     if value is None or not math.isfinite(value):
         return "–" if value is None or math.isnan(value) else "∞" if value > 0 else "-∞"
     if value and not 10**-digits <= abs(value) < 10**6:
@@ -89,15 +91,15 @@ def number(value: float | None, digits: int = 3) -> str:
     return f"{value:,.{digits}f}"
 
 
-def fixed(value: float, digits: int) -> str:
-    """A number with that many decimals, also if they are all zero."""
-    return f"{value:,.{digits}f}" if abs(value) < 10**6 else number(value, digits)
+def fixed_number(value: float, digits: int) -> str:
+    """Return a number with that many decimals, even if they are all zero."""
+    return f"{value:,.{digits}f}" if abs(value) < 10**6 else short_number(value, digits)
 
 
-def strip(low: float, middle: float, high: float, ends: tuple[float, float]) -> Text:
-    """An interval drawn on a line from `ends[0]` to `ends[1]`, with a mark at zero."""
-    place = lambda x: round((min(max(x, ends[0]), ends[1]) - ends[0]) / (ends[1] - ends[0]) * (STRIP - 1))  # noqa: E731
-    cells = [" "] * STRIP
+def interval_strip(low: float, middle: float, high: float, ends: tuple[float, float]) -> Text:
+    """Draw an interval on an axis from `ends[0]` to `ends[1]`, with a mark at zero."""
+    place = lambda x: round((min(max(x, ends[0]), ends[1]) - ends[0]) / (ends[1] - ends[0]) * (STRIP_WIDTH - 1))  # noqa: E731
+    cells = [" "] * STRIP_WIDTH
     cells[place(0.0)] = "│"
     for i in range(place(low), place(high) + 1):
         cells[i] = "─" if cells[i] == " " else "┼"
@@ -106,16 +108,16 @@ def strip(low: float, middle: float, high: float, ends: tuple[float, float]) -> 
 
 
 @contextmanager
-def progress(title: str, total: int, quiet: bool = False) -> Iterator[Any]:
-    """Progress on stderr: yields a function to call after each step.
+def show_progress(title: str, total: int, quiet: bool = False) -> Iterator[Any]:
+    """Show progress on stderr; yields a function to call after each step.
 
-    A bar on a terminal; elsewhere a line for each step, once it takes longer than two seconds.
+    On a terminal it is a bar. Elsewhere it is a line for each step that ends after the first two seconds.
     """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     screen = console(stderr=True)
     if quiet or not screen.is_terminal:
-        yield (lambda text=None, by=1: None) if quiet else lines(title, total)
+        yield (lambda text=None, by=1: None) if quiet else progress_lines(title, total)
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=screen, transient=True) as bars:
@@ -123,24 +125,24 @@ def progress(title: str, total: int, quiet: bool = False) -> Iterator[Any]:
         yield lambda text=None, by=1: bars.update(task, advance=by, description=text)
 
 
-def lines(title: str, total: int) -> Callable[..., None]:
-    """A step of `progress` as a line."""
+def progress_lines(title: str, total: int) -> Callable[..., None]:
+    """Return a function that notes each step of `show_progress` on a line of its own."""
     began, done = time.monotonic(), 0
 
     def step(text: str | None = None, by: int = 1) -> None:
         nonlocal title, done
         title, done = text or title, done + by
         seconds = time.monotonic() - began
-        if by and seconds > PATIENCE:
+        if by and seconds > SILENT_SECONDS:
             note(f"{title}: {done} of {total}, {seconds:.0f} s.")
 
     return step
 
 
 @contextmanager
-def waiting(title: str, quiet: bool = False) -> Iterator[None]:
-    """A line on stderr where there is no terminal, once something takes longer than two seconds."""
-    timer = threading.Timer(PATIENCE, note, [f"{title} …"])
+def note_if_slow(title: str, quiet: bool = False) -> Iterator[None]:
+    """Note on stderr that something takes longer than two seconds, unless stderr is a terminal."""
+    timer = threading.Timer(SILENT_SECONDS, note, [f"{title} …"])
     timer.daemon = True
     if not (quiet or sys.stderr.isatty()):
         timer.start()
@@ -151,7 +153,7 @@ def waiting(title: str, quiet: bool = False) -> Iterator[None]:
 
 
 def show_warnings_as_notes() -> None:
-    """Warnings of viper as notes, each once; those of other libraries not at all."""
+    """Print warnings of viper as notes, each once, and ignore those of other libraries."""
     seen: set[str] = set()
 
     def show_one(message: Any, category: Any, filename: str, lineno: int, file: Any = None, line: Any = None) -> None:

@@ -1,6 +1,7 @@
-"""Parquet, Arrow and CSV files as batches of columns, through pyarrow: which there are, whether they agree, their rows.
+"""The formats of tables, and Parquet, Arrow and CSV files read as batches of columns through pyarrow.
 
-Everything that can be wrong with a file is said here, with the name of the file.
+Finds the files of a path, checks that they have the same columns, and reads their rows. Every message about a fault
+names the file, and in a CSV file the line.
 """
 
 import glob
@@ -12,31 +13,61 @@ from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from viper.data.csv_text import likely_separator, line_of, records_of
+from viper.data.csv_text import likely_separator, line_of_row, parsed_records, refuse_ragged
+from viper.errors import FileError
 
-KINDS = {
-    ".parquet": "Parquet",
-    ".pq": "Parquet",
-    ".arrow": "Arrow",
-    ".feather": "Arrow",
-    ".ipc": "Arrow",
-    ".csv": "CSV",
-    ".tsv": "CSV",
-    ".txt": "CSV",
-}
-IN_FOLDERS = [ending for ending in KINDS if ending != ".txt"]  # notes often lie there too: their name must be given
-NO_ROWS = {".bak", ".crc", ".md5", ".sha256", ".tmp"}  # what lies beside files of rows, with the same name before it
-MAGIC = {b"PAR1": "Parquet", b"ARROW1": "Arrow"}
+if TYPE_CHECKING:
+    import pandas
+
+
+# --- the formats ---
+
+
+class TableFormat(NamedTuple):
+    """A format of tables: its word on the command line, its name in messages, and how its files end and begin."""
+
+    word: str
+    title: str
+    suffixes: tuple[str, ...] = ()
+    magic: bytes | None = None
+
+
+PARQUET = TableFormat("parquet", "Parquet", (".parquet", ".pq"), b"PAR1")
+ARROW = TableFormat("arrow", "Arrow", (".arrow", ".feather", ".ipc"), b"ARROW1")
+CSV = TableFormat("csv", "CSV", (".csv", ".tsv", ".txt"))
+LIBSVM = TableFormat("libsvm", "LIBSVM", (".libsvm", ".svm", ".svmlight"))
+DATASET = TableFormat("dataset", "Dataset")
+FORMATS = {one.word: one for one in (CSV, PARQUET, ARROW, LIBSVM)}
+BY_SUFFIX = {suffix: one for one in (PARQUET, ARROW, CSV, LIBSVM) for suffix in one.suffixes}
+
+STREAMED = tuple(suffix for suffix, one in BY_SUFFIX.items() if one is not LIBSVM)  # what ArrowFile reads
+IN_FOLDERS = [suffix for suffix in STREAMED if suffix != ".txt"]  # folders often hold notes: a .txt must be named
+NO_ROWS = {".bak", ".crc", ".md5", ".sha256", ".tmp"}  # files beside those with rows, with the same name before it
 COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
+
+
+def first_bytes(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(6)
+
+
+def format_by_magic(start: bytes) -> TableFormat | None:
+    """The format whose files begin with these bytes, if there is one."""
+    return next((one for one in FORMATS.values() if one.magic and start.startswith(one.magic)), None)
+
+
+# --- one file ---
+
 CSV_BLOCK = 1 << 22  # bytes parsed at a time
 PAGE_BUFFER = 1 << 20  # bytes of a Parquet column held while its pages are read
+FRAME_ROWS = 1 << 20  # rows read at a time when all are wanted
 
 
-def arrow() -> Any:
+def import_pyarrow() -> Any:
     try:
         import pyarrow
     except ImportError:
@@ -45,66 +76,86 @@ def arrow() -> Any:
 
 
 @dataclass(frozen=True)
-class File:
-    """One file of a table."""
+class ArrowFile:
+    """One file of a table, in the format given or in the one that its name or its first bytes say."""
 
     path: Path
+    given: TableFormat | None = None
 
     @cached_property
     def endings(self) -> list[str]:
-        """What the name ends in, in small letters: that of a kind, and before it that of a compression, if any."""
+        """What the name ends in, in lower case: the compression's suffix, if any, and the format's."""
         endings = [ending.lower() for ending in self.path.suffixes[-2:]]
         return endings[::-1] if endings and endings[-1] in COMPRESSED else [*endings[-1:]]
 
     @cached_property
-    def kind(self) -> str:
-        if self.endings and self.endings[-1] in KINDS:
-            return KINDS[self.endings[-1]]
-        with self.path.open("rb") as file:
-            start = file.read(6)
-        found = next((kind for magic, kind in MAGIC.items() if start.startswith(magic)), None)
+    def format(self) -> TableFormat:
+        if self.given is not None:
+            return self.given
+        if self.endings and self.endings[-1] in STREAMED:
+            return BY_SUFFIX[self.endings[-1]]
+        found = format_by_magic(first_bytes(self.path))
         if found is None:
-            raise ValueError(f"the name of a file must end in one of {', '.join(KINDS)}; got {self.path}. Rename it.")
+            raise ValueError(
+                f"the name of a file must end in one of {', '.join(STREAMED)}; got {self.path}. Rename it."
+            )
         return found
 
     @cached_property
     def schema(self) -> Any:
-        """Columns and their types; of a CSV file, as its first block suggests them."""
+        """Columns and their types; in a CSV file, those that its first block suggests."""
         with self.readable():
-            if self.kind == "Parquet":
+            if self.format == PARQUET:
                 return self.parquet().schema_arrow
-            if self.kind == "Arrow":
-                with arrow().memory_map(str(self.path)) as file:
+            if self.format == ARROW:
+                with self.mapped() as file:
                     return open_ipc(file).schema
             with self.csv({}) as reader:
                 found = reader.schema
-                list(found.names)  # so that names that are not UTF-8 are found here
+                list(found.names)  # raises here if a name is not UTF-8
                 return found
 
     @cached_property
     def index(self) -> set[str]:
-        """The columns that name or number rows: pandas' index, and a first one without a name in a CSV file."""
-        if self.kind == "CSV":
+        """The columns that name or number rows: pandas' index, and an unnamed first column of a CSV file."""
+        if self.format == CSV:
             return {""} & {*self.schema.names[:1]}
         known = (self.schema.pandas_metadata or {}).get("index_columns", [])
         return {name for name in known if isinstance(name, str)}
 
     def batches(self, columns: list[str], numbers: set[str], rows: int) -> Iterator[Any]:
-        """Record batches of these columns, those in `numbers` as such, of about so many rows."""
+        """Record batches of these columns with about so many rows; a CSV file's columns in `numbers` as float64."""
         with self.readable():
-            if self.kind == "Parquet":
-                # page by page: neither a file nor a row group is ever held whole
-                yield from self.parquet().iter_batches(rows, columns=columns, use_threads=False)
-            elif self.kind == "Arrow":
-                with arrow().memory_map(str(self.path)) as file:
-                    whole = (batch.select(columns) for batch in ipc_batches(open_ipc(file)))
-                    yield from (batch.slice(i, rows) for batch in whole for i in range(0, batch.num_rows, rows))
+            if self.format != CSV:
+                yield from self.stored_batches(rows, columns)
+                return
+            real, field = import_pyarrow().float64(), self.schema.field
+            types = {name: real if name in numbers else field(name).type for name in columns}
+            with self.csv({"include_columns": columns, "column_types": types}) as reader:
+                yield from reader
+
+    def frames(self, rows: int | None) -> Iterator["pandas.DataFrame"]:
+        """All columns of a Parquet or Arrow file, in frames of at most `rows` rows or in one."""
+        with self.readable():
+            batches = self.stored_batches(rows or FRAME_ROWS, threads=True)
+            if rows is None:
+                yield import_pyarrow().Table.from_batches(batches, self.schema).to_pandas()
             else:
-                types = {
-                    name: arrow().float64() if name in numbers else self.schema.field(name).type for name in columns
-                }
-                with self.csv({"include_columns": columns, "column_types": types}) as reader:
-                    yield from reader
+                yield from (batch.to_pandas() for batch in batches)
+
+    def stored_batches(self, rows: int, columns: list[str] | None = None, threads: bool = False) -> Iterator[Any]:
+        """Record batches of a Parquet or Arrow file: all columns or some, at most `rows` rows each."""
+        if self.format == PARQUET:
+            # page by page: neither a file nor a row group is ever held whole
+            yield from self.parquet().iter_batches(rows, columns=columns, use_threads=threads)
+            return
+        with self.mapped() as file:
+            for batch in ipc_batches(open_ipc(file)):
+                chosen = batch if columns is None else batch.select(columns)
+                yield from (chosen.slice(start, rows) for start in range(0, batch.num_rows, rows))
+
+    def mapped(self) -> Any:
+        return import_pyarrow().memory_map(str(self.path))
 
     def parquet(self) -> Any:
         import pyarrow.parquet as parquet
@@ -118,7 +169,7 @@ class File:
 
         return csv.open_csv(
             self.bytes(),
-            # one thread, so that complaints give the line
+            # one thread, so that errors name the line
             read_options=csv.ReadOptions(block_size=CSV_BLOCK, use_threads=False),
             parse_options=csv.ParseOptions(delimiter=self.separator, newlines_in_values=True),
             # an empty cell or NA is a missing label
@@ -126,11 +177,11 @@ class File:
         )
 
     def bytes(self) -> Any:
-        """The content, decompressed; pyarrow knows endings in small letters only."""
-        return arrow().input_stream(str(self.path), compression=COMPRESSED.get(self.endings[0]))
+        """The content, decompressed here because pyarrow knows suffixes in lower case only."""
+        return import_pyarrow().input_stream(str(self.path), compression=COMPRESSED.get(self.endings[0]))
 
     def text(self) -> io.TextIOWrapper:
-        """A CSV file to look for marks and lines in, which no byte can stop."""
+        """A CSV file as text in which to look for separators and lines; every byte decodes."""
         return io.TextIOWrapper(self.bytes(), encoding="latin-1", newline="")
 
     @cached_property
@@ -142,14 +193,16 @@ class File:
 
     @contextmanager
     def readable(self) -> Iterator[None]:
+        """Turn the errors of pyarrow and of the file system into a FileError that names the file and the line."""
         try:
             yield
-        except (arrow().ArrowException, OSError, UnicodeDecodeError) as error:
+        except (import_pyarrow().ArrowException, OSError, UnicodeDecodeError) as error:
             reason, fix = self.in_words(error)
-            raise ValueError(f"{self.path} must be a readable {self.kind} file; got: {reason}. {fix}") from error
+            text = f"{self.path} must be a readable {self.format.title} file; got: {reason}. {fix}"
+            raise FileError(text) from error
 
     def in_words(self, error: Exception) -> tuple[str, str]:
-        """The first line of pyarrow's complaint, of a CSV file with the column's name and the line; and what to do."""
+        """The first line of pyarrow's message, with the column's name and the line in a CSV file; and what to do."""
         reason = str(error).splitlines()[0].rstrip(".")
         encoding = "Write it again, in UTF-8." if re.search("(?i)utf-?8", reason) else None
         cell = re.match(r"In CSV column #(\d+): Row #(\d+): (.*)", reason)
@@ -158,30 +211,32 @@ class File:
             return f"{where}: {cell[3]}", encoding or "Correct the cell; numbers have a decimal point."
         row = re.match(r"CSV parse error: Row #(\d+): (.*)", reason)
         if row:
-            return f"{self.at(int(row[1]) - 2)}: {row[2]}", "Correct the line."
+            where, fields = self.at(int(row[1]) - 2), re.match(r"Expected (\d+) columns, got (\d+)", row[2])
+            if fields:
+                refuse_ragged(self.path, where, *map(int, fields.groups()))
+            return f"{where}: {row[2]}", "Correct the line."
         return reason, encoding or "Write it again, or leave it out."
 
     def at(self, row: int) -> str:
-        """The place of a row, counted from 0; in a CSV file the line on which it begins."""
+        """The place of a row, counted from 0; in a CSV file, the line on which it begins."""
         line = None
-        if self.kind == "CSV":
+        if self.format == CSV:
             with self.text() as file:
-                line = line_of(records_of(file, self.separator), row)
+                line = line_of_row(parsed_records(file, self.separator), row)
         return f"row {row}" if line is None else f"line {line}"
 
     def place(self, start: int) -> Callable[[int], str]:
-        """The i-th row after the first `start` ones, in words."""
+        """A function that names the i-th row after the first `start` ones."""
         return lambda i: f"{self.path}, {self.at(start + i)}"
 
 
-class Dataset(File):
-    """A dataset of pyarrow in place of a file, with whatever columns it makes of the names of folders."""
+class DatasetFile(ArrowFile):
+    """A dataset of pyarrow in place of a file, with the columns that it derives from the names of folders."""
 
-    kind = "Dataset"
     dataset: Any
 
     def __init__(self, dataset: Any) -> None:
-        super().__init__(Path("the dataset"))
+        super().__init__(Path("the dataset"), DATASET)
         vars(self).update(dataset=dataset, schema=dataset.schema)
 
     def batches(self, columns: list[str], numbers: set[str], rows: int) -> Iterator[Any]:
@@ -197,11 +252,12 @@ def is_dataset(x: Any) -> bool:
 
 def open_ipc(source: Any) -> Any:
     """A reader of Arrow's file format, or of its stream format."""
+    pyarrow = import_pyarrow()
     try:
-        return arrow().ipc.open_file(source)
-    except arrow().ArrowInvalid:
+        return pyarrow.ipc.open_file(source)
+    except pyarrow.ArrowInvalid:
         source.seek(0)
-        return arrow().ipc.open_stream(source)
+        return pyarrow.ipc.open_stream(source)
 
 
 def ipc_batches(reader: Any) -> Iterator[Any]:
@@ -210,34 +266,38 @@ def ipc_batches(reader: Any) -> Iterator[Any]:
     return iter(reader)
 
 
-def find(path: Any) -> list[File]:
-    """The files of a path, directory, pattern or list of these, each in the order of their names."""
+# --- the files of a path ---
+
+
+def find_files(path: Any) -> list[ArrowFile]:
+    """The files of a path, folder, pattern or list of these; those of a folder or pattern are sorted by name."""
     if isinstance(path, list | tuple) and path:
-        return [file for one in path for file in find(one)]
+        return [file for one in path for file in find_files(one)]
     if is_dataset(path):
-        return [Dataset(path)]
+        return [DatasetFile(path)]
     if not isinstance(path, str | PathLike):
         raise ValueError(f"path must be a file, a folder, a pattern or a list of these; got {path!r:.60}.")
     here = Path(path)
     if here.is_dir():
         there = [x for x in here.rglob("*") if x.name[0] not in "._" and x.is_file()]
-        # also 2.parquet.gzip, known by its first bytes, and d.csv.zip, which is refused: no rows are left out silently
-        files = [File(x) for x in there if {ending.lower() for ending in x.suffixes} & {*IN_FOLDERS}]
+        # also 2.parquet.gzip, known by its first bytes, and d.csv.zip, which is refused: no rows are skipped silently
+        files = [ArrowFile(x) for x in there if {ending.lower() for ending in x.suffixes} & {*IN_FOLDERS}]
         files = [file for file in files if file.path.suffix.lower() not in NO_ROWS]
     else:
-        files = [File(Path(x)) for x in ([here] if here.is_file() else glob.glob(str(path)))]  # noqa: PTH207
+        files = [ArrowFile(Path(x)) for x in ([here] if here.is_file() else glob.glob(str(path)))]  # noqa: PTH207
     if not files:
         fix = f"Its files must end in one of {', '.join(IN_FOLDERS)}." if here.is_dir() else "Check the name."
         raise ValueError(f"path must name at least one file; got {str(path)!r}, which names none. {fix}")
     return sorted(files, key=lambda file: file.path)
 
 
-def check(
-    files: list[File], chosen: list[str] | None, apart: set[str], others: dict[str, str | None]
+def feature_types(
+    files: list[ArrowFile], chosen: list[str] | None, apart: set[str], others: dict[str, str | None]
 ) -> dict[str, Any]:
-    """The features with the type that holds all their values; a complaint unless all files have all columns.
+    """The features, each with the float type that holds its values in all files.
 
-    Without `chosen`, the features are the columns of the first file but for its index and those set `apart`.
+    Without `chosen`, the features are the columns of the first file except its index and those in `apart`. Raises
+    unless every file has every column.
     """
     some = [name for name in files[0].schema.names if name not in apart | files[0].index]
     features = some if chosen is None else chosen
@@ -245,16 +305,16 @@ def check(
         raise ValueError(f"features must name at least one column; got none in {files[0].path}.")
     kinds = {name: np.dtype(np.float32) for name in features}
     for file in files:
-        check_columns(file, features, others, files[0], exactly=None if chosen is not None else apart)
+        check_file(file, features, others, files[0], exactly=None if chosen is not None else apart)
         for name in features:
-            kinds[name] = np.result_type(kinds[name], number_type(file, name))
+            kinds[name] = np.result_type(kinds[name], float_type(file, name))
     return kinds
 
 
-def check_columns(
-    file: File, features: list[str], others: dict[str, str | None], first: File, exactly: set[str] | None
+def check_file(
+    file: ArrowFile, features: list[str], others: dict[str, str | None], first: ArrowFile, exactly: set[str] | None
 ) -> None:
-    """All columns are there, and the other columns are of the same type as in the first file."""
+    """Raise unless all columns are there, and the others have the types that they have in the first file."""
     there = set(file.schema.names)
     roles = dict.fromkeys(features, "features") | {n: role for role, n in others.items() if n is not None}
     for name, role in roles.items():
@@ -277,34 +337,34 @@ def check_columns(
         )
     for role in ("weight", "offset"):
         if (column := others[role]) is not None:
-            number_type(file, column)
+            float_type(file, column)
 
 
-def label_kind(file: File, name: str) -> str:
-    """What kind of labels a column holds: numbers, or text, however they are stored."""
-    types, kind = arrow().types, file.schema.field(name).type
+def label_kind(file: ArrowFile, name: str) -> str:
+    """What kind of labels a column holds: numbers or text, however they are stored."""
+    types, kind = import_pyarrow().types, file.schema.field(name).type
     kind = kind.value_type if types.is_dictionary(kind) else kind
-    if types.is_binary(kind) or types.is_large_binary(kind):  # so pyarrow calls text of a CSV file that is not UTF-8
-        fix = "Write it again, in UTF-8." if file.kind == "CSV" else "Write text."
+    if types.is_binary(kind) or types.is_large_binary(kind):  # pyarrow's type for CSV text that is not UTF-8
+        fix = "Write it again, in UTF-8." if file.format == CSV else "Write text."
         raise ValueError(f"the labels in column {name!r} must be text or numbers; got bytes in {file.path}. {fix}")
-    if is_text(kind):
+    if is_text_type(kind):
         return "text"
     return "number" if types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind) else str(kind)
 
 
-def is_text(kind: Any) -> bool:
-    types = arrow().types
+def is_text_type(kind: Any) -> bool:
+    types = import_pyarrow().types
     views = hasattr(types, "is_string_view") and types.is_string_view(kind)
     return bool(types.is_string(kind) or types.is_large_string(kind) or views)
 
 
-def number_type(file: File, name: str) -> np.dtype:
-    """float32 for what it holds exactly, else float64; a complaint if the column holds no numbers.
+def float_type(file: ArrowFile, name: str) -> np.dtype:
+    """float32 if it holds the column's values exactly, otherwise float64. Raises if the column is not numeric.
 
-    What a column of a CSV file holds is seen when it is read: then the complaint gives the line.
+    The columns of a CSV file are checked only when they are read, because then the message can name the line.
     """
-    types, kind = arrow().types, file.schema.field(name).type
-    if file.kind == "CSV":
+    types, kind = import_pyarrow().types, file.schema.field(name).type
+    if file.format == CSV:
         return np.dtype(np.float64)
     if types.is_float32(kind) or types.is_float16(kind) or types.is_boolean(kind):
         return np.dtype(np.float32)
@@ -316,21 +376,25 @@ def number_type(file: File, name: str) -> np.dtype:
     )
 
 
-def matrix(batch: Any, names: list[str], dtype: Any) -> np.ndarray:
-    """The columns of a batch as rows."""
-    return np.stack([vector(batch, name) for name in names], axis=1, dtype=dtype, casting="unsafe")
+# --- from batches to arrays ---
 
 
-def vector(batch: Any, name: str) -> np.ndarray:
-    """One column as an array; missing values are NaN, or None among texts."""
-    column, types = batch.column(name), arrow().types
-    if types.is_dictionary(column.type) and not is_text(column.type.value_type):
+def batch_matrix(batch: Any, names: list[str], dtype: Any) -> np.ndarray:
+    """Columns of a batch as a matrix with a row for each of its rows."""
+    return np.stack([batch_vector(batch, name) for name in names], axis=1, dtype=dtype, casting="unsafe")
+
+
+def batch_vector(batch: Any, name: str) -> np.ndarray:
+    """A column of a batch as an array; missing values are NaN, or None in a column of text."""
+    pyarrow = import_pyarrow()
+    column, types = batch.column(name), pyarrow.types
+    if types.is_dictionary(column.type) and not is_text_type(column.type.value_type):
         column = column.dictionary_decode()
-    if types.is_dictionary(column.type) or is_text(column.type):
+    if types.is_dictionary(column.type) or is_text_type(column.type):
         # far fewer texts than rows
         column = column if types.is_dictionary(column.type) else column.dictionary_encode()
         texts = np.array([*column.dictionary.to_pylist(), None], dtype=object)
         return texts[column.indices.fill_null(len(texts) - 1).to_numpy(zero_copy_only=False)]
     if types.is_decimal(column.type) or (types.is_boolean(column.type) and column.null_count):
-        column = column.cast(arrow().float64())
+        column = column.cast(pyarrow.float64())
     return column.to_numpy(zero_copy_only=False)

@@ -1,4 +1,4 @@
-"""CSV with its faults: every one is answered with the line it is on."""
+"""CSV files read by pandas, with messages that name the line of every fault."""
 
 import csv
 import gzip
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Text:
+class CsvText:
     """A file of separated values, and how to read it.
 
     Attributes
@@ -26,10 +26,10 @@ class Text:
     path : Path
     encoding : str
     separator : str, optional
-        By default that of , ; tab and | which is most frequent in the first line.
+        By default the one of , ; tab and | that is most frequent in the first line.
     decimal : str
     missing : tuple of str
-        Cells that mean a missing value, besides the empty one, NA, NaN, null and the like.
+        Cells that mean a missing value, besides empty ones, NA, NaN, null and the like.
     """
 
     path: Path
@@ -39,7 +39,8 @@ class Text:
     missing: tuple[str, ...] = ()
 
 
-def open_text(table: Text) -> IO[str]:
+def open_text(table: CsvText) -> IO[str]:
+    """The text, decompressed if it is gzip."""
     with table.path.open("rb") as file:
         compressed = file.read(2) == b"\x1f\x8b"
     encoding = "utf-8-sig" if table.encoding.lower().replace("-", "") == "utf8" else table.encoding
@@ -51,7 +52,7 @@ def open_text(table: Text) -> IO[str]:
         raise FileError(f"the encoding must be one that Python knows; got {encoding!r}. Try latin-1.") from None
 
 
-def separator(table: Text) -> str:
+def separator_of(table: CsvText) -> str:
     if table.separator is not None:
         return table.separator
     with open_text(table) as file:
@@ -59,27 +60,27 @@ def separator(table: Text) -> str:
 
 
 def likely_separator(lines: Iterable[str]) -> str:
-    """The most frequent mark of the header, of those that are as frequent in the line after it if there are any."""
+    """The most frequent separator of the header, preferably one that is as frequent in the line below it."""
     header, first = ([*islice(filter(str.strip, lines), 2), "", ""])[:2]
     header, first = (re.sub(r'"[^"]*"', "", line) for line in (header, first))
     marks = [mark for mark in ",;\t|" if 0 < header.count(mark) == first.count(mark)]
     return max(marks or ",;\t|", key=header.count)
 
 
-def records(table: Text) -> Iterator[tuple[int, list[str]]]:
+def records(table: CsvText) -> Iterator[tuple[int, list[str]]]:
     """Each record with the number of its last line; blank lines are skipped."""
-    mark = separator(table)
+    mark = separator_of(table)
     with open_text(table) as file:
-        yield from records_of(file, mark)
+        yield from parsed_records(file, mark)
 
 
-def records_of(file: Iterable[str], mark: str) -> Iterator[tuple[int, list[str]]]:
+def parsed_records(file: Iterable[str], mark: str) -> Iterator[tuple[int, list[str]]]:
     reader = csv.reader(file, delimiter=mark)
     yield from ((reader.line_num, fields) for fields in reader if fields)
 
 
-def line_of(found: Iterator[tuple[int, list[str]]], row: int) -> int | None:
-    """The line on which data row `row` (from 0) begins, if it is found; the first record is the header."""
+def line_of_row(found: Iterator[tuple[int, list[str]]], row: int) -> int | None:
+    """The line on which data row `row` (from 0) begins, or None; the first record is the header."""
     try:
         last, fields = next(islice(found, row + 1, None))
     except (StopIteration, csv.Error):
@@ -87,8 +88,8 @@ def line_of(found: Iterator[tuple[int, list[str]]], row: int) -> int | None:
     return last - sum(field.count("\n") for field in fields)
 
 
-def header(table: Text) -> list[str]:
-    """The names of the columns, which must be there and differ; the first row must be as long."""
+def read_header(table: CsvText) -> list[str]:
+    """The names of the columns. Raises unless they exist and differ and the first row has as many fields."""
     rows = records(table)
     names = next(rows, (0, []))[1]
     if not any(name.strip() for name in names):
@@ -100,22 +101,23 @@ def header(table: Text) -> list[str]:
     if first is None:
         raise FileError(f"the file must have rows below its header; got {table.path}, with none.")
     if len(first[1]) > len(names):
-        ragged(table.path, first[0], len(names), len(first[1]))
+        refuse_ragged(table.path, f"line {first[0]}", len(names), len(first[1]))
     return names
 
 
-def read_csv(table: Text, rows: int | None, text: tuple[str, ...]) -> Iterator["pandas.DataFrame"]:
+def read_csv(table: CsvText, rows: int | None, text: tuple[str, ...]) -> Iterator["pandas.DataFrame"]:
+    """The rows in frames of at most `rows`, or in one; the columns in `text` are not converted to numbers."""
     import pandas
 
-    with readable(table):
-        names = header(table)
-        options: dict[str, Any] = {"sep": separator(table), "decimal": table.decimal, "na_values": list(table.missing)}
-        options |= {"dtype": dict.fromkeys(text, str), "low_memory": False, "skipinitialspace": True}
+    with worded_csv_errors(table):
+        names = read_header(table)
+        options: dict[str, Any] = {"sep": separator_of(table), "decimal": table.decimal, "skipinitialspace": True}
+        options |= {"dtype": dict.fromkeys(text, str), "na_values": list(table.missing), "low_memory": False}
         with open_text(table) as file:
             whole = pandas.read_csv(file, **options, chunksize=rows)
             checked = False
             for part in [whole] if rows is None else whole:
-                # a record that is too short lacks its last field
+                # a line that is too short lacks its last field
                 if not checked and part.iloc[:, -1].isna().any():
                     check_lengths(table, len(names))
                     checked = True
@@ -123,39 +125,40 @@ def read_csv(table: Text, rows: int | None, text: tuple[str, ...]) -> Iterator["
 
 
 def without_row_numbers(frame: "pandas.DataFrame") -> "pandas.DataFrame":
-    """Without a first column that has no name: pandas and R write row numbers so."""
+    """Without an unnamed first column, which is how pandas and R write row numbers."""
     return frame.iloc[:, 1:] if str(frame.columns[0]).startswith("Unnamed: 0") else frame
 
 
-def check_lengths(table: Text, number: int) -> None:
+def check_lengths(table: CsvText, count: int) -> None:
+    """Raise unless every line has `count` fields."""
     for line, fields in records(table):
-        if len(fields) != number:
-            ragged(table.path, line, number, len(fields))
+        if len(fields) != count:
+            refuse_ragged(table.path, f"line {line}", count, len(fields))
 
 
-def ragged(path: Path, line: int, expected: int, got: int) -> NoReturn:
+def refuse_ragged(path: Path, where: str, expected: int, got: int) -> NoReturn:
     raise FileError(
-        f"every line must have {expected} fields, as the header has; got {got} in line {line} of {path}. "
+        f"every line must have {expected} fields, as the header has; got {got} in {where} of {path}. "
         "Quote fields that contain the separator."
     )
 
 
 @contextmanager
-def readable(table: Text) -> Iterator[None]:
-    """What pandas and Python say of a bad CSV, as one line of ours."""
+def worded_csv_errors(table: CsvText) -> Iterator[None]:
+    """Turn what pandas and Python raise for a bad CSV file into a FileError."""
     import pandas
 
     try:
         yield
     except UnicodeDecodeError:
-        undecodable(table)
-    except UnicodeError as error:  # UTF-16 without its mark, for example
-        raise FileError(f"{table.path} must be {table.encoding}; got {error}. Name the right --encoding.") from None
+        refuse_undecodable(table)
+    except UnicodeError as error:  # such as UTF-16 without its byte-order mark
+        raise FileError(f"{table.path} must be {table.encoding}; got {error}. Pass the right --encoding.") from None
     except pandas.errors.ParserError as error:
         found = re.search(r"Expected (\d+) fields in line (\d+), saw (\d+)", str(error))
         if found:
             expected, line, got = map(int, found.groups())
-            ragged(table.path, line, expected, got)
+            refuse_ragged(table.path, f"line {line}", expected, got)
         reason = str(error).splitlines()[0].removeprefix("Error tokenizing data. C error: ")
         raise FileError(f"{table.path} must be CSV; got {reason}. Check its quotes.") from None
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
@@ -164,8 +167,8 @@ def readable(table: Text) -> Iterator[None]:
         raise FileError(f"{table.path} must be CSV; got {error}. Check its quotes and its --separator.") from None
 
 
-def undecodable(table: Text) -> NoReturn:
-    """Say where the first byte is that is not in the encoding."""
+def refuse_undecodable(table: CsvText) -> NoReturn:
+    """Raise with the position of the first byte that is not in the encoding."""
     opener: Callable[..., Any] = gzip.open if table.path.suffix == ".gz" else open
     at = 0
     with opener(table.path, "rb") as file:
@@ -180,4 +183,4 @@ def undecodable(table: Text) -> NoReturn:
                     "is that."
                 ) from None
             at += len(line)
-    raise FileError(f"{table.path} must be {table.encoding} text; got other bytes. Name the right --encoding.")
+    raise FileError(f"{table.path} must be {table.encoding} text; got other bytes. Pass the right --encoding.")

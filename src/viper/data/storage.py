@@ -11,7 +11,6 @@ in the file is code, and no tensor is made before the digest agrees.
 import hashlib
 import json
 import os
-import secrets
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, NoReturn
@@ -22,6 +21,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from viper.data.writing import IN_PYTHON, checked_file, worded_errors
 from viper.errors import StorageError
 
 FORMAT_VERSION = 1
@@ -43,7 +43,7 @@ class Document(NamedTuple):
     metadata: dict[str, Any]
 
 
-def write(
+def write_tensors(
     path: str | os.PathLike[str],
     kind: str,
     tensors: dict[str, Tensor],
@@ -64,23 +64,14 @@ def write(
 
 
 def write_bytes(path: str | os.PathLike[str], contents: bytes, overwrite: bool = False) -> None:
-    """Write a file: all of it, or nothing. Raises a StorageError as `write` does."""
+    """Write a file: all of it, or nothing. Raises a StorageError as `write_tensors` does."""
     path = Path(path).resolve()
-    temporary = path.with_name(f".viper-{secrets.token_hex(8)}.tmp")
-    try:
-        check_target(path, overwrite)
-        write_through(temporary, contents)
-        publish(temporary, path, overwrite)
-    except FileExistsError as error:
-        raise StorageError(f"path must be new; got {path}, which exists. Pass overwrite=True to replace it.") from error
-    except OSError as error:
-        raise StorageError(f"path must be writable; got {path}: {error.strerror}.") from error
-    finally:
-        temporary.unlink(missing_ok=True)
+    with worded_errors(path, IN_PYTHON), checked_file(path, overwrite, IN_PYTHON) as file:
+        file.write(contents)
 
 
-def read(path: str | os.PathLike[str]) -> tuple[str, dict[str, Tensor], dict[str, Any]]:
-    """Read (kind, tensors, metadata) as given to `write`; the tensors are on the CPU.
+def read_tensors(path: str | os.PathLike[str]) -> tuple[str, dict[str, Tensor], dict[str, Any]]:
+    """Read (kind, tensors, metadata) as given to `write_tensors`; the tensors are on the CPU.
 
     Raises
     ------
@@ -94,7 +85,7 @@ def read(path: str | os.PathLike[str]) -> tuple[str, dict[str, Tensor], dict[str
             raise StorageError(f"path must be a file; got {path}, which is {what}. Check the name.")
         with path.open("rb") as file:
             head = read_head(file, path)
-            document = parse(head, path)
+            document = parse_document(head, path)
             contents = head + file.read()
     except OSError as error:
         raise StorageError(f"path must be readable; got {path}: {error.strerror}.") from error
@@ -160,37 +151,6 @@ def viper_version() -> str:
         return "unknown"
 
 
-def check_target(path: Path, overwrite: bool) -> None:
-    if not path.parent.is_dir():
-        raise StorageError(f"the directory of path must exist; got {path.parent}. Make it first.")
-    if path.is_dir():
-        raise StorageError(f"path must be a file; got {path}, which is a directory. Add a file name.")
-    if path.exists() and not overwrite:
-        raise FileExistsError
-
-
-def write_through(path: Path, contents: bytes) -> None:
-    """Write to a new file, down to the disk."""
-    with path.open("xb") as file:
-        file.write(contents)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def publish(temporary: Path, path: Path, overwrite: bool) -> None:
-    """Give the finished file its name. A hard link, unlike a rename, fails if another writer came first."""
-    if not overwrite:
-        try:
-            path.hardlink_to(temporary)
-        except FileExistsError:
-            raise
-        except OSError:  # a file system without links: the moment between the next two lines is not guarded
-            check_target(path, overwrite)
-        else:
-            return
-    temporary.replace(path)
-
-
 # --- reading ---
 
 
@@ -201,20 +161,20 @@ def read_head(file: BinaryIO, path: Path) -> bytes:
     if not 0 < length <= min(LARGEST_HEADER, size - 8):
         other = (name for magic, name in OTHER_FORMATS.items() if start.startswith(magic))
         what = f"truncated or another format: {size} bytes, with a header of {length}"
-        refuse(path, next(other, "a file of another format" if length > IMPOSSIBLE_HEADER else what))
+        refuse_file(path, next(other, "a file of another format" if length > IMPOSSIBLE_HEADER else what))
     return start + file.read(length)
 
 
-def parse(head: bytes, path: Path) -> Document:
+def parse_document(head: bytes, path: Path) -> Document:
     """The header's document, if this viper knows its version."""
     try:
         content = json.loads(json.loads(head[8:].decode())["__metadata__"]["viper"])
         if content["format_version"] <= FORMAT_VERSION:
             return typed(Document(**content))
     except (KeyError, TypeError):
-        refuse(path, "without viper's metadata: damaged, or written by another program")
+        refuse_file(path, "without viper's metadata: damaged, or written by another program")
     except (ValueError, RecursionError):
-        refuse(path, "without a JSON header: damaged, or another format")
+        refuse_file(path, "without a JSON header: damaged, or another format")
     raise StorageError(
         f"format version must be at most {FORMAT_VERSION}; got {content['format_version']} in {path}, "
         f"written by viper {content.get('viper_version')}. Upgrade viper."
@@ -227,7 +187,7 @@ def typed(document: Document) -> Document:
     return document
 
 
-def refuse(path: Path, what: str) -> NoReturn:
+def refuse_file(path: Path, what: str) -> NoReturn:
     raise StorageError(f"path must be a model saved by viper; got {path}, which is {what}.") from None
 
 

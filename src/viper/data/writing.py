@@ -1,179 +1,233 @@
-"""Results on disk: checked before the work, written in parts, there as a whole or not at all."""
+"""Files that appear whole or not at all: the atomic writer, and tables written through it part by part."""
 
 import gzip
 import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from viper.data import storage
-from viper.data.arrow import arrow
+from viper.data.arrow import PARQUET, import_pyarrow
 from viper.errors import OutputError, StorageError
 
 if TYPE_CHECKING:
     import pandas
 
+GROUP_ROWS = 1 << 19  # of a Parquet row group: what is held before it is written
 
-def check_output(path: Path, overwrite: bool) -> None:
-    """Whether a result can be written there, before the work that makes it."""
-    if path.is_dir():
-        raise OutputError(f"the output must be a file; got {path}, which is a directory. Add a file name.")
-    if not path.parent.is_dir():
-        raise OutputError(f"the output's directory must exist; got {path.parent}. Make it first.")
-    if path.exists() and not overwrite:
-        raise OutputError(f"the output must be new; got {path}, which exists. Pass --force to replace it.")
-    if not os.access(path.parent, os.W_OK | os.X_OK):
-        raise OutputError(f"the output's directory must be writable; got {path.parent}, which is not. Choose another.")
+
+# --- one file ---
 
 
 @contextmanager
-def writing(path: Path, overwrite: bool = False) -> Iterator[Callable[["pandas.DataFrame"], None]]:
-    """A function that appends frames to a table at `path`, CSV (also .gz) or Parquet: all of it, or nothing."""
-    from viper.data.storage import publish
+def atomic_file(path: str | PathLike[str], overwrite: bool = False) -> Iterator[BinaryIO]:
+    """Open a file under a temporary name beside `path`; it gets its own name once it is complete and on the disk.
 
-    check_output(path, overwrite)
-    final = path.resolve()
+    If anything fails, nothing is left behind and an existing file stays as it was. Links are followed. Raises
+    FileExistsError if the file exists and `overwrite` is False, even if another writer has just created it.
+    """
+    final = Path(path).resolve()
     temporary = final.with_name(f".viper-{secrets.token_hex(8)}.tmp")
     try:
-        with writer(temporary, final.name) as write:
-            yield write
+        refuse_existing(final, overwrite)
+        with temporary.open("xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
         publish(temporary, final, overwrite)
-    except FileExistsError:
-        raise OutputError(f"the output must be new; got {path}, which exists. Pass --force to replace it.") from None
-    except OSError as error:
-        raise OutputError(f"the output must be writable; got {path}: {error.strerror}.") from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # whatever made it fail may forbid this too
+            temporary.unlink()
+
+
+def refuse_existing(path: Path, overwrite: bool) -> None:
+    if path.exists() and not overwrite:
+        raise FileExistsError
+
+
+def publish(temporary: Path, path: Path, overwrite: bool) -> None:
+    """Give the finished file its name. A hard link, unlike a rename, fails if another writer came first."""
+    if not overwrite:
+        try:
+            path.hardlink_to(temporary)
+        except FileExistsError:
+            raise
+        except OSError:  # a file system without links: a writer between the next two lines goes unnoticed
+            refuse_existing(path, overwrite)
+        else:
+            return
+    temporary.replace(path)
+
+
+# --- what can go wrong, in the words of the caller ---
+
+
+class Wording(NamedTuple):
+    """How messages about a file to write name it and the option that replaces it, and the exception they raise."""
+
+    error: type[ValueError]
+    target: str
+    option: str
+
+
+IN_PYTHON = Wording(StorageError, "path", "overwrite=True")
+IN_A_SHELL = Wording(OutputError, "the output", "--force")
+
+
+def check_target(path: Path, overwrite: bool, wording: Wording) -> None:
+    """Raise if `path` is not a place where a new file can be."""
+    if not path.parent.is_dir():
+        raise wording.error(f"the directory of {wording.target} must exist; got {path.parent}. Make it first.")
+    if path.is_dir():
+        raise wording.error(f"{wording.target} must be a file; got {path}, which is a directory. Add a file name.")
+    with worded_errors(path, wording):
+        refuse_existing(path, overwrite)
+
+
+def check_output(path: Path, overwrite: bool) -> None:
+    """Raise an OutputError if a command cannot write there, before it does the work."""
+    check_target(path, overwrite, IN_A_SHELL)
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise OutputError(
+            f"the directory of the output must be writable; got {path.parent}, which is not. Choose another."
+        )
 
 
 @contextmanager
-def writer(temporary: Path, name: str) -> Iterator[Callable[["pandas.DataFrame"], None]]:
-    if name.endswith((".parquet", ".pq")):
-        with parquet_writer(temporary) as write:
-            yield write
-        return
-    with temporary.open("xb") as raw:
-        file: Any = gzip.GzipFile(fileobj=raw, mode="wb", mtime=0) if name.endswith(".gz") else raw
-        yield lambda frame: append_csv(frame, file)
-        if file is not raw:
-            file.close()
-        raw.flush()
-        os.fsync(raw.fileno())
-
-
-def append_csv(frame: "pandas.DataFrame", file: Any) -> None:
-    """Rows as CSV, after a header if they are the first."""
-    file.write(frame.to_csv(index=False, header=not file.tell(), lineterminator="\n").encode())
+def worded_errors(path: str | PathLike[str], wording: Wording) -> Iterator[None]:
+    """Turn errors of the file system into the caller's."""
+    error, target, option = wording
+    try:
+        yield
+    except FileExistsError as cause:
+        raise error(f"{target} must be new; got {path}, which exists. Pass {option} to replace it.") from cause
+    except OSError as cause:
+        raise error(f"{target} must be writable; got {path}: {cause.strerror or cause}.") from cause
 
 
 @contextmanager
-def parquet_writer(path: Path) -> Iterator[Callable[["pandas.DataFrame"], None]]:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        raise OutputError("Parquet needs pyarrow, which is not there. Run: pip install 'vi-per[arrow]'") from None
-    made: list[Any] = []
-
-    def write(frame: "pandas.DataFrame") -> None:
-        table = pyarrow.Table.from_pandas(frame, schema=made[0].schema if made else None, preserve_index=False)
-        if not made:
-            made.append(pyarrow.parquet.ParquetWriter(path, table.schema))
-        made[0].write_table(table)
-
-    try:
-        yield write
-    finally:
-        for one in made:
-            one.close()
+def checked_file(path: Path, overwrite: bool, wording: Wording) -> Iterator[BinaryIO]:
+    """An `atomic_file` whose own errors are the caller's; those raised while it is open pass through."""
+    with ExitStack() as stack:
+        with worded_errors(path, wording):
+            check_target(path, overwrite, wording)
+            file = stack.enter_context(atomic_file(path, overwrite))
+        yield file
+        with worded_errors(path, wording):
+            stack.close()
 
 
-SUFFIXES = (".parquet", ".pq")
-GROUP_ROWS = 1 << 19  # of a row group: what is held before it is written
+# --- tables ---
 
 
-def write(path: str | PathLike[str], parts: Iterable[dict[str, np.ndarray]], overwrite: bool) -> int:
-    """Write columns, part after part, to a Parquet file; the number of rows.
+@contextmanager
+def frame_writer(path: Path, overwrite: bool = False) -> Iterator[Callable[["pandas.DataFrame"], None]]:
+    """Yield a function that appends frames to a table at `path`: CSV (also .gz) or Parquet, as its name says.
+
+    Raises
+    ------
+    OutputError
+        If the file exists and `overwrite` is False, or if it cannot be written.
+    """
+    check_output(path, overwrite)
+    name = path.resolve().name
+    with checked_file(path, overwrite, IN_A_SHELL) as file:
+        if not name.endswith(PARQUET.suffixes):
+            with csv_writer(file, path, name.endswith(".gz")) as append:
+                yield append
+            return
+        try:
+            from_pandas = import_pyarrow().Table.from_pandas
+        except ImportError as error:
+            raise OutputError(str(error)) from None
+        with parquet_writer(file, path, IN_A_SHELL, partial(from_pandas, preserve_index=False)) as append:
+            yield append
+
+
+@contextmanager
+def csv_writer(file: BinaryIO, path: Path, compressed: bool) -> Iterator[Callable[["pandas.DataFrame"], None]]:
+    """Yield a function that appends frames as CSV; the first brings the header."""
+    out: Any = gzip.GzipFile(fileobj=file, mode="wb", mtime=0) if compressed else file
+
+    def append(frame: "pandas.DataFrame") -> None:
+        text = frame.to_csv(index=False, header=not out.tell(), lineterminator="\n")
+        with worded_errors(path, IN_A_SHELL):
+            out.write(text.encode())
+
+    yield append
+    if compressed:
+        with worded_errors(path, IN_A_SHELL):
+            out.close()
+
+
+def write_columns(path: str | PathLike[str], parts: Iterable[dict[str, np.ndarray]], overwrite: bool) -> int:
+    """Write columns, part after part, to a Parquet file and return the number of rows.
 
     Raises
     ------
     StorageError
         If the file is not named as Parquet, exists and `overwrite` is False, or if it cannot be written.
     """
-    if Path(path).suffix.lower() not in SUFFIXES:
-        raise StorageError(
-            f"path must end in {' or '.join(SUFFIXES)}, as Parquet is what is written; got {path}. Rename it."
-        )
-    rows = 0
-    with new_file(Path(path).resolve(), overwrite) as file:
-        writer = None
+    path = Path(path)
+    if path.suffix.lower() not in PARQUET.suffixes:
+        endings = " or ".join(PARQUET.suffixes)
+        raise StorageError(f"path must end in {endings}, because the file is Parquet; got {path}. Rename it.")
+    rows, final, table = 0, path.resolve(), import_pyarrow().table
+    with checked_file(final, overwrite, IN_PYTHON) as file, parquet_writer(file, final, IN_PYTHON, table) as append:
         for group in grouped(parts):
-            table = arrow().table(group)
-            writer = writer or parquet_into(file, table.schema)
-            with storing(path):
-                writer.write_table(table)
-            rows += table.num_rows
-        if writer is None:
+            append(group)
+            rows += len(next(iter(group.values())))
+        if not rows:
             raise ValueError("there must be at least one row to predict; got none.")
-        with storing(path):
-            writer.close()
     return rows
 
 
+@contextmanager
+def parquet_writer(
+    file: BinaryIO, path: Path, wording: Wording, table: Callable[..., Any]
+) -> Iterator[Callable[[Any], None]]:
+    """Yield a function that appends parts, of which `table` makes pyarrow's, to a Parquet file with one schema."""
+    import pyarrow.parquet as parquet
+
+    made: list[Any] = []
+
+    def append(part: Any) -> None:
+        rows = table(part, schema=made[0].schema if made else None)
+        with worded_errors(path, wording):
+            if not made:
+                made.append(parquet.ParquetWriter(file, rows.schema))
+            made[0].write_table(rows)
+
+    try:
+        yield append
+    except BaseException:
+        for writer in made:
+            with suppress(Exception):  # the file is thrown away, and the first error is the one to raise
+                writer.close()
+        raise
+    with worded_errors(path, wording):
+        for writer in made:
+            writer.close()
+
+
 def grouped(parts: Iterable[dict[str, np.ndarray]]) -> Iterator[dict[str, np.ndarray]]:
-    """The same rows in parts of at least GROUP_ROWS, but for the last."""
+    """The same rows in parts of at least GROUP_ROWS, except for the last."""
     held: list[dict[str, np.ndarray]] = []
     count = 0
     for part in parts:
         held.append(part)
         count += len(next(iter(part.values())))
         if count >= GROUP_ROWS:
-            yield joined(held)
+            yield joined_columns(held)
             held, count = [], 0
     if held:
-        yield joined(held)
+        yield joined_columns(held)
 
 
-def joined(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+def joined_columns(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-
-
-def parquet_into(file: Any, schema: Any) -> Any:
-    import pyarrow.parquet as parquet
-
-    return parquet.ParquetWriter(file, schema)
-
-
-@contextmanager
-def new_file(path: Path, overwrite: bool) -> Iterator[Any]:
-    """A file under a temporary name, which gets its own when it is complete and on the disk."""
-    temporary = path.with_name(f".viper-{secrets.token_hex(8)}.tmp")
-    try:
-        with storing(path):
-            storage.check_target(path, overwrite)
-            file = temporary.open("xb")
-        with file:
-            yield file
-            with storing(path):
-                file.flush()
-                os.fsync(file.fileno())
-        with storing(path):
-            storage.publish(temporary, path, overwrite)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-@contextmanager
-def storing(path: str | PathLike[str]) -> Iterator[None]:
-    """Errors of the file system, in the words of storage.py."""
-    try:
-        yield
-    except FileExistsError as error:
-        raise StorageError(f"path must be new; got {path}, which exists. Pass overwrite=True to replace it.") from error
-    except OSError as error:
-        raise StorageError(f"path must be writable; got {path}: {error.strerror or error}.") from error

@@ -2,7 +2,8 @@
 
 from viper.datasets.download import cache_folder
 from viper.datasets.liquefaction import Liquefaction, make_liquefaction, read_liquefaction
-from viper.datasets.public import SETS, PublicData, load
+from viper.datasets.public import SETS, PublicData
+from viper.datasets.public import load_public as load
 from viper.errors import DataError
 
 __all__ = [

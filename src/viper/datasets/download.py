@@ -1,28 +1,27 @@
-"""One file from the web into a folder: all of it and what was expected, or nothing."""
+"""Download one file into a folder: whole and verified, or not at all."""
 
 import errno
 import os
-import secrets
 import sys
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
-from contextlib import suppress
 from http.client import HTTPException
 from pathlib import Path
 from typing import BinaryIO
 
+from viper.data.writing import atomic_file
 from viper.errors import DataError
 
-PATIENCE = 2.0  # seconds before progress is shown
+QUIET_SECONDS = 2.0  # seconds before progress is shown
 TIMEOUT = 30.0  # seconds without an answer
-CHUNK = 1 << 16
-WAY_OUT = "Fetch the file by other means, and pass its folder: data=DIR (--data DIR in the terminal)."
+READ_BYTES = 1 << 16  # received at a time
+FETCH_BY_HAND = "Fetch the file by other means, and pass its folder: data=DIR (--data DIR in the terminal)."
 
 
 def cache_folder() -> Path:
-    """Where downloads are kept: VIPER_DATA, else the user's cache folder of the platform."""
+    """Where downloads are kept: the folder named by VIPER_DATA, or the platform's cache folder for the user."""
     if chosen := os.environ.get("VIPER_DATA"):
         return Path(chosen).expanduser()
     if sys.platform == "win32":
@@ -35,77 +34,71 @@ def cache_folder() -> Path:
 
 
 def download(url: str, path: Path, check: Callable[[Path], object]) -> None:
-    """Put the file at `url` under `path`, if `check`, which is given its temporary name, raises nothing.
+    """Download `url` to `path`, if `check`, which is called with its temporary name, raises nothing.
 
-    Interrupted, it leaves what was there before; two processes may download the same file at once.
+    If it is interrupted, whatever was at `path` stays. Two processes may download the same file at once.
 
     Raises
     ------
     DataError
-        If the server does not give the whole file, or the folder cannot be written. What `check` raises passes through.
+        If the server does not send the whole file, or the folder cannot be written. Errors of `check` pass through.
     """
-    temporary = path.with_name(f".{secrets.token_hex(8)}-{path.name}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("xb") as file:
+        with atomic_file(path, overwrite=True) as file:
             receive(url, file)
             file.flush()
-            os.fsync(file.fileno())
-        check(temporary)
-        temporary.replace(path)
+            check(Path(file.name))
     except OSError as error:
         full = " Free some space, or choose another folder with VIPER_DATA." if error.errno == errno.ENOSPC else ""
         text = f"The folder for data must be writable; got {path.parent}: {error.strerror}."
         raise DataError(text + (full or " Choose another with the environment variable VIPER_DATA.")) from error
-    finally:
-        with suppress(OSError):  # what made it fail may forbid this too
-            temporary.unlink()
 
 
 def receive(url: str, file: BinaryIO) -> None:
-    """Copy what the server sends into `file`, with progress; every complaint about the server is raised here."""
+    """Copy what the server sends into `file` and show progress. Raises a DataError if the server fails."""
     try:
         request = urllib.request.Request(url, headers={"User-Agent": "viper"})
         with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
             promised = answer.headers.get("Content-Length")
             expected = int(promised) if promised else None
             received = 0
-            report = Report(url, expected)
-            # read1 gives up neither what has arrived nor the connection's errors
-            while chunk := answer.read1(CHUNK):
-                write(file, chunk)
+            progress = DownloadProgress(url, expected)
+            # read1 returns what has arrived, and raises the connection's errors
+            while chunk := answer.read1(READ_BYTES):
+                write_chunk(file, chunk)
                 received += len(chunk)
-                report(received)
-            report.close()
+                progress(received)
+            progress.close()
     except urllib.error.HTTPError as error:
         error.close()
-        raise DataError(f"{url} must be there to download; got {error.code} {error.reason}. {WAY_OUT}") from error
-    except FullDiskError as error:
+        raise DataError(f"{url} must exist on the server; got {error.code} {error.reason}. {FETCH_BY_HAND}") from error
+    except LocalFileError as error:
         raise error.reason from error
     except (OSError, HTTPException) as error:  # no network, no such host, refused, reset, timed out, cut short
         reason = getattr(error, "reason", None) or error
-        raise DataError(f"{url} must be reachable; got {type(error).__name__}: {reason}. {WAY_OUT}") from error
+        raise DataError(f"{url} must be reachable; got {type(error).__name__}: {reason}. {FETCH_BY_HAND}") from error
     if expected is not None and received != expected:
-        raise DataError(f"{url} must arrive whole; got {received:,} of {expected:,} bytes. Try again. {WAY_OUT}")
+        raise DataError(f"{url} must arrive whole; got {received:,} of {expected:,} bytes. Try again. {FETCH_BY_HAND}")
 
 
-class FullDiskError(Exception):
-    """An OSError of our own file, told apart from those of the connection."""
+class LocalFileError(Exception):
+    """An OSError of the file being written, as opposed to one of the connection."""
 
     def __init__(self, reason: OSError) -> None:
         super().__init__(str(reason))
         self.reason = reason
 
 
-def write(file: BinaryIO, chunk: bytes) -> None:
+def write_chunk(file: BinaryIO, chunk: bytes) -> None:
     try:
         file.write(chunk)
     except OSError as error:
-        raise FullDiskError(error) from error
+        raise LocalFileError(error) from error
 
 
-class Report:
-    """Bytes so far and seconds left, on a terminal, once the download has taken two seconds."""
+class DownloadProgress:
+    """Shows bytes received and seconds left on a terminal, once a download has taken two seconds."""
 
     def __init__(self, url: str, expected: int | None) -> None:
         self.name, self.expected = url.rsplit("/", 1)[-1], expected
@@ -113,7 +106,7 @@ class Report:
 
     def __call__(self, received: int) -> None:
         seconds = time.monotonic() - self.began
-        if seconds < PATIENCE or not sys.stderr.isatty():
+        if seconds < QUIET_SECONDS or not sys.stderr.isatty():
             return
         text = f"{self.name}: {received:,} bytes"
         if self.expected:

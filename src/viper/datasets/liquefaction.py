@@ -21,17 +21,18 @@ from viper.errors import DataError
 FEATURES = ("lnPGV", "lnVs30", "lnprecip", "lndw", "lnwtd")
 NEEDED = ("lon", "lat", "liq", "earthquake", *FEATURES)
 HELD_OUT = "lomaprieta1989"
-TRAINING_ROWS, GRID = 1_719_400, (310, 290)  # 310 × 290 = 89,900 test rows, as many as the real file has
+TRAINING_ROWS, GRID = 1_719_400, (310, 290)  # 310 × 290 = 89,900 test rows, as in the real file
 TRAINING_QUAKES = 24
 BOX = (-122.6, -121.1, 36.4, 37.6)  # degrees around Loma Prieta: west, east, south, north
-SMOOTHNESS = 6.0  # grid cells, of the stand-in's maps
-CHUNK = 200_000  # rows
+SMOOTHNESS = 6.0  # of the stand-in's maps, in grid cells
+BLOCK_OF_ROWS = 200_000
 
 
 class Liquefaction(NamedTuple):
     """Training and test rows of the model: five features centred by the training mean, not scaled.
 
-    `quake` numbers the training earthquakes by `quakes`; `position` holds longitude and latitude of the test rows.
+    `quake` is the index of a training row's earthquake in `quakes`; `position` holds longitude and latitude of the test
+    rows.
     """
 
     X: np.ndarray
@@ -48,7 +49,7 @@ class Liquefaction(NamedTuple):
 
 
 def make_liquefaction(
-    seed: int = 1, rows: int = TRAINING_ROWS, grid: tuple[int, int] = GRID, chunk: int = CHUNK
+    seed: int = 1, rows: int = TRAINING_ROWS, grid: tuple[int, int] = GRID, chunk: int = BLOCK_OF_ROWS
 ) -> Liquefaction:
     """Draw the stand-in: `rows` training rows of 24 earthquakes, and one more earthquake on a grid of cells.
 
@@ -63,12 +64,12 @@ def make_liquefaction(
         count = part.stop - start
         second = generator.random(count) >= constants["pi"]
         X[part] = mixture_rows(second, generator.standard_normal((count, len(FEATURES))), constants)
-        y[part] = labels(X[part], generator, constants)
+        y[part] = draw_labels(X[part], generator, constants)
     X_test, position = smooth_rows(grid, generator, constants)
-    y_test = labels(X_test, generator, constants)
+    y_test = draw_labels(X_test, generator, constants)
     centre = X.mean(0)
     X -= centre
-    quake = np.sort(generator.choice(TRAINING_QUAKES, size=rows, p=shares(generator))).astype(np.int8)
+    quake = np.sort(generator.choice(TRAINING_QUAKES, size=rows, p=quake_shares(generator))).astype(np.int8)
     names = [f"standin{number:02d}" for number in range(1, TRAINING_QUAKES + 1)]
     return Liquefaction(X, y, quake, names, X_test - centre, y_test, position, f"stand-in, seed {seed}")
 
@@ -79,7 +80,7 @@ def generator_constants() -> dict[str, Any]:
 
 
 def mixture_rows(second: np.ndarray, noise: np.ndarray, constants: dict[str, Any]) -> np.ndarray:
-    """Rows μ_k + C_k^{1/2} z, where `second` says which component k a row comes from."""
+    """Rows μ_k + C_k^{1/2} z; `second` is true for rows of the second component."""
     rows = np.empty_like(noise)
     for chosen, k in ((~second, 1), (second, 2)):
         factor = np.linalg.cholesky(constants[f"C{k}"])
@@ -87,7 +88,7 @@ def mixture_rows(second: np.ndarray, noise: np.ndarray, constants: dict[str, Any
     return rows
 
 
-def labels(X: np.ndarray, generator: np.random.Generator, constants: dict[str, Any]) -> np.ndarray:
+def draw_labels(X: np.ndarray, generator: np.random.Generator, constants: dict[str, Any]) -> np.ndarray:
     """y ~ Bernoulli(s(α + βᵀx))."""
     return generator.random(len(X)) < scipy.special.expit(constants["intercept"] + X @ constants["beta"])
 
@@ -95,7 +96,7 @@ def labels(X: np.ndarray, generator: np.random.Generator, constants: dict[str, A
 def smooth_rows(
     grid: tuple[int, int], generator: np.random.Generator, constants: dict[str, Any]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Features and positions of the cells of a grid: the mixture again, its noise and its component smooth in space."""
+    """Features and positions of the cells of a grid: the same mixture, with noise and component smooth in space."""
     fields = np.stack([smooth_field(grid, generator) for _ in range(1 + len(FEATURES))], axis=-1).reshape(-1, 6)
     second = scipy.special.ndtr(fields[:, 0]) >= constants["pi"]
     west, east, south, north = BOX
@@ -107,7 +108,7 @@ def smooth_rows(
 
 
 def smooth_field(grid: tuple[int, int], generator: np.random.Generator) -> np.ndarray:
-    """A stationary Gaussian field on a grid, N(0, 1) in each cell: white noise, blurred, and rescaled."""
+    """A stationary Gaussian field on a grid, N(0, 1) in each cell: white noise, blurred and rescaled."""
     spread = min(SMOOTHNESS, min(grid) / 16)
     blurred = scipy.ndimage.gaussian_filter(generator.standard_normal(grid), spread, mode="wrap")
     # its standard deviation is the norm of the blurring kernel
@@ -116,18 +117,18 @@ def smooth_field(grid: tuple[int, int], generator: np.random.Generator) -> np.nd
     return blurred / np.linalg.norm(scipy.ndimage.gaussian_filter(impulse, spread, mode="wrap"))
 
 
-def shares(generator: np.random.Generator) -> np.ndarray:
-    """How the training rows fall on the earthquakes: unevenly, as in any inventory."""
+def quake_shares(generator: np.random.Generator) -> np.ndarray:
+    """The shares of the earthquakes in the training rows: uneven, as in any inventory."""
     return generator.dirichlet(np.full(TRAINING_QUAKES, 2.0))
 
 
 # --- the real file ---
 
 
-def read_liquefaction(path: str | Path, chunk: int = CHUNK) -> Liquefaction:
-    """Read the data of Zhan et al. (2023) from a CSV file, the earthquake of Loma Prieta being the test rows.
+def read_liquefaction(path: str | Path, chunk: int = BLOCK_OF_ROWS) -> Liquefaction:
+    """Read the data of Zhan et al. (2023) from a CSV file; the test rows are those of the Loma Prieta earthquake.
 
-    Needed columns: lon, lat, liq, earthquake, lnPGV, lnVs30, lnprecip, lndw, lnwtd; others are ignored.
+    Required columns: lon, lat, liq, earthquake, lnPGV, lnVs30, lnprecip, lndw, lnwtd; others are ignored.
 
     Raises
     ------
@@ -135,12 +136,12 @@ def read_liquefaction(path: str | Path, chunk: int = CHUNK) -> Liquefaction:
         If columns are missing or empty, or a value is not a number.
     """
     path = Path(path).expanduser()
-    parts = list(read_parts(path, chunk))
+    parts = list(read_blocks(path, chunk))
     values = np.concatenate([numbers for numbers, _ in parts]) if parts else np.empty((0, len(NEEDED) - 1))
     names = np.concatenate([quakes for _, quakes in parts]) if parts else np.empty(0, dtype=str)
     test = names == HELD_OUT
     if test.all() or not test.any():
-        text = "earthquake must name lomaprieta1989, the test rows, and others"
+        text = "earthquake must contain lomaprieta1989, the test rows, and others"
         raise DataError(f"{text}; got {sorted(set(names.tolist()))[:5]} in {path}. Check the column.")
     position, label, X = values[:, :2], values[:, 2].astype(bool), values[:, 3:]
     quakes, quake = np.unique(names[~test], return_inverse=True)
@@ -151,19 +152,19 @@ def read_liquefaction(path: str | Path, chunk: int = CHUNK) -> Liquefaction:
     )
 
 
-def read_parts(path: Path, chunk: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """(lon, lat, liq and the features as numbers, earthquakes as text), a block of lines at a time."""
+def read_blocks(path: Path, chunk: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """(lon, lat, liq and the features as numbers; earthquakes as text), a block of lines at a time."""
     import pandas as pd
 
     numeric = [name for name in NEEDED if name != "earthquake"]
     try:
         header = list(pd.read_csv(path, nrows=0).columns)
         if missing := [name for name in NEEDED if name not in header]:
-            raise DataError(f"{path} must have the columns {list(NEEDED)}; got none of the name {missing}. Add them.")
+            raise DataError(f"{path} must have the columns {list(NEEDED)}; got none named {missing}. Add them.")
         line = 2
         with pd.read_csv(path, usecols=list(NEEDED), dtype={"earthquake": str}, chunksize=chunk) as reader:
             for part in reader:
-                check_part(part, numeric, path, line)
+                check_block(part, numeric, path, line)
                 yield part[numeric].to_numpy(float), part["earthquake"].to_numpy(str)
                 line += len(part)
     except OSError as error:
@@ -172,8 +173,8 @@ def read_parts(path: Path, chunk: int) -> Iterator[tuple[np.ndarray, np.ndarray]
         raise DataError(f"{path} must be a table of comma-separated values; got {error}. Export it again.") from error
 
 
-def check_part(part: Any, numeric: list[str], path: Path, line: int) -> None:
-    """Complain of the first value that cannot be used, by line and column."""
+def check_block(part: Any, numeric: list[str], path: Path, line: int) -> None:
+    """Raise for the first value that cannot be used, with its line and column."""
     import pandas as pd
 
     for name in numeric:
@@ -183,8 +184,8 @@ def check_part(part: Any, numeric: list[str], path: Path, line: int) -> None:
             where = int(np.flatnonzero(wrong)[0])
             rule = "0 or 1" if name == "liq" else "a finite number"
             got = part[name].iloc[where]
-            raise DataError(f"{name} must be {rule}; got {got} in line {line + where} of {path}. Remove or repair it.")
+            raise DataError(f"{name} must be {rule}; got {got} in line {line + where} of {path}. Correct or remove it.")
     empty = part["earthquake"].isna().to_numpy()
     if empty.any():
         where = line + int(np.flatnonzero(empty)[0])
-        raise DataError(f"earthquake must be a name; got nothing in line {where} of {path}. Remove or repair it.")
+        raise DataError(f"earthquake must be a name; got nothing in line {where} of {path}. Correct or remove it.")

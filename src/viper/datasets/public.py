@@ -1,7 +1,7 @@
 """The five public data sets of the paper's Section 4.2, from the LIBSVM project's site or a folder.
 
-Whatever the layout of a file, its values are checked: the SHA-256 of labels and features as parsed, so that line ends
-or the way numbers are written make no difference, and one wrong digit does.
+Every file is verified by the SHA-256 of its labels and features as parsed: line ends and the way numbers are written
+make no difference, but one wrong digit does.
 """
 
 import hashlib
@@ -10,15 +10,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from viper.datasets.download import WAY_OUT, cache_folder, download
+from viper.datasets.download import FETCH_BY_HAND, cache_folder, download
 from viper.errors import DataError
 
-ADDRESS = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/binary/"
-ENDINGS = (".csv.gz", ".csv")  # of tables with a header x1, …, xp, y
+LIBSVM_SITE = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/binary/"
+TABLE_ENDINGS = (".csv.gz", ".csv")  # of files with a header x1, …, xp, y
 
 
-class File(NamedTuple):
-    """A file of the LIBSVM site: its name there, as a table, its rows, and the SHA-256 of its values."""
+class LibsvmFile(NamedTuple):
+    """A file of the LIBSVM site: its name there and as a table, its number of rows, the SHA-256 of its values."""
 
     name: str
     table: str
@@ -26,14 +26,19 @@ class File(NamedTuple):
     sha256: str
 
 
-class Recipe(NamedTuple):
+class SetFiles(NamedTuple):
+    """The number of features of a set, and its files."""
+
     columns: int
-    train: File
-    test: File | None = None
+    train: LibsvmFile
+    test: LibsvmFile | None = None
 
 
 class PublicData(NamedTuple):
-    """Rows in the order and units of the file, labels 0 and 1 (the larger of the file's two); its test rows, if any."""
+    """Rows in the order and units of the file. Label 1 is the larger of the file's two labels.
+
+    `X_test` and `y_test` are None where the set has no test file.
+    """
 
     name: str
     X: np.ndarray
@@ -43,31 +48,37 @@ class PublicData(NamedTuple):
 
 
 SETS = {
-    "breast-cancer": Recipe(
+    "breast-cancer": SetFiles(
         10,
-        File(
-            *("breast-cancer", "breast-cancer", 683),
-            "665164759a9100a4cb08e261314cf5ddf3b566673f75d7ff8465d1472b948076",
+        LibsvmFile(
+            "breast-cancer", "breast-cancer", 683, "665164759a9100a4cb08e261314cf5ddf3b566673f75d7ff8465d1472b948076"
         ),
     ),
-    "svmguide1": Recipe(
+    "svmguide1": SetFiles(
         4,
-        File("svmguide1", "svmguide1_train", 3089, "2f59d65e383655868e59f72d5cc9745d5b9fb8e0d9d1bfef300b08624a5ebf97"),
-        File("svmguide1.t", "svmguide1_test", 4000, "0a0a4e8d915cf316b7da5f6df35dff15da79bb5f5b17b969df8602f816e1b9c7"),
+        LibsvmFile(
+            "svmguide1", "svmguide1_train", 3089, "2f59d65e383655868e59f72d5cc9745d5b9fb8e0d9d1bfef300b08624a5ebf97"
+        ),
+        LibsvmFile(
+            "svmguide1.t", "svmguide1_test", 4000, "0a0a4e8d915cf316b7da5f6df35dff15da79bb5f5b17b969df8602f816e1b9c7"
+        ),
     ),
-    "australian": Recipe(
-        14, File("australian", "australian", 690, "2a540878f3d43cf0a5b6037cb3412f3c1835bee28889484ada675fb5dee31b15")
+    "australian": SetFiles(
+        14,
+        LibsvmFile("australian", "australian", 690, "2a540878f3d43cf0a5b6037cb3412f3c1835bee28889484ada675fb5dee31b15"),
     ),
-    "fourclass": Recipe(
-        2, File("fourclass", "fourclass", 862, "5553464b7659324c0d2b3ce5bf9842475b463a98d28b6ebb8ded3cbc9d693177")
+    "fourclass": SetFiles(
+        2,
+        LibsvmFile("fourclass", "fourclass", 862, "5553464b7659324c0d2b3ce5bf9842475b463a98d28b6ebb8ded3cbc9d693177"),
     ),
-    "heart": Recipe(
-        13, File("heart", "heart", 270, "63ec604a5108c6d3d71e4082226a18fa51d82999fa926cb7c9478ef057fd01e7")
+    "heart": SetFiles(
+        13,
+        LibsvmFile("heart", "heart", 270, "63ec604a5108c6d3d71e4082226a18fa51d82999fa926cb7c9478ef057fd01e7"),
     ),
 }
 
 
-def load(name: str, data: str | Path | None = None, *, address: str = ADDRESS) -> PublicData:
+def load_public(name: str, data: str | Path | None = None, *, address: str = LIBSVM_SITE) -> PublicData:
     """Read a public data set: "breast-cancer", "svmguide1", "australian", "fourclass" or "heart".
 
     Parameters
@@ -75,28 +86,28 @@ def load(name: str, data: str | Path | None = None, *, address: str = ADDRESS) -
     name : str
     data : path, optional
         A folder with the files, as LIBSVM text (`heart`) or tables (`heart.csv.gz`, `heart.csv`), in it or in a
-        sub-folder of the set's name. Without it, they are looked for in the cache folder (the environment variable
-        VIPER_DATA, else the platform's) and downloaded into it from the LIBSVM project's site.
+        sub-folder with the set's name. By default the cache folder (the environment variable VIPER_DATA, or the
+        platform's), into which missing files are downloaded from the LIBSVM project's site.
     address : str
         Where to download from.
 
     Raises
     ------
     DataError
-        If the files cannot be had, or hold other values than the paper's.
+        If the files cannot be found or downloaded, or their values are not the paper's.
     """
     if name not in SETS:
         raise DataError(f"name must be one of {list(SETS)}; got {name!r}. Read your own files with pandas.")
     columns, train, test = SETS[name]
-    rows = obtain(name, train, columns, data, address)
-    held = None if test is None else obtain(name, test, columns, data, address)
+    rows = find_or_download(name, train, columns, data, address)
+    held = None if test is None else find_or_download(name, test, columns, data, address)
     return PublicData(name, rows[:, :-1], rows[:, -1], *((None, None) if held is None else (held[:, :-1], held[:, -1])))
 
 
-def obtain(name: str, file: File, columns: int, data: str | Path | None, address: str) -> np.ndarray:
-    """The checked values of a file: features, then the label."""
+def find_or_download(name: str, file: LibsvmFile, columns: int, data: str | Path | None, address: str) -> np.ndarray:
+    """The verified values of a file: features, then the label."""
     folder = cache_folder() if data is None else Path(data).expanduser()
-    candidates = [place / (file.table + ending) for place in (folder / name, folder) for ending in ENDINGS]
+    candidates = [place / (file.table + ending) for place in (folder / name, folder) for ending in TABLE_ENDINGS]
     candidates += [folder / name / file.name, folder / file.name]
     found = next((path for path in candidates if path.is_file()), None)
     if data is not None:
@@ -105,41 +116,39 @@ def obtain(name: str, file: File, columns: int, data: str | Path | None, address
             raise DataError(
                 f"data must be a folder with {names}, or with these in {name}; got {folder}. Check its name."
             )
-        return checked(found, file, columns)
+        return verified_values(found, file, columns)
     if found is not None:
         try:
-            return checked(found, file, columns)
+            return verified_values(found, file, columns)
         except DataError:
-            if found != folder / name / file.name:  # not a download of ours, so not ours to replace
+            if found != folder / name / file.name:  # not a download, so it must not be replaced
                 raise
     path = folder / name / file.name
-    download(address + file.name, path, lambda temporary: checked(temporary, file, columns))
-    return checked(path, file, columns)
+    download(address + file.name, path, lambda temporary: verified_values(temporary, file, columns))
+    return verified_values(path, file, columns)
 
 
-def checked(path: Path, file: File, columns: int) -> np.ndarray:
-    """The values of a file, if they are the expected ones."""
-    rows = parse(path, columns)
-    if digest(rows) != file.sha256:
-        shape = f"{rows.shape[0]} × {rows.shape[1] - 1}"
+def verified_values(path: Path, file: LibsvmFile, columns: int) -> np.ndarray:
+    """The values of a file. Raises unless they are the expected ones."""
+    rows = read_values(path, columns)
+    if (found := values_sha256(rows)) != file.sha256:
         expected = f"{file.rows} × {columns}, SHA-256 of its values {file.sha256[:12]}…"
-        raise DataError(
-            f"{file.name} must be the LIBSVM file ({expected}); got {shape}, {digest(rows)[:12]}…, in {path}. {WAY_OUT}"
-        )
+        got = f"{rows.shape[0]} × {rows.shape[1] - 1}, {found[:12]}…, in {path}"
+        raise DataError(f"{file.name} must be the LIBSVM file ({expected}); got {got}. {FETCH_BY_HAND}")
     return rows
 
 
-def digest(rows: np.ndarray) -> str:
+def values_sha256(rows: np.ndarray) -> str:
     """SHA-256 of the values as little-endian float64, row by row."""
     return hashlib.sha256((rows + 0.0).astype("<f8").tobytes()).hexdigest()  # + 0.0 makes -0 a 0
 
 
-def parse(path: Path, columns: int) -> np.ndarray:
+def read_values(path: Path, columns: int) -> np.ndarray:
     """n × (columns + 1) numbers: features, then the label as 0 or 1."""
     from sklearn.datasets import load_svmlight_file
 
     try:
-        if path.name.endswith(ENDINGS):
+        if path.name.endswith(TABLE_ENDINGS):
             table = np.loadtxt(path, delimiter=",", skiprows=1, ndmin=2)
             X, label = table[:, :-1], table[:, -1]
         else:
@@ -147,8 +156,10 @@ def parse(path: Path, columns: int) -> np.ndarray:
                 sparse, label = load_svmlight_file(file, n_features=columns)
             X = sparse.toarray()
     except (ValueError, OverflowError, EOFError, OSError) as error:
-        raise DataError(f"{path} must be LIBSVM text or a table of numbers; got {error}. {WAY_OUT}") from error
+        raise DataError(f"{path} must be LIBSVM text or a table of numbers; got {error}. {FETCH_BY_HAND}") from error
     classes = np.unique(label)
     if len(classes) != 2:
-        raise DataError(f"{path} must have exactly two labels; got {len(classes)}: {classes[:5].tolist()}. {WAY_OUT}")
+        raise DataError(
+            f"{path} must have exactly two labels; got {len(classes)}: {classes[:5].tolist()}. {FETCH_BY_HAND}"
+        )
     return np.column_stack([X, label == classes[1]])

@@ -2,8 +2,8 @@
 
 import copy
 import warnings
-from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,20 +14,24 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from viper.data import checks
-from viper.data.open import Form, kept_elsewhere, labelled, unlabelled
+from viper.data.arrays import RowFormat
+from viper.data.checkpoint import resumable
+from viper.data.open import open_labelled_rows, open_rows
 from viper.errors import ConvergenceWarning, JitterWarning, StorageError, users_line
 from viper.formula.learn import FormulaMixin, by_formula
-from viper.gp import mean_uncertainty, state, stream
 from viper.gp.kernels import check_shapes, covariance, make_kernel, make_mean
-from viper.gp.model import Features, Rows, Scaler, SparseGP, dense, k_means, merge, random_rows, read_inducing
+from viper.gp.mean_uncertainty import intervals_too_narrow_by, warn_of_narrow_intervals
+from viper.gp.model import Features, InducedSource, InducedView, Observations, Scaler, SparseGP
 from viper.gp.profile import Profile, identity_prior
 from viper.gp.search import Found, Search, Start
+from viper.gp.starts import inducing_points, read_inducing
+from viper.gp.summary import hyperparameter_table
 from viper.inference.device import choose_device
 from viper.inference.newton import Result, exact_elbo, newton
-from viper.inference.posterior import Diagonal, Full, latent, moved
-from viper.inference.problem import Problem
+from viper.inference.posterior import Diagonal, Full, moved
+from viper.inference.problem import Gaussian, Problem, gaussian
 from viper.inference.progress import Callbacks, Progress, as_task, tasks_of
-from viper.inference.rows import Source
+from viper.inference.rows import Arrays, RowSource
 from viper.inference.threads import one_thread
 from viper.models.fitting import without_cusp
 from viper.models.notebook import NotebookMixin
@@ -43,9 +47,10 @@ if TYPE_CHECKING:
     import pandas
 
 DEFAULT_STEPS = {"profile": 300, "natural-adam": 1500}
+SEARCH_ROWS = 40_000  # rows on which hyperparameters are searched, if not all rows are in memory
 SEARCH_ERROR = 1e-6  # per row, of the objective by which hyperparameters are searched
-FORM = Form()  # of rows that are not in memory
-TOLERANCE = 1e-12  # nats, of q at the chosen hyperparameters
+ROW_FORMAT = RowFormat()  # of rows that are not in memory
+Q_TOLERANCE = 1e-12  # nats, of q at the chosen hyperparameters
 
 
 class VariationalGPClassifier(
@@ -141,8 +146,8 @@ class VariationalGPClassifier(
 
     def __init__(
         self,
-        *,
         kernel: Any = "rbf",
+        *,
         mean: Any = "linear",
         n_inducing: int = 50,
         inducing: Any = "greedy",
@@ -213,31 +218,17 @@ class VariationalGPClassifier(
             If it is interrupted, the same call searches again and goes on from there.
         """
         self._check_options()
-        if kept_elsewhere(X):
-            self.classes_, source = labelled(self, X, y, sample_weight, offset, FORM, reset=True)
-            return stream.fit(self, source, self._bound, checkpoint)
-        before = getattr(self, "model_", None) if self.warm_start else None
-        X = checks.read_features(self, X, reset=True)
-        device, X = choose_device(self.device, X), dense(X)
-        self.classes_, label = checks.read_labels(y, len(X))
-        weight = checks.read_weights(sample_weight, len(X))
-        X, label, offset, weight = merge(X, label.cpu(), checks.read_vector(offset, "offset", len(X)), weight)
-        if before is not None and before.inducing.shape[1] != X.shape[1]:
-            before = None
-        if before is None:
-            self._scaler = Scaler.fit(X, weight, self.standardize)
-        rows = self._rows(X, label, offset, weight, device)
         random = checks.random_of_fit(self.random_state)
-        exact, fast = self._bound(int(random.randint(2**31)))
-        generator = np.random.default_rng(random.randint(2**31))
-        steps = int(self.max_iter or DEFAULT_STEPS[self.solver])
-        progress = Progress(self.verbose, tasks_of(self), len(rows))
-        search = Search(rows, fast, self.covariance == "diagonal", steps, float(self.tol), generator, progress)
-        with closing(progress), one_thread():
-            found = self._search(search, before)
-            narrow = self._keep(found, rows, exact, fast, progress)
-        self._warn()
-        mean_uncertainty.warn(narrow)
+        self.classes_, source = open_labelled_rows(
+            self, X, y, ROW_FORMAT, sample_weight=sample_weight, offset=offset, reset=True
+        )
+        if source.traits.where == "memory":
+            self._fit(source.in_memory(), None, random)
+            return self
+        with resumable(self, source, checkpoint, int(random.randint(2**31))) as (passes, seed):
+            few = passes.rows <= SEARCH_ROWS
+            known = passes.in_memory() if few else weighted_sample(passes, SEARCH_ROWS, seed)
+            self._fit(known, None if few else passes, np.random.RandomState(seed))
         return self
 
     def _check_options(self) -> None:
@@ -249,16 +240,39 @@ class VariationalGPClassifier(
             checks.check_word(self.inducing, "inducing", ("greedy", "kmeans", "subset"))
         for name in ("n_inducing", "n_starts", "max_iter", "tol", "learning_rate", "batch_size"):
             if (value := getattr(self, name)) is not None:
-                checks.check_positive(value, name, whole=name not in ("tol", "learning_rate"))
+                checks.check_positive(value, name, integer=name not in ("tol", "learning_rate"))
         if not 0.0 <= self.jitter <= 1e-2:
             raise ValueError(f"jitter must lie in [0, 0.01]; got {self.jitter!r}. It is relative to the mean variance.")
 
-    def _rows(
-        self, X: np.ndarray, label: Tensor, offset: Tensor | None, weight: Tensor | None, device: torch.device
-    ) -> Rows:
-        inputs = torch.from_numpy(self._scaler.apply(X)).to(device)
-        there = lambda x: None if x is None else x.to(inputs)  # noqa: E731
-        return Rows(inputs, label.to(inputs), there(offset), there(weight))
+    def _fit(self, known: Arrays, source: RowSource | None, random: np.random.RandomState) -> None:
+        """Search on rows in memory, then find q on these or, if they are a sample, on all rows of their source."""
+        before = self._before()
+        rows = Observations.from_arrays(known).merged()
+        if before is None:
+            self._scaler = Scaler.fit(rows, self.standardize)
+        rows = rows.standardised(self._scaler, choose_device(self.device, known.features))
+        exact, fast = self._bound(int(random.randint(2**31)))
+        generator = np.random.default_rng(random.randint(2**31))
+        steps = int(self.max_iter or DEFAULT_STEPS[self.solver])
+        progress = Progress(self.verbose, tasks_of(self), len(rows))
+        search = Search(rows, fast, self.covariance == "diagonal", steps, float(self.tol), generator, progress)
+        with closing(progress), one_thread():
+            found = self._search(search, before)
+            with torch.no_grad():
+                features = Features(found.model, rows)
+            problem, result = self._solve(found, features, exact, fast, progress)
+            self.jitter_ = features.jitter
+            narrow = intervals_too_narrow_by(found.model.mean, features, self._posterior(result), rows.inputs)
+            if source is not None:
+                problem, result = self._solve_all(found.model.cpu(), source, exact, result.q)
+            self._keep(found, problem, result)
+        self._warn(found.converged)
+        warn_of_narrow_intervals(narrow)
+
+    def _before(self) -> SparseGP | None:
+        """The model with which a warm start begins."""
+        model = getattr(self, "model_", None) if self.warm_start else None
+        return model if model is not None and model.inducing.shape[1] == self.n_features_in_ else None
 
     def _bound(self, seed: int) -> tuple[Bound, Bound]:
         """What is maximised, and its fast version for the search."""
@@ -277,57 +291,62 @@ class VariationalGPClassifier(
             check_shapes(model.kernel, model.mean, rows.inputs[:2])
         else:
             model = copy.deepcopy(before).to(rows.inputs)
-        if self.solver == "natural-adam":
-            return search.natural_adam(model, float(self.learning_rate), self.batch_size)
         greedily = before is None and isinstance(self.inducing, str) and self.inducing == "greedy"
+        if self.solver == "natural-adam":
+            return search.natural_adam(model, float(self.learning_rate), self.batch_size, greedily)
         return search.profile(model, 1 if before is not None else int(self.n_starts), greedily)
 
-    def _inducing(self, rows: Rows, generator: np.random.Generator) -> tuple[Tensor, bool]:
+    def _inducing(self, rows: Observations, generator: np.random.Generator) -> tuple[Tensor, bool]:
         """Where the inducing points begin, and whether they are learned."""
         if not isinstance(self.inducing, str):
             points = self._scaler.apply(read_inducing(self.inducing, rows.inputs.shape[1]))
             return torch.from_numpy(points).to(rows.inputs), bool(self.learn_inducing)
         if self.n_inducing >= len(rows):
             return torch.unique(rows.inputs, dim=0), False
-        begin = random_rows if self.inducing == "subset" else k_means
-        return begin(rows, int(self.n_inducing), int(generator.integers(2**31))), bool(self.learn_inducing)
+        seed = int(generator.integers(2**31))
+        return inducing_points(rows, int(self.n_inducing), self.inducing, seed), bool(self.learn_inducing)
 
-    def _keep(self, found: Found, rows: Rows, exact: Bound, fast: Bound, progress: Progress) -> float:
-        """Find q at the chosen θ to full precision (unless Adam chose both) and set the fitted attributes.
-
-        Returned is by how much intervals are too narrow.
-        """
+    def _solve(
+        self, found: Found, features: Features, exact: Bound, fast: Bound, progress: Progress
+    ) -> tuple[Problem, Result]:
+        """The best q at the chosen θ to full precision, unless Adam chose both."""
         diagonal = self.covariance == "diagonal"
-        with torch.no_grad():
-            source = Features(found.model, rows)
-        problem = Problem(source, identity_prior(source), exact, diagonal=diagonal)
+        problem = Problem(features, identity_prior(features), exact, diagonal=diagonal)
         if found.q is None:
-            profile = Profile(found.model, rows, fast, diagonal, tol=1e-8, sites=found.sites)
-            result = newton(problem, profile.solve(source), tol=TOLERANCE, report=progress)
-        else:
-            value, total = problem.evaluate(found.q, found.q.factor, gram=False)
-            status = "converged" if found.converged else f"not converged in {found.steps} passes"
-            result = Result(found.q, found.q.factor, value, found.converged, status, magnitude=total.magnitude)
-        posterior = (Diagonal if diagonal else Full)(result.q.mean, result.factor)
-        self.posterior_ = moved(posterior, "cpu")
+            profile = Profile(found.model, features.data, fast, diagonal, tol=1e-8, sites=found.sites)
+            return problem, newton(problem, profile.solve(features), tol=Q_TOLERANCE, report=progress)
+        value, total = problem.evaluate(found.q, found.q.factor, gram=False)
+        magnitude = total.magnitude
+        return problem, Result(found.q, found.q.factor, value, found.converged, found.status, magnitude=magnitude)
+
+    def _solve_all(self, model: SparseGP, source: RowSource, exact: Bound, near: Gaussian) -> tuple[Problem, Result]:
+        """The best q on all rows of a source, from the best on a sample of them."""
+        seen = InducedSource(source, InducedView(model, self._scaler))
+        problem = Problem(seen, identity_prior(seen), exact, diagonal=self.covariance == "diagonal")
+        with closing(Progress(self.verbose, tasks_of(self), source.rows)) as progress:
+            source.observe(progress.rows_done)
+            start = gaussian(near.mean.cpu(), near.precision.cpu())
+            return problem, newton(problem, start, tol=Q_TOLERANCE, report=progress)
+
+    def _posterior(self, result: Result) -> Full | Diagonal:
+        return (Diagonal if self.covariance == "diagonal" else Full)(result.q.mean, result.factor)
+
+    def _keep(self, found: Found, problem: Problem, result: Result) -> None:
+        """Set the fitted attributes."""
+        self.posterior_ = moved(self._posterior(result), "cpu")
         self.elbo_, self.elbo_bound_, self.kl_ = exact_elbo(problem, result)
         self.objective_, self.history_, self.n_iter_ = result.objective, result.history, max(1, found.steps)
         self.converged_ = bool(result.converged and found.converged)
-        stopped = f"not converged in {found.steps} steps for hyperparameters" if result.converged else result.status
-        self.status_ = "converged" if self.converged_ else stopped
-        self.starts_, self.jitter_, self.inducing_points_ = (
-            found.starts,
-            source.jitter,
-            self._undo(found.model.inducing),
-        )
-        narrow = mean_uncertainty.too_narrow(found.model.mean, source, posterior, rows.inputs)
-        self.model_ = found.model.cpu()  # last: the source above looks through it
-        return narrow
+        self.status_ = found.status if result.converged else result.status
+        self.starts_, self.inducing_points_ = found.starts, self._inducing_points(found.model)
+        self.model_ = found.model.cpu()  # last, because the problem's source refers to it
 
-    def _warn(self) -> None:
+    def _warn(self, searched: bool) -> None:
         if not self.converged_:
-            text = f"The search stopped early: {self.status_}. Raise max_iter, or tol if the ELBO is good enough."
-            warnings.warn(text, ConvergenceWarning, stacklevel=users_line())
+            search = "The search stopped early", "Raise max_iter, or tol if the ELBO is good enough."
+            posterior = "The posterior stopped early", "Use more inducing points, or another kernel."
+            what, advice = posterior if searched else search
+            warnings.warn(f"{what}: {self.status_}. {advice}", ConvergenceWarning, stacklevel=users_line())
         if self.jitter_ > self.jitter:
             warnings.warn(
                 f"The kernel matrix of the inducing points needed a jitter of {self.jitter_:g} instead of "
@@ -336,48 +355,43 @@ class VariationalGPClassifier(
                 stacklevel=users_line(),
             )
 
-    def _undo(self, points: Tensor) -> np.ndarray:
-        return points.detach().cpu().numpy() * self._scaler.scale + self._scaler.centre
+    def _inducing_points(self, model: SparseGP) -> np.ndarray:
+        """In the units of X."""
+        return self._scaler.undo(model.inducing.detach().cpu().numpy())
 
     # -----------------------------------------------------------------------------------------------------------------
     # What was learned
 
-    def _features(self, X: Any, y: Any = None, weight: Any = None, offset: Any = None) -> Features:
-        X = checks.read_features(self, X, reset=False)
-        device, X = choose_device(self.device, X), dense(X)
-        known = torch.zeros(len(X), dtype=torch.bool)
-        label = known if y is None else checks.read_labels(y, len(X), self.classes_)[1]
-        given = checks.read_vector(offset, "offset", len(X))
-        rows = self._rows(X, label, given, checks.read_weights(weight, len(X)), device)
+    def _features(self, known: Arrays) -> Features:
+        """Rows in memory through the inducing points."""
+        device = choose_device(self.device, known.features)
         model = self.model_ if device.type == "cpu" else copy.deepcopy(self.model_).to(device)
         with torch.no_grad():
-            return Features(model, rows)
+            return Features(model, Observations.from_arrays(known).standardised(self._scaler, device))
 
-    def _seen(self, source: Source) -> stream.Seen:
-        """Rows that are kept elsewhere, through the inducing points."""
-        return stream.Seen(source, stream.Look(self.model_, self._scaler))
+    def _induced(self, source: RowSource) -> RowSource:
+        """Rows through the inducing points."""
+        if source.traits.where == "memory":
+            return self._features(source.in_memory())
+        return InducedSource(source, InducedView(self.model_, self._scaler))
 
-    def _latent_blocks(self, X: Any, offset: Any) -> Iterator[tuple[Tensor, Tensor]]:
-        check_is_fitted(self, "posterior_")
-        elsewhere = kept_elsewhere(X)
-        rows = self._seen(unlabelled(self, X, offset, FORM)) if elsewhere else self._features(X, offset=offset)
-        posterior = moved(self.posterior_, rows.device)
-        return (latent(block, posterior) for block in rows.blocks())
+    def _open_rows(self, X: Any, offset: Any) -> RowSource:
+        return self._induced(open_rows(self, X, offset, ROW_FORMAT))
 
-    def _labelled(self, X: Any, y: Any, sample_weight: Any, offset: Any) -> Source:
-        if not kept_elsewhere(X):
-            return self._features(X, y, sample_weight, offset)
-        return self._seen(labelled(self, X, y, sample_weight, offset, FORM, classes=self.classes_)[1])
+    def _open_labelled_rows(self, X: Any, y: Any, *, sample_weight: Any, offset: Any) -> RowSource:
+        given = {"sample_weight": sample_weight, "offset": offset, "classes": self.classes_}
+        return self._induced(open_labelled_rows(self, X, y, ROW_FORMAT, **given)[1])
 
     def sample(self, X: Any, n: int = 1, random_state: Any = None, offset: Any = None) -> np.ndarray:
         """`n` joint draws of f, the log-odds, at the rows of X: n × rows."""
         check_is_fitted(self, "posterior_")
-        source = self._features(X, offset=offset)
+        source = self._features(open_rows(self, X, offset, ROW_FORMAT).in_memory())
         generator = check_random_state(self.random_state if random_state is None else random_state)
         noise = torch.from_numpy(generator.standard_normal((n, source.dimension + source.rows))).to(source.root)
         # Cov f = AΣAᵀ + (K_xx - AAᵀ)
         with torch.no_grad():
-            A, mean = source.whole()
+            rows = source.in_memory()
+            A, mean = rows.features, rows.offset
             rest = covariance(source.model.kernel, source.data.inputs, source.data.inputs) - A @ A.T
         values, vectors = torch.linalg.eigh(rest)
         along = moved(self.posterior_, A.device).draw(noise[:, : source.dimension]) @ A.T
@@ -392,7 +406,7 @@ class VariationalGPClassifier(
         """
         check_is_fitted(self, "posterior_")
         names = getattr(self, "feature_names_in_", [f"x{j}" for j in range(self.n_features_in_)])
-        return state.describe(self.model_, self._scaler, [str(name) for name in names])
+        return hyperparameter_table(self.model_, self._scaler, [str(name) for name in names])
 
     @property
     def diagnose(self) -> Any:
@@ -415,7 +429,7 @@ class VariationalGPClassifier(
         self._scaler = Scaler(state.tensors["centre"].numpy(), state.tensors["scale"].numpy())
         learns = bool(state.metadata.get("learns_inducing", self.learn_inducing))
         self.model_ = self._stored_model(state.part("model"), learns)
-        self.inducing_points_ = self._undo(self.model_.inducing)
+        self.inducing_points_ = self._inducing_points(self.model_)
         self.starts_, self.history_ = [Start(*start) for start in state.metadata["starts"]], []
 
     def _stored_model(self, parameters: dict[str, Tensor], learn_inducing: bool) -> SparseGP:
@@ -435,3 +449,11 @@ class VariationalGPClassifier(
             "to_onnx exports VariationalLogisticRegression; got a Gaussian process, whose graph depends on its kernel. "
             "Use save and viper.load, or torch.onnx.export on your own module."
         )
+
+
+def weighted_sample(source: RowSource, size: int, seed: int) -> Arrays:
+    """Random rows in memory, each weighted by the number of rows that it stands for."""
+    rows = source.sample(size, np.random.default_rng(seed)).in_memory()
+    scale = torch.full((rows.rows,), source.rows / rows.rows, dtype=torch.float64)
+    weight = scale if rows.weight is None else scale * rows.weight.cpu()
+    return replace(rows, weight=checks.read_weights(weight, rows.rows))

@@ -23,16 +23,16 @@ from torch import Tensor
 
 from viper.errors import NarrowIntervalsWarning, users_line
 from viper.inference.posterior import Posterior, latent
-from viper.inference.rows import Block, Source
+from viper.inference.rows import Block, RowSource
 from viper.softplus.limit import limit
 
 # k/γ above which to warn. In 132 fits to simulated rows, 95 % intervals held the true probability at this share of the
 # rows (median): k/γ below 1/2, 94 %; up to 1, 86 %; up to 2, 75 %; up to 4, 66 %; beyond, 3 %.
 TOO_MANY = 2.0
-FAR = 10.0  # times too narrow, beyond which the number says nothing more
+FAR_TOO_NARROW = 10.0  # times too narrow, beyond which the number says nothing more
 
 
-def too_narrow(mean: Any, source: Source, posterior: Posterior, inputs: Tensor) -> float:
+def intervals_too_narrow_by(mean: Any, source: RowSource, posterior: Posterior, inputs: Tensor) -> float:
     """How many times wider intervals should be, for the weights of the mean function; 1 where it has none."""
     free = sum(parameter.numel() for parameter in mean.parameters() if parameter.requires_grad)
     if free < 2:  # a constant, or nothing
@@ -56,11 +56,11 @@ def weights_held(block: Block, posterior: Posterior) -> list[Tensor]:
     return [held.sum() if block.weight is None else block.weight @ held]
 
 
-def warn(factor: float) -> None:
+def warn_of_narrow_intervals(factor: float) -> None:
     """Say so if intervals are `factor` times too narrow, and that is much."""
     if factor**2 <= 1.0 + TOO_MANY:
         return
-    size = f"about {factor:.1f} times" if factor < FAR else f"more than {FAR:.0f} times"
+    size = f"about {factor:.1f} times" if factor < FAR_TOO_NARROW else f"more than {FAR_TOO_NARROW:.0f} times"
     warnings.warn(
         f"The mean function explains most of what these data say, and its weights are point estimates: intervals are "
         f"{size} too narrow. Use mean='constant', or VariationalLogisticRegression.",

@@ -4,36 +4,46 @@ With inducing points z, K_zz = LLᵀ and whitened values w (u = m(z) + Lw, prior
 
     A = K_xz L⁻ᵀ,      o = m(x) + the user's offset,      r = diag K_xx - rowsum(A²).
 
-For given q(w) = N(μ, Σ), kernel, mean and z act on F only through ϑ = o + Aμ and τ² = r + diag(AΣAᵀ):
+For given q(w) = N(μ, Σ), the kernel, the mean and z enter F only through ϑ = o + Aμ and τ² = r + diag(AΣAᵀ):
 
     dF = Σ_i c_i [(y_i - g_i) dϑ_i - ½ h_i dτ_i²],
 
 which at the best q is also the gradient of the profile G(θ) = max_q F(q; θ) (envelope theorem).
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import KW_ONLY, dataclass, replace
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 import scipy.sparse
 import torch
-from sklearn.cluster import KMeans
 from torch import Tensor
 
+from viper.errors import NotPositiveDefinite
 from viper.gp.kernels import covariance, log_prior, variances
 from viper.inference.problem import Gaussian, cholesky
-from viper.inference.rows import BLOCK_ROWS, Block, Dense, InBlocks, product
+from viper.inference.rows import (
+    BLOCK_ROWS,
+    Arrays,
+    Block,
+    BlockSource,
+    Dense,
+    Result,
+    RowFunction,
+    RowSource,
+    SourceWrapper,
+    Sparse,
+    join_blocks,
+    product,
+)
 from viper.softplus.pointwise import Formula
 
-LARGEST_JITTER = 1e-2  # relative to the mean variance of the inducing values; what needs more is no covariance
+LARGEST_JITTER = 1e-2  # relative to the mean variance of the inducing values; a matrix that needs more is no covariance
 BLOCK_ROWS_GPU = 1 << 17
-KEPT_FEATURES = 1 << 24  # entries of A that are kept between passes (128 MB), with all that gradients need
-KEPT_ROUGHLY = 1 << 28  # entries of A that are kept in float32 (1 GB), where that is enough
-
-
-class NotPositiveDefinite(ValueError):
-    """K_zz has no Cholesky factor, even with the largest jitter."""
+KEPT_FEATURES = 1 << 24  # entries of A kept between passes (128 MB), with everything that gradients need
+KEPT_ROUGHLY = 1 << 28  # entries of A kept in float32 (1 GB), where that is precise enough
 
 
 class SparseGP(torch.nn.Module):
@@ -50,12 +60,33 @@ class SparseGP(torch.nn.Module):
         """The parameters to learn."""
         return [parameter for parameter in self.parameters() if parameter.requires_grad]
 
+    def free_vector(self) -> np.ndarray:
+        """The parameters to learn, as one vector."""
+        return flattened([parameter.detach() for parameter in self.free])
+
+    def free_gradient(self) -> np.ndarray:
+        """Their gradients as one vector; zero where there is none."""
+        return flattened([torch.zeros_like(x) if x.grad is None else x.grad for x in self.free])
+
+    def set_free(self, values: np.ndarray) -> None:
+        """Set the parameters to learn from one vector."""
+        with torch.no_grad():
+            start = 0
+            for parameter in self.free:
+                part = torch.from_numpy(values[start : start + parameter.numel()])
+                parameter.copy_(part.reshape(parameter.shape))
+                start += parameter.numel()
+
     def log_prior(self) -> Tensor | None:
         terms = [term for term in (log_prior(self.kernel), log_prior(self.mean)) if term is not None]
         return sum(terms[1:], terms[0]) if terms else None
 
 
-def root_with_jitter(matrix: Tensor, jitter: float) -> tuple[Tensor, float]:
+def flattened(parts: list[Tensor]) -> np.ndarray:
+    return torch.cat([x.reshape(-1) for x in parts]).cpu().numpy() if parts else np.zeros(0)
+
+
+def cholesky_with_jitter(matrix: Tensor, jitter: float) -> tuple[Tensor, float]:
     """L with LLᵀ = K + j k̄ I, k̄ the mean of K's diagonal; j grows tenfold from `jitter` until there is an L."""
     level = matrix.diagonal().mean()
     while jitter <= LARGEST_JITTER and bool(level > 0) and bool(matrix.isfinite().all()):
@@ -66,45 +97,119 @@ def root_with_jitter(matrix: Tensor, jitter: float) -> tuple[Tensor, float]:
             return factor, jitter
         jitter = max(10.0 * jitter, 1e-12)
     raise NotPositiveDefinite(
-        f"kernel must give a positive definite matrix at the inducing points; got one that is not, with a "
-        f"jitter of {LARGEST_JITTER} of its mean variance, or that is not finite."
+        f"kernel must give a positive definite matrix at the inducing points; got one that is not finite, or not "
+        f"positive definite even with a jitter of {LARGEST_JITTER} of its mean variance."
     )
 
 
+# ---------------------------------------------------------------------------------------------------------------------
+# Rows
+
+
 @dataclass(frozen=True)
-class Rows:
-    """What was observed: standardised inputs, labels in [0, 1], and optionally offset and weights."""
+class Observations:
+    """What was observed, in memory: inputs, labels in [0, 1], and optionally offset and weights."""
 
     inputs: Tensor
     label: Tensor
+    _: KW_ONLY
     offset: Tensor | None = None
     weight: Tensor | None = None
+
+    @classmethod
+    def from_arrays(cls, rows: Arrays) -> "Observations":
+        """The rows on the CPU in float64; a sparse matrix is made dense."""
+        X = rows.features.toarray() if scipy.sparse.issparse(rows.features) else rows.features
+        X, label, offset, weight = (
+            None if x is None else torch.as_tensor(x).detach().to("cpu", torch.float64)
+            for x in (X, rows.label, rows.offset, rows.weight)
+        )
+        assert X is not None
+        assert label is not None
+        return cls(X.contiguous(), label, offset=offset, weight=weight)
 
     def __len__(self) -> int:
         return len(self.inputs)
 
-    def take(self, index: Any) -> "Rows":
+    def take(self, index: Any) -> "Observations":
         pick = lambda x: None if x is None else x[index]  # noqa: E731
-        return Rows(self.inputs[index], self.label[index], pick(self.offset), pick(self.weight))
+        return Observations(self.inputs[index], self.label[index], offset=pick(self.offset), weight=pick(self.weight))
 
-    def scatter(self, k: int, generator: np.random.Generator) -> "Rows":
+    def scatter(self, k: int, generator: np.random.Generator) -> "Observations":
         """About k rows, one at random from each of k equal runs."""
         index = np.floor((np.arange(k) + generator.random(k)) * (len(self) / k)).astype(np.int64)
         return self.take(torch.from_numpy(index).to(self.inputs.device))
 
+    def merged(self) -> "Observations":
+        """Equal rows as one, their weights added and labels averaged, in lexicographic order; no row of weight zero.
 
-class Features(InBlocks):
-    """The rows seen through the inducing points: a source of blocks (A, o, r, y, c) for the solver.
+        The objective is the same, and the search for hyperparameters depends neither on the order of the rows nor on
+        whether they are repeated or weighted.
+        """
+        X, y = self.inputs.numpy(), self.label.numpy()
+        c = np.ones(len(X)) if self.weight is None else self.weight.numpy()
+        kept = c > 0.0
+        keys = X if self.offset is None else np.column_stack([X, self.offset.numpy()])
+        keys, c, y = keys[kept], c[kept], y[kept]
+        order = np.lexsort(keys.T[::-1])
+        keys = keys[order]
+        first = np.concatenate([[True], (keys[1:] != keys[:-1]).any(1)])
+        group = np.cumsum(first) - 1
+        total = np.bincount(group, c[order])
+        share = np.bincount(group, c[order] * y[order]) / total
+        unique = np.ascontiguousarray(keys[first])
+        columns = X.shape[1]
+        return Observations(
+            torch.from_numpy(np.ascontiguousarray(unique[:, :columns])),
+            torch.from_numpy(share),
+            offset=None if self.offset is None else torch.from_numpy(unique[:, columns].copy()),
+            weight=None if (total == 1.0).all() else torch.from_numpy(total),
+        )
 
-    A is kept between passes if it is not too large; beyond, in float32 if `rough`, or each pass makes it anew.
+    def standardised(self, scaler: "Scaler", device: torch.device) -> "Observations":
+        """The rows as kernel and mean see them, on `device`."""
+        there = lambda x: None if x is None else x.to(device)  # noqa: E731
+        inputs = torch.from_numpy(scaler.apply(self.inputs.numpy())).to(device)
+        return Observations(inputs, self.label.to(device), offset=there(self.offset), weight=there(self.weight))
+
+
+@dataclass(frozen=True)
+class Scaler:
+    """x -> (x - centre)/scale; a constant column is only centred."""
+
+    centre: np.ndarray
+    scale: np.ndarray
+
+    @classmethod
+    def fit(cls, rows: Observations, standardize: bool) -> "Scaler":
+        X = rows.inputs.numpy()
+        if not standardize:
+            return cls(np.zeros(X.shape[1]), np.ones(X.shape[1]))
+        c = None if rows.weight is None else rows.weight.numpy()
+        centre = np.average(X, axis=0, weights=c)
+        scale = np.sqrt(np.average((X - centre) ** 2, axis=0, weights=c))
+        flat = scale <= 1e-12 * np.maximum(np.abs(X).max(0), np.finfo(float).tiny)
+        return cls(centre, np.where(flat, 1.0, scale))
+
+    def apply(self, X: np.ndarray) -> np.ndarray:
+        return (X - self.centre) / self.scale
+
+    def undo(self, X: np.ndarray) -> np.ndarray:
+        return X * self.scale + self.centre
+
+
+class Features(BlockSource):
+    """Rows in memory through the inducing points: a source of blocks (A, o, r, y, c) for the solver.
+
+    A is kept between passes if it is small enough, or kept in float32 if `rough`; otherwise each pass computes it anew.
     """
 
-    def __init__(self, model: SparseGP, rows: Rows, block_rows: int | None = None, rough: bool = False) -> None:
+    def __init__(self, model: SparseGP, rows: Observations, block_rows: int | None = None, rough: bool = False) -> None:
         self.model, self.data = model, rows
         self.block_rows = block_rows or (BLOCK_ROWS if rows.inputs.device.type == "cpu" else BLOCK_ROWS_GPU)
         with torch.enable_grad():
             self.among = covariance(model.kernel, model.inducing, model.inducing)
-        self.root, self.jitter = root_with_jitter(self.among.detach(), model.jitter)
+        self.root, self.jitter = cholesky_with_jitter(self.among.detach(), model.jitter)
         eye = torch.eye(len(self.root), dtype=self.root.dtype, device=self.root.device)
         self.inverse = torch.linalg.solve_triangular(self.root, eye, upper=False)  # L⁻¹
         self.kept: list[tuple[tuple[Tensor, ...], Block]] | None = None
@@ -139,19 +244,11 @@ class Features(InBlocks):
             for _, block in self.parts():
                 yield block
 
-    def subset(self, k: int, generator: np.random.Generator) -> "Features":
+    def sample(self, k: int, generator: np.random.Generator) -> "Features":
         return Features(self.model, self.data.scatter(k, generator), self.block_rows)
 
-    def whole(self) -> tuple[Tensor, Tensor]:
-        """A and o of all rows at once."""
-        made = self.evaluate(self.data.inputs)
-        block = self.block(self.data, *(x.detach() for x in made))
-        assert isinstance(block.design, Dense)
-        assert block.offset is not None
-        return block.design.matrix, block.offset
-
     def parts(self) -> Iterator[tuple[tuple[Tensor, ...], Block]]:
-        """K_xz, diag K_xx and m(x) as autograd sees them, and the block they make, block by block."""
+        """By block: K_xz, diag K_xx and m(x) with their graphs for autograd, and the block they make."""
         for start in range(0, self.rows, self.block_rows):
             rows = self.data.take(slice(start, start + self.block_rows))
             made = self.evaluate(rows.inputs)
@@ -161,23 +258,89 @@ class Features(InBlocks):
         kernel, mean = self.model.kernel, self.model.mean
         return covariance(kernel, x, self.model.inducing), variances(kernel, x), mean(x)
 
-    def block(self, rows: Rows, cross: Tensor, variance: Tensor, mean: Tensor) -> Block:
+    def block(self, rows: Observations, cross: Tensor, variance: Tensor, mean: Tensor) -> Block:
         # A = K_xz L⁻ᵀ
         design = product(cross, self.inverse.T)
         residual = (variance - design.square().sum(1)).clamp_(min=0.0)
         offset = mean if rows.offset is None else mean + rows.offset
-        return Block(Dense(design), rows.label, offset, residual, rows.weight)
+        return Block(Dense(design), rows.label, offset=offset, residual=residual, weight=rows.weight)
+
+
+@dataclass(frozen=True)
+class InducedView:
+    """A block of rows as the inducing points see it: (X, y, c, ...) -> (A, o, r, y, c)."""
+
+    model: SparseGP
+    scaler: Scaler
+
+    def __reduce__(self) -> Any:
+        return InducedView, (self.model, self.scaler)  # without the features, which hold autograd's graph
+
+    @cached_property
+    def features(self) -> Features:
+        nothing = self.model.inducing.new_zeros
+        with torch.no_grad():
+            return Features(self.model, Observations(nothing(0, self.model.inducing.shape[1]), nothing(0)))
+
+    def __call__(self, block: Block) -> Block:
+        assert isinstance(block.design, Dense | Sparse)
+        X = block.design.matrix
+        inputs = torch.from_numpy(self.scaler.apply(X.double().numpy() if isinstance(X, Tensor) else X.toarray()))
+        with torch.no_grad():
+            rows = Observations(inputs, block.label, offset=block.offset, weight=block.weight)
+            return self.features.block(rows, *self.features.evaluate(inputs))
+
+
+@dataclass(frozen=True)
+class InducedSource(SourceWrapper):
+    """The rows of any source through the inducing points, block by block where the rows are."""
+
+    source: RowSource
+    view: InducedView
+
+    @property
+    def dimension(self) -> int:
+        return len(self.view.model.inducing)
+
+    def reduce(self, function: RowFunction) -> list[Tensor]:
+        return self.source.reduce(partial(apply_to_view, view=self.view, function=function))
+
+    def map(self, function: Callable[[Block], Result]) -> Iterator[Result]:
+        return self.source.map(partial(apply_to_view, view=self.view, function=function))
+
+    def apply(self, function: Callable[[Block], np.ndarray]) -> Any:
+        return self.source.apply(partial(apply_to_view, view=self.view, function=function))
+
+    def sample(self, k: int, generator: np.random.Generator) -> "InducedSource":
+        return InducedSource(self.source.sample(k, generator), self.view)
+
+    def in_memory(self) -> Arrays:
+        return join_blocks(list(self.map(lambda block: block)))
+
+    def head(self) -> Block:
+        return self.view(self.source.head())
+
+
+def apply_to_view(block: Block, view: InducedView, function: Callable[[Block], Result]) -> Result:
+    return function(view(block))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Gradients
 
 
 @dataclass(frozen=True)
 class Sites:
-    """q as each observation's contribution to it: Λ = I + Aᵀ diag(b) A and Λμ = Aᵀ t; good at neighbouring θ too."""
+    """q by what each observation contributes to it: Λ = I + Aᵀ diag(b) A and Λμ = Aᵀ t.
+
+    The same sites give a q that is nearly the best at neighbouring θ too.
+    """
 
     precision: list[Tensor]  # b = c h, by block
     target: list[Tensor]  # t = c (y - g) + b Aμ
 
     def posterior(self, source: Features, diagonal: bool, scale: float = 1.0) -> Gaussian | None:
-        """The q these sites make with the features of another θ; None if that is no distribution."""
+        """The q that these sites make with the features of another θ; None if Λ is not positive definite."""
         size = source.dimension
         gram, pulled = source.root.new_zeros(size, size), source.root.new_zeros(size)
         for block, b, t in zip(source.blocks(), self.precision, self.target, strict=True):
@@ -195,7 +358,7 @@ class Sites:
 def backward(
     source: Features, q: Gaussian, factor: Tensor, moments: Formula, scale: float = 1.0
 ) -> tuple[float, Sites]:
-    """Add ∂F/∂θ at q to the gradients of the model's free parameters; the likelihood part of F, and q's sites."""
+    """Add ∂F/∂θ at q to the gradients of the free parameters; return the likelihood part of F and the sites of q."""
     mean, inverse = q.mean, source.inverse
     # Σ - I
     excess = factor @ factor.T if factor.ndim == 2 else torch.diag(factor)
@@ -236,108 +399,7 @@ def backward(
 
 
 def pull_back(made: tuple[Tensor, ...], slopes: tuple[Tensor, ...]) -> None:
-    """Continue the gradient from K_xz, diag K_xx and m(x), those of them that depend on free parameters."""
+    """Backpropagate from K_xz, diag K_xx and m(x), those of them that depend on free parameters."""
     pairs = [(x, slope) for x, slope in zip(made, slopes, strict=True) if x.requires_grad]
     if pairs:
         torch.autograd.backward([x for x, _ in pairs], [slope for _, slope in pairs])
-
-
-def expand(model: SparseGP, values: np.ndarray) -> None:
-    """Set the free parameters from one vector."""
-    with torch.no_grad():
-        start = 0
-        for parameter in model.free:
-            part = torch.from_numpy(values[start : start + parameter.numel()])
-            parameter.copy_(part.reshape(parameter.shape))
-            start += parameter.numel()
-
-
-def flatten(model: SparseGP, gradient: bool = False) -> np.ndarray:
-    """The free parameters, or their gradients, as one vector."""
-    parts = []
-    for parameter in model.free:
-        x = parameter.grad if gradient else parameter
-        parts.append(torch.zeros_like(parameter) if x is None else x.detach())
-    return torch.cat([x.reshape(-1) for x in parts]).cpu().numpy() if parts else np.zeros(0)
-
-
-def dense(X: Any) -> np.ndarray:
-    """X as a float64 NumPy array; sparse matrices are made dense."""
-    if scipy.sparse.issparse(X):
-        X = X.toarray()
-    return np.ascontiguousarray(X.detach().cpu().numpy() if isinstance(X, Tensor) else X, dtype=np.float64)
-
-
-def merge(
-    X: np.ndarray, label: Tensor, offset: Tensor | None, weight: Tensor | None
-) -> tuple[np.ndarray, Tensor, Tensor | None, Tensor | None]:
-    """Equal rows as one with their weights added and labels averaged, in lexicographic order; none of weight zero.
-
-    The objective is the same, and neither the order of the rows nor whether they are repeated or weighted leads the
-    search for hyperparameters elsewhere.
-    """
-    c = np.ones(len(X)) if weight is None else weight.numpy()
-    kept = c > 0.0
-    keys = X if offset is None else np.column_stack([X, offset.numpy()])
-    keys, c, y = keys[kept], c[kept], label.numpy().astype(np.float64)[kept]
-    order = np.lexsort(keys.T[::-1])
-    keys = keys[order]
-    first = np.concatenate([[True], (keys[1:] != keys[:-1]).any(1)])
-    group = np.cumsum(first) - 1
-    total = np.bincount(group, c[order])
-    share = np.bincount(group, c[order] * y[order]) / total
-    unique = np.ascontiguousarray(keys[first])
-    columns = X.shape[1]
-    return (
-        np.ascontiguousarray(unique[:, :columns]),
-        torch.from_numpy(share),
-        None if offset is None else torch.from_numpy(unique[:, columns].copy()),
-        None if (total == 1.0).all() else torch.from_numpy(total),
-    )
-
-
-@dataclass(frozen=True)
-class Scaler:
-    """x -> (x - centre)/scale; a constant column is only centred."""
-
-    centre: np.ndarray
-    scale: np.ndarray
-
-    @classmethod
-    def fit(cls, X: np.ndarray, weight: Tensor | None, standardize: bool) -> "Scaler":
-        if not standardize:
-            return cls(np.zeros(X.shape[1]), np.ones(X.shape[1]))
-        c = None if weight is None else weight.numpy()
-        centre = np.average(X, axis=0, weights=c)
-        scale = np.sqrt(np.average((X - centre) ** 2, axis=0, weights=c))
-        flat = scale <= 1e-12 * np.maximum(np.abs(X).max(0), np.finfo(float).tiny)
-        return cls(centre, np.where(flat, 1.0, scale))
-
-    def apply(self, X: np.ndarray) -> np.ndarray:
-        return (X - self.centre) / self.scale
-
-
-def k_means(rows: Rows, count: int, seed: int) -> Tensor:
-    """Centres of `count` clusters of the (weighted) rows; of a sample of them where they are many."""
-    inputs = rows.inputs.cpu().numpy()
-    weight = None if rows.weight is None else rows.weight.cpu().numpy()
-    if len(inputs) > 100 * count:
-        index = np.sort(np.random.default_rng(seed).choice(len(inputs), 100 * count, replace=False))
-        inputs, weight = inputs[index], None if weight is None else weight[index]
-    found = KMeans(count, n_init=1, max_iter=20, random_state=seed).fit(inputs, sample_weight=weight)
-    return torch.from_numpy(np.asarray(found.cluster_centers_, dtype=np.float64)).to(rows.inputs)
-
-
-def random_rows(rows: Rows, count: int, seed: int) -> Tensor:
-    index = np.random.default_rng(seed).choice(len(rows), count, replace=False)
-    return rows.inputs[torch.from_numpy(index).to(rows.inputs.device)].clone()
-
-
-def read_inducing(value: Any, columns: int) -> np.ndarray:
-    """Inducing points given as an array, one per row, in the units of X."""
-    points = np.asarray(value, dtype=np.float64)
-    if points.ndim != 2 or points.shape[1] != columns or not len(points):
-        raise ValueError(f"inducing points must have shape (M, {columns}), M >= 1; got {points.shape}.")
-    if not np.isfinite(points).all():
-        raise ValueError("inducing points must be finite; got NaN or infinity.")
-    return points

@@ -1,7 +1,7 @@
 """The paper's recipe for Gaussian processes: natural-gradient steps for q, Adam for everything else, minibatches.
 
-Each minibatch's sums are scaled to all rows, the KL term counts once, and what is returned is the best θ at the end of
-any pass over the rows, with its own q, not the last.
+The sums of each minibatch are scaled to all rows, and the KL term counts once. The result is not the last θ but the
+best at the end of any pass over the rows, with its own q.
 """
 
 import math
@@ -9,7 +9,8 @@ import math
 import numpy as np
 import torch
 
-from viper.gp.model import Features, NotPositiveDefinite, Rows, SparseGP, backward, expand, flatten
+from viper.errors import NotPositiveDefinite
+from viper.gp.model import Features, Observations, SparseGP, backward
 from viper.gp.profile import identity_prior
 from viper.inference.problem import Gaussian, Problem
 from viper.inference.steps import diagonal_step, full_step, opening
@@ -20,7 +21,7 @@ WINDOW = 20  # passes over which the objective must rise
 
 def natural_adam(
     model: SparseGP,
-    rows: Rows,
+    rows: Observations,
     bound: Bound,
     *,
     diagonal: bool,
@@ -30,18 +31,21 @@ def natural_adam(
     tol: float,
     generator: np.random.Generator,
 ) -> tuple[Gaussian, list[float], bool]:
-    """Train `model` in place for up to `max_iter` passes; its q, the objective after each pass, and convergence."""
+    """Train `model` in place for up to `max_iter` passes.
+
+    Returns its q, the objective after each pass, and whether it converged.
+    """
     step = diagonal_step if diagonal else full_step
     optimiser = torch.optim.Adam(model.free, lr=learning_rate) if model.free else None
     q: Gaussian | None = None
-    best, history = (-math.inf, flatten(model), q), []
+    best, history = (-math.inf, model.free_vector(), q), []
     for _ in range(max_iter):
-        for part, scale in batches(rows, batch_size, generator):
+        for part, scale in minibatches(rows, batch_size, generator):
             model.zero_grad(set_to_none=True)
             try:
                 source = Features(model, part)
             except NotPositiveDefinite:
-                expand(model, best[1])
+                model.set_free(best[1])
                 continue
             problem = Problem(source, identity_prior(source), bound, diagonal=diagonal, scale=scale)
             q = q or opening(problem)
@@ -51,18 +55,20 @@ def natural_adam(
                 backward(source, q, factor, bound.moments, scale)
                 ascend(model, optimiser)
             q = step(problem, q, total, learning_rate) or q
-        value = evaluate(model, rows, bound, diagonal, q)
+        value = full_objective(model, rows, bound, diagonal, q)
         history.append(value)
         if value > best[0]:
-            best = value, flatten(model), q
+            best = value, model.free_vector(), q
         if len(history) > WINDOW and max(history[-WINDOW:]) - max(history[:-WINDOW]) < tol:
             break
-    expand(model, best[1])
+    model.set_free(best[1])
     assert best[2] is not None
     return best[2], history, len(history) < max_iter
 
 
-def batches(rows: Rows, size: int | None, generator: np.random.Generator) -> list[tuple[Rows, float]]:
+def minibatches(
+    rows: Observations, size: int | None, generator: np.random.Generator
+) -> list[tuple[Observations, float]]:
     if size is None or size >= len(rows):
         return [(rows, 1.0)]
     order = torch.from_numpy(generator.permutation(len(rows))).to(rows.inputs.device)
@@ -80,7 +86,7 @@ def ascend(model: SparseGP, optimiser: torch.optim.Adam) -> None:
     optimiser.step()
 
 
-def evaluate(model: SparseGP, rows: Rows, bound: Bound, diagonal: bool, q: Gaussian | None) -> float:
+def full_objective(model: SparseGP, rows: Observations, bound: Bound, diagonal: bool, q: Gaussian | None) -> float:
     """F on all rows."""
     if q is None:
         return -math.inf

@@ -1,4 +1,8 @@
-"""The whole search for kernel, mean function and inducing points: starts, race, and what to tell about it."""
+"""The search for kernel, mean function and inducing points.
+
+Several starts climb the profile, on a sample if there are many rows. The worse ones are dropped as they fall behind,
+and the best goes on to the top, at last on all rows.
+"""
 
 import math
 import time
@@ -7,32 +11,38 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from viper.gp.kernels import stationary_shape
 from viper.gp.lbfgs import Climb
-from viper.gp.model import Features, Rows, Sites, SparseGP, expand, flatten
+from viper.gp.model import Features, Observations, Sites, SparseGP
 from viper.gp.natural_adam import natural_adam
 from viper.gp.profile import Profile
-from viper.gp.starts import Candidate, candidates, greedy
+from viper.gp.starts import Candidate, candidates, greedy, null_model
 from viper.inference.newton import Iteration
 from viper.inference.problem import Gaussian
 from viper.softplus.pointwise import Bound
 
+RACE_ROWS = 4_000  # on which the starts of larger fits race
+GROWTH = 8  # of the number of rows from stage to stage
+FEW_ROWS = 10_000  # up to which tolerances are in nats; beyond, in nats per this many rows
+SAMPLE_TOLERANCE = 0.05  # nats
+FIRST_TOLERANCE = 0.1  # nats, of the inner problem at the beginning
+LAST_SHARE = 0.01  # of the tolerance of a step's gain, for the inner problem at the end
+INNER_SHARE = 0.1  # of a step's gain, by which the inner maximum may be missed
+# Of the race:
 MEAN_LAST_STEPS = 6
 ROUND = 5  # steps
-MOST_LEFT = {10: 2, 20: 1}  # by steps done, how many starts stay at most
-HOPE = 2.0  # a start goes if even this many times its last round's gain would not bring it to the best
-MET = 0.7  # largest difference of parameters (log scales) of kernels that count as the same: a factor of two
-UNITS = (0.05, 20.0)  # in which lengthscales are units of the inducing points
-LAST_SHARE = 0.01  # of the tolerance of a step's gain, for the inner maximum at the end
-INNER_SHARE = 0.1  # of a step's gain, which the inner maximum may miss
+SURVIVORS = {10: 2, 20: 1}  # the most starts left after so many steps
+HOPE = 2.0  # a start is dropped if even this many times the gain of its last round would not reach the best
+MET = 0.7  # largest difference of parameters (log scales) between kernels that count as equal: a factor of two
+UNITS = (0.05, 20.0)  # range within which lengthscales are the units of the inducing points
+
+StepReport = Callable[[int, float, float], None]  # rows, objective, gain of a step
 
 
-Report = Callable[[int, float, float], None]  # rows, objective, gain of a step
-
-
-def silent(rows: int, objective: float, gain: float) -> None:
+def report_nothing(rows: int, objective: float, gain: float) -> None:
     pass
 
 
@@ -49,28 +59,141 @@ class Start(NamedTuple):
     seconds: float
 
 
-def units(model: SparseGP) -> np.ndarray:
-    """What counts as a change of one in each free parameter: for an inducing point, one lengthscale."""
-    scaled = stationary_shape(model.kernel) is not None
-    length = model.kernel.base_kernel.lengthscale.detach().cpu().numpy().clip(*UNITS) if scaled else 1.0
-    parts = [np.ones(x.shape) * (length if x is model.inducing else 1.0) for x in model.free]
-    return np.concatenate([part.reshape(-1) for part in parts]) if parts else np.zeros(0)
+class Found(NamedTuple):
+    """The model found, and its q if the search determined that too, otherwise sites near it."""
+
+    model: SparseGP
+    starts: list[Start]
+    steps: int
+    converged: bool
+    q: Gaussian | None = None
+    sites: Sites | None = None
+
+    @property
+    def status(self) -> str:
+        steps = f"{self.steps} steps for hyperparameters" if self.q is None else f"{self.steps} passes"
+        return "converged" if self.converged else f"not converged in {steps}"
 
 
-def groups(model: SparseGP) -> np.ndarray:
-    """Free parameters of like curvature by number: each tensor is a group, each column of the inducing points one."""
-    parts: list[np.ndarray] = []
-    for x in model.free:
-        first = parts[-1].max() + 1 if parts else 0
-        own = np.arange(x.shape[1]) if x is model.inducing else np.zeros(1, dtype=np.intp)
-        parts.append(np.broadcast_to(first + own, x.shape or (1,)).reshape(-1))
-    return np.concatenate(parts) if parts else np.zeros(0, dtype=np.intp)
+@dataclass(frozen=True)
+class Search:
+    """What both solvers need to know."""
+
+    rows: Observations
+    bound: Bound
+    diagonal: bool
+    steps: int
+    tol: float
+    generator: np.random.Generator
+    progress: Callable[[Iteration], None] | None = None
+
+    def profile(self, model: SparseGP, count: int, place_greedily: bool) -> Found:
+        """Climb the profile from `count` starts; if there are many rows, on a sample first, then on more and on all."""
+        sizes = stages(len(self.rows))
+        few = self.some(sizes[0])
+
+        def place(start: SparseGP, information: Tensor) -> Tensor:
+            return self.greedily(start, few, information) if place_greedily else start.inducing.detach()
+
+        tol = self.tolerance(few)
+        first = max(FIRST_TOLERANCE, tol) if count > 1 else LAST_SHARE * tol
+        report = self.reporter()
+        begun = candidates(model, few, count, self.generator, place)
+        attempts = [Attempt(start, lambda m: self.on(m, few, first), report) for start in begun]
+        best = race(attempts, self.steps, tol)
+        if not math.isfinite(best.value):
+            Features(best.model, few.take(slice(0, 2)))  # raises if it is the kernel
+            raise ValueError("the ELBO must be finite at one start at least; got none. Check kernel and mean.")
+        for size in sizes[1:]:
+            best = self.onward(best, self.some(size))
+            attempts.append(best)
+        starts = [x.account() for x in attempts]
+        return Found(best.model, starts, best.climb.steps, best.climb.finished, sites=best.profile.found())
+
+    def greedily(self, model: SparseGP, few: Observations, information: Tensor) -> Tensor:
+        """As many inducing points as the model has, chosen among few rows of known information, or else among all."""
+        count = len(model.inducing)
+        if count < len(few):
+            return greedy(model, few.inputs, information, count)
+        if count < len(self.rows):
+            return greedy(model, self.rows.inputs, null_model(model, self.rows)[1], count)
+        return model.inducing.detach()
+
+    def some(self, size: int) -> Observations:
+        return self.rows if size >= len(self.rows) else self.rows.scatter(size, self.generator)
+
+    def on(self, model: SparseGP, rows: Observations, tol: float, start: Gaussian | None = None) -> Profile:
+        """The profile of all rows, estimated from these."""
+        scale = len(self.rows) / len(rows)
+        return Profile(model, rows, self.bound, self.diagonal, scale, tol, start=start)
+
+    def tolerance(self, rows: Observations) -> float:
+        """The smallest gain worth a step; on a sample, gains below `SAMPLE_TOLERANCE` say nothing about all rows."""
+        if rows is not self.rows:
+            return SAMPLE_TOLERANCE * len(self.rows) / len(rows)
+        return self.tol * max(1.0, len(rows) / FEW_ROWS)
+
+    def onward(self, best: "Attempt", rows: Observations) -> "Attempt":
+        """Climb on from where fewer rows have led."""
+        model, q = best.model, best.profile.posterior()
+        tol = self.tolerance(rows)
+        new = best.onward(f"{len(rows):,} rows", lambda _: self.on(model, rows, max(FIRST_TOLERANCE, tol), q))
+        new.run(self.steps, tol)
+        return new
+
+    def reporter(self) -> StepReport:
+        """Passes the steps of L-BFGS to `progress`, with the gain in place of the move of q."""
+        began = time.perf_counter()
+
+        def report(rows: int, objective: float, gain: float) -> None:
+            if self.progress is not None:
+                self.progress(Iteration(rows, True, objective, 1.0, gain, time.perf_counter() - began))
+
+        return report
+
+    def natural_adam(
+        self, model: SparseGP, learning_rate: float, batch_size: int | None, place_greedily: bool
+    ) -> Found:
+        """The paper's recipe, from the kernel and mean as given."""
+        began = time.perf_counter()
+        if place_greedily:
+            few = self.some(stages(len(self.rows))[0])
+            with torch.no_grad():
+                model.inducing.copy_(self.greedily(model, few, null_model(model, few)[1]))
+        q, history, converged = natural_adam(
+            model,
+            self.rows,
+            self.bound,
+            diagonal=self.diagonal,
+            learning_rate=learning_rate,
+            batch_size=batch_size,
+            max_iter=self.steps,
+            tol=self.tol,
+            generator=self.generator,
+        )
+        start = Start("as given", max(history), len(history), time.perf_counter() - began)
+        return Found(model, [start], len(history), converged, q)
+
+
+def stages(rows: int) -> list[int]:
+    """The number of rows of each stage; the last stage sees all rows."""
+    sizes, size = [], RACE_ROWS
+    while 2 * size < rows:
+        sizes.append(size)
+        size *= GROWTH
+    return [*sizes, rows]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The race
 
 
 class Attempt:
-    """One start on its way up; `report` hears of every step."""
+    """One start on its way up; `report` is called after every step."""
 
-    def __init__(self, candidate: Candidate, profile: Callable[[SparseGP], Profile], report: Report = silent) -> None:
+    def __init__(
+        self, candidate: Candidate, profile: Callable[[SparseGP], Profile], report: StepReport = report_nothing
+    ) -> None:
         began = time.perf_counter()
         self.candidate, self.profile, self.report = candidate, profile(candidate.model), report
         self.spent = 0
@@ -81,7 +204,7 @@ class Attempt:
                 parameter.requires_grad_(False)
             first = self.begin().run(MEAN_LAST_STEPS, 1e-2)
             self.spent = first.evaluations
-            expand(model, first.x)
+            model.set_free(first.x)
             for parameter in held:
                 parameter.requires_grad_(True)
         self.climb = self.begin()
@@ -89,10 +212,10 @@ class Attempt:
 
     def begin(self) -> Climb:
         model = self.candidate.model
-        return Climb(self.profile, flatten(model), units(model), groups(model))
+        return Climb(self.profile, model.free_vector(), parameter_units(model), parameter_groups(model))
 
     def run(self, steps: int, tol: float) -> None:
-        """Up to `steps` more steps; the inner maximum is found the better, the less the last step gained."""
+        """Up to `steps` more steps; the smaller the last gain, the more precisely the inner problem is solved."""
         began = time.perf_counter()
         for _ in range(steps):
             if self.climb.finished:
@@ -111,11 +234,11 @@ class Attempt:
     @property
     def model(self) -> SparseGP:
         """The model at the best θ found."""
-        expand(self.candidate.model, self.climb.x)
+        self.candidate.model.set_free(self.climb.x)
         return self.candidate.model
 
     def onward(self, name: str, profile: Callable[[SparseGP], Profile]) -> "Attempt":
-        """From here on other rows of the same distribution, whose objective is curved alike."""
+        """The climb continued on other rows of the same distribution, whose objective has much the same curvature."""
         new = Attempt(Candidate(name, self.model), profile, self.report)
         new.climb.pairs.extend(self.climb.pairs)
         return new
@@ -125,10 +248,10 @@ class Attempt:
 
 
 def race(attempts: list[Attempt], steps: int, tol: float) -> Attempt:
-    """Climb all a little, the better ones further, the best to the top; `steps` bounds the steps of each."""
+    """Climb a little from all, further from the better ones, and from the best to the top, `steps` steps at most."""
     still = attempts
     done = 0
-    while len(still) > 1 and done < min(steps, max(MOST_LEFT)):
+    while len(still) > 1 and done < min(steps, max(SURVIVORS)):
         before = [attempt.value for attempt in still]
         for attempt in still:
             attempt.run(min(ROUND, steps - done), tol)
@@ -136,14 +259,14 @@ def race(attempts: list[Attempt], steps: int, tol: float) -> Attempt:
         best = max(attempt.value for attempt in still)
         hoped = [attempt.value + HOPE * (attempt.value - value) for attempt, value in zip(still, before, strict=True)]
         still = [attempt for attempt, hope in zip(still, hoped, strict=True) if hope >= best]
-        still = apart(sorted(still, key=lambda attempt: -attempt.value))[: MOST_LEFT.get(done)]
+        still = distinct_attempts(sorted(still, key=lambda attempt: -attempt.value))[: SURVIVORS.get(done)]
     winner = max(still, key=lambda attempt: attempt.value)
     winner.run(max(0, steps - winner.climb.steps), tol)
     return winner
 
 
-def apart(attempts: list[Attempt]) -> list[Attempt]:
-    """The attempts without any whose kernel has become that of a better one: they have met."""
+def distinct_attempts(attempts: list[Attempt]) -> list[Attempt]:
+    """The attempts, without those whose kernel has become equal to that of a better one."""
     kept: list[Attempt] = []
     scales: list[np.ndarray] = []
     for attempt in attempts:
@@ -155,115 +278,19 @@ def apart(attempts: list[Attempt]) -> list[Attempt]:
     return kept
 
 
-RACE_ROWS = 4_000  # on which the starts of larger fits race
-GROWTH = 8  # of the number of rows from stage to stage
-FEW_ROWS = 10_000  # up to which tolerances are in nats; beyond, in nats for as many rows
-SAMPLE_TOLERANCE = 0.05  # nats
-FIRST_TOLERANCE = 0.1  # nats, of the inner maximum at the beginning
+def parameter_units(model: SparseGP) -> np.ndarray:
+    """What counts as a change of one in each free parameter: for an inducing point, one lengthscale."""
+    scaled = stationary_shape(model.kernel) is not None
+    length = model.kernel.base_kernel.lengthscale.detach().cpu().numpy().clip(*UNITS) if scaled else 1.0
+    parts = [np.ones(x.shape) * (length if x is model.inducing else 1.0) for x in model.free]
+    return np.concatenate([part.reshape(-1) for part in parts]) if parts else np.zeros(0)
 
 
-class Found(NamedTuple):
-    """The model found, with its q where the search fixed that too (else sites near it), and an account."""
-
-    model: SparseGP
-    starts: list[Start]
-    steps: int
-    converged: bool
-    q: Gaussian | None = None
-    sites: Sites | None = None
-
-
-@dataclass(frozen=True)
-class Search:
-    """What both ways of searching need to know."""
-
-    rows: Rows
-    bound: Bound
-    diagonal: bool
-    steps: int
-    tol: float
-    generator: np.random.Generator
-    progress: Callable[[Iteration], None] | None = None
-
-    def profile(self, model: SparseGP, count: int, place_greedily: bool) -> Found:
-        """Climb the profile from `count` starts; those of many rows on a few, the best then on more and on all."""
-        sizes = stages(len(self.rows))
-        few = self.some(sizes[0])
-
-        def place(start: SparseGP, weight: Tensor) -> Tensor:
-            if not place_greedily or len(start.inducing) >= len(few):
-                return start.inducing.detach()
-            return greedy(start, few.inputs, weight, len(start.inducing))
-
-        tol = self.tolerance(few)
-        first = max(FIRST_TOLERANCE, tol) if count > 1 else LAST_SHARE * tol
-        report = self.reporter()
-        begun = candidates(model, few, count, self.generator, place)
-        attempts = [Attempt(start, lambda m: self.on(m, few, first), report) for start in begun]
-        best = race(attempts, self.steps, tol)
-        if not math.isfinite(best.value):
-            Features(best.model, few.take(slice(0, 2)))  # complains if it is the kernel
-            raise ValueError("the ELBO must be finite at one start at least; got none. Check kernel and mean.")
-        for size in sizes[1:]:
-            best = self.onward(best, self.some(size))
-            attempts.append(best)
-        starts = [x.account() for x in attempts]
-        return Found(best.model, starts, best.climb.steps, best.climb.finished, sites=best.profile.found())
-
-    def some(self, size: int) -> Rows:
-        return self.rows if size >= len(self.rows) else self.rows.scatter(size, self.generator)
-
-    def on(self, model: SparseGP, rows: Rows, tol: float, start: Gaussian | None = None) -> Profile:
-        """The profile of all rows as these rows show it."""
-        scale = len(self.rows) / len(rows)
-        return Profile(model, rows, self.bound, self.diagonal, scale, tol, start=start)
-
-    def tolerance(self, rows: Rows) -> float:
-        """Of a step's gain; what fewer rows than all gain below `SAMPLE_TOLERANCE` is theirs alone."""
-        if rows is not self.rows:
-            return SAMPLE_TOLERANCE * len(self.rows) / len(rows)
-        return self.tol * max(1.0, len(rows) / FEW_ROWS)
-
-    def onward(self, best: Attempt, rows: Rows) -> Attempt:
-        """The climb from where fewer rows have led it."""
-        model, q = best.model, best.profile.posterior()
-        tol = self.tolerance(rows)
-        new = best.onward(f"{len(rows):,} rows", lambda _: self.on(model, rows, max(FIRST_TOLERANCE, tol), q))
-        new.run(self.steps, tol)
-        return new
-
-    def reporter(self) -> Report:
-        """Tells `progress` of the steps of L-BFGS: the gain instead of a move of q."""
-        began = time.perf_counter()
-
-        def report(rows: int, objective: float, gain: float) -> None:
-            if self.progress is not None:
-                self.progress(Iteration(rows, True, objective, 1.0, gain, time.perf_counter() - began))
-
-        return report
-
-    def natural_adam(self, model: SparseGP, learning_rate: float, batch_size: int | None) -> Found:
-        """The paper's recipe, from the model as given."""
-        began = time.perf_counter()
-        q, history, converged = natural_adam(
-            model,
-            self.rows,
-            self.bound,
-            diagonal=self.diagonal,
-            learning_rate=learning_rate,
-            batch_size=batch_size,
-            max_iter=self.steps,
-            tol=self.tol,
-            generator=self.generator,
-        )
-        start = Start("as given", max(history), len(history), time.perf_counter() - began)
-        return Found(model, [start], len(history), converged, q)
-
-
-def stages(rows: int) -> list[int]:
-    """How many rows are looked at in turn; the last are all."""
-    sizes, size = [], RACE_ROWS
-    while 2 * size < rows:
-        sizes.append(size)
-        size *= GROWTH
-    return [*sizes, rows]
+def parameter_groups(model: SparseGP) -> np.ndarray:
+    """The group of each free parameter, by curvature: one per tensor, and one per column of the inducing points."""
+    parts: list[np.ndarray] = []
+    for x in model.free:
+        first = parts[-1].max() + 1 if parts else 0
+        own = np.arange(x.shape[1]) if x is model.inducing else np.zeros(1, dtype=np.intp)
+        parts.append(np.broadcast_to(first + own, x.shape or (1,)).reshape(-1))
+    return np.concatenate(parts) if parts else np.zeros(0, dtype=np.intp)

@@ -1,8 +1,8 @@
-"""Where to begin.
+"""Where the search begins: models to climb from, and inducing points.
 
 The profile has many local optima: the mean function may take all the signal, or the kernel may act on one group of
-columns and miss another. So the best few groups of columns that a screen finds and that do not repeat each other are
-starts, beside plain ones over lengthscales.
+columns and miss another. A screen scores groups of columns by what a kernel on them alone would gain over the mean
+function. The best few that do not repeat each other are starts, along with plain ones over lengthscales.
 """
 
 import copy
@@ -14,21 +14,148 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from gpytorch.means import ConstantMean, LinearMean
+from sklearn.cluster import KMeans
 from torch import Tensor
 
 from viper.gp.kernels import covariance, stationary_shape, variances
-from viper.gp.model import Rows, SparseGP
+from viper.gp.model import Observations, SparseGP
 
+LONG = 10.0  # lengthscale of a column outside the group: its effect is nearly linear
+FACTORS = (0.5, 2.0, 1.0, 0.25, 4.0)  # times √p, the plain lengthscales
+# Of the screen:
+SCREEN_ROWS = 2000
+SCREEN_POINTS = 60
 LENGTHS = (0.5, 1.0, 2.0)  # times √(size of the group), on standardised columns
 SCALES = torch.logspace(-1.0, 2.5, 8, dtype=torch.float64)
-BEAM = 3
+BEAM = 3  # groups that grow at a time
 WIDTH = 16  # columns by which groups may grow
-DEPTH = 4
+DEPTH = 4  # columns of the largest group that is grown
 RIDGE = 1e-2  # keeps separable data finite
 
 
+@dataclass
+class Candidate:
+    """A model to climb from; with `mean_last` the mean function stays fixed at first."""
+
+    name: str
+    model: SparseGP
+    mean_last: bool = False
+
+
+Place = Callable[[SparseGP, Tensor], Tensor]  # inducing points of a start, given each row's information
+
+
+def candidates(
+    model: SparseGP, rows: Observations, count: int, generator: np.random.Generator, place: Place
+) -> Iterator[Candidate]:
+    """Up to `count` models to climb from: what the screen finds, then plain starts over lengthscales."""
+    coefficients, information = null_model(model, rows)
+    if count == 1 or not model.free:
+        yield placed(Candidate("as given", model), information, place)
+        return
+    screened = 0
+    if can_screen(model):
+        for candidate in screened_models(model, rows, max(1, count - 2), generator):
+            set_mean(candidate.model.mean, coefficients)
+            screened += 1
+            yield placed(candidate, information, place)
+    yield placed(Candidate("as given", copy.deepcopy(model), mean_last=True), information, place)
+    if not any(learns_lengthscale(module) for module in model.kernel.modules()):
+        return
+    root = math.sqrt(rows.inputs.shape[1])
+    for factor in FACTORS[: max(0, count - screened - 1)]:
+        other = copy.deepcopy(model)
+        for module in other.kernel.modules():
+            if learns_lengthscale(module):
+                module.initialize(lengthscale=torch.full_like(module.lengthscale, factor * root))
+        yield placed(Candidate(f"lengthscale {factor:g}√p", other), information, place)
+
+
+def learns_lengthscale(module: Any) -> bool:
+    return getattr(module, "has_lengthscale", False) and module.raw_lengthscale.requires_grad
+
+
+def can_screen(model: SparseGP) -> bool:
+    kernel = model.kernel
+    if stationary_shape(kernel) is None:
+        return False
+    return learns_lengthscale(kernel.base_kernel) and bool(kernel.raw_outputscale.requires_grad)
+
+
+def placed(candidate: Candidate, information: Tensor, place: Place) -> Candidate:
+    with torch.no_grad():
+        candidate.model.inducing.copy_(place(candidate.model, information))
+    return candidate
+
+
+def screened_models(
+    model: SparseGP, rows: Observations, count: int, generator: np.random.Generator
+) -> Iterator[Candidate]:
+    """A start for each of the best groups: short lengthscales on its columns, long ones on all others."""
+    shape = stationary_shape(model.kernel)
+    assert shape is not None
+    few = rows if len(rows) <= SCREEN_ROWS else rows.scatter(SCREEN_ROWS, generator)
+    _, information = null_model(model, few)
+    points = greedy(model, few.inputs, information, min(SCREEN_POINTS, len(few)))
+    for group in distinct_groups(Screen(few, points, model.mean, shape).groups(), count):
+        other = copy.deepcopy(model)
+        length = torch.full_like(other.kernel.base_kernel.lengthscale, LONG)
+        own = group.length * math.sqrt(len(group.columns))
+        length[0, list(group.columns) if length.numel() > 1 else 0] = own
+        other.kernel.base_kernel.initialize(lengthscale=length)
+        other.kernel.initialize(outputscale=torch.full_like(other.kernel.outputscale, group.scale))
+        name = "all" if len(group.columns) == rows.inputs.shape[1] else ", ".join(map(str, group.columns))
+        yield Candidate(f"columns {name}", other)
+
+
+def set_mean(mean: Any, coefficients: Tensor) -> None:
+    if type(mean) is LinearMean and mean.weights.requires_grad:
+        mean.initialize(weights=coefficients[:-1, None], bias=coefficients[-1:])
+    elif type(mean) is ConstantMean and mean.raw_constant.requires_grad:
+        mean.initialize(constant=coefficients[0])
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The mean function alone
+
+
+def mean_columns(mean: Any, inputs: Tensor) -> Tensor:
+    """The columns whose linear combination a mean function given by a word is: [X, 1], [1] or none."""
+    ones = torch.ones_like(inputs[:, :1])
+    if type(mean) is LinearMean:
+        return torch.cat([inputs, ones], 1)
+    return ones if type(mean) is ConstantMean else ones[:, :0]
+
+
+def best_mean(basis: Tensor, rows: Observations) -> tuple[Tensor, Tensor]:
+    """Ridge logistic regression on the mean's columns by Newton's method: coefficients and probabilities."""
+    weight = 1.0 if rows.weight is None else rows.weight
+    offset = 0.0 if rows.offset is None else rows.offset
+    beta = torch.zeros_like(basis[0])
+    for _ in range(15 if len(beta) else 0):
+        s = torch.sigmoid(offset + basis @ beta)
+        curvature = (basis * (weight * s * (1.0 - s))[:, None]).T @ basis
+        curvature.diagonal().add_(RIDGE)
+        step = torch.linalg.solve(curvature, basis.T @ (weight * (rows.label - s)) - RIDGE * beta)
+        beta = beta + step
+        if float(step.abs().max()) < 1e-6:
+            break
+    return beta, torch.sigmoid(offset + basis @ beta)
+
+
+def null_model(model: SparseGP, rows: Observations) -> tuple[Tensor, Tensor]:
+    """The mean function alone: its best coefficients, and each row's information c s(1-s) there."""
+    coefficients, s = best_mean(mean_columns(model.mean, rows.inputs), rows)
+    information = s * (1.0 - s)
+    return coefficients, information if rows.weight is None else rows.weight * information
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The screen
+
+
 class Group(NamedTuple):
-    """A group of columns on which a kernel would act: what it gains, with which output scale and lengthscale."""
+    """Columns on which a kernel would act, what that would gain, and the best output scale and lengthscale."""
 
     gain: float
     columns: tuple[int, ...]
@@ -37,9 +164,16 @@ class Group(NamedTuple):
 
 
 class Screen:
-    """Gains over the mean function alone."""
+    """Scores groups of columns by the gain over the mean function alone, to second order in f.
 
-    def __init__(self, rows: Rows, inducing: Tensor, mean: Any, shape: Callable[..., Any]) -> None:
+    Let H be the information of the mean function alone and e its residuals. A kernel K ≈ sBBᵀ gains
+
+        ½ [s rᵀB' (I + s B'ᵀB')⁻¹ B'ᵀr - log |I + s B'ᵀB'|],
+
+    where B' = H^{1/2}B and r = H^{-1/2}e are made orthogonal to the columns of the mean function.
+    """
+
+    def __init__(self, rows: Observations, inducing: Tensor, mean: Any, shape: Callable[..., Any]) -> None:
         self.inputs, self.shape = rows.inputs, shape
         self.points = inducing
         self.basis = mean_columns(mean, rows.inputs)
@@ -74,7 +208,7 @@ class Screen:
         return max(self.gain(columns, length) for length in lengths)
 
     def groups(self) -> list[Group]:
-        """Single columns, all columns, and what grows from the best, in order of gain."""
+        """Single columns, all columns, and the groups that grow from the best ones, in order of gain."""
         count = self.inputs.shape[1]
         singles = sorted((self.best((j,)) for j in range(count)), reverse=True)
         useful = [group.columns[0] for group in singles[:WIDTH]]
@@ -93,32 +227,8 @@ class Screen:
         return sorted(found.values(), reverse=True)
 
 
-def mean_columns(mean: Any, inputs: Tensor) -> Tensor:
-    """The columns in which a mean function from a word is linear: [X, 1], [1] or none."""
-    ones = torch.ones_like(inputs[:, :1])
-    if type(mean) is LinearMean:
-        return torch.cat([inputs, ones], 1)
-    return ones if type(mean) is ConstantMean else ones[:, :0]
-
-
-def best_mean(basis: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
-    """Ridge logistic regression on the mean's columns by Newton's method: coefficients and probabilities."""
-    weight = 1.0 if rows.weight is None else rows.weight
-    offset = 0.0 if rows.offset is None else rows.offset
-    beta = torch.zeros_like(basis[0])
-    for _ in range(15 if len(beta) else 0):
-        s = torch.sigmoid(offset + basis @ beta)
-        curvature = (basis * (weight * s * (1.0 - s))[:, None]).T @ basis
-        curvature.diagonal().add_(RIDGE)
-        step = torch.linalg.solve(curvature, basis.T @ (weight * (rows.label - s)) - RIDGE * beta)
-        beta = beta + step
-        if float(step.abs().max()) < 1e-6:
-            break
-    return beta, torch.sigmoid(offset + basis @ beta)
-
-
-def distinct(groups: list[Group], count: int) -> list[Group]:
-    """The best groups, leaving out any that shares half of all their columns with a better one."""
+def distinct_groups(groups: list[Group], count: int) -> list[Group]:
+    """The best groups, without those that share half of their joint columns with a better one."""
     chosen: list[Group] = []
     for group in groups:
         mine = set(group.columns)
@@ -128,109 +238,50 @@ def distinct(groups: list[Group], count: int) -> list[Group]:
     return chosen
 
 
-SCREEN_ROWS = 2000
-SCREEN_POINTS = 60
-LONG = 10.0  # lengthscale of a column outside the group: its effect is all but linear
-FACTORS = (0.5, 2.0, 1.0, 0.25, 4.0)  # of √p, the plain lengthscales
+# ---------------------------------------------------------------------------------------------------------------------
+# Inducing points
 
 
-@dataclass
-class Candidate:
-    """A model to climb from; `mean_last` keeps the mean function fixed at first."""
-
-    name: str
-    model: SparseGP
-    mean_last: bool = False
-
-
-Place = Callable[[SparseGP, Tensor], Tensor]  # where a start's inducing points begin, given the weights of the rows
+def inducing_points(rows: Observations, count: int, word: str, seed: int) -> Tensor:
+    """`count` points to begin with; those of "greedy" depend on the kernel and stand in until `greedy` chooses them."""
+    if word == "kmeans":
+        return k_means(rows, count, seed)
+    if word == "greedy":
+        return rows.inputs[:count].clone()
+    index = np.random.default_rng(seed).choice(len(rows), count, replace=False)
+    return rows.inputs[torch.from_numpy(index).to(rows.inputs.device)].clone()
 
 
-def candidates(
-    model: SparseGP, rows: Rows, count: int, generator: np.random.Generator, place: Place
-) -> Iterator[Candidate]:
-    """Up to `count` models to climb from: what the screen finds, then plain starts over lengthscales."""
-    coefficients, weight = null_model(model, rows)
-    if count == 1 or not model.free:
-        yield placed(Candidate("as given", model), weight, place)
-        return
-    screened = 0
-    if can_screen(model):
-        for candidate in screened_models(model, rows, max(1, count - 2), generator):
-            set_mean(candidate.model.mean, coefficients)
-            screened += 1
-            yield placed(candidate, weight, place)
-    yield placed(Candidate("as given", copy.deepcopy(model), mean_last=True), weight, place)
-    if not any(learns_lengthscale(module) for module in model.kernel.modules()):
-        return
-    root = math.sqrt(rows.inputs.shape[1])
-    for factor in FACTORS[: max(0, count - screened - 1)]:
-        other = copy.deepcopy(model)
-        for module in other.kernel.modules():
-            if learns_lengthscale(module):
-                module.initialize(lengthscale=torch.full_like(module.lengthscale, factor * root))
-        yield placed(Candidate(f"lengthscale {factor:g}√p", other), weight, place)
+def k_means(rows: Observations, count: int, seed: int) -> Tensor:
+    """Centres of `count` clusters of the (weighted) rows, or of a sample if there are many rows."""
+    inputs = rows.inputs.cpu().numpy()
+    weight = None if rows.weight is None else rows.weight.cpu().numpy()
+    if len(inputs) > 100 * count:
+        index = np.sort(np.random.default_rng(seed).choice(len(inputs), 100 * count, replace=False))
+        inputs, weight = inputs[index], None if weight is None else weight[index]
+    found = KMeans(count, n_init=1, max_iter=20, random_state=seed).fit(inputs, sample_weight=weight)
+    return torch.from_numpy(np.asarray(found.cluster_centers_, dtype=np.float64)).to(rows.inputs)
 
 
-def learns_lengthscale(module: Any) -> bool:
-    return getattr(module, "has_lengthscale", False) and module.raw_lengthscale.requires_grad
+def read_inducing(value: Any, columns: int) -> np.ndarray:
+    """Inducing points given as an array, one per row, in the units of X."""
+    points = np.asarray(value, dtype=np.float64)
+    if points.ndim != 2 or points.shape[1] != columns or not len(points):
+        raise ValueError(f"inducing points must have shape (M, {columns}), M >= 1; got {points.shape}.")
+    if not np.isfinite(points).all():
+        raise ValueError("inducing points must be finite; got NaN or infinity.")
+    return points
 
 
-def can_screen(model: SparseGP) -> bool:
-    kernel = model.kernel
-    if stationary_shape(kernel) is None:
-        return False
-    return learns_lengthscale(kernel.base_kernel) and bool(kernel.raw_outputscale.requires_grad)
+def greedy(model: SparseGP, inputs: Tensor, information: Tensor, count: int) -> Tensor:
+    """Rows chosen one by one, each where its information times its unexplained variance is largest.
 
-
-def null_model(model: SparseGP, rows: Rows) -> tuple[Tensor, Tensor]:
-    """The mean function alone: its best coefficients, and each row's information c s(1-s) there."""
-    basis = mean_columns(model.mean, rows.inputs)
-    coefficients, s = best_mean(basis, rows)
-    information = s * (1.0 - s)
-    return coefficients, information if rows.weight is None else rows.weight * information
-
-
-def placed(candidate: Candidate, weight: Tensor, place: Place) -> Candidate:
-    model = candidate.model
-    with torch.no_grad():
-        model.inducing.copy_(place(model, weight))
-    return candidate
-
-
-def screened_models(model: SparseGP, rows: Rows, count: int, generator: np.random.Generator) -> Iterator[Candidate]:
-    shape = stationary_shape(model.kernel)
-    assert shape is not None
-    few = rows if len(rows) <= SCREEN_ROWS else rows.scatter(SCREEN_ROWS, generator)
-    _, information = null_model(model, few)
-    points = greedy(model, few.inputs, information, min(SCREEN_POINTS, len(few)))
-    for group in distinct(Screen(few, points, model.mean, shape).groups(), count):
-        other = copy.deepcopy(model)
-        length = torch.full_like(other.kernel.base_kernel.lengthscale, LONG)
-        own = group.length * math.sqrt(len(group.columns))
-        length[0, list(group.columns) if length.numel() > 1 else 0] = own
-        other.kernel.base_kernel.initialize(lengthscale=length)
-        other.kernel.initialize(outputscale=torch.full_like(other.kernel.outputscale, group.scale))
-        name = "all" if len(group.columns) == rows.inputs.shape[1] else ", ".join(map(str, group.columns))
-        yield Candidate(f"columns {name}", other)
-
-
-def set_mean(mean: Any, coefficients: Tensor) -> None:
-    if type(mean) is LinearMean and mean.weights.requires_grad:
-        mean.initialize(weights=coefficients[:-1, None], bias=coefficients[-1:])
-    elif type(mean) is ConstantMean and mean.raw_constant.requires_grad:
-        mean.initialize(constant=coefficients[0])
-
-
-def greedy(model: SparseGP, inputs: Tensor, weight: Tensor, count: int) -> Tensor:
-    """Rows chosen one by one where the information times the variance not yet explained is largest.
-
-    Pivoted Cholesky decomposition of H^{1/2} K H^{1/2}.
+    This is the pivoted Cholesky decomposition of H^{1/2} K H^{1/2}.
     """
-    root = weight.clamp(min=1e-12).sqrt()
+    root = information.clamp(min=1e-12).sqrt()
     with torch.no_grad():
-        column_of = columns(model.kernel, inputs)
-        left = variances(model.kernel, inputs) * weight
+        column_of = kernel_columns(model.kernel, inputs)
+        left = variances(model.kernel, inputs) * information
         known = inputs.new_zeros(len(inputs), count)
         chosen: list[int] = []
         for k in range(count):
@@ -243,7 +294,7 @@ def greedy(model: SparseGP, inputs: Tensor, weight: Tensor, count: int) -> Tenso
     return inputs[chosen]
 
 
-def columns(kernel: Any, inputs: Tensor) -> Callable[[int], Tensor]:
+def kernel_columns(kernel: Any, inputs: Tensor) -> Callable[[int], Tensor]:
     """i -> column i of K_xx."""
     shape = stationary_shape(kernel)
     if shape is None:

@@ -56,7 +56,7 @@ class StateMixin:
         parameters are stored: pass the object again to `viper.load`.
         """
         check_is_fitted(self, "posterior_")
-        storage.write(path, self._kind, *self._pack(), overwrite)
+        storage.write_tensors(path, self._kind, *self._pack(), overwrite)
 
     def _pack(self) -> State:
         given = self.get_params(deep=False)  # type: ignore[attr-defined]
@@ -132,7 +132,7 @@ def load(path: str | PathLike[str], **objects: Any) -> Any:
     StorageError
         If the file is missing, damaged, or written by a newer viper or another program.
     """
-    kind, tensors, metadata = storage.read(path)
+    kind, tensors, metadata = storage.read_tensors(path)
     if kind not in ESTIMATORS:
         raise StorageError(f"the model must be one of {sorted(ESTIMATORS)}; got {kind!r}. Update viper.")
     estimator = getattr(import_module("viper"), ESTIMATORS[kind])  # the top level says which extra is missing

@@ -2,29 +2,37 @@
 
     run → runs.csv → tables → figures
 
-`reproduce("logistic")` does all four and each can be repeated alone. Everything of an artefact lies in its own folder:
+`reproduce("logistic")` does all four, and each step can be repeated alone. Every artefact has its own folder:
 `runs.csv` (one row per run and method, appended as runs finish), `runs.json` (the configuration they were made with),
-tables as CSV, Markdown and LaTeX, figures as PNG and PDF. An interrupted study goes on where it stopped.
+tables as CSV, Markdown and LaTeX, figures as PNG and PDF. An interrupted study continues where it stopped.
 
-To add an artefact, write a module with a list ARTEFACTS of `viper.paper.artefact.Artefact` values (its docstring says
-what each field is for; bounds.py is a small example) and name the module in MODULES below.
+To add an artefact, write a subclass of `viper.paper.artefact.Artefact` (acceleration.py is a small example) and list it
+in `artefacts` below.
 """
 
 import sys
-from importlib import import_module
 from pathlib import Path
 
-from viper.paper.artefact import Artefact, Request, Unavailable
+from viper.errors import Unavailable
+from viper.paper.artefact import Artefact, Request
 from viper.paper.pipeline import STEPS, Outcome, reproduce_one
 
 __all__ = ["Artefact", "Outcome", "Unavailable", "artefacts", "reproduce"]
 
-MODULES = ["bounds", "acceleration", "logistic", "toy", "soil", "public", "scaling"]
-
 
 def artefacts() -> list[Artefact]:
     """Everything that can be reproduced, in the order of the paper."""
-    return [artefact for name in MODULES for artefact in import_module(f"viper.paper.{name}").ARTEFACTS]
+    from viper.paper.acceleration import Acceleration
+    from viper.paper.bounds import Figure1, RelativeErrors, TermsNeeded
+    from viper.paper.logistic import LogisticMCMC, LogisticStudy, LogisticText
+    from viper.paper.public import PublicSets
+    from viper.paper.scaling import ElboByTerms, Runtime
+    from viper.paper.soil import Soil
+    from viper.paper.toy import ToyExample
+
+    bounds = [Figure1(), RelativeErrors(), TermsNeeded(), Acceleration()]
+    logistic = [LogisticMCMC(), LogisticStudy(), LogisticText()]
+    return [*bounds, *logistic, ToyExample(), Soil(), PublicSets(), Runtime(), ElboByTerms()]
 
 
 def reproduce(
@@ -47,17 +55,17 @@ def reproduce(
     runs : int, optional
         Number of runs (seeds) of a simulation; by default as many as in the paper. More can be added later.
     jobs : int, default 1
-        Processes; -1 for one per core. Where a Dask client is active, its cluster does the work.
+        Number of processes; -1 for one per core. If a Dask client is active, its cluster does the work.
     out : Path, default "results"
-        Where to write: a folder per artefact.
+        Where to write: one folder per artefact.
     seed : int, default 1
         The first seed; the published runs used 1 to 100.
     quick : bool, default False
-        A small version of everything, in `out`/quick: to see that it works, in about a minute.
+        A small version of everything, in `out`/quick, which shows in about a minute that it works.
     data : Path, optional
         Folder with data files that are not generated.
     step : {"run", "table", "figure"}, optional
-        One step alone; tables and figures are made from the runs there are.
+        Only this step; tables and figures are made from the finished runs.
 
     Returns
     -------
@@ -76,13 +84,13 @@ def reproduce(
     folder = Path(out) / "quick" if quick else Path(out)
     if artefact != "all":
         return [reproduce_one(known[artefact], request, jobs, folder, step)]
-    return [one_of_all(one, request, jobs, folder, step) for one in known.values()]
+    return [reproduce_or_skip(one, request, jobs, folder, step) for one in known.values()]
 
 
-def one_of_all(one: Artefact, request: Request, jobs: int, folder: Path, step: str | None) -> Outcome:
-    """Like `reproduce_one`, but an artefact that needs what is not there is skipped, with the reason."""
+def reproduce_or_skip(artefact: Artefact, request: Request, jobs: int, folder: Path, step: str | None) -> Outcome:
+    """Like `reproduce_one`, but skips an artefact whose packages or data are missing, and says why."""
     try:
-        return reproduce_one(one, request, jobs, folder, step)
+        return reproduce_one(artefact, request, jobs, folder, step)
     except (ImportError, Unavailable) as error:
-        print(f"{one.name} is skipped: {error}", file=sys.stderr)
-        return Outcome(one.name, skipped=str(error))
+        print(f"{artefact.name} is skipped: {error}", file=sys.stderr)
+        return Outcome(artefact.name, skipped=str(error))

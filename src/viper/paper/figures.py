@@ -1,17 +1,25 @@
-"""One look for every figure, as PNG and PDF."""
+"""One style for every figure, saved as PNG and PDF."""
 
-import io
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from viper.paper.records import replace_file
+from viper.data.writing import atomic_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Blue, orange and green as in the paper (VI-PER, Pólya-Gamma, Monte Carlo); told apart also without red and green.
+# Blue, orange and green as in the paper (VI-PER, Pólya-Gamma, Monte Carlo), in shades that the colour-blind can tell
+# apart.
 COLOURS = {"VI-PER": "#0072b2", "limit": "#003f5c", "VI-PG": "#e69f00", "VI-MC": "#009e73", "MCMC": "#666666"}
+# How each method's points are drawn.
+METHOD_MARKS: dict[str, dict[str, Any]] = {
+    "VI-PER": {"color": COLOURS["VI-PER"], "marker": "o"},
+    "VI-PER limit": {"color": COLOURS["limit"], "marker": "D"},
+    "VI-MC": {"color": COLOURS["VI-MC"], "marker": "s"},
+    "VI-PG": {"color": COLOURS["VI-PG"], "marker": "^"},
+    "MCMC": {"color": COLOURS["MCMC"], "marker": "x"},
+}
 STYLE: dict[Any, Any] = {
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -26,8 +34,8 @@ STYLE: dict[Any, Any] = {
 }
 
 
-def style() -> AbstractContextManager[None]:
-    """The look, for a `with` block; pictures are drawn to files, whatever screen there is."""
+def figure_style() -> AbstractContextManager[None]:
+    """The style, for a `with` block; figures are drawn to files whether or not there is a screen."""
     try:
         import matplotlib
     except ImportError as error:
@@ -35,15 +43,14 @@ def style() -> AbstractContextManager[None]:
     return matplotlib.rc_context({**STYLE, "backend": "agg"})
 
 
-def save(figure: "Figure", path: Path) -> list[Path]:
-    """`path`.png and `path`.pdf; the figure is closed."""
+def save_figure(figure: "Figure", path: Path) -> list[Path]:
+    """Write `path`.png and `path`.pdf, and close the figure."""
     import matplotlib.pyplot as plt
 
     paths = []
     for ending, metadata in (("png", None), ("pdf", {"CreationDate": None})):
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format=ending, dpi=160, metadata=metadata)
         paths.append(path.with_name(f"{path.name}.{ending}"))
-        replace_file(paths[-1], buffer.getvalue())
+        with atomic_file(paths[-1], overwrite=True) as file:
+            figure.savefig(file, format=ending, dpi=160, metadata=metadata)
     plt.close(figure)
     return paths

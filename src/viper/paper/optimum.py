@@ -1,67 +1,64 @@
 """The exact optimum of the ELBO, computed without any of the library's formulas or solvers.
 
-The expectations are sums by the trapezoidal rule, which for Gaussian integrals of analytic functions errs by less than
-rounding; the iteration is the fixed point of the stationarity conditions
+Expectations are sums by the trapezoidal rule, whose error for Gaussian integrals of analytic functions is below
+rounding. The iteration solves the stationarity conditions
 
     Σ⁻¹ = I + Xᵀ diag(E s'(f)) X  (its diagonal, for the mean field)        Xᵀ(y - E s(f)) = μ,
 
-from the posterior mode of scikit-learn, until nothing moves. All in NumPy.
+from scikit-learn's posterior mode, until nothing moves. Everything is in NumPy.
 """
 
 from typing import NamedTuple
 
 import numpy as np
 import scipy.linalg
-from numpy.typing import NDArray
 from scipy.special import expit
 
-Array = NDArray[np.float64]
-
-STILL = 1e-12  # nats between one iterate and the next: near the rounding error of the sums over rows
+STILL = 1e-12  # nats between two iterates: near the rounding error of the sums over rows
 MOST_ITERATIONS = 200
-SPAN = 8.5  # sds: the normal density beyond is below rounding, e^(-36)
-DIGITS = 36.0  # -log of the error wanted
+SPAN = 8.5  # sds: beyond, the normal density is below rounding, e^-36
+EXPONENT = 36.0  # the trapezoidal rule may err by e^-EXPONENT
 
 
-class Gaussian(NamedTuple):
+class Normal(NamedTuple):
     """N(μ, Σ)."""
 
-    mean: Array
-    covariance: Array
+    mean: np.ndarray
+    covariance: np.ndarray
 
 
-def optimum(X: Array, y: Array, family: str) -> Gaussian:
+def exact_optimum(X: np.ndarray, y: np.ndarray, family: str) -> Normal:
     """The maximiser of the exact ELBO under the prior N(0, I), in family "Q" (diagonal) or "Q'" (full)."""
     from sklearn.linear_model import LogisticRegression
 
     mode = LogisticRegression(solver="newton-cholesky", fit_intercept=False, tol=1e-6).fit(X, y).coef_[0]
-    q = Gaussian(mode, np.zeros((X.shape[1],) * 2))
+    q = Normal(mode, np.zeros((X.shape[1],) * 2))
     for _ in range(MOST_ITERATIONS):
         after = improved(X, y, q, family)
         if q.covariance.any() and kl(q, after) < STILL:
             return after
         q = after
-    raise RuntimeError(f"the optimum must be found within {MOST_ITERATIONS} iterations; got still moving.")
+    raise RuntimeError(f"the optimum must be found within {MOST_ITERATIONS} iterations; got one that still moves.")
 
 
-def improved(X: Array, y: Array, q: Gaussian, family: str) -> Gaussian:
-    """Newton's step for μ, and the stationary Σ for the present curvature."""
+def improved(X: np.ndarray, y: np.ndarray, q: Normal, family: str) -> Normal:
+    """Newton's step for μ, and the stationary Σ for the current curvature."""
     slope, curvature = expectations(X @ q.mean, np.sqrt(((X @ q.covariance) * X).sum(1).clip(0.0)))
     precision = np.eye(X.shape[1]) + (X * curvature[:, None]).T @ X
     mean = q.mean + scipy.linalg.solve(precision, X.T @ (y - slope) - q.mean, assume_a="pos")
     if family == "Q":
-        return Gaussian(mean, np.diag(1.0 / np.diag(precision)))
-    return Gaussian(mean, scipy.linalg.inv(precision))
+        return Normal(mean, np.diag(1.0 / np.diag(precision)))
+    return Normal(mean, scipy.linalg.inv(precision))
 
 
-def expectations(theta: Array, tau: Array) -> tuple[Array, Array]:
+def expectations(theta: np.ndarray, tau: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """E[s(f)] and E[s'(f)], f ~ N(ϑ, τ²), by the trapezoidal rule with step h.
 
-    Its error is of the order e^{-2πa/h}, with a = π/τ the distance of the poles of s(ϑ + τz) from the real line, and
-    e^{-2π²/h²} from the density.
+    Its error is of the order e^{-2πa/h}, where a = π/τ is the distance of the poles of s(ϑ + τz) from the real line,
+    plus e^{-2π²/h²} from the density.
     """
     largest = max(float(tau.max()), 1e-3)
-    step = min(2.0 * np.pi**2 / (DIGITS * largest), np.pi * np.sqrt(2.0 / DIGITS))
+    step = min(2.0 * np.pi**2 / (EXPONENT * largest), np.pi * np.sqrt(2.0 / EXPONENT))
     z = np.arange(-np.ceil(SPAN / step), np.ceil(SPAN / step) + 1) * step
     weights = np.exp(-0.5 * z * z)
     weights /= weights.sum()
@@ -73,10 +70,10 @@ def expectations(theta: Array, tau: Array) -> tuple[Array, Array]:
     return slope, curvature
 
 
-def kl(p: Gaussian, q: Gaussian) -> float:
+def kl(p: Normal, q: Normal) -> float:
     """KL(p ‖ q) = ½ Σ_j (λ_j - 1 - log λ_j) + ½ |L⁻¹(μ_p - μ_q)|², λ the eigenvalues of L⁻¹ Σ_p L⁻ᵀ, Σ_q = LLᵀ.
 
-    Written so that it keeps its digits also when p and q nearly agree.
+    Written in a form that stays accurate when p and q nearly agree.
     """
     L = np.linalg.cholesky(q.covariance)
     half = scipy.linalg.solve_triangular(L, p.covariance, lower=True)

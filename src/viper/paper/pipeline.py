@@ -1,4 +1,4 @@
-"""run → csv → table → figure, each step alone if need be."""
+"""run → csv → table → figure; each step can also be done alone."""
 
 import importlib.metadata
 import os
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from viper.paper.artefact import Artefact, Config, Job, Request, Row
 from viper.paper.records import Records
-from viper.paper.tables import Table
+from viper.paper.tables import ResultTable
 
 if TYPE_CHECKING:
     import pandas
@@ -24,21 +24,21 @@ STEPS = ("run", "table", "figure")
 
 @dataclass
 class Outcome:
-    """What a call produced: the number of runs made now, those there are in all, tables, and the files written.
+    """What a call produced: the number of runs made now and in all, the tables, and the files written.
 
-    `skipped` says why there is nothing, where there is nothing.
+    If the artefact was skipped, `skipped` says why.
     """
 
     artefact: str
     made: int = 0
     runs: int = 0
-    tables: list[Table] = field(default_factory=list)
+    tables: list[ResultTable] = field(default_factory=list)
     files: list[Path] = field(default_factory=list)
     skipped: str | None = None
 
 
 def reproduce_one(artefact: Artefact, request: Request, jobs: int, out: Path, step: str | None) -> Outcome:
-    """The steps asked for, in order."""
+    """Do the step asked for, or all three in order."""
     records = Records(out / artefact.name, artefact)
     outcome = Outcome(artefact.name)
     if step in (None, "run"):
@@ -47,36 +47,32 @@ def reproduce_one(artefact: Artefact, request: Request, jobs: int, out: Path, st
     outcome.runs = records.count()
     if step == "run":
         return outcome
-    frame, config = read(artefact, records, out)
+    frame, config = finished_runs(artefact, out), records.config()
     if step in (None, "table"):
         outcome.tables = artefact.tables(frame, config)
         for table in outcome.tables:
             table.show()
             outcome.files += table.write(records.folder)
     if step in (None, "figure"):
-        from viper.paper.figures import save, style
+        from viper.paper.figures import figure_style, save_figure
 
-        with style():
+        with figure_style():
             for name, figure in artefact.figures(frame, config).items():
-                outcome.files += save(figure, records.folder / name)
+                outcome.files += save_figure(figure, records.folder / name)
     return outcome
 
 
-def read(artefact: Artefact, records: Records, out: Path) -> "tuple[pandas.DataFrame, Config]":
-    """Finished runs, those of the artefacts joined to this one after its own, and the configuration."""
+def finished_runs(artefact: Artefact, out: Path) -> "pandas.DataFrame":
+    """The finished runs of an artefact, followed by those of the artefacts joined to it."""
     import pandas
 
-    from viper.paper import artefacts
-
-    frame = records.frame()
+    frame, *others = (Records(out / one.name, one).frame() for one in (artefact, *artefact.joined))
     if frame.empty:
         raise FileNotFoundError(
-            f"tables and figures need finished runs; got none in {records.folder}. "
+            f"tables and figures need finished runs; got none in {out / artefact.name}. "
             f"Run `viper reproduce {artefact.name}` first."
         )
-    others = [Records(out / one.name, one).frame() for one in artefacts() if one.name in artefact.joined]
-    frames = [frame, *(other for other in others if not other.empty)]
-    return pandas.concat(frames, ignore_index=True), records.config()
+    return pandas.concat([frame, *(other for other in others if not other.empty)], ignore_index=True)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -93,34 +89,34 @@ class Done(NamedTuple):
 
 
 def make_runs(artefact: Artefact, request: Request, jobs: int, records: Records) -> int:
-    """Make the runs that are missing; returns their number."""
+    """Make the missing runs and return their number."""
     config = artefact.configure(request)
     with records.open(config) as finished:
         missing = [job for job in artefact.jobs(request) if records.key(job) not in finished]
         if not missing:
             return 0
-        with progress(artefact, missing) as advance:
-            for done in work(artefact, missing, config, request.data, jobs):
+        with progress_bar(artefact, missing) as advance:
+            for done in completed(artefact, missing, config, request.data, jobs):
                 records.append(*done)
                 advance(done.job)
     return len(missing)
 
 
-def work(artefact: Artefact, todo: list[Job], config: Config, data: Path | None, jobs: int) -> Iterator[Done]:
-    """Runs in the order in which they finish: here, in processes, or on the cluster of an active Dask client."""
-    if jobs == 1 and not dask_client():
-        yield from (perform(artefact, job, config, data) for job in todo)
+def completed(artefact: Artefact, todo: list[Job], config: Config, data: Path | None, jobs: int) -> Iterator[Done]:
+    """Make runs in this process, in others, or on the cluster of an active Dask client; yield them as they finish."""
+    if jobs == 1 and not has_dask_client():
+        yield from (make_run(artefact, job, config, data) for job in todo)
         return
     from joblib import Parallel, delayed, parallel_config
 
-    with parallel_config("dask") if dask_client() else nullcontext():
-        # one run at a time, so that each is on disk as soon as it is made
-        pool = Parallel(n_jobs=-1 if dask_client() else jobs, batch_size=1, return_as="generator_unordered")
-        parent = None if dask_client() else os.getpid()
-        yield from pool(delayed(perform)(artefact, job, config, data, parent) for job in todo)
+    with parallel_config("dask") if has_dask_client() else nullcontext():
+        # batches of one, so that each run is on disk as soon as it is made
+        pool = Parallel(n_jobs=-1 if has_dask_client() else jobs, batch_size=1, return_as="generator_unordered")
+        parent = None if has_dask_client() else os.getpid()
+        yield from pool(delayed(make_run)(artefact, job, config, data, parent) for job in todo)
 
 
-def dask_client() -> bool:
+def has_dask_client() -> bool:
     """Whether a Dask client is active in this process."""
     distributed = sys.modules.get("distributed")
     if distributed is None:
@@ -133,8 +129,8 @@ def dask_client() -> bool:
 
 
 @cache
-def leave_with(parent: int) -> None:
-    """End this process when the one that started it is gone, even if that was killed."""
+def exit_with(parent: int) -> None:
+    """End this process when the one that started it ends, even if that was killed."""
 
     def watch() -> None:
         while os.getppid() == parent:
@@ -145,13 +141,13 @@ def leave_with(parent: int) -> None:
         threading.Thread(target=watch, daemon=True).start()
 
 
-def perform(artefact: Artefact, job: Job, config: Config, data: Path | None, parent: int | None = None) -> Done:
-    """One run on one thread."""
+def make_run(artefact: Artefact, job: Job, config: Config, data: Path | None, parent: int | None = None) -> Done:
+    """Make one run on one thread."""
     import torch
     from threadpoolctl import threadpool_limits
 
     if parent is not None:
-        leave_with(parent)
+        exit_with(parent)
     threads = torch.get_num_threads()
     start = time.perf_counter()
     try:
@@ -164,11 +160,11 @@ def perform(artefact: Artefact, job: Job, config: Config, data: Path | None, par
         raise
     finally:
         torch.set_num_threads(threads)
-    return Done(job, rows, time.perf_counter() - start, versions())
+    return Done(job, rows, time.perf_counter() - start, library_versions())
 
 
-def versions() -> str:
-    """What computed a run."""
+def library_versions() -> str:
+    """The versions behind a run."""
     import numpy
     import torch
 
@@ -180,8 +176,8 @@ def versions() -> str:
 
 
 @contextmanager
-def progress(artefact: Artefact, todo: list[Job]) -> Iterator[Any]:
-    """A bar with the time left, weighted by what each run is expected to cost."""
+def progress_bar(artefact: Artefact, todo: list[Job]) -> Iterator[Any]:
+    """A bar with the time left, in which each run counts as much as it is expected to cost."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 

@@ -1,43 +1,28 @@
 """runs.csv and runs.json: finished runs, kept whatever happens to the process that makes them.
 
-A run is appended as a whole, in one write, followed by fsync. Its rows are numbered (1/9 … 9/9), so that a run torn by
-a power cut is seen when the file is next opened, and made again.
+A run is appended in one write, followed by fsync. Its rows are numbered (1/9 … 9/9), so that a run torn by a power cut
+is noticed when the file is next opened, and is made again.
 """
 
 import csv
 import io
 import json
 import os
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from viper.data.writing import atomic_file
 from viper.paper.artefact import Artefact, Config, Job, Row
 
 if TYPE_CHECKING:
     import pandas
 
 ADDED = ("seconds", "versions", "part")  # columns of every artefact, after its own
-DIGITS = 10  # significant digits in the CSV: a hundred thousand times finer than any Monte Carlo error in it
+CSV_DIGITS = 10  # significant: a hundred thousand times finer than any Monte Carlo error in the file
 
 Key = tuple[str, ...]
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """Write a file under another name in the same folder, then give it its own: it is there whole, or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-        try:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-            Path(file.name).chmod(0o644)
-        except BaseException:
-            Path(file.name).unlink(missing_ok=True)
-            raise
-    Path(file.name).replace(path)
 
 
 class Records:
@@ -52,17 +37,18 @@ class Records:
 
     @contextmanager
     def open(self, config: Config) -> Iterator[set[Key]]:
-        """Lock the folder, check the configuration, repair the file; yields the keys of the finished runs."""
+        """Lock the folder, check the configuration and repair the file; yield the keys of the finished runs."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        with locked(self.folder):
+        with folder_lock(self.folder):
             self.check(config)
             yield self.repair()
 
     def check(self, config: Config) -> None:
-        """Write the configuration, or compare it with that of the runs that are there."""
+        """Write the configuration, or compare it with that of the existing runs."""
         text = json.dumps({"artefact": self.artefact.name, "columns": self.header, **config}, indent=2) + "\n"
         if not self.csv.exists():
-            replace_file(self.json, text.encode())
+            with atomic_file(self.json, overwrite=True) as file:
+                file.write(text.encode())
             return
         old = json.loads(self.json.read_text(encoding="utf-8")) if self.json.exists() else {}
         new = json.loads(text)
@@ -74,26 +60,28 @@ class Records:
             )
 
     def repair(self) -> set[Key]:
-        """Drop what was torn, if anything was; return the finished runs."""
+        """Drop torn runs and return the keys of the finished ones."""
         if not self.csv.exists():
             return set()
         text = self.csv.read_bytes()
         runs = self.finished(text)
         whole = self.lines(row for rows in runs.values() for row in rows)
         if whole != text:
-            replace_file(self.csv, whole)
+            with atomic_file(self.csv, overwrite=True) as file:
+                file.write(whole)
         return set(runs)
 
     def finished(self, text: bytes) -> dict[Key, list[list[str]]]:
-        """The complete runs in a file's text, first come first."""
+        """The complete runs in a file's text, in the order of their first rows."""
         whole = text[: text.rfind(b"\n") + 1].decode()
         runs: dict[Key, list[list[str]]] = {}
         for row in list(csv.reader(io.StringIO(whole)))[1:]:
             if len(row) == len(self.header):
                 runs.setdefault(tuple(row[: len(self.artefact.keys)]), []).append(row)
-        return {key: rows for key, rows in runs.items() if [row[-1] for row in rows] == parts(len(rows))}
+        return {key: rows for key, rows in runs.items() if [row[-1] for row in rows] == part_labels(len(rows))}
 
     def lines(self, rows: Iterator[Sequence[str]], header: bool = True) -> bytes:
+        """Rows as CSV."""
         buffer = io.StringIO()
         writer = csv.writer(buffer, lineterminator="\n")
         if header:
@@ -102,13 +90,13 @@ class Records:
         return buffer.getvalue().encode()
 
     def key(self, job: Job) -> Key:
-        """A job's name among the finished runs."""
-        return tuple(cell(job[name]) for name in self.artefact.keys)
+        """What identifies a job among the finished runs."""
+        return tuple(csv_cell(job[name]) for name in self.artefact.keys)
 
     def append(self, job: Job, rows: Sequence[Row], seconds: float, versions: str) -> None:
         """Add a finished run."""
-        numbered = zip(rows, parts(len(rows)), strict=True)
-        added = [[*self.key(job), *self.cells(row), cell(seconds), versions, part] for row, part in numbered]
+        numbered = zip(rows, part_labels(len(rows)), strict=True)
+        added = [[*self.key(job), *self.cells(row), csv_cell(seconds), versions, part] for row, part in numbered]
         content = self.lines(iter(added), header=not self.csv.exists())
         with self.csv.open("ab") as file:
             file.write(content)
@@ -118,7 +106,7 @@ class Records:
     def cells(self, row: Row) -> list[str]:
         if unknown := {*row} - {*self.artefact.columns}:
             raise ValueError(f"rows of {self.artefact.name} have the columns it declares; got {sorted(unknown)}.")
-        return [cell(row.get(name)) for name in self.artefact.columns]
+        return [csv_cell(row.get(name)) for name in self.artefact.columns]
 
     # --- reading ---
 
@@ -127,7 +115,7 @@ class Records:
         return len(self.finished(self.csv.read_bytes())) if self.csv.exists() else 0
 
     def config(self) -> Config:
-        """The configuration of the runs there are."""
+        """The configuration of the existing runs."""
         read: Config = json.loads(self.json.read_text(encoding="utf-8"))
         return read
 
@@ -140,25 +128,25 @@ class Records:
         return pandas.read_csv(io.BytesIO(rows))
 
 
-def parts(count: int) -> list[str]:
+def part_labels(count: int) -> list[str]:
     return [f"{i}/{count}" for i in range(1, count + 1)]
 
 
-def cell(value: Any) -> str:
-    """A value as text: numbers to ten digits, nothing for None."""
+def csv_cell(value: Any) -> str:
+    """A value as text: numbers to ten digits, None as the empty string."""
     if value is None:
         return ""
     if isinstance(value, str | bool | int):
         return str(value)
-    return f"{float(value):.{DIGITS}g}"
+    return f"{float(value):.{CSV_DIGITS}g}"
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Keep other processes out of a folder. The lock dies with its owner, so that none is left behind."""
+def folder_lock(folder: Path) -> Iterator[None]:
+    """Keep other processes out of a folder. The lock is released when its owner ends, however it ends."""
     try:
         import fcntl
-    except ImportError:  # not on Windows
+    except ImportError:  # Windows has no fcntl
         yield
         return
     descriptor = os.open(folder, os.O_RDONLY)

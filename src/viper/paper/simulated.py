@@ -1,7 +1,7 @@
-"""The data of the logistic regression study, as the authors' program draws it: the same seed, the same rows.
+"""The data of the logistic regression study, as the authors' program draws them: the same seed gives the same rows.
 
-Everything comes from torch's generator in the order of that program, a draw it discards included, so that each of the
-published runs can be held against ours.
+Everything comes from torch's generator in the order of that program, including a draw it discards, so that each
+published run can be compared with ours.
 """
 
 import warnings
@@ -9,11 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.distributions import MultivariateNormal, Wishart
-
-Array = NDArray[np.float64]
 
 # "3" is what was run; "3-text" is the distribution that the paper's text describes.
 SETTINGS = ("1", "2", "3", "3-text")
@@ -22,9 +19,9 @@ SETTINGS = ("1", "2", "3", "3-text")
 class Simulated(NamedTuple):
     """Rows X, labels y and the coefficients β₀ they come from."""
 
-    X: Array
-    y: Array
-    beta: Array
+    X: np.ndarray
+    y: np.ndarray
+    beta: np.ndarray
 
 
 def simulate(setting: str, n: int, p: int, seed: int) -> Simulated:
@@ -36,36 +33,36 @@ def simulate(setting: str, n: int, p: int, seed: int) -> Simulated:
         C = I; C_jk = 0.3^|j-k|; C = W/(p+5) with W ~ Wishart(p+5, I), as was run; C = W⁻¹ with W ~ Wishart(p+3, I), as
         the paper says.
     n, p, seed : int
-        Rows, coefficients, and the seed of torch's generator, which is left as it was.
+        Number of rows, number of coefficients, and a seed. The state of torch's generator is restored.
     """
     if setting not in SETTINGS:
         raise ValueError(f"setting must be one of {list(SETTINGS)}; got {setting!r}.")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        X = features(setting, n, p)
-        torch.rand(p, dtype=torch.double)  # drawn and not used there
-        beta = torch.cat([coefficient() for _ in range(p)]).double()
+        X = draw_rows(setting, n, p)
+        torch.rand(p, dtype=torch.double)  # drawn and discarded there too
+        beta = torch.cat([draw_coefficient() for _ in range(p)]).double()
         y = torch.bernoulli(torch.sigmoid(X @ beta))
     return Simulated(X.numpy(), y.numpy(), beta.numpy())
 
 
-def features(setting: str, n: int, p: int) -> Tensor:
+def draw_rows(setting: str, n: int, p: int) -> Tensor:
     if setting == "1":
         return torch.randn(n, p, dtype=torch.double)
-    return MultivariateNormal(torch.zeros(p, dtype=torch.double), covariance(setting, p)).sample((n,))
+    return MultivariateNormal(torch.zeros(p, dtype=torch.double), row_covariance(setting, p)).sample((n,))
 
 
-def covariance(setting: str, p: int) -> Tensor:
+def row_covariance(setting: str, p: int) -> Tensor:
     if setting == "2":
         j = torch.arange(p)
         return 0.3 ** (j[:, None] - j).abs().double()
-    with warnings.catch_warnings(action="ignore"):  # torch doubts some draws, and makes those again
+    with warnings.catch_warnings(action="ignore"):  # torch warns of singular draws, and repeats them
         if setting == "3-text":
             return torch.linalg.inv(Wishart(torch.tensor(p + 3.0).double(), torch.eye(p).double()).sample())
         draw = Wishart(torch.tensor(p + 5.0), torch.eye(p)).sample((1,))
     return (draw[0] / (p + 5)).double()
 
 
-def coefficient() -> Tensor:
+def draw_coefficient() -> Tensor:
     """Uniform on [-2, -0.2] or [0.2, 2]."""
     return -1.8 * torch.rand(1) - 0.2 if float(torch.rand(1)) < 0.5 else 1.8 * torch.rand(1) + 0.2

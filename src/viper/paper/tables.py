@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from viper.data.writing import atomic_file
+
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
@@ -22,8 +24,8 @@ class Spread(NamedTuple):
 Cell = str | float | Spread | None
 
 
-def spread(values: Iterable[float]) -> Spread | None:
-    """Median and quantiles of the numbers among the values, if there are any."""
+def spread_of(values: Iterable[float]) -> Spread | None:
+    """Median and quantiles of the values that are not NaN, or None without any."""
     import numpy as np
 
     array = np.asarray([value for value in values if value == value], float)
@@ -31,7 +33,7 @@ def spread(values: Iterable[float]) -> Spread | None:
 
 
 @dataclass(frozen=True)
-class Table:
+class ResultTable:
     """Cells under column names. `name` is that of its files; numbers are formatted here, not by the caller."""
 
     name: str
@@ -41,7 +43,7 @@ class Table:
     notes: Sequence[str] = field(default_factory=tuple)
 
     def show(self) -> None:
-        """Print to the terminal: medians alone where quantiles have no room, and in pieces where columns have none."""
+        """Print to the terminal: without quantiles if these are too wide, and in pieces if the columns still are."""
         from rich.console import Console
 
         console = Console()
@@ -58,7 +60,7 @@ class Table:
         return [max(map(len, column)) + 3 for column in zip(self.columns, *texts, strict=True)]
 
     def pieces(self, widths: list[int], room: int) -> list[list[int]]:
-        """Columns to print side by side: the leading words, repeated, and as many others as there is room for."""
+        """Columns to print side by side: the leading columns of words, repeated, and as many others as fit."""
         words = [all(isinstance(row[j], str) for row in self.rows) for j in range(len(self.columns))]
         labels = list(range([*words, False].index(False)))
         taken = sum(widths[j] for j in labels)
@@ -82,20 +84,20 @@ class Table:
         return drawn
 
     def texts(self, short: bool = False) -> list[list[str]]:
-        return [[text(cell, short) for cell in row] for row in self.rows]
+        """The cells as text; `short` leaves out quantiles."""
+        return [[cell_text(cell, short) for cell in row] for row in self.rows]
 
     def write(self, folder: Path) -> list[Path]:
-        """The three files."""
-        from viper.paper.records import replace_file
-
+        """Write the table as CSV, Markdown and LaTeX; return the paths."""
         made = {"csv": self.as_csv(), "md": self.as_markdown(), "tex": self.as_latex()}
         paths = [folder / f"{self.name}.{ending}" for ending in made]
         for path, content in zip(paths, made.values(), strict=True):
-            replace_file(path, content.encode())
+            with atomic_file(path, overwrite=True) as file:
+                file.write(content.encode())
         return paths
 
     def as_csv(self) -> str:
-        """Every digit; three columns for a median with quantiles."""
+        """CSV with every digit, and three columns for a median with quantiles."""
         spreads = [any(isinstance(row[j], Spread) for row in self.rows) for j in range(len(self.columns))]
         buffer = io.StringIO()
         writer = csv.writer(buffer, lineterminator="\n")
@@ -112,7 +114,7 @@ class Table:
         return buffer.getvalue()
 
     def as_markdown(self) -> str:
-        """With aligned columns, readable as it is."""
+        """Markdown with aligned columns, readable as plain text."""
         lines = [list(self.columns), *self.texts()]
         widths = [max(len(line[j]) for line in lines) for j in range(len(self.columns))]
         padded = [[c.ljust(w) for c, w in zip(line, widths, strict=True)] for line in lines]
@@ -121,31 +123,30 @@ class Table:
         return "\n\n".join([f"# {self.title}", body, *self.notes]) + "\n"
 
     def as_latex(self) -> str:
-        """A tabular with rules of the package booktabs."""
-        lines = [" & ".join(map(latex, line)) + r" \\" for line in [self.columns, *self.texts()]]
+        """A LaTeX tabular with rules of the package booktabs."""
+        lines = [" & ".join(map(escape_latex, line)) + r" \\" for line in [self.columns, *self.texts()]]
         rows = "\n    ".join([r"\toprule", lines[0], r"\midrule", *lines[1:], r"\bottomrule"])
-        notes = " ".join(map(latex, self.notes))
+        notes = " ".join(map(escape_latex, self.notes))
         return (
             "\\begin{table}\n  \\centering\n"
-            f"  \\caption{{{latex(self.title)}{'. ' + notes if notes else ''}}}\n"
+            f"  \\caption{{{escape_latex(self.title)}{'. ' + notes if notes else ''}}}\n"
             f"  \\begin{{tabular}}{{{'l' * len(self.columns)}}}\n    {rows}\n  \\end{{tabular}}\n\\end{{table}}\n"
         )
 
 
-def text(cell: Cell, short: bool = False) -> str:
+def cell_text(cell: Cell, short: bool = False) -> str:
     if cell is None:
         return "-"
     if isinstance(cell, str):
         return cell
     if isinstance(cell, Spread):
-        return (
-            number(cell.median) if short else f"{number(cell.median)} ({number(cell.low, 2)}, {number(cell.high, 2)})"
-        )
-    return number(cell)
+        median, low, high = format_number(cell.median), format_number(cell.low, 2), format_number(cell.high, 2)
+        return median if short else f"{median} ({low}, {high})"
+    return format_number(cell)
 
 
-def number(x: float, digits: int = 3) -> str:
-    """Three digits, without an exponent where the number is of everyday size."""
+def format_number(x: float, digits: int = 3) -> str:
+    """Significant digits, with an exponent only if the number is very small or large; "-" for NaN."""
     if x != x:
         return "-"
     if x == 0 or 1e-3 <= abs(x) < 1e7:
@@ -153,9 +154,9 @@ def number(x: float, digits: int = 3) -> str:
     return f"{x:.{digits - 1}e}"
 
 
-MATHS = {"η": r"\eta", "ϑ": r"\vartheta", "τ": r"\tau", "β": r"\beta", "Σ": r"\Sigma", "∞": r"\infty"}
-MATHS |= {"×": r"\times", "±": r"\pm", "≤": r"\leq", "≥": r"\geq", "→": r"\to", "‖": r"\|", "<": "<", ">": ">"}
-MATHS |= {
+MATH_COMMANDS = {"η": r"\eta", "ϑ": r"\vartheta", "τ": r"\tau", "β": r"\beta", "Σ": r"\Sigma", "∞": r"\infty"}
+MATH_COMMANDS |= {"×": r"\times", "±": r"\pm", "≤": r"\leq", "≥": r"\geq", "→": r"\to", "‖": r"\|", "<": "<", ">": ">"}
+MATH_COMMANDS |= {
     "√": r"\surd",
     "π": r"\pi",
     "σ": r"\sigma",
@@ -165,10 +166,10 @@ MATHS |= {
     "−": "-",
     "≈": r"\approx",
 }
-MATHS |= {character: f"^{digit}" for digit, character in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")} | {"⁻": "^-", "*": "^*"}
-MATHS |= {character: f"_{digit}" for digit, character in enumerate("₀₁₂₃₄₅₆₇₈₉")}
-LATEX = {
-    **{character: f"${command}$" for character, command in MATHS.items()},
+MATH_COMMANDS |= {character: f"^{digit}" for digit, character in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")} | {"⁻": "^-", "*": "^*"}
+MATH_COMMANDS |= {character: f"_{digit}" for digit, character in enumerate("₀₁₂₃₄₅₆₇₈₉")}
+LATEX_CHARACTERS = {
+    **{character: f"${command}$" for character, command in MATH_COMMANDS.items()},
     **{character: rf"\{character}" for character in "&%$#_{}"},
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
@@ -178,6 +179,6 @@ LATEX = {
 }
 
 
-def latex(words: str) -> str:
-    """Words as LaTeX."""
-    return "".join(LATEX.get(c, c) for c in words)
+def escape_latex(words: str) -> str:
+    """Escape words for LaTeX."""
+    return "".join(LATEX_CHARACTERS.get(c, c) for c in words)

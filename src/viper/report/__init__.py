@@ -55,6 +55,6 @@ def write(
     """
     from viper.data.storage import write_bytes
     from viper.report.page import render
-    from viper.report.study import read
+    from viper.report.study import read_study
 
-    write_bytes(path, render(read(model, data, target, spatial, held_out)).encode(), overwrite)
+    write_bytes(path, render(read_study(model, data, target, spatial, held_out)).encode(), overwrite)

@@ -75,7 +75,7 @@
 
   // --- one row: the density of s(f), f ~ N(theta, tau^2), averaged over two percentage points around each p ---
   const logit = (p) => Math.log(p) - Math.log1p(-p);
-  const normalMass = (from, to, panels = 64) => { // by Simpson's rule; beyond 9 there is nothing
+  const normalMass = (from, to, panels = 64) => { // by Simpson's rule; the mass beyond 9 is negligible
     const [a, b] = [from, to].map((z) => Math.min(9, Math.max(-9, z)));
     const step = (b - a) / panels;
     let sum = 0;
@@ -85,7 +85,7 @@
     }
     return (sum * step) / 3 / Math.sqrt(2 * Math.PI);
   };
-  const smear = 0.01; // as charts.SMEAR
+  const smear = 0.01; // charts.SMEAR
   const density = (theta, tau, steps = 200) => Array.from({ length: steps + 1 }, (_, k) => {
     const p = k / steps;
     const [low, high] = [Math.max(0, p - smear), Math.min(1, p + smear)];
@@ -97,7 +97,7 @@
     const digits = Math.round(100 * low) === Math.round(100 * high) ? 1 : 0;
     return `${(100 * low).toFixed(digits)}\u2060–\u2060${(100 * high).toFixed(digits)}\u202f%`;
   };
-  const [left, right, top, floor] = [20, 400, 14, 194]; // the frame of charts.density
+  const [left, right, top, floor] = [20, 400, 14, 194]; // the frame of charts.density_chart
   const points = (list) => list.map(([x, y]) => `${x.toFixed(1)},${y.toFixed(1)}`).join("L");
   const draw = (row) => {
     const curve = density(row.theta, row.tau);

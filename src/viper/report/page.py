@@ -1,4 +1,4 @@
-"""The page: the sections, put into the template with style, script and data."""
+"""The page: a template filled with the sections, the style sheet, the script and its data."""
 
 import datetime
 import json
@@ -7,32 +7,32 @@ from importlib.resources import files
 from string import Template
 
 from viper.data.storage import viper_version
-from viper.report.row_section import Rows
-from viper.report.sections import drivers, effects, fitted, performance, subtitle, summary, trust, where
+from viper.report import sections
+from viper.report.row_section import RowSection
 from viper.report.study import Study
 
 
 def render(study: Study) -> str:
     """The whole page as text."""
-    rows = Rows(study)
-    sections = [
-        summary(study),
-        performance(study),
-        drivers(study),
-        effects(study),
-        rows.section(),
-        where(study),
-        trust(study),
-        fitted(study),
+    rows = RowSection(study)
+    parts = [
+        sections.summary_section(study),
+        sections.performance_section(study),
+        sections.drivers_section(study),
+        sections.effects_section(study),
+        rows.markup(),
+        sections.map_section(study),
+        sections.trust_section(study),
+        sections.fit_section(study),
     ]
     return Template(resource("page.html")).substitute(
         title=escape(f"Probability of {study.positive}"),
-        subtitle=escape(subtitle(study)),
-        sections="\n".join(section for section in sections if section),
+        subtitle=escape(sections.subtitle(study)),
+        sections="\n".join(filter(None, parts)),
         footer=escape(footer(study)),
         style=resource("page.css"),
         script=resource("page.js"),
-        # so that no "</script>" or "<!--" in it can end the element early
+        # escaped so that no "</script>" or "<!--" in the data ends the element early
         data=json.dumps(rows.payload()).replace("<", "\\u003c"),
     )
 
@@ -45,7 +45,7 @@ def footer(study: Study) -> str:
     version = viper_version()
     author = "viper" if version == "unknown" else f"viper {version}"
     return (
-        f"Written by {author} on {datetime.date.today():%d %B %Y}. This page holds everything it shows and loads "
-        f"nothing from the network. An interval of {study.level_name} contains the probability with {study.level_name} "
-        "certainty, given the model and its prior. Odds are p / (1 − p): even chances are odds of one."
+        f"Written by {author} on {datetime.date.today():%d %B %Y}. This page is self-contained and loads nothing from "
+        f"the network. A {study.level_name} interval contains the probability with {study.level_name} certainty, given "
+        "the model and its prior. Odds are p / (1 − p): even chances are odds of one."
     )

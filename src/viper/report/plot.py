@@ -1,6 +1,6 @@
-"""Pictures of fitted models. Every function draws into `ax`, or into a new figure, and returns the Axes.
+"""Plots of fitted models. Every function draws into `ax`, or into a new figure, and returns the Axes.
 
-Colours are Okabe and Ito's, which colour-blind readers can tell apart. No global setting of matplotlib is touched.
+Colours are Okabe and Ito's, which colour-blind readers can tell apart. Matplotlib's global settings are left alone.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ from viper.data.checks import read_labels
 from viper.errors import listed
 from viper.models.prediction import check_model, predictions
 from viper.report import views
+from viper.report.metrics import calibration
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,12 +29,12 @@ __all__ = [
 ]
 
 BLUE, ORANGE, RED, SKY, GREY = "#0072B2", "#E69F00", "#D55E00", "#56B4E9", "#8A8F98"
-YELLOW = "#F0E442"  # of marks on a coloured ground
+YELLOW = "#F0E442"  # for marks on a coloured background
 INK = "#30343B"
 
 
 def canvas(ax: "Axes | None", size: tuple[float, float] = (6.4, 4.2)) -> "Axes":
-    """`ax` itself, or that of a new figure; plain, with two spines."""
+    """`ax`, or the Axes of a new figure, with the two spines at left and bottom."""
     try:
         import matplotlib.pyplot as plt
     except ImportError as error:
@@ -56,8 +57,8 @@ def percent_axis(axis: Any) -> None:
     axis.set_major_formatter(PercentFormatter(1.0, decimals=0))
 
 
-def coefficients(model: Any, what: str, level: float = 0.95) -> Any:
-    """The summary without the intercept, of a model that has coefficients."""
+def coefficient_summary(model: Any, what: str, level: float = 0.95) -> Any:
+    """The summary of a model with coefficients, without the intercept."""
     check_model(model)
     if not hasattr(model, "coefficient_interval"):
         kind = type(model).__name__
@@ -65,26 +66,26 @@ def coefficients(model: Any, what: str, level: float = 0.95) -> Any:
     return model.summary(level).drop(index="intercept", errors="ignore")
 
 
-# --- what was learned ---
+# --- what the model learned ---
 
 
 def forest(model: Any, *, level: float = 0.95, top: int | None = None, odds: bool = True, ax: Any = None) -> "Axes":
-    """Coefficients with credible intervals, largest on top; for a Gaussian process, the relevance of its columns.
+    """Coefficients with credible intervals, the largest on top; for a Gaussian process, the relevance of its columns.
 
     Parameters
     ----------
     model : fitted VariationalLogisticRegression or VariationalGPClassifier
     level : float, default 0.95
     top : int, optional
-        How many to show: those with the largest means.
+        How many to show: those with the largest absolute means.
     odds : bool, default True
-        Odds ratios on a logarithmic axis instead of coefficients.
+        Whether to show odds ratios on a logarithmic axis instead of coefficients.
     ax : matplotlib Axes, optional
     """
     check_model(model)
     if not hasattr(model, "coefficient_interval"):
-        return relevance(model, top, ax)
-    table = coefficients(model, "forest", level)
+        return relevance_forest(model, top, ax)
+    table = coefficient_summary(model, "forest", level)
     table = table.loc[table["mean"].abs().sort_values().index[-(top or len(table)) :]].sort_values("mean")
     names = ["odds_ratio", "odds_lower", "odds_upper"] if odds else ["mean", "lower", "upper"]
     middle, low, high = (table[name].to_numpy() for name in names)
@@ -102,19 +103,19 @@ def forest(model: Any, *, level: float = 0.95, top: int | None = None, odds: boo
     if odds:
         plain_log_axis(ax, wide=bool(table["upper"].max() - table["lower"].min() > np.log(100.0)))
     per_sd = [unit.startswith("per sd") for unit in units]
-    per = " per sd" if all(per_sd) else " per unit" if not any(per_sd) else ""  # else its label says it of each
+    per = " per sd" if all(per_sd) else " per unit" if not any(per_sd) else ""  # otherwise each label says it
     title(ax, f"{'Odds ratio' if odds else 'Coefficient'}{per}, {100 * level:g} % interval")
     return ax
 
 
 def unit_of(model: Any, name: Any) -> str:
-    """What a coefficient is per, in the words of the model's formula; nothing where that is one unit."""
+    """The unit of a coefficient, in the words of the model's formula; empty if it is per 1."""
     unit = model.formula_.units.get(str(name), "1") if hasattr(model, "formula_") else "1"
     return "" if unit == "1" else f"per {unit}" if unit.startswith("sd") else unit
 
 
 def plain_log_axis(ax: "Axes", wide: bool) -> None:
-    """0.1, 1, 10 along the axis, and between them 2 and 5 unless it is wide."""
+    """Ticks at 0.1, 1, 10 and so on, with 2 and 5 between them unless the axis spans a wide range."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     ax.set_xscale("log")
@@ -123,8 +124,8 @@ def plain_log_axis(ax: "Axes", wide: bool) -> None:
     ax.xaxis.set_minor_formatter(NullFormatter())
 
 
-def relevance(model: Any, top: int | None, ax: Any) -> "Axes":
-    """1/lengthscale of standardised columns: how quickly the log-odds change along each."""
+def relevance_forest(model: Any, top: int | None, ax: Any) -> "Axes":
+    """1 / lengthscale in standard deviations: how quickly the log-odds change along each column."""
     table = model.summary()
     if "relevance" not in table:
         raise TypeError(
@@ -143,14 +144,14 @@ def relevance(model: Any, top: int | None, ax: Any) -> "Axes":
 def densities(model: Any, names: Any = None, *, level: float = 0.95, ax: Any = None) -> "Axes":
     """Posterior densities of coefficients, one above the other; the shaded part holds `level` of the mass.
 
-    By default the eight with the largest means.
+    By default, the eight coefficients with the largest absolute means.
     """
-    table = coefficients(model, "densities", level)
+    table = coefficient_summary(model, "densities", level)
     if names is None:
         names = table["mean"].abs().sort_values(ascending=False).index[:8]
     missing = [name for name in names if name not in table.index]
     if missing:
-        raise ValueError(f"names must be coefficients of the model; got {missing}. There are {listed(table.index)}.")
+        raise ValueError(f"names must be coefficients of the model; got {missing}. They are {listed(table.index)}.")
     table = table.loc[list(names)[::-1]]
     ax = canvas(ax, (6.4, 1.2 + 0.45 * len(table)))
     z = np.linspace(-3.6, 3.6, 241)
@@ -171,8 +172,8 @@ def densities(model: Any, names: Any = None, *, level: float = 0.95, ax: Any = N
 def partial_effect(
     model: Any, X: Any, feature: Any, *, level: float = 0.95, points: int = 61, ax: Any = None
 ) -> "Axes":
-    """The probability as one column of X moves, the others at their medians, with its credible band."""
-    effect = views.partial_effect(model, X, feature, level, points)
+    """The probability with its credible band as one column of X varies, with the others at their medians."""
+    effect = views.column_effect(model, X, feature, level, points)
     seen = effect.predictions
     ax = canvas(ax)
     if effect.curve:
@@ -190,32 +191,32 @@ def partial_effect(
     return ax
 
 
-# --- what it says of rows ---
+# --- what it predicts for rows ---
 
 
-def marks(model: Any, y: Any) -> np.ndarray:
-    """Which rows are of the second class."""
+def is_positive(model: Any, y: Any) -> np.ndarray:
+    """Which rows belong to the second class."""
     return read_labels(y, len(y), model.classes_)[1].numpy()
 
 
 def observations(model: Any, X: Any, y: Any = None, *, level: float = 0.95, most: int = 400, ax: Any = None) -> "Axes":
-    """Every row's probability with its interval, in the order of the log-odds; of many rows, `most` evenly spaced."""
+    """The probability of every row with its interval, in order of the log-odds; at most `most` rows, evenly spaced."""
     seen = predictions(model, X, level)
     order = np.argsort(seen.latent, kind="stable")
-    order = order[np.unique(np.linspace(0, len(order) - 1, min(most, len(order))).astype(int))]
+    order = order[views.evenly_spaced(len(order), most)]
     seen = seen.take(order)
     ax = canvas(ax, (7.2, 4.2))
     at = np.arange(len(order))
     groups: list[tuple[Any, str, str | None]] = [(np.ones(len(order), dtype=bool), BLUE, None)]
     if y is not None:
-        positive = marks(model, y)[order]
+        positive = is_positive(model, y)[order]
         groups = [(~positive, BLUE, str(model.classes_[0])), (positive, RED, str(model.classes_[1]))]
     for group, colour, label in groups:
         ax.vlines(at[group], seen.lower[group], seen.upper[group], color=colour, alpha=0.4, lw=1.5)
         ax.plot(at[group], seen.probability[group], ".", color=colour, label=label, ms=4)
     if y is not None:
-        ax.legend(frameon=False)
-    ax.set(xticks=[], xlabel="rows, in the order of their log-odds", ylim=(-0.02, 1.02))
+        ax.legend(frameon=False, loc="best")
+    ax.set(xticks=[], xlabel="rows, in order of their log-odds", ylim=(-0.02, 1.02))
     ax.set_ylabel(f"probability of {model.classes_[1]}")
     percent_axis(ax.yaxis)
     title(ax, f"Probability of every row, {100 * level:g} % interval")
@@ -223,14 +224,14 @@ def observations(model: Any, X: Any, y: Any = None, *, level: float = 0.95, most
 
 
 def reliability(model: Any, X: Any, y: Any, *, bins: int = 10, level: float = 0.95, ax: Any = None) -> "Axes":
-    """Share of positives against predicted probability, by bins, with the interval of each share."""
-    table = views.reliability(predictions(model, X).probability, marks(model, y), bins, level)
+    """Share of positives against predicted probability, by bin, with the interval of each share."""
+    table = calibration(is_positive(model, y), predictions(model, X).probability, bins, level)
     ax = canvas(ax, (4.8, 4.6))
     ax.plot([0, 1], [0, 1], color=GREY, lw=1, ls=(0, (4, 3)))
-    ax.fill_between(table.predicted, table.lower, table.upper, color=BLUE, alpha=0.15, lw=0)
-    ax.vlines(table.predicted, table.lower, table.upper, color=BLUE, lw=1.5)
-    sizes = 18 + 90 * np.sqrt(table.rows / table.rows.max())
-    ax.scatter(table.predicted, table.observed, s=sizes, color=BLUE, zorder=3, edgecolor="white")
+    ax.fill_between(table["predicted"], table["lower"], table["upper"], color=BLUE, alpha=0.15, lw=0)
+    ax.vlines(table["predicted"], table["lower"], table["upper"], color=BLUE, lw=1.5)
+    sizes = 18 + 90 * np.sqrt(table["rows"] / table["rows"].max())
+    ax.scatter(table["predicted"], table["observed"], s=sizes, color=BLUE, zorder=3, edgecolor="white")
     ax.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), xlabel="predicted probability", ylabel="share that was positive")
     ax.set_aspect("equal")
     percent_axis(ax.xaxis)
@@ -242,7 +243,7 @@ def reliability(model: Any, X: Any, y: Any, *, bins: int = 10, level: float = 0.
 def probability_map(
     model: Any, X: Any, y: Any = None, *, columns: Any = None, show: str = "mean", size: int = 80, ax: Any = None
 ) -> "Axes":
-    """Mean or sd of the probability over two columns of X, the others at their medians; the rows on top.
+    """Mean or sd of the probability over two columns of X, with the others at their medians and the rows on top.
 
     Parameters
     ----------
@@ -251,7 +252,7 @@ def probability_map(
     y : array (n,), optional
         Labels, to mark the rows by class.
     columns : pair of column names, optional
-        Needed if X has more than two.
+        Required if X has more than two.
     show : {"mean", "sd"}, default "mean"
     size : int, default 80
         Points along each side of the grid.
@@ -259,7 +260,7 @@ def probability_map(
     """
     if show not in ("mean", "sd"):
         raise ValueError(f"show must be 'mean' or 'sd'; got {show!r}.")
-    field = views.grid(model, X, columns, size)
+    field = views.probability_grid(model, X, columns, size)
     ax = canvas(ax, (5.8, 4.6))
     values, colours, top = (field.probability, "RdBu_r", 1.0) if show == "mean" else (field.sd, "cividis", None)
     mesh = ax.pcolormesh(field.x, field.y, values, cmap=colours, vmin=0.0, vmax=top, shading="gouraud", rasterized=True)
@@ -270,12 +271,12 @@ def probability_map(
     if y is None:
         ax.scatter(first, second, s=6, color=INK, alpha=0.5, lw=0)
     else:
-        positive = marks(model, y)
-        # by shape and by colour, both light with a dark rim: they read on the darkest and on the lightest ground
+        positive = is_positive(model, y)
+        # classes differ in shape and colour, both light with a dark rim: legible on the darkest and lightest background
         for group, marker, face, label in ((~positive, "o", "white", 0), (positive, "^", YELLOW, 1)):
             look = {"marker": marker, "facecolor": face, "edgecolor": INK, "label": str(model.classes_[label])}
             ax.scatter(first[group], second[group], s=20, lw=0.7, **look)
-        ax.legend(frameon=True, fontsize=8)
+        ax.legend(frameon=True, fontsize=8, loc="best")
     ax.figure.colorbar(mesh, ax=ax)
     ax.set(xlabel=field.names[0], ylabel=field.names[1])
     what = "Probability" if show == "mean" else "Standard deviation of the probability"
@@ -283,21 +284,21 @@ def probability_map(
     return ax
 
 
-# --- how it came about ---
+# --- how the fit went ---
 
-FLOOR = 1e-17  # below every rounding error: where a logarithmic axis puts 0
+FLOOR = 1e-17  # where a logarithmic axis shows 0; below every rounding error
 
 
 def convergence(model: Any, *, ax: Any = None) -> "Axes":
     """How far each iteration moved the posterior, in nats; for Adam, how far the objective lay below the final one.
 
-    For a Gaussian process, how far each start of the search for a kernel remained below the best.
+    For a Gaussian process, how far each start of the kernel search stayed below the best one.
     """
     if getattr(model, "starts_", None):
-        return starts(model, ax)
-    trace = views.trace(model)
+        return starts_race(model, ax)
+    trace = views.convergence_trace(model)
     if not len(trace.values):
-        raise ValueError("convergence needs the history of the fit; got a model without one. Plot before saving it.")
+        raise ValueError("convergence needs the history of the fit; got a model without one. Plot it before saving.")
     ax = canvas(ax)
     at, marker = np.arange(1, len(trace.values) + 1), "o" if len(trace.values) < 60 else ""
     ax.semilogy(at, trace.values.clip(FLOOR), color=BLUE, lw=1.6, marker=marker, ms=4)
@@ -307,8 +308,8 @@ def convergence(model: Any, *, ax: Any = None) -> "Axes":
     return ax
 
 
-def starts(model: Any, ax: Any) -> "Axes":
-    """The race of a Gaussian process's starts."""
+def starts_race(model: Any, ax: Any) -> "Axes":
+    """How far each start of a Gaussian process's kernel search stayed below the best one."""
     ax = canvas(ax, (6.4, 1.4 + 0.3 * len(model.starts_)))
     ranked = sorted(model.starts_, key=lambda start: start.elbo)
     below = [ranked[-1].elbo - start.elbo for start in ranked]
@@ -322,15 +323,15 @@ def starts(model: Any, ax: Any) -> "Axes":
 
 
 def bounds(over: str = "mean", *, mean: float = 1.0, sd: float = 2.0, ax: Any = None) -> "Axes":
-    """Relative error of every treatment of E[log(1+e^X)], X ~ N(mean, sd²), over the mean or over the sd.
+    """Relative error of every method for E[log(1+e^X)], X ~ N(mean, sd²), over the mean or over the sd.
 
-    What is not moved over is held at `mean` or `sd`. The truth is by brute force.
+    The other parameter is held at `mean` or `sd`. The reference value is computed by brute force.
     """
     if over not in ("mean", "sd"):
         raise ValueError(f"over must be 'mean' or 'sd'; got {over!r}.")
     along = torch.linspace(-8, 6, 281).double() if over == "mean" else torch.logspace(-2, 1, 301).double()
-    still = torch.full_like(along, sd if over == "mean" else mean)
-    errors = views.relative_errors(*((along, still**2) if over == "mean" else (still, along**2)))
+    fixed = torch.full_like(along, sd if over == "mean" else mean)
+    errors = views.relative_errors(*((along, fixed**2) if over == "mean" else (fixed, along**2)))
     ax = canvas(ax)
     for (name, error), colour in zip(errors.items(), (RED, GREY, SKY, ORANGE, BLUE), strict=True):
         ax.semilogy(
@@ -339,7 +340,7 @@ def bounds(over: str = "mean", *, mean: float = 1.0, sd: float = 2.0, ax: Any = 
     if over == "sd":
         ax.set_xscale("log")
     ax.set(xlabel="ϑ" if over == "mean" else "τ", ylim=(FLOOR, 10))
-    # where no method's line runs
+    # where there are no lines
     ax.legend(frameon=False, fontsize=8, loc=(0.02, 0.2) if over == "mean" else "upper left")
     title(ax, f"Relative error at {f'τ = {sd:g}' if over == 'mean' else f'ϑ = {mean:g}'}")
     return ax

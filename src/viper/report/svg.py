@@ -1,6 +1,8 @@
-"""Charts as SVG text: scales, axes and marks. Colours come from the page's style sheet, through classes.
+"""Markup of the page as text: elements, tables and figures of HTML, and charts in SVG.
 
-Every text passes through `escape`. A mark's <title> is its tooltip: the browser's own, until the script takes over.
+Colours come from the page's style sheet, through classes. The content of `element`, and arguments whose names end in
+`markup`, are markup already; every other text is escaped here. A mark's <title> is its tooltip, which the browser
+shows until the script takes over.
 """
 
 import math
@@ -11,19 +13,90 @@ from typing import Any
 import numpy as np
 
 
+def element(name: str, content: str = "", **attributes: Any) -> str:
+    """<name attributes>content</name>. In attribute names, a trailing underscore is dropped; others become hyphens."""
+    pairs = (
+        f' {key.rstrip("_").replace("_", "-")}="{escape(attribute_value(value))}"'
+        for key, value in attributes.items()
+        if value is not None
+    )
+    return f"<{name}{''.join(pairs)}>{content}</{name}>" if content else f"<{name}{''.join(pairs)}/>"
+
+
+def attribute_value(value: Any) -> str:
+    """Floats to a tenth, which for lengths is a tenth of a pixel; anything else as it is."""
+    return f"{float(value):.1f}".removesuffix(".0") if isinstance(value, float | np.floating) else str(value)
+
+
+# --- HTML ---
+
+
+def paragraph(sentence: str | None, class_: str | None = None, **attributes: Any) -> str:
+    return element("p", escape(sentence), class_=class_, **attributes) if sentence else ""
+
+
+def section(id_: str, heading: str, *markup: str) -> str:
+    head = element("h2", escape(heading), id=f"{id_}-title")
+    return element("section", head + "".join(markup), id=id_, aria_labelledby=f"{id_}-title")
+
+
+def figure(heading: str, sentence: str, chart_markup: str, after_markup: str = "", class_: str | None = None) -> str:
+    caption = element("figcaption", element("h3", escape(heading)) + paragraph(sentence))
+    frame = element("div", chart_markup, class_="frame")
+    return element("figure", caption + frame + element("div", after_markup or " "), class_=class_)
+
+
+def side_by_side(*markup: str) -> str:
+    return element("div", "".join(markup), class_="columns")
+
+
+def table_cell(shown: str, sort: Any = None, class_: str | None = None) -> str:
+    """A cell of a table; `sort` is the number that the column is sorted by, if not the text shown."""
+    key = None if sort is None else repr(float(sort))
+    return element("td", escape(shown) or " ", class_=class_ or ("number" if key else None), data_sort=key)
+
+
+def sort_button(name: str) -> str:
+    return element("button", escape(name), type="button", class_="sort")
+
+
+def column_heading(markup: str, class_: str | None = None) -> str:
+    return element("th", markup, scope="col", class_=class_)
+
+
+def row_heading(markup: str, **attributes: Any) -> str:
+    return element("th", markup, scope="row", **attributes)
+
+
+def data_table(caption: str, head_markup: list[str], rows_markup: list[list[str]], class_: str | None = None) -> str:
+    """A table from its column headings and its rows of cells."""
+    head = element("thead", element("tr", "".join(head_markup)))
+    body = element("tbody", "".join(element("tr", "".join(row)) for row in rows_markup) or " ")
+    whole = element("table", element("caption", escape(caption)) + head + body, class_=class_)
+    return element("div", whole, class_="scroll", tabindex="0", role="group", aria_label=caption)
+
+
+def definition_list(pairs: dict[str, str], class_: str) -> str:
+    items = "".join(element("div", element("dt", escape(k)) + element("dd", escape(v))) for k, v in pairs.items())
+    return element("dl", items, class_=class_)
+
+
+# --- SVG ---
+
+
 class Scale:
-    """A linear (or logarithmic) map of [low, high] to pixels [start, end]."""
+    """A linear or logarithmic map of [low, high] to pixels [start, end]."""
 
     def __init__(self, low: float, high: float, start: float, end: float, log: bool = False) -> None:
         self.low, self.high, self.start, self.end, self.log = low, high, start, end, log
 
     def __call__(self, value: Any) -> Any:
-        read: Callable[[Any], Any] = np.log if self.log else np.asarray
-        share = (read(value) - read(self.low)) / (read(self.high) - read(self.low))
+        position: Callable[[Any], Any] = np.log if self.log else np.asarray
+        share = (position(value) - position(self.low)) / (position(self.high) - position(self.low))
         return self.start + share * (self.end - self.start)
 
     def ticks(self, count: int = 5) -> list[float]:
-        """Round numbers in the domain, about `count` of them; of a logarithmic scale, powers of ten."""
+        """About `count` round numbers in the domain; powers of ten on a logarithmic scale."""
         if self.log:
             powers = range(math.ceil(math.log10(self.low) - 1e-9), math.floor(math.log10(self.high) + 1e-9) + 1)
             every = max(1, math.ceil(len(powers) / count))
@@ -35,43 +108,28 @@ class Scale:
         return [round(k * step, 12) for k in range(first, last + 1)]
 
 
-def element(name: str, content: str = "", **attributes: Any) -> str:
-    """<name attributes>content</name>; a trailing underscore of an attribute is dropped, others become hyphens."""
-    pairs = (
-        f' {key.rstrip("_").replace("_", "-")}="{escape(plain(value))}"'
-        for key, value in attributes.items()
-        if value is not None
-    )
-    return f"<{name}{''.join(pairs)}>{content}</{name}>" if content else f"<{name}{''.join(pairs)}/>"
-
-
-def plain(value: Any) -> str:
-    """Numbers to a tenth of a pixel."""
-    return f"{float(value):.1f}".removesuffix(".0") if isinstance(value, float | np.floating) else str(value)
-
-
-def text(content: str, x: float, y: float, class_: str = "", **attributes: Any) -> str:
+def text_mark(content: str, x: float, y: float, class_: str = "", **attributes: Any) -> str:
     return element("text", escape(content), x=float(x), y=float(y), class_=class_ or None, **attributes)
 
 
 def shorten(label: str, pixels: float) -> str:
-    """The label, or as much of it as fits."""
+    """The label, cut off where it would not fit."""
     most = int(pixels / 8)
     return label if len(label) <= most else label[: most - 1] + "…"
 
 
-def tip(content: str | None) -> str:
+def title_element(content: str | None) -> str:
     return f"<title>{escape(content)}</title>" if content else ""
 
 
-def path(x: Iterable[float], y: Iterable[float], close: bool = False) -> str:
-    """The d of a path through the points."""
-    points = "L".join(f"{plain(float(a))},{plain(float(b))}" for a, b in zip(x, y, strict=True))
+def path_data(x: Iterable[float], y: Iterable[float], close: bool = False) -> str:
+    """The attribute `d` of a path through the points."""
+    points = "L".join(f"{attribute_value(float(a))},{attribute_value(float(b))}" for a, b in zip(x, y, strict=True))
     return f"M{points}{'Z' if close else ''}"
 
 
 class Chart:
-    """One picture: a frame with two scales, and the marks put into it in order."""
+    """One chart: a frame with two scales, and its marks in drawing order."""
 
     def __init__(
         self,
@@ -81,12 +139,11 @@ class Chart:
         width: int = 480,
         height: int = 320,
         margins: tuple[int, int, int, int] = (14, 16, 46, 58),
-        log_x: bool = False,
         log_y: bool = False,
     ) -> None:
         top, right, bottom, left = margins
         self.width, self.height = width, height
-        self.x = Scale(*x, float(left), float(width - right), log_x)
+        self.x = Scale(*x, float(left), float(width - right))
         self.y = Scale(*y, float(height - bottom), float(top), log_y)
         self.parts: list[str] = []
 
@@ -99,28 +156,28 @@ class Chart:
         for value, name in ticks:
             at = float(self.x(value))
             self.add(element("line", x1=at, x2=at, y1=floor, y2=floor + 4.0, class_="axis"))
-            self.add(text(name, at, floor + 19.0, "tick", text_anchor="middle"))
+            self.add(text_mark(name, at, floor + 19.0, "tick", text_anchor="middle"))
         middle = 0.5 * (self.x.start + self.x.end)
-        self.add(text(shorten(label, self.width), middle, self.height - 6.0, "label", text_anchor="middle"))
+        self.add(text_mark(shorten(label, self.width), middle, self.height - 6.0, "label", text_anchor="middle"))
 
     def y_axis(self, label: str, ticks: Sequence[tuple[float, str]]) -> None:
         for value, name in ticks:
             at = float(self.y(value))
             self.add(element("line", x1=self.x.start, x2=self.x.end, y1=at, y2=at, class_="grid"))
-            self.add(text(name, self.x.start - 8.0, at + 4.0, "tick", text_anchor="end"))
+            self.add(text_mark(name, self.x.start - 8.0, at + 4.0, "tick", text_anchor="end"))
         middle = 0.5 * (self.y.start + self.y.end)
-        where = f"rotate(-90) translate({plain(-middle)},14)"
+        where = f"rotate(-90) translate({attribute_value(-middle)},14)"
         self.add(
             element("text", escape(shorten(label, self.height)), transform=where, class_="label", text_anchor="middle")
         )
 
     def line(self, x: Any, y: Any, class_: str = "line") -> None:
-        self.add(element("path", d=path(self.x(x), self.y(y)), class_=class_))
+        self.add(element("path", d=path_data(self.x(x), self.y(y)), class_=class_))
 
     def band(self, x: Any, low: Any, high: Any, class_: str = "band") -> None:
         there, back = np.asarray(x), np.asarray(x)[::-1]
         edge = np.concatenate([self.y(low), self.y(np.asarray(high)[::-1])])
-        self.add(element("path", d=path(self.x(np.concatenate([there, back])), edge, close=True), class_=class_))
+        self.add(element("path", d=path_data(self.x(np.concatenate([there, back])), edge, close=True), class_=class_))
 
     def interval(self, x: float, low: float, high: float, class_: str = "interval") -> None:
         at = float(self.x(x))
@@ -128,20 +185,24 @@ class Chart:
 
     def dot(self, x: float, y: float, radius: float, tooltip: str | None = None, class_: str = "dot") -> None:
         at = {"cx": float(self.x(x)), "cy": float(self.y(y)), "r": radius}
-        self.add(element("circle", tip(tooltip), **at, class_=class_))
+        self.add(element("circle", title_element(tooltip), **at, class_=class_))
 
     def triangle(self, x: float, y: float, radius: float, class_: str) -> None:
         across, down = float(self.x(x)), float(self.y(y))
-        d = path([across - radius, across, across + radius], [down + radius, down - radius, down + radius], close=True)
+        d = path_data(
+            [across - radius, across, across + radius], [down + radius, down - radius, down + radius], close=True
+        )
         self.add(element("path", d=d, class_=class_))
 
     def box(self, x: tuple[float, float], y: tuple[float, float], tooltip: str | None = None, **look: Any) -> None:
         left, right = sorted((float(self.x(x[0])), float(self.x(x[1]))))
         top, bottom = sorted((float(self.y(y[0])), float(self.y(y[1]))))
-        self.add(element("rect", tip(tooltip), x=left, y=top, width=right - left, height=bottom - top, **look))
+        self.add(
+            element("rect", title_element(tooltip), x=left, y=top, width=right - left, height=bottom - top, **look)
+        )
 
     def probes(self, x: Any, y: Any, tooltips: Sequence[str]) -> None:
-        """Invisible columns around the points of a line, which show the point and its tooltip under the pointer."""
+        """Invisible columns around the points of a line: the pointer over one shows its point and tooltip."""
         at = np.asarray(self.x(x), dtype=float)
         middles = 0.5 * (at[1:] + at[:-1])
         edges = np.concatenate([[self.x.start], middles, [self.x.end]])
@@ -149,61 +210,10 @@ class Chart:
             shape = {"x": edges[k], "y": self.y.end, "width": max(edges[k + 1] - edges[k], 0.5)}
             area = element("rect", **shape, height=self.y.start - self.y.end)
             mark = element("circle", cx=at[k], cy=float(self.y(y[k])), r=4.0)
-            self.add(element("g", area + mark + tip(content), class_="probe"))
+            self.add(element("g", area + mark + title_element(content), class_="probe"))
 
     def svg(self, label: str, **attributes: Any) -> str:
-        """The picture; `label` is what a screen reader says of it."""
+        """The chart as markup; screen readers read `label` aloud."""
         content = "".join(self.parts)
         box = f"0 0 {self.width} {self.height}"
         return element("svg", content, viewBox=box, role="img", aria_label=label, class_="chart", **attributes)
-
-
-def p(sentence: str | None, class_: str | None = None, **attributes: Any) -> str:
-    return element("p", escape(sentence), class_=class_, **attributes) if sentence else ""
-
-
-def section(id_: str, heading: str, *markup: str) -> str:
-    head = element("h2", escape(heading), id=f"{id_}-title")
-    return element("section", head + "".join(markup), id=id_, aria_labelledby=f"{id_}-title")
-
-
-def figure(heading: str, sentence: str, chart_markup: str, after_markup: str = "", class_: str | None = None) -> str:
-    caption = element("figcaption", element("h3", escape(heading)) + p(sentence))
-    frame = element("div", chart_markup, class_="frame")
-    return element("figure", caption + frame + element("div", after_markup or " "), class_=class_)
-
-
-def columns(*markup: str) -> str:
-    return element("div", "".join(markup), class_="columns")
-
-
-def cell(shown: str, sort: Any = None, class_: str | None = None) -> str:
-    """A cell of a table; `sort` is the number to sort by, where it is not what is shown."""
-    key = None if sort is None else repr(float(sort))
-    return element("td", escape(shown) or " ", class_=class_ or ("number" if key else None), data_sort=key)
-
-
-def sort_button(name: str) -> str:
-    return element("button", escape(name), type="button", class_="sort")
-
-
-def heading(markup: str, class_: str | None = None) -> str:
-    return element("th", markup, scope="col", class_=class_)
-
-
-def row_heading(markup: str, **attributes: Any) -> str:
-    return element("th", markup, scope="row", **attributes)
-
-
-def table(caption: str, head_markup: list[str], rows_markup: list[list[str]], class_: str | None = None) -> str:
-    """A table of headings and of rows of cells."""
-    head = element("thead", element("tr", "".join(head_markup)))
-    body = element("tbody", "".join(element("tr", "".join(row)) for row in rows_markup) or " ")
-    whole = element("table", element("caption", escape(caption)) + head + body, class_=class_)
-    return element("div", whole, class_="scroll", tabindex="0", role="group", aria_label=caption)
-
-
-def facts(pairs: dict[str, str], class_: str) -> str:
-    """A list of names and what they are."""
-    items = "".join(element("div", element("dt", escape(k)) + element("dd", escape(v))) for k, v in pairs.items())
-    return element("dl", items, class_=class_)

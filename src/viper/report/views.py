@@ -1,6 +1,6 @@
-"""The numbers behind the pictures of plot.py and report/: predictions of rows, reliability, partial effects, maps.
+"""The numbers behind plots and the report: unusual rows, partial effects, maps, convergence, errors of bounds.
 
-Columns are raw ones: whatever the model's `predict_latent` takes, a DataFrame with its names or a plain array.
+X holds untransformed columns: whatever the model's `predict_latent` takes, a DataFrame with its names or a plain array.
 """
 
 from collections.abc import Iterator
@@ -13,23 +13,22 @@ from torch import Tensor
 
 from viper.errors import listed
 from viper.models.prediction import Predictions, check_model, predictions
-from viper.report.metrics import calibration
 from viper.softplus.expectation import expected_softplus
 
 if TYPE_CHECKING:
     import pandas
 
-FEW_VALUES = 6  # a numeric column with at most as many is shown value by value
-MOST_LEVELS = 12  # of a column of categories
-MOST_COMBINED = 300  # columns whose correlations are looked at
-TAIL = 0.01  # share of a column's values beyond either end of its curve
+FEW_VALUES = 6  # a numeric column with at most this many distinct values is shown value by value
+MOST_CATEGORIES = 12  # categories of a column that are shown
+MOST_COMBINED = 300  # columns up to which their correlations are taken into account
+TAIL = 0.01  # share of a column's values left out at each end of its curve
 
 
 # --- columns ---
 
 
 def frame_of(X: Any) -> "pandas.DataFrame":
-    """X as a DataFrame; the columns of an array are x0, x1, ..."""
+    """X as a DataFrame; the columns of an array are named x0, x1, ..."""
     import pandas
 
     if isinstance(X, pandas.DataFrame):
@@ -41,7 +40,7 @@ def frame_of(X: Any) -> "pandas.DataFrame":
 
 
 def as_fitted(model: Any, frame: "pandas.DataFrame") -> Any:
-    """The columns in the form the model was fitted with: by name, or as a plain array."""
+    """The columns in the form the model was fitted to: a DataFrame, or a plain array."""
     named = getattr(model, "formula_", None) is not None or hasattr(model, "feature_names_in_")
     return frame if named else frame.to_numpy()
 
@@ -53,7 +52,7 @@ def is_category(column: "pandas.Series") -> bool:
 
 
 def typical_row(frame: "pandas.DataFrame") -> "pandas.DataFrame":
-    """One row: medians of numbers, the most frequent of everything else, each a value that occurs."""
+    """One row of values that occur: the median of a numeric column, the most frequent value of any other."""
     import pandas
 
     def middle(values: "pandas.Series") -> "pandas.Series":
@@ -66,12 +65,17 @@ def typical_row(frame: "pandas.DataFrame") -> "pandas.DataFrame":
     return pandas.DataFrame({name: middle(frame[name]) for name in frame.columns})
 
 
+def evenly_spaced(count: int, most: int) -> np.ndarray:
+    """Indices of at most `most` of `count` items, evenly spaced and including the first and the last."""
+    return np.unique(np.linspace(0, count - 1, min(most, count)).astype(int))
+
+
 def repeated(row: "pandas.DataFrame", count: int) -> "pandas.DataFrame":
     return row.iloc[np.zeros(count, dtype=int)].reset_index(drop=True)
 
 
-class Unusual:
-    """In what rows differ from the rest: by single numeric columns, and by the combination of all."""
+class Outlyingness:
+    """How far rows lie from the rest: in single numeric columns, and in the combination of all of them."""
 
     def __init__(self, frame: "pandas.DataFrame") -> None:
         names = [name for name in frame.columns if not is_category(frame[name])]
@@ -79,14 +83,14 @@ class Unusual:
         spread = np.nanstd(self.values, axis=0)
         self.z = np.nan_to_num((self.values - np.nanmean(self.values, axis=0)) / np.where(spread > 0, spread, 1.0))
 
-    def columns(self, row: int, count: int = 3) -> list[tuple[str, float, float]]:
-        """(column, value, z) of the columns in which a row lies furthest from the mean, in standard deviations."""
+    def extremes(self, row: int, count: int = 3) -> list[tuple[str, float, float]]:
+        """(column, value, z) of the columns in which a row lies furthest from the mean; z is in standard deviations."""
         order = np.argsort(-np.abs(self.z[row]), kind="stable")[:count]
         return [(self.names[j], float(self.values[row, j]), float(self.z[row, j])) for j in order]
 
     @cached_property
     def rarity(self) -> np.ndarray:
-        """Share of the rows that are less far from the mean, all columns and their correlations taken together."""
+        """Per row, the share of rows nearer to the mean in Mahalanobis distance; zero if there are too many columns."""
         if not 0 < self.z.shape[1] <= MOST_COMBINED:
             return np.zeros(len(self.z))
         distance = ((self.z @ np.linalg.pinv(self.z.T @ self.z, hermitian=True)) * self.z).sum(1)
@@ -97,11 +101,11 @@ class Unusual:
 
 
 class Effect(NamedTuple):
-    """The prediction along one column, all others at their typical values."""
+    """The prediction along one column, with all others at typical values."""
 
     name: str
     values: np.ndarray  # numbers, or categories
-    curve: bool  # whether values in between make sense
+    curve: bool  # whether values between the given ones make sense
     predictions: Predictions
 
     @property
@@ -110,19 +114,19 @@ class Effect(NamedTuple):
         return float(np.ptp(self.predictions.latent))
 
 
-def partial_effect(model: Any, X: Any, feature: Any, level: float = 0.95, points: int = 61) -> Effect:
-    """The prediction as `feature` moves and everything else stays at its median (or most frequent value)."""
+def column_effect(model: Any, X: Any, feature: Any, level: float = 0.95, points: int = 61) -> Effect:
+    """The prediction as `feature` varies and every other column stays at its median or most frequent value."""
     frame = frame_of(X)
     feature = f"x{feature}" if isinstance(feature, int) and feature not in frame.columns else feature
     if feature not in frame.columns:
-        raise ValueError(f"feature must be a column of X; got {feature!r}. There are {listed(frame.columns)}.")
+        raise ValueError(f"feature must be a column of X; got {feature!r}. X has {listed(frame)}.")
     return effect_along(model, frame, feature, typical_row(frame), level, points)
 
 
 def effect_along(
     model: Any, frame: "pandas.DataFrame", feature: Any, row: "pandas.DataFrame", level: float, points: int
 ) -> Effect:
-    """The prediction as `feature` moves and everything else is that of a row."""
+    """The prediction as `feature` varies and every other column keeps its value in `row`."""
     known = getattr(getattr(model, "formula_", None), "levels", {})
     values, curve = positions(frame[feature], points, feature in known)
     rows = repeated(row, len(values))
@@ -131,15 +135,15 @@ def effect_along(
 
 
 def positions(column: "pandas.Series", points: int, category: bool = False) -> tuple["pandas.Series", bool]:
-    """Where to look along a column, and whether values in between make sense.
+    """At which values of a column to predict, and whether values between them make sense.
 
-    Levels by frequency; all values where they are few; quantiles of whole numbers; an even grid of all others.
+    Categories by frequency; all values of a numeric column with few; quantiles of integers; otherwise an even grid.
     """
     import pandas
 
     known = column.dropna()
     if category or is_category(column):
-        return pandas.Series(known.value_counts().index[:MOST_LEVELS], dtype=column.dtype), False
+        return pandas.Series(known.value_counts().index[:MOST_CATEGORIES], dtype=column.dtype), False
     distinct = np.unique(known)
     if len(distinct) <= FEW_VALUES:
         return pandas.Series(distinct, dtype=column.dtype), False
@@ -152,8 +156,8 @@ def positions(column: "pandas.Series", points: int, category: bool = False) -> t
     return pandas.Series(np.linspace(low, high, points)), True
 
 
-def partial_effects(model: Any, X: Any, level: float = 0.95, points: int = 61) -> Iterator[Effect]:
-    """The partial effect of every column that has one."""
+def column_effects(model: Any, X: Any, level: float = 0.95, points: int = 61) -> Iterator[Effect]:
+    """The partial effect of every column that changes the prediction."""
     frame = frame_of(X)
     row = typical_row(frame)
     for feature in frame.columns:
@@ -162,30 +166,11 @@ def partial_effects(model: Any, X: Any, level: float = 0.95, points: int = 61) -
             yield effect
 
 
-# --- reliability ---
-
-
-class Reliability(NamedTuple):
-    """By bin of the predicted probability: rows, mean prediction, share of positives with its interval."""
-
-    rows: np.ndarray
-    predicted: np.ndarray
-    observed: np.ndarray
-    lower: np.ndarray
-    upper: np.ndarray
-
-
-def reliability(probability: np.ndarray, label: np.ndarray, bins: int = 10, level: float = 0.95) -> Reliability:
-    """Predicted against observed shares in groups of equally many rows: `metrics.calibration` as arrays."""
-    table = calibration(label, probability, bins, level)
-    return Reliability(*(table[name].to_numpy() for name in Reliability._fields))
-
-
 # --- maps ---
 
 
 class Grid(NamedTuple):
-    """Predictions on a grid of two columns, all others at their typical values; row i of a field is `y[i]`."""
+    """Predictions on a grid of two columns, with all others at typical values; row i of a field belongs to `y[i]`."""
 
     names: tuple[str, str]
     x: np.ndarray
@@ -194,8 +179,10 @@ class Grid(NamedTuple):
     sd: np.ndarray
 
 
-def grid(model: Any, X: Any, columns: tuple[Any, Any] | None = None, size: int = 60, margin: float = 0.05) -> Grid:
-    """Mean and sd of the probability over the rectangle that two columns fill, and a margin around it."""
+def probability_grid(
+    model: Any, X: Any, columns: tuple[Any, Any] | None = None, size: int = 60, margin: float = 0.05
+) -> Grid:
+    """Mean and sd of the probability over the rectangle that two columns span, plus a margin around it."""
     frame = frame_of(X)
     if columns is None:
         if frame.shape[1] != 2:
@@ -206,7 +193,7 @@ def grid(model: Any, X: Any, columns: tuple[Any, Any] | None = None, size: int =
     ends: list[np.ndarray] = []
     for name in columns:
         if name not in frame.columns or is_category(frame[name]):
-            raise ValueError(f"columns must be two numeric columns of X; got {name!r}. There are {listed(frame)}.")
+            raise ValueError(f"columns must be two numeric columns of X; got {name!r}. X has {listed(frame)}.")
         low, high = float(frame[name].min()), float(frame[name].max())
         reach = margin * (high - low) or 1.0
         ends.append(np.linspace(low - reach, high + reach, size))
@@ -223,26 +210,27 @@ def grid(model: Any, X: Any, columns: tuple[Any, Any] | None = None, size: int =
 
 
 class Trace(NamedTuple):
-    """One number per iteration, which convergence makes small, and what it is."""
+    """One number per iteration, which shrinks as the fit converges, and what it measures."""
 
     values: np.ndarray
     meaning: str
 
 
-def trace(model: Any) -> Trace:
-    """How far each step moved the posterior; of a solver that does not measure it, how far it was from the end."""
+def convergence_trace(model: Any) -> Trace:
+    """How far each step moved the posterior, or, if the solver does not measure that, how far it was from the end."""
     check_model(model)
     moves = np.array([step.move for step in model.history_], dtype=float)
     if np.isfinite(moves).all():
         return Trace(moves, "nats by which the step moved the posterior")
     below = model.objective_ - np.array([step.objective for step in model.history_], dtype=float)
-    # the end itself is drawn at the height of the step before it, not at log 0
+    # the final objective itself is shown at the height of the step before it, not at log 0
     return Trace(np.maximum(below, below[below > 0].min(initial=1.0)), "nats below the final objective")
 
 
 # --- bounds ---
 
-METHODS: dict[str, dict[str, Any]] = {
+# method -> options of expected_softplus
+SOFTPLUS_OPTIONS: dict[str, dict[str, Any]] = {
     "Jaakkola-Jordan": {"bound": "pg"},
     "Monte Carlo, 1,000 samples": {"bound": "mc", "samples": 1000, "random_state": 0},
     "VI-PER, l = 10": {"terms": 10},
@@ -252,14 +240,14 @@ METHODS: dict[str, dict[str, Any]] = {
 
 
 def relative_errors(mean: Tensor, variance: Tensor) -> dict[str, Tensor]:
-    """|η - E[log(1+e^X)]| / E[log(1+e^X)] of every method, the expectation by brute force."""
-    truth = integral(mean, variance)
-    values = {name: expected_softplus(mean, variance, **options).value for name, options in METHODS.items()}
+    """|η - E[log(1+e^X)]| / E[log(1+e^X)] of every method; the expectation is computed by brute force."""
+    truth = softplus_by_brute_force(mean, variance)
+    values = {name: expected_softplus(mean, variance, **options).value for name, options in SOFTPLUS_OPTIONS.items()}
     return {name: ((value - truth) / truth).abs() for name, value in values.items()}
 
 
-def integral(mean: Tensor, variance: Tensor) -> Tensor:
-    """E[log(1+e^X)] by the trapezoidal rule on 4,001 points: a computation that shares nothing with the library's."""
+def softplus_by_brute_force(mean: Tensor, variance: Tensor) -> Tensor:
+    """E[log(1+e^X)] by the trapezoidal rule on 4,001 points, independent of everything else in the library."""
     z = torch.linspace(-12.0, 12.0, 4001, dtype=torch.float64)
     weights = torch.exp(-0.5 * z * z)
     x = mean[..., None] + variance.sqrt()[..., None] * z
