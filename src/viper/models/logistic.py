@@ -17,7 +17,7 @@ from viper.data import checks
 from viper.data.arrays import RowFormat
 from viper.data.checkpoint import resumable
 from viper.data.open import open_labelled_rows, open_rows
-from viper.formula.learn import FormulaMixin, by_formula, template
+from viper.formula.learn import FormulaMixin, by_formula, formula_template
 from viper.inference.newton import Iteration, exact_elbo
 from viper.inference.posterior import moved
 from viper.inference.problem import Gaussian, Prior
@@ -227,7 +227,7 @@ class VariationalLogisticRegression(
             raise ValueError(f"forget must lie in (0, 1]; got {forget!r}. 1 forgets nothing.")
         first = not hasattr(self, "posterior_")
         if first:
-            if template(self) is not None:
+            if formula_template(self) is not None:
                 raise ValueError("partial_fit needs what a formula learns; got a model without. Call fit first.")
             self._check_options()
         known = classes if first else self.classes_
