@@ -1,6 +1,7 @@
 """Tables on disk: every format gives the same frame, every fault its line."""
 
 import gzip
+from contextlib import suppress
 
 import numpy as np
 import pandas as pd
@@ -9,8 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 from sklearn.datasets import dump_svmlight_file
 
+from viper.cli.options import FormatWord
+from viper.data.arrow import FORMATS
 from viper.data.table_file import TableFile, check_numbers
-from viper.data.writing import check_output, frame_writer
+from viper.data.writing import atomic_file, check_output, frame_writer
 from viper.errors import FileError, OutputError
 
 FRAME = pd.DataFrame(
@@ -158,7 +161,42 @@ def test_codes_are_no_mistakes(put):
     check_numbers(table.read(), table)
 
 
+def test_the_command_line_knows_every_format():
+    assert [*FORMATS] == [*FormatWord]
+
+
 # --- output ---
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_file_is_there_as_a_whole_or_not_at_all(overwrite, tmp_path):
+    path = tmp_path / "f"
+    with atomic_file(path, overwrite) as file:
+        file.write(b"whole")
+        file.flush()
+        assert not path.exists()
+    with suppress(FileExistsError), atomic_file(path, overwrite) as file:
+        file.write(b"new")
+        raise FileExistsError
+    assert [one.read_bytes() for one in tmp_path.iterdir()] == [b"whole"]
+
+
+def test_a_file_of_another_writer_is_replaced_only_on_request(tmp_path):
+    path, link = tmp_path / "f", tmp_path / "link"
+    link.symlink_to(path)
+    path.write_bytes(b"theirs")
+    for target in (path, link):
+        with pytest.raises(FileExistsError), atomic_file(target):
+            pass
+    path.unlink()
+    with pytest.raises(FileExistsError), atomic_file(link):
+        path.write_bytes(b"theirs")
+    assert path.read_bytes() == b"theirs"
+    with atomic_file(link, overwrite=True) as file:
+        file.write(b"ours")
+    assert link.is_symlink()
+    assert path.read_bytes() == b"ours"
+    assert {*tmp_path.iterdir()} == {path, link}
 
 
 @pytest.mark.parametrize("name", ["p.csv", "p.csv.gz", "p.parquet"])

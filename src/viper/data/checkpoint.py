@@ -23,7 +23,7 @@ from torch import Tensor
 
 from viper.data import storage
 from viper.data.checks import in_memory
-from viper.data.storage import PLAIN, encode_labels
+from viper.data.storage import JSON_SCALARS, encode_labels
 from viper.errors import CheckpointWarning, StorageError
 from viper.inference.rows import Arrays, InBlocks, RowFunction, Source, Through
 
@@ -152,7 +152,7 @@ def facts(estimator: Any, source: Source) -> dict[str, Any]:
         first = in_memory(source.subset(few, np.random.default_rng(0)))
     return {
         "estimator": type(estimator).__name__,
-        **{name: x if isinstance(x, PLAIN) else digest(x) for name, x in options.items()},
+        **{name: x if isinstance(x, JSON_SCALARS) else digest(x) for name, x in options.items()},
         "names": [str(name) for name in getattr(estimator, "feature_names_in_", [])],
         "classes": encode_labels(estimator.classes_),
         "rows": source.rows,
@@ -190,7 +190,7 @@ def contents(value: Any) -> Iterator[bytes]:
             yield from contents(item)
     elif hasattr(value, "indptr"):  # a sparse matrix
         yield from contents((value.data, value.indices, value.indptr))
-    elif isinstance(value, PLAIN):
+    elif isinstance(value, JSON_SCALARS):
         yield json.dumps(value).encode()
     else:
         yield getattr(value, "__qualname__", type(value).__qualname__).encode()
