@@ -17,7 +17,8 @@ from torch import Tensor
 
 import viper
 from benchmarks.table import Table, machine
-from viper.data import open
+from viper.data.arrays import RowFormat
+from viper.data.open import open_labelled_rows
 from viper.inference.rows import Block
 
 WORKERS = 2
@@ -114,8 +115,7 @@ def nothing(block: Block, mean: Tensor, factor: Tensor) -> list[Tensor]:
 
 def pass_times(model: viper.VariationalLogisticRegression, X: da.Array, y: da.Array, p: int) -> list[float]:
     """Milliseconds of passes that compute nothing."""
-    form = open.Form(intercept=True)
-    source = open.labelled(model, X, y, None, None, form)[1]
+    source = open_labelled_rows(model, X, y, RowFormat(intercept=True))[1]
     function = partial(nothing, mean=torch.zeros(p + 1).double(), factor=torch.zeros(p + 1, p + 1).double())
     found = []
     for _ in range(50):

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import textwrap
 from dataclasses import dataclass, field
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ BLOCK = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 NUMBER = re.compile(r"[-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:e[-+]?\d+)?")
-RELATIVE, ABSOLUTE = 0.05, 0.011  # printed with two digits, on another machine
+REMAINDER = 1e-8  # what an iteration or rounding leaves: its digits differ between machines, its size does not
 ROUNDING = 1e-13
 
 
@@ -71,21 +72,22 @@ def blocks_of(text: str) -> list[Block]:
 
 
 def difference(shown: str, printed: str) -> str | None:
-    """Where two outputs part: words must be equal, numbers nearly so."""
+    """Where two outputs differ: words must be equal, and so must numbers, to the digits shown."""
     words = [NUMBER.sub("#", text).split() for text in (shown, printed)]
     if words[0] != words[1]:
         return f"the page shows\n{shown}\nbut the block prints\n{printed}"
     for old, new in zip(NUMBER.findall(shown), NUMBER.findall(printed), strict=True):
-        if not near(old, new):
+        if not agree(old, new):
             return f"the page shows {old}, the block prints {new}, in\n{printed}"
     return None
 
 
-def near(old: str, new: str) -> bool:
-    x, y = (float(number.replace(",", "")) for number in (old, new))
-    if "e" in old:  # an error: its size counts, unless it is one of rounding
-        return max(x, y) < ROUNDING or 0.5 < x / max(y, 1e-300) < 2.0
-    return abs(x - y) <= ABSOLUTE + RELATIVE * abs(x)
+def agree(shown: str, printed: str) -> bool:
+    """Whether a printed number, rounded to the digits that the page shows, is the number shown."""
+    x, y = (Decimal(number.replace(",", "")) for number in (shown, printed))
+    if "e" in shown and abs(x) < REMAINDER:
+        return max(x, y) < ROUNDING or x / 2 < y < 2 * x
+    return y.quantize(x) == x
 
 
 def rewrite(path: Path) -> None:

@@ -130,7 +130,7 @@ def test_killed_process(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda X, y: ((X[:-1], y[:-1]), {}), "begun with {'rows': 60000}, for {'rows': 59999}"),
+        (lambda X, y: ((X[:-1], y[:-1]), {}), "started with {'rows': 60000}, for {'rows': 59999}"),
         (lambda X, y: ((X[:, :4], y), {}), "'dimension': 6"),
         (lambda X, y: ((X + 1e-9, y), {}), "'first rows'"),
         (lambda X, y: ((X, y), {"prior_scale": 2.0}), "'prior_scale': 1.0"),
@@ -196,7 +196,7 @@ def test_a_damaged_checkpoint(damage, passes, tmp_path):
     header.write_bytes(damage(header.read_bytes()))
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     with pytest.raises(
-        ValueError, match=r"checkpoint must be whole; got .*, which is damaged: .* Delete the folder to"
+        ValueError, match=r"checkpoint must be intact; got .*, which is damaged: .* Delete the folder to"
     ):
         VariationalLogisticRegression(random_state=0).fit(X, y, checkpoint=tmp_path)
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
@@ -232,7 +232,7 @@ def test_disk_full_costs_the_checkpoint_and_not_the_fit(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", fsync)
     seen = []
     monkeypatch.setattr(
-        "viper.data.checkpoint.Log.remove", lambda log: seen.extend(sorted(p.name for p in log.folder.iterdir()))
+        "viper.data.checkpoint.PassLog.remove", lambda log: seen.extend(sorted(p.name for p in log.folder.iterdir()))
     )
     with pytest.warns(CheckpointWarning, match="No space left on device"):
         model = VariationalLogisticRegression(random_state=0).fit(X, y, checkpoint=tmp_path)

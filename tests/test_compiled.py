@@ -90,8 +90,9 @@ def make_block(rows, columns, intercept, everything, order, seed=0):
     X = rng.standard_normal((rows, columns))
     X = {"C": X, "F": np.asfortranarray(X), "gaps": np.repeat(np.repeat(X, 2, 0), 3, 1)[::2, ::3]}[order]
     label = torch.from_numpy(rng.random(rows).round())
-    extra = [torch.from_numpy(x) for x in (rng.standard_normal(rows), 0.1 * rng.random(rows), rng.random(rows))]
-    return Block(Dense(torch.from_numpy(X), intercept), label, *(extra if everything else [None] * 3))
+    extra = {"offset": rng.standard_normal(rows), "residual": 0.1 * rng.random(rows), "weight": rng.random(rows)}
+    extra = {name: torch.from_numpy(x) for name, x in extra.items()} if everything else {}
+    return Block(Dense(torch.from_numpy(X), intercept), label, **extra)
 
 
 def parameters(size, spread, seed=1):

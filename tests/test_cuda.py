@@ -78,7 +78,7 @@ def a_block(rows, columns, intercept, dtype=torch.float64, extras=True, seed=0):
     rng = np.random.default_rng(seed)
     X = torch.from_numpy(rng.standard_normal((rows, columns))).to(dtype).cuda()
     label, offset, weight = (torch.from_numpy(x).cuda() for x in rng.random((3, rows)))
-    block = Block(Dense(X, intercept), label, *((offset, None, weight) if extras else ()))
+    block = Block(Dense(X, intercept), label, **({"offset": offset, "weight": weight} if extras else {}))
     size = columns + intercept
     mean, factor = (torch.from_numpy(x) for x in (rng.standard_normal(size), rng.uniform(-0.02, 0.02, (size, size))))
     return block, mean, factor
@@ -109,7 +109,9 @@ def test_kernels_take_rows_as_they_lie():
     for a, b in zip(*both_ways("heat", block, mean, factor), strict=True):
         torch.testing.assert_close(a.cpu(), b.cpu(), rtol=1e-4, atol=1e-2)
     whole, mean, factor = a_block(5_003, 9, False)
-    part = Block(Dense(whole.design.matrix[1:, 1:7], True), whole.label[1:], whole.offset[1:], None, whole.weight[1:])
+    part = Block(
+        Dense(whole.design.matrix[1:, 1:7], True), whole.label[1:], offset=whole.offset[1:], weight=whole.weight[1:]
+    )
     for a, b in zip(*both_ways("heat", part, mean[:7], factor[:7, :7].contiguous()), strict=True):
         torch.testing.assert_close(a.cpu(), b.cpu(), rtol=1e-11, atol=1e-9)
 

@@ -34,12 +34,13 @@ from sklearn.model_selection import cross_val_score
 from threadpoolctl import threadpool_info
 
 import viper
-from viper.data import open
+from viper.data.arrays import RowFormat
 from viper.data.dask import collections, messages, partitions
 from viper.data.dask.messages import Share
 from viper.data.dask.partitions import Partitions, pack
+from viper.data.open import open_labelled_rows
 from viper.errors import ConvergenceWarning
-from viper.inference.rows import Arrays, Block, scattered
+from viper.inference.rows import Arrays, Block, SourceTraits, scattered
 from viper.inference.start import coarse_sizes
 from viper.inference.sums import row_sums
 from viper.softplus.limit import limit
@@ -225,14 +226,14 @@ def test_subsets_are_those_of_arrays(monkeypatch, somewhere):
     here = Arrays(torch.from_numpy(X), torch.zeros(N, dtype=torch.bool))
     for limit_ in (partitions.IN_MEMORY, 0):
         monkeypatch.setattr(partitions, "IN_MEMORY", limit_)
-        subset = source.subset(500, np.random.default_rng(1))
+        subset = source.sample(500, np.random.default_rng(1))
         assert isinstance(subset, Arrays if limit_ else Partitions)
-        found = subset.whole() if isinstance(subset, Partitions) else subset
-        assert torch.equal(found.features, here.subset(500, np.random.default_rng(1)).features)
+        found = subset.in_memory() if isinstance(subset, Partitions) else subset
+        assert torch.equal(found.features, here.sample(500, np.random.default_rng(1)).features)
 
 
 def partitioned(collection):
-    return open.labelled(classifier(), collection, da.from_array(Y, chunks=N), None, None, open.Form(), reset=True)[1]
+    return open_labelled_rows(classifier(), collection, da.from_array(Y, chunks=N), RowFormat(), reset=True)[1]
 
 
 def test_a_common_origin_is_made_once(somewhere, tmp_path):
@@ -264,7 +265,7 @@ def count(block: Block) -> list[torch.Tensor]:
 
 def test_a_tree_adds_up_many_tasks(client, monkeypatch):
     monkeypatch.setattr(partitions, "FAN_IN", 2)
-    monkeypatch.setattr(partitions, "BRIEF", 0)
+    monkeypatch.setattr(partitions, "BRIEF_ENTRIES", 0)
     source = partitioned(cut(X, (1_000, 5)))
     monkeypatch.setattr(source, "shares", lambda: [Share(None, [i]) for i in range(len(source.parts))])
     assert source.reduce(partial(count))[0] == N
@@ -272,11 +273,11 @@ def test_a_tree_adds_up_many_tasks(client, monkeypatch):
 
 @pytest.mark.parametrize("entries", [N * 5, N * 5 // 3], ids=["small enough for three threads", "too large"])
 def test_small_partitions_are_read_together(entries, client, monkeypatch):
-    monkeypatch.setattr(collections, "BRIEF", entries // 3)
+    monkeypatch.setattr(collections, "BRIEF_ENTRIES", entries // 3)
     source = partitioned(cut(X, (1_000, 5)))
     assert len(source.places) == (3 if entries == N * 5 else N // 1_000)
     assert sorted(i for some in source.places for i in some) == list(range(N // 1_000))
-    assert torch.equal(source.whole().features, torch.from_numpy(X))
+    assert torch.equal(source.in_memory().features, torch.from_numpy(X))
 
 
 def test_there_is_one_task_for_each_thread(client):
@@ -300,17 +301,17 @@ def tasks_made(client, monkeypatch):
 
 def test_a_short_pass_makes_no_tasks(client, monkeypatch):
     source = partitioned(cut(X, (1_000, 5)))
-    source.whole()  # once all is read
+    source.in_memory()  # once all is read
     with tasks_made(client, monkeypatch) as names:
         assert source.reduce(partial(count))[0] == N
-        assert source.subset(500, np.random.default_rng(1)).rows == 500
+        assert source.sample(500, np.random.default_rng(1)).rows == 500
         assert names == []
-        monkeypatch.setattr(source, "seen", time.monotonic() - partitions.SILENT)
+        monkeypatch.setattr(source, "last_tasks", time.monotonic() - partitions.SILENT)
         assert source.reduce(partial(count))[0] == N
         assert names == ["packed_sums"]  # so that the scheduler sees that the workers are not idle
         assert source.reduce(partial(count))[0] == N
         assert names == ["packed_sums"]
-        monkeypatch.setattr(partitions, "BRIEF", 0)
+        monkeypatch.setattr(partitions, "BRIEF_ENTRIES", 0)
         assert source.reduce(partial(count))[0] == N
         assert names == ["packed_sums", "packed_sums"]
 
@@ -320,7 +321,7 @@ def test_many_threads_get_tasks(client, monkeypatch):
     source = partitioned(cut(X, (1_000, 5)))
     with tasks_made(client, monkeypatch) as names:
         assert source.reduce(partial(count))[0] == N
-        assert source.whole().rows == N
+        assert source.in_memory().rows == N
     assert names == ["packed_sums", "on_host"]
 
 
@@ -336,10 +337,10 @@ def test_what_messages_cannot_do_is_done_by_tasks(client, monkeypatch):
     shares = source.shares()
     # each is looked for where the next one is
     wrong = list(map(swapped, shares, [*shares[1:], shares[0]]))
-    monkeypatch.setattr(messages, "shares", lambda *_: wrong)
+    monkeypatch.setattr(messages, "shares_of_threads", lambda *_: wrong)
     monkeypatch.setattr(source, "shares", lambda: wrong)
     assert source.reduce(partial(count))[0] == N
-    assert torch.equal(source.whole().features, torch.from_numpy(X))
+    assert torch.equal(source.in_memory().features, torch.from_numpy(X))
 
 
 def swapped(share, other):
@@ -353,7 +354,7 @@ def test_a_worker_that_cannot_answer_says_so(trouble):
     name, key = ("tcp://there:1" if trouble == "another name" else worker.address), "y" if trouble == "gone" else "x"
     if trouble == "closing":
         worker.executors["default"].shutdown()
-    found = asyncio.run(messages.answer(sum, {name: [([key], ())]}, False, worker))
+    found = asyncio.run(messages.answer_call(sum, {name: [([key], ())]}, False, worker))
     assert found == ([5] if trouble == "none" else None)
 
 
@@ -376,7 +377,7 @@ def pretended_worker(address="tcp://here:1", nthreads=1, executing=()):
 def test_only_an_idle_worker_of_one_thread_works_where_it_listens(at_once, where, nthreads, executing, pooled):
     worker = pretended_worker(where, nthreads, executing)
     jobs = {worker.address: [(["x"], ())]}
-    (name,) = asyncio.run(messages.answer(lambda _: threading.current_thread().name, jobs, at_once, worker))
+    (name,) = asyncio.run(messages.answer_call(lambda _: threading.current_thread().name, jobs, at_once, worker))
     assert name.startswith("pool") == pooled
 
 
@@ -388,7 +389,7 @@ def thread_name(block: Block, recipe: str | None, pause=0.0) -> list[torch.Tenso
 
 def test_workers_keep_listening_until_a_pass_has_been_seen_to_be_short(client, monkeypatch):
     source = partitioned(cut(X, (9_000, 5)))
-    monkeypatch.setattr(source, "seen", time.monotonic() + 60)
+    monkeypatch.setattr(source, "last_tasks", time.monotonic() + 60)
     quick, slow, blocks = partial(thread_name, recipe="any"), partial(thread_name, recipe=None), 3
     assert source.reduce(quick)[0] == 0
     assert source.reduce(quick)[0] == blocks
@@ -550,7 +551,7 @@ LATE = np.where(np.arange(N) < N - 1, Y, "maybe")
         (lambda: (cut(X), cut(X[:, 0])), "Unknown label type", None),
         (lambda: (cut(X), None), "requires y", None),
         (lambda: (cut(X[:, 0]), cut(Y)), "X must have two dimensions", None),
-        (lambda: (cut(X[:0]), cut(Y[:0])), "X must have a row at least", None),
+        (lambda: (cut(X[:0]), cut(Y[:0])), "X must have at least one row", None),
         (lambda: (dd.from_pandas(FRAME, npartitions=2), cut(Y)), r"X must be numeric; got column 'y'", None),
         (lambda: (frames()[0], frames()[0]), "y must have one column; got 5", None),
         (lambda: (cut(spoilt(X.astype(object), "a")), cut(Y)), "X must be numeric; could not convert", 2),
@@ -593,7 +594,7 @@ def test_sums_tell_of_an_entry_that_is_not_finite(options, row, entry):
 
 
 def coarse_sizes_of(rows, dimension):
-    problem = SimpleNamespace(source=SimpleNamespace(rows=rows, dimension=dimension, smallest_subset=0))
+    problem = SimpleNamespace(source=SimpleNamespace(rows=rows, dimension=dimension, traits=SourceTraits()))
     return coarse_sizes(problem)
 
 
@@ -648,13 +649,13 @@ def kill_one_and_count(block: Block) -> list[torch.Tensor]:
 MARK = ""
 
 
-@pytest.mark.parametrize("brief", [0, partitions.BRIEF], ids=["tasks", "messages"])
+@pytest.mark.parametrize("brief", [0, partitions.BRIEF_ENTRIES], ids=["tasks", "messages"])
 def test_a_worker_may_die_in_the_middle_of_a_pass(brief, tmp_path, monkeypatch):
-    monkeypatch.setattr(partitions, "BRIEF", brief)
+    monkeypatch.setattr(partitions, "BRIEF_ENTRIES", brief)
     monkeypatch.setitem(globals(), "MARK", str(tmp_path / "killed"))
     with workers(3) as client, in_use(client):
         source = partitioned(cut(X, (1_000, 5)))
-        source.whole()
+        source.in_memory()
         assert source.reduce(partial(kill_one_and_count))[0] == N
         assert (tmp_path / "killed").exists()
         assert source.reduce(partial(count))[0] == N

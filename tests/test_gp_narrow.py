@@ -90,7 +90,7 @@ def test_fixed_weights_are_no_estimates():
 
 
 def held(model, X, y, weight=None):
-    source = model._labelled(X, y, weight, None)
+    source = model._open_labelled_rows(X, y, sample_weight=weight, offset=None)
     return float(sum(weights_held(block, model.posterior_)[0] for block in source.blocks()))
 
 

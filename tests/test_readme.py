@@ -76,8 +76,23 @@ def test_a_failing_block_fails(tmp_path):
 
 @pytest.mark.parametrize(
     ("shown", "printed"),
-    [("p = 0.50", "p = 0.60"), ("p = 0.5", "q = 0.5"), ("1 2", "1"), ("1,000 rows", "9,000 rows"), ("1e-3", "5e-3")],
+    [
+        ("p = 0.50", "p = 0.51"),
+        ("p = 0.5", "q = 0.5"),
+        ("1 2", "1"),
+        ("1,000 rows", "1,001 rows"),
+        ("1e-3", "2e-3"),
+        ("4e-10", "4e-9"),
+    ],
 )
 def test_a_wrong_output_is_seen(shown, printed):
     assert re.search("the page shows", difference(shown, printed))
     assert difference(printed, printed) is None
+
+
+@pytest.mark.parametrize(
+    ("shown", "printed"),
+    [("0.42", "0.4178"), ("1,234", "1233.6"), ("8e-06", "7.9e-06"), ("4e-10", "3e-10"), ("0", "-0")],
+)
+def test_digits_that_are_not_shown_do_not_count(shown, printed):
+    assert difference(shown, printed) is None

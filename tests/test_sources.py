@@ -12,8 +12,8 @@ from tolerances import TOLERANCE
 import viper
 from viper import StorageError, VariationalLogisticRegression
 from viper.data import stream
-from viper.data.files import describe
-from viper.data.stream import Stream, scan, unseen
+from viper.data.open import describe
+from viper.data.stream import Stream, ignore_progress, scan
 
 pyarrow = pytest.importorskip("pyarrow")
 resource = pytest.importorskip("resource")  # not on Windows
@@ -240,8 +240,8 @@ SHARED = iter([*blocks(1)()])
         (viper.Blocks(3), "must be a function that returns blocks; got int"),
         (viper.Blocks([*blocks()()]), r"must be a function that returns blocks; got list\. Write Blocks\(lambda: "),
         (lambda: None, "must return an iterable of blocks; got NoneType"),
-        (lambda: SAME, "must begin anew in every call; got the same iterator twice"),
-        (lambda: map(tuple, SHARED), "at least one row; got none. Let a function begin anew"),
+        (lambda: SAME, "must start over in every call; got the same iterator twice"),
+        (lambda: map(tuple, SHARED), "at least one row; got none. Let a function start over"),
         (blocks(at0=lambda X, y: (scipy.sparse.csr_array(X), y)), r"got csr_array in block 0\. Yield X\.toarray\(\)"),
         (
             blocks(at3=lambda X, y: (X, np.where(y, "yes", None))),
@@ -319,7 +319,7 @@ def random_rows(generator):
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_rows_that_are_others_in_every_pass(dtype):
     generator = np.random.default_rng(0)
-    with pytest.raises(ValueError, match="same rows in every pass; got others at its beginning than before"):
+    with pytest.raises(ValueError, match="same rows in every pass; got different ones at the start"):
         fit(lambda: ((X.astype(dtype), y) for X, y in random_rows(generator)))
 
 
@@ -332,7 +332,7 @@ def test_rounding_is_no_change(scale):
         for X, y in random_rows(np.random.default_rng(0)):
             yield scale * (X + 1e-13 * noise.standard_normal(X.shape)), y
 
-    assert len(list(scan(describe(rows).open(True, None), None, unseen))) == 2
+    assert len(list(scan(describe(rows).open(True, None), None, ignore_progress))) == 2
     stream = Stream(describe(rows).open(True, None), np.array([False, True]), 1000)
     for _ in range(3):
         assert sum(chunk.rows for chunk in stream.chunks()) == 1000
@@ -381,7 +381,7 @@ def test_what_was_read_of_a_memory_map_is_given_back(tmp_path):
     X = np.lib.format.open_memmap(tmp_path / "X.npy", "w+", np.float64, (200_000, 10))
     X[:] = 1.0
     X.flush()
-    for _ in stream.ahead(describe(X).open(False, None).read(10_000)):
+    for _ in stream.read_ahead(describe(X).open(False, None).read(10_000)):
         pass
     maps = Path("/proc/self/smaps")
     if not maps.exists():
@@ -420,13 +420,13 @@ def test_read_ahead_keeps_order_and_stops_when_left():
             yield i
 
     taken = []
-    for i in stream.ahead(numbers()):
+    for i in stream.read_ahead(numbers()):
         taken.append(i)
         if i == 5:
             break
     assert taken == list(range(6))
     assert len(made) <= 8
-    assert list(stream.ahead(iter(range(10)))) == list(range(10))
+    assert list(stream.read_ahead(iter(range(10)))) == list(range(10))
 
 
 # --- predictions into a file ---

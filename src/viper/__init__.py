@@ -8,7 +8,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from viper.data.files import Blocks, Files
+    from viper.data.blocks import Blocks
+    from viper.data.files import Files
     from viper.errors import StorageError
     from viper.gp import likelihood as gpytorch
     from viper.gp.classifier import VariationalGPClassifier
@@ -40,7 +41,7 @@ __all__ = [
 
 # Loaded on first use, so that `import viper` and `viper --help` need no torch: name -> the module that defines it
 NAMES = {
-    "Blocks": "viper.data.files",
+    "Blocks": "viper.data.blocks",
     "ExpectedSigmoid": "viper.softplus.expectation",
     "ExpectedSoftplus": "viper.softplus.expectation",
     "Files": "viper.data.files",

@@ -1,9 +1,9 @@
-"""An interrupted fit goes on from its last completed pass.
+"""An interrupted fit continues from its last completed pass.
 
-All that a fit learns from its rows are sums over them, so a checkpoint is nothing but these: a folder with one file per
-completed pass. A fit that is begun again takes its first sums from there instead of from the rows, comes to where it
-was interrupted, and ends with the same posterior. Of each pass the log also knows what was asked for; where that is
-not what is asked now, the pass is made again.
+A fit learns only sums over its rows, so a checkpoint holds nothing else: it is a folder with one file per completed
+pass. A restarted fit takes its first sums from there instead of from the rows, reaches the point where it was
+interrupted, and ends with the same posterior. Each file also records which sums were asked for; if a pass asks for
+others, it is made again.
 """
 
 import hashlib
@@ -11,7 +11,7 @@ import json
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -22,17 +22,20 @@ import torch
 from torch import Tensor
 
 from viper.data import storage
+<<<<<<< HEAD
 from viper.data.checks import in_memory
 from viper.data.storage import JSON_SCALARS, encode_labels
+=======
+from viper.data.storage import PLAIN, encode_labels
+>>>>>>> main
 from viper.errors import CheckpointWarning, StorageError
-from viper.inference.rows import Arrays, InBlocks, RowFunction, Source, Through
+from viper.inference.rows import RowFunction, RowSource, SourceTraits, SourceWrapper
 
 HEADER = "fit.viper"
-FEW_ENTRIES = 1 << 14  # by which rows on a cluster are recognised
 
 
-class Log:
-    """The sums of the passes of one fit, in `folder`; `problem` says in JSON's types which fit it is."""
+class PassLog:
+    """The sums of the passes of one fit, in `folder`; `problem` identifies the fit, in types of JSON."""
 
     def __init__(self, folder: str | PathLike[str], problem: dict[str, Any], seed: int) -> None:
         self.folder, self.count, self.writable = Path(folder), 0, True
@@ -42,11 +45,11 @@ class Log:
             self.write(HEADER, {}, {"problem": problem, "seed": seed})
 
     def begun(self, problem: dict[str, Any]) -> dict[str, Any] | None:
-        """What the folder says of the fit that was interrupted, if there was one; a complaint if it was another."""
+        """The header of the interrupted fit, or None if there is none. Raises if it was a different fit."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except FileExistsError:
-            pass  # a file, of which more below
+            pass  # a file; the check below raises
         except OSError as error:
             raise ValueError(
                 f"checkpoint must be a folder that can be made; got {self.folder}: {error.strerror}. Name another."
@@ -61,24 +64,24 @@ class Log:
             begun = storage.read_tensors(self.folder / HEADER)[2]
         except StorageError as error:
             raise ValueError(
-                f"checkpoint must be whole; got {self.folder}, which is damaged: {error} Delete the folder to begin "
-                "anew."
+                f"checkpoint must be intact; got {self.folder}, which is damaged: {error} Delete the folder to start "
+                "over."
             ) from None
         before = begun.get("problem", {})
         if before != problem:
             other = [name for name in sorted({*before, *problem}) if before.get(name) != problem.get(name)]
             was, now = ({name: facts.get(name) for name in other} for facts in (before, problem))
             raise ValueError(
-                f"checkpoint must be of the same fit; got {self.folder}, begun with {was!s:.200}, for {now!s:.200}. "
-                "Use the same rows and options to go on, or another folder to begin anew."
+                f"checkpoint must be of the same fit; got {self.folder}, started with {was!s:.200}, for {now!s:.200}. "
+                "Use the same rows and options to continue, or another folder to start over."
             )
         return begun
 
-    def sums(self, asked: str, source: Source, function: RowFunction) -> list[Tensor]:
-        """The sums of one pass: those of the log, if it made this pass, else of the rows."""
+    def sums(self, asked: str, source: RowSource, function: RowFunction) -> list[Tensor]:
+        """The sums of one pass, from the log if it has them, otherwise from the rows."""
         name = f"{self.count:06d}.pass"
         self.count += 1
-        with suppress(StorageError, OSError):  # not there, or damaged: the pass is made again
+        with suppress(StorageError, OSError):  # missing or damaged: the pass is made again
             _, tensors, metadata = storage.read_tensors(self.folder / name)
             if metadata.get("asked") == asked:
                 given = next((x for x in function.keywords.values() if isinstance(x, Tensor)), None)
@@ -89,7 +92,7 @@ class Log:
         return found
 
     def write(self, name: str, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> None:
-        """One file, whole or not at all; what cannot be written costs the checkpoint, not the fit."""
+        """Write one file, completely or not at all. If that fails, the fit continues without checkpoints."""
         if not self.writable:
             return
         try:
@@ -97,13 +100,14 @@ class Log:
         except StorageError as error:
             self.writable = False
             warnings.warn(
-                f"The fit goes on, but could be resumed only from before: {error} Make room and start it again.",
+                f"The fit continues, but no further passes are checkpointed: {error} Free disk space and restart to "
+                "checkpoint again.",
                 CheckpointWarning,
                 stacklevel=2,
             )
 
     def remove(self) -> None:
-        """The fit is complete: nothing is left to resume."""
+        """Delete the checkpoint of a complete fit."""
         for path in [*self.folder.glob("*.pass"), *self.folder.glob(".viper-*.tmp"), self.folder / HEADER]:
             path.unlink(missing_ok=True)
         if not any(self.folder.iterdir()):
@@ -111,45 +115,43 @@ class Log:
 
 
 @dataclass(frozen=True)
-class Logged(Through):
-    """A source whose passes are kept in a log, and those of its subsets."""
+class LoggedSource(SourceWrapper):
+    """A source whose passes, and those of its samples, are kept in a log."""
 
-    source: Source
-    log: Log
+    source: RowSource
+    log: PassLog
+
+    @property
+    def traits(self) -> SourceTraits:
+        """Not in memory: minibatches of the arrays would bypass the log."""
+        traits = self.source.traits
+        return replace(traits, where="stream") if traits.where == "memory" else traits
 
     def reduce(self, function: RowFunction) -> list[Tensor]:
         return self.log.sums(digest((self.rows, function)), self.source, function)
 
-    def subset(self, k: int, generator: np.random.Generator) -> "Logged":
-        return Logged(self.source.subset(k, generator), self.log)
-
-    def whole(self) -> Arrays:
-        return in_memory(self.source)
+    def sample(self, k: int, generator: np.random.Generator) -> "LoggedSource":
+        return LoggedSource(self.source.sample(k, generator), self.log)
 
 
 @contextmanager
 def resumable(
-    estimator: Any, source: Source, folder: str | PathLike[str] | None, seed: int
-) -> Iterator[tuple[Source, int]]:
-    """The source with a log in `folder`, if there is to be one, and the seed of the fit that is resumed."""
+    estimator: Any, source: RowSource, folder: str | PathLike[str] | None, seed: int
+) -> Iterator[tuple[RowSource, int]]:
+    """The source with a log in `folder`, unless that is None, and the seed, of the interrupted fit if there is one."""
     if folder is None:
         yield source, seed
         return
     if not isinstance(folder, str | PathLike) or not str(folder):
         raise ValueError(f"checkpoint must be the name of a folder; got {folder!r}. Write checkpoint='fit-of-today'.")
-    log = Log(folder, facts(estimator, source), seed)
-    yield Logged(source, log), log.seed
+    log = PassLog(folder, fit_identity(estimator, source), seed)
+    yield LoggedSource(source, log), log.seed
     log.remove()
 
 
-def facts(estimator: Any, source: Source) -> dict[str, Any]:
-    """By which a fit is recognised: its options, how many rows, how wide, and some of them."""
+def fit_identity(estimator: Any, source: RowSource) -> dict[str, Any]:
+    """What identifies a fit: its options, the number of rows and of columns, and some of the rows."""
     options = {name: x for name, x in estimator.get_params(deep=False).items() if name != "verbose"}
-    if isinstance(source, InBlocks):
-        first: Any = next(source.blocks(), None)
-    else:  # rows elsewhere have no first block: a few of them, always the same
-        few = min(source.rows, 1 + FEW_ENTRIES // source.dimension)
-        first = in_memory(source.subset(few, np.random.default_rng(0)))
     return {
         "estimator": type(estimator).__name__,
         **{name: x if isinstance(x, JSON_SCALARS) else digest(x) for name, x in options.items()},
@@ -157,40 +159,45 @@ def facts(estimator: Any, source: Source) -> dict[str, Any]:
         "classes": encode_labels(estimator.classes_),
         "rows": source.rows,
         "dimension": source.dimension,
-        "first rows": digest(first),
+        "first rows": digest(source.head()),
     }
 
 
 def digest(value: Any) -> str:
-    """A short fingerprint of numbers, arrays, modules, and functions with what they were given."""
+    """A short fingerprint of numbers, arrays, modules, and functions with their arguments."""
     total = hashlib.sha256()
-    for part in contents(value):
+    for part in content_bytes(value):
         total.update(part)
     return total.hexdigest()[:32]
 
 
-def contents(value: Any) -> Iterator[bytes]:
+def content_bytes(value: Any) -> Iterator[bytes]:
     if isinstance(value, Tensor):
         value = value.detach().cpu().numpy()
     if isinstance(value, np.ndarray):
         yield f"{value.dtype}{value.shape}".encode()
         yield np.ascontiguousarray(value).tobytes()
     elif isinstance(value, partial):
-        yield from contents((value.func, value.args, value.keywords))
+        yield from content_bytes((value.func, value.args, value.keywords))
     elif isinstance(value, torch.nn.Module):
         yield type(value).__qualname__.encode()
-        yield from contents(value.state_dict())
+        yield from content_bytes(value.state_dict())
     elif isinstance(value, dict):
         for name in sorted(value):
-            yield from contents((name, value[name]))
+            yield from content_bytes((name, value[name]))
     elif is_dataclass(value) and not isinstance(value, type):
-        yield from contents({field.name: getattr(value, field.name) for field in fields(value)})
+        yield from content_bytes({field.name: getattr(value, field.name) for field in fields(value)})
     elif isinstance(value, list | tuple):
         for item in value:
-            yield from contents(item)
+            yield from content_bytes(item)
     elif hasattr(value, "indptr"):  # a sparse matrix
+<<<<<<< HEAD
         yield from contents((value.data, value.indices, value.indptr))
     elif isinstance(value, JSON_SCALARS):
+=======
+        yield from content_bytes((value.data, value.indices, value.indptr))
+    elif isinstance(value, PLAIN):
+>>>>>>> main
         yield json.dumps(value).encode()
     else:
         yield getattr(value, "__qualname__", type(value).__qualname__).encode()

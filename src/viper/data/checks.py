@@ -1,7 +1,6 @@
-"""From what a user has (arrays, frames, sparse matrices, tensors) to rows the solver trusts.
+"""Checks of what a user passes: arrays, frames, sparse matrices, tensors and options.
 
-Every complaint a user's data or options can cause is raised here, as "rule; got value" with the fix; below this module
-nothing is checked again.
+Errors read "rule; got value" and end with the fix. What has passed these checks is not checked again.
 """
 
 import math
@@ -18,15 +17,14 @@ from sklearn.utils.validation import column_or_1d, validate_data
 from torch import Tensor
 
 from viper.errors import counted
-from viper.inference.device import FEWEST_ROWS, choose_device, is_one_block, rows_fit, rows_per_block
-from viper.inference.rows import Arrays, Source
 
 
 def read_features(estimator: Any, X: Any, *, reset: bool, finite: bool = True) -> Any:
-    """X as a 2-D float array, CSR matrix or tensor; names and number of columns are kept or compared.
+    """X as a 2-D float array, CSR matrix or tensor.
 
-    `finite` looks at every entry, else the caller does so later, by `check_finite`.
-    An estimator fitted by a formula takes tables of raw columns, which its `formula_` encodes.
+    With `reset` the estimator learns number and names of the columns, otherwise they are compared with those it knows.
+    Unless `finite`, the caller checks later that all entries are, by `check_finite`. An estimator fitted by a formula
+    takes tables of raw columns, which its `formula_` encodes.
     """
     if not reset and (formula := getattr(estimator, "formula_", None)) is not None:
         X = formula.encode(X)
@@ -49,13 +47,13 @@ def read_features(estimator: Any, X: Any, *, reset: bool, finite: bool = True) -
 
 
 def check_finite(estimator: Any, X: Any) -> None:
-    """What `read_features` says of an X that is not finite."""
-    whole = X.cpu().numpy() if isinstance(X, Tensor) else X
-    assert_all_finite(whole, estimator_name=type(estimator).__name__, input_name="X")
+    """Raise what `read_features` raises if an entry is not finite."""
+    array = X.cpu().numpy() if isinstance(X, Tensor) else X
+    assert_all_finite(array, estimator_name=type(estimator).__name__, input_name="X")
 
 
 def not_numeric(X: Any, error: Exception) -> str:
-    """What is wrong with an X that no float array can hold: its columns by name if it has them."""
+    """Why X cannot become a float array: the names of the columns at fault, if they have names."""
     kinds = {
         str(name): str(kind) for name, kind in zip(getattr(X, "columns", ()), getattr(X, "dtypes", ()), strict=False)
     }
@@ -65,7 +63,7 @@ def not_numeric(X: Any, error: Exception) -> str:
 
 
 def not_finite(X: Any, error: Exception) -> str:
-    """scikit-learn's words on NaN and infinity, with the columns that hold them."""
+    """scikit-learn's message about NaN and infinity, with the columns that hold them."""
     names = [str(name) for name in getattr(X, "columns", ())]
     X = check_array(X, dtype=[np.float64, np.float32], accept_sparse="coo", ensure_all_finite=False)
     at = X.col[~np.isfinite(X.data)] if scipy.sparse.issparse(X) else np.nonzero(~np.isfinite(X))[1]
@@ -77,7 +75,7 @@ def not_finite(X: Any, error: Exception) -> str:
 
 
 def as_tensor(array: np.ndarray) -> Tensor:
-    """The array's own memory as a tensor, which nothing writes to; a copy where its strides are negative."""
+    """A tensor that shares the array's memory and is never written to; a copy if a stride is negative."""
     if min(array.strides, default=0) < 0:
         array = np.ascontiguousarray(array)
     with warnings.catch_warnings():
@@ -86,10 +84,10 @@ def as_tensor(array: np.ndarray) -> Tensor:
 
 
 def read_device_tensor(estimator: Any, X: Tensor, reset: bool) -> Tensor:
-    """A tensor that already lies on an accelerator, checked there."""
+    """A tensor on an accelerator, checked there."""
     if X.ndim != 2 or not X.is_floating_point():
         raise ValueError(f"X must be a 2-D tensor of floats; got shape {tuple(X.shape)}, dtype {X.dtype}.")
-    if not math.isfinite(float(X.sum())) and not bool(X.isfinite().all()):  # a sum may overflow
+    if not math.isfinite(float(X.sum())) and not bool(X.isfinite().all()):  # the sum of finite entries may overflow
         raise ValueError("X must be finite; got NaN or infinity. Impute or drop those rows.")
     if reset:
         estimator.n_features_in_ = X.shape[1]
@@ -99,18 +97,18 @@ def read_device_tensor(estimator: Any, X: Tensor, reset: bool) -> Tensor:
 
 
 def read_labels(y: Any, rows: int, known: Any = None) -> tuple[np.ndarray, Tensor]:
-    """The two classes in sorted order, and which rows are of the second (one byte a row).
+    """The two classes in sorted order, and whether each row belongs to the second (one byte per row).
 
-    With `known` classes the rows need not show both, but must show no other.
+    With `known` classes the rows need not contain both, but no other.
     """
     if y is None:
         raise ValueError("This estimator requires y to be passed, but the target y is None.")
     if isinstance(y, Tensor):
-        if y.device.type != "cpu" and known is None and (found := labels_there(y.detach(), rows)) is not None:
+        if y.device.type != "cpu" and known is None and (found := read_device_labels(y.detach(), rows)) is not None:
             return found
         y = y.detach().cpu().numpy()
     elif isinstance(y, list | tuple) and {str} < {type(label) for label in y}:
-        y = np.array(y, dtype=object)  # else numbers, NaN among them, become text
+        y = np.array(y, dtype=object)  # otherwise numbers, including NaN, would become text
     y = column_or_1d(y, warn=True)
     if len(y) != rows:
         raise ValueError(f"X and y must have as many rows; got inconsistent numbers of samples: {rows} and {len(y)}.")
@@ -124,18 +122,18 @@ def read_labels(y: Any, rows: int, known: Any = None) -> tuple[np.ndarray, Tenso
     classes = distinct(y if known is None else np.asarray(known))
     if len(classes) != 2:
         check_classification_targets(y)
-        two_classes(classes)
+        check_two_classes(classes)
     code = y == classes[1]
     strange = ~(code | (y == classes[0]))
-    # what is true of the two is true of all rows, which would be sorted
+    # the two classes stand for all rows, which scikit-learn would sort
     check_classification_targets(y if strange.any() else classes)
     if strange.any():
         raise ValueError(f"y must contain only the known classes {classes.tolist()}; got {y[strange].tolist()[0]!r}.")
     return classes, torch.from_numpy(np.ascontiguousarray(code, dtype=bool))
 
 
-def labels_there(y: Tensor, rows: int) -> tuple[np.ndarray, Tensor] | None:
-    """The same for two finite values in a tensor on an accelerator, without fetching it; None for anything else."""
+def read_device_labels(y: Tensor, rows: int) -> tuple[np.ndarray, Tensor] | None:
+    """The same for two finite values in a tensor on an accelerator, which stays there; None for anything else."""
     if y.shape != (rows,) or not rows:
         return None
     if y.dtype == torch.bool:
@@ -149,7 +147,7 @@ def labels_there(y: Tensor, rows: int) -> tuple[np.ndarray, Tensor] | None:
 
 
 def distinct(labels: np.ndarray) -> np.ndarray:
-    """The labels there are, sorted; of numbers and text, two are seen without sorting all."""
+    """The distinct labels, sorted. If there are only two, of numbers or text, they are found without sorting."""
     if labels.dtype.kind in "biufUS" and len(labels):
         first = labels == labels[0]
         other = labels[first.argmin()]
@@ -164,8 +162,8 @@ def distinct(labels: np.ndarray) -> np.ndarray:
         ) from None
 
 
-def two_classes(classes: np.ndarray) -> None:
-    """Exactly two classes, or a complaint."""
+def check_two_classes(classes: np.ndarray) -> None:
+    """Raise unless there are exactly two classes."""
     if len(classes) == 1:
         raise ValueError(
             f"y must have exactly two classes; got 1 class: {classes.tolist()[0]!r}. Add rows of the other class."
@@ -200,71 +198,26 @@ def read_numbers(x: Any, name: str) -> np.ndarray:
         raise ValueError(f"{name} must be numeric; got {x!r:.60}.") from None
 
 
-def read_weights(sample_weight: Any, rows: int, whole: bool = True) -> Tensor | None:
-    """Row weights: a weight of 2 counts a row twice. Unless these are the `whole`, they may all be zero."""
+ALL_WEIGHTS_ZERO = "sample_weight must be positive somewhere; got all zero. Leave it out to weigh rows equally."
+
+
+def read_weights(sample_weight: Any, rows: int, *, some_positive: bool = True) -> Tensor | None:
+    """Row weights: a weight of 2 counts a row twice. Unless `some_positive`, they may all be zero."""
     weight = read_vector(sample_weight, "sample_weight", rows)
     if weight is not None and bool((weight < 0).any()):
         raise ValueError(f"sample_weight must not be negative; got {float(weight.min())}.")
-    if whole and weight is not None and not bool((weight > 0).any()):
-        raise ValueError("sample_weight must be positive somewhere; got all zero. Leave it out to weigh rows equally.")
+    if some_positive and weight is not None and not bool((weight > 0).any()):
+        raise ValueError(ALL_WEIGHTS_ZERO)
     return weight
 
 
-def check_positive(value: Any, name: str, whole: bool) -> None:
-    """A positive number, or integer if `whole`."""
-    kinds = (int, np.integer) if whole else (int, float, np.number)
+def check_positive(value: Any, name: str, *, integer: bool) -> None:
+    """Raise unless the value is a positive number, or integer."""
+    kinds = (int, np.integer) if integer else (int, float, np.number)
     if not isinstance(value, kinds) or isinstance(value, bool) or not 0 < value < float("inf"):
-        raise ValueError(f"{name} must be a positive {'integer' if whole else 'number'}; got {value!r}.")
+        raise ValueError(f"{name} must be a positive {'integer' if integer else 'number'}; got {value!r}.")
 
 
 def check_word(value: Any, name: str, words: tuple[str | bool, ...]) -> None:
     if not isinstance(value, str | bool) or value not in words:
         raise ValueError(f"{name} must be one of {list(words)}; got {value!r}.")
-
-
-def read_rows(
-    X: Any,
-    label: Tensor,
-    *,
-    intercept: bool,
-    sample_weight: Any = None,
-    offset: Any = None,
-    device: Any = None,
-    dtype: str = "float64",
-) -> Arrays:
-    """Checked features and labels, with weights and offset, as a source of rows."""
-    rows = X.shape[0]
-    target = choose_device(device, X)
-    if isinstance(X, np.ndarray):
-        X = as_tensor(X)
-    elif scipy.sparse.issparse(X):
-        if target.type != "cpu":
-            raise ValueError(f"a sparse X is computed on the CPU; got device={str(target)!r}. Leave device out.")
-        X = X.astype(np.float64)
-        if intercept:
-            X = scipy.sparse.hstack([X, np.ones((rows, 1))], format="csr")
-            intercept = False
-    offset, weight = read_vector(offset, "offset", rows), read_weights(sample_weight, rows)
-    if target.type == "cpu":
-        return Arrays(X, label, intercept, offset, None, weight, target, getattr(torch, dtype))
-    # once, so that no pass waits for a transfer
-    offset, weight = (None if x is None else x.to(target) for x in (offset, weight))
-    if X.device != target and rows_fit(X.nbytes, target):
-        X = X.to(target).contiguous()
-    if X.device == target and is_one_block(rows, X.shape[1]):
-        block_rows = max(rows, FEWEST_ROWS)
-    else:
-        block_rows = rows_per_block(X.shape[1], target)
-    return Arrays(X, label.to(target), intercept, offset, None, weight, target, getattr(torch, dtype), block_rows)
-
-
-def in_memory(source: Source) -> Arrays:
-    """The rows as arrays, if they are there or there are few."""
-    return source if isinstance(source, Arrays) else source.whole()  # type: ignore[attr-defined]
-
-
-def dense_rows(source: Arrays) -> Tensor:
-    """All rows of the design matrix at once, for problems with few rows."""
-    X = source.features
-    whole = torch.as_tensor(X.toarray() if scipy.sparse.issparse(X) else X, dtype=torch.float64, device=source.device)
-    return torch.cat([whole, torch.ones_like(whole[:, :1])], 1) if source.intercept else whole

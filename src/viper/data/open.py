@@ -1,110 +1,119 @@
-"""From whatever rows are kept in to a source that the solver can sum over: the one place where the kinds part.
+"""From whatever a user passes to a source that the solver can sum over: the one place where the kinds of rows differ.
 
-An estimator says in a `Form` how it wants its rows and gets a source; what the rows came as matters no further.
+An estimator says in a `RowFormat` how it wants its rows and gets a source; what the rows came as no longer matters.
 """
 
 from contextlib import closing
-from dataclasses import dataclass
+from inspect import isgenerator
+from os import PathLike
 from typing import Any
 
 import numpy as np
 import torch
 from sklearn.utils.validation import validate_data
 
-from viper.data import checks
-from viper.data.files import Description, Reader, describe
+from viper.data import arrow, checks
+from viper.data.arrays import RowFormat, as_arrays, unlabelled_arrays
+from viper.data.blocks import Blocks, MemoryMap, Reader, refuse_generator
+from viper.data.files import Files
 from viper.data.stream import Stream, scan
-from viper.inference.device import choose_device, rows_per_block
+from viper.inference.device import choose_device
 from viper.inference.progress import Progress
-from viper.inference.rows import BLOCK_ROWS, Arrays, Source
+from viper.inference.rows import RowSource
+
+Description = Files | Blocks | MemoryMap  # each with `open(labels, known)`, `known` the features an estimator expects
 
 
-@dataclass(frozen=True)
-class Form:
-    """How an estimator wants its rows: with a column of ones, where, in which precision, and how loudly.
-
-    To one that is `linear` sums tell of every entry of X that is not finite, so that there is no need to look first.
-    """
-
-    intercept: bool = False
-    device: Any = None
-    dtype: str = "float64"
-    verbose: Any = "auto"
-    linear: bool = False
-
-
-def kept_elsewhere(X: Any) -> bool:
+def is_kept_elsewhere(X: Any) -> bool:
     """Whether X stands for rows that are not in memory."""
     return is_dask(X) or describe(X) is not None
 
 
-def labelled(
+def open_labelled_rows(
     estimator: Any,
     X: Any,
     y: Any,
-    sample_weight: Any,
-    offset: Any,
-    form: Form,
+    format: RowFormat,
     *,
+    sample_weight: Any = None,
+    offset: Any = None,
     reset: bool = False,
     classes: Any = None,
-) -> tuple[np.ndarray, Source]:
-    """The two classes (the known ones, or those found in y) and a source of the rows.
+) -> tuple[np.ndarray, RowSource]:
+    """The two classes, which are given or found in y, and a source of the rows.
 
-    With `reset` the estimator learns number and names of the columns, else they must be as it knows them.
+    With `reset` the estimator learns number and names of the columns, otherwise they must be those it knows.
     """
     if is_dask(X):
         from viper.data.dask import collections
 
-        kept = {"intercept": form.intercept, "device": form.device, "dtype": form.dtype, "linear": form.linear}
-        return collections.labelled(estimator, X, y, sample_weight, offset, reset=reset, classes=classes, **kept)
-    description = describe(X, y, sample_weight, offset)
+        X, columns = dask_columns(estimator, X, reset)
+        return collections.open_labelled_collection(
+            columns, X, y, format, sample_weight=sample_weight, offset=offset, classes=classes
+        )
+    description = describe(X, y, sample_weight=sample_weight, offset=offset)
     if description is not None:
-        reader = opened(estimator, description, labels=True, reset=reset)
-        with closing(Progress(form.verbose)) as progress:
+        reader = open_reader(estimator, description, labels=True, reset=reset)
+        with closing(Progress(format.verbose)) as progress:
             classes, count = scan(reader, classes, progress.rows_done)
-        return classes, streamed(reader, classes, count, form)
+        return classes, stream_of(reader, classes, count, format)
     X = checks.read_features(estimator, X, reset=reset)
-    classes, label = checks.read_labels(y, X.shape[0], classes)
-    return classes, as_arrays(X, label, sample_weight, offset, form)
+    rows = X.shape[0]
+    classes, label = checks.read_labels(y, rows, classes)
+    offset = checks.read_vector(offset, "offset", rows)
+    return classes, as_arrays(X, label, format, offset=offset, weight=checks.read_weights(sample_weight, rows))
 
 
-def unlabelled(estimator: Any, X: Any, offset: Any, form: Form) -> Arrays | Stream:
-    """A source of rows to predict; their labels say nothing."""
+def open_rows(estimator: Any, X: Any, offset: Any, format: RowFormat) -> RowSource:
+    """A source of rows to predict; their labels mean nothing."""
+    if is_dask(X):
+        from viper.data.dask import collections
+
+        X, columns = dask_columns(estimator, X, reset=False)
+        return collections.LazyRows(columns, X, offset, format)
     description = describe(X, offset=offset)
     if description is not None:
-        return streamed(opened(estimator, description, labels=False, reset=False), None, 0, form)
-    X = checks.read_features(estimator, X, reset=False)
-    return as_arrays(X, torch.zeros(X.shape[0], dtype=torch.bool), None, offset, form)
+        return stream_of(open_reader(estimator, description, labels=False, reset=False), None, 0, format)
+    return unlabelled_arrays(estimator, X, offset, format)
 
 
-def as_arrays(X: Any, label: torch.Tensor, sample_weight: Any, offset: Any, form: Form) -> Arrays:
-    return checks.read_rows(
-        X,
-        label,
-        intercept=form.intercept,
-        sample_weight=sample_weight,
-        offset=offset,
-        device=form.device,
-        dtype=form.dtype,
-    )
+def describe(X: Any, y: Any = None, *, sample_weight: Any = None, offset: Any = None) -> Description | None:
+    """The description of rows that are to be read in chunks, or None if X is something else."""
+    if isinstance(X, np.memmap):
+        return MemoryMap(X, y, weight=sample_weight, offset=offset)
+    if isgenerator(X):
+        refuse_generator()
+    if isinstance(X, str | PathLike):
+        raise ValueError(f"X must be rows; got the path {str(X)!r}. Write viper.Files({str(X)!r}, target=...).")
+    if arrow.is_dataset(X):
+        raise ValueError("X must be rows; got a pyarrow dataset. Write viper.Files(dataset, target=...).")
+    source = X if isinstance(X, Files | Blocks) else Blocks(X) if callable(X) and not hasattr(X, "shape") else None
+    if source is None:
+        return None
+    for name, given in {"y": y, "sample_weight": sample_weight, "offset": offset}.items():
+        if given is not None:
+            raise ValueError(
+                f"{name} must come from the source of the rows; got {type(given).__name__} beside "
+                f"{type(source).__name__}. Name its column, or yield it with each block."
+            )
+    return source
 
 
-def opened(estimator: Any, description: Description, *, labels: bool, reset: bool) -> Reader:
-    """A reader whose columns the estimator knows, or learns with `reset`."""
+def open_reader(estimator: Any, description: Description, *, labels: bool, reset: bool) -> Reader:
+    """A reader of the columns that the estimator knows, or learns with `reset`."""
     if hasattr(estimator, "formula_"):
         raise ValueError(
-            "a model with a formula reads tables in memory; got files or blocks. Pass a DataFrame at a time."
+            "a model with a formula reads tables in memory; got files or blocks. Pass one DataFrame at a time."
         )
     known = None if reset else getattr(estimator, "feature_names_in_", None)
     reader = description.open(labels, None if known is None else [str(name) for name in known])
-    # scikit-learn's own comparison of number and names, on no rows
-    validate_data(estimator, heading(reader), reset=reset, skip_check_array=True)
+    # scikit-learn's own comparison of number and names, on a table without rows
+    validate_data(estimator, empty_table(reader), reset=reset, skip_check_array=True)
     return reader
 
 
-def heading(reader: Reader) -> Any:
-    """A table without rows: the columns of the reader, with names if they have any."""
+def empty_table(reader: Reader) -> Any:
+    """The columns of the reader without rows, with names if they have any."""
     nothing = np.empty((0, reader.width))
     if reader.names is None:
         return nothing
@@ -113,12 +122,32 @@ def heading(reader: Reader) -> Any:
     return pandas.DataFrame(nothing, columns=list(reader.names))
 
 
-def streamed(reader: Reader, classes: np.ndarray | None, count: int, form: Form) -> Stream:
-    device = choose_device(form.device, None)
-    block_rows = BLOCK_ROWS if device.type == "cpu" else rows_per_block(reader.width, device)
-    return Stream(reader, classes, count, form.intercept, device, getattr(torch, form.dtype), block_rows)
+def stream_of(reader: Reader, classes: np.ndarray | None, count: int, format: RowFormat) -> Stream:
+    device = choose_device(format.device)
+    block_rows = format.rows_per_block(reader.width, device)
+    return Stream(reader, classes, count, format.intercept, device, getattr(torch, format.dtype), block_rows)
 
 
 def is_dask(X: Any) -> bool:
     """Whether X is a Dask collection, without importing Dask."""
     return getattr(X, "__dask_graph__", None) is not None and not isinstance(X, type)
+
+
+def dask_columns(estimator: Any, X: Any, reset: bool) -> tuple[Any, Any]:
+    """The collection with all columns in each partition, and an estimator that knows these columns and nothing else.
+
+    The estimator learns number and names of the columns with `reset`, otherwise they must be those it knows.
+    """
+    from viper.data.dask import collections
+
+    if hasattr(estimator, "formula_") and not reset:
+        raise ValueError(
+            "a model with a formula reads frames in memory; got a Dask collection. Predict partition by partition: "
+            "frame.map_partitions(lambda part: pandas.Series(model.predict_proba(part)[:, 1], part.index))."
+        )
+    X = collections.with_whole_rows(X)
+    checks.read_features(estimator, collections.example_row(X), reset=reset)
+    columns = object.__new__(type(estimator))
+    known = {name: x for name, x in vars(estimator).items() if name in ("n_features_in_", "feature_names_in_")}
+    vars(columns).update(known)
+    return X, columns

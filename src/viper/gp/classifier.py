@@ -2,7 +2,6 @@
 
 import copy
 import warnings
-from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -15,9 +14,9 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from viper.data import checks
+from viper.data.arrays import RowFormat
 from viper.data.checkpoint import resumable
-from viper.data.checks import in_memory
-from viper.data.open import Form, kept_elsewhere, labelled, unlabelled
+from viper.data.open import open_labelled_rows, open_rows
 from viper.errors import ConvergenceWarning, JitterWarning, StorageError, users_line
 from viper.formula.learn import FormulaMixin, by_formula
 from viper.gp.kernels import check_shapes, covariance, make_kernel, make_mean
@@ -29,12 +28,12 @@ from viper.gp.starts import inducing_points, read_inducing
 from viper.gp.summary import hyperparameter_table
 from viper.inference.device import choose_device
 from viper.inference.newton import Result, exact_elbo, newton
-from viper.inference.posterior import Diagonal, Full, latent, moved
+from viper.inference.posterior import Diagonal, Full, moved
 from viper.inference.problem import Gaussian, Problem, gaussian
 from viper.inference.progress import Callbacks, Progress, as_task, tasks_of
-from viper.inference.rows import Arrays, Source
+from viper.inference.rows import Arrays, RowSource
 from viper.inference.threads import one_thread
-from viper.models.fitting import watch, without_cusp
+from viper.models.fitting import without_cusp
 from viper.models.notebook import NotebookMixin
 from viper.models.prediction import PredictionMixin
 from viper.models.state import State, StateMixin
@@ -50,7 +49,7 @@ if TYPE_CHECKING:
 DEFAULT_STEPS = {"profile": 300, "natural-adam": 1500}
 SEARCH_ROWS = 40_000  # rows on which hyperparameters are searched, if not all rows are in memory
 SEARCH_ERROR = 1e-6  # per row, of the objective by which hyperparameters are searched
-FORM = Form()  # of rows that are not in memory
+ROW_FORMAT = RowFormat()  # of rows that are not in memory
 Q_TOLERANCE = 1e-12  # nats, of q at the chosen hyperparameters
 
 
@@ -219,13 +218,15 @@ class VariationalGPClassifier(
         """
         self._check_options()
         random = check_random_state(self.random_state)
-        self.classes_, source = labelled(self, X, y, sample_weight, offset, FORM, reset=True)
-        if not kept_elsewhere(X):
-            self._fit(in_memory(source), None, random)
+        self.classes_, source = open_labelled_rows(
+            self, X, y, ROW_FORMAT, sample_weight=sample_weight, offset=offset, reset=True
+        )
+        if source.traits.where == "memory":
+            self._fit(source.in_memory(), None, random)
             return self
         with resumable(self, source, checkpoint, int(random.randint(2**31))) as (passes, seed):
             few = passes.rows <= SEARCH_ROWS
-            known = in_memory(passes) if few else weighted_sample(passes, SEARCH_ROWS, seed)
+            known = passes.in_memory() if few else weighted_sample(passes, SEARCH_ROWS, seed)
             self._fit(known, None if few else passes, np.random.RandomState(seed))
         return self
 
@@ -238,11 +239,11 @@ class VariationalGPClassifier(
             checks.check_word(self.inducing, "inducing", ("greedy", "kmeans", "subset"))
         for name in ("n_inducing", "n_starts", "max_iter", "tol", "learning_rate", "batch_size"):
             if (value := getattr(self, name)) is not None:
-                checks.check_positive(value, name, whole=name not in ("tol", "learning_rate"))
+                checks.check_positive(value, name, integer=name not in ("tol", "learning_rate"))
         if not 0.0 <= self.jitter <= 1e-2:
             raise ValueError(f"jitter must lie in [0, 0.01]; got {self.jitter!r}. It is relative to the mean variance.")
 
-    def _fit(self, known: Arrays, source: Source | None, random: np.random.RandomState) -> None:
+    def _fit(self, known: Arrays, source: RowSource | None, random: np.random.RandomState) -> None:
         """Search on rows in memory, then find q on these or, if they are a sample, on all rows of their source."""
         before = self._before()
         rows = Observations.from_arrays(known).merged()
@@ -317,12 +318,12 @@ class VariationalGPClassifier(
         magnitude = total.magnitude
         return problem, Result(found.q, found.q.factor, value, found.converged, found.status, magnitude=magnitude)
 
-    def _solve_all(self, model: SparseGP, source: Source, exact: Bound, near: Gaussian) -> tuple[Problem, Result]:
+    def _solve_all(self, model: SparseGP, source: RowSource, exact: Bound, near: Gaussian) -> tuple[Problem, Result]:
         """The best q on all rows of a source, from the best on a sample of them."""
         seen = InducedSource(source, InducedView(model, self._scaler))
         problem = Problem(seen, identity_prior(seen), exact, diagonal=self.covariance == "diagonal")
         with closing(Progress(self.verbose, tasks_of(self), source.rows)) as progress:
-            watch(source, progress)
+            source.observe(progress.rows_done)
             start = gaussian(near.mean.cpu(), near.precision.cpu())
             return problem, newton(problem, start, tol=Q_TOLERANCE, report=progress)
 
@@ -367,30 +368,29 @@ class VariationalGPClassifier(
         with torch.no_grad():
             return Features(model, Observations.from_arrays(known).standardised(self._scaler, device))
 
-    def _induced(self, X: Any, source: Source) -> Features | InducedSource:
-        """The rows of X through the inducing points."""
-        if kept_elsewhere(X):
-            return InducedSource(source, InducedView(self.model_, self._scaler))
-        return self._features(in_memory(source))
+    def _induced(self, source: RowSource) -> RowSource:
+        """Rows through the inducing points."""
+        if source.traits.where == "memory":
+            return self._features(source.in_memory())
+        return InducedSource(source, InducedView(self.model_, self._scaler))
 
-    def _latent_blocks(self, X: Any, offset: Any) -> Iterator[tuple[Tensor, Tensor]]:
-        check_is_fitted(self, "posterior_")
-        rows = self._induced(X, unlabelled(self, X, offset, FORM))
-        posterior = moved(self.posterior_, rows.device)
-        return (latent(block, posterior) for block in rows.blocks())
+    def _open_rows(self, X: Any, offset: Any) -> RowSource:
+        return self._induced(open_rows(self, X, offset, ROW_FORMAT))
 
-    def _labelled(self, X: Any, y: Any, sample_weight: Any, offset: Any) -> Source:
-        return self._induced(X, labelled(self, X, y, sample_weight, offset, FORM, classes=self.classes_)[1])
+    def _open_labelled_rows(self, X: Any, y: Any, *, sample_weight: Any, offset: Any) -> RowSource:
+        given = {"sample_weight": sample_weight, "offset": offset, "classes": self.classes_}
+        return self._induced(open_labelled_rows(self, X, y, ROW_FORMAT, **given)[1])
 
     def sample(self, X: Any, n: int = 1, random_state: Any = None, offset: Any = None) -> np.ndarray:
         """`n` joint draws of f, the log-odds, at the rows of X: n × rows."""
         check_is_fitted(self, "posterior_")
-        source = self._features(in_memory(unlabelled(self, X, offset, FORM)))
+        source = self._features(open_rows(self, X, offset, ROW_FORMAT).in_memory())
         generator = check_random_state(self.random_state if random_state is None else random_state)
         noise = torch.from_numpy(generator.standard_normal((n, source.dimension + source.rows))).to(source.root)
         # Cov f = AΣAᵀ + (K_xx - AAᵀ)
         with torch.no_grad():
-            A, mean = source.design_and_offset()
+            rows = source.in_memory()
+            A, mean = rows.features, rows.offset
             rest = covariance(source.model.kernel, source.data.inputs, source.data.inputs) - A @ A.T
         values, vectors = torch.linalg.eigh(rest)
         along = moved(self.posterior_, A.device).draw(noise[:, : source.dimension]) @ A.T
@@ -450,9 +450,9 @@ class VariationalGPClassifier(
         )
 
 
-def weighted_sample(source: Source, size: int, seed: int) -> Arrays:
+def weighted_sample(source: RowSource, size: int, seed: int) -> Arrays:
     """Random rows in memory, each weighted by the number of rows that it stands for."""
-    rows = in_memory(source.subset(size, np.random.default_rng(seed)))
+    rows = source.sample(size, np.random.default_rng(seed)).in_memory()
     scale = torch.full((rows.rows,), source.rows / rows.rows, dtype=torch.float64)
     weight = scale if rows.weight is None else scale * rows.weight.cpu()
     return replace(rows, weight=checks.read_weights(weight, rows.rows))

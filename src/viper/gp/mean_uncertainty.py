@@ -23,7 +23,7 @@ from torch import Tensor
 
 from viper.errors import NarrowIntervalsWarning, users_line
 from viper.inference.posterior import Posterior, latent
-from viper.inference.rows import Block, Source
+from viper.inference.rows import Block, RowSource
 from viper.softplus.limit import limit
 
 # k/γ above which to warn. In 132 fits to simulated rows, 95 % intervals held the true probability at this share of the
@@ -32,7 +32,7 @@ TOO_MANY = 2.0
 FAR_TOO_NARROW = 10.0  # times too narrow, beyond which the number says nothing more
 
 
-def intervals_too_narrow_by(mean: Any, source: Source, posterior: Posterior, inputs: Tensor) -> float:
+def intervals_too_narrow_by(mean: Any, source: RowSource, posterior: Posterior, inputs: Tensor) -> float:
     """How many times wider intervals should be, for the weights of the mean function; 1 where it has none."""
     free = sum(parameter.numel() for parameter in mean.parameters() if parameter.requires_grad)
     if free < 2:  # a constant, or nothing

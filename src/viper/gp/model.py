@@ -11,7 +11,7 @@ For given q(w) = N(μ, Σ), the kernel, the mean and z enter F only through ϑ =
 which at the best q is also the gradient of the profile G(θ) = max_q F(q; θ) (envelope theorem).
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property, partial
 from typing import Any
@@ -24,7 +24,20 @@ from torch import Tensor
 from viper.errors import NotPositiveDefinite
 from viper.gp.kernels import covariance, log_prior, variances
 from viper.inference.problem import Gaussian, cholesky
-from viper.inference.rows import BLOCK_ROWS, Arrays, Block, Dense, InBlocks, RowFunction, Source, Through, product
+from viper.inference.rows import (
+    BLOCK_ROWS,
+    Arrays,
+    Block,
+    BlockSource,
+    Dense,
+    Result,
+    RowFunction,
+    RowSource,
+    SourceWrapper,
+    Sparse,
+    join_blocks,
+    product,
+)
 from viper.softplus.pointwise import Formula
 
 LARGEST_JITTER = 1e-2  # relative to the mean variance of the inducing values; a matrix that needs more is no covariance
@@ -49,11 +62,11 @@ class SparseGP(torch.nn.Module):
 
     def free_vector(self) -> np.ndarray:
         """The parameters to learn, as one vector."""
-        return as_vector([parameter.detach() for parameter in self.free])
+        return flattened([parameter.detach() for parameter in self.free])
 
     def free_gradient(self) -> np.ndarray:
         """Their gradients as one vector; zero where there is none."""
-        return as_vector([torch.zeros_like(x) if x.grad is None else x.grad for x in self.free])
+        return flattened([torch.zeros_like(x) if x.grad is None else x.grad for x in self.free])
 
     def set_free(self, values: np.ndarray) -> None:
         """Set the parameters to learn from one vector."""
@@ -69,7 +82,7 @@ class SparseGP(torch.nn.Module):
         return sum(terms[1:], terms[0]) if terms else None
 
 
-def as_vector(parts: list[Tensor]) -> np.ndarray:
+def flattened(parts: list[Tensor]) -> np.ndarray:
     return torch.cat([x.reshape(-1) for x in parts]).cpu().numpy() if parts else np.zeros(0)
 
 
@@ -185,7 +198,7 @@ class Scaler:
         return X * self.scale + self.centre
 
 
-class Features(InBlocks):
+class Features(BlockSource):
     """Rows in memory through the inducing points: a source of blocks (A, o, r, y, c) for the solver.
 
     A is kept between passes if it is small enough, or kept in float32 if `rough`; otherwise each pass computes it anew.
@@ -231,16 +244,8 @@ class Features(InBlocks):
             for _, block in self.parts():
                 yield block
 
-    def subset(self, k: int, generator: np.random.Generator) -> "Features":
+    def sample(self, k: int, generator: np.random.Generator) -> "Features":
         return Features(self.model, self.data.scatter(k, generator), self.block_rows)
-
-    def design_and_offset(self) -> tuple[Tensor, Tensor]:
-        """A and o of all rows at once."""
-        made = self.evaluate(self.data.inputs)
-        block = self.block(self.data, *(x.detach() for x in made))
-        assert isinstance(block.design, Dense)
-        assert block.offset is not None
-        return block.design.matrix, block.offset
 
     def parts(self) -> Iterator[tuple[tuple[Tensor, ...], Block]]:
         """By block: K_xz, diag K_xx and m(x) with their graphs for autograd, and the block they make."""
@@ -278,35 +283,45 @@ class InducedView:
             return Features(self.model, Observations(nothing(0, self.model.inducing.shape[1]), nothing(0)))
 
     def __call__(self, block: Block) -> Block:
-        assert isinstance(block.design, Dense)
-        inputs = torch.from_numpy(self.scaler.apply(block.design.matrix.double().numpy()))
+        assert isinstance(block.design, Dense | Sparse)
+        X = block.design.matrix
+        inputs = torch.from_numpy(self.scaler.apply(X.double().numpy() if isinstance(X, Tensor) else X.toarray()))
         with torch.no_grad():
             rows = Observations(inputs, block.label, offset=block.offset, weight=block.weight)
             return self.features.block(rows, *self.features.evaluate(inputs))
 
 
 @dataclass(frozen=True)
-class InducedSource(Through):
+class InducedSource(SourceWrapper):
     """The rows of any source through the inducing points, block by block where the rows are."""
 
-    source: Source
+    source: RowSource
     view: InducedView
 
     @property
     def dimension(self) -> int:
         return len(self.view.model.inducing)
 
-    def blocks(self) -> Iterator[Block]:
-        return map(self.view, self.source.blocks())  # type: ignore[attr-defined]
-
     def reduce(self, function: RowFunction) -> list[Tensor]:
-        return self.source.reduce(partial(reduce_view, view=self.view, function=function))
+        return self.source.reduce(partial(apply_to_view, view=self.view, function=function))
 
-    def subset(self, k: int, generator: np.random.Generator) -> "InducedSource":
-        return InducedSource(self.source.subset(k, generator), self.view)
+    def map(self, function: Callable[[Block], Result]) -> Iterator[Result]:
+        return self.source.map(partial(apply_to_view, view=self.view, function=function))
+
+    def apply(self, function: Callable[[Block], np.ndarray]) -> Any:
+        return self.source.apply(partial(apply_to_view, view=self.view, function=function))
+
+    def sample(self, k: int, generator: np.random.Generator) -> "InducedSource":
+        return InducedSource(self.source.sample(k, generator), self.view)
+
+    def in_memory(self) -> Arrays:
+        return join_blocks(list(self.map(lambda block: block)))
+
+    def head(self) -> Block:
+        return self.view(self.source.head())
 
 
-def reduce_view(block: Block, view: InducedView, function: RowFunction) -> list[Tensor]:
+def apply_to_view(block: Block, view: InducedView, function: Callable[[Block], Result]) -> Result:
     return function(view(block))
 
 

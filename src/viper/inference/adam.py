@@ -16,7 +16,6 @@ from torch import Tensor
 
 from viper.inference.newton import Iteration, Result
 from viper.inference.problem import Gaussian, Problem
-from viper.inference.rows import Arrays
 from viper.inference.steps import gradient
 from viper.inference.sums import Sums
 
@@ -85,8 +84,7 @@ def as_gaussian(mean: Tensor, spread: Tensor) -> tuple[Gaussian, Tensor]:
 
 def batches(problem: Problem, size: int, generator: np.random.Generator) -> "list[Problem]":
     """The rows in random minibatches; the sums of each are scaled to all rows."""
-    source = problem.source
-    assert isinstance(source, Arrays)
+    source = problem.source.in_memory()
     order = generator.permutation(source.rows)
     parts = [order[i : i + size] for i in range(0, source.rows, size)]
     return [

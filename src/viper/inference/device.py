@@ -18,7 +18,7 @@ SHARE_FOR_ROWS = 0.6  # of the free memory of a card that X may take; the rest i
 SHARE_FOR_BLOCK = 0.1
 LITTLE = 1 << 30  # bytes of a block that is tried at once; it is halved where it does not fit
 FEWEST_ROWS, MOST_ROWS = 1 << 14, 1 << 24  # in a block
-SMALLEST_SUBSET = 1 << 20  # rows below which a pass takes as long as its launch, and few rows take the host's steps
+SMALLEST_SAMPLE = 1 << 20  # rows below which a pass takes as long as its launch, and few rows take the host's steps
 
 
 def choose_device(device: Any, X: Any = None) -> torch.device:

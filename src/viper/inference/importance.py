@@ -15,7 +15,7 @@ from torch import Tensor
 
 from viper.inference.posterior import Diagonal, Posterior, prior_log_density
 from viper.inference.problem import Prior
-from viper.inference.rows import Block, Source
+from viper.inference.rows import Block, RowSource
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class WeightedDraws:
 
 
 def weigh(
-    posterior: Posterior, prior: Prior, source: Source, elbo: float, count: int, generator: np.random.Generator
+    posterior: Posterior, prior: Prior, source: RowSource, elbo: float, count: int, generator: np.random.Generator
 ) -> tuple[WeightedDraws, Diagnosis]:
     """Draw from q, weigh by p(y|β)p(β)/q(β), and judge the weights."""
     if count < FEWEST_DRAWS:
@@ -139,7 +139,7 @@ def smooth(log_ratio: Tensor) -> tuple[Tensor, float]:
 DRAWS_PER_BLOCK = 256
 
 
-def log_likelihood(source: Source, draws: Tensor) -> Tensor:
+def log_likelihood(source: RowSource, draws: Tensor) -> Tensor:
     """Σ_i c_i (y_i f_i - log(1+e^{f_i})) for each draw, f = o + Aβ."""
     return source.reduce(partial(block_log_likelihood, draws=draws))[0]
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from viper.inference.problem import Prior
-from viper.inference.rows import Block, Matrix, Source
+from viper.inference.rows import Block, Matrix, RowSource
 from viper.softplus.pointwise import Formula
 
 LOG_2PI = math.log(2.0 * math.pi)
@@ -166,7 +166,7 @@ def latent(block: Block, posterior: Posterior) -> tuple[Tensor, Tensor]:
     )
 
 
-def expected_log_likelihood(source: Source, posterior: Posterior, moments: Formula) -> float:
+def expected_log_likelihood(source: RowSource, posterior: Posterior, moments: Formula) -> float:
     """Σ_i c_i E_q[log p(y_i | f_i)] = Σ_i c_i (y_i ϑ_i - η(ϑ_i, τ_i²))."""
     return float(source.reduce(partial(block_log_likelihood, posterior=posterior, moments=moments))[0])
 
@@ -177,7 +177,7 @@ def block_log_likelihood(block: Block, posterior: Posterior, moments: Formula) -
     return [terms.sum() if block.weight is None else block.weight @ terms]
 
 
-def accuracy(source: Source, posterior: Posterior) -> float:
+def accuracy(source: RowSource, posterior: Posterior) -> float:
     """Share of (weighted) rows whose class is predicted right."""
     right, all_ = source.reduce(partial(block_accuracy, posterior=posterior))
     return float(right / all_)

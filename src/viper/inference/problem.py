@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from viper.inference.rows import Source
+from viper.inference.rows import RowSource
 from viper.inference.sums import Sums, sums
 from viper.softplus.pointwise import Bound
 
@@ -84,7 +84,7 @@ def kl_to_prior(q: Gaussian, factor: Tensor, prior: Prior) -> float:
 class Problem:
     """What the steps need to know: rows, prior, bound, family and how products with large matrices are made."""
 
-    source: Source
+    source: RowSource
     prior: Prior
     bound: Bound
     rough: Bound | None = None  # a cheaper version of `bound`, for all but the last pass
@@ -102,7 +102,7 @@ class Problem:
     def single(self) -> bool:
         """Take the curvature in float32: on the way to the mode, where matrix products dominate."""
         many = self.source.rows >= MANY_ROWS and self.source.dimension >= MANY_COLUMNS
-        return many and self.to_mode and self.source.float32_pays
+        return many and self.to_mode and self.source.traits.float32_pays
 
     def total(self, mean: Tensor, factor: Tensor | None, bound: Bound | None = None, gram: bool = True) -> Sums:
         """The sums over rows; without `gram`, no curvature."""
@@ -126,8 +126,8 @@ class Problem:
 
     def coarsened(self, k: int, generator: np.random.Generator) -> "Problem":
         """The same on about k random rows, roughly."""
-        subset = self.source.subset(k, generator)
-        return replace(self, source=subset, scale=self.scale * self.source.rows / subset.rows, refine=False)
+        sample = self.source.sample(k, generator)
+        return replace(self, source=sample, scale=self.scale * self.source.rows / sample.rows, refine=False)
 
 
 SMALL = 64  # dimension up to which torch's own time shows

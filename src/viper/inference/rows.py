@@ -1,23 +1,25 @@
-"""What is solved: rows, a Gaussian prior, and the sums over rows that every step needs.
+"""Where rows come from: blocks of the design matrix with labels, and the sources that hand them out.
 
 Observation i sees f_i ~ N(ϑ_i, τ_i²) with ϑ = o + Aμ and τ² = r + diag(AΣAᵀ), where q(w) = N(μ, Σ). The objective is
 
     F(q) = Σ_i c_i (y_i ϑ_i - η(ϑ_i, τ_i²)) - KL(q ‖ p),     p = N(m₀, S₀),
 
-and all a step needs of the data are sums over rows of F's terms, of Aᵀ c(y - g) and of Aᵀ diag(c h) A. A source adds
-them up over its blocks, whatever these are: arrays in memory, features made on the fly, files, a cluster's partitions.
+and all that a step needs from the data are sums over rows of F's terms, of Aᵀ c(y - g) and of Aᵀ diag(c h) A. A source
+adds them up over its blocks, whatever these are: arrays in memory, features made on the fly, files, a cluster's
+partitions.
 """
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
+import scipy.sparse
 import torch
 from torch import Tensor
 
-from viper.inference.device import SMALLEST_SUBSET, prefetched, reduce_on_device
+from viper.inference.device import SMALLEST_SAMPLE, prefetched, reduce_on_device
 
 
 class Matrix(Protocol):
@@ -39,22 +41,22 @@ class Matrix(Protocol):
         """The diagonal of Aᵀ diag(w) A."""
 
     def single(self) -> "Matrix":
-        """The same block in float32, where that is cheaper; else itself."""
+        """The same block in float32 where that is cheaper, otherwise itself."""
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:
-    """A matrix product; on a CPU through NumPy, whose BLAS takes tall thin matrices up to seven times faster."""
+    """A matrix product; on a CPU by NumPy, whose BLAS multiplies tall thin matrices up to seven times faster."""
     if left.device.type != "cpu":
         return left @ right
-    with np.errstate(all="ignore"):  # what overflows is seen in F
+    with np.errstate(all="ignore"):  # overflow shows in F
         return torch.from_numpy(np.matmul(left.numpy(), right.numpy()))
 
 
 @dataclass(frozen=True)
 class Dense:
-    """A dense block [X, 1] or X; products are taken in its own precision and returned in that of the argument.
+    """A dense block [X, 1] or X. Products are computed in its own precision and returned in that of the argument.
 
-    The column of ones of an intercept, the last coordinate, need not be stored.
+    The column of ones of the intercept, the last coordinate, is not stored.
     """
 
     matrix: Tensor
@@ -128,20 +130,26 @@ class Block:
 
     design: Matrix
     label: Tensor
-    offset: Tensor | None = None
-    residual: Tensor | None = None
-    weight: Tensor | None = None
+    offset: Tensor | None = field(default=None, kw_only=True)
+    residual: Tensor | None = field(default=None, kw_only=True)
+    weight: Tensor | None = field(default=None, kw_only=True)
 
 
-RowFunction = partial[list[Tensor]]  # of a block, with tensors as keywords, which sources may take elsewhere
+Result = TypeVar("Result")
+RowFunction = partial[list[Tensor]]  # takes a block; its keywords hold tensors, which a source may move elsewhere
 
 
-class Source(Protocol):
-    """Where rows come from.
+@dataclass(frozen=True)
+class SourceTraits:
+    """What is known about a source before its first pass."""
 
-    `reduce` is one pass: the sum over all blocks of what the function returns for each. `subset` holds about k random
-    rows in memory.
-    """
+    where: Literal["memory", "stream", "cluster"] = "memory"
+    smallest_sample: int = 0  # smaller samples save no time: a pass costs no more than its kernel launch; 0 on a CPU
+    float32_pays: bool = True  # whether products are faster in float32, conversion included
+
+
+class RowSource(Protocol):
+    """Where rows come from. All of them have the same answer to every question, wherever the rows are."""
 
     @property
     def rows(self) -> int: ...
@@ -152,29 +160,37 @@ class Source(Protocol):
     @property
     def device(self) -> torch.device: ...
 
-    def reduce(self, function: RowFunction) -> list[Tensor]: ...
-
     @property
-    def smallest_subset(self) -> int:
-        """Rows of which a subset need not be smaller, as a pass takes no longer than its launch; 0 if it does."""
+    def traits(self) -> SourceTraits: ...
 
-    @property
-    def float32_pays(self) -> bool:
-        """Whether products are faster in float32, conversion included."""
+    def reduce(self, function: RowFunction) -> list[Tensor]:
+        """One pass: the sum over all blocks of what the function returns for each."""
 
-    def subset(self, k: int, generator: np.random.Generator) -> "Source": ...
+    def map(self, function: Callable[[Block], Result]) -> Iterator[Result]:
+        """What the function returns for each block, in the order of the rows."""
+
+    def apply(self, function: Callable[[Block], np.ndarray]) -> Any:
+        """The same as one array, for a function with one entry per row; lazy if the rows are a Dask collection."""
+
+    def sample(self, k: int, generator: np.random.Generator) -> "RowSource":
+        """About k random rows."""
+
+    def in_memory(self) -> "Arrays":
+        """All rows as arrays in this process."""
+
+    def head(self) -> Block:
+        """Some rows, always the same ones, by which the source is recognised."""
+
+    def observe(self, callback: Callable[[int], None]) -> None:
+        """Call back with the number of rows whenever some have been read, if reading takes time."""
 
 
-class InBlocks:
+class BlockSource:
     """A source that yields its blocks one after the other, in this process."""
 
     @property
-    def smallest_subset(self) -> int:
-        return 0
-
-    @property
-    def float32_pays(self) -> bool:
-        return True
+    def traits(self) -> SourceTraits:
+        return SourceTraits()
 
     def blocks(self) -> Iterator[Block]:
         raise NotImplementedError
@@ -182,11 +198,29 @@ class InBlocks:
     def reduce(self, function: RowFunction) -> list[Tensor]:
         return add_up(map(function, self.blocks()))
 
+    def map(self, function: Callable[[Block], Result]) -> Iterator[Result]:
+        return map(function, self.blocks())
 
-class Through:
-    """A source that does something with the rows of another one, and else is as that is."""
+    def apply(self, function: Callable[[Block], np.ndarray]) -> Any:
+        return concatenated(self.map(function))
 
-    source: Source
+    def in_memory(self) -> "Arrays":
+        return join_blocks(list(self.blocks()))
+
+    def sample(self, k: int, generator: np.random.Generator) -> RowSource:
+        return self.in_memory().sample(k, generator)
+
+    def head(self) -> Block:
+        return next(self.blocks())
+
+    def observe(self, callback: Callable[[int], None]) -> None:
+        """Nothing to report: the rows are here."""
+
+
+class SourceWrapper:
+    """Wraps another source and delegates everything it does not override."""
+
+    source: RowSource
 
     @property
     def rows(self) -> int:
@@ -201,12 +235,29 @@ class Through:
         return self.source.device
 
     @property
-    def smallest_subset(self) -> int:
-        return self.source.smallest_subset
+    def traits(self) -> SourceTraits:
+        return self.source.traits
 
-    @property
-    def float32_pays(self) -> bool:
-        return self.source.float32_pays
+    def reduce(self, function: RowFunction) -> list[Tensor]:
+        return self.source.reduce(function)
+
+    def map(self, function: Callable[[Block], Result]) -> Iterator[Result]:
+        return self.source.map(function)
+
+    def apply(self, function: Callable[[Block], np.ndarray]) -> Any:
+        return self.source.apply(function)
+
+    def sample(self, k: int, generator: np.random.Generator) -> RowSource:
+        return self.source.sample(k, generator)
+
+    def in_memory(self) -> "Arrays":
+        return self.source.in_memory()
+
+    def head(self) -> Block:
+        return self.source.head()
+
+    def observe(self, callback: Callable[[int], None]) -> None:
+        self.source.observe(callback)
 
 
 def add_up(parts: Iterable[list[Tensor]]) -> list[Tensor]:
@@ -221,8 +272,16 @@ def add_up(parts: Iterable[list[Tensor]]) -> list[Tensor]:
     return totals
 
 
-BLOCK_ROWS = 16384  # rows at a time: block and features stay in the cache
-FEW = 1 << 19  # entries (4 MB) of a block that is kept, with what is made of it
+def concatenated(parts: Iterable[np.ndarray]) -> np.ndarray:
+    """The parts as one array."""
+    found = list(parts)
+    if not found:
+        raise ValueError("there must be at least one row to predict; got none.")
+    return found[0] if len(found) == 1 else np.concatenate(found)
+
+
+BLOCK_ROWS = 16384  # rows at a time, so that a block and its features stay in the cache
+KEPT_ENTRIES = 1 << 19  # entries (4 MB) up to which the only block is kept, with everything derived from it
 
 
 CPU = torch.device("cpu")
@@ -232,31 +291,39 @@ GOLDEN = 0.5 * (5.0**0.5 - 1.0)
 def scattered(rows: int, k: int, generator: np.random.Generator, device: torch.device = CPU) -> Tensor:
     """k of the rows in order, one from each of k equal runs, at the place u + i φ mod 1 within the i-th run.
 
-    Multiples of the golden ratio φ fall everywhere equally often and never in step with the data, so that sorted or
-    periodic files give no bias; and wherever it is computed, the choice is the same.
+    Multiples of the golden ratio φ are spread evenly and never in step with the data, so that sorted or periodic files
+    cause no bias. The choice is the same wherever it is computed.
     """
     i = torch.arange(k, dtype=torch.float64, device=device)
     place = (i * GOLDEN + generator.random()).frac()
     return ((i + place) * (rows / k)).floor_().long().clamp_(max=rows - 1)
 
 
-@dataclass(frozen=True)
-class Arrays(InBlocks):
-    """Rows held in arrays: X (NumPy, torch or SciPy CSR), labels, and optional offset, residual, weight.
+def traits_on(device: torch.device, rows: int, where: Literal["memory", "stream"]) -> SourceTraits:
+    """The traits of rows that are computed on `device`."""
+    if device.type == "cpu":
+        return SourceTraits(where)
+    least = SMALLEST_SAMPLE
+    return SourceTraits(where, 0 if rows < least else least, float32_pays=False)
 
-    X is not copied, but for a block at a time. `dtype` is that of the products with X; all else is float64. On a CUDA
-    device all but X lie there, and X too unless it is too large.
+
+@dataclass(frozen=True)
+class Arrays(BlockSource):
+    """Rows held in arrays: X (NumPy, torch or SciPy CSR), labels, and optional offset, residual variance and weights.
+
+    X is not copied except one block at a time. `dtype` is the precision of products with X; everything else is float64.
+    On a CUDA device everything but X is kept there, and X too unless it is too large.
     """
 
     features: Any
     label: Tensor
-    intercept: bool = False
-    offset: Tensor | None = None
-    residual: Tensor | None = None
-    weight: Tensor | None = None
-    device: torch.device = CPU
-    dtype: torch.dtype = torch.float64
-    block_rows: int = BLOCK_ROWS
+    intercept: bool = field(default=False, kw_only=True)
+    offset: Tensor | None = field(default=None, kw_only=True)
+    residual: Tensor | None = field(default=None, kw_only=True)
+    weight: Tensor | None = field(default=None, kw_only=True)
+    device: torch.device = field(default=CPU, kw_only=True)
+    dtype: torch.dtype = field(default=torch.float64, kw_only=True)
+    block_rows: int = field(default=BLOCK_ROWS, kw_only=True)
 
     @property
     def rows(self) -> int:
@@ -267,24 +334,22 @@ class Arrays(InBlocks):
         return int(self.features.shape[1]) + int(self.intercept)
 
     @property
-    def smallest_subset(self) -> int:
-        few = self.device.type == "cpu" or self.rows < SMALLEST_SUBSET
-        return 0 if few else SMALLEST_SUBSET
+    def traits(self) -> SourceTraits:
+        return traits_on(self.device, self.rows, "memory")
 
-    @property
-    def float32_pays(self) -> bool:
-        return self.device.type == "cpu"
+    def in_memory(self) -> "Arrays":
+        return self
 
     def blocks(self) -> Iterator[Block]:
-        return iter([self.only_block]) if self.few else self.in_blocks()
+        return iter([self.only_block]) if self.is_one_block else self.in_blocks()
 
     @property
-    def few(self) -> bool:
-        """Whether all rows are one block, and one worth to be kept: small, or on the card as they are."""
+    def is_one_block(self) -> bool:
+        """Whether all rows form one block that is worth keeping: small, or on the card already."""
         if not 0 < self.rows <= self.block_rows or hasattr(self.features, "tocsr"):
             return False
         there = isinstance(self.features, Tensor) and self.features.is_cuda and self.features.dtype == self.dtype
-        return there or (self.device.type == "cpu" and self.rows * self.dimension <= FEW)
+        return there or (self.device.type == "cpu" and self.rows * self.dimension <= KEPT_ENTRIES)
 
     @cached_property
     def only_block(self) -> Block:
@@ -293,29 +358,30 @@ class Arrays(InBlocks):
         return block
 
     def __getstate__(self) -> dict[str, Any]:
-        """The fields, without what is made of them."""
+        """The fields, without what is derived from them."""
         return {part.name: getattr(self, part.name) for part in fields(self)}
 
     def in_blocks(self) -> Iterator[Block]:
         starts = range(0, self.rows, self.block_rows)
         parts = [slice(start, min(start + self.block_rows, self.rows)) for start in starts]
         for part, design in zip(parts, self.designs(parts), strict=True):
-            yield Block(design, *[self.vector(x, part) for x in self.vectors()])  # type: ignore[arg-type]
+            vectors = {name: self.on_device(x[part]) for name, x in self.vectors().items() if x is not None}
+            yield Block(design, **vectors)
 
     def reduce(self, function: RowFunction) -> list[Tensor]:
         if self.device.type == "cpu":
-            return super().reduce(function)
+            return add_up(map(function, self.blocks()))
 
-        def of(rows: int) -> Iterator[Block]:
+        def in_blocks_of(rows: int) -> Iterator[Block]:
             return (self if rows == self.block_rows else replace(self, block_rows=rows)).blocks()
 
-        return reduce_on_device(of, function, self.block_rows, self.device)
+        return reduce_on_device(in_blocks_of, function, self.block_rows, self.device)
 
-    def vectors(self) -> tuple[Tensor | None, ...]:
-        return self.label, self.offset, self.residual, self.weight
+    def vectors(self) -> dict[str, Tensor | None]:
+        return {"label": self.label, "offset": self.offset, "residual": self.residual, "weight": self.weight}
 
-    def vector(self, x: Tensor | None, part: slice) -> Tensor | None:
-        return None if x is None else x[part].to(device=self.device, dtype=torch.float64)
+    def on_device(self, x: Tensor) -> Tensor:
+        return x.to(device=self.device, dtype=torch.float64)
 
     def designs(self, parts: list[slice]) -> Iterator[Matrix]:
         if isinstance(self.features, Tensor) and self.features.device != self.device:
@@ -327,14 +393,39 @@ class Arrays(InBlocks):
             sparse = hasattr(block, "tocsr")
             yield Sparse(block) if sparse else Dense(torch.as_tensor(block, dtype=self.dtype), self.intercept)
 
-    def subset(self, k: int, generator: np.random.Generator) -> "Arrays":
+    def dense_design(self) -> Tensor:
+        """All rows of A as one dense matrix, for problems with few rows."""
+        X = self.features
+        X = torch.as_tensor(X.toarray() if scipy.sparse.issparse(X) else X, dtype=torch.float64, device=self.device)
+        return torch.cat([X, torch.ones_like(X[:, :1])], 1) if self.intercept else X
+
+    def sample(self, k: int, generator: np.random.Generator) -> "Arrays":
         """The k rows of `scattered`, copied."""
         return self.take(scattered(self.rows, k, generator, self.device))
 
     def take(self, index: Tensor) -> "Arrays":
         """The chosen rows, copied."""
-        offset, residual, weight = (None if x is None else x[index.to(x.device)] for x in self.vectors()[1:])
-        label = self.label[index.to(self.label.device)]
+        vectors: dict[str, Any] = {
+            name: None if x is None else x[index.to(x.device)] for name, x in self.vectors().items()
+        }
         X = self.features
         features = X[index.to(X.device)] if isinstance(X, Tensor) else X[index.cpu().numpy()]
-        return replace(self, features=features, label=label, offset=offset, residual=residual, weight=weight)
+        return replace(self, features=features, **vectors)
+
+
+def join_blocks(blocks: list[Block]) -> Arrays:
+    """The rows of several blocks as arrays."""
+    designs: list[Any] = [block.design for block in blocks]
+    matrices = [design.matrix for design in designs]
+    sparse = scipy.sparse.issparse(matrices[0])
+    vectors: dict[str, Any] = {
+        name: torch.cat([getattr(block, name) for block in blocks])
+        for name in ("label", "offset", "residual", "weight")
+        if getattr(blocks[0], name) is not None
+    }
+    return Arrays(
+        scipy.sparse.vstack(matrices, "csr") if sparse else torch.cat(matrices),
+        intercept=not sparse and designs[0].intercept,
+        device=blocks[0].label.device,
+        **vectors,
+    )

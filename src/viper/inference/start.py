@@ -130,7 +130,7 @@ def coarse_sizes(problem: Problem) -> list[int]:
     held in memory beside a source that is not.
     """
     d, rows = problem.source.dimension, problem.source.rows
-    least = max(ROWS_PER_DIMENSION * d, problem.source.smallest_subset)
+    least = max(ROWS_PER_DIMENSION * d, problem.source.traits.smallest_sample)
     most = max(min(math.isqrt(d * d * rows), LARGEST_SUBSET // d), least)
     sizes: list[int] = []
     k = rows

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from viper.inference.kernels import kernel_for
-from viper.inference.rows import Block, Matrix, Source
+from viper.inference.rows import Block, Matrix, RowSource
 from viper.softplus.pointwise import Bound, Formula, KernelRecipe
 
 
@@ -28,7 +28,7 @@ Gram = Literal["full", "diagonal", "none"]
 
 
 def sums(
-    source: Source,
+    source: RowSource,
     mean: Tensor,
     factor: Tensor | None,
     bound: Bound,

@@ -4,6 +4,7 @@ The draws come from q, so they are independent; the sample statistics hold log p
 whose difference is the logarithm of an importance weight.
 """
 
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -14,13 +15,13 @@ from torch import Tensor
 from viper.inference.importance import log_likelihood
 from viper.inference.posterior import Posterior, prior_log_density
 from viper.inference.problem import Prior
-from viper.inference.rows import Source
+from viper.inference.rows import Block, RowSource
 
 LARGEST_POINTWISE = 1 << 24  # draws × rows whose log likelihoods are kept (128 MB)
 
 
 def from_posterior(
-    posterior: Posterior, prior: Prior, source: Source | None, names: list[str], shape: tuple[int, int], seed: int
+    posterior: Posterior, prior: Prior, source: RowSource | None, names: list[str], shape: tuple[int, int], seed: int
 ) -> Any:
     """Draws of β with log q; with the rows in `source` also log p, and if they are here, log likelihoods and labels."""
     count = check_shape(*shape)
@@ -36,13 +37,15 @@ def from_posterior(
     return container(groups, names)
 
 
-def by_row(source: Any, draws: Tensor, shape: tuple[int, int]) -> dict[str, dict[str, Any]]:
-    """Labels and log likelihoods of the rows, where they come in blocks and are few enough to hold."""
+def by_row(source: RowSource, draws: Tensor, shape: tuple[int, int]) -> dict[str, dict[str, Any]]:
+    """Labels and log likelihoods of the rows, if they are not on a cluster and few enough to hold."""
     groups = {}
-    if hasattr(source, "blocks") and source.rows <= LARGEST_POINTWISE:
-        groups["observed_data"] = {"y": torch.cat([block.label for block in source.blocks()]).cpu().numpy()}
+    if source.traits.where != "cluster" and source.rows <= LARGEST_POINTWISE:
+        groups["observed_data"] = {"y": torch.cat(list(source.map(lambda block: block.label))).cpu().numpy()}
         if len(draws) * source.rows <= LARGEST_POINTWISE:
-            groups["log_likelihood"] = {"y": by_chain(pointwise(source, draws), shape)}
+            groups["log_likelihood"] = {
+                "y": by_chain(torch.cat(list(source.map(partial(pointwise, draws=draws))), 1), shape)
+            }
     return groups
 
 
@@ -80,15 +83,12 @@ def coefficients(draws: Tensor, names: list[str], shape: tuple[int, int]) -> dic
     return {"coefficient": values[..., :-1], "intercept": values[..., -1]}
 
 
-def pointwise(source: Any, draws: Tensor) -> Tensor:
+def pointwise(block: Block, draws: Tensor) -> Tensor:
     """c_i (y_i f_i - log(1+e^{f_i})), draws × rows."""
-    parts = []
-    for block in source.blocks():
-        f = block.design.project(draws.T.contiguous())
-        f = f if block.offset is None else f + block.offset[:, None]
-        terms = block.label[:, None] * f - torch.nn.functional.softplus(f)
-        parts.append(terms.T if block.weight is None else terms.T * block.weight)
-    return torch.cat(parts, 1)
+    f = block.design.project(draws.T.contiguous())
+    f = f if block.offset is None else f + block.offset[:, None]
+    terms = block.label[:, None] * f - torch.nn.functional.softplus(f)
+    return terms.T if block.weight is None else terms.T * block.weight
 
 
 def container(groups: dict[str, dict[str, Any]], names: list[str]) -> Any:

@@ -14,7 +14,7 @@ from viper.errors import ImportanceWarning
 from viper.inference.importance import SEED, Diagnosis, WeightedDraws, weigh, weighted_quantiles
 from viper.inference.posterior import Posterior, moved
 from viper.inference.problem import Prior
-from viper.inference.rows import Source
+from viper.inference.rows import Block, RowSource
 from viper.models.arviz import check_shape, from_draws, from_posterior
 from viper.models.prediction import half_width, log_odds
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class CorrectedPosterior:
     """Summaries and predictions from draws β_s with weights w_s; `diagnosis` says how far to trust them.
 
-    `latent(X, offset, draws)` yields f = o + Xβ, draws × rows, for some rows at a time.
+    `summarise(X, offset, draws, summary)` yields summary(f) of f = o + Xβ, draws × rows, for some rows at a time.
     """
 
     def __init__(
@@ -34,11 +34,11 @@ class CorrectedPosterior:
         diagnosis: Diagnosis,
         names: list[str],
         classes: np.ndarray,
-        latent: Callable[[Any, Any, Tensor], Iterator[Tensor]],
+        summarise: Callable[[Any, Any, Tensor, Callable[[Tensor], Tensor]], Iterator[Tensor]],
     ) -> None:
         self.weighted, self.diagnosis, self.names = weighted, diagnosis, names
         self.classes_ = classes
-        self._latent = latent
+        self._summarise = summarise
 
     @property
     def mean_(self) -> np.ndarray:
@@ -101,7 +101,7 @@ class CorrectedPosterior:
 
     def _over_rows(self, X: Any, offset: Any, summary: Callable[[Tensor], Tensor]) -> np.ndarray:
         """A summary (k × rows) of the draws of f (draws × rows), for all rows."""
-        return torch.cat([summary(f) for f in self._latent(X, offset, self.weighted.draws)], 1).numpy()
+        return torch.cat(list(self._summarise(X, offset, self.weighted.draws, summary)), 1).numpy()
 
     def _moments(self, values: Tensor) -> Tensor:
         mean = self.weighted.weights @ values
@@ -112,6 +112,12 @@ class CorrectedPosterior:
         return weighted_quantiles(values, self.weighted.weights, [0.5 - 0.5 * level, 0.5 + 0.5 * level])
 
 
+def summary_of_draws(block: Block, draws: Tensor, summary: Callable[[Tensor], Tensor]) -> Tensor:
+    """summary(f) of f = o + Xβ (draws × rows) for the rows of a block."""
+    f = block.design.project(draws.to(block.label.device).T).T
+    return summary((f if block.offset is None else f + block.offset).cpu())
+
+
 class DiagnosisMixin:
     """Estimators with a Gaussian posterior of coefficients: what it leaves out, and its correction."""
 
@@ -120,15 +126,17 @@ class DiagnosisMixin:
     elbo_: float
     classes_: np.ndarray
     random_state: Any
-    _training_rows: Source
+    _training_rows: RowSource
 
     def _names(self) -> list[str]:
         raise NotImplementedError
 
-    def _labelled(self, X: Any, y: Any, sample_weight: Any, offset: Any) -> Source:
+    def _open_labelled_rows(self, X: Any, y: Any, *, sample_weight: Any, offset: Any) -> RowSource:
         raise NotImplementedError
 
-    def _latent_draws(self, X: Any, offset: Any, draws: Tensor) -> Iterator[Tensor]:
+    def _summarise_draws(
+        self, X: Any, offset: Any, draws: Tensor, summary: Callable[[Tensor], Tensor]
+    ) -> Iterator[Tensor]:
         raise NotImplementedError
 
     def diagnose(
@@ -163,7 +171,7 @@ class DiagnosisMixin:
         weighted, diagnosis = self._weigh(X, y, sample_weight, offset, draws, random_state)
         if not (diagnosis.reliable or diagnosis.close):
             warnings.warn(str(diagnosis), ImportanceWarning, stacklevel=2)
-        return CorrectedPosterior(weighted, diagnosis, self._names(), self.classes_, self._latent_draws)
+        return CorrectedPosterior(weighted, diagnosis, self._names(), self.classes_, self._summarise_draws)
 
     def to_arviz(
         self,
@@ -183,7 +191,9 @@ class DiagnosisMixin:
         rows, as after loading a model, pass them again; otherwise only posterior and "log_q" are there.
         """
         check_is_fitted(self, "posterior_")
-        source = self._labelled(X, y, sample_weight, offset) if X is not None else getattr(self, "_training_rows", None)
+        source = getattr(self, "_training_rows", None)
+        if X is not None:
+            source = self._open_labelled_rows(X, y, sample_weight=sample_weight, offset=offset)
         seed = check_random_state(self.random_state if random_state is None else random_state).randint(2**31)
         device = "cpu" if source is None else source.device
         posterior, prior = moved(self.posterior_, device), moved(self.prior_, device)
@@ -195,7 +205,9 @@ class DiagnosisMixin:
         check_is_fitted(self, "posterior_")
         if X is None and getattr(self, "_training_rows", None) is None:
             raise ValueError("diagnose needs the training rows; got a model without them. Pass X and y.")
-        source = self._training_rows if X is None else self._labelled(X, y, sample_weight, offset)
+        source = self._training_rows
+        if X is not None:
+            source = self._open_labelled_rows(X, y, sample_weight=sample_weight, offset=offset)
         if random_state is None:
             random_state = self.random_state if isinstance(self.random_state, int | np.integer) else SEED
         generator = np.random.default_rng(check_random_state(random_state).randint(2**31))

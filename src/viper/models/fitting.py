@@ -9,8 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from viper.data import checks
-from viper.data.stream import Stream
 from viper.errors import ConvergenceWarning, users_line
 from viper.inference.adam import adam
 from viper.inference.device import algebra_device
@@ -18,7 +16,7 @@ from viper.inference.newton import Result, newton
 from viper.inference.posterior import Diagonal, Full, LowRank, Posterior, moved
 from viper.inference.problem import Gaussian, Prior, Problem
 from viper.inference.progress import Progress, Tasks
-from viper.inference.rows import Arrays, Source
+from viper.inference.rows import Arrays, RowSource
 from viper.inference.threads import one_thread
 from viper.softplus.bounds import build_bound
 from viper.softplus.pointwise import Bound, Triple
@@ -70,7 +68,7 @@ class Options:
         return None if self.exact else BOUND_TOLERANCE
 
 
-def fit_posterior(source: Source, prior: Prior, options: Options, seed: int, start: Gaussian | None = None) -> Fit:
+def fit_posterior(source: RowSource, prior: Prior, options: Options, seed: int, start: Gaussian | None = None) -> Fit:
     """Fit q under a given prior; with more coefficients than rows, in the span of the rows."""
     wide = source.dimension > source.rows and prior.precision.ndim == 1 and options.solver == "newton"
     prior = moved(prior, source.device if wide else algebra_device(source.dimension, source.device))
@@ -88,11 +86,11 @@ def fit_posterior(source: Source, prior: Prior, options: Options, seed: int, sta
     return Fit(Full(result.q.mean, result.factor), prior, problem, result)
 
 
-def fit_wide(source: Source, prior: Prior, options: Options, seed: int) -> Fit:
+def fit_wide(source: RowSource, prior: Prior, options: Options, seed: int) -> Fit:
     """A D = RᵀQᵀ with D the prior sds: rows Rᵀ (n × n) and prior N(0, I) for w = QᵀD⁻¹(β - m₀)."""
     sd = prior.precision.rsqrt()
-    source = checks.in_memory(source)
-    dense = checks.dense_rows(source)
+    source = source.in_memory()
+    dense = source.dense_design()
     shift = dense @ prior.mean
     basis, upper = torch.linalg.qr((dense * sd).T)
     offset = shift if source.offset is None else shift + source.offset.to(shift)
@@ -103,18 +101,18 @@ def fit_wide(source: Source, prior: Prior, options: Options, seed: int) -> Fit:
 
 
 def run(
-    source: Source, prior: Prior, options: Options, seed: int, start: Gaussian | None = None
+    source: RowSource, prior: Prior, options: Options, seed: int, start: Gaussian | None = None
 ) -> tuple[Problem, Result]:
     """Solve, show progress, and warn if it did not converge."""
     problem = make_problem(source, prior, options, seed)
     report = Progress(options.verbose, options.tasks, source.rows)
-    watch(source, report)
+    source.observe(report.rows_done)
     settings: dict[str, Any] = {"report": report, "generator": np.random.default_rng(seed)}
     settings |= {} if options.max_iter is None else {"max_iter": int(options.max_iter)}
     settings |= {} if options.tolerance() is None else {"tol": options.tolerance()}
     with closing(report), one_thread() if source.device.type == "cpu" else nullcontext():
         if options.solver == "adam":
-            if options.batch_size is not None and not isinstance(source, Arrays):
+            if options.batch_size is not None and source.traits.where != "memory":
                 raise ValueError(
                     f"batch_size needs rows in memory and no checkpoint; got batch_size={options.batch_size} for "
                     f"{type(source).__name__}. Leave it out, or use solver='newton'."
@@ -132,22 +130,13 @@ def run(
     return problem, result
 
 
-def watch(source: Source, report: Progress) -> None:
-    """Let a stream, also where it is logged or looked at, report the rows it reads."""
-    while not isinstance(source, Stream):
-        if not hasattr(source, "source"):
-            return
-        source = source.source
-    source.watch = report.rows_done
-
-
-def make_problem(source: Source, prior: Prior, options: Options, seed: int) -> Problem:
+def make_problem(source: RowSource, prior: Prior, options: Options, seed: int) -> Problem:
     """The problem under the chosen bound; the exact one also with a cheap version for the way there."""
     diagonal = options.covariance == "diagonal"
     chosen = build_bound(options.bound, options.terms, options.samples, options.nodes, seed, None)
     if not options.exact:
         return Problem(source, prior, without_cusp(chosen), diagonal=diagonal)
-    return Problem(source, prior, chosen, None if source.smallest_subset else ROUGH, diagonal)
+    return Problem(source, prior, chosen, None if source.traits.smallest_sample else ROUGH, diagonal)
 
 
 ROUGH = build_bound("viper", None, None, None, None, ROUGH_TOLERANCE)

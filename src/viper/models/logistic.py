@@ -1,7 +1,8 @@
 """Bayesian logistic regression with the scikit-learn interface."""
 
-from collections.abc import Iterator
-from dataclasses import fields, replace
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from functools import partial
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
@@ -12,16 +13,17 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from viper.data import checks, open
+from viper.data import checks
+from viper.data.arrays import RowFormat
 from viper.data.checkpoint import resumable
-from viper.data.stream import Stream
-from viper.formula.learn import FormulaMixin, by_formula, template
+from viper.data.open import open_labelled_rows, open_rows
+from viper.formula.learn import FormulaMixin, by_formula, formula_template
 from viper.inference.newton import Iteration, exact_elbo
-from viper.inference.posterior import latent, moved
+from viper.inference.posterior import moved
 from viper.inference.problem import Gaussian, Prior
 from viper.inference.progress import Callbacks, as_task, tasks_of
-from viper.inference.rows import Arrays, Source
-from viper.models.diagnosis import DiagnosisMixin, summary_frame
+from viper.inference.rows import RowSource
+from viper.models.diagnosis import DiagnosisMixin, summary_frame, summary_of_draws
 from viper.models.fitting import Fit, Options, fit_posterior
 from viper.models.notebook import NotebookMixin
 from viper.models.onnx import export
@@ -186,7 +188,9 @@ class VariationalLogisticRegression(
             call goes on from there.
         """
         self._check_options()
-        self.classes_, source = open.labelled(self, X, y, sample_weight, offset, self._form(), reset=True)
+        self.classes_, source = open_labelled_rows(
+            self, X, y, self._row_format(), sample_weight=sample_weight, offset=offset, reset=True
+        )
         with resumable(self, source, checkpoint, self._seed()) as (passes, seed):
             if isinstance(self.prior_scale, str):
                 # the same random numbers for every scale
@@ -221,13 +225,12 @@ class VariationalLogisticRegression(
             raise ValueError(f"forget must lie in (0, 1]; got {forget!r}. 1 forgets nothing.")
         first = not hasattr(self, "posterior_")
         if first:
-            if template(self) is not None:
+            if formula_template(self) is not None:
                 raise ValueError("partial_fit needs what a formula learns; got a model without. Call fit first.")
             self._check_options()
         known = classes if first else self.classes_
-        self.classes_, source = open.labelled(
-            self, X, y, sample_weight, offset, self._form(), reset=first, classes=known
-        )
+        given = {"sample_weight": sample_weight, "offset": offset, "reset": first, "classes": known}
+        self.classes_, source = open_labelled_rows(self, X, y, self._row_format(), **given)
         if first:
             if isinstance(self.prior_scale, str):
                 raise ValueError(
@@ -251,24 +254,24 @@ class VariationalLogisticRegression(
         checks.check_word(self.verbose, "verbose", ("auto", True, False))
         for name in ("max_iter", "tol", "learning_rate", "batch_size"):
             if (value := getattr(self, name)) is not None:
-                checks.check_positive(value, name, whole=name in ("max_iter", "batch_size"))
+                checks.check_positive(value, name, integer=name in ("max_iter", "batch_size"))
 
-    def _form(self) -> open.Form:
-        return open.Form(bool(self.fit_intercept), self.device, self.dtype, self.verbose, linear=True)
+    def _row_format(self, block_rows: int | None = None) -> RowFormat:
+        return RowFormat(bool(self.fit_intercept), self.device, self.dtype, self.verbose, True, block_rows)
 
     def _prior(self, scale: Tensor) -> Prior:
         mean = read_mean(self.prior_mean, self.n_features_in_)
         own = read_scale(self.intercept_scale, "intercept_scale", 1) if self.fit_intercept else None
         return make_prior(mean, scale, own)
 
-    def _fit(self, source: Source, prior: Prior, seed: int, start: Gaussian | None = None) -> Fit:
+    def _fit(self, source: RowSource, prior: Prior, seed: int, start: Gaussian | None = None) -> Fit:
         return fit_posterior(source, prior, self._options(), seed, start)
 
     def _options(self) -> Options:
         chosen = {field.name: getattr(self, field.name) for field in fields(Options) if field.name != "tasks"}
         return Options(**chosen, tasks=tasks_of(self))
 
-    def _keep(self, source: Source, fit: Fit) -> "VariationalLogisticRegression":
+    def _keep(self, source: RowSource, fit: Fit) -> "VariationalLogisticRegression":
         """Set the fitted attributes."""
         self.posterior_, self.prior_ = moved(fit.posterior, "cpu"), moved(fit.prior, "cpu")
         self._set_means()
@@ -316,23 +319,19 @@ class VariationalLogisticRegression(
         noise = torch.from_numpy(generator.standard_normal((n, len(self.posterior_.mean))))
         return self.posterior_.draw(noise).numpy()
 
-    def _labelled(self, X: Any, y: Any, sample_weight: Any, offset: Any) -> Source:
-        return open.labelled(self, X, y, sample_weight, offset, self._form(), classes=self.classes_)[1]
+    def _open_labelled_rows(self, X: Any, y: Any, *, sample_weight: Any, offset: Any) -> RowSource:
+        given = {"sample_weight": sample_weight, "offset": offset, "classes": self.classes_}
+        return open_labelled_rows(self, X, y, self._row_format(), **given)[1]
 
-    def _unlabelled(self, X: Any, offset: Any) -> Arrays | Stream:
+    def _open_rows(self, X: Any, offset: Any) -> RowSource:
+        return open_rows(self, X, offset, self._row_format())
+
+    def _summarise_draws(
+        self, X: Any, offset: Any, draws: Tensor, summary: Callable[[Tensor], Tensor]
+    ) -> Iterator[Tensor]:
         check_is_fitted(self, "posterior_")
-        return open.unlabelled(self, X, offset, self._form())
-
-    def _latent_blocks(self, X: Any, offset: Any) -> Iterator[tuple[Tensor, Tensor]]:
-        source = self._unlabelled(X, offset)
-        posterior = moved(self.posterior_, source.device)
-        return (latent(block, posterior) for block in source.blocks())
-
-    def _latent_draws(self, X: Any, offset: Any, draws: Tensor) -> Iterator[Tensor]:
-        source = self._unlabelled(X, offset)
-        for block in replace(source, block_rows=max(1, LATENT_DRAWS // len(draws))).blocks():
-            f = block.design.project(draws.to(source.device).T).T
-            yield (f if block.offset is None else f + block.offset).cpu()
+        rows = open_rows(self, X, offset, self._row_format(block_rows=max(1, LATENT_DRAWS // len(draws))))
+        return rows.map(partial(summary_of_draws, draws=draws, summary=summary))
 
     # -----------------------------------------------------------------------------------------------------------------
     # Storage and scikit-learn

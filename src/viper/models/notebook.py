@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from viper.inference.rows import Arrays
 from viper.models.facts import model_facts
 
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ def notebook_facts(model: Any) -> dict[str, str]:
     shown = {"ELBO": f"{facts.elbo:.3f}, certified to {facts.allowance:.0e} nats", "Solver": facts.status}
     rows = getattr(model, "_training_rows", None)
     # only rows in memory: showing a model opens no files
-    if not isinstance(rows, Arrays) or rows.rows * rows.dimension > LARGEST_DIAGNOSED:
+    if rows is None or rows.traits.where != "memory" or rows.rows * rows.dimension > LARGEST_DIAGNOSED:
         return shown
     diagnosis = model.diagnose()
     return shown | {"Verdict": f"k̂ = {diagnosis.k_hat:.2f}. {diagnosis.verdict}"}

@@ -4,7 +4,8 @@ A classifier that knows ϑ and τ² of new rows gets its predictions from here: 
 and intervals s(ϑ ± zτ) for the probability itself.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable
+from functools import partial
 from os import PathLike
 from typing import Any, NamedTuple
 
@@ -16,9 +17,9 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from viper.data import writing
-from viper.data.open import is_dask, kept_elsewhere
-from viper.inference.posterior import Posterior, accuracy, expected_log_likelihood, moved
-from viper.inference.rows import Source
+from viper.data.open import is_kept_elsewhere
+from viper.inference.posterior import Posterior, accuracy, expected_log_likelihood, latent, moved
+from viper.inference.rows import Block, RowSource
 from viper.softplus.expectation import expected_sigmoid
 from viper.softplus.limit import limit
 
@@ -73,61 +74,50 @@ def check_model(model: Any) -> None:
 
 
 class PredictionMixin:
-    """Predictions from `_latent_blocks(X, offset)`, which yields ϑ and τ² of some rows at a time; and `classes_`.
-
-    Of Dask collections they are lazy.
-    """
+    """Predictions from ϑ and τ² of the rows that `_open_rows(X, offset)` opens; lazy for Dask collections."""
 
     classes_: np.ndarray
     posterior_: Posterior
     kl_: float
 
-    def _latent_blocks(self, X: Any, offset: Any) -> Iterator[tuple[Tensor, Tensor]]:
+    def _open_rows(self, X: Any, offset: Any) -> RowSource:
         raise NotImplementedError
 
-    def _labelled(self, X: Any, y: Any, sample_weight: Any, offset: Any) -> Source:
+    def _open_labelled_rows(self, X: Any, y: Any, *, sample_weight: Any, offset: Any) -> RowSource:
         raise NotImplementedError
 
-    def _latent(self, X: Any, offset: Any) -> tuple[Tensor, Tensor]:
-        blocks = list(self._latent_blocks(X, offset))
-        if not blocks:
-            raise ValueError("there must be at least one row to predict; got none.")
-        return torch.cat([mean for mean, _ in blocks]), torch.cat([variance for _, variance in blocks])
+    def _predictor(
+        self, X: Any, offset: Any, function: Callable[[Tensor, Tensor], Any]
+    ) -> tuple[RowSource, Callable[[Block], Any]]:
+        """The rows of X, and function(ϑ, τ²) as a function of a block of them."""
+        check_is_fitted(self, "posterior_")
+        rows = self._open_rows(X, offset)
+        return rows, partial(from_latent, posterior=moved(self.posterior_, rows.device), function=function)
+
+    def _predict(self, X: Any, offset: Any, function: Callable[[Tensor, Tensor], np.ndarray]) -> Any:
+        """function(ϑ, τ²) of all rows: an array, or a lazy one if X is a Dask collection."""
+        rows, of_block = self._predictor(X, offset, function)
+        return rows.apply(of_block)
 
     def predict_latent(self, X: Any, offset: Any = None) -> tuple[np.ndarray, np.ndarray]:
         """Mean and standard deviation of the latent f(x), the log-odds, per row.
 
         For the probability's own scale see `predict_proba` and `predict_std`.
         """
-        if is_dask(X):
-            pair = self._lazily("predict_latent", X, offset, columns=2)
-            return pair[:, 0], pair[:, 1]
-        mean, variance = self._latent(X, offset)
-        return mean.cpu().numpy(), variance.sqrt().cpu().numpy()
+        pair = self._predict(X, offset, means_and_sds)
+        return pair[:, 0], pair[:, 1]
 
     def predict_proba(self, X: Any, offset: Any = None) -> np.ndarray:
         """Posterior-averaged probabilities E[s(f(x))] of the two classes, n × 2."""
-        if is_dask(X):
-            return self._lazily("predict_proba", X, offset, columns=2)
-        mean, variance = self._latent(X, offset)
-        # both sides directly, so that the small one keeps its digits
-        sides = [expected_sigmoid(sign * mean, variance).mean for sign in (-1.0, 1.0)]
-        return torch.stack(sides, 1).cpu().numpy()
+        return self._predict(X, offset, class_probabilities)
 
     def predict_std(self, X: Any, offset: Any = None) -> np.ndarray:
         """Posterior standard deviation of the probability s(f(x)), per row."""
-        if is_dask(X):
-            return self._lazily("predict_std", X, offset)
-        return expected_sigmoid(*self._latent(X, offset)).std.cpu().numpy()
+        return self._predict(X, offset, probability_sd)
 
     def predict_interval(self, X: Any, level: float = 0.95, offset: Any = None) -> np.ndarray:
         """Credible interval of the probability of the second class, n × 2: s(ϑ ± zτ), of posterior mass `level`."""
-        z = half_width(level)
-        if is_dask(X):
-            return self._lazily("predict_interval", X, offset, columns=2, level=level)
-        mean, variance = self._latent(X, offset)
-        reach = z * variance.sqrt()
-        return torch.sigmoid(torch.stack([mean - reach, mean + reach], 1)).cpu().numpy()
+        return self._predict(X, offset, partial(probability_interval, z=half_width(level)))
 
     def predict_to(
         self, X: Any, path: str | PathLike[str], *, level: float = 0.95, offset: Any = None, overwrite: bool = False
@@ -138,28 +128,23 @@ class PredictionMixin:
         `predict_proba`, `predict_std` and `predict_interval`. Neither X nor the predictions are ever held whole, and
         the file gets its name when it is complete.
         """
-        z = half_width(level)
-        blocks = (Predictions.from_latent(mean, variance, z) for mean, variance in self._latent_blocks(X, offset))
-        return writing.write_columns(path, (block.table(self.classes_) for block in blocks), overwrite)
+        columns = partial(prediction_table, classes=self.classes_, z=half_width(level))
+        rows, of_block = self._predictor(X, offset, columns)
+        return writing.write_columns(path, rows.map(of_block), overwrite)
 
     def decision_function(self, X: Any, offset: Any = None) -> np.ndarray:
         """Log-odds of the posterior-averaged probability; positive where the second class is predicted."""
-        if is_dask(X):
-            return self._lazily("decision_function", X, offset)
-        return log_odds(self.predict_proba(X, offset))
+        return self._predict(X, offset, log_odds_of_mean)
 
     def predict(self, X: Any, offset: Any = None) -> np.ndarray:
         """The more probable class, per row."""
-        if is_dask(X):
-            return self._lazily("predict", X, offset, dtype=self.classes_.dtype)
-        mean, _ = self._latent(X, offset)
-        return self.classes_[(mean > 0).cpu().numpy().astype(int)]
+        return self._predict(X, offset, partial(probable_classes, classes=self.classes_))
 
     def score(self, X: Any, y: Any = None, sample_weight: Any = None, offset: Any = None) -> float:
         """Share of rows whose class is predicted right."""
-        if kept_elsewhere(X):
+        if is_kept_elsewhere(X):
             check_is_fitted(self, "posterior_")
-            source = self._labelled(X, y, sample_weight, offset)
+            source = self._open_labelled_rows(X, y, sample_weight=sample_weight, offset=offset)
             return accuracy(source, moved(self.posterior_, source.device))
         return float(accuracy_score(y, self.predict(X, offset), sample_weight=sample_weight))
 
@@ -169,7 +154,7 @@ class PredictionMixin:
         For a Gaussian process that prior is the fitted kernel and mean function.
         """
         check_is_fitted(self, "posterior_")
-        source = self._labelled(X, y, sample_weight, offset)
+        source = self._open_labelled_rows(X, y, sample_weight=sample_weight, offset=offset)
         return expected_log_likelihood(source, moved(self.posterior_, source.device), limit().moments) - self.kl_
 
     def __sklearn_tags__(self) -> Any:
@@ -178,12 +163,43 @@ class PredictionMixin:
         tags.input_tags.sparse = True
         return tags
 
-    def _lazily(self, name: str, X: Any, offset: Any, columns: int = 0, dtype: Any = np.float64, **options: Any) -> Any:
-        """The method of that name, partition by partition when it is computed: a Dask array."""
-        from viper.data.dask.collections import predict_lazily
 
-        check_is_fitted(self, "posterior_")
-        return predict_lazily(self, name, X, offset, columns, dtype, **options)
+def from_latent(block: Block, posterior: Posterior, function: Callable[[Tensor, Tensor], Any]) -> Any:
+    """function(ϑ, τ²) of the rows of a block, on whatever device they are."""
+    device = block.label.device
+    return function(*latent(block, posterior if posterior.mean.device == device else moved(posterior, device)))
+
+
+def means_and_sds(mean: Tensor, variance: Tensor) -> np.ndarray:
+    return torch.stack([mean, variance.sqrt()], 1).cpu().numpy()
+
+
+def class_probabilities(mean: Tensor, variance: Tensor) -> np.ndarray:
+    """E[s(-f)] and E[s(f)]: both directly, so that the smaller one keeps its digits."""
+    sides = [expected_sigmoid(sign * mean, variance).mean for sign in (-1.0, 1.0)]
+    return torch.stack(sides, 1).cpu().numpy()
+
+
+def probability_sd(mean: Tensor, variance: Tensor) -> np.ndarray:
+    return expected_sigmoid(mean, variance).std.cpu().numpy()
+
+
+def probability_interval(mean: Tensor, variance: Tensor, z: float) -> np.ndarray:
+    """s(ϑ ± zτ)."""
+    reach = z * variance.sqrt()
+    return torch.sigmoid(torch.stack([mean - reach, mean + reach], 1)).cpu().numpy()
+
+
+def probable_classes(mean: Tensor, variance: Tensor, classes: np.ndarray) -> np.ndarray:
+    return classes[(mean > 0).cpu().numpy().astype(int)]
+
+
+def prediction_table(mean: Tensor, variance: Tensor, classes: np.ndarray, z: float) -> dict[str, np.ndarray]:
+    return Predictions.from_latent(mean, variance, z).table(classes)
+
+
+def log_odds_of_mean(mean: Tensor, variance: Tensor) -> np.ndarray:
+    return log_odds(class_probabilities(mean, variance))
 
 
 def log_odds(probability: np.ndarray) -> np.ndarray:

@@ -21,7 +21,6 @@ import scipy.optimize
 from numpy.typing import ArrayLike, NDArray
 from sklearn.utils import check_array, check_consistent_length, column_or_1d
 
-from viper.data.checks import dense_rows, in_memory
 from viper.errors import ConvergenceWarning, users_line
 
 if TYPE_CHECKING:
@@ -86,7 +85,7 @@ class MCMCResult:
         return pd.DataFrame(columns, index=self.names)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Model:
     """Rows (A with the column of ones, o, y, c) and the prior N(m₀, CCᵀ) of all coefficients."""
 
@@ -232,7 +231,8 @@ def build_model(
     if (weight < 0.0).any():
         raise ValueError(f"sample_weight must be non-negative; got {weight.min()}. Remove or correct those rows.")
     shift = np.zeros(n) if offset is None else vector("offset", offset, n)
-    return Model(features, np.broadcast_to(shift, n), label, np.broadcast_to(weight, n), mean, factor)
+    offset, weight = np.broadcast_to(shift, n), np.broadcast_to(weight, n)
+    return Model(design=features, offset=offset, label=label, weight=weight, mean=mean, factor=factor)
 
 
 def model_of_fit(fitted: Any, given: dict[str, Any]) -> Model:
@@ -242,7 +242,7 @@ def model_of_fit(fitted: Any, given: dict[str, Any]) -> Model:
         raise TypeError(f"a fitted model brings its rows and its prior; got {', '.join(others)} too. Leave them out.")
     if getattr(fitted, "_training_rows", None) is None:
         raise ValueError("sample_posterior needs the training rows; got a model without them. Pass X, y and the prior.")
-    source = in_memory(fitted._training_rows)
+    source = fitted._training_rows.in_memory()
 
     def per_row(x: Any, otherwise: float) -> Array:
         return np.full(source.rows, otherwise) if x is None else np.asarray(x.cpu(), dtype=np.float64)
@@ -250,8 +250,9 @@ def model_of_fit(fitted: Any, given: dict[str, Any]) -> Model:
     offset, label, weight = per_row(source.offset, 0.0), per_row(source.label, 0.0), per_row(source.weight, 1.0)
     precision = fitted.prior_.precision.numpy()
     covariance = np.diag(1.0 / precision) if precision.ndim == 1 else np.linalg.inv(precision)
-    design, mean = dense_rows(source).cpu().numpy(), fitted.prior_.mean.numpy()
-    return Model(design, offset, label, weight, mean, np.linalg.cholesky(covariance))
+    design, mean = source.dense_design().cpu().numpy(), fitted.prior_.mean.numpy()
+    factor = np.linalg.cholesky(covariance)
+    return Model(design=design, offset=offset, label=label, weight=weight, mean=mean, factor=factor)
 
 
 def binary(y: NDArray[Any]) -> Array:

@@ -1,11 +1,10 @@
 """One style for every figure, saved as PNG and PDF."""
 
-import io
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from viper.paper.records import replace_file
+from viper.data.writing import atomic_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -50,9 +49,8 @@ def save_figure(figure: "Figure", path: Path) -> list[Path]:
 
     paths = []
     for ending, metadata in (("png", None), ("pdf", {"CreationDate": None})):
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format=ending, dpi=160, metadata=metadata)
         paths.append(path.with_name(f"{path.name}.{ending}"))
-        replace_file(paths[-1], buffer.getvalue())
+        with atomic_file(paths[-1], overwrite=True) as file:
+            figure.savefig(file, format=ending, dpi=160, metadata=metadata)
     plt.close(figure)
     return paths

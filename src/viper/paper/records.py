@@ -25,13 +25,6 @@ CSV_DIGITS = 10  # significant: a hundred thousand times finer than any Monte Ca
 Key = tuple[str, ...]
 
 
-def replace_file(path: Path, content: bytes) -> None:
-    """Write a file that appears whole or not at all, and make its folder."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_file(path, overwrite=True) as file:
-        file.write(content)
-
-
 class Records:
     """The finished runs of one artefact in its folder."""
 
@@ -54,7 +47,8 @@ class Records:
         """Write the configuration, or compare it with that of the existing runs."""
         text = json.dumps({"artefact": self.artefact.name, "columns": self.header, **config}, indent=2) + "\n"
         if not self.csv.exists():
-            replace_file(self.json, text.encode())
+            with atomic_file(self.json, overwrite=True) as file:
+                file.write(text.encode())
             return
         old = json.loads(self.json.read_text(encoding="utf-8")) if self.json.exists() else {}
         new = json.loads(text)
@@ -73,7 +67,8 @@ class Records:
         runs = self.finished(text)
         whole = self.lines(row for rows in runs.values() for row in rows)
         if whole != text:
-            replace_file(self.csv, whole)
+            with atomic_file(self.csv, overwrite=True) as file:
+                file.write(whole)
         return set(runs)
 
     def finished(self, text: bytes) -> dict[Key, list[list[str]]]:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from viper.data.writing import atomic_file
+
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
@@ -87,12 +89,11 @@ class ResultTable:
 
     def write(self, folder: Path) -> list[Path]:
         """Write the table as CSV, Markdown and LaTeX; return the paths."""
-        from viper.paper.records import replace_file
-
         made = {"csv": self.as_csv(), "md": self.as_markdown(), "tex": self.as_latex()}
         paths = [folder / f"{self.name}.{ending}" for ending in made]
         for path, content in zip(paths, made.values(), strict=True):
-            replace_file(path, content.encode())
+            with atomic_file(path, overwrite=True) as file:
+                file.write(content.encode())
         return paths
 
     def as_csv(self) -> str:

@@ -1,67 +1,65 @@
 """From Dask collections to partitions that the workers have checked, and lazy predictions back.
 
-Every complaint is that of checks.py, raised by the worker that finds it, with the number of the partition.
+The workers check their partitions by checks.py; errors carry the number of the partition.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from functools import partial
 from operator import itemgetter
 from typing import Any
 
 import dask.array as da
 import numpy as np
+import torch
 from dask.base import compute, is_dask_collection, persist
 from dask.core import flatten
 from dask.delayed import delayed
 
 from viper.data import checks
-from viper.data.dask.messages import active_client, keep, run, shares
-from viper.data.dask.partitions import BRIEF, Partitions, Unseen
-from viper.inference.rows import Arrays
+from viper.data.arrays import RowFormat, as_arrays, unlabelled_arrays
+from viper.data.dask.messages import active_client, map_on_workers, run_on_workers, shares_of_threads
+from viper.data.dask.partitions import BRIEF_ENTRIES, Partitions, UncheckedArrays
+from viper.inference.rows import CPU, Arrays, Block, BlockSource, Dense, Result, SourceTraits
 from viper.inference.threads import one_thread
 
-MOST_LABELS = 100  # of a partition that are looked at to find the two classes
+MOST_LABELS = 100  # labels of a partition that are returned to find the two classes
 
 
 @dataclass(frozen=True)
-class Reader:
+class PartitionReader:
     """How a worker checks and keeps a partition."""
 
-    blank: Any = field(repr=False)  # an estimator that knows its columns, in whose name complaints are made
+    columns: Any = field(repr=False)  # an estimator that knows its columns, whose name stands in errors
     classes: np.ndarray
-    intercept: bool
-    device: Any
-    dtype: str
-    linear: bool  # as in `rows.Form`
+    format: RowFormat
 
     def read_group(self, numbers: list[int], *columns: list[Any]) -> list[Arrays]:
         return [self.read(*given) for given in zip(numbers, *columns, strict=True)]
 
     def read(self, number: int, X: Any, y: Any, weight: Any, offset: Any) -> Arrays:
         with located(number):
-            X = checks.read_features(self.blank, X, reset=False, finite=not self.linear)
-            label = checks.read_labels(y, X.shape[0], self.classes)[1]
-            part = checks.read_rows(
-                X, label, intercept=self.intercept, offset=offset, device=self.device, dtype=self.dtype
-            )
-            c = checks.read_weights(weight, X.shape[0], whole=False)
-            part = part if c is None else replace(part, weight=c.to(part.device))
-        if not self.linear:
+            X = checks.read_features(self.columns, X, reset=False, finite=not self.format.linear)
+            rows = X.shape[0]
+            label = checks.read_labels(y, rows, self.classes)[1]
+            offset = checks.read_vector(offset, "offset", rows)
+            weight = checks.read_weights(weight, rows, some_positive=False)
+            part = as_arrays(X, label, self.format, offset=offset, weight=weight)
+        if not self.format.linear:
             return part
         known = {field.name: getattr(part, field.name) for field in fields(part)}
-        return Unseen(**known, look=partial(self.look, number))
+        return UncheckedArrays(**known, check=partial(self.check_finite, number))
 
-    def look(self, number: int, X: Any) -> None:
+    def check_finite(self, number: int, X: Any) -> None:
         with located(number):
-            checks.check_finite(self.blank, X)
+            checks.check_finite(self.columns, X)
 
 
 @contextmanager
 def located(number: int) -> Iterator[None]:
-    """Complaints say in which partition."""
+    """Let errors say in which partition they arose."""
     try:
         yield
     except ValueError as error:
@@ -69,50 +67,44 @@ def located(number: int) -> Iterator[None]:
         raise
 
 
-def labelled(
-    estimator: Any,
-    X: Any,
-    y: Any,
-    sample_weight: Any,
-    offset: Any,
-    *,
-    intercept: bool,
-    device: Any,
-    dtype: str,
-    linear: bool,
-    reset: bool,
-    classes: Any,
+def open_labelled_collection(
+    columns: Any, X: Any, y: Any, format: RowFormat, *, sample_weight: Any, offset: Any, classes: Any
 ) -> tuple[np.ndarray, Partitions]:
-    """The two classes and a source of the rows, which stay with the workers."""
+    """The two classes and a source of the rows, which stay with the workers.
+
+    `columns` is an estimator that knows its columns.
+    """
     if y is None:
         raise ValueError("This estimator requires y to be passed, but the target y is None.")
     client = active_client()
-    X = check_columns(estimator, X, reset)
-    numbers, sizes, blocks, columns = aligned(client, X, {"y": y, "sample_weight": sample_weight, "offset": offset})
+    vectors = {"y": y, "sample_weight": sample_weight, "offset": offset}
+    numbers, sizes, blocks, parts_of = aligned(client, X, vectors)
     if classes is None:
-        found = run(client, distinct_labels, columns["y"])
+        found = run_on_workers(client, distinct_labels, parts_of["y"])
         classes = checks.read_labels(np.concatenate(found), sum(map(len, found)))[0]
-    reader = Reader(blank_copy(estimator), np.asarray(classes), intercept, device, dtype, linear)
-    dimension = estimator.n_features_in_ + int(intercept)
-    places = groups(client, blocks, sum(sizes) * dimension) if client is not None and is_float_array(X) else None
+    reader = PartitionReader(columns, np.asarray(classes), format)
+    dimension = columns.n_features_in_ + int(format.intercept)
+    places = groups_by_thread(client, blocks, sum(sizes) * dimension) if is_float_array(X) else None
     places = places or [[i] for i in range(len(blocks))]
-    given = [[[x[i] for i in some] for some in places] for x in (numbers, blocks, *columns.values())]
-    parts = keep(client, reader.read_group, *given)
-    if sample_weight is not None and not any(run(client, have_weight, parts)):
-        checks.read_weights(np.zeros(1), 1)  # complains
+    given = [[[x[i] for i in some] for some in places] for x in (numbers, blocks, *parts_of.values())]
+    parts = map_on_workers(client, reader.read_group, *given)
+    if sample_weight is not None and not any(run_on_workers(client, have_weight, parts)):
+        raise ValueError(checks.ALL_WEIGHTS_ZERO)
     return reader.classes, Partitions(client, parts, places, np.array(sizes), dimension)
 
 
 def is_float_array(X: Any) -> bool:
-    """Whether partitions are kept as they are, so that many can be read at once without many copies."""
+    """Whether partitions are kept as they are, so that one task can read many of them without many copies."""
     return not is_frame(X) and X.dtype in (np.float64, np.float32)
 
 
-def groups(client: Any, blocks: list[Any], entries: int) -> list[list[int]] | None:
-    """The partitions that lie with each thread, which one task reads; None if they are too large for that."""
+def groups_by_thread(client: Any, blocks: list[Any], entries: int) -> list[list[int]] | None:
+    """The partitions held by each thread, to be read by one task; None without a client or if they are too large."""
+    if client is None:
+        return None
     threads = client.nthreads()
-    brief = entries <= BRIEF * sum(threads.values())
-    return [share.places for share in shares(client, blocks, threads)] if brief else None
+    brief = entries <= BRIEF_ENTRIES * sum(threads.values())
+    return [share.places for share in shares_of_threads(client, blocks, threads)] if brief else None
 
 
 def have_weight(parts: list[Arrays]) -> bool:
@@ -120,16 +112,8 @@ def have_weight(parts: list[Arrays]) -> bool:
 
 
 def distinct_labels(y: Any) -> np.ndarray:
-    """The labels of a partition, each once, but no more than enough to see that there are too many."""
+    """The distinct labels of a partition, but no more than are needed to see that there are too many."""
     return checks.distinct(np.ravel(np.asarray(y)))[:MOST_LABELS]
-
-
-def blank_copy(estimator: Any) -> Any:
-    """An estimator that knows its columns and nothing else."""
-    blank = object.__new__(type(estimator))
-    known = {name: x for name, x in vars(estimator).items() if name in ("n_features_in_", "feature_names_in_")}
-    vars(blank).update(known)
-    return blank
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -145,63 +129,63 @@ def is_frame(X: Any) -> bool:
     return is_table(X) and X.ndim == 2
 
 
-def check_columns(estimator: Any, X: Any, reset: bool) -> Any:
-    """A frame, or an array with all columns in each chunk; the estimator learns or compares number and names."""
-    if hasattr(estimator, "formula_") and not reset:
-        raise ValueError(
-            "a model with a formula reads frames in memory; got a Dask collection. Predict partition by partition: "
-            "frame.map_partitions(lambda part: pandas.Series(model.predict_proba(part)[:, 1], part.index))."
-        )
+def with_whole_rows(X: Any) -> Any:
+    """A frame, or an array with all columns in each chunk."""
     if is_frame(X):
-        checks.read_features(estimator, X._meta_nonempty, reset=reset)
         return X
     if X.ndim != 2 or math.isnan(X.shape[1]):
         raise ValueError(f"X must have two dimensions and a known number of columns; got shape {X.shape}.")
-    checks.read_features(estimator, np.zeros((1, X.shape[1])), reset=reset)
     return X.rechunk({1: -1}) if len(X.chunks[1]) > 1 else X
+
+
+def example_row(X: Any) -> Any:
+    """Made-up rows with the number, names and types of the collection's columns."""
+    return X._meta_nonempty if is_frame(X) else np.zeros((1, X.shape[1]))
 
 
 def aligned(
     client: Any, X: Any, vectors: dict[str, Any]
 ) -> tuple[list[int], list[int], list[Any], dict[str, list[Any]]]:
-    """Numbers and sizes of the partitions that are not empty, their rows, and vectors cut likewise.
+    """Numbers and sizes of the partitions that are not empty, their rows, and the vectors cut in the same way.
 
-    All are computed once and kept: as futures of the client, or here.
+    Everything is computed once and kept: as futures of the client, or here.
     """
     given = {"X": X} | {name: one_column(x, name) for name, x in vectors.items()}
     for frames in (False, True):
         lazy = {name: x for name, x in given.items() if is_dask_collection(x) and is_table(x) == frames}
-        # in one go, as they may have a common origin: on their own, they would be optimised apart and make it twice
+        # together: they may have a common origin, which Dask would compute twice if they were persisted one by one
         given |= zip(lazy, persist(*lazy.values()), strict=True)
     X = given.pop("X")
-    blocks = kept(client, X)
+    blocks = persisted_blocks(client, X)
     sizes = row_counts(client, X, blocks)
-    cut = {name: like_rows(client, kept_vector(x, name), name, sizes) for name, x in given.items() if x is not None}
+    cut = {
+        name: like_rows(client, persisted_vector(x, name), name, sizes) for name, x in given.items() if x is not None
+    }
     some = [i for i, size in enumerate(sizes) if size]
     columns = {name: cut.get(name, [None] * len(some)) for name in vectors}
-    return some, [sizes[i] for i in some], full(blocks, sizes), columns
+    return some, [sizes[i] for i in some], not_empty(blocks, sizes), columns
 
 
-def kept_vector(x: Any, name: str) -> Any:
-    """As `as_vector`, and computed if it was not."""
+def persisted_vector(x: Any, name: str) -> Any:
+    """The result of `as_vector`, persisted if it is a new collection."""
     vector = as_vector(x, name)
     return vector if vector is x or not is_dask_collection(vector) else persist(vector)[0]
 
 
-def kept(client: Any, x: Any) -> list[Any]:
+def persisted_blocks(client: Any, x: Any) -> list[Any]:
     """The blocks of a persisted collection as futures of the client, or themselves."""
     if client is None:
         return list(compute(*row_blocks(x)))
     from distributed import futures_of
 
     by_key = {future.key: future for future in futures_of(x)}
-    if is_table(x):  # whose own keys are other names for these
+    if is_table(x):  # its own keys are aliases of these
         return [by_key[key] for key in sorted(by_key, key=itemgetter(-1))]
     return [by_key[key] for key in flatten(x.__dask_keys__())]
 
 
-def full(blocks: list[Any], sizes: list[int]) -> list[Any]:
-    """Those that are not empty."""
+def not_empty(blocks: list[Any], sizes: list[int]) -> list[Any]:
+    """The blocks that have rows."""
     return [block for block, size in zip(blocks, sizes, strict=True) if size]
 
 
@@ -211,13 +195,13 @@ def row_blocks(X: Any) -> list[Any]:
 
 
 def row_counts(client: Any, X: Any, blocks: list[Any]) -> list[int]:
-    """How many rows each partition has, counted where the collection does not know."""
+    """The number of rows of each partition, counted by the workers if the collection does not know it."""
     if not is_frame(X) and not any(map(math.isnan, X.chunks[0])):
         sizes = list(X.chunks[0])
     else:
-        sizes = run(client, count_rows, blocks)
+        sizes = run_on_workers(client, count_rows, blocks)
     if not sum(sizes):
-        raise ValueError(f"X must have a row at least; got none in {len(sizes)} partitions.")
+        raise ValueError(f"X must have at least one row; got none in {len(sizes)} partitions.")
     return sizes
 
 
@@ -226,7 +210,7 @@ def count_rows(block: Any) -> int:
 
 
 def one_column(x: Any, name: str) -> Any:
-    """A frame as the Series it holds, anything else as it is."""
+    """The only column of a frame; anything else is returned as it is."""
     if not is_frame(x):
         return x
     if len(x.columns) != 1:
@@ -235,7 +219,7 @@ def one_column(x: Any, name: str) -> Any:
 
 
 def as_vector(x: Any, name: str) -> Any:
-    """A 1-D Dask array, or what will become one: an array in memory or a number."""
+    """A 1-D Dask array, or something in memory that will become one: an array or a number."""
     x = one_column(x, name)
     if is_table(x):
         dtype = x.dtype if isinstance(x.dtype, np.dtype) else object
@@ -251,7 +235,7 @@ def as_vector(x: Any, name: str) -> Any:
 
 
 def like_rows(client: Any, x: Any, name: str, sizes: list[int]) -> list[Any]:
-    """A vector in the partitions of X that are not empty."""
+    """A vector cut into the partitions of X that are not empty."""
     rows = sum(sizes)
     if not is_dask_collection(x):
         x = persist(da.from_array(np.full(rows, x) if x.ndim == 0 else np.ravel(x), chunks=-1))[0]
@@ -264,42 +248,78 @@ def like_rows(client: Any, x: Any, name: str, sizes: list[int]) -> list[Any]:
             )
         raise ValueError(f"{name} must have shape ({rows},), one entry per row; got {name}.shape == {x.shape}.")
     if x.chunks[0] != tuple(sizes):
-        return kept(client, persist(x.rechunk((tuple(size for size in sizes if size),)))[0])
-    return full(kept(client, x), sizes)
+        return persisted_blocks(client, persist(x.rechunk((tuple(size for size in sizes if size),)))[0])
+    return not_empty(persisted_blocks(client, x), sizes)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Predictions
 
 
-def predict_lazily(model: Any, name: str, X: Any, offset: Any, columns: int, dtype: Any, **options: Any) -> Any:
-    """The model's method of that name applied to each partition, as a Dask array; `columns` is 0 for a vector.
+class LazyRows(BlockSource):
+    """The rows of a collection to be predicted: functions are applied to partitions when the result is computed."""
 
-    The rows of a frame become those of an array with unknown chunk sizes.
-    """
-    X = check_columns(model, X, reset=False)
-    sizes = (math.nan,) * X.npartitions if is_frame(X) else X.chunks[0]
-    shipped, tail = delayed(model, pure=False, traverse=False), (columns,) if columns else ()
-    predict = delayed(partial(predict_part, name=name, tail=tail, dtype=dtype, options=options), pure=False)
-    parts = [
-        da.from_delayed(predict(shipped, block, some), (size, *tail), dtype)
-        for block, some, size in zip(row_blocks(X), offsets(offset, sizes), sizes, strict=True)
-    ]
-    return da.concatenate(parts, allow_unknown_chunksizes=True)
+    device = CPU
+
+    def __init__(self, columns: Any, X: Any, offset: Any, format: RowFormat) -> None:
+        self.columns, self.format, self.partitions = columns, format, row_blocks(X)
+        self.sizes = (math.nan,) * X.npartitions if is_frame(X) else X.chunks[0]
+        self.offsets = offsets_by_partition(offset, self.sizes)
+
+    @property
+    def dimension(self) -> int:
+        return int(self.columns.n_features_in_) + int(self.format.intercept)
+
+    @property
+    def rows(self) -> int:
+        return int(sum(compute(*[delayed(count_rows)(block) for block in self.partitions])))
+
+    @property
+    def traits(self) -> SourceTraits:
+        return SourceTraits("cluster")
+
+    def on_partitions(self, task: Callable[..., Any]) -> list[Any]:
+        """task(rows) of each partition, delayed. The task is sent to a worker only once."""
+        shipped = delayed((task, self.columns, self.format), pure=False, traverse=False)
+        run = delayed(run_on_partition, pure=False)
+        return [run(shipped, block, offset) for block, offset in zip(self.partitions, self.offsets, strict=True)]
+
+    def blocks(self) -> Iterator[Block]:
+        return self.map(lambda block: block)
+
+    def map(self, function: Callable[[Block], Result]) -> Iterator[Result]:
+        for part in self.on_partitions(partial(mapped_partition, function=function)):
+            yield from part.compute()
+
+    def apply(self, function: Callable[[Block], np.ndarray]) -> Any:
+        """A Dask array. The rows of a frame become those of an array with unknown chunk sizes."""
+        nothing = torch.zeros(0, self.dimension, dtype=torch.float64)
+        empty = function(Block(Dense(nothing), nothing[:, 0]))
+        parts = self.on_partitions(partial(applied_to_partition, function=function, empty=empty))
+        arrays = [
+            da.from_delayed(part, (size, *empty.shape[1:]), empty.dtype)
+            for part, size in zip(parts, self.sizes, strict=True)
+        ]
+        return da.concatenate(arrays, allow_unknown_chunksizes=True)
 
 
-def predict_part(
-    model: Any, X: Any, offset: Any, *, name: str, tail: tuple[int, ...], dtype: Any, options: dict[str, Any]
-) -> np.ndarray:
-    if not X.shape[0]:
-        return np.empty((0, *tail), dtype)
+def run_on_partition(shipped: tuple[Callable[[Arrays | None], Any], Any, RowFormat], X: Any, offset: Any) -> Any:
+    """On a worker: task(rows), or task(None) if the partition is empty."""
+    task, columns, format = shipped
     with one_thread():
-        result = getattr(model, name)(X, offset=offset, **options)
-    return np.stack(result, 1) if isinstance(result, tuple) else result
+        return task(unlabelled_arrays(columns, X, offset, format) if X.shape[0] else None)
 
 
-def offsets(offset: Any, sizes: tuple[float, ...]) -> list[Any]:
-    """The offset of each partition: a number for all, or a vector in as many partitions."""
+def mapped_partition(rows: Arrays | None, function: Callable[[Block], Result]) -> list[Result]:
+    return [] if rows is None else list(rows.map(function))
+
+
+def applied_to_partition(rows: Arrays | None, function: Callable[[Block], np.ndarray], empty: np.ndarray) -> np.ndarray:
+    return empty if rows is None else rows.apply(function)
+
+
+def offsets_by_partition(offset: Any, sizes: tuple[float, ...]) -> list[Any]:
+    """The offset of each partition: one number for all, or a vector with the same partitions."""
     if offset is None or (not is_dask_collection(offset) and np.ndim(offset) == 0):
         return [offset] * len(sizes)
     x = as_vector(offset, "offset")

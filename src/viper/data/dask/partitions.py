@@ -1,9 +1,9 @@
 """Rows on a cluster: Dask collections as a source whose partitions stay where they are.
 
-The partitions are checked and kept by the workers once, as `Arrays`; small ones in groups, since each task has its
-price. A pass ships a function out and sums back: each thread adds up the partitions that lie with it, in blocks that
-fit the cache, and a tree adds up the threads if many. What a lost worker held is made again from its graph by the
-scheduler, so that a fit loses only time. Without a client the same tasks run on Dask's threads.
+The workers check their partitions once and keep them as `Arrays`, small ones in groups, because each task has its cost.
+A pass sends a function out and sums back: each thread adds up the partitions it holds, in blocks that fit the cache,
+and a tree adds up the threads if there are many. The scheduler recomputes from its graph whatever a lost worker held,
+so that a fit loses only time. Without a client the same tasks run on Dask's threads.
 """
 
 import ctypes
@@ -28,28 +28,47 @@ import torch
 from dask.sizeof import sizeof
 from torch import Tensor
 
-from viper.data.dask.messages import FAN_IN, LOST, Share, call, gathered, lost, run, shares
-from viper.inference.rows import BLOCK_ROWS, CPU, Arrays, RowFunction, add_up, scattered
+from viper.data.dask.messages import (
+    FAN_IN,
+    LOST,
+    Share,
+    call_workers,
+    connection_error,
+    gathered,
+    run_on_workers,
+    shares_of_threads,
+)
+from viper.inference.rows import (
+    BLOCK_ROWS,
+    CPU,
+    Arrays,
+    Block,
+    BlockSource,
+    RowFunction,
+    SourceTraits,
+    add_up,
+    scattered,
+)
 from viper.inference.threads import one_thread
 
-IN_MEMORY = 1 << 19  # entries of a subset that this process holds: a pass over them takes no longer than a round trip
-EMBEDDED = 90_000  # bytes of a function that travel with each task; of more, Dask would make one node for all passes
-VECTORS = ("label", "offset", "residual", "weight")  # as `Arrays.vectors` has them
-ATTEMPTS = 3  # at a pass in which the scheduler or data on a worker is gone
-BRIEF = 1 << 27  # entries a thread: a pass over more takes a second or so, in which tasks are no loss
-CARRIED = 1 << 20  # bytes that go with a message to each worker
-SILENT = 2.0  # seconds without tasks; in more, the scheduler could take the workers for idle and close them
+IN_MEMORY = 1 << 19  # entries of a sample that this process holds: a pass over them takes no longer than a round trip
+EMBEDDED = 90_000  # bytes of a function that travel with each task; Dask would keep larger ones as a node of the graph
+HEAD_ENTRIES = 1 << 14  # of the rows by which a source is recognised
+ATTEMPTS = 3  # at a pass in which the scheduler or data on a worker are lost
+BRIEF_ENTRIES = 1 << 27  # per thread; a pass over more takes a second or so, and the delay of tasks no longer matters
+CARRIED = 1 << 20  # bytes that travel with a message to each worker
+SILENT = 2.0  # seconds without tasks; after more, the scheduler might consider the workers idle and close them
 
 
-class Partitions:
-    """Rows in partitions, each an `Arrays`: futures on the client's cluster, or held here where there is no client.
+class Partitions(BlockSource):
+    """Rows in partitions, each an `Arrays`: futures on the client's cluster, or held here if there is no client.
 
-    `parts` are lists of partitions that lie together, `places` says which these are, `sizes` are those of partitions.
-    With `chosen` only these rows of each partition, which workers pick out in every pass: there are few such passes.
+    `parts` are lists of partitions that are kept together, `places` holds the numbers of these partitions, and `sizes`
+    the number of rows of each partition. With `chosen`, only these rows of each partition count; the workers select
+    them again in every pass, because there are few such passes.
     """
 
     device = CPU  # where the solver works; the workers have their own
-    smallest_subset, float32_pays = 0, True  # as for arrays in memory, so that the way to the answer is the same
 
     def __init__(
         self,
@@ -65,15 +84,22 @@ class Partitions:
         self.chosen: list[Any] = [None] * len(sizes) if chosen is None else chosen
         self.layout: tuple[dict[str, int], list[Share]] | None = None
         self.pace = pace or Pace()
-        self.seen = time.monotonic()  # when the scheduler last had tasks of us
+        self.last_tasks = time.monotonic()  # when the scheduler last got tasks from us
 
     @property
     def rows(self) -> int:
         return int(self.sizes.sum())
 
+    @property
+    def traits(self) -> SourceTraits:
+        """Apart from the place as for arrays in memory, so that the solver takes the same steps."""
+        return SourceTraits("cluster")
+
     def reduce(self, function: RowFunction) -> list[Tensor]:
         if self.client is None:
-            return tensors(added(run(None, partial(group_sums, function=function), self.parts, self.chosen_of_parts())))
+            return tensors(
+                added(run_on_workers(None, partial(group_sums, function=function), self.parts, self.chosen_of_parts()))
+            )
         packed, quick = pack(function), function.keywords.get("recipe") is not None
         for _ in range(ATTEMPTS):
             try:
@@ -82,10 +108,10 @@ class Partitions:
                 self.layout, last = None, error
                 if self.client.status != "running":
                     break
-        raise lost(self.client, last) from last
+        raise connection_error(self.client, last) from last
 
     def remote_sums(self, packed: bytes, quick: bool) -> list[Any]:
-        """One pass on the cluster: by messages if it is short, else a task for each share, then a tree."""
+        """One pass on the cluster: by messages if it is brief, otherwise a task for each share, then a tree."""
         known = self.shares() if self.layout is None else self.layout[1]
         if self.is_brief(known, packed):
             sums = self.by_messages(known, packed, quick)
@@ -93,7 +119,7 @@ class Partitions:
                 return added(sums)
             self.layout = None
         client, known = self.client, self.shares()
-        self.seen = time.monotonic()
+        self.last_tasks = time.monotonic()
         function = packed if len(packed) <= EMBEDDED else client.scatter(packed, broadcast=True, hash=False)
         groups = [[self.parts[i] for i in share.places] for share in known]
         sums = client.map(packed_sums, groups, self.chosen_of(known), packed=function, pure=False)
@@ -102,26 +128,30 @@ class Partitions:
         return added(gathered(client, sums))
 
     def by_messages(self, known: list[Share], packed: bytes, quick: bool) -> list[Any] | None:
-        """The sums of each share, or None; at once if the functions that are `quick` were so, row by row."""
+        """The sums of each share, or None; in the workers' event loops if quick functions have proved so."""
         given = [(x, packed) for x in self.chosen_of(known)]
-        at_once = quick and self.pace.seconds * self.rows < SILENT
+        in_event_loop = quick and self.pace.seconds * self.rows < SILENT
         began = time.monotonic()
-        sums = call(self.client, packed_sums, self.parts, known, given, at_once=at_once)
+        sums = call_workers(self.client, packed_sums, self.parts, known, given, in_event_loop=in_event_loop)
         if quick and sums is not None:
             self.pace.seconds = (time.monotonic() - began) / self.rows
         return sums
 
     def is_brief(self, known: list[Share], packed: bytes) -> bool:
-        """Whether a pass takes so little time, and carries so little, that messages are better than tasks."""
+        """Whether a pass takes so little time, and sends so little, that messages are better than tasks."""
         light = len(packed) <= EMBEDDED and sum(x.nbytes for x in self.chosen if x is not None) <= CARRIED
-        return light and self.rows * self.dimension <= BRIEF * len(known) and time.monotonic() - self.seen < SILENT
+        return (
+            light
+            and self.rows * self.dimension <= BRIEF_ENTRIES * len(known)
+            and time.monotonic() - self.last_tasks < SILENT
+        )
 
     def shares(self) -> list[Share]:
-        """The parts of each thread of the cluster: looked up again when workers came or went."""
+        """The parts held by each thread of the cluster, looked up again when workers have joined or left."""
         threads: dict[str, int] = self.client.nthreads()
         if self.layout is None or self.layout[0] != threads:
-            known = shares(self.client, self.parts, threads)
-            # what is lost again meanwhile has no place: ask again in the next pass
+            known = shares_of_threads(self.client, self.parts, threads)
+            # parts that were lost meanwhile have no worker: ask again in the next pass
             self.layout = {} if any(share.worker is None for share in known) else threads, known
         return self.layout[1]
 
@@ -132,8 +162,8 @@ class Partitions:
         by_part = self.chosen_of_parts()
         return [[rows for i in share.places for rows in by_part[i]] for share in known]
 
-    def subset(self, k: int, generator: np.random.Generator) -> "Partitions | Arrays":
-        """The rows that `Arrays.subset` would choose; in the memory of this process if they are few."""
+    def sample(self, k: int, generator: np.random.Generator) -> "Partitions | Arrays":
+        """The rows that `Arrays.sample` would choose; in the memory of this process if they are few."""
         chosen = scattered(self.rows, k, generator).numpy()
         ends = np.cumsum(self.sizes)
         local = np.split(chosen, np.searchsorted(chosen, ends[:-1]))
@@ -144,36 +174,43 @@ class Partitions:
         sizes = np.array([len(rows) for rows in picked])
         some = [i for i, places in enumerate(self.places) if sizes[places].any()]
         parts, places = [self.parts[i] for i in some], [self.places[i] for i in some]
-        subset = Partitions(self.client, parts, places, sizes, self.dimension, picked, self.pace)
-        return subset.whole() if k * self.dimension <= IN_MEMORY else subset
+        sample = Partitions(self.client, parts, places, sizes, self.dimension, picked, self.pace)
+        return sample.in_memory() if k * self.dimension <= IN_MEMORY else sample
 
-    def whole(self) -> Arrays:
-        """All rows in the memory of this process, in order."""
-        found = run(self.client, on_host, self.parts, self.chosen_of_parts())
+    def blocks(self) -> Iterator[Block]:
+        return self.in_memory().blocks()
+
+    def head(self) -> Block:
+        """A few rows, always the same ones, in one block."""
+        few = min(self.rows, 1 + HEAD_ENTRIES // self.dimension)
+        return self.sample(few, np.random.default_rng(0)).in_memory().head()
+
+    def in_memory(self) -> Arrays:
+        found = run_on_workers(self.client, on_host, self.parts, self.chosen_of_parts())
         pairs = zip(chain.from_iterable(self.places), chain.from_iterable(found), strict=True)
         return joined([part for _, part in sorted(pairs, key=itemgetter(0)) if part.rows])
 
 
 @dataclass
 class Pace:
-    """How long the last quick pass over these rows, or over a subset of them, took for a row."""
+    """Seconds per row of the last quick pass over these rows, or over a sample of them."""
 
     seconds: float = math.inf
 
 
 @dataclass(frozen=True)
-class Unseen(Arrays):
-    """A partition whose entries nobody looked at: if they are not finite, neither are the sums, and `look` complains.
+class UncheckedArrays(Arrays):
+    """A partition whose entries may not be finite. If so, the sums are not finite either, and `check` raises.
 
-    So X is read once less.
+    This saves one reading of X.
     """
 
-    look: Callable[[Any], None] = field(kw_only=True)
+    check: Callable[[Any], None] = field(kw_only=True)
 
     def reduce(self, function: RowFunction) -> list[Tensor]:
         sums = super().reduce(function)
         if not all(bool(x.isfinite().all()) for x in sums):
-            self.look(self.features)
+            self.check(self.features)
         return sums
 
 
@@ -181,12 +218,13 @@ def joined(parts: list[Arrays]) -> Arrays:
     """Several `Arrays` of NumPy arrays, as `on_host` makes them, as one of tensors."""
     features = [part.features for part in parts]
     sparse = scipy.sparse.issparse(features[0])
-    whole = scipy.sparse.vstack(features, "csr") if sparse else torch.from_numpy(np.concatenate(features))
-    columns: Any = zip(*[part.vectors() for part in parts], strict=True)
     vectors: dict[str, Any] = {
-        name: torch.from_numpy(np.concatenate(x)) for name, x in zip(VECTORS, columns, strict=True) if x[0] is not None
+        name: torch.from_numpy(np.concatenate([part.vectors()[name] for part in parts]))
+        for name, x in parts[0].vectors().items()
+        if x is not None
     }
-    return replace(parts[0], features=whole, **vectors)
+    stacked = scipy.sparse.vstack(features, "csr") if sparse else torch.from_numpy(np.concatenate(features))
+    return replace(parts[0], features=stacked, **vectors)
 
 
 def tensors(sums: list[Any]) -> list[Tensor]:
@@ -198,7 +236,7 @@ def tensors(sums: list[Any]) -> list[Tensor]:
 
 
 def group_sums(parts: list[Arrays], chosen: list[Any], function: RowFunction) -> list[Any]:
-    """The sums over some partitions as NumPy arrays, which travel lightly, computed by one thread."""
+    """The sums over some partitions, computed by one thread, as NumPy arrays, which are cheap to send."""
     pairs = [(part, rows) for part, rows in zip(parts, chosen, strict=True) if rows is None or len(rows)]
     with one_thread(), kept_pages():
         total = add_up(taken(part, rows).reduce(function) for part, rows in pairs)
@@ -209,15 +247,15 @@ def group_sums(parts: list[Arrays], chosen: list[Any], function: RowFunction) ->
 def kept_pages() -> Iterator[None]:
     """Let glibc keep freed pages for the next block.
 
-    Dask's nanny starts workers with MALLOC_TRIM_THRESHOLD_, so that every large array is new memory from the system,
-    which has to be cleared: a pass takes three times as long. At the end what was kept is given back as ever.
+    Dask's nanny starts workers with MALLOC_TRIM_THRESHOLD_, so that every large array is new memory that the system has
+    to clear: a pass takes three times as long. Afterwards freed pages are returned to the system as before.
     """
     trim = os.environ.get("MALLOC_TRIM_THRESHOLD_", "")
     if not trim.isdigit() or platform.libc_ver()[0] != "glibc":
         yield
         return
     adjust = ctypes.CDLL(None).mallopt
-    adjust(M_MMAP_THRESHOLD, 1 << 25)  # the most that it accepts
+    adjust(M_MMAP_THRESHOLD, 1 << 25)  # the largest value that it accepts
     adjust(M_TRIM_THRESHOLD, 1 << 28)
     try:
         yield
@@ -226,11 +264,11 @@ def kept_pages() -> Iterator[None]:
         adjust(M_TRIM_THRESHOLD, int(trim))
 
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # from malloc.h
 
 
 def added(sums: list[list[Any]]) -> list[Any]:
-    """The sums of the first entries, of the second, ...; nothing is overwritten, since a task may be run again."""
+    """The sums of the first entries, of the second, ...; nothing is overwritten, because a task may be run again."""
     return [reduce(np.add, entries) for entries in zip(*sums, strict=True)]
 
 
@@ -248,19 +286,21 @@ def on_host(parts: list[Arrays], chosen: list[Any]) -> list[Arrays]:
 
 
 def in_main_memory(part: Arrays) -> Arrays:
-    """The same in the memory of the CPU, in blocks of its size, as NumPy arrays: they travel without a copy."""
-    if isinstance(part, Unseen):
-        part.look(part.features)
+    """The same in CPU memory, in blocks of the CPU's size, as NumPy arrays, which are sent without a copy."""
+    if isinstance(part, UncheckedArrays):
+        part.check(part.features)
     bare = lambda x: x.cpu().numpy() if isinstance(x, Tensor) else x  # noqa: E731
     known: dict[str, Any] = {each.name: bare(getattr(part, each.name)) for each in fields(Arrays)}
     return Arrays(**known | {"device": CPU, "block_rows": BLOCK_ROWS})
 
 
 def size_of_arrays(part: Arrays) -> int:
-    """Bytes in main memory, by which the scheduler judges what is cheap to move."""
+    """Bytes in main memory, by which the scheduler decides what is cheap to move."""
     sparse = scipy.sparse.issparse(part.features)
     held = [part.features.data, part.features.indices] if sparse else [part.features]
-    return sum(x.nbytes for x in [*held, *part.vectors()] if x is not None and not getattr(x, "is_cuda", False))
+    return sum(
+        x.nbytes for x in [*held, *part.vectors().values()] if x is not None and not getattr(x, "is_cuda", False)
+    )
 
 
 sizeof.register(Arrays)(size_of_arrays)
@@ -271,7 +311,7 @@ sizeof.register(Arrays)(size_of_arrays)
 
 
 class Packer(cloudpickle.Pickler):
-    """Formulas are closures: slow to pickle, but the same in every pass, so that is done once, and undone once."""
+    """Formulas are closures: slow to pickle, but the same in every pass. So they are pickled and unpickled once."""
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, FunctionType) and "<locals>" in obj.__qualname__:

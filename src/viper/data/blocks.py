@@ -1,0 +1,271 @@
+"""Rows that are read in chunks, once per pass: functions that yield blocks, and memory maps.
+
+A description (`Files`, `Blocks`, `MemoryMap`) is opened once, which checks everything that can be checked without
+reading rows, and is then read once per pass. Only a few chunks are in memory at a time, however many rows there are.
+"""
+
+import mmap
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from inspect import isgenerator
+from typing import Any, NoReturn, Protocol
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Consecutive rows as arrays. Parts that the reader does not have, or was not asked for, are None.
+
+    The labels are those of the user until `stream.check_chunk` replaces them by True for the second class.
+    """
+
+    features: Any
+    label: Any
+    offset: np.ndarray | None = field(default=None, kw_only=True)
+    weight: np.ndarray | None = field(default=None, kw_only=True)
+    place: Callable[[int], str] = field(default=str, kw_only=True)  # the i-th of these rows, in words
+
+
+class Reader(Protocol):
+    """An opened description: how many features its rows have, their names if there are any, and the rows."""
+
+    @property
+    def width(self) -> int: ...
+
+    @property
+    def names(self) -> Sequence[str] | None: ...
+
+    def read(self, rows: int, features: bool = True) -> Iterator[Chunk]:
+        """All rows from the first, about `rows` at a time; without `features`, X may be left out."""
+
+
+def check_names(names: Sequence[str] | None, what: str) -> None:
+    """Raise unless `names` is None or a list in which every name occurs once."""
+    if isinstance(names, str):
+        raise ValueError(f"{what} must be a list of columns; got the text {names!r}. Write {what}=[{names!r}].")
+    known = [] if names is None else list(names)
+    twice = [name for i, name in enumerate(known) if name in known[:i]]
+    if twice:
+        raise ValueError(f"{what} must name each column once; got {twice[0]!r} twice. Leave one out.")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Functions that yield blocks
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Rows from a function that is called once per pass and yields blocks ``(X, y[, weight[, offset]])``.
+
+    Every call must yield the same rows in the same order, in blocks of any size. To predict, a block may be X alone.
+
+    Parameters
+    ----------
+    factory : callable
+        Takes nothing, returns an iterable; for instance a generator function.
+    names : list of str, optional
+        Names of the features; by default the columns of the first block, if it is a DataFrame. The columns of other
+        DataFrames are put into the same order.
+
+    Examples
+    --------
+    >>> import numpy as np, viper
+    >>> def rows():
+    ...     for seed in range(100):
+    ...         X = np.random.default_rng(seed).standard_normal((1000, 2))
+    ...         yield X, X[:, 0] > X[:, 1]
+    >>> viper.VariationalLogisticRegression().fit(viper.Blocks(rows)).predict([[1.0, 0.0]])
+    array([ True])
+    """
+
+    factory: Callable[[], Iterable[Any]]
+    names: Sequence[str] | None = None
+
+    def open(self, labels: bool, known: Sequence[str] | None) -> "BlockReader":
+        check_names(self.names, "names")
+        blocks = start_pass(self.factory)
+        if blocks is start_pass(self.factory):
+            raise ValueError(
+                "the function must start over in every call; got the same iterator twice. Return a new iterable."
+            )
+        first = next(blocks, None)
+        if first is None:
+            raise ValueError("the source must yield at least one block; got none. Return a new iterable for each call.")
+        X = next(BlockReader(lambda: [first], labels, 0, None, None).read(1)).features
+        columns = frame_names(first)
+        names = columns if self.names is None else list(self.names)
+        if names is not None and len(names) != X.shape[1]:
+            raise ValueError(f"names must be one per column, {X.shape[1]}; got {len(names)}.")
+        same = columns is not None and names is not None and sorted(columns) == sorted(names)
+        return BlockReader(self.factory, labels, X.shape[1], names, names if same else columns)
+
+
+def start_pass(factory: Any) -> Iterator[Any]:
+    """The blocks of a new pass."""
+    if isgenerator(factory):
+        refuse_generator()
+    if not callable(factory):
+        raise ValueError(
+            f"the source must be a function that returns blocks; got {type(factory).__name__}. Write Blocks(lambda: "
+            "blocks)."
+        )
+    blocks = factory()
+    try:
+        return iter(blocks)
+    except TypeError:
+        raise ValueError(
+            f"the function must return an iterable of blocks; got {type(blocks).__name__}. Let it yield them."
+        ) from None
+
+
+def refuse_generator() -> NoReturn:
+    raise ValueError(
+        "X must be readable once per pass; got a generator, which can be read only once. Pass the function that "
+        "makes it, without calling it."
+    )
+
+
+def frame_names(block: Any) -> list[str] | None:
+    """The column names of a block that is a frame, if they are text."""
+    X = block[0] if isinstance(block, tuple | list) and block else block
+    columns = getattr(X, "column_names", getattr(X, "columns", None))  # of an Arrow table, or of any other frame
+    return list(columns) if columns is not None and all(isinstance(name, str) for name in columns) else None
+
+
+@dataclass(frozen=True)
+class BlockReader:
+    """A function that yields blocks, whose first block has been seen."""
+
+    factory: Callable[[], Iterable[Any]]
+    labels: bool
+    width: int
+    names: Sequence[str] | None
+    columns: Sequence[str] | None  # of the first block in order, if it is a frame
+
+    def read(self, rows: int, features: bool = True) -> Iterator[Chunk]:
+        first = 0
+        for number, block in enumerate(start_pass(self.factory)):
+            parts = block if isinstance(block, tuple | list) else (block,)
+            if not 1 + self.labels <= len(parts) <= 4:
+                raise ValueError(
+                    f"a block must be (X, y), (X, y, weight) or (X, y, weight, offset); got {len(parts)} part(s) in "
+                    f"block {number}. Yield tuples."
+                )
+            first = first or len(parts)
+            if len(parts) != first:
+                raise ValueError(
+                    f"all blocks must have the same parts; got {len(parts)} in block {number} and {first} before. "
+                    "Give every block weights, of one if need be."
+                )
+            X, y, weight, offset = [*parts, None, None, None][:4]
+            X = self.in_order(X, number)
+            y, weight = (y, weight) if self.labels else (None, None)
+            yield as_chunk(X, y, weight=weight, offset=offset, number=number, width=self.width)
+
+    def in_order(self, X: Any, number: int) -> Any:
+        """X with its columns, if it is a frame, in the order of the first block."""
+        there = frame_names(X)
+        if self.columns is None or there is None or there == list(self.columns):
+            return X
+        if sorted(there) != sorted(self.columns) or len({*there}) < len(there):
+            raise ValueError(
+                f"every block must have the columns of the first, {list(self.columns)[:10]}; got {there[:10]} in "
+                f"block {number}."
+            )
+        return np.asarray(X)[:, [there.index(name) for name in self.columns]]
+
+
+def as_chunk(X: Any, y: Any, *, weight: Any, offset: Any, number: int, width: int) -> Chunk:
+    """A block as arrays of the same length; errors name the block."""
+    here = f"block {number}"
+    if hasattr(X, "toarray"):
+        raise ValueError(f"X must be a dense numeric array; got {type(X).__name__} in {here}. Yield X.toarray().")
+    try:
+        X = np.asarray(X)
+        X = X if X.dtype in (np.float32, np.float64) else X.astype(np.float64)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"X must be a dense numeric array; got {str(error).splitlines()[0]} in {here}.") from None
+    if X.ndim != 2 or (width and X.shape[1] != width):
+        columns = f"{width} columns, as the first block" if width else "two dimensions"
+        raise ValueError(f"X must have {columns}; got shape {X.shape} in {here}.")
+    given = {"y": y, "sample_weight": weight, "offset": offset}
+    y, weight, offset = (one_per_row(x, name, X.shape[:1], f" in {here}") for name, x in given.items())
+    return Chunk(X, y, weight=weight, offset=offset, place=lambda i: f"{here}, row {i}")
+
+
+def one_per_row(x: Any, name: str, shape: tuple[int, ...], here: str = "") -> Any:
+    """An array with one entry per row, or None. y may be a single column, and weight and offset a single number."""
+    if x is None:
+        return None
+    x = x if isinstance(x, np.ndarray) else np.asarray(x)
+    if name == "y" and x.shape == (*shape, 1):
+        return x[:, 0]
+    if name != "y" and x.ndim == 0:
+        return np.broadcast_to(x, shape)
+    if x.shape != shape:
+        raise ValueError(f"{name} must have one entry per row of X, {shape}; got shape {x.shape}{here}.")
+    return x
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Memory maps
+
+
+PICKED_ROWS = 2048  # rows at a time: the system maps 64 kB around each
+
+
+@dataclass(frozen=True, eq=False)
+class MemoryMap:
+    """A memory-mapped X, with y, weights and offset in arrays or memory maps of their own.
+
+    Each chunk is copied and its pages are released, so that rows already read do not pile up in memory.
+    """
+
+    X: np.memmap
+    y: Any = None
+    weight: Any = field(default=None, kw_only=True)
+    offset: Any = field(default=None, kw_only=True)
+    names: Sequence[str] | None = field(default=None, init=False)
+
+    @property
+    def width(self) -> int:
+        return int(self.X.shape[1])
+
+    def open(self, labels: bool, known: Sequence[str] | None) -> "MemoryMap":
+        if self.X.ndim != 2:
+            raise ValueError(f"X must be a 2-D array; got shape {self.X.shape}. Reshape your data.")
+        if self.X.dtype.kind not in "fiub":
+            raise ValueError(f"X must be numeric; got dtype {self.X.dtype}. Encode text and dates as numbers.")
+        if not labels:
+            return MemoryMap(self.X, offset=one_per_row(self.offset, "offset", self.X.shape[:1]))
+        if self.y is None:
+            raise ValueError("This estimator requires y to be passed, but the target y is None.")
+        parts = {"y": self.y, "sample_weight": self.weight, "offset": self.offset}
+        y, weight, offset = (one_per_row(x, name, self.X.shape[:1]) for name, x in parts.items())
+        return MemoryMap(self.X, y, weight=weight, offset=offset)
+
+    def read(self, rows: int, features: bool = True) -> Iterator[Chunk]:
+        for start in range(0, len(self.X), rows):
+            yield self.chunk(slice(start, start + rows), lambda i, start=start: f"row {start + i}", features)  # type: ignore[misc]
+
+    def pick(self, chosen: np.ndarray) -> Iterator[Chunk]:
+        """The chosen rows, in ascending order, without reading the others."""
+        for start in range(0, len(chosen), PICKED_ROWS):
+            part = chosen[start : start + PICKED_ROWS]
+            yield self.chunk(part, lambda i, part=part: f"row {part[i]}")  # type: ignore[misc]
+
+    def chunk(self, part: slice | np.ndarray, place: Callable[[int], str], features: bool = True) -> Chunk:
+        given = (self.X if features else None, self.y, self.weight, self.offset)
+        X, y, weight, offset = (None if x is None else copied(x, part) for x in given)
+        return Chunk(X, y, weight=weight, offset=offset, place=place)
+
+
+def copied(x: np.ndarray, part: slice | np.ndarray) -> np.ndarray:
+    """Some rows, copied. If they were mapped from a file, its pages are released."""
+    rows = np.array(x[part], copy=True, subok=False)
+    mapped = getattr(x, "_mmap", None)
+    # pages of a private map ("c") may hold values that are in no file
+    if mapped is not None and getattr(x, "mode", "c") != "c" and hasattr(mmap, "MADV_DONTNEED"):
+        mapped.madvise(mmap.MADV_DONTNEED)
+    return rows
