@@ -1,4 +1,4 @@
-"""`viper.Files` on files as strangers write them: with an index, in other dialects, of mixed types, with wrong cells."""
+"""`viper.Files` on files as others write them: with an index, in other dialects, of mixed types, with wrong cells."""
 
 import gzip
 

@@ -22,12 +22,7 @@ import torch
 from torch import Tensor
 
 from viper.data import storage
-<<<<<<< HEAD
-from viper.data.checks import in_memory
 from viper.data.storage import JSON_SCALARS, encode_labels
-=======
-from viper.data.storage import PLAIN, encode_labels
->>>>>>> main
 from viper.errors import CheckpointWarning, StorageError
 from viper.inference.rows import RowFunction, RowSource, SourceTraits, SourceWrapper
 
@@ -191,13 +186,8 @@ def content_bytes(value: Any) -> Iterator[bytes]:
         for item in value:
             yield from content_bytes(item)
     elif hasattr(value, "indptr"):  # a sparse matrix
-<<<<<<< HEAD
-        yield from contents((value.data, value.indices, value.indptr))
-    elif isinstance(value, JSON_SCALARS):
-=======
         yield from content_bytes((value.data, value.indices, value.indptr))
-    elif isinstance(value, PLAIN):
->>>>>>> main
+    elif isinstance(value, JSON_SCALARS):
         yield json.dumps(value).encode()
     else:
         yield getattr(value, "__qualname__", type(value).__qualname__).encode()
