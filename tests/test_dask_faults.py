@@ -42,6 +42,7 @@ from dask_workers import (
 )
 from distributed import Client
 
+from viper.data.checks import seed_of
 from viper.data.dask import partitions
 from viper.data.dask.partitions import pack
 from viper.errors import ConvergenceWarning
@@ -105,7 +106,7 @@ def test_a_complaint_comes_back_from_a_worker(client):
 def test_sums_tell_of_an_entry_that_is_not_finite(options, row, entry):
     """Nobody looks for it before."""
     if row == "in a subset":
-        seed = classifier()._seed()
+        seed = seed_of(classifier().random_state)
         row = int(scattered(N, coarse_sizes_of(N, 6)[0], np.random.default_rng(seed))[100])
     bad = X.copy()
     bad[row, 2] = entry

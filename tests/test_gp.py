@@ -331,7 +331,7 @@ def test_many_rows_are_searched_through_few(monkeypatch):
     monkeypatch.setattr("viper.gp.model.BLOCK_ROWS", 300)
     monkeypatch.setattr("viper.gp.profile.BLOCK_ROWS", 300)
     monkeypatch.setattr("viper.gp.model.KEPT_FEATURES", 0)
-    monkeypatch.setattr("viper.gp.profile_numpy.LARGEST", 5000)
+    monkeypatch.setattr("viper.gp.profile_numpy.LARGEST_DENSE", 5000)
     staged = VariationalGPClassifier(**options).fit(X, y)
     assert [start.start for start in staged.starts_[2:]] == ["400 rows", "900 rows"]
     assert staged.elbo_ == pytest.approx(direct.elbo_, abs=1.0)
@@ -347,7 +347,7 @@ def test_progress_of_the_search(data, capsys):
 @pytest.mark.parametrize("diagonal", [False, True])
 def test_every_tensor_says_where_it_lies(data, diagonal, monkeypatch):
     """With a default device that holds no numbers, a tensor made without one would break the search."""
-    monkeypatch.setattr("viper.gp.profile.applies", lambda *_: False)  # what runs on a GPU
+    monkeypatch.setattr("viper.gp.profile.dense_profile_applies", lambda *_: False)  # what runs on a GPU
     X, y = data
     model = SparseGP(make_kernel("rbf", 2), make_mean("linear", 2), torch.from_numpy(X[:8].copy()), True, 1e-8)
     rows = Observations(torch.from_numpy(X), torch.from_numpy((y == "yes") * 1.0))

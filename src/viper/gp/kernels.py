@@ -1,8 +1,8 @@
 """Kernels and mean functions: the words of the estimator as GPyTorch modules, and how covariances are evaluated.
 
 Every kernel is a GPyTorch module. The common stationary ones, k(x, z) = s φ(r²) with r² = Σ_j (x_j - z_j)²/ℓ_j², are
-evaluated by one function with its derivative in closed form, several times faster than autograd; all others as GPyTorch
-does it.
+evaluated by one function with its derivative in closed form, several times faster than autograd. GPyTorch evaluates all
+others.
 """
 
 import copy
@@ -23,7 +23,7 @@ MEANS = ("linear", "constant", "zero")
 
 
 def logarithmic() -> Positive:
-    """Positive through exp: a scale that grows a thousandfold is then a short way for the optimiser."""
+    """Positive through exp, so that the optimiser can soon change a scale a thousandfold."""
     return Positive(transform=torch.exp, inv_transform=torch.log)
 
 
@@ -57,7 +57,7 @@ def make_mean(mean: Any, columns: int) -> Mean:
         return ConstantMean().double()
     if mean != "linear":
         raise ValueError(f"mean must be one of {list(MEANS)} or a gpytorch Mean; got {mean!r}.")
-    with torch.random.fork_rng(devices=[]):  # its random weights are of no use, nor should they cost a random number
+    with torch.random.fork_rng(devices=[]):  # its random weights are overwritten; leave the global generator alone
         made = LinearMean(columns).double()
     made.initialize(weights=0.0, bias=0.0)
     return made
@@ -71,7 +71,7 @@ def check_parameters(module: Any, name: str) -> Any:
 
 
 def check_shapes(kernel: Any, mean: Any, x: Tensor) -> None:
-    """Complain unless kernel and mean take rows of this width and give one number per pair and per row."""
+    """Raise unless kernel and mean take rows of this width and give one number per pair and per row."""
     try:
         with torch.no_grad():
             pairs, single = tuple(covariance(kernel, x, x).shape), tuple(mean(x).shape)
@@ -117,7 +117,7 @@ Shape = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 def stationary_shape(kernel: Kernel) -> Shape | None:
-    """φ of a scaled stationary kernel that is exactly one of those below, over all columns; else None."""
+    """φ of a scaled stationary kernel that is exactly one of those below, over all columns; otherwise None."""
     if type(kernel) is not ScaleKernel or kernel.active_dims is not None:
         return None
     base = kernel.base_kernel
@@ -165,7 +165,7 @@ def on_arrays(shape: Shape) -> Callable[[np.ndarray], tuple[np.ndarray, np.ndarr
     return evaluate
 
 
-SHAPES: dict[Shape, Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]] = {  # by torch's version
+SHAPES: dict[Shape, Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]] = {  # of the function on tensors
     gaussian_shape: gaussian_array,
     matern32_shape: on_arrays(matern32_shape),
     matern52_shape: on_arrays(matern52_shape),

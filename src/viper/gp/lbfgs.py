@@ -1,10 +1,11 @@
-"""L-BFGS that can be interrupted, compared with others and taken up again.
+"""L-BFGS that can be paused, compared with other climbs and resumed.
 
 Parameters come in groups (log scales, weights, coordinates of points) whose curvatures differ by orders of magnitude.
-The recursion begins with one scale for each group, from the last few steps, instead of one for all: half the steps.
+The recursion begins with one scale per group, taken from the last few steps, instead of one for all. That halves the
+number of steps.
 
-Several starts are climbed a few steps each and only the best to the top, so the state of a climb is a value; and an
-objective that is not finite (a kernel matrix without a factor, an overflow) is a step too far, never an error.
+Several starts climb a few steps each and only the best goes on to the top, so the state of a climb is an object. Where
+the objective is not finite (a kernel matrix without a factor, an overflow) a step went too far; this is never an error.
 """
 
 import math
@@ -15,20 +16,20 @@ import numpy as np
 
 Objective = Callable[[np.ndarray], tuple[float, np.ndarray]]
 
-MEMORY = 60
+PAIRS = 60  # of steps and changes of the slope that are remembered
 SUFFICIENT = 1e-4  # Armijo's fraction of the predicted gain
-SHORTEST = 1e-10
-LONGEST = 4.0  # units: largest change of a parameter in one step; a factor of 50 in a scale
-STALLED = 2  # steps
-FIRST_STEP = 0.5  # units: length of the first step
-RECENT = 5  # steps that tell the scales of the groups
-APART = 30.0  # largest ratio of a group's scale to that of all
+SHORTEST_LENGTH = 1e-10
+LONGEST_MOVE = 4.0  # units, the largest change of a parameter in one step: a factor of 50 in a scale
+STALLED = 2  # steps in a row that gain too little
+FIRST_STEP = 0.5  # units, the length of the first step
+RECENT = 5  # steps from which the scales of the groups are estimated
+APART = 30.0  # largest ratio of a group's scale to the common one
 
 
 class Climb:
     """Maximises a smooth function from x, step by step.
 
-    By parameter: `unit` is what counts as a change of one, `group` the number of its group.
+    For each parameter, `unit` is what counts as a change of one, and `group` is the number of its group.
     """
 
     def __init__(
@@ -37,13 +38,13 @@ class Climb:
         self.objective, self.x, self.unit = objective, x, unit
         self.group = np.zeros(len(x), dtype=np.intp) if group is None else group
         self.value, self.slope = objective(x)
-        self.slope = self.slope * unit  # by units, as are all directions and differences
-        self.pairs: deque[tuple[np.ndarray, np.ndarray, float]] = deque(maxlen=MEMORY)
+        self.slope = self.slope * unit  # per unit, like all directions and differences
+        self.pairs: deque[tuple[np.ndarray, np.ndarray, float]] = deque(maxlen=PAIRS)
         self.steps, self.evaluations, self.small = 0, 1, 0
         self.finished = len(x) == 0 or not math.isfinite(self.value)
 
     def run(self, steps: int, tol: float) -> "Climb":
-        """Up to `steps` steps, or until `STALLED` in a row gain less than `tol`."""
+        """Take up to `steps` steps, or until `STALLED` of them in a row gain less than `tol`."""
         for _ in range(steps):
             if self.finished:
                 break
@@ -52,14 +53,14 @@ class Climb:
         return self
 
     def step(self) -> float:
-        """One step along the quasi-Newton direction, shortened until F rises enough; what it gained."""
+        """Take one step along the quasi-Newton direction, shortened until F rises enough; return the gain."""
         direction = self.direction()
         rate = float(direction @ self.slope)
         if not rate > 0.0:
             self.pairs.clear()
             direction, rate = self.direction(), float(self.slope @ self.slope)
-        length = min(1.0, LONGEST / max(float(np.abs(direction).max()), 1e-300))
-        while length > SHORTEST:
+        length = min(1.0, LONGEST_MOVE / max(float(np.abs(direction).max()), 1e-300))
+        while length > SHORTEST_LENGTH:
             x = self.x + length * self.unit * direction
             value, slope = self.objective(x)
             slope = slope * self.unit
@@ -110,7 +111,7 @@ class Climb:
 
 
 def shorter(predicted: float, gained: float) -> float:
-    """The factor by which to shorten a step: to the top of the parabola through what is known, within [0.1, 0.5]."""
+    """The factor by which to shorten a step, to the top of the interpolating parabola, within [0.1, 0.5]."""
     if not math.isfinite(gained):
         return 0.1
     return min(0.5, max(0.1, 0.5 * predicted / (predicted - gained)))

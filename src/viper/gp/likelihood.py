@@ -1,4 +1,4 @@
-"""A logistic likelihood for people who train their own GPyTorch models.
+"""A logistic likelihood for your own GPyTorch models.
 
 With f(x_i) ~ N(ϑ_i, τ_i²) under the variational distribution and y in {0, 1},
 
@@ -31,7 +31,7 @@ class LogitLikelihood(Likelihood):
     terms : int, optional
         l of the paper's bound η_l. None is the limit.
     samples, nodes, random_state : int
-        Of the bounds "mc" and "quadrature".
+        Options of the bounds "mc" and "quadrature".
     signed : bool, default False
         Whether targets are in {-1, 1} instead of {0, 1}.
 

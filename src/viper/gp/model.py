@@ -62,11 +62,11 @@ class SparseGP(torch.nn.Module):
 
     def free_vector(self) -> np.ndarray:
         """The parameters to learn, as one vector."""
-        return as_vector([parameter.detach() for parameter in self.free])
+        return flattened([parameter.detach() for parameter in self.free])
 
     def free_gradient(self) -> np.ndarray:
         """Their gradients as one vector; zero where there is none."""
-        return as_vector([torch.zeros_like(x) if x.grad is None else x.grad for x in self.free])
+        return flattened([torch.zeros_like(x) if x.grad is None else x.grad for x in self.free])
 
     def set_free(self, values: np.ndarray) -> None:
         """Set the parameters to learn from one vector."""
@@ -82,7 +82,7 @@ class SparseGP(torch.nn.Module):
         return sum(terms[1:], terms[0]) if terms else None
 
 
-def as_vector(parts: list[Tensor]) -> np.ndarray:
+def flattened(parts: list[Tensor]) -> np.ndarray:
     return torch.cat([x.reshape(-1) for x in parts]).cpu().numpy() if parts else np.zeros(0)
 
 

@@ -1,8 +1,10 @@
-"""The profile G(θ) = max_q F(q; θ): value and gradient at any θ, the inner maximum found from its neighbour's sites.
+"""The profile G(θ) = max_q F(q; θ): its value and gradient at any θ.
+
+The inner maximum is sought from the sites of the last one.
 
 With a large output scale the natural-gradient iteration of the solver contracts slowly, or not at all without damping.
-So here it is accelerated (Anderson): the next natural parameters are the combination of the last few whose residual is
-least.
+Anderson's method accelerates it here: the next natural parameters are the combination of the last few that has the
+least residual.
 """
 
 import math
@@ -13,18 +15,21 @@ import torch
 from torch import Tensor
 
 from viper.gp.model import Features, Observations, Sites, SparseGP, backward
-from viper.gp.profile_numpy import DenseProfile, applies
+from viper.gp.profile_numpy import (
+    FAST_MOVE,
+    MIXED_ITERATES,
+    MOST_INNER_STEPS,
+    SHORTEST_INNER_STEP,
+    DenseProfile,
+    dense_profile_applies,
+)
 from viper.inference.problem import Gaussian, Prior, Problem, divergence, gaussian, kl_to_prior
 from viper.inference.rows import BLOCK_ROWS, RowSource
 from viper.inference.steps import diagonal_step, full_step, opening
 from viper.inference.sums import Sums
 from viper.softplus.pointwise import Bound
 
-MOST_INNER_STEPS = 200
-SHORTEST_STEP = 1e-6
-MEMORY = 10  # iterates that are combined
-FAST = 0.1  # a move this much smaller than the last needs no damping
-DAMPING = 0.5
+HALF_STEP = 0.5  # damping of a mixture, and by which a step that lowers F is shortened
 
 
 def identity_prior(source: RowSource) -> Prior:
@@ -48,10 +53,10 @@ class Profile:
         start: Gaussian | None = None,
     ) -> None:
         self.model, self.rows, self.bound, self.diagonal, self.scale = model, rows, bound, diagonal, scale
-        self.sites, self.start = sites, start  # where the first inner maximum is looked for
+        self.sites, self.start = sites, start  # where the first inner maximum is sought
         self.tol = tol  # nats by which the last inner step may move q
         self.inner_steps = 0
-        small = applies(rows, len(model.inducing), diagonal)
+        small = dense_profile_applies(rows, len(model.inducing), diagonal)
         self.dense = DenseProfile(model, rows, bound.moments, scale, start) if small else None
 
     def __call__(self, x: np.ndarray) -> tuple[float, np.ndarray]:
@@ -60,7 +65,7 @@ class Profile:
         self.model.set_free(x)
         self.model.zero_grad(set_to_none=True)
         try:
-            with np.errstate(all="ignore"):  # what overflows is seen in the value
+            with np.errstate(all="ignore"):  # an overflow shows in the value
                 value, keep = self.by_torch() if self.dense is None else self.dense.evaluate(self.tol)
         # no factor of K_zz (NotPositiveDefinite), or an overflow
         except (ValueError, torch.linalg.LinAlgError, np.linalg.LinAlgError):  # type: ignore[attr-defined]
@@ -76,7 +81,7 @@ class Profile:
         return value, gradient
 
     def by_torch(self) -> tuple[float, Callable[[], None]]:
-        """G with gradients, and what keeps the sites for the next evaluation."""
+        """Set the gradients; return G and a function that keeps the sites for the next call."""
         source = self.features()
         q = self.solve(source)
         factor = q.factor
@@ -100,13 +105,13 @@ class Profile:
         return self.iterate(problem, q or opening(problem))
 
     def posterior(self) -> Gaussian | None:
-        """q of the last sites at the present θ, near the best there."""
+        """The q of the last sites at the present θ, which is near the best one."""
         sites = self.found()
         with torch.no_grad():
             return None if sites is None else sites.posterior(self.features(), self.diagonal, self.scale)
 
     def iterate(self, problem: Problem, q: Gaussian) -> Gaussian:
-        """Natural-gradient steps from q until the next moves it by less than `tol`; that one is taken unseen."""
+        """Natural-gradient steps from q until one moves it by less than `tol`; F is not evaluated after that one."""
         plain = diagonal_step if self.diagonal else full_step
         value, total = problem.evaluate(q, q.factor)
         mixer = None if self.diagonal else Anderson(q)
@@ -117,26 +122,26 @@ class Profile:
             if new is not None and move < self.tol:
                 return new
             if mixer is not None and new is not None:
-                new = mixer.combine(q, new, 1.0 if move < FAST * last else DAMPING)
-            moved = self.descend(problem, plain, q, value, total, new)
+                new = mixer.combine(q, new, 1.0 if move < FAST_MOVE * last else HALF_STEP)
+            moved = self.accept(problem, plain, q, value, total, new)
             if moved is None:
                 return q
             q, value, total = moved
             last = move
         return q
 
-    def descend(
+    def accept(
         self, problem: Problem, plain: object, q: Gaussian, value: float, total: Sums, new: Gaussian | None
     ) -> tuple[Gaussian, float, Sums] | None:
-        """The proposal if F is not lower there, else the first plain step, halved again and again, that is not."""
+        """The proposal if F is not lower there, otherwise the first plain step, halved repeatedly, where it is not."""
         rho = 1.0
-        while rho > SHORTEST_STEP:
+        while rho > SHORTEST_INNER_STEP:
             if new is not None:
                 self.inner_steps += 1
                 new_value, new_total = problem.evaluate(new, new.factor)
                 if new_value >= value - self.tol:
                     return new, new_value, new_total
-            rho *= DAMPING
+            rho *= HALF_STEP
             new = plain(problem, q, total, rho)  # type: ignore[operator]
         return None
 
@@ -144,7 +149,7 @@ class Profile:
 class Anderson:
     """Combines the last natural parameters x_k = (Λμ, Λ) and their residuals f_k = step(x_k) - x_k.
 
-    The combination Σ γ_k x_k, Σ γ_k = 1, has the least Σ γ_k f_k in the metric of the first q.
+    Of all combinations Σ γ_k x_k with Σ γ_k = 1, this one has the least Σ γ_k f_k in the metric of the first q.
     """
 
     def __init__(self, reference: Gaussian) -> None:
@@ -160,7 +165,7 @@ class Anderson:
             (self.points, self.residuals, self.whitened), (x, residual, self.whiten(residual)), strict=True
         ):
             kept.append(item)
-            del kept[: -MEMORY - 1]
+            del kept[: -MIXED_ITERATES - 1]
         if len(self.points) == 1:
             return new
         # γ by least squares on differences from the newest

@@ -1,7 +1,7 @@
-"""The profile on a CPU, where all rows are one block: gp_model.py and gp_profile.py in NumPy, several times faster.
+"""The profile on a CPU with all rows in one block: model.py and profile.py in NumPy, several times faster.
 
-With hundreds of rows and tens of inducing points a matrix product takes microseconds, as long as PyTorch needs to begin
-one. So value and gradient take as few operations as possible: with G = Aᵀ diag(b) A the gradient of F is
+With hundreds of rows and tens of inducing points a matrix product takes microseconds, no longer than PyTorch needs to
+dispatch one. Value and gradient therefore take as few operations as possible. With G = Aᵀ diag(b) A,
 
     ∂F/∂K_xz = e (L⁻ᵀμ)ᵀ - diag(b) A (Σ - I) L⁻¹,     (∂F/∂A)ᵀ A = μ (Aᵀe)ᵀ - (Σ - I) G,
 
@@ -23,9 +23,25 @@ from viper.gp.model import Observations, SparseGP, cholesky_with_jitter, pull_ba
 from viper.inference.problem import Gaussian
 from viper.softplus.pointwise import Formula
 
+LARGEST_DENSE = 1 << 22  # entries of A (32 MB)
+MOST_INNER_STEPS = 200
+SHORTEST_INNER_STEP = 1e-6
+MIXED_ITERATES = 10
+FAST_MOVE = 0.1  # a move this much smaller than the last needs no damping
+SITE_DAMPING = 0.6
+SURELY = 3.0  # an estimated move this many times the tolerance is surely too large
+
+
+def dense_profile_applies(rows: Observations, points: int, diagonal: bool) -> bool:
+    return not diagonal and rows.inputs.device.type == "cpu" and len(rows) * points <= LARGEST_DENSE
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Kernels
+
 
 class Kernels(NamedTuple):
-    """What kernel and mean function say at one θ, and how their gradients go on to the parameters."""
+    """Kernel matrices and means at one θ, and `pull`, which backpropagates their gradients to the parameters."""
 
     cross: np.ndarray  # K_xz
     among: np.ndarray  # K_zz
@@ -35,7 +51,7 @@ class Kernels(NamedTuple):
 
 
 def by_autograd(model: SparseGP, inputs: Tensor) -> Kernels:
-    """Any kernel."""
+    """The matrices of any kernel."""
     kernel, z = model.kernel, model.inducing
     with torch.enable_grad():
         made = covariance(kernel, inputs, z), covariance(kernel, z, z), variances(kernel, inputs), model.mean(inputs)
@@ -48,7 +64,7 @@ def by_autograd(model: SparseGP, inputs: Tensor) -> Kernels:
 
 
 def in_closed_form(model: SparseGP, shape: Shape, inputs: Tensor, squares: np.ndarray) -> Kernels:
-    """s φ(r²), r² = Σ_j (x_j - z_j)²/ℓ_j²."""
+    """The matrices of a stationary kernel s φ(r²), r² = Σ_j (x_j - z_j)²/ℓ_j²."""
     on_arrays = SHAPES[shape]
     with torch.enable_grad():
         lengthscale, scale, mean = model.kernel.base_kernel.lengthscale, model.kernel.outputscale, model.mean(inputs)
@@ -90,25 +106,12 @@ def distances(u: np.ndarray, v: np.ndarray, u_norms: np.ndarray, v_norms: np.nda
     return np.maximum(square, 0.0, out=square)
 
 
-LARGEST = 1 << 22  # entries of A (32 MB)
-MOST_STEPS = 200
-SHORTEST_STEP = 1e-6
-MEMORY = 10  # iterates that are combined
-FAST = 0.1  # a move this much smaller than the last needs no damping
-DAMPING = 0.6
-SURELY = 3.0  # an estimated move this many times the tolerance is surely too large
-
-
-def applies(rows: Observations, points: int, diagonal: bool) -> bool:
-    return not diagonal and rows.inputs.device.type == "cpu" and len(rows) * points <= LARGEST
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # q
 
 
 class Normal(NamedTuple):
-    """q = N(μ, Λ⁻¹), with F such that Λ⁻¹ = FFᵀ and log|Λ|."""
+    """q = N(μ, Λ⁻¹), with log|Λ| and F such that Λ⁻¹ = FFᵀ."""
 
     mean: np.ndarray
     precision: np.ndarray
@@ -117,7 +120,7 @@ class Normal(NamedTuple):
 
 
 def normal(precision: np.ndarray, shift: np.ndarray, start: np.ndarray | None = None) -> Normal | None:
-    """Mean `start` + Λ⁻¹ shift, precision Λ; None if Λ is not positive definite."""
+    """The q with precision Λ and mean `start` + Λ⁻¹ shift; None if Λ is not positive definite."""
     root, info = lapack.dpotrf(precision.T, lower=1)
     diagonal = root.diagonal()
     if info or not np.isfinite(diagonal).all():
@@ -132,8 +135,8 @@ def from_tensors(q: Gaussian) -> Normal:
     return Normal(q.mean.numpy(), q.precision.numpy(), q.factor.numpy(), float(q.log_determinant))
 
 
-class Seen(NamedTuple):
-    """What the rows say at a q: F, e = c(y - g), b = c h, A μ, τ² and F's gradient in μ."""
+class RowMoments(NamedTuple):
+    """What the rows contribute at a q: F, e = c(y - g), b = c h, Aμ, τ² and the likelihood's gradient in μ."""
 
     value: float
     e: np.ndarray
@@ -148,45 +151,45 @@ class Seen(NamedTuple):
 
 
 @dataclass
-class Features:
-    """A, r and o of all rows, their labels and weights, and the formula."""
+class DenseFeatures:
+    """A, r and o of all rows, their labels and weights, and the formula of the bound."""
 
     design: np.ndarray
     residual: np.ndarray
     offset: np.ndarray
     label: np.ndarray
     weight: np.ndarray | float
-    moments: Formula
-    scratch: np.ndarray  # of the shape of A: a fresh array of that size costs as much as filling it
+    formula: Formula
+    scratch: np.ndarray  # of the shape of A: allocating an array of that size costs as much as filling it
 
     def gram(self, b: np.ndarray) -> np.ndarray:
         """Aᵀ diag(b) A."""
         if b.min() >= 0.0:
             scaled = np.multiply(self.design, np.sqrt(b)[:, None], out=self.scratch)
-            return scaled.T @ scaled  # NumPy makes one triangle only
+            return scaled.T @ scaled  # of which NumPy computes one triangle only
         return (self.design * b[:, None]).T @ self.design
 
     def from_sites(self, sites: np.ndarray) -> Normal | None:
         """Λ = I + Aᵀ diag(b) A, Λμ = Aᵀ t."""
         return normal(plus_identity(self.gram(sites[0])), self.design.T @ sites[1])
 
-    def look(self, q: Normal) -> Seen:
+    def row_moments(self, q: Normal) -> RowMoments:
         shift = self.design @ q.mean
         spread = np.matmul(self.design, q.factor, out=self.scratch)
         theta, tau2 = shift + self.offset, np.einsum("ij,ij->i", spread, spread) + self.residual
-        eta, g, h = (x.numpy() for x in self.moments(torch.from_numpy(theta), torch.from_numpy(tau2)))
+        eta, g, h = (x.numpy() for x in self.formula(torch.from_numpy(theta), torch.from_numpy(tau2)))
         gain = self.label * theta - eta
         value = float((self.weight * gain).sum() if isinstance(self.weight, np.ndarray) else self.weight * gain.sum())
         kl = 0.5 * (q.log_determinant - len(q.mean) + np.vdot(q.factor, q.factor) + q.mean @ q.mean)
         e = self.weight * (self.label - g)
-        return Seen(value - float(kl), e, self.weight * h, shift, tau2, self.design.T @ e)
+        return RowMoments(value - float(kl), e, self.weight * h, shift, tau2, self.design.T @ e)
 
-    def step(self, q: Normal, seen: Seen, gram: np.ndarray, rho: float) -> Normal | None:
+    def step(self, q: Normal, moments: RowMoments, gram: np.ndarray, rho: float) -> Normal | None:
         """The natural-gradient step of length ρ (steps.py)."""
         precision = plus_identity(gram.copy())
         if rho < 1.0:
             precision = q.precision + rho * (precision - q.precision)
-        return normal(precision, rho * (seen.pulled - q.mean), q.mean)
+        return normal(precision, rho * (moments.pulled - q.mean), q.mean)
 
 
 def plus_identity(matrix: np.ndarray) -> np.ndarray:
@@ -208,29 +211,33 @@ def next_move(q: Normal, gram: np.ndarray, slope: np.ndarray) -> float:
     return 0.5 * float(move) if np.isfinite(move) else math.inf
 
 
-class Anderson:
-    """Sites x = (b, t) and residuals f = (what the rows say at their q) - x: the next x has the least Σ γ_k f_k.
+class AndersonSites:
+    """Anderson's mixture of sites x = (b, t), whose residuals f are the sites at their q minus x.
 
-    Sites belong to rows, so that what was learned of their map at one θ serves at the next.
+    The next x is the combination with the least Σ γ_k f_k. Sites belong to rows, so that what was learned about their
+    map at one θ serves at the next.
     """
 
     def __init__(self, rows: int) -> None:
         self.last: tuple[np.ndarray, np.ndarray] | None = None
         self.count = 0
-        self.points, self.residuals = np.zeros((2, MEMORY, 2, rows))  # differences of successive sites
+        self.points, self.residuals = np.zeros((2, MIXED_ITERATES, 2, rows))  # differences of successive sites
 
-    def combine(self, x: np.ndarray, residual: np.ndarray, seen: Seen, damping: float) -> np.ndarray:
+    def combine(self, x: np.ndarray, residual: np.ndarray, moments: RowMoments, damping: float) -> np.ndarray:
         """The next sites."""
         if self.last is not None:
-            slot = self.count % MEMORY
+            slot = self.count % MIXED_ITERATES
             np.subtract(x, self.last[0], out=self.points[slot])
             np.subtract(residual, self.last[1], out=self.residuals[slot])
             self.count += 1
         self.last = x, residual
         mixed = x + damping * residual
-        known = min(self.count, MEMORY)
+        known = min(self.count, MIXED_ITERATES)
         if known:
-            changes, wanted = whitened(self.residuals[:known], seen), whitened(residual[None], seen)[0]
+            changes, wanted = (
+                whitened_sites(self.residuals[:known], moments),
+                whitened_sites(residual[None], moments)[0],
+            )
             gram = changes @ changes.T
             gram.flat[:: known + 1] *= 1.0 + 1e-10
             _, weights, info = lapack.dposv(gram, changes @ wanted)
@@ -242,10 +249,10 @@ class Anderson:
         return mixed
 
 
-def whitened(sites: np.ndarray, seen: Seen) -> np.ndarray:
-    """Changes of b and t by how far they move q at their row: τ² δb/√2 and τ (δt - δb Aμ)."""
+def whitened_sites(sites: np.ndarray, moments: RowMoments) -> np.ndarray:
+    """Changes of b and t, scaled by how far they move q at their row: τ² δb/√2 and τ (δt - δb Aμ)."""
     b, t = sites[:, 0], sites[:, 1]
-    return np.concatenate([b * (math.sqrt(0.5) * seen.tau2), (t - b * seen.shift) * np.sqrt(seen.tau2)], 1)
+    return np.concatenate([b * (math.sqrt(0.5) * moments.tau2), (t - b * moments.shift) * np.sqrt(moments.tau2)], 1)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -253,26 +260,26 @@ def whitened(sites: np.ndarray, seen: Seen) -> np.ndarray:
 
 
 class DenseProfile:
-    """Value of G and gradients of the model's free parameters, the inner maximum from the last one's sites."""
+    """G and the gradients of the free parameters; each inner maximum is sought from the sites of the last one."""
 
     def __init__(
-        self, model: SparseGP, rows: Observations, moments: Formula, scale: float, start: Gaussian | None = None
+        self, model: SparseGP, rows: Observations, formula: Formula, scale: float, start: Gaussian | None = None
     ) -> None:
         self.start = start
-        self.model, self.inputs, self.moments = model, rows.inputs, moments
+        self.model, self.inputs, self.formula = model, rows.inputs, formula
         self.squares = np.square(rows.inputs.numpy())
         self.label = rows.label.numpy()
         self.given = None if rows.offset is None else rows.offset.numpy()
         self.weight = scale if rows.weight is None else scale * rows.weight.numpy()
         self.sites: np.ndarray | None = None
-        self.mixer = Anderson(len(rows))
+        self.mixer = AndersonSites(len(rows))
         self.scratch = np.empty((len(rows), len(model.inducing)))
-        self.excess = 1.0  # exact moves by rough ones, as last seen
+        self.excess = 1.0  # exact moves by rough ones, as last moments
 
     def evaluate(self, tol: float) -> tuple[float, Callable[[], None]]:
-        """G at the model's parameters, their gradients set, and what keeps the sites for the next evaluation.
+        """Set the gradients of the model's parameters; return G and a function that keeps the sites for the next call.
 
-        ValueError where K_zz has no factor or F overflows.
+        Raises ValueError where K_zz has no factor or F overflows.
         """
         model = self.model
         if (shape := stationary_shape(model.kernel)) is not None:
@@ -284,57 +291,59 @@ class DenseProfile:
         design = kernels.cross @ inverse.T
         residual = np.maximum(kernels.variance - np.einsum("ij,ij->i", design, design), 0.0)
         offset = kernels.mean if self.given is None else kernels.mean + self.given
-        features = Features(design, residual, offset, self.label, self.weight, self.moments, self.scratch)
-        q, seen, gram = self.maximise(features, tol)
+        features = DenseFeatures(design, residual, offset, self.label, self.weight, self.formula, self.scratch)
+        q, moments, gram = self.maximise(features, tol)
         # (Σ - I) and the gradients of the header
         excess = q.factor @ q.factor.T
         excess.flat[:: len(excess) + 1] -= 1.0
-        to_cross = np.outer(seen.e, q.mean @ inverse)
+        to_cross = np.outer(moments.e, q.mean @ inverse)
         twisted = np.matmul(design, excess @ inverse, out=self.scratch)
-        twisted *= seen.b[:, None]
+        twisted *= moments.b[:, None]
         to_cross -= twisted
-        lower = np.tril(excess @ gram - np.outer(q.mean, seen.pulled))
+        lower = np.tril(excess @ gram - np.outer(q.mean, moments.pulled))
         lower.flat[:: len(lower) + 1] *= 0.5
         # through L: ∂F/∂K_zz = L⁻ᵀ sym Φ(-(∂F/∂A)ᵀA) L⁻¹, Φ the lower triangle with half its diagonal
         to_among = 0.5 * inverse.T @ (lower + lower.T) @ inverse
         # the jitter is a multiple of the mean of the diagonal
         to_among.flat[:: len(lower) + 1] += jitter * to_among.diagonal().mean()
-        kernels.pull(to_cross, to_among, -0.5 * seen.b, seen.e)
-        sites = seen.sites
-        return seen.value, lambda: setattr(self, "sites", sites)
+        kernels.pull(to_cross, to_among, -0.5 * moments.b, moments.e)
+        sites = moments.sites
+        return moments.value, lambda: setattr(self, "sites", sites)
 
-    def maximise(self, features: Features, tol: float) -> tuple[Normal, Seen, np.ndarray]:
-        """Accelerated natural-gradient steps until a plain one would move q by less than `tol`; also G at q."""
+    def maximise(self, features: DenseFeatures, tol: float) -> tuple[Normal, RowMoments, np.ndarray]:
+        """Accelerated natural-gradient steps until a plain one would move q by less than `tol`: q, moments and G."""
         x, q = self.begin(features)
-        seen, last = features.look(q), math.inf
+        moments, last = features.row_moments(q), math.inf
         self.mixer.last = None
-        for _ in range(MOST_STEPS):
-            after = seen.sites
-            # roughly, as if rows were independent; the exact move only where it may be small enough
-            move = 0.5 * float(np.square(whitened((after - x)[None], seen)).sum())
+        for _ in range(MOST_INNER_STEPS):
+            after = moments.sites
+            # roughly, as if rows were independent; the exact move is computed only where it may be small enough
+            move = 0.5 * float(np.square(whitened_sites((after - x)[None], moments)).sum())
             if move * self.excess < SURELY * tol:
-                gram = features.gram(seen.b)
-                exact = next_move(q, gram, seen.pulled - q.mean)
+                gram = features.gram(moments.b)
+                exact = next_move(q, gram, moments.pulled - q.mean)
                 if exact < tol:
-                    return q, seen, gram
+                    return q, moments, gram
                 self.excess = min(max(exact / move, 1.0), 100.0)
-            mixed = self.mixer.combine(x, after - x, seen, 1.0 if move < FAST * last else DAMPING)
-            ahead = self.attempt(features, features.from_sites(mixed), seen.value - tol)
+            mixed = self.mixer.combine(x, after - x, moments, 1.0 if move < FAST_MOVE * last else SITE_DAMPING)
+            ahead = self.attempt(features, features.from_sites(mixed), moments.value - tol)
             last, rho = move, 1.0
-            while ahead is None and rho > SHORTEST_STEP:
+            while ahead is None and rho > SHORTEST_INNER_STEP:
                 mixed = x + rho * (after - x)
-                ahead = self.attempt(features, features.step(q, seen, features.gram(seen.b), rho), seen.value - tol)
+                ahead = self.attempt(
+                    features, features.step(q, moments, features.gram(moments.b), rho), moments.value - tol
+                )
                 rho *= 0.5
             if ahead is None:
                 break
-            x, (q, seen) = mixed, ahead
-        return q, seen, features.gram(seen.b)
+            x, (q, moments) = mixed, ahead
+        return q, moments, features.gram(moments.b)
 
-    def begin(self, features: Features) -> tuple[np.ndarray, Normal]:
-        """Where the last evaluation ended, or one step from the q given, or `steps.opening`."""
+    def begin(self, features: DenseFeatures) -> tuple[np.ndarray, Normal]:
+        """Sites and q to begin with: where the last call ended, or one step from the q given, or `steps.opening`."""
         x = self.sites
         if x is None and self.start is not None:
-            x = features.look(from_tensors(self.start)).sites
+            x = features.row_moments(from_tensors(self.start)).sites
         if x is not None and (q := features.from_sites(x)) is not None:
             return x, q
         s = torch.sigmoid(torch.from_numpy(features.offset)).numpy()
@@ -344,9 +353,9 @@ class DenseProfile:
             raise ValueError("the rows must give finite sums; got an overflow or NaN. Scale the features and offsets.")
         return x, q
 
-    def attempt(self, features: Features, new: Normal | None, least: float) -> tuple[Normal, Seen] | None:
-        """q and what is seen there, if F is at least that."""
+    def attempt(self, features: DenseFeatures, new: Normal | None, least: float) -> tuple[Normal, RowMoments] | None:
+        """q and what is moments there, if F is at least that."""
         if new is None:
             return None
-        seen = features.look(new)
-        return (new, seen) if seen.value >= least else None
+        moments = features.row_moments(new)
+        return (new, moments) if moments.value >= least else None

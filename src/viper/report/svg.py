@@ -31,7 +31,7 @@ def attribute_value(value: Any) -> str:
 # --- HTML ---
 
 
-def p(sentence: str | None, class_: str | None = None, **attributes: Any) -> str:
+def paragraph(sentence: str | None, class_: str | None = None, **attributes: Any) -> str:
     return element("p", escape(sentence), class_=class_, **attributes) if sentence else ""
 
 
@@ -41,7 +41,7 @@ def section(id_: str, heading: str, *markup: str) -> str:
 
 
 def figure(heading: str, sentence: str, chart_markup: str, after_markup: str = "", class_: str | None = None) -> str:
-    caption = element("figcaption", element("h3", escape(heading)) + p(sentence))
+    caption = element("figcaption", element("h3", escape(heading)) + paragraph(sentence))
     frame = element("div", chart_markup, class_="frame")
     return element("figure", caption + frame + element("div", after_markup or " "), class_=class_)
 
@@ -106,6 +106,12 @@ class Scale:
         step = base * next(m for m in (1, 2, 2.5, 5, 10) if m * base >= 0.999 * raw)
         first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
         return [round(k * step, 12) for k in range(first, last + 1)]
+
+
+def image(markup: str, width: int, height: int, label: str, class_: str, **attributes: Any) -> str:
+    """The marks as one SVG image; screen readers read `label` aloud."""
+    box = f"0 0 {width} {height}"
+    return element("svg", markup, viewBox=box, role="img", aria_label=label, class_=class_, **attributes)
 
 
 def text_mark(content: str, x: float, y: float, class_: str = "", **attributes: Any) -> str:
@@ -213,7 +219,4 @@ class Chart:
             self.add(element("g", area + mark + title_element(content), class_="probe"))
 
     def svg(self, label: str, **attributes: Any) -> str:
-        """The chart as markup; screen readers read `label` aloud."""
-        content = "".join(self.parts)
-        box = f"0 0 {self.width} {self.height}"
-        return element("svg", content, viewBox=box, role="img", aria_label=label, class_="chart", **attributes)
+        return image("".join(self.parts), self.width, self.height, label, "chart", **attributes)
