@@ -18,7 +18,7 @@ from sklearn.model_selection import StratifiedKFold, train_test_split
 
 import viper
 from viper.cli import app, main, terminal
-from viper.formula.learn import learn
+from viper.formula.learn import learn_formula
 
 GENERATOR = np.random.default_rng(0)
 ROWS = 150
@@ -77,7 +77,7 @@ def fitted(run, *arguments):
 
 def test_fit_says_what_the_library_says(run):
     said = fitted(run, "-t", "died", "-o", "m.viper")
-    learned = learn("died ~ age + `<b>sex</b>` + grade + smoker + `ward no`", FRAME, standardize=True)
+    learned = learn_formula("died ~ age + `<b>sex</b>` + grade + smoker + `ward no`", FRAME, standardize=True)
     model = viper.VariationalLogisticRegression(random_state=1).fit(learned.X, learned.y)
     table = model.summary()
     assert [row["name"] for row in said["coefficients"]] == list(table.index)
@@ -99,7 +99,7 @@ def test_fit_says_what_the_library_says(run):
 
 def test_scores_are_those_of_cross_validation(run):
     said = fitted(run, "-t", "died", "--cv", "3", "--seed", "7")["scores"]
-    learned = learn("died ~ age + `<b>sex</b>` + grade + smoker + `ward no`", FRAME, standardize=True)
+    learned = learn_formula("died ~ age + `<b>sex</b>` + grade + smoker + `ward no`", FRAME, standardize=True)
     probability = np.empty(ROWS)
     for train, test in StratifiedKFold(3, shuffle=True, random_state=7).split(learned.X, learned.y):
         model = viper.VariationalLogisticRegression(random_state=7).fit(learned.X.iloc[train], learned.y[train])
@@ -111,7 +111,7 @@ def test_scores_are_those_of_cross_validation(run):
 def test_held_out_rows(run):
     said = fitted(run, "-t", "died", "--test-size", "0.4", "--formula", "died ~ age")["scores"]
     train, test = train_test_split(np.arange(ROWS), test_size=0.4, random_state=1, stratify=FRAME["died"])
-    X = learn("died ~ age", FRAME, standardize=True).X
+    X = learn_formula("died ~ age", FRAME, standardize=True).X
     model = viper.VariationalLogisticRegression(random_state=1).fit(X.iloc[train], FRAME["died"].iloc[train])
     expected = roc_auc_score(FRAME["died"].iloc[test], model.predict_proba(X.iloc[test])[:, 1])
     assert said["auc"] == pytest.approx(expected)

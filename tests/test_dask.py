@@ -35,6 +35,7 @@ from threadpoolctl import threadpool_info
 
 import viper
 from viper.data.arrays import RowFormat
+from viper.data.checks import seed_of
 from viper.data.dask import collections, messages, partitions
 from viper.data.dask.messages import Share
 from viper.data.dask.partitions import Partitions, pack
@@ -576,7 +577,7 @@ def test_a_complaint_comes_back_from_a_worker(client):
 def test_sums_tell_of_an_entry_that_is_not_finite(options, row, entry):
     """Nobody looks for it before."""
     if row == "in a subset":
-        seed = classifier()._seed()
+        seed = seed_of(classifier().random_state)
         row = int(scattered(N, coarse_sizes_of(N, 6)[0], np.random.default_rng(seed))[100])
     bad = X.copy()
     bad[row, 2] = entry

@@ -19,8 +19,8 @@ from viper import VariationalGPClassifier, VariationalLogisticRegression
 from viper.data import storage
 from viper.errors import FormulaError, StorageError
 from viper.formula.encoding import Encoding
-from viper.formula.grammar import parse, tokenize
-from viper.formula.learn import learn
+from viper.formula.grammar import parse_formula, tokenize
+from viper.formula.learn import learn_formula
 
 GENERATOR = np.random.default_rng(0)
 ROWS = 120
@@ -79,7 +79,7 @@ def test_the_matrix_is_formulaics(right):
     expected = (
         formulaic.Formula(right).get_model_matrix(data, context=context).drop(columns="Intercept", errors="ignore")
     )
-    X = learn(f"y ~ {right}", FRAME).X
+    X = learn_formula(f"y ~ {right}", FRAME).X
     assert sorted(name.replace("`", "") for name in expected) == sorted(X)
     expected.columns = [name.replace("`", "") for name in expected]
     np.testing.assert_allclose(X, expected[list(X)], rtol=1e-14, atol=1e-14)
@@ -87,39 +87,39 @@ def test_the_matrix_is_formulaics(right):
 
 @pytest.mark.parametrize("right", FORMULAS.values(), ids=FORMULAS)
 def test_an_encoding_from_a_file_gives_the_same_rows(right):
-    learned = learn(f"y ~ {right}", FRAME, standardize=True)
+    learned = learn_formula(f"y ~ {right}", FRAME, standardize=True)
     part = FRAME.drop(columns="y").iloc[5:9]
     np.testing.assert_array_equal(stored(learned.encoding).encode(part), learned.X.iloc[5:9])
     assert stored(learned.encoding) == learned.encoding
 
 
 def test_a_table_may_be_polars_arrow_or_a_dictionary():
-    learned = learn("y ~ age + ward + C(grade)", FRAME)
+    learned = learn_formula("y ~ age + ward + C(grade)", FRAME)
     tables = (pl.from_dict(FRAME.to_dict("list")), pa.Table.from_pandas(FRAME), FRAME.to_dict("list"))
     for table in tables:
         np.testing.assert_array_equal(learned.encoding.encode(table), learned.X)
 
 
 def test_dot_is_every_other_column():
-    assert learn("y ~ . - log", FRAME).encoding.formula == "y ~ age + ward + `mean r` + grade"
-    squared = learn("y ~ (.)^2", FRAME[["y", "age", "grade"]])
+    assert learn_formula("y ~ . - log", FRAME).encoding.formula == "y ~ age + ward + `mean r` + grade"
+    squared = learn_formula("y ~ (.)^2", FRAME[["y", "age", "grade"]])
     assert list(squared.X) == ["age", "grade", "age:grade"]
 
 
 def test_a_column_may_be_called_like_a_function():
-    np.testing.assert_array_equal(learn("y ~ log(log)", FRAME).X["log(log)"], np.log(FRAME["log"]))
+    np.testing.assert_array_equal(learn_formula("y ~ log(log)", FRAME).X["log(log)"], np.log(FRAME["log"]))
 
 
 def test_treatment_names_the_reference():
-    learned = learn('y ~ C(ward, Treatment("west"))', FRAME)
+    learned = learn_formula('y ~ C(ward, Treatment("west"))', FRAME)
     assert list(learned.X) == ["C(ward)[T.east]", "C(ward)[T.north]"]
     assert set(learned.encoding.units.values()) == {"vs west"}
     with pytest.raises(FormulaError, match="must be one of"):
-        learn('y ~ C(ward, Treatment("wset"))', FRAME)
+        learn_formula('y ~ C(ward, Treatment("wset"))', FRAME)
 
 
 def test_standardised_columns_have_mean_0_and_sd_1_but_indicators_stay():
-    learned = learn("y ~ age + `mean r`:ward + ward", FRAME, standardize=True)
+    learned = learn_formula("y ~ age + `mean r`:ward + ward", FRAME, standardize=True)
     indicator = learned.X.columns.str.startswith("ward[")
     assert set(np.unique(learned.X.loc[:, indicator])) == {0.0, 1.0}
     np.testing.assert_allclose(learned.X.loc[:, ~indicator].mean(), 0.0, atol=1e-14)
@@ -128,7 +128,7 @@ def test_standardised_columns_have_mean_0_and_sd_1_but_indicators_stay():
 
 
 def test_without_an_intercept_nothing_is_centred():
-    learned = learn("y ~ 0 + age", FRAME, standardize=True)
+    learned = learn_formula("y ~ 0 + age", FRAME, standardize=True)
     np.testing.assert_allclose(learned.X["age"] * FRAME["age"].std(ddof=0), FRAME["age"])
 
 
@@ -137,11 +137,11 @@ def test_without_an_intercept_nothing_is_centred():
 
 def test_missing_values_are_an_error_with_counts():
     with pytest.raises(FormulaError, match="got 2 in 'age', 1 in 'ward' in 120 rows"):
-        learn("y ~ age + ward", holed(age=[1, 2], ward=[3]))
+        learn_formula("y ~ age + ward", holed(age=[1, 2], ward=[3]))
 
 
 def test_dropped_rows_are_those_with_holes():
-    learned = learn("y ~ age + ward", holed(age=[1, 2], ward=[2, 3]), "drop")
+    learned = learn_formula("y ~ age + ward", holed(age=[1, 2], ward=[2, 3]), "drop")
     assert np.flatnonzero(~learned.kept).tolist() == [1, 2, 3]
     np.testing.assert_array_equal(learned.X["age"], FRAME["age"].drop([1, 2, 3]))
     with pytest.raises(FormulaError, match=r"rows must have no missing values; got 1 in 'age', the first in row 7\."):
@@ -150,7 +150,7 @@ def test_dropped_rows_are_those_with_holes():
 
 def test_means_and_common_levels_are_filled_in_and_stored():
     frame = holed(age=[1, 2], ward=[3], y=[4])
-    learned = learn("y ~ age + C(ward)", frame, "mean")
+    learned = learn_formula("y ~ age + C(ward)", frame, "mean")
     assert learned.kept.sum() == ROWS - 1
     mean = frame["age"].drop(4).mean()
     assert learned.X.loc[1, "age"] == pytest.approx(mean)
@@ -163,7 +163,7 @@ def test_means_and_common_levels_are_filled_in_and_stored():
 def test_labels_stay_whole_when_some_are_missing():
     frame = FRAME.assign(y=(FRAME["y"] == "yes").astype(float))
     frame.loc[3, "y"] = np.nan
-    assert learn("y ~ age", frame, "drop").y.dtype == np.int64
+    assert learn_formula("y ~ age", frame, "drop").y.dtype == np.int64
 
 
 # --- estimators ---
@@ -173,7 +173,7 @@ def test_labels_stay_whole_when_some_are_missing():
 def test_from_formula_is_fit_on_the_encoded_columns_and_survives_a_file(estimator, tmp_path):
     options = {} if estimator is VariationalLogisticRegression else {"n_inducing": 8, "n_starts": 1}
     model = estimator.from_formula("y ~ center(age) + C(ward)", FRAME, random_state=0, **options)
-    X = learn("y ~ center(age) + C(ward)", FRAME, standardize=estimator is VariationalLogisticRegression).X
+    X = learn_formula("y ~ center(age) + C(ward)", FRAME, standardize=estimator is VariationalLogisticRegression).X
     plain = estimator(random_state=0, **options).fit(X, FRAME["y"].to_numpy())
     np.testing.assert_array_equal(model.predict_proba(FRAME), plain.predict_proba(X))
     model.save(tmp_path / "m.viper")
@@ -215,7 +215,7 @@ def test_weights_follow_their_rows():
 def test_long_lists_say_how_many_more_there_are():
     frame = FRAME[["y"]].assign(**{f"column{k}": 0.0 for k in range(20)})
     with pytest.raises(FormulaError, match=r"There are 'y', 'column0', .* 'column6' and 13 more."):
-        parse("y ~ nothing", frame.columns, [])
+        parse_formula("y ~ nothing", frame.columns, [])
     model = VariationalLogisticRegression.from_formula("y ~ age", FRAME)
     with pytest.raises(FormulaError, match=r"none named 'age'. It has 'y', .* 'column6' and 13 more."):
         model.predict(frame)
@@ -353,7 +353,7 @@ REFUSED = {
 @pytest.mark.parametrize(("formula", "message"), REFUSED.values(), ids=REFUSED)
 def test_refused(formula, message):
     with pytest.raises(FormulaError) as caught:
-        learn(formula, FRAME)
+        learn_formula(formula, FRAME)
     assert message in str(caught.value)
 
 
@@ -370,7 +370,7 @@ ENCODE = {
 
 @pytest.mark.parametrize(("table", "message"), ENCODE.values(), ids=ENCODE)
 def test_tables_that_do_not_fit(table, message):
-    encoding = learn("y ~ log(age) + C(ward) + bs(`mean r`, df=4)", FRAME).encoding
+    encoding = learn_formula("y ~ log(age) + C(ward) + bs(`mean r`, df=4)", FRAME).encoding
     with pytest.raises(FormulaError) as caught:
         encoding.encode(table)
     assert message in str(caught.value)
@@ -378,14 +378,14 @@ def test_tables_that_do_not_fit(table, message):
 
 def test_dates_and_mixtures_are_refused():
     with pytest.raises(FormulaError, match="must be numeric"):
-        learn("y ~ when", FRAME.assign(when=pd.Timestamp(0)))
+        learn_formula("y ~ when", FRAME.assign(when=pd.Timestamp(0)))
     with pytest.raises(FormulaError, match="got int, str"):
-        learn("y ~ C(mix)", FRAME.assign(mix=["a", 1] * (ROWS // 2)))
+        learn_formula("y ~ C(mix)", FRAME.assign(mix=["a", 1] * (ROWS // 2)))
 
 
 def test_numbers_are_the_text_they_are_written_as():
     frame = FRAME.assign(grade=FRAME["grade"].astype(str))
-    encoding = learn("y ~ grade", frame).encoding
+    encoding = learn_formula("y ~ grade", frame).encoding
     for kind in (int, float, object):
         assert encoding.encode(FRAME.astype({"grade": kind})).equals(encoding.encode(frame))
     with pytest.raises(FormulaError, match=r"must be one of \['1', '2', '3'\], as in the fit; got 7"):
@@ -426,7 +426,7 @@ def test_a_file_cannot_run_code(tmp_path):
 def test_levels_that_look_like_code_are_text():
     evil = '"]; import os; os.abort() #'
     frame = FRAME.assign(ward=np.where(FRAME["ward"] == "east", evil, "b"))
-    learned = learn("y ~ C(ward)", frame)
+    learned = learn_formula("y ~ C(ward)", frame)
     np.testing.assert_array_equal(stored(learned.encoding).encode(frame), learned.X)
 
 
@@ -437,7 +437,7 @@ def test_tokens_cover_what_they_came_from():
 
 
 def test_plain_columns_do_not_pass_through_formulaic():
-    parsed = parse("y ~ a + b + b:c", ["y", "a", "b", "c"], [])
+    parsed = parse_formula("y ~ a + b + b:c", ["y", "a", "b", "c"], [])
     assert parsed.plain == ("a",)
     assert sorted(parsed.variables.values()) == ["b", "c"]
 
@@ -445,5 +445,5 @@ def test_plain_columns_do_not_pass_through_formulaic():
 def test_columns_named_like_constants():
     """`True` in a call is the column, not the number one."""
     table = pd.DataFrame({"True": [3.0, 5.0, 7.0, 9.0], "x": [1.0, 0.0, 1.0, 2.0], "y": [0, 1, 0, 1]})
-    learned = learn("y ~ I(`True` + 1) + x", table)
+    learned = learn_formula("y ~ I(`True` + 1) + x", table)
     np.testing.assert_array_equal(learned.X.filter(like="True").to_numpy()[:, 0], table["True"] + 1)

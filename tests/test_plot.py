@@ -228,7 +228,7 @@ def test_predictions_are_the_models(logistic, data):
 def test_reliability_counts_and_jeffreys_intervals():
     probability = np.array([0.05, 0.08, 0.15, 0.95, 0.35, 0.65, 0.66, 0.68, 0.7])
     label = np.array([False, False, False, True, False, True, True, False, True])
-    table = views.reliability_curve(probability, label, bins=3, level=0.9)
+    table = calibration(label, probability, bins=3, level=0.9)
     np.testing.assert_array_equal(table.rows, [3, 3, 3])
     np.testing.assert_allclose(table.observed, [0.0, 2 / 3, 2 / 3])
     np.testing.assert_allclose(table.predicted, [0.28 / 3, 1.66 / 3, 2.33 / 3])
@@ -237,14 +237,22 @@ def test_reliability_counts_and_jeffreys_intervals():
     assert table.lower[0] == 0.0
 
 
-def test_reliability_is_the_calibration_of_evaluate():
+def test_reliability_shows_the_calibration_of_evaluate(logistic, data, ax):
+    X, y = data
+    plot.reliability(logistic, X, y, bins=7, ax=ax)
+    table = calibration(y == logistic.classes_[1], logistic.predict_proba(X)[:, 1], bins=7)
+    np.testing.assert_allclose(ax.collections[-1].get_offsets(), table[["predicted", "observed"]])
+    ends = np.array([[*line[:, 1]] for line in ax.collections[-2].get_segments()])
+    np.testing.assert_allclose(ends, table[["lower", "upper"]])
+
+
+def test_calibration_reaches_the_ends_and_needs_a_bin():
     probability = np.random.default_rng(0).random(300)
     label = probability > 0.4
-    shown, scored = views.reliability_curve(probability, label), calibration(label, probability)
-    np.testing.assert_array_equal(np.stack(shown, 1), scored[list(shown._fields)])
-    assert (shown.upper[-1], shown.lower[0]) == (1.0, 0.0)
+    table = calibration(label, probability)
+    assert (table["upper"].iloc[-1], table["lower"][0]) == (1.0, 0.0)
     with pytest.raises(ValueError, match="bins must be at least 1; got 0"):
-        views.reliability_curve(probability, label, bins=0)
+        calibration(label, probability, bins=0)
 
 
 def test_typical_row_is_made_of_values_that_occur():

@@ -494,14 +494,18 @@ def test_span(ends, expected):
     ],
 )
 def test_number(x, expected):
-    assert words.short_number(x) == expected
+    assert words.readable_number(x) == expected
 
 
 def test_example_of_reliability_in_words():
-    from viper.report.views import Reliability
-
-    table = Reliability(
-        *(np.array(x) for x in ([50, 200, 9], [0.02, 0.7, 0.99], [0.0, 0.68, 1], [0, 0.61, 0.7], [0.1, 0.75, 1]))
+    table = pd.DataFrame(
+        {
+            "predicted": [0.02, 0.7, 0.99],
+            "observed": [0.0, 0.68, 1.0],
+            "rows": [50, 200, 9],
+            "lower": [0.0, 0.61, 0.7],
+            "upper": [0.1, 0.75, 1.0],
+        }
     )
     told = words.group_sentence(table, "were ill").replace(words.THIN, " ").replace(words.JOIN, "")
     assert told == "Of the 200 rows given about 70 %, 68 % were ill (margin 61–75 %)."

@@ -58,10 +58,10 @@ def compare_models(
     prepared = prepare_rows(table, target, formula, drop, category, missing.value)
 
     from viper.cli.scoring import train_test_splits
-    from viper.formula.learn import learn
+    from viper.formula.learn import learn_formula
 
     with table.located():
-        learned = learn(prepared.formula, prepared.frame, missing.value, standardize=True)
+        learned = learn_formula(prepared.formula, prepared.frame, missing.value, standardize=True)
     chosen, skipped = choose_models(comparable_models(seed, learned.encoding.intercept), len(learned.y), only)
     for text in (*prepared.notes, *skipped):
         note(text)

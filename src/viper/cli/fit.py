@@ -158,17 +158,17 @@ def fit_formula(
     """Return the fitted model, the rows it was fitted to, and the seconds it took."""
     import viper
     from viper.cli.terminal import note_if_slow
-    from viper.formula.learn import from_learned, learn
+    from viper.formula.learn import fit_learned, learn_formula
 
     standardize = settings.pop("standardize")
     is_gp = kind is ModelKind.gp
-    learned = learn(formula, frame, missing, standardize and not is_gp)
+    learned = learn_formula(formula, frame, missing, standardize and not is_gp)
     if is_gp:  # Gaussian processes standardise columns themselves
         settings["standardize"] = standardize
     estimator: Any = viper.VariationalGPClassifier if is_gp else viper.VariationalLogisticRegression
     began = time.perf_counter()
     with note_if_slow(f"fitting {len(learned.y):,} rows", quiet):
-        return from_learned(estimator, learned, settings), learned, time.perf_counter() - began
+        return fit_learned(estimator, learned, settings), learned, time.perf_counter() - began
 
 
 def assess_model(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from viper.data.table_file import TableFile, check_numbers
 from viper.errors import FileError, FormulaError, instead, listed
 from viper.formula.columns import is_text
-from viper.formula.grammar import quote, split_sides, tokenize
+from viper.formula.grammar import quote_column, split_sides, tokenize
 
 if TYPE_CHECKING:
     import numpy as np
@@ -134,11 +134,11 @@ def with_all_columns(
                 f"{column.dropna().iloc[0]!r:.40}. Pass --drop {name!r}, or --category {name!r} to use it anyway."
             )
         else:
-            terms.append(f"C({quote(name)})" if name in category and not is_text(column) else quote(name))
+            terms.append(f"C({quote_column(name)})" if name in category and not is_text(column) else quote_column(name))
     if not terms:
         raise FileError(f"the table must have a column besides the target that varies; got {listed(frame)}.")
     notes = [f"column {name!r} is left out: {why}." for name, why in left_out.items() if why != BY_DROP]
-    return PreparedRows(frame, f"{quote(target)} ~ {' + '.join(terms)}", notes, left_out)
+    return PreparedRows(frame, f"{quote_column(target)} ~ {' + '.join(terms)}", notes, left_out)
 
 
 # --- for a fitted model ---

@@ -15,12 +15,12 @@ import numpy as np
 
 from viper.errors import FormulaError, RowError, counted, listed
 from viper.formula.columns import as_frame, as_levels, as_numbers
-from viper.formula.grammar import Parsed, parse
+from viper.formula.grammar import ParsedFormula, parse_formula
 
 if TYPE_CHECKING:
     import pandas
 
-MISSING = ("error", "drop", "mean")
+MISSING_RULES = ("error", "drop", "mean")
 
 
 @dataclass(frozen=True)
@@ -112,8 +112,8 @@ class Encoding:
     # --- how ---
 
     @cached_property
-    def _parsed(self) -> Parsed:
-        return parse(self.formula, self.columns, [name for name in self.levels if name not in self.means])
+    def _parsed(self) -> ParsedFormula:
+        return parse_formula(self.formula, self.columns, [name for name in self.levels if name not in self.means])
 
     def _select(self, data: Any) -> "pandas.DataFrame":
         frame = as_frame(data)
@@ -153,9 +153,10 @@ class Encoding:
                 },
                 index=frame.index,
             )
-            parts |= {self._name(name): values for name, values in materialise(self._parsed.rest, given, state).items()}
+            found = evaluate_terms(self._parsed.rest, given, state)
+            parts |= {self._name(name): values for name, values in found.items()}
         design = pandas.DataFrame(parts, index=frame.index, dtype=float)
-        check_finite(design)
+        check_finite_design(design)
         return design
 
     def _name(self, ours: str) -> str:
@@ -166,7 +167,7 @@ class Encoding:
 
     def to_state(self) -> dict[str, Any]:
         """Everything as JSON."""
-        return asdict(self) | {"transforms": jsonable(self.transforms)}
+        return asdict(self) | {"transforms": encode_transforms(self.transforms)}
 
     @classmethod
     def from_state(cls, state: Any) -> "Encoding":
@@ -175,8 +176,8 @@ class Encoding:
 
         try:
             encoding = cls(**state)
-            check_state(encoding)
-            object.__setattr__(encoding, "transforms", numbered(encoding.transforms))
+            check_encoding(encoding)
+            object.__setattr__(encoding, "transforms", decode_transforms(encoding.transforms))
             parsed = encoding._parsed
             used = {*parsed.plain, *parsed.variables.values()}
             if parsed.target != encoding.target or used != set(encoding.inputs) or not used <= encoding.known:
@@ -194,7 +195,7 @@ class Encoding:
 
 
 @cache
-def functions() -> dict[str, Any]:
+def formula_functions() -> dict[str, Any]:
     """Functions that formulaic does not bring, and its splines with NaN beyond the range of the fit, to be reported."""
     from formulaic.transforms import TRANSFORMS
     from formulaic.utils.stateful_transforms import stateful_transform
@@ -205,20 +206,20 @@ def functions() -> dict[str, Any]:
     return {"log1p": np.log1p, "sqrt": np.sqrt, "abs": np.abs, "bs": stateful_transform(bs)}
 
 
-def materialise(rest: str, frame: "pandas.DataFrame", state: dict[str, Any]) -> dict[str, np.ndarray]:
+def evaluate_terms(rest: str, frame: "pandas.DataFrame", state: dict[str, Any]) -> dict[str, np.ndarray]:
     """Columns of the terms in `rest`, without the intercept; `state` of the functions is read, and written if new."""
     from formulaic import Formula, ModelSpec
 
     if not len(frame):  # formulaic wants rows; the names are those of any
-        return {name: column[:0] for name, column in materialise(rest, any_row(frame), state).items()}
+        return {name: column[:0] for name, column in evaluate_terms(rest, placeholder_row(frame), state).items()}
     spec = ModelSpec(formula=Formula(rest), transform_state=state, na_action="ignore", output="pandas")
-    with readable(rest), np.errstate(all="ignore"):
-        matrix = spec.get_model_matrix(frame.reset_index(drop=True), context=functions())
+    with formula_errors(rest), np.errstate(all="ignore"):
+        matrix = spec.get_model_matrix(frame.reset_index(drop=True), context=formula_functions())
     state.update(matrix.model_spec.transform_state)
     return {str(name): matrix[name].to_numpy(dtype=float) for name in matrix if name != "Intercept"}
 
 
-def any_row(frame: "pandas.DataFrame") -> "pandas.DataFrame":
+def placeholder_row(frame: "pandas.DataFrame") -> "pandas.DataFrame":
     """One row of first levels and ones, for its columns' names."""
     import pandas
 
@@ -233,7 +234,7 @@ def any_row(frame: "pandas.DataFrame") -> "pandas.DataFrame":
 
 
 @contextmanager
-def readable(rest: str) -> Iterator[None]:
+def formula_errors(rest: str) -> Iterator[None]:
     """What formulaic cannot evaluate, as one error of ours."""
     from formulaic.errors import FormulaicError
 
@@ -244,13 +245,13 @@ def readable(rest: str) -> Iterator[None]:
         raise FormulaError(f"the formula must have a value for every row; got: {reason}") from None
 
 
-def has_intercept(rest: str) -> bool:
+def formula_has_intercept(rest: str) -> bool:
     from formulaic import Formula
 
     return rest == "1" or any(str(term) == "1" for term in Formula(rest))
 
 
-def check_finite(design: "pandas.DataFrame") -> None:
+def check_finite_design(design: "pandas.DataFrame") -> None:
     bad = ~np.isfinite(design.to_numpy())
     if bad.any():
         row, column = np.argwhere(bad)[0]
@@ -265,29 +266,29 @@ def check_finite(design: "pandas.DataFrame") -> None:
 # --- state as JSON ---
 
 
-def plain(value: Any) -> Any:
+def python_value(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def jsonable(state: Any) -> Any:
+def encode_transforms(state: Any) -> Any:
     """The state of formulaic's functions in JSON's words."""
     if isinstance(state, dict):
-        return {str(name): jsonable(value) for name, value in state.items()}
+        return {str(name): encode_transforms(value) for name, value in state.items()}
     if isinstance(state, list | tuple | np.ndarray):
-        return jsonable(np.asarray(state).item()) if np.ndim(state) == 0 else [jsonable(value) for value in state]
+        return [encode_transforms(value) for value in state] if np.ndim(state) else np.asarray(state).item()
     if isinstance(state, np.generic | float | int | bool) or state is None:
-        return plain(state)
+        return python_value(state)
     raise FormulaError(f"functions in a formula must learn only numbers; got {type(state).__name__} in {state!r:.60}.")
 
 
-def numbered(state: Any) -> Any:
-    """`jsonable` undone: keys that were numbers are numbers again."""
+def decode_transforms(state: Any) -> Any:
+    """`encode_transforms` undone: keys that were numbers are numbers again."""
     if isinstance(state, dict):
-        return {int(name) if str(name).isdecimal() else name: numbered(value) for name, value in state.items()}
-    return [numbered(value) for value in state] if isinstance(state, list) else state
+        return {int(name) if str(name).isdecimal() else name: decode_transforms(value) for name, value in state.items()}
+    return [decode_transforms(value) for value in state] if isinstance(state, list) else state
 
 
-def check_state(encoding: Encoding) -> None:
+def check_encoding(encoding: Encoding) -> None:
     """The types that `learn` gives, whatever a file says."""
     kinds: dict[type, tuple[str, ...]] = {
         str: ("formula", "target", "missing"),
@@ -301,7 +302,7 @@ def check_state(encoding: Encoding) -> None:
                 raise TypeError(f"{name} that is no {kind.__name__}")
     texts = [*encoding.columns, *encoding.names, *encoding.means, *encoding.levels]
     numbers = [*encoding.centre, *encoding.scale, *encoding.means.values()]
-    if not all(isinstance(text, str) for text in texts) or encoding.missing not in MISSING:
+    if not all(isinstance(text, str) for text in texts) or encoding.missing not in MISSING_RULES:
         raise TypeError("names that are no text")
     if not all(isinstance(x, int | float) and math.isfinite(x) for x in numbers):
         raise TypeError("numbers that are none")

@@ -28,7 +28,7 @@ TOKEN = re.compile(
 Token = tuple[str, str]  # its kind, a group of TOKEN, and its text without quotes
 
 
-class Parsed(NamedTuple):
+class ParsedFormula(NamedTuple):
     """A formula taken apart. Variables are our names of columns: n0, n1, … as numbers, c0, c1, … as categories."""
 
     target: str
@@ -39,35 +39,35 @@ class Parsed(NamedTuple):
     reference: dict[str, str]  # column -> the level named in Treatment("…")
 
 
-def quote(column: str) -> str:
+def quote_column(column: str) -> str:
     """The column as it is written in a formula."""
     if "`" in column:
         raise FormulaError(f"columns in a formula must have no ` in their names; got {column!r}. Rename or drop it.")
     return column if column.isidentifier() and column not in ("True", "False") else f"`{column}`"
 
 
-def parse(formula: str, columns: Iterable[str], categories: Iterable[str]) -> Parsed:
+def parse_formula(formula: str, columns: Iterable[str], categories: Iterable[str]) -> ParsedFormula:
     """Check a formula against the columns there are, of which `categories` are text, and take it apart."""
     place, categories = {name: i for i, name in enumerate(columns)}, set(categories)
     left, right = split_sides(tokenize(formula))
-    target = known(left[0][1], place)
-    right = spell_out(right, [name for name in place if name != target])
+    target = known_column(left[0][1], place)
+    right = expand_dot(right, [name for name in place if name != target])
     if any(kind in ("word", "quoted") and text == target for kind, text in right):
         raise FormulaError(f"the target must not explain itself; got {target!r} on both sides of {formula!r:.80}.")
-    parts = without_removed(terms(right))
+    parts = without_removed(split_terms(right))
     mentions = Counter(text for _, part in parts for kind, text in part if kind in ("word", "quoted"))
     plain, others = [], []
     for sign, part in parts:
         name = part[0][1]
         alone = is_column(part) and mentions[name] == 1 and sign == "+"
-        if alone and known(name, place) not in categories:
+        if alone and known_column(name, place) not in categories:
             plain.append(name)
         else:
             others.append((sign, part))
     translation = Translation(place, categories)
     rest = "1" + "".join(f" {sign} {translation.translate(part)}" for sign, part in others)
-    written = f"{quote(target)} ~ {write(parts)}"
-    return Parsed(target, written, tuple(plain), rest, translation.variables, translation.reference)
+    written = f"{quote_column(target)} ~ {write_terms(parts)}"
+    return ParsedFormula(target, written, tuple(plain), rest, translation.variables, translation.reference)
 
 
 def tokenize(formula: str) -> list[Token]:
@@ -89,10 +89,10 @@ def tokenize(formula: str) -> list[Token]:
     return tokens
 
 
-def spell(token: Token) -> str:
+def spell_token(token: Token) -> str:
     kind, text = token
     if kind in ("word", "quoted"):
-        return text if kind == "word" else quote(text)
+        return text if kind == "word" else quote_column(text)
     if kind == "text":
         return f"'{text}'" if '"' in text else f'"{text}"'
     return f" {text} " if text in ("+", "-", "*") else text
@@ -111,11 +111,11 @@ def split_sides(tokens: list[Token]) -> tuple[list[Token], list[Token]]:
     return left, right
 
 
-def spell_out(tokens: list[Token], columns: list[str]) -> list[Token]:
+def expand_dot(tokens: list[Token], columns: list[str]) -> list[Token]:
     """`.` is the sum of all other columns; brackets only where something else than a sum surrounds it."""
     everything: list[Token] = []
     for name in columns:
-        quote(name)
+        quote_column(name)
         everything += [("sign", "+"), ("quoted", name)]
     spelled: list[Token] = []
     for i, token in enumerate(tokens):
@@ -136,12 +136,12 @@ def check_no_module(tokens: list[Token], dot: int) -> None:
     if dot and tokens[dot - 1][0] == "word" and tokens[dot + 2 : dot + 3] == [("sign", "(")]:
         function = tokens[dot + 1][1]
         if function in FUNCTIONS:
-            call = "".join(map(spell, tokens[dot + 1 : closing(tokens, dot + 2) + 1]))
+            call = "".join(map(spell_token, tokens[dot + 1 : closing_bracket(tokens, dot + 2) + 1]))
             got = f"{tokens[dot - 1][1]}.{function}()"
             raise FormulaError(f"functions in a formula must stand without a module; got {got}. Write {call}.")
 
 
-def terms(tokens: list[Token]) -> list[tuple[str, list[Token]]]:
+def split_terms(tokens: list[Token]) -> list[tuple[str, list[Token]]]:
     """The parts of the outermost sum, with their signs."""
     parts: list[tuple[str, list[Token]]] = [("+", [])]
     depth = 0
@@ -171,13 +171,13 @@ def without_removed(parts: list[tuple[str, list[Token]]]) -> list[tuple[str, lis
     return [(sign, part) for sign, part in parts if not (is_column(part) and part[0][1] in gone)]
 
 
-def write(parts: list[tuple[str, list[Token]]]) -> str:
+def write_terms(parts: list[tuple[str, list[Token]]]) -> str:
     """The right side as text."""
-    text = " ".join(f"{sign} {''.join(map(spell, part))}" for sign, part in parts)
+    text = " ".join(f"{sign} {''.join(map(spell_token, part))}" for sign, part in parts)
     return text.removeprefix("+ ")
 
 
-def known(name: str, columns: Mapping[str, int]) -> str:
+def known_column(name: str, columns: Mapping[str, int]) -> str:
     if name not in columns:
         raise FormulaError(f"a formula must name columns of the data; got {name!r}. {instead(name, columns)}")
     return name
@@ -200,7 +200,7 @@ class Translation:
         while at < len(part):
             kind, text = part[at]
             if kind == "word" and part[at + 1 : at + 2] == [("sign", "(")]:
-                end = closing(part, at + 1)
+                end = closing_bracket(part, at + 1)
                 pieces.append(self.call(text, part[at + 2 : end]))
                 outline.append("x")
                 at = end
@@ -217,7 +217,7 @@ class Translation:
         return "".join(pieces)
 
     def variable(self, column: str, category: bool) -> str:
-        name = f"{'c' if category else 'n'}{self.columns[known(column, self.columns)]}_"
+        name = f"{'c' if category else 'n'}{self.columns[known_column(column, self.columns)]}_"
         self.variables[name] = column
         return name
 
@@ -254,7 +254,7 @@ class Translation:
         column, option = inside[:1], inside[1:]
         if not column or column[0][0] not in ("word", "quoted"):
             raise FormulaError("C() must hold one column; got something else. Write C(ward).")
-        name = known(column[0][1], self.columns)
+        name = known_column(column[0][1], self.columns)
         if option:
             expected = [("sign", ","), ("word", "Treatment"), ("sign", "("), ("text", ""), ("sign", ")")]
             if [kind for kind, _ in option] != [kind for kind, _ in expected] or option[1][1] != "Treatment":
@@ -264,7 +264,7 @@ class Translation:
         return f"C({self.variable(name, True)})"
 
 
-def closing(tokens: list[Token], start: int) -> int:
+def closing_bracket(tokens: list[Token], start: int) -> int:
     """Where the bracket that opens at `start` closes."""
     depth = 0
     for at in range(start, len(tokens)):
@@ -279,7 +279,7 @@ def check_call(source: str, variables: Iterable[str]) -> None:
     try:
         tree = ast.parse(source, mode="eval").body
     except (SyntaxError, RecursionError, ValueError):
-        refuse(source)
+        refuse_call(source)
     names = set(variables)
     pending: list[ast.AST] = [tree]
     while pending:
@@ -288,7 +288,7 @@ def check_call(source: str, variables: Iterable[str]) -> None:
             case ast.Call(func=ast.Name(id=function), args=[first, *options], keywords=keywords) if (
                 function in FUNCTIONS
             ):
-                check_options(function, options, keywords, source)
+                check_call_options(function, options, keywords, source)
                 pending.append(first)
             case ast.BinOp(left=left, op=ast.Pow(), right=ast.Constant(value=int(power))) if (
                 0 <= power <= MOST_POWER and any(isinstance(x, ast.Name) and x.id in names for x in ast.walk(left))
@@ -303,23 +303,23 @@ def check_call(source: str, variables: Iterable[str]) -> None:
             case ast.Constant(value=int() | float()):
                 pass
             case _:
-                refuse(source)
+                refuse_call(source)
 
 
-def check_options(function: str, options: list[ast.expr], keywords: list[ast.keyword], source: str) -> None:
+def check_call_options(function: str, options: list[ast.expr], keywords: list[ast.keyword], source: str) -> None:
     """Whole numbers of a sensible size, by the names the function has."""
     allowed = FUNCTIONS[function]
     given = [*zip(allowed, options, strict=False), *((keyword.arg or "", keyword.value) for keyword in keywords)]
     if len(options) > len(allowed):
-        refuse(source)
+        refuse_call(source)
     for name, value in given:
         if name not in allowed or not isinstance(value, ast.Constant) or type(value.value) not in (int, bool):
-            refuse(source)
+            refuse_call(source)
         if not 0 <= int(value.value) <= allowed[name]:  # type: ignore[arg-type]
             raise FormulaError(f"{name} of {function}() must be at most {allowed[name]}; got {value.value!r}.")
 
 
-def refuse(source: str) -> NoReturn:
+def refuse_call(source: str) -> NoReturn:
     called = re.sub(r"\b[nc](\d+)_", "…", source)
     raise FormulaError(
         f"a call in a formula must be a function of columns and numbers, such as log(age + 1) or poly(age, 3); "
@@ -330,25 +330,25 @@ def refuse(source: str) -> NoReturn:
 def check_size(outline: str) -> None:
     """How many terms a product of brackets has, before anybody writes them out."""
     try:
-        number = count(ast.parse(outline, mode="eval").body)
+        number = count_terms(ast.parse(outline, mode="eval").body)
     except (SyntaxError, RecursionError, ValueError):
         raise FormulaError("a formula must be terms joined by + - * / : ^; got something else. Check it.") from None
     if number > MOST_TERMS:
         raise FormulaError(f"a formula may have {MOST_TERMS} interactions; got more. Name those you need.")
 
 
-def count(node: ast.AST) -> int:
+def count_terms(node: ast.AST) -> int:
     match node:
         case ast.Name():
             return 1
         case ast.Constant(value=0 | 1):
             return 1
         case ast.UnaryOp(op=ast.USub() | ast.UAdd(), operand=operand):
-            return count(operand)
+            return count_terms(operand)
         case ast.BinOp(left=left, op=ast.Pow(), right=ast.Constant(value=int(power))) if 1 <= power <= MOST_POWER:
-            return min((count(left) + 1) ** power, MOST_TERMS + 1)
+            return min((count_terms(left) + 1) ** power, MOST_TERMS + 1)
         case ast.BinOp(left=left, op=ast.Add() | ast.Sub(), right=right):
-            return count(left) + count(right)
+            return count_terms(left) + count_terms(right)
         case ast.BinOp(left=left, op=ast.Mult() | ast.Div() | ast.MatMult(), right=right):
-            return min((count(left) + 1) * (count(right) + 1), MOST_TERMS + 1)
+            return min((count_terms(left) + 1) * (count_terms(right) + 1), MOST_TERMS + 1)
     raise ValueError

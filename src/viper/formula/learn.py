@@ -9,16 +9,23 @@ import numpy as np
 
 from viper.errors import FormulaError, counted, listed
 from viper.formula.columns import as_frame, as_numbers, is_text, levels_of
-from viper.formula.encoding import MISSING, Encoding, has_intercept, jsonable, numbered, plain
-from viper.formula.grammar import parse
+from viper.formula.encoding import (
+    MISSING_RULES,
+    Encoding,
+    decode_transforms,
+    encode_transforms,
+    formula_has_intercept,
+    python_value,
+)
+from viper.formula.grammar import parse_formula
 
 if TYPE_CHECKING:
     import pandas
 
 FormulaModel = TypeVar("FormulaModel", bound="FormulaMixin")
-Fit = TypeVar("Fit", bound=Callable[..., Any])
+FitMethod = TypeVar("FitMethod", bound=Callable[..., Any])
 MOST_LEVELS = 10_000
-INTERCEPT = "fit_intercept must be said in the formula; got it as an option. Write 'y ~ 0 + age'."
+INTERCEPT_IN_FORMULA = "fit_intercept must be said in the formula; got it as an option. Write 'y ~ 0 + age'."
 
 
 class Learned(NamedTuple):
@@ -30,7 +37,7 @@ class Learned(NamedTuple):
     kept: np.ndarray
 
 
-def learn(formula: str, data: Any, missing: str = "error", standardize: bool = False) -> Learned:
+def learn_formula(formula: str, data: Any, missing: str = "error", standardize: bool = False) -> Learned:
     """Learn an encoding from data, and apply it to them.
 
     Raises
@@ -38,19 +45,19 @@ def learn(formula: str, data: Any, missing: str = "error", standardize: bool = F
     FormulaError
         If formula and data do not fit together, or values are missing and the rule is "error".
     """
-    if missing not in MISSING:
-        raise FormulaError(f"missing must be one of {list(MISSING)}; got {missing!r}.")
+    if missing not in MISSING_RULES:
+        raise FormulaError(f"missing must be one of {list(MISSING_RULES)}; got {missing!r}.")
     frame = as_frame(data)
-    parsed = parse(formula, frame.columns, [name for name in frame if is_text(frame[name])])
+    parsed = parse_formula(formula, frame.columns, [name for name in frame if is_text(frame[name])])
     columns = list(dict.fromkeys([parsed.target, *parsed.plain, *parsed.variables.values()]))
     text = [name for name in columns[1:] if is_text(frame[name])]
-    frame, counts, kept = keep(frame[columns], parsed.target, missing)
+    frame, counts, kept = apply_missing_rule(frame[columns], parsed.target, missing)
     if len(columns) == 1:
         raise FormulaError(f"a formula must name at least one column right of ~; got {formula!r:.80}.")
-    parsed = parse(parsed.formula, columns, text)
+    parsed = parse_formula(parsed.formula, columns, text)
     numbers = {*parsed.plain, *(column for name, column in parsed.variables.items() if name.startswith("n"))}
     levels = {
-        column: ordered(levels_of(frame[column], MOST_LEVELS), parsed.reference.get(column), column)
+        column: reference_first(levels_of(frame[column], MOST_LEVELS), parsed.reference.get(column), column)
         for name, column in parsed.variables.items()
         if name.startswith("c")
     }
@@ -62,7 +69,7 @@ def learn(formula: str, data: Any, missing: str = "error", standardize: bool = F
         missing=missing,
         means={name: float(np.nanmean(as_numbers(frame[name]))) for name in columns if name in numbers},
         levels=levels,
-        common={name: plain(frame[name].mode()[0]) for name in levels},
+        common={name: python_value(frame[name].mode()[0]) for name in levels},
         transforms=transforms,
         names=[],
         intercept=True,
@@ -72,21 +79,23 @@ def learn(formula: str, data: Any, missing: str = "error", standardize: bool = F
         counts=counts,
     )
     raw = encoding._design(encoding._filled(frame[columns[1:]]), transforms)
-    intercept = has_intercept(parsed.rest)
-    centre, scale = scales(raw.to_numpy(), intercept, standardize)
+    intercept = formula_has_intercept(parsed.rest)
+    centre, scale = centre_and_scale(raw.to_numpy(), intercept, standardize)
     learned = {"names": list(raw), "intercept": intercept, "centre": centre.tolist(), "scale": scale.tolist()}
-    encoding = replace(encoding, **learned, transforms=numbered(jsonable(transforms)))
-    return Learned(encoding, (raw - centre) / scale, labels(frame[parsed.target]), kept)
+    encoding = replace(encoding, **learned, transforms=decode_transforms(encode_transforms(transforms)))
+    return Learned(encoding, (raw - centre) / scale, target_labels(frame[parsed.target]), kept)
 
 
-def labels(column: "pandas.Series[Any]") -> np.ndarray:
+def target_labels(column: "pandas.Series[Any]") -> np.ndarray:
     """The target as an array, where whole numbers that pandas made floats because some were missing are whole again."""
     y = column.to_numpy()
     whole = y.dtype.kind == "f" and bool((y == np.round(y)).all()) and bool((np.abs(y) < 2**53).all())
     return y.astype(np.int64) if whole else y
 
 
-def keep(frame: "pandas.DataFrame", target: str, missing: str) -> tuple["pandas.DataFrame", dict[str, int], np.ndarray]:
+def apply_missing_rule(
+    frame: "pandas.DataFrame", target: str, missing: str
+) -> tuple["pandas.DataFrame", dict[str, int], np.ndarray]:
     """The rows that the rule for missing values leaves, the missing values by column, and which rows were kept."""
     holes = frame.isna()
     counts = {str(name): int(number) for name, number in holes.sum().items() if number}
@@ -104,7 +113,7 @@ def keep(frame: "pandas.DataFrame", target: str, missing: str) -> tuple["pandas.
     return frame.loc[kept], counts, kept
 
 
-def ordered(levels: list[Any], reference: str | None, column: str) -> list[Any]:
+def reference_first(levels: list[Any], reference: str | None, column: str) -> list[Any]:
     """The levels with the reference first."""
     if reference is None:
         return levels
@@ -114,7 +123,7 @@ def ordered(levels: list[Any], reference: str | None, column: str) -> list[Any]:
     return chosen + [level for level in levels if level != chosen[0]]
 
 
-def scales(raw: np.ndarray, intercept: bool, standardize: bool) -> tuple[np.ndarray, np.ndarray]:
+def centre_and_scale(raw: np.ndarray, intercept: bool, standardize: bool) -> tuple[np.ndarray, np.ndarray]:
     """Mean and standard deviation of each column; 0 and 1 for columns of zeros and ones, and for constant ones.
 
     Without an intercept nothing is centred: that would be another model.
@@ -135,7 +144,7 @@ class FormulaMixin:
 
     def __sklearn_clone__(self: FormulaModel) -> FormulaModel:
         model = super().__sklearn_clone__()  # type: ignore[misc]
-        if (encoding := template(self)) is not None:
+        if (encoding := formula_template(self)) is not None:
             model._template = encoding
         return model
 
@@ -181,14 +190,14 @@ class FormulaMixin:
         """
         own = cls._get_param_names()  # type: ignore[attr-defined]
         if "fit_intercept" in options:
-            raise FormulaError(INTERCEPT)
+            raise FormulaError(INTERCEPT_IN_FORMULA)
         if "standardize" in own:
             options |= {"standardize": standardize}
-        learned = learn(formula, data, missing, standardize and "standardize" not in own)
-        return from_learned(cls, learned, options, sample_weight, offset)
+        learned = learn_formula(formula, data, missing, standardize and "standardize" not in own)
+        return fit_learned(cls, learned, options, sample_weight, offset)
 
 
-def from_learned(
+def fit_learned(
     estimator: type[FormulaModel],
     learned: Learned,
     options: dict[str, Any],
@@ -198,37 +207,37 @@ def from_learned(
     """An estimator fitted to what a formula made of a table."""
     if "fit_intercept" in estimator._get_param_names():  # type: ignore[attr-defined]
         options = options | {"fit_intercept": learned.encoding.intercept}
-    rows = (part(vector, learned.kept) for vector in (sample_weight, offset))
+    rows = (kept_entries(vector, learned.kept) for vector in (sample_weight, offset))
     model = estimator(**options).fit(learned.X, learned.y, *rows)  # type: ignore[attr-defined]
     model.formula_ = learned.encoding
     return model
 
 
-def template(model: Any) -> Encoding | None:
+def formula_template(model: Any) -> Encoding | None:
     """The encoding whose formula `fit` learns; None of an estimator that has none."""
     return getattr(model, "formula_", None) or getattr(model, "_template", None)
 
 
-def by_formula(fit: Fit) -> Fit:
+def by_formula(fit: FitMethod) -> FitMethod:
     """`fit`, which for a model made by a formula learns that anew from the table and takes the X it makes."""
 
     @wraps(fit)
     def learning(model: Any, X: Any, y: Any = None, sample_weight: Any = None, offset: Any = None, **given: Any) -> Any:
-        known = template(model)
+        known = formula_template(model)
         if known is None:
             return fit(model, X, y, sample_weight, offset, **given)
         frame = with_labels(as_frame(X), known.target, y)
         # files and pickles from before there was the field still tell by the scales
         standardize = known.standardize or any(scale != 1.0 for scale in known.scale)
-        learned = learn(known.formula, frame, known.missing, standardize)
+        learned = learn_formula(known.formula, frame, known.missing, standardize)
         if getattr(model, "fit_intercept", learned.encoding.intercept) != learned.encoding.intercept:
-            raise FormulaError(INTERCEPT)
-        rows = (part(vector, learned.kept) for vector in (sample_weight, offset))
+            raise FormulaError(INTERCEPT_IN_FORMULA)
+        rows = (kept_entries(vector, learned.kept) for vector in (sample_weight, offset))
         fit(model, learned.X, learned.y, *rows, **given)
         model.formula_ = learned.encoding
         return model
 
-    return cast(Fit, learning)
+    return cast(FitMethod, learning)
 
 
 def with_labels(frame: "pandas.DataFrame", target: str, y: Any) -> "pandas.DataFrame":
@@ -243,7 +252,7 @@ def with_labels(frame: "pandas.DataFrame", target: str, y: Any) -> "pandas.DataF
     return frame.assign(**{target: y})
 
 
-def part(vector: Any, kept: np.ndarray) -> Any:
+def kept_entries(vector: Any, kept: np.ndarray) -> Any:
     """The entries of the rows that were kept."""
     if vector is None or np.ndim(vector) == 0 or len(vector) != len(kept):
         return vector  # of a wrong length: the estimator says so

@@ -7,8 +7,8 @@ import scipy.special
 
 from viper.report.study import Coefficient, Study
 from viper.report.svg import Chart, Scale, element, path_data, text_mark, title_element
-from viper.report.views import Effect, Trace
-from viper.report.words import about, factor, percent, percent_range, short_number
+from viper.report.views import Effect, Trace, evenly_spaced
+from viper.report.words import about, factor, percent, percent_range, readable_number
 
 PERCENTS = [(k / 4, f"{25 * k}%") for k in range(5)]
 UNIT = (0.0, 1.0)
@@ -20,14 +20,14 @@ SMEAR = 0.01  # δ: half the width of the window over which a density is average
 
 
 def reliability_chart(study: Study) -> str:
-    table = study.reliability
+    table = study.calibration
     chart = Chart(UNIT, UNIT, width=380, height=350, margins=(14, 24, 46, 58))
     chart.y_axis(f"share that {study.predicate('was')}", PERCENTS)
     chart.x_axis("predicted probability", PERCENTS)
     chart.line([0, 1], [0, 1], "guide")
-    chart.band(table.predicted, table.lower, table.upper)
-    largest = table.rows.max()
-    for n, predicted, observed, low, high in zip(*table, strict=True):
+    chart.band(table["predicted"], table["lower"], table["upper"])
+    largest = table["rows"].max()
+    for predicted, observed, n, low, high in table.itertuples(index=False):
         chart.interval(predicted, low, high)
         tooltip = f"{n:,} rows given {about(predicted)}: {percent(observed)} {study.predicate('were')}"
         chart.dot(predicted, observed, 3.5 + 6.0 * math.sqrt(n / largest), f"{tooltip} ({percent_range(low, high)})")
@@ -57,7 +57,7 @@ def precision_recall_chart(study: Study) -> str:
     recall, precision = thinned(recall[::-1], precision[::-1])
     share = float(study.label.mean())
     chart = Chart(UNIT, UNIT, width=380, height=350, margins=(14, 24, 46, 58))
-    chart.y_axis(f"share of flagged rows that {study.predicate('are')}", PERCENTS)
+    chart.y_axis(f"share of flagged that {study.predicate('are')}", PERCENTS)
     chart.x_axis(f"share of {study.positive} found", PERCENTS)
     chart.line([0, 1], [share, share], "guide")
     chart.line(recall, precision)
@@ -134,21 +134,21 @@ def relevance_bar(share: float, label: str) -> str:
 def effect_chart(study: Study, e: Effect) -> str:
     seen = e.predictions
     tooltips = [
-        f"{e.name} {short_number(v)}: {percent(p)} ({percent_range(low, high)})"
+        f"{e.name} {readable_number(v)}: {percent(p)} ({percent_range(low, high)})"
         for v, p, low, high in zip(e.values, seen.probability, seen.lower, seen.upper, strict=True)
     ]
     if e.curve:
         values = e.values.astype(float)
         chart = Chart((values[0], values[-1]), UNIT, width=820, height=380, margins=(14, 24, 46, 58))
         chart.y_axis(f"probability of {study.positive}", PERCENTS)
-        chart.x_axis(e.name, [(t, short_number(t)) for t in chart.x.ticks(6)])
+        chart.x_axis(e.name, [(t, readable_number(t)) for t in chart.x.ticks(6)])
         chart.band(values, seen.lower, seen.upper)
         chart.line(values, seen.probability)
         chart.probes(values, seen.probability, tooltips)
     else:
         chart = Chart((-0.6, len(e.values) - 0.4), UNIT, width=820, height=380, margins=(14, 24, 46, 58))
         chart.y_axis(f"probability of {study.positive}", PERCENTS)
-        short = [name if len(name := short_number(v)) < 14 else name[:12] + "…" for v in e.values]
+        short = [name if len(name := readable_number(v)) < 14 else name[:12] + "…" for v in e.values]
         chart.x_axis(e.name, list(enumerate(short)))
         for k, content in enumerate(tooltips):
             chart.interval(k, seen.lower[k], seen.upper[k], "interval wide")
@@ -233,11 +233,11 @@ def map_chart(study: Study, what: str) -> str:
     chart = Chart(
         (grid.x[0] - half_x, grid.x[-1] + half_x), (grid.y[0] - half_y, grid.y[-1] + half_y), width=520, height=440
     )
-    chart.y_axis(grid.names[1], [(t, short_number(t)) for t in chart.y.ticks(5)])
-    chart.x_axis(grid.names[0], [(t, short_number(t)) for t in chart.x.ticks(5)])
+    chart.y_axis(grid.names[1], [(t, readable_number(t)) for t in chart.y.ticks(5)])
+    chart.x_axis(grid.names[0], [(t, readable_number(t)) for t in chart.x.ticks(5)])
     for i, y in enumerate(grid.y):
         for j, x in enumerate(grid.x):
-            place = f"{grid.names[0]} {short_number(x)}, {grid.names[1]} {short_number(y)}"
+            place = f"{grid.names[0]} {readable_number(x)}, {grid.names[1]} {readable_number(y)}"
             tooltip = f"{place}: {percent(grid.probability[i, j])}, sd {100 * grid.sd[i, j]:.0f} points"
             colour = scale_colour(float(values[i, j]) / top, what)
             chart.box((x - half_x, x + half_x), (y - half_y, y + half_y), tooltip, fill=colour, stroke=colour)
@@ -280,7 +280,7 @@ def map_legend(what: str, low: str, high: str) -> str:
 
 
 def convergence_chart(trace: Trace) -> str:
-    at = np.unique(np.linspace(0, len(trace.values) - 1, min(300, len(trace.values))).astype(int))
+    at = evenly_spaced(len(trace.values), 300)
     values = np.maximum(trace.values[at], 1e-17)
     low, high = 10.0 ** math.floor(math.log10(values.min())), 10.0 ** math.ceil(math.log10(values.max()) + 1e-9)
     last = float(max(at[-1] + 1, 2))

@@ -12,6 +12,7 @@ from viper.data.checks import read_labels
 from viper.errors import listed
 from viper.models.prediction import check_model, predictions
 from viper.report import views
+from viper.report.metrics import calibration
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -56,7 +57,7 @@ def percent_axis(axis: Any) -> None:
     axis.set_major_formatter(PercentFormatter(1.0, decimals=0))
 
 
-def coefficient_table(model: Any, what: str, level: float = 0.95) -> Any:
+def coefficient_summary(model: Any, what: str, level: float = 0.95) -> Any:
     """The summary of a model with coefficients, without the intercept."""
     check_model(model)
     if not hasattr(model, "coefficient_interval"):
@@ -84,7 +85,7 @@ def forest(model: Any, *, level: float = 0.95, top: int | None = None, odds: boo
     check_model(model)
     if not hasattr(model, "coefficient_interval"):
         return relevance_forest(model, top, ax)
-    table = coefficient_table(model, "forest", level)
+    table = coefficient_summary(model, "forest", level)
     table = table.loc[table["mean"].abs().sort_values().index[-(top or len(table)) :]].sort_values("mean")
     names = ["odds_ratio", "odds_lower", "odds_upper"] if odds else ["mean", "lower", "upper"]
     middle, low, high = (table[name].to_numpy() for name in names)
@@ -145,7 +146,7 @@ def densities(model: Any, names: Any = None, *, level: float = 0.95, ax: Any = N
 
     By default, the eight coefficients with the largest absolute means.
     """
-    table = coefficient_table(model, "densities", level)
+    table = coefficient_summary(model, "densities", level)
     if names is None:
         names = table["mean"].abs().sort_values(ascending=False).index[:8]
     missing = [name for name in names if name not in table.index]
@@ -202,7 +203,7 @@ def observations(model: Any, X: Any, y: Any = None, *, level: float = 0.95, most
     """The probability of every row with its interval, in order of the log-odds; at most `most` rows, evenly spaced."""
     seen = predictions(model, X, level)
     order = np.argsort(seen.latent, kind="stable")
-    order = order[np.unique(np.linspace(0, len(order) - 1, min(most, len(order))).astype(int))]
+    order = order[views.evenly_spaced(len(order), most)]
     seen = seen.take(order)
     ax = canvas(ax, (7.2, 4.2))
     at = np.arange(len(order))
@@ -224,13 +225,13 @@ def observations(model: Any, X: Any, y: Any = None, *, level: float = 0.95, most
 
 def reliability(model: Any, X: Any, y: Any, *, bins: int = 10, level: float = 0.95, ax: Any = None) -> "Axes":
     """Share of positives against predicted probability, by bin, with the interval of each share."""
-    table = views.reliability_curve(predictions(model, X).probability, is_positive(model, y), bins, level)
+    table = calibration(is_positive(model, y), predictions(model, X).probability, bins, level)
     ax = canvas(ax, (4.8, 4.6))
     ax.plot([0, 1], [0, 1], color=GREY, lw=1, ls=(0, (4, 3)))
-    ax.fill_between(table.predicted, table.lower, table.upper, color=BLUE, alpha=0.15, lw=0)
-    ax.vlines(table.predicted, table.lower, table.upper, color=BLUE, lw=1.5)
-    sizes = 18 + 90 * np.sqrt(table.rows / table.rows.max())
-    ax.scatter(table.predicted, table.observed, s=sizes, color=BLUE, zorder=3, edgecolor="white")
+    ax.fill_between(table["predicted"], table["lower"], table["upper"], color=BLUE, alpha=0.15, lw=0)
+    ax.vlines(table["predicted"], table["lower"], table["upper"], color=BLUE, lw=1.5)
+    sizes = 18 + 90 * np.sqrt(table["rows"] / table["rows"].max())
+    ax.scatter(table["predicted"], table["observed"], s=sizes, color=BLUE, zorder=3, edgecolor="white")
     ax.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), xlabel="predicted probability", ylabel="share that was positive")
     ax.set_aspect("equal")
     percent_axis(ax.xaxis)

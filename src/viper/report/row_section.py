@@ -12,14 +12,14 @@ from viper.report.svg import (
     data_table,
     element,
     figure,
-    p,
+    paragraph,
     row_heading,
     section,
     sort_button,
     table_cell,
 )
 from viper.report.views import Outlyingness
-from viper.report.words import percent, percent_range, short_number
+from viper.report.words import percent, percent_range, readable_number
 
 SHOWN_COLUMNS = 2  # columns of the data in the table of the least certain rows
 
@@ -78,9 +78,9 @@ class RowSection:
         name = element("span", escape(self.names[first]), id="row-name")
         content = (
             element("h3", f"{escape(self.kind)} {name}")
-            + p(words.row_sentence(self.study, first), id="row-text", aria_live="polite")
+            + paragraph(words.row_sentence(self.study, first), id="row-text", aria_live="polite")
             + charts.density_chart(self.study, first)
-            + p(self.notes[first], id="row-note")
+            + paragraph(self.notes[first], id="row-note")
         )
         return element("div", content, class_="panel", id="row-panel")
 
@@ -112,4 +112,4 @@ class RowSection:
 
 def data_cell(content: Any) -> str:
     is_number = isinstance(content, int | float | np.integer | np.floating) and not isinstance(content, bool)
-    return table_cell(short_number(content), content) if is_number else table_cell(str(content))
+    return table_cell(readable_number(content), content) if is_number else table_cell(str(content))

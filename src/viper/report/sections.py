@@ -12,14 +12,14 @@ from viper.report.svg import (
     definition_list,
     element,
     figure,
-    p,
+    paragraph,
     row_heading,
     section,
     side_by_side,
     sort_button,
     table_cell,
 )
-from viper.report.words import factor, fixed_number, percent, percent_range, short_number
+from viper.report.words import factor, percent, percent_range, readable_number, with_decimals
 
 MOST_NAMES = 40  # columns of the model that are named
 
@@ -40,7 +40,7 @@ def summary_section(study: Study) -> str:
     tiles = {
         "rows": f"{len(study.label):,}",
         f"of which {study.positive}": percent(study.label.mean()),
-        "AUC: chance of ranking a pair correctly": "–" if auc is None else f"{auc:.3f}",
+        "AUC: chance to rank a pair correctly": "–" if auc is None else f"{auc:.3f}",
         "Brier score: 0 is perfect": f"{study.scores.brier:.3f}",
         "closeness to the exact posterior": verdict.lower(),
     }
@@ -54,7 +54,9 @@ def summary_section(study: Study) -> str:
         if study.held_out
         else "If the model has learned from some of these rows, the scores flatter it."
     )
-    return section("summary", "In short", definition_list(tiles, "tiles"), element("ul", items), p(caution, "note"))
+    return section(
+        "summary", "In short", definition_list(tiles, "tiles"), element("ul", items), paragraph(caution, "note")
+    )
 
 
 # --- how well it predicts ---
@@ -69,10 +71,10 @@ def performance_section(study: Study) -> str:
             table_cell(percent(observed), observed),
             table_cell(percent_range(low, high), low),
         ]
-        for n, predicted, observed, low, high in zip(*study.reliability, strict=True)
+        for predicted, observed, n, low, high in study.calibration.itertuples(index=False)
     ]
     listing = data_table("Reliability by group of rows", [column_heading(escape(t), "number") for t in titles], rows)
-    example = words.group_sentence(study.reliability, study.predicate("were"))
+    example = words.group_sentence(study.calibration, study.predicate("were"))
     reliability = figure(
         "Do its percentages come true?",
         f"{example} On the dashed line, predictions come true exactly.",
@@ -81,7 +83,7 @@ def performance_section(study: Study) -> str:
     )
     title = "How well it predicts"
     if study.scores.auc is None:
-        return section("performance", title, side_by_side(reliability), p(words.ranking_sentence(study)))
+        return section("performance", title, side_by_side(reliability), paragraph(words.ranking_sentence(study)))
     found = figure("Does it find them?", words.recall_sentence(study), charts.roc_chart(study))
     right = figure(
         "Are those it flags the right ones?", words.precision_sentence(study), charts.precision_recall_chart(study)
@@ -126,7 +128,7 @@ def drivers_section(study: Study) -> str:
     )
     more = f"These are the {len(shown)} surest of {len(found):,} coefficients." if len(found) > len(shown) else None
     listing = data_table("Coefficients with credible intervals", head, rows, "sortable coefficients")
-    return section("coefficients", "What drives the probability", p(text), listing, p(more, "note"))
+    return section("coefficients", "What drives the probability", paragraph(text), listing, paragraph(more, "note"))
 
 
 def relevance_section(study: Study) -> str:
@@ -143,7 +145,7 @@ def relevance_section(study: Study) -> str:
     rows = []
     for name, strength, own in zip(shown.index, shown["relevance"], shown[other], strict=True):
         bar = charts.relevance_bar(float(strength) / top, f"{name}: relevance {strength:.3g}")
-        numbers = [table_cell(short_number(float(x)), x) for x in (strength, own)]
+        numbers = [table_cell(readable_number(float(x)), x) for x in (strength, own)]
         rows.append([row_heading(escape(str(name))), element("td", bar, class_="wide"), *numbers])
     text = (
         "How quickly the prediction changes along each column. A lengthscale is the distance, in the column's own "
@@ -152,7 +154,7 @@ def relevance_section(study: Study) -> str:
     )
     more = f"These are the {len(shown)} most relevant of {len(found):,} columns." if len(found) > len(shown) else None
     listing = data_table("Relevance of the columns", head, rows, "sortable coefficients")
-    return section("coefficients", "What drives the probability", p(text), listing, p(more, "note"))
+    return section("coefficients", "What drives the probability", paragraph(text), listing, paragraph(more, "note"))
 
 
 def effects_section(study: Study) -> str:
@@ -173,10 +175,10 @@ def effects_section(study: Study) -> str:
     return section(
         "effects",
         "One column at a time",
-        p(text),
+        paragraph(text),
         element("div", control, class_="control"),
         element("div", figures, class_="effects"),
-        p(more, "note"),
+        paragraph(more, "note"),
     )
 
 
@@ -213,7 +215,11 @@ def trust_section(study: Study) -> str:
         "Did the search finish?": words.search_verdict(study),
     }
     cards = "".join(
-        element("div", element("h3", escape(question)) + p(verdict, "mark") + p(explanation), class_=f"card {kind}")
+        element(
+            "div",
+            element("h3", escape(question)) + paragraph(verdict, "mark") + paragraph(explanation),
+            class_=f"card {kind}",
+        )
         for question, (kind, verdict, explanation) in verdicts.items()
     )
     cards = element("div", cards, class_="cards")
@@ -231,8 +237,8 @@ def starts_table(study: Study) -> str:
     rows = [
         [
             table_cell(str(start.start)),
-            table_cell(fixed_number(start.elbo, 3), start.elbo),
-            table_cell(short_number(best - start.elbo), best - start.elbo),
+            table_cell(with_decimals(start.elbo, 3), start.elbo),
+            table_cell(readable_number(best - start.elbo), best - start.elbo),
             table_cell(f"{start.evaluations:,}", start.evaluations),
         ]
         for start in found
@@ -266,8 +272,8 @@ def fit_section(study: Study) -> str:
         **model_pairs(facts),
         "Posterior": f"Gaussian, {facts.covariance} covariance",
         "Expected log(1 + eˣ)": "exact" if facts.exact else bound_words(facts),
-        "ELBO": fixed_number(facts.elbo, 4),
-        "Log score of these rows": f"{fixed_number(study.scores.log_score, 4)} per row",
+        "ELBO": with_decimals(facts.elbo, 4),
+        "Log score of these rows": f"{with_decimals(study.scores.log_score, 4)} per row",
         "Rows left out": "; ".join(f"{n:,} {reason}" for reason, n in study.left_out.items()) or "none",
     }
     return section("fitted", "What was fitted", definition_list(pairs, "facts"))

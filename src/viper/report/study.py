@@ -14,8 +14,8 @@ from viper.inference.importance import Diagnosis
 from viper.models.facts import ModelFacts, model_facts
 from viper.models.prediction import Predictions, check_model, predictions
 from viper.report import views
-from viper.report.metrics import Scores, scores
-from viper.report.views import Effect, Grid, Reliability
+from viper.report.metrics import Scores, calibration, scores
+from viper.report.views import Effect, Grid
 
 if TYPE_CHECKING:
     import pandas
@@ -107,8 +107,8 @@ class Study:
         return predictions(self.model, self.X, self.level)
 
     @cached_property
-    def reliability(self) -> Reliability:
-        return views.reliability_curve(self.predictions.probability, self.label, level=self.level)
+    def calibration(self) -> "pandas.DataFrame":
+        return calibration(self.label, self.predictions.probability, level=self.level)
 
     @cached_property
     def scores(self) -> Scores:
@@ -199,7 +199,7 @@ class Study:
     def sampled(self) -> np.ndarray:
         """At most `MOST_MARKS` rows, evenly spaced in order of their log-odds."""
         order = np.argsort(self.predictions.latent, kind="stable")
-        return order[np.unique(np.linspace(0, len(order) - 1, min(MOST_MARKS, len(order))).astype(int))]
+        return order[views.evenly_spaced(len(order), MOST_MARKS)]
 
     @cached_property
     def map(self) -> Grid | None:

@@ -31,7 +31,7 @@ def attribute_value(value: Any) -> str:
 # --- HTML ---
 
 
-def p(sentence: str | None, class_: str | None = None, **attributes: Any) -> str:
+def paragraph(sentence: str | None, class_: str | None = None, **attributes: Any) -> str:
     return element("p", escape(sentence), class_=class_, **attributes) if sentence else ""
 
 
@@ -41,7 +41,7 @@ def section(id_: str, heading: str, *markup: str) -> str:
 
 
 def figure(heading: str, sentence: str, chart_markup: str, after_markup: str = "", class_: str | None = None) -> str:
-    caption = element("figcaption", element("h3", escape(heading)) + p(sentence))
+    caption = element("figcaption", element("h3", escape(heading)) + paragraph(sentence))
     frame = element("div", chart_markup, class_="frame")
     return element("figure", caption + frame + element("div", after_markup or " "), class_=class_)
 

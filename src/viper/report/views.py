@@ -1,4 +1,4 @@
-"""The numbers behind plots and the report: predictions, partial effects, reliability, maps, convergence, bounds.
+"""The numbers behind plots and the report: unusual rows, partial effects, maps, convergence, errors of bounds.
 
 X holds untransformed columns: whatever the model's `predict_latent` takes, a DataFrame with its names or a plain array.
 """
@@ -13,7 +13,6 @@ from torch import Tensor
 
 from viper.errors import listed
 from viper.models.prediction import Predictions, check_model, predictions
-from viper.report.metrics import calibration
 from viper.softplus.expectation import expected_softplus
 
 if TYPE_CHECKING:
@@ -66,6 +65,11 @@ def typical_row(frame: "pandas.DataFrame") -> "pandas.DataFrame":
     return pandas.DataFrame({name: middle(frame[name]) for name in frame.columns})
 
 
+def evenly_spaced(count: int, most: int) -> np.ndarray:
+    """Indices of at most `most` of `count` items, evenly spaced and including the first and the last."""
+    return np.unique(np.linspace(0, count - 1, min(most, count)).astype(int))
+
+
 def repeated(row: "pandas.DataFrame", count: int) -> "pandas.DataFrame":
     return row.iloc[np.zeros(count, dtype=int)].reset_index(drop=True)
 
@@ -86,7 +90,7 @@ class Outlyingness:
 
     @cached_property
     def rarity(self) -> np.ndarray:
-        """Per row, the share of rows that lie nearer to the mean in Mahalanobis distance."""
+        """Per row, the share of rows nearer to the mean in Mahalanobis distance; zero if there are too many columns."""
         if not 0 < self.z.shape[1] <= MOST_COMBINED:
             return np.zeros(len(self.z))
         distance = ((self.z @ np.linalg.pinv(self.z.T @ self.z, hermitian=True)) * self.z).sum(1)
@@ -115,7 +119,7 @@ def column_effect(model: Any, X: Any, feature: Any, level: float = 0.95, points:
     frame = frame_of(X)
     feature = f"x{feature}" if isinstance(feature, int) and feature not in frame.columns else feature
     if feature not in frame.columns:
-        raise ValueError(f"feature must be a column of X; got {feature!r}. Its columns are {listed(frame.columns)}.")
+        raise ValueError(f"feature must be a column of X; got {feature!r}. X has {listed(frame)}.")
     return effect_along(model, frame, feature, typical_row(frame), level, points)
 
 
@@ -162,25 +166,6 @@ def column_effects(model: Any, X: Any, level: float = 0.95, points: int = 61) ->
             yield effect
 
 
-# --- reliability ---
-
-
-class Reliability(NamedTuple):
-    """Per bin of predicted probabilities: rows, mean prediction, share of positives with its interval."""
-
-    rows: np.ndarray
-    predicted: np.ndarray
-    observed: np.ndarray
-    lower: np.ndarray
-    upper: np.ndarray
-
-
-def reliability_curve(probability: np.ndarray, label: np.ndarray, bins: int = 10, level: float = 0.95) -> Reliability:
-    """`metrics.calibration` as arrays."""
-    table = calibration(label, probability, bins, level)
-    return Reliability(*(table[name].to_numpy() for name in Reliability._fields))
-
-
 # --- maps ---
 
 
@@ -208,7 +193,7 @@ def probability_grid(
     ends: list[np.ndarray] = []
     for name in columns:
         if name not in frame.columns or is_category(frame[name]):
-            raise ValueError(f"columns must be two numeric columns of X; got {name!r}. They are {listed(frame)}.")
+            raise ValueError(f"columns must be two numeric columns of X; got {name!r}. X has {listed(frame)}.")
         low, high = float(frame[name].min()), float(frame[name].max())
         reach = margin * (high - low) or 1.0
         ends.append(np.linspace(low - reach, high + reach, size))

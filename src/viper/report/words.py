@@ -1,13 +1,16 @@
 """Numbers, findings and verdicts in plain words. Every function returns plain text, which the page escapes."""
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import scipy.special
 
 from viper.report.study import Study
-from viper.report.views import Effect, Outlyingness, Reliability
+from viper.report.views import Effect, Outlyingness
+
+if TYPE_CHECKING:
+    import pandas
 
 THIN, JOIN = "\N{NARROW NO-BREAK SPACE}", "\N{WORD JOINER}"
 ENOUGH = 5  # rows that a group must have to serve as an example
@@ -41,7 +44,7 @@ def points(width: float) -> str:
     return "one percentage point" if x < 1.5 else f"{x:.0f} percentage points"
 
 
-def short_number(x: Any) -> str:
+def readable_number(x: Any) -> str:
     """Three significant digits; anything but a number as it is."""
     if isinstance(x, bool | np.bool_) or not isinstance(x, int | float | np.integer | np.floating):
         return str(x)
@@ -54,7 +57,7 @@ def short_number(x: Any) -> str:
     return f"{digits}e{int(power)}".replace("-", "−")
 
 
-def fixed_number(x: float, digits: int) -> str:
+def with_decimals(x: float, digits: int) -> str:
     return f"{x:,.{digits}f}".replace("-", "−")
 
 
@@ -88,9 +91,9 @@ def recall_sentence(study: Study, share: float = 0.95) -> str:
 
 
 def calibration_sentence(study: Study) -> str:
-    table = study.reliability
-    right = int(((table.lower <= table.predicted) & (table.predicted <= table.upper)).sum())
-    groups, least, most = len(table.rows), int(table.rows.min()), int(table.rows.max())
+    table = study.calibration
+    right = int(((table["lower"] <= table["predicted"]) & (table["predicted"] <= table["upper"])).sum())
+    groups, least, most = len(table["rows"]), int(table["rows"].min()), int(table["rows"].max())
     size = f"{least:,}" if least == most else f"{least:,} to {most:,}"
     verdict = (
         "Nothing here contradicts its percentages"
@@ -104,14 +107,14 @@ def calibration_sentence(study: Study) -> str:
     )
 
 
-def group_sentence(table: Reliability, were: str) -> str:
+def group_sentence(table: "pandas.DataFrame", were: str) -> str:
     """One group as an example: the largest that is not nearly certain, or the largest of all."""
-    open_ = (table.predicted > 0.1) & (table.predicted < 0.9) & (table.rows >= ENOUGH)
-    k = int(np.argmax(np.where(open_, table.rows, 0) if open_.any() else table.rows))
-    count = "the row" if table.rows[k] == 1 else f"the {table.rows[k]:,} rows"
+    open_ = (table["predicted"] > 0.1) & (table["predicted"] < 0.9) & (table["rows"] >= ENOUGH)
+    k = int(np.argmax(np.where(open_, table["rows"], 0) if open_.any() else table["rows"]))
+    count = "the row" if table["rows"][k] == 1 else f"the {table['rows'][k]:,} rows"
     return (
-        f"Of {count} given {about(table.predicted[k])}, {percent(table.observed[k])} {were} "
-        f"(margin {percent_range(table.lower[k], table.upper[k])})."
+        f"Of {count} given {about(table['predicted'][k])}, {percent(table['observed'][k])} {were} "
+        f"(margin {percent_range(table['lower'][k], table['upper'][k])})."
     )
 
 
@@ -162,10 +165,10 @@ def effect_sentence(e: Effect) -> str:
     """A partial effect in words."""
     seen = e.predictions
     k = int(np.argmax(seen.width if e.curve else seen.probability))
-    value, interval = short_number(e.values[k]), percent_range(seen.lower[k], seen.upper[k])
+    value, interval = readable_number(e.values[k]), percent_range(seen.lower[k], seen.upper[k])
     if not e.curve:
         return f"The probability is highest for {value}: {percent(seen.probability[k])} ({interval})."
-    first, last = (f"{percent(seen.probability[j])} at {short_number(e.values[j])}" for j in (0, -1))
+    first, last = (f"{percent(seen.probability[j])} at {readable_number(e.values[j])}" for j in (0, -1))
     return f"The probability goes from {first} to {last}. It is least certain at {value}: {interval}."
 
 
@@ -181,7 +184,7 @@ def row_sentence(study: Study, k: int) -> str:
 def unusual_sentence(found: Outlyingness, k: int) -> str:
     """What is unusual about a row."""
     parts = [
-        f"{name} is {short_number(value)} ({abs(z):.1f} sd {'above' if z > 0 else 'below'} the mean)"
+        f"{name} is {readable_number(value)} ({abs(z):.1f} sd {'above' if z > 0 else 'below'} the mean)"
         for name, value, z in found.extremes(k)
         if abs(z) >= 2.0
     ]
@@ -227,7 +230,7 @@ def arithmetic_verdict(study: Study) -> Verdict:
     facts = study.facts
     gap = float(facts.allowance)
     text = (
-        f"The evidence lower bound (ELBO) of this fit is {fixed_number(facts.elbo, 4)}. Allowing for every rounding "
+        f"The evidence lower bound (ELBO) of this fit is {with_decimals(facts.elbo, 4)}. Allowing for every rounding "
         f"error along the way, it is certified to within {gap:.1e} nats"
         + (": the number is right to the last digit shown." if gap < 5e-5 else ".")
     )
