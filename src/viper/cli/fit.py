@@ -20,63 +20,48 @@ CovarianceShape = StrEnum("CovarianceShape", ["full", "diagonal"])
 KernelChoice = StrEnum("KernelChoice", ["rbf", "matern32", "matern52", "linear"])
 
 DEFAULT_FOLDS = 5
-
-
-def model_option(*names: str, text: str, **settings: Any) -> Any:
-    return typer.Option(*names, help=text, rich_help_panel="Model", **settings)
+MODEL = {"rich_help_panel": "Model"}
+BOUND_METHODS = "viper exactly, pg by the Pólya-Gamma bound, mc by Monte Carlo, quadrature by Gauss-Hermite"
 
 
 def fit_table(
     data: options.TablePath,
     target: options.Target = None,
     out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", help="File to save the model to. (default: it is not saved)", show_default=False),
+        Path | None, options.optional("File to save the model to. (default: it is not saved)", "--out", "-o")
     ] = None,
     model: Annotated[
-        ModelKind,
-        model_option(text="Model to fit: logistic regression, whose log-odds are linear, or gp, a Gaussian process."),
+        ModelKind, typer.Option(help="Model: logistic regression, or gp, a Gaussian process.", **MODEL)
     ] = ModelKind.logistic,
-    formula: Annotated[
-        str | None,
-        model_option(
-            text='Terms of the model, such as "y ~ age + C(ward) + x1:x2". (default: all usable columns)',
-            show_default=False,
-        ),
-    ] = None,
+    formula: options.FormulaText = None,
     prior: Annotated[
         str,
-        model_option(
-            text="Prior standard deviation of the coefficients: a number, or chosen by the ELBO: auto for one value, "
-            "ard for one per coefficient."
+        typer.Option(
+            help="Prior sd of the coefficients: a number; auto (one for all) or ard (one each) to maximise the ELBO.",
+            **MODEL,
         ),
     ] = "1",
     bound: Annotated[
-        BoundWord,
-        model_option(
-            text="How to compute the expected log-likelihood: viper is exact, pg is the Pólya-Gamma bound, mc is "
-            "Monte Carlo, quadrature is Gauss-Hermite."
-        ),
+        BoundWord, typer.Option(help=f"How to compute the expected log-likelihood: {BOUND_METHODS}.", **MODEL)
     ] = BoundWord["viper"],
     terms: Annotated[
-        int | None,
-        model_option(
-            text="Number of terms l of the paper's bound, to use it with --bound viper. (default: the exact limit)",
-            min=1,
-            show_default=False,
-        ),
+        int | None, options.optional("Number of terms l of the paper's bound. (default: its limit)", min=1, **MODEL)
     ] = None,
     covariance: Annotated[
-        CovarianceShape, model_option(text="Shape of the posterior covariance: full, or diagonal (mean field).")
+        CovarianceShape,
+        typer.Option(help="Shape of the posterior covariance: full, or diagonal (mean field).", **MODEL),
     ] = CovarianceShape.full,
-    kernel: Annotated[KernelChoice, model_option(text="Kernel of the Gaussian process.")] = KernelChoice.rbf,
-    inducing: Annotated[int, model_option(text="Number of inducing points of the Gaussian process.", min=1)] = 50,
+    kernel: Annotated[KernelChoice, typer.Option(help="Kernel of the Gaussian process.", **MODEL)] = KernelChoice.rbf,
+    inducing: Annotated[
+        int, typer.Option(help="Number of inducing points of the Gaussian process.", min=1, **MODEL)
+    ] = 50,
     standardise: Annotated[
         bool,
-        model_option(
+        typer.Option(
             "--standardise/--no-standardise",
             "--standardize/--no-standardize",
-            text="Centre numeric columns and divide them by their standard deviations, so that one prior suits all.",
+            help="Centre numeric columns and divide them by their sd, so that one prior suits all.",
+            **MODEL,
         ),
     ] = True,
     missing: options.Missing = MissingRule.error,
@@ -84,21 +69,12 @@ def fit_table(
     category: options.Category = None,
     cv: Annotated[
         int | None,
-        typer.Option(
-            help=f"Number of folds of the cross-validation that scores the model; 0 for none. "
-            f"(default: {DEFAULT_FOLDS})",
-            min=0,
-            show_default=False,
+        options.optional(
+            f"Number of cross-validation folds for the scores; 0 for none. (default: {DEFAULT_FOLDS})", min=0
         ),
     ] = None,
     test_size: Annotated[
-        float | None,
-        typer.Option(
-            help="Share of the rows to hold out for the scores, instead of cross-validation.",
-            min=0.01,
-            max=0.99,
-            show_default=False,
-        ),
+        float | None, options.optional("Share of rows to hold out for the scores, instead of --cv.", min=0.01, max=0.99)
     ] = None,
     seed: options.Seed = 1,
     level: options.Level = 0.95,

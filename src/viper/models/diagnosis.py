@@ -205,8 +205,9 @@ class DiagnosisMixin:
         check_is_fitted(self, "posterior_")
         if X is None and getattr(self, "_training_rows", None) is None:
             raise ValueError("diagnose needs the training rows; got a model without them. Pass X and y.")
-        source = self._training_rows
-        if X is not None:
+        if X is None:
+            source = self._training_rows
+        else:
             source = self._open_labelled_rows(X, y, sample_weight=sample_weight, offset=offset)
         if random_state is None:
             random_state = self.random_state if isinstance(self.random_state, int | np.integer) else SEED
