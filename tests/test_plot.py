@@ -38,7 +38,8 @@ def logistic(data):
 @pytest.fixture(scope="module")
 def process(data):
     X, y = data
-    return viper.VariationalGPClassifier(n_inducing=15, n_starts=1, random_state=0).fit(X[["age", "dose"]], y)
+    model = viper.VariationalGPClassifier(mean="constant", n_inducing=15, n_starts=1, random_state=0)
+    return model.fit(X[["age", "dose"]], y)
 
 
 @pytest.fixture
@@ -185,7 +186,8 @@ def test_convergence_needs_a_history(logistic, tmp_path):
 
 def test_convergence_of_a_process_shows_its_starts(data, ax):
     X, y = data
-    model = viper.VariationalGPClassifier(n_inducing=10, n_starts=2, random_state=0).fit(X[["age"]], y)
+    model = viper.VariationalGPClassifier(mean="constant", n_inducing=10, n_starts=2, random_state=0)
+    model.fit(X[["age"]], y)
     plot.convergence(model, ax=ax)
     best = max(start.elbo for start in model.starts_)
     shown = np.sort(ax.collections[1].get_offsets()[:, 0])

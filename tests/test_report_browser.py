@@ -39,9 +39,8 @@ def files(tmp_path_factory):
     label = generator.random(150) < scipy.special.expit(2 * data["lon"] - data["<b>dose</b>"])
     data["ill"] = np.where(label, "yes", "<i>no</i>")
     logistic = viper.VariationalLogisticRegression(random_state=0).fit(data.drop(columns="ill"), data["ill"])
-    process = viper.VariationalGPClassifier(n_inducing=10, n_starts=1, random_state=0).fit(
-        data[["lon", "lat"]], data["ill"]
-    )
+    process = viper.VariationalGPClassifier(mean="constant", n_inducing=10, n_starts=1, random_state=0)
+    process.fit(data[["lon", "lat"]], data["ill"])
     for name, model in {"logistic": logistic, "process": process}.items():
         report.write(model, data, "ill", folder / f"{name}.html")
     return folder
