@@ -167,11 +167,9 @@ def labelled_rows(model: Any, table: TableFile, target: str | None) -> LabelledR
     other = (~known & column.notna()).to_numpy()
     if other.any():
         row = int(other.argmax())
-        line = table.line(row)
-        where = f"row {row + 1}" if line is None else f"line {line}"
         raise ValueError(
             f"column {name!r} must hold the classes of the model, {list(map(str, classes))}; got "
-            f"{str(column.iloc[row])!r} in {where}. Recode it."
+            f"{str(column.iloc[row])!r} in {table.place(row)}. Recode it."
         )
     positive = (column == classes[1]).to_numpy(dtype=bool, na_value=False)
     return LabelledRows(frame, name, positive, column.notna().to_numpy())
