@@ -191,23 +191,24 @@ class DiagnosisMixin:
         rows, as after loading a model, pass them again; otherwise only posterior and "log_q" are there.
         """
         check_is_fitted(self, "posterior_")
-        source = getattr(self, "_training_rows", None)
-        if X is not None:
-            source = self._open_labelled_rows(X, y, sample_weight=sample_weight, offset=offset)
+        source = self._given_or_training_rows(X, y, sample_weight, offset)
         seed = check_random_state(self.random_state if random_state is None else random_state).randint(2**31)
         device = "cpu" if source is None else source.device
         posterior, prior = moved(self.posterior_, device), moved(self.prior_, device)
         return from_posterior(posterior, prior, source, self._names(), (chains, draws), seed)
 
+    def _given_or_training_rows(self, X: Any, y: Any, sample_weight: Any, offset: Any) -> RowSource | None:
+        if X is None:
+            return getattr(self, "_training_rows", None)
+        return self._open_labelled_rows(X, y, sample_weight=sample_weight, offset=offset)
+
     def _weigh(
         self, X: Any, y: Any, sample_weight: Any, offset: Any, draws: int, random_state: Any
     ) -> tuple[WeightedDraws, Diagnosis]:
         check_is_fitted(self, "posterior_")
-        if X is None and getattr(self, "_training_rows", None) is None:
+        source = self._given_or_training_rows(X, y, sample_weight, offset)
+        if source is None:
             raise ValueError("diagnose needs the training rows; got a model without them. Pass X and y.")
-        source = self._training_rows
-        if X is not None:
-            source = self._open_labelled_rows(X, y, sample_weight=sample_weight, offset=offset)
         if random_state is None:
             random_state = self.random_state if isinstance(self.random_state, int | np.integer) else SEED
         generator = np.random.default_rng(check_random_state(random_state).randint(2**31))
