@@ -27,7 +27,7 @@ MOST_NARROW = 10  # columns, whose curvature matrix one thread can hold
 def launch(
     block: Block, recipe: KernelRecipe, mean: Tensor, factor: Tensor | None, gram: bool, single: bool
 ) -> list[Tensor] | None:
-    """Value, magnitude, gradient and curvature, on the host; None if the variance of a row is beyond the recipe's reach.
+    """Value, magnitude, gradient and curvature, on the host; None if a row's variance is beyond the recipe's reach.
 
     With an intercept, `mean` has one entry more than the matrix has columns. Each program adds up its share of the rows
     in a fixed order, so that results repeat to the last bit.
@@ -105,7 +105,7 @@ def narrow_kernel(
     COLUMNS: tl.constexpr, SIZE: tl.constexpr, ROWS: tl.constexpr, KIND: tl.constexpr, ORDER: tl.constexpr,
     OFFSET: tl.constexpr, WEIGHT: tl.constexpr, GRAM: tl.constexpr,
 ):  # fmt: skip
-    """For the rows of this program: value, magnitude, rows beyond the reach, gradient, lower triangle of the curvature."""
+    """For this program's rows: value, magnitude, rows beyond the reach, gradient, lower triangle of the curvature."""
     zero = tl.zeros((ROWS,), tl.float64)
     value, magnitude, beyond = zero, zero, zero
     slope, curvature = (), ()
@@ -163,7 +163,7 @@ def total_kernel(SUMS, TOTALS, programs: tl.int64, SIZE: tl.constexpr, MOST: tl.
 
 
 @cache
-def compiled_kernels(
+def cached_kernels(
     device: torch.device, features: torch.dtype, registers: int, width: int, *options: Any
 ) -> tuple[Any, Any]:
     """The two kernels for these options, looked up once: Triton's own lookup takes as long as the launch."""
@@ -187,7 +187,7 @@ def launch_narrow(
     tiles, most = triton.cdiv(rows, ROWS), share * multiprocessors(device)
     programs, width = max(1, min(tiles, most)), triton.next_power_of_2(most)
     options = columns, size, ROWS, kind, order, offset is not None, weight is not None, gram
-    by_rows, together = compiled_kernels(device, matrix.dtype, registers, width, *options)
+    by_rows, together = cached_kernels(device, matrix.dtype, registers, width, *options)
     sums = mean.new_empty(3 + size + gram * size * (size + 1) // 2, programs)
     by_rows[programs, 1, 1](
         matrix, mean, factor, label, offset, weight, sums, rows, matrix.stride(0), tiles, programs, reach, *options
@@ -203,8 +203,8 @@ def launch_narrow(
 
 POINTS, POINT_WARPS = 512, 8  # rows of a tile of the elementwise kernel, and warps
 HEAD = tl.constexpr(16)  # places before the gradient: three are used, the others align what follows
-# rows of a tile of the other two, warps, and programs per multiprocessor, by whether there are more than 16 columns: the
-# fastest of those tried on an H200
+# rows of a tile of the other two, warps, and programs per multiprocessor, by whether there are more than 16 columns:
+# the fastest of those tried on an H200
 TILES = {False: (16, 1, 16), True: (32, 1, 16)}
 
 
@@ -246,7 +246,7 @@ def moments_kernel(
     rows, tiles, width, reach,
     POINTS: tl.constexpr, ORDER: tl.constexpr, KIND: tl.constexpr, OFFSET: tl.constexpr, WEIGHT: tl.constexpr,
 ):  # fmt: skip
-    """c(y - g) and c h of every row; for this program's rows, value, magnitude, and how many have τ² beyond the reach."""
+    """c(y - g) and c h of every row; for this program's rows, value, magnitude and the number beyond the reach."""
     value, magnitude = tl.zeros((POINTS,), tl.float64), tl.zeros((POINTS,), tl.float64)
     beyond = tl.zeros((POINTS,), tl.float64)
     for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
