@@ -128,6 +128,7 @@ class PredictionMixin:
         `predict_proba`, `predict_std` and `predict_interval`. Neither X nor the predictions are ever held whole, and
         the file gets its name when it is complete.
         """
+        check_is_fitted(self, "posterior_")
         columns = partial(prediction_table, classes=self.classes_, z=half_width(level))
         rows, of_block = self._predictor(X, offset, columns)
         return writing.write_columns(path, rows.map(of_block), overwrite)
@@ -138,6 +139,7 @@ class PredictionMixin:
 
     def predict(self, X: Any, offset: Any = None) -> np.ndarray:
         """The more probable class, per row."""
+        check_is_fitted(self, "posterior_")  # `classes_` is read here
         return self._predict(X, offset, partial(probable_classes, classes=self.classes_))
 
     def score(self, X: Any, y: Any = None, sample_weight: Any = None, offset: Any = None) -> float:
