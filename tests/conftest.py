@@ -17,3 +17,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("cuda"):
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+@pytest.fixture(scope="module")
+def three():
+    """A cluster of three worker processes."""
+    from dask_workers import workers
+
+    with workers(3) as client:
+        yield client
+
+
+@pytest.fixture
+def client(three):
+    """The cluster as what Dask computes with; tests that do not ask for it use threads."""
+    from dask_workers import in_use
+
+    with in_use(three):
+        yield three
+
+
+@pytest.fixture(params=["threads", "cluster"])
+def somewhere(request):
+    return request.getfixturevalue("client") if request.param == "cluster" else None

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from viper import VariationalLogisticRegression
-from viper.inference.anderson import SMALLEST_SHARE, Mixing, whitened
+from viper.inference.anderson import SMALLEST_SHARE, Mixing, mixing_weights, whitened
 from viper.inference.problem import divergence, gaussian
 
 EYE = torch.eye(3, dtype=torch.float64)
@@ -49,6 +49,12 @@ def test_the_residual_measures_the_divergence_of_a_small_step(diagonal):
     new = gaussian(old.mean + 1e-4 * root[1], old.precision + 1e-4 * (root[2].abs() if diagonal else root.T @ root))
     residual = whitened(old, new)
     assert 0.5 * float(residual @ residual) == pytest.approx(divergence(old, new), rel=1e-3)
+
+
+def test_changes_that_are_dependent_are_not_mixed():
+    residual = torch.arange(1.0, 6.0, dtype=torch.float64)
+    for other in (residual, 0.0 * residual):
+        assert mixing_weights(torch.stack([residual, other], 1), residual + 1.0) is None
 
 
 def test_a_mixture_that_is_no_gaussian_is_not_taken():

@@ -1,201 +1,287 @@
-"""Tables on disk: every format gives the same frame, every fault its line."""
+"""`viper.Files` on files as others write them: with an index, in other dialects, of mixed types, with wrong cells."""
 
 import gzip
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from sklearn.datasets import dump_svmlight_file
+from tolerances import TOLERANCE
 
-from viper.data.table_file import TableFile, check_numbers
-from viper.data.writing import check_output, frame_writer
-from viper.errors import FileError, OutputError
+import viper
+from viper import VariationalLogisticRegression
 
-FRAME = pd.DataFrame(
-    {"a": [1.5, np.nan, 3.0], "größe": ["x", "y, z", 'q "w"'], "n": [1, 2, 3], "b": [True, False, True]}
+pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
+NAMES = ["a", "b", "c"]
+
+
+def frame(rows=400):
+    rng = np.random.default_rng(0)
+    made = pd.DataFrame(rng.standard_normal((rows, 3)).round(3), columns=NAMES)
+    made["y"] = np.where(made["a"] - made["b"] + rng.logistic(size=rows) > 0, "yes", "no")
+    return made
+
+
+ROWS = frame()
+LINES = [f"{a},{b},{y}" for a, b, y in zip(ROWS["a"], ROWS["b"], ROWS["y"], strict=True)]
+
+
+def fit(path, **options):
+    source = viper.Files(path, **{"target": "y"} | options)
+    return VariationalLogisticRegression(random_state=0).fit(source)
+
+
+def assert_fits(path, names=NAMES, **options):
+    expected = VariationalLogisticRegression(random_state=0).fit(ROWS[names], ROWS["y"])
+    model = fit(path, **options)
+    assert list(model.feature_names_in_) == names
+    np.testing.assert_allclose(model.coef_, expected.coef_, rtol=1e-8)
+    probability = model.predict_proba(viper.Files(path))
+    np.testing.assert_allclose(probability[:, 1], model.predict_proba(ROWS[names])[:, 1], rtol=TOLERANCE["roundoff"])
+
+
+def write_lines(path, lines, header="a,b,y", encoding="utf-8"):
+    path.write_bytes("\n".join([header, *lines, ""]).encode(encoding))
+    return path
+
+
+# --- which columns are features ---
+
+
+@pytest.mark.parametrize("index", [None, "id"])
+@pytest.mark.parametrize("name", ["rows.parquet", "ROWS.ARROW"])
+def test_the_index_of_a_frame_is_no_feature(index, name, tmp_path):
+    shuffled = ROWS.set_axis(np.random.default_rng(1).permutation(400), axis=0).rename_axis(index)
+    table = pa.Table.from_pandas(shuffled)
+    column = "__index_level_0__" if index is None else index
+    assert column in table.column_names
+    if name.endswith("parquet"):
+        pq.write_table(table, tmp_path / name)
+    else:
+        with pa.ipc.new_file(str(tmp_path / name), table.schema) as sink:
+            sink.write_table(table)
+    assert_fits(tmp_path)
+    asked = fit(tmp_path, features=[column, "a"])
+    assert list(asked.feature_names_in_) == [column, "a"]
+
+
+def test_an_index_in_some_of_the_files(tmp_path):
+    ROWS[:200].to_parquet(tmp_path / "0.parquet")
+    ROWS[200:].set_axis(np.random.default_rng(1).permutation(200), axis=0).to_parquet(tmp_path / "1.parquet")
+    assert_fits(tmp_path)
+
+
+def test_row_numbers_in_a_csv_are_no_feature(tmp_path):
+    ROWS.to_csv(tmp_path / "rows.csv")
+    assert_fits(tmp_path)
+    assert list(fit(tmp_path, features=["", "a"]).feature_names_in_) == ["", "a"]
+
+
+@pytest.mark.parametrize(
+    ("features", "message"),
+    [
+        (["a", "a", "b"], "features must name each column once; got 'a' twice"),
+        ("abc", r"features must be a list of columns; got the text 'abc'\. Write features=\['abc'\]"),
+        (["a", "y"], "features must not contain the target; got 'y'"),
+    ],
 )
+def test_features_that_are_wrong(features, message, tmp_path):
+    ROWS.to_parquet(tmp_path / "rows.parquet")
+    with pytest.raises(ValueError, match=message):
+        fit(tmp_path, features=features)
 
 
-@pytest.fixture
-def put(tmp_path):
-    def write(contents, name="t.csv"):
-        path = tmp_path / name
-        path.write_bytes(contents if isinstance(contents, bytes) else contents.encode())
-        return path
-
-    return write
+def test_a_name_that_occurs_twice(tmp_path):
+    path = write_lines(tmp_path / "rows.csv", LINES, "a,a,y")
+    with pytest.raises(ValueError, match=r"columns must have different names; got 'a' twice in .*rows\.csv\. Rename"):
+        fit(path)
+    write_lines(path, [f"1,2,{line}" for line in LINES], "x,x,a,b,y")
+    assert_fits(path, ["a", "b"], features=["a", "b"])
 
 
-def message(path, **options):
-    with pytest.raises(FileError) as caught:
-        TableFile(path, **options).read()
-    return str(caught.value)
+# --- which files ---
 
 
-# --- formats ---
+@pytest.mark.parametrize("path", [[], None, 3, [None]])
+def test_a_path_that_is_none(path):
+    with pytest.raises(ValueError, match=r"path must be a file, a folder, a pattern or a list of these; got"):
+        fit(path)
 
 
-def write_arrow(path, stream):
-    table = pa.Table.from_pandas(FRAME)
-    make = pa.ipc.new_stream if stream else pa.ipc.new_file
-    with make(str(path), table.schema) as sink:
-        sink.write_table(table, 2)
+def test_endings_that_are_not_known(tmp_path):
+    path = write_lines(tmp_path / "rows.dat", LINES)
+    with pytest.raises(ValueError, match=r"must end in one of \.parquet, .*\.csv.*; got .*rows\.dat\. Rename it"):
+        fit(path)
+    with pytest.raises(ValueError, match=r"which names none\. Its files must end in one of \.parquet"):
+        fit(tmp_path)
+    ROWS.to_parquet(path)  # by its first bytes
+    assert_fits(path)
 
 
-WRITERS = {
-    "t.csv": lambda path: FRAME.to_csv(path, index=False),
-    "t.csv.gz": lambda path: FRAME.to_csv(path, index=False),
-    "semicolons.csv": lambda path: FRAME.to_csv(path, index=False, sep=";"),
-    "t.tsv": lambda path: FRAME.to_csv(path, index=False, sep="\t"),
-    "bom.csv": lambda path: FRAME.to_csv(path, index=False, encoding="utf-8-sig"),
-    "numbered.csv": FRAME.to_csv,
-    "t.parquet": lambda path: pq.write_table(pa.Table.from_pandas(FRAME), path, row_group_size=2),
-    "parquet without a name": lambda path: pq.write_table(pa.Table.from_pandas(FRAME), path),
-    "t.arrow": lambda path: write_arrow(path, stream=False),
-    "stream.arrow": lambda path: write_arrow(path, stream=True),
-}
+def test_only_files_of_a_known_kind_in_a_folder(tmp_path):
+    ROWS.to_csv(tmp_path / "rows.csv", index=False)
+    for name in ("rows.csv.bak", "notes.txt", ".rows.csv", "rows.csv.crc"):
+        (tmp_path / name).write_text("nothing\n")
+    assert_fits(tmp_path)
 
 
-@pytest.mark.parametrize("name", WRITERS)
-@pytest.mark.parametrize("rows", [None, 2])
-def test_every_format_gives_the_same_rows(name, rows, tmp_path):
-    WRITERS[name](tmp_path / name)
-    parts = list(TableFile(tmp_path / name).chunks(rows))
-    assert all(len(part) <= (rows or 3) for part in parts)
-    whole = pd.concat(parts, ignore_index=True)
-    pd.testing.assert_frame_equal(whole, FRAME, check_dtype=False)
+@pytest.mark.parametrize(
+    ("name", "mark"),
+    [
+        ("rows.csv", ";"),
+        ("rows.csv", "\t"),
+        ("rows.csv", "|"),
+        ("rows.txt", ","),
+        ("rows.txt", ";"),
+        ("ROWS.TSV", "\t"),
+    ],
+)
+def test_separators(name, mark, tmp_path):
+    ROWS.to_csv(tmp_path / name, index=False, sep=mark)
+    assert_fits(tmp_path / name)
 
 
-def test_libsvm(tmp_path):
-    X = np.array([[0.0, 2.0, 0.0], [1.0, 0.0, 4.0]])
-    dump_svmlight_file(X, [0, 1], str(tmp_path / "t.libsvm"), zero_based=False)
-    frame = TableFile(tmp_path / "t.libsvm").read()
-    assert list(frame) == ["y", "x1", "x2", "x3"]
-    np.testing.assert_array_equal(frame[["x1", "x2", "x3"]], X)
-    assert frame["y"].tolist() == [0, 1]
+def test_marks_in_names_are_no_separators(tmp_path):
+    ROWS.rename(columns={"a": "a|1|2|3;4"}).to_csv(tmp_path / "rows.csv", index=False)
+    assert list(fit(tmp_path).feature_names_in_) == ["a|1|2|3;4", "b", "c"]
 
 
-def test_decimal_comma_and_marks_for_missing(put):
-    frame = TableFile(put("a;b\n1,5;?\n2,5;3\n"), decimal=",", missing=("?",)).read()
-    assert frame["a"].tolist() == [1.5, 2.5]
-    assert frame["b"].isna().tolist() == [True, False]
+def test_no_file_of_rows_is_left_out(tmp_path):
+    ROWS[:200].to_parquet(tmp_path / "1.parquet")
+    ROWS[200:].to_parquet(tmp_path / "2.parquet.gzip")
+    assert_fits(tmp_path)
+    (tmp_path / "3.parquet.zip").write_bytes(b"PK")
+    with pytest.raises(ValueError, match=r"the name of a file must end in one of .* got .*zip"):
+        assert_fits(tmp_path)
 
 
-def test_text_that_looks_like_numbers_can_stay_text(put):
-    assert TableFile(put("zip,y\n01234,1\n98765,0\n")).read(("zip",))["zip"].tolist() == ["01234", "98765"]
+def test_names_of_columns_may_be_an_index(tmp_path):
+    ROWS.to_csv(tmp_path / "rows.csv", index=False)
+    given = ROWS.columns.drop("y")
+    for features in (given, given.to_numpy()):
+        source = viper.Files(tmp_path, target="y", features=features)
+        assert list(viper.VariationalLogisticRegression().fit(source).feature_names_in_) == list(given)
 
 
-def test_latin(put):
-    path = put("name,y\nJosé,1\nb,0\n".encode("latin-1"))
-    assert TableFile(path, encoding="latin-1").read()["name"].tolist() == ["José", "b"]
+def test_names_in_capitals_and_compressed(tmp_path):
+    (tmp_path / "R.CSV.GZ").write_bytes(gzip.compress(ROWS.to_csv(index=False).encode()))
+    assert_fits(tmp_path)
 
 
-# --- faults ---
+def test_the_stream_format_of_arrow(tmp_path):
+    table = pa.Table.from_pandas(ROWS)
+    with pa.ipc.new_stream(str(tmp_path / "rows.arrow"), table.schema) as sink:
+        sink.write_table(table, 150)
+    assert_fits(tmp_path)
 
 
-def test_a_missing_file_has_a_neighbour(put, tmp_path):
-    put("a\n1\n", "patients.csv")
-    assert message(tmp_path / "patient.csv").endswith(f"Did you mean {tmp_path / 'patients.csv'}?")
+def test_folders_whose_names_are_values(tmp_path):
+    """Their columns are those of a dataset; files know only their own."""
+    datasets = pytest.importorskip("pyarrow.dataset")
+    for year in (2020, 2021):
+        (tmp_path / f"year={year}").mkdir()
+        ROWS[ROWS.index % 2 == year % 2].to_parquet(tmp_path / f"year={year}" / "rows.parquet")
+    dataset = datasets.dataset(tmp_path, partitioning="hive")
+    model = fit(dataset)
+    assert list(model.feature_names_in_) == [*NAMES, "year"]
+    ordered = pd.concat([ROWS[::2].assign(year=2020), ROWS[1::2].assign(year=2021)])
+    expected = VariationalLogisticRegression(random_state=0).fit(ordered[[*NAMES, "year"]], ordered["y"])
+    np.testing.assert_allclose(model.coef_, expected.coef_, rtol=1e-10)
+    assert list(fit(tmp_path).feature_names_in_) == NAMES
+    with pytest.raises(ValueError, match=r"got a pyarrow dataset\. Write viper\.Files\(dataset, target"):
+        VariationalLogisticRegression().fit(dataset)
 
 
-FAULTS = {
-    "empty": ("", "which is empty"),
-    "blank": ("\n\n", "must begin with the names of its columns"),
-    "only a header": ("a,b\n", "must have rows below its header"),
-    "a name twice": ("a,b,a\n1,2,3\n", "got 'a' twice"),
-    "short": ("a,b\n1,2\n\n3\n", "must have 2 fields, as the header has; got 1 in line 4"),
-    "long": ("a,b\n1,2\n3,4\n5,6,7\n", "must have 2 fields, as the header has; got 3 in line 4"),
-    "all long": ("a,b\n1,2,3\n4,5,6\n", "must have 2 fields, as the header has; got 3 in line 2"),
-    "open quote": ('a,b\n1,"2\n3,4\n', "Check its quotes"),
-    "not UTF-8": (b"a,b\n1,2\n3,\xe9\n", "got byte 0xe9 at position 10, in line 3. Pass --encoding latin-1"),
-    "UTF-16": ("a,b\n1,2\n".encode("utf-16"), "Pass --encoding utf-16"),
-    "spreadsheet": (b"PK\x03\x04 and so on", "got a spreadsheet or zip archive"),
-    "half a gzip file": (gzip.compress(b"a,b\n1,2\n" * 1000)[:40], "must be a whole gzip file"),
-    "not parquet": (b"PAR1 and so on", "must be a readable Parquet file"),
-    "not arrow": (b"ARROW1 and so on", "must be a readable Arrow file"),
-}
+# --- labels ---
 
 
-@pytest.mark.parametrize(("contents", "expected"), FAULTS.values(), ids=FAULTS)
-def test_faults(contents, expected, put):
-    path = put(contents)
-    text = message(path)
-    assert expected in text
-    assert str(path) in text or "twice" in text
+@pytest.mark.parametrize("missing", ["", "NA", "null"])
+def test_missing_labels_in_a_csv(missing, tmp_path):
+    path = write_lines(tmp_path / "rows.csv", [*LINES[:10], f"1,2,{missing}", *LINES])
+    with pytest.raises(ValueError, match=r"have a label in every row; got none or NA in .*rows\.csv, line 12\."):
+        fit(path)
 
 
-def test_a_short_line_is_found_in_any_chunk(put):
-    path = put("a,b\n" + "1,2\n" * 5 + "3\n")
-    with pytest.raises(FileError, match="line 7"):
-        list(TableFile(path).chunks(2))
+@pytest.mark.parametrize(
+    ("label", "message"),
+    [
+        (None, r"in every row; got none or NA in "),
+        ("maybe", r"exactly two classes; got 3: .*The third is 'maybe' in "),
+    ],
+)
+def test_a_label_that_is_wrong_in_the_third_file(label, message, tmp_path):
+    for i in range(3):
+        part = ROWS[100 * i : 100 * (i + 1)]
+        part.assign(y=part["y"].where(part.index != 217, label)).to_parquet(tmp_path / f"{i}.parquet")
+    with pytest.raises(ValueError, match=message + r".*2\.parquet, row 17\."):
+        fit(tmp_path)
 
 
-def test_directories_and_encodings(put, tmp_path):
-    assert "which is a directory" in message(tmp_path)
-    assert "one that Python knows" in message(put("a,b\n1,2\n"), encoding="nonsense")
+@pytest.mark.parametrize("types", [["str", "category", "large", "view"], ["int32", "int64", "category", "float64"]])
+def test_labels_of_one_kind_in_several_types(types, tmp_path):
+    numbers = types[0].startswith("int")
+    rows = ROWS.assign(y=(ROWS["y"] == "yes").astype(int)) if numbers else ROWS
+    for i, kind in enumerate(types):
+        part = rows[100 * i : 100 * (i + 1)]
+        if kind in ("large", "view"):
+            other = pa.large_string() if kind == "large" or not hasattr(pa, "string_view") else pa.string_view()
+            table = pa.Table.from_pandas(part, preserve_index=False)
+            table = table.set_column(3, "y", table["y"].cast(other))
+        else:
+            table = pa.Table.from_pandas(part.assign(y=part["y"].astype(kind)), preserve_index=False)
+        pq.write_table(table, tmp_path / f"{i}.parquet")
+    assert_fits(tmp_path)
+    assert fit(tmp_path).classes_.tolist() == ([0, 1] if numbers else ["no", "yes"])
 
 
-def test_not_libsvm(put):
-    assert "must be LIBSVM text" in message(put("a,b\n1,2\n", "t.libsvm"))
+@pytest.mark.parametrize(
+    ("header", "label", "count", "message"),
+    [
+        ("a,b,y", "jä", 1, r"the labels in column 'y' must be text or numbers; got bytes in .*rows\.csv"),
+        ("ä,b,y", "ja", 1, r"rows\.csv must be a readable CSV file; got: .*0xe4"),
+        ("a,b,y", "jä", 40, r"rows\.csv must be a readable CSV file; got: column 'y', line 402: .*UTF8"),
+    ],
+)
+def test_a_csv_that_is_not_utf8(header, label, count, message, tmp_path, monkeypatch):
+    monkeypatch.setattr("viper.data.arrow.CSV_BLOCK", 1000)
+    lines = [*(LINES * count)[: 10 * count], f"1,2,{label}"]
+    path = write_lines(tmp_path / "rows.csv", lines, header, "latin-1")
+    with pytest.raises(ValueError, match=message + r".*\. Write it again, in UTF-8\."):
+        fit(path)
 
 
-def test_lines_of_rows_with_blank_lines_and_line_breaks(put):
-    table = TableFile(put('a,b\n1,"x\ny"\n\n2,z\n'))
-    assert [table.line(row) for row in range(3)] == [2, 5, None]
+# --- cells and lines ---
 
 
-def test_a_bad_cell_has_its_line(put):
-    table = TableFile(put("a,b\n" + "\n".join(f"{i},{i}" for i in range(30)) + "\n\nten,3\n"))
-    with pytest.raises(FileError, match=r"column 'a' must be numeric, as most of it is; got 'ten' in line 33\."):
-        check_numbers(table.read(), table)
-    check_numbers(table.read(), table, ("a",))
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("1,many,no,", r"column 'b', line 18: .*'many'\. Correct the cell; numbers have a decimal point\."),
+        ("1,2,no,3,4", r"every line must have 4 fields, as the header has; got 5 in line 18 of .*rows\.csv"),
+        ("1,,no,", r"X must be finite; got NaN or infinity in .*rows\.csv.*, line 18\."),
+    ],
+)
+@pytest.mark.parametrize("ending", ["", ".GZ"])
+def test_lines_are_counted_with_blank_ones_and_those_in_quotes(line, message, ending, tmp_path, monkeypatch):
+    monkeypatch.setattr("viper.data.arrow.CSV_BLOCK", 300)
+    lines = [f"{line}," for line in LINES]
+    before = [*lines[:10], "", "", '1,2,no,"three', "", 'lines"', "", line, *lines]
+    path = write_lines(tmp_path / "rows.csv", before, "a,b,y,note")
+    if ending:
+        path = path.rename(tmp_path / f"rows.csv{ending}")
+        path.write_bytes(gzip.compress(path.read_bytes()))
+    with pytest.raises(ValueError, match=message):
+        fit(path, features=["a", "b"])
 
 
-def test_codes_are_no_mistakes(put):
-    table = TableFile(put("a\n" + "0\n1\n2\n" * 10 + "3+\n"))
-    check_numbers(table.read(), table)
+def test_values_with_line_breaks_across_blocks(tmp_path, monkeypatch):
+    """A column of text that is not used may hold anything."""
+    monkeypatch.setattr("viper.data.arrow.CSV_BLOCK", 200)
+    ROWS.assign(note='first\nsecond, "third"\n').to_csv(tmp_path / "rows.csv", index=False)
+    assert_fits(tmp_path, features=NAMES)
 
 
-# --- output ---
-
-
-@pytest.mark.parametrize("name", ["p.csv", "p.csv.gz", "p.parquet"])
-def test_written_in_parts_and_read_as_a_whole(name, tmp_path):
-    with frame_writer(tmp_path / name) as write:
-        write(FRAME.iloc[:2])
-        write(FRAME.iloc[2:])
-    pd.testing.assert_frame_equal(TableFile(tmp_path / name).read(), FRAME, check_dtype=False)
-    assert [file.name for file in tmp_path.iterdir()] == [name]
-
-
-@pytest.mark.parametrize("exists", [False, True])
-def test_a_failure_leaves_what_was_there(exists, tmp_path):
-    path = tmp_path / "p.csv"
-    if exists:
-        path.write_text("old")
-    with pytest.raises(KeyboardInterrupt), frame_writer(path, overwrite=True) as write:  # noqa: PT012
-        write(FRAME)
-        raise KeyboardInterrupt
-    assert [file.read_text() for file in tmp_path.iterdir()] == ["old"] * exists
-
-
-def test_a_file_that_came_in_the_meantime_is_kept(tmp_path):
-    path = tmp_path / "p.csv"
-    with pytest.raises(OutputError, match="which exists"), frame_writer(path) as write:  # noqa: PT012
-        write(FRAME)
-        path.write_text("theirs")
-    assert [file.read_text() for file in tmp_path.iterdir()] == ["theirs"]
-
-
-def test_output_is_checked_before_the_work(tmp_path):
-    (tmp_path / "there").write_text("")
-    for path, expected in [
-        (tmp_path, "which is a directory"),
-        (tmp_path / "no" / "p.csv", "must exist"),
-        (tmp_path / "there", "Pass --force"),
-    ]:
-        with pytest.raises(OutputError, match=expected):
-            check_output(path, overwrite=False)
-    check_output(tmp_path / "there", overwrite=True)
+def test_decimal_commas(tmp_path):
+    ROWS.to_csv(tmp_path / "rows.csv", index=False, sep=";", decimal=",")
+    with pytest.raises(ValueError, match=r"line 2: .*invalid value '0,126'\. .* numbers have a decimal point\."):
+        fit(tmp_path)

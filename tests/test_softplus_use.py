@@ -351,6 +351,24 @@ def test_options_may_be_numpy_integers():
     assert expected_softplus(0.0, 1.0, terms=np.int64(5)) == expected_softplus(0.0, 1.0, terms=5)
 
 
+LIGHT = """
+import sys
+import viper.softplus
+from viper.softplus.words import BOUND_NAMES, FIT_BOUNDS
+assert "torch" not in sys.modules
+from viper.softplus import expected_softplus
+assert expected_softplus is viper.softplus.expectation.expected_softplus is viper.expected_softplus
+for bound in BOUND_NAMES:
+    expected_softplus(0.0, 1.0, bound=bound)
+assert {*BOUND_NAMES} - {*FIT_BOUNDS} == {"certified"}
+"""
+
+
+def test_the_words_of_the_bounds_load_no_torch_and_each_is_a_bound():
+    done = subprocess.run([sys.executable, "-c", LIGHT], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 # --- on a GPU ---
 
 

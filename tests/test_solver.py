@@ -17,6 +17,7 @@ from tolerances import TOLERANCE
 
 import viper
 from viper import VariationalLogisticRegression
+from viper.data import checks
 from viper.errors import ConvergenceWarning
 from viper.inference import adam
 from viper.inference.newton import from_narrow_priors, newton
@@ -229,7 +230,7 @@ def test_every_bound_ends_where_its_own_gradient_vanishes(bound, diagonal):
         X, y = data(n, 5, 8)
         model = VariationalLogisticRegression(**options, **BOUNDS[bound]).fit(X, y)
         problem = make_problem(X, y, limit(), diagonal)
-        same_bound = BOUNDS[bound] | ({"random_state": model._seed()} if bound == "mc" else {})
+        same_bound = BOUNDS[bound] | ({"random_state": checks.seed_of(0)} if bound == "mc" else {})
         factor = model.posterior_.variance if diagonal else model.posterior_.factor
         one = torch.ones(5, dtype=torch.float64)
         at_start = independent_gradient(problem, 0.0 * one, one if diagonal else torch.diag(one), **same_bound)
@@ -333,6 +334,28 @@ def test_adam_with_minibatches_comes_close():
 
 
 # --- what must not change the answer ---
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "options"),
+    [
+        (60_000, 5, {}),  # on random subsets first
+        (60_000, 5, {"bound": "mc", "samples": 20}),
+        (2_000, 5, {"solver": "adam", "batch_size": 500, "max_iter": 5}),
+        (3_000, 25, {"terms": 6}),  # mixed steps
+        (40, 60, {"prior_scale": 200.0}),  # many of them, in the span of the rows
+    ],
+    ids=str,
+)
+@pytest.mark.filterwarnings("ignore:The solver stopped early")
+def test_a_fit_repeats_to_the_last_bit(rows, columns, options):
+    """Without a seed, and wherever in memory the arrays happen to lie."""
+    X, y = data(rows, columns, 3)
+    first, *others = (VariationalLogisticRegression(**options).fit(X.copy(), y) for _ in range(3))
+    for other in others:
+        np.testing.assert_array_equal(other.coef_, first.coef_)
+        np.testing.assert_array_equal(other.covariance_, first.covariance_)
+        assert (other.elbo_, other.passes_) == (first.elbo_, first.passes_)
 
 
 def assert_same_posterior(one, other, within=1e-6):

@@ -1,4 +1,4 @@
-"""The commands of the program, described from the program itself."""
+"""The reference of the commands, generated from the program itself."""
 
 import sys
 from pathlib import Path
@@ -8,7 +8,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
 
 
 def markdown() -> str:
-    """A section for each command: what it does, its examples and options."""
+    """Return a section for each command: what it does, its examples and its options."""
     try:
         import typer
 
@@ -35,8 +35,7 @@ def section(name: str, command: Any) -> str:
 
 
 def cell(param: Any) -> str:
-    text = plain(getattr(param, "help", None)).replace("\n", " ").replace("|", "\\|")
-    return text
+    return plain(getattr(param, "help", None)).replace("\n", " ").replace("|", "\\|")
 
 
 def default(param: Any) -> str:
@@ -46,7 +45,7 @@ def default(param: Any) -> str:
 
 
 def plain(text: str | None) -> str:
-    """Without rich's markup."""
+    """Remove rich's markup."""
     from rich.text import Text
 
     return Text.from_markup(text or "").plain.strip()

@@ -11,11 +11,7 @@ def compare_bounds(
     mean: Annotated[float, typer.Option(help="Mean of X.", show_default=False)],
     sd: Annotated[float, typer.Option(help="Standard deviation of X.", show_default=False)],
     terms: Annotated[
-        list[int] | None,
-        typer.Option(
-            help="Number of terms l of the paper's bound. Repeat for more. (default: 5 and 12)",
-            show_default=False,
-        ),
+        list[int] | None, options.optional("Number of terms l of the paper's bound. Repeat for more. (default: 5, 12)")
     ] = None,
     samples: Annotated[int, typer.Option(help="Number of Monte Carlo samples.", min=2)] = 1000,
     nodes: Annotated[int, typer.Option(help="Number of Gauss-Hermite nodes.", min=1)] = 64,

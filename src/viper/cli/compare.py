@@ -1,10 +1,12 @@
 """`viper compare`: bounds, covariances, kernels and scikit-learn's estimators on one table, side by side."""
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
 
+import viper
 from viper.cli import options
 from viper.cli.options import MissingRule
 
@@ -19,19 +21,10 @@ MakeModel = Callable[[], Any]
 def compare_models(
     data: options.TablePath,
     target: options.Target = None,
-    formula: Annotated[
-        str | None,
-        typer.Option(
-            help='Terms of the models, such as "y ~ age + C(ward) + x1:x2". (default: all usable columns)',
-            show_default=False,
-        ),
-    ] = None,
+    formula: options.FormulaText = None,
     only: Annotated[
         list[str] | None,
-        typer.Option(
-            help="Compare only the models whose names contain this text. Repeat for more. (default: all)",
-            show_default=False,
-        ),
+        options.optional("Compare only models whose names contain this text. Repeat for more. (default: all)"),
     ] = None,
     missing: options.Missing = MissingRule.error,
     drop: options.Drop = None,
@@ -83,22 +76,14 @@ def comparable_models(seed: int, intercept: bool) -> dict[str, tuple[int | None,
     """Return name -> (largest number of rows, function that makes the model)."""
 
     def logistic(**given: Any) -> MakeModel:
-        def make() -> Any:
-            from viper import VariationalLogisticRegression
-
-            return VariationalLogisticRegression(fit_intercept=intercept, random_state=seed, verbose=False, **given)
-
-        return make
+        settings: dict[str, Any] = {"fit_intercept": intercept, "random_state": seed, "verbose": False}
+        return lambda: viper.VariationalLogisticRegression(**settings, **given)
 
     def gp() -> Any:
-        from viper import VariationalGPClassifier
+        return viper.VariationalGPClassifier(mean="constant", random_state=seed, verbose=False)
 
-        return VariationalGPClassifier(mean="constant", random_state=seed, verbose=False)
-
-    def plain() -> Any:
-        from sklearn.linear_model import LogisticRegression
-
-        return LogisticRegression(fit_intercept=intercept, max_iter=1000)
+    def sklearn(module: str, name: str, **given: Any) -> MakeModel:
+        return lambda: getattr(import_module(f"sklearn.{module}"), name)(**given)
 
     def exact_gp() -> Any:
         from sklearn.gaussian_process import GaussianProcessClassifier
@@ -106,16 +91,8 @@ def comparable_models(seed: int, intercept: bool) -> dict[str, tuple[int | None,
 
         return GaussianProcessClassifier(ConstantKernel(1.0) * RBF(1.0), random_state=seed)
 
-    def trees() -> Any:
-        from sklearn.ensemble import HistGradientBoostingClassifier
-
-        return HistGradientBoostingClassifier(random_state=seed)
-
-    def share() -> Any:
-        from sklearn.dummy import DummyClassifier
-
-        return DummyClassifier(strategy="prior")
-
+    plain = sklearn("linear_model", "LogisticRegression", fit_intercept=intercept, max_iter=1000)
+    trees = sklearn("ensemble", "HistGradientBoostingClassifier", random_state=seed)
     return {
         "viper logistic": (None, logistic()),
         "viper logistic, prior auto": (None, logistic(prior_scale="auto")),
@@ -126,7 +103,7 @@ def comparable_models(seed: int, intercept: bool) -> dict[str, tuple[int | None,
         "sklearn LogisticRegression": (None, plain),
         "sklearn GaussianProcessClassifier": (LARGEST_EXACT_GP, exact_gp),
         "sklearn HistGradientBoosting": (None, trees),
-        "share of the classes": (None, share),
+        "share of the classes": (None, sklearn("dummy", "DummyClassifier", strategy="prior")),
     }
 
 

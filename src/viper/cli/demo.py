@@ -51,7 +51,7 @@ def run_demo(
         "What drives it": odds_table(logistic.model),
         "Where the interval is wide, and why": tell_twins_apart(tumours, logistic),
         "Can the posterior be trusted?": str(logistic.model.diagnose()),
-        "The expectation beneath, and how well others do": bound_table(),
+        "The expected softplus, by different methods": bound_table(),
     }
     for heading, content in chapters.items():
         console.print()
@@ -220,7 +220,6 @@ def bound_table() -> Any:
 
 def draw_posteriors(tumours: Tumours, logistic: TimedFit, process: TimedFit | None, path: Path) -> None:
     """Draw odds ratios, held-out tumours with their intervals, and two maps of the Gaussian process if there is one."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     from viper.report import plot
@@ -236,14 +235,12 @@ def draw_posteriors(tumours: Tumours, logistic: TimedFit, process: TimedFit | No
     if process:
         for ax, show in zip(maps, ("mean", "sd"), strict=True):
             plot.probability_map(process.model, test[MAP_COLUMNS], outcome, show=show, ax=ax)
-    FigureCanvasAgg(figure)
     figure.savefig(path, dpi=110)
 
 
 def draw_bounds(path: Path) -> None:
     """Draw errors against ϑ and against τ, and the number of terms for 1 % (the paper's Figure 1)."""
     import torch
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     from viper.report import plot
@@ -260,5 +257,4 @@ def draw_bounds(path: Path) -> None:
     by_terms.set(xlabel="ϑ", ylabel="τ", yscale="log")
     plot.title(by_terms, "l needed for a relative error of 1 %")
     figure.colorbar(mesh, ax=by_terms)
-    FigureCanvasAgg(figure)
     figure.savefig(path, dpi=150)

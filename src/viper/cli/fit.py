@@ -3,7 +3,7 @@
 import time
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -11,72 +11,54 @@ from viper.cli import options
 from viper.cli.options import MissingRule
 from viper.softplus.words import FIT_BOUNDS
 
-if TYPE_CHECKING:
-    import pandas
-
 ModelKind = StrEnum("ModelKind", ["logistic", "gp"])
 BoundWord = StrEnum("BoundWord", {word: word for word in FIT_BOUNDS})  # type: ignore[misc]
 CovarianceShape = StrEnum("CovarianceShape", ["full", "diagonal"])
 KernelChoice = StrEnum("KernelChoice", ["rbf", "matern32", "matern52", "linear"])
 
 DEFAULT_FOLDS = 5
-
-
-def model_option(*names: str, text: str, **settings: Any) -> Any:
-    return typer.Option(*names, help=text, rich_help_panel="Model", **settings)
+MODEL = {"rich_help_panel": "Model"}
+BOUND_METHODS = "viper exactly, pg by the Pólya-Gamma bound, mc by Monte Carlo, quadrature by Gauss-Hermite"
 
 
 def fit_table(
     data: options.TablePath,
     target: options.Target = None,
     out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", help="File to save the model to. (default: it is not saved)", show_default=False),
+        Path | None, options.optional("File to save the model to. (default: it is not saved)", "--out", "-o")
     ] = None,
     model: Annotated[
-        ModelKind,
-        model_option(text="Model to fit: logistic regression, whose log-odds are linear, or gp, a Gaussian process."),
+        ModelKind, typer.Option(help="Model: logistic regression, or gp, a Gaussian process.", **MODEL)
     ] = ModelKind.logistic,
-    formula: Annotated[
-        str | None,
-        model_option(
-            text='Terms of the model, such as "y ~ age + C(ward) + x1:x2". (default: all usable columns)',
-            show_default=False,
-        ),
-    ] = None,
+    formula: options.FormulaText = None,
     prior: Annotated[
         str,
-        model_option(
-            text="Prior standard deviation of the coefficients: a number, or chosen by the ELBO: auto for one value, "
-            "ard for one per coefficient."
+        typer.Option(
+            help="Prior sd of the coefficients: a number; auto (one for all) or ard (one each) to maximise the ELBO.",
+            **MODEL,
         ),
     ] = "1",
     bound: Annotated[
-        BoundWord,
-        model_option(
-            text="How to compute the expected log-likelihood: viper is exact, pg is the Pólya-Gamma bound, mc is "
-            "Monte Carlo, quadrature is Gauss-Hermite."
-        ),
+        BoundWord, typer.Option(help=f"How to compute the expected log-likelihood: {BOUND_METHODS}.", **MODEL)
     ] = BoundWord["viper"],
     terms: Annotated[
-        int | None,
-        model_option(
-            text="Number of terms l of the paper's bound, to use it with --bound viper. (default: the exact limit)",
-            min=1,
-            show_default=False,
-        ),
+        int | None, options.optional("Number of terms l of the paper's bound. (default: its limit)", min=1, **MODEL)
     ] = None,
     covariance: Annotated[
-        CovarianceShape, model_option(text="Shape of the posterior covariance: full, or diagonal (mean field).")
+        CovarianceShape,
+        typer.Option(help="Shape of the posterior covariance: full, or diagonal (mean field).", **MODEL),
     ] = CovarianceShape.full,
-    kernel: Annotated[KernelChoice, model_option(text="Kernel of the Gaussian process.")] = KernelChoice.rbf,
-    inducing: Annotated[int, model_option(text="Number of inducing points of the Gaussian process.", min=1)] = 50,
+    kernel: Annotated[KernelChoice, typer.Option(help="Kernel of the Gaussian process.", **MODEL)] = KernelChoice.rbf,
+    inducing: Annotated[
+        int, typer.Option(help="Number of inducing points of the Gaussian process.", min=1, **MODEL)
+    ] = 50,
     standardise: Annotated[
         bool,
-        model_option(
+        typer.Option(
             "--standardise/--no-standardise",
             "--standardize/--no-standardize",
-            text="Centre numeric columns and divide them by their standard deviations, so that one prior suits all.",
+            help="Centre numeric columns and divide them by their sd, so that one prior suits all.",
+            **MODEL,
         ),
     ] = True,
     missing: options.Missing = MissingRule.error,
@@ -84,21 +66,13 @@ def fit_table(
     category: options.Category = None,
     cv: Annotated[
         int | None,
-        typer.Option(
-            help=f"Number of folds of the cross-validation that scores the model; 0 for none. "
-            f"(default: {DEFAULT_FOLDS})",
-            min=0,
-            show_default=False,
+        options.optional(
+            f"Number of cross-validation folds for the scores; 0 for none. (default: {DEFAULT_FOLDS})", min=0
         ),
     ] = None,
     test_size: Annotated[
         float | None,
-        typer.Option(
-            help="Share of the rows to hold out for the scores, instead of cross-validation.",
-            min=0.01,
-            max=0.99,
-            show_default=False,
-        ),
+        options.optional("Share of rows to hold out for the scores, instead of folds.", min=0.01, max=0.99),
     ] = None,
     seed: options.Seed = 1,
     level: options.Level = 0.95,
@@ -126,19 +100,28 @@ def fit_table(
     table = reading.table(data)
     prepared = prepare_rows(table, target, formula, drop, category, missing.value)
 
+    import viper
+    from viper.cli.scoring import diagnosis_record, held_out_scores
+    from viper.cli.terminal import note_if_slow
+    from viper.formula.learn import fit_learned, learn_formula
+
+    is_gp = model is ModelKind.gp
+    estimator: Any = viper.VariationalGPClassifier if is_gp else viper.VariationalLogisticRegression
     settings: dict[str, Any] = {"bound": bound.value, "terms": terms, "covariance": covariance.value}
-    settings |= {"random_state": seed, "standardize": standardise}
-    if model is ModelKind.gp:
+    if is_gp:  # it standardises columns itself
         # not a linear mean: its weights would be point estimates, whose uncertainty the intervals leave out
-        settings |= {"kernel": kernel.value, "mean": "constant", "n_inducing": inducing}
+        settings |= {"kernel": kernel.value, "mean": "constant", "n_inducing": inducing, "standardize": standardise}
     else:
         settings["prior_scale"] = parse_prior_scale(prior)
     with table.located():
-        fitted, learned, seconds = fit_formula(
-            model, prepared.formula, prepared.frame, missing.value, settings, as_json
-        )
+        learned = learn_formula(prepared.formula, prepared.frame, missing.value, standardise and not is_gp)
+        with note_if_slow(f"fitting {len(learned.y):,} rows", as_json):
+            began = time.perf_counter()
+            fitted = fit_learned(estimator, learned, settings | {"random_state": seed})
+            seconds = time.perf_counter() - began
     folds = DEFAULT_FOLDS if cv is None else cv
-    assessment = assess_model(fitted, learned, folds, test_size, seed, level, as_json)
+    scores = held_out_scores(fitted, learned.X, learned.y, folds, test_size, seed, level, as_json)
+    assessment = {"scores": scores, "diagnosis": diagnosis_record(fitted, len(learned.y))}
     store_record(fitted, learned, prepared.left_out, data, seconds, assessment)
     save_and_show(fitted, out, force, level, as_json, prepared.notes)
 
@@ -150,35 +133,6 @@ def parse_prior_scale(text: str) -> float | str:
         return float(text)
     except ValueError:
         raise typer.BadParameter(f"--prior must be a number, auto or ard; got {text!r}") from None
-
-
-def fit_formula(
-    kind: ModelKind, formula: str, frame: "pandas.DataFrame", missing: str, settings: dict[str, Any], quiet: bool
-) -> tuple[Any, Any, float]:
-    """Return the fitted model, the rows it was fitted to, and the seconds it took."""
-    import viper
-    from viper.cli.terminal import note_if_slow
-    from viper.formula.learn import fit_learned, learn_formula
-
-    standardize = settings.pop("standardize")
-    is_gp = kind is ModelKind.gp
-    learned = learn_formula(formula, frame, missing, standardize and not is_gp)
-    if is_gp:  # Gaussian processes standardise columns themselves
-        settings["standardize"] = standardize
-    estimator: Any = viper.VariationalGPClassifier if is_gp else viper.VariationalLogisticRegression
-    began = time.perf_counter()
-    with note_if_slow(f"fitting {len(learned.y):,} rows", quiet):
-        return fit_learned(estimator, learned, settings), learned, time.perf_counter() - began
-
-
-def assess_model(
-    fitted: Any, learned: Any, folds: int, test_size: float | None, seed: int, level: float, quiet: bool
-) -> dict[str, Any]:
-    """Return scores on held-out rows, and the diagnosis of the approximation."""
-    from viper.cli.scoring import diagnosis_record, held_out_scores
-
-    result = held_out_scores(fitted, learned.X, learned.y, folds, test_size, seed, level, quiet)
-    return {"scores": result, "diagnosis": diagnosis_record(fitted, len(learned.y))}
 
 
 def store_record(

@@ -16,83 +16,52 @@ if TYPE_CHECKING:
 MissingRule = StrEnum("MissingRule", ["error", "drop", "mean"])
 FormatWord = StrEnum("FormatWord", ["csv", "parquet", "arrow", "libsvm"])
 
-TablePath = Annotated[
-    Path, typer.Argument(help="Table to read: CSV (also .gz), Parquet, Arrow or LIBSVM.", show_default=False)
-]
-ModelPath = Annotated[
-    Path, typer.Argument(help="Model file written by `viper fit` or `model.save`.", show_default=False)
-]
+
+def optional(text: str, *names: str, **settings: Any) -> Any:
+    """Return an option whose default, if it has one, is described in its help text."""
+    return typer.Option(*names, help=text, show_default=False, **settings)
+
+
+TablePath = Annotated[Path, typer.Argument(help="Table to read: CSV (also .gz), Parquet, Arrow or LIBSVM.")]
+ModelPath = Annotated[Path, typer.Argument(help="Model file written by `viper fit` or `model.save`.")]
 Target = Annotated[
     str | None,
-    typer.Option(
-        "--target",
-        "-t",
-        help="Column with the two classes to predict. (default: the one in --formula; y in a LIBSVM file)",
-        show_default=False,
-    ),
+    optional("Column to predict, with two classes. (default: from --formula; y in a LIBSVM file)", "--target", "-t"),
 ]
 KnownTarget = Annotated[
-    str | None,
-    typer.Option(
-        "--target",
-        "-t",
-        help="Column with the observed classes. (default: the target of the fit)",
-        show_default=False,
-    ),
+    str | None, optional("Column with the observed classes. (default: the target of the fit)", "--target", "-t")
 ]
-Missing = Annotated[
-    MissingRule,
-    typer.Option(
-        help="How to treat missing values: error refuses them, drop leaves out their rows, mean fills in means and "
-        "most common levels."
-    ),
+FormulaText = Annotated[
+    str | None, optional('Terms of the model, such as "y ~ age + C(ward) + x1:x2". (default: all usable columns)')
 ]
-Drop = Annotated[
-    list[str] | None,
-    typer.Option(help="Column to leave out. Repeat for more columns.", show_default=False),
-]
+RULES = "error refuses them, drop leaves out their rows, mean fills in means and most common levels"
+Missing = Annotated[MissingRule, typer.Option(help=f"How to treat missing values: {RULES}.")]
+Drop = Annotated[list[str] | None, optional("Column to leave out. Repeat for more columns.")]
 Category = Annotated[
     list[str] | None,
-    typer.Option(
-        help="Column to treat as categorical: one of numbers, or of text with many levels. Repeat for more columns.",
-        show_default=False,
-    ),
+    optional("Column to treat as categorical: one of numbers, or of text with many levels. Repeat for more columns."),
 ]
 Level = Annotated[float, typer.Option(help="Posterior mass of the credible intervals.", min=0.001, max=0.999999)]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-Force = Annotated[
-    bool, typer.Option("--force", "--overwrite", "-f", help="Replace the output file if it already exists.")
-]
+Force = Annotated[bool, typer.Option("--force", "--overwrite", "-f", help="Replace the output file if it exists.")]
 Seed = Annotated[int, typer.Option(help="Seed of the random numbers and of the split into folds.")]
-
-
-def reading_option(name: str, text: str, show_default: bool = True) -> Any:
-    return typer.Option(name, help=text, show_default=show_default, rich_help_panel="Reading the table")
+READING = {"rich_help_panel": "Reading the table"}
 
 
 @dataclass(frozen=True)
 class Reading:
-    """How to read a table: the group of options that every command with a table takes."""
+    """How to read a table: the group of options of every command that takes one."""
 
     format: Annotated[
-        FormatWord | None,
-        reading_option("--format", "Format of the table. (default: from the file's name and first bytes)", False),
+        FormatWord | None, optional("Format of the table. (default: from its name and first bytes)", **READING)
     ] = None
-    encoding: Annotated[str, reading_option("--encoding", "Character encoding of a CSV file, such as latin-1.")] = (
-        "utf-8"
-    )
+    encoding: Annotated[str, typer.Option(help="Encoding of a CSV file, such as latin-1.", **READING)] = "utf-8"
     separator: Annotated[
-        str | None,
-        reading_option(
-            "--separator", "Character between the fields of a CSV file. (default: detected in its first line)", False
-        ),
+        str | None, optional("Separator of a CSV file's fields. (default: detected in its first line)", **READING)
     ] = None
-    decimal: Annotated[str, reading_option("--decimal", "Decimal separator of a CSV file.")] = "."
+    decimal: Annotated[str, typer.Option(help="Decimal separator of a CSV file.", **READING)] = "."
     na: Annotated[
-        list[str] | None,
-        reading_option(
-            "--na", "Text of a cell that counts as missing, besides empty cells and NA. Repeat for more.", False
-        ),
+        list[str] | None, optional("Cell that means missing, besides the empty one and NA. Repeat for more.", **READING)
     ] = None
 
     def table(self, path: Path) -> "TableFile":

@@ -21,13 +21,8 @@ def predict_rows(
     out: Annotated[
         Path, typer.Option("--out", "-o", help="CSV (also .gz) or Parquet file to write; - is standard output.")
     ] = Path("-"),
-    interval: Annotated[
-        float, typer.Option(help="Posterior mass of the credible intervals.", min=0.001, max=0.999999)
-    ] = 0.95,
-    keep: Annotated[
-        list[str] | None,
-        typer.Option(help="Column to copy into the output. Repeat for more columns.", show_default=False),
-    ] = None,
+    interval: options.Level = 0.95,
+    keep: Annotated[list[str] | None, options.optional("Column to copy into the output. Repeat for more.")] = None,
     force: options.Force = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON summary of what was written to --out.")] = False,
     *,

@@ -15,11 +15,8 @@ def write_report(
     target: options.KnownTarget = None,
     spatial: Annotated[
         tuple[str, str] | None,
-        typer.Option(
-            "--map",
-            help="Two columns to draw as a map. (default: columns named lon and lat, x and y and the like)",
-            metavar="X Y",
-            show_default=False,
+        options.optional(
+            "Two columns to draw as a map. (default: those named lon and lat, or x and y)", "--map", metavar="X Y"
         ),
     ] = None,
     force: options.Force = False,

@@ -12,32 +12,16 @@ from viper.cli import options
 
 def reproduce_artefact(
     artefact: Annotated[
-        str | None,
-        typer.Argument(
-            help="Name of a table or figure, or all. (default: list the names and make nothing)", show_default=False
-        ),
+        str | None, typer.Argument(help="Name of a table or figure, or all. (default: list them)", show_default=False)
     ] = None,
-    runs: Annotated[
-        int | None,
-        typer.Option(
-            help="Number of runs, one per seed. (default: as many as in the paper)", min=1, show_default=False
-        ),
-    ] = None,
-    jobs: Annotated[
-        int, typer.Option("--jobs", "-j", help="Number of processes to run in; -1 for one per core.", min=-1)
-    ] = 1,
+    runs: Annotated[int | None, options.optional("Number of runs. (default: as many as in the paper)", min=1)] = None,
+    jobs: Annotated[int, typer.Option("--jobs", "-j", help="Number of processes; -1 for one per core.", min=-1)] = 1,
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write results to.")] = Path("results"),
     seed: Annotated[int, typer.Option(help="Seed of the first run; the others count up from it.")] = 1,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Make a small version, to see that it works, in the folder quick of --out.")
-    ] = False,
-    data: Annotated[
-        Path | None, typer.Option(help="Folder with those data sets that are not generated.", show_default=False)
-    ] = None,
-    step: Annotated[
-        str | None, typer.Option(help="Do only one step: run, table or figure. (default: all)", show_default=False)
-    ] = None,
-    listed: Annotated[bool, typer.Option("--list", help="List the names and make nothing.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Make a small version, in the folder quick of --out.")] = False,
+    data: Annotated[Path | None, options.optional("Folder with the data sets that are not generated.")] = None,
+    step: Annotated[str | None, options.optional("Do one step only: run, table or figure. (default: all)")] = None,
+    listed: Annotated[bool, typer.Option("--list", help="List the tables and figures, and make nothing.")] = False,
     as_json: options.Json = False,
 ) -> None:
     """Reproduce a table or figure of the paper: make its runs, then the table or figure.

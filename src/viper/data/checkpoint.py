@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from viper.data import storage
-from viper.data.storage import PLAIN, encode_labels
+from viper.data.storage import JSON_SCALARS, encode_labels
 from viper.errors import CheckpointWarning, StorageError
 from viper.inference.rows import RowFunction, RowSource, SourceTraits, SourceWrapper
 
@@ -149,7 +149,7 @@ def fit_identity(estimator: Any, source: RowSource) -> dict[str, Any]:
     options = {name: x for name, x in estimator.get_params(deep=False).items() if name != "verbose"}
     return {
         "estimator": type(estimator).__name__,
-        **{name: x if isinstance(x, PLAIN) else digest(x) for name, x in options.items()},
+        **{name: x if isinstance(x, JSON_SCALARS) else digest(x) for name, x in options.items()},
         "names": [str(name) for name in getattr(estimator, "feature_names_in_", [])],
         "classes": encode_labels(estimator.classes_),
         "rows": source.rows,
@@ -187,7 +187,7 @@ def content_bytes(value: Any) -> Iterator[bytes]:
             yield from content_bytes(item)
     elif hasattr(value, "indptr"):  # a sparse matrix
         yield from content_bytes((value.data, value.indices, value.indptr))
-    elif isinstance(value, PLAIN):
+    elif isinstance(value, JSON_SCALARS):
         yield json.dumps(value).encode()
     else:
         yield getattr(value, "__qualname__", type(value).__qualname__).encode()

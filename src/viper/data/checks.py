@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 import torch
-from sklearn.utils import assert_all_finite, check_array
+from sklearn.utils import assert_all_finite, check_array, check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import column_or_1d, validate_data
 from torch import Tensor
@@ -221,3 +221,16 @@ def check_positive(value: Any, name: str, *, integer: bool) -> None:
 def check_word(value: Any, name: str, words: tuple[str | bool, ...]) -> None:
     if not isinstance(value, str | bool) or value not in words:
         raise ValueError(f"{name} must be one of {list(words)}; got {value!r}.")
+
+
+FIT_SEED = 0  # where `random_state` is None: the same rows give the same answer to the last bit
+
+
+def random_of_fit(random_state: Any) -> np.random.RandomState:
+    """scikit-learn's `check_random_state`, except that None means a fixed seed."""
+    return check_random_state(FIT_SEED if random_state is None else random_state)
+
+
+def seed_of(random_state: Any) -> int:
+    """The one seed that a fit needs."""
+    return int(random_of_fit(random_state).randint(2**31))

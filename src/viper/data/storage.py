@@ -4,8 +4,8 @@
     header, JSON: {"__metadata__": {"viper": document}, name: {"dtype": …, "shape": …, "data_offsets": …}, …}
     data of the tensors
 
-The document is a `Document`, as JSON. Its sha256 is that of the whole file with zeros where the digest stands. Nothing
-in the file is code, and no tensor is made before the digest agrees.
+The document is a `Document`, as JSON. Its sha256 is that of the whole file with zeros in place of the digest. Nothing
+in the file is code, and no tensor is created before the digest is verified.
 """
 
 import hashlib
@@ -26,16 +26,16 @@ from viper.errors import StorageError
 
 FORMAT_VERSION = 1
 LARGEST_HEADER = 100_000_000  # bytes; safetensors' own limit
-IMPOSSIBLE_HEADER = 1 << 40  # bytes; what text says of its header when read as a model is far more
+IMPOSSIBLE_HEADER = 1 << 40  # bytes; text that is read as a model announces a far longer header
 NO_DIGEST = "0" * 64
-PLAIN = (str, bool, int, float, type(None))  # what JSON holds as it is
+JSON_SCALARS = (str, bool, int, float, type(None))  # what JSON stores unchanged
 OTHER_FORMATS = {b"PK\x03\x04": "a zip archive, as torch.save writes", b"\x80": "a pickle"}
 
 
 class Document(NamedTuple):
-    """What the header says: the digest of the file, who wrote it, and what it holds."""
+    """What the header says: the file's digest, the version that wrote it, and what it holds."""
 
-    sha256: str  # first, so that the first run of 64 zeros in the file is its place
+    sha256: str  # first, so that it is the first run of 64 zeros in the file
     format_version: int
     viper_version: str
     data_bytes: int
@@ -52,15 +52,15 @@ def write_tensors(
 ) -> None:
     """Write a model to `path`: all of it, or nothing.
 
-    Links are followed. Tensors may be on any device. Metadata are what JSON gives back unchanged: finite numbers,
-    strings, booleans, None, lists, and dictionaries with string keys; anything else is a TypeError.
+    Links are followed. Tensors may be on any device. Metadata must come back from JSON unchanged: finite
+    numbers, strings, booleans, None, lists, and dictionaries with string keys. Anything else raises a TypeError.
 
     Raises
     ------
     StorageError
         If the file exists and `overwrite` is False, or if it cannot be written.
     """
-    write_bytes(path, encode(kind, tensors, metadata), overwrite)
+    write_bytes(path, encode_file(kind, tensors, metadata), overwrite)
 
 
 def write_bytes(path: str | os.PathLike[str], contents: bytes, overwrite: bool = False) -> None:
@@ -90,13 +90,13 @@ def read_tensors(path: str | os.PathLike[str]) -> tuple[str, dict[str, Tensor], 
     except OSError as error:
         raise StorageError(f"path must be readable; got {path}: {error.strerror}.") from error
     check_contents(contents, len(head), document, path)
-    return document.kind, decode(contents, path), document.metadata
+    return document.kind, decode_tensors(contents, path), document.metadata
 
 
 # --- writing ---
 
 
-def encode(kind: str, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> bytes:
+def encode_file(kind: str, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> bytes:
     """The bytes of the file."""
     plain = {name: plain_tensor(name, tensor) for name, tensor in tensors.items()}
     size = sum(tensor.nbytes for tensor in plain.values())
@@ -116,19 +116,19 @@ def plain_tensor(name: str, tensor: Tensor) -> Tensor:
 
 
 def plain_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
-    """What will be read back, which must equal what was given."""
+    """The metadata as they will be read back. Raises a TypeError if they would differ."""
     rule = "metadata must come back from JSON unchanged"
     try:
         copy = json.loads(json.dumps(metadata, allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:
         raise TypeError(f"{rule}; got {error}. Make arrays tensors, and NaN or infinity None.") from error
     if not isinstance(copy, dict) or copy != metadata:
-        raise TypeError(f"{rule}; got {changed(metadata, copy)}. Make tuples lists, and keys strings.")
+        raise TypeError(f"{rule}; got {first_change(metadata, copy)}. Make tuples lists, and keys strings.")
     return copy
 
 
-def changed(given: Any, copy: Any, path: str = "metadata") -> str:
-    """The first place where JSON made something else of what was given."""
+def first_change(given: Any, copy: Any, path: str = "metadata") -> str:
+    """The first value or key that JSON changes, and where it is."""
     if isinstance(given, dict):
         if odd := [key for key in given if not isinstance(key, str)]:
             return f"the key {odd[0]!r} in {path}"
@@ -137,7 +137,7 @@ def changed(given: Any, copy: Any, path: str = "metadata") -> str:
         inner = [(value, back, f"{path}[{i}]") for i, (value, back) in enumerate(zip(given, copy, strict=True))]
     else:
         return f"{given!r:.60} at {path}"
-    return next((changed(*part) for part in inner if part[0] != part[1]), f"{given!r:.60} at {path}")
+    return next((first_change(*part) for part in inner if part[0] != part[1]), f"{given!r:.60} at {path}")
 
 
 def encode_labels(classes: np.ndarray) -> dict[str, Any]:
@@ -147,7 +147,7 @@ def encode_labels(classes: np.ndarray) -> dict[str, Any]:
 def viper_version() -> str:
     try:
         return version("vi-per")
-    except PackageNotFoundError:  # run from its sources
+    except PackageNotFoundError:  # run from source, not installed
         return "unknown"
 
 
@@ -155,7 +155,7 @@ def viper_version() -> str:
 
 
 def read_head(file: BinaryIO, path: Path) -> bytes:
-    """The header, with its 8 bytes of length."""
+    """The header, including the 8 bytes of its length."""
     start, size = file.read(8), os.fstat(file.fileno()).st_size
     length = int.from_bytes(start, "little")
     if not 0 < length <= min(LARGEST_HEADER, size - 8):
@@ -166,11 +166,11 @@ def read_head(file: BinaryIO, path: Path) -> bytes:
 
 
 def parse_document(head: bytes, path: Path) -> Document:
-    """The header's document, if this viper knows its version."""
+    """The header's document. Raises if it is not one, or if its version is newer than this viper."""
     try:
         content = json.loads(json.loads(head[8:].decode())["__metadata__"]["viper"])
         if content["format_version"] <= FORMAT_VERSION:
-            return typed(Document(**content))
+            return with_checked_types(Document(**content))
     except (KeyError, TypeError):
         refuse_file(path, "without viper's metadata: damaged, or written by another program")
     except (ValueError, RecursionError):
@@ -181,7 +181,7 @@ def parse_document(head: bytes, path: Path) -> Document:
     )
 
 
-def typed(document: Document) -> Document:
+def with_checked_types(document: Document) -> Document:
     if [type(x) for x in document] != [str, int, str, int, str, dict] or not document.sha256.isascii():
         raise TypeError
     return document
@@ -192,7 +192,7 @@ def refuse_file(path: Path, what: str) -> NoReturn:
 
 
 def check_contents(contents: bytes, head: int, document: Document, path: Path) -> None:
-    """Every byte is there, and is the one that was written."""
+    """Raise unless every byte is there and is the one that was written."""
     if (size := len(contents) - head) < document.data_bytes:
         rule = f"{path} must hold {document.data_bytes} bytes of data; got {size}"
         raise StorageError(f"{rule}: it is truncated. Copy or save it again.")
@@ -203,7 +203,7 @@ def check_contents(contents: bytes, head: int, document: Document, path: Path) -
         raise StorageError(f"{rule}: it changed after it was saved. Copy or save it again.")
 
 
-def decode(contents: bytes, path: Path) -> dict[str, Tensor]:
+def decode_tensors(contents: bytes, path: Path) -> dict[str, Tensor]:
     try:
         return safetensors.torch.load(contents)
     except (SafetensorError, KeyError, ValueError, RuntimeError) as error:

@@ -105,7 +105,8 @@ class VariationalGPClassifier(
     warm_start : bool, default False
         Whether `fit` begins where the last one ended, if that had as many columns.
     random_state : int, RandomState or None
-        Seeds clusters, random rows and Monte Carlo.
+        Seeds clusters, random rows and Monte Carlo. None means a fixed seed, so that a fit can be repeated; `sample`
+        draws afresh in every call if it is None.
     device : str or torch.device, optional
         Where to compute; by default the CPU, or where a tensor X lies. What is fitted lies on the CPU.
     verbose : bool or "auto", default "auto"
@@ -217,7 +218,7 @@ class VariationalGPClassifier(
             If it is interrupted, the same call searches again and goes on from there.
         """
         self._check_options()
-        random = check_random_state(self.random_state)
+        random = checks.random_of_fit(self.random_state)
         self.classes_, source = open_labelled_rows(
             self, X, y, ROW_FORMAT, sample_weight=sample_weight, offset=offset, reset=True
         )

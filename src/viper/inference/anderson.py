@@ -56,8 +56,8 @@ class Mixing:
         if not older:
             return Step(new)
         changes = torch.stack([residual - past.residual for past in older], 1)
-        gamma = torch.linalg.lstsq(changes, residual[:, None]).solution[:, 0]
-        if not float(gamma.abs().sum()) <= LONGEST:
+        gamma = mixing_weights(changes, residual)
+        if gamma is None:
             return Step(new)
         left = residual - changes @ gamma
         mean, precision = part_way(q, new, rho)
@@ -85,6 +85,19 @@ class Mixing:
     def forget(self) -> None:
         self.past.clear()
         self.taken(math.inf, 1.0)
+
+
+def mixing_weights(changes: Tensor, residual: Tensor) -> Tensor | None:
+    """γ with the least |r - Cγ|, or None if the changes C are so nearly dependent that γ is too long.
+
+    By Householder's QR: the pivoting driver, torch's default, starts from pivots that it does not set, so that the
+    last digits would differ from run to run.
+    """
+    try:
+        gamma = torch.linalg.lstsq(changes, residual[:, None], driver="gels").solution[:, 0]
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+        return None
+    return gamma if float(gamma.abs().sum()) <= LONGEST else None
 
 
 def part_way(q: Gaussian, new: Gaussian, rho: float) -> tuple[Tensor, Tensor]:

@@ -84,8 +84,10 @@ class VariationalLogisticRegression(
     dtype : {"float64", "float32"}, default "float64"
         Precision of the products with X. float32 halves the work; the posterior moves by about 1e-4 of its widths.
     random_state : int, RandomState or None
-        Seeds the choice of rows that large fits look at first, Monte Carlo and Adam's start, and the draws of
-        `diagnose` and `corrected`, which have a fixed seed unless this is an integer.
+        Seeds the choice of rows that large fits look at first, the random numbers of bound="mc", and Adam's start and
+        minibatches. None means a fixed seed, so that a fit repeats bit for bit on one machine. `diagnose` and
+        `corrected` use this seed if it is an integer, otherwise a fixed one; `sample` and `to_arviz` draw afresh in
+        every call if it is None.
     verbose : bool or "auto", default "auto"
         Show progress: always, never, or on a terminal once a fit takes longer than two seconds.
 
@@ -191,7 +193,7 @@ class VariationalLogisticRegression(
         self.classes_, source = open_labelled_rows(
             self, X, y, self._row_format(), sample_weight=sample_weight, offset=offset, reset=True
         )
-        with resumable(self, source, checkpoint, self._seed()) as (passes, seed):
+        with resumable(self, source, checkpoint, checks.seed_of(self.random_state)) as (passes, seed):
             if isinstance(self.prior_scale, str):
                 # the same random numbers for every scale
                 solve = lambda scale, start: self._fit(passes, self._prior(scale), seed, start)  # noqa: E731
@@ -239,10 +241,7 @@ class VariationalLogisticRegression(
             scale = read_scale(self.prior_scale, "prior_scale", self.n_features_in_)
             self.prior_scale_ = scale.numpy()
         prior = self._prior(scale) if first else self.posterior_.as_prior(forget)
-        return self._keep(source, self._fit(source, prior, self._seed()))
-
-    def _seed(self) -> int:
-        return int(check_random_state(self.random_state).randint(2**31))
+        return self._keep(source, self._fit(source, prior, checks.seed_of(self.random_state)))
 
     def _check_options(self) -> None:
         checks.check_word(self.bound, "bound", FIT_BOUNDS)
@@ -313,7 +312,10 @@ class VariationalLogisticRegression(
         return summary_frame(self._names(), mean, sd, low, high, torch.special.ndtr(mean / sd), level)
 
     def sample(self, n: int = 1, random_state: Any = None) -> np.ndarray:
-        """`n` draws of the coefficients (intercept last) from the posterior, n × d."""
+        """`n` draws of the coefficients (intercept last) from the posterior, n × d.
+
+        `random_state` is by default that of the estimator; if that is None too, every call draws afresh.
+        """
         check_is_fitted(self, "posterior_")
         generator = check_random_state(self.random_state if random_state is None else random_state)
         noise = torch.from_numpy(generator.standard_normal((n, len(self.posterior_.mean))))

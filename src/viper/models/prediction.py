@@ -139,7 +139,7 @@ class PredictionMixin:
 
     def predict(self, X: Any, offset: Any = None) -> np.ndarray:
         """The more probable class, per row."""
-        check_is_fitted(self, "posterior_")  # `classes_` is read here
+        check_is_fitted(self, "posterior_")
         return self._predict(X, offset, partial(probable_classes, classes=self.classes_))
 
     def score(self, X: Any, y: Any = None, sample_weight: Any = None, offset: Any = None) -> float:

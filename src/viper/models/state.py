@@ -17,7 +17,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from viper.data import storage
-from viper.data.storage import PLAIN, encode_labels
+from viper.data.storage import JSON_SCALARS, encode_labels
 from viper.errors import StorageError
 from viper.formula.encoding import Encoding
 from viper.inference.posterior import Diagonal, Full, LowRank, Posterior
@@ -145,7 +145,7 @@ def encode_options(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, T
     arrays: dict[str, Tensor] = {}
     for name, given in options.items():
         value = given.item() if isinstance(given, np.generic) else given
-        if isinstance(value, PLAIN):
+        if isinstance(value, JSON_SCALARS):
             plain[name] = value
         elif isinstance(value, torch.device):
             plain[name] = str(value)

@@ -6,8 +6,8 @@ import numpy as np
 import scipy.special
 
 from viper.report.study import Coefficient, Study
-from viper.report.svg import Chart, Scale, element, path_data, text_mark, title_element
-from viper.report.views import Effect, Trace, evenly_spaced
+from viper.report.svg import Chart, Scale, element, image, path_data, text_mark, title_element
+from viper.report.views import Effect, Trace, spaced_indices
 from viper.report.words import about, factor, percent, percent_range, readable_number
 
 PERCENTS = [(k / 4, f"{25 * k}%") for k in range(5)]
@@ -19,11 +19,16 @@ SMEAR = 0.01  # δ: half the width of the window over which a density is average
 # --- how well it predicts ---
 
 
+def percent_chart(x_label: str, y_label: str) -> Chart:
+    chart = Chart(UNIT, UNIT, width=380, height=350, margins=(14, 24, 46, 58))
+    chart.y_axis(y_label, PERCENTS)
+    chart.x_axis(x_label, PERCENTS)
+    return chart
+
+
 def reliability_chart(study: Study) -> str:
     table = study.calibration
-    chart = Chart(UNIT, UNIT, width=380, height=350, margins=(14, 24, 46, 58))
-    chart.y_axis(f"share that {study.predicate('was')}", PERCENTS)
-    chart.x_axis("predicted probability", PERCENTS)
+    chart = percent_chart("predicted probability", f"share that {study.predicate('was')}")
     chart.line([0, 1], [0, 1], "guide")
     chart.band(table["predicted"], table["lower"], table["upper"])
     largest = table["rows"].max()
@@ -36,9 +41,7 @@ def reliability_chart(study: Study) -> str:
 
 def roc_chart(study: Study) -> str:
     false, true = thinned(*study.roc)
-    chart = Chart(UNIT, UNIT, width=380, height=350, margins=(14, 24, 46, 58))
-    chart.y_axis(f"share of {study.positive} found", PERCENTS)
-    chart.x_axis(f"share of {study.negative} flagged by mistake", PERCENTS)
+    chart = percent_chart(f"share of {study.negative} flagged by mistake", f"share of {study.positive} found")
     chart.line([0, 1], [0, 1], "guide")
     chart.band(false, np.zeros_like(true), true, "wash")
     chart.line(false, true)
@@ -56,9 +59,7 @@ def precision_recall_chart(study: Study) -> str:
     precision, recall, _ = precision_recall_curve(study.label, study.predictions.probability)
     recall, precision = thinned(recall[::-1], precision[::-1])
     share = float(study.label.mean())
-    chart = Chart(UNIT, UNIT, width=380, height=350, margins=(14, 24, 46, 58))
-    chart.y_axis(f"share of flagged that {study.predicate('are')}", PERCENTS)
-    chart.x_axis(f"share of {study.positive} found", PERCENTS)
+    chart = percent_chart(f"share of {study.positive} found", f"share of flagged that {study.predicate('are')}")
     chart.line([0, 1], [share, share], "guide")
     chart.line(recall, precision)
     tooltips = [
@@ -97,17 +98,12 @@ class Forest:
         return [base**k for k in range(-2, 3) if self.scale.low <= k * math.log(base) <= self.scale.high]
 
     def axis(self) -> str:
+        names = {t: factor(t).rstrip("0").rstrip(".") if t < 100 else factor(t) for t in self.ticks()}
         marks = "".join(
-            text_mark(
-                "×" + factor(t).rstrip("0").rstrip(".") if t < 100 else "×" + factor(t),
-                float(self.scale(math.log(t))),
-                17.0,
-                "tick",
-                text_anchor="middle",
-            )
-            for t in self.ticks()
+            text_mark(f"×{name}", float(self.scale(math.log(t))), 17.0, "tick", text_anchor="middle")
+            for t, name in names.items()
         )
-        return self._svg(marks, "Scale: the factor by which the odds are multiplied")
+        return image(marks, self.width, self.height, "Scale: the factor by which the odds are multiplied", "forest")
 
     def line(self, c: Coefficient) -> str:
         middle = 0.5 * self.height
@@ -119,16 +115,13 @@ class Forest:
             + element("line", x1=low, x2=high, y1=middle, y2=middle, class_="interval" + tone)
             + element("circle", cx=mean, cy=middle, r=4.5, class_="dot" + tone)
         )
-        return self._svg(marks, f"{c.name}: odds times {factor(math.exp(c.mean))}")
-
-    def _svg(self, marks: str, label: str) -> str:
-        box = f"0 0 {self.width} {self.height}"
-        return element("svg", marks, viewBox=box, role="img", aria_label=label, class_="forest")
+        label = f"{c.name}: odds times {factor(math.exp(c.mean))}"
+        return image(marks, self.width, self.height, label, "forest")
 
 
 def relevance_bar(share: float, label: str) -> str:
     marks = element("rect", x=0.0, y=8.0, width=max(300.0 * share, 1.0), height=10.0, rx=2.0, class_="bar")
-    return element("svg", marks, viewBox="0 0 300 26", role="img", aria_label=label, class_="forest")
+    return image(marks, Forest.width, Forest.height, label, "forest")
 
 
 def effect_chart(study: Study, e: Effect) -> str:
@@ -137,17 +130,16 @@ def effect_chart(study: Study, e: Effect) -> str:
         f"{e.name} {readable_number(v)}: {percent(p)} ({percent_range(low, high)})"
         for v, p, low, high in zip(e.values, seen.probability, seen.lower, seen.upper, strict=True)
     ]
+    values = e.values.astype(float) if e.curve else np.arange(len(e.values))
+    ends = (values[0], values[-1]) if e.curve else (-0.6, len(values) - 0.4)
+    chart = Chart(ends, UNIT, width=820, height=380, margins=(14, 24, 46, 58))
+    chart.y_axis(f"probability of {study.positive}", PERCENTS)
     if e.curve:
-        values = e.values.astype(float)
-        chart = Chart((values[0], values[-1]), UNIT, width=820, height=380, margins=(14, 24, 46, 58))
-        chart.y_axis(f"probability of {study.positive}", PERCENTS)
         chart.x_axis(e.name, [(t, readable_number(t)) for t in chart.x.ticks(6)])
         chart.band(values, seen.lower, seen.upper)
         chart.line(values, seen.probability)
         chart.probes(values, seen.probability, tooltips)
     else:
-        chart = Chart((-0.6, len(e.values) - 0.4), UNIT, width=820, height=380, margins=(14, 24, 46, 58))
-        chart.y_axis(f"probability of {study.positive}", PERCENTS)
         short = [name if len(name := readable_number(v)) < 14 else name[:12] + "…" for v in e.values]
         chart.x_axis(e.name, list(enumerate(short)))
         for k, content in enumerate(tooltips):
@@ -274,24 +266,15 @@ def map_legend(what: str, low: str, high: str) -> str:
         for k in range(40)
     )
     marks += text_mark(low, 0.0, 28.0, "tick") + text_mark(high, 240.0, 28.0, "tick", text_anchor="end")
-    return element(
-        "svg", marks, viewBox="0 0 240 32", role="img", aria_label=f"Colours from {low} to {high}", class_="legend"
-    )
+    return image(marks, 240, 32, f"Colours from {low} to {high}", "legend")
 
 
 def convergence_chart(trace: Trace) -> str:
-    at = evenly_spaced(len(trace.values), 300)
+    at = spaced_indices(len(trace.values), 300)
     values = np.maximum(trace.values[at], 1e-17)
     low, high = 10.0 ** math.floor(math.log10(values.min())), 10.0 ** math.ceil(math.log10(values.max()) + 1e-9)
-    last = float(max(at[-1] + 1, 2))
-    chart = Chart(
-        (1.0, last),
-        (low, high if high > low else 10 * low),
-        width=640,
-        height=260,
-        margins=(14, 16, 46, 70),
-        log_y=True,
-    )
+    x, y = (1.0, float(max(at[-1] + 1, 2))), (low, high if high > low else 10 * low)
+    chart = Chart(x, y, width=640, height=260, margins=(14, 16, 46, 70), log_y=True)
     chart.y_axis("nats", [(t, f"{t:.0e}".replace("e-0", "e-").replace("e+0", "e")) for t in chart.y.ticks(5)])
     whole = [t for t in chart.x.ticks(8) if t == int(t) and t >= 1] or [1.0]
     chart.x_axis("iteration", [(t, f"{t:,.0f}") for t in whole])

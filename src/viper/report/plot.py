@@ -203,7 +203,7 @@ def observations(model: Any, X: Any, y: Any = None, *, level: float = 0.95, most
     """The probability of every row with its interval, in order of the log-odds; at most `most` rows, evenly spaced."""
     seen = predictions(model, X, level)
     order = np.argsort(seen.latent, kind="stable")
-    order = order[views.evenly_spaced(len(order), most)]
+    order = order[views.spaced_indices(len(order), most)]
     seen = seen.take(order)
     ax = canvas(ax, (7.2, 4.2))
     at = np.arange(len(order))

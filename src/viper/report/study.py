@@ -199,7 +199,7 @@ class Study:
     def sampled(self) -> np.ndarray:
         """At most `MOST_MARKS` rows, evenly spaced in order of their log-odds."""
         order = np.argsort(self.predictions.latent, kind="stable")
-        return order[views.evenly_spaced(len(order), MOST_MARKS)]
+        return order[views.spaced_indices(len(order), MOST_MARKS)]
 
     @cached_property
     def map(self) -> Grid | None:

@@ -108,6 +108,12 @@ class Scale:
         return [round(k * step, 12) for k in range(first, last + 1)]
 
 
+def image(markup: str, width: int, height: int, label: str, class_: str, **attributes: Any) -> str:
+    """The marks as one SVG image; screen readers read `label` aloud."""
+    box = f"0 0 {width} {height}"
+    return element("svg", markup, viewBox=box, role="img", aria_label=label, class_=class_, **attributes)
+
+
 def text_mark(content: str, x: float, y: float, class_: str = "", **attributes: Any) -> str:
     return element("text", escape(content), x=float(x), y=float(y), class_=class_ or None, **attributes)
 
@@ -213,7 +219,4 @@ class Chart:
             self.add(element("g", area + mark + title_element(content), class_="probe"))
 
     def svg(self, label: str, **attributes: Any) -> str:
-        """The chart as markup; screen readers read `label` aloud."""
-        content = "".join(self.parts)
-        box = f"0 0 {self.width} {self.height}"
-        return element("svg", content, viewBox=box, role="img", aria_label=label, class_="chart", **attributes)
+        return image("".join(self.parts), self.width, self.height, label, "chart", **attributes)

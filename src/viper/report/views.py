@@ -65,7 +65,7 @@ def typical_row(frame: "pandas.DataFrame") -> "pandas.DataFrame":
     return pandas.DataFrame({name: middle(frame[name]) for name in frame.columns})
 
 
-def evenly_spaced(count: int, most: int) -> np.ndarray:
+def spaced_indices(count: int, most: int) -> np.ndarray:
     """Indices of at most `most` of `count` items, evenly spaced and including the first and the last."""
     return np.unique(np.linspace(0, count - 1, min(most, count)).astype(int))
 

@@ -20,7 +20,7 @@ from viper.softplus.pointwise import Bound, Triple
 from viper.softplus.series import smallest_terms
 from viper.softplus.words import BoundName
 
-Array = Any  # what the caller gave: torch tensor, NumPy array or float; results come back as the same
+Array = Any  # what the caller passes: torch tensor, NumPy array or float; results have the same type
 T = TypeVar("T", bound=tuple[Any, ...])
 
 
@@ -55,10 +55,10 @@ def expected_softplus(
     Parameters
     ----------
     mean, variance : tensor, array or float
-        Broadcast against each other; float32 or float64; variance >= 0. Results have the type they came in.
+        Broadcast against each other; float32 or float64; variance >= 0. The results have their type.
     bound : {"viper", "pg", "mc", "quadrature", "certified"}
         ``"viper"``: Theorem 1 of the paper; with `terms=l` its η_l, otherwise the limit l → ∞, exact to rounding.
-        ``"pg"``: Jaakkola-Jordan at its best t, identical to Pólya-Gamma.
+        ``"pg"``: Jaakkola-Jordan at its optimal t, identical to Pólya-Gamma.
         ``"mc"``: the mean over `samples` common random numbers. ``"quadrature"``: Gauss-Hermite with `nodes`.
         ``"certified"``: the limit plus a proven allowance for every error of its evaluation, hence a true upper bound,
         less than 1e-9 above the limit while |mean| and sd are at most 1e4 (float32 results are rounded up).
@@ -69,8 +69,8 @@ def expected_softplus(
     nodes : int
         Number of nodes of ``"quadrature"``.
     tolerance : float, optional
-        Largest absolute error wanted in each of the three results, for ``"viper"`` without `terms`; None means exact.
-        A faster formula serves tolerances down to 1e-11, in the input's own precision.
+        Largest absolute error allowed in each of the three results, for ``"viper"`` without `terms`; None means exact.
+        Tolerances down to 1e-11 are served by a faster formula, in the input's precision.
 
     Returns
     -------
@@ -81,7 +81,7 @@ def expected_softplus(
     -----
     Differentiable twice through `value`, once through `slope` and `curvature`; works under ``torch.func`` transforms
     and ``torch.compile(fullgraph=True)``, where input values are not checked. Exact formulas compute in float64
-    whatever the input. η_l has a cusp: at mean = variance = 0 its curvature is -inf.
+    whatever the input's dtype. η_l has a cusp: at mean = variance = 0 its curvature is -inf.
 
     Examples
     --------
@@ -102,7 +102,7 @@ def expected_sigmoid(mean: Array, variance: Array) -> ExpectedSigmoid:
 
     E[s(X)] = g and Var[s(X)] = E[s(X)²] - g², where E[s²] = g - h because s' = s - s². Accurate relative to its size
     also where the probability is nearly certain or the variance tiny; a standard deviation below 1e-150, whose square
-    is no number of float64, comes back as 0.
+    underflows in float64, is returned as 0.
 
     Examples
     --------
@@ -166,11 +166,11 @@ class _Moments(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], mean: Tensor, variance: Tensor, bound: Bound) -> Any:
-        return _Moments.apply(*aligned(info, in_dims, mean, variance), bound), (0, 0, 0)
+        return _Moments.apply(*with_mapped_axis_first(info, in_dims, mean, variance), bound), (0, 0, 0)
 
 
 class _EagerMoments(_Moments):
-    """The same with forward-mode derivatives, which the compiler does not accept in a custom function."""
+    """The same with forward-mode derivatives, which the compiler does not support in a custom function."""
 
     @staticmethod
     def jvp(ctx: Any, d_mean: Tensor | None, d_variance: Tensor | None, _: None) -> Triple:
@@ -198,11 +198,11 @@ class _Partials(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        raise NotImplementedError("expected_softplus is differentiable twice; a third derivative was asked for.")
+        raise NotImplementedError("expected_softplus is differentiable twice; a third derivative was requested.")
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], mean: Tensor, variance: Tensor, bound: Bound) -> Any:
-        return _Partials.apply(*aligned(info, in_dims, mean, variance), bound), (0, 0, 0)
+        return _Partials.apply(*with_mapped_axis_first(info, in_dims, mean, variance), bound), (0, 0, 0)
 
 
 class _Probability(torch.autograd.Function):
@@ -227,10 +227,10 @@ class _Probability(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], mean: Tensor, variance: Tensor) -> Any:
-        return _Probability.apply(*aligned(info, in_dims, mean, variance)), (0, 0)
+        return _Probability.apply(*with_mapped_axis_first(info, in_dims, mean, variance)), (0, 0)
 
 
-def aligned(info: Any, in_dims: tuple[int | None, ...], mean: Tensor, variance: Tensor) -> list[Tensor]:
+def with_mapped_axis_first(info: Any, in_dims: tuple[int | None, ...], mean: Tensor, variance: Tensor) -> list[Tensor]:
     """Both tensors with the mapped axis in front, expanded where only one is mapped."""
     return [
         x.movedim(dim, 0) if dim is not None else x.expand(info.batch_size, *x.shape)
@@ -244,7 +244,7 @@ def aligned(info: Any, in_dims: tuple[int | None, ...], mean: Tensor, variance: 
 def read_gaussian(
     mean: Array, variance: Array, integer: bool = False
 ) -> tuple[tuple[Tensor, Tensor], Callable[[T], T]]:
-    """Broadcast, checked float tensors, and a function that gives results back in the caller's type."""
+    """Checked float tensors of one shape, and a function that returns results in the caller's type."""
     use_torch = isinstance(mean, Tensor) or isinstance(variance, Tensor)
     use_float = not use_torch and np.ndim(mean) == 0 and np.ndim(variance) == 0
     m, v = read_tensor(mean, "mean", variance), read_tensor(variance, "variance", mean)

@@ -1,0 +1,239 @@
+"""Tables on disk: every format gives the same frame, every fault its line."""
+
+import gzip
+from contextlib import suppress
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from sklearn.datasets import dump_svmlight_file
+
+from viper.cli.options import FormatWord
+from viper.data.arrow import FORMATS
+from viper.data.table_file import TableFile, check_numbers
+from viper.data.writing import atomic_file, check_output, frame_writer
+from viper.errors import FileError, OutputError
+
+FRAME = pd.DataFrame(
+    {"a": [1.5, np.nan, 3.0], "größe": ["x", "y, z", 'q "w"'], "n": [1, 2, 3], "b": [True, False, True]}
+)
+
+
+@pytest.fixture
+def put(tmp_path):
+    def write(contents, name="t.csv"):
+        path = tmp_path / name
+        path.write_bytes(contents if isinstance(contents, bytes) else contents.encode())
+        return path
+
+    return write
+
+
+def message(path, **options):
+    with pytest.raises(FileError) as caught:
+        TableFile(path, **options).read()
+    return str(caught.value)
+
+
+# --- formats ---
+
+
+def write_arrow(path, stream):
+    table = pa.Table.from_pandas(FRAME)
+    make = pa.ipc.new_stream if stream else pa.ipc.new_file
+    with make(str(path), table.schema) as sink:
+        sink.write_table(table, 2)
+
+
+WRITERS = {
+    "t.csv": lambda path: FRAME.to_csv(path, index=False),
+    "t.csv.gz": lambda path: FRAME.to_csv(path, index=False),
+    "semicolons.csv": lambda path: FRAME.to_csv(path, index=False, sep=";"),
+    "t.tsv": lambda path: FRAME.to_csv(path, index=False, sep="\t"),
+    "bom.csv": lambda path: FRAME.to_csv(path, index=False, encoding="utf-8-sig"),
+    "numbered.csv": FRAME.to_csv,
+    "t.parquet": lambda path: pq.write_table(pa.Table.from_pandas(FRAME), path, row_group_size=2),
+    "parquet without a name": lambda path: pq.write_table(pa.Table.from_pandas(FRAME), path),
+    "t.arrow": lambda path: write_arrow(path, stream=False),
+    "stream.arrow": lambda path: write_arrow(path, stream=True),
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize("rows", [None, 2])
+def test_every_format_gives_the_same_rows(name, rows, tmp_path):
+    WRITERS[name](tmp_path / name)
+    parts = list(TableFile(tmp_path / name).chunks(rows))
+    assert all(len(part) <= (rows or 3) for part in parts)
+    whole = pd.concat(parts, ignore_index=True)
+    pd.testing.assert_frame_equal(whole, FRAME, check_dtype=False)
+
+
+def test_libsvm(tmp_path):
+    X = np.array([[0.0, 2.0, 0.0], [1.0, 0.0, 4.0]])
+    dump_svmlight_file(X, [0, 1], str(tmp_path / "t.libsvm"), zero_based=False)
+    frame = TableFile(tmp_path / "t.libsvm").read()
+    assert list(frame) == ["y", "x1", "x2", "x3"]
+    np.testing.assert_array_equal(frame[["x1", "x2", "x3"]], X)
+    assert frame["y"].tolist() == [0, 1]
+
+
+def test_decimal_comma_and_marks_for_missing(put):
+    frame = TableFile(put("a;b\n1,5;?\n2,5;3\n"), decimal=",", missing=("?",)).read()
+    assert frame["a"].tolist() == [1.5, 2.5]
+    assert frame["b"].isna().tolist() == [True, False]
+
+
+def test_text_that_looks_like_numbers_can_stay_text(put):
+    assert TableFile(put("zip,y\n01234,1\n98765,0\n")).read(("zip",))["zip"].tolist() == ["01234", "98765"]
+
+
+def test_latin(put):
+    path = put("name,y\nJosé,1\nb,0\n".encode("latin-1"))
+    assert TableFile(path, encoding="latin-1").read()["name"].tolist() == ["José", "b"]
+
+
+# --- faults ---
+
+
+def test_a_missing_file_has_a_neighbour(put, tmp_path):
+    put("a\n1\n", "patients.csv")
+    assert message(tmp_path / "patient.csv").endswith(f"Did you mean {tmp_path / 'patients.csv'}?")
+
+
+FAULTS = {
+    "empty": ("", "which is empty"),
+    "blank": ("\n\n", "must begin with the names of its columns"),
+    "only a header": ("a,b\n", "must have rows below its header"),
+    "a name twice": ("a,b,a\n1,2,3\n", "got 'a' twice"),
+    "short": ("a,b\n1,2\n\n3\n", "must have 2 fields, as the header has; got 1 in line 4"),
+    "long": ("a,b\n1,2\n3,4\n5,6,7\n", "must have 2 fields, as the header has; got 3 in line 4"),
+    "all long": ("a,b\n1,2,3\n4,5,6\n", "must have 2 fields, as the header has; got 3 in line 2"),
+    "open quote": ('a,b\n1,"2\n3,4\n', "Check its quotes"),
+    "not UTF-8": (b"a,b\n1,2\n3,\xe9\n", "got byte 0xe9 at position 10, in line 3. Pass --encoding latin-1"),
+    "UTF-16": ("a,b\n1,2\n".encode("utf-16"), "Pass --encoding utf-16"),
+    "spreadsheet": (b"PK\x03\x04 and so on", "got a spreadsheet or zip archive"),
+    "half a gzip file": (gzip.compress(b"a,b\n1,2\n" * 1000)[:40], "must be a whole gzip file"),
+    "not parquet": (b"PAR1 and so on", "must be a readable Parquet file"),
+    "not arrow": (b"ARROW1 and so on", "must be a readable Arrow file"),
+}
+
+
+@pytest.mark.parametrize(("contents", "expected"), FAULTS.values(), ids=FAULTS)
+def test_faults(contents, expected, put):
+    path = put(contents)
+    text = message(path)
+    assert expected in text
+    assert str(path) in text or "twice" in text
+
+
+def test_a_short_line_is_found_in_any_chunk(put):
+    path = put("a,b\n" + "1,2\n" * 5 + "3\n")
+    with pytest.raises(FileError, match="line 7"):
+        list(TableFile(path).chunks(2))
+
+
+def test_directories_and_encodings(put, tmp_path):
+    assert "which is a directory" in message(tmp_path)
+    assert "one that Python knows" in message(put("a,b\n1,2\n"), encoding="nonsense")
+
+
+def test_not_libsvm(put):
+    assert "must be LIBSVM text" in message(put("a,b\n1,2\n", "t.libsvm"))
+
+
+def test_lines_of_rows_with_blank_lines_and_line_breaks(put):
+    table = TableFile(put('a,b\n1,"x\ny"\n\n2,z\n'))
+    assert [table.line(row) for row in range(3)] == [2, 5, None]
+
+
+def test_a_bad_cell_has_its_line(put):
+    table = TableFile(put("a,b\n" + "\n".join(f"{i},{i}" for i in range(30)) + "\n\nten,3\n"))
+    with pytest.raises(FileError, match=r"column 'a' must be numeric, as most of it is; got 'ten' in line 33\."):
+        check_numbers(table.read(), table)
+    check_numbers(table.read(), table, ("a",))
+
+
+def test_codes_are_no_mistakes(put):
+    table = TableFile(put("a\n" + "0\n1\n2\n" * 10 + "3+\n"))
+    check_numbers(table.read(), table)
+
+
+def test_the_command_line_knows_every_format():
+    assert [*FORMATS] == [*FormatWord]
+
+
+# --- output ---
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_file_is_there_as_a_whole_or_not_at_all(overwrite, tmp_path):
+    path = tmp_path / "f"
+    with atomic_file(path, overwrite) as file:
+        file.write(b"whole")
+        file.flush()
+        assert not path.exists()
+    with suppress(FileExistsError), atomic_file(path, overwrite) as file:
+        file.write(b"new")
+        raise FileExistsError
+    assert [one.read_bytes() for one in tmp_path.iterdir()] == [b"whole"]
+
+
+def test_a_file_of_another_writer_is_replaced_only_on_request(tmp_path):
+    path, link = tmp_path / "f", tmp_path / "link"
+    link.symlink_to(path)
+    path.write_bytes(b"theirs")
+    for target in (path, link):
+        with pytest.raises(FileExistsError), atomic_file(target):
+            pass
+    path.unlink()
+    with pytest.raises(FileExistsError), atomic_file(link):
+        path.write_bytes(b"theirs")
+    assert path.read_bytes() == b"theirs"
+    with atomic_file(link, overwrite=True) as file:
+        file.write(b"ours")
+    assert link.is_symlink()
+    assert path.read_bytes() == b"ours"
+    assert {*tmp_path.iterdir()} == {path, link}
+
+
+@pytest.mark.parametrize("name", ["p.csv", "p.csv.gz", "p.parquet"])
+def test_written_in_parts_and_read_as_a_whole(name, tmp_path):
+    with frame_writer(tmp_path / name) as write:
+        write(FRAME.iloc[:2])
+        write(FRAME.iloc[2:])
+    pd.testing.assert_frame_equal(TableFile(tmp_path / name).read(), FRAME, check_dtype=False)
+    assert [file.name for file in tmp_path.iterdir()] == [name]
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_a_failure_leaves_what_was_there(exists, tmp_path):
+    path = tmp_path / "p.csv"
+    if exists:
+        path.write_text("old")
+    with pytest.raises(KeyboardInterrupt), frame_writer(path, overwrite=True) as write:  # noqa: PT012
+        write(FRAME)
+        raise KeyboardInterrupt
+    assert [file.read_text() for file in tmp_path.iterdir()] == ["old"] * exists
+
+
+def test_a_file_that_came_in_the_meantime_is_kept(tmp_path):
+    path = tmp_path / "p.csv"
+    with pytest.raises(OutputError, match="which exists"), frame_writer(path) as write:  # noqa: PT012
+        write(FRAME)
+        path.write_text("theirs")
+    assert [file.read_text() for file in tmp_path.iterdir()] == ["theirs"]
+
+
+def test_output_is_checked_before_the_work(tmp_path):
+    (tmp_path / "there").write_text("")
+    for path, expected in [
+        (tmp_path, "which is a directory"),
+        (tmp_path / "no" / "p.csv", "must exist"),
+        (tmp_path / "there", "Pass --force"),
+    ]:
+        with pytest.raises(OutputError, match=expected):
+            check_output(path, overwrite=False)
+    check_output(tmp_path / "there", overwrite=True)
