@@ -26,7 +26,7 @@ from viper.inference.problem import Gaussian, Prior, Problem, divergence, kl_to_
 from viper.inference.rows import Arrays
 from viper.inference.start import find_mode, from_tighter_priors
 from viper.inference.sums import sums
-from viper.models import fitting
+from viper.models.fitting import run_solver
 from viper.softplus.limit import limit
 
 NODES, NODE_WEIGHTS = np.polynomial.hermite_e.hermegauss(200)
@@ -474,7 +474,7 @@ def test_more_coefficients_than_rows(sparse):
     model = VariationalLogisticRegression(prior_scale=scale, prior_mean=mean, tol=TIGHT)
     wide = model.fit(scipy.sparse.csr_array(X) if sparse else X, y, sample_weight=weight, offset=offset)
     assert type(wide.posterior_).__name__ == "LowRank"
-    problem, result = fitting.run(model._training_rows, model.prior_, model._options(), 0)
+    problem, result = run_solver(model._training_rows, model.prior_, model._options(), 0)
     full = Full(result.q.mean, result.factor)
     sd = full.variance.sqrt()
     assert ((wide.posterior_.mean - full.mean).abs() / sd).max() < 1e-6
