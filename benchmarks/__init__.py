@@ -1,1 +1,1 @@
-"""Ours and the rivals side by side, in one run: `python -m benchmarks [name ...] [--quick] [--device cuda]`."""
+"""Ours and others side by side, in one run: `python -m benchmarks [name ...] [--quick] [--device cuda]`."""

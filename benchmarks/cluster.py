@@ -1,7 +1,7 @@
 """A fit on a Dask cluster of two worker processes with one thread each, beside the same fit in one process.
 
-The workers make the rows themselves, as partitions of a Dask array. What a pass costs beyond its arithmetic is measured
-with a function that does nothing but return sums of the right size.
+The workers make the rows themselves, as partitions of a Dask array. The overhead of a pass is measured with a function
+that only returns sums of the right size.
 """
 
 import time
@@ -24,13 +24,13 @@ from viper.inference.rows import Block
 WORKERS = 2
 CLUSTERS: dict[str, tuple[dict[str, bool], dict[str, int]]] = {
     f"{WORKERS} workers": ({}, {}),
-    # what Dask does beside the work, on the same two cores
+    # without what Dask does beside the work, on the same two cores
     f"{WORKERS} workers, profiler and memory monitor off": (
         {"distributed.worker.profile.enabled": False},
         {"memory_limit": 0},
     ),
 }
-FASTER, OVERHEAD = 1.7, 50.0  # at least that many times the rows per second; at most so many milliseconds a pass
+SPEEDUP, OVERHEAD = 1.7, 50.0  # targets: least ratio of rows per second, most milliseconds per pass
 
 
 def run(quick: bool, device: str = "cpu") -> Table:
@@ -45,15 +45,17 @@ def run(quick: bool, device: str = "cpu") -> Table:
             LocalCluster(WORKERS, threads_per_worker=1, processes=True, dashboard_address=":0", **options) as machines,
             Client(machines) as client,
         ):
-            X, y = made(client, n, p, parts)
-            here = made_here(X.chunks[0], p)
+            X, y = rows_on_workers(client, n, p, parts)
+            here = rows_here(X.chunks[0], p)
             fits = {"one process": here, name: (X, y)}
             model = viper.VariationalLogisticRegression(random_state=0)
-            times = shortest({name: partial(model.fit, *given) for name, given in fits.items()}, 1 if quick else 9)
+            times = shortest_times(
+                {name: partial(model.fit, *given) for name, given in fits.items()}, 1 if quick else 9
+            )
             passes = passes or pass_times(model, X, y, p)
         one = times["one process"]
         table += [
-            [name, n, p, seconds, n / seconds, one / seconds, FASTER if i else float("nan")]
+            [name, n, p, seconds, n / seconds, one / seconds, SPEEDUP if i else float("nan")]
             for i, (name, seconds) in enumerate(times.items())
         ]
     notes = [
@@ -67,14 +69,14 @@ def run(quick: bool, device: str = "cpu") -> Table:
     return Table("Logistic regression on a Dask cluster", columns, table, notes)
 
 
-def made_here(sizes: tuple[int, ...], p: int) -> list[np.ndarray]:
-    """The same rows here, made again: to gather them, Dask would bring copies of all to one worker, and leave them."""
+def rows_here(sizes: tuple[int, ...], p: int) -> list[np.ndarray]:
+    """The same rows, made again: gathering them would leave copies of all partitions on one worker."""
     parts = [partition(seed, size, p) for seed, size in enumerate(sizes)]
     return [np.concatenate(x) for x in zip(*parts, strict=True)]
 
 
-def made(client: Client, n: int, p: int, parts: int) -> tuple[da.Array, da.Array]:
-    """Normal rows and labels of the model, a partition from each seed, as many on each worker as on any other."""
+def rows_on_workers(client: Client, n: int, p: int, parts: int) -> tuple[da.Array, da.Array]:
+    """Normal rows and labels drawn from the model; each seed gives a partition, and each worker gets equally many."""
     sizes = [n // parts + int(i < n % parts) for i in range(parts)]
     addresses = list(client.nthreads())
     blocks = [
@@ -90,25 +92,26 @@ def made(client: Client, n: int, p: int, parts: int) -> tuple[da.Array, da.Array
 
 
 def partition(seed: int, size: int, p: int) -> tuple[np.ndarray, np.ndarray]:
+    """The rows and labels of one partition."""
     coefficients = np.random.default_rng(0).uniform(-1.0, 1.0, p)
     generator = np.random.default_rng([1, seed])
     X = generator.standard_normal((size, p))
     return X, generator.random(size) < 1.0 / (1.0 + np.exp(-X @ coefficients))
 
 
-def shortest(contenders: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Seconds by the clock of the fastest of several calls, taken in turn, after one that does not count."""
+def shortest_times(contenders: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+    """Wall-clock seconds of the fastest of several calls, taken in turn after one that does not count."""
     best = dict.fromkeys(contenders, float("inf"))
     for turn in range(rounds + 1):
         for name, work in contenders.items():
-            began = time.perf_counter()
+            start = time.perf_counter()
             work()
             if turn:
-                best[name] = min(best[name], time.perf_counter() - began)
+                best[name] = min(best[name], time.perf_counter() - start)
     return best
 
 
-def nothing(block: Block, mean: Tensor, factor: Tensor) -> list[Tensor]:
+def zero_sums(block: Block, mean: Tensor, factor: Tensor) -> list[Tensor]:
     """Sums of the size that a step needs, without the work."""
     return [torch.zeros(()), torch.zeros(()), torch.zeros_like(mean), torch.zeros_like(factor)]
 
@@ -116,10 +119,10 @@ def nothing(block: Block, mean: Tensor, factor: Tensor) -> list[Tensor]:
 def pass_times(model: viper.VariationalLogisticRegression, X: da.Array, y: da.Array, p: int) -> list[float]:
     """Milliseconds of passes that compute nothing."""
     source = open_labelled_rows(model, X, y, RowFormat(intercept=True))[1]
-    function = partial(nothing, mean=torch.zeros(p + 1).double(), factor=torch.zeros(p + 1, p + 1).double())
+    function = partial(zero_sums, mean=torch.zeros(p + 1).double(), factor=torch.zeros(p + 1, p + 1).double())
     found = []
     for _ in range(50):
-        began = time.perf_counter()
+        start = time.perf_counter()
         source.reduce(function)
-        found.append(1e3 * (time.perf_counter() - began))
+        found.append(1e3 * (time.perf_counter() - start))
     return found

@@ -1,9 +1,9 @@
 """Gaussian-process classification: exact ELBO, accuracy and seconds, ours beside GPyTorch and scikit-learn.
 
 The paper's five data sets and three more, on two splits (a random 90 % with a fixed seed; the first 80 %, or the set's
-own test rows), all inputs standardised; the paper's toy example; and a million rows. The data sets are not part of the
-repository: their folder is given by `--data`, or VIPER_DATA. Seconds are those of the processor with one thread, the
-shortest of several fits of ours, taken before and after the rivals.
+own test rows) with standardised inputs; the paper's toy example; and a million rows. The data sets are not part of the
+repository: `--data` or VIPER_DATA gives their folder. Seconds are processor time with one thread; ours are the shortest
+of several fits, made before and after the others.
 """
 
 import multiprocessing
@@ -22,10 +22,11 @@ from sklearn.gaussian_process import GaussianProcessClassifier
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 from sklearn.metrics import log_loss, roc_auc_score
 
-from benchmarks.table import Table, machine, number
+from benchmarks.table import Table, format_number, machine
 from viper.gp.classifier import VariationalGPClassifier
 from viper.gp.likelihood import LogitLikelihood
 from viper.inference.threads import one_thread
+from viper.paper.methods import gp_marginals, marginal_kl, scores_against
 
 SETS = ("breast-cancer", "svmguide1", "australian", "fourclass", "diabetes", "german.numer", "splice", "heart")
 SEED = 7
@@ -44,7 +45,7 @@ class Split(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What a method gives: exact ELBO (or NaN), probabilities of the test rows, seconds, starts, evaluations."""
+    """The result of a method: exact ELBO (or NaN), probabilities of the test rows, seconds, starts, evaluations."""
 
     elbo: float
     probability: np.ndarray
@@ -56,51 +57,52 @@ class Outcome(NamedTuple):
 def run(quick: bool, device: str = "cpu", data: str | None = None) -> Table:
     torch.set_num_threads(1)
     with one_thread():
-        return measured(quick, device, data)
+        return compare_methods(quick, device, data)
 
 
-def measured(quick: bool, device: str, data: str | None) -> Table:
+def compare_methods(quick: bool, device: str, data: str | None) -> Table:
     folder = data or os.environ.get("VIPER_DATA")
     rows: list[list[str | float]] = []
-    notes = [machine(device), toy(5 if quick else 30), large(20_000 if quick else 1_000_000)]
+    notes = [machine(device), toy_example(5 if quick else 30), many_rows(20_000 if quick else 1_000_000)]
     if folder is None:
         notes.append("The data sets were not measured: pass --data FOLDER.")
-    for name, label, split in splits(Path(folder), quick) if folder is not None else ():
-        outcomes = contenders(split, 100 if quick else 1500)
-        rival = outcomes["GPyTorch SVGP, our likelihood"].seconds
+    for name, label, split in read_splits(Path(folder), quick) if folder is not None else ():
+        outcomes = fit_all(split, 100 if quick else 1500)
+        reference = outcomes["GPyTorch SVGP, our likelihood"].seconds
         for method, outcome in outcomes.items():
-            rows.append([name, label, method, outcome.elbo, *scores(split, outcome), outcome.seconds])
-            rows[-1] += [rival / outcome.seconds, outcome.starts, outcome.evaluations]
+            rows.append([name, label, method, outcome.elbo, *test_scores(split, outcome), outcome.seconds])
+            rows[-1] += [reference / outcome.seconds, outcome.starts, outcome.evaluations]
     notes.append(
         "Speed is relative to GPyTorch's SVGP with NGD 0.07 + Adam 0.07, 1,500 iterations, 50 inducing points."
     )
     return Table("Gaussian-process classification", COLUMNS, rows, notes)
 
 
-def splits(folder: Path, quick: bool) -> Iterator[tuple[str, str, Split]]:
+def read_splits(folder: Path, quick: bool) -> Iterator[tuple[str, str, Split]]:
+    """Name, kind of split and rows, for every data set and split."""
     for name in SETS[-1:] if quick else SETS:
         own = folder / name / f"{name}_test.csv.gz"
-        train = read(folder / name / (f"{name}_train.csv.gz" if own.exists() else f"{name}.csv.gz"))
+        train = read_table(folder / name / (f"{name}_train.csv.gz" if own.exists() else f"{name}.csv.gz"))
         order = np.random.default_rng(SEED).permutation(len(train))
         cut = int(0.9 * len(train))
-        yield name, "random 90 %", standardised(train[order[:cut]], train[order[cut:]])
+        yield name, "random 90 %", standardise(train[order[:cut]], train[order[cut:]])
         if own.exists():
-            yield name, "own test", standardised(train, read(own))
+            yield name, "own test", standardise(train, read_table(own))
         else:
             cut = int(0.8 * len(train))
-            yield name, "first 80 %", standardised(train[:cut], train[cut:])
+            yield name, "first 80 %", standardise(train[:cut], train[cut:])
 
 
-def read(path: Path) -> np.ndarray:
+def read_table(path: Path) -> np.ndarray:
     return np.loadtxt(path, delimiter=",", skiprows=1)
 
 
-def standardised(train: np.ndarray, test: np.ndarray) -> Split:
+def standardise(train: np.ndarray, test: np.ndarray) -> Split:
     centre, scale = train[:, :-1].mean(0), train[:, :-1].std(0)
     return Split((train[:, :-1] - centre) / scale, train[:, -1], (test[:, :-1] - centre) / scale, test[:, -1])
 
 
-def scores(split: Split, outcome: Outcome) -> list[str | float]:
+def test_scores(split: Split, outcome: Outcome) -> list[str | float]:
     """AUC, log score and expected calibration error in ten bins, on the test rows."""
     p, y = np.clip(outcome.probability, 1e-12, 1 - 1e-12), split.y_test
     bins = np.minimum((10 * p).astype(int), 9)
@@ -108,29 +110,30 @@ def scores(split: Split, outcome: Outcome) -> list[str | float]:
     return [float(roc_auc_score(y, p)), -float(log_loss(y, p)), sum(gaps) / len(y)]
 
 
-def contenders(split: Split, iterations: int) -> dict[str, Outcome]:
-    first = ours(split)
+def fit_all(split: Split, iterations: int) -> dict[str, Outcome]:
+    """Every method on one split."""
+    first, bernoulli = viper_gp(split), gpytorch.likelihoods.BernoulliLikelihood()
     outcomes = {
         "viper": first,
-        "GPyTorch SVGP, our likelihood": svgp(split, LogitLikelihood(), iterations),
-        "GPyTorch SVGP, BernoulliLikelihood": svgp(split, gpytorch.likelihoods.BernoulliLikelihood(), iterations),
+        "GPyTorch SVGP, our likelihood": gpytorch_svgp(split, LogitLikelihood(), iterations),
+        "GPyTorch SVGP, BernoulliLikelihood": gpytorch_svgp(split, bernoulli, iterations),
     }
     if len(split.y) <= LARGEST_SKLEARN:
         outcomes["scikit-learn GaussianProcessClassifier"] = sklearn_gp(split)
-    seconds = min(first.seconds, *(ours(split).seconds for _ in range(2)))
+    seconds = min(first.seconds, *(viper_gp(split).seconds for _ in range(2)))
     return outcomes | {"viper": first._replace(seconds=seconds)}
 
 
-def ours(split: Split) -> Outcome:
-    began = time.process_time()
+def viper_gp(split: Split) -> Outcome:
+    start = time.process_time()
     model = VariationalGPClassifier(random_state=0, verbose=False).fit(split.X, split.y)
-    seconds = time.process_time() - began
+    seconds = time.process_time() - start
     evaluations = sum(start.evaluations for start in model.starts_)
     return Outcome(model.elbo_, model.predict_proba(split.X_test)[:, 1], seconds, len(model.starts_), evaluations)
 
 
 class SVGP(gpytorch.models.ApproximateGP):
-    """The paper's model: linear mean, ARD RBF from lengthscale 0.5, 50 inducing points from the rows."""
+    """The paper's model: linear mean, ARD RBF that starts at lengthscale 0.5, 50 inducing points from the rows."""
 
     def __init__(self, points: torch.Tensor) -> None:
         q = gpytorch.variational.NaturalVariationalDistribution(len(points))
@@ -144,7 +147,7 @@ class SVGP(gpytorch.models.ApproximateGP):
         return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
 
 
-def svgp(split: Split, likelihood: Any, iterations: int) -> Outcome:
+def gpytorch_svgp(split: Split, likelihood: Any, iterations: int) -> Outcome:
     torch.manual_seed(0)
     X, y = torch.from_numpy(split.X), torch.from_numpy(split.y)
     model = SVGP(X[torch.randperm(len(X))[:50]].clone()).double()
@@ -153,7 +156,7 @@ def svgp(split: Split, likelihood: Any, iterations: int) -> Outcome:
         gpytorch.optim.NGD(model.variational_parameters(), num_data=len(y), lr=0.07),
         torch.optim.Adam(model.hyperparameters(), lr=0.07),
     ]
-    began = time.process_time()
+    start = time.process_time()
     for _ in range(iterations):
         for optimiser in optimisers:
             optimiser.zero_grad()
@@ -161,7 +164,7 @@ def svgp(split: Split, likelihood: Any, iterations: int) -> Outcome:
         value.backward()
         for optimiser in optimisers:
             optimiser.step()
-    seconds = time.process_time() - began
+    seconds = time.process_time() - start
     with torch.no_grad():
         elbo = float(loss(model(X), y)) * len(y)
         model.eval()
@@ -172,82 +175,75 @@ def svgp(split: Split, likelihood: Any, iterations: int) -> Outcome:
 
 def sklearn_gp(split: Split) -> Outcome:
     kernel = ConstantKernel(1.0) * RBF(np.full(split.X.shape[1], np.sqrt(split.X.shape[1])))
-    began = time.process_time()
+    start = time.process_time()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of lengthscales at their bounds
+        warnings.simplefilter("ignore")  # about lengthscales at their bounds
         model = GaussianProcessClassifier(kernel, random_state=0).fit(split.X, split.y)
-    return Outcome(float("nan"), model.predict_proba(split.X_test)[:, 1], time.process_time() - began, 1)
+    return Outcome(float("nan"), model.predict_proba(split.X_test)[:, 1], time.process_time() - start, 1)
 
 
-def large(rows: int, points: int = 100) -> str:
-    """One default fit of many rows with four columns, in a process of its own: seconds and peak memory."""
+def many_rows(rows: int, points: int = 100) -> str:
+    """Seconds and peak memory of one default fit to many rows with four columns, in its own process."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        seconds, peak, elbo = pool.apply(large_fit, (rows, points))
+        seconds, peak, elbo = pool.apply(fit_many_rows, (rows, points))
     return (
-        f"{rows:,} rows of 4 columns, {points} inducing points, default options: {number(seconds)} s, peak resident "
-        f"memory {number(peak)} GB, ELBO {elbo:,.1f}."
+        f"{rows:,} rows of 4 columns, {points} inducing points, default options: {format_number(seconds)} s, peak "
+        f"resident memory {format_number(peak)} GB, ELBO {elbo:,.1f}."
     )
 
 
-def large_fit(rows: int, points: int) -> tuple[float, float, float]:
+def fit_many_rows(rows: int, points: int) -> tuple[float, float, float]:
     torch.set_num_threads(1)
     generator = np.random.default_rng(0)
     X = generator.normal(size=(rows, 4))
     f = 2 * np.sin(2 * X[:, 0]) + X[:, 1] * X[:, 3]
     y = generator.random(rows) < 1 / (1 + np.exp(-f))
-    began = time.process_time()
+    start = time.process_time()
     model = VariationalGPClassifier(n_inducing=points, random_state=0, verbose=False).fit(X, y)
-    seconds = time.process_time() - began
+    seconds = time.process_time() - start
     return seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6, model.elbo_
 
 
-TOY = {"VI-PER": {}, "VI-MC": {"bound": "mc"}, "VI-PG": {"bound": "pg"}}
-QUANTITIES = ("ELBO", "KL to VI-MC", "MSE (grid)", "CI width (grid)", "coverage (grid)", "AUC (test)", "seconds")
+TOY_METHODS = {"VI-PER": {}, "VI-MC": {"bound": "mc"}, "VI-PG": {"bound": "pg"}}
+TOY_COLUMNS = ("ELBO", "KL to VI-MC", "MSE (grid)", "CI width (grid)", "coverage (grid)", "AUC (test)", "seconds")
 
 
-def toy(seeds: int) -> str:
-    """The paper's Section 3.2: median over seeds of every quantity of its table, by method."""
+def toy_example(seeds: int) -> str:
+    """The table of the paper's Section 3.2: medians over seeds, by method."""
     found = np.array([toy_fits(seed) for seed in range(seeds)])
     lines = [f"The paper's toy example, medians over {seeds} seeds; ELBO is the exact one at each method's posterior."]
-    lines.append("| method | " + " | ".join(QUANTITIES) + " |\n| --- | " + " | ".join("--:" for _ in QUANTITIES) + " |")
-    for name, values in zip(TOY, np.median(found, 0), strict=True):
-        lines[-1] += f"\n| {name} | " + " | ".join(number(value) for value in values) + " |"
+    lines.append(
+        "| method | " + " | ".join(TOY_COLUMNS) + " |\n| --- | " + " | ".join("--:" for _ in TOY_COLUMNS) + " |"
+    )
+    for name, values in zip(TOY_METHODS, np.median(found, 0), strict=True):
+        lines[-1] += f"\n| {name} | " + " | ".join(format_number(value) for value in values) + " |"
     return "\n\n".join(lines)
 
 
 def toy_fits(seed: int) -> list[list[float]]:
-    """QUANTITIES by method, on one draw of the labels."""
+    """TOY_COLUMNS of every method, for one draw of the labels."""
     grid = np.linspace(0, 5, 50)
     truth = -4.5 * np.sin(np.pi / 2 * grid)
     x = np.concatenate([np.linspace(0, 2.5, 25), np.linspace(3.5, 5, 25)])
     generator = np.random.default_rng(seed)
-    y, y_test = labels(x, generator), labels(grid, generator)
+    y, y_test = draw_labels(x, generator), draw_labels(grid, generator)
     fits = {}
-    for name, options in TOY.items():
-        began = time.perf_counter()
+    for name, options in TOY_METHODS.items():
+        start = time.perf_counter()
         model = VariationalGPClassifier(random_state=0, verbose=False, **options).fit(x[:, None], y)
-        fits[name] = model, time.perf_counter() - began
-    rival, _ = fits["VI-MC"]
+        fits[name] = model, time.perf_counter() - start
+    reference = gp_marginals(fits["VI-MC"][0], grid[:, None])
     rows = []
     for model, seconds in fits.values():
-        mean, sd = model.predict_latent(grid[:, None])
-        covered = np.abs(truth - mean) < 1.96 * sd
-        width, auc = 2 * 1.96 * sd.mean(), float(roc_auc_score(y_test, mean))
-        error = ((mean - truth) ** 2).mean()
-        rows.append([model.elbo_, divergence(rival, model, grid), error, width, covered.mean(), auc, seconds])
+        q = gp_marginals(model, grid[:, None])
+        scores = scores_against(truth, q.mean, q.interval)
+        # KL between marginals: on a grid finer than the lengthscale the joint distributions are singular to rounding
+        values = [model.elbo_, marginal_kl(reference, q), scores["mse"], scores["width"], scores["coverage"]]
+        rows.append([*values, float(roc_auc_score(y_test, q.mean)), seconds])
     return rows
 
 
-def divergence(one: VariationalGPClassifier, other: VariationalGPClassifier, grid: np.ndarray) -> float:
-    """Σ over the grid of KL(q₁(f) ‖ q₂(f)), between the normal marginals of f.
-
-    Marginals, because both joint distributions on a grid finer than the lengthscale are singular to rounding.
-    """
-    (m1, s1), (m2, s2) = (model.predict_latent(grid[:, None]) for model in (one, other))
-    return float((np.log(s2 / s1) + (s1**2 + (m1 - m2) ** 2) / (2 * s2**2) - 0.5).sum())
-
-
-def labels(x: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+def draw_labels(x: np.ndarray, generator: np.random.Generator) -> np.ndarray:
     """y ~ Bernoulli(s(f(x) + ε)), f(x) = -4.5 sin(πx/2), ε ~ N(0, 1)."""
     f = -4.5 * np.sin(np.pi / 2 * x) + generator.normal(size=len(x))
     return generator.random(len(x)) < 1 / (1 + np.exp(-f))

@@ -1,17 +1,15 @@
 """Logistic regression: time against scikit-learn, memory, distance from the exact optimum, and the peers of peers.py.
 
-Features are standard normal, coefficients ±U(0.2, 2), labels from the model; the paper's three settings for the
-optimum. Both estimators are called as a user would, checks of the input included.
+Features are standard normal, coefficients ±U(0.2, 2) and labels drawn from the model; the distance from the optimum is
+measured in the paper's three settings. Both estimators are called as a user would call them, input checks included.
 """
 
-import csv
 import math
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -23,8 +21,8 @@ from torch import Tensor
 
 import viper
 from benchmarks import peers
-from benchmarks.peers import limited, normal_rows
-from benchmarks.table import Table, machine
+from benchmarks.peers import limited_threads, normal_rows
+from benchmarks.table import Page, Table, machine
 from viper.paper.simulated import simulate
 
 Array = np.ndarray
@@ -33,42 +31,19 @@ LIQUEFACTION = 1_719_400, 6  # rows and features of the paper's largest data set
 OURS, THEIRS = "viper", "scikit-learn"
 
 
-@dataclass
-class Report:
-    """Several tables as one page, and as one CSV with a line for each cell."""
-
-    title: str
-    tables: list[Table]
-
-    def text(self) -> str:
-        return "\n".join([f"# {self.title}\n", *("#" + table.text() for table in self.tables)])
-
-    def write(self, folder: Path, name: str) -> None:
-        folder.mkdir(exist_ok=True)
-        (folder / f"{name}.md").write_text(self.text(), encoding="utf-8")
-        with (folder / f"{name}.csv").open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(["table", "row", "column", "value"])
-            writer.writerows(cell for table in self.tables for cell in long_form(table))
-
-
-def long_form(table: Table) -> Iterator[list[str | float]]:
-    for i, row in enumerate(table.rows):
-        for column, value in zip(table.columns, row, strict=True):
-            yield [table.title, i, column, value]
-
-
-def run(quick: bool, device: str = "cpu") -> Report:
+def run(quick: bool, device: str = "cpu") -> Page:
     if device != "cpu":
         raise SystemExit(f"The logistic benchmark runs beside scikit-learn, on the CPU; got device {device!r}.")
-    return Report("Logistic regression", [speed(quick), memory(quick), optimum(quick), peers.run(quick)])
+    return Page(
+        "Logistic regression", [fit_times(quick), extra_memory(quick), optimum_distances(quick), peers.run(quick)]
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Time, beside scikit-learn
 
 
-def speed(quick: bool) -> Table:
+def fit_times(quick: bool) -> Table:
     sizes = [(1_000, 25), (10_000, 25), (100_000, 25), (1_000_000, 25), LIQUEFACTION]
     targets = [2.5, 1.2, 0.8, 0.4, 0.6]
     rows: list[list[str | float]] = []
@@ -85,13 +60,13 @@ def speed(quick: bool) -> Table:
         'defaults, a full covariance, against LogisticRegression(solver="newton-cholesky", tol=1e-6). With one thread '
         "this is processor time, which is the duration on an idle machine; with more, the duration itself. Passes are "
         "those of ours over all rows.",
-        load(),
+        system_load(),
     ]
     return Table("Time of a fit", columns, rows, notes)
 
 
-def load() -> str:
-    """What else the computer was doing."""
+def system_load() -> str:
+    """How busy the computer was."""
     if not hasattr(os, "getloadavg"):
         return "The load of the computer is unknown."
     return (
@@ -101,11 +76,11 @@ def load() -> str:
 
 
 def duel(X: Array, y: Array, order: str, target: float, quick: bool) -> list[list[str | float]]:
-    """One row for a single thread, one for the default number."""
+    """One row for a single thread, and one for the default number of threads."""
     rows: list[list[str | float]] = []
     contenders = {OURS: partial(fit_ours, X, y), THEIRS: partial(fit_theirs, X, y)}
     for threads in (1, None):
-        with limited(threads):
+        with limited_threads(threads):
             took = fastest(contenders, 0.5 if quick else 20.0, time.process_time if threads == 1 else time.perf_counter)
             used = torch.get_num_threads()
             passes = fit_ours(X, y).passes_
@@ -124,7 +99,7 @@ def fit_theirs(X: Array, y: Array) -> LogisticRegression:
 
 
 def fastest(contenders: dict[str, Callable[[], object]], budget: float, clock: Callable[[], float]) -> dict[str, float]:
-    """The shortest duration of each contender, taken in turn, twice each, until `budget` seconds are spent."""
+    """The shortest duration of each contender; they take turns of two calls until `budget` seconds are spent."""
     best = dict.fromkeys(contenders, math.inf)
     end, turns = time.perf_counter() + budget, 0
     while turns < 2 or (turns < 200 and time.perf_counter() < end):
@@ -141,7 +116,7 @@ def fastest(contenders: dict[str, Callable[[], object]], budget: float, clock: C
 # Memory
 
 
-def memory(quick: bool) -> Table:
+def extra_memory(quick: bool) -> Table:
     n, p = (100_000, 6) if quick else LIQUEFACTION
     rows: list[list[str | float]] = []
     size = n * p * 8 / 1e6
@@ -149,7 +124,7 @@ def memory(quick: bool) -> Table:
         if not Path("/proc/self/clear_refs").exists():
             rows.append([name, f"{n:,}", p, size, "measured on Linux only", "-"])
             continue
-        program = f"from benchmarks import logistic; print(logistic.extra_memory(logistic.{fit}, {n}, {p}))"
+        program = f"from benchmarks import logistic; print(logistic.megabytes_beyond_input(logistic.{fit}, {n}, {p}))"
         done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
         extra = float(done.stdout)
         rows.append([name, f"{n:,}", p, size, extra, extra / size])
@@ -160,20 +135,20 @@ def memory(quick: bool) -> Table:
     return Table("Peak extra memory", ["fit", "rows", "features", "X, MB", "extra, MB", "fraction of X"], rows, notes)
 
 
-def extra_memory(fit: Callable[[Array, Array], object], n: int, p: int) -> float:
+def megabytes_beyond_input(fit: Callable[[Array, Array], object], n: int, p: int) -> float:
     """Megabytes that a fit needs beyond its input."""
-    fit(*normal_rows(30_000, p))  # load whatever is loaded once
+    fit(*normal_rows(30_000, p))  # loads what is loaded at first use
     X, y = normal_rows(n, p)
-    Path("/proc/self/clear_refs").write_text("5")  # the high-water mark becomes what is resident now
-    before = status("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # resets the high-water mark to what is resident now
+    before = process_memory("VmRSS")
     kept = fit(X, y)
-    extra = (status("VmHWM") - before) / 1e6
+    extra = (process_memory("VmHWM") - before) / 1e6
     del kept
     return extra
 
 
-def status(name: str) -> int:
-    """A line of /proc/self/status, in bytes."""
+def process_memory(name: str) -> int:
+    """An entry of /proc/self/status, in bytes."""
     line = next(x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith(name))
     return 1024 * int(line.split()[1])
 
@@ -188,7 +163,7 @@ BOUNDS = {
 }
 
 
-def optimum(quick: bool) -> Table:
+def optimum_distances(quick: bool) -> Table:
     n, p, seeds = (200, 5, 1) if quick else (1_000, 25, 20)
     rows: list[list[str | float]] = []
     steepest = 0.0
@@ -196,7 +171,7 @@ def optimum(quick: bool) -> Table:
         drawn = [simulate(str(setting), n, p, seed) for seed in range(1, seeds + 1)]
         data = [(torch.from_numpy(one.X), torch.from_numpy(one.y)) for one in drawn]
         for covariance in ("full", "diagonal"):
-            exact = [maximise(X, y, covariance == "full") for X, y in data]
+            exact = [maximise_elbo(X, y, covariance == "full") for X, y in data]
             steepest = max(steepest, *(slope for _, _, slope in exact))
             for name, options in BOUNDS.items():
                 kls = [distance(X, y, covariance, options, q[:2]) for (X, y), q in zip(data, exact, strict=True)]
@@ -220,17 +195,17 @@ def distance(X: Tensor, y: Tensor, covariance: str, options: dict[str, object], 
     return float(torch.distributions.kl_divergence(p, q))
 
 
-def maximise(X: Tensor, y: Tensor, full: bool) -> tuple[Tensor, Tensor, float]:
+def maximise_elbo(X: Tensor, y: Tensor, full: bool) -> tuple[Tensor, Tensor, float]:
     """Mean and covariance at the maximum of the exact ELBO under N(0, I), and the largest gradient left.
 
-    L-BFGS until the ELBO cannot tell better from worse, then Newton-Krylov on its gradient, both by SciPy, in
-    coordinates where the curvature at the mode is about the identity: μ = m + Fa, and Σ^½ = FC with C triangular, its
-    diagonal by logarithms; for the diagonal family the logarithms of the sds.
+    SciPy's L-BFGS runs until differences of the ELBO drown in rounding, then Newton-Krylov on its gradient. The
+    coordinates make the curvature at the mode about the identity: μ = m + Fa, and Σ^½ = FC with C triangular, its
+    diagonal given by logarithms; for the diagonal family, the logarithms of the sds.
     """
     p = X.shape[1]
     nodes, weights = (torch.from_numpy(x) for x in np.polynomial.hermite_e.hermegauss(200))
     weights = weights / weights.sum()
-    mode, factor = mode_of(X, y)
+    mode, factor = posterior_mode(X, y)
     start = factor if full else torch.diag(torch.linalg.inv(factor @ factor.T).diagonal().rsqrt())
     lower = torch.tril_indices(p, p, -1)
 
@@ -254,16 +229,13 @@ def maximise(X: Tensor, y: Tensor, full: bool) -> tuple[Tensor, Tensor, float]:
 
     size = 2 * p + (lower.shape[1] if full else 0)
     near = scipy.optimize.minimize(with_gradient, np.zeros(size), jac=True, method="L-BFGS-B").x
-    best = scipy.optimize.newton_krylov(lambda x: with_gradient(x)[1], near, f_tol=STEEPEST)
+    best = scipy.optimize.newton_krylov(lambda x: with_gradient(x)[1], near, f_tol=1e-10)
     mean, root = q(torch.from_numpy(best))
     return mean, root @ root.T, float(np.abs(with_gradient(best)[1]).max())
 
 
-STEEPEST = 1e-10
-
-
-def mode_of(X: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """The mode under N(0, I), by scikit-learn, and F with FFᵀ the inverse curvature there."""
+def posterior_mode(X: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """The mode under N(0, I) by scikit-learn, and F such that FFᵀ is the inverse curvature there."""
     model = LogisticRegression(solver="newton-cholesky", fit_intercept=False).fit(X.numpy(), y.numpy())
     mode = torch.from_numpy(model.coef_[0])
     s = torch.sigmoid(X @ mode)

@@ -1,8 +1,7 @@
-"""Ways to a posterior of logistic regression, side by side: seconds, and errors of means and sds against long NUTS.
+"""Posteriors of logistic regression by several libraries: seconds, and errors of means and sds against long NUTS.
 
-Everyone has the same rows, no intercept, the prior N(0, 1) on every coefficient, and the same computer to itself. A
-contender is a function of the rows that returns posterior means and sds; what it can compile it compiles at its first
-call.
+All contenders get the same rows, no intercept, the prior N(0, 1) on every coefficient, and the computer to themselves.
+A contender is a function that returns posterior means and sds; whatever it compiles, it compiles at its first call.
 """
 
 import time
@@ -25,6 +24,7 @@ OURS, CORRECTED = "viper", "viper, corrected()"
 ADVI, NUTS, LAPLACE = "NumPyro ADVI, full rank", "NumPyro NUTS, 4 × 1,000 draws", "laplace-torch, full"
 NEEDS = {ADVI: "numpyro", NUTS: "numpyro", LAPLACE: "laplace"}
 ADVI_STEPS = 20_000
+ROUNDS = 3
 COLUMNS = ["method", "n", "seconds", "first call", "times ours", "mean, rms", "mean, worst", "sd, rms", "sd, worst"]
 
 
@@ -43,8 +43,8 @@ def run(quick: bool, device: str = "cpu") -> Table:
     for n, draws in sizes.items():
         X, y = normal_rows(n, 25)
         truth = sample_posterior(X, y, fit_intercept=False, draws=draws, random_state=1)
-        rows += compare(X, y, truth)
-        notes.append(what_truth_is(truth, n))
+        rows += compare_with(truth, X, y)
+        notes.append(describe_truth(truth, n))
     return Table("Peers", COLUMNS, rows, [machine(device), *notes])
 
 
@@ -56,7 +56,7 @@ def normal_rows(n: int, p: int, seed: int = 0) -> tuple[Array, Array]:
     return X, (generator.random(n) < 1.0 / (1.0 + np.exp(-X @ coefficients))).astype(np.int64)
 
 
-def compare(X: Array, y: Array, truth: MCMCResult) -> list[list[str | float]]:
+def compare_with(truth: MCMCResult, X: Array, y: Array) -> list[list[str | float]]:
     contenders: dict[str, Callable[[], Summary]] = {
         OURS: lambda: ours(X, y),
         CORRECTED: lambda: corrected(X, y),
@@ -67,7 +67,7 @@ def compare(X: Array, y: Array, truth: MCMCResult) -> list[list[str | float]]:
     present = {name: work for name, work in contenders.items() if name not in NEEDS or find_spec(NEEDS[name])}
     durations: dict[str, list[float]] = {name: [] for name in present}
     summaries: dict[str, Summary] = {}
-    with limited(1):
+    with limited_threads(1):
         for name in list(present) * ROUNDS:
             for _ in range(10 if name == OURS else 1):
                 start = time.perf_counter()
@@ -84,12 +84,9 @@ def compare(X: Array, y: Array, truth: MCMCResult) -> list[list[str | float]]:
     return rows
 
 
-ROUNDS = 3
-
-
 @contextmanager
-def limited(threads: int | None) -> Iterator[None]:
-    """At most so many threads in torch, BLAS and OpenMP alike (JAX has its own); None leaves them as they are."""
+def limited_threads(threads: int | None) -> Iterator[None]:
+    """Limit the threads of torch, BLAS and OpenMP (JAX has its own); None leaves them as they are."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads or before)
     try:
@@ -100,12 +97,13 @@ def limited(threads: int | None) -> Iterator[None]:
 
 
 def errors(mean: Array, sd: Array, truth: MCMCResult) -> list[float]:
-    """Of means in sds, and of sds relative: root mean square and worst."""
+    """Errors of means, in sds, and relative errors of sds: root mean square and worst of each."""
     gaps = np.abs(mean - truth.mean()) / truth.sd(), np.abs(sd / truth.sd() - 1.0)
     return [float(summary) for gap in gaps for summary in (np.sqrt(np.mean(gap**2)), gap.max())]
 
 
-def what_truth_is(truth: MCMCResult, n: int) -> str:
+def describe_truth(truth: MCMCResult, n: int) -> str:
+    """How long the reference ran, and how exact it is."""
     chains, draws, _ = truth.draws.shape
     return (
         f"n = {n:,}: the truth is NUTS, {chains} × {draws:,} draws in {truth.seconds:.0f} s, R-hat at most "
@@ -133,7 +131,7 @@ def corrected(X: Array, y: Array) -> Summary:
 
 
 class TwoLogits(torch.nn.Module):
-    """Logits (0, xᵀβ), since laplace-torch knows classification by cross-entropy."""
+    """Logits (0, xᵀβ), because laplace-torch does classification by cross-entropy."""
 
     def __init__(self, p: int) -> None:
         super().__init__()
@@ -178,7 +176,7 @@ def numpyro_model(X: Any, y: Any) -> None:
 
 
 def advi(X: Array, y: Array) -> Callable[[], Summary]:
-    """Full-rank ADVI; the loop is compiled once and kept, which SVI.run would not do."""
+    """Full-rank ADVI. The loop is compiled once and kept, which SVI.run would not do."""
 
     def prepare() -> Callable[[], Summary]:
         import jax
@@ -203,7 +201,7 @@ def advi(X: Array, y: Array) -> Callable[[], Summary]:
 
 
 def nuts(X: Array, y: Array) -> Callable[[], Summary]:
-    """NumPyro's defaults, the four chains vectorised: faster than one after another."""
+    """NUTS with NumPyro's defaults and four vectorised chains, which is faster than one after another."""
 
     def prepare() -> Callable[[], Summary]:
         import jax
@@ -230,7 +228,7 @@ def nuts(X: Array, y: Array) -> Callable[[], Summary]:
 
 
 def prepared_once(prepare: Callable[[], Callable[[], Summary]]) -> Callable[[], Summary]:
-    """The function that `prepare` makes, made at the first call."""
+    """A function that calls `prepare` at its first call, and what that returned at every call."""
     made: list[Callable[[], Summary]] = []
 
     def work() -> Summary:

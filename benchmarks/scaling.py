@@ -1,6 +1,6 @@
 """Rows larger than memory: time per row and peak memory of a fit, by where the rows are kept.
 
-Every fit runs in a process of its own. The files lie in a temporary directory (TMPDIR); twenty million rows need 9 GB.
+Every fit runs in its own process. The files lie in a temporary directory (TMPDIR); twenty million rows need 9 GB.
 """
 
 import json
@@ -17,15 +17,15 @@ from benchmarks.table import Table, machine
 
 COLUMNS = 25
 FILE_ROWS = 1_000_000
-ROWS = {"in memory": 4_000_000, "memory map": 20_000_000, "Parquet": 20_000_000}
-QUICK = {"in memory": 200_000, "memory map": 400_000, "Parquet": 400_000}
+FULL_ROWS = {"in memory": 4_000_000, "memory map": 20_000_000, "Parquet": 20_000_000}
+QUICK_ROWS = {"in memory": 200_000, "memory map": 400_000, "Parquet": 400_000}
 
 
 def run(quick: bool, device: str) -> Table:
-    sizes = QUICK if quick else ROWS
+    sizes = QUICK_ROWS if quick else FULL_ROWS
     with tempfile.TemporaryDirectory() as folder:
-        write(Path(folder), max(sizes.values()))
-        results = {kind: in_own_process(kind, folder, rows) for kind, rows in sizes.items()}
+        write_rows(Path(folder), max(sizes.values()))
+        results = {kind: measure_in_own_process(kind, folder, rows) for kind, rows in sizes.items()}
     base = results["in memory"]["seconds"] / sizes["in memory"]
     rows = []
     for kind, x in results.items():
@@ -40,8 +40,8 @@ def run(quick: bool, device: str) -> Table:
     return Table("Rows larger than memory", names, rows, notes)
 
 
-def write(folder: Path, rows: int) -> None:
-    """The same rows as X.npy and y.npy, and as Parquet files."""
+def write_rows(folder: Path, rows: int) -> None:
+    """Write the same rows as X.npy and y.npy, and as Parquet files."""
     import pyarrow
     import pyarrow.parquet as parquet
 
@@ -57,31 +57,30 @@ def write(folder: Path, rows: int) -> None:
         parquet.write_table(table, folder / f"{i:04d}.parquet", use_dictionary=False)
 
 
-def in_own_process(kind: str, folder: str, rows: int) -> dict[str, float]:
+def measure_in_own_process(kind: str, folder: str, rows: int) -> dict[str, float]:
     command = [sys.executable, "-m", "benchmarks.scaling", kind, folder, str(rows)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     return json.loads(done.stdout)
 
 
-def fit(kind: str, folder: Path, rows: int) -> dict[str, float]:
-    """Fit the first rows, once, and say how long it took and how much memory."""
+def measure_fit(kind: str, folder: Path, rows: int) -> dict[str, float]:
+    """Fit the first rows once; return seconds, passes over the rows, and memory."""
     import viper
-    from viper.models import logistic
 
     source = (np.load(folder / "X.npy", mmap_mode="r")[:rows], np.load(folder / "y.npy", mmap_mode="r")[:rows])
     if kind == "in memory":
         source = tuple(np.array(x) for x in source)
     elif kind == "Parquet":
         source = (viper.Files(folder / "*.parquet", target="y"),)
-    model = logistic.VariationalLogisticRegression(random_state=0)
-    model.fit(np.eye(COLUMNS), np.arange(COLUMNS) % 2)  # what is loaded or made at first use
-    before, start = peak(), time.perf_counter()
+    model = viper.VariationalLogisticRegression(random_state=0)
+    model.fit(np.eye(COLUMNS), np.arange(COLUMNS) % 2)  # loads what is loaded at first use
+    before, start = peak_memory(), time.perf_counter()
     model.fit(*source)
-    return {"seconds": time.perf_counter() - start, "passes": model.passes_, "peak": peak(), "before": before}
+    return {"seconds": time.perf_counter() - start, "passes": model.passes_, "peak": peak_memory(), "before": before}
 
 
-def peak() -> float:
-    """Largest resident memory of this process so far, in MB; Linux counts that of its parent in `ru_maxrss`."""
+def peak_memory() -> float:
+    """Largest resident memory of this process so far, in MB; on Linux `ru_maxrss` would include its parent's."""
     status = Path("/proc/self/status")
     if status.exists():
         line = next(x for x in status.read_text(encoding="utf-8").splitlines() if x.startswith("VmHWM"))
@@ -90,4 +89,4 @@ def peak() -> float:
 
 
 if __name__ == "__main__":
-    print(json.dumps(fit(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))))
+    print(json.dumps(measure_fit(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))))

@@ -1,7 +1,7 @@
 """The expected softplus: nanoseconds per point for value, slope and curvature together, and the worst error.
 
-Points: mean uniform on [-8, 6], sd log-uniform on [1e-3, 10]; and a second set with sd at most 0.05, which is what
-large data sets look like. Errors are against the exact limit, which is itself compared with mpmath.
+Points: mean uniform on [-8, 6], sd log-uniform on [1e-3, 10]; and a second set with sd at most 0.05, as in large data
+sets. Errors are measured against the exact limit, which is itself compared with mpmath.
 """
 
 import math
@@ -21,7 +21,7 @@ from benchmarks.table import Table, interleaved, machine
 Moments = tuple[Tensor, ...]
 FAST = "fast path (tolerance 1e-8)"
 AUTOGRAD = "η₁₂, autograd of the paper's formula"
-BLOCK = 1 << 11  # points for the autograd rival at once: its fastest among 2^9 ... 2^16 on a CPU
+AUTOGRAD_BLOCK = 1 << 11  # points at a time for autograd: its fastest among 2^9 ... 2^16 on a CPU
 ERRORS = ["value, absolute", "value, relative", "slope, absolute", "curvature, absolute", "not finite"]
 COLUMNS = ["method", "sd at most", "ns per point", "speed", *ERRORS]
 
@@ -32,7 +32,7 @@ def run(quick: bool, device: str = "cpu") -> Table:
     rows: list[list[str | float]] = []
     durations = {}
     for largest in (10.0, 0.05):
-        mean, variance = points(size, largest, device)
+        mean, variance = random_points(size, largest, device)
         methods = contenders(device, largest < 1)
         exact = viper.expected_softplus(mean, variance)
         with_data = {name: partial(method, mean, variance) for name, method in methods.items()}
@@ -47,17 +47,17 @@ def run(quick: bool, device: str = "cpu") -> Table:
         machine(device),
         f"{size:,} points in float64; {'time between events' if device == 'cuda' else 'processor time'}, the shortest "
         f"of several calls. Speed is relative to {AUTOGRAD}; errors are the largest, against the exact limit.",
-        f"The exact limit against 30-digit mpmath: {exactness(5 if quick else 60):.1e} relative at worst.",
-        trouble(size, device),
-        claims(durations[10.0]),
+        f"The exact limit against 30-digit mpmath: {error_of_limit(5 if quick else 60):.1e} relative at worst.",
+        overflow_note(size, device),
+        speed_note(durations[10.0]),
     ]
     if not quick:
-        notes += [memory(device, {"tolerance": 1e-8}, "Fast path"), memory(device, {}, "Exact limit")]
+        notes += [memory_note(device, {"tolerance": 1e-8}, "Fast path"), memory_note(device, {}, "Exact limit")]
     return Table("Expected softplus with slope and curvature", COLUMNS, rows, notes)
 
 
-def points(size: int, largest: float, device: str = "cpu") -> tuple[Tensor, Tensor]:
-    """Mean uniform on [-8, 6], sd log-uniform on [1e-3, largest]; in place, so that nothing else is allocated."""
+def random_points(size: int, largest: float, device: str = "cpu") -> tuple[Tensor, Tensor]:
+    """Mean uniform on [-8, 6], sd log-uniform on [1e-3, largest]; made in place, without temporary arrays."""
     generator = torch.Generator().manual_seed(0)
     mean = torch.empty(size, dtype=torch.float64).uniform_(-8.0, 6.0, generator=generator)
     log_sd = torch.empty(size, dtype=torch.float64).uniform_(math.log(1e-3), math.log(largest), generator=generator)
@@ -65,7 +65,7 @@ def points(size: int, largest: float, device: str = "cpu") -> tuple[Tensor, Tens
 
 
 def contenders(device: str, brief: bool) -> dict[str, Callable[..., Moments]]:
-    """Every way to compute the three numbers; `brief` keeps ours and the paper's."""
+    """Every way to compute the three numbers; with `brief` only ours and the paper's."""
 
     def ours(**options: Any) -> Callable[..., Moments]:
         return partial(viper.expected_softplus, **options)
@@ -104,7 +104,7 @@ def eta(mean: Tensor, variance: Tensor, terms: int) -> Tensor:
 def eta_by_autograd(mean: Tensor, variance: Tensor) -> Moments:
     """η₁₂, ∂η₁₂/∂ϑ and 2 ∂η₁₂/∂v by one forward and one backward pass, in blocks."""
     out = [torch.empty_like(mean) for _ in range(3)]
-    size = BLOCK if mean.device.type == "cpu" else 1 << 20
+    size = AUTOGRAD_BLOCK if mean.device.type == "cpu" else 1 << 20
     for start in range(0, len(mean), size):
         block = slice(start, start + size)
         m, v = mean[block].detach().requires_grad_(), variance[block].detach().requires_grad_()
@@ -114,9 +114,9 @@ def eta_by_autograd(mean: Tensor, variance: Tensor) -> Moments:
     return tuple(out)
 
 
-def trouble(size: int, device: str) -> str:
-    """Where the paper's formula leaves the finite numbers."""
-    mean, variance = points(size, 10.0, device)
+def overflow_note(size: int, device: str) -> str:
+    """Where the paper's formula overflows."""
+    mean, variance = random_points(size, 10.0, device)
     value, slope, curvature = eta_by_autograd(mean, variance)
     for_value, for_any = ~value.isfinite(), ~(value.isfinite() & slope.isfinite() & curvature.isfinite())
     if not for_any.any():
@@ -129,20 +129,20 @@ def trouble(size: int, device: str) -> str:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Errors, claims, memory
+# Errors, speed, memory
 
 
 def errors(moments: Moments, exact: Moments) -> list[float]:
-    """The ERRORS: the largest over the finite results, and the share of points that are not finite."""
+    """The columns ERRORS: the largest over the finite results, and the share of points that are not finite."""
     finite = torch.stack([x.isfinite() for x in moments]).all(0)
     gaps = [(x - y).abs()[finite] for x, y in zip(moments, exact, strict=True)]
     relative = gaps[0] / exact[0][finite]
     return [*(float(x.max()) for x in (gaps[0], relative, *gaps[1:])), 1.0 - float(finite.double().mean())]
 
 
-def exactness(count: int) -> float:
+def error_of_limit(count: int) -> float:
     """Worst relative error of the exact limit at random points, against the trapezoidal rule in 30 digits."""
-    mean, variance = points(count, 10.0)
+    mean, variance = random_points(count, 10.0)
     results = zip(*(x.tolist() for x in viper.expected_softplus(mean, variance)), strict=True)
     return max(
         abs(float(ours / truth - 1))
@@ -152,14 +152,14 @@ def exactness(count: int) -> float:
 
 
 def trapezoid(mean: float, variance: float) -> list[Any]:
-    """E[f(X)] for f the softplus, its slope and curvature: exponentially accurate, f being analytic within π."""
+    """E[f(X)] for the softplus f, its slope and curvature. The error falls exponentially, as f is analytic within π."""
     from mpmath import mp, mpf  # type: ignore[import-untyped]
 
     mp.dps = 30
     sd = mp.sqrt(mpf(variance))
     step = min(mpf(1) / 5, sd / 4)
     totals = [mpf(0)] * 3
-    # e^x shifts the mass by sd², and beyond 12 sd there is less than 1e-30
+    # e^x shifts the mass by sd², and less than 1e-30 of it lies beyond 12 sd
     for j in range(int(-12 * sd / step), int((12 * sd + variance) / step) + 1):
         x = mean + j * step
         weight, s = step * mp.npdf(x, mean, sd), 1 / (1 + mp.exp(-x))
@@ -168,8 +168,8 @@ def trapezoid(mean: float, variance: float) -> list[Any]:
     return totals
 
 
-def claims(took: dict[str, float]) -> str:
-    """The ratios asked of the kernel on one thread of a CPU: 20, 2 and 1."""
+def speed_note(took: dict[str, float]) -> str:
+    """The ratios of times; the targets on one thread of a CPU are 20, 2 and 1."""
     fast, exact = took[FAST], took["exact limit"]
     return (
         f"The fast path is {took[AUTOGRAD] / fast:.0f} times faster than autograd of η₁₂ and "
@@ -178,20 +178,21 @@ def claims(took: dict[str, float]) -> str:
     )
 
 
-def memory(device: str, options: dict[str, Any], name: str) -> str:
-    """What one call at 10^8 points needs beyond its inputs and outputs, in a process of its own."""
-    command = [sys.executable, "-c", f"from benchmarks.softplus import peak; print(peak({device!r}, {options!r}))"]
+def memory_note(device: str, options: dict[str, Any], name: str) -> str:
+    """What one call at 10⁸ points needs beyond its inputs and outputs, in its own process."""
+    program = f"from benchmarks.softplus import extra_memory; print(extra_memory({device!r}, {options!r}))"
     if device == "cpu" and not Path("/proc/self/status").exists():
         return f"{name}: memory is measured on Linux only."
-    megabytes = float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    megabytes = float(done.stdout)
     return f"{name}: 10⁸ points need {megabytes:,.0f} MB beyond the inputs (1,600 MB) and outputs (2,400 MB)."
 
 
-def peak(device: str, options: dict[str, Any], size: int = 10**8) -> float:
+def extra_memory(device: str, options: dict[str, Any], size: int = 10**8) -> float:
     """Peak memory during a call, in MB, less the memory before it and the size of the outputs."""
     torch.set_num_threads(1)
-    viper.expected_softplus(*points(10**5, 10.0, device), **options)  # load whatever is loaded once
-    mean, variance = points(size, 10.0, device)
+    viper.expected_softplus(*random_points(10**5, 10.0, device), **options)  # loads what is loaded at first use
+    mean, variance = random_points(size, 10.0, device)
     before = high_water(device)
     out = viper.expected_softplus(mean, variance, **options)
     return (high_water(device) - before - sum(x.nbytes for x in out)) / 1e6

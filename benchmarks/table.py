@@ -1,9 +1,9 @@
-"""A table of results: printed, and kept as CSV and Markdown."""
+"""Tables of results, printed and kept as CSV and Markdown; and how durations are measured."""
 
 import csv
 import platform
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +12,7 @@ import torch
 
 @dataclass
 class Table:
-    """Rows of cells under column names, between a title and notes; numbers are formatted here, not by the caller."""
+    """Rows of cells under column names, between a title and notes. Numbers are formatted here, not by the caller."""
 
     title: str
     columns: list[str]
@@ -20,10 +20,10 @@ class Table:
     notes: list[str]
 
     def cells(self) -> list[list[str]]:
-        return [[cell if isinstance(cell, str) else number(cell) for cell in row] for row in self.rows]
+        return [[cell if isinstance(cell, str) else format_number(cell) for cell in row] for row in self.rows]
 
     def text(self) -> str:
-        """Markdown with aligned columns, readable on a screen too."""
+        """Markdown with aligned columns, readable as plain text."""
         lines = [self.columns, *self.cells()]
         widths = [max(len(line[j]) for line in lines) for j in range(len(self.columns))]
         padded = [
@@ -35,15 +35,40 @@ class Table:
         return "\n\n".join([f"# {self.title}", body, *self.notes]) + "\n"
 
     def write(self, folder: Path, name: str) -> None:
-        """`folder/name.md` as printed and `folder/name.csv` with every digit."""
+        """Write `folder/name.md`, as printed, and `folder/name.csv`, with every digit."""
         folder.mkdir(exist_ok=True)
         (folder / f"{name}.md").write_text(self.text(), encoding="utf-8")
         with (folder / f"{name}.csv").open("w", newline="", encoding="utf-8") as file:
             csv.writer(file, lineterminator="\n").writerows([self.columns, *self.rows])
 
 
-def number(x: float) -> str:
-    """Three digits, without an exponent where the number is of everyday size."""
+@dataclass
+class Page:
+    """Several tables, as one Markdown page and as one CSV with a line per cell."""
+
+    title: str
+    tables: list[Table]
+
+    def text(self) -> str:
+        return "\n".join([f"# {self.title}\n", *("#" + table.text() for table in self.tables)])
+
+    def write(self, folder: Path, name: str) -> None:
+        folder.mkdir(exist_ok=True)
+        (folder / f"{name}.md").write_text(self.text(), encoding="utf-8")
+        with (folder / f"{name}.csv").open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(["table", "row", "column", "value"])
+            writer.writerows(cell for table in self.tables for cell in long_form(table))
+
+
+def long_form(table: Table) -> Iterator[list[str | float]]:
+    for i, row in enumerate(table.rows):
+        for column, value in zip(table.columns, row, strict=True):
+            yield [table.title, i, column, value]
+
+
+def format_number(x: float) -> str:
+    """Three digits, with an exponent only if the number is very small or large; "-" for NaN."""
     if x != x:
         return "-"
     if x == 0 or 1e-2 <= abs(x) < 1e6:
@@ -52,7 +77,7 @@ def number(x: float) -> str:
 
 
 def machine(device: str) -> str:
-    """The processor and the versions behind the numbers."""
+    """The processor and the versions that the numbers come from."""
     chip = torch.cuda.get_device_name() if device == "cuda" else processor()
     return (
         f"{chip}, {torch.get_num_threads()} thread(s), torch {torch.__version__}, Python {platform.python_version()}."
@@ -67,7 +92,7 @@ def processor() -> str:
 
 
 def seconds(work: Callable[[], object], device: str) -> float:
-    """Processor time of one call (with one thread, the duration on an idle machine); on a GPU, between two events."""
+    """Processor time of one call (with one thread, its duration on an idle machine); on a GPU, time between events."""
     if device != "cuda":
         start = time.process_time()
         work()
@@ -84,10 +109,10 @@ def seconds(work: Callable[[], object], device: str) -> float:
 def interleaved(
     contenders: Mapping[str, Callable[[], object]], device: str, rounds: int, budget: float
 ) -> dict[str, float]:
-    """The shortest of several durations of each contender, taken in turn so that a busy spell hits all alike.
+    """The shortest of several durations of each contender; they take turns, so that a busy spell affects all alike.
 
-    A turn is two calls, since the first may pay for memory that the contender before gave back. A contender that has
-    used up its `budget` of seconds rests, after one call at least.
+    A turn is two calls, because the first may pay for memory that the previous contender released. A contender that has
+    used up its `budget` of seconds is not called again.
     """
     best, spent = dict.fromkeys(contenders, float("inf")), dict.fromkeys(contenders, 0.0)
     for _ in range(rounds):

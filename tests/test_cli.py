@@ -1,4 +1,4 @@
-"""The commands, called in this process: what they say equals what the library computes."""
+"""The commands, called in this process: what they print equals what the library computes."""
 
 import csv
 import io
@@ -37,7 +37,7 @@ FRAME["died"] = np.where(GENERATOR.random(ROWS) < 1 / (1 + np.exp(-LOGIT)), "yes
 
 @pytest.fixture
 def run(capsys, monkeypatch, tmp_path):
-    """Run a command where the data are: its exit code, stdout and stderr."""
+    """Return a function that runs a command in the folder of the data; it returns exit code, stdout and stderr."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # put back what the program changes
     monkeypatch.setattr(app, "signal", Signals)
@@ -53,7 +53,7 @@ def run(capsys, monkeypatch, tmp_path):
 
 
 class Signals:
-    """The program's handlers stay out of the tests' process."""
+    """Keeps the program's signal handlers out of the tests' process."""
 
     SIGINT, SIGTERM = signal.SIGINT, signal.SIGTERM
 

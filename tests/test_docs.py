@@ -162,8 +162,8 @@ def test_the_map_from_paper_to_code_names_what_exists():
 
 
 def test_files_named_on_pages_exist():
-    for page in sorted((ROOT / "docs").rglob("*.md")):
-        for name in re.findall(r"`([\w/]+\.py)`", page.read_text(encoding="utf-8")):
+    for page in [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "benchmarks" / "README.md"]:
+        for name in re.findall(r"`([\w/]+\.(?:py|c))`", page.read_text(encoding="utf-8")):
             places = [ROOT / name, ROOT / "src" / "viper" / name]
             assert any(Path(place).is_file() for place in places), f"{page.name} names {name}"
 

@@ -14,7 +14,7 @@ from viper.paper.artefact import Request
 from viper.paper.logistic import LogisticStudy, corrected_row, draws_scores, normal_scores, sampled_elbo
 from viper.paper.logistic_tables import agreement_tables
 from viper.paper.methods import FAMILIES, REACH, fit_logistic
-from viper.paper.optimum import Normal, exact_optimum, expectations, kl
+from viper.paper.optimum import NormalDistribution, exact_optimum, expectations, kl
 from viper.paper.published import published_frame, published_logistic
 from viper.paper.simulated import SETTINGS, simulate
 
@@ -39,7 +39,7 @@ def test_published_runs_are_found_again_seed_by_seed(key, diagonal, full):
     data = simulate(*key)
     for family, (auc, width) in (("Q", diagonal), ("Q'", full)):
         model, _ = fit_logistic(data.X, data.y, 1, {"bound": "pg", "covariance": FAMILIES[family]})
-        q = Normal(model.coef_[0], model.covariance_)
+        q = NormalDistribution(model.coef_[0], model.covariance_)
         ours = normal_scores(data, q)
         # a few pairs of rows change places with the means, which the authors' stopping rule leaves off by about 1e-3 sd
         assert ours["auc"] == pytest.approx(auc, abs=6e-5)
@@ -88,7 +88,7 @@ def test_expectations_are_those_of_the_library():
     np.testing.assert_allclose(curvature, exact.curvature, atol=TOLERANCE["special"])
 
 
-def maximised(X: np.ndarray, y: np.ndarray, full: bool) -> Normal:
+def maximised(X: np.ndarray, y: np.ndarray, full: bool) -> NormalDistribution:
     """The same optimum by SciPy: BFGS, then Newton-Krylov, on 100-point Gauss-Hermite quadrature and its autograd."""
     p = X.shape[1]
     rows, labels = torch.from_numpy(X), torch.from_numpy(y)
@@ -113,7 +113,7 @@ def maximised(X: np.ndarray, y: np.ndarray, full: bool) -> Normal:
     start = np.zeros(2 * p + (lower.shape[1] if full else 0))
     near = scipy.optimize.minimize(gradient, start, jac=True, method="BFGS", options={"gtol": 1e-6}).x
     mean, root = q(torch.from_numpy(scipy.optimize.newton_krylov(lambda x: gradient(x)[1], near, f_tol=1e-10)))
-    return Normal(mean.numpy(), (root @ root.T).numpy())
+    return NormalDistribution(mean.numpy(), (root @ root.T).numpy())
 
 
 @pytest.mark.parametrize("family", ["Q", "Q'"])
@@ -122,7 +122,7 @@ def test_the_optimum_is_that_of_another_optimiser(family):
     best = exact_optimum(data.X, data.y, family)
     assert kl(best, maximised(data.X, data.y, family == "Q'")) < 1e-13
     model, _ = fit_logistic(data.X, data.y, 1, {"covariance": FAMILIES[family]})
-    assert kl(best, Normal(model.coef_[0], model.covariance_)) < 1e-9
+    assert kl(best, NormalDistribution(model.coef_[0], model.covariance_)) < 1e-9
 
 
 def test_kl_is_that_of_torch():
@@ -130,13 +130,15 @@ def test_kl_is_that_of_torch():
     pair = [(generator.normal(size=4), (a := generator.normal(size=(4, 4))) @ a.T + np.eye(4)) for _ in range(2)]
     p, q = (torch.distributions.MultivariateNormal(torch.from_numpy(m), torch.from_numpy(s)) for m, s in pair)
     expected = float(torch.distributions.kl_divergence(p, q))
-    assert kl(Normal(*pair[0]), Normal(*pair[1])) == pytest.approx(expected, rel=TOLERANCE["special"])
+    assert kl(NormalDistribution(*pair[0]), NormalDistribution(*pair[1])) == pytest.approx(
+        expected, rel=TOLERANCE["special"]
+    )
 
 
 @pytest.mark.parametrize("size", [1e-3, 1e-5, 1e-7])
 def test_kl_keeps_its_digits_for_near_neighbours(size):
     sd = np.array([0.1, 1.0, 10.0])
-    p, q = Normal(np.zeros(3), np.diag(sd**2)), Normal(size * sd, np.diag(sd**2 * (1.0 + size)))
+    p, q = NormalDistribution(np.zeros(3), np.diag(sd**2)), NormalDistribution(size * sd, np.diag(sd**2 * (1.0 + size)))
     # λ = 1/(1+ε): ½(λ - 1 - log λ) = ¼ε²(1 - 4/3 ε + …), and the shift ½ε²/(1+ε), in each of three directions
     expected = 3.0 * size**2 * (0.25 * (1.0 - 4.0 / 3.0 * size) + 0.5 * (1.0 - size))
     assert kl(p, q) == pytest.approx(expected, rel=max(1e-8, 3.0 * size**2))
@@ -149,7 +151,7 @@ def test_kl_keeps_its_digits_for_near_neighbours(size):
 def example():
     data = simulate("3", 300, 4, 3)
     model, _ = fit_logistic(data.X, data.y, 1, {})
-    return data, model, Normal(model.coef_[0], model.covariance_)
+    return data, model, NormalDistribution(model.coef_[0], model.covariance_)
 
 
 def test_metrics_are_those_draws_scores(example):

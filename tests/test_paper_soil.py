@@ -13,7 +13,7 @@ from scipy.special import expit
 from viper import datasets
 from viper.paper import reproduce, soil
 from viper.paper.artefact import Request
-from viper.paper.optimum import Normal, kl
+from viper.paper.optimum import NormalDistribution, kl
 from viper.paper.published import PUBLISHED_SOIL_FITS
 
 
@@ -80,7 +80,7 @@ def polya_gamma(design, y, full):
         covariance = np.linalg.inv(precision) if full else np.diag(1.0 / np.diag(precision))
         c = np.sqrt(((design @ covariance) * design).sum(1) + (design @ mean) ** 2)
         precision = np.eye(6) + (design * (np.tanh(c / 2) / (2 * c))[:, None]).T @ design
-    return Normal(mean, covariance)
+    return NormalDistribution(mean, covariance)
 
 
 @pytest.mark.parametrize("family", ["Q", "Q'"])
@@ -106,7 +106,9 @@ def test_the_elbo_of_the_optimum_cannot_be_raised(found, data, design):
     def loss(step):
         """-ELBO at μ + L u, L e^v."""
         scaled = factor * np.exp(step[6:])
-        return -soil.elbo_by_quadrature(design, data.y, Normal(best.mean + factor @ step[:6], scaled @ scaled.T))
+        return -soil.elbo_by_quadrature(
+            design, data.y, NormalDistribution(best.mean + factor @ step[:6], scaled @ scaled.T)
+        )
 
     here = loss(np.zeros(12))
     slope = scipy.optimize.approx_fprime(np.zeros(12), loss, 1e-4)

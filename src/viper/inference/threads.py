@@ -14,10 +14,10 @@ INSIDE: list[Any] = []  # one limiter per active context; INSIDE[0] remembers th
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Use one thread: on blocks of this size the pools of torch and of NumPy's BLAS mostly wait for each other.
+    """Use one thread: on blocks of this size, the pools of torch and of NumPy's BLAS mostly wait for each other.
 
-    OpenMP's limit belongs to the thread that sets it, that of BLAS to the process. So every context sets both, and the
-    last one to exit restores the limits that the first one found.
+    OpenMP's limit belongs to the thread that sets it, the limit of BLAS to the process. So every context sets both, and
+    the last one to leave restores the limits that the first one found.
     """
     with LOCK:
         mine = thread_pools().limit(limits=1)

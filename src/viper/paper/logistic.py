@@ -16,7 +16,7 @@ from viper.errors import ImportanceWarning
 from viper.paper.artefact import Artefact, Config, Job, Request, Row
 from viper.paper.logistic_tables import agreement_tables, all_cells, comparison_table, optimum_table, study_figure
 from viper.paper.methods import FAMILIES, METHODS, Marginals, fit_logistic, scores_against
-from viper.paper.optimum import Normal, exact_optimum, kl
+from viper.paper.optimum import NormalDistribution, exact_optimum, kl
 from viper.paper.simulated import Simulated, simulate
 from viper.paper.tables import ResultTable
 from viper.report.metrics import auc
@@ -176,11 +176,11 @@ def warm_up() -> None:
 def variational_rows(data: Simulated, family: str, seed: int, config: Config) -> Iterator[Row]:
     """Every method under one family, and after the limit under Q' the corrected posterior."""
     best = exact_optimum(data.X, data.y, family)
-    reference: Normal | None = None
+    reference: NormalDistribution | None = None
     for method, options in METHODS.items():
         chosen = {**options, "covariance": FAMILIES[family], "samples": config["samples"]}
         model, seconds = fit_logistic(data.X, data.y, seed, chosen)
-        q = Normal(model.coef_[0], model.covariance_)
+        q = NormalDistribution(model.coef_[0], model.covariance_)
         reference = reference or q
         yield {
             "method": method,
@@ -214,7 +214,7 @@ def corrected_row(model: VariationalLogisticRegression, data: Simulated, draws: 
         "runtime": seconds,
         "k_hat": posterior.diagnosis.k_hat,
         "ess": posterior.diagnosis.effective_sample_size,
-        **normal_scores(data, Normal(mean, covariance)),
+        **normal_scores(data, NormalDistribution(mean, covariance)),
     }
 
 
@@ -224,7 +224,7 @@ def corrected_row(model: VariationalLogisticRegression, data: Simulated, draws: 
 Interval = tuple[np.ndarray, np.ndarray]
 
 
-def normal_scores(data: Simulated, q: Normal) -> dict[str, Any]:
+def normal_scores(data: Simulated, q: NormalDistribution) -> dict[str, Any]:
     """Metrics (iii) to (vi) of Section 3 for a Gaussian posterior: of f = Xβ at the rows, and of β."""
     f = Marginals(data.X @ q.mean, np.sqrt(((data.X @ q.covariance) * data.X).sum(1)))
     beta = Marginals(q.mean, np.sqrt(np.diag(q.covariance)))

@@ -20,19 +20,19 @@ SPAN = 8.5  # sds: beyond, the normal density is below rounding, e^-36
 EXPONENT = 36.0  # the trapezoidal rule may err by e^-EXPONENT
 
 
-class Normal(NamedTuple):
+class NormalDistribution(NamedTuple):
     """N(μ, Σ)."""
 
     mean: np.ndarray
     covariance: np.ndarray
 
 
-def exact_optimum(X: np.ndarray, y: np.ndarray, family: str) -> Normal:
+def exact_optimum(X: np.ndarray, y: np.ndarray, family: str) -> NormalDistribution:
     """The maximiser of the exact ELBO under the prior N(0, I), in family "Q" (diagonal) or "Q'" (full)."""
     from sklearn.linear_model import LogisticRegression
 
     mode = LogisticRegression(solver="newton-cholesky", fit_intercept=False, tol=1e-6).fit(X, y).coef_[0]
-    q = Normal(mode, np.zeros((X.shape[1],) * 2))
+    q = NormalDistribution(mode, np.zeros((X.shape[1],) * 2))
     for _ in range(MOST_ITERATIONS):
         after = improved(X, y, q, family)
         if q.covariance.any() and kl(q, after) < STILL:
@@ -41,14 +41,14 @@ def exact_optimum(X: np.ndarray, y: np.ndarray, family: str) -> Normal:
     raise RuntimeError(f"the optimum must be found within {MOST_ITERATIONS} iterations; got one that still moves.")
 
 
-def improved(X: np.ndarray, y: np.ndarray, q: Normal, family: str) -> Normal:
+def improved(X: np.ndarray, y: np.ndarray, q: NormalDistribution, family: str) -> NormalDistribution:
     """Newton's step for μ, and the stationary Σ for the current curvature."""
     slope, curvature = expectations(X @ q.mean, np.sqrt(((X @ q.covariance) * X).sum(1).clip(0.0)))
     precision = np.eye(X.shape[1]) + (X * curvature[:, None]).T @ X
     mean = q.mean + scipy.linalg.solve(precision, X.T @ (y - slope) - q.mean, assume_a="pos")
     if family == "Q":
-        return Normal(mean, np.diag(1.0 / np.diag(precision)))
-    return Normal(mean, scipy.linalg.inv(precision))
+        return NormalDistribution(mean, np.diag(1.0 / np.diag(precision)))
+    return NormalDistribution(mean, scipy.linalg.inv(precision))
 
 
 def expectations(theta: np.ndarray, tau: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -70,7 +70,7 @@ def expectations(theta: np.ndarray, tau: np.ndarray) -> tuple[np.ndarray, np.nda
     return slope, curvature
 
 
-def kl(p: Normal, q: Normal) -> float:
+def kl(p: NormalDistribution, q: NormalDistribution) -> float:
     """KL(p ‖ q) = ½ Σ_j (λ_j - 1 - log λ_j) + ½ |L⁻¹(μ_p - μ_q)|², λ the eigenvalues of L⁻¹ Σ_p L⁻ᵀ, Σ_q = LLᵀ.
 
     Written in a form that stays accurate when p and q nearly agree.

@@ -15,7 +15,7 @@ import numpy as np
 from viper import VariationalLogisticRegression, datasets, expected_sigmoid
 from viper.paper.artefact import Artefact, Config, Job, Request, Row
 from viper.paper.methods import FAMILIES, METHODS, TABLE_ORDER, Marginals
-from viper.paper.optimum import Normal, exact_optimum, kl
+from viper.paper.optimum import NormalDistribution, exact_optimum, kl
 from viper.paper.published import PUBLISHED_SOIL, PUBLISHED_SOIL_FITS
 from viper.paper.tables import Cell, ResultTable
 from viper.report.metrics import auc
@@ -31,7 +31,7 @@ MEAN_COLUMNS = [f"mean_{j}" for j in range(6)]
 COVARIANCE_COLUMNS = [f"cov_{i}{j}" for i in range(6) for j in range(i + 1)]
 
 RunsByMethod = dict[tuple[str, str], dict[str, Any]]  # by family and method
-Posteriors = dict[tuple[str, str], Normal]
+Posteriors = dict[tuple[str, str], NormalDistribution]
 
 
 class Soil(Artefact):
@@ -83,7 +83,7 @@ class Soil(Artefact):
         found = {key: posterior_in(row) for key, row in runs.items()}
         source = "a calibrated stand-in for the data" if config["data"] is None else "the real data"
         tables = [soil_table(runs, found, source), distance_table(runs, found, source)]
-        return [*tables, coefficient_table(found, source)] if ("Q'", OPTIMUM) in found else tables
+        return [*tables, shift_table(found, source)] if ("Q'", OPTIMUM) in found else tables
 
     def figures(self, frame: "pandas.DataFrame", config: Config) -> "dict[str, Figure]":
         """Standard deviation of the probability of liquefaction in the test earthquake, one figure per family."""
@@ -124,21 +124,21 @@ def soil_data(config: Config, seed: int) -> datasets.Liquefaction:
 
 def fit_soil(
     soil: datasets.Liquefaction, method: str, family: str, seed: int, samples: int
-) -> tuple[Normal, dict[str, Any]]:
+) -> tuple[NormalDistribution, dict[str, Any]]:
     """The posterior of (intercept, features) under the prior N(0, I), and facts about the fit."""
     options = {**METHODS[method], "covariance": FAMILIES[family], "intercept_scale": 1.0, "samples": samples}
     model = VariationalLogisticRegression(random_state=seed, verbose=False, **options).fit(soil.X, soil.y)
     order = [5, 0, 1, 2, 3, 4]  # the estimator has the intercept last
-    q = Normal(model.posterior_.mean.numpy()[order], model.covariance_[np.ix_(order, order)])
+    q = NormalDistribution(model.posterior_.mean.numpy()[order], model.covariance_[np.ix_(order, order)])
     return q, {"elbo": model.elbo_, "passes": model.passes_, "converged": int(model.converged_)}
 
 
-def elbo_by_quadrature(design: np.ndarray, y: np.ndarray, q: Normal) -> float:
+def elbo_by_quadrature(design: np.ndarray, y: np.ndarray, q: NormalDistribution) -> float:
     """E_q log p(y | β) - KL(q ‖ N(0, I)), by Gauss-Hermite quadrature: 20 nodes are plenty for τ far below 1."""
     theta, tau = design @ q.mean, np.sqrt(((design @ q.covariance) * design).sum(1))
     nodes, weights = np.polynomial.hermite_e.hermegauss(20)
     softplus = sum(w * np.logaddexp(0.0, theta + z * tau) for z, w in zip(nodes, weights / weights.sum(), strict=True))
-    prior = Normal(np.zeros(len(q.mean)), np.eye(len(q.mean)))
+    prior = NormalDistribution(np.zeros(len(q.mean)), np.eye(len(q.mean)))
     return float((y * theta - softplus).sum()) - kl(q, prior)
 
 
@@ -147,18 +147,18 @@ def with_intercept(X: np.ndarray) -> np.ndarray:
     return np.column_stack([np.ones(len(X)), X])
 
 
-def latent_marginals(X: np.ndarray, q: Normal) -> Marginals:
+def latent_marginals(X: np.ndarray, q: NormalDistribution) -> Marginals:
     """f(x) = β₀ + βᵀx at the rows of X."""
     design = with_intercept(X)
     return Marginals(design @ q.mean, np.sqrt(((design @ q.covariance) * design).sum(1)))
 
 
-def posterior_in(row: Any) -> Normal:
+def posterior_in(row: Any) -> NormalDistribution:
     """The posterior kept in a row of runs.csv."""
     covariance = np.zeros((6, 6))
     covariance[np.tril_indices(6)] = [float(row[name]) for name in COVARIANCE_COLUMNS]
     mean = np.array([float(row[name]) for name in MEAN_COLUMNS])
-    return Normal(mean, covariance + np.tril(covariance, -1).T)
+    return NormalDistribution(mean, covariance + np.tril(covariance, -1).T)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -201,12 +201,12 @@ def distance_table(runs: RunsByMethod, found: Posteriors, source: str) -> Result
     return ResultTable("soil-optimum", f"Soil liquefaction, distance to the optimum, on {source}", columns, rows, notes)
 
 
-def largest_shift(best: Normal, q: Normal) -> float:
+def largest_shift(best: NormalDistribution, q: NormalDistribution) -> float:
     """max_j |μ_j - μ*_j| / sd*_j."""
     return float((np.abs(q.mean - best.mean) / np.sqrt(np.diag(best.covariance))).max())
 
 
-def coefficient_table(found: Posteriors, source: str) -> ResultTable:
+def shift_table(found: Posteriors, source: str) -> ResultTable:
     """The optimum under Q', by coefficient, and how far from it each method puts the mean, in the optimum's sds."""
     shown = [method for method in TABLE_ORDER if ("Q'", method) in found]
     best = found["Q'", OPTIMUM]
@@ -225,7 +225,7 @@ def coefficient_table(found: Posteriors, source: str) -> ResultTable:
     return ResultTable("soil-coefficients", "Soil liquefaction, shifts of the means under Q'", columns, rows, [note])
 
 
-def probability_sd(X: np.ndarray, q: Normal) -> np.ndarray:
+def probability_sd(X: np.ndarray, q: NormalDistribution) -> np.ndarray:
     """sd[s(f(x))], in closed form."""
     import torch
 
