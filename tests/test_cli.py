@@ -1,8 +1,10 @@
-"""The commands, called in this process: what they say equals what the library computes."""
+"""The commands, called in this process: what they print equals what the library computes."""
 
 import csv
 import io
 import json
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -12,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from pages import ROOT, blocks_of, difference
 from sklearn.datasets import dump_svmlight_file
 from sklearn.metrics import roc_auc_score
 from sklearn.model_selection import StratifiedKFold, train_test_split
@@ -37,7 +40,7 @@ FRAME["died"] = np.where(GENERATOR.random(ROWS) < 1 / (1 + np.exp(-LOGIT)), "yes
 
 @pytest.fixture
 def run(capsys, monkeypatch, tmp_path):
-    """Run a command where the data are: its exit code, stdout and stderr."""
+    """Return a function that runs a command in the folder of the data; it returns exit code, stdout and stderr."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # put back what the program changes
     monkeypatch.setattr(app, "signal", Signals)
@@ -53,7 +56,7 @@ def run(capsys, monkeypatch, tmp_path):
 
 
 class Signals:
-    """The program's handlers stay out of the tests' process."""
+    """Keeps the program's signal handlers out of the tests' process."""
 
     SIGINT, SIGTERM = signal.SIGINT, signal.SIGTERM
 
@@ -323,6 +326,16 @@ def test_bound(run):
 
 
 # --- the program ---
+
+
+def test_the_page_shows_what_the_commands_print(run):
+    page = (ROOT / "docs" / "command-line.md").read_text(encoding="utf-8")
+    exec(blocks_of(page)[0].source, {})
+    session = re.findall(r"^```\n(viper .*?)^```\n\n```text\n(.*?)^```$", page, flags=re.MULTILINE | re.DOTALL)
+    assert len(session) == 4
+    for command, shown in session:
+        _, out, err = run(*shlex.split(command)[1:])
+        assert difference(*(re.sub(r"in [\d.]+ s\b", "", text) for text in (shown, out + err))) is None
 
 
 @pytest.mark.parametrize(

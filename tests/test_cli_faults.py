@@ -1,4 +1,4 @@
-"""What goes wrong at the command line, as real processes: one line on stderr, the right exit code, nothing lost."""
+"""Errors at the command line, in real processes: one line on stderr, the right exit code, no file lost."""
 
 import os
 import pickle
@@ -24,7 +24,7 @@ def run(*arguments, folder):
 
 
 def refused(done, code, *words):
-    """One line that says what is wrong, and nothing else."""
+    """Check that the command printed one line that says what is wrong, and nothing else."""
     assert done.returncode == code, done.stderr
     assert done.stdout == ""
     (line,) = done.stderr.splitlines()
@@ -34,7 +34,7 @@ def refused(done, code, *words):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Good data, a model fitted by a process, and a table that takes a while."""
+    """A folder with valid data, a model fitted to them, and a table that takes a while to predict."""
     folder = tmp_path_factory.mktemp("cli")
     FRAME.to_csv(folder / "data.csv", index=False)
     done = run("fit", "data.csv", "-t", "died", "-o", "model.viper", "--cv", "0", folder=folder)
@@ -164,7 +164,7 @@ def test_read_only_directory(folder, tmp_path):
 
 
 def started(folder, *arguments):
-    """A prediction under way: its first rows are in the temporary file."""
+    """Start a prediction and wait until its first rows are in the temporary file."""
     process = subprocess.Popen(
         [*COMMAND, "predict", "model.viper", "large.csv", *arguments],
         cwd=folder,

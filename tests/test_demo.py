@@ -1,4 +1,4 @@
-"""The demonstration runs, twice over its own files, and tells what its models say."""
+"""The demonstration runs, replaces the files of an earlier run, and prints what its models say."""
 
 import contextlib
 import io
@@ -15,7 +15,7 @@ from viper.models.prediction import Predictions, predictions
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory):
+def output(tmp_path_factory):
     folder = tmp_path_factory.mktemp("demo")
     (folder / "report.html").write_text("of an earlier run")
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as written:
@@ -24,15 +24,15 @@ def told(tmp_path_factory):
     return folder, written.getvalue()
 
 
-def test_files_are_written(told):
-    folder, _ = told
+def test_files_are_written(output):
+    folder, _ = output
     assert sorted(file.name for file in folder.iterdir()) == ["bound.png", "posterior.png", "report.html"]
     assert all((folder / name).read_bytes().startswith(b"\x89PNG") for name in ("bound.png", "posterior.png"))
     assert "Probability of malignant" in (folder / "report.html").read_text(encoding="utf-8")
 
 
-def test_the_unsure_tumour_and_its_twin_are_told(told):
-    _, text = told
+def test_the_unsure_tumour_and_its_twin_are_shown(output):
+    _, text = output
     data = demo.load_tumours()
     fitted = demo.timed_fit(viper.VariationalLogisticRegression, data, data.columns, prior_scale="auto")
     seen = predictions(fitted.model, data.test[data.columns])
@@ -46,8 +46,8 @@ def test_the_unsure_tumour_and_its_twin_are_told(told):
     assert f"{fitted.model.elbo_:.2f}" in text
 
 
-def test_everything_is_told_in_the_units_of_the_table(told):
-    folder, text = told
+def test_everything_is_shown_in_the_units_of_the_table(output):
+    folder, text = output
     data, page = demo.load_tumours(), (folder / "report.html").read_text(encoding="utf-8")
     assert data.train["area"].mean() > 100
     for name in data.columns:
@@ -76,7 +76,7 @@ main(["demo", "--folder", sys.argv[1]])
 
 
 def test_without_gpytorch_the_extra_is_named_and_the_rest_is_shown(tmp_path):
-    """In a process of its own, that has not imported it."""
+    """Run in a process of its own, which has not imported it."""
     x = np.linspace(0.0, 5.0, 30)[:, None]
     model = viper.VariationalGPClassifier(n_starts=1, max_iter=2, tol=1e9, n_inducing=5, random_state=0)
     model.fit(x, x[:, 0] > 2).save(tmp_path / "model.viper")

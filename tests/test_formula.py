@@ -168,10 +168,12 @@ def test_labels_stay_whole_when_some_are_missing():
 
 # --- estimators ---
 
+SMALL_PROCESS = {"mean": "constant", "n_inducing": 8, "n_starts": 1}
+
 
 @pytest.mark.parametrize("estimator", [VariationalLogisticRegression, VariationalGPClassifier])
 def test_from_formula_is_fit_on_the_encoded_columns_and_survives_a_file(estimator, tmp_path):
-    options = {} if estimator is VariationalLogisticRegression else {"n_inducing": 8, "n_starts": 1}
+    options = {} if estimator is VariationalLogisticRegression else SMALL_PROCESS
     model = estimator.from_formula("y ~ center(age) + C(ward)", FRAME, random_state=0, **options)
     X = learn_formula("y ~ center(age) + C(ward)", FRAME, standardize=estimator is VariationalLogisticRegression).X
     plain = estimator(random_state=0, **options).fit(X, FRAME["y"].to_numpy())
@@ -230,7 +232,7 @@ def same(model, other, frame=FRAME):
 
 @pytest.mark.parametrize("estimator", [VariationalLogisticRegression, VariationalGPClassifier])
 def test_clones_learn_the_formula_anew(estimator):
-    options = {"random_state": 0} | ({"n_inducing": 8, "n_starts": 1} if estimator is VariationalGPClassifier else {})
+    options = {"random_state": 0} | (SMALL_PROCESS if estimator is VariationalGPClassifier else {})
     model = estimator.from_formula("y ~ age + ward", FRAME, **options)
     part = FRAME[FRAME["ward"] != "east"]
     copied = pickle.loads(pickle.dumps(clone(clone(model))))

@@ -36,6 +36,27 @@ def test_calibration_is_scikit_learns_with_counts():
     assert scores(LABEL, PROBABILITY, bins=7).calibration_error == pytest.approx(error)
 
 
+def test_calibration_counts_and_jeffreys_intervals():
+    probability = np.array([0.05, 0.08, 0.15, 0.95, 0.35, 0.65, 0.66, 0.68, 0.7])
+    label = np.array([False, False, False, True, False, True, True, False, True])
+    table = calibration(label, probability, bins=3, level=0.9)
+    np.testing.assert_array_equal(table["rows"], [3, 3, 3])
+    np.testing.assert_allclose(table["observed"], [0.0, 2 / 3, 2 / 3])
+    np.testing.assert_allclose(table["predicted"], [0.28 / 3, 1.66 / 3, 2.33 / 3])
+    exact = beta(2.5, 1.5).ppf([0.05, 0.95])
+    np.testing.assert_allclose([table["lower"][1], table["upper"][1]], exact)
+    assert table["lower"][0] == 0.0
+
+
+def test_calibration_reaches_the_ends_and_needs_a_bin():
+    probability = np.random.default_rng(0).random(300)
+    label = probability > 0.4
+    table = calibration(label, probability)
+    assert (table["upper"].iloc[-1], table["lower"][0]) == (1.0, 0.0)
+    with pytest.raises(ValueError, match="bins must be at least 1; got 0"):
+        calibration(label, probability, bins=0)
+
+
 def test_intervals_of_shares_have_their_mass():
     row = calibration(LABEL, PROBABILITY, 1, level=0.8).iloc[0]
     posterior = beta(LABEL.sum() + 0.5, (~LABEL).sum() + 0.5)
@@ -43,7 +64,7 @@ def test_intervals_of_shares_have_their_mass():
     assert posterior.cdf(row["upper"]) == pytest.approx(0.9)
 
 
-def test_intervals_of_shares_of_none_and_all_reach_the_end():
+def test_intervals_of_bins_without_or_with_only_positives_reach_the_end():
     table = calibration([False] * 4 + [True] * 4, np.linspace(0.01, 0.99, 8), 2)
     assert (table["lower"][0], table["upper"][1]) == (0.0, 1.0)
     assert table["upper"][0] == pytest.approx(beta(0.5, 4.5).ppf(0.975))
@@ -70,6 +91,6 @@ def test_one_class_has_no_auc():
         ([True, False], [0.1, 1.2], r"probability must lie in \[0, 1\]; got 0.1 to 1.2"),
     ],
 )
-def test_refused(label, probability, message):
+def test_bad_input_is_refused(label, probability, message):
     with pytest.raises(ValueError, match=message):
         scores(label, probability)

@@ -7,7 +7,7 @@ import torch
 from sklearn.exceptions import NotFittedError
 
 import viper
-from viper.models.onnx import DEGREE, Graph, log_erfc_polynomial, tail
+from viper.models.onnx import DEGREE, OnnxGraph, expected_tail, log_erfc_polynomial
 
 onnx = pytest.importorskip("onnx")
 runtime = pytest.importorskip("onnxruntime")
@@ -66,8 +66,8 @@ def test_labels_keep_their_type(labels, kind):
 
 def test_expected_sigmoid_for_every_mean_and_variance():
     """The graph's tail alone, against the exact kernel."""
-    graph = Graph(onnx)
-    graph.add("Identity", tail(graph, "size", "variance"), name="tail")
+    graph = OnnxGraph(onnx)
+    graph.add("Identity", expected_tail(graph, "size", "variance"), name="tail")
     info = lambda name: onnx.helper.make_tensor_value_info(name, onnx.TensorProto.DOUBLE, [None, 1])  # noqa: E731
     whole = onnx.helper.make_graph(
         graph.nodes, "tail", [info("size"), info("variance")], [info("tail")], graph.constants
@@ -108,7 +108,7 @@ def test_complaints(monkeypatch):
     with pytest.raises(ValueError, match=r"dtype must be .* got 'int8'"):
         model.to_onnx(dtype="int8")
     with monkeypatch.context() as patch:
-        patch.setattr("viper.models.onnx.LARGEST", 10)
+        patch.setattr("viper.models.onnx.LARGEST_FILE", 10)
         with pytest.raises(ValueError, match="at most 2 GB; got a posterior of"):
             model.to_onnx()
     monkeypatch.setitem(__import__("sys").modules, "onnx", None)

@@ -1,4 +1,4 @@
-"""The pictures show the model's numbers, draw where they are told to, and change no setting."""
+"""The plots show the model's numbers, draw into the given Axes, and change no setting."""
 
 import matplotlib
 import numpy as np
@@ -38,7 +38,8 @@ def logistic(data):
 @pytest.fixture(scope="module")
 def process(data):
     X, y = data
-    return viper.VariationalGPClassifier(n_inducing=15, n_starts=1, random_state=0).fit(X[["age", "dose"]], y)
+    model = viper.VariationalGPClassifier(mean="constant", n_inducing=15, n_starts=1, random_state=0)
+    return model.fit(X[["age", "dose"]], y)
 
 
 @pytest.fixture
@@ -69,7 +70,7 @@ def test_drawings_return_their_axes_and_touch_no_setting(name, kind, data, reque
         with pytest.raises(TypeError, match=r"needs a model with coefficients; got VariationalGPClassifier. Use"):
             DRAWINGS[name](model, X, y)
         return
-    before, opened = dict(matplotlib.rcParams), plt.get_fignums()  # by whoever ran before
+    before, opened = dict(matplotlib.rcParams), plt.get_fignums()  # of earlier tests
     assert DRAWINGS[name](model, X, y, ax=ax) is ax
     assert plt.get_fignums() == opened
     new = DRAWINGS[name](model, X, y)
@@ -84,7 +85,7 @@ PIPELINE = r"must be one of viper's; got Pipeline. Pass pipeline\[-1\], with pip
 
 
 @pytest.mark.parametrize("name", [name for name in DRAWINGS if name != "bounds"])
-def test_a_pipeline_is_told_what_to_pass(name, data, ax):
+def test_a_pipeline_is_refused_with_advice(name, data, ax):
     X, y = data
     pipeline = make_pipeline(StandardScaler(), viper.VariationalLogisticRegression())
     pipeline.set_output(transform="pandas").fit(X, y)
@@ -93,7 +94,7 @@ def test_a_pipeline_is_told_what_to_pass(name, data, ax):
     DRAWINGS[name](pipeline[-1], pipeline[:-1].transform(X), y, ax=ax)
 
 
-# --- what they show is what the model says ---
+# --- plots show what the model says ---
 
 
 def test_forest_shows_the_intervals(logistic, ax):
@@ -185,7 +186,8 @@ def test_convergence_needs_a_history(logistic, tmp_path):
 
 def test_convergence_of_a_process_shows_its_starts(data, ax):
     X, y = data
-    model = viper.VariationalGPClassifier(n_inducing=10, n_starts=2, random_state=0).fit(X[["age"]], y)
+    model = viper.VariationalGPClassifier(mean="constant", n_inducing=10, n_starts=2, random_state=0)
+    model.fit(X[["age"]], y)
     plot.convergence(model, ax=ax)
     best = max(start.elbo for start in model.starts_)
     shown = np.sort(ax.collections[1].get_offsets()[:, 0])
@@ -215,7 +217,7 @@ def test_bounds_shows_every_method(ax):
         plot.bounds("τ")
 
 
-# --- the numbers behind ---
+# --- the numbers behind the plots ---
 
 
 def test_predictions_are_the_models(logistic, data):
@@ -225,18 +227,6 @@ def test_predictions_are_the_models(logistic, data):
     np.testing.assert_allclose(np.stack([seen.lower, seen.upper], 1), logistic.predict_interval(data[0], level=0.9))
 
 
-def test_reliability_counts_and_jeffreys_intervals():
-    probability = np.array([0.05, 0.08, 0.15, 0.95, 0.35, 0.65, 0.66, 0.68, 0.7])
-    label = np.array([False, False, False, True, False, True, True, False, True])
-    table = calibration(label, probability, bins=3, level=0.9)
-    np.testing.assert_array_equal(table.rows, [3, 3, 3])
-    np.testing.assert_allclose(table.observed, [0.0, 2 / 3, 2 / 3])
-    np.testing.assert_allclose(table.predicted, [0.28 / 3, 1.66 / 3, 2.33 / 3])
-    exact = scipy.stats.beta(2.5, 1.5).ppf([0.05, 0.95])
-    np.testing.assert_allclose([table.lower[1], table.upper[1]], exact)
-    assert table.lower[0] == 0.0
-
-
 def test_reliability_shows_the_calibration_of_evaluate(logistic, data, ax):
     X, y = data
     plot.reliability(logistic, X, y, bins=7, ax=ax)
@@ -244,15 +234,6 @@ def test_reliability_shows_the_calibration_of_evaluate(logistic, data, ax):
     np.testing.assert_allclose(ax.collections[-1].get_offsets(), table[["predicted", "observed"]])
     ends = np.array([[*line[:, 1]] for line in ax.collections[-2].get_segments()])
     np.testing.assert_allclose(ends, table[["lower", "upper"]])
-
-
-def test_calibration_reaches_the_ends_and_needs_a_bin():
-    probability = np.random.default_rng(0).random(300)
-    label = probability > 0.4
-    table = calibration(label, probability)
-    assert (table["upper"].iloc[-1], table["lower"][0]) == (1.0, 0.0)
-    with pytest.raises(ValueError, match="bins must be at least 1; got 0"):
-        calibration(label, probability, bins=0)
 
 
 def test_typical_row_is_made_of_values_that_occur():

@@ -5,6 +5,8 @@ import re
 import pytest
 from pages import OPENING, PAGES, ROOT, Block, Document, blocks_of, difference
 
+NARROW = pytest.mark.filterwarnings("ignore::viper.errors.NarrowIntervalsWarning")
+MARKS = {"docs/gp.md": NARROW}  # by page: this one shows fits that warn
 DOCUMENTS = [Document(str(page.relative_to(ROOT)), blocks_of(page.read_text(encoding="utf-8"))) for page in PAGES]
 
 
@@ -16,7 +18,7 @@ def directory_of(tmp_path_factory):
 @pytest.mark.parametrize(
     ("document", "index"),
     [
-        pytest.param(document, index, id=f"{document.name}:{block.line}")
+        pytest.param(document, index, id=f"{document.name}:{block.line}", marks=MARKS.get(document.name, ()))
         for document in DOCUMENTS
         for index, block in enumerate(document.blocks)
     ],

@@ -11,7 +11,14 @@ from tolerances import TOLERANCE
 import viper
 from viper import VariationalLogisticRegression
 from viper.errors import ConvergenceWarning
-from viper.models.reference import MCMCResult, build_model, complaints, import_numpyro, model_of_fit, sample_posterior
+from viper.models.reference import (
+    MCMCResult,
+    build_model,
+    convergence_problems,
+    import_numpyro,
+    model_of_fit,
+    sample_posterior,
+)
 
 
 @pytest.fixture(scope="module")
@@ -87,18 +94,18 @@ def test_the_second_label_counts_as_one():
     ("changes", "message"),
     [
         ({"y": [0, 1, 2]}, r"y must have exactly two classes; got 3: \[0, 1, 2\]"),
-        ({"y": [1, 1, 1]}, r"y must have exactly two classes; got 1: \[1\]"),
-        ({"y": [0, 1]}, r"inconsistent numbers of samples: \[3, 2\]"),
+        ({"y": [1, 1, 1]}, r"y must have exactly two classes; got 1 class: 1"),
+        ({"y": [0, 1]}, r"inconsistent numbers of samples: 3 and 2"),
         ({"X": [[np.nan], [0.0], [1.0]]}, r"X contains NaN"),
-        ({"prior_scale": 0.0}, r"prior_scale must be positive; got 0\.0"),
-        ({"prior_scale": [1.0, 2.0]}, r"prior_scale must be a number or of shape \(1,\); got shape \(2,\)"),
-        ({"prior_scale": [[-1.0]]}, r"prior_scale must be positive definite; got smallest eigenvalue -1\. Add"),
-        ({"prior_scale": np.eye(2)}, r"prior_scale must be a symmetric 1 × 1 matrix; got shape \(2, 2\)"),
-        ({"prior_scale": np.inf}, r"prior_scale must be finite; got inf"),
+        ({"prior_scale": 0.0}, r"prior_scale must be positive and finite, .*; got 0\.0"),
+        ({"prior_scale": [1.0, 2.0]}, r"prior_scale must be a number, a vector of 1 .*; got shape \(2,\)"),
+        ({"prior_scale": [[-1.0]]}, r"prior_scale .* must be positive definite; got smallest eigenvalue -1\. Add"),
+        ({"prior_scale": np.eye(2)}, r"prior_scale as a covariance matrix must be 1×1; got \(2, 2\)"),
+        ({"prior_scale": np.inf}, r"prior_scale must be positive and finite, .*; got inf"),
         ({"prior_mean": np.nan}, r"prior_mean must be finite; got nan"),
-        ({"intercept_scale": -1.0}, r"intercept_scale must be positive; got -1\.0"),
-        ({"sample_weight": [1.0, -1.0, 1.0]}, r"sample_weight must be non-negative; got -1\.0"),
-        ({"sample_weight": [1.0, 1.0]}, r"sample_weight must be a number or of shape \(3,\)"),
+        ({"intercept_scale": -1.0}, r"intercept_scale must be positive and finite, .*; got -1\.0"),
+        ({"sample_weight": [1.0, -1.0, 1.0]}, r"sample_weight must not be negative; got -1\.0"),
+        ({"sample_weight": [1.0, 1.0]}, r"sample_weight must have shape \(3,\), one entry per row"),
         ({"offset": [0.0, np.inf, 0.0]}, r"offset must be finite; got inf"),
     ],
 )
@@ -225,12 +232,12 @@ def test_complaints():
     def result(rhat=1.0, ess=500.0, divergences=0):
         return MCMCResult(np.zeros((4, 10, 1)), ["x0"], np.array([rhat]), np.array([ess]), divergences, 0.0)
 
-    assert complaints(result()) == []
-    (message,) = complaints(result(rhat=1.02))
+    assert convergence_problems(result()) == []
+    (message,) = convergence_problems(result(rhat=1.02))
     assert message.startswith("R-hat must be at most 1.01; got 1.020. Use")
-    (message,) = complaints(result(divergences=3))
+    (message,) = convergence_problems(result(divergences=3))
     assert message.startswith("no transition may diverge; got 3. Scale")
-    assert len(complaints(result(rhat=np.nan, ess=np.nan))) == 2
+    assert len(convergence_problems(result(rhat=np.nan, ess=np.nan))) == 2
 
 
 def test_without_numpyro(monkeypatch):

@@ -1,4 +1,4 @@
-"""The report as text: numbers are those of the model, everything is escaped, nothing is loaded, nothing is lost."""
+"""The report as text: its numbers are the model's, all text is escaped, and nothing is loaded from elsewhere."""
 
 import json
 import math
@@ -29,7 +29,7 @@ VOID = {"meta", "link", "input", "br"}
 
 
 class Page(HTMLParser):
-    """Elements with their attributes and text; complains about tags that do not nest."""
+    """Elements with their attributes and text; fails if tags are not nested properly."""
 
     def __init__(self, text):
         super().__init__()
@@ -140,17 +140,17 @@ def test_rows_are_listed_from_the_widest_interval(page, model, data):
     assert [int(e["@data-row"]) for e in page.all("button", class_="pick")] == widest.tolist()
 
 
-def test_data_of_the_script_are_the_models(page, model, data):
+def test_the_scripts_data_are_the_models(page, model, data):
     rows = json.loads(next(e["text"] for e in page.all("script") if e.get("@id") == "data"))["rows"]
     latent, sd = model.predict_latent(data[INPUTS])
     for k, row in rows.items():
         assert (row["theta"], row["tau"]) == pytest.approx((latent[int(k)], sd[int(k)]), rel=1e-5)
 
 
-def test_certificate_is_told(page, model):
-    told = page.text("trust")
-    assert f"{model.diagnose(draws=4000).k_hat:.2f}" in told
-    assert f"{model.elbo_ - model.elbo_bound_:.1e}" in told
+def test_trust_section_shows_the_certificates(page, model):
+    text = page.text("trust")
+    assert f"{model.diagnose(draws=4000).k_hat:.2f}" in text
+    assert f"{model.elbo_ - model.elbo_bound_:.1e}" in text
     marks = [e["text"] for e in page.all("p", class_="mark")]
     assert marks == ["Close", "Certified", "Yes"]
 
@@ -163,15 +163,15 @@ def test_training_rows_are_recognised(study, model):
     assert "If the model has learned from some of these rows" in render(other)
 
 
-def test_held_out_rows_are_called_so_unless_they_are_the_models_own(model, data, tmp_path):
-    for rows, told in ((patients(seed=1), "has learned from none of these rows"), (data, "which flatters it")):
+def test_held_out_rows_are_announced_unless_the_model_was_fitted_to_them(model, data, tmp_path):
+    for rows, note in ((patients(seed=1), "has learned from none of these rows"), (data, "which flatters it")):
         report.write(model, rows, "ill", tmp_path / "report.html", overwrite=True, held_out=True)
         text = (tmp_path / "report.html").read_text(encoding="utf-8")
-        assert told in text
+        assert note in text
         assert "If the model has learned" not in text
 
 
-def test_an_unused_column_that_tells_rows_apart_names_them(model, data):
+def test_an_unused_column_of_distinct_values_names_the_rows(model, data):
     numbered = data.assign(ward="east", weight=0.5 + np.arange(len(data)), patient=[f"p{k}" for k in range(len(data))])
     page = Page(render(read_study(model, numbered, "ill")))
     first = page.all("button", class_="pick")[0]
@@ -181,24 +181,24 @@ def test_an_unused_column_that_tells_rows_apart_names_them(model, data):
     assert read_study(model, numbered.assign(patient="p1"), "ill").frame.index.equals(data.index)
 
 
-def test_labels_that_say_little_have_words_of_their_own(page, study):
-    told = " ".join(e["text"] for e in page.all("section"))
-    assert not re.search(r"(was|were|is|are) ill = ", told)
-    assert "that had ill = yes" in told
-    assert "Outcome: ill = " in told
+def test_bare_labels_are_shown_with_the_target(page, study):
+    text = " ".join(e["text"] for e in page.all("section"))
+    assert not re.search(r"(was|were|is|are) ill = ", text)
+    assert "that had ill = yes" in text
+    assert "Outcome: ill = " in text
     named = replace(
         study, model=viper.VariationalLogisticRegression().fit([[0.0], [1.0], [2.0]], ["well", "sick", "well"])
     )
     assert (named.predicate("were"), named.predicate("is", 0)) == ("were well", "is sick")
 
 
-def test_calibration_is_no_stronger_than_its_groups(study):
-    told = words.calibration_sentence(study)
-    assert not re.search("face value", told)
-    assert "of 10 groups of rows (20 in each) came out as predicted" in told
+def test_calibration_sentence_claims_no_more_than_its_groups(study):
+    text = words.calibration_sentence(study)
+    assert not re.search("face value", text)
+    assert "of 10 groups of rows (20 in each) came out as predicted" in text
 
 
-def test_a_loaded_model_is_diagnosed_by_its_own_rows_only(model, data, tmp_path):
+def test_a_loaded_model_is_diagnosed_only_with_its_training_rows(model, data, tmp_path):
     model.save(tmp_path / "model.viper")
     loaded = viper.load(tmp_path / "model.viper")
     assert read_study(loaded, data, "ill").diagnosis.k_hat == pytest.approx(model.diagnose().k_hat)
@@ -207,7 +207,7 @@ def test_a_loaded_model_is_diagnosed_by_its_own_rows_only(model, data, tmp_path)
     assert "needs the rows of the fit" in render(other)
 
 
-def test_on_other_rows_the_recorded_diagnosis_is_told(data, tmp_path):
+def test_the_recorded_diagnosis_is_shown_for_other_rows(data, tmp_path):
     model = viper.VariationalLogisticRegression.from_formula("ill ~ .", data[[*INPUTS, "ill"]], random_state=0)
     found = model.diagnose()
     model.formula_.record["diagnosis"] = scoring.diagnosis_record(model, len(data))
@@ -232,9 +232,9 @@ def test_verdict_follows_the_diagnosis(model, data, k_hat, size, expected):
     study = read_study(model, data, "ill")
     found = replace(study.diagnosis, k_hat=k_hat, effective_sample_size=size)
     vars(study)["diagnosis"] = found
-    _, word, told = words.closeness_verdict(study)
+    _, word, text = words.closeness_verdict(study)
     assert word == expected
-    assert found.verdict in told
+    assert found.verdict in text
 
 
 @pytest.mark.parametrize(("theta", "tau"), [(0.3, 0.7), (-4.0, 1.0), (0.0, 12.0), (2.0, 1e-6)])
@@ -303,7 +303,7 @@ def test_everything_has_a_name(page):
 # --- files ---
 
 
-def test_an_existing_file_is_kept_unless_told(model, data, tmp_path):
+def test_an_existing_file_is_kept_unless_overwrite_is_set(model, data, tmp_path):
     path = tmp_path / "report.html"
     path.write_text("mine")
     with pytest.raises(StorageError, match="path must be new"):
@@ -314,7 +314,7 @@ def test_an_existing_file_is_kept_unless_told(model, data, tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["report.html"]
 
 
-def test_bad_data_leave_the_old_report(model, data, tmp_path):
+def test_bad_data_leave_the_old_report_in_place(model, data, tmp_path):
     path = tmp_path / "report.html"
     path.write_text("mine")
     with pytest.raises(ValueError, match="known classes"):
@@ -343,10 +343,13 @@ def test_bad_input_is_explained(model, data, change, error, message, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_model_of_others_is_refused(data, tmp_path):
+def test_models_of_other_libraries_are_refused(data, tmp_path):
     plain = LogisticRegression().fit(data[["dose"]], data["ill"])
-    for other, told in ((make_pipeline(plain), "got Pipeline. Pass pipeline"), (plain, "got LogisticRegression. Fit")):
-        with pytest.raises(TypeError, match=told):
+    for other, message in (
+        (make_pipeline(plain), "got Pipeline. Pass pipeline"),
+        (plain, "got LogisticRegression. Fit"),
+    ):
+        with pytest.raises(TypeError, match=message):
             report.write(other, data, "ill", tmp_path / "report.html")
 
 
@@ -362,7 +365,7 @@ def test_rows_with_missing_values_are_left_out_and_counted(model, data):
     holes = data.copy()
     holes.loc[3, "dose"] = np.nan
     holes.loc[4:6, "ill"] = None
-    holes.index = [0] * len(holes)  # rows are told apart by position
+    holes.index = [0] * len(holes)  # rows are identified by position
     study = read_study(model, holes, "ill")
     assert len(study.label) == 196
     assert study.left_out == {"without ill": 3, "with other values missing": 1}
@@ -380,7 +383,7 @@ def test_any_rows_give_a_page(model, data, rows):
     assert not any("nan" in e["text"] for e in page.all("section"))
 
 
-def test_plain_arrays_will_do(data):
+def test_models_fitted_to_plain_arrays_are_reported(data):
     model = viper.VariationalLogisticRegression(solver="newton", bound="pg", prior_scale="ard").fit(
         data[INPUTS].to_numpy(), data["ill"]
     )
@@ -389,7 +392,7 @@ def test_plain_arrays_will_do(data):
     assert "below the exact ELBO" in page.text("trust")
 
 
-def test_many_rows_stay_small_and_say_so():
+def test_the_page_of_many_rows_stays_small_and_says_so():
     data = patients(20_000)
     for j in range(1, 28):
         data[f"column number {j}"] = data["age"] * j % 7.0
@@ -435,7 +438,7 @@ def test_the_classes_on_a_map_differ_in_shape(process):
     assert "triangles are those that had wet = True" in page.text("map")
 
 
-def test_map_is_that_of_the_model(process):
+def test_map_shows_the_models_predictions(process):
     model, frame = process
     grid = read_study(model, frame, "wet").map
     at = pd.DataFrame({"lon": [grid.x[3]], "lat": [grid.y[10]]})
@@ -477,7 +480,7 @@ def test_percent(p, expected):
 @pytest.mark.parametrize(
     ("ends", "expected"), [((0.61, 0.75), "61–75 %"), ((0.001, 0.004), "0.1–0.4 %"), ((0.0, 1.0), "0–100 %")]
 )
-def test_span(ends, expected):
+def test_percent_range(ends, expected):
     assert words.percent_range(*ends).replace(words.THIN, " ").replace(words.JOIN, "") == expected
 
 
@@ -493,7 +496,7 @@ def test_span(ends, expected):
         (math.nan, "nan"),
     ],
 )
-def test_number(x, expected):
+def test_readable_number(x, expected):
     assert words.readable_number(x) == expected
 
 
@@ -507,8 +510,8 @@ def test_example_of_reliability_in_words():
             "upper": [0.1, 0.75, 1.0],
         }
     )
-    told = words.group_sentence(table, "were ill").replace(words.THIN, " ").replace(words.JOIN, "")
-    assert told == "Of the 200 rows given about 70 %, 68 % were ill (margin 61–75 %)."
+    text = words.group_sentence(table, "were ill").replace(words.THIN, " ").replace(words.JOIN, "")
+    assert text == "Of the 200 rows given about 70 %, 68 % were ill (margin 61–75 %)."
 
 
 @pytest.mark.parametrize(

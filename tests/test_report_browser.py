@@ -1,4 +1,4 @@
-"""The report in a real browser: it loads alone, draws, and its controls work, also by keyboard and without a script."""
+"""The report in a real browser: it loads nothing else, draws its charts, and works by keyboard and without a script."""
 
 import json
 import shutil
@@ -39,9 +39,8 @@ def files(tmp_path_factory):
     label = generator.random(150) < scipy.special.expit(2 * data["lon"] - data["<b>dose</b>"])
     data["ill"] = np.where(label, "yes", "<i>no</i>")
     logistic = viper.VariationalLogisticRegression(random_state=0).fit(data.drop(columns="ill"), data["ill"])
-    process = viper.VariationalGPClassifier(n_inducing=10, n_starts=1, random_state=0).fit(
-        data[["lon", "lat"]], data["ill"]
-    )
+    process = viper.VariationalGPClassifier(mean="constant", n_inducing=10, n_starts=1, random_state=0)
+    process.fit(data[["lon", "lat"]], data["ill"])
     for name, model in {"logistic": logistic, "process": process}.items():
         report.write(model, data, "ill", folder / f"{name}.html")
     return folder
@@ -62,7 +61,7 @@ def find(page, selector):
 
 
 def show(page, element):
-    """Scroll to it, and wait until the page has noticed."""
+    """Scroll to the element and wait until the page has been redrawn."""
     page.execute_script("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", element)
     page.execute_async_script("requestAnimationFrame(() => requestAnimationFrame(arguments[0]))")
 
@@ -78,11 +77,11 @@ def colour(page, selector="html", name="background-color"):
     )
 
 
-# --- alone ---
+# --- self-contained ---
 
 
 @pytest.mark.parametrize("name", ["logistic", "process"])
-def test_it_loads_alone_and_without_complaint(browser, files, name):
+def test_it_loads_nothing_else_and_logs_no_errors(browser, files, name):
     browser.get("about:blank")
     browser.get_log("browser"), browser.get_log("performance")
     address = (files / f"{name}.html").as_uri()
@@ -95,7 +94,7 @@ def test_it_loads_alone_and_without_complaint(browser, files, name):
 
 
 @pytest.mark.parametrize("name", ["logistic", "process"])
-def test_every_picture_is_drawn(browser, files, name):
+def test_every_chart_is_drawn(browser, files, name):
     browser.get((files / f"{name}.html").as_uri())
     shown = [chart for chart in find(browser, "svg.chart") if chart.is_displayed()]
     assert len(shown) >= 8
@@ -183,7 +182,7 @@ def test_choosing_a_row_draws_its_density(page):
 
 
 def test_the_script_repeats_what_the_page_had(page, files):
-    """The first row, drawn by Python, is drawn again by the script: the same picture and sentence."""
+    """The script redraws the first row, which Python has drawn already: chart and sentence stay the same."""
     text = (files / "logistic.html").read_text(encoding="utf-8")
     for id_, attribute in (("density-line", "d"), ("density-band", "d"), ("density-mean", "x1")):
         drawn = page.find_element("id", id_).get_attribute(attribute)
@@ -203,7 +202,7 @@ def test_density_of_the_script_is_exact(page, theta, tau):
     np.testing.assert_allclose(found[:, 1], height, atol=1e-3 * height.max())
 
 
-def test_rows_of_the_picture_can_be_chosen(page):
+def test_rows_of_the_chart_can_be_chosen(page):
     person = find(page, "g.person")[3]
     page.execute_script("arguments[0].dispatchEvent(new MouseEvent('click', {bubbles: true}))", person)
     chosen = find(page, "g.person.chosen")
@@ -251,7 +250,7 @@ def test_controls_are_reached_by_keyboard(page):
     assert "effect" in reached
 
 
-# --- paper, telephones, and no script ---
+# --- print, phones, and no script ---
 
 
 def test_print_is_light_and_shows_all(page):
@@ -264,7 +263,7 @@ def test_print_is_light_and_shows_all(page):
     assert len(page.execute_cdp_cmd("Page.printToPDF", {})["data"]) > 10_000
 
 
-def test_a_telephone_scrolls_only_down(page):
+def test_a_phone_scrolls_only_vertically(page):
     size = {"width": 390, "height": 800, "deviceScaleFactor": 2, "mobile": True}
     page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     try:

@@ -3,16 +3,13 @@
 import time
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from viper.cli import options
 from viper.cli.options import MissingRule
 from viper.softplus.words import FIT_BOUNDS
-
-if TYPE_CHECKING:
-    import pandas
 
 ModelKind = StrEnum("ModelKind", ["logistic", "gp"])
 BoundWord = StrEnum("BoundWord", {word: word for word in FIT_BOUNDS})  # type: ignore[misc]
@@ -74,7 +71,8 @@ def fit_table(
         ),
     ] = None,
     test_size: Annotated[
-        float | None, options.optional("Share of rows to hold out for the scores, instead of --cv.", min=0.01, max=0.99)
+        float | None,
+        options.optional("Share of rows to hold out for the scores, instead of folds.", min=0.01, max=0.99),
     ] = None,
     seed: options.Seed = 1,
     level: options.Level = 0.95,
@@ -102,19 +100,28 @@ def fit_table(
     table = reading.table(data)
     prepared = prepare_rows(table, target, formula, drop, category, missing.value)
 
+    import viper
+    from viper.cli.scoring import diagnosis_record, held_out_scores
+    from viper.cli.terminal import note_if_slow
+    from viper.formula.learn import fit_learned, learn_formula
+
+    is_gp = model is ModelKind.gp
+    estimator: Any = viper.VariationalGPClassifier if is_gp else viper.VariationalLogisticRegression
     settings: dict[str, Any] = {"bound": bound.value, "terms": terms, "covariance": covariance.value}
-    settings |= {"random_state": seed, "standardize": standardise}
-    if model is ModelKind.gp:
+    if is_gp:  # it standardises columns itself
         # not a linear mean: its weights would be point estimates, whose uncertainty the intervals leave out
-        settings |= {"kernel": kernel.value, "mean": "constant", "n_inducing": inducing}
+        settings |= {"kernel": kernel.value, "mean": "constant", "n_inducing": inducing, "standardize": standardise}
     else:
         settings["prior_scale"] = parse_prior_scale(prior)
     with table.located():
-        fitted, learned, seconds = fit_formula(
-            model, prepared.formula, prepared.frame, missing.value, settings, as_json
-        )
+        learned = learn_formula(prepared.formula, prepared.frame, missing.value, standardise and not is_gp)
+        with note_if_slow(f"fitting {len(learned.y):,} rows", as_json):
+            began = time.perf_counter()
+            fitted = fit_learned(estimator, learned, settings | {"random_state": seed})
+            seconds = time.perf_counter() - began
     folds = DEFAULT_FOLDS if cv is None else cv
-    assessment = assess_model(fitted, learned, folds, test_size, seed, level, as_json)
+    scores = held_out_scores(fitted, learned.X, learned.y, folds, test_size, seed, level, as_json)
+    assessment = {"scores": scores, "diagnosis": diagnosis_record(fitted, len(learned.y))}
     store_record(fitted, learned, prepared.left_out, data, seconds, assessment)
     save_and_show(fitted, out, force, level, as_json, prepared.notes)
 
@@ -126,35 +133,6 @@ def parse_prior_scale(text: str) -> float | str:
         return float(text)
     except ValueError:
         raise typer.BadParameter(f"--prior must be a number, auto or ard; got {text!r}") from None
-
-
-def fit_formula(
-    kind: ModelKind, formula: str, frame: "pandas.DataFrame", missing: str, settings: dict[str, Any], quiet: bool
-) -> tuple[Any, Any, float]:
-    """Return the fitted model, the rows it was fitted to, and the seconds it took."""
-    import viper
-    from viper.cli.terminal import note_if_slow
-    from viper.formula.learn import fit_learned, learn_formula
-
-    standardize = settings.pop("standardize")
-    is_gp = kind is ModelKind.gp
-    learned = learn_formula(formula, frame, missing, standardize and not is_gp)
-    if is_gp:  # Gaussian processes standardise columns themselves
-        settings["standardize"] = standardize
-    estimator: Any = viper.VariationalGPClassifier if is_gp else viper.VariationalLogisticRegression
-    began = time.perf_counter()
-    with note_if_slow(f"fitting {len(learned.y):,} rows", quiet):
-        return fit_learned(estimator, learned, settings), learned, time.perf_counter() - began
-
-
-def assess_model(
-    fitted: Any, learned: Any, folds: int, test_size: float | None, seed: int, level: float, quiet: bool
-) -> dict[str, Any]:
-    """Return scores on held-out rows, and the diagnosis of the approximation."""
-    from viper.cli.scoring import diagnosis_record, held_out_scores
-
-    result = held_out_scores(fitted, learned.X, learned.y, folds, test_size, seed, level, quiet)
-    return {"scores": result, "diagnosis": diagnosis_record(fitted, len(learned.y))}
 
 
 def store_record(

@@ -50,7 +50,7 @@ def prepare_rows(
     if target is None:
         raise FileError(f"--target must name the column to predict; got none. There are {listed(frame)}.")
     check_named_columns(frame, target, dropped, categories)
-    check_two_classes(frame, target, missing)
+    check_target_classes(frame, target, missing)
     frame = frame.drop(columns=list(dropped))
     if formula is not None:
         check_numbers(frame[columns_in_formula(formula, frame)], table, (target, *categories, *in_c(formula)))
@@ -81,7 +81,7 @@ def check_option_column(frame: "pandas.DataFrame", name: str, option: str) -> No
     raise FileError(f"{option} must be a column of the table; got {name!r}. {hint}")
 
 
-def check_two_classes(frame: "pandas.DataFrame", target: str, missing: str) -> None:
+def check_target_classes(frame: "pandas.DataFrame", target: str, missing: str) -> None:
     column = frame[target]
     if missing == "error" and column.isna().any():
         raise FileError(
@@ -167,11 +167,9 @@ def labelled_rows(model: Any, table: TableFile, target: str | None) -> LabelledR
     other = (~known & column.notna()).to_numpy()
     if other.any():
         row = int(other.argmax())
-        line = table.line(row)
-        where = f"row {row + 1}" if line is None else f"line {line}"
         raise ValueError(
             f"column {name!r} must hold the classes of the model, {list(map(str, classes))}; got "
-            f"{str(column.iloc[row])!r} in {where}. Recode it."
+            f"{str(column.iloc[row])!r} in {table.place(row)}. Recode it."
         )
     positive = (column == classes[1]).to_numpy(dtype=bool, na_value=False)
     return LabelledRows(frame, name, positive, column.notna().to_numpy())

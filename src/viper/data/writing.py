@@ -34,7 +34,8 @@ def atomic_file(path: str | PathLike[str], overwrite: bool = False) -> Iterator[
     final = Path(path).resolve()
     temporary = final.with_name(f".viper-{secrets.token_hex(8)}.tmp")
     try:
-        refuse_existing(final, overwrite)
+        if final.exists() and not overwrite:
+            raise FileExistsError
         with temporary.open("xb") as file:
             yield file
             file.flush()
@@ -45,11 +46,6 @@ def atomic_file(path: str | PathLike[str], overwrite: bool = False) -> Iterator[
             temporary.unlink()
 
 
-def refuse_existing(path: Path, overwrite: bool) -> None:
-    if path.exists() and not overwrite:
-        raise FileExistsError
-
-
 def publish(temporary: Path, path: Path, overwrite: bool) -> None:
     """Give the finished file its name. A hard link, unlike a rename, fails if another writer came first."""
     if not overwrite:
@@ -57,8 +53,9 @@ def publish(temporary: Path, path: Path, overwrite: bool) -> None:
             path.hardlink_to(temporary)
         except FileExistsError:
             raise
-        except OSError:  # a file system without links: a writer between the next two lines goes unnoticed
-            refuse_existing(path, overwrite)
+        except OSError:  # a file system without links: a writer between here and the renaming goes unnoticed
+            if path.exists():
+                raise FileExistsError from None
         else:
             return
     temporary.replace(path)
@@ -86,7 +83,8 @@ def check_target(path: Path, overwrite: bool, wording: Wording) -> None:
     if path.is_dir():
         raise wording.error(f"{wording.target} must be a file; got {path}, which is a directory. Add a file name.")
     with worded_errors(path, wording):
-        refuse_existing(path, overwrite)
+        if path.exists() and not overwrite:
+            raise FileExistsError
 
 
 def check_output(path: Path, overwrite: bool) -> None:
@@ -194,40 +192,35 @@ def parquet_writer(
     """Yield a function that appends parts, of which `table` makes pyarrow's, to a Parquet file with one schema."""
     import pyarrow.parquet as parquet
 
-    made: list[Any] = []
+    writer: Any = None
 
     def append(part: Any) -> None:
-        rows = table(part, schema=made[0].schema if made else None)
+        nonlocal writer
+        rows = table(part, schema=None if writer is None else writer.schema)
         with worded_errors(path, wording):
-            if not made:
-                made.append(parquet.ParquetWriter(file, rows.schema))
-            made[0].write_table(rows)
+            writer = writer or parquet.ParquetWriter(file, rows.schema)
+            writer.write_table(rows)
 
     try:
         yield append
-    except BaseException:
-        for writer in made:
-            with suppress(Exception):  # the file is thrown away, and the first error is the one to raise
+        with worded_errors(path, wording):
+            if writer is not None:
                 writer.close()
-        raise
-    with worded_errors(path, wording):
-        for writer in made:
+    finally:
+        with suppress(Exception):  # if it is still open, the file is about to be deleted and another error raised
             writer.close()
 
 
 def grouped(parts: Iterable[dict[str, np.ndarray]]) -> Iterator[dict[str, np.ndarray]]:
     """The same rows in parts of at least GROUP_ROWS, except for the last."""
-    held: list[dict[str, np.ndarray]] = []
+    held: dict[str, list[np.ndarray]] = {}
     count = 0
     for part in parts:
-        held.append(part)
-        count += len(next(iter(part.values())))
+        for name, values in part.items():
+            held.setdefault(name, []).append(values)
+        count += len(values)
         if count >= GROUP_ROWS:
-            yield joined_columns(held)
-            held, count = [], 0
+            yield {name: np.concatenate(arrays) for name, arrays in held.items()}
+            held, count = {}, 0
     if held:
-        yield joined_columns(held)
-
-
-def joined_columns(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        yield {name: np.concatenate(arrays) for name, arrays in held.items()}

@@ -6,7 +6,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from http.client import HTTPException
 from pathlib import Path
 from typing import BinaryIO
@@ -56,7 +56,12 @@ def download(url: str, path: Path, check: Callable[[Path], object]) -> None:
 
 
 def receive(url: str, file: BinaryIO) -> None:
-    """Copy what the server sends into `file` and show progress. Raises a DataError if the server fails."""
+    """Copy what the server sends into `file`. Errors of the file are OSErrors, those of the server DataErrors."""
+    file.writelines(received_chunks(url))
+
+
+def received_chunks(url: str) -> Iterator[bytes]:
+    """What the server sends, with progress on a terminal. Raises a DataError if the server fails."""
     try:
         request = urllib.request.Request(url, headers={"User-Agent": "viper"})
         with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
@@ -66,35 +71,18 @@ def receive(url: str, file: BinaryIO) -> None:
             progress = DownloadProgress(url, expected)
             # read1 returns what has arrived, and raises the connection's errors
             while chunk := answer.read1(READ_BYTES):
-                write_chunk(file, chunk)
+                yield chunk
                 received += len(chunk)
                 progress(received)
             progress.close()
     except urllib.error.HTTPError as error:
         error.close()
         raise DataError(f"{url} must exist on the server; got {error.code} {error.reason}. {FETCH_BY_HAND}") from error
-    except LocalFileError as error:
-        raise error.reason from error
     except (OSError, HTTPException) as error:  # no network, no such host, refused, reset, timed out, cut short
         reason = getattr(error, "reason", None) or error
         raise DataError(f"{url} must be reachable; got {type(error).__name__}: {reason}. {FETCH_BY_HAND}") from error
     if expected is not None and received != expected:
         raise DataError(f"{url} must arrive whole; got {received:,} of {expected:,} bytes. Try again. {FETCH_BY_HAND}")
-
-
-class LocalFileError(Exception):
-    """An OSError of the file being written, as opposed to one of the connection."""
-
-    def __init__(self, reason: OSError) -> None:
-        super().__init__(str(reason))
-        self.reason = reason
-
-
-def write_chunk(file: BinaryIO, chunk: bytes) -> None:
-    try:
-        file.write(chunk)
-    except OSError as error:
-        raise LocalFileError(error) from error
 
 
 class DownloadProgress:

@@ -17,7 +17,6 @@ from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
-import scipy.sparse
 import torch
 from torch import Tensor
 
@@ -30,7 +29,7 @@ from viper.inference.rows import (
     Block,
     BlockSource,
     Dense,
-    Result,
+    Mapped,
     RowFunction,
     RowSource,
     SourceWrapper,
@@ -119,14 +118,9 @@ class Observations:
     @classmethod
     def from_arrays(cls, rows: Arrays) -> "Observations":
         """The rows on the CPU in float64; a sparse matrix is made dense."""
-        X = rows.features.toarray() if scipy.sparse.issparse(rows.features) else rows.features
-        X, label, offset, weight = (
-            None if x is None else torch.as_tensor(x).detach().to("cpu", torch.float64)
-            for x in (X, rows.label, rows.offset, rows.weight)
-        )
-        assert X is not None
-        assert label is not None
-        return cls(X.contiguous(), label, offset=offset, weight=weight)
+        here = lambda x: None if x is None else x.to("cpu", torch.float64)  # noqa: E731
+        X, label = rows.dense_design().cpu().contiguous(), rows.label.to("cpu", torch.float64)
+        return cls(X, label, offset=here(rows.offset), weight=here(rows.weight))
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -305,7 +299,7 @@ class InducedSource(SourceWrapper):
     def reduce(self, function: RowFunction) -> list[Tensor]:
         return self.source.reduce(partial(apply_to_view, view=self.view, function=function))
 
-    def map(self, function: Callable[[Block], Result]) -> Iterator[Result]:
+    def map(self, function: Callable[[Block], Mapped]) -> Iterator[Mapped]:
         return self.source.map(partial(apply_to_view, view=self.view, function=function))
 
     def apply(self, function: Callable[[Block], np.ndarray]) -> Any:
@@ -321,7 +315,7 @@ class InducedSource(SourceWrapper):
         return self.view(self.source.head())
 
 
-def apply_to_view(block: Block, view: InducedView, function: Callable[[Block], Result]) -> Result:
+def apply_to_view(block: Block, view: InducedView, function: Callable[[Block], Mapped]) -> Mapped:
     return function(view(block))
 
 

@@ -1,4 +1,4 @@
-"""How close a Gaussian posterior is to the exact one; and that one, as weighted draws with the estimator's methods."""
+"""How close the Gaussian posterior is to the exact one, and the exact one as weighted draws."""
 
 import warnings
 from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ from viper.inference.importance import SEED, Diagnosis, WeightedDraws, weigh, we
 from viper.inference.posterior import Posterior, moved
 from viper.inference.problem import Prior
 from viper.inference.rows import Block, RowSource
-from viper.models.arviz import check_shape, from_draws, from_posterior
+from viper.models.arviz import count_draws, draws_to_arviz, posterior_to_arviz
 from viper.models.prediction import half_width, log_odds
 
 if TYPE_CHECKING:
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 
 class CorrectedPosterior:
-    """Summaries and predictions from draws β_s with weights w_s; `diagnosis` says how far to trust them.
+    """Summaries and predictions from draws β_s with weights w_s. `diagnosis` says how far to trust them.
 
-    `summarise(X, offset, draws, summary)` yields summary(f) of f = o + Xβ, draws × rows, for some rows at a time.
+    `summarise(X, offset, draws, summary)` yields summary(f) for some rows at a time, where f = o + Xβ is draws × rows.
     """
 
     def __init__(
@@ -57,8 +57,8 @@ class CorrectedPosterior:
 
     def to_arviz(self, draws: int = 1000, chains: int = 4, random_state: Any = None) -> Any:
         """Equally weighted draws, as the container of the installed ArviZ."""
-        sample = self.sample(check_shape(chains, draws), random_state)
-        return from_draws(torch.from_numpy(sample), self.names, (chains, draws))
+        sample = self.sample(count_draws(chains, draws), random_state)
+        return draws_to_arviz(torch.from_numpy(sample), self.names, (chains, draws))
 
     def coefficient_interval(self, level: float = 0.95) -> np.ndarray:
         """Credible intervals of the coefficients, d × 2."""
@@ -100,7 +100,7 @@ class CorrectedPosterior:
         return self.classes_[(self.predict_proba(X, offset)[:, 1] > 0.5).astype(int)]
 
     def _over_rows(self, X: Any, offset: Any, summary: Callable[[Tensor], Tensor]) -> np.ndarray:
-        """A summary (k × rows) of the draws of f (draws × rows), for all rows."""
+        """Return a summary (k × rows) of the draws of f (draws × rows)."""
         return torch.cat(list(self._summarise(X, offset, self.weighted.draws, summary)), 1).numpy()
 
     def _moments(self, values: Tensor) -> Tensor:
@@ -108,18 +108,18 @@ class CorrectedPosterior:
         return torch.stack([mean, (self.weighted.weights @ (values - mean).square()).sqrt()])
 
     def _quantiles(self, values: Tensor, level: float) -> Tensor:
-        half_width(level)  # the check of `level`
+        half_width(level)  # checks `level`
         return weighted_quantiles(values, self.weighted.weights, [0.5 - 0.5 * level, 0.5 + 0.5 * level])
 
 
 def summary_of_draws(block: Block, draws: Tensor, summary: Callable[[Tensor], Tensor]) -> Tensor:
-    """summary(f) of f = o + Xβ (draws × rows) for the rows of a block."""
+    """Return summary(f) for the rows of a block, where f = o + Xβ is draws × rows."""
     f = block.design.project(draws.to(block.label.device).T).T
     return summary((f if block.offset is None else f + block.offset).cpu())
 
 
 class DiagnosisMixin:
-    """Estimators with a Gaussian posterior of coefficients: what it leaves out, and its correction."""
+    """Estimators whose Gaussian posterior of coefficients can be compared with the exact one, and corrected."""
 
     posterior_: Posterior
     prior_: Prior
@@ -149,11 +149,11 @@ class DiagnosisMixin:
         draws: int = 4000,
         random_state: Any = None,
     ) -> Diagnosis:
-        """How close the Gaussian posterior is to the exact one, by importance weights (PSIS).
+        """Measure by importance weights (PSIS) how close the Gaussian posterior is to the exact one.
 
-        Uses the rows of the fit; pass them again after loading a model from a file. The draws are seeded by
-        `random_state`, else by the estimator's if that is an integer, else by a fixed seed: asked again, the verdict
-        is the same.
+        The rows are those of the fit; pass them again after loading a model from a file. The seed of the draws is
+        `random_state`, or the estimator's if that is an integer, or a fixed number, so that the same question always
+        has the same answer.
         """
         return self._weigh(X, y, sample_weight, offset, draws, random_state)[1]
 
@@ -167,7 +167,10 @@ class DiagnosisMixin:
         draws: int = 4000,
         random_state: Any = None,
     ) -> CorrectedPosterior:
-        """The exact posterior as weighted draws, those of `diagnose`, with the same summaries and predictions."""
+        """Return the exact posterior as weighted draws, with the same summaries and predictions as the estimator.
+
+        Rows and draws are those of `diagnose`.
+        """
         weighted, diagnosis = self._weigh(X, y, sample_weight, offset, draws, random_state)
         if not (diagnosis.reliable or diagnosis.close):
             warnings.warn(str(diagnosis), ImportanceWarning, stacklevel=2)
@@ -184,18 +187,18 @@ class DiagnosisMixin:
         chains: int = 4,
         random_state: Any = None,
     ) -> Any:
-        """Independent draws from the posterior, as the container of the installed ArviZ.
+        """Return independent draws from the posterior, in the container of the installed ArviZ.
 
-        Groups: posterior ("coefficient" by feature, "intercept"), sample_stats ("lp" = log p(y, β) and "log_q" =
-        log q(β)), observed_data, and log_likelihood by row where draws × rows is at most 16 million. Without training
-        rows, as after loading a model, pass them again; otherwise only posterior and "log_q" are there.
+        The groups are posterior ("coefficient" by feature, "intercept"), sample_stats ("lp" = log p(y, β) and "log_q" =
+        log q(β)), observed_data, and log_likelihood by row if draws × rows is at most 16 million. A model that was
+        loaded from a file has no training rows: pass them again, or get only posterior and "log_q".
         """
         check_is_fitted(self, "posterior_")
         source = self._given_or_training_rows(X, y, sample_weight, offset)
         seed = check_random_state(self.random_state if random_state is None else random_state).randint(2**31)
         device = "cpu" if source is None else source.device
         posterior, prior = moved(self.posterior_, device), moved(self.prior_, device)
-        return from_posterior(posterior, prior, source, self._names(), (chains, draws), seed)
+        return posterior_to_arviz(posterior, prior, source, self._names(), (chains, draws), seed)
 
     def _given_or_training_rows(self, X: Any, y: Any, sample_weight: Any, offset: Any) -> RowSource | None:
         if X is None:
@@ -219,7 +222,7 @@ class DiagnosisMixin:
 def summary_frame(
     names: list[str], mean: Tensor, sd: Tensor, low: Tensor, high: Tensor, positive: Tensor, level: float
 ) -> "pandas.DataFrame":
-    """One row per coefficient: mean, sd, interval, odds ratio with interval, probability of direction."""
+    """Return one row per coefficient: mean, sd, interval, odds ratio with interval, probability of direction."""
     import pandas
 
     columns = {

@@ -1,4 +1,4 @@
-"""From rows, prior and options to a posterior: which solver runs, on which form of the problem."""
+"""From rows, prior and options to a posterior: chooses the form of the problem and the solver, and runs it."""
 
 import warnings
 from contextlib import closing, nullcontext
@@ -21,14 +21,14 @@ from viper.inference.threads import one_thread
 from viper.softplus.bounds import build_bound
 from viper.softplus.pointwise import Bound, Triple
 
-ROUGH_TOLERANCE = 1e-8  # of the moments in all but the last pass: moves the optimum by less than 1e-9 nats
-FLOAT32_TOLERANCE = 1e-6  # nats: what rounding of the products in float32 leaves
-BOUND_TOLERANCE = 1e-12  # nats: h is not the second derivative of these bounds in ϑ, so their steps converge linearly
-LARGEST_FULL = 20_000  # coefficients whose full covariance still fits a machine (3.2 GB)
+ROUGH_TOLERANCE = 1e-8  # error of the moments in all but the last pass; moves the optimum by less than 1e-9 nats
+FLOAT32_TOLERANCE = 1e-6  # nats; the rounding of products in float32
+BOUND_TOLERANCE = 1e-12  # nats; h is not the second derivative of these bounds in ϑ, so steps converge linearly
+LARGEST_FULL = 20_000  # coefficients; their full covariance takes 3.2 GB
 
 
-class Fit(NamedTuple):
-    """A posterior with the prior it belongs to and the solver's account of it."""
+class FittedPosterior(NamedTuple):
+    """A posterior with its prior, the problem that was solved, and the solver's result."""
 
     posterior: Posterior
     prior: Prior
@@ -37,8 +37,8 @@ class Fit(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Options:
-    """How to fit; the estimator's parameters of the same names."""
+class FitOptions:
+    """The estimator's parameters that decide how the posterior is fitted."""
 
     bound: str
     terms: int | None
@@ -52,15 +52,15 @@ class Options:
     batch_size: int | None
     dtype: str
     verbose: Any
-    tasks: Tasks | None = None  # where scikit-learn's callbacks hear of iterations
+    tasks: Tasks | None = None  # notified of every iteration, for scikit-learn's callbacks
 
     @property
     def exact(self) -> bool:
-        """Whether the objective is the ELBO itself."""
+        """Whether the objective is the ELBO itself, not a bound of it."""
         return self.bound == "viper" and self.terms is None
 
     def tolerance(self) -> float | None:
-        """The chosen `tol`, or a default other than the solver's own."""
+        """The given `tol`, a default that fits dtype and bound, or None for the solver's own default."""
         if self.tol is not None or self.solver == "adam":
             return self.tol
         if self.dtype == "float32":
@@ -68,26 +68,27 @@ class Options:
         return None if self.exact else BOUND_TOLERANCE
 
 
-def fit_posterior(source: RowSource, prior: Prior, options: Options, seed: int, start: Gaussian | None = None) -> Fit:
-    """Fit q under a given prior; with more coefficients than rows, in the span of the rows."""
+def fit_posterior(
+    source: RowSource, prior: Prior, options: FitOptions, seed: int, start: Gaussian | None = None
+) -> FittedPosterior:
+    """Fit q under a given prior. With more coefficients than rows, the problem is solved in the span of the rows."""
     wide = source.dimension > source.rows and prior.precision.ndim == 1 and options.solver == "newton"
     prior = moved(prior, source.device if wide else algebra_device(source.dimension, source.device))
-    if options.covariance == "diagonal":
-        problem, result = run(source, prior, options, seed, start)
-        return Fit(Diagonal(result.q.mean, result.factor), prior, problem, result)
-    if wide:
+    diagonal = options.covariance == "diagonal"
+    if wide and not diagonal:
         return fit_wide(source, prior, options, seed)
-    if source.dimension > LARGEST_FULL:
+    if source.dimension > LARGEST_FULL and not diagonal:
         raise ValueError(
             f"covariance='full' holds up to {LARGEST_FULL} coefficients, or any number if rows are fewer; got "
             f"{source.dimension} coefficients and {source.rows} rows. Use covariance='diagonal'."
         )
-    problem, result = run(source, prior, options, seed, start)
-    return Fit(Full(result.q.mean, result.factor), prior, problem, result)
+    problem, result = run_solver(source, prior, options, seed, start)
+    shape = Diagonal if diagonal else Full
+    return FittedPosterior(shape(result.q.mean, result.factor), prior, problem, result)
 
 
-def fit_wide(source: RowSource, prior: Prior, options: Options, seed: int) -> Fit:
-    """A D = RᵀQᵀ with D the prior sds: rows Rᵀ (n × n) and prior N(0, I) for w = QᵀD⁻¹(β - m₀)."""
+def fit_wide(source: RowSource, prior: Prior, options: FitOptions, seed: int) -> FittedPosterior:
+    """Solve for w = QᵀD⁻¹(β - m₀), where A D = RᵀQᵀ and D holds the prior sds: rows Rᵀ (n × n), prior N(0, I)."""
     sd = prior.precision.rsqrt()
     source = source.in_memory()
     dense = source.dense_design()
@@ -96,14 +97,14 @@ def fit_wide(source: RowSource, prior: Prior, options: Options, seed: int) -> Fi
     offset = shift if source.offset is None else shift + source.offset.to(shift)
     rows = Arrays(upper.T.contiguous(), source.label, offset=offset, weight=source.weight, device=source.device)
     identity = Prior(torch.zeros_like(upper[0]), torch.ones_like(upper[0]))
-    problem, result = run(rows, identity, options, seed)
-    return Fit(LowRank(prior.mean, sd, basis, result.q.mean, result.factor), prior, problem, result)
+    problem, result = run_solver(rows, identity, options, seed)
+    return FittedPosterior(LowRank(prior.mean, sd, basis, result.q.mean, result.factor), prior, problem, result)
 
 
-def run(
-    source: RowSource, prior: Prior, options: Options, seed: int, start: Gaussian | None = None
+def run_solver(
+    source: RowSource, prior: Prior, options: FitOptions, seed: int, start: Gaussian | None = None
 ) -> tuple[Problem, Result]:
-    """Solve, show progress, and warn if it did not converge."""
+    """Solve the problem with progress on the screen, and warn if the solver did not converge."""
     problem = make_problem(source, prior, options, seed)
     report = Progress(options.verbose, options.tasks, source.rows)
     source.observe(report.rows_done)
@@ -130,20 +131,20 @@ def run(
     return problem, result
 
 
-def make_problem(source: RowSource, prior: Prior, options: Options, seed: int) -> Problem:
-    """The problem under the chosen bound; the exact one also with a cheap version for the way there."""
+def make_problem(source: RowSource, prior: Prior, options: FitOptions, seed: int) -> Problem:
+    """Return the problem under the chosen bound. The exact one also gets a cheap bound for all but the last pass."""
     diagonal = options.covariance == "diagonal"
     chosen = build_bound(options.bound, options.terms, options.samples, options.nodes, seed, None)
     if not options.exact:
         return Problem(source, prior, without_cusp(chosen), diagonal=diagonal)
-    return Problem(source, prior, chosen, None if source.traits.smallest_sample else ROUGH, diagonal)
+    return Problem(source, prior, chosen, None if source.traits.smallest_sample else ROUGH_BOUND, diagonal)
 
 
-ROUGH = build_bound("viper", None, None, None, None, ROUGH_TOLERANCE)
+ROUGH_BOUND = build_bound("viper", None, None, None, None, ROUGH_TOLERANCE)
 
 
 def without_cusp(bound: Bound) -> Bound:
-    """η_l has curvature -∞ at ϑ = τ = 0, met only by rows that are zero and multiply it by zero: call it 0 there."""
+    """Set the curvature -∞ of η_l at ϑ = τ = 0 to 0. Only rows of zeros are there, and they multiply it by zero."""
 
     def moments(mean: Tensor, variance: Tensor) -> Triple:
         value, slope, curvature = bound.moments(mean, variance)

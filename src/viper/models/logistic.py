@@ -24,9 +24,9 @@ from viper.inference.problem import Gaussian, Prior
 from viper.inference.progress import Callbacks, as_task, tasks_of
 from viper.inference.rows import RowSource
 from viper.models.diagnosis import DiagnosisMixin, summary_frame, summary_of_draws
-from viper.models.fitting import Fit, Options, fit_posterior
+from viper.models.fitting import FitOptions, FittedPosterior, fit_posterior
 from viper.models.notebook import NotebookMixin
-from viper.models.onnx import export
+from viper.models.onnx import export_onnx
 from viper.models.prediction import PredictionMixin, half_width
 from viper.models.prior import best_scales, make_prior, read_mean, read_scale
 from viper.models.state import State, StateMixin
@@ -263,14 +263,14 @@ class VariationalLogisticRegression(
         own = read_scale(self.intercept_scale, "intercept_scale", 1) if self.fit_intercept else None
         return make_prior(mean, scale, own)
 
-    def _fit(self, source: RowSource, prior: Prior, seed: int, start: Gaussian | None = None) -> Fit:
+    def _fit(self, source: RowSource, prior: Prior, seed: int, start: Gaussian | None = None) -> FittedPosterior:
         return fit_posterior(source, prior, self._options(), seed, start)
 
-    def _options(self) -> Options:
-        chosen = {field.name: getattr(self, field.name) for field in fields(Options) if field.name != "tasks"}
-        return Options(**chosen, tasks=tasks_of(self))
+    def _options(self) -> FitOptions:
+        chosen = {field.name: getattr(self, field.name) for field in fields(FitOptions) if field.name != "tasks"}
+        return FitOptions(**chosen, tasks=tasks_of(self))
 
-    def _keep(self, source: RowSource, fit: Fit) -> "VariationalLogisticRegression":
+    def _keep(self, source: RowSource, fit: FittedPosterior) -> "VariationalLogisticRegression":
         """Set the fitted attributes."""
         self.posterior_, self.prior_ = moved(fit.posterior, "cpu"), moved(fit.prior, "cpu")
         self._set_means()
@@ -372,7 +372,7 @@ class VariationalLogisticRegression(
         onnx.ModelProto
         """
         check_is_fitted(self, "posterior_")
-        return export(self, path, dtype, overwrite)
+        return export_onnx(self, path, dtype, overwrite)
 
     def __getstate__(self) -> dict[str, Any]:
         state: dict[str, Any] = super().__getstate__()

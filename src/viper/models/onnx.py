@@ -1,9 +1,9 @@
-"""A fitted logistic regression as an ONNX graph: the posterior-averaged probability, with no Python at the other end.
+"""A fitted logistic regression as an ONNX graph, which computes posterior-averaged probabilities without Python.
 
-The graph computes ϑ = μᵀx and τ² = xᵀΣx in double precision and E[s(f)] = Σ_j p_j Φ(ϑ/√(τ² + σ_j²)), the logistic as a
-mixture of normals (mixture_table.py). Runtimes have no erf in double precision, so its tail is spelled out: with
-t = 2/(2+x), erfc(x) = t exp(-x² + P(t)) for x ≥ 0, where P is smooth on [0, 1] and interpolated at Chebyshev's points.
-Mixture and interpolation err by less than 2e-11 together, whatever ϑ and τ.
+The graph computes ϑ = μᵀx and τ² = xᵀΣx in double precision and E[s(f)] = Σ_j p_j Φ(ϑ/√(τ² + σ_j²)), with the logistic
+function as a mixture of normals. Runtimes have no erf in double precision, so the graph computes erfc itself: with
+t = 2/(2+x), erfc(x) = t exp(-x² + P(t)) for x ≥ 0, where P is smooth on [0, 1] and interpolated at Chebyshev points.
+The errors of mixture and interpolation add up to less than 2e-11, whatever ϑ and τ.
 """
 
 from os import PathLike
@@ -17,23 +17,23 @@ from viper.data import checks, storage
 from viper.inference.posterior import Diagonal, Full, LowRank, Posterior
 from viper.softplus.mixture_table import MIXTURES
 
-OPSET, IR_VERSION = 17, 8  # of 2022: every runtime in use reads them
-LARGEST = (1 << 31) - (1 << 20)  # bytes: a protobuf message ends at 2 GB
-DEGREE = 18  # of P: the error of erfc is 1.4e-12
+OPSET, IR_VERSION = 17, 8  # released in 2022, so every runtime in use reads them
+LARGEST_FILE = (1 << 31) - (1 << 20)  # bytes; a protobuf message holds at most 2 GB
+DEGREE = 18  # of P; gives erfc with an error of 1.4e-12
 
 
-def export(model: Any, path: str | PathLike[str] | None, dtype: str, overwrite: bool) -> Any:
-    """The `onnx.ModelProto` of a fitted logistic regression, also written to `path` if given."""
+def export_onnx(model: Any, path: str | PathLike[str] | None, dtype: str, overwrite: bool) -> Any:
+    """Return the `onnx.ModelProto` of a fitted logistic regression, and write it to `path` if that is given."""
     try:
         import onnx
     except ImportError as error:
         raise ImportError("to_onnx needs the package onnx. pip install 'vi-per[onnx]'") from error
     checks.check_word(dtype, "dtype", ("float32", "float64"))
-    if (size := numbers(model.posterior_) * 8) > LARGEST:
+    if (size := 8 * sum(x.numel() for x in vars(model.posterior_).values())) > LARGEST_FILE:
         raise ValueError(
             f"an ONNX file holds at most 2 GB; got a posterior of {size / 1e9:.1f} GB. Fit covariance='diagonal'."
         )
-    graph = Graph(onnx)
+    graph = OnnxGraph(onnx)
     probability_graph(graph, model, dtype)
     proto = graph.build(model, dtype)
     onnx.checker.check_model(proto)
@@ -42,19 +42,14 @@ def export(model: Any, path: str | PathLike[str] | None, dtype: str, overwrite: 
     return proto
 
 
-def numbers(posterior: Posterior) -> int:
-    """How many numbers a posterior is made of."""
-    return sum(tensor.numel() for tensor in vars(posterior).values())
-
-
-class Graph:
-    """Nodes and constants as they are added; `add` returns the name of what it computes."""
+class OnnxGraph:
+    """Collects nodes and constants; `add` returns the name of what the new node computes."""
 
     def __init__(self, onnx: Any) -> None:
         self.onnx, self.nodes, self.constants = onnx, [], []  # type: tuple[Any, list[Any], list[Any]]
 
     def add(self, operation: str, *inputs: Any, name: str | None = None, **attributes: Any) -> str:
-        """A node; inputs are names or numbers."""
+        """Add a node whose inputs are names or numbers."""
         names = [value if isinstance(value, str) else self.constant(value) for value in inputs]
         name = name or f"{operation.lower()}_{len(self.nodes)}"
         self.nodes.append(self.onnx.helper.make_node(operation, names, [name], **attributes))
@@ -90,7 +85,7 @@ class Graph:
 
 
 def exported_labels(classes: np.ndarray) -> np.ndarray:
-    """The classes as ONNX has them: int64, bool, double or text."""
+    """Return the classes as int64, bool, double or text, which is what ONNX has."""
     kind = classes.dtype.kind
     if kind in "iu":
         return classes.astype(np.int64)
@@ -99,13 +94,14 @@ def exported_labels(classes: np.ndarray) -> np.ndarray:
     return np.array([str(label) for label in classes], dtype=object)
 
 
-def probability_graph(graph: Graph, model: Any, dtype: str) -> None:
-    """Nodes from X to label and probabilities."""
+def probability_graph(graph: OnnxGraph, model: Any, dtype: str) -> None:
+    """Add the nodes from X to label and probabilities."""
     types = graph.onnx.TensorProto
     X = graph.add("Cast", "X", to=types.DOUBLE)
     mean = model.posterior_.mean.numpy()[:, None]
     theta = affine(graph, X, mean, model.fit_intercept)
-    small = tail(graph, graph.add("Abs", theta), variance(graph, X, model.posterior_, model.fit_intercept))
+    tau2 = latent_variance(graph, X, model.posterior_, model.fit_intercept)
+    small = expected_tail(graph, graph.add("Abs", theta), tau2)
     large = graph.add("Sub", 1.0, small)
     positive = graph.add("Greater", theta, 0.0)
     sides = [graph.add("Where", positive, *pair) for pair in ((small, large), (large, small))]
@@ -115,13 +111,13 @@ def probability_graph(graph: Graph, model: Any, dtype: str) -> None:
     graph.add("Gather", exported_labels(model.classes_), index, name="label")
 
 
-def affine(graph: Graph, X: str, matrix: np.ndarray, intercept: bool) -> str:
-    """[X, 1] M, the last row of M belonging to the ones."""
+def affine(graph: OnnxGraph, X: str, matrix: np.ndarray, intercept: bool) -> str:
+    """[X, 1] M, where the last row of M belongs to the ones."""
     product = graph.add("MatMul", X, matrix[:-1] if intercept else matrix)
     return graph.add("Add", product, matrix[-1:]) if intercept else product
 
 
-def variance(graph: Graph, X: str, posterior: Posterior, intercept: bool) -> str:
+def latent_variance(graph: OnnxGraph, X: str, posterior: Posterior, intercept: bool) -> str:
     """τ² = xᵀΣx."""
 
     def length(matrix: Any) -> str:
@@ -143,18 +139,18 @@ def variance(graph: Graph, X: str, posterior: Posterior, intercept: bool) -> str
     return graph.add("Add", outside, length(scaled @ posterior.inner_factor))
 
 
-def tail(graph: Graph, size: str, variance: str) -> str:
+def expected_tail(graph: OnnxGraph, size: str, variance: str) -> str:
     """E[s(X)] for X ~ N(-size, variance): Σ_j p_j ½ erfc(x_j) with x_j = size/√(2(variance + σ_j²))."""
     table = MIXTURES[-1]
     spread = graph.add("Add", variance, np.array([table.variances]))
     x = graph.add("Div", size, graph.add("Sqrt", graph.add("Mul", spread, 2.0)))
     t = graph.add("Div", 2.0, graph.add("Add", x, 2.0))
-    exponent = graph.add("Sub", polynomial(graph, t), graph.add("Mul", x, x))
+    exponent = graph.add("Sub", horner(graph, t), graph.add("Mul", x, x))
     erfc = graph.add("Mul", t, graph.add("Exp", exponent))
     return graph.add("MatMul", erfc, 0.5 * np.array(table.weights)[:, None])
 
 
-def polynomial(graph: Graph, t: str) -> str:
+def horner(graph: OnnxGraph, t: str) -> str:
     """P(t) by Horner's rule in u = 2t - 1."""
     u = graph.add("Sub", graph.add("Mul", t, 2.0), 1.0)
     *lower, leading = log_erfc_polynomial(DEGREE)

@@ -1,12 +1,11 @@
-"""Gaussian priors: as the user gives them, or with scales from the data.
+"""The Gaussian prior of the coefficients: what the user gives, its checks, and scales chosen by the ELBO.
 
-Scales maximise the ELBO, with the posterior maximised inside.
-
-G(σ) = max_q F(q; σ). By the envelope theorem its gradient is F's own at the inner optimum,
+The chosen scales maximise G(σ) = max_q F(q; σ), the ELBO with the posterior maximised inside. By the envelope theorem
+its gradient is that of F at the inner optimum,
 
     ∂G/∂log σ_j = ((μ_j - m_j)² + Σ_jj)/σ_j² - 1,
 
-summed over the coefficients that share a scale: all of them ("auto") or one each ("ard").
+summed over the coefficients that share a scale: all of them ("auto"), or each has its own ("ard").
 """
 
 import warnings
@@ -21,14 +20,14 @@ from torch import Tensor
 from viper.data import checks
 from viper.errors import ConvergenceWarning, users_line
 from viper.inference.problem import Gaussian, Prior
-from viper.models.fitting import Fit
+from viper.models.fitting import FittedPosterior
 
-SMALLEST_SCALE, LARGEST_SCALE = 1e-100, 1e100  # so that variances and their logarithms are numbers
-SMALLEST, LARGEST = 1e-3, 1e3  # scales that are searched
+SMALLEST_SCALE, LARGEST_SCALE = 1e-100, 1e100  # beyond, variances underflow or overflow
+SMALLEST_CHOSEN, LARGEST_CHOSEN = 1e-3, 1e3  # the range that is searched
 
 
 def read_scale(value: Any, name: str, size: int) -> Tensor:
-    """Prior standard deviations: a positive number or one per coefficient -> vector; a covariance matrix as it is."""
+    """Check prior standard deviations. A number or vector becomes a vector; a covariance matrix stays a matrix."""
     array = checks.read_numbers(value, name)
     if array.ndim == 2:
         return read_covariance(torch.tensor(array), name, size)
@@ -45,7 +44,7 @@ def read_scale(value: Any, name: str, size: int) -> Tensor:
 
 
 def read_covariance(matrix: Tensor, name: str, size: int) -> Tensor:
-    """A symmetric positive definite matrix of the right size."""
+    """Check that a covariance matrix has the right size and is symmetric and positive definite."""
     if tuple(matrix.shape) != (size, size):
         raise ValueError(f"{name} as a covariance matrix must be {size}×{size}; got {tuple(matrix.shape)}.")
     if not bool(matrix.isfinite().all()) or not torch.allclose(matrix, matrix.T):
@@ -60,7 +59,7 @@ def read_covariance(matrix: Tensor, name: str, size: int) -> Tensor:
 
 
 def read_mean(value: Any, size: int) -> Tensor:
-    """Prior means: a number, or one per feature."""
+    """Check prior means, given as one number or one per feature."""
     array = checks.read_numbers(value, "prior_mean")
     if array.ndim > 1 or (array.ndim == 1 and len(array) != size):
         raise ValueError(
@@ -72,7 +71,7 @@ def read_mean(value: Any, size: int) -> Tensor:
 
 
 def make_prior(mean: Tensor, scale: Tensor, intercept_scale: Tensor | None) -> Prior:
-    """N(mean, scale²) on the coefficients, with N(0, intercept_scale²) on an intercept, the last coordinate."""
+    """Return N(mean, scale²) on the coefficients, and N(0, intercept_scale²) on the intercept, which comes last."""
     diagonal = scale.ndim == 1
     precision = scale.square().reciprocal() if diagonal else torch.cholesky_inverse(torch.linalg.cholesky(scale))
     if intercept_scale is None:
@@ -82,10 +81,12 @@ def make_prior(mean: Tensor, scale: Tensor, intercept_scale: Tensor | None) -> P
     return Prior(mean, torch.cat([precision, own]) if diagonal else torch.block_diag(precision, own[None]))
 
 
-def best_scales(solve: Callable[[Tensor, Gaussian | None], Fit], size: int, separate: bool) -> tuple[Tensor, Fit]:
-    """The scales of the first `size` coefficients that maximise the ELBO, and the fit there.
+def best_scales(
+    solve: Callable[[Tensor, Gaussian | None], FittedPosterior], size: int, separate: bool
+) -> tuple[Tensor, FittedPosterior]:
+    """Return the scales of the first `size` coefficients that maximise the ELBO, and the fit with these scales.
 
-    `solve(scales, start)` fits the posterior under given scales, starting from a q.
+    `solve(scales, start)` fits the posterior under the given scales, starting from the Gaussian `start`.
     """
     warm: Gaussian | None = None
 
@@ -102,18 +103,18 @@ def best_scales(solve: Callable[[Tensor, Gaussian | None], Fit], size: int, sepa
         return torch.from_numpy(np.exp(log_scale)).expand(size).clone()
 
     count = size if separate else 1
-    bounds = [(np.log(SMALLEST), np.log(LARGEST))] * count
+    bounds = [(np.log(SMALLEST_CHOSEN), np.log(LARGEST_CHOSEN))] * count
     options = {"maxiter": 200, "ftol": 1e-12, "gtol": 1e-6}
     with warnings.catch_warnings():
-        # a scale far off, tried once on the way, may be hard to fit; the last fit below speaks for itself
+        # a poor scale that is tried once may be hard to fit; only the final fit below may warn
         warnings.simplefilter("ignore", ConvergenceWarning)
         found = scipy.optimize.minimize(
             negative, np.zeros(count), jac=True, method="L-BFGS-B", bounds=bounds, options=options
         )
     scale = expand(found.x)
-    if float(scale.max()) > 0.999 * LARGEST or (not separate and float(scale.min()) < 1.001 * SMALLEST):
+    if float(scale.max()) > 0.999 * LARGEST_CHOSEN or (not separate and float(scale.min()) < 1.001 * SMALLEST_CHOSEN):
         warnings.warn(
-            f"the best prior_scale must lie between {SMALLEST} and {LARGEST}; got an end of that range. "
+            f"the best prior_scale must lie between {SMALLEST_CHOSEN} and {LARGEST_CHOSEN}; got an end of that range. "
             "Standardise the features.",
             stacklevel=users_line(),
         )

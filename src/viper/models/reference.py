@@ -1,11 +1,11 @@
-"""The posterior by Markov chain Monte Carlo: slow, exact in the limit, and what every approximation is held against.
+"""The posterior by Markov chain Monte Carlo: slow, exact in the limit, and the reference for every approximation.
 
 The model is that of the logistic estimator. With f = Xβ + b + o,
 
     log p(y, β, b) = Σ_i c_i (y_i f_i - log(1 + e^{f_i})) + log N(β; m₀, S₀) + log N(b; 0, s²),
 
 sampled by NumPyro's NUTS in float64. The chains move in coordinates u with β = β̂ + Fu, where β̂ is the mode and FFᵀ the
-inverse curvature there: the posterior of u is close to N(0, I) whatever the scales of the columns, and no less exact.
+inverse curvature there. The posterior of u is close to N(0, I) whatever the scales of the columns, and just as exact.
 """
 
 import time
@@ -18,26 +18,26 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import scipy.linalg
 import scipy.optimize
-from numpy.typing import ArrayLike, NDArray
-from sklearn.utils import check_array, check_consistent_length, column_or_1d
+from numpy.typing import ArrayLike
+from sklearn.utils import check_array
 
+from viper.data.checks import read_labels, read_vector, read_weights
 from viper.errors import ConvergenceWarning, users_line
+from viper.models.prior import read_mean, read_scale
 
 if TYPE_CHECKING:
     import pandas as pd
-
-Array = NDArray[np.float64]
 
 # Thresholds of Vehtari, Gelman, Simpson, Carpenter & Bürkner (2021), Bayesian Analysis 16:667.
 LARGEST_RHAT = 1.01
 SMALLEST_ESS = 400.0
 TARGET_ACCEPTANCE = 0.9
-START_SPREAD = 2.0  # chains start from N(0, 2²) in u, wider than the posterior, so that R-hat can tell
+START_SPREAD = 2.0  # chains start from N(0, 2²) in u, wider than the posterior, so that R-hat can detect a failure
 
 
 @dataclass(frozen=True)
 class MCMCResult:
-    """Draws from the posterior, and whether to believe them.
+    """Draws from the posterior, with the diagnostics that say whether to believe them.
 
     Attributes
     ----------
@@ -53,27 +53,27 @@ class MCMCResult:
         Time taken, compilation included.
     """
 
-    draws: Array
+    draws: np.ndarray
     names: list[str]
-    rhat: Array
-    ess: Array
+    rhat: np.ndarray
+    ess: np.ndarray
     divergences: int
     seconds: float
 
     @property
-    def flat(self) -> Array:
+    def flat(self) -> np.ndarray:
         """All chains in one array, (chains · draws) × d."""
         return self.draws.reshape(-1, self.draws.shape[-1])
 
-    def mean(self) -> Array:
+    def mean(self) -> np.ndarray:
         return self.flat.mean(axis=0)
 
-    def sd(self) -> Array:
+    def sd(self) -> np.ndarray:
         return self.flat.std(axis=0, ddof=1)
 
-    def mcse(self, of: str = "mean") -> Array:
-        """Monte Carlo standard error of `mean()`, or with of="sd" of `sd()`."""
-        return diagnostic("mcse", self.draws, method=of)
+    def mcse(self, of: str = "mean") -> np.ndarray:
+        """Monte Carlo standard error of `mean()`, or of `sd()` with of="sd"."""
+        return arviz_diagnostic("mcse", self.draws, method=of)
 
     def summary(self, level: float = 0.95) -> "pd.DataFrame":
         """One row per coefficient: mean, sd, central interval, Monte Carlo error of the mean, ESS and R-hat."""
@@ -86,15 +86,15 @@ class MCMCResult:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Model:
-    """Rows (A with the column of ones, o, y, c) and the prior N(m₀, CCᵀ) of all coefficients."""
+class JointDensity:
+    """log p(y, β) for rows (A with the column of ones, o, y, c) and the prior N(m₀, CCᵀ) of all coefficients."""
 
-    design: Array
-    offset: Array
-    label: Array
-    weight: Array
-    mean: Array
-    factor: Array
+    design: np.ndarray
+    offset: np.ndarray
+    label: np.ndarray
+    weight: np.ndarray
+    mean: np.ndarray
+    factor: np.ndarray
 
     def log_joint(self, beta: Any, xp: ModuleType = np) -> Any:
         """log p(y, β), constants of the prior included. `xp` is NumPy or jax.numpy."""
@@ -126,7 +126,8 @@ def sample_posterior(
     Parameters
     ----------
     X : array-like of shape (n, p), or a fitted VariationalLogisticRegression
-        Features. Of a fitted model the rows of its fit are taken, with their labels, weights, offset and prior.
+        Features. A fitted model stands for the rows of its fit, with their labels, weights and offset, and for its
+        prior.
     y : array-like of shape (n,)
         Any two labels; the second in sorted order counts as 1.
     prior_mean : float or array of shape (p,)
@@ -140,7 +141,7 @@ def sample_posterior(
     sample_weight, offset : arrays of shape (n,), optional
         c and o.
     chains, draws, warmup : int
-        Number of chains, of draws kept from each, and of draws before those, for adaptation.
+        Number of chains, draws kept from each, and earlier draws of each that are used for adaptation only.
     random_state : int, Generator or None
         The same number gives the same draws.
     progress : bool
@@ -179,7 +180,7 @@ def sample_posterior(
             chain_method="vectorized",
             progress_bar=progress,
         )
-        u, divergences = run(sampler, chains, len(centre), np.random.default_rng(random_state), jax)
+        u, divergences = draw_chains(sampler, chains, len(centre), np.random.default_rng(random_state), jax)
     return checked_result(centre + u @ factor.T, names, divergences, time.perf_counter() - start)
 
 
@@ -194,10 +195,10 @@ def import_numpyro() -> tuple[Any, Any]:
 
 
 def double_precision(jax: Any) -> Any:
-    """A context in which JAX computes in float64, as it did not before and will not after."""
+    """Return a context in which JAX computes in float64; its setting outside is not changed."""
     if hasattr(jax, "enable_x64"):
         return jax.enable_x64(True)
-    return jax.experimental.enable_x64()  # until JAX 0.8
+    return jax.experimental.enable_x64()  # before JAX 0.8
 
 
 # --- the model ---
@@ -212,31 +213,32 @@ def build_model(
     fit_intercept: bool = True,
     sample_weight: ArrayLike | None = None,
     offset: ArrayLike | None = None,
-) -> Model:
-    """Check what was given, and add the intercept to rows and prior."""
-    features = check_array(X, dtype=np.float64, input_name="X")
-    n, p = features.shape
+) -> JointDensity:
+    """Check the arguments, and add the intercept to rows and prior."""
+    design = check_array(X, dtype=np.float64, input_name="X")
+    n, p = design.shape
     if y is None:
         raise ValueError("y must hold a label for each row of X; got None. Pass it, or a fitted model alone.")
-    label = binary(column_or_1d(y))
-    check_consistent_length(features, label)
-    mean, factor = np.broadcast_to(vector("prior_mean", prior_mean, p), p), prior_factor(prior_scale, p)
+    label = read_labels(y, n)[1].numpy().astype(np.float64)
+    mean, scale = read_mean(prior_mean, p).numpy(), read_scale(prior_scale, "prior_scale", p).numpy()
+    factor = np.diag(scale) if scale.ndim == 1 else np.linalg.cholesky(scale)
     if fit_intercept:
-        features = np.column_stack([features, np.ones(n)])
-        mean = np.append(mean, 0.0)
-        factor = scipy.linalg.block_diag(
-            factor, positive("intercept_scale", vector("intercept_scale", intercept_scale, 1))
-        )
-    weight = np.ones(n) if sample_weight is None else vector("sample_weight", sample_weight, n)
-    if (weight < 0.0).any():
-        raise ValueError(f"sample_weight must be non-negative; got {weight.min()}. Remove or correct those rows.")
-    shift = np.zeros(n) if offset is None else vector("offset", offset, n)
-    offset, weight = np.broadcast_to(shift, n), np.broadcast_to(weight, n)
-    return Model(design=features, offset=offset, label=label, weight=weight, mean=mean, factor=factor)
+        design, mean = np.column_stack([design, np.ones(n)]), np.append(mean, 0.0)
+        own = read_scale(intercept_scale, "intercept_scale", 1).numpy()
+        factor = scipy.linalg.block_diag(factor, own)
+    weight, shift = read_weights(sample_weight, n), read_vector(offset, "offset", n)
+    return JointDensity(
+        design=design,
+        offset=np.zeros(n) if shift is None else shift.numpy(),
+        label=label,
+        weight=np.ones(n) if weight is None else weight.numpy(),
+        mean=mean,
+        factor=factor,
+    )
 
 
-def model_of_fit(fitted: Any, given: dict[str, Any]) -> Model:
-    """Rows and prior of a fitted estimator; whatever else was `given` is refused."""
+def model_of_fit(fitted: Any, given: dict[str, Any]) -> JointDensity:
+    """Return rows and prior of a fitted estimator; any other argument that was `given` raises an error."""
     defaults = signature(sample_posterior).parameters
     if others := [name for name, value in given.items() if value is not defaults[name].default]:
         raise TypeError(f"a fitted model brings its rows and its prior; got {', '.join(others)} too. Leave them out.")
@@ -244,7 +246,7 @@ def model_of_fit(fitted: Any, given: dict[str, Any]) -> Model:
         raise ValueError("sample_posterior needs the training rows; got a model without them. Pass X, y and the prior.")
     source = fitted._training_rows.in_memory()
 
-    def per_row(x: Any, otherwise: float) -> Array:
+    def per_row(x: Any, otherwise: float) -> np.ndarray:
         return np.full(source.rows, otherwise) if x is None else np.asarray(x.cpu(), dtype=np.float64)
 
     offset, label, weight = per_row(source.offset, 0.0), per_row(source.label, 0.0), per_row(source.weight, 1.0)
@@ -252,52 +254,11 @@ def model_of_fit(fitted: Any, given: dict[str, Any]) -> Model:
     covariance = np.diag(1.0 / precision) if precision.ndim == 1 else np.linalg.inv(precision)
     design, mean = source.dense_design().cpu().numpy(), fitted.prior_.mean.numpy()
     factor = np.linalg.cholesky(covariance)
-    return Model(design=design, offset=offset, label=label, weight=weight, mean=mean, factor=factor)
-
-
-def binary(y: NDArray[Any]) -> Array:
-    """1 for the second of two labels, else 0."""
-    labels = np.unique(y)
-    if len(labels) != 2:
-        raise ValueError(f"y must have exactly two classes; got {len(labels)}: {labels.tolist()[:5]}. Choose two.")
-    return (y == labels[1]).astype(np.float64)
-
-
-def vector(name: str, value: ArrayLike, length: int) -> Array:
-    """A finite number, or a vector of `length` of them."""
-    array = np.asarray(value, dtype=np.float64)
-    if array.shape not in ((), (length,)):
-        raise ValueError(f"{name} must be a number or of shape ({length},); got shape {array.shape}.")
-    if not np.isfinite(array).all():
-        raise ValueError(f"{name} must be finite; got {array[~np.isfinite(array)][0]}.")
-    return array
-
-
-def positive(name: str, array: Array) -> Array:
-    if not (array > 0.0).all():
-        raise ValueError(f"{name} must be positive; got {np.min(array)}.")
-    return array
-
-
-def prior_factor(scale: ArrayLike, p: int) -> Array:
-    """C with CCᵀ = S₀, lower triangular."""
-    array = np.asarray(scale, dtype=np.float64)
-    if array.ndim < 2:
-        return np.diag(np.broadcast_to(positive("prior_scale", vector("prior_scale", array, p)), p))
-    if array.shape != (p, p) or not np.allclose(array, array.T):
-        raise ValueError(
-            f"prior_scale must be a symmetric {p} × {p} matrix; got shape {array.shape}. See its docstring."
-        )
-    try:
-        return np.asarray(np.linalg.cholesky(array), np.float64)
-    except np.linalg.LinAlgError as error:
-        smallest = np.linalg.eigvalsh(array)[0]
-        rule = f"prior_scale must be positive definite; got smallest eigenvalue {smallest:.3g}"
-        raise ValueError(f"{rule}. Add a small number to its diagonal.") from error
+    return JointDensity(design=design, offset=offset, label=label, weight=weight, mean=mean, factor=factor)
 
 
 def feature_names(X: ArrayLike) -> list[str]:
-    """The columns of a data frame, else x0, x1, …"""
+    """Return the columns of a data frame, or x0, x1, … for an array."""
     columns = getattr(X, "columns", None)
     return [f"x{j}" for j in range(np.shape(X)[1])] if columns is None else [str(column) for column in columns]
 
@@ -305,8 +266,11 @@ def feature_names(X: ArrayLike) -> list[str]:
 # --- sampling ---
 
 
-def mode_and_factor(model: Model, jax: Any) -> tuple[Array, Array]:
-    """The mode β̂ and F with FFᵀ the inverse of -∇² log p there, found in coordinates where the prior is N(0, I)."""
+def mode_and_factor(model: JointDensity, jax: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Return the mode β̂ and F, where FFᵀ is the inverse of -∇² log p at β̂.
+
+    The search uses coordinates in which the prior is N(0, I).
+    """
 
     def potential(z: Any) -> Any:
         return -model.log_joint(model.mean + model.factor @ z, jax.numpy)
@@ -325,8 +289,8 @@ def mode_and_factor(model: Model, jax: Any) -> tuple[Array, Array]:
     return model.mean + model.factor @ found.x, model.factor @ inverse.T
 
 
-def run(sampler: Any, chains: int, d: int, generator: np.random.Generator, jax: Any) -> tuple[Array, int]:
-    """The draws of u (chains × draws × d), and the number of divergent transitions."""
+def draw_chains(sampler: Any, chains: int, d: int, generator: np.random.Generator, jax: Any) -> tuple[np.ndarray, int]:
+    """Return the draws of u (chains × draws × d) and the number of divergent transitions."""
     start = jax.numpy.asarray(START_SPREAD * generator.standard_normal((chains, d)))
     key = jax.random.PRNGKey(int(generator.integers(2**31)))
     sampler.run(key, init_params=start if chains > 1 else start[0], extra_fields=("diverging",))
@@ -334,26 +298,26 @@ def run(sampler: Any, chains: int, d: int, generator: np.random.Generator, jax: 
     return np.asarray(sampler.get_samples(group_by_chain=True)), int(divergences)
 
 
-def diagnostic(name: str, draws: Array, **options: Any) -> Array:
-    """R-hat, effective sample size or Monte Carlo error of each coefficient, by ArviZ."""
+def arviz_diagnostic(name: str, draws: np.ndarray, **options: Any) -> np.ndarray:
+    """Return R-hat, effective sample size or Monte Carlo error of each coefficient, computed by ArviZ."""
     from arviz_stats.base.array import array_stats
 
     return np.asarray(getattr(array_stats, name)(draws, chain_axis=0, draw_axis=1, **options))
 
 
-def checked_result(draws: Array, names: list[str], divergences: int, seconds: float) -> MCMCResult:
-    """The result, with a warning if it should not be believed."""
-    tail = diagnostic("ess", draws, method="tail", prob=(0.05, 0.95))
-    ess = np.minimum(diagnostic("ess", draws, method="bulk"), tail)
-    result = MCMCResult(draws, names, diagnostic("rhat", draws), ess, divergences, seconds)
-    if found := complaints(result):
+def checked_result(draws: np.ndarray, names: list[str], divergences: int, seconds: float) -> MCMCResult:
+    """Return the result, and warn if it should not be believed."""
+    tail = arviz_diagnostic("ess", draws, method="tail", prob=(0.05, 0.95))
+    ess = np.minimum(arviz_diagnostic("ess", draws, method="bulk"), tail)
+    result = MCMCResult(draws, names, arviz_diagnostic("rhat", draws), ess, divergences, seconds)
+    if found := convergence_problems(result):
         warnings.warn(" ".join(found), ConvergenceWarning, stacklevel=users_line())
     return result
 
 
-def complaints(result: MCMCResult) -> list[str]:
+def convergence_problems(result: MCMCResult) -> list[str]:
     found = []
-    # "not ≤", so that NaN complains too: it is what one chain, or one that never moved, gives
+    # "not ≤", so that NaN counts as a problem: it is the R-hat of a single chain, or of one that never moved
     if not (result.rhat <= LARGEST_RHAT).all():
         worst = np.max(result.rhat)
         found.append(f"R-hat must be at most {LARGEST_RHAT}; got {worst:.3f}. Use several chains and more warmup.")

@@ -1,5 +1,5 @@
 "use strict";
-// Everything is already drawn; this adds a theme switch, tooltips, sorting, and the choice of a column and of a row.
+// The page is complete without this script, which adds a theme switch, tooltips, sorting, and the choice of a column and a row.
 (() => {
   const root = document.documentElement;
   const data = JSON.parse(document.getElementById("data").textContent);

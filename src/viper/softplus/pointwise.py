@@ -23,7 +23,6 @@ Triple = tuple[Tensor, Tensor, Tensor]
 Formula = Callable[[Tensor, Tensor], Triple]
 Pointwise = Callable[[Tensor, Tensor], Any]
 
-
 EXACT_NODES = 1e-16  # a tolerance below rounding
 
 
@@ -160,9 +159,6 @@ def reflected_partials(formula: Formula) -> Formula:
         return even, torch.where(mean > 0, -odd, odd), even_too
 
     return partials
-
-
-# --- sums over terms ---
 
 
 def over_terms(values: Tensor, like: Tensor) -> Tensor:

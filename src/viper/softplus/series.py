@@ -17,9 +17,6 @@ TERM_COUNT = 20  # accelerated terms that reach the limit: relative error 1/T_20
 TERM_CHUNK = 64  # terms evaluated at once; longer sums are taken in pieces, so memory does not grow with l
 
 
-# --- the weights ---
-
-
 def truncated_weights(terms: int) -> Tensor:
     """w_k = (-1)^{k-1} for k = 1 ... 2l-1: the paper's η_l."""
     return 1.0 - 2.0 * (torch.arange(2 * terms - 1, dtype=torch.float64) % 2)
@@ -48,9 +45,6 @@ def chebyshev_at_3(n: int) -> int:
     for _ in range(n - 1):
         previous, current = current, 6 * current - previous
     return current
-
-
-# --- the sum ---
 
 
 def series(weights: Tensor) -> Bound:
