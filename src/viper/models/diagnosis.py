@@ -205,11 +205,6 @@ class DiagnosisMixin:
             return getattr(self, "_training_rows", None)
         return self._open_labelled_rows(X, y, sample_weight=sample_weight, offset=offset)
 
-    def _given_or_training_rows(self, X: Any, y: Any, sample_weight: Any, offset: Any) -> RowSource | None:
-        if X is None:
-            return getattr(self, "_training_rows", None)
-        return self._open_labelled_rows(X, y, sample_weight=sample_weight, offset=offset)
-
     def _weigh(
         self, X: Any, y: Any, sample_weight: Any, offset: Any, draws: int, random_state: Any
     ) -> tuple[WeightedDraws, Diagnosis]:
