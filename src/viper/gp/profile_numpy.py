@@ -18,7 +18,7 @@ import torch
 from scipy.linalg import lapack
 from torch import Tensor
 
-from viper.gp.kernels import SHAPES, Shape, covariance, stationary_shape, variances
+from viper.gp.kernels import ARRAY_SHAPES, Shape, covariance, stationary_shape, variances
 from viper.gp.model import Observations, SparseGP, cholesky_with_jitter, pull_back
 from viper.inference.anderson import weights_from_gram
 from viper.inference.problem import Gaussian
@@ -66,7 +66,7 @@ def by_autograd(model: SparseGP, inputs: Tensor) -> Kernels:
 
 def in_closed_form(model: SparseGP, shape: Shape, inputs: Tensor, squares: np.ndarray) -> Kernels:
     """The matrices of a stationary kernel s φ(r²), r² = Σ_j (x_j - z_j)²/ℓ_j²."""
-    on_arrays = SHAPES[shape]
+    on_arrays = ARRAY_SHAPES[shape]
     with torch.enable_grad():
         lengthscale, scale, mean = model.kernel.base_kernel.lengthscale, model.kernel.outputscale, model.mean(inputs)
     ell, s = lengthscale.detach().numpy().reshape(-1), float(scale.detach())
