@@ -20,6 +20,7 @@ from torch import Tensor
 
 from viper.gp.kernels import ARRAY_SHAPES, Shape, covariance, stationary_shape, variances
 from viper.gp.model import Observations, SparseGP, cholesky_with_jitter, pull_back
+from viper.inference.anderson import weights_from_gram
 from viper.inference.problem import Gaussian
 from viper.softplus.pointwise import Formula
 
@@ -234,14 +235,9 @@ class AndersonSites:
         mixed = x + damping * residual
         known = min(self.count, MIXED_ITERATES)
         if known:
-            changes, wanted = (
-                whitened_sites(self.residuals[:known], moments),
-                whitened_sites(residual[None], moments)[0],
-            )
-            gram = changes @ changes.T
-            gram.flat[:: known + 1] *= 1.0 + 1e-10
-            _, weights, info = lapack.dposv(gram, changes @ wanted)
-            if not info:
+            changes = whitened_sites(self.residuals[:known], moments)
+            weights = weights_from_gram(changes @ changes.T, changes @ whitened_sites(residual[None], moments)[0])
+            if weights is not None:
                 flat = (known, -1)
                 mixed -= (weights @ self.points[:known].reshape(flat)).reshape(x.shape)
                 mixed -= damping * (weights @ self.residuals[:known].reshape(flat)).reshape(x.shape)
