@@ -51,12 +51,12 @@ class CorrectedPosterior:
         return self.weighted.variance.sqrt().numpy()
 
     def sample(self, n: int = 1, random_state: Any = None) -> np.ndarray:
-        """`n` equally weighted draws of the coefficients, n × d; new ones in every call if `random_state` is None."""
+        """Return equally weighted draws of the coefficients, n × d; new ones in every call if `random_state` is None."""
         generator = np.random.default_rng(check_random_state(random_state).randint(2**31))
         return self.weighted.resample(n, generator).numpy()
 
     def to_arviz(self, draws: int = 1000, chains: int = 4, random_state: Any = None) -> Any:
-        """Equally weighted draws, as the container of the installed ArviZ."""
+        """Return equally weighted draws in the container of the installed ArviZ."""
         sample = self.sample(count_draws(chains, draws), random_state)
         return draws_to_arviz(torch.from_numpy(sample), self.names, (chains, draws))
 
@@ -199,11 +199,6 @@ class DiagnosisMixin:
         device = "cpu" if source is None else source.device
         posterior, prior = moved(self.posterior_, device), moved(self.prior_, device)
         return posterior_to_arviz(posterior, prior, source, self._names(), (chains, draws), seed)
-
-    def _given_or_training_rows(self, X: Any, y: Any, sample_weight: Any, offset: Any) -> RowSource | None:
-        if X is None:
-            return getattr(self, "_training_rows", None)
-        return self._open_labelled_rows(X, y, sample_weight=sample_weight, offset=offset)
 
     def _given_or_training_rows(self, X: Any, y: Any, sample_weight: Any, offset: Any) -> RowSource | None:
         if X is None:
