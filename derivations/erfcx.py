@@ -1,7 +1,7 @@
-"""The polynomial behind `viper.normal.erfcx`.
+"""The polynomial behind `viper.softplus.normal.erfcx`.
 
-erfcx(x) = e^{x²} erfc(x) falls from 1 to 1/(√π x). The map t = (x - K)/(x + K) takes [0, ∞) to [-1, 1), where
-(x + K) erfcx(x) is smooth; its Chebyshev interpolant in t, written in powers of t, is the table. Writing it in powers
+erfcx(x) = e^{x²} erfc(x) falls from 1 at x = 0 to 1/(√π x) for large x. The map t = (x - K)/(x + K) takes [0, ∞) to
+[-1, 1), where (x + K) erfcx(x) is smooth. The table holds its Chebyshev interpolant in t, written in powers of t; this
 costs no accuracy, because Σ|c_i| is hardly larger than the function. K = 3.25 needs the fewest coefficients: 23 leave a
 relative error of 2e-16.
 

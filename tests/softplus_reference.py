@@ -127,7 +127,7 @@ def points():
     means = (0.0, -1e-3, 0.7, -3.0, 12.0, -40.0, 40.0, -250.0, 700.0, -700.0)
     sds = (0.0, 1e-8, 1e-3, 0.05, 0.4, 1.0, 5.0, 18.0, 37.5, 100.0, 1e4)
     yield from ((mean, sd * sd) for mean in means for sd in sds)
-    # 2.5e-3 and 0.16 are thresholds of viper.moments.limit
+    # 0.16 is a threshold of viper.softplus.limit, 2.5e-3 was one of its first version
     sides = [v * (1 + side * 1e-12) for v in (2.5e-3, 0.16) for side in (-1, 1)]
     yield from ((mean, v) for mean in (0.0, -1.5, 4.0, -40.0) for v in sides)
     rng = random.Random(0)

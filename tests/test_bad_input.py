@@ -49,11 +49,12 @@ REJECTED = {
     "missing in a frame": ({"X": FRAME.assign(c=pd.array([None, 1] * 20, dtype="Int64"))}, "Input X contains NaN."),
     "NaN and inf by column": (
         {"X": FRAME.assign(a=[np.nan, np.inf] * 20, c=[np.nan] + [0.0] * 39)},
-        "X must be finite; Input X contains NaN. Not finite are 40 in 'a', 1 in 'c'. Leave those rows out or fill them",
+        "X must be finite; Input X contains NaN. Entries that are not finite: 40 in 'a', 1 in 'c'. Leave those "
+        "rows out or fill them",
     ),
     "NaN by number of the column": (
         {"X": scipy.sparse.csr_array(holed(np.nan))},
-        "Not finite are 1 in 'x1'. Leave those rows out",
+        "Entries that are not finite: 1 in 'x1'. Leave those rows out",
     ),
     "inf in X": ({"X": holed(np.inf)}, "Input X contains infinity or a value too large for dtype('float64')."),
     "empty": ({"X": X[:0], "y": Y[:0]}, "Found array with 0 sample(s) (shape=(0, 3)) while a minimum of 1 is required"),
@@ -117,7 +118,7 @@ REJECTED = {
     ),
     "too few labels": (
         {"y": Y[:-1]},
-        "X and y must have as many rows; got inconsistent numbers of samples: 40 and 39.",
+        "X and y must have the same number of rows; got inconsistent numbers of samples: 40 and 39.",
     ),
     "two columns of labels": ({"y": np.column_stack([Y, Y])}, "y should be a 1d array, got an array of shape (40, 2)"),
     # weights and offset

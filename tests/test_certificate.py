@@ -132,7 +132,7 @@ def test_expansion_constants(m):
 
 
 def test_expansion_adds_little():
-    """What it adds to the softplus at q = ¼, were no coefficient negative: its rounding is nothing."""
+    """What the expansion adds to the softplus at q = ¼ if no coefficient were negative: its rounding is negligible."""
     terms = [
         sum(abs(e) * 0.25 ** (i + 1) for i, e in enumerate(row)) * (limit.HEAT_EXACT / 2) ** j / math.factorial(j)
         for j, row in enumerate(limit.EVEN[: limit.MOST_ORDER], start=1)

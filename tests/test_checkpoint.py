@@ -162,7 +162,7 @@ def test_what_is_no_folder(place, tmp_path):
     (tmp_path / "file").write_text("dear")
     place = tmp_path / place if isinstance(place, str) and place else place
     with pytest.raises(
-        ValueError, match=r"checkpoint must be (a folder that can be made; got .*Not a dir|the name of)"
+        ValueError, match=r"checkpoint must be (a folder that can be created; got .*Not a dir|the name of)"
     ):
         VariationalLogisticRegression().fit(*data(), checkpoint=place)
     assert (tmp_path / "file").read_text() == "dear"

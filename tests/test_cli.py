@@ -3,6 +3,8 @@
 import csv
 import io
 import json
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -12,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from pages import ROOT, blocks_of, difference
 from sklearn.datasets import dump_svmlight_file
 from sklearn.metrics import roc_auc_score
 from sklearn.model_selection import StratifiedKFold, train_test_split
@@ -323,6 +326,16 @@ def test_bound(run):
 
 
 # --- the program ---
+
+
+def test_the_page_shows_what_the_commands_print(run):
+    page = (ROOT / "docs" / "command-line.md").read_text(encoding="utf-8")
+    exec(blocks_of(page)[0].source, {})
+    session = re.findall(r"^```\n(viper .*?)^```\n\n```text\n(.*?)^```$", page, flags=re.MULTILINE | re.DOTALL)
+    assert len(session) == 4
+    for command, shown in session:
+        _, out, err = run(*shlex.split(command)[1:])
+        assert difference(*(re.sub(r"in [\d.]+ s\b", "", text) for text in (shown, out + err))) is None
 
 
 @pytest.mark.parametrize(

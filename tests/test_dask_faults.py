@@ -71,7 +71,7 @@ LATE = np.where(np.arange(N) < N - 1, Y, "maybe")
     [
         (lambda: (cut(spoilt(X, np.nan)), cut(Y)), "Input X contains NaN", 2),
         (lambda: (cut(spoilt(X, np.nan), ((0, 12_000, 0, 12_000), 5)), cut(Y)), "Input X contains NaN", 3),
-        (lambda: (cut(X), cut(Y[:-1])), "X and y must have as many rows; got .* 24000 and 23999", None),
+        (lambda: (cut(X), cut(Y[:-1])), "X and y must have the same number of rows; got .* 24000 and 23999", None),
         (lambda: (cut(X), cut(Y), cut(WEIGHT[1:])), r"sample_weight must have shape \(24000,\)", None),
         (lambda: (cut(X), cut(Y), cut(spoilt(WEIGHT, -3.0))), "sample_weight must not be negative; got -3", 2),
         (lambda: (cut(X), cut(Y), cut(0 * WEIGHT)), "sample_weight must be positive somewhere", None),

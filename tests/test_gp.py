@@ -219,7 +219,9 @@ def test_learning_helps_and_says_how(data, fitted):
 
 def test_there_is_no_diagnosis_and_why(fitted):
     assert not hasattr(fitted, "diagnose")
-    with pytest.raises(AttributeError, match="diagnose is of VariationalLogisticRegression; got a Gaussian process"):
+    with pytest.raises(
+        AttributeError, match="diagnose is a method of VariationalLogisticRegression; got a Gaussian process"
+    ):
         fitted.diagnose()
 
 
@@ -274,6 +276,57 @@ def test_natural_adam_approaches_the_profile(data, fitted):
     assert batched.elbo_ > fitted.elbo_ - 15
     with pytest.warns(ConvergenceWarning):
         VariationalGPClassifier(max_iter=2, **options).fit(X, y)
+
+
+def test_only_the_kernel_is_given_by_position(data):
+    """As in scikit-learn's GaussianProcessClassifier."""
+    assert VariationalGPClassifier("matern52").kernel == "matern52"
+    with pytest.raises(TypeError, match="positional"):
+        VariationalGPClassifier("matern52", "zero")
+
+
+def is_row(points, X):
+    return (np.abs(points[:, None] - X).sum(2) < 1e-9).any(1)
+
+
+@pytest.mark.filterwarnings("ignore::viper.errors.ConvergenceWarning", "ignore::viper.errors.NarrowIntervalsWarning")
+@pytest.mark.parametrize("solver", ["profile", "natural-adam"])
+def test_greedy_points_are_rows_whatever_the_solver(data, solver, monkeypatch):
+    X, y = data
+    options = {"n_inducing": 12, "learn_inducing": False, "n_starts": 2, "max_iter": 3, "solver": solver}
+    centres = VariationalGPClassifier(inducing="kmeans", **options).fit(X, y).inducing_points_
+    assert not is_row(centres, X).all()
+    monkeypatch.setattr("viper.gp.starts.k_means", None)  # not needed
+    greedy = VariationalGPClassifier(**options).fit(X, y).inducing_points_
+    assert is_row(greedy, X).all()
+    # the first is where the information s(1-s) of the mean function alone is largest
+    if solver == "natural-adam":
+        null = viper.VariationalLogisticRegression(prior_scale=10.0).fit(X, y)  # as the ridge of the null model
+        p = null.predict_proba(X)[:, 1]
+        assert (np.abs(greedy[0] - X).sum(1) < 1e-9) @ (p * (1 - p)) > np.quantile(p * (1 - p), 0.9)
+    # more points than rows in the race: they are chosen among all rows
+    monkeypatch.setattr("viper.gp.search.RACE_ROWS", 10)
+    many = VariationalGPClassifier(**options).fit(X, y).inducing_points_
+    assert is_row(many, X).all()
+    assert len(np.unique(many, axis=0)) == 12
+
+
+@pytest.mark.filterwarnings("ignore::viper.errors.ConvergenceWarning")
+@pytest.mark.parametrize(
+    "options",
+    [{"bound": "mc", "samples": 50}, {"inducing": "subset"}, {"solver": "natural-adam", "batch_size": 30}],
+)
+def test_without_a_seed_a_fit_repeats_bit_for_bit(data, options):
+    X, y = data
+    fits = []
+    for seed in (1, 2):
+        np.random.seed(seed)  # noqa: NPY002, of the global generator, which must not matter
+        torch.manual_seed(seed)
+        options = {"n_inducing": 6, "n_starts": 1, "max_iter": 3} | options
+        fits.append(VariationalGPClassifier(**options).fit(X, y))
+    np.testing.assert_array_equal(fits[0].posterior_.mean, fits[1].posterior_.mean)
+    np.testing.assert_array_equal(fits[0].inducing_points_, fits[1].inducing_points_)
+    assert fits[0].elbo_ == fits[1].elbo_
 
 
 def test_warm_start_takes_fewer_steps(data):

@@ -10,7 +10,7 @@ from sklearn.datasets import load_breast_cancer, load_iris, load_wine
 
 from viper.errors import NarrowIntervalsWarning
 from viper.gp.classifier import VariationalGPClassifier
-from viper.gp.mean_uncertainty import independent, weights_held
+from viper.gp.mean_uncertainty import rank_with_constant, weights_estimated
 
 three = np.array([[0.0], [1.0], [2.0]]), np.array([0, 1, 1])
 
@@ -72,9 +72,9 @@ def test_where_the_kernel_does_the_work_nothing_is_said(rows):
 
 def test_columns_that_say_nothing_new_are_no_weights():
     X, y = drawn(lambda X: 3.0 * X[:, 0] ** 2 - 2.0, normal(300, 2))
-    assert independent(torch.from_numpy(X)) == 3
+    assert rank_with_constant(torch.from_numpy(X)) == 3
     for more in (np.ones((300, 20)), X[:, [0] * 20]):
-        assert independent(torch.from_numpy(np.column_stack([X, more]))) == 3
+        assert rank_with_constant(torch.from_numpy(np.column_stack([X, more]))) == 3
         assert not says_so(np.column_stack([X, more]), y)
 
 
@@ -91,7 +91,7 @@ def test_fixed_weights_are_no_estimates():
 
 def held(model, X, y, weight=None):
     source = model._open_labelled_rows(X, y, sample_weight=weight, offset=None)
-    return float(sum(weights_held(block, model.posterior_)[0] for block in source.blocks()))
+    return float(sum(weights_estimated(block, model.posterior_)[0] for block in source.blocks()))
 
 
 def test_a_linear_kernel_of_wide_prior_holds_as_many_weights_as_columns():

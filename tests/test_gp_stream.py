@@ -64,6 +64,15 @@ def test_the_posterior_is_the_best_for_all_rows(rows, halved):
     assert halved.history_[-1].rows == 1500
 
 
+def test_a_warm_start_goes_on_from_the_last_fit(rows, monkeypatch):
+    monkeypatch.setattr(classifier, "SEARCH_ROWS", 800)
+    model = VariationalGPClassifier(**OPTIONS, warm_start=True).fit(*rows)
+    first, steps = model.elbo_, model.n_iter_
+    again = model.fit(*rows)
+    assert again.elbo_ == pytest.approx(first, abs=0.5)  # both stop at gains of some 1e-3 nats on the sample
+    assert again.n_iter_ < steps
+
+
 def test_elbo_and_predictions_stream(rows, halved, tmp_path):
     X, y, weight, offset = rows
     assert halved.elbo(X, y, weight, offset) == pytest.approx(halved.elbo_, rel=1e-12)

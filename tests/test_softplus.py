@@ -128,7 +128,7 @@ def test_box_has_no_overflow_nan_or_negative_curvature(dtype):
     assert bool((value >= mean.clamp(min=0)).all())  # Jensen, with log(1+e^x) >= max(x, 0)
     assert float(slope.min()) >= 0.0
     assert float(slope.max()) <= 1.0
-    # Zero only where the result is no number of float32
+    # Zero only where the result underflows in float32
     assert float(curvature.min()) > 0.0 if dtype == torch.float64 else float(curvature.min()) >= 0.0
     assert float(curvature.max()) <= 0.25 * (1 + 4 * torch.finfo(dtype).eps)
 

@@ -99,7 +99,7 @@ def test_third_derivative_is_refused():
 
 
 def compiling(test):
-    """Mark a test that compiles: torch warns of its own doings there."""
+    """Mark a test that compiles: torch emits warnings about its own code there."""
     for message in ("should not be instantiated", ".torch.jit.script_method. is deprecated"):
         test = pytest.mark.filterwarnings(f"ignore:.*{message}:DeprecationWarning")(test)
     return test
@@ -124,7 +124,7 @@ def compiled_equals_eager(options, backend, dtype=torch.float64):
     ours = moments_and_gradients(compiled, mean, variance)
     torch.compiler.reset()
     eager = moments_and_gradients(function, mean, variance)
-    # Another library's exp and erfcx, another order of summation; large terms cancel in ∂h/∂v
+    # exp and erfcx come from another library, and sums are in another order; large terms cancel in ∂h/∂v
     rtol = TOLERANCE["autograd"] if dtype == torch.float64 else TOLERANCE["float32"]
     # A compiler cannot see variances, and takes the longest expansion where eager mode takes one that is long enough
     atol = max(rtol / 100, options.get("tolerance", 0.0))
@@ -256,7 +256,7 @@ def test_memory_is_that_of_the_results(options, dtype):
     pytest.importorskip("resource")
     command = [sys.executable, "-c", MEMORY, options, dtype]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    # 4,000,000 points hold 32 MB for each float in flight; blocks need a few MB in all
+    # 4,000,000 points hold 32 MB for each float in use; blocks need a few MB in all
     assert int(done.stdout) < 25_000_000
 
 
@@ -313,7 +313,7 @@ BAD_OPTIONS = [
 ]
 
 
-def complaint(error, function, *args, **kwargs):
+def message_of(error, function, *args, **kwargs):
     with pytest.raises(error) as caught:
         function(*args, **kwargs)
     return str(caught.value)
@@ -322,28 +322,28 @@ def complaint(error, function, *args, **kwargs):
 @pytest.mark.parametrize(("mean", "variance", "message"), BAD_VALUES, ids=range(len(BAD_VALUES)))
 def test_bad_values(mean, variance, message):
     for function in (expected_softplus, expected_sigmoid, lambda m, v: terms_needed(m, v, 0.01)):
-        text = complaint(ValueError, function, mean, variance)
+        text = message_of(ValueError, function, mean, variance)
         assert message in text
         assert " must " in text
 
 
 @pytest.mark.parametrize(("mean", "message"), BAD_TYPES, ids=range(len(BAD_TYPES)))
 def test_bad_types(mean, message):
-    assert message in complaint(TypeError, expected_softplus, mean, 1.0)
-    assert message.replace("mean", "variance") in complaint(TypeError, expected_softplus, 1.0, mean)
+    assert message in message_of(TypeError, expected_softplus, mean, 1.0)
+    assert message.replace("mean", "variance") in message_of(TypeError, expected_softplus, 1.0, mean)
 
 
 @pytest.mark.parametrize(("options", "message"), BAD_OPTIONS, ids=str)
 def test_bad_options(options, message):
-    # A number that equals the wrong option has been used before, so what is remembered must not answer for it
+    # An equal number of the right type has been used before; its bound must not be returned for the wrong type
     for terms in (1, 12):
         expected_softplus(0.0, 1.0, terms=terms)
-    assert message in complaint(ValueError, expected_softplus, 0.0, 1.0, **options)
+    assert message in message_of(ValueError, expected_softplus, 0.0, 1.0, **options)
 
 
 @pytest.mark.parametrize("threshold", [0.0, -0.1, 1e-16, NAN, INF, "1 %"])
 def test_bad_relative_error(threshold):
-    text = complaint(ValueError, terms_needed, 0.0, 1.0, threshold)
+    text = message_of(ValueError, terms_needed, 0.0, 1.0, threshold)
     assert text == f"relative_error must be at least 1e-15 and finite; got {threshold!r}. Use 0.01 for 1 %."
 
 
@@ -405,7 +405,7 @@ def test_cuda_sigmoid_terms_and_gradients():
 
 @pytest.mark.cuda
 def test_cuda_and_cpu_do_not_mix():
-    text = complaint(ValueError, expected_softplus, torch.zeros(2, device="cuda"), torch.ones(2))
+    text = message_of(ValueError, expected_softplus, torch.zeros(2, device="cuda"), torch.ones(2))
     assert text.startswith("mean and variance must be on one device; got cuda:0 and cpu.")
     assert expected_softplus(torch.zeros(2, device="cuda"), 1.0).value.is_cuda
 

@@ -20,11 +20,11 @@ from viper import VariationalLogisticRegression
 from viper.data import checks
 from viper.errors import ConvergenceWarning
 from viper.inference import adam
-from viper.inference.newton import from_narrow_priors, newton
+from viper.inference.newton import nearly_solved, newton
 from viper.inference.posterior import Full
 from viper.inference.problem import Gaussian, Prior, Problem, divergence, kl_to_prior
 from viper.inference.rows import Arrays
-from viper.inference.start import find_mode
+from viper.inference.start import find_mode, from_tighter_priors
 from viper.inference.sums import sums
 from viper.models.fitting import run_solver
 from viper.softplus.limit import limit
@@ -546,12 +546,13 @@ def test_narrow_priors_lead_to_a_wide_one(family):
     root = torch.tril(torch.ones(4, 4).double()) * 1e3
     wide = Prior(torch.full((4,), 50.0).double(), torch.cholesky_inverse(root))
     problem = make_problem(A.numpy(), y.astype(float), limit(), family == "diagonal")
-    q, passes = from_narrow_priors(replace(problem, prior=wide))
+    q, passes = from_tighter_priors(replace(problem, prior=wide), nearly_solved)
     result = newton(replace(problem, prior=wide))
     assert result.converged
     assert divergence(q, result.q) < 10.0  # hundreds of widths from the mode
     assert passes < 50
-    assert from_narrow_priors(replace(problem, prior=Prior(wide.mean, torch.full((4,), 0.1).double())))[0] is None
+    narrow = Prior(wide.mean, torch.full((4,), 0.1).double())
+    assert from_tighter_priors(replace(problem, prior=narrow), nearly_solved)[0] is None
 
 
 @pytest.mark.parametrize("intercept", [False, True])

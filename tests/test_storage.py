@@ -58,7 +58,7 @@ def assert_same(tensors, expected):
 
 
 def refused(path, *words):
-    """`read` refuses, in one line that names the file and says `words`."""
+    """`read_tensors` raises, with one line that names the file and contains `words`."""
     with pytest.raises(StorageError) as error:
         read_tensors(path)
     message = str(error.value)
@@ -67,7 +67,7 @@ def refused(path, *words):
 
 
 def forge(path, text, tensors=TENSORS):
-    """A file with any text in the place of the document, and the digest that text asks for."""
+    """A file with any text in the place of the document, and the digest that belongs to it."""
     contents = safetensors.torch.save(tensors, {"viper": text})
     path.write_bytes(contents.replace(b"0" * 64, storage.hashlib.sha256(contents).hexdigest().encode(), 1))
 
@@ -189,7 +189,7 @@ def test_refuses_to_overwrite(saved):
     assert saved.read_bytes() == before
 
 
-def test_overwrites_when_told(saved):
+def test_overwrites_on_request(saved):
     write_tensors(saved, "other", {}, {}, overwrite=True)
     assert read_tensors(saved) == ("other", {}, {})
     assert list(saved.parent.iterdir()) == [saved]

@@ -34,12 +34,12 @@ class PassLog:
 
     def __init__(self, folder: str | PathLike[str], problem: dict[str, Any], seed: int) -> None:
         self.folder, self.count, self.writable = Path(folder), 0, True
-        begun = self.begun(problem)
-        self.seed = seed if begun is None else int(begun["seed"])
-        if begun is None:
+        header = self.read_header(problem)
+        self.seed = seed if header is None else int(header["seed"])
+        if header is None:
             self.write(HEADER, {}, {"problem": problem, "seed": seed})
 
-    def begun(self, problem: dict[str, Any]) -> dict[str, Any] | None:
+    def read_header(self, problem: dict[str, Any]) -> dict[str, Any] | None:
         """The header of the interrupted fit, or None if there is none. Raises if it was a different fit."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -47,7 +47,7 @@ class PassLog:
             pass  # a file; the check below raises
         except OSError as error:
             raise ValueError(
-                f"checkpoint must be a folder that can be made; got {self.folder}: {error.strerror}. Name another."
+                f"checkpoint must be a folder that can be created; got {self.folder}: {error.strerror}. Name another."
             ) from None
         if not self.folder.is_dir() or (any(self.folder.glob("[!.]*")) and not (self.folder / HEADER).is_file()):
             raise ValueError(
@@ -56,21 +56,21 @@ class PassLog:
         if not (self.folder / HEADER).is_file():
             return None
         try:
-            begun = storage.read_tensors(self.folder / HEADER)[2]
+            header = storage.read_tensors(self.folder / HEADER)[2]
         except StorageError as error:
             raise ValueError(
                 f"checkpoint must be intact; got {self.folder}, which is damaged: {error} Delete the folder to start "
                 "over."
             ) from None
-        before = begun.get("problem", {})
+        before = header.get("problem", {})
         if before != problem:
             other = [name for name in sorted({*before, *problem}) if before.get(name) != problem.get(name)]
-            was, now = ({name: facts.get(name) for name in other} for facts in (before, problem))
+            was, now = ({name: identity.get(name) for name in other} for identity in (before, problem))
             raise ValueError(
                 f"checkpoint must be of the same fit; got {self.folder}, started with {was!s:.200}, for {now!s:.200}. "
                 "Use the same rows and options to continue, or another folder to start over."
             )
-        return begun
+        return header
 
     def sums(self, asked: str, source: RowSource, function: RowFunction) -> list[Tensor]:
         """The sums of one pass, from the log if it has them, otherwise from the rows."""

@@ -69,8 +69,8 @@ def not_finite(X: Any, error: Exception) -> str:
     at = X.col[~np.isfinite(X.data)] if scipy.sparse.issparse(X) else np.nonzero(~np.isfinite(X))[1]
     counts = {names[j] if names else f"x{j}": int(number) for j, number in enumerate(np.bincount(at)) if number}
     return (
-        f"X must be finite; {str(error).splitlines()[0]} Not finite are {counted(counts)}. Leave those rows out or "
-        "fill them in, as from_formula does with missing='drop' or 'mean'."
+        f"X must be finite; {str(error).splitlines()[0]} Entries that are not finite: {counted(counts)}. Leave those "
+        "rows out or fill them in, as from_formula does with missing='drop' or 'mean'."
     )
 
 
@@ -110,8 +110,7 @@ def read_labels(y: Any, rows: int, known: Any = None) -> tuple[np.ndarray, Tenso
     elif isinstance(y, list | tuple) and {str} < {type(label) for label in y}:
         y = np.array(y, dtype=object)  # otherwise numbers, including NaN, would become text
     y = column_or_1d(y, warn=True)
-    if len(y) != rows:
-        raise ValueError(f"X and y must have as many rows; got inconsistent numbers of samples: {rows} and {len(y)}.")
+    check_label_count(len(y), rows)
     if y.dtype.kind == "f" and not np.isfinite(y).all():
         raise ValueError("y must be finite; Input y contains NaN or infinity. Drop those rows.")
     if known is None and y.dtype.kind in "biuf":
@@ -122,7 +121,7 @@ def read_labels(y: Any, rows: int, known: Any = None) -> tuple[np.ndarray, Tenso
     classes = distinct(y if known is None else np.asarray(known))
     if len(classes) != 2:
         check_classification_targets(y)
-        check_two_classes(classes)
+        check_class_count(classes)
     code = y == classes[1]
     strange = ~(code | (y == classes[0]))
     # the two classes stand for all rows, which scikit-learn would sort
@@ -130,6 +129,14 @@ def read_labels(y: Any, rows: int, known: Any = None) -> tuple[np.ndarray, Tenso
     if strange.any():
         raise ValueError(f"y must contain only the known classes {classes.tolist()}; got {y[strange].tolist()[0]!r}.")
     return classes, torch.from_numpy(np.ascontiguousarray(code, dtype=bool))
+
+
+def check_label_count(labels: int, rows: int) -> None:
+    if labels != rows:
+        raise ValueError(
+            "X and y must have the same number of rows; got inconsistent numbers of samples: "  # scikit-learn's words
+            f"{rows} and {labels}."
+        )
 
 
 def read_device_labels(y: Tensor, rows: int) -> tuple[np.ndarray, Tensor] | None:
@@ -162,7 +169,7 @@ def distinct(labels: np.ndarray) -> np.ndarray:
         ) from None
 
 
-def check_two_classes(classes: np.ndarray) -> None:
+def check_class_count(classes: np.ndarray) -> None:
     """Raise unless there are exactly two classes."""
     if len(classes) == 1:
         raise ValueError(

@@ -33,12 +33,12 @@ CHUNK_BYTES = 1 << 24  # of features per chunk: large enough to read at full spe
 CHUNK_BYTES_DEVICE = 1 << 28
 SCAN_ROWS = 1 << 18  # per chunk when only labels are read
 FIRST_ROWS = 100  # compared in every pass, to notice when a source has changed
-ROUNDING = 1e-6  # relative to the largest entry: by how much recomputed rows may differ
+ROW_ROUNDING = 1e-6  # relative to the largest entry: by how much recomputed rows may differ
 
 PARTS = ("features", "label", "offset", "weight")  # of a chunk
 
 Item = TypeVar("Item")
-Place = Callable[[int], str]  # the i-th row of a chunk, in words
+RowName = Callable[[int], str]  # the i-th row of a chunk, in words
 
 
 def ignore_progress(rows: int) -> None:
@@ -65,11 +65,11 @@ def scan(reader: Reader, known: Any, observer: Callable[[int], None]) -> tuple[n
         raise ValueError("the source must have at least one row; got none. Let a function start over in each call.")
     if not any_weight:
         raise ValueError(checks.ALL_WEIGHTS_ZERO)
-    checks.check_two_classes(classes)
+    checks.check_class_count(classes)
     return classes, rows
 
 
-def more_classes(found: np.ndarray | None, y: np.ndarray, place: Place) -> np.ndarray:
+def more_classes(found: np.ndarray | None, y: np.ndarray, place: RowName) -> np.ndarray:
     """The labels found so far and those of some more rows. Raises if one is missing or there are more than two."""
     if found is not None and len(found) == 2 and bool(((y == found[0]) | (y == found[1])).all()):
         return found
@@ -85,7 +85,7 @@ def more_classes(found: np.ndarray | None, y: np.ndarray, place: Place) -> np.nd
     if len(labels) > 2:
         try:
             check_classification_targets(y)
-            checks.check_two_classes(labels)
+            checks.check_class_count(labels)
         except ValueError as error:
             i = row_of_third_class([] if found is None else list(found), y)
             raise ValueError(f"{error} The third is {y[i : i + 1].tolist()[0]!r} in {place(i)}.") from None
@@ -125,7 +125,7 @@ def check_weight(chunk: Chunk) -> np.ndarray | None:
     return weight
 
 
-def finite_numbers(x: np.ndarray | None, name: str, place: Place) -> np.ndarray | None:
+def finite_numbers(x: np.ndarray | None, name: str, place: RowName) -> np.ndarray | None:
     """A finite vector of float64, or None."""
     if x is None:
         return None
@@ -134,7 +134,7 @@ def finite_numbers(x: np.ndarray | None, name: str, place: Place) -> np.ndarray 
     return values
 
 
-def check_finite_chunk(x: np.ndarray, name: str, place: Place) -> None:
+def check_finite_chunk(x: np.ndarray, name: str, place: RowName) -> None:
     """Raise at the first NaN or infinity, and say where it is."""
     if x.dtype.kind != "f":
         return
@@ -306,12 +306,12 @@ def equal_up_to_rounding(now: np.ndarray | None, before: np.ndarray | None) -> b
     if now is None or before is None:
         return now is before
     now, before = np.asarray(now, np.float64) / 2.0, np.asarray(before, np.float64) / 2.0  # differences may overflow
-    return bool((np.abs(now - before) <= ROUNDING * np.abs(before).max(0, initial=0.0)).all())
+    return bool((np.abs(now - before) <= ROW_ROUNDING * np.abs(before).max(0, initial=0.0)).all())
 
 
 def arrays_of(rows: Arrays) -> dict[str, Tensor]:
     """Features, label and the vectors there are, by name."""
-    return {name: x for name, x in {"features": rows.features, **rows.vectors()}.items() if x is not None}
+    return {"features": rows.features, **rows.vectors()}
 
 
 def empty_arrays(like: Arrays, k: int) -> Arrays:

@@ -47,9 +47,9 @@ if TYPE_CHECKING:
     import pandas
 
 DEFAULT_STEPS = {"profile": 300, "natural-adam": 1500}
-SEARCH_ROWS = 40_000  # rows on which hyperparameters are searched, if not all rows are in memory
-SEARCH_ERROR = 1e-6  # per row, of the objective by which hyperparameters are searched
-ROW_FORMAT = RowFormat()  # of rows that are not in memory
+SEARCH_ROWS = 40_000  # on which hyperparameters are searched, if the rows are not in memory
+SEARCH_ERROR = 1e-6  # nats per row, of the bound with which hyperparameters are searched
+ROW_FORMAT = RowFormat()
 Q_TOLERANCE = 1e-12  # nats, of q at the chosen hyperparameters
 
 
@@ -58,58 +58,62 @@ class VariationalGPClassifier(
 ):
     """Gaussian-process classification by variational inference, with inducing points and the exact ELBO.
 
-    y_i ~ Bernoulli(s(f(x_i))), f a Gaussian process. The posterior of f at the inducing points is the Gaussian q that
-    maximises the ELBO, found by the same solver as logistic regression; kernel, mean function and inducing points
-    maximise the ELBO that is left when q is at its best (the profile).
+    y_i ~ Bernoulli(s(f(x_i))), where f is a Gaussian process. The posterior of f at the inducing points is the Gaussian
+    q that maximises the ELBO, found by the same solver as in logistic regression. Kernel, mean function and inducing
+    points maximise the profile: the ELBO at the best q for them.
 
     Parameters
     ----------
     kernel : {"rbf", "matern32", "matern52", "linear"} or gpytorch.kernels.Kernel, default "rbf"
-        The words have one lengthscale (for "linear", one variance) per column. A kernel object is copied; its
-        constraints, priors and fixed parameters (``requires_grad_(False)``) are respected. It sees the columns
-        standardised.
+        The named kernels have one lengthscale ("linear": one variance) per column. A kernel object is copied; its
+        constraints, priors and fixed parameters (``requires_grad_(False)``) are respected. It sees standardised
+        columns.
     mean : {"linear", "constant", "zero"} or gpytorch.means.Mean, default "linear"
-        Its weights are point estimates, so what it explains has no interval: where a linear mean explains most of the
-        data (a NarrowIntervalsWarning says so), "constant" gives the honest intervals.
+        Its weights are point estimates, so intervals do not include their uncertainty. If a linear mean explains most
+        of the data, a NarrowIntervalsWarning says so; "constant" then gives honest intervals.
     n_inducing : int, default 50
-        From the number of distinct rows on, the inducing points are the rows: the full variational Gaussian process.
+        If there are no more distinct rows than this, the inducing points are the rows: the full variational Gaussian
+        process.
     inducing : {"greedy", "kmeans", "subset"} or array (M, n_features), default "greedy"
-        Where the inducing points begin: rows of largest unexplained variance, centres of clusters, random rows, or
-        as given.
+        Where the inducing points start: at rows chosen one by one where the unexplained variance is largest, at
+        cluster centres, at random rows, or at the given points.
     learn_inducing : bool, default True
+        Whether the inducing points are then learned.
     covariance : {"full", "diagonal"}, default "full"
-        Of q at the (whitened) inducing values.
+        Covariance of q, over the whitened inducing values.
     bound : {"viper", "pg", "mc", "quadrature"}, default "viper"
-        Treatment of E[log(1+e^f)]: exact (default), or with `terms` the paper's η_l; Pólya-Gamma; Monte Carlo.
+        Treatment of E[log(1+e^f)]: exact (default), or with `terms` the paper's η_l; Pólya-Gamma; Monte Carlo;
+        quadrature.
     terms, samples, nodes : int, optional
-        Of the bounds "viper", "mc" and "quadrature".
+        Options of the bounds "viper", "mc" and "quadrature".
     standardize : bool, default True
-        Centre and scale the columns; undone in `summary` and `inducing_points_`.
+        Centre and scale the columns. `summary` and `inducing_points_` are in the original units.
     n_starts : int, default 5
-        How many beginnings are tried; their fates are in `starts_`.
+        Number of starting points of the search; `starts_` reports how each one fared.
     solver : {"profile", "natural-adam"}, default "profile"
-        L-BFGS on the profile, or the paper's recipe (natural gradients for q, Adam for the rest).
+        L-BFGS on the profile, or the paper's recipe: natural gradients for q, Adam for everything else.
     max_iter : int, optional
-        Steps of L-BFGS (default 300), or passes over the rows of "natural-adam" (default 1500).
+        Steps of L-BFGS (default 300), or passes of "natural-adam" over the rows (default 1500).
     tol : float, default 2e-3
-        Gain of the ELBO in nats (from 10,000 rows on, in nats for as many rows) below which L-BFGS stops, or over 20
-        passes of "natural-adam".
+        L-BFGS stops when steps gain less than this in the ELBO (in nats; from 10,000 rows on, in nats per 10,000 rows),
+        "natural-adam" when 20 passes gain less (in nats).
     learning_rate : float, default 0.05
-        Of "natural-adam".
+        Learning rate of "natural-adam".
     batch_size : int, optional
-        Rows of a step of "natural-adam"; all by default.
+        Rows per step of "natural-adam"; all rows by default.
     jitter : float, default 1e-8
-        Added to the kernel matrix of the inducing points, relative to its mean variance. Where that is not enough it is
-        raised tenfold until it is, at most to 0.01; `jitter_` says what was used, and a JitterWarning that it was
-        raised.
+        Added to the diagonal of the inducing points' kernel matrix, relative to its mean. If the matrix is still not
+        positive definite, the jitter is raised tenfold, repeatedly, up to 0.01. `jitter_` is the value used, and a
+        JitterWarning says if it was raised.
     warm_start : bool, default False
-        Whether `fit` begins where the last one ended, if that had as many columns.
+        Whether `fit` starts where the last fit ended, if the number of columns is the same.
     random_state : int, RandomState or None
-        Seeds clusters, random rows and Monte Carlo. None means a fixed seed, so that a fit can be repeated; `sample`
-        draws afresh in every call if it is None.
+        Seeds the choice of rows and clusters, the minibatches of "natural-adam" and Monte Carlo. None means a fixed
+        seed, so that a fit repeats bit for bit on one machine; `sample` draws afresh in every call if it is None.
     device : str or torch.device, optional
-        Where to compute; by default the CPU, or where a tensor X lies. What is fitted lies on the CPU.
+        Where to compute: by default on the CPU, or where a tensor X is. The fitted model is on the CPU.
     verbose : bool or "auto", default "auto"
+        Show progress: always, never, or on a terminal once a fit takes longer than two seconds.
 
     Attributes
     ----------
@@ -121,13 +125,13 @@ class VariationalGPClassifier(
     elbo_bound_ : float
         A certified lower bound of `elbo_`, given kernel, mean and inducing points.
     objective_ : float
-        The ELBO under the chosen bound, without the log prior of hyperparameters.
+        The ELBO under the chosen bound, without the log prior of the hyperparameters.
     starts_ : list of Start
-        Name, objective reached, evaluations and seconds of every start; those overtaken by others stopped early.
+        Name, objective reached, evaluations and seconds of every start; those that fell behind were stopped early.
     jitter_ : float
     history_ : list of Iteration; n_iter_ : int; converged_ : bool; status_ : str
     classes_, n_features_in_, feature_names_in_
-    formula_ : of a model made by `from_formula`, its Encoding
+    formula_ : the Encoding, if the model was made by `from_formula`
 
     Examples
     --------
@@ -206,16 +210,16 @@ class VariationalGPClassifier(
         Parameters
         ----------
         X : array, DataFrame, sparse matrix (made dense) or tensor (n, p); or a memory map, viper.Files or viper.Blocks
-            Of the last three, which may be larger than memory, 40,000 random rows choose kernel, mean function and
-            inducing points, and all rows the posterior.
+            The last three may be larger than memory: 40,000 random rows then determine kernel, mean function and
+            inducing points, and all rows determine the posterior.
         y : array of two labels (n,)
         sample_weight : array (n,), optional
             A weight of k counts a row k times.
         offset : array (n,), optional
             Known part of the log-odds of each row.
         checkpoint : path, optional
-            A folder in which every completed pass over rows that are not in memory is kept until the fit is complete.
-            If it is interrupted, the same call searches again and goes on from there.
+            A folder that keeps the result of every completed pass over rows that are not in memory until the fit is
+            complete. If the fit is interrupted, the same call repeats the search and resumes after the last pass.
         """
         self._check_options()
         random = checks.random_of_fit(self.random_state)
@@ -270,12 +274,12 @@ class VariationalGPClassifier(
         warn_of_narrow_intervals(narrow)
 
     def _before(self) -> SparseGP | None:
-        """The model with which a warm start begins."""
+        """The model from which a warm start begins, or None."""
         model = getattr(self, "model_", None) if self.warm_start else None
         return model if model is not None and model.inducing.shape[1] == self.n_features_in_ else None
 
     def _bound(self, seed: int) -> tuple[Bound, Bound]:
-        """What is maximised, and its fast version for the search."""
+        """The bound to maximise, and a fast approximation of it for the search."""
         chosen = build_bound(self.bound, self.terms, self.samples, self.nodes, seed, None)
         if self.bound != "viper" or self.terms is not None:
             chosen = without_cusp(chosen)
@@ -297,7 +301,7 @@ class VariationalGPClassifier(
         return search.profile(model, 1 if before is not None else int(self.n_starts), greedily)
 
     def _inducing(self, rows: Observations, generator: np.random.Generator) -> tuple[Tensor, bool]:
-        """Where the inducing points begin, and whether they are learned."""
+        """Where the inducing points start, and whether they are learned."""
         if not isinstance(self.inducing, str):
             points = self._scaler.apply(read_inducing(self.inducing, rows.inputs.shape[1]))
             return torch.from_numpy(points).to(rows.inputs), bool(self.learn_inducing)
@@ -350,13 +354,13 @@ class VariationalGPClassifier(
         if self.jitter_ > self.jitter:
             warnings.warn(
                 f"The kernel matrix of the inducing points needed a jitter of {self.jitter_:g} instead of "
-                f"{self.jitter:g}. Predictions are smoother by as much; fewer inducing points need less.",
+                f"{self.jitter:g}. This smooths predictions; with fewer inducing points less is needed.",
                 JitterWarning,
                 stacklevel=users_line(),
             )
 
     def _inducing_points(self, model: SparseGP) -> np.ndarray:
-        """In the units of X."""
+        """The inducing points in the units of X."""
         return self._scaler.undo(model.inducing.detach().cpu().numpy())
 
     # -----------------------------------------------------------------------------------------------------------------
@@ -401,8 +405,8 @@ class VariationalGPClassifier(
     def summary(self) -> "pandas.DataFrame":
         """Per column, in the units of X: lengthscale, relevance (1/lengthscale in standard deviations), mean weight.
 
-        What belongs to no column is in ``.attrs``: "output_scale", "intercept" of the mean function, and all parameters
-        of the "kernel" by name, for standardised columns.
+        Everything that belongs to no column is in ``.attrs``: "output_scale", the "intercept" of the mean function, and
+        all parameters of the "kernel" by name, for standardised columns.
         """
         check_is_fitted(self, "posterior_")
         names = getattr(self, "feature_names_in_", [f"x{j}" for j in range(self.n_features_in_)])
@@ -410,10 +414,10 @@ class VariationalGPClassifier(
 
     @property
     def diagnose(self) -> Any:
-        """Not offered: importance weights would be those of q given kernel, mean and inducing points."""
+        """Not available: importance weights would hold only given kernel, mean and inducing points."""
         raise AttributeError(
-            "diagnose is of VariationalLogisticRegression; got a Gaussian process, whose kernel and mean are point "
-            "estimates. See starts_, elbo_bound_ and scores on held-out rows."
+            "diagnose is a method of VariationalLogisticRegression; got a Gaussian process, whose kernel and mean are "
+            "point estimates. See starts_, elbo_bound_ and scores on held-out rows."
         )
 
     # -----------------------------------------------------------------------------------------------------------------
@@ -444,7 +448,7 @@ class VariationalGPClassifier(
         return model
 
     def to_onnx(self, *_: Any, **__: Any) -> Any:
-        """Not offered: the graph of a Gaussian process depends on its kernel, which may be any GPyTorch module."""
+        """Not available: the graph of a Gaussian process depends on its kernel, which may be any GPyTorch module."""
         raise NotImplementedError(
             "to_onnx exports VariationalLogisticRegression; got a Gaussian process, whose graph depends on its kernel. "
             "Use save and viper.load, or torch.onnx.export on your own module."

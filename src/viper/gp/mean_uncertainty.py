@@ -1,16 +1,17 @@
-"""Whether a Gaussian process's intervals leave out most of what is unknown, because its mean has no posterior.
+"""Whether intervals leave out most of the uncertainty, because the weights of the mean function have no posterior.
 
-With b_i = c_i h_i, the information of row i about its log-odds, the variance that q has, weighted by information, is
+Let b_i = c_i h_i be the information of row i about its log-odds. The variances of the log-odds under q, weighted by
+information, add up to
 
-    γ = Σ_i b_i τ_i²:
+    γ = Σ_i b_i τ_i²,
 
-the number of weights that q holds as if it had estimated them. The k weights of the mean are point estimates. With a
-posterior they would add z_iᵀ(ZᵀBZ)⁻¹z_i to the variance of row i, Z their rows and B = diag b, which sums up to
+which counts the weights that q has estimated. The k weights of the mean function are point estimates. With a posterior
+they would add z_iᵀ(ZᵀBZ)⁻¹z_i to the variance of row i, where Z holds their rows and B = diag b. Over all rows this is
 
-    Σ_i b_i z_iᵀ(ZᵀBZ)⁻¹z_i = tr I = k
+    Σ_i b_i z_iᵀ(ZᵀBZ)⁻¹z_i = tr I = k,
 
-whatever the rows are, if the columns of Z are independent; else k is their rank. Intervals should thus be √(1 + k/γ)
-times as wide.
+whatever the rows are, if the columns of Z are independent; otherwise k is their rank. Intervals should therefore be
+√(1 + k/γ) times as wide.
 """
 
 import math
@@ -28,37 +29,37 @@ from viper.softplus.limit import limit
 
 # k/γ above which to warn. In 132 fits to simulated rows, 95 % intervals held the true probability at this share of the
 # rows (median): k/γ below 1/2, 94 %; up to 1, 86 %; up to 2, 75 %; up to 4, 66 %; beyond, 3 %.
-TOO_MANY = 2.0
-FAR_TOO_NARROW = 10.0  # times too narrow, beyond which the number says nothing more
+LARGEST_SHARE = 2.0
+FAR_TOO_NARROW = 10.0  # times; beyond this the exact factor means nothing
 
 
 def intervals_too_narrow_by(mean: Any, source: RowSource, posterior: Posterior, inputs: Tensor) -> float:
-    """How many times wider intervals should be, for the weights of the mean function; 1 where it has none."""
+    """How many times wider intervals should be to include the weights of the mean function; 1 if it has none."""
     free = sum(parameter.numel() for parameter in mean.parameters() if parameter.requires_grad)
-    if free < 2:  # a constant, or nothing
+    if free < 2:  # at most a constant
         return 1.0
-    count = min(free, independent(inputs) if hasattr(mean, "weights") else source.rows)
-    held = float(source.reduce(partial(weights_held, posterior=posterior))[0])
-    return math.sqrt(1.0 + count / held) if held > 0.0 else math.inf
+    count = min(free, rank_with_constant(inputs) if hasattr(mean, "weights") else source.rows)
+    estimated = float(source.reduce(partial(weights_estimated, posterior=posterior))[0])
+    return math.sqrt(1.0 + count / estimated) if estimated > 0.0 else math.inf
 
 
-def independent(inputs: Tensor) -> int:
+def rank_with_constant(inputs: Tensor) -> int:
     """The rank of the columns of the inputs and a column of ones."""
     total, rows = inputs.sum(0, keepdim=True), inputs.new_full((1, 1), len(inputs))
     gram = torch.cat([torch.cat([inputs.T @ inputs, total]), torch.cat([total, rows], 1).T], 1)
     return int(torch.linalg.matrix_rank(gram, hermitian=True, rtol=1e-10))
 
 
-def weights_held(block: Block, posterior: Posterior) -> list[Tensor]:
-    """A block's part of γ."""
+def weights_estimated(block: Block, posterior: Posterior) -> list[Tensor]:
+    """The part of γ that belongs to a block."""
     theta, tau2 = latent(block, posterior)
-    held = limit().moments(theta, tau2)[2] * tau2
-    return [held.sum() if block.weight is None else block.weight @ held]
+    estimated = limit().moments(theta, tau2)[2] * tau2
+    return [estimated.sum() if block.weight is None else block.weight @ estimated]
 
 
 def warn_of_narrow_intervals(factor: float) -> None:
-    """Say so if intervals are `factor` times too narrow, and that is much."""
-    if factor**2 <= 1.0 + TOO_MANY:
+    """Warn if intervals are too narrow by a factor that matters."""
+    if factor**2 <= 1.0 + LARGEST_SHARE:
         return
     size = f"about {factor:.1f} times" if factor < FAR_TOO_NARROW else f"more than {FAR_TOO_NARROW:.0f} times"
     warnings.warn(

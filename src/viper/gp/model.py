@@ -29,7 +29,7 @@ from viper.inference.rows import (
     Block,
     BlockSource,
     Dense,
-    Result,
+    Mapped,
     RowFunction,
     RowSource,
     SourceWrapper,
@@ -299,7 +299,7 @@ class InducedSource(SourceWrapper):
     def reduce(self, function: RowFunction) -> list[Tensor]:
         return self.source.reduce(partial(apply_to_view, view=self.view, function=function))
 
-    def map(self, function: Callable[[Block], Result]) -> Iterator[Result]:
+    def map(self, function: Callable[[Block], Mapped]) -> Iterator[Mapped]:
         return self.source.map(partial(apply_to_view, view=self.view, function=function))
 
     def apply(self, function: Callable[[Block], np.ndarray]) -> Any:
@@ -315,7 +315,7 @@ class InducedSource(SourceWrapper):
         return self.view(self.source.head())
 
 
-def apply_to_view(block: Block, view: InducedView, function: Callable[[Block], Result]) -> Result:
+def apply_to_view(block: Block, view: InducedView, function: Callable[[Block], Mapped]) -> Mapped:
     return function(view(block))
 
 

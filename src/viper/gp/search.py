@@ -31,7 +31,7 @@ SAMPLE_TOLERANCE = 0.05  # nats
 FIRST_TOLERANCE = 0.1  # nats, of the inner problem at the beginning
 LAST_SHARE = 0.01  # of the tolerance of a step's gain, for the inner problem at the end
 INNER_SHARE = 0.1  # of a step's gain, by which the inner maximum may be missed
-# Of the race:
+# For the race:
 MEAN_LAST_STEPS = 6
 ROUND = 5  # steps
 SURVIVORS = {10: 2, 20: 1}  # the most starts left after so many steps

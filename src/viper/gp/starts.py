@@ -22,7 +22,7 @@ from viper.gp.model import Observations, SparseGP
 
 LONG = 10.0  # lengthscale of a column outside the group: its effect is nearly linear
 FACTORS = (0.5, 2.0, 1.0, 0.25, 4.0)  # times √p, the plain lengthscales
-# Of the screen:
+# For the screen:
 SCREEN_ROWS = 2000
 SCREEN_POINTS = 60
 LENGTHS = (0.5, 1.0, 2.0)  # times √(size of the group), on standardised columns

@@ -1,8 +1,8 @@
-"""The paper's own recipe, for comparisons like for like: Adam on μ and L (Σ = LLᵀ), or on μ and log σ.
+"""The paper's own recipe, for like-for-like comparisons: Adam on μ and L (Σ = LLᵀ), or on μ and log σ.
 
-Initialisation and stopping rule are the paper's (Section 2.4): μ ~ N(0, I), Σ = 0.35 I, and an end once the relative
-change of the objective falls below a threshold. Two faults of its published code are not repeated: the KL term counts
-once per pass however many minibatches there are, and the best q seen is returned, not the last.
+Initialisation and stopping rule are the paper's (Section 2.4): μ ~ N(0, I), Σ = 0.35 I, and a stop once the relative
+change of the objective falls below a threshold. Two faults of its published code are not repeated: here the KL term
+counts once per pass, however many minibatches there are, and the best q is returned rather than the last.
 """
 
 import math
@@ -75,7 +75,7 @@ def as_gaussian(mean: Tensor, spread: Tensor) -> tuple[Gaussian, Tensor]:
     if spread.ndim == 1:
         variance = torch.exp(2.0 * spread)
         return Gaussian(mean.clone(), 1.0 / variance), variance
-    # Λ = MᵀM with M = L⁻¹ = QR, hence Λ = RᵀR: also where a long step left L with a small or negative diagonal
+    # Λ = MᵀM with M = L⁻¹ = QR, hence Λ = RᵀR, even if a long step left L with a small or negative diagonal
     inverse = torch.linalg.solve_triangular(spread, torch.eye(len(mean)).to(spread), upper=False)
     upper = torch.linalg.qr(inverse).R
     root = (upper * upper.diagonal().sign()[:, None]).T
@@ -83,7 +83,7 @@ def as_gaussian(mean: Tensor, spread: Tensor) -> tuple[Gaussian, Tensor]:
 
 
 def batches(problem: Problem, size: int, generator: np.random.Generator) -> "list[Problem]":
-    """The rows in random minibatches; the sums of each are scaled to all rows."""
+    """The problem on random minibatches of its rows; the sums of each are scaled to all rows."""
     source = problem.source.in_memory()
     order = generator.permutation(source.rows)
     parts = [order[i : i + size] for i in range(0, source.rows, size)]

@@ -1,8 +1,8 @@
-"""Passes on a CUDA device, for a solver that lives on the host.
+"""Where to compute, and passes on a CUDA device for a solver that runs on the host.
 
-A pass takes μ and a factor of Σ there and brings the sums of each block back in one copy; the d × d algebra between
-passes stays on the host, which does it faster up to several hundred dimensions. Rows that do not fit the card wait in
-host memory and stream through pinned buffers while the block before is computed.
+A pass copies μ and a factor of Σ to the device and brings the sums of each block back in one copy. The d × d algebra
+between passes stays on the host, which is faster up to several hundred dimensions. Rows that do not fit on the device
+stay in host memory and stream through pinned buffers while the block before them is computed.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 LARGEST_ON_HOST = 512  # dimension up to which the algebra of a step is left to the host
-SHARE_FOR_ROWS = 0.6  # of the free memory of a card that X may take; the rest is for blocks
+SHARE_FOR_ROWS = 0.6  # of the free memory of a device, for X; the rest is for blocks
 SHARE_FOR_BLOCK = 0.1
-LITTLE = 1 << 30  # bytes of a block that is tried at once; it is halved where it does not fit
-FEWEST_ROWS, MOST_ROWS = 1 << 14, 1 << 24  # in a block
+LITTLE = 1 << 30  # bytes up to which all rows are tried as one block, which is halved if it does not fit
+FEWEST_ROWS, MOST_BLOCK_ROWS = 1 << 14, 1 << 24  # in a block
 SMALLEST_SAMPLE = 1 << 20  # rows below which a pass takes as long as its launch, and few rows take the host's steps
 
 
@@ -37,7 +37,7 @@ def choose_device(device: Any, X: Any = None) -> torch.device:
 
 
 def algebra_device(dimension: int, device: torch.device) -> torch.device:
-    """Where the d × d matrices of a fit live whose rows lie on `device`."""
+    """Where the d × d matrices of a fit are kept if its rows are on `device`."""
     return torch.device("cpu") if dimension <= LARGEST_ON_HOST else device
 
 
@@ -46,34 +46,34 @@ def free_memory(device: torch.device) -> int:
 
 
 def rows_fit(size: int, device: torch.device) -> bool:
-    """Whether `size` bytes of rows leave room to compute."""
+    """Whether `size` bytes of rows leave enough memory to compute."""
     return size <= SHARE_FOR_ROWS * free_memory(device)
 
 
 def bytes_per_row(columns: int) -> int:
-    """Bytes that a row takes in a block, with all that the plain formulas make of it."""
+    """Memory for a row of a block, with everything that the plain formulas compute from it."""
     return 8 * (3 * columns + 24)
 
 
 def rows_per_block(columns: int, device: torch.device) -> int:
-    """As many rows as a share of the free memory holds."""
-    return int(min(MOST_ROWS, max(FEWEST_ROWS, SHARE_FOR_BLOCK * free_memory(device) // bytes_per_row(columns))))
+    """As many rows as fit in a share of the free memory."""
+    return int(min(MOST_BLOCK_ROWS, max(FEWEST_ROWS, SHARE_FOR_BLOCK * free_memory(device) // bytes_per_row(columns))))
 
 
 def is_one_block(rows: int, columns: int) -> bool:
-    """Whether the rows are one block without a look at the free memory, which takes as long as a kernel."""
+    """Whether the rows are few enough for one block. Asking for the free memory would take as long as a kernel."""
     return rows * bytes_per_row(columns) <= LITTLE
 
 
 def reduce_on_device(
     blocks: Callable[[int], Iterator[Any]], function: partial[list[Tensor]], rows: int, device: torch.device
 ) -> list[Tensor]:
-    """Σ over blocks of at most `rows` rows, with the function's tensors taken there and its sums brought back.
+    """Σ over blocks of at most `rows` rows, with the function's tensors copied to the device and its sums copied back.
 
-    Where memory runs out, blocks are halved; the sums so far are thrown away and no answer changes.
+    If memory runs out, the pass starts again with blocks half as large.
     """
     home = next((x.device for x in function.keywords.values() if isinstance(x, Tensor)), device)
-    # without waiting: small tensors are on their way when the call returns, whatever becomes of them here
+    # without waiting: small tensors have been read when the call returns, so that they may change afterwards
     moved = {
         name: x.to(device, non_blocking=True) if isinstance(x, Tensor) else x for name, x in function.keywords.items()
     }
@@ -96,7 +96,7 @@ def reduce_on_device(
 
 
 def fetched(totals: list[Tensor], home: torch.device) -> list[Tensor]:
-    """The tensors on another device, by one copy."""
+    """The tensors on another device, by a single copy."""
     if all(total.device == home for total in totals):
         return totals
     flat = torch.cat([total.reshape(-1) for total in totals]).to(home)
@@ -105,7 +105,7 @@ def fetched(totals: list[Tensor], home: torch.device) -> list[Tensor]:
 
 
 def prefetched(features: Tensor, parts: list[slice], dtype: torch.dtype, device: torch.device) -> Iterator[Tensor]:
-    """Rows of a host tensor on the device, part by part; the next part is on its way while one is used."""
+    """Rows of a host tensor on the device, part by part; the next part is copied while one is in use."""
     longest = max((part.stop - part.start for part in parts), default=0)
     buffers = [torch.empty(longest, features.shape[1], dtype=dtype, pin_memory=True) for _ in range(2)]
     stream = torch.cuda.Stream(device)
@@ -113,7 +113,7 @@ def prefetched(features: Tensor, parts: list[slice], dtype: torch.dtype, device:
 
     def load(i: int) -> tuple[Tensor, torch.cuda.Event]:
         if (before := arrived[i % 2]) is not None:
-            before.synchronize()  # the buffer is free again
+            before.synchronize()  # until the buffer is free again
         source = features[parts[i]]
         buffer = buffers[i % 2][: len(source)].copy_(source)
         with torch.cuda.stream(stream):

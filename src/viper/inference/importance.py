@@ -1,8 +1,8 @@
-"""Trust: how good the Gaussian approximation is, and its correction.
+"""How good the Gaussian approximation is, and its correction by importance weights.
 
-Draw β from q, weigh by the true joint density over q, smooth the largest weights (PSIS, through ArviZ). The shape k̂ of
-the weights' tail says whether the weighted draws stand for the exact posterior; if so, they *are* the exact posterior
-up to Monte Carlo error, and their mean weight estimates the evidence p(y).
+Draw β from q, weight each draw by the true joint density over q, and smooth the largest weights (PSIS, by ArviZ). The
+shape k̂ of the weights' tail says whether the weighted draws represent the exact posterior. If so, they *are* the exact
+posterior up to Monte Carlo error, and their mean weight estimates the evidence p(y).
 """
 
 import math
@@ -16,6 +16,11 @@ from torch import Tensor
 from viper.inference.posterior import Diagonal, Posterior, prior_log_density
 from viper.inference.problem import Prior
 from viper.inference.rows import Block, RowSource
+
+EVEN_WEIGHTS = 0.95  # share of the draws that is effective if the weights hardly differ
+FEWEST_DRAWS = 100  # that show a tail of the weights
+DRAWS_PER_BLOCK = 256
+SEED = 1  # of the draws if none is given, as on the command line: the same question has one answer
 
 
 @dataclass(frozen=True)
@@ -40,7 +45,7 @@ class Diagnosis:
     def close(self) -> bool:
         """Whether q may be used as it is: k̂ is small, or the weights are nearly equal, whatever their estimated tail.
 
-        k̂ is that of a few of the largest weights. Where these hardly differ from the others, it is mostly noise.
+        k̂ is estimated from a few of the largest weights. If these hardly differ from the others, it is mostly noise.
         """
         return self.k_hat < 0.5 or self.effective_sample_size > EVEN_WEIGHTS * self.draws
 
@@ -95,17 +100,17 @@ class WeightedDraws:
 def weigh(
     posterior: Posterior, prior: Prior, source: RowSource, elbo: float, count: int, generator: np.random.Generator
 ) -> tuple[WeightedDraws, Diagnosis]:
-    """Draw from q, weigh by p(y|β)p(β)/q(β), and judge the weights."""
+    """Draw from q, weight by p(y|β)p(β)/q(β), and judge the weights."""
     if count < FEWEST_DRAWS:
         raise ValueError(f"draws must be at least {FEWEST_DRAWS}; got {count}.")
     noise = torch.from_numpy(generator.standard_normal((count, source.dimension))).to(posterior.mean.device)
     draws = posterior.draw(noise)
     log_ratio = log_likelihood(source, draws) + prior_log_density(prior, draws) - posterior.log_density(noise)
     log_ratio, draws = log_ratio.cpu(), draws.cpu()
-    log_weights, k_hat = smooth(log_ratio)
+    log_weights, k_hat = pareto_smoothed(log_ratio)
     weights = torch.softmax(log_weights, 0)
     size = 1.0 / float(weights.square().sum())
-    # log of the mean weight, as it is: smoothing is for the draws
+    # the log of the mean raw weight: smoothing is for the draws
     log_evidence = float(torch.logsumexp(log_ratio, 0)) - math.log(count)
     diagnosis = Diagnosis(
         k_hat=k_hat,
@@ -120,23 +125,15 @@ def weigh(
     return WeightedDraws(draws, weights), diagnosis
 
 
-EVEN_WEIGHTS = 0.95  # share of the draws that is effective when weights hardly differ
-FEWEST_DRAWS = 100  # for a tail of the weights to be seen
-SEED = 1  # of the draws where nobody gives one, as of the command line: the same question has one answer
-
-
-def smooth(log_ratio: Tensor) -> tuple[Tensor, float]:
+def pareto_smoothed(log_ratio: Tensor) -> tuple[Tensor, float]:
     """Pareto-smoothed log weights and k̂, by ArviZ."""
     from arviz_stats.base.array import array_stats
 
     if float(log_ratio.max() - log_ratio.min()) < 1e-9:
         return torch.zeros_like(log_ratio), -math.inf  # q is the posterior
-    # psislw is made for leave-one-out: it weighs by the reciprocal of what it is given
+    # psislw is made for leave-one-out: it weights by the reciprocal of its argument
     log_weights, k_hat = array_stats.psislw(-log_ratio.numpy())
     return torch.from_numpy(np.array(log_weights)), float(k_hat)
-
-
-DRAWS_PER_BLOCK = 256
 
 
 def log_likelihood(source: RowSource, draws: Tensor) -> Tensor:

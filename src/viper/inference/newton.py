@@ -1,15 +1,14 @@
-"""The solver: natural-gradient steps until none is left to take, for logistic regression and Gaussian processes alike.
+"""The solver: natural-gradient steps to the optimum of F, for logistic regression and Gaussian processes alike.
 
-F is checked after every step of steps.py and the step halved until F does not decrease. Near the optimum, Anderson's
-mixture of the last steps is tried first. Many rows are approached through a random few, and all but the last pass may
-use a cheaper formula.
+F is checked after every step of steps.py, and a step is halved until F does not decrease. Near the optimum, Anderson's
+mixture of the last steps is tried first. Fits with many rows start on random subsets (start.py), and all but the last
+pass may use a cheaper formula.
 """
 
 import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -20,21 +19,30 @@ from viper.inference.anderson import Mixing, Step, whitened
 from viper.inference.problem import (
     LARGEST_DIRECT,
     Gaussian,
-    Prior,
     Problem,
     divergence,
     kl_to_prior,
-    prior_factor,
-    widened,
 )
-from viper.inference.start import beginning
-from viper.inference.steps import diagonal_step, full_step, gradient, opening
-from viper.inference.sums import Sums, row_spread
+from viper.inference.start import beginning, from_tighter_priors
+from viper.inference.steps import diagonal_step, full_step, gradient
+from viper.inference.sums import Sums
 from viper.softplus.limit import limit
+
+MOST_LEFT, SHARE_LEFT = 3e-9, 1e-12  # nats that may be left at the end, and the same relative to F
+SHORTEST_STEP = 1e-10
+SMALL_MOVE = 1e-6  # nats: it does no harm if rounding hides whether such a step goes uphill
+ROUNDING_OF_F = 1e-15  # relative to the sum of the absolute values of its terms
+ROUGH_NOISE = 1e-9  # per √row: jumps of the rough formulas where one takes over from another
+PREDICTED_ERROR = 1e-10  # relative to F: the error of a gain that is predicted and not computed
+EXPECTED_SHARE = 0.05  # of the residual, left by the mixture in the step after this one
+LOCAL = 1.0  # nats: shorter moves belong to the last phase, where convergence is linear
+FIRST_STEPS = 10  # most fits need fewer; one that still makes long moves afterwards has far to go
+FAR = 0.03  # nats: a move that many more will follow
+NEAR = 0.1  # nats that may be left under a tighter prior
 
 
 class Iteration(NamedTuple):
-    """One accepted step: rows used, whether roughly, objective F, step length ρ, KL moved in nats, seconds so far."""
+    """An accepted step: rows used, whether roughly, objective F, step length ρ, KL moved in nats, seconds so far."""
 
     rows: int
     rough: bool
@@ -46,7 +54,7 @@ class Iteration(NamedTuple):
 
 @dataclass
 class Result:
-    """Where the solver stopped: q, the objective there, and how it came about."""
+    """Where the solver stopped: q, the objective there, and how it got there."""
 
     q: Gaussian
     factor: Tensor
@@ -56,7 +64,7 @@ class Result:
     history: list[Iteration] = field(default_factory=list)
     passes: float = 0.0
     magnitude: float = math.nan  # Σ c (|ϑ| + τ + 1) at q
-    unseen: float = 0.0  # what the last step gained, if that was foreseen and not computed
+    predicted_gain: float = 0.0  # of the last step, if it was predicted and not computed
 
     @property
     def iterations(self) -> int:
@@ -72,9 +80,9 @@ def newton(
     report: Callable[[Iteration], None] | None = None,
     generator: np.random.Generator | None = None,
 ) -> Result:
-    """Maximise F from `q` (default: as `beginning` finds it) until less than `tol` nats are left, or `Stage.enough`.
+    """Maximise F from `q` (default: from `beginning`) until less than `tol` nats (default: `Stage.enough`) are left.
 
-    With `problem.rough` a rough stage comes first, which only chooses where the last begins; that is often one pass.
+    With `problem.rough` a rough stage comes first. It only chooses where the exact one begins, which often is one pass.
     """
     began = time.perf_counter()
     history: list[Iteration] = []
@@ -87,7 +95,7 @@ def newton(
         result = iterate(Stage(stage, mixing, tol, began, report), q, max_iter)
         if not stage.refine and not math.isfinite(result.objective):
             mixing.forget()
-            continue  # the rough formula was not enough; the last stage needs none of this
+            continue  # the rough formula failed; the last stage starts from where this one did
         history += result.history
         passes += result.passes
         q = result.q
@@ -95,12 +103,12 @@ def newton(
 
 
 def iterate(run: "Stage", q: Gaussian, max_iter: int) -> Result:
-    """Damped natural-gradient steps on one source, until the next one is the last."""
+    """Damped natural-gradient steps on one source, up to and including the last."""
     problem, mixing = run.problem, run.mixing
     run.move_to(q, q.factor, *problem.evaluate(q, q.factor))
     rho = 1.0
     for count in range(max_iter):
-        if count == PATIENCE and run.far():
+        if count == FIRST_STEPS and run.far():
             run.approach()
             rho = 1.0
         proposal = run.step(rho)
@@ -117,9 +125,9 @@ def iterate(run: "Stage", q: Gaussian, max_iter: int) -> Result:
         move = move if rho == 1.0 else run.distance(proposal)
         while not run.accept(proposal, rho, move):
             if not problem.refine and move < LOCAL:
-                return run.result  # a rough formula cannot tell better from worse so near the optimum
+                return run.result  # so near the optimum, a rough formula cannot tell better from worse
             rho *= 0.5
-            if rho < SHORTEST_STEP or move < min(SMALL_MOVE, ROUNDING * run.total.magnitude):
+            if rho < SHORTEST_STEP or move < min(SMALL_MOVE, ROUNDING_OF_F * run.total.magnitude):
                 run.give_up()
                 return run.result
             proposal = run.step(rho)
@@ -130,34 +138,14 @@ def iterate(run: "Stage", q: Gaussian, max_iter: int) -> Result:
     return run.result
 
 
-def from_narrow_priors(problem: Problem) -> tuple[Gaussian | None, float]:
-    """A q near the optimum under a very wide prior, or None if it is not so wide; and the passes that took.
-
-    Where the data do not stop them, ϑ and τ grow with the prior's width, by a factor at each step from the mode. But q
-    relative to the prior hardly changes with that width: what is best for a narrow one, widened likewise, is near the
-    best for one ten times as wide, and so on.
-    """
-    prior = problem.prior
-    spread, count = problem.source.reduce(partial(row_spread, factor=prior_factor(prior)))
-    width = math.sqrt(float(spread / count))
-    q, passes = None, 1.0
-    for k in range(math.ceil(math.log10(width)) - 1 if width > WIDE else 0, 0, -1):
-        narrow = replace(problem, prior=Prior(prior.mean / 10.0**k, prior.precision * 100.0**k))
-        result = iterate(Stage(narrow, Mixing(), NEAR, 0.0, None), q or opening(narrow), PATIENCE)
-        q = widened(result.q, 10.0)
-        passes += result.passes
-    return q, passes
-
-
-SHORTEST_STEP = 1e-10
-WIDE = 100.0  # log-odds, of the prior's standard deviation
-NEAR, FAR = 0.1, 0.03  # nats that may be left under a narrower prior; a move that many more will follow
-LOCAL = 1.0  # nats: moves below this are of the last, linear phase
-PATIENCE = 10  # steps; most fits are through after fewer, and a fit that still makes long ones has far to go
+def nearly_solved(problem: Problem, q: Gaussian) -> tuple[Gaussian, float]:
+    """q within NEAR nats of the optimum, or as near as a few steps lead, and the number of passes."""
+    result = iterate(Stage(problem, Mixing(), NEAR, 0.0, None), q, FIRST_STEPS)
+    return result.q, result.passes
 
 
 class Stage:
-    """The state of `iterate`: where it is, the sums there, and the record."""
+    """The state of `iterate`: the present q, the sums there, and the history."""
 
     def __init__(
         self,
@@ -184,13 +172,13 @@ class Stage:
         return step(self.problem, self.result.q, self.total, rho)
 
     def distance(self, new: Gaussian | None) -> float:
-        """How far a proposal is, in nats."""
+        """How far away a proposal is, in nats."""
         return math.inf if new is None else divergence(self.result.q, new)
 
     def towards(self, new: Gaussian | None, rho: float) -> tuple[Step | None, float]:
-        """The step to try first, near the optimum mixed with those before it; and how far the proposal is.
+        """The step to try first, near the optimum mixed with earlier ones, or None; and how far away the proposal is.
 
-        A damped step is tried only if it is mixed.
+        A damped step is returned only if it is mixed.
         """
         direct = self.problem.source.dimension <= LARGEST_DIRECT
         whole = self.step(1.0) if rho < 1.0 and direct else new
@@ -204,7 +192,7 @@ class Stage:
         return (Step(new) if rho == 1.0 and new is not None else None), self.distance(new)
 
     def accept(self, new: Gaussian | None, rho: float, move: float) -> bool:
-        """Move to the proposal, `move` nats away, if F is not lower there."""
+        """Move to the proposal, `move` nats away, unless F is lower there; whether it did."""
         if new is None or not math.isfinite(move):
             return False
         factor = new.factor
@@ -217,7 +205,7 @@ class Stage:
         return True
 
     def noise(self) -> float:
-        """The rounding error of F, and the steps of a rough formula: below it F cannot tell better from worse."""
+        """The rounding error of F, and the jumps of a rough formula: smaller differences of F mean nothing."""
         per_row = 1e-15 * (abs(self.result.objective) + 1.0) + (0.0 if self.problem.refine else ROUGH_NOISE)
         return per_row * self.problem.source.rows**0.5 * self.problem.scale
 
@@ -230,34 +218,34 @@ class Stage:
             self.report(self.result.history[-1])
 
     def enough(self) -> float:
-        """How many nats may be left: by default so few that the gradient is a millionth of what it was at first."""
+        """How many nats may be left: by default so few that the gradient is a millionth of its first value."""
         return self.tol if self.tol is not None else min(MOST_LEFT, SHARE_LEFT * (abs(self.result.objective) + 1.0))
 
     def nearly_there(self, move: float, share: float) -> bool:
-        """Whether this step is the last. Moves go on shrinking at their rate ρ, and distances add up like √move.
+        """Whether this step is the last, given that moves keep shrinking at their rate and distances add up like √move.
 
-        The last step of a rough stage leaves one to the stage after it, which is mixed better still.
+        A rough stage stops one step early; the exact stage takes that step with a better mixture.
         """
         rate = self.mixing.rate(move, self.slowest)
         if not rate < 1.0:
-            return move < 0.1 * self.enough()  # where rounding decides
+            return move < 0.1 * self.enough()  # rounding decides here
         left = move * rate * share / (1.0 - math.sqrt(rate * share)) ** 2
         if self.problem.refine:
             return left < self.enough()
         after = rate * EXPECTED_SHARE
-        return left * after < self.enough() and self.foreseen(left, after)
+        return left * after < self.enough() and self.predictable(left, after)
 
-    def foreseen(self, gain: float, rate: float) -> bool:
-        """Whether what a step gains is known well enough without a look: F is quadratic, and √ρ of the way is left."""
-        return gain * math.sqrt(rate) < UNSEEN * (abs(self.result.objective) + 1.0)
+    def predictable(self, gain: float, rate: float) -> bool:
+        """Whether a step's gain need not be computed: F is nearly quadratic, and √rate of the way is left."""
+        return gain * math.sqrt(rate) < PREDICTED_ERROR * (abs(self.result.objective) + 1.0)
 
     def far(self) -> bool:
         """Whether the last step was so long that many more will follow."""
         return bool(self.result.history) and self.result.history[-1].move > FAR
 
     def approach(self) -> None:
-        """Go to where narrower priors lead, if F is higher there."""
-        q, passes = from_narrow_priors(self.problem)
+        """Go to where tighter priors lead, if F is higher there."""
+        q, passes = from_tighter_priors(self.problem, nearly_solved)
         self.result.passes += passes
         if q is None:
             return
@@ -267,54 +255,46 @@ class Stage:
             self.move_to(q, q.factor, value, total)
 
     def give_up(self) -> None:
-        """No step goes uphill: at the top, as far as rounding lets one see, or stuck."""
+        """No step goes uphill: q is the optimum as far as rounding can tell, or the solver is stuck."""
         full = self.step(1.0)
         self.result.converged = full is not None and divergence(self.result.q, full) < SMALL_MOVE
         self.result.status = "converged to rounding" if self.result.converged else "no step improves the objective"
 
     def gain(self, new: Gaussian) -> float:
-        """F(new) - F, to second order, for a step to the top: half of what the gradient promises."""
+        """F(new) - F to second order, for a step to the optimum: half of what the gradient promises."""
         q = self.result.q
-        widened = divergence(q, replace(new, mean=q.mean))
-        return widened + 0.5 * float((new.mean - q.mean) @ gradient(self.problem, q, self.total))
+        from_precision = divergence(q, replace(new, mean=q.mean))
+        return from_precision + 0.5 * float((new.mean - q.mean) @ gradient(self.problem, q, self.total))
 
     def finish(self, step: Step, move: float) -> bool:
-        """Take the last step; unseen if what it gains is foreseen, else see that no further one is due."""
+        """Take the last step; whether it was the last. F is computed there only if the gain is not predictable."""
         self.result.converged, self.result.status = True, "converged"
         rate = min(1.0, self.mixing.rate(move, self.slowest) * step.share)
-        if not self.problem.refine or self.foreseen(move, rate):
+        if not self.problem.refine or self.predictable(move, rate):
             gain = self.gain(step.q)
-            self.result.unseen = gain
+            self.result.predicted_gain = gain
             self.result.q, self.result.factor = step.q, step.q.factor
             self.result.objective += gain
             self.mixing.taken(move, step.share)
             return True
         if not self.accept(step.q, 1.0, move):
-            return step.share == 1.0  # already as high as arithmetic can see, or a mixture that went astray
+            return step.share == 1.0  # as high as rounding can tell; or a mixture that went astray
         check = self.step(1.0)
         self.result.converged = check is not None and divergence(step.q, check) < 10.0 * self.enough()
         return self.result.converged
 
 
-MOST_LEFT, SHARE_LEFT = 3e-9, 1e-12  # nats, and relative to F
-ROUNDING = 1e-15  # of F, relative to the sum of the sizes of its terms
-UNSEEN = 1e-10  # relative to F: the error of a gain that is foreseen and not computed
-EXPECTED_SHARE = 0.05  # that mixing will leave in the step after this one
-SMALL_MOVE = 1e-6  # nats: no harm is done if rounding hides whether such a step is uphill
-ROUGH_NOISE = 1e-9  # per √row: from where the rough formulas meet
-
-
 def exact_elbo(problem: Problem, result: Result) -> tuple[float, float, float]:
-    """The exact ELBO at the q found, a certified lower bound of it (docs/certificate.md), and KL(q ‖ p)."""
+    """The exact ELBO at the solver's q, a certified lower bound of it (docs/certificate.md), and KL(q ‖ p)."""
     kl = kl_to_prior(result.q, result.factor, problem.prior)
     value, magnitude = result.objective, result.magnitude
     if problem.bound is not limit() or math.isnan(magnitude):
         value, total = problem.evaluate(result.q, result.factor, limit(), gram=False)
         magnitude = total.magnitude
-    return value, value - certificate_of_sum(magnitude, kl) - 2.0 * abs(result.unseen), kl
+    return value, value - elbo_certificate(magnitude, kl) - 2.0 * abs(result.predicted_gain), kl
 
 
-def certificate_of_sum(magnitude: float, kl: float) -> float:
-    """What `certificate` allows for each row, summed, doubled for the summation; and as much for KL."""
+def elbo_certificate(magnitude: float, kl: float) -> float:
+    """The sum over rows of `certificate`, doubled for the rounding of the summation, and as much for KL."""
     eps = torch.finfo(torch.float64).eps
     return 256 * eps * (magnitude + abs(kl)) + 4e-15 * magnitude

@@ -1,7 +1,7 @@
-"""q(β) as a value: moments, draws, densities and what it says about new rows.
+"""q(β) as a value: moments, draws, densities, and what it says about new rows.
 
-Three shapes of the same thing, N(μ, Σ): a full covariance by a factor Σ = FFᵀ, a diagonal one, and the posterior of
-more coefficients than rows, where the data inform only the n directions they span and the prior stands in all others.
+It has three forms, all of them N(μ, Σ): a full covariance with factor Σ = FFᵀ, a diagonal one, and the posterior of
+more coefficients than rows, where the data inform only the n directions they span and all others keep the prior.
 """
 
 import math
@@ -52,7 +52,7 @@ class Full:
         return torch.linalg.slogdet(self.factor).logabsdet
 
     def as_prior(self, forget: float = 1.0) -> Prior:
-        """The same Gaussian as the prior of what comes next, its precision multiplied by `forget`."""
+        """The same Gaussian as a prior for the next rows, its precision multiplied by `forget`."""
         inverse = torch.linalg.inv(self.factor)
         return Prior(self.mean, forget * inverse.T @ inverse)
 
@@ -168,22 +168,22 @@ def latent(block: Block, posterior: Posterior) -> tuple[Tensor, Tensor]:
 
 def expected_log_likelihood(source: RowSource, posterior: Posterior, moments: Formula) -> float:
     """Σ_i c_i E_q[log p(y_i | f_i)] = Σ_i c_i (y_i ϑ_i - η(ϑ_i, τ_i²))."""
-    return float(source.reduce(partial(block_log_likelihood, posterior=posterior, moments=moments))[0])
+    return float(source.reduce(partial(block_expected_log_likelihood, posterior=posterior, moments=moments))[0])
 
 
-def block_log_likelihood(block: Block, posterior: Posterior, moments: Formula) -> list[Tensor]:
+def block_expected_log_likelihood(block: Block, posterior: Posterior, moments: Formula) -> list[Tensor]:
     theta, tau2 = latent(block, posterior)
     terms = block.label * theta - moments(theta, tau2)[0]
     return [terms.sum() if block.weight is None else block.weight @ terms]
 
 
 def accuracy(source: RowSource, posterior: Posterior) -> float:
-    """Share of (weighted) rows whose class is predicted right."""
-    right, all_ = source.reduce(partial(block_accuracy, posterior=posterior))
-    return float(right / all_)
+    """The (weighted) share of rows whose class is predicted correctly."""
+    correct, total = source.reduce(partial(block_accuracy, posterior=posterior))
+    return float(correct / total)
 
 
 def block_accuracy(block: Block, posterior: Posterior) -> list[Tensor]:
-    right = ((latent(block, posterior)[0] > 0) == (block.label > 0.5)).to(torch.float64)
-    weight = torch.ones_like(right) if block.weight is None else block.weight
-    return [weight @ right, weight.sum()]
+    correct = ((latent(block, posterior)[0] > 0) == (block.label > 0.5)).to(torch.float64)
+    weight = torch.ones_like(correct) if block.weight is None else block.weight
+    return [weight @ correct, weight.sum()]

@@ -1,4 +1,7 @@
-"""What is solved: a Gaussian q, a Gaussian prior, and the objective F(q)."""
+"""What is solved: maximise F(q) = Σ_i c_i (y_i ϑ_i - η(ϑ_i, τ_i²)) - KL(q ‖ p) over Gaussians q.
+
+The prior p and q are Gaussians given by their precisions. A `Problem` joins rows, prior and bound, and evaluates F.
+"""
 
 import math
 from dataclasses import dataclass, replace
@@ -11,6 +14,9 @@ from torch import Tensor
 from viper.inference.rows import RowSource
 from viper.inference.sums import Sums, sums
 from viper.softplus.pointwise import Bound
+
+MANY_ROWS, MANY_COLUMNS = 5_000, 16  # where float32 saves more than the conversion costs
+LARGEST_DIRECT = 2000  # dimension up to which the diagonal family still solves d × d systems directly
 
 
 @dataclass(frozen=True)
@@ -46,7 +52,7 @@ class Prior:
 
 @dataclass(frozen=True)
 class Gaussian:
-    """q(w) = N(μ, Λ⁻¹) as the solver holds it: `precision` is a matrix with `cholesky` Λ = LLᵀ, or a vector."""
+    """q(w) = N(μ, Λ⁻¹) as the solver holds it: `precision` is a matrix with its `cholesky` Λ = LLᵀ, or a vector."""
 
     mean: Tensor
     precision: Tensor
@@ -68,77 +74,6 @@ class Gaussian:
         return 2.0 * self.cholesky.diagonal().log().sum()
 
 
-def kl_to_prior(q: Gaussian, factor: Tensor, prior: Prior) -> float:
-    """KL(q ‖ p) = ½ [log|Λ| - log|S₀⁻¹| - d + tr(S₀⁻¹Σ) + (μ-m₀)ᵀ S₀⁻¹ (μ-m₀)]."""
-    shift = q.mean - prior.mean
-    if prior.precision.ndim == 1:
-        variance = factor if factor.ndim == 1 else factor.square().sum(1)
-        expected = prior.precision @ torch.addcmul(variance, shift, shift)
-    else:
-        trace = prior.diagonal @ factor if factor.ndim == 1 else (factor * (prior.precision @ factor)).sum()
-        expected = trace + shift @ prior.apply(shift)
-    return 0.5 * (float(q.log_determinant) - float(prior.log_determinant) - len(shift) + float(expected))
-
-
-@dataclass(frozen=True)
-class Problem:
-    """What the steps need to know: rows, prior, bound, family and how products with large matrices are made."""
-
-    source: RowSource
-    prior: Prior
-    bound: Bound
-    rough: Bound | None = None  # a cheaper version of `bound`, for all but the last pass
-    diagonal: bool = False
-    scale: float = 1.0  # rows of the whole problem per row of `source`
-    refine: bool = True  # False: this is a rough stage
-    to_mode: bool = False  # and one that only looks for the mode
-
-    @property
-    def iterative(self) -> bool:
-        """Solve for the step of μ by conjugate gradients, where the full matrix would be too large."""
-        return self.diagonal and self.source.dimension > LARGEST_DIRECT
-
-    @property
-    def single(self) -> bool:
-        """Take the curvature in float32: on the way to the mode, where matrix products dominate."""
-        many = self.source.rows >= MANY_ROWS and self.source.dimension >= MANY_COLUMNS
-        return many and self.to_mode and self.source.traits.float32_pays
-
-    def total(self, mean: Tensor, factor: Tensor | None, bound: Bound | None = None, gram: bool = True) -> Sums:
-        """The sums over rows; without `gram`, no curvature."""
-        return sums(
-            self.source,
-            mean,
-            factor,
-            bound or (self.bound if self.refine or self.rough is None else self.rough),
-            gram=("diagonal" if self.iterative else "full") if gram else "none",
-            scale=self.scale,
-            single=self.single,
-            certify=self.refine,
-        )
-
-    def evaluate(
-        self, q: Gaussian, factor: Tensor, bound: Bound | None = None, gram: bool = True
-    ) -> tuple[float, Sums]:
-        """F and the sums at q."""
-        total = self.total(q.mean, factor, bound, gram)
-        return total.value - kl_to_prior(q, factor, self.prior), total
-
-    def coarsened(self, k: int, generator: np.random.Generator) -> "Problem":
-        """The same on about k random rows, roughly."""
-        sample = self.source.sample(k, generator)
-        return replace(self, source=sample, scale=self.scale * self.source.rows / sample.rows, refine=False)
-
-
-SMALL = 64  # dimension up to which torch's own time shows
-
-
-def cholesky(matrix: Tensor) -> Tensor | None:
-    """L with LLᵀ = matrix, or None where there is none."""
-    factor, info = torch.linalg.cholesky_ex(matrix)
-    return None if int(info) or not math.isfinite(float(factor.trace())) else factor
-
-
 def gaussian(mean: Tensor, precision: Tensor) -> Gaussian | None:
     """N(mean, precision⁻¹), or None if the precision is not positive definite."""
     if precision.ndim == 1:
@@ -147,8 +82,14 @@ def gaussian(mean: Tensor, precision: Tensor) -> Gaussian | None:
     return None if root is None else Gaussian(mean, precision, root)
 
 
+def cholesky(matrix: Tensor) -> Tensor | None:
+    """L with LLᵀ = matrix, or None if the matrix is not positive definite."""
+    factor, info = torch.linalg.cholesky_ex(matrix)
+    return None if int(info) or not math.isfinite(float(factor.trace())) else factor
+
+
 def widened(q: Gaussian, by: float) -> Gaussian:
-    """The distribution of `by` times what has distribution q."""
+    """The distribution of `by` · w for w ~ q."""
     return Gaussian(by * q.mean, q.precision / by**2, None if q.cholesky is None else q.cholesky / by)
 
 
@@ -170,7 +111,63 @@ def divergence(old: Gaussian, new: Gaussian) -> float:
     return 0.5 * float(spread + (new.cholesky.T @ shift).square().sum())
 
 
-MANY_ROWS, MANY_COLUMNS = 5_000, 16  # where float32 saves more than the conversion costs
+def kl_to_prior(q: Gaussian, factor: Tensor, prior: Prior) -> float:
+    """KL(q ‖ p) = ½ [log|Λ| - log|S₀⁻¹| - d + tr(S₀⁻¹Σ) + (μ-m₀)ᵀ S₀⁻¹ (μ-m₀)]."""
+    shift = q.mean - prior.mean
+    if prior.precision.ndim == 1:
+        variance = factor if factor.ndim == 1 else factor.square().sum(1)
+        expected = prior.precision @ torch.addcmul(variance, shift, shift)
+    else:
+        trace = prior.diagonal @ factor if factor.ndim == 1 else (factor * (prior.precision @ factor)).sum()
+        expected = trace + shift @ prior.apply(shift)
+    return 0.5 * (float(q.log_determinant) - float(prior.log_determinant) - len(shift) + float(expected))
 
 
-LARGEST_DIRECT = 2000  # dimension up to which the diagonal family still solves d × d systems directly
+@dataclass(frozen=True)
+class Problem:
+    """Rows, prior, bound and family, and how F and its derivatives are evaluated on them."""
+
+    source: RowSource
+    prior: Prior
+    bound: Bound
+    rough: Bound | None = None  # a cheaper version of `bound`, for all but the last pass
+    diagonal: bool = False
+    scale: float = 1.0  # rows of the whole problem per row of `source`
+    refine: bool = True  # False in a rough stage
+    to_mode: bool = False  # True in a rough stage that only looks for the mode
+
+    @property
+    def iterative(self) -> bool:
+        """Whether the step of μ is found by conjugate gradients, because the full matrix would be too large."""
+        return self.diagonal and self.source.dimension > LARGEST_DIRECT
+
+    @property
+    def single(self) -> bool:
+        """Whether the curvature is computed in float32: on the way to the mode, if matrix products dominate."""
+        many = self.source.rows >= MANY_ROWS and self.source.dimension >= MANY_COLUMNS
+        return many and self.to_mode and self.source.traits.float32_pays
+
+    def total(self, mean: Tensor, factor: Tensor | None, bound: Bound | None = None, gram: bool = True) -> Sums:
+        """The sums over rows at N(mean, FFᵀ), under another bound if one is given; without `gram`, no curvature."""
+        return sums(
+            self.source,
+            mean,
+            factor,
+            bound or (self.bound if self.refine or self.rough is None else self.rough),
+            gram=("diagonal" if self.iterative else "full") if gram else "none",
+            scale=self.scale,
+            single=self.single,
+            certify=self.refine,
+        )
+
+    def evaluate(
+        self, q: Gaussian, factor: Tensor, bound: Bound | None = None, gram: bool = True
+    ) -> tuple[float, Sums]:
+        """F and the sums at q."""
+        total = self.total(q.mean, factor, bound, gram)
+        return total.value - kl_to_prior(q, factor, self.prior), total
+
+    def coarsened(self, k: int, generator: np.random.Generator) -> "Problem":
+        """The same problem on about k random rows, as a rough stage."""
+        sample = self.source.sample(k, generator)
+        return replace(self, source=sample, scale=self.scale * self.source.rows / sample.rows, refine=False)

@@ -13,21 +13,21 @@ try:
 except ImportError:  # scikit-learn < 1.9
     CallbackSupportMixin, with_callbacks = object, None
 
-PATIENCE = 2.0  # seconds before anything is shown
-REFRESH = 0.1  # seconds between two changes of the line
+SILENT_SECONDS = 2.0  # before anything is shown
+REFRESH_SECONDS = 0.1  # between two updates of the line
 
 
 class Progress:
-    """Shows iterations: all of them if `verbose` is True, none if False; if "auto", on a terminal after two seconds.
+    """Shows all iterations if `verbose` is True, none if False; with "auto", a line on a terminal after two seconds.
 
-    Called with each `Iteration`; a source that takes long over a pass may also report its blocks by `rows_done`. Every
+    It is called with each `Iteration`. A source whose passes take long may also report its blocks to `rows_done`. Every
     iteration is a task of `tasks`, if given. `rows` is the number of rows of one pass.
     """
 
     def __init__(self, verbose: Any, tasks: "Tasks | None" = None, rows: int | None = None) -> None:
         self.verbose, self.tasks, self.rows = verbose, tasks, rows
         self.began = time.perf_counter()
-        self.seen = 0  # rows read so far, in all passes
+        self.rows_read = 0  # so far, in all passes
         self.by_block = False
         self.last: Iteration | None = None
         self._line: Any = None  # rich's live display, once there is something to show
@@ -37,11 +37,11 @@ class Progress:
         self.last = step
         self.rows = max(self.rows or 0, step.rows)
         if not self.by_block:
-            self.seen += step.rows
+            self.rows_read += step.rows
         if self.tasks is not None:
             self.tasks.next()
         if self.verbose != "auto" and self.verbose:
-            rate, passes = self.seen / max(self.seconds, 1e-9), self.seen / self.rows
+            rate, passes = self.rows_read / max(self.seconds, 1e-9), self.rows_read / self.rows
             sys.stderr.write(
                 f"{step.seconds:7.1f} s  {step.rows:>11,} rows  objective {step.objective:.6f}  "
                 f"moved {step.move:.1e} nats  pass {passes:.1f}  {rate:,.0f} rows/s\n"
@@ -50,13 +50,13 @@ class Progress:
         self._show()
 
     def rows_done(self, rows: int) -> None:
-        """Count `rows` more that were read."""
+        """Count `rows` more rows as read."""
         self.by_block = True
-        self.seen += rows
+        self.rows_read += rows
         self._show()
 
     def close(self) -> None:
-        """Take the line away, and end the last task."""
+        """Remove the line and end the last task."""
         if self._line is not None:
             self._line.stop()
             self._line = None
@@ -69,12 +69,12 @@ class Progress:
 
     @property
     def text(self) -> str:
-        """Seconds, passes, rows per second, and where the solver is."""
+        """Seconds, passes, rows per second, and the state of the solver."""
         seconds = self.seconds
         parts = [f"{seconds:.0f} s"]
         if self.rows:
-            parts.append(f"pass {self.seen / self.rows:.1f}")
-        parts.append(f"{self.seen / max(seconds, 1e-9):,.0f} rows/s")
+            parts.append(f"pass {self.rows_read / self.rows:.1f}")
+        parts.append(f"{self.rows_read / max(seconds, 1e-9):,.0f} rows/s")
         if self.last is not None:
             parts.append(f"objective {self.last.objective:.3f}")
             parts.append(f"moved {self.last.move:.0e} nats")
@@ -83,7 +83,8 @@ class Progress:
     def _show(self) -> None:
         """Draw the line of verbose="auto", at most ten times a second."""
         now = self.seconds
-        if self.verbose != "auto" or now < PATIENCE or now - self._drawn < REFRESH or not sys.stderr.isatty():
+        early = now < SILENT_SECONDS or now - self._drawn < REFRESH_SECONDS
+        if self.verbose != "auto" or early or not sys.stderr.isatty():
             return
         self._drawn = now
         if self._line is None:
@@ -100,11 +101,11 @@ class Progress:
 
 
 class Callbacks(CallbackSupportMixin):
-    """What an estimator inherits to take callbacks; nothing before scikit-learn 1.9."""
+    """Lets an estimator take callbacks; adds nothing before scikit-learn 1.9."""
 
 
 class Tasks:
-    """The iterations of a fit as subtasks of its callback context: one is open at any time, the last ends empty."""
+    """The iterations of a fit as subtasks of its callback context. One is always open, so the last one ends empty."""
 
     def __init__(self, estimator: Any) -> None:
         self.estimator, self.context = estimator, estimator._callback_fit_ctx
@@ -116,7 +117,7 @@ class Tasks:
         self.open.call_on_fit_task_begin(estimator=self.estimator)
 
     def next(self) -> None:
-        """End the task of this iteration and begin that of the next."""
+        """End the task of this iteration and begin the next."""
         self.open.call_on_fit_task_end(estimator=self.estimator)
         self._begin()
 
@@ -125,20 +126,20 @@ class Tasks:
 
 
 def tasks_of(estimator: Any) -> Tasks | None:
-    """Where iterations of the fit in progress are reported, or None if nobody asked."""
+    """Where the iterations of the present fit are reported, or None if no callback is set."""
     return Tasks(estimator) if hasattr(estimator, "_callback_fit_ctx") else None
 
 
-Fit = TypeVar("Fit", bound=Callable[..., Any])
+FitMethod = TypeVar("FitMethod", bound=Callable[..., Any])
 
 
-def as_task(fit: Fit) -> Fit:
-    """`fit`, with the callbacks of the estimator told of its beginning and its end."""
+def as_task(fit: FitMethod) -> FitMethod:
+    """`fit`, which also calls the estimator's callbacks at its beginning and end."""
     if with_callbacks is None:
         return fit
 
     @wraps(fit)
-    def told(estimator: Any, X: Any, y: Any = None, *args: Any, **metadata: Any) -> Any:
+    def reported(estimator: Any, X: Any, y: Any = None, *args: Any, **metadata: Any) -> Any:
         if not getattr(estimator, "_skl_callbacks", None):
             return fit(estimator, X, y, *args, **metadata)
         context = estimator._init_callback_context(max_subtasks=None)
@@ -148,4 +149,4 @@ def as_task(fit: Fit) -> Fit:
         context.call_on_fit_task_end(estimator=estimator, X=X, y=y, metadata=metadata, reconstruction_attributes=dict)
         return fitted
 
-    return cast(Fit, with_callbacks(told))
+    return cast(FitMethod, with_callbacks(reported))

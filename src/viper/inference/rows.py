@@ -135,7 +135,7 @@ class Block:
     weight: Tensor | None = field(default=None, kw_only=True)
 
 
-Result = TypeVar("Result")
+Mapped = TypeVar("Mapped")
 RowFunction = partial[list[Tensor]]  # takes a block; its keywords hold tensors, which a source may move elsewhere
 
 
@@ -166,7 +166,7 @@ class RowSource(Protocol):
     def reduce(self, function: RowFunction) -> list[Tensor]:
         """One pass: the sum over all blocks of what the function returns for each."""
 
-    def map(self, function: Callable[[Block], Result]) -> Iterator[Result]:
+    def map(self, function: Callable[[Block], Mapped]) -> Iterator[Mapped]:
         """What the function returns for each block, in the order of the rows."""
 
     def apply(self, function: Callable[[Block], np.ndarray]) -> Any:
@@ -198,7 +198,7 @@ class BlockSource:
     def reduce(self, function: RowFunction) -> list[Tensor]:
         return add_up(map(function, self.blocks()))
 
-    def map(self, function: Callable[[Block], Result]) -> Iterator[Result]:
+    def map(self, function: Callable[[Block], Mapped]) -> Iterator[Mapped]:
         return map(function, self.blocks())
 
     def apply(self, function: Callable[[Block], np.ndarray]) -> Any:
@@ -241,7 +241,7 @@ class SourceWrapper:
     def reduce(self, function: RowFunction) -> list[Tensor]:
         return self.source.reduce(function)
 
-    def map(self, function: Callable[[Block], Result]) -> Iterator[Result]:
+    def map(self, function: Callable[[Block], Mapped]) -> Iterator[Mapped]:
         return self.source.map(function)
 
     def apply(self, function: Callable[[Block], np.ndarray]) -> Any:
@@ -341,31 +341,31 @@ class Arrays(BlockSource):
         return self
 
     def blocks(self) -> Iterator[Block]:
-        return iter([self.only_block]) if self.is_one_block else self.in_blocks()
-
-    @property
-    def is_one_block(self) -> bool:
-        """Whether all rows form one block that is worth keeping: small, or on the card already."""
-        if not 0 < self.rows <= self.block_rows or hasattr(self.features, "tocsr"):
-            return False
-        there = isinstance(self.features, Tensor) and self.features.is_cuda and self.features.dtype == self.dtype
-        return there or (self.device.type == "cpu" and self.rows * self.dimension <= KEPT_ENTRIES)
+        return self.cut() if self.only_block is None else iter([self.only_block])
 
     @cached_property
-    def only_block(self) -> Block:
-        """All rows, made once for all passes."""
-        (block,) = self.in_blocks()
-        return block
+    def only_block(self) -> Block | None:
+        """All rows as a block made once for all passes, if it is small or on the card already; otherwise None."""
+        if not 0 < self.rows <= self.block_rows or hasattr(self.features, "tocsr"):
+            return None
+        there = isinstance(self.features, Tensor) and self.features.is_cuda and self.features.dtype == self.dtype
+        small = self.device.type == "cpu" and self.rows * self.dimension <= KEPT_ENTRIES
+        return next(self.cut()) if there or small else None
 
     def __getstate__(self) -> dict[str, Any]:
         """The fields, without what is derived from them."""
         return {part.name: getattr(self, part.name) for part in fields(self)}
 
-    def in_blocks(self) -> Iterator[Block]:
-        starts = range(0, self.rows, self.block_rows)
+    def cut(self) -> Iterator[Block]:
+        """The rows in blocks of `block_rows`."""
+        X, starts = self.features, range(0, self.rows, self.block_rows)
         parts = [slice(start, min(start + self.block_rows, self.rows)) for start in starts]
-        for part, design in zip(parts, self.designs(parts), strict=True):
-            vectors = {name: self.on_device(x[part]) for name, x in self.vectors().items() if x is not None}
+        elsewhere = isinstance(X, Tensor) and X.device != self.device
+        pieces = prefetched(X, parts, self.dtype, self.device) if elsewhere else (X[part] for part in parts)
+        for part, piece in zip(parts, pieces, strict=True):
+            sparse = hasattr(piece, "tocsr")
+            design = Sparse(piece) if sparse else Dense(torch.as_tensor(piece, dtype=self.dtype), self.intercept)
+            vectors = {name: x[part].to(self.device, torch.float64) for name, x in self.vectors().items()}
             yield Block(design, **vectors)
 
     def reduce(self, function: RowFunction) -> list[Tensor]:
@@ -377,21 +377,10 @@ class Arrays(BlockSource):
 
         return reduce_on_device(in_blocks_of, function, self.block_rows, self.device)
 
-    def vectors(self) -> dict[str, Tensor | None]:
-        return {"label": self.label, "offset": self.offset, "residual": self.residual, "weight": self.weight}
-
-    def on_device(self, x: Tensor) -> Tensor:
-        return x.to(device=self.device, dtype=torch.float64)
-
-    def designs(self, parts: list[slice]) -> Iterator[Matrix]:
-        if isinstance(self.features, Tensor) and self.features.device != self.device:
-            for x in prefetched(self.features, parts, self.dtype, self.device):
-                yield Dense(x, self.intercept)
-            return
-        for part in parts:
-            block = self.features[part]
-            sparse = hasattr(block, "tocsr")
-            yield Sparse(block) if sparse else Dense(torch.as_tensor(block, dtype=self.dtype), self.intercept)
+    def vectors(self) -> dict[str, Tensor]:
+        """Labels, and those of offset, residual variance and weights that there are."""
+        given = {"label": self.label, "offset": self.offset, "residual": self.residual, "weight": self.weight}
+        return {name: x for name, x in given.items() if x is not None}
 
     def dense_design(self) -> Tensor:
         """All rows of A as one dense matrix, for problems with few rows."""
@@ -405,9 +394,7 @@ class Arrays(BlockSource):
 
     def take(self, index: Tensor) -> "Arrays":
         """The chosen rows, copied."""
-        vectors: dict[str, Any] = {
-            name: None if x is None else x[index.to(x.device)] for name, x in self.vectors().items()
-        }
+        vectors: dict[str, Any] = {name: x[index.to(x.device)] for name, x in self.vectors().items()}
         X = self.features
         features = X[index.to(X.device)] if isinstance(X, Tensor) else X[index.cpu().numpy()]
         return replace(self, features=features, **vectors)

@@ -1,28 +1,83 @@
-"""The mode of the posterior by Newton's method: where the solver begins.
+"""Where the solver starts: at the mode of the posterior, found by Newton's method on ever more rows.
 
 At Σ = 0 a pass needs neither τ² nor the expected softplus, only s(ϑ): the first steps, which go furthest, cost least.
+Under a very wide prior the mode is far from q; there the solver starts again from narrower priors.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from viper.inference.problem import Gaussian, Problem
+from viper.inference.problem import Gaussian, Prior, Problem, prior_factor, widened
 from viper.inference.steps import NOT_FINITE, diagonal_step, full_step, gradient, opening
-from viper.inference.sums import Sums
+from viper.inference.sums import Sums, row_spread
 from viper.softplus.pointwise import Bound, KernelRecipe, Triple
 from viper.softplus.quadrature import softplus
 
 MOST_PASSES = 50
-SHORTEST_STEP = 1e-3
+SHORTEST_SEARCH = 1e-3  # the smallest part of a step towards the mode that is tried
+MODE_MOVE = 20.0  # nats: a Newton step from there ends within a fraction of one, and q's mean is as far from the mode
+MANY_ENOUGH = 50_000  # rows, from which on the curvature of a subset is good enough to start with
+COARSE_SHARE = 0.1  # of a subset's sampling error, about d/2 · n/k nats: shorter moves are not worth a step on it
+COARSE_RATIO = 10  # rows of a subset to those of the next smaller one
+LARGEST_SUBSET = 1 << 25  # entries (256 MB)
+ROWS_PER_DIMENSION = 40  # rows below which a subset does not determine the fit
+WIDE_PRIOR = 100.0  # log-odds: the standard deviation of ϑ under the prior
+
+
+def beginning(problem: Problem, generator: np.random.Generator) -> tuple[Gaussian, float]:
+    """Laplace's q, found on random subsets first if there are many rows, and the number of passes.
+
+    From the mode of a subset, one step without matrix products leads close to the mode of all rows.
+    """
+    whole = replace(problem, refine=False, to_mode=True)
+    mean, passes = None, 0.0
+    for stage in coarse_stages(whole, generator):
+        mode = find_mode(stage, mean, COARSE_SHARE * 0.5 * stage.source.dimension * stage.scale)
+        mean, passes = mode.q.mean, passes + mode.passes * stage.source.rows / problem.source.rows
+    if mean is not None and not problem.iterative:
+        q, passes = chord_step(whole, mode), passes + 1.0
+        if problem.source.rows >= MANY_ENOUGH:
+            return q, passes
+        mean = q.mean
+    mode = find_mode(whole, mean, MODE_MOVE)
+    return mode.q, passes + mode.passes
+
+
+def coarse_stages(whole: Problem, generator: np.random.Generator) -> list[Problem]:
+    """The problem on random subsets, each contained in the next, the smallest first."""
+    stages: list[Problem] = []
+    for k in coarse_sizes(whole):
+        stages.insert(0, (stages[0] if stages else whole).coarsened(k, generator))
+    return stages
+
+
+def coarse_sizes(problem: Problem) -> list[int]:
+    """Sizes of the subsets, the largest first, down to the last that determines the fit.
+
+    The mode of k of n rows is about d/2 · n/k nats from that of all, and the curvature there is off by √(d/k), so that
+    one step with it leaves d²n/2k² nats. That is less than one for k = d√n, hence no larger subset. All subsets fit in
+    memory, even if the rows do not.
+    """
+    d, rows = problem.source.dimension, problem.source.rows
+    least = max(ROWS_PER_DIMENSION * d, problem.source.traits.smallest_sample)
+    most = max(min(math.isqrt(d * d * rows), LARGEST_SUBSET // d), least)
+    sizes: list[int] = []
+    k = rows
+    while k >= 4 * least:
+        k = min(max(k // COARSE_RATIO, least), most)
+        sizes.append(k)
+    return sizes
 
 
 class Mode(NamedTuple):
-    """q with the mode as mean and the curvature there as precision, as Laplace has it; the sums; and passes taken."""
+    """Laplace's q, with the mode as mean and the curvature there as precision; the rows' part of it; passes taken."""
 
     q: Gaussian
     curvature: Tensor
@@ -30,7 +85,7 @@ class Mode(NamedTuple):
 
 
 def find_mode(problem: Problem, mean: Tensor | None, enough: float) -> Mode:
-    """Newton's steps from `mean` (default: one careful step from the prior's) until one moves less than `enough`."""
+    """Newton steps from `mean` (default: one careful step from the prior's mean) until one gains less than `enough`."""
     step = diagonal_step if problem.diagonal else full_step
     passes = 1
     if mean is None:
@@ -45,20 +100,12 @@ def find_mode(problem: Problem, mean: Tensor | None, enough: float) -> Mode:
         if 0.5 * float(shift @ gradient(problem, at, total)) < enough or passes > MOST_PASSES:
             return Mode(new, total.gram, passes)
         candidate = log_joint(problem, mean + shift)
-        while not candidate[0] >= value and rho > SHORTEST_STEP:
+        while not candidate[0] >= value and rho > SHORTEST_SEARCH:
             rho *= 0.5
             passes += 1
             candidate = log_joint(problem, mean + rho * shift)
         mean, (value, total) = mean + rho * shift, candidate
         passes += 1
-
-
-def chord_step(problem: Problem, mode: Mode) -> Gaussian:
-    """One step towards the mode of all rows from that of a subset, with its curvature: the cheapest of passes."""
-    total = problem.total(mode.q.mean, None, WITHOUT_VARIANCE, gram=False)
-    total.gram = mode.curvature
-    step = diagonal_step if problem.diagonal else full_step
-    return step(problem, mode.q, total, 1.0) or mode.q
 
 
 def log_joint(problem: Problem, mean: Tensor) -> tuple[float, Sums]:
@@ -77,64 +124,30 @@ def without_variance(mean: Tensor, variance: Tensor) -> Triple:
 WITHOUT_VARIANCE = Bound(without_variance, kernel=KernelRecipe("softplus"))
 
 
-def beginning(problem: Problem, generator: np.random.Generator) -> tuple[Gaussian, float]:
-    """Laplace's q, found on random subsets where rows are many, and the passes that took.
+def chord_step(problem: Problem, mode: Mode) -> Gaussian:
+    """A step from the mode of a subset towards that of all rows, with the subset's curvature: the cheapest pass."""
+    total = problem.total(mode.q.mean, None, WITHOUT_VARIANCE, gram=False)
+    total.gram = mode.curvature
+    step = diagonal_step if problem.diagonal else full_step
+    return step(problem, mode.q, total, 1.0) or mode.q
 
-    From the mode of a subset one step, without matrix products, leads near that of all.
+
+def from_tighter_priors(
+    problem: Problem, solve: Callable[[Problem, Gaussian], tuple[Gaussian, float]]
+) -> tuple[Gaussian | None, float]:
+    """A q near the optimum under a very wide prior, or None if the prior is not that wide; and the number of passes.
+
+    Where the data do not stop them, ϑ and τ grow with the prior's width, and each step from the mode only multiplies
+    them by some factor. But q relative to the prior hardly changes with that width: the optimum under a narrow prior,
+    widened in proportion, is close to the optimum under one ten times as wide, and so on. `solve` maximises F from
+    where it is told to start, and returns q and the number of passes.
     """
-    whole = replace(problem, refine=False, to_mode=True)
-    mean, passes = None, 0.0
-    for stage in coarse_stages(whole, generator):
-        mode = find_mode(stage, mean, COARSE_SHARE * 0.5 * stage.source.dimension * stage.scale)
-        mean, passes = mode.q.mean, passes + mode.passes * stage.source.rows / problem.source.rows
-    if mean is not None and not problem.iterative:
-        q, passes = chord_step(whole, mode), passes + 1.0
-        if problem.source.rows >= MANY_ENOUGH:
-            return q, passes
-        mean = q.mean
-    mode = find_mode(whole, mean, MODE_MOVE)
-    return mode.q, passes + mode.passes
-
-
-MANY_ENOUGH = 50_000  # rows that leave the curvature of a subset good enough to begin with
-
-
-MODE_MOVE = 20.0  # nats: a Newton step from there ends within a fraction of one, and q's mean is as far from the mode
-
-
-COARSE_SHARE = 0.1  # of a subset's sampling error, about d/2 · n/k nats: a step that moves less has no place on it
-
-
-COARSE_RATIO = 10
-
-
-LARGEST_SUBSET = 1 << 25  # entries (256 MB)
-
-
-ROWS_PER_DIMENSION = 40  # rows below which a subset does not determine the fit
-
-
-def coarse_stages(whole: Problem, generator: np.random.Generator) -> list[Problem]:
-    """The problem on random subsets, each a part of the next, the smallest first."""
-    stages: list[Problem] = []
-    for k in coarse_sizes(whole):
-        stages.insert(0, (stages[0] if stages else whole).coarsened(k, generator))
-    return stages
-
-
-def coarse_sizes(problem: Problem) -> list[int]:
-    """Sizes of the subsets, the largest first, as long as they determine the fit.
-
-    The mode of k of n rows is about d/2 · n/k nats from that of all, and the curvature there off by √(d/k), so that
-    one step with it leaves d²n/2k²: less than one nat for k = d√n, and hence no more. No subset is too large to be
-    held in memory beside a source that is not.
-    """
-    d, rows = problem.source.dimension, problem.source.rows
-    least = max(ROWS_PER_DIMENSION * d, problem.source.traits.smallest_sample)
-    most = max(min(math.isqrt(d * d * rows), LARGEST_SUBSET // d), least)
-    sizes: list[int] = []
-    k = rows
-    while k >= 4 * least:
-        k = min(max(k // COARSE_RATIO, least), most)
-        sizes.append(k)
-    return sizes
+    prior = problem.prior
+    spread, count = problem.source.reduce(partial(row_spread, factor=prior_factor(prior)))
+    width = math.sqrt(float(spread / count))
+    q, passes = None, 1.0
+    for k in range(math.ceil(math.log10(width)) - 1 if width > WIDE_PRIOR else 0, 0, -1):
+        tighter = replace(problem, prior=Prior(prior.mean / 10.0**k, prior.precision * 100.0**k))
+        found, more = solve(tighter, q or opening(tighter))
+        q, passes = widened(found, 10.0), passes + more
+    return q, passes

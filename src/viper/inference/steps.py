@@ -1,11 +1,12 @@
 """One natural-gradient step, for full and for diagonal covariances.
 
-With the sums of problem.py at q = N(μ, Λ⁻¹), the step of length ρ in natural parameters is
+With the sums of sums.py at q = N(μ, Λ⁻¹), the step of length ρ in natural parameters is
 
     Λ_ρ = (1-ρ) Λ + ρ (S₀⁻¹ + Aᵀ diag(c h) A),      μ_ρ = μ + ρ Λ_ρ⁻¹ [Aᵀ c(y - g) - S₀⁻¹(μ - m₀)],
 
-which for ρ = 1 is Newton's in μ. For the diagonal family Λ is replaced by its diagonal in q, not in the step for μ. How
-far a step moves q is measured by the KL divergence between old and new q, in nats: no scale of the data enters.
+which for ρ = 1 is Newton's step in μ. The diagonal family keeps only the diagonal of Λ in q, but solves for the step of
+μ with the whole matrix. How far a step moves q is measured by the KL divergence from the old q to the new one, in nats,
+which does not depend on the scale of the data.
 """
 
 import math
@@ -14,11 +15,12 @@ import torch
 from scipy.linalg.lapack import dpotrs
 from torch import Tensor
 
-from viper.inference.problem import SMALL, Gaussian, Problem, cholesky, gaussian
+from viper.inference.problem import Gaussian, Problem, cholesky, gaussian
 from viper.inference.sums import Sums
 from viper.softplus.pointwise import Bound, KernelRecipe, Triple
 
 CG_TOLERANCE = 1e-10
+SMALL = 64  # dimension up to which the overhead of a call to torch exceeds the work
 NOT_FINITE = "the rows must give finite sums; got an overflow or NaN. Scale the features and offsets."
 
 
@@ -28,7 +30,7 @@ def gradient(problem: Problem, q: Gaussian, total: Sums) -> Tensor:
 
 
 def solved(root: Tensor, vector: Tensor) -> Tensor:
-    """(LLᵀ)⁻¹ v; on a CPU by LAPACK itself, as torch's call takes longer than the work where that is little."""
+    """(LLᵀ)⁻¹ v; on a CPU and in few dimensions by a direct call to LAPACK, which has less overhead than torch's."""
     if root.device.type == "cpu" and len(vector) <= SMALL:
         return torch.from_numpy(dpotrs(root.numpy(), vector.numpy(), lower=1)[0])
     return torch.cholesky_solve(vector[:, None], root)[:, 0]
@@ -46,7 +48,7 @@ def full_step(problem: Problem, q: Gaussian, total: Sums, rho: float) -> Gaussia
 
 
 def diagonal_step(problem: Problem, q: Gaussian, total: Sums, rho: float) -> Gaussian | None:
-    """The step of the diagonal family: variances from the diagonal, μ by Newton with the whole curvature."""
+    """The step of the diagonal family: variances from the diagonal of the curvature, μ by Newton with all of it."""
     slope = gradient(problem, q, total)
     if problem.iterative:
         diagonal = problem.prior.diagonal + total.gram
@@ -79,19 +81,19 @@ def conjugate_gradients(problem: Problem, total: Sums, slope: Tensor, diagonal: 
     return x
 
 
+def largest_curvature(mean: Tensor, variance: Tensor) -> Triple:
+    """The quadratic bound of Böhning & Lindsay (1988): the slope at the mean, and s' <= ¼. Its value is not used."""
+    return torch.zeros_like(mean), torch.sigmoid(mean), torch.full_like(mean, 0.25)
+
+
+LARGEST_CURVATURE = Bound(largest_curvature, kernel=KernelRecipe("quarter"))
+
+
 def opening(problem: Problem) -> Gaussian:
-    """One step from the prior's mean with Σ = 0 and h = ¼, its largest value, so that it cannot go too far."""
+    """One step from the prior's mean with Σ = 0 and h = ¼, the largest possible value, so that it cannot overshoot."""
     total = problem.total(problem.prior.mean, None, LARGEST_CURVATURE)
     step = diagonal_step if problem.diagonal else full_step
     q = step(problem, Gaussian(problem.prior.mean, problem.prior.diagonal), total, 1.0)
     if q is None:
         raise ValueError(NOT_FINITE)
     return q
-
-
-def largest_curvature(mean: Tensor, variance: Tensor) -> Triple:
-    """Böhning & Lindsay's (1988) quadratic: the slope at the mean, and s' <= ¼."""
-    return torch.zeros_like(mean), torch.sigmoid(mean), torch.full_like(mean, 0.25)
-
-
-LARGEST_CURVATURE = Bound(largest_curvature, kernel=KernelRecipe("quarter"))

@@ -1,4 +1,9 @@
-"""The sums over rows that every step needs."""
+"""The sums over rows that a step needs: F's likelihood part, its gradient in μ, and its curvature.
+
+With ϑ = o + Aμ and τ² = r + diag(AΣAᵀ), one pass adds up c(yϑ - η), Aᵀ c(y - g) and Aᵀ diag(c h) A over the blocks of
+a source, where η, g and h are a bound's moments at ϑ and τ². The formulas here are the reference; where a compiled
+kernel computes the same sums, `kernel_for` finds it.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,19 +17,18 @@ from viper.inference.kernels import kernel_for
 from viper.inference.rows import Block, Matrix, RowSource
 from viper.softplus.pointwise import Bound, Formula, KernelRecipe
 
+Gram = Literal["full", "diagonal", "none"]
+
 
 @dataclass
 class Sums:
     """Sums over rows at one q: likelihood part of F, its gradient in μ, and the curvature Aᵀ diag(c h) A."""
 
     value: float
-    magnitude: float  # Σ c (|ϑ| + τ + 1), by which rounding errors are measured; maybe 0 unless asked for
+    magnitude: float  # Σ c (|ϑ| + τ + 1), which scales rounding errors; may be 0 if nobody asked to certify
     gradient: Tensor
     gram: Tensor  # matrix, its diagonal, or empty
-    curvature: Callable[[Tensor], Tensor]  # v -> Aᵀ diag(c h) A v, a pass of its own
-
-
-Gram = Literal["full", "diagonal", "none"]
+    curvature: Callable[[Tensor], Tensor]  # v -> Aᵀ diag(c h) A v, by another pass
 
 
 def sums(
@@ -40,8 +44,8 @@ def sums(
 ) -> Sums:
     """One pass: F's likelihood part and derivatives at q = N(μ, Σ), `factor` as in `Matrix.spread`, or None for Σ = 0.
 
-    Everything is multiplied by `scale`. `single` takes τ² and the curvature in float32: they steer the next step, and
-    only ϑ and the gradient decide where the steps end. `certify` asks for the magnitude.
+    Everything is multiplied by `scale`. With `single`, τ² and the curvature are computed in float32: they only steer
+    the next step, while ϑ and the gradient decide where the steps end. `certify` asks for the magnitude.
     """
     rows = partial(
         row_sums,
@@ -74,7 +78,7 @@ def row_sums(
     single: bool,
     certify: bool,
 ) -> list[Tensor]:
-    """A block's part of value, magnitude, gradient and curvature, by a kernel where there is one for it."""
+    """A block's value, magnitude, gradient and curvature: by a kernel if there is one, otherwise by the formulas."""
     kernel = None if gram == "diagonal" else kernel_for(block, recipe, len(mean))
     if kernel is not None and (found := kernel(mean, factor, gram == "full", single)) is not None:
         return found
@@ -91,18 +95,18 @@ def row_sums(
     if certify:
         size = theta.abs() + tau2.sqrt() + 1.0
         magnitude = size.sum() if block.weight is None else torch.dot(block.weight, size)
-    curvature = {"full": light.gram, "diagonal": block.design.gram_diagonal, "none": empty}[gram]
+    curvature = {"full": light.gram, "diagonal": block.design.gram_diagonal, "none": no_curvature}[gram]
     return [value, magnitude, block.design.pull(g), curvature(h)]
 
 
-def empty(vector: Tensor) -> Tensor:
+def no_curvature(vector: Tensor) -> Tensor:
     return vector.new_zeros(0)
 
 
 def latent_moments(
     block: Block, mean: Tensor, factor: Tensor | None, light: Matrix | None = None
 ) -> tuple[Tensor, Tensor]:
-    """ϑ and τ² of the rows of a block; τ² by way of `light`, the same design in float32."""
+    """ϑ and τ² of the rows of a block; τ² is computed from `light`, the same design in float32, if given."""
     theta = block.design.project(mean)
     tau2 = torch.zeros_like(theta) if factor is None else (light or block.design).spread(factor)
     if block.offset is not None:
@@ -113,7 +117,7 @@ def latent_moments(
 
 
 def curvature_product(block: Block, mean: Tensor, factor: Tensor | None, moments: Formula, v: Tensor) -> list[Tensor]:
-    """A block's part of Aᵀ diag(c h) A v."""
+    """A block's Aᵀ diag(c h) A v."""
     h = moments(*latent_moments(block, mean, factor))[2]
     if block.weight is not None:
         h = h * block.weight
@@ -121,7 +125,7 @@ def curvature_product(block: Block, mean: Tensor, factor: Tensor | None, moments
 
 
 def row_spread(block: Block, factor: Tensor) -> list[Tensor]:
-    """A block's part of Σ c diag(A F Fᵀ Aᵀ), `factor` as in `Matrix.spread`, and of Σ c."""
+    """A block's Σ c diag(A F Fᵀ Aᵀ), `factor` as in `Matrix.spread`, and Σ c."""
     spread = block.design.spread(factor)
     weight = torch.ones_like(spread) if block.weight is None else block.weight
     return [torch.dot(weight, spread), weight.sum()]

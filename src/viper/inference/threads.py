@@ -9,15 +9,15 @@ from typing import Any
 from threadpoolctl import ThreadpoolController
 
 LOCK = Lock()
-INSIDE: list[Any] = []  # one for everyone who is in; the first is that of who came first
+INSIDE: list[Any] = []  # one limiter per active context; INSIDE[0] remembers the original limits
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """One thread: on blocks of this size the pools of torch and of NumPy's BLAS mostly wait for each other.
+    """Use one thread: on blocks of this size, the pools of torch and of NumPy's BLAS mostly wait for each other.
 
-    OpenMP's limit belongs to the thread that sets it, that of BLAS to the process. So everyone sets both, and the last
-    one out restores what the first one found.
+    OpenMP's limit belongs to the thread that sets it, the limit of BLAS to the process. So every context sets both, and
+    the last one to leave restores the limits that the first one found.
     """
     with LOCK:
         mine = thread_pools().limit(limits=1)

@@ -93,7 +93,7 @@ class Soil(Artefact):
         for family, file in (("Q", "soil-map-diagonal"), ("Q'", "soil-map-full")):
             part = frame[(frame.seed == seed) & (frame.family == family)]
             found = {str(row["method"]): posterior_in(row) for _, row in part.iterrows()}
-            maps = {method: probability_sd(soil.X_test, found[method]) for method in TABLE_ORDER if method in found}
+            maps = {method: sd_of_probability(soil.X_test, found[method]) for method in TABLE_ORDER if method in found}
             if maps:
                 figures[file] = draw_maps(soil, maps, f"sd of the probability under {family} ({soil.source})")
         return figures
@@ -225,7 +225,7 @@ def shift_table(found: Posteriors, source: str) -> ResultTable:
     return ResultTable("soil-coefficients", "Soil liquefaction, shifts of the means under Q'", columns, rows, [note])
 
 
-def probability_sd(X: np.ndarray, q: NormalDistribution) -> np.ndarray:
+def sd_of_probability(X: np.ndarray, q: NormalDistribution) -> np.ndarray:
     """sd[s(f(x))], in closed form."""
     import torch
 

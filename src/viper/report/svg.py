@@ -50,10 +50,10 @@ def side_by_side(*markup: str) -> str:
     return element("div", "".join(markup), class_="columns")
 
 
-def table_cell(shown: str, sort: Any = None, class_: str | None = None) -> str:
+def table_cell(shown: str, sort: Any = None) -> str:
     """A cell of a table; `sort` is the number that the column is sorted by, if not the text shown."""
     key = None if sort is None else repr(float(sort))
-    return element("td", escape(shown) or " ", class_=class_ or ("number" if key else None), data_sort=key)
+    return element("td", escape(shown) or " ", class_="number" if key else None, data_sort=key)
 
 
 def sort_button(name: str) -> str:

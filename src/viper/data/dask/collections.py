@@ -22,7 +22,7 @@ from viper.data import checks
 from viper.data.arrays import RowFormat, as_arrays, unlabelled_arrays
 from viper.data.dask.messages import active_client, map_on_workers, run_on_workers, shares_of_threads
 from viper.data.dask.partitions import BRIEF_ENTRIES, Partitions, UncheckedArrays
-from viper.inference.rows import CPU, Arrays, Block, BlockSource, Dense, Result, SourceTraits
+from viper.inference.rows import CPU, Arrays, Block, BlockSource, Dense, Mapped, SourceTraits
 from viper.inference.threads import one_thread
 
 MOST_LABELS = 100  # labels of a partition that are returned to find the two classes
@@ -243,9 +243,7 @@ def like_rows(client: Any, x: Any, name: str, sizes: list[int]) -> list[Any]:
         x = x.compute_chunk_sizes()
     if x.shape != (rows,):
         if name == "y":
-            raise ValueError(
-                f"X and y must have as many rows; got inconsistent numbers of samples: {rows} and {x.shape[0]}."
-            )
+            checks.check_label_count(x.shape[0], rows)
         raise ValueError(f"{name} must have shape ({rows},), one entry per row; got {name}.shape == {x.shape}.")
     if x.chunks[0] != tuple(sizes):
         return persisted_blocks(client, persist(x.rechunk((tuple(size for size in sizes if size),)))[0])
@@ -287,7 +285,7 @@ class LazyRows(BlockSource):
     def blocks(self) -> Iterator[Block]:
         return self.map(lambda block: block)
 
-    def map(self, function: Callable[[Block], Result]) -> Iterator[Result]:
+    def map(self, function: Callable[[Block], Mapped]) -> Iterator[Mapped]:
         for part in self.on_partitions(partial(mapped_partition, function=function)):
             yield from part.compute()
 
@@ -310,7 +308,7 @@ def run_on_partition(shipped: tuple[Callable[[Arrays | None], Any], Any, RowForm
         return task(unlabelled_arrays(columns, X, offset, format) if X.shape[0] else None)
 
 
-def mapped_partition(rows: Arrays | None, function: Callable[[Block], Result]) -> list[Result]:
+def mapped_partition(rows: Arrays | None, function: Callable[[Block], Mapped]) -> list[Mapped]:
     return [] if rows is None else list(rows.map(function))
 
 

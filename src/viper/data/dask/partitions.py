@@ -92,14 +92,13 @@ class Partitions(BlockSource):
 
     @property
     def traits(self) -> SourceTraits:
-        """Apart from the place as for arrays in memory, so that the solver takes the same steps."""
+        """Those of arrays in memory, except for the place, so that the solver takes the same steps."""
         return SourceTraits("cluster")
 
     def reduce(self, function: RowFunction) -> list[Tensor]:
         if self.client is None:
-            return tensors(
-                added(run_on_workers(None, partial(group_sums, function=function), self.parts, self.chosen_of_parts()))
-            )
+            sums = run_on_workers(None, partial(group_sums, function=function), self.parts, self.chosen_of_parts())
+            return tensors(added(sums))
         packed, quick = pack(function), function.keywords.get("recipe") is not None
         for _ in range(ATTEMPTS):
             try:
@@ -128,7 +127,7 @@ class Partitions(BlockSource):
         return added(gathered(client, sums))
 
     def by_messages(self, known: list[Share], packed: bytes, quick: bool) -> list[Any] | None:
-        """The sums of each share, or None; in the workers' event loops if quick functions have proved so."""
+        """The sums of each share, or None. Quick functions run in event loops once they have proved to be brief."""
         given = [(x, packed) for x in self.chosen_of(known)]
         in_event_loop = quick and self.pace.seconds * self.rows < SILENT
         began = time.monotonic()
@@ -219,9 +218,7 @@ def joined(parts: list[Arrays]) -> Arrays:
     features = [part.features for part in parts]
     sparse = scipy.sparse.issparse(features[0])
     vectors: dict[str, Any] = {
-        name: torch.from_numpy(np.concatenate([part.vectors()[name] for part in parts]))
-        for name, x in parts[0].vectors().items()
-        if x is not None
+        name: torch.from_numpy(np.concatenate([part.vectors()[name] for part in parts])) for name in parts[0].vectors()
     }
     stacked = scipy.sparse.vstack(features, "csr") if sparse else torch.from_numpy(np.concatenate(features))
     return replace(parts[0], features=stacked, **vectors)
@@ -298,9 +295,7 @@ def size_of_arrays(part: Arrays) -> int:
     """Bytes in main memory, by which the scheduler decides what is cheap to move."""
     sparse = scipy.sparse.issparse(part.features)
     held = [part.features.data, part.features.indices] if sparse else [part.features]
-    return sum(
-        x.nbytes for x in [*held, *part.vectors().values()] if x is not None and not getattr(x, "is_cuda", False)
-    )
+    return sum(x.nbytes for x in [*held, *part.vectors().values()] if not getattr(x, "is_cuda", False))
 
 
 sizeof.register(Arrays)(size_of_arrays)

@@ -1,7 +1,7 @@
-"""A block's sums by compiled code: one pass in C on a CPU, one or three Triton kernels on a CUDA device.
+"""A block's sums by compiled code: one pass in C on a CPU, a few Triton kernels on a CUDA device.
 
 The plain formulas of sums.py are the reference. They also take over where no kernel applies: other bounds, variances
-beyond a kernel's reach, sparse rows, many columns, no C library, no Triton.
+beyond a kernel's reach, sparse or (on a CPU) float32 rows, many columns, no C library, no Triton.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from viper.softplus.pointwise import KernelRecipe
 # (μ, F, whether the curvature is wanted, whether float32 will do) -> value, magnitude, gradient, curvature; or None
 Kernel = Callable[[Tensor, Tensor | None, bool, bool], list[Tensor] | None]
 
-MOST_CUDA = 64  # columns: a program holds their curvature matrix
+MOST_CUDA = 64  # columns, whose curvature matrix one program of a kernel can hold
 
 
 def kernel_for(block: Block, recipe: KernelRecipe | None, columns: int) -> Kernel | None:

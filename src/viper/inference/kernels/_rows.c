@@ -1,12 +1,12 @@
-/* A block's sums over rows on a CPU, as row_sums of problem.py has them, in one pass over X.
+/* A block's sums over rows on a CPU, the same as `row_sums` in sums.py, in one pass over X.
 
-   A tile of X is turned so that vectors run along rows. Its expected softplus is a weighted sum over pairs of nodes
+   A tile of X is transposed so that vectors run along rows. Its expected softplus is a weighted sum over pairs of nodes
    (quadrature.py). With E = e^-|theta|, P = 2 E cosh(tau z) and u = 1 + P + E^2 = (1 + E e^{tau z})(1 + E e^{-tau z}), a
    pair +-z gives
 
        log u  to eta,     (P + 2 E^2) / u  to g,     (P (1 + E^2) + 4 E^2) / u^2  to h.
 
-   Written with the vector extensions of GCC and Clang; where this does not compile, problem.py does the work. */
+   Written with the vector extensions of GCC and Clang; where this does not compile, sums.py does the work. */
 
 #include <float.h>
 #include <stddef.h>
@@ -41,7 +41,7 @@ typedef uint64_t bits __attribute__((vector_size(8 * LANES)));
 #define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (bits){__VA_ARGS__})
 #endif
 
-/* On x86 the pass is compiled for AVX2, and only run where the machine has it. */
+/* On x86 the pass is compiled for AVX2, and runs only on machines that have it. */
 #ifdef __x86_64__
 #define FOR_THIS_MACHINE __attribute__((target("avx2,fma")))
 #define MACHINE_HAS_IT (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
@@ -61,7 +61,7 @@ INLINE vec magnitude_of(vec x) { return (vec)((bits)x & ((bits){} + INT64_MAX));
 #define LOG2_E 0x1.71547652b82fep+0
 #define LN2_HIGH 0x1.62e42fefa38p-1 /* its last 11 bits are zero, so that products with an exponent are exact */
 #define LN2_LOW 0x1.ef35793c7673p-45
-#define ROUNDER 0x1.8p52 /* added to a small number, leaves its integer part in the last bits */
+#define ROUNDER 0x1.8p52 /* added to a small number, it leaves the integer part in the last bits */
 
 typedef struct {
     vec up, down; /* e^x and e^-x */
@@ -86,10 +86,10 @@ typedef struct {
     vec log, inverse; /* log(1+t) and 1/(1+t) */
 } logarithm;
 
-/* For t >= 0. With 1+t = 2^k m, log m = 2 artanh((m-1)/(m+1)); what 1+t rounded away, times 1/(1+t), is added. */
+/* For t >= 0. With 1+t = 2^k m, log m = 2 artanh((m-1)/(m+1)); the rounding error of 1+t, times 1/(1+t), is added. */
 INLINE logarithm log_of_1_plus(vec t) {
     vec u = 1.0 + t;
-    bits above = (bits)u - 0x3fe6a09e667f3bcdULL; /* the square root of 1/2: m is between it and that of 2 */
+    bits above = (bits)u - 0x3fe6a09e667f3bcdULL; /* sqrt(1/2): m lies between it and sqrt(2) */
     bits exponent = above >> 52;
     vec m = (vec)((bits)u - (exponent << 52));
     vec k = (vec)(exponent | 0x4330000000000000ULL) - 0x1p52;
@@ -126,26 +126,26 @@ typedef struct {
 typedef struct {
     const double *X;
     ptrdiff_t rows, row_stride, column_stride;
-    int columns, size; /* size has one more where there is an intercept */
+    int columns, size; /* size has one more if there is an intercept */
     const double *label, *offset, *residual, *weight, *mean, *factor;
-    int first[SIZE_MOST], last[SIZE_MOST]; /* of the entries of a column of the factor that are not zero */
+    int first[SIZE_MOST], last[SIZE_MOST]; /* nonzero entries of each column of the factor */
     int bins, quarter, gram;
     bin bin[BINS_MOST];
 } problem;
 
 typedef struct {
     vec value, magnitude;
-    vec *slope, *curvature; /* of `size`, and of `size` + 1 rows of `size` */
+    vec *slope, *curvature; /* `size` vectors, and `size` + 1 rows of `size` vectors */
 } totals;
 
-typedef vec column[VECTORS + 1]; /* one more, so that columns begin in different sets of the cache */
+typedef vec column[VECTORS + 1]; /* one more, so that columns start in different cache sets */
 
 typedef struct {
     column *x, *weighted;
     vec theta[VECTORS], variance[VECTORS], g[VECTORS], h[VECTORS];
 } tile;
 
-/* As many rows, `stride` doubles apart, as columns, turned: pairs change places, then single numbers. */
+/* Transposes LANES rows, `stride` doubles apart, of LANES columns: first pairs change places, then single numbers. */
 INLINE void turn(const double *X, ptrdiff_t stride, column *out, int v) {
     const vec a = load(X), b = load(X + stride);
 #if LANES == 4
@@ -177,7 +177,7 @@ INLINE void read_tile(const problem *p, ptrdiff_t start, int rows, tile *t) {
         for (int r = 0; r < rows; r++) ((double *)t->x[p->columns])[r] = 1.0;
 }
 
-/* The next rows of a column, zero beyond the last that is left; `other` where there is no column. */
+/* The next rows of a column, zero beyond the last one; `other` if there is no column. */
 INLINE vec read_rows(const double *data, ptrdiff_t at, int left, double other) {
     vec out = all(other);
     if (left >= LANES) {
@@ -231,7 +231,7 @@ INLINE void latent(const problem *p, tile *t) {
     }
 }
 
-/* 0, or 1 where a variance is beyond all reach, or not a number. */
+/* Returns 0, or 1 if a variance is beyond the reach of all nodes or not a number. */
 INLINE int moments(const problem *p, ptrdiff_t start, int rows, tile *t, totals *sums) {
     for (int v = 0; v < VECTORS; v++) {
         const int left = rows - v * LANES;
@@ -285,7 +285,7 @@ INLINE void gather(const problem *p, tile *t, totals *sums) {
     if (!p->gram) return;
     for (int k = 0; k < d; k++)
         for (int v = 0; v < VECTORS; v++) t->weighted[k][v] = t->x[k][v] * t->h[v];
-    for (int i = 0; i < d; i += 2) /* pairs of rows and fours of columns, from the diagonal on */
+    for (int i = 0; i < d; i += 2) /* two rows and four columns at a time, starting at the diagonal */
         for (int j = i; j < d; j += 4) {
             const int i1 = i + 1 < d ? i + 1 : i, j1 = j + 1 < d ? j + 1 : j;
             const int j2 = j + 2 < d ? j + 2 : j, j3 = j + 3 < d ? j + 3 : j;
@@ -345,14 +345,14 @@ static void see_factor(problem *p) {
     }
 }
 
-/* Nodes come as reach, count, and z and weight of each, bin by bin. */
+/* Nodes are given bin by bin: reach, count, then z and weight of each pair. */
 static void see_bins(problem *p, const double *nodes, ptrdiff_t length) {
     for (ptrdiff_t at = 0; at < length && p->bins < BINS_MOST; at += 2 + 2 * p->bin[p->bins++].count)
         p->bin[p->bins] = (bin){nodes[at], (int)nodes[at + 1], nodes + at + 2};
 }
 
-/* 0, or 1 if the sums could not be made: a variance is beyond the reach of the nodes, there is no memory, or the
-   machine is too old. Strides are counted in doubles. */
+/* Returns 0, or 1 if there are no sums: a variance is beyond the reach of the nodes, memory ran out, or the machine is
+   too old. Strides are counted in doubles. */
 EXPORT int row_sums_1(const double *X, ptrdiff_t rows, ptrdiff_t row_stride, ptrdiff_t column_stride, int columns,
                       int size, const double *label, const double *offset, const double *residual,
                       const double *weight, const double *mean, const double *factor, const double *nodes,

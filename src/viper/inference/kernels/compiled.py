@@ -1,7 +1,7 @@
-"""A block's sums by one pass in C on a CPU, where the plain formulas take fifty operations and write all they make.
+"""A block's sums in one pass in C, where the plain formulas take fifty operations and store every intermediate array.
 
-The formulas are those of problem.py, which is the reference and takes over wherever this does not apply: other bounds,
-variances beyond the reach of the nodes, sparse or float32 rows, many columns, no library.
+_rows.c is compiled when viper is installed. Without the library, or beyond the reach of its nodes, the plain formulas
+of sums.py do the work.
 """
 
 import ctypes
@@ -19,14 +19,15 @@ from viper.inference.rows import Block, Dense
 from viper.softplus.pointwise import KernelRecipe
 from viper.softplus.quadrature import node_sets
 
-NAME = "row_sums_1"  # another with every change of its arguments, so that an old library is not called by a newer viper
+MOST_COMPILED = 256  # columns, for which a vector of sums each still fits the cache
+NAME = "row_sums_1"  # changes with the arguments, so that a newer viper never calls an old library
 COUNT, SIZE, ADDRESS = ctypes.c_int, ctypes.c_ssize_t, ctypes.c_void_p
 ARGUMENTS: list[Any] = [ADDRESS, SIZE, SIZE, SIZE, COUNT, COUNT, *[ADDRESS] * 7, SIZE, COUNT, COUNT, ADDRESS]
 
 
 @cache
 def library_function() -> Callable[..., int] | None:
-    """The function of _rows.c; None where it was not built, does not run on this machine, or errs."""
+    """The function of _rows.c, or None if it was not built, does not run on this machine, or is wrong."""
     built = find_spec("viper.inference.kernels._rows")
     if built is None or built.origin is None:
         return None
@@ -39,14 +40,11 @@ def library_function() -> Callable[..., int] | None:
 
 
 def is_right(function: Callable[..., int]) -> bool:
-    """Whether one row gives its softplus, which it does not if compiled with flags that bend arithmetic."""
+    """Whether one row gives its softplus; it does not if compiler flags relaxed the arithmetic."""
     one = ctypes.c_double * 1
     x, label, mean, nodes, out = one(1.0), one(0.0), one(0.3), (ctypes.c_double * 4)(0, 1, 0, 0.5), (one * 3)()
     failed = function(x, 1, 1, 1, 1, 1, label, None, None, None, mean, None, nodes, len(nodes), 0, 0, out)
     return not failed and math.isclose(out[0][0], -math.log1p(math.exp(0.3)), rel_tol=1e-14)
-
-
-MOST_COMPILED = 256  # columns: the sums of a vector of rows each fit the cache
 
 
 def is_compiled() -> bool:
@@ -59,7 +57,7 @@ def compiled_sums(
 ) -> list[Tensor] | None:
     """Value, magnitude, gradient and curvature, always in float64; None without a library or beyond its reach.
 
-    `mean` has an entry more than the matrix has columns where there is an intercept. Other threads run meanwhile.
+    With an intercept, `mean` has one entry more than the matrix has columns. Other threads run meanwhile.
     """
     function = library_function()
     if function is None:
@@ -82,18 +80,18 @@ def compiled_sums(
 
 
 def square(factor: Tensor | None) -> Tensor | None:
-    """F as a matrix, also of the diagonal family, which holds variances instead."""
+    """F as a matrix; the diagonal family holds variances instead."""
     return factor if factor is None or factor.ndim == 2 else torch.diag(factor.sqrt())
 
 
 def in_order(x: Tensor) -> Tensor:
-    """As the C code reads it: float64, one number after the other."""
+    """As the C code reads it: contiguous float64."""
     return x.to(torch.float64).contiguous()
 
 
 @cache
 def packed_nodes(tolerance: float) -> Tensor:
-    """Reach, number of pairs, and z and weight of each, set by set."""
+    """For each set of nodes: its reach, the number of pairs, then z and weight of each pair."""
     sets = node_sets(tolerance)
     parts = [np.concatenate([[s.reach, len(s.z)], np.stack([s.z, s.weights], 1).ravel()]) for s in sets]
     return torch.from_numpy(np.concatenate(parts))

@@ -1,9 +1,9 @@
 """A block's sums on a CUDA device, in Triton; symbols as in sums.py.
 
-With few columns one kernel does everything: a thread holds a row, X is read once and nothing is written per row. With
-many columns three kernels share the work: X is read twice, and ϑ, τ², c(y - g) and c h are written per row. A tile is
-some rows, padded to `WIDTH` columns. The column of ones of an intercept is made, not read. One kernel for many columns
-would be slower, because every thread that shares a row would repeat what follows the sum over columns.
+With few columns one kernel does everything: a thread holds a row, X is read once, and nothing is written per row. With
+many columns three kernels share the work: X is read twice, and ϑ, τ², c(y - g) and c h are written per row. A single
+kernel would be slower there, because all threads that share a row would repeat what follows the sum over columns. A
+tile is some rows, padded to `WIDTH` columns. The column of ones of an intercept is generated, not read.
 """
 
 import math
@@ -21,16 +21,16 @@ from viper.inference.rows import Block, Dense
 from viper.softplus.limit import EVEN, MOST_ORDER, ODD
 from viper.softplus.pointwise import KernelRecipe
 
-MOST_NARROW = 10  # columns whose curvature matrix a thread can hold
+MOST_NARROW = 10  # columns, whose curvature matrix one thread can hold
 
 
 def launch(
     block: Block, recipe: KernelRecipe, mean: Tensor, factor: Tensor | None, gram: bool, single: bool
 ) -> list[Tensor] | None:
-    """Value, magnitude, gradient and curvature, on the host; None where a row is beyond the recipe's reach.
+    """Value, magnitude, gradient and curvature, on the host; None if a row's variance is beyond the recipe's reach.
 
-    `mean` has an entry more than the matrix has columns where there is an intercept. Each program adds up its share of
-    the rows in a fixed order, so that results repeat to the last bit.
+    With an intercept, `mean` has one entry more than the matrix has columns. Each program adds up its share of the rows
+    in a fixed order, so that results repeat to the last bit.
     """
     assert isinstance(block.design, Dense)
     matrix, factor = block.design.matrix, square(factor)
@@ -43,7 +43,7 @@ def launch(
 
 
 def heat_table() -> tuple[float, ...]:
-    """Coefficients of v^m q^i in what the expansion adds to η/q, to g/(q(1-2s)), and in h/q, one after the other."""
+    """Coefficients of v^m q^i in what the expansion adds to η/q and to g/(q(1-2s)), then those in h/q."""
     table = []
     for rows in ([(), *EVEN[:MOST_ORDER]], [(), *ODD[:MOST_ORDER]], EVEN[: MOST_ORDER + 1]):
         for m, row in enumerate(rows):
@@ -52,8 +52,8 @@ def heat_table() -> tuple[float, ...]:
     return tuple(table)
 
 
-# constants of the kernels, as loads would take registers
-WIDE = tl.constexpr(MOST_ORDER + 1)
+# constants of the kernels, because loads would take registers
+ORDERS = tl.constexpr(MOST_ORDER + 1)
 HEAT = tl.constexpr(heat_table())
 
 
@@ -64,9 +64,9 @@ def heat_sums(q, v, ORDER: tl.constexpr):
     for m in tl.static_range(ORDER, -1, -1):
         E, D, B = 0.0 * q, 0.0 * q, 0.0 * q
         for i in tl.static_range(m, -1, -1):
-            E = E * q + HEAT[m * WIDE + i]
-            D = D * q + HEAT[(WIDE + m) * WIDE + i]
-            B = B * q + HEAT[(2 * WIDE + m) * WIDE + i]
+            E = E * q + HEAT[m * ORDERS + i]
+            D = D * q + HEAT[(ORDERS + m) * ORDERS + i]
+            B = B * q + HEAT[(2 * ORDERS + m) * ORDERS + i]
         to_value, to_slope, to_curvature = to_value * v + E, to_slope * v + D, to_curvature * v + B
     return to_value, to_slope, to_curvature
 
@@ -90,8 +90,8 @@ def moments(theta, v, KIND: tl.constexpr, ORDER: tl.constexpr):
 
 
 ROWS, WARPS = 128, 4  # of a tile
-# registers of a thread, and programs per multiprocessor, by whether there are more than 8 columns: of those tried on an
-# H200, the fastest
+# registers of a thread and programs per multiprocessor, by whether there are more than 8 columns: the fastest of those
+# tried on an H200
 SHARES = {False: (168, 3), True: (255, 2)}
 
 
@@ -105,7 +105,7 @@ def narrow_kernel(
     COLUMNS: tl.constexpr, SIZE: tl.constexpr, ROWS: tl.constexpr, KIND: tl.constexpr, ORDER: tl.constexpr,
     OFFSET: tl.constexpr, WEIGHT: tl.constexpr, GRAM: tl.constexpr,
 ):  # fmt: skip
-    """Value, magnitude, rows beyond the reach, gradient and the curvature's lower triangle, of this program's rows."""
+    """For this program's rows: value, magnitude, rows beyond the reach, gradient, lower triangle of the curvature."""
     zero = tl.zeros((ROWS,), tl.float64)
     value, magnitude, beyond = zero, zero, zero
     slope, curvature = (), ()
@@ -152,7 +152,7 @@ def narrow_kernel(
 
 @triton.jit(do_not_specialize=["programs"], do_not_specialize_on_alignment=["SUMS", "TOTALS"])
 def total_kernel(SUMS, TOTALS, programs: tl.int64, SIZE: tl.constexpr, MOST: tl.constexpr):
-    """One entry each of the totals of all programs, with the whole curvature matrix."""
+    """Each program adds up one entry of the totals, among them those of the whole curvature matrix."""
     place = tl.program_id(0)
     i, j = (place - 3 - SIZE) // SIZE, (place - 3 - SIZE) % SIZE
     high, low = tl.maximum(i, j), tl.minimum(i, j)
@@ -163,8 +163,10 @@ def total_kernel(SUMS, TOTALS, programs: tl.int64, SIZE: tl.constexpr, MOST: tl.
 
 
 @cache
-def found(device: torch.device, features: torch.dtype, registers: int, width: int, *options: Any) -> tuple[Any, Any]:
-    """The two kernels for these options, found once: Triton's own way to them takes as long as the launch."""
+def cached_kernels(
+    device: torch.device, features: torch.dtype, registers: int, width: int, *options: Any
+) -> tuple[Any, Any]:
+    """The two kernels for these options, looked up once: Triton's own lookup takes as long as the launch."""
     real, size = torch.float64, options[1]
     types = [features, *[real] * 6, *[1] * 4, 1.0]
     by_rows = narrow_kernel.warmup(*types, *options, grid=(1,), num_warps=WARPS, maxnreg=registers)
@@ -176,7 +178,7 @@ def launch_narrow(
 ) -> list[Tensor]:
     """Value, magnitude, number of rows beyond the reach, gradient and curvature, on the host.
 
-    What need not be done before the first kernel begins, is done while it runs.
+    Whatever need not be done before the first kernel starts is done while it runs.
     """
     device, (rows, columns), size = matrix.device, matrix.shape, len(mean)
     label, offset, weight = block.label, block.offset, block.weight
@@ -185,13 +187,13 @@ def launch_narrow(
     tiles, most = triton.cdiv(rows, ROWS), share * multiprocessors(device)
     programs, width = max(1, min(tiles, most)), triton.next_power_of_2(most)
     options = columns, size, ROWS, kind, order, offset is not None, weight is not None, gram
-    by_rows, together = found(device, matrix.dtype, registers, width, *options)
+    by_rows, together = cached_kernels(device, matrix.dtype, registers, width, *options)
     sums = mean.new_empty(3 + size + gram * size * (size + 1) // 2, programs)
     by_rows[programs, 1, 1](
         matrix, mean, factor, label, offset, weight, sums, rows, matrix.stride(0), tiles, programs, reach, *options
     )
     entries = 3 + size + gram * size * size
-    totals = torch.empty(entries, dtype=mean.dtype, pin_memory=True)  # which the card can write to
+    totals = torch.empty(entries, dtype=mean.dtype, pin_memory=True)  # so that the device can write to it
     together[entries, 1, 1](sums, totals, programs, size, width)
     scalars, slope, curvature = totals.split([3, size, entries - 3 - size])
     parts = [*scalars.unbind(), slope, curvature.view(size, size) if gram else curvature]
@@ -200,9 +202,9 @@ def launch_narrow(
 
 
 POINTS, POINT_WARPS = 512, 8  # rows of a tile of the elementwise kernel, and warps
-HEAD = tl.constexpr(16)  # places before the gradient: three are used, and what follows is aligned
-# rows of a tile of the other two, warps, and programs per multiprocessor, by whether there are more than 16 columns: of
-# those tried on an H200, the fastest
+HEAD = tl.constexpr(16)  # places before the gradient: three are used, the others align what follows
+# rows of a tile of the other two, warps, and programs per multiprocessor, by whether there are more than 16 columns:
+# the fastest of those tried on an H200
 TILES = {False: (16, 1, 16), True: (32, 1, 16)}
 
 
@@ -244,7 +246,7 @@ def moments_kernel(
     rows, tiles, width, reach,
     POINTS: tl.constexpr, ORDER: tl.constexpr, KIND: tl.constexpr, OFFSET: tl.constexpr, WEIGHT: tl.constexpr,
 ):  # fmt: skip
-    """c(y - g) and c h of every row; for this program's, value, magnitude and how many have a τ² beyond the reach."""
+    """c(y - g) and c h of every row; for this program's rows, value, magnitude and the number beyond the reach."""
     value, magnitude = tl.zeros((POINTS,), tl.float64), tl.zeros((POINTS,), tl.float64)
     beyond = tl.zeros((POINTS,), tl.float64)
     for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
@@ -277,7 +279,7 @@ def gather_kernel(
     COLUMNS: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
     GRAM: tl.constexpr, SINGLE: tl.constexpr,
 ):  # fmt: skip
-    """Aᵀ c(y - g) and Aᵀ diag(c h) A of the rows of this program."""
+    """Aᵀ c(y - g) and Aᵀ diag(c h) A, for the rows of this program."""
     column, row = tl.arange(0, WIDTH), tl.arange(0, ROWS)
     light = tl.float32 if SINGLE else tl.float64
     slope, curvature = tl.zeros((ROWS, WIDTH), tl.float64), tl.zeros((WIDTH, WIDTH), tl.float64)
