@@ -51,7 +51,7 @@ class CorrectedPosterior:
         return self.weighted.variance.sqrt().numpy()
 
     def sample(self, n: int = 1, random_state: Any = None) -> np.ndarray:
-        """Return equally weighted draws of the coefficients, n × d; new ones in every call if `random_state` is None."""
+        """Return equally weighted draws of the coefficients, n × d; new ones in every call without `random_state`."""
         generator = np.random.default_rng(check_random_state(random_state).randint(2**31))
         return self.weighted.resample(n, generator).numpy()
 
