@@ -31,7 +31,7 @@ from viper.paper.methods import gp_marginals, marginal_kl, scores_against
 SETS = ("breast-cancer", "svmguide1", "australian", "fourclass", "diabetes", "german.numer", "splice", "heart")
 SEED = 7
 SCORES = ["ELBO", "AUC", "log score", "calibration error"]
-COLUMNS = ["data", "split", "method", *SCORES, "seconds", "speed", "starts", "evaluations"]
+GP_COLUMNS = ["data", "split", "method", *SCORES, "seconds", "speed", "starts", "evaluations"]
 LARGEST_SKLEARN = 1000  # rows: its cost is cubic
 
 
@@ -75,7 +75,7 @@ def compare_methods(quick: bool, device: str, data: str | None) -> Table:
     notes.append(
         "Speed is relative to GPyTorch's SVGP with NGD 0.07 + Adam 0.07, 1,500 iterations, 50 inducing points."
     )
-    return Table("Gaussian-process classification", COLUMNS, rows, notes)
+    return Table("Gaussian-process classification", GP_COLUMNS, rows, notes)
 
 
 def read_splits(folder: Path, quick: bool) -> Iterator[tuple[str, str, Split]]:

@@ -20,30 +20,26 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
 import viper
-from benchmarks import peers
-from benchmarks.peers import limited_threads, normal_rows
+from benchmarks.peers import OURS, limited_threads, normal_rows, peer_table
 from benchmarks.table import Page, Table, machine
 from viper.paper.simulated import simulate
 
-Array = np.ndarray
-Rows = tuple[Array, Array]
 LIQUEFACTION = 1_719_400, 6  # rows and features of the paper's largest data set
-OURS, THEIRS = "viper", "scikit-learn"
+THEIRS = "scikit-learn"
 
 
 def run(quick: bool, device: str = "cpu") -> Page:
     if device != "cpu":
         raise SystemExit(f"The logistic benchmark runs beside scikit-learn, on the CPU; got device {device!r}.")
-    return Page(
-        "Logistic regression", [fit_times(quick), extra_memory(quick), optimum_distances(quick), peers.run(quick)]
-    )
+    tables = [time_table(quick), memory_table(quick), distance_table(quick), peer_table(quick)]
+    return Page("Logistic regression", tables)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Time, beside scikit-learn
 
 
-def fit_times(quick: bool) -> Table:
+def time_table(quick: bool) -> Table:
     sizes = [(1_000, 25), (10_000, 25), (100_000, 25), (1_000_000, 25), LIQUEFACTION]
     targets = [2.5, 1.2, 0.8, 0.4, 0.6]
     rows: list[list[str | float]] = []
@@ -75,7 +71,7 @@ def system_load() -> str:
     )
 
 
-def duel(X: Array, y: Array, order: str, target: float, quick: bool) -> list[list[str | float]]:
+def duel(X: np.ndarray, y: np.ndarray, order: str, target: float, quick: bool) -> list[list[str | float]]:
     """One row for a single thread, and one for the default number of threads."""
     rows: list[list[str | float]] = []
     contenders = {OURS: partial(fit_ours, X, y), THEIRS: partial(fit_theirs, X, y)}
@@ -90,11 +86,11 @@ def duel(X: Array, y: Array, order: str, target: float, quick: bool) -> list[lis
     return rows
 
 
-def fit_ours(X: Array, y: Array) -> viper.VariationalLogisticRegression:
+def fit_ours(X: np.ndarray, y: np.ndarray) -> viper.VariationalLogisticRegression:
     return viper.VariationalLogisticRegression().fit(X, y)
 
 
-def fit_theirs(X: Array, y: Array) -> LogisticRegression:
+def fit_theirs(X: np.ndarray, y: np.ndarray) -> LogisticRegression:
     return LogisticRegression(solver="newton-cholesky", tol=1e-6).fit(X, y)
 
 
@@ -116,7 +112,7 @@ def fastest(contenders: dict[str, Callable[[], object]], budget: float, clock: C
 # Memory
 
 
-def extra_memory(quick: bool) -> Table:
+def memory_table(quick: bool) -> Table:
     n, p = (100_000, 6) if quick else LIQUEFACTION
     rows: list[list[str | float]] = []
     size = n * p * 8 / 1e6
@@ -135,7 +131,7 @@ def extra_memory(quick: bool) -> Table:
     return Table("Peak extra memory", ["fit", "rows", "features", "X, MB", "extra, MB", "fraction of X"], rows, notes)
 
 
-def megabytes_beyond_input(fit: Callable[[Array, Array], object], n: int, p: int) -> float:
+def megabytes_beyond_input(fit: Callable[[np.ndarray, np.ndarray], object], n: int, p: int) -> float:
     """Megabytes that a fit needs beyond its input."""
     fit(*normal_rows(30_000, p))  # loads what is loaded at first use
     X, y = normal_rows(n, p)
@@ -163,7 +159,7 @@ BOUNDS = {
 }
 
 
-def optimum_distances(quick: bool) -> Table:
+def distance_table(quick: bool) -> Table:
     n, p, seeds = (200, 5, 1) if quick else (1_000, 25, 20)
     rows: list[list[str | float]] = []
     steepest = 0.0
@@ -222,7 +218,7 @@ def maximise_elbo(X: Tensor, y: Tensor, full: bool) -> tuple[Tensor, Tensor, flo
         # 2 KL = tr Σ + μᵀμ - log|Σ|, up to a constant
         return (softplus - y * theta).sum() + 0.5 * (root.square().sum() + mean @ mean) - x[p : 2 * p].sum()
 
-    def with_gradient(x: Array) -> tuple[float, Array]:
+    def with_gradient(x: np.ndarray) -> tuple[float, np.ndarray]:
         point = torch.tensor(x, requires_grad=True)
         value = loss(point)
         return float(value.detach()), torch.autograd.grad(value, point)[0].numpy()

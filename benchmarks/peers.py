@@ -18,17 +18,27 @@ import viper
 from benchmarks.table import Table, machine
 from viper.models.reference import MCMCResult, sample_posterior
 
-Array = np.ndarray
-Summary = tuple[Array, Array]
+Summary = tuple[np.ndarray, np.ndarray]
 OURS, CORRECTED = "viper", "viper, corrected()"
 ADVI, NUTS, LAPLACE = "NumPyro ADVI, full rank", "NumPyro NUTS, 4 × 1,000 draws", "laplace-torch, full"
 NEEDS = {ADVI: "numpyro", NUTS: "numpyro", LAPLACE: "laplace"}
 ADVI_STEPS = 20_000
 ROUNDS = 3
-COLUMNS = ["method", "n", "seconds", "first call", "times ours", "mean, rms", "mean, worst", "sd, rms", "sd, worst"]
+PEER_COLUMNS = [
+    "method",
+    "n",
+    "seconds",
+    "first call",
+    "times ours",
+    "mean, rms",
+    "mean, worst",
+    "sd, rms",
+    "sd, worst",
+]
 
 
-def run(quick: bool, device: str = "cpu") -> Table:
+def peer_table(quick: bool, device: str = "cpu") -> Table:
+    """Seconds and errors of every contender, by number of rows."""
     sizes = {200: 500} if quick else {1_000: 20_000, 10_000: 6_000}  # draws of each chain of the truth, by rows
     rows: list[list[str | float]] = []
     notes = [
@@ -39,16 +49,16 @@ def run(quick: bool, device: str = "cpu") -> Table:
         *(f"{name}: skipped, {module} is not installed." for name, module in NEEDS.items() if not find_spec(module)),
     ]
     if not find_spec("numpyro"):
-        return Table("Peers", COLUMNS, rows, [*notes, "No errors without NumPyro, whose NUTS is the truth."])
+        return Table("Peers", PEER_COLUMNS, rows, [*notes, "No errors without NumPyro, whose NUTS is the truth."])
     for n, draws in sizes.items():
         X, y = normal_rows(n, 25)
         truth = sample_posterior(X, y, fit_intercept=False, draws=draws, random_state=1)
         rows += compare_with(truth, X, y)
         notes.append(describe_truth(truth, n))
-    return Table("Peers", COLUMNS, rows, [machine(device), *notes])
+    return Table("Peers", PEER_COLUMNS, rows, [machine(device), *notes])
 
 
-def normal_rows(n: int, p: int, seed: int = 0) -> tuple[Array, Array]:
+def normal_rows(n: int, p: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Standard normal features, coefficients ±U(0.2, 2), labels from the model."""
     generator = np.random.default_rng(seed)
     X = generator.standard_normal((n, p))
@@ -56,7 +66,7 @@ def normal_rows(n: int, p: int, seed: int = 0) -> tuple[Array, Array]:
     return X, (generator.random(n) < 1.0 / (1.0 + np.exp(-X @ coefficients))).astype(np.int64)
 
 
-def compare_with(truth: MCMCResult, X: Array, y: Array) -> list[list[str | float]]:
+def compare_with(truth: MCMCResult, X: np.ndarray, y: np.ndarray) -> list[list[str | float]]:
     contenders: dict[str, Callable[[], Summary]] = {
         OURS: lambda: ours(X, y),
         CORRECTED: lambda: corrected(X, y),
@@ -76,11 +86,11 @@ def compare_with(truth: MCMCResult, X: Array, y: Array) -> list[list[str | float
     rows: list[list[str | float]] = []
     for name in contenders:
         if name not in present:
-            rows.append([name, f"{len(y):,}", "not installed", *["-"] * (len(COLUMNS) - 3)])
+            rows.append([name, f"{len(y):,}", "not installed", *["-"] * (len(PEER_COLUMNS) - 3)])
             continue
         best = min(durations[name])
         times = [best, durations[name][0], best / min(durations[OURS])]
-        rows.append([name, f"{len(y):,}", *times, *errors(*summaries[name], truth)])
+        rows.append([name, f"{len(y):,}", *times, *summary_errors(*summaries[name], truth)])
     return rows
 
 
@@ -96,7 +106,7 @@ def limited_threads(threads: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def errors(mean: Array, sd: Array, truth: MCMCResult) -> list[float]:
+def summary_errors(mean: np.ndarray, sd: np.ndarray, truth: MCMCResult) -> list[float]:
     """Errors of means, in sds, and relative errors of sds: root mean square and worst of each."""
     gaps = np.abs(mean - truth.mean()) / truth.sd(), np.abs(sd / truth.sd() - 1.0)
     return [float(summary) for gap in gaps for summary in (np.sqrt(np.mean(gap**2)), gap.max())]
@@ -112,7 +122,7 @@ def describe_truth(truth: MCMCResult, n: int) -> str:
     )
 
 
-def rms(x: Array) -> float:
+def rms(x: np.ndarray) -> float:
     return float(np.sqrt(np.mean(x**2)))
 
 
@@ -120,12 +130,12 @@ def rms(x: Array) -> float:
 # The contenders
 
 
-def ours(X: Array, y: Array) -> Summary:
+def ours(X: np.ndarray, y: np.ndarray) -> Summary:
     model = viper.VariationalLogisticRegression(fit_intercept=False).fit(X, y)
     return model.coef_[0], model.posterior_.variance.sqrt().numpy()
 
 
-def corrected(X: Array, y: Array) -> Summary:
+def corrected(X: np.ndarray, y: np.ndarray) -> Summary:
     exact = viper.VariationalLogisticRegression(fit_intercept=False, random_state=0).fit(X, y).corrected()
     return exact.mean_, exact.sd_
 
@@ -143,7 +153,7 @@ class TwoLogits(torch.nn.Module):
         return torch.cat([torch.zeros_like(f), f], 1)
 
 
-def laplace(X: Array, y: Array) -> Summary:
+def laplace(X: np.ndarray, y: np.ndarray) -> Summary:
     """The mode by L-BFGS, then laplace-torch's full Laplace approximation of all weights."""
     from laplace import Laplace
 
@@ -175,7 +185,7 @@ def numpyro_model(X: Any, y: Any) -> None:
     numpyro.sample("y", dist.Bernoulli(logits=X @ beta), obs=y)
 
 
-def advi(X: Array, y: Array) -> Callable[[], Summary]:
+def advi(X: np.ndarray, y: np.ndarray) -> Callable[[], Summary]:
     """Full-rank ADVI. The loop is compiled once and kept, which SVI.run would not do."""
 
     def prepare() -> Callable[[], Summary]:
@@ -200,7 +210,7 @@ def advi(X: Array, y: Array) -> Callable[[], Summary]:
     return prepared_once(prepare)
 
 
-def nuts(X: Array, y: Array) -> Callable[[], Summary]:
+def nuts(X: np.ndarray, y: np.ndarray) -> Callable[[], Summary]:
     """NUTS with NumPyro's defaults and four vectorised chains, which is faster than one after another."""
 
     def prepare() -> Callable[[], Summary]:

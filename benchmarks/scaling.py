@@ -15,7 +15,7 @@ import numpy as np
 
 from benchmarks.table import Table, machine
 
-COLUMNS = 25
+FEATURES = 25
 FILE_ROWS = 1_000_000
 FULL_ROWS = {"in memory": 4_000_000, "memory map": 20_000_000, "Parquet": 20_000_000}
 QUICK_ROWS = {"in memory": 200_000, "memory map": 400_000, "Parquet": 400_000}
@@ -33,7 +33,7 @@ def run(quick: bool, device: str) -> Table:
         rows.append([kind, sizes[kind], x["seconds"], 1e6 * each, each / base, x["passes"], x["peak"], x["before"]])
     names = ["rows kept", "rows", "seconds", "µs per row", "ratio", "passes", "peak MB", "before MB"]
     notes = [
-        f"Full covariance, {COLUMNS} features of float64 and an intercept; files in the page cache. Ratio: time per "
+        f"Full covariance, {FEATURES} features of float64 and an intercept; files in the page cache. Ratio: time per "
         "row to that in memory. Peak resident memory of the process, and what it was before the fit.",
         machine("cpu"),
     ]
@@ -45,15 +45,15 @@ def write_rows(folder: Path, rows: int) -> None:
     import pyarrow
     import pyarrow.parquet as parquet
 
-    beta = np.random.default_rng(0).uniform(-1, 1, COLUMNS)
-    X = np.lib.format.open_memmap(folder / "X.npy", "w+", np.float64, (rows, COLUMNS))
+    beta = np.random.default_rng(0).uniform(-1, 1, FEATURES)
+    X = np.lib.format.open_memmap(folder / "X.npy", "w+", np.float64, (rows, FEATURES))
     y = np.lib.format.open_memmap(folder / "y.npy", "w+", np.int8, (rows,))
     for i, start in enumerate(range(0, rows, FILE_ROWS)):
         rng = np.random.default_rng(i + 1)
         part = slice(start, min(rows, start + FILE_ROWS))
-        A = rng.standard_normal((part.stop - start, COLUMNS))
+        A = rng.standard_normal((part.stop - start, FEATURES))
         X[part], y[part] = A, rng.random(len(A)) < 1 / (1 + np.exp(-A @ beta - 0.2))
-        table = pyarrow.table({**{f"x{j}": A[:, j] for j in range(COLUMNS)}, "y": y[part]})
+        table = pyarrow.table({**{f"x{j}": A[:, j] for j in range(FEATURES)}, "y": y[part]})
         parquet.write_table(table, folder / f"{i:04d}.parquet", use_dictionary=False)
 
 
@@ -73,7 +73,7 @@ def measure_fit(kind: str, folder: Path, rows: int) -> dict[str, float]:
     elif kind == "Parquet":
         source = (viper.Files(folder / "*.parquet", target="y"),)
     model = viper.VariationalLogisticRegression(random_state=0)
-    model.fit(np.eye(COLUMNS), np.arange(COLUMNS) % 2)  # loads what is loaded at first use
+    model.fit(np.eye(FEATURES), np.arange(FEATURES) % 2)  # loads what is loaded at first use
     before, start = peak_memory(), time.perf_counter()
     model.fit(*source)
     return {"seconds": time.perf_counter() - start, "passes": model.passes_, "peak": peak_memory(), "before": before}

@@ -23,7 +23,7 @@ FAST = "fast path (tolerance 1e-8)"
 AUTOGRAD = "η₁₂, autograd of the paper's formula"
 AUTOGRAD_BLOCK = 1 << 11  # points at a time for autograd: its fastest among 2^9 ... 2^16 on a CPU
 ERRORS = ["value, absolute", "value, relative", "slope, absolute", "curvature, absolute", "not finite"]
-COLUMNS = ["method", "sd at most", "ns per point", "speed", *ERRORS]
+SOFTPLUS_COLUMNS = ["method", "sd at most", "ns per point", "speed", *ERRORS]
 
 
 def run(quick: bool, device: str = "cpu") -> Table:
@@ -42,7 +42,7 @@ def run(quick: bool, device: str = "cpu") -> Table:
         durations[largest] = took
         for name, method in methods.items():
             ns, speed = took[name] / size * 1e9, took[AUTOGRAD] / took[name]
-            rows.append([name, largest, ns, speed, *errors(method(mean, variance), exact)])
+            rows.append([name, largest, ns, speed, *moment_errors(method(mean, variance), exact)])
     notes = [
         machine(device),
         f"{size:,} points in float64; {'time between events' if device == 'cuda' else 'processor time'}, the shortest "
@@ -53,7 +53,7 @@ def run(quick: bool, device: str = "cpu") -> Table:
     ]
     if not quick:
         notes += [memory_note(device, {"tolerance": 1e-8}, "Fast path"), memory_note(device, {}, "Exact limit")]
-    return Table("Expected softplus with slope and curvature", COLUMNS, rows, notes)
+    return Table("Expected softplus with slope and curvature", SOFTPLUS_COLUMNS, rows, notes)
 
 
 def random_points(size: int, largest: float, device: str = "cpu") -> tuple[Tensor, Tensor]:
@@ -132,7 +132,7 @@ def overflow_note(size: int, device: str) -> str:
 # Errors, speed, memory
 
 
-def errors(moments: Moments, exact: Moments) -> list[float]:
+def moment_errors(moments: Moments, exact: Moments) -> list[float]:
     """The columns ERRORS: the largest over the finite results, and the share of points that are not finite."""
     finite = torch.stack([x.isfinite() for x in moments]).all(0)
     gaps = [(x - y).abs()[finite] for x, y in zip(moments, exact, strict=True)]

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from viper import VariationalLogisticRegression
-from viper.inference.anderson import SMALLEST_SHARE, Mixing, mixing_weights, whitened
+from viper.inference.anderson import SMALLEST_SHARE, Mixing, mixing_weights, weights_from_gram, whitened
 from viper.inference.problem import divergence, gaussian
 
 EYE = torch.eye(3, dtype=torch.float64)
@@ -55,6 +55,16 @@ def test_changes_that_are_dependent_are_not_mixed():
     residual = torch.arange(1.0, 6.0, dtype=torch.float64)
     for other in (residual, 0.0 * residual):
         assert mixing_weights(torch.stack([residual, other], 1), residual + 1.0) is None
+
+
+def test_weights_from_the_gram_matrix_are_those_of_least_squares():
+    generator = torch.Generator().manual_seed(2)
+    changes, residual = torch.randn(40, 5, dtype=torch.float64, generator=generator).split([4, 1], 1)
+    weights = weights_from_gram((changes.T @ changes).numpy(), (changes.T @ residual)[:, 0].numpy())
+    expected = mixing_weights(changes, residual[:, 0])
+    np.testing.assert_allclose(weights, expected, rtol=1e-8)
+    np.testing.assert_allclose(expected, np.linalg.lstsq(changes.numpy(), residual[:, 0].numpy())[0], rtol=1e-12)
+    assert weights_from_gram(np.zeros((2, 2)), np.ones(2)) is None
 
 
 def test_a_mixture_that_is_no_gaussian_is_not_taken():

@@ -179,7 +179,7 @@ def test_a_full_prior_covariance_has_scales_too(run):
 
 def test_without_a_terminal_slow_steps_are_lines(run, monkeypatch):
     assert "Scoring" not in run("fit", "data.csv", "-t", "died", "--cv", "3")[2]
-    monkeypatch.setattr(terminal, "SILENT_SECONDS", -1.0)
+    monkeypatch.setattr(terminal, "PATIENT_SECONDS", -1.0)
     _, _, err = run("fit", "data.csv", "-t", "died", "--cv", "3")
     assert f"note: fitting {ROWS} rows …\n" in err
     assert [line for line in err.splitlines() if "Scoring" in line] == [

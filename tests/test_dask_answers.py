@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from functools import partial
 
 import numpy as np
+import pandas as pd
 import pytest
 import scipy.sparse
 import torch
@@ -212,6 +213,23 @@ def test_predictions_are_lazy(layout, method):
             np.testing.assert_allclose(lazy.compute(), now, rtol=1e-13, atol=1e-15)  # the last block is shorter
         else:
             assert (lazy.compute() == now).all()
+
+
+def test_predictions_are_written_partition_by_partition(somewhere, tmp_path):
+    model = classifier().fit(X, Y)
+    rows, _, _, offset = arrays(X=(UNEVEN, 3), o=4_000)
+    assert model.predict_to(rows, tmp_path / "lazy.parquet", offset=offset) == N
+    model.predict_to(X, tmp_path / "plain.parquet", offset=OFFSET)
+    lazy, plain = (pd.read_parquet(tmp_path / f"{name}.parquet") for name in ("lazy", "plain"))
+    pd.testing.assert_frame_equal(lazy, plain, rtol=1e-13, atol=1e-15)
+
+
+def test_corrected_predictions_of_collections():
+    corrected = classifier().fit(X, Y).corrected(draws=200)
+    rows, _, _, offset = arrays(X=(UNEVEN, 3), o=4_000)
+    for method in ("predict_proba", "predict_interval", "predict_std"):
+        now = getattr(corrected, method)(X, offset=OFFSET)
+        np.testing.assert_allclose(getattr(corrected, method)(rows, offset=offset), now, rtol=1e-12)
 
 
 def test_predictions_on_workers(client):

@@ -87,14 +87,14 @@ LATE = np.where(np.arange(N) < N - 1, Y, "maybe")
         (lambda: (cut(spoilt(X.astype(object), "a")), cut(Y)), "X must be numeric; could not convert", 2),
     ],
 )
-def test_complaints(collections, message, partition):
+def test_bad_input_is_refused(collections, message, partition):
     with pytest.raises(ValueError, match=message) as caught:
         classifier().fit(*collections())
     notes = getattr(caught.value, "__notes__", [])
     assert notes == ([] if partition is None else [f"This is in partition {partition}, counted from 0."])
 
 
-def test_a_complaint_comes_back_from_a_worker(client):
+def test_an_error_comes_back_from_a_worker(client):
     with pytest.raises(ValueError, match="Input X contains NaN") as caught:
         classifier().fit(cut(spoilt(X, np.nan)), cut(Y))
     assert caught.value.__notes__ == ["This is in partition 2, counted from 0."]

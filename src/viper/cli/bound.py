@@ -28,7 +28,7 @@ def compare_bounds(
     if sd < 0:
         raise typer.BadParameter(f"--sd must not be negative; got {sd:g}")
     from viper import expected_sigmoid, expected_softplus, terms_needed
-    from viper.cli.terminal import print_json, print_table, say, short_number, text_table
+    from viper.cli.terminal import print_json, print_table, say, short_number
 
     variance = sd * sd
     ways: dict[str, dict[str, Any]] = {"exact": {}, "certified above": {"bound": "certified"}}
@@ -59,7 +59,7 @@ def compare_bounds(
         [row["method"], f"{row['value']:.12g}", f"{row['gap']:+.1e}", digits(row["slope"]), digits(row["curvature"])]
         for row in rows
     ]
-    print_table(text_table(["", "value", "gap", "∂/∂mean", "2 ∂/∂variance"], cells))
+    print_table(["", "value", "gap", "∂/∂mean", "2 ∂/∂variance"], cells)
     above = found["certified above"].value - exact
     say(f"Certificate: the true value is proven to lie below the second line, which is {above:.0e} above the first.")
     say(f"The probability s(X) has mean {digits(float(probability.mean))} and sd {digits(float(probability.std))}.")

@@ -8,7 +8,7 @@ import numpy as np
 from rich.markup import escape
 from rich.text import Text
 
-from viper.cli.terminal import console, fixed_number, interval_strip, print_table, say, short_number, text_table
+from viper.cli.terminal import console, fixed_number, interval_strip, print_table, say, short_number
 from viper.models.facts import model_facts
 
 WIDE_TERMINAL = 116  # characters in a line that leave room for drawn intervals
@@ -142,7 +142,7 @@ def print_coefficients(document: dict[str, Any], most: int | None, saved: Path |
     titles = ["coefficient", *(["per", "log-odds", "sd", percent, ""] if wide else ["log-odds", percent])]
     titles += ["odds ×", percent, "sign"]
     cells = [coefficient_cells(row, ends, digits, wide) for row in shown]
-    print_table(text_table(titles, cells, left=2 if wide else 1))
+    print_table(titles, cells, left=2 if wide else 1)
     if len(shown) < len(rows):
         say(f"  [dim]{len(rows) - len(shown)} more, closer to zero{how_to_see_all(saved)}[/]")
     if document["standardised"]:
@@ -181,7 +181,7 @@ def print_process_columns(document: dict[str, Any], most: int | None, saved: Pat
     names = [name for name in (rows[0] if rows else {}) if name != "name"]
     cells = [[row["name"], *(short_number(row[name], 3) for name in names)] for row in rows]
     titles = ["column", *(COLUMN_TITLES.get(name, name.replace("_", " ")) for name in names)]
-    print_table(text_table(titles, cells))
+    print_table(titles, cells)
     if len(rows) < len(document["columns"]):
         say(f"  [dim]{len(document['columns']) - len(rows)} more, less relevant{how_to_see_all(saved)}[/]")
 

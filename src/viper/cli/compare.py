@@ -8,7 +8,6 @@ import typer
 
 import viper
 from viper.cli import options
-from viper.cli.options import MissingRule
 
 LARGEST_GP = 5_000  # rows for viper's Gaussian process
 LARGEST_EXACT_GP = 1_000  # rows for scikit-learn's, whose time grows with their cube
@@ -26,7 +25,7 @@ def compare_models(
         list[str] | None,
         options.optional("Compare only models whose names contain this text. Repeat for more. (default: all)"),
     ] = None,
-    missing: options.Missing = MissingRule.error,
+    missing: options.Missing = options.MissingRule.error,
     drop: options.Drop = None,
     category: options.Category = None,
     cv: Annotated[int, typer.Option(help="Number of folds of the cross-validation.", min=2)] = 5,
@@ -135,7 +134,7 @@ def print_comparison(document: dict[str, Any], level: float) -> None:
     from rich.markup import escape
     from rich.text import Text
 
-    from viper.cli.terminal import print_table, say, short_number, text_table
+    from viper.cli.terminal import print_table, say, short_number
 
     results = document["results"]
     done = [row for row in results if "error" not in row]
@@ -152,7 +151,7 @@ def print_comparison(document: dict[str, Any], level: float) -> None:
     size = f"{document['rows']:,} rows × {document['columns']} columns"
     say(f"[bold]{size}[/], {document['folds']}-fold cross-validation; the best log score comes first")
     titles = ["model", "log score", "Brier", "AUC", "calib. error", f"{100 * level:g} % width", "s per fit"]
-    print_table(text_table(titles, rows))
+    print_table(titles, rows)
     for row in results:
         if "error" in row:
             say(f"  [yellow]{escape(row['model'])} failed:[/] {escape(row['error'])}")

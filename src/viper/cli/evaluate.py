@@ -56,13 +56,13 @@ def print_evaluation(score: Any, shape: "pandas.DataFrame", positive: str, level
     from rich.text import Text
 
     from viper.cli.card import SCORE_TITLES
-    from viper.cli.terminal import print_table, say, short_number, text_table
+    from viper.cli.terminal import print_table, say, short_number
 
     say(f"[bold]{score.rows:,} rows[/], probability that [bold cyan]{escape(positive)}[/]")
     cells = [[title, short_number(getattr(score, name), digits)] for name, (title, digits) in SCORE_TITLES.items()]
-    print_table(text_table(["score", ""], cells))
+    print_table(["score", ""], cells)
     say("[bold]Calibration[/]: predicted probability against observed frequency")
-    bar = lambda share: Text("█" * round(20 * share) or "▏", style="cyan")  # noqa: E731
+    bar = lambda share: Text("█" * round(20 * share) or "▏", style="cyan", justify="left")  # noqa: E731
     rows = [
         [
             f"{row['predicted']:.3f}",
@@ -74,6 +74,4 @@ def print_evaluation(score: Any, shape: "pandas.DataFrame", positive: str, level
         ]
         for row in shape.to_dict("records")
     ]
-    table = text_table(["predicted", "observed", f"{100 * level:g} %", "rows", "agrees", ""], rows, left=0)
-    table.columns[-1].justify = "left"
-    print_table(table)
+    print_table(["predicted", "observed", f"{100 * level:g} %", "rows", "agrees", ""], rows, left=0)

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 import typer
 
 from viper.cli import options
-from viper.cli.options import MissingRule
 from viper.softplus.words import FIT_BOUNDS
 
 ModelKind = StrEnum("ModelKind", ["logistic", "gp"])
@@ -61,7 +60,7 @@ def fit_table(
             **MODEL,
         ),
     ] = True,
-    missing: options.Missing = MissingRule.error,
+    missing: options.Missing = options.MissingRule.error,
     drop: options.Drop = None,
     category: options.Category = None,
     cv: Annotated[
@@ -72,7 +71,7 @@ def fit_table(
     ] = None,
     test_size: Annotated[
         float | None,
-        options.optional("Share of rows to hold out for the scores, instead of folds.", min=0.01, max=0.99),
+        options.optional("Share of rows to hold out for the scores, instead of --cv.", min=0.01, max=0.99),
     ] = None,
     seed: options.Seed = 1,
     level: options.Level = 0.95,

@@ -75,7 +75,7 @@ class Reading:
 
 
 def with_reading_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace the parameter `reading` of a command by one option for each field of `Reading`."""
+    """Replace the parameter `reading` of a command with one option for each field of `Reading`."""
     signature = inspect.signature(command)
     if "reading" not in signature.parameters:
         return command
@@ -98,8 +98,7 @@ def open_model_and_rows(
 ) -> tuple[Any, "TableFile"]:
     """Load a model and open the table it is applied to.
 
-    All paths, that of the output too if there is one, are checked before torch is loaded: mistakes are reported at
-    once.
+    All paths, also that of the output, are checked before torch is loaded, so that mistakes are reported at once.
     """
     from viper.data.table_file import check_input
     from viper.data.writing import check_output

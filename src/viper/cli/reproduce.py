@@ -61,13 +61,13 @@ def reproduce_artefact(
 
 
 def list_artefacts(known: list[Any], as_json: bool) -> None:
-    from viper.cli.terminal import print_json, print_table, short_number, text_table
+    from viper.cli.terminal import print_json, print_table, short_number
 
     if as_json:
         print_json([{key: str(getattr(one, key)) for key in ("name", "what", "where", "minutes")} for one in known])
         return
     rows = [[one.name, one.what, str(one.where), short_number(float(one.minutes), 1)] for one in known]
-    print_table(text_table(["artefact", "what", "in the paper", "minutes"], rows, left=3, longest=60))
+    print_table(["artefact", "what", "in the paper", "minutes"], rows, left=3, longest=60)
 
 
 def outcome_document(outcome: Any) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from rich.text import Text
 
 PIPE_WIDTH = 132  # characters in a line where there is no terminal
 LONGEST_NAME = 40  # characters; longer names are cut
-SILENT_SECONDS = 2.0  # before progress is noted where there is no terminal
+PATIENT_SECONDS = 2.0  # before progress is noted where there is no terminal
 STRIP_WIDTH = 17  # characters of a drawn interval
 
 
@@ -65,20 +65,16 @@ def json_ready(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def text_table(
+def print_table(
     titles: Iterable[str], rows: Iterable[Iterable[str | Text]], left: int = 1, longest: int = LONGEST_NAME
-) -> Table:
-    """Return a light table whose first `left` columns are text and whose other columns are numbers."""
+) -> None:
+    """Print a light table whose first `left` columns are text and whose other columns are numbers."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
     for i, title in enumerate(titles):
         text = {"justify": "left", "no_wrap": True, "overflow": "ellipsis", "max_width": longest}
         table.add_column(title, **(text if i < left else {"justify": "right", "no_wrap": True}))  # type: ignore[arg-type]
     for row in rows:
         table.add_row(*(cell if isinstance(cell, Text) else escape(cell) for cell in row))
-    return table
-
-
-def print_table(table: Table) -> None:
     console().print(table)
 
 
@@ -133,7 +129,7 @@ def progress_lines(title: str, total: int) -> Callable[..., None]:
         nonlocal title, done
         title, done = text or title, done + by
         seconds = time.monotonic() - began
-        if by and seconds > SILENT_SECONDS:
+        if by and seconds > PATIENT_SECONDS:
             note(f"{title}: {done} of {total}, {seconds:.0f} s.")
 
     return step
@@ -142,7 +138,7 @@ def progress_lines(title: str, total: int) -> Callable[..., None]:
 @contextmanager
 def note_if_slow(title: str, quiet: bool = False) -> Iterator[None]:
     """Note on stderr that something takes longer than two seconds, unless stderr is a terminal."""
-    timer = threading.Timer(SILENT_SECONDS, note, [f"{title} …"])
+    timer = threading.Timer(PATIENT_SECONDS, note, [f"{title} …"])
     timer.daemon = True
     if not (quiet or sys.stderr.isatty()):
         timer.start()

@@ -209,12 +209,9 @@ class ArrowFile:
         if cell:  # rows are counted from 1, with the header
             where = f"column {self.schema.names[int(cell[1])]!r}, {self.at(int(cell[2]) - 2)}"
             return f"{where}: {cell[3]}", encoding or "Correct the cell; numbers have a decimal point."
-        row = re.match(r"CSV parse error: Row #(\d+): (.*)", reason)
+        row = re.match(r"CSV parse error: Row #(\d+): Expected (\d+) columns, got (\d+)", reason)
         if row:
-            where, fields = self.at(int(row[1]) - 2), re.match(r"Expected (\d+) columns, got (\d+)", row[2])
-            if fields:
-                refuse_ragged(self.path, where, *map(int, fields.groups()))
-            return f"{where}: {row[2]}", "Correct the line."
+            refuse_ragged(self.path, self.at(int(row[1]) - 2), int(row[2]), int(row[3]))
         return reason, encoding or "Write it again, or leave it out."
 
     def at(self, row: int) -> str:

@@ -261,20 +261,9 @@ class StreamSample(BlockSource):
     """Some rows of a stream, in memory once they are needed. Samples drawn together are read together."""
 
     def __init__(self, stream: Stream, chosen: np.ndarray) -> None:
-        self.stream, self.chosen = stream, chosen
+        self.stream, self.chosen, self.rows = stream, chosen, len(chosen)
+        self.dimension, self.device = stream.dimension, stream.device
         self.held: Arrays | None = None
-
-    @property
-    def rows(self) -> int:
-        return len(self.chosen)
-
-    @property
-    def dimension(self) -> int:
-        return self.stream.dimension
-
-    @property
-    def device(self) -> torch.device:
-        return self.stream.device
 
     @property
     def traits(self) -> SourceTraits:

@@ -1,4 +1,4 @@
-"""Kernels and mean functions: the words of the estimator as GPyTorch modules, and how covariances are evaluated.
+"""Kernels and mean functions: GPyTorch modules by name, and how covariances are evaluated.
 
 Every kernel is a GPyTorch module. The common stationary ones, k(x, z) = s φ(r²) with r² = Σ_j (x_j - z_j)²/ℓ_j², are
 evaluated by one function with its derivative in closed form, several times faster than autograd. GPyTorch evaluates all
@@ -23,12 +23,12 @@ MEANS = ("linear", "constant", "zero")
 
 
 def logarithmic() -> Positive:
-    """Positive through exp, so that the optimiser can soon change a scale a thousandfold."""
+    """Positive through exp, so that the optimiser changes a scale a thousandfold in a few steps."""
     return Positive(transform=torch.exp, inv_transform=torch.log)
 
 
 def make_kernel(kernel: Any, columns: int) -> Kernel:
-    """A kernel in float64 from a word or a GPyTorch kernel, which is copied."""
+    """A kernel in float64: by name, or a copy of a GPyTorch kernel."""
     if isinstance(kernel, Kernel):
         made = copy.deepcopy(kernel)
     elif kernel == "linear":
@@ -48,7 +48,7 @@ def make_kernel(kernel: Any, columns: int) -> Kernel:
 
 
 def make_mean(mean: Any, columns: int) -> Mean:
-    """A mean function in float64 from a word or a GPyTorch mean, which is copied; those from words start at zero."""
+    """A mean function in float64: by name, with all weights zero, or a copy of a GPyTorch mean."""
     if isinstance(mean, Mean):
         return check_parameters(copy.deepcopy(mean).double(), "mean")
     if mean == "zero":
@@ -165,7 +165,8 @@ def on_arrays(shape: Shape) -> Callable[[np.ndarray], tuple[np.ndarray, np.ndarr
     return evaluate
 
 
-SHAPES: dict[Shape, Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]] = {  # of the function on tensors
+ARRAY_SHAPES: dict[Shape, Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]] = {
+    # the same on arrays
     gaussian_shape: gaussian_array,
     matern32_shape: on_arrays(matern32_shape),
     matern52_shape: on_arrays(matern52_shape),

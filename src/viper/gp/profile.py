@@ -23,6 +23,7 @@ from viper.gp.profile_numpy import (
     DenseProfile,
     dense_profile_applies,
 )
+from viper.inference.anderson import weights_from_gram
 from viper.inference.problem import Gaussian, Prior, Problem, divergence, gaussian, kl_to_prior
 from viper.inference.rows import BLOCK_ROWS, RowSource
 from viper.inference.steps import diagonal_step, full_step, opening
@@ -170,10 +171,9 @@ class Anderson:
             return new
         # γ by least squares on differences from the newest
         change = self.whitened[-1] - torch.stack(self.whitened[:-1])
-        gram = change @ change.T
-        gram.diagonal().mul_(1.0 + 1e-10)
-        # on the CPU, whose routine takes a singular matrix too
-        weights = torch.linalg.lstsq(gram.cpu(), (change @ self.whitened[-1]).cpu()[:, None]).solution[:, 0]
+        weights = weights_from_gram((change @ change.T).cpu().numpy(), (change @ self.whitened[-1]).cpu().numpy())
+        if weights is None:
+            return new
         for weight, x_old, f_old in zip(weights.tolist(), self.points[:-1], self.residuals[:-1], strict=True):
             x = x - weight * (self.points[-1] - x_old)
             residual = residual - weight * (self.residuals[-1] - f_old)

@@ -18,8 +18,9 @@ import torch
 from scipy.linalg import lapack
 from torch import Tensor
 
-from viper.gp.kernels import SHAPES, Shape, covariance, stationary_shape, variances
+from viper.gp.kernels import ARRAY_SHAPES, Shape, covariance, stationary_shape, variances
 from viper.gp.model import Observations, SparseGP, cholesky_with_jitter, pull_back
+from viper.inference.anderson import weights_from_gram
 from viper.inference.problem import Gaussian
 from viper.softplus.pointwise import Formula
 
@@ -65,7 +66,7 @@ def by_autograd(model: SparseGP, inputs: Tensor) -> Kernels:
 
 def in_closed_form(model: SparseGP, shape: Shape, inputs: Tensor, squares: np.ndarray) -> Kernels:
     """The matrices of a stationary kernel s φ(r²), r² = Σ_j (x_j - z_j)²/ℓ_j²."""
-    on_arrays = SHAPES[shape]
+    on_arrays = ARRAY_SHAPES[shape]
     with torch.enable_grad():
         lengthscale, scale, mean = model.kernel.base_kernel.lengthscale, model.kernel.outputscale, model.mean(inputs)
     ell, s = lengthscale.detach().numpy().reshape(-1), float(scale.detach())
@@ -234,14 +235,9 @@ class AndersonSites:
         mixed = x + damping * residual
         known = min(self.count, MIXED_ITERATES)
         if known:
-            changes, wanted = (
-                whitened_sites(self.residuals[:known], moments),
-                whitened_sites(residual[None], moments)[0],
-            )
-            gram = changes @ changes.T
-            gram.flat[:: known + 1] *= 1.0 + 1e-10
-            _, weights, info = lapack.dposv(gram, changes @ wanted)
-            if not info:
+            changes = whitened_sites(self.residuals[:known], moments)
+            weights = weights_from_gram(changes @ changes.T, changes @ whitened_sites(residual[None], moments)[0])
+            if weights is not None:
                 flat = (known, -1)
                 mixed -= (weights @ self.points[:known].reshape(flat)).reshape(x.shape)
                 mixed -= damping * (weights @ self.residuals[:known].reshape(flat)).reshape(x.shape)

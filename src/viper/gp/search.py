@@ -34,7 +34,7 @@ INNER_SHARE = 0.1  # of a step's gain, by which the inner maximum may be missed
 # For the race:
 MEAN_LAST_STEPS = 6
 ROUND = 5  # steps
-SURVIVORS = {10: 2, 20: 1}  # the most starts left after so many steps
+SURVIVORS = {10: 2, 20: 1}  # after this many steps, at most this many starts are left
 HOPE = 2.0  # a start is dropped if even this many times the gain of its last round would not reach the best
 MET = 0.7  # largest difference of parameters (log scales) between kernels that count as equal: a factor of two
 UNITS = (0.05, 20.0)  # range within which lengthscales are the units of the inducing points
@@ -49,8 +49,8 @@ def report_nothing(rows: int, objective: float, gain: float) -> None:
 class Start(NamedTuple):
     """One start: what it was, the objective it reached, and what it cost.
 
-    The objective is the profile of the ELBO as the search sees it (accurate to 1e-6 per row), plus the log prior of
-    hyperparameters where there are any.
+    The objective is the profile of the ELBO as the search computes it (to 1e-6 nats per row), plus the log prior of the
+    hyperparameters if they have one.
     """
 
     start: str
@@ -77,7 +77,7 @@ class Found(NamedTuple):
 
 @dataclass(frozen=True)
 class Search:
-    """What both solvers need to know."""
+    """The rows, the bound, the limits and the random numbers of a search, by either solver."""
 
     rows: Observations
     bound: Bound
@@ -102,7 +102,7 @@ class Search:
         attempts = [Attempt(start, lambda m: self.on(m, few, first), report) for start in begun]
         best = race(attempts, self.steps, tol)
         if not math.isfinite(best.value):
-            Features(best.model, few.take(slice(0, 2)))  # raises if it is the kernel
+            Features(best.model, few.take(slice(0, 2)))  # raises if the kernel is to blame
             raise ValueError("the ELBO must be finite at one start at least; got none. Check kernel and mean.")
         for size in sizes[1:]:
             best = self.onward(best, self.some(size))
@@ -111,7 +111,7 @@ class Search:
         return Found(best.model, starts, best.climb.steps, best.climb.finished, sites=best.profile.found())
 
     def greedily(self, model: SparseGP, few: Observations, information: Tensor) -> Tensor:
-        """As many inducing points as the model has, chosen among few rows of known information, or else among all."""
+        """The model's number of inducing points, chosen among few rows, or among all if those are too few."""
         count = len(model.inducing)
         if count < len(few):
             return greedy(model, few.inputs, information, count)
@@ -134,7 +134,7 @@ class Search:
         return self.tol * max(1.0, len(rows) / FEW_ROWS)
 
     def onward(self, best: "Attempt", rows: Observations) -> "Attempt":
-        """Climb on from where fewer rows have led."""
+        """Continue the best climb on more rows."""
         model, q = best.model, best.profile.posterior()
         tol = self.tolerance(rows)
         new = best.onward(f"{len(rows):,} rows", lambda _: self.on(model, rows, max(FIRST_TOLERANCE, tol), q))
@@ -238,7 +238,7 @@ class Attempt:
         return self.candidate.model
 
     def onward(self, name: str, profile: Callable[[SparseGP], Profile]) -> "Attempt":
-        """The climb continued on other rows of the same distribution, whose objective has much the same curvature."""
+        """The same climb on other rows, keeping what was learned about the curvature."""
         new = Attempt(Candidate(name, self.model), profile, self.report)
         new.climb.pairs.extend(self.climb.pairs)
         return new

@@ -42,11 +42,11 @@ class Candidate:
     mean_last: bool = False
 
 
-Place = Callable[[SparseGP, Tensor], Tensor]  # inducing points of a start, given each row's information
+PlacePoints = Callable[[SparseGP, Tensor], Tensor]  # inducing points of a start, given each row's information
 
 
 def candidates(
-    model: SparseGP, rows: Observations, count: int, generator: np.random.Generator, place: Place
+    model: SparseGP, rows: Observations, count: int, generator: np.random.Generator, place: PlacePoints
 ) -> Iterator[Candidate]:
     """Up to `count` models to climb from: what the screen finds, then plain starts over lengthscales."""
     coefficients, information = null_model(model, rows)
@@ -82,7 +82,7 @@ def can_screen(model: SparseGP) -> bool:
     return learns_lengthscale(kernel.base_kernel) and bool(kernel.raw_outputscale.requires_grad)
 
 
-def placed(candidate: Candidate, information: Tensor, place: Place) -> Candidate:
+def placed(candidate: Candidate, information: Tensor, place: PlacePoints) -> Candidate:
     with torch.no_grad():
         candidate.model.inducing.copy_(place(candidate.model, information))
     return candidate
@@ -120,7 +120,7 @@ def set_mean(mean: Any, coefficients: Tensor) -> None:
 
 
 def mean_columns(mean: Any, inputs: Tensor) -> Tensor:
-    """The columns whose linear combination a mean function given by a word is: [X, 1], [1] or none."""
+    """The columns that a named mean function combines linearly: [X, 1], [1] or none."""
     ones = torch.ones_like(inputs[:, :1])
     if type(mean) is LinearMean:
         return torch.cat([inputs, ones], 1)
@@ -243,7 +243,7 @@ def distinct_groups(groups: list[Group], count: int) -> list[Group]:
 
 
 def inducing_points(rows: Observations, count: int, word: str, seed: int) -> Tensor:
-    """`count` points to begin with; those of "greedy" depend on the kernel and stand in until `greedy` chooses them."""
+    """The `count` points to start from; for "greedy", placeholders until a start's kernel is known (`greedy`)."""
     if word == "kmeans":
         return k_means(rows, count, seed)
     if word == "greedy":

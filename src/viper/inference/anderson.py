@@ -1,28 +1,31 @@
-"""Anderson's mixing: near the optimum, the last few proposals combined so that their residuals cancel.
+"""Anderson mixing: near the optimum, the last few proposals are combined so that their residuals cancel.
 
 A natural-gradient step from q_k proposes q_k⁺. Its residual is the change in whitened coordinates,
 
     r_k = (√½ Fᵀ(Λ_k⁺ - Λ_k)F, Lᵀ(μ_k⁺ - μ_k)),      so that ½|r_k|² is the KL divergence of a small step,
 
-and weights γ minimise |r_k - Σ_i γ_i (r_k - r_i)|². What is left of |r_k|², the share θ², tells how far the mixture
-Σ_i γ_i q_i⁺ goes: where a plain step shrinks the divergence by κ², it shrinks it by about κ²θ². Where whole steps go
-too far, as under very wide priors, what is mixed is the part ρ of the way from q_i to q_i⁺.
+and the weights γ minimise |r_k - Σ_i γ_i (r_k - r_i)|². The share θ² of |r_k|² that is left says how good the mixture
+Σ_i γ_i q_i⁺ is: a plain step multiplies the divergence by κ², a mixed one by about κ²θ². Where whole steps go too far,
+as under very wide priors, the mixture is of points a part ρ of the way from q_i to q_i⁺.
 """
 
 import math
 from collections import deque
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from scipy.linalg.lapack import dposv
 from torch import Tensor
 
 from viper.inference.problem import Gaussian, gaussian
 
 MEMORY = 6  # proposals that are mixed
-LONGEST = 1e3  # sum of the weights; a slow rate needs long ones
-ENTRIES_PER_WEIGHT = 4  # of a residual: with fewer, nothing is left of it whatever the map does
-SMALLEST_SHARE = 0.03  # to be believed: the map is not linear
-UNKNOWN_SHARE = 0.999  # of mixtures of more proposals than a residual has entries for
+LARGEST_WEIGHTS = 1e3  # sum of their absolute values; a slow rate needs large ones
+ENTRIES_PER_WEIGHT = 4  # of a residual: with fewer, the weights cancel all of it whatever the map does
+SMALLEST_SHARE = 0.03  # that is believed, because the map is not linear
+UNKNOWN_SHARE = 0.999  # assumed if a residual has too few entries for the weights
+RIDGE = 1e-10  # added to a Gram matrix of changes, relative to its diagonal
 
 
 class Step(NamedTuple):
@@ -33,7 +36,7 @@ class Step(NamedTuple):
 
 
 class Past(NamedTuple):
-    """Where a step began, what it proposed, and the residual."""
+    """Where a step started, its proposal, and the residual."""
 
     q: Gaussian
     new: Gaussian
@@ -41,15 +44,15 @@ class Past(NamedTuple):
 
 
 class Mixing:
-    """The last proposals with their residuals, and the pace at which moves shrink."""
+    """The last proposals with their residuals, and how fast moves shrink."""
 
     def __init__(self) -> None:
         self.past: deque[Past] = deque(maxlen=MEMORY)
-        self.last = math.inf  # the move before this one, in nats, and the share of the step that followed it
-        self.share = 1.0
+        self.last = math.inf  # the previous move, in nats
+        self.share = 1.0  # of the step that followed it
 
     def step(self, q: Gaussian, new: Gaussian, residual: Tensor, rho: float) -> Step:
-        """The mixture of a proposal with those before it, or itself where there is none."""
+        """The mixture of a proposal with earlier ones, or the proposal itself if there is no usable mixture."""
         most = max(1, len(residual) // ENTRIES_PER_WEIGHT)
         older = list(self.past)[-(MEMORY if rho < 1.0 else most) :]
         self.past.append(Past(q, new, residual))
@@ -72,13 +75,13 @@ class Mixing:
         return Step(mixed, max(share, SMALLEST_SHARE if len(older) <= most else UNKNOWN_SHARE))
 
     def taken(self, move: float, share: float) -> None:
-        """Note the step just taken."""
+        """Record the step just taken."""
         self.last, self.share = move, share
 
     def rate(self, move: float, slowest: float) -> float:
-        """κ², by which a plain step shrinks the move: as the last one did, had it been plain, but not below `slowest`.
+        """κ², the factor by which a plain step shrinks the move, estimated from the last step; at least `slowest`.
 
-        A single step may do better than the rate that the dependence of h on Σ sets in the end.
+        A single step may do better than the final rate, which is set by the dependence of h on Σ.
         """
         return max(move / (self.last * self.share), slowest) if self.last > 0.0 else math.inf
 
@@ -88,27 +91,34 @@ class Mixing:
 
 
 def mixing_weights(changes: Tensor, residual: Tensor) -> Tensor | None:
-    """γ with the least |r - Cγ|, or None if the changes C are so nearly dependent that γ is too long.
+    """γ with the least |r - Cγ|, or None if it is too large because the changes C are nearly dependent.
 
-    By Householder's QR: the pivoting driver, torch's default, starts from pivots that it does not set, so that the
-    last digits would differ from run to run.
+    torch's default driver pivots, starting from memory it does not initialise, so that its last digits differ from run
+    to run; "gels" does not.
     """
     try:
         gamma = torch.linalg.lstsq(changes, residual[:, None], driver="gels").solution[:, 0]
     except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
         return None
-    return gamma if float(gamma.abs().sum()) <= LONGEST else None
+    return gamma if float(gamma.abs().sum()) <= LARGEST_WEIGHTS else None
+
+
+def weights_from_gram(gram: np.ndarray, wanted: np.ndarray) -> np.ndarray | None:
+    """The same from CᵀC, which is overwritten, and Cᵀr: faster for long residuals, but only with a small ridge."""
+    gram.flat[:: len(gram) + 1] *= 1.0 + RIDGE
+    _, weights, singular = dposv(gram, wanted)
+    return None if singular else weights
 
 
 def part_way(q: Gaussian, new: Gaussian, rho: float) -> tuple[Tensor, Tensor]:
-    """Mean and precision the part ρ of the way from q to the proposal."""
+    """Mean and precision a part ρ of the way from q to the proposal."""
     if rho == 1.0:
         return new.mean, new.precision
     return torch.lerp(q.mean, new.mean, rho), torch.lerp(q.precision, new.precision, rho)
 
 
 def whitened(q: Gaussian, new: Gaussian) -> Tensor:
-    """The residual r, as the present q sees it."""
+    """The residual r of a proposal, in the metric of the present q."""
     change, shift = new.precision - q.precision, new.mean - q.mean
     if q.cholesky is None:
         return torch.cat([math.sqrt(0.5) * change * q.factor, shift * q.precision.sqrt()])

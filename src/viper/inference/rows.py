@@ -218,7 +218,7 @@ class BlockSource:
 
 
 class SourceWrapper:
-    """Wraps another source and delegates everything it does not override."""
+    """Wraps another source and delegates everything except `reduce` and `sample`, which every wrapper defines."""
 
     source: RowSource
 
@@ -238,17 +238,11 @@ class SourceWrapper:
     def traits(self) -> SourceTraits:
         return self.source.traits
 
-    def reduce(self, function: RowFunction) -> list[Tensor]:
-        return self.source.reduce(function)
-
     def map(self, function: Callable[[Block], Mapped]) -> Iterator[Mapped]:
         return self.source.map(function)
 
     def apply(self, function: Callable[[Block], np.ndarray]) -> Any:
         return self.source.apply(function)
-
-    def sample(self, k: int, generator: np.random.Generator) -> RowSource:
-        return self.source.sample(k, generator)
 
     def in_memory(self) -> "Arrays":
         return self.source.in_memory()

@@ -4,7 +4,7 @@ The workers check their partitions by checks.py; errors carry the number of the 
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from functools import partial
@@ -257,63 +257,48 @@ def like_rows(client: Any, x: Any, name: str, sizes: list[int]) -> list[Any]:
 class LazyRows(BlockSource):
     """The rows of a collection to be predicted: functions are applied to partitions when the result is computed."""
 
-    device = CPU
+    device, traits = CPU, SourceTraits("cluster")
 
     def __init__(self, columns: Any, X: Any, offset: Any, format: RowFormat) -> None:
         self.columns, self.format, self.partitions = columns, format, row_blocks(X)
+        self.dimension = int(columns.n_features_in_) + int(format.intercept)
         self.sizes = (math.nan,) * X.npartitions if is_frame(X) else X.chunks[0]
         self.offsets = offsets_by_partition(offset, self.sizes)
-
-    @property
-    def dimension(self) -> int:
-        return int(self.columns.n_features_in_) + int(self.format.intercept)
 
     @property
     def rows(self) -> int:
         return int(sum(compute(*[delayed(count_rows)(block) for block in self.partitions])))
 
-    @property
-    def traits(self) -> SourceTraits:
-        return SourceTraits("cluster")
-
-    def on_partitions(self, task: Callable[..., Any]) -> list[Any]:
-        """task(rows) of each partition, delayed. The task is sent to a worker only once."""
-        shipped = delayed((task, self.columns, self.format), pure=False, traverse=False)
-        run = delayed(run_on_partition, pure=False)
-        return [run(shipped, block, offset) for block, offset in zip(self.partitions, self.offsets, strict=True)]
-
     def blocks(self) -> Iterator[Block]:
         return self.map(lambda block: block)
 
     def map(self, function: Callable[[Block], Mapped]) -> Iterator[Mapped]:
-        for part in self.on_partitions(partial(mapped_partition, function=function)):
+        for part in self.delayed_parts(function, list):
             yield from part.compute()
 
     def apply(self, function: Callable[[Block], np.ndarray]) -> Any:
         """A Dask array. The rows of a frame become those of an array with unknown chunk sizes."""
         nothing = torch.zeros(0, self.dimension, dtype=torch.float64)
         empty = function(Block(Dense(nothing), nothing[:, 0]))
-        parts = self.on_partitions(partial(applied_to_partition, function=function, empty=empty))
-        arrays = [
-            da.from_delayed(part, (size, *empty.shape[1:]), empty.dtype)
-            for part, size in zip(parts, self.sizes, strict=True)
-        ]
+        shape, dtype = empty.shape[1:], empty.dtype
+        parts = self.delayed_parts(function, lambda found: np.concatenate([empty, *found]))
+        arrays = [da.from_delayed(part, (size, *shape), dtype) for part, size in zip(parts, self.sizes, strict=True)]
         return da.concatenate(arrays, allow_unknown_chunksizes=True)
 
+    def delayed_parts(self, function: Callable[[Block], Any], join: Callable[[Iterable[Any]], Any]) -> list[Any]:
+        """join(function(block), ...) of each partition, delayed. The functions are sent to a worker only once."""
+        shipped = delayed((function, join, self.columns, self.format), pure=False, traverse=False)
+        run = delayed(map_partition, pure=False)
+        return [run(shipped, block, offset) for block, offset in zip(self.partitions, self.offsets, strict=True)]
 
-def run_on_partition(shipped: tuple[Callable[[Arrays | None], Any], Any, RowFormat], X: Any, offset: Any) -> Any:
-    """On a worker: task(rows), or task(None) if the partition is empty."""
-    task, columns, format = shipped
+
+def map_partition(shipped: tuple[Any, ...], X: Any, offset: Any) -> Any:
+    """On a worker: what `delayed_parts` promises for one partition, which may be empty."""
+    function, join, columns, format = shipped
+    if not X.shape[0]:
+        return join([])
     with one_thread():
-        return task(unlabelled_arrays(columns, X, offset, format) if X.shape[0] else None)
-
-
-def mapped_partition(rows: Arrays | None, function: Callable[[Block], Mapped]) -> list[Mapped]:
-    return [] if rows is None else list(rows.map(function))
-
-
-def applied_to_partition(rows: Arrays | None, function: Callable[[Block], np.ndarray], empty: np.ndarray) -> np.ndarray:
-    return empty if rows is None else rows.apply(function)
+        return join(unlabelled_arrays(columns, X, offset, format).map(function))
 
 
 def offsets_by_partition(offset: Any, sizes: tuple[float, ...]) -> list[Any]:

@@ -69,6 +69,7 @@ class Partitions(BlockSource):
     """
 
     device = CPU  # where the solver works; the workers have their own
+    traits = SourceTraits("cluster")  # otherwise as for arrays in memory, so that the solver takes the same steps
 
     def __init__(
         self,
@@ -89,11 +90,6 @@ class Partitions(BlockSource):
     @property
     def rows(self) -> int:
         return int(self.sizes.sum())
-
-    @property
-    def traits(self) -> SourceTraits:
-        """Those of arrays in memory, except for the place, so that the solver takes the same steps."""
-        return SourceTraits("cluster")
 
     def reduce(self, function: RowFunction) -> list[Tensor]:
         if self.client is None:
