@@ -2,7 +2,7 @@
 
 The blocks of one file share a namespace and a temporary directory and run in order, as a reader would run
 them. A block is left out only if the line before it says why: <!-- skip: reason -->. A ```text block that
-follows one shows what it prints; `python tests/pages.py docs/start.md ...` writes those anew.
+follows one shows what it prints; `python tests/pages.py docs/start.md ...` rewrites those.
 """
 
 import contextlib

@@ -33,7 +33,7 @@ ROOMS = {
 }
 ORDER = list(ROOMS)
 SOFTPLUS_MAY_IMPORT = {"torch", "numpy", "viper", *sys.stdlib_module_names}
-MOST_SHARED_NAMES, MOST_SHARED_CALLABLES = 60, 40  # names that stand in more than one module
+MOST_SHARED_NAMES, MOST_SHARED_CALLABLES = 25, 4  # names that stand in more than one module
 MODULES = {path.relative_to(PACKAGE).with_suffix(""): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 

@@ -138,7 +138,7 @@ def logistic_keys(path: Path) -> list[tuple[str, ...]]:
 
 
 @pytest.mark.slow
-def test_a_killed_study_goes_on_where_it_stopped(tmp_path):
+def test_a_killed_study_continues_where_it_stopped(tmp_path):
     path = tmp_path / "quick" / "logistic" / "runs.csv"
     process = subprocess.Popen(
         [sys.executable, "-c", KILLED, str(tmp_path)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -221,7 +221,7 @@ def test_a_narrow_terminal_gets_every_column_in_pieces(monkeypatch, capsys):
     assert out.count("VI-PER_1") == 2
 
 
-def test_spread_is_the_paper_s_summary():
+def test_a_spread_is_the_papers_summary():
     values = np.random.default_rng(1).normal(size=101)
     assert spread_of([*values, float("nan")]) == tuple(np.quantile(values, [0.5, 0.025, 0.975]))
     assert spread_of([float("nan")]) is None
@@ -234,7 +234,7 @@ def test_number(x, text):
     assert format_number(x) == text
 
 
-def test_figures_are_whole_files_of_both_kinds(tmp_path):
+def test_figures_are_complete_files_of_both_kinds(tmp_path):
     import matplotlib.pyplot as plt
 
     with figure_style():

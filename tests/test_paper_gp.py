@@ -1,4 +1,4 @@
-"""The paper's Gaussian processes: the toy example, and the table of public data sets on a set made for the purpose."""
+"""The paper's Gaussian processes: the toy example, and the table of public data sets on a data set made here."""
 
 import csv
 from pathlib import Path
@@ -72,11 +72,11 @@ def elbo_by_quadrature(model, X, y):
 
 def rank_statistic(y, f):
     """The AUC as the Mann-Whitney statistic over the number of pairs."""
-    positive = f[y == 1], f[y == 0]
-    return scipy.stats.mannwhitneyu(*positive).statistic / (len(positive[0]) * len(positive[1]))
+    positive, negative = f[y == 1], f[y == 0]
+    return scipy.stats.mannwhitneyu(positive, negative).statistic / (len(positive) * len(negative))
 
 
-def test_the_toys_scores_again_from_a_fit_of_our_own(out):
+def test_the_toys_scores_by_independent_formulas(out):
     data = toy.simulate_toy(2)
     grid = np.linspace(0.0, 5.0, 100)
     fits = {name: fit_gp(data.x[:, None], data.y, name, 2, 1000)[0] for name in ("VI-MC", "VI-PG")}
@@ -99,12 +99,12 @@ def test_the_toys_scores_again_from_a_fit_of_our_own(out):
 
 
 @pytest.mark.filterwarnings("error")
-def test_the_papers_mean_is_no_reason_to_warn():
-    """Three rows, of which the estimator says that its intervals are too narrow."""
+def test_the_papers_mean_raises_no_warning():
+    """Three rows for which the estimator alone warns that its intervals are too narrow."""
     fit_gp(np.array([[0.0], [1.0], [2.0]]), np.array([0, 1, 1]), "VI-PER limit", 0, 1000)
 
 
-def test_the_paper_s_recipe_is_run_beside():
+def test_the_papers_recipe_is_run_too():
     config = toy.ToyExample().configure(FULL)
     assert config == {"samples": 1000, "solvers": ["best", "recipe"]}
     assert len(toy.ToyExample().jobs(FULL)) == 100
@@ -165,7 +165,7 @@ def test_the_quick_version(out, split):
     assert found.width["VI-PG"] < 0.8 * found.width["VI-PER limit"]
 
 
-def test_missing_data_are_said_and_nothing_is_lost(tmp_path):
+def test_missing_data_are_reported_and_no_run_is_written(tmp_path):
     with pytest.raises(Unavailable, match="data must be a folder with breast-cancer"):
         reproduce("public", runs=1, out=tmp_path, data=tmp_path)
     assert not (tmp_path / "public" / "runs.csv").exists()

@@ -35,7 +35,7 @@ PUBLISHED = [
 
 
 @pytest.mark.parametrize(("key", "diagonal", "full"), PUBLISHED)
-def test_published_runs_are_found_again_seed_by_seed(key, diagonal, full):
+def test_published_runs_are_reproduced_seed_by_seed(key, diagonal, full):
     data = simulate(*key)
     for family, (auc, width) in (("Q", diagonal), ("Q'", full)):
         model, _ = fit_logistic(data.X, data.y, 1, {"bound": "pg", "covariance": FAMILIES[family]})
@@ -136,7 +136,7 @@ def test_kl_is_that_of_torch():
 
 
 @pytest.mark.parametrize("size", [1e-3, 1e-5, 1e-7])
-def test_kl_keeps_its_digits_for_near_neighbours(size):
+def test_kl_is_accurate_for_near_neighbours(size):
     sd = np.array([0.1, 1.0, 10.0])
     p, q = NormalDistribution(np.zeros(3), np.diag(sd**2)), NormalDistribution(size * sd, np.diag(sd**2 * (1.0 + size)))
     # λ = 1/(1+ε): ½(λ - 1 - log λ) = ¼ε²(1 - 4/3 ε + …), and the shift ½ε²/(1+ε), in each of three directions
@@ -154,7 +154,7 @@ def example():
     return data, model, NormalDistribution(model.coef_[0], model.covariance_)
 
 
-def test_metrics_are_those_draws_scores(example):
+def test_metrics_in_closed_form_are_those_of_draws(example):
     data, model, q = example
     closed, sampled = normal_scores(data, q), draws_scores(data, model.sample(200_000, random_state=1))
     # widths by quantiles of 200,000 draws are good to 0.3 %, shares of 300 rows to one or two rows

@@ -44,7 +44,7 @@ def test_the_study_is_the_papers():
 
 
 @pytest.mark.parametrize("family", ["Q", "Q'"])
-def test_the_limit_is_the_optimum_and_the_rivals_are_not(found, frame, family):
+def test_the_limit_is_the_optimum_and_the_others_are_not(found, frame, family):
     best = found[family, "optimum"]
     assert soil.largest_shift(best, found[family, "VI-PER limit"]) < 1e-4
     assert kl(best, found[family, "VI-PER limit"]) < 1e-8
@@ -66,9 +66,9 @@ def design(data):
     return np.column_stack([np.ones(len(data.y)), data.X])
 
 
-def test_elbos_again_by_quadrature_at_the_posteriors_kept(found, frame, data, design):
+def test_elbos_are_those_of_quadrature_at_the_stored_posteriors(found, frame, data, design):
     for key, q in found.items():
-        # ten digits of the posterior and of the ELBO are kept
+        # ten digits of the posterior and of the ELBO are stored
         assert frame.elbo[key] == pytest.approx(soil.elbo_by_quadrature(design, data.y, q), rel=2e-9)
 
 
@@ -88,7 +88,7 @@ def test_vi_pg_is_the_fixed_point_of_polya_gamma_augmentation(found, data, desig
     assert kl(polya_gamma(design, data.y, family == "Q'"), found[family, "VI-PG"]) < 1e-8
 
 
-def test_widths_and_aucs_again_from_the_posteriors_kept(found, frame, data):
+def test_widths_and_aucs_follow_from_the_stored_posteriors(found, frame, data):
     X = np.column_stack([np.ones(len(data.y_test)), data.X_test])
     for key, q in found.items():
         sd = np.linalg.norm(X @ np.linalg.cholesky(q.covariance), axis=1)
@@ -137,7 +137,7 @@ def test_the_map_shows_the_sd_of_the_probability(found):
     np.testing.assert_allclose(soil.sd_of_probability(X, q), sampled, rtol=0.03)
 
 
-def test_the_estimators_order_is_put_right(found):
+def test_coefficients_are_in_the_order_of_the_data(found):
     constants = datasets.liquefaction.generator_constants()
     expected = [float(constants["intercept"]), *constants["beta"]]
     q = found["Q'", "VI-PER limit"]

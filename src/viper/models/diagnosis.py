@@ -51,12 +51,12 @@ class CorrectedPosterior:
         return self.weighted.variance.sqrt().numpy()
 
     def sample(self, n: int = 1, random_state: Any = None) -> np.ndarray:
-        """`n` equally weighted draws of the coefficients, n × d; new ones in every call if `random_state` is None."""
+        """Return equally weighted draws of the coefficients, n × d; new ones in every call without `random_state`."""
         generator = np.random.default_rng(check_random_state(random_state).randint(2**31))
         return self.weighted.resample(n, generator).numpy()
 
     def to_arviz(self, draws: int = 1000, chains: int = 4, random_state: Any = None) -> Any:
-        """Equally weighted draws, as the container of the installed ArviZ."""
+        """Return equally weighted draws in the container of the installed ArviZ."""
         sample = self.sample(count_draws(chains, draws), random_state)
         return draws_to_arviz(torch.from_numpy(sample), self.names, (chains, draws))
 

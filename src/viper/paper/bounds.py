@@ -166,7 +166,7 @@ class RelativeErrors(Artefact):
 
         figure, axes = plt.subplots(1, 3, figsize=(12, 3.6), sharey=True)
         reach = float(frame.jaakkola_jordan.max())
-        floor = 1e-5  # of the colours
+        floor = 1e-5  # where the colours end
         frame = frame.assign(
             difference=frame.jaakkola_jordan - frame.viper,
             jaakkola_jordan=frame.jaakkola_jordan.clip(lower=floor),

@@ -110,9 +110,9 @@ class LogisticStudy(LogisticArtefact):
 
     def configure(self, request: Request) -> Config:
         return {
-            "samples": 200 if request.quick else 1000,  # of VI-MC
+            "samples": 200 if request.quick else 1000,  # for VI-MC
             "elbo_samples": 1000 if request.quick else 10_000,
-            "draws": 1000 if request.quick else 4000,  # of the importance-corrected posterior
+            "draws": 1000 if request.quick else 4000,  # from the importance-corrected posterior
         }
 
     def run(self, job: Job, config: Config, data: Path | None) -> list[Row]:

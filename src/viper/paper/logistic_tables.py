@@ -98,8 +98,8 @@ class PairedMetric(NamedTuple):
 
     mean: float
     difference: float
-    of_chains: float  # of one run, from the differences between its four chains
-    of_study: float  # of MCMC's mean over the data sets: sd/√runs
+    of_chains: float  # error of one run, from the differences between its four chains
+    of_study: float  # standard error of MCMC's mean over the data sets, sd/√runs
 
 
 COMPARED = {"MSE": "f_mse", "coverage": "f_coverage", "CI width": "f_width"}

@@ -56,7 +56,7 @@ class Records:
             first = differing[0]
             raise ValueError(
                 f"runs in one file must share a configuration; got {first} = {new.get(first)!r} where {self.csv} was "
-                f"made with {old.get(first)!r}. Choose another --out, or delete that folder to start anew."
+                f"made with {old.get(first)!r}. Choose another --out, or delete that folder to start over."
             )
 
     def repair(self) -> set[Key]:
