@@ -1,4 +1,4 @@
-"""Gaussian processes on rows that are not in memory: some choose the hyperparameters, all the posterior."""
+"""Gaussian processes on rows that are not in memory: a sample chooses hyperparameters, all rows the posterior."""
 
 import pickle
 
@@ -52,7 +52,7 @@ def halved(rows):
 
 
 def test_the_posterior_is_the_best_for_all_rows(rows, halved):
-    """With kernel, mean and inducing points as found, an independent fit in memory ends at the same q."""
+    """Given the same kernel, mean and inducing points, an independent fit in memory ends at the same q."""
     X, y, weight, offset = rows
     fixed = VariationalGPClassifier(**OPTIONS, warm_start=True, max_iter=1, tol=1e9)
     vars(fixed).update({name: x for name, x in vars(halved).items() if name.endswith("_") or name == "_scaler"})
@@ -84,7 +84,7 @@ def test_elbo_and_predictions_stream(rows, halved, tmp_path):
 
 
 def test_a_view_travels(halved):
-    """What a worker of a cluster gets is what was sent: parameters, not the graph that autograd keeps of them."""
+    """A worker of a cluster receives the parameters and not the graph that autograd keeps of them."""
     view = InducedView(halved.model_, halved._scaler)
     rows = Arrays(torch.randn(5, 2, dtype=torch.float64), torch.ones(5))
     block = next(rows.blocks())
