@@ -27,7 +27,7 @@ from viper.models.diagnosis import DiagnosisMixin, summary_frame, summary_of_dra
 from viper.models.fitting import FitOptions, FittedPosterior, fit_posterior
 from viper.models.notebook import NotebookMixin
 from viper.models.onnx import export_onnx
-from viper.models.prediction import PredictionMixin, half_width
+from viper.models.prediction import half_width
 from viper.models.prior import best_scales, make_prior, read_mean, read_scale
 from viper.models.state import State, StateMixin
 from viper.softplus.words import FIT_BOUNDS
@@ -39,7 +39,7 @@ LATENT_DRAWS = 1 << 22  # values of f(x) held at once, rows × draws (32 MB)
 
 
 class VariationalLogisticRegression(
-    FormulaMixin, NotebookMixin, DiagnosisMixin, StateMixin, PredictionMixin, Callbacks, ClassifierMixin, BaseEstimator
+    FormulaMixin, NotebookMixin, DiagnosisMixin, StateMixin, Callbacks, ClassifierMixin, BaseEstimator
 ):
     """Bayesian logistic regression by variational inference: a posterior at less than the cost of a point estimate.
 
