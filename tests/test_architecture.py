@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,16 @@ def test_imports_point_downward(path):
 )
 def test_an_upward_import_is_found(path, source, expected):
     assert upward(Path(path), source) == [expected]
+
+
+def test_imports_have_no_cycles():
+    graph = {}
+    for path, file in MODULES.items():
+        names = [
+            Path(*rest) for top, *rest in imported(path, file.read_text(encoding="utf-8")) if top == "viper" and rest
+        ]
+        graph[path] = {name if name in MODULES else name.parent for name in names} & MODULES.keys() - {path}
+    list(TopologicalSorter(graph).static_order())  # raises CycleError, which names the modules
 
 
 # --- importing changes nothing ---
