@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from viper import VariationalLogisticRegression, datasets
-from viper.models.prediction import sd_of_probability
+from viper import VariationalLogisticRegression, datasets, expected_sigmoid
 from viper.paper.artefact import Artefact, Config, Job, Request, Row
 from viper.paper.methods import FAMILIES, METHODS, TABLE_ORDER, Marginals
 from viper.paper.optimum import NormalDistribution, exact_optimum, kl
@@ -230,7 +229,7 @@ def shift_table(found: Posteriors, source: str) -> ResultTable:
 def uncertainty_map(X: np.ndarray, q: NormalDistribution) -> np.ndarray:
     """sd[s(f(x))] at the rows of X, in closed form."""
     f = latent_marginals(X, q)
-    return sd_of_probability(torch.from_numpy(f.mean), torch.from_numpy(f.sd**2))
+    return expected_sigmoid(torch.from_numpy(f.mean), torch.from_numpy(f.sd**2)).std.numpy()
 
 
 def draw_maps(soil: datasets.Liquefaction, maps: dict[str, np.ndarray], title: str) -> "Figure":
