@@ -29,8 +29,8 @@ from viper.models.notebook import NotebookMixin
 from viper.models.onnx import export_onnx
 from viper.models.prediction import half_width
 from viper.models.prior import best_scales, make_prior, read_mean, read_scale
-from viper.models.state import State, StateMixin
-from viper.softplus.words import FIT_BOUNDS
+from viper.models.saving import State, StateMixin
+from viper.softplus.bound_names import FIT_BOUNDS
 
 if TYPE_CHECKING:
     import pandas
