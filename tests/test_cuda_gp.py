@@ -27,7 +27,7 @@ def fixed_kernel():
 
 @pytest.mark.parametrize("options", [{}, {"covariance": "diagonal"}, {"bound": "pg"}, {"bound": "mc"}, {"terms": 5}])
 def test_same_gaussian_process(options):
-    """With kernel and inducing points given, q and all that follows from it."""
+    """Given kernel and inducing points, q and everything derived from it."""
     X, y = waves(3000, 3)
     weight, offset = np.linspace(0.5, 1.5, len(X)), np.linspace(-0.3, 0.3, len(X))
     options |= {"kernel": fixed_kernel(), "mean": "zero", "inducing": X[:40], "learn_inducing": False, "n_starts": 1}
@@ -51,7 +51,7 @@ def test_same_gaussian_process(options):
 )
 @pytest.mark.filterwarnings("ignore::viper.errors.ConvergenceWarning")
 def test_gaussian_process_learned_there(options):
-    """The whole search: as good an optimum, though rounding may lead elsewhere."""
+    """The whole search finds as good an optimum, though rounding may lead elsewhere."""
     X, y = waves(400, 4)
     options = {"n_inducing": 20, "n_starts": 3, "random_state": 0} | options
     cpu, gpu = (VariationalGPClassifier(device=device, **options).fit(X, y) for device in ("cpu", "cuda"))
@@ -95,7 +95,7 @@ def test_likelihood_follows_its_model():
         torch.testing.assert_close(*values)
 
 
-def test_narrow_intervals_are_told_there_too():
+def test_narrow_intervals_are_reported_there_too():
     X = np.array([[0.0], [1.0], [2.0]])
     with pytest.warns(UserWarning, match="intervals are more than 10 times too narrow"):
         VariationalGPClassifier(device="cuda", random_state=0).fit(X, [0, 1, 1])

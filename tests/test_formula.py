@@ -16,7 +16,7 @@ from sklearn.model_selection import GridSearchCV, KFold, cross_val_score
 
 import viper
 from viper import VariationalGPClassifier, VariationalLogisticRegression
-from viper.data import storage
+from viper.data import model_file
 from viper.errors import FormulaError, StorageError
 from viper.formula.encoding import Encoding
 from viper.formula.grammar import parse_formula, tokenize
@@ -201,7 +201,7 @@ def test_poly_survives_a_file(tmp_path):
 
 def test_the_formula_says_whether_there_is_an_intercept():
     assert VariationalLogisticRegression.from_formula("y ~ 0 + age", FRAME).intercept_ == 0.0
-    with pytest.raises(FormulaError, match="in the formula"):
+    with pytest.raises(FormulaError, match="the formula must say whether there is an intercept"):
         VariationalLogisticRegression.from_formula("y ~ age", FRAME, fit_intercept=False)
 
 
@@ -289,14 +289,14 @@ def test_a_fit_that_fails_leaves_the_formula():
     model = VariationalLogisticRegression.from_formula("y ~ age + grade", FRAME)
     for X, y, words in (
         (FRAME[["age", "log"]].to_numpy(), FRAME["y"], "needs a table with named columns"),
-        (FRAME, FRAME["y"][1:], f"as many rows; got {ROWS} and {ROWS - 1}"),
+        (FRAME, FRAME["y"][1:], f"the same number of rows; got {ROWS} and {ROWS - 1}"),
         (FRAME, np.zeros(ROWS), "exactly two classes"),
         (FRAME.drop(columns="y"), None, "name columns of the data; got 'y'"),
     ):
         with pytest.raises(ValueError, match=words):
             model.fit(X, y)
     assert model.formula_.inputs == ["age", "grade"]
-    with pytest.raises(FormulaError, match="in the formula"):
+    with pytest.raises(FormulaError, match="the formula must say"):
         model.set_params(fit_intercept=False).fit(FRAME)
     with pytest.raises(ValueError, match="Call fit first"):
         clone(model).partial_fit(FRAME, FRAME["y"])
@@ -335,7 +335,7 @@ REFUSED = {
     ),
     "a large degree": ("y ~ poly(age, 50)", "degree of poly() must be at most 10"),
     "import": ("y ~ __import__('os')", "functions in a formula must be C, log"),
-    "import in a call": ("y ~ log(__import__('os'))", "must hold columns and numbers"),
+    "import in a call": ("y ~ log(__import__('os'))", "must contain columns and numbers"),
     "attribute": ("y ~ age.values", "got it after 'age'"),
     "attribute in a call": ("y ~ I(age.values)", "must"),
     "lambda": ("y ~ (lambda: 1)()", "must name columns"),
@@ -401,7 +401,7 @@ def test_a_file_cannot_run_code(tmp_path):
     proof = tmp_path / "proof"
     model = VariationalLogisticRegression.from_formula("y ~ age + C(ward)", FRAME)
     model.save(tmp_path / "good.viper")
-    kind, tensors, metadata = storage.read_tensors(tmp_path / "good.viper")
+    kind, tensors, metadata = model_file.read_tensors(tmp_path / "good.viper")
     evil = f"__import__('pathlib').Path({str(proof)!r}).touch()"
     attacks = [
         {"formula": f"y ~ age + C(ward) + {evil}"},
@@ -419,7 +419,7 @@ def test_a_file_cannot_run_code(tmp_path):
     ]
     for number, attack in enumerate(attacks):
         path = tmp_path / f"{number}.viper"
-        storage.write_tensors(path, kind, tensors, metadata | {"formula": metadata["formula"] | attack})
+        model_file.write_tensors(path, kind, tensors, metadata | {"formula": metadata["formula"] | attack})
         with pytest.raises(StorageError):
             viper.load(path)
     assert not proof.exists()

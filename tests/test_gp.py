@@ -105,7 +105,7 @@ def test_gradient_of_the_profile(kernel):
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_profile_in_arrays_is_that_in_tensors(kernel):
-    """The fast way for few rows on a CPU against the general one, with weights, offset and scale."""
+    """The fast path for few rows on a CPU against the general one, with weights, offset and scale."""
     generator = np.random.default_rng(2)
     draw = lambda *shape: torch.from_numpy(generator.normal(size=shape))  # noqa: E731
     rows = Observations(draw(60, 3), (draw(60) > 0).double(), offset=draw(60), weight=draw(60).square())
@@ -120,7 +120,7 @@ def test_profile_in_arrays_is_that_in_tensors(kernel):
         expected, expected_slope = in_tensors(theta)
         assert value == pytest.approx(expected, abs=1e-9)
         assert np.allclose(slope, expected_slope, rtol=1e-5, atol=1e-5)
-    found, expected_sites = in_arrays.found(), in_tensors.found()
+    found, expected_sites = in_arrays.last_sites(), in_tensors.last_sites()
     assert torch.allclose(found.precision[0], expected_sites.precision[0], atol=1e-6)
     assert torch.allclose(found.target[0], expected_sites.target[0], atol=1e-6)
 
@@ -380,7 +380,7 @@ def test_scikit_learn(estimator, check):
 
 
 def test_many_rows_are_searched_through_few(monkeypatch):
-    """Race on 50 rows, climb on 400 and on all, with A in float32 between passes: as good an optimum."""
+    """Racing on 50 rows, then climbing on 400 and on all, with A in float32, finds as good an optimum."""
     X, y = wavy(900)
     options = {"n_inducing": 12, "n_starts": 2, "random_state": 0, "tol": 1e-2}
     direct = VariationalGPClassifier(**options).fit(X, y)
@@ -402,8 +402,8 @@ def test_progress_of_the_search(data, capsys):
 
 
 @pytest.mark.parametrize("diagonal", [False, True])
-def test_every_tensor_says_where_it_lies(data, diagonal, monkeypatch):
-    """With a default device that holds no numbers, a tensor made without one would break the search."""
+def test_every_tensor_is_made_on_its_device(data, diagonal, monkeypatch):
+    """The default device holds no numbers here, so a tensor made without an explicit device would break the search."""
     monkeypatch.setattr("viper.gp.profile.dense_profile_applies", lambda *_: False)  # what runs on a GPU
     X, y = data
     model = SparseGP(make_kernel("rbf", 2), make_mean("linear", 2), torch.from_numpy(X[:8].copy()), True, 1e-8)
@@ -470,7 +470,7 @@ def test_a_step_too_far_is_taken_back():
 
 
 def test_units_of_parameters():
-    """A badly scaled parabola is climbed in few steps where its units are known."""
+    """A badly scaled parabola takes few steps if its units are known."""
     size = np.array([1e-3, 1.0, 1e3])
     objective = lambda x: (-0.5 * float(((x / size - 1) ** 2).sum()), -(x / size - 1) / size)  # noqa: E731
     climb = Climb(objective, np.zeros(3), size).run(20, 1e-12)
@@ -514,8 +514,8 @@ def test_duplicate_rows_and_constant_columns(data):
     assert np.isfinite(gp.predict_proba(X)).all()
 
 
-def test_intervals_that_leave_out_the_mean_are_told():
-    """A linear truth: the linear mean takes all, and nothing is left for the kernel whose uncertainty is counted."""
+def test_intervals_that_leave_out_the_mean_are_reported():
+    """A linear truth: the linear mean explains everything and leaves nothing to the kernel, which has a posterior."""
     rng = np.random.default_rng(1)
     X = rng.standard_normal((200, 2))
     y = rng.random(200) < 1 / (1 + np.exp(0.5 * X[:, 1] - X[:, 0]))

@@ -1,4 +1,4 @@
-"""When a Gaussian process says that its intervals leave the mean function's uncertainty out."""
+"""When a Gaussian process warns that its intervals leave out the uncertainty of the mean function."""
 
 import warnings
 
@@ -29,7 +29,7 @@ def normal(n, p):
     return np.random.default_rng(1).normal(size=(n, p))
 
 
-def says_so(X, y, **options):
+def warns(X, y, **options):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", NarrowIntervalsWarning)
         VariationalGPClassifier(random_state=0, **options).fit(X, y)
@@ -49,10 +49,10 @@ def says_so(X, y, **options):
     ],
     ids=["three rows", "iris 0/1", "iris 1/2", "wine 0/1", "wine 0/2", "breast cancer", "a line"],
 )
-def test_where_the_mean_explains_the_data_the_fit_says_so(rows):
-    """An output scale near 0 is a sign of it, but no need: that of breast cancer is 250, and that of wine 0/2 is 17."""
-    assert says_so(*rows)
-    assert not says_so(*rows, mean="constant")
+def test_the_fit_warns_if_the_mean_explains_the_data(rows):
+    """The output scale need not be near 0: that of breast cancer is 250, and that of wine 0/2 is 17."""
+    assert warns(*rows)
+    assert not warns(*rows, mean="constant")
 
 
 @pytest.mark.parametrize(
@@ -66,30 +66,30 @@ def test_where_the_mean_explains_the_data_the_fit_says_so(rows):
     ],
     ids=["wave", "ring", "quadrants", "line and wave", "line and wave of 8 columns"],
 )
-def test_where_the_kernel_does_the_work_nothing_is_said(rows):
-    assert not says_so(*rows)
+def test_the_fit_does_not_warn_if_the_kernel_does_the_work(rows):
+    assert not warns(*rows)
 
 
-def test_columns_that_say_nothing_new_are_no_weights():
+def test_dependent_columns_do_not_count_as_weights():
     X, y = drawn(lambda X: 3.0 * X[:, 0] ** 2 - 2.0, normal(300, 2))
     assert rank_with_constant(torch.from_numpy(X)) == 3
     for more in (np.ones((300, 20)), X[:, [0] * 20]):
         assert rank_with_constant(torch.from_numpy(np.column_stack([X, more]))) == 3
-        assert not says_so(np.column_stack([X, more]), y)
+        assert not warns(np.column_stack([X, more]), y)
 
 
-def test_the_warning_names_the_size_and_the_line_of_the_user():
+def test_the_warning_names_the_factor_and_the_line_of_the_user():
     with pytest.warns(NarrowIntervalsWarning, match=r"more than 10 times too narrow\. Use mean='constant'") as caught:
         VariationalGPClassifier(random_state=0).fit(*three)
     assert caught[0].filename == __file__
 
 
-def test_fixed_weights_are_no_estimates():
+def test_fixed_weights_are_not_estimates():
     mean = gpytorch.means.LinearMean(1).double().initialize(weights=2.0, bias=0.0).requires_grad_(False)
-    assert not says_so(*three, mean=mean)
+    assert not warns(*three, mean=mean)
 
 
-def held(model, X, y, weight=None):
+def estimated(model, X, y, weight=None):
     source = model._open_labelled_rows(X, y, sample_weight=weight, offset=None)
     return float(sum(weights_estimated(block, model.posterior_)[0] for block in source.blocks()))
 
@@ -100,6 +100,6 @@ def test_a_linear_kernel_of_wide_prior_holds_as_many_weights_as_columns():
     kernel = gpytorch.kernels.LinearKernel(ard_num_dims=3).initialize(variance=1e4).requires_grad_(False)
     model = VariationalGPClassifier(kernel=kernel, mean="zero", inducing=np.eye(3), learn_inducing=False, jitter=0.0)
     # a prior of sd 100 takes 1e-4 / 50, its share of the information, of each weight
-    assert held(model.fit(X, y), X, y) == pytest.approx(3.0, rel=1e-5)
-    twice = held(model, X, y, np.full(len(y), 2.0))
-    assert twice == pytest.approx(2 * held(model, X, y), rel=1e-12)
+    assert estimated(model.fit(X, y), X, y) == pytest.approx(3.0, rel=1e-5)
+    twice = estimated(model, X, y, np.full(len(y), 2.0))
+    assert twice == pytest.approx(2 * estimated(model, X, y), rel=1e-12)

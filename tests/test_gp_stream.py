@@ -1,4 +1,4 @@
-"""Gaussian processes on rows that are not in memory: some choose the hyperparameters, all the posterior."""
+"""Gaussian processes on rows that are not in memory: a sample chooses hyperparameters, all rows the posterior."""
 
 import pickle
 
@@ -52,7 +52,7 @@ def halved(rows):
 
 
 def test_the_posterior_is_the_best_for_all_rows(rows, halved):
-    """With kernel, mean and inducing points as found, an independent fit in memory ends at the same q."""
+    """Given the same kernel, mean and inducing points, an independent fit in memory ends at the same q."""
     X, y, weight, offset = rows
     fixed = VariationalGPClassifier(**OPTIONS, warm_start=True, max_iter=1, tol=1e9)
     vars(fixed).update({name: x for name, x in vars(halved).items() if name.endswith("_") or name == "_scaler"})
@@ -62,6 +62,14 @@ def test_the_posterior_is_the_best_for_all_rows(rows, halved):
     np.testing.assert_allclose(halved.posterior_.mean, fixed.posterior_.mean, rtol=1e-6, atol=1e-8)
     assert halved.elbo_ == pytest.approx(fixed.elbo_, rel=1e-10)
     assert halved.history_[-1].rows == 1500
+
+
+def test_progress_of_the_search_and_of_the_posterior(rows, monkeypatch, capsys):
+    monkeypatch.setattr(classifier, "SEARCH_ROWS", 800)
+    VariationalGPClassifier(**OPTIONS, verbose=True).fit(*rows)
+    lines = capsys.readouterr().err.splitlines()
+    assert "800 rows  objective" in lines[0]
+    assert "1,500 rows  objective" in lines[-1]
 
 
 def test_a_warm_start_goes_on_from_the_last_fit(rows, monkeypatch):
@@ -84,7 +92,7 @@ def test_elbo_and_predictions_stream(rows, halved, tmp_path):
 
 
 def test_a_view_travels(halved):
-    """What a worker of a cluster gets is what was sent: parameters, not the graph that autograd keeps of them."""
+    """A worker of a cluster receives the parameters and not the graph that autograd keeps of them."""
     view = InducedView(halved.model_, halved._scaler)
     rows = Arrays(torch.randn(5, 2, dtype=torch.float64), torch.ones(5))
     block = next(rows.blocks())

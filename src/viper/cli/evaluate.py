@@ -55,7 +55,7 @@ def print_evaluation(score: Any, shape: "pandas.DataFrame", positive: str, level
     from rich.markup import escape
     from rich.text import Text
 
-    from viper.cli.card import SCORE_TITLES
+    from viper.cli.model_card import SCORE_TITLES
     from viper.cli.terminal import print_table, say, short_number
 
     say(f"[bold]{score.rows:,} rows[/], probability that [bold cyan]{escape(positive)}[/]")

@@ -1,4 +1,4 @@
-"""One raw column of a table: what kind it is, its numbers, its levels. Complaints name column and row."""
+"""One raw column of a table: its kind, its numbers, its levels. Error messages name column and row."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def as_frame(data: Any) -> "pandas.DataFrame":
-    """pandas' frame of what has named columns: pandas, polars, Arrow, or a dictionary of columns."""
+    """Return named columns as a pandas frame. They may come from pandas, polars, Arrow or a dictionary of columns."""
     import pandas
 
     if isinstance(data, pandas.DataFrame):
@@ -34,7 +34,7 @@ def as_frame(data: Any) -> "pandas.DataFrame":
 
 
 def is_text(column: "pandas.Series[Any]") -> bool:
-    """Whether it is a category by its type: text, booleans, pandas' categories. Else a number, or of no use."""
+    """Whether the column's type makes it a category: text, booleans, pandas' categories. Dates are neither."""
     from pandas.api import types
 
     kind = column.dtype
@@ -42,7 +42,7 @@ def is_text(column: "pandas.Series[Any]") -> bool:
 
 
 def as_numbers(column: "pandas.Series[Any]") -> np.ndarray:
-    """Finite float64 numbers, NaN where missing."""
+    """Return finite float64 numbers, with NaN for missing values."""
     from pandas.api import types
 
     if types.is_bool_dtype(column.dtype) or not types.is_numeric_dtype(column.dtype) or column.dtype.kind == "c":
@@ -56,7 +56,7 @@ def as_numbers(column: "pandas.Series[Any]") -> np.ndarray:
 
 
 def check_no_text(column: "pandas.Series[Any]") -> None:
-    """Complain about the first value that is text and no number."""
+    """Raise a RowError for the first value that is text and not a number."""
     for row, value in column.items():
         if isinstance(value, str):
             try:
@@ -67,7 +67,7 @@ def check_no_text(column: "pandas.Series[Any]") -> None:
 
 
 def as_levels(column: "pandas.Series[Any]", levels: list[Any]) -> "pandas.Categorical":
-    """The column as a category with these levels; others are refused."""
+    """Return the column as a category with these levels. Any other value raises a RowError."""
     import pandas
 
     codes = pandas.Index(levels).get_indexer(pandas.Index(as_written(column, levels)))
@@ -81,7 +81,7 @@ def as_levels(column: "pandas.Series[Any]", levels: list[Any]) -> "pandas.Catego
 
 
 def as_written(column: "pandas.Series[Any]", levels: list[Any]) -> "pandas.Series[Any]":
-    """Numbers as the text that a level is, where all levels are text: 1 and 1.0 are "1"."""
+    """Replace numbers by the levels they spell if all levels are text: 1 and 1.0 become "1"."""
     texts = set(levels)
     if isinstance(column.dtype, np.dtype) and column.dtype.kind == "O":
         numbers = column.map(lambda value: isinstance(value, int | float)).any()
@@ -99,11 +99,11 @@ def as_written(column: "pandas.Series[Any]", levels: list[Any]) -> "pandas.Serie
 
 
 def levels_of(column: "pandas.Series[Any]", most: int) -> list[Any]:
-    """The distinct values in order, as plain Python's."""
+    """Return the distinct values in order, as plain Python values."""
     import pandas
 
     if column.dtype.kind in "Mm":
-        raise FormulaError(f"column {column.name!r} must be numeric or text; got dates. Make numbers of them.")
+        raise FormulaError(f"column {column.name!r} must be numeric or text; got dates. Convert them to numbers.")
     present = column.dropna().unique()
     if isinstance(column.dtype, pandas.CategoricalDtype):
         present = [level for level in column.cat.categories if level in set(present)]
@@ -113,7 +113,7 @@ def levels_of(column: "pandas.Series[Any]", most: int) -> list[Any]:
         except TypeError:
             kinds = sorted({type(value).__name__ for value in present})
             raise FormulaError(
-                f"column {column.name!r} must hold one kind of value; got {', '.join(kinds)}. Recode it."
+                f"column {column.name!r} must contain one kind of value; got {', '.join(kinds)}. Recode it."
             ) from None
     if len(present) > most:
         raise FormulaError(f"column {column.name!r} must have at most {most} levels; got {len(present)}. Group them.")

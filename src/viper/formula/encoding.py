@@ -1,4 +1,4 @@
-"""What a formula learned from a table, as plain data: stored with the model, applied to other rows.
+"""What a formula learned from a table. It is plain data, stored with the model and applied to other rows.
 
 frame → checked columns → missing values by rule → formulaic → standardised or not → X
 """
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from viper.errors import FormulaError, RowError, counted, listed
+from viper.errors import FormulaError, RowError, StorageError, counted, listed
 from viper.formula.columns import as_frame, as_levels, as_numbers
 from viper.formula.grammar import ParsedFormula, parse_formula
 
@@ -25,33 +25,38 @@ MISSING_RULES = ("error", "drop", "mean")
 
 @dataclass(frozen=True)
 class Encoding:
-    """What a formula learned from the data: how to make the columns of X, also from other rows.
+    """What a formula learned from the data: how to make the columns of X from any rows.
 
     Attributes
     ----------
     formula : str
-        With `.` spelled out.
+        The formula, with `.` replaced by the columns it stands for.
     target : str
+        Name of the column with the labels.
     columns : list of str
-        The columns it reads, the target first.
+        The columns that the formula reads, with the target first.
     missing : {"error", "drop", "mean"}
-        What becomes of rows with missing values.
-    means, levels, common : dict
-        Of columns used as numbers their means; of columns used as categories their levels, the reference first, and
-        the most common one.
+        What happens to rows with missing values.
+    means : dict
+        Means of the columns that are used as numbers.
+    levels : dict
+        Levels of the columns that are used as categories, with the reference first.
+    common : dict
+        The most common level of each of these columns.
     transforms : dict
         State of functions such as `center`, by call.
     names : list of str
-        Of the columns of X.
+        Names of the columns of X.
     intercept : bool
+        Whether the formula has an intercept.
     centre, scale : list of float
-        X is (raw - centre) / scale; centre 0 and scale 1 where it is left as it is.
+        X is (raw - centre) / scale. Columns that are not standardised have centre 0 and scale 1.
     standardize : bool
-        Whether that was asked for.
+        Whether standardised columns were requested.
     counts : dict
-        Missing values of each column in the data it was learned from.
+        Number of missing values by column, in the data that the formula learned from.
     record : dict
-        JSON that travels with the model: what the command line reports of the fit.
+        What the command line reports about the fit, as JSON that is stored with the model.
     """
 
     formula: str
@@ -73,32 +78,32 @@ class Encoding:
     # --- use ---
 
     def encode(self, data: Any) -> "pandas.DataFrame":
-        """The columns of X for rows of raw columns; other columns are ignored.
+        """Return the columns of X for rows of raw columns. Columns that the formula does not name are ignored.
 
         Raises
         ------
         FormulaError
-            If a column is missing or of another kind than in the fit, a level is new, a value is missing (unless the
-            rule is "mean") or a function has no finite value.
+            If a column is missing or of another kind than in the fit, a level is new, a value is missing (unless
+            `missing` is "mean"), or a function has no finite value.
         """
         frame = self._filled(self._select(data))
         raw = self._design(frame, self.transforms)
         if list(raw) != self.names:
-            raise FormulaError(f"the formula must give the columns {self.names}; got {list(raw)}. Fit it again.")
+            raise FormulaError(f"the formula must produce the columns {self.names}; got {list(raw)}. Fit it again.")
         return (raw - np.array(self.centre)) / np.array(self.scale)
 
     def complete(self, data: Any) -> np.ndarray:
-        """Which rows have no missing value in the columns of the formula."""
+        """Return which rows have no missing value in the columns of the formula."""
         return ~self._select(data).isna().to_numpy().any(1)
 
     @property
     def inputs(self) -> list[str]:
-        """The columns it reads, without the target."""
+        """The columns that the formula reads, without the target."""
         return self.columns[1:]
 
     @property
     def units(self) -> dict[str, str]:
-        """Of each column of X, in words: what the change by one is that a coefficient speaks of."""
+        """For each column of X, the change in raw units to which its coefficient belongs, in words."""
         return {name: self._unit(name, *at) for name, *at in zip(self.names, self.centre, self.scale, strict=True)}
 
     def _unit(self, name: str, centre: float, scale: float) -> str:
@@ -138,7 +143,7 @@ class Encoding:
         return frame.fillna({name: self.means.get(name, self.common.get(name)) for name in holes})
 
     def _design(self, frame: "pandas.DataFrame", state: dict[str, Any]) -> "pandas.DataFrame":
-        """The columns of X before they are standardised; `state` is read, or learned if empty."""
+        """Return the columns of X before they are standardised. `state` is read, or learned if it is empty."""
         import pandas
 
         plain, variables = self._parsed.plain, self._parsed.variables
@@ -160,20 +165,18 @@ class Encoding:
         return design
 
     def _name(self, ours: str) -> str:
-        """A column's name with the names of the data in it."""
+        """Replace our variables in the name of a column by the names that the data have."""
         return re.sub(r"\b[nc](\d+)_", lambda found: self.columns[int(found[1])], ours)
 
     # --- storage ---
 
     def to_state(self) -> dict[str, Any]:
-        """Everything as JSON."""
+        """Return everything as JSON."""
         return asdict(self) | {"transforms": encode_transforms(self.transforms)}
 
     @classmethod
     def from_state(cls, state: Any) -> "Encoding":
-        """What `to_state` gave; the formula is checked again, so that nothing in it can run as a program."""
-        from viper.errors import StorageError  # late: it needs torch, and learning a formula does not
-
+        """Invert `to_state`. The formula is checked again, so that nothing in a file can run as a program."""
         try:
             encoding = cls(**state)
             check_encoding(encoding)
@@ -181,7 +184,7 @@ class Encoding:
             parsed = encoding._parsed
             used = {*parsed.plain, *parsed.variables.values()}
             if parsed.target != encoding.target or used != set(encoding.inputs) or not used <= encoding.known:
-                raise ValueError("other columns than it names")
+                raise ValueError("columns that it does not name")
         except (TypeError, KeyError, ValueError, AttributeError) as error:
             raise StorageError(f"the model's formula must be one that viper wrote; got {error}") from None
         return encoding
@@ -196,7 +199,10 @@ class Encoding:
 
 @cache
 def formula_functions() -> dict[str, Any]:
-    """Functions that formulaic does not bring, and its splines with NaN beyond the range of the fit, to be reported."""
+    """Return functions that formulaic lacks, and its splines with NaN beyond the range of the fit.
+
+    `check_finite_design` reports the NaN.
+    """
     from formulaic.transforms import TRANSFORMS
     from formulaic.utils.stateful_transforms import stateful_transform
 
@@ -207,10 +213,13 @@ def formula_functions() -> dict[str, Any]:
 
 
 def evaluate_terms(rest: str, frame: "pandas.DataFrame", state: dict[str, Any]) -> dict[str, np.ndarray]:
-    """Columns of the terms in `rest`, without the intercept; `state` of the functions is read, and written if new."""
+    """Return the columns of the terms in `rest`, without the intercept.
+
+    The `state` of functions that have learned is read; that of all others is learned and added.
+    """
     from formulaic import Formula, ModelSpec
 
-    if not len(frame):  # formulaic wants rows; the names are those of any
+    if not len(frame):  # formulaic needs a row to find the names
         return {name: column[:0] for name, column in evaluate_terms(rest, placeholder_row(frame), state).items()}
     spec = ModelSpec(formula=Formula(rest), transform_state=state, na_action="ignore", output="pandas")
     with formula_errors(rest), np.errstate(all="ignore"):
@@ -220,7 +229,7 @@ def evaluate_terms(rest: str, frame: "pandas.DataFrame", state: dict[str, Any]) 
 
 
 def placeholder_row(frame: "pandas.DataFrame") -> "pandas.DataFrame":
-    """One row of first levels and ones, for its columns' names."""
+    """Return one row of first levels and ones, which has the same columns as any other."""
     import pandas
 
     return pandas.DataFrame(
@@ -235,7 +244,7 @@ def placeholder_row(frame: "pandas.DataFrame") -> "pandas.DataFrame":
 
 @contextmanager
 def formula_errors(rest: str) -> Iterator[None]:
-    """What formulaic cannot evaluate, as one error of ours."""
+    """Turn formulaic's errors into a FormulaError."""
     from formulaic.errors import FormulaicError
 
     try:
@@ -259,7 +268,7 @@ def check_finite_design(design: "pandas.DataFrame") -> None:
             f"{design.columns[column]} must be finite",
             f"{design.iat[row, column]}",
             design.index[row],
-            "Logarithms and roots need positive numbers, splines those in the range of the fit.",
+            "Logarithms and roots need positive numbers, and splines need numbers in the range of the fit.",
         )
 
 
@@ -271,7 +280,7 @@ def python_value(value: Any) -> Any:
 
 
 def encode_transforms(state: Any) -> Any:
-    """The state of formulaic's functions in JSON's words."""
+    """Return the state of formulaic's functions as JSON."""
     if isinstance(state, dict):
         return {str(name): encode_transforms(value) for name, value in state.items()}
     if isinstance(state, list | tuple | np.ndarray):
@@ -282,14 +291,14 @@ def encode_transforms(state: Any) -> Any:
 
 
 def decode_transforms(state: Any) -> Any:
-    """`encode_transforms` undone: keys that were numbers are numbers again."""
+    """Invert `encode_transforms`: keys that were numbers become numbers again."""
     if isinstance(state, dict):
         return {int(name) if str(name).isdecimal() else name: decode_transforms(value) for name, value in state.items()}
     return [decode_transforms(value) for value in state] if isinstance(state, list) else state
 
 
 def check_encoding(encoding: Encoding) -> None:
-    """The types that `learn` gives, whatever a file says."""
+    """Check that what was read from a file has the types that `learn_formula` gives."""
     kinds: dict[type, tuple[str, ...]] = {
         str: ("formula", "target", "missing"),
         list: ("columns", "names", "centre", "scale"),
@@ -299,14 +308,14 @@ def check_encoding(encoding: Encoding) -> None:
     for kind, names in kinds.items():
         for name in names:
             if type(getattr(encoding, name)) is not kind:
-                raise TypeError(f"{name} that is no {kind.__name__}")
+                raise TypeError(f"{name} that is not a {kind.__name__}")
     texts = [*encoding.columns, *encoding.names, *encoding.means, *encoding.levels]
     numbers = [*encoding.centre, *encoding.scale, *encoding.means.values()]
     if not all(isinstance(text, str) for text in texts) or encoding.missing not in MISSING_RULES:
-        raise TypeError("names that are no text")
+        raise TypeError("names that are not text")
     if not all(isinstance(x, int | float) and math.isfinite(x) for x in numbers):
-        raise TypeError("numbers that are none")
+        raise TypeError("scales that are not finite numbers")
     if not len(encoding.names) == len(encoding.centre) == len(encoding.scale):
         raise TypeError("names and scales that do not match")
     if not all(isinstance(levels, list) and levels for levels in encoding.levels.values()):
-        raise TypeError("levels that are no list")
+        raise TypeError("levels that are not a list")

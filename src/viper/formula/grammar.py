@@ -1,8 +1,8 @@
 """The language of formulas: `y ~ age + C(ward) + log(x1):x2`, and nothing that could run as a program.
 
-A formula is split into tokens, each column gets a plain name of ours, and only the result is handed to formulaic, which
-evaluates calls as Python. What can be in it is closed: columns, numbers, the functions below, + - * / : ^ and brackets.
-The same check is made when a model is loaded, so a model file is data whoever wrote it.
+A formula is split into tokens, each column is replaced by a plain variable name, and only the result is passed to
+formulaic, which evaluates calls as Python. A formula can contain only columns, numbers, the functions below,
++ - * / : ^ and brackets. Loading a model makes the same checks, so a model file cannot run code, whoever wrote it.
 """
 
 import ast
@@ -19,35 +19,35 @@ FUNCTIONS: dict[str, dict[str, int]] = {
     "poly": {"degree": 10, "raw": 1},
     "bs": {"df": 100, "degree": 10},
 }
-MOST_TERMS = 10_000  # of interactions written out
+MOST_TERMS = 10_000  # after interactions are expanded
 MOST_POWER = 10  # in (a + b)^2 and I(a**2)
 TOKEN = re.compile(
     r"\s*(?:(?P<quoted>`[^`]*`)|(?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)|(?P<word>[^\W\d]\w*)"
     r"|(?P<text>\"[^\"\\]*\"|'[^'\\]*')|(?P<sign>\*\*|[-+*/:^(),=~.]))"
 )
-Token = tuple[str, str]  # its kind, a group of TOKEN, and its text without quotes
+Token = tuple[str, str]  # its kind, which is a group of TOKEN, and its text without quotes
 
 
 class ParsedFormula(NamedTuple):
-    """A formula taken apart. Variables are our names of columns: n0, n1, … as numbers, c0, c1, … as categories."""
+    """A formula taken apart. Our variables stand for columns: n0_, n1_, … for numbers, c0_, c1_, … for categories."""
 
     target: str
-    formula: str  # as it was written, with `.` spelled out
-    plain: tuple[str, ...]  # columns that are a term each and occur nowhere else
-    rest: str  # every other term, in our names
-    variables: dict[str, str]  # in `rest`: variable -> column
+    formula: str  # as written, with `.` replaced by columns
+    plain: tuple[str, ...]  # columns that are a term by themselves and occur nowhere else
+    rest: str  # every other term, in our variables
+    variables: dict[str, str]  # variable in `rest` -> column
     reference: dict[str, str]  # column -> the level named in Treatment("…")
 
 
 def quote_column(column: str) -> str:
-    """The column as it is written in a formula."""
+    """Return the column as it is written in a formula."""
     if "`" in column:
         raise FormulaError(f"columns in a formula must have no ` in their names; got {column!r}. Rename or drop it.")
     return column if column.isidentifier() and column not in ("True", "False") else f"`{column}`"
 
 
 def parse_formula(formula: str, columns: Iterable[str], categories: Iterable[str]) -> ParsedFormula:
-    """Check a formula against the columns there are, of which `categories` are text, and take it apart."""
+    """Check a formula against the columns of the data, of which `categories` are text, and take it apart."""
     place, categories = {name: i for i, name in enumerate(columns)}, set(categories)
     left, right = split_sides(tokenize(formula))
     target = known_column(left[0][1], place)
@@ -71,7 +71,7 @@ def parse_formula(formula: str, columns: Iterable[str], categories: Iterable[str
 
 
 def tokenize(formula: str) -> list[Token]:
-    """The formula's tokens; whatever else it holds is refused."""
+    """Return the tokens of a formula. Anything else in it raises a FormulaError."""
     if not isinstance(formula, str):
         raise FormulaError(f"a formula must be text; got {type(formula).__name__}. Write 'y ~ age + C(ward)'.")
     tokens, at, end = [], 0, len(formula.rstrip())
@@ -80,7 +80,7 @@ def tokenize(formula: str) -> list[Token]:
         if found is None or found.lastgroup is None:
             rest = formula[at:].strip()
             raise FormulaError(
-                f"a formula may hold columns, numbers, C, {', '.join(FUNCTIONS)} and + - * / : ^ ( ); "
+                f"a formula may contain columns, numbers, C, {', '.join(FUNCTIONS)} and + - * / : ^ ( ); "
                 f"got {rest[:20]!r}. Put the names of columns with other characters in `backticks`."
             )
         text = found[found.lastgroup]
@@ -99,7 +99,7 @@ def spell_token(token: Token) -> str:
 
 
 def split_sides(tokens: list[Token]) -> tuple[list[Token], list[Token]]:
-    """What stands left and right of the one `~`."""
+    """Return what is left and right of the one `~`."""
     at = [i for i, (kind, text) in enumerate(tokens) if (kind, text) == ("sign", "~")]
     if len(at) != 1:
         raise FormulaError(f"a formula must have one ~; got {len(at)}. Write 'y ~ age + C(ward)'.")
@@ -112,7 +112,7 @@ def split_sides(tokens: list[Token]) -> tuple[list[Token], list[Token]]:
 
 
 def expand_dot(tokens: list[Token], columns: list[str]) -> list[Token]:
-    """`.` is the sum of all other columns; brackets only where something else than a sum surrounds it."""
+    """Replace `.` by the sum of all other columns, in brackets unless it is itself a term of a sum."""
     everything: list[Token] = []
     for name in columns:
         quote_column(name)
@@ -132,17 +132,17 @@ def expand_dot(tokens: list[Token], columns: list[str]) -> list[Token]:
 
 
 def check_no_module(tokens: list[Token], dot: int) -> None:
-    """`np.log(x)` is written `log(x)` here."""
+    """Raise an error for `np.log(x)`, which is written `log(x)` here."""
     if dot and tokens[dot - 1][0] == "word" and tokens[dot + 2 : dot + 3] == [("sign", "(")]:
         function = tokens[dot + 1][1]
         if function in FUNCTIONS:
             call = "".join(map(spell_token, tokens[dot + 1 : closing_bracket(tokens, dot + 2) + 1]))
             got = f"{tokens[dot - 1][1]}.{function}()"
-            raise FormulaError(f"functions in a formula must stand without a module; got {got}. Write {call}.")
+            raise FormulaError(f"functions in a formula must be written without a module; got {got}. Write {call}.")
 
 
 def split_terms(tokens: list[Token]) -> list[tuple[str, list[Token]]]:
-    """The parts of the outermost sum, with their signs."""
+    """Return the terms of the outermost sum with their signs."""
     parts: list[tuple[str, list[Token]]] = [("+", [])]
     depth = 0
     for token in tokens:
@@ -163,7 +163,7 @@ def is_column(part: list[Token]) -> bool:
 
 
 def without_removed(parts: list[tuple[str, list[Token]]]) -> list[tuple[str, list[Token]]]:
-    """`. - id` does not read id: columns that are one term, taken away by another, are left out."""
+    """Drop columns that one term adds and another removes, so that `. - id` does not read id."""
     removed = {part[0][1] for sign, part in parts if sign == "-" and is_column(part)}
     mentions = Counter(text for _, part in parts for kind, text in part if kind in ("word", "quoted"))
     added = {part[0][1] for sign, part in parts if sign == "+" and is_column(part)}
@@ -172,7 +172,7 @@ def without_removed(parts: list[tuple[str, list[Token]]]) -> list[tuple[str, lis
 
 
 def write_terms(parts: list[tuple[str, list[Token]]]) -> str:
-    """The right side as text."""
+    """Return the terms as text."""
     text = " ".join(f"{sign} {''.join(map(spell_token, part))}" for sign, part in parts)
     return text.removeprefix("+ ")
 
@@ -184,7 +184,7 @@ def known_column(name: str, columns: Mapping[str, int]) -> str:
 
 
 class Translation:
-    """From tokens to the text that formulaic reads."""
+    """Translates tokens to the text that formulaic reads."""
 
     def __init__(self, columns: Mapping[str, int], categories: set[str]) -> None:
         self.columns = columns
@@ -193,7 +193,7 @@ class Translation:
         self.reference: dict[str, str] = {}
 
     def translate(self, part: list[Token]) -> str:
-        """One term in our names, each function call checked and then a single word to the rest of the check."""
+        """Translate one term. Calls are checked by themselves and count as one name in the check of the term's size."""
         pieces: list[str] = []
         outline: list[str] = []
         at = 0
@@ -208,7 +208,7 @@ class Translation:
                 pieces.append(self.variable(text, text in self.categories))
                 outline.append("x")
             elif kind == "text" or text in (",", "=", "."):
-                raise FormulaError(f"a formula may hold {text!r} only in a call; got it between terms.")
+                raise FormulaError(f"a formula may contain {text!r} only in a call; got it between terms.")
             else:
                 pieces.append(text)
                 outline.append({":": "@", "^": "**"}.get(text, text))
@@ -226,13 +226,13 @@ class Translation:
             return self.category(inside)
         if function not in FUNCTIONS:
             raise FormulaError(
-                f"functions in a formula must be C, {', '.join(FUNCTIONS)}; got {function}(). Compute such a column "
-                "before, and name it."
+                f"functions in a formula must be C, {', '.join(FUNCTIONS)}; got {function}(). Compute that column "
+                "first, and name it in the formula."
             )
         pieces = []
         for i, (kind, text) in enumerate(inside):
             if kind == "text":
-                raise FormulaError(f"{function}() must hold columns and numbers; got {text!r}.")
+                raise FormulaError(f"{function}() must contain columns and numbers; got {text!r}.")
             following = inside[i + 1 : i + 2]
             if kind == "quoted" or (kind == "word" and following not in ([("sign", "(")], [("sign", "=")])):
                 if kind == "word" and text in ("True", "False"):
@@ -240,7 +240,7 @@ class Translation:
                     continue
                 if text in self.categories:
                     raise FormulaError(
-                        f"{function}() must hold numbers; got {text!r}, a column of text. Use C({text})."
+                        f"{function}() must contain numbers; got {text!r}, a column of text. Use C({text})."
                     )
                 pieces.append(self.variable(text, False))
             else:
@@ -250,22 +250,22 @@ class Translation:
         return source
 
     def category(self, inside: list[Token]) -> str:
-        """C(column), or C(column, Treatment("level")), which says what the other levels are compared with."""
+        """Translate C(column) or C(column, Treatment("level")), where the level is the reference of all others."""
         column, option = inside[:1], inside[1:]
         if not column or column[0][0] not in ("word", "quoted"):
-            raise FormulaError("C() must hold one column; got something else. Write C(ward).")
+            raise FormulaError("C() must contain one column; got something else. Write C(ward).")
         name = known_column(column[0][1], self.columns)
         if option:
             expected = [("sign", ","), ("word", "Treatment"), ("sign", "("), ("text", ""), ("sign", ")")]
             if [kind for kind, _ in option] != [kind for kind, _ in expected] or option[1][1] != "Treatment":
-                raise FormulaError(f'C() may hold a column and Treatment("level"); got more in C({name}, …).')
+                raise FormulaError(f'C() may contain a column and Treatment("level"); got more in C({name}, …).')
             if self.reference.setdefault(name, option[3][1]) != option[3][1]:
                 raise FormulaError(f"C({name}) must have one reference level; got two.")
         return f"C({self.variable(name, True)})"
 
 
 def closing_bracket(tokens: list[Token], start: int) -> int:
-    """Where the bracket that opens at `start` closes."""
+    """Return the position where the bracket that opens at `start` closes."""
     depth = 0
     for at in range(start, len(tokens)):
         depth += {("sign", "("): 1, ("sign", ")"): -1}.get(tokens[at], 0)
@@ -275,7 +275,7 @@ def closing_bracket(tokens: list[Token], start: int) -> int:
 
 
 def check_call(source: str, variables: Iterable[str]) -> None:
-    """A call of known functions on columns and numbers, and nothing else that Python would evaluate."""
+    """Check that a call contains known functions of columns and numbers, and nothing else that Python would run."""
     try:
         tree = ast.parse(source, mode="eval").body
     except (SyntaxError, RecursionError, ValueError):
@@ -292,7 +292,7 @@ def check_call(source: str, variables: Iterable[str]) -> None:
                 pending.append(first)
             case ast.BinOp(left=left, op=ast.Pow(), right=ast.Constant(value=int(power))) if (
                 0 <= power <= MOST_POWER and any(isinstance(x, ast.Name) and x.id in names for x in ast.walk(left))
-            ):  # a power of numbers alone could be made to take for ever
+            ):  # a power of numbers alone could take for ever to compute
                 pending.append(left)
             case ast.BinOp(left=left, op=ast.Add() | ast.Sub() | ast.Mult() | ast.Div(), right=right):
                 pending += [left, right]
@@ -307,7 +307,7 @@ def check_call(source: str, variables: Iterable[str]) -> None:
 
 
 def check_call_options(function: str, options: list[ast.expr], keywords: list[ast.keyword], source: str) -> None:
-    """Whole numbers of a sensible size, by the names the function has."""
+    """Check that the options of a call have known names and are integers of a sensible size."""
     allowed = FUNCTIONS[function]
     given = [*zip(allowed, options, strict=False), *((keyword.arg or "", keyword.value) for keyword in keywords)]
     if len(options) > len(allowed):
@@ -328,13 +328,13 @@ def refuse_call(source: str) -> NoReturn:
 
 
 def check_size(outline: str) -> None:
-    """How many terms a product of brackets has, before anybody writes them out."""
+    """Check how many terms a product of brackets has, before it is expanded."""
     try:
         number = count_terms(ast.parse(outline, mode="eval").body)
     except (SyntaxError, RecursionError, ValueError):
         raise FormulaError("a formula must be terms joined by + - * / : ^; got something else. Check it.") from None
     if number > MOST_TERMS:
-        raise FormulaError(f"a formula may have {MOST_TERMS} interactions; got more. Name those you need.")
+        raise FormulaError(f"a formula may have {MOST_TERMS} interactions; got more. Name the ones you need.")
 
 
 def count_terms(node: ast.AST) -> int:

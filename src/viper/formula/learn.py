@@ -1,4 +1,4 @@
-"""Models from tables: a formula is learned once, stored with the model, and applied to every table it then sees."""
+"""Models from tables: a formula learns from one table, is stored with the model, and encodes every later table."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     import pandas
 
 FormulaModel = TypeVar("FormulaModel", bound="FormulaMixin")
-FitMethod = TypeVar("FitMethod", bound=Callable[..., Any])
+WrappedFit = TypeVar("WrappedFit", bound=Callable[..., Any])
 MOST_LEVELS = 10_000
-INTERCEPT_IN_FORMULA = "fit_intercept must be said in the formula; got it as an option. Write 'y ~ 0 + age'."
+INTERCEPT_IN_FORMULA = "the formula must say whether there is an intercept; got fit_intercept. Write 'y ~ 0 + age'."
 
 
 class Learned(NamedTuple):
-    """An encoding with the rows it was learned from: X, the labels, and which rows of the data they are."""
+    """An encoding with the rows that it learned from: X, the labels, and which rows of the data they are."""
 
     encoding: Encoding
     X: "pandas.DataFrame"
@@ -38,12 +38,12 @@ class Learned(NamedTuple):
 
 
 def learn_formula(formula: str, data: Any, missing: str = "error", standardize: bool = False) -> Learned:
-    """Learn an encoding from data, and apply it to them.
+    """Learn an encoding from data, and apply it to the same data.
 
     Raises
     ------
     FormulaError
-        If formula and data do not fit together, or values are missing and the rule is "error".
+        If the formula does not fit the data, or values are missing and `missing` is "error".
     """
     if missing not in MISSING_RULES:
         raise FormulaError(f"missing must be one of {list(MISSING_RULES)}; got {missing!r}.")
@@ -87,7 +87,7 @@ def learn_formula(formula: str, data: Any, missing: str = "error", standardize: 
 
 
 def target_labels(column: "pandas.Series[Any]") -> np.ndarray:
-    """The target as an array, where whole numbers that pandas made floats because some were missing are whole again."""
+    """Return the target as an array. Integers that pandas stores as floats, since some are missing, become integers."""
     y = column.to_numpy()
     whole = y.dtype.kind == "f" and bool((y == np.round(y)).all()) and bool((np.abs(y) < 2**53).all())
     return y.astype(np.int64) if whole else y
@@ -96,7 +96,7 @@ def target_labels(column: "pandas.Series[Any]") -> np.ndarray:
 def apply_missing_rule(
     frame: "pandas.DataFrame", target: str, missing: str
 ) -> tuple["pandas.DataFrame", dict[str, int], np.ndarray]:
-    """The rows that the rule for missing values leaves, the missing values by column, and which rows were kept."""
+    """Return the rows that the rule for missing values keeps, missing values by column, and which rows are kept."""
     holes = frame.isna()
     counts = {str(name): int(number) for name, number in holes.sum().items() if number}
     if counts and missing == "error":
@@ -114,7 +114,7 @@ def apply_missing_rule(
 
 
 def reference_first(levels: list[Any], reference: str | None, column: str) -> list[Any]:
-    """The levels with the reference first."""
+    """Return the levels with the reference first."""
     if reference is None:
         return levels
     chosen = [level for level in levels if str(level) == reference]
@@ -124,9 +124,9 @@ def reference_first(levels: list[Any], reference: str | None, column: str) -> li
 
 
 def centre_and_scale(raw: np.ndarray, intercept: bool, standardize: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard deviation of each column; 0 and 1 for columns of zeros and ones, and for constant ones.
+    """Return mean and standard deviation of each column, or 0 and 1 for constant columns and those of zeros and ones.
 
-    Without an intercept nothing is centred: that would be another model.
+    Without an intercept nothing is centred, because that would change the model.
     """
     if not standardize:
         return np.zeros(raw.shape[1]), np.ones(raw.shape[1])
@@ -137,10 +137,10 @@ def centre_and_scale(raw: np.ndarray, intercept: bool, standardize: bool) -> tup
 
 
 class FormulaMixin:
-    """Estimators that can be fitted to a table by a formula; `formula_` then turns tables into X in every method."""
+    """Estimators that can be fitted to a table by a formula. All methods then take tables, which `formula_` encodes."""
 
     formula_: Encoding
-    _template: Encoding | None = None  # of a clone: what its fit learns anew
+    _template: Encoding | None = None  # the encoding of the estimator that this is a clone of
 
     def __sklearn_clone__(self: FormulaModel) -> FormulaModel:
         model = super().__sklearn_clone__()  # type: ignore[misc]
@@ -162,31 +162,33 @@ class FormulaMixin:
     ) -> FormulaModel:
         """Fit to a table with named columns, by a formula such as ``y ~ age + C(ward) + x1:x2``.
 
-        The fitted estimator keeps the encoding as `formula_`, also when saved: its methods take tables with the same
-        raw columns (pandas, polars, Arrow), and ignore others.
+        The fitted estimator stores the encoding as `formula_`, and saves it with the model. Its methods take tables
+        (pandas, polars, Arrow) with the same raw columns and ignore all others.
 
-        `fit` of such a model, or of a clone as in cross-validation, learns the same formula anew from the table it is
-        given, with labels `y`, or without them those of the target's column, which is never a feature. An estimator
-        without the formula is a new one: ``type(model)(**model.get_params())``.
+        `fit` of such a model, or of a clone as in cross-validation, learns the same formula again from the table it is
+        given. The labels are `y`, or by default the target's column, which is never a feature. To get an estimator
+        without the formula, make a new one: ``type(model)(**model.get_params())``.
 
         Parameters
         ----------
         formula : str
-            Target ~ terms joined by + - * / : ^ of columns, C(column), C(column, Treatment("reference")), numbers in
-            log, log1p, exp, sqrt, abs, I, and center, scale, poly, bs, which learn from the data. `.` is every other
-            column, ``- 1`` leaves the intercept out, `backticks` hold odd names. Text and booleans are categories.
+            The target, ``~``, and terms joined by + - * / : ^. A term is a column, C(column) or
+            C(column, Treatment("reference")) for categories, or a function of numbers: log, log1p, exp, sqrt, abs, I,
+            and center, scale, poly, bs, which learn from the data. `.` stands for all other columns, ``- 1`` removes
+            the intercept, and `backticks` enclose unusual names. Text and booleans are categories.
         data : DataFrame
+            The table, with the target and the columns that the formula names.
         missing : {"error", "drop", "mean"}, default "error"
-            Rows with missing values: refuse them, leave them out, or fill in the means of numbers and the most common
-            levels of categories, which are stored.
+            What to do with missing values: raise an error, leave out the rows, or fill in the mean of numbers and the
+            most common level of categories, which are stored.
         standardize : bool, default True
-            Centre the columns of X and divide them by their standard deviations, so that the prior fits columns of any
-            scale; a logistic regression leaves those of zeros and ones as they are. `formula_.units` says what a
-            coefficient is per.
+            Whether to centre the columns of X and divide them by their standard deviations, so that the prior suits
+            columns of any scale. A logistic regression does not standardise columns of zeros and ones.
+            `formula_.units` gives the change in raw units to which each coefficient belongs.
         sample_weight, offset : array (n,), optional
-            As in `fit`, one entry per row of `data`.
+            As in `fit`, with one entry per row of `data`.
         **options
-            Of the estimator.
+            Parameters of the estimator.
         """
         own = cls._get_param_names()  # type: ignore[attr-defined]
         if "fit_intercept" in options:
@@ -204,7 +206,7 @@ def fit_learned(
     sample_weight: Any = None,
     offset: Any = None,
 ) -> FormulaModel:
-    """An estimator fitted to what a formula made of a table."""
+    """Return an estimator fitted to the rows that a formula made from a table."""
     if "fit_intercept" in estimator._get_param_names():  # type: ignore[attr-defined]
         options = options | {"fit_intercept": learned.encoding.intercept}
     rows = (kept_entries(vector, learned.kept) for vector in (sample_weight, offset))
@@ -214,12 +216,12 @@ def fit_learned(
 
 
 def formula_template(model: Any) -> Encoding | None:
-    """The encoding whose formula `fit` learns; None of an estimator that has none."""
+    """Return the encoding whose formula `fit` learns again, or None for an estimator without a formula."""
     return getattr(model, "formula_", None) or getattr(model, "_template", None)
 
 
-def by_formula(fit: FitMethod) -> FitMethod:
-    """`fit`, which for a model made by a formula learns that anew from the table and takes the X it makes."""
+def by_formula(fit: WrappedFit) -> WrappedFit:
+    """Wrap `fit` so that a model with a formula learns it again from the table, and is fitted to the X it makes."""
 
     @wraps(fit)
     def learning(model: Any, X: Any, y: Any = None, sample_weight: Any = None, offset: Any = None, **given: Any) -> Any:
@@ -227,7 +229,7 @@ def by_formula(fit: FitMethod) -> FitMethod:
         if known is None:
             return fit(model, X, y, sample_weight, offset, **given)
         frame = with_labels(as_frame(X), known.target, y)
-        # files and pickles from before there was the field still tell by the scales
+        # files and pickles older than the field `standardize` show it by their scales
         standardize = known.standardize or any(scale != 1.0 for scale in known.scale)
         learned = learn_formula(known.formula, frame, known.missing, standardize)
         if getattr(model, "fit_intercept", learned.encoding.intercept) != learned.encoding.intercept:
@@ -237,23 +239,23 @@ def by_formula(fit: FitMethod) -> FitMethod:
         model.formula_ = learned.encoding
         return model
 
-    return cast(FitMethod, learning)
+    return cast(WrappedFit, learning)
 
 
 def with_labels(frame: "pandas.DataFrame", target: str, y: Any) -> "pandas.DataFrame":
-    """The table with y as its target; as it is where y is None."""
+    """Return the table with y as its target column. Without y the table is not changed."""
     from sklearn.utils import column_or_1d
 
     if y is None:
         return frame
     y = column_or_1d(y)
     if len(y) != len(frame):
-        raise FormulaError(f"X and y must have as many rows; got {len(frame)} and {len(y)}.")
+        raise FormulaError(f"X and y must have the same number of rows; got {len(frame)} and {len(y)}.")
     return frame.assign(**{target: y})
 
 
 def kept_entries(vector: Any, kept: np.ndarray) -> Any:
-    """The entries of the rows that were kept."""
+    """Return the entries of the rows that were kept."""
     if vector is None or np.ndim(vector) == 0 or len(vector) != len(kept):
-        return vector  # of a wrong length: the estimator says so
+        return vector  # the estimator raises the error for a wrong length
     return np.asarray(vector)[kept]

@@ -36,12 +36,12 @@ from viper.inference.threads import one_thread
 from viper.models.fitting import without_cusp
 from viper.models.notebook import NotebookMixin
 from viper.models.prediction import PredictionMixin
-from viper.models.state import State, StateMixin
+from viper.models.saving import State, StateMixin
+from viper.softplus.bound_names import FIT_BOUNDS
 from viper.softplus.bounds import build_bound
 from viper.softplus.limit import mixture
 from viper.softplus.mixture_table import MIXTURES
 from viper.softplus.pointwise import Bound
-from viper.softplus.words import FIT_BOUNDS
 
 if TYPE_CHECKING:
     import pandas

@@ -92,7 +92,7 @@ class Profile:
     def features(self) -> Features:
         return Features(self.model, self.rows, rough=True)
 
-    def found(self) -> Sites | None:
+    def last_sites(self) -> Sites | None:
         """The sites at the last θ."""
         if self.dense is None or self.dense.sites is None:
             return self.sites
@@ -107,7 +107,7 @@ class Profile:
 
     def posterior(self) -> Gaussian | None:
         """The q of the last sites at the present θ, which is near the best one."""
-        sites = self.found()
+        sites = self.last_sites()
         with torch.no_grad():
             return None if sites is None else sites.posterior(self.features(), self.diagonal, self.scale)
 

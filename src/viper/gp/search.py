@@ -90,7 +90,7 @@ class Search:
     def profile(self, model: SparseGP, count: int, place_greedily: bool) -> Found:
         """Climb the profile from `count` starts; if there are many rows, on a sample first, then on more and on all."""
         sizes = stages(len(self.rows))
-        few = self.some(sizes[0])
+        few = self.sample(sizes[0])
 
         def place(start: SparseGP, information: Tensor) -> Tensor:
             return self.greedily(start, few, information) if place_greedily else start.inducing.detach()
@@ -99,16 +99,16 @@ class Search:
         first = max(FIRST_TOLERANCE, tol) if count > 1 else LAST_SHARE * tol
         report = self.reporter()
         begun = candidates(model, few, count, self.generator, place)
-        attempts = [Attempt(start, lambda m: self.on(m, few, first), report) for start in begun]
+        attempts = [Attempt(start, lambda m: self.profile_on(m, few, first), report) for start in begun]
         best = race(attempts, self.steps, tol)
         if not math.isfinite(best.value):
             Features(best.model, few.take(slice(0, 2)))  # raises if the kernel is to blame
             raise ValueError("the ELBO must be finite at one start at least; got none. Check kernel and mean.")
         for size in sizes[1:]:
-            best = self.onward(best, self.some(size))
+            best = self.continue_on(best, self.sample(size))
             attempts.append(best)
         starts = [x.account() for x in attempts]
-        return Found(best.model, starts, best.climb.steps, best.climb.finished, sites=best.profile.found())
+        return Found(best.model, starts, best.climb.steps, best.climb.finished, sites=best.profile.last_sites())
 
     def greedily(self, model: SparseGP, few: Observations, information: Tensor) -> Tensor:
         """The model's number of inducing points, chosen among few rows, or among all if those are too few."""
@@ -119,10 +119,10 @@ class Search:
             return greedy(model, self.rows.inputs, null_model(model, self.rows)[1], count)
         return model.inducing.detach()
 
-    def some(self, size: int) -> Observations:
+    def sample(self, size: int) -> Observations:
         return self.rows if size >= len(self.rows) else self.rows.scatter(size, self.generator)
 
-    def on(self, model: SparseGP, rows: Observations, tol: float, start: Gaussian | None = None) -> Profile:
+    def profile_on(self, model: SparseGP, rows: Observations, tol: float, start: Gaussian | None = None) -> Profile:
         """The profile of all rows, estimated from these."""
         scale = len(self.rows) / len(rows)
         return Profile(model, rows, self.bound, self.diagonal, scale, tol, start=start)
@@ -133,11 +133,13 @@ class Search:
             return SAMPLE_TOLERANCE * len(self.rows) / len(rows)
         return self.tol * max(1.0, len(rows) / FEW_ROWS)
 
-    def onward(self, best: "Attempt", rows: Observations) -> "Attempt":
+    def continue_on(self, best: "Attempt", rows: Observations) -> "Attempt":
         """Continue the best climb on more rows."""
         model, q = best.model, best.profile.posterior()
         tol = self.tolerance(rows)
-        new = best.onward(f"{len(rows):,} rows", lambda _: self.on(model, rows, max(FIRST_TOLERANCE, tol), q))
+        new = best.continued(
+            f"{len(rows):,} rows", lambda _: self.profile_on(model, rows, max(FIRST_TOLERANCE, tol), q)
+        )
         new.run(self.steps, tol)
         return new
 
@@ -157,7 +159,7 @@ class Search:
         """The paper's recipe, from the kernel and mean as given."""
         began = time.perf_counter()
         if place_greedily:
-            few = self.some(stages(len(self.rows))[0])
+            few = self.sample(stages(len(self.rows))[0])
             with torch.no_grad():
                 model.inducing.copy_(self.greedily(model, few, null_model(model, few)[1]))
         q, history, converged = natural_adam(
@@ -237,7 +239,7 @@ class Attempt:
         self.candidate.model.set_free(self.climb.x)
         return self.candidate.model
 
-    def onward(self, name: str, profile: Callable[[SparseGP], Profile]) -> "Attempt":
+    def continued(self, name: str, profile: Callable[[SparseGP], Profile]) -> "Attempt":
         """The same climb on other rows, keeping what was learned about the curvature."""
         new = Attempt(Candidate(name, self.model), profile, self.report)
         new.climb.pairs.extend(self.climb.pairs)

@@ -27,38 +27,40 @@ from viper.models.diagnosis import DiagnosisMixin, summary_frame, summary_of_dra
 from viper.models.fitting import FitOptions, FittedPosterior, fit_posterior
 from viper.models.notebook import NotebookMixin
 from viper.models.onnx import export_onnx
-from viper.models.prediction import PredictionMixin, half_width
+from viper.models.prediction import half_width
 from viper.models.prior import best_scales, make_prior, read_mean, read_scale
-from viper.models.state import State, StateMixin
-from viper.softplus.words import FIT_BOUNDS
+from viper.models.saving import State, StateMixin
+from viper.softplus.bound_names import FIT_BOUNDS
 
 if TYPE_CHECKING:
     import pandas
 
-LATENT_DRAWS = 1 << 22  # values of f(x) held at once, over rows and draws (32 MB)
+LATENT_DRAWS = 1 << 22  # values of f(x) held at once, rows × draws (32 MB)
 
 
 class VariationalLogisticRegression(
-    FormulaMixin, NotebookMixin, DiagnosisMixin, StateMixin, PredictionMixin, Callbacks, ClassifierMixin, BaseEstimator
+    FormulaMixin, NotebookMixin, DiagnosisMixin, StateMixin, Callbacks, ClassifierMixin, BaseEstimator
 ):
-    """Bayesian logistic regression by variational inference: a posterior for less than a point estimate costs.
+    """Bayesian logistic regression by variational inference: a posterior at less than the cost of a point estimate.
 
-    y_i ~ Bernoulli(s(x_iᵀβ)) with a Gaussian prior on β; the posterior is approximated by the Gaussian q that maximises
-    the ELBO, which here is exact (Komodromos, Evangelou & Filippi 2024, in the limit l → ∞).
+    y_i ~ Bernoulli(s(x_iᵀβ)), with a Gaussian prior on β. The posterior is approximated by the Gaussian q that
+    maximises the ELBO, which is computed exactly (Komodromos, Evangelou & Filippi 2024, in the limit l → ∞).
 
     Parameters
     ----------
     bound : {"viper", "pg", "mc", "quadrature"}, default "viper"
-        Treatment of E[log(1+e^X)]: exact (default), or with `terms` the paper's η_l; Pólya-Gamma; Monte Carlo.
+        How E[log(1+e^X)] is computed: "viper" is exact, or the paper's bound η_l if `terms` is given; "pg" is the
+        Pólya-Gamma bound, "mc" Monte Carlo, "quadrature" Gauss-Hermite quadrature.
     terms : int, optional
-        l of the paper's bound η_l. None is the limit.
+        Number of terms l of the paper's bound η_l. None stands for the limit l → ∞, which is exact.
     covariance : {"full", "diagonal"}, default "full"
         The variational family: the paper's Q' or its mean-field Q.
     prior_mean : float or array of n_features, default 0
-        Prior means of the coefficients; that of the intercept is 0.
+        Prior means of the coefficients. The prior mean of the intercept is 0.
     prior_scale : float, array of n_features, covariance matrix, "auto" or "ard", default 1
-        Prior standard deviations of the coefficients (or their prior covariance, if a matrix). A scale σ corresponds to
-        scikit-learn's C = σ². "auto" chooses one common scale, "ard" one per feature, by maximising the ELBO.
+        Prior standard deviations of the coefficients, or their prior covariance if it is a matrix. A scale σ
+        corresponds to scikit-learn's C = σ². "auto" chooses one common scale, "ard" one per feature, by maximising the
+        ELBO.
     intercept_scale : float, default 10
         Prior standard deviation of the intercept.
     fit_intercept : bool, default True
@@ -66,50 +68,67 @@ class VariationalLogisticRegression(
     solver : {"newton", "adam"}, default "newton"
         Natural-gradient Newton steps, or the paper's gradient ascent.
     max_iter : int, optional
-        Default 200 for Newton, 10,000 for Adam.
+        Largest number of iterations, by default 200 for "newton" and 10,000 for "adam".
     tol : float, optional
-        Newton stops when, at its rate, less than `tol` nats are left to the optimum (default 3e-9, less where the ELBO
-        is small, and 1e-12 for bounds other than the exact one); Adam when the relative change of the ELBO is below
-        `tol` (default 1e-8).
+        "newton" stops when, at its rate of convergence, less than `tol` nats are left to the optimum. The default is
+        3e-9, less if the ELBO is small, and 1e-12 for bounds other than the exact one. "adam" stops when the relative
+        change of the ELBO is below `tol`, by default 1e-8.
     learning_rate : float, default 0.05
-        Of Adam.
+        Learning rate of "adam".
     batch_size : int, optional
-        Rows of a step of Adam; all by default.
+        Rows in each step of "adam"; by default all.
     samples : int, default 1000
-        Random numbers of bound="mc".
+        Number of random numbers of bound="mc".
     nodes : int, default 64
-        Nodes of bound="quadrature".
+        Number of nodes of bound="quadrature".
     device : str or torch.device, optional
-        Where to compute; by default the CPU, or where a tensor X lies.
+        Device to compute on. The default is the CPU, or the device of X if that is a tensor.
     dtype : {"float64", "float32"}, default "float64"
-        Precision of the products with X. float32 halves the work; the posterior moves by about 1e-4 of its widths.
+        Precision of the products with X. float32 halves the work and moves the posterior by about 1e-4 of its widths.
     random_state : int, RandomState or None
         Seeds the choice of rows that large fits look at first, the random numbers of bound="mc", and Adam's start and
         minibatches. None means a fixed seed, so that a fit repeats bit for bit on one machine. `diagnose` and
         `corrected` use this seed if it is an integer, otherwise a fixed one; `sample` and `to_arviz` draw afresh in
         every call if it is None.
     verbose : bool or "auto", default "auto"
-        Show progress: always, never, or on a terminal once a fit takes longer than two seconds.
+        Whether to show progress. "auto" shows it on a terminal once a fit has taken two seconds.
 
     Attributes
     ----------
-    coef_ : array (1, n_features); intercept_ : array (1,)
-        Posterior means.
+    coef_ : array (1, n_features)
+        Posterior means of the coefficients.
+    intercept_ : array (1,)
+        Posterior mean of the intercept.
     covariance_ : array
-        Posterior covariance of the coefficients, the intercept last.
-    posterior_ : the posterior as a value, with `mean`, `variance`, `draw`, ...
+        Posterior covariance of the coefficients, with the intercept last.
+    posterior_ : Full, Diagonal or LowRank
+        The posterior, with `mean`, `variance`, `covariance()` and `draw(noise)`.
     elbo_ : float
-        The exact ELBO at the fitted posterior, whatever the bound.
+        The exact ELBO of the fitted posterior, whatever the bound.
     elbo_bound_ : float
-        A certified lower bound of `elbo_`, and so of the log evidence.
+        A certified lower bound of `elbo_`, and therefore of the log evidence.
     objective_ : float
-        What was maximised: the ELBO under the chosen bound.
-    history_ : list of Iteration; n_iter_ : int; converged_ : bool; status_ : str; passes_ : float
-        The solver's account; `passes_` counts passes over all rows.
+        The ELBO under the chosen bound, which is what the solver maximised.
     prior_scale_ : array
-        The scales used, also when chosen by "auto" or "ard".
-    classes_, n_features_in_, feature_names_in_
-    formula_ : of a model made by `from_formula`, its Encoding
+        The prior scales that were used, including those chosen by "auto" or "ard".
+    history_ : list of Iteration
+        The iterations of the solver.
+    n_iter_ : int
+        Number of iterations.
+    passes_ : float
+        Number of passes over all rows.
+    converged_ : bool
+        Whether the solver converged.
+    status_ : str
+        How the solver ended, in words.
+    classes_ : array (2,)
+        The two labels. Probabilities and coefficients are those of the second.
+    n_features_in_ : int
+        Number of columns of X.
+    feature_names_in_ : array of str
+        Names of the columns, if X had names.
+    formula_ : Encoding
+        How tables become X, if the model was made by `from_formula`.
 
     Examples
     --------
@@ -179,15 +198,16 @@ class VariationalLogisticRegression(
         Parameters
         ----------
         X : array, DataFrame, CSR/CSC matrix or tensor (n, p); or a memory map, viper.Files or viper.Blocks
-            The last three may be larger than memory. Files and blocks bring labels and weights with them.
-        y : array of two labels (n,)
+            The rows. The last three may be larger than memory; Files and Blocks contain labels and weights themselves.
+        y : array (n,)
+            Labels of two classes.
         sample_weight : array (n,), optional
-            A weight of k counts a row k times; m successes in n trials are two rows with weights m and n - m.
+            A weight of k counts a row k times. Write m successes in n trials as two rows with weights m and n - m.
         offset : array (n,), optional
             Known part of the log-odds of each row.
         checkpoint : path, optional
-            A folder in which every completed pass is kept until the fit is complete. If it is interrupted, the same
-            call goes on from there.
+            A folder in which every completed pass is stored until the fit is complete. If the fit is interrupted, the
+            same call continues from there.
         """
         self._check_options()
         self.classes_, source = open_labelled_rows(
@@ -213,22 +233,23 @@ class VariationalLogisticRegression(
         offset: Any = None,
         forget: float = 1.0,
     ) -> "VariationalLogisticRegression":
-        """Update the posterior with new rows: yesterday's posterior is today's prior.
+        """Update the posterior with new rows: the posterior so far is the prior of the new rows.
 
         Parameters
         ----------
-        X, y, sample_weight, offset : as in `fit`
-        classes : array of the two labels
-            Needed in the first call if its rows do not show both.
+        X, y, sample_weight, offset
+            As in `fit`.
+        classes : array (2,), optional
+            The two labels. The first call needs them if its rows contain only one.
         forget : float in (0, 1], default 1
-            Multiplies the precision of what was known before; below 1, old rows fade.
+            Factor by which the precision of the posterior so far is multiplied. Below 1, old rows lose weight.
         """
         if not 0.0 < forget <= 1.0:
             raise ValueError(f"forget must lie in (0, 1]; got {forget!r}. 1 forgets nothing.")
         first = not hasattr(self, "posterior_")
         if first:
             if formula_template(self) is not None:
-                raise ValueError("partial_fit needs what a formula learns; got a model without. Call fit first.")
+                raise ValueError("partial_fit needs a formula that was fitted; got one that was not. Call fit first.")
             self._check_options()
         known = classes if first else self.classes_
         given = {"sample_weight": sample_weight, "offset": offset, "reset": first, "classes": known}
@@ -299,7 +320,7 @@ class VariationalLogisticRegression(
         return [*map(str, names), *(["intercept"] if self.fit_intercept else [])]
 
     def coefficient_interval(self, level: float = 0.95) -> np.ndarray:
-        """Credible intervals of the coefficients (intercept last), d × 2."""
+        """Credible intervals of the coefficients, with the intercept last: d × 2."""
         check_is_fitted(self, "posterior_")
         reach = half_width(level) * self.posterior_.variance.sqrt()
         return torch.stack([self.posterior_.mean - reach, self.posterior_.mean + reach], 1).numpy()
@@ -312,9 +333,9 @@ class VariationalLogisticRegression(
         return summary_frame(self._names(), mean, sd, low, high, torch.special.ndtr(mean / sd), level)
 
     def sample(self, n: int = 1, random_state: Any = None) -> np.ndarray:
-        """`n` draws of the coefficients (intercept last) from the posterior, n × d.
+        """Draw coefficients (intercept last) from the posterior: n × d.
 
-        `random_state` is by default that of the estimator; if that is None too, every call draws afresh.
+        `random_state` is by default that of the estimator; if both are None, every call returns new draws.
         """
         check_is_fitted(self, "posterior_")
         generator = check_random_state(self.random_state if random_state is None else random_state)
@@ -357,15 +378,18 @@ class VariationalLogisticRegression(
     def to_onnx(
         self, path: str | PathLike[str] | None = None, *, dtype: str = "float32", overwrite: bool = False
     ) -> Any:
-        """`predict` and `predict_proba` as an ONNX model with input "X" and outputs "label" and "probabilities".
+        """Export `predict` and `predict_proba` as an ONNX model.
+
+        Its input is "X", its outputs are "label" and "probabilities". It takes no offset.
 
         Parameters
         ----------
         path : str or Path, optional
-            Where to write it.
+            File to write the model to.
         dtype : {"float32", "float64"}, default "float32"
-            Of the input and the probabilities; inside, all is float64. There is no offset.
+            Type of the input and the probabilities. The model computes in float64.
         overwrite : bool, default False
+            Whether to replace a file that exists.
 
         Returns
         -------

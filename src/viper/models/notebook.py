@@ -1,6 +1,6 @@
 """What a fitted estimator shows in a notebook: scikit-learn's diagram, and below it what was learned.
 
-Plain HTML without scripts, in the colours of whatever surrounds it.
+It is plain HTML without scripts, in the colours of the page around it.
 """
 
 from html import escape
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import pandas
 
 MOST_TABLE_ROWS = 12
-LARGEST_DIAGNOSED = 1 << 17  # rows × coefficients for which a verdict takes no noticeable time
+LARGEST_DIAGNOSED = 1 << 17  # rows × coefficients; up to here a diagnosis takes no noticeable time
 
 
 class NotebookMixin:
@@ -37,11 +37,11 @@ def notebook_card(model: Any) -> str:
 
 
 def notebook_facts(model: Any) -> dict[str, str]:
-    """ELBO and convergence, and for small data the verdict of importance sampling."""
+    """Return ELBO and convergence, and for small data the verdict of importance sampling."""
     facts = model_facts(model)
     shown = {"ELBO": f"{facts.elbo:.3f}, certified to {facts.allowance:.0e} nats", "Solver": facts.status}
     rows = getattr(model, "_training_rows", None)
-    # only rows in memory: showing a model opens no files
+    # only rows in memory, so that showing a model opens no files
     if rows is None or rows.traits.where != "memory" or rows.rows * rows.dimension > LARGEST_DIAGNOSED:
         return shown
     diagnosis = model.diagnose()
@@ -64,7 +64,7 @@ def html_table(table: "pandas.DataFrame") -> str:
 
 
 def interval_svg(mean: float, low: float, high: float, reach: float) -> str:
-    """A line from low to high with a dot at the mean, on an axis of ± reach with a tick at zero."""
+    """Draw a line from low to high with a dot at the mean, on an axis of ± reach with a tick at zero."""
     at = lambda value: 60.0 + 56.0 * value / (reach or 1.0)  # noqa: E731
     return (
         '<svg width="120" height="14" role="img" aria-label="interval" stroke="currentColor">'

@@ -1,7 +1,6 @@
-"""What a Gaussian latent value f(x) ~ N(ϑ, τ²) says about a probability: everything in closed form, nothing sampled.
+"""Predictions from the log-odds f(x) ~ N(ϑ, τ²), in closed form and without sampling.
 
-A classifier that knows ϑ and τ² of new rows gets its predictions from here: E[s(f)], the standard deviation of s(f),
-and intervals s(ϑ ± zτ) for the probability itself.
+The probability s(f) has mean E[s(f)], a standard deviation, and credible intervals s(ϑ ± zτ).
 """
 
 from collections.abc import Callable
@@ -54,27 +53,30 @@ class Predictions(NamedTuple):
 
 
 def predictions(model: Any, X: Any, level: float = 0.95) -> Predictions:
-    """Everything the model says about the rows of X, in closed form."""
+    """Return everything that the model says about the rows of X."""
     check_model(model)
     mean, sd = (torch.from_numpy(np.array(x, dtype=float)) for x in model.predict_latent(X))
     return Predictions.from_latent(mean, sd.square(), half_width(level))
 
 
 def check_model(model: Any) -> None:
-    """Check that it is one of viper's models, which know more than probabilities. A pipeline hides it."""
+    """Check that this is one of viper's models, which know more than probabilities. A pipeline hides that."""
     if hasattr(model, "predict_latent"):
         return
     fix = "Fit one of its estimators."
     if hasattr(model, "steps"):
         fix = (
             "Pass pipeline[-1], with pipeline[:-1].transform(X) for X; or fit by from_formula, which standardises the "
-            "columns and keeps that with the model."
+            "columns and stores how with the model."
         )
     raise TypeError(f"the model must be one of viper's; got {type(model).__name__}. {fix}")
 
 
 class PredictionMixin:
-    """Predictions from ϑ and τ² of the rows that `_open_rows(X, offset)` opens; lazy for Dask collections."""
+    """Estimators that predict from ϑ and τ² of the rows that `_open_rows(X, offset)` opens.
+
+    Predictions for a Dask collection are lazy.
+    """
 
     classes_: np.ndarray
     posterior_: Posterior
@@ -89,20 +91,20 @@ class PredictionMixin:
     def _predictor(
         self, X: Any, offset: Any, function: Callable[[Tensor, Tensor], Any]
     ) -> tuple[RowSource, Callable[[Block], Any]]:
-        """The rows of X, and function(ϑ, τ²) as a function of a block of them."""
+        """Return the rows of X, and the function of a block of rows that computes function(ϑ, τ²)."""
         check_is_fitted(self, "posterior_")
         rows = self._open_rows(X, offset)
         return rows, partial(from_latent, posterior=moved(self.posterior_, rows.device), function=function)
 
     def _predict(self, X: Any, offset: Any, function: Callable[[Tensor, Tensor], np.ndarray]) -> Any:
-        """function(ϑ, τ²) of all rows: an array, or a lazy one if X is a Dask collection."""
+        """Return function(ϑ, τ²) of all rows as an array, which is lazy if X is a Dask collection."""
         rows, of_block = self._predictor(X, offset, function)
         return rows.apply(of_block)
 
     def predict_latent(self, X: Any, offset: Any = None) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and standard deviation of the latent f(x), the log-odds, per row.
+        """Posterior mean and standard deviation of the log-odds f(x), per row.
 
-        For the probability's own scale see `predict_proba` and `predict_std`.
+        On the scale of probabilities, see `predict_proba` and `predict_std`.
         """
         pair = self._predict(X, offset, means_and_sds)
         return pair[:, 0], pair[:, 1]
@@ -113,20 +115,20 @@ class PredictionMixin:
 
     def predict_std(self, X: Any, offset: Any = None) -> np.ndarray:
         """Posterior standard deviation of the probability s(f(x)), per row."""
-        return self._predict(X, offset, sd_of_probability)
+        return self._predict(X, offset, probability_std)
 
     def predict_interval(self, X: Any, level: float = 0.95, offset: Any = None) -> np.ndarray:
-        """Credible interval of the probability of the second class, n × 2: s(ϑ ± zτ), of posterior mass `level`."""
+        """Credible interval s(ϑ ± zτ) of the probability of the second class, with posterior mass `level`: n × 2."""
         return self._predict(X, offset, partial(probability_interval, z=half_width(level)))
 
     def predict_to(
         self, X: Any, path: str | PathLike[str], *, level: float = 0.95, offset: Any = None, overwrite: bool = False
     ) -> int:
-        """Write the predictions to a Parquet file, a row for each of X in the same order, and return their number.
+        """Write the predictions to a Parquet file, in the order of the rows of X, and return the number of rows.
 
-        Columns: `label`, the more probable class; `probability` of the second class, `sd`, `lower` and `upper`, as from
-        `predict_proba`, `predict_std` and `predict_interval`. Neither X nor the predictions are ever held whole, and
-        the file gets its name when it is complete.
+        The columns are `label`, the more probable class, and `probability` of the second class, `sd`, `lower` and
+        `upper`, as given by `predict_proba`, `predict_std` and `predict_interval`. Rows are read, predicted and written
+        in blocks, and the file gets its name only when it is complete.
         """
         check_is_fitted(self, "posterior_")
         columns = partial(prediction_table, classes=self.classes_, z=half_width(level))
@@ -134,7 +136,7 @@ class PredictionMixin:
         return writing.write_columns(path, rows.map(of_block), overwrite)
 
     def decision_function(self, X: Any, offset: Any = None) -> np.ndarray:
-        """Log-odds of the posterior-averaged probability; positive where the second class is predicted."""
+        """Log-odds of the posterior-averaged probability, which are positive if the second class is predicted."""
         return self._predict(X, offset, log_odds_of_mean)
 
     def predict(self, X: Any, offset: Any = None) -> np.ndarray:
@@ -143,7 +145,7 @@ class PredictionMixin:
         return self._predict(X, offset, partial(probable_classes, classes=self.classes_))
 
     def score(self, X: Any, y: Any = None, sample_weight: Any = None, offset: Any = None) -> float:
-        """Share of rows whose class is predicted right."""
+        """Share of rows whose class is predicted correctly."""
         if is_kept_elsewhere(X):
             check_is_fitted(self, "posterior_")
             source = self._open_labelled_rows(X, y, sample_weight=sample_weight, offset=offset)
@@ -151,9 +153,9 @@ class PredictionMixin:
         return float(accuracy_score(y, self.predict(X, offset), sample_weight=sample_weight))
 
     def elbo(self, X: Any, y: Any = None, sample_weight: Any = None, offset: Any = None) -> float:
-        """The exact ELBO of the given rows at the fitted posterior, against the prior of the fit.
+        """The exact ELBO of the given rows under the fitted posterior and the prior of the fit.
 
-        For a Gaussian process that prior is the fitted kernel and mean function.
+        For a Gaussian process, that prior is given by the fitted kernel and mean function.
         """
         check_is_fitted(self, "posterior_")
         source = self._open_labelled_rows(X, y, sample_weight=sample_weight, offset=offset)
@@ -167,7 +169,7 @@ class PredictionMixin:
 
 
 def from_latent(block: Block, posterior: Posterior, function: Callable[[Tensor, Tensor], Any]) -> Any:
-    """function(ϑ, τ²) of the rows of a block, on whatever device they are."""
+    """Return function(ϑ, τ²) of the rows of a block, on the device where they are."""
     device = block.label.device
     return function(*latent(block, posterior if posterior.mean.device == device else moved(posterior, device)))
 
@@ -177,12 +179,12 @@ def means_and_sds(mean: Tensor, variance: Tensor) -> np.ndarray:
 
 
 def class_probabilities(mean: Tensor, variance: Tensor) -> np.ndarray:
-    """E[s(-f)] and E[s(f)]: both directly, so that the smaller one keeps its digits."""
+    """E[s(-f)] and E[s(f)], each computed directly so that the smaller one keeps its digits."""
     sides = [expected_sigmoid(sign * mean, variance).mean for sign in (-1.0, 1.0)]
     return torch.stack(sides, 1).cpu().numpy()
 
 
-def sd_of_probability(mean: Tensor, variance: Tensor) -> np.ndarray:
+def probability_std(mean: Tensor, variance: Tensor) -> np.ndarray:
     return expected_sigmoid(mean, variance).std.cpu().numpy()
 
 
@@ -205,7 +207,7 @@ def log_odds_of_mean(mean: Tensor, variance: Tensor) -> np.ndarray:
 
 
 def log_odds(probability: np.ndarray) -> np.ndarray:
-    """log(p₁/p₀) of each row, where what underflows counts as the smallest number."""
+    """log(p₁/p₀) of each row, where a probability that underflows counts as the smallest positive number."""
     low, high = np.log(np.maximum(probability, np.finfo(float).tiny)).T
     return high - low
 

@@ -170,7 +170,10 @@ def parse_document(head: bytes, path: Path) -> Document:
     try:
         content = json.loads(json.loads(head[8:].decode())["__metadata__"]["viper"])
         if content["format_version"] <= FORMAT_VERSION:
-            return with_checked_types(Document(**content))
+            document = Document(**content)
+            if [type(x) for x in document] == [str, int, str, int, str, dict] and document.sha256.isascii():
+                return document
+            raise TypeError
     except (KeyError, TypeError):
         refuse_file(path, "without viper's metadata: damaged, or written by another program")
     except (ValueError, RecursionError):
@@ -179,12 +182,6 @@ def parse_document(head: bytes, path: Path) -> Document:
         f"format version must be at most {FORMAT_VERSION}; got {content['format_version']} in {path}, "
         f"written by viper {content.get('viper_version')}. Upgrade viper."
     )
-
-
-def with_checked_types(document: Document) -> Document:
-    if [type(x) for x in document] != [str, int, str, int, str, dict] or not document.sha256.isascii():
-        raise TypeError
-    return document
 
 
 def refuse_file(path: Path, what: str) -> NoReturn:
