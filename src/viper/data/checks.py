@@ -218,11 +218,16 @@ def read_weights(sample_weight: Any, rows: int, *, some_positive: bool = True) -
     return weight
 
 
-def check_positive(value: Any, name: str, *, integer: bool) -> None:
-    """Raise unless the value is a positive number, or integer."""
-    kinds = (int, np.integer) if integer else (int, float, np.number)
-    if not isinstance(value, kinds) or isinstance(value, bool) or not 0 < value < float("inf"):
-        raise ValueError(f"{name} must be a positive {'integer' if integer else 'number'}; got {value!r}.")
+def check_options(
+    estimator: Any, words: dict[str, tuple[str | bool, ...]], numbers: tuple[str, ...], integers: tuple[str, ...]
+) -> None:
+    """Raise unless each option is one of its words; numbers and integers must be positive, or None."""
+    for name, choices in words.items():
+        check_word(getattr(estimator, name), name, choices)
+    for name in (*numbers, *integers):
+        value, kinds = getattr(estimator, name), (int, np.integer) if name in integers else (int, float, np.number)
+        if value is not None and (not isinstance(value, kinds) or isinstance(value, bool) or not 0 < value < math.inf):
+            raise ValueError(f"{name} must be a positive {'integer' if name in integers else 'number'}; got {value!r}.")
 
 
 def check_word(value: Any, name: str, words: tuple[str | bool, ...]) -> None:
