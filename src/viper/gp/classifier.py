@@ -14,8 +14,8 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from viper.data import checks
-from viper.data.arrays import RowFormat
 from viper.data.checkpoint import resumable
+from viper.data.checks import RowFormat
 from viper.data.open import open_labelled_rows, open_rows
 from viper.errors import ConvergenceWarning, JitterWarning, StorageError, users_line
 from viper.formula.learn import FormulaMixin, by_formula
@@ -237,7 +237,9 @@ class VariationalGPClassifier(
 
     def _check_options(self) -> None:
         words: dict[str, tuple[str | bool, ...]] = {
-            **{"bound": FIT_BOUNDS, "covariance": ("full", "diagonal"), "solver": tuple(DEFAULT_STEPS)},
+            "bound": FIT_BOUNDS,
+            "covariance": ("full", "diagonal"),
+            "solver": tuple(DEFAULT_STEPS),
             "verbose": ("auto", True, False),
         }
         if isinstance(self.inducing, str):

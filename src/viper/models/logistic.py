@@ -14,8 +14,8 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from viper.data import checks
-from viper.data.arrays import RowFormat
 from viper.data.checkpoint import resumable
+from viper.data.checks import RowFormat
 from viper.data.open import open_labelled_rows, open_rows
 from viper.formula.learn import FormulaMixin, by_formula, formula_template
 from viper.inference.newton import Iteration, exact_elbo
@@ -266,8 +266,11 @@ class VariationalLogisticRegression(
 
     def _check_options(self) -> None:
         words: dict[str, tuple[str | bool, ...]] = {
-            **{"bound": FIT_BOUNDS, "covariance": ("full", "diagonal"), "solver": ("newton", "adam")},
-            **{"dtype": ("float64", "float32"), "verbose": ("auto", True, False)},
+            "bound": FIT_BOUNDS,
+            "covariance": ("full", "diagonal"),
+            "solver": ("newton", "adam"),
+            "dtype": ("float64", "float32"),
+            "verbose": ("auto", True, False),
         }
         if isinstance(self.prior_scale, str):
             words["prior_scale"] = ("auto", "ard")
