@@ -280,7 +280,7 @@ class VariationalLogisticRegression(
         return RowFormat(bool(self.fit_intercept), self.device, self.dtype, self.verbose, True, block_rows)
 
     def _prior(self, scale: Tensor) -> Prior:
-        return make_prior(self.prior_mean, scale, self.intercept_scale if self.fit_intercept else None)
+        return make_prior(self.prior_mean, scale, self.intercept_scale, bool(self.fit_intercept))
 
     def _fit(self, source: RowSource, prior: Prior, seed: int, start: Gaussian | None = None) -> FittedPosterior:
         return fit_posterior(source, prior, self._options(), seed, start)

@@ -28,7 +28,7 @@ SMALLEST_CHOSEN, LARGEST_CHOSEN = 1e-3, 1e3  # the range that is searched
 
 def read_scale(value: Any, name: str, size: int) -> Tensor:
     """Check prior standard deviations. A number or vector becomes a vector; a covariance matrix stays a matrix."""
-    array = read_entries(value, name, size, f" or a {size}×{size} covariance matrix")
+    array = read_entries(value, name, size, matrix=True)
     if array.ndim == 2:
         return read_covariance(torch.tensor(array), name, size)
     if not ((array >= SMALLEST_SCALE) & (array <= LARGEST_SCALE)).all():
@@ -38,16 +38,16 @@ def read_scale(value: Any, name: str, size: int) -> Tensor:
     return torch.from_numpy(array)
 
 
-def read_entries(value: Any, name: str, size: int, matrix: str = "") -> np.ndarray:
-    """Check numbers, given as one or one per feature, and return one per feature; if it may be, a matrix as it is."""
+def read_entries(value: Any, name: str, size: int, matrix: bool = False) -> np.ndarray:
+    """Check numbers, given as one or one per feature, and return one per feature; a `matrix` stays as it is."""
     array = checks.read_numbers(value, name)
     if matrix and array.ndim == 2:
         return array
     if array.ndim > 1 or (array.ndim == 1 and len(array) != size):
-        raise ValueError(
-            f"{name} must be a number{',' if matrix else ' or'} a vector of {size} (one per feature){matrix}; "
-            f"got shape {tuple(array.shape)}."
-        )
+        kinds = f"a number or a vector of {size}, one per feature"
+        if matrix:
+            kinds = f"a number, a vector of {size} (one per feature) or a {size}×{size} covariance matrix"
+        raise ValueError(f"{name} must be {kinds}; got shape {tuple(array.shape)}.")
     return np.full(size, array)
 
 
@@ -74,15 +74,12 @@ def read_mean(value: Any, size: int) -> Tensor:
     return torch.from_numpy(mean)
 
 
-def make_prior(prior_mean: Any, scale: Tensor, intercept_scale: Any) -> Prior:
-    """Return N(prior_mean, scale²) on the coefficients, and N(0, intercept_scale²) on the intercept, which comes last.
-
-    There is no intercept if `intercept_scale` is None.
-    """
+def make_prior(prior_mean: Any, scale: Tensor, intercept_scale: Any, intercept: bool) -> Prior:
+    """Return N(prior_mean, scale²) on the coefficients, and N(0, intercept_scale²) on an intercept, which comes last."""
     mean = read_mean(prior_mean, len(scale))
     diagonal = scale.ndim == 1
     precision = scale.square().reciprocal() if diagonal else torch.cholesky_inverse(torch.linalg.cholesky(scale))
-    if intercept_scale is None:
+    if not intercept:
         return Prior(mean, precision)
     own = read_scale(intercept_scale, "intercept_scale", 1).square().reciprocal()
     mean = torch.cat([mean, mean.new_zeros(1)])
