@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from viper.errors import FormulaError, RowError, StorageError, counted, listed
-from viper.formula.columns import as_frame, as_levels, as_numbers
+from viper.formula.columns import as_frame, as_levels, as_numbers, python_value
 from viper.formula.grammar import ParsedFormula, parse_formula
 
 if TYPE_CHECKING:
@@ -149,16 +149,11 @@ class Encoding:
         plain, variables = self._parsed.plain, self._parsed.variables
         parts = {name: as_numbers(frame[name]) for name in plain}
         if variables:
-            given = pandas.DataFrame(
-                {
-                    name: as_levels(frame[column], self.levels[column])
-                    if name.startswith("c")
-                    else as_numbers(frame[column])
-                    for name, column in variables.items()
-                },
-                index=frame.index,
-            )
-            found = evaluate_terms(self._parsed.rest, given, state)
+            given = {
+                name: as_levels(frame[column], self.levels[column]) if name[0] == "c" else as_numbers(frame[column])
+                for name, column in variables.items()
+            }
+            found = evaluate_terms(self._parsed.rest, pandas.DataFrame(given, index=frame.index), state)
             parts |= {self._name(name): values for name, values in found.items()}
         design = pandas.DataFrame(parts, index=frame.index, dtype=float)
         check_finite_design(design)
@@ -182,16 +177,12 @@ class Encoding:
             check_encoding(encoding)
             object.__setattr__(encoding, "transforms", decode_transforms(encoding.transforms))
             parsed = encoding._parsed
-            used = {*parsed.plain, *parsed.variables.values()}
-            if parsed.target != encoding.target or used != set(encoding.inputs) or not used <= encoding.known:
+            used, learned = {*parsed.plain, *parsed.variables.values()}, {*encoding.means, *encoding.levels}
+            if parsed.target != encoding.target or used != set(encoding.inputs) or not used <= learned:
                 raise ValueError("columns that it does not name")
         except (TypeError, KeyError, ValueError, AttributeError) as error:
             raise StorageError(f"the model's formula must be one that viper wrote; got {error}") from None
         return encoding
-
-    @property
-    def known(self) -> set[str]:
-        return {*self.means, *self.levels}
 
 
 # --- formulaic ---
@@ -273,10 +264,6 @@ def check_finite_design(design: "pandas.DataFrame") -> None:
 
 
 # --- state as JSON ---
-
-
-def python_value(value: Any) -> Any:
-    return value.item() if isinstance(value, np.generic) else value
 
 
 def encode_transforms(state: Any) -> Any:

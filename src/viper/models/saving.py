@@ -52,8 +52,8 @@ class StateMixin:
     def save(self, path: str | PathLike[str], overwrite: bool = False) -> None:
         """Write the fitted model to one file, which `viper.load` reads.
 
-        The training rows are not part of it. Of a kernel or mean function that was given as an object only the
-        parameters are stored: pass the object again to `viper.load`.
+        The training rows are not part of it. If a kernel or mean function was given as an object, only its parameters
+        are stored: pass the object again to `viper.load`.
         """
         check_is_fitted(self, "posterior_")
         model_file.write_tensors(path, self._kind, *self._pack(), overwrite)
@@ -110,7 +110,7 @@ class StateMixin:
     def _restore_formula(self, state: Any) -> None:
         self.formula_ = Encoding.from_state(state)
         if self.formula_.names != list(getattr(self, "feature_names_in_", [])):
-            raise StorageError("the model's formula must give its columns; got others. Save it again.")
+            raise StorageError("the formula must produce the columns of the model; got others. Save it again.")
 
     def _own_state(self) -> State:
         """Return what only this kind of estimator stores."""
