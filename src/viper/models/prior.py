@@ -75,7 +75,7 @@ def read_mean(value: Any, size: int) -> Tensor:
 
 
 def make_prior(prior_mean: Any, scale: Tensor, intercept_scale: Any, intercept: bool) -> Prior:
-    """Return N(prior_mean, scale²) on the coefficients, and N(0, intercept_scale²) on an intercept, which comes last."""
+    """Return N(prior_mean, scale²) on the coefficients, and N(0, intercept_scale²) on an intercept, the last entry."""
     mean = read_mean(prior_mean, len(scale))
     diagonal = scale.ndim == 1
     precision = scale.square().reciprocal() if diagonal else torch.cholesky_inverse(torch.linalg.cholesky(scale))
