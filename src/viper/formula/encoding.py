@@ -213,7 +213,7 @@ def evaluate_terms(rest: str, frame: "pandas.DataFrame", state: dict[str, Any]) 
     if not len(frame):  # formulaic needs a row to find the names
         return {name: column[:0] for name, column in evaluate_terms(rest, placeholder_row(frame), state).items()}
     spec = ModelSpec(formula=Formula(rest), transform_state=state, na_action="ignore", output="pandas")
-    with formula_errors(rest), np.errstate(all="ignore"):
+    with formula_errors(), np.errstate(all="ignore"):
         matrix = spec.get_model_matrix(frame.reset_index(drop=True), context=formula_functions())
     state.update(matrix.model_spec.transform_state)
     return {str(name): matrix[name].to_numpy(dtype=float) for name in matrix if name != "Intercept"}
@@ -223,18 +223,14 @@ def placeholder_row(frame: "pandas.DataFrame") -> "pandas.DataFrame":
     """Return one row of first levels and ones, which has the same columns as any other."""
     import pandas
 
-    return pandas.DataFrame(
-        {
-            name: pandas.Categorical.from_codes([0], dtype=column.dtype)
-            if isinstance(column.dtype, pandas.CategoricalDtype)
-            else [1.0]
-            for name, column in frame.items()
-        }
-    )
+    row: dict[str, Any] = {name: [1.0] for name in frame}
+    for name, column in frame.select_dtypes("category").items():
+        row[str(name)] = pandas.Categorical.from_codes([0], dtype=column.dtype)
+    return pandas.DataFrame(row)
 
 
 @contextmanager
-def formula_errors(rest: str) -> Iterator[None]:
+def formula_errors() -> Iterator[None]:
     """Turn formulaic's errors into a FormulaError."""
     from formulaic.errors import FormulaicError
 
@@ -255,12 +251,8 @@ def check_finite_design(design: "pandas.DataFrame") -> None:
     bad = ~np.isfinite(design.to_numpy())
     if bad.any():
         row, column = np.argwhere(bad)[0]
-        raise RowError(
-            f"{design.columns[column]} must be finite",
-            f"{design.iat[row, column]}",
-            design.index[row],
-            "Logarithms and roots need positive numbers, and splines need numbers in the range of the fit.",
-        )
+        fix = "Logarithms and roots need positive numbers, and splines need numbers in the range of the fit."
+        raise RowError(f"{design.columns[column]} must be finite", f"{design.iat[row, column]}", design.index[row], fix)
 
 
 # --- state as JSON ---

@@ -232,18 +232,11 @@ class Translation:
         for i, (kind, text) in enumerate(inside):
             if kind == "text":
                 raise FormulaError(f"{function}() must contain columns and numbers; got {text!r}.")
-            following = inside[i + 1 : i + 2]
-            if kind == "quoted" or (kind == "word" and following not in ([("sign", "(")], [("sign", "=")])):
-                if kind == "word" and text in ("True", "False"):
-                    pieces.append(text)
-                    continue
-                if text in self.categories:
-                    raise FormulaError(
-                        f"{function}() must contain numbers; got {text!r}, a column of text. Use C({text})."
-                    )
-                pieces.append(self.variable(text, False))
-            else:
-                pieces.append(text)
+            of_python = text in ("True", "False") or inside[i + 1 : i + 2] in ([("sign", "(")], [("sign", "=")])
+            column = kind == "quoted" or (kind == "word" and not of_python)
+            if column and text in self.categories:
+                raise FormulaError(f"{function}() must contain numbers; got {text!r}, a column of text. Use C({text}).")
+            pieces.append(self.variable(text, False) if column else text)
         source = f"{function}({''.join(pieces)})"
         check_call(source, self.variables)
         return source
