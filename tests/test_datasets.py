@@ -173,8 +173,8 @@ def test_a_full_disk(server, monkeypatch, tmp_path):
     if not Path("/dev/full").exists():
         pytest.skip("no /dev/full on this system")
     with Path("/dev/full").open("wb", buffering=0) as full, pytest.raises(OSError, match="No space left") as caught:
-        download.receive(server.address, full)
-    monkeypatch.setattr(download, "receive", lambda url, file: (_ for _ in ()).throw(caught.value))
+        full.writelines(download.received_chunks(server.address))
+    monkeypatch.setattr(download, "received_chunks", lambda url: (_ for _ in ()).throw(caught.value))
     with pytest.raises(DataError, match=r"must be writable; got .*No space left.*Free some space.*VIPER_DATA"):
         datasets.load("small", address=server.address)
     assert caught.value.errno == errno.ENOSPC

@@ -9,7 +9,6 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from http.client import HTTPException
 from pathlib import Path
-from typing import BinaryIO
 
 from viper.data.writing import atomic_file
 from viper.errors import DataError
@@ -46,18 +45,13 @@ def download(url: str, path: Path, check: Callable[[Path], object]) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_file(path, overwrite=True) as file:
-            receive(url, file)
+            file.writelines(received_chunks(url))
             file.flush()
             check(Path(file.name))
-    except OSError as error:
+    except OSError as error:  # of the file; those of the server are DataErrors already
         full = " Free some space, or choose another folder with VIPER_DATA." if error.errno == errno.ENOSPC else ""
         text = f"The folder for data must be writable; got {path.parent}: {error.strerror}."
         raise DataError(text + (full or " Choose another with the environment variable VIPER_DATA.")) from error
-
-
-def receive(url: str, file: BinaryIO) -> None:
-    """Copy what the server sends into `file`. Errors of the file are OSErrors, those of the server DataErrors."""
-    file.writelines(received_chunks(url))
 
 
 def received_chunks(url: str) -> Iterator[bytes]:

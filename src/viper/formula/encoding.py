@@ -75,8 +75,6 @@ class Encoding:
     counts: dict[str, int] = field(default_factory=dict)
     record: dict[str, Any] = field(default_factory=dict)
 
-    # --- use ---
-
     def encode(self, data: Any) -> "pandas.DataFrame":
         """Return the columns of X for rows of raw columns. Columns that the formula does not name are ignored.
 
@@ -113,8 +111,6 @@ class Encoding:
         if level and level[1] in self.levels and ":" not in name:
             return f"vs {self.levels[level[1]][0]}"
         return "1"
-
-    # --- how ---
 
     @cached_property
     def _parsed(self) -> ParsedFormula:
@@ -162,8 +158,6 @@ class Encoding:
     def _name(self, ours: str) -> str:
         """Replace our variables in the name of a column by the names that the data have."""
         return re.sub(r"\b[nc](\d+)_", lambda found: self.columns[int(found[1])], ours)
-
-    # --- storage ---
 
     def to_state(self) -> dict[str, Any]:
         """Return everything as JSON."""
