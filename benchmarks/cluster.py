@@ -17,7 +17,7 @@ from torch import Tensor
 
 import viper
 from benchmarks.table import Table, machine
-from viper.data.arrays import RowFormat
+from viper.data.checks import RowFormat
 from viper.data.open import open_labelled_rows
 from viper.inference.rows import Block
 

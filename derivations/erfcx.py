@@ -9,6 +9,7 @@ Run `python derivations/erfcx.py` to print the table and its error, or add `--ch
 """
 
 import sys
+import textwrap
 
 from mpmath import mp, mpf
 from numpy.polynomial import chebyshev
@@ -54,7 +55,7 @@ def worst_error(coefficients: list[mpf]) -> float:
 if __name__ == "__main__":
     mp.dps = 40
     numbers = [float(c) for c in table()]
-    print("\n".join(f"    {c!r}," for c in numbers))
+    print(textwrap.indent(textwrap.fill(", ".join(map(repr, numbers)), 116, break_on_hyphens=False), "    ") + ",")
     print(f"relative error {worst_error([mpf(c) for c in numbers]):.1e}")
     if "--check" in sys.argv:
         from viper.softplus.normal import ERFCX

@@ -41,6 +41,7 @@ the logistic-normal integral. In Handbook of the Logistic Distribution, Marcel D
 
 import argparse
 import runpy
+import textwrap
 from decimal import ROUND_CEILING, Context
 from pathlib import Path
 
@@ -85,6 +86,7 @@ class Mixture(NamedTuple):
 
 
 # In order of decreasing error.
+# fmt: off
 MIXTURES: tuple[Mixture, ...] = (
 '''
 
@@ -239,18 +241,20 @@ def round_up(error: mp.mpf) -> float:
 
 
 def entry(size: int) -> str:
-    """Source of one `Mixture`, a number per line."""
+    """Source of one `Mixture`."""
     weights, variances = fit(size)
-    return (
-        f"    Mixture(\n        error={round_up(worst_error(weights, variances))!r},\n"
-        f"        weights=(\n{lines(weights)}        ),\n"
-        f"        variances=(\n{lines(variances)}        ),\n    ),\n"
+    error = round_up(worst_error(weights, variances))
+    return f"    Mixture(\n        error={error!r},\n{field('weights', weights)}{field('variances', variances)}    ),\n"
+
+
+def field(name: str, numbers: Array) -> str:
+    """Source of a tuple of numbers, as the shortest decimals that read back as the same doubles."""
+    text = ", ".join(repr(float(number)) for number in numbers)
+    start = f"        {name}=("
+    wrapped = textwrap.wrap(
+        f"{text}),", 120, initial_indent=start, subsequent_indent=" " * len(start), break_on_hyphens=False
     )
-
-
-def lines(numbers: Array) -> str:
-    """Shortest decimals that read back as the same doubles, one to a line."""
-    return "".join(f"            {float(number)!r},\n" for number in numbers)
+    return "\n".join(wrapped) + "\n"
 
 
 def check() -> None:

@@ -14,7 +14,7 @@ from distributed import Client, LocalCluster
 from distributed.utils import get_mp_context
 
 import viper
-from viper.data.arrays import RowFormat
+from viper.data.checks import RowFormat
 from viper.data.open import open_labelled_rows
 from viper.inference.rows import Block
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from viper import VariationalLogisticRegression
-from viper.data import arrays
+from viper.data import checks
 from viper.inference import device, rows
 from viper.inference.device import FEWEST_ROWS, fetched, reduce_on_device, rows_per_block
 
@@ -66,8 +66,8 @@ def test_rows_that_do_not_fit_stream_through(monkeypatch, order):
     X = np.asarray(rng.standard_normal((50_000, 6)), order=order)
     y = rng.random(50_000) < 1 / (1 + np.exp(-X[:, 0]))
     there = VariationalLogisticRegression(device="cuda", random_state=0).fit(X, y)
-    monkeypatch.setattr(arrays, "rows_fit", lambda size, device: False)
-    monkeypatch.setattr(arrays, "rows_per_block", lambda columns, device: 7_000)
+    monkeypatch.setattr(checks, "rows_fit", lambda size, device: False)
+    monkeypatch.setattr(checks, "rows_per_block", lambda columns, device: 7_000)
     streamed = VariationalLogisticRegression(device="cuda", random_state=0).fit(X, y)
     np.testing.assert_allclose(streamed.coef_, there.coef_, rtol=1e-10)
     np.testing.assert_allclose(streamed.covariance_, there.covariance_, rtol=1e-10)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from viper import VariationalLogisticRegression
-from viper.data import storage
+from viper.data import model_file
 from viper.data.checkpoint import digest
 from viper.errors import CheckpointWarning
 from viper.inference.rows import Arrays
@@ -210,8 +210,8 @@ def test_a_pass_that_was_asked_otherwise_is_made_again(passes, tmp_path):
     with pytest.raises(Interrupted):
         VariationalLogisticRegression(random_state=0).fit(X, y, checkpoint=tmp_path)
     for path in tmp_path.glob("*.pass"):
-        kind, tensors, _ = storage.read_tensors(path)
-        storage.write_tensors(
+        kind, tensors, _ = model_file.read_tensors(path)
+        model_file.write_tensors(
             path, kind, {name: x + 1.0 for name, x in tensors.items()}, {"asked": "other"}, overwrite=True
         )
     passes.until(None)

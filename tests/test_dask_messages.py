@@ -21,19 +21,7 @@ pytest.importorskip("distributed")
 
 import cloudpickle
 import dask
-from dask_workers import (
-    N,
-    X,
-    arrays,
-    assert_same,
-    classifier,
-    count,
-    cut,
-    in_memory,
-    in_use,
-    partitioned,
-    workers,
-)
+from dask_workers import N, X, arrays, assert_same, classifier, count, cut, in_memory, in_use, partitioned, workers
 from threadpoolctl import threadpool_info
 
 from viper.data.dask import collections, messages, partitions

@@ -16,7 +16,7 @@ from sklearn.model_selection import GridSearchCV, KFold, cross_val_score
 
 import viper
 from viper import VariationalGPClassifier, VariationalLogisticRegression
-from viper.data import storage
+from viper.data import model_file
 from viper.errors import FormulaError, StorageError
 from viper.formula.encoding import Encoding
 from viper.formula.grammar import parse_formula, tokenize
@@ -401,7 +401,7 @@ def test_a_file_cannot_run_code(tmp_path):
     proof = tmp_path / "proof"
     model = VariationalLogisticRegression.from_formula("y ~ age + C(ward)", FRAME)
     model.save(tmp_path / "good.viper")
-    kind, tensors, metadata = storage.read_tensors(tmp_path / "good.viper")
+    kind, tensors, metadata = model_file.read_tensors(tmp_path / "good.viper")
     evil = f"__import__('pathlib').Path({str(proof)!r}).touch()"
     attacks = [
         {"formula": f"y ~ age + C(ward) + {evil}"},
@@ -419,7 +419,7 @@ def test_a_file_cannot_run_code(tmp_path):
     ]
     for number, attack in enumerate(attacks):
         path = tmp_path / f"{number}.viper"
-        storage.write_tensors(path, kind, tensors, metadata | {"formula": metadata["formula"] | attack})
+        model_file.write_tensors(path, kind, tensors, metadata | {"formula": metadata["formula"] | attack})
         with pytest.raises(StorageError):
             viper.load(path)
     assert not proof.exists()

@@ -64,6 +64,14 @@ def test_the_posterior_is_the_best_for_all_rows(rows, halved):
     assert halved.history_[-1].rows == 1500
 
 
+def test_progress_of_the_search_and_of_the_posterior(rows, monkeypatch, capsys):
+    monkeypatch.setattr(classifier, "SEARCH_ROWS", 800)
+    VariationalGPClassifier(**OPTIONS, verbose=True).fit(*rows)
+    lines = capsys.readouterr().err.splitlines()
+    assert "800 rows  objective" in lines[0]
+    assert "1,500 rows  objective" in lines[-1]
+
+
 def test_a_warm_start_goes_on_from_the_last_fit(rows, monkeypatch):
     monkeypatch.setattr(classifier, "SEARCH_ROWS", 800)
     model = VariationalGPClassifier(**OPTIONS, warm_start=True).fit(*rows)

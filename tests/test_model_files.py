@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import viper
-from viper.data import storage
+from viper.data import model_file
 
 FILES = Path(__file__).parent / "data" / "models"
 EXPECTED = json.loads((FILES / "expected.json").read_text(encoding="utf-8"))
@@ -29,7 +29,7 @@ def test_a_model_file_of_version_0_1_predicts_as_it_did(name):
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_a_loaded_model_is_saved_as_it_was(name):
-    kind, tensors, metadata = storage.read_tensors(FILES / f"{name}.viper")
+    kind, tensors, metadata = model_file.read_tensors(FILES / f"{name}.viper")
     model = viper.load(FILES / f"{name}.viper")
     state = model._pack()
     assert (model._kind, state.metadata) == (kind, metadata)

@@ -134,7 +134,7 @@ def test_the_map_shows_the_sd_of_the_probability(found):
     X = datasets.make_liquefaction(1, 100, (4, 4)).X_test
     draws = scipy.stats.multivariate_normal(q.mean, q.covariance).rvs(20_000, random_state=2)
     sampled = expit(draws @ np.column_stack([np.ones(len(X)), X]).T).std(0)
-    np.testing.assert_allclose(soil.sd_of_probability(X, q), sampled, rtol=0.03)
+    np.testing.assert_allclose(soil.uncertainty_map(X, q), sampled, rtol=0.03)
 
 
 def test_coefficients_are_in_the_order_of_the_data(found):

@@ -354,7 +354,7 @@ def test_options_may_be_numpy_integers():
 LIGHT = """
 import sys
 import viper.softplus
-from viper.softplus.words import BOUND_NAMES, FIT_BOUNDS
+from viper.softplus.bound_names import BOUND_NAMES, FIT_BOUNDS
 assert "torch" not in sys.modules
 from viper.softplus import expected_softplus
 assert expected_softplus is viper.softplus.expectation.expected_softplus is viper.expected_softplus

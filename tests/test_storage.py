@@ -15,8 +15,8 @@ import pytest
 import safetensors.torch
 import torch
 
-from viper.data import storage
-from viper.data.storage import FORMAT_VERSION, read_tensors, write_tensors
+from viper.data import model_file
+from viper.data.model_file import FORMAT_VERSION, read_tensors, write_tensors
 from viper.errors import StorageError
 
 TENSORS = {
@@ -69,7 +69,7 @@ def refused(path, *words):
 def forge(path, text, tensors=TENSORS):
     """A file with any text in the place of the document, and the digest that belongs to it."""
     contents = safetensors.torch.save(tensors, {"viper": text})
-    path.write_bytes(contents.replace(b"0" * 64, storage.hashlib.sha256(contents).hexdigest().encode(), 1))
+    path.write_bytes(contents.replace(b"0" * 64, model_file.hashlib.sha256(contents).hexdigest().encode(), 1))
 
 
 def document(**changes):
@@ -179,7 +179,7 @@ def test_what_is_not_a_tensor(path, tensors):
 @pytest.mark.slow
 def test_a_header_too_large(path):
     with pytest.raises(StorageError, match=r"^names and metadata must fit in 100000000 bytes; got "):
-        write_tensors(path, "k", {}, {"x": "x" * storage.LARGEST_HEADER})
+        write_tensors(path, "k", {}, {"x": "x" * model_file.LARGEST_HEADER})
 
 
 def test_refuses_to_overwrite(saved):
@@ -249,7 +249,7 @@ def test_failure_leaves_what_was_there(saved, monkeypatch, step, failure):
 FULL_DISK = """
 import resource, sys, torch
 from viper.errors import StorageError
-from viper.data.storage import write_tensors
+from viper.data.model_file import write_tensors
 
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
 for overwrite in (False, True):
@@ -441,18 +441,18 @@ def test_a_forged_text(path, text):
 def test_a_forged_tensor(path, entry):
     header = json.dumps({"__metadata__": {"viper": json.dumps(document(data_bytes=8))}, "x": entry}).encode()
     contents = len(header).to_bytes(8, "little") + header + bytes(8)
-    path.write_bytes(contents.replace(b"0" * 64, storage.hashlib.sha256(contents).hexdigest().encode(), 1))
+    path.write_bytes(contents.replace(b"0" * 64, model_file.hashlib.sha256(contents).hexdigest().encode(), 1))
     refused(path, "tensors that torch can read; got")
 
 
-@pytest.mark.parametrize("length", [0, 1, 2**20, storage.LARGEST_HEADER + 1, 2**63, 2**64 - 1])
+@pytest.mark.parametrize("length", [0, 1, 2**20, model_file.LARGEST_HEADER + 1, 2**63, 2**64 - 1])
 def test_a_header_length_that_cannot_be(path, length):
     path.write_bytes(length.to_bytes(8, "little") + b"{}")
     refused(path)
 
 
 def test_a_header_larger_than_allowed_is_not_read(path, monkeypatch):
-    monkeypatch.setattr(storage, "LARGEST_HEADER", 100)
+    monkeypatch.setattr(model_file, "LARGEST_HEADER", 100)
     path.write_bytes((101).to_bytes(8, "little") + b" " * 101)
     refused(path, "a header of 101")
 

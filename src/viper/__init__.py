@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from viper.gp.classifier import VariationalGPClassifier
     from viper.models import reference
     from viper.models.logistic import VariationalLogisticRegression
-    from viper.models.state import load
+    from viper.models.saving import load
     from viper.report import metrics, plot
     from viper.softplus import ExpectedSigmoid, ExpectedSoftplus, expected_sigmoid, expected_softplus, terms_needed
 
@@ -50,7 +50,7 @@ NAMES = {
     "VariationalLogisticRegression": "viper.models.logistic",
     "expected_sigmoid": "viper.softplus.expectation",
     "expected_softplus": "viper.softplus.expectation",
-    "load": "viper.models.state",
+    "load": "viper.models.saving",
     "terms_needed": "viper.softplus.expectation",
 }
 # Public modules: the name users type -> where it lives

@@ -54,7 +54,7 @@ def evaluate_model(
 
 
 def print_evaluation(score: Any, shape: "pandas.DataFrame", positive: str, level: float) -> None:
-    from viper.cli.card import SCORE_TITLES
+    from viper.cli.model_card import SCORE_TITLES
 
     say(f"[bold]{score.rows:,} rows[/], probability that [bold cyan]{escape(positive)}[/]")
     cells = [[title, short_number(getattr(score, name), digits)] for name, (title, digits) in SCORE_TITLES.items()]

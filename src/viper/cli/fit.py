@@ -9,7 +9,7 @@ import typer
 
 from viper.cli import options
 from viper.cli.terminal import note, note_if_slow, print_json, say
-from viper.softplus.words import FIT_BOUNDS
+from viper.softplus.bound_names import FIT_BOUNDS
 
 ModelKind = StrEnum("ModelKind", ["logistic", "gp"])
 BoundWord = StrEnum("BoundWord", {word: word for word in FIT_BOUNDS})  # type: ignore[misc]
@@ -153,7 +153,7 @@ def store_record(
 
 
 def save_and_show(fitted: Any, out: Path | None, force: bool, level: float, as_json: bool, notes: list[str]) -> None:
-    from viper.cli.card import MOST_SHOWN, model_document, print_model
+    from viper.cli.model_card import MOST_SHOWN, model_document, print_model
     from viper.errors import OutputError, StorageError
 
     if out is not None:

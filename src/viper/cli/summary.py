@@ -28,7 +28,7 @@ def show_summary(
 
     check_input(model)
     import viper
-    from viper.cli.card import MOST_SHOWN, model_document, print_model
+    from viper.cli.model_card import MOST_SHOWN, model_document, print_model
 
     document = model_document(viper.load(model), level)
     if as_json:

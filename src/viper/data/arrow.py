@@ -150,7 +150,9 @@ class ArrowFile:
             yield from self.parquet().iter_batches(rows, columns=columns, use_threads=threads)
             return
         with self.mapped() as file:
-            for batch in ipc_batches(open_ipc(file)):
+            reader = open_ipc(file)
+            count = getattr(reader, "num_record_batches", None)  # a stream does not know
+            for batch in reader if count is None else map(reader.get_batch, range(count)):
                 chosen = batch if columns is None else batch.select(columns)
                 yield from (chosen.slice(start, rows) for start in range(0, batch.num_rows, rows))
 
@@ -255,12 +257,6 @@ def open_ipc(source: Any) -> Any:
     except pyarrow.ArrowInvalid:
         source.seek(0)
         return pyarrow.ipc.open_stream(source)
-
-
-def ipc_batches(reader: Any) -> Iterator[Any]:
-    if hasattr(reader, "get_batch"):
-        return (reader.get_batch(i) for i in range(reader.num_record_batches))
-    return iter(reader)
 
 
 # --- the files of a path ---

@@ -6,6 +6,7 @@ Errors read "rule; got value" and end with the fix. What has passed these checks
 import math
 import re
 import warnings
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ from sklearn.utils.validation import column_or_1d, validate_data
 from torch import Tensor
 
 from viper.errors import counted
+from viper.inference.device import FEWEST_ROWS, choose_device, is_one_block, rows_fit, rows_per_block
+from viper.inference.rows import BLOCK_ROWS, Arrays
 
 
 def read_features(estimator: Any, X: Any, *, reset: bool, finite: bool = True) -> Any:
@@ -218,11 +221,16 @@ def read_weights(sample_weight: Any, rows: int, *, some_positive: bool = True) -
     return weight
 
 
-def check_positive(value: Any, name: str, *, integer: bool) -> None:
-    """Raise unless the value is a positive number, or integer."""
-    kinds = (int, np.integer) if integer else (int, float, np.number)
-    if not isinstance(value, kinds) or isinstance(value, bool) or not 0 < value < float("inf"):
-        raise ValueError(f"{name} must be a positive {'integer' if integer else 'number'}; got {value!r}.")
+def check_options(
+    estimator: Any, words: dict[str, tuple[str | bool, ...]], numbers: tuple[str, ...], integers: tuple[str, ...]
+) -> None:
+    """Raise unless each option is one of its words; numbers and integers must be positive, or None."""
+    for name, choices in words.items():
+        check_word(getattr(estimator, name), name, choices)
+    for name in (*numbers, *integers):
+        value, kinds = getattr(estimator, name), (int, np.integer) if name in integers else (int, float, np.number)
+        if value is not None and (not isinstance(value, kinds) or isinstance(value, bool) or not 0 < value < math.inf):
+            raise ValueError(f"{name} must be a positive {'integer' if name in integers else 'number'}; got {value!r}.")
 
 
 def check_word(value: Any, name: str, words: tuple[str | bool, ...]) -> None:
@@ -241,3 +249,78 @@ def random_of_fit(random_state: Any) -> np.random.RandomState:
 def seed_of(random_state: Any) -> int:
     """The one seed that a fit needs."""
     return int(random_of_fit(random_state).randint(2**31))
+
+
+@dataclass(frozen=True)
+class RowFormat:
+    """How an estimator wants its rows: with a column of ones or without, on which device, in which precision.
+
+    If the model is `linear` in X, entries that are not finite show in the sums, so that there is no need to look for
+    them first.
+    """
+
+    intercept: bool = False
+    device: Any = None
+    dtype: str = "float64"
+    verbose: Any = "auto"  # whether progress is shown while rows are counted
+    linear: bool = False
+    block_rows: int | None = None  # as many as suit the device, if None
+
+    def rows_per_block(self, width: int, device: torch.device, resident: int | None = None) -> int:
+        """Rows of a block with `width` features; `resident` is the number of all rows, if they are on the device."""
+        if self.block_rows is not None or device.type == "cpu":
+            return self.block_rows or BLOCK_ROWS
+        if resident is not None and is_one_block(resident, width):
+            return max(resident, FEWEST_ROWS)
+        return rows_per_block(width, device)
+
+
+def labelled_arrays(
+    estimator: Any, X: Any, y: Any, format: RowFormat, *, sample_weight: Any, offset: Any, reset: bool, classes: Any
+) -> tuple[np.ndarray, Arrays]:
+    """The two classes, which are given or found in y, and the rows."""
+    X = read_features(estimator, X, reset=reset)
+    rows = X.shape[0]
+    classes, label = read_labels(y, rows, classes)
+    offset, weight = read_vector(offset, "offset", rows), read_weights(sample_weight, rows)
+    return classes, as_arrays(X, label, format, offset=offset, weight=weight)
+
+
+def unlabelled_arrays(estimator: Any, X: Any, offset: Any, format: RowFormat) -> Arrays:
+    """Rows to predict; their labels mean nothing."""
+    X = read_features(estimator, X, reset=False)
+    label = torch.zeros(X.shape[0], dtype=torch.bool)
+    return as_arrays(X, label, format, offset=read_vector(offset, "offset", X.shape[0]))
+
+
+def as_arrays(
+    X: Any, label: Tensor, format: RowFormat, *, offset: Tensor | None = None, weight: Tensor | None = None
+) -> Arrays:
+    """Checked arrays as a source of rows, on the device of the format."""
+    rows, intercept = X.shape[0], format.intercept
+    device = choose_device(format.device, X)
+    if isinstance(X, np.ndarray):
+        X = as_tensor(X)
+    elif scipy.sparse.issparse(X):
+        if device.type != "cpu":
+            raise ValueError(f"a sparse X is computed on the CPU; got device={str(device)!r}. Leave device out.")
+        X = X.astype(np.float64)
+        if intercept:
+            X = scipy.sparse.hstack([X, np.ones((rows, 1))], format="csr")
+            intercept = False
+    if device.type != "cpu":
+        # once, so that no pass waits for a transfer
+        label, offset, weight = (x if x is None else x.to(device) for x in (label, offset, weight))  # type: ignore[assignment]
+        if X.device != device and rows_fit(X.nbytes, device):
+            X = X.to(device).contiguous()
+    resident = rows if device.type != "cpu" and X.device == device else None
+    return Arrays(
+        X,
+        label,
+        intercept=intercept,
+        offset=offset,
+        weight=weight,
+        device=device,
+        dtype=getattr(torch, format.dtype),
+        block_rows=format.rows_per_block(X.shape[1], device, resident),
+    )

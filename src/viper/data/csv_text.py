@@ -19,24 +19,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CsvText:
-    """A file of separated values, and how to read it.
-
-    Attributes
-    ----------
-    path : Path
-    encoding : str
-    separator : str, optional
-        By default the one of , ; tab and | that is most frequent in the first line.
-    decimal : str
-    missing : tuple of str
-        Cells that mean a missing value, besides empty ones, NA, NaN, null and the like.
-    """
+    """A file of separated values, and how to read it."""
 
     path: Path
     encoding: str = "utf-8"
-    separator: str | None = None
+    separator: str | None = None  # None: the most likely one of , ; tab and |
     decimal: str = "."
-    missing: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()  # cells that mean a missing value, besides empty ones, NA, NaN, null and the like
 
 
 def open_text(table: CsvText) -> IO[str]:

@@ -13,8 +13,8 @@ import torch
 from sklearn.utils.validation import validate_data
 
 from viper.data import arrow, checks
-from viper.data.arrays import RowFormat, as_arrays, unlabelled_arrays
 from viper.data.blocks import Blocks, MemoryMap, Reader, refuse_generator
+from viper.data.checks import RowFormat, labelled_arrays, unlabelled_arrays
 from viper.data.files import Files
 from viper.data.stream import Stream, scan
 from viper.inference.device import choose_device
@@ -57,11 +57,9 @@ def open_labelled_rows(
         with closing(Progress(format.verbose)) as progress:
             classes, count = scan(reader, classes, progress.rows_done)
         return classes, stream_of(reader, classes, count, format)
-    X = checks.read_features(estimator, X, reset=reset)
-    rows = X.shape[0]
-    classes, label = checks.read_labels(y, rows, classes)
-    offset = checks.read_vector(offset, "offset", rows)
-    return classes, as_arrays(X, label, format, offset=offset, weight=checks.read_weights(sample_weight, rows))
+    return labelled_arrays(
+        estimator, X, y, format, sample_weight=sample_weight, offset=offset, reset=reset, classes=classes
+    )
 
 
 def open_rows(estimator: Any, X: Any, offset: Any, format: RowFormat) -> RowSource:

@@ -31,13 +31,11 @@ class TableFile(CsvText):
 
     def read(self, text: tuple[str, ...] = ()) -> "pandas.DataFrame":
         """All rows; the columns in `text` are not converted to numbers."""
-        import pandas
-
-        parts = list(self.chunks(None, text))
-        return parts[0] if len(parts) == 1 else pandas.concat(parts, ignore_index=True)
+        (frame,) = self.chunks(None, text)
+        return frame
 
     def chunks(self, rows: int | None, text: tuple[str, ...] = ()) -> Iterator["pandas.DataFrame"]:
-        """The rows in parts of at most `rows`."""
+        """The rows in parts of at most `rows`, or in one."""
         kind = self.kind()
         if kind == CSV:
             yield from read_csv(self, rows, text)

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import scipy.linalg
 import scipy.ndimage
 import scipy.special
 
@@ -69,7 +68,8 @@ def make_liquefaction(
     y_test = draw_labels(X_test, generator, constants)
     centre = X.mean(0)
     X -= centre
-    quake = np.sort(generator.choice(TRAINING_QUAKES, size=rows, p=quake_shares(generator))).astype(np.int8)
+    shares = generator.dirichlet(np.full(TRAINING_QUAKES, 2.0))  # uneven, as in any inventory
+    quake = np.sort(generator.choice(TRAINING_QUAKES, size=rows, p=shares)).astype(np.int8)
     names = [f"standin{number:02d}" for number in range(1, TRAINING_QUAKES + 1)]
     return Liquefaction(X, y, quake, names, X_test - centre, y_test, position, f"stand-in, seed {seed}")
 
@@ -100,9 +100,7 @@ def smooth_rows(
     fields = np.stack([smooth_field(grid, generator) for _ in range(1 + len(FEATURES))], axis=-1).reshape(-1, 6)
     second = scipy.special.ndtr(fields[:, 0]) >= constants["pi"]
     west, east, south, north = BOX
-    latitude, longitude = np.meshgrid(
-        np.linspace(south, north, grid[0]), np.linspace(west, east, grid[1]), indexing="ij"
-    )
+    longitude, latitude = np.meshgrid(np.linspace(west, east, grid[1]), np.linspace(south, north, grid[0]))
     position = np.column_stack([longitude.ravel(), latitude.ravel()])
     return mixture_rows(second, fields[:, 1:], constants), position
 
@@ -115,11 +113,6 @@ def smooth_field(grid: tuple[int, int], generator: np.random.Generator) -> np.nd
     impulse = np.zeros(grid)
     impulse[0, 0] = 1.0
     return blurred / np.linalg.norm(scipy.ndimage.gaussian_filter(impulse, spread, mode="wrap"))
-
-
-def quake_shares(generator: np.random.Generator) -> np.ndarray:
-    """The shares of the earthquakes in the training rows: uneven, as in any inventory."""
-    return generator.dirichlet(np.full(TRAINING_QUAKES, 2.0))
 
 
 # --- the real file ---

@@ -47,34 +47,24 @@ class PublicData(NamedTuple):
     y_test: np.ndarray | None
 
 
+VALUES_SHA256 = {
+    "breast-cancer": "665164759a9100a4cb08e261314cf5ddf3b566673f75d7ff8465d1472b948076",
+    "svmguide1": "2f59d65e383655868e59f72d5cc9745d5b9fb8e0d9d1bfef300b08624a5ebf97",
+    "svmguide1.t": "0a0a4e8d915cf316b7da5f6df35dff15da79bb5f5b17b969df8602f816e1b9c7",
+    "australian": "2a540878f3d43cf0a5b6037cb3412f3c1835bee28889484ada675fb5dee31b15",
+    "fourclass": "5553464b7659324c0d2b3ce5bf9842475b463a98d28b6ebb8ded3cbc9d693177",
+    "heart": "63ec604a5108c6d3d71e4082226a18fa51d82999fa926cb7c9478ef057fd01e7",
+}
 SETS = {
-    "breast-cancer": SetFiles(
-        10,
-        LibsvmFile(
-            "breast-cancer", "breast-cancer", 683, "665164759a9100a4cb08e261314cf5ddf3b566673f75d7ff8465d1472b948076"
-        ),
-    ),
+    "breast-cancer": SetFiles(10, LibsvmFile("breast-cancer", "breast-cancer", 683, VALUES_SHA256["breast-cancer"])),
     "svmguide1": SetFiles(
         4,
-        LibsvmFile(
-            "svmguide1", "svmguide1_train", 3089, "2f59d65e383655868e59f72d5cc9745d5b9fb8e0d9d1bfef300b08624a5ebf97"
-        ),
-        LibsvmFile(
-            "svmguide1.t", "svmguide1_test", 4000, "0a0a4e8d915cf316b7da5f6df35dff15da79bb5f5b17b969df8602f816e1b9c7"
-        ),
+        LibsvmFile("svmguide1", "svmguide1_train", 3089, VALUES_SHA256["svmguide1"]),
+        LibsvmFile("svmguide1.t", "svmguide1_test", 4000, VALUES_SHA256["svmguide1.t"]),
     ),
-    "australian": SetFiles(
-        14,
-        LibsvmFile("australian", "australian", 690, "2a540878f3d43cf0a5b6037cb3412f3c1835bee28889484ada675fb5dee31b15"),
-    ),
-    "fourclass": SetFiles(
-        2,
-        LibsvmFile("fourclass", "fourclass", 862, "5553464b7659324c0d2b3ce5bf9842475b463a98d28b6ebb8ded3cbc9d693177"),
-    ),
-    "heart": SetFiles(
-        13,
-        LibsvmFile("heart", "heart", 270, "63ec604a5108c6d3d71e4082226a18fa51d82999fa926cb7c9478ef057fd01e7"),
-    ),
+    "australian": SetFiles(14, LibsvmFile("australian", "australian", 690, VALUES_SHA256["australian"])),
+    "fourclass": SetFiles(2, LibsvmFile("fourclass", "fourclass", 862, VALUES_SHA256["fourclass"])),
+    "heart": SetFiles(13, LibsvmFile("heart", "heart", 270, VALUES_SHA256["heart"])),
 }
 
 
@@ -107,25 +97,20 @@ def load_public(name: str, data: str | Path | None = None, *, address: str = LIB
 def find_or_download(name: str, file: LibsvmFile, columns: int, data: str | Path | None, address: str) -> np.ndarray:
     """The verified values of a file: features, then the label."""
     folder = cache_folder() if data is None else Path(data).expanduser()
+    own = folder / name / file.name  # where a download is kept
     candidates = [place / (file.table + ending) for place in (folder / name, folder) for ending in TABLE_ENDINGS]
-    candidates += [folder / name / file.name, folder / file.name]
-    found = next((path for path in candidates if path.is_file()), None)
-    if data is not None:
-        if found is None:
-            names = f"{file.table}.csv.gz, {file.table}.csv or {file.name}"
-            raise DataError(
-                f"data must be a folder with {names}, or with these in {name}; got {folder}. Check its name."
-            )
-        return verified_values(found, file, columns)
+    found = next((path for path in (*candidates, own, folder / file.name) if path.is_file()), None)
     if found is not None:
         try:
             return verified_values(found, file, columns)
         except DataError:
-            if found != folder / name / file.name:  # not a download, so it must not be replaced
+            if data is not None or found != own:  # not a download, so it must not be replaced
                 raise
-    path = folder / name / file.name
-    download(address + file.name, path, lambda temporary: verified_values(temporary, file, columns))
-    return verified_values(path, file, columns)
+    elif data is not None:
+        names = f"{file.table}.csv.gz, {file.table}.csv or {file.name}"
+        raise DataError(f"data must be a folder with {names}, or with these in {name}; got {folder}. Check its name.")
+    download(address + file.name, own, lambda temporary: verified_values(temporary, file, columns))
+    return verified_values(own, file, columns)
 
 
 def verified_values(path: Path, file: LibsvmFile, columns: int) -> np.ndarray:

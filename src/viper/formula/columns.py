@@ -74,9 +74,8 @@ def as_levels(column: "pandas.Series[Any]", levels: list[Any]) -> "pandas.Catego
     new = np.flatnonzero((codes < 0) & column.notna().to_numpy())
     if len(new):
         rule = f"column {column.name!r} must be one of {levels[:8]}{' …' if len(levels) > 8 else ''}, as in the fit"
-        got = column.iloc[new[0]]
-        got = got.item() if isinstance(got, np.generic) else got
-        raise RowError(rule, repr(got), column.index[new[0]], "Fit again with such rows, or leave them out.")
+        got = repr(python_value(column.iloc[new[0]]))
+        raise RowError(rule, got, column.index[new[0]], "Fit again with such rows, or leave them out.")
     return pandas.Categorical.from_codes(codes, categories=levels)
 
 
@@ -117,4 +116,8 @@ def levels_of(column: "pandas.Series[Any]", most: int) -> list[Any]:
             ) from None
     if len(present) > most:
         raise FormulaError(f"column {column.name!r} must have at most {most} levels; got {len(present)}. Group them.")
-    return [value.item() if isinstance(value, np.generic) else value for value in present]
+    return [python_value(value) for value in present]
+
+
+def python_value(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else value

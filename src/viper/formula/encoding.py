@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from viper.errors import FormulaError, RowError, StorageError, counted, listed
-from viper.formula.columns import as_frame, as_levels, as_numbers
+from viper.formula.columns import as_frame, as_levels, as_numbers, python_value
 from viper.formula.grammar import ParsedFormula, parse_formula
 
 if TYPE_CHECKING:
@@ -149,16 +149,11 @@ class Encoding:
         plain, variables = self._parsed.plain, self._parsed.variables
         parts = {name: as_numbers(frame[name]) for name in plain}
         if variables:
-            given = pandas.DataFrame(
-                {
-                    name: as_levels(frame[column], self.levels[column])
-                    if name.startswith("c")
-                    else as_numbers(frame[column])
-                    for name, column in variables.items()
-                },
-                index=frame.index,
-            )
-            found = evaluate_terms(self._parsed.rest, given, state)
+            given = {
+                name: as_levels(frame[column], self.levels[column]) if name[0] == "c" else as_numbers(frame[column])
+                for name, column in variables.items()
+            }
+            found = evaluate_terms(self._parsed.rest, pandas.DataFrame(given, index=frame.index), state)
             parts |= {self._name(name): values for name, values in found.items()}
         design = pandas.DataFrame(parts, index=frame.index, dtype=float)
         check_finite_design(design)
@@ -182,16 +177,12 @@ class Encoding:
             check_encoding(encoding)
             object.__setattr__(encoding, "transforms", decode_transforms(encoding.transforms))
             parsed = encoding._parsed
-            used = {*parsed.plain, *parsed.variables.values()}
-            if parsed.target != encoding.target or used != set(encoding.inputs) or not used <= encoding.known:
+            used, learned = {*parsed.plain, *parsed.variables.values()}, {*encoding.means, *encoding.levels}
+            if parsed.target != encoding.target or used != set(encoding.inputs) or not used <= learned:
                 raise ValueError("columns that it does not name")
         except (TypeError, KeyError, ValueError, AttributeError) as error:
             raise StorageError(f"the model's formula must be one that viper wrote; got {error}") from None
         return encoding
-
-    @property
-    def known(self) -> set[str]:
-        return {*self.means, *self.levels}
 
 
 # --- formulaic ---
@@ -222,7 +213,7 @@ def evaluate_terms(rest: str, frame: "pandas.DataFrame", state: dict[str, Any]) 
     if not len(frame):  # formulaic needs a row to find the names
         return {name: column[:0] for name, column in evaluate_terms(rest, placeholder_row(frame), state).items()}
     spec = ModelSpec(formula=Formula(rest), transform_state=state, na_action="ignore", output="pandas")
-    with formula_errors(rest), np.errstate(all="ignore"):
+    with formula_errors(), np.errstate(all="ignore"):
         matrix = spec.get_model_matrix(frame.reset_index(drop=True), context=formula_functions())
     state.update(matrix.model_spec.transform_state)
     return {str(name): matrix[name].to_numpy(dtype=float) for name in matrix if name != "Intercept"}
@@ -232,18 +223,14 @@ def placeholder_row(frame: "pandas.DataFrame") -> "pandas.DataFrame":
     """Return one row of first levels and ones, which has the same columns as any other."""
     import pandas
 
-    return pandas.DataFrame(
-        {
-            name: pandas.Categorical.from_codes([0], dtype=column.dtype)
-            if isinstance(column.dtype, pandas.CategoricalDtype)
-            else [1.0]
-            for name, column in frame.items()
-        }
-    )
+    row: dict[str, Any] = {name: [1.0] for name in frame}
+    for name, column in frame.select_dtypes("category").items():
+        row[str(name)] = pandas.Categorical.from_codes([0], dtype=column.dtype)
+    return pandas.DataFrame(row)
 
 
 @contextmanager
-def formula_errors(rest: str) -> Iterator[None]:
+def formula_errors() -> Iterator[None]:
     """Turn formulaic's errors into a FormulaError."""
     from formulaic.errors import FormulaicError
 
@@ -264,19 +251,11 @@ def check_finite_design(design: "pandas.DataFrame") -> None:
     bad = ~np.isfinite(design.to_numpy())
     if bad.any():
         row, column = np.argwhere(bad)[0]
-        raise RowError(
-            f"{design.columns[column]} must be finite",
-            f"{design.iat[row, column]}",
-            design.index[row],
-            "Logarithms and roots need positive numbers, and splines need numbers in the range of the fit.",
-        )
+        fix = "Logarithms and roots need positive numbers, and splines need numbers in the range of the fit."
+        raise RowError(f"{design.columns[column]} must be finite", f"{design.iat[row, column]}", design.index[row], fix)
 
 
 # --- state as JSON ---
-
-
-def python_value(value: Any) -> Any:
-    return value.item() if isinstance(value, np.generic) else value
 
 
 def encode_transforms(state: Any) -> Any:

@@ -133,12 +133,11 @@ def expand_dot(tokens: list[Token], columns: list[str]) -> list[Token]:
 
 def check_no_module(tokens: list[Token], dot: int) -> None:
     """Raise an error for `np.log(x)`, which is written `log(x)` here."""
-    if dot and tokens[dot - 1][0] == "word" and tokens[dot + 2 : dot + 3] == [("sign", "(")]:
-        function = tokens[dot + 1][1]
-        if function in FUNCTIONS:
-            call = "".join(map(spell_token, tokens[dot + 1 : closing_bracket(tokens, dot + 2) + 1]))
-            got = f"{tokens[dot - 1][1]}.{function}()"
-            raise FormulaError(f"functions in a formula must be written without a module; got {got}. Write {call}.")
+    calls = tokens[dot + 2 : dot + 3] == [("sign", "(")] and tokens[dot + 1][1] in FUNCTIONS
+    if calls and dot and tokens[dot - 1][0] == "word":
+        call = "".join(map(spell_token, tokens[dot + 1 : closing_bracket(tokens, dot + 2) + 1]))
+        got = f"{tokens[dot - 1][1]}.{tokens[dot + 1][1]}()"
+        raise FormulaError(f"functions in a formula must be written without a module; got {got}. Write {call}.")
 
 
 def split_terms(tokens: list[Token]) -> list[tuple[str, list[Token]]]:
@@ -233,18 +232,11 @@ class Translation:
         for i, (kind, text) in enumerate(inside):
             if kind == "text":
                 raise FormulaError(f"{function}() must contain columns and numbers; got {text!r}.")
-            following = inside[i + 1 : i + 2]
-            if kind == "quoted" or (kind == "word" and following not in ([("sign", "(")], [("sign", "=")])):
-                if kind == "word" and text in ("True", "False"):
-                    pieces.append(text)
-                    continue
-                if text in self.categories:
-                    raise FormulaError(
-                        f"{function}() must contain numbers; got {text!r}, a column of text. Use C({text})."
-                    )
-                pieces.append(self.variable(text, False))
-            else:
-                pieces.append(text)
+            of_python = text in ("True", "False") or inside[i + 1 : i + 2] in ([("sign", "(")], [("sign", "=")])
+            column = kind == "quoted" or (kind == "word" and not of_python)
+            if column and text in self.categories:
+                raise FormulaError(f"{function}() must contain numbers; got {text!r}, a column of text. Use C({text}).")
+            pieces.append(self.variable(text, False) if column else text)
         source = f"{function}({''.join(pieces)})"
         check_call(source, self.variables)
         return source
@@ -339,9 +331,7 @@ def check_size(outline: str) -> None:
 
 def count_terms(node: ast.AST) -> int:
     match node:
-        case ast.Name():
-            return 1
-        case ast.Constant(value=0 | 1):
+        case ast.Name() | ast.Constant(value=0 | 1):
             return 1
         case ast.UnaryOp(op=ast.USub() | ast.UAdd(), operand=operand):
             return count_terms(operand)

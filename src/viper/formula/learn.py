@@ -8,15 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 import numpy as np
 
 from viper.errors import FormulaError, counted, listed
-from viper.formula.columns import as_frame, as_numbers, is_text, levels_of
-from viper.formula.encoding import (
-    MISSING_RULES,
-    Encoding,
-    decode_transforms,
-    encode_transforms,
-    formula_has_intercept,
-    python_value,
-)
+from viper.formula.columns import as_frame, as_numbers, is_text, levels_of, python_value
+from viper.formula.encoding import MISSING_RULES, Encoding, decode_transforms, encode_transforms, formula_has_intercept
 from viper.formula.grammar import parse_formula
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from viper.data import checks
-from viper.data.arrays import RowFormat
 from viper.data.checkpoint import resumable
+from viper.data.checks import RowFormat
 from viper.data.open import open_labelled_rows, open_rows
 from viper.errors import ConvergenceWarning, JitterWarning, StorageError, users_line
 from viper.formula.learn import FormulaMixin, by_formula
@@ -36,12 +36,12 @@ from viper.inference.threads import one_thread
 from viper.models.fitting import without_cusp
 from viper.models.notebook import NotebookMixin
 from viper.models.prediction import PredictionMixin
-from viper.models.state import State, StateMixin
+from viper.models.saving import State, StateMixin
+from viper.softplus.bound_names import FIT_BOUNDS
 from viper.softplus.bounds import build_bound
 from viper.softplus.limit import mixture
 from viper.softplus.mixture_table import MIXTURES
 from viper.softplus.pointwise import Bound
-from viper.softplus.words import FIT_BOUNDS
 
 if TYPE_CHECKING:
     import pandas
@@ -236,15 +236,16 @@ class VariationalGPClassifier(
         return self
 
     def _check_options(self) -> None:
-        checks.check_word(self.bound, "bound", FIT_BOUNDS)
-        checks.check_word(self.covariance, "covariance", ("full", "diagonal"))
-        checks.check_word(self.solver, "solver", tuple(DEFAULT_STEPS))
-        checks.check_word(self.verbose, "verbose", ("auto", True, False))
+        words: dict[str, tuple[str | bool, ...]] = {
+            "bound": FIT_BOUNDS,
+            "covariance": ("full", "diagonal"),
+            "solver": tuple(DEFAULT_STEPS),
+            "verbose": ("auto", True, False),
+        }
         if isinstance(self.inducing, str):
-            checks.check_word(self.inducing, "inducing", ("greedy", "kmeans", "subset"))
-        for name in ("n_inducing", "n_starts", "max_iter", "tol", "learning_rate", "batch_size"):
-            if (value := getattr(self, name)) is not None:
-                checks.check_positive(value, name, integer=name not in ("tol", "learning_rate"))
+            words["inducing"] = ("greedy", "kmeans", "subset")
+        integers = ("n_inducing", "n_starts", "max_iter", "batch_size")
+        checks.check_options(self, words, ("tol", "learning_rate"), integers)
         if not 0.0 <= self.jitter <= 1e-2:
             raise ValueError(f"jitter must lie in [0, 0.01]; got {self.jitter!r}. It is relative to the mean variance.")
 

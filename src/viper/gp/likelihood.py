@@ -15,9 +15,9 @@ from gpytorch.likelihoods import Likelihood
 from torch import Tensor
 from torch.distributions import Bernoulli
 
+from viper.softplus.bound_names import BoundName
 from viper.softplus.bounds import bound_key
 from viper.softplus.expectation import expected_sigmoid, expected_softplus
-from viper.softplus.words import BoundName
 
 
 class LogitLikelihood(Likelihood):

@@ -25,7 +25,7 @@ LARGEST_WEIGHTS = 1e3  # sum of their absolute values; a slow rate needs large o
 ENTRIES_PER_WEIGHT = 4  # of a residual: with fewer, the weights cancel all of it whatever the map does
 SMALLEST_SHARE = 0.03  # that is believed, because the map is not linear
 UNKNOWN_SHARE = 0.999  # assumed if a residual has too few entries for the weights
-RIDGE = 1e-10  # added to a Gram matrix of changes, relative to its diagonal
+GRAM_RIDGE = 1e-10  # added to a Gram matrix of changes, relative to its diagonal
 
 
 class Step(NamedTuple):
@@ -105,7 +105,7 @@ def mixing_weights(changes: Tensor, residual: Tensor) -> Tensor | None:
 
 def weights_from_gram(gram: np.ndarray, wanted: np.ndarray) -> np.ndarray | None:
     """The same from CᵀC, which is overwritten, and Cᵀr: faster for long residuals, but only with a small ridge."""
-    gram.flat[:: len(gram) + 1] *= 1.0 + RIDGE
+    gram.flat[:: len(gram) + 1] *= 1.0 + GRAM_RIDGE
     _, weights, singular = dposv(gram, wanted)
     return None if singular else weights
 

@@ -140,7 +140,7 @@ def from_tighter_priors(
     Where the data do not stop them, ϑ and τ grow with the prior's width, and each step from the mode only multiplies
     them by some factor. But q relative to the prior hardly changes with that width: the optimum under a narrow prior,
     widened in proportion, is close to the optimum under one ten times as wide, and so on. `solve` maximises F from
-    where it is told to start, and returns q and the number of passes.
+    a given q and returns the optimum and the number of passes.
     """
     prior = problem.prior
     spread, count = problem.source.reduce(partial(row_spread, factor=prior_factor(prior)))

@@ -25,7 +25,7 @@ class Sums:
     """Sums over rows at one q: likelihood part of F, its gradient in μ, and the curvature Aᵀ diag(c h) A."""
 
     value: float
-    magnitude: float  # Σ c (|ϑ| + τ + 1), which scales rounding errors; may be 0 if nobody asked to certify
+    magnitude: float  # Σ c (|ϑ| + τ + 1), which scales rounding errors; may be 0 without `certify`
     gradient: Tensor
     gram: Tensor  # matrix, its diagonal, or empty
     curvature: Callable[[Tensor], Tensor]  # v -> Aᵀ diag(c h) A v, by another pass

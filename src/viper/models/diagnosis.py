@@ -12,11 +12,11 @@ from torch import Tensor
 
 from viper.errors import ImportanceWarning
 from viper.inference.importance import SEED, Diagnosis, WeightedDraws, weigh, weighted_quantiles
-from viper.inference.posterior import Posterior, moved
+from viper.inference.posterior import moved
 from viper.inference.problem import Prior
 from viper.inference.rows import Block, RowSource
 from viper.models.arviz import count_draws, draws_to_arviz, posterior_to_arviz
-from viper.models.prediction import half_width, log_odds
+from viper.models.prediction import PredictionMixin, half_width, log_odds
 
 if TYPE_CHECKING:
     import pandas
@@ -118,20 +118,14 @@ def summary_of_draws(block: Block, draws: Tensor, summary: Callable[[Tensor], Te
     return summary((f if block.offset is None else f + block.offset).cpu())
 
 
-class DiagnosisMixin:
+class DiagnosisMixin(PredictionMixin):
     """Estimators whose Gaussian posterior of coefficients can be compared with the exact one, and corrected."""
 
-    posterior_: Posterior
     prior_: Prior
     elbo_: float
-    classes_: np.ndarray
     random_state: Any
-    _training_rows: RowSource
 
     def _names(self) -> list[str]:
-        raise NotImplementedError
-
-    def _open_labelled_rows(self, X: Any, y: Any, *, sample_weight: Any, offset: Any) -> RowSource:
         raise NotImplementedError
 
     def _summarise_draws(

@@ -45,12 +45,12 @@ class ModelFacts:
     terms: int | None
     covariance: str
     elbo: float
-    elbo_certified: float  # a lower bound of `elbo` that holds whatever was rounded
+    elbo_certified: float  # a lower bound of `elbo` that includes all rounding errors
     converged: bool
-    status: str  # the solver's last word
+    status: str  # how the solver ended
     iterations: int
-    prior: PriorFacts | None = None  # of a logistic regression
-    process: ProcessFacts | None = None  # of a Gaussian process
+    prior: PriorFacts | None = None  # None for a Gaussian process
+    process: ProcessFacts | None = None  # None for a logistic regression
 
     @property
     def kind(self) -> str:

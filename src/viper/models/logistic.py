@@ -14,8 +14,8 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from viper.data import checks
-from viper.data.arrays import RowFormat
 from viper.data.checkpoint import resumable
+from viper.data.checks import RowFormat
 from viper.data.open import open_labelled_rows, open_rows
 from viper.formula.learn import FormulaMixin, by_formula, formula_template
 from viper.inference.newton import Iteration, exact_elbo
@@ -27,10 +27,10 @@ from viper.models.diagnosis import DiagnosisMixin, summary_frame, summary_of_dra
 from viper.models.fitting import FitOptions, FittedPosterior, fit_posterior
 from viper.models.notebook import NotebookMixin
 from viper.models.onnx import export_onnx
-from viper.models.prediction import PredictionMixin, half_width
-from viper.models.prior import best_scales, make_prior, read_mean, read_scale
-from viper.models.state import State, StateMixin
-from viper.softplus.words import FIT_BOUNDS
+from viper.models.prediction import half_width
+from viper.models.prior import best_scales, make_prior, read_scale
+from viper.models.saving import State, StateMixin
+from viper.softplus.bound_names import FIT_BOUNDS
 
 if TYPE_CHECKING:
     import pandas
@@ -39,7 +39,7 @@ LATENT_DRAWS = 1 << 22  # values of f(x) held at once, rows × draws (32 MB)
 
 
 class VariationalLogisticRegression(
-    FormulaMixin, NotebookMixin, DiagnosisMixin, StateMixin, PredictionMixin, Callbacks, ClassifierMixin, BaseEstimator
+    FormulaMixin, NotebookMixin, DiagnosisMixin, StateMixin, Callbacks, ClassifierMixin, BaseEstimator
 ):
     """Bayesian logistic regression by variational inference: a posterior at less than the cost of a point estimate.
 
@@ -265,24 +265,22 @@ class VariationalLogisticRegression(
         return self._keep(source, self._fit(source, prior, checks.seed_of(self.random_state)))
 
     def _check_options(self) -> None:
-        checks.check_word(self.bound, "bound", FIT_BOUNDS)
-        checks.check_word(self.covariance, "covariance", ("full", "diagonal"))
-        checks.check_word(self.solver, "solver", ("newton", "adam"))
-        checks.check_word(self.dtype, "dtype", ("float64", "float32"))
+        words: dict[str, tuple[str | bool, ...]] = {
+            "bound": FIT_BOUNDS,
+            "covariance": ("full", "diagonal"),
+            "solver": ("newton", "adam"),
+            "dtype": ("float64", "float32"),
+            "verbose": ("auto", True, False),
+        }
         if isinstance(self.prior_scale, str):
-            checks.check_word(self.prior_scale, "prior_scale", ("auto", "ard"))
-        checks.check_word(self.verbose, "verbose", ("auto", True, False))
-        for name in ("max_iter", "tol", "learning_rate", "batch_size"):
-            if (value := getattr(self, name)) is not None:
-                checks.check_positive(value, name, integer=name in ("max_iter", "batch_size"))
+            words["prior_scale"] = ("auto", "ard")
+        checks.check_options(self, words, ("tol", "learning_rate"), ("max_iter", "batch_size"))
 
     def _row_format(self, block_rows: int | None = None) -> RowFormat:
         return RowFormat(bool(self.fit_intercept), self.device, self.dtype, self.verbose, True, block_rows)
 
     def _prior(self, scale: Tensor) -> Prior:
-        mean = read_mean(self.prior_mean, self.n_features_in_)
-        own = read_scale(self.intercept_scale, "intercept_scale", 1) if self.fit_intercept else None
-        return make_prior(mean, scale, own)
+        return make_prior(self.prior_mean, scale, self.intercept_scale, bool(self.fit_intercept))
 
     def _fit(self, source: RowSource, prior: Prior, seed: int, start: Gaussian | None = None) -> FittedPosterior:
         return fit_posterior(source, prior, self._options(), seed, start)

@@ -13,7 +13,7 @@ import numpy as np
 import scipy.special
 from numpy.polynomial import Chebyshev, Polynomial
 
-from viper.data import checks, storage
+from viper.data import checks, model_file
 from viper.inference.posterior import Diagonal, Full, LowRank, Posterior
 from viper.softplus.mixture_table import MIXTURES
 
@@ -38,7 +38,7 @@ def export_onnx(model: Any, path: str | PathLike[str] | None, dtype: str, overwr
     proto = graph.build(model, dtype)
     onnx.checker.check_model(proto)
     if path is not None:
-        storage.write_bytes(path, proto.SerializeToString(), overwrite)
+        model_file.write_bytes(path, proto.SerializeToString(), overwrite)
     return proto
 
 
@@ -77,7 +77,7 @@ class OnnxGraph:
         return helper.make_model(
             graph,
             producer_name="viper",
-            producer_version=storage.viper_version(),
+            producer_version=model_file.viper_version(),
             opset_imports=[helper.make_opsetid("", OPSET)],
             ir_version=IR_VERSION,
             doc_string="Posterior-averaged probabilities E[s(f(x))] of the two classes.",

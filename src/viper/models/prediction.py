@@ -115,7 +115,7 @@ class PredictionMixin:
 
     def predict_std(self, X: Any, offset: Any = None) -> np.ndarray:
         """Posterior standard deviation of the probability s(f(x)), per row."""
-        return self._predict(X, offset, sd_of_probability)
+        return self._predict(X, offset, probability_std)
 
     def predict_interval(self, X: Any, level: float = 0.95, offset: Any = None) -> np.ndarray:
         """Credible interval s(ϑ ± zτ) of the probability of the second class, with posterior mass `level`: n × 2."""
@@ -184,7 +184,7 @@ def class_probabilities(mean: Tensor, variance: Tensor) -> np.ndarray:
     return torch.stack(sides, 1).cpu().numpy()
 
 
-def sd_of_probability(mean: Tensor, variance: Tensor) -> np.ndarray:
+def probability_std(mean: Tensor, variance: Tensor) -> np.ndarray:
     return expected_sigmoid(mean, variance).std.cpu().numpy()
 
 

@@ -28,19 +28,27 @@ SMALLEST_CHOSEN, LARGEST_CHOSEN = 1e-3, 1e3  # the range that is searched
 
 def read_scale(value: Any, name: str, size: int) -> Tensor:
     """Check prior standard deviations. A number or vector becomes a vector; a covariance matrix stays a matrix."""
-    array = checks.read_numbers(value, name)
+    array = read_entries(value, name, size, matrix=True)
     if array.ndim == 2:
         return read_covariance(torch.tensor(array), name, size)
-    if array.ndim > 1 or (array.ndim == 1 and len(array) != size):
-        raise ValueError(
-            f"{name} must be a number, a vector of {size} (one per feature) or a {size}×{size} covariance matrix; "
-            f"got shape {tuple(array.shape)}."
-        )
     if not ((array >= SMALLEST_SCALE) & (array <= LARGEST_SCALE)).all():
         raise ValueError(
             f"{name} must be positive and finite, between {SMALLEST_SCALE:g} and {LARGEST_SCALE:g}; got {value!r}."
         )
-    return torch.from_numpy(np.full(size, array))
+    return torch.from_numpy(array)
+
+
+def read_entries(value: Any, name: str, size: int, matrix: bool = False) -> np.ndarray:
+    """Check numbers, given as one or one per feature, and return one per feature; a `matrix` stays as it is."""
+    array = checks.read_numbers(value, name)
+    if matrix and array.ndim == 2:
+        return array
+    if array.ndim > 1 or (array.ndim == 1 and len(array) != size):
+        kinds = f"a number or a vector of {size}, one per feature"
+        if matrix:
+            kinds = f"a number, a vector of {size} (one per feature) or a {size}×{size} covariance matrix"
+        raise ValueError(f"{name} must be {kinds}; got shape {tuple(array.shape)}.")
+    return np.full(size, array)
 
 
 def read_covariance(matrix: Tensor, name: str, size: int) -> Tensor:
@@ -60,23 +68,20 @@ def read_covariance(matrix: Tensor, name: str, size: int) -> Tensor:
 
 def read_mean(value: Any, size: int) -> Tensor:
     """Check prior means, given as one number or one per feature."""
-    array = checks.read_numbers(value, "prior_mean")
-    if array.ndim > 1 or (array.ndim == 1 and len(array) != size):
-        raise ValueError(
-            f"prior_mean must be a number or a vector of {size}, one per feature; got shape {tuple(array.shape)}."
-        )
-    if not np.isfinite(array).all():
+    mean = read_entries(value, "prior_mean", size)
+    if not np.isfinite(mean).all():
         raise ValueError(f"prior_mean must be finite; got {value!r}.")
-    return torch.from_numpy(np.full(size, array))
+    return torch.from_numpy(mean)
 
 
-def make_prior(mean: Tensor, scale: Tensor, intercept_scale: Tensor | None) -> Prior:
-    """Return N(mean, scale²) on the coefficients, and N(0, intercept_scale²) on the intercept, which comes last."""
+def make_prior(prior_mean: Any, scale: Tensor, intercept_scale: Any, intercept: bool) -> Prior:
+    """Return N(prior_mean, scale²) on the coefficients, and N(0, intercept_scale²) on an intercept, the last entry."""
+    mean = read_mean(prior_mean, len(scale))
     diagonal = scale.ndim == 1
     precision = scale.square().reciprocal() if diagonal else torch.cholesky_inverse(torch.linalg.cholesky(scale))
-    if intercept_scale is None:
+    if not intercept:
         return Prior(mean, precision)
-    own = intercept_scale.square().reciprocal()
+    own = read_scale(intercept_scale, "intercept_scale", 1).square().reciprocal()
     mean = torch.cat([mean, mean.new_zeros(1)])
     return Prior(mean, torch.cat([precision, own]) if diagonal else torch.block_diag(precision, own[None]))
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from viper import VariationalLogisticRegression, datasets, expected_sigmoid
 from viper.paper.artefact import Artefact, Config, Job, Request, Row
@@ -93,7 +94,7 @@ class Soil(Artefact):
         for family, file in (("Q", "soil-map-diagonal"), ("Q'", "soil-map-full")):
             part = frame[(frame.seed == seed) & (frame.family == family)]
             found = {str(row["method"]): posterior_in(row) for _, row in part.iterrows()}
-            maps = {method: sd_of_probability(soil.X_test, found[method]) for method in TABLE_ORDER if method in found}
+            maps = {method: uncertainty_map(soil.X_test, found[method]) for method in TABLE_ORDER if method in found}
             if maps:
                 figures[file] = draw_maps(soil, maps, f"sd of the probability under {family} ({soil.source})")
         return figures
@@ -225,10 +226,8 @@ def shift_table(found: Posteriors, source: str) -> ResultTable:
     return ResultTable("soil-coefficients", "Soil liquefaction, shifts of the means under Q'", columns, rows, [note])
 
 
-def sd_of_probability(X: np.ndarray, q: NormalDistribution) -> np.ndarray:
-    """sd[s(f(x))], in closed form."""
-    import torch
-
+def uncertainty_map(X: np.ndarray, q: NormalDistribution) -> np.ndarray:
+    """sd[s(f(x))] at the rows of X, in closed form."""
     f = latent_marginals(X, q)
     return expected_sigmoid(torch.from_numpy(f.mean), torch.from_numpy(f.sd**2)).std.numpy()
 

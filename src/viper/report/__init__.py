@@ -45,7 +45,7 @@ def write(
     StorageError
         If the file exists and `overwrite` is False, or if it cannot be written.
     """
-    from viper.data.storage import write_bytes
+    from viper.data.model_file import write_bytes
     from viper.report.page import render
     from viper.report.study import read_study
 

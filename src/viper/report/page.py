@@ -6,7 +6,7 @@ from html import escape
 from importlib.resources import files
 from string import Template
 
-from viper.data.storage import viper_version
+from viper.data.model_file import viper_version
 from viper.report import sections
 from viper.report.row_section import RowSection
 from viper.report.study import Study

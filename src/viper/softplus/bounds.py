@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from viper.softplus import quadrature, series
+from viper.softplus.bound_names import BOUND_NAMES
 from viper.softplus.jaakkola_jordan import jaakkola_jordan
 from viper.softplus.limit import fast_limit, limit
 from viper.softplus.pointwise import Bound, Triple, blocked
-from viper.softplus.words import BOUND_NAMES
 
 BOUNDS: dict[str, Bound] = {}  # built once per choice, and found here by compiled code
 MOST_BOUNDS = 256

@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from viper.softplus.bound_names import BoundName
 from viper.softplus.bounds import BOUNDS, bound_key, checked_number
 from viper.softplus.limit import limit, sigmoid_moments
 from viper.softplus.pointwise import Bound, Triple
 from viper.softplus.series import smallest_terms
-from viper.softplus.words import BoundName
 
 Array = Any  # what the caller passes: torch tensor, NumPy array or float; results have the same type
 T = TypeVar("T", bound=tuple[Any, ...])

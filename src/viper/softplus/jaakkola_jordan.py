@@ -9,19 +9,18 @@ from viper.softplus.pointwise import Bound, Triple, blocked, polynomial
 def jaakkola_jordan() -> Bound:
     """E[log(1+e^X)] <= ϑ/2 + log(2 cosh(t/2)) at its best t = √(ϑ²+v); a(t) = tanh(t/2)/(2t) is the curvature."""
 
-    def radius(mean: Tensor, variance: Tensor) -> Tensor:
-        return torch.hypot(mean, variance.sqrt()).clamp(min=1e-150)
+    def radius_and_curvature(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+        t = torch.hypot(mean, variance.sqrt()).clamp(min=1e-150)
+        return t, torch.tanh(0.5 * t) / (2.0 * t)
 
     def moments(mean: Tensor, variance: Tensor) -> Triple:
-        t = radius(mean, variance)
-        a = torch.tanh(0.5 * t) / (2.0 * t)
+        t, a = radius_and_curvature(mean, variance)
         # ½(ϑ+t) without cancellation for ϑ < 0: (ϑ+t)(t-ϑ) = v
         half_sum = 0.5 * torch.where(mean < 0, variance / (t - mean), mean + t)
         return half_sum + torch.log1p(torch.exp(-t)), 0.5 + a * mean, a
 
     def partials(mean: Tensor, variance: Tensor) -> Triple:
-        t = radius(mean, variance)
-        a = torch.tanh(0.5 * t) / (2.0 * t)
+        t, a = radius_and_curvature(mean, variance)
         # b = a'(t)/t = (1/(4 cosh²(t/2)) - a)/t², by its Taylor series below t = 0.1
         t2 = t * t
         far = (0.25 * (1.0 - torch.tanh(0.5 * t) ** 2) - a) / t2

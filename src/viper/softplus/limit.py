@@ -174,16 +174,9 @@ def fast_limit(tolerance: float) -> Bound | None:
 
 def mixture(table: Mixture) -> Bound:
     """s(x) ≈ Σ_j p_j Φ(x/σ_j): with d_j = √(v + σ_j²) and z_j = ϑ/d_j, g = Σ p_j Φ(z_j), h = Σ p_j φ(z_j)/d_j."""
-    weights, variances = (
-        torch.tensor(table.weights, dtype=torch.float64),
-        torch.tensor(table.variances, dtype=torch.float64),
-    )
+    weights, variances = (torch.tensor(x, dtype=torch.float64) for x in (table.weights, table.variances))
     log_weights = torch.tensor([math.log(p / normal.SQRT_2PI) for p in table.weights], dtype=torch.float64)
     half_weights, twice_variances = 0.5 * weights, 2.0 * variances
-
-    def scales(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
-        rate = torch.rsqrt(over_terms(variances, variance) + variance)
-        return rate, mean * rate
 
     def moments(mean: Tensor, variance: Tensor) -> Triple:
         # r_j = 1/(√2 d_j) and x_j = z_j/√2, so that Φ(z_j) = ½ + ½ erf(x_j) and p_j φ(z_j) = e^{b_j - x_j²}
@@ -196,7 +189,8 @@ def mixture(table: Mixture) -> Bound:
         return value, slope, density.mul_(rate).sum(0).mul_(math.sqrt(2.0))
 
     def partials(mean: Tensor, variance: Tensor) -> Triple:
-        rate, z = scales(mean, variance)
+        rate = torch.rsqrt(over_terms(variances, variance) + variance)
+        z = mean * rate
         density = normal.pdf(z) * rate
         third = -sum_terms(weights, density * rate * z)
         return sum_terms(weights, density), third, 0.5 * sum_terms(weights, density * rate**2 * (z * z - 1.0))

@@ -84,41 +84,37 @@ def blocked(formula: Pointwise, width: int, native: bool = False) -> Pointwise:
 
 # --- one formula for each range of variances ---
 
-Regimes = tuple[tuple[float, Formula], ...]
 
-
-def piecewise(regimes: Regimes, native: bool = False) -> Formula:
+def piecewise(regimes: tuple[tuple[float, Formula], ...], native: bool = False) -> Formula:
     """Use each formula up to its largest variance; that of the last is ∞.
 
     Eager mode evaluates a formula only on the points that need it. Compiled code cannot look at values, so there
     every formula runs, on variances moved into its range, and the right result is selected.
     """
+    lows = (-1.0, *(high for high, _ in regimes[:-1]))
+    ranges = [(low, high, branch) for low, (high, branch) in zip(lows, regimes, strict=True)]
 
     def formula(mean: Tensor, variance: Tensor) -> Triple:
         if torch.compiler.is_compiling():
             return select(mean, variance)
         smallest, largest = map(float, variance.aminmax()) if variance.numel() else (0.0, 0.0)
-        low = -1.0
-        for high, branch in regimes:
+        for low, high, branch in ranges:
             if low < smallest and largest <= high:
                 return branch(mean, variance)
-            low = high
         flat_mean, flat_variance = mean.reshape(-1), variance.reshape(-1)
         out = [torch.empty_like(flat_mean) for _ in range(3)]
-        low = -1.0
-        for high, branch in regimes:
+        for low, high, branch in ranges:
             here = true_indices((flat_variance > low) & (flat_variance <= high))
             if here.numel():
                 parts = branch(flat_mean.index_select(0, here), flat_variance.index_select(0, here))
                 for total, part in zip(out, parts, strict=True):
                     total.index_copy_(0, here, part)
-            low = high
         value, slope, curvature = (total.reshape(mean.shape) for total in out)
         return value, slope, curvature
 
     def select(mean: Tensor, variance: Tensor) -> Triple:
-        out, low = regimes[0][1](mean, variance.clamp(max=regimes[0][0])), regimes[0][0]
-        for high, branch in regimes[1:]:
+        out = regimes[0][1](mean, variance.clamp(max=regimes[0][0]))
+        for low, high, branch in ranges[1:]:
             value, slope, curvature = branch(mean, variance.clamp(low, high))
             keep = variance > low
             out = (
@@ -126,7 +122,6 @@ def piecewise(regimes: Regimes, native: bool = False) -> Formula:
                 torch.where(keep, slope, out[1]),
                 torch.where(keep, curvature, out[2]),
             )
-            low = high
         return out
 
     return blocked(formula, 2, native)

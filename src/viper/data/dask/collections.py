@@ -19,7 +19,7 @@ from dask.core import flatten
 from dask.delayed import delayed
 
 from viper.data import checks
-from viper.data.arrays import RowFormat, as_arrays, unlabelled_arrays
+from viper.data.checks import RowFormat, as_arrays, unlabelled_arrays
 from viper.data.dask.messages import active_client, map_on_workers, run_on_workers, shares_of_threads
 from viper.data.dask.partitions import BRIEF_ENTRIES, Partitions, UncheckedArrays
 from viper.inference.rows import CPU, Arrays, Block, BlockSource, Dense, Mapped, SourceTraits

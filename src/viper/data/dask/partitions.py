@@ -28,16 +28,8 @@ import torch
 from dask.sizeof import sizeof
 from torch import Tensor
 
-from viper.data.dask.messages import (
-    FAN_IN,
-    LOST,
-    Share,
-    call_workers,
-    connection_error,
-    gathered,
-    run_on_workers,
-    shares_of_threads,
-)
+from viper.data.dask import messages
+from viper.data.dask.messages import FAN_IN, LOST, Share, run_on_workers
 from viper.inference.rows import (
     BLOCK_ROWS,
     CPU,
@@ -103,7 +95,7 @@ class Partitions(BlockSource):
                 self.layout, last = None, error
                 if self.client.status != "running":
                     break
-        raise connection_error(self.client, last) from last
+        raise messages.connection_error(self.client, last) from last
 
     def remote_sums(self, packed: bytes, quick: bool) -> list[Any]:
         """One pass on the cluster: by messages if it is brief, otherwise a task for each share, then a tree."""
@@ -120,14 +112,14 @@ class Partitions(BlockSource):
         sums = client.map(packed_sums, groups, self.chosen_of(known), packed=function, pure=False)
         while len(sums) > FAN_IN:
             sums = client.map(added, [sums[i : i + FAN_IN] for i in range(0, len(sums), FAN_IN)], pure=False)
-        return added(gathered(client, sums))
+        return added(messages.gathered(client, sums))
 
     def by_messages(self, known: list[Share], packed: bytes, quick: bool) -> list[Any] | None:
         """The sums of each share, or None. Quick functions run in event loops once they have proved to be brief."""
         given = [(x, packed) for x in self.chosen_of(known)]
         in_event_loop = quick and self.pace.seconds * self.rows < SILENT
         began = time.monotonic()
-        sums = call_workers(self.client, packed_sums, self.parts, known, given, in_event_loop=in_event_loop)
+        sums = messages.call_workers(self.client, packed_sums, self.parts, known, given, in_event_loop=in_event_loop)
         if quick and sums is not None:
             self.pace.seconds = (time.monotonic() - began) / self.rows
         return sums
@@ -145,7 +137,7 @@ class Partitions(BlockSource):
         """The parts held by each thread of the cluster, looked up again when workers have joined or left."""
         threads: dict[str, int] = self.client.nthreads()
         if self.layout is None or self.layout[0] != threads:
-            known = shares_of_threads(self.client, self.parts, threads)
+            known = messages.shares_of_threads(self.client, self.parts, threads)
             # parts that were lost meanwhile have no worker: ask again in the next pass
             self.layout = {} if any(share.worker is None for share in known) else threads, known
         return self.layout[1]

@@ -1,6 +1,6 @@
 """The state of a fitted estimator: tensors by name, and everything else as JSON. `save` writes it, `load` reads it.
 
-    estimator --_pack--> State --storage.write--> file --storage.read--> State --_unpack--> estimator
+    estimator --_pack--> State --write_tensors--> file --read_tensors--> State --_unpack--> estimator
 
 Options, classes, columns, posterior, scalars and formula are packed here for all estimators. Each estimator adds what
 only it has, in `_own_state`, and takes it back in `_restore_own_state`.
@@ -16,8 +16,8 @@ import torch
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from viper.data import storage
-from viper.data.storage import JSON_SCALARS, encode_labels
+from viper.data import model_file
+from viper.data.model_file import JSON_SCALARS, encode_labels
 from viper.errors import StorageError
 from viper.formula.encoding import Encoding
 from viper.inference.posterior import Diagonal, Full, LowRank, Posterior
@@ -52,11 +52,11 @@ class StateMixin:
     def save(self, path: str | PathLike[str], overwrite: bool = False) -> None:
         """Write the fitted model to one file, which `viper.load` reads.
 
-        The training rows are not part of it. Of a kernel or mean function that was given as an object only the
-        parameters are stored: pass the object again to `viper.load`.
+        The training rows are not part of it. If a kernel or mean function was given as an object, only its parameters
+        are stored: pass the object again to `viper.load`.
         """
         check_is_fitted(self, "posterior_")
-        storage.write_tensors(path, self._kind, *self._pack(), overwrite)
+        model_file.write_tensors(path, self._kind, *self._pack(), overwrite)
 
     def _pack(self) -> State:
         given = self.get_params(deep=False)  # type: ignore[attr-defined]
@@ -110,7 +110,7 @@ class StateMixin:
     def _restore_formula(self, state: Any) -> None:
         self.formula_ = Encoding.from_state(state)
         if self.formula_.names != list(getattr(self, "feature_names_in_", [])):
-            raise StorageError("the model's formula must give its columns; got others. Save it again.")
+            raise StorageError("the formula must produce the columns of the model; got others. Save it again.")
 
     def _own_state(self) -> State:
         """Return what only this kind of estimator stores."""
@@ -132,7 +132,7 @@ def load(path: str | PathLike[str], **objects: Any) -> Any:
     StorageError
         If the file is missing, damaged, or written by a newer viper or another program.
     """
-    kind, tensors, metadata = storage.read_tensors(path)
+    kind, tensors, metadata = model_file.read_tensors(path)
     if kind not in ESTIMATORS:
         raise StorageError(f"the model must be one of {sorted(ESTIMATORS)}; got {kind!r}. Update viper.")
     estimator = getattr(import_module("viper"), ESTIMATORS[kind])  # the top level says which extra is missing
