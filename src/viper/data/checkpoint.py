@@ -21,8 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from viper.data import model_file
-from viper.data.model_file import JSON_SCALARS, encode_labels
+from viper.data.model_file import JSON_SCALARS, encode_labels, read_tensors, write_tensors
 from viper.errors import CheckpointWarning, StorageError
 from viper.inference.rows import RowFunction, RowSource, SourceTraits, SourceWrapper
 
@@ -56,7 +55,7 @@ class PassLog:
         if not (self.folder / HEADER).is_file():
             return None
         try:
-            header = model_file.read_tensors(self.folder / HEADER)[2]
+            header = read_tensors(self.folder / HEADER)[2]
         except StorageError as error:
             raise ValueError(
                 f"checkpoint must be intact; got {self.folder}, which is damaged: {error} Delete the folder to start "
@@ -77,7 +76,7 @@ class PassLog:
         name = f"{self.count:06d}.pass"
         self.count += 1
         with suppress(StorageError, OSError):  # missing or damaged: the pass is made again
-            _, tensors, metadata = model_file.read_tensors(self.folder / name)
+            _, tensors, metadata = read_tensors(self.folder / name)
             if metadata.get("asked") == asked:
                 given = next((x for x in function.keywords.values() if isinstance(x, Tensor)), None)
                 home = source.device if given is None else given.device
@@ -91,7 +90,7 @@ class PassLog:
         if not self.writable:
             return
         try:
-            model_file.write_tensors(self.folder / name, "checkpoint", tensors, metadata, overwrite=True)
+            write_tensors(self.folder / name, "checkpoint", tensors, metadata, overwrite=True)
         except StorageError as error:
             self.writable = False
             warnings.warn(

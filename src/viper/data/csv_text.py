@@ -110,12 +110,8 @@ def read_csv(table: CsvText, rows: int | None, text: tuple[str, ...]) -> Iterato
                 if not checked and part.iloc[:, -1].isna().any():
                     check_lengths(table, len(names))
                     checked = True
-                yield without_row_numbers(part)
-
-
-def without_row_numbers(frame: "pandas.DataFrame") -> "pandas.DataFrame":
-    """Without an unnamed first column, which is how pandas and R write row numbers."""
-    return frame.iloc[:, 1:] if str(frame.columns[0]).startswith("Unnamed: 0") else frame
+                # an unnamed first column is how pandas and R write row numbers
+                yield part.iloc[:, 1:] if str(part.columns[0]).startswith("Unnamed: 0") else part
 
 
 def check_lengths(table: CsvText, count: int) -> None:

@@ -51,11 +51,10 @@ def publish(temporary: Path, path: Path, overwrite: bool) -> None:
     if not overwrite:
         try:
             path.hardlink_to(temporary)
-        except FileExistsError:
-            raise
-        except OSError:  # a file system without links: a writer between here and the renaming goes unnoticed
+        except OSError:
             if path.exists():
                 raise FileExistsError from None
+            # a file system without links: a writer between here and the renaming goes unnoticed
         else:
             return
     temporary.replace(path)

@@ -66,7 +66,8 @@ def parse_formula(formula: str, columns: Iterable[str], categories: Iterable[str
             others.append((sign, part))
     translation = Translation(place, categories)
     rest = "1" + "".join(f" {sign} {translation.translate(part)}" for sign, part in others)
-    written = f"{quote_column(target)} ~ {write_terms(parts)}"
+    terms = " ".join(f"{sign} {''.join(map(spell_token, part))}" for sign, part in parts)
+    written = f"{quote_column(target)} ~ {terms.removeprefix('+ ')}"
     return ParsedFormula(target, written, tuple(plain), rest, translation.variables, translation.reference)
 
 
@@ -168,12 +169,6 @@ def without_removed(parts: list[tuple[str, list[Token]]]) -> list[tuple[str, lis
     added = {part[0][1] for sign, part in parts if sign == "+" and is_column(part)}
     gone = {name for name in removed & added if mentions[name] == 2}
     return [(sign, part) for sign, part in parts if not (is_column(part) and part[0][1] in gone)]
-
-
-def write_terms(parts: list[tuple[str, list[Token]]]) -> str:
-    """Return the terms as text."""
-    text = " ".join(f"{sign} {''.join(map(spell_token, part))}" for sign, part in parts)
-    return text.removeprefix("+ ")
 
 
 def known_column(name: str, columns: Mapping[str, int]) -> str:

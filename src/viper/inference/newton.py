@@ -16,13 +16,7 @@ import torch
 from torch import Tensor
 
 from viper.inference.anderson import Mixing, Step, whitened
-from viper.inference.problem import (
-    LARGEST_DIRECT,
-    Gaussian,
-    Problem,
-    divergence,
-    kl_to_prior,
-)
+from viper.inference.problem import LARGEST_DIRECT, Gaussian, Problem, divergence, kl_to_prior
 from viper.inference.start import beginning, from_tighter_priors
 from viper.inference.steps import diagonal_step, full_step, gradient
 from viper.inference.sums import Sums

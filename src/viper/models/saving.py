@@ -16,8 +16,7 @@ import torch
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from viper.data import model_file
-from viper.data.model_file import JSON_SCALARS, encode_labels
+from viper.data.model_file import JSON_SCALARS, encode_labels, read_tensors, write_tensors
 from viper.errors import StorageError
 from viper.formula.encoding import Encoding
 from viper.inference.posterior import Diagonal, Full, LowRank, Posterior
@@ -56,7 +55,7 @@ class StateMixin:
         are stored: pass the object again to `viper.load`.
         """
         check_is_fitted(self, "posterior_")
-        model_file.write_tensors(path, self._kind, *self._pack(), overwrite)
+        write_tensors(path, self._kind, *self._pack(), overwrite)
 
     def _pack(self) -> State:
         given = self.get_params(deep=False)  # type: ignore[attr-defined]
@@ -132,7 +131,7 @@ def load(path: str | PathLike[str], **objects: Any) -> Any:
     StorageError
         If the file is missing, damaged, or written by a newer viper or another program.
     """
-    kind, tensors, metadata = model_file.read_tensors(path)
+    kind, tensors, metadata = read_tensors(path)
     if kind not in ESTIMATORS:
         raise StorageError(f"the model must be one of {sorted(ESTIMATORS)}; got {kind!r}. Update viper.")
     estimator = getattr(import_module("viper"), ESTIMATORS[kind])  # the top level says which extra is missing
