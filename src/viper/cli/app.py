@@ -41,7 +41,6 @@ UsageError: Any = typer.BadParameter.__base__  # click's, or the copy of it that
 
 app = typer.Typer(
     name="viper",
-    help="Bayesian classification with honest uncertainty: probabilities, and how sure they are.",
     epilog="To begin: viper fit data.csv --target y --out model.viper",
     rich_markup_mode="rich",
     no_args_is_help=True,

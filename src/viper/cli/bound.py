@@ -5,6 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from viper.cli import options
+from viper.cli.terminal import print_json, print_table, say, short_number
 
 
 def compare_bounds(
@@ -28,7 +29,6 @@ def compare_bounds(
     if sd < 0:
         raise typer.BadParameter(f"--sd must not be negative; got {sd:g}")
     from viper import expected_sigmoid, expected_softplus, terms_needed
-    from viper.cli.terminal import print_json, print_table, say, short_number
 
     variance = sd * sd
     ways: dict[str, dict[str, Any]] = {"exact": {}, "certified above": {"bound": "certified"}}

@@ -5,9 +5,12 @@ from importlib import import_module
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
+from rich.text import Text
 
 import viper
 from viper.cli import options
+from viper.cli.terminal import note, print_json, print_table, say, short_number, show_progress
 
 LARGEST_GP = 5_000  # rows for viper's Gaussian process
 LARGEST_EXACT_GP = 1_000  # rows for scikit-learn's, whose time grows with their cube
@@ -44,12 +47,11 @@ def compare_models(
     viper compare data.parquet --target y --missing mean --json
     """
     from viper.cli.preparing import prepare_rows
-    from viper.cli.terminal import note, print_json, show_progress
 
     table = reading.table(data)
     prepared = prepare_rows(table, target, formula, drop, category, missing.value)
 
-    from viper.cli.scoring import train_test_splits
+    from viper.cli.scoring import cross_validated_scores, train_test_splits
     from viper.formula.learn import learn_formula
 
     with table.located():
@@ -62,7 +64,11 @@ def compare_models(
     with show_progress("Comparing", len(chosen) * len(splits), as_json) as step:
         for name, make in chosen.items():
             step(name, by=0)
-            results.append({"model": name, **scores_or_error(make, learned, splits, level, step)})
+            try:
+                found = cross_validated_scores(make(), learned.X, learned.y, splits, level, step)
+            except (ValueError, ImportError, ArithmeticError) as error:  # one that fails does not end the comparison
+                found = {"error": " ".join(str(error).split())}
+            results.append({"model": name, **found})
     results.sort(key=lambda row: -row.get("log_score", -float("inf")))
     document = {"rows": len(learned.y), "columns": learned.X.shape[1], "folds": len(splits), "results": results}
     if as_json:
@@ -120,22 +126,7 @@ def choose_models(
     return {name: make for name, (_, make) in wanted.items() if name not in large}, skipped
 
 
-def scores_or_error(make: MakeModel, learned: Any, splits: list[Any], level: float, step: Any) -> dict[str, Any]:
-    """Return a model's scores, or its error: one model that fails does not end the comparison."""
-    from viper.cli.scoring import cross_validated_scores
-
-    try:
-        return cross_validated_scores(make(), learned.X, learned.y, splits, level, step)
-    except (ValueError, ImportError, ArithmeticError) as error:
-        return {"error": " ".join(str(error).split())}
-
-
 def print_comparison(document: dict[str, Any], level: float) -> None:
-    from rich.markup import escape
-    from rich.text import Text
-
-    from viper.cli.terminal import print_table, say, short_number
-
     results = document["results"]
     done = [row for row in results if "error" not in row]
     best: dict[str, float | None] = {}

@@ -229,9 +229,9 @@ def draw_posteriors(tumours: Tumours, logistic: TimedFit, process: TimedFit | No
     figure = Figure(figsize=(14, 5.5 * lines), layout="constrained")
     forest, people, *maps = figure.subplots(lines, 2).ravel()
     plot.forest(logistic.model, ax=forest)
-    plot.title(forest, "Odds ratio of malignancy per standard deviation, 95 % interval")
+    plot.titled(forest, "Odds ratio of malignancy per standard deviation, 95 % interval")
     plot.observations(logistic.model, test[logistic.columns], outcome, ax=people)
-    plot.title(people, "Held-out tumours: probability of malignancy, 95 % interval")
+    plot.titled(people, "Held-out tumours: probability of malignancy, 95 % interval")
     if process:
         for ax, show in zip(maps, ("mean", "sd"), strict=True):
             plot.probability_map(process.model, test[MAP_COLUMNS], outcome, show=show, ax=ax)
@@ -255,6 +255,6 @@ def draw_bounds(path: Path) -> None:
     needed = viper.terms_needed(theta, variance, 0.01)
     mesh = by_terms.pcolormesh(means.numpy(), sds.numpy(), needed.T.numpy(), cmap="viridis", rasterized=True)
     by_terms.set(xlabel="ϑ", ylabel="τ", yscale="log")
-    plot.title(by_terms, "l needed for a relative error of 1 %")
+    plot.titled(by_terms, "l needed for a relative error of 1 %")
     figure.colorbar(mesh, ax=by_terms)
     figure.savefig(path, dpi=150)

@@ -3,8 +3,11 @@
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.markup import escape
+from rich.text import Text
 
 from viper.cli import options
+from viper.cli.terminal import note, print_json, print_table, say, short_number
 
 if TYPE_CHECKING:
     import pandas
@@ -31,7 +34,6 @@ def evaluate_model(
 
     from viper.cli.predict import prediction_frame
     from viper.cli.preparing import labelled_rows
-    from viper.cli.terminal import note, print_json
     from viper.report.metrics import calibration, scores
 
     rows = labelled_rows(fitted, table, target)
@@ -52,26 +54,15 @@ def evaluate_model(
 
 
 def print_evaluation(score: Any, shape: "pandas.DataFrame", positive: str, level: float) -> None:
-    from rich.markup import escape
-    from rich.text import Text
-
     from viper.cli.model_card import SCORE_TITLES
-    from viper.cli.terminal import print_table, say, short_number
 
     say(f"[bold]{score.rows:,} rows[/], probability that [bold cyan]{escape(positive)}[/]")
     cells = [[title, short_number(getattr(score, name), digits)] for name, (title, digits) in SCORE_TITLES.items()]
     print_table(["score", ""], cells)
     say("[bold]Calibration[/]: predicted probability against observed frequency")
-    bar = lambda share: Text("█" * round(20 * share) or "▏", style="cyan", justify="left")  # noqa: E731
-    rows = [
-        [
-            f"{row['predicted']:.3f}",
-            f"{row['observed']:.3f}",
-            f"{row['lower']:.2f} … {row['upper']:.2f}",
-            f"{int(row['rows']):,}",
-            "yes" if row["lower"] <= row["predicted"] <= row["upper"] else "no",
-            bar(row["observed"]),
-        ]
-        for row in shape.to_dict("records")
-    ]
+    rows: list[list[str | Text]] = []
+    for predicted, observed, n, low, high in shape.itertuples(index=False):
+        agrees = "yes" if low <= predicted <= high else "no"
+        bar = Text("█" * round(20 * observed) or "▏", style="cyan", justify="left")
+        rows.append([f"{predicted:.3f}", f"{observed:.3f}", f"{low:.2f} … {high:.2f}", f"{n:,}", agrees, bar])
     print_table(["predicted", "observed", f"{100 * level:g} %", "rows", "agrees", ""], rows, left=0)

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from viper.cli import options
+from viper.cli.terminal import note, note_if_slow, print_json, say
 from viper.softplus.bound_names import FIT_BOUNDS
 
 ModelKind = StrEnum("ModelKind", ["logistic", "gp"])
@@ -101,7 +102,6 @@ def fit_table(
 
     import viper
     from viper.cli.scoring import diagnosis_record, held_out_scores
-    from viper.cli.terminal import note_if_slow
     from viper.formula.learn import fit_learned, learn_formula
 
     is_gp = model is ModelKind.gp
@@ -154,7 +154,6 @@ def store_record(
 
 def save_and_show(fitted: Any, out: Path | None, force: bool, level: float, as_json: bool, notes: list[str]) -> None:
     from viper.cli.model_card import MOST_SHOWN, model_document, print_model
-    from viper.cli.terminal import note, print_json, say
     from viper.errors import OutputError, StorageError
 
     if out is not None:
@@ -166,7 +165,7 @@ def save_and_show(fitted: Any, out: Path | None, force: bool, level: float, as_j
         note(text)
     document = model_document(fitted, level)
     if as_json:
-        print_json({**document, "notes": notes, "saved": None if out is None else str(out)})
+        print_json({**document, "notes": notes, "saved": out})
         return
     print_model(document, MOST_SHOWN, saved=out)
     if out is None:

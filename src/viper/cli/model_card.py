@@ -25,8 +25,6 @@ SCORE_TITLES = {  # score -> title and decimals
 }
 COLUMN_TITLES = {"mean_weight": "slope of the mean"}
 
-# --- the document ---
-
 
 def model_document(model: Any, level: float) -> dict[str, Any]:
     """Return everything that is known about a fitted model, ready for JSON."""
@@ -64,9 +62,6 @@ def process_document(model: Any, facts: Any) -> dict[str, Any]:
     rows = [{"name": name, **row} for name, row in table.to_dict("index").items()]
     process = {"kernel": facts.process.kernel, "inducing": facts.process.inducing, "columns": rows}
     return process | {"output_scale": table.attrs.get("output_scale")}
-
-
-# --- as text ---
 
 
 def print_model(document: dict[str, Any], most: int | None, saved: Path | None = None) -> None:
@@ -198,13 +193,11 @@ def print_trust(document: dict[str, Any]) -> None:
         say(f"  {mark} {k_hat}{escape(found['verdict'])}")
     gap = document["elbo"] - document["elbo_certified"]
     floor = f"{document['elbo_certified']:,.4f}"
-    say(f"  The ELBO is certified to {gap:.0e} nats: the log evidence is surely above {floor}.")
-    say()
+    say(f"  The ELBO is certified to {gap:.0e} nats: the log evidence is surely above {floor}.\n")
 
 
 def print_scores(document: dict[str, Any]) -> None:
     if found := document.get("scores"):
         say(f"[bold]How well does it predict?[/]  {escape(found['how'])}; the model itself was fitted to all rows")
         shown = (f"{t} [bold]{short_number(found[name], d)}[/]" for name, (t, d) in SCORE_TITLES.items())
-        say("  " + "   ".join(shown))
-        say()
+        say(f"  {'   '.join(shown)}\n")

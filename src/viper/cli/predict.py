@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from viper.cli import options
+from viper.cli.terminal import note, print_json
 
 if TYPE_CHECKING:
     import pandas
@@ -72,8 +73,9 @@ class PredictedParts:
 
         names = input_columns(self.model)
         copied = tuple(name for name in self.keep if name not in names)  # read as text, so that they are not altered
+        sparse = self.table.kind().word == "libsvm"  # such a file leaves out features that are zero in all of its rows
         for part in self.table.chunks(PART_ROWS, text_inputs(self.model) + copied):
-            frame = with_zero_columns(part, names) if self.table.kind().word == "libsvm" else part
+            frame = part.reindex(columns=list(dict.fromkeys([*part, *names])), fill_value=0.0) if sparse else part
             if self.first_part:
                 used = {*names, *self.keep, target_of(self.model)}
                 self.ignored = [name for name in frame.columns if name not in used]
@@ -88,11 +90,6 @@ class PredictedParts:
                 result.insert(0, name, frame[name])
             yield result
             self.first_part = False
-
-
-def with_zero_columns(frame: "pandas.DataFrame", names: list[str]) -> "pandas.DataFrame":
-    """Add the features that a LIBSVM file leaves out because they are zero in all of its rows."""
-    return frame.reindex(columns=list(dict.fromkeys([*frame.columns, *names])), fill_value=0.0)
 
 
 def prediction_frame(model: Any, frame: "pandas.DataFrame", level: float) -> "pandas.DataFrame":
@@ -115,7 +112,6 @@ def prediction_frame(model: Any, frame: "pandas.DataFrame", level: float) -> "pa
 
 def note_what_was_written(parts: PredictedParts, out: Path, to_screen: bool, as_json: bool) -> None:
     from viper.cli.preparing import target_of
-    from viper.cli.terminal import note, print_json
     from viper.errors import listed
 
     if parts.empty:
@@ -124,9 +120,7 @@ def note_what_was_written(parts: PredictedParts, out: Path, to_screen: bool, as_
     if parts.ignored:
         note(f"columns ignored: {listed(parts.ignored)}.")
     if as_json:
-        print_json(
-            {"rows": parts.rows, "without_probability": parts.empty, "ignored": parts.ignored, "saved": str(out)}
-        )
+        print_json({"rows": parts.rows, "without_probability": parts.empty, "ignored": parts.ignored, "saved": out})
     elif not to_screen:
         positive = f"{target_of(parts.model) or 'class'} = {parts.model.classes_[1]}"
         note(f"{parts.rows:,} rows written to {out}; probability is that of {positive}.")

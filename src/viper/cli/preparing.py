@@ -61,8 +61,7 @@ def prepare_rows(
 def check_named_columns(
     frame: "pandas.DataFrame", target: str, drop: tuple[str, ...], category: tuple[str, ...]
 ) -> None:
-    check_option_column(frame, target, "--target")
-    for option, names in (("--drop", drop), ("--category", category)):
+    for option, names in (("--target", (target,)), ("--drop", drop), ("--category", category)):
         for name in names:
             check_option_column(frame, name, option)
     if target in drop:

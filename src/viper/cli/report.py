@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from viper.cli import options
+from viper.cli.terminal import note
 
 
 def write_report(
@@ -34,7 +35,6 @@ def write_report(
 
     from viper import report
     from viper.cli.preparing import labelled_rows
-    from viper.cli.terminal import note
     from viper.errors import OutputError, StorageError
 
     rows = labelled_rows(fitted, table, target)

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 
 from viper.cli import options
+from viper.cli.terminal import print_json, print_table, say, short_number
 
 
 def reproduce_artefact(
@@ -40,7 +42,6 @@ def reproduce_artefact(
         raise ImportError(
             f"the paper's artefacts need more packages: {error}. Run: pip install 'vi-per[all]'"
         ) from None
-    from viper.cli.terminal import print_json
     from viper.errors import instead
 
     known = list(paper.artefacts())
@@ -55,33 +56,19 @@ def reproduce_artefact(
             artefact, runs=runs, jobs=jobs, out=out, seed=seed, quick=quick, data=data, step=step
         )
     if as_json:
-        print_json([outcome_document(outcome) for outcome in outcomes])
-    else:
-        print_outcomes(outcomes)
+        keys = ("artefact", "made", "runs", "skipped", "files")
+        print_json([{key: getattr(one, key) for key in keys} for one in outcomes])
+        return
+    for one in outcomes:
+        if one.skipped is None:
+            say(f"[bold]{one.artefact}[/]: {one.made} runs made, {one.runs} in all")
+            for file in one.files:
+                say(f"  {escape(str(file))}")
 
 
 def list_artefacts(known: list[Any], as_json: bool) -> None:
-    from viper.cli.terminal import print_json, print_table, short_number
-
     if as_json:
         print_json([{key: str(getattr(one, key)) for key in ("name", "what", "where", "minutes")} for one in known])
         return
     rows = [[one.name, one.what, str(one.where), short_number(float(one.minutes), 1)] for one in known]
     print_table(["artefact", "what", "in the paper", "minutes"], rows, left=3, longest=60)
-
-
-def outcome_document(outcome: Any) -> dict[str, Any]:
-    fields = {name: getattr(outcome, name) for name in ("artefact", "made", "runs", "skipped")}
-    return {**fields, "files": [str(file) for file in outcome.files]}
-
-
-def print_outcomes(outcomes: list[Any]) -> None:
-    from rich.markup import escape
-
-    from viper.cli.terminal import say
-
-    for outcome in outcomes:
-        if outcome.skipped is None:
-            say(f"[bold]{outcome.artefact}[/]: {outcome.made} runs made, {outcome.runs} in all")
-            for file in outcome.files:
-                say(f"  {escape(str(file))}")

@@ -34,8 +34,7 @@ def held_out_scores(
     model = type(fitted)(**fitted.get_params()).set_params(verbose=False)  # without the formula: X is encoded
     with show_progress("Scoring", len(splits), quiet) as step:
         outcome = cross_validated_scores(model, X, y, splits, level, step)
-    held = sum(len(test) for _, test in splits)
-    how = f"{len(splits)}-fold cross-validation" if test_size is None else f"{held} held-out rows"
+    how = f"{len(splits)}-fold cross-validation" if test_size is None else f"{len(splits[0][1])} held-out rows"
     return {"how": how, **outcome}
 
 

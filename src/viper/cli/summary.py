@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from viper.cli import options
+from viper.cli.terminal import print_json
 
 
 def show_summary(
@@ -28,7 +29,6 @@ def show_summary(
     check_input(model)
     import viper
     from viper.cli.model_card import MOST_SHOWN, model_document, print_model
-    from viper.cli.terminal import print_json
 
     document = model_document(viper.load(model), level)
     if as_json:

@@ -11,6 +11,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import PurePath
 from typing import Any, NoReturn
 
 from rich import box
@@ -62,6 +63,8 @@ def json_ready(value: Any) -> Any:
         return [json_ready(item) for item in value]
     if hasattr(value, "tolist"):  # numbers and arrays of NumPy
         return json_ready(value.tolist())
+    if isinstance(value, PurePath):
+        return str(value)
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -9,14 +9,6 @@ if TYPE_CHECKING:
 __all__ = ["write"]
 
 
-def __getattr__(name: str) -> Any:
-    if name != "render":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from viper.report.page import render
-
-    return render
-
-
 def write(
     model: Any,
     data: "pandas.DataFrame",

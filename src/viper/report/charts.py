@@ -44,12 +44,11 @@ def roc_chart(study: Study) -> str:
     chart = percent_chart(f"share of {study.negative} flagged by mistake", f"share of {study.positive} found")
     chart.line([0, 1], [0, 1], "guide")
     chart.band(false, np.zeros_like(true), true, "wash")
-    chart.line(false, true)
     tooltips = [
         f"To find {percent(t)} of {study.positive}, {percent(f)} of the others are flagged"
         for f, t in zip(false, true, strict=True)
     ]
-    chart.probes(false, true, tooltips)
+    chart.probed_line(false, true, tooltips)
     return chart.svg(f"ROC curve, area {study.scores.auc:.3f}")
 
 
@@ -61,12 +60,11 @@ def precision_recall_chart(study: Study) -> str:
     share = float(study.label.mean())
     chart = percent_chart(f"share of {study.positive} found", f"share of flagged that {study.predicate('are')}")
     chart.line([0, 1], [share, share], "guide")
-    chart.line(recall, precision)
     tooltips = [
         f"{percent(r)} of {study.positive} found, {percent(p)} of those flagged are right"
         for r, p in zip(recall, precision, strict=True)
     ]
-    chart.probes(recall, precision, tooltips)
+    chart.probed_line(recall, precision, tooltips)
     return chart.svg("Precision-recall curve")
 
 
@@ -137,8 +135,7 @@ def effect_chart(study: Study, e: Effect) -> str:
     if e.curve:
         chart.x_axis(e.name, [(t, readable_number(t)) for t in chart.x.ticks(6)])
         chart.band(values, seen.lower, seen.upper)
-        chart.line(values, seen.probability)
-        chart.probes(values, seen.probability, tooltips)
+        chart.probed_line(values, seen.probability, tooltips)
     else:
         short = [name if len(name := readable_number(v)) < 14 else name[:12] + "…" for v in e.values]
         chart.x_axis(e.name, list(enumerate(short)))
@@ -152,7 +149,6 @@ def effect_chart(study: Study, e: Effect) -> str:
 
 
 def width_histogram(study: Study) -> str:
-    """Histogram of the widths of the intervals."""
     count, edges = np.histogram(study.predictions.width, bins=20, range=UNIT)
     share = count / count.sum()
     top = 1.08 * share.max()

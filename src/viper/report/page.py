@@ -13,7 +13,6 @@ from viper.report.study import Study
 
 
 def render(study: Study) -> str:
-    """The whole page as text."""
     rows = RowSection(study)
     parts = [
         sections.summary_section(study),

@@ -47,8 +47,9 @@ def canvas(ax: "Axes | None", size: tuple[float, float] = (6.4, 4.2)) -> "Axes":
     return ax
 
 
-def title(ax: "Axes", text: str) -> None:
+def titled(ax: "Axes", text: str) -> "Axes":
     ax.set_title(text, loc="left", color=INK, fontsize=11)
+    return ax
 
 
 def percent_axis(axis: Any) -> None:
@@ -90,8 +91,7 @@ def forest(model: Any, *, level: float = 0.95, top: int | None = None, odds: boo
     names = ["odds_ratio", "odds_lower", "odds_upper"] if odds else ["mean", "lower", "upper"]
     middle, low, high = (table[name].to_numpy() for name in names)
     ax = canvas(ax, (6.4, 1.0 + 0.24 * len(table)))
-    clear = (table["lower"] > 0) | (table["upper"] < 0)
-    colours = np.where(clear, BLUE, GREY)
+    colours = np.where((table["lower"] > 0) | (table["upper"] < 0), BLUE, GREY)
     at = np.arange(len(table))
     ax.hlines(at, low, high, colors=colours, lw=2)
     ax.scatter(middle, at, c=colours, s=22, zorder=3)
@@ -104,8 +104,7 @@ def forest(model: Any, *, level: float = 0.95, top: int | None = None, odds: boo
         plain_log_axis(ax, wide=bool(table["upper"].max() - table["lower"].min() > np.log(100.0)))
     per_sd = [unit.startswith("per sd") for unit in units]
     per = " per sd" if all(per_sd) else " per unit" if not any(per_sd) else ""  # otherwise each label says it
-    title(ax, f"{'Odds ratio' if odds else 'Coefficient'}{per}, {100 * level:g} % interval")
-    return ax
+    return titled(ax, f"{'Odds ratio' if odds else 'Coefficient'}{per}, {100 * level:g} % interval")
 
 
 def unit_of(model: Any, name: Any) -> str:
@@ -137,8 +136,7 @@ def relevance_forest(model: Any, top: int | None, ax: Any) -> "Axes":
     ax.scatter(values, np.arange(len(values)), color=BLUE, s=22, zorder=3)
     ax.set_yticks(np.arange(len(values)), [str(name) for name in values.index], fontsize=8)
     ax.set(xlim=(0.0, None), ylim=(-0.6, len(values) - 0.4))
-    title(ax, "Relevance: 1 / lengthscale, in standard deviations")
-    return ax
+    return titled(ax, "Relevance: 1 / lengthscale, in standard deviations")
 
 
 def densities(model: Any, names: Any = None, *, level: float = 0.95, ax: Any = None) -> "Axes":
@@ -165,8 +163,7 @@ def densities(model: Any, names: Any = None, *, level: float = 0.95, ax: Any = N
         ax.plot(x, at + height, color=BLUE, lw=1.4)
     ax.axvline(0.0, color=INK, lw=0.8)
     ax.set_yticks(np.arange(len(table)), [str(name) for name in table.index])
-    title(ax, f"Posterior of the coefficients, {100 * level:g} % shaded")
-    return ax
+    return titled(ax, f"Posterior of the coefficients, {100 * level:g} % shaded")
 
 
 def partial_effect(
@@ -187,8 +184,7 @@ def partial_effect(
         ax.margins(x=0.2)
     ax.set(xlabel=effect.name, ylabel=f"probability of {model.classes_[1]}", ylim=(-0.02, 1.02))
     percent_axis(ax.yaxis)
-    title(ax, f"{effect.name}, all else typical, {100 * level:g} % band")
-    return ax
+    return titled(ax, f"{effect.name}, all else typical, {100 * level:g} % band")
 
 
 # --- what it predicts for rows ---
@@ -219,8 +215,7 @@ def observations(model: Any, X: Any, y: Any = None, *, level: float = 0.95, most
     ax.set(xticks=[], xlabel="rows, in order of their log-odds", ylim=(-0.02, 1.02))
     ax.set_ylabel(f"probability of {model.classes_[1]}")
     percent_axis(ax.yaxis)
-    title(ax, f"Probability of every row, {100 * level:g} % interval")
-    return ax
+    return titled(ax, f"Probability of every row, {100 * level:g} % interval")
 
 
 def reliability(model: Any, X: Any, y: Any, *, bins: int = 10, level: float = 0.95, ax: Any = None) -> "Axes":
@@ -236,8 +231,7 @@ def reliability(model: Any, X: Any, y: Any, *, bins: int = 10, level: float = 0.
     ax.set_aspect("equal")
     percent_axis(ax.xaxis)
     percent_axis(ax.yaxis)
-    title(ax, f"Reliability, {100 * level:g} % intervals")
-    return ax
+    return titled(ax, f"Reliability, {100 * level:g} % intervals")
 
 
 def probability_map(
@@ -280,8 +274,7 @@ def probability_map(
     ax.figure.colorbar(mesh, ax=ax)
     ax.set(xlabel=field.names[0], ylabel=field.names[1])
     what = "Probability" if show == "mean" else "Standard deviation of the probability"
-    title(ax, f"{what} of {model.classes_[1]}")
-    return ax
+    return titled(ax, f"{what} of {model.classes_[1]}")
 
 
 # --- how the fit went ---
@@ -304,12 +297,10 @@ def convergence(model: Any, *, ax: Any = None) -> "Axes":
     ax.semilogy(at, trace.values.clip(FLOOR), color=BLUE, lw=1.6, marker=marker, ms=4)
     ax.set(xlabel="iteration", ylabel=trace.meaning)
     ax.xaxis.get_major_locator().set_params(integer=True)
-    title(ax, f"Convergence: {model.status_}, ELBO {model.elbo_:.4f}")
-    return ax
+    return titled(ax, f"Convergence: {model.status_}, ELBO {model.elbo_:.4f}")
 
 
 def starts_race(model: Any, ax: Any) -> "Axes":
-    """How far each start of a Gaussian process's kernel search stayed below the best one."""
     ax = canvas(ax, (6.4, 1.4 + 0.3 * len(model.starts_)))
     ranked = sorted(model.starts_, key=lambda start: start.elbo)
     below = [ranked[-1].elbo - start.elbo for start in ranked]
@@ -318,8 +309,7 @@ def starts_race(model: Any, ax: Any) -> "Axes":
     ax.scatter(below, at, color=[*[GREY] * (len(ranked) - 1), BLUE], zorder=3)
     ax.set_yticks(at, [f"{start.start} ({start.evaluations} evaluations)" for start in ranked], fontsize=8)
     ax.set(xlabel="nats below the best start", ylim=(-0.6, len(ranked) - 0.4))
-    title(ax, f"Starts of the search: {model.status_}, ELBO {model.elbo_:.4f}")
-    return ax
+    return titled(ax, f"Starts of the search: {model.status_}, ELBO {model.elbo_:.4f}")
 
 
 def bounds(over: str = "mean", *, mean: float = 1.0, sd: float = 2.0, ax: Any = None) -> "Axes":
@@ -334,13 +324,11 @@ def bounds(over: str = "mean", *, mean: float = 1.0, sd: float = 2.0, ax: Any = 
     errors = views.relative_errors(*((along, fixed**2) if over == "mean" else (fixed, along**2)))
     ax = canvas(ax)
     for (name, error), colour in zip(errors.items(), (RED, GREY, SKY, ORANGE, BLUE), strict=True):
-        ax.semilogy(
-            along.numpy(), error.clamp(FLOOR).numpy(), color=colour, lw=2 if "VI-PER" in name else 1.4, label=name
-        )
+        width = 2 if "VI-PER" in name else 1.4
+        ax.semilogy(along.numpy(), error.clamp(FLOOR).numpy(), color=colour, lw=width, label=name)
     if over == "sd":
         ax.set_xscale("log")
     ax.set(xlabel="ϑ" if over == "mean" else "τ", ylim=(FLOOR, 10))
     # where there are no lines
     ax.legend(frameon=False, fontsize=8, loc=(0.02, 0.2) if over == "mean" else "upper left")
-    title(ax, f"Relative error at {f'τ = {sd:g}' if over == 'mean' else f'ϑ = {mean:g}'}")
-    return ax
+    return titled(ax, f"Relative error at {f'τ = {sd:g}' if over == 'mean' else f'ϑ = {mean:g}'}")

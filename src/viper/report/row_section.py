@@ -7,17 +7,7 @@ import numpy as np
 
 from viper.report import charts, words
 from viper.report.study import Study
-from viper.report.svg import (
-    column_heading,
-    data_table,
-    element,
-    figure,
-    paragraph,
-    row_heading,
-    section,
-    sort_button,
-    table_cell,
-)
+from viper.report.svg import data_table, element, figure, paragraph, row_heading, section, sort_heading, table_cell
 from viper.report.views import Outlyingness
 from viper.report.words import percent, percent_range, readable_number
 
@@ -54,9 +44,8 @@ class RowSection:
     def markup(self) -> str:
         study = self.study
         chooser = element("div", self.panel() + element("div", self.listing(), class_="listing"), class_="chooser")
-        widths = figure(
-            "How wide are the intervals?", words.width_sentence(study), charts.width_histogram(study), class_="small"
-        )
+        histogram = charts.width_histogram(study)
+        widths = figure("How wide are the intervals?", words.width_sentence(study), histogram, class_="small")
         return section("certainty", "How sure it is", self.overview(), chooser, widths)
 
     def overview(self) -> str:
@@ -68,9 +57,8 @@ class RowSection:
             element("span", " ", class_=f"key {kind}") + escape(name) + " "
             for kind, name in (("yes", study.positive), ("no", study.negative))
         )
-        return figure(
-            "Row by row", text, charts.rows_chart(study, self.names), element("p", keys, class_="keys"), "full"
-        )
+        chart = charts.rows_chart(study, self.names)
+        return figure("Row by row", text, chart, element("p", keys, class_="keys"), "full")
 
     def panel(self) -> str:
         """The least certain row in detail; the script replaces it with other rows."""
@@ -85,11 +73,10 @@ class RowSection:
         return element("div", content, class_="panel", id="row-panel")
 
     def listing(self) -> str:
-        """The table of the least certain rows."""
         study = self.study
         columns = [e.name for e in study.effects[:SHOWN_COLUMNS]]
         titles = [self.kind, "Probability", "Interval", "Outcome", *columns]
-        head = [column_heading(sort_button(t), None if t in (self.kind, "Outcome") else "number") for t in titles]
+        head = [sort_heading(t, None if t in (self.kind, "Outcome") else "number") for t in titles]
         lines = [self.line(k, columns) for k in map(int, study.uncertain)]
         some = len(lines) < len(study.label)
         caption = f"The {len(lines)} rows with the widest intervals" if some else "All rows"

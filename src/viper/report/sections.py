@@ -16,15 +16,12 @@ from viper.report.svg import (
     row_heading,
     section,
     side_by_side,
-    sort_button,
+    sort_heading,
     table_cell,
 )
 from viper.report.words import factor, percent, percent_range, readable_number, with_decimals
 
 MOST_NAMES = 40  # columns of the model that are named
-
-
-# --- in short ---
 
 
 def subtitle(study: Study) -> str:
@@ -54,12 +51,8 @@ def summary_section(study: Study) -> str:
         if study.held_out
         else "If the model has learned from some of these rows, the scores flatter it."
     )
-    return section(
-        "summary", "In short", definition_list(tiles, "tiles"), element("ul", items), paragraph(caution, "note")
-    )
-
-
-# --- how well it predicts ---
+    findings = definition_list(tiles, "tiles") + element("ul", items)
+    return section("summary", "In short", findings, paragraph(caution, "note"))
 
 
 def performance_section(study: Study) -> str:
@@ -85,13 +78,9 @@ def performance_section(study: Study) -> str:
     if study.scores.auc is None:
         return section("performance", title, side_by_side(reliability), paragraph(words.ranking_sentence(study)))
     found = figure("Does it find them?", words.recall_sentence(study), charts.roc_chart(study))
-    right = figure(
-        "Are those it flags the right ones?", words.precision_sentence(study), charts.precision_recall_chart(study)
-    )
+    precision = charts.precision_recall_chart(study)
+    right = figure("Are those it flags the right ones?", words.precision_sentence(study), precision)
     return section("performance", title, side_by_side(reliability, found, right))
-
-
-# --- what drives it ---
 
 
 def drivers_section(study: Study) -> str:
@@ -104,12 +93,12 @@ def drivers_section(study: Study) -> str:
     shown = found[:MOST_COEFFICIENTS]
     forest = charts.Forest(shown)
     head = [
-        column_heading(sort_button("Column")),
+        sort_heading("Column"),
         column_heading("Change"),
         column_heading(forest.axis(), "wide"),
-        column_heading(sort_button("Odds are multiplied by"), "number"),
+        sort_heading("Odds are multiplied by", "number"),
         column_heading(escape(f"{study.level_name} interval"), "number"),
-        column_heading(sort_button("Sure of direction"), "number"),
+        sort_heading("Sure of direction", "number"),
     ]
     rows = [
         [
@@ -139,9 +128,8 @@ def relevance_section(study: Study) -> str:
     shown = found[:MOST_COEFFICIENTS]
     top = float(shown["relevance"].iloc[0]) or 1.0
     other = next(name for name in ("lengthscale", "prior_sd") if name in frame)
-    titles = ("Relevance", other.replace("_", " ").capitalize())
-    head = [column_heading(sort_button("Column")), column_heading("Relevance", "wide")]
-    head += [column_heading(sort_button(title), "number") for title in titles]
+    head = [sort_heading("Column"), column_heading("Relevance", "wide"), sort_heading("Relevance", "number")]
+    head.append(sort_heading(other.replace("_", " ").capitalize(), "number"))
     rows = []
     for name, strength, own in zip(shown.index, shown["relevance"], shown[other], strict=True):
         bar = charts.relevance_bar(float(strength) / top, f"{name}: relevance {strength:.3g}")
@@ -163,9 +151,7 @@ def effects_section(study: Study) -> str:
         return ""
     options = "".join(element("option", escape(e.name), value=str(k)) for k, e in enumerate(shown))
     control = element("label", "Column ", for_="effect") + element("select", options, id="effect")
-    figures = "".join(
-        figure(e.name, words.effect_sentence(e), charts.effect_chart(study, e), class_="effect") for e in shown
-    )
+    drawn = (figure(e.name, words.effect_sentence(e), charts.effect_chart(study, e), class_="effect") for e in shown)
     text = (
         "The probability as one column varies and every other stays at its typical value. The band contains the "
         f"probability with {study.level_name} certainty; it widens where the model has seen few rows."
@@ -177,12 +163,9 @@ def effects_section(study: Study) -> str:
         "One column at a time",
         paragraph(text),
         element("div", control, class_="control"),
-        element("div", figures, class_="effects"),
+        element("div", "".join(drawn), class_="effects"),
         paragraph(more, "note"),
     )
-
-
-# --- where ---
 
 
 def map_section(study: Study) -> str:
@@ -205,29 +188,21 @@ def map_section(study: Study) -> str:
     return section("map", "Where", side_by_side(mean, sd))
 
 
-# --- whether to trust it ---
-
-
 def trust_section(study: Study) -> str:
     verdicts = {
         "Is the posterior close to the exact one?": words.closeness_verdict(study),
         "Is the arithmetic right?": words.arithmetic_verdict(study),
         "Did the search finish?": words.search_verdict(study),
     }
-    cards = "".join(
-        element(
-            "div",
-            element("h3", escape(question)) + paragraph(verdict, "mark") + paragraph(explanation),
-            class_=f"card {kind}",
-        )
-        for question, (kind, verdict, explanation) in verdicts.items()
-    )
+    cards = ""
+    for question, (kind, verdict, explanation) in verdicts.items():
+        content = element("h3", escape(question)) + paragraph(verdict, "mark") + paragraph(explanation)
+        cards += element("div", content, class_=f"card {kind}")
     cards = element("div", cards, class_="cards")
     return section("trust", "Can this be trusted?", cards, starts_table(study), trace_figure(study))
 
 
 def starts_table(study: Study) -> str:
-    """Where the kernel search started and what each start reached."""
     found = getattr(study.model, "starts_", None)
     if not found:
         return ""
@@ -258,29 +233,23 @@ def trace_figure(study: Study) -> str:
     return figure("The way to the answer", sentence, charts.convergence_chart(trace), class_="small")
 
 
-# --- what was fitted ---
-
-
 def fit_section(study: Study) -> str:
     facts = study.facts
     names = [str(name) for name in study.frame.columns]
     more = f" and {len(names) - MOST_NAMES:,} more" if len(names) > MOST_NAMES else ""
+    terms = f" with {facts.terms} terms" if facts.terms else ""
     pairs = {
         "Target": f"{study.target} ({study.positive}, against {study.negative})",
         "Columns": ", ".join(names[:MOST_NAMES]) + more,
         **({} if facts.formula is None else {"Formula": str(facts.formula)}),
         **model_pairs(facts),
         "Posterior": f"Gaussian, {facts.covariance} covariance",
-        "Expected log(1 + eˣ)": "exact" if facts.exact else bound_words(facts),
+        "Expected log(1 + eˣ)": "exact" if facts.exact else f"bound {facts.bound!r}{terms}",
         "ELBO": with_decimals(facts.elbo, 4),
         "Log score of these rows": f"{with_decimals(study.scores.log_score, 4)} per row",
         "Rows left out": "; ".join(f"{n:,} {reason}" for reason, n in study.left_out.items()) or "none",
     }
     return section("fitted", "What was fitted", definition_list(pairs, "facts"))
-
-
-def bound_words(facts: ModelFacts) -> str:
-    return f"bound {facts.bound!r}" + (f" with {facts.terms} terms" if facts.terms else "")
 
 
 def model_pairs(facts: ModelFacts) -> dict[str, str]:

@@ -56,12 +56,13 @@ def table_cell(shown: str, sort: Any = None) -> str:
     return element("td", escape(shown) or " ", class_="number" if key else None, data_sort=key)
 
 
-def sort_button(name: str) -> str:
-    return element("button", escape(name), type="button", class_="sort")
-
-
 def column_heading(markup: str, class_: str | None = None) -> str:
     return element("th", markup, scope="col", class_=class_)
+
+
+def sort_heading(name: str, class_: str | None = None) -> str:
+    """A column heading that sorts the table."""
+    return column_heading(element("button", escape(name), type="button", class_="sort"), class_)
 
 
 def row_heading(markup: str, **attributes: Any) -> str:
@@ -173,9 +174,8 @@ class Chart:
             self.add(text_mark(name, self.x.start - 8.0, at + 4.0, "tick", text_anchor="end"))
         middle = 0.5 * (self.y.start + self.y.end)
         where = f"rotate(-90) translate({attribute_value(-middle)},14)"
-        self.add(
-            element("text", escape(shorten(label, self.height)), transform=where, class_="label", text_anchor="middle")
-        )
+        shown = escape(shorten(label, self.height))
+        self.add(element("text", shown, transform=where, class_="label", text_anchor="middle"))
 
     def line(self, x: Any, y: Any, class_: str = "line") -> None:
         self.add(element("path", d=path_data(self.x(x), self.y(y)), class_=class_))
@@ -194,24 +194,20 @@ class Chart:
         self.add(element("circle", title_element(tooltip), **at, class_=class_))
 
     def triangle(self, x: float, y: float, radius: float, class_: str) -> None:
-        across, down = float(self.x(x)), float(self.y(y))
-        d = path_data(
-            [across - radius, across, across + radius], [down + radius, down - radius, down + radius], close=True
-        )
-        self.add(element("path", d=d, class_=class_))
+        x, y, r = float(self.x(x)), float(self.y(y)), radius
+        self.add(element("path", d=path_data([x - r, x, x + r], [y + r, y - r, y + r], close=True), class_=class_))
 
     def box(self, x: tuple[float, float], y: tuple[float, float], tooltip: str | None = None, **look: Any) -> None:
         left, right = sorted((float(self.x(x[0])), float(self.x(x[1]))))
         top, bottom = sorted((float(self.y(y[0])), float(self.y(y[1]))))
-        self.add(
-            element("rect", title_element(tooltip), x=left, y=top, width=right - left, height=bottom - top, **look)
-        )
+        shape = {"x": left, "y": top, "width": right - left, "height": bottom - top}
+        self.add(element("rect", title_element(tooltip), **shape, **look))
 
-    def probes(self, x: Any, y: Any, tooltips: Sequence[str]) -> None:
-        """Invisible columns around the points of a line: the pointer over one shows its point and tooltip."""
+    def probed_line(self, x: Any, y: Any, tooltips: Sequence[str]) -> None:
+        """A line with an invisible column around each point: the pointer over one shows the point and its tooltip."""
+        self.line(x, y)
         at = np.asarray(self.x(x), dtype=float)
-        middles = 0.5 * (at[1:] + at[:-1])
-        edges = np.concatenate([[self.x.start], middles, [self.x.end]])
+        edges = np.concatenate([[self.x.start], 0.5 * (at[1:] + at[:-1]), [self.x.end]])
         for k, content in enumerate(tooltips):
             shape = {"x": edges[k], "y": self.y.end, "width": max(edges[k + 1] - edges[k], 0.5)}
             area = element("rect", **shape, height=self.y.start - self.y.end)

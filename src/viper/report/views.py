@@ -166,9 +166,6 @@ def column_effects(model: Any, X: Any, level: float = 0.95, points: int = 61) ->
             yield effect
 
 
-# --- maps ---
-
-
 class Grid(NamedTuple):
     """Predictions on a grid of two columns, with all others at typical values; row i of a field belongs to `y[i]`."""
 
@@ -201,12 +198,8 @@ def probability_grid(
     rows = repeated(typical_row(frame), size * size)
     rows[columns[0]], rows[columns[1]] = x.ravel(), y.ravel()
     seen = predictions(model, as_fitted(model, rows))
-    shape = (size, size)
     names = (str(columns[0]), str(columns[1]))
-    return Grid(names, ends[0], ends[1], seen.probability.reshape(shape), seen.sd.reshape(shape))
-
-
-# --- convergence ---
+    return Grid(names, ends[0], ends[1], seen.probability.reshape(size, size), seen.sd.reshape(size, size))
 
 
 class Trace(NamedTuple):
@@ -226,8 +219,6 @@ def convergence_trace(model: Any) -> Trace:
     # the final objective itself is shown at the height of the step before it, not at log 0
     return Trace(np.maximum(below, below[below > 0].min(initial=1.0)), "nats below the final objective")
 
-
-# --- bounds ---
 
 # method -> options of expected_softplus
 SOFTPLUS_OPTIONS: dict[str, dict[str, Any]] = {

@@ -102,9 +102,8 @@ def calibration_sentence(study: Study) -> str:
         if right >= 0.8 * groups
         else "Its percentages need care"
     )
-    return (
-        f"{verdict}: {right} of {groups} groups of rows ({size} in each) came out as predicted, within their margins."
-    )
+    came_out = f"{right} of {groups} groups of rows ({size} in each) came out as predicted"
+    return f"{verdict}: {came_out}, within their margins."
 
 
 def group_sentence(table: "pandas.DataFrame", were: str) -> str:
@@ -162,7 +161,6 @@ def driver_sentence(study: Study) -> str | None:
 
 
 def effect_sentence(e: Effect) -> str:
-    """A partial effect in words."""
     seen = e.predictions
     k = int(np.argmax(seen.width if e.curve else seen.probability))
     value, interval = readable_number(e.values[k]), percent_range(seen.lower[k], seen.upper[k])
@@ -182,7 +180,6 @@ def row_sentence(study: Study, k: int) -> str:
 
 
 def unusual_sentence(found: Outlyingness, k: int) -> str:
-    """What is unusual about a row."""
     parts = [
         f"{name} is {readable_number(value)} ({abs(z):.1f} sd {'above' if z > 0 else 'below'} the mean)"
         for name, value, z in found.extremes(k)
@@ -201,9 +198,6 @@ def row_note(study: Study, found: Outlyingness, k: int) -> str:
         f"Outcome: {study.class_names[int(study.label[k])]}. The chance that its probability is above 50{THIN}% is "
         f"{percent(above)}. {unusual_sentence(found, k)}"
     )
-
-
-# --- verdicts ---
 
 
 Verdict = tuple[str, str, str]  # class of the card, verdict in a word or two, explanation
