@@ -160,6 +160,21 @@ def test_means_and_common_levels_are_filled_in_and_stored():
     np.testing.assert_array_equal(new, same)
 
 
+@pytest.mark.parametrize("missing", ["drop", "mean"])
+def test_pandas_nullable_columns_are_numbers(missing):
+    """Int64, Float64 and boolean give the matrix of float64 and of Python's booleans, with holes and without."""
+    smoker = pd.Series(GENERATOR.random(ROWS) < 0.4)
+    plain = FRAME.assign(grade=FRAME["grade"].astype(float), smoker=smoker.astype(object))
+    holes = plain.copy()
+    holes.loc[[1, 2], "grade"], holes.loc[3, "age"], holes.loc[[4, 5], "smoker"] = np.nan, np.nan, None
+    for frame in (plain, holes):
+        nullable = frame.astype({"grade": "Int64", "age": "Float64", "smoker": "boolean"})
+        assert learn_formula("y ~ grade + age + smoker", frame, missing).X.equals(
+            (learned := learn_formula("y ~ grade + age + smoker", nullable, missing)).X
+        )
+        assert missing == "drop" or stored(learned.encoding).encode(nullable).equals(learned.X)
+
+
 def test_labels_stay_whole_when_some_are_missing():
     frame = FRAME.assign(y=(FRAME["y"] == "yes").astype(float))
     frame.loc[3, "y"] = np.nan

@@ -136,7 +136,9 @@ class Encoding:
             row = frame.index[int(np.flatnonzero(frame[name].isna())[0])]
             got = f"{counted(holes)}, the first"
             raise RowError("rows must have no missing values", got, row, "Leave them out, or fit with missing='mean'.")
-        return frame.fillna({name: self.means.get(name, self.common.get(name)) for name in holes})
+        whole = [name for name in holes if name in self.means and frame[name].dtype.kind in "iu"]  # pandas' Int64
+        values = {name: self.means.get(name, self.common.get(name)) for name in holes}
+        return frame.astype(dict.fromkeys(whole, "float64")).fillna(values)
 
     def _design(self, frame: "pandas.DataFrame", state: dict[str, Any]) -> "pandas.DataFrame":
         """Return the columns of X before they are standardised. `state` is read, or learned if it is empty."""
