@@ -93,7 +93,9 @@ def users_line() -> int:
 def instead(name: str, names: Iterable[Any]) -> str:
     """Suggest the name that most resembles an unknown one, or list the names there are."""
     every = [str(one) for one in names]
+    by_letters = {one.casefold(): one for one in reversed(every)}
     near = difflib.get_close_matches(name, every, 1, ALIKE)
+    near = near or [by_letters[one] for one in difflib.get_close_matches(name.casefold(), by_letters, 1, ALIKE)]
     return f"Did you mean {near[0]!r}?" if near else f"There are {listed(every)}."
 
 
