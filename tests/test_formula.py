@@ -320,7 +320,7 @@ REFUSED = {
     "only the intercept": ("y ~ 1", "at least one column"),
     "unknown column": ("y ~ agee", "got 'agee'. Did you mean 'age'?"),
     "a name like none": ("y ~ wad + xyy", "got 'wad'. Did you mean 'ward'?"),
-    "a name of other letters": ("y ~ logger", "got 'logger'. Choose one of 'y', 'age', 'ward', 'mean r', 'grade', 'log'."),
+    "unlike any other": ("y ~ logger", "got 'logger'. Choose one of 'y', 'age', 'ward', 'mean r', 'grade', 'log'."),
     "itself": ("y ~ age + y", "must not explain itself"),
     "open bracket": ("y ~ C(ward", "every bracket"),
     "sum without end": ("y ~ age +", "must be followed by a term"),

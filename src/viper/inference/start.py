@@ -77,7 +77,7 @@ def coarse_sizes(problem: Problem) -> list[int]:
 
 
 class Mode(NamedTuple):
-    """Laplace's q (mean: the mode; precision: the curvature there), the rows' part of the curvature, and passes made."""
+    """Laplace's q (mean: the mode; precision: the curvature there), the rows' part of the curvature; passes made."""
 
     q: Gaussian
     curvature: Tensor
