@@ -1,6 +1,7 @@
 """The shape of the library: imports point downward, importing is free of side effects, files name no machine."""
 
 import ast
+import builtins
 import importlib
 import json
 import pickle
@@ -106,6 +107,45 @@ def test_imports_have_no_cycles():
         ]
         graph[path] = {name if name in MODULES else name.parent for name in names} & MODULES.keys() - {path}
     list(TopologicalSorter(graph).static_order())  # raises CycleError, which names the modules
+
+
+# --- rules of single rooms ---
+
+
+def names_in(node: ast.AST) -> set[str]:
+    return {child.id for child in ast.walk(node) if isinstance(child, ast.Name)}
+
+
+def classes(room: str) -> dict[str, set[str]]:
+    """The classes of a room with the names of their bases."""
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for key, path in MODULES.items() if key.parts[0] == room]
+    found = [node for tree in trees for node in tree.body if isinstance(node, ast.ClassDef)]
+    return {node.name: {name for base in node.bases for name in names_in(base)} for node in found}
+
+
+def test_only_data_asks_what_a_source_is():
+    sources = {"RowSource", "BlockSource", "SourceWrapper"}
+    for room in ("inference", "data", "gp"):
+        sources |= {name for name, bases in classes(room).items() if bases & sources}
+    assert {"Arrays", "Stream", "InducedSource"} <= sources
+    asked = [
+        f"{key}: {ast.unparse(node)}"
+        for key, path in MODULES.items()
+        if key.parts[0] != "data"
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call)
+        and getattr(node.func, "id", "") == "isinstance"
+        and names_in(node.args[1]) & sources
+    ]
+    assert asked == []
+
+
+def test_what_a_user_may_catch_is_in_errors():
+    standard = {name for name in dir(builtins) if name.endswith(("Error", "Warning", "Exception"))}
+    own = {
+        room: {name for name, bases in classes(room).items() if bases & standard} for room in ROOMS if room != "errors"
+    }
+    assert {room: names for room, names in own.items() if names} == {}
 
 
 # --- importing changes nothing ---

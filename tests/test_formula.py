@@ -216,7 +216,7 @@ def test_weights_follow_their_rows():
 
 def test_long_lists_say_how_many_more_there_are():
     frame = FRAME[["y"]].assign(**{f"column{k}": 0.0 for k in range(20)})
-    with pytest.raises(FormulaError, match=r"There are 'y', 'column0', .* 'column6' and 13 more."):
+    with pytest.raises(FormulaError, match=r"Choose one of 'y', 'column0', .* 'column6' and 13 more."):
         parse_formula("y ~ nothing", frame.columns, [])
     model = VariationalLogisticRegression.from_formula("y ~ age", FRAME)
     with pytest.raises(FormulaError, match=r"none named 'age'. It has 'y', .* 'column6' and 13 more."):
@@ -320,7 +320,7 @@ REFUSED = {
     "only the intercept": ("y ~ 1", "at least one column"),
     "unknown column": ("y ~ agee", "got 'agee'. Did you mean 'age'?"),
     "a name like none": ("y ~ wad + xyy", "got 'wad'. Did you mean 'ward'?"),
-    "a name of other letters": ("y ~ logger", "got 'logger'. There are 'y', 'age', 'ward', 'mean r', 'grade', 'log'."),
+    "unlike any other": ("y ~ logger", "got 'logger'. Choose one of 'y', 'age', 'ward', 'mean r', 'grade', 'log'."),
     "itself": ("y ~ age + y", "must not explain itself"),
     "open bracket": ("y ~ C(ward", "every bracket"),
     "sum without end": ("y ~ age +", "must be followed by a term"),
