@@ -26,7 +26,7 @@ def reproduce_artefact(
     listed: Annotated[bool, typer.Option("--list", help="List the tables and figures, and stop.")] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Reproduce a table or figure of the paper: make its runs, then the table or figure.
+    """Reproduce a table or figure of the paper: do its runs, then write the table or figure.
 
     Finished runs are kept; an interrupted command continues where it stopped.
 

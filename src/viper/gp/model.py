@@ -117,7 +117,7 @@ class Observations:
 
     @classmethod
     def from_arrays(cls, rows: Arrays) -> "Observations":
-        """The rows on the CPU in float64; a sparse matrix is made dense."""
+        """The rows on the CPU in float64; a sparse matrix becomes dense."""
         here = lambda x: None if x is None else x.to("cpu", torch.float64)  # noqa: E731
         X, label = rows.dense_design().cpu().contiguous(), rows.label.to("cpu", torch.float64)
         return cls(X, label, offset=here(rows.offset), weight=here(rows.weight))

@@ -167,7 +167,7 @@ class DenseFeatures:
         """Aᵀ diag(b) A."""
         if b.min() >= 0.0:
             scaled = np.multiply(self.design, np.sqrt(b)[:, None], out=self.scratch)
-            return scaled.T @ scaled  # of which NumPy computes one triangle only
+            return scaled.T @ scaled  # NumPy computes only one triangle of this product
         return (self.design * b[:, None]).T @ self.design
 
     def from_sites(self, sites: np.ndarray) -> Normal | None:
@@ -199,9 +199,9 @@ def plus_identity(matrix: np.ndarray) -> np.ndarray:
 
 
 def next_move(q: Normal, gram: np.ndarray, slope: np.ndarray) -> float:
-    """KL(q ‖ q') to the natural-gradient step q', Λ' = I + G and δ = Λ'⁻¹ slope; ∞ if there is none.
+    """KL(q ‖ q') to the natural-gradient step q', Λ' = I + G and δ = Λ'⁻¹ slope; ∞ if Λ' has no factor.
 
-    ½ [log|Λ| - log|Λ'| - d + tr(Λ'Σ) + δᵀΛ'δ], as `steps.divergence`.
+    ½ [log|Λ| - log|Λ'| - d + tr(Λ'Σ) + δᵀΛ'δ], as in `steps.divergence`.
     """
     root, info = lapack.dpotrf(plus_identity(gram.copy()).T, lower=1)
     if info:

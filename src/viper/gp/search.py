@@ -60,7 +60,7 @@ class Start(NamedTuple):
 
 
 class Found(NamedTuple):
-    """The model found, and its q if the search determined that too, otherwise sites near it."""
+    """The model that was found, with its q if the search determined q too, otherwise with sites near it."""
 
     model: SparseGP
     starts: list[Start]
@@ -123,7 +123,7 @@ class Search:
         return self.rows if size >= len(self.rows) else self.rows.scatter(size, self.generator)
 
     def profile_on(self, model: SparseGP, rows: Observations, tol: float, start: Gaussian | None = None) -> Profile:
-        """The profile of all rows, estimated from these."""
+        """The profile of all rows, estimated from `rows`."""
         scale = len(self.rows) / len(rows)
         return Profile(model, rows, self.bound, self.diagonal, scale, tol, start=start)
 
@@ -178,7 +178,7 @@ class Search:
 
 
 def stages(rows: int) -> list[int]:
-    """The number of rows of each stage; the last stage sees all rows."""
+    """The number of rows of each stage; the last stage uses all rows."""
     sizes, size = [], RACE_ROWS
     while 2 * size < rows:
         sizes.append(size)

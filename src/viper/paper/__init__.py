@@ -3,7 +3,7 @@
     run → runs.csv → tables → figures
 
 `reproduce("logistic")` does all four, and each step can be repeated alone. Every artefact has its own folder:
-`runs.csv` (one row per run and method, appended as runs finish), `runs.json` (the configuration they were made with),
+`runs.csv` (one row per run and method, appended as runs finish), `runs.json` (the configuration of these runs),
 tables as CSV, Markdown and LaTeX, figures as PNG and PDF. An interrupted study continues where it stopped.
 
 To add an artefact, write a subclass of `viper.paper.artefact.Artefact` (acceleration.py is a small example) and list it
@@ -65,7 +65,7 @@ def reproduce(
     data : Path, optional
         Folder with data files that are not generated.
     step : {"run", "table", "figure"}, optional
-        Do only this step; tables and figures are made from the finished runs.
+        Do only this step; tables and figures use the finished runs.
 
     Returns
     -------

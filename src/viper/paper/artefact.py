@@ -67,14 +67,14 @@ class Artefact(ABC):
 
     @abstractmethod
     def jobs(self, request: Request) -> list[Job]:
-        """The runs in the order in which to make them.
+        """The runs, in the order in which to do them.
 
         The seed is the outermost loop, so that an interrupted study has a few runs of everything.
         """
 
     @abstractmethod
     def run(self, job: Job, config: Config, data: Path | None) -> Sequence[Row]:
-        """Make one run on one thread, leaving global generators untouched; `data` is the folder of data files.
+        """Do one run on one thread, leaving global generators untouched; `data` is the folder of data files.
 
         The rows hold `columns`; the keys, the seconds of the whole run and the versions are added.
         """

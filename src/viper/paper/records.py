@@ -1,7 +1,7 @@
-"""runs.csv and runs.json: finished runs, kept whatever happens to the process that makes them.
+"""runs.csv and runs.json: finished runs, kept whatever happens to the process that does them.
 
 A run is appended in one write, followed by fsync. Its rows are numbered (1/9 … 9/9), so that a run torn by a power cut
-is noticed when the file is next opened, and is made again.
+is noticed when the file is next opened, and is repeated.
 """
 
 import csv

@@ -3,7 +3,7 @@
 The real data are not public: the default is a calibrated stand-in (see viper.datasets.liquefaction), whose numbers are
 close to the published ones but not the same. `data` may be the real CSV file, or a folder that contains it.
 
-Each row of runs.csv keeps the whole posterior, so that tables and maps are made without a second fit.
+Each row of runs.csv stores the whole posterior, so that tables and maps need no second fit.
 """
 
 import time
@@ -155,7 +155,7 @@ def latent_marginals(X: np.ndarray, q: NormalDistribution) -> Marginals:
 
 
 def posterior_in(row: Any) -> NormalDistribution:
-    """The posterior kept in a row of runs.csv."""
+    """The posterior stored in a row of runs.csv."""
     covariance = np.zeros((6, 6))
     covariance[np.tril_indices(6)] = [float(row[name]) for name in COVARIANCE_COLUMNS]
     mean = np.array([float(row[name]) for name in MEAN_COLUMNS])
