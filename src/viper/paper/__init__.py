@@ -61,16 +61,16 @@ def reproduce(
     seed : int, default 1
         The first seed; the published runs used 1 to 100.
     quick : bool, default False
-        A small version of everything, in `out`/quick, which shows in about a minute that it works.
+        Make a small version of everything in `out`/quick, to check in about a minute that it works.
     data : Path, optional
         Folder with data files that are not generated.
     step : {"run", "table", "figure"}, optional
-        Only this step; tables and figures are made from the finished runs.
+        Do only this step; tables and figures are made from the finished runs.
 
     Returns
     -------
     list of Outcome
-        For each artefact its tables and the files written.
+        The tables and the files written, for each artefact.
     """
     known = {one.name: one for one in artefacts()}
     if artefact != "all" and artefact not in known:

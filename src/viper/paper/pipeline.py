@@ -38,7 +38,7 @@ class Outcome:
 
 
 def reproduce_one(artefact: Artefact, request: Request, jobs: int, out: Path, step: str | None) -> Outcome:
-    """Do the step asked for, or all three in order."""
+    """Do the requested step, or all three in order."""
     records = Records(out / artefact.name, artefact)
     outcome = Outcome(artefact.name)
     if step in (None, "run"):
@@ -80,7 +80,7 @@ def finished_runs(artefact: Artefact, out: Path) -> "pandas.DataFrame":
 
 
 class Done(NamedTuple):
-    """A finished run on its way from the process that made it."""
+    """A finished run, as returned by the process that made it."""
 
     job: Job
     rows: list[Row]
@@ -130,7 +130,7 @@ def has_dask_client() -> bool:
 
 @cache
 def exit_with(parent: int) -> None:
-    """End this process when the one that started it ends, even if that was killed."""
+    """End this process when the one that started it ends, even if that one was killed."""
 
     def watch() -> None:
         while os.getppid() == parent:
@@ -164,7 +164,7 @@ def make_run(artefact: Artefact, job: Job, config: Config, data: Path | None, pa
 
 
 def library_versions() -> str:
-    """The versions behind a run."""
+    """The package versions used by a run."""
     import numpy
     import torch
 

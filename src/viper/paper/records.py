@@ -105,7 +105,7 @@ class Records:
 
     def cells(self, row: Row) -> list[str]:
         if unknown := {*row} - {*self.artefact.columns}:
-            raise ValueError(f"rows of {self.artefact.name} have the columns it declares; got {sorted(unknown)}.")
+            raise ValueError(f"rows of {self.artefact.name} must have the columns it declares; got {sorted(unknown)}.")
         return [csv_cell(row.get(name)) for name in self.artefact.columns]
 
     # --- reading ---

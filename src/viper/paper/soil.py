@@ -1,7 +1,7 @@
 """Soil liquefaction, Section 4.1: logistic regression on 1.7 million rows, six methods, and the maps of uncertainty.
 
 The real data are not public: the default is a calibrated stand-in (see viper.datasets.liquefaction), whose numbers are
-close to the published ones but not the same. `data` may be the real CSV file, or a folder with it.
+close to the published ones but not the same. `data` may be the real CSV file, or a folder that contains it.
 
 Each row of runs.csv keeps the whole posterior, so that tables and maps are made without a second fit.
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
 
-REAL_FILE = "data_add_std_fillNaNs.csv"  # what its owners call it
+REAL_FILE = "data_add_std_fillNaNs.csv"  # its owners' name for it
 OPTIMUM = "optimum"  # by an independent program, see optimum.py
 COEFFICIENT_NAMES = ("intercept", *datasets.liquefaction.FEATURES)
 MEAN_COLUMNS = [f"mean_{j}" for j in range(6)]
