@@ -231,7 +231,7 @@ def test_weights_follow_their_rows():
 
 def test_long_lists_say_how_many_more_there_are():
     frame = FRAME[["y"]].assign(**{f"column{k}": 0.0 for k in range(20)})
-    with pytest.raises(FormulaError, match=r"There are 'y', 'column0', .* 'column6' and 13 more."):
+    with pytest.raises(FormulaError, match=r"Choose one of 'y', 'column0', .* 'column6' and 13 more."):
         parse_formula("y ~ nothing", frame.columns, [])
     model = VariationalLogisticRegression.from_formula("y ~ age", FRAME)
     with pytest.raises(FormulaError, match=r"none named 'age'. It has 'y', .* 'column6' and 13 more."):
@@ -329,20 +329,20 @@ REFUSED = {
     "no text": (3, "a formula must be text; got int"),
     "no ~": ("age", "must have one ~; got 0"),
     "two ~": ("y ~ age ~ grade", "must have one ~; got 2"),
-    "no target": ("~ age", "left of ~ must be the target"),
-    "a call as target": ("log(y) ~ age", "left of ~ must be the target"),
+    "no target": ("~ age", "left side of ~ must be the target"),
+    "a call as target": ("log(y) ~ age", "left side of ~ must be the target"),
     "no terms": ("y ~", "must have terms"),
     "only the intercept": ("y ~ 1", "at least one column"),
     "unknown column": ("y ~ agee", "got 'agee'. Did you mean 'age'?"),
     "a name like none": ("y ~ wad + xyy", "got 'wad'. Did you mean 'ward'?"),
-    "a name of other letters": ("y ~ logger", "got 'logger'. There are 'y', 'age', 'ward', 'mean r', 'grade', 'log'."),
+    "unlike any other": ("y ~ logger", "got 'logger'. Choose one of 'y', 'age', 'ward', 'mean r', 'grade', 'log'."),
     "itself": ("y ~ age + y", "must not explain itself"),
     "open bracket": ("y ~ C(ward", "every bracket"),
     "sum without end": ("y ~ age +", "must be followed by a term"),
     "number as term": ("y ~ 2 * age", "must be terms joined by"),
     "function of text": ("y ~ log(ward)", "got 'ward', a column of text"),
     "open backtick": ("y ~ `age", "got '`age'"),
-    "a million interactions": ("y ~ (age + grade + `mean r` + log + ward)^10", "may have 10000 interactions"),
+    "a million interactions": ("y ~ (age + grade + `mean r` + log + ward)^10", "may have at most 10000 interactions"),
     "a huge power": ("y ~ I(9**9**9**9)", "must be a function of columns and numbers"),
     "a tower of powers": (
         "y ~ I(age + (((((9**10)**10)**10)**10)**10)**10)",
