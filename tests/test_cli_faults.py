@@ -78,8 +78,9 @@ def test_missing_file(folder):
     refused(run("fit", "dta.csv", "-t", "died", folder=folder), INPUT, "must exist; got dta.csv", "mean data.csv?")
 
 
-def test_wrong_target(folder):
-    refused(run("fit", "data.csv", "-t", "dyed", folder=folder), INPUT, "got 'dyed'. Did you mean 'died'?")
+@pytest.mark.parametrize("name", ["dyed", "DIED", "Dyed"])
+def test_wrong_target(folder, name):
+    refused(run("fit", "data.csv", "-t", name, folder=folder), INPUT, f"got {name!r}. Did you mean 'died'?")
 
 
 @pytest.mark.parametrize(

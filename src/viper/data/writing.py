@@ -20,7 +20,7 @@ from viper.errors import OutputError, StorageError
 if TYPE_CHECKING:
     import pandas
 
-GROUP_ROWS = 1 << 19  # of a Parquet row group: what is held before it is written
+GROUP_ROWS = 1 << 19  # rows of a Parquet row group, held in memory until it is written
 REFUSED = {stat.S_IFDIR: "a directory", stat.S_IFBLK: "a block device", stat.S_IFSOCK: "a socket"}
 
 
@@ -58,7 +58,7 @@ def atomic_file(path: str | PathLike[str], overwrite: bool = False) -> Iterator[
             os.fsync(file.fileno())
         publish(temporary, final, overwrite)
     finally:
-        with suppress(OSError):  # whatever made it fail may forbid this too
+        with suppress(OSError):  # whatever caused the failure may prevent this too
             temporary.unlink()
 
 
@@ -80,13 +80,13 @@ def publish(temporary: Path, path: Path, overwrite: bool) -> None:
         except OSError:
             if path.exists():
                 raise FileExistsError from None
-            # a file system without links: a writer between here and the renaming goes unnoticed
+            # no hard links here: a file that appears between this check and the renaming goes unnoticed
         else:
             return
     temporary.replace(path)
 
 
-# --- what can go wrong, in the words of the caller ---
+# --- file-system errors, reworded for the caller ---
 
 
 class Wording(NamedTuple):
@@ -102,9 +102,9 @@ IN_A_SHELL = Wording(OutputError, "the output", "--force")
 
 
 def check_target(path: Path, overwrite: bool, wording: Wording) -> None:
-    """Raise if `path` is not a place where a new file can be."""
+    """Raise if no new file can be created at `path`."""
     if not path.parent.is_dir():
-        raise wording.error(f"the directory of {wording.target} must exist; got {path.parent}. Make it first.")
+        raise wording.error(f"the directory of {wording.target} must exist; got {path.parent}. Create it first.")
     with worded_errors(path, wording):
         if (kind := file_kind(path)) in REFUSED:
             rule = f"{wording.target} must be a regular file or a new name"
@@ -114,7 +114,7 @@ def check_target(path: Path, overwrite: bool, wording: Wording) -> None:
 
 
 def check_output(path: Path, overwrite: bool) -> None:
-    """Raise an OutputError if a command cannot write there, before it does the work."""
+    """Raise an OutputError before a command starts work whose output it cannot write."""
     check_target(path, overwrite, IN_A_SHELL)
     if is_stream(path) and not os.access(path, os.W_OK):
         raise OutputError(f"the output must be writable; got {path}, which is not. Choose another.")
@@ -126,7 +126,7 @@ def check_output(path: Path, overwrite: bool) -> None:
 
 @contextmanager
 def worded_errors(path: str | PathLike[str], wording: Wording) -> Iterator[None]:
-    """Turn errors of the file system into the caller's."""
+    """Turn file-system errors into the caller's exception."""
     error, target, option = wording
     try:
         yield
@@ -138,7 +138,7 @@ def worded_errors(path: str | PathLike[str], wording: Wording) -> Iterator[None]
 
 @contextmanager
 def checked_file(path: Path, overwrite: bool, wording: Wording) -> Iterator[BinaryIO]:
-    """An `atomic_file` whose own errors are the caller's; those raised while it is open pass through."""
+    """Open an `atomic_file` that raises the caller's exception; errors raised while it is open pass through."""
     with ExitStack() as stack:
         with worded_errors(path, wording):
             check_target(path, overwrite, wording)
@@ -153,7 +153,7 @@ def checked_file(path: Path, overwrite: bool, wording: Wording) -> Iterator[Bina
 
 @contextmanager
 def frame_writer(path: Path, overwrite: bool = False) -> Iterator[Callable[["pandas.DataFrame"], None]]:
-    """Yield a function that appends frames to a table at `path`: CSV (also .gz) or Parquet, as its name says.
+    """Yield a function that appends frames to a table at `path`: CSV (also .gz) or Parquet, according to its name.
 
     Raises
     ------
@@ -177,7 +177,7 @@ def frame_writer(path: Path, overwrite: bool = False) -> Iterator[Callable[["pan
 
 @contextmanager
 def csv_writer(file: BinaryIO, path: Path, compressed: bool) -> Iterator[Callable[["pandas.DataFrame"], None]]:
-    """Yield a function that appends frames as CSV; the first brings the header."""
+    """Yield a function that appends frames as CSV; the first also writes the header."""
     out: Any = gzip.GzipFile(fileobj=file, mode="wb", mtime=0) if compressed else file
     header = iter([True])  # for the first frame; a pipe does not know its position
 
@@ -198,7 +198,7 @@ def write_columns(path: str | PathLike[str], parts: Iterable[dict[str, np.ndarra
     Raises
     ------
     StorageError
-        If the file is not named as Parquet, exists and `overwrite` is False, or if it cannot be written.
+        If the name is not that of a Parquet file, the file exists and `overwrite` is False, or it cannot be written.
     """
     path = Path(path)
     if path.suffix.lower() not in PARQUET.suffixes:
@@ -218,7 +218,7 @@ def write_columns(path: str | PathLike[str], parts: Iterable[dict[str, np.ndarra
 def parquet_writer(
     file: BinaryIO, path: Path, wording: Wording, table: Callable[..., Any]
 ) -> Iterator[Callable[[Any], None]]:
-    """Yield a function that appends parts, of which `table` makes pyarrow's, to a Parquet file with one schema."""
+    """Yield a function that appends parts, converted by `table` to pyarrow, to a Parquet file with one schema."""
     import pyarrow.parquet as parquet
 
     writer: Any = None
@@ -236,12 +236,12 @@ def parquet_writer(
             if writer is not None:
                 writer.close()
     finally:
-        with suppress(Exception):  # if it is still open, the file is about to be deleted and another error raised
+        with suppress(Exception):  # if it is still open, another error is being raised and the file will be deleted
             writer.close()
 
 
 def grouped(parts: Iterable[dict[str, np.ndarray]]) -> Iterator[dict[str, np.ndarray]]:
-    """The same rows in parts of at least GROUP_ROWS, except for the last."""
+    """Yield the same rows in parts of at least GROUP_ROWS, except for the last."""
     held: dict[str, list[np.ndarray]] = {}
     count = 0
     for part in parts:
