@@ -214,7 +214,7 @@ def test_links_are_followed(saved, tmp_path):
 def test_no_directory_and_a_directory(tmp_path, overwrite):
     with pytest.raises(StorageError, match=r"directory of path must exist; got .*absent\. Create it"):
         write_tensors(tmp_path / "absent" / "model", "k", {}, {}, overwrite)
-    with pytest.raises(StorageError, match=r"path must be a file; got .* which is a directory"):
+    with pytest.raises(StorageError, match=r"path must be a regular file or a new name; got .* which is a directory"):
         write_tensors(tmp_path, "k", {}, {}, overwrite)
     with pytest.raises(StorageError, match=r"path must be writable; got .*: File name too long"):
         write_tensors(tmp_path / ("x" * 300), "k", {}, {}, overwrite)
@@ -499,3 +499,15 @@ def test_random_bytes(path):
     for _ in range(200):
         path.write_bytes(generator.randbytes(generator.randrange(200)))
         refused(path)
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_model_goes_through_a_pipe(overwrite, saved):
+    pipe = saved.with_name("pipe")
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    write_tensors(pipe, "logistic", TENSORS, METADATA, overwrite)
+    with os.fdopen(reader, "rb") as file:  # the model fits the buffer of a pipe
+        assert file.read() == saved.read_bytes()
+    assert pipe.is_fifo()
+    assert {*saved.parent.iterdir()} == {pipe, saved}

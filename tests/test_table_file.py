@@ -1,6 +1,9 @@
 """Tables on disk: every format gives the same frame, every fault its line."""
 
 import gzip
+import os
+import socket
+import stat
 from contextlib import suppress
 
 import numpy as np
@@ -237,3 +240,71 @@ def test_output_is_checked_before_the_work(tmp_path):
         with pytest.raises(OutputError, match=expected):
             check_output(path, overwrite=False)
     check_output(tmp_path / "there", overwrite=True)
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("name", ["p", "p.csv.gz", "p.parquet"])
+def test_tables_are_written_through_a_pipe(name, overwrite, tmp_path):
+    path = tmp_path / name
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    check_output(path, overwrite)
+    with frame_writer(path, overwrite) as write:
+        write(FRAME.iloc[:2])
+        write(FRAME.iloc[2:])
+    assert path.is_fifo()
+    assert [*tmp_path.iterdir()] == [path]
+    path.unlink()
+    with os.fdopen(reader, "rb") as file:  # the table fits the buffer of a pipe
+        path.write_bytes(file.read())
+    pd.testing.assert_frame_equal(TableFile(path).read(), FRAME, check_dtype=False)
+
+
+def test_a_pipe_whose_reader_left(tmp_path):
+    path = tmp_path / "p.csv"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    with pytest.raises(OutputError, match=r"must be writable.*Broken pipe"), frame_writer(path) as write:  # noqa: PT012
+        os.close(reader)
+        for _ in range(10_000):
+            write(FRAME)
+    assert path.is_fifo()
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_device_stays_a_device(overwrite, tmp_path):
+    path = tmp_path / "null"
+    try:
+        os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(1, 3))
+        path.write_bytes(b"")
+    except OSError:
+        pytest.skip("devices can be made by root only")
+    link = tmp_path / "link.csv"
+    link.symlink_to(path)
+    for target in (path, link):
+        with frame_writer(target, overwrite) as write:
+            write(FRAME)
+        with atomic_file(target, overwrite) as file:
+            file.write(b"bytes")
+        assert path.is_char_device()
+        assert {*tmp_path.iterdir()} == {path, link}
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_what_is_neither_a_file_nor_a_stream_is_refused(overwrite, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    kinds = {"folder": "a directory", "s": "a socket"}
+    (tmp_path / "folder").mkdir()
+    with socket.socket(socket.AF_UNIX) as opened, suppress(PermissionError):
+        opened.bind("s")
+        os.mknod(tmp_path / "b", stat.S_IFBLK | 0o600, os.makedev(7, 250))
+        kinds["b"] = "a block device"
+    for name, kind in kinds.items():
+        before = (tmp_path / name).stat()
+        rule = rf"the output must be a regular file or a new name; got {tmp_path / name}, which is {kind}\."
+        with pytest.raises(OutputError, match=rule):
+            check_output(tmp_path / name, overwrite)
+        with pytest.raises(OSError, match=kind), atomic_file(tmp_path / name, overwrite):
+            pass
+        assert (tmp_path / name).stat() == before
+    assert {file.name for file in tmp_path.iterdir()} == {*kinds}

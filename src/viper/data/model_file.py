@@ -65,7 +65,7 @@ def write_tensors(
 
 def write_bytes(path: str | os.PathLike[str], contents: bytes, overwrite: bool = False) -> None:
     """Write a file: all of it, or nothing. Raises a StorageError as `write_tensors` does."""
-    path = Path(path).resolve()
+    path = Path(path).absolute()
     with worded_errors(path, IN_PYTHON), checked_file(path, overwrite, IN_PYTHON) as file:
         file.write(contents)
 
