@@ -113,7 +113,7 @@ class LowRank:
     @property
     def outside_sd(self) -> Tensor:
         """D, but 0 where a coordinate is a column of Q: nothing of it is outside the span."""
-        contained = (self.basis.amax(1) == 1.0) & (self.basis.count_nonzero(1) == 1)
+        contained = (self.basis.amax(1) == 1.0) & (self.basis.abs().sum(1) == 1.0)
         return self.prior_sd.masked_fill(contained, 0.0)
 
     def covariance(self) -> Tensor:
