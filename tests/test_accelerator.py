@@ -41,7 +41,7 @@ def test_blocks_are_halved_until_they_fit():
 def test_a_device_without_room_is_an_error(monkeypatch):
     monkeypatch.setattr(device, "free_memory", lambda device: 5 << 20)
     X = torch.ones(4 * FEWEST_ROWS, 3)
-    with pytest.raises(ValueError, match=r"must fit the memory of the device; got 5 MB free on cpu, .*device='cpu'"):
+    with pytest.raises(ValueError, match=r"must fit in the memory of the device; got 5 MB free on cpu, .*device='cpu'"):
         reduce_on_device(blocks_up_to(X, 1), partial(sums, power=torch.tensor(1.0)), 2 * FEWEST_ROWS, CPU)
 
 

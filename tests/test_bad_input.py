@@ -106,15 +106,15 @@ REJECTED = {
     ),
     "None in y": (
         {"y": np.where(Y, None, "a")},
-        "y must have labels of one type, none missing; got NoneType, str. Recode or drop those rows.",
+        "y must have labels of one type and none missing; got NoneType, str. Recode or drop those rows.",
     ),
     "NaN among text in y": (
         {"y": [float("nan") if k else "a" for k in Y]},
-        "y must have labels of one type, none missing; got float, str. Recode or drop those rows.",
+        "y must have labels of one type and none missing; got float, str. Recode or drop those rows.",
     ),
     "numbers and text in y": (
         {"y": np.array([1 if k else "a" for k in Y], dtype=object)},
-        "y must have labels of one type, none missing; got int, str. Recode or drop those rows.",
+        "y must have labels of one type and none missing; got int, str. Recode or drop those rows.",
     ),
     "too few labels": (
         {"y": Y[:-1]},

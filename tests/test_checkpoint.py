@@ -144,7 +144,7 @@ def test_checkpoint_of_another_fit(change, message, passes, tmp_path):
         VariationalLogisticRegression().fit(X, y, checkpoint=tmp_path)
     before = sorted(tmp_path.iterdir())
     rows, options = change(X, y)
-    with pytest.raises(ValueError, match="checkpoint must be of the same fit; got .*" + message):
+    with pytest.raises(ValueError, match="checkpoint must belong to the same fit; got .*" + message):
         VariationalLogisticRegression(**options).fit(*rows, checkpoint=tmp_path)
     assert sorted(tmp_path.iterdir()) == before
 

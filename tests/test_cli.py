@@ -161,12 +161,53 @@ def test_how_to_see_the_rest_names_the_model_if_there_is_one(run):
     wide = pd.DataFrame(generator.normal(size=(60, 25)), columns=[f"c{j}" for j in range(25)])
     wide.assign(y=generator.integers(0, 2, 60)).to_csv("wide.csv", index=False)
     _, out, _ = run("fit", "wide.csv", "-t", "y", "--cv", "0")
-    assert "6 more, closer to zero.\n" in out
+    assert "6 more, with means fewer standard deviations from zero.\n" in out
     for command in (["fit", "wide.csv", "-t", "y", "--cv", "0", "-o", "my model.viper"], ["summary", "my model.viper"]):
         _, out, _ = run(*command)
-        assert "6 more, closer to zero: viper summary 'my model.viper' --all\n" in out
+        assert "6 more, with means fewer standard deviations from zero: viper summary 'my model.viper' --all\n" in out
     _, out, _ = run("summary", "my model.viper", "--all")
     assert "more" not in out
+
+
+@pytest.fixture
+def long_names(run):
+    """A model whose columns have long names and whose numbers are of very different sizes."""
+    names = ["mean corpuscular haemoglobin concentration", "left ventricular volume", "age", "dose"]
+    table = pd.DataFrame(1000 * GENERATOR.normal(size=(200, 4)), columns=names)
+    table["ward of the first admission"] = GENERATOR.choice(["intensive care, north", "general"], 200)
+    score = table["age"] / 500 - table["dose"] / 900 + 12 * (table.iloc[:, 4] == "general") - 6
+    table.assign(y=score + GENERATOR.normal(size=200) > 0).to_csv("long.csv", index=False)
+    document(run("fit", "long.csv", "-t", "y", "--prior", "30", "--cv", "0", "-o", "m.viper", "--json"))
+    return run
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 120, None])
+def test_numbers_are_never_cut(long_names, monkeypatch, width):
+    if width:
+        monkeypatch.setattr(terminal, "PIPE_WIDTH", width)
+    out = long_names("summary", "m.viper")[1]
+    numbers = r" +-?[\d.,]+(e[+-]\d+)?"
+    interval = rf"{numbers} …{numbers}"
+    for line in out.splitlines():
+        assert len(line) <= (width or terminal.PIPE_WIDTH)
+    title = next(line for line in out.splitlines() if "log-odds" in line)
+    body = out.split("─ \n", 1)[1].split("\n" + " " * 20, 1)[0].splitlines()
+    assert len(body) == 6
+    for line in body:
+        numeric = line[title.index("log-odds") - 2 :]
+        assert re.sub(interval, "", numeric).count("…") == 0, line
+        assert len(re.findall(interval, numeric)) == title.count("95 %")
+
+
+def test_zero_is_in_one_place_in_all_rows(run):
+    out = run("fit", "data.csv", "-t", "died", "--cv", "0")[1]
+    rows = [line for line in out.splitlines() if "●" in line]
+    assert len(rows) == 6
+    zeros = {i for line in rows for i, sign in enumerate(line) if sign in "│┼"}
+    assert len(zeros) == 1
+    for line in rows:
+        (zero,), dot = zeros, line.index("●")
+        assert dot == zero or (dot > zero) == (float(line.split("…")[0].split()[-3]) > 0)
 
 
 def test_a_full_prior_covariance_has_scales_too(run):

@@ -3,6 +3,7 @@
 import os
 import pickle
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -77,8 +78,9 @@ def test_missing_file(folder):
     refused(run("fit", "dta.csv", "-t", "died", folder=folder), INPUT, "must exist; got dta.csv", "mean data.csv?")
 
 
-def test_wrong_target(folder):
-    refused(run("fit", "data.csv", "-t", "dyed", folder=folder), INPUT, "got 'dyed'. Did you mean 'died'?")
+@pytest.mark.parametrize("name", ["dyed", "DIED", "Dyed"])
+def test_wrong_target(folder, name):
+    refused(run("fit", "data.csv", "-t", name, folder=folder), INPUT, f"got {name!r}. Did you mean 'died'?")
 
 
 @pytest.mark.parametrize(
@@ -145,6 +147,27 @@ def test_output_exists(folder):
     done = run("predict", "model.viper", "data.csv", "-o", "data.csv", folder=folder)
     refused(done, OUTPUT, "got data.csv, which exists", "--force")
     assert contents(folder) == before
+
+
+def test_predictions_go_through_standard_output(folder, tmp_path):
+    """The screen, a pipe and a file that the shell has opened get the same table."""
+    command = ["predict", "model.viper", "data.csv"]
+    plain, piped = run(*command, folder=folder), run(*command, "-o", "/dev/stdout", folder=folder)
+    with (tmp_path / "p.csv").open("w") as file:
+        file.write("first\n")
+        file.flush()
+        subprocess.run([*COMMAND, *command, "-o", "/dev/stdout"], cwd=folder, stdout=file, check=True)
+    assert piped.returncode == 0, piped.stderr
+    assert plain.stdout == piped.stdout
+    assert (tmp_path / "p.csv").read_text() == "first\n" + plain.stdout
+
+
+def test_an_output_that_is_a_socket(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with socket.socket(socket.AF_UNIX) as opened:
+        opened.bind("s")
+        done = run("predict", "model.viper", "data.csv", "-o", str(tmp_path / "s"), "--force", folder=folder)
+    refused(done, OUTPUT, "must be a regular file or a new name", "which is a socket")
 
 
 def test_a_file_as_the_folder_of_the_demo(folder):

@@ -129,7 +129,7 @@ def test_a_checkpoint_of_other_rows_is_refused(somewhere, monkeypatch, tmp_path)
         with pytest.raises(KeyboardInterrupt):
             classifier().fit(*rows, checkpoint=tmp_path / "fit")
     for other in [(da.from_array(X + 0.1, chunks=7_000), rows[1]), (rows[0], da.from_array(Y[::-1], chunks=7_000))]:
-        with pytest.raises(ValueError, match=r"checkpoint must be of the same fit; got .*'first rows'"):
+        with pytest.raises(ValueError, match=r"checkpoint must belong to the same fit; got .*'first rows'"):
             classifier().fit(*other, checkpoint=tmp_path / "fit")
     resumed = classifier().fit(*arrays(chunks=5_000)[:2], checkpoint=tmp_path / "fit")
     np.testing.assert_allclose(resumed.coef_, expected, rtol=SAME)

@@ -257,7 +257,7 @@ def test_a_csv_that_is_not_utf8(header, label, count, message, tmp_path, monkeyp
     ("line", "message"),
     [
         ("1,many,no,", r"column 'b', line 18: .*'many'\. Correct the cell; numbers have a decimal point\."),
-        ("1,2,no,3,4", r"every line must have 4 fields, as the header has; got 5 in line 18 of .*rows\.csv"),
+        ("1,2,no,3,4", r"every line must have 4 fields, like the header; got 5 in line 18 of .*rows\.csv"),
         ("1,,no,", r"X must be finite; got NaN or infinity in .*rows\.csv.*, line 18\."),
     ],
 )

@@ -160,6 +160,21 @@ def test_means_and_common_levels_are_filled_in_and_stored():
     np.testing.assert_array_equal(new, same)
 
 
+@pytest.mark.parametrize("missing", ["drop", "mean"])
+def test_pandas_nullable_columns_are_numbers(missing):
+    """Int64, Float64 and boolean give the matrix of float64 and of Python's booleans, with holes and without."""
+    smoker = pd.Series(GENERATOR.random(ROWS) < 0.4)
+    plain = FRAME.assign(grade=FRAME["grade"].astype(float), smoker=smoker.astype(object))
+    holes = plain.copy()
+    holes.loc[[1, 2], "grade"], holes.loc[3, "age"], holes.loc[[4, 5], "smoker"] = np.nan, np.nan, None
+    for frame in (plain, holes):
+        nullable = frame.astype({"grade": "Int64", "age": "Float64", "smoker": "boolean"})
+        assert learn_formula("y ~ grade + age + smoker", frame, missing).X.equals(
+            (learned := learn_formula("y ~ grade + age + smoker", nullable, missing)).X
+        )
+        assert missing == "drop" or stored(learned.encoding).encode(nullable).equals(learned.X)
+
+
 def test_labels_stay_whole_when_some_are_missing():
     frame = FRAME.assign(y=(FRAME["y"] == "yes").astype(float))
     frame.loc[3, "y"] = np.nan
@@ -216,7 +231,7 @@ def test_weights_follow_their_rows():
 
 def test_long_lists_say_how_many_more_there_are():
     frame = FRAME[["y"]].assign(**{f"column{k}": 0.0 for k in range(20)})
-    with pytest.raises(FormulaError, match=r"There are 'y', 'column0', .* 'column6' and 13 more."):
+    with pytest.raises(FormulaError, match=r"Choose one of 'y', 'column0', .* 'column6' and 13 more."):
         parse_formula("y ~ nothing", frame.columns, [])
     model = VariationalLogisticRegression.from_formula("y ~ age", FRAME)
     with pytest.raises(FormulaError, match=r"none named 'age'. It has 'y', .* 'column6' and 13 more."):
@@ -314,20 +329,20 @@ REFUSED = {
     "no text": (3, "a formula must be text; got int"),
     "no ~": ("age", "must have one ~; got 0"),
     "two ~": ("y ~ age ~ grade", "must have one ~; got 2"),
-    "no target": ("~ age", "left of ~ must be the target"),
-    "a call as target": ("log(y) ~ age", "left of ~ must be the target"),
+    "no target": ("~ age", "left side of ~ must be the target"),
+    "a call as target": ("log(y) ~ age", "left side of ~ must be the target"),
     "no terms": ("y ~", "must have terms"),
     "only the intercept": ("y ~ 1", "at least one column"),
     "unknown column": ("y ~ agee", "got 'agee'. Did you mean 'age'?"),
     "a name like none": ("y ~ wad + xyy", "got 'wad'. Did you mean 'ward'?"),
-    "a name of other letters": ("y ~ logger", "got 'logger'. There are 'y', 'age', 'ward', 'mean r', 'grade', 'log'."),
+    "unlike any other": ("y ~ logger", "got 'logger'. Choose one of 'y', 'age', 'ward', 'mean r', 'grade', 'log'."),
     "itself": ("y ~ age + y", "must not explain itself"),
     "open bracket": ("y ~ C(ward", "every bracket"),
     "sum without end": ("y ~ age +", "must be followed by a term"),
     "number as term": ("y ~ 2 * age", "must be terms joined by"),
     "function of text": ("y ~ log(ward)", "got 'ward', a column of text"),
     "open backtick": ("y ~ `age", "got '`age'"),
-    "a million interactions": ("y ~ (age + grade + `mean r` + log + ward)^10", "may have 10000 interactions"),
+    "a million interactions": ("y ~ (age + grade + `mean r` + log + ward)^10", "may have at most 10000 interactions"),
     "a huge power": ("y ~ I(9**9**9**9)", "must be a function of columns and numbers"),
     "a tower of powers": (
         "y ~ I(age + (((((9**10)**10)**10)**10)**10)**10)",

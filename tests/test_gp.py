@@ -361,7 +361,7 @@ def test_a_kernel_of_the_users_is_given_again(data, tmp_path):
     kernel = gpytorch.kernels.ScaleKernel(gpytorch.kernels.RQKernel())
     gp = VariationalGPClassifier(kernel=kernel, n_inducing=8, n_starts=1, tol=0.1, random_state=0).fit(X, y)
     gp.save(tmp_path / "m")
-    with pytest.raises(StorageError, match=r"kernel must be given again .* ScaleKernel"):
+    with pytest.raises(StorageError, match=r"kernel must be passed again .* ScaleKernel"):
         viper.load(tmp_path / "m")
     with pytest.raises(StorageError, match="must be those of the saved model"):
         viper.load(tmp_path / "m", kernel=rbf())

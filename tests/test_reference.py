@@ -130,7 +130,7 @@ def test_a_fitted_model_brings_its_own(scale, intercept, make):
 def test_a_fitted_model_stands_alone(jax, tmp_path):
     X, y = data(30, 2, 5)
     fitted = VariationalLogisticRegression().fit(X, y)
-    with pytest.raises(TypeError, match=r"brings its rows and its prior; got y, prior_scale too. Leave them out."):
+    with pytest.raises(TypeError, match=r"provides its rows and its prior; got y, prior_scale too. Leave them out."):
         sample_posterior(fitted, y, prior_scale=2.0)
     fitted.save(tmp_path / "model.viper")
     with pytest.raises(ValueError, match="needs the training rows; got a model without them"):

@@ -146,11 +146,11 @@ def test_permissions_follow_the_umask(path, tmp_path):
         ({"x": np.ones(2)}, "ndarray"),
         ({"x": {1, 2}}, "set"),
         ({"x": b"bytes"}, "bytes"),
-        ({"x": float("nan")}, "Out of range float.*NaN or infinity None"),
+        ({"x": float("nan")}, "Out of range float.*NaN or infinity to None"),
         ({"x": [float("inf")]}, "Out of range float"),
         ({"x": np.int64(1)}, "int64"),
-        ({"x": (1, 2)}, "tuples lists"),
-        ({1: "x"}, "keys strings"),
+        ({"x": (1, 2)}, "tuples to lists"),
+        ({1: "x"}, "keys to strings"),
         ({"a": {"b": [0, {3: "x"}]}}, r"the key 3 in metadata\['a'\]\['b'\]\[1\]\."),
         ([1], r"\[1\]"),
     ],
@@ -212,9 +212,9 @@ def test_links_are_followed(saved, tmp_path):
 
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_no_directory_and_a_directory(tmp_path, overwrite):
-    with pytest.raises(StorageError, match=r"directory of path must exist; got .*absent\. Make it"):
+    with pytest.raises(StorageError, match=r"directory of path must exist; got .*absent\. Create it"):
         write_tensors(tmp_path / "absent" / "model", "k", {}, {}, overwrite)
-    with pytest.raises(StorageError, match=r"path must be a file; got .* which is a directory"):
+    with pytest.raises(StorageError, match=r"path must be a regular file or a new name; got .* which is a directory"):
         write_tensors(tmp_path, "k", {}, {}, overwrite)
     with pytest.raises(StorageError, match=r"path must be writable; got .*: File name too long"):
         write_tensors(tmp_path / ("x" * 300), "k", {}, {}, overwrite)
@@ -499,3 +499,15 @@ def test_random_bytes(path):
     for _ in range(200):
         path.write_bytes(generator.randbytes(generator.randrange(200)))
         refused(path)
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_model_goes_through_a_pipe(overwrite, saved):
+    pipe = saved.with_name("pipe")
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    write_tensors(pipe, "logistic", TENSORS, METADATA, overwrite)
+    with os.fdopen(reader, "rb") as file:  # the model fits the buffer of a pipe
+        assert file.read() == saved.read_bytes()
+    assert pipe.is_fifo()
+    assert {*saved.parent.iterdir()} == {pipe, saved}

@@ -1,6 +1,11 @@
 """Tables on disk: every format gives the same frame, every fault its line."""
 
 import gzip
+import os
+import socket
+import stat
+import subprocess
+import sys
 from contextlib import suppress
 
 import numpy as np
@@ -10,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from sklearn.datasets import dump_svmlight_file
 
+from viper import Files
 from viper.cli.options import FormatWord
 from viper.data.arrow import FORMATS
 from viper.data.table_file import TableFile, check_numbers
@@ -108,14 +114,14 @@ FAULTS = {
     "blank": ("\n\n", "must begin with the names of its columns"),
     "only a header": ("a,b\n", "must have rows below its header"),
     "a name twice": ("a,b,a\n1,2,3\n", "got 'a' twice"),
-    "short": ("a,b\n1,2\n\n3\n", "must have 2 fields, as the header has; got 1 in line 4"),
-    "long": ("a,b\n1,2\n3,4\n5,6,7\n", "must have 2 fields, as the header has; got 3 in line 4"),
-    "all long": ("a,b\n1,2,3\n4,5,6\n", "must have 2 fields, as the header has; got 3 in line 2"),
+    "short": ("a,b\n1,2\n\n3\n", "must have 2 fields, like the header; got 1 in line 4"),
+    "long": ("a,b\n1,2\n3,4\n5,6,7\n", "must have 2 fields, like the header; got 3 in line 4"),
+    "all long": ("a,b\n1,2,3\n4,5,6\n", "must have 2 fields, like the header; got 3 in line 2"),
     "open quote": ('a,b\n1,"2\n3,4\n', "Check its quotes"),
     "not UTF-8": (b"a,b\n1,2\n3,\xe9\n", "got byte 0xe9 at position 10, in line 3. Pass --encoding latin-1"),
     "UTF-16": ("a,b\n1,2\n".encode("utf-16"), "Pass --encoding utf-16"),
     "spreadsheet": (b"PK\x03\x04 and so on", "got a spreadsheet or zip archive"),
-    "half a gzip file": (gzip.compress(b"a,b\n1,2\n" * 1000)[:40], "must be a whole gzip file"),
+    "half a gzip file": (gzip.compress(b"a,b\n1,2\n" * 1000)[:40], "must be a complete gzip file"),
     "not parquet": (b"PAR1 and so on", "must be a readable Parquet file"),
     "not arrow": (b"ARROW1 and so on", "must be a readable Arrow file"),
 }
@@ -237,3 +243,120 @@ def test_output_is_checked_before_the_work(tmp_path):
         with pytest.raises(OutputError, match=expected):
             check_output(path, overwrite=False)
     check_output(tmp_path / "there", overwrite=True)
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("name", ["p", "p.csv.gz", "p.parquet"])
+def test_tables_are_written_through_a_pipe(name, overwrite, tmp_path):
+    path = tmp_path / name
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    check_output(path, overwrite)
+    with frame_writer(path, overwrite) as write:
+        write(FRAME.iloc[:2])
+        write(FRAME.iloc[2:])
+    assert path.is_fifo()
+    assert [*tmp_path.iterdir()] == [path]
+    path.unlink()
+    with os.fdopen(reader, "rb") as file:  # the table fits the buffer of a pipe
+        path.write_bytes(file.read())
+    pd.testing.assert_frame_equal(TableFile(path).read(), FRAME, check_dtype=False)
+
+
+def test_a_pipe_whose_reader_left(tmp_path):
+    path = tmp_path / "p.csv"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    with pytest.raises(OutputError, match=r"must be writable.*Broken pipe"), frame_writer(path) as write:  # noqa: PT012
+        os.close(reader)
+        for _ in range(10_000):
+            write(FRAME)
+    assert path.is_fifo()
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_device_stays_a_device(overwrite, tmp_path):
+    path = tmp_path / "null"
+    try:
+        os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(1, 3))
+        path.write_bytes(b"")
+    except OSError:
+        pytest.skip("devices can be made by root only")
+    link = tmp_path / "link.csv"
+    link.symlink_to(path)
+    for target in (path, link):
+        with frame_writer(target, overwrite) as write:
+            write(FRAME)
+        with atomic_file(target, overwrite) as file:
+            file.write(b"bytes")
+        assert path.is_char_device()
+        assert {*tmp_path.iterdir()} == {path, link}
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_what_is_neither_a_file_nor_a_stream_is_refused(overwrite, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    kinds = {"folder": "a directory", "s": "a socket"}
+    (tmp_path / "folder").mkdir()
+    with socket.socket(socket.AF_UNIX) as opened, suppress(PermissionError):
+        opened.bind("s")
+        os.mknod(tmp_path / "b", stat.S_IFBLK | 0o600, os.makedev(7, 250))
+        kinds["b"] = "a block device"
+    for name, kind in kinds.items():
+        before = (tmp_path / name).stat()
+        rule = rf"the output must be a regular file or a new name; got {tmp_path / name}, which is {kind}\."
+        with pytest.raises(OutputError, match=rule):
+            check_output(tmp_path / name, overwrite)
+        with pytest.raises(OSError, match=kind), atomic_file(tmp_path / name, overwrite):
+            pass
+        assert (tmp_path / name).stat() == before
+    assert {file.name for file in tmp_path.iterdir()} == {*kinds}
+
+
+# --- damaged Arrow files ---
+
+DAMAGE = """
+import random, sys
+from pathlib import Path
+import viper
+from viper.data.table_file import TableFile
+from viper.errors import FileError
+
+whole, bad = Path(sys.argv[1]), Path(sys.argv[1]).with_name("bad.arrow")
+contents, refused = whole.read_bytes(), 0
+for seed in range(400):
+    draw = random.Random(seed)
+    damaged = bytearray(contents)
+    for at in draw.sample(range(len(contents)), draw.choice([1, 4])):
+        damaged[at] = draw.choice([0, 127, 128, 255])
+    bad.write_bytes(damaged)
+    for read in (
+        lambda: TableFile(bad).read(),
+        lambda: [*viper.Files(bad, target="s", features=["x"]).open(True, None).read(10)],
+    ):
+        try:
+            read()
+        except (FileError, ValueError) as error:
+            assert "bad.arrow" in str(error), error
+            refused += 1
+print(refused)
+"""
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_damaged_arrow_files_are_refused_and_never_crash(stream, tmp_path):
+    path = tmp_path / "whole.arrow"
+    table = pa.table({"x": np.arange(60.0), "s": [f"level {i % 2}" for i in range(60)]})
+    with (pa.ipc.new_stream if stream else pa.ipc.new_file)(str(path), table.schema) as sink:
+        sink.write_table(table, 25)
+    command = [sys.executable, "-c", DAMAGE, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 50
+    offset = path.read_bytes().index(np.arange(0, 7 * 25 + 1, 7, dtype=np.int32).tobytes())
+    damaged = bytearray(path.read_bytes())
+    damaged[offset + 7] = 127  # the second text begins 2 GB further on
+    path.write_bytes(damaged)
+    assert f"{path} must be a readable Arrow file; got: " in message(path)
+    with pytest.raises(FileError, match="must be a readable Arrow file; got: "):
+        [*Files(path, target="s", features=["x"]).open(True, None).read(10)]

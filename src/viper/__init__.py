@@ -76,7 +76,7 @@ class PublicModules(MetaPathFinder, Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        # the module has run under its real name; only its spec, which the import system replaced, is put back
+        # the module has already run under its real name; only restore its spec, which the import system replaced
         module.__spec__ = module.__spec__.loader_state if module.__spec__ else None
 
 

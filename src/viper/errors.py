@@ -11,7 +11,7 @@ from typing import Any
 
 from sklearn.exceptions import ConvergenceWarning as SklearnConvergenceWarning
 
-ALIKE = 0.7  # share of letters that two names have in common when one may be a typo of the other
+ALIKE = 0.7  # similarity from which a name counts as a likely typo of another
 
 
 # --- exceptions ---
@@ -50,7 +50,7 @@ class NotPositiveDefinite(ValueError):
 
 
 class Unavailable(RuntimeError):
-    """An artefact of the paper needs something that is not there, such as a download; the message says what to do.
+    """An artefact of the paper needs something that is missing, such as a download; the message says what to do.
 
     `reproduce("all")` reports it and continues with the next artefact.
     """
@@ -91,20 +91,22 @@ def users_line() -> int:
 
 
 def instead(name: str, names: Iterable[Any]) -> str:
-    """Suggest the name that most resembles an unknown one, or list the names there are."""
+    """Suggest the name closest to an unknown one, or list the known names."""
     every = [str(one) for one in names]
+    by_letters = {one.casefold(): one for one in reversed(every)}
     near = difflib.get_close_matches(name, every, 1, ALIKE)
-    return f"Did you mean {near[0]!r}?" if near else f"There are {listed(every)}."
+    near = near or [by_letters[one] for one in difflib.get_close_matches(name.casefold(), by_letters, 1, ALIKE)]
+    return f"Did you mean {near[0]!r}?" if near else f"Choose one of {listed(every)}."
 
 
 def listed(names: Iterable[Any], most: int = 8) -> str:
-    """Return the names, or the first few and how many more there are."""
+    """Return the names as text: all of them, or the first few and the number of others."""
     every = list(names)
     more = f" and {len(every) - most:,} more" if len(every) > most else ""
     return ", ".join(map(repr, every[:most])) + more
 
 
 def counted(counts: dict[str, int], most: int = 6) -> str:
-    """Return how many there are in each column: "3 in 'age', 1 in 'dose'"."""
+    """Return the counts by column as text: "3 in 'age', 1 in 'dose'"."""
     shown = ", ".join(f"{number} in {name!r}" for name, number in [*counts.items()][:most])
     return shown + (f" and {len(counts) - most} more columns" if len(counts) > most else "")

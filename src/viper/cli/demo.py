@@ -19,10 +19,10 @@ TUMOUR_CLASS = "diagnosis"  # the target
 
 def run_demo(
     folder: Annotated[
-        Path, typer.Option("--folder", "-o", help="Folder for the report and the pictures; made if it is new.")
+        Path, typer.Option("--folder", "-o", help="Folder for the report and the pictures; created if missing.")
     ] = Path(),
 ) -> None:
-    """Fit models to real data, show where they are sure and where not, and write a report and pictures.
+    """Fit models to real data, show where they are sure and where they are not, and write a report and pictures.
 
     The files are report.html, posterior.png and bound.png; those of an earlier run are replaced.
 

@@ -25,7 +25,7 @@ def fit_table(
     data: options.TablePath,
     target: options.Target = None,
     out: Annotated[
-        Path | None, options.optional("File to save the model to. (default: it is not saved)", "--out", "-o")
+        Path | None, options.optional("File to save the model to. (default: do not save it)", "--out", "-o")
     ] = None,
     model: Annotated[
         ModelKind, typer.Option(help="Model: logistic regression, or gp, a Gaussian process.", **MODEL)

@@ -8,10 +8,9 @@ import numpy as np
 from rich.markup import escape
 from rich.text import Text
 
-from viper.cli.terminal import console, fixed_number, interval_strip, print_table, say, short_number
+from viper.cli.terminal import fixed_number, interval_strip, print_table, say, short_number
 from viper.models.facts import model_facts
 
-WIDE_TERMINAL = 116  # characters in a line that leave room for drawn intervals
 LONGEST_FORMULA = 100  # characters; longer ones are shown as a number of columns
 MOST_SHOWN = 20  # coefficients or columns, unless all are asked for
 MOST_MISSING_SHOWN = 8  # columns with missing values that are listed
@@ -124,7 +123,7 @@ def missing_cells(document: dict[str, Any], data: dict[str, Any]) -> str:
 
 
 def print_coefficients(document: dict[str, Any], most: int | None, saved: Path | None) -> None:
-    """Print coefficients with intervals and odds ratios; if there are many, those farthest from zero."""
+    """Print coefficients with intervals and odds ratios; if there are many, those most sds from zero."""
     rows = document["coefficients"]
     shown = rows
     if most is not None and len(rows) > most:
@@ -132,17 +131,15 @@ def print_coefficients(document: dict[str, Any], most: int | None, saved: Path |
         shown = [row for row in rows if row in by_size]
     ends = axis_ends([row for row in shown if row["name"] != "intercept"] or shown)
     digits = shared_decimals([row["sd"] for row in shown])
-    wide = console().width >= WIDE_TERMINAL
     percent = f"{100 * document['level']:g} %"
-    titles = ["coefficient", *(["per", "log-odds", "sd", percent, ""] if wide else ["log-odds", percent])]
-    titles += ["odds ×", percent, "sign"]
-    cells = [coefficient_cells(row, ends, digits, wide) for row in shown]
-    print_table(titles, cells, left=2 if wide else 1)
+    titles = ["coefficient", "per", "log-odds", "sd", percent, "", "odds ×", percent, "sign"]
+    kept = print_table(titles, [coefficient_cells(row, ends, digits) for row in shown], spare=(5, 3, 1, 7, 6, 8))
     if len(shown) < len(rows):
-        say(f"  [dim]{len(rows) - len(shown)} more, closer to zero{how_to_see_all(saved)}[/]")
+        order = "with means fewer standard deviations from zero"
+        say(f"  [dim]{len(rows) - len(shown)} more, {order}{how_to_see_all(saved)}[/]")
     if document["standardised"]:
         say("  [dim]Numeric columns are standardised: coefficients are per standard deviation (sd), others per 1.[/]")
-    say("  [dim]sign: probability that the coefficient has the sign of its mean.[/]\n")
+    say("  [dim]sign: probability that the coefficient has the sign of its mean.[/]\n" if 8 in kept else "")
 
 
 def axis_ends(rows: list[dict[str, Any]]) -> tuple[float, float]:
@@ -155,15 +152,15 @@ def shared_decimals(sds: list[float]) -> int:
     return int(np.clip(1 - np.floor(np.log10(min(sds))), 2, 4))
 
 
-def coefficient_cells(row: dict[str, Any], ends: tuple[float, float], digits: int, wide: bool) -> list[str | Text]:
+def coefficient_cells(row: dict[str, Any], ends: tuple[float, float], digits: int) -> list[str | Text]:
     text = {name: fixed_number(row[name], digits) for name in row if isinstance(row[name], float)}
-    interval = f"{text['lower']} … {text['upper']}"
-    drawn = interval_strip(row["lower"], row["mean"], row["upper"], ends)
     return [
         row["name"],
-        *([row["unit"]] if wide else []),
+        Text(row["unit"]),
         text["mean"],
-        *([text["sd"], interval, drawn] if wide else [interval]),
+        text["sd"],
+        f"{text['lower']} … {text['upper']}",
+        interval_strip(row["lower"], row["mean"], row["upper"], ends),
         text["odds_ratio"],
         f"{text['odds_lower']} … {text['odds_upper']}",
         f"{row['p_direction']:.1%}" if row["p_direction"] < 0.9995 else "> 99.9%",

@@ -34,12 +34,12 @@ KnownTarget = Annotated[
 FormulaText = Annotated[
     str | None, optional('Terms of the model, such as "y ~ age + C(ward) + x1:x2". (default: all usable columns)')
 ]
-RULES = "error refuses them, drop leaves out their rows, mean fills in means and most common levels"
+RULES = "error refuses them, drop leaves out rows with any, mean fills in means and most common levels"
 Missing = Annotated[MissingRule, typer.Option(help=f"How to treat missing values: {RULES}.")]
 Drop = Annotated[list[str] | None, optional("Column to leave out. Repeat for more columns.")]
 Category = Annotated[
     list[str] | None,
-    optional("Column to treat as categorical: one of numbers, or of text with many levels. Repeat for more columns."),
+    optional("Column of numbers, or of text with many levels, to treat as categorical. Repeat for more columns."),
 ]
 Level = Annotated[float, typer.Option(help="Posterior mass of the credible intervals.", min=0.001, max=0.999999)]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
@@ -61,7 +61,7 @@ class Reading:
     ] = None
     decimal: Annotated[str, typer.Option(help="Decimal separator of a CSV file.", **READING)] = "."
     na: Annotated[
-        list[str] | None, optional("Cell that means missing, besides the empty one and NA. Repeat for more.", **READING)
+        list[str] | None, optional("Text of a missing value, besides an empty cell and NA. Repeat for more.", **READING)
     ] = None
 
     def table(self, path: Path) -> "TableFile":

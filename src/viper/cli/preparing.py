@@ -48,7 +48,7 @@ def prepare_rows(
     if target is None and table.kind().word == "libsvm":
         target = "y"
     if target is None:
-        raise FileError(f"--target must name the column to predict; got none. There are {listed(frame)}.")
+        raise FileError(f"--target must name the column to predict; got none. Choose one of {listed(frame)}.")
     check_named_columns(frame, target, dropped, categories)
     check_target_classes(frame, target, missing)
     frame = frame.drop(columns=list(dropped))

@@ -12,7 +12,8 @@ def show_summary(
     model: options.ModelPath,
     level: options.Level = 0.95,
     everything: Annotated[
-        bool, typer.Option("--all", help="Show every coefficient, not only the 20 farthest from zero.")
+        bool,
+        typer.Option("--all", help="Show every coefficient, not only the 20 most standard deviations from zero."),
     ] = False,
     as_json: options.Json = False,
 ) -> None:

@@ -15,6 +15,7 @@ from pathlib import PurePath
 from typing import Any, NoReturn
 
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -22,6 +23,7 @@ from rich.text import Text
 
 PIPE_WIDTH = 132  # characters in a line where there is no terminal
 LONGEST_NAME = 40  # characters; longer names are cut
+SHORTEST_NAME = 24  # characters to which names are cut where the line is short
 PATIENT_SECONDS = 2.0  # before progress is noted where there is no terminal
 STRIP_WIDTH = 17  # characters of a drawn interval
 
@@ -69,16 +71,36 @@ def json_ready(value: Any) -> Any:
 
 
 def print_table(
-    titles: Iterable[str], rows: Iterable[Iterable[str | Text]], left: int = 1, longest: int = LONGEST_NAME
-) -> None:
-    """Print a light table whose first `left` columns are text and whose other columns are numbers."""
+    titles: Iterable[str],
+    rows: Iterable[Iterable[str | Text]],
+    left: int = 1,
+    longest: int = LONGEST_NAME,
+    spare: Iterable[int] = (),
+) -> list[int]:
+    """Print a light table whose first `left` columns are text; return the indices of the columns that are shown.
+
+    Only text is cut. If the line is too short, the columns in `spare` are left out, the first one first, and after
+    them the table is wider than the line. Other columns are numbers, or `Text` to be printed as it is.
+    """
+    columns = [list(column) for column in zip(titles, *rows, strict=True)]
+    widths = [max(cell_len(str(cell)) for cell in column) for column in columns]
+    widths[:left] = [min(width, longest) for width in widths[:left]]
+    screen, shown = console(), list(range(len(columns)))
+    table_width = lambda cut: 2 * len(shown) + 1 + sum(min(widths[i], cut) if i < left else widths[i] for i in shown)  # noqa: E731
+    for i in spare:
+        if table_width(SHORTEST_NAME) > screen.width:
+            shown.remove(i)
+    cut = next((cut for cut in range(longest, SHORTEST_NAME, -1) if table_width(cut) <= screen.width), SHORTEST_NAME)
+    screen.width = max(screen.width, table_width(cut))
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
-    for i, title in enumerate(titles):
-        text = {"justify": "left", "no_wrap": True, "overflow": "ellipsis", "max_width": longest}
-        table.add_column(title, **(text if i < left else {"justify": "right", "no_wrap": True}))  # type: ignore[arg-type]
-    for row in rows:
-        table.add_row(*(cell if isinstance(cell, Text) else escape(cell) for cell in row))
-    console().print(table)
+    for i in shown:
+        drawn = i < left or any(isinstance(cell, Text) for cell in columns[i])
+        width = min(widths[i], cut) if i < left else widths[i]
+        table.add_column(columns[i][0], justify="left" if drawn else "right", no_wrap=True, width=width)
+    for cells in zip(*(columns[i][1:] for i in shown), strict=True):
+        table.add_row(*(cell if isinstance(cell, Text) else escape(cell) for cell in cells))
+    screen.print(table)
+    return shown
 
 
 def short_number(value: float | None, digits: int = 3) -> str:

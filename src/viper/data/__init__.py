@@ -1,1 +1,1 @@
-"""Whatever a user passes, as a source of rows: checks, arrays, files, blocks and Dask."""
+"""Turn whatever a user passes into a source of rows: checks, arrays, files, blocks and Dask."""

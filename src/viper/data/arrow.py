@@ -1,7 +1,7 @@
-"""The formats of tables, and Parquet, Arrow and CSV files read as batches of columns through pyarrow.
+"""The formats of tables; reads Parquet, Arrow and CSV files as batches of columns through pyarrow.
 
-Finds the files of a path, checks that they have the same columns, and reads their rows. Every message about a fault
-names the file, and in a CSV file the line.
+Finds the files of a path, checks that they have the same columns, and reads their rows. Every error message
+names the file and, for CSV, the line.
 """
 
 import glob
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class TableFormat(NamedTuple):
-    """A format of tables: its word on the command line, its name in messages, and how its files end and begin."""
+    """A format of tables: its name on the command line and in messages, its suffixes, and its first bytes."""
 
     word: str
     title: str
@@ -44,9 +44,9 @@ DATASET = TableFormat("dataset", "Dataset")
 FORMATS = {one.word: one for one in (CSV, PARQUET, ARROW, LIBSVM)}
 BY_SUFFIX = {suffix: one for one in (PARQUET, ARROW, CSV, LIBSVM) for suffix in one.suffixes}
 
-STREAMED = tuple(suffix for suffix, one in BY_SUFFIX.items() if one is not LIBSVM)  # what ArrowFile reads
+STREAMED = tuple(suffix for suffix, one in BY_SUFFIX.items() if one is not LIBSVM)  # the formats that ArrowFile reads
 IN_FOLDERS = [suffix for suffix in STREAMED if suffix != ".txt"]  # folders often hold notes: a .txt must be named
-NO_ROWS = {".bak", ".crc", ".md5", ".sha256", ".tmp"}  # files beside those with rows, with the same name before it
+NO_ROWS = {".bak", ".crc", ".md5", ".sha256", ".tmp"}  # suffixes of companion files, which hold no rows
 COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
 
 
@@ -56,7 +56,7 @@ def first_bytes(path: Path) -> bytes:
 
 
 def format_by_magic(start: bytes) -> TableFormat | None:
-    """The format whose files begin with these bytes, if there is one."""
+    """Return the format whose files begin with these bytes, or None."""
     return next((one for one in FORMATS.values() if one.magic and start.startswith(one.magic)), None)
 
 
@@ -64,7 +64,7 @@ def format_by_magic(start: bytes) -> TableFormat | None:
 
 CSV_BLOCK = 1 << 22  # bytes parsed at a time
 PAGE_BUFFER = 1 << 20  # bytes of a Parquet column held while its pages are read
-FRAME_ROWS = 1 << 20  # rows read at a time when all are wanted
+FRAME_ROWS = 1 << 20  # rows read at a time when all are requested
 
 
 def import_pyarrow() -> Any:
@@ -77,14 +77,14 @@ def import_pyarrow() -> Any:
 
 @dataclass(frozen=True)
 class ArrowFile:
-    """One file of a table, in the format given or in the one that its name or its first bytes say."""
+    """One file of a table. The format is the one given, or is recognised by the file's name or first bytes."""
 
     path: Path
     given: TableFormat | None = None
 
     @cached_property
     def endings(self) -> list[str]:
-        """What the name ends in, in lower case: the compression's suffix, if any, and the format's."""
+        """Return the suffixes in lower case: that of the compression, if any, and that of the format."""
         endings = [ending.lower() for ending in self.path.suffixes[-2:]]
         return endings[::-1] if endings and endings[-1] in COMPRESSED else [*endings[-1:]]
 
@@ -103,17 +103,15 @@ class ArrowFile:
 
     @cached_property
     def schema(self) -> Any:
-        """Columns and their types; in a CSV file, those that its first block suggests."""
+        """The columns and their types, which for a CSV file are inferred from its first block."""
         with self.readable():
             if self.format == PARQUET:
-                return self.parquet().schema_arrow
-            if self.format == ARROW:
-                with self.mapped() as file:
-                    return open_ipc(file).schema
-            with self.csv({}) as reader:
-                found = reader.schema
-                list(found.names)  # raises here if a name is not UTF-8
-                return found
+                found = self.parquet().schema_arrow
+            else:
+                with self.mapped() if self.format == ARROW else self.csv({}) as source:
+                    found = (open_ipc(source) if self.format == ARROW else source).schema
+            list(found.names)  # raises here if a name is not UTF-8
+            return found
 
     @cached_property
     def index(self) -> set[str]:
@@ -124,7 +122,7 @@ class ArrowFile:
         return {name for name in known if isinstance(name, str)}
 
     def batches(self, columns: list[str], numbers: set[str], rows: int) -> Iterator[Any]:
-        """Record batches of these columns with about so many rows; a CSV file's columns in `numbers` as float64."""
+        """Yield record batches of these columns, about `rows` rows each; CSV columns in `numbers` become float64."""
         with self.readable():
             if self.format != CSV:
                 yield from self.stored_batches(rows, columns)
@@ -135,7 +133,7 @@ class ArrowFile:
                 yield from reader
 
     def frames(self, rows: int | None) -> Iterator["pandas.DataFrame"]:
-        """All columns of a Parquet or Arrow file, in frames of at most `rows` rows or in one."""
+        """Yield all columns of a Parquet or Arrow file, in frames of at most `rows` rows or in one."""
         with self.readable():
             batches = self.stored_batches(rows or FRAME_ROWS, threads=True)
             if rows is None:
@@ -144,16 +142,17 @@ class ArrowFile:
                 yield from (batch.to_pandas() for batch in batches)
 
     def stored_batches(self, rows: int, columns: list[str] | None = None, threads: bool = False) -> Iterator[Any]:
-        """Record batches of a Parquet or Arrow file: all columns or some, at most `rows` rows each."""
+        """Yield record batches of a Parquet or Arrow file: all columns or some, at most `rows` rows each."""
         if self.format == PARQUET:
-            # page by page: neither a file nor a row group is ever held whole
+            # page by page, so that neither a file nor a row group is ever held whole
             yield from self.parquet().iter_batches(rows, columns=columns, use_threads=threads)
             return
         with self.mapped() as file:
             reader = open_ipc(file)
-            count = getattr(reader, "num_record_batches", None)  # a stream does not know
+            count = getattr(reader, "num_record_batches", None)  # a stream does not know it
             for batch in reader if count is None else map(reader.get_batch, range(count)):
                 chosen = batch if columns is None else batch.select(columns)
+                chosen.validate(full=True)  # a damaged offset would be followed out of the mapped file
                 yield from (chosen.slice(start, rows) for start in range(0, batch.num_rows, rows))
 
     def mapped(self) -> Any:
@@ -179,11 +178,11 @@ class ArrowFile:
         )
 
     def bytes(self) -> Any:
-        """The content, decompressed here because pyarrow knows suffixes in lower case only."""
+        """Open the content, decompressed here because pyarrow only recognises lower-case suffixes."""
         return import_pyarrow().input_stream(str(self.path), compression=COMPRESSED.get(self.endings[0]))
 
     def text(self) -> io.TextIOWrapper:
-        """A CSV file as text in which to look for separators and lines; every byte decodes."""
+        """Open a CSV file as text, to find separators and lines; every byte decodes."""
         return io.TextIOWrapper(self.bytes(), encoding="latin-1", newline="")
 
     @cached_property
@@ -204,11 +203,11 @@ class ArrowFile:
             raise FileError(text) from error
 
     def in_words(self, error: Exception) -> tuple[str, str]:
-        """The first line of pyarrow's message, with the column's name and the line in a CSV file; and what to do."""
+        """Return the first line of pyarrow's message, with column and line for CSV, and the fix."""
         reason = str(error).splitlines()[0].rstrip(".")
         encoding = "Write it again, in UTF-8." if re.search("(?i)utf-?8", reason) else None
         cell = re.match(r"In CSV column #(\d+): Row #(\d+): (.*)", reason)
-        if cell:  # rows are counted from 1, with the header
+        if cell:  # rows are counted from 1, including the header
             where = f"column {self.schema.names[int(cell[1])]!r}, {self.at(int(cell[2]) - 2)}"
             return f"{where}: {cell[3]}", encoding or "Correct the cell; numbers have a decimal point."
         row = re.match(r"CSV parse error: Row #(\d+): Expected (\d+) columns, got (\d+)", reason)
@@ -217,7 +216,7 @@ class ArrowFile:
         return reason, encoding or "Write it again, or leave it out."
 
     def at(self, row: int) -> str:
-        """The place of a row, counted from 0; in a CSV file, the line on which it begins."""
+        """Return the position of a row, counted from 0; for CSV, the line on which it begins."""
         line = None
         if self.format == CSV:
             with self.text() as file:
@@ -225,12 +224,12 @@ class ArrowFile:
         return f"row {row}" if line is None else f"line {line}"
 
     def place(self, start: int) -> Callable[[int], str]:
-        """A function that names the i-th row after the first `start` ones."""
+        """Return a function that names the i-th row after the first `start` rows."""
         return lambda i: f"{self.path}, {self.at(start + i)}"
 
 
 class DatasetFile(ArrowFile):
-    """A dataset of pyarrow in place of a file, with the columns that it derives from the names of folders."""
+    """A pyarrow dataset used like a file, including the columns it derives from folder names."""
 
     dataset: Any
 
@@ -245,12 +244,12 @@ class DatasetFile(ArrowFile):
 
 
 def is_dataset(x: Any) -> bool:
-    """Whether x is a dataset of pyarrow, without importing it."""
+    """Return whether x is a pyarrow dataset, without importing pyarrow."""
     return type(x).__module__.startswith("pyarrow") and hasattr(x, "scanner")
 
 
 def open_ipc(source: Any) -> Any:
-    """A reader of Arrow's file format, or of its stream format."""
+    """Return a reader of Arrow's file format or of its stream format."""
     pyarrow = import_pyarrow()
     try:
         return pyarrow.ipc.open_file(source)
@@ -263,7 +262,7 @@ def open_ipc(source: Any) -> Any:
 
 
 def find_files(path: Any) -> list[ArrowFile]:
-    """The files of a path, folder, pattern or list of these; those of a folder or pattern are sorted by name."""
+    """Return the files of a path, folder, pattern or list of these; folders and patterns are sorted by name."""
     if isinstance(path, list | tuple) and path:
         return [file for one in path for file in find_files(one)]
     if is_dataset(path):
@@ -287,7 +286,7 @@ def find_files(path: Any) -> list[ArrowFile]:
 def feature_types(
     files: list[ArrowFile], chosen: list[str] | None, apart: set[str], others: dict[str, str | None]
 ) -> dict[str, Any]:
-    """The features, each with the float type that holds its values in all files.
+    """Return the features, each with the float type that holds its values in all files.
 
     Without `chosen`, the features are the columns of the first file except its index and those in `apart`. Raises
     unless every file has every column.
@@ -307,7 +306,7 @@ def feature_types(
 def check_file(
     file: ArrowFile, features: list[str], others: dict[str, str | None], first: ArrowFile, exactly: set[str] | None
 ) -> None:
-    """Raise unless all columns are there, and the others have the types that they have in the first file."""
+    """Raise unless all columns exist, labels have the type of the first file, and weight and offset are numeric."""
     there = set(file.schema.names)
     roles = dict.fromkeys(features, "features") | {n: role for role, n in others.items() if n is not None}
     for name, role in roles.items():
@@ -334,7 +333,7 @@ def check_file(
 
 
 def label_kind(file: ArrowFile, name: str) -> str:
-    """What kind of labels a column holds: numbers or text, however they are stored."""
+    """Return the kind of labels in a column, numbers or text, however they are stored."""
     types, kind = import_pyarrow().types, file.schema.field(name).type
     kind = kind.value_type if types.is_dictionary(kind) else kind
     if types.is_binary(kind) or types.is_large_binary(kind):  # pyarrow's type for CSV text that is not UTF-8
@@ -352,9 +351,9 @@ def is_text_type(kind: Any) -> bool:
 
 
 def float_type(file: ArrowFile, name: str) -> np.dtype:
-    """float32 if it holds the column's values exactly, otherwise float64. Raises if the column is not numeric.
+    """Return float32 if it holds the values exactly, otherwise float64. Raises if the column is not numeric.
 
-    The columns of a CSV file are checked only when they are read, because then the message can name the line.
+    CSV columns are checked only when they are read, because only then can the message name the line.
     """
     types, kind = import_pyarrow().types, file.schema.field(name).type
     if file.format == CSV:
@@ -373,18 +372,18 @@ def float_type(file: ArrowFile, name: str) -> np.dtype:
 
 
 def batch_matrix(batch: Any, names: list[str], dtype: Any) -> np.ndarray:
-    """Columns of a batch as a matrix with a row for each of its rows."""
+    """Return columns of a batch as a matrix."""
     return np.stack([batch_vector(batch, name) for name in names], axis=1, dtype=dtype, casting="unsafe")
 
 
 def batch_vector(batch: Any, name: str) -> np.ndarray:
-    """A column of a batch as an array; missing values are NaN, or None in a column of text."""
+    """Return a column of a batch as an array; missing values become NaN, or None in a text column."""
     pyarrow = import_pyarrow()
     column, types = batch.column(name), pyarrow.types
     if types.is_dictionary(column.type) and not is_text_type(column.type.value_type):
         column = column.dictionary_decode()
     if types.is_dictionary(column.type) or is_text_type(column.type):
-        # far fewer texts than rows
+        # there are far fewer distinct texts than rows
         column = column if types.is_dictionary(column.type) else column.dictionary_encode()
         texts = np.array([*column.dictionary.to_pylist(), None], dtype=object)
         return texts[column.indices.fill_null(len(texts) - 1).to_numpy(zero_copy_only=False)]

@@ -1,7 +1,7 @@
 """Rows that are read in chunks, once per pass: functions that yield blocks, and memory maps.
 
-A description (`Files`, `Blocks`, `MemoryMap`) is opened once, which checks everything that can be checked without
-reading rows, and is then read once per pass. Only a few chunks are in memory at a time, however many rows there are.
+A description (`Files`, `Blocks`, `MemoryMap`) is opened once, to check everything that can be checked without reading
+rows, and is then read once per pass. Only a few chunks are in memory at a time, however many rows there are.
 """
 
 import mmap
@@ -15,20 +15,20 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Chunk:
-    """Consecutive rows as arrays. Parts that the reader does not have, or was not asked for, are None.
+    """Consecutive rows as arrays. Parts that the reader lacks, or was not asked for, are None.
 
-    The labels are those of the user until `stream.check_chunk` replaces them by True for the second class.
+    The labels are the user's until `stream.check_chunk` replaces them by True for the second class.
     """
 
     features: Any
     label: Any
     offset: np.ndarray | None = field(default=None, kw_only=True)
     weight: np.ndarray | None = field(default=None, kw_only=True)
-    place: Callable[[int], str] = field(default=str, kw_only=True)  # the i-th of these rows, in words
+    place: Callable[[int], str] = field(default=str, kw_only=True)  # names the i-th of these rows in messages
 
 
 class Reader(Protocol):
-    """An opened description: how many features its rows have, their names if there are any, and the rows."""
+    """An opened description: the number of features, their names if known, and the rows."""
 
     @property
     def width(self) -> int: ...
@@ -37,7 +37,7 @@ class Reader(Protocol):
     def names(self) -> Sequence[str] | None: ...
 
     def read(self, rows: int, features: bool = True) -> Iterator[Chunk]:
-        """All rows from the first, about `rows` at a time; without `features`, X may be left out."""
+        """Yield all rows from the first, about `rows` at a time; without `features`, X may be left out."""
 
 
 def check_names(names: Sequence[str] | None, what: str) -> None:
@@ -63,7 +63,7 @@ class Blocks:
     Parameters
     ----------
     factory : callable
-        Takes nothing, returns an iterable; for instance a generator function.
+        Takes no arguments and returns an iterable; for instance a generator function.
     names : list of str, optional
         Names of the features; by default the columns of the first block, if it is a DataFrame. The columns of other
         DataFrames are put into the same order.
@@ -102,7 +102,7 @@ class Blocks:
 
 
 def start_pass(factory: Any) -> Iterator[Any]:
-    """The blocks of a new pass."""
+    """Return the blocks of a new pass."""
     if isgenerator(factory):
         refuse_generator()
     if not callable(factory):
@@ -127,21 +127,21 @@ def refuse_generator() -> NoReturn:
 
 
 def frame_names(block: Any) -> list[str] | None:
-    """The column names of a block that is a frame, if they are text."""
+    """Return the column names of a block that is a frame, if they are text."""
     X = block[0] if isinstance(block, tuple | list) and block else block
-    columns = getattr(X, "column_names", getattr(X, "columns", None))  # of an Arrow table, or of any other frame
+    columns = getattr(X, "column_names", getattr(X, "columns", None))  # column_names: Arrow tables
     return list(columns) if columns is not None and all(isinstance(name, str) for name in columns) else None
 
 
 @dataclass(frozen=True)
 class BlockReader:
-    """A function that yields blocks, whose first block has been seen."""
+    """A function that yields blocks, after its first block has been examined."""
 
     factory: Callable[[], Iterable[Any]]
     labels: bool
     width: int
     names: Sequence[str] | None
-    columns: Sequence[str] | None  # of the first block in order, if it is a frame
+    columns: Sequence[str] | None  # columns of the first block, if it is a frame
 
     def read(self, rows: int, features: bool = True) -> Iterator[Chunk]:
         first = 0
@@ -156,7 +156,7 @@ class BlockReader:
             if len(parts) != first:
                 raise ValueError(
                     f"all blocks must have the same parts; got {len(parts)} in block {number} and {first} before. "
-                    "Give every block weights, of one if need be."
+                    "Give every block weights, equal to one if need be."
                 )
             X, y, weight, offset = [*parts, None, None, None][:4]
             X = self.in_order(X, number)
@@ -164,7 +164,7 @@ class BlockReader:
             yield as_chunk(X, y, weight=weight, offset=offset, number=number, width=self.width)
 
     def in_order(self, X: Any, number: int) -> Any:
-        """X with its columns, if it is a frame, in the order of the first block."""
+        """Return X; if it is a frame, put its columns in the order of the first block."""
         there = frame_names(X)
         if self.columns is None or there is None or there == list(self.columns):
             return X
@@ -177,7 +177,7 @@ class BlockReader:
 
 
 def as_chunk(X: Any, y: Any, *, weight: Any, offset: Any, number: int, width: int) -> Chunk:
-    """A block as arrays of the same length; errors name the block."""
+    """Return a block as arrays of the same length; errors name the block."""
     here = f"block {number}"
     if hasattr(X, "toarray"):
         raise ValueError(f"X must be a dense numeric array; got {type(X).__name__} in {here}. Yield X.toarray().")
@@ -195,7 +195,7 @@ def as_chunk(X: Any, y: Any, *, weight: Any, offset: Any, number: int, width: in
 
 
 def one_per_row(x: Any, name: str, shape: tuple[int, ...], here: str = "") -> Any:
-    """An array with one entry per row, or None. y may be a single column, and weight and offset a single number."""
+    """Return an array with one entry per row, or None. y may be one column; weight and offset may be one number."""
     if x is None:
         return None
     x = x if isinstance(x, np.ndarray) else np.asarray(x)
@@ -212,14 +212,14 @@ def one_per_row(x: Any, name: str, shape: tuple[int, ...], here: str = "") -> An
 # Memory maps
 
 
-PICKED_ROWS = 2048  # rows at a time: the system maps 64 kB around each
+PICKED_ROWS = 2048  # rows at a time: the system maps 64 kB around each row
 
 
 @dataclass(frozen=True, eq=False)
 class MemoryMap:
     """A memory-mapped X, with y, weights and offset in arrays or memory maps of their own.
 
-    Each chunk is copied and its pages are released, so that rows already read do not pile up in memory.
+    Each chunk is copied and its pages are released, so rows already read do not accumulate in memory.
     """
 
     X: np.memmap
@@ -250,7 +250,7 @@ class MemoryMap:
             yield self.chunk(slice(start, start + rows), lambda i, start=start: f"row {start + i}", features)  # type: ignore[misc]
 
     def pick(self, chosen: np.ndarray) -> Iterator[Chunk]:
-        """The chosen rows, in ascending order, without reading the others."""
+        """Yield the chosen rows, in ascending order, without reading the others."""
         for start in range(0, len(chosen), PICKED_ROWS):
             part = chosen[start : start + PICKED_ROWS]
             yield self.chunk(part, lambda i, part=part: f"row {part[i]}")  # type: ignore[misc]
@@ -262,10 +262,10 @@ class MemoryMap:
 
 
 def copied(x: np.ndarray, part: slice | np.ndarray) -> np.ndarray:
-    """Some rows, copied. If they were mapped from a file, its pages are released."""
+    """Return a copy of some rows. If they were mapped from a file, its pages are released."""
     rows = np.array(x[part], copy=True, subok=False)
     mapped = getattr(x, "_mmap", None)
-    # pages of a private map ("c") may hold values that are in no file
+    # pages of a private map ("c") may hold values that no file contains
     if mapped is not None and getattr(x, "mode", "c") != "c" and hasattr(mmap, "MADV_DONTNEED"):
         mapped.madvise(mmap.MADV_DONTNEED)
     return rows

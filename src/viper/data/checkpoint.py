@@ -1,9 +1,9 @@
-"""An interrupted fit continues from its last completed pass.
+"""Checkpoints: an interrupted fit continues from its last completed pass.
 
 A fit learns only sums over its rows, so a checkpoint holds nothing else: it is a folder with one file per completed
 pass. A restarted fit takes its first sums from there instead of from the rows, reaches the point where it was
-interrupted, and ends with the same posterior. Each file also records which sums were asked for; if a pass asks for
-others, it is made again.
+interrupted, and ends with the same posterior. Each file also records which sums were requested; if a pass requests
+others, it reads the rows again.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ HEADER = "fit.viper"
 
 
 class PassLog:
-    """The sums of the passes of one fit, in `folder`; `problem` identifies the fit, in types of JSON."""
+    """The sums of the passes of one fit, in `folder`; `problem` identifies the fit, as JSON."""
 
     def __init__(self, folder: str | PathLike[str], problem: dict[str, Any], seed: int) -> None:
         self.folder, self.count, self.writable = Path(folder), 0, True
@@ -39,11 +39,11 @@ class PassLog:
             self.write(HEADER, {}, {"problem": problem, "seed": seed})
 
     def read_header(self, problem: dict[str, Any]) -> dict[str, Any] | None:
-        """The header of the interrupted fit, or None if there is none. Raises if it was a different fit."""
+        """Return the header of the interrupted fit, or None if there is none. Raises if it was a different fit."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except FileExistsError:
-            pass  # a file; the check below raises
+            pass  # it is a file; the check below raises
         except OSError as error:
             raise ValueError(
                 f"checkpoint must be a folder that can be created; got {self.folder}: {error.strerror}. Name another."
@@ -66,16 +66,16 @@ class PassLog:
             other = [name for name in sorted({*before, *problem}) if before.get(name) != problem.get(name)]
             was, now = ({name: identity.get(name) for name in other} for identity in (before, problem))
             raise ValueError(
-                f"checkpoint must be of the same fit; got {self.folder}, started with {was!s:.200}, for {now!s:.200}. "
-                "Use the same rows and options to continue, or another folder to start over."
+                f"checkpoint must belong to the same fit; got {self.folder}, started with {was!s:.200}, for "
+                f"{now!s:.200}. Use the same rows and options to continue, or another folder to start over."
             )
         return header
 
     def sums(self, asked: str, source: RowSource, function: RowFunction) -> list[Tensor]:
-        """The sums of one pass, from the log if it has them, otherwise from the rows."""
+        """Return the sums of one pass, from the log if it has them, otherwise from the rows."""
         name = f"{self.count:06d}.pass"
         self.count += 1
-        with suppress(StorageError, OSError):  # missing or damaged: the pass is made again
+        with suppress(StorageError, OSError):  # missing or damaged: make the pass again
             _, tensors, metadata = read_tensors(self.folder / name)
             if metadata.get("asked") == asked:
                 given = next((x for x in function.keywords.values() if isinstance(x, Tensor)), None)
@@ -132,7 +132,7 @@ class LoggedSource(SourceWrapper):
 def resumable(
     estimator: Any, source: RowSource, folder: str | PathLike[str] | None, seed: int
 ) -> Iterator[tuple[RowSource, int]]:
-    """The source with a log in `folder`, unless that is None, and the seed, of the interrupted fit if there is one."""
+    """Return the source, with a log in `folder` if given, and the seed, which an interrupted fit keeps."""
     if folder is None:
         yield source, seed
         return
@@ -144,7 +144,7 @@ def resumable(
 
 
 def fit_identity(estimator: Any, source: RowSource) -> dict[str, Any]:
-    """What identifies a fit: its options, the number of rows and of columns, and some of the rows."""
+    """Return what identifies a fit: its options, the numbers of rows and columns, and some of the rows."""
     options = {name: x for name, x in estimator.get_params(deep=False).items() if name != "verbose"}
     return {
         "estimator": type(estimator).__name__,
@@ -158,7 +158,7 @@ def fit_identity(estimator: Any, source: RowSource) -> dict[str, Any]:
 
 
 def digest(value: Any) -> str:
-    """A short fingerprint of numbers, arrays, modules, and functions with their arguments."""
+    """Return a short fingerprint of numbers, arrays, modules, and functions with their arguments."""
     total = hashlib.sha256()
     for part in content_bytes(value):
         total.update(part)

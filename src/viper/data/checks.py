@@ -1,6 +1,6 @@
 """Checks of what a user passes: arrays, frames, sparse matrices, tensors and options.
 
-Errors read "rule; got value" and end with the fix. What has passed these checks is not checked again.
+Errors read "rule; got value" and end with the fix. Values that pass these checks are not checked again.
 """
 
 import math
@@ -23,11 +23,11 @@ from viper.inference.rows import BLOCK_ROWS, Arrays
 
 
 def read_features(estimator: Any, X: Any, *, reset: bool, finite: bool = True) -> Any:
-    """X as a 2-D float array, CSR matrix or tensor.
+    """Return X as a 2-D float array, CSR matrix or tensor.
 
-    With `reset` the estimator learns number and names of the columns, otherwise they are compared with those it knows.
-    Unless `finite`, the caller checks later that all entries are, by `check_finite`. An estimator fitted by a formula
-    takes tables of raw columns, which its `formula_` encodes.
+    With `reset` the estimator learns the number and names of the columns; otherwise they must match those it knows.
+    Unless `finite`, the caller later checks with `check_finite` that all entries are finite. An estimator fitted by a
+    formula takes tables of raw columns, which its `formula_` encodes.
     """
     if not reset and (formula := getattr(estimator, "formula_", None)) is not None:
         X = formula.encode(X)
@@ -50,13 +50,13 @@ def read_features(estimator: Any, X: Any, *, reset: bool, finite: bool = True) -
 
 
 def check_finite(estimator: Any, X: Any) -> None:
-    """Raise what `read_features` raises if an entry is not finite."""
+    """Raise the same error as `read_features` if an entry is not finite."""
     array = X.cpu().numpy() if isinstance(X, Tensor) else X
     assert_all_finite(array, estimator_name=type(estimator).__name__, input_name="X")
 
 
 def not_numeric(X: Any, error: Exception) -> str:
-    """Why X cannot become a float array: the names of the columns at fault, if they have names."""
+    """Return why X cannot become a float array: the columns at fault, if they have names."""
     kinds = {
         str(name): str(kind) for name, kind in zip(getattr(X, "columns", ()), getattr(X, "dtypes", ()), strict=False)
     }
@@ -66,7 +66,7 @@ def not_numeric(X: Any, error: Exception) -> str:
 
 
 def not_finite(X: Any, error: Exception) -> str:
-    """scikit-learn's message about NaN and infinity, with the columns that hold them."""
+    """Return scikit-learn's message about NaN and infinity, with the columns that contain them."""
     names = [str(name) for name in getattr(X, "columns", ())]
     X = check_array(X, dtype=[np.float64, np.float32], accept_sparse="coo", ensure_all_finite=False)
     at = X.col[~np.isfinite(X.data)] if scipy.sparse.issparse(X) else np.nonzero(~np.isfinite(X))[1]
@@ -78,7 +78,7 @@ def not_finite(X: Any, error: Exception) -> str:
 
 
 def as_tensor(array: np.ndarray) -> Tensor:
-    """A tensor that shares the array's memory and is never written to; a copy if a stride is negative."""
+    """Return a read-only tensor that shares the array's memory; a copy if a stride is negative."""
     if min(array.strides, default=0) < 0:
         array = np.ascontiguousarray(array)
     with warnings.catch_warnings():
@@ -87,7 +87,7 @@ def as_tensor(array: np.ndarray) -> Tensor:
 
 
 def read_device_tensor(estimator: Any, X: Tensor, reset: bool) -> Tensor:
-    """A tensor on an accelerator, checked there."""
+    """Check a tensor on its accelerator and return it."""
     if X.ndim != 2 or not X.is_floating_point():
         raise ValueError(f"X must be a 2-D tensor of floats; got shape {tuple(X.shape)}, dtype {X.dtype}.")
     if not math.isfinite(float(X.sum())) and not bool(X.isfinite().all()):  # the sum of finite entries may overflow
@@ -100,9 +100,9 @@ def read_device_tensor(estimator: Any, X: Tensor, reset: bool) -> Tensor:
 
 
 def read_labels(y: Any, rows: int, known: Any = None) -> tuple[np.ndarray, Tensor]:
-    """The two classes in sorted order, and whether each row belongs to the second (one byte per row).
+    """Return the two classes in sorted order, and whether each row is in the second (one byte per row).
 
-    With `known` classes the rows need not contain both, but no other.
+    With `known` classes, the rows need not contain both, but must contain no other.
     """
     if y is None:
         raise ValueError("This estimator requires y to be passed, but the target y is None.")
@@ -127,7 +127,7 @@ def read_labels(y: Any, rows: int, known: Any = None) -> tuple[np.ndarray, Tenso
         check_class_count(classes)
     code = y == classes[1]
     strange = ~(code | (y == classes[0]))
-    # the two classes stand for all rows, which scikit-learn would sort
+    # pass only the two classes, because scikit-learn would sort all rows
     check_classification_targets(y if strange.any() else classes)
     if strange.any():
         raise ValueError(f"y must contain only the known classes {classes.tolist()}; got {y[strange].tolist()[0]!r}.")
@@ -143,7 +143,7 @@ def check_label_count(labels: int, rows: int) -> None:
 
 
 def read_device_labels(y: Tensor, rows: int) -> tuple[np.ndarray, Tensor] | None:
-    """The same for two finite values in a tensor on an accelerator, which stays there; None for anything else."""
+    """Do the same for a tensor with two finite values, on its accelerator; return None for anything else."""
     if y.shape != (rows,) or not rows:
         return None
     if y.dtype == torch.bool:
@@ -157,7 +157,7 @@ def read_device_labels(y: Tensor, rows: int) -> tuple[np.ndarray, Tensor] | None
 
 
 def distinct(labels: np.ndarray) -> np.ndarray:
-    """The distinct labels, sorted. If there are only two, of numbers or text, they are found without sorting."""
+    """Return the distinct labels, sorted. Two labels, numbers or text, are found without sorting all rows."""
     if labels.dtype.kind in "biufUS" and len(labels):
         first = labels == labels[0]
         other = labels[first.argmin()]
@@ -168,7 +168,7 @@ def distinct(labels: np.ndarray) -> np.ndarray:
     except TypeError:
         kinds = sorted({type(label).__name__ for label in labels})
         raise ValueError(
-            f"y must have labels of one type, none missing; got {', '.join(kinds)}. Recode or drop those rows."
+            f"y must have labels of one type and none missing; got {', '.join(kinds)}. Recode or drop those rows."
         ) from None
 
 
@@ -187,7 +187,7 @@ def check_class_count(classes: np.ndarray) -> None:
 
 
 def read_vector(x: Any, name: str, rows: int) -> Tensor | None:
-    """A finite float64 vector with one entry per row, or None."""
+    """Return a finite float64 vector with one entry per row, or None."""
     if x is None:
         return None
     values = read_numbers(x, name)
@@ -201,7 +201,7 @@ def read_vector(x: Any, name: str, rows: int) -> Tensor | None:
 
 
 def read_numbers(x: Any, name: str) -> np.ndarray:
-    """A float64 array of any shape."""
+    """Return a float64 array of any shape."""
     try:
         return np.asarray(x.detach().cpu() if isinstance(x, Tensor) else x, dtype=np.float64)
     except (TypeError, ValueError):
@@ -212,7 +212,7 @@ ALL_WEIGHTS_ZERO = "sample_weight must be positive somewhere; got all zero. Leav
 
 
 def read_weights(sample_weight: Any, rows: int, *, some_positive: bool = True) -> Tensor | None:
-    """Row weights: a weight of 2 counts a row twice. Unless `some_positive`, they may all be zero."""
+    """Return row weights: a weight of 2 counts a row twice. Unless `some_positive`, they may all be zero."""
     weight = read_vector(sample_weight, "sample_weight", rows)
     if weight is not None and bool((weight < 0).any()):
         raise ValueError(f"sample_weight must not be negative; got {float(weight.min())}.")
@@ -224,7 +224,7 @@ def read_weights(sample_weight: Any, rows: int, *, some_positive: bool = True) -
 def check_options(
     estimator: Any, words: dict[str, tuple[str | bool, ...]], numbers: tuple[str, ...], integers: tuple[str, ...]
 ) -> None:
-    """Raise unless each option is one of its words; numbers and integers must be positive, or None."""
+    """Raise unless each option is one of its allowed words; numbers and integers must be positive or None."""
     for name, choices in words.items():
         check_word(getattr(estimator, name), name, choices)
     for name in (*numbers, *integers):
@@ -238,7 +238,7 @@ def check_word(value: Any, name: str, words: tuple[str | bool, ...]) -> None:
         raise ValueError(f"{name} must be one of {list(words)}; got {value!r}.")
 
 
-FIT_SEED = 0  # where `random_state` is None: the same rows give the same answer to the last bit
+FIT_SEED = 0  # used if `random_state` is None, so that the same rows give the same answer to the last bit
 
 
 def random_of_fit(random_state: Any) -> np.random.RandomState:
@@ -247,7 +247,7 @@ def random_of_fit(random_state: Any) -> np.random.RandomState:
 
 
 def seed_of(random_state: Any) -> int:
-    """The one seed that a fit needs."""
+    """Return the one seed that a fit needs."""
     return int(random_of_fit(random_state).randint(2**31))
 
 
@@ -255,7 +255,7 @@ def seed_of(random_state: Any) -> int:
 class RowFormat:
     """How an estimator wants its rows: with a column of ones or without, on which device, in which precision.
 
-    If the model is `linear` in X, entries that are not finite show in the sums, so that there is no need to look for
+    If the model is `linear` in X, entries that are not finite show up in the sums, so there is no need to look for
     them first.
     """
 
@@ -264,10 +264,10 @@ class RowFormat:
     dtype: str = "float64"
     verbose: Any = "auto"  # whether progress is shown while rows are counted
     linear: bool = False
-    block_rows: int | None = None  # as many as suit the device, if None
+    block_rows: int | None = None  # None: as many as suit the device
 
     def rows_per_block(self, width: int, device: torch.device, resident: int | None = None) -> int:
-        """Rows of a block with `width` features; `resident` is the number of all rows, if they are on the device."""
+        """Return the rows of a block with `width` features; `resident` is the number of all rows, if on the device."""
         if self.block_rows is not None or device.type == "cpu":
             return self.block_rows or BLOCK_ROWS
         if resident is not None and is_one_block(resident, width):
@@ -278,7 +278,7 @@ class RowFormat:
 def labelled_arrays(
     estimator: Any, X: Any, y: Any, format: RowFormat, *, sample_weight: Any, offset: Any, reset: bool, classes: Any
 ) -> tuple[np.ndarray, Arrays]:
-    """The two classes, which are given or found in y, and the rows."""
+    """Return the two classes, given or found in y, and the rows."""
     X = read_features(estimator, X, reset=reset)
     rows = X.shape[0]
     classes, label = read_labels(y, rows, classes)
@@ -287,7 +287,7 @@ def labelled_arrays(
 
 
 def unlabelled_arrays(estimator: Any, X: Any, offset: Any, format: RowFormat) -> Arrays:
-    """Rows to predict; their labels mean nothing."""
+    """Return rows to predict; their labels are placeholders."""
     X = read_features(estimator, X, reset=False)
     label = torch.zeros(X.shape[0], dtype=torch.bool)
     return as_arrays(X, label, format, offset=read_vector(offset, "offset", X.shape[0]))
@@ -296,7 +296,7 @@ def unlabelled_arrays(estimator: Any, X: Any, offset: Any, format: RowFormat) ->
 def as_arrays(
     X: Any, label: Tensor, format: RowFormat, *, offset: Tensor | None = None, weight: Tensor | None = None
 ) -> Arrays:
-    """Checked arrays as a source of rows, on the device of the format."""
+    """Return checked arrays as a source of rows on the format's device."""
     rows, intercept = X.shape[0], format.intercept
     device = choose_device(format.device, X)
     if isinstance(X, np.ndarray):
@@ -309,7 +309,7 @@ def as_arrays(
             X = scipy.sparse.hstack([X, np.ones((rows, 1))], format="csr")
             intercept = False
     if device.type != "cpu":
-        # once, so that no pass waits for a transfer
+        # moved once, so that no pass waits for a transfer
         label, offset, weight = (x if x is None else x.to(device) for x in (label, offset, weight))  # type: ignore[assignment]
         if X.device != device and rows_fit(X.nbytes, device):
             X = X.to(device).contiguous()

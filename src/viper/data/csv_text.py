@@ -1,4 +1,4 @@
-"""CSV files read by pandas, with messages that name the line of every fault."""
+"""Read CSV files with pandas; error messages name the line."""
 
 import csv
 import gzip
@@ -25,11 +25,11 @@ class CsvText:
     encoding: str = "utf-8"
     separator: str | None = None  # None: the most likely one of , ; tab and |
     decimal: str = "."
-    missing: tuple[str, ...] = ()  # cells that mean a missing value, besides empty ones, NA, NaN, null and the like
+    missing: tuple[str, ...] = ()  # other cells that mean a missing value, besides empty ones, NA, NaN and null
 
 
 def open_text(table: CsvText) -> IO[str]:
-    """The text, decompressed if it is gzip."""
+    """Open the text, decompressed if it is gzip."""
     with table.path.open("rb") as file:
         compressed = file.read(2) == b"\x1f\x8b"
     encoding = "utf-8-sig" if table.encoding.lower().replace("-", "") == "utf8" else table.encoding
@@ -49,7 +49,7 @@ def separator_of(table: CsvText) -> str:
 
 
 def likely_separator(lines: Iterable[str]) -> str:
-    """The most frequent separator of the header, preferably one that is as frequent in the line below it."""
+    """Return the most frequent separator in the header, preferring one that is as frequent in the next line."""
     header, first = ([*islice(filter(str.strip, lines), 2), "", ""])[:2]
     header, first = (re.sub(r'"[^"]*"', "", line) for line in (header, first))
     marks = [mark for mark in ",;\t|" if 0 < header.count(mark) == first.count(mark)]
@@ -57,7 +57,7 @@ def likely_separator(lines: Iterable[str]) -> str:
 
 
 def records(table: CsvText) -> Iterator[tuple[int, list[str]]]:
-    """Each record with the number of its last line; blank lines are skipped."""
+    """Yield each record with the number of its last line; blank lines are skipped."""
     mark = separator_of(table)
     with open_text(table) as file:
         yield from parsed_records(file, mark)
@@ -69,7 +69,7 @@ def parsed_records(file: Iterable[str], mark: str) -> Iterator[tuple[int, list[s
 
 
 def line_of_row(found: Iterator[tuple[int, list[str]]], row: int) -> int | None:
-    """The line on which data row `row` (from 0) begins, or None; the first record is the header."""
+    """Return the line on which data row `row` (from 0) begins, or None; the first record is the header."""
     try:
         last, fields = next(islice(found, row + 1, None))
     except (StopIteration, csv.Error):
@@ -78,24 +78,24 @@ def line_of_row(found: Iterator[tuple[int, list[str]]], row: int) -> int | None:
 
 
 def read_header(table: CsvText) -> list[str]:
-    """The names of the columns. Raises unless they exist and differ and the first row has as many fields."""
+    """Return the column names. Raises unless they exist, differ, and match the number of fields in the first row."""
     rows = records(table)
     names = next(rows, (0, []))[1]
     if not any(name.strip() for name in names):
-        raise FileError(f"the file must begin with the names of its columns; got {table.path}, with none.")
+        raise FileError(f"the file must begin with the names of its columns; got {table.path}, which has none.")
     twice = [name for i, name in enumerate(names) if name.strip() and name in names[:i]]
     if twice:
         raise FileError(f"columns must have different names; got {twice[0]!r} twice in {table.path}. Rename one.")
     first = next(rows, None)
     if first is None:
-        raise FileError(f"the file must have rows below its header; got {table.path}, with none.")
+        raise FileError(f"the file must have rows below its header; got {table.path}, which has none.")
     if len(first[1]) > len(names):
         refuse_ragged(table.path, f"line {first[0]}", len(names), len(first[1]))
     return names
 
 
 def read_csv(table: CsvText, rows: int | None, text: tuple[str, ...]) -> Iterator["pandas.DataFrame"]:
-    """The rows in frames of at most `rows`, or in one; the columns in `text` are not converted to numbers."""
+    """Yield the rows in frames of at most `rows`, or in one; the columns in `text` are not converted to numbers."""
     import pandas
 
     with worded_csv_errors(table):
@@ -106,7 +106,7 @@ def read_csv(table: CsvText, rows: int | None, text: tuple[str, ...]) -> Iterato
             whole = pandas.read_csv(file, **options, chunksize=rows)
             checked = False
             for part in [whole] if rows is None else whole:
-                # a line that is too short lacks its last field
+                # in a line that is too short, the last field is missing
                 if not checked and part.iloc[:, -1].isna().any():
                     check_lengths(table, len(names))
                     checked = True
@@ -123,7 +123,7 @@ def check_lengths(table: CsvText, count: int) -> None:
 
 def refuse_ragged(path: Path, where: str, expected: int, got: int) -> NoReturn:
     raise FileError(
-        f"every line must have {expected} fields, as the header has; got {got} in {where} of {path}. "
+        f"every line must have {expected} fields, like the header; got {got} in {where} of {path}. "
         "Quote fields that contain the separator."
     )
 
@@ -147,7 +147,7 @@ def worded_csv_errors(table: CsvText) -> Iterator[None]:
         reason = str(error).splitlines()[0].removeprefix("Error tokenizing data. C error: ")
         raise FileError(f"{table.path} must be CSV; got {reason}. Check its quotes.") from None
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise FileError(f"{table.path} must be a whole gzip file; got {error}. Copy it again.") from None
+        raise FileError(f"{table.path} must be a complete gzip file; got {error}. Copy it again.") from None
     except csv.Error as error:
         raise FileError(f"{table.path} must be CSV; got {error}. Check its quotes and its --separator.") from None
 

@@ -18,12 +18,12 @@ class Files:
     ----------
     path : str, path, or list of them
         A file, a directory of files, or a pattern such as ``"rows/*.parquet"``, in the order of their names.
-        Alternatively a dataset of pyarrow.
+        Alternatively, a pyarrow dataset.
     target : str, optional
         The column of labels: any two values. Required for fitting.
     features : list of str, optional
-        The columns of X, all numeric. By default every column that is not named below and is neither the index of a
-        pandas frame nor an unnamed first column of a CSV file; for predictions, the columns of the fit.
+        The columns of X, all numeric. By default, every column except the others named here, the index of a pandas
+        frame, and an unnamed first column of a CSV file; for predictions, the columns of the fit.
     weight, offset : str, optional
         The columns of row weights and of the known part of the log-odds.
 
@@ -63,7 +63,7 @@ class Files:
 
 @dataclass(frozen=True)
 class FileReader:
-    """The files of one table, and which of its columns are read."""
+    """The files of one table, and the columns to read."""
 
     files: list[arrow.ArrowFile]
     kinds: dict[str, Any]  # feature -> NumPy dtype

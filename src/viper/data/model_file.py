@@ -26,7 +26,7 @@ from viper.errors import StorageError
 
 FORMAT_VERSION = 1
 LARGEST_HEADER = 100_000_000  # bytes; safetensors' own limit
-IMPOSSIBLE_HEADER = 1 << 40  # bytes; text that is read as a model announces a far longer header
+IMPOSSIBLE_HEADER = 1 << 40  # bytes; a text file, read as a model, would announce a far longer header
 NO_DIGEST = "0" * 64
 JSON_SCALARS = (str, bool, int, float, type(None))  # what JSON stores unchanged
 OTHER_FORMATS = {b"PK\x03\x04": "a zip archive, as torch.save writes", b"\x80": "a pickle"}
@@ -35,7 +35,7 @@ OTHER_FORMATS = {b"PK\x03\x04": "a zip archive, as torch.save writes", b"\x80": 
 class Document(NamedTuple):
     """What the header says: the file's digest, the version that wrote it, and what it holds."""
 
-    sha256: str  # first, so that it is the first run of 64 zeros in the file
+    sha256: str  # the first field, so that its placeholder is the first run of 64 zeros in the file
     format_version: int
     viper_version: str
     data_bytes: int
@@ -65,7 +65,7 @@ def write_tensors(
 
 def write_bytes(path: str | os.PathLike[str], contents: bytes, overwrite: bool = False) -> None:
     """Write a file: all of it, or nothing. Raises a StorageError as `write_tensors` does."""
-    path = Path(path).resolve()
+    path = Path(path).absolute()
     with worded_errors(path, IN_PYTHON), checked_file(path, overwrite, IN_PYTHON) as file:
         file.write(contents)
 
@@ -97,7 +97,7 @@ def read_tensors(path: str | os.PathLike[str]) -> tuple[str, dict[str, Tensor], 
 
 
 def encode_file(kind: str, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> bytes:
-    """The bytes of the file."""
+    """Return the bytes of the file."""
     plain = {name: plain_tensor(name, tensor) for name, tensor in tensors.items()}
     size = sum(tensor.nbytes for tensor in plain.values())
     document = Document(NO_DIGEST, FORMAT_VERSION, viper_version(), size, kind, plain_metadata(metadata))
@@ -109,26 +109,26 @@ def encode_file(kind: str, tensors: dict[str, Tensor], metadata: dict[str, Any])
 
 
 def plain_tensor(name: str, tensor: Tensor) -> Tensor:
-    """A copy on the CPU that shares memory with no other."""
+    """Return a copy on the CPU that shares no memory."""
     if not isinstance(tensor, Tensor) or tensor.layout is not torch.strided or name == "__metadata__":
         raise TypeError(f"tensors must map names to dense tensors; got {type(tensor).__name__} for {name!r}.")
     return tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
 
 
 def plain_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
-    """The metadata as they will be read back. Raises a TypeError if they would differ."""
+    """Return the metadata as JSON will read them back. Raises a TypeError if they would differ."""
     rule = "metadata must come back from JSON unchanged"
     try:
         copy = json.loads(json.dumps(metadata, allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:
-        raise TypeError(f"{rule}; got {error}. Make arrays tensors, and NaN or infinity None.") from error
+        raise TypeError(f"{rule}; got {error}. Convert arrays to tensors, and NaN or infinity to None.") from error
     if not isinstance(copy, dict) or copy != metadata:
-        raise TypeError(f"{rule}; got {first_change(metadata, copy)}. Make tuples lists, and keys strings.")
+        raise TypeError(f"{rule}; got {first_change(metadata, copy)}. Convert tuples to lists, and keys to strings.")
     return copy
 
 
 def first_change(given: Any, copy: Any, path: str = "metadata") -> str:
-    """The first value or key that JSON changes, and where it is."""
+    """Describe the first value or key that JSON changes, and its location."""
     if isinstance(given, dict):
         if odd := [key for key in given if not isinstance(key, str)]:
             return f"the key {odd[0]!r} in {path}"
@@ -155,7 +155,7 @@ def viper_version() -> str:
 
 
 def read_head(file: BinaryIO, path: Path) -> bytes:
-    """The header, including the 8 bytes of its length."""
+    """Return the header, including the 8 bytes of its length."""
     start, size = file.read(8), os.fstat(file.fileno()).st_size
     length = int.from_bytes(start, "little")
     if not 0 < length <= min(LARGEST_HEADER, size - 8):
@@ -166,7 +166,7 @@ def read_head(file: BinaryIO, path: Path) -> bytes:
 
 
 def parse_document(head: bytes, path: Path) -> Document:
-    """The header's document. Raises if it is not one, or if its version is newer than this viper."""
+    """Return the header's document. Raises if it is invalid or written by a newer format version."""
     try:
         content = json.loads(json.loads(head[8:].decode())["__metadata__"]["viper"])
         if content["format_version"] <= FORMAT_VERSION:
@@ -189,7 +189,7 @@ def refuse_file(path: Path, what: str) -> NoReturn:
 
 
 def check_contents(contents: bytes, head: int, document: Document, path: Path) -> None:
-    """Raise unless every byte is there and is the one that was written."""
+    """Raise unless the file is complete and unchanged."""
     if (size := len(contents) - head) < document.data_bytes:
         rule = f"{path} must hold {document.data_bytes} bytes of data; got {size}"
         raise StorageError(f"{rule}: it is truncated. Copy or save it again.")

@@ -1,6 +1,6 @@
-"""From whatever a user passes to a source that the solver can sum over: the one place where the kinds of rows differ.
+"""Turn whatever a user passes into a source that the solver can sum over: only here do the kinds of rows differ.
 
-An estimator says in a `RowFormat` how it wants its rows and gets a source; what the rows came as no longer matters.
+An estimator describes the rows it wants in a `RowFormat` and gets a source, whatever form the rows had.
 """
 
 from contextlib import closing
@@ -25,7 +25,7 @@ Description = Files | Blocks | MemoryMap  # each with `open(labels, known)`, `kn
 
 
 def is_kept_elsewhere(X: Any) -> bool:
-    """Whether X stands for rows that are not in memory."""
+    """Return whether X stands for rows that are not in memory."""
     return is_dask(X) or describe(X) is not None
 
 
@@ -40,9 +40,9 @@ def open_labelled_rows(
     reset: bool = False,
     classes: Any = None,
 ) -> tuple[np.ndarray, RowSource]:
-    """The two classes, which are given or found in y, and a source of the rows.
+    """Return the two classes, given or found in y, and a source of the rows.
 
-    With `reset` the estimator learns number and names of the columns, otherwise they must be those it knows.
+    With `reset` the estimator learns the number and names of the columns; otherwise they must match those it knows.
     """
     if is_dask(X):
         from viper.data.dask import collections
@@ -63,7 +63,7 @@ def open_labelled_rows(
 
 
 def open_rows(estimator: Any, X: Any, offset: Any, format: RowFormat) -> RowSource:
-    """A source of rows to predict; their labels mean nothing."""
+    """Return a source of rows to predict; their labels are placeholders."""
     if is_dask(X):
         from viper.data.dask import collections
 
@@ -76,7 +76,7 @@ def open_rows(estimator: Any, X: Any, offset: Any, format: RowFormat) -> RowSour
 
 
 def describe(X: Any, y: Any = None, *, sample_weight: Any = None, offset: Any = None) -> Description | None:
-    """The description of rows that are to be read in chunks, or None if X is something else."""
+    """Return the description of rows to read in chunks, or None if X is something else."""
     if isinstance(X, np.memmap):
         return MemoryMap(X, y, weight=sample_weight, offset=offset)
     if isgenerator(X):
@@ -98,20 +98,20 @@ def describe(X: Any, y: Any = None, *, sample_weight: Any = None, offset: Any = 
 
 
 def open_reader(estimator: Any, description: Description, *, labels: bool, reset: bool) -> Reader:
-    """A reader of the columns that the estimator knows, or learns with `reset`."""
+    """Return a reader of the columns that the estimator knows, or learns with `reset`."""
     if hasattr(estimator, "formula_"):
         raise ValueError(
             "a model with a formula reads tables in memory; got files or blocks. Pass one DataFrame at a time."
         )
     known = None if reset else getattr(estimator, "feature_names_in_", None)
     reader = description.open(labels, None if known is None else [str(name) for name in known])
-    # scikit-learn's own comparison of number and names, on a table without rows
+    # let scikit-learn compare number and names, on a table without rows
     validate_data(estimator, empty_table(reader), reset=reset, skip_check_array=True)
     return reader
 
 
 def empty_table(reader: Reader) -> Any:
-    """The columns of the reader without rows, with names if they have any."""
+    """Return a table with the reader's columns, named if they have names, and no rows."""
     nothing = np.empty((0, reader.width))
     if reader.names is None:
         return nothing
@@ -127,14 +127,14 @@ def stream_of(reader: Reader, classes: np.ndarray | None, count: int, format: Ro
 
 
 def is_dask(X: Any) -> bool:
-    """Whether X is a Dask collection, without importing Dask."""
+    """Return whether X is a Dask collection, without importing Dask."""
     return getattr(X, "__dask_graph__", None) is not None and not isinstance(X, type)
 
 
 def dask_columns(estimator: Any, X: Any, reset: bool) -> tuple[Any, Any]:
-    """The collection with all columns in each partition, and an estimator that knows these columns and nothing else.
+    """Return the collection with all columns in each partition, and an estimator that knows only these columns.
 
-    The estimator learns number and names of the columns with `reset`, otherwise they must be those it knows.
+    With `reset` the estimator learns the number and names of the columns; otherwise they must match.
     """
     from viper.data.dask import collections
 

@@ -1,7 +1,7 @@
 """Rows larger than memory as a source for the solver: read ahead in chunks, checked as they arrive, never kept.
 
-A chunk holds a whole number of the blocks that arrays in memory are cut into, so that every sum over rows, and hence
-the fit, is the same wherever the rows are stored.
+A chunk is a whole number of the blocks into which arrays in memory are split, so every sum over rows, and hence the
+fit, is the same wherever the rows are stored.
 """
 
 from collections.abc import Callable, Iterator
@@ -29,20 +29,20 @@ from viper.inference.rows import (
     traits_on,
 )
 
-CHUNK_BYTES = 1 << 24  # of features per chunk: large enough to read at full speed; about four chunks exist at a time
+CHUNK_BYTES = 1 << 24  # bytes of features per chunk: enough to read at full speed; about four chunks exist at a time
 CHUNK_BYTES_DEVICE = 1 << 28
-SCAN_ROWS = 1 << 18  # per chunk when only labels are read
-FIRST_ROWS = 100  # compared in every pass, to notice when a source has changed
-ROW_ROUNDING = 1e-6  # relative to the largest entry: by how much recomputed rows may differ
+SCAN_ROWS = 1 << 18  # rows per chunk when only labels are read
+FIRST_ROWS = 100  # rows compared in every pass, to detect a source that has changed
+ROW_ROUNDING = 1e-6  # how much recomputed rows may differ, relative to the largest entry
 
-PARTS = ("features", "label", "offset", "weight")  # of a chunk
+PARTS = ("features", "label", "offset", "weight")  # parts of a chunk
 
 Item = TypeVar("Item")
-RowName = Callable[[int], str]  # the i-th row of a chunk, in words
+RowName = Callable[[int], str]  # names the i-th row of a chunk in messages
 
 
 def ignore_progress(rows: int) -> None:
-    """The observer of a source that nobody observes."""
+    """Do nothing: the default observer of a source."""
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -50,7 +50,7 @@ def ignore_progress(rows: int) -> None:
 
 
 def scan(reader: Reader, known: Any, observer: Callable[[int], None]) -> tuple[np.ndarray, int]:
-    """The two classes and the number of rows. Features are read only if the reader cannot skip them."""
+    """Return the two classes and the number of rows. Features are read only if the reader cannot skip them."""
     classes = None if known is None else checks.distinct(np.asarray(known))
     rows, any_weight = 0, False
     for chunk in read_ahead(reader.read(SCAN_ROWS, features=False)):
@@ -70,7 +70,7 @@ def scan(reader: Reader, known: Any, observer: Callable[[int], None]) -> tuple[n
 
 
 def more_classes(found: np.ndarray | None, y: np.ndarray, place: RowName) -> np.ndarray:
-    """The labels found so far and those of some more rows. Raises if one is missing or there are more than two."""
+    """Add the labels of more rows to those found. Raises if one is missing or there are more than two."""
     if found is not None and len(found) == 2 and bool(((y == found[0]) | (y == found[1])).all()):
         return found
     if y.dtype.kind == "O":
@@ -93,7 +93,7 @@ def more_classes(found: np.ndarray | None, y: np.ndarray, place: RowName) -> np.
 
 
 def row_of_third_class(found: list[Any], y: np.ndarray) -> int:
-    """The first row with a third label, given those found before."""
+    """Return the first row with a third label, given those found before."""
     while True:
         new = np.logical_and.reduce([y != label for label in found] or [np.ones(len(y), bool)])
         i = int(new.argmax())
@@ -103,7 +103,7 @@ def row_of_third_class(found: list[Any], y: np.ndarray) -> int:
 
 
 def check_chunk(chunk: Chunk, classes: np.ndarray | None) -> Chunk:
-    """The chunk with finite numbers, and True for the second class as label. Errors name file and row."""
+    """Check that the numbers are finite, and make the label True for the second class. Errors name file and row."""
     check_finite_chunk(chunk.features, "X", chunk.place)
     offset = finite_numbers(chunk.offset, "offset", chunk.place)
     if classes is None:
@@ -126,7 +126,7 @@ def check_weight(chunk: Chunk) -> np.ndarray | None:
 
 
 def finite_numbers(x: np.ndarray | None, name: str, place: RowName) -> np.ndarray | None:
-    """A finite vector of float64, or None."""
+    """Return a finite float64 vector, or None."""
     if x is None:
         return None
     values = checks.read_numbers(x, name)
@@ -139,7 +139,7 @@ def check_finite_chunk(x: np.ndarray, name: str, place: RowName) -> None:
     if x.dtype.kind != "f":
         return
     with np.errstate(all="ignore"):
-        if np.isfinite(x.sum()):  # then all entries are
+        if np.isfinite(x.sum()):  # then all entries are finite
             return
     bad = ~np.isfinite(x)
     if bad.any():
@@ -167,7 +167,7 @@ class Stream(BlockSource):
     block_rows: int = BLOCK_ROWS
     observer: Callable[[int], None] = ignore_progress
     pending: list["StreamSample"] = field(default_factory=list)
-    first: Chunk | None = None  # rows of the first pass
+    first: Chunk | None = None  # first rows of the first pass
 
     @property
     def traits(self) -> SourceTraits:
@@ -182,13 +182,13 @@ class Stream(BlockSource):
 
     @property
     def chunk_rows(self) -> int:
-        """Rows of a chunk: whole blocks, unless a single block is too large already."""
+        """The rows of a chunk: whole blocks, unless a single block is already too large."""
         size = CHUNK_BYTES if self.device.type == "cpu" else CHUNK_BYTES_DEVICE
         rows = max(1, size // (8 * max(1, self.reader.width)))
         return rows - rows % self.block_rows if rows > self.block_rows else rows
 
     def chunks(self) -> Iterator[Arrays]:
-        """All rows in order, as arrays of `chunk_rows`."""
+        """Yield all rows in order, as arrays of `chunk_rows`."""
         checked = (check_chunk(chunk, self.classes) for chunk in self.reader.read(self.chunk_rows))
         seen = 0
         for part in read_ahead(regrouped(checked, self.chunk_rows)):
@@ -200,17 +200,17 @@ class Stream(BlockSource):
         if seen != self.rows and self.classes is not None:
             raise ValueError(
                 f"the source must have the same rows in every pass; got {self.rows} rows, and now {seen}. "
-                "Let nothing write to it during a fit, and let a function start over in each call."
+                "Do not write to it during a fit; a function must start over in each call."
             )
 
     def recognise(self, now: Chunk) -> None:
-        """Raise unless the first rows are those of the first pass, if there are as many."""
+        """Raise if the first rows differ from those of the first pass; a different number of rows is not compared."""
         before = self.first = self.first or each_array(now, np.copy)
         alike = (equal_up_to_rounding(getattr(now, name), getattr(before, name)) for name in PARTS)
         if len(now.features) == len(before.features) and not all(alike):
             raise ValueError(
-                "the source must have the same rows in every pass; got different ones at the start. Let a function "
-                "start over in each call, with the same seed, and let nothing write to files during a fit."
+                "the source must have the same rows in every pass; got different ones at the start. A function must "
+                "start over in each call, with the same seed; do not write to files during a fit."
             )
 
     def arrays(self, chunk: Chunk) -> Arrays:
@@ -229,11 +229,11 @@ class Stream(BlockSource):
         return add_up(chunk.reduce(function) for chunk in self.chunks())
 
     def sample(self, k: int, generator: np.random.Generator) -> "StreamSample":
-        """The rows that `Arrays.sample` would take, read when they are first needed."""
+        """Return the rows that `Arrays.sample` would choose, read when they are first needed."""
         return self.take(scattered(self.rows, k, generator).numpy())
 
     def take(self, chosen: np.ndarray) -> "StreamSample":
-        """The chosen rows, in ascending order."""
+        """Yield the chosen rows, in ascending order."""
         sample = StreamSample(self, chosen)
         self.pending.append(sample)
         return sample
@@ -276,7 +276,7 @@ class StreamSample(BlockSource):
         return self.held
 
     def collect(self, chunk: Arrays, start: int) -> None:
-        """Keep those rows of a chunk that were chosen."""
+        """Keep the chosen rows of a chunk."""
         if self.held is None:
             self.held = empty_arrays(chunk, self.rows)
         low, high = np.searchsorted(self.chosen, [start, start + chunk.rows])
@@ -294,17 +294,17 @@ class StreamSample(BlockSource):
 def equal_up_to_rounding(now: np.ndarray | None, before: np.ndarray | None) -> bool:
     if now is None or before is None:
         return now is before
-    now, before = np.asarray(now, np.float64) / 2.0, np.asarray(before, np.float64) / 2.0  # differences may overflow
+    now, before = np.asarray(now, np.float64) / 2.0, np.asarray(before, np.float64) / 2.0  # so no difference overflows
     return bool((np.abs(now - before) <= ROW_ROUNDING * np.abs(before).max(0, initial=0.0)).all())
 
 
 def arrays_of(rows: Arrays) -> dict[str, Tensor]:
-    """Features, label and the vectors there are, by name."""
+    """Return features, label and the vectors that are present, by name."""
     return {"features": rows.features, **rows.vectors()}
 
 
 def empty_arrays(like: Arrays, k: int) -> Arrays:
-    """Uninitialised arrays for k rows, on the device where they will be used."""
+    """Return uninitialised arrays for k rows, on the device where they will be used."""
     empty: dict[str, Any] = {
         name: x.new_empty((k, *x.shape[1:]), device=like.device) for name, x in arrays_of(like).items()
     }
@@ -316,7 +316,7 @@ def empty_arrays(like: Arrays, k: int) -> Arrays:
 
 
 def read_ahead(items: Iterator[Item]) -> Iterator[Item]:
-    """The same items, each produced in another thread while the one before is in use."""
+    """Yield the same items, each produced in another thread while the previous one is in use."""
     end: Any = object()
     with ThreadPoolExecutor(1) as reader:
         coming = reader.submit(next, items, end)
@@ -326,7 +326,7 @@ def read_ahead(items: Iterator[Item]) -> Iterator[Item]:
 
 
 def regrouped(chunks: Iterator[Chunk], rows: int) -> Iterator[Chunk]:
-    """The same rows in chunks of `rows`, except for the last."""
+    """Yield the same rows in chunks of `rows`, except for the last."""
     held: list[Chunk] = []
     count = 0
     for chunk in chunks:
@@ -343,7 +343,7 @@ def regrouped(chunks: Iterator[Chunk], rows: int) -> Iterator[Chunk]:
 
 
 def each_array(chunk: Chunk, function: Callable[[np.ndarray], np.ndarray]) -> Chunk:
-    """The chunk with the function applied to each of its arrays."""
+    """Return the chunk with the function applied to each of its arrays."""
     changed: dict[str, Any] = {name: None if (x := getattr(chunk, name)) is None else function(x) for name in PARTS}
     return Chunk(**changed)
 

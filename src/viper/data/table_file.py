@@ -1,4 +1,4 @@
-"""Tables on disk as data frames: CSV (also .gz), Parquet, Arrow and LIBSVM; messages name file, line and cell.
+"""Read tables on disk as data frames: CSV (also .gz), Parquet, Arrow and LIBSVM; errors name file, line and cell.
 
 Nothing here imports torch, so that a command reports a wrong file name at once.
 """
@@ -18,24 +18,24 @@ from viper.errors import FileError, RowError
 if TYPE_CHECKING:
     import pandas
 
-MOST_CELLS = 200_000_000  # of a LIBSVM file made dense: 1.6 GB
-MOSTLY = 0.8  # a column of text with at least this share of numbers is taken for numbers with mistakes
-FEWEST_NUMBERS = 5  # distinct ones among them; fewer are codes, like 0, 1, 2, 3+
+MOST_CELLS = 200_000_000  # most cells of a LIBSVM file, which becomes dense: 1.6 GB
+MOSTLY = 0.8  # a text column with at least this share of numbers is treated as numbers with mistakes
+FEWEST_NUMBERS = 5  # distinct numbers in such a column; fewer are codes, like 0, 1, 2, 3+
 
 
 @dataclass(frozen=True)
 class TableFile(CsvText):
-    """A file that holds a table, in the format whose word is given or in the one its first bytes or its name say."""
+    """A file that holds a table. The format is the one given, or is recognised by the first bytes or the name."""
 
     format: str | None = None
 
     def read(self, text: tuple[str, ...] = ()) -> "pandas.DataFrame":
-        """All rows; the columns in `text` are not converted to numbers."""
+        """Read all rows; the columns in `text` are not converted to numbers."""
         (frame,) = self.chunks(None, text)
         return frame
 
     def chunks(self, rows: int | None, text: tuple[str, ...] = ()) -> Iterator["pandas.DataFrame"]:
-        """The rows in parts of at most `rows`, or in one."""
+        """Yield the rows in parts of at most `rows`, or in one."""
         kind = self.kind()
         if kind == CSV:
             yield from read_csv(self, rows, text)
@@ -45,7 +45,7 @@ class TableFile(CsvText):
             yield from ArrowFile(self.path, kind).frames(rows)
 
     def kind(self) -> TableFormat:
-        """The format. Raises if the file does not exist, is empty or is a spreadsheet."""
+        """The file's format. Raises if the file does not exist, is empty or is a spreadsheet."""
         check_input(self.path)
         if self.format is not None:
             return FORMATS[self.format]
@@ -55,11 +55,11 @@ class TableFile(CsvText):
         return format_by_magic(start) or BY_SUFFIX.get(self.path.suffix.lower(), CSV)
 
     def line(self, row: int) -> int | None:
-        """The line of a text file on which data row `row` (from 0) begins."""
+        """Return the line of a text file on which data row `row` (from 0) begins."""
         return line_of_row(records(self), row) if self.kind() == CSV else None
 
     def place(self, row: int) -> str:
-        """Where data row `row` (from 0) is: its line in a text file, otherwise its number."""
+        """Describe where data row `row` (from 0) is: its line in a text file, otherwise its number."""
         line = self.line(row)
         return f"row {row + 1}" if line is None else f"line {line}"
 
@@ -90,7 +90,7 @@ def check_input(path: Path) -> None:
 
 
 def check_numbers(frame: "pandas.DataFrame", table: TableFile, categories: tuple[str, ...] = ()) -> None:
-    """Raise if most cells of a text column are numbers, and name the first that is not and its line."""
+    """Raise if most cells of a text column are numbers; the message names the first that is not, and its line."""
     import pandas
 
     for name in frame.columns.difference(categories, sort=False):
@@ -111,7 +111,7 @@ def check_numbers(frame: "pandas.DataFrame", table: TableFile, categories: tuple
 
 
 def read_libsvm(path: Path) -> "pandas.DataFrame":
-    """A LIBSVM file as a frame: the label is column y, feature j is column xj."""
+    """Read a LIBSVM file as a frame: the label is column y, feature j is column xj."""
     import pandas
     from sklearn.datasets import load_svmlight_file
 
@@ -121,8 +121,8 @@ def read_libsvm(path: Path) -> "pandas.DataFrame":
         raise FileError(f"{path} must be LIBSVM text, 'label index:value …'; got {error}.") from None
     if X.shape[0] * X.shape[1] > MOST_CELLS:
         raise FileError(
-            f"a LIBSVM file may have {MOST_CELLS:,} cells here, zeros included; got {X.shape[0]:,} × {X.shape[1]:,}. "
-            "Fit the sparse matrix in Python, with covariance='diagonal'."
+            f"a LIBSVM file may have at most {MOST_CELLS:,} cells, including zeros; got {X.shape[0]:,} × "
+            f"{X.shape[1]:,}. Fit the sparse matrix in Python, with covariance='diagonal'."
         )
     frame = pandas.DataFrame(X.toarray(), columns=[f"x{j}" for j in range(X.shape[1])])
     if X.shape[1] and X[:, [0]].nnz == 0:  # indices begin at 1

@@ -1,8 +1,10 @@
 """Files that appear whole or not at all: the atomic writer, and tables written through it part by part."""
 
+import errno
 import gzip
 import os
 import secrets
+import stat
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
@@ -18,7 +20,8 @@ from viper.errors import OutputError, StorageError
 if TYPE_CHECKING:
     import pandas
 
-GROUP_ROWS = 1 << 19  # of a Parquet row group: what is held before it is written
+GROUP_ROWS = 1 << 19  # rows of a Parquet row group, held in memory until it is written
+REFUSED = {stat.S_IFDIR: "a directory", stat.S_IFBLK: "a block device", stat.S_IFSOCK: "a socket"}
 
 
 # --- one file ---
@@ -30,7 +33,20 @@ def atomic_file(path: str | PathLike[str], overwrite: bool = False) -> Iterator[
 
     If anything fails, nothing is left behind and an existing file stays as it was. Links are followed. Raises
     FileExistsError if the file exists and `overwrite` is False, even if another writer has just created it.
+
+    A pipe or character device, such as /dev/stdout or /dev/null, is never replaced: the bytes are written through it.
     """
+    if (kind := file_kind(Path(path))) in REFUSED:
+        raise OSError(errno.EINVAL, f"it is {REFUSED[kind]}")
+    if is_stream(Path(path)):
+        file = os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND), "wb")
+        try:
+            yield file
+            file.flush()
+        finally:
+            with suppress(OSError):  # if the other end is closed, the write has already raised
+                file.close()
+        return
     final = Path(path).resolve()
     temporary = final.with_name(f".viper-{secrets.token_hex(8)}.tmp")
     try:
@@ -42,8 +58,18 @@ def atomic_file(path: str | PathLike[str], overwrite: bool = False) -> Iterator[
             os.fsync(file.fileno())
         publish(temporary, final, overwrite)
     finally:
-        with suppress(OSError):  # whatever made it fail may forbid this too
+        with suppress(OSError):  # whatever caused the failure may prevent this too
             temporary.unlink()
+
+
+def file_kind(path: Path) -> int:
+    """The type of the file that `path` leads to, as stat.S_IFREG and the like, or 0 if there is none."""
+    return stat.S_IFMT(path.stat().st_mode) if path.exists() else 0
+
+
+def is_stream(path: Path) -> bool:
+    """Whether bytes are written through `path`: a pipe, a character device, or whatever standard output is."""
+    return str(path) in ("/dev/stdout", "/dev/stderr") or file_kind(path) in (stat.S_IFIFO, stat.S_IFCHR)
 
 
 def publish(temporary: Path, path: Path, overwrite: bool) -> None:
@@ -54,13 +80,13 @@ def publish(temporary: Path, path: Path, overwrite: bool) -> None:
         except OSError:
             if path.exists():
                 raise FileExistsError from None
-            # a file system without links: a writer between here and the renaming goes unnoticed
+            # no hard links here: a file that appears between this check and the renaming goes unnoticed
         else:
             return
     temporary.replace(path)
 
 
-# --- what can go wrong, in the words of the caller ---
+# --- file-system errors, reworded for the caller ---
 
 
 class Wording(NamedTuple):
@@ -76,20 +102,23 @@ IN_A_SHELL = Wording(OutputError, "the output", "--force")
 
 
 def check_target(path: Path, overwrite: bool, wording: Wording) -> None:
-    """Raise if `path` is not a place where a new file can be."""
+    """Raise if no new file can be created at `path`."""
     if not path.parent.is_dir():
-        raise wording.error(f"the directory of {wording.target} must exist; got {path.parent}. Make it first.")
-    if path.is_dir():
-        raise wording.error(f"{wording.target} must be a file; got {path}, which is a directory. Add a file name.")
+        raise wording.error(f"the directory of {wording.target} must exist; got {path.parent}. Create it first.")
     with worded_errors(path, wording):
-        if path.exists() and not overwrite:
+        if (kind := file_kind(path)) in REFUSED:
+            rule = f"{wording.target} must be a regular file or a new name"
+            raise wording.error(f"{rule}; got {path}, which is {REFUSED[kind]}. Add or change the file name.")
+        if kind and not overwrite and not is_stream(path):
             raise FileExistsError
 
 
 def check_output(path: Path, overwrite: bool) -> None:
-    """Raise an OutputError if a command cannot write there, before it does the work."""
+    """Raise an OutputError before a command starts work whose output it cannot write."""
     check_target(path, overwrite, IN_A_SHELL)
-    if not os.access(path.parent, os.W_OK | os.X_OK):
+    if is_stream(path) and not os.access(path, os.W_OK):
+        raise OutputError(f"the output must be writable; got {path}, which is not. Choose another.")
+    if not is_stream(path) and not os.access(path.parent, os.W_OK | os.X_OK):
         raise OutputError(
             f"the directory of the output must be writable; got {path.parent}, which is not. Choose another."
         )
@@ -97,7 +126,7 @@ def check_output(path: Path, overwrite: bool) -> None:
 
 @contextmanager
 def worded_errors(path: str | PathLike[str], wording: Wording) -> Iterator[None]:
-    """Turn errors of the file system into the caller's."""
+    """Turn file-system errors into the caller's exception."""
     error, target, option = wording
     try:
         yield
@@ -109,7 +138,7 @@ def worded_errors(path: str | PathLike[str], wording: Wording) -> Iterator[None]
 
 @contextmanager
 def checked_file(path: Path, overwrite: bool, wording: Wording) -> Iterator[BinaryIO]:
-    """An `atomic_file` whose own errors are the caller's; those raised while it is open pass through."""
+    """Open an `atomic_file` that raises the caller's exception; errors raised while it is open pass through."""
     with ExitStack() as stack:
         with worded_errors(path, wording):
             check_target(path, overwrite, wording)
@@ -124,7 +153,7 @@ def checked_file(path: Path, overwrite: bool, wording: Wording) -> Iterator[Bina
 
 @contextmanager
 def frame_writer(path: Path, overwrite: bool = False) -> Iterator[Callable[["pandas.DataFrame"], None]]:
-    """Yield a function that appends frames to a table at `path`: CSV (also .gz) or Parquet, as its name says.
+    """Yield a function that appends frames to a table at `path`: CSV (also .gz) or Parquet, according to its name.
 
     Raises
     ------
@@ -148,11 +177,12 @@ def frame_writer(path: Path, overwrite: bool = False) -> Iterator[Callable[["pan
 
 @contextmanager
 def csv_writer(file: BinaryIO, path: Path, compressed: bool) -> Iterator[Callable[["pandas.DataFrame"], None]]:
-    """Yield a function that appends frames as CSV; the first brings the header."""
+    """Yield a function that appends frames as CSV; the first also writes the header."""
     out: Any = gzip.GzipFile(fileobj=file, mode="wb", mtime=0) if compressed else file
+    header = iter([True])  # for the first frame; a pipe does not know its position
 
     def append(frame: "pandas.DataFrame") -> None:
-        text = frame.to_csv(index=False, header=not out.tell(), lineterminator="\n")
+        text = frame.to_csv(index=False, header=next(header, False), lineterminator="\n")
         with worded_errors(path, IN_A_SHELL):
             out.write(text.encode())
 
@@ -168,13 +198,13 @@ def write_columns(path: str | PathLike[str], parts: Iterable[dict[str, np.ndarra
     Raises
     ------
     StorageError
-        If the file is not named as Parquet, exists and `overwrite` is False, or if it cannot be written.
+        If the name is not that of a Parquet file, the file exists and `overwrite` is False, or it cannot be written.
     """
     path = Path(path)
     if path.suffix.lower() not in PARQUET.suffixes:
         endings = " or ".join(PARQUET.suffixes)
         raise StorageError(f"path must end in {endings}, because the file is Parquet; got {path}. Rename it.")
-    rows, final, table = 0, path.resolve(), import_pyarrow().table
+    rows, final, table = 0, path.absolute(), import_pyarrow().table
     with checked_file(final, overwrite, IN_PYTHON) as file, parquet_writer(file, final, IN_PYTHON, table) as append:
         for group in grouped(parts):
             append(group)
@@ -188,7 +218,7 @@ def write_columns(path: str | PathLike[str], parts: Iterable[dict[str, np.ndarra
 def parquet_writer(
     file: BinaryIO, path: Path, wording: Wording, table: Callable[..., Any]
 ) -> Iterator[Callable[[Any], None]]:
-    """Yield a function that appends parts, of which `table` makes pyarrow's, to a Parquet file with one schema."""
+    """Yield a function that appends parts, converted by `table` to pyarrow, to a Parquet file with one schema."""
     import pyarrow.parquet as parquet
 
     writer: Any = None
@@ -206,12 +236,12 @@ def parquet_writer(
             if writer is not None:
                 writer.close()
     finally:
-        with suppress(Exception):  # if it is still open, the file is about to be deleted and another error raised
+        with suppress(Exception):  # if it is still open, another error is being raised and the file will be deleted
             writer.close()
 
 
 def grouped(parts: Iterable[dict[str, np.ndarray]]) -> Iterator[dict[str, np.ndarray]]:
-    """The same rows in parts of at least GROUP_ROWS, except for the last."""
+    """Yield the same rows in parts of at least GROUP_ROWS, except for the last."""
     held: dict[str, list[np.ndarray]] = {}
     count = 0
     for part in parts:

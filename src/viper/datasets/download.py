@@ -15,7 +15,7 @@ from viper.errors import DataError
 
 QUIET_SECONDS = 2.0  # seconds before progress is shown
 TIMEOUT = 30.0  # seconds without an answer
-READ_BYTES = 1 << 16  # received at a time
+READ_BYTES = 1 << 16  # bytes received at a time
 FETCH_BY_HAND = "Fetch the file by other means, and pass its folder: data=DIR (--data DIR in the terminal)."
 
 
@@ -33,14 +33,14 @@ def cache_folder() -> Path:
 
 
 def download(url: str, path: Path, check: Callable[[Path], object]) -> None:
-    """Download `url` to `path`, if `check`, which is called with its temporary name, raises nothing.
+    """Download `url` to `path`, unless `check`, which is called with a temporary path, raises an error.
 
-    If it is interrupted, whatever was at `path` stays. Two processes may download the same file at once.
+    If it is interrupted, an existing file at `path` is kept. Two processes may download the same file at once.
 
     Raises
     ------
     DataError
-        If the server does not send the whole file, or the folder cannot be written. Errors of `check` pass through.
+        If the server does not send the whole file, or the folder cannot be written. Errors of `check` propagate.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -48,14 +48,14 @@ def download(url: str, path: Path, check: Callable[[Path], object]) -> None:
             file.writelines(received_chunks(url))
             file.flush()
             check(Path(file.name))
-    except OSError as error:  # of the file; those of the server are DataErrors already
+    except OSError as error:  # from the file; those from the server are DataErrors already
         full = " Free some space, or choose another folder with VIPER_DATA." if error.errno == errno.ENOSPC else ""
         text = f"The folder for data must be writable; got {path.parent}: {error.strerror}."
         raise DataError(text + (full or " Choose another with the environment variable VIPER_DATA.")) from error
 
 
 def received_chunks(url: str) -> Iterator[bytes]:
-    """What the server sends, with progress on a terminal. Raises a DataError if the server fails."""
+    """Yield what the server sends, with progress on a terminal. Raises a DataError if the server fails."""
     try:
         request = urllib.request.Request(url, headers={"User-Agent": "viper"})
         with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:

@@ -134,7 +134,7 @@ def read_liquefaction(path: str | Path, chunk: int = BLOCK_OF_ROWS) -> Liquefact
     names = np.concatenate([quakes for _, quakes in parts]) if parts else np.empty(0, dtype=str)
     test = names == HELD_OUT
     if test.all() or not test.any():
-        text = "earthquake must contain lomaprieta1989, the test rows, and others"
+        text = "the column earthquake must contain lomaprieta1989 (the test rows) and others"
         raise DataError(f"{text}; got {sorted(set(names.tolist()))[:5]} in {path}. Check the column.")
     position, label, X = values[:, :2], values[:, 2].astype(bool), values[:, 3:]
     quakes, quake = np.unique(names[~test], return_inverse=True)

@@ -108,7 +108,7 @@ def find_or_download(name: str, file: LibsvmFile, columns: int, data: str | Path
                 raise
     elif data is not None:
         names = f"{file.table}.csv.gz, {file.table}.csv or {file.name}"
-        raise DataError(f"data must be a folder with {names}, or with these in {name}; got {folder}. Check its name.")
+        raise DataError(f"data must be a folder with {names}, or these in {name}/; got {folder}. Check its name.")
     download(address + file.name, own, lambda temporary: verified_values(temporary, file, columns))
     return verified_values(own, file, columns)
 

@@ -1,4 +1,4 @@
-"""One raw column of a table: its kind, its numbers, its levels. Error messages name column and row."""
+"""One raw column of a table: its kind, its numbers, its levels. Error messages name the column and row."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +34,7 @@ def as_frame(data: Any) -> "pandas.DataFrame":
 
 
 def is_text(column: "pandas.Series[Any]") -> bool:
-    """Whether the column's type makes it a category: text, booleans, pandas' categories. Dates are neither."""
+    """Return whether the column's type makes it a category: text, booleans, pandas' categories. Dates are neither."""
     from pandas.api import types
 
     kind = column.dtype
@@ -42,7 +42,7 @@ def is_text(column: "pandas.Series[Any]") -> bool:
 
 
 def as_numbers(column: "pandas.Series[Any]") -> np.ndarray:
-    """Return finite float64 numbers, with NaN for missing values."""
+    """Return float64 numbers, with NaN for missing values. Infinite values raise an error."""
     from pandas.api import types
 
     if types.is_bool_dtype(column.dtype) or not types.is_numeric_dtype(column.dtype) or column.dtype.kind == "c":

@@ -25,7 +25,7 @@ MISSING_RULES = ("error", "drop", "mean")
 
 @dataclass(frozen=True)
 class Encoding:
-    """What a formula learned from the data: how to make the columns of X from any rows.
+    """What a formula learned from the data: how to compute the columns of X for any rows.
 
     Attributes
     ----------
@@ -96,12 +96,12 @@ class Encoding:
 
     @property
     def inputs(self) -> list[str]:
-        """The columns that the formula reads, without the target."""
+        """Return the columns that the formula reads, without the target."""
         return self.columns[1:]
 
     @property
     def units(self) -> dict[str, str]:
-        """For each column of X, the change in raw units to which its coefficient belongs, in words."""
+        """Describe, for each column of X, the change in raw units to which its coefficient refers."""
         return {name: self._unit(name, *at) for name, *at in zip(self.names, self.centre, self.scale, strict=True)}
 
     def _unit(self, name: str, centre: float, scale: float) -> str:
@@ -136,7 +136,9 @@ class Encoding:
             row = frame.index[int(np.flatnonzero(frame[name].isna())[0])]
             got = f"{counted(holes)}, the first"
             raise RowError("rows must have no missing values", got, row, "Leave them out, or fit with missing='mean'.")
-        return frame.fillna({name: self.means.get(name, self.common.get(name)) for name in holes})
+        whole = [name for name in holes if name in self.means and frame[name].dtype.kind in "iu"]  # pandas' Int64
+        values = {name: self.means.get(name, self.common.get(name)) for name in holes}
+        return frame.astype(dict.fromkeys(whole, "float64")).fillna(values)
 
     def _design(self, frame: "pandas.DataFrame", state: dict[str, Any]) -> "pandas.DataFrame":
         """Return the columns of X before they are standardised. `state` is read, or learned if it is empty."""
@@ -156,7 +158,7 @@ class Encoding:
         return design
 
     def _name(self, ours: str) -> str:
-        """Replace our variables in the name of a column by the names that the data have."""
+        """Replace internal variables in a column's name by the names in the data."""
         return re.sub(r"\b[nc](\d+)_", lambda found: self.columns[int(found[1])], ours)
 
     def to_state(self) -> dict[str, Any]:
@@ -204,7 +206,7 @@ def evaluate_terms(rest: str, frame: "pandas.DataFrame", state: dict[str, Any]) 
     """
     from formulaic import Formula, ModelSpec
 
-    if not len(frame):  # formulaic needs a row to find the names
+    if not len(frame):  # formulaic needs a row to determine the names
         return {name: column[:0] for name, column in evaluate_terms(rest, placeholder_row(frame), state).items()}
     spec = ModelSpec(formula=Formula(rest), transform_state=state, na_action="ignore", output="pandas")
     with formula_errors(), np.errstate(all="ignore"):
@@ -271,7 +273,7 @@ def decode_transforms(state: Any) -> Any:
 
 
 def check_encoding(encoding: Encoding) -> None:
-    """Check that what was read from a file has the types that `learn_formula` gives."""
+    """Check that values read from a file have the types that `learn_formula` produces."""
     kinds: dict[type, tuple[str, ...]] = {
         str: ("formula", "target", "missing"),
         list: ("columns", "names", "centre", "scale"),

@@ -2,7 +2,7 @@
 
 A formula is split into tokens, each column is replaced by a plain variable name, and only the result is passed to
 formulaic, which evaluates calls as Python. A formula can contain only columns, numbers, the functions below,
-+ - * / : ^ and brackets. Loading a model makes the same checks, so a model file cannot run code, whoever wrote it.
++ - * / : ^ and brackets. Loading a model runs the same checks, so a model file cannot run code, whoever wrote it.
 """
 
 import ast
@@ -25,29 +25,29 @@ TOKEN = re.compile(
     r"\s*(?:(?P<quoted>`[^`]*`)|(?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)|(?P<word>[^\W\d]\w*)"
     r"|(?P<text>\"[^\"\\]*\"|'[^'\\]*')|(?P<sign>\*\*|[-+*/:^(),=~.]))"
 )
-Token = tuple[str, str]  # its kind, which is a group of TOKEN, and its text without quotes
+Token = tuple[str, str]  # the kind, a group name of TOKEN, and the text without quotes
 
 
 class ParsedFormula(NamedTuple):
-    """A formula taken apart. Our variables stand for columns: n0_, n1_, … for numbers, c0_, c1_, … for categories."""
+    """A parsed formula. Internal variables stand for columns: n0_, n1_, … for numbers, c0_, c1_, … for categories."""
 
     target: str
     formula: str  # as written, with `.` replaced by columns
     plain: tuple[str, ...]  # columns that are a term by themselves and occur nowhere else
-    rest: str  # every other term, in our variables
+    rest: str  # every other term, in internal variables
     variables: dict[str, str]  # variable in `rest` -> column
     reference: dict[str, str]  # column -> the level named in Treatment("…")
 
 
 def quote_column(column: str) -> str:
-    """Return the column as it is written in a formula."""
+    """Return the column's name as written in a formula."""
     if "`" in column:
         raise FormulaError(f"columns in a formula must have no ` in their names; got {column!r}. Rename or drop it.")
     return column if column.isidentifier() and column not in ("True", "False") else f"`{column}`"
 
 
 def parse_formula(formula: str, columns: Iterable[str], categories: Iterable[str]) -> ParsedFormula:
-    """Check a formula against the columns of the data, of which `categories` are text, and take it apart."""
+    """Check a formula against the columns of the data, where `categories` are text, and parse it."""
     place, categories = {name: i for i, name in enumerate(columns)}, set(categories)
     left, right = split_sides(tokenize(formula))
     target = known_column(left[0][1], place)
@@ -100,15 +100,15 @@ def spell_token(token: Token) -> str:
 
 
 def split_sides(tokens: list[Token]) -> tuple[list[Token], list[Token]]:
-    """Return what is left and right of the one `~`."""
+    """Return the tokens to the left and right of the single `~`."""
     at = [i for i, (kind, text) in enumerate(tokens) if (kind, text) == ("sign", "~")]
     if len(at) != 1:
         raise FormulaError(f"a formula must have one ~; got {len(at)}. Write 'y ~ age + C(ward)'.")
     left, right = tokens[: at[0]], tokens[at[0] + 1 :]
     if len(left) != 1 or left[0][0] not in ("word", "quoted"):
-        raise FormulaError("the left of ~ must be the target's column; got something else. Write 'y ~ age'.")
+        raise FormulaError("the left side of ~ must be the target's column; got something else. Write 'y ~ age'.")
     if not right:
-        raise FormulaError("a formula must have terms right of ~; got none. Write 'y ~ .' for all columns.")
+        raise FormulaError("a formula must have terms to the right of ~; got none. Write 'y ~ .' for all columns.")
     return left, right
 
 
@@ -154,7 +154,7 @@ def split_terms(tokens: list[Token]) -> list[tuple[str, list[Token]]]:
     if not parts[0][1]:  # the formula begins with a sign
         parts = parts[1:]
     if not all(part for _, part in parts):
-        raise FormulaError("every + and - of a formula must be followed by a term; got one that is not.")
+        raise FormulaError("every + and - in a formula must be followed by a term; got one that is not.")
     return parts
 
 
@@ -187,7 +187,7 @@ class Translation:
         self.reference: dict[str, str] = {}
 
     def translate(self, part: list[Token]) -> str:
-        """Translate one term. Calls are checked by themselves and count as one name in the check of the term's size."""
+        """Translate one term. Calls are checked separately and count as one name when the term's size is checked."""
         pieces: list[str] = []
         outline: list[str] = []
         at = 0
@@ -237,7 +237,7 @@ class Translation:
         return source
 
     def category(self, inside: list[Token]) -> str:
-        """Translate C(column) or C(column, Treatment("level")), where the level is the reference of all others."""
+        """Translate C(column) or C(column, Treatment("level")), where the level is the reference for all others."""
         column, option = inside[:1], inside[1:]
         if not column or column[0][0] not in ("word", "quoted"):
             raise FormulaError("C() must contain one column; got something else. Write C(ward).")
@@ -258,7 +258,7 @@ def closing_bracket(tokens: list[Token], start: int) -> int:
         depth += {("sign", "("): 1, ("sign", ")"): -1}.get(tokens[at], 0)
         if depth == 0:
             return at
-    raise FormulaError("every bracket of a formula must be closed; got one that is not.")
+    raise FormulaError("every bracket in a formula must be closed; got one that is not.")
 
 
 def check_call(source: str, variables: Iterable[str]) -> None:
@@ -279,7 +279,7 @@ def check_call(source: str, variables: Iterable[str]) -> None:
                 pending.append(first)
             case ast.BinOp(left=left, op=ast.Pow(), right=ast.Constant(value=int(power))) if (
                 0 <= power <= MOST_POWER and any(isinstance(x, ast.Name) and x.id in names for x in ast.walk(left))
-            ):  # a power of numbers alone could take for ever to compute
+            ):  # a power of numbers alone could take forever to compute
                 pending.append(left)
             case ast.BinOp(left=left, op=ast.Add() | ast.Sub() | ast.Mult() | ast.Div(), right=right):
                 pending += [left, right]
@@ -321,7 +321,7 @@ def check_size(outline: str) -> None:
     except (SyntaxError, RecursionError, ValueError):
         raise FormulaError("a formula must be terms joined by + - * / : ^; got something else. Check it.") from None
     if number > MOST_TERMS:
-        raise FormulaError(f"a formula may have {MOST_TERMS} interactions; got more. Name the ones you need.")
+        raise FormulaError(f"a formula may have at most {MOST_TERMS} interactions; got more. Name the ones you need.")
 
 
 def count_terms(node: ast.AST) -> int:

@@ -46,7 +46,7 @@ def learn_formula(formula: str, data: Any, missing: str = "error", standardize: 
     text = [name for name in columns[1:] if is_text(frame[name])]
     frame, counts, kept = apply_missing_rule(frame[columns], parsed.target, missing)
     if len(columns) == 1:
-        raise FormulaError(f"a formula must name at least one column right of ~; got {formula!r:.80}.")
+        raise FormulaError(f"a formula must name at least one column to the right of ~; got {formula!r:.80}.")
     parsed = parse_formula(parsed.formula, columns, text)
     numbers = {*parsed.plain, *(column for name, column in parsed.variables.items() if name.startswith("n"))}
     levels = {
@@ -80,7 +80,7 @@ def learn_formula(formula: str, data: Any, missing: str = "error", standardize: 
 
 
 def target_labels(column: "pandas.Series[Any]") -> np.ndarray:
-    """Return the target as an array. Integers that pandas stores as floats, since some are missing, become integers."""
+    """Return the target as an array. Integers that pandas stores as floats because some are missing become integers."""
     y = column.to_numpy()
     whole = y.dtype.kind == "f" and bool((y == np.round(y)).all()) and bool((np.abs(y) < 2**53).all())
     return y.astype(np.int64) if whole else y
@@ -117,7 +117,7 @@ def reference_first(levels: list[Any], reference: str | None, column: str) -> li
 
 
 def centre_and_scale(raw: np.ndarray, intercept: bool, standardize: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Return mean and standard deviation of each column, or 0 and 1 for constant columns and those of zeros and ones.
+    """Return each column's mean and standard deviation, or 0 and 1 for constant columns and those of zeros and ones.
 
     Without an intercept nothing is centred, because that would change the model.
     """
@@ -177,7 +177,7 @@ class FormulaMixin:
         standardize : bool, default True
             Whether to centre the columns of X and divide them by their standard deviations, so that the prior suits
             columns of any scale. A logistic regression does not standardise columns of zeros and ones.
-            `formula_.units` gives the change in raw units to which each coefficient belongs.
+            `formula_.units` gives the change in raw units to which each coefficient refers.
         sample_weight, offset : array (n,), optional
             As in `fit`, with one entry per row of `data`.
         **options
@@ -199,7 +199,7 @@ def fit_learned(
     sample_weight: Any = None,
     offset: Any = None,
 ) -> FormulaModel:
-    """Return an estimator fitted to the rows that a formula made from a table."""
+    """Return an estimator fitted to the rows that a formula encoded from a table."""
     if "fit_intercept" in estimator._get_param_names():  # type: ignore[attr-defined]
         options = options | {"fit_intercept": learned.encoding.intercept}
     rows = (kept_entries(vector, learned.kept) for vector in (sample_weight, offset))
@@ -214,7 +214,7 @@ def formula_template(model: Any) -> Encoding | None:
 
 
 def by_formula(fit: WrappedFit) -> WrappedFit:
-    """Wrap `fit` so that a model with a formula learns it again from the table, and is fitted to the X it makes."""
+    """Wrap `fit` so that a model with a formula learns it again from the table, and is fitted to the resulting X."""
 
     @wraps(fit)
     def learning(model: Any, X: Any, y: Any = None, sample_weight: Any = None, offset: Any = None, **given: Any) -> Any:
@@ -222,7 +222,7 @@ def by_formula(fit: WrappedFit) -> WrappedFit:
         if known is None:
             return fit(model, X, y, sample_weight, offset, **given)
         frame = with_labels(as_frame(X), known.target, y)
-        # files and pickles older than the field `standardize` show it by their scales
+        # files and pickles older than the field `standardize` reveal it by their scales
         standardize = known.standardize or any(scale != 1.0 for scale in known.scale)
         learned = learn_formula(known.formula, frame, known.missing, standardize)
         if getattr(model, "fit_intercept", learned.encoding.intercept) != learned.encoding.intercept:

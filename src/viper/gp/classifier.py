@@ -47,10 +47,10 @@ if TYPE_CHECKING:
     import pandas
 
 DEFAULT_STEPS = {"profile": 300, "natural-adam": 1500}
-SEARCH_ROWS = 40_000  # on which hyperparameters are searched, if the rows are not in memory
-SEARCH_ERROR = 1e-6  # nats per row, of the bound with which hyperparameters are searched
+SEARCH_ROWS = 40_000  # rows on which to search hyperparameters, if the rows are not in memory
+SEARCH_ERROR = 1e-6  # nats per row; error of the bound used in the search for hyperparameters
 ROW_FORMAT = RowFormat()
-Q_TOLERANCE = 1e-12  # nats, of q at the chosen hyperparameters
+Q_TOLERANCE = 1e-12  # nats; tolerance of q at the chosen hyperparameters
 
 
 class VariationalGPClassifier(
@@ -60,20 +60,20 @@ class VariationalGPClassifier(
 
     y_i ~ Bernoulli(s(f(x_i))), where f is a Gaussian process. The posterior of f at the inducing points is the Gaussian
     q that maximises the ELBO, found by the same solver as in logistic regression. Kernel, mean function and inducing
-    points maximise the profile: the ELBO at the best q for them.
+    points are chosen to maximise the profile, which is the ELBO at their best q.
 
     Parameters
     ----------
     kernel : {"rbf", "matern32", "matern52", "linear"} or gpytorch.kernels.Kernel, default "rbf"
         The named kernels have one lengthscale ("linear": one variance) per column. A kernel object is copied; its
-        constraints, priors and fixed parameters (``requires_grad_(False)``) are respected. It sees standardised
-        columns.
+        constraints, priors and fixed parameters (``requires_grad_(False)``) are respected. Its inputs are
+        the standardised columns.
     mean : {"linear", "constant", "zero"} or gpytorch.means.Mean, default "linear"
         Its weights are point estimates, so intervals do not include their uncertainty. If a linear mean explains most
         of the data, a NarrowIntervalsWarning says so; "constant" then gives honest intervals.
     n_inducing : int, default 50
-        If there are no more distinct rows than this, the inducing points are the rows: the full variational Gaussian
-        process.
+        Number of inducing points. If there are no more distinct rows than this, all of them are inducing points, which
+        gives the full variational Gaussian process.
     inducing : {"greedy", "kmeans", "subset"} or array (M, n_features), default "greedy"
         Where the inducing points start: at rows chosen one by one where the unexplained variance is largest, at
         cluster centres, at random rows, or at the given points.
@@ -111,7 +111,7 @@ class VariationalGPClassifier(
         Seeds the choice of rows and clusters, the minibatches of "natural-adam" and Monte Carlo. None means a fixed
         seed, so that a fit repeats bit for bit on one machine; `sample` draws afresh in every call if it is None.
     device : str or torch.device, optional
-        Where to compute: by default on the CPU, or where a tensor X is. The fitted model is on the CPU.
+        Device to compute on: by default the CPU, or that of X if X is a tensor. The fitted model is on the CPU.
     verbose : bool or "auto", default "auto"
         Show progress: always, never, or on a terminal once a fit takes longer than two seconds.
 
@@ -123,7 +123,7 @@ class VariationalGPClassifier(
     elbo_ : float
         The exact ELBO at the fitted q, whatever the bound.
     elbo_bound_ : float
-        A certified lower bound of `elbo_`, given kernel, mean and inducing points.
+        A certified lower bound on `elbo_`, given kernel, mean and inducing points.
     objective_ : float
         The ELBO under the chosen bound, without the log prior of the hyperparameters.
     starts_ : list of Start
@@ -131,7 +131,7 @@ class VariationalGPClassifier(
     jitter_ : float
     history_ : list of Iteration; n_iter_ : int; converged_ : bool; status_ : str
     classes_, n_features_in_, feature_names_in_
-    formula_ : the Encoding, if the model was made by `from_formula`
+    formula_ : the Encoding, if the model was created by `from_formula`
 
     Examples
     --------
@@ -218,7 +218,7 @@ class VariationalGPClassifier(
         offset : array (n,), optional
             Known part of the log-odds of each row.
         checkpoint : path, optional
-            A folder that keeps the result of every completed pass over rows that are not in memory until the fit is
+            For rows that are not in memory: a folder that keeps the result of every completed pass until the fit is
             complete. If the fit is interrupted, the same call repeats the search and resumes after the last pass.
         """
         self._check_options()
@@ -250,7 +250,7 @@ class VariationalGPClassifier(
             raise ValueError(f"jitter must lie in [0, 0.01]; got {self.jitter!r}. It is relative to the mean variance.")
 
     def _fit(self, known: Arrays, source: RowSource | None, random: np.random.RandomState) -> None:
-        """Search on rows in memory, then find q on these or, if they are a sample, on all rows of their source."""
+        """Search on rows in memory, then fit q to them or, if they are a sample, to all rows of their source."""
         before = self._before()
         rows = Observations.from_arrays(known).merged()
         if before is None:
@@ -314,7 +314,7 @@ class VariationalGPClassifier(
     def _solve(
         self, found: Found, features: Features, exact: Bound, fast: Bound, progress: Progress
     ) -> tuple[Problem, Result]:
-        """The best q at the chosen θ to full precision, unless Adam chose both."""
+        """The best q at the chosen θ, to full precision; "natural-adam" has already found one."""
         diagonal = self.covariance == "diagonal"
         problem = Problem(features, identity_prior(features), exact, diagonal=diagonal)
         if found.q is None:
@@ -325,7 +325,7 @@ class VariationalGPClassifier(
         return problem, Result(found.q, found.q.factor, value, found.converged, found.status, magnitude=magnitude)
 
     def _solve_all(self, model: SparseGP, source: RowSource, exact: Bound, near: Gaussian) -> tuple[Problem, Result]:
-        """The best q on all rows of a source, from the best on a sample of them."""
+        """The best q on all rows of a source, starting from the best q on a sample."""
         seen = InducedSource(source, InducedView(model, self._scaler))
         problem = Problem(seen, identity_prior(seen), exact, diagonal=self.covariance == "diagonal")
         with closing(Progress(self.verbose, tasks_of(self), source.rows)) as progress:
@@ -349,13 +349,13 @@ class VariationalGPClassifier(
     def _warn(self, searched: bool) -> None:
         if not self.converged_:
             search = "The search stopped early", "Raise max_iter, or tol if the ELBO is good enough."
-            posterior = "The posterior stopped early", "Use more inducing points, or another kernel."
+            posterior = "The solver for the posterior stopped early", "Use more inducing points, or another kernel."
             what, advice = posterior if searched else search
             warnings.warn(f"{what}: {self.status_}. {advice}", ConvergenceWarning, stacklevel=users_line())
         if self.jitter_ > self.jitter:
             warnings.warn(
                 f"The kernel matrix of the inducing points needed a jitter of {self.jitter_:g} instead of "
-                f"{self.jitter:g}. This smooths predictions; with fewer inducing points less is needed.",
+                f"{self.jitter:g}. This smooths predictions; fewer inducing points need less jitter.",
                 JitterWarning,
                 stacklevel=users_line(),
             )
@@ -368,14 +368,14 @@ class VariationalGPClassifier(
     # What was learned
 
     def _features(self, known: Arrays) -> Features:
-        """Rows in memory through the inducing points."""
+        """Rows in memory, projected on the inducing points."""
         device = choose_device(self.device, known.features)
         model = self.model_ if device.type == "cpu" else copy.deepcopy(self.model_).to(device)
         with torch.no_grad():
             return Features(model, Observations.from_arrays(known).standardised(self._scaler, device))
 
     def _induced(self, source: RowSource) -> RowSource:
-        """Rows through the inducing points."""
+        """Rows projected on the inducing points."""
         if source.traits.where == "memory":
             return self._features(source.in_memory())
         return InducedSource(source, InducedView(self.model_, self._scaler))
@@ -406,7 +406,7 @@ class VariationalGPClassifier(
     def summary(self) -> "pandas.DataFrame":
         """Per column, in the units of X: lengthscale, relevance (1/lengthscale in standard deviations), mean weight.
 
-        Everything that belongs to no column is in ``.attrs``: "output_scale", the "intercept" of the mean function, and
+        Everything else is in ``.attrs``: "output_scale", the "intercept" of the mean function, and
         all parameters of the "kernel" by name, for standardised columns.
         """
         check_is_fitted(self, "posterior_")
@@ -415,7 +415,7 @@ class VariationalGPClassifier(
 
     @property
     def diagnose(self) -> Any:
-        """Not available: importance weights would hold only given kernel, mean and inducing points."""
+        """Not available: importance weights would treat kernel, mean and inducing points as known."""
         raise AttributeError(
             "diagnose is a method of VariationalLogisticRegression; got a Gaussian process, whose kernel and mean are "
             "point estimates. See starts_, elbo_bound_ and scores on held-out rows."
@@ -438,7 +438,7 @@ class VariationalGPClassifier(
         self.starts_, self.history_ = [Start(*start) for start in state.metadata["starts"]], []
 
     def _stored_model(self, parameters: dict[str, Tensor], learn_inducing: bool) -> SparseGP:
-        """Kernel, mean and inducing points with stored parameters; a warm start learns those that were learned."""
+        """Kernel, mean and inducing points with stored parameters, for predictions and warm starts."""
         columns, points = self.n_features_in_, torch.zeros_like(parameters["inducing"])
         kernel, mean = make_kernel(self.kernel, columns), make_mean(self.mean, columns)
         model = SparseGP(kernel, mean, points, learn_inducing, self.jitter_)

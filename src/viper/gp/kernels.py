@@ -23,12 +23,12 @@ MEANS = ("linear", "constant", "zero")
 
 
 def logarithmic() -> Positive:
-    """Positive through exp, so that the optimiser changes a scale a thousandfold in a few steps."""
+    """Keeps a scale positive through exp, so that the optimiser can change it a thousandfold in a few steps."""
     return Positive(transform=torch.exp, inv_transform=torch.log)
 
 
 def make_kernel(kernel: Any, columns: int) -> Kernel:
-    """A kernel in float64: by name, or a copy of a GPyTorch kernel."""
+    """Return a kernel in float64, by name or as a copy of a GPyTorch kernel."""
     if isinstance(kernel, Kernel):
         made = copy.deepcopy(kernel)
     elif kernel == "linear":
@@ -48,7 +48,7 @@ def make_kernel(kernel: Any, columns: int) -> Kernel:
 
 
 def make_mean(mean: Any, columns: int) -> Mean:
-    """A mean function in float64: by name, with all weights zero, or a copy of a GPyTorch mean."""
+    """Return a mean function in float64, by name with all weights zero, or as a copy of a GPyTorch mean."""
     if isinstance(mean, Mean):
         return check_parameters(copy.deepcopy(mean).double(), "mean")
     if mean == "zero":
@@ -117,7 +117,7 @@ Shape = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 def stationary_shape(kernel: Kernel) -> Shape | None:
-    """φ of a scaled stationary kernel that is exactly one of those below, over all columns; otherwise None."""
+    """Return φ if the kernel is one of the stationary ones below, scaled and over all columns; otherwise None."""
     if type(kernel) is not ScaleKernel or kernel.active_dims is not None:
         return None
     base = kernel.base_kernel
@@ -151,7 +151,7 @@ def matern52_shape(square: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def gaussian_array(square: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """`gaussian_shape` of an array, which is overwritten."""
+    """`gaussian_shape` of an array, computed in place."""
     square *= -0.5
     value = np.exp(square, out=square)
     return value, value

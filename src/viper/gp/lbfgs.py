@@ -5,7 +5,7 @@ The recursion begins with one scale per group, taken from the last few steps, in
 number of steps.
 
 Several starts climb a few steps each and only the best goes on to the top, so the state of a climb is an object. Where
-the objective is not finite (a kernel matrix without a factor, an overflow) a step went too far; this is never an error.
+the objective is not finite (no Cholesky factor, or an overflow), the step was too long; this is never an error.
 """
 
 import math
@@ -16,11 +16,11 @@ import numpy as np
 
 Objective = Callable[[np.ndarray], tuple[float, np.ndarray]]
 
-PAIRS = 60  # of steps and changes of the slope that are remembered
+PAIRS = 60  # remembered pairs of a step and its change of the slope
 SUFFICIENT = 1e-4  # Armijo's fraction of the predicted gain
 SHORTEST_LENGTH = 1e-10
 LONGEST_MOVE = 4.0  # units, the largest change of a parameter in one step: a factor of 50 in a scale
-STALLED = 2  # steps in a row that gain too little
+STALLED = 2  # number of steps in a row that gain too little, after which to stop
 FIRST_STEP = 0.5  # units, the length of the first step
 RECENT = 5  # steps from which the scales of the groups are estimated
 APART = 30.0  # largest ratio of a group's scale to the common one
@@ -29,7 +29,7 @@ APART = 30.0  # largest ratio of a group's scale to the common one
 class Climb:
     """Maximises a smooth function from x, step by step.
 
-    For each parameter, `unit` is what counts as a change of one, and `group` is the number of its group.
+    For each parameter, `unit` is the scale of its changes, and `group` is the number of its group.
     """
 
     def __init__(

@@ -4,7 +4,7 @@ With f(x_i) ~ N(ϑ_i, τ_i²) under the variational distribution and y in {0, 1}
 
     E[log p(y_i | f_i)] = y_i ϑ_i - E[log(1+e^{f_i})],      log E[p(y_i | f_i)] = log E[s((2y_i-1) f_i)],
 
-both in closed form: no quadrature, no samples. One number per point, whatever the batch shape.
+both in closed form: no quadrature, no samples. Both return one number per point, whatever the batch shape.
 """
 
 from typing import Any
@@ -29,7 +29,7 @@ class LogitLikelihood(Likelihood):
         Treatment of E[log(1+e^f)]: exact (default), or with `terms` the paper's η_l; Pólya-Gamma with its constants, so
         that the loss is an ELBO; Monte Carlo; quadrature.
     terms : int, optional
-        l of the paper's bound η_l. None is the limit.
+        Number of terms l of the paper's bound η_l. None is the limit.
     samples, nodes, random_state : int
         Options of the bounds "mc" and "quadrature".
     signed : bool, default False
@@ -65,7 +65,7 @@ class LogitLikelihood(Likelihood):
             "nodes": nodes,
             "random_state": random_state,
         }
-        bound_key(**self.options, tolerance=None)  # raises if options do not go together
+        bound_key(**self.options, tolerance=None)  # raises if the options are incompatible
         self.signed = signed
 
     def _labels(self, observations: Tensor, like: Tensor) -> Tensor:
@@ -85,7 +85,7 @@ class LogitLikelihood(Likelihood):
     def expected_log_prob(
         self, observations: Tensor, function_dist: MultivariateNormal, *args: Any, **kwargs: Any
     ) -> Tensor:
-        """E[log p(y | f)] of each point; a lower bound of it under bounds other than the exact one."""
+        """E[log p(y | f)] of each point; a lower bound on it under bounds other than the exact one."""
         mean, variance = function_dist.mean, function_dist.variance
         y = self._labels(observations, mean)
         return y * mean - expected_softplus(mean, variance, **self.options).value
@@ -93,7 +93,7 @@ class LogitLikelihood(Likelihood):
     def log_marginal(
         self, observations: Tensor, function_dist: MultivariateNormal, *args: Any, **kwargs: Any
     ) -> Tensor:
-        """log E[p(y | f)] of each point, exact, also where the probability is tiny."""
+        """log E[p(y | f)] of each point, accurate even where the probability is tiny."""
         sign = 2.0 * self._labels(observations, function_dist.mean) - 1.0
         average = expected_sigmoid(sign * function_dist.mean, function_dist.variance).mean
         return average.clamp(min=torch.finfo(average.dtype).tiny).log()

@@ -1,11 +1,11 @@
-"""Whether intervals leave out most of the uncertainty, because the weights of the mean function have no posterior.
+"""Tests whether intervals omit most of the uncertainty, because the weights of the mean function have no posterior.
 
 Let b_i = c_i h_i be the information of row i about its log-odds. The variances of the log-odds under q, weighted by
 information, add up to
 
     γ = Σ_i b_i τ_i²,
 
-which counts the weights that q has estimated. The k weights of the mean function are point estimates. With a posterior
+which is how many weights q has estimated. The k weights of the mean function are point estimates. With a posterior
 they would add z_iᵀ(ZᵀBZ)⁻¹z_i to the variance of row i, where Z holds their rows and B = diag b. Over all rows this is
 
     Σ_i b_i z_iᵀ(ZᵀBZ)⁻¹z_i = tr I = k,
@@ -27,10 +27,10 @@ from viper.inference.posterior import Posterior, latent
 from viper.inference.rows import Block, RowSource
 from viper.softplus.limit import limit
 
-# k/γ above which to warn. In 132 fits to simulated rows, 95 % intervals held the true probability at this share of the
-# rows (median): k/γ below 1/2, 94 %; up to 1, 86 %; up to 2, 75 %; up to 4, 66 %; beyond, 3 %.
+# k/γ above which to warn. In 132 fits to simulated rows, 95 % intervals contained the true probability for this share
+# of the rows (median): k/γ below 1/2, 94 %; up to 1, 86 %; up to 2, 75 %; up to 4, 66 %; beyond, 3 %.
 LARGEST_SHARE = 2.0
-FAR_TOO_NARROW = 10.0  # times; beyond this the exact factor means nothing
+FAR_TOO_NARROW = 10.0  # times; above this, the exact factor is meaningless
 
 
 def intervals_too_narrow_by(mean: Any, source: RowSource, posterior: Posterior, inputs: Tensor) -> float:
@@ -51,7 +51,7 @@ def rank_with_constant(inputs: Tensor) -> int:
 
 
 def weights_estimated(block: Block, posterior: Posterior) -> list[Tensor]:
-    """The part of γ that belongs to a block."""
+    """The contribution of a block to γ."""
     theta, tau2 = latent(block, posterior)
     estimated = limit().moments(theta, tau2)[2] * tau2
     return [estimated.sum() if block.weight is None else block.weight @ estimated]
@@ -63,7 +63,7 @@ def warn_of_narrow_intervals(factor: float) -> None:
         return
     size = f"about {factor:.1f} times" if factor < FAR_TOO_NARROW else f"more than {FAR_TOO_NARROW:.0f} times"
     warnings.warn(
-        f"The mean function explains most of what these data say, and its weights are point estimates: intervals are "
+        f"The mean function explains most of these data, and its weights are point estimates: intervals are "
         f"{size} too narrow. Use mean='constant', or VariationalLogisticRegression.",
         NarrowIntervalsWarning,
         stacklevel=users_line(),

@@ -1,6 +1,6 @@
-"""The sparse Gaussian process as rows of the one solver, and the gradient of its ELBO in everything else.
+"""The sparse Gaussian process as rows for the shared solver, and the gradient of its ELBO in all parameters but q.
 
-With inducing points z, K_zz = LLᵀ and whitened values w (u = m(z) + Lw, prior N(0, I)), observation i sees
+With inducing points z, K_zz = LLᵀ and whitened values w (u = m(z) + Lw, prior N(0, I)), the rows become
 
     A = K_xz L⁻ᵀ,      o = m(x) + the user's offset,      r = diag K_xx - rowsum(A²).
 
@@ -39,7 +39,7 @@ from viper.inference.rows import (
 )
 from viper.softplus.pointwise import Formula
 
-LARGEST_JITTER = 1e-2  # relative to the mean variance of the inducing values; a matrix that needs more is no covariance
+LARGEST_JITTER = 1e-2  # relative to the mean variance of the inducing values; if more is needed, K is not a covariance
 BLOCK_ROWS_GPU = 1 << 17
 KEPT_FEATURES = 1 << 24  # entries of A kept between passes (128 MB), with everything that gradients need
 KEPT_ROUGHLY = 1 << 28  # entries of A kept in float32 (1 GB), where that is precise enough
@@ -86,7 +86,7 @@ def flattened(parts: list[Tensor]) -> np.ndarray:
 
 
 def cholesky_with_jitter(matrix: Tensor, jitter: float) -> tuple[Tensor, float]:
-    """L with LLᵀ = K + j k̄ I, k̄ the mean of K's diagonal; j grows tenfold from `jitter` until there is an L."""
+    """L with LLᵀ = K + j k̄ I, k̄ the mean of K's diagonal; j grows tenfold from `jitter` until L exists."""
     level = matrix.diagonal().mean()
     while jitter <= LARGEST_JITTER and bool(level > 0) and bool(matrix.isfinite().all()):
         raised = matrix.clone()
@@ -107,7 +107,7 @@ def cholesky_with_jitter(matrix: Tensor, jitter: float) -> tuple[Tensor, float]:
 
 @dataclass(frozen=True)
 class Observations:
-    """What was observed, in memory: inputs, labels in [0, 1], and optionally offset and weights."""
+    """Observations in memory: inputs, labels in [0, 1], and optionally offset and weights."""
 
     inputs: Tensor
     label: Tensor
@@ -117,7 +117,7 @@ class Observations:
 
     @classmethod
     def from_arrays(cls, rows: Arrays) -> "Observations":
-        """The rows on the CPU in float64; a sparse matrix is made dense."""
+        """The rows on the CPU in float64; a sparse matrix becomes dense."""
         here = lambda x: None if x is None else x.to("cpu", torch.float64)  # noqa: E731
         X, label = rows.dense_design().cpu().contiguous(), rows.label.to("cpu", torch.float64)
         return cls(X, label, offset=here(rows.offset), weight=here(rows.weight))
@@ -135,7 +135,7 @@ class Observations:
         return self.take(torch.from_numpy(index).to(self.inputs.device))
 
     def merged(self) -> "Observations":
-        """Equal rows as one, their weights added and labels averaged, in lexicographic order; no row of weight zero.
+        """Merge equal rows (add weights, average labels), sort them lexicographically, and drop rows of weight zero.
 
         The objective is the same, and the search for hyperparameters depends neither on the order of the rows nor on
         whether they are repeated or weighted.
@@ -161,7 +161,7 @@ class Observations:
         )
 
     def standardised(self, scaler: "Scaler", device: torch.device) -> "Observations":
-        """The rows as kernel and mean see them, on `device`."""
+        """The rows as inputs of kernel and mean, on `device`."""
         there = lambda x: None if x is None else x.to(device)  # noqa: E731
         inputs = torch.from_numpy(scaler.apply(self.inputs.numpy())).to(device)
         return Observations(inputs, self.label.to(device), offset=there(self.offset), weight=there(self.weight))
@@ -193,7 +193,7 @@ class Scaler:
 
 
 class Features(BlockSource):
-    """Rows in memory through the inducing points: a source of blocks (A, o, r, y, c) for the solver.
+    """Rows in memory, projected on the inducing points: a source of blocks (A, o, r, y, c) for the solver.
 
     A is kept between passes if it is small enough, or kept in float32 if `rough`; otherwise each pass computes it anew.
     """
@@ -242,7 +242,7 @@ class Features(BlockSource):
         return Features(self.model, self.data.scatter(k, generator), self.block_rows)
 
     def parts(self) -> Iterator[tuple[tuple[Tensor, ...], Block]]:
-        """By block: K_xz, diag K_xx and m(x) with their graphs for autograd, and the block they make."""
+        """By block: K_xz, diag K_xx and m(x) with their graphs for autograd, and the resulting block."""
         for start in range(0, self.rows, self.block_rows):
             rows = self.data.take(slice(start, start + self.block_rows))
             made = self.evaluate(rows.inputs)
@@ -262,7 +262,7 @@ class Features(BlockSource):
 
 @dataclass(frozen=True)
 class InducedView:
-    """A block of rows as the inducing points see it: (X, y, c, ...) -> (A, o, r, y, c)."""
+    """Projects a block of rows on the inducing points: (X, y, c, ...) -> (A, o, r, y, c)."""
 
     model: SparseGP
     scaler: Scaler
@@ -287,7 +287,7 @@ class InducedView:
 
 @dataclass(frozen=True)
 class InducedSource(SourceWrapper):
-    """The rows of any source through the inducing points, block by block where the rows are."""
+    """The rows of any source, projected on the inducing points block by block, wherever the rows are."""
 
     source: RowSource
     view: InducedView
@@ -325,7 +325,7 @@ def apply_to_view(block: Block, view: InducedView, function: Callable[[Block], M
 
 @dataclass(frozen=True)
 class Sites:
-    """q by what each observation contributes to it: Λ = I + Aᵀ diag(b) A and Λμ = Aᵀ t.
+    """q as the sum of what each observation contributes: Λ = I + Aᵀ diag(b) A and Λμ = Aᵀ t.
 
     The same sites give a q that is nearly the best at neighbouring θ too.
     """
@@ -334,7 +334,7 @@ class Sites:
     target: list[Tensor]  # t = c (y - g) + b Aμ
 
     def posterior(self, source: Features, diagonal: bool, scale: float = 1.0) -> Gaussian | None:
-        """The q that these sites make with the features of another θ; None if Λ is not positive definite."""
+        """The q of these sites with the features of another θ; None if Λ is not positive definite."""
         size = source.dimension
         gram, pulled = source.root.new_zeros(size, size), source.root.new_zeros(size)
         for block, b, t in zip(source.blocks(), self.precision, self.target, strict=True):
@@ -393,7 +393,7 @@ def backward(
 
 
 def pull_back(made: tuple[Tensor, ...], slopes: tuple[Tensor, ...]) -> None:
-    """Backpropagate from K_xz, diag K_xx and m(x), those of them that depend on free parameters."""
+    """Backpropagate from those of K_xz, diag K_xx and m(x) that depend on free parameters."""
     pairs = [(x, slope) for x, slope in zip(made, slopes, strict=True) if x.requires_grad]
     if pairs:
         torch.autograd.backward([x for x, _ in pairs], [slope for _, slope in pairs])

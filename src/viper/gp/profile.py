@@ -1,6 +1,6 @@
 """The profile G(θ) = max_q F(q; θ): its value and gradient at any θ.
 
-The inner maximum is sought from the sites of the last one.
+The search for the inner maximum starts from the sites of the last one.
 
 With a large output scale the natural-gradient iteration of the solver contracts slowly, or not at all without damping.
 Anderson's method accelerates it here: the next natural parameters are the combination of the last few that has the
@@ -30,7 +30,7 @@ from viper.inference.steps import diagonal_step, full_step, opening
 from viper.inference.sums import Sums
 from viper.softplus.pointwise import Bound
 
-HALF_STEP = 0.5  # damping of a mixture, and by which a step that lowers F is shortened
+HALF_STEP = 0.5  # damping of a mixture, and factor that shortens a step if it lowers F
 
 
 def identity_prior(source: RowSource) -> Prior:
@@ -54,7 +54,7 @@ class Profile:
         start: Gaussian | None = None,
     ) -> None:
         self.model, self.rows, self.bound, self.diagonal, self.scale = model, rows, bound, diagonal, scale
-        self.sites, self.start = sites, start  # where the first inner maximum is sought
+        self.sites, self.start = sites, start  # where the first inner search starts
         self.tol = tol  # nats by which the last inner step may move q
         self.inner_steps = 0
         small = dense_profile_applies(rows, len(model.inducing), diagonal)
@@ -97,16 +97,16 @@ class Profile:
         if self.dense is None or self.dense.sites is None:
             return self.sites
         b, t = torch.from_numpy(self.dense.sites / self.scale)
-        return Sites(list(b.split(BLOCK_ROWS)), list(t.split(BLOCK_ROWS)))  # as `Features` has them
+        return Sites(list(b.split(BLOCK_ROWS)), list(t.split(BLOCK_ROWS)))  # in blocks, as in `Features`
 
     def solve(self, source: Features) -> Gaussian:
-        """The best q at the present θ, to `tol`."""
+        """The best q at the current θ, to `tol`."""
         problem = Problem(source, identity_prior(source), self.bound, diagonal=self.diagonal, scale=self.scale)
         q = self.start if self.sites is None else self.sites.posterior(source, self.diagonal, self.scale)
         return self.iterate(problem, q or opening(problem))
 
     def posterior(self) -> Gaussian | None:
-        """The q of the last sites at the present θ, which is near the best one."""
+        """The q of the last sites at the current θ, which is near the best one."""
         sites = self.last_sites()
         with torch.no_grad():
             return None if sites is None else sites.posterior(self.features(), self.diagonal, self.scale)
@@ -134,7 +134,7 @@ class Profile:
     def accept(
         self, problem: Problem, plain: object, q: Gaussian, value: float, total: Sums, new: Gaussian | None
     ) -> tuple[Gaussian, float, Sums] | None:
-        """The proposal if F is not lower there, otherwise the first plain step, halved repeatedly, where it is not."""
+        """Return the proposal unless it lowers F; otherwise halve a plain step until it does not lower F, or None."""
         rho = 1.0
         while rho > SHORTEST_INNER_STEP:
             if new is not None:

@@ -167,7 +167,7 @@ class DenseFeatures:
         """Aᵀ diag(b) A."""
         if b.min() >= 0.0:
             scaled = np.multiply(self.design, np.sqrt(b)[:, None], out=self.scratch)
-            return scaled.T @ scaled  # of which NumPy computes one triangle only
+            return scaled.T @ scaled  # NumPy computes only one triangle of this product
         return (self.design * b[:, None]).T @ self.design
 
     def from_sites(self, sites: np.ndarray) -> Normal | None:
@@ -199,9 +199,9 @@ def plus_identity(matrix: np.ndarray) -> np.ndarray:
 
 
 def next_move(q: Normal, gram: np.ndarray, slope: np.ndarray) -> float:
-    """KL(q ‖ q') to the natural-gradient step q', Λ' = I + G and δ = Λ'⁻¹ slope; ∞ if there is none.
+    """KL(q ‖ q') to the natural-gradient step q', Λ' = I + G and δ = Λ'⁻¹ slope; ∞ if Λ' has no factor.
 
-    ½ [log|Λ| - log|Λ'| - d + tr(Λ'Σ) + δᵀΛ'δ], as `steps.divergence`.
+    ½ [log|Λ| - log|Λ'| - d + tr(Λ'Σ) + δᵀΛ'δ], as in `steps.divergence`.
     """
     root, info = lapack.dpotrf(plus_identity(gram.copy()).T, lower=1)
     if info:
@@ -215,8 +215,8 @@ def next_move(q: Normal, gram: np.ndarray, slope: np.ndarray) -> float:
 class AndersonSites:
     """Anderson's mixture of sites x = (b, t), whose residuals f are the sites at their q minus x.
 
-    The next x is the combination with the least Σ γ_k f_k. Sites belong to rows, so that what was learned about their
-    map at one θ serves at the next.
+    The next x is the combination with the least Σ γ_k f_k. Sites belong to rows, so what was learned about the
+    iteration at one θ still helps at the next.
     """
 
     def __init__(self, rows: int) -> None:
@@ -256,7 +256,7 @@ def whitened_sites(sites: np.ndarray, moments: RowMoments) -> np.ndarray:
 
 
 class DenseProfile:
-    """G and the gradients of the free parameters; each inner maximum is sought from the sites of the last one."""
+    """G and the gradients of the free parameters; each inner search starts from the sites of the last one."""
 
     def __init__(
         self, model: SparseGP, rows: Observations, formula: Formula, scale: float, start: Gaussian | None = None
@@ -270,7 +270,7 @@ class DenseProfile:
         self.sites: np.ndarray | None = None
         self.mixer = AndersonSites(len(rows))
         self.scratch = np.empty((len(rows), len(model.inducing)))
-        self.excess = 1.0  # exact moves by rough ones, as last moments
+        self.excess = 1.0  # ratio of the exact move to the rough one, as last computed
 
     def evaluate(self, tol: float) -> tuple[float, Callable[[], None]]:
         """Set the gradients of the model's parameters; return G and a function that keeps the sites for the next call.
@@ -289,7 +289,7 @@ class DenseProfile:
         offset = kernels.mean if self.given is None else kernels.mean + self.given
         features = DenseFeatures(design, residual, offset, self.label, self.weight, self.formula, self.scratch)
         q, moments, gram = self.maximise(features, tol)
-        # (Σ - I) and the gradients of the header
+        # (Σ - I) and the gradients of the module's docstring
         excess = q.factor @ q.factor.T
         excess.flat[:: len(excess) + 1] -= 1.0
         to_cross = np.outer(moments.e, q.mean @ inverse)
@@ -336,7 +336,7 @@ class DenseProfile:
         return q, moments, features.gram(moments.b)
 
     def begin(self, features: DenseFeatures) -> tuple[np.ndarray, Normal]:
-        """Sites and q to begin with: where the last call ended, or one step from the q given, or `steps.opening`."""
+        """Return the first sites and q: those of the last call, one step from the given q, or `steps.opening`."""
         x = self.sites
         if x is None and self.start is not None:
             x = features.row_moments(from_tensors(self.start)).sites
@@ -350,7 +350,7 @@ class DenseProfile:
         return x, q
 
     def attempt(self, features: DenseFeatures, new: Normal | None, least: float) -> tuple[Normal, RowMoments] | None:
-        """q and what is moments there, if F is at least that."""
+        """Return `new` with its moments, or None if F is below `least` there."""
         if new is None:
             return None
         moments = features.row_moments(new)

@@ -1,7 +1,7 @@
 """The search for kernel, mean function and inducing points.
 
 Several starts climb the profile, on a sample if there are many rows. The worse ones are dropped as they fall behind,
-and the best goes on to the top, at last on all rows.
+and the best goes on to the top, finally on all rows.
 """
 
 import math
@@ -24,13 +24,13 @@ from viper.inference.newton import Iteration
 from viper.inference.problem import Gaussian
 from viper.softplus.pointwise import Bound
 
-RACE_ROWS = 4_000  # on which the starts of larger fits race
-GROWTH = 8  # of the number of rows from stage to stage
-FEW_ROWS = 10_000  # up to which tolerances are in nats; beyond, in nats per this many rows
+RACE_ROWS = 4_000  # rows on which the starts of larger fits race
+GROWTH = 8  # factor by which the number of rows grows from stage to stage
+FEW_ROWS = 10_000  # rows; up to here, tolerances are in nats; beyond, in nats per this many rows
 SAMPLE_TOLERANCE = 0.05  # nats
-FIRST_TOLERANCE = 0.1  # nats, of the inner problem at the beginning
-LAST_SHARE = 0.01  # of the tolerance of a step's gain, for the inner problem at the end
-INNER_SHARE = 0.1  # of a step's gain, by which the inner maximum may be missed
+FIRST_TOLERANCE = 0.1  # nats; tolerance of the inner problem at the beginning
+LAST_SHARE = 0.01  # tolerance of the inner problem at the end, as a share of that of a step's gain
+INNER_SHARE = 0.1  # share of a step's gain by which the inner maximum may be missed
 # For the race:
 MEAN_LAST_STEPS = 6
 ROUND = 5  # steps
@@ -47,7 +47,7 @@ def report_nothing(rows: int, objective: float, gain: float) -> None:
 
 
 class Start(NamedTuple):
-    """One start: what it was, the objective it reached, and what it cost.
+    """One start: its name, the objective it reached, and its cost.
 
     The objective is the profile of the ELBO as the search computes it (to 1e-6 nats per row), plus the log prior of the
     hyperparameters if they have one.
@@ -60,7 +60,7 @@ class Start(NamedTuple):
 
 
 class Found(NamedTuple):
-    """The model found, and its q if the search determined that too, otherwise sites near it."""
+    """The model that was found, with its q if the search determined q too, otherwise with sites near it."""
 
     model: SparseGP
     starts: list[Start]
@@ -103,7 +103,7 @@ class Search:
         best = race(attempts, self.steps, tol)
         if not math.isfinite(best.value):
             Features(best.model, few.take(slice(0, 2)))  # raises if the kernel is to blame
-            raise ValueError("the ELBO must be finite at one start at least; got none. Check kernel and mean.")
+            raise ValueError("the ELBO must be finite for at least one start; got none. Check kernel and mean.")
         for size in sizes[1:]:
             best = self.continue_on(best, self.sample(size))
             attempts.append(best)
@@ -111,7 +111,7 @@ class Search:
         return Found(best.model, starts, best.climb.steps, best.climb.finished, sites=best.profile.last_sites())
 
     def greedily(self, model: SparseGP, few: Observations, information: Tensor) -> Tensor:
-        """The model's number of inducing points, chosen among few rows, or among all if those are too few."""
+        """Choose the model's inducing points among these few rows, or among all rows if these are too few."""
         count = len(model.inducing)
         if count < len(few):
             return greedy(model, few.inputs, information, count)
@@ -123,7 +123,7 @@ class Search:
         return self.rows if size >= len(self.rows) else self.rows.scatter(size, self.generator)
 
     def profile_on(self, model: SparseGP, rows: Observations, tol: float, start: Gaussian | None = None) -> Profile:
-        """The profile of all rows, estimated from these."""
+        """The profile of all rows, estimated from `rows`."""
         scale = len(self.rows) / len(rows)
         return Profile(model, rows, self.bound, self.diagonal, scale, tol, start=start)
 
@@ -178,7 +178,7 @@ class Search:
 
 
 def stages(rows: int) -> list[int]:
-    """The number of rows of each stage; the last stage sees all rows."""
+    """The number of rows of each stage; the last stage uses all rows."""
     sizes, size = [], RACE_ROWS
     while 2 * size < rows:
         sizes.append(size)
@@ -191,7 +191,7 @@ def stages(rows: int) -> list[int]:
 
 
 class Attempt:
-    """One start on its way up; `report` is called after every step."""
+    """One start and its climb; `report` is called after every step."""
 
     def __init__(
         self, candidate: Candidate, profile: Callable[[SparseGP], Profile], report: StepReport = report_nothing
@@ -217,7 +217,7 @@ class Attempt:
         return Climb(self.profile, model.free_vector(), parameter_units(model), parameter_groups(model))
 
     def run(self, steps: int, tol: float) -> None:
-        """Up to `steps` more steps; the smaller the last gain, the more precisely the inner problem is solved."""
+        """Take up to `steps` more steps; the smaller the last gain, the more precisely the inner problem is solved."""
         began = time.perf_counter()
         for _ in range(steps):
             if self.climb.finished:
@@ -250,7 +250,7 @@ class Attempt:
 
 
 def race(attempts: list[Attempt], steps: int, tol: float) -> Attempt:
-    """Climb a little from all, further from the better ones, and from the best to the top, `steps` steps at most."""
+    """Climb a little from all starts, further from the better ones, and to the top from the best (`steps` at most)."""
     still = attempts
     done = 0
     while len(still) > 1 and done < min(steps, max(SURVIVORS)):
@@ -281,7 +281,7 @@ def distinct_attempts(attempts: list[Attempt]) -> list[Attempt]:
 
 
 def parameter_units(model: SparseGP) -> np.ndarray:
-    """What counts as a change of one in each free parameter: for an inducing point, one lengthscale."""
+    """The scale of changes in each free parameter: for an inducing point, one lengthscale."""
     scaled = stationary_shape(model.kernel) is not None
     length = model.kernel.base_kernel.lengthscale.detach().cpu().numpy().clip(*UNITS) if scaled else 1.0
     parts = [np.ones(x.shape) * (length if x is model.inducing else 1.0) for x in model.free]

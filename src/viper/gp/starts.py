@@ -21,11 +21,11 @@ from viper.gp.kernels import covariance, stationary_shape, variances
 from viper.gp.model import Observations, SparseGP
 
 LONG = 10.0  # lengthscale of a column outside the group: its effect is nearly linear
-FACTORS = (0.5, 2.0, 1.0, 0.25, 4.0)  # times √p, the plain lengthscales
+FACTORS = (0.5, 2.0, 1.0, 0.25, 4.0)  # plain lengthscales, as multiples of √p
 # For the screen:
 SCREEN_ROWS = 2000
 SCREEN_POINTS = 60
-LENGTHS = (0.5, 1.0, 2.0)  # times √(size of the group), on standardised columns
+LENGTHS = (0.5, 1.0, 2.0)  # lengthscales on standardised columns, as multiples of √(size of the group)
 SCALES = torch.logspace(-1.0, 2.5, 8, dtype=torch.float64)
 BEAM = 3  # groups that grow at a time
 WIDTH = 16  # columns by which groups may grow
@@ -48,7 +48,7 @@ PlacePoints = Callable[[SparseGP, Tensor], Tensor]  # inducing points of a start
 def candidates(
     model: SparseGP, rows: Observations, count: int, generator: np.random.Generator, place: PlacePoints
 ) -> Iterator[Candidate]:
-    """Up to `count` models to climb from: what the screen finds, then plain starts over lengthscales."""
+    """Up to `count` models to climb from: those that the screen finds, then plain starts over lengthscales."""
     coefficients, information = null_model(model, rows)
     if count == 1 or not model.free:
         yield placed(Candidate("as given", model), information, place)

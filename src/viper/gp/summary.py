@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def hyperparameter_table(model: SparseGP, scaler: Scaler, names: list[str]) -> "pandas.DataFrame":
-    """Lengthscale, relevance and mean weight per column; everything that belongs to no column is in `attrs`."""
+    """Lengthscale, relevance and mean weight per column; everything that does not belong to a column is in `attrs`."""
     import pandas
 
     frame = pandas.DataFrame(index=names)

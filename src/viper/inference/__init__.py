@@ -1,1 +1,1 @@
-"""Rows to sums to steps to the posterior: the solver, its kernels, and importance weights."""
+"""The solver, from sums over rows to steps to the posterior; its compiled kernels; and importance weights."""

@@ -1,8 +1,8 @@
 """The paper's own recipe, for like-for-like comparisons: Adam on μ and L (Σ = LLᵀ), or on μ and log σ.
 
-Initialisation and stopping rule are the paper's (Section 2.4): μ ~ N(0, I), Σ = 0.35 I, and a stop once the relative
-change of the objective falls below a threshold. Two faults of its published code are not repeated: here the KL term
-counts once per pass, however many minibatches there are, and the best q is returned rather than the last.
+It starts and stops as in the paper (Section 2.4): μ ~ N(0, I), Σ = 0.35 I, and a stop once the relative change of the
+objective falls below a threshold. Two faults of the published code are corrected: the KL term counts once per pass,
+however many minibatches there are, and the best q is returned rather than the last.
 """
 
 import math
@@ -65,13 +65,13 @@ def adam(
 
 
 def starting_spread(mean: Tensor, diagonal: bool) -> Tensor:
-    """log σ (vector) or L (matrix) of the first Σ."""
+    """Return log σ (a vector) or L (a matrix) of the initial Σ."""
     sd = torch.full_like(mean, math.sqrt(INITIAL_VARIANCE))
     return sd.log() if diagonal else torch.diag(sd)
 
 
 def as_gaussian(mean: Tensor, spread: Tensor) -> tuple[Gaussian, Tensor]:
-    """q and its factor from μ and L or log σ."""
+    """Return q and its factor, given μ and either L or log σ."""
     if spread.ndim == 1:
         variance = torch.exp(2.0 * spread)
         return Gaussian(mean.clone(), 1.0 / variance), variance
@@ -83,7 +83,7 @@ def as_gaussian(mean: Tensor, spread: Tensor) -> tuple[Gaussian, Tensor]:
 
 
 def batches(problem: Problem, size: int, generator: np.random.Generator) -> "list[Problem]":
-    """The problem on random minibatches of its rows; the sums of each are scaled to all rows."""
+    """Yield the problem on random minibatches of its rows; sums over a minibatch are scaled up to all rows."""
     source = problem.source.in_memory()
     order = generator.permutation(source.rows)
     parts = [order[i : i + size] for i in range(0, source.rows, size)]

@@ -1,12 +1,12 @@
-"""Anderson mixing: near the optimum, the last few proposals are combined so that their residuals cancel.
+"""Anderson mixing: near the optimum, combine the last few proposals so that their residuals cancel.
 
 A natural-gradient step from q_k proposes q_k⁺. Its residual is the change in whitened coordinates,
 
     r_k = (√½ Fᵀ(Λ_k⁺ - Λ_k)F, Lᵀ(μ_k⁺ - μ_k)),      so that ½|r_k|² is the KL divergence of a small step,
 
-and the weights γ minimise |r_k - Σ_i γ_i (r_k - r_i)|². The share θ² of |r_k|² that is left says how good the mixture
-Σ_i γ_i q_i⁺ is: a plain step multiplies the divergence by κ², a mixed one by about κ²θ². Where whole steps go too far,
-as under very wide priors, the mixture is of points a part ρ of the way from q_i to q_i⁺.
+and the weights γ minimise |r_k - Σ_i γ_i (r_k - r_i)|². The share θ² of |r_k|² that remains measures the mixture
+Σ_i γ_i q_i⁺: a plain step multiplies the divergence by κ², a mixed one by about κ²θ². If full steps overshoot,
+as under very wide priors, it mixes points a fraction ρ of the way from q_i to q_i⁺.
 """
 
 import math
@@ -20,16 +20,16 @@ from torch import Tensor
 
 from viper.inference.problem import Gaussian, gaussian
 
-MEMORY = 6  # proposals that are mixed
-LARGEST_WEIGHTS = 1e3  # sum of their absolute values; a slow rate needs large ones
-ENTRIES_PER_WEIGHT = 4  # of a residual: with fewer, the weights cancel all of it whatever the map does
-SMALLEST_SHARE = 0.03  # that is believed, because the map is not linear
-UNKNOWN_SHARE = 0.999  # assumed if a residual has too few entries for the weights
+MEMORY = 6  # number of proposals in a mixture
+LARGEST_WEIGHTS = 1e3  # limit on Σ|γ_i|; slow convergence needs large weights
+ENTRIES_PER_WEIGHT = 4  # with fewer entries in a residual, the weights could cancel any residual entirely
+SMALLEST_SHARE = 0.03  # smaller estimates of θ² are not trusted, because the map is not linear
+UNKNOWN_SHARE = 0.999  # the θ² assumed if a residual has too few entries for the weights
 GRAM_RIDGE = 1e-10  # added to a Gram matrix of changes, relative to its diagonal
 
 
 class Step(NamedTuple):
-    """Where to go next, and the share of the residual that is left; 1 for a plain step."""
+    """The next point, and the share of the residual that remains (1 for a plain step)."""
 
     q: Gaussian
     share: float = 1.0
@@ -49,10 +49,10 @@ class Mixing:
     def __init__(self) -> None:
         self.past: deque[Past] = deque(maxlen=MEMORY)
         self.last = math.inf  # the previous move, in nats
-        self.share = 1.0  # of the step that followed it
+        self.share = 1.0  # share of the residual left by the step after that move
 
     def step(self, q: Gaussian, new: Gaussian, residual: Tensor, rho: float) -> Step:
-        """The mixture of a proposal with earlier ones, or the proposal itself if there is no usable mixture."""
+        """Return the proposal mixed with earlier ones, or the proposal itself if no mixture is usable."""
         most = max(1, len(residual) // ENTRIES_PER_WEIGHT)
         older = list(self.past)[-(MEMORY if rho < 1.0 else most) :]
         self.past.append(Past(q, new, residual))
@@ -91,10 +91,10 @@ class Mixing:
 
 
 def mixing_weights(changes: Tensor, residual: Tensor) -> Tensor | None:
-    """γ with the least |r - Cγ|, or None if it is too large because the changes C are nearly dependent.
+    """Return the γ that minimises |r - Cγ|, or None if it is too large because the columns of C are nearly dependent.
 
-    torch's default driver pivots, starting from memory it does not initialise, so that its last digits differ from run
-    to run; "gels" does not.
+    torch's default driver pivots starting from uninitialised memory, so its last digits differ from run to run. "gels"
+    is reproducible.
     """
     try:
         gamma = torch.linalg.lstsq(changes, residual[:, None], driver="gels").solution[:, 0]
@@ -104,21 +104,21 @@ def mixing_weights(changes: Tensor, residual: Tensor) -> Tensor | None:
 
 
 def weights_from_gram(gram: np.ndarray, wanted: np.ndarray) -> np.ndarray | None:
-    """The same from CᵀC, which is overwritten, and Cᵀr: faster for long residuals, but only with a small ridge."""
+    """Solve the same problem from CᵀC (overwritten) and Cᵀr: faster for long residuals, but needs a small ridge."""
     gram.flat[:: len(gram) + 1] *= 1.0 + GRAM_RIDGE
     _, weights, singular = dposv(gram, wanted)
     return None if singular else weights
 
 
 def part_way(q: Gaussian, new: Gaussian, rho: float) -> tuple[Tensor, Tensor]:
-    """Mean and precision a part ρ of the way from q to the proposal."""
+    """Return mean and precision a fraction ρ of the way from q to the proposal."""
     if rho == 1.0:
         return new.mean, new.precision
     return torch.lerp(q.mean, new.mean, rho), torch.lerp(q.precision, new.precision, rho)
 
 
 def whitened(q: Gaussian, new: Gaussian) -> Tensor:
-    """The residual r of a proposal, in the metric of the present q."""
+    """Return the residual r of a proposal, in the metric of the current q."""
     change, shift = new.precision - q.precision, new.mean - q.mean
     if q.cholesky is None:
         return torch.cat([math.sqrt(0.5) * change * q.factor, shift * q.precision.sqrt()])

@@ -1,4 +1,4 @@
-"""Where to compute, and passes on a CUDA device for a solver that runs on the host.
+"""The choice of device, and passes on a CUDA device for a solver that runs on the host.
 
 A pass copies μ and a factor of Σ to the device and brings the sums of each block back in one copy. The d × d algebra
 between passes stays on the host, which is faster up to several hundred dimensions. Rows that do not fit on the device
@@ -13,16 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-LARGEST_ON_HOST = 512  # dimension up to which the algebra of a step is left to the host
-SHARE_FOR_ROWS = 0.6  # of the free memory of a device, for X; the rest is for blocks
+LARGEST_ON_HOST = 512  # dimension up to which the host does the algebra of a step
+SHARE_FOR_ROWS = 0.6  # share of a device's free memory that X may take; the rest is for blocks
 SHARE_FOR_BLOCK = 0.1
-LITTLE = 1 << 30  # bytes up to which all rows are tried as one block, which is halved if it does not fit
-FEWEST_ROWS, MOST_BLOCK_ROWS = 1 << 14, 1 << 24  # in a block
-SMALLEST_SAMPLE = 1 << 20  # rows below which a pass takes as long as its launch, and few rows take the host's steps
+LITTLE = 1 << 30  # bytes up to which all rows are first tried as one block, which is halved if it does not fit
+FEWEST_ROWS, MOST_BLOCK_ROWS = 1 << 14, 1 << 24  # rows in a block
+SMALLEST_SAMPLE = 1 << 20  # with fewer rows, a pass takes no longer than its launch
 
 
 def choose_device(device: Any, X: Any = None) -> torch.device:
-    """The device to compute on: as given, or where a tensor X lies, or the CPU."""
+    """Return the device to compute on: the one given, otherwise that of a tensor X, otherwise the CPU."""
     if device is None:
         return X.device if isinstance(X, Tensor) else torch.device("cpu")
     try:
@@ -32,12 +32,12 @@ def choose_device(device: Any, X: Any = None) -> torch.device:
     if target.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device must be available; got {str(target)!r} and no CUDA device. Use device='cpu'.")
     if target == torch.device("cuda"):
-        target = torch.device("cuda", torch.cuda.current_device())  # as tensors there call it
+        target = torch.device("cuda", torch.cuda.current_device())  # with an index, as in the devices of tensors
     return target
 
 
 def algebra_device(dimension: int, device: torch.device) -> torch.device:
-    """Where the d × d matrices of a fit are kept if its rows are on `device`."""
+    """Return the device for the d × d matrices of a fit whose rows are on `device`."""
     return torch.device("cpu") if dimension <= LARGEST_ON_HOST else device
 
 
@@ -46,22 +46,22 @@ def free_memory(device: torch.device) -> int:
 
 
 def rows_fit(size: int, device: torch.device) -> bool:
-    """Whether `size` bytes of rows leave enough memory to compute."""
+    """Return whether `size` bytes of rows leave enough memory to compute."""
     return size <= SHARE_FOR_ROWS * free_memory(device)
 
 
 def bytes_per_row(columns: int) -> int:
-    """Memory for a row of a block, with everything that the plain formulas compute from it."""
+    """Return the bytes needed per row of a block, including everything that the plain formulas compute from it."""
     return 8 * (3 * columns + 24)
 
 
 def rows_per_block(columns: int, device: torch.device) -> int:
-    """As many rows as fit in a share of the free memory."""
+    """Return how many rows fit in a share of the free memory."""
     return int(min(MOST_BLOCK_ROWS, max(FEWEST_ROWS, SHARE_FOR_BLOCK * free_memory(device) // bytes_per_row(columns))))
 
 
 def is_one_block(rows: int, columns: int) -> bool:
-    """Whether the rows are few enough for one block. Asking for the free memory would take as long as a kernel."""
+    """Return whether all rows fit in one block. Querying the free memory instead would take as long as a kernel."""
     return rows * bytes_per_row(columns) <= LITTLE
 
 
@@ -73,7 +73,7 @@ def reduce_on_device(
     If memory runs out, the pass starts again with blocks half as large.
     """
     home = next((x.device for x in function.keywords.values() if isinstance(x, Tensor)), device)
-    # without waiting: small tensors have been read when the call returns, so that they may change afterwards
+    # no need to wait: small tensors have been read when the call returns, so they may change afterwards
     moved = {
         name: x.to(device, non_blocking=True) if isinstance(x, Tensor) else x for name, x in function.keywords.items()
     }
@@ -88,7 +88,7 @@ def reduce_on_device(
         except torch.cuda.OutOfMemoryError:
             if rows <= FEWEST_ROWS:
                 raise ValueError(
-                    f"blocks of rows must fit the memory of the device; got {free_memory(device) >> 20} MB free on "
+                    f"blocks of rows must fit in the memory of the device; got {free_memory(device) >> 20} MB free on "
                     f"{device}, too little for {rows} rows. Free memory there, or use device='cpu'."
                 ) from None
             rows //= 2
@@ -96,7 +96,7 @@ def reduce_on_device(
 
 
 def fetched(totals: list[Tensor], home: torch.device) -> list[Tensor]:
-    """The tensors on another device, by a single copy."""
+    """Move the tensors to another device in a single copy."""
     if all(total.device == home for total in totals):
         return totals
     flat = torch.cat([total.reshape(-1) for total in totals]).to(home)
@@ -105,7 +105,7 @@ def fetched(totals: list[Tensor], home: torch.device) -> list[Tensor]:
 
 
 def prefetched(features: Tensor, parts: list[slice], dtype: torch.dtype, device: torch.device) -> Iterator[Tensor]:
-    """Rows of a host tensor on the device, part by part; the next part is copied while one is in use."""
+    """Yield rows of a host tensor on the device, part by part; the next part is copied while one is in use."""
     longest = max((part.stop - part.start for part in parts), default=0)
     buffers = [torch.empty(longest, features.shape[1], dtype=dtype, pin_memory=True) for _ in range(2)]
     stream = torch.cuda.Stream(device)
@@ -113,7 +113,7 @@ def prefetched(features: Tensor, parts: list[slice], dtype: torch.dtype, device:
 
     def load(i: int) -> tuple[Tensor, torch.cuda.Event]:
         if (before := arrived[i % 2]) is not None:
-            before.synchronize()  # until the buffer is free again
+            before.synchronize()  # wait until the buffer is free again
         source = features[parts[i]]
         buffer = buffers[i % 2][: len(source)].copy_(source)
         with torch.cuda.stream(stream):

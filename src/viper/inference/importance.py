@@ -17,10 +17,10 @@ from viper.inference.posterior import Diagonal, Posterior, prior_log_density
 from viper.inference.problem import Prior
 from viper.inference.rows import Block, RowSource
 
-EVEN_WEIGHTS = 0.95  # share of the draws that is effective if the weights hardly differ
-FEWEST_DRAWS = 100  # that show a tail of the weights
+EVEN_WEIGHTS = 0.95  # share of effective draws above which the weights hardly differ
+FEWEST_DRAWS = 100  # fewer draws do not show the tail of the weights
 DRAWS_PER_BLOCK = 256
-SEED = 1  # of the draws if none is given, as on the command line: the same question has one answer
+SEED = 1  # default seed, as on the command line, so that results repeat
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Diagnosis:
     log_evidence: float
     log_evidence_error: float
     elbo: float
-    covariance: str = "full"  # of q
+    covariance: str = "full"  # the family of q
 
     @property
     def reliable(self) -> bool:
@@ -51,7 +51,7 @@ class Diagnosis:
 
     @property
     def verdict(self) -> str:
-        """What to do about it, in words."""
+        """What to do, in words."""
         if self.k_hat < 0.5:
             return "The Gaussian posterior is close to the exact one; use it as it is."
         if self.close:
@@ -60,7 +60,7 @@ class Diagnosis:
                 f"use it as it is.{'' if self.reliable else ' Only far quantiles may differ.'}"
             )
         if self.reliable:
-            return "The Gaussian posterior is usable; corrected() removes what error it has."
+            return "The Gaussian posterior is usable; corrected() removes its remaining error."
         prefer = "a tighter prior" if self.covariance == "full" else "covariance='full' and a tighter prior"
         return (
             "The Gaussian posterior is not close enough for importance weights to certify it. "
@@ -110,7 +110,7 @@ def weigh(
     log_weights, k_hat = pareto_smoothed(log_ratio)
     weights = torch.softmax(log_weights, 0)
     size = 1.0 / float(weights.square().sum())
-    # the log of the mean raw weight: smoothing is for the draws
+    # log evidence is the log of the mean raw weight; smoothing is only for the draws
     log_evidence = float(torch.logsumexp(log_ratio, 0)) - math.log(count)
     diagnosis = Diagnosis(
         k_hat=k_hat,
@@ -131,7 +131,7 @@ def pareto_smoothed(log_ratio: Tensor) -> tuple[Tensor, float]:
 
     if float(log_ratio.max() - log_ratio.min()) < 1e-9:
         return torch.zeros_like(log_ratio), -math.inf  # q is the posterior
-    # psislw is made for leave-one-out: it weights by the reciprocal of its argument
+    # psislw is designed for leave-one-out: it weights by the reciprocal of its argument
     log_weights, k_hat = array_stats.psislw(-log_ratio.numpy())
     return torch.from_numpy(np.array(log_weights)), float(k_hat)
 

@@ -22,21 +22,21 @@ from viper.inference.steps import diagonal_step, full_step, gradient
 from viper.inference.sums import Sums
 from viper.softplus.limit import limit
 
-MOST_LEFT, SHARE_LEFT = 3e-9, 1e-12  # nats that may be left at the end, and the same relative to F
+MOST_LEFT, SHARE_LEFT = 3e-9, 1e-12  # allowed distance to the optimum: in nats, and relative to F
 SHORTEST_STEP = 1e-10
-SMALL_MOVE = 1e-6  # nats: it does no harm if rounding hides whether such a step goes uphill
+SMALL_MOVE = 1e-6  # nats: for a step this small, it is harmless if rounding hides whether F increases
 ROUNDING_OF_F = 1e-15  # relative to the sum of the absolute values of its terms
 ROUGH_NOISE = 1e-9  # per √row: jumps of the rough formulas where one takes over from another
-PREDICTED_ERROR = 1e-10  # relative to F: the error of a gain that is predicted and not computed
-EXPECTED_SHARE = 0.05  # of the residual, left by the mixture in the step after this one
+PREDICTED_ERROR = 1e-10  # relative to F: error of a gain that is predicted rather than computed
+EXPECTED_SHARE = 0.05  # share of the residual that the next step's mixture is expected to leave
 LOCAL = 1.0  # nats: shorter moves belong to the last phase, where convergence is linear
-FIRST_STEPS = 10  # most fits need fewer; one that still makes long moves afterwards has far to go
-FAR = 0.03  # nats: a move that many more will follow
-NEAR = 0.1  # nats that may be left under a tighter prior
+FIRST_STEPS = 10  # most fits need fewer; one that still moves far after that has a long way to go
+FAR = 0.03  # nats: after a move this long, many more will follow
+NEAR = 0.1  # allowed distance to the optimum under a tighter prior, in nats
 
 
 class Iteration(NamedTuple):
-    """An accepted step: rows used, whether roughly, objective F, step length ρ, KL moved in nats, seconds so far."""
+    """An accepted step: rows, whether rough formulas were used, F, step length ρ, KL moved in nats, seconds so far."""
 
     rows: int
     rough: bool
@@ -58,7 +58,7 @@ class Result:
     history: list[Iteration] = field(default_factory=list)
     passes: float = 0.0
     magnitude: float = math.nan  # Σ c (|ϑ| + τ + 1) at q
-    predicted_gain: float = 0.0  # of the last step, if it was predicted and not computed
+    predicted_gain: float = 0.0  # gain of the last step, if predicted rather than computed
 
     @property
     def iterations(self) -> int:
@@ -76,7 +76,7 @@ def newton(
 ) -> Result:
     """Maximise F from `q` (default: from `beginning`) until less than `tol` nats (default: `Stage.enough`) are left.
 
-    With `problem.rough` a rough stage comes first. It only chooses where the exact one begins, which often is one pass.
+    With `problem.rough` a rough stage comes first. It only chooses the start of the exact stage, often a single pass.
     """
     began = time.perf_counter()
     history: list[Iteration] = []
@@ -89,7 +89,7 @@ def newton(
         result = iterate(Stage(stage, mixing, tol, began, report), q, max_iter)
         if not stage.refine and not math.isfinite(result.objective):
             mixing.forget()
-            continue  # the rough formula failed; the last stage starts from where this one did
+            continue  # the rough formula failed; the last stage starts where this one did
         history += result.history
         passes += result.passes
         q = result.q
@@ -119,7 +119,7 @@ def iterate(run: "Stage", q: Gaussian, max_iter: int) -> Result:
         move = move if rho == 1.0 else run.distance(proposal)
         while not run.accept(proposal, rho, move):
             if not problem.refine and move < LOCAL:
-                return run.result  # so near the optimum, a rough formula cannot tell better from worse
+                return run.result  # this near the optimum, a rough formula cannot tell better from worse
             rho *= 0.5
             if rho < SHORTEST_STEP or move < min(SMALL_MOVE, ROUNDING_OF_F * run.total.magnitude):
                 run.give_up()
@@ -133,13 +133,13 @@ def iterate(run: "Stage", q: Gaussian, max_iter: int) -> Result:
 
 
 def nearly_solved(problem: Problem, q: Gaussian) -> tuple[Gaussian, float]:
-    """q within NEAR nats of the optimum, or as near as a few steps lead, and the number of passes."""
+    """Return q within NEAR nats of the optimum, or where a few steps lead, and the number of passes."""
     result = iterate(Stage(problem, Mixing(), NEAR, 0.0, None), q, FIRST_STEPS)
     return result.q, result.passes
 
 
 class Stage:
-    """The state of `iterate`: the present q, the sums there, and the history."""
+    """The state of `iterate`: the current q, the sums there, and the history."""
 
     def __init__(
         self,
@@ -166,11 +166,11 @@ class Stage:
         return step(self.problem, self.result.q, self.total, rho)
 
     def distance(self, new: Gaussian | None) -> float:
-        """How far away a proposal is, in nats."""
+        """Return the distance to a proposal, in nats."""
         return math.inf if new is None else divergence(self.result.q, new)
 
     def towards(self, new: Gaussian | None, rho: float) -> tuple[Step | None, float]:
-        """The step to try first, near the optimum mixed with earlier ones, or None; and how far away the proposal is.
+        """Return the step to try first, or None, and the distance to the proposal. Near the optimum the step is mixed.
 
         A damped step is returned only if it is mixed.
         """
@@ -186,7 +186,7 @@ class Stage:
         return (Step(new) if rho == 1.0 and new is not None else None), self.distance(new)
 
     def accept(self, new: Gaussian | None, rho: float, move: float) -> bool:
-        """Move to the proposal, `move` nats away, unless F is lower there; whether it did."""
+        """Move to the proposal, `move` nats away, unless F is lower there. Return whether it moved."""
         if new is None or not math.isfinite(move):
             return False
         factor = new.factor
@@ -199,7 +199,7 @@ class Stage:
         return True
 
     def noise(self) -> float:
-        """The rounding error of F, and the jumps of a rough formula: smaller differences of F mean nothing."""
+        """Return the noise in F, from rounding and the jumps of a rough formula; smaller differences mean nothing."""
         per_row = 1e-15 * (abs(self.result.objective) + 1.0) + (0.0 if self.problem.refine else ROUGH_NOISE)
         return per_row * self.problem.source.rows**0.5 * self.problem.scale
 
@@ -212,17 +212,17 @@ class Stage:
             self.report(self.result.history[-1])
 
     def enough(self) -> float:
-        """How many nats may be left: by default so few that the gradient is a millionth of its first value."""
+        """Return how many nats may remain; by default, the gradient must shrink to a millionth of its first value."""
         return self.tol if self.tol is not None else min(MOST_LEFT, SHARE_LEFT * (abs(self.result.objective) + 1.0))
 
     def nearly_there(self, move: float, share: float) -> bool:
-        """Whether this step is the last, given that moves keep shrinking at their rate and distances add up like √move.
+        """Return whether this step is the last, if moves keep shrinking at their rate and distances add up like √move.
 
         A rough stage stops one step early; the exact stage takes that step with a better mixture.
         """
         rate = self.mixing.rate(move, self.slowest)
         if not rate < 1.0:
-            return move < 0.1 * self.enough()  # rounding decides here
+            return move < 0.1 * self.enough()  # rounding dominates here
         left = move * rate * share / (1.0 - math.sqrt(rate * share)) ** 2
         if self.problem.refine:
             return left < self.enough()
@@ -230,15 +230,15 @@ class Stage:
         return left * after < self.enough() and self.predictable(left, after)
 
     def predictable(self, gain: float, rate: float) -> bool:
-        """Whether a step's gain need not be computed: F is nearly quadratic, and √rate of the way is left."""
+        """Return whether a step's gain can be predicted: F is nearly quadratic, and √rate of the way remains."""
         return gain * math.sqrt(rate) < PREDICTED_ERROR * (abs(self.result.objective) + 1.0)
 
     def far(self) -> bool:
-        """Whether the last step was so long that many more will follow."""
+        """Return whether the last step was so long that many more will follow."""
         return bool(self.result.history) and self.result.history[-1].move > FAR
 
     def approach(self) -> None:
-        """Go to where tighter priors lead, if F is higher there."""
+        """Move to the point that tighter priors lead to, if F is higher there."""
         q, passes = from_tighter_priors(self.problem, nearly_solved)
         self.result.passes += passes
         if q is None:
@@ -249,19 +249,19 @@ class Stage:
             self.move_to(q, q.factor, value, total)
 
     def give_up(self) -> None:
-        """No step goes uphill: q is the optimum as far as rounding can tell, or the solver is stuck."""
+        """Stop because no step increases F: q is the optimum up to rounding, or the solver is stuck."""
         full = self.step(1.0)
         self.result.converged = full is not None and divergence(self.result.q, full) < SMALL_MOVE
         self.result.status = "converged to rounding" if self.result.converged else "no step improves the objective"
 
     def gain(self, new: Gaussian) -> float:
-        """F(new) - F to second order, for a step to the optimum: half of what the gradient promises."""
+        """Return F(new) - F to second order for a step to the optimum: half of the gradient's linear prediction."""
         q = self.result.q
         from_precision = divergence(q, replace(new, mean=q.mean))
         return from_precision + 0.5 * float((new.mean - q.mean) @ gradient(self.problem, q, self.total))
 
     def finish(self, step: Step, move: float) -> bool:
-        """Take the last step; whether it was the last. F is computed there only if the gain is not predictable."""
+        """Take the last step and return whether it was the last. F is computed only if the gain is not predictable."""
         self.result.converged, self.result.status = True, "converged"
         rate = min(1.0, self.mixing.rate(move, self.slowest) * step.share)
         if not self.problem.refine or self.predictable(move, rate):
@@ -272,14 +272,14 @@ class Stage:
             self.mixing.taken(move, step.share)
             return True
         if not self.accept(step.q, 1.0, move):
-            return step.share == 1.0  # as high as rounding can tell; or a mixture that went astray
+            return step.share == 1.0  # F is as high as rounding can tell; a mixture, though, may have overshot
         check = self.step(1.0)
         self.result.converged = check is not None and divergence(step.q, check) < 10.0 * self.enough()
         return self.result.converged
 
 
 def exact_elbo(problem: Problem, result: Result) -> tuple[float, float, float]:
-    """The exact ELBO at the solver's q, a certified lower bound of it (docs/certificate.md), and KL(q ‖ p)."""
+    """Return the exact ELBO at the solver's q, a certified lower bound on it (docs/certificate.md), and KL(q ‖ p)."""
     kl = kl_to_prior(result.q, result.factor, problem.prior)
     value, magnitude = result.objective, result.magnitude
     if problem.bound is not limit() or math.isnan(magnitude):
@@ -289,6 +289,6 @@ def exact_elbo(problem: Problem, result: Result) -> tuple[float, float, float]:
 
 
 def elbo_certificate(magnitude: float, kl: float) -> float:
-    """The sum over rows of `certificate`, doubled for the rounding of the summation, and as much for KL."""
+    """Sum `certificate` over rows, double it for the rounding of the summation, and add an allowance for KL."""
     eps = torch.finfo(torch.float64).eps
     return 256 * eps * (magnitude + abs(kl)) + 4e-15 * magnitude

@@ -1,7 +1,7 @@
 """q(β) as a value: moments, draws, densities, and what it says about new rows.
 
-It has three forms, all of them N(μ, Σ): a full covariance with factor Σ = FFᵀ, a diagonal one, and the posterior of
-more coefficients than rows, where the data inform only the n directions they span and all others keep the prior.
+There are three forms, all N(μ, Σ): a full covariance with factor Σ = FFᵀ, a diagonal one, and the posterior of more
+coefficients than rows, where the data inform only the n directions they span and all others keep the prior.
 """
 
 import math
@@ -54,7 +54,7 @@ class Full:
         return torch.linalg.slogdet(self.factor).logabsdet
 
     def as_prior(self, forget: float = 1.0) -> Prior:
-        """The same Gaussian as a prior for the next rows, its precision multiplied by `forget`."""
+        """Return this Gaussian as a prior for the next rows, with its precision multiplied by `forget`."""
         inverse = torch.linalg.inv(self.factor)
         return Prior(self.mean, forget * inverse.T @ inverse)
 
@@ -198,7 +198,7 @@ def block_expected_log_likelihood(block: Block, posterior: Posterior, moments: F
 
 
 def accuracy(source: RowSource, posterior: Posterior) -> float:
-    """The (weighted) share of rows whose class is predicted correctly."""
+    """Return the (weighted) share of rows whose class is predicted correctly."""
     correct, total = source.reduce(partial(block_accuracy, posterior=posterior))
     return float(correct / total)
 

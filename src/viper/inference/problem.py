@@ -1,4 +1,4 @@
-"""What is solved: maximise F(q) = Σ_i c_i (y_i ϑ_i - η(ϑ_i, τ_i²)) - KL(q ‖ p) over Gaussians q.
+"""The optimisation problem: maximise F(q) = Σ_i c_i (y_i ϑ_i - η(ϑ_i, τ_i²)) - KL(q ‖ p) over Gaussians q.
 
 The prior p and q are Gaussians given by their precisions. A `Problem` joins rows, prior and bound, and evaluates F.
 """
@@ -15,13 +15,13 @@ from viper.inference.rows import RowSource
 from viper.inference.sums import Sums, sums
 from viper.softplus.pointwise import Bound
 
-MANY_ROWS, MANY_COLUMNS = 5_000, 16  # where float32 saves more than the conversion costs
+MANY_ROWS, MANY_COLUMNS = 5_000, 16  # from here on, float32 saves more than the conversion costs
 LARGEST_DIRECT = 2000  # dimension up to which the diagonal family still solves d × d systems directly
 
 
 @dataclass(frozen=True)
 class Prior:
-    """N(m₀, S₀) by its precision S₀⁻¹: a vector (diagonal) or a matrix."""
+    """N(m₀, S₀), given by its precision S₀⁻¹: a vector (diagonal) or a matrix."""
 
     mean: Tensor
     precision: Tensor
@@ -52,7 +52,7 @@ class Prior:
 
 @dataclass(frozen=True)
 class Gaussian:
-    """q(w) = N(μ, Λ⁻¹) as the solver holds it: `precision` is a matrix with its `cholesky` Λ = LLᵀ, or a vector."""
+    """q(w) = N(μ, Λ⁻¹) as the solver stores it: `precision` is a matrix with its `cholesky` Λ = LLᵀ, or a vector."""
 
     mean: Tensor
     precision: Tensor
@@ -125,30 +125,30 @@ def kl_to_prior(q: Gaussian, factor: Tensor, prior: Prior) -> float:
 
 @dataclass(frozen=True)
 class Problem:
-    """Rows, prior, bound and family, and how F and its derivatives are evaluated on them."""
+    """Rows, prior, bound and family; evaluates F and its derivatives."""
 
     source: RowSource
     prior: Prior
     bound: Bound
     rough: Bound | None = None  # a cheaper version of `bound`, for all but the last pass
     diagonal: bool = False
-    scale: float = 1.0  # rows of the whole problem per row of `source`
+    scale: float = 1.0  # number of rows of the whole problem per row of `source`
     refine: bool = True  # False in a rough stage
     to_mode: bool = False  # True in a rough stage that only looks for the mode
 
     @property
     def iterative(self) -> bool:
-        """Whether the step of μ is found by conjugate gradients, because the full matrix would be too large."""
+        """Whether conjugate gradients find the step of μ, because the full matrix would be too large."""
         return self.diagonal and self.source.dimension > LARGEST_DIRECT
 
     @property
     def single(self) -> bool:
-        """Whether the curvature is computed in float32: on the way to the mode, if matrix products dominate."""
+        """Whether to compute the curvature in float32: on the way to the mode, if matrix products dominate."""
         many = self.source.rows >= MANY_ROWS and self.source.dimension >= MANY_COLUMNS
         return many and self.to_mode and self.source.traits.float32_pays
 
     def total(self, mean: Tensor, factor: Tensor | None, bound: Bound | None = None, gram: bool = True) -> Sums:
-        """The sums over rows at N(mean, FFᵀ), under another bound if one is given; without `gram`, no curvature."""
+        """Return the sums over rows at N(mean, FFᵀ), by another bound if given; without `gram`, omit the curvature."""
         return sums(
             self.source,
             mean,
@@ -168,6 +168,6 @@ class Problem:
         return total.value - kl_to_prior(q, factor, self.prior), total
 
     def coarsened(self, k: int, generator: np.random.Generator) -> "Problem":
-        """The same problem on about k random rows, as a rough stage."""
+        """Return the same problem on about k random rows, as a rough stage."""
         sample = self.source.sample(k, generator)
         return replace(self, source=sample, scale=self.scale * self.source.rows / sample.rows, refine=False)

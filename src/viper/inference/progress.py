@@ -1,4 +1,4 @@
-"""Progress of long fits: on stderr, and as tasks of scikit-learn's callbacks (`set_callbacks`, 1.9 and later)."""
+"""Report the progress of long fits: on stderr, and to scikit-learn's callbacks (`set_callbacks`, 1.9 and later)."""
 
 import sys
 import time
@@ -13,14 +13,14 @@ try:
 except ImportError:  # scikit-learn < 1.9
     CallbackSupportMixin, with_callbacks = object, None
 
-SILENT_SECONDS = 2.0  # before anything is shown
-REFRESH_SECONDS = 0.1  # between two updates of the line
+SILENT_SECONDS = 2.0  # seconds before anything is shown
+REFRESH_SECONDS = 0.1  # seconds between two updates of the line
 
 
 class Progress:
     """Shows all iterations if `verbose` is True, none if False; with "auto", a line on a terminal after two seconds.
 
-    It is called with each `Iteration`. A source whose passes take long may also report its blocks to `rows_done`. Every
+    It is called with each `Iteration`. A source with slow passes may also report its blocks to `rows_done`. Every
     iteration is a task of `tasks`, if given. `rows` is the number of rows of one pass.
     """
 
@@ -101,7 +101,7 @@ class Progress:
 
 
 class Callbacks(CallbackSupportMixin):
-    """Lets an estimator take callbacks; adds nothing before scikit-learn 1.9."""
+    """Lets an estimator accept callbacks; does nothing before scikit-learn 1.9."""
 
 
 class Tasks:
@@ -126,7 +126,7 @@ class Tasks:
 
 
 def tasks_of(estimator: Any) -> Tasks | None:
-    """Where the iterations of the present fit are reported, or None if no callback is set."""
+    """Return the tasks to which this fit reports its iterations, or None if no callback is set."""
     return Tasks(estimator) if hasattr(estimator, "_callback_fit_ctx") else None
 
 
@@ -134,7 +134,7 @@ FitMethod = TypeVar("FitMethod", bound=Callable[..., Any])
 
 
 def as_task(fit: FitMethod) -> FitMethod:
-    """`fit`, which also calls the estimator's callbacks at its beginning and end."""
+    """Wrap `fit` so that it also calls the estimator's callbacks at its beginning and end."""
     if with_callbacks is None:
         return fit
 

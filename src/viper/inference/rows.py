@@ -1,12 +1,11 @@
-"""Where rows come from: blocks of the design matrix with labels, and the sources that hand them out.
+"""Where rows come from: blocks of the design matrix with labels, and the sources that provide them.
 
 Observation i sees f_i ~ N(ϑ_i, τ_i²) with ϑ = o + Aμ and τ² = r + diag(AΣAᵀ), where q(w) = N(μ, Σ). The objective is
 
     F(q) = Σ_i c_i (y_i ϑ_i - η(ϑ_i, τ_i²)) - KL(q ‖ p),     p = N(m₀, S₀),
 
-and all that a step needs from the data are sums over rows of F's terms, of Aᵀ c(y - g) and of Aᵀ diag(c h) A. A source
-adds them up over its blocks, whatever these are: arrays in memory, features made on the fly, files, a cluster's
-partitions.
+and a step needs only sums over rows: of F's terms, of Aᵀ c(y - g) and of Aᵀ diag(c h) A. A source adds them up over
+its blocks, whatever these are: arrays in memory, features computed on the fly, files, or partitions on a cluster.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -41,14 +40,14 @@ class Matrix(Protocol):
         """The diagonal of Aᵀ diag(w) A."""
 
     def single(self) -> "Matrix":
-        """The same block in float32 where that is cheaper, otherwise itself."""
+        """Return the block in float32 if that is cheaper, otherwise unchanged."""
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:
-    """A matrix product; on a CPU by NumPy, whose BLAS multiplies tall thin matrices up to seven times faster."""
+    """Multiply matrices; on a CPU by NumPy, whose BLAS is up to seven times faster for tall thin matrices."""
     if left.device.type != "cpu":
         return left @ right
-    with np.errstate(all="ignore"):  # overflow shows in F
+    with np.errstate(all="ignore"):  # an overflow shows up in F
         return torch.from_numpy(np.matmul(left.numpy(), right.numpy()))
 
 
@@ -56,7 +55,7 @@ def product(left: Tensor, right: Tensor) -> Tensor:
 class Dense:
     """A dense block [X, 1] or X. Products are computed in its own precision and returned in that of the argument.
 
-    The column of ones of the intercept, the last coordinate, is not stored.
+    The intercept is the last coordinate; its column of ones is not stored.
     """
 
     matrix: Tensor
@@ -98,7 +97,7 @@ class Dense:
 
 @dataclass(frozen=True)
 class Sparse:
-    """A SciPy CSR block; only `gram` and a full `spread` make anything dense, of size dimension² or a few rows."""
+    """A SciPy CSR block; only `gram` (dimension²) and a full `spread` (a few rows) create dense arrays."""
 
     matrix: Any
 
@@ -136,7 +135,7 @@ class Block:
 
 
 Mapped = TypeVar("Mapped")
-RowFunction = partial[list[Tensor]]  # takes a block; its keywords hold tensors, which a source may move elsewhere
+RowFunction = partial[list[Tensor]]  # takes a block; a source may move the tensors among its keywords to another device
 
 
 @dataclass(frozen=True)
@@ -144,12 +143,12 @@ class SourceTraits:
     """What is known about a source before its first pass."""
 
     where: Literal["memory", "stream", "cluster"] = "memory"
-    smallest_sample: int = 0  # smaller samples save no time: a pass costs no more than its kernel launch; 0 on a CPU
+    smallest_sample: int = 0  # rows below which a pass costs only its kernel launch; 0 on a CPU
     float32_pays: bool = True  # whether products are faster in float32, conversion included
 
 
 class RowSource(Protocol):
-    """Where rows come from. All of them have the same answer to every question, wherever the rows are."""
+    """Where rows come from. The results do not depend on where the rows are stored."""
 
     @property
     def rows(self) -> int: ...
@@ -164,25 +163,25 @@ class RowSource(Protocol):
     def traits(self) -> SourceTraits: ...
 
     def reduce(self, function: RowFunction) -> list[Tensor]:
-        """One pass: the sum over all blocks of what the function returns for each."""
+        """Make one pass: return the sum of the function's results over all blocks."""
 
     def map(self, function: Callable[[Block], Mapped]) -> Iterator[Mapped]:
-        """What the function returns for each block, in the order of the rows."""
+        """Yield the function's result for each block, in the order of the rows."""
 
     def apply(self, function: Callable[[Block], np.ndarray]) -> Any:
-        """The same as one array, for a function with one entry per row; lazy if the rows are a Dask collection."""
+        """Return the results as one array, for a function with one entry per row; lazy for a Dask collection."""
 
     def sample(self, k: int, generator: np.random.Generator) -> "RowSource":
-        """About k random rows."""
+        """Return about k random rows."""
 
     def in_memory(self) -> "Arrays":
-        """All rows as arrays in this process."""
+        """Return all rows as arrays in this process."""
 
     def head(self) -> Block:
-        """Some rows, always the same ones, by which the source is recognised."""
+        """Return a fixed selection of rows that identifies the source."""
 
     def observe(self, callback: Callable[[int], None]) -> None:
-        """Call back with the number of rows whenever some have been read, if reading takes time."""
+        """Call back with the number of rows whenever some have been read, if reading is slow."""
 
 
 class BlockSource:
@@ -214,7 +213,7 @@ class BlockSource:
         return next(self.blocks())
 
     def observe(self, callback: Callable[[int], None]) -> None:
-        """Nothing to report: the rows are here."""
+        """Do nothing: rows in memory need no progress report."""
 
 
 class SourceWrapper:
@@ -267,15 +266,15 @@ def add_up(parts: Iterable[list[Tensor]]) -> list[Tensor]:
 
 
 def concatenated(parts: Iterable[np.ndarray]) -> np.ndarray:
-    """The parts as one array."""
+    """Return the parts as one array."""
     found = list(parts)
     if not found:
         raise ValueError("there must be at least one row to predict; got none.")
     return found[0] if len(found) == 1 else np.concatenate(found)
 
 
-BLOCK_ROWS = 16384  # rows at a time, so that a block and its features stay in the cache
-KEPT_ENTRIES = 1 << 19  # entries (4 MB) up to which the only block is kept, with everything derived from it
+BLOCK_ROWS = 16384  # few enough that a block and its features stay in the cache
+KEPT_ENTRIES = 1 << 19  # entries (4 MB) up to which a single block is kept with everything derived from it
 
 
 CPU = torch.device("cpu")
@@ -283,7 +282,7 @@ GOLDEN = 0.5 * (5.0**0.5 - 1.0)
 
 
 def scattered(rows: int, k: int, generator: np.random.Generator, device: torch.device = CPU) -> Tensor:
-    """k of the rows in order, one from each of k equal runs, at the place u + i φ mod 1 within the i-th run.
+    """Return k of the rows in order, one from each of k equal runs, at position u + i φ mod 1 within the i-th run.
 
     Multiples of the golden ratio φ are spread evenly and never in step with the data, so that sorted or periodic files
     cause no bias. The choice is the same wherever it is computed.
@@ -294,7 +293,7 @@ def scattered(rows: int, k: int, generator: np.random.Generator, device: torch.d
 
 
 def traits_on(device: torch.device, rows: int, where: Literal["memory", "stream"]) -> SourceTraits:
-    """The traits of rows that are computed on `device`."""
+    """Return the traits of rows that are processed on `device`."""
     if device.type == "cpu":
         return SourceTraits(where)
     least = SMALLEST_SAMPLE
@@ -305,8 +304,8 @@ def traits_on(device: torch.device, rows: int, where: Literal["memory", "stream"
 class Arrays(BlockSource):
     """Rows held in arrays: X (NumPy, torch or SciPy CSR), labels, and optional offset, residual variance and weights.
 
-    X is not copied except one block at a time. `dtype` is the precision of products with X; everything else is float64.
-    On a CUDA device everything but X is kept there, and X too unless it is too large.
+    X is only ever copied one block at a time. `dtype` is the precision of products with X; everything else is float64.
+    A CUDA device holds everything, except that an X too large for it stays in host memory.
     """
 
     features: Any
@@ -339,7 +338,7 @@ class Arrays(BlockSource):
 
     @cached_property
     def only_block(self) -> Block | None:
-        """All rows as a block made once for all passes, if it is small or on the card already; otherwise None."""
+        """All rows as one block for all passes, if it is small or already on the device; otherwise None."""
         if not 0 < self.rows <= self.block_rows or hasattr(self.features, "tocsr"):
             return None
         there = isinstance(self.features, Tensor) and self.features.is_cuda and self.features.dtype == self.dtype
@@ -347,7 +346,7 @@ class Arrays(BlockSource):
         return next(self.cut()) if there or small else None
 
     def __getstate__(self) -> dict[str, Any]:
-        """The fields, without what is derived from them."""
+        """Return the fields without what is derived from them."""
         return {part.name: getattr(self, part.name) for part in fields(self)}
 
     def cut(self) -> Iterator[Block]:
@@ -372,22 +371,22 @@ class Arrays(BlockSource):
         return reduce_on_device(in_blocks_of, function, self.block_rows, self.device)
 
     def vectors(self) -> dict[str, Tensor]:
-        """Labels, and those of offset, residual variance and weights that there are."""
+        """Return the labels and, if present, offset, residual variance and weights."""
         given = {"label": self.label, "offset": self.offset, "residual": self.residual, "weight": self.weight}
         return {name: x for name, x in given.items() if x is not None}
 
     def dense_design(self) -> Tensor:
-        """All rows of A as one dense matrix, for problems with few rows."""
+        """Return all rows of A as one dense matrix, for problems with few rows."""
         X = self.features
         X = torch.as_tensor(X.toarray() if scipy.sparse.issparse(X) else X, dtype=torch.float64, device=self.device)
         return torch.cat([X, torch.ones_like(X[:, :1])], 1) if self.intercept else X
 
     def sample(self, k: int, generator: np.random.Generator) -> "Arrays":
-        """The k rows of `scattered`, copied."""
+        """Return a copy of the k rows that `scattered` chooses."""
         return self.take(scattered(self.rows, k, generator, self.device))
 
     def take(self, index: Tensor) -> "Arrays":
-        """The chosen rows, copied."""
+        """Return a copy of the chosen rows."""
         vectors: dict[str, Any] = {name: x[index.to(x.device)] for name, x in self.vectors().items()}
         X = self.features
         features = X[index.to(X.device)] if isinstance(X, Tensor) else X[index.cpu().numpy()]
@@ -395,7 +394,7 @@ class Arrays(BlockSource):
 
 
 def join_blocks(blocks: list[Block]) -> Arrays:
-    """The rows of several blocks as arrays."""
+    """Return the rows of several blocks as arrays."""
     designs: list[Any] = [block.design for block in blocks]
     matrices = [design.matrix for design in designs]
     sparse = scipy.sparse.issparse(matrices[0])

@@ -1,7 +1,7 @@
-"""Where the solver starts: at the mode of the posterior, found by Newton's method on ever more rows.
+"""Where the solver starts: at the mode of the posterior, found by Newton's method on more and more rows.
 
-At Σ = 0 a pass needs neither τ² nor the expected softplus, only s(ϑ): the first steps, which go furthest, cost least.
-Under a very wide prior the mode is far from q; there the solver starts again from narrower priors.
+At Σ = 0 a pass needs neither τ² nor the expected softplus, only s(ϑ), so the longest steps are the cheapest.
+Under a very wide prior the mode is far from q; the solver then starts again from narrower priors.
 """
 
 import math
@@ -21,18 +21,18 @@ from viper.softplus.pointwise import Bound, KernelRecipe, Triple
 from viper.softplus.quadrature import softplus
 
 MOST_PASSES = 50
-SHORTEST_SEARCH = 1e-3  # the smallest part of a step towards the mode that is tried
-MODE_MOVE = 20.0  # nats: a Newton step from there ends within a fraction of one, and q's mean is as far from the mode
-MANY_ENOUGH = 50_000  # rows, from which on the curvature of a subset is good enough to start with
-COARSE_SHARE = 0.1  # of a subset's sampling error, about d/2 · n/k nats: shorter moves are not worth a step on it
-COARSE_RATIO = 10  # rows of a subset to those of the next smaller one
+SHORTEST_SEARCH = 1e-3  # smallest fraction of a step towards the mode that is tried
+MODE_MOVE = 20.0  # nats: from there a Newton step ends within a fraction of a nat; q's mean is about that far off
+MANY_ENOUGH = 50_000  # rows of a subset whose curvature is good enough to start with
+COARSE_SHARE = 0.1  # moves below this share of a subset's sampling error, about d/2 · n/k nats, are not worth a step
+COARSE_RATIO = 10  # ratio of the rows of a subset to those of the next smaller one
 LARGEST_SUBSET = 1 << 25  # entries (256 MB)
 ROWS_PER_DIMENSION = 40  # rows below which a subset does not determine the fit
 WIDE_PRIOR = 100.0  # log-odds: the standard deviation of ϑ under the prior
 
 
 def beginning(problem: Problem, generator: np.random.Generator) -> tuple[Gaussian, float]:
-    """Laplace's q, found on random subsets first if there are many rows, and the number of passes.
+    """Return Laplace's q and the number of passes. With many rows, it is found on random subsets first.
 
     From the mode of a subset, one step without matrix products leads close to the mode of all rows.
     """
@@ -51,7 +51,7 @@ def beginning(problem: Problem, generator: np.random.Generator) -> tuple[Gaussia
 
 
 def coarse_stages(whole: Problem, generator: np.random.Generator) -> list[Problem]:
-    """The problem on random subsets, each contained in the next, the smallest first."""
+    """Return the problem on nested random subsets, smallest first."""
     stages: list[Problem] = []
     for k in coarse_sizes(whole):
         stages.insert(0, (stages[0] if stages else whole).coarsened(k, generator))
@@ -59,10 +59,10 @@ def coarse_stages(whole: Problem, generator: np.random.Generator) -> list[Proble
 
 
 def coarse_sizes(problem: Problem) -> list[int]:
-    """Sizes of the subsets, the largest first, down to the last that determines the fit.
+    """Return the sizes of the subsets, from the largest to the smallest that determines the fit.
 
-    The mode of k of n rows is about d/2 · n/k nats from that of all, and the curvature there is off by √(d/k), so that
-    one step with it leaves d²n/2k² nats. That is less than one for k = d√n, hence no larger subset. All subsets fit in
+    The mode of k of n rows is about d/2 · n/k nats from that of all rows, and its curvature is off by √(d/k), so one
+    step with it leaves d²n/2k² nats. That is less than one for k = d√n, so no larger subset is used. All subsets fit in
     memory, even if the rows do not.
     """
     d, rows = problem.source.dimension, problem.source.rows
@@ -77,7 +77,7 @@ def coarse_sizes(problem: Problem) -> list[int]:
 
 
 class Mode(NamedTuple):
-    """Laplace's q, with the mode as mean and the curvature there as precision; the rows' part of it; passes taken."""
+    """Laplace's q (mean: the mode; precision: the curvature there), the rows' part of the curvature; passes made."""
 
     q: Gaussian
     curvature: Tensor
@@ -125,7 +125,7 @@ WITHOUT_VARIANCE = Bound(without_variance, kernel=KernelRecipe("softplus"))
 
 
 def chord_step(problem: Problem, mode: Mode) -> Gaussian:
-    """A step from the mode of a subset towards that of all rows, with the subset's curvature: the cheapest pass."""
+    """Step from the mode of a subset towards that of all rows, with the subset's curvature: the cheapest pass."""
     total = problem.total(mode.q.mean, None, WITHOUT_VARIANCE, gram=False)
     total.gram = mode.curvature
     step = diagonal_step if problem.diagonal else full_step
@@ -135,10 +135,10 @@ def chord_step(problem: Problem, mode: Mode) -> Gaussian:
 def from_tighter_priors(
     problem: Problem, solve: Callable[[Problem, Gaussian], tuple[Gaussian, float]]
 ) -> tuple[Gaussian | None, float]:
-    """A q near the optimum under a very wide prior, or None if the prior is not that wide; and the number of passes.
+    """Return q near the optimum under a very wide prior, or None if the prior is not that wide, and the passes made.
 
-    Where the data do not stop them, ϑ and τ grow with the prior's width, and each step from the mode only multiplies
-    them by some factor. But q relative to the prior hardly changes with that width: the optimum under a narrow prior,
+    Unless the data limit them, ϑ and τ grow with the prior's width, and each step from the mode only multiplies them
+    by some factor. But q relative to the prior hardly changes with that width: the optimum under a narrow prior,
     widened in proportion, is close to the optimum under one ten times as wide, and so on. `solve` maximises F from
     a given q and returns the optimum and the number of passes.
     """

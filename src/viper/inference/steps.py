@@ -5,8 +5,8 @@ With the sums of sums.py at q = N(μ, Λ⁻¹), the step of length ρ in natural
     Λ_ρ = (1-ρ) Λ + ρ (S₀⁻¹ + Aᵀ diag(c h) A),      μ_ρ = μ + ρ Λ_ρ⁻¹ [Aᵀ c(y - g) - S₀⁻¹(μ - m₀)],
 
 which for ρ = 1 is Newton's step in μ. The diagonal family keeps only the diagonal of Λ in q, but solves for the step of
-μ with the whole matrix. How far a step moves q is measured by the KL divergence from the old q to the new one, in nats,
-which does not depend on the scale of the data.
+μ with the whole matrix. The length of a move is the KL divergence from the old q to the new one, in nats, which does
+not depend on the scale of the data.
 """
 
 import math
@@ -30,14 +30,14 @@ def gradient(problem: Problem, q: Gaussian, total: Sums) -> Tensor:
 
 
 def solved(root: Tensor, vector: Tensor) -> Tensor:
-    """(LLᵀ)⁻¹ v; on a CPU and in few dimensions by a direct call to LAPACK, which has less overhead than torch's."""
+    """(LLᵀ)⁻¹ v; on a CPU and in few dimensions, calls LAPACK directly, with less overhead than torch."""
     if root.device.type == "cpu" and len(vector) <= SMALL:
         return torch.from_numpy(dpotrs(root.numpy(), vector.numpy(), lower=1)[0])
     return torch.cholesky_solve(vector[:, None], root)[:, 0]
 
 
 def full_step(problem: Problem, q: Gaussian, total: Sums, rho: float) -> Gaussian | None:
-    """The step of the full family, or None if Λ_ρ is not positive definite."""
+    """Return the step of the full family, or None if Λ_ρ is not positive definite."""
     target = problem.prior.plus(total.gram)
     precision = target if rho == 1.0 else torch.lerp(q.precision, target, rho)
     root = cholesky(precision)
@@ -90,7 +90,7 @@ LARGEST_CURVATURE = Bound(largest_curvature, kernel=KernelRecipe("quarter"))
 
 
 def opening(problem: Problem) -> Gaussian:
-    """One step from the prior's mean with Σ = 0 and h = ¼, the largest possible value, so that it cannot overshoot."""
+    """Step once from the prior's mean with Σ = 0 and h = ¼, the largest possible value, so that it cannot overshoot."""
     total = problem.total(problem.prior.mean, None, LARGEST_CURVATURE)
     step = diagonal_step if problem.diagonal else full_step
     q = step(problem, Gaussian(problem.prior.mean, problem.prior.diagonal), total, 1.0)

@@ -1,8 +1,8 @@
 """The sums over rows that a step needs: F's likelihood part, its gradient in μ, and its curvature.
 
 With ϑ = o + Aμ and τ² = r + diag(AΣAᵀ), one pass adds up c(yϑ - η), Aᵀ c(y - g) and Aᵀ diag(c h) A over the blocks of
-a source, where η, g and h are a bound's moments at ϑ and τ². The formulas here are the reference; where a compiled
-kernel computes the same sums, `kernel_for` finds it.
+a source, where η, g and h are a bound's moments at ϑ and τ². The formulas here are the reference; `kernel_for` finds
+a compiled kernel for the same sums if there is one.
 """
 
 from collections.abc import Callable
@@ -42,10 +42,10 @@ def sums(
     single: bool = False,
     certify: bool = False,
 ) -> Sums:
-    """One pass: F's likelihood part and derivatives at q = N(μ, Σ), `factor` as in `Matrix.spread`, or None for Σ = 0.
+    """Compute F's likelihood part and derivatives at q = N(μ, Σ); `factor` as in `Matrix.spread`, None for Σ = 0.
 
     Everything is multiplied by `scale`. With `single`, τ² and the curvature are computed in float32: they only steer
-    the next step, while ϑ and the gradient decide where the steps end. `certify` asks for the magnitude.
+    the next step, while ϑ and the gradient decide where the steps end. `certify` requests the magnitude.
     """
     rows = partial(
         row_sums,

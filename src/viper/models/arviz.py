@@ -17,7 +17,7 @@ from viper.inference.posterior import Posterior, prior_log_density
 from viper.inference.problem import Prior
 from viper.inference.rows import Block, RowSource
 
-LARGEST_POINTWISE = 1 << 24  # draws × rows; log likelihoods of as many take 128 MB
+LARGEST_POINTWISE = 1 << 24  # draws × rows; that many log likelihoods take 128 MB
 
 
 def posterior_to_arviz(
@@ -38,7 +38,7 @@ def posterior_to_arviz(
 
 
 def row_groups(source: RowSource, draws: Tensor, shape: tuple[int, int]) -> dict[str, dict[str, Any]]:
-    """Return labels and log likelihoods of the rows, unless these are on a cluster or too many to hold."""
+    """Return labels and log likelihoods of the rows, unless the rows are on a cluster or too many to hold."""
     groups: dict[str, dict[str, Any]] = {}
     if source.traits.where != "cluster" and source.rows <= LARGEST_POINTWISE:
         groups["observed_data"] = {"y": torch.cat(list(source.map(lambda block: block.label))).cpu().numpy()}
@@ -67,7 +67,7 @@ def by_chain(values: Tensor, shape: tuple[int, int]) -> np.ndarray:
 
 
 def coefficient_draws(draws: Tensor, names: list[str], shape: tuple[int, int]) -> dict[str, np.ndarray]:
-    """Return the draws by the names they have in ArviZ."""
+    """Return the draws, keyed by their names in ArviZ."""
     values = by_chain(draws, shape)
     if "intercept" not in names[-1:]:
         return {"coefficient": values}
@@ -83,7 +83,7 @@ def row_log_likelihoods(block: Block, draws: Tensor) -> Tensor:
 
 
 def arviz_container(groups: dict[str, dict[str, Any]], names: list[str]) -> Any:
-    """Return what the installed ArviZ stores inference in."""
+    """Return the groups in the container of the installed ArviZ."""
     features = names[:-1] if "intercept" in names[-1:] else names
     coords, dims = {"feature": features}, {"coefficient": ["feature"], "y": ["row"]}
     about = {"inference_library": "viper", "modeling_interface": "VariationalLogisticRegression"}

@@ -1,4 +1,4 @@
-"""How close the Gaussian posterior is to the exact one, and the exact one as weighted draws."""
+"""Measures how close the Gaussian posterior is to the exact one, and represents the exact one by weighted draws."""
 
 import warnings
 from collections.abc import Callable, Iterator
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class CorrectedPosterior:
     """Summaries and predictions from draws β_s with weights w_s. `diagnosis` says how far to trust them.
 
-    `summarise(X, offset, draws, summary)` yields summary(f) for some rows at a time, where f = o + Xβ is draws × rows.
+    `summarise(X, offset, draws, summary)` yields summary(f) block by block, where f = o + Xβ is draws × rows.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class CorrectedPosterior:
         return self.weighted.variance.sqrt().numpy()
 
     def sample(self, n: int = 1, random_state: Any = None) -> np.ndarray:
-        """Return equally weighted draws of the coefficients, n × d; new ones in every call without `random_state`."""
+        """Return equally weighted draws of the coefficients, n × d. Without `random_state`, every call draws anew."""
         generator = np.random.default_rng(check_random_state(random_state).randint(2**31))
         return self.weighted.resample(n, generator).numpy()
 
@@ -146,8 +146,8 @@ class DiagnosisMixin(PredictionMixin):
         """Measure by importance weights (PSIS) how close the Gaussian posterior is to the exact one.
 
         The rows are those of the fit; pass them again after loading a model from a file. The seed of the draws is
-        `random_state`, or the estimator's if that is an integer, or a fixed number, so that the same question always
-        has the same answer.
+        `random_state`, or the estimator's if that is an integer, or a fixed number, so repeated calls give
+        the same answer.
         """
         return self._weigh(X, y, sample_weight, offset, draws, random_state)[1]
 
@@ -163,7 +163,7 @@ class DiagnosisMixin(PredictionMixin):
     ) -> CorrectedPosterior:
         """Return the exact posterior as weighted draws, with the same summaries and predictions as the estimator.
 
-        Rows and draws are those of `diagnose`.
+        It uses the same rows and draws as `diagnose`.
         """
         weighted, diagnosis = self._weigh(X, y, sample_weight, offset, draws, random_state)
         if not (diagnosis.reliable or diagnosis.close):
@@ -184,8 +184,8 @@ class DiagnosisMixin(PredictionMixin):
         """Return independent draws from the posterior, in the container of the installed ArviZ.
 
         The groups are posterior ("coefficient" by feature, "intercept"), sample_stats ("lp" = log p(y, β) and "log_q" =
-        log q(β)), observed_data, and log_likelihood by row if draws × rows is at most 16 million. A model that was
-        loaded from a file has no training rows: pass them again, or get only posterior and "log_q".
+        log q(β)), observed_data, and log_likelihood by row if draws × rows is at most 16 million. A model
+        loaded from a file has no training rows: pass them again, or the result holds only the posterior and "log_q".
         """
         check_is_fitted(self, "posterior_")
         source = self._given_or_training_rows(X, y, sample_weight, offset)

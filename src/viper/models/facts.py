@@ -1,4 +1,4 @@
-"""What there is to say about a fitted model, decided once. Notebook, report and command line choose their own words."""
+"""The facts about a fitted model, collected once. Notebook, report and command line choose their own words."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -45,9 +45,9 @@ class ModelFacts:
     terms: int | None
     covariance: str
     elbo: float
-    elbo_certified: float  # a lower bound of `elbo` that includes all rounding errors
+    elbo_certified: float  # a lower bound on `elbo` that allows for all rounding errors
     converged: bool
-    status: str  # how the solver ended
+    status: str  # why the solver stopped
     iterations: int
     prior: PriorFacts | None = None  # None for a Gaussian process
     process: ProcessFacts | None = None  # None for a logistic regression
@@ -58,7 +58,7 @@ class ModelFacts:
 
     @property
     def exact(self) -> bool:
-        """Whether the fit maximised the ELBO itself and not a bound of it."""
+        """Whether the fit maximised the ELBO itself rather than a bound on it."""
         return self.bound == "viper" and self.terms is None
 
     @property

@@ -1,4 +1,4 @@
-"""From rows, prior and options to a posterior: chooses the form of the problem and the solver, and runs it."""
+"""Fits a posterior to rows, given prior and options: chooses the form of the problem and the solver, and runs it."""
 
 import warnings
 from contextlib import closing, nullcontext
@@ -57,7 +57,7 @@ class FitOptions:
 
     @property
     def exact(self) -> bool:
-        """Whether the objective is the ELBO itself, not a bound of it."""
+        """Whether the objective is the ELBO itself, not a bound on it."""
         return self.bound == "viper" and self.terms is None
 
     def tolerance(self) -> float | None:
@@ -80,7 +80,7 @@ def fit_posterior(
         return fit_wide(source, prior, options, seed)
     if source.dimension > LARGEST_FULL and not diagonal:
         raise ValueError(
-            f"covariance='full' holds up to {LARGEST_FULL} coefficients, or any number if rows are fewer; got "
+            f"covariance='full' allows {LARGEST_FULL} coefficients, or any number if there are fewer rows; got "
             f"{source.dimension} coefficients and {source.rows} rows. Use covariance='diagonal'."
         )
     problem, result = run_solver(source, prior, options, seed, start)
@@ -163,7 +163,7 @@ ROUGH_BOUND = build_bound("viper", None, None, None, None, ROUGH_TOLERANCE)
 
 
 def without_cusp(bound: Bound) -> Bound:
-    """Set the curvature -∞ of η_l at ϑ = τ = 0 to 0. Only rows of zeros are there, and they multiply it by zero."""
+    """Replace the curvature -∞ of η_l at ϑ = τ = 0 by 0. Only rows of zeros get there, and they multiply it by zero."""
 
     def moments(mean: Tensor, variance: Tensor) -> Triple:
         value, slope, curvature = bound.moments(mean, variance)

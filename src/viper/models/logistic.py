@@ -78,13 +78,13 @@ class VariationalLogisticRegression(
     batch_size : int, optional
         Rows in each step of "adam"; by default all.
     samples : int, default 1000
-        Number of random numbers of bound="mc".
+        Number of samples for bound="mc".
     nodes : int, default 64
-        Number of nodes of bound="quadrature".
+        Number of nodes for bound="quadrature".
     device : str or torch.device, optional
         Device to compute on. The default is the CPU, or the device of X if that is a tensor.
     dtype : {"float64", "float32"}, default "float64"
-        Precision of the products with X. float32 halves the work and moves the posterior by about 1e-4 of its widths.
+        Precision of the products with X. float32 halves the work and moves the posterior by about 1e-4 of its width.
     random_state : int, RandomState or None
         Seeds the choice of rows that large fits look at first, the random numbers of bound="mc", and Adam's start and
         minibatches. None means a fixed seed, so that a fit repeats bit for bit on one machine. `diagnose` and
@@ -106,7 +106,7 @@ class VariationalLogisticRegression(
     elbo_ : float
         The exact ELBO of the fitted posterior, whatever the bound.
     elbo_bound_ : float
-        A certified lower bound of `elbo_`, and therefore of the log evidence.
+        A certified lower bound on `elbo_`, and therefore on the log evidence.
     objective_ : float
         The ELBO under the chosen bound, which is what the solver maximised.
     prior_scale_ : array
@@ -120,7 +120,7 @@ class VariationalLogisticRegression(
     converged_ : bool
         Whether the solver converged.
     status_ : str
-        How the solver ended, in words.
+        Why the solver stopped, in words.
     classes_ : array (2,)
         The two labels. Probabilities and coefficients are those of the second.
     n_features_in_ : int
@@ -128,7 +128,7 @@ class VariationalLogisticRegression(
     feature_names_in_ : array of str
         Names of the columns, if X had names.
     formula_ : Encoding
-        How tables become X, if the model was made by `from_formula`.
+        How tables become X, if the model was created by `from_formula`.
 
     Examples
     --------
@@ -240,7 +240,7 @@ class VariationalLogisticRegression(
         X, y, sample_weight, offset
             As in `fit`.
         classes : array (2,), optional
-            The two labels. The first call needs them if its rows contain only one.
+            The two labels. Required in the first call if its rows contain only one of them.
         forget : float in (0, 1], default 1
             Factor by which the precision of the posterior so far is multiplied. Below 1, old rows lose weight.
         """
@@ -249,7 +249,7 @@ class VariationalLogisticRegression(
         first = not hasattr(self, "posterior_")
         if first:
             if formula_template(self) is not None:
-                raise ValueError("partial_fit needs a formula that was fitted; got one that was not. Call fit first.")
+                raise ValueError("partial_fit needs a fitted formula; got one that is not fitted. Call fit first.")
             self._check_options()
         known = classes if first else self.classes_
         given = {"sample_weight": sample_weight, "offset": offset, "reset": first, "classes": known}

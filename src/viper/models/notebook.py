@@ -1,6 +1,6 @@
-"""What a fitted estimator shows in a notebook: scikit-learn's diagram, and below it what was learned.
+"""How a notebook shows a fitted estimator: scikit-learn's diagram, with a summary of the fit below it.
 
-It is plain HTML without scripts, in the colours of the page around it.
+It is plain HTML without scripts, and takes its colours from the surrounding page.
 """
 
 from html import escape
@@ -18,7 +18,7 @@ LARGEST_DIAGNOSED = 1 << 17  # rows × coefficients; up to here a diagnosis take
 
 
 class NotebookMixin:
-    """Estimators that show what they learned below scikit-learn's diagram."""
+    """Estimators that show a summary of the fit below scikit-learn's diagram."""
 
     def _html_repr(self) -> str:
         diagram = super()._html_repr()  # type: ignore[misc]
@@ -26,7 +26,7 @@ class NotebookMixin:
 
 
 def notebook_card(model: Any) -> str:
-    """The facts as lines, and the head of the summary with its intervals drawn."""
+    """Return the facts as lines, and the first rows of the summary with their intervals drawn."""
     lines = "".join(
         f"<div><b>{escape(name)}</b>&ensp;{escape(text)}</div>" for name, text in notebook_facts(model).items()
     )

@@ -3,7 +3,7 @@
 The graph computes ϑ = μᵀx and τ² = xᵀΣx in double precision and E[s(f)] = Σ_j p_j Φ(ϑ/√(τ² + σ_j²)), with the logistic
 function as a mixture of normals. Runtimes have no erf in double precision, so the graph computes erfc itself: with
 t = 2/(2+x), erfc(x) = t exp(-x² + P(t)) for x ≥ 0, where P is smooth on [0, 1] and interpolated at Chebyshev points.
-The errors of mixture and interpolation add up to less than 2e-11, whatever ϑ and τ.
+The errors of the mixture and the interpolation add up to less than 2e-11, whatever ϑ and τ.
 """
 
 from os import PathLike
@@ -43,7 +43,7 @@ def export_onnx(model: Any, path: str | PathLike[str] | None, dtype: str, overwr
 
 
 class OnnxGraph:
-    """Collects nodes and constants; `add` returns the name of what the new node computes."""
+    """Collects nodes and constants; `add` returns the name of the new node's output."""
 
     def __init__(self, onnx: Any) -> None:
         self.onnx, self.nodes, self.constants = onnx, [], []  # type: tuple[Any, list[Any], list[Any]]
@@ -85,7 +85,7 @@ class OnnxGraph:
 
 
 def exported_labels(classes: np.ndarray) -> np.ndarray:
-    """Return the classes as int64, bool, double or text, which is what ONNX has."""
+    """Return the classes as int64, bool, double or text, the types that ONNX supports."""
     kind = classes.dtype.kind
     if kind in "iu":
         return classes.astype(np.int64)
@@ -112,7 +112,7 @@ def probability_graph(graph: OnnxGraph, model: Any, dtype: str) -> None:
 
 
 def affine(graph: OnnxGraph, X: str, matrix: np.ndarray, intercept: bool) -> str:
-    """[X, 1] M, where the last row of M belongs to the ones."""
+    """[X, 1] M, where the last row of M multiplies the ones."""
     product = graph.add("MatMul", X, matrix[:-1] if intercept else matrix)
     return graph.add("Add", product, matrix[-1:]) if intercept else product
 

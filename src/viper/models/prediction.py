@@ -24,7 +24,7 @@ from viper.softplus.limit import limit
 
 
 class Predictions(NamedTuple):
-    """What a model says about each row: log-odds f ~ N(ϑ, τ²), and the probability s(f) of the second class."""
+    """A model's predictions for each row: log-odds f ~ N(ϑ, τ²), and the probability s(f) of the second class."""
 
     latent: np.ndarray  # ϑ
     latent_sd: np.ndarray  # τ
@@ -53,21 +53,21 @@ class Predictions(NamedTuple):
 
 
 def predictions(model: Any, X: Any, level: float = 0.95) -> Predictions:
-    """Return everything that the model says about the rows of X."""
+    """Return all predictions of the model for the rows of X."""
     check_model(model)
     mean, sd = (torch.from_numpy(np.array(x, dtype=float)) for x in model.predict_latent(X))
     return Predictions.from_latent(mean, sd.square(), half_width(level))
 
 
 def check_model(model: Any) -> None:
-    """Check that this is one of viper's models, which know more than probabilities. A pipeline hides that."""
+    """Raise unless the model is one of viper's, which predict more than probabilities. A pipeline hides the rest."""
     if hasattr(model, "predict_latent"):
         return
     fix = "Fit one of its estimators."
     if hasattr(model, "steps"):
         fix = (
-            "Pass pipeline[-1], with pipeline[:-1].transform(X) for X; or fit by from_formula, which standardises the "
-            "columns and stores how with the model."
+            "Pass pipeline[-1], with pipeline[:-1].transform(X) for X; or fit with from_formula, which standardises "
+            "the columns and stores their means and scales in the model."
         )
     raise TypeError(f"the model must be one of viper's; got {type(model).__name__}. {fix}")
 
@@ -91,7 +91,7 @@ class PredictionMixin:
     def _predictor(
         self, X: Any, offset: Any, function: Callable[[Tensor, Tensor], Any]
     ) -> tuple[RowSource, Callable[[Block], Any]]:
-        """Return the rows of X, and the function of a block of rows that computes function(ϑ, τ²)."""
+        """Return the rows of X, and a function that computes function(ϑ, τ²) for a block of rows."""
         check_is_fitted(self, "posterior_")
         rows = self._open_rows(X, offset)
         return rows, partial(from_latent, posterior=moved(self.posterior_, rows.device), function=function)
@@ -104,7 +104,7 @@ class PredictionMixin:
     def predict_latent(self, X: Any, offset: Any = None) -> tuple[np.ndarray, np.ndarray]:
         """Posterior mean and standard deviation of the log-odds f(x), per row.
 
-        On the scale of probabilities, see `predict_proba` and `predict_std`.
+        For probabilities, see `predict_proba` and `predict_std`.
         """
         pair = self._predict(X, offset, means_and_sds)
         return pair[:, 0], pair[:, 1]
@@ -169,7 +169,7 @@ class PredictionMixin:
 
 
 def from_latent(block: Block, posterior: Posterior, function: Callable[[Tensor, Tensor], Any]) -> Any:
-    """Return function(ϑ, τ²) of the rows of a block, on the device where they are."""
+    """Return function(ϑ, τ²) for the rows of a block, on their device."""
     device = block.label.device
     return function(*latent(block, posterior if posterior.mean.device == device else moved(posterior, device)))
 

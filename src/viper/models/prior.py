@@ -1,11 +1,11 @@
-"""The Gaussian prior of the coefficients: what the user gives, its checks, and scales chosen by the ELBO.
+"""The Gaussian prior of the coefficients: checks of the options, and scales chosen by maximising the ELBO.
 
 The chosen scales maximise G(σ) = max_q F(q; σ), the ELBO with the posterior maximised inside. By the envelope theorem
 its gradient is that of F at the inner optimum,
 
     ∂G/∂log σ_j = ((μ_j - m_j)² + Σ_jj)/σ_j² - 1,
 
-summed over the coefficients that share a scale: all of them ("auto"), or each has its own ("ard").
+summed over the coefficients that share a scale: all of them ("auto"), or only one ("ard").
 """
 
 import warnings
@@ -39,7 +39,7 @@ def read_scale(value: Any, name: str, size: int) -> Tensor:
 
 
 def read_entries(value: Any, name: str, size: int, matrix: bool = False) -> np.ndarray:
-    """Check numbers, given as one or one per feature, and return one per feature; a `matrix` stays as it is."""
+    """Check one number, or one per feature, and return one per feature; a `matrix` is returned unchanged."""
     array = checks.read_numbers(value, name)
     if matrix and array.ndim == 2:
         return array
@@ -75,7 +75,7 @@ def read_mean(value: Any, size: int) -> Tensor:
 
 
 def make_prior(prior_mean: Any, scale: Tensor, intercept_scale: Any, intercept: bool) -> Prior:
-    """Return N(prior_mean, scale²) on the coefficients, and N(0, intercept_scale²) on an intercept, the last entry."""
+    """Return N(prior_mean, scale²) on the coefficients, and N(0, intercept_scale²) on the intercept (last)."""
     mean = read_mean(prior_mean, len(scale))
     diagonal = scale.ndim == 1
     precision = scale.square().reciprocal() if diagonal else torch.cholesky_inverse(torch.linalg.cholesky(scale))

@@ -5,7 +5,7 @@ The model is that of the logistic estimator. With f = Xβ + b + o,
     log p(y, β, b) = Σ_i c_i (y_i f_i - log(1 + e^{f_i})) + log N(β; m₀, S₀) + log N(b; 0, s²),
 
 sampled by NumPyro's NUTS in float64. The chains move in coordinates u with β = β̂ + Fu, where β̂ is the mode and FFᵀ the
-inverse curvature there. The posterior of u is close to N(0, I) whatever the scales of the columns, and just as exact.
+inverse curvature there. The posterior of u is close to N(0, I) whatever the scales of the columns; draws stay exact.
 """
 
 import time
@@ -37,7 +37,7 @@ START_SPREAD = 2.0  # chains start from N(0, 2²) in u, wider than the posterior
 
 @dataclass(frozen=True)
 class MCMCResult:
-    """Draws from the posterior, with the diagnostics that say whether to believe them.
+    """Draws from the posterior, with diagnostics that say whether to trust them.
 
     Attributes
     ----------
@@ -126,7 +126,7 @@ def sample_posterior(
     Parameters
     ----------
     X : array-like of shape (n, p), or a fitted VariationalLogisticRegression
-        Features. A fitted model stands for the rows of its fit, with their labels, weights and offset, and for its
+        Features. A fitted model provides its training rows, with their labels, weights and offset, and its
         prior.
     y : array-like of shape (n,)
         Any two labels; the second in sorted order counts as 1.
@@ -137,11 +137,11 @@ def sample_posterior(
     intercept_scale : float
         Standard deviation of the intercept, whose prior mean is 0.
     fit_intercept : bool
-        Whether there is an intercept.
+        Whether to include an intercept.
     sample_weight, offset : arrays of shape (n,), optional
         c and o.
     chains, draws, warmup : int
-        Number of chains, draws kept from each, and earlier draws of each that are used for adaptation only.
+        Number of chains, draws kept per chain, and earlier draws per chain, which only serve adaptation.
     random_state : int, Generator or None
         The same number gives the same draws.
     progress : bool
@@ -241,7 +241,7 @@ def model_of_fit(fitted: Any, given: dict[str, Any]) -> JointDensity:
     """Return rows and prior of a fitted estimator; any other argument that was `given` raises an error."""
     defaults = signature(sample_posterior).parameters
     if others := [name for name, value in given.items() if value is not defaults[name].default]:
-        raise TypeError(f"a fitted model brings its rows and its prior; got {', '.join(others)} too. Leave them out.")
+        raise TypeError(f"a fitted model provides its rows and its prior; got {', '.join(others)} too. Leave them out.")
     if getattr(fitted, "_training_rows", None) is None:
         raise ValueError("sample_posterior needs the training rows; got a model without them. Pass X, y and the prior.")
     source = fitted._training_rows.in_memory()
@@ -306,7 +306,7 @@ def arviz_diagnostic(name: str, draws: np.ndarray, **options: Any) -> np.ndarray
 
 
 def checked_result(draws: np.ndarray, names: list[str], divergences: int, seconds: float) -> MCMCResult:
-    """Return the result, and warn if it should not be believed."""
+    """Return the result, and warn if it should not be trusted."""
     tail = arviz_diagnostic("ess", draws, method="tail", prob=(0.05, 0.95))
     ess = np.minimum(arviz_diagnostic("ess", draws, method="bulk"), tail)
     result = MCMCResult(draws, names, arviz_diagnostic("rhat", draws), ess, divergences, seconds)

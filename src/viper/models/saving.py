@@ -2,8 +2,8 @@
 
     estimator --_pack--> State --write_tensors--> file --read_tensors--> State --_unpack--> estimator
 
-Options, classes, columns, posterior, scalars and formula are packed here for all estimators. Each estimator adds what
-only it has, in `_own_state`, and takes it back in `_restore_own_state`.
+Options, classes, columns, posterior, scalars and formula are packed here for all estimators. Each estimator packs
+the rest of its state in `_own_state`, and restores it in `_restore_own_state`.
 """
 
 from dataclasses import fields
@@ -21,7 +21,7 @@ from viper.errors import StorageError
 from viper.formula.encoding import Encoding
 from viper.inference.posterior import Diagonal, Full, LowRank, Posterior
 
-# What `_kind` says in a model file -> the public name of the estimator
+# `_kind`, as stored in a model file -> the public name of the estimator
 ESTIMATORS = {"logistic": "VariationalLogisticRegression", "gp": "VariationalGPClassifier"}
 
 
@@ -32,7 +32,7 @@ class State(NamedTuple):
     metadata: dict[str, Any]
 
     def part(self, prefix: str) -> dict[str, Tensor]:
-        """The tensors whose names begin with `prefix.`, without it."""
+        """The tensors whose names begin with `prefix.`, by the rest of their names."""
         start = f"{prefix}."
         return {name.removeprefix(start): x for name, x in self.tensors.items() if name.startswith(start)}
 
@@ -78,7 +78,7 @@ class StateMixin:
 
     @classmethod
     def _unpack(cls, state: State, **objects: Any) -> Self:
-        """Return the estimator whose `_pack` gave this state; `objects` are the options that it could not hold."""
+        """Return the estimator whose `_pack` returned this state; `objects` are the options that a file cannot hold."""
         metadata = state.metadata
         model = cls(**decode_options(state), **cls._required_objects(metadata, objects))
         model.classes_ = np.array(metadata["classes"]["values"], dtype=metadata["classes"]["dtype"])
@@ -96,12 +96,12 @@ class StateMixin:
     @classmethod
     def _required_objects(cls, metadata: dict[str, Any], objects: dict[str, Any]) -> dict[str, Any]:
         if unknown := [name for name in objects if name not in cls._objects]:
-            raise TypeError(f"objects to load {cls.__name__} with must be {list(cls._objects)}; got {unknown}.")
+            raise TypeError(f"objects passed to load {cls.__name__} must be {list(cls._objects)}; got {unknown}.")
         wanted = metadata.get("objects", {})
         for name, kind in wanted.items():
             if objects.get(name) is None:
                 raise StorageError(
-                    f"{name} must be given again to load this model, which has its own {kind}; got none. "
+                    f"{name} must be passed again to load this model, which was fitted with a {kind}; got none. "
                     f"Call viper.load(path, {name}=...)."
                 )
         return {name: objects[name] for name in wanted}
@@ -109,10 +109,10 @@ class StateMixin:
     def _restore_formula(self, state: Any) -> None:
         self.formula_ = Encoding.from_state(state)
         if self.formula_.names != list(getattr(self, "feature_names_in_", [])):
-            raise StorageError("the formula must produce the columns of the model; got others. Save it again.")
+            raise StorageError("the formula must produce the columns of the model; got different ones. Save it again.")
 
     def _own_state(self) -> State:
-        """Return what only this kind of estimator stores."""
+        """Return the state that only this kind of estimator has."""
         raise NotImplementedError
 
     def _restore_own_state(self, state: State) -> None:
@@ -134,7 +134,7 @@ def load(path: str | PathLike[str], **objects: Any) -> Any:
     kind, tensors, metadata = read_tensors(path)
     if kind not in ESTIMATORS:
         raise StorageError(f"the model must be one of {sorted(ESTIMATORS)}; got {kind!r}. Update viper.")
-    estimator = getattr(import_module("viper"), ESTIMATORS[kind])  # the top level says which extra is missing
+    estimator = getattr(import_module("viper"), ESTIMATORS[kind])  # the top level names the missing extra
     return estimator._unpack(State(tensors, metadata), **objects)
 
 
@@ -163,7 +163,7 @@ def decode_options(state: State) -> dict[str, Any]:
 
 
 def decode_posterior(state: State) -> Posterior:
-    """Return the posterior whose fields are stored; their names tell which of the three shapes it has."""
+    """Return the posterior whose fields are stored; their names determine which of the three shapes it has."""
     parts = state.part("posterior")
     for shape in (Full, Diagonal, LowRank):
         if {field.name for field in fields(shape)} == set(parts):

@@ -3,7 +3,7 @@
     run → runs.csv → tables → figures
 
 `reproduce("logistic")` does all four, and each step can be repeated alone. Every artefact has its own folder:
-`runs.csv` (one row per run and method, appended as runs finish), `runs.json` (the configuration they were made with),
+`runs.csv` (one row per run and method, appended as runs finish), `runs.json` (the configuration of these runs),
 tables as CSV, Markdown and LaTeX, figures as PNG and PDF. An interrupted study continues where it stopped.
 
 To add an artefact, write a subclass of `viper.paper.artefact.Artefact` (acceleration.py is a small example) and list it
@@ -61,16 +61,16 @@ def reproduce(
     seed : int, default 1
         The first seed; the published runs used 1 to 100.
     quick : bool, default False
-        A small version of everything, in `out`/quick, which shows in about a minute that it works.
+        Make a small version of everything in `out`/quick, to check in about a minute that it works.
     data : Path, optional
         Folder with data files that are not generated.
     step : {"run", "table", "figure"}, optional
-        Only this step; tables and figures are made from the finished runs.
+        Do only this step; tables and figures use the finished runs.
 
     Returns
     -------
     list of Outcome
-        For each artefact its tables and the files written.
+        The tables and the files written, for each artefact.
     """
     known = {one.name: one for one in artefacts()}
     if artefact != "all" and artefact not in known:

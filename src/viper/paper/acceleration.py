@@ -1,6 +1,6 @@
 """Not in the paper: what acceleration does to the series of Theorem 1, and the cusp that truncation leaves.
 
-With the same terms P_k/k and other weights the alternating sum converges like (3+√8)^-m in the number of terms m
+With the same terms P_k/k but other weights, the alternating sum converges like (3+√8)^-m in the number of terms m
 (Cohen, Rodriguez Villegas & Zagier 2000), whereas the error of the truncated one is of order 1/m at ϑ = 0 as τ → 0.
 """
 

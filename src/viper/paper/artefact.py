@@ -1,4 +1,4 @@
-"""What an artefact of the paper is: runs to make, and the tables and figures made from them."""
+"""The interface of an artefact of the paper: its runs, and the tables and figures computed from them."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -33,15 +33,15 @@ class Request:
 
 
 class Artefact(ABC):
-    """A table or figure of the paper: how its runs are made, and what is made from them.
+    """A table or figure of the paper: how to run it, and how to present the results.
 
-    A subclass sets the attributes and defines the methods. Its instances hold no state, so that a run can be made in
+    A subclass sets the attributes and defines the methods. Its instances hold no state, so that a run can take place in
     another process.
 
     Attributes
     ----------
     name, what, where : str
-        The word on the command line, what it shows, and its place in the paper.
+        Its name on the command line, what it shows, and its place in the paper.
     minutes : float
         Duration of a full run on two cores.
     keys : names of the columns that identify a run; every job has exactly these.
@@ -61,20 +61,20 @@ class Artefact(ABC):
     def configure(self, request: Request) -> Config:
         """Everything besides the job that determines the numbers, as JSON.
 
-        It is kept beside the CSV, and runs made with different configurations are never mixed. It must not depend on
+        It is kept beside the CSV, and runs with different configurations are never mixed. It must not depend on
         the number of runs or on the first seed.
         """
 
     @abstractmethod
     def jobs(self, request: Request) -> list[Job]:
-        """The runs in the order in which to make them.
+        """The runs, in the order in which to do them.
 
-        Seeds come outermost, so that an interrupted study covers everything a little.
+        The seed is the outermost loop, so that an interrupted study has a few runs of everything.
         """
 
     @abstractmethod
     def run(self, job: Job, config: Config, data: Path | None) -> Sequence[Row]:
-        """Make one run on one thread, leaving global generators untouched; `data` is the folder of data files.
+        """Do one run on one thread, leaving global generators untouched; `data` is the folder of data files.
 
         The rows hold `columns`; the keys, the seconds of the whole run and the versions are added.
         """

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
 
-# The ranges of Figure 1, used for the grids too: over them the paper's numbers of terms are found again.
+# The ranges of Figure 1, also used for the grids: they reproduce the paper's numbers of terms.
 THETA, TAU = (-3.0, 3.0), (0.1, 3.0)
 LINES = {"Jaakkola-Jordan": "jaakkola_jordan", "VI-PER, l = 10": "viper", "Monte Carlo": "monte_carlo"}
 LINE_STYLES: dict[str, dict[str, Any]] = {
@@ -31,12 +31,12 @@ LINE_STYLES: dict[str, dict[str, Any]] = {
 
 
 def evenly_spaced(low: float, high: float, points: int) -> Tensor:
-    """Points from low to high, both included."""
+    """Equally spaced points from low to high, inclusive."""
     return torch.linspace(low, high, points, dtype=torch.float64)
 
 
 def theta_tau_grid(step: float) -> tuple[Tensor, Tensor]:
-    """ϑ and τ over the paper's ranges, flat."""
+    """ϑ and τ over the paper's ranges, flattened."""
     theta = evenly_spaced(*THETA, round((THETA[1] - THETA[0]) / step) + 1)
     tau = evenly_spaced(*TAU, round((TAU[1] - TAU[0]) / step) + 1)
     both = torch.meshgrid(theta, tau, indexing="ij")
@@ -51,7 +51,7 @@ def as_rows(**columns: Any) -> list[Row]:
 
 
 def mesh(frame: "pandas.DataFrame", column: str) -> tuple[Any, Any, Any]:
-    """τ, ϑ and the values of a column, as pcolormesh takes them."""
+    """τ, ϑ and the values of a column, in the shapes that pcolormesh takes."""
     wide = frame.pivot(index="theta", columns="tau", values=column)
     return wide.columns.to_numpy(), wide.index.to_numpy(), wide.to_numpy()
 

@@ -43,7 +43,7 @@ class LogisticArtefact(Artefact):
     seeds = 100
 
     def jobs(self, request: Request) -> list[Job]:
-        """Every setting with every n and p, seeds outermost."""
+        """Every setting with every n and p, with the seed as the outermost loop."""
         rows, coefficients = ((500,), (5, 10)) if request.quick else (STUDY_ROWS, STUDY_COEFFICIENTS)
         return [
             {"setting": setting, "n": n, "p": p, "seed": seed}
@@ -166,7 +166,7 @@ def simulated_for(job: Job) -> Simulated:
 
 @cache
 def warm_up() -> None:
-    """Build what is built once per process, so that it does not count towards the time of the first fit."""
+    """Do the setup that each process does once, so that it does not count towards the time of the first fit."""
     simulated = simulate("1", 50, 2, 1)
     for options in METHODS.values():
         model, _ = fit_logistic(simulated.X, simulated.y, 1, options)
@@ -174,7 +174,7 @@ def warm_up() -> None:
 
 
 def variational_rows(data: Simulated, family: str, seed: int, config: Config) -> Iterator[Row]:
-    """Every method under one family, and after the limit under Q' the corrected posterior."""
+    """Every method under one family; under Q', the limit is followed by the corrected posterior."""
     best = exact_optimum(data.X, data.y, family)
     reference: NormalDistribution | None = None
     for method, options in METHODS.items():
@@ -255,7 +255,7 @@ def metrics(
 def sampled_elbo(model: VariationalLogisticRegression, data: Simulated, samples: int, seed: int) -> float:
     """The ELBO as the paper estimates it: the likelihood's mean over draws of β, less the exact KL to the prior.
 
-    In float32, whose rounding of one row's log-likelihood is a thousandth of the Monte Carlo error of 10,000 draws.
+    It uses float32: rounding of a row's log-likelihood is a thousandth of the Monte Carlo error of 10,000 draws.
     """
     draws = model.sample(samples, random_state=seed)
     X, columns = torch.from_numpy(data.X).float(), torch.from_numpy(draws).float().T

@@ -74,7 +74,7 @@ def run_counts(frame: "pandas.DataFrame", chosen: list[StudyCell]) -> str:
 
 
 def count_range(counts: list[int]) -> str:
-    """The least and the largest count, or the one there is."""
+    """The smallest and largest count, or the count if they are equal."""
     low, high = min(counts), max(counts)
     return f"{low}" if low == high else f"{low} to {high}"
 
@@ -173,7 +173,7 @@ def cells_within_error(found: Agreement) -> ResultTable:
 
 
 def share_within(pairs: list[tuple[float, float]]) -> Cell:
-    """How many differences are within two errors; those without an error are left out (a single run has no study's)."""
+    """How many differences are within two errors; those without an error are left out (e.g. a single run)."""
     inside = [abs(difference) <= 2.0 * error for error, difference in pairs if error == error]
     return f"{sum(inside)} of {len(inside)}" if inside else None
 

@@ -21,7 +21,7 @@ TABLE_ORDER = ("VI-PER", "VI-PER limit", "VI-MC", "VI-PG")
 FAMILIES = {"Q": "diagonal", "Q'": "full"}  # the paper's name of a family -> the option `covariance`
 REACH = 1.959963984540054  # 97.5 % quantile of the standard normal
 
-# Whether a fit converged and how wide its intervals are is in the results; the linear mean is the paper's.
+# The results record convergence and widths of intervals, and the linear mean is the paper's choice.
 IGNORED_WARNINGS = (ConvergenceWarning, JitterWarning, NarrowIntervalsWarning)
 
 

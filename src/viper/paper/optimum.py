@@ -38,7 +38,7 @@ def exact_optimum(X: np.ndarray, y: np.ndarray, family: str) -> NormalDistributi
         if q.covariance.any() and kl(q, after) < STILL:
             return after
         q = after
-    raise RuntimeError(f"the optimum must be found within {MOST_ITERATIONS} iterations; got one that still moves.")
+    raise RuntimeError(f"the iteration must converge within {MOST_ITERATIONS} steps; got one that still moves.")
 
 
 def improved(X: np.ndarray, y: np.ndarray, q: NormalDistribution, family: str) -> NormalDistribution:

@@ -24,7 +24,7 @@ STEPS = ("run", "table", "figure")
 
 @dataclass
 class Outcome:
-    """What a call produced: the number of runs made now and in all, the tables, and the files written.
+    """What a call produced: the number of runs done now and in total, the tables, and the files written.
 
     If the artefact was skipped, `skipped` says why.
     """
@@ -38,7 +38,7 @@ class Outcome:
 
 
 def reproduce_one(artefact: Artefact, request: Request, jobs: int, out: Path, step: str | None) -> Outcome:
-    """Do the step asked for, or all three in order."""
+    """Do the requested step, or all three in order."""
     records = Records(out / artefact.name, artefact)
     outcome = Outcome(artefact.name)
     if step in (None, "run"):
@@ -80,7 +80,7 @@ def finished_runs(artefact: Artefact, out: Path) -> "pandas.DataFrame":
 
 
 class Done(NamedTuple):
-    """A finished run on its way from the process that made it."""
+    """A finished run, as returned by the process that did it."""
 
     job: Job
     rows: list[Row]
@@ -89,7 +89,7 @@ class Done(NamedTuple):
 
 
 def make_runs(artefact: Artefact, request: Request, jobs: int, records: Records) -> int:
-    """Make the missing runs and return their number."""
+    """Do the missing runs and return their number."""
     config = artefact.configure(request)
     with records.open(config) as finished:
         missing = [job for job in artefact.jobs(request) if records.key(job) not in finished]
@@ -103,14 +103,14 @@ def make_runs(artefact: Artefact, request: Request, jobs: int, records: Records)
 
 
 def completed(artefact: Artefact, todo: list[Job], config: Config, data: Path | None, jobs: int) -> Iterator[Done]:
-    """Make runs in this process, in others, or on the cluster of an active Dask client; yield them as they finish."""
+    """Do runs in this process, in others, or on the cluster of an active Dask client; yield them as they finish."""
     if jobs == 1 and not has_dask_client():
         yield from (make_run(artefact, job, config, data) for job in todo)
         return
     from joblib import Parallel, delayed, parallel_config
 
     with parallel_config("dask") if has_dask_client() else nullcontext():
-        # batches of one, so that each run is on disk as soon as it is made
+        # batches of one, so that each run is on disk as soon as it is done
         pool = Parallel(n_jobs=-1 if has_dask_client() else jobs, batch_size=1, return_as="generator_unordered")
         parent = None if has_dask_client() else os.getpid()
         yield from pool(delayed(make_run)(artefact, job, config, data, parent) for job in todo)
@@ -130,7 +130,7 @@ def has_dask_client() -> bool:
 
 @cache
 def exit_with(parent: int) -> None:
-    """End this process when the one that started it ends, even if that was killed."""
+    """End this process when the one that started it ends, even if that one was killed."""
 
     def watch() -> None:
         while os.getppid() == parent:
@@ -142,7 +142,7 @@ def exit_with(parent: int) -> None:
 
 
 def make_run(artefact: Artefact, job: Job, config: Config, data: Path | None, parent: int | None = None) -> Done:
-    """Make one run on one thread."""
+    """Do one run on one thread."""
     import torch
     from threadpoolctl import threadpool_limits
 
@@ -164,7 +164,7 @@ def make_run(artefact: Artefact, job: Job, config: Config, data: Path | None, pa
 
 
 def library_versions() -> str:
-    """The versions behind a run."""
+    """The package versions used by a run."""
     import numpy
     import torch
 

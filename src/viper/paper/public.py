@@ -3,7 +3,7 @@
 There are two splits. "random": 10 % of the rows are held out at random, as in the published code (there the same rows
 in all 100 runs, by a seed that was not kept; here new ones in each run). "first": the first 80 % are for training, as
 the text says. svmguide1 has its own test rows, which both splits use, so it appears once. Where the rows are fixed,
-runs differ only in the seed of the fit, and a fifth as many are made.
+runs differ only in the seed of the fit, and only a fifth as many are made.
 """
 
 import math
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import pandas
 
 TRAINING_SHARES = {"random": 0.9, "first": 0.8}  # by split
-MADE = "made"  # a set made here, for the quick version
+MADE = "made"  # a set generated here, for the quick version
 PUBLIC_METRICS = {
     "ELBO": "elbo",
     "KL_MC (train)": "kl_mc_train",
@@ -105,7 +105,7 @@ class TrainTest(NamedTuple):
 
 
 def load_or_make(name: str, data: Path | None) -> datasets.PublicData:
-    """A public set, or the one made here."""
+    """A public set, or the one generated here."""
     if name != MADE:
         try:
             return datasets.load(name, data)
@@ -118,7 +118,7 @@ def load_or_make(name: str, data: Path | None) -> datasets.PublicData:
 
 
 def split_rows(data: datasets.PublicData, split: str, seed: int) -> TrainTest:
-    """Training and test rows; the estimator standardises both by the former."""
+    """Training and test rows; the estimator standardises both by the training rows."""
     if data.X_test is not None and data.y_test is not None:
         return TrainTest(data.X, data.y, data.X_test, data.y_test)
     count = len(data.y)

@@ -1,4 +1,4 @@
-"""Published numbers, as far as the tables need them.
+"""The published numbers that the tables need.
 
 `published_logistic.csv` and `published_gp.csv` hold the median and the 2.5 % and 97.5 % quantiles of every metric over
 the authors' 100 runs, computed from the per-seed files in the folder results/ of github.com/mkomod/vi-per. The paper's

@@ -1,7 +1,7 @@
-"""runs.csv and runs.json: finished runs, kept whatever happens to the process that makes them.
+"""runs.csv and runs.json: finished runs, kept whatever happens to the process that does them.
 
 A run is appended in one write, followed by fsync. Its rows are numbered (1/9 … 9/9), so that a run torn by a power cut
-is noticed when the file is next opened, and is made again.
+is noticed when the file is next opened, and is repeated.
 """
 
 import csv
@@ -105,7 +105,7 @@ class Records:
 
     def cells(self, row: Row) -> list[str]:
         if unknown := {*row} - {*self.artefact.columns}:
-            raise ValueError(f"rows of {self.artefact.name} have the columns it declares; got {sorted(unknown)}.")
+            raise ValueError(f"rows of {self.artefact.name} must have the columns it declares; got {sorted(unknown)}.")
         return [csv_cell(row.get(name)) for name in self.artefact.columns]
 
     # --- reading ---

@@ -40,7 +40,7 @@ def simulate(setting: str, n: int, p: int, seed: int) -> Simulated:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         X = draw_rows(setting, n, p)
-        torch.rand(p, dtype=torch.double)  # drawn and discarded there too
+        torch.rand(p, dtype=torch.double)  # the authors' program draws and discards these too
         beta = torch.cat([draw_coefficient() for _ in range(p)]).double()
         y = torch.bernoulli(torch.sigmoid(X @ beta))
     return Simulated(X.numpy(), y.numpy(), beta.numpy())

@@ -1,9 +1,9 @@
 """Soil liquefaction, Section 4.1: logistic regression on 1.7 million rows, six methods, and the maps of uncertainty.
 
 The real data are not public: the default is a calibrated stand-in (see viper.datasets.liquefaction), whose numbers are
-close to the published ones but not the same. `data` may be the real CSV file, or a folder with it.
+close to the published ones but not the same. `data` may be the real CSV file, or a folder that contains it.
 
-Each row of runs.csv keeps the whole posterior, so that tables and maps are made without a second fit.
+Each row of runs.csv stores the whole posterior, so that tables and maps need no second fit.
 """
 
 import time
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
 
-REAL_FILE = "data_add_std_fillNaNs.csv"  # what its owners call it
+REAL_FILE = "data_add_std_fillNaNs.csv"  # its owners' name for it
 OPTIMUM = "optimum"  # by an independent program, see optimum.py
 COEFFICIENT_NAMES = ("intercept", *datasets.liquefaction.FEATURES)
 MEAN_COLUMNS = [f"mean_{j}" for j in range(6)]
@@ -155,7 +155,7 @@ def latent_marginals(X: np.ndarray, q: NormalDistribution) -> Marginals:
 
 
 def posterior_in(row: Any) -> NormalDistribution:
-    """The posterior kept in a row of runs.csv."""
+    """The posterior stored in a row of runs.csv."""
     covariance = np.zeros((6, 6))
     covariance[np.tril_indices(6)] = [float(row[name]) for name in COVARIANCE_COLUMNS]
     mean = np.array([float(row[name]) for name in MEAN_COLUMNS])

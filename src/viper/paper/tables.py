@@ -25,7 +25,7 @@ Cell = str | float | Spread | None
 
 
 def spread_of(values: Iterable[float]) -> Spread | None:
-    """Median and quantiles of the values that are not NaN, or None without any."""
+    """Median and quantiles of the values that are not NaN, or None if there are none."""
     import numpy as np
 
     array = np.asarray([value for value in values if value == value], float)
@@ -34,7 +34,7 @@ def spread_of(values: Iterable[float]) -> Spread | None:
 
 @dataclass(frozen=True)
 class ResultTable:
-    """Cells under column names. `name` is that of its files; numbers are formatted here, not by the caller."""
+    """Cells under column names. `name` is used for its files; numbers are formatted here, not by the caller."""
 
     name: str
     title: str
@@ -43,7 +43,7 @@ class ResultTable:
     notes: Sequence[str] = field(default_factory=tuple)
 
     def show(self) -> None:
-        """Print to the terminal: without quantiles if these are too wide, and in pieces if the columns still are."""
+        """Print to the terminal: without quantiles if the table is too wide, and in pieces if it still is."""
         from rich.console import Console
 
         console = Console()

@@ -1,9 +1,9 @@
-"""The illustrative Gaussian process of Section 3.2: a sine seen through 50 labels, with a gap from 2.5 to 3.5.
+"""The illustrative Gaussian process of Section 3.2: a sine observed through 50 labels, with a gap from 2.5 to 3.5.
 
     y_i ~ Bernoulli(s(f(x_i) + ε_i)),  f(x) = -4.5 sin(πx/2),  ε_i ~ N(0, 1)
 
 Each run draws new labels. "best" fits find the optimum of the hyperparameters by L-BFGS from five starts; "recipe" is
-the paper's way, natural gradients and Adam for at most 1,500 steps, whose results depend on where it stops.
+the paper's method, natural gradients and Adam for at most 1,500 steps, whose results depend on where it stops.
 """
 
 from pathlib import Path

@@ -37,7 +37,7 @@ def summary_section(study: Study) -> str:
     tiles = {
         "rows": f"{len(study.label):,}",
         f"of which {study.positive}": percent(study.label.mean()),
-        "AUC: chance to rank a pair correctly": "–" if auc is None else f"{auc:.3f}",
+        "AUC: chance of ranking a pair correctly": "–" if auc is None else f"{auc:.3f}",
         "Brier score: 0 is perfect": f"{study.scores.brier:.3f}",
         "closeness to the exact posterior": verdict.lower(),
     }
@@ -181,7 +181,7 @@ def map_section(study: Study) -> str:
     )
     sd = figure(
         "How uncertain it is there",
-        "The standard deviation of the probability: bright where the model cannot know.",
+        "The standard deviation of the probability: bright where the model is unsure.",
         charts.map_chart(study, "sd"),
         charts.map_legend("sd", "0 points", f"{100 * float(study.map.sd.max()):.0f} points"),
     )
@@ -230,7 +230,7 @@ def trace_figure(study: Study) -> str:
         f"{trace.meaning[0].upper()}{trace.meaning[1:]}, by iteration{stage}. A nat is a unit of information; "
         "anything far below one is negligible."
     )
-    return figure("The way to the answer", sentence, charts.convergence_chart(trace), class_="small")
+    return figure("How the search converged", sentence, charts.convergence_chart(trace), class_="small")
 
 
 def fit_section(study: Study) -> str:

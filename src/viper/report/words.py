@@ -210,7 +210,7 @@ def closeness_verdict(study: Study) -> Verdict:
         return "open", "Not measured", study.no_diagnosis
     text = (
         f"{d.verdict} The Pareto diagnostic k̂ is {d.k_hat:.2f} (close below 0.5, usable below {d.threshold:.2f}); "
-        f"{d.draws:,} weighted draws are worth {d.effective_sample_size:,.0f}."
+        f"{d.draws:,} weighted draws are worth {d.effective_sample_size:,.0f} independent ones."
     )
     if d.reliable:
         gap = max(d.log_evidence - study.facts.elbo, 0.0)

@@ -1,4 +1,4 @@
-"""From the word and options by which a bound is chosen to its formulas."""
+"""Look up the formulas of a bound by its name and options."""
 
 import math
 from typing import Any
@@ -13,7 +13,7 @@ from viper.softplus.jaakkola_jordan import jaakkola_jordan
 from viper.softplus.limit import fast_limit, limit
 from viper.softplus.pointwise import Bound, Triple, blocked
 
-BOUNDS: dict[str, Bound] = {}  # built once per choice, and found here by compiled code
+BOUNDS: dict[str, Bound] = {}  # each choice is built once; compiled code finds it here
 MOST_BOUNDS = 256
 
 
@@ -22,7 +22,7 @@ def bound_key(bound: str, terms: Any, samples: Any, nodes: Any, random_state: An
     if bound == "mc" and random_state is None:
         random_state = torch.Generator().seed()
     choice = (bound, terms, samples, nodes, random_state, tolerance)
-    key = repr(choice)  # as text, because 1 == 1.0 == True
+    key = repr(choice)  # text, because 1 == 1.0 == True
     if key not in BOUNDS:
         with torch._C._DisableFuncTorch():  # the constants must outlive a transform that uses the bound first
             chosen = build_bound(*choice)
@@ -37,7 +37,7 @@ bound_key._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def build_bound(bound: str, terms: Any, samples: Any, nodes: Any, random_state: Any, tolerance: Any) -> Bound:
-    """The formulas of a word and its options. Raises if an option is wrong or does not belong to the word."""
+    """Return the formulas of a bound. Raises if an option is invalid or does not belong to this bound."""
     if not isinstance(bound, str) or bound not in BOUND_NAMES:
         raise ValueError(f"bound must be one of {list(BOUND_NAMES)}; got {bound!r}.")
     if terms is not None and bound != "viper":
@@ -77,13 +77,13 @@ def certified() -> Bound:
 
 
 def rounded_up(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """The smallest number of `dtype` that is at least x."""
+    """Return the smallest number of `dtype` that is at least x."""
     nearest = x.to(dtype)
     return torch.where(nearest < x, torch.nextafter(nearest, torch.full_like(nearest, torch.inf)), nearest)
 
 
 def certificate(mean: Tensor, variance: Tensor) -> Tensor:
-    """The most by which the computed limit can fall short of E[log(1+e^X)]; docs/certificate.md has the proof.
+    """Return the most by which the computed limit can fall below E[log(1+e^X)]; docs/certificate.md has the proof.
 
     4e-15 covers expansion, quadrature and series; 128 units of rounding, relative to |ϑ| + τ + 1, cover the arithmetic.
     """
@@ -91,7 +91,7 @@ def certificate(mean: Tensor, variance: Tensor) -> Tensor:
 
 
 def checked_int(x: Any, name: str, least: int, most: int | None = None, even: bool = False) -> int:
-    """An integer option; raises if it is out of range."""
+    """Return an integer option. Raises if it is out of range."""
     integer = isinstance(x, int | np.integer) and not isinstance(x, bool)
     if not integer or x < least or (most is not None and x > most) or (even and x % 2):
         span = f">= {least}" if most is None else f"from {least} to {most}"
@@ -100,7 +100,7 @@ def checked_int(x: Any, name: str, least: int, most: int | None = None, even: bo
 
 
 def checked_number(x: Any, name: str, least: float, advice: str) -> float:
-    """A positive, finite option; raises if it is not one."""
+    """Return a positive, finite option. Raises if it is not."""
     real = isinstance(x, int | float | np.integer | np.floating) and not isinstance(x, bool)
     if not real or not least <= x < math.inf or x <= 0:
         rule = f"at least {least} and finite" if least else "positive and finite"

@@ -1,9 +1,9 @@
-"""E[log(1+e^X)] for Gaussian X: the one kernel on which every model of this library stands.
+"""E[log(1+e^X)] for Gaussian X: the one function on which every model of this library is built.
 
     η = E[log(1+e^X)]      g = ∂η/∂ϑ = E[s(X)]      h = 2 ∂η/∂v = E[s'(X)]      X ~ N(ϑ, v), s(x) = 1/(1+e^-x)
 
-`expected_softplus` returns the three, exactly or by any bound of the paper, and is differentiable; `expected_sigmoid`
-returns the mean and standard deviation of the probability s(X); `terms_needed`, how long the paper's series must be.
+`expected_softplus` returns all three, exactly or by any bound of the paper, and is differentiable. `expected_sigmoid`
+returns the mean and standard deviation of the probability s(X). `terms_needed` returns the length the series needs.
 """
 
 import math
@@ -20,7 +20,7 @@ from viper.softplus.limit import limit, sigmoid_moments
 from viper.softplus.pointwise import Bound, Triple
 from viper.softplus.series import smallest_terms
 
-Array = Any  # what the caller passes: torch tensor, NumPy array or float; results have the same type
+Array = Any  # a torch tensor, NumPy array or float; results have the caller's type
 T = TypeVar("T", bound=tuple[Any, ...])
 
 
@@ -55,7 +55,7 @@ def expected_softplus(
     Parameters
     ----------
     mean, variance : tensor, array or float
-        Broadcast against each other; float32 or float64; variance >= 0. The results have their type.
+        Broadcast against each other; float32 or float64; variance >= 0. The results have the same type.
     bound : {"viper", "pg", "mc", "quadrature", "certified"}
         ``"viper"``: Theorem 1 of the paper; with `terms=l` its η_l, otherwise the limit l → ∞, exact to rounding.
         ``"pg"``: Jaakkola-Jordan at its optimal t, identical to Pólya-Gamma.
@@ -70,7 +70,7 @@ def expected_softplus(
         Number of nodes of ``"quadrature"``.
     tolerance : float, optional
         Largest absolute error allowed in each of the three results, for ``"viper"`` without `terms`; None means exact.
-        Tolerances down to 1e-11 are served by a faster formula, in the input's precision.
+        Tolerances down to 1e-11 use a faster formula, in the input's precision.
 
     Returns
     -------
@@ -100,9 +100,9 @@ def expected_softplus(
 def expected_sigmoid(mean: Array, variance: Array) -> ExpectedSigmoid:
     """Mean and standard deviation of the probability s(X), X ~ N(mean, variance), elementwise and in closed form.
 
-    E[s(X)] = g and Var[s(X)] = E[s(X)²] - g², where E[s²] = g - h because s' = s - s². Accurate relative to its size
-    also where the probability is nearly certain or the variance tiny; a standard deviation below 1e-150, whose square
-    underflows in float64, is returned as 0.
+    E[s(X)] = g and Var[s(X)] = E[s(X)²] - g², where E[s²] = g - h because s' = s - s². Both keep their
+    relative accuracy if the probability is nearly certain or the variance tiny. A standard deviation below 1e-150,
+    whose square underflows in float64, is returned as 0.
 
     Examples
     --------
@@ -170,7 +170,7 @@ class _Moments(torch.autograd.Function):
 
 
 class _EagerMoments(_Moments):
-    """The same with forward-mode derivatives, which the compiler does not support in a custom function."""
+    """The same function with forward-mode derivatives, which the compiler does not support in a custom function."""
 
     @staticmethod
     def jvp(ctx: Any, d_mean: Tensor | None, d_variance: Tensor | None, _: None) -> Triple:
@@ -186,7 +186,7 @@ class _EagerMoments(_Moments):
 
 
 class _Partials(torch.autograd.Function):
-    """(ϑ, v) -> (∂g/∂ϑ, ∂h/∂ϑ, ∂h/∂v), where differentiation ends."""
+    """(ϑ, v) -> (∂g/∂ϑ, ∂h/∂ϑ, ∂h/∂v), which cannot be differentiated further."""
 
     @staticmethod
     def forward(mean: Tensor, variance: Tensor, bound: Bound) -> Triple:
@@ -231,7 +231,7 @@ class _Probability(torch.autograd.Function):
 
 
 def with_mapped_axis_first(info: Any, in_dims: tuple[int | None, ...], mean: Tensor, variance: Tensor) -> list[Tensor]:
-    """Both tensors with the mapped axis in front, expanded where only one is mapped."""
+    """Return both tensors with the mapped axis first, expanded if only one is mapped."""
     return [
         x.movedim(dim, 0) if dim is not None else x.expand(info.batch_size, *x.shape)
         for x, dim in zip((mean, variance), in_dims[:2], strict=True)

@@ -1,6 +1,6 @@
 """E[log(1+e^X)] itself, the limit l → ∞ of the paper's bound: exact to rounding, or fast to a tolerance.
 
-`limit` expands in the variance where that is small (the heat equation), integrates by Gauss-Hermite quadrature up to
+`limit` expands in the variance if that is small (the heat equation), integrates by Gauss-Hermite quadrature up to
 a variance of 0.16, and sums the accelerated series beyond. `sigmoid_moments` does the same for the mean and standard
 deviation of s(X). `fast_limit` replaces quadrature and series by a mixture of normals.
 """
@@ -52,8 +52,8 @@ def derivatives(count: int) -> tuple[list[Coefficients], list[Coefficients]]:
 
 
 EVEN, ODD = derivatives(MOST_ORDER + 2)
-# Stopped after order m, the first omitted term of h is v^{m+1}/(2^{m+1} (m+1)!) f^{(2m+4)}, and |f^{(2m+4)}| is largest
-# at 0, where q = ¼; the omitted terms of η and g are smaller
+# After truncation at order m, the first omitted term of h is v^{m+1}/(2^{m+1} (m+1)!) f^{(2m+4)}, and |f^{(2m+4)}| is
+# largest at 0, where q = ¼; the omitted terms of η and g are smaller
 HEAT_ERRORS = [
     abs(sum(e * 0.25 ** (i + 1) for i, e in enumerate(EVEN[m + 1]))) / (2.0 ** (m + 1) * math.factorial(m + 1))
     for m in range(1, MOST_ORDER + 1)
@@ -61,7 +61,7 @@ HEAT_ERRORS = [
 
 
 def heat_reach(tolerance: float) -> list[float]:
-    """The largest variances at which orders 1, 2, ... have errors within `tolerance`."""
+    """Return the largest variances at which orders 1, 2, ... have errors within `tolerance`."""
     return [(tolerance / error) ** (1.0 / (m + 2)) for m, error in enumerate(HEAT_ERRORS)]
 
 
@@ -85,7 +85,7 @@ def heat_moments(mean: Tensor, variance: Tensor, order: int) -> Triple:
 
 
 def heat(tolerance: float, most: int = MOST_ORDER) -> Formula:
-    """The expansion to the lowest order whose error in a block is within `tolerance`; order `most` at most."""
+    """Expand to the lowest order whose error in a block is within `tolerance`, but not beyond order `most`."""
     reach = heat_reach(tolerance)[:most]
 
     def moments(mean: Tensor, variance: Tensor) -> Triple:
@@ -97,9 +97,9 @@ def heat(tolerance: float, most: int = MOST_ORDER) -> Formula:
 
 # --- the limit to rounding ---
 
-HEAT_TOLERANCE = 2.2e-15  # of h, so that its relative error at ϑ = 0, where h = ¼, is below 1e-14
+HEAT_TOLERANCE = 2.2e-15  # error of h, whose relative error at ϑ = 0, where h = ¼, is then below 1e-14
 HEAT_EXACT = heat_reach(HEAT_TOLERANCE)[-1]  # v: 0.029
-FEW_EXACT, FEW_NODES = 0.055, 10  # v up to which a Gauss-Hermite rule of so many points is exact to rounding
+FEW_EXACT, FEW_NODES = 0.055, 10  # v up to which a Gauss-Hermite rule with this many nodes is exact to rounding
 NODES_EXACT, NODE_COUNT = 0.16, 16  # likewise (docs/certificate.md: errors below 1e-16)
 
 
@@ -111,7 +111,7 @@ def limit() -> Bound:
     enough = piecewise(((FEW_EXACT, few.moments), (NODES_EXACT, quadrature.moments)))
 
     def nodes(mean: Tensor, variance: Tensor) -> Triple:
-        """As few as the variance allows; compiled code, which cannot look at it, takes as many as always suffice."""
+        """Use as few nodes as the variance allows; compiled code cannot inspect it and uses the larger number."""
         return (quadrature.moments if torch.compiler.is_compiling() else enough)(mean, variance)
 
     regimes = ((HEAT_EXACT, heat(HEAT_TOLERANCE)), (NODES_EXACT, nodes), (math.inf, tail.moments))
@@ -154,7 +154,7 @@ def sigmoid_moments_by_series(mean: Tensor, variance: Tensor) -> Triple:
 
 # --- the fast path: the logistic as a scale mixture of normals ---
 
-COARSEST = 1e-4  # the expansion is at least this accurate: otherwise it would not keep h > 0
+COARSEST = 1e-4  # the expansion is at least this accurate; otherwise h > 0 could fail
 FAST_ORDER = 5  # a longer expansion costs as much as the mixture
 
 

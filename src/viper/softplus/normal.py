@@ -20,7 +20,7 @@ def pdf(z: Tensor) -> Tensor:
 
 def cdf(z: Tensor) -> Tensor:
     """Φ(z), the standard normal distribution function."""
-    return 0.5 * torch.erfc(-z / SQRT_2)  # torch.special.ndtr loses its digits below -10
+    return 0.5 * torch.erfc(-z / SQRT_2)  # torch.special.ndtr loses digits below -10
 
 
 # (x + K) erfcx(x) by powers of t = (x - K)/(x + K), relative error 2e-16: derivations/erfcx.py
@@ -53,7 +53,7 @@ def expected_relu(mean: Tensor, sd: Tensor) -> Tensor:
     """E[max(X, 0)] = τ φ(ϑ/τ) + ϑ Φ(ϑ/τ) for X ~ N(ϑ, τ²) with ϑ <= 0 and τ > 0.
 
     Written as τ φ(z) (1 - |z| R(|z|)) with Mills' ratio R(z) = Φ(-z)/φ(z) = √(π/2) erfcx(z/√2), which underflows only
-    where the result does.
+    if the result does.
     """
     z = (-mean / sd).clamp(max=1e30)  # where φ(z) = 0 and z R(z) = 1
     mills = math.sqrt(0.5 * math.pi) * torch.special.erfcx(z / SQRT_2)

@@ -7,7 +7,7 @@ A bound is a pair of elementwise functions of the mean ϑ and variance v = τ² 
 
 Where η is an expectation E[F(X)] it solves the heat equation ∂η/∂v = ½ ∂²η/∂ϑ², so g = E[F'(X)], h = E[F''(X)] and
 the partials are h, E[F'''(X)] and ½ E[F''''(X)]. The formulas are in series.py, quadrature.py, limit.py and
-jaakkola_jordan.py; they check nothing and know nothing of autograd. expectation.py does both.
+jaakkola_jordan.py; they check no input and do not use autograd. expectation.py does both.
 """
 
 import math
@@ -30,13 +30,13 @@ class KernelRecipe(NamedTuple):
     """How a compiled kernel computes the moments: "quarter" (h = ¼), "softplus" (v = 0) or "heat" (any v)."""
 
     kind: str
-    order: int = 0  # of the heat expansion, which CUDA kernels use
-    reach: float = math.inf  # the largest variance at which they may
+    order: int = 0  # order of the heat expansion that CUDA kernels use
+    reach: float = math.inf  # the largest variance at which they may use it
     nodes: float = EXACT_NODES  # the tolerance of the quadrature nodes that CPU kernels use instead
 
 
 def no_partials(mean: Tensor, variance: Tensor) -> Triple:
-    raise NotImplementedError("this formula serves the passes of a solver and has no partial derivatives")
+    raise NotImplementedError("this formula is only for the passes of a solver and has no partial derivatives")
 
 
 @dataclass(frozen=True)
@@ -86,9 +86,9 @@ def blocked(formula: Pointwise, width: int, native: bool = False) -> Pointwise:
 
 
 def piecewise(regimes: tuple[tuple[float, Formula], ...], native: bool = False) -> Formula:
-    """Use each formula up to its largest variance; that of the last is ∞.
+    """Use each formula up to its largest variance, which is ∞ for the last.
 
-    Eager mode evaluates a formula only on the points that need it. Compiled code cannot look at values, so there
+    Eager mode evaluates a formula only on the points that need it. Compiled code cannot inspect values, so there
     every formula runs, on variances moved into its range, and the right result is selected.
     """
     lows = (-1.0, *(high for high, _ in regimes[:-1]))
@@ -128,7 +128,7 @@ def piecewise(regimes: tuple[tuple[float, Formula], ...], native: bool = False) 
 
 
 def true_indices(mask: Tensor) -> Tensor:
-    """Where a flat mask is true; on a CPU by NumPy, which is nine times faster here."""
+    """Return the indices where a flat mask is true; on a CPU by NumPy, which is nine times faster here."""
     return mask.nonzero().squeeze(1) if mask.is_cuda else torch.from_numpy(np.flatnonzero(mask.numpy()))
 
 
@@ -140,7 +140,7 @@ def reflected(formula: Formula) -> Formula:
 
     def moments(mean: Tensor, variance: Tensor) -> Triple:
         value, slope, curvature = formula(-mean.abs(), variance)
-        positive = (mean > 0).to(slope)  # lerp selects by it, three times as fast as where on random signs
+        positive = (mean > 0).to(slope)  # lerp selects by it, three times as fast as torch.where on random signs
         return value + mean.clamp(min=0.0), torch.lerp(slope, 1.0 - slope, positive), curvature
 
     return moments

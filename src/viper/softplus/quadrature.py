@@ -1,8 +1,8 @@
-"""E[f(ϑ+τZ)] as a weighted sum over nodes z_j of the standard normal, f the softplus.
+"""E[f(ϑ+τZ)] as a weighted sum over nodes z_j of the standard normal, where f is the softplus.
 
 Gauss-Hermite quadrature and antithetic Monte Carlo are the same formula with different nodes, `node_sum`.
-`smooth_nodes` is the quadrature inside the limit. `node_sets` lists the nodes of the compiled pass, as few as a
-variance and a tolerance allow.
+`smooth_nodes` is the quadrature inside the limit. `node_sets` lists the nodes of the compiled pass, as few as the
+variance and tolerance allow.
 """
 
 import math
@@ -75,10 +75,10 @@ def gauss_hermite(count: int) -> Bound:
 
 
 def half_gauss_hermite(count: int) -> tuple[Tensor, Tensor]:
-    """The nodes z_j >= 0 with weights that sum to one half."""
+    """Return the nodes z_j >= 0 with weights that sum to one half."""
     z, w = full_gauss_hermite(count)
     half = count // 2
-    if count % 2:  # the middle node is 0, a pair with itself
+    if count % 2:  # the middle node is 0 and pairs with itself
         w[half] *= 0.5
         z[half] = 0.0
     return z[half:], w[half:]
@@ -91,7 +91,7 @@ def full_gauss_hermite(count: int) -> tuple[Tensor, Tensor]:
 
 
 def monte_carlo(samples: int, seed: int) -> Bound:
-    """The mean over `samples` common random numbers, in antithetic pairs ±z scaled to unit variance.
+    """Average over `samples` common random numbers, in antithetic pairs ±z scaled to unit variance.
 
     Pairing makes the estimate an even function of τ, so its derivative in v exists down to v = 0.
     """
@@ -123,7 +123,7 @@ def smooth_nodes(count: int) -> Bound:
 # --- the nodes of the compiled pass ---
 
 MOST_GAUSS = 24
-LARGEST_SD, SD_RATIO = 8.0, 1.12  # the sets of nodes reach up to this τ, each this much further than the last
+LARGEST_SD, SD_RATIO = 8.0, 1.12  # the sets of nodes cover τ up to this, each this many times further than the last
 NEAR_POLE = 3.0  # imaginary part, below π, of the line to which the integral of the trapezoidal rule is moved
 NEAR_POLE_SIZE = 200.0  # at least twice the largest |f|, |f'| and |f''| there, each over 1 + |ϑ| + τ
 
@@ -138,7 +138,7 @@ class Nodes(NamedTuple):
 
 @cache
 def node_sets(tolerance: float) -> list[Nodes]:
-    """Nodes with errors of at most `tolerance` (times 1 + |ϑ| + τ for η); each set has more and reaches further."""
+    """Return node sets, by increasing range, with errors of at most `tolerance` (times 1 + |ϑ| + τ for η)."""
     sets = [Nodes(gauss_reach(n, tolerance), *half_gauss_hermite(n)) for n in range(2, MOST_GAUSS + 1)]
     sd = LARGEST_SD
     while sd * sd > sets[0].reach:
@@ -160,7 +160,7 @@ def gauss_reach(count: int, tolerance: float) -> float:
 def equally_spaced(sd: float, tolerance: float) -> Nodes:
     """The trapezoidal rule: error exp(a²/2 - 2πa/step) for any line at height a below the poles, at NEAR_POLE / τ."""
     need = math.log(NEAR_POLE_SIZE / tolerance)
-    a = min(NEAR_POLE / sd, math.sqrt(2.0 * need))  # the best height, or as near to it as the poles allow
+    a = min(NEAR_POLE / sd, math.sqrt(2.0 * need))  # the best height, or the nearest that the poles allow
     step = 2.0 * math.pi * a / (need + 0.5 * a**2)
     count = math.ceil(math.sqrt(-2.0 * math.log(tolerance)) / step)
     z = step * np.arange(count + 1)

@@ -1,7 +1,7 @@
 """Theorem 1 of the paper: η = E[max(X,0)] + Σ_k w_k/k E[e^{-k|X|}].
 
 With the truncated weights w_k = (-1)^{k-1} this is the paper's η_l; with accelerated weights, 20 terms reach the limit
-to rounding. The error of η_l is a series of the same kind, which tells how many terms an accuracy needs.
+to rounding. The error of η_l is a series of the same kind, which shows how many terms a given accuracy needs.
 """
 
 from fractions import Fraction
@@ -14,7 +14,7 @@ from viper.softplus import normal
 from viper.softplus.pointwise import Bound, Triple, blocked, over_terms, reflected, reflected_partials, sum_terms
 
 TERM_COUNT = 20  # accelerated terms that reach the limit: relative error 1/T_20(3) = 1e-15
-TERM_CHUNK = 64  # terms evaluated at once; longer sums are taken in pieces, so memory does not grow with l
+TERM_CHUNK = 64  # terms evaluated at once; longer sums are split, so memory does not grow with l
 
 
 def truncated_weights(terms: int) -> Tensor:
@@ -102,7 +102,7 @@ def density_at_zero(mean: Tensor, variance: Tensor) -> Tensor:
 def truncation_error(mean: Tensor, variance: Tensor, terms: Tensor) -> Tensor:
     """η_l - η = Σ_{j>=0} (-1)^j a_{2l+j}, a_k = E[e^{-k|X|}]/k, for mean <= 0 and l given elementwise.
 
-    Itself an alternating sum of moments, so it is accelerated and never computed as a difference.
+    This is itself an alternating sum of moments, so it is accelerated and never computed as a difference.
     """
     sd = positive_sd(variance)
     total = torch.zeros_like(mean)
@@ -114,9 +114,9 @@ def truncation_error(mean: Tensor, variance: Tensor, terms: Tensor) -> Tensor:
 
 
 def smallest_terms(mean: Tensor, variance: Tensor, target: Tensor) -> Tensor:
-    """The smallest l with η_l - η <= target, for mean <= 0, by bisection: the error decreases in l."""
-    low = torch.zeros_like(mean)  # too few
-    high = torch.ones_like(mean)  # enough, once the doubling ends
+    """Return the smallest l with η_l - η <= target, for mean <= 0, by bisection: the error decreases in l."""
+    low = torch.zeros_like(mean)  # too few terms
+    high = torch.ones_like(mean)  # enough terms, once the doubling ends
     while bool((short := truncation_error(mean, variance, high) > target).any()) and float(high.max()) < 2.0**52:
         low, high = torch.where(short, high, low), torch.where(short, 2 * high, high)
     while bool((high - low > 1).any()):

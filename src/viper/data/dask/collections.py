@@ -1,6 +1,6 @@
-"""From Dask collections to partitions that the workers have checked, and lazy predictions back.
+"""Turn Dask collections into partitions checked by the workers, and predictions into lazy collections.
 
-The workers check their partitions by checks.py; errors carry the number of the partition.
+The workers check their partitions with checks.py; errors name the partition.
 """
 
 import math
@@ -25,14 +25,14 @@ from viper.data.dask.partitions import BRIEF_ENTRIES, Partitions, UncheckedArray
 from viper.inference.rows import CPU, Arrays, Block, BlockSource, Dense, Mapped, SourceTraits
 from viper.inference.threads import one_thread
 
-MOST_LABELS = 100  # labels of a partition that are returned to find the two classes
+MOST_LABELS = 100  # most labels that a partition returns to find the two classes
 
 
 @dataclass(frozen=True)
 class PartitionReader:
-    """How a worker checks and keeps a partition."""
+    """How a worker checks and stores a partition."""
 
-    columns: Any = field(repr=False)  # an estimator that knows its columns, whose name stands in errors
+    columns: Any = field(repr=False)  # an estimator that knows its columns, and whose name appears in errors
     classes: np.ndarray
     format: RowFormat
 
@@ -59,7 +59,7 @@ class PartitionReader:
 
 @contextmanager
 def located(number: int) -> Iterator[None]:
-    """Let errors say in which partition they arose."""
+    """Add the number of the partition to errors."""
     try:
         yield
     except ValueError as error:
@@ -70,7 +70,7 @@ def located(number: int) -> Iterator[None]:
 def open_labelled_collection(
     columns: Any, X: Any, y: Any, format: RowFormat, *, sample_weight: Any, offset: Any, classes: Any
 ) -> tuple[np.ndarray, Partitions]:
-    """The two classes and a source of the rows, which stay with the workers.
+    """Return the two classes and a source of the rows, which stay on the workers.
 
     `columns` is an estimator that knows its columns.
     """
@@ -94,12 +94,12 @@ def open_labelled_collection(
 
 
 def is_float_array(X: Any) -> bool:
-    """Whether partitions are kept as they are, so that one task can read many of them without many copies."""
+    """Return whether partitions are stored as they are, so that one task can read many without copying them."""
     return not is_frame(X) and X.dtype in (np.float64, np.float32)
 
 
 def groups_by_thread(client: Any, blocks: list[Any], entries: int) -> list[list[int]] | None:
-    """The partitions held by each thread, to be read by one task; None without a client or if they are too large."""
+    """Return the partitions of each thread, to be read by one task; None without a client or if they are too large."""
     if client is None:
         return None
     threads = client.nthreads()
@@ -112,7 +112,7 @@ def have_weight(parts: list[Arrays]) -> bool:
 
 
 def distinct_labels(y: Any) -> np.ndarray:
-    """The distinct labels of a partition, but no more than are needed to see that there are too many."""
+    """Return the distinct labels of a partition, or just enough of them to show that there are too many."""
     return checks.distinct(np.ravel(np.asarray(y)))[:MOST_LABELS]
 
 
@@ -121,7 +121,7 @@ def distinct_labels(y: Any) -> np.ndarray:
 
 
 def is_table(x: Any) -> bool:
-    """A DataFrame or a Series."""
+    """Return whether x is a DataFrame or a Series."""
     return hasattr(x, "to_dask_array")
 
 
@@ -130,7 +130,7 @@ def is_frame(X: Any) -> bool:
 
 
 def with_whole_rows(X: Any) -> Any:
-    """A frame, or an array with all columns in each chunk."""
+    """Return a frame, or an array with all columns in each chunk."""
     if is_frame(X):
         return X
     if X.ndim != 2 or math.isnan(X.shape[1]):
@@ -139,21 +139,21 @@ def with_whole_rows(X: Any) -> Any:
 
 
 def example_row(X: Any) -> Any:
-    """Made-up rows with the number, names and types of the collection's columns."""
+    """Return placeholder rows with the number, names and types of the collection's columns."""
     return X._meta_nonempty if is_frame(X) else np.zeros((1, X.shape[1]))
 
 
 def aligned(
     client: Any, X: Any, vectors: dict[str, Any]
 ) -> tuple[list[int], list[int], list[Any], dict[str, list[Any]]]:
-    """Numbers and sizes of the partitions that are not empty, their rows, and the vectors cut in the same way.
+    """Return numbers, sizes and rows of the nonempty partitions, and the vectors split in the same way.
 
     Everything is computed once and kept: as futures of the client, or here.
     """
     given = {"X": X} | {name: one_column(x, name) for name, x in vectors.items()}
     for frames in (False, True):
         lazy = {name: x for name, x in given.items() if is_dask_collection(x) and is_table(x) == frames}
-        # together: they may have a common origin, which Dask would compute twice if they were persisted one by one
+        # persisted together, because Dask would compute a common origin twice if they were persisted one by one
         given |= zip(lazy, persist(*lazy.values()), strict=True)
     X = given.pop("X")
     blocks = persisted_blocks(client, X)
@@ -167,13 +167,13 @@ def aligned(
 
 
 def persisted_vector(x: Any, name: str) -> Any:
-    """The result of `as_vector`, persisted if it is a new collection."""
+    """Return the result of `as_vector`, persisted if it is a new collection."""
     vector = as_vector(x, name)
     return vector if vector is x or not is_dask_collection(vector) else persist(vector)[0]
 
 
 def persisted_blocks(client: Any, x: Any) -> list[Any]:
-    """The blocks of a persisted collection as futures of the client, or themselves."""
+    """Return the blocks of a persisted collection, as futures if there is a client."""
     if client is None:
         return list(compute(*row_blocks(x)))
     from distributed import futures_of
@@ -185,17 +185,17 @@ def persisted_blocks(client: Any, x: Any) -> list[Any]:
 
 
 def not_empty(blocks: list[Any], sizes: list[int]) -> list[Any]:
-    """The blocks that have rows."""
+    """Return the blocks that have rows."""
     return [block for block, size in zip(blocks, sizes, strict=True) if size]
 
 
 def row_blocks(X: Any) -> list[Any]:
-    """The partitions of a collection, delayed."""
+    """Return the partitions of a collection as delayed objects."""
     return list(np.ravel(X.to_delayed()))
 
 
 def row_counts(client: Any, X: Any, blocks: list[Any]) -> list[int]:
-    """The number of rows of each partition, counted by the workers if the collection does not know it."""
+    """Return the number of rows of each partition, counted by the workers if unknown."""
     if not is_frame(X) and not any(map(math.isnan, X.chunks[0])):
         sizes = list(X.chunks[0])
     else:
@@ -210,7 +210,7 @@ def count_rows(block: Any) -> int:
 
 
 def one_column(x: Any, name: str) -> Any:
-    """The only column of a frame; anything else is returned as it is."""
+    """Return the only column of a frame; anything else is returned unchanged."""
     if not is_frame(x):
         return x
     if len(x.columns) != 1:
@@ -219,7 +219,7 @@ def one_column(x: Any, name: str) -> Any:
 
 
 def as_vector(x: Any, name: str) -> Any:
-    """A 1-D Dask array, or something in memory that will become one: an array or a number."""
+    """Return a 1-D Dask array, or something in memory that will become one: an array or a number."""
     x = one_column(x, name)
     if is_table(x):
         dtype = x.dtype if isinstance(x.dtype, np.dtype) else object
@@ -235,7 +235,7 @@ def as_vector(x: Any, name: str) -> Any:
 
 
 def like_rows(client: Any, x: Any, name: str, sizes: list[int]) -> list[Any]:
-    """A vector cut into the partitions of X that are not empty."""
+    """Return a vector split like the nonempty partitions of X."""
     rows = sum(sizes)
     if not is_dask_collection(x):
         x = persist(da.from_array(np.full(rows, x) if x.ndim == 0 else np.ravel(x), chunks=-1))[0]
@@ -255,7 +255,7 @@ def like_rows(client: Any, x: Any, name: str, sizes: list[int]) -> list[Any]:
 
 
 class LazyRows(BlockSource):
-    """The rows of a collection to be predicted: functions are applied to partitions when the result is computed."""
+    """Rows of a collection to predict: functions are applied to partitions when the result is computed."""
 
     device, traits = CPU, SourceTraits("cluster")
 
@@ -277,7 +277,7 @@ class LazyRows(BlockSource):
             yield from part.compute()
 
     def apply(self, function: Callable[[Block], np.ndarray]) -> Any:
-        """A Dask array. The rows of a frame become those of an array with unknown chunk sizes."""
+        """Return a Dask array. For a frame, its chunk sizes are unknown."""
         nothing = torch.zeros(0, self.dimension, dtype=torch.float64)
         empty = function(Block(Dense(nothing), nothing[:, 0]))
         shape, dtype = empty.shape[1:], empty.dtype
@@ -286,14 +286,14 @@ class LazyRows(BlockSource):
         return da.concatenate(arrays, allow_unknown_chunksizes=True)
 
     def delayed_parts(self, function: Callable[[Block], Any], join: Callable[[Iterable[Any]], Any]) -> list[Any]:
-        """join(function(block), ...) of each partition, delayed. The functions are sent to a worker only once."""
+        """Return join(function(block), ...) of each partition, delayed. A worker receives the functions only once."""
         shipped = delayed((function, join, self.columns, self.format), pure=False, traverse=False)
         run = delayed(map_partition, pure=False)
         return [run(shipped, block, offset) for block, offset in zip(self.partitions, self.offsets, strict=True)]
 
 
 def map_partition(shipped: tuple[Any, ...], X: Any, offset: Any) -> Any:
-    """On a worker: what `delayed_parts` promises for one partition, which may be empty."""
+    """On a worker: compute the result of `delayed_parts` for one partition, which may be empty."""
     function, join, columns, format = shipped
     if not X.shape[0]:
         return join([])
@@ -302,7 +302,7 @@ def map_partition(shipped: tuple[Any, ...], X: Any, offset: Any) -> Any:
 
 
 def offsets_by_partition(offset: Any, sizes: tuple[float, ...]) -> list[Any]:
-    """The offset of each partition: one number for all, or a vector with the same partitions."""
+    """Return the offset of each partition: one number for all, or a vector with the same partitions."""
     if offset is None or (not is_dask_collection(offset) and np.ndim(offset) == 0):
         return [offset] * len(sizes)
     x = as_vector(offset, "offset")

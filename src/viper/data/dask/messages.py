@@ -1,6 +1,6 @@
-"""Work for the workers that hold the data: as Dask tasks, or as messages where the delay of tasks would matter.
+"""Run functions on the workers that hold the data: as Dask tasks, or as messages if the delay of tasks would matter.
 
-From call to answer a task takes some 12 ms, because client, scheduler and worker each wait a while to send in batches;
+From call to answer a task takes about 12 ms, because client, scheduler and worker each wait a while to send in batches;
 a message that the scheduler forwards takes 2 to 4 ms and needs no bookkeeping. The call runs on the worker's own
 threads, in turn with its tasks. If the worker is single-threaded and idle, the call runs on its event-loop thread, so
 that Dask's 10 ms callbacks do not interrupt it. Lost or moved data are not retried here: the caller falls back to
@@ -23,13 +23,13 @@ LOST = (CancelledError, OSError, TimeoutError)  # raised when the scheduler or d
 
 
 def active_client() -> Any:
-    """The client that Dask would compute with, or None."""
+    """Return the client that Dask would use, or None."""
     client = getattr(get_scheduler(), "__self__", None)
     return client if "distributed" in sys.modules and hasattr(client, "who_has") else None
 
 
 def run_on_workers(client: Any, function: Callable[..., Any], *columns: Sequence[Any]) -> list[Any]:
-    """function(a, b, ...) for each a, b, ... of the columns, on the worker that holds a; returns the results."""
+    """Return function(a, b, ...) for each a, b, ... of the columns, computed on the worker that holds a."""
     if client is None:
         return list(compute(*[delayed(function, pure=False)(*row) for row in zip(*columns, strict=True)]))
     try:
@@ -40,14 +40,14 @@ def run_on_workers(client: Any, function: Callable[..., Any], *columns: Sequence
 
 
 def map_on_workers(client: Any, function: Callable[..., Any], *columns: Sequence[Any]) -> list[Any]:
-    """The same as tasks, whose results stay on the workers: futures."""
+    """Do the same as tasks; return futures, whose results stay on the workers."""
     if client is None:
         return run_on_workers(None, function, *columns)
     return client.map(function, *columns, pure=False)
 
 
 def gathered(client: Any, futures: list[Any]) -> list[Any]:
-    """The results, which the workers then forget, even after an error, when the client would keep them."""
+    """Return the results. The workers then release them, even after an error, when the client would keep them."""
     from distributed import KilledWorker
 
     try:
@@ -63,7 +63,7 @@ def gathered(client: Any, futures: list[Any]) -> list[Any]:
 
 
 def connection_error(client: Any, error: BaseException) -> ConnectionError:
-    """The error to raise when the scheduler or data on a worker are lost for good."""
+    """Return the error to raise when the scheduler or data on a worker are lost for good."""
     if client.status != "running":
         return ConnectionError(
             f"the Dask scheduler must stay reachable during a fit; got client status {client.status!r}. "
@@ -81,14 +81,14 @@ def connection_error(client: Any, error: BaseException) -> ConnectionError:
 
 
 class Share(NamedTuple):
-    """What one thread of the cluster holds: its worker, None if unknown, and positions in the list of futures."""
+    """What one thread of the cluster holds: its worker (None if unknown) and positions in the list of futures."""
 
     worker: str | None
     places: list[int]
 
 
 def shares_of_threads(client: Any, futures: Sequence[Any], threads: dict[str, int]) -> list[Share]:
-    """Who holds which futures once they are computed, one share per thread; failed futures have no worker."""
+    """Return which thread holds which futures once they are computed; failed futures have no worker."""
     from distributed import wait
 
     wait(futures)
@@ -102,7 +102,7 @@ def shares_of_threads(client: Any, futures: Sequence[Any], threads: dict[str, in
 
 
 def split(places: list[int], count: int) -> Iterator[list[int]]:
-    """At most `count` runs of nearly equal length."""
+    """Split into at most `count` runs of nearly equal length."""
     count = min(count, len(places))
     edges = [len(places) * i // count for i in range(count + 1)]
     return (places[low:high] for low, high in pairwise(edges))
@@ -113,7 +113,7 @@ def split(places: list[int], count: int) -> Iterator[list[int]]:
 
 
 def call_each(client: Any, function: Callable[..., Any], *columns: Sequence[Any]) -> list[Any] | None:
-    """What `run_on_workers` returns, or None if tasks have to do it."""
+    """Return the result of `run_on_workers`, or None if tasks are needed instead."""
     threads: dict[str, int] = client.nthreads()
     if sum(threads.values()) > FAN_IN:
         return None
@@ -143,9 +143,9 @@ def call_workers(
     *,
     in_event_loop: bool = False,
 ) -> list[Any] | None:
-    """function(data of a share, *arguments given for it) for each share, on the worker that holds it.
+    """Compute function(data, *arguments) for each share, on the worker that holds its data.
 
-    Returns None unless all answer. With `in_event_loop` idle workers do not respond to messages meanwhile, so that the
+    Returns None unless all answer. With `in_event_loop`, idle workers do not respond to messages meanwhile, so the
     function should take a few seconds at most.
     """
     if not 0 < len(known) <= FAN_IN or any(share.worker is None for share in known):
@@ -166,7 +166,7 @@ def call_workers(
 async def answer_call(
     function: Callable[..., Any], jobs: dict[str, list[Any]], in_event_loop: bool, dask_worker: Any
 ) -> list[Any] | None:
-    """On a worker: the results of its jobs, each by one of its threads. None if data are missing or a job raises."""
+    """On a worker: run its jobs, one per thread. Returns None if data are missing or a job raises."""
     held, mine = dask_worker.data, jobs.get(dask_worker.address)  # the scheduler may know it by another name
     if mine is None or not all(key in held for keys, _ in mine for key in keys):
         return None
@@ -181,5 +181,5 @@ async def answer_call(
 
 
 def is_idle(worker: Any) -> bool:
-    """Whether the worker can spare its event loop: it has one thread, no task, and a loop of its own."""
+    """Return whether the worker can spare its event loop: it has one thread, no task, and its own loop."""
     return worker.state.nthreads == 1 and not worker.state.executing and not worker.address.startswith("inproc")

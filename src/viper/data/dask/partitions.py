@@ -1,9 +1,9 @@
 """Rows on a cluster: Dask collections as a source whose partitions stay where they are.
 
-The workers check their partitions once and keep them as `Arrays`, small ones in groups, because each task has its cost.
+The workers check their partitions once and keep them as `Arrays`, grouping small ones because each task has overhead.
 A pass sends a function out and sums back: each thread adds up the partitions it holds, in blocks that fit the cache,
 and a tree adds up the threads if there are many. The scheduler recomputes from its graph whatever a lost worker held,
-so that a fit loses only time. Without a client the same tasks run on Dask's threads.
+so a fit loses only time. Without a client the same tasks run on Dask's threads.
 """
 
 import ctypes
@@ -45,8 +45,8 @@ from viper.inference.threads import one_thread
 
 IN_MEMORY = 1 << 19  # entries of a sample that this process holds: a pass over them takes no longer than a round trip
 EMBEDDED = 90_000  # bytes of a function that travel with each task; Dask would keep larger ones as a node of the graph
-HEAD_ENTRIES = 1 << 14  # of the rows by which a source is recognised
-ATTEMPTS = 3  # at a pass in which the scheduler or data on a worker are lost
+HEAD_ENTRIES = 1 << 14  # entries of the rows that identify a source
+ATTEMPTS = 3  # tries of a pass if the scheduler or data on a worker are lost
 BRIEF_ENTRIES = 1 << 27  # per thread; a pass over more takes a second or so, and the delay of tasks no longer matters
 CARRIED = 1 << 20  # bytes that travel with a message to each worker
 SILENT = 2.0  # seconds without tasks; after more, the scheduler might consider the workers idle and close them
@@ -61,7 +61,7 @@ class Partitions(BlockSource):
     """
 
     device = CPU  # where the solver works; the workers have their own
-    traits = SourceTraits("cluster")  # otherwise as for arrays in memory, so that the solver takes the same steps
+    traits = SourceTraits("cluster")  # the rest as for arrays in memory, so that the solver takes the same steps
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class Partitions(BlockSource):
         return added(messages.gathered(client, sums))
 
     def by_messages(self, known: list[Share], packed: bytes, quick: bool) -> list[Any] | None:
-        """The sums of each share, or None. Quick functions run in event loops once they have proved to be brief."""
+        """The sums of each share, or None. Quick functions run in event loops once measured to be brief."""
         given = [(x, packed) for x in self.chosen_of(known)]
         in_event_loop = quick and self.pace.seconds * self.rows < SILENT
         began = time.monotonic()
@@ -125,7 +125,7 @@ class Partitions(BlockSource):
         return sums
 
     def is_brief(self, known: list[Share], packed: bytes) -> bool:
-        """Whether a pass takes so little time, and sends so little, that messages are better than tasks."""
+        """Return whether a pass is so short, and sends so little, that messages are better than tasks."""
         light = len(packed) <= EMBEDDED and sum(x.nbytes for x in self.chosen if x is not None) <= CARRIED
         return (
             light
@@ -134,11 +134,11 @@ class Partitions(BlockSource):
         )
 
     def shares(self) -> list[Share]:
-        """The parts held by each thread of the cluster, looked up again when workers have joined or left."""
+        """Return the parts held by each thread of the cluster, looked up again when workers have joined or left."""
         threads: dict[str, int] = self.client.nthreads()
         if self.layout is None or self.layout[0] != threads:
             known = messages.shares_of_threads(self.client, self.parts, threads)
-            # parts that were lost meanwhile have no worker: ask again in the next pass
+            # parts lost in the meantime have no worker: ask again in the next pass
             self.layout = {} if any(share.worker is None for share in known) else threads, known
         return self.layout[1]
 
@@ -150,7 +150,7 @@ class Partitions(BlockSource):
         return [[rows for i in share.places for rows in by_part[i]] for share in known]
 
     def sample(self, k: int, generator: np.random.Generator) -> "Partitions | Arrays":
-        """The rows that `Arrays.sample` would choose; in the memory of this process if they are few."""
+        """Return the rows that `Arrays.sample` would choose; in this process if they are few."""
         chosen = scattered(self.rows, k, generator).numpy()
         ends = np.cumsum(self.sizes)
         local = np.split(chosen, np.searchsorted(chosen, ends[:-1]))
@@ -168,7 +168,7 @@ class Partitions(BlockSource):
         return self.in_memory().blocks()
 
     def head(self) -> Block:
-        """A few rows, always the same ones, in one block."""
+        """Return a fixed selection of a few rows, in one block."""
         few = min(self.rows, 1 + HEAD_ENTRIES // self.dimension)
         return self.sample(few, np.random.default_rng(0)).in_memory().head()
 
@@ -187,9 +187,9 @@ class Pace:
 
 @dataclass(frozen=True)
 class UncheckedArrays(Arrays):
-    """A partition whose entries may not be finite. If so, the sums are not finite either, and `check` raises.
+    """A partition not yet checked for finite entries. If the sums are not finite, `check` raises.
 
-    This saves one reading of X.
+    This saves one pass over X.
     """
 
     check: Callable[[Any], None] = field(kw_only=True)
@@ -202,7 +202,7 @@ class UncheckedArrays(Arrays):
 
 
 def joined(parts: list[Arrays]) -> Arrays:
-    """Several `Arrays` of NumPy arrays, as `on_host` makes them, as one of tensors."""
+    """Join several `Arrays` of NumPy arrays, as returned by `on_host`, into one of tensors."""
     features = [part.features for part in parts]
     sparse = scipy.sparse.issparse(features[0])
     vectors: dict[str, Any] = {
@@ -221,7 +221,7 @@ def tensors(sums: list[Any]) -> list[Tensor]:
 
 
 def group_sums(parts: list[Arrays], chosen: list[Any], function: RowFunction) -> list[Any]:
-    """The sums over some partitions, computed by one thread, as NumPy arrays, which are cheap to send."""
+    """Sum over some partitions in one thread; return NumPy arrays, which are cheap to send."""
     pairs = [(part, rows) for part, rows in zip(parts, chosen, strict=True) if rows is None or len(rows)]
     with one_thread(), kept_pages():
         total = add_up(taken(part, rows).reduce(function) for part, rows in pairs)
@@ -232,8 +232,8 @@ def group_sums(parts: list[Arrays], chosen: list[Any], function: RowFunction) ->
 def kept_pages() -> Iterator[None]:
     """Let glibc keep freed pages for the next block.
 
-    Dask's nanny starts workers with MALLOC_TRIM_THRESHOLD_, so that every large array is new memory that the system has
-    to clear: a pass takes three times as long. Afterwards freed pages are returned to the system as before.
+    Dask's nanny starts workers with MALLOC_TRIM_THRESHOLD_, so every large array is new memory that the system must
+    clear, and a pass takes three times as long. Afterwards freed pages are returned to the system as before.
     """
     trim = os.environ.get("MALLOC_TRIM_THRESHOLD_", "")
     if not trim.isdigit() or platform.libc_ver()[0] != "glibc":
@@ -262,7 +262,7 @@ def packed_sums(groups: list[list[Arrays]], chosen: list[Any], packed: bytes) ->
 
 
 def taken(part: Arrays, chosen: np.ndarray | None) -> Arrays:
-    """The chosen rows, or all."""
+    """Return the chosen rows, or all."""
     return part if chosen is None else part.take(torch.from_numpy(chosen).long())
 
 
@@ -271,7 +271,7 @@ def on_host(parts: list[Arrays], chosen: list[Any]) -> list[Arrays]:
 
 
 def in_main_memory(part: Arrays) -> Arrays:
-    """The same in CPU memory, in blocks of the CPU's size, as NumPy arrays, which are sent without a copy."""
+    """Return the rows in CPU memory, in blocks of the CPU's size, as NumPy arrays, which are sent without a copy."""
     if isinstance(part, UncheckedArrays):
         part.check(part.features)
     bare = lambda x: x.cpu().numpy() if isinstance(x, Tensor) else x  # noqa: E731
@@ -280,7 +280,7 @@ def in_main_memory(part: Arrays) -> Arrays:
 
 
 def size_of_arrays(part: Arrays) -> int:
-    """Bytes in main memory, by which the scheduler decides what is cheap to move."""
+    """Return the bytes in main memory, by which the scheduler decides what is cheap to move."""
     sparse = scipy.sparse.issparse(part.features)
     held = [part.features.data, part.features.indices] if sparse else [part.features]
     return sum(x.nbytes for x in [*held, *part.vectors().values()] if not getattr(x, "is_cuda", False))
@@ -294,7 +294,7 @@ sizeof.register(Arrays)(size_of_arrays)
 
 
 class Packer(cloudpickle.Pickler):
-    """Formulas are closures: slow to pickle, but the same in every pass. So they are pickled and unpickled once."""
+    """Pickle formulas only once: they are closures, slow to pickle but the same in every pass."""
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, FunctionType) and "<locals>" in obj.__qualname__:

@@ -1,7 +1,7 @@
-"""A block's sums by compiled code: one pass in C on a CPU, a few Triton kernels on a CUDA device.
+"""Compute a block's sums by compiled code: one pass in C on a CPU, a few Triton kernels on a CUDA device.
 
-The plain formulas of sums.py are the reference. They also take over where no kernel applies: other bounds, variances
-beyond a kernel's reach, sparse or (on a CPU) float32 rows, many columns, no C library, no Triton.
+The plain formulas of sums.py are the reference. They also take over when no kernel applies: other bounds, variances
+beyond a kernel's range, sparse or (on a CPU) float32 rows, many columns, no C library, no Triton.
 """
 
 from collections.abc import Callable
@@ -18,11 +18,11 @@ from viper.softplus.pointwise import KernelRecipe
 # (μ, F, whether the curvature is wanted, whether float32 will do) -> value, magnitude, gradient, curvature; or None
 Kernel = Callable[[Tensor, Tensor | None, bool, bool], list[Tensor] | None]
 
-MOST_CUDA = 64  # columns, whose curvature matrix one program of a kernel can hold
+MOST_CUDA = 64  # columns: one program of a kernel can hold their curvature matrix
 
 
 def kernel_for(block: Block, recipe: KernelRecipe | None, columns: int) -> Kernel | None:
-    """The kernel for these rows, or None; its sums are those of `row_sums`, or None beyond its reach."""
+    """Return the kernel for these rows, or None. It returns the sums of `row_sums`, or None beyond its range."""
     if recipe is None or not isinstance(block.design, Dense):
         return None
     X = block.design.matrix
@@ -35,13 +35,13 @@ def kernel_for(block: Block, recipe: KernelRecipe | None, columns: int) -> Kerne
 
 @cache
 def has_triton() -> bool:
-    """Whether Triton is installed; it comes with the CUDA builds of torch."""
+    """Return whether Triton is installed; it comes with the CUDA builds of torch."""
     return find_spec("triton") is not None
 
 
 @cache
 def triton_sums() -> Callable[..., list[Tensor] | None]:
-    """The function of triton.py, imported on first use."""
+    """Return the function of triton.py, imported on first use."""
     from viper.inference.kernels.triton import launch
 
     return launch

@@ -6,7 +6,7 @@
 
        log u  to eta,     (P + 2 E^2) / u  to g,     (P (1 + E^2) + 4 E^2) / u^2  to h.
 
-   Written with the vector extensions of GCC and Clang; where this does not compile, sums.py does the work. */
+   Written with the vector extensions of GCC and Clang; if this does not compile, sums.py is used instead. */
 
 #include <float.h>
 #include <stddef.h>
@@ -18,7 +18,7 @@
 #error "sums that are exact to rounding need the arithmetic of the standard"
 #endif
 
-/* Numbers in a vector: what a register holds, with AVX2 on x86 and NEON on ARM. GCC is slow with wider ones. */
+/* Doubles per vector: one register of AVX2 on x86 or NEON on ARM. GCC is slow with wider vectors. */
 #ifdef __x86_64__
 #define LANES 4
 #else
@@ -41,7 +41,7 @@ typedef uint64_t bits __attribute__((vector_size(8 * LANES)));
 #define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (bits){__VA_ARGS__})
 #endif
 
-/* On x86 the pass is compiled for AVX2, and runs only on machines that have it. */
+/* On x86 the pass is compiled for AVX2 and runs only on machines that support it. */
 #ifdef __x86_64__
 #define FOR_THIS_MACHINE __attribute__((target("avx2,fma")))
 #define MACHINE_HAS_IT (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
@@ -89,7 +89,7 @@ typedef struct {
 /* For t >= 0. With 1+t = 2^k m, log m = 2 artanh((m-1)/(m+1)); the rounding error of 1+t, times 1/(1+t), is added. */
 INLINE logarithm log_of_1_plus(vec t) {
     vec u = 1.0 + t;
-    bits above = (bits)u - 0x3fe6a09e667f3bcdULL; /* sqrt(1/2): m lies between it and sqrt(2) */
+    bits above = (bits)u - 0x3fe6a09e667f3bcdULL; /* sqrt(1/2): m is between it and sqrt(2) */
     bits exponent = above >> 52;
     vec m = (vec)((bits)u - (exponent << 52));
     vec k = (vec)(exponent | 0x4330000000000000ULL) - 0x1p52;
@@ -126,7 +126,7 @@ typedef struct {
 typedef struct {
     const double *X;
     ptrdiff_t rows, row_stride, column_stride;
-    int columns, size; /* size has one more if there is an intercept */
+    int columns, size; /* with an intercept, size = columns + 1 */
     const double *label, *offset, *residual, *weight, *mean, *factor;
     int first[SIZE_MOST], last[SIZE_MOST]; /* nonzero entries of each column of the factor */
     int bins, quarter, gram;
@@ -138,14 +138,14 @@ typedef struct {
     vec *slope, *curvature; /* `size` vectors, and `size` + 1 rows of `size` vectors */
 } totals;
 
-typedef vec column[VECTORS + 1]; /* one more, so that columns start in different cache sets */
+typedef vec column[VECTORS + 1]; /* one extra, so that columns start in different cache sets */
 
 typedef struct {
     column *x, *weighted;
     vec theta[VECTORS], variance[VECTORS], g[VECTORS], h[VECTORS];
 } tile;
 
-/* Transposes LANES rows, `stride` doubles apart, of LANES columns: first pairs change places, then single numbers. */
+/* Transposes LANES rows, `stride` doubles apart, of LANES columns: first swaps pairs, then single numbers. */
 INLINE void turn(const double *X, ptrdiff_t stride, column *out, int v) {
     const vec a = load(X), b = load(X + stride);
 #if LANES == 4
@@ -164,7 +164,7 @@ INLINE void turn(const double *X, ptrdiff_t stride, column *out, int v) {
 
 INLINE void read_tile(const problem *p, ptrdiff_t start, int rows, tile *t) {
     const double *X = p->X + start * p->row_stride;
-    int turned = 0; /* columns */
+    int turned = 0; /* columns transposed so far */
     if (rows < TILE)
         memset(t->x, 0, sizeof(column) * p->size);
     else if (p->column_stride == 1)
@@ -177,7 +177,7 @@ INLINE void read_tile(const problem *p, ptrdiff_t start, int rows, tile *t) {
         for (int r = 0; r < rows; r++) ((double *)t->x[p->columns])[r] = 1.0;
 }
 
-/* The next rows of a column, zero beyond the last one; `other` if there is no column. */
+/* The next rows of a column, padded with zeros after the last; `other` if the column is absent. */
 INLINE vec read_rows(const double *data, ptrdiff_t at, int left, double other) {
     vec out = all(other);
     if (left >= LANES) {
@@ -317,7 +317,7 @@ static int pass(const problem *p, tile *t, totals *sums) {
 }
 
 /* ------------------------------------------------------------------------------------------------------------------ */
-/* What Python calls */
+/* The entry point called from Python */
 
 INLINE double total(vec x) {
     double sum = 0.0;
@@ -345,7 +345,7 @@ static void see_factor(problem *p) {
     }
 }
 
-/* Nodes are given bin by bin: reach, count, then z and weight of each pair. */
+/* Nodes are passed bin by bin: reach, count, then z and weight of each pair. */
 static void see_bins(problem *p, const double *nodes, ptrdiff_t length) {
     for (ptrdiff_t at = 0; at < length && p->bins < BINS_MOST; at += 2 + 2 * p->bin[p->bins++].count)
         p->bin[p->bins] = (bin){nodes[at], (int)nodes[at + 1], nodes + at + 2};

@@ -1,7 +1,7 @@
-"""A block's sums in one pass in C, where the plain formulas take fifty operations and store every intermediate array.
+"""A block's sums in one pass in C; the plain formulas take fifty operations and store every intermediate array.
 
-_rows.c is compiled when viper is installed. Without the library, or beyond the reach of its nodes, the plain formulas
-of sums.py do the work.
+_rows.c is compiled when viper is installed. Without the library, or beyond the range of its nodes, the plain formulas
+of sums.py are used.
 """
 
 import ctypes
@@ -19,15 +19,15 @@ from viper.inference.rows import Block, Dense
 from viper.softplus.pointwise import KernelRecipe
 from viper.softplus.quadrature import node_sets
 
-MOST_COMPILED = 256  # columns, for which a vector of sums each still fits the cache
-NAME = "row_sums_1"  # changes with the arguments, so that a newer viper never calls an old library
+MOST_COMPILED = 256  # columns: with one vector of sums each, they still fit in the cache
+NAME = "row_sums_1"  # renamed when the arguments change, so that a newer viper never calls an old library
 COUNT, SIZE, ADDRESS = ctypes.c_int, ctypes.c_ssize_t, ctypes.c_void_p
 ARGUMENTS: list[Any] = [ADDRESS, SIZE, SIZE, SIZE, COUNT, COUNT, *[ADDRESS] * 7, SIZE, COUNT, COUNT, ADDRESS]
 
 
 @cache
 def library_function() -> Callable[..., int] | None:
-    """The function of _rows.c, or None if it was not built, does not run on this machine, or is wrong."""
+    """Return the function of _rows.c, or None if it was not built, cannot run on this machine, or fails its check."""
     built = find_spec("viper.inference.kernels._rows")
     if built is None or built.origin is None:
         return None
@@ -40,7 +40,7 @@ def library_function() -> Callable[..., int] | None:
 
 
 def is_right(function: Callable[..., int]) -> bool:
-    """Whether one row gives its softplus; it does not if compiler flags relaxed the arithmetic."""
+    """Check the library on one row; it fails if compiler flags relaxed the arithmetic."""
     one = ctypes.c_double * 1
     x, label, mean, nodes, out = one(1.0), one(0.0), one(0.3), (ctypes.c_double * 4)(0, 1, 0, 0.5), (one * 3)()
     failed = function(x, 1, 1, 1, 1, 1, label, None, None, None, mean, None, nodes, len(nodes), 0, 0, out)
@@ -48,16 +48,16 @@ def is_right(function: Callable[..., int]) -> bool:
 
 
 def is_compiled() -> bool:
-    """Whether rows on a CPU are summed by compiled code."""
+    """Return whether rows on a CPU are summed by compiled code."""
     return library_function() is not None
 
 
 def compiled_sums(
     block: Block, recipe: KernelRecipe, mean: Tensor, factor: Tensor | None, gram: bool, single: bool
 ) -> list[Tensor] | None:
-    """Value, magnitude, gradient and curvature, always in float64; None without a library or beyond its reach.
+    """Return value, magnitude, gradient and curvature in float64; None without a library or beyond its range.
 
-    With an intercept, `mean` has one entry more than the matrix has columns. Other threads run meanwhile.
+    With an intercept, `mean` has one more entry than the matrix has columns. Other Python threads can run meanwhile.
     """
     function = library_function()
     if function is None:
@@ -80,18 +80,18 @@ def compiled_sums(
 
 
 def square(factor: Tensor | None) -> Tensor | None:
-    """F as a matrix; the diagonal family holds variances instead."""
+    """Return F as a matrix, also for the diagonal family, which stores variances."""
     return factor if factor is None or factor.ndim == 2 else torch.diag(factor.sqrt())
 
 
 def in_order(x: Tensor) -> Tensor:
-    """As the C code reads it: contiguous float64."""
+    """Return the array as the C code reads it: contiguous float64."""
     return x.to(torch.float64).contiguous()
 
 
 @cache
 def packed_nodes(tolerance: float) -> Tensor:
-    """For each set of nodes: its reach, the number of pairs, then z and weight of each pair."""
+    """Return, for each set of nodes, its largest variance, the number of pairs, then z and weight of each pair."""
     sets = node_sets(tolerance)
     parts = [np.concatenate([[s.reach, len(s.z)], np.stack([s.z, s.weights], 1).ravel()]) for s in sets]
     return torch.from_numpy(np.concatenate(parts))

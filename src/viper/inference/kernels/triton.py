@@ -3,7 +3,7 @@
 With few columns one kernel does everything: a thread holds a row, X is read once, and nothing is written per row. With
 many columns three kernels share the work: X is read twice, and ϑ, τ², c(y - g) and c h are written per row. A single
 kernel would be slower there, because all threads that share a row would repeat what follows the sum over columns. A
-tile is some rows, padded to `WIDTH` columns. The column of ones of an intercept is generated, not read.
+tile is a group of rows, padded to `WIDTH` columns. The column of ones of an intercept is generated, not read.
 """
 
 import math
@@ -21,20 +21,20 @@ from viper.inference.rows import Block, Dense
 from viper.softplus.limit import EVEN, MOST_ORDER, ODD
 from viper.softplus.pointwise import KernelRecipe
 
-MOST_NARROW = 10  # columns, whose curvature matrix one thread can hold
+MOST_NARROW = 10  # columns: one thread can hold their curvature matrix
 
 
 def launch(
     block: Block, recipe: KernelRecipe, mean: Tensor, factor: Tensor | None, gram: bool, single: bool
 ) -> list[Tensor] | None:
-    """Value, magnitude, gradient and curvature, on the host; None if a row's variance is beyond the recipe's reach.
+    """Return value, magnitude, gradient and curvature on the host; None if a variance exceeds the recipe's range.
 
-    With an intercept, `mean` has one entry more than the matrix has columns. Each program adds up its share of the rows
-    in a fixed order, so that results repeat to the last bit.
+    With an intercept, `mean` has one more entry than the matrix has columns. Each program adds up its share of the rows
+    in a fixed order, so results repeat to the last bit.
     """
     assert isinstance(block.design, Dense)
     matrix, factor = block.design.matrix, square(factor)
-    with torch.cuda.device(matrix.device):  # Triton launches on the current one
+    with torch.cuda.device(matrix.device):  # Triton launches on the current device
         if len(mean) <= MOST_NARROW:
             value, magnitude, beyond, slope, curvature = launch_narrow(matrix, block, recipe, mean, factor, gram)
         else:
@@ -89,9 +89,9 @@ def moments(theta, v, KIND: tl.constexpr, ORDER: tl.constexpr):
     return eta + tl.maximum(theta, 0.0), tl.where(theta > 0.0, 1.0 - g, g), h
 
 
-ROWS, WARPS = 128, 4  # of a tile
-# registers of a thread and programs per multiprocessor, by whether there are more than 8 columns: the fastest of those
-# tried on an H200
+ROWS, WARPS = 128, 4  # rows and warps of a tile
+# registers per thread and programs per multiprocessor, keyed by whether there are more than 8 columns: the fastest
+# values tried on an H200
 SHARES = {False: (168, 3), True: (255, 2)}
 
 
@@ -152,7 +152,7 @@ def narrow_kernel(
 
 @triton.jit(do_not_specialize=["programs"], do_not_specialize_on_alignment=["SUMS", "TOTALS"])
 def total_kernel(SUMS, TOTALS, programs: tl.int64, SIZE: tl.constexpr, MOST: tl.constexpr):
-    """Each program adds up one entry of the totals, among them those of the whole curvature matrix."""
+    """Add up the totals of all programs, one entry per program, and fill in the whole curvature matrix."""
     place = tl.program_id(0)
     i, j = (place - 3 - SIZE) // SIZE, (place - 3 - SIZE) % SIZE
     high, low = tl.maximum(i, j), tl.minimum(i, j)
@@ -166,7 +166,7 @@ def total_kernel(SUMS, TOTALS, programs: tl.int64, SIZE: tl.constexpr, MOST: tl.
 def cached_kernels(
     device: torch.device, features: torch.dtype, registers: int, width: int, *options: Any
 ) -> tuple[Any, Any]:
-    """The two kernels for these options, looked up once: Triton's own lookup takes as long as the launch."""
+    """Return the two kernels for these options, looked up once: Triton's own lookup takes as long as a launch."""
     real, size = torch.float64, options[1]
     types = [features, *[real] * 6, *[1] * 4, 1.0]
     by_rows = narrow_kernel.warmup(*types, *options, grid=(1,), num_warps=WARPS, maxnreg=registers)
@@ -178,7 +178,7 @@ def launch_narrow(
 ) -> list[Tensor]:
     """Value, magnitude, number of rows beyond the reach, gradient and curvature, on the host.
 
-    Whatever need not be done before the first kernel starts is done while it runs.
+    Work that is not needed to start the first kernel is done while it runs.
     """
     device, (rows, columns), size = matrix.device, matrix.shape, len(mean)
     label, offset, weight = block.label, block.offset, block.weight
@@ -202,9 +202,9 @@ def launch_narrow(
 
 
 POINTS, POINT_WARPS = 512, 8  # rows of a tile of the elementwise kernel, and warps
-HEAD = tl.constexpr(16)  # places before the gradient: three are used, the others align what follows
-# rows of a tile of the other two, warps, and programs per multiprocessor, by whether there are more than 16 columns:
-# the fastest of those tried on an H200
+HEAD = tl.constexpr(16)  # slots before the gradient: three are used, the others align what follows
+# for the other two kernels: rows of a tile, warps, and programs per multiprocessor, keyed by whether there are more
+# than 16 columns: the fastest values tried on an H200
 TILES = {False: (16, 1, 16), True: (32, 1, 16)}
 
 
