@@ -4,6 +4,8 @@ import gzip
 import os
 import socket
 import stat
+import subprocess
+import sys
 from contextlib import suppress
 
 import numpy as np
@@ -13,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from sklearn.datasets import dump_svmlight_file
 
+from viper import Files
 from viper.cli.options import FormatWord
 from viper.data.arrow import FORMATS
 from viper.data.table_file import TableFile, check_numbers
@@ -308,3 +311,52 @@ def test_what_is_neither_a_file_nor_a_stream_is_refused(overwrite, tmp_path, mon
             pass
         assert (tmp_path / name).stat() == before
     assert {file.name for file in tmp_path.iterdir()} == {*kinds}
+
+
+# --- damaged Arrow files ---
+
+DAMAGE = """
+import random, sys
+from pathlib import Path
+import viper
+from viper.data.table_file import TableFile
+from viper.errors import FileError
+
+whole, bad = Path(sys.argv[1]), Path(sys.argv[1]).with_name("bad.arrow")
+contents, refused = whole.read_bytes(), 0
+for seed in range(400):
+    draw = random.Random(seed)
+    damaged = bytearray(contents)
+    for at in draw.sample(range(len(contents)), draw.choice([1, 4])):
+        damaged[at] = draw.choice([0, 127, 128, 255])
+    bad.write_bytes(damaged)
+    for read in (
+        lambda: TableFile(bad).read(),
+        lambda: [*viper.Files(bad, target="s", features=["x"]).open(True, None).read(10)],
+    ):
+        try:
+            read()
+        except (FileError, ValueError) as error:
+            assert "bad.arrow" in str(error), error
+            refused += 1
+print(refused)
+"""
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_damaged_arrow_files_are_refused_and_never_crash(stream, tmp_path):
+    path = tmp_path / "whole.arrow"
+    table = pa.table({"x": np.arange(60.0), "s": [f"level {i % 2}" for i in range(60)]})
+    with (pa.ipc.new_stream if stream else pa.ipc.new_file)(str(path), table.schema) as sink:
+        sink.write_table(table, 25)
+    command = [sys.executable, "-c", DAMAGE, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 50
+    offset = path.read_bytes().index(np.arange(0, 7 * 25 + 1, 7, dtype=np.int32).tobytes())
+    damaged = bytearray(path.read_bytes())
+    damaged[offset + 7] = 127  # the second text begins 2 GB further on
+    path.write_bytes(damaged)
+    assert f"{path} must be a readable Arrow file; got: " in message(path)
+    with pytest.raises(FileError, match="must be a readable Arrow file; got: "):
+        [*Files(path, target="s", features=["x"]).open(True, None).read(10)]

@@ -106,14 +106,12 @@ class ArrowFile:
         """The columns and their types, which for a CSV file are inferred from its first block."""
         with self.readable():
             if self.format == PARQUET:
-                return self.parquet().schema_arrow
-            if self.format == ARROW:
-                with self.mapped() as file:
-                    return open_ipc(file).schema
-            with self.csv({}) as reader:
-                found = reader.schema
-                list(found.names)  # raises here if a name is not UTF-8
-                return found
+                found = self.parquet().schema_arrow
+            else:
+                with self.mapped() if self.format == ARROW else self.csv({}) as source:
+                    found = (open_ipc(source) if self.format == ARROW else source).schema
+            list(found.names)  # raises here if a name is not UTF-8
+            return found
 
     @cached_property
     def index(self) -> set[str]:
@@ -154,6 +152,7 @@ class ArrowFile:
             count = getattr(reader, "num_record_batches", None)  # a stream does not know it
             for batch in reader if count is None else map(reader.get_batch, range(count)):
                 chosen = batch if columns is None else batch.select(columns)
+                chosen.validate(full=True)  # a damaged offset would be followed out of the mapped file
                 yield from (chosen.slice(start, rows) for start in range(0, batch.num_rows, rows))
 
     def mapped(self) -> Any:
