@@ -91,6 +91,14 @@ def test_without_gpytorch_the_extra_is_named_and_the_rest_is_shown(tmp_path):
     assert sorted(file.name for file in folder.iterdir()) == ["bound.png", "posterior.png", "report.html"]
 
 
+def test_without_matplotlib_one_line_names_the_extra_at_once(monkeypatch, tmp_path):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr(demo, "load_tumours", lambda: pytest.fail("it began to compute"))
+    with pytest.raises(ImportError, match=r"^viper demo needs matplotlib\. Run: pip install 'vi-per\[plot\]'$"):
+        demo.run_demo(tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
 def test_twins_contrast_most():
     generator = np.random.default_rng(0)
     probability, width = generator.random(40), generator.random(40)

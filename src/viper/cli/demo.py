@@ -31,8 +31,12 @@ def run_demo(
     viper demo
     viper demo --folder pictures
     """
+    from importlib.util import find_spec
+
     from viper.errors import OutputError
 
+    if find_spec("matplotlib") is None:
+        raise ImportError("viper demo needs matplotlib. Run: pip install 'vi-per[plot]'")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
