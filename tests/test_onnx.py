@@ -45,11 +45,12 @@ def test_agrees_with_predict_proba(options, dtype, tolerance):
     assert np.array_equal(label, model.predict(new))
 
 
-def test_more_coefficients_than_rows():
-    X, y = data(30, 80)
+@pytest.mark.parametrize("size", [1.0, 1.7e9])
+def test_more_coefficients_than_rows(size):
+    (X, y), new = data(30, 80), data(50, 80, 1)[0]
+    X[:, 3], new[:, 3] = size * X[:, 3], size * new[:, 3]
     model = viper.VariationalLogisticRegression().fit(X, y)
     assert type(model.posterior_).__name__ == "LowRank"
-    new = data(50, 80, 1)[0]
     assert np.abs(run(model, new, "float64")[1] - model.predict_proba(new)).max() < 2e-11
 
 

@@ -263,6 +263,35 @@ def test_print_is_light_and_shows_all(page):
     assert len(page.execute_cdp_cmd("Page.printToPDF", {})["data"]) > 10_000
 
 
+BEYOND = """
+const width = document.documentElement.clientWidth;
+return [...document.querySelectorAll("svg.chart, svg.chart *, table, th, td, p")]
+  .map(element => [element, element.getBoundingClientRect()])
+  .filter(([_, box]) => box.width > 0 && (box.right > width + 1 || box.left < -1))
+  .map(([element, box]) => `${element.tagName} ${Math.round(box.right)}: ${element.textContent.slice(0, 40)}`)
+"""
+
+
+def test_nothing_is_cropped_on_paper(browser, tmp_path):
+    """Charts and tables, with long names and levels, lie within A4 and within Letter less wide margins."""
+    generator = np.random.default_rng(0)
+    data = pd.DataFrame({"Sex": generator.choice(["female", "male"], 120), "ldl": generator.normal(size=120)})
+    data["Ward of the first admission"] = generator.choice(["a ward with a long name", "east", "north"], 120)
+    data["ill"] = np.where(generator.random(120) < scipy.special.expit(data["ldl"]), "yes", "no")
+    model = viper.VariationalLogisticRegression.from_formula("ill ~ Sex * ldl + `Ward of the first admission`", data)
+    report.write(model, data, "ill", tmp_path / "report.html")
+    browser.get((tmp_path / "report.html").as_uri())
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    try:
+        for width in (718, 620):  # CSS pixels
+            size = {"width": width, "height": 1000, "deviceScaleFactor": 1, "mobile": True}
+            browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+            assert browser.execute_script(BEYOND) == []
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+
+
 def test_a_phone_scrolls_only_vertically(page):
     size = {"width": 390, "height": 800, "deviceScaleFactor": 2, "mobile": True}
     page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)

@@ -23,10 +23,10 @@ from viper.inference import adam
 from viper.inference.newton import nearly_solved, newton
 from viper.inference.posterior import Full
 from viper.inference.problem import Gaussian, Prior, Problem, divergence, kl_to_prior
-from viper.inference.rows import Arrays
+from viper.inference.rows import Arrays, Dense
 from viper.inference.start import find_mode, from_tighter_priors
 from viper.inference.sums import sums
-from viper.models.fitting import run_solver
+from viper.models.fitting import fit_posterior, run_solver
 from viper.softplus.limit import limit
 
 NODES, NODE_WEIGHTS = np.polynomial.hermite_e.hermegauss(200)
@@ -486,6 +486,82 @@ def test_more_coefficients_than_rows(sparse):
     assert float(wide.posterior_.log_scale) == pytest.approx(float(full.log_scale), rel=1e-6)
     block = next(iter(model._training_rows.blocks()))
     torch.testing.assert_close(wide.posterior_.spread(block.design), full.spread(block.design), rtol=1e-6, atol=1e-9)
+
+
+def dense_optimum(A, y, scale):
+    """Mean and covariance under N(0, diag scale²), by natural-gradient steps on columns of length one."""
+    size = np.linalg.norm(A, axis=0)
+    A, precision, d = A / size, (size * scale) ** -2.0, A.shape[1]
+    mean, covariance = np.zeros(d), np.linalg.inv(np.diag(precision) + 0.25 * A.T @ A)
+    for _ in range(400):
+        _, g, h = moments_by_quadrature(A @ mean, np.einsum("ij,jk,ik->i", A, covariance, A))
+        covariance = np.linalg.inv(np.diag(precision) + (A.T * h) @ A)
+        step = covariance @ (A.T @ (y - g) - precision * mean)
+        mean = mean + 0.5 * step
+    assert np.abs(step).max() < 1e-11 * np.abs(mean).max()
+    return mean / size, covariance / np.outer(size, size)
+
+
+LARGE_COLUMNS = {
+    "1e7": lambda x: 1e7 * x,
+    "1.7e9": lambda x: 1.7e9 * x,
+    "a year of Unix seconds": lambda x: 1.7e9 + 1e7 * x,
+    "1e100": lambda x: 1e100 * x,
+}
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("column", LARGE_COLUMNS)
+def test_more_coefficients_than_rows_and_one_large_column(column, sparse):
+    for seed in range(5):
+        X, y = data(24, 40, 100 + seed)
+        X, new = 0.1 * X, 0.1 * data(10, 40, 200 + seed)[0]  # log-odds for which the quadrature is exact
+        X[:, 3], new[:, 3] = LARGE_COLUMNS[column](X[:, 3]), LARGE_COLUMNS[column](new[:, 3])
+        model = VariationalLogisticRegression(intercept_scale=1.0, tol=TIGHT)
+        model.fit(scipy.sparse.csr_array(X) if sparse else X, y)
+        assert type(model.posterior_).__name__ == "LowRank"
+        assert model.converged_
+        A, B = (np.column_stack([Z, np.ones(len(Z))]) for Z in (X, new))
+        mean, covariance = dense_optimum(A, y, 1.0)
+        sd = np.sqrt(np.diag(covariance))
+        assert (np.abs(model.posterior_.mean.numpy() - mean) < 1e-6 * sd).all()
+        np.testing.assert_allclose(model.posterior_.variance.sqrt(), sd, rtol=1e-6)
+        np.testing.assert_allclose(model.covariance_ / np.outer(sd, sd), covariance / np.outer(sd, sd), atol=1e-6)
+        precision = model.posterior_.as_prior().precision.numpy()
+        np.testing.assert_allclose((precision @ covariance) / sd * sd[:, None], np.eye(41), atol=1e-5)
+        for rows, design in ((X, A), (new, B)):
+            theta, tau = model.predict_latent(rows)
+            np.testing.assert_allclose(theta, design @ mean, rtol=1e-6, atol=1e-6)
+            np.testing.assert_allclose(tau, np.sqrt(np.einsum("ij,jk,ik->i", design, covariance, design)), rtol=1e-6)
+
+
+@pytest.mark.parametrize("factor", [1e-140, 1e-100, 1e-7, 1e7, 1e100, 1e140])
+def test_more_coefficients_than_rows_scaled_with_their_prior(factor):
+    X, y = data(20, 30, 25)
+    rows, other = X.copy(), X.copy()
+    other[:, 3] *= factor
+    ones, s = torch.ones(30, dtype=torch.float64), torch.ones(30, dtype=torch.float64)
+    s[3] = factor
+    options = VariationalLogisticRegression(fit_intercept=False, tol=TIGHT)._options()
+    label = torch.from_numpy(y.astype(float))
+    first, second = (
+        fit_posterior(Arrays(Z, label), Prior(0.0 * ones, precision), options, 0).posterior
+        for Z, precision in ((rows, ones), (other, s.square()))
+    )
+    torch.testing.assert_close(second.mean * s, first.mean, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(second.variance.sqrt() * s, first.variance.sqrt(), rtol=1e-9, atol=0)
+    new = data(10, 30, 26)[0]
+    for Z in (X, new):
+        spreads = [q.spread(Dense(torch.from_numpy(Z * c.numpy()))) for q, c in ((first, ones), (second, s))]
+        torch.testing.assert_close(spreads[1], spreads[0], rtol=1e-9, atol=1e-12)
+
+
+def test_more_coefficients_than_rows_under_a_wide_prior():
+    X, y = data(24, 40, 27)
+    model = VariationalLogisticRegression(prior_scale=1e4, fit_intercept=False).fit(X, y)
+    F = model.posterior_
+    inside = ((X * F.prior_sd.numpy()) @ F.basis.numpy()) @ F.inner_factor.numpy()
+    np.testing.assert_allclose(model.predict_latent(X)[1], np.linalg.norm(inside, axis=1), rtol=1e-9)
 
 
 def test_float32_moves_the_posterior_by_little():

@@ -17,6 +17,8 @@ from viper.inference.rows import Block, Matrix, RowSource
 from viper.softplus.pointwise import Formula
 
 LOG_2PI = math.log(2.0 * math.pi)
+LEAST_OUTSIDE = 1e-2  # of a coefficient's prior variance: where less is left, a difference loses digits
+LEAST_SPREAD = 1e-6  # of the prior τ² of a row, likewise
 
 
 @dataclass(frozen=True)
@@ -102,26 +104,42 @@ class LowRank:
     def variance(self) -> Tensor:
         inside = (self.basis @ self.inner_factor).square_().sum(1)
         outside = 1.0 - self.basis.square().sum(1)
-        return self.prior_sd.square() * (inside + outside.clamp(min=0.0))
+        near = (outside < LEAST_OUTSIDE).nonzero()[:, 0]  # 1 - ‖q‖² cancels there; ‖e - Qq‖² does not
+        rest = -self.basis[near] @ self.basis.T
+        rest[torch.arange(len(near)), near] += 1.0
+        outside[near] = rest.square_().sum(1)
+        return self.prior_sd.square() * (inside + outside)
+
+    @property
+    def outside_sd(self) -> Tensor:
+        """D, but 0 where a coordinate is a column of Q: nothing of it is outside the span."""
+        contained = (self.basis.amax(1) == 1.0) & (self.basis.abs().sum(1) == 1.0)
+        return self.prior_sd.masked_fill(contained, 0.0)
 
     def covariance(self) -> Tensor:
         scaled = self.prior_sd[:, None] * self.basis
         inner = self.inner_factor @ self.inner_factor.T
         inner.diagonal().sub_(1.0)
         total = scaled @ inner @ scaled.T
-        total.diagonal().add_(self.prior_sd.square())
+        total.diagonal().copy_(self.variance)
         return total
 
     def spread(self, design: Matrix) -> Tensor:
         # ‖Da‖² - ‖QᵀDa‖² + ‖FᵀQᵀDa‖²
-        scaled = self.prior_sd[:, None] * self.basis
-        outside = design.spread(self.prior_sd.square()) - design.spread(scaled)
-        return outside.clamp(min=0.0) + design.spread(scaled @ self.inner_factor)
+        sd = self.outside_sd
+        prior = design.spread(sd.square())
+        inside = design.spread(self.prior_sd[:, None] * (self.basis @ self.inner_factor))
+        outside = (prior - design.spread(sd[:, None] * self.basis)).clamp(min=0.0)
+        cancelled = (prior * LEAST_SPREAD > outside + inside).nonzero()[:, 0]
+        for some in cancelled.split(len(self.inner_mean)):  # ‖Da - QQᵀDa‖² is exact, but dense
+            rows = design.pull(torch.nn.functional.one_hot(some, len(prior)).T.to(prior)).T * sd
+            outside[some] = (rows - rows @ self.basis @ self.basis.T).square_().sum(1)
+        return outside + inside
 
     def draw(self, noise: Tensor) -> Tensor:
         inside = noise @ self.basis
         moved = self.inner_mean + inside @ self.inner_factor.T
-        return self.prior_mean + self.prior_sd * (noise + (moved - inside) @ self.basis.T)
+        return self.prior_mean + self.prior_sd * (noise - inside @ self.basis.T + moved @ self.basis.T)
 
     def log_density(self, noise: Tensor) -> Tensor:
         return gaussian_log_density(noise, self.log_scale)
@@ -131,7 +149,9 @@ class LowRank:
         return self.prior_sd.log().sum() + torch.linalg.slogdet(self.inner_factor).logabsdet
 
     def as_prior(self, forget: float = 1.0) -> Prior:
-        return Prior(self.mean, forget * torch.linalg.inv(self.covariance()))
+        inverse = torch.linalg.inv(self.inner_factor)  # Σ⁻¹ has the form of Σ, with D⁻¹ and F⁻ᵀ
+        precision = replace(self, prior_sd=1.0 / self.prior_sd, inner_factor=inverse.T).covariance()
+        return Prior(self.mean, forget * precision)
 
 
 Posterior = Full | Diagonal | LowRank

@@ -24,6 +24,7 @@ from viper.softplus.pointwise import Bound, Triple
 ROUGH_TOLERANCE = 1e-8  # error of the moments in all but the last pass; moves the optimum by less than 1e-9 nats
 FLOAT32_TOLERANCE = 1e-6  # nats; the rounding of products in float32
 BOUND_TOLERANCE = 1e-12  # nats; h is not the second derivative of these bounds in ϑ, so steps converge linearly
+LARGE_COLUMN = 1e3  # times the median column; up to there, rounding leaves ten digits of τ²
 LARGEST_FULL = 20_000  # coefficients; their full covariance takes 3.2 GB
 
 
@@ -88,17 +89,35 @@ def fit_posterior(
 
 
 def fit_wide(source: RowSource, prior: Prior, options: FitOptions, seed: int) -> FittedPosterior:
-    """Solve for w = QᵀD⁻¹(β - m₀), where A D = RᵀQᵀ and D holds the prior sds: rows Rᵀ (n × n), prior N(0, I)."""
+    """Solve for w = QᵀD⁻¹(β - m₀), where A D = RQᵀ and D holds the prior sds: rows R, prior N(0, I)."""
     sd = prior.precision.rsqrt()
     source = source.in_memory()
     dense = source.dense_design()
     shift = dense @ prior.mean
-    basis, upper = torch.linalg.qr((dense * sd).T)
+    basis, rows = row_space(dense * sd)
     offset = shift if source.offset is None else shift + source.offset.to(shift)
-    rows = Arrays(upper.T.contiguous(), source.label, offset=offset, weight=source.weight, device=source.device)
-    identity = Prior(torch.zeros_like(upper[0]), torch.ones_like(upper[0]))
-    problem, result = run_solver(rows, identity, options, seed)
+    inner = Arrays(rows, source.label, offset=offset, weight=source.weight, device=source.device)
+    identity = Prior(torch.zeros_like(rows[0]), torch.ones_like(rows[0]))
+    problem, result = run_solver(inner, identity, options, seed)
     return FittedPosterior(LowRank(prior.mean, sd, basis, result.q.mean, result.factor), prior, problem, result)
+
+
+def row_space(design: Tensor) -> tuple[Tensor, Tensor]:
+    """Return an orthonormal Q (d × m) whose span contains the rows of A, and R with A = RQᵀ.
+
+    The rounding of a column much larger than most would drown the others in Q. Its unit vector is a column of Q.
+    """
+    size = design.abs().amax(0)
+    large = size > LARGE_COLUMN * size[size > 0].nanmedian()
+    large[size.argsort(descending=True)[len(design) :]] = False  # at most as many as there are rows
+    basis, upper = torch.linalg.qr(design[:, ~large].T)
+    if not bool(large.any()):
+        return basis, upper.T.contiguous()
+    k = int(large.sum())
+    whole = design.new_zeros(len(size), k + len(upper))
+    whole[large, :k] = torch.eye(k).to(design)
+    whole[~large, k:] = basis
+    return whole, torch.cat([design[:, large], upper.T], 1)
 
 
 def run_solver(

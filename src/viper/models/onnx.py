@@ -135,7 +135,8 @@ def latent_variance(graph: OnnxGraph, X: str, posterior: Posterior, intercept: b
         return weighted(posterior.variance)
     assert isinstance(posterior, LowRank)
     scaled = posterior.prior_sd[:, None] * posterior.basis
-    outside = graph.add("Relu", graph.add("Sub", weighted(posterior.prior_sd.square()), length(scaled)))
+    sd = posterior.outside_sd
+    outside = graph.add("Relu", graph.add("Sub", weighted(sd.square()), length(sd[:, None] * posterior.basis)))
     return graph.add("Add", outside, length(scaled @ posterior.inner_factor))
 
 
