@@ -65,6 +65,7 @@ def format_by_magic(start: bytes) -> TableFormat | None:
 CSV_BLOCK = 1 << 22  # bytes parsed at a time
 PAGE_BUFFER = 1 << 20  # bytes of a Parquet column held while its pages are read
 FRAME_ROWS = 1 << 20  # rows read at a time when all are requested
+PLAIN_TYPES = {"decimal": "float64", "date": "datetime64[s]"}  # Python objects in a frame -> what they become
 
 
 def import_pyarrow() -> Any:
@@ -137,9 +138,9 @@ class ArrowFile:
         with self.readable():
             batches = self.stored_batches(rows or FRAME_ROWS, threads=True)
             if rows is None:
-                yield import_pyarrow().Table.from_batches(batches, self.schema).to_pandas()
+                yield plain_columns(import_pyarrow().Table.from_batches(batches, self.schema).to_pandas())
             else:
-                yield from (batch.to_pandas() for batch in batches)
+                yield from (plain_columns(batch.to_pandas()) for batch in batches)
 
     def stored_batches(self, rows: int, columns: list[str] | None = None, threads: bool = False) -> Iterator[Any]:
         """Yield record batches of a Parquet or Arrow file: all columns or some, at most `rows` rows each."""
@@ -390,3 +391,12 @@ def batch_vector(batch: Any, name: str) -> np.ndarray:
     if types.is_decimal(column.type) or (types.is_boolean(column.type) and column.null_count):
         column = column.cast(pyarrow.float64())
     return column.to_numpy(zero_copy_only=False)
+
+
+def plain_columns(frame: "pandas.DataFrame") -> "pandas.DataFrame":
+    """The same rows, with decimals as float64, and with dates as timestamps, which nobody takes for text."""
+    from pandas.api.types import infer_dtype
+
+    odd = (name for name, kind in frame.dtypes.items() if str(kind).startswith(("object", "decimal", "date32")))
+    found = {name: kind for name in odd if (kind := PLAIN_TYPES.get(infer_dtype(frame[name])))}
+    return frame.astype(found) if found else frame

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from viper.data.arrow import plain_columns
 from viper.errors import FormulaError, RowError
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def as_frame(data: Any) -> "pandas.DataFrame":
     if not frame.columns.is_unique:
         twice = frame.columns[frame.columns.duplicated()][0]
         raise FormulaError(f"columns must have different names; got {twice!r} twice. Rename one.")
-    return frame
+    return plain_columns(frame)
 
 
 def is_text(column: "pandas.Series[Any]") -> bool:
@@ -45,6 +46,7 @@ def as_numbers(column: "pandas.Series[Any]") -> np.ndarray:
     """Return float64 numbers, with NaN for missing values. Infinite values raise an error."""
     from pandas.api import types
 
+    check_no_dates(column)
     if types.is_bool_dtype(column.dtype) or not types.is_numeric_dtype(column.dtype) or column.dtype.kind == "c":
         check_no_text(column)
         raise FormulaError(f"column {column.name!r} must be numeric; got {column.dtype}. Use C() for categories.")
@@ -53,6 +55,11 @@ def as_numbers(column: "pandas.Series[Any]") -> np.ndarray:
         row = int(np.flatnonzero(np.isinf(values))[0])
         raise RowError(f"column {column.name!r} must be finite", f"{values[row]}", column.index[row], "Correct it.")
     return values
+
+
+def check_no_dates(column: "pandas.Series[Any]") -> None:
+    if column.dtype.kind in "Mm":
+        raise FormulaError(f"column {column.name!r} must be numeric or text; got dates. Convert them to numbers.")
 
 
 def check_no_text(column: "pandas.Series[Any]") -> None:
@@ -101,8 +108,7 @@ def levels_of(column: "pandas.Series[Any]", most: int) -> list[Any]:
     """Return the distinct values in order, as plain Python values."""
     import pandas
 
-    if column.dtype.kind in "Mm":
-        raise FormulaError(f"column {column.name!r} must be numeric or text; got dates. Convert them to numbers.")
+    check_no_dates(column)
     present = column.dropna().unique()
     if isinstance(column.dtype, pandas.CategoricalDtype):
         present = [level for level in column.cat.categories if level in set(present)]
