@@ -121,7 +121,7 @@ def test_a_table_as_a_model(folder):
             ["fit", "data.csv", "-t", "died", "--drop", "age,ward"],
             "Repeat the option for each column: --drop age --drop",
         ),
-        (["fit", "data.csv", "-t", "died", "--drop", "xyz"], "--drop must be a column of the table; got 'xyz'. There"),
+        (["fit", "data.csv", "-t", "died", "--drop", "xyz"], "--drop must be a column of the table; got 'xyz'. Choose"),
     ],
 )
 def test_columns_that_options_name(arguments, words, folder):

@@ -80,7 +80,8 @@ class StateMixin:
     def _unpack(cls, state: State, **objects: Any) -> Self:
         """Return the estimator whose `_pack` returned this state; `objects` are the options that a file cannot hold."""
         metadata = state.metadata
-        model = cls(**decode_options(state), **cls._required_objects(metadata, objects))
+        arrays = {name: x.numpy() for name, x in state.part("option").items()}
+        model = cls(**metadata["options"], **arrays, **cls._required_objects(metadata, objects))
         model.classes_ = np.array(metadata["classes"]["values"], dtype=metadata["classes"]["dtype"])
         model.n_features_in_ = metadata["features"]
         if metadata["names"] is not None:
@@ -155,11 +156,6 @@ def encode_options(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, T
         else:
             raise TypeError(f"{name} must be a number, word or array to be saved; got {type(value).__name__}.")
     return plain, arrays
-
-
-def decode_options(state: State) -> dict[str, Any]:
-    """Invert `encode_options`; arrays come back as NumPy arrays."""
-    return state.metadata["options"] | {name: x.numpy() for name, x in state.part("option").items()}
 
 
 def decode_posterior(state: State) -> Posterior:

@@ -84,18 +84,15 @@ def open_labelled_collection(
         classes = checks.read_labels(np.concatenate(found), sum(map(len, found)))[0]
     reader = PartitionReader(columns, np.asarray(classes), format)
     dimension = columns.n_features_in_ + int(format.intercept)
-    places = groups_by_thread(client, blocks, sum(sizes) * dimension) if is_float_array(X) else None
+    # float arrays are kept as they are, so that one task can read many partitions without copying them
+    kept = not is_frame(X) and X.dtype in (np.float64, np.float32)
+    places = groups_by_thread(client, blocks, sum(sizes) * dimension) if kept else None
     places = places or [[i] for i in range(len(blocks))]
     given = [[[x[i] for i in some] for some in places] for x in (numbers, blocks, *parts_of.values())]
     parts = map_on_workers(client, reader.read_group, *given)
     if sample_weight is not None and not any(run_on_workers(client, have_weight, parts)):
         raise ValueError(checks.ALL_WEIGHTS_ZERO)
     return reader.classes, Partitions(client, parts, places, np.array(sizes), dimension)
-
-
-def is_float_array(X: Any) -> bool:
-    """Return whether partitions are stored as they are, so that one task can read many without copying them."""
-    return not is_frame(X) and X.dtype in (np.float64, np.float32)
 
 
 def groups_by_thread(client: Any, blocks: list[Any], entries: int) -> list[list[int]] | None:
