@@ -290,7 +290,7 @@ def check_values(mean: Tensor, variance: Tensor) -> None:
         (mean, "mean", "finite", torch.finfo(mean.dtype).min),
         (variance, "variance", "finite and not negative", 0.0),
     ):
-        low, high = x.aminmax() if x.numel() else (0.0, 0.0)
+        low, high = x.detach().aminmax() if x.numel() else (0.0, 0.0)
         if not (low >= least and high < math.inf):  # NaN compares false
             good = x.isfinite() & (x >= least)
             where = tuple((~good).nonzero()[0].tolist())
