@@ -150,7 +150,7 @@ class Profile:
 class Anderson:
     """Combines the last natural parameters x_k = (Λμ, Λ) and their residuals f_k = step(x_k) - x_k.
 
-    Of all combinations Σ γ_k x_k with Σ γ_k = 1, this one has the least Σ γ_k f_k in the metric of the first q.
+    The combination Σ γ_k x_k, Σ γ_k = 1, is the one whose Σ γ_k f_k is smallest in the metric of the first q.
     """
 
     def __init__(self, reference: Gaussian) -> None:
