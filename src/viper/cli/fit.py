@@ -64,6 +64,7 @@ def fit_table(
     missing: options.Missing = options.MissingRule.error,
     drop: options.Drop = None,
     category: options.Category = None,
+    positive: options.Positive = None,
     cv: Annotated[
         int | None,
         options.optional(
@@ -113,13 +114,13 @@ def fit_table(
     else:
         settings["prior_scale"] = parse_prior_scale(prior)
     with table.located():
-        learned = learn_formula(prepared.formula, prepared.frame, missing.value, standardise and not is_gp)
+        learned = learn_formula(prepared.formula, prepared.frame, missing.value, standardise and not is_gp, positive)
         with note_if_slow(f"fitting {len(learned.y):,} rows", as_json):
             began = time.perf_counter()
             fitted = fit_learned(estimator, learned, settings | {"random_state": seed})
             seconds = time.perf_counter() - began
     folds = DEFAULT_FOLDS if cv is None else cv
-    scores = held_out_scores(fitted, learned.X, learned.y, folds, test_size, seed, level, as_json)
+    scores = held_out_scores(fitted, learned.X, learned.labels, folds, test_size, seed, level, as_json)
     assessment = {"scores": scores, "diagnosis": diagnosis_record(fitted, len(learned.y))}
     store_record(fitted, learned, prepared.left_out, data, seconds, assessment)
     save_and_show(fitted, out, force, level, as_json, prepared.notes)
@@ -138,14 +139,11 @@ def store_record(
     fitted: Any, learned: Any, left_out: dict[str, str], data: Path, seconds: float, assessment: dict[str, Any]
 ) -> None:
     """Store with the model what `viper summary` shows later."""
-    import numpy as np
-
-    classes, counts = np.unique(learned.y, return_counts=True)
     about_data = {
         "file": data.name,
         "rows": len(learned.kept),
         "rows_used": len(learned.y),
-        "class_counts": {str(label): int(number) for label, number in zip(classes, counts, strict=True)},
+        "class_counts": {str(label): int((learned.y == label).sum()) for label in fitted.classes_},
         "missing": learned.encoding.counts,
         "left_out": left_out,
     }

@@ -55,6 +55,8 @@ class Encoding:
         Whether standardised columns were requested.
     counts : dict
         Number of missing values by column, in the data that the formula learned from.
+    positive : label or None
+        The class whose probability is modelled; None if it is the last in sorted order.
     record : dict
         What the command line reports about the fit, as JSON that is stored with the model.
     """
@@ -74,6 +76,7 @@ class Encoding:
     standardize: bool = False
     counts: dict[str, int] = field(default_factory=dict)
     record: dict[str, Any] = field(default_factory=dict)
+    positive: Any = None
 
     def encode(self, data: Any) -> "pandas.DataFrame":
         """Return the columns of X for rows of raw columns. Columns that the formula does not name are ignored.
@@ -292,5 +295,7 @@ def check_encoding(encoding: Encoding) -> None:
         raise TypeError("scales that are not finite numbers")
     if not len(encoding.names) == len(encoding.centre) == len(encoding.scale):
         raise TypeError("names and scales that do not match")
+    if not isinstance(encoding.positive, str | int | float | None):
+        raise TypeError("a positive class that is not a label")
     if not all(isinstance(levels, list) and levels for levels in encoding.levels.values()):
         raise TypeError("levels that are not a list")
