@@ -11,6 +11,7 @@ from viper.errors import FormulaError, counted, listed
 from viper.formula.columns import as_frame, as_numbers, in_order, is_text, levels_of, python_value, without_blanks
 from viper.formula.encoding import MISSING_RULES, Encoding, decode_transforms, encode_transforms, formula_has_intercept
 from viper.formula.grammar import parse_formula
+from viper.formula.training import TrainingData
 
 if TYPE_CHECKING:
     import pandas
@@ -51,6 +52,8 @@ def learn_formula(
     FormulaError
         If the formula does not fit the data, or values are missing and `missing` is "error".
     """
+    import pandas
+
     if missing not in MISSING_RULES:
         raise FormulaError(f"missing must be one of {list(MISSING_RULES)}; got {missing!r}.")
     frame = as_frame(data)
@@ -69,13 +72,14 @@ def learn_formula(
     }
     y = target_labels(frame[parsed.target])
     classes = ordered_classes(frame[parsed.target], y, positive)
+    values = {name: as_numbers(frame[name]) for name in columns if name in numbers}
     transforms: dict[str, Any] = {}
     encoding = Encoding(
         formula=parsed.formula,
         target=parsed.target,
         columns=columns,
         missing=missing,
-        means={name: float(np.nanmean(as_numbers(frame[name]))) for name in columns if name in numbers},
+        means={name: float(np.nanmean(x)) for name, x in values.items()},
         levels=levels,
         common={name: python_value(frame[name].mode()[0]) for name in levels},
         transforms=transforms,
@@ -86,6 +90,7 @@ def learn_formula(
         standardize=standardize,
         counts=counts,
         positive=None if classes is None else python_value(classes[1]),
+        training=TrainingData.of(frame[columns[1:]], pandas.Series(y), len(kept), counts, values, levels),
     )
     raw = encoding._design(encoding._filled(frame[columns[1:]]), transforms)
     intercept = formula_has_intercept(parsed.rest)
