@@ -25,11 +25,6 @@ MISSING_RULES = ("error", "drop", "mean")
 UNSEEN_RULES = ("error", "missing", "baseline")
 BEYOND_RULES = ("refuse", "clamp")
 ADDED_FIELDS = ("positive", "unseen", "beyond", "training")  # since version 0.1: stored unless they are the default
-    "positive",
-    "unseen",
-    "beyond",
-    "training",
-)  # since version 0.1: stored only where they are not the default
 
 
 @dataclass(frozen=True)
