@@ -115,7 +115,7 @@ def levels_of(column: "pandas.Series[Any]", most: int) -> list[Any]:
         present = [level for level in column.cat.categories if level in set(present)]
     else:
         try:
-            present = in_order(present)
+            present = sorted_values(present)
         except TypeError:
             kinds = sorted({type(value).__name__ for value in present})
             raise FormulaError(
@@ -126,7 +126,7 @@ def levels_of(column: "pandas.Series[Any]", most: int) -> list[Any]:
     return [python_value(value) for value in present]
 
 
-def in_order(values: Iterable[Any]) -> list[Any]:
+def sorted_values(values: Iterable[Any]) -> list[Any]:
     """Return the values sorted; text that spells numbers is in the order of the numbers: "2" before "10"."""
     every = list(values)
     try:

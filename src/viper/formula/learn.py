@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 import numpy as np
 
 from viper.errors import FormulaError, counted, listed
-from viper.formula.columns import as_frame, as_numbers, in_order, is_text, levels_of, python_value, without_blanks
+from viper.formula.columns import as_frame, as_numbers, is_text, levels_of, python_value, sorted_values, without_blanks
 from viper.formula.encoding import MISSING_RULES, Encoding, decode_transforms, encode_transforms, formula_has_intercept
 from viper.formula.grammar import parse_formula
 from viper.formula.training import TrainingData
@@ -131,7 +131,7 @@ def ordered_classes(column: "pandas.Series[Any]", y: np.ndarray, positive: Any) 
     elif positive is None and not is_text(column):
         return None
     else:
-        classes = in_order(pandas.unique(y))
+        classes = sorted_values(pandas.unique(y))
     if len(classes) != 2:  # the estimator raises the error
         return None
     if positive is not None:
