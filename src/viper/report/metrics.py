@@ -196,10 +196,10 @@ def judge_calibration(label: Any, probability: Any, bins: int = 10) -> Calibrati
 
     The rows are cut into groups g of similar probability, one for every 100 rows, at most `bins`.
     Q = Σ_g (O_g - E_g)² / V_g compares the observed count of the second class with its expectation E = Σp and variance
-    V = Σp(1-p) (Hosmer and Lemeshow). It is χ² with noncentrality λ, where λ/2n is the log score, in nats per row, that the errors of
-    the probabilities cost. The loss is λ/2n over the entropy of the base rate, which is what knowing nothing costs.
-    Its interval inverts the noncentral χ². Unlike the p-value, it does not grow with the number of rows
-    (Nattino, Pennell and Lemeshow, 2020).
+    V = Σp(1-p) (Hosmer and Lemeshow). It is χ² with noncentrality λ, where λ/2n is the log score, in
+    nats per row, that the errors of the probabilities cost. The loss is λ/2n over the entropy of the base rate, which
+    is what knowing nothing costs. Its interval inverts the noncentral χ². Unlike the p-value, the loss does not depend
+    on the number of rows (Nattino, Pennell and Lemeshow, 2020).
 
     The verdict is "good" if the loss is below 0.5 % (an error of 4 points at 50 %, or of a quarter of the probability
     at 1 %), "fair" below 2 % (8 points at 50 %, half of the probability at 1 %), else "poor"; and "unclear" if
