@@ -9,7 +9,7 @@ A prediction does not know the outcome. It draws from the means and covariances 
 from their conditional normal distribution, a category from Bayes' rule for normal columns with one covariance.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
@@ -82,17 +82,36 @@ def level_indicators(codes: np.ndarray, levels: int) -> np.ndarray:
 # --- for a fit ---
 
 
-def completed_tables(
+class CompletedTables(Sequence[CodedColumns]):
+    """Copies of a table in each of which the missing values are drawn. Only what was drawn is kept."""
+
+    def __init__(self, columns: CodedColumns, drawn: list[dict[str, np.ndarray]]) -> None:
+        self.columns, self.drawn = columns, drawn
+
+    def __len__(self) -> int:
+        return len(self.drawn)
+
+    def __getitem__(self, k: Any) -> Any:
+        numbers, codes = dict(self.columns.numbers), dict(self.columns.codes)
+        for name, values in self.drawn[k].items():
+            column = (numbers if name in numbers else codes)[name].copy()
+            column[self.columns.holes[:, self.columns.names.index(name)]] = values
+            (numbers if name in numbers else codes)[name] = column
+        return CodedColumns(numbers, codes, self.columns.counts)
+
+
+def complete_tables(
     columns: CodedColumns,
     outcome: np.ndarray,
     count: int,
     sweeps: int,
     seed: int,
-    report: Callable[[int], None] = lambda done: None,
-) -> Iterator[CodedColumns]:
-    """Yield `count` copies of the columns with missing values drawn by chained equations, each from its own start.
+    report: Callable[[int, int], None] = lambda done, total: None,
+) -> CompletedTables:
+    """Draw the missing values `count` times by chained equations, each time from a new start.
 
-    `outcome` is whether a row is in the second class; `report` gets the share of sweeps that are done, in percent.
+    `outcome` is whether a row is in the second class; `report` is called after each sweep. Without missing values there
+    is one table.
     """
     width = columns.blocks[columns.names[-1]].stop
     if width > MOST_IMPUTED_COLUMNS:
@@ -100,12 +119,16 @@ def completed_tables(
             f"missing='multiple' handles at most {MOST_IMPUTED_COLUMNS:,} columns and levels; got {width:,}. Leave "
             "columns out, group levels, or choose missing='indicator'."
         )
+    if not columns.holes.any():
+        return CompletedTables(columns, [{}])
+    drawn = []
     for k, generator in enumerate(np.random.default_rng(seed).spawn(count)):
         chain = Chain(columns, outcome, generator)
         for sweep in range(sweeps):
-            report(100 * (k * sweeps + sweep) // (count * sweeps))
             chain.sweep()
-        yield chain.columns
+            report(k * sweeps + sweep + 1, count * sweeps)
+        drawn.append({name: chain.values(name)[rows] for name, rows in chain.missing.items()})
+    return CompletedTables(columns, drawn)
 
 
 class Chain:
@@ -118,7 +141,7 @@ class Chain:
         self.missing = {columns.names[j]: np.flatnonzero(columns.holes[:, j]) for j in order}
         self.columns = CodedColumns(dict(columns.numbers), dict(columns.codes), columns.counts)
         for name, rows in self.missing.items():
-            values = self._values(name).copy()
+            values = self.values(name).copy()
             values[rows] = generator.choice(np.delete(values, rows), len(rows))
             self._store(name, values)
         matrix = self.columns.matrix()
@@ -129,7 +152,7 @@ class Chain:
         self.design = np.concatenate([head, (matrix - self.centre) / self.scale], 1)
         self.gram = self.design.T @ self.design
 
-    def _values(self, name: str) -> np.ndarray:
+    def values(self, name: str) -> np.ndarray:
         return self.columns.numbers[name] if name in self.columns.numbers else self.columns.codes[name]
 
     def _store(self, name: str, values: np.ndarray) -> None:
@@ -138,7 +161,7 @@ class Chain:
     def sweep(self) -> None:
         """Draw every incomplete column once, those with the fewest missing values first."""
         for name, rows in self.missing.items():
-            values = self._values(name).copy()
+            values = self.values(name).copy()
             draw = self._matched if name in self.columns.numbers else self._levels
             values[rows] = draw(name, rows)
             self._store(name, values)
@@ -151,7 +174,7 @@ class Chain:
 
     def _update(self, name: str, rows: np.ndarray) -> None:
         own, block = self._own(name), self.columns.blocks[name]
-        drawn = self._values(name)[rows]
+        drawn = self.values(name)[rows]
         new = drawn[:, None] if name in self.columns.numbers else level_indicators(drawn, self.columns.counts[name])
         self.design[rows, own[0] : own[-1] + 1] = (new - self.centre[block]) / self.scale[block]
         self.gram[:, own] = self.design.T @ self.design[:, own]
@@ -254,14 +277,20 @@ class Imputation:
     )
 
     @classmethod
-    def learn(cls, tables: list[CodedColumns]) -> "Imputation":
+    def learn(cls, tables: Sequence[CodedColumns]) -> "Imputation":
         """Learn from completed tables."""
-        stacked = [table.matrix() for table in tables]
-        mean = np.mean([matrix.mean(0) for matrix in stacked], 0)
-        square = sum((matrix - mean).T @ (matrix - mean) for matrix in stacked)
-        numbers = [[x[name] for x in (table.numbers for table in tables)] for name in tables[0].numbers]
-        low, high = (np.array([fold([fold(x) for x in column]) for column in numbers]) for fold in (np.min, np.max))
-        return cls(mean, square / sum(map(len, stacked)), low, high)
+        first = tables[0]
+        reference = first.matrix().mean(0)  # near the mean, so that no digits cancel
+        total, square = np.zeros_like(reference), np.zeros((len(reference), len(reference)))
+        for table in tables:
+            matrix = table.matrix() - reference
+            total += matrix.sum(0)
+            square += matrix.T @ matrix
+        rows = len(tables) * first.rows
+        covariance = square / rows - np.outer(total, total) / rows**2
+        # drawn numbers are those of observed rows, so all tables have the same range
+        low, high = (np.array([fold(x) for x in first.numbers.values()], dtype=float) for fold in (np.min, np.max))
+        return cls(reference + total / rows, 0.5 * (covariance + covariance.T), low, high)
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Return everything that is stored, by name."""
