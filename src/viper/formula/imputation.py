@@ -132,7 +132,7 @@ def complete_tables(
 
 
 class Chain:
-    """One table whose missing values are drawn again and again. Its design is A = [1, outcome, standardised columns]."""
+    """A table whose missing values are drawn again and again. Its design is A = [1, outcome, standardised columns]."""
 
     def __init__(self, columns: CodedColumns, outcome: np.ndarray, generator: np.random.Generator) -> None:
         self.generator = generator
@@ -368,9 +368,9 @@ class Imputation:
         return (share < np.tile(u, columns.rows)[:, None] * share[:, -1:]).sum(1)
 
     def _discriminant(self, block: slice) -> tuple[np.ndarray, np.ndarray]:
-        """Return constants and slopes of log p(level | z) ∝ log π + zᵀW⁻¹m - ½ mᵀW⁻¹m, with means m and one covariance W.
+        """Return constants and slopes of log p(level | z) = log π + zᵀW⁻¹m - ½ mᵀW⁻¹m + constant.
 
-        The means of a level are a regression on its indicators, and W is what that regression leaves.
+        The means m of a level are a regression on its indicators, and the covariance W is what that regression leaves.
         """
         own = np.arange(len(self.mean))[block]
         others = np.delete(np.arange(len(self.mean)), own)
