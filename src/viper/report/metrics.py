@@ -429,10 +429,10 @@ def by_group(label: Any, probability: Any, group: Any, level: float = 0.95, rang
 
     Columns: `rows`; `observed` and `predicted` shares of the second class; means over rows of `log_score` and `brier`;
     `auc`, empty without both classes. `observed`, the scores and AUC have columns `_lower` and `_upper`: Jeffreys'
-    interval of a share, Student's of a mean, DeLong's of the AUC. `few` marks groups with fewer than 10 rows of a class, whose
-    scores say little. `differs` marks groups whose observed count is further from the predicted one than chance would
-    take *any* of the groups, with probability `level`, however many groups there are. `judge_calibration(label,
-    probability, groups=...)` judges all groups together.
+    interval of a share, Student's of a mean, DeLong's of the AUC. `few` marks groups with fewer than 10 rows of a
+    class, whose scores say little. `differs` marks groups whose observed count is further from the predicted one than
+    chance would take *any* of the groups, with probability `level`, however many groups there are.
+    `judge_calibration(label, probability, groups=...)` judges all groups together.
 
     Brier and log scores depend on the base rate, so they are not comparable between groups that differ in it; AUC and
     calibration are.
@@ -454,10 +454,9 @@ def by_group(label: Any, probability: Any, group: Any, level: float = 0.95, rang
     if ranges < 1:
         raise ValueError(f"ranges must be at least 1; got {ranges}.")
     place, names = named_groups(group, ranges)
-    squares, _ = misfits(label, probability, place)
+    differs = misfits(label, probability, place)[0] > joint_limit(len(names), level)
     rows = [
-        group_scores(label[place == k], probability[place == k], level)
-        | {"differs": squares[k] > joint_limit(names, level)}
+        group_scores(label[place == k], probability[place == k], level) | {"differs": bool(differs[k])}
         for k in range(len(names))
     ]
     return pandas.DataFrame(rows, index=pandas.Index(names, name=getattr(group, "name", None) or "group"))
