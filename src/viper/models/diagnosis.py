@@ -11,7 +11,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from viper.errors import ImportanceWarning
-from viper.inference.importance import SEED, Diagnosis, WeightedDraws, weigh, weighted_quantiles
+from viper.inference.importance import SEED, Diagnosis, WeighedFit, WeightedDraws, weigh, weighted_quantiles
 from viper.inference.posterior import moved
 from viper.inference.problem import Prior
 from viper.inference.rows import Block, RowSource
@@ -203,14 +203,25 @@ class DiagnosisMixin(PredictionMixin):
         self, X: Any, y: Any, sample_weight: Any, offset: Any, draws: int, random_state: Any
     ) -> tuple[WeightedDraws, Diagnosis]:
         check_is_fitted(self, "posterior_")
-        source = self._given_or_training_rows(X, y, sample_weight, offset)
-        if source is None:
-            raise ValueError("diagnose needs the training rows; got a model without them. Pass X and y.")
         if random_state is None:
             random_state = self.random_state if isinstance(self.random_state, int | np.integer) else SEED
         generator = np.random.default_rng(check_random_state(random_state).randint(2**31))
-        posterior, prior = moved(self.posterior_, source.device), moved(self.prior_, source.device)
-        return weigh(posterior, prior, source, self.elbo_, draws, generator)
+        return weigh(self._weighed_fits(X, y, sample_weight, offset), self.elbo_, draws, generator)
+
+    def _weighed_fits(self, X: Any, y: Any, sample_weight: Any, offset: Any) -> list[WeighedFit]:
+        """Return the posterior with its rows; for a pooled posterior, those of all completed tables."""
+        if hasattr(self, "missing_information_"):
+            fits = getattr(self, "_completed_fits", None)
+            if X is not None or fits is None:
+                raise ValueError(
+                    "a model fitted with missing='multiple' is compared with the exact posteriors of its completed "
+                    "tables, which no file holds; got other rows, or none. Call diagnose() on the model just fitted."
+                )
+            return [fit._weighed_fits(None, None, None, None)[0] for fit in fits]
+        source = self._given_or_training_rows(X, y, sample_weight, offset)
+        if source is None:
+            raise ValueError("diagnose needs the training rows; got a model without them. Pass X and y.")
+        return [WeighedFit(moved(self.posterior_, source.device), moved(self.prior_, source.device), source)]
 
 
 def summary_frame(
