@@ -107,7 +107,8 @@ def message_and_exit_code(error: BaseException) -> tuple[str, int]:
     if isinstance(error, OutputError):
         return one_line(error), OUTPUT
     if isinstance(error, OSError) and error.errno in DISK_FAULTS:
-        return f"the output must be writable; got {one_line(error)}. Free some space, or write elsewhere.", OUTPUT
+        where = "" if error.filename is None else f"{error.filename}: "
+        return f"the output must be writable; got {where}{error.strerror}. Free some space, or write elsewhere.", OUTPUT
     if isinstance(error, ValueError | OSError | ImportError):
         return one_line(error), INPUT
     if isinstance(error, MemoryError):

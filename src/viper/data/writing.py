@@ -22,13 +22,9 @@ from viper.errors import OutputError, StorageError
 if TYPE_CHECKING:
     import pandas
 
-try:
-    import fcntl
-except ImportError:  # Windows, which does not delete an open file
-    fcntl = None  # type: ignore[assignment]
-
 TEMPORARY = ".viper-{}.tmp"  # name of a file that is not complete
 ABANDONED_SECONDS = 60  # age from which such a file may be deleted, if no writer has locked it
+FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet takes for the beginning of a formula
 GROUP_ROWS = 1 << 19  # rows of a Parquet row group, held in memory until it is written
 REFUSED = {stat.S_IFDIR: "a directory", stat.S_IFBLK: "a block device", stat.S_IFSOCK: "a socket"}
 
@@ -75,11 +71,11 @@ def atomic_file(path: str | PathLike[str], overwrite: bool = False) -> Iterator[
 
 def lock(descriptor: int) -> bool:
     """Lock an open file until it is closed, by a killed process too. Returns False if another process has locked it."""
-    if fcntl is None:
-        return False
     try:
+        import fcntl
+
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except (ImportError, OSError):  # Windows has no such locks
         return False
     return True
 
@@ -246,6 +242,15 @@ def csv_writer(file: BinaryIO, path: Path, compressed: bool) -> Iterator[Callabl
     if compressed:
         with worded_errors(path, IN_A_SHELL):
             out.close()
+
+
+def without_formulas(frame: "pandas.DataFrame") -> "pandas.DataFrame":
+    """Put an apostrophe before every text and column name that a spreadsheet would take for a formula."""
+    from pandas.api.types import is_numeric_dtype
+
+    quoted = lambda cell: f"'{cell}" if isinstance(cell, str) and cell.startswith(FORMULA_SIGNS) else cell  # noqa: E731
+    texts = {name: frame[name].map(quoted) for name in frame.columns if not is_numeric_dtype(frame[name])}
+    return frame.assign(**texts).rename(columns=quoted)
 
 
 def write_columns(path: str | PathLike[str], parts: Iterable[dict[str, np.ndarray]], overwrite: bool) -> int:
