@@ -24,6 +24,7 @@ from viper.inference.problem import Gaussian, Prior
 from viper.inference.progress import Callbacks, as_task, tasks_of
 from viper.inference.rows import RowSource
 from viper.models.diagnosis import DiagnosisMixin, summary_frame, summary_of_draws
+from viper.models.facts import coefficient_names
 from viper.models.fitting import FitOptions, FittedPosterior, fit_posterior
 from viper.models.notebook import NotebookMixin
 from viper.models.onnx import export_onnx
@@ -338,8 +339,8 @@ class VariationalLogisticRegression(
         return self.posterior_.covariance().numpy()
 
     def _names(self) -> list[str]:
-        names = getattr(self, "feature_names_in_", [f"x{j}" for j in range(self.n_features_in_)])
-        return [*map(str, names), *(["intercept"] if self.fit_intercept else [])]
+        columns = getattr(self, "feature_names_in_", [f"x{j}" for j in range(self.n_features_in_)])
+        return coefficient_names(columns, self.fit_intercept)
 
     def coefficient_interval(self, level: float = 0.95) -> np.ndarray:
         """Credible intervals of the coefficients, with the intercept last: d × 2."""
