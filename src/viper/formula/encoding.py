@@ -5,6 +5,7 @@ frame → checked columns → missing values by rule → formulaic → standardi
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
@@ -118,6 +119,37 @@ class Encoding:
     def units(self) -> dict[str, str]:
         """Describe, for each column of X, the change in raw units to which its coefficient refers."""
         return {name: self._unit(name, *at) for name, *at in zip(self.names, self.centre, self.scale, strict=True)}
+
+    @property
+    def splines(self) -> set[str]:
+        """Return the columns inside bs(), which has no value beyond the range of the fit."""
+        calls = [factor for term in self._terms() for factor in term if "bs(" in factor]
+        return {column for call in calls for column in self._columns_in(call)}
+
+    @property
+    def entangled(self) -> list[str]:
+        """Return the columns whose effect no single coefficient tells.
+
+        They are in an interaction, in several terms, or in a function that makes several columns.
+        """
+        mentions, found = Counter[str](), set[str]()
+        for term in self._terms():
+            columns = {column for factor in term for column in self._columns_in(factor)}
+            mentions.update(columns)
+            if len(columns) > 1 or any(name in factor for factor in term for name in ("bs(", "poly(")):
+                found |= columns
+        return [name for name in self.inputs if name in found or mentions[name] > 1]
+
+    def _terms(self) -> list[list[str]]:
+        """Return the terms besides plain columns, each as its factors, in internal variables."""
+        if self._parsed.rest == "1":
+            return []
+        from formulaic import Formula
+
+        return [[str(factor) for factor in term.factors] for term in Formula(self._parsed.rest)]
+
+    def _columns_in(self, factor: str) -> list[str]:
+        return [self._parsed.variables[name] for name in re.findall(r"\b[nc]\d+_", factor)]
 
     def _unit(self, name: str, centre: float, scale: float) -> str:
         if (centre, scale) != (0.0, 1.0):

@@ -19,11 +19,12 @@ from viper.data.checks import RowFormat
 from viper.data.open import open_labelled_rows, open_rows
 from viper.formula.learn import FormulaMixin, by_formula, formula_template
 from viper.inference.newton import Iteration, exact_elbo
-from viper.inference.posterior import moved
+from viper.inference.posterior import Posterior, moved
 from viper.inference.problem import Gaussian, Prior
 from viper.inference.progress import Callbacks, as_task, tasks_of
 from viper.inference.rows import RowSource
 from viper.models.diagnosis import DiagnosisMixin, summary_frame, summary_of_draws
+from viper.models.effects import EffectsMixin
 from viper.models.fitting import FitOptions, FittedPosterior, fit_posterior
 from viper.models.notebook import NotebookMixin
 from viper.models.onnx import export_onnx
@@ -39,7 +40,7 @@ LATENT_DRAWS = 1 << 22  # values of f(x) held at once, rows × draws (32 MB)
 
 
 class VariationalLogisticRegression(
-    FormulaMixin, NotebookMixin, DiagnosisMixin, StateMixin, Callbacks, ClassifierMixin, BaseEstimator
+    FormulaMixin, NotebookMixin, DiagnosisMixin, EffectsMixin, StateMixin, Callbacks, ClassifierMixin, BaseEstimator
 ):
     """Bayesian logistic regression by variational inference: a posterior at less than the cost of a point estimate.
 
@@ -346,6 +347,10 @@ class VariationalLogisticRegression(
 
     def _open_rows(self, X: Any, offset: Any) -> RowSource:
         return open_rows(self, X, offset, self._row_format())
+
+    def _joint(self, block_rows: int, points: Callable[[], Any]) -> tuple[Callable[[Any, Any], RowSource], Posterior]:
+        format = self._row_format(block_rows)
+        return lambda X, offset: open_rows(self, X, offset, format), self.posterior_
 
     def _summarise_draws(
         self, X: Any, offset: Any, draws: Tensor, summary: Callable[[Tensor], Tensor]
