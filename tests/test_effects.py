@@ -254,11 +254,16 @@ def test_blocks_change_nothing(model, patients, monkeypatch):
     pd.testing.assert_frame_equal(pieces, whole, rtol=1e-9)
 
 
-def test_missing_values_are_filled_in_before_they_are_changed(patients):
+@pytest.mark.parametrize("missing", ["mean", "indicator", "multiple"])
+def test_missing_values_are_filled_in_before_they_are_changed(patients, missing):
     holes = patients.assign(dose=patients["dose"].where(np.arange(len(patients)) % 4 > 0))
-    model = Logistic.from_formula("died ~ dose + sex", holes, missing="mean")
+    model = Logistic.from_formula("died ~ dose + sex", holes, missing=missing, random_state=0)
     whole = holes.fillna({"dose": model.formula_.means["dose"]})
     pd.testing.assert_frame_equal(model.contrast(holes, {"dose": 1.0}), model.contrast(whole, {"dose": 1.0}))
+    pd.testing.assert_frame_equal(model.slopes(holes, "dose"), model.slopes(whole, "dose"))
+    average = model.average(holes).loc[0]
+    assert average["estimate"] == pytest.approx(model.predict_proba(holes)[:, 1].mean(), rel=1e-10)
+    assert average["lower"] < average["estimate"] < average["upper"]
 
 
 def test_saved_models_have_the_same_effects(model, patients, tmp_path):

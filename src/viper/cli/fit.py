@@ -1,11 +1,13 @@
 """`viper fit`: a model of a table."""
 
+import shlex
 import time
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.markup import escape
 
 from viper.cli import options
 from viper.cli.terminal import note, note_if_slow, print_json, say
@@ -67,6 +69,7 @@ def fit_table(
     missing: options.Missing = options.MissingRule.error,
     drop: options.Drop = None,
     category: options.Category = None,
+    positive: options.Positive = None,
     cv: Annotated[
         int | None,
         options.optional(
@@ -116,13 +119,13 @@ def fit_table(
     else:
         settings["prior_scale"] = parse_prior_scale(prior)
     with table.located():
-        learned = learn_formula(prepared.formula, prepared.frame, missing.value, standardise and not is_gp)
+        learned = learn_formula(prepared.formula, prepared.frame, missing.value, standardise and not is_gp, positive)
         with note_if_slow(f"fitting {len(learned.y):,} rows", as_json):
             began = time.perf_counter()
             fitted = fit_learned(estimator, learned, settings | {"random_state": seed})
             seconds = time.perf_counter() - began
     folds = DEFAULT_FOLDS if cv is None else cv
-    scores = held_out_scores(fitted, learned.X, learned.y, folds, test_size, seed, level, as_json)
+    scores = held_out_scores(fitted, learned.X, learned.labels, folds, test_size, seed, level, as_json)
     assessment = {"scores": scores, "diagnosis": diagnosis_record(fitted, len(learned.y))}
     store_record(fitted, prepared.left_out, table, seconds, assessment)
     save_and_show(fitted, out, force, level, as_json, prepared.notes)
@@ -152,8 +155,10 @@ def store_record(
 
 def save_and_show(fitted: Any, out: Path | None, force: bool, level: float, as_json: bool, notes: list[str]) -> None:
     from viper.cli.model_card import MOST_SHOWN, model_document, print_model
+    from viper.data.writing import is_stream
     from viper.errors import OutputError, StorageError
 
+    document = model_document(fitted, level)  # before the file is written: what cannot be shown is not saved
     if out is not None:
         try:
             fitted.save(out, overwrite=force)
@@ -161,12 +166,14 @@ def save_and_show(fitted: Any, out: Path | None, force: bool, level: float, as_j
             raise OutputError(str(error)) from None
     for text in notes:
         note(text)
-    document = model_document(fitted, level)
     if as_json:
         print_json({**document, "notes": notes, "saved": out})
         return
     print_model(document, MOST_SHOWN, saved=out)
     if out is None:
         note("the model was not saved; add --out model.viper to keep it.")
+    elif is_stream(out):
+        note(f"the model was written to {out}.")
     else:
-        say(f"Saved [bold]{out}[/] ({out.stat().st_size / 1e3:,.0f} kB). Next: viper predict {out} new.csv")
+        size = f"{out.stat().st_size / 1e3:,.0f} kB"
+        say(f"Saved [bold]{escape(str(out))}[/] ({size}). Next: viper predict {escape(shlex.quote(str(out)))} new.csv")

@@ -13,7 +13,7 @@ averages, a slope a difference over a tiny step. What is known about A:
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations, pairwise, product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -212,8 +212,11 @@ class NamedRows:
     def numbers(self, name: str) -> np.ndarray:
         """The values of a numeric column; missing ones are filled in as in the fit."""
         values = self.frame[name].to_numpy(dtype=np.float64, na_value=np.nan)
-        filled = {} if self.encoding is None or self.encoding.missing != "mean" else self.encoding.means
+        filled = self.encoding.means if self.encoding is not None and self.encoding.fills else {}
         return np.where(np.isnan(values), filled.get(name, np.nan), values)
+
+    def has_missing(self, name: str) -> bool:
+        return bool(self.frame[name].isna().any())
 
     def grouping(self, name: Any) -> Any:
         if name not in self.frame.columns:
@@ -241,6 +244,9 @@ class PlainRows:
     def numbers(self, name: str) -> np.ndarray:
         column: Any = self.X[:, [self.names.index(name)]]
         return np.asarray(column.toarray() if scipy.sparse.issparse(column) else column, dtype=np.float64).ravel()
+
+    def has_missing(self, name: str) -> bool:
+        return False
 
     def grouping(self, name: Any) -> Any:
         name = f"x{name}" if isinstance(name, int) else name
@@ -501,7 +507,9 @@ class EffectStudy:
             high = np.minimum(low + step, np.nanmax(x))
             yield Side("below", {name: low}), Side(label, {name: high}), label
         else:
-            yield OBSERVED, Side(label, {name: x + step}), label
+            # where a value is missing, the mean that stands for it is changed
+            low = Side("filled in", {name: x}) if self.rows.has_missing(name) else OBSERVED
+            yield low, Side(label, {name: x + step}), label
 
     def within_range(self, name: str) -> bool:
         """Whether the model has no predictions beyond the column's range, because it is a spline."""
@@ -605,6 +613,9 @@ class JointView:
                 member = member.to(source.device)
                 _, probability, density = limit().moments(*latent(block, posterior))
                 mean += (member @ probability).cpu()
+                if block.residual is not None:  # independent between rows: it moves the average, but not its spread
+                    without = limit().moments(*latent(replace(block, residual=None), posterior))[1]
+                    draws += (member @ (probability - without)).cpu()[:, None]
                 gradient += block.design.pull((member * density).T.contiguous()).cpu()
                 log_odds = block.design.project(coefficients)
                 if block.offset is not None:
