@@ -7,8 +7,9 @@ before any tensor is read, and the numbers in the tensors afterwards. Anything e
 import math
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, NoReturn, Protocol
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from types import NoneType
+from typing import Any, NamedTuple, NoReturn, Protocol, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
@@ -69,14 +70,15 @@ class Items:
 
 @dataclass(frozen=True)
 class Entries:
-    """A dictionary with any names, and a rule for each value."""
+    """A dictionary with any names, and one rule for all values but those of some names."""
 
     each: Rule
+    but: Mapping[str, Rule] = field(default_factory=dict)
 
     def check(self, value: Any, where: str) -> None:
         check_keys(value, where)
         for name, item in value.items():
-            self.each.check(item, f"{where}[{shown(name)}]")
+            self.but.get(name, self.each).check(item, f"{where}[{shown(name)}]")
 
 
 @dataclass(frozen=True)
@@ -143,6 +145,7 @@ WHOLE = Value("a whole number from 0 on", lambda x: type(x) is int and 0 <= x <=
 SCALAR = Value("a number, text, true, false or null", is_scalar)
 LABEL = Value("a number, text, true or false", lambda x: x is not None and is_scalar(x))
 PLAIN = Value("finite numbers and text, not deeply nested", is_plain)
+ABOVE_ZERO = Value("a positive number", lambda x: is_number(x) and x > 0)
 NOTHING = Value("null", lambda x: x is None)
 
 
@@ -156,6 +159,35 @@ def one_of(*words: str) -> Value:
 
 def between(low: float, high: float) -> Value:
     return Value(f"a number from {low:g} to {high:g}", lambda x: is_number(x) and low <= x <= high)
+
+
+# --- dataclasses ---
+
+
+def rule_of(annotation: Any) -> Rule:
+    """Return the rule of a type: `int` is a whole number from 0 on, `list[str]` a list of texts, and so on."""
+    simple: dict[Any, Rule] = {str: TEXT, bool: BOOLEAN, int: WHOLE, float: NUMBER, Any: PLAIN}
+    if annotation in simple:
+        return simple[annotation]
+    if is_dataclass(annotation):
+        return fields_of(annotation)
+    origin, parts = get_origin(annotation), get_args(annotation)
+    if origin in (list, dict):
+        return Items(rule_of(parts[0])) if origin is list else Entries(rule_of(parts[1]))
+    if len(parts) == 2 and NoneType in parts:
+        return or_none(rule_of(next(part for part in parts if part is not NoneType)))
+    raise TypeError(f"a field to be saved must have a type of JSON; got {annotation}.")
+
+
+def fields_of(kind: Any, **special: Rule) -> Fields:
+    """Return the rules of a dataclass as JSON, by the types of its fields; those with a default may be absent."""
+    types = get_type_hints(kind)
+    rules = {one.name: special.get(one.name) or rule_of(types[one.name]) for one in fields(kind)}
+    free = {one.name for one in fields(kind) if one.default is not MISSING or one.default_factory is not MISSING}
+    return Fields(
+        {name: rule for name, rule in rules.items() if name not in free},
+        {name: rule for name, rule in rules.items() if name in free},
+    )
 
 
 # --- tensors ---

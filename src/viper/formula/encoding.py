@@ -3,7 +3,6 @@
 frame → checked columns → missing values by rule → formulaic → standardised or not → X
 """
 
-import math
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,10 +12,26 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from viper.data.schema import (
+    ABOVE_ZERO,
+    BOOLEAN,
+    LABEL,
+    NUMBER,
+    PLAIN,
+    TEXT,
+    WHOLE,
+    Entries,
+    Fields,
+    Items,
+    fields_of,
+    one_of,
+    or_none,
+    shown,
+)
 from viper.errors import FormulaError, RowError, StorageError, counted, listed
 from viper.formula.columns import as_frame, as_levels, as_numbers, python_value
 from viper.formula.grammar import ParsedFormula, parse_formula
-from viper.formula.training import TrainingData
+from viper.formula.training import TrainingData, check_training_data
 
 if TYPE_CHECKING:
     import pandas
@@ -190,20 +205,12 @@ class Encoding:
     @classmethod
     def from_state(cls, state: Any) -> "Encoding":
         """Invert `to_state`. The formula is checked again, so that nothing in a file can run as a program."""
+        ENCODING.check(state, "formula")
         try:
-            encoding = cls(**state)
+            training = state.get("training") and TrainingData.from_state(state["training"])
+            encoding = cls(**state | {"transforms": decode_transforms(state["transforms"]), "training": training})
             check_encoding(encoding)
-            if encoding.training is not None:
-                training = TrainingData.from_state(encoding.training, encoding.levels)
-                object.__setattr__(encoding, "training", training)
-            object.__setattr__(encoding, "transforms", decode_transforms(encoding.transforms))
-            parsed = encoding._parsed
-            used, learned = {*parsed.plain, *parsed.variables.values()}, {*encoding.means, *encoding.levels}
-            if parsed.target != encoding.target or used != set(encoding.inputs) or not used <= learned:
-                raise ValueError("columns that it does not name")
-            if encoding.training is not None and set(encoding.training.columns) != used:
-                raise ValueError("training data of other columns")
-        except (TypeError, KeyError, ValueError, AttributeError) as error:
+        except ValueError as error:
             raise StorageError(f"the model's formula must be one that viper wrote; got {error}") from None
         return encoding
 
@@ -299,29 +306,55 @@ def decode_transforms(state: Any) -> Any:
     return [decode_transforms(value) for value in state] if isinstance(state, list) else state
 
 
+RECORD = Fields(
+    {},
+    {
+        "seconds": NUMBER,
+        "scores": or_none(Entries(or_none(NUMBER), {"how": TEXT})),
+        "diagnosis": or_none(Entries(or_none(NUMBER), {"reliable": BOOLEAN, "close": BOOLEAN, "verdict": TEXT})),
+        # files of version 0.1; now in `training`
+        "data": Fields(
+            {
+                "file": TEXT,
+                "rows": WHOLE,
+                "rows_used": WHOLE,
+                "class_counts": Entries(WHOLE),
+                "missing": Entries(WHOLE),
+            },
+            {"left_out": Entries(TEXT)},
+        ),
+    },
+)
+ENCODING = fields_of(
+    Encoding,
+    missing=one_of(*MISSING_RULES),
+    unseen=one_of(*UNSEEN_RULES),
+    beyond=one_of(*BEYOND_RULES),
+    levels=Entries(Items(LABEL)),
+    common=Entries(LABEL),
+    transforms=Entries(PLAIN),
+    scale=Items(ABOVE_ZERO),
+    positive=or_none(LABEL),
+    record=RECORD,
+)
+
+
 def check_encoding(encoding: Encoding) -> None:
-    """Check that values read from a file have the types that `learn_formula` produces."""
-    kinds: dict[type, tuple[str, ...]] = {
-        str: ("formula", "target", "missing", "unseen", "beyond"),
-        list: ("columns", "names", "centre", "scale"),
-        bool: ("intercept", "standardize"),
-        dict: ("means", "levels", "common", "transforms", "counts", "record"),
-    }
-    for kind, names in kinds.items():
-        for name in names:
-            if type(getattr(encoding, name)) is not kind:
-                raise TypeError(f"{name} that is not a {kind.__name__}")
-    if encoding.unseen not in UNSEEN_RULES or encoding.beyond not in BEYOND_RULES:
-        raise ValueError("unknown rules for new rows")
-    texts = [*encoding.columns, *encoding.names, *encoding.means, *encoding.levels]
-    numbers = [*encoding.centre, *encoding.scale, *encoding.means.values()]
-    if not all(isinstance(text, str) for text in texts) or encoding.missing not in MISSING_RULES:
-        raise TypeError("names that are not text")
-    if not all(isinstance(x, int | float) and math.isfinite(x) for x in numbers):
-        raise TypeError("scales that are not finite numbers")
+    """Raise a ValueError unless the parts of an encoding that was read from a file belong together."""
+    parsed = encoding._parsed
+    used = {*parsed.plain, *parsed.variables.values()}
+    if (
+        parsed.target != encoding.target
+        or used != set(encoding.inputs)
+        or not used <= {*encoding.means, *encoding.levels}
+    ):
+        raise ValueError("columns that it does not name")
     if not len(encoding.names) == len(encoding.centre) == len(encoding.scale):
-        raise TypeError("names and scales that do not match")
-    if not isinstance(encoding.positive, str | int | float | None):
-        raise TypeError("a positive class that is not a label")
-    if not all(isinstance(levels, list) and levels for levels in encoding.levels.values()):
-        raise TypeError("levels that are not a list")
+        raise ValueError("names and scales that do not match")
+    for name, levels in encoding.levels.items():
+        if not levels or len(set(levels)) < len(levels) or encoding.common.get(name) not in levels:
+            raise ValueError(f"levels that are not distinct, or not those of {shown(name)}")
+    if encoding.training is not None:
+        check_training_data(encoding.training, encoding.levels)
+        if set(encoding.training.columns) != used:
+            raise ValueError("training data of other columns")

@@ -24,13 +24,10 @@ from viper.data.model_file import JSON_SCALARS, LABELS, decode_labels, encode_la
 from viper.data.schema import (
     INVERTIBLE,
     NORMALISED,
-    NUMBER,
-    PLAIN,
     POSITIVE,
     SCALAR,
     TEXT,
     WHOLE,
-    Entries,
     Fields,
     Items,
     Layout,
@@ -41,17 +38,16 @@ from viper.data.schema import (
     check_tensors,
     numbers,
     or_none,
+    rule_of,
     shown,
 )
 from viper.errors import StorageError
-from viper.formula.encoding import Encoding
+from viper.formula.encoding import ENCODING, Encoding
 from viper.inference.posterior import Diagonal, Full, LowRank, Posterior
 
 # `_kind`, as stored in a model file -> the public name of the estimator
 ESTIMATORS = {"logistic": "VariationalLogisticRegression", "gp": "VariationalGPClassifier"}
-POSTERIOR_FIELDS: dict[
-    type[Posterior], dict[str, Numbers]
-] = {  # d coefficients or inducing points
+POSTERIOR_FIELDS: dict[type[Posterior], dict[str, Numbers]] = {  # d coefficients or inducing points
     Full: {"mean": numbers("d"), "factor": numbers("dd", range=INVERTIBLE)},
     Diagonal: {"mean": numbers("d"), "variance": numbers("d", range=POSITIVE)},
     LowRank: {
@@ -62,15 +58,10 @@ POSTERIOR_FIELDS: dict[
         "inner_factor": numbers("rr", range=INVERTIBLE),
     },
 }
-OPTION_RULES: dict[Any, Rule] = {  # by name, otherwise by the annotation in the estimator's constructor
+OPTION_RULES: dict[Any, Rule] = {  # by name or type, otherwise `rule_of` the type in the estimator's constructor
     "random_state": or_none(Value("a seed", lambda x: type(x) is int and 0 <= x < 2**32)),
     "device": or_none(TEXT),
-    str: TEXT,
     bool: Value("true or false", lambda x: type(x) in (bool, int) and x in (0, 1)),
-    int: WHOLE,
-    float: NUMBER,
-    int | None: or_none(WHOLE),
-    float | None: or_none(NUMBER),
     Any: SCALAR,
 }
 ARRAY_OPTION = numbers("", "p", "ap")  # an option that is an array: p columns, or a matrix
@@ -181,7 +172,7 @@ class StateMixin:
             "names": or_none(Items(TEXT)),
             "fit": Fields(cls._fit_scalars),
         }
-        more: dict[str, Rule] = {"formula": Entries(PLAIN)}  # which `Encoding` checks itself
+        more: dict[str, Rule] = {"formula": ENCODING}
         if cls._objects:
             more["objects"] = Fields({}, dict.fromkeys(cls._objects, TEXT))
         return Fields({**shared, **cls._own_fields.required}, {**more, **cls._own_fields.optional})
@@ -189,7 +180,8 @@ class StateMixin:
     @classmethod
     def _option_rules(cls) -> dict[str, Rule]:
         parameters = inspect.signature(cls).parameters.values()
-        return {x.name: OPTION_RULES.get(x.name) or OPTION_RULES[x.annotation] for x in parameters}
+        known = OPTION_RULES
+        return {x.name: known.get(x.name) or known.get(x.annotation) or rule_of(x.annotation) for x in parameters}
 
     @classmethod
     def _sizes(cls, metadata: dict[str, Any]) -> dict[str, int]:
