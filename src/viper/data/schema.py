@@ -279,6 +279,7 @@ def is_normalised(x: Tensor) -> bool:
 
 FINITE = Range("finite", is_finite)
 POSITIVE = Range("finite and positive", all_positive)
+SHARES = Range("shares from 0 to 1", lambda x: bool(((x >= 0) & (x <= 1)).all()))
 INVERTIBLE = Range("a finite matrix with an inverse", is_invertible)
 DEFINITE = Range("positive, or a positive definite matrix", is_definite)
 NORMALISED = Range("orthonormal columns", is_normalised)

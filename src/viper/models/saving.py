@@ -58,6 +58,12 @@ POSTERIOR_FIELDS: dict[type[Posterior], dict[str, Numbers]] = {  # d coefficient
         "inner_factor": numbers("rr", range=INVERTIBLE),
     },
 }
+IMPUTATION_FIELDS = {  # whose sizes `Imputation.check` compares with the formula's columns
+    "mean": numbers("w"),
+    "covariance": numbers("ww"),
+    "low": numbers("k"),
+    "high": numbers("k"),
+}
 OPTION_RULES: dict[Any, Rule] = {  # by name or type, otherwise `rule_of` the type in the estimator's constructor
     "random_state": or_none(Value("a seed", lambda x: type(x) is int and 0 <= x < 2**32)),
     "device": or_none(TEXT),
@@ -86,6 +92,7 @@ class StateMixin:
     _fit_scalars: ClassVar[Mapping[str, Rule]]  # fitted attributes that are numbers, booleans or words
     _own_fields: ClassVar[Fields]  # what `_own_state` adds to the metadata
     _own_tensors: ClassVar[Mapping[str, Numbers]]  # and its tensors: p columns, d coefficients or inducing points
+    _optional_tensors: ClassVar[Mapping[str, Numbers]] = {}  # those that only some models have
     _objects: ClassVar[tuple[str, ...]] = ()  # options that may be objects, which a file cannot hold
 
     classes_: np.ndarray
@@ -121,7 +128,14 @@ class StateMixin:
             **({"formula": self.formula_.to_state()} if hasattr(self, "formula_") else {}),
         }
         posterior = {f"posterior.{name}": x for name, x in vars(self.posterior_).items()}
-        return State(tensors | posterior | own.tensors, metadata)
+        return State(tensors | posterior | own.tensors | self._imputation_tensors(), metadata)
+
+    def _imputation_tensors(self) -> dict[str, Tensor]:
+        """What missing="multiple" draws from: float64 arrays, whose shapes `Imputation.check` verifies."""
+        imputation = getattr(getattr(self, "formula_", None), "imputation", None)
+        if imputation is None:
+            return {}
+        return {f"imputation.{name}": torch.from_numpy(x) for name, x in imputation.arrays().items()}
 
     @classmethod
     def _unpack(cls, state: State, objects: dict[str, Any]) -> Self:
@@ -140,7 +154,7 @@ class StateMixin:
             setattr(model, name, metadata["fit"][name])
         model._restore_own_state(state)
         if "formula" in metadata:
-            model._restore_formula(metadata["formula"])
+            model._restore_formula(metadata["formula"], state.part("imputation"))
         return model
 
     @classmethod
@@ -158,7 +172,11 @@ class StateMixin:
         given = [*metadata["options"], *metadata.get("objects", {})]
         free = {name for name in cls._option_rules() if name not in given}
         rules = {f"posterior.{name}": rule for name, rule in POSTERIOR_FIELDS[posterior_shape(layouts)].items()}
-        rules |= {**cls._own_tensors} | {name: ARRAY_OPTION for name in layouts if name.removeprefix("option.") in free}
+        rules |= {**cls._own_tensors}
+        if any(name.startswith("imputation.") for name in layouts):
+            rules |= {f"imputation.{name}": rule for name, rule in IMPUTATION_FIELDS.items()}
+        rules |= {name: rule for name, rule in cls._optional_tensors.items() if name in layouts}
+        rules |= {name: ARRAY_OPTION for name in layouts if name.removeprefix("option.") in free}
         check_layouts(rules, layouts, cls._sizes(metadata), filter(cls._is_checked_later, layouts))
         return rules
 
@@ -210,8 +228,8 @@ class StateMixin:
                 )
         return {name: objects[name] for name in wanted}
 
-    def _restore_formula(self, state: Any) -> None:
-        self.formula_ = Encoding.from_state(state)
+    def _restore_formula(self, state: Any, imputation: dict[str, Tensor]) -> None:
+        self.formula_ = Encoding.from_state(state, {name: x.numpy() for name, x in imputation.items()})
         if self.formula_.names != list(getattr(self, "feature_names_in_", [])):
             raise StorageError("the formula must produce the columns of the model; got different ones. Save it again.")
 
