@@ -2,10 +2,10 @@
 
 import copy
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -18,12 +18,28 @@ from viper.data import checks
 from viper.data.checkpoint import resumable
 from viper.data.checks import RowFormat
 from viper.data.open import open_labelled_rows, open_rows
+from viper.data.schema import (
+    BOOLEAN,
+    NUMBER,
+    POSITIVE,
+    TEXT,
+    WHOLE,
+    Fields,
+    Items,
+    Numbers,
+    Rule,
+    Value,
+    between,
+    is_number,
+    numbers,
+    shown,
+)
 from viper.errors import ConvergenceWarning, JitterWarning, StorageError, users_line
 from viper.formula.learn import FormulaMixin, by_formula
 from viper.gp.joint import JointFeatures
-from viper.gp.kernels import check_shapes, covariance, make_kernel, make_mean
+from viper.gp.kernels import check_loaded, check_shapes, covariance, make_kernel, make_mean
 from viper.gp.mean_uncertainty import intervals_too_narrow_by, warn_of_narrow_intervals
-from viper.gp.model import Features, InducedSource, InducedView, Observations, Scaler, SparseGP
+from viper.gp.model import LARGEST_JITTER, Features, InducedSource, InducedView, Observations, Scaler, SparseGP
 from viper.gp.profile import Profile, identity_prior
 from viper.gp.search import Found, Search, Start
 from viper.gp.starts import inducing_points, read_inducing
@@ -54,6 +70,16 @@ SEARCH_ROWS = 40_000  # rows on which to search hyperparameters, if the rows are
 SEARCH_ERROR = 1e-6  # nats per row; error of the bound used in the search for hyperparameters
 ROW_FORMAT = RowFormat()
 Q_TOLERANCE = 1e-12  # nats; tolerance of q at the chosen hyperparameters
+
+
+def is_start(value: Any) -> bool:
+    """Whether a JSON value is a `Start` as a list."""
+    if type(value) is not list or len(value) != len(Start._fields) or type(value[0]) is not str:
+        return False
+    return all(is_number(x) for x in value[1:]) and type(value[2]) is int
+
+
+START = Value("a start: a name and three numbers", is_start)
 
 
 class VariationalGPClassifier(
@@ -148,7 +174,22 @@ class VariationalGPClassifier(
     """
 
     _kind = "gp"
-    _fit_scalars = ("elbo_", "elbo_bound_", "objective_", "kl_", "jitter_", "n_iter_", "converged_", "status_")
+    _fit_scalars: ClassVar[Mapping[str, Rule]] = {
+        "elbo_": NUMBER,
+        "elbo_bound_": NUMBER,
+        "objective_": NUMBER,
+        "kl_": NUMBER,
+        "jitter_": between(0.0, LARGEST_JITTER),
+        "n_iter_": WHOLE,
+        "converged_": BOOLEAN,
+        "status_": TEXT,
+    }
+    _own_fields = Fields({"starts": Items(START)}, {"learns_inducing": BOOLEAN})
+    _own_tensors: ClassVar[Mapping[str, Numbers]] = {
+        "centre": numbers("p"),
+        "scale": numbers("p", range=POSITIVE),
+        "model.inducing": numbers("dp"),
+    }
     _objects = ("kernel", "mean")
 
     def __init__(
@@ -454,15 +495,25 @@ class VariationalGPClassifier(
         self.inducing_points_ = self._inducing_points(self.model_)
         self.starts_, self.history_ = [Start(*start) for start in state.metadata["starts"]], []
 
+    @staticmethod
+    def _is_checked_later(name: str) -> bool:
+        return name.startswith("model.")
+
     def _stored_model(self, parameters: dict[str, Tensor], learn_inducing: bool) -> SparseGP:
         """Kernel, mean and inducing points with stored parameters, for predictions and warm starts."""
         columns, points = self.n_features_in_, torch.zeros_like(parameters["inducing"])
         kernel, mean = make_kernel(self.kernel, columns), make_mean(self.mean, columns)
         model = SparseGP(kernel, mean, points, learn_inducing, self.jitter_)
-        try:
-            model.load_state_dict(parameters)
-        except RuntimeError as error:
-            raise StorageError(f"kernel and mean must be those of the saved model; got {error}.") from None
+        expected, found = (
+            {name: (list(x.shape), str(x.dtype)) for name, x in parts.items()}
+            for parts in (model.state_dict(), parameters)
+        )
+        if expected != found:
+            name = min(name for name in {*expected, *found} if expected.get(name) != found.get(name))
+            got = f"{expected.get(name)} for {found.get(name)} as {shown(name)}"
+            raise StorageError(f"kernel and mean must be those of the saved model; got {got}.")
+        model.load_state_dict(parameters)
+        check_loaded(model)
         return model
 
     def to_onnx(self, *_: Any, **__: Any) -> Any:

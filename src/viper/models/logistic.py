@@ -1,10 +1,10 @@
 """Bayesian logistic regression with the scikit-learn interface."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, replace
 from functools import partial
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -17,6 +17,20 @@ from viper.data import checks
 from viper.data.checkpoint import resumable
 from viper.data.checks import RowFormat
 from viper.data.open import is_kept_elsewhere, open_labelled_rows, open_rows
+from viper.data.schema import (
+    BOOLEAN,
+    DEFINITE,
+    NUMBER,
+    SHARES,
+    TEXT,
+    WHOLE,
+    Fields,
+    Numbers,
+    Range,
+    Rule,
+    numbers,
+    one_of,
+)
 from viper.formula.learn import FormulaMixin, by_formula, formula_template
 from viper.inference.newton import Iteration, exact_elbo
 from viper.inference.posterior import Posterior, moved
@@ -32,13 +46,16 @@ from viper.models.onnx import export_onnx
 from viper.models.pooling import pool_posteriors, spread_of_draws
 from viper.models.prediction import half_width
 from viper.models.prior import best_scales, make_prior, read_scale
-from viper.models.saving import State, StateMixin
+from viper.models.saving import POSTERIOR_FIELDS, State, StateMixin
 from viper.softplus.bound_names import FIT_BOUNDS
 
 if TYPE_CHECKING:
     import pandas
 
 LATENT_DRAWS = 1 << 22  # values of f(x) held at once, rows × draws (32 MB)
+HISTORY = Range(
+    "the iterations of a solver", lambda x: x.ndim == 1 or bool((x[:, :2] >= 0).all() & x[:, :2].isfinite().all())
+)
 
 
 class VariationalLogisticRegression(
@@ -149,7 +166,24 @@ class VariationalLogisticRegression(
     """
 
     _kind = "logistic"
-    _fit_scalars = ("elbo_", "elbo_bound_", "kl_", "objective_", "n_iter_", "converged_", "status_", "passes_")
+    _fit_scalars: ClassVar[Mapping[str, Rule]] = {
+        "elbo_": NUMBER,
+        "elbo_bound_": NUMBER,
+        "kl_": NUMBER,
+        "objective_": NUMBER,
+        "n_iter_": WHOLE,
+        "converged_": BOOLEAN,
+        "status_": TEXT,
+        "passes_": NUMBER,
+    }
+    _own_fields = Fields({"posterior": one_of(*(shape.__name__ for shape in POSTERIOR_FIELDS))})
+    _own_tensors: ClassVar[Mapping[str, Numbers]] = {
+        "prior.mean": numbers("d"),
+        "prior.precision": numbers("d", "dd", range=DEFINITE),
+        "prior_scale": numbers("p", "pp", range=DEFINITE),
+        "history": numbers(f"n{len(Iteration._fields)}", "0", range=HISTORY),
+    }
+    _optional_tensors: ClassVar[Mapping[str, Numbers]] = {"missing_information": numbers("d", range=SHARES)}
 
     def __init__(
         self,
@@ -412,6 +446,11 @@ class VariationalLogisticRegression(
         if hasattr(self, "missing_information_"):
             tensors["missing_information"] = torch.from_numpy(self.missing_information_)
         return State(tensors, {"posterior": type(self.posterior_).__name__})
+
+    @classmethod
+    def _sizes(cls, metadata: dict[str, Any]) -> dict[str, int]:
+        columns = metadata["features"]
+        return {"p": columns, "d": columns + bool(metadata["options"].get("fit_intercept", True))}
 
     def _restore_own_state(self, state: State) -> None:
         tensors = state.tensors
