@@ -16,6 +16,7 @@ from viper.cli.compare import compare_models
 from viper.cli.demo import run_demo
 from viper.cli.evaluate import evaluate_model
 from viper.cli.fit import fit_table
+from viper.cli.missing import report_missing
 from viper.cli.options import with_reading_options
 from viper.cli.predict import predict_rows
 from viper.cli.report import write_report
@@ -25,6 +26,7 @@ from viper.cli.summary import show_summary
 from viper.cli.terminal import console, printable, show_warnings_as_notes
 
 COMMANDS: dict[str, Callable[..., None]] = {  # in the order of `viper --help`
+    "missing": report_missing,
     "fit": fit_table,
     "predict": predict_rows,
     "evaluate": evaluate_model,
