@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 MISSING_RULES = ("error", "drop", "mean")
 UNSEEN_RULES = ("error", "missing", "baseline")
 BEYOND_RULES = ("refuse", "clamp")
+NEW_ROW_RULES = {"unseen": UNSEEN_RULES, "beyond": BEYOND_RULES}
 ADDED_FIELDS = ("positive", "unseen", "beyond", "training")  # since version 0.1: stored unless they are the default
 
 
@@ -108,6 +109,14 @@ class Encoding:
             raise FormulaError(f"the formula must produce the columns {self.names}; got {list(raw)}. Fit it again.")
         return (raw - np.array(self.centre)) / np.array(self.scale)
 
+    def with_rules(self, **rules: str) -> "Encoding":
+        """Return the encoding with other rules for new rows. Raises a FormulaError for unknown ones."""
+        for name, rule in rules.items():
+            known = NEW_ROW_RULES[name]
+            if rule not in known:
+                raise FormulaError(f"{name} must be one of {list(known)}; got {rule!r}.")
+        return replace(self, **rules)  # type: ignore[arg-type]
+
     def complete(self, data: Any) -> np.ndarray:
         """Return which rows have no missing value in the columns of the formula."""
         return ~self._select(data).isna().to_numpy().any(1)
@@ -184,9 +193,7 @@ class Encoding:
         check_finite_design(design)
         return design
 
-    def _evaluated(
-        self, frame: "pandas.DataFrame", state: dict[str, Any], clamp: bool = False
-    ) -> "pandas.DataFrame":
+    def _evaluated(self, frame: "pandas.DataFrame", state: dict[str, Any], clamp: bool = False) -> "pandas.DataFrame":
         """Return the raw columns of X, with NaN where they have no value; `clamp` moves numbers into a spline's range."""
         import pandas
 

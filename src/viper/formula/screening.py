@@ -31,6 +31,7 @@ NOTED = {
     "replaced": "not in the training data and replaced",
     "clamped": "beyond the range of a spline and moved to its end",
     "outside": "far outside the range of the training data",
+    "far": "farther from the training data than any row of it",
 }
 
 
@@ -104,7 +105,7 @@ def screened_numbers(encoding: Encoding, column: "pandas.Series[Any]") -> tuple[
         return column, []
     values = numbers.to_numpy(dtype=float, na_value=np.nan)
     bad = (np.isnan(values) & column.notna().to_numpy()) | np.isinf(values)
-    remarks = [Remark("text", name, bad, lambda row: f"{name} = {shown(column.iloc[row])} is not a number")]
+    remarks = [Remark("text", name, bad, lambda row: f"{name} = {cell_words(column.iloc[row])} is not a number")]
     training = None if encoding.training is None else encoding.training.columns[name]
     if training is not None and training.kind == "number":
         remarks.append(out_of_range(name, values, training))
@@ -129,10 +130,10 @@ def screened_levels(encoding: Encoding, column: "pandas.Series[Any]") -> tuple["
     if not new.any():
         return column, []
     if encoding.unseen == "error":
-        text = lambda row: f"{name} = {shown(column.iloc[row])} is not in the training data"  # noqa: E731
+        text = lambda row: f"{name} = {cell_words(column.iloc[row])} is not in the training data"  # noqa: E731
         return column, [Remark("unseen", name, new, text)]
-    stands_for = "missing" if encoding.unseen == "missing" else shown(levels[0])
-    text = lambda row: f"{name} = {shown(column.iloc[row])} is new and counts as {stands_for}"  # noqa: E731
+    stands_for = "missing" if encoding.unseen == "missing" else cell_words(levels[0])
+    text = lambda row: f"{name} = {cell_words(column.iloc[row])} is new and counts as {stands_for}"  # noqa: E731
     return encoding.known_levels(column), [Remark("replaced", name, new, text)]
 
 
@@ -182,12 +183,14 @@ def term_words(encoding: Encoding, frame: "pandas.DataFrame", kind: str, term: s
     end = "has no value" if kind == "undefined" else "is taken at the end of its range"
 
     def text(row: int) -> str:
-        return f"{term} {end}, because {' and '.join(f'{name} = {shown(frame[name].iloc[row])}' for name in named)}"
+        return (
+            f"{term} {end}, because {' and '.join(f'{name} = {cell_words(frame[name].iloc[row])}' for name in named)}"
+        )
 
     return text
 
 
-def shown(value: Any) -> str:
+def cell_words(value: Any) -> str:
     """Return a value as a note shows it."""
     plain = python_value(value)
     return f"{plain:.6g}" if isinstance(plain, float) else f"{plain!r:.60}"

@@ -23,7 +23,9 @@ from viper.data.model_file import viper_version
 if TYPE_CHECKING:
     import pandas
 
-FEWEST_RECORDED = 5  # a bin holds at least so many rows, and a rarer level is recorded with so many: none is one person's
+FEWEST_RECORDED = (
+    5  # a bin holds at least so many rows, and a rarer level is recorded with so many: none is one person's
+)
 MOST_BINS = 10
 MOST_SORTED = 20_000  # values by which numbers are cut into bins; sorting all of them may take longer than the fit
 
