@@ -194,7 +194,7 @@ class Encoding:
         return design
 
     def _evaluated(self, frame: "pandas.DataFrame", state: dict[str, Any], clamp: bool = False) -> "pandas.DataFrame":
-        """Return the raw columns of X, with NaN where they have no value; `clamp` moves numbers into a spline's range."""
+        """Return the raw columns of X, with NaN where they have none; `clamp` moves numbers to the end of a spline."""
         import pandas
 
         plain, variables = self._parsed.plain, self._parsed.variables

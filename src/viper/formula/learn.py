@@ -39,6 +39,10 @@ class Learned(NamedTuple):
         """Return labels that are in order when they are sorted: y itself, or whether it is positive."""
         return self.y if self.classes is None else np.asarray(self.y == self.classes[1], dtype=bool)
 
+    def with_rules(self, unseen: str, beyond: str) -> "Learned":
+        """Return the same with rules for new rows."""
+        return self._replace(encoding=self.encoding.with_rules(unseen=unseen, beyond=beyond))
+
 
 def learn_formula(
     formula: str, data: Any, missing: str = "error", standardize: bool = False, positive: Any = None
@@ -218,6 +222,8 @@ class FormulaMixin:
         missing: str = "error",
         standardize: bool = True,
         positive: Any = None,
+        unseen: str = "error",
+        beyond: str = "refuse",
         sample_weight: Any = None,
         offset: Any = None,
         **options: Any,
@@ -251,6 +257,12 @@ class FormulaMixin:
             The class whose probability is modelled, which becomes the second of `classes_`. By default the last in
             order: of pandas' categories if the target has them, otherwise of numbers or of the alphabet. A later
             `fit` with labels passed as y sorts the classes, as scikit-learn's tools expect.
+        unseen : {"error", "missing", "baseline"}, default "error"
+            What happens in predictions to a level that was not in the training data: an error (`predict_table` leaves
+            the row without a prediction), a missing value, or the reference level.
+        beyond : {"refuse", "clamp"}, default "refuse"
+            What happens in predictions to a number beyond the range of a spline: an error, or the nearest number within
+            the range.
         sample_weight, offset : array (n,), optional
             As in `fit`, with one entry per row of `data`.
         **options
@@ -262,7 +274,7 @@ class FormulaMixin:
         if "standardize" in own:
             options |= {"standardize": standardize}
         learned = learn_formula(formula, data, missing, standardize and "standardize" not in own, positive)
-        return fit_learned(cls, learned, options, sample_weight, offset)
+        return fit_learned(cls, learned.with_rules(unseen, beyond), options, sample_weight, offset)
 
 
 def fit_learned(
@@ -307,6 +319,7 @@ def by_formula(fit: WrappedFit) -> WrappedFit:
         # scikit-learn's scorers take it that the classes of labels passed as y are sorted
         positive = known.positive if y is None else None
         learned = learn_formula(known.formula, frame, known.missing, standardize, positive)
+        learned = learned.with_rules(known.unseen, known.beyond)
         if getattr(model, "fit_intercept", learned.encoding.intercept) != learned.encoding.intercept:
             raise FormulaError(INTERCEPT_IN_FORMULA)
         rows = (kept_entries(vector, learned.kept) for vector in (sample_weight, offset))

@@ -19,17 +19,18 @@ if TYPE_CHECKING:
 
 MARGIN = 0.1  # of the training range, by which a number may leave it; n rows alike leave it slightly every n/2 rows
 MOST_REMARKS = 3  # about one row that are spelled out
-# kind -> words for a count of rows; the first four leave a row without a prediction
+# kind -> words for a count of rows; those of FATAL leave a row without a prediction
 FATAL = {
     "missing": "missing",
     "text": "not a number",
     "unseen": "not in the training data",
+    "beyond": "beyond the range of a spline",
     "undefined": "without a value",
 }
 NOTED = {
     "filled": "filled in",
     "replaced": "not in the training data and replaced",
-    "clamped": "beyond the range of a spline and moved to its end",
+    "clamped": "beyond the range of a spline and taken at its end",
     "outside": "far outside the range of the training data",
     "far": "farther from the training data than any row of it",
 }
@@ -152,16 +153,15 @@ def undefined_rows(encoding: Encoding, screened: Screened) -> list[Remark]:
     if encoding.beyond == "clamp":
         left = undefined_cells(encoding._evaluated(frame[rows], encoding.transforms, clamp=True))
         clamped[rows] = undefined[rows] & ~left
-    ways = {"undefined": undefined & ~clamped, "clamped": clamped}
-    found = {kind: cells_by_term(encoding, list(design), cells) for kind, cells in ways.items()}
+    found = {"undefined": undefined & ~clamped, "clamped": clamped}
     return [
-        Remark(kind, term, placed(bad, usable), term_words(encoding, screened.frame, kind, term))
-        for kind, by_term in found.items()
-        for term, bad in by_term.items()
+        term_remark(encoding, screened.frame, kind, term, among_all(bad, usable))
+        for kind, cells in found.items()
+        for term, bad in cells_by_term(list(design), cells).items()
     ]
 
 
-def cells_by_term(encoding: Encoding, names: list[str], cells: np.ndarray) -> dict[str, np.ndarray]:
+def cells_by_term(names: list[str], cells: np.ndarray) -> dict[str, np.ndarray]:
     """Return which rows have such a cell, by the term that the column of X belongs to: bs(x)[2] belongs to bs(x)."""
     found: dict[str, np.ndarray] = {}
     for j in np.flatnonzero(cells.any(0)):
@@ -170,24 +170,24 @@ def cells_by_term(encoding: Encoding, names: list[str], cells: np.ndarray) -> di
     return found
 
 
-def placed(rows: np.ndarray, usable: np.ndarray) -> np.ndarray:
+def among_all(rows: np.ndarray, usable: np.ndarray) -> np.ndarray:
     """Return a mask of all rows from a mask of the usable ones."""
     every = np.zeros(len(usable), dtype=bool)
     every[usable] = rows
     return every
 
 
-def term_words(encoding: Encoding, frame: "pandas.DataFrame", kind: str, term: str) -> Callable[[int], str]:
-    """Return the words of a remark about a function of the formula, with the values of its columns."""
+def term_remark(encoding: Encoding, frame: "pandas.DataFrame", kind: str, term: str, rows: np.ndarray) -> Remark:
+    """Return a remark on a function of the formula that has no value, or one only at the end of its range."""
     named = [name for name in encoding.inputs if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", term)]
-    end = "has no value" if kind == "undefined" else "is taken at the end of its range"
+    spline = "bs(" in term
+    end = ", which is taken at its end" if kind == "clamped" else ""
 
     def text(row: int) -> str:
-        return (
-            f"{term} {end}, because {' and '.join(f'{name} = {cell_words(frame[name].iloc[row])}' for name in named)}"
-        )
+        values = " and ".join(f"{name} = {cell_words(frame[name].iloc[row])}" for name in named)
+        return f"{values} is beyond the range of {term}{end}" if spline else f"{term} has no value for {values}"
 
-    return text
+    return Remark("beyond" if spline and kind == "undefined" else kind, term, rows, text)
 
 
 def cell_words(value: Any) -> str:

@@ -297,7 +297,7 @@ class VariationalLogisticRegression(
         self.objective_ = fit.result.objective
         self.history_, self.n_iter_ = fit.result.history, max(1, fit.result.iterations)
         self.converged_, self.status_, self.passes_ = fit.result.converged, fit.result.status, fit.result.passes
-        self._training_rows = source
+        self._training_rows, self._largest_sd = source, None
         return self
 
     def _set_means(self) -> None:
@@ -398,4 +398,5 @@ class VariationalLogisticRegression(
 
     def __getstate__(self) -> dict[str, Any]:
         state: dict[str, Any] = super().__getstate__()
-        return {name: value for name, value in state.items() if name != "_training_rows"}
+        known = {"_largest_sd": self.largest_sd_} if "_training_rows" in state else {}
+        return {name: value for name, value in (state | known).items() if name != "_training_rows"}

@@ -120,7 +120,7 @@ def far_rows(distance: np.ndarray) -> list[Remark]:
         far = distance > 1.0 + MARGIN
 
     def text(row: int) -> str:
-        return f"{distance[row]:.3g} times as far from the middle of the training data as any row of it"
+        return f"{distance[row]:.3g} times as far out as the farthest row of the training data"
 
     return [Remark("far", "", far, text)] if far.any() else []
 
