@@ -10,6 +10,7 @@ from rich.text import Text
 
 import viper
 from viper.cli import options
+from viper.cli.signals import stop_if_interrupted
 from viper.cli.terminal import note, print_json, print_table, say, short_number, show_progress
 
 LARGEST_GP = 5_000  # rows for viper's Gaussian process
@@ -68,6 +69,7 @@ def compare_models(
             try:
                 found = cross_validated_scores(make(), learned.X, learned.labels, splits, level, step)
             except (ValueError, ImportError, ArithmeticError) as error:  # one that fails does not end the comparison
+                stop_if_interrupted()
                 found = {"error": " ".join(str(error).split())}
             results.append({"model": name, **found})
     results.sort(key=lambda row: -row.get("log_score", -float("inf")))

@@ -1,11 +1,13 @@
 """`viper fit`: a model of a table."""
 
+import shlex
 import time
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.markup import escape
 
 from viper.cli import options
 from viper.cli.terminal import note, note_if_slow, print_json, say
@@ -153,8 +155,10 @@ def store_record(
 
 def save_and_show(fitted: Any, out: Path | None, force: bool, level: float, as_json: bool, notes: list[str]) -> None:
     from viper.cli.model_card import MOST_SHOWN, model_document, print_model
+    from viper.data.writing import is_stream
     from viper.errors import OutputError, StorageError
 
+    document = model_document(fitted, level)  # before the file is written: what cannot be shown is not saved
     if out is not None:
         try:
             fitted.save(out, overwrite=force)
@@ -162,12 +166,14 @@ def save_and_show(fitted: Any, out: Path | None, force: bool, level: float, as_j
             raise OutputError(str(error)) from None
     for text in notes:
         note(text)
-    document = model_document(fitted, level)
     if as_json:
         print_json({**document, "notes": notes, "saved": out})
         return
     print_model(document, MOST_SHOWN, saved=out)
     if out is None:
         note("the model was not saved; add --out model.viper to keep it.")
+    elif is_stream(out):
+        note(f"the model was written to {out}.")
     else:
-        say(f"Saved [bold]{out}[/] ({out.stat().st_size / 1e3:,.0f} kB). Next: viper predict {out} new.csv")
+        size = f"{out.stat().st_size / 1e3:,.0f} kB"
+        say(f"Saved [bold]{escape(str(out))}[/] ({size}). Next: viper predict {escape(shlex.quote(str(out)))} new.csv")

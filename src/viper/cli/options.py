@@ -13,7 +13,7 @@ import typer
 if TYPE_CHECKING:
     from viper.data.table_file import TableFile
 
-MissingRule = StrEnum("MissingRule", ["error", "drop", "mean"])
+MissingRule = StrEnum("MissingRule", ["error", "drop", "mean", "indicator", "multiple"])
 FormatWord = StrEnum("FormatWord", ["csv", "parquet", "arrow", "libsvm"])
 
 
@@ -34,7 +34,10 @@ KnownTarget = Annotated[
 FormulaText = Annotated[
     str | None, optional('Terms of the model, such as "y ~ age + C(ward) + x1:x2". (default: all usable columns)')
 ]
-RULES = "error refuses them, drop leaves out rows with any, mean fills in means and most common levels"
+RULES = (
+    "error refuses them, drop leaves out rows with any, mean fills in means and most common levels, indicator does so "
+    "and adds columns that say where, multiple draws them from the other columns several times"
+)
 Missing = Annotated[MissingRule, typer.Option(help=f"How to treat missing values: {RULES}.")]
 Drop = Annotated[list[str] | None, optional("Column to leave out. Repeat for more columns.")]
 Category = Annotated[

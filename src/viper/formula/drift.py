@@ -15,13 +15,13 @@ import numpy as np
 from viper.formula.columns import level_codes
 from viper.formula.encoding import Encoding
 from viper.formula.screening import MARGIN
-from viper.formula.training import TrainingColumn
+from viper.formula.training import FEWEST_RECORDED, TrainingColumn
 
 if TYPE_CHECKING:
     import pandas
 
 SLIGHT, MAJOR = 0.1, 0.25  # PSI from which a change counts
-SIGNIFICANCE = 0.01  # over all columns together
+SIGNIFICANCE = 0.001  # over all columns together: one false alarm in a thousand tables
 SMOOTHING = 0.5  # rows added to every bin, so that the logarithm of an empty one is finite
 
 
@@ -30,7 +30,7 @@ class ColumnDrift(NamedTuple):
 
     column: str
     psi: float  # population stability index
-    p_value: float  # of the same difference or a larger one by chance, in a test of homogeneity
+    p_value: float  # bound on the probability of such a difference by chance
     shift: float | None  # of the mean, in standard deviations of the training data; None for categories
     outside: float  # share of rows far outside the range, or with a level that is not in the training data
     missing: float  # share of missing values
@@ -54,7 +54,7 @@ class DriftCounter:
 
     def add(self, data: Any) -> None:
         """Count the rows of one part."""
-        frame = self.encoding._select(data)
+        frame = self.encoding._given(data)
         for name, column in self.training.items():
             if column.kind == "number":
                 bins, total = bins_of_numbers(frame[name], column)
@@ -69,27 +69,60 @@ class DriftCounter:
         return sorted(found, key=lambda drift: -drift.psi)
 
     def _compare(self, name: str, counts: np.ndarray) -> ColumnDrift:
-        from scipy.stats import chi2_contingency
-
         column, training = self.training[name], self.encoding.training
         assert training is not None
-        before = np.array([*column.rows, 0, 0, 0], dtype=float)
         hole = column.missing / max(1, training.rows)
-        before[-1] = before.sum() * hole / max(1 - hole, 1e-9) if hole < 1 else column.missing
+        before = np.array([*column.rows, 0, 0, 0], dtype=float)
+        before[-1] = before.sum() * hole / (1 - hole)
         kept = (before > 0) | (counts > 0)
-        p_value = 1.0
-        if kept.sum() > 1:
-            p_value = float(chi2_contingency(np.stack([before[kept], counts[kept]]), correction=False).pvalue)
         q, p = (smoothed_shares(x[kept]) for x in (before, counts))
         psi = float(((p - q) * np.log(p / q)).sum())
-        present = counts[:-1].sum()
-        shift = None
-        if column.mean is not None and column.sd:
-            shift = float((self.sums[name] / present - column.mean) / column.sd) if present else None
+        p_value = chance_of_difference(before, counts, column.kind == "number")
         real = p_value * len(self.counts) < SIGNIFICANCE
         verdict = "same" if not real or psi < SLIGHT else "slight" if psi < MAJOR else "major"
         shares = counts / counts.sum()
+        shift = self._shift(name, int(counts[:-1].sum()))
         return ColumnDrift(name, psi, p_value, shift, float(shares[-3:-1].sum()), float(shares[-1]), hole, verdict)
+
+    def _shift(self, name: str, present: int) -> float | None:
+        mean, sd = self.training[name].mean, self.training[name].sd
+        return float((self.sums[name] / present - mean) / sd) if present and mean is not None and sd else None
+
+
+def chance_of_difference(before: np.ndarray, after: np.ndarray, numbers: bool) -> float:
+    """Return a bound on the probability of such a difference between rows of one population.
+
+    Three tests, each allowed a third of the errors: χ² of the bins of present values; the share of missing values, also
+    by χ²; and the number of values outside, each of which has a probability of at most 2/(n+1) if n training rows
+    define the range, and about (rare levels + 1)/(n+1) for a level that was not among them (Good-Turing).
+    """
+    from scipy.stats import binom
+
+    inside, outside, present = after[:-3].astype(float), int(after[-3:-1].sum()), int(after[:-1].sum())
+    if numbers:  # values beyond the range belong to the first and the last bin
+        inside[0] += after[-3]
+        inside[-1] += after[-2]
+    rows = before[:-1].sum()
+    rate = 2.0 if numbers else 1.0 + float((before[:-3] <= FEWEST_RECORDED).sum())
+    chances = [
+        homogeneity(before[:-3], inside),
+        homogeneity(np.array([rows, before[-1]]), np.array([present, after[-1]], dtype=float)),
+        float(binom.sf(outside - 1, present, min(1.0, rate / (rows + 1)))) if outside else 1.0,
+    ]
+    return min(1.0, len(chances) * min(chances))
+
+
+def homogeneity(before: np.ndarray, after: np.ndarray) -> float:
+    """Return the p-value of Pearson's χ² test, with bins of less than one expected row joined to the most common."""
+    from scipy.stats import chi2_contingency
+
+    expected = (before + after) * after.sum() / max(1.0, before.sum() + after.sum())
+    rare = expected < 1.0
+    rare[np.argmax(expected)] = True
+    table = np.stack([np.append(x[~rare], x[rare].sum()) for x in (before, after)])
+    if table.shape[1] < 2 or not table.sum(1).all():
+        return 1.0
+    return float(chi2_contingency(table, correction=False).pvalue)
 
 
 def column_drift(encoding: Encoding, data: Any) -> list[ColumnDrift]:

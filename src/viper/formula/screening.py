@@ -65,7 +65,7 @@ class Screened(NamedTuple):
 
 def screen_rows(encoding: Encoding, data: Any) -> Screened:
     """Apply the encoding's rules for new values, and say which rows cannot be encoded or are unusual, and why."""
-    frame = encoding._select(data).copy(deep=False)
+    frame = encoding._given(data).copy(deep=False)
     remarks: list[Remark] = []
     for name in encoding.inputs:
         found: list[Remark] = []
@@ -76,12 +76,15 @@ def screen_rows(encoding: Encoding, data: Any) -> Screened:
             found += more
         remarks += found
         if (holes := frame[name].isna().to_numpy() & ~any_row(found, len(frame))).any():
-            fills = encoding.missing not in ("error", "drop")
-            words = f"{name} is {'filled in' if fills else 'missing'}"
-            remarks.append(Remark("filled" if fills else "missing", name, holes, lambda row, words=words: words))
+            kind, words = ("filled", "filled in") if encoding.fills else ("missing", "missing")
+            remarks.append(Remark(kind, name, holes, always(f"{name} is {words}")))
     screened = Screened(frame, remarks)
     remarks += undefined_rows(encoding, screened)
     return screened
+
+
+def always(text: str) -> Callable[[int], str]:
+    return lambda row: text
 
 
 def any_row(remarks: Iterable[Remark], rows: int) -> np.ndarray:

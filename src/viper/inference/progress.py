@@ -96,6 +96,22 @@ class Progress:
         self._line.update(self.text)
 
 
+class StepProgress(Progress):
+    """Shows how many of a number of equal steps are done, on a terminal and after two seconds."""
+
+    def __init__(self, verbose: Any, title: str) -> None:
+        super().__init__(verbose)
+        self.title, self.done, self.total = title, 0, 0
+
+    def step(self, done: int, total: int) -> None:
+        self.done, self.total = done, total
+        self._show()
+
+    @property
+    def text(self) -> str:
+        return f"{self.seconds:.0f} s  {self.title} {self.done} of {self.total}"
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # scikit-learn's callbacks
 

@@ -1,7 +1,7 @@
 """Bayesian logistic regression with the scikit-learn interface."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from os import PathLike
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from torch import Tensor
 from viper.data import checks
 from viper.data.checkpoint import resumable
 from viper.data.checks import RowFormat
-from viper.data.open import open_labelled_rows, open_rows
+from viper.data.open import is_kept_elsewhere, open_labelled_rows, open_rows
 from viper.formula.learn import FormulaMixin, by_formula, formula_template
 from viper.inference.newton import Iteration, exact_elbo
 from viper.inference.posterior import moved
@@ -24,9 +24,11 @@ from viper.inference.problem import Gaussian, Prior
 from viper.inference.progress import Callbacks, as_task, tasks_of
 from viper.inference.rows import RowSource
 from viper.models.diagnosis import DiagnosisMixin, summary_frame, summary_of_draws
+from viper.models.facts import coefficient_names
 from viper.models.fitting import FitOptions, FittedPosterior, fit_posterior
 from viper.models.notebook import NotebookMixin
 from viper.models.onnx import export_onnx
+from viper.models.pooling import pool_posteriors, spread_of_draws
 from viper.models.prediction import half_width
 from viper.models.prior import best_scales, make_prior, read_scale
 from viper.models.saving import State, StateMixin
@@ -129,6 +131,10 @@ class VariationalLogisticRegression(
         Names of the columns, if X had names.
     formula_ : Encoding
         How tables become X, if the model was created by `from_formula`.
+    missing_information_ : array
+        Share of each coefficient's posterior variance that is due to missing values, with the intercept last. Only
+        with missing="multiple", where the posterior is pooled by Rubin's rules and `elbo_`, `elbo_bound_` and
+        `objective_` are means over the completed tables.
 
     Examples
     --------
@@ -300,6 +306,25 @@ class VariationalLogisticRegression(
         self._training_rows, self._largest_sd = source, None
         return self
 
+    def _pool(self, fits: "list[VariationalLogisticRegression]") -> None:
+        """Set the fitted attributes from fits to several completed tables, by Rubin's rules."""
+        first = fits[0]
+        self.n_features_in_, self.feature_names_in_, self.classes_ = (
+            first.n_features_in_,
+            first.feature_names_in_,
+            first.classes_,
+        )
+        pooled = pool_posteriors([fit.posterior_ for fit in fits])
+        self.posterior_, self.missing_information_ = pooled.posterior, pooled.missing_information.numpy()
+        self.prior_, self.prior_scale_, self.history_ = first.prior_, first.prior_scale_, first.history_
+        self._set_means()
+        for name in ("elbo_", "elbo_bound_", "kl_", "objective_"):
+            setattr(self, name, float(np.mean([getattr(fit, name) for fit in fits])))
+        self.n_iter_, self.passes_ = max(fit.n_iter_ for fit in fits), sum(fit.passes_ for fit in fits)
+        worst = min(fits, key=lambda fit: fit.converged_)
+        self.converged_, self.status_ = worst.converged_, worst.status_
+        self._completed_fits, self._largest_sd = fits, None
+
     def _set_means(self) -> None:
         mean = self.posterior_.mean.numpy()
         self.coef_ = mean[None, : self.n_features_in_].copy()
@@ -314,8 +339,8 @@ class VariationalLogisticRegression(
         return self.posterior_.covariance().numpy()
 
     def _names(self) -> list[str]:
-        names = getattr(self, "feature_names_in_", [f"x{j}" for j in range(self.n_features_in_)])
-        return [*map(str, names), *(["intercept"] if self.fit_intercept else [])]
+        columns = getattr(self, "feature_names_in_", [f"x{j}" for j in range(self.n_features_in_)])
+        return coefficient_names(columns, self.fit_intercept)
 
     def coefficient_interval(self, level: float = 0.95) -> np.ndarray:
         """Credible intervals of the coefficients, with the intercept last: d × 2."""
@@ -328,7 +353,10 @@ class VariationalLogisticRegression(
         check_is_fitted(self, "posterior_")
         mean, sd = self.posterior_.mean, self.posterior_.variance.sqrt()
         low, high = torch.from_numpy(self.coefficient_interval(level)).T
-        return summary_frame(self._names(), mean, sd, low, high, torch.special.ndtr(mean / sd), level)
+        table = summary_frame(self._names(), mean, sd, low, high, torch.special.ndtr(mean / sd), level)
+        if hasattr(self, "missing_information_"):
+            table["missing_information"] = self.missing_information_
+        return table
 
     def sample(self, n: int = 1, random_state: Any = None) -> np.ndarray:
         """Draw coefficients (intercept last) from the posterior: n × d.
@@ -342,10 +370,18 @@ class VariationalLogisticRegression(
 
     def _open_labelled_rows(self, X: Any, y: Any, *, sample_weight: Any, offset: Any) -> RowSource:
         given = {"sample_weight": sample_weight, "offset": offset, "classes": self.classes_}
-        return open_labelled_rows(self, X, y, self._row_format(), **given)[1]
+        return self._with_imputed(X, lambda rows: open_labelled_rows(self, rows, y, self._row_format(), **given)[1])
 
     def _open_rows(self, X: Any, offset: Any) -> RowSource:
-        return open_rows(self, X, offset, self._row_format())
+        return self._with_imputed(X, lambda rows: open_rows(self, rows, offset, self._row_format()))
+
+    def _with_imputed(self, X: Any, open_source: Callable[[Any], RowSource]) -> RowSource:
+        """Open rows; if what they lack is drawn, the variance of their log-odds includes that of the draws."""
+        encoding = getattr(self, "formula_", None)
+        if encoding is None or encoding.imputation is None or is_kept_elsewhere(X):
+            return open_source(X)
+        imputed = encoding.impute(X, lambda x: spread_of_draws(torch.from_numpy(x), self.posterior_).numpy())
+        return replace(open_source(imputed).in_memory(), residual=torch.from_numpy(imputed.residual))
 
     def _summarise_draws(
         self, X: Any, offset: Any, draws: Tensor, summary: Callable[[Tensor], Tensor]
@@ -364,12 +400,16 @@ class VariationalLogisticRegression(
             "prior_scale": torch.from_numpy(self.prior_scale_),
             "history": torch.tensor(self.history_, dtype=torch.float64),
         }
+        if hasattr(self, "missing_information_"):
+            tensors["missing_information"] = torch.from_numpy(self.missing_information_)
         return State(tensors, {"posterior": type(self.posterior_).__name__})
 
     def _restore_own_state(self, state: State) -> None:
         tensors = state.tensors
         self.prior_ = Prior(tensors["prior.mean"], tensors["prior.precision"])
         self.prior_scale_ = tensors["prior_scale"].numpy()
+        if "missing_information" in tensors:
+            self.missing_information_ = tensors["missing_information"].numpy()
         self.history_ = [Iteration(int(row[0]), bool(row[1]), *row[2:]) for row in tensors["history"].tolist()]
         self._set_means()
 
@@ -398,5 +438,6 @@ class VariationalLogisticRegression(
 
     def __getstate__(self) -> dict[str, Any]:
         state: dict[str, Any] = super().__getstate__()
-        known = {"_largest_sd": self.largest_sd_} if "_training_rows" in state else {}
-        return {name: value for name, value in (state | known).items() if name != "_training_rows"}
+        known = {"_largest_sd": self.largest_sd_} if hasattr(self, "posterior_") else {}
+        left_out = ("_training_rows", "_completed_fits")
+        return {name: value for name, value in (state | known).items() if name not in left_out}

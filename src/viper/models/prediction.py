@@ -4,6 +4,7 @@ The probability s(f) has mean E[s(f)], a standard deviation, and credible interv
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from os import PathLike
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from viper.data import writing
 from viper.data.open import is_kept_elsewhere
+from viper.formula.encoding import Encoding
 from viper.formula.screening import MARGIN, Remark, row_notes, screen_rows
 from viper.inference.posterior import Posterior, accuracy, expected_log_likelihood, latent, moved
 from viper.inference.rows import Block, RowSource
@@ -95,15 +97,19 @@ def predict_each_row(model: Any, X: Any, level: float = 0.95, offset: Any = None
     import pandas
 
     check_model(model)
-    encoding, index, remarks, usable = getattr(model, "formula_", None), getattr(X, "index", None), [], None
-    if encoding is not None:
+    index, usable = getattr(X, "index", None), None
+    remarks: list[Remark] = []
+    if (encoding := getattr(model, "formula_", None)) is not None:
         X, remarks = screened = screen_rows(encoding, X)
         index, usable = X.index, screened.usable
         X, offset = X[usable], offset if offset is None else np.asarray(offset)[usable]
     columns: dict[str, np.ndarray] = dict.fromkeys(PREDICTED_COLUMNS, np.empty(0))
     if usable is None or usable.any():
         found = predictions(model, X, level, offset)
-        columns |= found.table(model.classes_) | {"distance": found.latent_sd / model.largest_sd_}
+        sd = found.latent_sd
+        if encoding is not None and encoding.imputation is not None:  # τ without the spread of the imputed values
+            sd = with_encoding(model, replace(encoding, imputation=None)).predict_latent(X)[1]
+        columns |= found.table(model.classes_) | {"distance": sd / model.largest_sd_}
     usable = np.ones(len(columns["distance"]), dtype=bool) if usable is None else usable
     columns["note"] = np.empty(len(columns["distance"]), dtype=object)
     table = (
@@ -157,8 +163,13 @@ def with_rules(model: Any, unseen: str | None, beyond: str | None) -> Any:
         return model
     if not hasattr(model, "formula_"):
         raise ValueError(f"{next(iter(given))} is a rule of formulas; got a model without one. Use from_formula.")
+    return with_encoding(model, model.formula_.with_rules(**given))
+
+
+def with_encoding(model: Any, encoding: Encoding) -> Any:
+    """Return the fitted model with another encoding of the same columns."""
     twin = object.__new__(type(model))
-    vars(twin).update(vars(model), formula_=model.formula_.with_rules(**given))
+    vars(twin).update(vars(model), formula_=encoding)
     return twin
 
 
@@ -171,6 +182,7 @@ class PredictionMixin:
     classes_: np.ndarray
     posterior_: Posterior
     kl_: float
+    _largest_sd: float | None = None
 
     def _open_rows(self, X: Any, offset: Any) -> RowSource:
         raise NotImplementedError
@@ -242,9 +254,10 @@ class PredictionMixin:
     @property
     def largest_sd_(self) -> float:
         """Largest posterior sd of the log-odds among the training rows; NaN if they are neither here nor recorded."""
-        if (known := getattr(self, "_largest_sd", None)) is not None:
-            return known
-        source = getattr(self, "_training_rows", None)
+        if self._largest_sd is not None:
+            return self._largest_sd
+        fits = getattr(self, "_completed_fits", None) or [self]
+        source = getattr(fits[0], "_training_rows", None)
         if source is None or source.traits.where != "memory":
             return float("nan")
         self._largest_sd = largest_sd(source, self.posterior_)

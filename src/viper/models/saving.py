@@ -74,7 +74,14 @@ class StateMixin:
             **({"formula": self.formula_.to_state()} if hasattr(self, "formula_") else {}),
         }
         posterior = {f"posterior.{name}": x for name, x in vars(self.posterior_).items()}
-        return State(tensors | posterior | own.tensors, metadata)
+        return State(tensors | posterior | own.tensors | self._imputation_tensors(), metadata)
+
+    def _imputation_tensors(self) -> dict[str, Tensor]:
+        """What missing="multiple" draws from: float64 arrays, whose shapes `Imputation.check` verifies."""
+        imputation = getattr(getattr(self, "formula_", None), "imputation", None)
+        if imputation is None:
+            return {}
+        return {f"imputation.{name}": torch.from_numpy(x) for name, x in imputation.arrays().items()}
 
     @classmethod
     def _unpack(cls, state: State, **objects: Any) -> Self:
@@ -91,7 +98,7 @@ class StateMixin:
             setattr(model, name, value)
         model._restore_own_state(state)
         if "formula" in metadata:
-            model._restore_formula(metadata["formula"])
+            model._restore_formula(metadata["formula"], state.part("imputation"))
         return model
 
     @classmethod
@@ -107,8 +114,8 @@ class StateMixin:
                 )
         return {name: objects[name] for name in wanted}
 
-    def _restore_formula(self, state: Any) -> None:
-        self.formula_ = Encoding.from_state(state)
+    def _restore_formula(self, state: Any, imputation: dict[str, Tensor]) -> None:
+        self.formula_ = Encoding.from_state(state, {name: x.numpy() for name, x in imputation.items()})
         if self.formula_.names != list(getattr(self, "feature_names_in_", [])):
             raise StorageError("the formula must produce the columns of the model; got different ones. Save it again.")
 
