@@ -7,6 +7,7 @@ from scipy.stats import norm
 from viper.metrics import binned_residuals, predictive_check, row_scores
 
 import viper
+from viper.report.checks import latent_draws
 
 
 def test_residuals_by_definition():
@@ -86,7 +87,27 @@ def test_a_group_that_the_model_does_not_know_is_unusual(fitted):
 
 
 def test_a_gaussian_process_is_checked_too(fitted):
+    """Its draws have the mean and covariance of its own `sample`."""
     _, X, y = fitted
-    gp = viper.VariationalGPClassifier(n_inducing=10, verbose=False).fit(X[:80], y[:80])
+    gp = viper.VariationalGPClassifier(n_inducing=10, mean="constant", verbose=False).fit(X[:80], y[:80])
     table = predictive_check(gp, X[:80], y[:80], draws=200)
     assert table.loc["positives", "lower"] <= y[:80].sum() <= table.loc["positives", "upper"]
+    drawn = np.concatenate(list(latent_draws(gp, X[:80], 20_000, np.random.default_rng(0))), 1)
+    other = gp.sample(X[:80], 20_000, random_state=1)
+    np.testing.assert_allclose(drawn.mean(0), other.mean(0), atol=0.05 * other.std())
+    np.testing.assert_allclose(np.cov(drawn.T), np.cov(other.T), atol=0.06 * other.var(0).max())
+
+
+def test_a_model_by_formula_takes_a_table(fitted):
+    pandas = pytest.importorskip("pandas")
+    _, X, y = fitted
+    frame = pandas.DataFrame({"a": X[:, 0], "kind": np.where(X[:, 1] > 0, "u", "v"), "y": np.where(y, "yes", "no")})
+    model = viper.VariationalLogisticRegression.from_formula("y ~ a + kind", frame, verbose=False)
+    model = model if hasattr(model, "posterior_") else model.fit(frame)
+    table = predictive_check(model, frame, frame["y"], frame["kind"], draws=200)
+    assert table.index.tolist() == ["positives", "log score", "Brier score", "u", "v"]
+    assert table.loc["positives", "observed"] == y.sum() == table.loc[["u", "v"], "observed"].sum()
+    drawn = np.concatenate(list(latent_draws(model, frame, 4000, np.random.default_rng(0))), 1)
+    mean, sd = model.predict_latent(frame)
+    np.testing.assert_allclose(drawn.mean(0), mean, atol=0.05)
+    np.testing.assert_allclose(drawn.std(0), sd, rtol=0.1)

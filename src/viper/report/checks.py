@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from viper.report.shares import checked_predictions, equal_groups, named_groups
+from viper.report.views import spaced_indices
 
 if TYPE_CHECKING:
     import pandas
@@ -17,6 +18,8 @@ MOST_BINS = 40
 CHECK_BUDGET = 40_000_000  # rows × draws of simulated outcomes: a few seconds
 CHECK_DRAWS = (100, 1000)  # draws within that budget
 CHECK_SEED = 1
+BLOCK_DRAWS = 1 << 21  # values of f held at once, rows × draws
+MOST_JOINT_POINTS = 2000  # rows from which a Gaussian process learns how its values vary together
 
 
 def binned_residuals(
@@ -151,12 +154,18 @@ def check_statistics(outcome: np.ndarray, probability: np.ndarray, place: np.nda
 
 def latent_draws(model: Any, X: Any, count: int, generator: np.random.Generator) -> Iterator[np.ndarray]:
     """Joint draws of the log-odds of the rows of X, block by block: draws × rows of a block."""
-    seed = int(generator.integers(2**31))
-    if not hasattr(model, "coef_"):
-        yield model.sample(X, count, random_state=seed)
-        return
     import torch
+    from sklearn.utils import _safe_indexing
 
-    beta = torch.from_numpy(model.sample(count, random_state=seed))
-    for block in model._summarise_draws(X, None, beta, lambda f: f):
-        yield block.numpy()
+    some = spaced_indices(len(X), MOST_JOINT_POINTS)
+    opened, posterior = model._joint(max(1, BLOCK_DRAWS // count), lambda: [_safe_indexing(X, some)])
+    source = opened(X, None)
+    noise = torch.from_numpy(generator.standard_normal((count, len(posterior.mean))))
+    beta = posterior.draw(noise).T.contiguous().to(source.device)
+    for block in source.map(lambda block: block):
+        f = block.design.project(beta).cpu()
+        if block.offset is not None:
+            f = f + block.offset.cpu()[:, None]
+        if block.residual is not None:
+            f = f + block.residual.cpu().sqrt()[:, None] * torch.from_numpy(generator.standard_normal(f.shape))
+        yield f.T.numpy()
