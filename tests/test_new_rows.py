@@ -51,11 +51,12 @@ def test_the_distance_is_the_leverage_relative_to_the_farthest_training_row(cova
     np.testing.assert_allclose(table[["lower", "upper"]], fitted.predict_interval(new), rtol=1e-12)
 
 
-def test_the_distance_outlives_the_training_rows():
+def test_the_distance_outlives_the_training_rows(tmp_path):
     X, y = FRAME[["age", "weight"]], FRAME["y"]
     fitted = viper.VariationalLogisticRegression().fit(X, y)
-    copy = pickle.loads(pickle.dumps(fitted))
-    pd.testing.assert_frame_equal(copy.predict_table(X * 3), fitted.predict_table(X * 3))
+    fitted.save(tmp_path / "m.viper")
+    for copy in (pickle.loads(pickle.dumps(fitted)), viper.load(tmp_path / "m.viper")):
+        pd.testing.assert_frame_equal(copy.predict_table(X * 3), fitted.predict_table(X * 3))
 
 
 def test_a_second_fit_has_its_own_distance():

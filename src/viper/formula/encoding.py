@@ -3,8 +3,8 @@
 frame → checked columns → missing values by rule → formulaic → standardised or not → X
 """
 
-import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -13,11 +13,28 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from viper.data.schema import (
+    ABOVE_ZERO,
+    BOOLEAN,
+    LABEL,
+    NOTHING,
+    NUMBER,
+    PLAIN,
+    TEXT,
+    WHOLE,
+    Entries,
+    Fields,
+    Items,
+    fields_of,
+    one_of,
+    or_none,
+    shown,
+)
 from viper.errors import FormulaError, RowError, StorageError, counted, listed
 from viper.formula.columns import as_frame, as_levels, as_numbers, level_codes, python_value
 from viper.formula.grammar import ParsedFormula, parse_formula
 from viper.formula.imputation import DRAWN_ENTRIES, DRAWS, CodedColumns, Imputation
-from viper.formula.training import TrainingData
+from viper.formula.training import TrainingData, check_training_data
 
 if TYPE_CHECKING:
     import pandas
@@ -167,6 +184,15 @@ class Encoding:
         """Return whether rows with missing values can be predicted."""
         return self.missing not in ("error", "drop")
 
+    @property
+    def missing_treatment(self) -> str:
+        """Return what was done about missing values, in words."""
+        return {
+            "mean": "filled in with means and most common levels",
+            "indicator": "filled in, and marked by columns and levels of their own",
+            "multiple": f"drawn {self.imputations} times, given all other columns",
+        }.get(self.missing, "")
+
     # --- missing values that are drawn ---
 
     def coded(self, selected: "pandas.DataFrame") -> CodedColumns:
@@ -176,10 +202,10 @@ class Encoding:
         return CodedColumns(numbers, codes, {name: len(levels) for name, levels in self.levels.items()})
 
     def raw_columns(self, coded: CodedColumns, index: Any) -> "pandas.DataFrame":
-        """Invert `coded`, where nothing is missing."""
+        """Invert `coded`."""
         import pandas
 
-        levels = {name: pandas.Series(self.levels[name]).take(codes).to_numpy() for name, codes in coded.codes.items()}
+        levels = {name: decoded_levels(codes, self.levels[name]) for name, codes in coded.codes.items()}
         return pandas.DataFrame(coded.numbers | levels, index=index)[self.inputs]
 
     def _drawn_designs(self, selected: "pandas.DataFrame") -> np.ndarray:
@@ -211,6 +237,37 @@ class Encoding:
     def units(self) -> dict[str, str]:
         """Describe, for each column of X, the change in raw units to which its coefficient refers."""
         return {name: self._unit(name, *at) for name, *at in zip(self.names, self.centre, self.scale, strict=True)}
+
+    @property
+    def splines(self) -> set[str]:
+        """Return the columns inside bs(), which has no value beyond the range of the fit."""
+        calls = [factor for term in self._terms() for factor in term if "bs(" in factor]
+        return {column for call in calls for column in self._columns_in(call)}
+
+    @property
+    def entangled(self) -> list[str]:
+        """Return the columns whose effect no single coefficient tells.
+
+        They are in an interaction, in several terms, or in a function that makes several columns.
+        """
+        mentions, found = Counter[str](), set[str]()
+        for term in self._terms():
+            columns = {column for factor in term for column in self._columns_in(factor)}
+            mentions.update(columns)
+            if len(columns) > 1 or any(name in factor for factor in term for name in ("bs(", "poly(")):
+                found |= columns
+        return [name for name in self.inputs if name in found or mentions[name] > 1]
+
+    def _terms(self) -> list[list[str]]:
+        """Return the terms besides plain columns, each as its factors, in internal variables."""
+        if self._parsed.rest == "1":
+            return []
+        from formulaic import Formula
+
+        return [[str(factor) for factor in term.factors] for term in Formula(self._parsed.rest)]
+
+    def _columns_in(self, factor: str) -> list[str]:
+        return [self._parsed.variables[name] for name in re.findall(r"\b[nc]\d+_", factor)]
 
     def _unit(self, name: str, centre: float, scale: float) -> str:
         if (centre, scale) != (0.0, 1.0):
@@ -321,26 +378,16 @@ class Encoding:
 
         `imputation` are the arrays of the imputation, if there is one.
         """
+        ENCODING.check(state, "formula")
+        decoded = {
+            "transforms": decode_transforms(state["transforms"]),
+            "training": state.get("training") and TrainingData.from_state(state["training"]),
+            "imputation": Imputation(**imputation) if imputation else None,
+        }
         try:
-            encoding = cls(**state, imputation=Imputation(**imputation) if imputation else None)
+            encoding = cls(**state | decoded)
             check_encoding(encoding)
-            if encoding.training is not None:
-                training = TrainingData.from_state(encoding.training, encoding.levels)
-                object.__setattr__(encoding, "training", training)
-            object.__setattr__(encoding, "transforms", decode_transforms(encoding.transforms))
-            parsed = encoding._parsed
-            used, learned = {*parsed.plain, *parsed.variables.values()}, {*encoding.means, *encoding.levels}
-            if parsed.target != encoding.target or used != set(encoding.inputs) or not used <= learned:
-                raise ValueError("columns that it does not name")
-            if encoding.training is not None and set(encoding.training.columns) != used:
-                raise ValueError("training data of other columns")
-            if (encoding.imputation is not None) != (encoding.missing == "multiple"):
-                raise ValueError("an imputation where there is none, or none where there is one")
-            if encoding.imputation is not None:
-                numbers = sum(name not in encoding.levels for name in encoding.inputs)
-                width = numbers + sum(len(levels) - 1 for levels in encoding.levels.values())
-                encoding.imputation.check(width, numbers)
-        except (TypeError, KeyError, ValueError, AttributeError) as error:
+        except ValueError as error:
             raise StorageError(f"the model's formula must be one that viper wrote; got {error}") from None
         return encoding
 
@@ -350,6 +397,12 @@ class ImputedRows(NamedTuple):
 
     design: "pandas.DataFrame"
     residual: np.ndarray  # 0 for rows without missing values
+
+
+def decoded_levels(codes: np.ndarray, levels: list[Any]) -> np.ndarray:
+    """Return the level of each code, and None for -1."""
+    there = np.array(levels) if len({type(level) for level in levels}) == 1 else np.array(levels, dtype=object)
+    return there[codes] if (codes >= 0).all() else np.append(there.astype(object), None)[codes]
 
 
 def missing_name(name: str) -> str:
@@ -455,31 +508,58 @@ def decode_transforms(state: Any) -> Any:
     return [decode_transforms(value) for value in state] if isinstance(state, list) else state
 
 
+RECORD = Fields(
+    {},
+    {
+        "seconds": NUMBER,
+        "scores": or_none(Entries(or_none(NUMBER), {"how": TEXT})),
+        "diagnosis": or_none(Entries(or_none(NUMBER), {"reliable": BOOLEAN, "close": BOOLEAN, "verdict": TEXT})),
+        # files of version 0.1; now in `training`
+        "data": Fields(
+            {
+                "file": TEXT,
+                "rows": WHOLE,
+                "rows_used": WHOLE,
+                "class_counts": Entries(WHOLE),
+                "missing": Entries(WHOLE),
+            },
+            {"left_out": Entries(TEXT)},
+        ),
+    },
+)
+ENCODING = fields_of(
+    Encoding,
+    missing=one_of(*MISSING_RULES),
+    unseen=one_of(*UNSEEN_RULES),
+    beyond=one_of(*BEYOND_RULES),
+    levels=Entries(Items(LABEL)),
+    common=Entries(LABEL),
+    transforms=Entries(PLAIN),
+    scale=Items(ABOVE_ZERO),
+    positive=or_none(LABEL),
+    imputation=NOTHING,  # in tensors of its own
+    record=RECORD,
+)
+
+
 def check_encoding(encoding: Encoding) -> None:
-    """Check that values read from a file have the types that `learn_formula` produces."""
-    kinds: dict[type, tuple[str, ...]] = {
-        str: ("formula", "target", "missing", "unseen", "beyond"),
-        list: ("columns", "names", "centre", "scale"),
-        bool: ("intercept", "standardize"),
-        dict: ("means", "levels", "common", "transforms", "counts", "record"),
-    }
-    for kind, names in kinds.items():
-        for name in names:
-            if type(getattr(encoding, name)) is not kind:
-                raise TypeError(f"{name} that is not a {kind.__name__}")
-    if not all(type(number) is int and number > 0 for number in (encoding.imputations, encoding.sweeps)):
-        raise TypeError("numbers of imputations that are not whole numbers")
-    if encoding.unseen not in UNSEEN_RULES or encoding.beyond not in BEYOND_RULES:
-        raise ValueError("unknown rules for new rows")
-    texts = [*encoding.columns, *encoding.names, *encoding.means, *encoding.levels]
-    numbers = [*encoding.centre, *encoding.scale, *encoding.means.values()]
-    if not all(isinstance(text, str) for text in texts) or encoding.missing not in MISSING_RULES:
-        raise TypeError("names that are not text")
-    if not all(isinstance(x, int | float) and math.isfinite(x) for x in numbers):
-        raise TypeError("scales that are not finite numbers")
+    """Raise a ValueError unless the parts of an encoding that was read from a file belong together."""
+    parsed = encoding._parsed
+    used, learned = {*parsed.plain, *parsed.variables.values()}, {*encoding.means, *encoding.levels}
+    if parsed.target != encoding.target or used != set(encoding.inputs) or not used <= learned:
+        raise ValueError("columns that it does not name")
     if not len(encoding.names) == len(encoding.centre) == len(encoding.scale):
-        raise TypeError("names and scales that do not match")
-    if not isinstance(encoding.positive, str | int | float | None):
-        raise TypeError("a positive class that is not a label")
-    if not all(isinstance(levels, list) and levels for levels in encoding.levels.values()):
-        raise TypeError("levels that are not a list")
+        raise ValueError("names and scales that do not match")
+    for name, levels in encoding.levels.items():
+        if not levels or len(set(levels)) < len(levels) or encoding.common.get(name) not in levels:
+            raise ValueError(f"levels that are not distinct, or not those of {shown(name)}")
+    if encoding.training is not None:
+        check_training_data(encoding.training, encoding.levels)
+        if set(encoding.training.columns) != used:
+            raise ValueError("training data of other columns")
+    if (encoding.imputation is not None) != (encoding.missing == "multiple"):
+        raise ValueError("an imputation where there is none, or none where there is one")
+    if encoding.imputation is not None:
+        numbers = sum(name not in encoding.levels for name in encoding.inputs)
+        width = numbers + sum(len(levels) - 1 for levels in encoding.levels.values())
+        encoding.imputation.check(width, numbers)
