@@ -14,7 +14,7 @@ from viper.inference.importance import Diagnosis
 from viper.models.facts import ModelFacts, model_facts
 from viper.models.prediction import Predictions, check_model, predictions
 from viper.report import views
-from viper.report.metrics import Scores, calibration, scores
+from viper.report.metrics import CalibrationVerdict, Scores, calibration, judge_calibration, row_scores, scores
 from viper.report.views import Effect, Grid
 
 if TYPE_CHECKING:
@@ -62,6 +62,9 @@ class Study:
     level: float = 0.95
     left_out: dict[str, int] = field(default_factory=dict)  # reason -> number of rows
     held_out: bool = False  # whether the caller says that the model has not seen these rows
+    names: list[str] = field(default_factory=list)  # of the rows: their numbers, or what the column `naming` holds
+    naming: str = "Row"
+    show_rows: bool = True  # whether single rows may be shown
 
     @property
     def bare(self) -> bool:
@@ -115,12 +118,39 @@ class Study:
         return scores(self.label, self.predictions.probability)
 
     @cached_property
+    def calibration_verdict(self) -> CalibrationVerdict:
+        return judge_calibration(self.label, self.predictions.probability)
+
+    @cached_property
+    def gain(self) -> tuple[float, float]:
+        """Mean log score less that of predicting the base rate for every row, and the standard error of this mean."""
+        base = np.full(len(self.label), self.base_rate)
+        difference = row_scores(self.label, self.predictions.probability) - row_scores(self.label, base)
+        return float(difference.mean()), float(difference.std()) / math.sqrt(len(difference))
+
+    @cached_property
     def roc(self) -> tuple[np.ndarray, np.ndarray]:
         """False and true positive rates, from the highest threshold to the lowest."""
         from sklearn.metrics import roc_curve
 
         false, true, _ = roc_curve(self.label, self.predictions.probability)
         return false, true
+
+    @property
+    def base_rate(self) -> float:
+        """The share of rows of the second class."""
+        return float(self.label.mean())
+
+    @cached_property
+    def filled(self) -> dict[str, float]:
+        """Share of missing values by column, where they are filled in."""
+        shares = self.frame.isna().mean()
+        return {str(name): float(share) for name, share in shares.items() if share > 0}
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """What `viper fit` stored with the model."""
+        return getattr(getattr(self.model, "formula_", None), "record", {})
 
     @cached_property
     def effects(self) -> list[Effect]:
@@ -164,15 +194,17 @@ class Study:
 
     @cached_property
     def diagnosis(self) -> Diagnosis | None:
-        """k̂ and the rest, from the rows of the fit if available, otherwise as recorded by `viper fit`."""
+        """k̂ and the rest, as recorded by `viper fit`, otherwise from the rows of the fit if they are available."""
         if not hasattr(self.model, "diagnose"):
             return None
+        if (found := recorded_diagnosis(self.model)) is not None:
+            return found
         if self.draws >= 100:
             if self.from_training:
                 return self.model.diagnose(self.X, self.model.classes_[self.label.astype(int)], draws=self.draws)
             if getattr(self.model, "_training_rows", None) is not None:
                 return self.model.diagnose(draws=self.draws)
-        return recorded_diagnosis(self.model)
+        return None
 
     @property
     def draws(self) -> int:
@@ -182,12 +214,12 @@ class Study:
     def no_diagnosis(self) -> str:
         """Why there is no diagnosis."""
         if not hasattr(self.model, "diagnose"):
-            return "k̂, which measures the distance from the exact posterior, is not computed for Gaussian processes."
+            return "For Gaussian processes, the distance from the exact posterior is not measured."
         if self.draws < 100:
-            return f"{len(self.label):,} rows are too many to compute k̂ here; call model.diagnose()."
+            return f"{len(self.label):,} rows are too many to measure it here; call model.diagnose()."
         return (
-            "Measuring the distance from the exact posterior (k̂) needs the rows of the fit, and these are different "
-            "rows. Make the report from the rows of the fit, or call model.diagnose()."
+            "Measuring the distance from the exact posterior needs the rows of the fit, and these are different rows. "
+            "Make the report from the rows of the fit, or call model.diagnose()."
         )
 
     @cached_property
@@ -223,7 +255,7 @@ def coefficient_change(
     """The name of a column of X for readers, the change to report, and that change in words."""
     level = re.fullmatch(r"(?:C\()?([^:]+?)(?:, .*?)?\)?\[T\.([^:]*)\]", name)
     if level and level[1] in levels:
-        return f"{level[1]}: {level[2]}", 1.0, f"not {levels[level[1]][0]}"
+        return f"{level[1]}: {level[2]}", 1.0, f"instead of {levels[level[1]][0]}"
     sd = float(values.std())
     if np.isin(values, (0.0, 1.0)).all():
         return name, 1.0, "0 → 1"
@@ -244,7 +276,13 @@ def spatial_columns(frame: "pandas.DataFrame", is_gp: bool) -> tuple[str, str] |
 
 
 def read_study(
-    model: Any, data: Any, target: str, spatial: tuple[str, str] | None = None, held_out: bool = False
+    model: Any,
+    data: Any,
+    target: str,
+    spatial: tuple[str, str] | None = None,
+    held_out: bool = False,
+    row_labels: str | None = None,
+    rows: bool = True,
 ) -> Study:
     """Check model, rows and target, and leave out rows with missing values."""
     import pandas
@@ -257,31 +295,39 @@ def read_study(
     if target not in data.columns:
         raise ValueError(f"target must be a column of data; got {target!r}. Its columns are {listed(data.columns)}.")
     frame = model_columns(model, data, target)
+    names = row_names(data, row_labels, rows)
     blank = data[target].isna().to_numpy()
     filled = getattr(getattr(model, "formula_", None), "missing", None) == "mean"
     partial = ~blank & (not filled) & frame.isna().any(axis=1).to_numpy()
     counts = {f"without {target}": int(blank.sum()), "with other values missing": int(partial.sum())}
-    left_out = {reason: rows for reason, rows in counts.items() if rows}
-    data, frame = data[~(blank | partial)], frame[~(blank | partial)]
-    if not len(data):
+    left_out = {reason: number for reason, number in counts.items() if number}
+    kept = ~(blank | partial)
+    if not kept.any():
         raise ValueError(f"data must have rows without missing values; got none ({left_out or 'it is empty'}).")
-    _, label = read_labels(data[target].to_numpy(), len(data), model.classes_)
-    names = row_names(data.drop(columns=[target, *frame.columns]))
-    if names is not None:
-        frame = frame.set_axis(names)
-    return Study(model, frame, label.numpy(), str(target), spatial, left_out=left_out, held_out=held_out)
+    _, label = read_labels(data[target].to_numpy()[kept], int(kept.sum()), model.classes_)
+    return Study(
+        model,
+        frame[kept],
+        label.numpy(),
+        str(target),
+        spatial,
+        left_out=left_out,
+        held_out=held_out,
+        names=[name for name, keep in zip(names, kept, strict=True) if keep],
+        naming=row_labels or "Row",
+        show_rows=rows,
+    )
 
 
-def row_names(unused: "pandas.DataFrame") -> Any:
-    """The first column of text or integers whose values are all different, as an index; None if there is none."""
-    import pandas
-    import pandas.api.types as types
-
-    for name, column in unused.items():
-        named = types.is_string_dtype(column) or types.is_integer_dtype(column)
-        if named and column.notna().all() and column.is_unique:
-            return pandas.Index(column, name=name)
-    return None
+def row_names(data: "pandas.DataFrame", column: str | None, shown: bool) -> list[str]:
+    """What the rows are called: the values of a column, or by default their numbers in the table, from 1."""
+    if column is None:
+        return [str(k) for k in range(1, len(data) + 1)]
+    if not shown:
+        raise ValueError(f"row_labels must be left out where no rows are shown; got {column!r}. Choose one of the two.")
+    if column not in data.columns:
+        raise ValueError(f"row_labels must be a column of data; got {column!r}. It has {listed(data.columns)}.")
+    return ["–" if missing else str(name) for name, missing in zip(data[column], data[column].isna(), strict=True)]
 
 
 def model_columns(model: Any, data: "pandas.DataFrame", target: str) -> "pandas.DataFrame":
