@@ -3,13 +3,16 @@
 import time
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from viper.cli import options
 from viper.cli.terminal import note, note_if_slow, print_json, say
 from viper.softplus.bound_names import FIT_BOUNDS
+
+if TYPE_CHECKING:
+    from viper.data.table_file import TableFile
 
 ModelKind = StrEnum("ModelKind", ["logistic", "gp"])
 BoundWord = StrEnum("BoundWord", {word: word for word in FIT_BOUNDS})  # type: ignore[misc]
@@ -121,7 +124,7 @@ def fit_table(
     folds = DEFAULT_FOLDS if cv is None else cv
     scores = held_out_scores(fitted, learned.X, learned.y, folds, test_size, seed, level, as_json)
     assessment = {"scores": scores, "diagnosis": diagnosis_record(fitted, len(learned.y))}
-    store_record(fitted, learned, prepared.left_out, data, seconds, assessment)
+    store_record(fitted, prepared.left_out, table, seconds, assessment)
     save_and_show(fitted, out, force, level, as_json, prepared.notes)
 
 
@@ -135,21 +138,16 @@ def parse_prior_scale(text: str) -> float | str:
 
 
 def store_record(
-    fitted: Any, learned: Any, left_out: dict[str, str], data: Path, seconds: float, assessment: dict[str, Any]
+    fitted: Any, left_out: dict[str, str], table: "TableFile", seconds: float, assessment: dict[str, Any]
 ) -> None:
     """Store with the model what `viper summary` shows later."""
-    import numpy as np
+    from dataclasses import replace
 
-    classes, counts = np.unique(learned.y, return_counts=True)
-    about_data = {
-        "file": data.name,
-        "rows": len(learned.kept),
-        "rows_used": len(learned.y),
-        "class_counts": {str(label): int(number) for label, number in zip(classes, counts, strict=True)},
-        "missing": learned.encoding.counts,
-        "left_out": left_out,
-    }
-    fitted.formula_.record.update({"data": about_data, "seconds": seconds, **assessment})
+    from viper.cli.model_card import file_record
+
+    fitted.formula_.record.update({"seconds": seconds, **assessment})
+    training = replace(fitted.formula_.training, file=file_record(table, left_out))
+    fitted.formula_ = replace(fitted.formula_, training=training)
 
 
 def save_and_show(fitted: Any, out: Path | None, force: bool, level: float, as_json: bool, notes: list[str]) -> None:

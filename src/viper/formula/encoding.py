@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -16,11 +16,15 @@ import numpy as np
 from viper.errors import FormulaError, RowError, StorageError, counted, listed
 from viper.formula.columns import as_frame, as_levels, as_numbers, python_value
 from viper.formula.grammar import ParsedFormula, parse_formula
+from viper.formula.training import TrainingData
 
 if TYPE_CHECKING:
     import pandas
 
 MISSING_RULES = ("error", "drop", "mean")
+UNSEEN_RULES = ("error", "missing", "baseline")
+BEYOND_RULES = ("refuse", "clamp")
+ADDED_FIELDS = ("unseen", "beyond", "training")  # since version 0.1: stored only where they are not the default
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,14 @@ class Encoding:
         Number of missing values by column, in the data that the formula learned from.
     record : dict
         What the command line reports about the fit, as JSON that is stored with the model.
+    unseen : {"error", "missing", "baseline"}
+        What happens to a level that was not in the training data: the row has no prediction, the value counts as
+        missing, or it counts as the reference level.
+    beyond : {"refuse", "clamp"}
+        What happens to a number beyond the range of a spline: the row has no prediction, or the number counts as the
+        nearest one within the range.
+    training : TrainingData, optional
+        What is remembered of the rows that the formula learned from. Files of version 0.1 have none.
     """
 
     formula: str
@@ -74,6 +86,9 @@ class Encoding:
     standardize: bool = False
     counts: dict[str, int] = field(default_factory=dict)
     record: dict[str, Any] = field(default_factory=dict)
+    unseen: str = "error"
+    beyond: str = "refuse"
+    training: TrainingData | None = None
 
     def encode(self, data: Any) -> "pandas.DataFrame":
         """Return the columns of X for rows of raw columns. Columns that the formula does not name are ignored.
@@ -163,7 +178,11 @@ class Encoding:
 
     def to_state(self) -> dict[str, Any]:
         """Return everything as JSON."""
-        return asdict(self) | {"transforms": encode_transforms(self.transforms)}
+        unset = {
+            one.name for one in fields(self) if one.name in ADDED_FIELDS and getattr(self, one.name) == one.default
+        }
+        state = {name: value for name, value in asdict(self).items() if name not in unset}
+        return state | {"transforms": encode_transforms(self.transforms)}
 
     @classmethod
     def from_state(cls, state: Any) -> "Encoding":
@@ -171,11 +190,16 @@ class Encoding:
         try:
             encoding = cls(**state)
             check_encoding(encoding)
+            if encoding.training is not None:
+                training = TrainingData.from_state(encoding.training, encoding.levels)
+                object.__setattr__(encoding, "training", training)
             object.__setattr__(encoding, "transforms", decode_transforms(encoding.transforms))
             parsed = encoding._parsed
             used, learned = {*parsed.plain, *parsed.variables.values()}, {*encoding.means, *encoding.levels}
             if parsed.target != encoding.target or used != set(encoding.inputs) or not used <= learned:
                 raise ValueError("columns that it does not name")
+            if encoding.training is not None and set(encoding.training.columns) != used:
+                raise ValueError("training data of other columns")
         except (TypeError, KeyError, ValueError, AttributeError) as error:
             raise StorageError(f"the model's formula must be one that viper wrote; got {error}") from None
         return encoding
@@ -275,7 +299,7 @@ def decode_transforms(state: Any) -> Any:
 def check_encoding(encoding: Encoding) -> None:
     """Check that values read from a file have the types that `learn_formula` produces."""
     kinds: dict[type, tuple[str, ...]] = {
-        str: ("formula", "target", "missing"),
+        str: ("formula", "target", "missing", "unseen", "beyond"),
         list: ("columns", "names", "centre", "scale"),
         bool: ("intercept", "standardize"),
         dict: ("means", "levels", "common", "transforms", "counts", "record"),
@@ -284,6 +308,8 @@ def check_encoding(encoding: Encoding) -> None:
         for name in names:
             if type(getattr(encoding, name)) is not kind:
                 raise TypeError(f"{name} that is not a {kind.__name__}")
+    if encoding.unseen not in UNSEEN_RULES or encoding.beyond not in BEYOND_RULES:
+        raise ValueError("unknown rules for new rows")
     texts = [*encoding.columns, *encoding.names, *encoding.means, *encoding.levels]
     numbers = [*encoding.centre, *encoding.scale, *encoding.means.values()]
     if not all(isinstance(text, str) for text in texts) or encoding.missing not in MISSING_RULES:

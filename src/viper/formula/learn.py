@@ -11,6 +11,7 @@ from viper.errors import FormulaError, counted, listed
 from viper.formula.columns import as_frame, as_numbers, is_text, levels_of, python_value
 from viper.formula.encoding import MISSING_RULES, Encoding, decode_transforms, encode_transforms, formula_has_intercept
 from viper.formula.grammar import parse_formula
+from viper.formula.training import TrainingData
 
 if TYPE_CHECKING:
     import pandas
@@ -54,13 +55,14 @@ def learn_formula(formula: str, data: Any, missing: str = "error", standardize: 
         for name, column in parsed.variables.items()
         if name.startswith("c")
     }
+    values = {name: as_numbers(frame[name]) for name in columns if name in numbers}
     transforms: dict[str, Any] = {}
     encoding = Encoding(
         formula=parsed.formula,
         target=parsed.target,
         columns=columns,
         missing=missing,
-        means={name: float(np.nanmean(as_numbers(frame[name]))) for name in columns if name in numbers},
+        means={name: float(np.nanmean(x)) for name, x in values.items()},
         levels=levels,
         common={name: python_value(frame[name].mode()[0]) for name in levels},
         transforms=transforms,
@@ -70,6 +72,7 @@ def learn_formula(formula: str, data: Any, missing: str = "error", standardize: 
         scale=[],
         standardize=standardize,
         counts=counts,
+        training=TrainingData.of(frame[columns[1:]], frame[parsed.target], len(kept), counts, values, levels),
     )
     raw = encoding._design(encoding._filled(frame[columns[1:]]), transforms)
     intercept = formula_has_intercept(parsed.rest)
