@@ -28,7 +28,7 @@ SMEAR = 0.01  # δ: half the width of the window over which a density is average
 ROUND_ENDS = (1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0)  # where an axis may end, times a power of ten
 NARROW = 0.6  # an axis of probabilities is cut where all lie below this, or above one minus this
 FIRST_RECALL = 0.05  # recall at which the precision-recall curve begins
-CROWDED = 0.12  # if half of the values lie in so small a share of the axis, its scale is stretched
+CROWDED = 0.17  # if half of the values lie in so small a share of the axis, its scale is stretched
 
 
 # --- axes of probabilities ---
@@ -60,15 +60,18 @@ class ProbabilityAxis(NamedTuple):
     def note(self) -> str:
         """A sentence for the caption if the axis is not the usual one."""
         if self.kind == "log-odds":
-            which = "small probabilities" if self.low < 1 - self.high else "large probabilities"
-            return f" The scale is stretched so that {which} can be told apart."
+            which = "small" if self.low < 1.0 - self.high else "large"
+            return f" The scale is stretched so that {which} probabilities can be told apart."
         if self.full:
             return ""
         return f" The scale ends at {percent(self.high)}." if self.low == 0.0 else f" It starts at {percent(self.low)}."
 
 
 def probability_axis(values: Any, extent: Any = ()) -> ProbabilityAxis:
-    """The axis for `values` on which all of `extent`, such as ends of intervals, can be drawn too."""
+    """The axis for `values` on which `extent`, such as ends of intervals, can be drawn too.
+
+    On a scale of log-odds, the outermost two in a hundred may lie beyond its ends.
+    """
     values = np.asarray(values, dtype=float)
     every = np.concatenate([values, np.asarray(extent, dtype=float).ravel()])
     low, high = 0.0, 1.0
@@ -77,12 +80,12 @@ def probability_axis(values: Any, extent: Any = ()) -> ProbabilityAxis:
     elif every.min() > 1.0 - NARROW:
         low = 1.0 - round_end(1.0 - every.min())
     tenth, half, most = np.quantile(values, [0.1, 0.5, 0.9])
+    least, largest = np.quantile(values, 0.02) / 1.5, np.quantile(every, 0.98)
     if most < 0.5 and half - low < CROWDED * (high - low):
-        lowest = float(np.quantile(values, 0.02)) / 1.5
-        return ProbabilityAxis(odds_end(lowest), 1.0 - odds_end(1.0 - every.max()), "log-odds")
+        return ProbabilityAxis(odds_end(least), 1.0 - odds_end(1.0 - largest), "log-odds")
+    least, largest = np.quantile(every, 0.02), 1.0 - (1.0 - np.quantile(values, 0.98)) / 1.5
     if tenth > 0.5 and high - half < CROWDED * (high - low):
-        highest = (1.0 - float(np.quantile(values, 0.98))) / 1.5
-        return ProbabilityAxis(odds_end(every.min()), 1.0 - odds_end(highest), "log-odds")
+        return ProbabilityAxis(odds_end(least), 1.0 - odds_end(1.0 - largest), "log-odds")
     return ProbabilityAxis(low, high, "linear")
 
 
@@ -251,17 +254,22 @@ def effect_chart(study: Study, e: Effect, axis: ProbabilityAxis) -> str:
 
 
 def width_histogram(study: Study) -> str:
-    reach = round_end(float(study.predictions.width.max()))
-    count, edges = np.histogram(study.predictions.width, bins=20, range=(0.0, reach))
+    width = study.predictions.width
+    reach = round_end(min(float(width.max()), 1.5 * float(np.quantile(width, 0.99))))
+    beyond = "; the last bar holds all wider ones" if width.max() > reach else ""
+    count, edges = np.histogram(np.minimum(width, reach), bins=20, range=(0.0, reach))
     share = count / count.sum()
     top = 1.08 * share.max()
     chart = Chart((0.0, reach), (0.0, top), width=560, height=250)
     chart.y_axis("share of rows", [(t, f"{100 * t:.3g}{THIN}%") for t in chart.y.ticks(4)])
-    chart.x_axis("width of the interval, in percentage points", [(t, f"{100 * t:.6g}") for t in chart.x.ticks(5)])
+    ticks = [(t, f"{100 * t:.6g}") for t in chart.x.ticks(5)]
+    chart.x_axis(f"width of the interval, in percentage points{beyond}", ticks)
     for n, s, left, right in zip(count, share, edges[:-1], edges[1:], strict=True):
-        tooltip = f"{n:,} rows ({percent(s)}): interval {100 * left:.3g} to {100 * right:.3g} points wide"
+        ends = f"{100 * left:.3g} to {100 * right:.3g} points"
+        if beyond and right == edges[-1]:
+            ends = f"{100 * left:.3g} points or more"
         gap = 0.003 * reach
-        chart.box((left + gap, right - gap), (0.0, float(s)), tooltip, class_="bar")
+        chart.box((left + gap, right - gap), (0.0, float(s)), f"{n:,} rows ({percent(s)}): {ends} wide", class_="bar")
     return chart.svg("Histogram of the widths of the probability intervals")
 
 

@@ -46,7 +46,9 @@ def render(study: Study) -> str:
 
 def content_policy(style: str, script: str) -> str:
     """Nothing is loaded, and no style or script applies but these two, which are known by their digests."""
-    known = [f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in (style, script)]
+    known = [
+        f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in (style, script)
+    ]
     return (
         f"default-src 'none'; style-src {known[0]}; script-src {known[1]}; img-src data:; "
         "base-uri 'none'; form-action 'none'"

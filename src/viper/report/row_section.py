@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from viper.report import charts, words
-from viper.report.study import Study
+from viper.report.study import MOST_MARKS, Study
 from viper.report.svg import data_table, element, figure, paragraph, row_heading, sort_heading, table_cell
 from viper.report.views import Outlyingness
 from viper.report.words import chance, chance_range, readable_number
@@ -53,7 +53,9 @@ class RowSection:
         study = self.study
         text = f"Each line is the {study.level_name} interval of one row's probability. Choose a row to see more below."
         if len(study.sampled) < len(study.label):
-            text += f" The chart shows {len(study.sampled):,} of the {len(study.label):,} rows, evenly spaced."
+            text += f" The chart shows {len(study.sampled):,} of the {len(study.label):,} rows, evenly spaced"
+            rare = study.class_names[int(study.base_rate < 0.5)]
+            text += f", and more of those with {rare} than their share." if len(study.sampled) > MOST_MARKS else "."
         if study.naming == "Row":
             text += " Rows have their numbers in the table, counted from 1 without the heading."
         keys = "".join(

@@ -10,11 +10,12 @@ import numpy as np
 
 from viper.data.checks import read_labels
 from viper.errors import listed
+from viper.formula.training import TrainingData
 from viper.inference.importance import Diagnosis
 from viper.models.facts import ModelFacts, model_facts
 from viper.models.prediction import Predictions, check_model, predictions
 from viper.report import views
-from viper.report.metrics import CalibrationVerdict, Scores, calibration, judge_calibration, row_scores, scores
+from viper.report.metrics import CalibrationVerdict, Scores, calibration, entropy, judge_calibration, row_scores, scores
 from viper.report.views import Effect, Grid
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ MOST_EFFECTS = 24  # partial effects drawn
 MOST_COEFFICIENTS = 40  # coefficients listed
 MOST_UNCERTAIN = 60  # rows in the table of the least certain ones
 MOST_MARKS = 240  # rows in a chart of rows
+FEWEST_MARKS = 10  # of each class in such a chart; of a rarer one, up to four times as many are added
 CURVE_POINTS = 41  # points of a partial effect
 DIAGNOSIS_BUDGET = 100_000_000  # rows × draws that a diagnosis may take
 BARE_LABELS = {"0", "1", "-1", "2", "yes", "no", "y", "n", "true", "false", "t", "f"}
@@ -32,6 +34,20 @@ SPATIAL = [  # names of columns that hold coordinates
     *[("longitude", "latitude"), ("lon", "lat"), ("long", "lat"), ("lng", "lat")],
     *[("easting", "northing"), ("x", "y"), ("x_coord", "y_coord")],
 ]
+
+
+class HeldOutScores(NamedTuple):
+    """Scores on rows that the model had not seen, as `viper fit` recorded them; skill is against the base rate."""
+
+    how: str
+    log_score: float
+    brier: float
+    auc: float | None
+    base_rate: float
+
+    @property
+    def log_skill(self) -> float:
+        return 1.0 + self.log_score / entropy(self.base_rate)
 
 
 class Coefficient(NamedTuple):
@@ -147,6 +163,29 @@ class Study:
         shares = self.frame.isna().mean()
         return {str(name): float(share) for name, share in shares.items() if share > 0}
 
+    @cached_property
+    def cross_validated(self) -> HeldOutScores | None:
+        """Scores that `viper fit` found on held-out rows, if any."""
+        found, counts = self.record.get("scores"), self.class_counts
+        if not isinstance(found, dict) or counts is None:
+            return None
+        names = ("how", "log_score", "brier", "auc")
+        share = counts[str(self.model.classes_[1])] / sum(counts.values())
+        return HeldOutScores(*(found[name] for name in names), share) if set(names) <= set(found) else None
+
+    @property
+    def training(self) -> TrainingData | None:
+        """What the model remembers of the rows of the fit."""
+        return getattr(getattr(self.model, "formula_", None), "training", None)
+
+    @property
+    def class_counts(self) -> dict[str, int] | None:
+        """Rows of the fit by class, where the model remembers them."""
+        if self.training is not None:
+            return self.training.class_counts
+        found: dict[str, int] | None = self.record.get("data", {}).get("class_counts")  # files of version 0.1
+        return found
+
     @property
     def record(self) -> dict[str, Any]:
         """What `viper fit` stored with the model."""
@@ -229,9 +268,16 @@ class Study:
 
     @cached_property
     def sampled(self) -> np.ndarray:
-        """At most `MOST_MARKS` rows, evenly spaced in order of their log-odds."""
+        """At most `MOST_MARKS` rows, evenly spaced in order of their log-odds, and more of a class that is rare."""
         order = np.argsort(self.predictions.latent, kind="stable")
-        return order[views.spaced_indices(len(order), MOST_MARKS)]
+        even = order[views.spaced_indices(len(order), MOST_MARKS)]
+        rare = order[self.label[order] == (self.base_rate < 0.5)]
+        if len(even) == len(order) or (self.label[even] == (self.base_rate < 0.5)).sum() >= FEWEST_MARKS:
+            return even
+        added = rare[views.spaced_indices(len(rare), 4 * FEWEST_MARKS)] if len(rare) else rare
+        shown = np.zeros(len(order), dtype=bool)
+        shown[even] = shown[added] = True
+        return order[shown[order]]
 
     @cached_property
     def map(self) -> Grid | None:

@@ -99,7 +99,7 @@ ODDS_TICKS = [
 
 
 class Scale:
-    """A map of [low, high] to pixels [start, end]: linear, or logarithmic or in log-odds, with values beyond at its ends."""
+    """A map of [low, high] to pixels [start, end]. Logarithmic and log-odds scales draw values beyond at their ends."""
 
     def __init__(self, low: float, high: float, start: float, end: float, kind: str = "linear") -> None:
         self.low, self.high, self.start, self.end, self.kind = low, high, start, end, kind

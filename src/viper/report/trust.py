@@ -4,16 +4,16 @@ import math
 from typing import NamedTuple
 
 from viper.report.study import Study
-from viper.report.words import THIN, chance, percent, with_decimals
+from viper.report.words import percent, with_decimals
 
 CLEAR = 2.0  # standard errors from zero at which a gain in the log score is clear
 LEAST_GAP = 1e-3  # nats up to which the certified bound counts as the ELBO itself
 SEVERITY = {"good": 0, "open": 1, "fair": 2, "bad": 3}
 HEADLINES = {
-    "good": "It can be relied on for rows like these.",
-    "open": "It is not fully tested.",
-    "fair": "Use it with care.",
-    "bad": "Do not rely on it for rows like these.",
+    "good": "Its numbers can be trusted for rows like these.",
+    "open": "Its numbers are not fully tested.",
+    "fair": "Use its numbers with care.",
+    "bad": "Do not trust its numbers for rows like these.",
 }
 
 
@@ -40,7 +40,7 @@ def overall_verdict(study: Study) -> Verdict:
     question = max(answers, key=lambda name: SEVERITY[answers[name].kind])
     worst = answers[question]
     if worst.kind == "good":
-        text = "It predicts well, its posterior is close to the exact one, and its arithmetic is certified."
+        text = f"{worst.text} The posterior is close to the exact one, and the arithmetic is certified."
     else:
         text = worst.text
     return Verdict(worst.kind, HEADLINES[worst.kind], text)

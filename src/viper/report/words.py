@@ -144,10 +144,11 @@ def precision_sentence(study: Study) -> str:
     positive = int(study.label.sum())
     top = np.argsort(-study.predictions.latent, kind="stable")[:positive]
     hits = int(study.label[top].sum())
-    rows = "row with the highest probability" if positive == 1 else f"{positive:,} rows with the highest probabilities"
+    did = "did" if study.bare else "were"
     return (
-        f"Among the {rows}, as many as there are that {study.predicate('were')}, {percent(hits / positive)} "
-        f"{study.predicate('were')}. Among all rows, it is {percent(study.base_rate)}, the dashed line."
+        f"{positive:,} {'row' if positive == 1 else 'rows'} {study.predicate('were')}. Of the {positive:,} to which the "
+        f"model gave the highest probabilities, {percent(hits / positive)} {did}; of all rows, "
+        f"{percent(study.base_rate)} (the dashed line)."
     )
 
 
@@ -167,7 +168,11 @@ def filled_sentence(study: Study) -> str | None:
     worst = sorted(study.filled.items(), key=lambda pair: -pair[1])
     parts = [
         f"{percent(share)} of {name} with "
-        + (f"the mean, {readable_number(encoding.means[name])}" if name in encoding.means else f"“{encoding.common[name]}”")
+        + (
+            f"the mean, {readable_number(encoding.means[name])}"
+            if name in encoding.means
+            else f"“{encoding.common[name]}”"
+        )
         for name, share in worst[:MOST_FILLED]
     ]
     more = len(worst) - MOST_FILLED
@@ -203,15 +208,15 @@ def driver_sentence(study: Study) -> str | None:
 
 
 def effect_sentence(e: Effect) -> str:
-    """Where a curve is lowest and highest, and at its ends if it turns; or the category with the highest probability."""
+    """A curve at its ends and where it is lowest and highest; or the categories with the highest and lowest."""
     p = e.predictions.probability
     said = [f"{chance(p[k])} at {readable_number(e.values[k])}" for k in range(len(p))]
     if not e.curve:
         top, least = int(np.argmax(p)), int(np.argmin(p))
         interval = chance_range(e.predictions.lower[top], e.predictions.upper[top])
         return (
-            f"The probability is highest for {readable_number(e.values[top])}, {chance(p[top])} ({interval}), and lowest "
-            f"for {readable_number(e.values[least])}, {chance(p[least])}."
+            f"The probability is highest for {readable_number(e.values[top])}, {chance(p[top])} ({interval}), and "
+            f"lowest for {readable_number(e.values[least])}, {chance(p[least])}."
         )
     rising, falling = bool((np.diff(p) >= 0).all()), bool((np.diff(p) <= 0).all())
     if rising or falling:
@@ -232,12 +237,12 @@ def row_sentence(study: Study, k: int) -> str:
 
 def unusual_sentence(found: Outlyingness, k: int) -> str:
     parts = [
-        f"{name} is {readable_number(value)} ({abs(z):.1f} sd {'above' if z > 0 else 'below'} the mean)"
+        f"{name} is {readable_number(value)} ({abs(z):.1f} standard deviations {'above' if z > 0 else 'below'} the mean)"
         for name, value, z in found.extremes(k)
         if abs(z) >= 2.0
     ]
     if found.rarity[k] >= 0.9 and len(found.names) > 1:
-        parts.append(f"its combination of values is rarer than that of {percent(found.rarity[k])} of the rows")
+        parts.append(f"its combination of values is more unusual than that of {percent(found.rarity[k])} of the rows")
     return f"Unusual: {'; '.join(parts)}." if parts else "None of its values is unusual."
 
 
