@@ -31,6 +31,7 @@ def compare_models(
     missing: options.Missing = options.MissingRule.error,
     drop: options.Drop = None,
     category: options.Category = None,
+    positive: options.Positive = None,
     cv: Annotated[int, typer.Option(help="Number of folds of the cross-validation.", min=2)] = 5,
     seed: options.Seed = 1,
     level: options.Level = 0.95,
@@ -55,17 +56,17 @@ def compare_models(
     from viper.formula.learn import learn_formula
 
     with table.located():
-        learned = learn_formula(prepared.formula, prepared.frame, missing.value, standardize=True)
+        learned = learn_formula(prepared.formula, prepared.frame, missing.value, True, positive)
     chosen, skipped = choose_models(comparable_models(seed, learned.encoding.intercept), len(learned.y), only)
     for text in (*prepared.notes, *skipped):
         note(text)
-    splits = train_test_splits(learned.y, cv, None, seed)
+    splits = train_test_splits(learned.labels, cv, None, seed)
     results = []
     with show_progress("Comparing", len(chosen) * len(splits), as_json) as step:
         for name, make in chosen.items():
             step(name, by=0)
             try:
-                found = cross_validated_scores(make(), learned.X, learned.y, splits, level, step)
+                found = cross_validated_scores(make(), learned.X, learned.labels, splits, level, step)
             except (ValueError, ImportError, ArithmeticError) as error:  # one that fails does not end the comparison
                 found = {"error": " ".join(str(error).split())}
             results.append({"model": name, **found})

@@ -67,6 +67,7 @@ def fit_table(
     missing: options.Missing = options.MissingRule.error,
     drop: options.Drop = None,
     category: options.Category = None,
+    positive: options.Positive = None,
     cv: Annotated[
         int | None,
         options.optional(
@@ -116,13 +117,13 @@ def fit_table(
     else:
         settings["prior_scale"] = parse_prior_scale(prior)
     with table.located():
-        learned = learn_formula(prepared.formula, prepared.frame, missing.value, standardise and not is_gp)
+        learned = learn_formula(prepared.formula, prepared.frame, missing.value, standardise and not is_gp, positive)
         with note_if_slow(f"fitting {len(learned.y):,} rows", as_json):
             began = time.perf_counter()
             fitted = fit_learned(estimator, learned, settings | {"random_state": seed})
             seconds = time.perf_counter() - began
     folds = DEFAULT_FOLDS if cv is None else cv
-    scores = held_out_scores(fitted, learned.X, learned.y, folds, test_size, seed, level, as_json)
+    scores = held_out_scores(fitted, learned.X, learned.labels, folds, test_size, seed, level, as_json)
     assessment = {"scores": scores, "diagnosis": diagnosis_record(fitted, len(learned.y))}
     store_record(fitted, prepared.left_out, table, seconds, assessment)
     save_and_show(fitted, out, force, level, as_json, prepared.notes)

@@ -41,6 +41,10 @@ Category = Annotated[
     list[str] | None,
     optional("Column of numbers, or of text with many levels, to treat as categorical. Repeat for more columns."),
 ]
+Positive = Annotated[
+    str | None,
+    optional("Class whose probability is modelled. (default: the last in order, of categories or of the alphabet)"),
+]
 Level = Annotated[float, typer.Option(help="Posterior mass of the credible intervals.", min=0.001, max=0.999999)]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Force = Annotated[bool, typer.Option("--force", "--overwrite", "-f", help="Replace the output file if it exists.")]

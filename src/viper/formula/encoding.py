@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 MISSING_RULES = ("error", "drop", "mean")
 UNSEEN_RULES = ("error", "missing", "baseline")
 BEYOND_RULES = ("refuse", "clamp")
-ADDED_FIELDS = ("unseen", "beyond", "training")  # since version 0.1: stored only where they are not the default
+ADDED_FIELDS = ("positive", "unseen", "beyond", "training")  # since version 0.1: stored unless they are the default
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,8 @@ class Encoding:
         Whether standardised columns were requested.
     counts : dict
         Number of missing values by column, in the data that the formula learned from.
+    positive : label or None
+        The class whose probability is modelled; None if it is the last in sorted order.
     record : dict
         What the command line reports about the fit, as JSON that is stored with the model.
     unseen : {"error", "missing", "baseline"}
@@ -86,6 +88,7 @@ class Encoding:
     standardize: bool = False
     counts: dict[str, int] = field(default_factory=dict)
     record: dict[str, Any] = field(default_factory=dict)
+    positive: Any = None
     unseen: str = "error"
     beyond: str = "refuse"
     training: TrainingData | None = None
@@ -318,5 +321,7 @@ def check_encoding(encoding: Encoding) -> None:
         raise TypeError("scales that are not finite numbers")
     if not len(encoding.names) == len(encoding.centre) == len(encoding.scale):
         raise TypeError("names and scales that do not match")
+    if not isinstance(encoding.positive, str | int | float | None):
+        raise TypeError("a positive class that is not a label")
     if not all(isinstance(levels, list) and levels for levels in encoding.levels.values()):
         raise TypeError("levels that are not a list")

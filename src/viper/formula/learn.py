@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 import numpy as np
 
 from viper.errors import FormulaError, counted, listed
-from viper.formula.columns import as_frame, as_numbers, is_text, levels_of, python_value
+from viper.formula.columns import as_frame, as_numbers, is_text, levels_of, python_value, sorted_values, without_blanks
 from viper.formula.encoding import MISSING_RULES, Encoding, decode_transforms, encode_transforms, formula_has_intercept
 from viper.formula.grammar import parse_formula
 from viper.formula.training import TrainingData
@@ -23,22 +23,37 @@ INTERCEPT_IN_FORMULA = "the formula must say whether there is an intercept; got 
 
 
 class Learned(NamedTuple):
-    """An encoding with the rows that it learned from: X, the labels, and which rows of the data they are."""
+    """An encoding with the rows that it learned from: X, the labels, and which rows of the data they are.
+
+    `classes` are the two labels with the positive one second, or None if sorting puts them in order.
+    """
 
     encoding: Encoding
     X: "pandas.DataFrame"
     y: np.ndarray
     kept: np.ndarray
+    classes: np.ndarray | None = None
+
+    @property
+    def labels(self) -> np.ndarray:
+        """Return labels that are in order when they are sorted: y itself, or whether it is positive."""
+        return self.y if self.classes is None else np.asarray(self.y == self.classes[1], dtype=bool)
 
 
-def learn_formula(formula: str, data: Any, missing: str = "error", standardize: bool = False) -> Learned:
+def learn_formula(
+    formula: str, data: Any, missing: str = "error", standardize: bool = False, positive: Any = None
+) -> Learned:
     """Learn an encoding from data, and apply it to the same data.
+
+    `positive` is the class whose probability is modelled; None means the last in order.
 
     Raises
     ------
     FormulaError
         If the formula does not fit the data, or values are missing and `missing` is "error".
     """
+    import pandas
+
     if missing not in MISSING_RULES:
         raise FormulaError(f"missing must be one of {list(MISSING_RULES)}; got {missing!r}.")
     frame = as_frame(data)
@@ -55,6 +70,8 @@ def learn_formula(formula: str, data: Any, missing: str = "error", standardize: 
         for name, column in parsed.variables.items()
         if name.startswith("c")
     }
+    y = target_labels(frame[parsed.target])
+    classes = ordered_classes(frame[parsed.target], y, positive)
     values = {name: as_numbers(frame[name]) for name in columns if name in numbers}
     transforms: dict[str, Any] = {}
     encoding = Encoding(
@@ -72,21 +89,69 @@ def learn_formula(formula: str, data: Any, missing: str = "error", standardize: 
         scale=[],
         standardize=standardize,
         counts=counts,
-        training=TrainingData.of(frame[columns[1:]], frame[parsed.target], len(kept), counts, values, levels),
+        positive=None if classes is None else python_value(classes[1]),
+        training=TrainingData.of(frame[columns[1:]], pandas.Series(y), len(kept), counts, values, levels),
     )
     raw = encoding._design(encoding._filled(frame[columns[1:]]), transforms)
     intercept = formula_has_intercept(parsed.rest)
     centre, scale = centre_and_scale(raw.to_numpy(), intercept, standardize)
     learned = {"names": list(raw), "intercept": intercept, "centre": centre.tolist(), "scale": scale.tolist()}
     encoding = replace(encoding, **learned, transforms=decode_transforms(encode_transforms(transforms)))
-    return Learned(encoding, (raw - centre) / scale, target_labels(frame[parsed.target]), kept)
+    return Learned(encoding, (raw - centre) / scale, y, kept, classes)
 
 
 def target_labels(column: "pandas.Series[Any]") -> np.ndarray:
-    """Return the target as an array. Integers that pandas stores as floats because some are missing become integers."""
-    y = column.to_numpy()
+    """Return the target as an array. Labels that pandas stores in another type because some are missing get their own.
+
+    Blanks around text are removed where they are all that makes more than two classes.
+    """
+    import pandas
+
+    if isinstance(column.dtype, pandas.CategoricalDtype):
+        column = column.astype(column.cat.categories.dtype)
+    if column.nunique() > 2 and (trimmed := without_blanks(column)).nunique() == 2:
+        column = trimmed
+    y = column.infer_objects().to_numpy()
+    if y.dtype.kind == "O" and not isinstance(column.dtype, np.dtype) and column.dtype.kind in "iub":
+        y = y.astype(column.dtype.kind)
     whole = y.dtype.kind == "f" and bool((y == np.round(y)).all()) and bool((np.abs(y) < 2**53).all())
     return y.astype(np.int64) if whole else y
+
+
+def ordered_classes(column: "pandas.Series[Any]", y: np.ndarray, positive: Any) -> np.ndarray | None:
+    """Return the two classes with the positive one second, or None if sorting puts them in that order.
+
+    Without `positive` they are in the order of pandas' categories; text that spells numbers is in the order of these.
+    """
+    import pandas
+
+    if isinstance(column.dtype, pandas.CategoricalDtype):
+        there = {*pandas.unique(y)}
+        classes = [label for label in column.cat.categories if label in there]
+    elif positive is None and not is_text(column):
+        return None
+    else:
+        classes = sorted_values(pandas.unique(y))
+    if len(classes) != 2:  # the estimator raises the error
+        return None
+    if positive is not None:
+        chosen = matching_class(classes, positive, str(column.name))
+        classes = [label for label in classes if label != chosen] + [chosen]
+    found = np.array(classes, dtype=y.dtype)
+    return None if classes == sorted(classes) else found
+
+
+def matching_class(classes: list[Any], positive: Any, target: str) -> Any:
+    """Return the class that `positive` names, as itself or as it is written."""
+    for alike in (
+        lambda label: label == positive and isinstance(label, str) == isinstance(positive, str),
+        lambda label: str(label) == str(positive),
+        lambda label: str(label).casefold() == str(positive).casefold(),
+    ):
+        if len(found := [label for label in classes if alike(label)]) == 1:
+            return found[0]
+    shown = ", ".join(repr(python_value(label)) for label in classes)
+    raise FormulaError(f"positive must be one of the classes of {target!r}, {shown}; got {positive!r}.")
 
 
 def apply_missing_rule(
@@ -152,6 +217,7 @@ class FormulaMixin:
         *,
         missing: str = "error",
         standardize: bool = True,
+        positive: Any = None,
         sample_weight: Any = None,
         offset: Any = None,
         **options: Any,
@@ -181,6 +247,10 @@ class FormulaMixin:
             Whether to centre the columns of X and divide them by their standard deviations, so that the prior suits
             columns of any scale. A logistic regression does not standardise columns of zeros and ones.
             `formula_.units` gives the change in raw units to which each coefficient refers.
+        positive : label, optional
+            The class whose probability is modelled, which becomes the second of `classes_`. By default the last in
+            order: of pandas' categories if the target has them, otherwise of numbers or of the alphabet. A later
+            `fit` with labels passed as y sorts the classes, as scikit-learn's tools expect.
         sample_weight, offset : array (n,), optional
             As in `fit`, with one entry per row of `data`.
         **options
@@ -191,7 +261,7 @@ class FormulaMixin:
             raise FormulaError(INTERCEPT_IN_FORMULA)
         if "standardize" in own:
             options |= {"standardize": standardize}
-        learned = learn_formula(formula, data, missing, standardize and "standardize" not in own)
+        learned = learn_formula(formula, data, missing, standardize and "standardize" not in own, positive)
         return fit_learned(cls, learned, options, sample_weight, offset)
 
 
@@ -206,8 +276,15 @@ def fit_learned(
     if "fit_intercept" in estimator._get_param_names():  # type: ignore[attr-defined]
         options = options | {"fit_intercept": learned.encoding.intercept}
     rows = (kept_entries(vector, learned.kept) for vector in (sample_weight, offset))
-    model = estimator(**options).fit(learned.X, learned.y, *rows)  # type: ignore[attr-defined]
+    model = estimator(**options).fit(learned.X, learned.labels, *rows)  # type: ignore[attr-defined]
+    return keep_learned(model, learned)
+
+
+def keep_learned(model: Any, learned: Learned) -> Any:
+    """Give a fitted model the encoding and the classes."""
     model.formula_ = learned.encoding
+    if learned.classes is not None:
+        model.classes_ = learned.classes
     return model
 
 
@@ -227,13 +304,14 @@ def by_formula(fit: WrappedFit) -> WrappedFit:
         frame = with_labels(as_frame(X), known.target, y)
         # files and pickles older than the field `standardize` reveal it by their scales
         standardize = known.standardize or any(scale != 1.0 for scale in known.scale)
-        learned = learn_formula(known.formula, frame, known.missing, standardize)
+        # scikit-learn's scorers take it that the classes of labels passed as y are sorted
+        positive = known.positive if y is None else None
+        learned = learn_formula(known.formula, frame, known.missing, standardize, positive)
         if getattr(model, "fit_intercept", learned.encoding.intercept) != learned.encoding.intercept:
             raise FormulaError(INTERCEPT_IN_FORMULA)
         rows = (kept_entries(vector, learned.kept) for vector in (sample_weight, offset))
-        fit(model, learned.X, learned.y, *rows, **given)
-        model.formula_ = learned.encoding
-        return model
+        fit(model, learned.X, learned.labels, *rows, **given)
+        return keep_learned(model, learned)
 
     return cast(WrappedFit, learning)
 

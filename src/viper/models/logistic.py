@@ -251,7 +251,7 @@ class VariationalLogisticRegression(
             if formula_template(self) is not None:
                 raise ValueError("partial_fit needs a fitted formula; got one that is not fitted. Call fit first.")
             self._check_options()
-        known = classes if first else self.classes_
+        known = self.classes_ if not first else None if classes is None else checks.distinct(np.asarray(classes))
         given = {"sample_weight": sample_weight, "offset": offset, "reset": first, "classes": known}
         self.classes_, source = open_labelled_rows(self, X, y, self._row_format(), **given)
         if first:
