@@ -44,10 +44,12 @@ def write_report(
     fitted, table = options.open_model_and_rows(model, data, reading, out, force)
 
     from viper import report
-    from viper.cli.preparing import check_option_column, labelled_rows
+    from viper.cli.preparing import check_option_column, input_columns, labelled_rows
     from viper.errors import OutputError, StorageError
 
-    rows = labelled_rows(fitted, table, target)
+    # names of rows as they are written, such as 007; a column that the model uses is read as it was in the fit
+    as_text = () if row_labels is None or row_labels in input_columns(fitted) else (row_labels,)
+    rows = labelled_rows(fitted, table, target, as_text)
     if row_labels is not None:
         check_option_column(rows.frame, row_labels, "--row-labels")
     try:

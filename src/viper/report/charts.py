@@ -28,6 +28,7 @@ SMEAR = 0.01  # δ: half the width of the window over which a density is average
 ROUND_ENDS = (1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0)  # where an axis may end, times a power of ten
 NARROW = 0.6  # an axis of probabilities is cut where all lie below this, or above one minus this
 FIRST_RECALL = 0.05  # recall at which the precision-recall curve begins
+LEAST_SHOWN = 1e-4  # where a scale of log-odds starts at the least; smaller probabilities are drawn there
 CROWDED = 0.17  # if half of the values lie in so small a share of the axis, its scale is stretched
 
 
@@ -80,18 +81,19 @@ def probability_axis(values: Any, extent: Any = ()) -> ProbabilityAxis:
     elif every.min() > 1.0 - NARROW:
         low = 1.0 - round_end(1.0 - every.min())
     tenth, half, most = np.quantile(values, [0.1, 0.5, 0.9])
-    least, largest = np.quantile(values, 0.02) / 1.5, np.quantile(every, 0.98)
     if most < 0.5 and half - low < CROWDED * (high - low):
-        return ProbabilityAxis(odds_end(least), 1.0 - odds_end(1.0 - largest), "log-odds")
-    least, largest = np.quantile(every, 0.02), 1.0 - (1.0 - np.quantile(values, 0.98)) / 1.5
-    if tenth > 0.5 and high - half < CROWDED * (high - low):
-        return ProbabilityAxis(odds_end(least), 1.0 - odds_end(1.0 - largest), "log-odds")
-    return ProbabilityAxis(low, high, "linear")
+        least, largest = max(np.quantile(values, 0.02) / 1.5, LEAST_SHOWN), np.quantile(every, 0.98)
+    elif tenth > 0.5 and high - half < CROWDED * (high - low):
+        least, largest = np.quantile(every, 0.02), 1.0 - max((1.0 - np.quantile(values, 0.98)) / 1.5, LEAST_SHOWN)
+    else:
+        return ProbabilityAxis(low, high, "linear")
+    stretched = ProbabilityAxis(odds_end(least), 1.0 - odds_end(1.0 - largest), "log-odds")
+    return stretched if len(stretched.ticks) > 2 else ProbabilityAxis(low, high, "linear")
 
 
 def round_end(top: float) -> float:
     """The smallest round number that is at least 4 % above `top`, and at most one."""
-    top = max(1.04 * float(top), 1e-6)
+    top = max(1.04 * float(top), LEAST_SHOWN)
     base = 10.0 ** math.floor(math.log10(top))
     return min(round(base * next(m for m in ROUND_ENDS if m * base >= top), 12), 1.0)
 
@@ -106,8 +108,7 @@ FULL = ProbabilityAxis(*UNIT, "linear")
 
 def share_chart(x_label: str, y_label: str, x: ProbabilityAxis = FULL, y: ProbabilityAxis = FULL) -> Chart:
     """A square chart of one percentage against another."""
-    look = {"width": 380, "height": 350, "margins": (14, 24, 46, 64)}
-    chart = Chart(x.ends, y.ends, **look, x_kind=x.kind, y_kind=y.kind)
+    chart = Chart(x.ends, y.ends, width=380, height=350, margins=(14, 24, 46, 64), x_kind=x.kind, y_kind=y.kind)
     chart.y_axis(y_label, y.ticks)
     chart.x_axis(x_label, x.ticks)
     return chart
@@ -123,15 +124,15 @@ def reliability_axis(study: Study) -> ProbabilityAxis:
 
 def reliability_chart(study: Study) -> str:
     table, axis = study.calibration, reliability_axis(study)
-    chart = share_chart("predicted probability", f"share that {study.predicate('was')}", axis, axis)
+    chart = share_chart("predicted probability", "observed share", axis, axis)
     chart.line(axis.ends, axis.ends, "guide")
     chart.band(table["predicted"], table["lower"], table["upper"])
     largest = table["rows"].max()
     for predicted, observed, n, low, high in table.itertuples(index=False):
         chart.interval(predicted, low, high)
-        tooltip = f"{n:,} rows given {about(predicted)}: {percent(observed)} {study.predicate('were')}"
+        tooltip = f"{n:,} rows given {about(predicted)}: {percent(observed)} {study.predicate('had')}"
         chart.dot(predicted, observed, 3.5 + 6.0 * math.sqrt(n / largest), f"{tooltip} ({percent_range(low, high)})")
-    return chart.svg(f"Reliability diagram: share that {study.predicate('was')} against predicted probability")
+    return chart.svg(f"Reliability diagram: share that {study.predicate('had')} against predicted probability")
 
 
 def roc_chart(study: Study) -> str:
@@ -156,8 +157,7 @@ def precision_recall_chart(study: Study) -> str:
     recall, precision = thinned(recall[kept][::-1], precision[kept][::-1])
     share = float(study.label.mean())
     axis = FULL if precision.max() > NARROW else ProbabilityAxis(0.0, round_end(precision.max()), "linear")
-    right = f"share of flagged that {study.predicate('are')}"
-    chart = share_chart(f"share of {study.positive} found", right, y=axis)
+    chart = share_chart(f"share of {study.positive} found", "share of flagged rows that are right", y=axis)
     chart.line([0, 1], [share, share], "guide")
     tooltips = [
         f"{percent(r)} of {study.positive} found, {percent(p)} of those flagged are right"
@@ -281,8 +281,8 @@ def rows_axis(study: Study) -> ProbabilityAxis:
 def rows_chart(study: Study, labels: list[str]) -> str:
     """The sampled rows in order of their log-odds, each with its interval. `labels` holds the names of all rows."""
     rows, axis = study.sampled, rows_axis(study)
-    look = {"width": 1060, "height": 320, "margins": (14, 16, 34, 66)}
-    chart = Chart((-1.0, float(len(rows))), axis.ends, **look, y_kind=axis.kind)
+    ends = (-1.0, float(len(rows)))
+    chart = Chart(ends, axis.ends, width=1060, height=320, margins=(14, 16, 34, 66), y_kind=axis.kind)
     chart.y_axis(f"probability of {study.positive}", axis.ticks)
     chart.x_axis("rows, from the least to the most probable", [])
     for at, k in enumerate(rows):

@@ -1,5 +1,6 @@
 """The section on single rows: an overview chart, a table of the least certain rows, and one chosen row in detail."""
 
+import math
 from html import escape
 from typing import Any
 
@@ -104,5 +105,7 @@ class RowSection:
 
 
 def data_cell(content: Any) -> str:
+    if content is None or content != content:
+        return table_cell("missing", -math.inf)
     is_number = isinstance(content, int | float | np.integer | np.floating) and not isinstance(content, bool)
     return table_cell(readable_number(content), content) if is_number else table_cell(str(content))

@@ -3,7 +3,6 @@
 import math
 from html import escape
 
-from viper.models.facts import ModelFacts
 from viper.report import charts, trust, views, words
 from viper.report.row_section import RowSection
 from viper.report.study import MOST_COEFFICIENTS, MOST_EFFECTS, Study
@@ -22,8 +21,6 @@ from viper.report.svg import (
 )
 from viper.report.words import THIN, chance, factor, percent, percent_range, readable_number, with_decimals
 
-MOST_NAMES = 40  # columns of the model that are named
-
 
 def subtitle(study: Study) -> str:
     kind = "Gaussian process classification" if study.is_gp else "Bayesian logistic regression"
@@ -33,16 +30,18 @@ def subtitle(study: Study) -> str:
 
 
 def summary_section(study: Study) -> str:
-    found, verdict = study.scores, trust.overall_verdict(study)
+    verdict = trust.overall_verdict(study)
+    honest = study.cross_validated if study.from_training else None
+    found, where = (study.scores, "") if honest is None else (honest, f", in {honest.how}")
     auc, skill = found.auc, found.log_skill
     tiles = {
         "rows": f"{len(study.label):,}",
         f"of which {study.positive}, the average": percent(study.base_rate),
-        "AUC: how often a pair is ranked correctly; 0.5 is chance": "–" if auc is None else f"{auc:.3f}",
-        f"skill: 0{THIN}% is no better than predicting the average, 100{THIN}% is perfect": (
+        f"AUC: how often a pair is ranked correctly{where}; 0.5 is chance": "–" if auc is None else f"{auc:.3f}",
+        f"skill{where}: 0{THIN}% is no better than predicting the average, 100{THIN}% is perfect": (
             "–" if skill is None else f"below 0{THIN}%" if skill < 0.0 else percent(skill)
         ),
-        "Brier score: mean squared error of the probabilities, 0 is perfect": readable_number(found.brier),
+        f"Brier score: mean squared error of the probabilities{where}, 0 is perfect": f"{found.brier:#.3g}",
     }
     headline = element("strong", escape(verdict.word)) + " " + escape(verdict.text)
     sentences = (
@@ -96,7 +95,7 @@ def cross_validation(study: Study) -> str:
 
 
 def performance_section(study: Study) -> str:
-    titles = ("Predicted", "Rows", f"That {study.predicate('were')}", "Allowing for chance")
+    titles = ("Predicted", "Rows", f"That {study.predicate('had')}", "Allowing for chance")
     rows = [
         [
             table_cell(percent(predicted), predicted),
@@ -107,7 +106,7 @@ def performance_section(study: Study) -> str:
         for predicted, observed, n, low, high in study.calibration.itertuples(index=False)
     ]
     listing = data_table("Reliability by group of rows", [column_heading(escape(t), "number") for t in titles], rows)
-    example = words.group_sentence(study.calibration, study.predicate("were"))
+    example = words.group_sentence(study.calibration, study.predicate("had"))
     reliability = figure(
         "Do its percentages come true?",
         f"{example} On the dashed line, they come true exactly.{charts.reliability_axis(study).note}",
@@ -157,8 +156,15 @@ def drivers_section(study: Study) -> str:
         "line of no change are grey, because their direction is uncertain."
     )
     more = f"These are the {len(shown)} surest of {len(found):,} coefficients." if len(found) > len(shown) else None
+    together = (
+        "Columns joined by × act together. Each of them by itself then tells the effect only where the others are zero "
+        "or at their first level. What a column does in all is shown below, one column at a time."
+        if study.interacts
+        else None
+    )
     listing = data_table("Coefficients with credible intervals", head, rows, "sortable coefficients")
-    return section("coefficients", "What drives the probability", paragraph(text), listing, paragraph(more, "note"))
+    notes = paragraph(together, "note") + paragraph(more, "note")
+    return section("coefficients", "What drives the probability", paragraph(text), listing, notes)
 
 
 def relevance_section(study: Study) -> str:
@@ -225,7 +231,7 @@ def map_section(study: Study) -> str:
     names = study.map.names
     others = ", with every other column at its typical value" if study.frame.shape[1] > 2 else ""
     sampled = "Marks are rows" if len(study.sampled) == len(study.label) else f"Marks are {len(study.sampled):,} rows"
-    marks = f" {sampled}; triangles are those that {study.predicate('were')}." if study.show_rows else ""
+    marks = f" {sampled}; triangles are those that {study.predicate('had')}." if study.show_rows else ""
     mean = figure(
         "The probability",
         f"Over {names[0]} and {names[1]}{others}.{marks}{charts.map_axis(study, 'mean').note}",
@@ -292,36 +298,3 @@ def trace_figure(study: Study) -> str:
         "bit but 1.44 times as large; anything far below one is negligible."
     )
     return figure("How the search converged", sentence, charts.convergence_chart(trace), class_="small")
-
-
-def fit_section(study: Study) -> str:
-    facts = study.facts
-    names = [str(name) for name in study.frame.columns]
-    more = f" and {len(names) - MOST_NAMES:,} more" if len(names) > MOST_NAMES else ""
-    terms = f" with {facts.terms} terms" if facts.terms else ""
-    pairs = {
-        "Target": f"{study.target} ({study.positive}, against {study.negative})",
-        "Columns": ", ".join(names[:MOST_NAMES]) + more,
-        **({} if facts.formula is None else {"Formula": str(facts.formula)}),
-        **model_pairs(facts),
-        "Posterior": f"Gaussian, {facts.covariance} covariance",
-        "Expected log(1 + eˣ)": "exact" if facts.exact else f"bound {facts.bound!r}{terms}",
-        "ELBO": with_decimals(facts.elbo, 4),
-        "Log score of these rows": f"{with_decimals(study.scores.log_score, 4)} per row",
-        "Rows left out": "; ".join(f"{n:,} {reason}" for reason, n in study.left_out.items()) or "none",
-    }
-    return section("fitted", "What was fitted", definition_list(pairs, "facts"))
-
-
-def model_pairs(facts: ModelFacts) -> dict[str, str]:
-    """Kernel and inducing points of a Gaussian process, or the prior of the coefficients."""
-    if facts.process is not None:
-        kernel = f"{facts.process.kernel}, with a {facts.process.mean} mean"
-        return {"Kernel": kernel, "Inducing points": f"{facts.process.inducing:,}"}
-    assert facts.prior is not None
-    if facts.prior.correlated:
-        return {"Prior of the coefficients": "normal, with a given covariance"}
-    low, high = facts.prior.range
-    sd = f"{low:.3g}" if math.isclose(low, high) else f"{low:.3g} to {high:.3g}"
-    chosen = ", chosen by the ELBO" if facts.prior.chosen else ""
-    return {"Prior of the coefficients": f"normal, standard deviation {sd}{chosen}"}

@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -29,7 +30,6 @@ FEWEST_MARKS = 10  # of each class in such a chart; of a rarer one, up to four t
 CURVE_POINTS = 41  # points of a partial effect
 DIAGNOSIS_BUDGET = 100_000_000  # rows × draws that a diagnosis may take
 BARE_LABELS = {"0", "1", "-1", "2", "yes", "no", "y", "n", "true", "false", "t", "f"}
-HAVE = {"is": "has", "are": "have", "was": "had", "were": "had"}
 SPATIAL = [  # names of columns that hold coordinates
     *[("longitude", "latitude"), ("lon", "lat"), ("long", "lat"), ("lng", "lat")],
     *[("easting", "northing"), ("x", "y"), ("x_coord", "y_coord")],
@@ -93,9 +93,10 @@ class Study:
         first, second = (f"{self.target} = {label}" if self.bare else str(label) for label in self.model.classes_)
         return first, second
 
-    def predicate(self, verb: str, k: int = 1) -> str:
-        """'were malignant', but 'had died = yes'."""
-        return f"{HAVE[verb] if self.bare else verb} {self.class_names[k]}"
+    def predicate(self, have: str, k: int = 1) -> str:
+        """'had the outcome “malignant”', but 'had died = yes': right whether a class is a noun, a verb or neither."""
+        name = self.class_names[k]
+        return f"{have} {name}" if self.bare else f"{have} the outcome “{name}”"
 
     @property
     def negative(self) -> str:
@@ -169,9 +170,10 @@ class Study:
         found, counts = self.record.get("scores"), self.class_counts
         if not isinstance(found, dict) or counts is None:
             return None
-        names = ("how", "log_score", "brier", "auc")
+        if not {"how", "log_score", "brier", "auc"} <= set(found):
+            return None
         share = counts[str(self.model.classes_[1])] / sum(counts.values())
-        return HeldOutScores(*(found[name] for name in names), share) if set(names) <= set(found) else None
+        return HeldOutScores(found["how"], found["log_score"], found["brier"], found["auc"], share)
 
     @property
     def training(self) -> TrainingData | None:
@@ -221,9 +223,16 @@ class Study:
         scales = {} if encoding is None else dict(zip(encoding.names, encoding.scale, strict=True))
         levels = {} if encoding is None else encoding.levels
         return {
-            name: coefficient_change(name, X.iloc[:, j].to_numpy(dtype=float), scales.get(name, 1.0), levels)
+            name: coefficient_change(
+                name, X.iloc[:, j].to_numpy(dtype=float), scales.get(name, 1.0), levels, self.frame.columns
+            )
             for j, name in enumerate(map(str, X.columns))
         }
+
+    @property
+    def interacts(self) -> bool:
+        """Whether some columns of a logistic regression act together, so that no coefficient tells what one does."""
+        return any(" × " in c.name and c.name not in self.frame.columns for c in self.coefficients or ())
 
     @cached_property
     def from_training(self) -> bool:
@@ -296,12 +305,19 @@ def recorded_diagnosis(model: Any) -> Diagnosis | None:
 
 
 def coefficient_change(
-    name: str, values: np.ndarray, scale: float, levels: dict[str, list[Any]]
+    name: str, values: np.ndarray, scale: float, levels: dict[str, list[Any]], plain: Collection[str] = ()
 ) -> tuple[str, float, str]:
-    """The name of a column of X for readers, the change to report, and that change in words."""
-    level = re.fullmatch(r"(?:C\()?([^:]+?)(?:, .*?)?\)?\[T\.([^:]*)\]", name)
-    if level and level[1] in levels:
-        return f"{level[1]}: {level[2]}", 1.0, f"instead of {levels[level[1]][0]}"
+    """The name of a column of X for readers, the change to report, and that change in words.
+
+    `plain` are names of columns in the data, which are left as they are.
+    """
+    parts = [name] if name in plain else re.split(r":(?![^\[]*\])", name)
+    found = [re.fullmatch(r"(?:C\()?([^:]+?)(?:, .*?)?\)?\[T\.(.*)\]", part) for part in parts]
+    is_level = [match is not None and match[1] in levels for match in found]
+    name = " × ".join(f"{m[1]}: {m[2]}" if m and is_level[j] else parts[j] for j, m in enumerate(found))
+    if all(is_level):
+        first = found[0]
+        return name, 1.0, f"instead of {levels[first[1]][0]}" if first and len(parts) == 1 else "together"
     sd = float(values.std())
     if np.isin(values, (0.0, 1.0)).all():
         return name, 1.0, "0 → 1"

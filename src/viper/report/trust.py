@@ -40,7 +40,7 @@ def overall_verdict(study: Study) -> Verdict:
     question = max(answers, key=lambda name: SEVERITY[answers[name].kind])
     worst = answers[question]
     if worst.kind == "good":
-        text = f"{worst.text} The posterior is close to the exact one, and the arithmetic is certified."
+        text = "It beats the average, its posterior is close to the exact one, and its arithmetic is certified."
     else:
         text = worst.text
     return Verdict(worst.kind, HEADLINES[worst.kind], text)
@@ -53,7 +53,7 @@ def prediction_verdict(study: Study) -> Verdict:
     if study.from_training:
         return recorded_verdict(study)
     if study.scores.log_skill is None:
-        only = study.predicate("are", int(study.label[0]))
+        only = study.predicate("have", int(study.label[0]))
         return Verdict("open", "Not known", f"All rows {only}, so they cannot show how well it tells the two apart.")
     gain, error = study.gain
     base = f"always predicting their average, {percent(study.base_rate)}"
@@ -79,12 +79,11 @@ def recorded_verdict(study: Study) -> Verdict:
     found = study.cross_validated
     if found is None:
         return Verdict("open", "Not tested", f"{flattered} Make the report from rows that it has not seen.")
-    how = f"{flattered} But {found.how} could: "
-    skill = found.log_skill
-    if skill <= 0.0:
-        return Verdict("bad", "No", f"{how}its predictions were worse than the average of all rows.")
-    better = f"its predictions were {percent(skill)} better than the average of all rows, {percent(found.base_rate)}."
-    return Verdict("good", "Yes", how + better)
+    test = f"{flattered} In {found.how}, on rows that it had not seen, its predictions were"
+    base = f"always predicting the average, {percent(found.base_rate)}"
+    if found.log_skill <= 0.0:
+        return Verdict("bad", "No", f"{test} worse than {base}.")
+    return Verdict("good", "Yes", f"{test} {percent(found.log_skill)} better than {base}.")
 
 
 # --- is the posterior right? ---

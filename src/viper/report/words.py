@@ -67,7 +67,7 @@ def about(p: float) -> str:
 
 def points(width: float) -> str:
     """A difference of probabilities in percentage points."""
-    digits = percent_digits(width)
+    digits = readable_number(float(f"{100.0 * float(width):.2g}"))
     return "one percentage point" if digits == "1" else f"{digits} percentage points"
 
 
@@ -100,22 +100,22 @@ def factor(x: float) -> str:
 
 def ranking_sentence(study: Study) -> str:
     if study.scores.auc is None:
-        return f"All rows {study.predicate('are', int(study.label[0]))}, so the model's ranking cannot be judged."
+        return f"All rows {study.predicate('have', int(study.label[0]))}, so the model's ranking cannot be judged."
     return (
-        f"Given one row that {study.predicate('is')} and one that {study.predicate('is', 0)}, the model gives the "
+        f"Given one row that {study.predicate('has')} and one that {study.predicate('has', 0)}, the model gives the "
         f"higher probability to the right one {100 * study.scores.auc:.1f} times in 100; a coin would, 50 times."
     )
 
 
 def skill_sentence(study: Study) -> str | None:
     """The score against that of predicting the base rate for every row."""
-    found = study.scores
-    if found.log_skill is None:
+    skill = study.scores.log_skill
+    if skill is None or skill <= 0.0:
         return None
-    base = f"always predicting the average, {percent(study.base_rate)}"
-    if found.log_skill <= 0.0:
-        return f"Its predictions are worse than {base}."
-    return f"Its predictions are {percent(found.log_skill)} better than {base}, where 100{THIN}% would be perfect."
+    return (
+        f"Compared with always predicting the average, {percent(study.base_rate)}, its skill is {percent(skill)}: "
+        f"0{THIN}% would be no better, and 100{THIN}% perfect."
+    )
 
 
 def recall_sentence(study: Study, share: float = 0.95) -> str:
@@ -123,8 +123,8 @@ def recall_sentence(study: Study, share: float = 0.95) -> str:
     false, true = study.roc
     cost = float(false[np.argmax(true >= share)])
     return (
-        f"To find {percent(share)} of the rows that {study.predicate('were')}, {percent(cost)} of those that "
-        f"{study.predicate('were', 0)} would be flagged by mistake."
+        f"To find {percent(share)} of the rows that {study.predicate('had')}, {percent(cost)} of those that "
+        f"{study.predicate('had', 0)} would be flagged by mistake."
     )
 
 
@@ -144,10 +144,10 @@ def precision_sentence(study: Study) -> str:
     positive = int(study.label.sum())
     top = np.argsort(-study.predictions.latent, kind="stable")[:positive]
     hits = int(study.label[top].sum())
-    did = "did" if study.bare else "were"
+    rows = "row" if positive == 1 else "rows"
     return (
-        f"{positive:,} {'row' if positive == 1 else 'rows'} {study.predicate('were')}. Of the {positive:,} to which the "
-        f"model gave the highest probabilities, {percent(hits / positive)} {did}; of all rows, "
+        f"{positive:,} {rows} {study.predicate('had')}. Of the {positive:,} {rows} to which the model gave the highest "
+        f"probabilities, {percent(hits / positive)} did; of all rows, "
         f"{percent(study.base_rate)} (the dashed line)."
     )
 
@@ -155,8 +155,8 @@ def precision_sentence(study: Study) -> str:
 def width_sentence(study: Study) -> str:
     half, tenth = np.quantile(study.predictions.width, [0.5, 0.9])
     return (
-        f"For half of the rows, the {study.level_name} interval of the probability is at most {points(half)} wide; "
-        f"for one row in ten, it is wider than {points(tenth)}."
+        f"Half of the {study.level_name} intervals are narrower than {points(half)}; one in ten is wider than "
+        f"{points(tenth)}."
     )
 
 
@@ -187,7 +187,7 @@ def listed_in_words(parts: list[str]) -> str:
 
 def driver_sentence(study: Study) -> str | None:
     """The strongest single finding about a column."""
-    if study.coefficients is not None:
+    if study.coefficients is not None and not study.interacts:
         clear = [c for c in study.coefficients if c.clear]
         if not clear:
             return "No single coefficient is clearly above or below zero; together they may still predict well."
@@ -237,7 +237,7 @@ def row_sentence(study: Study, k: int) -> str:
 
 def unusual_sentence(found: Outlyingness, k: int) -> str:
     parts = [
-        f"{name} is {readable_number(value)} ({abs(z):.1f} standard deviations {'above' if z > 0 else 'below'} the mean)"
+        f"{name} is {readable_number(value)}, {abs(z):.1f} standard deviations {'above' if z > 0 else 'below'} the mean"
         for name, value, z in found.extremes(k)
         if abs(z) >= 2.0
     ]
