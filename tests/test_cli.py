@@ -5,7 +5,6 @@ import io
 import json
 import re
 import shlex
-import signal
 import subprocess
 import sys
 import warnings
@@ -20,7 +19,7 @@ from sklearn.metrics import roc_auc_score
 from sklearn.model_selection import StratifiedKFold, train_test_split
 
 import viper
-from viper.cli import app, main, terminal
+from viper.cli import main, terminal
 from viper.formula.learn import learn_formula
 
 GENERATOR = np.random.default_rng(0)
@@ -43,7 +42,7 @@ def run(capsys, monkeypatch, tmp_path):
     """Return a function that runs a command in the folder of the data; it returns exit code, stdout and stderr."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # put back what the program changes
-    monkeypatch.setattr(app, "signal", Signals)
+    monkeypatch.setattr("viper.cli.catch_signals", lambda: None)  # the tests keep their own handlers
     FRAME.to_csv("data.csv", index=False)
 
     def call(*arguments):
@@ -53,16 +52,6 @@ def run(capsys, monkeypatch, tmp_path):
         return done.value.code, out, err
 
     return call
-
-
-class Signals:
-    """Keeps the program's signal handlers out of the tests' process."""
-
-    SIGINT, SIGTERM = signal.SIGINT, signal.SIGTERM
-
-    @staticmethod
-    def signal(number, handler):
-        pass
 
 
 def document(result):

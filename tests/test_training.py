@@ -129,7 +129,7 @@ def forged(*path, value):
     ],
 )
 def test_a_forged_record_is_refused_in_one_line(path, value):
-    with pytest.raises(StorageError, match="the model's formula must be one that viper wrote") as error:
+    with pytest.raises(StorageError, match=r"formula.* must .*; got") as error:
         Encoding.from_state(forged(*path, value=value))
     assert "\n" not in str(error.value)
 

@@ -3,28 +3,47 @@
 frame → checked columns → missing values by rule → formulaic → standardised or not → X
 """
 
-import math
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from viper.data.schema import (
+    ABOVE_ZERO,
+    BOOLEAN,
+    LABEL,
+    NOTHING,
+    NUMBER,
+    PLAIN,
+    TEXT,
+    WHOLE,
+    Entries,
+    Fields,
+    Items,
+    fields_of,
+    one_of,
+    or_none,
+    shown,
+)
 from viper.errors import FormulaError, RowError, StorageError, counted, listed
 from viper.formula.columns import as_frame, as_levels, as_numbers, python_value
 from viper.formula.grammar import ParsedFormula, parse_formula
-from viper.formula.training import TrainingData
+from viper.formula.imputation import DRAWN_ENTRIES, DRAWS, CodedColumns, Imputation
+from viper.formula.training import TrainingData, check_training_data
 
 if TYPE_CHECKING:
     import pandas
 
-MISSING_RULES = ("error", "drop", "mean")
+MISSING_RULES = ("error", "drop", "mean", "indicator", "multiple")
+MISSING_LEVEL = "missing"  # the level of a category's missing values, for missing="indicator"
 UNSEEN_RULES = ("error", "missing", "baseline")
 BEYOND_RULES = ("refuse", "clamp")
-ADDED_FIELDS = ("positive", "unseen", "beyond", "training")  # since version 0.1: stored unless they are the default
+ADDED_FIELDS = ("positive", "unseen", "beyond", "training", "imputations", "sweeps")  # stored unless the default
 
 
 @dataclass(frozen=True)
@@ -39,14 +58,14 @@ class Encoding:
         Name of the column with the labels.
     columns : list of str
         The columns that the formula reads, with the target first.
-    missing : {"error", "drop", "mean"}
+    missing : {"error", "drop", "mean", "indicator", "multiple"}
         What happens to rows with missing values.
     means : dict
         Means of the columns that are used as numbers.
     levels : dict
         Levels of the columns that are used as categories, with the reference first.
     common : dict
-        The most common level of each of these columns.
+        The level that is filled in for each of these columns: the most common one, or that of missing values.
     transforms : dict
         State of functions such as `center`, by call.
     names : list of str
@@ -71,6 +90,10 @@ class Encoding:
         nearest one within the range.
     training : TrainingData, optional
         What is remembered of the rows that the formula learned from. Files of version 0.1 have none.
+    imputations, sweeps : int
+        For missing="multiple", how many tables were completed, and how often each chain drew every column.
+    imputation : Imputation, optional
+        For missing="multiple", what the missing values of new rows are drawn from. A model file holds it as arrays.
     """
 
     formula: str
@@ -92,6 +115,9 @@ class Encoding:
     unseen: str = "error"
     beyond: str = "refuse"
     training: TrainingData | None = None
+    imputations: int = 20
+    sweeps: int = 10
+    imputation: Imputation | None = field(default=None, compare=False)
 
     def encode(self, data: Any) -> "pandas.DataFrame":
         """Return the columns of X for rows of raw columns. Columns that the formula does not name are ignored.
@@ -99,14 +125,95 @@ class Encoding:
         Raises
         ------
         FormulaError
-            If a column is missing or of another kind than in the fit, a level is new, a value is missing (unless
-            `missing` is "mean"), or a function has no finite value.
+            If a column is missing or of another kind than in the fit, a level is new, a value is missing (if
+            `missing` is "error" or "drop"), or a function has no finite value.
         """
-        frame = self._filled(self._select(data))
-        raw = self._design(frame, self.transforms)
+        if isinstance(data, ImputedRows):
+            return data.design
+        return self._standardised(self._select(data)) if self.imputation is None else self.impute(data).design
+
+    def impute(self, data: Any, spread: Callable[[np.ndarray], np.ndarray] | None = None) -> "ImputedRows":
+        """Return the columns of X, averaged over draws of what is missing, and the `spread` of these draws.
+
+        `spread` takes deviations from the mean (rows × draws × columns of X) and returns a number for each row.
+        """
+        selected = self._select(data)
+        design = self._standardised(selected)
+        residual = np.zeros(len(design))
+        rows = np.flatnonzero(selected.isna().to_numpy().any(1))
+        values = design.to_numpy(copy=True) if len(rows) else design.to_numpy()
+        for some in np.split(rows, range(0, len(rows), max(1, DRAWN_ENTRIES // (DRAWS * max(1, len(self.names)))))[1:]):
+            if len(some):
+                drawn = self._drawn_designs(selected.iloc[some])
+                values[some] = drawn.mean(1)
+                if spread is not None:
+                    residual[some] = spread(drawn - values[some][:, None])
+        return ImputedRows(type(design)(values, index=design.index, columns=design.columns), residual)
+
+    def _standardised(self, selected: "pandas.DataFrame") -> "pandas.DataFrame":
+        """Return X for rows of raw columns, where missing values are filled in or, for draws, replaced later."""
+        return self._scaled(self._with_indicators(self._design(self._filled(selected), self.transforms), selected))
+
+    def _scaled(self, raw: "pandas.DataFrame") -> "pandas.DataFrame":
         if list(raw) != self.names:
             raise FormulaError(f"the formula must produce the columns {self.names}; got {list(raw)}. Fit it again.")
         return (raw - np.array(self.centre)) / np.array(self.scale)
+
+    def _with_indicators(self, raw: "pandas.DataFrame", selected: "pandas.DataFrame") -> "pandas.DataFrame":
+        """Add a column of zeros and ones for each column of numbers that had missing values in the fit."""
+        return raw.assign(**{missing_name(name): selected[name].isna().astype(float) for name in self.indicators})
+
+    @property
+    def indicators(self) -> list[str]:
+        """Return the columns of numbers whose missing values have a column of X of their own."""
+        if self.missing != "indicator":
+            return []
+        return [name for name in self.means if missing_name(name) in self.names]
+
+    @property
+    def fills(self) -> bool:
+        """Return whether rows with missing values can be predicted."""
+        return self.missing not in ("error", "drop")
+
+    @property
+    def missing_treatment(self) -> str:
+        """Return what was done about missing values, in words."""
+        return {
+            "mean": "filled in with means and most common levels",
+            "indicator": "filled in, and marked by columns and levels of their own",
+            "multiple": f"drawn {self.imputations} times, given all other columns",
+        }.get(self.missing, "")
+
+    # --- missing values that are drawn ---
+
+    def coded(self, selected: "pandas.DataFrame") -> CodedColumns:
+        """Return the raw columns as numbers and codes of levels. A column that is used as both is a category."""
+        numbers = {name: as_numbers(selected[name]) for name in self.inputs if name not in self.levels}
+        codes = {name: as_levels(selected[name], levels).codes for name, levels in self.levels.items()}
+        return CodedColumns(numbers, codes, {name: len(levels) for name, levels in self.levels.items()})
+
+    def raw_columns(self, coded: CodedColumns, index: Any) -> "pandas.DataFrame":
+        """Invert `coded`."""
+        import pandas
+
+        levels = {name: decoded_levels(codes, self.levels[name]) for name, codes in coded.codes.items()}
+        return pandas.DataFrame(coded.numbers | levels, index=index)[self.inputs]
+
+    def _drawn_designs(self, selected: "pandas.DataFrame") -> np.ndarray:
+        """Return draws of X for rows with missing values: rows × draws × columns.
+
+        Numbers inside functions and interactions stay in the range of the fit, where a logarithm or a spline is known.
+        """
+        assert self.imputation is not None
+        drawn = self.imputation.draws(self.coded(selected))
+        for j, name in enumerate(drawn.numbers):
+            if name not in self._parsed.plain:
+                missing = np.repeat(selected[name].isna().to_numpy(), DRAWS)
+                within = drawn.numbers[name].clip(self.imputation.low[j], self.imputation.high[j])
+                drawn.numbers[name] = np.where(missing, within, drawn.numbers[name])
+        raw = self.raw_columns(drawn, np.repeat(selected.index.to_numpy(), DRAWS))
+        X = self._scaled(self._design(raw, self.transforms)).to_numpy()
+        return X.reshape(len(selected), DRAWS, -1)
 
     def complete(self, data: Any) -> np.ndarray:
         """Return which rows have no missing value in the columns of the formula."""
@@ -121,6 +228,37 @@ class Encoding:
     def units(self) -> dict[str, str]:
         """Describe, for each column of X, the change in raw units to which its coefficient refers."""
         return {name: self._unit(name, *at) for name, *at in zip(self.names, self.centre, self.scale, strict=True)}
+
+    @property
+    def splines(self) -> set[str]:
+        """Return the columns inside bs(), which has no value beyond the range of the fit."""
+        calls = [factor for term in self._terms() for factor in term if "bs(" in factor]
+        return {column for call in calls for column in self._columns_in(call)}
+
+    @property
+    def entangled(self) -> list[str]:
+        """Return the columns whose effect no single coefficient tells.
+
+        They are in an interaction, in several terms, or in a function that makes several columns.
+        """
+        mentions, found = Counter[str](), set[str]()
+        for term in self._terms():
+            columns = {column for factor in term for column in self._columns_in(factor)}
+            mentions.update(columns)
+            if len(columns) > 1 or any(name in factor for factor in term for name in ("bs(", "poly(")):
+                found |= columns
+        return [name for name in self.inputs if name in found or mentions[name] > 1]
+
+    def _terms(self) -> list[list[str]]:
+        """Return the terms besides plain columns, each as its factors, in internal variables."""
+        if self._parsed.rest == "1":
+            return []
+        from formulaic import Formula
+
+        return [[str(factor) for factor in term.factors] for term in Formula(self._parsed.rest)]
+
+    def _columns_in(self, factor: str) -> list[str]:
+        return [self._parsed.variables[name] for name in re.findall(r"\b[nc]\d+_", factor)]
 
     def _unit(self, name: str, centre: float, scale: float) -> str:
         if (centre, scale) != (0.0, 1.0):
@@ -149,14 +287,17 @@ class Encoding:
         holes = {str(name): int(number) for name, number in counts.items() if number}
         if not holes:
             return frame
-        if self.missing != "mean":
+        if not self.fills:
             name = next(iter(holes))
             row = frame.index[int(np.flatnonzero(frame[name].isna())[0])]
             got = f"{counted(holes)}, the first"
-            raise RowError("rows must have no missing values", got, row, "Leave them out, or fit with missing='mean'.")
-        whole = [name for name in holes if name in self.means and frame[name].dtype.kind in "iu"]  # pandas' Int64
-        values = {name: self.means.get(name, self.common.get(name)) for name in holes}
-        return frame.astype(dict.fromkeys(whole, "float64")).fillna(values)
+            raise RowError(
+                "rows must have no missing values", got, row, "Leave them out, or fit with missing='multiple'."
+            )
+        values = {name: self.common.get(name, self.means.get(name)) for name in holes}
+        # of other types, not all can hold the value: pandas' Int64 no mean, its categories no new level
+        kinds = {name: "float64" if name in self.means else object for name in holes}
+        return frame.astype(kinds).fillna(values)
 
     def _design(self, frame: "pandas.DataFrame", state: dict[str, Any]) -> "pandas.DataFrame":
         """Return the columns of X before they are standardised. `state` is read, or learned if it is empty."""
@@ -184,28 +325,46 @@ class Encoding:
         unset = {
             one.name for one in fields(self) if one.name in ADDED_FIELDS and getattr(self, one.name) == one.default
         }
-        state = {name: value for name, value in asdict(self).items() if name not in unset}
+        plain = replace(self, imputation=None)
+        state = {name: value for name, value in asdict(plain).items() if name not in {*unset, "imputation"}}
         return state | {"transforms": encode_transforms(self.transforms)}
 
     @classmethod
-    def from_state(cls, state: Any) -> "Encoding":
-        """Invert `to_state`. The formula is checked again, so that nothing in a file can run as a program."""
+    def from_state(cls, state: Any, imputation: dict[str, np.ndarray] | None = None) -> "Encoding":
+        """Invert `to_state`. The formula is checked again, so that nothing in a file can run as a program.
+
+        `imputation` are the arrays of the imputation, if there is one.
+        """
+        ENCODING.check(state, "formula")
+        decoded = {
+            "transforms": decode_transforms(state["transforms"]),
+            "training": state.get("training") and TrainingData.from_state(state["training"]),
+            "imputation": Imputation(**imputation) if imputation else None,
+        }
         try:
-            encoding = cls(**state)
+            encoding = cls(**state | decoded)
             check_encoding(encoding)
-            if encoding.training is not None:
-                training = TrainingData.from_state(encoding.training, encoding.levels)
-                object.__setattr__(encoding, "training", training)
-            object.__setattr__(encoding, "transforms", decode_transforms(encoding.transforms))
-            parsed = encoding._parsed
-            used, learned = {*parsed.plain, *parsed.variables.values()}, {*encoding.means, *encoding.levels}
-            if parsed.target != encoding.target or used != set(encoding.inputs) or not used <= learned:
-                raise ValueError("columns that it does not name")
-            if encoding.training is not None and set(encoding.training.columns) != used:
-                raise ValueError("training data of other columns")
-        except (TypeError, KeyError, ValueError, AttributeError) as error:
+        except ValueError as error:
             raise StorageError(f"the model's formula must be one that viper wrote; got {error}") from None
         return encoding
+
+
+class ImputedRows(NamedTuple):
+    """Rows of X whose missing values were drawn several times: the mean of the draws, and how far they spread."""
+
+    design: "pandas.DataFrame"
+    residual: np.ndarray  # 0 for rows without missing values
+
+
+def decoded_levels(codes: np.ndarray, levels: list[Any]) -> np.ndarray:
+    """Return the level of each code, and None for -1."""
+    there = np.array(levels) if len({type(level) for level in levels}) == 1 else np.array(levels, dtype=object)
+    return there[codes] if (codes >= 0).all() else np.append(there.astype(object), None)[codes]
+
+
+def missing_name(name: str) -> str:
+    """Return the name of the column of X that says whether a number is missing."""
+    return f"{name} is missing"
 
 
 # --- formulaic ---
@@ -299,29 +458,58 @@ def decode_transforms(state: Any) -> Any:
     return [decode_transforms(value) for value in state] if isinstance(state, list) else state
 
 
+RECORD = Fields(
+    {},
+    {
+        "seconds": NUMBER,
+        "scores": or_none(Entries(or_none(NUMBER), {"how": TEXT})),
+        "diagnosis": or_none(Entries(or_none(NUMBER), {"reliable": BOOLEAN, "close": BOOLEAN, "verdict": TEXT})),
+        # files of version 0.1; now in `training`
+        "data": Fields(
+            {
+                "file": TEXT,
+                "rows": WHOLE,
+                "rows_used": WHOLE,
+                "class_counts": Entries(WHOLE),
+                "missing": Entries(WHOLE),
+            },
+            {"left_out": Entries(TEXT)},
+        ),
+    },
+)
+ENCODING = fields_of(
+    Encoding,
+    missing=one_of(*MISSING_RULES),
+    unseen=one_of(*UNSEEN_RULES),
+    beyond=one_of(*BEYOND_RULES),
+    levels=Entries(Items(LABEL)),
+    common=Entries(LABEL),
+    transforms=Entries(PLAIN),
+    scale=Items(ABOVE_ZERO),
+    positive=or_none(LABEL),
+    imputation=NOTHING,  # in tensors of its own
+    record=RECORD,
+)
+
+
 def check_encoding(encoding: Encoding) -> None:
-    """Check that values read from a file have the types that `learn_formula` produces."""
-    kinds: dict[type, tuple[str, ...]] = {
-        str: ("formula", "target", "missing", "unseen", "beyond"),
-        list: ("columns", "names", "centre", "scale"),
-        bool: ("intercept", "standardize"),
-        dict: ("means", "levels", "common", "transforms", "counts", "record"),
-    }
-    for kind, names in kinds.items():
-        for name in names:
-            if type(getattr(encoding, name)) is not kind:
-                raise TypeError(f"{name} that is not a {kind.__name__}")
-    if encoding.unseen not in UNSEEN_RULES or encoding.beyond not in BEYOND_RULES:
-        raise ValueError("unknown rules for new rows")
-    texts = [*encoding.columns, *encoding.names, *encoding.means, *encoding.levels]
-    numbers = [*encoding.centre, *encoding.scale, *encoding.means.values()]
-    if not all(isinstance(text, str) for text in texts) or encoding.missing not in MISSING_RULES:
-        raise TypeError("names that are not text")
-    if not all(isinstance(x, int | float) and math.isfinite(x) for x in numbers):
-        raise TypeError("scales that are not finite numbers")
+    """Raise a ValueError unless the parts of an encoding that was read from a file belong together."""
+    parsed = encoding._parsed
+    used, learned = {*parsed.plain, *parsed.variables.values()}, {*encoding.means, *encoding.levels}
+    if parsed.target != encoding.target or used != set(encoding.inputs) or not used <= learned:
+        raise ValueError("columns that it does not name")
     if not len(encoding.names) == len(encoding.centre) == len(encoding.scale):
-        raise TypeError("names and scales that do not match")
-    if not isinstance(encoding.positive, str | int | float | None):
-        raise TypeError("a positive class that is not a label")
-    if not all(isinstance(levels, list) and levels for levels in encoding.levels.values()):
-        raise TypeError("levels that are not a list")
+        raise ValueError("names and scales that do not match")
+    for name, levels in encoding.levels.items():
+        if not levels or len(set(levels)) < len(levels) or encoding.common.get(name) not in levels:
+            raise ValueError(f"levels that are not distinct, or not those of {shown(name)}")
+    if encoding.training is not None:
+        check_training_data(encoding.training, encoding.levels)
+        if set(encoding.training.columns) != used:
+            raise ValueError("training data of other columns")
+    if (encoding.imputation is not None) != (encoding.missing == "multiple"):
+        raise ValueError("an imputation where there is none, or none where there is one")
+    if encoding.imputation is not None:
+        numbers = sum(name not in encoding.levels for name in encoding.inputs)
+        width = numbers + sum(len(levels) - 1 for levels in encoding.levels.values())
+        encoding.imputation.check(width, numbers)
