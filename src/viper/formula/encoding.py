@@ -175,6 +175,15 @@ class Encoding:
         """Return whether rows with missing values can be predicted."""
         return self.missing not in ("error", "drop")
 
+    @property
+    def missing_treatment(self) -> str:
+        """Return what was done about missing values, in words."""
+        return {
+            "mean": "filled in with means and most common levels",
+            "indicator": "filled in, and marked by columns and levels of their own",
+            "multiple": f"drawn {self.imputations} times, given all other columns",
+        }.get(self.missing, "")
+
     # --- missing values that are drawn ---
 
     def coded(self, selected: "pandas.DataFrame") -> CodedColumns:
@@ -184,10 +193,10 @@ class Encoding:
         return CodedColumns(numbers, codes, {name: len(levels) for name, levels in self.levels.items()})
 
     def raw_columns(self, coded: CodedColumns, index: Any) -> "pandas.DataFrame":
-        """Invert `coded`, where nothing is missing."""
+        """Invert `coded`."""
         import pandas
 
-        levels = {name: pandas.Series(self.levels[name]).take(codes).to_numpy() for name, codes in coded.codes.items()}
+        levels = {name: decoded_levels(codes, self.levels[name]) for name, codes in coded.codes.items()}
         return pandas.DataFrame(coded.numbers | levels, index=index)[self.inputs]
 
     def _drawn_designs(self, selected: "pandas.DataFrame") -> np.ndarray:
@@ -345,6 +354,12 @@ class ImputedRows(NamedTuple):
 
     design: "pandas.DataFrame"
     residual: np.ndarray  # 0 for rows without missing values
+
+
+def decoded_levels(codes: np.ndarray, levels: list[Any]) -> np.ndarray:
+    """Return the level of each code, and None for -1."""
+    there = np.array(levels) if len({type(level) for level in levels}) == 1 else np.array(levels, dtype=object)
+    return there[codes] if (codes >= 0).all() else np.append(there.astype(object), None)[codes]
 
 
 def missing_name(name: str) -> str:

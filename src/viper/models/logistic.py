@@ -462,18 +462,28 @@ class VariationalLogisticRegression(
         self._set_means()
 
     def to_onnx(
-        self, path: str | PathLike[str] | None = None, *, dtype: str = "float32", overwrite: bool = False
+        self,
+        path: str | PathLike[str] | None = None,
+        *,
+        dtype: str = "float32",
+        level: float = 0.95,
+        overwrite: bool = False,
     ) -> Any:
-        """Export `predict` and `predict_proba` as an ONNX model.
+        """Export `predict`, `predict_proba` and `predict_interval` as an ONNX model.
 
-        Its input is "X", its outputs are "label" and "probabilities". It takes no offset.
+        Its outputs are "label", "probabilities" and "interval". Its input is "X"; a model with a formula has one input
+        for each raw column, of that column's name and with shape (rows, 1): numbers, booleans, or text, where an empty
+        text is a missing value. Encoding and standardisation are inside. A row that cannot be predicted, because of a
+        new level for instance, has NaN for probabilities and interval; its label means nothing. There is no offset.
 
         Parameters
         ----------
         path : str or Path, optional
             File to write the model to.
         dtype : {"float32", "float64"}, default "float32"
-            Type of the input and the probabilities. The model computes in float64.
+            Type of numbers and probabilities. The model computes in float64.
+        level : float, default 0.95
+            Probability that the interval contains the probability of the second class.
         overwrite : bool, default False
             Whether to replace a file that exists.
 
@@ -482,7 +492,7 @@ class VariationalLogisticRegression(
         onnx.ModelProto
         """
         check_is_fitted(self, "posterior_")
-        return export_onnx(self, path, dtype, overwrite)
+        return export_onnx(self, path, dtype, level, overwrite)
 
     def __getstate__(self) -> dict[str, Any]:
         state: dict[str, Any] = super().__getstate__()
