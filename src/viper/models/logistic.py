@@ -338,7 +338,7 @@ class VariationalLogisticRegression(
         self.objective_ = fit.result.objective
         self.history_, self.n_iter_ = fit.result.history, max(1, fit.result.iterations)
         self.converged_, self.status_, self.passes_ = fit.result.converged, fit.result.status, fit.result.passes
-        self._training_rows = source
+        self._training_rows, self._largest_sd = source, None
         return self
 
     def _pool(self, fits: "list[VariationalLogisticRegression]") -> None:
@@ -358,7 +358,7 @@ class VariationalLogisticRegression(
         self.n_iter_, self.passes_ = max(fit.n_iter_ for fit in fits), sum(fit.passes_ for fit in fits)
         worst = min(fits, key=lambda fit: fit.converged_)
         self.converged_, self.status_ = worst.converged_, worst.status_
-        self._completed_fits = fits
+        self._completed_fits, self._largest_sd = fits, None
 
     def _set_means(self) -> None:
         mean = self.posterior_.mean.numpy()
@@ -462,18 +462,28 @@ class VariationalLogisticRegression(
         self._set_means()
 
     def to_onnx(
-        self, path: str | PathLike[str] | None = None, *, dtype: str = "float32", overwrite: bool = False
+        self,
+        path: str | PathLike[str] | None = None,
+        *,
+        dtype: str = "float32",
+        level: float = 0.95,
+        overwrite: bool = False,
     ) -> Any:
-        """Export `predict` and `predict_proba` as an ONNX model.
+        """Export `predict`, `predict_proba` and `predict_interval` as an ONNX model.
 
-        Its input is "X", its outputs are "label" and "probabilities". It takes no offset.
+        Its outputs are "label", "probabilities" and "interval". Its input is "X"; a model with a formula has one input
+        for each raw column, of that column's name and with shape (rows, 1): numbers, booleans, or text, where an empty
+        text is a missing value. Encoding and standardisation are inside. A row that cannot be predicted, because of a
+        new level for instance, has NaN for probabilities and interval; its label means nothing. There is no offset.
 
         Parameters
         ----------
         path : str or Path, optional
             File to write the model to.
         dtype : {"float32", "float64"}, default "float32"
-            Type of the input and the probabilities. The model computes in float64.
+            Type of numbers and probabilities. The model computes in float64.
+        level : float, default 0.95
+            Probability that the interval contains the probability of the second class.
         overwrite : bool, default False
             Whether to replace a file that exists.
 
@@ -482,8 +492,10 @@ class VariationalLogisticRegression(
         onnx.ModelProto
         """
         check_is_fitted(self, "posterior_")
-        return export_onnx(self, path, dtype, overwrite)
+        return export_onnx(self, path, dtype, level, overwrite)
 
     def __getstate__(self) -> dict[str, Any]:
         state: dict[str, Any] = super().__getstate__()
-        return {name: value for name, value in state.items() if name not in ("_training_rows", "_completed_fits")}
+        known = {"_largest_sd": self.largest_sd_} if hasattr(self, "posterior_") else {}
+        left_out = ("_training_rows", "_completed_fits")
+        return {name: value for name, value in (state | known).items() if name not in left_out}
