@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 
+from viper.data.scaling import column_moments
 from viper.errors import FormulaError, counted, listed
 from viper.formula.columns import as_frame, as_numbers, is_text, levels_of, python_value
 from viper.formula.encoding import MISSING_RULES, Encoding, decode_transforms, encode_transforms, formula_has_intercept
@@ -60,7 +61,7 @@ def learn_formula(formula: str, data: Any, missing: str = "error", standardize: 
         target=parsed.target,
         columns=columns,
         missing=missing,
-        means={name: float(np.nanmean(as_numbers(frame[name]))) for name in columns if name in numbers},
+        means={name: known_mean(as_numbers(frame[name])) for name in columns if name in numbers},
         levels=levels,
         common={name: python_value(frame[name].mode()[0]) for name in levels},
         transforms=transforms,
@@ -123,10 +124,15 @@ def centre_and_scale(raw: np.ndarray, intercept: bool, standardize: bool) -> tup
     """
     if not standardize:
         return np.zeros(raw.shape[1]), np.ones(raw.shape[1])
-    spread = raw.std(0)
+    mean, spread = column_moments(raw)
     as_is = np.all((raw == 0) | (raw == 1), 0) | (spread <= 1e-12 * np.abs(raw).max(0))
-    centre = np.zeros(raw.shape[1]) if not intercept else np.where(as_is, 0.0, raw.mean(0))
+    centre = np.zeros(raw.shape[1]) if not intercept else np.where(as_is, 0.0, mean)
     return centre, np.where(as_is, 1.0, spread)
+
+
+def known_mean(values: np.ndarray) -> float:
+    """Return the mean of the values that are not missing."""
+    return float(column_moments(values[~np.isnan(values)][:, None])[0][0])
 
 
 class FormulaMixin:
