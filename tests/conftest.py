@@ -40,3 +40,24 @@ def client(three):
 @pytest.fixture(params=["threads", "cluster"])
 def somewhere(request):
     return request.getfixturevalue("client") if request.param == "cluster" else None
+
+
+@pytest.fixture
+def command(capsys, monkeypatch, tmp_path):
+    """Return a function that runs a command of the program in an empty folder: exit code, stdout and stderr."""
+    import signal
+    import warnings
+
+    from viper.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # put back what the program changes
+    monkeypatch.setattr(signal, "signal", lambda number, handler: None)
+
+    def call(*arguments):
+        with pytest.raises(SystemExit) as done:
+            main([str(argument) for argument in arguments])
+        out, err = capsys.readouterr()
+        return done.value.code or 0, out, " ".join(err.split())
+
+    return call

@@ -5,7 +5,6 @@ import io
 import json
 import re
 import shlex
-import signal
 import subprocess
 import sys
 import warnings
@@ -20,7 +19,7 @@ from sklearn.metrics import roc_auc_score
 from sklearn.model_selection import StratifiedKFold, train_test_split
 
 import viper
-from viper.cli import app, main, terminal
+from viper.cli import main, terminal
 from viper.formula.learn import learn_formula
 
 GENERATOR = np.random.default_rng(0)
@@ -43,7 +42,7 @@ def run(capsys, monkeypatch, tmp_path):
     """Return a function that runs a command in the folder of the data; it returns exit code, stdout and stderr."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # put back what the program changes
-    monkeypatch.setattr(app, "signal", Signals)
+    monkeypatch.setattr("viper.cli.catch_signals", lambda: None)  # the tests keep their own handlers
     FRAME.to_csv("data.csv", index=False)
 
     def call(*arguments):
@@ -53,16 +52,6 @@ def run(capsys, monkeypatch, tmp_path):
         return done.value.code, out, err
 
     return call
-
-
-class Signals:
-    """Keeps the program's signal handlers out of the tests' process."""
-
-    SIGINT, SIGTERM = signal.SIGINT, signal.SIGTERM
-
-    @staticmethod
-    def signal(number, handler):
-        pass
 
 
 def document(result):
@@ -333,6 +322,27 @@ def test_report_escapes_names(run):
     code, _, err = run("report", "m.viper", "data.csv", "-o", "r.html")
     assert code == 4
     assert "Pass --force" in err
+
+
+def test_report_names_rows_only_if_asked(run):
+    FRAME.assign(case=[f"{k:05d}" for k in range(ROWS)]).to_csv("cases.csv", index=False)
+    run("fit", "cases.csv", "-t", "died", "--drop", "case", "-o", "m.viper", "--cv", "0")
+    options = {"r.html": (), "named.html": ("--row-labels", "case"), "none.html": ("--no-rows",)}
+    for name, more in options.items():
+        code, _, err = run("report", "m.viper", "cases.csv", "-o", name, *more)
+        assert code == 0, err
+    plain, named, none = (Path(name).read_text(encoding="utf-8") for name in options)
+    assert re.search('aria-label="Show case 0[0-9]{4}"', named)
+    assert 'aria-label="Show row ' in plain
+    assert not re.search(r">0\d{4}<", plain + none)
+    assert 'class="person' not in none
+    code, _, err = run("report", "m.viper", "cases.csv", "-o", "x.html", "--row-labels", "Case")
+    assert code == 3
+    assert "--row-labels must be a column of the table; got 'Case'" in err
+    code, _, err = run("report", "m.viper", "cases.csv", "-o", "x.html", "--row-labels", "case", "--no-rows")
+    assert code == 2
+    assert "exclude each other" in err
+    assert not Path("x.html").exists()
 
 
 # --- compare, bound, reproduce ---

@@ -9,6 +9,10 @@ from rich.markup import escape
 from rich.text import Text
 
 from viper.cli.terminal import fixed_number, interval_strip, print_table, say, short_number
+from viper.data.csv_text import separator_of
+from viper.data.table_file import TableFile
+from viper.formula.encoding import Encoding
+from viper.formula.training import TrainingFile, file_digest
 from viper.models.facts import model_facts
 
 LONGEST_FORMULA = 100  # characters; longer ones are shown as a number of columns
@@ -35,6 +39,7 @@ def model_document(model: Any, level: float) -> dict[str, Any]:
         "classes": facts.classes,
         "standardised": bool(encoding is not None and any(scale != 1 for scale in encoding.scale)),
         "missing": None if encoding is None else encoding.missing,
+        "missing_treatment": "" if encoding is None else encoding.missing_treatment,
         "levels": {} if encoding is None else encoding.levels,
         "bound": facts.bound if facts.terms is None else f"{facts.bound}, {facts.terms} terms",
         "covariance": facts.covariance,
@@ -45,8 +50,34 @@ def model_document(model: Any, level: float) -> dict[str, Any]:
         "iterations": facts.iterations,
         "level": level,
         **(coefficient_document(model, facts, level) if facts.prior else process_document(model, facts)),
-        **({} if encoding is None else encoding.record),
+        **({} if encoding is None else {**training_document(encoding), **encoding.record}),
     }
+
+
+def training_document(encoding: Encoding) -> dict[str, Any]:
+    """Return what is known about the training data; a model of version 0.1 has only what is in its record."""
+    training = encoding.training
+    if training is None:
+        return {}
+    about = {"rows": training.rows, "rows_used": training.rows_used, "class_counts": training.class_counts}
+    file = {"file": None} if training.file is None else {"file": training.file.name, "left_out": training.file.left_out}
+    return {"data": {**file, **about, "missing": encoding.counts}, "training": training.to_state()}
+
+
+def file_record(table: TableFile, left_out: dict[str, str]) -> TrainingFile:
+    """Return what is remembered of the file that a model is fitted to."""
+    kind, path = table.kind().word, table.path
+    return TrainingFile(
+        name=path.name,
+        sha256=file_digest(path) if path.is_file() else None,
+        size=path.stat().st_size,
+        format=kind,
+        separator=separator_of(table) if kind == "csv" else None,
+        decimal=table.decimal,
+        encoding=table.encoding,
+        na=list(table.missing),
+        left_out=left_out,
+    )
 
 
 def coefficient_document(model: Any, facts: Any, level: float) -> dict[str, Any]:
@@ -88,8 +119,9 @@ def fact_lines(document: dict[str, Any]) -> list[str]:
     lines = []
     if data := document.get("data"):
         counts = ", ".join(f"{label}: {n:,}" for label, n in data["class_counts"].items())
-        share = list(data["class_counts"].values())[1] / max(1, data["rows_used"])
-        lines.append(escape(f"data      {data['file']}, {data['rows_used']:,} rows ({counts}; {share:.1%})"))
+        share = data["class_counts"].get(str(document["classes"][1]), 0) / max(1, data["rows_used"])
+        name = "" if data["file"] is None else f"{data['file']}, "
+        lines.append(escape(f"data      {name}{data['rows_used']:,} rows ({counts}; {share:.1%})"))
         if data["missing"]:
             lines.append(escape(f"missing   {missing_cells(document, data)}"))
     if text := document["formula"]:
@@ -117,7 +149,7 @@ def missing_cells(document: dict[str, Any], data: dict[str, Any]) -> str:
     more = len(data["missing"]) - MOST_MISSING_SHOWN
     cells += f" and {more} more columns" if more > 0 else ""
     gone = data["rows"] - data["rows_used"]
-    done = "filled in with means and most common levels" if document["missing"] == "mean" else ""
+    done = document["missing_treatment"]
     left = f"{gone:,} of {data['rows']:,} rows left out" if gone else ""
     return f"{cells} ({'; '.join(part for part in (done, left) if part)})"
 
@@ -139,7 +171,13 @@ def print_coefficients(document: dict[str, Any], most: int | None, saved: Path |
         say(f"  [dim]{len(rows) - len(shown)} more, {order}{how_to_see_all(saved)}[/]")
     if document["standardised"]:
         say("  [dim]Numeric columns are standardised: coefficients are per standard deviation (sd), others per 1.[/]")
-    say("  [dim]sign: probability that the coefficient has the sign of its mean.[/]\n" if 8 in kept else "")
+    if 8 in kept:
+        say("  [dim]sign: probability that the coefficient has the sign of its mean.[/]")
+    if "missing_information" in rows[0]:
+        most_lost = max(rows, key=lambda row: row["missing_information"])
+        share = f"{most_lost['missing_information']:.0%}"
+        say(f"  [dim]Missing values cause up to {share} of a coefficient's variance ({escape(most_lost['name'])}).[/]")
+    say()
 
 
 def axis_ends(rows: list[dict[str, Any]]) -> tuple[float, float]:

@@ -42,6 +42,7 @@ def reproduce_artefact(
         raise ImportError(
             f"the paper's artefacts need more packages: {error}. Run: pip install 'vi-per[all]'"
         ) from None
+    from viper.data.writing import make_folder
     from viper.errors import instead
 
     known = list(paper.artefacts())
@@ -51,6 +52,7 @@ def reproduce_artefact(
     names = [one.name for one in known]
     if artefact not in (*names, "all"):
         raise ValueError(f"the artefact must be one of the paper's; got {artefact!r}. {instead(artefact, names)}")
+    make_folder(out, "--out")
     with redirect_stdout(sys.stderr if as_json else sys.stdout):
         outcomes = paper.reproduce(
             artefact, runs=runs, jobs=jobs, out=out, seed=seed, quick=quick, data=data, step=step

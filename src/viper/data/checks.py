@@ -100,9 +100,10 @@ def read_device_tensor(estimator: Any, X: Tensor, reset: bool) -> Tensor:
 
 
 def read_labels(y: Any, rows: int, known: Any = None) -> tuple[np.ndarray, Tensor]:
-    """Return the two classes in sorted order, and whether each row is in the second (one byte per row).
+    """Return the two classes, and whether each row is in the second (one byte per row).
 
-    With `known` classes, the rows need not contain both, but must contain no other.
+    Classes found in y are sorted. `known` classes keep their order; the rows need not contain both, but must contain
+    no other.
     """
     if y is None:
         raise ValueError("This estimator requires y to be passed, but the target y is None.")
@@ -121,7 +122,7 @@ def read_labels(y: Any, rows: int, known: Any = None) -> tuple[np.ndarray, Tenso
         code = y == high
         if low != high and bool((code | (y == low)).all()):
             return np.asarray([low, high], dtype=y.dtype), torch.from_numpy(code)
-    classes = distinct(y if known is None else np.asarray(known))
+    classes = distinct(y) if known is None else known_classes(known)
     if len(classes) != 2:
         check_classification_targets(y)
         check_class_count(classes)
@@ -170,6 +171,12 @@ def distinct(labels: np.ndarray) -> np.ndarray:
         raise ValueError(
             f"y must have labels of one type and none missing; got {', '.join(kinds)}. Recode or drop those rows."
         ) from None
+
+
+def known_classes(given: Any) -> np.ndarray:
+    """Return two different classes in the order in which they are given; anything else is sorted."""
+    classes = np.asarray(given)
+    return classes if classes.shape == (2,) and classes[0] != classes[1] else distinct(classes)
 
 
 def check_class_count(classes: np.ndarray) -> None:

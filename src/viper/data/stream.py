@@ -51,7 +51,7 @@ def ignore_progress(rows: int) -> None:
 
 def scan(reader: Reader, known: Any, observer: Callable[[int], None]) -> tuple[np.ndarray, int]:
     """Return the two classes and the number of rows. Features are read only if the reader cannot skip them."""
-    classes = None if known is None else checks.distinct(np.asarray(known))
+    classes = None if known is None else checks.known_classes(known)
     rows, any_weight = 0, False
     for chunk in read_ahead(reader.read(SCAN_ROWS, features=False)):
         y, weight = chunk.label, check_weight(chunk)

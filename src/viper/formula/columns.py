@@ -1,5 +1,6 @@
 """One raw column of a table: its kind, its numbers, its levels. Error messages name the column and row."""
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -77,13 +78,20 @@ def as_levels(column: "pandas.Series[Any]", levels: list[Any]) -> "pandas.Catego
     """Return the column as a category with these levels. Any other value raises a RowError."""
     import pandas
 
-    codes = pandas.Index(levels).get_indexer(pandas.Index(as_written(column, levels)))
+    codes = level_codes(column, levels)
     new = np.flatnonzero((codes < 0) & column.notna().to_numpy())
     if len(new):
         rule = f"column {column.name!r} must be one of {levels[:8]}{' …' if len(levels) > 8 else ''}, as in the fit"
         got = repr(python_value(column.iloc[new[0]]))
         raise RowError(rule, got, column.index[new[0]], "Fit again with such rows, or leave them out.")
     return pandas.Categorical.from_codes(codes, categories=levels)
+
+
+def level_codes(column: "pandas.Series[Any]", levels: list[Any]) -> np.ndarray:
+    """Return the position of each value among the levels, -1 for any other."""
+    import pandas
+
+    return pandas.Index(levels).get_indexer(pandas.Index(as_written(column, levels)))
 
 
 def as_written(column: "pandas.Series[Any]", levels: list[Any]) -> "pandas.Series[Any]":
@@ -114,7 +122,7 @@ def levels_of(column: "pandas.Series[Any]", most: int) -> list[Any]:
         present = [level for level in column.cat.categories if level in set(present)]
     else:
         try:
-            present = sorted(present)
+            present = sorted_values(present)
         except TypeError:
             kinds = sorted({type(value).__name__ for value in present})
             raise FormulaError(
@@ -123,6 +131,34 @@ def levels_of(column: "pandas.Series[Any]", most: int) -> list[Any]:
     if len(present) > most:
         raise FormulaError(f"column {column.name!r} must have at most {most} levels; got {len(present)}. Group them.")
     return [python_value(value) for value in present]
+
+
+def sorted_values(values: Iterable[Any]) -> list[Any]:
+    """Return the values sorted; text that spells numbers is in the order of the numbers: "2" before "10"."""
+    every = list(values)
+    try:
+        return sorted(every, key=lambda value: (float(value), value))
+    except ValueError:
+        return sorted(every)
+
+
+def without_blanks(column: "pandas.Series[Any]") -> "pandas.Series[Any]":
+    """Return the column without blanks around its text; the same column if there are none."""
+    import pandas
+
+    if not is_text(column):
+        return column
+    codes, values = pandas.factorize(column)
+    trimmed = [value.strip() if isinstance(value, str) else value for value in values]
+    if all(new is old or new == old for new, old in zip(trimmed, values, strict=True)):
+        return column
+    if isinstance(column.dtype, pandas.CategoricalDtype):
+        order = {level.strip() if isinstance(level, str) else level: None for level in column.cat.categories}
+        kind = pandas.CategoricalDtype([*order], column.cat.ordered)
+    else:
+        kind = column.dtype
+    new = pandas.Series([*trimmed, None], dtype=object).iloc[codes]
+    return new.set_axis(column.index).astype(kind).rename(column.name)
 
 
 def python_value(value: Any) -> Any:

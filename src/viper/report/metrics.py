@@ -1,18 +1,56 @@
-"""Scores of predicted probabilities: proper scores, ranking and calibration.
+"""Scores of predicted probabilities: proper scores, skill, ranking and calibration, and differences between models.
+
+`viper.metrics` also has the functions of `report.decisions` and `report.checks`.
 
 `label` is True for the rows of the second class; `probability` is the predicted probability of that class.
 """
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from viper.report.checks import binned_residuals, predictive_check
+from viper.report.decisions import Confusion, budget_threshold, confusion, cost_threshold, decision_curve
+from viper.report.shares import checked_predictions, equal_groups, named_groups, share_interval
+
 if TYPE_CHECKING:
     import pandas
 
+__all__ = [
+    "CalibrationVerdict",
+    "Confusion",
+    "Scores",
+    "auc",
+    "auc_interval",
+    "binned_residuals",
+    "budget_threshold",
+    "by_group",
+    "calibration",
+    "confusion",
+    "cost_threshold",
+    "decision_curve",
+    "entropy",
+    "judge_calibration",
+    "predictive_check",
+    "row_scores",
+    "score_differences",
+    "scores",
+]
+
+SMALL_LOSS = 0.005  # of the entropy: 4 points at 50 %, a quarter of the probability at 1 %
+LARGE_LOSS = 0.02  # of the entropy: 8 points at 50 %, half of the probability at 1 %
+JUDGED_LEVEL = 0.9  # of the interval of the loss, so that each of its ends is exceeded by chance once in 20 times
+ROWS_PER_GROUP = 100  # rows for each group by which calibration is judged
+FEWEST_EXPECTED = 5.0  # of each class, expected in a group, for its count to be nearly normal
+LEAST_VARIANCE = 1e-6  # of a count; less only if all probabilities are 0 or 1, and then any error is plain
+LARGEST_EXACT = 1e6  # statistic above which the noncentral χ² is as good as normal
+FEW_OF_A_CLASS = 10  # rows of a class in a group, below which its scores say little
+CLEAR_ERRORS = 2.0  # standard errors that make a difference clear
+
 
 class Scores(NamedTuple):
-    """Means over rows. Higher is better for `log_score`, `auc` and `accuracy`, lower for the others.
+    """Means over rows. Higher is better for the log score, AUC, accuracy, precision and skill, lower for the others.
 
     log_score : mean log p(y); 0 at best
     brier : mean (p - y)²
@@ -20,6 +58,12 @@ class Scores(NamedTuple):
     accuracy : share of rows whose class is the more probable one
     calibration_error : mean |observed share - predicted probability| over bins of equally many rows
     interval_width : mean width of the intervals; None without intervals
+    base_rate : share of rows of the second class
+    base_accuracy : accuracy of always predicting the commoner class
+    log_skill, brier_skill : 1 - loss / loss of predicting the base rate for every row; 1 is perfect, 0 no better than
+        the base rate, which is that of these rows; None without both classes
+    average_precision : mean share of the second class among the rows ranked above each of its rows, which is the base
+        rate if the ranking is random; None without both classes
     """
 
     rows: int
@@ -29,6 +73,11 @@ class Scores(NamedTuple):
     accuracy: float
     calibration_error: float
     interval_width: float | None = None
+    base_rate: float | None = None
+    base_accuracy: float | None = None
+    log_skill: float | None = None
+    brier_skill: float | None = None
+    average_precision: float | None = None
 
 
 def scores(label: Any, probability: Any, interval: Any = None, bins: int = 10) -> Scores:
@@ -39,20 +88,35 @@ def scores(label: Any, probability: Any, interval: Any = None, bins: int = 10) -
     >>> scores([False, True, True], [0.25, 0.5, 0.75]).brier
     0.125
     """
-    from sklearn.metrics import brier_score_loss, log_loss
+    from sklearn.metrics import average_precision_score, brier_score_loss, log_loss
 
     label, probability = checked_predictions(label, probability)
     table = calibration(label, probability, bins)
     error = float(np.average(np.abs(table["observed"] - table["predicted"]), weights=table["rows"]))
+    base, both = float(label.mean()), 0 < label.sum() < len(label)
+    log_score = -float(log_loss(label, probability, labels=[False, True]))
+    brier = float(brier_score_loss(label, probability, pos_label=True))
     return Scores(
         rows=len(label),
-        log_score=-float(log_loss(label, probability, labels=[False, True])),
-        brier=float(brier_score_loss(label, probability, pos_label=True)),
-        auc=auc(label, probability) if 0 < label.sum() < len(label) else None,
+        log_score=log_score,
+        brier=brier,
+        auc=auc(label, probability) if both else None,
         accuracy=float(np.mean((probability > 0.5) == label)),
         calibration_error=error,
         interval_width=None if interval is None else float(np.diff(np.asarray(interval), axis=1).mean()),
+        base_rate=base,
+        base_accuracy=max(base, 1 - base),
+        log_skill=1 + log_score / entropy(base) if both else None,
+        brier_skill=1 - brier / (base * (1 - base)) if both else None,
+        average_precision=float(average_precision_score(label, probability)) if both else None,
     )
+
+
+def entropy(base: float) -> float:
+    """-b log b - (1-b) log(1-b): what predicting the base rate b for every row loses, in nats per row."""
+    from scipy.special import entr
+
+    return float(entr(base) + entr(1 - base))
 
 
 def auc(label: Any, ranking: Any) -> float:
@@ -65,17 +129,31 @@ def auc(label: Any, ranking: Any) -> float:
     return float(roc_auc_score(label, ranking))
 
 
-def checked_predictions(label: Any, probability: Any) -> tuple[np.ndarray, np.ndarray]:
-    label, probability = np.asarray(label), np.asarray(probability, dtype=float)
-    if label.dtype != bool or label.ndim != 1 or label.shape != probability.shape or not len(label):
-        raise ValueError(
-            "label must be True or False and probability a number, with one of each per row; got labels of type "
-            f"{label.dtype} and shape {label.shape} and probabilities of shape {probability.shape}. "
-            "Pass y == model.classes_[1]."
-        )
-    if not bool(((probability >= 0) & (probability <= 1)).all()):
-        raise ValueError(f"probability must lie in [0, 1]; got {probability.min():g} to {probability.max():g}.")
-    return label, probability
+def auc_interval(label: Any, ranking: Any, level: float = 0.95) -> tuple[float, float]:
+    """Interval of the AUC, from the variance of DeLong, DeLong and Clarke-Pearson (1988) on the logit scale.
+
+    If all pairs are ranked alike that variance is zero; then it is the interval of a share that was seen in as many
+    rows as the rarer class has.
+    """
+    from scipy.special import expit, logit, ndtri
+    from scipy.stats import rankdata
+
+    label, ranking = np.asarray(label, dtype=bool), np.asarray(ranking, dtype=float)
+    ranks, one, zero = rankdata(ranking), int(label.sum()), int((~label).sum())
+    area = auc(label, ranking)
+    if area in (0.0, 1.0) or min(one, zero) < 2:
+        fewest = min(one, zero)
+        low, high = share_interval(round(area * fewest), fewest, level)
+        return float(low), float(high)
+    # share of the other class that each row is ranked above
+    above_zero = (ranks[label] - rankdata(ranking[label])) / zero
+    above_one = (ranks[~label] - rankdata(ranking[~label])) / one
+    error = np.sqrt(above_zero.var(ddof=1) / one + above_one.var(ddof=1) / zero)
+    reach = ndtri(0.5 + 0.5 * level) * error / (area * (1 - area))
+    return float(expit(logit(area) - reach)), float(expit(logit(area) + reach))
+
+
+# --- calibration ---
 
 
 def calibration(label: Any, probability: Any, bins: int = 10, level: float = 0.95) -> "pandas.DataFrame":
@@ -86,20 +164,335 @@ def calibration(label: Any, probability: Any, bins: int = 10, level: float = 0.9
     if every row is, it ends at 1.
     """
     import pandas
-    from scipy.special import betaincinv
 
     if bins < 1:
         raise ValueError(f"bins must be at least 1; got {bins}.")
     label, probability = checked_predictions(label, probability)
-    edges = np.quantile(probability, np.linspace(0, 1, bins + 1)[1:-1])
-    place = np.searchsorted(edges, probability)
-    rows = np.bincount(place, minlength=bins)
-    filled = rows > 0
-    positive = np.bincount(place, weights=label, minlength=bins)[filled]
-    total, rows = np.bincount(place, weights=probability, minlength=bins)[filled], rows[filled]
-    tail = 0.5 * (1 - level)
-    low, high = (betaincinv(positive + 0.5, rows - positive + 0.5, q) for q in (tail, 1 - tail))
-    low, high = np.where(positive == 0, 0.0, low), np.where(positive == rows, 1.0, high)
+    place = equal_groups(probability, bins)
+    rows, positive = np.bincount(place), np.bincount(place, label)
+    low, high = share_interval(positive, rows, level)
+    predicted = np.bincount(place, probability) / rows
     return pandas.DataFrame(
-        {"predicted": total / rows, "observed": positive / rows, "rows": rows, "lower": low, "upper": high}
+        {"predicted": predicted, "observed": positive / rows, "rows": rows, "lower": low, "upper": high}
     )
+
+
+class CalibrationVerdict(NamedTuple):
+    """How wrong probabilities are, beyond chance, and whether it matters.
+
+    verdict : "good", "fair", "poor", or "unclear" if the rows are too few to tell
+    loss : estimated share of the log score lost to miscalibration, in units of the entropy of the base rate
+    lower, upper : its 90 % interval
+    p_value : of the hypothesis that all probabilities are right; it says nothing about the size of the error
+    typical_error : root mean square of observed share - probability, without what chance adds
+    shift : log-odds to add to every prediction so that their mean is right; above 0, predictions are too low
+    slope : factor of the log-odds that fits best; below 1, predictions are too extreme. None if there is none
+    shift_error, slope_error : their standard errors
+    rows, groups : how many were used
+    """
+
+    verdict: str
+    loss: float
+    lower: float
+    upper: float
+    p_value: float
+    typical_error: float
+    shift: float | None
+    shift_error: float | None
+    slope: float | None
+    slope_error: float | None
+    rows: int
+    groups: int
+
+    @property
+    def sentence(self) -> str:
+        """The verdict in plain words, which terminal and page share."""
+        size = f"{percentage_points(self.typical_error)} on average, beyond chance"
+        if self.verdict == "unclear":
+            start = (
+                "Its percentages seem to be off"
+                if self.p_value < 0.5 * (1 - JUDGED_LEVEL)
+                else "Nothing here contradicts its percentages"
+            )
+            few = "one row is" if self.rows == 1 else f"{self.rows:,} rows are"
+            return f"{start}, but {few} too few to say how far they can be trusted."
+        if self.verdict == "good":
+            beyond = "" if self.p_value > 0.05 else f" Their error, {size}, can be measured but is too small to matter."
+            return f"Its percentages can be taken at their word.{beyond}"
+        how = f" {self.direction}" if self.direction else ""
+        if self.verdict == "fair":
+            return f"Its percentages are roughly right: off by {size}.{how}"
+        return f"Its percentages are wrong: off by {size}.{how}"
+
+    @property
+    def direction(self) -> str:
+        """In which way predictions are wrong, as far as that is clear; may be empty."""
+        said = []
+        if self.shift is not None and self.shift_error and abs(self.shift) > CLEAR_ERRORS * self.shift_error:
+            said.append("too low" if self.shift > 0 else "too high")
+        if self.slope is not None and self.slope_error and abs(self.slope - 1) > CLEAR_ERRORS * self.slope_error:
+            said.append("too extreme" if self.slope < 1 else "too cautious")
+        return f"They are {' and '.join(said)}." if said else ""
+
+
+def percentage_points(share: float) -> str:
+    """A difference of probabilities in percentage points, with one or two significant digits."""
+    points = 100 * share
+    shown = f"{points:.0f}" if points >= 9.5 else f"{points:.1f}" if points >= 0.095 else f"{points:.1g}"
+    return f"{shown} percentage point{'' if shown == '1' else 's'}"
+
+
+def judge_calibration(label: Any, probability: Any, bins: int = 10, groups: Any = None) -> CalibrationVerdict:
+    """Judge probabilities by the size of their error, beyond chance, and by how surely that size is known.
+
+    The rows are cut into groups g of similar probability, one for every 100 rows, at most `bins`; or into the given
+    `groups`, a number per row.
+    Q = Σ_g (O_g - E_g)² / V_g compares the observed count of the second class with its expectation E = Σp and variance
+    V = Σp(1-p) (Hosmer and Lemeshow). It is χ² with noncentrality λ, where λ/2n is the log score, in
+    nats per row, that the errors of the probabilities cost. The loss is λ/2n over the entropy of the base rate, which
+    is what knowing nothing costs. Its interval inverts the noncentral χ². Unlike the p-value, the loss does not depend
+    on the number of rows (Nattino, Pennell and Lemeshow, 2020).
+
+    The verdict is "good" if the loss is below 0.5 % (an error of 4 points at 50 %, or of a quarter of the probability
+    at 1 %), "fair" below 2 % (8 points at 50 %, half of the probability at 1 %), else "poor"; and "unclear" if
+    the interval reaches from good to poor.
+    """
+    from scipy.special import chdtrc
+
+    label, probability = checked_predictions(label, probability)
+    bins = int(np.clip(len(label) // ROWS_PER_GROUP, 2, bins)) if bins > 1 else 1
+    place = equal_groups(probability, bins) if groups is None else np.unique(groups, return_inverse=True)[1]
+    squares, means = misfits(label, probability, place)
+    statistic, freedom = float(squares.sum()), max(float(means.sum()), 1.0)
+    lower = noncentrality(statistic, freedom, 0.5 + 0.5 * JUDGED_LEVEL)
+    # groups that agree better than chance would have it are luck, and make nothing surer
+    upper = noncentrality(max(statistic, freedom), freedom, 0.5 - 0.5 * JUDGED_LEVEL)
+    # entropy of the mean probability, if the rows have one class only
+    base = float(label.mean()) if 0 < label.sum() < len(label) else float(np.clip(probability.mean(), 1e-9, 1 - 1e-9))
+    unit = 2 * len(label) * entropy(base)
+    loss, lower, upper = max(0.0, statistic - freedom) / unit, lower / unit, upper / unit
+    clear = lower >= SMALL_LOSS or upper <= LARGE_LOSS
+    verdict = "good" if loss < SMALL_LOSS else "fair" if loss < LARGE_LOSS else "poor"
+    shift, shift_error, slope, slope_error = recalibration(label, probability)
+    return CalibrationVerdict(
+        verdict=verdict if clear else "unclear",
+        loss=loss,
+        lower=lower,
+        upper=upper,
+        p_value=float(chdtrc(freedom, statistic)),
+        typical_error=typical_error(label, probability, place),
+        shift=shift,
+        shift_error=shift_error,
+        slope=slope,
+        slope_error=slope_error,
+        rows=len(label),
+        groups=int(place.max()) + 1,
+    )
+
+
+def misfits(label: np.ndarray, probability: np.ndarray, place: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """z² of each group, and its mean if all probabilities are right, which is at most about 1.
+
+    z = (O - E)/√V. Where fewer than five rows of a class are expected, it is that class's count as a normal score.
+    """
+    rows, observed, expected = np.bincount(place), np.bincount(place, label), np.bincount(place, probability)
+    variance = np.bincount(place, probability * (1 - probability))
+    other = 2 * expected > rows  # the first class is the rarer one
+    rarer, count = np.where(other, rows - expected, expected), np.where(other, rows - observed, observed)
+    squares, means = (observed - expected) ** 2 / np.maximum(variance, LEAST_VARIANCE), np.ones(len(rows))
+    for g in np.flatnonzero(rarer < FEWEST_EXPECTED):
+        squares[g], means[g] = rare_misfit(rarer[g], count[g])
+    return squares, means
+
+
+def rare_misfit(mean: float, count: float) -> tuple[float, float]:
+    """z² of a Poisson count, where Φ(z) is its mid-p value, and the mean of z² over such counts."""
+    from scipy.special import gammainc, gammaincc, gammaln, ndtri, xlogy
+
+    def squared_score(k: Any) -> Any:
+        below = np.where(k == 0, 0.0, gammaincc(np.maximum(k, 1), mean))  # P(N < k)
+        above = gammainc(k + 1, mean)  # P(N > k)
+        tail = np.minimum(below, above) + 0.5 * (1 - below - above)
+        return np.square(ndtri(np.clip(tail, 1e-300, 0.5)))
+
+    every = np.arange(60)  # the mean is below 5, so that larger counts have no mass
+    mass = np.exp(xlogy(every, mean) - mean - gammaln(every + 1))
+    return float(squared_score(np.asarray(count))), float(mass @ squared_score(every))
+
+
+def noncentrality(statistic: float, freedom: float, mass: float) -> float:
+    """λ ≥ 0 at which a noncentral χ² lies below the statistic with probability `mass`; 0 if there is none."""
+    from scipy.special import chdtr, chndtrinc, ndtri
+
+    if statistic > LARGEST_EXACT:
+        return float(np.square(np.sqrt(statistic) - ndtri(mass)))
+    return 0.0 if chdtr(freedom, statistic) <= mass else float(chndtrinc(statistic, freedom, mass))
+
+
+def typical_error(label: np.ndarray, probability: np.ndarray, place: np.ndarray) -> float:
+    """√Σ_g n_g/n [(observed - predicted)² - its variance]: unbiased under the root, and 0 where that is negative."""
+    rows = np.bincount(place)
+    difference = np.bincount(place, label - probability) / rows
+    variance = np.bincount(place, probability * (1 - probability)) / rows**2
+    return float(np.sqrt(max(0.0, np.average(difference**2 - variance, weights=rows))))
+
+
+def recalibration(
+    label: np.ndarray, probability: np.ndarray
+) -> tuple[float | None, float | None, float | None, float | None]:
+    """Shift a of logit p + a and slope b of a' + b logit p that maximise the likelihood, each with its standard error.
+
+    None if the rows have one class, if all probabilities are equal, or if logit p separates the classes.
+    """
+    from scipy.special import logit
+
+    if not 0 < label.sum() < len(label):
+        return None, None, None, None
+    x = logit(np.clip(probability, 1e-15, 1 - 1e-15))
+    shift, shift_error = newton_logistic(np.ones((len(x), 1)), label, x) or (None, None)
+    slope, slope_error = None, None
+    separated = x[label].min() >= x[~label].max() or x[label].max() <= x[~label].min()
+    if not separated:
+        slope, slope_error = newton_logistic(np.stack([x, np.ones(len(x))], 1), label, 0.0) or (None, None)
+    return shift, shift_error, slope, slope_error
+
+
+def newton_logistic(design: np.ndarray, label: np.ndarray, offset: Any) -> tuple[float, float] | None:
+    """The first coefficient of a logistic regression and its standard error; None if the steps do not converge."""
+    from scipy.special import expit
+
+    beta = np.zeros(design.shape[1])
+    objective = lambda b: float(np.logaddexp(0.0, np.where(label, -1, 1) * (offset + design @ b)).sum())  # noqa: E731
+    value = objective(beta)
+    for _ in range(100):
+        p = expit(offset + design @ beta)
+        information = design.T @ (design * (p * (1 - p))[:, None])
+        if np.linalg.matrix_rank(information) < len(beta):
+            return None
+        step = np.linalg.solve(information, design.T @ (label - p))
+        while (new := objective(beta + step)) > value + 1e-9 * abs(value):
+            step = 0.5 * step
+        beta, value = beta + step, new
+        if np.abs(step).max() < 1e-10 * (1 + np.abs(beta).max()):
+            return float(beta[0]), float(np.sqrt(np.linalg.inv(information)[0, 0]))
+    return None
+
+
+# --- differences between models ---
+
+
+def score_differences(label: Any, probabilities: Mapping[str, Any], score: str = "log_score") -> "pandas.DataFrame":
+    """Mean scores of several models on the same rows, and their paired differences from the best, the best first.
+
+    Columns: `score`; `difference`, the mean over rows of score - score of the best, which is never above 0 (for Brier,
+    never below); its standard error `error`, sd / √rows; and `clear`, whether it is more than two standard errors.
+    Both models meet the same easy and hard rows, so the error of a difference is much smaller than that of a score.
+
+    Parameters
+    ----------
+    label : array of bool
+    probabilities : mapping from the name of a model to its probabilities
+    score : "log_score" or "brier"
+    """
+    import pandas
+
+    if score not in ("log_score", "brier"):
+        raise ValueError(f"score must be 'log_score' or 'brier'; got {score!r}.")
+    if not probabilities:
+        raise ValueError("probabilities must have at least one model; got none.")
+    rows = {name: row_scores(label, given, score) for name, given in probabilities.items()}
+    sign = 1.0 if score == "log_score" else -1.0
+    ranked = sorted(rows, key=lambda name: -sign * rows[name].mean())
+    best = rows[ranked[0]]
+    differences = [rows[name] - best for name in ranked]
+    error = np.array([d.std(ddof=1) / np.sqrt(len(d)) if len(d) > 1 else np.nan for d in differences])
+    mean = np.array([d.mean() for d in differences])
+    table = {
+        "score": [rows[name].mean() for name in ranked],
+        "difference": mean,
+        "error": error,
+        "clear": np.abs(mean) > CLEAR_ERRORS * error,
+    }
+    return pandas.DataFrame(table, index=pandas.Index(ranked, name="model"))
+
+
+def row_scores(label: Any, probability: Any, score: str = "log_score") -> np.ndarray:
+    """Log p(y) or (p - y)² of each row. As in scikit-learn, the log of 0 is that of the smallest step from 0."""
+    label, probability = checked_predictions(label, probability)
+    if score == "brier":
+        return (probability - label) ** 2
+    smallest = np.finfo(float).eps
+    return np.log(np.clip(np.where(label, probability, 1 - probability), smallest, 1.0))
+
+
+# --- subgroups ---
+
+
+def by_group(label: Any, probability: Any, group: Any, level: float = 0.95, ranges: int = 5) -> "pandas.DataFrame":
+    """Scores and calibration of each group of rows, with intervals.
+
+    Columns: `rows`; `observed` and `predicted` shares of the second class; means over rows of `log_score` and `brier`;
+    `auc`, empty without both classes. `observed`, the scores and AUC have columns `_lower` and `_upper`: Jeffreys'
+    interval of a share, Student's of a mean, DeLong's of the AUC. `few` marks groups with fewer than 10 rows of a
+    class, whose scores say little. `differs` marks groups whose observed count is further from the predicted one than
+    chance would take *any* of the groups, with probability `level`, however many groups there are.
+    `judge_calibration(label, probability, groups=...)` judges all groups together.
+
+    Brier and log scores depend on the base rate, so they are not comparable between groups that differ in it; AUC and
+    calibration are.
+
+    Parameters
+    ----------
+    label : array of bool
+    probability : array
+    group : array, Series or Categorical
+        What to group by: its values, or `ranges` ranges of equally many rows if it has more than 10 different numbers.
+        Missing values are a group. Of more than 20 levels the rarest are one group.
+    level, ranges : float, int
+    """
+    import pandas
+
+    label, probability = checked_predictions(label, probability)
+    if len(group) != len(label):
+        raise ValueError(f"group must have one value per row; got {len(group)} for {len(label)} rows.")
+    if ranges < 1:
+        raise ValueError(f"ranges must be at least 1; got {ranges}.")
+    place, names = named_groups(group, ranges)
+    rows = [group_scores(label[place == k], probability[place == k], level) for k in range(len(names))]
+    table = pandas.DataFrame(rows, index=pandas.Index(names, name=getattr(group, "name", None) or "group"))
+    surprising = misfits(label, probability, place)[0] > joint_limit(len(names), level)
+    return table.assign(
+        differs=surprising & ~table["predicted"].between(table["observed_lower"], table["observed_upper"])
+    )
+
+
+def joint_limit(groups: int, level: float) -> float:
+    """z² that none of the groups exceeds with probability `level`, if all probabilities are right (Šidák)."""
+    from scipy.special import chdtri
+
+    return float(chdtri(1, -np.expm1(np.log(level) / groups)))
+
+
+def group_scores(label: np.ndarray, probability: np.ndarray, level: float) -> dict[str, Any]:
+    both = 0 < label.sum() < len(label)
+    found: dict[str, Any] = {"rows": len(label), "observed": label.mean()}
+    found["observed_lower"], found["observed_upper"] = map(float, share_interval(label.sum(), len(label), level))
+    found["predicted"] = probability.mean()
+    for score in ("log_score", "brier"):
+        found |= named_interval(score, *mean_interval(row_scores(label, probability, score), level))
+    area = (auc(label, probability), *auc_interval(label, probability, level)) if both else (np.nan,) * 3
+    found |= named_interval("auc", *area)
+    return found | {"few": min(label.sum(), (~label).sum()) < FEW_OF_A_CLASS}
+
+
+def named_interval(name: str, value: float, low: float, high: float) -> dict[str, float]:
+    return {name: value, f"{name}_lower": low, f"{name}_upper": high}
+
+
+def mean_interval(values: np.ndarray, level: float) -> tuple[float, float, float]:
+    """Mean and Student's interval of it, which is empty for one row."""
+    from scipy.special import stdtrit
+
+    mean, n = float(values.mean()), len(values)
+    reach = float(stdtrit(n - 1, 0.5 + 0.5 * level)) * values.std(ddof=1) / np.sqrt(n) if n > 1 else np.nan
+    return mean, mean - reach, mean + reach
