@@ -24,7 +24,7 @@ MOST_AVERAGED = 20_000  # rows over which average effects are taken
 DRAWN_PROBABILITIES = 1_000_000_000  # drawn for all average effects together, which takes some seconds
 DRAW_RANGE = (400, 4000)  # fewest and most draws of an average effect
 MOST_COMBINED = 300  # columns up to which their correlations are taken into account
-WIGGLE = 0.03  # of a curve's range: smaller turns are not worth a word
+WIGGLE = 0.1  # of a curve's range: smaller turns are not worth a word
 TAIL = 0.01  # share of a column's values left out at each end of its curve
 
 

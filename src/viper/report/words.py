@@ -275,7 +275,7 @@ def unusual_sentence(found: Outlyingness, k: int) -> str:
         if abs(z) >= 2.0
     ]
     if found.rarity[k] >= 0.9 and len(found.names) > 1:
-        parts.append(f"its combination of values is more unusual than that of {percent(found.rarity[k])} of the rows")
+        parts.append(f"{chance(found.rarity[k])} of the rows have a more usual combination of values")
     return f"Unusual: {'; '.join(parts)}." if parts else "None of its values is unusual."
 
 
