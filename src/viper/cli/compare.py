@@ -30,6 +30,8 @@ def compare_models(
         options.optional("Compare only models whose names contain this text. Repeat for more. (default: all)"),
     ] = None,
     missing: options.Missing = options.MissingRule.error,
+    imputations: options.Imputations = 20,
+    sweeps: options.Sweeps = 10,
     drop: options.Drop = None,
     category: options.Category = None,
     positive: options.Positive = None,
@@ -53,21 +55,24 @@ def compare_models(
     table = reading.table(data)
     prepared = prepare_rows(table, target, formula, drop, category, missing.value)
 
-    from viper.cli.scoring import cross_validated_scores, train_test_splits
-    from viper.formula.learn import learn_formula
+    from viper.cli.scoring import Folds, cross_validated_scores, train_test_splits
+    from viper.data.checks import seed_of
+    from viper.formula.learn import Imputing, learn_formula
 
     with table.located():
-        learned = learn_formula(prepared.formula, prepared.frame, missing.value, True, positive)
+        imputing = Imputing(imputations, sweeps, seed_of(seed))
+        learned = learn_formula(prepared.formula, prepared.frame, missing.value, True, positive, imputing)
     chosen, skipped = choose_models(comparable_models(seed, learned.encoding.intercept), len(learned.y), only)
     for text in (*prepared.notes, *skipped):
         note(text)
     splits = train_test_splits(learned.labels, cv, None, seed)
+    folds = Folds(learned, splits)
     results = []
     with show_progress("Comparing", len(chosen) * len(splits), as_json) as step:
         for name, make in chosen.items():
             step(name, by=0)
             try:
-                found = cross_validated_scores(make(), learned.X, learned.labels, splits, level, step)
+                found = cross_validated_scores(make(), folds, level, step)
             except (ValueError, ImportError, ArithmeticError) as error:  # one that fails does not end the comparison
                 stop_if_interrupted()
                 found = {"error": " ".join(str(error).split())}

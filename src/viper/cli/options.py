@@ -39,6 +39,12 @@ RULES = (
     "and adds columns that say where, multiple draws them from the other columns several times"
 )
 Missing = Annotated[MissingRule, typer.Option(help=f"How to treat missing values: {RULES}.")]
+Imputations = Annotated[
+    int, typer.Option(help="For --missing multiple: how many times to draw all missing values.", min=2)
+]
+Sweeps = Annotated[
+    int, typer.Option(help="For --missing multiple: rounds over the columns before a draw counts.", min=1)
+]
 Drop = Annotated[list[str] | None, optional("Column to leave out. Repeat for more columns.")]
 Category = Annotated[
     list[str] | None,

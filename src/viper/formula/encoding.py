@@ -4,6 +4,7 @@ frame → checked columns → missing values by rule → formulaic → standardi
 """
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -174,6 +175,15 @@ class Encoding:
         """Return whether rows with missing values can be predicted."""
         return self.missing not in ("error", "drop")
 
+    @property
+    def missing_treatment(self) -> str:
+        """Return what was done about missing values, in words."""
+        return {
+            "mean": "filled in with means and most common levels",
+            "indicator": "filled in, and marked by columns and levels of their own",
+            "multiple": f"drawn {self.imputations} times, given all other columns",
+        }.get(self.missing, "")
+
     # --- missing values that are drawn ---
 
     def coded(self, selected: "pandas.DataFrame") -> CodedColumns:
@@ -183,10 +193,10 @@ class Encoding:
         return CodedColumns(numbers, codes, {name: len(levels) for name, levels in self.levels.items()})
 
     def raw_columns(self, coded: CodedColumns, index: Any) -> "pandas.DataFrame":
-        """Invert `coded`, where nothing is missing."""
+        """Invert `coded`."""
         import pandas
 
-        levels = {name: pandas.Series(self.levels[name]).take(codes).to_numpy() for name, codes in coded.codes.items()}
+        levels = {name: decoded_levels(codes, self.levels[name]) for name, codes in coded.codes.items()}
         return pandas.DataFrame(coded.numbers | levels, index=index)[self.inputs]
 
     def _drawn_designs(self, selected: "pandas.DataFrame") -> np.ndarray:
@@ -218,6 +228,37 @@ class Encoding:
     def units(self) -> dict[str, str]:
         """Describe, for each column of X, the change in raw units to which its coefficient refers."""
         return {name: self._unit(name, *at) for name, *at in zip(self.names, self.centre, self.scale, strict=True)}
+
+    @property
+    def splines(self) -> set[str]:
+        """Return the columns inside bs(), which has no value beyond the range of the fit."""
+        calls = [factor for term in self._terms() for factor in term if "bs(" in factor]
+        return {column for call in calls for column in self._columns_in(call)}
+
+    @property
+    def entangled(self) -> list[str]:
+        """Return the columns whose effect no single coefficient tells.
+
+        They are in an interaction, in several terms, or in a function that makes several columns.
+        """
+        mentions, found = Counter[str](), set[str]()
+        for term in self._terms():
+            columns = {column for factor in term for column in self._columns_in(factor)}
+            mentions.update(columns)
+            if len(columns) > 1 or any(name in factor for factor in term for name in ("bs(", "poly(")):
+                found |= columns
+        return [name for name in self.inputs if name in found or mentions[name] > 1]
+
+    def _terms(self) -> list[list[str]]:
+        """Return the terms besides plain columns, each as its factors, in internal variables."""
+        if self._parsed.rest == "1":
+            return []
+        from formulaic import Formula
+
+        return [[str(factor) for factor in term.factors] for term in Formula(self._parsed.rest)]
+
+    def _columns_in(self, factor: str) -> list[str]:
+        return [self._parsed.variables[name] for name in re.findall(r"\b[nc]\d+_", factor)]
 
     def _unit(self, name: str, centre: float, scale: float) -> str:
         if (centre, scale) != (0.0, 1.0):
@@ -313,6 +354,12 @@ class ImputedRows(NamedTuple):
 
     design: "pandas.DataFrame"
     residual: np.ndarray  # 0 for rows without missing values
+
+
+def decoded_levels(codes: np.ndarray, levels: list[Any]) -> np.ndarray:
+    """Return the level of each code, and None for -1."""
+    there = np.array(levels) if len({type(level) for level in levels}) == 1 else np.array(levels, dtype=object)
+    return there[codes] if (codes >= 0).all() else np.append(there.astype(object), None)[codes]
 
 
 def missing_name(name: str) -> str:

@@ -47,11 +47,29 @@ class Learned(NamedTuple):
     kept: np.ndarray
     classes: np.ndarray | None = None
     tables: Sequence[CodedColumns] = ()
+    imputing: "Imputing | None" = None
 
     @property
     def labels(self) -> np.ndarray:
         """Return labels that are in order when they are sorted: y itself, or whether it is positive."""
         return self.y if self.classes is None else np.asarray(self.y == self.classes[1], dtype=bool)
+
+    def part(self, rows: np.ndarray) -> "Learned":
+        """Return some of the rows under the same encoding. What they lack is drawn again, from these rows alone."""
+        part = Learned(self.encoding, self.X.iloc[rows], self.y[rows], np.ones(len(rows), bool), self.classes)
+        if not self.tables:
+            return part
+        index, encoding = part.X.index, self.encoding
+        coded = cast(CompletedTables, self.tables).columns.take(rows)
+        tables = complete_inputs(coded, part.labels, self.imputing or Imputing())
+        encoding = replace(encoding, imputation=Imputation.learn(tables))
+        X = encoding._scaled(encoding._design(encoding.raw_columns(tables[0], index), encoding.transforms))
+        return part._replace(encoding=encoding, X=X, tables=tables)
+
+    def raw(self) -> "pandas.DataFrame":
+        """Return the raw columns before missing values were drawn, for the predictions of a model with a formula."""
+        coded = cast(CompletedTables, self.tables).columns
+        return self.encoding.raw_columns(coded, self.X.index)
 
     def designs(self) -> "Iterator[pandas.DataFrame]":
         """Yield X of each completed table."""
@@ -147,7 +165,7 @@ def learn_formula(
     inputs, tables = frame[columns[1:]], ()
     if missing == "multiple":
         labels = y if classes is None else y == classes[1]
-        tables = complete_inputs(encoding, inputs, labels, imputing)
+        tables = complete_inputs(encoding.coded(inputs), labels, imputing)
         encoding = replace(encoding, imputation=Imputation.learn(tables))
         raw = encoding._design(encoding.raw_columns(tables[0], frame.index), transforms)
     else:
@@ -158,18 +176,14 @@ def learn_formula(
     centre, scale = centre_and_scale(raw.to_numpy(), intercept, standardize)
     learned = {"names": list(raw), "intercept": intercept, "centre": centre.tolist(), "scale": scale.tolist()}
     encoding = replace(encoding, **learned, transforms=decode_transforms(encode_transforms(transforms)))
-    return Learned(encoding, (raw - centre) / scale, y, kept, classes, tables)
+    return Learned(encoding, (raw - centre) / scale, y, kept, classes, tables, imputing)
 
 
-def complete_inputs(
-    encoding: Encoding, inputs: "pandas.DataFrame", labels: np.ndarray, imputing: Imputing
-) -> CompletedTables:
+def complete_inputs(coded: CodedColumns, labels: np.ndarray, imputing: Imputing) -> CompletedTables:
     """Draw the missing values of the inputs, given the labels and each other."""
     outcome = read_labels(labels, len(labels))[1].numpy().astype(float)
     with closing(StepProgress(imputing.verbose, "drawing missing values: sweep")) as progress:
-        return complete_tables(
-            encoding.coded(inputs), outcome, imputing.imputations, imputing.sweeps, imputing.seed, progress.step
-        )
+        return complete_tables(coded, outcome, imputing.imputations, imputing.sweeps, imputing.seed, progress.step)
 
 
 def with_missing_columns(raw: "pandas.DataFrame", incomplete: "pandas.DataFrame") -> "pandas.DataFrame":
@@ -243,8 +257,8 @@ def apply_missing_rule(
     if counts and missing == "error":
         raise FormulaError(
             f"the data must have no missing values; got {counted(counts)} in {len(frame)} rows. Choose missing='drop' "
-            "to leave such rows out, missing='multiple' to draw the values from the other columns, missing='indicator' "
-            "to let the model use that they are missing, or missing='mean' to fill in means and the most common levels."
+            "to leave such rows out, missing='multiple' to draw the values from the other columns, or missing='mean' "
+            "to fill in means and the most common levels."
         )
     kept = ~(holes.any(axis=1) if missing == "drop" else holes[target]).to_numpy()
     if not kept.any():

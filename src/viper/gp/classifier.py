@@ -2,7 +2,7 @@
 
 import copy
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -36,6 +36,7 @@ from viper.data.schema import (
 )
 from viper.errors import ConvergenceWarning, JitterWarning, StorageError, users_line
 from viper.formula.learn import FormulaMixin, by_formula
+from viper.gp.joint import JointFeatures
 from viper.gp.kernels import check_loaded, check_shapes, covariance, make_kernel, make_mean
 from viper.gp.mean_uncertainty import intervals_too_narrow_by, warn_of_narrow_intervals
 from viper.gp.model import LARGEST_JITTER, Features, InducedSource, InducedView, Observations, Scaler, SparseGP
@@ -45,11 +46,12 @@ from viper.gp.starts import inducing_points, read_inducing
 from viper.gp.summary import hyperparameter_table
 from viper.inference.device import choose_device
 from viper.inference.newton import Result, exact_elbo, newton
-from viper.inference.posterior import Diagonal, Full, moved
+from viper.inference.posterior import Diagonal, Full, Posterior, moved
 from viper.inference.problem import Gaussian, Problem, gaussian
 from viper.inference.progress import Callbacks, Progress, as_task, tasks_of
 from viper.inference.rows import Arrays, RowSource
 from viper.inference.threads import one_thread
+from viper.models.effects import EffectsMixin
 from viper.models.fitting import without_cusp
 from viper.models.notebook import NotebookMixin
 from viper.models.prediction import PredictionMixin
@@ -81,7 +83,7 @@ START = Value("a start: a name and three numbers", is_start)
 
 
 class VariationalGPClassifier(
-    FormulaMixin, NotebookMixin, StateMixin, PredictionMixin, Callbacks, ClassifierMixin, BaseEstimator
+    FormulaMixin, NotebookMixin, StateMixin, EffectsMixin, PredictionMixin, Callbacks, ClassifierMixin, BaseEstimator
 ):
     """Gaussian-process classification by variational inference, with inducing points and the exact ELBO.
 
@@ -444,6 +446,20 @@ class VariationalGPClassifier(
         along = moved(self.posterior_, A.device).draw(noise[:, : source.dimension]) @ A.T
         across = (noise[:, source.dimension :] * values.clamp(min=0.0).sqrt()) @ vectors.T
         return (mean + along + across).cpu().numpy()
+
+    def _joint(self, block_rows: int, points: Callable[[], Any]) -> tuple[Callable[[Any, Any], RowSource], Posterior]:
+        sample = [open_rows(self, X, None, ROW_FORMAT).in_memory() for X in points()]
+        inputs = torch.cat([Observations.from_arrays(rows).inputs for rows in sample])
+        device = choose_device(self.device, inputs)
+        model = self.model_ if device.type == "cpu" else copy.deepcopy(self.model_).to(device)
+        known = torch.from_numpy(self._scaler.apply(inputs.numpy())).to(device)
+        joint = JointFeatures(model, known, block_rows)
+
+        def opened(X: Any, offset: Any) -> RowSource:
+            rows = Observations.from_arrays(open_rows(self, X, offset, ROW_FORMAT).in_memory())
+            return joint.of(rows.standardised(self._scaler, device))
+
+        return opened, joint.extended(self.posterior_)
 
     def summary(self) -> "pandas.DataFrame":
         """Per column, in the units of X: lengthscale, relevance (1/lengthscale in standard deviations), mean weight.

@@ -11,8 +11,8 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from viper.errors import ImportanceWarning
-from viper.inference.importance import SEED, Diagnosis, WeightedDraws, weigh, weighted_quantiles
-from viper.inference.posterior import Posterior, moved
+from viper.inference.importance import SEED, Diagnosis, WeighedFit, WeightedDraws, weigh, weighted_quantiles
+from viper.inference.posterior import moved
 from viper.inference.problem import Prior
 from viper.inference.progress import StepProgress
 from viper.inference.rows import Block, RowSource
@@ -190,7 +190,8 @@ class DiagnosisMixin(PredictionMixin):
         two models of the same rows. A row with a weight counts as so many rows that are left out together. The draws
         are those of `diagnose`; a thousand rows take one or two seconds.
         """
-        source, posterior, prior, generator = self._weighing(X, y, sample_weight, offset, random_state, "loo")
+        posterior, prior, source = self._weighed_fit(X, y, sample_weight, offset, "loo")
+        generator = self._generator_of_draws(random_state)
         progress = StepProgress(self.verbose, "leaving out row")
         try:
             return leave_one_out(posterior, prior, source, draws, generator, progress.step)
@@ -229,21 +230,31 @@ class DiagnosisMixin(PredictionMixin):
     def _weigh(
         self, X: Any, y: Any, sample_weight: Any, offset: Any, draws: int, random_state: Any
     ) -> tuple[WeightedDraws, Diagnosis]:
-        source, posterior, prior, generator = self._weighing(X, y, sample_weight, offset, random_state, "diagnose")
-        return weigh(posterior, prior, source, self.elbo_, draws, generator)
-
-    def _weighing(
-        self, X: Any, y: Any, sample_weight: Any, offset: Any, random_state: Any, what: str
-    ) -> tuple[RowSource, Posterior, Prior, np.random.Generator]:
-        """The rows, the posterior and prior on their device, and the generator of the draws."""
         check_is_fitted(self, "posterior_")
+        fits = getattr(self, "_completed_fits", None)  # of a pooled posterior
+        if fits is None or X is not None:
+            weighed = [self._weighed_fit(X, y, sample_weight, offset, "diagnose")]
+        else:
+            weighed = [fit._weighed_fit(None, None, None, None, "diagnose") for fit in fits]
+        return weigh(weighed, self.elbo_, draws, self._generator_of_draws(random_state))
+
+    def _weighed_fit(self, X: Any, y: Any, sample_weight: Any, offset: Any, what: str) -> WeighedFit:
+        """The rows, and the posterior and prior on their device."""
+        check_is_fitted(self, "posterior_")
+        if hasattr(self, "missing_information_"):
+            raise ValueError(
+                f"{what} compares a posterior with rows; got one that missing='multiple' pooled from several completed "
+                "tables, which no file holds. Call diagnose() on the model just fitted, or hold rows out."
+            )
         source = self._given_or_training_rows(X, y, sample_weight, offset)
         if source is None:
             raise ValueError(f"{what} needs the training rows; got a model without them. Pass X and y.")
+        return WeighedFit(moved(self.posterior_, source.device), moved(self.prior_, source.device), source)
+
+    def _generator_of_draws(self, random_state: Any) -> np.random.Generator:
         if random_state is None:
             random_state = self.random_state if isinstance(self.random_state, int | np.integer) else SEED
-        generator = np.random.default_rng(check_random_state(random_state).randint(2**31))
-        return source, moved(self.posterior_, source.device), moved(self.prior_, source.device), generator
+        return np.random.default_rng(check_random_state(random_state).randint(2**31))
 
 
 def summary_frame(

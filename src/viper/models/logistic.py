@@ -33,11 +33,12 @@ from viper.data.schema import (
 )
 from viper.formula.learn import FormulaMixin, by_formula, formula_template
 from viper.inference.newton import Iteration, exact_elbo
-from viper.inference.posterior import moved
+from viper.inference.posterior import Posterior, moved
 from viper.inference.problem import Gaussian, Prior
 from viper.inference.progress import Callbacks, as_task, tasks_of
 from viper.inference.rows import RowSource
 from viper.models.diagnosis import DiagnosisMixin, summary_frame, summary_of_draws
+from viper.models.effects import EffectsMixin
 from viper.models.facts import coefficient_names
 from viper.models.fitting import FitOptions, FittedPosterior, fit_posterior
 from viper.models.notebook import NotebookMixin
@@ -58,7 +59,7 @@ HISTORY = Range(
 
 
 class VariationalLogisticRegression(
-    FormulaMixin, NotebookMixin, DiagnosisMixin, StateMixin, Callbacks, ClassifierMixin, BaseEstimator
+    FormulaMixin, NotebookMixin, DiagnosisMixin, EffectsMixin, StateMixin, Callbacks, ClassifierMixin, BaseEstimator
 ):
     """Bayesian logistic regression by variational inference: a posterior at less than the cost of a point estimate.
 
@@ -417,6 +418,14 @@ class VariationalLogisticRegression(
         imputed = encoding.impute(X, lambda x: spread_of_draws(torch.from_numpy(x), self.posterior_).numpy())
         return replace(open_source(imputed).in_memory(), residual=torch.from_numpy(imputed.residual))
 
+    def _joint(self, block_rows: int, points: Callable[[], Any]) -> tuple[Callable[[Any, Any], RowSource], Posterior]:
+        format = self._row_format(block_rows)
+
+        def opened(X: Any, offset: Any) -> RowSource:
+            return self._with_imputed(X, lambda rows: open_rows(self, rows, offset, format))
+
+        return opened, self.posterior_
+
     def _summarise_draws(
         self, X: Any, offset: Any, draws: Tensor, summary: Callable[[Tensor], Tensor]
     ) -> Iterator[Tensor]:
@@ -453,18 +462,28 @@ class VariationalLogisticRegression(
         self._set_means()
 
     def to_onnx(
-        self, path: str | PathLike[str] | None = None, *, dtype: str = "float32", overwrite: bool = False
+        self,
+        path: str | PathLike[str] | None = None,
+        *,
+        dtype: str = "float32",
+        level: float = 0.95,
+        overwrite: bool = False,
     ) -> Any:
-        """Export `predict` and `predict_proba` as an ONNX model.
+        """Export `predict`, `predict_proba` and `predict_interval` as an ONNX model.
 
-        Its input is "X", its outputs are "label" and "probabilities". It takes no offset.
+        Its outputs are "label", "probabilities" and "interval". Its input is "X"; a model with a formula has one input
+        for each raw column, of that column's name and with shape (rows, 1): numbers, booleans, or text, where an empty
+        text is a missing value. Encoding and standardisation are inside. A row that cannot be predicted, because of a
+        new level for instance, has NaN for probabilities and interval; its label means nothing. There is no offset.
 
         Parameters
         ----------
         path : str or Path, optional
             File to write the model to.
         dtype : {"float32", "float64"}, default "float32"
-            Type of the input and the probabilities. The model computes in float64.
+            Type of numbers and probabilities. The model computes in float64.
+        level : float, default 0.95
+            Probability that the interval contains the probability of the second class.
         overwrite : bool, default False
             Whether to replace a file that exists.
 
@@ -473,7 +492,7 @@ class VariationalLogisticRegression(
         onnx.ModelProto
         """
         check_is_fitted(self, "posterior_")
-        return export_onnx(self, path, dtype, overwrite)
+        return export_onnx(self, path, dtype, level, overwrite)
 
     def __getstate__(self) -> dict[str, Any]:
         state: dict[str, Any] = super().__getstate__()
