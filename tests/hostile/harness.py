@@ -9,7 +9,8 @@ hang      more than 5 seconds of computing
 memory    more than 500 MB
 
 A worker runs many cases, since importing takes longer than most of them. It is forked from a process that has imported
-everything, and replaced when it dies or hangs. A case is repeated by its seed: `python -m hostile models --seed 7 -n 1`.
+everything, and replaced when it dies or hangs. A case is
+repeated by its seed: `python -m hostile models --seed 7 -n 1`.
 """
 
 import contextlib
