@@ -20,6 +20,7 @@ from viper.cli.options import with_reading_options
 from viper.cli.predict import predict_rows
 from viper.cli.report import write_report
 from viper.cli.reproduce import reproduce_artefact
+from viper.cli.serve import serve_model
 from viper.cli.signals import RECEIVED, exit_code, stop_if_interrupted
 from viper.cli.summary import show_summary
 from viper.cli.terminal import console, printable, show_warnings_as_notes
@@ -32,6 +33,7 @@ COMMANDS: dict[str, Callable[..., None]] = {  # in the order of `viper --help`
     "compare": compare_models,
     "bound": compare_bounds,
     "report": write_report,
+    "serve": serve_model,
     "demo": run_demo,
     "reproduce": reproduce_artefact,
 }
