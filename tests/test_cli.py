@@ -324,6 +324,27 @@ def test_report_escapes_names(run):
     assert "Pass --force" in err
 
 
+def test_report_names_rows_only_if_asked(run):
+    FRAME.assign(case=[f"{k:05d}" for k in range(ROWS)]).to_csv("cases.csv", index=False)
+    run("fit", "cases.csv", "-t", "died", "--drop", "case", "-o", "m.viper", "--cv", "0")
+    options = {"r.html": (), "named.html": ("--row-labels", "case"), "none.html": ("--no-rows",)}
+    for name, more in options.items():
+        code, _, err = run("report", "m.viper", "cases.csv", "-o", name, *more)
+        assert code == 0, err
+    plain, named, none = (Path(name).read_text(encoding="utf-8") for name in options)
+    assert re.search('aria-label="Show case 0[0-9]{4}"', named)
+    assert 'aria-label="Show row ' in plain
+    assert not re.search(r">0\d{4}<", plain + none)
+    assert 'class="person' not in none
+    code, _, err = run("report", "m.viper", "cases.csv", "-o", "x.html", "--row-labels", "Case")
+    assert code == 3
+    assert "--row-labels must be a column of the table; got 'Case'" in err
+    code, _, err = run("report", "m.viper", "cases.csv", "-o", "x.html", "--row-labels", "case", "--no-rows")
+    assert code == 2
+    assert "exclude each other" in err
+    assert not Path("x.html").exists()
+
+
 # --- compare, bound, reproduce ---
 
 

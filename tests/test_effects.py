@@ -1,5 +1,8 @@
 """Average predictions, contrasts and slopes: closed forms, numerical derivatives, many draws, and other libraries."""
 
+import json
+import re
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -7,6 +10,7 @@ import scipy.sparse
 from scipy.special import expit, ndtr
 
 import viper
+from viper.cli import main
 from viper.models import effects
 
 Logistic = viper.VariationalLogisticRegression
@@ -328,7 +332,10 @@ def test_result_says_how_it_was_made(model, patients):
             "its levels; got 'fmale'. Did you mean 'female'",
         ),
         (lambda m, X: m.contrast(X, {"sex": 1}), "'sex', a category, must be a list of levels or one of"),
-        (lambda m, X: m.contrast(X, {"age": "two"}), "the contrast of 'age' must be one of"),
+        (
+            lambda m, X: m.contrast(X, {"age": "two"}),
+            "of 'age' must be a number, a list of numbers or one",
+        ),
         (lambda m, X: m.contrast(X, {"age": [40]}), "must have two values or more"),
         (lambda m, X: m.contrast(X, "sex", measure="lift"), "measure must be one of"),
         (lambda m, X: m.contrast(X, "sex", at={"sex": "male"}), "got 'sex' in both. Leave out one"),
@@ -359,6 +366,103 @@ def test_too_many_groups_are_refused(arrays):
     many = np.tile(X, (10, 1))
     with pytest.raises(ValueError, match=r"at most 1,000 groups; got 1,500\. Group the values first"):
         model.average(many, by=np.arange(1500))
+
+
+# --- the command ---
+
+
+@pytest.fixture(scope="module")
+def folder(model, patients, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("effects")
+    patients.assign(weight=1 + np.arange(len(patients)) % 2).to_csv(folder / "data.csv", index=False)
+    model.save(folder / "model.viper")
+    return folder
+
+
+@pytest.fixture
+def run(folder, capsys, monkeypatch):
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr("viper.cli.catch_signals", lambda: None)
+    monkeypatch.setattr("warnings.showwarning", lambda *_: None)
+
+    def call(*arguments):
+        with pytest.raises(SystemExit) as done:
+            main(["effects", "model.viper", "data.csv", *arguments])
+        out, err = capsys.readouterr()
+        return done.value.code, out, err
+
+    return call
+
+
+def document(result):
+    code, out, err = result
+    assert code == 0, err
+    return json.loads(out)
+
+
+def test_command_says_what_the_library_says(run, model, patients):
+    said = document(run("--json"))
+    expected = model.contrast(patients)
+    order = expected["estimate"].abs().sort_values(ascending=False, kind="stable").index
+    assert [row["variable"] for row in said["contrasts"]] == list(expected.loc[order, "variable"])
+    for name in ("estimate", "lower", "p_direction"):
+        assert [row[name] for row in said["contrasts"]] == pytest.approx(expected.loc[order, name].tolist(), rel=1e-6)
+    assert said["averages"][0]["estimate"] == pytest.approx(model.average(patients).loc[0, "estimate"])
+    assert said["probability_of"] == "died = yes"
+
+
+def test_command_takes_changes_places_groups_and_weights(run, model, patients):
+    weights = 1 + np.arange(len(patients)) % 2
+    options = ["--contrast", "age=40,60", "--contrast", "ward=west", "--contrast", "dose=0.5", "-v", "treated"]
+    said = document(run(*options, "--by", "sex", "--weight", "weight", "--slope", "dose", "--json"))
+    changes = {"treated": None, "age": [40, 60], "ward": ["east", "west"], "dose": 0.5}
+    expected = model.contrast(patients, changes, by="sex", sample_weight=weights)
+    assert [row["contrast"] for row in said["contrasts"]] == list(expected["contrast"])
+    assert [row["estimate"] for row in said["contrasts"]] == pytest.approx(expected["estimate"].tolist(), rel=1e-6)
+    slopes = model.slopes(patients, "dose", by="sex", sample_weight=weights)["estimate"]
+    assert [row["estimate"] for row in said["slopes"]] == pytest.approx(slopes.tolist(), rel=1e-6)
+    places = document(run("--at", "age=40,60", "--at", "sex=male", "--json"))
+    assert [(row["age"], row["sex"]) for row in places["averages"]] == [(40.0, "male"), (60.0, "male")]
+    assert "contrasts" not in places
+
+
+def test_command_shows_percentage_points(run, model, patients):
+    code, out, _ = run("-v", "sex")
+    assert code == 0
+    row = model.contrast(patients, "sex").loc[0]
+    assert re.search(rf"male - female +\{100 * row['estimate']:+.1f} ", out)
+    assert f"{100 * model.average(patients).loc[0, 'estimate']:.1f} %" in out
+    code, out, _ = run("-v", "sex", "--measure", "ratio")
+    assert re.search(r"male / female +\d\.\d+ ", out)
+
+
+def test_command_writes_one_tidy_table(run, folder):
+    code, _, err = run("--slope", "dose", "-v", "sex", "--out", "effects.csv")
+    assert code == 0, err
+    written = pd.read_csv(folder / "effects.csv")
+    assert list(written["effect"]) == ["average", "contrast", "slope"]
+    assert list(written)[:3] == ["effect", "variable", "contrast"]
+    code, _, err = run("--out", "effects.csv")
+    assert (code, "--force" in err) == (4, True)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--at", "agee=3"], "--at must name columns of the model; got 'agee'. Did you mean 'age'?"),
+        (["--at", "age"], "--at must have the form column=value; got 'age'."),
+        (["--contrast", "sex=male,femal"], "one of its levels; got 'femal'. Did you mean 'female'?"),
+        (["--contrast", "age=lots"], "must be a number, a list of numbers or one of"),
+        (["--slope", "sex"], "slopes need numbers; got 'sex', a category."),
+        (["--by", "sexe"], "--by must be a column of the table; got 'sexe'. Did you mean 'sex'?"),
+        (["--weight", "w"], "--weight must be a column of the table; got 'w'."),
+        (["-v", "died"], "variables must name columns of the model; got 'died'."),
+    ],
+)
+def test_command_says_in_one_line_what_is_wrong(run, options, message):
+    code, out, err = run(*options)
+    assert (code, out, err.count("\n")) == (3, "", 1)
+    assert message in err
 
 
 # --- other libraries ---

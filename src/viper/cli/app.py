@@ -14,6 +14,7 @@ import typer
 from viper.cli.bound import compare_bounds
 from viper.cli.compare import compare_models
 from viper.cli.demo import run_demo
+from viper.cli.effects import show_effects
 from viper.cli.evaluate import evaluate_model
 from viper.cli.fit import fit_table
 from viper.cli.options import with_reading_options
@@ -30,6 +31,7 @@ COMMANDS: dict[str, Callable[..., None]] = {  # in the order of `viper --help`
     "predict": predict_rows,
     "evaluate": evaluate_model,
     "summary": show_summary,
+    "effects": show_effects,
     "compare": compare_models,
     "bound": compare_bounds,
     "report": write_report,

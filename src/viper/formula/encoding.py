@@ -5,7 +5,7 @@ frame → checked columns → missing values by rule → formulaic → standardi
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache, cached_property
@@ -31,7 +31,7 @@ from viper.data.schema import (
     shown,
 )
 from viper.errors import FormulaError, RowError, StorageError, counted, listed
-from viper.formula.columns import as_frame, as_levels, as_numbers, python_value
+from viper.formula.columns import as_frame, as_levels, as_numbers, level_codes, python_value
 from viper.formula.grammar import ParsedFormula, parse_formula
 from viper.formula.imputation import DRAWN_ENTRIES, DRAWS, CodedColumns, Imputation
 from viper.formula.training import TrainingData, check_training_data
@@ -43,6 +43,7 @@ MISSING_RULES = ("error", "drop", "mean", "indicator", "multiple")
 MISSING_LEVEL = "missing"  # the level of a category's missing values, for missing="indicator"
 UNSEEN_RULES = ("error", "missing", "baseline")
 BEYOND_RULES = ("refuse", "clamp")
+NEW_ROW_RULES = {"unseen": UNSEEN_RULES, "beyond": BEYOND_RULES}
 ADDED_FIELDS = ("positive", "unseen", "beyond", "training", "imputations", "sweeps")  # stored unless the default
 
 
@@ -125,8 +126,8 @@ class Encoding:
         Raises
         ------
         FormulaError
-            If a column is missing or of another kind than in the fit, a level is new, a value is missing (if
-            `missing` is "error" or "drop"), or a function has no finite value.
+            If a column is missing or of another kind than in the fit, a level is new (if `unseen` is "error"), a
+            value is missing (if `missing` is "error" or "drop"), or a function has no finite value.
         """
         if isinstance(data, ImputedRows):
             return data.design
@@ -158,6 +159,14 @@ class Encoding:
         if list(raw) != self.names:
             raise FormulaError(f"the formula must produce the columns {self.names}; got {list(raw)}. Fit it again.")
         return (raw - np.array(self.centre)) / np.array(self.scale)
+
+    def with_rules(self, **rules: str) -> "Encoding":
+        """Return the encoding with other rules for new rows. Raises a FormulaError for unknown ones."""
+        for name, rule in rules.items():
+            known = NEW_ROW_RULES[name]
+            if rule not in known:
+                raise FormulaError(f"{name} must be one of {list(known)}; got {rule!r}.")
+        return replace(self, **rules)  # type: ignore[arg-type]
 
     def _with_indicators(self, raw: "pandas.DataFrame", selected: "pandas.DataFrame") -> "pandas.DataFrame":
         """Add a column of zeros and ones for each column of numbers that had missing values in the fit."""
@@ -273,6 +282,11 @@ class Encoding:
         return parse_formula(self.formula, self.columns, [name for name in self.levels if name not in self.means])
 
     def _select(self, data: Any) -> "pandas.DataFrame":
+        """Return the columns that the formula reads, with the rule for new levels applied."""
+        return self._known(self._given(data))
+
+    def _given(self, data: Any) -> "pandas.DataFrame":
+        """Return the columns that the formula reads, as they are."""
         frame = as_frame(data)
         absent = [name for name in self.inputs if name not in frame.columns]
         if absent:
@@ -281,6 +295,20 @@ class Encoding:
                 f"It has {listed(frame.columns)}."
             )
         return frame[self.inputs]
+
+    def _known(self, frame: "pandas.DataFrame") -> "pandas.DataFrame":
+        """Apply the rule for levels that were not in the training data, unless it is an error."""
+        if self.unseen == "error":
+            return frame
+        return frame.assign(**{name: self.known_levels(frame[name]) for name in self.levels})
+
+    def known_levels(self, column: "pandas.Series[Any]") -> "pandas.Series[Any]":
+        """Return the column with levels that were not in the training data as missing, or as the reference level."""
+        levels = self.levels[str(column.name)]
+        new = (level_codes(column, levels) < 0) & column.notna().to_numpy()
+        if not new.any():
+            return column
+        return column.astype(object).mask(new, None if self.unseen == "missing" else levels[0])
 
     def _filled(self, frame: "pandas.DataFrame") -> "pandas.DataFrame":
         counts = frame.isna().sum()
@@ -294,6 +322,10 @@ class Encoding:
             raise RowError(
                 "rows must have no missing values", got, row, "Leave them out, or fit with missing='multiple'."
             )
+        return self._with_means(frame, holes)
+
+    def _with_means(self, frame: "pandas.DataFrame", holes: Iterable[str]) -> "pandas.DataFrame":
+        """Fill in means and most common levels in the columns that have holes."""
         values = {name: self.common.get(name, self.means.get(name)) for name in holes}
         # of other types, not all can hold the value: pandas' Int64 no mean, its categories no new level
         kinds = {name: "float64" if name in self.means else object for name in holes}
@@ -301,6 +333,14 @@ class Encoding:
 
     def _design(self, frame: "pandas.DataFrame", state: dict[str, Any]) -> "pandas.DataFrame":
         """Return the columns of X before they are standardised. `state` is read, or learned if it is empty."""
+        design = self._evaluated(frame, state)
+        if self.beyond == "clamp" and (bad := undefined_cells(design).any(1)).any():
+            design.loc[bad] = self._evaluated(frame[bad], state, clamp=True).to_numpy()
+        check_finite_design(design)
+        return design
+
+    def _evaluated(self, frame: "pandas.DataFrame", state: dict[str, Any], clamp: bool = False) -> "pandas.DataFrame":
+        """Return the raw columns of X, with NaN where they have none; `clamp` moves numbers to the end of a spline."""
         import pandas
 
         plain, variables = self._parsed.plain, self._parsed.variables
@@ -310,11 +350,14 @@ class Encoding:
                 name: as_levels(frame[column], self.levels[column]) if name[0] == "c" else as_numbers(frame[column])
                 for name, column in variables.items()
             }
-            found = evaluate_terms(self._parsed.rest, pandas.DataFrame(given, index=frame.index), state)
+            found = evaluate_terms(self._parsed.rest, pandas.DataFrame(given, index=frame.index), state, clamp)
             parts |= {self._name(name): values for name, values in found.items()}
-        design = pandas.DataFrame(parts, index=frame.index, dtype=float)
-        check_finite_design(design)
-        return design
+        return pandas.DataFrame(parts, index=frame.index, dtype=float)
+
+    @property
+    def has_functions(self) -> bool:
+        """Whether the formula has functions such as `log`, which may have no value for some numbers."""
+        return "(" in self._parsed.rest
 
     def _name(self, ours: str) -> str:
         """Replace internal variables in a column's name by the names in the data."""
@@ -371,8 +414,8 @@ def missing_name(name: str) -> str:
 
 
 @cache
-def formula_functions() -> dict[str, Any]:
-    """Return functions that formulaic lacks, and its splines with NaN beyond the range of the fit.
+def formula_functions(clamp: bool) -> dict[str, Any]:
+    """Return functions that formulaic lacks, and its splines with NaN, or their end, beyond the range of the fit.
 
     `check_finite_design` reports the NaN.
     """
@@ -380,12 +423,14 @@ def formula_functions() -> dict[str, Any]:
     from formulaic.utils.stateful_transforms import stateful_transform
 
     def bs(x: Any, df: int | None = None, degree: int = 3, _state: Any = None) -> Any:
-        return TRANSFORMS["bs"](x, df=df, degree=degree, extrapolation="na", _state=_state)
+        return TRANSFORMS["bs"](x, df=df, degree=degree, extrapolation="clip" if clamp else "na", _state=_state)
 
     return {"log1p": np.log1p, "sqrt": np.sqrt, "abs": np.abs, "bs": stateful_transform(bs)}
 
 
-def evaluate_terms(rest: str, frame: "pandas.DataFrame", state: dict[str, Any]) -> dict[str, np.ndarray]:
+def evaluate_terms(
+    rest: str, frame: "pandas.DataFrame", state: dict[str, Any], clamp: bool = False
+) -> dict[str, np.ndarray]:
     """Return the columns of the terms in `rest`, without the intercept.
 
     The `state` of functions that have learned is read; that of all others is learned and added.
@@ -396,7 +441,7 @@ def evaluate_terms(rest: str, frame: "pandas.DataFrame", state: dict[str, Any]) 
         return {name: column[:0] for name, column in evaluate_terms(rest, placeholder_row(frame), state).items()}
     spec = ModelSpec(formula=Formula(rest), transform_state=state, na_action="ignore", output="pandas")
     with formula_errors(), np.errstate(all="ignore"):
-        matrix = spec.get_model_matrix(frame.reset_index(drop=True), context=formula_functions())
+        matrix = spec.get_model_matrix(frame.reset_index(drop=True), context=formula_functions(clamp))
     state.update(matrix.model_spec.transform_state)
     return {str(name): matrix[name].to_numpy(dtype=float) for name in matrix if name != "Intercept"}
 
@@ -429,8 +474,13 @@ def formula_has_intercept(rest: str) -> bool:
     return rest == "1" or any(str(term) == "1" for term in Formula(rest))
 
 
+def undefined_cells(design: "pandas.DataFrame") -> np.ndarray:
+    """Return which cells are not finite."""
+    return ~np.isfinite(design.to_numpy())
+
+
 def check_finite_design(design: "pandas.DataFrame") -> None:
-    bad = ~np.isfinite(design.to_numpy())
+    bad = undefined_cells(design)
     if bad.any():
         row, column = np.argwhere(bad)[0]
         fix = "Logarithms and roots need positive numbers, and splines need numbers in the range of the fit."

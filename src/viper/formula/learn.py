@@ -54,6 +54,10 @@ class Learned(NamedTuple):
         """Return labels that are in order when they are sorted: y itself, or whether it is positive."""
         return self.y if self.classes is None else np.asarray(self.y == self.classes[1], dtype=bool)
 
+    def with_rules(self, unseen: str, beyond: str) -> "Learned":
+        """Return the same with rules for new rows."""
+        return self._replace(encoding=self.encoding.with_rules(unseen=unseen, beyond=beyond))
+
     def part(self, rows: np.ndarray) -> "Learned":
         """Return some of the rows under the same encoding. What they lack is drawn again, from these rows alone."""
         part = Learned(self.encoding, self.X.iloc[rows], self.y[rows], np.ones(len(rows), bool), self.classes)
@@ -315,6 +319,8 @@ class FormulaMixin:
         sweeps: int = 10,
         standardize: bool = True,
         positive: Any = None,
+        unseen: str = "error",
+        beyond: str = "refuse",
         sample_weight: Any = None,
         offset: Any = None,
         **options: Any,
@@ -354,6 +360,12 @@ class FormulaMixin:
             The class whose probability is modelled, which becomes the second of `classes_`. By default the last in
             order: of pandas' categories if the target has them, otherwise of numbers or of the alphabet. A later
             `fit` with labels passed as y sorts the classes, as scikit-learn's tools expect.
+        unseen : {"error", "missing", "baseline"}, default "error"
+            What happens in predictions to a level that was not in the training data: an error (`predict_table` leaves
+            the row without a prediction), a missing value, or the reference level.
+        beyond : {"refuse", "clamp"}, default "refuse"
+            What happens in predictions to a number beyond the range of a spline: an error, or the nearest number within
+            the range.
         sample_weight, offset : array (n,), optional
             As in `fit`, with one entry per row of `data`.
         **options
@@ -367,7 +379,7 @@ class FormulaMixin:
         check_can_pool(cls, missing)
         imputing = Imputing(imputations, sweeps, seed_of(options.get("random_state")), options.get("verbose", "auto"))
         learned = learn_formula(formula, data, missing, standardize and "standardize" not in own, positive, imputing)
-        return fit_learned(cls, learned, options, sample_weight, offset)
+        return fit_learned(cls, learned.with_rules(unseen, beyond), options, sample_weight, offset)
 
 
 def fit_learned(
@@ -437,6 +449,7 @@ def by_formula(fit: WrappedFit) -> WrappedFit:
         positive = known.positive if y is None else None
         imputing = Imputing(known.imputations, known.sweeps, seed_of(model.random_state), model.verbose)
         learned = learn_formula(known.formula, frame, known.missing, standardize, positive, imputing)
+        learned = learned.with_rules(known.unseen, known.beyond)
         if getattr(model, "fit_intercept", learned.encoding.intercept) != learned.encoding.intercept:
             raise FormulaError(INTERCEPT_IN_FORMULA)
         rows = (kept_entries(vector, learned.kept) for vector in (sample_weight, offset))

@@ -23,7 +23,7 @@ from viper.data.model_file import viper_version
 if TYPE_CHECKING:
     import pandas
 
-FEWEST_ROWS = 5  # a bin holds at least so many rows, and a rarer level is recorded with so many: none is one person's
+FEWEST_RECORDED = 5  # rows of a bin, at least; a rarer level is recorded with so many, so that none is one person's
 MOST_BINS = 10
 MOST_SORTED = 20_000  # values by which numbers are cut into bins; sorting all of them may take longer than the fit
 
@@ -56,6 +56,13 @@ class TrainingColumn:
     mean: float | None = None
     sd: float | None = None
 
+    def wide_range(self, margin: float) -> tuple[float, float]:
+        """Return the smallest and the largest number, each moved outward by a share of the distance between them."""
+        if self.low is None or self.high is None:
+            raise ValueError("a range needs numbers; got levels.")
+        reach = margin * self.high - margin * self.low
+        return self.low - reach, self.high + reach
+
     @classmethod
     def of_numbers(cls, values: np.ndarray, missing: int) -> "TrainingColumn":
         """Describe numbers, of which NaN are missing."""
@@ -70,7 +77,7 @@ class TrainingColumn:
     def of_levels(cls, column: "pandas.Series[Any]", levels: list[Any], missing: int) -> "TrainingColumn":
         """Count the rows of each level."""
         counts = column.value_counts()
-        return cls("category", missing, [max(FEWEST_ROWS, int(counts.get(level, 0))) for level in levels])
+        return cls("category", missing, [max(FEWEST_RECORDED, int(counts.get(level, 0))) for level in levels])
 
 
 def at_most(values: np.ndarray, most: int) -> np.ndarray:
@@ -83,11 +90,11 @@ def at_most(values: np.ndarray, most: int) -> np.ndarray:
 def equal_bins(values: np.ndarray) -> tuple[list[float], list[int]]:
     """Cut sorted values into at most ten bins of about equal numbers of rows; equal values share a bin."""
     cuts, rows, start = [], [], 0
-    wanted = max(FEWEST_ROWS, math.ceil(len(values) / MOST_BINS))
+    wanted = max(FEWEST_RECORDED, math.ceil(len(values) / MOST_BINS))
     while start + wanted < len(values):
         cut = values[start + wanted - 1]
         end = int(np.searchsorted(values, cut, side="right"))
-        if len(values) - end < FEWEST_ROWS:
+        if len(values) - end < FEWEST_RECORDED:
             break
         cuts.append(float(cut))
         rows.append(end - start)

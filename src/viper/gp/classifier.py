@@ -54,7 +54,7 @@ from viper.inference.threads import one_thread
 from viper.models.effects import EffectsMixin
 from viper.models.fitting import without_cusp
 from viper.models.notebook import NotebookMixin
-from viper.models.prediction import PredictionMixin
+from viper.models.prediction import PredictionMixin, largest_sd
 from viper.models.saving import State, StateMixin
 from viper.softplus.bound_names import FIT_BOUNDS
 from viper.softplus.bounds import build_bound
@@ -314,6 +314,7 @@ class VariationalGPClassifier(
             narrow = intervals_too_narrow_by(found.model.mean, features, self._posterior(result), rows.inputs)
             if source is not None:
                 problem, result = self._solve_all(found.model.cpu(), source, exact, result.q)
+            self._largest_sd = largest_sd(features, self._posterior(result))
             self._keep(found, problem, result)
         self._warn(found.converged)
         warn_of_narrow_intervals(narrow)

@@ -487,7 +487,9 @@ class EffectStudy:
         if change is None and is_binary(x):
             change = [0.0, 1.0]
         if isinstance(change, str):
-            check_word(change, f"the contrast of {name!r}", RANGES)
+            if change not in RANGES:
+                words = f"a number, a list of numbers or one of {list(RANGES)}"
+                raise ValueError(f"the contrast of {name!r} must be {words}; got {change!r}.")
             if change == "sd":
                 half = 0.5 * float(np.nanstd(x))
                 yield Side("-sd/2", {name: x - half}), Side("+sd/2", {name: x + half}), f"{2 * half:+.3g}"

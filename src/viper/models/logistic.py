@@ -338,7 +338,7 @@ class VariationalLogisticRegression(
         self.objective_ = fit.result.objective
         self.history_, self.n_iter_ = fit.result.history, max(1, fit.result.iterations)
         self.converged_, self.status_, self.passes_ = fit.result.converged, fit.result.status, fit.result.passes
-        self._training_rows = source
+        self._training_rows, self._largest_sd = source, None
         return self
 
     def _pool(self, fits: "list[VariationalLogisticRegression]") -> None:
@@ -358,7 +358,7 @@ class VariationalLogisticRegression(
         self.n_iter_, self.passes_ = max(fit.n_iter_ for fit in fits), sum(fit.passes_ for fit in fits)
         worst = min(fits, key=lambda fit: fit.converged_)
         self.converged_, self.status_ = worst.converged_, worst.status_
-        self._completed_fits = fits
+        self._completed_fits, self._largest_sd = fits, None
 
     def _set_means(self) -> None:
         mean = self.posterior_.mean.numpy()
@@ -496,4 +496,6 @@ class VariationalLogisticRegression(
 
     def __getstate__(self) -> dict[str, Any]:
         state: dict[str, Any] = super().__getstate__()
-        return {name: value for name, value in state.items() if name not in ("_training_rows", "_completed_fits")}
+        known = {"_largest_sd": self.largest_sd_} if hasattr(self, "posterior_") else {}
+        left_out = ("_training_rows", "_completed_fits")
+        return {name: value for name, value in (state | known).items() if name not in left_out}

@@ -9,6 +9,7 @@ differs is neither written nor read.
 """
 
 import inspect
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
@@ -22,6 +23,7 @@ from torch import Tensor
 
 from viper.data.model_file import JSON_SCALARS, LABELS, decode_labels, encode_labels, read_tensors, write_tensors
 from viper.data.schema import (
+    ABOVE_ZERO,
     INVERTIBLE,
     NORMALISED,
     POSITIVE,
@@ -124,11 +126,16 @@ class StateMixin:
             "features": self.n_features_in_,
             "names": None if names is None else [str(name) for name in names],
             **own.metadata,
-            "fit": {name: getattr(self, name) for name in self._fit_scalars},
+            "fit": {name: getattr(self, name) for name in self._fit_scalars} | self._reference(),
             **({"formula": self.formula_.to_state()} if hasattr(self, "formula_") else {}),
         }
         posterior = {f"posterior.{name}": x for name, x in vars(self.posterior_).items()}
         return State(tensors | posterior | own.tensors | self._imputation_tensors(), metadata)
+
+    def _reference(self) -> dict[str, float]:
+        """What new rows are compared with, if it is known."""
+        farthest = self.largest_sd_  # type: ignore[attr-defined]
+        return {} if math.isnan(farthest) else {"largest_sd": farthest}
 
     def _imputation_tensors(self) -> dict[str, Tensor]:
         """What missing="multiple" draws from: float64 arrays, whose shapes `Imputation.check` verifies."""
@@ -152,6 +159,7 @@ class StateMixin:
         model.posterior_ = posterior_shape(state.tensors)(**state.part("posterior"))
         for name in cls._fit_scalars:
             setattr(model, name, metadata["fit"][name])
+        model._largest_sd = metadata["fit"].get("largest_sd")  # type: ignore[attr-defined]
         model._restore_own_state(state)
         if "formula" in metadata:
             model._restore_formula(metadata["formula"], state.part("imputation"))
@@ -188,7 +196,7 @@ class StateMixin:
             "classes": LABELS,
             "features": Value("a whole number from 1 on", lambda x: WHOLE.holds(x) and x > 0),
             "names": or_none(Items(TEXT)),
-            "fit": Fields(cls._fit_scalars),
+            "fit": Fields(cls._fit_scalars, {"largest_sd": ABOVE_ZERO}),
         }
         more: dict[str, Rule] = {"formula": ENCODING}
         if cls._objects:

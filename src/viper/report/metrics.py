@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from viper.report.checks import binned_residuals, predictive_check
 from viper.report.decisions import Confusion, budget_threshold, confusion, cost_threshold, decision_curve
 from viper.report.shares import checked_predictions, equal_groups, named_groups, share_interval
 
@@ -22,6 +23,7 @@ __all__ = [
     "Scores",
     "auc",
     "auc_interval",
+    "binned_residuals",
     "budget_threshold",
     "by_group",
     "calibration",
@@ -30,6 +32,7 @@ __all__ = [
     "decision_curve",
     "entropy",
     "judge_calibration",
+    "predictive_check",
     "row_scores",
     "score_differences",
     "scores",

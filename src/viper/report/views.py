@@ -137,7 +137,7 @@ def effect_along(
 def positions(column: "pandas.Series", points: int, category: bool = False) -> tuple["pandas.Series", bool]:
     """At which values of a column to predict, and whether values between them make sense.
 
-    Categories by frequency; all values of a numeric column with few; quantiles of integers; otherwise an even grid.
+    Categories by frequency; all values of a numeric column with few; otherwise an even grid, of integers if all are.
     """
     import pandas
 
@@ -147,13 +147,13 @@ def positions(column: "pandas.Series", points: int, category: bool = False) -> t
     distinct = np.unique(known)
     if len(distinct) <= FEW_VALUES:
         return pandas.Series(distinct, dtype=column.dtype), False
-    if pandas.api.types.is_integer_dtype(column):
-        at = np.unique(known.quantile(np.linspace(TAIL, 1.0 - TAIL, points), interpolation="nearest"))
-        return pandas.Series(at if len(at) > 1 else distinct[[0, -1]], dtype=column.dtype), True
     low, high = known.quantile([TAIL, 1.0 - TAIL])
     if low == high:
         low, high = distinct[0], distinct[-1]
-    return pandas.Series(np.linspace(low, high, points)), True
+    grid = np.linspace(float(low), float(high), points)
+    if pandas.api.types.is_integer_dtype(column):
+        return pandas.Series(np.unique(grid.round()).astype(np.int64), dtype=column.dtype), True
+    return pandas.Series(grid), True
 
 
 def column_effects(model: Any, X: Any, level: float = 0.95, points: int = 61) -> Iterator[Effect]:
