@@ -157,7 +157,7 @@ async def read_body(request: "Request", limits: Limits) -> bytes:
 
 def answer_rows(model: Any, columns: "ServedColumns", body: bytes, limits: Limits) -> dict[str, Any]:
     """Predict the rows of a request."""
-    from viper.cli.predict import prediction_frame
+    from viper.cli.commands.predict import prediction_frame
 
     rows, level = parse_request(body, limits)
     frame = columns.frame(rows)
@@ -173,7 +173,7 @@ def answer_rows(model: Any, columns: "ServedColumns", body: bytes, limits: Limit
 def parse_request(body: bytes, limits: Limits) -> tuple[list[dict[str, Any]], float]:
     """Return the rows and the level of the intervals."""
     try:
-        document = json.loads(body, parse_constant=refuse_constant)
+        document = json.loads(body, parse_constant=refuse_number_word)
     except (ValueError, RecursionError) as error:
         reason = "brackets too deep" if isinstance(error, RecursionError) else error
         raise RequestError(400, f"a request must be JSON in UTF-8; got {reason}.") from None
@@ -192,7 +192,7 @@ def parse_request(body: bytes, limits: Limits) -> tuple[list[dict[str, Any]], fl
     return rows, float(level)
 
 
-def refuse_constant(word: str) -> None:
+def refuse_number_word(word: str) -> None:
     raise ValueError(f"{word}, which JSON does not have; write null for a missing value")
 
 
@@ -227,10 +227,8 @@ class ServedColumns:
 
     def value(self, row: dict[str, Any], i: int, name: str, kind: str) -> Any:
         if name not in row:
-            raise RequestError(
-                422,
-                f"every row must have all columns of the model; got no {name!r} in row {i}. Write null for a missing value.",
-            )
+            rule = "every row must have all columns of the model"
+            raise RequestError(422, f"{rule}; got no {name!r} in row {i}. Write null for a missing value.")
         value = row[name]
         fits = {"boolean": bool, "text": str, "number": int | float}[kind]
         if value is not None and (not isinstance(value, fits) or (kind == "number" and isinstance(value, bool))):
@@ -303,7 +301,7 @@ def service_page(columns: ServedColumns, limits: Limits) -> tuple[str, str]:
         f"<tr><td><code>{escape(name)}</code></td><td>{kind}</td><td>{escape(seen_values(columns, name))}</td></tr>"
         for name, kind in columns.kinds.items()
     )
-    template = (files("viper.cli") / "service.html").read_text(encoding="utf-8")
+    template = (files("viper.cli.commands") / "service.html").read_text(encoding="utf-8")
     page = Template(template).substitute(
         title=escape(f"Probability that {columns.positive}"),
         rows=f"{limits.rows:,}",

@@ -32,7 +32,7 @@ def evaluate_model(
     """
     fitted, table = options.open_model_and_rows(model, data, reading)
 
-    from viper.cli.predict import prediction_frame
+    from viper.cli.commands.predict import prediction_frame
     from viper.cli.preparing import labelled_rows
     from viper.report.metrics import calibration, scores
 
