@@ -17,6 +17,7 @@ from viper.cli.commands.demo import run_demo
 from viper.cli.commands.effects import show_effects
 from viper.cli.commands.evaluate import evaluate_model
 from viper.cli.commands.fit import fit_table
+from viper.cli.commands.missing import report_missing
 from viper.cli.commands.predict import predict_rows
 from viper.cli.commands.report import write_report
 from viper.cli.commands.reproduce import reproduce_artefact
@@ -27,16 +28,17 @@ from viper.cli.signals import RECEIVED, exit_code, stop_if_interrupted
 from viper.cli.terminal import console, printable, show_warnings_as_notes
 
 COMMANDS: dict[str, Callable[..., None]] = {  # in the order of `viper --help`
+    "missing": report_missing,
     "fit": fit_table,
     "predict": predict_rows,
     "evaluate": evaluate_model,
     "summary": show_summary,
     "effects": show_effects,
     "compare": compare_models,
-    "bound": compare_bounds,
     "report": write_report,
     "serve": serve_model,
     "demo": run_demo,
+    "bound": compare_bounds,
     "reproduce": reproduce_artefact,
 }
 FAULT, USAGE, INPUT, OUTPUT, CLOSED_PIPE = 1, 2, 3, 4, 141  # exit codes; after a signal, 128 plus its number

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 import numpy as np
 
 from viper.data.checks import FIT_SEED, read_labels, seed_of
+from viper.data.scaling import column_moments
 from viper.errors import FormulaError, counted, listed
 from viper.formula.columns import as_frame, as_numbers, is_text, levels_of, python_value, sorted_values, without_blanks
 from viper.formula.encoding import (
@@ -151,7 +152,7 @@ def learn_formula(
         target=parsed.target,
         columns=columns,
         missing=missing,
-        means={name: float(np.nanmean(x)) for name, x in values.items()},
+        means={name: known_mean(x) for name, x in values.items()},
         levels=levels,
         common=common,
         transforms=transforms,
@@ -290,10 +291,15 @@ def centre_and_scale(raw: np.ndarray, intercept: bool, standardize: bool) -> tup
     """
     if not standardize:
         return np.zeros(raw.shape[1]), np.ones(raw.shape[1])
-    spread = raw.std(0)
+    mean, spread = column_moments(raw)
     as_is = np.all((raw == 0) | (raw == 1), 0) | (spread <= 1e-12 * np.abs(raw).max(0))
-    centre = np.zeros(raw.shape[1]) if not intercept else np.where(as_is, 0.0, raw.mean(0))
+    centre = np.zeros(raw.shape[1]) if not intercept else np.where(as_is, 0.0, mean)
     return centre, np.where(as_is, 1.0, spread)
+
+
+def known_mean(values: np.ndarray) -> float:
+    """Return the mean of the values that are not missing."""
+    return float(column_moments(values[~np.isnan(values)][:, None])[0][0])
 
 
 class FormulaMixin:

@@ -218,12 +218,17 @@ def effect_sentence(e: Effect) -> str:
             f"The probability is highest for {readable_number(e.values[top])}, {chance(p[top])} ({interval}), and "
             f"lowest for {readable_number(e.values[least])}, {chance(p[least])}."
         )
-    rising, falling = bool((np.diff(p) >= 0).all()), bool((np.diff(p) <= 0).all())
+    rising, falling = (small_against(back, p) for back in (np.maximum.accumulate(p) - p, p - np.minimum.accumulate(p)))
     if rising or falling:
         return f"The probability {'rises' if rising else 'falls'} from {said[0]} to {said[-1]}."
     turns = [k for k in sorted((int(np.argmin(p)), int(np.argmax(p)))) if 0 < k < len(p) - 1]
     way = [f"{'the highest' if p[k] == p.max() else 'the lowest'}, {said[k]}," for k in turns]
     return f"The probability starts with {said[0]}, passes through {' and '.join(way)} and ends with {said[-1]}."
+
+
+def small_against(back: np.ndarray, p: np.ndarray) -> bool:
+    """Whether a curve never goes back by more than a tenth of its range."""
+    return bool(back.max() <= 0.1 * np.ptp(p))
 
 
 def row_sentence(study: Study, k: int) -> str:
@@ -242,7 +247,7 @@ def unusual_sentence(found: Outlyingness, k: int) -> str:
         if abs(z) >= 2.0
     ]
     if found.rarity[k] >= 0.9 and len(found.names) > 1:
-        parts.append(f"its combination of values is more unusual than that of {percent(found.rarity[k])} of the rows")
+        parts.append(f"{chance(found.rarity[k])} of the rows have a more usual combination of values")
     return f"Unusual: {'; '.join(parts)}." if parts else "None of its values is unusual."
 
 
