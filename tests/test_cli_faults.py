@@ -1,5 +1,6 @@
 """Errors at the command line, in real processes: one line on stderr, the right exit code, no file lost."""
 
+import json
 import os
 import pickle
 import signal
@@ -171,7 +172,11 @@ def test_an_output_that_is_a_socket(folder, tmp_path, monkeypatch):
 
 
 def test_a_file_as_the_folder_of_the_demo(folder):
-    refused(run("demo", "--folder", "data.csv", folder=folder), OUTPUT, "--folder must be a directory; got data.csv")
+    refused(
+        run("demo", "--folder", "data.csv", folder=folder),
+        OUTPUT,
+        "--folder must be a folder that can be written to; got data.csv",
+    )
 
 
 def test_read_only_directory(folder, tmp_path):
@@ -228,3 +233,154 @@ def test_closed_pipe(folder):
     assert process.stderr.read() == ""
     assert process.wait(timeout=60) == CLOSED_PIPE
     process.stderr.close()
+
+
+# --- signals ---
+
+
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_at_any_moment_of_the_start_is_one_line(folder, sign):
+    """Also while torch is imported, which aborts with a page of text if an exception is raised inside it."""
+    for delay in (0.4, 0.9, 1.6):
+        process = subprocess.Popen(
+            [*COMMAND, "fit", "data.csv", "-t", "died", "--model", "gp"],
+            cwd=folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        time.sleep(delay)
+        process.send_signal(sign)
+        _, err = process.communicate(timeout=60)
+        assert process.returncode in (128 + sign, 0), err
+        if process.returncode:
+            assert err.splitlines()[-1:] == ["viper: interrupted; no partial output is left."], err
+            assert len(err.splitlines()) <= 3, err  # notes may stand before it
+
+
+def test_a_signal_during_an_import_comes_back(tmp_path):
+    """The signal arrives while a module is loading, which must finish, and is raised right after."""
+    (tmp_path / "slow.py").write_text(
+        "import os, signal, time\nos.kill(os.getpid(), signal.SIGTERM)\ntime.sleep(0.2)\nprint('loaded', flush=True)\n"
+    )
+    program = (
+        "from viper.cli.signals import catch_signals, exit_code; import time; catch_signals()\n"
+        "try:\n    import slow\n    time.sleep(10)\n"
+        "except KeyboardInterrupt:\n    print(exit_code())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == ["loaded", "143"]
+
+
+def test_a_swallowed_signal_still_ends_the_command(tmp_path):
+    """A library that turns the interrupt into an error of its own does not keep `compare` running."""
+    FRAME.to_csv(tmp_path / "data.csv", index=False)
+    program = (
+        "import os, signal, sys\nfrom sklearn.linear_model import LogisticRegression\n"
+        "def fit(self, X, y):\n"
+        "    try:\n        os.kill(os.getpid(), signal.SIGINT)\n        for _ in range(10**8): pass\n"
+        "    except KeyboardInterrupt:\n        raise ValueError('callback failed') from None\n"
+        "LogisticRegression.fit = fit\n"
+        "from viper.cli import main\n"
+        "main(['compare', 'data.csv', '-t', 'died', '--only', 'LogisticRegression', '--only', 'trees', '--cv', '2'])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == INTERRUPTED, done.stderr
+    assert done.stderr.splitlines()[-1] == "viper: interrupted; no partial output is left."
+    assert done.stdout == ""
+
+
+# --- what a file holds, and the terminal ---
+
+
+def test_names_and_labels_cannot_steer_the_terminal(tmp_path):
+    labels = ("n\x1b[5m", "p[bold]")
+    rows = "".join(f"{i % 7},{i % 3},{labels[i % 2]}\n" for i in range(40))
+    (tmp_path / "t.csv").write_text("a\x1b[31m,:smile:,y\x9b2J\n" + rows)
+    done = run("fit", "t.csv", "-t", "y\x9b2J", "--cv", "2", "-o", "m.viper", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for text in (
+        done.stdout + done.stderr,
+        run("summary", "m.viper", folder=tmp_path).stdout,
+        run("summary", "m.viper", "--json", folder=tmp_path).stdout,
+        run("evaluate", "m.viper", "t.csv", folder=tmp_path).stdout,
+        run("fit", "t.csv", "-t", "a\x1b[31m", folder=tmp_path).stderr,  # too many classes: an error names the column
+    ):
+        assert "\x1b" not in text
+        assert "\x9b" not in text
+    assert "a\\x1b[31m" in done.stdout
+    assert ":smile:" in done.stdout  # not an emoji
+    assert "p[bold]" in done.stdout
+    assert json.loads(run("summary", "m.viper", "--json", folder=tmp_path).stdout)["target"] == "y\x9b2J"
+
+
+@pytest.mark.parametrize(("redirection", "code"), [(">&-", OUTPUT), ("2>&-", 0), (">/dev/null 2>&-", 0), ("<&-", 0)])
+def test_closed_streams(folder, redirection, code):
+    command = f'"$0" -m viper fit data.csv -t died --cv 0 -o closed.viper --force {redirection}'
+    done = subprocess.run(
+        ["bash", "-c", command, sys.executable], cwd=folder, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == code, done.stderr
+    if code:
+        assert done.stderr.splitlines() == [
+            "viper: standard output must be open; got it closed. Redirect it to a file, or to /dev/null."
+        ]
+    else:
+        assert (folder / "closed.viper").read_bytes()[:4] != b"Logi"
+        (folder / "closed.viper").unlink()
+
+
+# --- a disk that is full or cannot be written ---
+
+
+@pytest.mark.parametrize(
+    "command", ["reproduce figure-1 --quick --out out", "fit data.csv -t died --cv 0 -o out.viper"]
+)
+def test_a_full_disk_is_exit_code_4(folder, tmp_path, command):
+    (tmp_path / "data.csv").write_bytes((folder / "data.csv").read_bytes())
+    limited = f'ulimit -f 1; "$0" -m viper {command}'  # no file may be larger than a kilobyte
+    done = subprocess.run(
+        ["bash", "-c", limited, sys.executable], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == OUTPUT, done.stderr
+    assert done.stderr.splitlines()[-1].startswith("viper: ")
+    assert "File too large" in done.stderr
+    assert not list(tmp_path.rglob(".viper*"))
+
+
+@pytest.mark.parametrize("command", [["demo", "--folder"], ["reproduce", "figure-1", "--quick", "--out"]])
+@pytest.mark.parametrize("place", ["/proc/none", "data.csv/in"])
+def test_a_folder_that_cannot_be_made_is_exit_code_4(folder, command, place):
+    done = run(*command, place, folder=folder)
+    refused(done, OUTPUT, f"{command[-1]} must be a folder that can be written to; got {place}")
+
+
+def test_the_intercept_as_a_column(tmp_path):
+    """A column of that name is quoted, so that the table says which is which."""
+    FRAME.rename(columns={"age": "intercept"}).to_csv(tmp_path / "t.csv", index=False)
+    done = run("fit", "t.csv", "-t", "died", "--cv", "2", "-o", "m.viper", "--json", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    names = [row["name"] for row in json.loads(done.stdout)["coefficients"]]
+    assert names == ["`intercept`", "ward[T.s]", "intercept"]
+    assert run("summary", "m.viper", folder=tmp_path).returncode == 0
+    assert run("report", "m.viper", "t.csv", folder=tmp_path).returncode == 0
+
+
+def test_cells_that_a_spreadsheet_would_run(folder, tmp_path):
+    rows = FRAME.head(4).assign(note=["=1+1", "@cmd", "plain", "-2"], **{"+name": "x"})
+    rows.to_csv(tmp_path / "t.csv", index=False)
+    model = str(folder / "model.viper")
+    keep = ("--keep", "note", "--keep", "+name")
+    plain = run("predict", model, "t.csv", *keep, folder=tmp_path).stdout.splitlines()
+    safe = run("predict", model, "t.csv", *keep, "--safe-cells", folder=tmp_path).stdout.splitlines()
+    assert [line.split(",")[0] for line in plain] == ["note", "=1+1", "@cmd", "plain", "-2"]
+    assert [line.split(",")[0] for line in safe] == ["note", "'=1+1", "'@cmd", "plain", "'-2"]
+    assert safe[0].split(",")[1] == "'+name"
+    assert [line.split(",")[2:] for line in safe[1:]] == [line.split(",")[2:] for line in plain[1:]]

@@ -62,7 +62,7 @@ WITHOUT = """
 import sys
 sys.modules["gpytorch"] = None
 import viper
-from viper.cli.app import main
+from viper.cli import main
 try:
     viper.VariationalGPClassifier()
 except ImportError as error:

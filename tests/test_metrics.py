@@ -6,16 +6,20 @@ import numpy as np
 import pytest
 from scipy.optimize import brentq
 from scipy.special import expit, logit
-from scipy.stats import beta, ncx2, norm, poisson, ttest_rel
+from scipy.stats import beta, ncx2, norm, poisson, ttest_1samp, ttest_rel
 from sklearn.calibration import calibration_curve
 from sklearn.dummy import DummyClassifier
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import average_precision_score, brier_score_loss, log_loss
 
 from viper.report.metrics import (
+    auc_interval,
+    by_group,
     calibration,
     entropy,
+    joint_limit,
     judge_calibration,
+    misfits,
     rare_misfit,
     row_scores,
     score_differences,
@@ -257,3 +261,85 @@ def test_differences_are_those_of_a_paired_t_test():
 def test_differences_need_a_known_score():
     with pytest.raises(ValueError, match="score must be 'log_score' or 'brier'; got 'auc'"):
         score_differences(LABEL, {"a": PROBABILITY}, "auc")
+
+
+# --- subgroups ---
+
+
+def test_group_scores_are_those_of_their_rows_alone():
+    group = np.random.default_rng(7).choice(["a", "b", "c"], 500, p=[0.6, 0.38, 0.02])
+    table = by_group(LABEL, PROBABILITY, group)
+    assert table.index.tolist() == ["a", "b", "c"]
+    for name in "abc":
+        here, alone = group == name, scores(LABEL[group == name], PROBABILITY[group == name])
+        row = table.loc[name]
+        assert (row["rows"], row["observed"]) == (here.sum(), LABEL[here].mean())
+        assert [row["log_score"], row["brier"], row["auc"]] == pytest.approx([alone.log_score, alone.brier, alone.auc])
+        assert [row["observed_lower"], row["observed_upper"]] == pytest.approx(
+            beta(LABEL[here].sum() + 0.5, (~LABEL[here]).sum() + 0.5).ppf([0.025, 0.975])
+        )
+    assert table["few"].tolist() == [False, False, True]
+    values = row_scores(LABEL[group == "a"], PROBABILITY[group == "a"], "brier")
+    interval = ttest_1samp(values, 0.0).confidence_interval(0.95)
+    assert table.loc["a", ["brier_lower", "brier_upper"]].tolist() == pytest.approx(list(interval))
+
+
+def test_the_interval_of_the_auc_is_delongs_and_covers():
+    generator, covered = np.random.default_rng(8), 0
+    for _ in range(300):
+        r = np.concatenate([generator.normal(0, 1, 40), generator.normal(1.2, 1, 60)])
+        low, high = auc_interval(np.arange(100) >= 40, r)
+        covered += low <= norm.cdf(1.2 / np.sqrt(2)) <= high
+    assert 0.925 < covered / 300 < 0.98
+    label = np.arange(100) >= 40
+    psi = (r[label][:, None] > r[~label]).astype(float)  # by definition
+    variance = psi.mean(1).var(ddof=1) / 60 + psi.mean(0).var(ddof=1) / 40
+    area = psi.mean()
+    expected = expit(logit(area) + np.array([-1, 1]) * norm.ppf(0.975) * np.sqrt(variance) / (area * (1 - area)))
+    assert [low, high] == pytest.approx(expected.tolist())
+    perfect = auc_interval([False] * 5 + [True] * 9, np.arange(14))
+    assert perfect == (pytest.approx(beta(5.5, 0.5).ppf(0.025)), 1.0)
+
+
+def test_groups_differ_only_where_chance_would_not_take_any_of_them():
+    generator, false_alarms = np.random.default_rng(9), 0
+    for _ in range(200):
+        p = generator.beta(2, 5, 1000)
+        squares, _ = misfits(generator.random(1000) < p, p, np.arange(1000) % 20)
+        false_alarms += squares.max() > joint_limit(20, 0.95)
+    assert false_alarms < 22  # 10 are expected, with sd 3.1; without the correction 128 would be
+    p, group = generator.beta(2, 5, 4000), np.arange(4000) % 8
+    label = generator.random(4000) < np.where(group == 3, p + 0.15, p)
+    assert by_group(label, p, group)["differs"].tolist() == [k == 3 for k in range(8)]
+
+
+def test_numbers_are_cut_into_ranges_and_other_columns_keep_their_levels():
+    pandas = pytest.importorskip("pandas")
+    age = pandas.Series(np.linspace(20, 70, 500), name="age")
+    age[:7] = np.nan
+    table = by_group(LABEL, PROBABILITY, age, ranges=4)
+    assert table.index.name == "age"
+    assert len(table) == 5
+    assert table.index[-1] == "missing"
+    assert table.index[0].startswith("20.7 to ")
+    assert table["rows"].sum() == 500
+    size = pandas.Series(pandas.Categorical(["small", "large"] * 250, ["small", "large"], ordered=True))
+    assert by_group(LABEL, PROBABILITY, size).index.tolist() == ["small", "large"]
+    many = np.array([f"{k % 50:02d}" for k in range(500)])
+    assert by_group(LABEL, PROBABILITY, many).index[-1] == "31 other levels"
+    assert by_group(LABEL, PROBABILITY, many)["rows"].sum() == 500
+    dates = pandas.date_range("2020-01-01", periods=500).to_series()
+    assert by_group(LABEL, PROBABILITY, dates, ranges=2).index[0] == "2020-01-01 to 2020-09-06"
+
+
+def test_groups_together_get_one_verdict():
+    generator = np.random.default_rng(10)
+    p, group = generator.beta(2, 5, 20_000), np.arange(20_000) % 4
+    shifted = generator.random(20_000) < np.where(group == 0, 0.5 * p, p + 0.5 * (1 - p) * (group == 1))
+    assert judge_calibration(shifted, p, groups=group).verdict == "poor"
+    assert judge_calibration(generator.random(20_000) < p, p, groups=group).verdict == "good"
+
+
+def test_groups_need_a_value_per_row():
+    with pytest.raises(ValueError, match="group must have one value per row; got 2 for 500 rows"):
+        by_group(LABEL, PROBABILITY, [1, 2])

@@ -49,6 +49,15 @@ class NotPositiveDefinite(ValueError):
     """The kernel matrix at the inducing points has no Cholesky factor, even with the largest jitter."""
 
 
+class NotFinite(ValueError):
+    """The sums over rows overflow, or their curvature has no Cholesky factor."""
+
+    def __init__(self, message: str | None = None) -> None:
+        super().__init__(
+            message or "the rows must give finite sums; got an overflow or NaN. Scale the features and offsets."
+        )
+
+
 class Unavailable(RuntimeError):
     """An artefact of the paper needs something that is missing, such as a download; the message says what to do.
 

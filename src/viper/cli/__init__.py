@@ -4,6 +4,17 @@ Exit codes: 0 success; 1 a bug in viper; 2 a wrong command line; 3 input that ca
 written; 130 interrupted (143 by SIGTERM); 141 the reader of a pipe is gone.
 """
 
-from viper.cli.app import main
+from typing import NoReturn
+
+from viper.cli.signals import catch_signals
 
 __all__ = ["main"]
+
+
+def main(arguments: list[str] | None = None) -> NoReturn:
+    """Run the program and exit. Signals are caught before the first slow import."""
+    catch_signals()
+
+    from viper.cli.app import run_program
+
+    run_program(arguments)

@@ -1,41 +1,45 @@
 """The program: its commands, and one line and an exit code for everything that can go wrong."""
 
+import errno
 import functools
 import inspect
 import os
 import re
-import signal
 import sys
 from collections.abc import Callable
 from typing import Annotated, Any, NoReturn
 
 import typer
 
-from viper.cli.bound import compare_bounds
 from viper.cli.compare import compare_models
 from viper.cli.demo import run_demo
+from viper.cli.effects import show_effects
 from viper.cli.evaluate import evaluate_model
 from viper.cli.fit import fit_table
+from viper.cli.missing import report_missing
 from viper.cli.options import with_reading_options
+from viper.cli.paper import compare_bounds, reproduce_artefact
 from viper.cli.predict import predict_rows
 from viper.cli.report import write_report
-from viper.cli.reproduce import reproduce_artefact
+from viper.cli.signals import RECEIVED, exit_code, stop_if_interrupted
 from viper.cli.summary import show_summary
-from viper.cli.terminal import console, show_warnings_as_notes
+from viper.cli.terminal import console, printable, show_warnings_as_notes
 
 COMMANDS: dict[str, Callable[..., None]] = {  # in the order of `viper --help`
+    "missing": report_missing,
     "fit": fit_table,
     "predict": predict_rows,
     "evaluate": evaluate_model,
     "summary": show_summary,
+    "effects": show_effects,
     "compare": compare_models,
     "bound": compare_bounds,
     "report": write_report,
     "demo": run_demo,
     "reproduce": reproduce_artefact,
 }
-FAULT, USAGE, INPUT, OUTPUT, SIGNALLED, CLOSED_PIPE = 1, 2, 3, 4, 128, 141  # exit codes
-SIGNALS: list[int] = []  # those received, the last one last
+FAULT, USAGE, INPUT, OUTPUT, CLOSED_PIPE = 1, 2, 3, 4, 141  # exit codes; after a signal, 128 plus its number
+DISK_FAULTS = {errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EFBIG}  # errors that only writing can cause
 INTERRUPTED = "interrupted; no partial output is left."
 UsageError: Any = typer.BadParameter.__base__  # click's, or the copy of it that newer versions of typer carry
 
@@ -82,6 +86,7 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
         try:
             command(*args, **options)
             sys.stdout.flush()
+            stop_if_interrupted()
         except (UsageError, typer.Exit):
             raise
         except BrokenPipeError:
@@ -100,22 +105,19 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
 def message_and_exit_code(error: BaseException) -> tuple[str, int]:
     from viper.errors import OutputError
 
-    if SIGNALS or isinstance(error, KeyboardInterrupt):  # libraries in C raise other errors when interrupted
-        return INTERRUPTED, SIGNALLED + (SIGNALS or [signal.SIGINT])[-1]
+    if RECEIVED or isinstance(error, KeyboardInterrupt):  # libraries in C raise other errors when interrupted
+        return INTERRUPTED, exit_code()
     if isinstance(error, OutputError):
         return one_line(error), OUTPUT
+    if isinstance(error, OSError) and error.errno in DISK_FAULTS:
+        where = "" if error.filename is None else f"{error.filename}: "
+        return f"the output must be writable; got {where}{error.strerror}. Free some space, or write elsewhere.", OUTPUT
     if isinstance(error, ValueError | OSError | ImportError):
         return one_line(error), INPUT
     if isinstance(error, MemoryError):
         return "there is not enough memory for the data. Use fewer columns, or --covariance diagonal.", INPUT
     bug = f"this is a bug in viper: {type(error).__name__}: {one_line(error)}"
     return f"{bug} Please report it; VIPER_TRACEBACK=1 shows where it happened.", FAULT
-
-
-def interrupt(number: int, frame: Any) -> NoReturn:
-    """Handle Ctrl-C and SIGTERM by an exception, so that partial output is removed on the way out."""
-    SIGNALS.append(number)
-    raise KeyboardInterrupt
 
 
 def one_line(error: BaseException) -> str:
@@ -128,7 +130,7 @@ def one_line(error: BaseException) -> str:
 def print_error(text: str) -> None:
     screen = console(stderr=True)
     screen.print("[bold red]viper:[/] ", end="")
-    screen.print(text, markup=False, soft_wrap=True)
+    screen.print(printable(text), markup=False, soft_wrap=True)
 
 
 def register(name: str, command: Callable[..., None]) -> None:
@@ -142,10 +144,24 @@ for name, command in COMMANDS.items():
     register(name, command)
 
 
-def main(arguments: list[str] | None = None) -> NoReturn:
-    """Run the program and exit."""
-    signal.signal(signal.SIGINT, interrupt)
-    signal.signal(signal.SIGTERM, interrupt)
+def check_standard_streams() -> None:
+    """Exit with one line if standard output is closed. If another stream is, open it on the null device instead.
+
+    Otherwise the next file to be opened would take its number, and receive whatever is printed.
+    """
+    closed = [number for number, stream in enumerate((sys.stdin, sys.stdout, sys.stderr)) if stream is None]
+    for _ in closed:
+        os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
+    if 1 in closed:
+        print_error("standard output must be open; got it closed. Redirect it to a file, or to /dev/null.")
+        sys.exit(OUTPUT)
+
+
+def run_program(arguments: list[str] | None = None) -> NoReturn:
+    """Run the command that the arguments name, and exit."""
+    check_standard_streams()
     try:
         code = app(args=arguments, prog_name="viper", standalone_mode=False)
     except UsageError as error:
@@ -156,5 +172,5 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         code = done.exit_code
     except (KeyboardInterrupt, typer.Abort):
         print_error(INTERRUPTED)
-        code = SIGNALLED + signal.SIGINT
+        code = exit_code()
     sys.exit(code if isinstance(code, int) else 0)

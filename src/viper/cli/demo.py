@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
+from rich.markup import escape
 
 import viper
+from viper.cli.terminal import say
 
 if TYPE_CHECKING:
     import pandas
@@ -33,14 +35,12 @@ def run_demo(
     """
     from importlib.util import find_spec
 
-    from viper.errors import OutputError
+    from viper.data.writing import make_folder
+    from viper.errors import OutputError, StorageError
 
     if find_spec("matplotlib") is None:
         raise ImportError("viper demo needs matplotlib. Run: pip install 'vi-per[plot]'")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"--folder must be a directory; got {folder}: {error.strerror}.") from None
+    make_folder(folder, "--folder")
     import torch
     from rich.console import Console
 
@@ -66,10 +66,13 @@ def run_demo(
         draw_posteriors(tumours, logistic, process, pictures[0])
         draw_bounds(pictures[1])
         page = folder / "report.html"
-        viper.report.write(logistic.model, tumours.test, TUMOUR_CLASS, page, overwrite=True, held_out=True)
-    console.print(
-        f"\nOpen [bold]{page}[/bold] in a browser to explore the numbers above.\n"
-        f"The pictures are {pictures[0]} and {pictures[1]}."
+        try:
+            viper.report.write(logistic.model, tumours.test, TUMOUR_CLASS, page, overwrite=True, held_out=True)
+        except StorageError as error:
+            raise OutputError(str(error)) from None
+    say(
+        f"\nOpen [bold]{escape(str(page))}[/bold] in a browser to explore the numbers above.\n"
+        f"The pictures are {escape(f'{pictures[0]} and {pictures[1]}')}."
     )
 
 
@@ -239,7 +242,7 @@ def draw_posteriors(tumours: Tumours, logistic: TimedFit, process: TimedFit | No
     if process:
         for ax, show in zip(maps, ("mean", "sd"), strict=True):
             plot.probability_map(process.model, test[MAP_COLUMNS], outcome, show=show, ax=ax)
-    figure.savefig(path, dpi=110)
+    save_picture(figure, path, 110)
 
 
 def draw_bounds(path: Path) -> None:
@@ -261,4 +264,11 @@ def draw_bounds(path: Path) -> None:
     by_terms.set(xlabel="ϑ", ylabel="τ", yscale="log")
     plot.titled(by_terms, "l needed for a relative error of 1 %")
     figure.colorbar(mesh, ax=by_terms)
-    figure.savefig(path, dpi=150)
+    save_picture(figure, path, 150)
+
+
+def save_picture(figure: Any, path: Path, dpi: int) -> None:
+    from viper.data.writing import IN_A_SHELL, checked_file
+
+    with checked_file(path, True, IN_A_SHELL) as file:
+        figure.savefig(file, dpi=dpi, format="png")

@@ -1,11 +1,13 @@
 """`viper fit`: a model of a table."""
 
+import shlex
 import time
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.markup import escape
 
 from viper.cli import options
 from viper.cli.terminal import note, note_if_slow, print_json, say
@@ -65,6 +67,8 @@ def fit_table(
         ),
     ] = True,
     missing: options.Missing = options.MissingRule.error,
+    imputations: options.Imputations = 20,
+    sweeps: options.Sweeps = 10,
     drop: options.Drop = None,
     category: options.Category = None,
     positive: options.Positive = None,
@@ -92,7 +96,7 @@ def fit_table(
     viper fit patients.csv --target died --out model.viper
     viper fit patients.csv --formula "died ~ age + C(ward) + age:smoker" --out model.viper
     viper fit map.parquet --target quake --model gp --test-size 0.3 --out map.viper
-    viper fit patients.csv --target died --missing mean --prior auto --json
+    viper fit patients.csv --target died --missing multiple --prior auto --json
     """
     from viper.cli.preparing import prepare_rows
     from viper.data.writing import check_output
@@ -106,7 +110,8 @@ def fit_table(
 
     import viper
     from viper.cli.scoring import diagnosis_record, held_out_scores
-    from viper.formula.learn import fit_learned, learn_formula
+    from viper.data.checks import seed_of
+    from viper.formula.learn import Imputing, check_can_pool, fit_learned, learn_formula
 
     is_gp = model is ModelKind.gp
     estimator: Any = viper.VariationalGPClassifier if is_gp else viper.VariationalLogisticRegression
@@ -116,14 +121,16 @@ def fit_table(
         settings |= {"kernel": kernel.value, "mean": "constant", "n_inducing": inducing, "standardize": standardise}
     else:
         settings["prior_scale"] = parse_prior_scale(prior)
-    with table.located():
-        learned = learn_formula(prepared.formula, prepared.frame, missing.value, standardise and not is_gp, positive)
-        with note_if_slow(f"fitting {len(learned.y):,} rows", as_json):
-            began = time.perf_counter()
-            fitted = fit_learned(estimator, learned, settings | {"random_state": seed})
-            seconds = time.perf_counter() - began
+    check_can_pool(estimator, missing.value)
+    imputing = Imputing(imputations, sweeps, seed_of(seed))
+    with table.located(), note_if_slow(f"fitting {len(prepared.frame):,} rows", as_json):
+        began = time.perf_counter()
+        scaled = standardise and not is_gp
+        learned = learn_formula(prepared.formula, prepared.frame, missing.value, scaled, positive, imputing)
+        fitted = fit_learned(estimator, learned, settings | {"random_state": seed})
+        seconds = time.perf_counter() - began
     folds = DEFAULT_FOLDS if cv is None else cv
-    scores = held_out_scores(fitted, learned.X, learned.labels, folds, test_size, seed, level, as_json)
+    scores = held_out_scores(fitted, learned, folds, test_size, seed, level, as_json)
     assessment = {"scores": scores, "diagnosis": diagnosis_record(fitted, len(learned.y))}
     store_record(fitted, prepared.left_out, table, seconds, assessment)
     save_and_show(fitted, out, force, level, as_json, prepared.notes)
@@ -153,8 +160,10 @@ def store_record(
 
 def save_and_show(fitted: Any, out: Path | None, force: bool, level: float, as_json: bool, notes: list[str]) -> None:
     from viper.cli.model_card import MOST_SHOWN, model_document, print_model
+    from viper.data.writing import is_stream
     from viper.errors import OutputError, StorageError
 
+    document = model_document(fitted, level)  # before the file is written: what cannot be shown is not saved
     if out is not None:
         try:
             fitted.save(out, overwrite=force)
@@ -162,12 +171,14 @@ def save_and_show(fitted: Any, out: Path | None, force: bool, level: float, as_j
             raise OutputError(str(error)) from None
     for text in notes:
         note(text)
-    document = model_document(fitted, level)
     if as_json:
         print_json({**document, "notes": notes, "saved": out})
         return
     print_model(document, MOST_SHOWN, saved=out)
     if out is None:
         note("the model was not saved; add --out model.viper to keep it.")
+    elif is_stream(out):
+        note(f"the model was written to {out}.")
     else:
-        say(f"Saved [bold]{out}[/] ({out.stat().st_size / 1e3:,.0f} kB). Next: viper predict {out} new.csv")
+        size = f"{out.stat().st_size / 1e3:,.0f} kB"
+        say(f"Saved [bold]{escape(str(out))}[/] ({size}). Next: viper predict {escape(shlex.quote(str(out)))} new.csv")

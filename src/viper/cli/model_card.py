@@ -39,6 +39,7 @@ def model_document(model: Any, level: float) -> dict[str, Any]:
         "classes": facts.classes,
         "standardised": bool(encoding is not None and any(scale != 1 for scale in encoding.scale)),
         "missing": None if encoding is None else encoding.missing,
+        "missing_treatment": "" if encoding is None else encoding.missing_treatment,
         "levels": {} if encoding is None else encoding.levels,
         "bound": facts.bound if facts.terms is None else f"{facts.bound}, {facts.terms} terms",
         "covariance": facts.covariance,
@@ -148,7 +149,7 @@ def missing_cells(document: dict[str, Any], data: dict[str, Any]) -> str:
     more = len(data["missing"]) - MOST_MISSING_SHOWN
     cells += f" and {more} more columns" if more > 0 else ""
     gone = data["rows"] - data["rows_used"]
-    done = "filled in with means and most common levels" if document["missing"] == "mean" else ""
+    done = document["missing_treatment"]
     left = f"{gone:,} of {data['rows']:,} rows left out" if gone else ""
     return f"{cells} ({'; '.join(part for part in (done, left) if part)})"
 
@@ -170,7 +171,13 @@ def print_coefficients(document: dict[str, Any], most: int | None, saved: Path |
         say(f"  [dim]{len(rows) - len(shown)} more, {order}{how_to_see_all(saved)}[/]")
     if document["standardised"]:
         say("  [dim]Numeric columns are standardised: coefficients are per standard deviation (sd), others per 1.[/]")
-    say("  [dim]sign: probability that the coefficient has the sign of its mean.[/]\n" if 8 in kept else "")
+    if 8 in kept:
+        say("  [dim]sign: probability that the coefficient has the sign of its mean.[/]")
+    if "missing_information" in rows[0]:
+        most_lost = max(rows, key=lambda row: row["missing_information"])
+        share = f"{most_lost['missing_information']:.0%}"
+        say(f"  [dim]Missing values cause up to {share} of a coefficient's variance ({escape(most_lost['name'])}).[/]")
+    say()
 
 
 def axis_ends(rows: list[dict[str, Any]]) -> tuple[float, float]:

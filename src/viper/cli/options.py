@@ -13,7 +13,7 @@ import typer
 if TYPE_CHECKING:
     from viper.data.table_file import TableFile
 
-MissingRule = StrEnum("MissingRule", ["error", "drop", "mean"])
+MissingRule = StrEnum("MissingRule", ["error", "drop", "mean", "indicator", "multiple"])
 FormatWord = StrEnum("FormatWord", ["csv", "parquet", "arrow", "libsvm"])
 
 
@@ -34,8 +34,17 @@ KnownTarget = Annotated[
 FormulaText = Annotated[
     str | None, optional('Terms of the model, such as "y ~ age + C(ward) + x1:x2". (default: all usable columns)')
 ]
-RULES = "error refuses them, drop leaves out rows with any, mean fills in means and most common levels"
+RULES = (
+    "error refuses them, drop leaves out rows with any, mean fills in means and most common levels, indicator does so "
+    "and adds columns that say where, multiple draws them from the other columns several times"
+)
 Missing = Annotated[MissingRule, typer.Option(help=f"How to treat missing values: {RULES}.")]
+Imputations = Annotated[
+    int, typer.Option(help="For --missing multiple: how many times to draw all missing values.", min=2)
+]
+Sweeps = Annotated[
+    int, typer.Option(help="For --missing multiple: rounds over the columns before a draw counts.", min=1)
+]
 Drop = Annotated[list[str] | None, optional("Column to leave out. Repeat for more columns.")]
 Category = Annotated[
     list[str] | None,

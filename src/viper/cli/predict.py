@@ -24,6 +24,13 @@ def predict_rows(
     ] = Path("-"),
     interval: options.Level = 0.95,
     keep: Annotated[list[str] | None, options.optional("Column to copy into the output. Repeat for more.")] = None,
+    safe_cells: Annotated[
+        bool,
+        typer.Option(
+            "--safe-cells",
+            help="Put an apostrophe before text that a spreadsheet would run: cells that begin with = + - @.",
+        ),
+    ] = False,
     force: options.Force = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON summary of what was written to --out.")] = False,
     *,
@@ -44,17 +51,18 @@ def predict_rows(
         raise typer.BadParameter("--json describes the file written, so --out must be a file; got -")
     fitted, table = options.open_model_and_rows(model, data, reading, None if to_screen else out, force)
 
-    from viper.data.writing import frame_writer
+    from viper.data.writing import frame_writer, without_formulas
 
     parts = PredictedParts(fitted, table, interval, keep or [])
+    made = map(without_formulas, parts) if safe_cells else parts
     with table.located():
         if to_screen:
-            for part in parts:
+            for part in made:
                 part.to_csv(sys.stdout, index=False, header=parts.first_part, lineterminator="\n")
                 sys.stdout.flush()
         else:
             with frame_writer(out, force) as write:
-                for part in parts:
+                for part in made:
                     write(part)
     note_what_was_written(parts, out, to_screen, as_json)
 

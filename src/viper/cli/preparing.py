@@ -163,12 +163,12 @@ class LabelledRows(NamedTuple):
     known: "np.ndarray"  # whether a row has a class
 
 
-def labelled_rows(model: Any, table: TableFile, target: str | None) -> LabelledRows:
-    """Read the rows of a table, and check that it has the model's columns and classes."""
+def labelled_rows(model: Any, table: TableFile, target: str | None, as_text: tuple[str, ...] = ()) -> LabelledRows:
+    """Read the rows of a table, some columns as text, and check that it has the model's columns and classes."""
     name = target or target_of(model)
     if name is None:
         raise ValueError("--target must name the column with the classes; got none, and the model has none stored.")
-    text = text_inputs(model)
+    text = (*text_inputs(model), *as_text)
     frame = table.read((*text, name) if isinstance(model.classes_[0], str) else text)
     check_model_columns(frame, input_columns(model))
     check_option_column(frame, name, "--target")

@@ -21,11 +21,20 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from viper.cli.signals import stop_if_interrupted
+
 PIPE_WIDTH = 132  # characters in a line where there is no terminal
 LONGEST_NAME = 40  # characters; longer names are cut
 SHORTEST_NAME = 24  # characters to which names are cut where the line is short
 PATIENT_SECONDS = 2.0  # before progress is noted where there is no terminal
 STRIP_WIDTH = 17  # characters of a drawn interval
+
+
+# Characters that change a terminal's state or the order of what it shows, as they are written in a Python string.
+CONTROLS = {*range(0x20), *range(0x7F, 0xA0), 0x061C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A)}
+ESCAPED = {code: ascii(chr(code))[1:-1] for code in CONTROLS}
+ESCAPED_IN_LINES = {code: text for code, text in ESCAPED.items() if chr(code) not in "\n\t"}
+ESCAPED_IN_JSON = {code: f"\\u{code:04x}" for code in ESCAPED_IN_LINES if code >= 0x7F}  # JSON escapes the others
 
 
 class TerminalConsole(Console):
@@ -37,22 +46,29 @@ class TerminalConsole(Console):
 
 def console(stderr: bool = False) -> TerminalConsole:
     stream = sys.stderr if stderr else sys.stdout
-    return TerminalConsole(stderr=stderr, highlight=False, width=None if stream.isatty() else PIPE_WIDTH)
+    width = None if stream.isatty() else PIPE_WIDTH
+    return TerminalConsole(stderr=stderr, highlight=False, emoji=False, width=width)
+
+
+def printable(text: str) -> str:
+    """Escape the control characters of text that may come from a file, except line breaks and tabs."""
+    return text.translate(ESCAPED_IN_LINES)
 
 
 def say(text: str = "") -> None:
     """Print a line of the result. Square brackets are rich's markup, so pass text from users through `escape`."""
-    console().print(text)
+    console().print(printable(text))
 
 
 def note(text: str) -> None:
     """Print a note on stderr."""
-    console(stderr=True).print(f"[dim]note:[/] {escape(text)}", soft_wrap=True)
+    console(stderr=True).print(f"[dim]note:[/] {escape(printable(text))}", soft_wrap=True)
 
 
 def print_json(document: Any) -> None:
     """Print JSON on stdout; numbers that are not finite become null."""
-    sys.stdout.write(json.dumps(json_ready(document), indent=2, ensure_ascii=False) + "\n")
+    text = json.dumps(json_ready(document), indent=2, ensure_ascii=False)
+    sys.stdout.write(text.translate(ESCAPED_IN_JSON) + "\n")
 
 
 def json_ready(value: Any) -> Any:
@@ -82,7 +98,7 @@ def print_table(
     Only text is cut. If the line is too short, the columns in `spare` are left out, the first one first, and after
     them the table is wider than the line. Other columns are numbers, or `Text` to be printed as it is.
     """
-    columns = [list(column) for column in zip(titles, *rows, strict=True)]
+    columns = [list(column) for column in zip(titles, *(map(escaped_cell, row) for row in rows), strict=True)]
     widths = [max(cell_len(str(cell)) for cell in column) for column in columns]
     widths[:left] = [min(width, longest) for width in widths[:left]]
     screen, shown = console(), list(range(len(columns)))
@@ -94,13 +110,21 @@ def print_table(
     screen.width = max(screen.width, table_width(cut))
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
     for i in shown:
-        drawn = i < left or any(isinstance(cell, Text) for cell in columns[i])
+        drawn = i < left or any(isinstance(cell, Text) and cell.justify != "right" for cell in columns[i])
         width = min(widths[i], cut) if i < left else widths[i]
         table.add_column(columns[i][0], justify="left" if drawn else "right", no_wrap=True, width=width)
-    for cells in zip(*(columns[i][1:] for i in shown), strict=True):
-        table.add_row(*(cell if isinstance(cell, Text) else escape(cell) for cell in cells))
+    for row in zip(*(columns[i][1:] for i in shown), strict=True):
+        table.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in row))
     screen.print(table)
     return shown
+
+
+def escaped_cell(cell: str | Text) -> str | Text:
+    """Return the cell with its control characters escaped, line breaks included."""
+    if isinstance(cell, str):
+        return cell.translate(ESCAPED)
+    cell.plain = cell.plain.translate(ESCAPED)
+    return cell
 
 
 def short_number(value: float | None, digits: int = 3) -> str:
@@ -110,6 +134,29 @@ def short_number(value: float | None, digits: int = 3) -> str:
     if value and not 10**-digits <= abs(value) < 10**6:
         return f"{value:.2e}"
     return f"{value:,.{digits}f}"
+
+
+def significant_number(value: float | None, digits: int = 3) -> str:
+    """Return a number with that many significant digits, in scientific notation only if it is huge or below 1e-6."""
+    if not value or not math.isfinite(value) or not 1e-6 <= abs(value) < 10**6:
+        return "0" if value == 0 else short_number(value)
+    return f"{value:,.{max(digits - 1 - math.floor(math.log10(abs(value))), 0)}f}"
+
+
+def plus_minus(value: float, error: float) -> str:
+    """Return a number with its standard error, both with the decimals at which the error has two digits."""
+    if not (error > 0 and math.isfinite(error)):
+        return significant_number(value, 2)
+    digits = max(0, 1 - math.floor(math.log10(error)))
+    return f"{round(value, digits) + 0.0:,.{digits}f} ± {error:,.{digits}f}"
+
+
+def share_text(share: float) -> str:
+    """Return a share with three decimals, or as many as show two digits of it and of what it lacks to one."""
+    rest = min(share, 1.0 - share)
+    if rest <= 0.0:
+        return f"{share:.0f}"
+    return f"{share:.{min(max(3, 1 - math.floor(math.log10(rest))), 8)}f}"
 
 
 def fixed_number(value: float, digits: int) -> str:
@@ -138,12 +185,17 @@ def show_progress(title: str, total: int, quiet: bool = False) -> Iterator[Any]:
 
     screen = console(stderr=True)
     if quiet or not screen.is_terminal:
-        yield (lambda text=None, by=1: None) if quiet else progress_lines(title, total)
+        yield (lambda text=None, by=1: stop_if_interrupted()) if quiet else progress_lines(title, total)
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=screen, transient=True) as bars:
         task = bars.add_task(title, total=total)
-        yield lambda text=None, by=1: bars.update(task, advance=by, description=text)
+
+        def advance(text: str | None = None, by: int = 1) -> None:
+            stop_if_interrupted()
+            bars.update(task, advance=by, description=text)
+
+        yield advance
 
 
 def progress_lines(title: str, total: int) -> Callable[..., None]:
@@ -152,6 +204,7 @@ def progress_lines(title: str, total: int) -> Callable[..., None]:
 
     def step(text: str | None = None, by: int = 1) -> None:
         nonlocal title, done
+        stop_if_interrupted()
         title, done = text or title, done + by
         seconds = time.monotonic() - began
         if by and seconds > PATIENT_SECONDS:

@@ -5,11 +5,13 @@ import gzip
 import os
 import secrets
 import stat
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from os import PathLike
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import numpy as np
@@ -20,6 +22,9 @@ from viper.errors import OutputError, StorageError
 if TYPE_CHECKING:
     import pandas
 
+TEMPORARY = ".viper-{}.tmp"  # name of a file that is not complete
+ABANDONED_SECONDS = 60  # age from which such a file may be deleted, if no writer has locked it
+FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet takes for the beginning of a formula
 GROUP_ROWS = 1 << 19  # rows of a Parquet row group, held in memory until it is written
 REFUSED = {stat.S_IFDIR: "a directory", stat.S_IFBLK: "a block device", stat.S_IFSOCK: "a socket"}
 
@@ -48,11 +53,13 @@ def atomic_file(path: str | PathLike[str], overwrite: bool = False) -> Iterator[
                 file.close()
         return
     final = Path(path).resolve()
-    temporary = final.with_name(f".viper-{secrets.token_hex(8)}.tmp")
+    temporary = final.with_name(TEMPORARY.format(secrets.token_hex(8)))
     try:
         if final.exists() and not overwrite:
             raise FileExistsError
+        remove_abandoned(final.parent)
         with temporary.open("xb") as file:
+            lock(file.fileno())
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -60,6 +67,28 @@ def atomic_file(path: str | PathLike[str], overwrite: bool = False) -> Iterator[
     finally:
         with suppress(OSError):  # whatever caused the failure may prevent this too
             temporary.unlink()
+
+
+def lock(descriptor: int) -> bool:
+    """Lock an open file until it is closed, by a killed process too. Returns False if another process has locked it."""
+    try:
+        import fcntl
+
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (ImportError, OSError):  # Windows has no such locks
+        return False
+    return True
+
+
+def remove_abandoned(folder: Path) -> None:
+    """Delete the temporary files of writers that were killed: those that are not new, and that no writer has locked."""
+    for path in folder.glob(TEMPORARY.format("*")):
+        with suppress(OSError):  # another process may be faster, or the file may belong to another user
+            if time.time() - path.stat().st_mtime < ABANDONED_SECONDS:
+                continue
+            with path.open("rb") as file:
+                if lock(file.fileno()):
+                    path.unlink()
 
 
 def file_kind(path: Path) -> int:
@@ -82,8 +111,31 @@ def publish(temporary: Path, path: Path, overwrite: bool) -> None:
                 raise FileExistsError from None
             # no hard links here: a file that appears between this check and the renaming goes unnoticed
         else:
+            write_directory(path.parent)
             return
     temporary.replace(path)
+    write_directory(path.parent)
+
+
+def write_directory(folder: Path) -> None:
+    """Write a directory to the disk, so that a new name in it survives a power cut. Not all systems can do that."""
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def make_folder(path: Path, option: str) -> None:
+    """Create a folder for output, or raise an OutputError if it cannot be created or written to."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with NamedTemporaryFile(dir=path, prefix=".viper-", suffix=".tmp"):
+            pass
+    except OSError as error:
+        reason = error.strerror or error
+        raise OutputError(f"{option} must be a folder that can be written to; got {path}: {reason}.") from None
 
 
 # --- file-system errors, reworded for the caller ---
@@ -178,7 +230,7 @@ def frame_writer(path: Path, overwrite: bool = False) -> Iterator[Callable[["pan
 @contextmanager
 def csv_writer(file: BinaryIO, path: Path, compressed: bool) -> Iterator[Callable[["pandas.DataFrame"], None]]:
     """Yield a function that appends frames as CSV; the first also writes the header."""
-    out: Any = gzip.GzipFile(fileobj=file, mode="wb", mtime=0) if compressed else file
+    out: Any = gzip.GzipFile("", "wb", fileobj=file, mtime=0) if compressed else file
     header = iter([True])  # for the first frame; a pipe does not know its position
 
     def append(frame: "pandas.DataFrame") -> None:
@@ -190,6 +242,15 @@ def csv_writer(file: BinaryIO, path: Path, compressed: bool) -> Iterator[Callabl
     if compressed:
         with worded_errors(path, IN_A_SHELL):
             out.close()
+
+
+def without_formulas(frame: "pandas.DataFrame") -> "pandas.DataFrame":
+    """Put an apostrophe before every text and column name that a spreadsheet would take for a formula."""
+    from pandas.api.types import is_numeric_dtype
+
+    quoted = lambda cell: f"'{cell}" if isinstance(cell, str) and cell.startswith(FORMULA_SIGNS) else cell  # noqa: E731
+    texts = {name: frame[name].map(quoted) for name in frame.columns if not is_numeric_dtype(frame[name])}
+    return frame.assign(**texts).rename(columns=quoted)
 
 
 def write_columns(path: str | PathLike[str], parts: Iterable[dict[str, np.ndarray]], overwrite: bool) -> int:

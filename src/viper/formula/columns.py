@@ -150,17 +150,25 @@ def as_levels(column: "pandas.Series[Any]", levels: list[Any]) -> "pandas.Catego
     """Return the column as a category with these levels. Any other value raises a RowError."""
     import pandas
 
-    index = pandas.Index(levels)
-    codes = index.get_indexer(pandas.Index(as_written(column, levels)))
-    odd = np.flatnonzero((codes < 0) & column.notna().to_numpy())
-    if len(odd):  # blanks around text do not count
-        codes[odd] = index.get_indexer(pandas.Index([as_trimmed(value) for value in column.iloc[odd]], dtype=object))
+    codes = level_codes(column, levels)
     new = np.flatnonzero((codes < 0) & column.notna().to_numpy())
     if len(new):
         rule = f"column {column.name!r} must be one of {levels[:8]}{' …' if len(levels) > 8 else ''}, as in the fit"
         got = repr(python_value(column.iloc[new[0]]))
         raise RowError(rule, got, column.index[new[0]], "Fit again with such rows, or leave them out.")
     return pandas.Categorical.from_codes(codes, categories=levels)
+
+
+def level_codes(column: "pandas.Series[Any]", levels: list[Any]) -> np.ndarray:
+    """Return the position of each value among the levels, -1 for any other. Blanks around text do not count."""
+    import pandas
+
+    index = pandas.Index(levels)
+    codes = index.get_indexer(pandas.Index(as_written(column, levels)))
+    odd = np.flatnonzero((codes < 0) & column.notna().to_numpy())
+    if len(odd):
+        codes[odd] = index.get_indexer(pandas.Index([as_trimmed(value) for value in column.iloc[odd]], dtype=object))
+    return codes
 
 
 def as_written(column: "pandas.Series[Any]", levels: list[Any]) -> "pandas.Series[Any]":

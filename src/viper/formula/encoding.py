@@ -3,28 +3,48 @@
 frame → checked columns → missing values by rule → formulaic → standardised or not → X
 """
 
-import math
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from viper.data.schema import (
+    ABOVE_ZERO,
+    BOOLEAN,
+    LABEL,
+    NOTHING,
+    NUMBER,
+    PLAIN,
+    TEXT,
+    WHOLE,
+    Entries,
+    Fields,
+    Items,
+    fields_of,
+    one_of,
+    or_none,
+    shown,
+)
 from viper.errors import FormulaError, RowError, StorageError, counted, listed
-from viper.formula.columns import as_frame, as_levels, as_numbers, python_value, with_days
+from viper.formula.columns import as_frame, as_levels, as_numbers, level_codes, python_value, with_days
 from viper.formula.grammar import ParsedFormula, parse_formula
-from viper.formula.training import TrainingData
+from viper.formula.imputation import DRAWN_ENTRIES, DRAWS, CodedColumns, Imputation
+from viper.formula.training import TrainingData, check_training_data
 
 if TYPE_CHECKING:
     import pandas
 
-MISSING_RULES = ("error", "drop", "mean")
+MISSING_RULES = ("error", "drop", "mean", "indicator", "multiple")
+MISSING_LEVEL = "missing"  # the level of a category's missing values, for missing="indicator"
 UNSEEN_RULES = ("error", "missing", "baseline")
 BEYOND_RULES = ("refuse", "clamp")
-ADDED_FIELDS = ("positive", "unseen", "beyond", "training")  # since version 0.1: stored unless they are the default
+NEW_ROW_RULES = {"unseen": UNSEEN_RULES, "beyond": BEYOND_RULES}
+ADDED_FIELDS = ("positive", "unseen", "beyond", "training", "imputations", "sweeps")  # stored unless the default
 
 
 @dataclass(frozen=True)
@@ -39,14 +59,14 @@ class Encoding:
         Name of the column with the labels.
     columns : list of str
         The columns that the formula reads, with the target first.
-    missing : {"error", "drop", "mean"}
+    missing : {"error", "drop", "mean", "indicator", "multiple"}
         What happens to rows with missing values.
     means : dict
         Means of the columns that are used as numbers.
     levels : dict
         Levels of the columns that are used as categories, with the reference first.
     common : dict
-        The most common level of each of these columns.
+        The level that is filled in for each of these columns: the most common one, or that of missing values.
     transforms : dict
         State of functions such as `center`, by call.
     names : list of str
@@ -71,6 +91,10 @@ class Encoding:
         nearest one within the range.
     training : TrainingData, optional
         What is remembered of the rows that the formula learned from. Files of version 0.1 have none.
+    imputations, sweeps : int
+        For missing="multiple", how many tables were completed, and how often each chain drew every column.
+    imputation : Imputation, optional
+        For missing="multiple", what the missing values of new rows are drawn from. A model file holds it as arrays.
     """
 
     formula: str
@@ -92,6 +116,9 @@ class Encoding:
     unseen: str = "error"
     beyond: str = "refuse"
     training: TrainingData | None = None
+    imputations: int = 20
+    sweeps: int = 10
+    imputation: Imputation | None = field(default=None, compare=False)
 
     def encode(self, data: Any) -> "pandas.DataFrame":
         """Return the columns of X for rows of raw columns. Columns that the formula does not name are ignored.
@@ -99,14 +126,103 @@ class Encoding:
         Raises
         ------
         FormulaError
-            If a column is missing or of another kind than in the fit, a level is new, a value is missing (unless
-            `missing` is "mean"), or a function has no finite value.
+            If a column is missing or of another kind than in the fit, a level is new (if `unseen` is "error"), a
+            value is missing (if `missing` is "error" or "drop"), or a function has no finite value.
         """
-        frame = self._filled(self._select(data))
-        raw = self._design(frame, self.transforms)
+        if isinstance(data, ImputedRows):
+            return data.design
+        return self._standardised(self._select(data)) if self.imputation is None else self.impute(data).design
+
+    def impute(self, data: Any, spread: Callable[[np.ndarray], np.ndarray] | None = None) -> "ImputedRows":
+        """Return the columns of X, averaged over draws of what is missing, and the `spread` of these draws.
+
+        `spread` takes deviations from the mean (rows × draws × columns of X) and returns a number for each row.
+        """
+        selected = self._select(data)
+        design = self._standardised(selected)
+        residual = np.zeros(len(design))
+        rows = np.flatnonzero(selected.isna().to_numpy().any(1))
+        values = design.to_numpy(copy=True) if len(rows) else design.to_numpy()
+        for some in np.split(rows, range(0, len(rows), max(1, DRAWN_ENTRIES // (DRAWS * max(1, len(self.names)))))[1:]):
+            if len(some):
+                drawn = self._drawn_designs(selected.iloc[some])
+                values[some] = drawn.mean(1)
+                if spread is not None:
+                    residual[some] = spread(drawn - values[some][:, None])
+        return ImputedRows(type(design)(values, index=design.index, columns=design.columns), residual)
+
+    def _standardised(self, selected: "pandas.DataFrame") -> "pandas.DataFrame":
+        """Return X for rows of raw columns, where missing values are filled in or, for draws, replaced later."""
+        return self._scaled(self._with_indicators(self._design(self._filled(selected), self.transforms), selected))
+
+    def _scaled(self, raw: "pandas.DataFrame") -> "pandas.DataFrame":
         if list(raw) != self.names:
             raise FormulaError(f"the formula must produce the columns {self.names}; got {list(raw)}. Fit it again.")
         return (raw - np.array(self.centre)) / np.array(self.scale)
+
+    def with_rules(self, **rules: str) -> "Encoding":
+        """Return the encoding with other rules for new rows. Raises a FormulaError for unknown ones."""
+        for name, rule in rules.items():
+            known = NEW_ROW_RULES[name]
+            if rule not in known:
+                raise FormulaError(f"{name} must be one of {list(known)}; got {rule!r}.")
+        return replace(self, **rules)  # type: ignore[arg-type]
+
+    def _with_indicators(self, raw: "pandas.DataFrame", selected: "pandas.DataFrame") -> "pandas.DataFrame":
+        """Add a column of zeros and ones for each column of numbers that had missing values in the fit."""
+        return raw.assign(**{missing_name(name): selected[name].isna().astype(float) for name in self.indicators})
+
+    @property
+    def indicators(self) -> list[str]:
+        """Return the columns of numbers whose missing values have a column of X of their own."""
+        if self.missing != "indicator":
+            return []
+        return [name for name in self.means if missing_name(name) in self.names]
+
+    @property
+    def fills(self) -> bool:
+        """Return whether rows with missing values can be predicted."""
+        return self.missing not in ("error", "drop")
+
+    @property
+    def missing_treatment(self) -> str:
+        """Return what was done about missing values, in words."""
+        return {
+            "mean": "filled in with means and most common levels",
+            "indicator": "filled in, and marked by columns and levels of their own",
+            "multiple": f"drawn {self.imputations} times, given all other columns",
+        }.get(self.missing, "")
+
+    # --- missing values that are drawn ---
+
+    def coded(self, selected: "pandas.DataFrame") -> CodedColumns:
+        """Return the raw columns as numbers and codes of levels. A column that is used as both is a category."""
+        numbers = {name: as_numbers(selected[name]) for name in self.inputs if name not in self.levels}
+        codes = {name: as_levels(selected[name], levels).codes for name, levels in self.levels.items()}
+        return CodedColumns(numbers, codes, {name: len(levels) for name, levels in self.levels.items()})
+
+    def raw_columns(self, coded: CodedColumns, index: Any) -> "pandas.DataFrame":
+        """Invert `coded`."""
+        import pandas
+
+        levels = {name: decoded_levels(codes, self.levels[name]) for name, codes in coded.codes.items()}
+        return pandas.DataFrame(coded.numbers | levels, index=index)[self.inputs]
+
+    def _drawn_designs(self, selected: "pandas.DataFrame") -> np.ndarray:
+        """Return draws of X for rows with missing values: rows × draws × columns.
+
+        Numbers inside functions and interactions stay in the range of the fit, where a logarithm or a spline is known.
+        """
+        assert self.imputation is not None
+        drawn = self.imputation.draws(self.coded(selected))
+        for j, name in enumerate(drawn.numbers):
+            if name not in self._parsed.plain:
+                missing = np.repeat(selected[name].isna().to_numpy(), DRAWS)
+                within = drawn.numbers[name].clip(self.imputation.low[j], self.imputation.high[j])
+                drawn.numbers[name] = np.where(missing, within, drawn.numbers[name])
+        raw = self.raw_columns(drawn, np.repeat(selected.index.to_numpy(), DRAWS))
+        X = self._scaled(self._design(raw, self.transforms)).to_numpy()
+        return X.reshape(len(selected), DRAWS, -1)
 
     def complete(self, data: Any) -> np.ndarray:
         """Return which rows have no missing value in the columns of the formula."""
@@ -121,6 +237,37 @@ class Encoding:
     def units(self) -> dict[str, str]:
         """Describe, for each column of X, the change in raw units to which its coefficient refers."""
         return {name: self._unit(name, *at) for name, *at in zip(self.names, self.centre, self.scale, strict=True)}
+
+    @property
+    def splines(self) -> set[str]:
+        """Return the columns inside bs(), which has no value beyond the range of the fit."""
+        calls = [factor for term in self._terms() for factor in term if "bs(" in factor]
+        return {column for call in calls for column in self._columns_in(call)}
+
+    @property
+    def entangled(self) -> list[str]:
+        """Return the columns whose effect no single coefficient tells.
+
+        They are in an interaction, in several terms, or in a function that makes several columns.
+        """
+        mentions, found = Counter[str](), set[str]()
+        for term in self._terms():
+            columns = {column for factor in term for column in self._columns_in(factor)}
+            mentions.update(columns)
+            if len(columns) > 1 or any(name in factor for factor in term for name in ("bs(", "poly(")):
+                found |= columns
+        return [name for name in self.inputs if name in found or mentions[name] > 1]
+
+    def _terms(self) -> list[list[str]]:
+        """Return the terms besides plain columns, each as its factors, in internal variables."""
+        if self._parsed.rest == "1":
+            return []
+        from formulaic import Formula
+
+        return [[str(factor) for factor in term.factors] for term in Formula(self._parsed.rest)]
+
+    def _columns_in(self, factor: str) -> list[str]:
+        return [self._parsed.variables[name] for name in re.findall(r"\b[nc]\d+_", factor)]
 
     def _unit(self, name: str, centre: float, scale: float) -> str:
         if (centre, scale) != (0.0, 1.0):
@@ -138,6 +285,11 @@ class Encoding:
         return parse_formula(self.formula, self.columns, [name for name in self.levels if name not in self.means])
 
     def _select(self, data: Any) -> "pandas.DataFrame":
+        """Return the columns that the formula reads, with the rule for new levels applied."""
+        return self._known(self._given(data))
+
+    def _given(self, data: Any) -> "pandas.DataFrame":
+        """Return the columns that the formula reads, as they are."""
         frame = as_frame(data)
         absent = [name for name in self.inputs if name not in frame.columns]
         if absent:
@@ -147,22 +299,51 @@ class Encoding:
             )
         return with_days(frame[self.inputs], self._parsed.dates)
 
+    def _known(self, frame: "pandas.DataFrame") -> "pandas.DataFrame":
+        """Apply the rule for levels that were not in the training data, unless it is an error."""
+        if self.unseen == "error":
+            return frame
+        return frame.assign(**{name: self.known_levels(frame[name]) for name in self.levels})
+
+    def known_levels(self, column: "pandas.Series[Any]") -> "pandas.Series[Any]":
+        """Return the column with levels that were not in the training data as missing, or as the reference level."""
+        levels = self.levels[str(column.name)]
+        new = (level_codes(column, levels) < 0) & column.notna().to_numpy()
+        if not new.any():
+            return column
+        return column.astype(object).mask(new, None if self.unseen == "missing" else levels[0])
+
     def _filled(self, frame: "pandas.DataFrame") -> "pandas.DataFrame":
         counts = frame.isna().sum()
         holes = {str(name): int(number) for name, number in counts.items() if number}
         if not holes:
             return frame
-        if self.missing != "mean":
+        if not self.fills:
             name = next(iter(holes))
             row = frame.index[int(np.flatnonzero(frame[name].isna())[0])]
             got = f"{counted(holes)}, the first"
-            raise RowError("rows must have no missing values", got, row, "Leave them out, or fit with missing='mean'.")
-        whole = [name for name in holes if name in self.means and frame[name].dtype.kind in "iu"]  # pandas' Int64
-        values = {name: self.means.get(name, self.common.get(name)) for name in holes}
-        return frame.astype(dict.fromkeys(whole, "float64")).fillna(values)
+            raise RowError(
+                "rows must have no missing values", got, row, "Leave them out, or fit with missing='multiple'."
+            )
+        return self._with_means(frame, holes)
+
+    def _with_means(self, frame: "pandas.DataFrame", holes: Iterable[str]) -> "pandas.DataFrame":
+        """Fill in means and most common levels in the columns that have holes."""
+        values = {name: self.common.get(name, self.means.get(name)) for name in holes}
+        # of other types, not all can hold the value: pandas' Int64 no mean, its categories no new level
+        kinds = {name: "float64" if name in self.means else object for name in holes}
+        return frame.astype(kinds).fillna(values)
 
     def _design(self, frame: "pandas.DataFrame", state: dict[str, Any]) -> "pandas.DataFrame":
         """Return the columns of X before they are standardised. `state` is read, or learned if it is empty."""
+        design = self._evaluated(frame, state)
+        if self.beyond == "clamp" and (bad := undefined_cells(design).any(1)).any():
+            design.loc[bad] = self._evaluated(frame[bad], state, clamp=True).to_numpy()
+        check_finite_design(design)
+        return design
+
+    def _evaluated(self, frame: "pandas.DataFrame", state: dict[str, Any], clamp: bool = False) -> "pandas.DataFrame":
+        """Return the raw columns of X, with NaN where they have none; `clamp` moves numbers to the end of a spline."""
         import pandas
 
         plain, variables = self._parsed.plain, self._parsed.variables
@@ -172,11 +353,14 @@ class Encoding:
                 name: as_levels(frame[column], self.levels[column]) if name[0] == "c" else as_numbers(frame[column])
                 for name, column in variables.items()
             }
-            found = evaluate_terms(self._parsed.rest, pandas.DataFrame(given, index=frame.index), state)
+            found = evaluate_terms(self._parsed.rest, pandas.DataFrame(given, index=frame.index), state, clamp)
             parts |= {self._name(name): values for name, values in found.items()}
-        design = pandas.DataFrame(parts, index=frame.index, dtype=float)
-        check_finite_design(design)
-        return design
+        return pandas.DataFrame(parts, index=frame.index, dtype=float)
+
+    @property
+    def has_functions(self) -> bool:
+        """Whether the formula has functions such as `log`, which may have no value for some numbers."""
+        return "(" in self._parsed.rest
 
     def _name(self, ours: str) -> str:
         """Replace internal variables in a column's name by the names in the data."""
@@ -187,36 +371,54 @@ class Encoding:
         unset = {
             one.name for one in fields(self) if one.name in ADDED_FIELDS and getattr(self, one.name) == one.default
         }
-        state = {name: value for name, value in asdict(self).items() if name not in unset}
+        plain = replace(self, imputation=None)
+        state = {name: value for name, value in asdict(plain).items() if name not in {*unset, "imputation"}}
         return state | {"transforms": encode_transforms(self.transforms)}
 
     @classmethod
-    def from_state(cls, state: Any) -> "Encoding":
-        """Invert `to_state`. The formula is checked again, so that nothing in a file can run as a program."""
+    def from_state(cls, state: Any, imputation: dict[str, np.ndarray] | None = None) -> "Encoding":
+        """Invert `to_state`. The formula is checked again, so that nothing in a file can run as a program.
+
+        `imputation` are the arrays of the imputation, if there is one.
+        """
+        ENCODING.check(state, "formula")
+        decoded = {
+            "transforms": decode_transforms(state["transforms"]),
+            "training": state.get("training") and TrainingData.from_state(state["training"]),
+            "imputation": Imputation(**imputation) if imputation else None,
+        }
         try:
-            encoding = cls(**state)
+            encoding = cls(**state | decoded)
             check_encoding(encoding)
-            if encoding.training is not None:
-                training = TrainingData.from_state(encoding.training, encoding.levels)
-                object.__setattr__(encoding, "training", training)
-            object.__setattr__(encoding, "transforms", decode_transforms(encoding.transforms))
-            parsed = encoding._parsed
-            used, learned = {*parsed.plain, *parsed.variables.values()}, {*encoding.means, *encoding.levels}
-            if parsed.target != encoding.target or used != set(encoding.inputs) or not used <= learned:
-                raise ValueError("columns that it does not name")
-            if encoding.training is not None and set(encoding.training.columns) != used:
-                raise ValueError("training data of other columns")
-        except (TypeError, KeyError, ValueError, AttributeError) as error:
+        except ValueError as error:
             raise StorageError(f"the model's formula must be one that viper wrote; got {error}") from None
         return encoding
+
+
+class ImputedRows(NamedTuple):
+    """Rows of X whose missing values were drawn several times: the mean of the draws, and how far they spread."""
+
+    design: "pandas.DataFrame"
+    residual: np.ndarray  # 0 for rows without missing values
+
+
+def decoded_levels(codes: np.ndarray, levels: list[Any]) -> np.ndarray:
+    """Return the level of each code, and None for -1."""
+    there = np.array(levels) if len({type(level) for level in levels}) == 1 else np.array(levels, dtype=object)
+    return there[codes] if (codes >= 0).all() else np.append(there.astype(object), None)[codes]
+
+
+def missing_name(name: str) -> str:
+    """Return the name of the column of X that says whether a number is missing."""
+    return f"{name} is missing"
 
 
 # --- formulaic ---
 
 
 @cache
-def formula_functions() -> dict[str, Any]:
-    """Return functions that formulaic lacks, and its splines with NaN beyond the range of the fit.
+def formula_functions(clamp: bool) -> dict[str, Any]:
+    """Return functions that formulaic lacks, and its splines with NaN, or their end, beyond the range of the fit.
 
     `check_finite_design` reports the NaN.
     """
@@ -224,7 +426,7 @@ def formula_functions() -> dict[str, Any]:
     from formulaic.utils.stateful_transforms import stateful_transform
 
     def bs(x: Any, df: int | None = None, degree: int = 3, _state: Any = None) -> Any:
-        return TRANSFORMS["bs"](x, df=df, degree=degree, extrapolation="na", _state=_state)
+        return TRANSFORMS["bs"](x, df=df, degree=degree, extrapolation="clip" if clamp else "na", _state=_state)
 
     of_numbers = {"log1p": np.log1p, "sqrt": np.sqrt, "abs": np.abs, "bs": stateful_transform(bs)}
     return of_numbers | {"days": np.asarray, "year": year_of, "month": month_of, "weekday": weekday_of}
@@ -259,7 +461,9 @@ def as_category(codes: np.ndarray, levels: tuple[str, ...]) -> "pandas.Series[An
     return pandas.Series(pandas.Categorical.from_codes(codes, categories=list(levels)))
 
 
-def evaluate_terms(rest: str, frame: "pandas.DataFrame", state: dict[str, Any]) -> dict[str, np.ndarray]:
+def evaluate_terms(
+    rest: str, frame: "pandas.DataFrame", state: dict[str, Any], clamp: bool = False
+) -> dict[str, np.ndarray]:
     """Return the columns of the terms in `rest`, without the intercept.
 
     The `state` of functions that have learned is read; that of all others is learned and added.
@@ -270,7 +474,7 @@ def evaluate_terms(rest: str, frame: "pandas.DataFrame", state: dict[str, Any]) 
         return {name: column[:0] for name, column in evaluate_terms(rest, placeholder_row(frame), state).items()}
     with formula_errors(), np.errstate(all="ignore"):
         spec = ModelSpec(formula=Formula(rest), transform_state=state, na_action="ignore", output="pandas")
-        matrix = spec.get_model_matrix(frame.reset_index(drop=True), context=formula_functions())
+        matrix = spec.get_model_matrix(frame.reset_index(drop=True), context=formula_functions(clamp))
     state.update(matrix.model_spec.transform_state)
     return {str(name): matrix[name].to_numpy(dtype=float) for name in matrix if name != "Intercept"}
 
@@ -303,8 +507,13 @@ def formula_has_intercept(rest: str) -> bool:
     return rest == "1" or any(str(term) == "1" for term in Formula(rest))
 
 
+def undefined_cells(design: "pandas.DataFrame") -> np.ndarray:
+    """Return which cells are not finite."""
+    return ~np.isfinite(design.to_numpy())
+
+
 def check_finite_design(design: "pandas.DataFrame") -> None:
-    bad = ~np.isfinite(design.to_numpy())
+    bad = undefined_cells(design)
     if bad.any():
         row, column = np.argwhere(bad)[0]
         fix = "Logarithms and roots need positive numbers, and splines need numbers in the range of the fit."
@@ -332,29 +541,58 @@ def decode_transforms(state: Any) -> Any:
     return [decode_transforms(value) for value in state] if isinstance(state, list) else state
 
 
+RECORD = Fields(
+    {},
+    {
+        "seconds": NUMBER,
+        "scores": or_none(Entries(or_none(NUMBER), {"how": TEXT})),
+        "diagnosis": or_none(Entries(or_none(NUMBER), {"reliable": BOOLEAN, "close": BOOLEAN, "verdict": TEXT})),
+        # files of version 0.1; now in `training`
+        "data": Fields(
+            {
+                "file": TEXT,
+                "rows": WHOLE,
+                "rows_used": WHOLE,
+                "class_counts": Entries(WHOLE),
+                "missing": Entries(WHOLE),
+            },
+            {"left_out": Entries(TEXT)},
+        ),
+    },
+)
+ENCODING = fields_of(
+    Encoding,
+    missing=one_of(*MISSING_RULES),
+    unseen=one_of(*UNSEEN_RULES),
+    beyond=one_of(*BEYOND_RULES),
+    levels=Entries(Items(LABEL)),
+    common=Entries(LABEL),
+    transforms=Entries(PLAIN),
+    scale=Items(ABOVE_ZERO),
+    positive=or_none(LABEL),
+    imputation=NOTHING,  # in tensors of its own
+    record=RECORD,
+)
+
+
 def check_encoding(encoding: Encoding) -> None:
-    """Check that values read from a file have the types that `learn_formula` produces."""
-    kinds: dict[type, tuple[str, ...]] = {
-        str: ("formula", "target", "missing", "unseen", "beyond"),
-        list: ("columns", "names", "centre", "scale"),
-        bool: ("intercept", "standardize"),
-        dict: ("means", "levels", "common", "transforms", "counts", "record"),
-    }
-    for kind, names in kinds.items():
-        for name in names:
-            if type(getattr(encoding, name)) is not kind:
-                raise TypeError(f"{name} that is not a {kind.__name__}")
-    if encoding.unseen not in UNSEEN_RULES or encoding.beyond not in BEYOND_RULES:
-        raise ValueError("unknown rules for new rows")
-    texts = [*encoding.columns, *encoding.names, *encoding.means, *encoding.levels]
-    numbers = [*encoding.centre, *encoding.scale, *encoding.means.values()]
-    if not all(isinstance(text, str) for text in texts) or encoding.missing not in MISSING_RULES:
-        raise TypeError("names that are not text")
-    if not all(isinstance(x, int | float) and math.isfinite(x) for x in numbers):
-        raise TypeError("scales that are not finite numbers")
+    """Raise a ValueError unless the parts of an encoding that was read from a file belong together."""
+    parsed = encoding._parsed
+    used, learned = {*parsed.plain, *parsed.variables.values()}, {*encoding.means, *encoding.levels}
+    if parsed.target != encoding.target or used != set(encoding.inputs) or not used <= learned:
+        raise ValueError("columns that it does not name")
     if not len(encoding.names) == len(encoding.centre) == len(encoding.scale):
-        raise TypeError("names and scales that do not match")
-    if not isinstance(encoding.positive, str | int | float | None):
-        raise TypeError("a positive class that is not a label")
-    if not all(isinstance(levels, list) and levels for levels in encoding.levels.values()):
-        raise TypeError("levels that are not a list")
+        raise ValueError("names and scales that do not match")
+    for name, levels in encoding.levels.items():
+        if not levels or len(set(levels)) < len(levels) or encoding.common.get(name) not in levels:
+            raise ValueError(f"levels that are not distinct, or not those of {shown(name)}")
+    if encoding.training is not None:
+        check_training_data(encoding.training, encoding.levels)
+        if set(encoding.training.columns) != used:
+            raise ValueError("training data of other columns")
+    if (encoding.imputation is not None) != (encoding.missing == "multiple"):
+        raise ValueError("an imputation where there is none, or none where there is one")
+    if encoding.imputation is not None:
+        numbers = sum(name not in encoding.levels for name in encoding.inputs)
+        width = numbers + sum(len(levels) - 1 for levels in encoding.levels.values())
+        encoding.imputation.check(width, numbers)

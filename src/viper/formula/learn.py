@@ -1,13 +1,16 @@
 """Models from tables: a formula learns from one table, is stored with the model, and encodes every later table."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
-from functools import wraps
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 
+from viper.data.checks import FIT_SEED, read_labels, seed_of
+from viper.data.scaling import column_moments
 from viper.errors import FormulaError, LeftOutWarning, counted, listed, users_line
 from viper.formula.columns import (
     as_frame,
@@ -22,9 +25,19 @@ from viper.formula.columns import (
     with_days,
     without_blanks,
 )
-from viper.formula.encoding import MISSING_RULES, Encoding, decode_transforms, encode_transforms, formula_has_intercept
+from viper.formula.encoding import (
+    MISSING_LEVEL,
+    MISSING_RULES,
+    Encoding,
+    decode_transforms,
+    encode_transforms,
+    formula_has_intercept,
+    missing_name,
+)
 from viper.formula.grammar import DATE_FUNCTIONS, parse_formula, split_sides, tokenize
+from viper.formula.imputation import CodedColumns, CompletedTables, Imputation, complete_tables
 from viper.formula.training import TrainingData
+from viper.inference.progress import StepProgress
 
 if TYPE_CHECKING:
     import pandas
@@ -38,7 +51,8 @@ INTERCEPT_IN_FORMULA = "the formula must say whether there is an intercept; got 
 class Learned(NamedTuple):
     """An encoding with the rows that it learned from: X, the labels, and which rows of the data they are.
 
-    `classes` are the two labels with the positive one second, or None if sorting puts them in order.
+    `classes` are the two labels with the positive one second, or None if sorting puts them in order. With
+    missing="multiple" there are several `tables`, and X is the first.
     """
 
     encoding: Encoding
@@ -46,19 +60,71 @@ class Learned(NamedTuple):
     y: np.ndarray
     kept: np.ndarray
     classes: np.ndarray | None = None
+    tables: Sequence[CodedColumns] = ()
+    imputing: "Imputing | None" = None
 
     @property
     def labels(self) -> np.ndarray:
         """Return labels that are in order when they are sorted: y itself, or whether it is positive."""
         return self.y if self.classes is None else np.asarray(self.y == self.classes[1], dtype=bool)
 
+    def with_rules(self, unseen: str, beyond: str) -> "Learned":
+        """Return the same with rules for new rows."""
+        return self._replace(encoding=self.encoding.with_rules(unseen=unseen, beyond=beyond))
+
+    def part(self, rows: np.ndarray) -> "Learned":
+        """Return some of the rows under the same encoding. What they lack is drawn again, from these rows alone."""
+        part = Learned(self.encoding, self.X.iloc[rows], self.y[rows], np.ones(len(rows), bool), self.classes)
+        if not self.tables:
+            return part
+        index, encoding = part.X.index, self.encoding
+        coded = cast(CompletedTables, self.tables).columns.take(rows)
+        tables = complete_inputs(coded, part.labels, self.imputing or Imputing())
+        encoding = replace(encoding, imputation=Imputation.learn(tables))
+        X = encoding._scaled(encoding._design(encoding.raw_columns(tables[0], index), encoding.transforms))
+        return part._replace(encoding=encoding, X=X, tables=tables)
+
+    def raw(self) -> "pandas.DataFrame":
+        """Return the raw columns before missing values were drawn, for the predictions of a model with a formula."""
+        coded = cast(CompletedTables, self.tables).columns
+        return self.encoding.raw_columns(coded, self.X.index)
+
+    def designs(self) -> "Iterator[pandas.DataFrame]":
+        """Yield X of each completed table."""
+        yield self.X
+        for k in range(1, len(self.tables)):
+            raw = self.encoding.raw_columns(self.tables[k], self.X.index)
+            yield self.encoding._scaled(self.encoding._design(raw, self.encoding.transforms))
+
+
+class Imputing(NamedTuple):
+    """How missing="multiple" draws: how many tables, how many sweeps over the columns of each, from which seed."""
+
+    imputations: int = 20
+    sweeps: int = 10
+    seed: int = FIT_SEED
+    verbose: Any = "auto"
+
+    def check(self) -> "Imputing":
+        for name, least in {"imputations": 2, "sweeps": 1}.items():
+            value = getattr(self, name)
+            if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < least:
+                raise FormulaError(f"{name} must be an integer of at least {least}; got {value!r}.")
+        return self
+
 
 def learn_formula(
-    formula: str, data: Any, missing: str = "error", standardize: bool = False, positive: Any = None
+    formula: str,
+    data: Any,
+    missing: str = "error",
+    standardize: bool = False,
+    positive: Any = None,
+    imputing: Imputing | None = None,
 ) -> Learned:
     """Learn an encoding from data, and apply it to the same data.
 
-    `positive` is the class whose probability is modelled; None means the last in order.
+    `positive` is the class whose probability is modelled; None means the last in order. `imputing` is how
+    missing="multiple" draws.
 
     Raises
     ------
@@ -94,15 +160,22 @@ def learn_formula(
     y = target_labels(frame[parsed.target])
     classes = ordered_classes(frame[parsed.target], y, positive)
     values = {name: as_numbers(frame[name]) for name in columns if name in numbers}
+    common = {name: python_value(frame[name].mode()[0]) for name in levels}
+    if missing == "indicator":
+        for name in [name for name in levels if name not in numbers and frame[name].isna().any()]:
+            common[name] = MISSING_LEVEL if MISSING_LEVEL not in levels[name] else f"({MISSING_LEVEL})"
+            levels[name] = [*levels[name], common[name]]
+            frame = frame.assign(**{name: frame[name].astype(object).fillna(common[name])})
+    imputing = (imputing or Imputing()).check()
     transforms: dict[str, Any] = {}
     encoding = Encoding(
         formula=parsed.formula,
         target=parsed.target,
         columns=columns,
         missing=missing,
-        means={name: float(np.nanmean(x)) for name, x in values.items()},
+        means={name: known_mean(x) for name, x in values.items()},
         levels=levels,
-        common={name: python_value(frame[name].mode()[0]) for name in levels},
+        common=common,
         transforms=transforms,
         names=[],
         intercept=True,
@@ -112,15 +185,41 @@ def learn_formula(
         counts=counts,
         positive=None if classes is None else python_value(classes[1]),
         training=TrainingData.of(frame[columns[1:]], pandas.Series(y), len(kept), counts, values, levels),
+        imputations=int(imputing.imputations),
+        sweeps=int(imputing.sweeps),
     )
-    raw = encoding._design(encoding._filled(frame[columns[1:]]), transforms)
+    inputs, tables = frame[columns[1:]], ()
+    if missing == "multiple":
+        labels = y if classes is None else y == classes[1]
+        tables = complete_inputs(encoding.coded(inputs), labels, imputing)
+        encoding = replace(encoding, imputation=Imputation.learn(tables))
+        raw = encoding._design(encoding.raw_columns(tables[0], frame.index), transforms)
+    else:
+        raw = encoding._design(encoding._filled(inputs), transforms)
     if not len(raw.columns):
         raise FormulaError(f"a formula must leave at least one term; got {formula!r:.80}, whose terms cancel.")
+    if missing == "indicator":
+        raw = with_missing_columns(raw, inputs[[name for name in values if inputs[name].isna().any()]])
     intercept = formula_has_intercept(parsed.rest)
     centre, scale = centre_and_scale(raw.to_numpy(), intercept, standardize)
     learned = {"names": list(raw), "intercept": intercept, "centre": centre.tolist(), "scale": scale.tolist()}
     encoding = replace(encoding, **learned, transforms=decode_transforms(encode_transforms(transforms)))
-    return Learned(encoding, (raw - centre) / scale, y, kept, classes)
+    return Learned(encoding, (raw - centre) / scale, y, kept, classes, tables, imputing)
+
+
+def complete_inputs(coded: CodedColumns, labels: np.ndarray, imputing: Imputing) -> CompletedTables:
+    """Draw the missing values of the inputs, given the labels and each other."""
+    outcome = read_labels(labels, len(labels))[1].numpy().astype(float)
+    with closing(StepProgress(imputing.verbose, "drawing missing values: sweep")) as progress:
+        return complete_tables(coded, outcome, imputing.imputations, imputing.sweeps, imputing.seed, progress.step)
+
+
+def with_missing_columns(raw: "pandas.DataFrame", incomplete: "pandas.DataFrame") -> "pandas.DataFrame":
+    """Add a column of zeros and ones for each column that has missing values."""
+    added = {missing_name(str(name)): incomplete[name].isna().astype(float) for name in incomplete}
+    if twice := [name for name in added if name in raw]:
+        raise FormulaError(f"missing='indicator' adds a column {twice[0]!r}; got one of that name. Rename it.")
+    return raw.assign(**added)
 
 
 def left_out_by_dot(formula: str, frame: "pandas.DataFrame") -> list[str]:
@@ -199,9 +298,10 @@ def apply_missing_rule(
     if counts and missing == "error":
         raise FormulaError(
             f"the data must have no missing values; got {counted(counts)} in {len(frame)} rows. Choose missing='drop' "
-            "to leave such rows out, or missing='mean' to fill in means and the most common levels."
+            "to leave such rows out, missing='multiple' to draw the values from the other columns, or missing='mean' "
+            "to fill in means and the most common levels."
         )
-    kept = ~(holes[target] if missing == "mean" else holes.any(axis=1)).to_numpy()
+    kept = ~(holes.any(axis=1) if missing == "drop" else holes[target]).to_numpy()
     if not kept.any():
         raise FormulaError(f"some rows must be complete; got {counted(counts)} in {len(frame)} rows. Drop a column.")
     empty = [name for name in frame if frame.loc[kept, name].isna().all()]
@@ -227,10 +327,15 @@ def centre_and_scale(raw: np.ndarray, intercept: bool, standardize: bool) -> tup
     """
     if not standardize:
         return np.zeros(raw.shape[1]), np.ones(raw.shape[1])
-    spread = raw.std(0)
+    mean, spread = column_moments(raw)
     as_is = np.all((raw == 0) | (raw == 1), 0) | (spread <= 1e-12 * np.abs(raw).max(0))
-    centre = np.zeros(raw.shape[1]) if not intercept else np.where(as_is, 0.0, raw.mean(0))
+    centre = np.zeros(raw.shape[1]) if not intercept else np.where(as_is, 0.0, mean)
     return centre, np.where(as_is, 1.0, spread)
+
+
+def known_mean(values: np.ndarray) -> float:
+    """Return the mean of the values that are not missing."""
+    return float(column_moments(values[~np.isnan(values)][:, None])[0][0])
 
 
 class FormulaMixin:
@@ -252,8 +357,12 @@ class FormulaMixin:
         data: Any,
         *,
         missing: str = "error",
+        imputations: int = 20,
+        sweeps: int = 10,
         standardize: bool = True,
         positive: Any = None,
+        unseen: str = "error",
+        beyond: str = "refuse",
         sample_weight: Any = None,
         offset: Any = None,
         **options: Any,
@@ -276,9 +385,15 @@ class FormulaMixin:
             the intercept, and `backticks` enclose unusual names. Text and booleans are categories.
         data : DataFrame
             The table, with the target and the columns that the formula names.
-        missing : {"error", "drop", "mean"}, default "error"
-            What to do with missing values: raise an error, leave out the rows, or fill in the mean of numbers and the
-            most common level of categories, which are stored.
+        missing : {"error", "drop", "mean", "indicator", "multiple"}, default "error"
+            What to do with missing values: raise an error; leave out the rows; fill in the mean of numbers and the most
+            common level of categories; fill in the same, with a column that says where a number was missing and a
+            level for missing categories; or draw the values several times, given all other columns and the outcome,
+            fit every completed table and pool the posteriors (multiple imputation, for logistic regression). What
+            predictions need is stored.
+        imputations, sweeps : int, default 20 and 10
+            For missing="multiple": the number of completed tables, and how often every incomplete column is drawn
+            before a table counts as complete.
         standardize : bool, default True
             Whether to centre the columns of X and divide them by their standard deviations, so that the prior suits
             columns of any scale. A logistic regression does not standardise columns of zeros and ones.
@@ -287,6 +402,12 @@ class FormulaMixin:
             The class whose probability is modelled, which becomes the second of `classes_`. By default the last in
             order: of pandas' categories if the target has them, otherwise of numbers or of the alphabet. A later
             `fit` with labels passed as y sorts the classes, as scikit-learn's tools expect.
+        unseen : {"error", "missing", "baseline"}, default "error"
+            What happens in predictions to a level that was not in the training data: an error (`predict_table` leaves
+            the row without a prediction), a missing value, or the reference level.
+        beyond : {"refuse", "clamp"}, default "refuse"
+            What happens in predictions to a number beyond the range of a spline: an error, or the nearest number within
+            the range.
         sample_weight, offset : array (n,), optional
             As in `fit`, with one entry per row of `data`.
         **options
@@ -297,8 +418,10 @@ class FormulaMixin:
             raise FormulaError(INTERCEPT_IN_FORMULA)
         if "standardize" in own:
             options |= {"standardize": standardize}
-        learned = learn_formula(formula, data, missing, standardize and "standardize" not in own, positive)
-        return fit_learned(cls, learned, options, sample_weight, offset)
+        check_can_pool(cls, missing)
+        imputing = Imputing(imputations, sweeps, seed_of(options.get("random_state")), options.get("verbose", "auto"))
+        learned = learn_formula(formula, data, missing, standardize and "standardize" not in own, positive, imputing)
+        return fit_learned(cls, learned.with_rules(unseen, beyond), options, sample_weight, offset)
 
 
 def fit_learned(
@@ -312,8 +435,32 @@ def fit_learned(
     if "fit_intercept" in estimator._get_param_names():  # type: ignore[attr-defined]
         options = options | {"fit_intercept": learned.encoding.intercept}
     rows = (kept_entries(vector, learned.kept) for vector in (sample_weight, offset))
-    model = estimator(**options).fit(learned.X, learned.labels, *rows)  # type: ignore[attr-defined]
+    check_can_pool(estimator, learned.encoding.missing)
+    model = estimator(**options)
+    fit_tables(model.fit, model, learned, *rows)  # type: ignore[attr-defined]
     return keep_learned(model, learned)
+
+
+def check_can_pool(estimator: type, missing: str) -> None:
+    if missing == "multiple" and not hasattr(estimator, "_pool"):
+        raise FormulaError(
+            f"missing='multiple' pools the posteriors of coefficients, so it belongs to logistic regression; got "
+            f"{estimator.__name__}. Choose missing='indicator' or missing='mean'."
+        )
+
+
+def fit_tables(fit: Callable[..., Any], model: Any, learned: Learned, *rows: Any, **given: Any) -> None:
+    """Fit the model to X, or copies of it to X of each completed table, whose posteriors are then pooled."""
+    if len(learned.tables) < 2:
+        fit(learned.X, learned.labels, *rows, **given)
+        return
+    fits: list[Any] = []
+    for X in learned.designs():
+        copy = type(model)(**model.get_params())
+        if fits:  # one prior for all: chosen on the first table, if it is chosen
+            copy.set_params(prior_scale=fits[0].prior_scale_)
+        fits.append(copy.fit(X, learned.labels, *rows, **given))
+    model._pool(fits)
 
 
 def keep_learned(model: Any, learned: Learned) -> Any:
@@ -342,11 +489,13 @@ def by_formula(fit: WrappedFit) -> WrappedFit:
         standardize = known.standardize or any(scale != 1.0 for scale in known.scale)
         # scikit-learn's scorers take it that the classes of labels passed as y are sorted
         positive = known.positive if y is None else None
-        learned = learn_formula(known.formula, frame, known.missing, standardize, positive)
+        imputing = Imputing(known.imputations, known.sweeps, seed_of(model.random_state), model.verbose)
+        learned = learn_formula(known.formula, frame, known.missing, standardize, positive, imputing)
+        learned = learned.with_rules(known.unseen, known.beyond)
         if getattr(model, "fit_intercept", learned.encoding.intercept) != learned.encoding.intercept:
             raise FormulaError(INTERCEPT_IN_FORMULA)
         rows = (kept_entries(vector, learned.kept) for vector in (sample_weight, offset))
-        fit(model, learned.X, learned.labels, *rows, **given)
+        fit_tables(partial(fit, model), model, learned, *rows, **given)
         return keep_learned(model, learned)
 
     return cast(WrappedFit, learning)

@@ -16,6 +16,7 @@ from viper.inference.importance import log_likelihood
 from viper.inference.posterior import Posterior, prior_log_density
 from viper.inference.problem import Prior
 from viper.inference.rows import Block, RowSource
+from viper.models.facts import INTERCEPT
 
 LARGEST_POINTWISE = 1 << 24  # draws × rows; that many log likelihoods take 128 MB
 
@@ -69,9 +70,9 @@ def by_chain(values: Tensor, shape: tuple[int, int]) -> np.ndarray:
 def coefficient_draws(draws: Tensor, names: list[str], shape: tuple[int, int]) -> dict[str, np.ndarray]:
     """Return the draws, keyed by their names in ArviZ."""
     values = by_chain(draws, shape)
-    if "intercept" not in names[-1:]:
+    if INTERCEPT not in names:
         return {"coefficient": values}
-    return {"coefficient": values[..., :-1], "intercept": values[..., -1]}
+    return {"coefficient": values[..., :-1], INTERCEPT: values[..., -1]}
 
 
 def row_log_likelihoods(block: Block, draws: Tensor) -> Tensor:
@@ -84,7 +85,7 @@ def row_log_likelihoods(block: Block, draws: Tensor) -> Tensor:
 
 def arviz_container(groups: dict[str, dict[str, Any]], names: list[str]) -> Any:
     """Return the groups in the container of the installed ArviZ."""
-    features = names[:-1] if "intercept" in names[-1:] else names
+    features = [name for name in names if name != INTERCEPT]
     coords, dims = {"feature": features}, {"coefficient": ["feature"], "y": ["row"]}
     about = {"inference_library": "viper", "modeling_interface": "VariationalLogisticRegression"}
     try:

@@ -1,9 +1,18 @@
 """The facts about a fitted model, collected once. Notebook, report and command line choose their own words."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
+INTERCEPT = "intercept"
+
+
+def coefficient_names(columns: Iterable[Any], intercept: bool) -> list[str]:
+    """Return the names of the coefficients, the intercept last. A column of that name is quoted, as in a formula."""
+    names = [f"`{INTERCEPT}`" if name == INTERCEPT else name for name in map(str, columns)]
+    return [*names, *([INTERCEPT] if intercept else [])]
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,10 @@
 """Bayesian logistic regression with the scikit-learn interface."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import fields
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, replace
 from functools import partial
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -16,30 +16,50 @@ from torch import Tensor
 from viper.data import checks
 from viper.data.checkpoint import resumable
 from viper.data.checks import RowFormat
-from viper.data.open import open_labelled_rows, open_rows
+from viper.data.open import is_kept_elsewhere, open_labelled_rows, open_rows
+from viper.data.schema import (
+    BOOLEAN,
+    DEFINITE,
+    NUMBER,
+    SHARES,
+    TEXT,
+    WHOLE,
+    Fields,
+    Numbers,
+    Range,
+    Rule,
+    numbers,
+    one_of,
+)
 from viper.formula.learn import FormulaMixin, by_formula, formula_template
 from viper.inference.newton import Iteration, exact_elbo
-from viper.inference.posterior import moved
+from viper.inference.posterior import Posterior, moved
 from viper.inference.problem import Gaussian, Prior
 from viper.inference.progress import Callbacks, as_task, tasks_of
 from viper.inference.rows import RowSource
 from viper.models.diagnosis import DiagnosisMixin, summary_frame, summary_of_draws
+from viper.models.effects import EffectsMixin
+from viper.models.facts import coefficient_names
 from viper.models.fitting import FitOptions, FittedPosterior, fit_posterior
 from viper.models.notebook import NotebookMixin
 from viper.models.onnx import export_onnx
+from viper.models.pooling import pool_posteriors, spread_of_draws
 from viper.models.prediction import half_width
 from viper.models.prior import best_scales, make_prior, read_scale
-from viper.models.saving import State, StateMixin
+from viper.models.saving import POSTERIOR_FIELDS, State, StateMixin
 from viper.softplus.bound_names import FIT_BOUNDS
 
 if TYPE_CHECKING:
     import pandas
 
 LATENT_DRAWS = 1 << 22  # values of f(x) held at once, rows × draws (32 MB)
+HISTORY = Range(
+    "the iterations of a solver", lambda x: x.ndim == 1 or bool((x[:, :2] >= 0).all() & x[:, :2].isfinite().all())
+)
 
 
 class VariationalLogisticRegression(
-    FormulaMixin, NotebookMixin, DiagnosisMixin, StateMixin, Callbacks, ClassifierMixin, BaseEstimator
+    FormulaMixin, NotebookMixin, DiagnosisMixin, EffectsMixin, StateMixin, Callbacks, ClassifierMixin, BaseEstimator
 ):
     """Bayesian logistic regression by variational inference: a posterior at less than the cost of a point estimate.
 
@@ -129,6 +149,10 @@ class VariationalLogisticRegression(
         Names of the columns, if X had names.
     formula_ : Encoding
         How tables become X, if the model was created by `from_formula`.
+    missing_information_ : array
+        Share of each coefficient's posterior variance that is due to missing values, with the intercept last. Only
+        with missing="multiple", where the posterior is pooled by Rubin's rules and `elbo_`, `elbo_bound_` and
+        `objective_` are means over the completed tables.
 
     Examples
     --------
@@ -142,7 +166,24 @@ class VariationalLogisticRegression(
     """
 
     _kind = "logistic"
-    _fit_scalars = ("elbo_", "elbo_bound_", "kl_", "objective_", "n_iter_", "converged_", "status_", "passes_")
+    _fit_scalars: ClassVar[Mapping[str, Rule]] = {
+        "elbo_": NUMBER,
+        "elbo_bound_": NUMBER,
+        "kl_": NUMBER,
+        "objective_": NUMBER,
+        "n_iter_": WHOLE,
+        "converged_": BOOLEAN,
+        "status_": TEXT,
+        "passes_": NUMBER,
+    }
+    _own_fields = Fields({"posterior": one_of(*(shape.__name__ for shape in POSTERIOR_FIELDS))})
+    _own_tensors: ClassVar[Mapping[str, Numbers]] = {
+        "prior.mean": numbers("d"),
+        "prior.precision": numbers("d", "dd", range=DEFINITE),
+        "prior_scale": numbers("p", "pp", range=DEFINITE),
+        "history": numbers(f"n{len(Iteration._fields)}", "0", range=HISTORY),
+    }
+    _optional_tensors: ClassVar[Mapping[str, Numbers]] = {"missing_information": numbers("d", range=SHARES)}
 
     def __init__(
         self,
@@ -297,8 +338,27 @@ class VariationalLogisticRegression(
         self.objective_ = fit.result.objective
         self.history_, self.n_iter_ = fit.result.history, max(1, fit.result.iterations)
         self.converged_, self.status_, self.passes_ = fit.result.converged, fit.result.status, fit.result.passes
-        self._training_rows = source
+        self._training_rows, self._largest_sd = source, None
         return self
+
+    def _pool(self, fits: "list[VariationalLogisticRegression]") -> None:
+        """Set the fitted attributes from fits to several completed tables, by Rubin's rules."""
+        first = fits[0]
+        self.n_features_in_, self.feature_names_in_, self.classes_ = (
+            first.n_features_in_,
+            first.feature_names_in_,
+            first.classes_,
+        )
+        pooled = pool_posteriors([fit.posterior_ for fit in fits])
+        self.posterior_, self.missing_information_ = pooled.posterior, pooled.missing_information.numpy()
+        self.prior_, self.prior_scale_, self.history_ = first.prior_, first.prior_scale_, first.history_
+        self._set_means()
+        for name in ("elbo_", "elbo_bound_", "kl_", "objective_"):
+            setattr(self, name, float(np.mean([getattr(fit, name) for fit in fits])))
+        self.n_iter_, self.passes_ = max(fit.n_iter_ for fit in fits), sum(fit.passes_ for fit in fits)
+        worst = min(fits, key=lambda fit: fit.converged_)
+        self.converged_, self.status_ = worst.converged_, worst.status_
+        self._completed_fits, self._largest_sd = fits, None
 
     def _set_means(self) -> None:
         mean = self.posterior_.mean.numpy()
@@ -314,8 +374,8 @@ class VariationalLogisticRegression(
         return self.posterior_.covariance().numpy()
 
     def _names(self) -> list[str]:
-        names = getattr(self, "feature_names_in_", [f"x{j}" for j in range(self.n_features_in_)])
-        return [*map(str, names), *(["intercept"] if self.fit_intercept else [])]
+        columns = getattr(self, "feature_names_in_", [f"x{j}" for j in range(self.n_features_in_)])
+        return coefficient_names(columns, self.fit_intercept)
 
     def coefficient_interval(self, level: float = 0.95) -> np.ndarray:
         """Credible intervals of the coefficients, with the intercept last: d × 2."""
@@ -328,7 +388,10 @@ class VariationalLogisticRegression(
         check_is_fitted(self, "posterior_")
         mean, sd = self.posterior_.mean, self.posterior_.variance.sqrt()
         low, high = torch.from_numpy(self.coefficient_interval(level)).T
-        return summary_frame(self._names(), mean, sd, low, high, torch.special.ndtr(mean / sd), level)
+        table = summary_frame(self._names(), mean, sd, low, high, torch.special.ndtr(mean / sd), level)
+        if hasattr(self, "missing_information_"):
+            table["missing_information"] = self.missing_information_
+        return table
 
     def sample(self, n: int = 1, random_state: Any = None) -> np.ndarray:
         """Draw coefficients (intercept last) from the posterior: n × d.
@@ -342,10 +405,26 @@ class VariationalLogisticRegression(
 
     def _open_labelled_rows(self, X: Any, y: Any, *, sample_weight: Any, offset: Any) -> RowSource:
         given = {"sample_weight": sample_weight, "offset": offset, "classes": self.classes_}
-        return open_labelled_rows(self, X, y, self._row_format(), **given)[1]
+        return self._with_imputed(X, lambda rows: open_labelled_rows(self, rows, y, self._row_format(), **given)[1])
 
     def _open_rows(self, X: Any, offset: Any) -> RowSource:
-        return open_rows(self, X, offset, self._row_format())
+        return self._with_imputed(X, lambda rows: open_rows(self, rows, offset, self._row_format()))
+
+    def _with_imputed(self, X: Any, open_source: Callable[[Any], RowSource]) -> RowSource:
+        """Open rows; if what they lack is drawn, the variance of their log-odds includes that of the draws."""
+        encoding = getattr(self, "formula_", None)
+        if encoding is None or encoding.imputation is None or is_kept_elsewhere(X):
+            return open_source(X)
+        imputed = encoding.impute(X, lambda x: spread_of_draws(torch.from_numpy(x), self.posterior_).numpy())
+        return replace(open_source(imputed).in_memory(), residual=torch.from_numpy(imputed.residual))
+
+    def _joint(self, block_rows: int, points: Callable[[], Any]) -> tuple[Callable[[Any, Any], RowSource], Posterior]:
+        format = self._row_format(block_rows)
+
+        def opened(X: Any, offset: Any) -> RowSource:
+            return self._with_imputed(X, lambda rows: open_rows(self, rows, offset, format))
+
+        return opened, self.posterior_
 
     def _summarise_draws(
         self, X: Any, offset: Any, draws: Tensor, summary: Callable[[Tensor], Tensor]
@@ -364,28 +443,47 @@ class VariationalLogisticRegression(
             "prior_scale": torch.from_numpy(self.prior_scale_),
             "history": torch.tensor(self.history_, dtype=torch.float64),
         }
+        if hasattr(self, "missing_information_"):
+            tensors["missing_information"] = torch.from_numpy(self.missing_information_)
         return State(tensors, {"posterior": type(self.posterior_).__name__})
+
+    @classmethod
+    def _sizes(cls, metadata: dict[str, Any]) -> dict[str, int]:
+        columns = metadata["features"]
+        return {"p": columns, "d": columns + bool(metadata["options"].get("fit_intercept", True))}
 
     def _restore_own_state(self, state: State) -> None:
         tensors = state.tensors
         self.prior_ = Prior(tensors["prior.mean"], tensors["prior.precision"])
         self.prior_scale_ = tensors["prior_scale"].numpy()
+        if "missing_information" in tensors:
+            self.missing_information_ = tensors["missing_information"].numpy()
         self.history_ = [Iteration(int(row[0]), bool(row[1]), *row[2:]) for row in tensors["history"].tolist()]
         self._set_means()
 
     def to_onnx(
-        self, path: str | PathLike[str] | None = None, *, dtype: str = "float32", overwrite: bool = False
+        self,
+        path: str | PathLike[str] | None = None,
+        *,
+        dtype: str = "float32",
+        level: float = 0.95,
+        overwrite: bool = False,
     ) -> Any:
-        """Export `predict` and `predict_proba` as an ONNX model.
+        """Export `predict`, `predict_proba` and `predict_interval` as an ONNX model.
 
-        Its input is "X", its outputs are "label" and "probabilities". It takes no offset.
+        Its outputs are "label", "probabilities" and "interval". Its input is "X"; a model with a formula has one input
+        for each raw column, of that column's name and with shape (rows, 1): numbers, booleans, or text, where an empty
+        text is a missing value. Encoding and standardisation are inside. A row that cannot be predicted, because of a
+        new level for instance, has NaN for probabilities and interval; its label means nothing. There is no offset.
 
         Parameters
         ----------
         path : str or Path, optional
             File to write the model to.
         dtype : {"float32", "float64"}, default "float32"
-            Type of the input and the probabilities. The model computes in float64.
+            Type of numbers and probabilities. The model computes in float64.
+        level : float, default 0.95
+            Probability that the interval contains the probability of the second class.
         overwrite : bool, default False
             Whether to replace a file that exists.
 
@@ -394,8 +492,10 @@ class VariationalLogisticRegression(
         onnx.ModelProto
         """
         check_is_fitted(self, "posterior_")
-        return export_onnx(self, path, dtype, overwrite)
+        return export_onnx(self, path, dtype, level, overwrite)
 
     def __getstate__(self) -> dict[str, Any]:
         state: dict[str, Any] = super().__getstate__()
-        return {name: value for name, value in state.items() if name != "_training_rows"}
+        known = {"_largest_sd": self.largest_sd_} if hasattr(self, "posterior_") else {}
+        left_out = ("_training_rows", "_completed_fits")
+        return {name: value for name, value in (state | known).items() if name not in left_out}

@@ -23,6 +23,7 @@ from sklearn.utils import check_array
 
 from viper.data.checks import read_labels, read_vector, read_weights
 from viper.errors import ConvergenceWarning, users_line
+from viper.models.facts import coefficient_names
 from viper.models.prior import read_mean, read_scale
 
 if TYPE_CHECKING:
@@ -164,7 +165,7 @@ def sample_posterior(
         model, names = model_of_fit(X, given), X._names()
     else:
         model = build_model(X, **given)
-        names = [*feature_names(X), "intercept"][: len(model.mean)]
+        names = coefficient_names(feature_names(X), fit_intercept)
     with double_precision(jax):
         centre, factor = mode_and_factor(model, jax)
         kernel = infer.NUTS(

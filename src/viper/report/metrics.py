@@ -1,5 +1,7 @@
 """Scores of predicted probabilities: proper scores, skill, ranking and calibration, and differences between models.
 
+`viper.metrics` also has the functions of `report.decisions` and `report.checks`.
+
 `label` is True for the rows of the second class; `probability` is the predicted probability of that class.
 """
 
@@ -8,10 +10,33 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from viper.report.shares import checked_predictions, equal_groups, share_interval
+from viper.report.checks import binned_residuals, predictive_check
+from viper.report.decisions import Confusion, budget_threshold, confusion, cost_threshold, decision_curve
+from viper.report.shares import checked_predictions, equal_groups, named_groups, share_interval
 
 if TYPE_CHECKING:
     import pandas
+
+__all__ = [
+    "CalibrationVerdict",
+    "Confusion",
+    "Scores",
+    "auc",
+    "auc_interval",
+    "binned_residuals",
+    "budget_threshold",
+    "by_group",
+    "calibration",
+    "confusion",
+    "cost_threshold",
+    "decision_curve",
+    "entropy",
+    "judge_calibration",
+    "predictive_check",
+    "row_scores",
+    "score_differences",
+    "scores",
+]
 
 SMALL_LOSS = 0.005  # of the entropy: 4 points at 50 %, a quarter of the probability at 1 %
 LARGE_LOSS = 0.02  # of the entropy: 8 points at 50 %, half of the probability at 1 %
@@ -20,6 +45,7 @@ ROWS_PER_GROUP = 100  # rows for each group by which calibration is judged
 FEWEST_EXPECTED = 5.0  # of each class, expected in a group, for its count to be nearly normal
 LEAST_VARIANCE = 1e-6  # of a count; less only if all probabilities are 0 or 1, and then any error is plain
 LARGEST_EXACT = 1e6  # statistic above which the noncentral χ² is as good as normal
+FEW_OF_A_CLASS = 10  # rows of a class in a group, below which its scores say little
 CLEAR_ERRORS = 2.0  # standard errors that make a difference clear
 
 
@@ -103,6 +129,30 @@ def auc(label: Any, ranking: Any) -> float:
     return float(roc_auc_score(label, ranking))
 
 
+def auc_interval(label: Any, ranking: Any, level: float = 0.95) -> tuple[float, float]:
+    """Interval of the AUC, from the variance of DeLong, DeLong and Clarke-Pearson (1988) on the logit scale.
+
+    If all pairs are ranked alike that variance is zero; then it is the interval of a share that was seen in as many
+    rows as the rarer class has.
+    """
+    from scipy.special import expit, logit, ndtri
+    from scipy.stats import rankdata
+
+    label, ranking = np.asarray(label, dtype=bool), np.asarray(ranking, dtype=float)
+    ranks, one, zero = rankdata(ranking), int(label.sum()), int((~label).sum())
+    area = auc(label, ranking)
+    if area in (0.0, 1.0) or min(one, zero) < 2:
+        fewest = min(one, zero)
+        low, high = share_interval(round(area * fewest), fewest, level)
+        return float(low), float(high)
+    # share of the other class that each row is ranked above
+    above_zero = (ranks[label] - rankdata(ranking[label])) / zero
+    above_one = (ranks[~label] - rankdata(ranking[~label])) / one
+    error = np.sqrt(above_zero.var(ddof=1) / one + above_one.var(ddof=1) / zero)
+    reach = ndtri(0.5 + 0.5 * level) * error / (area * (1 - area))
+    return float(expit(logit(area) - reach)), float(expit(logit(area) + reach))
+
+
 # --- calibration ---
 
 
@@ -164,7 +214,8 @@ class CalibrationVerdict(NamedTuple):
                 if self.p_value < 0.5 * (1 - JUDGED_LEVEL)
                 else "Nothing here contradicts its percentages"
             )
-            return f"{start}, but {self.rows:,} rows are too few to say how far they can be trusted."
+            few = "one row is" if self.rows == 1 else f"{self.rows:,} rows are"
+            return f"{start}, but {few} too few to say how far they can be trusted."
         if self.verdict == "good":
             beyond = "" if self.p_value > 0.05 else f" Their error, {size}, can be measured but is too small to matter."
             return f"Its percentages can be taken at their word.{beyond}"
@@ -191,10 +242,11 @@ def percentage_points(share: float) -> str:
     return f"{shown} percentage point{'' if shown == '1' else 's'}"
 
 
-def judge_calibration(label: Any, probability: Any, bins: int = 10) -> CalibrationVerdict:
+def judge_calibration(label: Any, probability: Any, bins: int = 10, groups: Any = None) -> CalibrationVerdict:
     """Judge probabilities by the size of their error, beyond chance, and by how surely that size is known.
 
-    The rows are cut into groups g of similar probability, one for every 100 rows, at most `bins`.
+    The rows are cut into groups g of similar probability, one for every 100 rows, at most `bins`; or into the given
+    `groups`, a number per row.
     Q = Σ_g (O_g - E_g)² / V_g compares the observed count of the second class with its expectation E = Σp and variance
     V = Σp(1-p) (Hosmer and Lemeshow). It is χ² with noncentrality λ, where λ/2n is the log score, in
     nats per row, that the errors of the probabilities cost. The loss is λ/2n over the entropy of the base rate, which
@@ -209,9 +261,9 @@ def judge_calibration(label: Any, probability: Any, bins: int = 10) -> Calibrati
 
     label, probability = checked_predictions(label, probability)
     bins = int(np.clip(len(label) // ROWS_PER_GROUP, 2, bins)) if bins > 1 else 1
-    place = equal_groups(probability, bins)
-    statistic, expected = misfit(label, probability, place)
-    freedom = max(expected, 1.0)
+    place = equal_groups(probability, bins) if groups is None else np.unique(groups, return_inverse=True)[1]
+    squares, means = misfits(label, probability, place)
+    statistic, freedom = float(squares.sum()), max(float(means.sum()), 1.0)
     lower = noncentrality(statistic, freedom, 0.5 + 0.5 * JUDGED_LEVEL)
     # groups that agree better than chance would have it are luck, and make nothing surer
     upper = noncentrality(max(statistic, freedom), freedom, 0.5 - 0.5 * JUDGED_LEVEL)
@@ -238,8 +290,8 @@ def judge_calibration(label: Any, probability: Any, bins: int = 10) -> Calibrati
     )
 
 
-def misfit(label: np.ndarray, probability: np.ndarray, place: np.ndarray) -> tuple[float, float]:
-    """Q = Σ_g z_g², and its mean if all probabilities are right.
+def misfits(label: np.ndarray, probability: np.ndarray, place: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """z² of each group, and its mean if all probabilities are right, which is at most about 1.
 
     z = (O - E)/√V. Where fewer than five rows of a class are expected, it is that class's count as a normal score.
     """
@@ -247,10 +299,10 @@ def misfit(label: np.ndarray, probability: np.ndarray, place: np.ndarray) -> tup
     variance = np.bincount(place, probability * (1 - probability))
     other = 2 * expected > rows  # the first class is the rarer one
     rarer, count = np.where(other, rows - expected, expected), np.where(other, rows - observed, observed)
-    usual = rarer >= FEWEST_EXPECTED
-    squares = (observed - expected)[usual] ** 2 / np.maximum(variance[usual], LEAST_VARIANCE)
-    few = [rare_misfit(mean, k) for mean, k in zip(rarer[~usual], count[~usual], strict=True)]
-    return float(squares.sum() + sum(z for z, _ in few)), float(usual.sum() + sum(mean for _, mean in few))
+    squares, means = (observed - expected) ** 2 / np.maximum(variance, LEAST_VARIANCE), np.ones(len(rows))
+    for g in np.flatnonzero(rarer < FEWEST_EXPECTED):
+        squares[g], means[g] = rare_misfit(rarer[g], count[g])
+    return squares, means
 
 
 def rare_misfit(mean: float, count: float) -> tuple[float, float]:
@@ -371,3 +423,76 @@ def row_scores(label: Any, probability: Any, score: str = "log_score") -> np.nda
         return (probability - label) ** 2
     smallest = np.finfo(float).eps
     return np.log(np.clip(np.where(label, probability, 1 - probability), smallest, 1.0))
+
+
+# --- subgroups ---
+
+
+def by_group(label: Any, probability: Any, group: Any, level: float = 0.95, ranges: int = 5) -> "pandas.DataFrame":
+    """Scores and calibration of each group of rows, with intervals.
+
+    Columns: `rows`; `observed` and `predicted` shares of the second class; means over rows of `log_score` and `brier`;
+    `auc`, empty without both classes. `observed`, the scores and AUC have columns `_lower` and `_upper`: Jeffreys'
+    interval of a share, Student's of a mean, DeLong's of the AUC. `few` marks groups with fewer than 10 rows of a
+    class, whose scores say little. `differs` marks groups whose observed count is further from the predicted one than
+    chance would take *any* of the groups, with probability `level`, however many groups there are.
+    `judge_calibration(label, probability, groups=...)` judges all groups together.
+
+    Brier and log scores depend on the base rate, so they are not comparable between groups that differ in it; AUC and
+    calibration are.
+
+    Parameters
+    ----------
+    label : array of bool
+    probability : array
+    group : array, Series or Categorical
+        What to group by: its values, or `ranges` ranges of equally many rows if it has more than 10 different numbers.
+        Missing values are a group. Of more than 20 levels the rarest are one group.
+    level, ranges : float, int
+    """
+    import pandas
+
+    label, probability = checked_predictions(label, probability)
+    if len(group) != len(label):
+        raise ValueError(f"group must have one value per row; got {len(group)} for {len(label)} rows.")
+    if ranges < 1:
+        raise ValueError(f"ranges must be at least 1; got {ranges}.")
+    place, names = named_groups(group, ranges)
+    rows = [group_scores(label[place == k], probability[place == k], level) for k in range(len(names))]
+    table = pandas.DataFrame(rows, index=pandas.Index(names, name=getattr(group, "name", None) or "group"))
+    surprising = misfits(label, probability, place)[0] > joint_limit(len(names), level)
+    return table.assign(
+        differs=surprising & ~table["predicted"].between(table["observed_lower"], table["observed_upper"])
+    )
+
+
+def joint_limit(groups: int, level: float) -> float:
+    """z² that none of the groups exceeds with probability `level`, if all probabilities are right (Šidák)."""
+    from scipy.special import chdtri
+
+    return float(chdtri(1, -np.expm1(np.log(level) / groups)))
+
+
+def group_scores(label: np.ndarray, probability: np.ndarray, level: float) -> dict[str, Any]:
+    both = 0 < label.sum() < len(label)
+    found: dict[str, Any] = {"rows": len(label), "observed": label.mean()}
+    found["observed_lower"], found["observed_upper"] = map(float, share_interval(label.sum(), len(label), level))
+    found["predicted"] = probability.mean()
+    for score in ("log_score", "brier"):
+        found |= named_interval(score, *mean_interval(row_scores(label, probability, score), level))
+    area = (auc(label, probability), *auc_interval(label, probability, level)) if both else (np.nan,) * 3
+    found |= named_interval("auc", *area)
+    return found | {"few": min(label.sum(), (~label).sum()) < FEW_OF_A_CLASS}
+
+
+def named_interval(name: str, value: float, low: float, high: float) -> dict[str, float]:
+    return {name: value, f"{name}_lower": low, f"{name}_upper": high}
+
+
+def mean_interval(values: np.ndarray, level: float) -> tuple[float, float, float]:
+    """Mean and Student's interval of it, which is empty for one row."""
+    from scipy.special import stdtrit
+
+    mean, n = float(values.mean()), len(values)
+    reach = float(stdtrit(n - 1, 0.5 + 0.5 * level)) * values.std(ddof=1) / np.sqrt(n) if n > 1 else np.nan
+    return mean, mean - reach, mean + reach

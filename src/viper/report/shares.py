@@ -7,6 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+MOST_VALUES = 10  # different numbers that are groups of their own
+MOST_LEVELS = 20  # groups of a column of text
+
 
 def checked_predictions(label: Any, probability: Any) -> tuple[np.ndarray, np.ndarray]:
     label, probability = np.asarray(label), np.asarray(probability, dtype=float)
@@ -34,17 +37,6 @@ def share_interval(count: Any, rows: Any, level: float = 0.95) -> tuple[np.ndarr
     return np.where(count == 0, 0.0, low), np.where(count == rows, 1.0, high)
 
 
-class Groups(NamedTuple):
-    """Which group each row belongs to, and what the groups are called."""
-
-    place: np.ndarray  # row -> number of its group
-    names: list[str]
-
-    def sums(self, values: Any = None) -> np.ndarray:
-        """The sum of the values of each group; without values, its number of rows."""
-        return np.bincount(self.place, values, len(self.names))
-
-
 def equal_groups(values: Any, count: int) -> np.ndarray:
     """The number of each row's group, of `count` groups of equally many rows; equal values share a group.
 
@@ -53,3 +45,55 @@ def equal_groups(values: Any, count: int) -> np.ndarray:
     values = np.asarray(values, dtype=float)
     edges = np.quantile(values, np.linspace(0, 1, count + 1)[1:-1])
     return np.unique(np.searchsorted(edges, values), return_inverse=True)[1]
+
+
+class Groups(NamedTuple):
+    """Which group each row belongs to, and what the groups are called."""
+
+    place: np.ndarray  # row -> number of its group
+    names: list[str]
+
+
+def named_groups(column: Any, count: int = 5) -> Groups:
+    """Cut rows into groups by a column: its values, or `count` ranges of equally many rows if they are many numbers.
+
+    The levels of a category keep their order. The rarest of more than 20 levels are one group, and so are missing
+    values.
+    """
+    import pandas
+
+    column = pandas.Series(column).reset_index(drop=True)
+    known, kind = column.notna().to_numpy(), column.dtype.kind
+    ordered = kind in "iufM" and column.nunique() > max(MOST_VALUES, count)
+    place = np.full(len(column), -1)
+    if ordered:
+        values = column[known].astype("int64" if kind == "M" else float).to_numpy()
+        place[known] = equal_groups(values, count)
+        shown = column[known].dt.date if kind == "M" else column[known]
+        ends = shown.groupby(place[known]).agg(["min", "max"])
+        names = [f"{short_value(low)} to {short_value(high)}" for low, high in ends.itertuples(index=False)]
+    else:
+        place[known], levels = pandas.factorize(column[known], sort=True)
+        names = [short_value(level) for level in levels]
+        if len(names) > MOST_LEVELS:
+            place, names = with_rare_levels_joined(place, names)
+    if not known.all():
+        place[~known], names = len(names), [*names, "missing"]
+    return Groups(place, names)
+
+
+def with_rare_levels_joined(place: np.ndarray, names: list[str]) -> tuple[np.ndarray, list[str]]:
+    """Keep the most common levels, in their order, and make one group of the others."""
+    counts = np.bincount(place[place >= 0], minlength=len(names))
+    kept = np.sort(np.argsort(-counts, kind="stable")[: MOST_LEVELS - 1])
+    moved = np.full(len(names) + 1, len(kept))  # the last entry is for place -1
+    moved[kept], moved[-1] = np.arange(len(kept)), -1
+    return moved[place], [*(names[k] for k in kept), f"{len(names) - len(kept)} other levels"]
+
+
+def short_value(value: Any) -> str:
+    """A number with at most four digits, or all those before the point; anything else as it is."""
+    if isinstance(value, bool | np.bool_) or not isinstance(value, int | float | np.integer | np.floating):
+        return str(value)
+    x = float(value)
+    return f"{x:,.0f}" if x.is_integer() or abs(x) >= 1000 else f"{x:.4g}"
