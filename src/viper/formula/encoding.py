@@ -28,9 +28,8 @@ from viper.data.schema import (
     fields_of,
     one_of,
     or_none,
-    shown,
 )
-from viper.errors import FormulaError, RowError, StorageError, counted, listed
+from viper.errors import FormulaError, RowError, StorageError, counted, listed, shown
 from viper.formula.columns import as_frame, as_levels, as_numbers, level_codes, python_value, with_days
 from viper.formula.grammar import ParsedFormula, parse_formula
 from viper.formula.imputation import DRAWN_ENTRIES, DRAWS, CodedColumns, Imputation
@@ -496,7 +495,7 @@ def formula_errors() -> Iterator[None]:
 
     try:
         yield
-    except (FormulaicError, ValueError, TypeError, ArithmeticError, KeyError, IndexError) as error:
+    except (FormulaicError, ValueError, TypeError, ArithmeticError, LookupError, AttributeError) as error:
         reason = str(error.__cause__ or error).splitlines()[0][:200]
         raise FormulaError(f"the formula must have a value for every row; got: {reason}") from None
 
