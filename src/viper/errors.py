@@ -92,6 +92,10 @@ class ImportanceWarning(UserWarning):
     """The importance weights are too uneven for the corrected posterior to be trusted."""
 
 
+class LeftOutWarning(UserWarning):
+    """`.` in a formula does not stand for a column, because it is constant, dates or an identifier."""
+
+
 class CheckpointWarning(UserWarning):
     """A checkpoint could not be written; the fit continues without it."""
 
