@@ -364,7 +364,7 @@ def read_study(
     frame = model_columns(model, data, target)
     names = row_names(data, row_labels, rows)
     blank = data[target].isna().to_numpy()
-    filled = getattr(getattr(model, "formula_", None), "missing", None) == "mean"
+    filled = getattr(getattr(model, "formula_", None), "fills", False)
     partial = ~blank & (not filled) & frame.isna().any(axis=1).to_numpy()
     counts = {f"without {target}": int(blank.sum()), "with other values missing": int(partial.sum())}
     left_out = {reason: number for reason, number in counts.items() if number}

@@ -179,17 +179,17 @@ def filled_sentence(study: Study) -> str | None:
         return None
     encoding = study.model.formula_
     worst = sorted(study.filled.items(), key=lambda pair: -pair[1])
+    drawn = encoding.missing == "multiple"
+    values = {name: f"the mean, {readable_number(mean)}" for name, mean in encoding.means.items()}
+    values |= {name: f"“{level}”" for name, level in encoding.common.items()}
     parts = [
-        f"{percent(share)} of {name} with "
-        + (
-            f"the mean, {readable_number(encoding.means[name])}"
-            if name in encoding.means
-            else f"“{encoding.common[name]}”"
-        )
-        for name, share in worst[:MOST_FILLED]
+        f"{percent(share)} of {name}{'' if drawn else f' with {values[name]}'}" for name, share in worst[:MOST_FILLED]
     ]
     more = len(worst) - MOST_FILLED
     also = f", and some of {more} other column{'s' * (more > 1)}" if more > 0 else ""
+    if drawn:
+        where = f"{listed_in_words(parts)}{also}"
+        return f"Missing values were drawn from the other columns: {where}. All intervals allow for this."
     return f"Missing values were filled in: {listed_in_words(parts)}{also}. The intervals do not allow for this."
 
 
