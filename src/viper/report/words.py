@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import scipy.special
 
+from viper.formula.drift import ColumnDrift
 from viper.report.study import Study
 from viper.report.views import Effect, Outlyingness
 
@@ -166,18 +167,37 @@ def filled_sentence(study: Study) -> str | None:
         return None
     encoding = study.model.formula_
     worst = sorted(study.filled.items(), key=lambda pair: -pair[1])
+    with_values = encoding.missing == "mean" and len(worst) <= MOST_FILLED
     parts = [
-        f"{percent(share)} of {name} with "
-        + (
-            f"the mean, {readable_number(encoding.means[name])}"
-            if name in encoding.means
-            else f"“{encoding.common[name]}”"
-        )
+        f"{percent(share)} of {name}" + (f" with {filled_value(encoding, name)}" if with_values else "")
         for name, share in worst[:MOST_FILLED]
     ]
+    if with_values:
+        return f"Missing values were filled in: {listed_in_words(parts)}. The intervals do not allow for this."
     more = len(worst) - MOST_FILLED
-    also = f", and some of {more} other column{'s' * (more > 1)}" if more > 0 else ""
-    return f"Missing values were filled in: {listed_in_words(parts)}{also}. The intervals do not allow for this."
+    parts += [f"some of {more} other column{'s' * (more > 1)}"] if more > 0 else []
+    return f"Missing values, {listed_in_words(parts)}, were {encoding.missing_treatment}."
+
+
+def filled_value(encoding: Any, name: str) -> str:
+    """'the mean, 30.1', or the most common level."""
+    return (
+        f"the mean, {readable_number(encoding.means[name])}" if name in encoding.means else f"“{encoding.common[name]}”"
+    )
+
+
+def drift_in_words(found: ColumnDrift) -> str:
+    """What about a column differs from the rows of the fit."""
+    number, parts = found.shift is not None, []
+    if found.outside > 0.0:
+        where = "far outside the range of the fit" if number else "not among the levels of the fit"
+        parts.append(f"{percent(found.outside)} of its values are {where}")
+    if found.shift is not None and abs(found.shift) >= 0.1:
+        way = "higher" if found.shift > 0 else "lower"
+        parts.append(f"its mean is {readable_number(float(f'{abs(found.shift):.2g}'))} standard deviations {way}")
+    if abs(found.missing - found.missing_before) >= 0.02:
+        parts.append(f"{percent(found.missing)} of it is missing instead of {percent(found.missing_before)}")
+    return listed_in_words(parts) if parts else "its values are spread differently"
 
 
 def listed_in_words(parts: list[str]) -> str:
