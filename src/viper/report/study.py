@@ -377,7 +377,7 @@ def read_study(
     names = row_names(data, row_labels, rows)
     reasons = left_out_reasons(model, data, frame, target)
     kept = np.array([reason is None for reason in reasons], dtype=bool)
-    left_out = dict(Counter(reason for reason in reasons if reason is not None))
+    left_out = dict(Counter(reason for reason in reasons if reason is not None).most_common())
     if not kept.any():
         raise ValueError(f"data must have rows without missing values; got none ({left_out or 'it is empty'}).")
     _, label = read_labels(data[target].to_numpy()[kept], int(kept.sum()), model.classes_)

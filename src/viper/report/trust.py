@@ -73,7 +73,7 @@ def prediction_verdict(study: Study) -> Verdict:
 
 
 def drift_remark(study: Study) -> str:
-    """The columns in which these rows differ from those of the fit, as a sentence to append; empty if there are none."""
+    """A sentence to append about the columns in which these rows differ from those of the fit, if there are any."""
     found = study.drifted
     if not found:
         return ""

@@ -155,6 +155,9 @@ def precision_sentence(study: Study) -> str:
 
 def width_sentence(study: Study) -> str:
     half, tenth = np.quantile(study.predictions.width, [0.5, 0.9])
+    if 100.0 * tenth < LEAST_PERCENT:
+        return f"Nine in ten {study.level_name} intervals are narrower than {points(LEAST_PERCENT / 100)}."
+    half = max(half, LEAST_PERCENT / 100)
     return (
         f"Half of the {study.level_name} intervals are narrower than {points(half)}; one in ten is wider than "
         f"{points(tenth)}."
