@@ -511,6 +511,21 @@ def test_nothing_missing():
     assert missing_values(HOLES[["x1"]]).patterns["rows"].tolist() == [600]
 
 
+def test_the_page_says_what_was_done(tmp_path):
+    for rule, words in {
+        "multiple": ("drawn 20 times, given all other columns. All intervals allow for this.", "of the uncertainty"),
+        "indicator": ("filled in, and marked by columns and levels of their own.", "a little too narrow"),
+    }.items():
+        viper.report.write(fitted(rule), HOLES, "y", tmp_path / f"{rule}.html")
+        page = (tmp_path / f"{rule}.html").read_text(encoding="utf-8")
+        assert "What was missing" in page
+        assert all(one in page for one in words)
+        assert ">219 (36\u202f%)<" in page or ">219 (37\u202f%)<" in page
+    complete = VariationalLogisticRegression.from_formula("y ~ x1", HOLES, missing="multiple")
+    viper.report.write(complete, HOLES, "y", tmp_path / "complete.html")
+    assert "What was missing" not in (tmp_path / "complete.html").read_text(encoding="utf-8")
+
+
 # --- the command line ---
 
 

@@ -28,9 +28,8 @@ from viper.data.schema import (
     fields_of,
     one_of,
     or_none,
-    shown,
 )
-from viper.errors import FormulaError, RowError, StorageError, counted, listed
+from viper.errors import FormulaError, RowError, StorageError, counted, listed, shown
 from viper.formula.columns import as_frame, as_levels, as_numbers, level_codes, python_value
 from viper.formula.grammar import ParsedFormula, parse_formula
 from viper.formula.imputation import DRAWN_ENTRIES, DRAWS, CodedColumns, Imputation
@@ -439,8 +438,8 @@ def evaluate_terms(
 
     if not len(frame):  # formulaic needs a row to determine the names
         return {name: column[:0] for name, column in evaluate_terms(rest, placeholder_row(frame), state).items()}
-    spec = ModelSpec(formula=Formula(rest), transform_state=state, na_action="ignore", output="pandas")
     with formula_errors(), np.errstate(all="ignore"):
+        spec = ModelSpec(formula=Formula(rest), transform_state=state, na_action="ignore", output="pandas")
         matrix = spec.get_model_matrix(frame.reset_index(drop=True), context=formula_functions(clamp))
     state.update(matrix.model_spec.transform_state)
     return {str(name): matrix[name].to_numpy(dtype=float) for name in matrix if name != "Intercept"}
@@ -463,7 +462,7 @@ def formula_errors() -> Iterator[None]:
 
     try:
         yield
-    except (FormulaicError, ValueError, TypeError, ArithmeticError, KeyError, IndexError) as error:
+    except (FormulaicError, ValueError, TypeError, ArithmeticError, LookupError, AttributeError) as error:
         reason = str(error.__cause__ or error).splitlines()[0][:200]
         raise FormulaError(f"the formula must have a value for every row; got: {reason}") from None
 
