@@ -241,7 +241,7 @@ def test_missing_values_by_each_rule(run):
 
 def test_predictions_are_the_models(run, monkeypatch):
     fitted(run, "-t", "died", "-o", "m.viper", "--cv", "0")
-    monkeypatch.setattr("viper.cli.predict.PART_ROWS", 40)
+    monkeypatch.setattr("viper.cli.commands.predict.PART_ROWS", 40)
     code, out, err = run("predict", "m.viper", "data.csv", "--interval", "0.8", "--keep", "age")
     assert code == 0, err
     table = pd.read_csv(io.StringIO(out))
@@ -462,7 +462,7 @@ def test_the_page_shows_what_the_commands_print(run):
 
 
 @pytest.mark.parametrize(
-    "command", ["fit", "predict", "evaluate", "summary", "compare", "bound", "report", "demo", "reproduce"]
+    "command", ["fit", "predict", "evaluate", "summary", "effects", "compare", "bound", "report", "demo", "reproduce"]
 )
 def test_every_command_has_help_with_an_example(run, command):
     code, out, _ = run(command, "--help")

@@ -93,7 +93,7 @@ def evaluate_model(
         raise typer.BadParameter("--threshold cannot be given with costs or a budget, which choose the threshold")
     fitted, table = options.open_model_and_rows(model, data, reading)
 
-    from viper.cli.predict import prediction_frame
+    from viper.cli.commands.predict import prediction_frame
     from viper.cli.preparing import check_option_column, labelled_rows
     from viper.report.metrics import calibration, judge_calibration, scores
 
