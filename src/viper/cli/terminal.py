@@ -136,6 +136,21 @@ def short_number(value: float | None, digits: int = 3) -> str:
     return f"{value:,.{digits}f}"
 
 
+def significant_number(value: float | None, digits: int = 3) -> str:
+    """Return a number with that many significant digits, in scientific notation only if it is huge or below 1e-6."""
+    if not value or not math.isfinite(value) or not 1e-6 <= abs(value) < 10**6:
+        return "0" if value == 0 else short_number(value)
+    return f"{value:,.{max(digits - 1 - math.floor(math.log10(abs(value))), 0)}f}"
+
+
+def share_text(share: float) -> str:
+    """Return a share with three decimals, or as many as show two digits of it and of what it lacks to one."""
+    rest = min(share, 1.0 - share)
+    if rest <= 0.0:
+        return f"{share:.0f}"
+    return f"{share:.{min(max(3, 1 - math.floor(math.log10(rest))), 8)}f}"
+
+
 def fixed_number(value: float, digits: int) -> str:
     """Return a number with that many decimals, even if they are all zero."""
     return f"{value:,.{digits}f}" if abs(value) < 10**6 else short_number(value, digits)
