@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from viper.cli import options
-from viper.cli.terminal import note, print_json
+from viper.cli.terminal import note, print_json, print_table, say
 
 if TYPE_CHECKING:
     import pandas
 
     from viper.formula.drift import ColumnDrift
+    from viper.models.prediction import TablePredictions
 
 PART_ROWS = 50_000  # rows read, predicted and written at a time
-MOST_MOVED = 6  # columns listed as distributed differently
+MOST_MOVED = 6  # columns that a note lists as distributed differently
+MOST_DRIFTS_SHOWN = 20  # in a table
 
 Counts = dict[str, dict[str, int]]
 
@@ -118,9 +120,7 @@ class PredictedParts:
 
     def _predict(self, frame: "pandas.DataFrame") -> "pandas.DataFrame":
         """Predict one part, and count."""
-        from viper.models.prediction import predict_each_row
-
-        found = predict_each_row(self.model, frame, self.level)
+        found = table_predictions(self.model, frame, self.level)
         add_counts(self.counts, found.counts())
         if self.drift is not None:
             self.drift.add(frame)
@@ -162,8 +162,8 @@ def note_counts(counts: Counts, empty: int, rows: int) -> None:
 
     if empty:
         why = [f"{FATAL[kind]} ({counted(counts[kind])})" for kind in FATAL if kind in counts]
-        has = "row has" if empty == 1 else "rows have"
-        note(f"{empty:,} of {rows:,} {has} no prediction, because values are {'; '.join(why)}.")
+        has = "has" if empty == 1 else "have"
+        note(f"{empty:,} of {rows:,} rows {has} no prediction, because values are {'; '.join(why)}.")
     for kind, words in NOTED.items():
         if kind in counts and kind != "far":
             note(f"values {words}: {counted(counts[kind])}.")
@@ -182,7 +182,7 @@ def note_drift(drifts: "list[ColumnDrift]") -> None:
 def drift_words(drift: "ColumnDrift") -> str:
     """Say in which way a column differs most: missing values, values outside, its mean, or its shares."""
     if drift.missing - drift.missing_before > 0.05:
-        return f"{drift.missing:.0%} missing, {drift.missing_before:.0%} there"
+        return f"{drift.missing:.0%} missing, {drift.missing_before:.0%} in the training data"
     if drift.outside > 0.05:
         return (
             f"{drift.outside:.0%} outside its range" if drift.shift is not None else f"{drift.outside:.0%} new levels"
@@ -192,12 +192,35 @@ def drift_words(drift: "ColumnDrift") -> str:
     return f"stability index {drift.psi:.2f}"
 
 
-def prediction_frame(model: Any, frame: "pandas.DataFrame", level: float) -> "pandas.DataFrame":
+def drift_of(model: Any, frame: "pandas.DataFrame") -> "list[ColumnDrift]":
+    """Compare the rows with the training data; nothing if the model has no record of these."""
+    from viper.formula.drift import column_drift
+
+    return column_drift(model.formula_, frame) if hasattr(model, "formula_") else []
+
+
+def print_drift(drifts: "list[ColumnDrift]") -> None:
+    """Print the columns that are distributed differently from the training data, or that there are none."""
+    moved = [one for one in drifts if one.moved]
+    if not drifts:
+        return
+    if not moved:
+        columns = "The column is" if len(drifts) == 1 else f"All {len(drifts)} columns are"
+        say(f"[bold]Drift[/]: {columns} distributed as in the training data.")
+        return
+    say(f"[bold]Drift[/]: {len(moved)} of {len(drifts)} columns are distributed differently from the training data")
+    rows = [[one.column, drift_words(one), f"{one.psi:.2f}", one.verdict] for one in moved[:MOST_DRIFTS_SHOWN]]
+    print_table(["column", "here", "stability index", "change"], rows, left=2)
+    if len(moved) > MOST_DRIFTS_SHOWN:
+        say(f"  [dim]{len(moved) - MOST_DRIFTS_SHOWN} more, less different; --json lists all.[/]")
+
+
+def table_predictions(model: Any, frame: "pandas.DataFrame", level: float) -> "TablePredictions":
     """Predict every row that can be predicted; the others have only a note."""
     from viper.cli.preparing import input_columns
     from viper.models.prediction import predict_each_row
 
-    return predict_each_row(model, frame[input_columns(model)], level).table
+    return predict_each_row(model, frame[input_columns(model)], level)
 
 
 def note_what_was_written(parts: PredictedParts, out: Path, to_screen: bool, as_json: bool) -> None:
