@@ -23,6 +23,7 @@ import viper
 from viper import report
 from viper.cli import scoring
 from viper.errors import StorageError
+from viper.formula.learn import learn_formula
 from viper.models.prediction import Predictions
 from viper.report import charts, trust, views, words
 from viper.report.page import render
@@ -101,7 +102,7 @@ def page(study):
 
 def test_every_section_is_there(page):
     sections = {e["@id"] for e in page.all("section")}
-    assert sections == {"summary", "performance", "coefficients", "effects", "certainty", "trust", "card"}
+    assert sections == {"summary", "performance", "average", "coefficients", "effects", "certainty", "trust", "card"}
 
 
 def test_scores_are_those_of_scikit_learn(page, model, data):
@@ -311,7 +312,7 @@ def test_the_headline_is_the_worst_of_three_answers(study):
         assert found.kind == worst
         assert found.word == trust.HEADLINES[worst]
         if worst != "good":
-            assert found.text == f"why {list(answers)[kinds.index(worst)]}"
+            assert found.text.endswith(f"why {list(answers)[kinds.index(worst)]}")
 
 
 def test_a_column_in_other_units_changes_the_headline(remembering):
@@ -350,7 +351,7 @@ def test_the_page_of_training_rows_shows_the_cross_validated_scores(data, tmp_pa
     model = viper.VariationalLogisticRegression.from_formula("ill ~ .", data[[*INPUTS, "ill"]], random_state=0)
     without = read_study(model, data, "ill")
     assert trust.prediction_verdict(without).word == "Not tested"
-    found = scoring.held_out_scores(model, model.formula_.encode(data), data["ill"].to_numpy(), 5, None, 1, 0.95, True)
+    found = scoring.held_out_scores(model, learn_formula("ill ~ .", data[[*INPUTS, "ill"]]), 5, None, 1, 0.95, True)
     model.formula_.record["scores"] = found
     model.save(tmp_path / "model.viper")
     study = read_study(viper.load(tmp_path / "model.viper"), data, "ill")
@@ -485,12 +486,30 @@ def test_a_curve_that_turns_is_not_described_by_its_ends():
     p = 0.05 + 0.9 * np.exp(-((x - 2) ** 2))
     seen = Predictions(scipy.special.logit(p), np.full(41, 0.1), p, np.full(41, 0.01), p - 0.01, p + 0.01)
     text = words.effect_sentence(views.Effect("x", x, True, seen)).replace(words.THIN, " ")
-    assert (
-        text
-        == "The probability starts with 6.6 % at 0, passes through the highest, 95 % at 2, and ends with 6.6 % at 4."
-    )
+    assert text == "The probability rises from 6.6 % at 0 to 95 % at 2, then falls to 6.6 % at 4."
     rising = seen._replace(probability=np.sort(p))
     assert words.effect_sentence(views.Effect("x", x, True, rising)).startswith("The probability rises from ")
+    wave = seen._replace(probability=0.5 + 0.4 * np.sin(4 * x))
+    text = words.effect_sentence(views.Effect("x", x, True, wave))
+    assert text.startswith("The probability rises and falls several times: it is highest, 90")
+    flat = seen._replace(probability=np.full(41, 0.3) + 1e-6 * np.sin(x))
+    text = words.effect_sentence(views.Effect("x", x, True, flat)).replace(words.THIN, " ")
+    assert text == "The probability hardly changes: it is 30 % everywhere."
+
+
+@pytest.mark.parametrize(
+    ("curve", "expected"),
+    [
+        ([0.0, 0.5, 1.0], [0, 2]),
+        ([1.0, 0.5, 0.51, 0.0], [0, 3]),  # a wiggle
+        ([0.01, 1.0, 1.0, 0.52], [0, 2, 3]),
+        ([0.5, 0.49, 1.0, 0.0, 0.3], [0, 2, 3, 4]),
+        ([0.3, 0.3], [0, 1]),
+        ([0.3], [0]),
+    ],
+)
+def test_turning_points_leave_out_wiggles(curve, expected):
+    assert views.turning_points(np.array(curve)) == expected
 
 
 @pytest.mark.parametrize(("theta", "tau"), [(0.3, 0.7), (-4.0, 1.0), (0.0, 12.0), (2.0, 1e-6)])

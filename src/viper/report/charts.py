@@ -1,6 +1,7 @@
 """The charts of the report: each function turns numbers of a study into SVG."""
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -8,7 +9,7 @@ import scipy.special
 
 from viper.report.study import Coefficient, Study
 from viper.report.svg import ODDS_TICKS, Chart, Scale, element, image, path_data, text_mark, title_element
-from viper.report.views import Effect, Trace, spaced_indices
+from viper.report.views import AverageEffect, Effect, Trace, spaced_indices
 from viper.report.words import (
     THIN,
     about,
@@ -17,8 +18,10 @@ from viper.report.words import (
     factor,
     percent,
     percent_range,
+    point_digits,
     points,
     readable_number,
+    signed_points,
 )
 
 PERCENTS = [(k / 4, f"{25 * k}{THIN}%") for k in range(5)]
@@ -62,7 +65,8 @@ class ProbabilityAxis(NamedTuple):
         """A sentence for the caption if the axis is not the usual one."""
         if self.kind == "log-odds":
             which = "small" if self.low < 1.0 - self.high else "large"
-            return f" The scale is stretched so that {which} probabilities can be told apart."
+            stretched = f"The scale is stretched so that {which} probabilities can be told apart"
+            return f" {stretched}; what lies beyond is drawn at its ends."
         if self.full:
             return ""
         return f" The scale ends at {percent(self.high)}." if self.low == 0.0 else f" It starts at {percent(self.low)}."
@@ -71,7 +75,7 @@ class ProbabilityAxis(NamedTuple):
 def probability_axis(values: Any, extent: Any = ()) -> ProbabilityAxis:
     """The axis for `values` on which `extent`, such as ends of intervals, can be drawn too.
 
-    On a scale of log-odds, the outermost two in a hundred may lie beyond its ends.
+    On a scale of log-odds, a few of the outermost may lie beyond its ends.
     """
     values = np.asarray(values, dtype=float)
     every = np.concatenate([values, np.asarray(extent, dtype=float).ravel()])
@@ -82,13 +86,24 @@ def probability_axis(values: Any, extent: Any = ()) -> ProbabilityAxis:
         low = 1.0 - round_end(1.0 - every.min())
     tenth, half, most = np.quantile(values, [0.1, 0.5, 0.9])
     if most < 0.5 and half - low < CROWDED * (high - low):
-        least, largest = max(np.quantile(values, 0.02) / 1.5, LEAST_SHOWN), np.quantile(every, 0.98)
+        least, largest = odds_ends(values, every)
     elif tenth > 0.5 and high - half < CROWDED * (high - low):
-        least, largest = np.quantile(every, 0.02), 1.0 - max((1.0 - np.quantile(values, 0.98)) / 1.5, LEAST_SHOWN)
+        largest, least = (1.0 - end for end in odds_ends(1.0 - values, 1.0 - every))
     else:
         return ProbabilityAxis(low, high, "linear")
     stretched = ProbabilityAxis(odds_end(least), 1.0 - odds_end(1.0 - largest), "log-odds")
     return stretched if len(stretched.ticks) > 2 else ProbabilityAxis(low, high, "linear")
+
+
+def odds_ends(values: np.ndarray, every: np.ndarray) -> tuple[float, float]:
+    """Between which small probabilities a scale of log-odds is drawn.
+
+    It reaches to the largest value, unless the last two in a hundred would take a third of it by themselves.
+    """
+    least, largest = max(float(np.quantile(values, 0.02)) / 1.5, LEAST_SHOWN), float(np.quantile(every, 0.98))
+    far = max(float(values.max()), largest)
+    f_least, f_largest, f_far = scipy.special.logit(np.clip([least, largest, far], 1e-9, 1.0 - 1e-9))
+    return least, far if f_far - f_largest < 0.5 * (f_largest - f_least) else largest
 
 
 def round_end(top: float) -> float:
@@ -182,7 +197,7 @@ class Forest:
 
     width, height = 300, 26
 
-    def __init__(self, coefficients: list[Coefficient]) -> None:
+    def __init__(self, coefficients: Sequence[Coefficient | AverageEffect]) -> None:
         low = min(0.0, *(c.lower for c in coefficients))
         high = max(0.0, *(c.upper for c in coefficients))
         pad = 0.04 * (high - low) or 0.1
@@ -202,7 +217,7 @@ class Forest:
         )
         return image(marks, self.width, self.height, "Scale: the factor by which the odds are multiplied", "forest")
 
-    def line(self, c: Coefficient) -> str:
+    def line(self, c: Coefficient | AverageEffect) -> str:
         middle = 0.5 * self.height
         tone = "" if c.clear else " unclear"
         low, mean, high = (float(x) for x in self.scale(np.array([c.lower, c.mean, c.upper])))
@@ -212,8 +227,24 @@ class Forest:
             + element("line", x1=low, x2=high, y1=middle, y2=middle, class_="interval" + tone)
             + element("circle", cx=mean, cy=middle, r=4.5, class_="dot" + tone)
         )
-        label = f"{c.name}: odds times {factor(math.exp(c.mean))}"
-        return image(marks, self.width, self.height, label, "forest")
+        return image(marks, self.width, self.height, self.label(c), "forest")
+
+    def label(self, c: Any) -> str:
+        return f"{c.name}: odds times {factor(math.exp(c.mean))}"
+
+
+class PointsForest(Forest):
+    """The same for changes of an average probability, in percentage points."""
+
+    def axis(self) -> str:
+        marks = "".join(
+            text_mark(readable_number(100.0 * t), float(self.scale(t)), 17.0, "tick", text_anchor="middle")
+            for t in self.scale.ticks(4)
+        )
+        return image(marks, self.width, self.height, "Scale: the change in percentage points", "forest")
+
+    def label(self, c: Any) -> str:
+        return f"{c.name}, {c.change}: {signed_points(c.mean, point_digits(c.upper - c.lower))} percentage points"
 
 
 def relevance_bar(share: float, label: str) -> str:
@@ -256,14 +287,14 @@ def effect_chart(study: Study, e: Effect, axis: ProbabilityAxis) -> str:
 def width_histogram(study: Study) -> str:
     width = study.predictions.width
     reach = round_end(min(float(width.max()), 1.5 * float(np.quantile(width, 0.99))))
-    beyond = "; the last bar holds all wider ones" if width.max() > reach else ""
+    beyond = " (last bar: all wider ones)" if width.max() > reach else ""
     count, edges = np.histogram(np.minimum(width, reach), bins=20, range=(0.0, reach))
     share = count / count.sum()
     top = 1.08 * share.max()
     chart = Chart((0.0, reach), (0.0, top), width=560, height=250)
     chart.y_axis("share of rows", [(t, f"{100 * t:.3g}{THIN}%") for t in chart.y.ticks(4)])
     ticks = [(t, f"{100 * t:.6g}") for t in chart.x.ticks(5)]
-    chart.x_axis(f"width of the interval, in percentage points{beyond}", ticks)
+    chart.x_axis(f"width in percentage points{beyond}", ticks)
     for n, s, left, right in zip(count, share, edges[:-1], edges[1:], strict=True):
         ends = f"{100 * left:.3g} to {100 * right:.3g} points"
         if beyond and right == edges[-1]:

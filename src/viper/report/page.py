@@ -11,7 +11,9 @@ from string import Template
 
 from viper.data.model_file import viper_version
 from viper.report import sections
+from viper.report.average_section import average_section
 from viper.report.card import card_section
+from viper.report.missing import missing_section
 from viper.report.row_section import RowSection
 from viper.report.study import Study
 from viper.report.svg import element
@@ -22,10 +24,12 @@ def render(study: Study) -> str:
     parts = [
         sections.summary_section(study),
         sections.performance_section(study),
+        average_section(study),
         sections.drivers_section(study),
         sections.effects_section(study),
         sections.certainty_section(study, rows),
         sections.map_section(study),
+        missing_section(study),
         sections.trust_section(study),
         card_section(study),
     ]

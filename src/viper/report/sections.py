@@ -156,15 +156,9 @@ def drivers_section(study: Study) -> str:
         "line of no change are grey, because their direction is uncertain."
     )
     more = f"These are the {len(shown)} surest of {len(found):,} coefficients." if len(found) > len(shown) else None
-    together = (
-        "Columns joined by × act together. Each of them by itself then tells the effect only where the others are zero "
-        "or at their first level. What a column does in all is shown below, one column at a time."
-        if study.interacts
-        else None
-    )
     listing = data_table("Coefficients with credible intervals", head, rows, "sortable coefficients")
-    notes = paragraph(together, "note") + paragraph(more, "note")
-    return section("coefficients", "What drives the probability", paragraph(text), listing, notes)
+    caution = paragraph(words.entangled_sentence(study.entangled), "note")
+    return section("coefficients", "The coefficients", paragraph(text), caution, listing, paragraph(more, "note"))
 
 
 def relevance_section(study: Study) -> str:
@@ -175,7 +169,7 @@ def relevance_section(study: Study) -> str:
     shown = found[:MOST_COEFFICIENTS]
     top = float(shown["relevance"].iloc[0]) or 1.0
     other = next(name for name in ("lengthscale", "prior_sd") if name in frame)
-    head = [sort_heading("Column"), column_heading("Relevance", "wide"), sort_heading("Relevance", "number")]
+    head = [sort_heading("Column"), column_heading(" ", "wide"), sort_heading("Relevance", "number")]
     head.append(sort_heading(other.replace("_", " ").capitalize(), "number"))
     rows = []
     for name, strength, own in zip(shown.index, shown["relevance"], shown[other], strict=True):

@@ -41,6 +41,8 @@ def overall_verdict(study: Study) -> Verdict:
     worst = answers[question]
     if worst.kind == "good":
         text = "It beats the average, its posterior is close to the exact one, and its arithmetic is certified."
+    elif answers["Does it predict?"].kind == "good":
+        text = f"It beats the average. But one thing is in doubt. {worst.text}"
     else:
         text = worst.text
     return Verdict(worst.kind, HEADLINES[worst.kind], text)

@@ -8,7 +8,16 @@ from rich.markup import escape
 from rich.text import Text
 
 from viper.cli import options
-from viper.cli.terminal import note, note_if_slow, print_json, print_table, say, share_text, significant_number
+from viper.cli.terminal import (
+    note,
+    note_if_slow,
+    plus_minus,
+    print_json,
+    print_table,
+    say,
+    share_text,
+    significant_number,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -84,7 +93,7 @@ def evaluate_model(
         raise typer.BadParameter("--threshold cannot be given with costs or a budget, which choose the threshold")
     fitted, table = options.open_model_and_rows(model, data, reading)
 
-    from viper.cli.predict import drift_of, note_counts, print_drift, table_predictions
+    from viper.cli.commands.predict import drift_of, note_counts, print_drift, table_predictions
     from viper.cli.preparing import check_option_column, labelled_rows
     from viper.report.metrics import calibration, judge_calibration, scores
 
@@ -284,8 +293,8 @@ def print_calibration(document: dict[str, Any]) -> None:
     say(f"  {mark} {escape(verdict['sentence'])}")
     say(f"    [dim]miscalibration costs {share_range(verdict)} of the log score of the base rate[/]")
     if verdict["slope"] is not None and verdict["shift"] is not None:
-        slope = f"slope of the log-odds {verdict['slope']:.2f} ± {verdict['slope_error']:.2f} (1 is right)"
-        say(f"    [dim]{slope}, shift {verdict['shift']:.2f} ± {verdict['shift_error']:.2f} (0 is right)[/]")
+        slope = f"slope of the log-odds {plus_minus(verdict['slope'], verdict['slope_error'])} (1 is right)"
+        say(f"    [dim]{slope}, shift {plus_minus(verdict['shift'], verdict['shift_error'])} (0 is right)[/]")
     say()
 
 
