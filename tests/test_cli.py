@@ -465,7 +465,7 @@ def test_the_page_shows_what_the_commands_print(run):
 
 
 @pytest.mark.parametrize(
-    "command", ["fit", "predict", "evaluate", "summary", "compare", "bound", "report", "demo", "reproduce"]
+    "command", ["fit", "predict", "evaluate", "summary", "effects", "compare", "bound", "report", "demo", "reproduce"]
 )
 def test_every_command_has_help_with_an_example(run, command):
     code, out, _ = run(command, "--help")
