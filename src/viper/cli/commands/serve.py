@@ -163,12 +163,10 @@ async def read_body(request: "Request", limits: Limits) -> bytes:
 
 def answer_rows(model: Any, columns: "ServedColumns", body: bytes, limits: Limits) -> dict[str, Any]:
     """Predict the rows of a request."""
-    from viper.cli.commands.predict import prediction_frame
-
     rows, level = parse_request(body, limits)
     frame = columns.frame(rows)
     try:
-        table = prediction_frame(model, frame, level)
+        table = model.predict_table(frame, level)
     except ValueError as error:
         raise refusal(422, " ".join(str(error).split())) from None
     unknown = sorted({name for row in rows for name in row} - {*columns.kinds, columns.target})
@@ -256,7 +254,7 @@ def openapi_document(columns: ServedColumns, limits: Limits) -> dict[str, Any]:
     """Return the service in the terms of OpenAPI 3.1."""
     types = {"number": "number", "text": "string", "boolean": "boolean"}
     cell = {name: {"type": [types[kind], "null"]} for name, kind in columns.kinds.items()}
-    numbers = {name: {"type": ["number", "null"]} for name in ("probability", "sd", "lower", "upper")}
+    numbers = {name: {"type": ["number", "null"]} for name in ("probability", "sd", "lower", "upper", "distance")}
     row = {"type": "object", "properties": cell, "required": list(cell)}
     request = {
         "type": "object",
