@@ -2,11 +2,13 @@
 
 import json
 import re
+import shlex
 
 import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse
+from pages import ROOT, blocks_of, difference
 from scipy.special import expit, ndtr
 
 import viper
@@ -452,6 +454,19 @@ def test_command_writes_one_tidy_table(run, folder):
     assert list(written)[:3] == ["effect", "variable", "contrast"]
     code, _, err = run("--out", "effects.csv")
     assert (code, "--force" in err) == (4, True)
+
+
+def test_page_shows_what_the_commands_print(capsys, monkeypatch, tmp_path):
+    page = (ROOT / "docs" / "effects.md").read_text(encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("viper.cli.catch_signals", lambda: None)
+    exec(blocks_of(page)[0].source, {})
+    session = re.findall(r"^```\n(viper .*?)^```\n\n```text\n(.*?)^```$", page, flags=re.MULTILINE | re.DOTALL)
+    assert len(session) == 2
+    for command, shown in session:
+        with pytest.raises(SystemExit):
+            main(shlex.split(command)[1:])
+        assert difference(shown, capsys.readouterr().out) is None
 
 
 @pytest.mark.parametrize(

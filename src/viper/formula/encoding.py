@@ -30,7 +30,7 @@ from viper.data.schema import (
     or_none,
 )
 from viper.errors import FormulaError, RowError, StorageError, counted, listed, shown
-from viper.formula.columns import as_frame, as_levels, as_numbers, level_codes, python_value
+from viper.formula.columns import as_frame, as_levels, as_numbers, level_codes, python_value, with_days
 from viper.formula.grammar import ParsedFormula, parse_formula
 from viper.formula.imputation import DRAWN_ENTRIES, DRAWS, CodedColumns, Imputation
 from viper.formula.training import TrainingData, check_training_data
@@ -271,6 +271,9 @@ class Encoding:
     def _unit(self, name: str, centre: float, scale: float) -> str:
         if (centre, scale) != (0.0, 1.0):
             return f"sd, {scale:.3g}"
+        for function, levels in (("month", MONTHS), ("weekday", WEEKDAYS)):
+            if re.fullmatch(rf"{function}\([^()]+\)\[T\.\w+\]", name):
+                return f"vs {levels[0]}"
         level = re.fullmatch(r"(?:C\()?(.+?)\)?\[T\.(.*)\]", name)
         if level and level[1] in self.levels and ":" not in name:
             return f"vs {self.levels[level[1]][0]}"
@@ -293,7 +296,7 @@ class Encoding:
                 f"the data must have the columns of the fit; got none named {listed(absent)}. "
                 f"It has {listed(frame.columns)}."
             )
-        return frame[self.inputs]
+        return with_days(frame[self.inputs], self._parsed.dates)
 
     def _known(self, frame: "pandas.DataFrame") -> "pandas.DataFrame":
         """Apply the rule for levels that were not in the training data, unless it is an error."""
@@ -360,7 +363,7 @@ class Encoding:
 
     def _name(self, ours: str) -> str:
         """Replace internal variables in a column's name by the names in the data."""
-        return re.sub(r"\b[nc](\d+)_", lambda found: self.columns[int(found[1])], ours)
+        return re.sub(r"\b[ncd](\d+)_", lambda found: self.columns[int(found[1])], ours)
 
     def to_state(self) -> dict[str, Any]:
         """Return everything as JSON."""
@@ -424,7 +427,37 @@ def formula_functions(clamp: bool) -> dict[str, Any]:
     def bs(x: Any, df: int | None = None, degree: int = 3, _state: Any = None) -> Any:
         return TRANSFORMS["bs"](x, df=df, degree=degree, extrapolation="clip" if clamp else "na", _state=_state)
 
-    return {"log1p": np.log1p, "sqrt": np.sqrt, "abs": np.abs, "bs": stateful_transform(bs)}
+    of_numbers = {"log1p": np.log1p, "sqrt": np.sqrt, "abs": np.abs, "bs": stateful_transform(bs)}
+    return of_numbers | {"days": np.asarray, "year": year_of, "month": month_of, "weekday": weekday_of}
+
+
+MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+WEEKDAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+
+
+def calendar_days(days: Any) -> np.ndarray:
+    """Return the dates that lie so many days after 1970-01-01; the time of day is left out."""
+    return np.floor(np.asarray(days, dtype=np.float64)).astype("datetime64[D]")
+
+
+def year_of(days: Any) -> np.ndarray:
+    return calendar_days(days).astype("datetime64[Y]").astype(float) + 1970.0
+
+
+def month_of(days: Any) -> "pandas.Series[Any]":
+    """Return the month as a category of twelve levels, whichever are there."""
+    return as_category(calendar_days(days).astype("datetime64[M]").astype(np.int64) % 12, MONTHS)
+
+
+def weekday_of(days: Any) -> "pandas.Series[Any]":
+    """Return the day of the week as a category of seven levels; 1970-01-01 was a Thursday."""
+    return as_category((calendar_days(days).astype(np.int64) + 3) % 7, WEEKDAYS)
+
+
+def as_category(codes: np.ndarray, levels: tuple[str, ...]) -> "pandas.Series[Any]":
+    import pandas
+
+    return pandas.Series(pandas.Categorical.from_codes(codes, categories=list(levels)))
 
 
 def evaluate_terms(
