@@ -264,5 +264,5 @@ def print_loo(results: list[dict[str, Any]]) -> None:
         say(f"  {said}")
     if any(row["doubtful_rows"] for row in results):
         say(
-            "  [dim]Doubtful rows change the fit too much for leave-one-out by weights; prefer the cross-validation.[/]"
+            "  [dim]Doubtful rows change the fit too much for weights; prefer the cross-validation.[/]"
         )
