@@ -314,7 +314,9 @@ def test_all_columns_by_default(model, patients):
 def test_result_says_how_it_was_made(model, patients):
     found = model.contrast(patients, "sex", level=0.9)
     assert found.attrs == {"level": 0.9, "measure": "difference", "rows": 300, "draws": 10_000}
-    assert list(found) == ["variable", "contrast", "estimate", "sd", "lower", "upper", "p_direction"]
+    numbers = ["before", "after", "estimate", "sd", "lower", "upper", "p_direction"]
+    assert list(found) == ["variable", "contrast", *numbers]
+    assert found.loc[0, "after"] - found.loc[0, "before"] == pytest.approx(found.loc[0, "estimate"], rel=1e-12)
     pd.testing.assert_frame_equal(found, model.contrast(patients, "sex", level=0.9))  # the seed is fixed
     narrow, wide = found.loc[0], model.contrast(patients, "sex").loc[0]
     assert wide["lower"] < narrow["lower"] < narrow["estimate"] < narrow["upper"] < wide["upper"]

@@ -102,7 +102,7 @@ def page(study):
 
 def test_every_section_is_there(page):
     sections = {e["@id"] for e in page.all("section")}
-    assert sections == {"summary", "performance", "coefficients", "effects", "certainty", "trust", "card"}
+    assert sections == {"summary", "performance", "average", "coefficients", "effects", "certainty", "trust", "card"}
 
 
 def test_scores_are_those_of_scikit_learn(page, model, data):
@@ -486,12 +486,30 @@ def test_a_curve_that_turns_is_not_described_by_its_ends():
     p = 0.05 + 0.9 * np.exp(-((x - 2) ** 2))
     seen = Predictions(scipy.special.logit(p), np.full(41, 0.1), p, np.full(41, 0.01), p - 0.01, p + 0.01)
     text = words.effect_sentence(views.Effect("x", x, True, seen)).replace(words.THIN, " ")
-    assert (
-        text
-        == "The probability starts with 6.6 % at 0, passes through the highest, 95 % at 2, and ends with 6.6 % at 4."
-    )
+    assert text == "The probability rises from 6.6 % at 0 to 95 % at 2, then falls to 6.6 % at 4."
     rising = seen._replace(probability=np.sort(p))
     assert words.effect_sentence(views.Effect("x", x, True, rising)).startswith("The probability rises from ")
+    wave = seen._replace(probability=0.5 + 0.4 * np.sin(4 * x))
+    text = words.effect_sentence(views.Effect("x", x, True, wave))
+    assert text.startswith("The probability rises and falls several times: it is highest, 90")
+    flat = seen._replace(probability=np.full(41, 0.3) + 1e-6 * np.sin(x))
+    text = words.effect_sentence(views.Effect("x", x, True, flat)).replace(words.THIN, " ")
+    assert text == "The probability hardly changes: it is 30 % everywhere."
+
+
+@pytest.mark.parametrize(
+    ("curve", "expected"),
+    [
+        ([0.0, 0.5, 1.0], [0, 2]),
+        ([1.0, 0.5, 0.51, 0.0], [0, 3]),  # a wiggle
+        ([0.01, 1.0, 1.0, 0.52], [0, 2, 3]),
+        ([0.5, 0.49, 1.0, 0.0, 0.3], [0, 2, 3, 4]),
+        ([0.3, 0.3], [0, 1]),
+        ([0.3], [0]),
+    ],
+)
+def test_turning_points_leave_out_wiggles(curve, expected):
+    assert views.turning_points(np.array(curve)) == expected
 
 
 @pytest.mark.parametrize(("theta", "tau"), [(0.3, 0.7), (-4.0, 1.0), (0.0, 12.0), (2.0, 1e-6)])

@@ -150,8 +150,9 @@ class EffectsMixin:
         Returns
         -------
         DataFrame
-            A row for each contrast, group and combination of values: `variable`, `contrast`, `estimate`, `sd`,
-            `lower`, `upper` and `p_direction`, the posterior probability that the change has the sign of its estimate.
+            A row for each contrast, group and combination of values: `variable`, `contrast`, the average probabilities
+            `before` and `after` the change, `estimate`, `sd`, `lower`, `upper` and `p_direction`, the posterior
+            probability that the change has the sign of its estimate.
         """
         check_word(measure, "measure", MEASURES)
         study = EffectStudy(self, X, at, by, sample_weight, offset, level, draws, random_state)
@@ -550,7 +551,10 @@ class EffectStudy:
             for given in self.at:
                 view = JointView(self, given, [side for comparison in comparisons for side in comparison.sides], shown)
                 for comparison in comparisons:
-                    found = view.summary([view.averages(side) for side in comparison.sides], measure)
+                    averages = [view.averages(side) for side in comparison.sides]
+                    found = view.summary(averages, measure)
+                    if "contrast" in comparison.labels:
+                        found = {"before": averages[0].mean.numpy(), "after": averages[1].mean.numpy(), **found}
                     for k in used:
                         labels = {**comparison.labels, **given, **self.groups[k]}
                         records.append({**labels, **{name: float(column[k]) for name, column in found.items()}})

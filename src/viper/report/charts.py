@@ -1,6 +1,7 @@
 """The charts of the report: each function turns numbers of a study into SVG."""
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -8,7 +9,7 @@ import scipy.special
 
 from viper.report.study import Coefficient, Study
 from viper.report.svg import ODDS_TICKS, Chart, Scale, element, image, path_data, text_mark, title_element
-from viper.report.views import Effect, Trace, spaced_indices
+from viper.report.views import AverageEffect, Effect, Trace, spaced_indices
 from viper.report.words import (
     THIN,
     about,
@@ -17,8 +18,10 @@ from viper.report.words import (
     factor,
     percent,
     percent_range,
+    point_digits,
     points,
     readable_number,
+    signed_points,
 )
 
 PERCENTS = [(k / 4, f"{25 * k}{THIN}%") for k in range(5)]
@@ -194,7 +197,7 @@ class Forest:
 
     width, height = 300, 26
 
-    def __init__(self, coefficients: list[Coefficient]) -> None:
+    def __init__(self, coefficients: Sequence[Coefficient | AverageEffect]) -> None:
         low = min(0.0, *(c.lower for c in coefficients))
         high = max(0.0, *(c.upper for c in coefficients))
         pad = 0.04 * (high - low) or 0.1
@@ -214,7 +217,7 @@ class Forest:
         )
         return image(marks, self.width, self.height, "Scale: the factor by which the odds are multiplied", "forest")
 
-    def line(self, c: Coefficient) -> str:
+    def line(self, c: Coefficient | AverageEffect) -> str:
         middle = 0.5 * self.height
         tone = "" if c.clear else " unclear"
         low, mean, high = (float(x) for x in self.scale(np.array([c.lower, c.mean, c.upper])))
@@ -224,8 +227,24 @@ class Forest:
             + element("line", x1=low, x2=high, y1=middle, y2=middle, class_="interval" + tone)
             + element("circle", cx=mean, cy=middle, r=4.5, class_="dot" + tone)
         )
-        label = f"{c.name}: odds times {factor(math.exp(c.mean))}"
-        return image(marks, self.width, self.height, label, "forest")
+        return image(marks, self.width, self.height, self.label(c), "forest")
+
+    def label(self, c: Any) -> str:
+        return f"{c.name}: odds times {factor(math.exp(c.mean))}"
+
+
+class PointsForest(Forest):
+    """The same for changes of an average probability, in percentage points."""
+
+    def axis(self) -> str:
+        marks = "".join(
+            text_mark(readable_number(100.0 * t), float(self.scale(t)), 17.0, "tick", text_anchor="middle")
+            for t in self.scale.ticks(4)
+        )
+        return image(marks, self.width, self.height, "Scale: the change in percentage points", "forest")
+
+    def label(self, c: Any) -> str:
+        return f"{c.name}, {c.change}: {signed_points(c.mean, point_digits(c.upper - c.lower))} percentage points"
 
 
 def relevance_bar(share: float, label: str) -> str:

@@ -11,6 +11,7 @@ from string import Template
 
 from viper.data.model_file import viper_version
 from viper.report import sections
+from viper.report.average_section import average_section
 from viper.report.card import card_section
 from viper.report.row_section import RowSection
 from viper.report.study import Study
@@ -22,6 +23,7 @@ def render(study: Study) -> str:
     parts = [
         sections.summary_section(study),
         sections.performance_section(study),
+        average_section(study),
         sections.drivers_section(study),
         sections.effects_section(study),
         sections.certainty_section(study, rows),

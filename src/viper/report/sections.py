@@ -156,15 +156,9 @@ def drivers_section(study: Study) -> str:
         "line of no change are grey, because their direction is uncertain."
     )
     more = f"These are the {len(shown)} surest of {len(found):,} coefficients." if len(found) > len(shown) else None
-    together = (
-        "Columns joined by × act together. Each of them by itself then tells the effect only where the others are zero "
-        "or at their first level. What a column does in all is shown below, one column at a time."
-        if study.interacts
-        else None
-    )
     listing = data_table("Coefficients with credible intervals", head, rows, "sortable coefficients")
-    notes = paragraph(together, "note") + paragraph(more, "note")
-    return section("coefficients", "What drives the probability", paragraph(text), listing, notes)
+    caution = paragraph(words.entangled_sentence(study.entangled), "note")
+    return section("coefficients", "The coefficients", paragraph(text), caution, listing, paragraph(more, "note"))
 
 
 def relevance_section(study: Study) -> str:

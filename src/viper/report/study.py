@@ -17,7 +17,7 @@ from viper.models.facts import ModelFacts, model_facts
 from viper.models.prediction import Predictions, check_model, predictions
 from viper.report import views
 from viper.report.metrics import CalibrationVerdict, Scores, calibration, entropy, judge_calibration, row_scores, scores
-from viper.report.views import Effect, Grid
+from viper.report.views import AverageEffects, Effect, Grid
 
 if TYPE_CHECKING:
     import pandas
@@ -200,6 +200,10 @@ class Study:
         return sorted(found, key=lambda effect: -effect.size)
 
     @cached_property
+    def average_effects(self) -> AverageEffects:
+        return views.average_effects(self.model, self.frame, self.level)
+
+    @cached_property
     def coefficients(self) -> list[Coefficient] | None:
         """Coefficients for changes of about one standard deviation, those with the surest direction first."""
         if self.is_gp:
@@ -230,9 +234,10 @@ class Study:
         }
 
     @property
-    def interacts(self) -> bool:
-        """Whether some columns of a logistic regression act together, so that no coefficient tells what one does."""
-        return any(" × " in c.name and c.name not in self.frame.columns for c in self.coefficients or ())
+    def entangled(self) -> list[str]:
+        """Columns of a logistic regression whose effect no single coefficient tells, as in interactions and splines."""
+        encoding = getattr(self.model, "formula_", None)
+        return [] if self.is_gp or encoding is None else encoding.entangled
 
     @cached_property
     def from_training(self) -> bool:
