@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import viper
 from viper import VariationalGPClassifier, VariationalLogisticRegression
 from viper.cli.app import app
-from viper.cli.scoring import Folds, cross_validated_scores
+from viper.cli.scoring import Folds, cross_validated
 from viper.errors import FormulaError, StorageError
 from viper.formula.encoding import Encoding
 from viper.formula.imputation import DRAWS, CodedColumns, Imputation, balanced_noise, nearest_donors
@@ -464,7 +464,7 @@ def test_other_models_are_scored_on_means_of_the_draws():
 
     learned = learn_formula(FORMULA, HOLES, "multiple", imputing=Imputing(2, 1))
     splits = [(np.arange(0, 400), np.arange(400, 600))]
-    found = cross_validated_scores(LogisticRegression(), Folds(learned, splits), 0.95, lambda: None)
+    found = cross_validated(LogisticRegression(), Folds(learned, splits), 0.95, lambda: None).scores()
     assert 0.6 < found["auc"] < 1.0
 
 
@@ -509,6 +509,21 @@ def test_nothing_missing():
     found = missing_values(HOLES[["y", "x1"]], "y")
     assert (found.complete, len(found.columns), found.related) == (600, 0, [])
     assert missing_values(HOLES[["x1"]]).patterns["rows"].tolist() == [600]
+
+
+def test_the_page_says_what_was_done(tmp_path):
+    for rule, words in {
+        "multiple": ("drawn 20 times, given all other columns. All intervals allow for this.", "of the uncertainty"),
+        "indicator": ("filled in, and marked by columns and levels of their own.", "a little too narrow"),
+    }.items():
+        viper.report.write(fitted(rule), HOLES, "y", tmp_path / f"{rule}.html")
+        page = (tmp_path / f"{rule}.html").read_text(encoding="utf-8")
+        assert "What was missing" in page
+        assert all(one in page for one in words)
+        assert ">219 (36\u202f%)<" in page or ">219 (37\u202f%)<" in page
+    complete = VariationalLogisticRegression.from_formula("y ~ x1", HOLES, missing="multiple")
+    viper.report.write(complete, HOLES, "y", tmp_path / "complete.html")
+    assert "What was missing" not in (tmp_path / "complete.html").read_text(encoding="utf-8")
 
 
 # --- the command line ---

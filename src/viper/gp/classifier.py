@@ -32,9 +32,8 @@ from viper.data.schema import (
     between,
     is_number,
     numbers,
-    shown,
 )
-from viper.errors import ConvergenceWarning, JitterWarning, StorageError, users_line
+from viper.errors import ConvergenceWarning, JitterWarning, StorageError, shown, users_line
 from viper.formula.learn import FormulaMixin, by_formula
 from viper.gp.joint import JointFeatures
 from viper.gp.kernels import check_loaded, check_shapes, covariance, make_kernel, make_mean

@@ -41,9 +41,8 @@ from viper.data.schema import (
     numbers,
     or_none,
     rule_of,
-    shown,
 )
-from viper.errors import StorageError
+from viper.errors import StorageError, shown
 from viper.formula.encoding import ENCODING, Encoding
 from viper.inference.posterior import Diagonal, Full, LowRank, Posterior
 

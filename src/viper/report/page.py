@@ -13,7 +13,8 @@ from typing import Any
 from viper.data.model_file import viper_version
 from viper.report import sections
 from viper.report.average_section import average_section
-from viper.report.card import card_section
+from viper.report.card import card_section, drift_section
+from viper.report.missing import missing_section
 from viper.report.row_section import RowSection
 from viper.report.study import Study
 from viper.report.svg import element
@@ -33,6 +34,8 @@ def render(study: Study) -> str:
         sections.map_section(study),
         sections.groups_section(study),
         sections.checks_section(study),
+        missing_section(study),
+        drift_section(study),
         sections.trust_section(study),
         card_section(study),
     ]
