@@ -37,7 +37,7 @@ def message(**given):
 
 # --- rejected: the rule, the value and what to do ---
 
-SCALE = "must be positive and finite, between 1e-100 and 1e+100; got"
+SCALE = "must be positive and finite, between 1e-150 and 1e+150; got"
 COVARIANCE = "prior_scale as a covariance matrix must be"
 
 REJECTED = {
@@ -143,7 +143,7 @@ REJECTED = {
     "a negative scale": ({"prior_scale": -1.0}, f"prior_scale {SCALE} -1.0."),
     "a scale of NaN": ({"prior_scale": np.nan}, f"prior_scale {SCALE} nan."),
     "no scale": ({"prior_scale": None}, f"prior_scale {SCALE} None."),
-    "one scale of 0": ({"prior_scale": [1.0, 0.0, 1.0]}, f"prior_scale {SCALE} [1.0, 0.0, 1.0]."),
+    "one scale of 0": ({"prior_scale": [1.0, 0.0, 1.0]}, f"prior_scale {SCALE} 0.0."),
     "a scale beyond float64": ({"prior_scale": 1e200}, f"prior_scale {SCALE} 1e+200."),
     "two scales for three features": (
         {"prior_scale": [1.0, 2.0]},
@@ -330,8 +330,20 @@ def test_tiny_and_huge_weights(size):
 @pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning")
 @pytest.mark.parametrize("family", ["full", "diagonal"])
 def test_features_whose_squares_overflow(family):
-    expected = "the rows must give finite sums; got an overflow or NaN. Scale the features and offsets."
-    assert message(X=1e200 * X, covariance=family) == expected
+    expected = "X must have columns of moderate size, so that their sums keep some digits; got numbers up to "
+    assert message(X=1e200 * X, covariance=family) == f"{expected}{np.abs(X).max():.3g}e+200. Standardise the features."
+
+
+CAUSES = {
+    "prior": ({"X": np.hstack([X, X]), "prior_scale": 1e120}, "prior_scale must not exceed by far what the rows can"),
+    "weights": ({"sample_weight": 1e308 * ONES}, "sample_weight must count rows; got 1e+308. Divide the weights by"),
+    "offset": ({"offset": 1e307 * ONES}, "offset must be a log-odds; got 1e+307. Scale the offsets."),
+}
+
+
+@pytest.mark.parametrize(("given", "cause"), CAUSES.values(), ids=CAUSES)
+def test_overflow_names_its_cause(given, cause):
+    assert message(**given).startswith(cause)
 
 
 def test_nothing_is_fitted_when_input_is_bad():

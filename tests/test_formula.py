@@ -342,7 +342,7 @@ REFUSED = {
     "number as term": ("y ~ 2 * age", "must be terms joined by"),
     "function of text": ("y ~ log(ward)", "got 'ward', a column of text"),
     "open backtick": ("y ~ `age", "got '`age'"),
-    "a million interactions": ("y ~ (age + grade + `mean r` + log + ward)^10", "may have at most 10000 interactions"),
+    "a million interactions": ("y ~ (age + grade + `mean r` + log + ward)^10", "may have at most 10,000 terms"),
     "a huge power": ("y ~ I(9**9**9**9)", "must be a function of columns and numbers"),
     "a tower of powers": (
         "y ~ I(age + (((((9**10)**10)**10)**10)**10)**10)",

@@ -691,9 +691,7 @@ def test_the_same_seed_gives_the_same_fit():
 
 def test_no_convergence_is_told_at_the_users_own_line():
     X, y = data()
-    with pytest.warns(
-        ConvergenceWarning, match="Raise max_iter, standardise the features, or choose a smaller"
-    ) as told:
+    with pytest.warns(ConvergenceWarning, match="Raise max_iter") as told:
         VariationalLogisticRegression(max_iter=1).fit(X, y)
     assert told[0].filename == __file__
 

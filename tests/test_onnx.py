@@ -2,6 +2,7 @@
 
 import mpmath
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from sklearn.exceptions import NotFittedError
@@ -21,7 +22,7 @@ def data(n, p, seed=0):
 
 def run(model, X, dtype="float32"):
     session = runtime.InferenceSession(model.to_onnx(dtype=dtype).SerializeToString())
-    assert [output.name for output in session.get_outputs()] == ["label", "probabilities"]
+    assert [output.name for output in session.get_outputs()] == ["label", "probabilities", "interval"]
     return session.run(None, {"X": X.astype(dtype)})
 
 
@@ -39,9 +40,10 @@ def test_agrees_with_predict_proba(options, dtype, tolerance):
     X, y = data(60, 4)
     model = viper.VariationalLogisticRegression(**options).fit(X, y)
     new = (10 ** np.random.default_rng(1).uniform(-3, 3, (500, 1)) * data(500, 4, 2)[0]).astype(dtype)
-    label, probabilities = run(model, new, dtype)
+    label, probabilities, interval = run(model, new, dtype)
     assert probabilities.dtype == dtype
     assert np.abs(probabilities - model.predict_proba(new)).max() < tolerance
+    assert np.abs(interval - model.predict_interval(new)).max() < tolerance
     assert np.array_equal(label, model.predict(new))
 
 
@@ -60,7 +62,7 @@ def test_more_coefficients_than_rows(size):
 def test_labels_keep_their_type(labels, kind):
     X, y = data(60, 2)
     model = viper.VariationalLogisticRegression().fit(X, np.array(labels)[y.astype(int)])
-    label, _ = run(model, X)
+    label, *_ = run(model, X)
     assert label.dtype == kind
     assert label.tolist() == model.predict(X).tolist()
 
@@ -120,3 +122,96 @@ def test_complaints(monkeypatch):
 def test_a_gaussian_process_says_what_to_do_instead():
     with pytest.raises(NotImplementedError, match="depends on its kernel"):
         viper.VariationalGPClassifier().to_onnx()
+
+
+# --- formulas ---
+
+
+def table(n=200, seed=0):
+    rng = np.random.default_rng(seed)
+    frame = pd.DataFrame(
+        {
+            "age": rng.normal(50.0, 10.0, n),
+            "dose": rng.gamma(2.0, 1.0, n) + 0.1,
+            "ward": rng.choice(["x:y", "z[1]", "k", "größe"], n),  # levels that look like syntax
+            "grade": rng.integers(1, 4, n),
+            "smoker": rng.random(n) < 0.3,
+        }
+    )
+    logit = 0.05 * (frame["age"] - 50) + 0.3 * frame["dose"] + (frame["ward"] == "k") - 0.4 * frame["grade"]
+    return frame.assign(died=np.where(rng.random(n) < 1 / (1 + np.exp(-logit)), "yes", "no"))
+
+
+def run_columns(proto, frame, dtype=np.float64):
+    """Run a formula's graph on raw columns."""
+    session = runtime.InferenceSession(proto.SerializeToString())
+    feed = {}
+    for info in session.get_inputs():
+        column = frame[info.name]
+        if info.type == "tensor(string)":
+            values = column.astype(object).where(column.notna(), "").to_numpy(dtype=object)
+        else:
+            values = column.to_numpy(dtype=bool if info.type == "tensor(bool)" else dtype)
+        feed[info.name] = values[:, None]
+    return dict(zip(("label", "probabilities", "interval"), session.run(None, feed), strict=True))
+
+
+FORMULAS = [
+    "died ~ .",
+    "died ~ age*ward + C(grade) + smoker",
+    "died ~ scale(log(dose)) + center(age):ward + poly(age, 3) + I(dose**2/2 - 1) + log1p(dose) + sqrt(dose)",
+    "died ~ bs(age, df=5) + bs(dose, df=4, degree=2)*smoker + abs(age - 50)",
+    "died ~ center(scale(age)) + ward:C(grade) - 1",
+    'died ~ C(ward, Treatment("k")) + poly(dose, degree=2, raw=True) + exp(-dose)',
+    "died ~ (age + dose + ward)^2",
+]
+
+
+@pytest.mark.parametrize("standardize", [True, False])
+@pytest.mark.parametrize("formula", FORMULAS)
+def test_a_formula_reads_raw_columns(formula, standardize):
+    frame = table()
+    model = viper.VariationalLogisticRegression.from_formula(formula, frame, standardize=standardize)
+    new = table(300, seed=1)
+    for name in ("age", "dose"):  # within the range of the splines
+        new[name] = new[name].clip(frame[name].min(), frame[name].max())
+    found = run_columns(model.to_onnx(dtype="float64", level=0.9), new)
+    assert np.abs(found["probabilities"] - model.predict_proba(new)).max() < 1e-9
+    assert np.abs(found["interval"] - model.predict_interval(new, 0.9)).max() < 1e-9
+    assert found["label"].tolist() == model.predict(new).tolist()
+
+
+@pytest.mark.parametrize("missing", ["mean", "indicator"])
+def test_missing_values_are_filled_in_as_in_the_fit(missing):
+    frame, new = table(), table(100, seed=1)
+    for rows in (frame, new):
+        rows.loc[rows.index[::7], "age"] = np.nan
+        rows.loc[rows.index[::5], "ward"] = None
+    formula = "died ~ age + ward + C(grade) + age:smoker"
+    model = viper.VariationalLogisticRegression.from_formula(formula, frame, missing=missing)
+    found = run_columns(model.to_onnx(dtype="float64"), new)
+    assert np.abs(found["probabilities"] - model.predict_proba(new)).max() < 1e-9
+
+
+def test_rows_that_cannot_be_predicted_are_nan():
+    model = viper.VariationalLogisticRegression.from_formula("died ~ bs(age, df=4) + ward + C(grade) + dose", table())
+    new = table(6, seed=1).assign(ward="k", age=50.0)
+    new.loc[0, "ward"] = "never seen"
+    new.loc[1, "ward"] = ""
+    new.loc[2, "age"] = 1000.0  # beyond the spline
+    new["grade"] = [1, 2, 3, 7, 1, 2]
+    new.loc[4, "dose"] = np.nan
+    found = run_columns(model.to_onnx(dtype="float64"), new)
+    assert np.isnan(found["probabilities"]).all(1).tolist() == [True] * 5 + [False]
+    assert np.isnan(found["interval"]).all(1).tolist() == [True] * 5 + [False]
+    assert np.abs(found["probabilities"][5:] - model.predict_proba(new[5:])).max() < 1e-9
+
+
+def test_multiple_imputation_is_refused():
+    frame = table(80)
+    frame.loc[::9, "age"] = np.nan
+    model = viper.VariationalLogisticRegression.from_formula(
+        "died ~ age + dose", frame, missing="multiple", random_state=0
+    )
+    with pytest.raises(ValueError, match=r"fill in missing values by one number; got missing='multiple'.*'mean'"):
+        model.to_onnx()

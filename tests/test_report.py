@@ -1,5 +1,8 @@
 """The report as text: its numbers are the model's, all text is escaped, and nothing is loaded from elsewhere."""
 
+import base64
+import hashlib
+import itertools
 import json
 import math
 import re
@@ -20,7 +23,9 @@ import viper
 from viper import report
 from viper.cli import scoring
 from viper.errors import StorageError
-from viper.report import charts, words
+from viper.formula.learn import learn_formula
+from viper.models.prediction import Predictions
+from viper.report import charts, trust, views, words
 from viper.report.page import render
 from viper.report.study import coefficient_change, read_study, spatial_columns
 from viper.report.svg import Scale
@@ -97,7 +102,7 @@ def page(study):
 
 def test_every_section_is_there(page):
     sections = {e["@id"] for e in page.all("section")}
-    assert sections == {"summary", "performance", "coefficients", "effects", "certainty", "trust", "fitted"}
+    assert sections == {"summary", "performance", "average", "coefficients", "effects", "certainty", "trust", "card"}
 
 
 def test_scores_are_those_of_scikit_learn(page, model, data):
@@ -121,17 +126,21 @@ def test_coefficients_are_per_standard_deviation_or_unit(study, model, data):
 @pytest.mark.parametrize(
     ("name", "values", "scale", "expected"),
     [
-        ("C(ward)[T.B]", [0, 1], 1.0, ("ward: B", 1.0, "not A")),
-        ("ward[T.<B>]", [0, 1], 1.0, ("ward: <B>", 1.0, "not A")),
-        ("ward[T.B]:age", [0, 40], 1.0, ("ward[T.B]:age", 20.0, "+20")),
+        ("C(ward)[T.B]", [0, 1], 1.0, ("ward: B", 1.0, "instead of A")),
+        ("ward[T.<B>]", [0, 1], 1.0, ("ward: <B>", 1.0, "instead of A")),
+        ("ward[T.B]:age", [0, 40], 1.0, ("ward: B × age", 20.0, "+20")),
+        ("ward[T.B]:sex[T.m]", [0, 1], 1.0, ("ward: B × sex: m", 1.0, "together")),
+        ("ward[T.a:b]:age", [0, 40], 1.0, ("ward: a:b × age", 20.0, "+20")),
+        ("a:b", [0, 40], 1.0, ("a:b", 20.0, "+20")),
         ("age", [-1.0, 1.0], 12.34, ("age", 1.0, "+12.3")),
         ("age", [0.0, 123.0], 1.0, ("age", 62.0, "+62")),
-        ("age:bmi", [0.0, 2468.0], 1.0, ("age:bmi", 1200.0, "+1,200")),
+        ("age:bmi", [0.0, 2468.0], 1.0, ("age × bmi", 1200.0, "+1,200")),
         ("flag", [0, 1], 1.0, ("flag", 1.0, "0 → 1")),
     ],
 )
 def test_changes_of_encoded_columns(name, values, scale, expected):
-    assert coefficient_change(name, np.array(values, dtype=float), scale, {"ward": ["A", "B", "<B>"]}) == expected
+    levels = {"ward": ["A", "B", "<B>", "a:b"], "sex": ["f", "m"]}
+    assert coefficient_change(name, np.array(values, dtype=float), scale, levels, ["a:b"]) == expected
 
 
 def test_rows_are_listed_from_the_widest_interval(page, model, data):
@@ -152,7 +161,7 @@ def test_trust_section_shows_the_certificates(page, model):
     assert f"{model.diagnose(draws=4000).k_hat:.2f}" in text
     assert f"{model.elbo_ - model.elbo_bound_:.1e}" in text
     marks = [e["text"] for e in page.all("p", class_="mark")]
-    assert marks == ["Close", "Certified", "Yes"]
+    assert marks == ["Not tested", "Close", "Certified"]
 
 
 def test_training_rows_are_recognised(study, model):
@@ -171,31 +180,68 @@ def test_held_out_rows_are_announced_unless_the_model_was_fitted_to_them(model, 
         assert "If the model has learned" not in text
 
 
-def test_an_unused_column_of_distinct_values_names_the_rows(model, data):
-    numbered = data.assign(ward="east", weight=0.5 + np.arange(len(data)), patient=[f"p{k}" for k in range(len(data))])
-    page = Page(render(read_study(model, numbered, "ill")))
+def test_rows_are_numbered_as_in_the_table(model, data):
+    holes = data.set_axis([f"patient {k}" for k in range(len(data))])
+    holes.iloc[0, holes.columns.get_loc("dose")] = np.nan
+    study = read_study(model, holes, "ill")
+    assert study.names == [str(k) for k in range(2, 201)]
+    page = Page(render(study))
     first = page.all("button", class_="pick")[0]
-    assert first["text"] == f"p{first['@data-row']}"
+    assert (first["text"], first["@aria-label"]) == (study.names[int(first["@data-row"])], f"Show row {first['text']}")
+
+
+def test_no_identifier_gets_into_the_page_unless_it_is_asked_for(model, data):
+    ids = [f"p{k:04d}" for k in range(len(data))]
+    numbered = data.assign(patient=ids).set_axis([f"q{k:04d}" for k in range(len(data))])
+    text = render(read_study(model, numbered, "ill"))
+    assert not any(name in text for name in (*ids, *numbered.index))
+    page = Page(render(read_study(model, numbered, "ill", row_labels="patient")))
+    first = page.all("button", class_="pick")[0]
+    assert first["text"] == ids[int(first["@data-row"])]
     assert first["@aria-label"] == f"Show patient {first['text']}"
     assert any(e["text"] == f"patient {first['text']}" for e in page.all("h3"))
-    assert read_study(model, numbered.assign(patient="p1"), "ill").frame.index.equals(data.index)
+
+
+def test_a_page_without_rows_has_no_value_of_a_row(data, tmp_path):
+    """Six-digit numbers, a different one in each row, are searched in the source, as are marks on charts."""
+    generator = np.random.default_rng(3)
+    rows = data[["age", "dose", "ill"]].assign(income=generator.permutation(900_000)[: len(data)] + 100_000)
+    model = viper.VariationalLogisticRegression.from_formula("ill ~ .", rows, random_state=0)
+    for name, shown in (("some", True), ("none", False)):
+        path = tmp_path / f"{name}.html"
+        report.write(model, rows, "ill", path, rows=shown, spatial=("age", "dose"))
+        text = path.read_text(encoding="utf-8")
+        page = Page(text)
+        assert bool(page.all("g", class_="person yes")) is shown
+        assert bool(page.all("button", class_="pick")) is shown
+        assert bool(page.all("circle", class_="site no")) is shown
+        assert bool(json.loads(next(e["text"] for e in page.all("script", id="data")))) is shown
+        drawn = re.sub(r' d="[^"]*"', "", text)  # outlines are pairs of numbers, too
+        incomes = {number.replace(",", "") for number in re.findall(r"(?<![\d.])\d{3},?\d{3}(?![\d.])", drawn)}
+        assert bool(incomes & set(map(str, rows["income"]))) is shown
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"row_labels": "case"}, "row_labels must be a column of data; got 'case'"),
+        ({"row_labels": "age", "rows": False}, "row_labels must be left out where no rows are shown"),
+    ],
+)
+def test_row_labels_are_checked(model, data, options, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        report.write(model, data, "ill", tmp_path / "report.html", **options)
 
 
 def test_bare_labels_are_shown_with_the_target(page, study):
     text = " ".join(e["text"] for e in page.all("section"))
     assert not re.search(r"(was|were|is|are) ill = ", text)
-    assert "that had ill = yes" in text
+    assert "that had ill = no" in text
     assert "Outcome: ill = " in text
     named = replace(
         study, model=viper.VariationalLogisticRegression().fit([[0.0], [1.0], [2.0]], ["well", "sick", "well"])
     )
-    assert (named.predicate("were"), named.predicate("is", 0)) == ("were well", "is sick")
-
-
-def test_calibration_sentence_claims_no_more_than_its_groups(study):
-    text = words.calibration_sentence(study)
-    assert not re.search("face value", text)
-    assert "of 10 groups of rows (20 in each) came out as predicted" in text
+    assert (named.predicate("had"), named.predicate("has", 0)) == ("had the outcome “well”", "has the outcome “sick”")
 
 
 def test_a_loaded_model_is_diagnosed_only_with_its_training_rows(model, data, tmp_path):
@@ -221,20 +267,274 @@ def test_the_recorded_diagnosis_is_shown_for_other_rows(data, tmp_path):
 @pytest.mark.parametrize(
     ("k_hat", "size", "expected"),
     [
-        (0.3, 3000, "Certified"),
-        (0.6, 3900, "Certified"),
-        (0.6, 3000, "Usable"),
-        (0.8, 3900, "Close"),
-        (0.8, 900, "Not certified"),
+        (-math.inf, 4000, ("good", "Close")),
+        (0.3, 3000, ("good", "Close")),
+        (0.6, 3900, ("good", "Close")),
+        (0.6, 3000, ("fair", "Usable")),
+        (0.8, 3900, ("good", "Close")),
+        (0.8, 900, ("bad", "Not certified")),
     ],
 )
 def test_verdict_follows_the_diagnosis(model, data, k_hat, size, expected):
     study = read_study(model, data, "ill")
     found = replace(study.diagnosis, k_hat=k_hat, effective_sample_size=size)
     vars(study)["diagnosis"] = found
-    _, word, text = words.closeness_verdict(study)
-    assert word == expected
-    assert found.verdict in text
+    answer = trust.posterior_verdict(study)
+    assert (answer.kind, answer.word) == expected
+    assert found.verdict in answer.text
+    assert "inf" not in answer.text
+
+
+# --- three questions, and the worst of their answers ---
+
+
+@pytest.fixture(scope="module")
+def remembering(data):
+    """A model that remembers its training data, as `viper fit` makes it."""
+    model = viper.VariationalLogisticRegression.from_formula("ill ~ .", data[[*INPUTS, "ill"]], random_state=0)
+    model.formula_.record["diagnosis"] = scoring.diagnosis_record(model, len(data))
+    return model
+
+
+def test_the_headline_is_the_worst_of_three_answers(study):
+    answers = {
+        "prediction_verdict": ("good", "open", "fair", "bad"),
+        "posterior_verdict": ("good", "open", "fair", "bad"),
+        "arithmetic_verdict": ("good", "bad"),
+    }
+    order = ["good", "open", "fair", "bad"]
+    for kinds in itertools.product(*answers.values()):
+        with pytest.MonkeyPatch.context() as patch:
+            for name, kind in zip(answers, kinds, strict=True):
+                patch.setattr(trust, name, lambda _, kind=kind, name=name: trust.Verdict(kind, "word", f"why {name}"))
+            found = trust.overall_verdict(study)
+        worst = max(kinds, key=order.index)
+        assert found.kind == worst
+        assert found.word == trust.HEADLINES[worst]
+        if worst != "good":
+            assert found.text.endswith(f"why {list(answers)[kinds.index(worst)]}")
+
+
+def test_a_column_in_other_units_changes_the_headline(remembering):
+    """Sound arithmetic and a close posterior do not make up for bad predictions."""
+    new = patients(400, seed=4)
+    sound, broken = (read_study(remembering, rows, "ill") for rows in (new, new.assign(age=1000 * new["age"])))
+    assert trust.overall_verdict(sound).kind == "good"
+    assert trust.overall_verdict(broken).kind == "bad"
+    assert trust.posterior_verdict(broken).kind == trust.arithmetic_verdict(broken).kind == "good"
+    shown = Page(render(broken)).all("p", class_="verdict bad")
+    assert shown[0]["text"].startswith(trust.HEADLINES["bad"])
+
+
+def test_rows_unlike_those_of_the_fit_are_used_with_care(remembering):
+    """A column that moved is named with what differs, even where the predictions are still good."""
+    new = patients(400, seed=4)
+    far = read_study(remembering, new.assign(dose=new["dose"] + 0.15), "ill")
+    vars(far)["label"] = far.predictions.probability > np.random.default_rng(0).random(400)  # so that it predicts
+    assert [d.column for d in far.drifted] == ["dose"]
+    assert trust.overall_verdict(far).kind == "fair"
+    assert "column dose differs" in trust.overall_verdict(far).text
+    page = Page(render(far))
+    assert "standard deviations higher" in page.text("drift")
+    near = Page(render(read_study(remembering, new, "ill")))
+    assert "Yes: no column differs" in near.text("drift")
+
+
+def test_rows_that_cannot_be_encoded_are_left_out_with_their_reason(data):
+    wards = data.assign(ward=np.where(data["age"] > 50, "east", "west"))
+    model = viper.VariationalLogisticRegression.from_formula("ill ~ dose + ward", wards, random_state=0)
+    new = wards.copy()
+    new.loc[new.index[:3], "ward"] = "north"
+    new.loc[new.index[3], "dose"] = np.nan
+    study = read_study(model, new, "ill")
+    assert study.left_out == {"with ward not in the training data": 3, "with other values missing": 1}
+    assert len(study.label) == 196
+
+
+def test_predictions_without_skill_are_not_trusted(remembering):
+    """Labels that have nothing to do with the columns: the model cannot be better than their average."""
+    new = patients(400, seed=1)
+    new["ill"] = np.random.default_rng(5).permutation(new["ill"])
+    assert trust.prediction_verdict(read_study(remembering, new, "ill")).word in ("No", "Not shown")
+
+
+def test_gain_is_the_paired_difference_of_log_scores(study):
+    p, y = study.predictions.probability, study.label
+    each = np.where(y, np.log(p / y.mean()), np.log((1 - p) / (1 - y.mean())))
+    gain, error = study.gain
+    assert gain == pytest.approx(each.mean())
+    assert error == pytest.approx(each.std() / math.sqrt(len(y)))
+
+
+def test_an_unfinished_search_is_not_trusted(study):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(vars(study), "facts", replace(study.facts, converged=False, status="the limit was reached"))
+        assert trust.posterior_verdict(study).kind == "bad"
+
+
+def test_the_page_of_training_rows_shows_the_cross_validated_scores(data, tmp_path):
+    model = viper.VariationalLogisticRegression.from_formula("ill ~ .", data[[*INPUTS, "ill"]], random_state=0)
+    without = read_study(model, data, "ill")
+    assert trust.prediction_verdict(without).word == "Not tested"
+    found = scoring.held_out_scores(model, learn_formula("ill ~ .", data[[*INPUTS, "ill"]]), 5, None, 1, 0.95, True)
+    model.formula_.record["scores"] = found
+    model.save(tmp_path / "model.viper")
+    study = read_study(viper.load(tmp_path / "model.viper"), data, "ill")
+    base = (data["ill"] == "yes").mean()
+    entropy = -base * np.log(base) - (1 - base) * np.log(1 - base)
+    assert study.cross_validated.log_skill == pytest.approx(1 + found["log_score"] / entropy)
+    assert study.cross_validated.log_skill < study.scores.log_skill
+    page = Page(render(study))
+    summary = page.text("summary")
+    assert "Honest: 5-fold cross-validation" in summary
+    assert f"{found['auc']:.3f}" in summary
+    tiles = [e["text"] for e in page.all("dd")]
+    assert f"{found['auc']:.3f}" in tiles
+    assert trust.prediction_verdict(study).word == "Yes"
+    other = Page(render(read_study(viper.load(tmp_path / "model.viper"), patients(seed=1), "ill")))
+    assert "Honest" not in other.text("summary")
+
+
+def test_filled_in_values_are_mentioned(data):
+    holes = data.assign(ward=np.where(data["age"] > 50, "east", "west")).astype({"ward": object})
+    holes.loc[holes.index[:26], "age"] = np.nan
+    holes.loc[holes.index[30:40], "ward"] = None
+    model = viper.VariationalLogisticRegression.from_formula("ill ~ age + ward", holes, missing="mean", random_state=0)
+    page = Page(render(read_study(model, holes, "ill")))
+    mean = words.readable_number(holes["age"].mean())
+    common = holes["ward"].mode()[0]
+    text = page.text("summary").replace(words.THIN, " ")
+    assert f"Missing values were filled in: 13 % of age with the mean, {mean} and 5 % of ward with “{common}”" in text
+    assert "13 %" in page.text("card").replace(words.THIN, " ")
+
+
+def test_the_model_card_remembers_the_training_data(remembering, data):
+    page = Page(render(read_study(remembering, patients(seed=1), "ill")))
+    card = page.text("card")
+    assert f"{words.readable_number(data['age'].min())} to {words.readable_number(data['age'].max())}" in card
+    assert "200 (no: " in card
+    assert remembering.formula_.training.versions["torch"] in card
+
+
+# --- rare outcomes ---
+
+
+@pytest.fixture(scope="module")
+def rare():
+    """An outcome of 1 %, and a study of new rows."""
+    generator = np.random.default_rng(0)
+    frame = pd.DataFrame({"x": generator.normal(size=30_000), "z": generator.normal(size=30_000)})
+    frame["fraud"] = np.where(generator.random(30_000) < scipy.special.expit(frame["x"] - 5.2), "yes", "no")
+    model = viper.VariationalLogisticRegression(random_state=0).fit(frame[["x", "z"]][:15_000], frame["fraud"][:15_000])
+    return read_study(model, frame[15_000:], "fraud")
+
+
+def positions(markup, tag, attribute):
+    return np.array([float(e[f"@{attribute}"]) for e in Page(markup).all(tag) if f"@{attribute}" in e])
+
+
+def test_charts_of_a_rare_outcome_fill_their_frames(rare):
+    """Half of the marks used to lie within a tenth of the frame; every chart now spreads them over most of it."""
+    assert 0.005 < rare.base_rate < 0.02
+    for markup, bottom, top in (
+        (charts.reliability_chart(rare), 304, 14),
+        (charts.rows_chart(rare, rare.names), 286, 14),
+    ):
+        y = positions(markup, "circle", "cy")
+        assert np.quantile(y, 0.9) - np.quantile(y, 0.1) > 0.25 * (bottom - top)
+        assert y.min() >= top - 1e-9
+        assert y.max() <= bottom + 1e-9
+    effects = rare.effects
+    axis = charts.effects_axis(effects)
+    assert axis.high < 0.3
+    assert all(e.predictions.upper.max() <= axis.high for e in effects) or axis.kind == "log-odds"
+
+
+def test_words_about_a_rare_outcome_have_digits(rare):
+    page = Page(render(rare))
+    text = " ".join(e["text"] for e in page.all("section")).replace(words.THIN, " ")
+    assert not re.search(r"(?<![\d.,])0 %(?! (is|would))", text.split("The numbers")[0].split("Does it predict?")[0])
+    assert "<1 %" not in text
+    assert ">99 %" not in text
+    assert f"{100 * rare.base_rate:.2g} %" in page.text("summary").replace(words.THIN, " ")
+    assert "the average of all rows, " in page.text("certainty")
+
+
+def test_both_classes_of_a_rare_outcome_are_drawn(rare):
+    assert rare.label[rare.sampled].sum() >= 10
+    assert len(set(rare.sampled.tolist())) == len(rare.sampled)
+    assert (np.diff(rare.predictions.latent[rare.sampled]) >= 0).all()
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (np.linspace(0.001, 0.999, 50), (0.0, 1.0, "linear")),
+        (np.linspace(0.01, 0.1, 50), (0.0, 0.15, "linear")),
+        (np.linspace(0.9, 0.99, 50), (0.85, 1.0, "linear")),
+        (np.geomspace(1e-3, 0.3, 50), (5e-4, 0.3, "log-odds")),
+        (1 - np.geomspace(1e-3, 0.3, 50), (0.7, 0.9995, "log-odds")),
+        (np.full(9, 0.5), (0.0, 0.6, "linear")),
+        (np.r_[np.full(50, 1e-4), np.full(50, 1 - 1e-4)], (0.0, 1.0, "linear")),
+        (np.zeros(3), (0.0, 1e-4, "linear")),
+    ],
+)
+def test_axes_of_probabilities_suit_their_values(values, expected):
+    axis = charts.probability_axis(values)
+    assert (axis.low, axis.high) == pytest.approx(expected[:2], rel=0.5, abs=1e-6)
+    assert axis.kind == expected[2]
+    assert 2 <= len(axis.ticks) <= 9
+    assert all(axis.low <= t <= axis.high for t, _ in axis.ticks)
+    assert len({name for _, name in axis.ticks}) == len(axis.ticks)
+
+
+@pytest.mark.parametrize("p", [1e-5, 0.01, 0.3, 0.5, 0.9, 0.99999])
+def test_a_log_odds_scale_is_one(p):
+    scale = Scale(1e-6, 1 - 1e-6, 0.0, 100.0, "log-odds")
+    reach = scipy.special.logit(1 - 1e-6)
+    assert float(scale(p)) == pytest.approx(50 + 50 * scipy.special.logit(p) / reach)
+    assert (float(scale(0.0)), float(scale(1.0))) == pytest.approx((0.0, 100.0))
+
+
+def test_density_axis_follows_a_narrow_interval(rare):
+    for k in map(int, rare.sampled[:: len(rare.sampled) // 5]):
+        low, high = charts.density_ends(rare, k)
+        assert low <= rare.predictions.lower[k] < rare.predictions.upper[k] <= high
+        assert rare.predictions.upper[k] > 0.2 * high
+        theta, tau = float(rare.predictions.latent[k]), float(rare.predictions.latent_sd[k])
+        _, height = charts.density_curve(theta, tau, (low, high))
+        assert np.sum(height[2::4] * 2 * charts.SMEAR * (high - low)) == pytest.approx(1.0, abs=1e-3)
+
+
+def test_a_curve_that_turns_is_not_described_by_its_ends():
+    x = np.linspace(0, 4, 41)
+    p = 0.05 + 0.9 * np.exp(-((x - 2) ** 2))
+    seen = Predictions(scipy.special.logit(p), np.full(41, 0.1), p, np.full(41, 0.01), p - 0.01, p + 0.01)
+    text = words.effect_sentence(views.Effect("x", x, True, seen)).replace(words.THIN, " ")
+    assert text == "The probability rises from 6.6 % at 0 to 95 % at 2, then falls to 6.6 % at 4."
+    rising = seen._replace(probability=np.sort(p))
+    assert words.effect_sentence(views.Effect("x", x, True, rising)).startswith("The probability rises from ")
+    wave = seen._replace(probability=0.5 + 0.4 * np.sin(4 * x))
+    text = words.effect_sentence(views.Effect("x", x, True, wave))
+    assert text.startswith("The probability rises and falls several times: it is highest, 90")
+    flat = seen._replace(probability=np.full(41, 0.3) + 1e-6 * np.sin(x))
+    text = words.effect_sentence(views.Effect("x", x, True, flat)).replace(words.THIN, " ")
+    assert text == "The probability hardly changes: it is 30 % everywhere."
+
+
+@pytest.mark.parametrize(
+    ("curve", "expected"),
+    [
+        ([0.0, 0.5, 1.0], [0, 2]),
+        ([1.0, 0.5, 0.51, 0.0], [0, 3]),  # a wiggle
+        ([0.01, 1.0, 1.0, 0.52], [0, 2, 3]),
+        ([0.5, 0.49, 1.0, 0.0, 0.3], [0, 2, 3, 4]),
+        ([0.3, 0.3], [0, 1]),
+        ([0.3], [0]),
+    ],
+)
+def test_turning_points_leave_out_wiggles(curve, expected):
+    assert views.turning_points(np.array(curve)) == expected
 
 
 @pytest.mark.parametrize(("theta", "tau"), [(0.3, 0.7), (-4.0, 1.0), (0.0, 12.0), (2.0, 1e-6)])
@@ -261,13 +561,15 @@ def nasty():
     data = patients(80).rename(columns={"age": NASTY})
     data["ill"] = np.where(data["ill"] == "yes", "</script><script>alert(2)</script>", "$title ${style}")
     data.index = [f"<i>{k}</i>" for k in range(80)]
+    data["<s>case</s>"] = data.index
     model = viper.VariationalLogisticRegression().fit(data[[NASTY, "dose"]], data["ill"])
-    return render(read_study(model, data.rename(columns={"ill": "<u>ill</u>"}), "<u>ill</u>"))
+    renamed = data.rename(columns={"ill": "<u>ill</u>"})
+    return render(read_study(model, renamed, "<u>ill</u>", row_labels="<s>case</s>"))
 
 
 def test_names_and_labels_are_escaped(nasty):
     page = Page(nasty)
-    assert {e["tag"] for e in page.elements}.isdisjoint({"img", "i", "u", "b"})
+    assert {e["tag"] for e in page.elements}.isdisjoint({"img", "i", "u", "b", "s"})
     assert len(page.all("script")) == 2
     assert not any(key.startswith("@on") for e in page.elements for key in e)
     assert any(e["text"] == NASTY for e in page.all("th"))
@@ -284,6 +586,13 @@ def test_nothing_is_loaded(nasty, study):
         assert not any("@src" in e for e in page.elements)
         (policy,) = (e["@content"] for e in page.all("meta") if "@http-equiv" in e)
         assert policy.startswith("default-src 'none'")
+        assert "unsafe" not in policy
+        assert "base-uri 'none'; form-action 'none'" in policy
+        for tag, name in (("style", "style-src"), ("script", "script-src")):
+            content = next(e["text"] for e in page.all(tag) if "@type" not in e)
+            digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+            assert f"{name} 'sha256-{digest}'" in policy
+        assert not any("@style" in e for e in page.elements)
 
 
 def test_everything_has_a_name(page):
@@ -388,8 +697,8 @@ def test_models_fitted_to_plain_arrays_are_reported(data):
         data[INPUTS].to_numpy(), data["ill"]
     )
     page = Page(render(read_study(model, data, "ill")))
-    assert "bound 'pg'" in page.text("fitted")
-    assert "below the exact ELBO" in page.text("trust")
+    assert "bound 'pg'" in page.text("card")
+    assert "nats lower" in page.text("trust")
 
 
 def test_the_page_of_many_rows_stays_small_and_says_so():
@@ -426,7 +735,8 @@ def test_a_process_has_relevance_starts_and_maps(process, tmp_path):
         names = [e["@aria-label"] for e in page.all("svg")]
         assert sum(name.startswith("Map: ") for name in names) == 2
         assert "Lengthscale" in page.text("coefficients")
-        assert str(model.starts_[0].start) in page.text("trust")
+        assert f"{model.starts_[0].elbo:,.3f}".replace("-", "−") in page.text("trust")
+        assert "√" not in page.text("trust")
         assert "Probability of wet = True" in page.all("h1")[0]["text"]
 
 
@@ -471,17 +781,45 @@ def test_coordinates_can_be_named(model, data, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("p", "expected"), [(0, "0 %"), (0.004, "<1 %"), (0.684, "68 %"), (0.996, ">99 %"), (1.0, "100 %")]
+    ("p", "expected"),
+    [
+        (0, "0 %"),
+        (1e-5, "<0.01 %"),
+        (0.00034, "0.034 %"),
+        (0.003, "0.3 %"),
+        (0.0345, "3.5 %"),
+        (0.05, "5 %"),
+        (0.684, "68 %"),
+        (0.966, "97 %"),
+        (0.996, "99.6 %"),
+        (0.9996, "99.96 %"),
+        (0.99999, ">99.99 %"),
+        (1.0, "100 %"),
+    ],
 )
 def test_percent(p, expected):
     assert words.percent(p).replace(words.THIN, " ") == expected
 
 
 @pytest.mark.parametrize(
-    ("ends", "expected"), [((0.61, 0.75), "61–75 %"), ((0.001, 0.004), "0.1–0.4 %"), ((0.0, 1.0), "0–100 %")]
+    ("ends", "expected"),
+    [
+        ((0.61, 0.75), "61–75 %"),
+        ((0.001, 0.004), "0.1–0.4 %"),
+        ((0.0123, 0.0124), "1.23–1.24 %"),
+        ((0.0, 1.0), "0–100 %"),
+        ((0.97, 0.999999), "97 to >99.99 %"),
+        ((1e-9, 0.032), "<0.01–3.2 %"),
+    ],
 )
 def test_percent_range(ends, expected):
     assert words.percent_range(*ends).replace(words.THIN, " ").replace(words.JOIN, "") == expected
+
+
+def test_no_model_is_certain():
+    assert words.chance(1.0) == words.percent(1 - 1e-9)
+    assert words.chance(0.0) == words.percent(1e-9)
+    assert "100" not in words.chance_range(0.2, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -511,14 +849,14 @@ def test_example_of_reliability_in_words():
         }
     )
     text = words.group_sentence(table, "were ill").replace(words.THIN, " ").replace(words.JOIN, "")
-    assert text == "Of the 200 rows given about 70 %, 68 % were ill (margin 61–75 %)."
+    assert text == "Of the 200 rows to which the model gave about 70 %, 68 % were ill (allowing for chance, 61–75 %)."
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "log"), [(0.0, 1.0, False), (-3.7, 12.2, False), (1e-9, 3e4, True), (2, 3, False)]
+    ("low", "high", "kind"), [(0.0, 1.0, "linear"), (-3.7, 12.2, "linear"), (1e-9, 3e4, "log"), (2, 3, "linear")]
 )
-def test_ticks_are_round_and_inside(low, high, log):
-    ticks = Scale(low, high, 0, 100, log).ticks(5)
+def test_ticks_are_round_and_inside(low, high, kind):
+    ticks = Scale(low, high, 0, 100, kind).ticks(5)
     assert 2 <= len(ticks) <= 8
     assert all(low <= t <= high for t in ticks)
-    assert np.ptp(np.diff(np.log10(ticks) if log else ticks)) < 1e-9
+    assert np.ptp(np.diff(np.log10(ticks) if kind == "log" else ticks)) < 1e-9

@@ -43,6 +43,7 @@ def files(tmp_path_factory):
     process.fit(data[["lon", "lat"]], data["ill"])
     for name, model in {"logistic": logistic, "process": process}.items():
         report.write(model, data, "ill", folder / f"{name}.html")
+    report.write(logistic, data, "ill", folder / "rowless.html", rows=False)
     return folder
 
 
@@ -91,6 +92,45 @@ def test_it_loads_nothing_else_and_logs_no_errors(browser, files, name):
     asked = [e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"]
     assert {url for url in asked if not url.startswith("data:")} == {address}
     assert browser.execute_script("return document.compatMode") == "CSS1Compat"
+
+
+def test_only_the_pages_own_script_runs(browser, files, tmp_path):
+    """The page's script has run; a script, a handler, a style and a link of an intruder have not."""
+    text = (files / "logistic.html").read_text(encoding="utf-8")
+    attack = (
+        "<script>document.title = 'owned'</script>"
+        "<svg onload=\"document.title = 'owned'\"></svg>"
+        "<style>h1 { color: rgb(1, 2, 3) }</style>"
+        "<base href='https://example.invalid/'>"
+        "<form action='https://example.invalid/' id='form'><button>go</button></form>"
+    )
+    (tmp_path / "report.html").write_text(text.replace("<main>", f"<main>{attack}"), encoding="utf-8")
+    browser.get((tmp_path / "report.html").as_uri())
+    assert browser.execute_script("return document.documentElement.classList.contains('js')")
+    assert browser.title == "Probability of yes"
+    assert colour(browser, "h1", "color") != "rgb(1, 2, 3)"
+    assert browser.execute_script("return document.baseURI").startswith("file:")
+    refused = " ".join(entry["message"] for entry in browser.get_log("browser"))
+    assert refused.count("Content Security Policy") >= 4
+    browser.execute_script("document.getElementById('form').submit()")
+    assert browser.current_url.startswith("file:")
+    assert "form-action" in " ".join(entry["message"] for entry in browser.get_log("browser"))
+
+
+def test_a_page_without_rows_works(browser, files, tmp_path):
+    browser.get_log("browser")
+    browser.get((files / "rowless.html").as_uri())
+    assert browser.get_log("browser") == []
+    assert find(browser, ".person, .pick, .site, #density") == []
+    assert len([figure for figure in find(browser, "figure.effect") if figure.is_displayed()]) == 1
+
+
+def test_the_contents_lead_to_every_section(page):
+    links = find(page, "nav.contents a")
+    assert [link.get_attribute("href").split("#")[1] for link in links] == [
+        section.get_attribute("id") for section in find(page, "main > section")
+    ]
+    assert [link.text for link in links] == [heading.text for heading in find(page, "main > section > h2")]
 
 
 @pytest.mark.parametrize("name", ["logistic", "process"])
@@ -176,8 +216,9 @@ def test_choosing_a_row_draws_its_density(page):
     assert row["note"] in page.find_element("id", "row-panel").text
     assert [b for b in find(page, "button.pick") if b.get_attribute("aria-pressed") == "true"] == [pick]
     points = np.array([[float(x) for x in point.split(",")] for point in line.get_attribute("d")[1:].split("L")])
-    p, height = charts.density_curve(row["theta"], row["tau"])
-    np.testing.assert_allclose(points[:, 0], 20 + 380 * p, atol=0.06)
+    start, end = data["axes"][row["axis"]]["ends"]
+    p, height = charts.density_curve(row["theta"], row["tau"], (start, end))
+    np.testing.assert_allclose(points[:, 0], 20 + 380 * (p - start) / (end - start), atol=0.06)
     np.testing.assert_allclose(points[:, 1], 194 - 0.96 * 180 * height / height.max(), atol=0.06)
 
 
@@ -194,12 +235,35 @@ def test_the_script_repeats_what_the_page_had(page, files):
     assert f'aria-live="polite">{sentence}<' in text
 
 
-@pytest.mark.parametrize(("theta", "tau"), [(0.3, 0.7), (-6.0, 1.0), (0.0, 12.0), (40.0, 3.0), (2.0, 1e-9)])
-def test_density_of_the_script_is_exact(page, theta, tau):
-    found = np.array(page.execute_script(f"return viperReport.density({theta}, {tau})"))
-    p, height = charts.density_curve(theta, max(tau, 1e-6))
+@pytest.mark.parametrize(
+    ("theta", "tau", "ends"),
+    [
+        (0.3, 0.7, (0, 1)),
+        (-6.0, 1.0, (0, 1)),
+        (-6.0, 0.2, (0, 0.01)),
+        (5.0, 0.3, (0.95, 1)),
+        (0.0, 12.0, (0, 1)),
+        (40.0, 3.0, (0, 1)),
+        (2.0, 1e-9, (0, 1)),
+    ],
+)
+def test_density_of_the_script_is_exact(page, theta, tau, ends):
+    found = np.array(page.execute_script(f"return viperReport.density({theta}, {tau}, {list(ends)})"))
+    p, height = charts.density_curve(theta, max(tau, 1e-6), ends)
     np.testing.assert_allclose(found[:, 0], p, atol=1e-12)
     np.testing.assert_allclose(found[:, 1], height, atol=1e-3 * height.max())
+
+
+def test_the_axis_of_the_density_follows_the_row(page):
+    data = json.loads(page.find_element("id", "data").get_attribute("textContent"))
+    ticks = lambda: [e.get_attribute("textContent") for e in find(page, "#density .tick")]  # noqa: E731
+    seen = set()
+    for person in find(page, "g.person")[::15]:
+        page.execute_script("arguments[0].dispatchEvent(new MouseEvent('click', {bubbles: true}))", person)
+        axis = data["rows"][person.get_attribute("data-row")]["axis"]
+        assert ticks() == data["axes"][axis]["ticks"]
+        seen.add(axis)
+    assert len(seen) > 1
 
 
 def test_rows_of_the_chart_can_be_chosen(page):
@@ -241,7 +305,7 @@ def test_marks_have_tooltips(page):
 def test_controls_are_reached_by_keyboard(page):
     page.find_element("tag name", "body").send_keys("\ue004")
     reached = []
-    for _ in range(12):
+    for _ in range(25):
         active = page.switch_to.active_element
         reached.append(active.get_attribute("id") or active.get_attribute("class") or active.tag_name)
         active.send_keys("\ue004")
@@ -308,6 +372,7 @@ def test_without_a_script_everything_is_readable(page):
         page.refresh()
         assert not page.find_element("id", "theme").is_displayed()
         assert all(figure.is_displayed() for figure in find(page, "figure.effect"))
+        assert page.find_element("css selector", "p.verdict strong").text
         assert page.find_element("id", "density-line").get_attribute("d").startswith("M")
         assert page.find_element("id", "row-text").text.startswith("The model gives")
     finally:

@@ -273,7 +273,7 @@ def test_polya_gamma_is_coordinate_ascent(diagonal):
 
 def test_too_few_iterations_warn_with_advice():
     X, y = data(100, 3)
-    with pytest.warns(ConvergenceWarning, match=r"not converged in 1 iterations\. Raise max_iter, standardise"):
+    with pytest.warns(ConvergenceWarning, match=r"not converged in 1 iterations\. Raise max_iter\."):
         model = VariationalLogisticRegression(max_iter=1).fit(X, y)
     assert not model.converged_
     assert model.status_ == "not converged in 1 iterations"

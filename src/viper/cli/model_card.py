@@ -17,6 +17,7 @@ from viper.models.facts import model_facts
 
 LONGEST_FORMULA = 100  # characters; longer ones are shown as a number of columns
 MOST_SHOWN = 20  # coefficients or columns, unless all are asked for
+MOST_ENTANGLED = 4  # columns in interactions or splines that are named
 MOST_MISSING_SHOWN = 8  # columns with missing values that are listed
 SCORE_TITLES = {  # score -> title and decimals
     "auc": ("AUC", 3),
@@ -39,6 +40,7 @@ def model_document(model: Any, level: float) -> dict[str, Any]:
         "classes": facts.classes,
         "standardised": bool(encoding is not None and any(scale != 1 for scale in encoding.scale)),
         "missing": None if encoding is None else encoding.missing,
+        "missing_treatment": "" if encoding is None else encoding.missing_treatment,
         "levels": {} if encoding is None else encoding.levels,
         "bound": facts.bound if facts.terms is None else f"{facts.bound}, {facts.terms} terms",
         "covariance": facts.covariance,
@@ -83,7 +85,8 @@ def coefficient_document(model: Any, facts: Any, level: float) -> dict[str, Any]
     units = model.formula_.units if hasattr(model, "formula_") else {}
     table = model.summary(level).to_dict("index")
     rows = [{"name": name, **row, "unit": units.get(name, "")} for name, row in table.items()]
-    return {"prior": facts.prior.scale, "prior_scales": facts.prior.sds, "coefficients": rows}
+    entangled = model.formula_.entangled if hasattr(model, "formula_") else []
+    return {"prior": facts.prior.scale, "prior_scales": facts.prior.sds, "coefficients": rows, "entangled": entangled}
 
 
 def process_document(model: Any, facts: Any) -> dict[str, Any]:
@@ -148,7 +151,7 @@ def missing_cells(document: dict[str, Any], data: dict[str, Any]) -> str:
     more = len(data["missing"]) - MOST_MISSING_SHOWN
     cells += f" and {more} more columns" if more > 0 else ""
     gone = data["rows"] - data["rows_used"]
-    done = "filled in with means and most common levels" if document["missing"] == "mean" else ""
+    done = document["missing_treatment"]
     left = f"{gone:,} of {data['rows']:,} rows left out" if gone else ""
     return f"{cells} ({'; '.join(part for part in (done, left) if part)})"
 
@@ -170,7 +173,22 @@ def print_coefficients(document: dict[str, Any], most: int | None, saved: Path |
         say(f"  [dim]{len(rows) - len(shown)} more, {order}{how_to_see_all(saved)}[/]")
     if document["standardised"]:
         say("  [dim]Numeric columns are standardised: coefficients are per standard deviation (sd), others per 1.[/]")
-    say("  [dim]sign: probability that the coefficient has the sign of its mean.[/]\n" if 8 in kept else "")
+    if 8 in kept:
+        say("  [dim]sign: probability that the coefficient has the sign of its mean.[/]")
+    if document["entangled"]:
+        say(f"  [yellow]![/] [dim]{entangled_note(document['entangled'], saved)}[/]")
+    if "missing_information" in rows[0]:
+        most_lost = max(rows, key=lambda row: row["missing_information"])
+        share = f"{most_lost['missing_information']:.0%}"
+        say(f"  [dim]Missing values cause up to {share} of a coefficient's variance ({escape(most_lost['name'])}).[/]")
+    say()
+
+
+def entangled_note(columns: list[str], saved: Path | None) -> str:
+    """Say that no single coefficient tells what these columns do, and where that is told."""
+    named = f"{', '.join(columns[:MOST_ENTANGLED])}{' …' if len(columns) > MOST_ENTANGLED else ''}"
+    command = f"viper effects {shlex.quote(str(saved or 'model.viper'))} data.csv"
+    return escape(f"{named}: in interactions or splines, no single line tells what a column does. See: {command}")
 
 
 def axis_ends(rows: list[dict[str, Any]]) -> tuple[float, float]:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -10,6 +10,8 @@ from viper.cli.terminal import note, show_progress
 
 if TYPE_CHECKING:
     import pandas
+
+    from viper.formula.learn import Learned
 
 WEIGHT_BUDGET = 2e8  # rows × draws of the importance weights: a few seconds
 DRAW_LIMITS = (200, 4000)  # draws within that budget
@@ -19,8 +21,7 @@ Splits = list[tuple[np.ndarray, np.ndarray]]  # rows to train on and rows to tes
 
 def held_out_scores(
     fitted: Any,
-    X: "pandas.DataFrame",
-    y: np.ndarray,
+    learned: "Learned",
     folds: int,
     test_size: float | None,
     seed: int,
@@ -28,12 +29,12 @@ def held_out_scores(
     quiet: bool = False,
 ) -> dict[str, Any] | None:
     """Score models like `fitted` on rows they were not fitted to; None if no rows are to be held out."""
-    splits = train_test_splits(y, folds, test_size, seed)
+    splits = train_test_splits(learned.labels, folds, test_size, seed)
     if not splits:
         return None
     model = type(fitted)(**fitted.get_params()).set_params(verbose=False)  # without the formula: X is encoded
     with show_progress("Scoring", len(splits), quiet) as step:
-        outcome = cross_validated_scores(model, X, y, splits, level, step)
+        outcome = cross_validated(model, Folds(learned, splits), level, step).scores()
     how = f"{len(splits)}-fold cross-validation" if test_size is None else f"{len(splits[0][1])} held-out rows"
     return {"how": how, **outcome}
 
@@ -60,29 +61,68 @@ def train_test_splits(y: np.ndarray, folds: int, test_size: float | None, seed: 
     return list(cut.split(np.zeros(len(y)), y))
 
 
-def cross_validated_scores(
-    model: Any, X: "pandas.DataFrame", y: np.ndarray, splits: Splits, level: float, step: Callable[[], None]
-) -> dict[str, Any]:
-    """Score all held-out rows together, with intervals if the model has them, and time the median fit."""
-    from sklearn.base import clone
+class Folds:
+    """Rows to train on and rows to test on, encoded.
 
-    from viper.report.metrics import scores
+    Where missing values are drawn with the outcome's help, they are drawn again in each fold from its training rows, so
+    that no label of a test row is used.
+    """
 
+    def __init__(self, learned: "Learned", splits: Splits) -> None:
+        quiet = None if learned.imputing is None else learned.imputing._replace(verbose=False)
+        self.learned, self.splits, self.labels = learned._replace(imputing=quiet), splits, learned.labels
+        self.parts: dict[int, Learned] = {}  # the training rows of each fold, once they are needed
+
+    def fit(self, model: Any, k: int) -> tuple[Any, "pandas.DataFrame"]:
+        """Return a copy of the model that is fitted to the training rows, and the test rows as it takes them."""
+        from sklearn.base import clone
+
+        train, test = self.splits[k]
+        X, y = self.learned.X, self.labels
+        if not self.learned.tables:
+            return clone(model).fit(X.iloc[train], y[train]), X.iloc[test]
+        from viper.formula.learn import fit_learned
+
+        part, raw = self.parts.get(k) or self.learned.part(train), self.learned.raw()
+        self.parts[k] = part
+        if hasattr(model, "_pool"):
+            return fit_learned(type(model), part, model.get_params()), raw.iloc[test]
+        # other models get the mean of the draws
+        X = part.encoding.encode(raw)
+        return clone(model).fit(X.iloc[train], y[train]), X.iloc[test]
+
+
+class HeldOutRows(NamedTuple):
+    """Predictions of rows by models that were not fitted to them."""
+
+    label: np.ndarray
+    probability: np.ndarray
+    interval: np.ndarray | None
+    seconds: float  # of the median fit, because the first one also loads libraries
+
+    def scores(self) -> dict[str, Any]:
+        from viper.report.metrics import scores
+
+        return {**scores(self.label, self.probability, self.interval)._asdict(), "seconds": self.seconds}
+
+
+def cross_validated(model: Any, folds: Folds, level: float, step: Callable[[], None]) -> HeldOutRows:
+    """Predict all held-out rows, with intervals if the model has them, and time the fits."""
+    y, splits = folds.labels, folds.splits
     probability, interval = np.full(len(y), np.nan), np.full((len(y), 2), np.nan)
     classes = np.unique(y)
-    seconds = []  # the median, because the first fit also loads libraries
-    for train, test in splits:
+    seconds = []
+    for k, (_, test) in enumerate(splits):
         began = time.perf_counter()
-        fold = clone(model).fit(X.iloc[train], y[train])
+        fold, X = folds.fit(model, k)
         seconds.append(time.perf_counter() - began)
-        probability[test] = fold.predict_proba(X.iloc[test])[:, 1]
+        probability[test] = fold.predict_proba(X)[:, 1]
         if hasattr(fold, "predict_interval"):
-            interval[test] = fold.predict_interval(X.iloc[test], level)
+            interval[test] = fold.predict_interval(X, level)
         step()
     seen = np.concatenate([test for _, test in splits])
     intervals = None if np.isnan(interval[seen]).any() else interval[seen]
-    result = scores(y[seen] == classes[1], probability[seen], intervals)
-    return {**result._asdict(), "seconds": float(np.median(seconds))}
+    return HeldOutRows(y[seen] == classes[1], probability[seen], intervals, float(np.median(seconds)))
 
 
 def diagnosis_record(fitted: Any, rows: int) -> dict[str, Any] | None:

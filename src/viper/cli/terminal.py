@@ -110,7 +110,7 @@ def print_table(
     screen.width = max(screen.width, table_width(cut))
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
     for i in shown:
-        drawn = i < left or any(isinstance(cell, Text) for cell in columns[i])
+        drawn = i < left or any(isinstance(cell, Text) and cell.justify != "right" for cell in columns[i])
         width = min(widths[i], cut) if i < left else widths[i]
         table.add_column(columns[i][0], justify="left" if drawn else "right", no_wrap=True, width=width)
     for row in zip(*(columns[i][1:] for i in shown), strict=True):
@@ -134,6 +134,29 @@ def short_number(value: float | None, digits: int = 3) -> str:
     if value and not 10**-digits <= abs(value) < 10**6:
         return f"{value:.2e}"
     return f"{value:,.{digits}f}"
+
+
+def significant_number(value: float | None, digits: int = 3) -> str:
+    """Return a number with that many significant digits, in scientific notation only if it is huge or below 1e-6."""
+    if not value or not math.isfinite(value) or not 1e-6 <= abs(value) < 10**6:
+        return "0" if value == 0 else short_number(value)
+    return f"{value:,.{max(digits - 1 - math.floor(math.log10(abs(value))), 0)}f}"
+
+
+def plus_minus(value: float, error: float) -> str:
+    """Return a number with its standard error, both with the decimals at which the error has two digits."""
+    if not (error > 0 and math.isfinite(error)):
+        return significant_number(value, 2)
+    digits = max(0, 1 - math.floor(math.log10(error)))
+    return f"{round(value, digits) + 0.0:,.{digits}f} ± {error:,.{digits}f}"
+
+
+def share_text(share: float) -> str:
+    """Return a share with three decimals, or as many as show two digits of it and of what it lacks to one."""
+    rest = min(share, 1.0 - share)
+    if rest <= 0.0:
+        return f"{share:.0f}"
+    return f"{share:.{min(max(3, 1 - math.floor(math.log10(rest))), 8)}f}"
 
 
 def fixed_number(value: float, digits: int) -> str:

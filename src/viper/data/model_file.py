@@ -5,13 +5,17 @@
     data of the tensors
 
 The document is a `Document`, as JSON. Its sha256 is that of the whole file with zeros in place of the digest. Nothing
-in the file is code, and no tensor is created before the digest is verified.
+in the file is code. No size in it is believed: those of header and tensors are compared with that of the file before
+anything is allocated for them, and no tensor is created before the digest is verified.
 """
 
 import hashlib
 import json
 import os
+import re
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
+from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, NoReturn
 
@@ -21,14 +25,36 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from viper.data.schema import LABEL, Fields, Items, Layout, Value, refuse_value
 from viper.data.writing import IN_PYTHON, checked_file, worded_errors
-from viper.errors import StorageError
+from viper.errors import StorageError, shown
 
 FORMAT_VERSION = 1
-LARGEST_HEADER = 100_000_000  # bytes; safetensors' own limit
+LARGEST_HEADER = 1 << 24  # bytes; as JSON in memory it may take twenty times as much
+MOST_CONTAINERS = 1_000_000  # lists and dictionaries in a header, each of which takes at least 60 bytes
+MOST_AXES = 8
 IMPOSSIBLE_HEADER = 1 << 40  # bytes; a text file, read as a model, would announce a far longer header
 NO_DIGEST = "0" * 64
 JSON_SCALARS = (str, bool, int, float, type(None))  # what JSON stores unchanged
+DTYPES = {  # as safetensors names them
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+LABEL_DTYPE = re.compile(r"object|\|b1|\|[iu]1|[<>](?:[iu][248]|f[248]|U\d{1,9})")
+LABELS = Fields(
+    {
+        "dtype": Value("a type of labels", lambda x: type(x) is str and bool(LABEL_DTYPE.fullmatch(x))),
+        "values": Items(LABEL, 2),
+    }
+)
 OTHER_FORMATS = {b"PK\x03\x04": "a zip archive, as torch.save writes", b"\x80": "a pickle"}
 
 
@@ -70,8 +96,15 @@ def write_bytes(path: str | os.PathLike[str], contents: bytes, overwrite: bool =
         file.write(contents)
 
 
-def read_tensors(path: str | os.PathLike[str]) -> tuple[str, dict[str, Tensor], dict[str, Any]]:
+CheckHeader = Callable[[str, dict[str, Layout], dict[str, Any]], None]
+
+
+def read_tensors(
+    path: str | os.PathLike[str], check: CheckHeader | None = None
+) -> tuple[str, dict[str, Tensor], dict[str, Any]]:
     """Read (kind, tensors, metadata) as given to `write_tensors`; the tensors are on the CPU.
+
+    `check(kind, layouts, metadata)` is called before the tensors are read, and raises if it will not have them.
 
     Raises
     ------
@@ -85,12 +118,19 @@ def read_tensors(path: str | os.PathLike[str]) -> tuple[str, dict[str, Tensor], 
             raise StorageError(f"path must be a file; got {path}, which is {what}. Check the name.")
         with path.open("rb") as file:
             head = read_head(file, path)
-            document = parse_document(head, path)
-            contents = head + file.read()
-    except OSError as error:
-        raise StorageError(f"path must be readable; got {path}: {error.strerror}.") from error
-    check_contents(contents, len(head), document, path)
-    return document.kind, decode_tensors(contents, path), document.metadata
+            document, layouts = parse_head(head, path)
+            size = os.fstat(file.fileno()).st_size - len(head)
+            check_extent(size, document, layouts, path)
+            if check is not None:
+                check(document.kind, layouts, document.metadata)
+            data = read_data(file, size, head, document, path)
+    except (OSError, ValueError) as error:
+        if isinstance(error, StorageError):
+            raise
+        words = getattr(error, "strerror", None) or error  # a ValueError: the name contains a zero
+        raise StorageError(f"path must be readable; got {path}: {words}.") from error
+    tensors = {name: decode_tensor(data, layout) for name, layout in layouts.items()}
+    return document.kind, tensors, document.metadata
 
 
 # --- writing ---
@@ -101,10 +141,16 @@ def encode_file(kind: str, tensors: dict[str, Tensor], metadata: dict[str, Any])
     plain = {name: plain_tensor(name, tensor) for name, tensor in tensors.items()}
     size = sum(tensor.nbytes for tensor in plain.values())
     document = Document(NO_DIGEST, FORMAT_VERSION, viper_version(), size, kind, plain_metadata(metadata))
+    text = json.dumps(document._asdict())
+    rule = f"names and metadata must fit in {LARGEST_HEADER} bytes and {MOST_CONTAINERS} lists"
+    if len(text) > LARGEST_HEADER:
+        raise StorageError(f"{rule}; got {len(text)} bytes. Use fewer columns or levels.")
     try:
-        contents = safetensors.torch.save(plain, {"viper": json.dumps(document._asdict())})
+        contents = safetensors.torch.save(plain, {"viper": text})
     except SafetensorError as error:
-        raise StorageError(f"names and metadata must fit in {LARGEST_HEADER} bytes; got {error}.") from error
+        raise StorageError(f"{rule}; got {shown(str(error))}.") from error
+    if not is_readable(contents[8 : (end := 8 + int.from_bytes(contents[:8], "little"))]):
+        raise StorageError(f"{rule}; got {end} bytes. Use fewer columns or levels.")
     return contents.replace(NO_DIGEST.encode(), hashlib.sha256(contents).hexdigest().encode(), 1)
 
 
@@ -112,6 +158,8 @@ def plain_tensor(name: str, tensor: Tensor) -> Tensor:
     """Return a copy on the CPU that shares no memory."""
     if not isinstance(tensor, Tensor) or tensor.layout is not torch.strided or name == "__metadata__":
         raise TypeError(f"tensors must map names to dense tensors; got {type(tensor).__name__} for {name!r}.")
+    if tensor.dtype not in DTYPES.values():
+        raise TypeError(f"tensors must hold real numbers to be saved; got {tensor.dtype} for {name!r}.")
     return tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
 
 
@@ -141,7 +189,10 @@ def first_change(given: Any, copy: Any, path: str = "metadata") -> str:
 
 
 def encode_labels(classes: np.ndarray) -> dict[str, Any]:
-    return {"dtype": classes.dtype.str if classes.dtype.kind != "O" else "object", "values": classes.tolist()}
+    """Return labels as JSON; text is as wide as its longest label, and what NumPy has no plain type for an object."""
+    values = classes.tolist()
+    kind = np.array(values).dtype.str if classes.dtype.kind == "U" else classes.dtype.str
+    return {"dtype": kind if classes.dtype.kind in "biufU" else "object", "values": values}
 
 
 def viper_version() -> str:
@@ -162,46 +213,129 @@ def read_head(file: BinaryIO, path: Path) -> bytes:
         other = (name for magic, name in OTHER_FORMATS.items() if start.startswith(magic))
         what = f"truncated or another format: {size} bytes, with a header of {length}"
         refuse_file(path, next(other, "a file of another format" if length > IMPOSSIBLE_HEADER else what))
-    return start + file.read(length)
+    head = start + file.read(length)
+    if not is_readable(head):
+        refuse_file(path, f"damaged: its header has more than {MOST_CONTAINERS} lists")
+    return head
 
 
-def parse_document(head: bytes, path: Path) -> Document:
-    """Return the header's document. Raises if it is invalid or written by a newer format version."""
+def is_readable(head: bytes) -> bool:
+    """Whether a header is small enough to be parsed; brackets in texts are counted too."""
+    return len(head) <= LARGEST_HEADER + 8 and head.count(b"[") + head.count(b"{") <= MOST_CONTAINERS
+
+
+def parse_head(head: bytes, path: Path) -> tuple[Document, dict[str, Layout]]:
+    """Return the header's document, and the layouts of the tensors that it announces.
+
+    Raises if it is invalid or written by a newer format version.
+    """
     try:
-        content = json.loads(json.loads(head[8:].decode())["__metadata__"]["viper"])
-        if content["format_version"] <= FORMAT_VERSION:
-            document = Document(**content)
-            if [type(x) for x in document] == [str, int, str, int, str, dict] and document.sha256.isascii():
-                return document
+        entries = parse_json(head[8:].decode())
+        content = parse_json(entries.pop("__metadata__")["viper"])
+        number = content["format_version"]
+        if type(number) is int and number > FORMAT_VERSION:
+            writer = shown(content.get("viper_version")).strip("'")
+            raise StorageError(
+                f"format version must be at most {FORMAT_VERSION}; got {shown(number)} in {path}, "
+                f"written by viper {writer}. Upgrade viper."
+            )
+        document = Document(**content)
+        if [type(x) for x in document] != [str, int, str, int, str, dict] or not document.sha256.isascii():
             raise TypeError
-    except (KeyError, TypeError):
+    except (KeyError, TypeError, AttributeError):
         refuse_file(path, "without viper's metadata: damaged, or written by another program")
-    except (ValueError, RecursionError):
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, StorageError):
+            raise
         refuse_file(path, "without a JSON header: damaged, or another format")
-    raise StorageError(
-        f"format version must be at most {FORMAT_VERSION}; got {content['format_version']} in {path}, "
-        f"written by viper {content.get('viper_version')}. Upgrade viper."
-    )
+    return document, {name: parse_layout(name, entry, path) for name, entry in entries.items()}
+
+
+def parse_json(text: Any) -> Any:
+    """Parse JSON as `write_tensors` writes it, without NaN and infinity."""
+    if not isinstance(text, str):
+        raise TypeError
+    return json.loads(text, parse_constant=refuse_constant)
+
+
+def refuse_constant(name: str) -> NoReturn:
+    raise ValueError(name)
+
+
+def parse_layout(name: str, entry: Any, path: Path) -> Layout:
+    """Return the layout of one tensor, whose bytes are as many as its shape says, and aligned."""
+    try:
+        dtype, shape, (start, end) = (entry[key] for key in ("dtype", "shape", "data_offsets"))
+        if len(entry) == 3 and len(shape) <= MOST_AXES and all(type(x) is int and x >= 0 for x in (*shape, start, end)):
+            layout = Layout(DTYPES[dtype], tuple(shape), start, end)
+            width = layout.dtype.itemsize
+            if end - start == prod(shape) * width and start % width == 0:
+                return layout
+    except (KeyError, TypeError, ValueError):
+        pass
+    return refuse_file(path, f"damaged: its tensor {shown(name)} must fit its shape and type; got {shown(entry)}")
 
 
 def refuse_file(path: Path, what: str) -> NoReturn:
     raise StorageError(f"path must be a model saved by viper; got {path}, which is {what}.") from None
 
 
-def check_contents(contents: bytes, head: int, document: Document, path: Path) -> None:
-    """Raise unless the file is complete and unchanged."""
-    if (size := len(contents) - head) < document.data_bytes:
-        rule = f"{path} must hold {document.data_bytes} bytes of data; got {size}"
+def check_extent(size: int, document: Document, layouts: dict[str, Layout], path: Path) -> None:
+    """Raise unless the tensors lie one behind the other, and are all the data that the file has."""
+    if size < document.data_bytes:
+        rule = f"{path} must hold {shown(document.data_bytes)} bytes of data; got {size}"
         raise StorageError(f"{rule}: it is truncated. Copy or save it again.")
-    digest = hashlib.sha256(contents[:head].replace(document.sha256.encode(), NO_DIGEST.encode(), 1))
-    digest.update(memoryview(contents)[head:])
-    if digest.hexdigest() != document.sha256:
-        rule = f"{path} must have sha256 {document.sha256}; got {digest.hexdigest()}"
+    end = 0
+    for layout in sorted(layouts.values(), key=lambda layout: (layout.start, layout.end)):
+        if layout.start != end:
+            refuse_file(path, "damaged: its tensors do not lie one behind the other")
+        end = layout.end
+    if not size == document.data_bytes == end:
+        rule = f"{path} must hold {end} bytes of data; got {size}"
         raise StorageError(f"{rule}: it changed after it was saved. Copy or save it again.")
 
 
-def decode_tensors(contents: bytes, path: Path) -> dict[str, Tensor]:
+def read_data(file: BinaryIO, size: int, head: bytes, document: Document, path: Path) -> bytearray:
+    """Return the bytes behind the header. Raises unless the whole file has the digest that it should."""
+    data = bytearray(size)
+    if file.readinto(data) != size:  # type: ignore[attr-defined]
+        refuse_file(path, "being written to")
+    digest = hashlib.sha256(head.replace(document.sha256.encode(), NO_DIGEST.encode(), 1))
+    digest.update(data)
+    if digest.hexdigest() != document.sha256:
+        rule = f"{path} must have sha256 {shown(document.sha256, 70)}; got {digest.hexdigest()}"
+        raise StorageError(f"{rule}: it changed after it was saved. Copy or save it again.")
+    return data
+
+
+def decode_tensor(data: bytearray, layout: Layout) -> Tensor:
+    """Return a tensor that shares the memory of the data."""
+    if layout.start == layout.end:
+        return torch.empty(layout.shape, dtype=layout.dtype)
+    boolean = layout.dtype is torch.bool  # a byte of a boolean may be neither 0 nor 1
+    found = torch.frombuffer(
+        data,
+        dtype=torch.uint8 if boolean else layout.dtype,
+        count=prod(layout.shape),
+        offset=layout.start,
+    ).reshape(layout.shape)
+    return found != 0 if boolean else found
+
+
+def decode_labels(state: Any, where: str) -> np.ndarray:
+    """Invert `encode_labels`. The width of text in the file is not believed."""
+    LABELS.check(state, where)
+    name, values = state["dtype"], state["values"]
+    kind = "object" if name == "object" else np.dtype(name[:2] + ("1" if name[1] == "U" else name[2:])).kind
+    wanted = {"b": (bool,), "i": (int,), "u": (int,), "f": (float,), "U": (str,), "object": (str, bool, int, float)}[
+        kind
+    ]
     try:
-        return safetensors.torch.load(contents)
-    except (SafetensorError, KeyError, ValueError, RuntimeError) as error:
-        raise StorageError(f"{path} must hold tensors that torch can read; got {error}.") from error
+        labels = np.array(values) if kind == "U" else np.array(values, dtype=name)
+        same = labels.tolist() == values and all(type(value) in wanted for value in values)
+        same &= kind != "object" or all(type(value) is not int or abs(value) < 2**63 for value in values)
+    except (OverflowError, ValueError, TypeError):
+        same = False
+    if not same or values[0] == values[1]:
+        refuse_value(where, f"two labels of type {name}", values)
+    return labels

@@ -3,9 +3,9 @@
 frame → checked columns → missing values by rule → formulaic → standardised or not → X
 """
 
-import math
 import re
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache, cached_property
@@ -13,11 +13,27 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from viper.errors import FormulaError, RowError, StorageError, counted, listed
-from viper.formula.columns import as_frame, as_levels, as_numbers, python_value
+from viper.data.schema import (
+    ABOVE_ZERO,
+    BOOLEAN,
+    LABEL,
+    NOTHING,
+    NUMBER,
+    PLAIN,
+    TEXT,
+    WHOLE,
+    Entries,
+    Fields,
+    Items,
+    fields_of,
+    one_of,
+    or_none,
+)
+from viper.errors import FormulaError, RowError, StorageError, counted, listed, shown
+from viper.formula.columns import as_frame, as_levels, as_numbers, level_codes, python_value, with_days
 from viper.formula.grammar import ParsedFormula, parse_formula
 from viper.formula.imputation import DRAWN_ENTRIES, DRAWS, CodedColumns, Imputation
-from viper.formula.training import TrainingData
+from viper.formula.training import TrainingData, check_training_data
 
 if TYPE_CHECKING:
     import pandas
@@ -26,6 +42,7 @@ MISSING_RULES = ("error", "drop", "mean", "indicator", "multiple")
 MISSING_LEVEL = "missing"  # the level of a category's missing values, for missing="indicator"
 UNSEEN_RULES = ("error", "missing", "baseline")
 BEYOND_RULES = ("refuse", "clamp")
+NEW_ROW_RULES = {"unseen": UNSEEN_RULES, "beyond": BEYOND_RULES}
 ADDED_FIELDS = ("positive", "unseen", "beyond", "training", "imputations", "sweeps")  # stored unless the default
 
 
@@ -108,8 +125,8 @@ class Encoding:
         Raises
         ------
         FormulaError
-            If a column is missing or of another kind than in the fit, a level is new, a value is missing (if
-            `missing` is "error" or "drop"), or a function has no finite value.
+            If a column is missing or of another kind than in the fit, a level is new (if `unseen` is "error"), a
+            value is missing (if `missing` is "error" or "drop"), or a function has no finite value.
         """
         if isinstance(data, ImputedRows):
             return data.design
@@ -142,6 +159,14 @@ class Encoding:
             raise FormulaError(f"the formula must produce the columns {self.names}; got {list(raw)}. Fit it again.")
         return (raw - np.array(self.centre)) / np.array(self.scale)
 
+    def with_rules(self, **rules: str) -> "Encoding":
+        """Return the encoding with other rules for new rows. Raises a FormulaError for unknown ones."""
+        for name, rule in rules.items():
+            known = NEW_ROW_RULES[name]
+            if rule not in known:
+                raise FormulaError(f"{name} must be one of {list(known)}; got {rule!r}.")
+        return replace(self, **rules)  # type: ignore[arg-type]
+
     def _with_indicators(self, raw: "pandas.DataFrame", selected: "pandas.DataFrame") -> "pandas.DataFrame":
         """Add a column of zeros and ones for each column of numbers that had missing values in the fit."""
         return raw.assign(**{missing_name(name): selected[name].isna().astype(float) for name in self.indicators})
@@ -158,6 +183,15 @@ class Encoding:
         """Return whether rows with missing values can be predicted."""
         return self.missing not in ("error", "drop")
 
+    @property
+    def missing_treatment(self) -> str:
+        """Return what was done about missing values, in words."""
+        return {
+            "mean": "filled in with means and most common levels",
+            "indicator": "filled in, and marked by columns and levels of their own",
+            "multiple": f"drawn {self.imputations} times, given all other columns",
+        }.get(self.missing, "")
+
     # --- missing values that are drawn ---
 
     def coded(self, selected: "pandas.DataFrame") -> CodedColumns:
@@ -167,10 +201,10 @@ class Encoding:
         return CodedColumns(numbers, codes, {name: len(levels) for name, levels in self.levels.items()})
 
     def raw_columns(self, coded: CodedColumns, index: Any) -> "pandas.DataFrame":
-        """Invert `coded`, where nothing is missing."""
+        """Invert `coded`."""
         import pandas
 
-        levels = {name: pandas.Series(self.levels[name]).take(codes).to_numpy() for name, codes in coded.codes.items()}
+        levels = {name: decoded_levels(codes, self.levels[name]) for name, codes in coded.codes.items()}
         return pandas.DataFrame(coded.numbers | levels, index=index)[self.inputs]
 
     def _drawn_designs(self, selected: "pandas.DataFrame") -> np.ndarray:
@@ -203,9 +237,43 @@ class Encoding:
         """Describe, for each column of X, the change in raw units to which its coefficient refers."""
         return {name: self._unit(name, *at) for name, *at in zip(self.names, self.centre, self.scale, strict=True)}
 
+    @property
+    def splines(self) -> set[str]:
+        """Return the columns inside bs(), which has no value beyond the range of the fit."""
+        calls = [factor for term in self._terms() for factor in term if "bs(" in factor]
+        return {column for call in calls for column in self._columns_in(call)}
+
+    @property
+    def entangled(self) -> list[str]:
+        """Return the columns whose effect no single coefficient tells.
+
+        They are in an interaction, in several terms, or in a function that makes several columns.
+        """
+        mentions, found = Counter[str](), set[str]()
+        for term in self._terms():
+            columns = {column for factor in term for column in self._columns_in(factor)}
+            mentions.update(columns)
+            if len(columns) > 1 or any(name in factor for factor in term for name in ("bs(", "poly(")):
+                found |= columns
+        return [name for name in self.inputs if name in found or mentions[name] > 1]
+
+    def _terms(self) -> list[list[str]]:
+        """Return the terms besides plain columns, each as its factors, in internal variables."""
+        if self._parsed.rest == "1":
+            return []
+        from formulaic import Formula
+
+        return [[str(factor) for factor in term.factors] for term in Formula(self._parsed.rest)]
+
+    def _columns_in(self, factor: str) -> list[str]:
+        return [self._parsed.variables[name] for name in re.findall(r"\b[nc]\d+_", factor)]
+
     def _unit(self, name: str, centre: float, scale: float) -> str:
         if (centre, scale) != (0.0, 1.0):
             return f"sd, {scale:.3g}"
+        for function, levels in (("month", MONTHS), ("weekday", WEEKDAYS)):
+            if re.fullmatch(rf"{function}\([^()]+\)\[T\.\w+\]", name):
+                return f"vs {levels[0]}"
         level = re.fullmatch(r"(?:C\()?(.+?)\)?\[T\.(.*)\]", name)
         if level and level[1] in self.levels and ":" not in name:
             return f"vs {self.levels[level[1]][0]}"
@@ -216,6 +284,11 @@ class Encoding:
         return parse_formula(self.formula, self.columns, [name for name in self.levels if name not in self.means])
 
     def _select(self, data: Any) -> "pandas.DataFrame":
+        """Return the columns that the formula reads, with the rule for new levels applied."""
+        return self._known(self._given(data))
+
+    def _given(self, data: Any) -> "pandas.DataFrame":
+        """Return the columns that the formula reads, as they are."""
         frame = as_frame(data)
         absent = [name for name in self.inputs if name not in frame.columns]
         if absent:
@@ -223,7 +296,21 @@ class Encoding:
                 f"the data must have the columns of the fit; got none named {listed(absent)}. "
                 f"It has {listed(frame.columns)}."
             )
-        return frame[self.inputs]
+        return with_days(frame[self.inputs], self._parsed.dates)
+
+    def _known(self, frame: "pandas.DataFrame") -> "pandas.DataFrame":
+        """Apply the rule for levels that were not in the training data, unless it is an error."""
+        if self.unseen == "error":
+            return frame
+        return frame.assign(**{name: self.known_levels(frame[name]) for name in self.levels})
+
+    def known_levels(self, column: "pandas.Series[Any]") -> "pandas.Series[Any]":
+        """Return the column with levels that were not in the training data as missing, or as the reference level."""
+        levels = self.levels[str(column.name)]
+        new = (level_codes(column, levels) < 0) & column.notna().to_numpy()
+        if not new.any():
+            return column
+        return column.astype(object).mask(new, None if self.unseen == "missing" else levels[0])
 
     def _filled(self, frame: "pandas.DataFrame") -> "pandas.DataFrame":
         counts = frame.isna().sum()
@@ -237,6 +324,10 @@ class Encoding:
             raise RowError(
                 "rows must have no missing values", got, row, "Leave them out, or fit with missing='multiple'."
             )
+        return self._with_means(frame, holes)
+
+    def _with_means(self, frame: "pandas.DataFrame", holes: Iterable[str]) -> "pandas.DataFrame":
+        """Fill in means and most common levels in the columns that have holes."""
         values = {name: self.common.get(name, self.means.get(name)) for name in holes}
         # of other types, not all can hold the value: pandas' Int64 no mean, its categories no new level
         kinds = {name: "float64" if name in self.means else object for name in holes}
@@ -244,6 +335,14 @@ class Encoding:
 
     def _design(self, frame: "pandas.DataFrame", state: dict[str, Any]) -> "pandas.DataFrame":
         """Return the columns of X before they are standardised. `state` is read, or learned if it is empty."""
+        design = self._evaluated(frame, state)
+        if self.beyond == "clamp" and (bad := undefined_cells(design).any(1)).any():
+            design.loc[bad] = self._evaluated(frame[bad], state, clamp=True).to_numpy()
+        check_finite_design(design)
+        return design
+
+    def _evaluated(self, frame: "pandas.DataFrame", state: dict[str, Any], clamp: bool = False) -> "pandas.DataFrame":
+        """Return the raw columns of X, with NaN where they have none; `clamp` moves numbers to the end of a spline."""
         import pandas
 
         plain, variables = self._parsed.plain, self._parsed.variables
@@ -253,15 +352,18 @@ class Encoding:
                 name: as_levels(frame[column], self.levels[column]) if name[0] == "c" else as_numbers(frame[column])
                 for name, column in variables.items()
             }
-            found = evaluate_terms(self._parsed.rest, pandas.DataFrame(given, index=frame.index), state)
+            found = evaluate_terms(self._parsed.rest, pandas.DataFrame(given, index=frame.index), state, clamp)
             parts |= {self._name(name): values for name, values in found.items()}
-        design = pandas.DataFrame(parts, index=frame.index, dtype=float)
-        check_finite_design(design)
-        return design
+        return pandas.DataFrame(parts, index=frame.index, dtype=float)
+
+    @property
+    def has_functions(self) -> bool:
+        """Whether the formula has functions such as `log`, which may have no value for some numbers."""
+        return "(" in self._parsed.rest
 
     def _name(self, ours: str) -> str:
         """Replace internal variables in a column's name by the names in the data."""
-        return re.sub(r"\b[nc](\d+)_", lambda found: self.columns[int(found[1])], ours)
+        return re.sub(r"\b[ncd](\d+)_", lambda found: self.columns[int(found[1])], ours)
 
     def to_state(self) -> dict[str, Any]:
         """Return everything as JSON."""
@@ -278,26 +380,16 @@ class Encoding:
 
         `imputation` are the arrays of the imputation, if there is one.
         """
+        ENCODING.check(state, "formula")
+        decoded = {
+            "transforms": decode_transforms(state["transforms"]),
+            "training": state.get("training") and TrainingData.from_state(state["training"]),
+            "imputation": Imputation(**imputation) if imputation else None,
+        }
         try:
-            encoding = cls(**state, imputation=Imputation(**imputation) if imputation else None)
+            encoding = cls(**state | decoded)
             check_encoding(encoding)
-            if encoding.training is not None:
-                training = TrainingData.from_state(encoding.training, encoding.levels)
-                object.__setattr__(encoding, "training", training)
-            object.__setattr__(encoding, "transforms", decode_transforms(encoding.transforms))
-            parsed = encoding._parsed
-            used, learned = {*parsed.plain, *parsed.variables.values()}, {*encoding.means, *encoding.levels}
-            if parsed.target != encoding.target or used != set(encoding.inputs) or not used <= learned:
-                raise ValueError("columns that it does not name")
-            if encoding.training is not None and set(encoding.training.columns) != used:
-                raise ValueError("training data of other columns")
-            if (encoding.imputation is not None) != (encoding.missing == "multiple"):
-                raise ValueError("an imputation where there is none, or none where there is one")
-            if encoding.imputation is not None:
-                numbers = sum(name not in encoding.levels for name in encoding.inputs)
-                width = numbers + sum(len(levels) - 1 for levels in encoding.levels.values())
-                encoding.imputation.check(width, numbers)
-        except (TypeError, KeyError, ValueError, AttributeError) as error:
+        except ValueError as error:
             raise StorageError(f"the model's formula must be one that viper wrote; got {error}") from None
         return encoding
 
@@ -309,6 +401,12 @@ class ImputedRows(NamedTuple):
     residual: np.ndarray  # 0 for rows without missing values
 
 
+def decoded_levels(codes: np.ndarray, levels: list[Any]) -> np.ndarray:
+    """Return the level of each code, and None for -1."""
+    there = np.array(levels) if len({type(level) for level in levels}) == 1 else np.array(levels, dtype=object)
+    return there[codes] if (codes >= 0).all() else np.append(there.astype(object), None)[codes]
+
+
 def missing_name(name: str) -> str:
     """Return the name of the column of X that says whether a number is missing."""
     return f"{name} is missing"
@@ -318,8 +416,8 @@ def missing_name(name: str) -> str:
 
 
 @cache
-def formula_functions() -> dict[str, Any]:
-    """Return functions that formulaic lacks, and its splines with NaN beyond the range of the fit.
+def formula_functions(clamp: bool) -> dict[str, Any]:
+    """Return functions that formulaic lacks, and its splines with NaN, or their end, beyond the range of the fit.
 
     `check_finite_design` reports the NaN.
     """
@@ -327,12 +425,44 @@ def formula_functions() -> dict[str, Any]:
     from formulaic.utils.stateful_transforms import stateful_transform
 
     def bs(x: Any, df: int | None = None, degree: int = 3, _state: Any = None) -> Any:
-        return TRANSFORMS["bs"](x, df=df, degree=degree, extrapolation="na", _state=_state)
+        return TRANSFORMS["bs"](x, df=df, degree=degree, extrapolation="clip" if clamp else "na", _state=_state)
 
-    return {"log1p": np.log1p, "sqrt": np.sqrt, "abs": np.abs, "bs": stateful_transform(bs)}
+    of_numbers = {"log1p": np.log1p, "sqrt": np.sqrt, "abs": np.abs, "bs": stateful_transform(bs)}
+    return of_numbers | {"days": np.asarray, "year": year_of, "month": month_of, "weekday": weekday_of}
 
 
-def evaluate_terms(rest: str, frame: "pandas.DataFrame", state: dict[str, Any]) -> dict[str, np.ndarray]:
+MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+WEEKDAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+
+
+def calendar_days(days: Any) -> np.ndarray:
+    """Return the dates that lie so many days after 1970-01-01; the time of day is left out."""
+    return np.floor(np.asarray(days, dtype=np.float64)).astype("datetime64[D]")
+
+
+def year_of(days: Any) -> np.ndarray:
+    return calendar_days(days).astype("datetime64[Y]").astype(float) + 1970.0
+
+
+def month_of(days: Any) -> "pandas.Series[Any]":
+    """Return the month as a category of twelve levels, whichever are there."""
+    return as_category(calendar_days(days).astype("datetime64[M]").astype(np.int64) % 12, MONTHS)
+
+
+def weekday_of(days: Any) -> "pandas.Series[Any]":
+    """Return the day of the week as a category of seven levels; 1970-01-01 was a Thursday."""
+    return as_category((calendar_days(days).astype(np.int64) + 3) % 7, WEEKDAYS)
+
+
+def as_category(codes: np.ndarray, levels: tuple[str, ...]) -> "pandas.Series[Any]":
+    import pandas
+
+    return pandas.Series(pandas.Categorical.from_codes(codes, categories=list(levels)))
+
+
+def evaluate_terms(
+    rest: str, frame: "pandas.DataFrame", state: dict[str, Any], clamp: bool = False
+) -> dict[str, np.ndarray]:
     """Return the columns of the terms in `rest`, without the intercept.
 
     The `state` of functions that have learned is read; that of all others is learned and added.
@@ -341,9 +471,9 @@ def evaluate_terms(rest: str, frame: "pandas.DataFrame", state: dict[str, Any]) 
 
     if not len(frame):  # formulaic needs a row to determine the names
         return {name: column[:0] for name, column in evaluate_terms(rest, placeholder_row(frame), state).items()}
-    spec = ModelSpec(formula=Formula(rest), transform_state=state, na_action="ignore", output="pandas")
     with formula_errors(), np.errstate(all="ignore"):
-        matrix = spec.get_model_matrix(frame.reset_index(drop=True), context=formula_functions())
+        spec = ModelSpec(formula=Formula(rest), transform_state=state, na_action="ignore", output="pandas")
+        matrix = spec.get_model_matrix(frame.reset_index(drop=True), context=formula_functions(clamp))
     state.update(matrix.model_spec.transform_state)
     return {str(name): matrix[name].to_numpy(dtype=float) for name in matrix if name != "Intercept"}
 
@@ -365,7 +495,7 @@ def formula_errors() -> Iterator[None]:
 
     try:
         yield
-    except (FormulaicError, ValueError, TypeError, ArithmeticError, KeyError, IndexError) as error:
+    except (FormulaicError, ValueError, TypeError, ArithmeticError, LookupError, AttributeError) as error:
         reason = str(error.__cause__ or error).splitlines()[0][:200]
         raise FormulaError(f"the formula must have a value for every row; got: {reason}") from None
 
@@ -376,8 +506,13 @@ def formula_has_intercept(rest: str) -> bool:
     return rest == "1" or any(str(term) == "1" for term in Formula(rest))
 
 
+def undefined_cells(design: "pandas.DataFrame") -> np.ndarray:
+    """Return which cells are not finite."""
+    return ~np.isfinite(design.to_numpy())
+
+
 def check_finite_design(design: "pandas.DataFrame") -> None:
-    bad = ~np.isfinite(design.to_numpy())
+    bad = undefined_cells(design)
     if bad.any():
         row, column = np.argwhere(bad)[0]
         fix = "Logarithms and roots need positive numbers, and splines need numbers in the range of the fit."
@@ -405,31 +540,58 @@ def decode_transforms(state: Any) -> Any:
     return [decode_transforms(value) for value in state] if isinstance(state, list) else state
 
 
+RECORD = Fields(
+    {},
+    {
+        "seconds": NUMBER,
+        "scores": or_none(Entries(or_none(NUMBER), {"how": TEXT})),
+        "diagnosis": or_none(Entries(or_none(NUMBER), {"reliable": BOOLEAN, "close": BOOLEAN, "verdict": TEXT})),
+        # files of version 0.1; now in `training`
+        "data": Fields(
+            {
+                "file": TEXT,
+                "rows": WHOLE,
+                "rows_used": WHOLE,
+                "class_counts": Entries(WHOLE),
+                "missing": Entries(WHOLE),
+            },
+            {"left_out": Entries(TEXT)},
+        ),
+    },
+)
+ENCODING = fields_of(
+    Encoding,
+    missing=one_of(*MISSING_RULES),
+    unseen=one_of(*UNSEEN_RULES),
+    beyond=one_of(*BEYOND_RULES),
+    levels=Entries(Items(LABEL)),
+    common=Entries(LABEL),
+    transforms=Entries(PLAIN),
+    scale=Items(ABOVE_ZERO),
+    positive=or_none(LABEL),
+    imputation=NOTHING,  # in tensors of its own
+    record=RECORD,
+)
+
+
 def check_encoding(encoding: Encoding) -> None:
-    """Check that values read from a file have the types that `learn_formula` produces."""
-    kinds: dict[type, tuple[str, ...]] = {
-        str: ("formula", "target", "missing", "unseen", "beyond"),
-        list: ("columns", "names", "centre", "scale"),
-        bool: ("intercept", "standardize"),
-        dict: ("means", "levels", "common", "transforms", "counts", "record"),
-    }
-    for kind, names in kinds.items():
-        for name in names:
-            if type(getattr(encoding, name)) is not kind:
-                raise TypeError(f"{name} that is not a {kind.__name__}")
-    if not all(type(number) is int and number > 0 for number in (encoding.imputations, encoding.sweeps)):
-        raise TypeError("numbers of imputations that are not whole numbers")
-    if encoding.unseen not in UNSEEN_RULES or encoding.beyond not in BEYOND_RULES:
-        raise ValueError("unknown rules for new rows")
-    texts = [*encoding.columns, *encoding.names, *encoding.means, *encoding.levels]
-    numbers = [*encoding.centre, *encoding.scale, *encoding.means.values()]
-    if not all(isinstance(text, str) for text in texts) or encoding.missing not in MISSING_RULES:
-        raise TypeError("names that are not text")
-    if not all(isinstance(x, int | float) and math.isfinite(x) for x in numbers):
-        raise TypeError("scales that are not finite numbers")
+    """Raise a ValueError unless the parts of an encoding that was read from a file belong together."""
+    parsed = encoding._parsed
+    used, learned = {*parsed.plain, *parsed.variables.values()}, {*encoding.means, *encoding.levels}
+    if parsed.target != encoding.target or used != set(encoding.inputs) or not used <= learned:
+        raise ValueError("columns that it does not name")
     if not len(encoding.names) == len(encoding.centre) == len(encoding.scale):
-        raise TypeError("names and scales that do not match")
-    if not isinstance(encoding.positive, str | int | float | None):
-        raise TypeError("a positive class that is not a label")
-    if not all(isinstance(levels, list) and levels for levels in encoding.levels.values()):
-        raise TypeError("levels that are not a list")
+        raise ValueError("names and scales that do not match")
+    for name, levels in encoding.levels.items():
+        if not levels or len(set(levels)) < len(levels) or encoding.common.get(name) not in levels:
+            raise ValueError(f"levels that are not distinct, or not those of {shown(name)}")
+    if encoding.training is not None:
+        check_training_data(encoding.training, encoding.levels)
+        if set(encoding.training.columns) != used:
+            raise ValueError("training data of other columns")
+    if (encoding.imputation is not None) != (encoding.missing == "multiple"):
+        raise ValueError("an imputation where there is none, or none where there is one")
+    if encoding.imputation is not None:
+        numbers = sum(name not in encoding.levels for name in encoding.inputs)
+        width = numbers + sum(len(levels) - 1 for levels in encoding.levels.values())
+        encoding.imputation.check(width, numbers)

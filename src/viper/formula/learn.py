@@ -1,5 +1,6 @@
 """Models from tables: a formula learns from one table, is stored with the model, and encodes every later table."""
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -9,8 +10,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 import numpy as np
 
 from viper.data.checks import FIT_SEED, read_labels, seed_of
-from viper.errors import FormulaError, counted, listed
-from viper.formula.columns import as_frame, as_numbers, is_text, levels_of, python_value, sorted_values, without_blanks
+from viper.data.scaling import column_moments
+from viper.errors import FormulaError, LeftOutWarning, counted, listed, users_line
+from viper.formula.columns import (
+    as_frame,
+    as_numbers,
+    is_date,
+    is_text,
+    left_out_columns,
+    levels_of,
+    python_value,
+    sorted_values,
+    target_without_blanks,
+    with_days,
+    without_blanks,
+)
 from viper.formula.encoding import (
     MISSING_LEVEL,
     MISSING_RULES,
@@ -20,7 +34,7 @@ from viper.formula.encoding import (
     formula_has_intercept,
     missing_name,
 )
-from viper.formula.grammar import parse_formula
+from viper.formula.grammar import DATE_FUNCTIONS, parse_formula, split_sides, tokenize
 from viper.formula.imputation import CodedColumns, CompletedTables, Imputation, complete_tables
 from viper.formula.training import TrainingData
 from viper.inference.progress import StepProgress
@@ -47,11 +61,33 @@ class Learned(NamedTuple):
     kept: np.ndarray
     classes: np.ndarray | None = None
     tables: Sequence[CodedColumns] = ()
+    imputing: "Imputing | None" = None
 
     @property
     def labels(self) -> np.ndarray:
         """Return labels that are in order when they are sorted: y itself, or whether it is positive."""
         return self.y if self.classes is None else np.asarray(self.y == self.classes[1], dtype=bool)
+
+    def with_rules(self, unseen: str, beyond: str) -> "Learned":
+        """Return the same with rules for new rows."""
+        return self._replace(encoding=self.encoding.with_rules(unseen=unseen, beyond=beyond))
+
+    def part(self, rows: np.ndarray) -> "Learned":
+        """Return some of the rows under the same encoding. What they lack is drawn again, from these rows alone."""
+        part = Learned(self.encoding, self.X.iloc[rows], self.y[rows], np.ones(len(rows), bool), self.classes)
+        if not self.tables:
+            return part
+        index, encoding = part.X.index, self.encoding
+        coded = cast(CompletedTables, self.tables).columns.take(rows)
+        tables = complete_inputs(coded, part.labels, self.imputing or Imputing())
+        encoding = replace(encoding, imputation=Imputation.learn(tables))
+        X = encoding._scaled(encoding._design(encoding.raw_columns(tables[0], index), encoding.transforms))
+        return part._replace(encoding=encoding, X=X, tables=tables)
+
+    def raw(self) -> "pandas.DataFrame":
+        """Return the raw columns before missing values were drawn, for the predictions of a model with a formula."""
+        coded = cast(CompletedTables, self.tables).columns
+        return self.encoding.raw_columns(coded, self.X.index)
 
     def designs(self) -> "Iterator[pandas.DataFrame]":
         """Yield X of each completed table."""
@@ -100,14 +136,22 @@ def learn_formula(
     if missing not in MISSING_RULES:
         raise FormulaError(f"missing must be one of {list(MISSING_RULES)}; got {missing!r}.")
     frame = as_frame(data)
-    parsed = parse_formula(formula, frame.columns, [name for name in frame if is_text(frame[name])])
+    categories = [name for name in frame if is_text(frame[name])]
+    parsed = parse_formula(formula, frame.columns, categories, left_out_by_dot(formula, frame))
     columns = list(dict.fromkeys([parsed.target, *parsed.plain, *parsed.variables.values()]))
-    text = [name for name in columns[1:] if is_text(frame[name])]
-    frame, counts, kept = apply_missing_rule(frame[columns], parsed.target, missing)
+    for name in parsed.dates:
+        if not is_date(frame[name]):
+            ways = ", ".join(f"{function}()" for function in DATE_FUNCTIONS)
+            raise FormulaError(f"{ways} must contain dates, such as 2024-12-31; got column {name!r}, which has others.")
+    frame = with_days(frame[columns], parsed.dates)
+    of_text = {column for name, column in parsed.variables.items() if name[0] == "c"}
+    frame = frame.assign(**{name: without_blanks(frame[name]) for name in of_text})
+    text = [name for name in columns[1:] if name in {*categories}]
+    frame, counts, kept = apply_missing_rule(frame, parsed.target, missing)
     if len(columns) == 1:
         raise FormulaError(f"a formula must name at least one column to the right of ~; got {formula!r:.80}.")
     parsed = parse_formula(parsed.formula, columns, text)
-    numbers = {*parsed.plain, *(column for name, column in parsed.variables.items() if name.startswith("n"))}
+    numbers = {*parsed.plain, *(column for name, column in parsed.variables.items() if name[0] in "nd")}
     levels = {
         column: reference_first(levels_of(frame[column], MOST_LEVELS), parsed.reference.get(column), column)
         for name, column in parsed.variables.items()
@@ -129,7 +173,7 @@ def learn_formula(
         target=parsed.target,
         columns=columns,
         missing=missing,
-        means={name: float(np.nanmean(x)) for name, x in values.items()},
+        means={name: known_mean(x) for name, x in values.items()},
         levels=levels,
         common=common,
         transforms=transforms,
@@ -147,29 +191,27 @@ def learn_formula(
     inputs, tables = frame[columns[1:]], ()
     if missing == "multiple":
         labels = y if classes is None else y == classes[1]
-        tables = complete_inputs(encoding, inputs, labels, imputing)
+        tables = complete_inputs(encoding.coded(inputs), labels, imputing)
         encoding = replace(encoding, imputation=Imputation.learn(tables))
         raw = encoding._design(encoding.raw_columns(tables[0], frame.index), transforms)
     else:
         raw = encoding._design(encoding._filled(inputs), transforms)
+    if not len(raw.columns):
+        raise FormulaError(f"a formula must leave at least one term; got {formula!r:.80}, whose terms cancel.")
     if missing == "indicator":
         raw = with_missing_columns(raw, inputs[[name for name in values if inputs[name].isna().any()]])
     intercept = formula_has_intercept(parsed.rest)
     centre, scale = centre_and_scale(raw.to_numpy(), intercept, standardize)
     learned = {"names": list(raw), "intercept": intercept, "centre": centre.tolist(), "scale": scale.tolist()}
     encoding = replace(encoding, **learned, transforms=decode_transforms(encode_transforms(transforms)))
-    return Learned(encoding, (raw - centre) / scale, y, kept, classes, tables)
+    return Learned(encoding, (raw - centre) / scale, y, kept, classes, tables, imputing)
 
 
-def complete_inputs(
-    encoding: Encoding, inputs: "pandas.DataFrame", labels: np.ndarray, imputing: Imputing
-) -> CompletedTables:
+def complete_inputs(coded: CodedColumns, labels: np.ndarray, imputing: Imputing) -> CompletedTables:
     """Draw the missing values of the inputs, given the labels and each other."""
     outcome = read_labels(labels, len(labels))[1].numpy().astype(float)
     with closing(StepProgress(imputing.verbose, "drawing missing values: sweep")) as progress:
-        return complete_tables(
-            encoding.coded(inputs), outcome, imputing.imputations, imputing.sweeps, imputing.seed, progress.step
-        )
+        return complete_tables(coded, outcome, imputing.imputations, imputing.sweeps, imputing.seed, progress.step)
 
 
 def with_missing_columns(raw: "pandas.DataFrame", incomplete: "pandas.DataFrame") -> "pandas.DataFrame":
@@ -178,6 +220,20 @@ def with_missing_columns(raw: "pandas.DataFrame", incomplete: "pandas.DataFrame"
     if twice := [name for name in added if name in raw]:
         raise FormulaError(f"missing='indicator' adds a column {twice[0]!r}; got one of that name. Rename it.")
     return raw.assign(**added)
+
+
+def left_out_by_dot(formula: str, frame: "pandas.DataFrame") -> list[str]:
+    """Return the columns that `.` does not stand for, with a warning, because they are no use by themselves."""
+    tokens = tokenize(formula) if "." in str(formula) else []
+    if ("sign", ".") not in tokens:
+        return []
+    words = {text for kind, text in tokens if kind in ("word", "quoted")}
+    how_to_use = "Write '. - {0}' to leave it out, or '. + {0}' to use it anyway.".format
+    found = left_out_columns(frame, split_sides(tokens)[0][0][1], words, how_to_use)
+    reasons = "; ".join(f"{name!r}: {why}" for name, why in found.items() if name not in words)
+    if reasons:
+        warnings.warn(f"`.` leaves out {reasons}.", LeftOutWarning, users_line())
+    return [*found]
 
 
 def target_labels(column: "pandas.Series[Any]") -> np.ndarray:
@@ -189,8 +245,7 @@ def target_labels(column: "pandas.Series[Any]") -> np.ndarray:
 
     if isinstance(column.dtype, pandas.CategoricalDtype):
         column = column.astype(column.cat.categories.dtype)
-    if column.nunique() > 2 and (trimmed := without_blanks(column)).nunique() == 2:
-        column = trimmed
+    column = target_without_blanks(column)
     y = column.infer_objects().to_numpy()
     if y.dtype.kind == "O" and not isinstance(column.dtype, np.dtype) and column.dtype.kind in "iub":
         y = y.astype(column.dtype.kind)
@@ -243,8 +298,8 @@ def apply_missing_rule(
     if counts and missing == "error":
         raise FormulaError(
             f"the data must have no missing values; got {counted(counts)} in {len(frame)} rows. Choose missing='drop' "
-            "to leave such rows out, missing='multiple' to draw the values from the other columns, missing='indicator' "
-            "to let the model use that they are missing, or missing='mean' to fill in means and the most common levels."
+            "to leave such rows out, missing='multiple' to draw the values from the other columns, or missing='mean' "
+            "to fill in means and the most common levels."
         )
     kept = ~(holes.any(axis=1) if missing == "drop" else holes[target]).to_numpy()
     if not kept.any():
@@ -272,10 +327,15 @@ def centre_and_scale(raw: np.ndarray, intercept: bool, standardize: bool) -> tup
     """
     if not standardize:
         return np.zeros(raw.shape[1]), np.ones(raw.shape[1])
-    spread = raw.std(0)
+    mean, spread = column_moments(raw)
     as_is = np.all((raw == 0) | (raw == 1), 0) | (spread <= 1e-12 * np.abs(raw).max(0))
-    centre = np.zeros(raw.shape[1]) if not intercept else np.where(as_is, 0.0, raw.mean(0))
+    centre = np.zeros(raw.shape[1]) if not intercept else np.where(as_is, 0.0, mean)
     return centre, np.where(as_is, 1.0, spread)
+
+
+def known_mean(values: np.ndarray) -> float:
+    """Return the mean of the values that are not missing."""
+    return float(column_moments(values[~np.isnan(values)][:, None])[0][0])
 
 
 class FormulaMixin:
@@ -301,6 +361,8 @@ class FormulaMixin:
         sweeps: int = 10,
         standardize: bool = True,
         positive: Any = None,
+        unseen: str = "error",
+        beyond: str = "refuse",
         sample_weight: Any = None,
         offset: Any = None,
         **options: Any,
@@ -340,6 +402,12 @@ class FormulaMixin:
             The class whose probability is modelled, which becomes the second of `classes_`. By default the last in
             order: of pandas' categories if the target has them, otherwise of numbers or of the alphabet. A later
             `fit` with labels passed as y sorts the classes, as scikit-learn's tools expect.
+        unseen : {"error", "missing", "baseline"}, default "error"
+            What happens in predictions to a level that was not in the training data: an error (`predict_table` leaves
+            the row without a prediction), a missing value, or the reference level.
+        beyond : {"refuse", "clamp"}, default "refuse"
+            What happens in predictions to a number beyond the range of a spline: an error, or the nearest number within
+            the range.
         sample_weight, offset : array (n,), optional
             As in `fit`, with one entry per row of `data`.
         **options
@@ -353,7 +421,7 @@ class FormulaMixin:
         check_can_pool(cls, missing)
         imputing = Imputing(imputations, sweeps, seed_of(options.get("random_state")), options.get("verbose", "auto"))
         learned = learn_formula(formula, data, missing, standardize and "standardize" not in own, positive, imputing)
-        return fit_learned(cls, learned, options, sample_weight, offset)
+        return fit_learned(cls, learned.with_rules(unseen, beyond), options, sample_weight, offset)
 
 
 def fit_learned(
@@ -423,6 +491,7 @@ def by_formula(fit: WrappedFit) -> WrappedFit:
         positive = known.positive if y is None else None
         imputing = Imputing(known.imputations, known.sweeps, seed_of(model.random_state), model.verbose)
         learned = learn_formula(known.formula, frame, known.missing, standardize, positive, imputing)
+        learned = learned.with_rules(known.unseen, known.beyond)
         if getattr(model, "fit_intercept", learned.encoding.intercept) != learned.encoding.intercept:
             raise FormulaError(INTERCEPT_IN_FORMULA)
         rows = (kept_entries(vector, learned.kept) for vector in (sample_weight, offset))

@@ -2,9 +2,10 @@
 
 import copy
 import warnings
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -17,25 +18,42 @@ from viper.data import checks
 from viper.data.checkpoint import resumable
 from viper.data.checks import RowFormat
 from viper.data.open import open_labelled_rows, open_rows
-from viper.errors import ConvergenceWarning, JitterWarning, StorageError, users_line
+from viper.data.schema import (
+    BOOLEAN,
+    NUMBER,
+    POSITIVE,
+    TEXT,
+    WHOLE,
+    Fields,
+    Items,
+    Numbers,
+    Rule,
+    Value,
+    between,
+    is_number,
+    numbers,
+)
+from viper.errors import ConvergenceWarning, JitterWarning, StorageError, shown, users_line
 from viper.formula.learn import FormulaMixin, by_formula
-from viper.gp.kernels import check_shapes, covariance, make_kernel, make_mean
+from viper.gp.joint import JointFeatures
+from viper.gp.kernels import check_loaded, check_shapes, covariance, make_kernel, make_mean
 from viper.gp.mean_uncertainty import intervals_too_narrow_by, warn_of_narrow_intervals
-from viper.gp.model import Features, InducedSource, InducedView, Observations, Scaler, SparseGP
+from viper.gp.model import LARGEST_JITTER, Features, InducedSource, InducedView, Observations, Scaler, SparseGP
 from viper.gp.profile import Profile, identity_prior
 from viper.gp.search import Found, Search, Start
 from viper.gp.starts import inducing_points, read_inducing
 from viper.gp.summary import hyperparameter_table
 from viper.inference.device import choose_device
 from viper.inference.newton import Result, exact_elbo, newton
-from viper.inference.posterior import Diagonal, Full, moved
+from viper.inference.posterior import Diagonal, Full, Posterior, moved
 from viper.inference.problem import Gaussian, Problem, gaussian
 from viper.inference.progress import Callbacks, Progress, as_task, tasks_of
 from viper.inference.rows import Arrays, RowSource
 from viper.inference.threads import one_thread
+from viper.models.effects import EffectsMixin
 from viper.models.fitting import without_cusp
 from viper.models.notebook import NotebookMixin
-from viper.models.prediction import PredictionMixin
+from viper.models.prediction import PredictionMixin, largest_sd
 from viper.models.saving import State, StateMixin
 from viper.softplus.bound_names import FIT_BOUNDS
 from viper.softplus.bounds import build_bound
@@ -53,8 +71,18 @@ ROW_FORMAT = RowFormat()
 Q_TOLERANCE = 1e-12  # nats; tolerance of q at the chosen hyperparameters
 
 
+def is_start(value: Any) -> bool:
+    """Whether a JSON value is a `Start` as a list."""
+    if type(value) is not list or len(value) != len(Start._fields) or type(value[0]) is not str:
+        return False
+    return all(is_number(x) for x in value[1:]) and type(value[2]) is int
+
+
+START = Value("a start: a name and three numbers", is_start)
+
+
 class VariationalGPClassifier(
-    FormulaMixin, NotebookMixin, StateMixin, PredictionMixin, Callbacks, ClassifierMixin, BaseEstimator
+    FormulaMixin, NotebookMixin, StateMixin, EffectsMixin, PredictionMixin, Callbacks, ClassifierMixin, BaseEstimator
 ):
     """Gaussian-process classification by variational inference, with inducing points and the exact ELBO.
 
@@ -145,7 +173,22 @@ class VariationalGPClassifier(
     """
 
     _kind = "gp"
-    _fit_scalars = ("elbo_", "elbo_bound_", "objective_", "kl_", "jitter_", "n_iter_", "converged_", "status_")
+    _fit_scalars: ClassVar[Mapping[str, Rule]] = {
+        "elbo_": NUMBER,
+        "elbo_bound_": NUMBER,
+        "objective_": NUMBER,
+        "kl_": NUMBER,
+        "jitter_": between(0.0, LARGEST_JITTER),
+        "n_iter_": WHOLE,
+        "converged_": BOOLEAN,
+        "status_": TEXT,
+    }
+    _own_fields = Fields({"starts": Items(START)}, {"learns_inducing": BOOLEAN})
+    _own_tensors: ClassVar[Mapping[str, Numbers]] = {
+        "centre": numbers("p"),
+        "scale": numbers("p", range=POSITIVE),
+        "model.inducing": numbers("dp"),
+    }
     _objects = ("kernel", "mean")
 
     def __init__(
@@ -270,6 +313,7 @@ class VariationalGPClassifier(
             narrow = intervals_too_narrow_by(found.model.mean, features, self._posterior(result), rows.inputs)
             if source is not None:
                 problem, result = self._solve_all(found.model.cpu(), source, exact, result.q)
+            self._largest_sd = largest_sd(features, self._posterior(result))
             self._keep(found, problem, result)
         self._warn(found.converged)
         warn_of_narrow_intervals(narrow)
@@ -403,6 +447,20 @@ class VariationalGPClassifier(
         across = (noise[:, source.dimension :] * values.clamp(min=0.0).sqrt()) @ vectors.T
         return (mean + along + across).cpu().numpy()
 
+    def _joint(self, block_rows: int, points: Callable[[], Any]) -> tuple[Callable[[Any, Any], RowSource], Posterior]:
+        sample = [open_rows(self, X, None, ROW_FORMAT).in_memory() for X in points()]
+        inputs = torch.cat([Observations.from_arrays(rows).inputs for rows in sample])
+        device = choose_device(self.device, inputs)
+        model = self.model_ if device.type == "cpu" else copy.deepcopy(self.model_).to(device)
+        known = torch.from_numpy(self._scaler.apply(inputs.numpy())).to(device)
+        joint = JointFeatures(model, known, block_rows)
+
+        def opened(X: Any, offset: Any) -> RowSource:
+            rows = Observations.from_arrays(open_rows(self, X, offset, ROW_FORMAT).in_memory())
+            return joint.of(rows.standardised(self._scaler, device))
+
+        return opened, joint.extended(self.posterior_)
+
     def summary(self) -> "pandas.DataFrame":
         """Per column, in the units of X: lengthscale, relevance (1/lengthscale in standard deviations), mean weight.
 
@@ -437,15 +495,25 @@ class VariationalGPClassifier(
         self.inducing_points_ = self._inducing_points(self.model_)
         self.starts_, self.history_ = [Start(*start) for start in state.metadata["starts"]], []
 
+    @staticmethod
+    def _is_checked_later(name: str) -> bool:
+        return name.startswith("model.")
+
     def _stored_model(self, parameters: dict[str, Tensor], learn_inducing: bool) -> SparseGP:
         """Kernel, mean and inducing points with stored parameters, for predictions and warm starts."""
         columns, points = self.n_features_in_, torch.zeros_like(parameters["inducing"])
         kernel, mean = make_kernel(self.kernel, columns), make_mean(self.mean, columns)
         model = SparseGP(kernel, mean, points, learn_inducing, self.jitter_)
-        try:
-            model.load_state_dict(parameters)
-        except RuntimeError as error:
-            raise StorageError(f"kernel and mean must be those of the saved model; got {error}.") from None
+        expected, found = (
+            {name: (list(x.shape), str(x.dtype)) for name, x in parts.items()}
+            for parts in (model.state_dict(), parameters)
+        )
+        if expected != found:
+            name = min(name for name in {*expected, *found} if expected.get(name) != found.get(name))
+            got = f"{expected.get(name)} for {found.get(name)} as {shown(name)}"
+            raise StorageError(f"kernel and mean must be those of the saved model; got {got}.")
+        model.load_state_dict(parameters)
+        check_loaded(model)
         return model
 
     def to_onnx(self, *_: Any, **__: Any) -> Any:

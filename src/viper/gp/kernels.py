@@ -18,6 +18,8 @@ from gpytorch.kernels import Kernel, LinearKernel, MaternKernel, RBFKernel, Scal
 from gpytorch.means import ConstantMean, LinearMean, Mean, ZeroMean
 from torch import Tensor
 
+from viper.errors import shown
+
 KERNELS = ("rbf", "matern32", "matern52", "linear")
 MEANS = ("linear", "constant", "zero")
 
@@ -66,8 +68,19 @@ def make_mean(mean: Any, columns: int) -> Mean:
 def check_parameters(module: Any, name: str) -> Any:
     for label, parameter in module.named_parameters():
         if not bool(parameter.isfinite().all()):
-            raise ValueError(f"parameters of {name} must be finite; got {parameter.detach().tolist()} for {label}.")
+            got = shown(parameter.detach().tolist())
+            raise ValueError(f"parameters of {name} must be finite; got {got} for {label}.")
     return module
+
+
+def check_loaded(model: Any) -> None:
+    """Raise a ValueError unless all parameters of a model are finite, also as their constraints transform them."""
+    check_parameters(model, "the model")
+    for part in (model.kernel, model.mean):
+        for label, parameter, constraint in part.named_parameters_and_constraints():
+            value = parameter if constraint is None else constraint.transform(parameter)
+            if not bool(value.isfinite().all()) or (constraint is not None and not bool((value != 0).all())):
+                raise ValueError(f"{label} must be neither zero nor infinite; got {shown(value.tolist())}.")
 
 
 def check_shapes(kernel: Any, mean: Any, x: Tensor) -> None:

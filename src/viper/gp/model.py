@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from viper.data.scaling import column_moments
 from viper.errors import NotPositiveDefinite
 from viper.gp.kernels import covariance, log_prior, variances
 from viper.inference.problem import Gaussian, cholesky
@@ -180,9 +181,8 @@ class Scaler:
         if not standardize:
             return cls(np.zeros(X.shape[1]), np.ones(X.shape[1]))
         c = None if rows.weight is None else rows.weight.numpy()
-        centre = np.average(X, axis=0, weights=c)
-        scale = np.sqrt(np.average((X - centre) ** 2, axis=0, weights=c))
-        flat = scale <= 1e-12 * np.maximum(np.abs(X).max(0), np.finfo(float).tiny)
+        centre, scale = column_moments(X, c)
+        flat = scale <= 1e-12 * np.abs(X).max(0)
         return cls(centre, np.where(flat, 1.0, scale))
 
     def apply(self, X: np.ndarray) -> np.ndarray:

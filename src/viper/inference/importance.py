@@ -6,8 +6,10 @@ posterior up to Monte Carlo error, and their mean weight estimates the evidence 
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -97,21 +99,43 @@ class WeightedDraws:
         return self.draws[torch.from_numpy(generator.permutation(index))]
 
 
+class WeighedFit(NamedTuple):
+    """A posterior q with the prior and the rows that it was fitted to."""
+
+    posterior: Posterior
+    prior: Prior
+    source: RowSource
+
+    def weighed(self, count: int, generator: np.random.Generator) -> tuple[Tensor, Tensor, float]:
+        """Return draws from q, log p(y|β)p(β)/q(β) without its mean, and that mean's log: the log evidence."""
+        device = self.posterior.mean.device
+        noise = torch.from_numpy(generator.standard_normal((count, self.source.dimension))).to(device)
+        draws = self.posterior.draw(noise)
+        log_joint = log_likelihood(self.source, draws) + prior_log_density(self.prior, draws)
+        log_ratio = (log_joint - self.posterior.log_density(noise)).cpu()
+        log_evidence = float(torch.logsumexp(log_ratio, 0)) - math.log(count)
+        return draws.cpu(), log_ratio - log_evidence, log_evidence
+
+
 def weigh(
-    posterior: Posterior, prior: Prior, source: RowSource, elbo: float, count: int, generator: np.random.Generator
+    fits: Sequence[WeighedFit], elbo: float, count: int, generator: np.random.Generator
 ) -> tuple[WeightedDraws, Diagnosis]:
-    """Draw from q, weight by p(y|β)p(β)/q(β), and judge the weights."""
+    """Draw from q, weight by p(y|β)p(β)/q(β), and judge the weights.
+
+    Several fits, to completed tables, share the draws. Together these stand for the mixture of the exact posteriors, in
+    which every table has the same weight; the log evidence is the mean of theirs.
+    """
     if count < FEWEST_DRAWS:
         raise ValueError(f"draws must be at least {FEWEST_DRAWS}; got {count}.")
-    noise = torch.from_numpy(generator.standard_normal((count, source.dimension))).to(posterior.mean.device)
-    draws = posterior.draw(noise)
-    log_ratio = log_likelihood(source, draws) + prior_log_density(prior, draws) - posterior.log_density(noise)
-    log_ratio, draws = log_ratio.cpu(), draws.cpu()
+    shares = [len(part) for part in np.array_split(np.arange(max(count, 2 * len(fits))), len(fits))]
+    parts = [fit.weighed(share, generator) for fit, share in zip(fits, shares, strict=True)]
+    draws, log_ratio = torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
+    posterior, count = fits[0].posterior, len(draws)
     log_weights, k_hat = pareto_smoothed(log_ratio)
     weights = torch.softmax(log_weights, 0)
     size = 1.0 / float(weights.square().sum())
     # log evidence is the log of the mean raw weight; smoothing is only for the draws
-    log_evidence = float(torch.logsumexp(log_ratio, 0)) - math.log(count)
+    log_evidence = float(np.mean([part[2] for part in parts]))
     diagnosis = Diagnosis(
         k_hat=k_hat,
         threshold=min(1.0 - 1.0 / math.log10(count), 0.7),

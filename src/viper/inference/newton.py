@@ -2,7 +2,7 @@
 
 F is checked after every step of steps.py, and a step is halved until F does not decrease. Near the optimum, Anderson's
 mixture of the last steps is tried first. Fits with many rows start on random subsets (start.py), and all but the last
-pass may use a cheaper formula.
+pass may use a cheaper formula. Where steps stay short, as with outliers under a wide prior, climb.py takes over.
 """
 
 import math
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from viper.inference.anderson import Mixing, Step, whitened
+from viper.inference.climb import LARGEST_CLIMB, climb
 from viper.inference.problem import LARGEST_DIRECT, Gaussian, Problem, divergence, kl_to_prior
 from viper.inference.start import beginning, from_tighter_priors
 from viper.inference.steps import diagonal_step, full_step, gradient
@@ -32,6 +33,8 @@ EXPECTED_SHARE = 0.05  # share of the residual that the next step's mixture is e
 LOCAL = 1.0  # nats: shorter moves belong to the last phase, where convergence is linear
 FIRST_STEPS = 10  # most fits need fewer; one that still moves far after that has a long way to go
 FAR = 0.03  # nats: after a move this long, many more will follow
+MANY_STEPS, TOO_MANY_STEPS = 25, 60  # one that still moves far after these, or moves at all, may take hundreds
+LARGEST_ROUNDING = 1e-5  # nats: rounding of F below which a fit that it ends counts as converged
 NEAR = 0.1  # allowed distance to the optimum under a tighter prior, in nats
 
 
@@ -105,6 +108,9 @@ def iterate(run: "Stage", q: Gaussian, max_iter: int) -> Result:
         if count == FIRST_STEPS and run.far():
             run.approach()
             rho = 1.0
+        if (count == MANY_STEPS and run.far()) or count == TOO_MANY_STEPS:
+            run.climb()
+            rho = 1.0
         proposal = run.step(rho)
         step, move = run.towards(proposal, rho)
         if step is not None and run.nearly_there(move, step.share):
@@ -123,7 +129,9 @@ def iterate(run: "Stage", q: Gaussian, max_iter: int) -> Result:
             rho *= 0.5
             if rho < SHORTEST_STEP or move < min(SMALL_MOVE, ROUNDING_OF_F * run.total.magnitude):
                 run.give_up()
-                return run.result
+                if run.result.converged or not run.climb():
+                    return run.result
+                rho = 1.0
             proposal = run.step(rho)
             move = run.distance(proposal)
         mixing.taken(move / rho, 1.0)
@@ -134,7 +142,9 @@ def iterate(run: "Stage", q: Gaussian, max_iter: int) -> Result:
 
 def nearly_solved(problem: Problem, q: Gaussian) -> tuple[Gaussian, float]:
     """Return q within NEAR nats of the optimum, or where a few steps lead, and the number of passes."""
-    result = iterate(Stage(problem, Mixing(), NEAR, 0.0, None), q, FIRST_STEPS)
+    stage = Stage(problem, Mixing(), NEAR, 0.0, None)
+    stage.climbed = True  # not worth it here
+    result = iterate(stage, q, FIRST_STEPS)
     return result.q, result.passes
 
 
@@ -152,6 +162,7 @@ class Stage:
         self.problem, self.mixing, self.tol, self.began, self.report = problem, mixing, tol, began, report
         self.slowest = min(0.5, 2.0 * problem.source.dimension / (problem.source.rows * problem.scale))
         self.total: Sums
+        self.climbed = problem.source.dimension > LARGEST_CLIMB
 
     def move_to(self, q: Gaussian, factor: Tensor, value: float, total: Sums) -> None:
         if not hasattr(self, "result"):
@@ -191,7 +202,7 @@ class Stage:
             return False
         factor = new.factor
         value, total = self.problem.evaluate(new, factor)
-        if not value >= self.result.objective - self.noise():
+        if not self.result.objective - self.noise() <= value <= self.noise():  # F cannot be positive
             self.result.passes += 1
             return False
         self.move_to(new, factor, value, total)
@@ -204,12 +215,18 @@ class Stage:
         return per_row * self.problem.source.rows**0.5 * self.problem.scale
 
     def record(self, rho: float, move: float) -> None:
-        problem, value = self.problem, self.result.objective
-        self.result.history.append(
-            Iteration(problem.source.rows, not problem.refine, value, rho, move, time.perf_counter() - self.began)
-        )
+        self.result.history.append(self.iteration(self.result.objective, rho, move))
         if self.report is not None:
             self.report(self.result.history[-1])
+
+    def iteration(self, value: float, rho: float, move: float) -> Iteration:
+        seconds = time.perf_counter() - self.began
+        return Iteration(self.problem.source.rows, not self.problem.refine, value, rho, move, seconds)
+
+    def tell(self, value: float) -> None:
+        """Report a step of `climb`, which is not part of the history."""
+        if self.report is not None:
+            self.report(self.iteration(value, 1.0, math.nan))
 
     def enough(self) -> float:
         """Return how many nats may remain; by default, the gradient must shrink to a millionth of its first value."""
@@ -248,10 +265,25 @@ class Stage:
             self.mixing.forget()
             self.move_to(q, q.factor, value, total)
 
+    def climb(self) -> bool:
+        """Move to the top that L-BFGS finds from here, once. Return whether F is higher there."""
+        if self.climbed:
+            return False
+        self.climbed = True
+        q, passes = climb(self.problem, self.result.q, self.tell)
+        self.result.passes += passes
+        value, total = self.problem.evaluate(q, q.factor)
+        if not self.result.objective < value:
+            return False
+        self.mixing.forget()
+        self.move_to(q, q.factor, value, total)
+        return True
+
     def give_up(self) -> None:
         """Stop because no step increases F: q is the optimum up to rounding, or the solver is stuck."""
         full = self.step(1.0)
-        self.result.converged = full is not None and divergence(self.result.q, full) < SMALL_MOVE
+        least = max(SMALL_MOVE, min(ROUNDING_OF_F * self.result.magnitude, LARGEST_ROUNDING))
+        self.result.converged = full is not None and divergence(self.result.q, full) < least
         self.result.status = "converged to rounding" if self.result.converged else "no step improves the objective"
 
     def gain(self, new: Gaussian) -> float:

@@ -21,11 +21,14 @@ class Progress:
     """Shows all iterations if `verbose` is True, none if False; with "auto", a line on a terminal after two seconds.
 
     It is called with each `Iteration`. A source with slow passes may also report its blocks to `rows_done`. Every
-    iteration is a task of `tasks`, if given. `rows` is the number of rows of one pass.
+    iteration is a task of `tasks`, if given. `rows` is the number of rows of one pass, `passes` the number of passes
+    if that is known.
     """
 
-    def __init__(self, verbose: Any, tasks: "Tasks | None" = None, rows: int | None = None) -> None:
-        self.verbose, self.tasks, self.rows = verbose, tasks, rows
+    def __init__(
+        self, verbose: Any, tasks: "Tasks | None" = None, rows: int | None = None, passes: int | None = None
+    ) -> None:
+        self.verbose, self.tasks, self.rows, self.passes = verbose, tasks, rows, passes
         self.began = time.perf_counter()
         self.rows_read = 0  # so far, in all passes
         self.by_block = False
@@ -73,7 +76,8 @@ class Progress:
         seconds = self.seconds
         parts = [f"{seconds:.0f} s"]
         if self.rows:
-            parts.append(f"pass {self.rows_read / self.rows:.1f}")
+            of_all = f" of {self.passes:,}" if self.passes else ""
+            parts.append(f"pass {self.rows_read / self.rows:.1f}{of_all}")
         parts.append(f"{self.rows_read / max(seconds, 1e-9):,.0f} rows/s")
         if self.last is not None:
             parts.append(f"objective {self.last.objective:.3f}")

@@ -39,6 +39,9 @@ class Matrix(Protocol):
     def gram_diagonal(self, weights: Tensor) -> Tensor:
         """The diagonal of Aᵀ diag(w) A."""
 
+    def peaks(self) -> Tensor:
+        """The largest |A_ij| of each column."""
+
     def single(self) -> "Matrix":
         """Return the block in float32 if that is cheaper, otherwise unchanged."""
 
@@ -87,6 +90,10 @@ class Dense:
     def gram_diagonal(self, weights: Tensor) -> Tensor:
         return Dense(self.matrix.square(), self.intercept).pull(weights)
 
+    def peaks(self) -> Tensor:
+        found = self.matrix.abs().amax(0).double()
+        return torch.cat([found, torch.ones_like(found[:1])]) if self.intercept else found
+
     def single(self) -> "Dense":
         return self.in_float32
 
@@ -118,6 +125,9 @@ class Sparse:
 
     def gram_diagonal(self, weights: Tensor) -> Tensor:
         return torch.from_numpy(self.matrix.power(2).T @ weights.numpy())
+
+    def peaks(self) -> Tensor:
+        return torch.from_numpy(abs(self.matrix).max(0).toarray().ravel())
 
     def single(self) -> "Sparse":
         return self

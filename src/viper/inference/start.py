@@ -14,14 +14,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from viper.errors import NotFinite
 from viper.inference.problem import Gaussian, Prior, Problem, prior_factor, widened
-from viper.inference.steps import NOT_FINITE, diagonal_step, full_step, gradient, opening
+from viper.inference.steps import diagonal_step, full_step, gradient, opening
 from viper.inference.sums import Sums, row_spread
 from viper.softplus.pointwise import Bound, KernelRecipe, Triple
 from viper.softplus.quadrature import softplus
 
-MOST_PASSES = 50
-SHORTEST_SEARCH = 1e-3  # smallest fraction of a step towards the mode that is tried
+MOST_PASSES = 200
+SHORTEST_SEARCH = 1e-12  # smallest fraction of a step towards the mode that is tried
 MODE_MOVE = 20.0  # nats: from there a Newton step ends within a fraction of a nat; q's mean is about that far off
 MANY_ENOUGH = 50_000  # rows of a subset whose curvature is good enough to start with
 COARSE_SHARE = 0.1  # moves below this share of a subset's sampling error, about d/2 · n/k nats, are not worth a step
@@ -95,7 +96,7 @@ def find_mode(problem: Problem, mean: Tensor | None, enough: float) -> Mode:
         at = Gaussian(mean, problem.prior.diagonal)
         new = step(problem, at, total, 1.0)
         if new is None:
-            raise ValueError(NOT_FINITE)
+            raise NotFinite
         shift, rho = new.mean - mean, 1.0
         if 0.5 * float(shift @ gradient(problem, at, total)) < enough or passes > MOST_PASSES:
             return Mode(new, total.gram, passes)

@@ -15,13 +15,13 @@ import torch
 from scipy.linalg.lapack import dpotrs
 from torch import Tensor
 
+from viper.errors import NotFinite
 from viper.inference.problem import Gaussian, Problem, cholesky, gaussian
 from viper.inference.sums import Sums
 from viper.softplus.pointwise import Bound, KernelRecipe, Triple
 
 CG_TOLERANCE = 1e-10
 SMALL = 64  # dimension up to which the overhead of a call to torch exceeds the work
-NOT_FINITE = "the rows must give finite sums; got an overflow or NaN. Scale the features and offsets."
 
 
 def gradient(problem: Problem, q: Gaussian, total: Sums) -> Tensor:
@@ -95,5 +95,5 @@ def opening(problem: Problem) -> Gaussian:
     step = diagonal_step if problem.diagonal else full_step
     q = step(problem, Gaussian(problem.prior.mean, problem.prior.diagonal), total, 1.0)
     if q is None:
-        raise ValueError(NOT_FINITE)
+        raise NotFinite
     return q

@@ -11,11 +11,13 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from viper.errors import ImportanceWarning
-from viper.inference.importance import SEED, Diagnosis, WeightedDraws, weigh, weighted_quantiles
+from viper.inference.importance import SEED, Diagnosis, WeighedFit, WeightedDraws, weigh, weighted_quantiles
 from viper.inference.posterior import moved
 from viper.inference.problem import Prior
+from viper.inference.progress import StepProgress
 from viper.inference.rows import Block, RowSource
 from viper.models.arviz import count_draws, draws_to_arviz, posterior_to_arviz
+from viper.models.loo import LeaveOneOut, leave_one_out
 from viper.models.prediction import PredictionMixin, half_width, log_odds
 
 if TYPE_CHECKING:
@@ -124,6 +126,7 @@ class DiagnosisMixin(PredictionMixin):
     prior_: Prior
     elbo_: float
     random_state: Any
+    verbose: Any
 
     def _names(self) -> list[str]:
         raise NotImplementedError
@@ -170,6 +173,32 @@ class DiagnosisMixin(PredictionMixin):
             warnings.warn(str(diagnosis), ImportanceWarning, stacklevel=2)
         return CorrectedPosterior(weighted, diagnosis, self._names(), self.classes_, self._summarise_draws)
 
+    def loo(
+        self,
+        X: Any = None,
+        y: Any = None,
+        *,
+        sample_weight: Any = None,
+        offset: Any = None,
+        draws: int = 4000,
+        random_state: Any = None,
+    ) -> LeaveOneOut:
+        """Estimate how well each row is predicted from all the others, by importance weights (PSIS-LOO).
+
+        The rows are those of the fit; pass them again after loading a model from a file. The result has `elpd_loo` with
+        its standard error `se`, `p_loo`, and for each row `pointwise` and `k_hat`; `a.loo().minus(b.loo())` compares
+        two models of the same rows. The draws are those of `diagnose`, weighted to be those of the exact posterior, so
+        the answer is that of the model, not of its approximation. A row with a weight counts as so many rows that are
+        left out together. A thousand rows take one or two seconds.
+        """
+        posterior, prior, source = self._weighed_fit(X, y, sample_weight, offset, "loo")
+        generator = self._generator_of_draws(random_state)
+        progress = StepProgress(self.verbose, "leaving out row")
+        try:
+            return leave_one_out(posterior, prior, source, draws, generator, progress.step)
+        finally:
+            progress.close()
+
     def to_arviz(
         self,
         X: Any = None,
@@ -203,14 +232,30 @@ class DiagnosisMixin(PredictionMixin):
         self, X: Any, y: Any, sample_weight: Any, offset: Any, draws: int, random_state: Any
     ) -> tuple[WeightedDraws, Diagnosis]:
         check_is_fitted(self, "posterior_")
+        fits = getattr(self, "_completed_fits", None)  # of a pooled posterior
+        if fits is None or X is not None:
+            weighed = [self._weighed_fit(X, y, sample_weight, offset, "diagnose")]
+        else:
+            weighed = [fit._weighed_fit(None, None, None, None, "diagnose") for fit in fits]
+        return weigh(weighed, self.elbo_, draws, self._generator_of_draws(random_state))
+
+    def _weighed_fit(self, X: Any, y: Any, sample_weight: Any, offset: Any, what: str) -> WeighedFit:
+        """The rows, and the posterior and prior on their device."""
+        check_is_fitted(self, "posterior_")
+        if hasattr(self, "missing_information_"):
+            raise ValueError(
+                f"{what} compares a posterior with rows; got one that missing='multiple' pooled from several completed "
+                "tables, which no file holds. Call diagnose() on the model just fitted, or hold rows out."
+            )
         source = self._given_or_training_rows(X, y, sample_weight, offset)
         if source is None:
-            raise ValueError("diagnose needs the training rows; got a model without them. Pass X and y.")
+            raise ValueError(f"{what} needs the training rows; got a model without them. Pass X and y.")
+        return WeighedFit(moved(self.posterior_, source.device), moved(self.prior_, source.device), source)
+
+    def _generator_of_draws(self, random_state: Any) -> np.random.Generator:
         if random_state is None:
             random_state = self.random_state if isinstance(self.random_state, int | np.integer) else SEED
-        generator = np.random.default_rng(check_random_state(random_state).randint(2**31))
-        posterior, prior = moved(self.posterior_, source.device), moved(self.prior_, source.device)
-        return weigh(posterior, prior, source, self.elbo_, draws, generator)
+        return np.random.default_rng(check_random_state(random_state).randint(2**31))
 
 
 def summary_frame(

@@ -1,5 +1,6 @@
 """Fits a posterior to rows, given prior and options: chooses the form of the problem and the solver, and runs it."""
 
+import math
 import warnings
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
@@ -9,15 +10,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from viper.errors import ConvergenceWarning, users_line
+from viper.errors import ConvergenceWarning, NotFinite, users_line
 from viper.inference.adam import adam
 from viper.inference.device import algebra_device
 from viper.inference.newton import Result, newton
-from viper.inference.posterior import Diagonal, Full, LowRank, Posterior, moved
+from viper.inference.posterior import Diagonal, Full, LowRank, Posterior, latent, moved
 from viper.inference.problem import Gaussian, Prior, Problem
 from viper.inference.progress import Progress, Tasks
 from viper.inference.rows import Arrays, RowSource
 from viper.inference.threads import one_thread
+from viper.models.causes import sizes, what_to_do, why_not_finite
 from viper.softplus.bounds import build_bound
 from viper.softplus.pointwise import Bound, Triple
 
@@ -25,6 +27,10 @@ ROUGH_TOLERANCE = 1e-8  # error of the moments in all but the last pass; moves t
 FLOAT32_TOLERANCE = 1e-6  # nats; the rounding of products in float32
 BOUND_TOLERANCE = 1e-12  # nats; h is not the second derivative of these bounds in ϑ, so steps converge linearly
 LARGE_COLUMN = 1e3  # times the median column; up to there, rounding leaves ten digits of τ²
+MOST_LOST = 1e9  # cancellation after which the covariance keeps seven digits
+ALL_LOST = 1e13  # and three
+LARGEST_ERROR = 1e-3  # of log-odds, relative to their size
+LARGEST_ROTATED = 1 << 26  # entries (512 MB) of a design that is copied to keep more
 LARGEST_FULL = 20_000  # coefficients; their full covariance takes 3.2 GB
 
 
@@ -73,6 +79,16 @@ def fit_posterior(
     source: RowSource, prior: Prior, options: FitOptions, seed: int, start: Gaussian | None = None
 ) -> FittedPosterior:
     """Fit q under a given prior. With more coefficients than rows, the problem is solved in the span of the rows."""
+    try:
+        return fit_in_shape(source, prior, options, seed, start)
+    except NotFinite:
+        raise NotFinite(why_not_finite(sizes(source, prior))) from None
+
+
+def fit_in_shape(
+    source: RowSource, prior: Prior, options: FitOptions, seed: int, start: Gaussian | None
+) -> FittedPosterior:
+    """Choose the form of the problem by its family and its numbers of rows and coefficients, and solve it."""
     wide = source.dimension > source.rows and prior.precision.ndim == 1 and options.solver == "newton"
     prior = moved(prior, source.device if wide else algebra_device(source.dimension, source.device))
     diagonal = options.covariance == "diagonal"
@@ -83,9 +99,67 @@ def fit_posterior(
             f"covariance='full' allows {LARGEST_FULL} coefficients, or any number if there are fewer rows; got "
             f"{source.dimension} coefficients and {source.rows} rows. Use covariance='diagonal'."
         )
-    problem, result = run_solver(source, prior, options, seed, start)
-    shape = Diagonal if diagonal else Full
-    return FittedPosterior(shape(result.q.mean, result.factor), prior, problem, result)
+    if diagonal:
+        problem, result = run_solver(source, prior, options, seed, start)
+        return FittedPosterior(Diagonal(result.q.mean, result.factor), prior, problem, result)
+    return fit_tall(source, prior, options, seed, start)
+
+
+def fit_tall(
+    source: RowSource, prior: Prior, options: FitOptions, seed: int, start: Gaussian | None
+) -> FittedPosterior:
+    """Fit a full covariance in the coordinates of the columns; where those lose too many digits, of the rows' span."""
+    small = source.traits.where == "memory" and source.rows * source.dimension <= LARGEST_ROTATED
+    rotate = small and prior.precision.ndim == 1 and options.solver == "newton"
+    try:
+        problem, result = run_solver(source, prior, options, seed, start, warn=not rotate)
+    except NotFinite:
+        if not rotate or not spans_finite_rows(source, prior):
+            raise
+    else:
+        lost = digits_lost(result.q)
+        if not (rotate and lost > MOST_LOST):
+            if rotate:
+                warn_of_early_stop(source, prior, result)
+            if lost > ALL_LOST:
+                warn_of_lost_digits()
+            return FittedPosterior(Full(result.q.mean, result.factor), prior, problem, result)
+    low, _, problem, result = fit_wide(source, prior, options, seed)
+    assert isinstance(low, LowRank)
+    q = Full(low.mean, low.prior_sd[:, None] * (low.basis @ low.inner_factor))
+    check_digits(source.in_memory(), q, problem.source.in_memory(), Full(result.q.mean, result.factor))
+    return FittedPosterior(q, prior, problem, result)
+
+
+def check_digits(rows: Arrays, q: Full, inner_rows: Arrays, inner_q: Full) -> None:
+    """Raise unless rows have the same ϑ and τ in both coordinates, that is, if coefficients have digits enough."""
+    for block, inner in zip(rows.blocks(), inner_rows.blocks(), strict=True):
+        (theta, tau2), (exact, exact2) = latent(block, q), latent(inner, inner_q)
+        apart = torch.stack([theta - exact, tau2.sqrt() - exact2.sqrt()]).abs().amax(0)
+        if not bool((apart <= LARGEST_ERROR * (1.0 + exact.abs() + exact2.sqrt())).all()):
+            raise NotFinite
+
+
+def digits_lost(q: Gaussian) -> float:
+    """Return the largest Λ_jj/L_jj², by which Cholesky's pivot of column j cancels against the columns before it."""
+    if q.cholesky is None:
+        return 1.0
+    return float((q.precision.diagonal() / q.cholesky.diagonal().square()).max())
+
+
+def spans_finite_rows(source: RowSource, prior: Prior) -> bool:
+    """Return whether the rows in units of the prior, and their squares, are finite numbers."""
+    rows = source.in_memory().dense_design() * prior.precision.rsqrt()
+    return bool(torch.isfinite(rows.square().sum()))
+
+
+def warn_of_lost_digits() -> None:
+    warnings.warn(
+        "Some columns are nearly sums of others, at a scale far from that of their prior: the standard deviations of "
+        "their coefficients are lost to rounding. Standardise the features, or leave out such columns.",
+        ConvergenceWarning,
+        stacklevel=users_line(),
+    )
 
 
 def fit_wide(source: RowSource, prior: Prior, options: FitOptions, seed: int) -> FittedPosterior:
@@ -98,7 +172,8 @@ def fit_wide(source: RowSource, prior: Prior, options: FitOptions, seed: int) ->
     offset = shift if source.offset is None else shift + source.offset.to(shift)
     inner = Arrays(rows, source.label, offset=offset, weight=source.weight, device=source.device)
     identity = Prior(torch.zeros_like(rows[0]), torch.ones_like(rows[0]))
-    problem, result = run_solver(inner, identity, options, seed)
+    problem, result = run_solver(inner, identity, options, seed, warn=False)
+    warn_of_early_stop(source, prior, result)
     return FittedPosterior(LowRank(prior.mean, sd, basis, result.q.mean, result.factor), prior, problem, result)
 
 
@@ -110,7 +185,10 @@ def row_space(design: Tensor) -> tuple[Tensor, Tensor]:
     size = design.abs().amax(0)
     large = size > LARGE_COLUMN * size[size > 0].nanmedian()
     large[size.argsort(descending=True)[len(design) :]] = False  # at most as many as there are rows
-    basis, upper = torch.linalg.qr(design[:, ~large].T)
+    small = design[:, ~large]
+    order = small.square().sum(1).argsort(descending=True)  # outliers first, so that they fill few columns of R
+    basis, upper = torch.linalg.qr(small[order].T)
+    upper = upper[:, order.argsort()]
     if not bool(large.any()):
         return basis, upper.T.contiguous()
     k = int(large.sum())
@@ -121,9 +199,14 @@ def row_space(design: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def run_solver(
-    source: RowSource, prior: Prior, options: FitOptions, seed: int, start: Gaussian | None = None
+    source: RowSource,
+    prior: Prior,
+    options: FitOptions,
+    seed: int,
+    start: Gaussian | None = None,
+    warn: bool = True,
 ) -> tuple[Problem, Result]:
-    """Solve the problem with progress on the screen, and warn if the solver did not converge."""
+    """Solve the problem with progress on the screen, and `warn` if the solver did not converge."""
     problem = make_problem(source, prior, options, seed)
     report = Progress(options.verbose, options.tasks, source.rows)
     source.observe(report.rows_done)
@@ -140,14 +223,20 @@ def run_solver(
             result = adam(problem, learning_rate=options.learning_rate, batch_size=options.batch_size, **settings)
         else:
             result = newton(problem, start, **settings)
+    if not math.isfinite(result.objective):
+        raise NotFinite
+    if warn:
+        warn_of_early_stop(source, prior, result)
+    return problem, result
+
+
+def warn_of_early_stop(source: RowSource, prior: Prior, result: Result) -> None:
     if not result.converged:
         warnings.warn(
-            f"The solver stopped early: {result.status}. Raise max_iter, standardise the features, or choose a "
-            "smaller prior_scale.",
+            f"The solver stopped early: {result.status}. {what_to_do(sizes(source, prior))}",
             ConvergenceWarning,
             stacklevel=users_line(),
         )
-    return problem, result
 
 
 def make_problem(source: RowSource, prior: Prior, options: FitOptions, seed: int) -> Problem:

@@ -1,10 +1,10 @@
 """Bayesian logistic regression with the scikit-learn interface."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, replace
 from functools import partial
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -17,13 +17,28 @@ from viper.data import checks
 from viper.data.checkpoint import resumable
 from viper.data.checks import RowFormat
 from viper.data.open import is_kept_elsewhere, open_labelled_rows, open_rows
+from viper.data.schema import (
+    BOOLEAN,
+    DEFINITE,
+    NUMBER,
+    SHARES,
+    TEXT,
+    WHOLE,
+    Fields,
+    Numbers,
+    Range,
+    Rule,
+    numbers,
+    one_of,
+)
 from viper.formula.learn import FormulaMixin, by_formula, formula_template
 from viper.inference.newton import Iteration, exact_elbo
-from viper.inference.posterior import moved
+from viper.inference.posterior import Posterior, moved
 from viper.inference.problem import Gaussian, Prior
 from viper.inference.progress import Callbacks, as_task, tasks_of
 from viper.inference.rows import RowSource
 from viper.models.diagnosis import DiagnosisMixin, summary_frame, summary_of_draws
+from viper.models.effects import EffectsMixin
 from viper.models.facts import coefficient_names
 from viper.models.fitting import FitOptions, FittedPosterior, fit_posterior
 from viper.models.notebook import NotebookMixin
@@ -31,17 +46,20 @@ from viper.models.onnx import export_onnx
 from viper.models.pooling import pool_posteriors, spread_of_draws
 from viper.models.prediction import half_width
 from viper.models.prior import best_scales, make_prior, read_scale
-from viper.models.saving import State, StateMixin
+from viper.models.saving import POSTERIOR_FIELDS, State, StateMixin
 from viper.softplus.bound_names import FIT_BOUNDS
 
 if TYPE_CHECKING:
     import pandas
 
 LATENT_DRAWS = 1 << 22  # values of f(x) held at once, rows × draws (32 MB)
+HISTORY = Range(
+    "the iterations of a solver", lambda x: x.ndim == 1 or bool((x[:, :2] >= 0).all() & x[:, :2].isfinite().all())
+)
 
 
 class VariationalLogisticRegression(
-    FormulaMixin, NotebookMixin, DiagnosisMixin, StateMixin, Callbacks, ClassifierMixin, BaseEstimator
+    FormulaMixin, NotebookMixin, DiagnosisMixin, EffectsMixin, StateMixin, Callbacks, ClassifierMixin, BaseEstimator
 ):
     """Bayesian logistic regression by variational inference: a posterior at less than the cost of a point estimate.
 
@@ -148,7 +166,24 @@ class VariationalLogisticRegression(
     """
 
     _kind = "logistic"
-    _fit_scalars = ("elbo_", "elbo_bound_", "kl_", "objective_", "n_iter_", "converged_", "status_", "passes_")
+    _fit_scalars: ClassVar[Mapping[str, Rule]] = {
+        "elbo_": NUMBER,
+        "elbo_bound_": NUMBER,
+        "kl_": NUMBER,
+        "objective_": NUMBER,
+        "n_iter_": WHOLE,
+        "converged_": BOOLEAN,
+        "status_": TEXT,
+        "passes_": NUMBER,
+    }
+    _own_fields = Fields({"posterior": one_of(*(shape.__name__ for shape in POSTERIOR_FIELDS))})
+    _own_tensors: ClassVar[Mapping[str, Numbers]] = {
+        "prior.mean": numbers("d"),
+        "prior.precision": numbers("d", "dd", range=DEFINITE),
+        "prior_scale": numbers("p", "pp", range=DEFINITE),
+        "history": numbers(f"n{len(Iteration._fields)}", "0", range=HISTORY),
+    }
+    _optional_tensors: ClassVar[Mapping[str, Numbers]] = {"missing_information": numbers("d", range=SHARES)}
 
     def __init__(
         self,
@@ -303,7 +338,7 @@ class VariationalLogisticRegression(
         self.objective_ = fit.result.objective
         self.history_, self.n_iter_ = fit.result.history, max(1, fit.result.iterations)
         self.converged_, self.status_, self.passes_ = fit.result.converged, fit.result.status, fit.result.passes
-        self._training_rows = source
+        self._training_rows, self._largest_sd = source, None
         return self
 
     def _pool(self, fits: "list[VariationalLogisticRegression]") -> None:
@@ -323,7 +358,7 @@ class VariationalLogisticRegression(
         self.n_iter_, self.passes_ = max(fit.n_iter_ for fit in fits), sum(fit.passes_ for fit in fits)
         worst = min(fits, key=lambda fit: fit.converged_)
         self.converged_, self.status_ = worst.converged_, worst.status_
-        self._completed_fits = fits
+        self._completed_fits, self._largest_sd = fits, None
 
     def _set_means(self) -> None:
         mean = self.posterior_.mean.numpy()
@@ -383,6 +418,14 @@ class VariationalLogisticRegression(
         imputed = encoding.impute(X, lambda x: spread_of_draws(torch.from_numpy(x), self.posterior_).numpy())
         return replace(open_source(imputed).in_memory(), residual=torch.from_numpy(imputed.residual))
 
+    def _joint(self, block_rows: int, points: Callable[[], Any]) -> tuple[Callable[[Any, Any], RowSource], Posterior]:
+        format = self._row_format(block_rows)
+
+        def opened(X: Any, offset: Any) -> RowSource:
+            return self._with_imputed(X, lambda rows: open_rows(self, rows, offset, format))
+
+        return opened, self.posterior_
+
     def _summarise_draws(
         self, X: Any, offset: Any, draws: Tensor, summary: Callable[[Tensor], Tensor]
     ) -> Iterator[Tensor]:
@@ -404,6 +447,11 @@ class VariationalLogisticRegression(
             tensors["missing_information"] = torch.from_numpy(self.missing_information_)
         return State(tensors, {"posterior": type(self.posterior_).__name__})
 
+    @classmethod
+    def _sizes(cls, metadata: dict[str, Any]) -> dict[str, int]:
+        columns = metadata["features"]
+        return {"p": columns, "d": columns + bool(metadata["options"].get("fit_intercept", True))}
+
     def _restore_own_state(self, state: State) -> None:
         tensors = state.tensors
         self.prior_ = Prior(tensors["prior.mean"], tensors["prior.precision"])
@@ -414,18 +462,28 @@ class VariationalLogisticRegression(
         self._set_means()
 
     def to_onnx(
-        self, path: str | PathLike[str] | None = None, *, dtype: str = "float32", overwrite: bool = False
+        self,
+        path: str | PathLike[str] | None = None,
+        *,
+        dtype: str = "float32",
+        level: float = 0.95,
+        overwrite: bool = False,
     ) -> Any:
-        """Export `predict` and `predict_proba` as an ONNX model.
+        """Export `predict`, `predict_proba` and `predict_interval` as an ONNX model.
 
-        Its input is "X", its outputs are "label" and "probabilities". It takes no offset.
+        Its outputs are "label", "probabilities" and "interval". Its input is "X"; a model with a formula has one input
+        for each raw column, of that column's name and with shape (rows, 1): numbers, booleans, or text, where an empty
+        text is a missing value. Encoding and standardisation are inside. A row that cannot be predicted, because of a
+        new level for instance, has NaN for probabilities and interval; its label means nothing. There is no offset.
 
         Parameters
         ----------
         path : str or Path, optional
             File to write the model to.
         dtype : {"float32", "float64"}, default "float32"
-            Type of the input and the probabilities. The model computes in float64.
+            Type of numbers and probabilities. The model computes in float64.
+        level : float, default 0.95
+            Probability that the interval contains the probability of the second class.
         overwrite : bool, default False
             Whether to replace a file that exists.
 
@@ -434,8 +492,10 @@ class VariationalLogisticRegression(
         onnx.ModelProto
         """
         check_is_fitted(self, "posterior_")
-        return export_onnx(self, path, dtype, overwrite)
+        return export_onnx(self, path, dtype, level, overwrite)
 
     def __getstate__(self) -> dict[str, Any]:
         state: dict[str, Any] = super().__getstate__()
-        return {name: value for name, value in state.items() if name not in ("_training_rows", "_completed_fits")}
+        known = {"_largest_sd": self.largest_sd_} if hasattr(self, "posterior_") else {}
+        left_out = ("_training_rows", "_completed_fits")
+        return {name: value for name, value in (state | known).items() if name not in left_out}

@@ -15,14 +15,16 @@ from numpy.polynomial import Chebyshev, Polynomial
 
 from viper.data import checks, model_file
 from viper.inference.posterior import Diagonal, Full, LowRank, Posterior
+from viper.models.graph import FormulaGraph, OnnxGraph
+from viper.models.prediction import half_width
 from viper.softplus.mixture_table import MIXTURES
 
-OPSET, IR_VERSION = 17, 8  # released in 2022, so every runtime in use reads them
+OPSET, ML_OPSET, IR_VERSION = 17, 2, 8  # released by 2022, so every runtime in use reads them
 LARGEST_FILE = (1 << 31) - (1 << 20)  # bytes; a protobuf message holds at most 2 GB
 DEGREE = 18  # of P; gives erfc with an error of 1.4e-12
 
 
-def export_onnx(model: Any, path: str | PathLike[str] | None, dtype: str, overwrite: bool) -> Any:
+def export_onnx(model: Any, path: str | PathLike[str] | None, dtype: str, level: float, overwrite: bool) -> Any:
     """Return the `onnx.ModelProto` of a fitted logistic regression, and write it to `path` if that is given."""
     try:
         import onnx
@@ -33,55 +35,43 @@ def export_onnx(model: Any, path: str | PathLike[str] | None, dtype: str, overwr
         raise ValueError(
             f"an ONNX file holds at most 2 GB; got a posterior of {size / 1e9:.1f} GB. Fit covariance='diagonal'."
         )
+    reach = half_width(level)
     graph = OnnxGraph(onnx)
-    probability_graph(graph, model, dtype)
-    proto = graph.build(model, dtype)
+    real = onnx.TensorProto.FLOAT if dtype == "float32" else onnx.TensorProto.DOUBLE
+    if (encoding := getattr(model, "formula_", None)) is None:
+        X = graph.add("Cast", graph.input("X", real, model.n_features_in_), to=onnx.TensorProto.DOUBLE)
+    else:
+        X = FormulaGraph(graph, encoding, real).columns()
+    prediction_graph(graph, X, model, real, reach)
+    proto = build_proto(graph, model, dtype, level)
     onnx.checker.check_model(proto)
     if path is not None:
         model_file.write_bytes(path, proto.SerializeToString(), overwrite)
     return proto
 
 
-class OnnxGraph:
-    """Collects nodes and constants; `add` returns the name of the new node's output."""
-
-    def __init__(self, onnx: Any) -> None:
-        self.onnx, self.nodes, self.constants = onnx, [], []  # type: tuple[Any, list[Any], list[Any]]
-
-    def add(self, operation: str, *inputs: Any, name: str | None = None, **attributes: Any) -> str:
-        """Add a node whose inputs are names or numbers."""
-        names = [value if isinstance(value, str) else self.constant(value) for value in inputs]
-        name = name or f"{operation.lower()}_{len(self.nodes)}"
-        self.nodes.append(self.onnx.helper.make_node(operation, names, [name], **attributes))
-        return name
-
-    def constant(self, value: Any) -> str:
-        name = f"constant_{len(self.constants)}"
-        self.constants.append(self.onnx.numpy_helper.from_array(np.asarray(value), name))
-        return name
-
-    def build(self, model: Any, dtype: str) -> Any:
-        helper, types = self.onnx.helper, self.onnx.TensorProto
-        real = types.FLOAT if dtype == "float32" else types.DOUBLE
-        labels = helper.np_dtype_to_tensor_dtype(np.asarray(exported_labels(model.classes_)).dtype)
-        graph = helper.make_graph(
-            self.nodes,
-            "VariationalLogisticRegression",
-            [helper.make_tensor_value_info("X", real, [None, model.n_features_in_])],
-            [
-                helper.make_tensor_value_info("label", labels, [None]),
-                helper.make_tensor_value_info("probabilities", real, [None, 2]),
-            ],
-            self.constants,
-        )
-        return helper.make_model(
-            graph,
-            producer_name="viper",
-            producer_version=model_file.viper_version(),
-            opset_imports=[helper.make_opsetid("", OPSET)],
-            ir_version=IR_VERSION,
-            doc_string="Posterior-averaged probabilities E[s(f(x))] of the two classes.",
-        )
+def build_proto(graph: OnnxGraph, model: Any, dtype: str, level: float) -> Any:
+    helper, types = graph.onnx.helper, graph.onnx.TensorProto
+    real = types.FLOAT if dtype == "float32" else types.DOUBLE
+    labels = helper.np_dtype_to_tensor_dtype(np.asarray(exported_labels(model.classes_)).dtype)
+    outputs = {"label": (labels, [None]), "probabilities": (real, [None, 2]), "interval": (real, [None, 2])}
+    whole = helper.make_graph(
+        graph.nodes,
+        "VariationalLogisticRegression",
+        graph.inputs,
+        [helper.make_tensor_value_info(name, *shape) for name, shape in outputs.items()],
+        graph.constants,
+    )
+    versions = {"": OPSET, **({"ai.onnx.ml": ML_OPSET} if graph.uses_ml else {})}
+    return helper.make_model(
+        whole,
+        producer_name="viper",
+        producer_version=model_file.viper_version(),
+        opset_imports=[helper.make_opsetid(*version) for version in versions.items()],
+        ir_version=IR_VERSION,
+        doc_string="Posterior-averaged probabilities E[s(f(x))] of the two classes, and the interval that contains "
+        f"the second one with probability {level:g}.",
+    )
 
 
 def exported_labels(classes: np.ndarray) -> np.ndarray:
@@ -94,10 +84,9 @@ def exported_labels(classes: np.ndarray) -> np.ndarray:
     return np.array([str(label) for label in classes], dtype=object)
 
 
-def probability_graph(graph: OnnxGraph, model: Any, dtype: str) -> None:
-    """Add the nodes from X to label and probabilities."""
+def prediction_graph(graph: OnnxGraph, X: str, model: Any, real: int, reach: float) -> None:
+    """Add the nodes from X to the outputs; the interval is s(ϑ ± reach τ)."""
     types = graph.onnx.TensorProto
-    X = graph.add("Cast", "X", to=types.DOUBLE)
     mean = model.posterior_.mean.numpy()[:, None]
     theta = affine(graph, X, mean, model.fit_intercept)
     tau2 = latent_variance(graph, X, model.posterior_, model.fit_intercept)
@@ -106,7 +95,9 @@ def probability_graph(graph: OnnxGraph, model: Any, dtype: str) -> None:
     positive = graph.add("Greater", theta, 0.0)
     sides = [graph.add("Where", positive, *pair) for pair in ((small, large), (large, small))]
     both = graph.add("Concat", *sides, axis=1)
-    graph.add("Cast", both, name="probabilities", to=types.FLOAT if dtype == "float32" else types.DOUBLE)
+    graph.add("Cast", both, name="probabilities", to=real)
+    ends = graph.add("Mul", graph.add("Sqrt", tau2), np.array([[-reach, reach]]))
+    graph.add("Cast", graph.add("Sigmoid", graph.add("Add", theta, ends)), name="interval", to=real)
     index = graph.add("Squeeze", graph.add("Cast", positive, to=types.INT64), np.array([1]))
     graph.add("Gather", exported_labels(model.classes_), index, name="label")
 

@@ -4,9 +4,10 @@ The probability s(f) has mean E[s(f)], a standard deviation, and credible interv
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from os import PathLike
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import scipy.special
@@ -17,10 +18,20 @@ from torch import Tensor
 
 from viper.data import writing
 from viper.data.open import is_kept_elsewhere
+from viper.formula.encoding import Encoding
+from viper.formula.screening import MARGIN, Remark, row_notes, screen_rows
 from viper.inference.posterior import Posterior, accuracy, expected_log_likelihood, latent, moved
 from viper.inference.rows import Block, RowSource
 from viper.softplus.expectation import expected_sigmoid
 from viper.softplus.limit import limit
+
+if TYPE_CHECKING:
+    import pandas
+
+
+LEVERAGE_BUDGET = 4e9  # rows × coefficients² among which the largest τ is sought: about a second
+LEVERAGE_ROWS = (200, 10_000)  # rows within that budget; one in 10,000 rows of the same kind has a larger τ
+PREDICTED_COLUMNS = ("probability", "sd", "lower", "upper", "label", "distance", "note")
 
 
 class Predictions(NamedTuple):
@@ -52,11 +63,84 @@ class Predictions(NamedTuple):
         return {"label": classes[(self.latent > 0).astype(int)], **columns}
 
 
-def predictions(model: Any, X: Any, level: float = 0.95) -> Predictions:
+def predictions(model: Any, X: Any, level: float = 0.95, offset: Any = None) -> Predictions:
     """Return all predictions of the model for the rows of X."""
     check_model(model)
-    mean, sd = (torch.from_numpy(np.array(x, dtype=float)) for x in model.predict_latent(X))
+    given = {} if offset is None else {"offset": offset}
+    mean, sd = (torch.from_numpy(np.array(x, dtype=float)) for x in model.predict_latent(X, **given))
     return Predictions.from_latent(mean, sd.square(), half_width(level))
+
+
+# --- rows of a table, each with its distance from the training data ---
+
+
+class TablePredictions(NamedTuple):
+    """Predictions of a table, one row each, and remarks on its rows."""
+
+    table: "pandas.DataFrame"  # with PREDICTED_COLUMNS; a row that cannot be predicted has only a note
+    remarks: list[Remark]
+
+    def counts(self) -> dict[str, dict[str, int]]:
+        """Return the number of rows by kind of remark and column."""
+        found: dict[str, dict[str, int]] = {}
+        for remark in self.remarks:
+            found.setdefault(remark.kind, {})[remark.column] = int(remark.rows.sum())
+        return found
+
+
+def predict_each_row(model: Any, X: Any, level: float = 0.95, offset: Any = None) -> TablePredictions:
+    """Predict the rows that can be predicted, measure their distance from the training data, and note what is unusual.
+
+    The distance of x is τ(x)/max τ(xᵢ) over training rows i. As τ² = xᵀΣx is the leverage of x under the posterior
+    covariance Σ, a row at a distance above 1 lies outside the ellipsoid that contains the training rows.
+    """
+    import pandas
+
+    check_model(model)
+    index, usable = getattr(X, "index", None), None
+    remarks: list[Remark] = []
+    if (encoding := getattr(model, "formula_", None)) is not None:
+        X, remarks = screened = screen_rows(encoding, X)
+        index, usable = X.index, screened.usable
+        X, offset = X[usable], offset if offset is None else np.asarray(offset)[usable]
+    columns: dict[str, np.ndarray] = dict.fromkeys(PREDICTED_COLUMNS, np.empty(0))
+    if usable is None or usable.any():
+        found = predictions(model, X, level, offset)
+        sd = found.latent_sd
+        if encoding is not None and encoding.imputation is not None:  # τ without the spread of the imputed values
+            sd = with_encoding(model, replace(encoding, imputation=None)).predict_latent(X)[1]
+        columns |= found.table(model.classes_) | {"distance": sd / model.largest_sd_}
+    usable = np.ones(len(columns["distance"]), dtype=bool) if usable is None else usable
+    columns["note"] = np.empty(len(columns["distance"]), dtype=object)
+    table = (
+        pandas.DataFrame(columns, index=np.flatnonzero(usable)).astype({"label": object}).reindex(range(len(usable)))
+    )
+    remarks = [*remarks, *far_rows(table["distance"].to_numpy(dtype=float))]
+    table["note"] = row_notes(remarks, len(table))
+    return TablePredictions(table if index is None else table.set_axis(index), remarks)
+
+
+def far_rows(distance: np.ndarray) -> list[Remark]:
+    """Return a remark on the rows that are farther from the training data than all training rows, by the margin."""
+    with np.errstate(invalid="ignore"):
+        far = distance > 1.0 + MARGIN
+
+    def text(row: int) -> str:
+        return f"{distance[row]:.3g} times as far out as the farthest row of the training data"
+
+    return [Remark("far", "", far, text)] if far.any() else []
+
+
+def largest_sd(source: RowSource, posterior: Posterior) -> float:
+    """max τ(xᵢ) over the rows of a source, or over as many as the budget allows if there are more."""
+    most = int(np.clip(LEVERAGE_BUDGET / source.dimension**2, *LEVERAGE_ROWS))
+    rows = source if source.rows <= most else source.sample(most, np.random.default_rng(0))
+    of_block = partial(from_latent, posterior=moved(posterior, rows.device), function=largest_variance)
+    return float(np.sqrt(max(rows.map(of_block))))
+
+
+def largest_variance(mean: Tensor, variance: Tensor) -> float:
+    return float(variance.max())
 
 
 def check_model(model: Any) -> None:
@@ -72,6 +156,23 @@ def check_model(model: Any) -> None:
     raise TypeError(f"the model must be one of viper's; got {type(model).__name__}. {fix}")
 
 
+def with_rules(model: Any, unseen: str | None, beyond: str | None) -> Any:
+    """Return the model with other rules for new levels and for numbers beyond a spline; None keeps a rule."""
+    given = {name: rule for name, rule in (("unseen", unseen), ("beyond", beyond)) if rule is not None}
+    if not given:
+        return model
+    if not hasattr(model, "formula_"):
+        raise ValueError(f"{next(iter(given))} is a rule of formulas; got a model without one. Use from_formula.")
+    return with_encoding(model, model.formula_.with_rules(**given))
+
+
+def with_encoding(model: Any, encoding: Encoding) -> Any:
+    """Return the fitted model with another encoding of the same columns."""
+    twin = object.__new__(type(model))
+    vars(twin).update(vars(model), formula_=encoding)
+    return twin
+
+
 class PredictionMixin:
     """Estimators that predict from ϑ and τ² of the rows that `_open_rows(X, offset)` opens.
 
@@ -81,6 +182,7 @@ class PredictionMixin:
     classes_: np.ndarray
     posterior_: Posterior
     kl_: float
+    _largest_sd: float | None = None
 
     def _open_rows(self, X: Any, offset: Any) -> RowSource:
         raise NotImplementedError
@@ -120,6 +222,46 @@ class PredictionMixin:
     def predict_interval(self, X: Any, level: float = 0.95, offset: Any = None) -> np.ndarray:
         """Credible interval s(ϑ ± zτ) of the probability of the second class, with posterior mass `level`: n × 2."""
         return self._predict(X, offset, partial(probability_interval, z=half_width(level)))
+
+    def predict_table(
+        self, X: Any, level: float = 0.95, offset: Any = None, *, unseen: str | None = None, beyond: str | None = None
+    ) -> "pandas.DataFrame":
+        """Predict every row that can be predicted, and say what is unusual about each: a table for unattended use.
+
+        Parameters
+        ----------
+        X : array or DataFrame
+            The rows. A model fitted by a formula takes tables of its raw columns.
+        level : float, default 0.95
+            Posterior mass of the intervals.
+        offset : array (n,), optional
+            Known part of the log-odds of each row.
+        unseen, beyond : str, optional
+            Rules for new levels and for numbers beyond a spline, instead of those given to `from_formula`.
+
+        Returns
+        -------
+        DataFrame
+            `probability` of the second class with `sd`, `lower` and `upper`; `label`, the more probable class;
+            `distance` from the training data: √(xᵀΣx), the posterior sd of the log-odds, divided by the largest of the
+            training rows, so that 1 is as far as any of them; and `note`, which says what is unusual. A row that cannot
+            be predicted has only a note. Ranges, levels and missing values are known for models fitted by a formula;
+            for other models only the distance is.
+        """
+        check_is_fitted(self, "posterior_")
+        return predict_each_row(with_rules(self, unseen, beyond), X, level, offset).table
+
+    @property
+    def largest_sd_(self) -> float:
+        """Largest posterior sd of the log-odds among the training rows; NaN if they are neither here nor recorded."""
+        if self._largest_sd is not None:
+            return self._largest_sd
+        fits = getattr(self, "_completed_fits", None) or [self]
+        source = getattr(fits[0], "_training_rows", None)
+        if source is None or source.traits.where != "memory":
+            return float("nan")
+        self._largest_sd = largest_sd(source, self.posterior_)
+        return self._largest_sd
 
     def predict_to(
         self, X: Any, path: str | PathLike[str], *, level: float = 0.95, offset: Any = None, overwrite: bool = False

@@ -22,7 +22,7 @@ from viper.errors import ConvergenceWarning, users_line
 from viper.inference.problem import Gaussian, Prior
 from viper.models.fitting import FittedPosterior
 
-SMALLEST_SCALE, LARGEST_SCALE = 1e-100, 1e100  # beyond, variances underflow or overflow
+SMALLEST_SCALE, LARGEST_SCALE = 1e-150, 1e150  # beyond, variances underflow or overflow
 SMALLEST_CHOSEN, LARGEST_CHOSEN = 1e-3, 1e3  # the range that is searched
 
 
@@ -31,9 +31,10 @@ def read_scale(value: Any, name: str, size: int) -> Tensor:
     array = read_entries(value, name, size, matrix=True)
     if array.ndim == 2:
         return read_covariance(torch.tensor(array), name, size)
-    if not ((array >= SMALLEST_SCALE) & (array <= LARGEST_SCALE)).all():
+    if not (allowed := (array >= SMALLEST_SCALE) & (array <= LARGEST_SCALE)).all():
         raise ValueError(
-            f"{name} must be positive and finite, between {SMALLEST_SCALE:g} and {LARGEST_SCALE:g}; got {value!r}."
+            f"{name} must be positive and finite, between {SMALLEST_SCALE:g} and {LARGEST_SCALE:g}; got "
+            f"{float(array[~allowed][0]) if np.ndim(value) else value!r}."
         )
     return torch.from_numpy(array)
 
@@ -98,8 +99,8 @@ def best_scales(
     def negative(log_scale: np.ndarray) -> tuple[float, np.ndarray]:
         nonlocal warm
         scale = expand(log_scale)
-        posterior, prior, _, result = solve(scale, warm)
-        warm = result.q
+        posterior, prior, problem, result = solve(scale, warm)
+        warm = result.q if problem.prior is prior else None  # else it is in other coordinates
         second = (posterior.mean - prior.mean)[:size].square() + posterior.variance[:size]
         slope = (second.cpu() / scale.square() - 1.0).numpy()
         return -result.objective, -slope if separate else -slope.sum(keepdims=True)

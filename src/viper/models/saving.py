@@ -3,10 +3,15 @@
     estimator --_pack--> State --write_tensors--> file --read_tensors--> State --_unpack--> estimator
 
 Options, classes, columns, posterior, scalars and formula are packed here for all estimators. Each estimator packs
-the rest of its state in `_own_state`, and restores it in `_restore_own_state`.
+the rest of its state in `_own_state`, and restores it in `_restore_own_state`. What all of it must be is declared in
+tables: `POSTERIOR_FIELDS` here, and `_fit_scalars`, `_own_fields` and `_own_tensors` of the estimator. A state that
+differs is neither written nor read.
 """
 
-from dataclasses import fields
+import inspect
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib import import_module
 from os import PathLike
 from typing import Any, ClassVar, NamedTuple, Self
@@ -16,13 +21,57 @@ import torch
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from viper.data.model_file import JSON_SCALARS, encode_labels, read_tensors, write_tensors
-from viper.errors import StorageError
-from viper.formula.encoding import Encoding
+from viper.data.model_file import JSON_SCALARS, LABELS, decode_labels, encode_labels, read_tensors, write_tensors
+from viper.data.schema import (
+    ABOVE_ZERO,
+    INVERTIBLE,
+    NORMALISED,
+    POSITIVE,
+    SCALAR,
+    TEXT,
+    WHOLE,
+    Fields,
+    Items,
+    Layout,
+    Numbers,
+    Rule,
+    Value,
+    check_layouts,
+    check_tensors,
+    numbers,
+    or_none,
+    rule_of,
+)
+from viper.errors import StorageError, shown
+from viper.formula.encoding import ENCODING, Encoding
 from viper.inference.posterior import Diagonal, Full, LowRank, Posterior
 
 # `_kind`, as stored in a model file -> the public name of the estimator
 ESTIMATORS = {"logistic": "VariationalLogisticRegression", "gp": "VariationalGPClassifier"}
+POSTERIOR_FIELDS: dict[type[Posterior], dict[str, Numbers]] = {  # d coefficients or inducing points
+    Full: {"mean": numbers("d"), "factor": numbers("dd", range=INVERTIBLE)},
+    Diagonal: {"mean": numbers("d"), "variance": numbers("d", range=POSITIVE)},
+    LowRank: {
+        "prior_mean": numbers("d"),
+        "prior_sd": numbers("d", range=POSITIVE),
+        "basis": numbers("dr", range=NORMALISED),
+        "inner_mean": numbers("r"),
+        "inner_factor": numbers("rr", range=INVERTIBLE),
+    },
+}
+IMPUTATION_FIELDS = {  # whose sizes `Imputation.check` compares with the formula's columns
+    "mean": numbers("w"),
+    "covariance": numbers("ww"),
+    "low": numbers("k"),
+    "high": numbers("k"),
+}
+OPTION_RULES: dict[Any, Rule] = {  # by name or type, otherwise `rule_of` the type in the estimator's constructor
+    "random_state": or_none(Value("a seed", lambda x: type(x) is int and 0 <= x < 2**32)),
+    "device": or_none(TEXT),
+    bool: Value("true or false", lambda x: type(x) in (bool, int) and x in (0, 1)),
+    Any: SCALAR,
+}
+ARRAY_OPTION = numbers("", "p", "ap")  # an option that is an array: p columns, or a matrix
 
 
 class State(NamedTuple):
@@ -41,7 +90,10 @@ class StateMixin:
     """Estimators that can be saved to a file and loaded from it."""
 
     _kind: ClassVar[str]  # a key of ESTIMATORS
-    _fit_scalars: ClassVar[tuple[str, ...]]  # fitted attributes that are numbers, booleans or words
+    _fit_scalars: ClassVar[Mapping[str, Rule]]  # fitted attributes that are numbers, booleans or words
+    _own_fields: ClassVar[Fields]  # what `_own_state` adds to the metadata
+    _own_tensors: ClassVar[Mapping[str, Numbers]]  # and its tensors: p columns, d coefficients or inducing points
+    _optional_tensors: ClassVar[Mapping[str, Numbers]] = {}  # those that only some models have
     _objects: ClassVar[tuple[str, ...]] = ()  # options that may be objects, which a file cannot hold
 
     classes_: np.ndarray
@@ -55,7 +107,10 @@ class StateMixin:
         are stored: pass the object again to `viper.load`.
         """
         check_is_fitted(self, "posterior_")
-        write_tensors(path, self._kind, *self._pack(), overwrite)
+        state = self._pack()
+        with as_storage_error("the model cannot be saved"):
+            self._check_state(state)
+        write_tensors(path, self._kind, *state, overwrite)
 
     def _pack(self) -> State:
         given = self.get_params(deep=False)  # type: ignore[attr-defined]
@@ -70,11 +125,16 @@ class StateMixin:
             "features": self.n_features_in_,
             "names": None if names is None else [str(name) for name in names],
             **own.metadata,
-            "fit": {name: getattr(self, name) for name in self._fit_scalars},
+            "fit": {name: getattr(self, name) for name in self._fit_scalars} | self._reference(),
             **({"formula": self.formula_.to_state()} if hasattr(self, "formula_") else {}),
         }
         posterior = {f"posterior.{name}": x for name, x in vars(self.posterior_).items()}
         return State(tensors | posterior | own.tensors | self._imputation_tensors(), metadata)
+
+    def _reference(self) -> dict[str, float]:
+        """What new rows are compared with, if it is known."""
+        farthest = self.largest_sd_  # type: ignore[attr-defined]
+        return {} if math.isnan(farthest) else {"largest_sd": farthest}
 
     def _imputation_tensors(self) -> dict[str, Tensor]:
         """What missing="multiple" draws from: float64 arrays, whose shapes `Imputation.check` verifies."""
@@ -84,22 +144,83 @@ class StateMixin:
         return {f"imputation.{name}": torch.from_numpy(x) for name, x in imputation.arrays().items()}
 
     @classmethod
-    def _unpack(cls, state: State, **objects: Any) -> Self:
+    def _unpack(cls, state: State, objects: dict[str, Any]) -> Self:
         """Return the estimator whose `_pack` returned this state; `objects` are the options that a file cannot hold."""
+        cls._check_state(state)
         metadata = state.metadata
         arrays = {name: x.numpy() for name, x in state.part("option").items()}
-        model = cls(**metadata["options"], **arrays, **cls._required_objects(metadata, objects))
-        model.classes_ = np.array(metadata["classes"]["values"], dtype=metadata["classes"]["dtype"])
+        model = cls(**metadata["options"], **arrays, **objects)
+        model._check_options()
+        model.classes_ = decode_labels(metadata["classes"], "classes")
         model.n_features_in_ = metadata["features"]
         if metadata["names"] is not None:
             model.feature_names_in_ = np.array(metadata["names"], dtype=object)  # type: ignore[attr-defined]
-        model.posterior_ = decode_posterior(state)
-        for name, value in metadata["fit"].items():
-            setattr(model, name, value)
+        model.posterior_ = posterior_shape(state.tensors)(**state.part("posterior"))
+        for name in cls._fit_scalars:
+            setattr(model, name, metadata["fit"][name])
+        model._largest_sd = metadata["fit"].get("largest_sd")  # type: ignore[attr-defined]
         model._restore_own_state(state)
         if "formula" in metadata:
             model._restore_formula(metadata["formula"], state.part("imputation"))
         return model
+
+    @classmethod
+    def _check_state(cls, state: State) -> None:
+        """Raise a StorageError unless the state is as the tables say."""
+        layouts = {name: Layout(x.dtype, tuple(x.shape), 0, 0) for name, x in state.tensors.items()}
+        check_tensors(cls._check_header(layouts, state.metadata), state.tensors)
+
+    @classmethod
+    def _check_header(cls, layouts: Mapping[str, Layout], metadata: dict[str, Any]) -> dict[str, Numbers]:
+        """Do so for everything but the numbers in the tensors, and return the rules for these."""
+        cls._fields().check(metadata, "the model")
+        if metadata["names"] is not None and len(metadata["names"]) != metadata["features"]:
+            raise StorageError(f"names must be {metadata['features']}; got {len(metadata['names'])}.")
+        given = [*metadata["options"], *metadata.get("objects", {})]
+        free = {name for name in cls._option_rules() if name not in given}
+        rules = {f"posterior.{name}": rule for name, rule in POSTERIOR_FIELDS[posterior_shape(layouts)].items()}
+        rules |= {**cls._own_tensors}
+        if any(name.startswith("imputation.") for name in layouts):
+            rules |= {f"imputation.{name}": rule for name, rule in IMPUTATION_FIELDS.items()}
+        rules |= {name: rule for name, rule in cls._optional_tensors.items() if name in layouts}
+        rules |= {name: ARRAY_OPTION for name in layouts if name.removeprefix("option.") in free}
+        check_layouts(rules, layouts, cls._sizes(metadata), filter(cls._is_checked_later, layouts))
+        return rules
+
+    @classmethod
+    def _fields(cls) -> Fields:
+        """The rules of the metadata."""
+        shared: dict[str, Rule] = {
+            "options": Fields({}, cls._option_rules()),
+            "classes": LABELS,
+            "features": Value("a whole number from 1 on", lambda x: WHOLE.holds(x) and x > 0),
+            "names": or_none(Items(TEXT)),
+            "fit": Fields(cls._fit_scalars, {"largest_sd": ABOVE_ZERO}),
+        }
+        more: dict[str, Rule] = {"formula": ENCODING}
+        if cls._objects:
+            more["objects"] = Fields({}, dict.fromkeys(cls._objects, TEXT))
+        return Fields({**shared, **cls._own_fields.required}, {**more, **cls._own_fields.optional})
+
+    @classmethod
+    def _option_rules(cls) -> dict[str, Rule]:
+        parameters = inspect.signature(cls).parameters.values()
+        known = OPTION_RULES
+        return {x.name: known.get(x.name) or known.get(x.annotation) or rule_of(x.annotation) for x in parameters}
+
+    @classmethod
+    def _sizes(cls, metadata: dict[str, Any]) -> dict[str, int]:
+        """The sizes of tensors that the metadata determine."""
+        return {"p": metadata["features"]}
+
+    @staticmethod
+    def _is_checked_later(name: str) -> bool:
+        """Whether `_restore_own_state` checks this tensor."""
+        return False
+
+    def _check_options(self) -> None:
+        """Raise a ValueError if an option has a wrong value."""
+        raise NotImplementedError
 
     @classmethod
     def _required_objects(cls, metadata: dict[str, Any], objects: dict[str, Any]) -> dict[str, Any]:
@@ -139,11 +260,32 @@ def load(path: str | PathLike[str], **objects: Any) -> Any:
     StorageError
         If the file is missing, damaged, or written by a newer viper or another program.
     """
-    kind, tensors, metadata = read_tensors(path)
+    failure = f"{path} cannot be loaded"
+
+    def check_header(kind: str, layouts: dict[str, Layout], metadata: dict[str, Any]) -> None:
+        with as_storage_error(failure):
+            estimator_of(kind)._check_header(layouts, metadata)
+
+    kind, tensors, metadata = read_tensors(path, check_header)
+    estimator = estimator_of(kind)
+    given = estimator._required_objects(metadata, objects)
+    with as_storage_error(failure):
+        return estimator._unpack(State(tensors, metadata), given)
+
+
+def estimator_of(kind: str) -> Any:
     if kind not in ESTIMATORS:
-        raise StorageError(f"the model must be one of {sorted(ESTIMATORS)}; got {kind!r}. Update viper.")
-    estimator = getattr(import_module("viper"), ESTIMATORS[kind])  # the top level names the missing extra
-    return estimator._unpack(State(tensors, metadata), **objects)
+        raise StorageError(f"the model must be one of {sorted(ESTIMATORS)}; got {shown(kind)}. Update viper.")
+    return getattr(import_module("viper"), ESTIMATORS[kind])  # the top level names the missing extra
+
+
+@contextmanager
+def as_storage_error(failure: str) -> Iterator[None]:
+    """Raise what is wrong with a state as a StorageError of one line that begins with the failure."""
+    try:
+        yield
+    except ValueError as error:
+        raise StorageError(f"{failure}: {' '.join(str(error).split())}") from None
 
 
 def encode_options(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -165,10 +307,10 @@ def encode_options(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, T
     return plain, arrays
 
 
-def decode_posterior(state: State) -> Posterior:
-    """Return the posterior whose fields are stored; their names determine which of the three shapes it has."""
-    parts = state.part("posterior")
-    for shape in (Full, Diagonal, LowRank):
-        if {field.name for field in fields(shape)} == set(parts):
-            return shape(**parts)
-    raise StorageError(f"the model's posterior must be full, diagonal or low-rank; got parts {sorted(parts)}.")
+def posterior_shape(names: Iterable[str]) -> type[Posterior]:
+    """Return which of the three shapes the posterior has whose fields are stored."""
+    parts = {name.removeprefix("posterior.") for name in names if name.startswith("posterior.")}
+    for shape, rules in POSTERIOR_FIELDS.items():
+        if parts == set(rules):
+            return shape
+    raise StorageError(f"the posterior must be full, diagonal or low-rank; got parts {shown(sorted(parts))}.")

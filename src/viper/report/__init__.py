@@ -18,6 +18,8 @@ def write(
     *,
     spatial: tuple[str, str] | None = None,
     held_out: bool = False,
+    row_labels: str | None = None,
+    rows: bool = True,
 ) -> None:
     """Write a report on `model` and its predictions for the rows of `data` to one self-contained HTML file.
 
@@ -27,8 +29,8 @@ def write(
     ----------
     model : fitted VariationalLogisticRegression or VariationalGPClassifier
     data : DataFrame
-        The model's columns, untransformed, and the target. Rows with missing values are left out and counted.
-        The first other column of text or integers whose values are all different names the rows.
+        The model's columns, untransformed, and the target. Rows with missing values are left out and counted, unless
+        the model fills them in.
     target : str
         The column of `data` with the classes.
     path : str or path
@@ -39,6 +41,11 @@ def write(
         Gaussian process.
     held_out : bool, default False
         Whether all rows are new to the model; the page then says so.
+    row_labels : str, optional
+        The column of `data` by which rows are named on the page, such as a case number. By default rows are numbered,
+        and neither the index nor any column that the model does not use gets into the file.
+    rows : bool, default True
+        Whether single rows may be shown. If not, the file holds numbers about groups of rows only.
 
     Raises
     ------
@@ -49,4 +56,5 @@ def write(
     from viper.report.page import render
     from viper.report.study import read_study
 
-    write_bytes(path, render(read_study(model, data, target, spatial, held_out)).encode(), overwrite)
+    page = render(read_study(model, data, target, spatial, held_out, row_labels, rows))
+    write_bytes(path, page.encode(), overwrite)

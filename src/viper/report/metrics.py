@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from viper.report.checks import binned_residuals, predictive_check
 from viper.report.decisions import Confusion, budget_threshold, confusion, cost_threshold, decision_curve
 from viper.report.shares import checked_predictions, equal_groups, named_groups, share_interval
 
@@ -22,6 +23,7 @@ __all__ = [
     "Scores",
     "auc",
     "auc_interval",
+    "binned_residuals",
     "budget_threshold",
     "by_group",
     "calibration",
@@ -30,6 +32,7 @@ __all__ = [
     "decision_curve",
     "entropy",
     "judge_calibration",
+    "predictive_check",
     "row_scores",
     "score_differences",
     "scores",
@@ -211,7 +214,8 @@ class CalibrationVerdict(NamedTuple):
                 if self.p_value < 0.5 * (1 - JUDGED_LEVEL)
                 else "Nothing here contradicts its percentages"
             )
-            return f"{start}, but {self.rows:,} rows are too few to say how far they can be trusted."
+            few = "one row is" if self.rows == 1 else f"{self.rows:,} rows are"
+            return f"{start}, but {few} too few to say how far they can be trusted."
         if self.verdict == "good":
             beyond = "" if self.p_value > 0.05 else f" Their error, {size}, can be measured but is too small to matter."
             return f"Its percentages can be taken at their word.{beyond}"
@@ -454,12 +458,12 @@ def by_group(label: Any, probability: Any, group: Any, level: float = 0.95, rang
     if ranges < 1:
         raise ValueError(f"ranges must be at least 1; got {ranges}.")
     place, names = named_groups(group, ranges)
-    differs = misfits(label, probability, place)[0] > joint_limit(len(names), level)
-    rows = [
-        group_scores(label[place == k], probability[place == k], level) | {"differs": bool(differs[k])}
-        for k in range(len(names))
-    ]
-    return pandas.DataFrame(rows, index=pandas.Index(names, name=getattr(group, "name", None) or "group"))
+    rows = [group_scores(label[place == k], probability[place == k], level) for k in range(len(names))]
+    table = pandas.DataFrame(rows, index=pandas.Index(names, name=getattr(group, "name", None) or "group"))
+    surprising = misfits(label, probability, place)[0] > joint_limit(len(names), level)
+    return table.assign(
+        differs=surprising & ~table["predicted"].between(table["observed_lower"], table["observed_upper"])
+    )
 
 
 def joint_limit(groups: int, level: float) -> float:

@@ -73,7 +73,7 @@
     show();
   }
 
-  // --- one row: the density of s(f), f ~ N(theta, tau^2), averaged over two percentage points around each p ---
+  // --- one row: the density of s(f), f ~ N(theta, tau^2), averaged over a window around each p, 2 % of the axis wide ---
   const logit = (p) => Math.log(p) - Math.log1p(-p);
   const normalMass = (from, to, panels = 64) => { // by Simpson's rule; the mass beyond 9 is negligible
     const [a, b] = [from, to].map((z) => Math.min(9, Math.max(-9, z)));
@@ -86,42 +86,43 @@
     return (sum * step) / 3 / Math.sqrt(2 * Math.PI);
   };
   const smear = 0.01; // charts.SMEAR
-  const density = (theta, tau, steps = 200) => Array.from({ length: steps + 1 }, (_, k) => {
-    const p = k / steps;
-    const [low, high] = [Math.max(0, p - smear), Math.min(1, p + smear)];
-    const [from, to] = [low, high].map((end) => (logit(end) - theta) / Math.max(tau, 1e-6));
+  const density = (theta, tau, [start, end] = [0, 1], steps = 200) => Array.from({ length: steps + 1 }, (_, k) => {
+    const p = start + ((end - start) * k) / steps;
+    const half = smear * (end - start);
+    const [low, high] = [Math.max(start, p - half), Math.min(end, p + half)];
+    const [from, to] = [low, high].map((x) => (logit(x) - theta) / Math.max(tau, 1e-6));
     return [p, normalMass(from, to) / (high - low)];
   });
-  const percent = (p) => (p > 0 && p < 0.01 ? "<1\u202f%" : p > 0.99 && p < 1 ? ">99\u202f%" : `${Math.round(100 * p)}\u202f%`);
-  const span = (low, high) => {
-    const digits = Math.round(100 * low) === Math.round(100 * high) ? 1 : 0;
-    return `${(100 * low).toFixed(digits)}\u2060–\u2060${(100 * high).toFixed(digits)}\u202f%`;
-  };
   const [left, right, top, floor] = [20, 400, 14, 194]; // the frame of charts.density_chart
   const points = (list) => list.map(([x, y]) => `${x.toFixed(1)},${y.toFixed(1)}`).join("L");
   const draw = (row) => {
-    const curve = density(row.theta, row.tau);
+    const { ends: [start, end], ticks } = data.axes[row.axis];
+    const curve = density(row.theta, row.tau, [start, end]);
     const highest = Math.max(...curve.map(([, h]) => h));
-    const place = ([p, h]) => [left + p * (right - left), floor - (0.96 * h * (floor - top)) / highest];
-    const inside = curve.filter(([p]) => p >= row.low - smear && p <= row.high + smear).map(place);
+    const across = (p) => left + ((p - start) / (end - start)) * (right - left);
+    const place = ([p, h]) => [across(p), floor - (0.96 * h * (floor - top)) / highest];
+    const half = smear * (end - start);
+    const inside = curve.filter(([p]) => p >= row.low - half && p <= row.high + half).map(place);
     document.getElementById("density-line").setAttribute("d", `M${points(curve.map(place))}`);
-    const ends = [[inside[0][0], floor], ...inside, [inside[inside.length - 1][0], floor]];
-    document.getElementById("density-band").setAttribute("d", `M${points(ends)}Z`);
+    const edges = [[inside[0][0], floor], ...inside, [inside[inside.length - 1][0], floor]];
+    document.getElementById("density-band").setAttribute("d", `M${points(edges)}Z`);
     const mean = document.getElementById("density-mean");
-    for (const end of ["x1", "x2"]) mean.setAttribute(end, (left + row.mean * (right - left)).toFixed(1));
+    for (const side of ["x1", "x2"]) mean.setAttribute(side, across(row.mean).toFixed(1));
+    all("#density .tick").forEach((tick, k) => { tick.textContent = ticks[k]; });
   };
   const choose = (id) => {
     const row = data.rows[id];
     if (!row) return;
     draw(row);
     document.getElementById("row-name").textContent = row.name;
-    document.getElementById("row-text").textContent =
-      `The model gives ${percent(row.mean)}; the ${data.level} interval is ${span(row.low, row.high)}.`;
+    document.getElementById("row-text").textContent = row.text;
     document.getElementById("row-note").textContent = row.note;
     for (const pick of all("button.pick")) pick.setAttribute("aria-pressed", String(pick.dataset.row === id));
     for (const person of all(".person")) person.classList.toggle("chosen", person.dataset.row === id);
   };
-  for (const mark of all("[data-row]")) mark.addEventListener("click", () => choose(mark.dataset.row));
-  choose(data.first);
+  if (data.rows) {
+    for (const mark of all("[data-row]")) mark.addEventListener("click", () => choose(mark.dataset.row));
+    choose(data.first);
+  }
   window.viperReport = { density };
 })();

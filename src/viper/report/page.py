@@ -1,39 +1,71 @@
 """The page: a template filled with the sections, the style sheet, the script and its data."""
 
+import base64
 import datetime
+import hashlib
 import json
+import re
 from html import escape
 from importlib.resources import files
 from string import Template
 
 from viper.data.model_file import viper_version
 from viper.report import sections
+from viper.report.average_section import average_section
+from viper.report.card import card_section, drift_section
+from viper.report.missing import missing_section
 from viper.report.row_section import RowSection
 from viper.report.study import Study
+from viper.report.svg import element
 
 
 def render(study: Study) -> str:
-    rows = RowSection(study)
+    rows = RowSection(study) if study.show_rows else None
     parts = [
         sections.summary_section(study),
         sections.performance_section(study),
+        average_section(study),
         sections.drivers_section(study),
         sections.effects_section(study),
-        rows.markup(),
+        sections.certainty_section(study, rows),
         sections.map_section(study),
+        missing_section(study),
+        drift_section(study),
         sections.trust_section(study),
-        sections.fit_section(study),
+        card_section(study),
     ]
+    body = "\n".join(filter(None, parts))
+    style, script = resource("page.css"), resource("page.js")
     return Template(resource("page.html")).substitute(
         title=escape(f"Probability of {study.positive}"),
         subtitle=escape(sections.subtitle(study)),
-        sections="\n".join(filter(None, parts)),
+        policy=content_policy(style, script),
+        contents=table_of_contents(body),
+        sections=body,
         footer=escape(footer(study)),
-        style=resource("page.css"),
-        script=resource("page.js"),
+        style=style,
+        script=script,
         # escaped so that no "</script>" or "<!--" in the data ends the element early
-        data=json.dumps(rows.payload()).replace("<", "\\u003c"),
+        data=json.dumps({} if rows is None else rows.payload()).replace("<", "\\u003c"),
     )
+
+
+def content_policy(style: str, script: str) -> str:
+    """Nothing is loaded, and no style or script applies but these two, which are known by their digests."""
+    known = [
+        f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in (style, script)
+    ]
+    return (
+        f"default-src 'none'; style-src {known[0]}; script-src {known[1]}; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def table_of_contents(body: str) -> str:
+    """Links to all sections, by their headings."""
+    headings = re.findall(r'<h2 id="([^"]*)-title">(.*?)</h2>', body)
+    links = "".join(element("li", element("a", heading, href=f"#{id_}")) for id_, heading in headings)
+    return element("nav", element("ol", links), aria_label="Contents", class_="contents")
 
 
 def resource(name: str) -> str:
@@ -44,7 +76,7 @@ def footer(study: Study) -> str:
     version = viper_version()
     author = "viper" if version == "unknown" else f"viper {version}"
     return (
-        f"Written by {author} on {datetime.date.today():%d %B %Y}. This page is self-contained and loads nothing from "
-        f"the network. A {study.level_name} interval contains the probability with {study.level_name} certainty, given "
-        "the model and its prior. Odds are p / (1 − p): even chances are odds of one."
+        f"Written by {author} on {datetime.date.today():%d %B %Y}. This page is complete in one file and loads nothing "
+        f"from the network. A {study.level_name} interval contains the probability with {study.level_name} certainty, "
+        "if the model and its assumptions are right."
     )

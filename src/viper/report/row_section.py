@@ -1,15 +1,16 @@
 """The section on single rows: an overview chart, a table of the least certain rows, and one chosen row in detail."""
 
+import math
 from html import escape
 from typing import Any
 
 import numpy as np
 
 from viper.report import charts, words
-from viper.report.study import Study
-from viper.report.svg import data_table, element, figure, paragraph, row_heading, section, sort_heading, table_cell
+from viper.report.study import MOST_MARKS, Study
+from viper.report.svg import data_table, element, figure, paragraph, row_heading, sort_heading, table_cell
 from viper.report.views import Outlyingness
-from viper.report.words import percent, percent_range, readable_number
+from viper.report.words import chance, chance_range, readable_number
 
 SHOWN_COLUMNS = 2  # columns of the data in the table of the least certain rows
 
@@ -19,8 +20,7 @@ class RowSection:
 
     def __init__(self, study: Study) -> None:
         self.study = study
-        self.names = [str(label) for label in study.frame.index]
-        self.kind = str(study.frame.index.name or "Row")
+        self.names, self.kind = study.names, study.naming
         found = Outlyingness(study.frame)
         self.shown = sorted({*map(int, study.uncertain), *map(int, study.sampled)})
         self.notes = {k: words.row_note(study, found, k) for k in self.shown}
@@ -31,33 +31,40 @@ class RowSection:
         columns = ("theta", "tau", "mean", "low", "high")
         seen = self.study.predictions
         values = (seen.latent, seen.latent_sd, seen.probability, seen.lower, seen.upper)
+        axes = {k: charts.density_ends(self.study, k) for k in self.shown}
+        windows = sorted(set(axes.values()))
         rows = {
             str(k): {
                 "name": self.names[k],
+                "text": words.row_sentence(self.study, k),
                 "note": self.notes[k],
+                "axis": windows.index(axes[k]),
                 **{name: digits(value[k]) for name, value in zip(columns, values, strict=True)},
             }
             for k in self.shown
         }
-        return {"rows": rows, "level": self.study.level_name, "first": str(int(self.study.uncertain[0]))}
+        scales = [{"ends": ends, "ticks": charts.density_ticks(ends)} for ends in windows]
+        return {"rows": rows, "axes": scales, "first": str(int(self.study.uncertain[0]))}
 
     def markup(self) -> str:
-        study = self.study
         chooser = element("div", self.panel() + element("div", self.listing(), class_="listing"), class_="chooser")
-        histogram = charts.width_histogram(study)
-        widths = figure("How wide are the intervals?", words.width_sentence(study), histogram, class_="small")
-        return section("certainty", "How sure it is", self.overview(), chooser, widths)
+        return self.overview() + chooser
 
     def overview(self) -> str:
         study = self.study
         text = f"Each line is the {study.level_name} interval of one row's probability. Choose a row to see more below."
         if len(study.sampled) < len(study.label):
-            text += f" The chart shows {len(study.sampled):,} of the {len(study.label):,} rows, evenly spaced."
+            text += f" The chart shows {len(study.sampled):,} of the {len(study.label):,} rows, evenly spaced"
+            rare = study.class_names[int(study.base_rate < 0.5)]
+            text += f", and more of those with {rare} than their share." if len(study.sampled) > MOST_MARKS else "."
+        if study.naming == "Row":
+            text += " Rows have their numbers in the table, counted from 1 without the heading."
         keys = "".join(
             element("span", " ", class_=f"key {kind}") + escape(name) + " "
             for kind, name in (("yes", study.positive), ("no", study.negative))
         )
-        chart = charts.rows_chart(study, self.names)
+        chart = charts.rows_chart(study, [f"{self.kind.lower()} {name}" for name in self.names])
+        text += charts.rows_axis(study).note
         return figure("Row by row", text, chart, element("p", keys, class_="keys"), "full")
 
     def panel(self) -> str:
@@ -90,13 +97,15 @@ class RowSection:
         known = [str(name) for name in study.frame.columns]
         return [
             row_heading(pick, data_sort=repr(float(k))),
-            table_cell(percent(seen.probability[k]), seen.probability[k]),
-            table_cell(percent_range(seen.lower[k], seen.upper[k]), seen.width[k]),
+            table_cell(chance(seen.probability[k]), seen.probability[k]),
+            table_cell(chance_range(seen.lower[k], seen.upper[k]), seen.width[k]),
             table_cell(study.class_names[int(study.label[k])]),
             *(data_cell(study.frame.iloc[k, known.index(name)]) for name in columns),
         ]
 
 
 def data_cell(content: Any) -> str:
+    if content is None or content != content:
+        return table_cell("missing", -math.inf)
     is_number = isinstance(content, int | float | np.integer | np.floating) and not isinstance(content, bool)
     return table_cell(readable_number(content), content) if is_number else table_cell(str(content))

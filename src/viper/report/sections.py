@@ -3,8 +3,8 @@
 import math
 from html import escape
 
-from viper.models.facts import ModelFacts
-from viper.report import charts, views, words
+from viper.report import charts, trust, views, words
+from viper.report.row_section import RowSection
 from viper.report.study import MOST_COEFFICIENTS, MOST_EFFECTS, Study
 from viper.report.svg import (
     column_heading,
@@ -19,9 +19,7 @@ from viper.report.svg import (
     sort_heading,
     table_cell,
 )
-from viper.report.words import factor, percent, percent_range, readable_number, with_decimals
-
-MOST_NAMES = 40  # columns of the model that are named
+from viper.report.words import THIN, chance, factor, percent, percent_range, readable_number, with_decimals
 
 
 def subtitle(study: Study) -> str:
@@ -32,31 +30,72 @@ def subtitle(study: Study) -> str:
 
 
 def summary_section(study: Study) -> str:
-    _, verdict, _ = words.closeness_verdict(study)
-    auc = study.scores.auc
+    verdict = trust.overall_verdict(study)
+    honest = study.cross_validated if study.from_training else None
+    found, where = (study.scores, "") if honest is None else (honest, f", in {honest.how}")
+    auc, skill = found.auc, found.log_skill
     tiles = {
         "rows": f"{len(study.label):,}",
-        f"of which {study.positive}": percent(study.label.mean()),
-        "AUC: chance of ranking a pair correctly": "–" if auc is None else f"{auc:.3f}",
-        "Brier score: 0 is perfect": f"{study.scores.brier:.3f}",
-        "closeness to the exact posterior": verdict.lower(),
+        f"of which {study.positive}, the average": percent(study.base_rate),
+        f"AUC: how often a pair is ranked correctly{where}; 0.5 is chance": "–" if auc is None else f"{auc:.3f}",
+        f"skill{where}: 0{THIN}% is no better than predicting the average, 100{THIN}% is perfect": (
+            "–" if skill is None else f"below 0{THIN}%" if skill < 0.0 else percent(skill)
+        ),
+        f"Brier score: mean squared error of the probabilities{where}, 0 is perfect": f"{found.brier:#.3g}",
     }
-    sentences = (words.ranking_sentence, words.calibration_sentence, words.driver_sentence, words.width_sentence)
-    items = "".join(element("li", escape(finding)) for sentence in sentences if (finding := sentence(study)))
-    caution = (
-        "The model learned from these rows, which flatters it. For an honest test, make the report from rows it has "
-        "not seen."
-        if study.from_training
-        else "The model has learned from none of these rows: the scores are an honest test."
-        if study.held_out
-        else "If the model has learned from some of these rows, the scores flatter it."
+    headline = element("strong", escape(verdict.word)) + " " + escape(verdict.text)
+    sentences = (
+        words.ranking_sentence,
+        words.skill_sentence,
+        lambda study: study.calibration_verdict.sentence,
+        words.driver_sentence,
+        words.width_sentence,
+        words.filled_sentence,
     )
-    findings = definition_list(tiles, "tiles") + element("ul", items)
-    return section("summary", "In short", findings, paragraph(caution, "note"))
+    items = "".join(element("li", escape(finding)) for sentence in sentences if (finding := sentence(study)))
+    return section(
+        "summary",
+        "In short",
+        element("p", headline, class_=f"verdict {verdict.kind}"),
+        definition_list(tiles, "tiles"),
+        element("ul", items),
+        cross_validation(study),
+        paragraph(caution(study), "note"),
+    )
+
+
+def caution(study: Study) -> str:
+    """Whether the scores on this page are honest ones."""
+    if study.from_training:
+        instead = " The scores of cross-validation above are the honest ones." if study.cross_validated else ""
+        return f"The model learned from these rows, which flatters its scores on this page.{instead}"
+    if study.held_out:
+        return "The model has learned from none of these rows: the scores are an honest test."
+    return "If the model has learned from some of these rows, the scores flatter it."
+
+
+def cross_validation(study: Study) -> str:
+    """The scores that `viper fit` found on held-out rows, beside those of the rows of the fit, which flatter."""
+    held_out, here = study.cross_validated, study.scores
+    if held_out is None or not study.from_training:
+        return ""
+    names = {
+        "AUC": (held_out.auc, here.auc),
+        "Skill": (held_out.log_skill, here.log_skill),
+        "Brier score": (held_out.brier, here.brier),
+        "Log score": (held_out.log_score, here.log_score),
+    }
+    head = [column_heading("Score"), column_heading(f"Honest: {held_out.how}", "number")]
+    head.append(column_heading("These rows, which it learned from", "number"))
+    rows = [
+        [row_heading(escape(name)), *(table_cell("–" if x is None else f"{x:.3f}", x or 0.0) for x in pair)]
+        for name, pair in names.items()
+    ]
+    return data_table("Scores on rows that the model had not seen, and on these", head, rows)
 
 
 def performance_section(study: Study) -> str:
-    titles = ("Predicted", "Rows", f"That {study.predicate('were')}", "Margin")
+    titles = ("Predicted", "Rows", f"That {study.predicate('had')}", "Allowing for chance")
     rows = [
         [
             table_cell(percent(predicted), predicted),
@@ -67,14 +106,14 @@ def performance_section(study: Study) -> str:
         for predicted, observed, n, low, high in study.calibration.itertuples(index=False)
     ]
     listing = data_table("Reliability by group of rows", [column_heading(escape(t), "number") for t in titles], rows)
-    example = words.group_sentence(study.calibration, study.predicate("were"))
+    example = words.group_sentence(study.calibration, study.predicate("had"))
     reliability = figure(
         "Do its percentages come true?",
-        f"{example} On the dashed line, predictions come true exactly.",
+        f"{example} On the dashed line, they come true exactly.{charts.reliability_axis(study).note}",
         charts.reliability_chart(study),
         element("details", element("summary", "The numbers") + listing),
     )
-    title = "How well it predicts"
+    title = "Does it predict?"
     if study.scores.auc is None:
         return section("performance", title, side_by_side(reliability), paragraph(words.ranking_sentence(study)))
     found = figure("Does it find them?", words.recall_sentence(study), charts.roc_chart(study))
@@ -107,17 +146,19 @@ def drivers_section(study: Study) -> str:
             element("td", forest.line(c), class_="wide"),
             table_cell(factor(math.exp(c.mean)), c.mean),
             table_cell(f"{factor(math.exp(c.lower))} to {factor(math.exp(c.upper))}", c.lower),
-            table_cell(percent(c.direction), c.direction),
+            table_cell(chance(c.direction), c.direction),
         ]
         for c in shown
     ]
     text = (
-        f"How the odds of {study.positive} change when one column changes as listed and all others stay the same. Bars "
-        "are intervals; those that cross the line of no change are grey, because their direction is uncertain."
+        f"How the odds of {study.positive} change when one column changes as listed and all others stay the same. Odds "
+        "compare the chances for and against: odds of 3 are 3 to 1, or 75 %. Bars are intervals; those that cross the "
+        "line of no change are grey, because their direction is uncertain."
     )
     more = f"These are the {len(shown)} surest of {len(found):,} coefficients." if len(found) > len(shown) else None
     listing = data_table("Coefficients with credible intervals", head, rows, "sortable coefficients")
-    return section("coefficients", "What drives the probability", paragraph(text), listing, paragraph(more, "note"))
+    caution = paragraph(words.entangled_sentence(study.entangled), "note")
+    return section("coefficients", "The coefficients", paragraph(text), caution, listing, paragraph(more, "note"))
 
 
 def relevance_section(study: Study) -> str:
@@ -128,7 +169,7 @@ def relevance_section(study: Study) -> str:
     shown = found[:MOST_COEFFICIENTS]
     top = float(shown["relevance"].iloc[0]) or 1.0
     other = next(name for name in ("lengthscale", "prior_sd") if name in frame)
-    head = [sort_heading("Column"), column_heading("Relevance", "wide"), sort_heading("Relevance", "number")]
+    head = [sort_heading("Column"), column_heading(" ", "wide"), sort_heading("Relevance", "number")]
     head.append(sort_heading(other.replace("_", " ").capitalize(), "number"))
     rows = []
     for name, strength, own in zip(shown.index, shown["relevance"], shown[other], strict=True):
@@ -137,8 +178,8 @@ def relevance_section(study: Study) -> str:
         rows.append([row_heading(escape(str(name))), element("td", bar, class_="wide"), *numbers])
     text = (
         "How quickly the prediction changes along each column. A lengthscale is the distance, in the column's own "
-        "units, over which the log-odds stay similar: the shorter it is, the more the column matters. Relevance is one "
-        "over the lengthscale in standard deviations."
+        "units, over which the prediction stays similar: the shorter it is, the more the column matters. Relevance is "
+        "the same in other words: one over the lengthscale, measured in standard deviations of the column."
     )
     more = f"These are the {len(shown)} most relevant of {len(found):,} columns." if len(found) > len(shown) else None
     listing = data_table("Relevance of the columns", head, rows, "sortable coefficients")
@@ -151,10 +192,13 @@ def effects_section(study: Study) -> str:
         return ""
     options = "".join(element("option", escape(e.name), value=str(k)) for k, e in enumerate(shown))
     control = element("label", "Column ", for_="effect") + element("select", options, id="effect")
-    drawn = (figure(e.name, words.effect_sentence(e), charts.effect_chart(study, e), class_="effect") for e in shown)
+    axis = charts.effects_axis(shown)
+    drawn = (
+        figure(e.name, words.effect_sentence(e), charts.effect_chart(study, e, axis), class_="effect") for e in shown
+    )
     text = (
         "The probability as one column varies and every other stays at its typical value. The band contains the "
-        f"probability with {study.level_name} certainty; it widens where the model has seen few rows."
+        f"probability with {study.level_name} certainty; it is wide where the model has seen few rows.{axis.note}"
     )
     left = len(study.effects) - len(shown)
     more = f"Columns are in order of their effect; {left:,} with smaller effects are not shown." if left else None
@@ -168,38 +212,54 @@ def effects_section(study: Study) -> str:
     )
 
 
+def certainty_section(study: Study, rows: RowSection | None) -> str:
+    """How wide the intervals are; and single rows, if they may be shown."""
+    histogram = charts.width_histogram(study)
+    widths = figure("How wide are the intervals?", words.width_sentence(study), histogram, class_="small")
+    return section("certainty", "How sure it is", "" if rows is None else rows.markup(), widths)
+
+
 def map_section(study: Study) -> str:
     if study.map is None:
         return ""
     names = study.map.names
     others = ", with every other column at its typical value" if study.frame.shape[1] > 2 else ""
+    sampled = "Marks are rows" if len(study.sampled) == len(study.label) else f"Marks are {len(study.sampled):,} rows"
+    marks = f" {sampled}; triangles are those that {study.predicate('had')}." if study.show_rows else ""
     mean = figure(
         "The probability",
-        f"Over {names[0]} and {names[1]}{others}. Marks are rows; triangles are those that {study.predicate('were')}.",
-        charts.map_chart(study, "mean"),
-        charts.map_legend("mean", "0%", "100%"),
+        f"Over {names[0]} and {names[1]}{others}.{marks}{charts.map_axis(study, 'mean').note}",
+        charts.map_chart(study, "mean", study.show_rows),
+        charts.map_legend(study, "mean"),
     )
     sd = figure(
         "How uncertain it is there",
-        "The standard deviation of the probability: bright where the model is unsure.",
-        charts.map_chart(study, "sd"),
-        charts.map_legend("sd", "0 points", f"{100 * float(study.map.sd.max()):.0f} points"),
+        "The standard deviation of the probability, in percentage points: bright where the model is unsure.",
+        charts.map_chart(study, "sd", study.show_rows),
+        charts.map_legend(study, "sd"),
     )
     return section("map", "Where", side_by_side(mean, sd))
 
 
 def trust_section(study: Study) -> str:
-    verdicts = {
-        "Is the posterior close to the exact one?": words.closeness_verdict(study),
-        "Is the arithmetic right?": words.arithmetic_verdict(study),
-        "Did the search finish?": words.search_verdict(study),
-    }
     cards = ""
-    for question, (kind, verdict, explanation) in verdicts.items():
+    for question, (kind, verdict, explanation) in trust.verdicts(study).items():
         content = element("h3", escape(question)) + paragraph(verdict, "mark") + paragraph(explanation)
         cards += element("div", content, class_=f"card {kind}")
+    text = (
+        "Three different questions. A model can be computed without a fault and still predict badly, or predict well "
+        "with intervals that are too narrow. The verdict at the top is the worst of the three answers."
+    )
     cards = element("div", cards, class_="cards")
-    return section("trust", "Can this be trusted?", cards, starts_table(study), trace_figure(study))
+    return section("trust", "Can this be trusted?", paragraph(text), cards, search_details(study))
+
+
+def search_details(study: Study) -> str:
+    facts = study.facts
+    steps = "one step" if facts.iterations == 1 else f"{facts.iterations:,} steps"
+    end = "finished; more steps would not change the answer" if facts.converged else f"did not finish: {facts.status}"
+    content = paragraph(f"After {steps}, the search {end}.") + starts_table(study) + trace_figure(study)
+    return element("details", element("summary", "How the fit was found") + content)
 
 
 def starts_table(study: Study) -> str:
@@ -207,18 +267,19 @@ def starts_table(study: Study) -> str:
     if not found:
         return ""
     best = max(start.elbo for start in found)
-    titles = ("ELBO reached", "Below the best", "Evaluations")
+    titles = ("ELBO reached", "Below the best, in nats", "Times it was computed")
     head = [column_heading("Start"), *(column_heading(title, "number") for title in titles)]
     rows = [
         [
-            table_cell(str(start.start)),
+            table_cell(str(number)),
             table_cell(with_decimals(start.elbo, 3), start.elbo),
             table_cell(readable_number(best - start.elbo), best - start.elbo),
             table_cell(f"{start.evaluations:,}", start.evaluations),
         ]
-        for start in found
+        for number, start in enumerate(found, 1)
     ]
-    return data_table("Where the kernel search started, and what each start reached", head, rows)
+    caption = "The search began from several places, because it may stop short of the best one. What each reached:"
+    return data_table(caption, head, rows)
 
 
 def trace_figure(study: Study) -> str:
@@ -227,40 +288,7 @@ def trace_figure(study: Study) -> str:
     trace = views.convergence_trace(study.model)
     stage = " of the last stage, at the chosen kernel" if study.is_gp else ""
     sentence = (
-        f"{trace.meaning[0].upper()}{trace.meaning[1:]}, by iteration{stage}. A nat is a unit of information; "
-        "anything far below one is negligible."
+        f"{trace.meaning[0].upper()}{trace.meaning[1:]}, by iteration{stage}. A nat is a unit of information, like a "
+        "bit but 1.44 times as large; anything far below one is negligible."
     )
     return figure("How the search converged", sentence, charts.convergence_chart(trace), class_="small")
-
-
-def fit_section(study: Study) -> str:
-    facts = study.facts
-    names = [str(name) for name in study.frame.columns]
-    more = f" and {len(names) - MOST_NAMES:,} more" if len(names) > MOST_NAMES else ""
-    terms = f" with {facts.terms} terms" if facts.terms else ""
-    pairs = {
-        "Target": f"{study.target} ({study.positive}, against {study.negative})",
-        "Columns": ", ".join(names[:MOST_NAMES]) + more,
-        **({} if facts.formula is None else {"Formula": str(facts.formula)}),
-        **model_pairs(facts),
-        "Posterior": f"Gaussian, {facts.covariance} covariance",
-        "Expected log(1 + eˣ)": "exact" if facts.exact else f"bound {facts.bound!r}{terms}",
-        "ELBO": with_decimals(facts.elbo, 4),
-        "Log score of these rows": f"{with_decimals(study.scores.log_score, 4)} per row",
-        "Rows left out": "; ".join(f"{n:,} {reason}" for reason, n in study.left_out.items()) or "none",
-    }
-    return section("fitted", "What was fitted", definition_list(pairs, "facts"))
-
-
-def model_pairs(facts: ModelFacts) -> dict[str, str]:
-    """Kernel and inducing points of a Gaussian process, or the prior of the coefficients."""
-    if facts.process is not None:
-        kernel = f"{facts.process.kernel}, with a {facts.process.mean} mean"
-        return {"Kernel": kernel, "Inducing points": f"{facts.process.inducing:,}"}
-    assert facts.prior is not None
-    if facts.prior.correlated:
-        return {"Prior of the coefficients": "normal, with a given covariance"}
-    low, high = facts.prior.range
-    sd = f"{low:.3g}" if math.isclose(low, high) else f"{low:.3g} to {high:.3g}"
-    chosen = ", chosen by the ELBO" if facts.prior.chosen else ""
-    return {"Prior of the coefficients": f"normal, standard deviation {sd}{chosen}"}

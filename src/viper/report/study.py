@@ -2,6 +2,8 @@
 
 import math
 import re
+from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -10,12 +12,15 @@ import numpy as np
 
 from viper.data.checks import read_labels
 from viper.errors import listed
+from viper.formula.drift import ColumnDrift, column_drift
+from viper.formula.screening import FATAL, screen_rows
+from viper.formula.training import TrainingData
 from viper.inference.importance import Diagnosis
 from viper.models.facts import ModelFacts, model_facts
 from viper.models.prediction import Predictions, check_model, predictions
 from viper.report import views
-from viper.report.metrics import Scores, calibration, scores
-from viper.report.views import Effect, Grid
+from viper.report.metrics import CalibrationVerdict, Scores, calibration, entropy, judge_calibration, row_scores, scores
+from viper.report.views import AverageEffects, Effect, Grid
 
 if TYPE_CHECKING:
     import pandas
@@ -24,14 +29,28 @@ MOST_EFFECTS = 24  # partial effects drawn
 MOST_COEFFICIENTS = 40  # coefficients listed
 MOST_UNCERTAIN = 60  # rows in the table of the least certain ones
 MOST_MARKS = 240  # rows in a chart of rows
+FEWEST_MARKS = 10  # of each class in such a chart; of a rarer one, up to four times as many are added
 CURVE_POINTS = 41  # points of a partial effect
 DIAGNOSIS_BUDGET = 100_000_000  # rows × draws that a diagnosis may take
 BARE_LABELS = {"0", "1", "-1", "2", "yes", "no", "y", "n", "true", "false", "t", "f"}
-HAVE = {"is": "has", "are": "have", "was": "had", "were": "had"}
 SPATIAL = [  # names of columns that hold coordinates
     *[("longitude", "latitude"), ("lon", "lat"), ("long", "lat"), ("lng", "lat")],
     *[("easting", "northing"), ("x", "y"), ("x_coord", "y_coord")],
 ]
+
+
+class HeldOutScores(NamedTuple):
+    """Scores on rows that the model had not seen, as `viper fit` recorded them; skill is against the base rate."""
+
+    how: str
+    log_score: float
+    brier: float
+    auc: float | None
+    base_rate: float
+
+    @property
+    def log_skill(self) -> float:
+        return 1.0 + self.log_score / entropy(self.base_rate)
 
 
 class Coefficient(NamedTuple):
@@ -62,6 +81,9 @@ class Study:
     level: float = 0.95
     left_out: dict[str, int] = field(default_factory=dict)  # reason -> number of rows
     held_out: bool = False  # whether the caller says that the model has not seen these rows
+    names: list[str] = field(default_factory=list)  # of the rows: their numbers, or what the column `naming` holds
+    naming: str = "Row"
+    show_rows: bool = True  # whether single rows may be shown
 
     @property
     def bare(self) -> bool:
@@ -74,9 +96,10 @@ class Study:
         first, second = (f"{self.target} = {label}" if self.bare else str(label) for label in self.model.classes_)
         return first, second
 
-    def predicate(self, verb: str, k: int = 1) -> str:
-        """'were malignant', but 'had died = yes'."""
-        return f"{HAVE[verb] if self.bare else verb} {self.class_names[k]}"
+    def predicate(self, have: str, k: int = 1) -> str:
+        """'had the outcome “malignant”', but 'had died = yes': right whether a class is a noun, a verb or neither."""
+        name = self.class_names[k]
+        return f"{have} {name}" if self.bare else f"{have} the outcome “{name}”"
 
     @property
     def negative(self) -> str:
@@ -115,6 +138,17 @@ class Study:
         return scores(self.label, self.predictions.probability)
 
     @cached_property
+    def calibration_verdict(self) -> CalibrationVerdict:
+        return judge_calibration(self.label, self.predictions.probability)
+
+    @cached_property
+    def gain(self) -> tuple[float, float]:
+        """Mean log score less that of predicting the base rate for every row, and the standard error of this mean."""
+        base = np.full(len(self.label), self.base_rate)
+        difference = row_scores(self.label, self.predictions.probability) - row_scores(self.label, base)
+        return float(difference.mean()), float(difference.std()) / math.sqrt(len(difference))
+
+    @cached_property
     def roc(self) -> tuple[np.ndarray, np.ndarray]:
         """False and true positive rates, from the highest threshold to the lowest."""
         from sklearn.metrics import roc_curve
@@ -122,11 +156,67 @@ class Study:
         false, true, _ = roc_curve(self.label, self.predictions.probability)
         return false, true
 
+    @property
+    def base_rate(self) -> float:
+        """The share of rows of the second class."""
+        return float(self.label.mean())
+
+    @cached_property
+    def drift(self) -> list[ColumnDrift]:
+        """How each column differs from the rows of the fit, the most different first; empty if these are those rows."""
+        if self.training is None or self.from_training:
+            return []
+        return column_drift(self.model.formula_, self.frame)
+
+    @property
+    def drifted(self) -> list[ColumnDrift]:
+        """The columns that differ much from the rows of the fit, and not by chance."""
+        return [found for found in self.drift if found.moved]
+
+    @cached_property
+    def filled(self) -> dict[str, float]:
+        """Share of missing values by column, where they are filled in."""
+        shares = self.frame.isna().mean()
+        return {str(name): float(share) for name, share in shares.items() if share > 0}
+
+    @cached_property
+    def cross_validated(self) -> HeldOutScores | None:
+        """Scores that `viper fit` found on held-out rows, if any."""
+        found, counts = self.record.get("scores"), self.class_counts
+        if not isinstance(found, dict) or counts is None:
+            return None
+        if not {"how", "log_score", "brier", "auc"} <= set(found):
+            return None
+        share = counts[str(self.model.classes_[1])] / sum(counts.values())
+        return HeldOutScores(found["how"], found["log_score"], found["brier"], found["auc"], share)
+
+    @property
+    def training(self) -> TrainingData | None:
+        """What the model remembers of the rows of the fit."""
+        return getattr(getattr(self.model, "formula_", None), "training", None)
+
+    @property
+    def class_counts(self) -> dict[str, int] | None:
+        """Rows of the fit by class, where the model remembers them."""
+        if self.training is not None:
+            return self.training.class_counts
+        found: dict[str, int] | None = self.record.get("data", {}).get("class_counts")  # files of version 0.1
+        return found
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """What `viper fit` stored with the model."""
+        return getattr(getattr(self.model, "formula_", None), "record", {})
+
     @cached_property
     def effects(self) -> list[Effect]:
         """Partial effects, the largest first."""
         found = views.column_effects(self.model, self.frame, self.level, CURVE_POINTS)
         return sorted(found, key=lambda effect: -effect.size)
+
+    @cached_property
+    def average_effects(self) -> AverageEffects:
+        return views.average_effects(self.model, self.frame, self.level)
 
     @cached_property
     def coefficients(self) -> list[Coefficient] | None:
@@ -152,27 +242,39 @@ class Study:
         scales = {} if encoding is None else dict(zip(encoding.names, encoding.scale, strict=True))
         levels = {} if encoding is None else encoding.levels
         return {
-            name: coefficient_change(name, X.iloc[:, j].to_numpy(dtype=float), scales.get(name, 1.0), levels)
+            name: coefficient_change(
+                name, X.iloc[:, j].to_numpy(dtype=float), scales.get(name, 1.0), levels, self.frame.columns
+            )
             for j, name in enumerate(map(str, X.columns))
         }
+
+    @property
+    def entangled(self) -> list[str]:
+        """Columns of a logistic regression whose effect no single coefficient tells, as in interactions and splines."""
+        encoding = getattr(self.model, "formula_", None)
+        return [] if self.is_gp or encoding is None else encoding.entangled
 
     @cached_property
     def from_training(self) -> bool:
         """Whether these are certainly the rows of the fit: their ELBO, without weights and offsets, is the model's."""
+        if self.training is not None and self.training.rows_used != len(self.label):
+            return False
         elbo = self.model.elbo(self.X, self.model.classes_[self.label.astype(int)])
         return math.isclose(elbo, self.model.elbo_, rel_tol=1e-6, abs_tol=1e-6)
 
     @cached_property
     def diagnosis(self) -> Diagnosis | None:
-        """k̂ and the rest, from the rows of the fit if available, otherwise as recorded by `viper fit`."""
+        """k̂ and the rest, as recorded by `viper fit`, otherwise from the rows of the fit if they are available."""
         if not hasattr(self.model, "diagnose"):
             return None
+        if (found := recorded_diagnosis(self.model)) is not None:
+            return found
         if self.draws >= 100:
             if self.from_training:
                 return self.model.diagnose(self.X, self.model.classes_[self.label.astype(int)], draws=self.draws)
             if getattr(self.model, "_training_rows", None) is not None:
                 return self.model.diagnose(draws=self.draws)
-        return recorded_diagnosis(self.model)
+        return None
 
     @property
     def draws(self) -> int:
@@ -182,12 +284,12 @@ class Study:
     def no_diagnosis(self) -> str:
         """Why there is no diagnosis."""
         if not hasattr(self.model, "diagnose"):
-            return "k̂, which measures the distance from the exact posterior, is not computed for Gaussian processes."
+            return "For Gaussian processes, the distance from the exact posterior is not measured."
         if self.draws < 100:
-            return f"{len(self.label):,} rows are too many to compute k̂ here; call model.diagnose()."
+            return f"{len(self.label):,} rows are too many to measure it here; call model.diagnose()."
         return (
-            "Measuring the distance from the exact posterior (k̂) needs the rows of the fit, and these are different "
-            "rows. Make the report from the rows of the fit, or call model.diagnose()."
+            "Measuring the distance from the exact posterior needs the rows of the fit, and these are different rows. "
+            "Make the report from the rows of the fit, or call model.diagnose()."
         )
 
     @cached_property
@@ -197,9 +299,16 @@ class Study:
 
     @cached_property
     def sampled(self) -> np.ndarray:
-        """At most `MOST_MARKS` rows, evenly spaced in order of their log-odds."""
+        """At most `MOST_MARKS` rows, evenly spaced in order of their log-odds, and more of a class that is rare."""
         order = np.argsort(self.predictions.latent, kind="stable")
-        return order[views.spaced_indices(len(order), MOST_MARKS)]
+        even = order[views.spaced_indices(len(order), MOST_MARKS)]
+        rare = order[self.label[order] == (self.base_rate < 0.5)]
+        if len(even) == len(order) or (self.label[even] == (self.base_rate < 0.5)).sum() >= FEWEST_MARKS:
+            return even
+        added = rare[views.spaced_indices(len(rare), 4 * FEWEST_MARKS)] if len(rare) else rare
+        shown = np.zeros(len(order), dtype=bool)
+        shown[even] = shown[added] = True
+        return order[shown[order]]
 
     @cached_property
     def map(self) -> Grid | None:
@@ -218,12 +327,19 @@ def recorded_diagnosis(model: Any) -> Diagnosis | None:
 
 
 def coefficient_change(
-    name: str, values: np.ndarray, scale: float, levels: dict[str, list[Any]]
+    name: str, values: np.ndarray, scale: float, levels: dict[str, list[Any]], plain: Collection[str] = ()
 ) -> tuple[str, float, str]:
-    """The name of a column of X for readers, the change to report, and that change in words."""
-    level = re.fullmatch(r"(?:C\()?([^:]+?)(?:, .*?)?\)?\[T\.([^:]*)\]", name)
-    if level and level[1] in levels:
-        return f"{level[1]}: {level[2]}", 1.0, f"not {levels[level[1]][0]}"
+    """The name of a column of X for readers, the change to report, and that change in words.
+
+    `plain` are names of columns in the data, which are left as they are.
+    """
+    parts = [name] if name in plain else re.split(r":(?![^\[]*\])", name)
+    found = [re.fullmatch(r"(?:C\()?([^:]+?)(?:, .*?)?\)?\[T\.(.*)\]", part) for part in parts]
+    is_level = [match is not None and match[1] in levels for match in found]
+    name = " × ".join(f"{m[1]}: {m[2]}" if m and is_level[j] else parts[j] for j, m in enumerate(found))
+    if all(is_level):
+        first = found[0]
+        return name, 1.0, f"instead of {levels[first[1]][0]}" if first and len(parts) == 1 else "together"
     sd = float(values.std())
     if np.isin(values, (0.0, 1.0)).all():
         return name, 1.0, "0 → 1"
@@ -244,7 +360,13 @@ def spatial_columns(frame: "pandas.DataFrame", is_gp: bool) -> tuple[str, str] |
 
 
 def read_study(
-    model: Any, data: Any, target: str, spatial: tuple[str, str] | None = None, held_out: bool = False
+    model: Any,
+    data: Any,
+    target: str,
+    spatial: tuple[str, str] | None = None,
+    held_out: bool = False,
+    row_labels: str | None = None,
+    rows: bool = True,
 ) -> Study:
     """Check model, rows and target, and leave out rows with missing values."""
     import pandas
@@ -257,31 +379,52 @@ def read_study(
     if target not in data.columns:
         raise ValueError(f"target must be a column of data; got {target!r}. Its columns are {listed(data.columns)}.")
     frame = model_columns(model, data, target)
-    blank = data[target].isna().to_numpy()
-    filled = getattr(getattr(model, "formula_", None), "missing", None) == "mean"
-    partial = ~blank & (not filled) & frame.isna().any(axis=1).to_numpy()
-    counts = {f"without {target}": int(blank.sum()), "with other values missing": int(partial.sum())}
-    left_out = {reason: rows for reason, rows in counts.items() if rows}
-    data, frame = data[~(blank | partial)], frame[~(blank | partial)]
-    if not len(data):
+    names = row_names(data, row_labels, rows)
+    reasons = left_out_reasons(model, data, frame, target)
+    kept = np.array([reason is None for reason in reasons], dtype=bool)
+    left_out = dict(Counter(reason for reason in reasons if reason is not None).most_common())
+    if not kept.any():
         raise ValueError(f"data must have rows without missing values; got none ({left_out or 'it is empty'}).")
-    _, label = read_labels(data[target].to_numpy(), len(data), model.classes_)
-    names = row_names(data.drop(columns=[target, *frame.columns]))
-    if names is not None:
-        frame = frame.set_axis(names)
-    return Study(model, frame, label.numpy(), str(target), spatial, left_out=left_out, held_out=held_out)
+    _, label = read_labels(data[target].to_numpy()[kept], int(kept.sum()), model.classes_)
+    return Study(
+        model,
+        frame[kept],
+        label.numpy(),
+        str(target),
+        spatial,
+        left_out=left_out,
+        held_out=held_out,
+        names=[name for name, keep in zip(names, kept, strict=True) if keep],
+        naming=row_labels or "Row",
+        show_rows=rows,
+    )
 
 
-def row_names(unused: "pandas.DataFrame") -> Any:
-    """The first column of text or integers whose values are all different, as an index; None if there is none."""
-    import pandas
-    import pandas.api.types as types
+def left_out_reasons(model: Any, data: "pandas.DataFrame", frame: "pandas.DataFrame", target: str) -> list[str | None]:
+    """Why each row has no prediction or cannot be judged; None if it has and can."""
+    encoding = getattr(model, "formula_", None)
+    reasons = np.full(len(data), None, dtype=object)
+    if encoding is None:
+        reasons[frame.isna().any(axis=1).to_numpy()] = "with other values missing"
+    else:
+        for remark in reversed([remark for remark in screen_rows(encoding, frame).remarks if remark.fatal]):
+            missing = remark.kind == "missing"
+            reasons[remark.rows] = (
+                "with other values missing" if missing else f"with {remark.column} {FATAL[remark.kind]}"
+            )
+    reasons[data[target].isna().to_numpy()] = f"without {target}"
+    return reasons.tolist()
 
-    for name, column in unused.items():
-        named = types.is_string_dtype(column) or types.is_integer_dtype(column)
-        if named and column.notna().all() and column.is_unique:
-            return pandas.Index(column, name=name)
-    return None
+
+def row_names(data: "pandas.DataFrame", column: str | None, shown: bool) -> list[str]:
+    """What the rows are called: the values of a column, or by default their numbers in the table, from 1."""
+    if column is None:
+        return [str(k) for k in range(1, len(data) + 1)]
+    if not shown:
+        raise ValueError(f"row_labels must be left out where no rows are shown; got {column!r}. Choose one of the two.")
+    if column not in data.columns:
+        raise ValueError(f"row_labels must be a column of data; got {column!r}. It has {listed(data.columns)}.")
+    return ["–" if missing else str(name) for name, missing in zip(data[column], data[column].isna(), strict=True)]
 
 
 def model_columns(model: Any, data: "pandas.DataFrame", target: str) -> "pandas.DataFrame":

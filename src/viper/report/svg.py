@@ -85,28 +85,55 @@ def definition_list(pairs: dict[str, str], class_: str) -> str:
 # --- SVG ---
 
 
-class Scale:
-    """A linear or logarithmic map of [low, high] to pixels [start, end]."""
+POSITIONS: dict[str, Callable[[Any], Any]] = {
+    "linear": lambda value: np.asarray(value, dtype=float),
+    "log": np.log,
+    "log-odds": lambda p: np.log(p) - np.log1p(-np.asarray(p)),
+}
+STEPS = (1, 2, 2.5, 5, 10)
+ODDS_TICKS = [
+    *(m * 10.0**k for k in range(-6, -1) for m in (1, 2, 5)),
+    *(0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9),
+    *(1.0 - m * 10.0**k for k in range(-2, -7, -1) for m in (5, 2, 1)),
+]  # probabilities that ticks of a log-odds scale may have
 
-    def __init__(self, low: float, high: float, start: float, end: float, log: bool = False) -> None:
-        self.low, self.high, self.start, self.end, self.log = low, high, start, end, log
+
+class Scale:
+    """A map of [low, high] to pixels [start, end]. Logarithmic and log-odds scales draw values beyond at their ends."""
+
+    def __init__(self, low: float, high: float, start: float, end: float, kind: str = "linear") -> None:
+        self.low, self.high, self.start, self.end, self.kind = low, high, start, end, kind
 
     def __call__(self, value: Any) -> Any:
-        position: Callable[[Any], Any] = np.log if self.log else np.asarray
+        position = POSITIONS[self.kind]
+        if self.kind != "linear":
+            value = np.clip(value, self.low, self.high)
         share = (position(value) - position(self.low)) / (position(self.high) - position(self.low))
         return self.start + share * (self.end - self.start)
 
     def ticks(self, count: int = 5) -> list[float]:
         """About `count` round numbers in the domain; powers of ten on a logarithmic scale."""
-        if self.log:
+        if self.kind == "log":
             powers = range(math.ceil(math.log10(self.low) - 1e-9), math.floor(math.log10(self.high) + 1e-9) + 1)
             every = max(1, math.ceil(len(powers) / count))
             return [10.0**k for k in powers if k % every == 0]
+        if self.kind == "log-odds":
+            return self.odds_ticks(count)
         raw = (self.high - self.low) / count
         base = 10.0 ** math.floor(math.log10(raw))
-        step = base * next(m for m in (1, 2, 2.5, 5, 10) if m * base >= 0.999 * raw)
+        step = base * next(m for m in STEPS if m * base >= 0.999 * raw)
         first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
         return [round(k * step, 12) for k in range(first, last + 1)]
+
+    def odds_ticks(self, count: int) -> list[float]:
+        """Round probabilities, the first and the last of the domain among them, at least 1/(2 count) of it apart."""
+        inside = [p for p in ODDS_TICKS if self.low * (1 - 1e-9) <= p <= self.high * (1 + 1e-9)]
+        apart = abs(self.end - self.start) / (2 * count)
+        chosen = inside[:1]
+        for p in inside[1:]:
+            if abs(float(self(p) - self(chosen[-1]))) >= apart:
+                chosen.append(p)
+        return chosen
 
 
 def image(markup: str, width: int, height: int, label: str, class_: str, **attributes: Any) -> str:
@@ -146,12 +173,13 @@ class Chart:
         width: int = 480,
         height: int = 320,
         margins: tuple[int, int, int, int] = (14, 16, 46, 58),
-        log_y: bool = False,
+        x_kind: str = "linear",
+        y_kind: str = "linear",
     ) -> None:
         top, right, bottom, left = margins
         self.width, self.height = width, height
-        self.x = Scale(*x, float(left), float(width - right))
-        self.y = Scale(*y, float(height - bottom), float(top), log_y)
+        self.x = Scale(*x, float(left), float(width - right), x_kind)
+        self.y = Scale(*y, float(height - bottom), float(top), y_kind)
         self.parts: list[str] = []
 
     def add(self, *markup: str) -> None:

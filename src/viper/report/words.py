@@ -1,47 +1,88 @@
 """Numbers, findings and verdicts in plain words. Every function returns plain text, which the page escapes."""
 
 import math
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import scipy.special
 
+from viper.formula.drift import ColumnDrift
 from viper.report.study import Study
-from viper.report.views import Effect, Outlyingness
+from viper.report.views import AverageEffect, Effect, Outlyingness
 
 if TYPE_CHECKING:
     import pandas
 
 THIN, JOIN = "\N{NARROW NO-BREAK SPACE}", "\N{WORD JOINER}"
 ENOUGH = 5  # rows that a group must have to serve as an example
+MOST_ENTANGLED = 4  # columns that a sentence about interactions names
+MOST_LEGS = 3  # of a curve between its turns, to be told one by one
+MOST_FILLED = 4  # columns with filled-in values that a sentence names
+LEAST_PERCENT = 0.01  # percentages nearer to 0 or 100 are written <0.01 % and >99.99 %
+NEVER = 1e-12  # what a probability that underflows to 0 counts as in words
 
 
 def percent(p: float) -> str:
-    """68 %, or <1 % and >99 % near the ends."""
+    """68 %, 3.4 %, 0.034 %, 99.7 %: two digits of a small probability; of a large one, one digit of what is left."""
+    return f"{percent_digits(p)}{THIN}%"
+
+
+def percent_digits(p: float, more: int = 0) -> str:
+    """A percentage without its sign, never rounded to 0 or 100 unless it is; `more` digits than `percent` shows."""
     x = 100.0 * float(p)
-    if 0.0 < x < 1.0:
-        return f"<1{THIN}%"
-    if 99.0 < x < 100.0:
-        return f">99{THIN}%"
-    return f"{x:.0f}{THIN}%"
+    if 0.0 < x < LEAST_PERCENT:
+        return f"<{LEAST_PERCENT:g}"
+    if 100.0 - LEAST_PERCENT < x < 100.0:
+        return f">{100.0 - LEAST_PERCENT:g}"
+    if x <= 50.0:
+        return f"{x:.{2 + more}g}"
+    shown = round(100.0 - x, max(0, -math.floor(math.log10(100.0 - x))) + more) if x < 100.0 else 0.0
+    return f"{100.0 - shown:.6g}"
 
 
 def percent_range(low: float, high: float) -> str:
-    """61–75 %, with one more digit where both ends would round to the same number. No line breaks at the dash."""
-    low, high = 100.0 * float(low), 100.0 * float(high)
-    digits = 0 if round(low) != round(high) or low == high else 1
-    return f"{low:.{digits}f}{JOIN}–{JOIN}{high:.{digits}f}{THIN}%"
+    """61–75 %, with another digit where both ends would round to the same number. No line breaks at the dash."""
+    ends = [percent_digits(low), percent_digits(high)]
+    if ends[0] == ends[1] and low < high and ends[0][0] not in "<>":
+        ends = [percent_digits(low, 1), percent_digits(high, 1)]
+    if ends[0] == ends[1]:
+        return f"{ends[0]}{THIN}%"
+    dash = f"{JOIN}–{JOIN}" if ends[1][0] != ">" else " to "
+    return f"{ends[0]}{dash}{ends[1]}{THIN}%"
+
+
+def chance(p: float) -> str:
+    """A probability that a model gives: `percent`, but never 0 % or 100 %, which no model can know."""
+    return percent(min(max(float(p), NEVER), 1.0 - NEVER))
+
+
+def chance_range(low: float, high: float) -> str:
+    """A credible interval of a probability: `percent_range`, but never from 0 % or to 100 %."""
+    return percent_range(*(min(max(float(p), NEVER), 1.0 - NEVER) for p in (low, high)))
 
 
 def about(p: float) -> str:
-    """'about 70 %', or 'less than 1 %' and 'more than 99 %' near the ends."""
-    return f"less than 1{THIN}%" if p < 0.01 else f"more than 99{THIN}%" if p > 0.99 else f"about {percent(p)}"
+    """'about 70 %', or 'less than 0.01 %' and 'more than 99.99 %' near the ends."""
+    digits = percent_digits(p)
+    word = {"<": "less than ", ">": "more than "}.get(digits[0], "about ")
+    return f"{word}{digits.lstrip('<>')}{THIN}%"
 
 
 def points(width: float) -> str:
     """A difference of probabilities in percentage points."""
-    x = 100.0 * float(width)
-    return "one percentage point" if x < 1.5 else f"{x:.0f} percentage points"
+    digits = readable_number(float(f"{100.0 * float(width):.2g}"))
+    return "one percentage point" if digits == "1" else f"{digits} percentage points"
+
+
+def signed_points(change: float, digits: int) -> str:
+    """+4.8 or −43.2: a change of a probability in percentage points."""
+    return with_decimals(100.0 * float(change) + 0.0, digits) if change < 0 else f"+{100.0 * float(change):.{digits}f}"
+
+
+def point_digits(width: float) -> int:
+    """Decimals of percentage points that an interval of this width deserves: 0 from five points on, 1 from half."""
+    return min(max(math.ceil(-math.log10(20.0 * width)), 0), 6) if width > 0 else 1
 
 
 def readable_number(x: Any) -> str:
@@ -73,10 +114,21 @@ def factor(x: float) -> str:
 
 def ranking_sentence(study: Study) -> str:
     if study.scores.auc is None:
-        return f"All rows {study.predicate('are', int(study.label[0]))}, so the model's ranking cannot be judged."
+        return f"All rows {study.predicate('have', int(study.label[0]))}, so the model's ranking cannot be judged."
     return (
-        f"Given one row that {study.predicate('is')} and one that {study.predicate('is', 0)}, the model assigns the "
-        f"higher probability to the right one {100 * study.scores.auc:.1f} times in 100."
+        f"Given one row that {study.predicate('has')} and one that {study.predicate('has', 0)}, the model gives the "
+        f"higher probability to the right one {100 * study.scores.auc:.1f} times in 100; a coin would, 50 times."
+    )
+
+
+def skill_sentence(study: Study) -> str | None:
+    """The score against that of predicting the base rate for every row."""
+    skill = study.scores.log_skill
+    if skill is None or skill <= 0.0:
+        return None
+    return (
+        f"Compared with always predicting the average, {percent(study.base_rate)}, its skill is {percent(skill)}: "
+        f"0{THIN}% would be no better, and 100{THIN}% perfect."
     )
 
 
@@ -85,159 +137,176 @@ def recall_sentence(study: Study, share: float = 0.95) -> str:
     false, true = study.roc
     cost = float(false[np.argmax(true >= share)])
     return (
-        f"To find {percent(share)} of the rows that {study.predicate('were')}, {percent(cost)} of those that "
-        f"{study.predicate('were', 0)} would be flagged by mistake."
+        f"To find {percent(share)} of the rows that {study.predicate('had')}, {percent(cost)} of those that "
+        f"{study.predicate('had', 0)} would be flagged by mistake."
     )
-
-
-def calibration_sentence(study: Study) -> str:
-    table = study.calibration
-    right = int(((table["lower"] <= table["predicted"]) & (table["predicted"] <= table["upper"])).sum())
-    groups, least, most = len(table["rows"]), int(table["rows"].min()), int(table["rows"].max())
-    size = f"{least:,}" if least == most else f"{least:,} to {most:,}"
-    verdict = (
-        "Nothing here contradicts its percentages"
-        if right == groups
-        else "Its percentages mostly hold up"
-        if right >= 0.8 * groups
-        else "Its percentages need care"
-    )
-    came_out = f"{right} of {groups} groups of rows ({size} in each) came out as predicted"
-    return f"{verdict}: {came_out}, within their margins."
 
 
 def group_sentence(table: "pandas.DataFrame", were: str) -> str:
-    """One group as an example: the largest that is not nearly certain, or the largest of all."""
+    """One group as an example: the largest that is not nearly certain, or the one with the highest prediction."""
     open_ = (table["predicted"] > 0.1) & (table["predicted"] < 0.9) & (table["rows"] >= ENOUGH)
-    k = int(np.argmax(np.where(open_, table["rows"], 0) if open_.any() else table["rows"]))
+    k = int(np.argmax(np.where(open_, table["rows"], 0) if open_.any() else table["predicted"]))
     count = "the row" if table["rows"][k] == 1 else f"the {table['rows'][k]:,} rows"
     return (
-        f"Of {count} given {about(table['predicted'][k])}, {percent(table['observed'][k])} {were} "
-        f"(margin {percent_range(table['lower'][k], table['upper'][k])})."
+        f"Of {count} to which the model gave {about(table['predicted'][k])}, {percent(table['observed'][k])} {were} "
+        f"(allowing for chance, {percent_range(table['lower'][k], table['upper'][k])})."
     )
 
 
 def precision_sentence(study: Study) -> str:
-    """What happens at the threshold ½."""
-    flagged = study.predictions.probability > 0.5
-    hits = int((flagged & study.label).sum())
-    if not flagged.any():
-        return f"No row is given more than 50{THIN}%."
-    total = f". That is {hits:,} of all {int(study.label.sum()):,} rows that {study.predicate('were')}" * bool(hits)
+    """How many are right among the rows ranked highest, as many as there are positive ones."""
+    positive = int(study.label.sum())
+    top = np.argsort(-study.predictions.latent, kind="stable")[:positive]
+    hits = int(study.label[top].sum())
+    rows = "row" if positive == 1 else "rows"
     return (
-        f"Of the {int(flagged.sum()):,} rows given more than 50{THIN}%, {hits:,} {study.predicate('were')} "
-        f"({percent(hits / flagged.sum())}){total}."
+        f"{positive:,} {rows} {study.predicate('had')}. Of the {positive:,} {rows} to which the model gave the highest "
+        f"probabilities, {percent(hits / positive)} did; of all rows, "
+        f"{percent(study.base_rate)} (the dashed line)."
     )
 
 
 def width_sentence(study: Study) -> str:
     half, tenth = np.quantile(study.predictions.width, [0.5, 0.9])
+    if 100.0 * tenth < LEAST_PERCENT:
+        return f"Nine in ten {study.level_name} intervals are narrower than {points(LEAST_PERCENT / 100)}."
+    half = max(half, LEAST_PERCENT / 100)
     return (
-        f"For half of the rows, the {study.level_name} interval of the probability is at most {points(half)} wide; "
-        f"for one row in ten, it is wider than {points(tenth)}."
+        f"Half of the {study.level_name} intervals are narrower than {points(half)}; one in ten is wider than "
+        f"{points(tenth)}."
     )
 
 
+def filled_sentence(study: Study) -> str | None:
+    """How many values were missing and filled in, the worst columns first."""
+    if not study.filled:
+        return None
+    encoding = study.model.formula_
+    worst = sorted(study.filled.items(), key=lambda pair: -pair[1])
+    drawn = encoding.missing == "multiple"
+    values = {name: f"the mean, {readable_number(mean)}" for name, mean in encoding.means.items()}
+    values |= {name: f"“{level}”" for name, level in encoding.common.items()}
+    parts = [
+        f"{percent(share)} of {name}{'' if drawn else f' with {values[name]}'}" for name, share in worst[:MOST_FILLED]
+    ]
+    more = len(worst) - MOST_FILLED
+    also = f", and some of {more} other column{'s' * (more > 1)}" if more > 0 else ""
+    if drawn:
+        where = f"{listed_in_words(parts)}{also}"
+        return f"Missing values were drawn from the other columns: {where}. All intervals allow for this."
+    return f"Missing values were filled in: {listed_in_words(parts)}{also}. The intervals do not allow for this."
+
+
+def drift_in_words(found: ColumnDrift) -> str:
+    """What about a column differs from the rows of the fit."""
+    number, parts = found.shift is not None, []
+    if found.outside > 0.0:
+        where = "far outside the range of the fit" if number else "not among the levels of the fit"
+        parts.append(f"{percent(found.outside)} of its values are {where}")
+    if found.shift is not None and abs(found.shift) >= 0.1:
+        way = "higher" if found.shift > 0 else "lower"
+        parts.append(f"its mean is {readable_number(float(f'{abs(found.shift):.2g}'))} standard deviations {way}")
+    if abs(found.missing - found.missing_before) >= 0.02:
+        parts.append(f"{percent(found.missing)} of it is missing instead of {percent(found.missing_before)}")
+    return listed_in_words(parts) if parts else "its values are spread differently"
+
+
+def listed_in_words(parts: list[str]) -> str:
+    """'a', 'a and b', 'a, b and c'."""
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
+
+
 def driver_sentence(study: Study) -> str | None:
-    """The strongest single finding about a column."""
-    if study.coefficients is not None:
-        clear = [c for c in study.coefficients if c.clear]
-        if not clear:
-            return "No single coefficient is clearly above or below zero; together they may still predict well."
-        top = max(clear, key=lambda c: abs(c.mean))
-        ends = f"{factor(math.exp(top.lower))} to {factor(math.exp(top.upper))}"
-        return (
-            f"The strongest clear effect is that of {top.name} ({top.unit}): it multiplies the odds of "
-            f"{study.positive} by {factor(math.exp(top.mean))} ({ends}), all else being equal."
-        )
-    if study.effects:
-        top_effect = study.effects[0]
-        low, high = top_effect.predictions.probability.min(), top_effect.predictions.probability.max()
-        return (
-            f"{top_effect.name} moves the prediction most: from {percent(low)} to {percent(high)}, with all other "
-            "columns at typical values."
-        )
-    return None
+    """The largest clear change of the average probability."""
+    clear = [e for e in study.average_effects.effects if e.clear]
+    if clear:
+        return average_sentence(clear[0])
+    if not study.average_effects.effects:
+        return None
+    return "No change of a single column clearly raises or lowers the average probability."
+
+
+def average_sentence(e: AverageEffect) -> str:
+    """What would happen if one column changed in every row."""
+    digits = point_digits(e.upper - e.lower)
+    size, low, high = (f"{100.0 * x:.{digits}f}" for x in (abs(e.mean), *sorted((abs(e.lower), abs(e.upper)))))
+    way, unit = "higher" if e.mean > 0 else "lower", "percentage point" if float(size) == 1.0 else "percentage points"
+    return (
+        f"If {e.name} were {e.change} in every row, the average probability would be {size} {unit} {way} "
+        f"({low} to {high}): {chance(e.after)} instead of {chance(e.before)}."
+    )
+
+
+def entangled_sentence(columns: list[str]) -> str | None:
+    """Why the coefficients of these columns do not tell what they do."""
+    if not columns:
+        return None
+    some = columns[:MOST_ENTANGLED]
+    more = f"{len(columns) - MOST_ENTANGLED} more columns"
+    named = listed_in_words(some if len(columns) == len(some) else [*some, more])
+    verb, they = ("appears", "it does") if len(columns) == 1 else ("appear", "they do")
+    return (
+        f"{named} {verb} in more than one line (× marks columns that act together), so no single line tells what "
+        f"{they}: a line holds only where the columns it is joined with are zero or at their first level. For what a "
+        "column does in all, see “What changes the probability, on average” above and “One column at a time” below."
+    )
 
 
 def effect_sentence(e: Effect) -> str:
-    seen = e.predictions
-    k = int(np.argmax(seen.width if e.curve else seen.probability))
-    value, interval = readable_number(e.values[k]), percent_range(seen.lower[k], seen.upper[k])
+    """A curve from turn to turn; or the categories with the highest and the lowest probability."""
+    p = e.predictions.probability
+    said = [f"{chance(p[k])} at {readable_number(e.values[k])}" for k in range(len(p))]
+    top, least = int(np.argmax(p)), int(np.argmin(p))
     if not e.curve:
-        return f"The probability is highest for {value}: {percent(seen.probability[k])} ({interval})."
-    first, last = (f"{percent(seen.probability[j])} at {readable_number(e.values[j])}" for j in (0, -1))
-    return f"The probability goes from {first} to {last}. It is least certain at {value}: {interval}."
+        interval = chance_range(e.predictions.lower[top], e.predictions.upper[top])
+        return (
+            f"The probability is highest for {readable_number(e.values[top])}, {chance(p[top])} ({interval}), and "
+            f"lowest for {readable_number(e.values[least])}, {chance(p[least])}."
+        )
+    if chance(p[top]) == chance(p[least]):
+        return f"The probability hardly changes: it is {chance(p[top])} everywhere."
+    turns = e.turns
+    verbs = ["rises" if p[b] > p[a] else "falls" for a, b in pairwise(turns)]
+    if len(verbs) > MOST_LEGS:
+        return (
+            f"The probability rises and falls several times: it is highest, {said[top]}, and lowest, {said[least]}. It "
+            f"begins with {said[0]} and ends with {said[-1]}."
+        )
+    legs = [f"{verb} to {said[k]}" for verb, k in zip(verbs, turns[1:], strict=True)]
+    legs[0] = f"{verbs[0]} from {said[0]} to {said[turns[1]]}"
+    return f"The probability {', then '.join(legs)}."
 
 
 def row_sentence(study: Study, k: int) -> str:
-    """The prediction for one row; page.js writes the same sentence for other rows."""
+    """The prediction for one row."""
     seen = study.predictions
     return (
-        f"The model gives {percent(seen.probability[k])}; the {study.level_name} interval is "
-        f"{percent_range(seen.lower[k], seen.upper[k])}."
+        f"The model gives {chance(seen.probability[k])}; the {study.level_name} interval is "
+        f"{chance_range(seen.lower[k], seen.upper[k])}."
     )
 
 
 def unusual_sentence(found: Outlyingness, k: int) -> str:
     parts = [
-        f"{name} is {readable_number(value)} ({abs(z):.1f} sd {'above' if z > 0 else 'below'} the mean)"
+        f"{name} is {readable_number(value)}, {abs(z):.1f} standard deviations {'above' if z > 0 else 'below'} the mean"
         for name, value, z in found.extremes(k)
         if abs(z) >= 2.0
     ]
     if found.rarity[k] >= 0.9 and len(found.names) > 1:
-        parts.append(f"its combination of values is rarer than that of {percent(found.rarity[k])} of the rows")
+        parts.append(f"{chance(found.rarity[k])} of the rows have a more usual combination of values")
     return f"Unusual: {'; '.join(parts)}." if parts else "None of its values is unusual."
 
 
 def row_note(study: Study, found: Outlyingness, k: int) -> str:
-    """The outcome of a row, how sure the model is that its probability exceeds ½, and what is unusual about it."""
-    seen = study.predictions
-    above = float(scipy.special.ndtr(seen.latent[k] / max(float(seen.latent_sd[k]), 1e-300)))
+    """The outcome of a row, how surely its probability is above or below the average, and what is unusual about it."""
+    seen, base = study.predictions, study.base_rate
+    outcome = f"Outcome: {study.class_names[int(study.label[k])]}."
+    if not 0.0 < base < 1.0:
+        return f"{outcome} {unusual_sentence(found, k)}"
+    distance = float(seen.latent[k]) - float(scipy.special.logit(base))
+    sure = float(scipy.special.ndtr(abs(distance) / max(float(seen.latent_sd[k]), 1e-300)))
+    side = "above" if distance > 0 else "below"
     return (
-        f"Outcome: {study.class_names[int(study.label[k])]}. The chance that its probability is above 50{THIN}% is "
-        f"{percent(above)}. {unusual_sentence(found, k)}"
+        f"{outcome} The model is {chance(sure)} sure that the probability is {side} the average of all rows, "
+        f"{percent(base)}. {unusual_sentence(found, k)}"
     )
-
-
-Verdict = tuple[str, str, str]  # class of the card, verdict in a word or two, explanation
-
-
-def closeness_verdict(study: Study) -> Verdict:
-    """Whether the Gaussian posterior is certified to be close to the exact one."""
-    d = study.diagnosis
-    if d is None:
-        return "open", "Not measured", study.no_diagnosis
-    text = (
-        f"{d.verdict} The Pareto diagnostic k̂ is {d.k_hat:.2f} (close below 0.5, usable below {d.threshold:.2f}); "
-        f"{d.draws:,} weighted draws are worth {d.effective_sample_size:,.0f} independent ones."
-    )
-    if d.reliable:
-        gap = max(d.log_evidence - study.facts.elbo, 0.0)
-        text += f" By the same draws, the fitted posterior is about {gap:.2g} nats from the exact one."
-        return "good", "Certified" if d.close else "Usable", text
-    return ("good", "Close", text) if d.close else ("bad", "Not certified", text)
-
-
-def arithmetic_verdict(study: Study) -> Verdict:
-    """The certified gap between the ELBO and a lower bound that allows for every rounding error."""
-    facts = study.facts
-    gap = float(facts.allowance)
-    text = (
-        f"The evidence lower bound (ELBO) of this fit is {with_decimals(facts.elbo, 4)}. Allowing for every rounding "
-        f"error along the way, it is certified to within {gap:.1e} nats"
-        + (": the number is right to the last digit shown." if gap < 5e-5 else ".")
-    )
-    loss = float(facts.elbo - study.model.objective_)
-    if abs(loss) > 1e-6:
-        text += f" The bound that was maximised ({facts.bound}) lies {loss:.2g} nats below the exact ELBO."
-    return ("good", "Certified", text) if 0.0 <= gap < 1e-3 else ("bad", "With a gap", text)
-
-
-def search_verdict(study: Study) -> Verdict:
-    facts = study.facts
-    if not facts.converged:
-        return "bad", "No", f"The search did not finish: {facts.status}. Fit again with a larger max_iter."
-    steps = "iteration" if facts.iterations == 1 else "iterations"
-    text = f"The search finished after {facts.iterations:,} {steps}: further steps would not change the answer."
-    return "good", "Yes", text

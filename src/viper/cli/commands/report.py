@@ -20,6 +20,12 @@ def write_report(
             "Two columns to draw as a map. (default: those named lon and lat, or x and y)", "--map", metavar="X Y"
         ),
     ] = None,
+    row_labels: Annotated[
+        str | None, options.optional("Column by which to name rows on the page. (default: they are numbered)")
+    ] = None,
+    no_rows: Annotated[
+        bool, typer.Option("--no-rows", help="Show no single rows: the file holds numbers about groups of rows only.")
+    ] = False,
     force: options.Force = False,
     *,
     reading: options.Reading,
@@ -30,17 +36,34 @@ def write_report(
     --------
     viper report model.viper data.csv --out report.html
     viper report quakes.viper quakes.csv --map east north --out report.html
+    viper report model.viper patients.csv --row-labels case --out report.html
+    viper report model.viper patients.csv --no-rows --out report.html
     """
+    if row_labels is not None and no_rows:
+        raise typer.BadParameter("--row-labels and --no-rows exclude each other; got both. Choose one")
     fitted, table = options.open_model_and_rows(model, data, reading, out, force)
 
     from viper import report
-    from viper.cli.preparing import labelled_rows
+    from viper.cli.preparing import check_option_column, input_columns, labelled_rows
     from viper.errors import OutputError, StorageError
 
-    rows = labelled_rows(fitted, table, target)
+    # names of rows as they are written, such as 007; a column that the model uses is read as it was in the fit
+    as_text = () if row_labels is None or row_labels in input_columns(fitted) else (row_labels,)
+    rows = labelled_rows(fitted, table, target, as_text)
+    if row_labels is not None:
+        check_option_column(rows.frame, row_labels, "--row-labels")
     try:
         with table.located():
-            report.write(fitted, rows.frame, rows.target, out, overwrite=force, spatial=spatial)
+            report.write(
+                fitted,
+                rows.frame,
+                rows.target,
+                out,
+                overwrite=force,
+                spatial=spatial,
+                row_labels=row_labels,
+                rows=not no_rows,
+            )
     except (StorageError, FileExistsError, PermissionError) as error:
         raise OutputError(str(error)) from None
     note(f"the report is {out}; open it in a browser.")

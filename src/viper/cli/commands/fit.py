@@ -67,9 +67,13 @@ def fit_table(
         ),
     ] = True,
     missing: options.Missing = options.MissingRule.error,
+    imputations: options.Imputations = 20,
+    sweeps: options.Sweeps = 10,
     drop: options.Drop = None,
     category: options.Category = None,
     positive: options.Positive = None,
+    unseen: options.Unseen = options.UnseenRule.error,
+    beyond: options.Beyond = options.BeyondRule.refuse,
     cv: Annotated[
         int | None,
         options.optional(
@@ -94,7 +98,7 @@ def fit_table(
     viper fit patients.csv --target died --out model.viper
     viper fit patients.csv --formula "died ~ age + C(ward) + age:smoker" --out model.viper
     viper fit map.parquet --target quake --model gp --test-size 0.3 --out map.viper
-    viper fit patients.csv --target died --missing mean --prior auto --json
+    viper fit patients.csv --target died --missing multiple --prior auto --json
     """
     from viper.cli.preparing import prepare_rows
     from viper.data.writing import check_output
@@ -108,7 +112,8 @@ def fit_table(
 
     import viper
     from viper.cli.scoring import diagnosis_record, held_out_scores
-    from viper.formula.learn import fit_learned, learn_formula
+    from viper.data.checks import seed_of
+    from viper.formula.learn import Imputing, check_can_pool, fit_learned, learn_formula
 
     is_gp = model is ModelKind.gp
     estimator: Any = viper.VariationalGPClassifier if is_gp else viper.VariationalLogisticRegression
@@ -118,14 +123,17 @@ def fit_table(
         settings |= {"kernel": kernel.value, "mean": "constant", "n_inducing": inducing, "standardize": standardise}
     else:
         settings["prior_scale"] = parse_prior_scale(prior)
-    with table.located():
-        learned = learn_formula(prepared.formula, prepared.frame, missing.value, standardise and not is_gp, positive)
-        with note_if_slow(f"fitting {len(learned.y):,} rows", as_json):
-            began = time.perf_counter()
-            fitted = fit_learned(estimator, learned, settings | {"random_state": seed})
-            seconds = time.perf_counter() - began
+    check_can_pool(estimator, missing.value)
+    imputing = Imputing(imputations, sweeps, seed_of(seed))
+    with table.located(), note_if_slow(f"fitting {len(prepared.frame):,} rows", as_json):
+        began = time.perf_counter()
+        scaled = standardise and not is_gp
+        learned = learn_formula(prepared.formula, prepared.frame, missing.value, scaled, positive, imputing)
+        learned = learned.with_rules(unseen.value, beyond.value)
+        fitted = fit_learned(estimator, learned, settings | {"random_state": seed})
+        seconds = time.perf_counter() - began
     folds = DEFAULT_FOLDS if cv is None else cv
-    scores = held_out_scores(fitted, learned.X, learned.labels, folds, test_size, seed, level, as_json)
+    scores = held_out_scores(fitted, learned, folds, test_size, seed, level, as_json)
     assessment = {"scores": scores, "diagnosis": diagnosis_record(fitted, len(learned.y))}
     store_record(fitted, prepared.left_out, table, seconds, assessment)
     save_and_show(fitted, out, force, level, as_json, prepared.notes)

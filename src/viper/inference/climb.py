@@ -1,0 +1,121 @@
+"""Quasi-Newton ascent in the mean and the Cholesky factor of q, for problems on which natural-gradient steps are slow.
+
+F is concave in μ and C, where Σ = CCᵀ (Challis & Barber 2013). From q₀ = N(μ₀, C₀C₀ᵀ), L-BFGS climbs in the coordinates
+
+    μ = μ₀ + C₀ m,      C = C₀ T,      ∂F/∂T = C₀ᵀ[C⁻ᵀ - (S₀⁻¹ + Aᵀ diag(c h) A) C],
+
+T lower triangular, or diagonal for the diagonal family, with the logarithms of its diagonal as coordinates. Near q₀,
+half the squared gradient in these coordinates is the number of nats to the optimum, so they are chosen anew in every
+round. A few rows that dwarf all others, such as outliers under a wide prior, make natural-gradient steps tiny and
+leave these steps unharmed.
+"""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import scipy.optimize
+import torch
+from torch import Tensor
+
+from viper.inference.problem import Gaussian, Problem, gaussian
+
+ROUNDS = 20
+STEPS = 60  # in a round
+MEMORY = 20  # steps that L-BFGS remembers
+CLOSE = 1e-9  # nats to the optimum: from there a natural-gradient step does the rest
+LEAST_GAIN = 1e-9  # nats: a round that gains less is the last
+LARGEST_CLIMB = 500  # coefficients: there, what L-BFGS remembers takes 40 MB
+
+
+def climb(problem: Problem, q: Gaussian, report: Callable[[float], None] | None = None) -> tuple[Gaussian, int]:
+    """Return the highest q that was reached, and the number of passes. `report` is called with F after every step."""
+    passes, best = 0, -math.inf
+    for _ in range(ROUNDS):
+        ascent = Ascent(problem, q, report)
+        start = ascent.origin()
+        value, slope = ascent.negative(start)
+        if not math.isfinite(value) or 0.5 * float(slope @ slope) < CLOSE:
+            return q, passes + 1
+        found = scipy.optimize.minimize(
+            ascent.negative,
+            start,
+            jac=True,
+            method="L-BFGS-B",
+            callback=ascent.tell,
+            options={"maxiter": STEPS, "maxfun": 3 * STEPS, "maxcor": MEMORY, "ftol": 1e-15, "gtol": 1e-6},
+        )
+        passes += 1 + found.nfev
+        new = ascent.at(found.x)
+        if new is None or not -found.fun > best + LEAST_GAIN:
+            return q, passes
+        q, best = new, -found.fun
+    return q, passes
+
+
+class Ascent:
+    """F and its gradient in the coordinates around one q."""
+
+    def __init__(self, problem: Problem, q: Gaussian, report: Callable[[float], None] | None) -> None:
+        self.problem, self.q, self.report = problem, q, report
+        self.d = len(q.mean)
+        self.low = torch.tril_indices(self.d, self.d, -1, device=q.mean.device)
+        self.log_scale = -0.5 * float(q.log_determinant)
+        self.value = -math.inf
+
+    def origin(self) -> np.ndarray:
+        return np.zeros(2 * self.d + (0 if self.problem.diagonal else self.low.shape[1]))
+
+    def parts(self, x: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
+        """m, T (its diagonal, for the diagonal family) and log diag T, from the coordinates x."""
+        m, logs, rest = torch.from_numpy(x).to(self.q.mean).split([self.d, self.d, len(x) - 2 * self.d])
+        if self.problem.diagonal:
+            return m, logs.exp(), logs
+        T = torch.diag(logs.exp())
+        T[self.low[0], self.low[1]] = rest
+        return m, T, logs
+
+    def negative(self, x: np.ndarray) -> tuple[float, np.ndarray]:
+        """-F, up to a constant, and its gradient."""
+        m, T, logs = self.parts(x)
+        likelihood, penalty, parts = (self.diagonal_terms if self.problem.diagonal else self.full_terms)(m, T)
+        self.value = likelihood - 0.5 * penalty + self.log_scale + float(logs.sum())
+        gradient = torch.cat(parts).cpu().numpy()
+        if not (math.isfinite(self.value) and np.isfinite(gradient).all()):
+            return math.inf, np.zeros_like(gradient)
+        return -self.value, -gradient
+
+    def full_terms(self, m: Tensor, T: Tensor) -> tuple[float, float, list[Tensor]]:
+        """The likelihood's part of F, tr(S₀⁻¹Σ) + (μ-m₀)ᵀS₀⁻¹(μ-m₀), and the gradient."""
+        prior, root = self.problem.prior, self.q.factor
+        mean, C = self.q.mean + root @ m, root @ T
+        total = self.problem.total(mean, C)
+        shift = mean - prior.mean
+        pull = prior.apply(shift)
+        trace = (C * (prior.precision[:, None] * C if prior.precision.ndim == 1 else prior.precision @ C)).sum()
+        down = root.T @ (prior.plus(total.gram) @ C)
+        gradient = [root.T @ (total.gradient - pull), 1.0 - down.diagonal() * T.diagonal()]
+        return total.value, float(trace + shift @ pull), [*gradient, -down[self.low[0], self.low[1]]]
+
+    def diagonal_terms(self, m: Tensor, T: Tensor) -> tuple[float, float, list[Tensor]]:
+        """The same for the diagonal family."""
+        prior, root = self.problem.prior, self.q.factor.sqrt()
+        mean, variance = self.q.mean + root * m, (root * T).square()
+        total = self.problem.total(mean, variance)
+        shift = mean - prior.mean
+        pull = prior.apply(shift)
+        bend = prior.diagonal + (total.gram if total.gram.ndim == 1 else total.gram.diagonal())
+        gradient = [root * (total.gradient - pull), 1.0 - bend * variance]
+        return total.value, float(prior.diagonal @ variance + shift @ pull), gradient
+
+    def tell(self, x: np.ndarray) -> None:
+        if self.report is not None:
+            self.report(self.value)
+
+    def at(self, x: np.ndarray) -> Gaussian | None:
+        """Return q at the coordinates x, or None if it is not a proper one."""
+        m, T, _ = self.parts(x)
+        if self.q.cholesky is None:
+            return gaussian(self.q.mean + self.q.factor.sqrt() * m, self.q.precision / T.square())
+        inverse = torch.linalg.solve_triangular(T, self.q.cholesky.T, upper=False)  # C⁻¹ = T⁻¹L₀ᵀ
+        return gaussian(self.q.mean + self.q.factor @ m, inverse.T @ inverse)

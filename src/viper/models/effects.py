@@ -1,0 +1,706 @@
+"""Average predictions, contrasts and slopes: how the probability changes, on average over rows, when a column does.
+
+    A(β) = Σ_i w_i s(x_iᵀβ) / Σ_i w_i,      q(β) = N(μ, Σ)
+
+is the average over rows whose columns were changed before they were encoded. A contrast is the difference of two such
+averages, a slope a difference over a tiny step. What is known about A:
+
+- E[A] is the average of E[s(f_i)], which is exact.
+- With L = E[∇A]ᵀ(β - μ), where E[∇A] = Σ_i w_i E[s'(f_i)] x_i / Σ_i w_i is exact too, Cov(A, L) = Var L (Stein's
+  lemma). Hence Var A = Var L + Var(A - L), of which only the second, smaller part is estimated from draws.
+- Quantiles are those of the draws, after the sampling noise of L, whose distribution is known, is removed from them.
+"""
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from itertools import combinations, pairwise, product
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import scipy.sparse
+import scipy.special
+import torch
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted
+from torch import Tensor
+
+from viper.data.checks import check_word, read_vector, read_weights
+from viper.data.open import is_kept_elsewhere
+from viper.errors import instead, listed
+from viper.formula.columns import as_frame
+from viper.inference.importance import SEED
+from viper.inference.posterior import Posterior, latent, moved
+from viper.inference.progress import Progress
+from viper.inference.rows import Dense, RowSource, scattered
+from viper.models.prediction import half_width
+from viper.softplus.limit import limit
+
+if TYPE_CHECKING:
+    import pandas
+
+CHUNK_ROWS = 65_536  # rows that are changed and encoded at a time
+TILE = 1 << 19  # probabilities held at a time, rows × draws (4 MB), which stay in the cache
+DRAW_BUDGET = 40_000_000  # rows × draws of one average, by default
+DRAW_LIMITS = (400, 10_000)  # fewest and most draws, by default
+MOST_DRAWS = 100_000  # where the level of the interval asks for more
+TAIL_DRAWS = 5  # least number of draws beyond each end of an interval
+MOST_GROUPS = 1000  # groups, or combinations of given values
+SAMPLED_POINTS = 2000  # changed rows from which a Gaussian process learns how its rows vary together
+SLOPE_STEP = 1e-4  # of a column's standard deviation: a central difference is then right to about 1e-9
+RANGES = ("sd", "iqr", "minmax")  # changes of a number that have a name
+ORDERS = ("reference", "pairwise", "sequential")  # ways to pair the levels of a category
+MEASURES = ("difference", "ratio", "odds")
+
+
+class EffectsMixin:
+    """Estimators with average predictions, contrasts and slopes."""
+
+    posterior_: Posterior
+    verbose: Any
+    random_state: Any
+
+    def _joint(self, block_rows: int, points: Callable[[], Any]) -> tuple[Callable[[Any, Any], RowSource], Posterior]:
+        """Return how to open X and offset as f = o + Aβ, in blocks of that many rows, and the posterior of β.
+
+        `points` returns some of the rows that will be opened.
+        """
+        raise NotImplementedError
+
+    def average(
+        self,
+        X: Any,
+        *,
+        at: dict[Any, Any] | None = None,
+        by: Any = None,
+        sample_weight: Any = None,
+        offset: Any = None,
+        level: float = 0.95,
+        draws: int | None = None,
+        random_state: Any = None,
+    ) -> "pandas.DataFrame":
+        """Average probability of the second class over the rows of X, with its credible interval.
+
+        Parameters
+        ----------
+        X : array or DataFrame (n, p)
+            The rows, with the columns that `predict_proba` takes; raw columns if the model has a formula.
+        at : dict, optional
+            Column -> value, or list of values, that every row is given first. There is one average for each
+            combination.
+        by : column name, list of names, or array (n,), optional
+            Groups of rows to average over separately. The columns need not be among those of the model.
+        sample_weight : array (n,), optional
+            Weights of the rows in the average.
+        offset : array (n,), optional
+            Known part of the log-odds of each row.
+        level : float, default 0.95
+            Posterior mass of the interval.
+        draws : int, optional
+            Number of draws behind the interval; by default 10,000, and fewer, but at least 400, from 4,000
+            rows on. The estimate itself is exact.
+        random_state : int, optional
+            Seed of the draws, by default that of the estimator, or a fixed one.
+
+        Returns
+        -------
+        DataFrame
+            A row for each group and combination of values: `estimate`, `sd`, `lower`, `upper`.
+        """
+        study = EffectStudy(self, X, at, by, sample_weight, offset, level, draws, random_state)
+        return study.table([Comparison({}, [OBSERVED])], "average")
+
+    def contrast(
+        self,
+        X: Any,
+        variables: Any = None,
+        *,
+        measure: str = "difference",
+        at: dict[Any, Any] | None = None,
+        by: Any = None,
+        sample_weight: Any = None,
+        offset: Any = None,
+        level: float = 0.95,
+        draws: int | None = None,
+        random_state: Any = None,
+    ) -> "pandas.DataFrame":
+        """How much the average probability changes when one column does and all others stay as they are.
+
+        Parameters
+        ----------
+        X : array or DataFrame (n, p)
+            The rows to average over, as in `average`.
+        variables : column name, list of names, or dict, optional
+            The columns to change, by default each in turn, or a dict of column -> change:
+
+            - a number d: from the observed value x to x + d in every row;
+            - a list of values: from the first of them, given to every row, to each of the others;
+            - "sd": by one standard deviation, half of it below and half above the observed value;
+            - "iqr" or "minmax": from the lower to the upper quartile of the column, or between its extremes;
+            - "reference", "pairwise" or "sequential" for categories: every level against the reference, all pairs, or
+              each level against the one before;
+            - None: a round number of about one standard deviation; from 0 to 1 if there are no other values; for
+              categories "reference".
+        measure : {"difference", "ratio", "odds"}, default "difference"
+            Difference of the two average probabilities (risk difference), their ratio (risk ratio), or the ratio of
+            their odds. The estimate of a ratio is its posterior median.
+        at, by, sample_weight, offset, level, draws, random_state
+            As in `average`.
+
+        Returns
+        -------
+        DataFrame
+            A row for each contrast, group and combination of values: `variable`, `contrast`, the average probabilities
+            `before` and `after` the change, `estimate`, `sd`, `lower`, `upper` and `p_direction`, the posterior
+            probability that the change has the sign of its estimate.
+        """
+        check_word(measure, "measure", MEASURES)
+        study = EffectStudy(self, X, at, by, sample_weight, offset, level, draws, random_state)
+        return study.table(list(study.contrasts(variables, measure)), measure)
+
+    def slopes(
+        self,
+        X: Any,
+        variables: Any = None,
+        *,
+        at: dict[Any, Any] | None = None,
+        by: Any = None,
+        sample_weight: Any = None,
+        offset: Any = None,
+        level: float = 0.95,
+        draws: int | None = None,
+        random_state: Any = None,
+    ) -> "pandas.DataFrame":
+        """Average derivative of the probability in a numeric column, per unit of it: the average marginal effect.
+
+        Parameters
+        ----------
+        X : array or DataFrame (n, p)
+            The rows to average over, as in `average`.
+        variables : column name or list of names, optional
+            Numeric columns, by default all of them.
+        at, by, sample_weight, offset, level, draws, random_state
+            As in `average`.
+
+        Returns
+        -------
+        DataFrame
+            A row for each column, group and combination of values: `variable`, `estimate`, `sd`, `lower`, `upper` and
+            `p_direction`, the posterior probability that the slope has the sign of its estimate.
+        """
+        study = EffectStudy(self, X, at, by, sample_weight, offset, level, draws, random_state)
+        return study.table(list(study.slopes(variables)), "difference")
+
+
+# --- rows whose columns can be changed ---
+
+
+class NamedRows:
+    """Rows of a table, for a model that knows its columns by name."""
+
+    def __init__(self, model: Any, X: Any) -> None:
+        self.frame = as_frame(X)
+        self.encoding = getattr(model, "formula_", None)
+        wanted = model.feature_names_in_ if self.encoding is None else self.encoding.inputs
+        self.names = [str(name) for name in wanted]
+        if absent := [name for name in self.names if name not in self.frame.columns]:
+            raise ValueError(f"X must have the columns of the fit; got none named {listed(absent)}.")
+        self.levels = {} if self.encoding is None else self.encoding.levels
+
+    def __len__(self) -> int:
+        return len(self.frame)
+
+    def numbers(self, name: str) -> np.ndarray:
+        """The values of a numeric column; missing ones are filled in as in the fit."""
+        values = self.frame[name].to_numpy(dtype=np.float64, na_value=np.nan)
+        filled = self.encoding.means if self.encoding is not None and self.encoding.fills else {}
+        return np.where(np.isnan(values), filled.get(name, np.nan), values)
+
+    def has_missing(self, name: str) -> bool:
+        return bool(self.frame[name].isna().any())
+
+    def grouping(self, name: Any) -> Any:
+        if name not in self.frame.columns:
+            raise ValueError(f"by must name columns of X; got {name!r}. {instead(str(name), self.frame.columns)}")
+        return self.frame[name]
+
+    def changed(self, part: Any, values: dict[str, Any]) -> Any:
+        """Return some of the rows, with new values in some of their columns."""
+        return self.frame[self.names].iloc[part].assign(**values)
+
+
+class PlainRows:
+    """Rows of an array or a sparse matrix; its columns are named x0, x1, ... or by their index."""
+
+    def __init__(self, X: Any) -> None:
+        self.X = X.tocsr() if scipy.sparse.issparse(X) else np.asarray(X.cpu() if isinstance(X, Tensor) else X)
+        if self.X.ndim != 2:
+            raise ValueError(f"X must have two dimensions; got {self.X.ndim}. Pass rows by columns.")
+        self.names = [f"x{j}" for j in range(self.X.shape[1])]
+        self.levels: dict[str, list[Any]] = {}
+
+    def __len__(self) -> int:
+        return int(self.X.shape[0])
+
+    def numbers(self, name: str) -> np.ndarray:
+        column: Any = self.X[:, [self.names.index(name)]]
+        return np.asarray(column.toarray() if scipy.sparse.issparse(column) else column, dtype=np.float64).ravel()
+
+    def has_missing(self, name: str) -> bool:
+        return False
+
+    def grouping(self, name: Any) -> Any:
+        name = f"x{name}" if isinstance(name, int) else name
+        if name not in self.names:
+            raise ValueError(f"by must name columns of X; got {name!r}. {instead(str(name), self.names)}")
+        return self.numbers(name)
+
+    def changed(self, part: Any, values: dict[str, Any]) -> Any:
+        rows = self.X[part]
+        if scipy.sparse.issparse(rows):
+            for name, new in values.items():
+                j, gap = self.names.index(name), new - PlainRows(rows).numbers(name)
+                at = np.arange(len(gap))
+                rows = (rows + scipy.sparse.csr_array((gap, (at, np.full_like(at, j))), shape=rows.shape)).tocsr()
+            return rows
+        rows = np.array(rows, dtype=np.float64)
+        for name, new in values.items():
+            rows[:, self.names.index(name)] = new
+        return rows
+
+
+def changeable_rows(model: Any, X: Any) -> NamedRows | PlainRows:
+    """Return the rows of X in a form whose columns can be changed."""
+    if is_kept_elsewhere(X):
+        raise ValueError(
+            f"effects need rows in memory; got {type(X).__name__}. Pass a DataFrame or array, such as some of the rows."
+        )
+    named = hasattr(model, "formula_") or (hasattr(model, "feature_names_in_") and hasattr(X, "columns"))
+    rows = NamedRows(model, X) if named else PlainRows(X)
+    if not len(rows):
+        raise ValueError("effects need at least one row to average over; got none.")
+    return rows
+
+
+# --- what is compared ---
+
+
+class Side(NamedTuple):
+    """An average to compute: columns with their new values, one for all rows or one for each.
+
+    `key` tells equal sides apart from others, so that none is computed twice. `scale` multiplies the weight of each
+    row.
+    """
+
+    key: Hashable
+    values: dict[str, Any]
+    scale: np.ndarray | None = None
+
+
+OBSERVED = Side((), {})
+
+
+class Comparison(NamedTuple):
+    """An average, or two of them to be compared: the second with the first."""
+
+    labels: dict[str, Any]
+    sides: list[Side]
+
+
+@dataclass(frozen=True)
+class Averages:
+    """Averages A of probabilities, one for each group: E[A], E[∇A] and draws of A."""
+
+    mean: Tensor  # groups
+    gradient: Tensor  # groups × d
+    draws: Tensor  # groups × draws
+
+    def minus(self, other: "Averages") -> "Averages":
+        return Averages(self.mean - other.mean, self.gradient - other.gradient, self.draws - other.draws)
+
+    def on_log_scale(self, odds: bool) -> "Averages":
+        """log A, or log A/(1-A), to first order in the gradient; the mean is that of the draws."""
+        transform = torch.logit if odds else torch.log
+        rate = 1.0 / (self.mean * (1.0 - self.mean) if odds else self.mean)
+        draws = transform(self.draws.clamp(min=torch.finfo(torch.float64).tiny))
+        return Averages(draws.mean(1), rate[:, None] * self.gradient, draws)
+
+
+class EffectStudy:
+    """Rows, groups and draws of one call, and the averages computed so far."""
+
+    def __init__(
+        self,
+        model: Any,
+        X: Any,
+        at: dict[Any, Any] | None,
+        by: Any,
+        sample_weight: Any,
+        offset: Any,
+        level: float,
+        draws: int | None,
+        random_state: Any,
+    ) -> None:
+        check_is_fitted(model, "posterior_")
+        half_width(level)
+        self.model, self.level = model, level
+        self.rows = changeable_rows(model, X)
+        count = len(self.rows)
+        self.offset = read_vector(offset, "offset", count)
+        weight = read_weights(sample_weight, count)
+        self.weight = np.ones(count) if weight is None else weight.numpy()
+        self.at = self.read_at({} if at is None else at)
+        self.group, self.groups = self.read_groups(by)
+        self.draw_count = self.read_draws(draws)
+        if random_state is None:
+            random_state = model.random_state if isinstance(model.random_state, int | np.integer) else SEED
+        self.seed = int(check_random_state(random_state).randint(2**31))
+
+    # --- what the caller asked for ---
+
+    def column(self, name: Any, option: str) -> str:
+        """Return the name of a column of the model; columns of plain arrays may be given by their index."""
+        text = f"x{name}" if isinstance(self.rows, PlainRows) and isinstance(name, int | np.integer) else str(name)
+        if text not in self.rows.names:
+            raise ValueError(f"{option} must name columns of the model; got {name!r}. {instead(text, self.rows.names)}")
+        return text
+
+    def value(self, name: str, given: Any, option: str) -> Any:
+        """Return a value that the column may have: one of its levels, or a finite number."""
+        levels = self.rows.levels.get(name)
+        if levels is not None:
+            for known in levels:
+                if given == known or str(given) == str(known):
+                    return known
+            known_levels = instead(str(given), levels)
+            raise ValueError(f"{option} must give {name!r} one of its levels; got {given!r}. {known_levels}")
+        try:
+            number = float(given)
+        except (TypeError, ValueError):
+            number = np.nan
+        if not np.isfinite(number):
+            raise ValueError(f"{option} must give {name!r} a number; got {given!r}.")
+        return number
+
+    def read_at(self, at: dict[Any, Any]) -> list[dict[str, Any]]:
+        """Return every combination of the given values, by column."""
+        if not isinstance(at, dict):
+            raise TypeError(f"at must be a dict of columns and values; got {type(at).__name__}. Write {{'age': 50}}.")
+        values = {}
+        for key, given in at.items():
+            name = self.column(key, "at")
+            values[name] = [self.value(name, one, "at") for one in (given if is_sequence(given) else [given])]
+        found = [dict(zip(values, chosen, strict=True)) for chosen in product(*values.values())]
+        if len(found) > MOST_GROUPS:
+            raise ValueError(f"at may have at most {MOST_GROUPS:,} combinations of values; got {len(found):,}.")
+        return found
+
+    def read_groups(self, by: Any) -> tuple[np.ndarray, list[dict[str, Any]]]:
+        """Return the group of each row, and the labels of each group."""
+        import pandas
+
+        if by is None:
+            return np.zeros(len(self.rows), dtype=np.int64), [{}]
+        if isinstance(by, str | int):
+            columns = {str(by): self.rows.grouping(by)}
+        elif is_sequence(by) and all(isinstance(name, str) for name in by) and len(by) != len(self.rows):
+            columns = {name: self.rows.grouping(name) for name in by}
+        else:
+            columns = {str(getattr(by, "name", None) or "group"): np.asarray(by)}
+            if np.shape(by) != (len(self.rows),):
+                raise ValueError(
+                    f"by must have one entry for each of the {len(self.rows):,} rows; got shape {np.shape(by)}."
+                )
+        for name in columns:
+            if any(name in values for values in self.at):
+                raise ValueError(f"by and at must name different columns; got {name!r} in both. Leave out one.")
+        table = pandas.DataFrame({name: np.asarray(values) for name, values in columns.items()})
+        grouped = table.groupby(list(columns), dropna=False, sort=True)
+        if grouped.ngroups > MOST_GROUPS:
+            raise ValueError(
+                f"by may make at most {MOST_GROUPS:,} groups; got {grouped.ngroups:,}. Group the values first, as with "
+                "pandas.qcut."
+            )
+        code = grouped.ngroup().to_numpy()
+        first = np.unique(code, return_index=True)[1]
+        return code, table.iloc[first].to_dict("records")
+
+    def read_draws(self, draws: int | None) -> int:
+        """Return the number of draws, an even one, and check that the interval's ends lie well among them."""
+        least = int(np.ceil(2 * TAIL_DRAWS / (1.0 - self.level) - 1e-6))
+        if draws is None:
+            if least > MOST_DRAWS:
+                most = 1.0 - 2 * TAIL_DRAWS / MOST_DRAWS
+                raise ValueError(f"the level of effects must be at most {most:g}; got {self.level!r}.")
+            return max(int(np.clip(DRAW_BUDGET // len(self.rows), *DRAW_LIMITS)), least + least % 2)
+        if not isinstance(draws, int | np.integer) or draws < least:
+            raise ValueError(f"draws must be at least {least:,} for a {100 * self.level:g} % interval; got {draws!r}.")
+        return int(draws) + int(draws) % 2
+
+    def chosen(self, variables: Any) -> dict[str, Any]:
+        """Return the columns to change, with the change that was asked for, or None."""
+        if variables is None:
+            fixed = {name for values in self.at for name in values}
+            return dict.fromkeys(name for name in self.rows.names if name not in fixed)
+        if isinstance(variables, dict):
+            given = {self.column(name, "variables"): change for name, change in variables.items()}
+        else:
+            names = variables if is_sequence(variables) else [variables]
+            given = dict.fromkeys(self.column(name, "variables") for name in names)
+        for name in given:
+            if any(name in values for values in self.at):
+                raise ValueError(f"variables and at must name different columns; got {name!r} in both. Leave out one.")
+        return given
+
+    # --- contrasts and slopes ---
+
+    def contrasts(self, variables: Any, measure: str) -> Iterator[Comparison]:
+        sign = " - " if measure == "difference" else " / "
+        for name, change in self.chosen(variables).items():
+            pairs = self.level_pairs(name, change) if name in self.rows.levels else self.number_pairs(name, change)
+            for low, high, label in pairs:
+                text = label or f"{readable(high.key)}{sign}{readable(low.key)}"
+                sides = [Side((name, side.key), side.values) if side.values else side for side in (low, high)]
+                yield Comparison({"variable": name, "contrast": text}, sides)
+
+    def level_pairs(self, name: str, change: Any) -> Iterator[tuple[Side, Side, str]]:
+        levels, order = self.rows.levels[name], "reference"
+        if isinstance(change, str):
+            check_word(change, f"the contrast of {name!r}", ORDERS)
+            order = change
+        elif change is not None:
+            if not is_sequence(change) or len(change) < 2:
+                raise ValueError(
+                    f"the contrast of {name!r}, a category, must be a list of levels or one of {list(ORDERS)}; got "
+                    f"{change!r}."
+                )
+            levels = [self.value(name, level, f"the contrast of {name!r}") for level in change]
+        pairs = {
+            "reference": ((levels[0], level) for level in levels[1:]),
+            "pairwise": combinations(levels, 2),
+            "sequential": pairwise(levels),
+        }
+        for low, high in pairs[order]:
+            yield Side(low, {name: low}), Side(high, {name: high}), ""
+
+    def number_pairs(self, name: str, change: Any) -> Iterator[tuple[Side, Side, str]]:
+        x = self.rows.numbers(name)
+        if change is None and is_binary(x):
+            change = [0.0, 1.0]
+        if isinstance(change, str):
+            if change not in RANGES:
+                words = f"a number, a list of numbers or one of {list(RANGES)}"
+                raise ValueError(f"the contrast of {name!r} must be {words}; got {change!r}.")
+            if change == "sd":
+                half = 0.5 * float(np.nanstd(x))
+                yield Side("-sd/2", {name: x - half}), Side("+sd/2", {name: x + half}), f"{2 * half:+.3g}"
+                return
+            change = [float(q) for q in np.nanquantile(x, (0.25, 0.75) if change == "iqr" else (0.0, 1.0))]
+        if is_sequence(change):
+            if len(change) < 2:
+                raise ValueError(f"the contrast of {name!r} must have two values or more; got {change!r}.")
+            low, *others = (self.value(name, value, f"the contrast of {name!r}") for value in change)
+            for high in others:
+                yield Side(low, {name: low}), Side(high, {name: high}), ""
+            return
+        step = round_step(x) if change is None else self.value(name, change, f"the contrast of {name!r}")
+        label = f"{step:+g}"
+        if change is None and self.within_range(name):
+            low = np.minimum(x, max(np.nanmax(x) - step, np.nanmin(x)))
+            high = np.minimum(low + step, np.nanmax(x))
+            yield Side("below", {name: low}), Side(label, {name: high}), label
+        else:
+            # where a value is missing, the mean that stands for it is changed
+            low = Side("filled in", {name: x}) if self.rows.has_missing(name) else OBSERVED
+            yield low, Side(label, {name: x + step}), label
+
+    def within_range(self, name: str) -> bool:
+        """Whether the model has no predictions beyond the column's range, because it is a spline."""
+        encoding = getattr(self.model, "formula_", None)
+        return encoding is not None and name in encoding.splines
+
+    def slopes(self, variables: Any) -> Iterator[Comparison]:
+        for name, change in self.chosen(variables).items():
+            if name in self.rows.levels:
+                if variables is None:
+                    continue
+                raise ValueError(f"slopes need numbers; got {name!r}, a category. Use contrast.")
+            if change is not None:
+                raise TypeError("variables of slopes must be names; got a dict. Use contrast for changes of any size.")
+            x = self.rows.numbers(name)
+            step = SLOPE_STEP * (float(np.nanstd(x)) or abs(float(np.nanmean(x))) or 1.0)
+            low, high = x - step, x + step
+            if self.within_range(name) and np.nanmin(x) < np.nanmax(x):
+                low, high = np.maximum(low, np.nanmin(x)), np.minimum(high, np.nanmax(x))
+            sides = [Side((name, end), {name: ends}, 1.0 / (high - low)) for end, ends in enumerate((low, high))]
+            yield Comparison({"variable": name}, sides)
+
+    # --- averages ---
+
+    def table(self, comparisons: list[Comparison], measure: str) -> "pandas.DataFrame":
+        """Return one row for each comparison, combination of given values, and group."""
+        import pandas
+
+        if not comparisons:
+            raise ValueError("there must be a column to change; got none. The columns at given values do not count.")
+        total = np.bincount(self.group, self.weight, len(self.groups))
+        used = np.flatnonzero(total > 0)
+        records = []
+        distinct = {side.key for comparison in comparisons for side in comparison.sides}
+        with closing(Progress(self.model.verbose, rows=len(self.rows), passes=len(distinct) * len(self.at))) as shown:
+            for given in self.at:
+                view = JointView(self, given, [side for comparison in comparisons for side in comparison.sides], shown)
+                for comparison in comparisons:
+                    averages = [view.averages(side) for side in comparison.sides]
+                    found = view.summary(averages, measure)
+                    if "contrast" in comparison.labels:
+                        found = {"before": averages[0].mean.numpy(), "after": averages[1].mean.numpy(), **found}
+                    for k in used:
+                        labels = {**comparison.labels, **given, **self.groups[k]}
+                        records.append({**labels, **{name: float(column[k]) for name, column in found.items()}})
+        frame = pandas.DataFrame(records)
+        frame.attrs |= {"level": self.level, "measure": measure, "rows": len(self.rows), "draws": self.draw_count}
+        return frame
+
+
+class JointView:
+    """The rows with some columns at given values: averages over them, and what the posterior says about those."""
+
+    def __init__(self, study: EffectStudy, given: dict[str, Any], sides: list[Side], progress: Progress) -> None:
+        self.study, self.given, self.progress = study, given, progress
+        self.known: dict[Hashable, Averages] = {}
+        self.last_use = {side.key: k for k, side in enumerate(sides)}
+        self.uses = 0
+        block_rows = max(1, TILE // study.draw_count)
+        self.open, self.posterior = study.model._joint(block_rows, lambda: self.sample(sides))
+        shape = study.draw_count // 2, len(self.posterior.mean)
+        noise = torch.from_numpy(np.random.default_rng(study.seed).standard_normal(shape))
+        self.draws = self.posterior.draw(torch.cat([noise, -noise]))
+
+    def sample(self, sides: list[Side]) -> list[Any]:
+        """Return some of the rows on every side, evenly spaced."""
+        study = self.study
+        count = min(len(study.rows), max(1, SAMPLED_POINTS // len(sides)))
+        rows = scattered(len(study.rows), count, np.random.default_rng(SEED)).numpy()
+        return [study.rows.changed(rows, self.values(side, rows)) for side in sides]
+
+    def values(self, side: Side, part: Any) -> dict[str, Any]:
+        here = {name: x[part] if np.ndim(x) else x for name, x in side.values.items()}
+        return {**self.given, **here}
+
+    def averages(self, side: Side) -> Averages:
+        """Return the averages over the rows on one side, which are kept as long as they are needed."""
+        self.uses += 1
+        found = self.known[side.key] if side.key in self.known else self.compute(side)
+        self.known = {
+            key: kept for key, kept in (self.known | {side.key: found}).items() if self.last_use[key] >= self.uses
+        }
+        return found
+
+    def compute(self, side: Side) -> Averages:
+        study, groups = self.study, len(self.study.groups)
+        weight = study.weight if side.scale is None else study.weight * side.scale
+        total = torch.from_numpy(np.bincount(study.group, study.weight, groups))
+        mean = torch.zeros(groups, dtype=torch.float64)
+        gradient = torch.zeros(len(self.posterior.mean), groups, dtype=torch.float64)
+        draws = torch.zeros(groups, study.draw_count, dtype=torch.float64)
+        coefficients, posterior = self.draws.T.contiguous(), self.posterior
+        for start in range(0, len(study.rows), CHUNK_ROWS):
+            part = slice(start, min(start + CHUNK_ROWS, len(study.rows)))
+            offset = None if study.offset is None else study.offset[part].numpy()
+            source = self.open(study.rows.changed(part, self.values(side, part)), offset)
+            if source.device != coefficients.device:
+                coefficients, posterior = coefficients.to(source.device), moved(self.posterior, source.device)
+            done = start
+            for block in source.map(lambda block: block):
+                at = slice(done, done + len(block.label))
+                member = torch.zeros(groups, len(block.label), dtype=torch.float64)
+                member[study.group[at], torch.arange(len(block.label))] = torch.from_numpy(weight[at])
+                member = member.to(source.device)
+                _, probability, density = limit().moments(*latent(block, posterior))
+                mean += (member @ probability).cpu()
+                if block.residual is not None:  # independent between rows: it moves the average, but not its spread
+                    without = limit().moments(*latent(replace(block, residual=None), posterior))[1]
+                    draws += (member @ (probability - without)).cpu()[:, None]
+                gradient += block.design.pull((member * density).T.contiguous()).cpu()
+                log_odds = block.design.project(coefficients)
+                if block.offset is not None:
+                    log_odds += block.offset[:, None]
+                draws += (member @ log_odds.sigmoid_()).cpu()
+                done = at.stop
+                self.progress.rows_done(at.stop - at.start)
+        return Averages(mean / total, gradient.T / total[:, None], draws / total[:, None])
+
+    def summary(self, averages: list[Averages], measure: str) -> dict[str, np.ndarray]:
+        """Return estimate, sd and interval of an average, or of a comparison, with the probability of its sign."""
+        if measure == "average":
+            return self.moments(averages[0])
+        if measure == "difference":
+            return self.moments(averages[1].minus(averages[0]), signed=True)
+        low, high = (average.on_log_scale(measure == "odds") for average in averages)
+        change = high.minus(low)
+        found = self.moments(change, signed=True)
+        ratio = {end: np.exp(found[end]) for end in ("lower", "upper")}
+        median = np.exp(np.quantile(self.stratified(change), 0.5, axis=1))
+        return found | {"estimate": median, "sd": change.draws.exp().std(1).numpy(), **ratio}
+
+    def moments(self, found: Averages, signed: bool = False) -> dict[str, np.ndarray]:
+        # Var A = Var L + Var(A - L)
+        rest = (found.draws - self.linear(found)).var(1)
+        sd = (self.linear_variance(found) + rest).sqrt().numpy()
+        estimate, draws = found.mean.numpy(), self.stratified(found)
+        tail = 0.5 - 0.5 * self.study.level
+        lower, upper = np.quantile(draws, [tail, 1.0 - tail], axis=1)
+        columns = {"estimate": estimate, "sd": sd, "lower": lower, "upper": upper}
+        return columns | ({"p_direction": direction(draws, estimate, sd)} if signed else {})
+
+    def linear(self, found: Averages) -> Tensor:
+        """L = E[∇A]ᵀ(β - μ) of every draw, groups × draws."""
+        return found.gradient @ (self.draws - self.posterior.mean).T
+
+    def linear_variance(self, found: Averages) -> Tensor:
+        return self.posterior.spread(Dense(found.gradient))
+
+    def stratified(self, found: Averages) -> np.ndarray:
+        """The draws of A, each moved by as much as its L is from the quantile of N(0, Var L) at the rank of that L.
+
+        So the linear part of A has no sampling noise. Beyond the largest and smallest draw nothing is moved.
+        """
+        along, draws = self.linear(found).numpy(), found.draws.numpy()
+        rank = along.argsort(1).argsort(1)
+        sd = self.linear_variance(found).sqrt().numpy()[:, None]
+        even = sd * scipy.special.ndtri((rank + 0.5) / draws.shape[1])
+        return np.clip(draws + even - along, draws.min(1, keepdims=True), draws.max(1, keepdims=True))
+
+
+def direction(draws: np.ndarray, estimate: np.ndarray, sd: np.ndarray) -> np.ndarray:
+    """P(A has the sign of its estimate), by row of draws; if all of them agree, as if A were normal."""
+    share = np.mean(np.sign(draws) == np.where(estimate < 0, -1, 1)[:, None], axis=1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        normal = np.nan_to_num(scipy.special.ndtr(np.abs(estimate) / sd), nan=0.5)
+    return np.where(share == 1.0, np.maximum(normal, 1.0 - 1.0 / draws.shape[1]), np.where(sd > 0, share, normal))
+
+
+# --- numbers ---
+
+
+def is_sequence(value: Any) -> bool:
+    return isinstance(value, Sequence | np.ndarray) and not isinstance(value, str) and np.ndim(value) == 1
+
+
+def is_binary(x: np.ndarray) -> bool:
+    known = x[~np.isnan(x)]
+    return bool(np.isin(known, (0.0, 1.0)).all())
+
+
+def round_step(x: np.ndarray) -> float:
+    """The number 1, 2 or 5 times a power of ten that is nearest to one standard deviation; 1 if that is zero."""
+    sd = float(np.nanstd(x))
+    if not 0.0 < sd < np.inf:
+        return 1.0
+    power = 10.0 ** np.floor(np.log10(sd))
+    return float(f"{min((power * m for m in (1, 2, 5, 10)), key=lambda step: abs(np.log(step / sd))):.0e}")
+
+
+def readable(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

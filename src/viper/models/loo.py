@@ -1,0 +1,122 @@
+"""How well a model predicts each row from all the others, without fitting it again (PSIS-LOO).
+
+Draw β from q and weight each draw by p(y, β) / (q(β) p(y_i | β)): in proportion to these weights, the draws are from
+the exact posterior without row i. Their largest weights are smoothed (PSIS, by ArviZ), and the shape k̂_i of their tail
+says whether the answer for that row can be trusted (Vehtari et al. 2017; Magnusson et al. 2019).
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from viper.inference.importance import FEWEST_DRAWS, log_likelihood
+from viper.inference.posterior import Posterior, prior_log_density
+from viper.inference.problem import Prior
+from viper.inference.rows import RowSource
+from viper.models.arviz import row_log_likelihoods
+
+EVEN_ROW_WEIGHTS = 0.9  # share of effective draws above which the weights of a row hardly differ
+ROWS_AT_ONCE = 256  # rows whose weights are smoothed between two reports of progress
+
+
+@dataclass(frozen=True)
+class LeaveOneOut:
+    """Expected log predictive density of the rows, each predicted from all the others.
+
+    elpd_loo : Σ_i log p(y_i | y_-i); `se` is its standard error, √n sd_i
+    p_loo : effective number of parameters, by how much the log density of the rows is higher if none is left out
+    pointwise, k_hat, effective : log p(y_i | y_-i), the diagnostic k̂, and the share of effective draws, of each row
+    threshold : k̂ below which a row's answer can be trusted, min(1 - 1/log₁₀ S, 0.7) for S draws
+    """
+
+    elpd_loo: float
+    se: float
+    p_loo: float
+    pointwise: np.ndarray
+    k_hat: np.ndarray
+    effective: np.ndarray
+    threshold: float
+    draws: int
+
+    @property
+    def rows(self) -> int:
+        return len(self.pointwise)
+
+    @property
+    def doubtful(self) -> np.ndarray:
+        """The rows whose absence changes the posterior too much for the weights: k̂ is above the threshold.
+
+        If nearly all draws are effective, k̂ is the shape of a tail that hardly counts, and the row is not among them.
+        """
+        return np.flatnonzero(~(self.k_hat < self.threshold) & (self.effective < EVEN_ROW_WEIGHTS))
+
+    def minus(self, other: "LeaveOneOut") -> tuple[float, float]:
+        """The difference of two elpd of the same rows and its standard error, √n times the sd of their differences."""
+        if self.rows != other.rows:
+            raise ValueError(f"both must be of the same rows; got {self.rows:,} and {other.rows:,}.")
+        return summed(self.pointwise - other.pointwise)
+
+    def __str__(self) -> str:
+        doubtful, per_row = len(self.doubtful), self.elpd_loo / self.rows
+        what = f"elpd {self.elpd_loo:.2f} ± {self.se:.2f} ({per_row:.4f} per row), p_loo {self.p_loo:.2f}. "
+        if not doubtful:
+            return what + "The answer can be trusted for every row."
+        rows = "one row" if doubtful == 1 else f"{doubtful:,} of {self.rows:,} rows"
+        return f"{what}For {rows} it cannot be trusted (k̂ above {self.threshold:.2f}): cross-validate."
+
+
+def leave_one_out(
+    posterior: Posterior,
+    prior: Prior,
+    source: RowSource,
+    count: int,
+    generator: np.random.Generator,
+    step: Callable[[int, int], None] = lambda done, total: None,
+) -> LeaveOneOut:
+    """Draw from q, and weight the draws for each row; `step` hears how many rows are done."""
+    if count < FEWEST_DRAWS:
+        raise ValueError(f"draws must be at least {FEWEST_DRAWS}; got {count}.")
+    if source.traits.where == "cluster":
+        raise ValueError("loo needs rows in memory or in files; got rows on a cluster. Pass a sample of them.")
+    noise = torch.from_numpy(generator.standard_normal((count, source.dimension))).to(posterior.mean.device)
+    draws = posterior.draw(noise)
+    log_ratio = log_likelihood(source, draws) + prior_log_density(prior, draws) - posterior.log_density(noise)
+    correction = (log_ratio - log_ratio.max()).cpu().numpy()
+    parts = []
+    done = 0
+    for block in source.map(partial(row_log_likelihoods, draws=draws)):
+        for some in block.split(ROWS_AT_ONCE, 1):
+            parts.append(weighted_rows(some, correction))
+            done += some.shape[1]
+            step(done, source.rows)
+    elpd, k_hat, effective, p_loo = (np.concatenate(part) for part in zip(*parts, strict=True))
+    total, error = summed(elpd)
+    threshold = min(1.0 - 1.0 / math.log10(count), 0.7)
+    return LeaveOneOut(total, error, float(p_loo.sum()), elpd, k_hat, effective, threshold, count)
+
+
+def weighted_rows(log_density: Tensor, correction: np.ndarray) -> tuple[np.ndarray, ...]:
+    """log p(y_i | y_-i), k̂_i, the share of effective draws and p_i of some rows, from log p(y_i | β), draws × rows."""
+    from arviz_stats.base.array import array_stats
+    from scipy.special import logsumexp
+
+    each = log_density.T.cpu().numpy()  # rows × draws
+    log_ratio = correction - each
+    log_weights = np.full_like(each, -math.log(each.shape[1]))
+    k_hat = np.full(len(each), -math.inf)
+    uneven = np.ptp(log_ratio, axis=1) > 1e-9  # else q is the posterior without the row
+    if uneven.any():
+        log_weights[uneven], k_hat[uneven] = array_stats.psislw(-log_ratio[uneven])
+    elpd = logsumexp(log_weights + each, axis=1)
+    effective = np.exp(-logsumexp(2 * log_weights, axis=1)) / each.shape[1]
+    return elpd, k_hat, effective, logsumexp(each, axis=1) - math.log(each.shape[1]) - elpd
+
+
+def summed(values: np.ndarray) -> tuple[float, float]:
+    """The sum over rows and its standard error √n sd."""
+    return float(values.sum()), float(math.sqrt(len(values)) * values.std())
