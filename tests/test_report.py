@@ -326,6 +326,31 @@ def test_a_column_in_other_units_changes_the_headline(remembering):
     assert shown[0]["text"].startswith(trust.HEADLINES["bad"])
 
 
+def test_rows_unlike_those_of_the_fit_are_used_with_care(remembering):
+    """A column that moved is named with what differs, even where the predictions are still good."""
+    new = patients(400, seed=4)
+    far = read_study(remembering, new.assign(dose=new["dose"] + 0.15), "ill")
+    vars(far)["label"] = far.predictions.probability > np.random.default_rng(0).random(400)  # so that it predicts
+    assert [d.column for d in far.drifted] == ["dose"]
+    assert trust.overall_verdict(far).kind == "fair"
+    assert "column dose differs" in trust.overall_verdict(far).text
+    page = Page(render(far))
+    assert "standard deviations higher" in page.text("drift")
+    near = Page(render(read_study(remembering, new, "ill")))
+    assert "Yes: no column differs" in near.text("drift")
+
+
+def test_rows_that_cannot_be_encoded_are_left_out_with_their_reason(data):
+    wards = data.assign(ward=np.where(data["age"] > 50, "east", "west"))
+    model = viper.VariationalLogisticRegression.from_formula("ill ~ dose + ward", wards, random_state=0)
+    new = wards.copy()
+    new.loc[new.index[:3], "ward"] = "north"
+    new.loc[new.index[3], "dose"] = np.nan
+    study = read_study(model, new, "ill")
+    assert study.left_out == {"with ward not in the training data": 3, "with other values missing": 1}
+    assert len(study.label) == 196
+
+
 def test_predictions_without_skill_are_not_trusted(remembering):
     """Labels that have nothing to do with the columns: the model cannot be better than their average."""
     new = patients(400, seed=1)

@@ -12,7 +12,7 @@ from string import Template
 from viper.data.model_file import viper_version
 from viper.report import sections
 from viper.report.average_section import average_section
-from viper.report.card import card_section
+from viper.report.card import card_section, drift_section
 from viper.report.missing import missing_section
 from viper.report.row_section import RowSection
 from viper.report.study import Study
@@ -30,6 +30,7 @@ def render(study: Study) -> str:
         sections.certainty_section(study, rows),
         sections.map_section(study),
         missing_section(study),
+        drift_section(study),
         sections.trust_section(study),
         card_section(study),
     ]

@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -11,6 +12,8 @@ import numpy as np
 
 from viper.data.checks import read_labels
 from viper.errors import listed
+from viper.formula.drift import ColumnDrift, column_drift
+from viper.formula.screening import FATAL, screen_rows
 from viper.formula.training import TrainingData
 from viper.inference.importance import Diagnosis
 from viper.models.facts import ModelFacts, model_facts
@@ -159,6 +162,18 @@ class Study:
         return float(self.label.mean())
 
     @cached_property
+    def drift(self) -> list[ColumnDrift]:
+        """How each column differs from the rows of the fit, the most different first; empty if these are those rows."""
+        if self.training is None or self.from_training:
+            return []
+        return column_drift(self.model.formula_, self.frame)
+
+    @property
+    def drifted(self) -> list[ColumnDrift]:
+        """The columns that differ much from the rows of the fit, and not by chance."""
+        return [found for found in self.drift if found.moved]
+
+    @cached_property
     def filled(self) -> dict[str, float]:
         """Share of missing values by column, where they are filled in."""
         shares = self.frame.isna().mean()
@@ -242,6 +257,8 @@ class Study:
     @cached_property
     def from_training(self) -> bool:
         """Whether these are certainly the rows of the fit: their ELBO, without weights and offsets, is the model's."""
+        if self.training is not None and self.training.rows_used != len(self.label):
+            return False
         elbo = self.model.elbo(self.X, self.model.classes_[self.label.astype(int)])
         return math.isclose(elbo, self.model.elbo_, rel_tol=1e-6, abs_tol=1e-6)
 
@@ -363,12 +380,9 @@ def read_study(
         raise ValueError(f"target must be a column of data; got {target!r}. Its columns are {listed(data.columns)}.")
     frame = model_columns(model, data, target)
     names = row_names(data, row_labels, rows)
-    blank = data[target].isna().to_numpy()
-    filled = getattr(getattr(model, "formula_", None), "fills", False)
-    partial = ~blank & (not filled) & frame.isna().any(axis=1).to_numpy()
-    counts = {f"without {target}": int(blank.sum()), "with other values missing": int(partial.sum())}
-    left_out = {reason: number for reason, number in counts.items() if number}
-    kept = ~(blank | partial)
+    reasons = left_out_reasons(model, data, frame, target)
+    kept = np.array([reason is None for reason in reasons], dtype=bool)
+    left_out = dict(Counter(reason for reason in reasons if reason is not None).most_common())
     if not kept.any():
         raise ValueError(f"data must have rows without missing values; got none ({left_out or 'it is empty'}).")
     _, label = read_labels(data[target].to_numpy()[kept], int(kept.sum()), model.classes_)
@@ -384,6 +398,22 @@ def read_study(
         naming=row_labels or "Row",
         show_rows=rows,
     )
+
+
+def left_out_reasons(model: Any, data: "pandas.DataFrame", frame: "pandas.DataFrame", target: str) -> list[str | None]:
+    """Why each row has no prediction or cannot be judged; None if it has and can."""
+    encoding = getattr(model, "formula_", None)
+    reasons = np.full(len(data), None, dtype=object)
+    if encoding is None:
+        reasons[frame.isna().any(axis=1).to_numpy()] = "with other values missing"
+    else:
+        for remark in reversed([remark for remark in screen_rows(encoding, frame).remarks if remark.fatal]):
+            missing = remark.kind == "missing"
+            reasons[remark.rows] = (
+                "with other values missing" if missing else f"with {remark.column} {FATAL[remark.kind]}"
+            )
+    reasons[data[target].isna().to_numpy()] = f"without {target}"
+    return reasons.tolist()
 
 
 def row_names(data: "pandas.DataFrame", column: str | None, shown: bool) -> list[str]:
