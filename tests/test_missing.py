@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import viper
 from viper import VariationalGPClassifier, VariationalLogisticRegression
 from viper.cli.app import app
-from viper.cli.scoring import Folds, cross_validated_scores
+from viper.cli.scoring import Folds, cross_validated
 from viper.errors import FormulaError, StorageError
 from viper.formula.encoding import Encoding
 from viper.formula.imputation import DRAWS, CodedColumns, Imputation, balanced_noise, nearest_donors
@@ -464,7 +464,7 @@ def test_other_models_are_scored_on_means_of_the_draws():
 
     learned = learn_formula(FORMULA, HOLES, "multiple", imputing=Imputing(2, 1))
     splits = [(np.arange(0, 400), np.arange(400, 600))]
-    found = cross_validated_scores(LogisticRegression(), Folds(learned, splits), 0.95, lambda: None)
+    found = cross_validated(LogisticRegression(), Folds(learned, splits), 0.95, lambda: None).scores()
     assert 0.6 < found["auc"] < 1.0
 
 

@@ -335,8 +335,8 @@ class Encoding:
         """Fill in means and most common levels in the columns that have holes."""
         values = {name: self.common.get(name, self.means.get(name)) for name in holes}
         # of other types, not all can hold the value: pandas' Int64 no mean, its categories no new level
-        kinds = {name: "float64" if name in self.means else object for name in holes}
-        return frame.astype(kinds).fillna(values)
+        able = {name: as_numbers(frame[name]) if name in self.means else frame[name].astype(object) for name in holes}
+        return frame.assign(**able).fillna(values)
 
     def _design(self, frame: "pandas.DataFrame", state: dict[str, Any]) -> "pandas.DataFrame":
         """Return the columns of X before they are standardised. `state` is read, or learned if it is empty."""

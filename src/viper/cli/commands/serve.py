@@ -17,7 +17,6 @@ import typer
 from viper.cli import options
 from viper.cli.signals import RECEIVED
 from viper.cli.terminal import json_ready, note
-from viper.errors import RequestError
 
 if TYPE_CHECKING:
     import pandas
@@ -94,6 +93,7 @@ def prediction_service(model: Any, limits: Limits) -> "Starlette":
     from starlette.routing import Route
 
     from viper.cli.model_card import model_document
+    from viper.errors import RequestError
 
     columns = ServedColumns(model)
     description = openapi_document(columns, limits)
@@ -136,6 +136,12 @@ def prediction_service(model: Any, limits: Limits) -> "Starlette":
     )
 
 
+def refusal(status: int, message: str) -> Exception:
+    from viper.errors import RequestError
+
+    return RequestError(status, message)
+
+
 async def read_body(request: "Request", limits: Limits) -> bytes:
     """Read the request until it ends, is too large or too slow."""
     from starlette.requests import ClientDisconnect
@@ -147,11 +153,11 @@ async def read_body(request: "Request", limits: Limits) -> bytes:
             async for part in request.stream():
                 body += part
                 if len(body) > largest:
-                    raise RequestError(413, f"a request must have at most {limits.megabytes:g} MB; got more. Split it.")
+                    raise refusal(413, f"a request must have at most {limits.megabytes:g} MB; got more. Split it.")
     except TimeoutError:
-        raise RequestError(408, f"a request must arrive within {BODY_SECONDS} s; got a part of it.") from None
+        raise refusal(408, f"a request must arrive within {BODY_SECONDS} s; got a part of it.") from None
     except ClientDisconnect:
-        raise RequestError(400, "the request must arrive whole; got a part of it.") from None
+        raise refusal(400, "the request must arrive whole; got a part of it.") from None
     return bytes(body)
 
 
@@ -162,7 +168,7 @@ def answer_rows(model: Any, columns: "ServedColumns", body: bytes, limits: Limit
     try:
         table = model.predict_table(frame, level)
     except ValueError as error:
-        raise RequestError(422, " ".join(str(error).split())) from None
+        raise refusal(422, " ".join(str(error).split())) from None
     unknown = sorted({name for row in rows for name in row} - {*columns.kinds, columns.target})
     answer = {"probability_of": columns.positive, "level": level, "predictions": table.to_dict("records")}
     return answer | ({"ignored": unknown} if unknown else {})
@@ -174,19 +180,19 @@ def parse_request(body: bytes, limits: Limits) -> tuple[list[dict[str, Any]], fl
         document = json.loads(body, parse_constant=refuse_number_word)
     except (ValueError, RecursionError) as error:
         reason = "brackets too deep" if isinstance(error, RecursionError) else error
-        raise RequestError(400, f"a request must be JSON in UTF-8; got {reason}.") from None
+        raise refusal(400, f"a request must be JSON in UTF-8; got {reason}.") from None
     if not isinstance(document, dict) or not isinstance(document.get("rows"), list):
-        raise RequestError(422, 'a request must be {"rows": [{"column": value, …}, …]}; got something else.')
+        raise refusal(422, 'a request must be {"rows": [{"column": value, …}, …]}; got something else.')
     rows, level = document["rows"], document.get("level", 0.95)
     if extra := sorted({*document} - {"rows", "level"}):
-        raise RequestError(422, f"a request may have rows and level; got {extra[0]!r:.60} too.")
+        raise refusal(422, f"a request may have rows and level; got {extra[0]!r:.60} too.")
     if not 0 < len(rows) <= limits.rows:
-        raise RequestError(422, f"a request must have 1 to {limits.rows:,} rows; got {len(rows):,}.")
+        raise refusal(422, f"a request must have 1 to {limits.rows:,} rows; got {len(rows):,}.")
     if isinstance(level, bool) or not isinstance(level, int | float) or not 0 < level < 1:
-        raise RequestError(422, f"level must be a number between 0 and 1; got {level!r:.60}.")
+        raise refusal(422, f"level must be a number between 0 and 1; got {level!r:.60}.")
     for i, row in enumerate(rows):
         if not isinstance(row, dict):
-            raise RequestError(422, f"every row must be an object; got {row!r:.60} in row {i}.")
+            raise refusal(422, f"every row must be an object; got {row!r:.60} in row {i}.")
     return rows, float(level)
 
 
@@ -226,11 +232,11 @@ class ServedColumns:
     def value(self, row: dict[str, Any], i: int, name: str, kind: str) -> Any:
         if name not in row:
             rule = "every row must have all columns of the model"
-            raise RequestError(422, f"{rule}; got no {name!r} in row {i}. Write null for a missing value.")
+            raise refusal(422, f"{rule}; got no {name!r} in row {i}. Write null for a missing value.")
         value = row[name]
         fits = {"boolean": bool, "text": str, "number": int | float}[kind]
         if value is not None and (not isinstance(value, fits) or (kind == "number" and isinstance(value, bool))):
-            raise RequestError(422, f"column {name!r} must be a {kind}; got {value!r:.60} in row {i}.")
+            raise refusal(422, f"column {name!r} must be a {kind}; got {value!r:.60} in row {i}.")
         return value
 
     def example(self) -> dict[str, Any]:
