@@ -197,10 +197,10 @@ def test_tables_sort(page):
     click(page, button)
     assert column(2) == sorted(column(2))
     assert button.find_element("xpath", "..").get_attribute("aria-sort") == "ascending"
-    names = page.find_element("css selector", "table.coefficients th:nth-child(1) button")
+    names = page.find_element("css selector", "#coefficients table th:nth-child(1) button")
     click(page, names)
     click(page, names)
-    shown = [cell.text for cell in find(page, "table.coefficients tbody th")]
+    shown = [cell.text for cell in find(page, "#coefficients table tbody th")]
     assert shown == sorted(shown)
 
 

@@ -159,6 +159,11 @@ class Encoding:
             raise FormulaError(f"the formula must produce the columns {self.names}; got {list(raw)}. Fit it again.")
         return (raw - np.array(self.centre)) / np.array(self.scale)
 
+    @property
+    def rules(self) -> dict[str, str]:
+        """Return the rules for new rows, by name."""
+        return {name: getattr(self, name) for name in NEW_ROW_RULES}
+
     def with_rules(self, **rules: str) -> "Encoding":
         """Return the encoding with other rules for new rows. Raises a FormulaError for unknown ones."""
         for name, rule in rules.items():

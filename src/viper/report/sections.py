@@ -169,7 +169,7 @@ def relevance_section(study: Study) -> str:
     shown = found[:MOST_COEFFICIENTS]
     top = float(shown["relevance"].iloc[0]) or 1.0
     other = next(name for name in ("lengthscale", "prior_sd") if name in frame)
-    head = [sort_heading("Column"), column_heading(" ", "wide"), sort_heading("Relevance", "number")]
+    head = [sort_heading("Column"), column_heading("Relevance", "wide"), sort_heading("As a number", "number")]
     head.append(sort_heading(other.replace("_", " ").capitalize(), "number"))
     rows = []
     for name, strength, own in zip(shown.index, shown["relevance"], shown[other], strict=True):
