@@ -413,7 +413,7 @@ class ImputedRows(NamedTuple):
 def decoded_levels(codes: np.ndarray, levels: list[Any]) -> np.ndarray:
     """Return the level of each code, and None for -1."""
     there = np.array(levels) if len({type(level) for level in levels}) == 1 else np.array(levels, dtype=object)
-    return there[codes] if (codes >= 0).all() else np.append(there.astype(object), None)[codes]
+    return there[codes] if (codes >= 0).all() else np.array([*levels, None], dtype=object)[codes]
 
 
 def missing_name(name: str) -> str:

@@ -344,11 +344,8 @@ class VariationalLogisticRegression(
     def _pool(self, fits: "list[VariationalLogisticRegression]") -> None:
         """Set the fitted attributes from fits to several completed tables, by Rubin's rules."""
         first = fits[0]
-        self.n_features_in_, self.feature_names_in_, self.classes_ = (
-            first.n_features_in_,
-            first.feature_names_in_,
-            first.classes_,
-        )
+        for name in ("n_features_in_", "feature_names_in_", "classes_"):
+            setattr(self, name, getattr(first, name))
         pooled = pool_posteriors([fit.posterior_ for fit in fits])
         self.posterior_, self.missing_information_ = pooled.posterior, pooled.missing_information.numpy()
         self.prior_, self.prior_scale_, self.history_ = first.prior_, first.prior_scale_, first.history_
