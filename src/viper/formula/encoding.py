@@ -399,7 +399,9 @@ class Encoding:
             encoding = cls(**state | decoded)
             check_encoding(encoding)
         except ValueError as error:
-            raise StorageError(f"the model's formula must be one that viper wrote; got {error}") from None
+            raise StorageError(
+                f"the model's formula must be one that viper wrote; got {str(error).rstrip('.')}."
+            ) from None
         return encoding
 
 
