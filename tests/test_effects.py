@@ -266,6 +266,23 @@ def test_blocks_change_nothing(model, patients, monkeypatch):
     pd.testing.assert_frame_equal(pieces, whole, rtol=1e-9)
 
 
+def test_draws_from_some_of_the_rows_do_for_all(model, patients, monkeypatch):
+    """Estimates and the linear part are of all rows, so that only the remainder is that of a sample."""
+    weight = np.arange(len(patients)) % 3
+    given = {"by": "sex", "sample_weight": weight}
+    whole = model.contrast(patients, ["treated", "dose"], draws=10_000, **given)
+    monkeypatch.setattr(effects, "DRAWN_ROWS", 60)
+    study = effects.EffectStudy(model, patients, None, "sex", weight, None, 0.95, None, None)
+    assert len(study.drawn) == 60
+    assert (weight[study.drawn] > 0).all()
+    assert np.bincount(study.group[study.drawn]).tolist() == [30, 30]
+    some = model.contrast(patients, ["treated", "dose"], draws=10_000, **given)
+    np.testing.assert_allclose(some["estimate"], whole["estimate"], rtol=1e-10)
+    np.testing.assert_allclose(some["sd"], whole["sd"], rtol=0.02)
+    for end in ("lower", "upper"):
+        np.testing.assert_array_less(np.abs(some[end] - whole[end]), 0.05 * whole["sd"])
+
+
 @pytest.mark.parametrize("missing", ["mean", "indicator", "multiple"])
 def test_missing_values_are_filled_in_before_they_are_changed(patients, missing):
     holes = patients.assign(dose=patients["dose"].where(np.arange(len(patients)) % 4 > 0))

@@ -208,11 +208,13 @@ def test_a_formula_learned_again_keeps_the_rules_and_cross_validates():
         ({"imputations": 1}, "imputations must be an integer of at least 2; got 1"),
         ({"sweeps": 0}, "sweeps must be an integer of at least 1; got 0"),
         ({"missing": "often"}, "missing must be one of"),
+        ({"data": HOLES.assign(x1=HOLES["x1"] * 1e200)}, r"takes numbers up to 1e\+100; got .*e\+200 in 'x1'"),
+        ({"data": HOLES.assign(x2=np.nan)}, "every column must have values; got none in 'x2'"),
     ],
 )
 def test_wrong_options_are_errors(options, message):
     with pytest.raises(FormulaError, match=message):
-        VariationalLogisticRegression.from_formula(FORMULA, HOLES, **{"missing": "multiple", **options})
+        VariationalLogisticRegression.from_formula(FORMULA, **{"data": HOLES, "missing": "multiple", **options})
 
 
 def test_a_gaussian_process_is_told_what_to_use_instead():

@@ -1,5 +1,6 @@
 """Unattended prediction on the command line: notes, exit codes, rules, and files that are read as in the fit."""
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -190,3 +191,56 @@ def test_features_that_are_zero_in_all_rows_of_a_libsvm_file(command, what):
     dump_svmlight_file(X[:20] * [1, 1, 0], y[:20], "new.libsvm", zero_based=False)
     code, _, err = command(what, "m.viper", "new.libsvm")
     assert code == 0, err
+
+
+# --- maps and cards ---
+
+
+def test_a_map_ends_where_a_spline_does(command):
+    places = pd.DataFrame(GENERATOR.uniform(0.0, 1.0, (200, 2)), columns=["lon", "lat"])
+    died = places["lon"] + GENERATOR.normal(0.0, 0.3, 200) > 0.5
+    places.assign(died=died.map({True: "yes", False: "no"})).to_csv("map.csv", index=False)
+    formula = "died ~ bs(lon, df=4) + log(lat)"
+    assert command("fit", "map.csv", "--formula", formula, "--cv", "0", "-o", "m.viper")[0] == 0
+    code, _, err = command("report", "m.viper", "map.csv", "--map", "lon", "lat", "-o", "r.html")
+    assert code == 0, err
+    from viper.report.views import probability_grid
+
+    grid = probability_grid(viper.load("m.viper"), places, ("lon", "lat"))
+    assert np.isfinite(grid.probability).all()
+    assert places["lon"].min() <= grid.x[0] < places["lon"].min() + 0.02
+    assert places["lon"].max() - 0.02 < grid.x[-1] <= places["lon"].max()
+    assert 0 < grid.y[0] < places["lat"].min() + 0.02
+    assert grid.y[-1] > places["lat"].max()
+
+
+def test_rows_that_cannot_be_predicted_do_not_stop_a_report(fitted):
+    broken().assign(died=FRAME["died"]).to_csv("new.csv", index=False)
+    code, _, err = fitted("report", "m.viper", "new.csv", "-o", "r.html")
+    assert code == 0, err
+
+
+def test_the_card_says_what_the_model_was_fitted_to(fitted):
+    out = fitted("summary", "m.viper")[1]
+    card = viper.load("m.viper").card()
+    low, high, mean, sd = FRAME["age"].min(), FRAME["age"].max(), FRAME["age"].mean(), FRAME["age"].std(ddof=0)
+    assert f"{low:.4g} to {high:.4g}, mean {mean:.4g}, sd {sd:.4g}" in out
+    towns = FRAME["town"].value_counts()
+    assert ", ".join(f"{town} ({count})" for town, count in towns.items()) in out
+    assert f"sha256 {hashlib.sha256(Path('data.csv').read_bytes()).hexdigest()[:16]}…" in out
+    assert json.loads(fitted("summary", "m.viper", "--json")[1])["card"] == json.loads(json.dumps(card))
+    assert card["columns"][2] == {"name": "town", "kind": "category", "levels": towns.to_dict(), "missing": 0.0}
+    assert card["rules"] == {"missing": "mean", "unseen": "error", "beyond": "refuse"}
+    assert card["data"]["class_counts"] == FRAME["died"].value_counts().to_dict()
+
+
+def test_a_model_without_a_record_has_a_shorter_card(command):
+    fitted = viper.VariationalLogisticRegression().fit(FRAME[["age", "dose"]], FRAME["died"])
+    card = fitted.card()
+    assert [column["name"] for column in card["columns"]] == ["age", "dose"]
+    assert card["data"] == {}
+    assert card["prior"] == {"age": 1.0, "dose": 1.0}
+    fitted.save("m.viper")
+    code, out, _ = command("summary", "m.viper")
+    assert code == 0
+    assert "What was it fitted to?" not in out

@@ -102,7 +102,8 @@ def page(study):
 
 def test_every_section_is_there(page):
     sections = {e["@id"] for e in page.all("section")}
-    assert sections == {"summary", "performance", "average", "coefficients", "effects", "certainty", "trust", "card"}
+    first = {"summary", "performance", "decisions", "average", "coefficients", "effects", "certainty"}
+    assert sections == first | {"groups", "checks", "trust", "card"}
 
 
 def test_scores_are_those_of_scikit_learn(page, model, data):
@@ -215,7 +216,7 @@ def test_a_page_without_rows_has_no_value_of_a_row(data, tmp_path):
         assert bool(page.all("g", class_="person yes")) is shown
         assert bool(page.all("button", class_="pick")) is shown
         assert bool(page.all("circle", class_="site no")) is shown
-        assert bool(json.loads(next(e["text"] for e in page.all("script", id="data")))) is shown
+        assert ("rows" in json.loads(next(e["text"] for e in page.all("script", id="data")))) is shown
         drawn = re.sub(r' d="[^"]*"', "", text)  # outlines are pairs of numbers, too
         incomes = {number.replace(",", "") for number in re.findall(r"(?<![\d.])\d{3},?\d{3}(?![\d.])", drawn)}
         assert bool(incomes & set(map(str, rows["income"]))) is shown
@@ -603,7 +604,7 @@ def test_everything_has_a_name(page):
     assert all(e["text"].strip() or e["@class"] == "wide" for e in page.all("th"))
     assert all("@scope" in e for e in page.all("th"))
     assert len(page.all("caption")) == len(page.all("table"))
-    assert [e["@for"] for e in page.all("label")] == [e["@id"] for e in page.all("select")]
+    assert {e["@for"] for e in page.all("label")} == {e["@id"] for tag in ("select", "input") for e in page.all(tag)}
     ids = [e["@id"] for e in page.elements if "@id" in e]
     assert len(ids) == len(set(ids))
     assert page.elements[0]["@lang"] == "en"

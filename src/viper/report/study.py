@@ -3,7 +3,7 @@
 import math
 import re
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -13,13 +13,16 @@ import numpy as np
 from viper.data.checks import read_labels
 from viper.errors import listed
 from viper.formula.drift import ColumnDrift, column_drift
-from viper.formula.screening import FATAL, screen_rows
+from viper.formula.screening import FATAL, numeric_columns, screen_rows
 from viper.formula.training import TrainingData
 from viper.inference.importance import Diagnosis
 from viper.models.facts import ModelFacts, model_facts
+from viper.models.loo import LeaveOneOut
 from viper.models.prediction import Predictions, check_model, predictions
 from viper.report import views
+from viper.report.checks import predictive_check
 from viper.report.metrics import CalibrationVerdict, Scores, calibration, entropy, judge_calibration, row_scores, scores
+from viper.report.shares import named_groups
 from viper.report.views import AverageEffects, Effect, Grid
 
 if TYPE_CHECKING:
@@ -28,6 +31,11 @@ if TYPE_CHECKING:
 MOST_EFFECTS = 24  # partial effects drawn
 MOST_COEFFICIENTS = 40  # coefficients listed
 MOST_UNCERTAIN = 60  # rows in the table of the least certain ones
+MOST_GROUPINGS = 3  # columns by which rows are grouped, unless others are asked for
+MOST_BENT = 2  # columns whose residuals are drawn
+FEWEST_BENT_VALUES = 10  # different values of such a column
+BENT_P_VALUE = 0.05  # for all columns together
+MOST_LEFT_OUT = 2_000  # rows for leave-one-out, which takes a second per thousand
 MOST_MARKS = 240  # rows in a chart of rows
 FEWEST_MARKS = 10  # of each class in such a chart; of a rarer one, up to four times as many are added
 CURVE_POINTS = 41  # points of a partial effect
@@ -84,6 +92,7 @@ class Study:
     names: list[str] = field(default_factory=list)  # of the rows: their numbers, or what the column `naming` holds
     naming: str = "Row"
     show_rows: bool = True  # whether single rows may be shown
+    by: dict[str, Any] = field(default_factory=dict)  # columns by which the caller wants groups of rows
 
     @property
     def bare(self) -> bool:
@@ -263,6 +272,40 @@ class Study:
         return math.isclose(elbo, self.model.elbo_, rel_tol=1e-6, abs_tol=1e-6)
 
     @cached_property
+    def groupings(self) -> dict[str, Any]:
+        """The columns to group rows by: those asked for, or the categories, then columns of the largest effects."""
+        if self.by:
+            return self.by
+        columns = {str(name): self.frame.iloc[:, j] for j, name in enumerate(self.frame.columns)}
+        categories = [name for name, x in columns.items() if views.is_category(x) and x.nunique() > 1]
+        numeric = [e.name for e in self.effects if e.name in columns and e.name not in categories]
+        return {name: columns[name] for name in [*categories[:MOST_GROUPINGS], *numeric][:MOST_GROUPINGS]}
+
+    @cached_property
+    def bent_columns(self) -> list[str]:
+        """Numeric columns along which the model is clearly off, the worst first."""
+        found = {}
+        for name in self.frame.columns:
+            if not views.is_category(self.frame[name]) and self.frame[name].nunique() > FEWEST_BENT_VALUES:
+                place = named_groups(self.frame[name], 10).place
+                verdict = judge_calibration(self.label, self.predictions.probability, groups=place)
+                if verdict.verdict in ("fair", "poor") and verdict.p_value < BENT_P_VALUE / len(self.frame.columns):
+                    found[str(name)] = verdict.loss
+        return sorted(found, key=lambda name: -found[name])[:MOST_BENT]
+
+    @cached_property
+    def predictive(self) -> "pandas.DataFrame":
+        """Statistics of the outcomes against outcomes drawn from the posterior."""
+        return predictive_check(self.model, self.X, self.model.classes_[self.label.astype(int)], level=self.level)
+
+    @cached_property
+    def loo(self) -> LeaveOneOut | None:
+        """Leave-one-out of the rows of the fit, if they are not too many."""
+        if not (hasattr(self.model, "loo") and len(self.label) <= MOST_LEFT_OUT and self.from_training):
+            return None
+        return self.model.loo(self.X, self.model.classes_[self.label.astype(int)], draws=1000)
+
+    @cached_property
     def diagnosis(self) -> Diagnosis | None:
         """k̂ and the rest, as recorded by `viper fit`, otherwise from the rows of the fit if they are available."""
         if not hasattr(self.model, "diagnose"):
@@ -367,6 +410,7 @@ def read_study(
     held_out: bool = False,
     row_labels: str | None = None,
     rows: bool = True,
+    by: Iterable[str] | None = None,
 ) -> Study:
     """Check model, rows and target, and leave out rows with missing values."""
     import pandas
@@ -380,8 +424,12 @@ def read_study(
         raise ValueError(f"target must be a column of data; got {target!r}. Its columns are {listed(data.columns)}.")
     frame = model_columns(model, data, target)
     names = row_names(data, row_labels, rows)
+    if absent := [name for name in by or () if name not in data.columns]:
+        raise ValueError(f"by must name columns of data; got {listed(absent)}. It has {listed(data.columns)}.")
     reasons = left_out_reasons(model, data, frame, target)
     kept = np.array([reason is None for reason in reasons], dtype=bool)
+    if (encoding := getattr(model, "formula_", None)) is not None:
+        frame = numeric_columns(encoding, frame)
     left_out = dict(Counter(reason for reason in reasons if reason is not None).most_common())
     if not kept.any():
         raise ValueError(f"data must have rows without missing values; got none ({left_out or 'it is empty'}).")
@@ -397,6 +445,7 @@ def read_study(
         names=[name for name, keep in zip(names, kept, strict=True) if keep],
         naming=row_labels or "Row",
         show_rows=rows,
+        by={str(name): data[name][kept] for name in by or ()},
     )
 
 
