@@ -86,7 +86,7 @@ class Outlyingness:
     def __init__(self, frame: "pandas.DataFrame") -> None:
         self.columns = frame[[name for name in frame.columns if not is_category(frame[name])]]
         self.names = [str(name) for name in self.columns]
-        moments = [column_moments(self.columns.iloc[:, j].to_numpy(dtype=float)) for j in range(len(self.names))]
+        moments = [mean_and_spread(self.columns.iloc[:, j].to_numpy(dtype=float)) for j in range(len(self.names))]
         self.mean, self.sd = np.array(moments).reshape(-1, 2).T
 
     def z(self, rows: Any) -> np.ndarray:
@@ -115,7 +115,7 @@ class Outlyingness:
         return inverse, np.sort(((z @ inverse) * z).sum(1))
 
 
-def column_moments(values: np.ndarray) -> tuple[float, float]:
+def mean_and_spread(values: np.ndarray) -> tuple[float, float]:
     """Mean and standard deviation of the values that are there; a standard deviation of 0 counts as 1."""
     known = values[~np.isnan(values)]
     return (float(known.mean()), float(known.std()) or 1.0) if len(known) else (0.0, 1.0)
