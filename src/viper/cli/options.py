@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from viper.data.table_file import TableFile
 
 MissingRule = StrEnum("MissingRule", ["error", "drop", "mean", "indicator", "multiple"])
-FormatWord = StrEnum("FormatWord", ["csv", "parquet", "arrow", "libsvm"])
+FormatWord = StrEnum("FormatWord", ["csv", "parquet", "arrow", "excel", "libsvm"])
 
 
 def optional(text: str, *names: str, **settings: Any) -> Any:
@@ -22,7 +22,9 @@ def optional(text: str, *names: str, **settings: Any) -> Any:
     return typer.Option(*names, help=text, show_default=False, **settings)
 
 
-TablePath = Annotated[Path, typer.Argument(help="Table to read: CSV (also .gz), Parquet, Arrow or LIBSVM.")]
+TablePath = Annotated[
+    Path, typer.Argument(help="Table to read: CSV (also .gz), Parquet, Arrow, Excel or LIBSVM; - is standard input.")
+]
 ModelPath = Annotated[Path, typer.Argument(help="Model file written by `viper fit` or `model.save`.")]
 Target = Annotated[
     str | None,
@@ -72,19 +74,34 @@ class Reading:
     separator: Annotated[
         str | None, optional("Separator of a CSV file's fields. (default: detected in its first line)", **READING)
     ] = None
-    decimal: Annotated[str, typer.Option(help="Decimal separator of a CSV file.", **READING)] = "."
+    decimal: Annotated[
+        str | None,
+        optional("Decimal separator of a CSV file. (default: a comma where the cells show it, or a point)", **READING),
+    ] = None
     na: Annotated[
         list[str] | None, optional("Text of a missing value, besides an empty cell and NA. Repeat for more.", **READING)
     ] = None
 
+    sheet: Annotated[str | None, optional("Sheet of an Excel file: its name or number. (default: 1)", **READING)] = None
+    multiline: Annotated[
+        bool, typer.Option("--multiline", help="Allow cells of a CSV file, in quotes, to span lines.", **READING)
+    ] = False
+    max_gb: Annotated[
+        float | None,
+        optional("Most memory for the table, in gigabytes. (default: 0.5, or 20 times the file)", min=0.001, **READING),
+    ] = None
+
     def table(self, path: Path) -> "TableFile":
         """Return the table at `path`; raises FileError if there is no such file."""
-        from viper.data.table_file import TableFile, check_input
+        from viper.data.table_file import TableFile, readable_table
 
-        check_input(path)
         separator = {"\\t": "\t", "tab": "\t"}.get(self.separator or "", self.separator)
         form = None if self.format is None else self.format.value
-        return TableFile(path, self.encoding, separator, self.decimal, tuple(self.na or ()), form)
+        most = None if self.max_gb is None else int(self.max_gb * 1e9)
+        more: dict[str, Any] = {"multiline": self.multiline, "most_bytes": most, "sheet": self.sheet}
+        return readable_table(
+            TableFile(path, self.encoding, separator, self.decimal, tuple(self.na or ()), form, **more)
+        )
 
 
 def with_reading_options(command: Callable[..., None]) -> Callable[..., None]:
