@@ -2,11 +2,13 @@
 
 import json
 import re
+import shlex
 
 import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse
+from pages import ROOT, blocks_of, difference
 from scipy.special import expit, ndtr
 
 import viper
@@ -264,6 +266,23 @@ def test_blocks_change_nothing(model, patients, monkeypatch):
     pd.testing.assert_frame_equal(pieces, whole, rtol=1e-9)
 
 
+def test_draws_from_some_of_the_rows_do_for_all(model, patients, monkeypatch):
+    """Estimates and the linear part are of all rows, so that only the remainder is that of a sample."""
+    weight = np.arange(len(patients)) % 3
+    given = {"by": "sex", "sample_weight": weight}
+    whole = model.contrast(patients, ["treated", "dose"], draws=10_000, **given)
+    monkeypatch.setattr(effects, "DRAWN_ROWS", 60)
+    study = effects.EffectStudy(model, patients, None, "sex", weight, None, 0.95, None, None)
+    assert len(study.drawn) == 60
+    assert (weight[study.drawn] > 0).all()
+    assert np.bincount(study.group[study.drawn]).tolist() == [30, 30]
+    some = model.contrast(patients, ["treated", "dose"], draws=10_000, **given)
+    np.testing.assert_allclose(some["estimate"], whole["estimate"], rtol=1e-10)
+    np.testing.assert_allclose(some["sd"], whole["sd"], rtol=0.02)
+    for end in ("lower", "upper"):
+        np.testing.assert_array_less(np.abs(some[end] - whole[end]), 0.05 * whole["sd"])
+
+
 @pytest.mark.parametrize("missing", ["mean", "indicator", "multiple"])
 def test_missing_values_are_filled_in_before_they_are_changed(patients, missing):
     holes = patients.assign(dose=patients["dose"].where(np.arange(len(patients)) % 4 > 0))
@@ -452,6 +471,19 @@ def test_command_writes_one_tidy_table(run, folder):
     assert list(written)[:3] == ["effect", "variable", "contrast"]
     code, _, err = run("--out", "effects.csv")
     assert (code, "--force" in err) == (4, True)
+
+
+def test_page_shows_what_the_commands_print(capsys, monkeypatch, tmp_path):
+    page = (ROOT / "docs" / "effects.md").read_text(encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("viper.cli.catch_signals", lambda: None)
+    exec(blocks_of(page)[0].source, {})
+    session = re.findall(r"^```\n(viper .*?)^```\n\n```text\n(.*?)^```$", page, flags=re.MULTILINE | re.DOTALL)
+    assert len(session) == 2
+    for command, shown in session:
+        with pytest.raises(SystemExit):
+            main(shlex.split(command)[1:])
+        assert difference(shown, capsys.readouterr().out) is None
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,8 @@ def page(study):
 
 def test_every_section_is_there(page):
     sections = {e["@id"] for e in page.all("section")}
-    assert sections == {"summary", "performance", "average", "coefficients", "effects", "certainty", "trust", "card"}
+    first = {"summary", "performance", "decisions", "average", "coefficients", "effects", "certainty"}
+    assert sections == first | {"groups", "checks", "trust", "card"}
 
 
 def test_scores_are_those_of_scikit_learn(page, model, data):
@@ -215,7 +216,7 @@ def test_a_page_without_rows_has_no_value_of_a_row(data, tmp_path):
         assert bool(page.all("g", class_="person yes")) is shown
         assert bool(page.all("button", class_="pick")) is shown
         assert bool(page.all("circle", class_="site no")) is shown
-        assert bool(json.loads(next(e["text"] for e in page.all("script", id="data")))) is shown
+        assert ("rows" in json.loads(next(e["text"] for e in page.all("script", id="data")))) is shown
         drawn = re.sub(r' d="[^"]*"', "", text)  # outlines are pairs of numbers, too
         incomes = {number.replace(",", "") for number in re.findall(r"(?<![\d.])\d{3},?\d{3}(?![\d.])", drawn)}
         assert bool(incomes & set(map(str, rows["income"]))) is shown
@@ -324,6 +325,31 @@ def test_a_column_in_other_units_changes_the_headline(remembering):
     assert trust.posterior_verdict(broken).kind == trust.arithmetic_verdict(broken).kind == "good"
     shown = Page(render(broken)).all("p", class_="verdict bad")
     assert shown[0]["text"].startswith(trust.HEADLINES["bad"])
+
+
+def test_rows_unlike_those_of_the_fit_are_used_with_care(remembering):
+    """A column that moved is named with what differs, even where the predictions are still good."""
+    new = patients(400, seed=4)
+    far = read_study(remembering, new.assign(dose=new["dose"] + 0.15), "ill")
+    vars(far)["label"] = far.predictions.probability > np.random.default_rng(0).random(400)  # so that it predicts
+    assert [d.column for d in far.drifted] == ["dose"]
+    assert trust.overall_verdict(far).kind == "fair"
+    assert "column dose differs" in trust.overall_verdict(far).text
+    page = Page(render(far))
+    assert "standard deviations higher" in page.text("drift")
+    near = Page(render(read_study(remembering, new, "ill")))
+    assert "Yes: no column differs" in near.text("drift")
+
+
+def test_rows_that_cannot_be_encoded_are_left_out_with_their_reason(data):
+    wards = data.assign(ward=np.where(data["age"] > 50, "east", "west"))
+    model = viper.VariationalLogisticRegression.from_formula("ill ~ dose + ward", wards, random_state=0)
+    new = wards.copy()
+    new.loc[new.index[:3], "ward"] = "north"
+    new.loc[new.index[3], "dose"] = np.nan
+    study = read_study(model, new, "ill")
+    assert study.left_out == {"with ward not in the training data": 3, "with other values missing": 1}
+    assert len(study.label) == 196
 
 
 def test_predictions_without_skill_are_not_trusted(remembering):
@@ -578,7 +604,7 @@ def test_everything_has_a_name(page):
     assert all(e["text"].strip() or e["@class"] == "wide" for e in page.all("th"))
     assert all("@scope" in e for e in page.all("th"))
     assert len(page.all("caption")) == len(page.all("table"))
-    assert [e["@for"] for e in page.all("label")] == [e["@id"] for e in page.all("select")]
+    assert {e["@for"] for e in page.all("label")} == {e["@id"] for tag in ("select", "input") for e in page.all(tag)}
     ids = [e["@id"] for e in page.elements if "@id" in e]
     assert len(ids) == len(set(ids))
     assert page.elements[0]["@lang"] == "en"

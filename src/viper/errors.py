@@ -33,6 +33,14 @@ class OutputError(OneLineError):
     """Predictions, tables or reports cannot be written to the path that was given."""
 
 
+class RequestError(OneLineError):
+    """A request to `viper serve` cannot be answered; `status` is its HTTP status."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
 class FileError(OneLineError):
     """A file of rows cannot be read as a table."""
 

@@ -112,9 +112,7 @@ class BoundedBytes(io.BufferedIOBase):
 
 def open_bytes(table: CsvText) -> BoundedBytes:
     """Open the bytes, decompressed if they are gzip."""
-    with table.source.open("rb") as file:
-        compressed = file.read(2) == b"\x1f\x8b"
-    return BoundedBytes(gzip.open(table.source) if compressed else table.source.open("rb"), table)
+    return BoundedBytes(gzip.open(table.source) if is_gzip(table.source) else table.source.open("rb"), table)
 
 
 def open_text(table: CsvText) -> IO[str]:
@@ -124,6 +122,11 @@ def open_text(table: CsvText) -> IO[str]:
         return io.TextIOWrapper(open_bytes(table), encoding=encoding, newline="")
     except LookupError:
         raise FileError(f"the encoding must be one that Python knows; got {encoding!r}. Try latin-1.") from None
+
+
+def is_gzip(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(2) == b"\x1f\x8b"
 
 
 def separator_of(table: CsvText) -> str:
@@ -171,6 +174,37 @@ def likely_separator(lines: Iterable[str]) -> str:
     header, first = (re.sub(r'"[^"]*"', "", line) for line in (header, first))
     marks = [mark for mark in ",;\t|" if 0 < header.count(mark) == first.count(mark)]
     return max(marks or ",;\t|", key=header.count)
+
+
+def shown_separator(table: CsvText, known: str | None) -> str | None:
+    """Return an unusual separator of another file if the first line has it; None means to detect one."""
+    if known is None or known in ",;\t|":
+        return None
+    with open_text(table) as file:
+        return known if known in next(filter(str.strip, file), "") else None
+
+
+def shown_encoding(table: CsvText, known: str) -> str:
+    """Return the encoding of another file, or UTF-8 if this one is evidently that: letters beyond ASCII decode so."""
+    if "utf" in known.lower():
+        return known
+    with open_bytes(table) as file:
+        start = file.read(1 << 20)
+    text = start.decode("utf-8", errors="replace").rstrip("\ufffd")  # the last character may be cut
+    return known if start.isascii() or "\ufffd" in text else "utf-8"
+
+
+def shown_decimal(table: CsvText, known: str) -> str:
+    """Return the decimal separator of another file, or the other one if this file has numbers with that one only."""
+    other = "." if known == "," else ","
+    counts = dict.fromkeys((known, other), 0)
+    mark = separator_of(table)
+    for _, fields in islice(records(table), 1, 1001):
+        for cell in fields:
+            found = re.fullmatch(r"\s*[-+]?\d+([.,])\d+\s*", cell)
+            if found and found[1] != mark:
+                counts[found[1]] = counts.get(found[1], 0) + 1
+    return other if counts[other] and not counts[known] else known
 
 
 def records(table: CsvText) -> Iterator[tuple[int, list[str]]]:

@@ -54,6 +54,7 @@ class TableFile(CsvText):
     """A file that holds a table. The format is the one given, or is recognised by the first bytes or the name."""
 
     format: str | None = None
+    zeros: tuple[str, ...] = ()  # columns that a LIBSVM file leaves out if they are zero in all of its rows
     sheet: str | None = None  # of an Excel workbook: its name or number; None is the first
 
     def read(self, text: tuple[str, ...] = ()) -> "pandas.DataFrame":
@@ -67,7 +68,8 @@ class TableFile(CsvText):
         if kind in (CSV, EXCEL):
             yield from read_csv(self.text, rows, text)
         elif kind == LIBSVM:
-            yield read_libsvm(self.source)
+            frame = read_libsvm(self.source)
+            yield frame.reindex(columns=list(dict.fromkeys([*frame, *self.zeros])), fill_value=0.0)
         else:
             yield from ArrowFile(self.source, kind).frames(rows, self.check_size)
 

@@ -116,6 +116,8 @@ def as_numbers(column: "pandas.Series[Any]") -> np.ndarray:
     from pandas.api import types
 
     check_no_dates(column)
+    if column.dtype == object and types.infer_dtype(column) in ("empty", "integer", "floating", "mixed-integer-float"):
+        column = column.where(column.notna(), np.nan).astype(np.float64)  # None among numbers, or nothing else
     if types.is_bool_dtype(column.dtype) or not types.is_numeric_dtype(column.dtype) or column.dtype.kind == "c":
         check_no_text(column)
         raise FormulaError(f"column {column.name!r} must be numeric; got {column.dtype}. Use C() for categories.")

@@ -159,6 +159,11 @@ class Encoding:
             raise FormulaError(f"the formula must produce the columns {self.names}; got {list(raw)}. Fit it again.")
         return (raw - np.array(self.centre)) / np.array(self.scale)
 
+    @property
+    def rules(self) -> dict[str, str]:
+        """Return the rules for new rows, by name."""
+        return {name: getattr(self, name) for name in NEW_ROW_RULES}
+
     def with_rules(self, **rules: str) -> "Encoding":
         """Return the encoding with other rules for new rows. Raises a FormulaError for unknown ones."""
         for name, rule in rules.items():
@@ -330,8 +335,8 @@ class Encoding:
         """Fill in means and most common levels in the columns that have holes."""
         values = {name: self.common.get(name, self.means.get(name)) for name in holes}
         # of other types, not all can hold the value: pandas' Int64 no mean, its categories no new level
-        kinds = {name: "float64" if name in self.means else object for name in holes}
-        return frame.astype(kinds).fillna(values)
+        able = {name: as_numbers(frame[name]) if name in self.means else frame[name].astype(object) for name in holes}
+        return frame.assign(**able).fillna(values)
 
     def _design(self, frame: "pandas.DataFrame", state: dict[str, Any]) -> "pandas.DataFrame":
         """Return the columns of X before they are standardised. `state` is read, or learned if it is empty."""
@@ -404,7 +409,7 @@ class ImputedRows(NamedTuple):
 def decoded_levels(codes: np.ndarray, levels: list[Any]) -> np.ndarray:
     """Return the level of each code, and None for -1."""
     there = np.array(levels) if len({type(level) for level in levels}) == 1 else np.array(levels, dtype=object)
-    return there[codes] if (codes >= 0).all() else np.append(there.astype(object), None)[codes]
+    return there[codes] if (codes >= 0).all() else np.array([*levels, None], dtype=object)[codes]
 
 
 def missing_name(name: str) -> str:

@@ -188,7 +188,8 @@ def learn_formula(
         imputations=int(imputing.imputations),
         sweeps=int(imputing.sweeps),
     )
-    inputs, tables = frame[columns[1:]], ()
+    inputs = frame[columns[1:]]
+    tables: Sequence[CodedColumns] = ()
     if missing == "multiple":
         labels = y if classes is None else y == classes[1]
         tables = complete_inputs(encoding.coded(inputs), labels, imputing)

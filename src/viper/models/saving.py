@@ -45,6 +45,7 @@ from viper.data.schema import (
 from viper.errors import StorageError, shown
 from viper.formula.encoding import ENCODING, Encoding
 from viper.inference.posterior import Diagonal, Full, LowRank, Posterior
+from viper.models.facts import model_card
 
 # `_kind`, as stored in a model file -> the public name of the estimator
 ESTIMATORS = {"logistic": "VariationalLogisticRegression", "gp": "VariationalGPClassifier"}
@@ -111,6 +112,16 @@ class StateMixin:
         with as_storage_error("the model cannot be saved"):
             self._check_state(state)
         write_tensors(path, self._kind, *state, overwrite)
+
+    def card(self) -> dict[str, Any]:
+        """Return the model card as JSON: what was fitted, to which data, with which prior, scores and versions.
+
+        A model fitted by a formula knows rows, date, columns with ranges or levels and shares of missing values. One
+        fitted by `viper fit` also knows its file with a digest, and its scores. The file of a model holds all of it,
+        but no rows.
+        """
+        check_is_fitted(self, "posterior_")
+        return model_card(self)
 
     def _pack(self) -> State:
         given = self.get_params(deep=False)  # type: ignore[attr-defined]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from viper.errors import listed
-from viper.models.prediction import Predictions, check_model, predictions
+from viper.models.prediction import Predictions, check_model, predict_each_row, predictions
 from viper.softplus.expectation import expected_softplus
 
 if TYPE_CHECKING:
@@ -275,7 +275,10 @@ class Grid(NamedTuple):
 def probability_grid(
     model: Any, X: Any, columns: tuple[Any, Any] | None = None, size: int = 60, margin: float = 0.05
 ) -> Grid:
-    """Mean and sd of the probability over the rectangle that two columns span, plus a margin around it."""
+    """Mean and sd of the probability over the rectangle that two columns span, plus a margin around it.
+
+    The grid ends where the model does: lines of it that a spline or a logarithm cannot reach are left out.
+    """
     frame = frame_of(X)
     if columns is None:
         if frame.shape[1] != 2:
@@ -293,9 +296,14 @@ def probability_grid(
     x, y = np.meshgrid(*ends)
     rows = repeated(typical_row(frame), size * size)
     rows[columns[0]], rows[columns[1]] = x.ravel(), y.ravel()
-    seen = predictions(model, as_fitted(model, rows))
+    seen = predict_each_row(model, as_fitted(model, rows)).table
+    probability, sd = (seen[name].to_numpy(dtype=float).reshape(size, size) for name in ("probability", "sd"))
+    across, along = (np.isfinite(probability).any(axis) for axis in (0, 1))
+    if not across.any():
+        raise ValueError(f"a map needs places that the model can predict; got none. {seen['note'].iloc[0]}.")
+    kept = np.ix_(along, across)
     names = (str(columns[0]), str(columns[1]))
-    return Grid(names, ends[0], ends[1], seen.probability.reshape(size, size), seen.sd.reshape(size, size))
+    return Grid(names, ends[0][across], ends[1][along], probability[kept], sd[kept])
 
 
 class Trace(NamedTuple):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import scipy.special
 
+from viper.formula.drift import ColumnDrift
 from viper.report.study import Study
 from viper.report.views import AverageEffect, Effect, Outlyingness
 
@@ -167,6 +168,9 @@ def precision_sentence(study: Study) -> str:
 
 def width_sentence(study: Study) -> str:
     half, tenth = np.quantile(study.predictions.width, [0.5, 0.9])
+    if 100.0 * tenth < LEAST_PERCENT:
+        return f"Nine in ten {study.level_name} intervals are narrower than {points(LEAST_PERCENT / 100)}."
+    half = max(half, LEAST_PERCENT / 100)
     return (
         f"Half of the {study.level_name} intervals are narrower than {points(half)}; one in ten is wider than "
         f"{points(tenth)}."
@@ -191,6 +195,20 @@ def filled_sentence(study: Study) -> str | None:
         where = f"{listed_in_words(parts)}{also}"
         return f"Missing values were drawn from the other columns: {where}. All intervals allow for this."
     return f"Missing values were filled in: {listed_in_words(parts)}{also}. The intervals do not allow for this."
+
+
+def drift_in_words(found: ColumnDrift) -> str:
+    """What about a column differs from the rows of the fit."""
+    number, parts = found.shift is not None, []
+    if found.outside > 0.0:
+        where = "far outside the range of the fit" if number else "not among the levels of the fit"
+        parts.append(f"{percent(found.outside)} of its values are {where}")
+    if found.shift is not None and abs(found.shift) >= 0.1:
+        way = "higher" if found.shift > 0 else "lower"
+        parts.append(f"its mean is {readable_number(float(f'{abs(found.shift):.2g}'))} standard deviations {way}")
+    if abs(found.missing - found.missing_before) >= 0.02:
+        parts.append(f"{percent(found.missing)} of it is missing instead of {percent(found.missing_before)}")
+    return listed_in_words(parts) if parts else "its values are spread differently"
 
 
 def listed_in_words(parts: list[str]) -> str:

@@ -263,6 +263,4 @@ def print_loo(results: list[dict[str, Any]]) -> None:
     if said := tie_sentence(close):
         say(f"  {said}")
     if any(row["doubtful_rows"] for row in results):
-        say(
-            "  [dim]Doubtful rows change the fit too much for leave-one-out by weights; prefer the cross-validation.[/]"
-        )
+        say("  [dim]Doubtful rows change the fit too much for weights; prefer the cross-validation.[/]")

@@ -93,7 +93,7 @@ def evaluate_model(
         raise typer.BadParameter("--threshold cannot be given with costs or a budget, which choose the threshold")
     fitted, table = options.open_model_and_rows(model, data, reading)
 
-    from viper.cli.predict import prediction_frame
+    from viper.cli.commands.predict import drift_of, note_counts, print_drift, table_predictions
     from viper.cli.preparing import check_option_column, labelled_rows
     from viper.report.metrics import calibration, judge_calibration, scores
 
@@ -101,12 +101,15 @@ def evaluate_model(
     for name in by or ():
         check_option_column(rows.frame, name, "--by")
     with table.located():
-        predicted = prediction_frame(fitted, rows.frame, level)
-    used = rows.known & predicted["probability"].notna().to_numpy()
+        found = table_predictions(fitted, rows.frame, level)
+    predicted = found.table
+    empty = predicted["probability"].isna().to_numpy()
+    note_counts(found.counts(), int(empty.sum()), len(empty))
+    used = rows.known & ~empty
     if not used.any():
-        raise ValueError("some rows must have a class and no missing values; got none.")
+        raise ValueError("some rows must have a class and a prediction; got none.")
     if not used.all():
-        note(f"{int((~used).sum()):,} rows with missing values are left out.")
+        note(f"{int((~used).sum()):,} rows without a class or a prediction are left out.")
     classes = [f"{rows.target} = {value}" for value in fitted.classes_]
     judged = JudgedRows(rows.positive[used], predicted[used], rows.frame[used], classes)
     label, probability = judged.label, judged.probability
@@ -123,10 +126,12 @@ def evaluate_model(
     if checks:
         with note_if_slow("Drawing outcomes from the posterior", as_json):
             document["checks"] = check_document(fitted, judged, level)
+    drifts = drift_of(fitted, rows.frame)
     if as_json:
-        print_json(document)
+        print_json({**document, "remarks": found.counts(), "drift": [one._asdict() for one in drifts]})
     else:
         print_evaluation(document, judged.classes)
+        print_drift(drifts)
 
 
 def read_budget(text: str | None) -> float | None:

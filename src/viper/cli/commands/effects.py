@@ -162,6 +162,7 @@ def one_change(value: str, levels: list[Any] | None) -> Any:
 
 def rows_with_predictions(model: Any, table: Any, by: list[str], weight: str | None) -> tuple["pandas.DataFrame", Any]:
     """Return the rows that the model can predict, and their weights, if there are any."""
+    from viper.cli.commands.predict import note_counts, table_predictions
     from viper.cli.preparing import check_model_columns, check_option_column, input_columns, text_inputs
 
     names = input_columns(model)
@@ -171,16 +172,16 @@ def rows_with_predictions(model: Any, table: Any, by: list[str], weight: str | N
         check_option_column(frame, name, "--by")
     if weight is not None:
         check_option_column(frame, weight, "--weight")
-    if hasattr(model, "formula_"):
-        whole = frame.notna().any(axis=1).to_numpy() if model.formula_.fills else model.formula_.complete(frame)
-    else:
-        whole = frame[names].notna().all(axis=1).to_numpy()
+    found = table_predictions(model, frame, 0.95)
+    empty = found.table["probability"].isna().to_numpy()
+    note_counts(found.counts(), int(empty.sum()), len(frame))
+    whole = ~empty
     if weight is not None:
         whole = whole & frame[weight].notna().to_numpy()
+        if lacking := int((~whole & ~empty).sum()):
+            note(f"{lacking:,} rows without a weight are left out.")
     if not whole.any():
-        raise ValueError("some rows must have no missing values; got none.")
-    if not whole.all():
-        note(f"{int((~whole).sum()):,} rows with missing values are left out.")
+        raise ValueError("some rows must be such that the model can predict them; got none.")
     frame = frame[whole]
     return frame, None if weight is None else frame[weight].to_numpy()
 
