@@ -290,7 +290,7 @@ def line_break_in(frame: "pandas.DataFrame") -> tuple[str, int] | None:
 
     for i, kind in enumerate(frame.dtypes):
         if types.is_object_dtype(kind) or types.is_string_dtype(kind):
-            found = frame.iloc[:, i].str.contains("[\r\n]", na=False).to_numpy(dtype=bool)
+            found = frame.iloc[:, i].astype("str").str.contains("[\r\n]", na=False).to_numpy(dtype=bool)
             if found.any():
                 return str(frame.columns[i]), int(found.argmax())
     return None

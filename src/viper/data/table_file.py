@@ -175,9 +175,10 @@ def check_input(path: Path) -> None:
 
 def check_decimals(column: "pandas.Series", table: TableFile) -> None:  # type: ignore[type-arg]
     """Raise if the texts are numbers with another decimal mark than the table's."""
-    texts = column.dropna().unique()
-    if not all(isinstance(text, str) for text in texts):
+    there = column.dropna()
+    if not all(isinstance(text, str) for text in there):
         return
+    texts = there.unique()
     if table.kind() in (CSV, EXCEL) and decimal_of(table.text) == ",":
         odd = [text for text in texts if "." in text]
         if odd and all(spells_number(text) for text in texts):
