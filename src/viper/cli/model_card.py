@@ -274,6 +274,8 @@ def spread_words(column: dict[str, Any]) -> str:
     if column["kind"] == "number":
         low, high, mean, sd = (f"{column[name]:.4g}" for name in ("low", "high", "mean", "sd"))
         return f"{low} to {high}, mean {mean}, sd {sd}"
+    if column["kind"] == "date":
+        return f"{column['low']} to {column['high']}"
     levels = sorted(column["levels"].items(), key=lambda item: -item[1])
     counts = [f"{rows:,}" if rows > FEWEST_RECORDED else f"{FEWEST_RECORDED} or fewer" for _, rows in levels]
     shown = [f"{level} ({count})" for (level, _), count in zip(levels, counts, strict=True)][:MOST_LEVELS_SHOWN]
