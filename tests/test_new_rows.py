@@ -5,6 +5,8 @@ import pickle
 import numpy as np
 import pandas as pd
 import pytest
+import scipy.sparse
+import torch
 from scipy.stats import chi2_contingency
 
 import viper
@@ -57,6 +59,13 @@ def test_the_distance_outlives_the_training_rows(tmp_path):
     fitted.save(tmp_path / "m.viper")
     for copy in (pickle.loads(pickle.dumps(fitted)), viper.load(tmp_path / "m.viper")):
         pd.testing.assert_frame_equal(copy.predict_table(X * 3), fitted.predict_table(X * 3))
+
+
+@pytest.mark.parametrize("form", [np.asarray, torch.from_numpy, scipy.sparse.csr_matrix, np.ndarray.tolist])
+def test_every_form_of_rows_has_a_table(form):
+    X, y = FRAME[["age", "weight"]].to_numpy(), FRAME["y"]
+    fitted = viper.VariationalLogisticRegression().fit(X, y)
+    pd.testing.assert_frame_equal(fitted.predict_table(form(X[:9])), fitted.predict_table(X)[:9])
 
 
 def test_a_second_fit_has_its_own_distance():
@@ -136,6 +145,19 @@ def test_without_a_rule_that_fills_in_missing_values_leave_a_row_empty():
     table = fitted.predict_table(FRAME[:3].assign(age=[np.nan, 50, 60], ward=["a", None, "b"]))
     assert table["note"].tolist() == ["no prediction: age is missing", "no prediction: ward is missing", ""]
     assert table["probability"].isna().tolist() == [True, True, False]
+
+
+def test_a_bad_date_costs_one_row_and_a_later_one_is_no_drift():
+    days = pd.to_datetime("2024-01-01") + pd.to_timedelta(np.arange(400) % 365, "D")
+    dated = FRAME.assign(came=days.strftime("%Y-%m-%d"))
+    fitted = viper.VariationalLogisticRegression.from_formula("y ~ weight + month(came)", dated, missing="drop")
+    new = dated[:3].assign(came=["2031-05-05", "soon", None])
+    table = fitted.predict_table(new)
+    reasons = ["no prediction: came = 'soon' is not a date", "no prediction: came is missing"]
+    assert table["note"].tolist() == ["", *reasons]
+    np.testing.assert_allclose(table["probability"][0], fitted.predict_proba(new[:1])[0, 1], rtol=1e-12)
+    assert [one.column for one in column_drift(fitted.formula_, new)] == ["weight"]
+    assert fitted.card()["columns"][1]["low"] == "2024-01-01"
 
 
 def test_a_table_in_which_nothing_can_be_predicted(model):
