@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.text import Text
 
 from viper.cli.terminal import fixed_number, interval_strip, print_table, say, short_number
-from viper.data.csv_text import separator_of
+from viper.data.csv_text import decimal_of, separator_of
 from viper.data.table_file import TableFile
 from viper.formula.encoding import Encoding
 from viper.formula.training import FEWEST_RECORDED, TrainingFile, file_digest
@@ -70,14 +70,14 @@ def training_document(encoding: Encoding) -> dict[str, Any]:
 
 def file_record(table: TableFile, left_out: dict[str, str]) -> TrainingFile:
     """Return what is remembered of the file that a model is fitted to."""
-    kind, path = table.kind().word, table.path
+    kind, path = table.kind().word, table.source
     return TrainingFile(
-        name=path.name,
+        name=table.path.name,
         sha256=file_digest(path) if path.is_file() else None,
         size=path.stat().st_size,
         format=kind,
         separator=separator_of(table) if kind == "csv" else None,
-        decimal=table.decimal,
+        decimal=decimal_of(table) if kind == "csv" else table.decimal or ".",
         encoding=table.encoding,
         na=list(table.missing),
         left_out=left_out,
