@@ -76,6 +76,10 @@ class ImportanceWarning(UserWarning):
     """The importance weights are too uneven for the corrected posterior to be trusted."""
 
 
+class WeightWarning(UserWarning):
+    """Weights of rows are neither counts nor one on average, so intervals may be far too narrow or too wide."""
+
+
 class CheckpointWarning(UserWarning):
     """A checkpoint could not be written; the fit continues without it."""
 
