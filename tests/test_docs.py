@@ -192,3 +192,31 @@ def test_times_on_the_pages_are_those_of_the_benchmarks():
     assert f"{theirs:.1f} ms against {ours:.1f} ms" in pages["index.md"].replace("\n", " ")
     (extra,) = [row for row in benchmark("logistic", "Peak extra memory") if row["fit"] == "viper"]
     assert f"needs {float(extra['extra, MB']):.0f} MB" in pages["tutorials/million.md"].replace("\n", " ")
+
+
+# --- words that people search for ---
+
+SEARCHED = [
+    "marginal effect",
+    "contrast",
+    "confusion matrix",
+    "decision curve",
+    "subgroup",
+    "imbalance",
+    "class_weight",
+    "positive class",
+    "imputation",
+    "missing at random",
+    "survey weights",
+    "privacy",
+    "posterior predictive",
+    "CPU-only install",
+    "repeated rows per patient",
+    "old model files",
+]
+
+
+@pytest.mark.parametrize("words", SEARCHED)
+def test_what_people_search_for_has_an_answer(words):
+    pages = (ROOT / "docs").rglob("*.md")
+    assert any(words.lower() in page.read_text(encoding="utf-8").lower() for page in pages)

@@ -2,16 +2,24 @@
 
 import json
 import re
+import shlex
 
 import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse
+from pages import ROOT, blocks_of, difference
 from scipy.special import expit, ndtr
 
 import viper
 from viper.cli import main
 from viper.models import effects
+from viper.models.notebook import notebook_card
+from viper.report import views, words
+from viper.report.average_section import average_section
+from viper.report.sections import drivers_section
+from viper.report.study import read_study
+from viper.report.views import AverageEffect
 
 Logistic = viper.VariationalLogisticRegression
 MANY = 50_000  # draws of a brute-force comparison: their standard error is 0.4 % of an sd, 1.2 % at the ends
@@ -258,6 +266,23 @@ def test_blocks_change_nothing(model, patients, monkeypatch):
     pd.testing.assert_frame_equal(pieces, whole, rtol=1e-9)
 
 
+def test_draws_from_some_of_the_rows_do_for_all(model, patients, monkeypatch):
+    """Estimates and the linear part are of all rows, so that only the remainder is that of a sample."""
+    weight = np.arange(len(patients)) % 3
+    given = {"by": "sex", "sample_weight": weight}
+    whole = model.contrast(patients, ["treated", "dose"], draws=10_000, **given)
+    monkeypatch.setattr(effects, "DRAWN_ROWS", 60)
+    study = effects.EffectStudy(model, patients, None, "sex", weight, None, 0.95, None, None)
+    assert len(study.drawn) == 60
+    assert (weight[study.drawn] > 0).all()
+    assert np.bincount(study.group[study.drawn]).tolist() == [30, 30]
+    some = model.contrast(patients, ["treated", "dose"], draws=10_000, **given)
+    np.testing.assert_allclose(some["estimate"], whole["estimate"], rtol=1e-10)
+    np.testing.assert_allclose(some["sd"], whole["sd"], rtol=0.02)
+    for end in ("lower", "upper"):
+        np.testing.assert_array_less(np.abs(some[end] - whole[end]), 0.05 * whole["sd"])
+
+
 @pytest.mark.parametrize("missing", ["mean", "indicator", "multiple"])
 def test_missing_values_are_filled_in_before_they_are_changed(patients, missing):
     holes = patients.assign(dose=patients["dose"].where(np.arange(len(patients)) % 4 > 0))
@@ -314,7 +339,9 @@ def test_all_columns_by_default(model, patients):
 def test_result_says_how_it_was_made(model, patients):
     found = model.contrast(patients, "sex", level=0.9)
     assert found.attrs == {"level": 0.9, "measure": "difference", "rows": 300, "draws": 10_000}
-    assert list(found) == ["variable", "contrast", "estimate", "sd", "lower", "upper", "p_direction"]
+    numbers = ["before", "after", "estimate", "sd", "lower", "upper", "p_direction"]
+    assert list(found) == ["variable", "contrast", *numbers]
+    assert found.loc[0, "after"] - found.loc[0, "before"] == pytest.approx(found.loc[0, "estimate"], rel=1e-12)
     pd.testing.assert_frame_equal(found, model.contrast(patients, "sex", level=0.9))  # the seed is fixed
     narrow, wide = found.loc[0], model.contrast(patients, "sex").loc[0]
     assert wide["lower"] < narrow["lower"] < narrow["estimate"] < narrow["upper"] < wide["upper"]
@@ -446,6 +473,19 @@ def test_command_writes_one_tidy_table(run, folder):
     assert (code, "--force" in err) == (4, True)
 
 
+def test_page_shows_what_the_commands_print(capsys, monkeypatch, tmp_path):
+    page = (ROOT / "docs" / "effects.md").read_text(encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("viper.cli.catch_signals", lambda: None)
+    exec(blocks_of(page)[0].source, {})
+    session = re.findall(r"^```\n(viper .*?)^```\n\n```text\n(.*?)^```$", page, flags=re.MULTILINE | re.DOTALL)
+    assert len(session) == 2
+    for command, shown in session:
+        with pytest.raises(SystemExit):
+            main(shlex.split(command)[1:])
+        assert difference(shown, capsys.readouterr().out) is None
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -463,6 +503,103 @@ def test_command_says_in_one_line_what_is_wrong(run, options, message):
     code, out, err = run(*options)
     assert (code, out, err.count("\n")) == (3, "", 1)
     assert message in err
+
+
+# --- where coefficients do not tell ---
+
+
+@pytest.mark.parametrize(
+    ("terms", "entangled", "splines"),
+    [
+        ("age + sex + log(dose) + C(treated)", [], set()),
+        ("age*sex + dose", ["age", "sex"], set()),
+        ("ward/age + dose", ["ward", "age"], set()),
+        ("bs(age, df=4) + dose + sex", ["age"], {"age"}),
+        ("poly(age, 2) + dose", ["age"], set()),
+        ("age + I(age**2) + dose", ["age"], set()),
+        ("I(age*dose) + sex", ["age", "dose"], set()),
+        ("(age + dose + sex)^2", ["age", "dose", "sex"], set()),
+    ],
+)
+def test_columns_that_no_single_coefficient_describes(patients, terms, entangled, splines):
+    encoding = Logistic.from_formula(f"died ~ {terms}", patients).formula_
+    assert sorted(encoding.entangled) == sorted(entangled)
+    assert encoding.splines == splines
+
+
+def test_tables_of_coefficients_say_so(model, patients, folder, capsys, monkeypatch):
+    plain = Logistic.from_formula("died ~ age + sex", patients)
+    assert "no single coefficient tells" not in notebook_card(plain)
+    assert "<b>age, sex</b>: in interactions or splines, no single coefficient tells" in notebook_card(model)
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr("viper.cli.catch_signals", lambda: None)
+    with pytest.raises(SystemExit):
+        main(["summary", "model.viper"])
+    out = " ".join(capsys.readouterr().out.split())
+    said = "age, sex: in interactions or splines, no single line tells what a column does."
+    assert f"{said} See: viper effects model.viper data.csv" in out
+
+
+# --- the report ---
+
+
+def test_report_tells_the_same_effects(model, patients):
+    study = read_study(model, patients, "died")
+    found = study.average_effects
+    table = model.contrast(patients, draws=4000).sort_values("estimate", key=lambda x: -x.abs(), kind="stable")
+    assert [e.name for e in found.effects] == list(table["variable"])
+    for name in ("before", "after", "lower", "upper"):
+        assert [getattr(e, name) for e in found.effects] == pytest.approx(table[name].tolist(), abs=1e-3)
+    assert [e.mean for e in found.effects] == pytest.approx(table["estimate"].tolist(), rel=1e-10)
+    changes = {(e.name, e.change) for e in found.effects}
+    assert {("sex", "male instead of female"), ("age", "10 higher"), ("treated", "1 instead of 0")} <= changes
+    page = average_section(study).replace(words.THIN, " ")
+    top = found.effects[0]
+    assert f"If {top.name} were {top.change} in every row, the average probability would be" in page
+    assert "appear in more than one line" in drivers_section(study)
+    assert f"would be {100 * abs(top.mean):.0f} percentage points" in words.driver_sentence(study)
+
+
+def test_report_averages_over_some_of_many_rows_and_levels(patients, monkeypatch):
+    rng = np.random.default_rng(6)
+    frame = patients.assign(town=[f"town {k:02d}" for k in rng.integers(0, 15, len(patients))])
+    study = read_study(Logistic.from_formula("died ~ age + town", frame), frame, "died")
+    monkeypatch.setattr(views, "MOST_AVERAGED", 100)
+    assert study.average_effects.rows == 100
+    towns = [e.change for e in study.average_effects.effects if e.name == "town"]
+    assert len(towns) == views.MOST_CATEGORIES - 1
+    assert all(change.endswith(" instead of town 00") for change in towns)
+    assert "Averaged over 100 of the 300 rows, evenly spaced" in average_section(study)
+
+
+def test_report_of_arrays_and_processes(arrays):
+    X, y, _ = arrays
+    frame = pd.DataFrame(X[:, :2], columns=["x0", "x1"]).assign(y=y)
+    linear = Logistic().fit(X[:, :2], y)
+    process = viper.VariationalGPClassifier(n_inducing=8, n_starts=1, mean="constant", random_state=0)
+    for model in (linear, process.fit(X[:, :2], y)):
+        study = read_study(model, frame, "y")
+        assert {e.name for e in study.average_effects.effects} == {"x0", "x1"}
+        assert "percentage points" in average_section(study)
+
+
+@pytest.mark.parametrize(
+    ("effect", "sentence"),
+    [
+        (
+            AverageEffect("age", "10 higher", 0.31, 0.262, -0.048, -0.066, -0.029, 1.0),
+            "If age were 10 higher in every row, the average probability would be 4.8 percentage points lower "
+            "(2.9 to 6.6): 26 % instead of 31 %.",
+        ),
+        (
+            AverageEffect("sex", "male instead of female", 0.5, 0.51, 0.01, 0.0095, 0.0105, 1.0),
+            "If sex were male instead of female in every row, the average probability would be 1.00 percentage point "
+            "higher (0.95 to 1.05): 51 % instead of 50 %.",
+        ),
+    ],
+)
+def test_sentences_about_average_effects(effect, sentence):
+    assert words.average_sentence(effect).replace(words.THIN, " ") == sentence
 
 
 # --- other libraries ---

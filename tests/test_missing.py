@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import viper
 from viper import VariationalGPClassifier, VariationalLogisticRegression
 from viper.cli.app import app
-from viper.cli.scoring import Folds, cross_validated_scores
+from viper.cli.scoring import Folds, cross_validated
 from viper.errors import FormulaError, StorageError
 from viper.formula.encoding import Encoding
 from viper.formula.imputation import DRAWS, CodedColumns, Imputation, balanced_noise, nearest_donors
@@ -208,11 +208,13 @@ def test_a_formula_learned_again_keeps_the_rules_and_cross_validates():
         ({"imputations": 1}, "imputations must be an integer of at least 2; got 1"),
         ({"sweeps": 0}, "sweeps must be an integer of at least 1; got 0"),
         ({"missing": "often"}, "missing must be one of"),
+        ({"data": HOLES.assign(x1=HOLES["x1"] * 1e200)}, r"takes numbers up to 1e\+100; got .*e\+200 in 'x1'"),
+        ({"data": HOLES.assign(x2=np.nan)}, "every column must have values; got none in 'x2'"),
     ],
 )
 def test_wrong_options_are_errors(options, message):
     with pytest.raises(FormulaError, match=message):
-        VariationalLogisticRegression.from_formula(FORMULA, HOLES, **{"missing": "multiple", **options})
+        VariationalLogisticRegression.from_formula(FORMULA, **{"data": HOLES, "missing": "multiple", **options})
 
 
 def test_a_gaussian_process_is_told_what_to_use_instead():
@@ -464,7 +466,7 @@ def test_other_models_are_scored_on_means_of_the_draws():
 
     learned = learn_formula(FORMULA, HOLES, "multiple", imputing=Imputing(2, 1))
     splits = [(np.arange(0, 400), np.arange(400, 600))]
-    found = cross_validated_scores(LogisticRegression(), Folds(learned, splits), 0.95, lambda: None)
+    found = cross_validated(LogisticRegression(), Folds(learned, splits), 0.95, lambda: None).scores()
     assert 0.6 < found["auc"] < 1.0
 
 
@@ -509,6 +511,21 @@ def test_nothing_missing():
     found = missing_values(HOLES[["y", "x1"]], "y")
     assert (found.complete, len(found.columns), found.related) == (600, 0, [])
     assert missing_values(HOLES[["x1"]]).patterns["rows"].tolist() == [600]
+
+
+def test_the_page_says_what_was_done(tmp_path):
+    for rule, words in {
+        "multiple": ("drawn 20 times, given all other columns. All intervals allow for this.", "of the uncertainty"),
+        "indicator": ("filled in, and marked by columns and levels of their own.", "a little too narrow"),
+    }.items():
+        viper.report.write(fitted(rule), HOLES, "y", tmp_path / f"{rule}.html")
+        page = (tmp_path / f"{rule}.html").read_text(encoding="utf-8")
+        assert "What was missing" in page
+        assert all(one in page for one in words)
+        assert ">219 (36\u202f%)<" in page or ">219 (37\u202f%)<" in page
+    complete = VariationalLogisticRegression.from_formula("y ~ x1", HOLES, missing="multiple")
+    viper.report.write(complete, HOLES, "y", tmp_path / "complete.html")
+    assert "What was missing" not in (tmp_path / "complete.html").read_text(encoding="utf-8")
 
 
 # --- the command line ---

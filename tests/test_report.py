@@ -23,6 +23,7 @@ import viper
 from viper import report
 from viper.cli import scoring
 from viper.errors import StorageError
+from viper.formula.learn import learn_formula
 from viper.models.prediction import Predictions
 from viper.report import charts, trust, views, words
 from viper.report.page import render
@@ -101,7 +102,8 @@ def page(study):
 
 def test_every_section_is_there(page):
     sections = {e["@id"] for e in page.all("section")}
-    assert sections == {"summary", "performance", "coefficients", "effects", "certainty", "trust", "card"}
+    first = {"summary", "performance", "decisions", "average", "coefficients", "effects", "certainty"}
+    assert sections == first | {"groups", "checks", "trust", "card"}
 
 
 def test_scores_are_those_of_scikit_learn(page, model, data):
@@ -214,7 +216,7 @@ def test_a_page_without_rows_has_no_value_of_a_row(data, tmp_path):
         assert bool(page.all("g", class_="person yes")) is shown
         assert bool(page.all("button", class_="pick")) is shown
         assert bool(page.all("circle", class_="site no")) is shown
-        assert bool(json.loads(next(e["text"] for e in page.all("script", id="data")))) is shown
+        assert ("rows" in json.loads(next(e["text"] for e in page.all("script", id="data")))) is shown
         drawn = re.sub(r' d="[^"]*"', "", text)  # outlines are pairs of numbers, too
         incomes = {number.replace(",", "") for number in re.findall(r"(?<![\d.])\d{3},?\d{3}(?![\d.])", drawn)}
         assert bool(incomes & set(map(str, rows["income"]))) is shown
@@ -311,7 +313,7 @@ def test_the_headline_is_the_worst_of_three_answers(study):
         assert found.kind == worst
         assert found.word == trust.HEADLINES[worst]
         if worst != "good":
-            assert found.text == f"why {list(answers)[kinds.index(worst)]}"
+            assert found.text.endswith(f"why {list(answers)[kinds.index(worst)]}")
 
 
 def test_a_column_in_other_units_changes_the_headline(remembering):
@@ -323,6 +325,31 @@ def test_a_column_in_other_units_changes_the_headline(remembering):
     assert trust.posterior_verdict(broken).kind == trust.arithmetic_verdict(broken).kind == "good"
     shown = Page(render(broken)).all("p", class_="verdict bad")
     assert shown[0]["text"].startswith(trust.HEADLINES["bad"])
+
+
+def test_rows_unlike_those_of_the_fit_are_used_with_care(remembering):
+    """A column that moved is named with what differs, even where the predictions are still good."""
+    new = patients(400, seed=4)
+    far = read_study(remembering, new.assign(dose=new["dose"] + 0.15), "ill")
+    vars(far)["label"] = far.predictions.probability > np.random.default_rng(0).random(400)  # so that it predicts
+    assert [d.column for d in far.drifted] == ["dose"]
+    assert trust.overall_verdict(far).kind == "fair"
+    assert "column dose differs" in trust.overall_verdict(far).text
+    page = Page(render(far))
+    assert "standard deviations higher" in page.text("drift")
+    near = Page(render(read_study(remembering, new, "ill")))
+    assert "Yes: no column differs" in near.text("drift")
+
+
+def test_rows_that_cannot_be_encoded_are_left_out_with_their_reason(data):
+    wards = data.assign(ward=np.where(data["age"] > 50, "east", "west"))
+    model = viper.VariationalLogisticRegression.from_formula("ill ~ dose + ward", wards, random_state=0)
+    new = wards.copy()
+    new.loc[new.index[:3], "ward"] = "north"
+    new.loc[new.index[3], "dose"] = np.nan
+    study = read_study(model, new, "ill")
+    assert study.left_out == {"with ward not in the training data": 3, "with other values missing": 1}
+    assert len(study.label) == 196
 
 
 def test_predictions_without_skill_are_not_trusted(remembering):
@@ -350,7 +377,7 @@ def test_the_page_of_training_rows_shows_the_cross_validated_scores(data, tmp_pa
     model = viper.VariationalLogisticRegression.from_formula("ill ~ .", data[[*INPUTS, "ill"]], random_state=0)
     without = read_study(model, data, "ill")
     assert trust.prediction_verdict(without).word == "Not tested"
-    found = scoring.held_out_scores(model, model.formula_.encode(data), data["ill"].to_numpy(), 5, None, 1, 0.95, True)
+    found = scoring.held_out_scores(model, learn_formula("ill ~ .", data[[*INPUTS, "ill"]]), 5, None, 1, 0.95, True)
     model.formula_.record["scores"] = found
     model.save(tmp_path / "model.viper")
     study = read_study(viper.load(tmp_path / "model.viper"), data, "ill")
@@ -485,12 +512,30 @@ def test_a_curve_that_turns_is_not_described_by_its_ends():
     p = 0.05 + 0.9 * np.exp(-((x - 2) ** 2))
     seen = Predictions(scipy.special.logit(p), np.full(41, 0.1), p, np.full(41, 0.01), p - 0.01, p + 0.01)
     text = words.effect_sentence(views.Effect("x", x, True, seen)).replace(words.THIN, " ")
-    assert (
-        text
-        == "The probability starts with 6.6 % at 0, passes through the highest, 95 % at 2, and ends with 6.6 % at 4."
-    )
+    assert text == "The probability rises from 6.6 % at 0 to 95 % at 2, then falls to 6.6 % at 4."
     rising = seen._replace(probability=np.sort(p))
     assert words.effect_sentence(views.Effect("x", x, True, rising)).startswith("The probability rises from ")
+    wave = seen._replace(probability=0.5 + 0.4 * np.sin(4 * x))
+    text = words.effect_sentence(views.Effect("x", x, True, wave))
+    assert text.startswith("The probability rises and falls several times: it is highest, 90")
+    flat = seen._replace(probability=np.full(41, 0.3) + 1e-6 * np.sin(x))
+    text = words.effect_sentence(views.Effect("x", x, True, flat)).replace(words.THIN, " ")
+    assert text == "The probability hardly changes: it is 30 % everywhere."
+
+
+@pytest.mark.parametrize(
+    ("curve", "expected"),
+    [
+        ([0.0, 0.5, 1.0], [0, 2]),
+        ([1.0, 0.5, 0.51, 0.0], [0, 3]),  # a wiggle
+        ([0.01, 1.0, 1.0, 0.52], [0, 2, 3]),
+        ([0.5, 0.49, 1.0, 0.0, 0.3], [0, 2, 3, 4]),
+        ([0.3, 0.3], [0, 1]),
+        ([0.3], [0]),
+    ],
+)
+def test_turning_points_leave_out_wiggles(curve, expected):
+    assert views.turning_points(np.array(curve)) == expected
 
 
 @pytest.mark.parametrize(("theta", "tau"), [(0.3, 0.7), (-4.0, 1.0), (0.0, 12.0), (2.0, 1e-6)])
@@ -559,7 +604,7 @@ def test_everything_has_a_name(page):
     assert all(e["text"].strip() or e["@class"] == "wide" for e in page.all("th"))
     assert all("@scope" in e for e in page.all("th"))
     assert len(page.all("caption")) == len(page.all("table"))
-    assert [e["@for"] for e in page.all("label")] == [e["@id"] for e in page.all("select")]
+    assert {e["@for"] for e in page.all("label")} == {e["@id"] for tag in ("select", "input") for e in page.all(tag)}
     ids = [e["@id"] for e in page.elements if "@id" in e]
     assert len(ids) == len(set(ids))
     assert page.elements[0]["@lang"] == "en"

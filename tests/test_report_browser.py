@@ -197,10 +197,10 @@ def test_tables_sort(page):
     click(page, button)
     assert column(2) == sorted(column(2))
     assert button.find_element("xpath", "..").get_attribute("aria-sort") == "ascending"
-    names = page.find_element("css selector", "table.coefficients th:nth-child(1) button")
+    names = page.find_element("css selector", "#coefficients table th:nth-child(1) button")
     click(page, names)
     click(page, names)
-    shown = [cell.text for cell in find(page, "table.coefficients tbody th")]
+    shown = [cell.text for cell in find(page, "#coefficients table tbody th")]
     assert shown == sorted(shown)
 
 
@@ -305,13 +305,14 @@ def test_marks_have_tooltips(page):
 def test_controls_are_reached_by_keyboard(page):
     page.find_element("tag name", "body").send_keys("\ue004")
     reached = []
-    for _ in range(25):
+    for _ in range(45):
         active = page.switch_to.active_element
         reached.append(active.get_attribute("id") or active.get_attribute("class") or active.tag_name)
         active.send_keys("\ue004")
     assert reached[:2] == ["skip", "theme"]
     assert "sort" in reached
     assert "effect" in reached
+    assert {"threshold", "cost-fp", "cost-fn", "budget"} <= set(reached)
 
 
 # --- print, phones, and no script ---
@@ -377,3 +378,30 @@ def test_without_a_script_everything_is_readable(page):
         assert page.find_element("id", "row-text").text.startswith("The model gives")
     finally:
         page.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
+
+
+def test_a_threshold_can_be_chosen_by_keyboard_cost_and_budget(page):
+    """Every shown number is that of `confusion` at the threshold."""
+    from selenium.webdriver.common.keys import Keys
+
+    steps = page.execute_script("return JSON.parse(document.getElementById('data').textContent).decisions")
+    slider = find(page, "#threshold")[0]
+    show(page, slider)
+    shown = lambda name: find(page, f"td[data-decision={name}]")[0].text  # noqa: E731
+    assert shown("acted") == steps["steps"][steps["first"]]["acted"]
+    slider.send_keys(Keys.ARROW_RIGHT)
+    k = steps["first"] + 1
+    assert int(slider.get_attribute("value")) == k
+    assert slider.get_attribute("aria-valuetext") == find(page, "#threshold-shown")[0].text
+    for name in ("tp", "fp", "fn", "tn", "sensitivity", "ppv_interval"):
+        assert shown(name) == steps["steps"][k][name]
+    assert float(find(page, "#threshold-mark")[0].get_attribute("x1")) == pytest.approx(steps["marks"][k])
+    assert find(page, "#decision-cost")[0].text == ""
+    find(page, "#cost-fn")[0].send_keys("4")
+    k = int(slider.get_attribute("value"))
+    assert steps["numbers"][k][0] == pytest.approx(0.2, abs=0.02)
+    _, alarms, misses, _ = steps["numbers"][k]
+    assert f"cost {alarms + 4 * misses} in all" in find(page, "#decision-cost")[0].text
+    find(page, "#budget")[0].send_keys("20")
+    acted = [number[3] for number in steps["numbers"]]
+    assert int(shown("acted")) == max(n for n in acted if n <= 20)

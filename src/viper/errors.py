@@ -11,25 +11,41 @@ from typing import Any
 
 from sklearn.exceptions import ConvergenceWarning as SklearnConvergenceWarning
 
+LONGEST_LINE = 1000  # characters of a message
 ALIKE = 0.7  # similarity from which a name counts as a likely typo of another
 
 
 # --- exceptions ---
 
 
-class StorageError(ValueError):
+class OneLineError(ValueError):
+    """An error whose message is one line of printable text, whatever names and values of the user it quotes."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(as_one_line(message))
+
+
+class StorageError(OneLineError):
     """A model file cannot be written, or cannot be read: it is missing, damaged, too new or from another program."""
 
 
-class OutputError(ValueError):
+class OutputError(OneLineError):
     """Predictions, tables or reports cannot be written to the path that was given."""
 
 
-class FileError(ValueError):
+class RequestError(OneLineError):
+    """A request to `viper serve` cannot be answered; `status` is its HTTP status."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class FileError(OneLineError):
     """A file of rows cannot be read as a table."""
 
 
-class FormulaError(ValueError):
+class FormulaError(OneLineError):
     """A formula cannot be parsed, or does not fit the data."""
 
 
@@ -41,7 +57,7 @@ class RowError(FormulaError):
         self.row = row
 
 
-class DataError(ValueError):
+class DataError(OneLineError):
     """A data set is missing, cannot be downloaded, or does not have the expected contents."""
 
 
@@ -80,6 +96,10 @@ class WeightWarning(UserWarning):
     """Weights of rows are neither counts nor one on average, so intervals may be far too narrow or too wide."""
 
 
+class LeftOutWarning(UserWarning):
+    """`.` in a formula does not stand for a column, because it is constant, dates or an identifier."""
+
+
 class CheckpointWarning(UserWarning):
     """A checkpoint could not be written; the fit continues without it."""
 
@@ -103,6 +123,18 @@ def users_line() -> int:
 # --- wording ---
 
 
+def as_one_line(text: str) -> str:
+    """Return text on one line, without characters that a terminal obeys; from a long one, the middle is left out."""
+    plain = "".join(c if c.isprintable() else " " if c in "\n\t\r" else ascii(c)[1:-1] for c in text)
+    return plain if len(plain) <= LONGEST_LINE else f"{plain[: LONGEST_LINE // 2]} … {plain[-LONGEST_LINE // 2 :]}"
+
+
+def shown(value: Any, most: int = 60) -> str:
+    """Return a value as Python writes it, on one line, cut to a length, without characters that a terminal obeys."""
+    text = as_one_line(repr(value))
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
 def instead(name: str, names: Iterable[Any]) -> str:
     """Suggest the name closest to an unknown one, or list the known names."""
     every = [str(one) for one in names]
@@ -116,10 +148,10 @@ def listed(names: Iterable[Any], most: int = 8) -> str:
     """Return the names as text: all of them, or the first few and the number of others."""
     every = list(names)
     more = f" and {len(every) - most:,} more" if len(every) > most else ""
-    return ", ".join(map(repr, every[:most])) + more
+    return ", ".join(map(shown, every[:most])) + more
 
 
 def counted(counts: dict[str, int], most: int = 6) -> str:
     """Return the counts by column as text: "3 in 'age', 1 in 'dose'"."""
-    shown = ", ".join(f"{number} in {name!r}" for name, number in [*counts.items()][:most])
-    return shown + (f" and {len(counts) - most} more columns" if len(counts) > most else "")
+    first = ", ".join(f"{number} in {shown(name)}" for name, number in [*counts.items()][:most])
+    return first + (f" and {len(counts) - most} more columns" if len(counts) > most else "")

@@ -11,18 +11,20 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from viper.cli.compare import compare_models
-from viper.cli.demo import run_demo
-from viper.cli.effects import show_effects
-from viper.cli.evaluate import evaluate_model
-from viper.cli.fit import fit_table
-from viper.cli.missing import report_missing
+from viper.cli.commands.bound import compare_bounds
+from viper.cli.commands.compare import compare_models
+from viper.cli.commands.demo import run_demo
+from viper.cli.commands.effects import show_effects
+from viper.cli.commands.evaluate import evaluate_model
+from viper.cli.commands.fit import fit_table
+from viper.cli.commands.missing import report_missing
+from viper.cli.commands.predict import predict_rows
+from viper.cli.commands.report import write_report
+from viper.cli.commands.reproduce import reproduce_artefact
+from viper.cli.commands.serve import serve_model
+from viper.cli.commands.summary import show_summary
 from viper.cli.options import with_reading_options
-from viper.cli.paper import compare_bounds, reproduce_artefact
-from viper.cli.predict import predict_rows
-from viper.cli.report import write_report
 from viper.cli.signals import RECEIVED, exit_code, stop_if_interrupted
-from viper.cli.summary import show_summary
 from viper.cli.terminal import console, printable, show_warnings_as_notes
 
 COMMANDS: dict[str, Callable[..., None]] = {  # in the order of `viper --help`
@@ -33,9 +35,10 @@ COMMANDS: dict[str, Callable[..., None]] = {  # in the order of `viper --help`
     "summary": show_summary,
     "effects": show_effects,
     "compare": compare_models,
-    "bound": compare_bounds,
     "report": write_report,
+    "serve": serve_model,
     "demo": run_demo,
+    "bound": compare_bounds,
     "reproduce": reproduce_artefact,
 }
 FAULT, USAGE, INPUT, OUTPUT, CLOSED_PIPE = 1, 2, 3, 4, 141  # exit codes; after a signal, 128 plus its number
@@ -123,7 +126,7 @@ def message_and_exit_code(error: BaseException) -> tuple[str, int]:
 def one_line(error: BaseException) -> str:
     """Return the message on one line, with options as they are written on a command line."""
     text = " ".join(str(error).split()) or type(error).__name__
-    text = re.sub(r"\b(missing|covariance|bound|solver)='(\w+)'", r"--\1 \2", text)
+    text = re.sub(r"\b(missing|unseen|beyond|covariance|bound|solver)='(\w+)'", r"--\1 \2", text)
     return text.replace("overwrite=True", "--force")
 
 

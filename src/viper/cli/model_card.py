@@ -12,11 +12,12 @@ from viper.cli.terminal import fixed_number, interval_strip, print_table, say, s
 from viper.data.csv_text import separator_of
 from viper.data.table_file import TableFile
 from viper.formula.encoding import Encoding
-from viper.formula.training import TrainingFile, file_digest
-from viper.models.facts import model_facts
+from viper.formula.training import FEWEST_RECORDED, TrainingFile, file_digest
+from viper.models.facts import model_card, model_facts
 
 LONGEST_FORMULA = 100  # characters; longer ones are shown as a number of columns
 MOST_SHOWN = 20  # coefficients or columns, unless all are asked for
+MOST_ENTANGLED = 4  # columns in interactions or splines that are named
 MOST_MISSING_SHOWN = 8  # columns with missing values that are listed
 SCORE_TITLES = {  # score -> title and decimals
     "auc": ("AUC", 3),
@@ -26,6 +27,8 @@ SCORE_TITLES = {  # score -> title and decimals
     "accuracy": ("accuracy", 3),
     "interval_width": ("mean interval width", 3),
 }
+MOST_LEVELS_SHOWN = 5
+LONGEST_SPREAD = 64  # characters of a range or a list of levels
 COLUMN_TITLES = {"mean_weight": "slope of the mean"}
 
 
@@ -51,6 +54,7 @@ def model_document(model: Any, level: float) -> dict[str, Any]:
         "level": level,
         **(coefficient_document(model, facts, level) if facts.prior else process_document(model, facts)),
         **({} if encoding is None else {**training_document(encoding), **encoding.record}),
+        "card": model_card(model),
     }
 
 
@@ -61,7 +65,7 @@ def training_document(encoding: Encoding) -> dict[str, Any]:
         return {}
     about = {"rows": training.rows, "rows_used": training.rows_used, "class_counts": training.class_counts}
     file = {"file": None} if training.file is None else {"file": training.file.name, "left_out": training.file.left_out}
-    return {"data": {**file, **about, "missing": encoding.counts}, "training": training.to_state()}
+    return {"data": {**file, **about, "missing": encoding.counts}}
 
 
 def file_record(table: TableFile, left_out: dict[str, str]) -> TrainingFile:
@@ -84,7 +88,8 @@ def coefficient_document(model: Any, facts: Any, level: float) -> dict[str, Any]
     units = model.formula_.units if hasattr(model, "formula_") else {}
     table = model.summary(level).to_dict("index")
     rows = [{"name": name, **row, "unit": units.get(name, "")} for name, row in table.items()]
-    return {"prior": facts.prior.scale, "prior_scales": facts.prior.sds, "coefficients": rows}
+    entangled = model.formula_.entangled if hasattr(model, "formula_") else []
+    return {"prior": facts.prior.scale, "prior_scales": facts.prior.sds, "coefficients": rows, "entangled": entangled}
 
 
 def process_document(model: Any, facts: Any) -> dict[str, Any]:
@@ -173,11 +178,20 @@ def print_coefficients(document: dict[str, Any], most: int | None, saved: Path |
         say("  [dim]Numeric columns are standardised: coefficients are per standard deviation (sd), others per 1.[/]")
     if 8 in kept:
         say("  [dim]sign: probability that the coefficient has the sign of its mean.[/]")
+    if document["entangled"]:
+        say(f"  [yellow]![/] [dim]{entangled_note(document['entangled'], saved)}[/]")
     if "missing_information" in rows[0]:
         most_lost = max(rows, key=lambda row: row["missing_information"])
         share = f"{most_lost['missing_information']:.0%}"
         say(f"  [dim]Missing values cause up to {share} of a coefficient's variance ({escape(most_lost['name'])}).[/]")
     say()
+
+
+def entangled_note(columns: list[str], saved: Path | None) -> str:
+    """Say that no single coefficient tells what these columns do, and where that is told."""
+    named = f"{', '.join(columns[:MOST_ENTANGLED])}{' …' if len(columns) > MOST_ENTANGLED else ''}"
+    command = f"viper effects {shlex.quote(str(saved or 'model.viper'))} data.csv"
+    return escape(f"{named}: in interactions or splines, no single line tells what a column does. See: {command}")
 
 
 def axis_ends(rows: list[dict[str, Any]]) -> tuple[float, float]:
@@ -236,3 +250,32 @@ def print_scores(document: dict[str, Any]) -> None:
         say(f"[bold]How well does it predict?[/]  {escape(found['how'])}; the model itself was fitted to all rows")
         shown = (f"{t} [bold]{short_number(found[name], d)}[/]" for name, (t, d) in SCORE_TITLES.items())
         say(f"  {'   '.join(shown)}\n")
+
+
+def print_card(card: dict[str, Any], most: int | None) -> None:
+    """Print what the model remembers of its training data, with at most that many columns."""
+    data, columns = card["data"], card["columns"]
+    if not data:
+        return
+    say("[bold]What was it fitted to?[/]")
+    if digest := data.get("sha256"):
+        say(escape(f"  file      {data['name']}, {data['size']:,} bytes, sha256 {digest[:16]}…"))
+    say(escape(f"  date      {data['date']}"))
+    say(escape(f"  versions  {', '.join(f'{name} {number}' for name, number in card['versions'].items())}"))
+    say(escape(f"  rules     {', '.join(f'{name}: {rule}' for name, rule in card['rules'].items())}"))
+    rows = [[column["name"], spread_words(column), f"{column['missing']:.1%}"] for column in columns[:most]]
+    print_table(["column", "in the training data", "missing"], rows, left=2, longest=LONGEST_SPREAD)
+    if len(rows) < len(columns):
+        say(f"  [dim]{len(columns) - len(rows)} more columns: --all[/]\n")
+
+
+def spread_words(column: dict[str, Any]) -> str:
+    """Describe the range of numbers, or the levels of a category, the most common first."""
+    if column["kind"] == "number":
+        low, high, mean, sd = (f"{column[name]:.4g}" for name in ("low", "high", "mean", "sd"))
+        return f"{low} to {high}, mean {mean}, sd {sd}"
+    levels = sorted(column["levels"].items(), key=lambda item: -item[1])
+    counts = [f"{rows:,}" if rows > FEWEST_RECORDED else f"{FEWEST_RECORDED} or fewer" for _, rows in levels]
+    shown = [f"{level} ({count})" for (level, _), count in zip(levels, counts, strict=True)][:MOST_LEVELS_SHOWN]
+    more = f" and {len(levels) - len(shown)} more" if len(levels) > len(shown) else ""
+    return ", ".join(shown) + more

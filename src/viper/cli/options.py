@@ -3,17 +3,22 @@
 import functools
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from viper.cli.terminal import note
+
 if TYPE_CHECKING:
     from viper.data.table_file import TableFile
+    from viper.formula.training import TrainingFile
 
 MissingRule = StrEnum("MissingRule", ["error", "drop", "mean", "indicator", "multiple"])
+UnseenRule = StrEnum("UnseenRule", ["error", "missing", "baseline"])
+BeyondRule = StrEnum("BeyondRule", ["refuse", "clamp"])
 FormatWord = StrEnum("FormatWord", ["csv", "parquet", "arrow", "libsvm"])
 
 
@@ -54,10 +59,23 @@ Positive = Annotated[
     str | None,
     optional("Class whose probability is modelled. (default: the last in order, of categories or of the alphabet)"),
 ]
+UNSEEN = (
+    "How predictions treat a level that is not in the training data: error leaves the row without a prediction, "
+    "missing takes the value as missing, baseline as the reference level"
+)
+BEYOND = (
+    "How predictions treat a number beyond the range of a spline: refuse leaves the row without a prediction, clamp "
+    "takes the end of the range"
+)
+Unseen = Annotated[UnseenRule, typer.Option(help=f"{UNSEEN}.")]
+Beyond = Annotated[BeyondRule, typer.Option(help=f"{BEYOND}.")]
+UnseenOverride = Annotated[UnseenRule | None, optional(f"{UNSEEN}. (default: as in the fit)")]
+BeyondOverride = Annotated[BeyondRule | None, optional(f"{BEYOND}. (default: as in the fit)")]
 Level = Annotated[float, typer.Option(help="Posterior mass of the credible intervals.", min=0.001, max=0.999999)]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Force = Annotated[bool, typer.Option("--force", "--overwrite", "-f", help="Replace the output file if it exists.")]
 Seed = Annotated[int, typer.Option(help="Seed of the random numbers and of the split into folds.")]
+INCOMPLETE = 5  # exit code: the output is complete, but some rows have no prediction
 READING = {"rich_help_panel": "Reading the table"}
 
 
@@ -68,23 +86,52 @@ class Reading:
     format: Annotated[
         FormatWord | None, optional("Format of the table. (default: from its name and first bytes)", **READING)
     ] = None
-    encoding: Annotated[str, typer.Option(help="Encoding of a CSV file, such as latin-1.", **READING)] = "utf-8"
+    encoding: Annotated[
+        str | None, optional("Encoding of a CSV file, such as latin-1. (default: as in the fit, or utf-8)", **READING)
+    ] = None
     separator: Annotated[
         str | None, optional("Separator of a CSV file's fields. (default: detected in its first line)", **READING)
     ] = None
-    decimal: Annotated[str, typer.Option(help="Decimal separator of a CSV file.", **READING)] = "."
+    decimal: Annotated[
+        str | None, optional("Decimal separator of a CSV file. (default: as in the fit, or a point)", **READING)
+    ] = None
     na: Annotated[
-        list[str] | None, optional("Text of a missing value, besides an empty cell and NA. Repeat for more.", **READING)
+        list[str] | None,
+        optional(
+            "Text of a missing value, besides an empty cell and NA. Repeat for more. (default: as in the fit)",
+            **READING,
+        ),
     ] = None
 
-    def table(self, path: Path) -> "TableFile":
-        """Return the table at `path`; raises FileError if there is no such file."""
+    def table(self, path: Path, fitted_to: "TrainingFile | None" = None) -> "TableFile":
+        """Return the table at `path`; raises FileError if there is no such file.
+
+        Options that were not given are those of the file that a model was fitted to, unless this file shows others.
+        """
         from viper.data.table_file import TableFile, check_input
 
         check_input(path)
         separator = {"\\t": "\t", "tab": "\t"}.get(self.separator or "", self.separator)
         form = None if self.format is None else self.format.value
-        return TableFile(path, self.encoding, separator, self.decimal, tuple(self.na or ()), form)
+        table = TableFile(path, self.encoding or "utf-8", separator, self.decimal or ".", tuple(self.na or ()), form)
+        return table if fitted_to is None else self._as_in_the_fit(table, fitted_to)
+
+    def _as_in_the_fit(self, table: "TableFile", fitted_to: "TrainingFile") -> "TableFile":
+        from viper.data.csv_text import shown_decimal, shown_encoding, shown_separator
+
+        if table.kind().word != "csv":
+            return table
+        if self.encoding is None:
+            table = replace(table, encoding=shown_encoding(table, fitted_to.encoding))
+        if self.separator is None:
+            table = replace(table, separator=shown_separator(table, fitted_to.separator))
+        if self.decimal is None:
+            table = replace(table, decimal=shown_decimal(table, fitted_to.decimal))
+        for name in ("encoding", "decimal"):
+            used, before = getattr(table, name), getattr(fitted_to, name)
+            if getattr(self, name) is None and used != before:
+                note(f"{table.path} is read with {name} {used!r}, which it shows; the file of the fit had {before!r}.")
+        return table if self.na is not None else replace(table, missing=tuple(fitted_to.na))
 
 
 def with_reading_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -119,9 +166,14 @@ def open_model_and_rows(
     check_input(model)
     if out is not None:
         check_output(out, force)
-    table = reading.table(data)
-    table.kind()
+    reading.table(data).kind()
 
     import viper
+    from viper.cli.preparing import input_columns
 
-    return viper.load(model), table
+    fitted = viper.load(model)
+    training = getattr(getattr(fitted, "formula_", None), "training", None)
+    table = reading.table(data, None if training is None else training.file)
+    if table.kind().word == "libsvm":
+        table = replace(table, zeros=tuple(input_columns(fitted)))
+    return fitted, table

@@ -2,18 +2,18 @@
 
 import difflib
 import re
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from viper.data.table_file import TableFile, check_numbers
 from viper.errors import FileError, FormulaError, instead, listed
-from viper.formula.columns import is_text
+from viper.formula.columns import counts_rows, is_text, left_out_columns, target_without_blanks, without_blanks
 from viper.formula.grammar import quote_column, split_sides, tokenize
 
 if TYPE_CHECKING:
     import numpy as np
     import pandas
 
-MOST_UNNAMED_LEVELS = 50  # levels of a text column, unless --category names it
 MOST_ABSENT_SHOWN = 8  # missing columns that a message lists
 BY_DROP = "by --drop"  # the reason recorded for a column that the user left out
 
@@ -52,10 +52,40 @@ def prepare_rows(
     check_named_columns(frame, target, dropped, categories)
     check_target_classes(frame, target, missing)
     frame = frame.drop(columns=list(dropped))
-    if formula is not None:
-        check_numbers(frame[columns_in_formula(formula, frame)], table, (target, *categories, *in_c(formula)))
-        return PreparedRows(frame, formula, [], dict.fromkeys(dropped, BY_DROP))
-    return with_all_columns(frame, table, target, categories, dropped)
+    named = (*categories, *names_in(formula or ""))
+    given = formula is not None and ("sign", ".") not in tokenize(formula)
+    useless = {} if given else left_out_columns(frame, target, named, how_to_use)
+    left_out = {name: why for name, why in useless.items() if name not in named}
+    frame = frame.drop(columns=list(left_out))
+    used = frame.columns if formula is None or not given else [name for name in frame if name in named]
+    check_numbers(frame[used], table, (target, *categories, *in_c(formula or "")))
+    notes = [*reading_notes(table), *(f"column {name!r} is left out: {why}." for name, why in left_out.items())]
+    notes += column_notes(frame, target, used, named)
+    left_out = dict.fromkeys(dropped, BY_DROP) | left_out
+    return PreparedRows(frame, formula or all_columns(frame, target, categories), notes, left_out)
+
+
+def how_to_use(name: str) -> str:
+    return f"Pass --drop {name!r}, or --category {name!r} to use it anyway."
+
+
+def reading_notes(table: TableFile) -> list[str]:
+    """Return notes about how the file was read, where it was not as its names and cells say."""
+    return []
+
+
+def column_notes(frame: "pandas.DataFrame", target: str, used: Iterable[str], named: Collection[str]) -> list[str]:
+    """Return notes about columns that are used and may not be meant."""
+    notes = []
+    for name in used:
+        column = frame[name]
+        trimmed = without_blanks(column)
+        if trimmed is not column and (name != target or column.nunique() > 2):
+            cells = int((trimmed.astype(object) != column.astype(object))[column.notna()].sum())
+            notes.append(f"blanks around the text of column {name!r} are removed, in {cells:,} cells.")
+        if name != target and name not in named and counts_rows(column):
+            notes.append(f"column {name!r} counts the rows; pass --drop {name!r} if it is only their number.")
+    return notes
 
 
 def check_named_columns(
@@ -81,7 +111,7 @@ def check_option_column(frame: "pandas.DataFrame", name: str, option: str) -> No
 
 
 def check_target_classes(frame: "pandas.DataFrame", target: str, missing: str) -> None:
-    column = frame[target]
+    column = target_without_blanks(frame[target])
     if missing == "error" and column.isna().any():
         raise FileError(
             f"the target must have no missing values; got {int(column.isna().sum())} in {target!r}. "
@@ -101,10 +131,8 @@ def check_target_classes(frame: "pandas.DataFrame", target: str, missing: str) -
         )
 
 
-def columns_in_formula(formula: str, frame: "pandas.DataFrame") -> list[str]:
-    words = {text for kind, text in tokenize(formula) if kind in ("word", "quoted")}
-    every = ("sign", ".") in tokenize(formula)
-    return [name for name in frame.columns if every or name in words]
+def names_in(formula: str) -> list[str]:
+    return [text for kind, text in tokenize(formula) if kind in ("word", "quoted")]
 
 
 def in_c(formula: str) -> list[str]:
@@ -112,32 +140,15 @@ def in_c(formula: str) -> list[str]:
     return [name.strip("` ") for name in re.findall(r"\bC\(\s*(`[^`]*`|\w+)", formula)]
 
 
-def with_all_columns(
-    frame: "pandas.DataFrame", table: TableFile, target: str, category: tuple[str, ...], drop: tuple[str, ...]
-) -> PreparedRows:
-    """Use all columns except the target and those that are constant; text becomes categories."""
-    check_numbers(frame, table, (target, *category))
-    terms, left_out = [], dict.fromkeys(drop, BY_DROP)
-    for name in frame.columns.drop(target):
-        column = frame[name]
-        different = column.nunique()
-        if different < 2:
-            left_out[name] = "the same in all rows" if different else "no values"
-        elif column.dtype.kind in "Mm":
-            raise FileError(
-                f"column {name!r} must be numeric or text; got dates. Convert them to numbers, or pass --drop {name!r}."
-            )
-        elif is_text(column) and different > MOST_UNNAMED_LEVELS and name not in category:
-            raise FileError(
-                f"a text column must have at most {MOST_UNNAMED_LEVELS} levels; got {different} in {name!r}, such as "
-                f"{column.dropna().iloc[0]!r:.40}. Pass --drop {name!r}, or --category {name!r} to use it anyway."
-            )
-        else:
-            terms.append(f"C({quote_column(name)})" if name in category and not is_text(column) else quote_column(name))
+def all_columns(frame: "pandas.DataFrame", target: str, category: tuple[str, ...]) -> str:
+    """Return the formula of all columns of the frame; those in `category` are categories."""
+    terms = [
+        f"C({quote_column(name)})" if name in category and not is_text(frame[name]) else quote_column(name)
+        for name in frame.columns.drop(target)
+    ]
     if not terms:
         raise FileError(f"the table must have a column besides the target that varies; got {listed(frame)}.")
-    notes = [f"column {name!r} is left out: {why}." for name, why in left_out.items() if why != BY_DROP]
-    return PreparedRows(frame, f"{quote_column(target)} ~ {' + '.join(terms)}", notes, left_out)
+    return f"{quote_column(target)} ~ {' + '.join(terms)}"
 
 
 # --- for a fitted model ---
@@ -162,6 +173,9 @@ def labelled_rows(model: Any, table: TableFile, target: str | None, as_text: tup
     check_model_columns(frame, input_columns(model))
     check_option_column(frame, name, "--target")
     column, classes = frame[name], model.classes_
+    if isinstance(classes[0], str) and {*map(str.strip, classes)} == {*classes}:
+        column = without_blanks(column)
+        frame = frame.assign(**{name: column})
     known = (column == classes[0]) | (column == classes[1])
     other = (~known & column.notna()).to_numpy()
     if other.any():

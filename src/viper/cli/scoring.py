@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -34,7 +34,7 @@ def held_out_scores(
         return None
     model = type(fitted)(**fitted.get_params()).set_params(verbose=False)  # without the formula: X is encoded
     with show_progress("Scoring", len(splits), quiet) as step:
-        outcome = cross_validated_scores(model, Folds(learned, splits), level, step)
+        outcome = cross_validated(model, Folds(learned, splits), level, step).scores()
     how = f"{len(splits)}-fold cross-validation" if test_size is None else f"{len(splits[0][1])} held-out rows"
     return {"how": how, **outcome}
 
@@ -92,14 +92,26 @@ class Folds:
         return clone(model).fit(X.iloc[train], y[train]), X.iloc[test]
 
 
-def cross_validated_scores(model: Any, folds: Folds, level: float, step: Callable[[], None]) -> dict[str, Any]:
-    """Score all held-out rows together, with intervals if the model has them, and time the median fit."""
-    from viper.report.metrics import scores
+class HeldOutRows(NamedTuple):
+    """Predictions of rows by models that were not fitted to them."""
 
+    label: np.ndarray
+    probability: np.ndarray
+    interval: np.ndarray | None
+    seconds: float  # of the median fit, because the first one also loads libraries
+
+    def scores(self) -> dict[str, Any]:
+        from viper.report.metrics import scores
+
+        return {**scores(self.label, self.probability, self.interval)._asdict(), "seconds": self.seconds}
+
+
+def cross_validated(model: Any, folds: Folds, level: float, step: Callable[[], None]) -> HeldOutRows:
+    """Predict all held-out rows, with intervals if the model has them, and time the fits."""
     y, splits = folds.labels, folds.splits
     probability, interval = np.full(len(y), np.nan), np.full((len(y), 2), np.nan)
     classes = np.unique(y)
-    seconds = []  # the median, because the first fit also loads libraries
+    seconds = []
     for k, (_, test) in enumerate(splits):
         began = time.perf_counter()
         fold, X = folds.fit(model, k)
@@ -110,8 +122,7 @@ def cross_validated_scores(model: Any, folds: Folds, level: float, step: Callabl
         step()
     seen = np.concatenate([test for _, test in splits])
     intervals = None if np.isnan(interval[seen]).any() else interval[seen]
-    result = scores(y[seen] == classes[1], probability[seen], intervals)
-    return {**result._asdict(), "seconds": float(np.median(seconds))}
+    return HeldOutRows(y[seen] == classes[1], probability[seen], intervals, float(np.median(seconds)))
 
 
 def diagnosis_record(fitted: Any, rows: int) -> dict[str, Any] | None:

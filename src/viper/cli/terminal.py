@@ -110,7 +110,7 @@ def print_table(
     screen.width = max(screen.width, table_width(cut))
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
     for i in shown:
-        drawn = i < left or any(isinstance(cell, Text) for cell in columns[i])
+        drawn = i < left or any(isinstance(cell, Text) and cell.justify != "right" for cell in columns[i])
         width = min(widths[i], cut) if i < left else widths[i]
         table.add_column(columns[i][0], justify="left" if drawn else "right", no_wrap=True, width=width)
     for row in zip(*(columns[i][1:] for i in shown), strict=True):
@@ -141,6 +141,14 @@ def significant_number(value: float | None, digits: int = 3) -> str:
     if not value or not math.isfinite(value) or not 1e-6 <= abs(value) < 10**6:
         return "0" if value == 0 else short_number(value)
     return f"{value:,.{max(digits - 1 - math.floor(math.log10(abs(value))), 0)}f}"
+
+
+def plus_minus(value: float, error: float) -> str:
+    """Return a number with its standard error, both with the decimals at which the error has two digits."""
+    if not (error > 0 and math.isfinite(error)):
+        return significant_number(value, 2)
+    digits = max(0, 1 - math.floor(math.log10(error)))
+    return f"{round(value, digits) + 0.0:,.{digits}f} ± {error:,.{digits}f}"
 
 
 def share_text(share: float) -> str:

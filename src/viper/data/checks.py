@@ -17,7 +17,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import column_or_1d, validate_data
 from torch import Tensor
 
-from viper.errors import counted
+from viper.errors import counted, shown
 from viper.inference.device import FEWEST_ROWS, choose_device, is_one_block, rows_fit, rows_per_block
 from viper.inference.rows import BLOCK_ROWS, Arrays
 
@@ -131,7 +131,9 @@ def read_labels(y: Any, rows: int, known: Any = None) -> tuple[np.ndarray, Tenso
     # pass only the two classes, because scikit-learn would sort all rows
     check_classification_targets(y if strange.any() else classes)
     if strange.any():
-        raise ValueError(f"y must contain only the known classes {classes.tolist()}; got {y[strange].tolist()[0]!r}.")
+        raise ValueError(
+            f"y must contain only the known classes {shown(classes.tolist())}; got {shown(y[strange].tolist()[0])}."
+        )
     return classes, torch.from_numpy(np.ascontiguousarray(code, dtype=bool))
 
 
@@ -183,12 +185,12 @@ def check_class_count(classes: np.ndarray) -> None:
     """Raise unless there are exactly two classes."""
     if len(classes) == 1:
         raise ValueError(
-            f"y must have exactly two classes; got 1 class: {classes.tolist()[0]!r}. Add rows of the other class."
+            f"y must have exactly two classes; got 1 class: {shown(classes.tolist()[0])}. Add rows of the other class."
         )
     if len(classes) > 2:
-        shown = f"{classes[:5].tolist()}{' ...' if len(classes) > 5 else ''}"
+        first = f"[{', '.join(map(shown, classes[:5].tolist()))}]{' ...' if len(classes) > 5 else ''}"
         raise ValueError(
-            f"Only binary classification is supported: y must have exactly two classes; got {len(classes)}: {shown}. "
+            f"Only binary classification is supported: y must have exactly two classes; got {len(classes)}: {first}. "
             "Wrap the estimator in OneVsRestClassifier for more."
         )
 

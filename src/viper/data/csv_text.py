@@ -30,8 +30,7 @@ class CsvText:
 
 def open_text(table: CsvText) -> IO[str]:
     """Open the text, decompressed if it is gzip."""
-    with table.path.open("rb") as file:
-        compressed = file.read(2) == b"\x1f\x8b"
+    compressed = is_gzip(table.path)
     encoding = "utf-8-sig" if table.encoding.lower().replace("-", "") == "utf8" else table.encoding
     try:
         if compressed:
@@ -39,6 +38,11 @@ def open_text(table: CsvText) -> IO[str]:
         return table.path.open("r", encoding=encoding, newline="")
     except LookupError:
         raise FileError(f"the encoding must be one that Python knows; got {encoding!r}. Try latin-1.") from None
+
+
+def is_gzip(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(2) == b"\x1f\x8b"
 
 
 def separator_of(table: CsvText) -> str:
@@ -54,6 +58,38 @@ def likely_separator(lines: Iterable[str]) -> str:
     header, first = (re.sub(r'"[^"]*"', "", line) for line in (header, first))
     marks = [mark for mark in ",;\t|" if 0 < header.count(mark) == first.count(mark)]
     return max(marks or ",;\t|", key=header.count)
+
+
+def shown_separator(table: CsvText, known: str | None) -> str | None:
+    """Return an unusual separator of another file if the first line has it; None means to detect one."""
+    if known is None or known in ",;\t|":
+        return None
+    with open_text(table) as file:
+        return known if known in next(filter(str.strip, file), "") else None
+
+
+def shown_encoding(table: CsvText, known: str) -> str:
+    """Return the encoding of another file, or UTF-8 if this one is evidently that: letters beyond ASCII decode so."""
+    if "utf" in known.lower():
+        return known
+    opener: Callable[..., Any] = gzip.open if is_gzip(table.path) else open
+    with opener(table.path, "rb") as file:
+        start = file.read(1 << 20)
+    text = start.decode("utf-8", errors="replace").rstrip("\ufffd")  # the last character may be cut
+    return known if start.isascii() or "\ufffd" in text else "utf-8"
+
+
+def shown_decimal(table: CsvText, known: str) -> str:
+    """Return the decimal separator of another file, or the other one if this file has numbers with that one only."""
+    other = "." if known == "," else ","
+    counts = dict.fromkeys((known, other), 0)
+    mark = separator_of(table)
+    for _, fields in islice(records(table), 1, 1001):
+        for field in fields:
+            found = re.fullmatch(r"\s*[-+]?\d+([.,])\d+\s*", field)
+            if found and found[1] != mark:
+                counts[found[1]] = counts.get(found[1], 0) + 1
+    return other if counts[other] and not counts[known] else known
 
 
 def records(table: CsvText) -> Iterator[tuple[int, list[str]]]:

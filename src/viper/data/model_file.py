@@ -25,9 +25,9 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from viper.data.schema import LABEL, Fields, Items, Layout, Value, refuse_value, shown
+from viper.data.schema import LABEL, Fields, Items, Layout, Value, refuse_value
 from viper.data.writing import IN_PYTHON, checked_file, worded_errors
-from viper.errors import StorageError
+from viper.errors import StorageError, shown
 
 FORMAT_VERSION = 1
 LARGEST_HEADER = 1 << 24  # bytes; as JSON in memory it may take twenty times as much
@@ -333,6 +333,7 @@ def decode_labels(state: Any, where: str) -> np.ndarray:
     try:
         labels = np.array(values) if kind == "U" else np.array(values, dtype=name)
         same = labels.tolist() == values and all(type(value) in wanted for value in values)
+        same &= kind != "object" or all(type(value) is not int or abs(value) < 2**63 for value in values)
     except (OverflowError, ValueError, TypeError):
         same = False
     if not same or values[0] == values[1]:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, NoReturn, Protocol, get_args, get_origin, ge
 import torch
 from torch import Tensor
 
-from viper.errors import StorageError
+from viper.errors import StorageError, shown
 
 LARGEST_COUNT = 1 << 62
 MOST_NESTED = 16  # levels of lists and dictionaries in a value of any kind
@@ -23,13 +23,6 @@ CLOSE = 1e-6  # relative; how far from symmetric or normalised rounding may take
 
 def refuse_value(where: str, words: str, value: Any) -> NoReturn:
     raise StorageError(f"{where} must be {words}; got {shown(value)}.") from None
-
-
-def shown(value: Any, most: int = 60) -> str:
-    """Return a value as text on one line, cut to a length, without characters that a terminal obeys."""
-    text = ascii(value) if isinstance(value, str | bytes) else repr(value)
-    text = text if text.isprintable() else ascii(text)
-    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 # --- JSON values ---

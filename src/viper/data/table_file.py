@@ -28,6 +28,7 @@ class TableFile(CsvText):
     """A file that holds a table. The format is the one given, or is recognised by the first bytes or the name."""
 
     format: str | None = None
+    zeros: tuple[str, ...] = ()  # columns that a LIBSVM file leaves out if they are zero in all of its rows
 
     def read(self, text: tuple[str, ...] = ()) -> "pandas.DataFrame":
         """Read all rows; the columns in `text` are not converted to numbers."""
@@ -40,7 +41,8 @@ class TableFile(CsvText):
         if kind == CSV:
             yield from read_csv(self, rows, text)
         elif kind == LIBSVM:
-            yield read_libsvm(self.path)
+            frame = read_libsvm(self.path)
+            yield frame.reindex(columns=list(dict.fromkeys([*frame, *self.zeros])), fill_value=0.0)
         else:
             yield from ArrowFile(self.path, kind).frames(rows)
 

@@ -1,15 +1,27 @@
-"""One raw column of a table: its kind, its numbers, its levels. Error messages name the column and row."""
+"""One raw column of a table: its kind, its numbers, its levels, its dates. Error messages name the column and row.
 
-from collections.abc import Iterable
+A column is numbers, a category (text, booleans, pandas' categories) or dates. Dates are neither numbers nor
+categories: a formula says which part of a date counts.
+"""
+
+import re
+from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from viper.data.arrow import plain_columns
 from viper.errors import FormulaError, RowError
+from viper.formula.grammar import DATE_FUNCTIONS, quote_column
 
 if TYPE_CHECKING:
     import pandas
+
+
+ISO_DATE = re.compile(r"\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d(?:[.,]\d+)?)?(?:Z|[+-]\d\d:?\d\d)?)?")
+OTHER_DATE = re.compile(r"\s*\d{1,4}[./-]\d{1,2}[./-]\d{1,4}\b")
+MICROSECONDS_PER_DAY = 86_400_000_000
+FEWEST_COUNTED = 20  # rows from which 1, 2, 3, … may be their numbers
 
 
 def as_frame(data: Any) -> "pandas.DataFrame":
@@ -36,11 +48,67 @@ def as_frame(data: Any) -> "pandas.DataFrame":
 
 
 def is_text(column: "pandas.Series[Any]") -> bool:
-    """Return whether the column's type makes it a category: text, booleans, pandas' categories. Dates are neither."""
+    """Return whether the column is a category by itself: text, booleans, pandas' categories. Dates are not."""
     from pandas.api import types
 
     kind = column.dtype
-    return bool(types.is_bool_dtype(kind) or not (types.is_numeric_dtype(kind) or kind.kind in "Mmc"))
+    if types.is_bool_dtype(kind) or isinstance(kind, types.CategoricalDtype):
+        return True
+    return not (types.is_numeric_dtype(kind) or kind.kind in "Mmc" or is_date(column))
+
+
+def is_date(column: "pandas.Series[Any]") -> bool:
+    """Return whether the column holds dates: by its type, or because all of its texts are ISO 8601 dates."""
+    from pandas.api import types
+
+    if column.dtype.kind == "M":
+        return True
+    if not types.is_object_dtype(column.dtype) and not types.is_string_dtype(column.dtype):
+        return False
+    there = column.notna().to_numpy()
+    if not len(there) or not is_iso(column.iat[int(there.argmax())]):
+        return False
+    texts = column[there].unique()
+    return all(map(is_iso, texts)) and bool(parsed_dates(texts).notna().all())
+
+
+def is_iso(value: Any) -> bool:
+    return isinstance(value, str) and ISO_DATE.fullmatch(value.strip()) is not None
+
+
+def parsed_dates(texts: Any) -> "pandas.Series[Any]":
+    """Return dates from ISO 8601 text, with NaT for what is no date; times with an offset are those of UTC."""
+    import pandas
+
+    written = pandas.Series(texts, dtype=object).map(lambda text: text.strip() if isinstance(text, str) else text)
+    return pandas.to_datetime(written, format="ISO8601", errors="coerce", utc=True).dt.tz_localize(None)
+
+
+def as_days(column: "pandas.Series[Any]") -> np.ndarray:
+    """Return days since 1970-01-01 as float64, with NaN for missing dates. Numbers are such days already."""
+    import pandas
+    from pandas.api import types
+
+    if types.is_numeric_dtype(column.dtype) and not types.is_bool_dtype(column.dtype):
+        return as_numbers(column)
+    if column.dtype.kind == "M":
+        dates = column.dt.tz_localize(None) if getattr(column.dtype, "tz", None) is not None else column
+    else:
+        codes, texts = pandas.factorize(column)
+        parsed = parsed_dates(texts)
+        if parsed.isna().any():
+            row = int(np.flatnonzero(np.isin(codes, np.flatnonzero(parsed.isna())))[0])
+            rule = f"column {column.name!r} must hold dates such as 2024-12-31"
+            raise RowError(rule, f"{column.iat[row]!r:.60}", column.index[row], "Correct it.")
+        dates = parsed.reindex(codes)  # the code of a missing value is -1
+    micro = dates.to_numpy(dtype="datetime64[us]")
+    return np.where(np.isnat(micro), np.nan, micro.astype(np.int64) / MICROSECONDS_PER_DAY)
+
+
+def with_days(frame: "pandas.DataFrame", dates: Iterable[str]) -> "pandas.DataFrame":
+    """Return the frame with the columns of dates as days since 1970-01-01."""
+    found = {name: as_days(frame[name]) for name in dates}
+    return frame.assign(**found) if found else frame
 
 
 def as_numbers(column: "pandas.Series[Any]") -> np.ndarray:
@@ -48,6 +116,8 @@ def as_numbers(column: "pandas.Series[Any]") -> np.ndarray:
     from pandas.api import types
 
     check_no_dates(column)
+    if column.dtype == object and types.infer_dtype(column) in ("empty", "integer", "floating", "mixed-integer-float"):
+        column = column.where(column.notna(), np.nan).astype(np.float64)  # None among numbers, or nothing else
     if types.is_bool_dtype(column.dtype) or not types.is_numeric_dtype(column.dtype) or column.dtype.kind == "c":
         check_no_text(column)
         raise FormulaError(f"column {column.name!r} must be numeric; got {column.dtype}. Use C() for categories.")
@@ -59,8 +129,12 @@ def as_numbers(column: "pandas.Series[Any]") -> np.ndarray:
 
 
 def check_no_dates(column: "pandas.Series[Any]") -> None:
-    if column.dtype.kind in "Mm":
-        raise FormulaError(f"column {column.name!r} must be numeric or text; got dates. Convert them to numbers.")
+    name = column.name
+    if column.dtype.kind == "m":
+        raise FormulaError(f"column {name!r} must be numeric or text; got durations. Convert them to numbers.")
+    if is_date(column):
+        ways = ", ".join(f"{function}({quote_column(str(name))})" for function in DATE_FUNCTIONS)
+        raise FormulaError(f"column {name!r} must be numeric or text; got dates. Write which part counts: {ways}.")
 
 
 def check_no_text(column: "pandas.Series[Any]") -> None:
@@ -88,10 +162,15 @@ def as_levels(column: "pandas.Series[Any]", levels: list[Any]) -> "pandas.Catego
 
 
 def level_codes(column: "pandas.Series[Any]", levels: list[Any]) -> np.ndarray:
-    """Return the position of each value among the levels, -1 for any other."""
+    """Return the position of each value among the levels, -1 for any other. Blanks around text do not count."""
     import pandas
 
-    return pandas.Index(levels).get_indexer(pandas.Index(as_written(column, levels)))
+    index = pandas.Index(levels)
+    codes = index.get_indexer(pandas.Index(as_written(column, levels)))
+    odd = np.flatnonzero((codes < 0) & column.notna().to_numpy())
+    if len(odd):
+        codes[odd] = index.get_indexer(pandas.Index([as_trimmed(value) for value in column.iloc[odd]], dtype=object))
+    return codes
 
 
 def as_written(column: "pandas.Series[Any]", levels: list[Any]) -> "pandas.Series[Any]":
@@ -116,7 +195,9 @@ def levels_of(column: "pandas.Series[Any]", most: int) -> list[Any]:
     """Return the distinct values in order, as plain Python values."""
     import pandas
 
-    check_no_dates(column)
+    if column.dtype.kind in "Mm":
+        check_no_dates(column)
+    check_plain_values(column)
     present = column.dropna().unique()
     if isinstance(column.dtype, pandas.CategoricalDtype):
         present = [level for level in column.cat.categories if level in set(present)]
@@ -148,17 +229,111 @@ def without_blanks(column: "pandas.Series[Any]") -> "pandas.Series[Any]":
 
     if not is_text(column):
         return column
+    check_plain_values(column)
     codes, values = pandas.factorize(column)
-    trimmed = [value.strip() if isinstance(value, str) else value for value in values]
+    trimmed = [as_trimmed(value) for value in values]
     if all(new is old or new == old for new, old in zip(trimmed, values, strict=True)):
         return column
     if isinstance(column.dtype, pandas.CategoricalDtype):
-        order = {level.strip() if isinstance(level, str) else level: None for level in column.cat.categories}
+        order = {as_trimmed(level): None for level in column.cat.categories}
         kind = pandas.CategoricalDtype([*order], column.cat.ordered)
     else:
         kind = column.dtype
     new = pandas.Series([*trimmed, None], dtype=object).iloc[codes]
     return new.set_axis(column.index).astype(kind).rename(column.name)
+
+
+def target_without_blanks(column: "pandas.Series[Any]") -> "pandas.Series[Any]":
+    """Return the labels without blanks around them, where these are all that makes more than two classes."""
+    check_plain_values(column)
+    if column.nunique() > 2 and (trimmed := without_blanks(column)).nunique() == 2:
+        return trimmed
+    return column
+
+
+def as_trimmed(value: Any) -> Any:
+    return value.strip() if isinstance(value, str) else value
+
+
+def check_plain_values(column: "pandas.Series[Any]") -> None:
+    """Raise unless every cell is one value: not a list, a mapping, an array or bytes."""
+    if column.dtype.kind != "O":
+        return
+    for value in column:
+        if isinstance(value, list | tuple | dict | set | bytes | bytearray | np.ndarray):
+            raise FormulaError(
+                f"column {column.name!r} must have one number, text or date in every row; got {type(value).__name__}. "
+                "Leave the column out."
+            )
+
+
+# --- the columns that a model can use ---
+
+MOST_UNNAMED_LEVELS = 50  # levels of a text column, unless it is named
+IDENTIFIER = re.compile(r"(?i:index|row|row_?names?|(.*[\W_])?(id|uuid|guid)|id[\W_].*)|.*[a-z0-9]I[dD]")
+
+
+def left_out_columns(
+    frame: "pandas.DataFrame", target: str, named: Collection[str], how_to_use: Callable[[str], str]
+) -> dict[str, str]:
+    """Return the columns that are no use to a model by themselves, each with the reason.
+
+    Raises a FormulaError for text with many levels, which may be names or notes, but may also be what matters. Columns
+    in `named` may have as many as they like.
+    """
+    found = {}
+    for name in frame.columns:
+        column = frame[name]
+        if name == target:
+            continue
+        check_plain_values(column)
+        different = column.nunique()
+        if why := reason_to_leave_out(column, different):
+            found[str(name)] = why
+        elif is_text(column) and different > MOST_UNNAMED_LEVELS and name not in named:
+            some = column.dropna().iloc[0]
+            dates = "Write dates as 2024-12-31. " if OTHER_DATE.match(str(some)) else ""
+            raise FormulaError(
+                f"a text column must have at most {MOST_UNNAMED_LEVELS} levels; got {different} in {name!r}, such as "
+                f"{some!r:.40}. {dates}{how_to_use(name)}"
+            )
+    return found
+
+
+def reason_to_leave_out(column: "pandas.Series[Any]", different: int) -> str | None:
+    """Return why a column with so many different values is no use to a model by itself, or None."""
+    if different < 2:
+        return "the same in all rows" if different else "no values"
+    if column.dtype.kind == "m":
+        return "durations, which are neither numbers nor categories"
+    if is_date(column):
+        ways = [f"{function}({quote_column(str(column.name))})" for function in DATE_FUNCTIONS]
+        return f"dates; name {', '.join(ways[:-1])} or {ways[-1]} in a formula to use them"
+    return "it identifies rows; name it in a formula to use it" if is_identifier(column, different) else None
+
+
+def is_identifier(column: "pandas.Series[Any]", different: int) -> bool:
+    """Return whether the column is named like an identifier and holds as many whole numbers as one."""
+    if not IDENTIFIER.fullmatch(str(column.name)) or not is_whole(column):
+        return False
+    return different > MOST_UNNAMED_LEVELS or different == len(column)
+
+
+def counts_rows(column: "pandas.Series[Any]") -> bool:
+    """Return whether the column is 0, 1, 2, … or 1, 2, 3, …, in the order of the rows."""
+    if len(column) < FEWEST_COUNTED or not is_whole(column):
+        return False
+    values = column.to_numpy(dtype=np.float64)
+    return values[0] in (0, 1) and bool((np.diff(values) == 1).all())
+
+
+def is_whole(column: "pandas.Series[Any]") -> bool:
+    """Return whether the column holds whole numbers, and none is missing."""
+    from pandas.api import types
+
+    if types.is_bool_dtype(column.dtype) or not types.is_numeric_dtype(column.dtype) or column.isna().any():
+        return False
+    return column.dtype.kind in "iu" or (column.dtype.kind == "f" and bool((column % 1 == 0).all()))
 
 
 def python_value(value: Any) -> Any:

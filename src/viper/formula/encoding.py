@@ -28,10 +28,9 @@ from viper.data.schema import (
     fields_of,
     one_of,
     or_none,
-    shown,
 )
-from viper.errors import FormulaError, RowError, StorageError, counted, listed
-from viper.formula.columns import as_frame, as_levels, as_numbers, level_codes, python_value
+from viper.errors import FormulaError, RowError, StorageError, counted, listed, shown
+from viper.formula.columns import as_frame, as_levels, as_numbers, level_codes, python_value, with_days
 from viper.formula.grammar import ParsedFormula, parse_formula
 from viper.formula.imputation import DRAWN_ENTRIES, DRAWS, CodedColumns, Imputation
 from viper.formula.training import TrainingData, check_training_data
@@ -160,6 +159,11 @@ class Encoding:
             raise FormulaError(f"the formula must produce the columns {self.names}; got {list(raw)}. Fit it again.")
         return (raw - np.array(self.centre)) / np.array(self.scale)
 
+    @property
+    def rules(self) -> dict[str, str]:
+        """Return the rules for new rows, by name."""
+        return {name: getattr(self, name) for name in NEW_ROW_RULES}
+
     def with_rules(self, **rules: str) -> "Encoding":
         """Return the encoding with other rules for new rows. Raises a FormulaError for unknown ones."""
         for name, rule in rules.items():
@@ -272,6 +276,9 @@ class Encoding:
     def _unit(self, name: str, centre: float, scale: float) -> str:
         if (centre, scale) != (0.0, 1.0):
             return f"sd, {scale:.3g}"
+        for function, levels in (("month", MONTHS), ("weekday", WEEKDAYS)):
+            if re.fullmatch(rf"{function}\([^()]+\)\[T\.\w+\]", name):
+                return f"vs {levels[0]}"
         level = re.fullmatch(r"(?:C\()?(.+?)\)?\[T\.(.*)\]", name)
         if level and level[1] in self.levels and ":" not in name:
             return f"vs {self.levels[level[1]][0]}"
@@ -294,7 +301,7 @@ class Encoding:
                 f"the data must have the columns of the fit; got none named {listed(absent)}. "
                 f"It has {listed(frame.columns)}."
             )
-        return frame[self.inputs]
+        return with_days(frame[self.inputs], self._parsed.dates)
 
     def _known(self, frame: "pandas.DataFrame") -> "pandas.DataFrame":
         """Apply the rule for levels that were not in the training data, unless it is an error."""
@@ -328,8 +335,8 @@ class Encoding:
         """Fill in means and most common levels in the columns that have holes."""
         values = {name: self.common.get(name, self.means.get(name)) for name in holes}
         # of other types, not all can hold the value: pandas' Int64 no mean, its categories no new level
-        kinds = {name: "float64" if name in self.means else object for name in holes}
-        return frame.astype(kinds).fillna(values)
+        able = {name: as_numbers(frame[name]) if name in self.means else frame[name].astype(object) for name in holes}
+        return frame.assign(**able).fillna(values)
 
     def _design(self, frame: "pandas.DataFrame", state: dict[str, Any]) -> "pandas.DataFrame":
         """Return the columns of X before they are standardised. `state` is read, or learned if it is empty."""
@@ -361,7 +368,7 @@ class Encoding:
 
     def _name(self, ours: str) -> str:
         """Replace internal variables in a column's name by the names in the data."""
-        return re.sub(r"\b[nc](\d+)_", lambda found: self.columns[int(found[1])], ours)
+        return re.sub(r"\b[ncd](\d+)_", lambda found: self.columns[int(found[1])], ours)
 
     def to_state(self) -> dict[str, Any]:
         """Return everything as JSON."""
@@ -402,7 +409,7 @@ class ImputedRows(NamedTuple):
 def decoded_levels(codes: np.ndarray, levels: list[Any]) -> np.ndarray:
     """Return the level of each code, and None for -1."""
     there = np.array(levels) if len({type(level) for level in levels}) == 1 else np.array(levels, dtype=object)
-    return there[codes] if (codes >= 0).all() else np.append(there.astype(object), None)[codes]
+    return there[codes] if (codes >= 0).all() else np.array([*levels, None], dtype=object)[codes]
 
 
 def missing_name(name: str) -> str:
@@ -425,7 +432,37 @@ def formula_functions(clamp: bool) -> dict[str, Any]:
     def bs(x: Any, df: int | None = None, degree: int = 3, _state: Any = None) -> Any:
         return TRANSFORMS["bs"](x, df=df, degree=degree, extrapolation="clip" if clamp else "na", _state=_state)
 
-    return {"log1p": np.log1p, "sqrt": np.sqrt, "abs": np.abs, "bs": stateful_transform(bs)}
+    of_numbers = {"log1p": np.log1p, "sqrt": np.sqrt, "abs": np.abs, "bs": stateful_transform(bs)}
+    return of_numbers | {"days": np.asarray, "year": year_of, "month": month_of, "weekday": weekday_of}
+
+
+MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+WEEKDAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+
+
+def calendar_days(days: Any) -> np.ndarray:
+    """Return the dates that lie so many days after 1970-01-01; the time of day is left out."""
+    return np.floor(np.asarray(days, dtype=np.float64)).astype("datetime64[D]")
+
+
+def year_of(days: Any) -> np.ndarray:
+    return calendar_days(days).astype("datetime64[Y]").astype(float) + 1970.0
+
+
+def month_of(days: Any) -> "pandas.Series[Any]":
+    """Return the month as a category of twelve levels, whichever are there."""
+    return as_category(calendar_days(days).astype("datetime64[M]").astype(np.int64) % 12, MONTHS)
+
+
+def weekday_of(days: Any) -> "pandas.Series[Any]":
+    """Return the day of the week as a category of seven levels; 1970-01-01 was a Thursday."""
+    return as_category((calendar_days(days).astype(np.int64) + 3) % 7, WEEKDAYS)
+
+
+def as_category(codes: np.ndarray, levels: tuple[str, ...]) -> "pandas.Series[Any]":
+    import pandas
+
+    return pandas.Series(pandas.Categorical.from_codes(codes, categories=list(levels)))
 
 
 def evaluate_terms(
@@ -439,8 +476,8 @@ def evaluate_terms(
 
     if not len(frame):  # formulaic needs a row to determine the names
         return {name: column[:0] for name, column in evaluate_terms(rest, placeholder_row(frame), state).items()}
-    spec = ModelSpec(formula=Formula(rest), transform_state=state, na_action="ignore", output="pandas")
     with formula_errors(), np.errstate(all="ignore"):
+        spec = ModelSpec(formula=Formula(rest), transform_state=state, na_action="ignore", output="pandas")
         matrix = spec.get_model_matrix(frame.reset_index(drop=True), context=formula_functions(clamp))
     state.update(matrix.model_spec.transform_state)
     return {str(name): matrix[name].to_numpy(dtype=float) for name in matrix if name != "Intercept"}
@@ -463,7 +500,7 @@ def formula_errors() -> Iterator[None]:
 
     try:
         yield
-    except (FormulaicError, ValueError, TypeError, ArithmeticError, KeyError, IndexError) as error:
+    except (FormulaicError, ValueError, TypeError, ArithmeticError, LookupError, AttributeError) as error:
         reason = str(error.__cause__ or error).splitlines()[0][:200]
         raise FormulaError(f"the formula must have a value for every row; got: {reason}") from None
 

@@ -14,12 +14,15 @@ from typing import NamedTuple, NoReturn
 from viper.errors import FormulaError, instead
 
 # function -> its options after the first argument, with the largest number each may be
+DATE_FUNCTIONS = ("days", "year", "month", "weekday")  # of a column of dates, and of nothing else
 FUNCTIONS: dict[str, dict[str, int]] = {
     **{name: {} for name in ("log", "log1p", "exp", "sqrt", "abs", "center", "scale", "I")},
     "poly": {"degree": 10, "raw": 1},
     "bs": {"df": 100, "degree": 10},
+    **{name: {} for name in DATE_FUNCTIONS},
 }
-MOST_TERMS = 10_000  # after interactions are expanded
+MOST_TERMS = 10_000  # after interactions are expanded; columns that are a term by themselves do not count
+MOST_CALL_TOKENS = 1_000  # names, numbers and signs in one call
 MOST_POWER = 10  # in (a + b)^2 and I(a**2)
 TOKEN = re.compile(
     r"\s*(?:(?P<quoted>`[^`]*`)|(?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)|(?P<word>[^\W\d]\w*)"
@@ -29,7 +32,10 @@ Token = tuple[str, str]  # the kind, a group name of TOKEN, and the text without
 
 
 class ParsedFormula(NamedTuple):
-    """A parsed formula. Internal variables stand for columns: n0_, n1_, … for numbers, c0_, c1_, … for categories."""
+    """A parsed formula.
+
+    Internal variables stand for columns: n0_, n1_, … for numbers, c0_, c1_, … for categories, d0_, d1_, … for dates.
+    """
 
     target: str
     formula: str  # as written, with `.` replaced by columns
@@ -37,6 +43,11 @@ class ParsedFormula(NamedTuple):
     rest: str  # every other term, in internal variables
     variables: dict[str, str]  # variable in `rest` -> column
     reference: dict[str, str]  # column -> the level named in Treatment("…")
+
+    @property
+    def dates(self) -> list[str]:
+        """Return the columns of dates."""
+        return [column for name, column in self.variables.items() if name[0] == "d"]
 
 
 def quote_column(column: str) -> str:
@@ -46,15 +57,25 @@ def quote_column(column: str) -> str:
     return column if column.isidentifier() and column not in ("True", "False") else f"`{column}`"
 
 
-def parse_formula(formula: str, columns: Iterable[str], categories: Iterable[str]) -> ParsedFormula:
-    """Check a formula against the columns of the data, where `categories` are text, and parse it."""
+def parse_formula(
+    formula: str, columns: Iterable[str], categories: Iterable[str], left_out: Iterable[str] = ()
+) -> ParsedFormula:
+    """Check a formula against the columns of the data, where `categories` are text, and parse it.
+
+    The columns in `left_out` are not among those that `.` stands for.
+    """
     place, categories = {name: i for i, name in enumerate(columns)}, set(categories)
     left, right = split_sides(tokenize(formula))
     target = known_column(left[0][1], place)
-    right = expand_dot(right, [name for name in place if name != target])
+    apart = {target, *left_out}
+    right = expand_dot(right, [name for name in place if name not in apart])
     if any(kind in ("word", "quoted") and text == target for kind, text in right):
         raise FormulaError(f"the target must not explain itself; got {target!r} on both sides of {formula!r:.80}.")
-    parts = without_removed(split_terms(right))
+    every = split_terms(right)
+    for _, part in every:
+        if is_column(part):
+            known_column(part[0][1], place)
+    parts = without_removed(every)
     mentions = Counter(text for _, part in parts for kind, text in part if kind in ("word", "quoted"))
     plain, others = [], []
     for sign, part in parts:
@@ -66,6 +87,9 @@ def parse_formula(formula: str, columns: Iterable[str], categories: Iterable[str
             others.append((sign, part))
     translation = Translation(place, categories)
     rest = "1" + "".join(f" {sign} {translation.translate(part)}" for sign, part in others)
+    if dated := {*translation.of_kind("d")} & {*translation.of_kind("n"), *translation.of_kind("c"), *plain}:
+        name = min(dated)
+        raise FormulaError(f"a column must be used in one way; got {name!r} as dates and otherwise. Choose one.")
     terms = " ".join(f"{sign} {''.join(map(spell_token, part))}" for sign, part in parts)
     written = f"{quote_column(target)} ~ {terms.removeprefix('+ ')}"
     return ParsedFormula(target, written, tuple(plain), rest, translation.variables, translation.reference)
@@ -114,6 +138,8 @@ def split_sides(tokens: list[Token]) -> tuple[list[Token], list[Token]]:
 
 def expand_dot(tokens: list[Token], columns: list[str]) -> list[Token]:
     """Replace `.` by the sum of all other columns, in brackets unless it is itself a term of a sum."""
+    if ("sign", ".") in tokens and not columns:
+        raise FormulaError("`.` in a formula must stand for at least one column; got none that can be used.")
     everything: list[Token] = []
     for name in columns:
         quote_column(name)
@@ -163,11 +189,11 @@ def is_column(part: list[Token]) -> bool:
 
 
 def without_removed(parts: list[tuple[str, list[Token]]]) -> list[tuple[str, list[Token]]]:
-    """Drop columns that one term adds and another removes, so that `. - id` does not read id."""
+    """Drop columns that a term removes and at most one adds, so that `. - id` does not read id."""
     removed = {part[0][1] for sign, part in parts if sign == "-" and is_column(part)}
     mentions = Counter(text for _, part in parts for kind, text in part if kind in ("word", "quoted"))
     added = {part[0][1] for sign, part in parts if sign == "+" and is_column(part)}
-    gone = {name for name in removed & added if mentions[name] == 2}
+    gone = {name for name in removed if mentions[name] == 1 + (name in added)}
     return [(sign, part) for sign, part in parts if not (is_column(part) and part[0][1] in gone)]
 
 
@@ -184,6 +210,7 @@ class Translation:
         self.columns = columns
         self.categories = categories
         self.variables: dict[str, str] = {}
+        self.size = 0  # terms so far, with interactions expanded
         self.reference: dict[str, str] = {}
 
     def translate(self, part: list[Token]) -> str:
@@ -199,7 +226,7 @@ class Translation:
                 outline.append("x")
                 at = end
             elif kind in ("word", "quoted"):
-                pieces.append(self.variable(text, text in self.categories))
+                pieces.append(self.variable(text, "c" if text in self.categories else "n"))
                 outline.append("x")
             elif kind == "text" or text in (",", "=", "."):
                 raise FormulaError(f"a formula may contain {text!r} only in a call; got it between terms.")
@@ -207,13 +234,19 @@ class Translation:
                 pieces.append(text)
                 outline.append({":": "@", "^": "**"}.get(text, text))
             at += 1
-        check_size(" ".join(outline))
+        self.size += expanded_size(" ".join(outline))
+        if self.size > MOST_TERMS:
+            raise FormulaError(f"a formula may have at most {MOST_TERMS:,} terms; got more. Name the ones you need.")
         return "".join(pieces)
 
-    def variable(self, column: str, category: bool) -> str:
-        name = f"{'c' if category else 'n'}{self.columns[known_column(column, self.columns)]}_"
+    def variable(self, column: str, kind: str) -> str:
+        name = f"{kind}{self.columns[known_column(column, self.columns)]}_"
         self.variables[name] = column
         return name
+
+    def of_kind(self, kind: str) -> list[str]:
+        """Return the columns of the variables of one kind."""
+        return [column for name, column in self.variables.items() if name[0] == kind]
 
     def call(self, function: str, inside: list[Token]) -> str:
         if function == "C":
@@ -223,15 +256,26 @@ class Translation:
                 f"functions in a formula must be C, {', '.join(FUNCTIONS)}; got {function}(). Compute that column "
                 "first, and name it in the formula."
             )
+        if len(inside) > MOST_CALL_TOKENS:
+            raise FormulaError(
+                f"a call may have at most {MOST_CALL_TOKENS:,} parts; got {len(inside):,} in {function}()."
+            )
         pieces = []
+        around = [("word", function), ("sign", "("), *inside, ("sign", ")")]
         for i, (kind, text) in enumerate(inside):
+            of_date = around[i][0] == "word" and around[i][1] in DATE_FUNCTIONS and around[i + 1] == ("sign", "(")
+            if of_date:
+                if kind not in ("word", "quoted") or around[i + 3] != ("sign", ")"):
+                    raise FormulaError(f"{around[i][1]}() must contain one column of dates; got something else.")
+                pieces.append(self.variable(text, "d"))
+                continue
             if kind == "text":
                 raise FormulaError(f"{function}() must contain columns and numbers; got {text!r}.")
             of_python = text in ("True", "False") or inside[i + 1 : i + 2] in ([("sign", "(")], [("sign", "=")])
             column = kind == "quoted" or (kind == "word" and not of_python)
             if column and text in self.categories:
                 raise FormulaError(f"{function}() must contain numbers; got {text!r}, a column of text. Use C({text}).")
-            pieces.append(self.variable(text, False) if column else text)
+            pieces.append(self.variable(text, "n") if column else text)
         source = f"{function}({''.join(pieces)})"
         check_call(source, self.variables)
         return source
@@ -248,7 +292,7 @@ class Translation:
                 raise FormulaError(f'C() may contain a column and Treatment("level"); got more in C({name}, …).')
             if self.reference.setdefault(name, option[3][1]) != option[3][1]:
                 raise FormulaError(f"C({name}) must have one reference level; got two.")
-        return f"C({self.variable(name, True)})"
+        return f"C({self.variable(name, 'c')})"
 
 
 def closing_bracket(tokens: list[Token], start: int) -> int:
@@ -265,15 +309,17 @@ def check_call(source: str, variables: Iterable[str]) -> None:
     """Check that a call contains known functions of columns and numbers, and nothing else that Python would run."""
     try:
         tree = ast.parse(source, mode="eval").body
-    except (SyntaxError, RecursionError, ValueError):
+    except (SyntaxError, RecursionError, MemoryError, ValueError):
         refuse_call(source)
     names = set(variables)
     pending: list[ast.AST] = [tree]
     while pending:
         node = pending.pop()
         match node:
+            case ast.Call(func=ast.Name(id=function), args=[ast.Name()]) if function in DATE_FUNCTIONS:
+                pass
             case ast.Call(func=ast.Name(id=function), args=[first, *options], keywords=keywords) if (
-                function in FUNCTIONS
+                function in FUNCTIONS and function not in DATE_FUNCTIONS
             ):
                 check_call_options(function, options, keywords, source)
                 pending.append(first)
@@ -307,21 +353,21 @@ def check_call_options(function: str, options: list[ast.expr], keywords: list[as
 
 
 def refuse_call(source: str) -> NoReturn:
-    called = re.sub(r"\b[nc](\d+)_", "…", source)
+    called = re.sub(r"\b[ncd](\d+)_", "…", source)
     raise FormulaError(
         f"a call in a formula must be a function of columns and numbers, such as log(age + 1) or poly(age, 3); "
         f"got {called:.60}."
     )
 
 
-def check_size(outline: str) -> None:
-    """Check how many terms a product of brackets has, before it is expanded."""
+def expanded_size(outline: str) -> int:
+    """Return how many terms a product of brackets has, without expanding it."""
+    if outline == "x":  # most are
+        return 1
     try:
-        number = count_terms(ast.parse(outline, mode="eval").body)
-    except (SyntaxError, RecursionError, ValueError):
+        return count_terms(ast.parse(outline, mode="eval").body)
+    except (SyntaxError, RecursionError, MemoryError, ValueError):
         raise FormulaError("a formula must be terms joined by + - * / : ^; got something else. Check it.") from None
-    if number > MOST_TERMS:
-        raise FormulaError(f"a formula may have at most {MOST_TERMS} interactions; got more. Name the ones you need.")
 
 
 def count_terms(node: ast.AST) -> int:

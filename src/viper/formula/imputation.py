@@ -29,6 +29,7 @@ RIDGE = 1e-5  # relative to the diagonal of XᵀX, as in mice: keeps collinear c
 SLOPE_SD, INTERCEPT_SD = 3.0, 10.0  # prior of the logistic regressions, for standardised columns
 DRAW_TOLERANCE = 1e-4  # nats to the optimum: far below the spread of one draw
 MOST_IMPUTED_COLUMNS = 2_000  # numbers and levels; a regression takes the cube of it
+LARGEST_NUMBER = 1e100  # so that sums of squares are finite
 COVARIANCE_RIDGE = 1e-8  # relative to the variances: enough for collinear columns, too little to be seen
 DRAWS = 50  # in the prediction of a row; for numbers alone their means and covariances are exact
 ALTERNATIONS = 10  # between numbers and categories in the prediction of a row that lacks several
@@ -119,6 +120,13 @@ def complete_tables(
             f"missing='multiple' handles at most {MOST_IMPUTED_COLUMNS:,} columns and levels; got {width:,}. Leave "
             "columns out, group levels, or choose missing='indicator'."
         )
+    if columns.holes.all(0).any():
+        name = columns.names[int(columns.holes.all(0).argmax())]
+        raise FormulaError(f"every column must have values; got none in {name!r}. Leave it out of the formula.")
+    for name, values in columns.numbers.items():
+        if (largest := float(np.nanmax(np.abs(values)))) > LARGEST_NUMBER:
+            rule = f"missing='multiple' takes numbers up to {LARGEST_NUMBER:g}"
+            raise FormulaError(f"{rule}; got {largest:g} in {name!r}. Divide the column by something.")
     if not columns.holes.any():
         return CompletedTables(columns, [{}])
     drawn = []
@@ -202,8 +210,8 @@ class Chain:
         others = np.delete(np.arange(self.design.shape[1]), self._own(name))
         codes = np.delete(self.columns.codes[name], rows)
         seen, new = np.delete(self.design, rows, 0)[:, others], self.design[np.ix_(rows, others)]
-        order = np.argsort(-np.bincount(codes, minlength=self.columns.counts[name]), kind="stable")
-        order = [level for level in order if (codes == level).any()]
+        rows_with = np.bincount(codes, minlength=self.columns.counts[name])
+        order = [level for level in np.argsort(-rows_with, kind="stable").tolist() if rows_with[level]]
         drawn, left = np.full(len(rows), order[-1]), np.arange(len(rows))
         for level in order[:-1]:
             if not len(left):

@@ -1,5 +1,6 @@
 """Models from tables: a formula learns from one table, is stored with the model, and encodes every later table."""
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -10,8 +11,20 @@ import numpy as np
 
 from viper.data.checks import FIT_SEED, read_labels, seed_of
 from viper.data.scaling import column_moments
-from viper.errors import FormulaError, counted, listed
-from viper.formula.columns import as_frame, as_numbers, is_text, levels_of, python_value, sorted_values, without_blanks
+from viper.errors import FormulaError, LeftOutWarning, counted, listed, users_line
+from viper.formula.columns import (
+    as_frame,
+    as_numbers,
+    is_date,
+    is_text,
+    left_out_columns,
+    levels_of,
+    python_value,
+    sorted_values,
+    target_without_blanks,
+    with_days,
+    without_blanks,
+)
 from viper.formula.encoding import (
     MISSING_LEVEL,
     MISSING_RULES,
@@ -21,7 +34,7 @@ from viper.formula.encoding import (
     formula_has_intercept,
     missing_name,
 )
-from viper.formula.grammar import parse_formula
+from viper.formula.grammar import DATE_FUNCTIONS, parse_formula, split_sides, tokenize
 from viper.formula.imputation import CodedColumns, CompletedTables, Imputation, complete_tables
 from viper.formula.training import TrainingData
 from viper.inference.progress import StepProgress
@@ -123,14 +136,22 @@ def learn_formula(
     if missing not in MISSING_RULES:
         raise FormulaError(f"missing must be one of {list(MISSING_RULES)}; got {missing!r}.")
     frame = as_frame(data)
-    parsed = parse_formula(formula, frame.columns, [name for name in frame if is_text(frame[name])])
+    categories = [name for name in frame if is_text(frame[name])]
+    parsed = parse_formula(formula, frame.columns, categories, left_out_by_dot(formula, frame))
     columns = list(dict.fromkeys([parsed.target, *parsed.plain, *parsed.variables.values()]))
-    text = [name for name in columns[1:] if is_text(frame[name])]
-    frame, counts, kept = apply_missing_rule(frame[columns], parsed.target, missing)
+    for name in parsed.dates:
+        if not is_date(frame[name]):
+            ways = ", ".join(f"{function}()" for function in DATE_FUNCTIONS)
+            raise FormulaError(f"{ways} must contain dates, such as 2024-12-31; got column {name!r}, which has others.")
+    frame = with_days(frame[columns], parsed.dates)
+    of_text = {column for name, column in parsed.variables.items() if name[0] == "c"}
+    frame = frame.assign(**{name: without_blanks(frame[name]) for name in of_text})
+    text = [name for name in columns[1:] if name in {*categories}]
+    frame, counts, kept = apply_missing_rule(frame, parsed.target, missing)
     if len(columns) == 1:
         raise FormulaError(f"a formula must name at least one column to the right of ~; got {formula!r:.80}.")
     parsed = parse_formula(parsed.formula, columns, text)
-    numbers = {*parsed.plain, *(column for name, column in parsed.variables.items() if name.startswith("n"))}
+    numbers = {*parsed.plain, *(column for name, column in parsed.variables.items() if name[0] in "nd")}
     levels = {
         column: reference_first(levels_of(frame[column], MOST_LEVELS), parsed.reference.get(column), column)
         for name, column in parsed.variables.items()
@@ -167,7 +188,8 @@ def learn_formula(
         imputations=int(imputing.imputations),
         sweeps=int(imputing.sweeps),
     )
-    inputs, tables = frame[columns[1:]], ()
+    inputs = frame[columns[1:]]
+    tables: Sequence[CodedColumns] = ()
     if missing == "multiple":
         labels = y if classes is None else y == classes[1]
         tables = complete_inputs(encoding.coded(inputs), labels, imputing)
@@ -175,6 +197,8 @@ def learn_formula(
         raw = encoding._design(encoding.raw_columns(tables[0], frame.index), transforms)
     else:
         raw = encoding._design(encoding._filled(inputs), transforms)
+    if not len(raw.columns):
+        raise FormulaError(f"a formula must leave at least one term; got {formula!r:.80}, whose terms cancel.")
     if missing == "indicator":
         raw = with_missing_columns(raw, inputs[[name for name in values if inputs[name].isna().any()]])
     intercept = formula_has_intercept(parsed.rest)
@@ -199,6 +223,20 @@ def with_missing_columns(raw: "pandas.DataFrame", incomplete: "pandas.DataFrame"
     return raw.assign(**added)
 
 
+def left_out_by_dot(formula: str, frame: "pandas.DataFrame") -> list[str]:
+    """Return the columns that `.` does not stand for, with a warning, because they are no use by themselves."""
+    tokens = tokenize(formula) if "." in str(formula) else []
+    if ("sign", ".") not in tokens:
+        return []
+    words = {text for kind, text in tokens if kind in ("word", "quoted")}
+    how_to_use = "Write '. - {0}' to leave it out, or '. + {0}' to use it anyway.".format
+    found = left_out_columns(frame, split_sides(tokens)[0][0][1], words, how_to_use)
+    reasons = "; ".join(f"{name!r}: {why}" for name, why in found.items() if name not in words)
+    if reasons:
+        warnings.warn(f"`.` leaves out {reasons}.", LeftOutWarning, users_line())
+    return [*found]
+
+
 def target_labels(column: "pandas.Series[Any]") -> np.ndarray:
     """Return the target as an array. Labels that pandas stores in another type because some are missing get their own.
 
@@ -208,8 +246,7 @@ def target_labels(column: "pandas.Series[Any]") -> np.ndarray:
 
     if isinstance(column.dtype, pandas.CategoricalDtype):
         column = column.astype(column.cat.categories.dtype)
-    if column.nunique() > 2 and (trimmed := without_blanks(column)).nunique() == 2:
-        column = trimmed
+    column = target_without_blanks(column)
     y = column.infer_objects().to_numpy()
     if y.dtype.kind == "O" and not isinstance(column.dtype, np.dtype) and column.dtype.kind in "iub":
         y = y.astype(column.dtype.kind)

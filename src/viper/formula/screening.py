@@ -97,14 +97,7 @@ def any_row(remarks: Iterable[Remark], rows: int) -> np.ndarray:
 
 def screened_numbers(encoding: Encoding, column: "pandas.Series[Any]") -> tuple["pandas.Series[Any]", list[Remark]]:
     """Return a column of numbers, and remarks on text, infinite values and values far out of range."""
-    import pandas
-    from pandas.api import types
-
-    name = str(column.name)
-    if not types.is_string_dtype(column.dtype) and column.dtype.kind != "O":
-        numbers = column
-    else:
-        numbers = pandas.to_numeric(column, errors="coerce").astype(float)
+    name, numbers = str(column.name), numbers_in(column)
     if numbers.dtype.kind not in "iuf":  # booleans, dates: `as_numbers` refuses the whole column
         return column, []
     values = numbers.to_numpy(dtype=float, na_value=np.nan)
@@ -114,6 +107,22 @@ def screened_numbers(encoding: Encoding, column: "pandas.Series[Any]") -> tuple[
     if training is not None and training.kind == "number":
         remarks.append(out_of_range(name, values, training))
     return numbers, [remark for remark in remarks if remark.rows.any()]
+
+
+def numbers_in(column: "pandas.Series[Any]") -> "pandas.Series[Any]":
+    """Return a column of text as numbers, with NaN for other text; any other column as it is."""
+    import pandas
+    from pandas.api import types
+
+    if not types.is_string_dtype(column.dtype) and column.dtype.kind != "O":
+        return column
+    return pandas.to_numeric(column, errors="coerce").astype(float)
+
+
+def numeric_columns(encoding: Encoding, frame: "pandas.DataFrame") -> "pandas.DataFrame":
+    """Return the frame with the columns that a formula uses as numbers as such, also if some cells are text."""
+    names = [name for name in encoding.means if name not in encoding._parsed.dates]
+    return frame.assign(**{name: numbers_in(frame[name]) for name in names})
 
 
 def out_of_range(name: str, values: np.ndarray, training: TrainingColumn) -> Remark:

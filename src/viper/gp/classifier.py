@@ -32,9 +32,8 @@ from viper.data.schema import (
     between,
     is_number,
     numbers,
-    shown,
 )
-from viper.errors import ConvergenceWarning, JitterWarning, StorageError, users_line
+from viper.errors import ConvergenceWarning, JitterWarning, StorageError, shown, users_line
 from viper.formula.learn import FormulaMixin, by_formula
 from viper.gp.joint import JointFeatures
 from viper.gp.kernels import check_loaded, check_shapes, covariance, make_kernel, make_mean
@@ -51,7 +50,7 @@ from viper.inference.problem import Gaussian, Problem, gaussian
 from viper.inference.progress import Callbacks, Progress, as_task, tasks_of
 from viper.inference.rows import Arrays, RowSource
 from viper.inference.threads import one_thread
-from viper.models.effects import EffectsMixin
+from viper.models.effects import EffectsMixin, OpenRows
 from viper.models.fitting import without_cusp
 from viper.models.notebook import NotebookMixin
 from viper.models.prediction import PredictionMixin, largest_sd
@@ -464,17 +463,17 @@ class VariationalGPClassifier(
         across = (noise[:, source.dimension :] * values.clamp(min=0.0).sqrt()) @ vectors.T
         return (mean + along + across).cpu().numpy()
 
-    def _joint(self, block_rows: int, points: Callable[[], Any]) -> tuple[Callable[[Any, Any], RowSource], Posterior]:
+    def _joint(self, points: Callable[[], Any]) -> tuple[OpenRows, Posterior]:
         sample = [open_rows(self, X, None, ROW_FORMAT).in_memory() for X in points()]
         inputs = torch.cat([Observations.from_arrays(rows).inputs for rows in sample])
         device = choose_device(self.device, inputs)
         model = self.model_ if device.type == "cpu" else copy.deepcopy(self.model_).to(device)
         known = torch.from_numpy(self._scaler.apply(inputs.numpy())).to(device)
-        joint = JointFeatures(model, known, block_rows)
+        joint = JointFeatures(model, known)
 
-        def opened(X: Any, offset: Any) -> RowSource:
+        def opened(X: Any, offset: Any, block_rows: int) -> RowSource:
             rows = Observations.from_arrays(open_rows(self, X, offset, ROW_FORMAT).in_memory())
-            return joint.of(rows.standardised(self._scaler, device))
+            return joint.of(rows.standardised(self._scaler, device), block_rows)
 
         return opened, joint.extended(self.posterior_)
 

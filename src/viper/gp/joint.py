@@ -26,8 +26,8 @@ LEAST_LEFT = 1e-8  # of the mean prior variance: what is left is explained
 class JointFeatures:
     """The points that explain how f varies between rows given the inducing values, and the columns they add."""
 
-    def __init__(self, model: SparseGP, inputs: Tensor, block_rows: int) -> None:
-        self.model, self.block_rows = model, block_rows
+    def __init__(self, model: SparseGP, inputs: Tensor) -> None:
+        self.model = model
         with torch.no_grad():
             self.inducing = Features(model, Observations(inputs[:0], inputs.new_zeros(0)))
             self.points, self.design, self.root = self.chosen(inputs)
@@ -53,8 +53,8 @@ class JointFeatures:
     def block_of(self, rows: Observations) -> Block:
         return self.inducing.block(rows, *self.inducing.evaluate(rows.inputs))
 
-    def of(self, rows: Observations) -> "JointRows":
-        return JointRows(self, rows)
+    def of(self, rows: Observations, block_rows: int) -> "JointRows":
+        return JointRows(self, rows, block_rows)
 
     def extended(self, posterior: Posterior) -> Posterior:
         """The posterior of (w, e_p)."""
@@ -69,8 +69,8 @@ class JointFeatures:
 class JointRows(BlockSource):
     """Rows in memory with the columns [A, V], for predictions."""
 
-    def __init__(self, features: JointFeatures, rows: Observations) -> None:
-        self.features, self.data = features, rows
+    def __init__(self, features: JointFeatures, rows: Observations, block_rows: int) -> None:
+        self.features, self.data, self.block_rows = features, rows, block_rows
 
     @property
     def rows(self) -> int:
@@ -86,8 +86,8 @@ class JointRows(BlockSource):
 
     def blocks(self) -> Iterator[Block]:
         with torch.no_grad():
-            for start in range(0, self.rows, self.features.block_rows):
-                yield self.extended(self.data.take(slice(start, start + self.features.block_rows)))
+            for start in range(0, self.rows, self.block_rows):
+                yield self.extended(self.data.take(slice(start, start + self.block_rows)))
 
     def extended(self, rows: Observations) -> Block:
         joint, block = self.features, self.features.block_of(rows)

@@ -18,7 +18,7 @@ from gpytorch.kernels import Kernel, LinearKernel, MaternKernel, RBFKernel, Scal
 from gpytorch.means import ConstantMean, LinearMean, Mean, ZeroMean
 from torch import Tensor
 
-from viper.data.schema import shown
+from viper.errors import shown
 
 KERNELS = ("rbf", "matern32", "matern52", "linear")
 MEANS = ("linear", "constant", "zero")

@@ -187,8 +187,9 @@ class DiagnosisMixin(PredictionMixin):
 
         The rows are those of the fit; pass them again after loading a model from a file. The result has `elpd_loo` with
         its standard error `se`, `p_loo`, and for each row `pointwise` and `k_hat`; `a.loo().minus(b.loo())` compares
-        two models of the same rows. A row with a weight counts as so many rows that are left out together. The draws
-        are those of `diagnose`; a thousand rows take one or two seconds.
+        two models of the same rows. The draws are those of `diagnose`, weighted to be those of the exact posterior, so
+        the answer is that of the model, not of its approximation. A row with a weight counts as so many rows that are
+        left out together. A thousand rows take one or two seconds.
         """
         posterior, prior, source = self._weighed_fit(X, y, sample_weight, offset, "loo")
         generator = self._generator_of_draws(random_state)

@@ -32,7 +32,7 @@ from viper.formula.columns import as_frame
 from viper.inference.importance import SEED
 from viper.inference.posterior import Posterior, latent, moved
 from viper.inference.progress import Progress
-from viper.inference.rows import Dense, RowSource, scattered
+from viper.inference.rows import BLOCK_ROWS, Block, Dense, RowSource, scattered
 from viper.models.prediction import half_width
 from viper.softplus.limit import limit
 
@@ -41,9 +41,10 @@ if TYPE_CHECKING:
 
 CHUNK_ROWS = 65_536  # rows that are changed and encoded at a time
 TILE = 1 << 19  # probabilities held at a time, rows × draws (4 MB), which stay in the cache
-DRAW_BUDGET = 40_000_000  # rows × draws of one average, by default
-DRAW_LIMITS = (400, 10_000)  # fewest and most draws, by default
-MOST_DRAWS = 100_000  # where the level of the interval asks for more
+DRAWN_ROWS = 10_000  # of each average: what is not linear in β is estimated from these
+DRAW_BUDGET = 20_000_000  # rows × draws of one average, by default
+MOST_DRAWS = 10_000  # by default
+NEEDED_DRAWS = 100_000  # where the level of the interval asks for more
 TAIL_DRAWS = 5  # least number of draws beyond each end of an interval
 MOST_GROUPS = 1000  # groups, or combinations of given values
 SAMPLED_POINTS = 2000  # changed rows from which a Gaussian process learns how its rows vary together
@@ -51,6 +52,8 @@ SLOPE_STEP = 1e-4  # of a column's standard deviation: a central difference is t
 RANGES = ("sd", "iqr", "minmax")  # changes of a number that have a name
 ORDERS = ("reference", "pairwise", "sequential")  # ways to pair the levels of a category
 MEASURES = ("difference", "ratio", "odds")
+
+OpenRows = Callable[[Any, Any, int], RowSource]
 
 
 class EffectsMixin:
@@ -60,8 +63,8 @@ class EffectsMixin:
     verbose: Any
     random_state: Any
 
-    def _joint(self, block_rows: int, points: Callable[[], Any]) -> tuple[Callable[[Any, Any], RowSource], Posterior]:
-        """Return how to open X and offset as f = o + Aβ, in blocks of that many rows, and the posterior of β.
+    def _joint(self, points: Callable[[], Any]) -> tuple[OpenRows, Posterior]:
+        """Return how to open X and offset as f = o + Aβ, in blocks of a number of rows, and the posterior of β.
 
         `points` returns some of the rows that will be opened.
         """
@@ -97,8 +100,8 @@ class EffectsMixin:
         level : float, default 0.95
             Posterior mass of the interval.
         draws : int, optional
-            Number of draws behind the interval; by default 10,000, and fewer, but at least 400, from 4,000
-            rows on. The estimate itself is exact.
+            Number of draws behind the interval; by default 10,000, and fewer, but at least 2,000, from
+            2,000 rows on. The estimate itself is exact.
         random_state : int, optional
             Seed of the draws, by default that of the estimator, or a fixed one.
 
@@ -150,8 +153,9 @@ class EffectsMixin:
         Returns
         -------
         DataFrame
-            A row for each contrast, group and combination of values: `variable`, `contrast`, `estimate`, `sd`,
-            `lower`, `upper` and `p_direction`, the posterior probability that the change has the sign of its estimate.
+            A row for each contrast, group and combination of values: `variable`, `contrast`, the average probabilities
+            `before` and `after` the change, `estimate`, `sd`, `lower`, `upper` and `p_direction`, the posterior
+            probability that the change has the sign of its estimate.
         """
         check_word(measure, "measure", MEASURES)
         study = EffectStudy(self, X, at, by, sample_weight, offset, level, draws, random_state)
@@ -351,6 +355,7 @@ class EffectStudy:
         self.at = self.read_at({} if at is None else at)
         self.group, self.groups = self.read_groups(by)
         self.draw_count = self.read_draws(draws)
+        self.drawn = rows_to_draw(self.group, self.weight, DRAWN_ROWS)
         if random_state is None:
             random_state = model.random_state if isinstance(model.random_state, int | np.integer) else SEED
         self.seed = int(check_random_state(random_state).randint(2**31))
@@ -428,10 +433,11 @@ class EffectStudy:
         """Return the number of draws, an even one, and check that the interval's ends lie well among them."""
         least = int(np.ceil(2 * TAIL_DRAWS / (1.0 - self.level) - 1e-6))
         if draws is None:
-            if least > MOST_DRAWS:
-                most = 1.0 - 2 * TAIL_DRAWS / MOST_DRAWS
+            if least > NEEDED_DRAWS:
+                most = 1.0 - 2 * TAIL_DRAWS / NEEDED_DRAWS
                 raise ValueError(f"the level of effects must be at most {most:g}; got {self.level!r}.")
-            return max(int(np.clip(DRAW_BUDGET // len(self.rows), *DRAW_LIMITS)), least + least % 2)
+            usual = min(DRAW_BUDGET // min(len(self.rows), DRAWN_ROWS), MOST_DRAWS)
+            return max(usual, least + least % 2)
         if not isinstance(draws, int | np.integer) or draws < least:
             raise ValueError(f"draws must be at least {least:,} for a {100 * self.level:g} % interval; got {draws!r}.")
         return int(draws) + int(draws) % 2
@@ -550,7 +556,10 @@ class EffectStudy:
             for given in self.at:
                 view = JointView(self, given, [side for comparison in comparisons for side in comparison.sides], shown)
                 for comparison in comparisons:
-                    found = view.summary([view.averages(side) for side in comparison.sides], measure)
+                    averages = [view.averages(side) for side in comparison.sides]
+                    found = view.summary(averages, measure)
+                    if "contrast" in comparison.labels:
+                        found = {"before": averages[0].mean.numpy(), "after": averages[1].mean.numpy(), **found}
                     for k in used:
                         labels = {**comparison.labels, **given, **self.groups[k]}
                         records.append({**labels, **{name: float(column[k]) for name, column in found.items()}})
@@ -567,8 +576,7 @@ class JointView:
         self.known: dict[Hashable, Averages] = {}
         self.last_use = {side.key: k for k, side in enumerate(sides)}
         self.uses = 0
-        block_rows = max(1, TILE // study.draw_count)
-        self.open, self.posterior = study.model._joint(block_rows, lambda: self.sample(sides))
+        self.open, self.posterior = study.model._joint(lambda: self.sample(sides))
         shape = study.draw_count // 2, len(self.posterior.mean)
         noise = torch.from_numpy(np.random.default_rng(study.seed).standard_normal(shape))
         self.draws = self.posterior.draw(torch.cat([noise, -noise]))
@@ -594,38 +602,47 @@ class JointView:
         return found
 
     def compute(self, side: Side) -> Averages:
+        """Return the averages of a side. If there are many rows, draws of what is not linear in β are from some."""
+        some = self.study.drawn
+        drawn = self.sums(side, some, self.draws)
+        if len(some) == np.count_nonzero(self.study.weight):
+            return drawn
+        exact = self.sums(side, np.arange(len(self.study.rows)), self.draws[:0])
+        # A ≈ E[A] + L + (A' - E[A'] - L'), where A' is the average over some of the rows
+        linear = (exact.gradient - drawn.gradient) @ (self.draws - self.posterior.mean).T
+        return Averages(exact.mean, exact.gradient, drawn.draws + (exact.mean - drawn.mean)[:, None] + linear)
+
+    def sums(self, side: Side, index: np.ndarray, draws: Tensor) -> Averages:
+        """Return the averages over the rows with these numbers."""
         study, groups = self.study, len(self.study.groups)
-        weight = study.weight if side.scale is None else study.weight * side.scale
-        total = torch.from_numpy(np.bincount(study.group, study.weight, groups))
-        mean = torch.zeros(groups, dtype=torch.float64)
-        gradient = torch.zeros(len(self.posterior.mean), groups, dtype=torch.float64)
-        draws = torch.zeros(groups, study.draw_count, dtype=torch.float64)
-        coefficients, posterior = self.draws.T.contiguous(), self.posterior
-        for start in range(0, len(study.rows), CHUNK_ROWS):
-            part = slice(start, min(start + CHUNK_ROWS, len(study.rows)))
+        weight, group = study.weight[index], study.group[index]
+        total = torch.from_numpy(np.bincount(group, weight, groups))
+        weight = weight if side.scale is None else weight * side.scale[index]
+        found = Averages(
+            torch.zeros(groups, dtype=torch.float64),
+            torch.zeros(groups, len(self.posterior.mean), dtype=torch.float64),
+            torch.zeros(groups, len(draws), dtype=torch.float64),
+        )
+        coefficients, posterior = draws.T.contiguous(), self.posterior
+        block_rows = max(1, TILE // len(draws)) if len(draws) else BLOCK_ROWS
+        for start in range(0, len(index), CHUNK_ROWS):
+            chunk = index[start : start + CHUNK_ROWS]
+            in_order = chunk[-1] - chunk[0] == len(chunk) - 1
+            part = slice(int(chunk[0]), int(chunk[-1]) + 1) if in_order else chunk  # a slice need not be copied
             offset = None if study.offset is None else study.offset[part].numpy()
-            source = self.open(study.rows.changed(part, self.values(side, part)), offset)
+            source = self.open(study.rows.changed(part, self.values(side, part)), offset, block_rows)
             if source.device != coefficients.device:
                 coefficients, posterior = coefficients.to(source.device), moved(self.posterior, source.device)
             done = start
             for block in source.map(lambda block: block):
                 at = slice(done, done + len(block.label))
                 member = torch.zeros(groups, len(block.label), dtype=torch.float64)
-                member[study.group[at], torch.arange(len(block.label))] = torch.from_numpy(weight[at])
-                member = member.to(source.device)
-                _, probability, density = limit().moments(*latent(block, posterior))
-                mean += (member @ probability).cpu()
-                if block.residual is not None:  # independent between rows: it moves the average, but not its spread
-                    without = limit().moments(*latent(replace(block, residual=None), posterior))[1]
-                    draws += (member @ (probability - without)).cpu()[:, None]
-                gradient += block.design.pull((member * density).T.contiguous()).cpu()
-                log_odds = block.design.project(coefficients)
-                if block.offset is not None:
-                    log_odds += block.offset[:, None]
-                draws += (member @ log_odds.sigmoid_()).cpu()
+                member[group[at], torch.arange(len(block.label))] = torch.from_numpy(weight[at])
+                add_block(found, block, member.to(source.device), posterior, coefficients)
                 done = at.stop
-                self.progress.rows_done(at.stop - at.start)
-        return Averages(mean / total, gradient.T / total[:, None], draws / total[:, None])
+                self.progress.rows_done(len(block.label))
+        safe = total.clamp(min=torch.finfo(torch.float64).tiny)  # groups without weight are left out of the table
+        return Averages(found.mean / safe, found.gradient / safe[:, None], found.draws / safe[:, None])
 
     def summary(self, averages: list[Averages], measure: str) -> dict[str, np.ndarray]:
         """Return estimate, sd and interval of an average, or of a comparison, with the probability of its sign."""
@@ -669,6 +686,22 @@ class JointView:
         return np.clip(draws + even - along, draws.min(1, keepdims=True), draws.max(1, keepdims=True))
 
 
+def add_block(found: Averages, block: Block, member: Tensor, posterior: Posterior, coefficients: Tensor) -> None:
+    """Add the sums over the rows of a block, whose weights in each group are `member`, groups × rows."""
+    _, probability, density = limit().moments(*latent(block, posterior))
+    found.mean.add_((member @ probability).cpu())
+    found.gradient.add_(block.design.pull((member * density).T.contiguous()).T.cpu())
+    if not coefficients.numel():
+        return
+    if block.residual is not None:  # independent between rows: it moves the average, but not its spread
+        without = limit().moments(*latent(replace(block, residual=None), posterior))[1]
+        found.draws.add_((member @ (probability - without)).cpu()[:, None])
+    log_odds = block.design.project(coefficients)
+    if block.offset is not None:
+        log_odds += block.offset[:, None]
+    found.draws.add_((member @ log_odds.sigmoid_()).cpu())
+
+
 def direction(draws: np.ndarray, estimate: np.ndarray, sd: np.ndarray) -> np.ndarray:
     """P(A has the sign of its estimate), by row of draws; if all of them agree, as if A were normal."""
     share = np.mean(np.sign(draws) == np.where(estimate < 0, -1, 1)[:, None], axis=1)
@@ -678,6 +711,18 @@ def direction(draws: np.ndarray, estimate: np.ndarray, sd: np.ndarray) -> np.nda
 
 
 # --- numbers ---
+
+
+def rows_to_draw(group: np.ndarray, weight: np.ndarray, most: int) -> np.ndarray:
+    """Return the numbers of at most about `most` rows with weight, at random but as many as possible of each group."""
+    known = np.flatnonzero(weight > 0)
+    if len(known) <= most:
+        return known
+    order = known[np.lexsort((np.random.default_rng(SEED).random(len(known)), group[known]))]
+    counts = np.bincount(group[known])
+    place = np.arange(len(known)) - np.repeat(np.cumsum(counts) - counts, counts)
+    quota = max(1, most // int(np.count_nonzero(counts)))
+    return np.sort(order[place < quota])
 
 
 def is_sequence(value: Any) -> bool:

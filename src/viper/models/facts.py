@@ -1,10 +1,12 @@
 """The facts about a fitted model, collected once. Notebook, report and command line choose their own words."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+
+from viper.formula.training import TrainingData
 
 INTERCEPT = "intercept"
 
@@ -107,3 +109,56 @@ def prior_facts(model: Any) -> PriorFacts:
 def process_facts(model: Any) -> ProcessFacts:
     kernel, mean = (part if isinstance(part, str) else type(part).__name__ for part in (model.kernel, model.mean))
     return ProcessFacts(kernel, mean, len(model.inducing_points_))
+
+
+def model_card(model: Any) -> dict[str, Any]:
+    """Describe a fitted model and the data it was fitted to, ready for JSON; None or nothing where it is not known.
+
+    `model`, `formula`, `target`, `classes`, `bound`, `covariance`, `prior` (standard deviations by coefficient; None
+    for a Gaussian process), `data` (file, digest, date, rows), `columns` (range or levels, and share missing), `rules`
+    for new values, `scores` on rows that were held out, `diagnosis` of the approximation, and `versions`.
+    """
+    facts, encoding = model_facts(model), getattr(model, "formula_", None)
+    training = None if encoding is None else encoding.training
+    record = {} if encoding is None else encoding.record
+    return {
+        "model": facts.kind,
+        "formula": facts.formula,
+        "target": facts.target,
+        "classes": facts.classes,
+        "bound": facts.bound,
+        "covariance": facts.covariance,
+        "prior": None if facts.prior is None else facts.prior.sds,
+        "data": {} if training is None else data_card(training),
+        "columns": column_cards(model),
+        "rules": {}
+        if encoding is None
+        else {name: getattr(encoding, name) for name in ("missing", "unseen", "beyond")},
+        "scores": record.get("scores"),
+        "diagnosis": record.get("diagnosis"),
+        "versions": {} if training is None else training.versions,
+    }
+
+
+def data_card(training: TrainingData) -> dict[str, Any]:
+    """Return what a card says about the rows, and about their file if there was one."""
+    rows = {name: getattr(training, name) for name in ("date", "rows", "rows_used", "class_counts")}
+    return rows if training.file is None else {**asdict(training.file), **rows}
+
+
+def column_cards(model: Any) -> list[dict[str, Any]]:
+    """Return what a card says about each raw column, or the names of the columns if nothing else is known."""
+    encoding = getattr(model, "formula_", None)
+    if encoding is None or encoding.training is None:
+        names = getattr(model, "feature_names_in_", [f"x{j}" for j in range(model.n_features_in_)])
+        return [{"name": str(name)} for name in (names if encoding is None else encoding.inputs)]
+    shares = encoding.training.missing_shares
+    cards = []
+    for name, column in encoding.training.columns.items():
+        if column.kind == "number":
+            spread: dict[str, Any] = {key: getattr(column, key) for key in ("low", "high", "mean", "sd")}
+        else:
+            levels = zip(encoding.levels[name], column.rows, strict=True)
+            spread = {"levels": {str(level): rows for level, rows in levels}}
+        cards.append({"name": name, "kind": column.kind, **spread, "missing": shares[name]})
+    return cards

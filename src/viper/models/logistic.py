@@ -39,7 +39,7 @@ from viper.inference.problem import Gaussian, Prior
 from viper.inference.progress import Callbacks, as_task, tasks_of
 from viper.inference.rows import RowSource
 from viper.models.diagnosis import DiagnosisMixin, summary_frame, summary_of_draws
-from viper.models.effects import EffectsMixin
+from viper.models.effects import EffectsMixin, OpenRows
 from viper.models.facts import coefficient_names
 from viper.models.fitting import FitOptions, FittedPosterior, fit_posterior
 from viper.models.notebook import NotebookMixin
@@ -387,11 +387,8 @@ class VariationalLogisticRegression(
     def _pool(self, fits: "list[VariationalLogisticRegression]") -> None:
         """Set the fitted attributes from fits to several completed tables, by Rubin's rules."""
         first = fits[0]
-        self.n_features_in_, self.feature_names_in_, self.classes_ = (
-            first.n_features_in_,
-            first.feature_names_in_,
-            first.classes_,
-        )
+        for name in ("n_features_in_", "feature_names_in_", "classes_"):
+            setattr(self, name, getattr(first, name))
         pooled = pool_posteriors([fit.posterior_ for fit in fits])
         self.posterior_, self.missing_information_ = pooled.posterior, pooled.missing_information.numpy()
         self.prior_, self.prior_scale_, self.history_ = first.prior_, first.prior_scale_, first.history_
@@ -493,11 +490,9 @@ class VariationalLogisticRegression(
         imputed = encoding.impute(X, lambda x: spread_of_draws(torch.from_numpy(x), self.posterior_).numpy())
         return replace(open_source(imputed).in_memory(), residual=torch.from_numpy(imputed.residual))
 
-    def _joint(self, block_rows: int, points: Callable[[], Any]) -> tuple[Callable[[Any, Any], RowSource], Posterior]:
-        format = self._row_format(block_rows)
-
-        def opened(X: Any, offset: Any) -> RowSource:
-            return self._with_imputed(X, lambda rows: open_rows(self, rows, offset, format))
+    def _joint(self, points: Callable[[], Any]) -> tuple[OpenRows, Posterior]:
+        def opened(X: Any, offset: Any, block_rows: int) -> RowSource:
+            return self._with_imputed(X, lambda rows: open_rows(self, rows, offset, self._row_format(block_rows)))
 
         return opened, self.posterior_
 

@@ -33,7 +33,19 @@ def notebook_card(model: Any) -> str:
     table = model.summary()
     head, left = table.head(MOST_TABLE_ROWS), len(table) - MOST_TABLE_ROWS
     more = f"<div>and {left} more: see <code>summary()</code></div>" if left > 0 else ""
-    return f'<div style="margin-top:.6em;font-size:.9em">{lines}{html_table(head)}{more}</div>'
+    return f'<div style="margin-top:.6em;font-size:.9em">{lines}{html_table(head)}{more}{entangled_line(model)}</div>'
+
+
+def entangled_line(model: Any) -> str:
+    """Return a line about columns that are in interactions or splines, if there are any."""
+    columns = model.formula_.entangled if hasattr(model, "formula_") and hasattr(model, "coef_") else []
+    if not columns:
+        return ""
+    named = ", ".join(columns[:MOST_TABLE_ROWS]) + " …" * (len(columns) > MOST_TABLE_ROWS)
+    return (
+        f"<div><b>{escape(named)}</b>: in interactions or splines, no single coefficient tells what a column does. See "
+        "<code>contrast()</code>, <code>average()</code> and <code>slopes()</code>.</div>"
+    )
 
 
 def notebook_facts(model: Any) -> dict[str, str]:

@@ -43,12 +43,12 @@ from viper.data.schema import (
     numbers,
     or_none,
     rule_of,
-    shown,
 )
-from viper.errors import StorageError
+from viper.errors import StorageError, shown
 from viper.formula.columns import python_value
 from viper.formula.encoding import ENCODING, Encoding
 from viper.inference.posterior import Diagonal, Full, LowRank, Posterior
+from viper.models.facts import model_card
 
 # `_kind`, as stored in a model file -> the public name of the estimator
 ESTIMATORS = {"logistic": "VariationalLogisticRegression", "gp": "VariationalGPClassifier"}
@@ -120,6 +120,16 @@ class StateMixin:
         with as_storage_error("the model cannot be saved"):
             self._check_state(state)
         write_tensors(path, self._kind, *state, overwrite)
+
+    def card(self) -> dict[str, Any]:
+        """Return the model card as JSON: what was fitted, to which data, with which prior, scores and versions.
+
+        A model fitted by a formula knows rows, date, columns with ranges or levels and shares of missing values. One
+        fitted by `viper fit` also knows its file with a digest, and its scores. The file of a model holds all of it,
+        but no rows.
+        """
+        check_is_fitted(self, "posterior_")
+        return model_card(self)
 
     def _pack(self) -> State:
         given = self.get_params(deep=False)  # type: ignore[attr-defined]
@@ -303,6 +313,8 @@ def encode_options(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, T
     plain: dict[str, Any] = {}
     arrays: dict[str, Tensor] = {}
     for name, given in options.items():
+        if name == "class_weight" and given is None:
+            continue  # files of earlier versions do not have it
         value = given.item() if isinstance(given, np.generic) else given
         if isinstance(value, JSON_SCALARS):
             plain[name] = value

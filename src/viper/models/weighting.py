@@ -83,7 +83,8 @@ class ClassWeightMixin:
         weights = getattr(self, "class_weight_", np.ones(2)).tolist()
         known = {"class_weight": weights, "class_share": share, "robust_groups": groups}
         missing = {"class_weight": weights == [1.0, 1.0], "class_share": math.isnan(share), "robust_groups": not groups}
-        return {WEIGHTING: {name: value for name, value in known.items() if not missing[name]}}
+        kept = {name: value for name, value in known.items() if not missing[name]}
+        return {WEIGHTING: kept} if kept else {}
 
     def _restore_weighting(self, metadata: Mapping[str, Any]) -> None:
         state = metadata.get(WEIGHTING, {})

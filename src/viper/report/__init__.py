@@ -4,6 +4,8 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import pandas
 
 __all__ = ["write"]
@@ -20,6 +22,7 @@ def write(
     held_out: bool = False,
     row_labels: str | None = None,
     rows: bool = True,
+    by: "Iterable[str] | None" = None,
 ) -> None:
     """Write a report on `model` and its predictions for the rows of `data` to one self-contained HTML file.
 
@@ -46,6 +49,9 @@ def write(
         and neither the index nor any column that the model does not use gets into the file.
     rows : bool, default True
         Whether single rows may be shown. If not, the file holds numbers about groups of rows only.
+    by : column names, optional
+        Columns of `data` by which rows are grouped, to score each group. By default up to three columns of the model:
+        its categories, then those with the largest effects.
 
     Raises
     ------
@@ -56,5 +62,5 @@ def write(
     from viper.report.page import render
     from viper.report.study import read_study
 
-    page = render(read_study(model, data, target, spatial, held_out, row_labels, rows))
+    page = render(read_study(model, data, target, spatial, held_out, row_labels, rows, by))
     write_bytes(path, page.encode(), overwrite)

@@ -16,15 +16,17 @@ from viper.report.svg import (
     data_table,
     definition_list,
     element,
+    paragraph,
     row_heading,
     section,
     table_cell,
 )
-from viper.report.words import listed_in_words, percent, readable_number, with_decimals
+from viper.report.words import drift_in_words, listed_in_words, percent, readable_number, with_decimals
 
 MOST_NAMES = 40  # columns that are named in a sentence
 MOST_OPEN = 20  # rows of the table of columns that are shown without a click
 MOST_LEVELS = 4  # levels of a category that are named
+MOST_DRIFTED_LISTED = 20  # columns unlike those of the fit that are listed
 MIDDLE = (0.1, 0.9)  # quantiles that stand for the range where single values must not be shown
 
 
@@ -91,6 +93,42 @@ def model_pairs(facts: ModelFacts) -> dict[str, str]:
 
 
 # --- columns ---
+
+
+def drift_section(study: Study) -> str:
+    """How these rows differ from those of the fit, column by column."""
+    if study.training is None or study.from_training:
+        return ""
+    found = study.drifted[:MOST_DRIFTED_LISTED]
+    title = "Are these rows like those of the fit?"
+    if not found:
+        same = "Yes: no column differs more from the rows of the fit than chance or small changes would explain."
+        return section("drift", title, paragraph(same))
+    text = (
+        "A model is only known to hold for rows like those it learned from. These columns differ, the most different "
+        "first. The index of change compares how often each range of values occurs: below 0.1 there is little change, "
+        "above 0.25 a major one."
+    )
+    titles = ("What differs", "In the fit", "In these rows")
+    head = [column_heading("Column"), *map(column_heading, titles), column_heading("Index of change", "number")]
+    rows = []
+    for d in found:
+        assert study.training is not None
+        levels = study.model.formula_.levels.get(d.column, [])
+        before = remembered_values(study.training.columns[d.column], levels, study.show_rows)
+        rows.append(
+            [
+                row_heading(escape(d.column)),
+                table_cell(drift_in_words(d)),
+                table_cell(before),
+                table_cell(values_in_words(study.frame[d.column], study.show_rows)),
+                table_cell(f"{d.psi:.2f}", d.psi),
+            ]
+        )
+    left = len(study.drifted) - len(found)
+    more = f"{left:,} more columns differ, but less." if left > 0 else None
+    listing = data_table("Columns that differ from the rows of the fit", head, rows, "columns-read")
+    return section("drift", title, paragraph(text), listing, paragraph(more, "note"))
 
 
 def columns_table(study: Study) -> str:

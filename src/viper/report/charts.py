@@ -1,14 +1,15 @@
 """The charts of the report: each function turns numbers of a study into SVG."""
 
 import math
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import scipy.special
 
 from viper.report.study import Coefficient, Study
 from viper.report.svg import ODDS_TICKS, Chart, Scale, element, image, path_data, text_mark, title_element
-from viper.report.views import Effect, Trace, spaced_indices
+from viper.report.views import AverageEffect, Effect, Trace, spaced_indices
 from viper.report.words import (
     THIN,
     about,
@@ -17,9 +18,14 @@ from viper.report.words import (
     factor,
     percent,
     percent_range,
+    point_digits,
     points,
     readable_number,
+    signed_points,
 )
+
+if TYPE_CHECKING:
+    import pandas
 
 PERCENTS = [(k / 4, f"{25 * k}{THIN}%") for k in range(5)]
 UNIT = (0.0, 1.0)
@@ -186,6 +192,86 @@ def thinned(x: np.ndarray, y: np.ndarray, most: int = 150) -> tuple[np.ndarray, 
     return x[at], y[at]
 
 
+# --- decisions, groups and checks ---
+
+
+def benefit_chart(study: Study, curve: "pandas.DataFrame", threshold: float) -> str:
+    """Net benefit per 100 rows against the threshold; the script moves the mark at the chosen one."""
+    at, top = curve["threshold"].to_numpy(), 100.0 * max(float(curve["upper"].max()), 1e-9)
+    low = -0.12 * top
+    chart = Chart((0.0, float(at[-1])), (low, 1.04 * top), width=520, height=350, margins=(14, 24, 46, 64))
+    chart.y_axis("net benefit, in hits per 100 rows", [(t, readable_number(t)) for t in chart.y.ticks(5) if t >= 0.0])
+    chart.x_axis("threshold", [(t, f"{100 * t:.6g}{THIN}%") for t in chart.x.ticks(5)])
+    inside = lambda name: np.clip(100.0 * curve[name].to_numpy(), low, None)  # noqa: E731
+    chart.band(at, inside("lower"), inside("upper"))
+    everyone = 100.0 * curve["act_on_all"].to_numpy()
+    chart.line([0.0, *at[everyone > low]], [100.0 * study.base_rate, *everyone[everyone > low]], "guide")
+    chart.line([0.0, float(at[-1])], [0.0, 0.0], "guide")
+    tooltips = [
+        f"At {percent(row.threshold)}: {readable_number(100 * row.net_benefit)} hits per 100 rows; acting on "
+        f"everybody: {readable_number(100 * row.act_on_all)}"
+        for row in curve.itertuples()
+    ]
+    chart.probed_line(at, inside("net_benefit"), tooltips)
+    mark = float(chart.x(min(threshold, float(at[-1]))))
+    chart.add(element("line", x1=mark, x2=mark, y1=chart.y.end, y2=chart.y.start, class_="mean", id="threshold-mark"))
+    return chart.svg("Decision curve: net benefit of acting by the model, on everybody (dashed) and on nobody (dashed)")
+
+
+class ShareStrips:
+    """Small charts on one scale from zero: the observed share of a group with its interval, and the predicted share."""
+
+    def __init__(self, table: "pandas.DataFrame") -> None:
+        known = table[["predicted", "observed"]].to_numpy().max()
+        ends = table.loc[~table["few"], "observed_upper"]
+        top = max(float(known), float(ends.max()) if len(ends) else 0.0)
+        self.scale = Scale(0.0, min(1.0, round_end(top)) or 1.0, 6.0, Forest.width - 6.0)
+
+    def axis(self) -> str:
+        ends = [(0.0, "start"), (self.scale.high, "end")]
+        marks = "".join(
+            text_mark(f"{100 * t:.6g}{THIN}%", float(self.scale(t)), 17.0, "tick", text_anchor=anchor)
+            for t, anchor in ends
+        )
+        return image(marks, Forest.width, Forest.height, f"Scale from 0 to {percent(self.scale.high)}", "forest")
+
+    def line(self, name: str, row: Any) -> str:
+        middle = 0.5 * Forest.height
+        place = lambda share: float(self.scale(min(float(share), self.scale.high)))  # noqa: E731
+        tone = " unclear" if row.few else ""
+        low, high, observed = place(row.observed_lower), place(row.observed_upper), place(row.observed)
+        predicted = place(row.predicted)
+        marks = (
+            element("line", x1=low, x2=high, y1=middle, y2=middle, class_="interval" + tone)
+            + element("circle", cx=observed, cy=middle, r=4.5, class_="dot" + tone)
+            + element("line", x1=predicted, x2=predicted, y1=2.0, y2=Forest.height - 2.0, class_="predicted")
+        )
+        label = f"{name}: predicted {percent(row.predicted)}, observed {percent(row.observed)}"
+        return image(marks, Forest.width, Forest.height, label, "forest")
+
+
+def residual_chart(table: "pandas.DataFrame", label: str, is_probability: bool) -> str:
+    """Mean residuals of groups, in percentage points, over the band that contains them if the model is right."""
+    residual, band = 100.0 * table["residual"].to_numpy(), 100.0 * table["band"].to_numpy()
+    reach = 1.1 * max(float(np.abs(residual).max()), float(band.max()), 1e-9)
+    value = table["value"].to_numpy()
+    axis = probability_axis(value) if is_probability else None
+    pad = 0.03 * float(np.ptp(value)) or 1.0
+    ends = (float(value.min()) - pad, float(value.max()) + pad) if axis is None else axis.ends
+    kind = "linear" if axis is None else axis.kind
+    chart = Chart(ends, (-reach, reach), width=520, height=330, margins=(14, 24, 46, 64), x_kind=kind)
+    chart.y_axis("observed − predicted, in points", [(t, readable_number(t)) for t in chart.y.ticks(5)])
+    chart.x_axis(label, [(t, readable_number(t)) for t in chart.x.ticks(5)] if axis is None else axis.ticks)
+    at = np.clip(value, *ends)
+    chart.band(at, -band, band)
+    chart.line(ends, [0.0, 0.0], "guide")
+    for x, row, r in zip(at, table.itertuples(), residual, strict=True):
+        where = percent(row.value) if is_probability else readable_number(row.value)
+        tooltip = f"{row.rows:,} rows with {label} around {where}: {readable_number(r)} points off"
+        chart.dot(float(x), r, 4.5, tooltip, "dot" if row.outside else "dot unclear")
+    return chart.svg(f"Residuals in groups of rows against {label}, with the band of chance")
+
+
 # --- what drives it ---
 
 
@@ -194,7 +280,7 @@ class Forest:
 
     width, height = 300, 26
 
-    def __init__(self, coefficients: list[Coefficient]) -> None:
+    def __init__(self, coefficients: Sequence[Coefficient | AverageEffect]) -> None:
         low = min(0.0, *(c.lower for c in coefficients))
         high = max(0.0, *(c.upper for c in coefficients))
         pad = 0.04 * (high - low) or 0.1
@@ -214,7 +300,7 @@ class Forest:
         )
         return image(marks, self.width, self.height, "Scale: the factor by which the odds are multiplied", "forest")
 
-    def line(self, c: Coefficient) -> str:
+    def line(self, c: Coefficient | AverageEffect) -> str:
         middle = 0.5 * self.height
         tone = "" if c.clear else " unclear"
         low, mean, high = (float(x) for x in self.scale(np.array([c.lower, c.mean, c.upper])))
@@ -224,8 +310,24 @@ class Forest:
             + element("line", x1=low, x2=high, y1=middle, y2=middle, class_="interval" + tone)
             + element("circle", cx=mean, cy=middle, r=4.5, class_="dot" + tone)
         )
-        label = f"{c.name}: odds times {factor(math.exp(c.mean))}"
-        return image(marks, self.width, self.height, label, "forest")
+        return image(marks, self.width, self.height, self.label(c), "forest")
+
+    def label(self, c: Any) -> str:
+        return f"{c.name}: odds times {factor(math.exp(c.mean))}"
+
+
+class PointsForest(Forest):
+    """The same for changes of an average probability, in percentage points."""
+
+    def axis(self) -> str:
+        marks = "".join(
+            text_mark(readable_number(100.0 * t), float(self.scale(t)), 17.0, "tick", text_anchor="middle")
+            for t in self.scale.ticks(4)
+        )
+        return image(marks, self.width, self.height, "Scale: the change in percentage points", "forest")
+
+    def label(self, c: Any) -> str:
+        return f"{c.name}, {c.change}: {signed_points(c.mean, point_digits(c.upper - c.lower))} percentage points"
 
 
 def relevance_bar(share: float, label: str) -> str:

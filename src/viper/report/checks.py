@@ -158,8 +158,8 @@ def latent_draws(model: Any, X: Any, count: int, generator: np.random.Generator)
     from sklearn.utils import _safe_indexing
 
     some = spaced_indices(len(X), MOST_JOINT_POINTS)
-    opened, posterior = model._joint(max(1, BLOCK_DRAWS // count), lambda: [_safe_indexing(X, some)])
-    source = opened(X, None)
+    opened, posterior = model._joint(lambda: [_safe_indexing(X, some)])
+    source = opened(X, None, max(1, BLOCK_DRAWS // count))
     noise = torch.from_numpy(generator.standard_normal((count, len(posterior.mean))))
     beta = posterior.draw(noise).T.contiguous().to(source.device)
     for block in source.map(lambda block: block):

@@ -193,3 +193,18 @@ def default_thresholds(probability: np.ndarray) -> np.ndarray:
     """Evenly spaced from near 0 to the highest probability, so that rare outcomes have as many as common ones."""
     top = min(float(probability.max()), 0.99) or 0.01
     return np.linspace(top / CURVE_THRESHOLDS, top, CURVE_THRESHOLDS)
+
+
+def shown_thresholds(label: np.ndarray, probability: np.ndarray) -> tuple[np.ndarray, int]:
+    """Round thresholds to choose from, dense where the probabilities are, and the place of the base rate among them.
+
+    They end where so few rows are acted on that nothing can be said.
+    """
+    base = float(np.clip(label.mean(), 0.001, 0.999))
+    last = float(np.quantile(probability, max(0.5, 1 - max(10 / len(label), 0.005))))
+    top = min(max(last, 2 * base), 0.99)
+    spread = np.quantile(probability, np.linspace(0.01, 0.99, 60))
+    wanted = np.concatenate([np.linspace(0.02 * top, top, 50), spread, [base, 0.5]])
+    at = np.unique([float(f"{x:.2g}") if x < 0.9 else round(1 - float(f"{1 - x:.2g}"), 12) for x in wanted])
+    at = at[(at > 0) & (at <= top)]
+    return at, int(np.abs(at - base).argmin())

@@ -195,6 +195,6 @@ def allowance_sentence(model: Any) -> str:
     shares = dict(zip(model._names(), model.missing_information_.tolist(), strict=True))
     name = max(shares, key=lambda one: shares[one])
     return (
-        "All intervals allow for not knowing them. They cause up to "
-        f"{percent(shares[name])} of the variance of a coefficient, that of {name}."
+        f"All intervals allow for this. It matters most for {name}: missing values cause {percent(shares[name])} of "
+        "the uncertainty (variance) of its coefficient."
     )

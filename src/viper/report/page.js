@@ -73,6 +73,41 @@
     show();
   }
 
+  // --- decisions: what acting from a threshold on gets right and wrong ---
+  const slider = document.getElementById("threshold");
+  if (data.decisions && slider) {
+    const { steps, numbers, marks, first } = data.decisions;
+    const [alarm, miss, budget] = ["cost-fp", "cost-fn", "budget"].map((id) => document.getElementById(id));
+    const cost = (input) => (input.value === "" ? null : Math.max(0, Number(input.value)));
+    const short = (x) => x.toLocaleString("en", { maximumSignificantDigits: 4 });
+    const decide = (k) => {
+      slider.value = String(k);
+      slider.setAttribute("aria-valuetext", steps[k].threshold);
+      for (const place of all("[data-decision]")) place.textContent = steps[k][place.dataset.decision];
+      for (const end of ["x1", "x2"]) document.getElementById("threshold-mark").setAttribute(end, marks[k]);
+      const [, alarms, misses] = numbers[k];
+      const [a, m] = [cost(alarm), cost(miss)];
+      const total = (a ?? 1) * alarms + (m ?? 1) * misses;
+      document.getElementById("decision-cost").textContent = a === null && m === null ? "" :
+        `${short(alarms)} false alarms and ${short(misses)} misses cost ${short(total)} in all.`;
+    };
+    const byCost = () => {
+      const [a, m] = [cost(alarm) ?? 1, cost(miss) ?? 1];
+      if (!(a + m > 0)) return;
+      const away = numbers.map(([t]) => Math.abs(t - a / (a + m)));
+      decide(away.indexOf(Math.min(...away)));
+    };
+    const byBudget = () => {
+      if (budget.value === "") return;
+      const within = numbers.findIndex(([, , , acted]) => acted <= Number(budget.value));
+      decide(within < 0 ? numbers.length - 1 : within);
+    };
+    slider.addEventListener("input", () => decide(Number(slider.value)));
+    for (const input of [alarm, miss]) input.addEventListener("input", byCost);
+    budget.addEventListener("input", byBudget);
+    decide(first);
+  }
+
   // --- one row: the density of s(f), f ~ N(theta, tau^2), averaged over a window around each p, 2 % of the axis wide ---
   const logit = (p) => Math.log(p) - Math.log1p(-p);
   const normalMass = (from, to, panels = 64) => { // by Simpson's rule; the mass beyond 9 is negligible

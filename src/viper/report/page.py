@@ -8,10 +8,13 @@ import re
 from html import escape
 from importlib.resources import files
 from string import Template
+from typing import Any
 
 from viper.data.model_file import viper_version
 from viper.report import sections
-from viper.report.card import card_section
+from viper.report.average_section import average_section
+from viper.report.card import card_section, drift_section
+from viper.report.missing import missing_section
 from viper.report.row_section import RowSection
 from viper.report.study import Study
 from viper.report.svg import element
@@ -19,13 +22,20 @@ from viper.report.svg import element
 
 def render(study: Study) -> str:
     rows = RowSection(study) if study.show_rows else None
+    decisions = sections.DecisionSection(study) if 0 < study.base_rate < 1 else None
     parts = [
         sections.summary_section(study),
         sections.performance_section(study),
+        "" if decisions is None else decisions.markup(),
+        average_section(study),
         sections.drivers_section(study),
         sections.effects_section(study),
         sections.certainty_section(study, rows),
         sections.map_section(study),
+        sections.groups_section(study),
+        sections.checks_section(study),
+        missing_section(study),
+        drift_section(study),
         sections.trust_section(study),
         card_section(study),
     ]
@@ -41,8 +51,14 @@ def render(study: Study) -> str:
         style=style,
         script=script,
         # escaped so that no "</script>" or "<!--" in the data ends the element early
-        data=json.dumps({} if rows is None else rows.payload()).replace("<", "\\u003c"),
+        data=json.dumps(payload(rows, decisions)).replace("<", "\\u003c"),
     )
+
+
+def payload(rows: RowSection | None, decisions: sections.DecisionSection | None) -> dict[str, Any]:
+    """What the script reads: single rows, if they may be shown, and what happens at each threshold."""
+    found = {} if rows is None else rows.payload()
+    return found if decisions is None else {**found, "decisions": decisions.payload()}
 
 
 def content_policy(style: str, script: str) -> str:

@@ -2,9 +2,16 @@
 
 import math
 from html import escape
+from typing import Any
+
+import numpy as np
 
 from viper.report import charts, trust, views, words
+from viper.report.checks import binned_residuals
+from viper.report.decisions import confusion, decision_curve, shown_thresholds
+from viper.report.metrics import by_group, judge_calibration
 from viper.report.row_section import RowSection
+from viper.report.shares import named_groups
 from viper.report.study import MOST_COEFFICIENTS, MOST_EFFECTS, Study
 from viper.report.svg import (
     column_heading,
@@ -156,15 +163,9 @@ def drivers_section(study: Study) -> str:
         "line of no change are grey, because their direction is uncertain."
     )
     more = f"These are the {len(shown)} surest of {len(found):,} coefficients." if len(found) > len(shown) else None
-    together = (
-        "Columns joined by × act together. Each of them by itself then tells the effect only where the others are zero "
-        "or at their first level. What a column does in all is shown below, one column at a time."
-        if study.interacts
-        else None
-    )
     listing = data_table("Coefficients with credible intervals", head, rows, "sortable coefficients")
-    notes = paragraph(together, "note") + paragraph(more, "note")
-    return section("coefficients", "What drives the probability", paragraph(text), listing, notes)
+    caution = paragraph(words.entangled_sentence(study.entangled), "note")
+    return section("coefficients", "The coefficients", paragraph(text), caution, listing, paragraph(more, "note"))
 
 
 def relevance_section(study: Study) -> str:
@@ -175,7 +176,7 @@ def relevance_section(study: Study) -> str:
     shown = found[:MOST_COEFFICIENTS]
     top = float(shown["relevance"].iloc[0]) or 1.0
     other = next(name for name in ("lengthscale", "prior_sd") if name in frame)
-    head = [sort_heading("Column"), column_heading(" ", "wide"), sort_heading("Relevance", "number")]
+    head = [sort_heading("Column"), column_heading("Relevance", "wide"), sort_heading("As a number", "number")]
     head.append(sort_heading(other.replace("_", " ").capitalize(), "number"))
     rows = []
     for name, strength, own in zip(shown.index, shown["relevance"], shown[other], strict=True):
@@ -298,3 +299,294 @@ def trace_figure(study: Study) -> str:
         "bit but 1.44 times as large; anything far below one is negligible."
     )
     return figure("How the search converged", sentence, charts.convergence_chart(trace), class_="small")
+
+
+# --- decisions ---
+
+
+class DecisionSection:
+    """What acting on rows from a threshold on gets right and wrong; the script lets the reader choose the threshold."""
+
+    def __init__(self, study: Study) -> None:
+        self.study = study
+        self.thresholds, self.first = shown_thresholds(study.label, study.predictions.probability)
+        self.curve = decision_curve(study.label, study.predictions.probability, self.thresholds, study.level)
+        probability = study.predictions.probability
+        self.found = [confusion(study.label, probability, threshold) for threshold in self.thresholds]
+        self.steps = [self.step(k) for k in range(len(self.found))]
+
+    def step(self, k: int) -> dict[str, str]:
+        """What the page shows at one threshold, in words."""
+        found, rates = self.found[k], self.found[k].rates(self.study.level)
+        acted = "no row is" if not found.acted else "one row is" if found.acted == 1 else f"{found.acted:,} rows are"
+        worth = (1 - found.threshold) / found.threshold
+        ratio = f"one miss is as bad as {float(f'{worth:.2g}'):,g} false alarms"
+        if worth < 1:
+            ratio = f"one false alarm is as bad as {float(f'{1 / worth:.2g}'):,g} misses"
+        shown = {
+            "threshold": percent(found.threshold),
+            "sentence": f"Right if {ratio}. Of {found.rows:,} rows, {acted} acted on.",
+            "tp": f"{found.true_positive:,}",
+            "fp": f"{found.false_positive:,}",
+            "fn": f"{found.false_negative:,}",
+            "tn": f"{found.true_negative:,}",
+            "benefit": f"{readable_number(100 * self.curve['net_benefit'][k])}",
+            "acted": f"{found.acted:,}",
+            "left": f"{found.rows - found.acted:,}",
+        }
+        for name in ("sensitivity", "specificity", "ppv", "npv"):
+            rate = rates.loc[name]
+            known = rate["rows"] > 0
+            shown[name] = percent(rate["value"]) if known else "–"
+            shown[f"{name}_interval"] = percent_range(rate["lower"], rate["upper"]) if known else "–"
+        return shown
+
+    def payload(self) -> dict[str, Any]:
+        """What the script needs to show another threshold."""
+        ends = float(self.curve["threshold"].iloc[-1])
+        numbers = [[float(f.threshold), f.false_positive, f.false_negative, f.acted] for f in self.found]
+        marks = [
+            round(64 + (520 - 24 - 64) * float(t) / ends, 1) for t in self.thresholds
+        ]  # the frame of benefit_chart
+        return {"first": self.first, "steps": self.steps, "numbers": numbers, "marks": marks}
+
+    def markup(self) -> str:
+        study = self.study
+        text = (
+            "Act on every row whose probability reaches a threshold, and leave the others alone. The lower the "
+            "threshold, the fewer are missed, but the more false alarms there are. Which one is right depends on what "
+            f"the two mistakes cost. Here it starts at the average, {percent(study.base_rate)}."
+        )
+        allowance = (
+            f"The {study.level_name} intervals allow for the number of rows. They take the model as it is, so they are "
+            f"honest only for rows that it has not learned from."
+        )
+        panel = element("div", self.panel(), class_="panel still")
+        curve = figure(
+            "Is acting by the model worth it?",
+            self.benefit_sentence(),
+            charts.benefit_chart(study, self.curve, float(self.thresholds[self.first])),
+        )
+        return section(
+            "decisions",
+            "What if you act on it?",
+            paragraph(text),
+            self.controls(),
+            element("div", panel + curve, class_="deciding"),
+            self.listing(),
+            paragraph(allowance, "note"),
+        )
+
+    def controls(self) -> str:
+        shown = self.steps[self.first]["threshold"]
+        slider = (
+            element("label", "Threshold ", for_="threshold")
+            + element(
+                "input",
+                type="range",
+                id="threshold",
+                min="0",
+                max=str(len(self.steps) - 1),
+                value=str(self.first),
+                aria_valuetext=shown,
+            )
+            + element("output", escape(shown), for_="threshold", id="threshold-shown", data_decision="threshold")
+        )
+        numbers = "".join(
+            element(
+                "label", escape(f"{title} ") + element("input", type="number", id=id_, min="0", step=step), for_=id_
+            )
+            for id_, title, step in (
+                ("cost-fp", "A false alarm costs", "any"),
+                ("cost-fn", "A miss costs", "any"),
+                ("budget", "Rows I can act on", "1"),
+            )
+        )
+        return element("div", element("p", slider) + element("p", numbers), class_="control choices")
+
+    def panel(self) -> str:
+        study, step = self.study, self.steps[self.first]
+        cell = lambda name, class_="number": element("td", escape(step[name]), class_=class_, data_decision=name)  # noqa: E731
+        heading = element("h3", "Threshold " + element("span", escape(step["threshold"]), data_decision="threshold"))
+        head = [column_heading("Rows")] + [
+            column_heading(escape(c), "number") for c in (study.positive, study.negative)
+        ]
+        head.append(column_heading("All", "number"))
+        matrix = [
+            [row_heading("Acted on"), cell("tp"), cell("fp"), cell("acted")],
+            [row_heading("Left alone"), cell("fn"), cell("tn"), cell("left")],
+        ]
+        names = {
+            "sensitivity": f"of {study.positive}, acted on (sensitivity)",
+            "ppv": f"of those acted on, {study.positive} (PPV)",
+            "specificity": f"of {study.negative}, left alone (specificity)",
+            "npv": f"of those left alone, {study.negative} (NPV)",
+        }
+        rates = [[row_heading(escape(title)), cell(name), cell(f"{name}_interval")] for name, title in names.items()]
+        rate_head = [column_heading("Share"), column_heading("Here", "number")]
+        rate_head.append(column_heading(escape(study.level_name), "number"))
+        return (
+            heading
+            + paragraph(step["sentence"], data_decision="sentence", aria_live="polite")
+            + paragraph(" ", "cost", id="decision-cost", aria_live="polite")
+            + data_table("Confusion matrix", head, matrix, "matrix")
+            + data_table("What is right and wrong about it", rate_head, rates, "rates")
+        )
+
+    def benefit_sentence(self) -> str:
+        """At which thresholds the model is worth more than acting on everybody or nobody."""
+        what = (
+            "Net benefit counts hits, and subtracts false alarms at the price that the threshold sets. Dashed: acting "
+            "on everybody, and on nobody, which is zero."
+        )
+        sure, likely = self.curve["gain_lower"] > 0, self.curve["gain"] > 0
+        if not likely.any():
+            return f"{what} At no threshold is the model worth more than the better of those two."
+        better, how = (sure, "clearly worth") if sure.any() else (likely, "worth")
+        at = self.curve.loc[better, "threshold"]
+        where = (
+            f"at {percent(at.iloc[0])}" if len(at) == 1 else f"between {percent(at.iloc[0])} and {percent(at.iloc[-1])}"
+        )
+        return f"{what} The model is {how} more than the better of those two at thresholds {where}."
+
+    def listing(self) -> str:
+        titles = ("Threshold", "Acted on", "Hits", "False alarms", "Misses", "Of all hits, found", "Right when acting")
+        chosen = views.spaced_indices(len(self.steps), 12)
+        keys = ("threshold", "acted", "tp", "fp", "fn", "sensitivity", "ppv")
+        rows = []
+        for k in chosen:
+            f = self.found[k]
+            sort = (f.threshold, f.acted, f.true_positive, f.false_positive, f.false_negative, *(2 * [k]))
+            step = self.steps[k]
+            rows.append([table_cell(step[key], x) for key, x in zip(keys, sort, strict=True)])
+        head = [column_heading(title, "number") for title in titles]
+        table = data_table("What acting from each threshold on gets right and wrong", head, rows)
+        return element("details", element("summary", "Other thresholds") + table)
+
+
+# --- groups and checks ---
+
+
+def groups_section(study: Study) -> str:
+    """Scores and calibration by column, each with one verdict on all of its groups."""
+    parts = [group_listing(study, name, column) for name, column in study.groupings.items()]
+    if not any(parts):
+        return ""
+    text = (
+        f"Dot and bar: the share that {study.predicate('had')}, with its {study.level_name} interval; upright line: "
+        "the share that was predicted. A group “differs” if it is further off than chance would take any of the "
+        "groups. Groups with fewer than ten rows of one outcome are grey: their numbers say little."
+    )
+    return section("groups", "Is it as good for every group?", paragraph(text), *parts)
+
+
+def group_listing(study: Study, name: str, column: Any) -> str:
+    probability = study.predictions.probability
+    table = by_group(study.label, probability, column, study.level)
+    if len(table) < 2:
+        return ""
+    strips = charts.ShareStrips(table)
+    titles = ("Rows", "Predicted", "Observed")
+    head = [column_heading(escape(name)), *(column_heading(title, "number") for title in titles)]
+    head += [column_heading(strips.axis(), "wide"), column_heading("AUC", "number"), column_heading("Remark")]
+    rows = []
+    for group, row in zip(table.index, table.itertuples(), strict=True):
+        observed = f"{percent(row.observed)} ({percent_range(row.observed_lower, row.observed_upper)})"
+        auc = "–" if math.isnan(row.auc) else f"{row.auc:.2f} ({row.auc_lower:.2f} to {row.auc_upper:.2f})"
+        cells = [
+            row_heading(escape(str(group))),
+            table_cell(f"{row.rows:,}", row.rows),
+            table_cell(chance(row.predicted), row.predicted),
+            table_cell(observed, row.observed),
+            element("td", strips.line(str(group), row), class_="wide"),
+            table_cell(auc, row.rows),
+            table_cell(", ".join(["differs"] * row.differs + ["few rows"] * row.few)),
+        ]
+        rows.append(cells)
+    verdict = judge_calibration(study.label, probability, groups=named_groups(column).place).sentence
+    across = paragraph(f"Across these groups: {verdict[0].lower()}{verdict[1:]}")
+    caption = f"Predicted and observed shares, and ranking, by {name}"
+    return element("h3", escape(f"By {name}")) + across + data_table(caption, head, rows, "groups")
+
+
+def checks_section(study: Study) -> str:
+    """Residuals in groups, outcomes drawn from the posterior, and leave-one-out."""
+    probability = study.predictions.probability
+    table = binned_residuals(study.label, probability, level=study.level)
+    outside, expected = int(table["outside"].sum()), (1 - study.level) * len(table)
+    figures = [
+        figure(
+            "What the model gets wrong, by probability",
+            f"Each dot is a group of rows: how many more or fewer {study.predicate('had')} than predicted. The band is "
+            f"what chance allows. {outside} of {len(table)} lie outside; {readable_number(expected)} would by chance.",
+            charts.residual_chart(table, "predicted probability", True),
+        )
+    ]
+    for name in study.bent_columns:
+        values = study.frame[name].to_numpy(dtype=float, na_value=np.nan)
+        known = np.isfinite(values)
+        by_column = binned_residuals(study.label[known], probability[known], values[known], level=study.level)
+        sentence = (
+            f"Dots that do not scatter around zero mean that {name} acts in a way the model does not have, such as a "
+            "bend. In a formula, a spline or a square of it may help."
+        )
+        figures.append(
+            figure(f"What it gets wrong, by {name}", sentence, charts.residual_chart(by_column, name, False))
+        )
+    shown = side_by_side(*figures) if len(figures) > 1 else element("div", figures[0], class_="small")
+    title = "Do the rows look as the model expects?"
+    return section("checks", title, shown, drawn_outcomes(study), left_out(study))
+
+
+def drawn_outcomes(study: Study) -> str:
+    """Posterior predictive checks."""
+    table = study.predictive
+    names = {
+        "positives": f"Rows that {study.predicate('have')}",
+        "log score": "Log score of the probabilities, per row",
+        "Brier score": "Brier score of the probabilities",
+    }
+    head = [
+        column_heading("Statistic"),
+        *(column_heading(t, "number") for t in ("Observed", "Expected", study.level_name)),
+    ]
+    head.append(column_heading("Remark"))
+    rows = []
+    for key, title in names.items():
+        row = table.loc[key]
+        count = key == "positives"
+        form = (lambda x: f"{x:,.0f}") if count else (lambda x: f"{x:#.3g}".replace("-", "−"))
+        cells = [table_cell(form(row[x]), row[x]) for x in ("observed", "expected")]
+        cells.append(table_cell(f"{form(row['lower'])} to {form(row['upper'])}", row["lower"]))
+        rows.append([row_heading(escape(title)), *cells, table_cell("unusual" if row["unusual"] else "as expected")])
+    text = (
+        "If the model is right, outcomes drawn from it look like those that were observed. Many sets of outcomes were "
+        f"drawn, allowing for what the model does not know; {study.level_name} of them lie between the two numbers."
+    )
+    caption = "Outcomes drawn from the posterior (posterior predictive check)"
+    return (
+        element("h3", "Would the model have produced such outcomes?")
+        + paragraph(text)
+        + data_table(caption, head, rows)
+    )
+
+
+def left_out(study: Study) -> str:
+    """Leave-one-out of the rows of the fit."""
+    found = study.loo
+    if found is None:
+        return ""
+    own, loo = study.scores.log_score, found.elpd_loo / found.rows
+    doubtful = len(found.doubtful)
+    trusted = (
+        "The answer can be trusted for every row."
+        if not doubtful
+        else f"For {doubtful:,} of the rows it cannot be trusted, because the fit depends on them too much."
+    )
+    text = (
+        f"Predicted from all other rows, a row scores {with_decimals(loo, 4)} on average (± "
+        f"{with_decimals(found.se / found.rows, 4)}); predicted by a model that has seen it, {with_decimals(own, 4)}. "
+        f"The difference is what the model learned by heart: as much as {readable_number(found.p_loo)} free parameters "
+        f"would. {trusted}"
+    )
+    return element("h3", "How well does it predict a row that it has not seen?") + paragraph(text)

@@ -3,6 +3,8 @@
 `label` is True for the rows of the second class; `probability` is the predicted probability of that class.
 """
 
+import itertools
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -64,14 +66,15 @@ def named_groups(column: Any, count: int = 5) -> Groups:
 
     column = pandas.Series(column).reset_index(drop=True)
     known, kind = column.notna().to_numpy(), column.dtype.kind
-    ordered = kind in "iufM" and column.nunique() > max(MOST_VALUES, count)
     place = np.full(len(column), -1)
-    if ordered:
-        values = column[known].astype("int64" if kind == "M" else float).to_numpy()
-        place[known] = equal_groups(values, count)
-        shown = column[known].dt.date if kind == "M" else column[known]
-        ends = shown.groupby(place[known]).agg(["min", "max"])
-        names = [f"{short_value(low)} to {short_value(high)}" for low, high in ends.itertuples(index=False)]
+    if kind in "iufM" and column.nunique() > max(MOST_VALUES, count):
+        exact = column[known].to_numpy(dtype="datetime64[ns]" if kind == "M" else float)
+        values = exact.astype("int64") if kind == "M" else exact
+        edges = round_edges(values, count) if kind != "M" else np.quantile(values, np.linspace(0, 1, count + 1)[1:-1])
+        place[known] = np.unique(np.searchsorted(edges, values, side="right"), return_inverse=True)[1]
+        shown = [short_value(edge) if kind != "M" else str(pandas.Timestamp(int(edge)).date()) for edge in edges]
+        between = [f"{low} to {high}" for low, high in itertools.pairwise(shown)]
+        names = [f"below {shown[0]}", *between, f"{shown[-1]} or more"] if shown else ["all"]
     else:
         place[known], levels = pandas.factorize(column[known], sort=True)
         names = [short_value(level) for level in levels]
@@ -80,6 +83,15 @@ def named_groups(column: Any, count: int = 5) -> Groups:
     if not known.all():
         place[~known], names = len(names), [*names, "missing"]
     return Groups(place, names)
+
+
+def round_edges(values: np.ndarray, count: int) -> np.ndarray:
+    """Round numbers near the quantiles that cut rows into equal groups; none is below or above all values."""
+    quantiles = np.unique(np.quantile(values, np.linspace(0, 1, count + 1)))
+    gap = float(np.diff(quantiles).min())
+    step = 10.0 ** (math.floor(math.log10(gap)) - 1)
+    edges = np.unique(np.round(np.round(quantiles[1:-1] / step) * step, 12))
+    return edges[(edges > values.min()) & (edges <= values.max())]
 
 
 def with_rare_levels_joined(place: np.ndarray, names: list[str]) -> tuple[np.ndarray, list[str]]:

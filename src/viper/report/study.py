@@ -2,7 +2,8 @@
 
 import math
 import re
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -11,13 +12,18 @@ import numpy as np
 
 from viper.data.checks import read_labels
 from viper.errors import listed
+from viper.formula.drift import ColumnDrift, column_drift
+from viper.formula.screening import FATAL, numeric_columns, screen_rows
 from viper.formula.training import TrainingData
 from viper.inference.importance import Diagnosis
 from viper.models.facts import ModelFacts, model_facts
+from viper.models.loo import LeaveOneOut
 from viper.models.prediction import Predictions, check_model, predictions
 from viper.report import views
+from viper.report.checks import predictive_check
 from viper.report.metrics import CalibrationVerdict, Scores, calibration, entropy, judge_calibration, row_scores, scores
-from viper.report.views import Effect, Grid
+from viper.report.shares import named_groups
+from viper.report.views import AverageEffects, Effect, Grid
 
 if TYPE_CHECKING:
     import pandas
@@ -25,6 +31,11 @@ if TYPE_CHECKING:
 MOST_EFFECTS = 24  # partial effects drawn
 MOST_COEFFICIENTS = 40  # coefficients listed
 MOST_UNCERTAIN = 60  # rows in the table of the least certain ones
+MOST_GROUPINGS = 3  # columns by which rows are grouped, unless others are asked for
+MOST_BENT = 2  # columns whose residuals are drawn
+FEWEST_BENT_VALUES = 10  # different values of such a column
+BENT_P_VALUE = 0.05  # for all columns together
+MOST_LEFT_OUT = 2_000  # rows for leave-one-out, which takes a second per thousand
 MOST_MARKS = 240  # rows in a chart of rows
 FEWEST_MARKS = 10  # of each class in such a chart; of a rarer one, up to four times as many are added
 CURVE_POINTS = 41  # points of a partial effect
@@ -81,6 +92,7 @@ class Study:
     names: list[str] = field(default_factory=list)  # of the rows: their numbers, or what the column `naming` holds
     naming: str = "Row"
     show_rows: bool = True  # whether single rows may be shown
+    by: dict[str, Any] = field(default_factory=dict)  # columns by which the caller wants groups of rows
 
     @property
     def bare(self) -> bool:
@@ -159,6 +171,18 @@ class Study:
         return float(self.label.mean())
 
     @cached_property
+    def drift(self) -> list[ColumnDrift]:
+        """How each column differs from the rows of the fit, the most different first; empty if these are those rows."""
+        if self.training is None or self.from_training:
+            return []
+        return column_drift(self.model.formula_, self.frame)
+
+    @property
+    def drifted(self) -> list[ColumnDrift]:
+        """The columns that differ much from the rows of the fit, and not by chance."""
+        return [found for found in self.drift if found.moved]
+
+    @cached_property
     def filled(self) -> dict[str, float]:
         """Share of missing values by column, where they are filled in."""
         shares = self.frame.isna().mean()
@@ -200,6 +224,10 @@ class Study:
         return sorted(found, key=lambda effect: -effect.size)
 
     @cached_property
+    def average_effects(self) -> AverageEffects:
+        return views.average_effects(self.model, self.frame, self.level)
+
+    @cached_property
     def coefficients(self) -> list[Coefficient] | None:
         """Coefficients for changes of about one standard deviation, those with the surest direction first."""
         if self.is_gp:
@@ -230,15 +258,52 @@ class Study:
         }
 
     @property
-    def interacts(self) -> bool:
-        """Whether some columns of a logistic regression act together, so that no coefficient tells what one does."""
-        return any(" × " in c.name and c.name not in self.frame.columns for c in self.coefficients or ())
+    def entangled(self) -> list[str]:
+        """Columns of a logistic regression whose effect no single coefficient tells, as in interactions and splines."""
+        encoding = getattr(self.model, "formula_", None)
+        return [] if self.is_gp or encoding is None else encoding.entangled
 
     @cached_property
     def from_training(self) -> bool:
         """Whether these are certainly the rows of the fit: their ELBO, without weights and offsets, is the model's."""
+        if self.training is not None and self.training.rows_used != len(self.label):
+            return False
         elbo = self.model.elbo(self.X, self.model.classes_[self.label.astype(int)])
         return math.isclose(elbo, self.model.elbo_, rel_tol=1e-6, abs_tol=1e-6)
+
+    @cached_property
+    def groupings(self) -> dict[str, Any]:
+        """The columns to group rows by: those asked for, or the categories, then columns of the largest effects."""
+        if self.by:
+            return self.by
+        columns = {str(name): self.frame.iloc[:, j] for j, name in enumerate(self.frame.columns)}
+        categories = [name for name, x in columns.items() if views.is_category(x) and x.nunique() > 1]
+        numeric = [e.name for e in self.effects if e.name in columns and e.name not in categories]
+        return {name: columns[name] for name in [*categories[:MOST_GROUPINGS], *numeric][:MOST_GROUPINGS]}
+
+    @cached_property
+    def bent_columns(self) -> list[str]:
+        """Numeric columns along which the model is clearly off, the worst first."""
+        found = {}
+        for name in self.frame.columns:
+            if not views.is_category(self.frame[name]) and self.frame[name].nunique() > FEWEST_BENT_VALUES:
+                place = named_groups(self.frame[name], 10).place
+                verdict = judge_calibration(self.label, self.predictions.probability, groups=place)
+                if verdict.verdict in ("fair", "poor") and verdict.p_value < BENT_P_VALUE / len(self.frame.columns):
+                    found[str(name)] = verdict.loss
+        return sorted(found, key=lambda name: -found[name])[:MOST_BENT]
+
+    @cached_property
+    def predictive(self) -> "pandas.DataFrame":
+        """Statistics of the outcomes against outcomes drawn from the posterior."""
+        return predictive_check(self.model, self.X, self.model.classes_[self.label.astype(int)], level=self.level)
+
+    @cached_property
+    def loo(self) -> LeaveOneOut | None:
+        """Leave-one-out of the rows of the fit, if they are not too many."""
+        if not (hasattr(self.model, "loo") and len(self.label) <= MOST_LEFT_OUT and self.from_training):
+            return None
+        return self.model.loo(self.X, self.model.classes_[self.label.astype(int)], draws=1000)
 
     @cached_property
     def diagnosis(self) -> Diagnosis | None:
@@ -345,6 +410,7 @@ def read_study(
     held_out: bool = False,
     row_labels: str | None = None,
     rows: bool = True,
+    by: Iterable[str] | None = None,
 ) -> Study:
     """Check model, rows and target, and leave out rows with missing values."""
     import pandas
@@ -358,12 +424,13 @@ def read_study(
         raise ValueError(f"target must be a column of data; got {target!r}. Its columns are {listed(data.columns)}.")
     frame = model_columns(model, data, target)
     names = row_names(data, row_labels, rows)
-    blank = data[target].isna().to_numpy()
-    filled = getattr(getattr(model, "formula_", None), "missing", None) == "mean"
-    partial = ~blank & (not filled) & frame.isna().any(axis=1).to_numpy()
-    counts = {f"without {target}": int(blank.sum()), "with other values missing": int(partial.sum())}
-    left_out = {reason: number for reason, number in counts.items() if number}
-    kept = ~(blank | partial)
+    if absent := [name for name in by or () if name not in data.columns]:
+        raise ValueError(f"by must name columns of data; got {listed(absent)}. It has {listed(data.columns)}.")
+    reasons = left_out_reasons(model, data, frame, target)
+    kept = np.array([reason is None for reason in reasons], dtype=bool)
+    if (encoding := getattr(model, "formula_", None)) is not None:
+        frame = numeric_columns(encoding, frame)
+    left_out = dict(Counter(reason for reason in reasons if reason is not None).most_common())
     if not kept.any():
         raise ValueError(f"data must have rows without missing values; got none ({left_out or 'it is empty'}).")
     _, label = read_labels(data[target].to_numpy()[kept], int(kept.sum()), model.classes_)
@@ -378,7 +445,24 @@ def read_study(
         names=[name for name, keep in zip(names, kept, strict=True) if keep],
         naming=row_labels or "Row",
         show_rows=rows,
+        by={str(name): data[name][kept] for name in by or ()},
     )
+
+
+def left_out_reasons(model: Any, data: "pandas.DataFrame", frame: "pandas.DataFrame", target: str) -> list[str | None]:
+    """Why each row has no prediction or cannot be judged; None if it has and can."""
+    encoding = getattr(model, "formula_", None)
+    reasons = np.full(len(data), None, dtype=object)
+    if encoding is None:
+        reasons[frame.isna().any(axis=1).to_numpy()] = "with other values missing"
+    else:
+        for remark in reversed([remark for remark in screen_rows(encoding, frame).remarks if remark.fatal]):
+            missing = remark.kind == "missing"
+            reasons[remark.rows] = (
+                "with other values missing" if missing else f"with {remark.column} {FATAL[remark.kind]}"
+            )
+    reasons[data[target].isna().to_numpy()] = f"without {target}"
+    return reasons.tolist()
 
 
 def row_names(data: "pandas.DataFrame", column: str | None, shown: bool) -> list[str]:

@@ -4,9 +4,10 @@ import math
 from typing import NamedTuple
 
 from viper.report.study import Study
-from viper.report.words import percent, with_decimals
+from viper.report.words import drift_in_words, listed_in_words, percent, with_decimals
 
 CLEAR = 2.0  # standard errors from zero at which a gain in the log score is clear
+MOST_DRIFTED = 4  # columns unlike those of the fit that a sentence names
 LEAST_GAP = 1e-3  # nats up to which the certified bound counts as the ELBO itself
 SEVERITY = {"good": 0, "open": 1, "fair": 2, "bad": 3}
 HEADLINES = {
@@ -72,7 +73,15 @@ def prediction_verdict(study: Study) -> Verdict:
 
 
 def drift_remark(study: Study) -> str:
-    return ""
+    """A sentence to append about the columns in which these rows differ from those of the fit, if there are any."""
+    found = study.drifted
+    if not found:
+        return ""
+    names = listed_in_words([d.column for d in found[:MOST_DRIFTED]])
+    more = f", and {len(found) - MOST_DRIFTED:,} more" if len(found) > MOST_DRIFTED else ""
+    which = f"column {names} differs" if len(found) == 1 else f"columns {names}{more} differ"
+    first = f" ({drift_in_words(found[0])})" if len(found) == 1 else ""
+    return f" These rows are unlike those of the fit: {which}{first}."
 
 
 def recorded_verdict(study: Study) -> Verdict:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from viper.errors import listed
-from viper.models.prediction import Predictions, check_model, predictions
+from viper.models.prediction import Predictions, check_model, predict_each_row, predictions
 from viper.softplus.expectation import expected_softplus
 
 if TYPE_CHECKING:
@@ -20,7 +20,11 @@ if TYPE_CHECKING:
 
 FEW_VALUES = 6  # a numeric column with at most this many distinct values is shown value by value
 MOST_CATEGORIES = 12  # categories of a column that are shown
+MOST_AVERAGED = 20_000  # rows over which average effects are taken
+DRAWN_PROBABILITIES = 1_000_000_000  # drawn for all average effects together, which takes some seconds
+DRAW_RANGE = (400, 4000)  # fewest and most draws of an average effect
 MOST_COMBINED = 300  # columns up to which their correlations are taken into account
+WIGGLE = 0.1  # of a curve's range: smaller turns are not worth a word
 TAIL = 0.01  # share of a column's values left out at each end of its curve
 
 
@@ -113,6 +117,27 @@ class Effect(NamedTuple):
         """Range of the mean log-odds."""
         return float(np.ptp(self.predictions.latent))
 
+    @property
+    def turns(self) -> list[int]:
+        """Both ends of a curve, and between them where it turns by more than a small part of its range."""
+        return turning_points(self.predictions.probability)
+
+
+def turning_points(curve: np.ndarray) -> list[int]:
+    """Indices of the first point, of each turn by more than `WIGGLE` of the range, and of the last point."""
+    least = WIGGLE * float(np.ptp(curve))
+    found, best, rising = [0], 0, None
+    for k in range(1, len(curve)):
+        if rising is None and abs(curve[k] - curve[0]) > least:
+            rising, best = bool(curve[k] > curve[0]), k
+        elif rising is not None and (curve[k] >= curve[best]) == rising:
+            best = k
+        elif rising is not None and abs(curve[k] - curve[best]) > least:
+            found.append(best)
+            rising, best = not rising, k
+    last = len(curve) - 1
+    return [*found, last] if last > found[-1] else found
+
 
 def column_effect(model: Any, X: Any, feature: Any, level: float = 0.95, points: int = 61) -> Effect:
     """The prediction as `feature` varies and every other column stays at its median or most frequent value."""
@@ -166,6 +191,77 @@ def column_effects(model: Any, X: Any, level: float = 0.95, points: int = 61) ->
             yield effect
 
 
+# --- average effects ---
+
+
+class AverageEffect(NamedTuple):
+    """By how much the average probability changes when one column changes in every row; `change` says how."""
+
+    name: str
+    change: str
+    before: float
+    after: float
+    mean: float
+    lower: float
+    upper: float
+    direction: float  # probability that the sign is that of the mean
+
+    @property
+    def clear(self) -> bool:
+        """Whether the interval excludes zero."""
+        return self.lower > 0 or self.upper < 0
+
+
+class AverageEffects(NamedTuple):
+    """The average probability with its interval, the number of rows it is taken over, and what changes it."""
+
+    probability: float
+    lower: float
+    upper: float
+    rows: int
+    effects: list[AverageEffect]  # the largest first
+
+
+def average_effects(model: Any, frame: "pandas.DataFrame", level: float = 0.95) -> AverageEffects:
+    """The average contrasts of all columns, over evenly spaced rows if there are many."""
+    some = frame.iloc[spaced_indices(len(frame), MOST_AVERAGED)]
+    levels = getattr(getattr(model, "formula_", None), "levels", {})
+    changes: dict[Any, Any] = {name: common_levels(some[name], levels.get(name)) for name in frame.columns}
+    passes = sum(2 if change is None else len(change) for change in changes.values())
+    draws = int(np.clip(DRAWN_PROBABILITIES // (passes * len(some)), *DRAW_RANGE))
+    rows = as_fitted(model, some)
+    if not hasattr(model, "formula_") and not hasattr(model, "feature_names_in_"):
+        changes = dict(enumerate(changes.values()))
+    average = model.average(rows, level=level, draws=draws).iloc[0]
+    table = model.contrast(rows, changes, level=level, draws=draws)
+    found = [
+        AverageEffect(
+            *(str(row["variable"]), change_in_words(row["contrast"], levels.get(row["variable"]))),
+            *(float(row[name]) for name in ("before", "after", "estimate", "lower", "upper", "p_direction")),
+        )
+        for _, row in table.iterrows()
+    ]
+    order = sorted(found, key=lambda e: -abs(e.mean))
+    probability, lower, upper = (float(average[name]) for name in ("estimate", "lower", "upper"))
+    return AverageEffects(probability, lower, upper, len(some), order)
+
+
+def common_levels(column: "pandas.Series", levels: list[Any] | None) -> list[Any] | None:
+    """The reference and the most frequent other levels of a category with many; None for the default contrasts."""
+    if levels is None or len(levels) <= MOST_CATEGORIES:
+        return None
+    frequent = column.astype(str).value_counts().index
+    others = [level for level in frequent if level != str(levels[0]) and level in set(map(str, levels))]
+    return [levels[0], *others[: MOST_CATEGORIES - 1]]
+
+
+def change_in_words(contrast: str, levels: list[Any] | None) -> str:
+    """'male instead of female', '1 instead of 0', '10 higher'."""
+    if levels is not None:
+        return f"{contrast.removesuffix(f' - {levels[0]}')} instead of {levels[0]}"
+    return "1 instead of 0" if contrast == "1 - 0" else f"{contrast.removeprefix('+')} higher"
+
+
 class Grid(NamedTuple):
     """Predictions on a grid of two columns, with all others at typical values; row i of a field belongs to `y[i]`."""
 
@@ -179,7 +275,10 @@ class Grid(NamedTuple):
 def probability_grid(
     model: Any, X: Any, columns: tuple[Any, Any] | None = None, size: int = 60, margin: float = 0.05
 ) -> Grid:
-    """Mean and sd of the probability over the rectangle that two columns span, plus a margin around it."""
+    """Mean and sd of the probability over the rectangle that two columns span, plus a margin around it.
+
+    The grid ends where the model does: lines of it that a spline or a logarithm cannot reach are left out.
+    """
     frame = frame_of(X)
     if columns is None:
         if frame.shape[1] != 2:
@@ -197,9 +296,14 @@ def probability_grid(
     x, y = np.meshgrid(*ends)
     rows = repeated(typical_row(frame), size * size)
     rows[columns[0]], rows[columns[1]] = x.ravel(), y.ravel()
-    seen = predictions(model, as_fitted(model, rows))
+    seen = predict_each_row(model, as_fitted(model, rows)).table
+    probability, sd = (seen[name].to_numpy(dtype=float).reshape(size, size) for name in ("probability", "sd"))
+    across, along = (np.isfinite(probability).any(axis) for axis in (0, 1))
+    if not across.any():
+        raise ValueError(f"a map needs places that the model can predict; got none. {seen['note'].iloc[0]}.")
+    kept = np.ix_(along, across)
     names = (str(columns[0]), str(columns[1]))
-    return Grid(names, ends[0], ends[1], seen.probability.reshape(size, size), seen.sd.reshape(size, size))
+    return Grid(names, ends[0][across], ends[1][along], probability[kept], sd[kept])
 
 
 class Trace(NamedTuple):

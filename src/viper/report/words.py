@@ -1,19 +1,23 @@
 """Numbers, findings and verdicts in plain words. Every function returns plain text, which the page escapes."""
 
 import math
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import scipy.special
 
+from viper.formula.drift import ColumnDrift
 from viper.report.study import Study
-from viper.report.views import Effect, Outlyingness
+from viper.report.views import AverageEffect, Effect, Outlyingness
 
 if TYPE_CHECKING:
     import pandas
 
 THIN, JOIN = "\N{NARROW NO-BREAK SPACE}", "\N{WORD JOINER}"
 ENOUGH = 5  # rows that a group must have to serve as an example
+MOST_ENTANGLED = 4  # columns that a sentence about interactions names
+MOST_LEGS = 3  # of a curve between its turns, to be told one by one
 MOST_FILLED = 4  # columns with filled-in values that a sentence names
 LEAST_PERCENT = 0.01  # percentages nearer to 0 or 100 are written <0.01 % and >99.99 %
 NEVER = 1e-12  # what a probability that underflows to 0 counts as in words
@@ -69,6 +73,16 @@ def points(width: float) -> str:
     """A difference of probabilities in percentage points."""
     digits = readable_number(float(f"{100.0 * float(width):.2g}"))
     return "one percentage point" if digits == "1" else f"{digits} percentage points"
+
+
+def signed_points(change: float, digits: int) -> str:
+    """+4.8 or −43.2: a change of a probability in percentage points."""
+    return with_decimals(100.0 * float(change) + 0.0, digits) if change < 0 else f"+{100.0 * float(change):.{digits}f}"
+
+
+def point_digits(width: float) -> int:
+    """Decimals of percentage points that an interval of this width deserves: 0 from five points on, 1 from half."""
+    return min(max(math.ceil(-math.log10(20.0 * width)), 0), 6) if width > 0 else 1
 
 
 def readable_number(x: Any) -> str:
@@ -154,6 +168,9 @@ def precision_sentence(study: Study) -> str:
 
 def width_sentence(study: Study) -> str:
     half, tenth = np.quantile(study.predictions.width, [0.5, 0.9])
+    if 100.0 * tenth < LEAST_PERCENT:
+        return f"Nine in ten {study.level_name} intervals are narrower than {points(LEAST_PERCENT / 100)}."
+    half = max(half, LEAST_PERCENT / 100)
     return (
         f"Half of the {study.level_name} intervals are narrower than {points(half)}; one in ten is wider than "
         f"{points(tenth)}."
@@ -166,18 +183,32 @@ def filled_sentence(study: Study) -> str | None:
         return None
     encoding = study.model.formula_
     worst = sorted(study.filled.items(), key=lambda pair: -pair[1])
+    drawn = encoding.missing == "multiple"
+    values = {name: f"the mean, {readable_number(mean)}" for name, mean in encoding.means.items()}
+    values |= {name: f"“{level}”" for name, level in encoding.common.items()}
     parts = [
-        f"{percent(share)} of {name} with "
-        + (
-            f"the mean, {readable_number(encoding.means[name])}"
-            if name in encoding.means
-            else f"“{encoding.common[name]}”"
-        )
-        for name, share in worst[:MOST_FILLED]
+        f"{percent(share)} of {name}{'' if drawn else f' with {values[name]}'}" for name, share in worst[:MOST_FILLED]
     ]
     more = len(worst) - MOST_FILLED
     also = f", and some of {more} other column{'s' * (more > 1)}" if more > 0 else ""
+    if drawn:
+        where = f"{listed_in_words(parts)}{also}"
+        return f"Missing values were drawn from the other columns: {where}. All intervals allow for this."
     return f"Missing values were filled in: {listed_in_words(parts)}{also}. The intervals do not allow for this."
+
+
+def drift_in_words(found: ColumnDrift) -> str:
+    """What about a column differs from the rows of the fit."""
+    number, parts = found.shift is not None, []
+    if found.outside > 0.0:
+        where = "far outside the range of the fit" if number else "not among the levels of the fit"
+        parts.append(f"{percent(found.outside)} of its values are {where}")
+    if found.shift is not None and abs(found.shift) >= 0.1:
+        way = "higher" if found.shift > 0 else "lower"
+        parts.append(f"its mean is {readable_number(float(f'{abs(found.shift):.2g}'))} standard deviations {way}")
+    if abs(found.missing - found.missing_before) >= 0.02:
+        parts.append(f"{percent(found.missing)} of it is missing instead of {percent(found.missing_before)}")
+    return listed_in_words(parts) if parts else "its values are spread differently"
 
 
 def listed_in_words(parts: list[str]) -> str:
@@ -186,49 +217,64 @@ def listed_in_words(parts: list[str]) -> str:
 
 
 def driver_sentence(study: Study) -> str | None:
-    """The strongest single finding about a column."""
-    if study.coefficients is not None and not study.interacts:
-        clear = [c for c in study.coefficients if c.clear]
-        if not clear:
-            return "No single coefficient is clearly above or below zero; together they may still predict well."
-        top = max(clear, key=lambda c: abs(c.mean))
-        ends = f"{factor(math.exp(top.lower))} to {factor(math.exp(top.upper))}"
-        return (
-            f"The strongest clear effect is that of {top.name} ({top.unit}): it multiplies the odds of "
-            f"{study.positive} by {factor(math.exp(top.mean))} ({ends}) if all else stays the same."
-        )
-    if study.effects:
-        top_effect = study.effects[0]
-        low, high = top_effect.predictions.probability.min(), top_effect.predictions.probability.max()
-        return (
-            f"{top_effect.name} moves the prediction most: between {chance(low)} and {chance(high)}, with all other "
-            "columns at typical values."
-        )
-    return None
+    """The largest clear change of the average probability."""
+    clear = [e for e in study.average_effects.effects if e.clear]
+    if clear:
+        return average_sentence(clear[0])
+    if not study.average_effects.effects:
+        return None
+    return "No change of a single column clearly raises or lowers the average probability."
+
+
+def average_sentence(e: AverageEffect) -> str:
+    """What would happen if one column changed in every row."""
+    digits = point_digits(e.upper - e.lower)
+    size, low, high = (f"{100.0 * x:.{digits}f}" for x in (abs(e.mean), *sorted((abs(e.lower), abs(e.upper)))))
+    way, unit = "higher" if e.mean > 0 else "lower", "percentage point" if float(size) == 1.0 else "percentage points"
+    return (
+        f"If {e.name} were {e.change} in every row, the average probability would be {size} {unit} {way} "
+        f"({low} to {high}): {chance(e.after)} instead of {chance(e.before)}."
+    )
+
+
+def entangled_sentence(columns: list[str]) -> str | None:
+    """Why the coefficients of these columns do not tell what they do."""
+    if not columns:
+        return None
+    some = columns[:MOST_ENTANGLED]
+    more = f"{len(columns) - MOST_ENTANGLED} more columns"
+    named = listed_in_words(some if len(columns) == len(some) else [*some, more])
+    verb, they = ("appears", "it does") if len(columns) == 1 else ("appear", "they do")
+    return (
+        f"{named} {verb} in more than one line (× marks columns that act together), so no single line tells what "
+        f"{they}: a line holds only where the columns it is joined with are zero or at their first level. For what a "
+        "column does in all, see “What changes the probability, on average” above and “One column at a time” below."
+    )
 
 
 def effect_sentence(e: Effect) -> str:
-    """A curve at its ends and where it is lowest and highest; or the categories with the highest and lowest."""
+    """A curve from turn to turn; or the categories with the highest and the lowest probability."""
     p = e.predictions.probability
     said = [f"{chance(p[k])} at {readable_number(e.values[k])}" for k in range(len(p))]
+    top, least = int(np.argmax(p)), int(np.argmin(p))
     if not e.curve:
-        top, least = int(np.argmax(p)), int(np.argmin(p))
         interval = chance_range(e.predictions.lower[top], e.predictions.upper[top])
         return (
             f"The probability is highest for {readable_number(e.values[top])}, {chance(p[top])} ({interval}), and "
             f"lowest for {readable_number(e.values[least])}, {chance(p[least])}."
         )
-    rising, falling = (small_against(back, p) for back in (np.maximum.accumulate(p) - p, p - np.minimum.accumulate(p)))
-    if rising or falling:
-        return f"The probability {'rises' if rising else 'falls'} from {said[0]} to {said[-1]}."
-    turns = [k for k in sorted((int(np.argmin(p)), int(np.argmax(p)))) if 0 < k < len(p) - 1]
-    way = [f"{'the highest' if p[k] == p.max() else 'the lowest'}, {said[k]}," for k in turns]
-    return f"The probability starts with {said[0]}, passes through {' and '.join(way)} and ends with {said[-1]}."
-
-
-def small_against(back: np.ndarray, p: np.ndarray) -> bool:
-    """Whether a curve never goes back by more than a tenth of its range."""
-    return bool(back.max() <= 0.1 * np.ptp(p))
+    if chance(p[top]) == chance(p[least]):
+        return f"The probability hardly changes: it is {chance(p[top])} everywhere."
+    turns = e.turns
+    verbs = ["rises" if p[b] > p[a] else "falls" for a, b in pairwise(turns)]
+    if len(verbs) > MOST_LEGS:
+        return (
+            f"The probability rises and falls several times: it is highest, {said[top]}, and lowest, {said[least]}. It "
+            f"begins with {said[0]} and ends with {said[-1]}."
+        )
+    legs = [f"{verb} to {said[k]}" for verb, k in zip(verbs, turns[1:], strict=True)]
+    legs[0] = f"{verbs[0]} from {said[0]} to {said[turns[1]]}"
+    return f"The probability {', then '.join(legs)}."
 
 
 def row_sentence(study: Study, k: int) -> str:

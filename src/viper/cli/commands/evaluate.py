@@ -8,7 +8,16 @@ from rich.markup import escape
 from rich.text import Text
 
 from viper.cli import options
-from viper.cli.terminal import note, note_if_slow, print_json, print_table, say, share_text, significant_number
+from viper.cli.terminal import (
+    note,
+    note_if_slow,
+    plus_minus,
+    print_json,
+    print_table,
+    say,
+    share_text,
+    significant_number,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -84,7 +93,7 @@ def evaluate_model(
         raise typer.BadParameter("--threshold cannot be given with costs or a budget, which choose the threshold")
     fitted, table = options.open_model_and_rows(model, data, reading)
 
-    from viper.cli.predict import prediction_frame
+    from viper.cli.commands.predict import drift_of, note_counts, print_drift, table_predictions
     from viper.cli.preparing import check_option_column, labelled_rows
     from viper.report.metrics import calibration, judge_calibration, scores
 
@@ -92,12 +101,15 @@ def evaluate_model(
     for name in by or ():
         check_option_column(rows.frame, name, "--by")
     with table.located():
-        predicted = prediction_frame(fitted, rows.frame, level)
-    used = rows.known & predicted["probability"].notna().to_numpy()
+        found = table_predictions(fitted, rows.frame, level)
+    predicted = found.table
+    empty = predicted["probability"].isna().to_numpy()
+    note_counts(found.counts(), int(empty.sum()), len(empty))
+    used = rows.known & ~empty
     if not used.any():
-        raise ValueError("some rows must have a class and no missing values; got none.")
+        raise ValueError("some rows must have a class and a prediction; got none.")
     if not used.all():
-        note(f"{int((~used).sum()):,} rows with missing values are left out.")
+        note(f"{int((~used).sum()):,} rows without a class or a prediction are left out.")
     classes = [f"{rows.target} = {value}" for value in fitted.classes_]
     judged = JudgedRows(rows.positive[used], predicted[used], rows.frame[used], classes)
     label, probability = judged.label, judged.probability
@@ -114,10 +126,12 @@ def evaluate_model(
     if checks:
         with note_if_slow("Drawing outcomes from the posterior", as_json):
             document["checks"] = check_document(fitted, judged, level)
+    drifts = drift_of(fitted, rows.frame)
     if as_json:
-        print_json(document)
+        print_json({**document, "remarks": found.counts(), "drift": [one._asdict() for one in drifts]})
     else:
         print_evaluation(document, judged.classes)
+        print_drift(drifts)
 
 
 def read_budget(text: str | None) -> float | None:
@@ -279,8 +293,8 @@ def print_calibration(document: dict[str, Any]) -> None:
     say(f"  {mark} {escape(verdict['sentence'])}")
     say(f"    [dim]miscalibration costs {share_range(verdict)} of the log score of the base rate[/]")
     if verdict["slope"] is not None and verdict["shift"] is not None:
-        slope = f"slope of the log-odds {verdict['slope']:.2f} ± {verdict['slope_error']:.2f} (1 is right)"
-        say(f"    [dim]{slope}, shift {verdict['shift']:.2f} ± {verdict['shift_error']:.2f} (0 is right)[/]")
+        slope = f"slope of the log-odds {plus_minus(verdict['slope'], verdict['slope_error'])} (1 is right)"
+        say(f"    [dim]{slope}, shift {plus_minus(verdict['shift'], verdict['shift_error'])} (0 is right)[/]")
     say()
 
 

@@ -72,6 +72,8 @@ def fit_table(
     drop: options.Drop = None,
     category: options.Category = None,
     positive: options.Positive = None,
+    unseen: options.Unseen = options.UnseenRule.error,
+    beyond: options.Beyond = options.BeyondRule.refuse,
     cv: Annotated[
         int | None,
         options.optional(
@@ -127,6 +129,7 @@ def fit_table(
         began = time.perf_counter()
         scaled = standardise and not is_gp
         learned = learn_formula(prepared.formula, prepared.frame, missing.value, scaled, positive, imputing)
+        learned = learned.with_rules(unseen.value, beyond.value)
         fitted = fit_learned(estimator, learned, settings | {"random_state": seed})
         seconds = time.perf_counter() - began
     folds = DEFAULT_FOLDS if cv is None else cv

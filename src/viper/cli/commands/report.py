@@ -26,6 +26,12 @@ def write_report(
     no_rows: Annotated[
         bool, typer.Option("--no-rows", help="Show no single rows: the file holds numbers about groups of rows only.")
     ] = False,
+    by: Annotated[
+        list[str] | None,
+        options.optional(
+            "Column by which to score groups of rows. Repeat for more. (default: chosen from the model's)"
+        ),
+    ] = None,
     force: options.Force = False,
     *,
     reading: options.Reading,
@@ -52,6 +58,8 @@ def write_report(
     rows = labelled_rows(fitted, table, target, as_text)
     if row_labels is not None:
         check_option_column(rows.frame, row_labels, "--row-labels")
+    for name in by or ():
+        check_option_column(rows.frame, name, "--by")
     try:
         with table.located():
             report.write(
@@ -63,6 +71,7 @@ def write_report(
                 spatial=spatial,
                 row_labels=row_labels,
                 rows=not no_rows,
+                by=by,
             )
     except (StorageError, FileExistsError, PermissionError) as error:
         raise OutputError(str(error)) from None

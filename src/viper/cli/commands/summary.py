@@ -17,7 +17,7 @@ def show_summary(
     ] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Show a saved model: coefficients with intervals, quality of the approximation, and scores.
+    """Show a saved model: coefficients with intervals, quality of the approximation, scores, and its training data.
 
     Examples
     --------
@@ -29,10 +29,12 @@ def show_summary(
 
     check_input(model)
     import viper
-    from viper.cli.model_card import MOST_SHOWN, model_document, print_model
+    from viper.cli.model_card import MOST_SHOWN, model_document, print_card, print_model
 
     document = model_document(viper.load(model), level)
     if as_json:
         print_json(document)
     else:
-        print_model(document, None if everything else MOST_SHOWN, saved=model)
+        most = None if everything else MOST_SHOWN
+        print_model(document, most, saved=model)
+        print_card(document["card"], most)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import pandas
 
 MeasureWord = StrEnum("MeasureWord", ["difference", "ratio", "odds"])
-NUMBERS = ("estimate", "sd", "lower", "upper", "p_direction")
+NUMBERS = ("before", "after", "estimate", "sd", "lower", "upper", "p_direction")
 
 
 def show_effects(
@@ -162,6 +162,7 @@ def one_change(value: str, levels: list[Any] | None) -> Any:
 
 def rows_with_predictions(model: Any, table: Any, by: list[str], weight: str | None) -> tuple["pandas.DataFrame", Any]:
     """Return the rows that the model can predict, and their weights, if there are any."""
+    from viper.cli.commands.predict import note_counts, table_predictions
     from viper.cli.preparing import check_model_columns, check_option_column, input_columns, text_inputs
 
     names = input_columns(model)
@@ -171,16 +172,16 @@ def rows_with_predictions(model: Any, table: Any, by: list[str], weight: str | N
         check_option_column(frame, name, "--by")
     if weight is not None:
         check_option_column(frame, weight, "--weight")
-    if hasattr(model, "formula_"):
-        whole = frame.notna().any(axis=1).to_numpy() if model.formula_.fills else model.formula_.complete(frame)
-    else:
-        whole = frame[names].notna().all(axis=1).to_numpy()
+    found = table_predictions(model, frame, 0.95)
+    empty = found.table["probability"].isna().to_numpy()
+    note_counts(found.counts(), int(empty.sum()), len(frame))
+    whole = ~empty
     if weight is not None:
         whole = whole & frame[weight].notna().to_numpy()
+        if lacking := int((~whole & ~empty).sum()):
+            note(f"{lacking:,} rows without a weight are left out.")
     if not whole.any():
-        raise ValueError("some rows must have no missing values; got none.")
-    if not whole.all():
-        note(f"{int((~whole).sum()):,} rows with missing values are left out.")
+        raise ValueError("some rows must be such that the model can predict them; got none.")
     frame = frame[whole]
     return frame, None if weight is None else frame[weight].to_numpy()
 
@@ -227,6 +228,7 @@ def print_effects(found: dict[str, "pandas.DataFrame"], positive: str, rows: int
 def print_rows(table: "pandas.DataFrame", level: float, title: str, signed: bool = True, ratio: bool = False) -> None:
     """Print one line for each row, with its interval drawn if it has a sign."""
     labels = [name for name in table if name not in NUMBERS]
+    compared = "before" in table
     scale = 1.0 if ratio else 100.0
     digits = decimals([scale * sd for sd in table["sd"]])
     position = math.log if ratio else float
@@ -240,6 +242,8 @@ def print_rows(table: "pandas.DataFrame", level: float, title: str, signed: bool
         plus = "+" if signed and not ratio else ""
         cells: list[str | Text] = [shown_value(row[name]) for name in labels]
         cells += [number("estimate", plus), number("sd"), f"{number('lower', plus)} … {number('upper', plus)}"]
+        if compared:
+            cells.append(f"{100 * row['before']:.1f} → {100 * row['after']:.1f}")
         if signed:
             low, middle, high = (position(row[name]) for name in ("lower", "estimate", "upper"))
             cells.append(interval_strip(low, middle, high, ends if ends[1] > ends[0] else (-1.0, 1.0)))
@@ -247,8 +251,9 @@ def print_rows(table: "pandas.DataFrame", level: float, title: str, signed: bool
         lines.append(cells)
     names = {"variable": "column", "contrast": "change"}
     titles = [*(names.get(str(name), str(name)) for name in labels), title, "sd", f"{100 * level:g} %"]
-    titles += ["", "sign"] if signed else []
-    print_table(titles, lines, left=len(labels), spare=(len(labels) + 3, len(labels) + 1) if signed else ())
+    titles += ["average, %"] * compared + ["", "sign"] * signed
+    spare = (len(titles) - 2, len(labels) + 1, len(titles) - 3) if compared else ()
+    print_table(titles, lines, left=len(labels), spare=spare)
 
 
 def decimals(sds: list[float]) -> int:

@@ -1,0 +1,241 @@
+"""`viper predict`: probabilities with intervals for new rows."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from viper.cli import options
+from viper.cli.terminal import note, print_json, print_table, say
+
+if TYPE_CHECKING:
+    import pandas
+
+    from viper.formula.drift import ColumnDrift
+    from viper.models.prediction import TablePredictions
+
+PART_ROWS = 50_000  # rows read, predicted and written at a time
+MOST_MOVED = 6  # columns that a note lists as distributed differently
+MOST_DRIFTS_SHOWN = 20  # in a table
+
+Counts = dict[str, dict[str, int]]
+
+
+def predict_rows(
+    model: options.ModelPath,
+    data: options.TablePath,
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="CSV (also .gz) or Parquet file to write; - is standard output.")
+    ] = Path("-"),
+    interval: options.Level = 0.95,
+    keep: Annotated[list[str] | None, options.optional("Column to copy into the output. Repeat for more.")] = None,
+    safe_cells: Annotated[
+        bool,
+        typer.Option(
+            "--safe-cells",
+            help="Put an apostrophe before text that a spreadsheet would run: cells that begin with = + - @.",
+        ),
+    ] = False,
+    unseen: options.UnseenOverride = None,
+    beyond: options.BeyondOverride = None,
+    force: options.Force = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON summary of what was written to --out.")] = False,
+    *,
+    reading: options.Reading,
+) -> None:
+    """Predict new rows: probability, its standard deviation and interval, the more probable class, and a note.
+
+    The table must have the columns of the fit; others are ignored. It is read as the file of the fit was, and missing
+    values are treated as there. The distance of a row from the training data is 1 for the farthest row of these.
+    A row that cannot be predicted has only a note that says why, and the exit code is then 5.
+
+    Examples
+    --------
+    viper predict model.viper new.csv --out predictions.csv
+    viper predict model.viper new.csv --interval 0.9 --keep patient_id | head
+    viper predict model.viper new.parquet --out predictions.parquet
+    viper predict model.viper new.csv --unseen baseline --beyond clamp --out predictions.csv
+    """
+    to_screen = str(out) == "-"
+    if to_screen and as_json:
+        raise typer.BadParameter("--json describes the file written, so --out must be a file; got -")
+    fitted, table = options.open_model_and_rows(model, data, reading, None if to_screen else out, force)
+
+    from viper.data.writing import frame_writer, without_formulas
+    from viper.models.prediction import with_rules
+
+    fitted = with_rules(fitted, *(None if rule is None else rule.value for rule in (unseen, beyond)))
+    parts = PredictedParts(fitted, table, interval, keep or [])
+    made = map(without_formulas, parts) if safe_cells else parts
+    with table.located():
+        if to_screen:
+            for part in made:
+                part.to_csv(sys.stdout, index=False, header=parts.first_part, lineterminator="\n")
+                sys.stdout.flush()
+            parts.check_some_predicted()
+        else:
+            with frame_writer(out, force) as write:
+                for part in made:
+                    write(part)
+                parts.check_some_predicted()
+    note_what_was_written(parts, out, to_screen, as_json)
+    if parts.failed:
+        raise typer.Exit(options.INCOMPLETE)
+
+
+class PredictedParts:
+    """The predictions of a table, part by part, and counts of its rows."""
+
+    def __init__(self, model: Any, table: Any, level: float, keep: list[str]) -> None:
+        from viper.formula.drift import DriftCounter
+
+        self.model, self.table, self.level, self.keep = model, table, level, keep
+        self.rows = self.empty = 0
+        self.counts: Counts = {}  # of rows, by kind of remark and column
+        self.first_fault: tuple[int, str] | None = None  # the first row without a prediction, and its note
+        self.drift = DriftCounter(model.formula_) if hasattr(model, "formula_") else None
+        self.ignored: list[str] = []
+        self.first_part = True
+
+    def __iter__(self) -> Iterator["pandas.DataFrame"]:
+        from viper.cli.preparing import check_model_columns, check_option_column, input_columns, target_of, text_inputs
+
+        names = input_columns(self.model)
+        copied = tuple(name for name in self.keep if name not in names)  # read as text, so that they are not altered
+        for frame in self.table.chunks(PART_ROWS, text_inputs(self.model) + copied):
+            if self.first_part:
+                used = {*names, *self.keep, target_of(self.model)}
+                self.ignored = [name for name in frame.columns if name not in used]
+            check_model_columns(frame, names)
+            for name in self.keep:
+                check_option_column(frame, name, "--keep")
+            frame.index = range(self.rows, self.rows + len(frame))  # rows of the file, which errors name
+            result = self._predict(frame[names])
+            for name in reversed(self.keep):
+                result.insert(0, name, frame[name])
+            yield result
+            self.first_part = False
+
+    def _predict(self, frame: "pandas.DataFrame") -> "pandas.DataFrame":
+        """Predict one part, and count."""
+        found = table_predictions(self.model, frame, self.level)
+        add_counts(self.counts, found.counts())
+        if self.drift is not None:
+            self.drift.add(frame)
+        empty = found.table["probability"].isna()
+        if self.first_fault is None and empty.any():
+            self.first_fault = self.rows + int(empty.to_numpy().argmax()), found.table["note"][empty].iloc[0]
+        self.rows += len(frame)
+        self.empty += int(empty.sum())
+        return found.table
+
+    @property
+    def failed(self) -> bool:
+        """Whether rows have no prediction, and not only because the rule for missing values leaves them out."""
+        from viper.formula.screening import FATAL
+
+        drops = hasattr(self.model, "formula_") and self.model.formula_.missing == "drop"
+        return any(kind in FATAL and not (kind == "missing" and drops) for kind in self.counts)
+
+    def check_some_predicted(self) -> None:
+        """Raise FileError, with the first reason, if no row could be predicted."""
+        from viper.errors import FileError
+
+        if self.failed and self.first_fault is not None and self.empty == self.rows:
+            row, reason = self.first_fault
+            rule = f"some rows must be such that the model can predict them; got none of {self.rows:,}"
+            raise FileError(f"{rule}. In {self.table.place(row)}: {reason.removeprefix('no prediction: ')}.")
+
+
+def add_counts(total: Counts, more: Counts) -> None:
+    for kind, by_column in more.items():
+        for column, number in by_column.items():
+            total.setdefault(kind, {})[column] = total.get(kind, {}).get(column, 0) + number
+
+
+def note_counts(counts: Counts, empty: int, rows: int) -> None:
+    """Note how many rows have no prediction, and how many values are filled in, replaced or unusual, by column."""
+    from viper.errors import counted
+    from viper.formula.screening import FATAL, NOTED
+
+    if empty:
+        why = [f"{FATAL[kind]} ({counted(counts[kind])})" for kind in FATAL if kind in counts]
+        has = "has" if empty == 1 else "have"
+        note(f"{empty:,} of {rows:,} rows {has} no prediction, because values are {'; '.join(why)}.")
+    for kind, words in NOTED.items():
+        if kind in counts and kind != "far":
+            note(f"values {words}: {counted(counts[kind])}.")
+    if far := sum(counts.get("far", {}).values()):
+        note(f"{far:,} {'row is' if far == 1 else 'rows are'} {NOTED['far']}: do not rely on their intervals.")
+
+
+def note_drift(drifts: "list[ColumnDrift]") -> None:
+    """Note the columns that are distributed differently from the training data."""
+    if moved := [one for one in drifts if one.moved]:
+        shown = [f"{one.column!r} ({drift_words(one)})" for one in moved[:MOST_MOVED]]
+        more = f" and {len(moved) - MOST_MOVED} more" if len(moved) > MOST_MOVED else ""
+        note(f"columns distributed differently from the training data: {', '.join(shown)}{more}.")
+
+
+def drift_words(drift: "ColumnDrift") -> str:
+    """Say in which way a column differs most: missing values, values outside, its mean, or its shares."""
+    if drift.missing - drift.missing_before > 0.05:
+        return f"{drift.missing:.0%} missing, {drift.missing_before:.0%} in the training data"
+    if drift.outside > 0.05:
+        return (
+            f"{drift.outside:.0%} outside its range" if drift.shift is not None else f"{drift.outside:.0%} new levels"
+        )
+    if drift.shift is not None and abs(drift.shift) > 0.2:
+        return f"its mean is {abs(drift.shift):.2g} sd {'higher' if drift.shift > 0 else 'lower'}"
+    return f"stability index {drift.psi:.2f}"
+
+
+def drift_of(model: Any, frame: "pandas.DataFrame") -> "list[ColumnDrift]":
+    """Compare the rows with the training data; nothing if the model has no record of these."""
+    from viper.formula.drift import column_drift
+
+    return column_drift(model.formula_, frame) if hasattr(model, "formula_") else []
+
+
+def print_drift(drifts: "list[ColumnDrift]") -> None:
+    """Print the columns that are distributed differently from the training data, or that there are none."""
+    moved = [one for one in drifts if one.moved]
+    if not drifts:
+        return
+    if not moved:
+        columns = "The column is" if len(drifts) == 1 else f"All {len(drifts)} columns are"
+        say(f"[bold]Drift[/]: {columns} distributed as in the training data.")
+        return
+    say(f"[bold]Drift[/]: {len(moved)} of {len(drifts)} columns are distributed differently from the training data")
+    rows = [[one.column, drift_words(one), f"{one.psi:.2f}", one.verdict] for one in moved[:MOST_DRIFTS_SHOWN]]
+    print_table(["column", "here", "stability index", "change"], rows, left=2)
+    if len(moved) > MOST_DRIFTS_SHOWN:
+        say(f"  [dim]{len(moved) - MOST_DRIFTS_SHOWN} more, less different; --json lists all.[/]")
+
+
+def table_predictions(model: Any, frame: "pandas.DataFrame", level: float) -> "TablePredictions":
+    """Predict every row that can be predicted; the others have only a note."""
+    from viper.cli.preparing import input_columns
+    from viper.models.prediction import predict_each_row
+
+    return predict_each_row(model, frame[input_columns(model)], level)
+
+
+def note_what_was_written(parts: PredictedParts, out: Path, to_screen: bool, as_json: bool) -> None:
+    from viper.cli.preparing import target_of
+    from viper.errors import listed
+
+    drifts = [] if parts.drift is None else parts.drift.result()
+    note_counts(parts.counts, parts.empty, parts.rows)
+    note_drift(drifts)
+    if parts.ignored:
+        note(f"columns ignored: {listed(parts.ignored)}.")
+    if as_json:
+        counts = {"rows": parts.rows, "without_probability": parts.empty, "remarks": parts.counts}
+        drift = [one._asdict() for one in drifts]
+        print_json({**counts, "drift": drift, "ignored": parts.ignored, "saved": out})
+    elif not to_screen:
+        positive = f"{target_of(parts.model) or 'class'} = {parts.model.classes_[1]}"
+        note(f"{parts.rows:,} rows written to {out}; probability is that of {positive}.")

@@ -1,0 +1,277 @@
+"""Raw columns of a table: text with blanks, dates, identifiers, and what `.` stands for."""
+
+import json
+from datetime import datetime
+
+import numpy as np
+import pandas as pd
+import polars
+import pyarrow as pa
+import pytest
+from tolerances import TOLERANCE
+
+import viper
+from viper.errors import FormulaError, LeftOutWarning
+from viper.formula.columns import as_days, is_date, is_identifier, levels_of
+
+RNG = np.random.default_rng(5)
+ROWS = 240
+WHEN = pd.Series(pd.Timestamp("2023-01-01") + pd.to_timedelta(RNG.integers(0, 900, ROWS), "D"))
+FRAME = pd.DataFrame({"x": RNG.normal(size=ROWS), "when": WHEN, "ward": RNG.choice(["ICU", "east", "west"], ROWS)})
+LOG_ODDS = FRAME["x"] + 2 * (WHEN.dt.month == 7) - (FRAME["ward"] == "ICU")
+FRAME["y"] = np.where(RNG.random(ROWS) < 1 / (1 + np.exp(-LOG_ODDS)), "yes", "no")
+Logistic = viper.VariationalLogisticRegression
+
+
+def close(model, other):
+    np.testing.assert_allclose(model.coef_, other.coef_, rtol=TOLERANCE["converged"])
+
+
+def notes(err):
+    return [text.strip() for text in err.split("note: ")[1:]]
+
+
+# --- text ---
+
+
+def test_blanks_around_text_do_not_make_levels(command):
+    blanks = RNG.choice(["", " ", "\t  "], ROWS)
+    untidy = FRAME.assign(ward=blanks + FRAME["ward"] + blanks[::-1])
+    model, tidy = (Logistic.from_formula("y ~ x + ward", frame) for frame in (untidy, FRAME))
+    assert model.formula_.levels == {"ward": ["ICU", "east", "west"]}
+    close(model, tidy)
+    for made in (model, tidy):  # and a tidy model reads untidy rows
+        np.testing.assert_array_equal(made.predict_proba(untidy), made.predict_proba(FRAME))
+    categories = untidy.assign(ward=untidy["ward"].astype("category"))
+    close(Logistic.from_formula("y ~ x + ward", categories), tidy)
+    untidy.to_parquet("t.parquet")
+    code, out, err = command("fit", "t.parquet", "-t", "y", "--drop", "when", "--json", "-o", "m.viper")
+    assert code == 0, err
+    changed = int((untidy["ward"] != FRAME["ward"]).sum())
+    assert f"blanks around the text of column 'ward' are removed, in {changed} cells." in notes(err)
+    assert "ward[T.east]" in {row["name"] for row in json.loads(out)["coefficients"]}
+
+
+def test_blanks_around_classes_do_not_make_classes(command):
+    untidy = FRAME.assign(y=FRAME["y"].where(RNG.random(ROWS) < 0.8, FRAME["y"] + " "))
+    model = Logistic.from_formula("y ~ x", untidy)
+    assert model.classes_.tolist() == ["no", "yes"]
+    close(model, Logistic.from_formula("y ~ x", FRAME))
+    untidy.to_csv("t.csv", index=False)
+    code, out, err = command("fit", "t.csv", "--formula", "y ~ x", "--json", "-o", "m.viper")
+    assert code == 0, err
+    assert json.loads(out)["classes"] == ["no", "yes"]
+    scores = json.loads(command("evaluate", "m.viper", "t.csv", "--json")[1])
+    assert scores["rows"] == ROWS
+    always = Logistic.from_formula("y ~ x", FRAME.assign(y=FRAME["y"] + " "))  # blanks that are part of every label
+    assert always.classes_.tolist() == ["no ", "yes "]
+
+
+def test_numbers_as_text_are_in_the_order_of_numbers():
+    months = pd.Series([str(month) for month in RNG.integers(1, 13, 200)])
+    assert levels_of(months, 50) == [str(month) for month in range(1, 13)]
+    assert levels_of(pd.Series(["b", "10", "9"]), 50) == ["10", "9", "b"]
+    assert levels_of(pd.Series(["1", "01", "1.0", "-2"]), 50) == ["-2", "01", "1", "1.0"]
+
+
+# --- dates ---
+
+KINDS = {
+    "timestamps": WHEN,
+    "seconds": WHEN.astype("datetime64[s]"),
+    "date objects": WHEN.dt.date,
+    "text": WHEN.dt.strftime("%Y-%m-%d"),
+    "text with a time": WHEN.dt.strftime("%Y-%m-%dT00:00:00"),
+    "text with blanks": WHEN.dt.strftime(" %Y-%m-%d "),
+    "Arrow text": WHEN.dt.strftime("%Y-%m-%d").astype(pd.ArrowDtype(pa.string())),
+    "date32": WHEN.dt.date.astype(pd.ArrowDtype(pa.date32())),
+    "UTC": WHEN.dt.tz_localize("UTC"),
+    "New York": WHEN.dt.tz_localize("America/New_York"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_parts_of_a_date_are_those_of_the_calendar(kind):
+    frame = FRAME.assign(when=KINDS[kind])
+    model = Logistic.from_formula("y ~ days(when) + year(when) + month(when) + weekday(when)", frame, standardize=False)
+    X = model.formula_.encode(frame)
+    days = [datetime.fromisoformat(str(day)).toordinal() - datetime(1970, 1, 1).toordinal() for day in WHEN]
+    assert X["days(when)"].tolist() == days
+    assert X["year(when)"].tolist() == WHEN.dt.year.tolist()
+    for i, month in enumerate(["Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"]):
+        assert (X[f"month(when)[T.{month}]"] == (WHEN.dt.month == i + 2)).all()
+    for i, day in enumerate(["Tue", "Wed", "Thu", "Fri", "Sat", "Sun"]):
+        assert (X[f"weekday(when)[T.{day}]"] == (WHEN.dt.day_of_week == i + 1)).all()
+    assert model.formula_.units["month(when)[T.Feb]"] == "vs Jan"
+
+
+def test_dates_before_1970_and_times_of_day():
+    times = pd.Series(pd.to_datetime(["1969-12-31 18:00", "1601-01-01", "2024-02-29 12:00", None], format="ISO8601"))
+    expected = [-0.25, -134774.0, 19782.5]
+    np.testing.assert_allclose(as_days(times), [*expected, np.nan], rtol=TOLERANCE["roundoff"])
+    np.testing.assert_allclose(as_days(times.astype(str).where(times.notna())), [*expected, np.nan])
+    frame = pd.DataFrame({"t": times[:3].tolist() * 5, "y": [0, 1, 1] * 5})
+    X = Logistic.from_formula("y ~ year(t) + weekday(t)", frame, standardize=False).formula_.encode(frame)
+    assert X["year(t)"][:3].tolist() == [1969, 1601, 2024]
+    assert (X.loc[0, "weekday(t)[T.Wed]"], X.loc[2, "weekday(t)[T.Thu]"]) == (1, 1)
+
+
+def test_a_model_with_dates_is_stored_and_fills_in_missing_dates(tmp_path):
+    holes = FRAME.assign(when=WHEN.where(RNG.random(ROWS) > 0.1))
+    model = Logistic.from_formula("y ~ bs(days(when), df=4) + month(when):x", holes, missing="mean")
+    model.save(tmp_path / "m.viper")
+    loaded = viper.load(tmp_path / "m.viper")
+    middle = holes.assign(when=holes["when"].fillna(holes["when"].mean()))
+    as_text = holes.assign(when=holes["when"].dt.strftime("%Y-%m-%d"))
+    for frame in (holes, middle, as_text, polars.from_pandas(holes)):
+        np.testing.assert_allclose(
+            loaded.predict_proba(frame), model.predict_proba(middle), rtol=TOLERANCE["converged"]
+        )
+    with pytest.raises(FormulaError, match=r"'when' must hold dates such as 2024-12-31; got '31/12/2024' in row 0"):
+        loaded.predict_proba(as_text.assign(when="31/12/2024"))
+
+
+def test_a_month_that_the_fit_has_not_seen_has_the_spread_of_the_prior():
+    winter = FRAME[WHEN.dt.month.isin([1, 2, 12])]
+    model = Logistic.from_formula("y ~ month(when)", winter)
+    summary = model.summary().loc["month(when)[T.Jul]"]
+    np.testing.assert_allclose([summary["mean"], summary["sd"]], [0.0, 1.0], atol=TOLERANCE["converged"])
+    assert np.isfinite(model.predict_proba(FRAME)).all()
+
+
+@pytest.mark.parametrize(
+    ("term", "message"),
+    [
+        ("when", r"got dates. Write which part counts: days\(when\), year\(when\), month\(when\), weekday\(when\)\."),
+        ("year(x)", "must contain dates, such as 2024-12-31; got column 'x'"),
+        ("month(when + x)", "month\\(\\) must contain one column of dates"),
+        ("month(when, 2)", "month\\(\\) must contain one column of dates"),
+        ("log(month(when))", "must have a value for every row"),
+        ("month()", "must be a function of columns"),
+        ("days(when) + C(when)", "used in one way; got 'when' as dates and otherwise"),
+        ("x + days(when) + when", "used in one way"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["timestamps", "text"])
+def test_what_dates_are_not(term, message, kind):
+    with pytest.raises(FormulaError, match=message):
+        Logistic.from_formula(f"y ~ {term}", FRAME.assign(when=KINDS[kind]))
+
+
+def test_text_that_is_not_all_dates_is_text():
+    assert is_date(pd.Series(["2024-01-31", None]))
+    for text in ("2024-02-30", "2024", "31.01.2024", "x"):
+        assert not is_date(pd.Series(["2024-01-31", text]))
+
+
+@pytest.mark.parametrize("kind", ["timestamps", "text"])
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_the_command_line_leaves_dates_out_and_says_so(kind, suffix, command):
+    frame = FRAME.assign(when=KINDS[kind])
+    frame.to_csv("t.csv", index=False)
+    frame.to_parquet("t.parquet")
+    for options in (["-t", "y"], ["--formula", "y ~ ."]):
+        code, out, err = command("fit", f"t.{suffix}", *options, "--json")
+        assert code == 0, err
+        assert any("'when' is left out: dates; name days(when)" in text for text in notes(err))
+        assert json.loads(out)["formula"] == "y ~ x + ward"
+    code, out, err = command("fit", f"t.{suffix}", "--formula", "y ~ . + month(when)", "--json", "-o", "m.viper")
+    assert (code, json.loads(out)["formula"]) == (0, "y ~ x + ward + month(when)"), err
+    assert command("predict", "m.viper", f"t.{suffix}", "-o", "p.csv")[0] == 0
+    assert len(pd.read_csv("p.csv").dropna()) == ROWS
+
+
+# --- identifiers, and what `.` stands for ---
+
+
+@pytest.mark.parametrize("name", ["id", "ID", "patient_id", "Patient ID", "patientId", "id_patient", "index"])
+def test_names_of_identifiers(name):
+    whole = pd.Series(RNG.permutation(1000)[:100], name=name)
+    assert is_identifier(whole, 100)
+    assert not is_identifier(whole.rename("age"), 100)
+    assert not is_identifier(whole % 7, 7)  # codes
+    assert not is_identifier(whole + 0.5, 100)
+
+
+@pytest.mark.parametrize("name", ["bid", "acid", "liquid", "grid", "paid", "idea", "price_index", "COVID", "hybrid"])
+def test_other_names(name):
+    assert not is_identifier(pd.Series(range(100), name=name), 100)
+
+
+EXTRA = FRAME.assign(patient_id=RNG.permutation(ROWS) + 4000, constant=1, empty=np.nan, nr=range(1, ROWS + 1))
+
+
+def test_dot_stands_for_the_columns_that_are_of_use(command):
+    with pytest.warns(LeftOutWarning) as caught:
+        model = Logistic.from_formula("y ~ .", EXTRA.drop(columns="nr"), missing="mean")
+    assert caught[0].filename == __file__
+    assert model.formula_.inputs == ["x", "ward"]
+    for name, why in {"when": "dates", "patient_id": "it identifies rows", "constant": "the same in all rows"}.items():
+        assert f"{name!r}: {why}" in str(caught[0].message)
+    with pytest.warns(LeftOutWarning):
+        wanted = Logistic.from_formula("y ~ . + patient_id - when", EXTRA.drop(columns=["nr", "empty"]))
+    assert wanted.formula_.inputs == ["x", "patient_id", "ward"]
+    EXTRA.to_csv("t.csv", index=False)
+    for options in (["-t", "y"], ["--formula", "y ~ ."]):
+        code, out, err = command("fit", "t.csv", *options, "--json", "--cv", "0")
+        assert code == 0, err
+        assert json.loads(out)["formula"] == "y ~ x + ward + nr"
+        assert "column 'patient_id' is left out: it identifies rows; name it in a formula to use it." in notes(err)
+        assert "column 'nr' counts the rows; pass --drop 'nr' if it is only their number." in notes(err)
+
+
+def test_dot_has_the_limit_of_levels_that_no_formula_has(command):
+    named = FRAME.assign(name=[f"person {i}" for i in range(ROWS)])
+    rule = r"a text column must have at most 50 levels; got 240 in 'name', such as 'person 0'\."
+    with pytest.raises(FormulaError, match=rule + r" Write '\. - name' to leave it out, or '\. \+ name' to use it"):
+        Logistic.from_formula("y ~ .", named)
+    with pytest.warns(LeftOutWarning):
+        assert "name" not in Logistic.from_formula("y ~ . - name", named).formula_.inputs
+    named.to_csv("t.csv", index=False)
+    for options in (["-t", "y"], ["--formula", "y ~ ."]):
+        code, _, err = command("fit", "t.csv", *options)
+        assert code == 3
+        assert err.endswith("Pass --drop 'name', or --category 'name' to use it anyway.")
+    written = FRAME.assign(when=WHEN.dt.strftime("%d.%m.%Y"))
+    with pytest.raises(FormulaError, match=r"Write dates as 2024-12-31\."):
+        Logistic.from_formula("y ~ .", written)
+
+
+@pytest.mark.parametrize("value", [[1, 2], {"a": 1}, b"bytes", np.zeros(2)], ids=["list", "struct", "binary", "array"])
+def test_nested_columns_are_refused_in_one_line(value, command):
+    nested = FRAME.assign(tags=[value] * ROWS)
+    for formula in ("y ~ tags", "y ~ .", "y ~ C(tags)"):
+        with pytest.raises(FormulaError, match="column 'tags' must have one number, text or date in every row"):
+            Logistic.from_formula(formula, nested)
+    nested.to_parquet("t.parquet")
+    for options in (["-t", "y"], ["--formula", "y ~ tags"], ["-t", "tags"]):
+        code, _, err = command("fit", "t.parquet", *options)
+        assert code == 3, err
+        assert "column 'tags' must have one number, text or date in every row" in err
+    assert command("fit", "t.parquet", "-t", "y", "--drop", "tags", "-o", "m.viper")[0] == 0
+    assert command("predict", "m.viper", "t.parquet", "-o", "p.csv")[0] == 0  # where they are ignored
+
+
+# --- formulas that are no formulas ---
+
+BAD = {
+    "a term taken from nothing": "-(-x)",
+    "a bracket": "(-x)",
+    "a difference": "-(x - z)*ward",
+    "nothing times a term": "x*0",
+    "minus signs": f"I({'-' * 20_000}x)",
+    "an open call": f"I({'-' * 20_000}x",
+    "brackets": f"{'(' * 20_000}x{')' * 20_000}",
+    "a long sum": f"I({'x + ' * 20_000}x)",
+    "terms": " + ".join(["x:z"] * 30_000),
+    "calls in calls": f"{'log(' * 3_000}x{')' * 3_000}",
+    "a tower": f"x{':x' * 5_000}",
+}
+
+
+@pytest.mark.parametrize("terms", BAD.values(), ids=BAD)
+def test_every_fault_of_a_formula_is_a_formula_error(terms):
+    with pytest.raises(FormulaError) as caught:
+        Logistic.from_formula(f"y ~ {terms}", FRAME.assign(z=FRAME["x"] ** 2))
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 250
