@@ -14,7 +14,7 @@ PIP_SETTINGS := PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_CONSTRAINT=constraints.txt P
 ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test docs bench lint format dist clean
+.PHONY: help run test hostile sanitize docs bench lint format dist clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,6 +26,22 @@ run: $(READY)  ## run the demonstration
 # computed once.
 test: $(READY)  ## run the tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile $(ARGS)
+
+# Every result must be right or one clear line; the seeds are the same every time:  make hostile ARGS="models --seed 7"
+hostile: $(READY)  ## run thousands of hostile cases and print what became of them
+	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m hostile --workers 2 $(ARGS)
+
+# The compiled pass over rows, in a copy of the package, with gcc's or clang's address and undefined-behaviour checks.
+SANITIZED := build/sanitized
+SANITIZER := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -g -O1 -Wno-psabi
+sanitize: $(READY)  ## test the compiled code with sanitisers
+	rm -rf $(SANITIZED) && mkdir -p $(SANITIZED) && cp -r src/viper $(SANITIZED)
+	$(CC) -shared -fPIC $(SANITIZER) src/viper/inference/kernels/_rows.c -lm -o \
+	  $(SANITIZED)/viper/inference/kernels/_rows$$($(BIN)/python -c 'import sysconfig as s; print(s.get_config_var("EXT_SUFFIX"))')
+	export LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libubsan.so)" \
+	  ASAN_OPTIONS=detect_leaks=0 PYTHONPATH=$(SANITIZED) OMP_NUM_THREADS=1; \
+	$(BIN)/python -c 'from viper.inference.kernels.compiled import is_compiled; assert is_compiled()' && \
+	$(BIN)/python -m pytest -p no:cacheprovider tests/test_compiled.py $(ARGS)
 
 docs: $(READY)  ## build the documentation in build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from pages import ROOT, blocks_of, difference
+from pages import ROOT, difference
 from sklearn.datasets import dump_svmlight_file
 from sklearn.metrics import roc_auc_score
 from sklearn.model_selection import StratifiedKFold, train_test_split
@@ -454,14 +454,26 @@ def test_bound(run):
 # --- the program ---
 
 
-def test_the_page_shows_what_the_commands_print(run):
+STEP = re.compile(r"^```(python)?\n(.*?)^```$(?:\n\n```text\n(.*?)^```$)?", flags=re.MULTILINE | re.DOTALL)
+
+
+def test_the_page_can_be_followed_from_top_to_bottom(run, capsys):
+    """Every block, in order and in one folder, as a reader would: each prints what the page shows."""
     page = (ROOT / "docs" / "command-line.md").read_text(encoding="utf-8")
-    exec(blocks_of(page)[0].source, {})
-    session = re.findall(r"^```\n(viper .*?)^```\n\n```text\n(.*?)^```$", page, flags=re.MULTILINE | re.DOTALL)
-    assert len(session) == 4
-    for command, shown in session[:3]:
-        _, out, err = run(*shlex.split(command)[1:])
-        assert difference(*(re.sub(r"in [\d.]+ s\b", "", text) for text in (shown, out + err))) is None
+    steps, names = [found.groups() for found in STEP.finditer(page)], {}
+    commands = [source for language, source, _ in steps if language is None]
+    assert len(commands) == 5
+    for language, source, shown in steps:
+        if language == "python":
+            exec(source, names)
+            printed = capsys.readouterr().out
+        elif source.startswith("head"):
+            _, lines, path = shlex.split(source)
+            printed = "\n".join(Path(path).read_text(encoding="utf-8").splitlines()[: -int(lines)])
+        else:
+            printed = "".join(run(*shlex.split(source)[1:])[1:])
+        if shown is not None:
+            assert difference(*(re.sub(r"in [\d.]+ s\b", "", text) for text in (shown, printed))) is None
 
 
 @pytest.mark.parametrize(

@@ -564,7 +564,7 @@ def test_report_averages_over_some_of_many_rows_and_levels(patients, monkeypatch
     rng = np.random.default_rng(6)
     frame = patients.assign(town=[f"town {k:02d}" for k in rng.integers(0, 15, len(patients))])
     study = read_study(Logistic.from_formula("died ~ age + town", frame), frame, "died")
-    monkeypatch.setattr(views, "MOST_AVERAGED", 100)
+    monkeypatch.setattr(views, "AVERAGED_ROWS", (100, 100))
     assert study.average_effects.rows == 100
     towns = [e.change for e in study.average_effects.effects if e.name == "town"]
     assert len(towns) == views.MOST_CATEGORIES - 1

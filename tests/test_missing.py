@@ -1,6 +1,7 @@
 """Missing data: what is reported, indicator columns, and multiple imputation against R's mice and statsmodels."""
 
 import json
+import re
 import warnings
 from functools import cache
 from pathlib import Path
@@ -9,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from pages import ROOT, blocks_of, difference
 from sklearn.base import clone
 from sklearn.model_selection import cross_val_predict
 from typer.testing import CliRunner
@@ -548,6 +550,15 @@ def test_viper_missing(run):
     HOLES[["y", "x1"]].to_csv("whole.csv", index=False)
     assert "Nothing is missing in 600 rows and 2 columns." in run("missing", "whole.csv").output
     assert "Did you mean 'x1'?" in run("missing", "whole.csv", "--target", "X1").output
+
+
+def test_the_page_shows_what_viper_missing_prints(run):
+    page = (ROOT / "docs" / "missing.md").read_text(encoding="utf-8")
+    exec(blocks_of(page)[0].source, {"print": lambda *_: None})
+    ((command, shown),) = re.findall(
+        r"^```\n(viper missing .*?)\n```\n\n```text\n(.*?)^```$", page, re.MULTILINE | re.DOTALL
+    )
+    assert difference(shown, run(*command.split()[1:]).output) is None
 
 
 def test_fit_predict_and_summary_with_drawn_values(run):

@@ -138,6 +138,19 @@ def test_without_a_rule_that_fills_in_missing_values_leave_a_row_empty():
     assert table["probability"].isna().tolist() == [True, True, False]
 
 
+def test_a_bad_date_costs_one_row_and_a_later_one_is_no_drift():
+    days = pd.to_datetime("2024-01-01") + pd.to_timedelta(np.arange(400) % 365, "D")
+    dated = FRAME.assign(came=days.strftime("%Y-%m-%d"))
+    fitted = viper.VariationalLogisticRegression.from_formula("y ~ weight + month(came)", dated, missing="drop")
+    new = dated[:3].assign(came=["2031-05-05", "soon", None])
+    table = fitted.predict_table(new)
+    reasons = ["no prediction: came = 'soon' is not a date", "no prediction: came is missing"]
+    assert table["note"].tolist() == ["", *reasons]
+    np.testing.assert_allclose(table["probability"][0], fitted.predict_proba(new[:1])[0, 1], rtol=1e-12)
+    assert [one.column for one in column_drift(fitted.formula_, new)] == ["weight"]
+    assert fitted.card()["columns"][1]["low"] == "2024-01-01"
+
+
 def test_a_table_in_which_nothing_can_be_predicted(model):
     table = model.predict_table(FRAME[:3].assign(ward="Z"))
     assert table["probability"].isna().all()

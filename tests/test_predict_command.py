@@ -51,7 +51,7 @@ def test_one_bad_row_does_not_cost_the_others(fitted):
     good = FRAME[:20].drop(index=[2, 3, 4, 5, 6])
     expected = viper.load("m.viper").predict_proba(good)[:, 1]
     np.testing.assert_allclose(table["probability"][good.index], expected, rtol=1e-12)
-    assert "3 of 20 rows have no prediction, because values are not a number (1 in 'age'); " in err
+    assert "3 of 20 rows have no prediction, because values are not a number or date (1 in 'age'); " in err
     assert "not in the training data (1 in 'town')" in err
     assert "values filled in: 2 in 'age'." in err
     assert "20 rows written to p.csv" in err

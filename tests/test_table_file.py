@@ -123,7 +123,7 @@ FAULTS = {
     "open quote": ('a,b\n1,"2\n3,4\n', "Check its quotes"),
     "not UTF-8": (b"a,b\n1,2\n3,\xe9\n", "got byte 0xe9 at position 10, in line 3. Pass --encoding latin-1"),
     "UTF-16": ("a,b\n1,2\n".encode("utf-16"), "Pass --encoding utf-16"),
-    "spreadsheet": (b"PK\x03\x04 and so on", "got a spreadsheet or zip archive"),
+    "spreadsheet": (b"PK\x03\x04 and so on", "got a zip archive or a damaged file"),
     "half a gzip file": (gzip.compress(b"a,b\n1,2\n" * 1000)[:40], "must be a complete gzip file"),
     "not parquet": (b"PAR1 and so on", "must be a readable Parquet file"),
     "not arrow": (b"ARROW1 and so on", "must be a readable Arrow file"),

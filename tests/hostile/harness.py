@@ -133,13 +133,17 @@ class Worker:
 
 def work(module: Any, material: Any, folder: Path, seeds: list[int], pipe: int) -> None:
     """Run the cases of all seeds and report each of them through the pipe."""
-    limit = memory("VmSize") + ADDRESS_SPACE
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    if getattr(module, "RLIMITS", True):
+        limit = memory("VmSize") + ADDRESS_SPACE
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.chdir(folder)
-    for seed in seeds:
-        report = run_one(module, material, seed)
-        os.write(pipe, json.dumps(report).encode() + b"\n")
+    try:
+        for seed in seeds:
+            report = run_one(module, material, seed)
+            os.write(pipe, json.dumps(report).encode() + b"\n")
+    finally:
+        getattr(module, "close", lambda: None)()
 
 
 def run_one(module: Any, material: Any, seed: int) -> dict[str, Any]:

@@ -171,9 +171,9 @@ def run_program(arguments: list[str] | None = None) -> NoReturn:
         where = error.ctx.command_path if error.ctx else "viper"
         print_error(f"{error.format_message().rstrip('.')}. See: {where} --help")
         code = USAGE
-    except typer.Exit as done:
-        code = done.exit_code
-    except (KeyboardInterrupt, typer.Abort):
-        print_error(INTERRUPTED)
-        code = exit_code()
+    except (KeyboardInterrupt, typer.Abort, typer.Exit) as done:
+        code = getattr(done, "exit_code", None)
+        if code is None or isinstance(done.__cause__, KeyboardInterrupt):  # typer makes it an exit of its own
+            print_error(INTERRUPTED)
+            code = exit_code()
     sys.exit(code if isinstance(code, int) else 0)

@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.text import Text
 
 from viper.cli.terminal import fixed_number, interval_strip, print_table, say, short_number
-from viper.data.csv_text import separator_of
+from viper.data.csv_text import decimal_of, separator_of
 from viper.data.table_file import TableFile
 from viper.formula.encoding import Encoding
 from viper.formula.training import FEWEST_RECORDED, TrainingFile, file_digest
@@ -70,14 +70,14 @@ def training_document(encoding: Encoding) -> dict[str, Any]:
 
 def file_record(table: TableFile, left_out: dict[str, str]) -> TrainingFile:
     """Return what is remembered of the file that a model is fitted to."""
-    kind, path = table.kind().word, table.path
+    kind, path = table.kind().word, table.source
     return TrainingFile(
-        name=path.name,
+        name=table.path.name,
         sha256=file_digest(path) if path.is_file() else None,
         size=path.stat().st_size,
         format=kind,
         separator=separator_of(table) if kind == "csv" else None,
-        decimal=table.decimal,
+        decimal=decimal_of(table) if kind == "csv" else table.decimal or ".",
         encoding=table.encoding,
         na=list(table.missing),
         left_out=left_out,
@@ -274,6 +274,8 @@ def spread_words(column: dict[str, Any]) -> str:
     if column["kind"] == "number":
         low, high, mean, sd = (f"{column[name]:.4g}" for name in ("low", "high", "mean", "sd"))
         return f"{low} to {high}, mean {mean}, sd {sd}"
+    if column["kind"] == "date":
+        return f"{column['low']} to {column['high']}"
     levels = sorted(column["levels"].items(), key=lambda item: -item[1])
     counts = [f"{rows:,}" if rows > FEWEST_RECORDED else f"{FEWEST_RECORDED} or fewer" for _, rows in levels]
     shown = [f"{level} ({count})" for (level, _), count in zip(levels, counts, strict=True)][:MOST_LEVELS_SHOWN]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 MissingRule = StrEnum("MissingRule", ["error", "drop", "mean", "indicator", "multiple"])
 UnseenRule = StrEnum("UnseenRule", ["error", "missing", "baseline"])
 BeyondRule = StrEnum("BeyondRule", ["refuse", "clamp"])
-FormatWord = StrEnum("FormatWord", ["csv", "parquet", "arrow", "libsvm"])
+FormatWord = StrEnum("FormatWord", ["csv", "parquet", "arrow", "excel", "libsvm"])
 
 
 def optional(text: str, *names: str, **settings: Any) -> Any:
@@ -27,7 +27,9 @@ def optional(text: str, *names: str, **settings: Any) -> Any:
     return typer.Option(*names, help=text, show_default=False, **settings)
 
 
-TablePath = Annotated[Path, typer.Argument(help="Table to read: CSV (also .gz), Parquet, Arrow or LIBSVM.")]
+TablePath = Annotated[
+    Path, typer.Argument(help="Table to read: CSV (also .gz), Parquet, Arrow, Excel or LIBSVM; - is standard input.")
+]
 ModelPath = Annotated[Path, typer.Argument(help="Model file written by `viper fit` or `model.save`.")]
 Target = Annotated[
     str | None,
@@ -93,7 +95,8 @@ class Reading:
         str | None, optional("Separator of a CSV file's fields. (default: detected in its first line)", **READING)
     ] = None
     decimal: Annotated[
-        str | None, optional("Decimal separator of a CSV file. (default: as in the fit, or a point)", **READING)
+        str | None,
+        optional("Decimal separator of a CSV file. (default: as in the fit, or as its cells show)", **READING),
     ] = None
     na: Annotated[
         list[str] | None,
@@ -103,20 +106,28 @@ class Reading:
         ),
     ] = None
 
-    def table(self, path: Path, fitted_to: "TrainingFile | None" = None) -> "TableFile":
-        """Return the table at `path`; raises FileError if there is no such file.
+    sheet: Annotated[str | None, optional("Sheet of an Excel file: its name or number. (default: 1)", **READING)] = None
+    multiline: Annotated[
+        bool, typer.Option("--multiline", help="Allow cells of a CSV file, in quotes, to span lines.", **READING)
+    ] = False
+    max_gb: Annotated[
+        float | None,
+        optional("Most memory for the table, in gigabytes. (default: 0.5, or 20 times the file)", min=0.001, **READING),
+    ] = None
 
-        Options that were not given are those of the file that a model was fitted to, unless this file shows others.
-        """
-        from viper.data.table_file import TableFile, check_input
+    def table(self, path: Path) -> "TableFile":
+        """Return the table at `path`; raises FileError if there is no such file. A stream is read, into a file."""
+        from viper.data.table_file import TableFile, readable_table
 
-        check_input(path)
         separator = {"\\t": "\t", "tab": "\t"}.get(self.separator or "", self.separator)
         form = None if self.format is None else self.format.value
-        table = TableFile(path, self.encoding or "utf-8", separator, self.decimal or ".", tuple(self.na or ()), form)
-        return table if fitted_to is None else self._as_in_the_fit(table, fitted_to)
+        most = None if self.max_gb is None else int(self.max_gb * 1e9)
+        more: dict[str, Any] = {"format": form, "sheet": self.sheet, "multiline": self.multiline, "most_bytes": most}
+        missing = tuple(self.na or ())
+        return readable_table(TableFile(path, self.encoding or "utf-8", separator, self.decimal, missing, **more))
 
-    def _as_in_the_fit(self, table: "TableFile", fitted_to: "TrainingFile") -> "TableFile":
+    def as_in_the_fit(self, table: "TableFile", fitted_to: "TrainingFile") -> "TableFile":
+        """Read with the options of the file of the fit, unless others were given or this file shows others."""
         from viper.data.csv_text import shown_decimal, shown_encoding, shown_separator
 
         if table.kind().word != "csv":
@@ -166,14 +177,16 @@ def open_model_and_rows(
     check_input(model)
     if out is not None:
         check_output(out, force)
-    reading.table(data).kind()
+    table = reading.table(data)
+    table.kind()
 
     import viper
     from viper.cli.preparing import input_columns
 
     fitted = viper.load(model)
     training = getattr(getattr(fitted, "formula_", None), "training", None)
-    table = reading.table(data, None if training is None else training.file)
+    if training is not None and training.file is not None:
+        table = reading.as_in_the_fit(table, training.file)
     if table.kind().word == "libsvm":
         table = replace(table, zeros=tuple(input_columns(fitted)))
     return fitted, table

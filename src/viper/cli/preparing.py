@@ -5,6 +5,7 @@ import re
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from viper.data.excel import sheet_names
 from viper.data.table_file import TableFile, check_numbers
 from viper.errors import FileError, FormulaError, instead, listed
 from viper.formula.columns import counts_rows, is_text, left_out_columns, target_without_blanks, without_blanks
@@ -45,6 +46,7 @@ def prepare_rows(
             raise FormulaError(f"--target and the formula must agree; got {target!r} and {named!r}. Give one of them.")
         target = named
     frame = table.read(categories)
+    read_notes = reading_notes(table, frame)
     if target is None and table.kind().word == "libsvm":
         target = "y"
     if target is None:
@@ -54,12 +56,13 @@ def prepare_rows(
     frame = frame.drop(columns=list(dropped))
     named = (*categories, *names_in(formula or ""))
     given = formula is not None and ("sign", ".") not in tokenize(formula)
+    asked = [name for name in frame if name in named or not given]
+    check_numbers(frame[asked], table, (target, *categories, *in_c(formula or "")))
     useless = {} if given else left_out_columns(frame, target, named, how_to_use)
     left_out = {name: why for name, why in useless.items() if name not in named}
     frame = frame.drop(columns=list(left_out))
-    used = frame.columns if formula is None or not given else [name for name in frame if name in named]
-    check_numbers(frame[used], table, (target, *categories, *in_c(formula or "")))
-    notes = [*reading_notes(table), *(f"column {name!r} is left out: {why}." for name, why in left_out.items())]
+    used = [name for name in asked if name in frame]
+    notes = [*read_notes, *(f"column {name!r} is left out: {why}." for name, why in left_out.items())]
     notes += column_notes(frame, target, used, named)
     left_out = dict.fromkeys(dropped, BY_DROP) | left_out
     return PreparedRows(frame, formula or all_columns(frame, target, categories), notes, left_out)
@@ -69,9 +72,26 @@ def how_to_use(name: str) -> str:
     return f"Pass --drop {name!r}, or --category {name!r} to use it anyway."
 
 
-def reading_notes(table: TableFile) -> list[str]:
-    """Return notes about how the file was read, where it was not as its names and cells say."""
-    return []
+def reading_notes(table: TableFile, frame: "pandas.DataFrame") -> list[str]:
+    """Return notes about how a text file or sheet was read, where that is not plain."""
+    from viper.data.csv_text import decimal_of, line_break_in, row_number_column
+
+    kind = table.kind().word
+    if kind not in ("csv", "excel"):
+        return []
+    notes = []
+    if (first := row_number_column(table.text)) is not None:
+        named = f"named {first!r}" if first.strip() else "without a name"
+        notes.append(f"the first column, {named}, is left out: it is taken for row numbers.")
+    if table.decimal is None and kind == "csv" and decimal_of(table) == ",":
+        notes.append("commas are read as decimal points; pass --decimal . if they are not.")
+    if kind == "csv" and table.multiline and (found := line_break_in(frame)) is not None:
+        notes.append(
+            f"some cells span lines; the first is in column {found[0]!r} and begins in {table.place(found[1])}."
+        )
+    if kind == "excel" and table.sheet is None and len(names := sheet_names(table.source)) > 1:
+        notes.append(f"sheet {names[0]!r} is read, the first of {len(names)}; pass --sheet for another.")
+    return notes
 
 
 def column_notes(frame: "pandas.DataFrame", target: str, used: Iterable[str], named: Collection[str]) -> list[str]:

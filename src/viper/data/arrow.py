@@ -7,7 +7,7 @@ names the file and, for CSV, the line.
 import glob
 import io
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,7 +17,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from viper.data.csv_text import likely_separator, line_of_row, parsed_records, refuse_ragged
+from viper.data.csv_text import (
+    check_distinct_names,
+    likely_separator,
+    line_of_row,
+    parsed_records,
+    refuse_line_break,
+    refuse_ragged,
+    shows_commas,
+)
 from viper.errors import FileError
 
 if TYPE_CHECKING:
@@ -39,12 +47,13 @@ class TableFormat(NamedTuple):
 PARQUET = TableFormat("parquet", "Parquet", (".parquet", ".pq"), b"PAR1")
 ARROW = TableFormat("arrow", "Arrow", (".arrow", ".feather", ".ipc"), b"ARROW1")
 CSV = TableFormat("csv", "CSV", (".csv", ".tsv", ".txt"))
+EXCEL = TableFormat("excel", "Excel", (".xlsx", ".xlsm"), b"PK\x03\x04")
 LIBSVM = TableFormat("libsvm", "LIBSVM", (".libsvm", ".svm", ".svmlight"))
 DATASET = TableFormat("dataset", "Dataset")
-FORMATS = {one.word: one for one in (CSV, PARQUET, ARROW, LIBSVM)}
-BY_SUFFIX = {suffix: one for one in (PARQUET, ARROW, CSV, LIBSVM) for suffix in one.suffixes}
+FORMATS = {one.word: one for one in (CSV, PARQUET, ARROW, EXCEL, LIBSVM)}
+BY_SUFFIX = {suffix: one for one in (PARQUET, ARROW, CSV, EXCEL, LIBSVM) for suffix in one.suffixes}
 
-STREAMED = tuple(suffix for suffix, one in BY_SUFFIX.items() if one is not LIBSVM)  # the formats that ArrowFile reads
+STREAMED = tuple(suffix for one in (PARQUET, ARROW, CSV) for suffix in one.suffixes)  # formats that ArrowFile reads
 IN_FOLDERS = [suffix for suffix in STREAMED if suffix != ".txt"]  # folders often hold notes: a .txt must be named
 NO_ROWS = {".bak", ".crc", ".md5", ".sha256", ".tmp"}  # suffixes of companion files, which hold no rows
 COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
@@ -133,11 +142,19 @@ class ArrowFile:
             with self.csv({"include_columns": columns, "column_types": types}) as reader:
                 yield from reader
 
-    def frames(self, rows: int | None) -> Iterator["pandas.DataFrame"]:
-        """Yield all columns of a Parquet or Arrow file, in frames of at most `rows` rows or in one."""
+    def frames(self, rows: int | None, check_size: Callable[[float], None]) -> Iterator["pandas.DataFrame"]:
+        """Yield all columns of a Parquet or Arrow file, in frames of at most `rows` rows or in one.
+
+        `check_size` is called with the bytes of a frame of all rows, as soon as they are known.
+        """
         with self.readable():
+            check_distinct_names(self.schema.names, self.path)
+            if rows is None and self.format == PARQUET:
+                about = self.parquet().metadata
+                check_size(8.0 * about.num_rows * about.num_columns)
             batches = self.stored_batches(rows or FRAME_ROWS, threads=True)
             if rows is None:
+                batches = sized_batches(batches, check_size)
                 yield plain_columns(import_pyarrow().Table.from_batches(batches, self.schema).to_pandas())
             else:
                 yield from (plain_columns(batch.to_pandas()) for batch in batches)
@@ -175,7 +192,7 @@ class ArrowFile:
             read_options=csv.ReadOptions(block_size=CSV_BLOCK, use_threads=False),
             parse_options=csv.ParseOptions(delimiter=self.separator, newlines_in_values=True),
             # an empty cell or NA is a missing label
-            convert_options=csv.ConvertOptions(strings_can_be_null=True, **convert),
+            convert_options=csv.ConvertOptions(strings_can_be_null=True, decimal_point=self.decimal, **convert),
         )
 
     def bytes(self) -> Any:
@@ -192,6 +209,50 @@ class ArrowFile:
             return "\t"
         with self.text() as file:
             return likely_separator(file)
+
+    @cached_property
+    def decimal(self) -> str:
+        """The decimal mark of a CSV file: a comma where its cells show it, otherwise a point."""
+        if self.separator == ",":
+            return "."
+        with self.text() as file:
+            return "," if shows_commas(parsed_records(file, self.separator), ()) else "."
+
+    @cached_property
+    def stamp(self) -> tuple[int, int] | None:
+        """Size and time of the last change, when the file was first looked at."""
+        return stamp_of(self.path)
+
+    def check_line_breaks(self, rows: int) -> None:
+        """Raise if a CSV file with so many rows has a cell that spans lines: then it has more lines than rows."""
+        if self.format == CSV and self.lines > rows + 1 and self.first_line_break is not None:
+            refuse_line_break(self.path, "one", self.first_line_break, "write multiline=True")
+
+    @cached_property
+    def lines(self) -> int:
+        """The number of lines of a CSV file that are not empty at its end."""
+        count, last = 0, b""
+        with self.bytes() as file:
+            while part := file.read(CSV_BLOCK):
+                count, last = count + part.count(b"\n"), part
+        return count + (not last.endswith(b"\n"))
+
+    @cached_property
+    def first_line_break(self) -> int | None:
+        """The line on which the first cell begins that spans lines, or None."""
+        with self.text() as file:
+            for last, fields in parsed_records(file, self.separator):
+                if more := sum(field.count("\n") for field in fields):
+                    return last - more
+        return None
+
+    def check_unchanged(self) -> None:
+        """Raise if the file has been written to since it was first looked at."""
+        if self.stamp != stamp_of(self.path):
+            raise FileError(
+                f"the source must have the same rows in every pass; got {self.path}, which was written to or removed "
+                "since the first. Do not write to files during a fit."
+            )
 
     @contextmanager
     def readable(self) -> Iterator[None]:
@@ -233,15 +294,41 @@ class DatasetFile(ArrowFile):
     """A pyarrow dataset used like a file, including the columns it derives from folder names."""
 
     dataset: Any
+    parts: list[ArrowFile]
 
     def __init__(self, dataset: Any) -> None:
         super().__init__(Path("the dataset"), DATASET)
-        vars(self).update(dataset=dataset, schema=dataset.schema)
+        parts = [ArrowFile(Path(name)) for name in getattr(dataset, "files", []) if Path(name).is_file()]
+        vars(self).update(dataset=dataset, schema=dataset.schema, parts=parts, stamp=None)
+
+    def check_unchanged(self) -> None:
+        for part in self.parts:
+            part.check_unchanged()
 
     def batches(self, columns: list[str], numbers: set[str], rows: int) -> Iterator[Any]:
         with self.readable():
             few = {"batch_readahead": 1, "fragment_readahead": 1, "use_threads": False}
-            yield from self.dataset.to_batches(columns=columns, batch_size=rows, **few)
+            for batch in self.dataset.to_batches(columns=columns, batch_size=rows, **few):
+                batch.validate(full=True)  # a damaged offset would be followed out of a mapped file
+                yield batch
+
+
+def sized_batches(batches: Iterable[Any], check_size: Callable[[float], None]) -> Iterator[Any]:
+    """Yield the same batches, and report their bytes so far."""
+    total = 0
+    for batch in batches:
+        total += batch.nbytes
+        check_size(float(total))
+        yield batch
+
+
+def stamp_of(path: Path) -> tuple[int, int] | None:
+    """Return size and time of the last change of a file, or None if there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_size, found.st_mtime_ns
 
 
 def is_dataset(x: Any) -> bool:
@@ -277,7 +364,12 @@ def find_files(path: Any) -> list[ArrowFile]:
         files = [ArrowFile(x) for x in there if {ending.lower() for ending in x.suffixes} & {*IN_FOLDERS}]
         files = [file for file in files if file.path.suffix.lower() not in NO_ROWS]
     else:
-        files = [ArrowFile(Path(x)) for x in ([here] if here.is_file() else glob.glob(str(path)))]  # noqa: PTH207
+        files = [ArrowFile(Path(x)) for x in ([here] if here.exists() else glob.glob(str(path)))]  # noqa: PTH207
+        if odd := [file.path for file in files if not file.path.is_file()]:
+            raise ValueError(
+                f"path must name regular files, which can be read in every pass; got {str(odd[0])!r}. Save a stream as "
+                "a file first."
+            )
     if not files:
         fix = f"Its files must end in one of {', '.join(IN_FOLDERS)}." if here.is_dir() else "Check the name."
         raise ValueError(f"path must name at least one file; got {str(path)!r}, which names none. {fix}")

@@ -2,11 +2,12 @@
 
 import csv
 import gzip
+import io
 import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NoReturn
@@ -16,26 +17,109 @@ from viper.errors import FileError
 if TYPE_CHECKING:
     import pandas
 
+MOST_BYTES = 500_000_000  # of a table in memory, unless its file is large itself: then MOST_GROWTH times its size
+MOST_GROWTH = 20
+MOST_LINE = 1 << 24  # bytes of one line
+SAMPLED_CELLS = 100_000  # cells by which decimal commas are recognised
+ABSENT = ("", "NA", "NaN", "nan", "null", "N/A", "#N/A", "None")  # cells that say nothing about decimal commas
+ROW_NUMBERS = re.compile(r"\s*|Unnamed: 0(\.\d+)?")  # how pandas and R name a first column of row numbers
+WITH_COMMA = re.compile(r"\s*[+-]?\d*,\d+(?:[eE][+-]?\d+)?\s*")
+WITH_POINT = re.compile(r"\s*[+-]?\d*\.\d+(?:[eE][+-]?\d+)?\s*")
+WHOLE_NUMBER = re.compile(r"\s*[+-]?\d+\s*")
+MAYBE_THOUSANDS = re.compile(r"\s*[+-]?[1-9]\d{0,2},\d{3}\s*")
+
 
 @dataclass(frozen=True)
 class CsvText:
-    """A file of separated values, and how to read it."""
+    """A file of separated values, and how to read it.
+
+    `path` is how the user named it. The bytes are in `stored`, if the user's path can be read only once.
+    """
 
     path: Path
     encoding: str = "utf-8"
     separator: str | None = None  # None: the most likely one of , ; tab and |
-    decimal: str = "."
+    decimal: str | None = None  # None: a comma where the cells show it, otherwise a point
     missing: tuple[str, ...] = ()  # other cells that mean a missing value, besides empty ones, NA, NaN and null
+    multiline: bool = field(default=False, kw_only=True)  # whether cells in quotes may span lines
+    most_bytes: int | None = field(default=None, kw_only=True)
+    stored: Path | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        for name, mark in (("separator", self.separator), ("decimal", self.decimal)):
+            if mark is not None and (len(mark) != 1 or mark in '"\r\n\0'):
+                raise FileError(f"the {name} must be one character; got {mark!r}. Write --{name} ',' or ';'.")
+        if self.separator is not None and self.separator == self.decimal and self.separator != ",":
+            raise FileError(f"the separator and the decimal mark must differ; got {self.decimal!r} as both.")
+
+    @property
+    def source(self) -> Path:
+        """The file that holds the bytes."""
+        return self.stored or self.path
+
+    @property
+    def limit(self) -> int:
+        """The most bytes that the table may take in memory."""
+        return self.most_bytes or max(MOST_BYTES, MOST_GROWTH * self.source.stat().st_size)
+
+    def refuse_size(self, size: float) -> NoReturn:
+        raise FileError(
+            f"a table may take at most {in_gigabytes(self.limit)} in memory; got {self.path}, which takes "
+            f"{in_gigabytes(size)} or more. Pass --max-gb {max(1, -(-int(size) // 10**9))} if it is meant to."
+        )
+
+
+def in_gigabytes(size: float) -> str:
+    return f"{size / 1e9:.3g} GB"
+
+
+class BoundedBytes(io.BufferedIOBase):
+    """The bytes of a file as they are decompressed. Raises where they or one of their lines become too many."""
+
+    def __init__(self, file: Any, table: CsvText) -> None:
+        self.file, self.table, self.limit = file, table, table.limit
+        self.longest = table.most_bytes or MOST_LINE
+        self.total = self.line = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int | None = -1) -> bytes:
+        if size is None or size < 0:
+            return b"".join(iter(lambda: self.read(1 << 20), b""))
+        return self.checked(self.file.read(size))
+
+    def read1(self, size: int = -1) -> bytes:
+        return self.checked(self.file.read1(size if size > 0 else 1 << 16))
+
+    def checked(self, part: bytes) -> bytes:
+        self.total += len(part)
+        end = max(part.rfind(b"\n"), part.rfind(b"\r"))
+        self.line = self.line + len(part) if end < 0 else len(part) - end - 1
+        if self.total > self.limit:
+            self.table.refuse_size(self.total)
+        if self.line > self.longest:
+            raise FileError(
+                f"a line of a table may have at most {self.longest / 1e6:,.0f} MB; got a longer one in "
+                f"{self.table.path}. Check the file, or pass --max-gb 1 if it is meant to."
+            )
+        return part
+
+    def close(self) -> None:
+        self.file.close()
+        super().close()
+
+
+def open_bytes(table: CsvText) -> BoundedBytes:
+    """Open the bytes, decompressed if they are gzip."""
+    return BoundedBytes(gzip.open(table.source) if is_gzip(table.source) else table.source.open("rb"), table)
 
 
 def open_text(table: CsvText) -> IO[str]:
     """Open the text, decompressed if it is gzip."""
-    compressed = is_gzip(table.path)
     encoding = "utf-8-sig" if table.encoding.lower().replace("-", "") == "utf8" else table.encoding
     try:
-        if compressed:
-            return gzip.open(table.path, "rt", encoding=encoding, newline="")
-        return table.path.open("r", encoding=encoding, newline="")
+        return io.TextIOWrapper(open_bytes(table), encoding=encoding, newline="")
     except LookupError:
         raise FileError(f"the encoding must be one that Python knows; got {encoding!r}. Try latin-1.") from None
 
@@ -50,6 +134,38 @@ def separator_of(table: CsvText) -> str:
         return table.separator
     with open_text(table) as file:
         return likely_separator(file)
+
+
+def decimal_of(table: CsvText) -> str:
+    """Return the decimal mark: the given one, or a comma if the file shows it.
+
+    A file shows it if its cells are not separated by commas, and in its first rows a column has only whole numbers and
+    numbers with a comma, of which some cannot be thousands, and no column has numbers with a point.
+    """
+    if table.decimal is not None:
+        return table.decimal
+    return "," if separator_of(table) != "," and shows_commas(records(table), table.missing) else "."
+
+
+def shows_commas(rows: Iterable[tuple[int, list[str]]], missing: tuple[str, ...]) -> bool:
+    found, cells = [], 0
+    for _, fields in islice(rows, 1, None):
+        found.append(fields)
+        cells += len(fields)
+        if cells > SAMPLED_CELLS:
+            break
+    absent = {*ABSENT, *missing}
+    commas = False
+    for column in zip(*found, strict=False):
+        values = [cell for cell in column if cell.strip() not in absent]
+        whole = [cell for cell in values if WHOLE_NUMBER.fullmatch(cell)]
+        with_comma = [cell for cell in values if WITH_COMMA.fullmatch(cell)]
+        with_point = [cell for cell in values if WITH_POINT.fullmatch(cell)]
+        if with_point and len(with_point) + len(whole) == len(values):
+            return False
+        if with_comma and len(with_comma) + len(whole) == len(values):
+            commas = commas or not all(MAYBE_THOUSANDS.fullmatch(cell) for cell in with_comma)
+    return commas
 
 
 def likely_separator(lines: Iterable[str]) -> str:
@@ -72,8 +188,7 @@ def shown_encoding(table: CsvText, known: str) -> str:
     """Return the encoding of another file, or UTF-8 if this one is evidently that: letters beyond ASCII decode so."""
     if "utf" in known.lower():
         return known
-    opener: Callable[..., Any] = gzip.open if is_gzip(table.path) else open
-    with opener(table.path, "rb") as file:
+    with open_bytes(table) as file:
         start = file.read(1 << 20)
     text = start.decode("utf-8", errors="replace").rstrip("\ufffd")  # the last character may be cut
     return known if start.isascii() or "\ufffd" in text else "utf-8"
@@ -85,8 +200,8 @@ def shown_decimal(table: CsvText, known: str) -> str:
     counts = dict.fromkeys((known, other), 0)
     mark = separator_of(table)
     for _, fields in islice(records(table), 1, 1001):
-        for field in fields:
-            found = re.fullmatch(r"\s*[-+]?\d+([.,])\d+\s*", field)
+        for cell in fields:
+            found = re.fullmatch(r"\s*[-+]?\d+([.,])\d+\s*", cell)
             if found and found[1] != mark:
                 counts[found[1]] = counts.get(found[1], 0) + 1
     return other if counts[other] and not counts[known] else known
@@ -119,9 +234,9 @@ def read_header(table: CsvText) -> list[str]:
     names = next(rows, (0, []))[1]
     if not any(name.strip() for name in names):
         raise FileError(f"the file must begin with the names of its columns; got {table.path}, which has none.")
-    twice = [name for i, name in enumerate(names) if name.strip() and name in names[:i]]
-    if twice:
-        raise FileError(f"columns must have different names; got {twice[0]!r} twice in {table.path}. Rename one.")
+    check_distinct_names(names, table.path)
+    if not table.multiline and any("\n" in name or "\r" in name for name in names):
+        refuse_line_break(table.path, "a name", 1)
     first = next(rows, None)
     if first is None:
         raise FileError(f"the file must have rows below its header; got {table.path}, which has none.")
@@ -130,24 +245,62 @@ def read_header(table: CsvText) -> list[str]:
     return names
 
 
+def check_distinct_names(names: Iterable[str], path: Path) -> None:
+    """Raise unless the names differ; columns without a name may be several."""
+    there: set[str] = set()
+    for name in names:
+        if name.strip() and name in there:
+            raise FileError(f"columns must have different names; got {name!r} twice in {path}. Rename one.")
+        there.add(name)
+
+
+def row_number_column(table: CsvText) -> str | None:
+    """Return the name of a first column that is left out because it has none, as pandas and R write row numbers."""
+    first = read_header(table)[0]
+    return first if ROW_NUMBERS.fullmatch(first) else None
+
+
 def read_csv(table: CsvText, rows: int | None, text: tuple[str, ...]) -> Iterator["pandas.DataFrame"]:
     """Yield the rows in frames of at most `rows`, or in one; the columns in `text` are not converted to numbers."""
     import pandas
 
     with worded_csv_errors(table):
         names = read_header(table)
-        options: dict[str, Any] = {"sep": separator_of(table), "decimal": table.decimal, "skipinitialspace": True}
+        numbered = ROW_NUMBERS.fullmatch(names[0])
+        options: dict[str, Any] = {"sep": separator_of(table), "decimal": decimal_of(table), "skipinitialspace": True}
         options |= {"dtype": dict.fromkeys(text, str), "na_values": list(table.missing), "low_memory": False}
         with open_text(table) as file:
             whole = pandas.read_csv(file, **options, chunksize=rows)
-            checked = False
+            checked, start = False, 0
             for part in [whole] if rows is None else whole:
                 # in a line that is too short, the last field is missing
                 if not checked and part.iloc[:, -1].isna().any():
                     check_lengths(table, len(names))
                     checked = True
-                # an unnamed first column is how pandas and R write row numbers
-                yield part.iloc[:, 1:] if str(part.columns[0]).startswith("Unnamed: 0") else part
+                if not table.multiline and (found := line_break_in(part)) is not None:
+                    name, row = found
+                    refuse_line_break(table.path, f"one in column {name!r}", line_of_row(records(table), start + row))
+                start += len(part)
+                yield part.iloc[:, 1:] if numbered else part
+
+
+def line_break_in(frame: "pandas.DataFrame") -> tuple[str, int] | None:
+    """Return the column and the row of the first cell that spans lines, or None."""
+    from pandas.api import types
+
+    for i, kind in enumerate(frame.dtypes):
+        if types.is_object_dtype(kind) or types.is_string_dtype(kind):
+            found = frame.iloc[:, i].astype("str").str.contains("[\r\n]", na=False).to_numpy(dtype=bool)
+            if found.any():
+                return str(frame.columns[i]), int(found.argmax())
+    return None
+
+
+def refuse_line_break(path: Path, what: str, line: int | None, fix: str = "pass --multiline") -> NoReturn:
+    raise FileError(
+        f"a cell must not span lines; got {what}, which begins in line {line} of {path}. Correct its quotes, or {fix} "
+        "if cells span lines."
+    )
 
 
 def check_lengths(table: CsvText, count: int) -> None:
@@ -190,9 +343,8 @@ def worded_csv_errors(table: CsvText) -> Iterator[None]:
 
 def refuse_undecodable(table: CsvText) -> NoReturn:
     """Raise with the position of the first byte that is not in the encoding."""
-    opener: Callable[..., Any] = gzip.open if table.path.suffix == ".gz" else open
     at = 0
-    with opener(table.path, "rb") as file:
+    with open_bytes(table) as file:
         for number, line in enumerate(file, 1):
             try:
                 line.decode(table.encoding)

@@ -26,6 +26,9 @@ class Files:
         frame, and an unnamed first column of a CSV file; for predictions, the columns of the fit.
     weight, offset : str, optional
         The columns of row weights and of the known part of the log-odds.
+    multiline : bool, default False
+        Whether cells of CSV files, in quotes, may span lines. Otherwise they are an error: a quote that is not closed
+        would swallow rows.
 
     Examples
     --------
@@ -45,6 +48,7 @@ class Files:
     features: Sequence[str] | None = None
     weight: str | None = None
     offset: str | None = None
+    multiline: bool = False
 
     def open(self, labels: bool, known: Sequence[str] | None) -> "FileReader":
         if labels and self.target is None:
@@ -57,8 +61,10 @@ class Files:
         others["offset"] = self.offset
         apart = {name for name in (self.target, self.weight, self.offset) if name is not None}
         chosen = known if known is not None else self.features
+        for file in files:
+            file.check_unchanged()  # and remember what it is like
         kinds = arrow.feature_types(files, None if chosen is None else list(chosen), apart, others)
-        return FileReader(files, kinds, others)
+        return FileReader(files, kinds, others, self.multiline)
 
 
 @dataclass(frozen=True)
@@ -68,6 +74,7 @@ class FileReader:
     files: list[arrow.ArrowFile]
     kinds: dict[str, Any]  # feature -> NumPy dtype
     others: dict[str, str | None]  # target, weight, offset -> column
+    multiline: bool = False
 
     @property
     def names(self) -> list[str]:
@@ -83,9 +90,13 @@ class FileReader:
         numbers = {*self.names, *named} - {self.others["target"]}
         dtype = np.result_type(*self.kinds.values())
         for file in self.files:
+            file.check_unchanged()
+        for file in self.files:
             start = 0
             for batch in file.batches(wanted, numbers, rows):
                 X = arrow.batch_matrix(batch, self.names, dtype) if features else None
                 found = {part: None if n is None else arrow.batch_vector(batch, n) for part, n in self.others.items()}
                 yield Chunk(X, found["target"], weight=found["weight"], offset=found["offset"], place=file.place(start))
                 start += batch.num_rows
+            if not self.multiline:
+                file.check_line_breaks(start)

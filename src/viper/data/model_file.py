@@ -29,7 +29,7 @@ from viper.data.schema import LABEL, Fields, Items, Layout, Value, refuse_value
 from viper.data.writing import IN_PYTHON, checked_file, worded_errors
 from viper.errors import StorageError, shown
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2  # 1: version 0.1.0; 2: since then, with training data and imputations. All of them are read
 LARGEST_HEADER = 1 << 24  # bytes; as JSON in memory it may take twenty times as much
 MOST_CONTAINERS = 1_000_000  # lists and dictionaries in a header, each of which takes at least 60 bytes
 MOST_AXES = 8

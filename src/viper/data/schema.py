@@ -76,16 +76,16 @@ class Entries:
 
 @dataclass(frozen=True)
 class Fields:
-    """A dictionary with these names, and a rule for each; those in `optional` may be absent."""
+    """A dictionary with these names, and a rule for each; those in `optional` may be absent. `where` may be empty."""
 
     required: Mapping[str, Rule]
     optional: Mapping[str, Rule] = field(default_factory=dict)
 
     def check(self, value: Any, where: str) -> None:
-        check_keys(value, where)
-        check_complete(value, self.required, self.optional, where)
+        check_keys(value, where or "the model")
+        check_complete(value, self.required, self.optional, where or "the model")
         for name, item in value.items():
-            (self.required.get(name) or self.optional[name]).check(item, f"{where}.{name}")
+            (self.required.get(name) or self.optional[name]).check(item, f"{where}.{name}".lstrip("."))
 
 
 @dataclass(frozen=True)

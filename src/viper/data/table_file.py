@@ -1,18 +1,44 @@
-"""Read tables on disk as data frames: CSV (also .gz), Parquet, Arrow and LIBSVM; errors name file, line and cell.
+"""Read tables on disk as data frames: CSV (also .gz), Parquet, Arrow, Excel and LIBSVM; errors name line and cell.
 
 Nothing here imports torch, so that a command reports a wrong file name at once.
 """
 
+import atexit
 import difflib
 import os
+import shutil
+import stat
+import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
-from viper.data.arrow import BY_SUFFIX, CSV, FORMATS, LIBSVM, ArrowFile, TableFormat, first_bytes, format_by_magic
-from viper.data.csv_text import CsvText, line_of_row, read_csv, records
+from viper.data.arrow import (
+    BY_SUFFIX,
+    CSV,
+    EXCEL,
+    FORMATS,
+    LIBSVM,
+    ArrowFile,
+    TableFormat,
+    first_bytes,
+    format_by_magic,
+)
+from viper.data.csv_text import (
+    MAYBE_THOUSANDS,
+    WHOLE_NUMBER,
+    WITH_COMMA,
+    CsvText,
+    decimal_of,
+    line_of_row,
+    read_csv,
+    records,
+)
+from viper.data.excel import write_sheet
 from viper.errors import FileError, RowError
 
 if TYPE_CHECKING:
@@ -29,6 +55,7 @@ class TableFile(CsvText):
 
     format: str | None = None
     zeros: tuple[str, ...] = ()  # columns that a LIBSVM file leaves out if they are zero in all of its rows
+    sheet: str | None = None  # of an Excel workbook: its name or number; None is the first
 
     def read(self, text: tuple[str, ...] = ()) -> "pandas.DataFrame":
         """Read all rows; the columns in `text` are not converted to numbers."""
@@ -38,32 +65,48 @@ class TableFile(CsvText):
     def chunks(self, rows: int | None, text: tuple[str, ...] = ()) -> Iterator["pandas.DataFrame"]:
         """Yield the rows in parts of at most `rows`, or in one."""
         kind = self.kind()
-        if kind == CSV:
-            yield from read_csv(self, rows, text)
+        if kind in (CSV, EXCEL):
+            yield from read_csv(self.text, rows, text)
         elif kind == LIBSVM:
-            frame = read_libsvm(self.path)
+            frame = read_libsvm(self.source)
             yield frame.reindex(columns=list(dict.fromkeys([*frame, *self.zeros])), fill_value=0.0)
         else:
-            yield from ArrowFile(self.path, kind).frames(rows)
+            yield from ArrowFile(self.source, kind).frames(rows, self.check_size)
+
+    @cached_property
+    def text(self) -> CsvText:
+        """The table as separated values: the file itself, or what a sheet of a workbook holds."""
+        if self.kind() != EXCEL:
+            return self
+        decimal = self.decimal or "."
+        separator = ";" if decimal == "," else ","
+        stored = temporary_file()
+        write_sheet(self, self.sheet, stored, separator, decimal)
+        options = {"multiline": True, "most_bytes": self.limit, "stored": stored}
+        return CsvText(self.path, "utf-8", separator, decimal, self.missing, **options)  # type: ignore[arg-type]
+
+    def check_size(self, size: float) -> None:
+        if size > self.limit:
+            self.refuse_size(size)
 
     def kind(self) -> TableFormat:
-        """The file's format. Raises if the file does not exist, is empty or is a spreadsheet."""
-        check_input(self.path)
+        """The file's format. Raises if the file does not exist or is empty."""
+        check_input(self.source)
         if self.format is not None:
             return FORMATS[self.format]
-        start = first_bytes(self.path)
-        if start.startswith(b"PK\x03\x04"):
-            raise FileError(f"{self.path} must be a table; got a spreadsheet or zip archive. Save it as CSV.")
+        start = first_bytes(self.source)
+        if start.startswith(b"\xd0\xcf\x11\xe0"):
+            raise FileError(f"{self.path} must be a table; got a workbook of old Excel. Save it as .xlsx or as CSV.")
         return format_by_magic(start) or BY_SUFFIX.get(self.path.suffix.lower(), CSV)
 
     def line(self, row: int) -> int | None:
-        """Return the line of a text file on which data row `row` (from 0) begins."""
-        return line_of_row(records(self), row) if self.kind() == CSV else None
+        """Return the line of a text file, or of a sheet, on which data row `row` (from 0) begins."""
+        return line_of_row(records(self.text), row) if self.kind() in (CSV, EXCEL) else None
 
     def place(self, row: int) -> str:
-        """Describe where data row `row` (from 0) is: its line in a text file, otherwise its number."""
+        """Describe where data row `row` (from 0) is: its line in a text file or sheet, otherwise its number."""
         line = self.line(row)
-        return f"row {row + 1}" if line is None else f"line {line}"
+        return f"row {row + 1}" if line is None else f"{'row' if self.kind() == EXCEL else 'line'} {line}"
 
     @contextmanager
     def located(self) -> Iterator[None]:
@@ -73,6 +116,45 @@ class TableFile(CsvText):
         except RowError as error:
             where = f"{self.place(int(error.row))} of {self.path}."
             raise FileError(str(error).replace(f"row {error.row}.", where)) from None
+
+
+def temporary_file() -> Path:
+    """Return a new file that is removed when the program ends."""
+    descriptor, name = tempfile.mkstemp(prefix="viper-")
+    os.close(descriptor)
+    atexit.register(Path(name).unlink, missing_ok=True)
+    return Path(name)
+
+
+def readable_table(table: TableFile) -> TableFile:
+    """Return the table; if it can be read only once, as standard input (-) and pipes, with its bytes in a file."""
+    standard = str(table.path) == "-"
+    if not standard:
+        check_input(table.path)
+        kind = table.path.stat().st_mode
+        if stat.S_ISREG(kind):
+            return table
+        standard = os.path.samestat(table.path.stat(), os.fstat(0))
+        if not standard and not stat.S_ISFIFO(kind):
+            raise FileError(f"the table must be a file or a pipe; got {table.path}, which is a device or a socket.")
+    stored = temporary_file()
+    named = replace(table, path=Path("standard input") if standard else table.path, stored=stored)
+    if standard and sys.stdin is None:
+        raise FileError("the table must be a file or a pipe; got standard input, which is closed.")
+    with sys.stdin.buffer if standard else table.path.open("rb") as source, stored.open("wb") as target:
+        copy_at_most(source, target, named)
+    return named
+
+
+def copy_at_most(source: BinaryIO, target: BinaryIO, table: TableFile) -> None:
+    """Copy all bytes; raises if they fill the disk's free space or the limit that was given."""
+    most = table.most_bytes or shutil.disk_usage(tempfile.gettempdir()).free // 2
+    copied = 0
+    while part := source.read(1 << 20):
+        copied += len(part)
+        if copied > most:
+            table.refuse_size(copied)
+        target.write(part)
 
 
 def check_input(path: Path) -> None:
@@ -91,6 +173,40 @@ def check_input(path: Path) -> None:
         raise FileError(f"the file must have a header and rows; got {path}, which is empty.")
 
 
+def check_decimals(column: "pandas.Series", table: TableFile) -> None:  # type: ignore[type-arg]
+    """Raise if the texts are numbers with another decimal mark than the table's."""
+    there = column.dropna()
+    if not all(isinstance(text, str) for text in there):
+        return
+    texts = there.unique()
+    if table.kind() in (CSV, EXCEL) and decimal_of(table.text) == ",":
+        odd = [text for text in texts if "." in text]
+        if odd and all(spells_number(text) for text in texts):
+            row = int((column == odd[0]).to_numpy().argmax())
+            raise FileError(
+                f"column {column.name!r} must have decimal commas, as the table has; got {odd[0]!r} in "
+                f"{table.place(row)}. Pass --decimal . if it has points."
+            )
+    commas = [text for text in texts if WITH_COMMA.fullmatch(text)]
+    if not commas or len(commas) + sum(WHOLE_NUMBER.fullmatch(text) is not None for text in texts) < len(texts):
+        return
+    row = int((column == commas[0]).to_numpy().argmax())
+    unclear = " Remove the commas if they mark thousands." if all(map(MAYBE_THOUSANDS.fullmatch, commas)) else ""
+    raise FileError(
+        f"column {column.name!r} must be numbers with a decimal point, or text; got {commas[0]!r} in "
+        f"{table.place(row)}. Pass --decimal , if that is a decimal comma, or --category {column.name!r} if the column "
+        f"is text.{unclear}"
+    )
+
+
+def spells_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
 def check_numbers(frame: "pandas.DataFrame", table: TableFile, categories: tuple[str, ...] = ()) -> None:
     """Raise if most cells of a text column are numbers; the message names the first that is not, and its line."""
     import pandas
@@ -99,6 +215,7 @@ def check_numbers(frame: "pandas.DataFrame", table: TableFile, categories: tuple
         column = frame[name]
         if not pandas.api.types.is_string_dtype(column.dtype):
             continue
+        check_decimals(column, table)
         numbers = pandas.to_numeric(column, errors="coerce")
         bad = (numbers.isna() & column.notna()).to_numpy()
         if not bad.any() or bad.sum() > (1 - MOSTLY) * column.notna().sum() or numbers.nunique() < FEWEST_NUMBERS:
@@ -119,7 +236,7 @@ def read_libsvm(path: Path) -> "pandas.DataFrame":
 
     try:
         X, y = load_svmlight_file(str(path), zero_based=True)
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise FileError(f"{path} must be LIBSVM text, 'label index:value …'; got {error}.") from None
     if X.shape[0] * X.shape[1] > MOST_CELLS:
         raise FileError(

@@ -48,13 +48,15 @@ class DriftCounter:
 
     def __init__(self, encoding: Encoding) -> None:
         self.encoding = encoding
-        self.training = {} if encoding.training is None else encoding.training.columns
+        known = {} if encoding.training is None else encoding.training.columns
+        dates = encoding._parsed.dates  # those of new rows are later; that is no drift
+        self.training = {name: column for name, column in known.items() if name not in dates}
         self.counts = {name: np.zeros(len(column.rows) + 3, dtype=int) for name, column in self.training.items()}
         self.sums = dict.fromkeys(self.training, 0.0)
 
     def add(self, data: Any) -> None:
         """Count the rows of one part."""
-        frame = self.encoding._given(data)
+        frame = self.encoding._raw(data)
         for name, column in self.training.items():
             if column.kind == "number":
                 bins, total = bins_of_numbers(frame[name], column)

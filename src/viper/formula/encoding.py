@@ -293,6 +293,10 @@ class Encoding:
         return self._known(self._given(data))
 
     def _given(self, data: Any) -> "pandas.DataFrame":
+        """Return the columns that the formula reads, with dates as days."""
+        return with_days(self._raw(data), self._parsed.dates)
+
+    def _raw(self, data: Any) -> "pandas.DataFrame":
         """Return the columns that the formula reads, as they are."""
         frame = as_frame(data)
         absent = [name for name in self.inputs if name not in frame.columns]
@@ -301,7 +305,7 @@ class Encoding:
                 f"the data must have the columns of the fit; got none named {listed(absent)}. "
                 f"It has {listed(frame.columns)}."
             )
-        return with_days(frame[self.inputs], self._parsed.dates)
+        return frame[self.inputs]
 
     def _known(self, frame: "pandas.DataFrame") -> "pandas.DataFrame":
         """Apply the rule for levels that were not in the training data, unless it is an error."""
@@ -395,7 +399,9 @@ class Encoding:
             encoding = cls(**state | decoded)
             check_encoding(encoding)
         except ValueError as error:
-            raise StorageError(f"the model's formula must be one that viper wrote; got {error}") from None
+            raise StorageError(
+                f"the model's formula must be one that viper wrote; got {str(error).rstrip('.')}."
+            ) from None
         return encoding
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from viper.formula.columns import level_codes, python_value
+from viper.formula.columns import as_days, level_codes, parsed_dates, python_value
 from viper.formula.encoding import Encoding, undefined_cells
 from viper.formula.training import TrainingColumn
 
@@ -22,7 +22,7 @@ MOST_REMARKS = 3  # about one row that are spelled out
 # kind -> words for a count of rows; those of FATAL leave a row without a prediction
 FATAL = {
     "missing": "missing",
-    "text": "not a number",
+    "text": "not a number or date",
     "unseen": "not in the training data",
     "beyond": "beyond the range of a spline",
     "undefined": "without a value",
@@ -65,13 +65,15 @@ class Screened(NamedTuple):
 
 def screen_rows(encoding: Encoding, data: Any) -> Screened:
     """Apply the encoding's rules for new values, and say which rows cannot be encoded or are unusual, and why."""
-    frame = encoding._given(data).copy(deep=False)
+    frame = encoding._raw(data).copy(deep=False)
     remarks: list[Remark] = []
     for name in encoding.inputs:
         found: list[Remark] = []
         if name in encoding.levels:
             frame[name], found = screened_levels(encoding, frame[name])
-        if name in encoding.means:
+        if name in encoding._parsed.dates:
+            frame[name], found = screened_dates(frame[name])
+        elif name in encoding.means:
             frame[name], more = screened_numbers(encoding, frame[name])
             found += more
         remarks += found
@@ -107,6 +109,19 @@ def screened_numbers(encoding: Encoding, column: "pandas.Series[Any]") -> tuple[
     if training is not None and training.kind == "number":
         remarks.append(out_of_range(name, values, training))
     return numbers, [remark for remark in remarks if remark.rows.any()]
+
+
+def screened_dates(column: "pandas.Series[Any]") -> tuple["pandas.Series[Any]", list[Remark]]:
+    """Return a column of dates as days, and a remark on text that is no date. Dates after the fit are no remark."""
+    import pandas
+
+    bad = np.zeros(len(column), dtype=bool)
+    if column.dtype.kind not in "iufM":
+        codes, texts = pandas.factorize(column)
+        bad = np.isin(codes, np.flatnonzero(parsed_dates(texts).isna()))
+    days = pandas.Series(as_days(column.mask(bad)), index=column.index, name=column.name)
+    text = lambda row: f"{column.name} = {cell_words(column.iloc[row])} is not a date"  # noqa: E731
+    return days, [Remark("text", str(column.name), bad, text)] if bad.any() else []
 
 
 def numbers_in(column: "pandas.Series[Any]") -> "pandas.Series[Any]":

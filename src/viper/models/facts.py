@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from viper.formula.encoding import calendar_days
 from viper.formula.training import TrainingData
 
 INTERCEPT = "intercept"
@@ -157,8 +158,10 @@ def column_cards(model: Any) -> list[dict[str, Any]]:
     for name, column in encoding.training.columns.items():
         if column.kind == "number":
             spread: dict[str, Any] = {key: getattr(column, key) for key in ("low", "high", "mean", "sd")}
+            if name in encoding._parsed.dates:  # days since 1970
+                spread = {key: str(calendar_days(spread[key])) for key in ("low", "high")} | {"kind": "date"}
         else:
             levels = zip(encoding.levels[name], column.rows, strict=True)
             spread = {"levels": {str(level): rows for level, rows in levels}}
-        cards.append({"name": name, "kind": column.kind, **spread, "missing": shares[name]})
+        cards.append({"name": name, "kind": column.kind} | spread | {"missing": shares[name]})
     return cards

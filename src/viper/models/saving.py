@@ -193,7 +193,7 @@ class StateMixin:
     @classmethod
     def _check_header(cls, layouts: Mapping[str, Layout], metadata: dict[str, Any]) -> dict[str, Numbers]:
         """Do so for everything but the numbers in the tensors, and return the rules for these."""
-        cls._fields().check(metadata, "the model")
+        cls._fields().check(metadata, "")
         if metadata["names"] is not None and len(metadata["names"]) != metadata["features"]:
             raise StorageError(f"names must be {metadata['features']}; got {len(metadata['names'])}.")
         given = [*metadata["options"], *metadata.get("objects", {})]

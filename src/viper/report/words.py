@@ -292,8 +292,8 @@ def unusual_sentence(found: Outlyingness, k: int) -> str:
         for name, value, z in found.extremes(k)
         if abs(z) >= 2.0
     ]
-    if found.rarity[k] >= 0.9 and len(found.names) > 1:
-        parts.append(f"{chance(found.rarity[k])} of the rows have a more usual combination of values")
+    if len(found.names) > 1 and (rarity := found.rarity(k)) >= 0.9:
+        parts.append(f"{chance(rarity)} of the rows have a more usual combination of values")
     return f"Unusual: {'; '.join(parts)}." if parts else "None of its values is unusual."
 
 

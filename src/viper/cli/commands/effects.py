@@ -206,8 +206,9 @@ def print_effects(found: dict[str, "pandas.DataFrame"], positive: str, rows: int
     if len(average) == 1:
         row = average.iloc[0]
         place = "".join(f", {name} = {shown_value(row[name])}" for name in average if name not in NUMBERS)
-        ends = f"{100 * row['lower']:.1f} … {100 * row['upper']:.1f}"
-        say(f"{said}{escape(place)}: [bold]{100 * row['estimate']:.1f} %[/] ({100 * level:g} %: {ends})\n")
+        digits = decimals([100 * row["sd"]])
+        ends = f"{100 * row['lower']:.{digits}f} … {100 * row['upper']:.{digits}f}"
+        say(f"{said}{escape(place)}: [bold]{100 * row['estimate']:.{digits}f} %[/] ({100 * level:g} %: {ends})\n")
     else:
         say(said)
         print_rows(average, level, "average, %", signed=False)
@@ -231,6 +232,7 @@ def print_rows(table: "pandas.DataFrame", level: float, title: str, signed: bool
     compared = "before" in table
     scale = 1.0 if ratio else 100.0
     digits = decimals([scale * sd for sd in table["sd"]])
+    places = min(max(digits, 1), 4)
     position = math.log if ratio else float
     ends = (
         min(0.0, *(position(x) for x in table["lower"])) if signed else 0.0,
@@ -243,7 +245,7 @@ def print_rows(table: "pandas.DataFrame", level: float, title: str, signed: bool
         cells: list[str | Text] = [shown_value(row[name]) for name in labels]
         cells += [number("estimate", plus), number("sd"), f"{number('lower', plus)} … {number('upper', plus)}"]
         if compared:
-            cells.append(f"{100 * row['before']:.1f} → {100 * row['after']:.1f}")
+            cells.append(f"{100 * row['before']:.{places}f} → {100 * row['after']:.{places}f}")
         if signed:
             low, middle, high = (position(row[name]) for name in ("lower", "estimate", "upper"))
             cells.append(interval_strip(low, middle, high, ends if ends[1] > ends[0] else (-1.0, 1.0)))
