@@ -37,6 +37,7 @@ from viper.inference.newton import Iteration, exact_elbo
 from viper.inference.posterior import Posterior, moved
 from viper.inference.problem import Gaussian, Prior
 from viper.inference.progress import Callbacks, as_task, tasks_of
+from viper.inference.robust import robust_posterior
 from viper.inference.rows import RowSource
 from viper.models.diagnosis import DiagnosisMixin, summary_frame, summary_of_draws
 from viper.models.effects import EffectsMixin, OpenRows
@@ -47,7 +48,6 @@ from viper.models.onnx import export_onnx
 from viper.models.pooling import pool_posteriors, spread_of_draws
 from viper.models.prediction import half_width
 from viper.models.prior import best_scales, entries_by_name, make_prior, read_scale
-from viper.models.robust import robust_posterior
 from viper.models.saving import POSTERIOR_FIELDS, State, StateMixin
 from viper.models.weighting import WEIGHTING, WEIGHTING_FIELDS, ClassWeightMixin
 from viper.softplus.bound_names import FIT_BOUNDS

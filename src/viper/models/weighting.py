@@ -130,11 +130,11 @@ def read_class_weight(given: Any, classes: np.ndarray, mass: np.ndarray) -> np.n
 
 def class_mass(source: RowSource) -> np.ndarray:
     """The total weight of the rows of each class."""
-    if isinstance(source, Arrays):  # without cutting them into blocks
-        weight = torch.ones(()) if source.weight is None else source.weight
-        second = (source.label * weight).sum(dtype=torch.float64)
-        total = source.rows if source.weight is None else float(weight.sum())
-        return np.array([total - float(second), float(second)])
+    if source.traits.where == "memory":  # without cutting them into blocks
+        rows = source.in_memory()
+        weight = torch.ones((), dtype=torch.float64, device=rows.label.device) if rows.weight is None else rows.weight
+        second = float((rows.label * weight).sum(dtype=torch.float64))
+        return np.array([(rows.rows if rows.weight is None else float(weight.sum())) - second, second])
     return np.array([float(part) for part in source.reduce(partial(block_class_mass))])
 
 
@@ -148,10 +148,11 @@ def block_class_mass(block: Block) -> list[Tensor]:
 
 def reweighted(source: RowSource, first: float, second: float) -> RowSource:
     """Return the rows with their weights multiplied by that of their class."""
-    if isinstance(source, Arrays):
-        factor = torch.where(source.label > 0.5, second, first).to(torch.float64)
-        return replace(source, weight=factor if source.weight is None else factor * source.weight)
-    return Reweighted(source, first, second)
+    if source.traits.where != "memory":
+        return Reweighted(source, first, second)
+    rows = source.in_memory()
+    factor = torch.where(rows.label > 0.5, second, first).to(torch.float64)
+    return replace(rows, weight=factor if rows.weight is None else factor * rows.weight)
 
 
 @dataclass
@@ -174,9 +175,7 @@ class Reweighted(SourceWrapper):
         return reweighted(self.source.sample(k, generator), self.first, self.second)
 
     def in_memory(self) -> Arrays:
-        rows = reweighted(self.source.in_memory(), self.first, self.second)
-        assert isinstance(rows, Arrays)
-        return rows
+        return reweighted(self.source.in_memory(), self.first, self.second).in_memory()
 
 
 def of_reweighted_block(function: Callable[..., Any], first: float, second: float, block: Block, **given: Any) -> Any:

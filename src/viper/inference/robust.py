@@ -46,7 +46,7 @@ def robust_posterior(posterior: Posterior, prior: Prior, source: RowSource, grou
     return Full(posterior.mean, torch.linalg.qr(factor.T, mode="r").R.T.contiguous()), number
 
 
-def scores(block: Block, posterior: Posterior) -> tuple[Tensor, Tensor]:
+def score_factors(block: Block, posterior: Posterior) -> tuple[Tensor, Tensor]:
     """c(y - g) and c h of the rows of a block."""
     theta, tau2 = latent(block, posterior)
     _, g, h = limit().moments(theta, tau2)
@@ -56,7 +56,7 @@ def scores(block: Block, posterior: Posterior) -> tuple[Tensor, Tensor]:
 
 def block_scores(block: Block, posterior: Posterior) -> list[Tensor]:
     """A block's Aᵀ diag(c h) A, Σ s sᵀ, and its number of rows with a positive weight."""
-    residual, curvature = scores(block, posterior)
+    residual, curvature = score_factors(block, posterior)
     count = torch.tensor(float(len(residual))) if block.weight is None else (block.weight > 0).sum()
     return [block.design.gram(curvature), block.design.gram(residual.square()), count.to(residual)]
 
@@ -75,17 +75,17 @@ def grouped_scores(posterior: Posterior, source: RowSource, groups: Any) -> tupl
     names, codes = np.unique(values.astype(str) if values.dtype == object else values, return_inverse=True)
     totals, bread, start = np.zeros((len(names), len(posterior.mean))), torch.zeros(()), 0
     for block in source.in_memory().blocks():
-        residual, curvature = scores(block, posterior)
+        residual, curvature = score_factors(block, posterior)
         stop = start + len(residual)
         entries = residual.cpu().numpy(), (codes[start:stop], np.arange(stop - start))
-        totals += group_sums(block.design, scipy.sparse.csr_array(entries, shape=(len(names), stop - start)))
+        totals += sums_by_group(block.design, scipy.sparse.csr_array(entries, shape=(len(names), stop - start)))
         bread = bread + block.design.gram(curvature)
         start = stop
     meat = torch.from_numpy(totals.T @ totals).to(posterior.mean)
     return bread, meat, len(names)
 
 
-def group_sums(design: Any, residual: scipy.sparse.csr_array) -> np.ndarray:
+def sums_by_group(design: Any, residual: scipy.sparse.csr_array) -> np.ndarray:
     """Σ r_i a_i over the rows of each group; `residual` is groups × rows, with one r_i in each column."""
     if scipy.sparse.issparse(design.matrix):
         return (residual @ design.matrix).toarray()
