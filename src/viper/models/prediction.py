@@ -97,7 +97,7 @@ def predict_each_row(model: Any, X: Any, level: float = 0.95, offset: Any = None
     import pandas
 
     check_model(model)
-    index, usable = getattr(X, "index", None), None
+    index, usable = X.index if isinstance(X, pandas.DataFrame) else None, None
     remarks: list[Remark] = []
     if (encoding := getattr(model, "formula_", None)) is not None:
         X, remarks = screened = screen_rows(encoding, X)
