@@ -33,7 +33,7 @@ def as_frame(data: Any) -> "pandas.DataFrame":
     elif hasattr(data, "to_pandas") and type(data).__module__.startswith("pyarrow"):
         frame = data.to_pandas()
     elif isinstance(data, dict) or (hasattr(data, "columns") and hasattr(data, "get_column")):
-        frame = pandas.DataFrame({name: np.asarray(data[name]) for name in getattr(data, "columns", data)})
+        frame = pandas.DataFrame({name: as_column(data[name]) for name in getattr(data, "columns", data)})
     else:
         raise FormulaError(
             f"a model with a formula needs a table with named columns; got {type(data).__module__}."
@@ -45,6 +45,15 @@ def as_frame(data: Any) -> "pandas.DataFrame":
         twice = frame.columns[frame.columns.duplicated()][0]
         raise FormulaError(f"columns must have different names; got {twice!r} twice. Rename one.")
     return plain_columns(frame)
+
+
+def as_column(values: Any) -> Any:
+    """Return an array; masked entries are missing values."""
+    import pandas
+
+    if isinstance(values, np.ma.MaskedArray):
+        return pandas.Series(values.data).mask(np.ma.getmaskarray(values))
+    return np.asarray(values)
 
 
 def is_text(column: "pandas.Series[Any]") -> bool:
