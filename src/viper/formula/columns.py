@@ -291,9 +291,8 @@ def left_out_columns(
     in `named` may have as many as they like.
     """
     found = {}
-    for name in frame.columns:
-        column = frame[name]
-        if name == target:
+    for name, column in frame.items():
+        if name == target or is_varied_number(column):
             continue
         check_plain_values(column)
         different = column.nunique()
@@ -307,6 +306,15 @@ def left_out_columns(
                 f"{some!r:.40}. {dates}{how_to_use(name)}"
             )
     return found
+
+
+def is_varied_number(column: "pandas.Series[Any]") -> bool:
+    """Return quickly whether the column holds numbers that differ, and is not named like an identifier."""
+    if not isinstance(column.dtype, np.dtype) or column.dtype.kind not in "iuf" or not len(column):
+        return False
+    values = column.to_numpy()
+    values = values[values == values]  # without NaN
+    return bool((values[1:] != values[:1]).any()) and not IDENTIFIER.fullmatch(str(column.name))
 
 
 def reason_to_leave_out(column: "pandas.Series[Any]", different: int) -> str | None:
@@ -330,9 +338,9 @@ def is_identifier(column: "pandas.Series[Any]", different: int) -> bool:
 
 def counts_rows(column: "pandas.Series[Any]") -> bool:
     """Return whether the column is 0, 1, 2, … or 1, 2, 3, …, in the order of the rows."""
-    if len(column) < FEWEST_COUNTED or not is_whole(column):
+    if len(column) < FEWEST_COUNTED or column.dtype.kind not in "iuf":
         return False
-    values = column.to_numpy(dtype=np.float64)
+    values = column.to_numpy(dtype=np.float64, na_value=np.nan)
     return values[0] in (0, 1) and bool((np.diff(values) == 1).all())
 
 
