@@ -36,7 +36,7 @@ def assert_fits(path, names=NAMES, **options):
     model = fit(path, **options)
     assert list(model.feature_names_in_) == names
     np.testing.assert_allclose(model.coef_, expected.coef_, rtol=1e-8)
-    probability = model.predict_proba(viper.Files(path))
+    probability = model.predict_proba(viper.Files(path, multiline=options.get("multiline", False)))
     np.testing.assert_allclose(probability[:, 1], model.predict_proba(ROWS[names])[:, 1], rtol=TOLERANCE["roundoff"])
 
 
