@@ -226,7 +226,7 @@ class DiagnosisMixin(PredictionMixin):
     def _given_or_training_rows(self, X: Any, y: Any, sample_weight: Any, offset: Any) -> RowSource | None:
         if X is None:
             return getattr(self, "_training_rows", None)
-        return self._open_labelled_rows(X, y, sample_weight=sample_weight, offset=offset)
+        return self._known_weights(self._open_labelled_rows(X, y, sample_weight=sample_weight, offset=offset))
 
     def _weigh(
         self, X: Any, y: Any, sample_weight: Any, offset: Any, draws: int, random_state: Any
@@ -246,6 +246,10 @@ class DiagnosisMixin(PredictionMixin):
             raise ValueError(
                 f"{what} compares a posterior with rows; got one that missing='multiple' pooled from several completed "
                 "tables, which no file holds. Call diagnose() on the model just fitted, or hold rows out."
+            )
+        if getattr(self, "robust_groups_", 0):
+            raise ValueError(
+                f"{what} judges a posterior; got robust covariances. Call it on the model that robust() came from."
             )
         source = self._given_or_training_rows(X, y, sample_weight, offset)
         if source is None:
