@@ -9,6 +9,7 @@ import pytest
 import scipy.sparse
 import torch
 
+import viper.errors
 from viper import VariationalLogisticRegression
 
 GENERATOR = np.random.default_rng(0)
@@ -352,3 +353,13 @@ def test_nothing_is_fitted_when_input_is_bad():
         model.fit(X, Y, sample_weight=-ONES)
     with pytest.raises(AttributeError):
         _ = model.posterior_
+
+
+@pytest.mark.parametrize("error", [viper.errors.FileError, viper.errors.FormulaError, viper.errors.StorageError])
+@pytest.mark.parametrize("odd", ["a\nb", "\x1b[2J", "\u202e", "\ud800", "x" * 10_000, "\0"])
+def test_messages_are_one_printable_line(error, odd):
+    text = str(error(f"a name must be short; got {odd}. Rename it."))
+    assert text.isprintable()
+    assert len(text) <= 1010
+    assert text.startswith("a name must be short; got ")
+    assert text.endswith(". Rename it.")

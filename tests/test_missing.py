@@ -1,6 +1,7 @@
 """Missing data: what is reported, indicator columns, and multiple imputation against R's mice and statsmodels."""
 
 import json
+import re
 import warnings
 from functools import cache
 from pathlib import Path
@@ -9,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from pages import ROOT, blocks_of, difference
 from sklearn.base import clone
 from sklearn.model_selection import cross_val_predict
 from typer.testing import CliRunner
@@ -17,9 +19,16 @@ import viper
 from viper import VariationalGPClassifier, VariationalLogisticRegression
 from viper.cli.app import app
 from viper.cli.scoring import Folds, cross_validated
-from viper.errors import FormulaError, StorageError
+from viper.errors import ConvergenceWarning, FormulaError, StorageError
 from viper.formula.encoding import Encoding
-from viper.formula.imputation import DRAWS, CodedColumns, Imputation, balanced_noise, nearest_donors
+from viper.formula.imputation import (
+    DRAWS,
+    CodedColumns,
+    Imputation,
+    balanced_noise,
+    chain_agreement,
+    nearest_donors,
+)
 from viper.formula.learn import Imputing, learn_formula
 from viper.inference.posterior import Diagonal, Full
 from viper.models.pooling import pool_posteriors
@@ -169,6 +178,26 @@ def test_rubins_rules_by_hand():
         [Diagonal(torch.tensor(m), torch.tensor(f[0] ** 2)) for m, f in zip(means, factors, strict=True)]
     )
     np.testing.assert_allclose(flat.posterior.variance, (factors[:, 0] ** 2).mean(0) + 1.25 * np.diag(between))
+
+
+def test_draws_that_have_not_settled_are_reported():
+    """b is nearly a, and both are missing in the same rows: each is drawn close to the other, wherever they began."""
+    generator = np.random.default_rng(0)
+    a = generator.standard_normal(300)
+    rows = pd.DataFrame({"a": a, "b": a + 0.02 * generator.standard_normal(300), "y": generator.random(300) < 0.5})
+    rows.loc[:99, ["a", "b"]] = np.nan
+    with pytest.warns(ConvergenceWarning, match="still depend on where they began"):
+        learn_formula("y ~ a + b", rows, "multiple", imputing=Imputing(10, 10))
+    learn_formula("y ~ a", rows, "multiple", imputing=Imputing(10, 10))
+    learn_formula(FORMULA, HOLES, "multiple", imputing=Imputing(10, 10))  # these settle
+
+
+def test_r_hat_is_that_of_arviz():
+    from arviz_stats.base.array import array_stats
+
+    means = np.random.default_rng(0).standard_normal((6, 20, 2)) + np.arange(6)[:, None, None] * [0.0, 1.0]
+    expected = [array_stats.rhat(means[:, 10:, j], chain_axis=0, draw_axis=1, method="identity") for j in (0, 1)]
+    np.testing.assert_allclose(chain_agreement(means), expected, rtol=1e-12)
 
 
 def test_one_prior_is_chosen_for_all_tables():
@@ -548,6 +577,15 @@ def test_viper_missing(run):
     HOLES[["y", "x1"]].to_csv("whole.csv", index=False)
     assert "Nothing is missing in 600 rows and 2 columns." in run("missing", "whole.csv").output
     assert "Did you mean 'x1'?" in run("missing", "whole.csv", "--target", "X1").output
+
+
+def test_the_page_shows_what_viper_missing_prints(run):
+    page = (ROOT / "docs" / "missing.md").read_text(encoding="utf-8")
+    exec(blocks_of(page)[0].source, {"print": lambda *_: None})
+    ((command, shown),) = re.findall(
+        r"^```\n(viper missing .*?)\n```\n\n```text\n(.*?)^```$", page, re.MULTILINE | re.DOTALL
+    )
+    assert difference(shown, run(*command.split()[1:]).output) is None
 
 
 def test_fit_predict_and_summary_with_drawn_values(run):

@@ -5,6 +5,8 @@ import pickle
 import numpy as np
 import pandas as pd
 import pytest
+import scipy.sparse
+import torch
 from scipy.stats import chi2_contingency
 
 import viper
@@ -57,6 +59,13 @@ def test_the_distance_outlives_the_training_rows(tmp_path):
     fitted.save(tmp_path / "m.viper")
     for copy in (pickle.loads(pickle.dumps(fitted)), viper.load(tmp_path / "m.viper")):
         pd.testing.assert_frame_equal(copy.predict_table(X * 3), fitted.predict_table(X * 3))
+
+
+@pytest.mark.parametrize("form", [np.asarray, torch.from_numpy, scipy.sparse.csr_matrix, np.ndarray.tolist])
+def test_every_form_of_rows_has_a_table(form):
+    X, y = FRAME[["age", "weight"]].to_numpy(), FRAME["y"]
+    fitted = viper.VariationalLogisticRegression().fit(X, y)
+    pd.testing.assert_frame_equal(fitted.predict_table(form(X[:9])), fitted.predict_table(X)[:9])
 
 
 def test_a_second_fit_has_its_own_distance():

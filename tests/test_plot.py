@@ -275,4 +275,5 @@ def test_unusual_is_by_standard_deviations_and_by_mahalanobis(data):
     assert found.extremes(5, 1) == [(name, X.iloc[5][name], pytest.approx(z[name]))]
     inverse = np.linalg.inv(np.cov(X.to_numpy().T))
     distance = [scipy.spatial.distance.mahalanobis(x, X.mean(), inverse) for x in X.to_numpy()]
-    np.testing.assert_allclose(found.rarity, scipy.stats.rankdata(distance, "min") / len(X) - 1 / len(X))
+    nearer = [found.rarity(k) for k in range(len(X))]
+    np.testing.assert_allclose(nearer, scipy.stats.rankdata(distance, "min") / len(X) - 1 / len(X))

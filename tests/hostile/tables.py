@@ -409,7 +409,7 @@ def use(material: Material, path: Path, generator: random.Random) -> tuple[str, 
 
 def predict(material: Material, path: Path) -> tuple[str, str]:
     code, _, err = run_command("predict", material.model, path, "--out", "rows_out.csv", "--force")
-    if code:
+    if code not in (0, 5):  # 5: some rows have no prediction, and a note says why
         return outcome_of_command(code, err)
     found = pd.read_csv("rows_out.csv")
     probability = found.filter(regex="^probability").iloc[:, 0].dropna()

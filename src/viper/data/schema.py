@@ -242,8 +242,9 @@ def all_positive(x: Tensor) -> bool:
 
 
 def is_invertible(x: Tensor) -> bool:
-    """Whether a square matrix is finite and has an inverse. A triangular one shows it on its diagonal."""
-    if not is_finite(x):
+    """Whether a factor F has an inverse, and FFᵀ a finite positive diagonal. A triangular F shows it on its own."""
+    squares = x.square().sum(1)
+    if not is_finite(x) or not bool(((squares > 0) & squares.isfinite()).all()):
         return False
     if not bool(x.tril(-1).any()) or not bool(x.triu(1).any()):
         return bool(x.diagonal().ne(0).all())

@@ -97,7 +97,7 @@ def predict_each_row(model: Any, X: Any, level: float = 0.95, offset: Any = None
     import pandas
 
     check_model(model)
-    index, usable = getattr(X, "index", None), None
+    index, usable = X.index if isinstance(X, pandas.DataFrame) else None, None
     remarks: list[Remark] = []
     if (encoding := getattr(model, "formula_", None)) is not None:
         X, remarks = screened = screen_rows(encoding, X)
@@ -188,6 +188,10 @@ class PredictionMixin:
         raise NotImplementedError
 
     def _open_labelled_rows(self, X: Any, y: Any, *, sample_weight: Any, offset: Any) -> RowSource:
+        raise NotImplementedError
+
+    def _known_weights(self, source: RowSource) -> RowSource:
+        """Return rows with the weights that the fit gave to their classes."""
         raise NotImplementedError
 
     def _predictor(
@@ -300,7 +304,7 @@ class PredictionMixin:
         For a Gaussian process, that prior is given by the fitted kernel and mean function.
         """
         check_is_fitted(self, "posterior_")
-        source = self._open_labelled_rows(X, y, sample_weight=sample_weight, offset=offset)
+        source = self._known_weights(self._open_labelled_rows(X, y, sample_weight=sample_weight, offset=offset))
         return expected_log_likelihood(source, moved(self.posterior_, source.device), limit().moments) - self.kl_
 
     def __sklearn_tags__(self) -> Any:

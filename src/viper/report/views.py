@@ -20,10 +20,13 @@ if TYPE_CHECKING:
 
 FEW_VALUES = 6  # a numeric column with at most this many distinct values is shown value by value
 MOST_CATEGORIES = 12  # categories of a column that are shown
-MOST_AVERAGED = 20_000  # rows over which average effects are taken
-DRAWN_PROBABILITIES = 1_000_000_000  # drawn for all average effects together, which takes some seconds
+AVERAGED_ROWS = (4_000, 20_000)  # fewest and most rows over which average effects are taken, of tables that have more
+DRAWN_PROBABILITIES = 300_000_000  # drawn for all average effects together, which takes some seconds
 DRAW_RANGE = (400, 4000)  # fewest and most draws of an average effect
+MOST_DISTANCES = 20_000  # rows among which a row's distance from the mean is ranked
+MOST_CELLS = 4_000_000  # rows × columns that are predicted at a time
 MOST_COMBINED = 300  # columns up to which their correlations are taken into account
+RARE = 0.1  # a probability below which only ratios tell differences
 WIGGLE = 0.1  # of a curve's range: smaller turns are not worth a word
 TAIL = 0.01  # share of a column's values left out at each end of its curve
 
@@ -82,23 +85,41 @@ class Outlyingness:
     """How far rows lie from the rest: in single numeric columns, and in the combination of all of them."""
 
     def __init__(self, frame: "pandas.DataFrame") -> None:
-        names = [name for name in frame.columns if not is_category(frame[name])]
-        self.names, self.values = [str(name) for name in names], frame[names].to_numpy(dtype=float)
-        spread = np.nanstd(self.values, axis=0)
-        self.z = np.nan_to_num((self.values - np.nanmean(self.values, axis=0)) / np.where(spread > 0, spread, 1.0))
+        self.columns = frame[[name for name in frame.columns if not is_category(frame[name])]]
+        self.names = [str(name) for name in self.columns]
+        moments = [mean_and_spread(self.columns.iloc[:, j].to_numpy(dtype=float)) for j in range(len(self.names))]
+        self.mean, self.sd = np.array(moments).reshape(-1, 2).T
+
+    def z(self, rows: Any) -> np.ndarray:
+        """Values of some rows in standard deviations from the mean, which missing ones are at."""
+        return np.nan_to_num((self.columns.iloc[rows].to_numpy(dtype=float) - self.mean) / self.sd)
 
     def extremes(self, row: int, count: int = 3) -> list[tuple[str, float, float]]:
         """(column, value, z) of the columns in which a row lies furthest from the mean; z is in standard deviations."""
-        order = np.argsort(-np.abs(self.z[row]), kind="stable")[:count]
-        return [(self.names[j], float(self.values[row, j]), float(self.z[row, j])) for j in order]
+        (z,) = self.z([row])
+        order = np.argsort(-np.abs(z), kind="stable")[:count]
+        return [(self.names[j], float(self.columns.iloc[row, j]), float(z[j])) for j in order]
+
+    def rarity(self, row: int) -> float:
+        """The share of rows nearer to the mean in Mahalanobis distance; zero if there are too many columns."""
+        if not 0 < len(self.names) <= MOST_COMBINED:
+            return 0.0
+        inverse, distances = self._distances
+        (z,) = self.z([row])
+        return float(np.searchsorted(distances, (1 - 1e-12) * (z @ inverse @ z)) / len(distances))
 
     @cached_property
-    def rarity(self) -> np.ndarray:
-        """Per row, the share of rows nearer to the mean in Mahalanobis distance; zero if there are too many columns."""
-        if not 0 < self.z.shape[1] <= MOST_COMBINED:
-            return np.zeros(len(self.z))
-        distance = ((self.z @ np.linalg.pinv(self.z.T @ self.z, hermitian=True)) * self.z).sum(1)
-        return np.searchsorted(np.sort(distance), distance) / len(distance)
+    def _distances(self) -> tuple[np.ndarray, np.ndarray]:
+        """The inverse of Σ zzᵀ over evenly spaced rows, and their zᵀ(...)z in order."""
+        z = self.z(spaced_indices(len(self.columns), MOST_DISTANCES))
+        inverse = np.linalg.pinv(z.T @ z, hermitian=True)
+        return inverse, np.sort(((z @ inverse) * z).sum(1))
+
+
+def mean_and_spread(values: np.ndarray) -> tuple[float, float]:
+    """Mean and standard deviation of the values that are there; a standard deviation of 0 counts as 1."""
+    known = values[~np.isnan(values)]
+    return (float(known.mean()), float(known.std()) or 1.0) if len(known) else (0.0, 1.0)
 
 
 # --- partial effects ---
@@ -119,8 +140,12 @@ class Effect(NamedTuple):
 
     @property
     def turns(self) -> list[int]:
-        """Both ends of a curve, and between them where it turns by more than a small part of its range."""
-        return turning_points(self.predictions.probability)
+        """Both ends of a curve, and between them where it turns by more than a small part of its range.
+
+        If all probabilities are small, or all large, it is the range of the log-odds, on which they can be told apart.
+        """
+        p = np.clip(self.predictions.probability, 1e-300, 1.0 - 1e-16)
+        return turning_points(np.log(p / (1.0 - p)) if p.max() < RARE or p.min() > 1.0 - RARE else p)
 
 
 def turning_points(curve: np.ndarray) -> list[int]:
@@ -152,11 +177,28 @@ def effect_along(
     model: Any, frame: "pandas.DataFrame", feature: Any, row: "pandas.DataFrame", level: float, points: int
 ) -> Effect:
     """The prediction as `feature` varies and every other column keeps its value in `row`."""
+    return next(effects_along(model, frame, [feature], row, level, points))
+
+
+def effects_along(
+    model: Any, frame: "pandas.DataFrame", features: list[Any], row: "pandas.DataFrame", level: float, points: int
+) -> Iterator[Effect]:
+    """The same for several columns, which are predicted in one go."""
+    import pandas
+
     known = getattr(getattr(model, "formula_", None), "levels", {})
-    values, curve = positions(frame[feature], points, feature in known)
-    rows = repeated(row, len(values))
-    rows[feature] = values
-    return Effect(str(feature), np.asarray(values), curve, predictions(model, as_fitted(model, rows), level))
+    places = [positions(frame[feature], points, feature in known) for feature in features]
+    tables = []
+    for feature, (values, _) in zip(features, places, strict=True):
+        rows = repeated(row, len(values))
+        rows[feature] = values
+        tables.append(rows)
+    found = predictions(model, as_fitted(model, pandas.concat(tables, ignore_index=True)), level)
+    start = 0
+    for feature, (values, curve) in zip(features, places, strict=True):
+        here = slice(start, start + len(values))
+        yield Effect(str(feature), np.asarray(values), curve, found.take(here))
+        start = here.stop
 
 
 def positions(column: "pandas.Series", points: int, category: bool = False) -> tuple["pandas.Series", bool]:
@@ -184,11 +226,11 @@ def positions(column: "pandas.Series", points: int, category: bool = False) -> t
 def column_effects(model: Any, X: Any, level: float = 0.95, points: int = 61) -> Iterator[Effect]:
     """The partial effect of every column that changes the prediction."""
     frame = frame_of(X)
-    row = typical_row(frame)
-    for feature in frame.columns:
-        effect = effect_along(model, frame, feature, row, level, points)
-        if effect.size > 0.0:
-            yield effect
+    row, features = typical_row(frame), list(frame.columns)
+    step = max(1, MOST_CELLS // (points * max(1, len(features))))
+    for start in range(0, len(features), step):
+        some = effects_along(model, frame, features[start : start + step], row, level, points)
+        yield from (effect for effect in some if effect.size > 0.0)
 
 
 # --- average effects ---
@@ -224,10 +266,11 @@ class AverageEffects(NamedTuple):
 
 def average_effects(model: Any, frame: "pandas.DataFrame", level: float = 0.95) -> AverageEffects:
     """The average contrasts of all columns, over evenly spaced rows if there are many."""
-    some = frame.iloc[spaced_indices(len(frame), MOST_AVERAGED)]
     levels = getattr(getattr(model, "formula_", None), "levels", {})
-    changes: dict[Any, Any] = {name: common_levels(some[name], levels.get(name)) for name in frame.columns}
+    changes: dict[Any, Any] = {name: common_levels(frame[name], levels.get(name)) for name in frame.columns}
     passes = sum(2 if change is None else len(change) for change in changes.values())
+    most = int(np.clip(DRAWN_PROBABILITIES // (passes * DRAW_RANGE[0]), *AVERAGED_ROWS))
+    some = frame.iloc[spaced_indices(len(frame), most)]
     draws = int(np.clip(DRAWN_PROBABILITIES // (passes * len(some)), *DRAW_RANGE))
     rows = as_fitted(model, some)
     if not hasattr(model, "formula_") and not hasattr(model, "feature_names_in_"):
