@@ -113,6 +113,7 @@ def test_contrast_of_a_saturated_model_is_that_of_two_cells():
     # the difference has the sign of the coefficient
     slope, sd = model.coef_[0, 0], np.sqrt(model.covariance_[0, 0])
     assert found["p_direction"] == pytest.approx(ndtr(slope / sd), abs=1e-3)
+    np.testing.assert_allclose(effects.direction(np.array([[-1.0, 2.0, -3.0]]), np.array([0.1]), np.ones(1)), 2 / 3)
 
 
 def test_ratios_compare_the_same_two_averages(model, patients):
@@ -581,6 +582,11 @@ def test_report_of_arrays_and_processes(arrays):
         study = read_study(model, frame, "y")
         assert {e.name for e in study.average_effects.effects} == {"x0", "x1"}
         assert "percentage points" in average_section(study)
+
+
+def test_signs_of_points():
+    assert [words.signed_points(x, 1) for x in (0.048, -0.432, -0.0001, 0.0)] == ["+4.8", "−43.2", "0.0", "0.0"]
+    assert [words.point_digits(width) for width in (0.5, 0.12, 0.03, 0.005)] == [0, 0, 1, 2]
 
 
 @pytest.mark.parametrize(

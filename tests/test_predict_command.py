@@ -122,6 +122,9 @@ def test_evaluate_leaves_out_rows_that_cannot_be_predicted(fitted):
     assert code == 0, err
     assert json.loads(out)["rows"] == 17
     assert "3 rows without a class or a prediction are left out." in err
+    for command in (["evaluate", "m.viper", "new.csv", "--checks", "--by", "age"], ["effects", "m.viper", "new.csv"]):
+        code, _, err = fitted(*command)
+        assert code == 0, err
 
 
 # --- files are read as in the fit ---

@@ -515,6 +515,9 @@ def test_a_curve_that_turns_is_not_described_by_its_ends():
     assert text == "The probability rises from 6.6 % at 0 to 95 % at 2, then falls to 6.6 % at 4."
     rising = seen._replace(probability=np.sort(p))
     assert words.effect_sentence(views.Effect("x", x, True, rising)).startswith("The probability rises from ")
+    rare = seen._replace(probability=np.concatenate([np.linspace(0.005, 0.004, 20), np.linspace(0.004, 0.03, 21)]))
+    text = words.effect_sentence(views.Effect("x", x, True, rare)).replace(words.THIN, " ")
+    assert text == "The probability falls from 0.5 % at 0 to 0.4 % at 1.9, then rises to 3 % at 4."
     wave = seen._replace(probability=0.5 + 0.4 * np.sin(4 * x))
     text = words.effect_sentence(views.Effect("x", x, True, wave))
     assert text.startswith("The probability rises and falls several times: it is highest, 90")

@@ -92,6 +92,10 @@ class ImportanceWarning(UserWarning):
     """The importance weights are too uneven for the corrected posterior to be trusted."""
 
 
+class WeightWarning(UserWarning):
+    """Weights of rows are neither counts nor one on average, so intervals may be far too narrow or too wide."""
+
+
 class LeftOutWarning(UserWarning):
     """`.` in a formula does not stand for a column, because it is constant, dates or an identifier."""
 

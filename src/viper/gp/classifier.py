@@ -55,6 +55,7 @@ from viper.models.fitting import without_cusp
 from viper.models.notebook import NotebookMixin
 from viper.models.prediction import PredictionMixin, largest_sd
 from viper.models.saving import State, StateMixin
+from viper.models.weighting import WEIGHTING, WEIGHTING_FIELDS, ClassWeightMixin
 from viper.softplus.bound_names import FIT_BOUNDS
 from viper.softplus.bounds import build_bound
 from viper.softplus.limit import mixture
@@ -82,7 +83,15 @@ START = Value("a start: a name and three numbers", is_start)
 
 
 class VariationalGPClassifier(
-    FormulaMixin, NotebookMixin, StateMixin, EffectsMixin, PredictionMixin, Callbacks, ClassifierMixin, BaseEstimator
+    FormulaMixin,
+    NotebookMixin,
+    ClassWeightMixin,
+    StateMixin,
+    EffectsMixin,
+    PredictionMixin,
+    Callbacks,
+    ClassifierMixin,
+    BaseEstimator,
 ):
     """Gaussian-process classification by variational inference, with inducing points and the exact ELBO.
 
@@ -116,6 +125,10 @@ class VariationalGPClassifier(
         Options of the bounds "viper", "mc" and "quadrature".
     standardize : bool, default True
         Centre and scale the columns. `summary` and `inducing_points_` are in the original units.
+    class_weight : None, "balanced" or dict, default None
+        Factors for the weights of the rows of each class; "balanced" gives both the same total weight. Probabilities
+        are then those of a population in which the classes have these shares, until `prevalence_offset` takes
+        that back, and intervals count each row as often as its weight says.
     n_starts : int, default 5
         Number of starting points of the search; `starts_` reports how each one fared.
     solver : {"profile", "natural-adam"}, default "profile"
@@ -183,7 +196,7 @@ class VariationalGPClassifier(
         "converged_": BOOLEAN,
         "status_": TEXT,
     }
-    _own_fields = Fields({"starts": Items(START)}, {"learns_inducing": BOOLEAN})
+    _own_fields = Fields({"starts": Items(START)}, {"learns_inducing": BOOLEAN, WEIGHTING: WEIGHTING_FIELDS})
     _own_tensors: ClassVar[Mapping[str, Numbers]] = {
         "centre": numbers("p"),
         "scale": numbers("p", range=POSITIVE),
@@ -205,6 +218,7 @@ class VariationalGPClassifier(
         samples: int = 1000,
         nodes: int = 64,
         standardize: bool = True,
+        class_weight: Any = None,
         n_starts: int = 5,
         solver: str = "profile",
         max_iter: int | None = None,
@@ -228,6 +242,7 @@ class VariationalGPClassifier(
         self.samples = samples
         self.nodes = nodes
         self.standardize = standardize
+        self.class_weight = class_weight
         self.n_starts = n_starts
         self.solver = solver
         self.max_iter = max_iter
@@ -269,6 +284,7 @@ class VariationalGPClassifier(
         self.classes_, source = open_labelled_rows(
             self, X, y, ROW_FORMAT, sample_weight=sample_weight, offset=offset, reset=True
         )
+        source = self._weighted_rows(source)
         if source.traits.where == "memory":
             self._fit(source.in_memory(), None, random)
             return self
@@ -486,10 +502,12 @@ class VariationalGPClassifier(
         tensors = {f"model.{name}": x for name, x in self.model_.state_dict().items()}
         tensors |= {"centre": torch.from_numpy(self._scaler.centre), "scale": torch.from_numpy(self._scaler.scale)}
         learns = self.model_.inducing.requires_grad
-        return State(tensors, {"learns_inducing": learns, "starts": [list(start) for start in self.starts_]})
+        starts = [list(start) for start in self.starts_]
+        return State(tensors, {"learns_inducing": learns, "starts": starts, **self._weighting_state()})
 
     def _restore_own_state(self, state: State) -> None:
         self._scaler = Scaler(state.tensors["centre"].numpy(), state.tensors["scale"].numpy())
+        self._restore_weighting(state.metadata)
         learns = bool(state.metadata.get("learns_inducing", self.learn_inducing))
         self.model_ = self._stored_model(state.part("model"), learns)
         self.inducing_points_ = self._inducing_points(self.model_)

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -226,7 +227,7 @@ class DiagnosisMixin(PredictionMixin):
     def _given_or_training_rows(self, X: Any, y: Any, sample_weight: Any, offset: Any) -> RowSource | None:
         if X is None:
             return getattr(self, "_training_rows", None)
-        return self._open_labelled_rows(X, y, sample_weight=sample_weight, offset=offset)
+        return self._known_weights(self._open_labelled_rows(X, y, sample_weight=sample_weight, offset=offset))
 
     def _weigh(
         self, X: Any, y: Any, sample_weight: Any, offset: Any, draws: int, random_state: Any
@@ -237,7 +238,8 @@ class DiagnosisMixin(PredictionMixin):
             weighed = [self._weighed_fit(X, y, sample_weight, offset, "diagnose")]
         else:
             weighed = [fit._weighed_fit(None, None, None, None, "diagnose") for fit in fits]
-        return weigh(weighed, self.elbo_, draws, self._generator_of_draws(random_state))
+        with closing(StepProgress(self.verbose, "weighing draws: row")) as progress:
+            return weigh(weighed, self.elbo_, draws, self._generator_of_draws(random_state), progress.step)
 
     def _weighed_fit(self, X: Any, y: Any, sample_weight: Any, offset: Any, what: str) -> WeighedFit:
         """The rows, and the posterior and prior on their device."""
@@ -246,6 +248,10 @@ class DiagnosisMixin(PredictionMixin):
             raise ValueError(
                 f"{what} compares a posterior with rows; got one that missing='multiple' pooled from several completed "
                 "tables, which no file holds. Call diagnose() on the model just fitted, or hold rows out."
+            )
+        if getattr(self, "robust_groups_", 0):
+            raise ValueError(
+                f"{what} judges a posterior; got robust covariances. Call it on the model that robust() came from."
             )
         source = self._given_or_training_rows(X, y, sample_weight, offset)
         if source is None:

@@ -155,7 +155,7 @@ class EffectsMixin:
         DataFrame
             A row for each contrast, group and combination of values: `variable`, `contrast`, the average probabilities
             `before` and `after` the change, `estimate`, `sd`, `lower`, `upper` and `p_direction`, the posterior
-            probability that the change has the sign of its estimate.
+            probability that the change has the more probable of the two signs.
         """
         check_word(measure, "measure", MEASURES)
         study = EffectStudy(self, X, at, by, sample_weight, offset, level, draws, random_state)
@@ -189,7 +189,7 @@ class EffectsMixin:
         -------
         DataFrame
             A row for each column, group and combination of values: `variable`, `estimate`, `sd`, `lower`, `upper` and
-            `p_direction`, the posterior probability that the slope has the sign of its estimate.
+            `p_direction`, the posterior probability that the slope has the more probable of the two signs.
         """
         study = EffectStudy(self, X, at, by, sample_weight, offset, level, draws, random_state)
         return study.table(list(study.slopes(variables)), "difference")
@@ -703,8 +703,8 @@ def add_block(found: Averages, block: Block, member: Tensor, posterior: Posterio
 
 
 def direction(draws: np.ndarray, estimate: np.ndarray, sd: np.ndarray) -> np.ndarray:
-    """P(A has the sign of its estimate), by row of draws; if all of them agree, as if A were normal."""
-    share = np.mean(np.sign(draws) == np.where(estimate < 0, -1, 1)[:, None], axis=1)
+    """P(A > 0) or P(A < 0), whichever is larger, by row of draws; if all of them agree, as if A were normal."""
+    share = np.maximum((draws > 0).mean(1), (draws < 0).mean(1))
     with np.errstate(divide="ignore", invalid="ignore"):
         normal = np.nan_to_num(scipy.special.ndtr(np.abs(estimate) / sd), nan=0.5)
     return np.where(share == 1.0, np.maximum(normal, 1.0 - 1.0 / draws.shape[1]), np.where(sd > 0, share, normal))

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from viper.errors import ConvergenceWarning, NotFinite, users_line
 from viper.inference.adam import adam
+from viper.inference.causes import sizes, what_to_do, why_not_finite
 from viper.inference.device import algebra_device
 from viper.inference.newton import Result, newton
 from viper.inference.posterior import Diagonal, Full, LowRank, Posterior, latent, moved
@@ -19,7 +20,6 @@ from viper.inference.problem import Gaussian, Prior, Problem
 from viper.inference.progress import Progress, Tasks
 from viper.inference.rows import Arrays, RowSource
 from viper.inference.threads import one_thread
-from viper.models.causes import sizes, what_to_do, why_not_finite
 from viper.softplus.bounds import build_bound
 from viper.softplus.pointwise import Bound, Triple
 

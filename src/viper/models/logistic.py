@@ -1,10 +1,11 @@
 """Bayesian logistic regression with the scikit-learn interface."""
 
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, replace
 from functools import partial
 from os import PathLike
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -36,6 +37,7 @@ from viper.inference.newton import Iteration, exact_elbo
 from viper.inference.posterior import Posterior, moved
 from viper.inference.problem import Gaussian, Prior
 from viper.inference.progress import Callbacks, as_task, tasks_of
+from viper.inference.robust import robust_posterior
 from viper.inference.rows import RowSource
 from viper.models.diagnosis import DiagnosisMixin, summary_frame, summary_of_draws
 from viper.models.effects import EffectsMixin, OpenRows
@@ -45,13 +47,15 @@ from viper.models.notebook import NotebookMixin
 from viper.models.onnx import export_onnx
 from viper.models.pooling import pool_posteriors, spread_of_draws
 from viper.models.prediction import half_width
-from viper.models.prior import best_scales, make_prior, read_scale
+from viper.models.prior import best_scales, entries_by_name, make_prior, read_scale
 from viper.models.saving import POSTERIOR_FIELDS, State, StateMixin
+from viper.models.weighting import WEIGHTING, WEIGHTING_FIELDS, ClassWeightMixin
 from viper.softplus.bound_names import FIT_BOUNDS
 
 if TYPE_CHECKING:
     import pandas
 
+DEFAULT_SCALE = 1.0  # prior sd of the coefficients
 LATENT_DRAWS = 1 << 22  # values of f(x) held at once, rows × draws (32 MB)
 HISTORY = Range(
     "the iterations of a solver", lambda x: x.ndim == 1 or bool((x[:, :2] >= 0).all() & x[:, :2].isfinite().all())
@@ -59,7 +63,15 @@ HISTORY = Range(
 
 
 class VariationalLogisticRegression(
-    FormulaMixin, NotebookMixin, DiagnosisMixin, EffectsMixin, StateMixin, Callbacks, ClassifierMixin, BaseEstimator
+    FormulaMixin,
+    NotebookMixin,
+    ClassWeightMixin,
+    DiagnosisMixin,
+    EffectsMixin,
+    StateMixin,
+    Callbacks,
+    ClassifierMixin,
+    BaseEstimator,
 ):
     """Bayesian logistic regression by variational inference: a posterior at less than the cost of a point estimate.
 
@@ -75,16 +87,23 @@ class VariationalLogisticRegression(
         Number of terms l of the paper's bound η_l. None stands for the limit l → ∞, which is exact.
     covariance : {"full", "diagonal"}, default "full"
         The variational family: the paper's Q' or its mean-field Q.
-    prior_mean : float or array of n_features, default 0
+    prior_mean : float, array of n_features or dict, default 0
         Prior means of the coefficients. The prior mean of the intercept is 0.
-    prior_scale : float, array of n_features, covariance matrix, "auto" or "ard", default 1
+    prior_scale : float, array of n_features, dict, covariance matrix, "auto" or "ard", default 1
         Prior standard deviations of the coefficients, or their prior covariance if it is a matrix. A scale σ
-        corresponds to scikit-learn's C = σ². "auto" chooses one common scale, "ard" one per feature, by maximising the
-        ELBO.
+        corresponds to scikit-learn's C = σ². A dictionary gives them by name, such as ``{"age": 0.5, "ward": 2}``: the
+        name of a column of X, or of a formula's term or category for all of its columns. Columns that it does not name
+        get the number of "*", or the default. "auto" chooses one common scale, "ard" one per feature, by maximising
+        the ELBO.
     intercept_scale : float, default 10
         Prior standard deviation of the intercept.
     fit_intercept : bool, default True
         Whether to add a column of ones.
+    class_weight : None, "balanced" or dict, default None
+        Factors for the weights of the rows of each class, such as ``{"no": 1, "yes": 10}``; "balanced" gives both
+        classes the same total weight. They change what the probabilities mean: those of a population in which the
+        classes have these shares. `prevalence_offset` takes that back. They also change how much a row tells: use
+        `robust` for intervals.
     solver : {"newton", "adam"}, default "newton"
         Natural-gradient Newton steps, or the paper's gradient ascent.
     max_iter : int, optional
@@ -129,6 +148,12 @@ class VariationalLogisticRegression(
         A certified lower bound on `elbo_`, and therefore on the log evidence.
     objective_ : float
         The ELBO under the chosen bound, which is what the solver maximised.
+    class_weight_ : array (2,)
+        The factors of the two classes that were used.
+    class_share_ : float
+        Share of the second class among the rows, counted by their weights; NaN for streamed rows without class_weight.
+    robust_groups_ : int
+        Number of independent groups of rows behind robust covariances; 0 for the posterior itself.
     prior_scale_ : array
         The prior scales that were used, including those chosen by "auto" or "ard".
     history_ : list of Iteration
@@ -165,6 +190,8 @@ class VariationalLogisticRegression(
     array([[0.05, 0.73]])
     """
 
+    feature_names_in_: np.ndarray
+
     _kind = "logistic"
     _fit_scalars: ClassVar[Mapping[str, Rule]] = {
         "elbo_": NUMBER,
@@ -176,7 +203,9 @@ class VariationalLogisticRegression(
         "status_": TEXT,
         "passes_": NUMBER,
     }
-    _own_fields = Fields({"posterior": one_of(*(shape.__name__ for shape in POSTERIOR_FIELDS))})
+    _own_fields = Fields(
+        {"posterior": one_of(*(shape.__name__ for shape in POSTERIOR_FIELDS))}, {WEIGHTING: WEIGHTING_FIELDS}
+    )
     _own_tensors: ClassVar[Mapping[str, Numbers]] = {
         "prior.mean": numbers("d"),
         "prior.precision": numbers("d", "dd", range=DEFINITE),
@@ -192,9 +221,10 @@ class VariationalLogisticRegression(
         terms: int | None = None,
         covariance: str = "full",
         prior_mean: Any = 0.0,
-        prior_scale: Any = 1.0,
+        prior_scale: Any = DEFAULT_SCALE,
         intercept_scale: float = 10.0,
         fit_intercept: bool = True,
+        class_weight: Any = None,
         solver: str = "newton",
         max_iter: int | None = None,
         tol: float | None = None,
@@ -214,6 +244,7 @@ class VariationalLogisticRegression(
         self.prior_scale = prior_scale
         self.intercept_scale = intercept_scale
         self.fit_intercept = fit_intercept
+        self.class_weight = class_weight
         self.solver = solver
         self.max_iter = max_iter
         self.tol = tol
@@ -243,7 +274,8 @@ class VariationalLogisticRegression(
         y : array (n,)
             Labels of two classes.
         sample_weight : array (n,), optional
-            A weight of k counts a row k times. Write m successes in n trials as two rows with weights m and n - m.
+            A weight of k counts a row k times. Write m successes in n trials as two rows with weights m and n - m. For
+            weights of a survey, which are no counts, divide them by their mean and use `robust` after the fit.
         offset : array (n,), optional
             Known part of the log-odds of each row.
         checkpoint : path, optional
@@ -254,13 +286,14 @@ class VariationalLogisticRegression(
         self.classes_, source = open_labelled_rows(
             self, X, y, self._row_format(), sample_weight=sample_weight, offset=offset, reset=True
         )
+        source = self._weighted_rows(source)
         with resumable(self, source, checkpoint, checks.seed_of(self.random_state)) as (passes, seed):
             if isinstance(self.prior_scale, str):
                 # the same random numbers for every scale
                 solve = lambda scale, start: self._fit(passes, self._prior(scale), seed, start)  # noqa: E731
                 scale, fit = best_scales(solve, self.n_features_in_, self.prior_scale == "ard")
             else:
-                scale = read_scale(self.prior_scale, "prior_scale", self.n_features_in_)
+                scale = self._scale()
                 fit = self._fit(passes, self._prior(scale), seed)
             self.prior_scale_ = scale.numpy()
             return self._keep(source, fit)
@@ -295,12 +328,17 @@ class VariationalLogisticRegression(
         known = self.classes_ if not first else None if classes is None else checks.distinct(np.asarray(classes))
         given = {"sample_weight": sample_weight, "offset": offset, "reset": first, "classes": known}
         self.classes_, source = open_labelled_rows(self, X, y, self._row_format(), **given)
+        if isinstance(self.class_weight, str):
+            raise ValueError(
+                f"partial_fit needs class_weight as a dictionary; got {self.class_weight!r}. Name both classes."
+            )
+        source = self._weighted_rows(source)
         if first:
             if isinstance(self.prior_scale, str):
                 raise ValueError(
                     f"partial_fit needs numbers for prior_scale; got {self.prior_scale!r}. Call fit first."
                 )
-            scale = read_scale(self.prior_scale, "prior_scale", self.n_features_in_)
+            scale = self._scale()
             self.prior_scale_ = scale.numpy()
         prior = self._prior(scale) if first else self.posterior_.as_prior(forget)
         return self._keep(source, self._fit(source, prior, checks.seed_of(self.random_state)))
@@ -320,8 +358,13 @@ class VariationalLogisticRegression(
     def _row_format(self, block_rows: int | None = None) -> RowFormat:
         return RowFormat(bool(self.fit_intercept), self.device, self.dtype, self.verbose, True, block_rows)
 
+    def _scale(self) -> Tensor:
+        given = entries_by_name(self.prior_scale, "prior_scale", self._columns(), DEFAULT_SCALE)
+        return read_scale(given, "prior_scale", self.n_features_in_)
+
     def _prior(self, scale: Tensor) -> Prior:
-        return make_prior(self.prior_mean, scale, self.intercept_scale, bool(self.fit_intercept))
+        mean = entries_by_name(self.prior_mean, "prior_mean", self._columns(), 0.0)
+        return make_prior(mean, scale, self.intercept_scale, bool(self.fit_intercept))
 
     def _fit(self, source: RowSource, prior: Prior, seed: int, start: Gaussian | None = None) -> FittedPosterior:
         return fit_posterior(source, prior, self._options(), seed, start)
@@ -338,7 +381,7 @@ class VariationalLogisticRegression(
         self.objective_ = fit.result.objective
         self.history_, self.n_iter_ = fit.result.history, max(1, fit.result.iterations)
         self.converged_, self.status_, self.passes_ = fit.result.converged, fit.result.status, fit.result.passes
-        self._training_rows, self._largest_sd = source, None
+        self._training_rows, self._largest_sd, self.robust_groups_ = source, None, 0
         return self
 
     def _pool(self, fits: "list[VariationalLogisticRegression]") -> None:
@@ -355,7 +398,8 @@ class VariationalLogisticRegression(
         self.n_iter_, self.passes_ = max(fit.n_iter_ for fit in fits), sum(fit.passes_ for fit in fits)
         worst = min(fits, key=lambda fit: fit.converged_)
         self.converged_, self.status_ = worst.converged_, worst.status_
-        self._completed_fits, self._largest_sd = fits, None
+        self._completed_fits, self._largest_sd, self.robust_groups_ = fits, None, 0
+        self.class_weight_, self.class_share_ = first.class_weight_, first.class_share_
 
     def _set_means(self) -> None:
         mean = self.posterior_.mean.numpy()
@@ -370,9 +414,11 @@ class VariationalLogisticRegression(
         check_is_fitted(self, "posterior_")
         return self.posterior_.covariance().numpy()
 
+    def _columns(self) -> list[str]:
+        return [str(name) for name in getattr(self, "feature_names_in_", [f"x{j}" for j in range(self.n_features_in_)])]
+
     def _names(self) -> list[str]:
-        columns = getattr(self, "feature_names_in_", [f"x{j}" for j in range(self.n_features_in_)])
-        return coefficient_names(columns, self.fit_intercept)
+        return coefficient_names(self._columns(), self.fit_intercept)
 
     def coefficient_interval(self, level: float = 0.95) -> np.ndarray:
         """Credible intervals of the coefficients, with the intercept last: d × 2."""
@@ -389,6 +435,35 @@ class VariationalLogisticRegression(
         if hasattr(self, "missing_information_"):
             table["missing_information"] = self.missing_information_
         return table
+
+    def robust(
+        self, X: Any = None, y: Any = None, *, sample_weight: Any = None, offset: Any = None, groups: Any = None
+    ) -> Self:
+        """Return a copy of the model with robust covariances: for survey weights, class weights, and repeated rows.
+
+        The posterior counts each row as many times as its weight says, independently of all others. The covariance
+        here is estimated from how the rows' scores vary (the sandwich), and is right to first order in large samples
+        where weights are no counts, or rows of one group, such as visits of one patient, resemble each other. Means
+        stay as they are; sds, intervals and predicted probabilities use the new covariance. It is not a posterior, so
+        `diagnose` does not judge it.
+
+        Parameters
+        ----------
+        X, y, sample_weight, offset
+            The rows of the fit. Pass them again after loading a model from a file.
+        groups : array (n,), optional
+            To which group each row of the fit belongs. By default, each row is a group of its own.
+        """
+        check_is_fitted(self, "posterior_")
+        model = copy.copy(self)
+        if X is None and hasattr(self, "_completed_fits"):
+            model._pool([fit.robust(groups=groups) for fit in self._completed_fits])
+            model.robust_groups_ = model._completed_fits[0].robust_groups_
+            return model
+        posterior, prior, source = self._weighed_fit(X, y, sample_weight, offset, "robust")
+        found, model.robust_groups_ = robust_posterior(posterior, prior, source, groups)
+        model.posterior_, model._largest_sd = moved(found, "cpu"), None
+        return model
 
     def sample(self, n: int = 1, random_state: Any = None) -> np.ndarray:
         """Draw coefficients (intercept last) from the posterior: n × d.
@@ -440,7 +515,7 @@ class VariationalLogisticRegression(
         }
         if hasattr(self, "missing_information_"):
             tensors["missing_information"] = torch.from_numpy(self.missing_information_)
-        return State(tensors, {"posterior": type(self.posterior_).__name__})
+        return State(tensors, {"posterior": type(self.posterior_).__name__, **self._weighting_state()})
 
     @classmethod
     def _sizes(cls, metadata: dict[str, Any]) -> dict[str, int]:
@@ -453,6 +528,7 @@ class VariationalLogisticRegression(
         self.prior_scale_ = tensors["prior_scale"].numpy()
         if "missing_information" in tensors:
             self.missing_information_ = tensors["missing_information"].numpy()
+        self._restore_weighting(state.metadata)
         self.history_ = [Iteration(int(row[0]), bool(row[1]), *row[2:]) for row in tensors["history"].tolist()]
         self._set_means()
 

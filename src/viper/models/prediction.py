@@ -190,6 +190,10 @@ class PredictionMixin:
     def _open_labelled_rows(self, X: Any, y: Any, *, sample_weight: Any, offset: Any) -> RowSource:
         raise NotImplementedError
 
+    def _known_weights(self, source: RowSource) -> RowSource:
+        """Return rows with the weights that the fit gave to their classes."""
+        raise NotImplementedError
+
     def _predictor(
         self, X: Any, offset: Any, function: Callable[[Tensor, Tensor], Any]
     ) -> tuple[RowSource, Callable[[Block], Any]]:
@@ -300,7 +304,7 @@ class PredictionMixin:
         For a Gaussian process, that prior is given by the fitted kernel and mean function.
         """
         check_is_fitted(self, "posterior_")
-        source = self._open_labelled_rows(X, y, sample_weight=sample_weight, offset=offset)
+        source = self._known_weights(self._open_labelled_rows(X, y, sample_weight=sample_weight, offset=offset))
         return expected_log_likelihood(source, moved(self.posterior_, source.device), limit().moments) - self.kl_
 
     def __sklearn_tags__(self) -> Any:

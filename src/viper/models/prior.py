@@ -8,8 +8,9 @@ its gradient is that of F at the inner optimum,
 summed over the coefficients that share a scale: all of them ("auto"), or only one ("ard").
 """
 
+import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,12 +19,42 @@ import torch
 from torch import Tensor
 
 from viper.data import checks
-from viper.errors import ConvergenceWarning, users_line
+from viper.errors import ConvergenceWarning, instead, users_line
 from viper.inference.problem import Gaussian, Prior
+from viper.models.facts import INTERCEPT
 from viper.models.fitting import FittedPosterior
 
 SMALLEST_SCALE, LARGEST_SCALE = 1e-150, 1e150  # beyond, variances underflow or overflow
 SMALLEST_CHOSEN, LARGEST_CHOSEN = 1e-3, 1e3  # the range that is searched
+
+
+OTHERS = "*"  # in a dictionary by name: all columns that it does not name
+
+
+def entries_by_name(value: Any, option: str, names: list[str], default: float) -> Any:
+    """Return one number per column from a dictionary by name; anything else is returned unchanged.
+
+    A name is that of a column, or of a formula's term or category, which stands for all of its columns. Columns without
+    a name in the dictionary get the number of "*", or the default.
+    """
+    if not isinstance(value, Mapping):
+        return value
+    found = dict.fromkeys(range(len(names)), value.get(OTHERS, default))
+    terms = [re.sub(r"\[[^\]]*\]", "", name) for name in names]
+    exact: dict[int, Any] = {}
+    for name, number in value.items():
+        if name == OTHERS:
+            continue
+        if name in names:
+            exact[names.index(name)] = number
+            continue
+        columns = [j for j, term in enumerate(terms) if term in (name, f"C({name})") and term != names[j]]
+        if not columns:
+            known = list(dict.fromkeys([*names, *terms]))
+            hint = "Set intercept_scale for it." if name == INTERCEPT else instead(str(name), known)
+            raise ValueError(f"{option} must name columns of X; got {name!r}. {hint}")
+        found |= dict.fromkeys(columns, number)
+    return [{**found, **exact}[j] for j in range(len(names))]
 
 
 def read_scale(value: Any, name: str, size: int) -> Tensor:

@@ -25,11 +25,13 @@ from viper.data.model_file import JSON_SCALARS, LABELS, decode_labels, encode_la
 from viper.data.schema import (
     ABOVE_ZERO,
     INVERTIBLE,
+    LABEL,
     NORMALISED,
     POSITIVE,
     SCALAR,
     TEXT,
     WHOLE,
+    Either,
     Fields,
     Items,
     Layout,
@@ -43,6 +45,7 @@ from viper.data.schema import (
     rule_of,
 )
 from viper.errors import StorageError, shown
+from viper.formula.columns import python_value
 from viper.formula.encoding import ENCODING, Encoding
 from viper.inference.posterior import Diagonal, Full, LowRank, Posterior
 from viper.models.facts import model_card
@@ -60,16 +63,21 @@ POSTERIOR_FIELDS: dict[type[Posterior], dict[str, Numbers]] = {  # d coefficient
         "inner_factor": numbers("rr", range=INVERTIBLE),
     },
 }
+ENTRIES = "entries"  # of an option that is a dictionary
 IMPUTATION_FIELDS = {  # whose sizes `Imputation.check` compares with the formula's columns
     "mean": numbers("w"),
     "covariance": numbers("ww"),
     "low": numbers("k"),
     "high": numbers("k"),
 }
+SCALAR_OR_NAMED = Either(SCALAR, Fields({ENTRIES: Items(Items(LABEL, 2))}))  # or one number by name, as pairs
 OPTION_RULES: dict[Any, Rule] = {  # by name or type, otherwise `rule_of` the type in the estimator's constructor
     "random_state": or_none(Value("a seed", lambda x: type(x) is int and 0 <= x < 2**32)),
     "device": or_none(TEXT),
     bool: Value("true or false", lambda x: type(x) in (bool, int) and x in (0, 1)),
+    "prior_mean": SCALAR_OR_NAMED,
+    "prior_scale": SCALAR_OR_NAMED,
+    "class_weight": SCALAR_OR_NAMED,
     Any: SCALAR,
 }
 ARRAY_OPTION = numbers("", "p", "ap")  # an option that is an array: p columns, or a matrix
@@ -160,7 +168,8 @@ class StateMixin:
         cls._check_state(state)
         metadata = state.metadata
         arrays = {name: x.numpy() for name, x in state.part("option").items()}
-        model = cls(**metadata["options"], **arrays, **objects)
+        plain = {name: decode_option(value) for name, value in metadata["options"].items()}
+        model = cls(**plain, **arrays, **objects)
         model._check_options()
         model.classes_ = decode_labels(metadata["classes"], "classes")
         model.n_features_in_ = metadata["features"]
@@ -304,6 +313,8 @@ def encode_options(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, T
     plain: dict[str, Any] = {}
     arrays: dict[str, Tensor] = {}
     for name, given in options.items():
+        if name == "class_weight" and given is None:
+            continue  # files of earlier versions do not have it
         value = given.item() if isinstance(given, np.generic) else given
         if isinstance(value, JSON_SCALARS):
             plain[name] = value
@@ -311,11 +322,18 @@ def encode_options(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, T
             plain[name] = str(value)
         elif isinstance(value, np.random.RandomState | np.random.Generator):
             plain[name] = None
+        elif isinstance(value, dict):  # as pairs, because names may be numbers
+            plain[name] = {ENTRIES: [[python_value(key), python_value(entry)] for key, entry in value.items()]}
         elif isinstance(value, list | tuple | np.ndarray | Tensor):
             arrays[f"option.{name}"] = torch.as_tensor(np.asarray(value, dtype=np.float64))
         else:
             raise TypeError(f"{name} must be a number, word or array to be saved; got {type(value).__name__}.")
     return plain, arrays
+
+
+def decode_option(value: Any) -> Any:
+    """Invert `encode_options` for an option that is not an array."""
+    return dict(value[ENTRIES]) if isinstance(value, dict) else value
 
 
 def posterior_shape(names: Iterable[str]) -> type[Posterior]:

@@ -26,6 +26,7 @@ DRAW_RANGE = (400, 4000)  # fewest and most draws of an average effect
 MOST_DISTANCES = 20_000  # rows among which a row's distance from the mean is ranked
 MOST_CELLS = 4_000_000  # rows × columns that are predicted at a time
 MOST_COMBINED = 300  # columns up to which their correlations are taken into account
+RARE = 0.1  # a probability below which only ratios tell differences
 WIGGLE = 0.1  # of a curve's range: smaller turns are not worth a word
 TAIL = 0.01  # share of a column's values left out at each end of its curve
 
@@ -139,8 +140,12 @@ class Effect(NamedTuple):
 
     @property
     def turns(self) -> list[int]:
-        """Both ends of a curve, and between them where it turns by more than a small part of its range."""
-        return turning_points(self.predictions.probability)
+        """Both ends of a curve, and between them where it turns by more than a small part of its range.
+
+        If all probabilities are small, or all large, it is the range of the log-odds, on which they can be told apart.
+        """
+        p = np.clip(self.predictions.probability, 1e-300, 1.0 - 1e-16)
+        return turning_points(np.log(p / (1.0 - p)) if p.max() < RARE or p.min() > 1.0 - RARE else p)
 
 
 def turning_points(curve: np.ndarray) -> list[int]:

@@ -76,13 +76,14 @@ def points(width: float) -> str:
 
 
 def signed_points(change: float, digits: int) -> str:
-    """+4.8 or −43.2: a change of a probability in percentage points."""
-    return with_decimals(100.0 * float(change) + 0.0, digits) if change < 0 else f"+{100.0 * float(change):.{digits}f}"
+    """+4.8, −43.2 or 0.0: a change of a probability in percentage points."""
+    text = with_decimals(100.0 * float(change), digits)
+    return text.removeprefix("−") if not text.strip("−0.") else text if change < 0 else f"+{text}"
 
 
 def point_digits(width: float) -> int:
-    """Decimals of percentage points that an interval of this width deserves: 0 from five points on, 1 from half."""
-    return min(max(math.ceil(-math.log10(20.0 * width)), 0), 6) if width > 0 else 1
+    """Decimals of percentage points that an interval of this width deserves: 0 from ten points on, 1 from one."""
+    return min(max(math.ceil(-math.log10(10.0 * width)), 0), 6) if width > 0 else 1
 
 
 def readable_number(x: Any) -> str:

@@ -162,7 +162,7 @@ def one_change(value: str, levels: list[Any] | None) -> Any:
 
 def rows_with_predictions(model: Any, table: Any, by: list[str], weight: str | None) -> tuple["pandas.DataFrame", Any]:
     """Return the rows that the model can predict, and their weights, if there are any."""
-    from viper.cli.commands.predict import note_counts, table_predictions
+    from viper.cli.commands.predict import kept_rows, note_counts, table_predictions
     from viper.cli.preparing import check_model_columns, check_option_column, input_columns, text_inputs
 
     names = input_columns(model)
@@ -182,7 +182,7 @@ def rows_with_predictions(model: Any, table: Any, by: list[str], weight: str | N
             note(f"{lacking:,} rows without a weight are left out.")
     if not whole.any():
         raise ValueError("some rows must be such that the model can predict them; got none.")
-    frame = frame[whole]
+    frame = kept_rows(model, frame, whole)
     return frame, None if weight is None else frame[weight].to_numpy()
 
 

@@ -93,7 +93,7 @@ def evaluate_model(
         raise typer.BadParameter("--threshold cannot be given with costs or a budget, which choose the threshold")
     fitted, table = options.open_model_and_rows(model, data, reading)
 
-    from viper.cli.commands.predict import drift_of, note_counts, print_drift, table_predictions
+    from viper.cli.commands.predict import drift_of, kept_rows, note_counts, print_drift, table_predictions
     from viper.cli.preparing import check_option_column, labelled_rows
     from viper.report.metrics import calibration, judge_calibration, scores
 
@@ -111,7 +111,7 @@ def evaluate_model(
     if not used.all():
         note(f"{int((~used).sum()):,} rows without a class or a prediction are left out.")
     classes = [f"{rows.target} = {value}" for value in fitted.classes_]
-    judged = JudgedRows(rows.positive[used], predicted[used], rows.frame[used], classes)
+    judged = JudgedRows(rows.positive[used], predicted[used], kept_rows(fitted, rows.frame, used), classes)
     label, probability = judged.label, judged.probability
     document: dict[str, Any] = {
         **scores(label, probability, judged.predicted[["lower", "upper"]], bins)._asdict(),
@@ -325,7 +325,7 @@ def print_decision(found: dict[str, Any], classes: list[str], level: float) -> N
         total = tp + fp + fn + tn
         others = {"nobody": found["cost_of_acting_on_none"], "everybody": found["cost_of_acting_on_all"]}
         against = " and ".join(
-            f"{significant_number(cost / total)} if it acts on {who}" for who, cost in others.items()
+            f"{significant_number(cost / total)} for acting on {who}" for who, cost in others.items()
         )
         say(f"  Cost per row [bold]{significant_number(found['cost'] / total)}[/], against {against}.")
     near = found["within_interval"]

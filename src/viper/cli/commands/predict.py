@@ -11,6 +11,7 @@ from viper.cli import options
 from viper.cli.terminal import note, print_json, print_table, say
 
 if TYPE_CHECKING:
+    import numpy
     import pandas
 
     from viper.formula.drift import ColumnDrift
@@ -221,6 +222,13 @@ def table_predictions(model: Any, frame: "pandas.DataFrame", level: float) -> "T
     from viper.models.prediction import predict_each_row
 
     return predict_each_row(model, frame[input_columns(model)], level)
+
+
+def kept_rows(model: Any, frame: "pandas.DataFrame", kept: "numpy.ndarray") -> "pandas.DataFrame":
+    """Return the rows that are used, with numbers in columns of numbers although other rows have text there."""
+    from viper.formula.screening import numeric_columns
+
+    return numeric_columns(model.formula_, frame[kept]) if hasattr(model, "formula_") else frame[kept]
 
 
 def note_what_was_written(parts: PredictedParts, out: Path, to_screen: bool, as_json: bool) -> None:
