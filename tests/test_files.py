@@ -36,7 +36,7 @@ def assert_fits(path, names=NAMES, **options):
     model = fit(path, **options)
     assert list(model.feature_names_in_) == names
     np.testing.assert_allclose(model.coef_, expected.coef_, rtol=1e-8)
-    probability = model.predict_proba(viper.Files(path))
+    probability = model.predict_proba(viper.Files(path, multiline=options.get("multiline", False)))
     np.testing.assert_allclose(probability[:, 1], model.predict_proba(ROWS[names])[:, 1], rtol=TOLERANCE["roundoff"])
 
 
@@ -271,17 +271,16 @@ def test_lines_are_counted_with_blank_ones_and_those_in_quotes(line, message, en
         path = path.rename(tmp_path / f"rows.csv{ending}")
         path.write_bytes(gzip.compress(path.read_bytes()))
     with pytest.raises(ValueError, match=message):
-        fit(path, features=["a", "b"])
+        fit(path, features=["a", "b"], multiline=True)
 
 
 def test_values_with_line_breaks_across_blocks(tmp_path, monkeypatch):
     """A column of text that is not used may hold anything."""
     monkeypatch.setattr("viper.data.arrow.CSV_BLOCK", 200)
     ROWS.assign(note='first\nsecond, "third"\n').to_csv(tmp_path / "rows.csv", index=False)
-    assert_fits(tmp_path, features=NAMES)
+    assert_fits(tmp_path, features=NAMES, multiline=True)
 
 
 def test_decimal_commas(tmp_path):
     ROWS.to_csv(tmp_path / "rows.csv", index=False, sep=";", decimal=",")
-    with pytest.raises(ValueError, match=r"line 2: .*invalid value '0,126'\. .* numbers have a decimal point\."):
-        fit(tmp_path)
+    assert_fits(tmp_path)

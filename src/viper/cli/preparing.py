@@ -97,9 +97,8 @@ def reading_notes(table: TableFile, frame: "pandas.DataFrame") -> list[str]:
 def column_notes(frame: "pandas.DataFrame", target: str, used: Iterable[str], named: Collection[str]) -> list[str]:
     """Return notes about columns that are used and may not be meant."""
     notes = []
-    for name in used:
-        column = frame[name]
-        trimmed = without_blanks(column)
+    for name, column in frame[list(used)].items():
+        trimmed = column if column.dtype.kind in "iuf" else without_blanks(column)
         if trimmed is not column and (name != target or column.nunique() > 2):
             cells = int((trimmed.astype(object) != column.astype(object))[column.notna()].sum())
             notes.append(f"blanks around the text of column {name!r} are removed, in {cells:,} cells.")

@@ -5,12 +5,16 @@ rows, and is then read once per pass. Only a few chunks are in memory at a time,
 """
 
 import mmap
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from inspect import isgenerator
+from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
+
+from viper.data.arrow import stamp_of
 
 
 @dataclass(frozen=True)
@@ -40,14 +44,38 @@ class Reader(Protocol):
         """Yield all rows from the first, about `rows` at a time; without `features`, X may be left out."""
 
 
+def refuse_odd_array(x: Any, name: str, here: str = "") -> None:
+    """Raise for what NumPy would turn into other numbers: masked entries, records, and dates."""
+    kind = getattr(x, "dtype", None)
+    if isinstance(x, np.ma.MaskedArray) and np.ma.is_masked(x):
+        got = f"{int(np.ma.getmaskarray(x).sum()):,} masked entries{here}"
+        raise ValueError(f"{name} must have a value in every entry; got {got}. Leave those rows out, or fill them in.")
+    if getattr(kind, "names", None):
+        raise ValueError(
+            f"{name} must be an array of numbers; got records with the fields {list(kind.names)[:8]}{here}. "
+            "Pass pandas.DataFrame(X)."
+        )
+    dated = [str(kind)] if getattr(kind, "kind", "") in ("M", "m") else []
+    if type(x).__module__.startswith(("polars", "pyarrow")):  # pandas and scikit-learn refuse theirs
+        schema = getattr(x, "schema", None)
+        kinds = zip(schema.names(), schema.dtypes(), strict=True) if hasattr(schema, "dtypes") else ()
+        kinds = zip(schema.names, schema.types, strict=True) if hasattr(schema, "types") else kinds
+        dated = [f"column {n!r} ({one})" for n, one in kinds if re.match("(?i)date|time|duration", str(one))]
+    if dated:
+        raise ValueError(
+            f"{name} must be numeric; got {', '.join(dated[:5])}{here}. Encode dates as numbers, or use from_formula, "
+            "which has days(), year(), month() and weekday()."
+        )
+
+
 def check_names(names: Sequence[str] | None, what: str) -> None:
     """Raise unless `names` is None or a list in which every name occurs once."""
     if isinstance(names, str):
         raise ValueError(f"{what} must be a list of columns; got the text {names!r}. Write {what}=[{names!r}].")
     known = [] if names is None else list(names)
-    twice = [name for i, name in enumerate(known) if name in known[:i]]
-    if twice:
-        raise ValueError(f"{what} must name each column once; got {twice[0]!r} twice. Leave one out.")
+    if len({*known}) < len(known):
+        twice = next(name for i, name in enumerate(known) if name in known[:i])
+        raise ValueError(f"{what} must name each column once; got {twice!r} twice. Leave one out.")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -181,6 +209,7 @@ def as_chunk(X: Any, y: Any, *, weight: Any, offset: Any, number: int, width: in
     here = f"block {number}"
     if hasattr(X, "toarray"):
         raise ValueError(f"X must be a dense numeric array; got {type(X).__name__} in {here}. Yield X.toarray().")
+    refuse_odd_array(X, "X", f" in {here}")
     try:
         X = np.asarray(X)
         X = X if X.dtype in (np.float32, np.float64) else X.astype(np.float64)
@@ -198,6 +227,7 @@ def one_per_row(x: Any, name: str, shape: tuple[int, ...], here: str = "") -> An
     """Return an array with one entry per row, or None. y may be one column; weight and offset may be one number."""
     if x is None:
         return None
+    refuse_odd_array(x, name, here)
     x = x if isinstance(x, np.ndarray) else np.asarray(x)
     if name == "y" and x.shape == (*shape, 1):
         return x[:, 0]
@@ -227,6 +257,7 @@ class MemoryMap:
     weight: Any = field(default=None, kw_only=True)
     offset: Any = field(default=None, kw_only=True)
     names: Sequence[str] | None = field(default=None, init=False)
+    stamp: tuple[int, int] | None = field(default=None, kw_only=True)  # of the file of X, when it was opened
 
     @property
     def width(self) -> int:
@@ -238,14 +269,21 @@ class MemoryMap:
         if self.X.dtype.kind not in "fiub":
             raise ValueError(f"X must be numeric; got dtype {self.X.dtype}. Encode text and dates as numbers.")
         if not labels:
-            return MemoryMap(self.X, offset=one_per_row(self.offset, "offset", self.X.shape[:1]))
+            return MemoryMap(
+                self.X, offset=one_per_row(self.offset, "offset", self.X.shape[:1]), stamp=stamp_of_map(self.X)
+            )
         if self.y is None:
             raise ValueError("This estimator requires y to be passed, but the target y is None.")
         parts = {"y": self.y, "sample_weight": self.weight, "offset": self.offset}
         y, weight, offset = (one_per_row(x, name, self.X.shape[:1]) for name, x in parts.items())
-        return MemoryMap(self.X, y, weight=weight, offset=offset)
+        return MemoryMap(self.X, y, weight=weight, offset=offset, stamp=stamp_of_map(self.X))
 
     def read(self, rows: int, features: bool = True) -> Iterator[Chunk]:
+        if self.stamp != stamp_of_map(self.X):
+            raise ValueError(
+                f"the source must have the same rows in every pass; got {self.X.filename}, which was written to since "
+                "the first. Do not write to a memory map during a fit."
+            )
         for start in range(0, len(self.X), rows):
             yield self.chunk(slice(start, start + rows), lambda i, start=start: f"row {start + i}", features)  # type: ignore[misc]
 
@@ -261,9 +299,18 @@ class MemoryMap:
         return Chunk(X, y, weight=weight, offset=offset, place=place)
 
 
+def stamp_of_map(X: np.memmap) -> tuple[int, int] | None:
+    """Return size and time of the last change of the file of a map, or None; what is in memory is written first."""
+    if getattr(X, "filename", None) is None or X.mode == "c":  # a private map's pages are in no file
+        return None
+    if X.mode != "r":
+        X.flush()
+    return stamp_of(Path(X.filename))
+
+
 def copied(x: np.ndarray, part: slice | np.ndarray) -> np.ndarray:
     """Return a copy of some rows. If they were mapped from a file, its pages are released."""
-    rows = np.array(x[part], copy=True, subok=False)
+    rows = np.array(x[part], dtype=x.dtype.newbyteorder("="), copy=True, subok=False)
     mapped = getattr(x, "_mmap", None)
     # pages of a private map ("c") may hold values that no file contains
     if mapped is not None and getattr(x, "mode", "c") != "c" and hasattr(mmap, "MADV_DONTNEED"):

@@ -17,6 +17,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import column_or_1d, validate_data
 from torch import Tensor
 
+from viper.data.blocks import refuse_odd_array
 from viper.errors import counted, shown
 from viper.inference.device import FEWEST_ROWS, choose_device, is_one_block, rows_fit, rows_per_block
 from viper.inference.rows import BLOCK_ROWS, Arrays
@@ -31,6 +32,7 @@ def read_features(estimator: Any, X: Any, *, reset: bool, finite: bool = True) -
     """
     if not reset and (formula := getattr(estimator, "formula_", None)) is not None:
         X = formula.encode(X)
+    refuse_odd_array(X, "X")
     if isinstance(X, Tensor):
         if X.device.type != "cpu":
             return read_device_tensor(estimator, X, reset)
@@ -113,7 +115,8 @@ def read_labels(y: Any, rows: int, known: Any = None) -> tuple[np.ndarray, Tenso
         y = y.detach().cpu().numpy()
     elif isinstance(y, list | tuple) and {str} < {type(label) for label in y}:
         y = np.array(y, dtype=object)  # otherwise numbers, including NaN, would become text
-    y = column_or_1d(y, warn=True)
+    refuse_odd_array(y, "y")
+    y = column_or_1d(plain_labels(y), warn=True)
     check_label_count(len(y), rows)
     if y.dtype.kind == "f" and not np.isfinite(y).all():
         raise ValueError("y must be finite; Input y contains NaN or infinity. Drop those rows.")
@@ -135,6 +138,16 @@ def read_labels(y: Any, rows: int, known: Any = None) -> tuple[np.ndarray, Tenso
             f"y must contain only the known classes {shown(classes.tolist())}; got {shown(y[strange].tolist()[0])}."
         )
     return classes, torch.from_numpy(np.ascontiguousarray(code, dtype=bool))
+
+
+def plain_labels(y: Any) -> Any:
+    """Return integers and booleans of pandas' nullable types as such; scikit-learn would make them floats."""
+    kind = getattr(y, "dtype", None)
+    if isinstance(kind, np.dtype) or getattr(kind, "kind", "") not in ("i", "u", "b") or not hasattr(y, "isna"):
+        return y
+    if y.isna().any():
+        raise ValueError("y must have a label in every row; got none or NA in some. Fill them in, or drop those rows.")
+    return y.to_numpy(dtype={"i": np.int64, "u": np.uint64, "b": bool}[kind.kind])  # type: ignore[union-attr]
 
 
 def check_label_count(labels: int, rows: int) -> None:
@@ -211,6 +224,7 @@ def read_vector(x: Any, name: str, rows: int) -> Tensor | None:
 
 def read_numbers(x: Any, name: str) -> np.ndarray:
     """Return a float64 array of any shape."""
+    refuse_odd_array(x, name)
     try:
         return np.asarray(x.detach().cpu() if isinstance(x, Tensor) else x, dtype=np.float64)
     except (TypeError, ValueError):

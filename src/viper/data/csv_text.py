@@ -5,7 +5,7 @@ import gzip
 import io
 import re
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -87,12 +87,16 @@ class BoundedBytes(io.BufferedIOBase):
     def read(self, size: int | None = -1) -> bytes:
         if size is None or size < 0:
             return b"".join(iter(lambda: self.read(1 << 20), b""))
-        return self.checked(self.file.read(size))
+        return self.checked(self.file.read, size)
 
     def read1(self, size: int = -1) -> bytes:
-        return self.checked(self.file.read1(size if size > 0 else 1 << 16))
+        return self.checked(self.file.read1, size if size > 0 else 1 << 16)
 
-    def checked(self, part: bytes) -> bytes:
+    def checked(self, read: Callable[[int], bytes], size: int) -> bytes:
+        try:
+            part = read(size)
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise FileError(f"{self.table.path} must be a complete gzip file; got {error}. Copy it again.") from None
         self.total += len(part)
         end = max(part.rfind(b"\n"), part.rfind(b"\r"))
         self.line = self.line + len(part) if end < 0 else len(part) - end - 1
@@ -331,8 +335,6 @@ def worded_csv_errors(table: CsvText) -> Iterator[None]:
             refuse_ragged(table.path, f"line {line}", expected, got)
         reason = str(error).splitlines()[0].removeprefix("Error tokenizing data. C error: ")
         raise FileError(f"{table.path} must be CSV; got {reason}. Check its quotes.") from None
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise FileError(f"{table.path} must be a complete gzip file; got {error}. Copy it again.") from None
     except csv.Error as error:
         raise FileError(f"{table.path} must be CSV; got {error}. Check its quotes and its --separator.") from None
 

@@ -94,6 +94,8 @@ class FileReader:
         for file in self.files:
             start = 0
             for batch in file.batches(wanted, numbers, rows):
+                if gone := [name for name in wanted if name not in batch.schema.names]:
+                    raise ValueError(f"every pass must find the same columns; got no {gone[0]!r} in {file.path} now.")
                 X = arrow.batch_matrix(batch, self.names, dtype) if features else None
                 found = {part: None if n is None else arrow.batch_vector(batch, n) for part, n in self.others.items()}
                 yield Chunk(X, found["target"], weight=found["weight"], offset=found["offset"], place=file.place(start))

@@ -33,7 +33,7 @@ def as_frame(data: Any) -> "pandas.DataFrame":
     elif hasattr(data, "to_pandas") and type(data).__module__.startswith("pyarrow"):
         frame = data.to_pandas()
     elif isinstance(data, dict) or (hasattr(data, "columns") and hasattr(data, "get_column")):
-        frame = pandas.DataFrame({name: np.asarray(data[name]) for name in getattr(data, "columns", data)})
+        frame = pandas.DataFrame({name: as_column(data[name]) for name in getattr(data, "columns", data)})
     else:
         raise FormulaError(
             f"a model with a formula needs a table with named columns; got {type(data).__module__}."
@@ -45,6 +45,15 @@ def as_frame(data: Any) -> "pandas.DataFrame":
         twice = frame.columns[frame.columns.duplicated()][0]
         raise FormulaError(f"columns must have different names; got {twice!r} twice. Rename one.")
     return plain_columns(frame)
+
+
+def as_column(values: Any) -> Any:
+    """Return an array; masked entries are missing values."""
+    import pandas
+
+    if isinstance(values, np.ma.MaskedArray):
+        return pandas.Series(values.data).mask(np.ma.getmaskarray(values))
+    return np.asarray(values)
 
 
 def is_text(column: "pandas.Series[Any]") -> bool:
@@ -282,9 +291,8 @@ def left_out_columns(
     in `named` may have as many as they like.
     """
     found = {}
-    for name in frame.columns:
-        column = frame[name]
-        if name == target:
+    for name, column in frame.items():
+        if name == target or is_varied_number(column):
             continue
         check_plain_values(column)
         different = column.nunique()
@@ -298,6 +306,15 @@ def left_out_columns(
                 f"{some!r:.40}. {dates}{how_to_use(name)}"
             )
     return found
+
+
+def is_varied_number(column: "pandas.Series[Any]") -> bool:
+    """Return quickly whether the column holds numbers that differ, and is not named like an identifier."""
+    if not isinstance(column.dtype, np.dtype) or column.dtype.kind not in "iuf" or not len(column):
+        return False
+    values = column.to_numpy()
+    values = values[values == values]  # without NaN
+    return bool((values[1:] != values[:1]).any()) and not IDENTIFIER.fullmatch(str(column.name))
 
 
 def reason_to_leave_out(column: "pandas.Series[Any]", different: int) -> str | None:
@@ -321,9 +338,9 @@ def is_identifier(column: "pandas.Series[Any]", different: int) -> bool:
 
 def counts_rows(column: "pandas.Series[Any]") -> bool:
     """Return whether the column is 0, 1, 2, … or 1, 2, 3, …, in the order of the rows."""
-    if len(column) < FEWEST_COUNTED or not is_whole(column):
+    if len(column) < FEWEST_COUNTED or column.dtype.kind not in "iuf":
         return False
-    values = column.to_numpy(dtype=np.float64)
+    values = column.to_numpy(dtype=np.float64, na_value=np.nan)
     return values[0] in (0, 1) and bool((np.diff(values) == 1).all())
 
 

@@ -9,6 +9,7 @@ A prediction does not know the outcome. It draws from the means and covariances 
 from their conditional normal distribution, a category from Bayes' rule for normal columns with one covariance.
 """
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from viper.errors import FormulaError
+from viper.errors import ConvergenceWarning, FormulaError, users_line
 from viper.inference.newton import newton
 from viper.inference.problem import Prior, Problem
 from viper.inference.rows import Arrays
@@ -29,6 +30,8 @@ RIDGE = 1e-5  # relative to the diagonal of XᵀX, as in mice: keeps collinear c
 SLOPE_SD, INTERCEPT_SD = 3.0, 10.0  # prior of the logistic regressions, for standardised columns
 DRAW_TOLERANCE = 1e-4  # nats to the optimum: far below the spread of one draw
 MOST_IMPUTED_COLUMNS = 2_000  # numbers and levels; a regression takes the cube of it
+FEWEST_COMPARED = 5  # sweeps of each chain in R-hat
+UNSETTLED_RHAT = 1.5  # R-hat of five sweeps whose successive means correlate by about 0.7
 LARGEST_NUMBER = 1e100  # so that sums of squares are finite
 COVARIANCE_RIDGE = 1e-8  # relative to the variances: enough for collinear columns, too little to be seen
 DRAWS = 50  # in the prediction of a row; for numbers alone their means and covariances are exact
@@ -129,14 +132,41 @@ def complete_tables(
             raise FormulaError(f"{rule}; got {largest:g} in {name!r}. Divide the column by something.")
     if not columns.holes.any():
         return CompletedTables(columns, [{}])
-    drawn = []
+    drawn, means = [], np.zeros((count, sweeps, int(columns.holes.any(0).sum())))
     for k, generator in enumerate(np.random.default_rng(seed).spawn(count)):
         chain = Chain(columns, outcome, generator)
         for sweep in range(sweeps):
             chain.sweep()
+            means[k, sweep] = [chain.values(name)[rows].mean() for name, rows in chain.missing.items()]
             report(k * sweeps + sweep + 1, count * sweeps)
         drawn.append({name: chain.values(name)[rows] for name, rows in chain.missing.items()})
+    warn_of_unsettled(dict(zip(drawn[0], chain_agreement(means).tolist(), strict=True)))
     return CompletedTables(columns, drawn)
+
+
+def chain_agreement(means: np.ndarray) -> np.ndarray:
+    """R-hat of each column's drawn mean (chains × sweeps × columns), over the second half of the sweeps.
+
+    It compares the variance between chains with that within them: 1 if they agree. Few sweeps tell nothing.
+    """
+    late = means[:, means.shape[1] // 2 :]
+    n = late.shape[1]
+    if n < FEWEST_COMPARED:
+        return np.ones(means.shape[2])
+    within, between = late.var(1, ddof=1).mean(0), late.mean(1).var(0, ddof=1)
+    ratio = np.divide(between, within, out=np.zeros_like(between), where=within > 0)
+    return np.sqrt((n - 1.0) / n + ratio)
+
+
+def warn_of_unsettled(agreement: dict[str, float]) -> None:
+    name, worst = max(agreement.items(), key=lambda pair: pair[1])
+    if worst > UNSETTLED_RHAT:
+        warnings.warn(
+            f"The draws of {name!r} still depend on where they began (R-hat {worst:.1f} between the tables), probably "
+            "because columns that tell the same are missing together. Raise sweeps, or leave one of them out.",
+            ConvergenceWarning,
+            stacklevel=users_line(),
+        )
 
 
 class Chain:

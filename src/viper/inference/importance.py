@@ -6,7 +6,7 @@ posterior up to Monte Carlo error, and their mean weight estimates the evidence 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -22,6 +22,7 @@ from viper.inference.rows import Block, RowSource
 EVEN_WEIGHTS = 0.95  # share of effective draws above which the weights hardly differ
 FEWEST_DRAWS = 100  # fewer draws do not show the tail of the weights
 DRAWS_PER_BLOCK = 256
+LINEAR = 40.0  # above, log(1+e^f) is f to the last digit
 SEED = 1  # default seed, as on the command line, so that results repeat
 
 
@@ -106,19 +107,25 @@ class WeighedFit(NamedTuple):
     prior: Prior
     source: RowSource
 
-    def weighed(self, count: int, generator: np.random.Generator) -> tuple[Tensor, Tensor, float]:
+    def weighed(
+        self, count: int, generator: np.random.Generator, report: Callable[[int, int], None] | None = None
+    ) -> tuple[Tensor, Tensor, float]:
         """Return draws from q, log p(y|β)p(β)/q(β) without its mean, and that mean's log: the log evidence."""
         device = self.posterior.mean.device
         noise = torch.from_numpy(generator.standard_normal((count, self.source.dimension))).to(device)
         draws = self.posterior.draw(noise)
-        log_joint = log_likelihood(self.source, draws) + prior_log_density(self.prior, draws)
+        log_joint = log_likelihood(self.source, draws, report) + prior_log_density(self.prior, draws)
         log_ratio = (log_joint - self.posterior.log_density(noise)).cpu()
         log_evidence = float(torch.logsumexp(log_ratio, 0)) - math.log(count)
         return draws.cpu(), log_ratio - log_evidence, log_evidence
 
 
 def weigh(
-    fits: Sequence[WeighedFit], elbo: float, count: int, generator: np.random.Generator
+    fits: Sequence[WeighedFit],
+    elbo: float,
+    count: int,
+    generator: np.random.Generator,
+    report: Callable[[int, int], None] | None = None,
 ) -> tuple[WeightedDraws, Diagnosis]:
     """Draw from q, weight by p(y|β)p(β)/q(β), and judge the weights.
 
@@ -128,7 +135,7 @@ def weigh(
     if count < FEWEST_DRAWS:
         raise ValueError(f"draws must be at least {FEWEST_DRAWS}; got {count}.")
     shares = [len(part) for part in np.array_split(np.arange(max(count, 2 * len(fits))), len(fits))]
-    parts = [fit.weighed(share, generator) for fit, share in zip(fits, shares, strict=True)]
+    parts = [fit.weighed(share, generator, report) for fit, share in zip(fits, shares, strict=True)]
     draws, log_ratio = torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
     posterior, count = fits[0].posterior, len(draws)
     log_weights, k_hat = pareto_smoothed(log_ratio)
@@ -160,19 +167,28 @@ def pareto_smoothed(log_ratio: Tensor) -> tuple[Tensor, float]:
     return torch.from_numpy(np.array(log_weights)), float(k_hat)
 
 
-def log_likelihood(source: RowSource, draws: Tensor) -> Tensor:
-    """Σ_i c_i (y_i f_i - log(1+e^{f_i})) for each draw, f = o + Aβ."""
-    return source.reduce(partial(block_log_likelihood, draws=draws))[0]
+def log_likelihood(source: RowSource, draws: Tensor, report: Callable[[int, int], None] | None = None) -> Tensor:
+    """Σ_i c_i (y_i f_i - log(1+e^{f_i})) for each draw, f = o + Aβ. `report` hears of rows done, and of all rows."""
+    function = partial(block_log_likelihood, draws=draws)
+    if report is None or source.traits.where == "cluster":
+        return source.reduce(function)[0]
+    total, done = torch.zeros_like(draws[:, 0]), 0
+    for part, rows in source.map(lambda block: (function(block)[0], len(block.label))):
+        total, done = total + part.to(total.device), done + rows
+        report(done, source.rows)
+    return total
 
 
 def block_log_likelihood(block: Block, draws: Tensor) -> list[Tensor]:
+    weight = torch.ones_like(block.label) if block.weight is None else block.weight
+    pull = block.design.pull(weight * block.label)  # Σ c y a, so that labels cost nothing per draw
+    fixed = 0.0 if block.offset is None else torch.dot(weight * block.label, block.offset)
     parts = []
     for some in draws.split(DRAWS_PER_BLOCK):
         f = block.design.project(some.T)
         if block.offset is not None:
             f = f + block.offset[:, None]
-        terms = block.label[:, None] * f - torch.logaddexp(f, torch.zeros_like(f))
-        parts.append(terms.sum(0) if block.weight is None else block.weight @ terms)
+        parts.append(some @ pull + fixed - weight @ torch.nn.functional.softplus(f, threshold=LINEAR))
     return [torch.cat(parts)]
 
 

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -237,7 +238,8 @@ class DiagnosisMixin(PredictionMixin):
             weighed = [self._weighed_fit(X, y, sample_weight, offset, "diagnose")]
         else:
             weighed = [fit._weighed_fit(None, None, None, None, "diagnose") for fit in fits]
-        return weigh(weighed, self.elbo_, draws, self._generator_of_draws(random_state))
+        with closing(StepProgress(self.verbose, "weighing draws: row")) as progress:
+            return weigh(weighed, self.elbo_, draws, self._generator_of_draws(random_state), progress.step)
 
     def _weighed_fit(self, X: Any, y: Any, sample_weight: Any, offset: Any, what: str) -> WeighedFit:
         """The rows, and the posterior and prior on their device."""

@@ -5,6 +5,7 @@ import datetime
 import hashlib
 import json
 import re
+from collections.abc import Callable
 from html import escape
 from importlib.resources import files
 from string import Template
@@ -20,45 +21,60 @@ from viper.report.study import Study
 from viper.report.svg import element
 
 
+class ReportPage:
+    """A study as a page: what it says, whether it predicts, what to do, why, which rows, and whether to trust it."""
+
+    def __init__(self, study: Study) -> None:
+        self.study = study
+        self.rows = RowSection(study) if study.show_rows else None
+        self.decisions = sections.DecisionSection(study) if 0 < study.base_rate < 1 else None
+        self.writers: list[Callable[[Study], str]] = [
+            sections.summary_section,
+            sections.performance_section,
+            sections.groups_section,
+            lambda _: "" if self.decisions is None else self.decisions.markup(),
+            average_section,
+            sections.drivers_section,
+            sections.effects_section,
+            lambda study: sections.certainty_section(study, self.rows),
+            sections.map_section,
+            missing_section,
+            drift_section,
+            sections.checks_section,
+            sections.trust_section,
+            card_section,
+        ]
+
+    def text(self, step: Callable[[], None] = lambda: None) -> str:
+        """The whole page; `step` is called after each section."""
+        body = "\n".join(filter(None, (self._written(writer, step) for writer in self.writers)))
+        style, script = resource("page.css"), resource("page.js")
+        return Template(resource("page.html")).substitute(
+            title=escape(f"Probability of {self.study.positive}"),
+            subtitle=escape(sections.subtitle(self.study)),
+            policy=content_policy(style, script),
+            contents=table_of_contents(body),
+            sections=body,
+            footer=escape(footer(self.study)),
+            style=style,
+            script=script,
+            # escaped so that no "</script>" or "<!--" in the data ends the element early
+            data=json.dumps(self.payload()).replace("<", "\\u003c"),
+        )
+
+    def _written(self, writer: Callable[[Study], str], step: Callable[[], None]) -> str:
+        markup = writer(self.study)
+        step()
+        return markup
+
+    def payload(self) -> dict[str, Any]:
+        """What the script reads: single rows, if they may be shown, and what happens at each threshold."""
+        found = {} if self.rows is None else self.rows.payload()
+        return found if self.decisions is None else {**found, "decisions": self.decisions.payload()}
+
+
 def render(study: Study) -> str:
-    rows = RowSection(study) if study.show_rows else None
-    decisions = sections.DecisionSection(study) if 0 < study.base_rate < 1 else None
-    parts = [
-        sections.summary_section(study),
-        sections.performance_section(study),
-        "" if decisions is None else decisions.markup(),
-        average_section(study),
-        sections.drivers_section(study),
-        sections.effects_section(study),
-        sections.certainty_section(study, rows),
-        sections.map_section(study),
-        sections.groups_section(study),
-        sections.checks_section(study),
-        missing_section(study),
-        drift_section(study),
-        sections.trust_section(study),
-        card_section(study),
-    ]
-    body = "\n".join(filter(None, parts))
-    style, script = resource("page.css"), resource("page.js")
-    return Template(resource("page.html")).substitute(
-        title=escape(f"Probability of {study.positive}"),
-        subtitle=escape(sections.subtitle(study)),
-        policy=content_policy(style, script),
-        contents=table_of_contents(body),
-        sections=body,
-        footer=escape(footer(study)),
-        style=style,
-        script=script,
-        # escaped so that no "</script>" or "<!--" in the data ends the element early
-        data=json.dumps(payload(rows, decisions)).replace("<", "\\u003c"),
-    )
-
-
-def payload(rows: RowSection | None, decisions: sections.DecisionSection | None) -> dict[str, Any]:
-    """What the script reads: single rows, if they may be shown, and what happens at each threshold."""
-    found = {} if rows is None else rows.payload()
-    return found if decisions is None else {**found, "decisions": decisions.payload()}
+    return ReportPage(study).text()
 
 
 def content_policy(style: str, script: str) -> str:

@@ -584,9 +584,9 @@ def left_out(study: Study) -> str:
         else f"For {doubtful:,} of the rows it cannot be trusted, because the fit depends on them too much."
     )
     text = (
-        f"Predicted from all other rows, a row scores {with_decimals(loo, 4)} on average (± "
-        f"{with_decimals(found.se / found.rows, 4)}); predicted by a model that has seen it, {with_decimals(own, 4)}. "
-        f"The difference is what the model learned by heart: as much as {readable_number(found.p_loo)} free parameters "
-        f"would. {trusted}"
+        f"Predicted from all other rows, a row has a log score of {with_decimals(loo, 4)} on average (± "
+        f"{with_decimals(found.se / found.rows, 4)}; 0 is perfect); by a model that has seen it, "
+        f"{with_decimals(own, 4)}. The difference is what the model learned by heart: as much as "
+        f"{readable_number(found.p_loo)} free parameters would. {trusted}"
     )
     return element("h3", "How well does it predict a row that it has not seen?") + paragraph(text)

@@ -325,7 +325,7 @@ def print_decision(found: dict[str, Any], classes: list[str], level: float) -> N
         total = tp + fp + fn + tn
         others = {"nobody": found["cost_of_acting_on_none"], "everybody": found["cost_of_acting_on_all"]}
         against = " and ".join(
-            f"{significant_number(cost / total)} if it acts on {who}" for who, cost in others.items()
+            f"{significant_number(cost / total)} for acting on {who}" for who, cost in others.items()
         )
         say(f"  Cost per row [bold]{significant_number(found['cost'] / total)}[/], against {against}.")
     near = found["within_interval"]

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from viper.cli import options
-from viper.cli.terminal import note
+from viper.cli.terminal import note, note_if_slow, show_progress
 
 
 def write_report(
@@ -49,9 +49,11 @@ def write_report(
         raise typer.BadParameter("--row-labels and --no-rows exclude each other; got both. Choose one")
     fitted, table = options.open_model_and_rows(model, data, reading, out, force)
 
-    from viper import report
     from viper.cli.preparing import check_option_column, input_columns, labelled_rows
+    from viper.data.model_file import write_bytes
     from viper.errors import OutputError, StorageError
+    from viper.report.page import ReportPage
+    from viper.report.study import read_study
 
     # names of rows as they are written, such as 007; a column that the model uses is read as it was in the fit
     as_text = () if row_labels is None or row_labels in input_columns(fitted) else (row_labels,)
@@ -62,17 +64,11 @@ def write_report(
         check_option_column(rows.frame, name, "--by")
     try:
         with table.located():
-            report.write(
-                fitted,
-                rows.frame,
-                rows.target,
-                out,
-                overwrite=force,
-                spatial=spatial,
-                row_labels=row_labels,
-                rows=not no_rows,
-                by=by,
-            )
+            study = read_study(fitted, rows.frame, rows.target, spatial, False, row_labels, not no_rows, by)
+            with note_if_slow(f"looking at {len(study.label):,} rows"):
+                page = ReportPage(study)
+            with show_progress("Writing the report", len(page.writers)) as step:
+                write_bytes(out, page.text(step).encode(), force)
     except (StorageError, FileExistsError, PermissionError) as error:
         raise OutputError(str(error)) from None
     note(f"the report is {out}; open it in a browser.")
