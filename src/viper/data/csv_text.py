@@ -199,7 +199,7 @@ def shown_encoding(table: CsvText, known: str) -> str:
 
 
 def shown_decimal(table: CsvText, known: str) -> str:
-    """Return the decimal mark of another file, or the one that this file shows; 1.500 may be thousands: it shows none."""
+    """Return the decimal mark of another file, or the one that this file shows; 1.500 may be thousands."""
     if known == ".":
         return decimal_of(replace(table, decimal=None))
     cells = [cell for _, fields in islice(records(table), 1, 1001) for cell in fields]
