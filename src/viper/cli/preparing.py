@@ -41,10 +41,10 @@ def prepare_rows(
     """Read a table and decide on the formula: the given one, or the sum of all usable columns."""
     dropped, categories = tuple(drop or ()), tuple(category or ())
     if formula is not None:
-        named = split_sides(tokenize(formula))[0][0][1]
-        if target not in (None, named):
-            raise FormulaError(f"--target and the formula must agree; got {target!r} and {named!r}. Give one of them.")
-        target = named
+        left = split_sides(tokenize(formula))[0][0][1]
+        if target not in (None, left):
+            raise FormulaError(f"--target and the formula must agree; got {target!r} and {left!r}. Give one of them.")
+        target = left
     frame = table.read(categories)
     read_notes = reading_notes(table, frame)
     if target is None and table.kind().word == "libsvm":
