@@ -15,7 +15,7 @@ from sklearn.preprocessing import StandardScaler
 import viper
 from viper.models.prediction import predictions
 from viper.report import plot, views
-from viper.report.metrics import calibration
+from viper.report.metrics import binned_residuals, calibration, decision_curve
 
 
 def rows(n=240, seed=0):
@@ -234,6 +234,18 @@ def test_reliability_shows_the_calibration_of_evaluate(logistic, data, ax):
     np.testing.assert_allclose(ax.collections[-1].get_offsets(), table[["predicted", "observed"]])
     ends = np.array([[*line[:, 1]] for line in ax.collections[-2].get_segments()])
     np.testing.assert_allclose(ends, table[["lower", "upper"]])
+
+
+def test_the_decision_curve_and_the_residuals_are_those_of_metrics(logistic, data, ax):
+    X, y = data
+    label, probability = y == logistic.classes_[1], logistic.predict_proba(X)[:, 1]
+    plot.net_benefit(logistic, X, y, ax=ax)
+    curve = decision_curve(label, probability)
+    np.testing.assert_allclose(ax.lines[-1].get_xydata(), curve[["threshold", "net_benefit"]])
+    ax.clear()
+    plot.residuals(logistic, X, y, ax=ax)
+    table = binned_residuals(label, probability)
+    np.testing.assert_allclose(ax.collections[-1].get_offsets(), table[["value", "residual"]])
 
 
 def test_typical_row_is_made_of_values_that_occur():

@@ -314,3 +314,14 @@ def test_wrong_priors_by_name(given, message):
     frame = table()
     with pytest.raises(ValueError, match=message):
         VariationalLogisticRegression(**given).fit(frame[["age", "dose"]], frame.y)
+
+
+def test_priors_by_name_on_the_command_line():
+    from viper.cli.commands.fit import parse_prior_scales
+
+    assert parse_prior_scales([]) == 1.0
+    assert parse_prior_scales(["auto"]) == "auto"
+    assert parse_prior_scales(["2", "age=0.5", "C(ward)=3"]) == {"age": 0.5, "C(ward)": 3.0, "*": 2.0}
+    for wrong in (["1", "2"], ["auto", "age=1"], ["age=ard"]):
+        with pytest.raises(Exception, match="--prior must be one number or word, or numbers by name"):
+            parse_prior_scales(wrong)

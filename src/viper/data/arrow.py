@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from json import JSONDecodeError
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -53,6 +54,14 @@ DATASET = TableFormat("dataset", "Dataset")
 FORMATS = {one.word: one for one in (CSV, PARQUET, ARROW, EXCEL, LIBSVM)}
 BY_SUFFIX = {suffix: one for one in (PARQUET, ARROW, CSV, EXCEL, LIBSVM) for suffix in one.suffixes}
 
+DAMAGE = (
+    UnicodeDecodeError,
+    JSONDecodeError,
+    RecursionError,
+    KeyError,
+    TypeError,
+    AttributeError,
+)  # in what pandas noted
 STREAMED = tuple(suffix for one in (PARQUET, ARROW, CSV) for suffix in one.suffixes)  # formats that ArrowFile reads
 IN_FOLDERS = [suffix for suffix in STREAMED if suffix != ".txt"]  # folders often hold notes: a .txt must be named
 NO_ROWS = {".bak", ".crc", ".md5", ".sha256", ".tmp"}  # suffixes of companion files, which hold no rows
@@ -120,7 +129,8 @@ class ArrowFile:
             else:
                 with self.mapped() if self.format == ARROW else self.csv({}) as source:
                     found = (open_ipc(source) if self.format == ARROW else source).schema
-            list(found.names)  # raises here if a name is not UTF-8
+            list(found.names)  # raises here if a name is not UTF-8,
+            dict(found.pandas_metadata or {})  # or if what pandas noted is damaged
             return found
 
     @cached_property
@@ -259,7 +269,7 @@ class ArrowFile:
         """Turn the errors of pyarrow and of the file system into a FileError that names the file and the line."""
         try:
             yield
-        except (import_pyarrow().ArrowException, OSError, UnicodeDecodeError) as error:
+        except (import_pyarrow().ArrowException, OSError, *DAMAGE) as error:
             reason, fix = self.in_words(error)
             text = f"{self.path} must be a readable {self.format.title} file; got: {reason}. {fix}"
             raise FileError(text) from error

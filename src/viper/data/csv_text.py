@@ -5,9 +5,9 @@ import gzip
 import io
 import re
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NoReturn
@@ -87,12 +87,16 @@ class BoundedBytes(io.BufferedIOBase):
     def read(self, size: int | None = -1) -> bytes:
         if size is None or size < 0:
             return b"".join(iter(lambda: self.read(1 << 20), b""))
-        return self.checked(self.file.read(size))
+        return self.checked(self.file.read, size)
 
     def read1(self, size: int = -1) -> bytes:
-        return self.checked(self.file.read1(size if size > 0 else 1 << 16))
+        return self.checked(self.file.read1, size if size > 0 else 1 << 16)
 
-    def checked(self, part: bytes) -> bytes:
+    def checked(self, read: Callable[[int], bytes], size: int) -> bytes:
+        try:
+            part = read(size)
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise FileError(f"{self.table.path} must be a complete gzip file; got {error}. Copy it again.") from None
         self.total += len(part)
         end = max(part.rfind(b"\n"), part.rfind(b"\r"))
         self.line = self.line + len(part) if end < 0 else len(part) - end - 1
@@ -195,16 +199,12 @@ def shown_encoding(table: CsvText, known: str) -> str:
 
 
 def shown_decimal(table: CsvText, known: str) -> str:
-    """Return the decimal separator of another file, or the other one if this file has numbers with that one only."""
-    other = "." if known == "," else ","
-    counts = dict.fromkeys((known, other), 0)
-    mark = separator_of(table)
-    for _, fields in islice(records(table), 1, 1001):
-        for cell in fields:
-            found = re.fullmatch(r"\s*[-+]?\d+([.,])\d+\s*", cell)
-            if found and found[1] != mark:
-                counts[found[1]] = counts.get(found[1], 0) + 1
-    return other if counts[other] and not counts[known] else known
+    """Return the decimal mark of another file, or the one that this file shows; 1.500 may be thousands."""
+    if known == ".":
+        return decimal_of(replace(table, decimal=None))
+    cells = [cell for _, fields in islice(records(table), 1, 1001) for cell in fields]
+    points = any(re.fullmatch(r"[-+]?\d+\.\d+", cell) and not re.fullmatch(r".*\.\d{3}", cell) for cell in cells)
+    return "." if points and not any(re.fullmatch(r"[-+]?\d+,\d+", cell) for cell in cells) else known
 
 
 def records(table: CsvText) -> Iterator[tuple[int, list[str]]]:
@@ -335,8 +335,6 @@ def worded_csv_errors(table: CsvText) -> Iterator[None]:
             refuse_ragged(table.path, f"line {line}", expected, got)
         reason = str(error).splitlines()[0].removeprefix("Error tokenizing data. C error: ")
         raise FileError(f"{table.path} must be CSV; got {reason}. Check its quotes.") from None
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise FileError(f"{table.path} must be a complete gzip file; got {error}. Copy it again.") from None
     except csv.Error as error:
         raise FileError(f"{table.path} must be CSV; got {error}. Check its quotes and its --separator.") from None
 

@@ -12,7 +12,7 @@ from viper.data.checks import read_labels
 from viper.errors import listed
 from viper.models.prediction import check_model, predictions
 from viper.report import views
-from viper.report.metrics import calibration
+from viper.report.metrics import binned_residuals, calibration, decision_curve
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,10 +22,12 @@ __all__ = [
     "convergence",
     "densities",
     "forest",
+    "net_benefit",
     "observations",
     "partial_effect",
     "probability_map",
     "reliability",
+    "residuals",
 ]
 
 BLUE, ORANGE, RED, SKY, GREY = "#0072B2", "#E69F00", "#D55E00", "#56B4E9", "#8A8F98"
@@ -232,6 +234,34 @@ def reliability(model: Any, X: Any, y: Any, *, bins: int = 10, level: float = 0.
     percent_axis(ax.xaxis)
     percent_axis(ax.yaxis)
     return titled(ax, f"Reliability, {100 * level:g} % intervals")
+
+
+def net_benefit(model: Any, X: Any, y: Any, *, level: float = 0.95, ax: Any = None) -> "Axes":
+    """Net benefit of acting by the model, on everybody and on nobody, against the threshold: the decision curve."""
+    curve = decision_curve(is_positive(model, y), predictions(model, X).probability, level=level)
+    ax, at = canvas(ax), curve["threshold"]
+    ax.fill_between(at, curve["lower"], curve["upper"], color=BLUE, alpha=0.15, lw=0)
+    ax.plot(at, curve["act_on_all"], color=ORANGE, lw=1.5, label="acting on everybody")
+    ax.axhline(0.0, color=GREY, lw=1.5, label="acting on nobody")
+    ax.plot(at, curve["net_benefit"], color=BLUE, lw=2, label="acting by the model")
+    top = float(curve["upper"].max())
+    ax.set(xlim=(0.0, float(at.iloc[-1])), ylim=(-0.12 * top, 1.05 * top), xlabel="threshold", ylabel="net benefit")
+    percent_axis(ax.xaxis)
+    ax.legend(frameon=False, fontsize=8)
+    return titled(ax, f"Decision curve, {100 * level:g} % band")
+
+
+def residuals(model: Any, X: Any, y: Any, *, values: Any = None, level: float = 0.95, ax: Any = None) -> "Axes":
+    """Mean of y - p in groups of rows with similar probabilities or `values`, over the band of chance."""
+    table = binned_residuals(is_positive(model, y), predictions(model, X).probability, values, level=level)
+    ax = canvas(ax)
+    ax.fill_between(table["value"], -table["band"], table["band"], color=BLUE, alpha=0.15, lw=0)
+    ax.axhline(0.0, color=GREY, lw=1, ls=(0, (4, 3)))
+    colours = np.where(table["outside"], RED, BLUE)
+    ax.scatter(table["value"], table["residual"], s=22, c=colours, zorder=3)
+    name = "predicted probability" if values is None else str(getattr(values, "name", None) or "value")
+    ax.set(xlabel=name, ylabel="observed minus predicted share")
+    return titled(ax, f"Residuals, {100 * level:g} % band")
 
 
 def probability_map(
