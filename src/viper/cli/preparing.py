@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from viper.data.excel import sheet_names
 from viper.data.table_file import TableFile, check_numbers
 from viper.errors import FileError, FormulaError, instead, listed
-from viper.formula.columns import counts_rows, is_text, left_out_columns, target_without_blanks, without_blanks
+from viper.formula.columns import (
+    counts_rows,
+    is_text,
+    left_out_columns,
+    target_without_blanks,
+    with_days,
+    without_blanks,
+)
 from viper.formula.grammar import quote_column, split_sides, tokenize
 
 if TYPE_CHECKING:
@@ -191,6 +198,8 @@ def labelled_rows(model: Any, table: TableFile, target: str | None, as_text: tup
     frame = table.read((*text, name) if isinstance(model.classes_[0], str) else text)
     check_model_columns(frame, input_columns(model))
     check_option_column(frame, name, "--target")
+    if hasattr(model, "formula_"):  # dates as the numbers by which the model knows them
+        frame = with_days(frame, model.formula_._parsed.dates)
     column, classes = frame[name], model.classes_
     if isinstance(classes[0], str) and {*map(str.strip, classes)} == {*classes}:
         column = without_blanks(column)
