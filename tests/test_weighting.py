@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 import scipy.sparse
 import statsmodels.api as sm
+import typer
 from sklearn.utils.class_weight import compute_class_weight
 
 import viper
@@ -323,5 +324,6 @@ def test_priors_by_name_on_the_command_line():
     assert parse_prior_scales(["auto"]) == "auto"
     assert parse_prior_scales(["2", "age=0.5", "C(ward)=3"]) == {"age": 0.5, "C(ward)": 3.0, "*": 2.0}
     for wrong in (["1", "2"], ["auto", "age=1"], ["age=ard"]):
-        with pytest.raises(Exception, match="--prior must be one number or word, or numbers by name"):
+        with pytest.raises(typer.BadParameter) as caught:
             parse_prior_scales(wrong)
+        assert "--prior must be one number or word, or numbers by name" in caught.value.message
