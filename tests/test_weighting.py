@@ -326,4 +326,4 @@ def test_priors_by_name_on_the_command_line():
     for wrong in (["1", "2"], ["auto", "age=1"], ["age=ard"]):
         with pytest.raises(typer.BadParameter) as caught:
             parse_prior_scales(wrong)
-        assert "--prior must be one number or word, or numbers by name" in caught.value.message
+        assert "--prior must be one number, auto or ard, or numbers by name" in caught.value.message

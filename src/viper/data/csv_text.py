@@ -123,7 +123,7 @@ def open_text(table: CsvText) -> IO[str]:
     """Open the text, decompressed if it is gzip."""
     encoding = "utf-8-sig" if table.encoding.lower().replace("-", "") == "utf8" else table.encoding
     try:
-        return io.TextIOWrapper(open_bytes(table), encoding=encoding, newline="")
+        return io.TextIOWrapper(open_bytes(table), encoding=encoding, newline="")  # type: ignore[type-var]
     except LookupError:
         raise FileError(f"the encoding must be one that Python knows; got {encoding!r}. Try latin-1.") from None
 

@@ -16,6 +16,12 @@ HEADLINES = {
     "fair": "Use its numbers with care.",
     "bad": "Do not trust its numbers for rows like these.",
 }
+DOUBTS = {
+    ("Is the posterior right?", "open"): "whether its intervals have the right width was not measured",
+    ("Is the posterior right?", "fair"): "its intervals may be a little too narrow or too wide",
+    ("Is the posterior right?", "bad"): "its intervals may be wrong",
+    ("Is the arithmetic right?", "bad"): "its arithmetic is not certified",
+}
 
 
 class Verdict(NamedTuple):
@@ -42,8 +48,10 @@ def overall_verdict(study: Study) -> Verdict:
     worst = answers[question]
     if worst.kind == "good":
         text = "It beats the average, its posterior is close to the exact one, and its arithmetic is certified."
-    elif answers["Does it predict?"].kind == "good":
-        text = f"It beats the average. But one thing is in doubt. {worst.text}"
+    elif question != "Does it predict?":
+        good = "It beats the average. But " if answers["Does it predict?"].kind == "good" else ""
+        doubt = DOUBTS[question, worst.kind]
+        text = f"{good}{doubt if good else doubt.capitalize()}: see “Can this be trusted?” below."
     else:
         text = worst.text
     return Verdict(worst.kind, HEADLINES[worst.kind], text)
