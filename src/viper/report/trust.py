@@ -8,14 +8,16 @@ from viper.report.words import drift_in_words, listed_in_words, percent, with_de
 
 CLEAR = 2.0  # standard errors from zero at which a gain in the log score is clear
 MOST_DRIFTED = 4  # columns unlike those of the fit that a sentence names
+LEAST_EFFECTIVE = 0.5  # share of effective draws down to which a posterior without a certificate is not far off
 LEAST_GAP = 1e-3  # nats up to which the certified bound counts as the ELBO itself
 SEVERITY = {"good": 0, "open": 1, "fair": 2, "bad": 3}
 HEADLINES = {
     "good": "Its numbers can be trusted for rows like these.",
     "open": "Its numbers are not fully tested.",
     "fair": "Use its numbers with care.",
-    "bad": "Do not trust its numbers for rows like these.",
+    "bad": "Do not trust its numbers.",
 }
+PREDICTION = "Does it predict?"
 
 
 class Verdict(NamedTuple):
@@ -29,7 +31,7 @@ class Verdict(NamedTuple):
 def verdicts(study: Study) -> dict[str, Verdict]:
     """The three questions and their answers."""
     return {
-        "Does it predict?": prediction_verdict(study),
+        PREDICTION: prediction_verdict(study),
         "Is the posterior right?": posterior_verdict(study),
         "Is the arithmetic right?": arithmetic_verdict(study),
     }
@@ -42,11 +44,20 @@ def overall_verdict(study: Study) -> Verdict:
     worst = answers[question]
     if worst.kind == "good":
         text = "It beats the average, its posterior is close to the exact one, and its arithmetic is certified."
-    elif answers["Does it predict?"].kind == "good":
+    elif answers[PREDICTION].kind == "good":
         text = f"It beats the average. But one thing is in doubt. {worst.text}"
     else:
         text = worst.text
-    return Verdict(worst.kind, HEADLINES[worst.kind], text)
+    return Verdict(worst.kind, headline(study, worst.kind, question), text)
+
+
+def headline(study: Study, kind: str, question: str) -> str:
+    """A sentence for the worst answer, `kind`, to one of the questions."""
+    if kind == "bad" and question == PREDICTION:
+        return "Do not trust its numbers for rows like these."
+    if kind == "good" and not study.from_training and study.calibration_verdict.verdict == "unclear":
+        return "Nothing here speaks against its numbers."  # too few rows for more than that
+    return HEADLINES[kind]
 
 
 # --- does it predict? ---
@@ -118,7 +129,11 @@ def posterior_verdict(study: Study) -> Verdict:
     text = f"{d.verdict} {numbers}"
     if d.close:
         return Verdict("good", "Close", text)
-    return Verdict("fair", "Usable", text) if d.reliable else Verdict("bad", "Not certified", text)
+    text = f"Its intervals come from an approximation, a Gaussian, of the exact posterior. {text}"
+    if d.reliable:
+        return Verdict("fair", "Usable", text)
+    near = d.effective_sample_size > LEAST_EFFECTIVE * d.draws
+    return Verdict("fair" if near else "bad", "Not certified", text)
 
 
 # --- is the arithmetic right? ---
