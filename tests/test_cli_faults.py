@@ -87,7 +87,7 @@ def test_wrong_target(folder, name):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["fit", "data.csv", "-t", "died", "--prior", "wide"], ["--prior must be a number, auto or ard; got 'wide'"]),
+        (["fit", "data.csv", "-t", "died", "--prior", "wide"], ["--prior must be a number, auto or ard, or NAME="]),
         (["fit"], ["Missing argument", "viper fit --help"]),
         (["fti", "data.csv"], ["No such command 'fti'"]),
         (["bound", "--mean", "1", "--sd", "-2"], ["--sd must not be negative; got -2"]),

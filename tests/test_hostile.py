@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-CASES = {"models": 120, "tables": 60, "formulas": 120, "designs": 25, "reports": 8, "kills": 6}
+CASES = {"models": 120, "tables": 60, "formulas": 120, "designs": 20, "reports": 6, "kills": 6}
 TESTS = Path(__file__).parent
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory and processes are watched as Linux does it")
 

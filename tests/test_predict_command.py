@@ -10,6 +10,7 @@ import pytest
 from sklearn.datasets import dump_svmlight_file
 
 import viper
+from viper.data.csv_text import CsvText, shown_decimal
 
 GENERATOR = np.random.default_rng(0)
 ROWS = 300
@@ -171,6 +172,25 @@ def test_a_file_that_is_evidently_different_is_read_as_it_is(read_as_written, op
     pd.testing.assert_frame_equal(pd.read_csv("p.csv"), pd.read_csv("given.csv"))
     for words in ("decimal '.'", "encoding 'utf-8'"):
         assert (f"new.csv is read with {words}, which it shows" in err) == (words in noted)
+
+
+@pytest.mark.parametrize(
+    ("known", "cells", "shown"),
+    [
+        (".", ["1.5", "2"], "."),
+        (".", ["1,5", "2"], ","),
+        (".", ["1,500", "2"], "."),
+        (",", ["1,5", "2"], ","),
+        (",", ["1.25", "2"], "."),
+        (",", ["1.500", "2"], ","),
+        (",", ["1.25", "3,5"], ","),
+        (",", ["1", "2"], ","),
+    ],
+)
+def test_the_decimal_mark_is_that_of_the_fit_unless_a_file_shows_the_other(tmp_path, known, cells, shown):
+    path = tmp_path / "new.csv"
+    path.write_text("a;b\n" + "".join(f"{cell};x\n" for cell in cells), encoding="utf-8")
+    assert shown_decimal(CsvText(path), known) == shown
 
 
 def test_an_unusual_separator_is_remembered(command):

@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 import scipy.sparse
 import statsmodels.api as sm
+import typer
 from sklearn.utils.class_weight import compute_class_weight
 
 import viper
@@ -314,3 +315,15 @@ def test_wrong_priors_by_name(given, message):
     frame = table()
     with pytest.raises(ValueError, match=message):
         VariationalLogisticRegression(**given).fit(frame[["age", "dose"]], frame.y)
+
+
+def test_priors_by_name_on_the_command_line():
+    from viper.cli.commands.fit import parse_prior_scales
+
+    assert parse_prior_scales([]) == 1.0
+    assert parse_prior_scales(["auto"]) == "auto"
+    assert parse_prior_scales(["2", "age=0.5", "C(ward)=3"]) == {"age": 0.5, "C(ward)": 3.0, "*": 2.0}
+    for wrong in (["1", "2"], ["auto", "age=1"], ["age=ard"]):
+        with pytest.raises(typer.BadParameter) as caught:
+            parse_prior_scales(wrong)
+        assert "--prior must be one number, auto or ard, or numbers by name" in caught.value.message

@@ -225,10 +225,10 @@ def judge(design: Design) -> Verdict:
     seconds = time.perf_counter() - began
     with np.errstate(all="ignore"):
         faults = distance(model, design)
-    if strange := [each for each in noted if not issubclass(each.category, ConvergenceWarning)]:
+    if strange := [each for each in noted if each.category.__module__ != ConvergenceWarning.__module__]:
         return Verdict("raw", str(strange[0].message), seconds)
-    if noted:
-        return Verdict("clear", f"{noted[0].message} {faults}", seconds)
+    if short := [each for each in noted if issubclass(each.category, ConvergenceWarning)]:
+        return Verdict("clear", f"{short[0].message} {faults}", seconds)
     return Verdict("wrong" if faults else "right", faults, seconds)
 
 

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from viper.data.excel import sheet_names
 from viper.data.table_file import TableFile, check_numbers
 from viper.errors import FileError, FormulaError, instead, listed
-from viper.formula.columns import is_text, left_out_columns, numbers_rows, target_without_blanks, without_blanks
+from viper.formula.columns import (
+    is_text,
+    left_out_columns,
+    numbers_rows,
+    target_without_blanks,
+    with_days,
+    without_blanks,
+)
 from viper.formula.grammar import quote_column, split_sides, tokenize
 
 if TYPE_CHECKING:
@@ -41,10 +48,10 @@ def prepare_rows(
     """Read a table and decide on the formula: the given one, or the sum of all usable columns."""
     dropped, categories = tuple(drop or ()), tuple(category or ())
     if formula is not None:
-        named = split_sides(tokenize(formula))[0][0][1]
-        if target not in (None, named):
-            raise FormulaError(f"--target and the formula must agree; got {target!r} and {named!r}. Give one of them.")
-        target = named
+        left = split_sides(tokenize(formula))[0][0][1]
+        if target not in (None, left):
+            raise FormulaError(f"--target and the formula must agree; got {target!r} and {left!r}. Give one of them.")
+        target = left
     frame = table.read(categories)
     read_notes = reading_notes(table, frame)
     if target is None and table.kind().word == "libsvm":
@@ -194,6 +201,8 @@ def labelled_rows(model: Any, table: TableFile, target: str | None, as_text: tup
     frame = table.read((*text, name) if isinstance(model.classes_[0], str) else text)
     check_model_columns(frame, input_columns(model))
     check_option_column(frame, name, "--target")
+    if hasattr(model, "formula_"):  # dates as the numbers by which the model knows them
+        frame = with_days(frame, model.formula_._parsed.dates)
     column, classes = frame[name], model.classes_
     if isinstance(classes[0], str) and {*map(str.strip, classes)} == {*classes}:
         column = without_blanks(column)

@@ -46,7 +46,7 @@ class Reader(Protocol):
 
 def refuse_odd_array(x: Any, name: str, here: str = "") -> None:
     """Raise for what NumPy would turn into other numbers: masked entries, records, and dates."""
-    kind = getattr(x, "dtype", None)
+    kind: Any = getattr(x, "dtype", None)
     if isinstance(x, np.ma.MaskedArray) and np.ma.is_masked(x):
         got = f"{int(np.ma.getmaskarray(x).sum()):,} masked entries{here}"
         raise ValueError(f"{name} must have a value in every entry; got {got}. Leave those rows out, or fill them in.")
@@ -57,7 +57,7 @@ def refuse_odd_array(x: Any, name: str, here: str = "") -> None:
         )
     dated = [str(kind)] if getattr(kind, "kind", "") in ("M", "m") else []
     if type(x).__module__.startswith(("polars", "pyarrow")):  # pandas and scikit-learn refuse theirs
-        schema = getattr(x, "schema", None)
+        schema: Any = getattr(x, "schema", None)
         kinds = zip(schema.names(), schema.dtypes(), strict=True) if hasattr(schema, "dtypes") else ()
         kinds = zip(schema.names, schema.types, strict=True) if hasattr(schema, "types") else kinds
         dated = [f"column {n!r} ({one})" for n, one in kinds if re.match("(?i)date|time|duration", str(one))]
@@ -301,7 +301,7 @@ class MemoryMap:
 
 def stamp_of_map(X: np.memmap) -> tuple[int, int] | None:
     """Return size and time of the last change of the file of a map, or None; what is in memory is written first."""
-    if getattr(X, "filename", None) is None or X.mode == "c":  # a private map's pages are in no file
+    if X.filename is None or X.mode == "c":  # a private map's pages are in no file
         return None
     if X.mode != "r":
         X.flush()

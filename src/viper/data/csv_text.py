@@ -7,7 +7,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NoReturn
@@ -123,7 +123,7 @@ def open_text(table: CsvText) -> IO[str]:
     """Open the text, decompressed if it is gzip."""
     encoding = "utf-8-sig" if table.encoding.lower().replace("-", "") == "utf8" else table.encoding
     try:
-        return io.TextIOWrapper(open_bytes(table), encoding=encoding, newline="")
+        return io.TextIOWrapper(open_bytes(table), encoding=encoding, newline="")  # type: ignore[type-var]
     except LookupError:
         raise FileError(f"the encoding must be one that Python knows; got {encoding!r}. Try latin-1.") from None
 
@@ -199,16 +199,12 @@ def shown_encoding(table: CsvText, known: str) -> str:
 
 
 def shown_decimal(table: CsvText, known: str) -> str:
-    """Return the decimal separator of another file, or the other one if this file has numbers with that one only."""
-    other = "." if known == "," else ","
-    counts = dict.fromkeys((known, other), 0)
-    mark = separator_of(table)
-    for _, fields in islice(records(table), 1, 1001):
-        for cell in fields:
-            found = re.fullmatch(r"\s*[-+]?\d+([.,])\d+\s*", cell)
-            if found and found[1] != mark:
-                counts[found[1]] = counts.get(found[1], 0) + 1
-    return other if counts[other] and not counts[known] else known
+    """Return the decimal mark of another file, or the one that this file shows; 1.500 may be thousands."""
+    if known == ".":
+        return decimal_of(replace(table, decimal=None))
+    cells = [cell for _, fields in islice(records(table), 1, 1001) for cell in fields]
+    points = any(re.fullmatch(r"[-+]?\d+\.\d+", cell) and not re.fullmatch(r".*\.\d{3}", cell) for cell in cells)
+    return "." if points and not any(re.fullmatch(r"[-+]?\d+,\d+", cell) for cell in cells) else known
 
 
 def records(table: CsvText) -> Iterator[tuple[int, list[str]]]:

@@ -173,7 +173,7 @@ def check_input(path: Path) -> None:
         raise FileError(f"the file must have a header and rows; got {path}, which is empty.")
 
 
-def check_decimals(column: "pandas.Series", table: TableFile) -> None:  # type: ignore[type-arg]
+def check_decimals(column: "pandas.Series", table: TableFile) -> None:
     """Raise if the texts are numbers with another decimal mark than the table's."""
     there = column.dropna()
     if not all(isinstance(text, str) for text in there):

@@ -458,6 +458,8 @@ class VariationalGPClassifier(
             rows = source.in_memory()
             A, mean = rows.features, rows.offset
             rest = covariance(source.model.kernel, source.data.inputs, source.data.inputs) - A @ A.T
+        if not bool(rest.isfinite().all()):
+            raise ValueError("the kernel must be finite at the rows of X; got NaN or infinity. Check their scale.")
         values, vectors = torch.linalg.eigh(rest)
         along = moved(self.posterior_, A.device).draw(noise[:, : source.dimension]) @ A.T
         across = (noise[:, source.dimension :] * values.clamp(min=0.0).sqrt()) @ vectors.T

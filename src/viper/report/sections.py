@@ -159,8 +159,8 @@ def drivers_section(study: Study) -> str:
     ]
     text = (
         f"How the odds of {study.positive} change when one column changes as listed and all others stay the same. Odds "
-        "compare the chances for and against: odds of 3 are 3 to 1, or 75 %. Bars are intervals; those that cross the "
-        "line of no change are grey, because their direction is uncertain."
+        f"compare the chances for and against: odds of 3 are 3 to 1, or 75{THIN}%. Bars are intervals; those that "
+        "cross the line of no change are grey, because their direction is uncertain."
     )
     more = f"These are the {len(shown)} surest of {len(found):,} coefficients." if len(found) > len(shown) else None
     listing = data_table("Coefficients with credible intervals", head, rows, "sortable coefficients")
@@ -323,6 +323,8 @@ class DecisionSection:
         ratio = f"one miss is as bad as {float(f'{worth:.2g}'):,g} false alarms"
         if worth < 1:
             ratio = f"one false alarm is as bad as {float(f'{1 / worth:.2g}'):,g} misses"
+        if f"{worth:.2g}" == "1":
+            ratio = "one miss is as bad as one false alarm"
         shown = {
             "threshold": percent(found.threshold),
             "sentence": f"Right if {ratio}. Of {found.rows:,} rows, {acted} acted on.",
@@ -518,7 +520,8 @@ def checks_section(study: Study) -> str:
         figure(
             "What the model gets wrong, by probability",
             f"Each dot is a group of rows: how many more or fewer {study.predicate('had')} than predicted. The band is "
-            f"what chance allows. {outside} of {len(table)} lie outside; {readable_number(expected)} would by chance.",
+            f"what chance allows. Outside lie {outside} of {len(table)}; by chance alone it would be about "
+            f"{readable_number(expected)}.",
             charts.residual_chart(table, "predicted probability", True),
         )
     ]

@@ -80,7 +80,7 @@ def prediction_verdict(study: Study) -> Verdict:
     text = f"{skill} {found.sentence}{drift_remark(study)}"
     if found.verdict == "poor" or drift_remark(study):
         return Verdict("fair", "With care", text)
-    return Verdict("good", "Yes", text)
+    return Verdict("open", "Probably", text) if found.verdict == "unclear" else Verdict("good", "Yes", text)
 
 
 def drift_remark(study: Study) -> str:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 ModelKind = StrEnum("ModelKind", ["logistic", "gp"])
 BoundWord = StrEnum("BoundWord", {word: word for word in FIT_BOUNDS})  # type: ignore[misc]
 CovarianceShape = StrEnum("CovarianceShape", ["full", "diagonal"])
+ClassWeight = StrEnum("ClassWeight", ["balanced"])
 KernelChoice = StrEnum("KernelChoice", ["rbf", "matern32", "matern52", "linear"])
 
 DEFAULT_FOLDS = 5
@@ -37,12 +38,21 @@ def fit_table(
     ] = ModelKind.logistic,
     formula: options.FormulaText = None,
     prior: Annotated[
-        str,
-        typer.Option(
-            help="Prior sd of the coefficients: a number; auto (one for all) or ard (one each) to maximise the ELBO.",
+        list[str] | None,
+        options.optional(
+            "Prior sd of the coefficients: a number; auto (one for all) or ard (one each) to maximise the ELBO; or "
+            "age=0.5 for one column or term. Repeat for more. (default: 1)",
             **MODEL,
         ),
-    ] = "1",
+    ] = None,
+    class_weight: Annotated[
+        ClassWeight | None,
+        options.optional(
+            "balanced gives both classes the same total weight, which changes what the probabilities mean. "
+            "(default: rows count equally)",
+            **MODEL,
+        ),
+    ] = None,
     bound: Annotated[
         BoundWord, typer.Option(help=f"How to compute the expected log-likelihood: {BOUND_METHODS}.", **MODEL)
     ] = BoundWord["viper"],
@@ -122,7 +132,8 @@ def fit_table(
         # not a linear mean: its weights would be point estimates, whose uncertainty the intervals leave out
         settings |= {"kernel": kernel.value, "mean": "constant", "n_inducing": inducing, "standardize": standardise}
     else:
-        settings["prior_scale"] = parse_prior_scale(prior)
+        settings["prior_scale"] = parse_prior_scales(prior or [])
+    settings["class_weight"] = None if class_weight is None else class_weight.value
     check_can_pool(estimator, missing.value)
     imputing = Imputing(imputations, sweeps, seed_of(seed))
     with table.located(), note_if_slow(f"fitting {len(prepared.frame):,} rows", as_json):
@@ -139,13 +150,27 @@ def fit_table(
     save_and_show(fitted, out, force, level, as_json, prepared.notes)
 
 
+def parse_prior_scales(texts: list[str]) -> float | str | dict[str, float | str]:
+    """Return one scale for all columns, or one by name, with "*" for all others."""
+    named = {
+        name.strip(): parse_prior_scale(number) for name, sign, number in (x.rpartition("=") for x in texts) if sign
+    }
+    plain = [parse_prior_scale(text) for text in texts if "=" not in text]
+    if len(plain) > 1 or (named and any(isinstance(x, str) for x in [*plain, *named.values()])):
+        raise typer.BadParameter(
+            f"--prior must be one number, auto or ard, or numbers by name; got {' and '.join(texts)}"
+        )
+    rest = plain[0] if plain else 1.0
+    return {**named, "*": rest} if named else rest
+
+
 def parse_prior_scale(text: str) -> float | str:
     if text in ("auto", "ard"):
         return text
     try:
         return float(text)
     except ValueError:
-        raise typer.BadParameter(f"--prior must be a number, auto or ard; got {text!r}") from None
+        raise typer.BadParameter(f"--prior must be a number, auto or ard, or NAME=NUMBER; got {text!r}") from None
 
 
 def store_record(
