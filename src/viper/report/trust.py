@@ -17,7 +17,12 @@ HEADLINES = {
     "fair": "Use its numbers with care.",
     "bad": "Do not trust its numbers.",
 }
-PREDICTION = "Does it predict?"
+DOUBTS = {
+    ("Is the posterior right?", "open"): "whether its intervals have the right width was not measured",
+    ("Is the posterior right?", "fair"): "its intervals may be a little too narrow or too wide",
+    ("Is the posterior right?", "bad"): "its intervals may be wrong",
+    ("Is the arithmetic right?", "bad"): "its arithmetic is not certified",
+}
 
 
 class Verdict(NamedTuple):
@@ -31,7 +36,7 @@ class Verdict(NamedTuple):
 def verdicts(study: Study) -> dict[str, Verdict]:
     """The three questions and their answers."""
     return {
-        PREDICTION: prediction_verdict(study),
+        "Does it predict?": prediction_verdict(study),
         "Is the posterior right?": posterior_verdict(study),
         "Is the arithmetic right?": arithmetic_verdict(study),
     }
@@ -44,8 +49,10 @@ def overall_verdict(study: Study) -> Verdict:
     worst = answers[question]
     if worst.kind == "good":
         text = "It beats the average, its posterior is close to the exact one, and its arithmetic is certified."
-    elif answers[PREDICTION].kind == "good":
-        text = f"It beats the average. But one thing is in doubt. {worst.text}"
+    elif question != "Does it predict?":
+        good = "It beats the average. But " if answers["Does it predict?"].kind == "good" else ""
+        doubt = DOUBTS[question, worst.kind]
+        text = f"{good}{doubt if good else doubt.capitalize()}: see “Can this be trusted?” below."
     else:
         text = worst.text
     return Verdict(worst.kind, headline(study, worst.kind, question), text)
@@ -53,7 +60,7 @@ def overall_verdict(study: Study) -> Verdict:
 
 def headline(study: Study, kind: str, question: str) -> str:
     """A sentence for the worst answer, `kind`, to one of the questions."""
-    if kind == "bad" and question == PREDICTION:
+    if kind == "bad" and question == "Does it predict?":
         return "Do not trust its numbers for rows like these."
     if kind == "good" and not study.from_training and study.calibration_verdict.verdict == "unclear":
         return "Nothing here speaks against its numbers."  # too few rows for more than that
