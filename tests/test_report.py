@@ -274,7 +274,7 @@ def test_the_recorded_diagnosis_is_shown_for_other_rows(data, tmp_path):
         (0.6, 3900, ("good", "Close")),
         (0.6, 3000, ("fair", "Usable")),
         (0.8, 3900, ("good", "Close")),
-        (0.8, 3600, ("fair", "Not certified")),
+        (0.8, 3000, ("fair", "Not certified")),
         (0.8, 900, ("bad", "Not certified")),
     ],
 )

@@ -55,16 +55,10 @@ def overall_verdict(study: Study) -> Verdict:
         text = f"{good}{doubt if good else doubt.capitalize()}: see “Can this be trusted?” below."
     else:
         text = worst.text
-    return Verdict(worst.kind, headline(study, worst.kind, question), text)
-
-
-def headline(study: Study, kind: str, question: str) -> str:
-    """A sentence for the worst answer, `kind`, to one of the questions."""
-    if kind == "bad" and question == "Does it predict?":
-        return "Do not trust its numbers for rows like these."
-    if kind == "good" and not study.from_training and study.calibration_verdict.verdict == "unclear":
-        return "Nothing here speaks against its numbers."  # too few rows for more than that
-    return HEADLINES[kind]
+    headline = HEADLINES[worst.kind]
+    if worst.kind == "bad" and question == "Does it predict?":
+        headline = "Do not trust its numbers for rows like these."
+    return Verdict(worst.kind, headline, text)
 
 
 # --- does it predict? ---
