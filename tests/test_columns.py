@@ -13,7 +13,7 @@ from tolerances import TOLERANCE
 
 import viper
 from viper.errors import FormulaError, LeftOutWarning
-from viper.formula.columns import as_days, is_date, is_identifier, levels_of
+from viper.formula.columns import as_days, is_date, is_identifier, levels_of, numbers_rows
 
 RNG = np.random.default_rng(5)
 ROWS = 240
@@ -305,7 +305,16 @@ def test_dot_stands_for_the_columns_that_are_of_use(command):
         assert code == 0, err
         assert json.loads(out)["formula"] == "y ~ x + ward + nr"
         assert "column 'patient_id' is left out: it identifies rows; name it in a formula to use it." in notes(err)
-        assert "column 'nr' counts the rows; pass --drop 'nr' if it is only their number." in notes(err)
+        different = "has a different whole number in every row; pass --drop 'nr' if it only tells rows apart."
+        assert f"column 'nr' {different}" in notes(err)
+
+
+def test_a_number_for_every_row_is_noted_in_any_order():
+    shuffled = pd.Series(np.random.default_rng(0).permutation(5000) + 10**6)
+    assert numbers_rows(shuffled)
+    assert numbers_rows(shuffled.astype(float))
+    assert not numbers_rows(shuffled // 2)
+    assert not numbers_rows(shuffled + 0.5)
 
 
 def test_dot_has_the_limit_of_levels_that_no_formula_has(command):

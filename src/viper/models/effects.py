@@ -28,7 +28,7 @@ from torch import Tensor
 from viper.data.checks import check_word, read_vector, read_weights
 from viper.data.open import is_kept_elsewhere
 from viper.errors import instead, listed
-from viper.formula.columns import as_frame, is_iso, parsed_dates, with_days
+from viper.formula.columns import as_frame, is_iso, parsed_dates, with_days, without_blanks
 from viper.formula.encoding import MONTHS, WEEKDAYS, calendar_days
 from viper.inference.importance import SEED
 from viper.inference.posterior import Posterior, latent, moved
@@ -229,7 +229,7 @@ class NamedRows:
     def grouping(self, name: Any) -> Any:
         if name not in self.frame.columns:
             raise ValueError(f"by must name columns of X; got {name!r}. {instead(str(name), self.frame.columns)}")
-        return self.frame[name]
+        return without_blanks(self.frame[name])
 
     def changed(self, part: Any, values: dict[str, Any]) -> Any:
         """Return some of the rows, with new values in some of their columns."""
