@@ -238,6 +238,55 @@ def test_a_lost_scheduler_is_an_error(tmp_path):
             source.reduce(partial(count))  # lost before it
 
 
+EARLY_LOSS = """
+import logging
+import sys
+
+import dask
+import dask.array as da
+import numpy as np
+from distributed import Client, LocalCluster, wait
+
+import viper
+
+if __name__ == "__main__":
+    logging.disable(logging.CRITICAL)
+    dask.config.set({"distributed.comm.timeouts.connect": "3s"})
+    cluster = LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None)
+    client = Client(cluster)
+    X = np.random.default_rng(0).normal(size=(200, 2))
+    rows, label = dask.persist(da.from_array(X, chunks=(50, 2)), da.from_array(X[:, 0] > 0, chunks=50))
+    wait([rows, label])
+    (client if sys.argv[1] == "client" else cluster).close()
+    try:
+        viper.VariationalLogisticRegression().fit(rows, label)
+    except ConnectionError as error:
+        print(error)
+"""
+
+
+@pytest.mark.parametrize("closed", ["client", "cluster"])
+def test_a_scheduler_lost_before_the_fit_is_an_error(closed, tmp_path):
+    script = tmp_path / "early.py"
+    script.write_text(EARLY_LOSS)
+    done = subprocess.run([sys.executable, script, closed], capture_output=True, text=True, timeout=120, check=False)
+    (line,) = done.stdout.splitlines()
+    assert line.startswith("the Dask scheduler must stay reachable during a fit; got client status "), done.stderr
+    assert line.endswith("Start a new cluster and client and fit again.")
+
+
+def test_a_scheduler_lost_while_rows_are_opened_is_an_error(tmp_path):
+    impatient = dask.config.set({"distributed.comm.timeouts.connect": "3s"})
+    with impatient, own_processes(tmp_path) as (file, scheduler), Client(scheduler_file=str(file)) as client:
+        client.wait_for_workers(1)
+        slow = cut(X, (9_000, 5)).map_blocks(lambda block: (time.sleep(60), block)[1], meta=np.empty((0, 0)))
+        threading.Timer(1.0, scheduler.kill).start()
+        with pytest.raises(ConnectionError, match=r"scheduler (must )?stay reachable"):
+            classifier().fit(slow, cut(Y, 9_000))  # lost while the partitions are checked
+        with pytest.raises(ConnectionError, match=r"scheduler (must )?stay reachable"):
+            classifier().fit(cut(X, (9_000, 5)), cut(Y, 9_000))  # lost before
+
+
 def held_by(client):
     """Keys that workers still have, once all that nobody refers to is gone."""
     for _ in range(50):

@@ -20,7 +20,7 @@ from dask.delayed import delayed
 
 from viper.data import checks
 from viper.data.checks import RowFormat, as_arrays, unlabelled_arrays
-from viper.data.dask.messages import active_client, map_on_workers, run_on_workers, shares_of_threads
+from viper.data.dask.messages import active_client, map_on_workers, reachable, run_on_workers, shares_of_threads
 from viper.data.dask.partitions import BRIEF_ENTRIES, Partitions, UncheckedArrays
 from viper.inference.rows import CPU, Arrays, Block, BlockSource, Dense, Mapped, SourceTraits
 from viper.inference.threads import one_thread
@@ -78,21 +78,22 @@ def open_labelled_collection(
         raise ValueError("This estimator requires y to be passed, but the target y is None.")
     client = active_client()
     vectors = {"y": y, "sample_weight": sample_weight, "offset": offset}
-    numbers, sizes, blocks, parts_of = aligned(client, X, vectors)
-    if classes is None:
-        found = run_on_workers(client, distinct_labels, parts_of["y"])
-        classes = checks.read_labels(np.concatenate(found), sum(map(len, found)))[0]
-    reader = PartitionReader(columns, np.asarray(classes), format)
-    dimension = columns.n_features_in_ + int(format.intercept)
-    # float arrays are kept as they are, so that one task can read many partitions without copying them
-    kept = not is_frame(X) and X.dtype in (np.float64, np.float32)
-    places = groups_by_thread(client, blocks, sum(sizes) * dimension) if kept else None
-    places = places or [[i] for i in range(len(blocks))]
-    given = [[[x[i] for i in some] for some in places] for x in (numbers, blocks, *parts_of.values())]
-    parts = map_on_workers(client, reader.read_group, *given)
-    if sample_weight is not None and not any(run_on_workers(client, have_weight, parts)):
-        raise ValueError(checks.ALL_WEIGHTS_ZERO)
-    return reader.classes, Partitions(client, parts, places, np.array(sizes), dimension)
+    with reachable(client, [X, *vectors.values()]):
+        numbers, sizes, blocks, parts_of = aligned(client, X, vectors)
+        if classes is None:
+            found = run_on_workers(client, distinct_labels, parts_of["y"])
+            classes = checks.read_labels(np.concatenate(found), sum(map(len, found)))[0]
+        reader = PartitionReader(columns, np.asarray(classes), format)
+        dimension = columns.n_features_in_ + int(format.intercept)
+        # float arrays are kept as they are, so that one task can read many partitions without copying them
+        kept = not is_frame(X) and X.dtype in (np.float64, np.float32)
+        places = groups_by_thread(client, blocks, sum(sizes) * dimension) if kept else None
+        places = places or [[i] for i in range(len(blocks))]
+        given = [[[x[i] for i in some] for some in places] for x in (numbers, blocks, *parts_of.values())]
+        parts = map_on_workers(client, reader.read_group, *given)
+        if sample_weight is not None and not any(run_on_workers(client, have_weight, parts)):
+            raise ValueError(checks.ALL_WEIGHTS_ZERO)
+        return reader.classes, Partitions(client, parts, places, np.array(sizes), dimension)
 
 
 def groups_by_thread(client: Any, blocks: list[Any], entries: int) -> list[list[int]] | None:

@@ -9,13 +9,14 @@ tasks, and the scheduler recomputes what is missing.
 
 import asyncio
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError
+from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from dask.base import compute, get_scheduler
+from dask.base import compute, get_scheduler, is_dask_collection
 from dask.delayed import delayed
 
 FAN_IN = 16  # threads that are called directly; sums that one task of a tree adds up
@@ -60,6 +61,23 @@ def gathered(client: Any, futures: list[Any]) -> list[Any]:
     finally:
         for future in futures:
             future.release()
+
+
+@contextmanager
+def reachable(client: Any, collections: Iterable[Any]) -> Iterator[None]:
+    """Raise one ConnectionError if the scheduler is lost here, or was before, with rows that were persisted on it."""
+    if "distributed" in sys.modules:
+        from distributed import futures_of
+
+        for future in futures_of([x for x in collections if is_dask_collection(x)]):
+            if future.client.status != "running":
+                raise connection_error(future.client, CancelledError())
+    try:
+        yield
+    except LOST as error:
+        if client is None or type(error) is ConnectionError:  # the latter is one of ours already
+            raise
+        raise connection_error(client, error) from error
 
 
 def connection_error(client: Any, error: BaseException) -> ConnectionError:
