@@ -12,7 +12,6 @@ from rich.markup import escape
 
 from viper.cli import options
 from viper.cli.terminal import note, note_if_slow, print_json, say
-from viper.errors import WeightWarning
 from viper.softplus.bound_names import FIT_BOUNDS
 
 if TYPE_CHECKING:
@@ -154,6 +153,7 @@ def fit_table(
     import viper
     from viper.cli.scoring import diagnosis_record, held_out_scores
     from viper.data.checks import seed_of
+    from viper.errors import WeightWarning
     from viper.formula.learn import Imputing, check_can_pool, fit_learned, learn_formula
 
     is_gp = model is ModelKind.gp
