@@ -301,10 +301,12 @@ def common_levels(column: "pandas.Series", levels: list[Any] | None) -> list[Any
 
 
 def change_in_words(contrast: str, levels: list[Any] | None) -> str:
-    """'male instead of female', '1 instead of 0', '10 higher'."""
+    """'male instead of female', '1 instead of 0', '10 higher', '200 days later'."""
     if levels is not None:
         return f"{contrast.removesuffix(f' - {levels[0]}')} instead of {levels[0]}"
-    return "1 instead of 0" if contrast == "1 - 0" else f"{contrast.removeprefix('+')} higher"
+    if " - " in contrast:
+        return contrast.replace(" - ", " instead of ")
+    return f"{contrast.removeprefix('+')} {'later' if contrast.endswith(' days') else 'higher'}"
 
 
 class Grid(NamedTuple):
