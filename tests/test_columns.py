@@ -2,6 +2,7 @@
 
 import json
 from datetime import datetime
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -12,7 +13,7 @@ from tolerances import TOLERANCE
 
 import viper
 from viper.errors import FormulaError, LeftOutWarning
-from viper.formula.columns import as_days, is_date, is_identifier, levels_of
+from viper.formula.columns import as_days, is_date, is_identifier, levels_of, numbers_rows
 
 RNG = np.random.default_rng(5)
 ROWS = 240
@@ -158,6 +159,93 @@ def test_what_dates_are_not(term, message, kind):
         Logistic.from_formula(f"y ~ {term}", FRAME.assign(when=KINDS[kind]))
 
 
+WRITTEN = {"times": WHEN, "text": WHEN.dt.strftime("%Y-%m-%d")}
+
+
+@pytest.mark.parametrize("kind", WRITTEN)
+def test_effects_of_dates_are_differences_of_predictions(kind):
+    frame = FRAME.assign(when=WRITTEN[kind])
+    model = Logistic.from_formula("y ~ x + days(when)", frame)
+
+    def average(when):
+        return model.predict_proba(FRAME.assign(when=when))[:, 1].mean()
+
+    later = model.contrast(frame, {"when": 30}).iloc[0]
+    assert later["contrast"] == "+30 days"
+    assert later["estimate"] == pytest.approx(average(WHEN + pd.Timedelta(30, "D")) - average(WHEN), abs=1e-12)
+    assert model.contrast(frame)["contrast"].tolist() == ["+1", "+200 days"]
+    first, last = pd.Timestamp("2023-02-01"), pd.Timestamp("2024-02-01 12:00")
+    for given in ([first, last], [str(first.date()), str(last)]):
+        found = model.contrast(frame, {"when": given}).iloc[0]
+        assert found["contrast"] == "2024-02-01 12:00:00 - 2023-02-01"
+        assert found["estimate"] == pytest.approx(average(last) - average(first), abs=1e-12)
+        at = model.average(frame, at={"when": given})
+        assert at["when"].tolist() == ["2023-02-01", "2024-02-01 12:00:00"]
+        np.testing.assert_allclose(at["estimate"], [average(first), average(last)], atol=1e-12)
+    step = pd.Timedelta(1, "h")
+    slope = (average(WHEN + step) - average(WHEN - step)) * 12
+    assert model.slopes(frame, "when")["estimate"].iloc[0] == pytest.approx(slope, rel=1e-6)
+    ends = model.contrast(frame, {"when": "minmax"})["contrast"].iloc[0]
+    assert ends == f"{WHEN.max():%Y-%m-%d} - {WHEN.min():%Y-%m-%d}"
+
+
+@pytest.mark.parametrize("kind", WRITTEN)
+def test_months_and_weekdays_are_compared_one_at_a_time(kind):
+    frame = FRAME.assign(when=WRITTEN[kind])
+    found = Logistic.from_formula("y ~ x + month(when) + weekday(when)", frame).contrast(frame, "when")
+    # the same model, in which both are categories of their own
+    parts = FRAME.assign(month=WHEN.dt.month, day=WHEN.dt.day_of_week)
+    plain = Logistic.from_formula("y ~ x + C(month) + C(day)", parts).contrast(parts, ["month", "day"])
+    assert found["contrast"].iloc[[0, 10, 11, 16]].tolist() == ["Feb - Jan", "Dec - Jan", "Tue - Mon", "Sun - Mon"]
+    np.testing.assert_allclose(found["estimate"], plain["estimate"], atol=1e-6)
+
+
+def test_what_dates_cannot_be_in_effects():
+    model = Logistic.from_formula("y ~ x + month(when)", FRAME)
+    assert model.slopes(FRAME)["variable"].tolist() == ["x"]
+    for ask, message in {
+        lambda: model.slopes(FRAME, "when"): "slopes need numbers; got 'when', dates whose year, month or weekday",
+        lambda: model.average(FRAME, at={"when": 3}): "at must give 'when' a date, such as 2024-12-31; got '3'",
+        lambda: model.average(FRAME, at={"when": "2024-02-30"}): "a date, such as 2024-12-31; got '2024-02-30'",
+        lambda: model.contrast(FRAME, {"when": "far"}): "'when' must be a number of days, a list of dates or one of",
+        lambda: model.contrast(FRAME.assign(when="31/12/2024")): "'when' must hold dates such as 2024-12-31; got",
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            ask()
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_commands_take_tables_with_dates(suffix, command):
+    FRAME.to_csv("t.csv", index=False)
+    FRAME.to_parquet("t.parquet")
+    formula = "y ~ x + days(when) + month(when)"
+    model = Logistic.from_formula(formula, FRAME)
+    model.save("m.viper")
+    code, out, err = command("effects", "m.viper", f"t.{suffix}", "--json")
+    assert code == 0, err
+    rows = {row["variable"]: row for row in json.loads(out)["contrasts"]}
+    assert rows["when"]["contrast"] == "+200 days"
+    assert rows["when"]["estimate"] == pytest.approx(model.contrast(FRAME, "when")["estimate"].iloc[0], abs=1e-9)
+    at = command("effects", "m.viper", f"t.{suffix}", "--at", "when=2023-07-01,2024-01-01", "--json")
+    assert [row["when"] for row in json.loads(at[1])["averages"]] == ["2023-07-01", "2024-01-01"]
+    code, _, err = command("effects", "m.viper", f"t.{suffix}", "--at", "when=July")
+    assert (code, err.strip()) == (3, "viper: at must give 'when' a date, such as 2024-12-31; got 'July'.")
+    code, out, err = command("evaluate", "m.viper", f"t.{suffix}", "--json")
+    assert code == 0, err
+    code, _, err = command("report", "m.viper", f"t.{suffix}", "-o", "r.html")
+    assert code == 0, err
+    page = Path("r.html").read_text()
+    assert "200 days later" in page
+
+
+@pytest.mark.parametrize("kind", WRITTEN)
+def test_a_report_of_a_frame_with_dates(kind, tmp_path):
+    frame = FRAME.assign(when=WRITTEN[kind])
+    model = Logistic.from_formula("y ~ x + weekday(when)", frame)
+    viper.report.write(model, frame, "y", tmp_path / "r.html")
+    assert "Tue instead of Mon" in (tmp_path / "r.html").read_text()
+
+
 def test_text_that_is_not_all_dates_is_text():
     assert is_date(pd.Series(["2024-01-31", None]))
     for text in ("2024-02-30", "2024", "31.01.2024", "x"):
@@ -217,7 +305,16 @@ def test_dot_stands_for_the_columns_that_are_of_use(command):
         assert code == 0, err
         assert json.loads(out)["formula"] == "y ~ x + ward + nr"
         assert "column 'patient_id' is left out: it identifies rows; name it in a formula to use it." in notes(err)
-        assert "column 'nr' counts the rows; pass --drop 'nr' if it is only their number." in notes(err)
+        different = "has a different whole number in every row; pass --drop 'nr' if it only tells rows apart."
+        assert f"column 'nr' {different}" in notes(err)
+
+
+def test_a_number_for_every_row_is_noted_in_any_order():
+    shuffled = pd.Series(np.random.default_rng(0).permutation(5000) + 10**6)
+    assert numbers_rows(shuffled)
+    assert numbers_rows(shuffled.astype(float))
+    assert not numbers_rows(shuffled // 2)
+    assert not numbers_rows(shuffled + 0.5)
 
 
 def test_dot_has_the_limit_of_levels_that_no_formula_has(command):

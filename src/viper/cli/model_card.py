@@ -9,7 +9,7 @@ import numpy as np
 from rich.markup import escape
 from rich.text import Text
 
-from viper.cli.terminal import fixed_number, interval_strip, print_table, say, short_number
+from viper.cli.terminal import fixed_number, interval_strip, print_table, say, short_number, significant_number
 from viper.data.csv_text import decimal_of, separator_of
 from viper.data.table_file import TableFile
 from viper.formula.encoding import Encoding
@@ -28,6 +28,7 @@ SCORE_TITLES = {  # score -> title and decimals
     "accuracy": ("accuracy", 3),
     "interval_width": ("mean interval width", 3),
 }
+RARE = 0.05  # share of a class below which scores are shown beside those of the base rate
 MOST_LEVELS_SHOWN = 5
 LONGEST_SPREAD = 64  # characters of a range or a list of levels
 COLUMN_TITLES = {"mean_weight": "slope of the mean"}
@@ -253,8 +254,16 @@ def print_trust(document: dict[str, Any]) -> None:
 def print_scores(document: dict[str, Any]) -> None:
     if found := document.get("scores"):
         say(f"[bold]How well does it predict?[/]  {escape(found['how'])}; the model itself was fitted to all rows")
-        shown = (f"{t} [bold]{short_number(found[name], d)}[/]" for name, (t, d) in SCORE_TITLES.items())
-        say(f"  {'   '.join(shown)}\n")
+        base = found.get("base_rate") or 0.5
+        rare = min(base, 1 - base) < RARE and found.get("log_skill") is not None
+        number = significant_number if rare else short_number
+        shown = (f"{t} [bold]{number(found[name], d)}[/]" for name, (t, d) in SCORE_TITLES.items())
+        say(f"  {'   '.join(shown)}")
+        if rare:
+            known = f"Brier {significant_number(base * (1 - base), 4)} and accuracy {found['base_accuracy']:.3f}"
+            gained = f"the model avoids {100 * found['log_skill']:.1f} % of its loss in the log score"
+            say(f"  Predicting {significant_number(base)} for every row has {known}; {gained}.")
+        say()
 
 
 def print_card(card: dict[str, Any], most: int | None) -> None:

@@ -9,9 +9,9 @@ from viper.data.excel import sheet_names
 from viper.data.table_file import TableFile, check_numbers
 from viper.errors import FileError, FormulaError, instead, listed
 from viper.formula.columns import (
-    counts_rows,
     is_text,
     left_out_columns,
+    numbers_rows,
     target_without_blanks,
     with_days,
     without_blanks,
@@ -193,8 +193,11 @@ def column_notes(frame: "pandas.DataFrame", target: str, used: Iterable[str], na
         if trimmed is not column and (name != target or column.nunique() > 2):
             cells = int((trimmed.astype(object) != column.astype(object))[column.notna()].sum())
             notes.append(f"blanks around the text of column {name!r} are removed, in {cells:,} cells.")
-        if name != target and name not in named and counts_rows(column):
-            notes.append(f"column {name!r} counts the rows; pass --drop {name!r} if it is only their number.")
+        if name != target and name not in named and numbers_rows(column):
+            notes.append(
+                f"column {name!r} has a different whole number in every row; "
+                f"pass --drop {name!r} if it only tells rows apart."
+            )
     return notes
 
 

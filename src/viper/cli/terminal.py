@@ -179,7 +179,7 @@ def interval_strip(low: float, middle: float, high: float, ends: tuple[float, fl
 def show_progress(title: str, total: int, quiet: bool = False) -> Iterator[Any]:
     """Show progress on stderr; yields a function to call after each step.
 
-    On a terminal it is a bar. Elsewhere it is a line for each step that ends after the first two seconds.
+    On a terminal it is a bar. Elsewhere it is a line after two seconds or more, with the steps done by then.
     """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -199,15 +199,16 @@ def show_progress(title: str, total: int, quiet: bool = False) -> Iterator[Any]:
 
 
 def progress_lines(title: str, total: int) -> Callable[..., None]:
-    """Return a function that notes each step of `show_progress` on a line of its own."""
-    began, done = time.monotonic(), 0
+    """Return a function that notes the steps of `show_progress` on lines, one in two seconds at most."""
+    began, noted, done = time.monotonic(), 0.0, 0
 
     def step(text: str | None = None, by: int = 1) -> None:
-        nonlocal title, done
+        nonlocal title, noted, done
         stop_if_interrupted()
         title, done = text or title, done + by
         seconds = time.monotonic() - began
-        if by and seconds > PATIENT_SECONDS:
+        if by and seconds - noted > PATIENT_SECONDS:
+            noted = seconds
             note(f"{title}: {done} of {total}, {seconds:.0f} s.")
 
     return step

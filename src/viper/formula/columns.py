@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 ISO_DATE = re.compile(r"\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d(?:[.,]\d+)?)?(?:Z|[+-]\d\d:?\d\d)?)?")
 OTHER_DATE = re.compile(r"\s*\d{1,4}[./-]\d{1,2}[./-]\d{1,4}\b")
 MICROSECONDS_PER_DAY = 86_400_000_000
-FEWEST_COUNTED = 20  # rows from which 1, 2, 3, … may be their numbers
+FEWEST_COUNTED = 20  # rows from which whole numbers that all differ may be their numbers
+FIRST_COMPARED = 1000  # rows in which other columns, however long, have a value twice
 
 
 def as_frame(data: Any) -> "pandas.DataFrame":
@@ -336,12 +337,11 @@ def is_identifier(column: "pandas.Series[Any]", different: int) -> bool:
     return different > MOST_UNNAMED_LEVELS or different == len(column)
 
 
-def counts_rows(column: "pandas.Series[Any]") -> bool:
-    """Return whether the column is 0, 1, 2, … or 1, 2, 3, …, in the order of the rows."""
-    if len(column) < FEWEST_COUNTED or column.dtype.kind not in "iuf":
+def numbers_rows(column: "pandas.Series[Any]") -> bool:
+    """Return whether the column has a whole number of its own for every row, as counts and identifiers do."""
+    if len(column) < FEWEST_COUNTED or column.dtype.kind not in "iuf" or not column.iloc[:FIRST_COMPARED].is_unique:
         return False
-    values = column.to_numpy(dtype=np.float64, na_value=np.nan)
-    return values[0] in (0, 1) and bool((np.diff(values) == 1).all())
+    return is_whole(column) and bool(column.is_unique)
 
 
 def is_whole(column: "pandas.Series[Any]") -> bool:

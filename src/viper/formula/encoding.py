@@ -249,6 +249,16 @@ class Encoding:
         return {column for call in calls for column in self._columns_in(call)}
 
     @property
+    def date_functions(self) -> dict[str, set[str]]:
+        """Return the columns of dates, each with the functions by which the formula reads it."""
+        rest = self._parsed.rest
+        return {
+            column: set(re.findall(rf"\b(\w+)\({name}\)", rest))
+            for name, column in self._parsed.variables.items()
+            if name[0] == "d"
+        }
+
+    @property
     def entangled(self) -> list[str]:
         """Return the columns whose effect no single coefficient tells.
 
@@ -271,7 +281,7 @@ class Encoding:
         return [[str(factor) for factor in term.factors] for term in Formula(self._parsed.rest)]
 
     def _columns_in(self, factor: str) -> list[str]:
-        return [self._parsed.variables[name] for name in re.findall(r"\b[nc]\d+_", factor)]
+        return [self._parsed.variables[name] for name in re.findall(r"\b[ncd]\d+_", factor)]
 
     def _unit(self, name: str, centre: float, scale: float) -> str:
         if (centre, scale) != (0.0, 1.0):

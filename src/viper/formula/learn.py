@@ -305,8 +305,8 @@ def apply_missing_rule(
     kept = ~(holes.any(axis=1) if missing == "drop" else holes[target]).to_numpy()
     if not kept.any():
         raise FormulaError(f"some rows must be complete; got {counted(counts)} in {len(frame)} rows. Drop a column.")
-    empty = [name for name in frame if frame.loc[kept, name].isna().all()]
-    if empty:
+    empty = holes.columns[holes[kept].all()]
+    if len(empty):
         raise FormulaError(f"every column must have values; got none in {empty[0]!r}. Leave it out of the formula.")
     return frame.loc[kept], counts, kept
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from viper.formula.columns import as_days, level_codes, parsed_dates, python_value
+from viper.formula.columns import as_days, as_trimmed, level_codes, parsed_dates, python_value, without_blanks
 from viper.formula.encoding import Encoding, undefined_cells
 from viper.formula.training import TrainingColumn
 
@@ -134,10 +134,12 @@ def numbers_in(column: "pandas.Series[Any]") -> "pandas.Series[Any]":
     return pandas.to_numeric(column, errors="coerce").astype(float)
 
 
-def numeric_columns(encoding: Encoding, frame: "pandas.DataFrame") -> "pandas.DataFrame":
-    """Return the frame with the columns that a formula uses as numbers as such, also if some cells are text."""
-    names = [name for name in encoding.means if name not in encoding._parsed.dates]
-    return frame.assign(**{name: numbers_in(frame[name]) for name in names})
+def columns_as_read(encoding: Encoding, frame: "pandas.DataFrame") -> "pandas.DataFrame":
+    """Return the frame as a formula reads it: numbers although other cells are text, levels without blanks around."""
+    numbers = [name for name in encoding.means if name not in encoding._parsed.dates]
+    levels = [name for name, known in encoding.levels.items() if all(as_trimmed(level) == level for level in known)]
+    read = {name: numbers_in(frame[name]) for name in numbers} | {name: without_blanks(frame[name]) for name in levels}
+    return frame.assign(**read)
 
 
 def out_of_range(name: str, values: np.ndarray, training: TrainingColumn) -> Remark:

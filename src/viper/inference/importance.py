@@ -19,7 +19,7 @@ from viper.inference.posterior import Diagonal, Posterior, prior_log_density
 from viper.inference.problem import Prior
 from viper.inference.rows import Block, RowSource
 
-EVEN_WEIGHTS = 0.95  # share of effective draws above which the weights hardly differ
+EVEN_WEIGHTS = 0.9  # share of effective draws above which weights hardly differ: sds are off by a few per cent
 FEWEST_DRAWS = 100  # fewer draws do not show the tail of the weights
 DRAWS_PER_BLOCK = 256
 LINEAR = 40.0  # above, log(1+e^f) is f to the last digit

@@ -28,7 +28,8 @@ from torch import Tensor
 from viper.data.checks import check_word, read_vector, read_weights
 from viper.data.open import is_kept_elsewhere
 from viper.errors import instead, listed
-from viper.formula.columns import as_frame
+from viper.formula.columns import as_frame, is_iso, parsed_dates, with_days, without_blanks
+from viper.formula.encoding import MONTHS, WEEKDAYS, calendar_days
 from viper.inference.importance import SEED
 from viper.inference.posterior import Posterior, latent, moved
 from viper.inference.progress import Progress
@@ -136,14 +137,15 @@ class EffectsMixin:
         variables : column name, list of names, or dict, optional
             The columns to change, by default each in turn, or a dict of column -> change:
 
-            - a number d: from the observed value x to x + d in every row;
+            - a number d: from the observed value x to x + d in every row, in days for dates;
             - a list of values: from the first of them, given to every row, to each of the others;
             - "sd": by one standard deviation, half of it below and half above the observed value;
             - "iqr" or "minmax": from the lower to the upper quartile of the column, or between its extremes;
             - "reference", "pairwise" or "sequential" for categories: every level against the reference, all pairs, or
               each level against the one before;
             - None: a round number of about one standard deviation; from 0 to 1 if there are no other values; for
-              categories "reference".
+              categories "reference"; for dates of which only the month or the day of the week counts, each against
+              the first.
         measure : {"difference", "ratio", "odds"}, default "difference"
             Difference of the two average probabilities (risk difference), their ratio (risk ratio), or the ratio of
             their odds. The estimate of a ratio is its posterior median.
@@ -209,27 +211,29 @@ class NamedRows:
         if absent := [name for name in self.names if name not in self.frame.columns]:
             raise ValueError(f"X must have the columns of the fit; got none named {listed(absent)}.")
         self.levels = {} if self.encoding is None else self.encoding.levels
+        self.dates = {} if self.encoding is None else self.encoding.date_functions
+        self.inputs = with_days(self.frame[self.names], self.dates)
 
     def __len__(self) -> int:
         return len(self.frame)
 
     def numbers(self, name: str) -> np.ndarray:
-        """The values of a numeric column; missing ones are filled in as in the fit."""
-        values = self.frame[name].to_numpy(dtype=np.float64, na_value=np.nan)
+        """The values of a numeric column, or the days of dates; missing ones are filled in as in the fit."""
+        values = self.inputs[name].to_numpy(dtype=np.float64, na_value=np.nan)
         filled = self.encoding.means if self.encoding is not None and self.encoding.fills else {}
         return np.where(np.isnan(values), filled.get(name, np.nan), values)
 
     def has_missing(self, name: str) -> bool:
-        return bool(self.frame[name].isna().any())
+        return bool(self.inputs[name].isna().any())
 
     def grouping(self, name: Any) -> Any:
         if name not in self.frame.columns:
             raise ValueError(f"by must name columns of X; got {name!r}. {instead(str(name), self.frame.columns)}")
-        return self.frame[name]
+        return without_blanks(self.frame[name])
 
     def changed(self, part: Any, values: dict[str, Any]) -> Any:
         """Return some of the rows, with new values in some of their columns."""
-        return self.frame[self.names].iloc[part].assign(**values)
+        return self.inputs.iloc[part].assign(**values)
 
 
 class PlainRows:
@@ -241,6 +245,7 @@ class PlainRows:
             raise ValueError(f"X must have two dimensions; got {self.X.ndim}. Pass rows by columns.")
         self.names = [f"x{j}" for j in range(self.X.shape[1])]
         self.levels: dict[str, list[Any]] = {}
+        self.dates: dict[str, set[str]] = {}
 
     def __len__(self) -> int:
         return int(self.X.shape[0])
@@ -370,7 +375,7 @@ class EffectStudy:
         return text
 
     def value(self, name: str, given: Any, option: str) -> Any:
-        """Return a value that the column may have: one of its levels, or a finite number."""
+        """Return a value that the column may have: one of its levels, a date, or a finite number."""
         levels = self.rows.levels.get(name)
         if levels is not None:
             for known in levels:
@@ -378,6 +383,18 @@ class EffectStudy:
                     return known
             known_levels = instead(str(given), levels)
             raise ValueError(f"{option} must give {name!r} one of its levels; got {given!r}. {known_levels}")
+        return (self.date if name in self.rows.dates else self.number)(name, given, option)
+
+    def date(self, name: str, given: Any, option: str) -> str:
+        """Return a date as text, which the model reads and a table shows."""
+        text = str(given).strip()
+        moment = parsed_dates([text if is_iso(text) else None]).iloc[0]
+        if moment != moment:  # no date
+            raise ValueError(f"{option} must give {name!r} a date, such as 2024-12-31; got {str(given)!r}.")
+        return str(moment.date() if moment == moment.normalize() else moment)
+
+    def number(self, name: str, given: Any, option: str) -> float:
+        """Return a finite number."""
         try:
             number = float(given)
         except (TypeError, ValueError):
@@ -462,7 +479,12 @@ class EffectStudy:
     def contrasts(self, variables: Any, measure: str) -> Iterator[Comparison]:
         sign = " - " if measure == "difference" else " / "
         for name, change in self.chosen(variables).items():
-            pairs = self.level_pairs(name, change) if name in self.rows.levels else self.number_pairs(name, change)
+            if name in self.rows.levels:
+                pairs = self.level_pairs(name, change)
+            elif change is None and self.rows.dates.get(name, set()) in ({"month"}, {"weekday"}, {"month", "weekday"}):
+                pairs = self.calendar_pairs(name)
+            else:
+                pairs = self.number_pairs(name, change)
             for low, high, label in pairs:
                 text = label or f"{readable(high.key)}{sign}{readable(low.key)}"
                 sides = [Side((name, side.key), side.values) if side.values else side for side in (low, high)]
@@ -489,18 +511,21 @@ class EffectStudy:
             yield Side(low, {name: low}), Side(high, {name: high}), ""
 
     def number_pairs(self, name: str, change: Any) -> Iterator[tuple[Side, Side, str]]:
-        x = self.rows.numbers(name)
-        if change is None and is_binary(x):
+        x, dated = self.rows.numbers(name), name in self.rows.dates
+        unit = " days" if dated else ""
+        if change is None and is_binary(x) and not dated:
             change = [0.0, 1.0]
         if isinstance(change, str):
             if change not in RANGES:
-                words = f"a number, a list of numbers or one of {list(RANGES)}"
+                words = "a number of days, a list of dates" if dated else "a number, a list of numbers"
+                words = f"{words} or one of {list(RANGES)}"
                 raise ValueError(f"the contrast of {name!r} must be {words}; got {change!r}.")
             if change == "sd":
                 half = 0.5 * float(np.nanstd(x))
-                yield Side("-sd/2", {name: x - half}), Side("+sd/2", {name: x + half}), f"{2 * half:+.3g}"
+                yield Side("-sd/2", {name: x - half}), Side("+sd/2", {name: x + half}), f"{2 * half:+.3g}{unit}"
                 return
-            change = [float(q) for q in np.nanquantile(x, (0.25, 0.75) if change == "iqr" else (0.0, 1.0))]
+            ends = np.nanquantile(x, (0.25, 0.75) if change == "iqr" else (0.0, 1.0))
+            change = [str(day) for day in calendar_days(ends)] if dated else [float(q) for q in ends]
         if is_sequence(change):
             if len(change) < 2:
                 raise ValueError(f"the contrast of {name!r} must have two values or more; got {change!r}.")
@@ -508,8 +533,9 @@ class EffectStudy:
             for high in others:
                 yield Side(low, {name: low}), Side(high, {name: high}), ""
             return
-        step = round_step(x) if change is None else self.value(name, change, f"the contrast of {name!r}")
-        label = f"{step:+g}"
+        step = round_step(x) if change is None else self.number(name, change, f"the contrast of {name!r}")
+        step = max(step, 1.0) if change is None and dated else step
+        label = f"{step:+g}{unit}"
         if change is None and self.within_range(name):
             low = np.minimum(x, max(np.nanmax(x) - step, np.nanmin(x)))
             high = np.minimum(low + step, np.nanmax(x))
@@ -518,6 +544,27 @@ class EffectStudy:
             # where a value is missing, the mean that stands for it is changed
             low = Side("filled in", {name: x}) if self.rows.has_missing(name) else OBSERVED
             yield low, Side(label, {name: x + step}), label
+
+    def calendar_pairs(self, name: str) -> Iterator[tuple[Side, Side, str]]:
+        """Months, in which the days of the week stay as they are, then days of the week, in which the months do."""
+        x = np.floor(self.rows.numbers(name))
+        weekday = (x + 3) % 7  # 1970-01-01 was a Thursday
+        month = calendar_days(x).astype("datetime64[M]")
+
+        def within(months: np.ndarray, days: Any) -> np.ndarray:
+            """Return the first such days of the week in the months."""
+            first = months.astype("datetime64[D]").astype(np.float64)
+            return np.asarray(first + (days - (first + 3)) % 7)
+
+        ways = {
+            "month": (MONTHS, month.astype(int) % 12, lambda k: within(np.full(len(x), k, "datetime64[M]"), weekday)),
+            "weekday": (WEEKDAYS, weekday, lambda k: within(month, k)),
+        }
+        for function, (names, place, moved_to) in ways.items():
+            if function in self.rows.dates[name]:
+                low, *others = (Side(names[k], {name: moved_to(k)}) for k in np.unique(place).astype(int))
+                for high in others:
+                    yield low, high, ""
 
     def within_range(self, name: str) -> bool:
         """Whether the model has no predictions beyond the column's range, because it is a spline."""
@@ -530,6 +577,12 @@ class EffectStudy:
                 if variables is None:
                     continue
                 raise ValueError(f"slopes need numbers; got {name!r}, a category. Use contrast.")
+            if self.rows.dates.get(name, {"days"}) != {"days"}:
+                if variables is None:
+                    continue
+                raise ValueError(
+                    f"slopes need numbers; got {name!r}, dates whose year, month or weekday counts. Use contrast."
+                )
             if change is not None:
                 raise TypeError("variables of slopes must be names; got a dict. Use contrast for changes of any size.")
             x = self.rows.numbers(name)

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from viper.formula.columns import is_text, sorted_values, without_blanks
+
 MOST_VALUES = 10  # different numbers that are groups of their own
 MOST_LEVELS = 20  # groups of a column of text
 
@@ -64,7 +66,7 @@ def named_groups(column: Any, count: int = 5) -> Groups:
     """
     import pandas
 
-    column = pandas.Series(column).reset_index(drop=True)
+    column = without_blanks(pandas.Series(column).reset_index(drop=True))
     known, kind = column.notna().to_numpy(), column.dtype.kind
     place = np.full(len(column), -1)
     if kind in "iufM" and column.nunique() > max(MOST_VALUES, count):
@@ -77,6 +79,9 @@ def named_groups(column: Any, count: int = 5) -> Groups:
         names = [f"below {shown[0]}", *between, f"{shown[-1]} or more"] if shown else ["all"]
     else:
         place[known], levels = pandas.factorize(column[known], sort=True)
+        if kind == "O" and not isinstance(column.dtype, pandas.CategoricalDtype) and is_text(column):
+            levels = pandas.Index(sorted_values(map(str, levels)), dtype=object)
+            place[known] = levels.get_indexer(column[known].map(str))
         names = [short_value(level) for level in levels]
         if len(names) > MOST_LEVELS:
             place, names = with_rare_levels_joined(place, names)

@@ -13,7 +13,7 @@ import numpy as np
 from viper.data.checks import read_labels
 from viper.errors import listed
 from viper.formula.drift import ColumnDrift, column_drift
-from viper.formula.screening import FATAL, numeric_columns, screen_rows
+from viper.formula.screening import FATAL, columns_as_read, screen_rows
 from viper.formula.training import TrainingData
 from viper.inference.importance import Diagnosis
 from viper.models.facts import ModelFacts, model_facts
@@ -431,7 +431,7 @@ def read_study(
     reasons = left_out_reasons(model, data, frame, target)
     kept = np.array([reason is None for reason in reasons], dtype=bool)
     if (encoding := getattr(model, "formula_", None)) is not None:
-        frame = numeric_columns(encoding, frame)
+        frame = columns_as_read(encoding, frame)
     left_out = dict(Counter(reason for reason in reasons if reason is not None).most_common())
     if not kept.any():
         raise ValueError(f"data must have rows without missing values; got none ({left_out or 'it is empty'}).")

@@ -8,13 +8,14 @@ from viper.report.words import drift_in_words, listed_in_words, percent, with_de
 
 CLEAR = 2.0  # standard errors from zero at which a gain in the log score is clear
 MOST_DRIFTED = 4  # columns unlike those of the fit that a sentence names
+LEAST_EFFECTIVE = 0.5  # share of effective draws down to which a posterior without a certificate is not far off
 LEAST_GAP = 1e-3  # nats up to which the certified bound counts as the ELBO itself
 SEVERITY = {"good": 0, "open": 1, "fair": 2, "bad": 3}
 HEADLINES = {
     "good": "Its numbers can be trusted for rows like these.",
     "open": "Its numbers are not fully tested.",
     "fair": "Use its numbers with care.",
-    "bad": "Do not trust its numbers for rows like these.",
+    "bad": "Do not trust its numbers.",
 }
 DOUBTS = {
     ("Is the posterior right?", "open"): "whether its intervals have the right width was not measured",
@@ -54,7 +55,10 @@ def overall_verdict(study: Study) -> Verdict:
         text = f"{good}{doubt if good else doubt.capitalize()}: see “Can this be trusted?” below."
     else:
         text = worst.text
-    return Verdict(worst.kind, HEADLINES[worst.kind], text)
+    headline = HEADLINES[worst.kind]
+    if worst.kind == "bad" and question == "Does it predict?":
+        headline = "Do not trust its numbers for rows like these."
+    return Verdict(worst.kind, headline, text)
 
 
 # --- does it predict? ---
@@ -126,7 +130,11 @@ def posterior_verdict(study: Study) -> Verdict:
     text = f"{d.verdict} {numbers}"
     if d.close:
         return Verdict("good", "Close", text)
-    return Verdict("fair", "Usable", text) if d.reliable else Verdict("bad", "Not certified", text)
+    text = f"Its intervals come from an approximation, a Gaussian, of the exact posterior. {text}"
+    if d.reliable:
+        return Verdict("fair", "Usable", text)
+    near = d.effective_sample_size > LEAST_EFFECTIVE * d.draws
+    return Verdict("fair" if near else "bad", "Not certified", text)
 
 
 # --- is the arithmetic right? ---

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from viper.errors import listed
+from viper.formula.columns import levels_of
 from viper.models.prediction import Predictions, check_model, predict_each_row, predictions
 from viper.softplus.expectation import expected_softplus
 
@@ -210,7 +211,8 @@ def positions(column: "pandas.Series", points: int, category: bool = False) -> t
 
     known = column.dropna()
     if category or is_category(column):
-        return pandas.Series(known.value_counts().index[:MOST_CATEGORIES], dtype=column.dtype), False
+        common = known[known.isin(known.value_counts().index[:MOST_CATEGORIES])]
+        return pandas.Series(levels_of(common, MOST_CATEGORIES), dtype=column.dtype), False
     distinct = np.unique(known)
     if len(distinct) <= FEW_VALUES:
         return pandas.Series(distinct, dtype=column.dtype), False
@@ -299,10 +301,12 @@ def common_levels(column: "pandas.Series", levels: list[Any] | None) -> list[Any
 
 
 def change_in_words(contrast: str, levels: list[Any] | None) -> str:
-    """'male instead of female', '1 instead of 0', '10 higher'."""
+    """'male instead of female', '1 instead of 0', '10 higher', '200 days later'."""
     if levels is not None:
         return f"{contrast.removesuffix(f' - {levels[0]}')} instead of {levels[0]}"
-    return "1 instead of 0" if contrast == "1 - 0" else f"{contrast.removeprefix('+')} higher"
+    if " - " in contrast:
+        return contrast.replace(" - ", " instead of ")
+    return f"{contrast.removeprefix('+')} {'later' if contrast.endswith(' days') else 'higher'}"
 
 
 class Grid(NamedTuple):

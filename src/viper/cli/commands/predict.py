@@ -169,7 +169,8 @@ def note_counts(counts: Counts, empty: int, rows: int) -> None:
         if kind in counts and kind != "far":
             note(f"values {words}: {counted(counts[kind])}.")
     if far := sum(counts.get("far", {}).values()):
-        note(f"{far:,} {'row is' if far == 1 else 'rows are'} {NOTED['far']}: do not rely on their intervals.")
+        rows, theirs = ("row is", "its interval") if far == 1 else ("rows are", "their intervals")
+        note(f"{far:,} {rows} {NOTED['far']}: do not rely on {theirs}.")
 
 
 def note_drift(drifts: "list[ColumnDrift]") -> None:
@@ -225,10 +226,10 @@ def table_predictions(model: Any, frame: "pandas.DataFrame", level: float) -> "T
 
 
 def kept_rows(model: Any, frame: "pandas.DataFrame", kept: "numpy.ndarray") -> "pandas.DataFrame":
-    """Return the rows that are used, with numbers in columns of numbers although other rows have text there."""
-    from viper.formula.screening import numeric_columns
+    """Return the rows that are used, with their columns as the model reads them."""
+    from viper.formula.screening import columns_as_read
 
-    return numeric_columns(model.formula_, frame[kept]) if hasattr(model, "formula_") else frame[kept]
+    return columns_as_read(model.formula_, frame[kept]) if hasattr(model, "formula_") else frame[kept]
 
 
 def note_what_was_written(parts: PredictedParts, out: Path, to_screen: bool, as_json: bool) -> None:
