@@ -297,6 +297,9 @@ def test_blanks_around_levels_make_no_groups_of_their_own(data):
     assert named_groups(blank["ward"]).names == ["ICU", "east", "west"]
     assert named_groups(["10", "2", " 2", "1"]).names == ["1", "2", "10"]
     assert list(model.average(blank, by="ward")["ward"]) == ["ICU", "east", "west"]
+    often = plain.sort_values("ward", ascending=False).iloc[:150]  # fewer of the first level than of the last
+    ward = next(effect for effect in read_study(model, often, "ill").effects if effect.name == "ward")
+    assert [str(level) for level in ward.values] == ["ICU", "east", "west"]
 
 
 # --- three questions, and the worst of their answers ---

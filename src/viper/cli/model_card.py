@@ -1,6 +1,7 @@
 """A fitted model as a JSON document, and that document as text: what `viper fit` and `viper summary` show."""
 
 import shlex
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from viper.data.csv_text import decimal_of, separator_of
 from viper.data.table_file import TableFile
 from viper.formula.encoding import Encoding
 from viper.formula.training import FEWEST_RECORDED, TrainingFile, file_digest
-from viper.models.facts import model_card, model_facts
+from viper.models.facts import WeightingFacts, model_card, model_facts, scales_by_name
 
 LONGEST_FORMULA = 100  # characters; longer ones are shown as a number of columns
 MOST_SHOWN = 20  # coefficients or columns, unless all are asked for
@@ -55,6 +56,7 @@ def model_document(model: Any, level: float) -> dict[str, Any]:
         "level": level,
         **(coefficient_document(model, facts, level) if facts.prior else process_document(model, facts)),
         **({} if encoding is None else {**training_document(encoding), **encoding.record}),
+        "weighting": asdict(facts.weighting),
         "card": model_card(model),
     }
 
@@ -143,6 +145,9 @@ def fact_lines(document: dict[str, Any]) -> list[str]:
     else:
         ways.append(f"{document['kernel']} kernel, {document['inducing']} inducing points")
     lines.append(escape(f"method    {', '.join(ways)}"))
+    if scales := scales_by_name(document.get("prior_scales", {"": 0.0})):
+        lines.append(escape(f"priors    sd {scales}"))
+    lines += [escape(f"{title:<9} {text}") for title, text in WeightingFacts(**document["weighting"]).lines().items()]
     end = "converged" if document["converged"] else f"[bold red]{escape(document['status'])}[/]"
     seconds = f" in {document['seconds']:.2f} s" if "seconds" in document else ""
     lines.append(f"ELBO      [bold]{document['elbo']:,.4f}[/], {end}{seconds}")

@@ -22,19 +22,49 @@ if TYPE_CHECKING:
     import numpy as np
     import pandas
 
+    from viper.formula.learn import Learned
+
 MOST_ABSENT_SHOWN = 8  # missing columns that a message lists
 BY_DROP = "by --drop"  # the reason recorded for a column that the user left out
 
 # --- for a model to be fitted ---
 
 
+class RowCounts(NamedTuple):
+    """How much each row counts, which rows belong together, and whether covariances allow for that."""
+
+    weight: "np.ndarray | None" = None
+    groups: "np.ndarray | None" = None
+    robust: bool = False
+
+    def part(self, rows: "np.ndarray") -> "RowCounts":
+        """Return the same of some rows."""
+        weight, groups = (None if vector is None else vector[rows] for vector in (self.weight, self.groups))
+        return RowCounts(weight, groups, self.robust)
+
+    def of_fit(self, learned: "Learned") -> "RowCounts":
+        """Return the same of the rows of a fit. With robust covariances, weights are one on average."""
+        used = self.part(learned.kept)
+        return (
+            used if used.weight is None or not used.robust else used._replace(weight=used.weight / used.weight.mean())
+        )
+
+    def completed(self, model: Any) -> Any:
+        """Return a model that is fitted to these rows, with the covariances that were asked for."""
+        return model.robust(groups=self.groups) if self.robust else model
+
+
+EACH_ROW = RowCounts()  # every row counts once
+
+
 class PreparedRows(NamedTuple):
-    """Rows, the formula to fit to them, notes for the user, and why columns were left out."""
+    """Rows, the formula to fit to them, notes for the user, why columns were left out, and how the rows count."""
 
     frame: "pandas.DataFrame"
     formula: str
     notes: list[str]
     left_out: dict[str, str]
+    counts: RowCounts = EACH_ROW
 
 
 def prepare_rows(
@@ -44,24 +74,37 @@ def prepare_rows(
     drop: list[str] | None,
     category: list[str] | None,
     missing: str,
+    weights: str | None = None,
+    groups: str | None = None,
+    robust: bool = False,
 ) -> PreparedRows:
-    """Read a table and decide on the formula: the given one, or the sum of all usable columns."""
+    """Read a table and decide on the formula: the given one, or the sum of all usable columns.
+
+    The columns `weights` and `groups` are no features, unless the formula names them.
+    """
     dropped, categories = tuple(drop or ()), tuple(category or ())
     if formula is not None:
         left = split_sides(tokenize(formula))[0][0][1]
         if target not in (None, left):
             raise FormulaError(f"--target and the formula must agree; got {target!r} and {left!r}. Give one of them.")
         target = left
-    frame = table.read(categories)
+    named = (*categories, *names_in(formula or ""))
+    beside = {option: name for option, name in (("--weights", weights), ("--groups", groups)) if name is not None}
+    frame = table.read((*categories, *([] if groups is None or groups in named else [groups])))
     read_notes = reading_notes(table, frame)
     if target is None and table.kind().word == "libsvm":
         target = "y"
     if target is None:
         raise FileError(f"--target must name the column to predict; got none. Choose one of {listed(frame)}.")
-    check_named_columns(frame, target, dropped, categories)
+    check_named_columns(frame, target, dropped, categories, beside)
     check_target_classes(frame, target, missing)
+    counts = RowCounts(
+        None if weights is None else read_weight_column(frame[weights], table),
+        None if groups is None else read_group_column(frame[groups], table),
+        robust,
+    )
+    dropped = (*dropped, *(name for name in beside.values() if name not in (*named, *dropped)))
     frame = frame.drop(columns=list(dropped))
-    named = (*categories, *names_in(formula or ""))
     given = formula is not None and ("sign", ".") not in tokenize(formula)
     asked = [name for name in frame if name in named or not given]
     check_numbers(frame[asked], table, (target, *categories, *in_c(formula or "")))
@@ -71,8 +114,49 @@ def prepare_rows(
     used = [name for name in asked if name in frame]
     notes = [*read_notes, *(f"column {name!r} is left out: {why}." for name, why in left_out.items())]
     notes += column_notes(frame, target, used, named)
-    left_out = dict.fromkeys(dropped, BY_DROP) | left_out
-    return PreparedRows(frame, formula or all_columns(frame, target, categories), notes, left_out)
+    why = {name: f"given as {option}" for option, name in beside.items() if name not in (drop or ())}
+    left_out = {name: why.get(name, BY_DROP) for name in dropped} | left_out
+    return PreparedRows(frame, formula or all_columns(frame, target, categories), notes, left_out, counts)
+
+
+def read_weight_column(column: "pandas.Series[Any]", table: TableFile) -> "np.ndarray":
+    """Return the weights; raises FileError, with the first line at fault, unless all are numbers of at least 0."""
+    import numpy as np
+    import pandas
+
+    values = pandas.to_numeric(column, errors="coerce").to_numpy(dtype=float, na_value=np.nan)
+    bad = ~(np.isfinite(values) & (values >= 0.0))
+    if bad.any():
+        raise FileError(
+            f"--weights must be a column of numbers of at least 0; got {first_cell(column, bad, table)}. Correct the "
+            "weights, or leave these rows out of the table."
+        )
+    if not values.any():
+        raise FileError(f"--weights must be positive somewhere; got only zeros in {column.name!r}.")
+    return values
+
+
+def read_group_column(column: "pandas.Series[Any]", table: TableFile) -> "np.ndarray":
+    """Return the group of each row as a number; raises FileError if one has none."""
+    import pandas
+
+    codes, names = pandas.factorize(without_blanks(column))
+    if (codes < 0).any():
+        raise FileError(
+            f"--groups must say to which group each row belongs; got {first_cell(column, codes < 0, table)}. Give each "
+            "such row a group of its own."
+        )
+    if len(names) < 2:
+        raise FileError(f"--groups must have at least two groups; got {len(names)} in {column.name!r}.")
+    return codes
+
+
+def first_cell(column: "pandas.Series[Any]", chosen: "np.ndarray", table: TableFile) -> str:
+    """Describe the first of some cells of a column, where it is, and how many more there are."""
+    row, more = int(chosen.argmax()), int(chosen.sum()) - 1
+    got = "a missing value" if column.isna().iloc[row] else repr(str(column.iloc[row]))
+    others = "" if not more else f", and {more:,} more such cell{'s' * (more > 1)}"
+    return f"{got} in column {column.name!r}, {table.place(row)}{others}"
 
 
 def how_to_use(name: str) -> str:
@@ -118,13 +202,21 @@ def column_notes(frame: "pandas.DataFrame", target: str, used: Iterable[str], na
 
 
 def check_named_columns(
-    frame: "pandas.DataFrame", target: str, drop: tuple[str, ...], category: tuple[str, ...]
+    frame: "pandas.DataFrame",
+    target: str,
+    drop: tuple[str, ...],
+    category: tuple[str, ...],
+    beside: dict[str, str],
 ) -> None:
-    for option, names in (("--target", (target,)), ("--drop", drop), ("--category", category)):
+    one_each = (("--target", (target,)), *((option, (name,)) for option, name in beside.items()))
+    for option, names in (*one_each, ("--drop", drop), ("--category", category)):
         for name in names:
             check_option_column(frame, name, option)
     if target in drop:
         raise FileError(f"--drop must not remove the target; got {target!r}.")
+    for option, name in beside.items():
+        if name == target:
+            raise FileError(f"{option} must be another column than the target; got {name!r} for both.")
 
 
 def check_option_column(frame: "pandas.DataFrame", name: str, option: str) -> None:

@@ -1,12 +1,15 @@
 """How well a model predicts rows it was not fitted to, and how far its approximation can be trusted."""
 
 import time
+import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from viper.cli.preparing import EACH_ROW, RowCounts
 from viper.cli.terminal import note, show_progress
+from viper.errors import WeightWarning
 
 if TYPE_CHECKING:
     import pandas
@@ -15,6 +18,7 @@ if TYPE_CHECKING:
 
 WEIGHT_BUDGET = 2e8  # rows × draws of the importance weights: a few seconds
 DRAW_LIMITS = (200, 4000)  # draws within that budget
+GROUP_SPLITS = 100  # random splits of groups that are tried until both parts have both classes
 
 Splits = list[tuple[np.ndarray, np.ndarray]]  # rows to train on and rows to test on
 
@@ -27,22 +31,28 @@ def held_out_scores(
     seed: int,
     level: float,
     quiet: bool = False,
+    counts: RowCounts = EACH_ROW,
 ) -> dict[str, Any] | None:
     """Score models like `fitted` on rows they were not fitted to; None if no rows are to be held out."""
-    splits = train_test_splits(learned.labels, folds, test_size, seed)
+    splits = train_test_splits(learned.labels, folds, test_size, seed, counts.groups)
     if not splits:
         return None
     model = type(fitted)(**fitted.get_params()).set_params(verbose=False)  # without the formula: X is encoded
     with show_progress("Scoring", len(splits), quiet) as step:
-        outcome = cross_validated(model, Folds(learned, splits), level, step).scores()
+        outcome = cross_validated(model, Folds(learned, splits, counts), level, step).scores()
     how = f"{len(splits)}-fold cross-validation" if test_size is None else f"{len(splits[0][1])} held-out rows"
-    return {"how": how, **outcome}
+    together = "" if counts.groups is None else ", groups kept together"
+    return {"how": f"{how}{together}{'' if counts.weight is None else ', each row counted once'}", **outcome}
 
 
-def train_test_splits(y: np.ndarray, folds: int, test_size: float | None, seed: int) -> Splits:
-    """Split the rows so that both classes are in every part."""
+def train_test_splits(
+    y: np.ndarray, folds: int, test_size: float | None, seed: int, groups: np.ndarray | None = None
+) -> Splits:
+    """Split the rows so that both classes are in every part, and all rows of a group in one."""
     from sklearn.model_selection import StratifiedKFold, train_test_split
 
+    if groups is not None:
+        return group_splits(y, folds, test_size, seed, groups)
     fewest = int(min(np.unique(y, return_counts=True)[1]))
     if test_size is not None:
         if fewest < 2:
@@ -61,6 +71,34 @@ def train_test_splits(y: np.ndarray, folds: int, test_size: float | None, seed: 
     return list(cut.split(np.zeros(len(y)), y))
 
 
+def group_splits(y: np.ndarray, folds: int, test_size: float | None, seed: int, groups: np.ndarray) -> Splits:
+    """Split the rows so that no group is in two parts; nothing, with a note, if the groups do not allow it."""
+    from sklearn.model_selection import GroupShuffleSplit, StratifiedGroupKFold
+
+    fewest = min(len(np.unique(groups[y == label])) for label in np.unique(y))
+    if test_size is None and folds < 2:
+        return []
+    if fewest < 2:
+        note("one class is in a single group, so no group can be held out and there are no scores.")
+        return []
+    if test_size is not None:
+        tried = GroupShuffleSplit(GROUP_SPLITS, test_size=test_size, random_state=seed).split(y, y, groups)
+        splits = [split for split in tried if has_both_classes(y, *split)][:1]
+    else:
+        if fewest < folds:
+            note(f"one class is in only {fewest} groups, so there are {fewest} folds instead of {folds}.")
+        cut = StratifiedGroupKFold(min(folds, fewest), shuffle=True, random_state=seed)
+        splits = [split for split in cut.split(y, y, groups) if len(split[1])]
+        splits = splits if all(has_both_classes(y, train) for train, _ in splits) else []
+    if not splits:
+        note("no split of the groups leaves both classes in each part, so there are no scores.")
+    return splits
+
+
+def has_both_classes(y: np.ndarray, *parts: np.ndarray) -> bool:
+    return all(len(np.unique(y[rows])) == 2 for rows in parts)
+
+
 class Folds:
     """Rows to train on and rows to test on, encoded.
 
@@ -68,28 +106,36 @@ class Folds:
     that no label of a test row is used.
     """
 
-    def __init__(self, learned: "Learned", splits: Splits) -> None:
+    def __init__(self, learned: "Learned", splits: Splits, counts: RowCounts = EACH_ROW) -> None:
         quiet = None if learned.imputing is None else learned.imputing._replace(verbose=False)
         self.learned, self.splits, self.labels = learned._replace(imputing=quiet), splits, learned.labels
+        self.counts = counts
         self.parts: dict[int, Learned] = {}  # the training rows of each fold, once they are needed
 
     def fit(self, model: Any, k: int) -> tuple[Any, "pandas.DataFrame"]:
         """Return a copy of the model that is fitted to the training rows, and the test rows as it takes them."""
+        counts = self.counts.part(self.splits[k][0])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", WeightWarning)  # weights need not be one on average in a part of the rows
+            fitted, X = self._fit(model, k, {} if counts.weight is None else {"sample_weight": counts.weight})
+        return counts.completed(fitted), X
+
+    def _fit(self, model: Any, k: int, weight: dict[str, np.ndarray]) -> tuple[Any, "pandas.DataFrame"]:
         from sklearn.base import clone
 
         train, test = self.splits[k]
         X, y = self.learned.X, self.labels
         if not self.learned.tables:
-            return clone(model).fit(X.iloc[train], y[train]), X.iloc[test]
+            return clone(model).fit(X.iloc[train], y[train], **weight), X.iloc[test]
         from viper.formula.learn import fit_learned
 
         part, raw = self.parts.get(k) or self.learned.part(train), self.learned.raw()
         self.parts[k] = part
         if hasattr(model, "_pool"):
-            return fit_learned(type(model), part, model.get_params()), raw.iloc[test]
+            return fit_learned(type(model), part, model.get_params(), **weight), raw.iloc[test]
         # other models get the mean of the draws
         X = part.encoding.encode(raw)
-        return clone(model).fit(X.iloc[train], y[train]), X.iloc[test]
+        return clone(model).fit(X.iloc[train], y[train], **weight), X.iloc[test]
 
 
 class HeldOutRows(NamedTuple):

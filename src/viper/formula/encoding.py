@@ -567,6 +567,7 @@ RECORD = Fields(
         "seconds": NUMBER,
         "scores": or_none(Entries(or_none(NUMBER), {"how": TEXT})),
         "diagnosis": or_none(Entries(or_none(NUMBER), {"reliable": BOOLEAN, "close": BOOLEAN, "verdict": TEXT})),
+        "weighting": Fields({}, {"weights": TEXT, "groups": TEXT}),  # names of columns
         # files of version 0.1; now in `training`
         "data": Fields(
             {

@@ -1,6 +1,7 @@
 """The facts about a fitted model, collected once. Notebook, report and command line choose their own words."""
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ from viper.formula.encoding import calendar_days
 from viper.formula.training import TrainingData
 
 INTERCEPT = "intercept"
+MOST_SCALES_NAMED = 8
 
 
 def coefficient_names(columns: Iterable[Any], intercept: bool) -> list[str]:
@@ -37,6 +39,42 @@ class PriorFacts:
         return min(self.sds.values()), max(self.sds.values())
 
 
+def scales_by_name(sds: Mapping[str, float]) -> str:
+    """Say which coefficients have which prior standard deviation; empty if all have the same."""
+    texts = {name: f"{sd:.3g}" for name, sd in sds.items()}
+    common, times = Counter(texts.values()).most_common(1)[0]
+    if times == len(texts):
+        return ""
+    rest = times > 1 and len(texts) > MOST_SCALES_NAMED
+    named = [f"{name} {text}" for name, text in texts.items() if not rest or text != common]
+    more = [f"{len(named) - MOST_SCALES_NAMED} more"] if len(named) > MOST_SCALES_NAMED else []
+    return ", ".join([*named[:MOST_SCALES_NAMED], *more, *([f"all others {common}"] if rest else [])])
+
+
+@dataclass(frozen=True)
+class WeightingFacts:
+    """How the rows of the fit counted. The columns are known for fits on the command line."""
+
+    class_weight: dict[str, float] | None  # class -> factor of its rows; None if they count as they are
+    weights: str | None  # column with the weights of the rows
+    groups: str | None  # column that says which rows belong together
+    robust_groups: int  # number of independent groups of rows behind robust covariances; 0 for the posterior itself
+
+    def lines(self) -> dict[str, str]:
+        """What to tell about it: "weights" and "intervals", if anything."""
+        weights = [] if self.weights is None else [f"of the rows: {self.weights}"]
+        if self.class_weight is not None:
+            factors = ", ".join(f"{label} × {factor:.3g}" for label, factor in self.class_weight.items())
+            weights.append(f"of the classes: {factors}, so probabilities are not frequencies in these data")
+        groups = "rows" if self.groups is None else f"groups of rows by {self.groups}"
+        found = {"weights": "; ".join(weights)} if weights else {}
+        if self.robust_groups:
+            found["intervals"] = f"robust (sandwich covariance), from {self.robust_groups:,} independent {groups}"
+        elif self.groups is not None:
+            found["intervals"] = f"of the posterior, for independent rows; only the scores keep {groups} together"
+        return found
+
+
 @dataclass(frozen=True)
 class ProcessFacts:
     """The Gaussian process: names of kernel and mean function, and the number of inducing points."""
@@ -61,6 +99,7 @@ class ModelFacts:
     converged: bool
     status: str  # why the solver stopped
     iterations: int
+    weighting: WeightingFacts
     prior: PriorFacts | None = None  # None for a Gaussian process
     process: ProcessFacts | None = None  # None for a logistic regression
 
@@ -95,8 +134,20 @@ def model_facts(model: Any) -> ModelFacts:
         converged=model.converged_,
         status=str(model.status_),
         iterations=model.n_iter_,
+        weighting=weighting_facts(model),
         prior=prior_facts(model) if is_logistic else None,
         process=None if is_logistic else process_facts(model),
+    )
+
+
+def weighting_facts(model: Any) -> WeightingFacts:
+    encoding, factors = getattr(model, "formula_", None), getattr(model, "class_weight_", np.ones(2)).tolist()
+    columns = {} if encoding is None else encoding.record.get("weighting", {})
+    return WeightingFacts(
+        class_weight=None if factors == [1.0, 1.0] else dict(zip(map(str, model.classes_), factors, strict=True)),
+        weights=columns.get("weights"),
+        groups=columns.get("groups"),
+        robust_groups=getattr(model, "robust_groups_", 0),
     )
 
 
@@ -116,8 +167,9 @@ def model_card(model: Any) -> dict[str, Any]:
     """Describe a fitted model and the data it was fitted to, ready for JSON; None or nothing where it is not known.
 
     `model`, `formula`, `target`, `classes`, `bound`, `covariance`, `prior` (standard deviations by coefficient; None
-    for a Gaussian process), `data` (file, digest, date, rows), `columns` (range or levels, and share missing), `rules`
-    for new values, `scores` on rows that were held out, `diagnosis` of the approximation, and `versions`.
+    for a Gaussian process), `weighting` (weights of classes and rows, robust covariances), `data` (file, digest, date,
+    rows), `columns` (range or levels, and share missing), `rules` for new values, `scores` on rows that were held out,
+    `diagnosis` of the approximation, and `versions`.
     """
     facts, encoding = model_facts(model), getattr(model, "formula_", None)
     training = None if encoding is None else encoding.training
@@ -130,6 +182,7 @@ def model_card(model: Any) -> dict[str, Any]:
         "bound": facts.bound,
         "covariance": facts.covariance,
         "prior": None if facts.prior is None else facts.prior.sds,
+        "weighting": asdict(facts.weighting),
         "data": {} if training is None else data_card(training),
         "columns": column_cards(model),
         "rules": {}

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from viper.formula.training import TrainingColumn, TrainingData
-from viper.models.facts import ModelFacts
+from viper.models.facts import ModelFacts, scales_by_name
 from viper.report import views
 from viper.report.study import Study
 from viper.report.svg import (
@@ -45,6 +45,7 @@ def card_facts(study: Study) -> dict[str, str]:
         **({} if facts.formula is None else {"Formula": str(facts.formula)}),
         **({} if study.training is None else training_facts(study.training)),
         **model_pairs(facts),
+        **{title.capitalize(): text for title, text in facts.weighting.lines().items()},
         "Posterior": f"Gaussian, {facts.covariance} covariance",
         "Expected log(1 + eˣ)": "exact" if facts.exact else f"bound {facts.bound!r}{terms}",
         "ELBO, the score that the fit maximised": f"{with_decimals(facts.elbo, 4)} nats",
@@ -87,7 +88,7 @@ def model_pairs(facts: ModelFacts) -> dict[str, str]:
     if facts.prior.correlated:
         return {"Prior of the coefficients": "normal, with a given covariance"}
     low, high = facts.prior.range
-    sd = f"{low:.3g}" if math.isclose(low, high) else f"{low:.3g} to {high:.3g}"
+    sd = f"{low:.3g}" if math.isclose(low, high) else f"{low:.3g} to {high:.3g} ({scales_by_name(facts.prior.sds)})"
     chosen = ", chosen by the ELBO" if facts.prior.chosen else ""
     return {"Prior of the coefficients": f"normal, standard deviation {sd}{chosen}"}
 

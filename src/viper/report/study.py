@@ -312,7 +312,7 @@ class Study:
             return None
         if (found := recorded_diagnosis(self.model)) is not None:
             return found
-        if self.draws >= 100:
+        if self.draws >= 100 and not getattr(self.model, "robust_groups_", 0):
             if self.from_training:
                 return self.model.diagnose(self.X, self.model.classes_[self.label.astype(int)], draws=self.draws)
             if getattr(self.model, "_training_rows", None) is not None:
@@ -330,6 +330,8 @@ class Study:
             return "For Gaussian processes, the distance from the exact posterior is not measured."
         if self.draws < 100:
             return f"{len(self.label):,} rows are too many to measure it here; call model.diagnose()."
+        if getattr(self.model, "robust_groups_", 0):
+            return "Robust covariances are not a posterior. Call diagnose() on the model that robust() came from."
         return (
             "Measuring the distance from the exact posterior needs the rows of the fit, and these are different rows. "
             "Make the report from the rows of the fit, or call model.diagnose()."

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from viper.errors import listed
+from viper.formula.columns import levels_of
 from viper.models.prediction import Predictions, check_model, predict_each_row, predictions
 from viper.softplus.expectation import expected_softplus
 
@@ -210,7 +211,8 @@ def positions(column: "pandas.Series", points: int, category: bool = False) -> t
 
     known = column.dropna()
     if category or is_category(column):
-        return pandas.Series(known.value_counts().index[:MOST_CATEGORIES], dtype=column.dtype), False
+        common = known[known.isin(known.value_counts().index[:MOST_CATEGORIES])]
+        return pandas.Series(levels_of(common, MOST_CATEGORIES), dtype=column.dtype), False
     distinct = np.unique(known)
     if len(distinct) <= FEW_VALUES:
         return pandas.Series(distinct, dtype=column.dtype), False

@@ -2,6 +2,7 @@
 
 import shlex
 import time
+import warnings
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,6 +15,7 @@ from viper.cli.terminal import note, note_if_slow, print_json, say
 from viper.softplus.bound_names import FIT_BOUNDS
 
 if TYPE_CHECKING:
+    from viper.cli.preparing import RowCounts
     from viper.data.table_file import TableFile
 
 ModelKind = StrEnum("ModelKind", ["logistic", "gp"])
@@ -50,6 +52,31 @@ def fit_table(
         options.optional(
             "balanced gives both classes the same total weight, which changes what the probabilities mean. "
             "(default: rows count equally)",
+            **MODEL,
+        ),
+    ] = None,
+    weights: Annotated[
+        str | None,
+        options.optional(
+            "Column with the weights of the rows, which is no feature: counts of equal rows or, with --robust, of a "
+            "survey.",
+            **MODEL,
+        ),
+    ] = None,
+    robust: Annotated[
+        bool,
+        typer.Option(
+            "--robust",
+            help="Estimate sds and intervals from how the rows vary (the sandwich): for survey or class weights and "
+            "repeated rows.",
+            **MODEL,
+        ),
+    ] = False,
+    groups: Annotated[
+        str | None,
+        options.optional(
+            "Column that says which rows belong together, such as those of one patient; it is no feature. Scores keep "
+            "them in one fold, and --robust allows for it.",
             **MODEL,
         ),
     ] = None,
@@ -109,20 +136,24 @@ def fit_table(
     viper fit patients.csv --formula "died ~ age + C(ward) + age:smoker" --out model.viper
     viper fit map.parquet --target quake --model gp --test-size 0.3 --out map.viper
     viper fit patients.csv --target died --missing multiple --prior auto --json
+    viper fit survey.csv --target voted --weights weight --robust --groups household
     """
     from viper.cli.preparing import prepare_rows
     from viper.data.writing import check_output
 
     if cv is not None and test_size is not None:
         raise typer.BadParameter("--cv and --test-size exclude each other; got both. Choose one")
+    if robust and model is ModelKind.gp:
+        raise typer.BadParameter("--robust belongs to logistic regression; got --model gp. Leave one of them out")
     if out is not None:
         check_output(out, force)
     table = reading.table(data)
-    prepared = prepare_rows(table, target, formula, drop, category, missing.value)
+    prepared = prepare_rows(table, target, formula, drop, category, missing.value, weights, groups, robust)
 
     import viper
     from viper.cli.scoring import diagnosis_record, held_out_scores
     from viper.data.checks import seed_of
+    from viper.errors import WeightWarning
     from viper.formula.learn import Imputing, check_can_pool, fit_learned, learn_formula
 
     is_gp = model is ModelKind.gp
@@ -141,13 +172,55 @@ def fit_table(
         scaled = standardise and not is_gp
         learned = learn_formula(prepared.formula, prepared.frame, missing.value, scaled, positive, imputing)
         learned = learned.with_rules(unseen.value, beyond.value)
-        fitted = fit_learned(estimator, learned, settings | {"random_state": seed})
+        counts = prepared.counts.of_fit(learned)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", WeightWarning)  # `weighting_notes` says it in terms of the options
+            posterior = fit_learned(estimator, learned, settings | {"random_state": seed}, counts.weight)
+        fitted = counts.completed(posterior)
         seconds = time.perf_counter() - began
     folds = DEFAULT_FOLDS if cv is None else cv
-    scores = held_out_scores(fitted, learned, folds, test_size, seed, level, as_json)
-    assessment = {"scores": scores, "diagnosis": diagnosis_record(fitted, len(learned.y))}
+    scores = held_out_scores(fitted, learned, folds, test_size, seed, level, as_json, counts)
+    assessment = {"scores": scores, "diagnosis": diagnosis_record(posterior, len(learned.y))}
+    columns = {title: name for title, name in (("weights", weights), ("groups", groups)) if name is not None}
+    assessment |= {"weighting": columns} if columns else {}
     store_record(fitted, prepared.left_out, table, seconds, assessment)
-    save_and_show(fitted, out, force, level, as_json, prepared.notes)
+    notes = [*prepared.notes, *weighting_notes(fitted, counts, weights, groups)]
+    save_and_show(fitted, out, force, level, as_json, notes)
+
+
+def weighting_notes(fitted: Any, counts: "RowCounts", weights: str | None, groups: str | None) -> list[str]:
+    """Say what weights and groups do to probabilities and intervals."""
+    from viper.cli.preparing import target_of
+
+    robust, notes = counts.robust, []
+    way_out = (
+        "pass --robust." if hasattr(fitted, "robust") else "--robust, of logistic regression, has intervals for that."
+    )
+    if fitted.class_weight is not None:
+        training = fitted.formula_.training
+        share = f"{training.class_counts[str(fitted.classes_[1])] / training.rows_used:.1%}"
+        meant = f"{target_of(fitted)} = {fitted.classes_[1]}"
+        notes.append(
+            f"--class-weight balanced: probabilities are those of a population where half of the rows have {meant}, "
+            f"not frequencies in this table, where {share} have. In Python, predict with "
+            "offset=model.prevalence_offset() for frequencies."
+        )
+        notes.append(
+            "--class-weight balanced: the robust intervals allow for the weights."
+            if robust
+            else "--class-weight balanced: intervals take each weight for a number of rows that were seen, and are too "
+            f"narrow if a class is rare; {way_out}"
+        )
+    if counts.weight is not None and not robust:
+        notes.append(
+            f"--weights {weights}: a weight of 3 counts a row three times, so intervals are as wide as for "
+            f"{counts.weight.sum():,.6g} rows. If a weight says how many others a row stands for, {way_out}"
+        )
+    if counts.groups is not None and not robust:
+        notes.append(
+            f"--groups {groups}: scores keep a group in one fold, but intervals take rows for independent; {way_out}"
+        )
+    return notes
 
 
 def parse_prior_scales(texts: list[str]) -> float | str | dict[str, float | str]:
