@@ -223,7 +223,7 @@ def test_disk_full_costs_the_checkpoint_and_not_the_fit(tmp_path, monkeypatch):
     """ENOSPC when the file's bytes reach the disk: the temporary file goes, what was complete stays, the fit ends."""
     X, y = data()
     expected = VariationalLogisticRegression(random_state=0).fit(X, y).coef_
-    room = iter([True] * 4)
+    room = iter([True] * 8)  # four files, each with its directory
 
     def fsync(_):
         if not next(room, False):

@@ -24,7 +24,7 @@ from viper.cli.commands.reproduce import reproduce_artefact
 from viper.cli.commands.serve import serve_model
 from viper.cli.commands.summary import show_summary
 from viper.cli.options import with_reading_options
-from viper.cli.signals import RECEIVED, exit_code, stop_if_interrupted
+from viper.cli.signals import stop_if_interrupted
 from viper.cli.terminal import console, printable, show_warnings_as_notes
 
 COMMANDS: dict[str, Callable[..., None]] = {  # in the order of `viper --help`
@@ -43,7 +43,6 @@ COMMANDS: dict[str, Callable[..., None]] = {  # in the order of `viper --help`
 }
 FAULT, USAGE, INPUT, OUTPUT, CLOSED_PIPE = 1, 2, 3, 4, 141  # exit codes; after a signal, 128 plus its number
 DISK_FAULTS = {errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EFBIG}  # errors that only writing can cause
-INTERRUPTED = "interrupted; no partial output is left."
 UsageError: Any = typer.BadParameter.__base__  # click's, or the copy of it that newer versions of typer carry
 
 app = typer.Typer(
@@ -95,9 +94,10 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing to flush into at the end
             raise typer.Exit(CLOSED_PIPE) from None
-        except (Exception, KeyboardInterrupt) as error:
+        except Exception as error:
             if os.environ.get("VIPER_TRACEBACK"):
                 raise
+            stop_if_interrupted()  # libraries in C raise other errors when interrupted
             text, code = message_and_exit_code(error)
             print_error(text)
             raise typer.Exit(code) from None
@@ -108,8 +108,6 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
 def message_and_exit_code(error: BaseException) -> tuple[str, int]:
     from viper.errors import OutputError
 
-    if RECEIVED or isinstance(error, KeyboardInterrupt):  # libraries in C raise other errors when interrupted
-        return INTERRUPTED, exit_code()
     if isinstance(error, OutputError):
         return one_line(error), OUTPUT
     if isinstance(error, OSError) and error.errno in DISK_FAULTS:
@@ -171,9 +169,9 @@ def run_program(arguments: list[str] | None = None) -> NoReturn:
         where = error.ctx.command_path if error.ctx else "viper"
         print_error(f"{error.format_message().rstrip('.')}. See: {where} --help")
         code = USAGE
-    except (KeyboardInterrupt, typer.Abort, typer.Exit) as done:
-        code = getattr(done, "exit_code", None)
-        if code is None or isinstance(done.__cause__, KeyboardInterrupt):  # typer makes it an exit of its own
-            print_error(INTERRUPTED)
-            code = exit_code()
+    except typer.Exit as done:
+        code = done.exit_code
+    except typer.Abort:
+        raise KeyboardInterrupt from None
+    stop_if_interrupted()  # typer makes an exit of its own of an interrupt
     sys.exit(code if isinstance(code, int) else 0)

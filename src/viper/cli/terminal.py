@@ -25,7 +25,7 @@ from viper.cli.signals import stop_if_interrupted
 
 PIPE_WIDTH = 132  # characters in a line where there is no terminal
 LONGEST_NAME = 40  # characters; longer names are cut
-SHORTEST_NAME = 24  # characters to which names are cut where the line is short
+SHORTEST_NAME = 20  # characters to which names are cut where the line is short
 PATIENT_SECONDS = 2.0  # before progress is noted where there is no terminal
 STRIP_WIDTH = 17  # characters of a drawn interval
 

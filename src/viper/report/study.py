@@ -12,6 +12,7 @@ import numpy as np
 
 from viper.data.checks import read_labels
 from viper.errors import listed
+from viper.formula.columns import with_days
 from viper.formula.drift import ColumnDrift, column_drift
 from viper.formula.screening import FATAL, columns_as_read, screen_rows
 from viper.formula.training import TrainingData
@@ -479,11 +480,11 @@ def row_names(data: "pandas.DataFrame", column: str | None, shown: bool) -> list
 
 
 def model_columns(model: Any, data: "pandas.DataFrame", target: str) -> "pandas.DataFrame":
-    """The columns of `data` that the model takes, untransformed."""
+    """The columns of `data` that the model takes, untransformed but for dates, which become days since 1970."""
     if getattr(model, "formula_", None) is not None:
         wanted = list(model.formula_.inputs)
     else:
         wanted = list(getattr(model, "feature_names_in_", data.columns.drop(target)))
     if missing := [name for name in wanted if name not in data.columns]:
         raise ValueError(f"data must have all columns of the model; got none named {listed(missing)}.")
-    return data[wanted]
+    return with_days(data[wanted], getattr(getattr(model, "formula_", None), "date_functions", ()))

@@ -102,6 +102,7 @@ class PredictedParts:
 
     def __iter__(self) -> Iterator["pandas.DataFrame"]:
         from viper.cli.preparing import check_model_columns, check_option_column, input_columns, target_of, text_inputs
+        from viper.errors import FileError
 
         names = input_columns(self.model)
         copied = tuple(name for name in self.keep if name not in names)  # read as text, so that they are not altered
@@ -115,6 +116,10 @@ class PredictedParts:
             frame.index = range(self.rows, self.rows + len(frame))  # rows of the file, which errors name
             result = self._predict(frame[names])
             for name in reversed(self.keep):
+                if name in result:
+                    raise FileError(
+                        f"--keep must not name a column that predict writes; got {name!r}. Rename it first."
+                    )
                 result.insert(0, name, frame[name])
             yield result
             self.first_part = False
@@ -169,8 +174,8 @@ def note_counts(counts: Counts, empty: int, rows: int) -> None:
         if kind in counts and kind != "far":
             note(f"values {words}: {counted(counts[kind])}.")
     if far := sum(counts.get("far", {}).values()):
-        rows, theirs = ("row is", "its interval") if far == 1 else ("rows are", "their intervals")
-        note(f"{far:,} {rows} {NOTED['far']}: do not rely on {theirs}.")
+        they, theirs = ("row is", "its interval") if far == 1 else ("rows are", "their intervals")
+        note(f"{far:,} {they} {NOTED['far']}: do not rely on {theirs}.")
 
 
 def note_drift(drifts: "list[ColumnDrift]") -> None:
