@@ -115,6 +115,8 @@ def message_and_exit_code(error: BaseException) -> tuple[str, int]:
         return f"the output must be writable; got {where}{error.strerror}. Free some space, or write elsewhere.", OUTPUT
     if isinstance(error, ValueError | OSError | ImportError):
         return one_line(error), INPUT
+    if isinstance(error, OverflowError):
+        return f"numbers must be of a size that can be computed with; got {one_line(error)}. Rescale them.", INPUT
     if isinstance(error, MemoryError):
         return "there is not enough memory for the data. Use fewer columns, or --covariance diagonal.", INPUT
     bug = f"this is a bug in viper: {type(error).__name__}: {one_line(error)}"

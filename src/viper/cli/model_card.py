@@ -255,9 +255,9 @@ def print_scores(document: dict[str, Any]) -> None:
     if found := document.get("scores"):
         say(f"[bold]How well does it predict?[/]  {escape(found['how'])}; the model itself was fitted to all rows")
         base = found.get("base_rate") or 0.5
-        rare = min(base, 1 - base) < RARE and found.get("log_skill") is not None
+        rare = min(base, 1 - base) < RARE and None not in (found.get("log_skill"), found.get("base_accuracy"))
         number = significant_number if rare else short_number
-        shown = (f"{t} [bold]{number(found[name], d)}[/]" for name, (t, d) in SCORE_TITLES.items())
+        shown = (f"{t} [bold]{number(found.get(name), d)}[/]" for name, (t, d) in SCORE_TITLES.items())
         say(f"  {'   '.join(shown)}")
         if rare:
             known = f"Brier {significant_number(base * (1 - base), 4)} and accuracy {found['base_accuracy']:.3f}"

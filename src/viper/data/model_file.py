@@ -334,6 +334,7 @@ def decode_labels(state: Any, where: str) -> np.ndarray:
         labels = np.array(values) if kind == "U" else np.array(values, dtype=name)
         same = labels.tolist() == values and all(type(value) in wanted for value in values)
         same &= kind != "object" or all(type(value) is not int or abs(value) < 2**63 for value in values)
+        same &= len({isinstance(value, str) for value in values}) == 1
     except (OverflowError, ValueError, TypeError):
         same = False
     if not same or values[0] == values[1]:

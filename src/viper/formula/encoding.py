@@ -607,6 +607,8 @@ def check_encoding(encoding: Encoding) -> None:
     for name, levels in encoding.levels.items():
         if not levels or len(set(levels)) < len(levels) or encoding.common.get(name) not in levels:
             raise ValueError(f"levels that are not distinct, or not those of {shown(name)}")
+        if len({isinstance(level, str) for level in levels}) > 1:
+            raise ValueError(f"levels of {shown(name)} that are text and numbers")
     if encoding.training is not None:
         check_training_data(encoding.training, encoding.levels)
         if set(encoding.training.columns) != used:

@@ -197,7 +197,10 @@ class Study:
             return None
         if not {"how", "log_score", "brier", "auc"} <= set(found):
             return None
-        share = counts[str(self.model.classes_[1])] / sum(counts.values())
+        positive = counts.get(str(self.model.classes_[1]))
+        if positive is None:
+            return None
+        share = positive / max(1, sum(counts.values()))
         return HeldOutScores(found["how"], found["log_score"], found["brier"], found["auc"], share)
 
     @property
