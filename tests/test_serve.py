@@ -17,6 +17,8 @@ import pandas as pd
 import pytest
 
 import viper
+from viper.cli.commands.serve import Limits, ServedColumns, answer_rows
+from viper.errors import RequestError
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
@@ -146,6 +148,23 @@ def test_a_large_request_is_refused_before_it_is_read(port):
 def test_unknown_columns_are_named(port):
     _, answer = predict(port, {"rows": [ROW | {"patient": 7, "died": "no"}]})
     assert answer["ignored"] == ["patient"]
+
+
+def test_dates_are_written_as_dates():
+    """As text, which the formula's functions read; the answer is that of the model for the same rows."""
+    rows = FRAME.assign(seen=pd.date_range("2023-01-05", periods=len(FRAME), freq="3D").strftime("%Y-%m-%d"))
+    model = viper.VariationalLogisticRegression.from_formula("died ~ age + days(seen)", rows)
+    columns = ServedColumns(model)
+    assert columns.kinds == {"age": "number", "seen": "date"}
+    assert re.fullmatch(r"2023-\d\d-\d\d", columns.example()["seen"])
+    asked = rows[["age", "seen"]].head(3).to_dict("records")
+    body = json.dumps({"rows": asked}).encode()
+    answer = answer_rows(model, columns, body, Limits(10, 1.0))
+    found = [row["probability"] for row in answer["predictions"]]
+    np.testing.assert_allclose(found, model.predict_proba(rows.head(3))[:, 1], rtol=1e-12)
+    bad = json.dumps({"rows": [{"age": 50.0, "seen": 19500}]}).encode()
+    with pytest.raises(RequestError, match="'seen' must be a date; got 19500 in row 0"):
+        answer_rows(model, columns, bad, Limits(10, 1.0))
 
 
 def test_other_paths_and_methods(port):

@@ -201,7 +201,7 @@ def refuse_number_word(word: str) -> None:
 
 
 class ServedColumns:
-    """The columns that a request must have, each with its kind: number, text or boolean."""
+    """The columns that a request must have, each with its kind: number, date, text or boolean."""
 
     def __init__(self, model: Any) -> None:
         from viper.cli.preparing import input_columns, target_of
@@ -211,11 +211,14 @@ class ServedColumns:
         self.levels: dict[str, list[Any]] = {}
         if encoding is not None:
             self.levels = {name: levels for name, levels in encoding.levels.items() if name not in encoding.means}
+        self.dates = {} if encoding is None else encoding.date_functions
         self.kinds = {name: self.kind(name) for name in input_columns(model)}
         self.target = target_of(model)
         self.positive = f"{self.target or 'class'} = {model.classes_[1]}"
 
     def kind(self, name: str) -> str:
+        if name in self.dates:
+            return "date"
         first = self.levels.get(name, [0.0])[0]
         return "boolean" if isinstance(first, bool) else "text" if isinstance(first, str) else "number"
 
@@ -234,16 +237,21 @@ class ServedColumns:
             rule = "every row must have all columns of the model"
             raise refusal(422, f"{rule}; got no {name!r} in row {i}. Write null for a missing value.")
         value = row[name]
-        fits = {"boolean": bool, "text": str, "number": int | float}[kind]
+        fits = {"boolean": bool, "text": str, "date": str, "number": int | float}[kind]
         if value is not None and (not isinstance(value, fits) or (kind == "number" and isinstance(value, bool))):
             raise refusal(422, f"column {name!r} must be a {kind}; got {value!r:.60} in row {i}.")
         return value
 
     def example(self) -> dict[str, Any]:
         """Return a row in the middle of the training data, where that is known."""
+        import numpy as np
+
         columns = {} if self.training is None else self.training.columns
         means = {name: column.mean for name, column in columns.items() if column.mean is not None}
-        shown = {name: float(f"{means.get(name, 0.0):.3g}") for name, kind in self.kinds.items() if kind == "number"}
+        shown: dict[str, Any] = {
+            name: float(f"{means.get(name, 0.0):.3g}") for name, kind in self.kinds.items() if kind == "number"
+        }
+        shown |= {name: str(np.datetime64(int(means.get(name, 0.0)), "D")) for name in self.dates}
         return {name: shown.get(name, self.levels.get(name, [0.0])[0]) for name in self.kinds}
 
 
@@ -252,7 +260,7 @@ class ServedColumns:
 
 def openapi_document(columns: ServedColumns, limits: Limits) -> dict[str, Any]:
     """Return the service in the terms of OpenAPI 3.1."""
-    types = {"number": "number", "text": "string", "boolean": "boolean"}
+    types = {"number": "number", "text": "string", "date": "string", "boolean": "boolean"}
     cell = {name: {"type": [types[kind], "null"]} for name, kind in columns.kinds.items()}
     numbers = {name: {"type": ["number", "null"]} for name in ("probability", "sd", "lower", "upper", "distance")}
     row = {"type": "object", "properties": cell, "required": list(cell)}
@@ -329,5 +337,5 @@ def seen_values(columns: ServedColumns, name: str) -> str:
     """Describe the range or the levels of a column in the training data."""
     if levels := columns.levels.get(name):
         return ", ".join(map(str, levels[:8])) + (" …" if len(levels) > 8 else "")
-    known = None if columns.training is None else columns.training.columns.get(name)
+    known = None if columns.training is None or name in columns.dates else columns.training.columns.get(name)
     return "" if known is None or known.low is None else f"{known.low:.4g} to {known.high:.4g}"
