@@ -280,7 +280,7 @@ def change_numbers(parts: Parts, generator: random.Random) -> None:
     if not (names := sane_entries(parts)):
         return
     start, end = parts.entries[generator.choice(names)]["data_offsets"]
-    if end - start < 8:
+    if not 8 <= end - start <= len(parts.data):
         return
     if generator.random() < 0.2:
         parts.data[start:end] = generator.randbytes(end - start)

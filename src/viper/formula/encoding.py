@@ -600,7 +600,7 @@ def check_encoding(encoding: Encoding) -> None:
     """Raise a ValueError unless the parts of an encoding that was read from a file belong together."""
     parsed = encoding._parsed
     used, learned = {*parsed.plain, *parsed.variables.values()}, {*encoding.means, *encoding.levels}
-    if parsed.target != encoding.target or used != set(encoding.inputs) or not used <= learned:
+    if parsed.target != encoding.target or not used == set(encoding.inputs) == learned:
         raise ValueError("columns that it does not name")
     if not len(encoding.names) == len(encoding.centre) == len(encoding.scale):
         raise ValueError("names and scales that do not match")
