@@ -266,8 +266,8 @@ def test_typical_row_is_made_of_values_that_occur():
 @pytest.mark.parametrize(
     ("values", "expected", "curve"),
     [
-        (["b", "a", "b", None], ["b", "a"], False),
-        ([True, False, True], [True, False], False),
+        (["b", "a", "b", None], ["a", "b"], False),
+        ([True, False, True], [False, True], False),
         ([3.0, 1.0, 3.0, np.nan], [1.0, 3.0], False),
         (list(range(101)), [1, 50, 99], True),
         ([x / 100 for x in range(101)], [0.01, 0.5, 0.99], True),

@@ -205,7 +205,8 @@ def effects_along(
 def positions(column: "pandas.Series", points: int, category: bool = False) -> tuple["pandas.Series", bool]:
     """At which values of a column to predict, and whether values between them make sense.
 
-    Categories by frequency; all values of a numeric column with few; otherwise an even grid, of integers if all are.
+    The most frequent categories, in their order; all values of a numeric column with few; otherwise an even grid, of
+    integers if all are.
     """
     import pandas
 

@@ -74,8 +74,10 @@ def reachable(client: Any, collections: Iterable[Any]) -> Iterator[None]:
                 raise connection_error(future.client, CancelledError())
     try:
         yield
-    except LOST as error:
-        if client is None or type(error) is ConnectionError:  # the latter is one of ours already
+    except (*LOST, RuntimeError) as error:  # a client that has just closed raises the latter
+        if client is None or type(error) is ConnectionError:  # one of ours already
+            raise
+        if isinstance(error, RuntimeError) and client.status == "running":
             raise
         raise connection_error(client, error) from error
 
