@@ -1,7 +1,7 @@
 """`viper`: from a CSV to probabilities with intervals, in a terminal.
 
 Exit codes: 0 success; 1 a bug in viper; 2 a wrong command line; 3 input that cannot be used; 4 output that cannot be
-written; 130 interrupted (143 by SIGTERM); 141 the reader of a pipe is gone.
+written; 5 some rows have no prediction; 130 interrupted (143 by SIGTERM); 141 the reader of a pipe is gone.
 """
 
 import sys
