@@ -301,7 +301,7 @@ class Imputation:
     Attributes
     ----------
     mean, covariance : array
-        Of the columns of `CodedColumns.matrix`, over the completed tables of the fit.
+        Mean and covariance of the columns of `CodedColumns.matrix`, over the completed tables of the fit.
     low, high : array
         The smallest and the largest value of each column of numbers in the fit.
     """
