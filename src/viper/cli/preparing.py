@@ -294,7 +294,7 @@ def labelled_rows(model: Any, table: TableFile, target: str | None, as_text: tup
     check_model_columns(frame, input_columns(model))
     check_option_column(frame, name, "--target")
     if hasattr(model, "formula_"):  # dates as the numbers by which the model knows them
-        frame = with_days(frame, model.formula_._parsed.dates)
+        frame = with_days(frame, model.formula_.parsed.dates)
     column, classes = frame[name], model.classes_
     if isinstance(classes[0], str) and {*map(str.strip, classes)} == {*classes}:
         column = without_blanks(column)

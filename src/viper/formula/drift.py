@@ -49,7 +49,7 @@ class DriftCounter:
     def __init__(self, encoding: Encoding) -> None:
         self.encoding = encoding
         known = {} if encoding.training is None else encoding.training.columns
-        dates = encoding._parsed.dates  # those of new rows are later; that is no drift
+        dates = encoding.parsed.dates  # those of new rows are later; that is no drift
         self.training = {name: column for name, column in known.items() if name not in dates}
         self.counts = {name: np.zeros(len(column.rows) + 3, dtype=int) for name, column in self.training.items()}
         self.sums = dict.fromkeys(self.training, 0.0)

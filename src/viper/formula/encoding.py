@@ -220,7 +220,7 @@ class Encoding:
         assert self.imputation is not None
         drawn = self.imputation.draws(self.coded(selected))
         for j, name in enumerate(drawn.numbers):
-            if name not in self._parsed.plain:
+            if name not in self.parsed.plain:
                 missing = np.repeat(selected[name].isna().to_numpy(), DRAWS)
                 within = drawn.numbers[name].clip(self.imputation.low[j], self.imputation.high[j])
                 drawn.numbers[name] = np.where(missing, within, drawn.numbers[name])
@@ -251,10 +251,10 @@ class Encoding:
     @property
     def date_functions(self) -> dict[str, set[str]]:
         """Return the columns of dates, each with the functions by which the formula reads it."""
-        rest = self._parsed.rest
+        rest = self.parsed.rest
         return {
             column: set(re.findall(rf"\b(\w+)\({name}\)", rest))
-            for name, column in self._parsed.variables.items()
+            for name, column in self.parsed.variables.items()
             if name[0] == "d"
         }
 
@@ -274,14 +274,14 @@ class Encoding:
 
     def _terms(self) -> list[list[str]]:
         """Return the terms besides plain columns, each as its factors, in internal variables."""
-        if self._parsed.rest == "1":
+        if self.parsed.rest == "1":
             return []
         from formulaic import Formula
 
-        return [[str(factor) for factor in term.factors] for term in Formula(self._parsed.rest)]
+        return [[str(factor) for factor in term.factors] for term in Formula(self.parsed.rest)]
 
     def _columns_in(self, factor: str) -> list[str]:
-        return [self._parsed.variables[name] for name in re.findall(r"\b[ncd]\d+_", factor)]
+        return [self.parsed.variables[name] for name in re.findall(r"\b[ncd]\d+_", factor)]
 
     def _unit(self, name: str, centre: float, scale: float) -> str:
         if (centre, scale) != (0.0, 1.0):
@@ -295,7 +295,8 @@ class Encoding:
         return "1"
 
     @cached_property
-    def _parsed(self) -> ParsedFormula:
+    def parsed(self) -> ParsedFormula:
+        """Return the formula, taken apart."""
         return parse_formula(self.formula, self.columns, [name for name in self.levels if name not in self.means])
 
     def _select(self, data: Any) -> "pandas.DataFrame":
@@ -304,7 +305,7 @@ class Encoding:
 
     def _given(self, data: Any) -> "pandas.DataFrame":
         """Return the columns that the formula reads, with dates as days."""
-        return with_days(self._raw(data), self._parsed.dates)
+        return with_days(self._raw(data), self.parsed.dates)
 
     def _raw(self, data: Any) -> "pandas.DataFrame":
         """Return the columns that the formula reads, as they are."""
@@ -364,21 +365,21 @@ class Encoding:
         """Return the raw columns of X, with NaN where they have none; `clamp` moves numbers to the end of a spline."""
         import pandas
 
-        plain, variables = self._parsed.plain, self._parsed.variables
+        plain, variables = self.parsed.plain, self.parsed.variables
         parts = {name: as_numbers(frame[name]) for name in plain}
         if variables:
             given = {
                 name: as_levels(frame[column], self.levels[column]) if name[0] == "c" else as_numbers(frame[column])
                 for name, column in variables.items()
             }
-            found = evaluate_terms(self._parsed.rest, pandas.DataFrame(given, index=frame.index), state, clamp)
+            found = evaluate_terms(self.parsed.rest, pandas.DataFrame(given, index=frame.index), state, clamp)
             parts |= {self._name(name): values for name, values in found.items()}
         return pandas.DataFrame(parts, index=frame.index, dtype=float)
 
     @property
     def has_functions(self) -> bool:
         """Whether the formula has functions such as `log`, which may have no value for some numbers."""
-        return "(" in self._parsed.rest
+        return "(" in self.parsed.rest
 
     def _name(self, ours: str) -> str:
         """Replace internal variables in a column's name by the names in the data."""
@@ -598,7 +599,7 @@ ENCODING = fields_of(
 
 def check_encoding(encoding: Encoding) -> None:
     """Raise a ValueError unless the parts of an encoding that was read from a file belong together."""
-    parsed = encoding._parsed
+    parsed = encoding.parsed
     used, learned = {*parsed.plain, *parsed.variables.values()}, {*encoding.means, *encoding.levels}
     if parsed.target != encoding.target or not used == set(encoding.inputs) == learned:
         raise ValueError("columns that it does not name")

@@ -71,7 +71,7 @@ def screen_rows(encoding: Encoding, data: Any) -> Screened:
         found: list[Remark] = []
         if name in encoding.levels:
             frame[name], found = screened_levels(encoding, frame[name])
-        if name in encoding._parsed.dates:
+        if name in encoding.parsed.dates:
             frame[name], found = screened_dates(frame[name])
         elif name in encoding.means:
             frame[name], more = screened_numbers(encoding, frame[name])
@@ -136,7 +136,7 @@ def numbers_in(column: "pandas.Series[Any]") -> "pandas.Series[Any]":
 
 def columns_as_read(encoding: Encoding, frame: "pandas.DataFrame") -> "pandas.DataFrame":
     """Return the frame as a formula reads it: numbers although other cells are text, levels without blanks around."""
-    numbers = [name for name in encoding.means if name not in encoding._parsed.dates]
+    numbers = [name for name in encoding.means if name not in encoding.parsed.dates]
     levels = [name for name, known in encoding.levels.items() if all(as_trimmed(level) == level for level in known)]
     read = {name: numbers_in(frame[name]) for name in numbers} | {name: without_blanks(frame[name]) for name in levels}
     return frame.assign(**read)

@@ -211,7 +211,7 @@ def column_cards(model: Any) -> list[dict[str, Any]]:
     for name, column in encoding.training.columns.items():
         if column.kind == "number":
             spread: dict[str, Any] = {key: getattr(column, key) for key in ("low", "high", "mean", "sd")}
-            if name in encoding._parsed.dates:  # days since 1970
+            if name in encoding.parsed.dates:  # days since 1970
                 spread = {key: str(calendar_days(spread[key])) for key in ("low", "high")} | {"kind": "date"}
         else:
             levels = zip(encoding.levels[name], column.rows, strict=True)

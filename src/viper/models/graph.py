@@ -70,7 +70,7 @@ class FormulaGraph:
         """Add X, standardised as in the fit. Rows that cannot be predicted become NaN."""
         import pandas
 
-        parsed, levels = self.encoding._parsed, self.encoding.levels
+        parsed, levels = self.encoding.parsed, self.encoding.levels
         found = [self.numbers[name] for name in parsed.plain]
         if parsed.variables:
             # names of levels may hold any character, so that formulaic sees L0, L1, … instead

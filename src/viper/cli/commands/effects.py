@@ -162,8 +162,8 @@ def one_change(value: str, levels: list[Any] | None) -> Any:
 
 def rows_with_predictions(model: Any, table: Any, by: list[str], weight: str | None) -> tuple["pandas.DataFrame", Any]:
     """Return the rows that the model can predict, and their weights, if there are any."""
-    from viper.cli.commands.predict import kept_rows, note_counts, table_predictions
     from viper.cli.preparing import check_model_columns, check_option_column, input_columns, text_inputs
+    from viper.cli.remarks import kept_rows, note_counts, table_predictions
 
     names = input_columns(model)
     frame = table.read(text_inputs(model))

@@ -93,8 +93,8 @@ def evaluate_model(
         raise typer.BadParameter("--threshold cannot be given with costs or a budget, which choose the threshold")
     fitted, table = options.open_model_and_rows(model, data, reading)
 
-    from viper.cli.commands.predict import drift_of, kept_rows, note_counts, print_drift, table_predictions
     from viper.cli.preparing import check_option_column, labelled_rows
+    from viper.cli.remarks import drift_of, kept_rows, note_counts, print_drift, table_predictions
     from viper.report.metrics import calibration, judge_calibration, scores
 
     rows = labelled_rows(fitted, table, target)
