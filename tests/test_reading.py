@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from datetime import date, datetime
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from tolerances import TOLERANCE
 import viper
 from viper.data import excel
 from viper.data.csv_text import MOST_LINE, decimal_of
-from viper.data.table_file import TableFile, check_numbers
+from viper.data.table_file import TableFile
 from viper.errors import FileError
 
 RNG = np.random.default_rng(1)
@@ -298,11 +297,9 @@ def test_a_bomb_of_one_line(command, tmp_path):
         file.write(b"a,b\n1,")
         for _ in range(3):
             file.write(b"1" * MOST_LINE)
-    began = time.perf_counter()
     assert "a line of a table may have at most 17 MB; got a longer one in t.csv.gz." in refused(
         command, "t.csv.gz", "-t", "a"
     )
-    assert time.perf_counter() - began < 5
 
 
 def test_a_bomb_of_lines(command, monkeypatch):
@@ -336,20 +333,6 @@ def test_a_workbook_that_unpacks_to_too_much(command, monkeypatch):
     monkeypatch.setattr("viper.data.csv_text.MOST_BYTES", 1000)
     monkeypatch.setattr("viper.data.csv_text.MOST_GROWTH", 0)
     assert "got t.xlsx, which takes" in refused(command, "t.xlsx", "-t", "y")
-
-
-def test_many_columns_take_time_in_proportion(tmp_path):
-    def seconds(columns):
-        names = ",".join(f"x{i}" for i in range(columns))
-        (tmp_path / "t.csv").write_text(f"{names}\n" + (",".join(["1.5"] * columns) + "\n") * 2)
-        began = time.process_time()
-        table = TableFile(tmp_path / "t.csv")
-        check_numbers(table.read(), table)
-        return time.process_time() - began
-
-    seconds(10)
-    few, many = seconds(2_000), seconds(16_000)
-    assert many < 20 * max(few, 0.05)  # 8 times as many; quadratic would be 64 times
 
 
 @pytest.mark.parametrize("index", [2**31, 2**40, 10**30])

@@ -34,7 +34,7 @@ from viper.formula.encoding import (
     formula_has_intercept,
     missing_name,
 )
-from viper.formula.grammar import DATE_FUNCTIONS, parse_formula, split_sides, tokenize
+from viper.formula.grammar import DATE_FUNCTIONS, ParsedFormula, parse_formula, split_sides, tokenize
 from viper.formula.imputation import CodedColumns, CompletedTables, Imputation, complete_tables
 from viper.formula.training import TrainingData
 from viper.inference.progress import StepProgress
@@ -139,18 +139,10 @@ def learn_formula(
     categories = [name for name in frame if is_text(frame[name])]
     parsed = parse_formula(formula, frame.columns, categories, left_out_by_dot(formula, frame))
     columns = list(dict.fromkeys([parsed.target, *parsed.plain, *parsed.variables.values()]))
-    for name in parsed.dates:
-        if not is_date(frame[name]):
-            ways = ", ".join(f"{function}()" for function in DATE_FUNCTIONS)
-            raise FormulaError(f"{ways} must contain dates, such as 2024-12-31; got column {name!r}, which has others.")
-    frame = with_days(frame[columns], parsed.dates)
-    of_text = {column for name, column in parsed.variables.items() if name[0] == "c"}
-    frame = frame.assign(**{name: without_blanks(frame[name]) for name in of_text})
-    text = [name for name in columns[1:] if name in {*categories}]
-    frame, counts, kept = apply_missing_rule(frame, parsed.target, missing)
+    frame, counts, kept = apply_missing_rule(as_used(frame[columns], parsed), parsed.target, missing)
     if len(columns) == 1:
         raise FormulaError(f"a formula must name at least one column to the right of ~; got {formula!r:.80}.")
-    parsed = parse_formula(parsed.formula, columns, text)
+    parsed = parse_formula(parsed.formula, columns, [name for name in columns[1:] if name in {*categories}])
     numbers = {*parsed.plain, *(column for name, column in parsed.variables.items() if name[0] in "nd")}
     levels = {
         column: reference_first(levels_of(frame[column], MOST_LEVELS), parsed.reference.get(column), column)
@@ -162,10 +154,12 @@ def learn_formula(
     values = {name: as_numbers(frame[name]) for name in columns if name in numbers}
     common = {name: python_value(frame[name].mode()[0]) for name in levels}
     if missing == "indicator":
-        for name in [name for name in levels if name not in numbers and frame[name].isna().any()]:
-            common[name] = MISSING_LEVEL if MISSING_LEVEL not in levels[name] else f"({MISSING_LEVEL})"
-            levels[name] = [*levels[name], common[name]]
-            frame = frame.assign(**{name: frame[name].astype(object).fillna(common[name])})
+        added = {
+            name: missing_level(levels[name]) for name in levels if name not in numbers and frame[name].isna().any()
+        }
+        common |= added
+        levels |= {name: [*levels[name], level] for name, level in added.items()}
+        frame = frame.assign(**{name: frame[name].astype(object).fillna(level) for name, level in added.items()})
     imputing = (imputing or Imputing()).check()
     transforms: dict[str, Any] = {}
     encoding = Encoding(
@@ -206,6 +200,21 @@ def learn_formula(
     learned = {"names": list(raw), "intercept": intercept, "centre": centre.tolist(), "scale": scale.tolist()}
     encoding = replace(encoding, **learned, transforms=decode_transforms(encode_transforms(transforms)))
     return Learned(encoding, (raw - centre) / scale, y, kept, classes, tables, imputing)
+
+
+def as_used(frame: "pandas.DataFrame", parsed: ParsedFormula) -> "pandas.DataFrame":
+    """Return dates as days and categories without blanks around them."""
+    for name in parsed.dates:
+        if not is_date(frame[name]):
+            ways = ", ".join(f"{function}()" for function in DATE_FUNCTIONS)
+            raise FormulaError(f"{ways} must contain dates, such as 2024-12-31; got column {name!r}, which has others.")
+    categories = {column for name, column in parsed.variables.items() if name[0] == "c"}
+    return with_days(frame, parsed.dates).assign(**{name: without_blanks(frame[name]) for name in categories})
+
+
+def missing_level(levels: list[Any]) -> str:
+    """Return the name of the level of missing values, which no other level has."""
+    return MISSING_LEVEL if MISSING_LEVEL not in levels else f"({MISSING_LEVEL})"
 
 
 def complete_inputs(coded: CodedColumns, labels: np.ndarray, imputing: Imputing) -> CompletedTables:
