@@ -446,7 +446,7 @@ class EffectStudy:
         for name in columns:
             if any(name in values for values in self.at):
                 raise ValueError(f"by and at must name different columns; got {name!r} in both. Leave out one.")
-        table = pandas.DataFrame({name: in_order(np.asarray(values)) for name, values in columns.items()})
+        table = pandas.DataFrame({name: with_ordered_levels(np.asarray(values)) for name, values in columns.items()})
         grouped = table.groupby(list(columns), dropna=False, sort=True, observed=True)
         if grouped.ngroups > MOST_GROUPS:
             raise ValueError(
@@ -831,7 +831,7 @@ def is_sequence(value: Any) -> bool:
     return isinstance(value, Sequence | np.ndarray) and not isinstance(value, str) and np.ndim(value) == 1
 
 
-def in_order(values: np.ndarray) -> Any:
+def with_ordered_levels(values: np.ndarray) -> Any:
     """Text as a category whose levels are in order, such as that of the calendar; anything else as it is."""
     import pandas
 
