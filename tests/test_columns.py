@@ -69,6 +69,29 @@ def test_blanks_around_classes_do_not_make_classes(command):
     assert always.classes_.tolist() == ["no ", "yes "]
 
 
+@pytest.mark.parametrize("missing", [None, pd.NA, np.nan])
+@pytest.mark.parametrize("values", [[1, 2, 3, 4], [1.5, 2, 3, 4], [1.5, 2.5, 3.5, 4.5]])
+def test_numbers_that_are_python_objects_are_numbers(values, missing):
+    """As they are in an array of objects, and in tables that other programs put together."""
+    rows = pd.DataFrame({"x": [*values, missing] * 8, "y": [0, 1] * 20}, dtype=object)
+    plain = pd.DataFrame({"x": [*map(float, values), np.nan] * 8, "y": [0, 1] * 20})
+    fits = [Logistic.from_formula("y ~ x", table, missing="mean") for table in (rows, plain)]
+    assert np.array_equal(fits[0].coef_, fits[1].coef_)
+    assert fits[0].classes_.dtype == fits[1].classes_.dtype
+    rows.loc[7, "x"] = 10**400
+    with pytest.raises(FormulaError, match="column 'x' must be finite; got inf in row 7"):
+        Logistic.from_formula("y ~ x", rows, missing="mean")
+
+
+def test_a_whole_number_too_large_for_a_float_is_named(command):
+    """pandas reads such a column as text, and cannot make numbers of it."""
+    Path("rows.csv").write_text("x,y\n" + "".join(f"{i},{i % 2}\n" for i in range(40)) + "9" * 400 + ",1\n")
+    code, _, err = command("fit", "rows.csv", "--target", "y")
+    assert code == 3
+    assert "column 'x' must be numeric, as most of it is; got 9999" in err
+    assert "in line 42" in err
+
+
 def test_numbers_as_text_are_in_the_order_of_numbers():
     months = pd.Series([str(month) for month in RNG.integers(1, 13, 200)])
     assert levels_of(months, 50) == [str(month) for month in range(1, 13)]

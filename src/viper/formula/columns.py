@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from viper.data.arrow import plain_columns
+from viper.data.csv_text import spelled_numbers
 from viper.errors import FormulaError, RowError
 from viper.formula.grammar import DATE_FUNCTIONS, quote_column
 
@@ -126,11 +127,13 @@ def with_days(frame: "pandas.DataFrame", dates: Iterable[str]) -> "pandas.DataFr
 
 def as_numbers(column: "pandas.Series[Any]") -> np.ndarray:
     """Return float64 numbers, with NaN for missing values. Infinite values raise an error."""
+    import pandas
     from pandas.api import types
 
     check_no_dates(column)
     if column.dtype == object and types.infer_dtype(column) in ("empty", "integer", "floating", "mixed-integer-float"):
-        column = column.where(column.notna(), np.nan).astype(np.float64)  # None among numbers, or nothing else
+        numbers = spelled_numbers(column)  # None among numbers, or nothing else
+        column = pandas.Series(numbers, index=column.index, name=column.name)
     if types.is_bool_dtype(column.dtype) or not types.is_numeric_dtype(column.dtype) or column.dtype.kind == "c":
         check_no_text(column)
         raise FormulaError(f"column {column.name!r} must be numeric; got {column.dtype}. Use C() for categories.")

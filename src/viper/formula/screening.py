@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from viper.data.csv_text import spelled_numbers
 from viper.formula.columns import as_days, as_trimmed, level_codes, parsed_dates, python_value, without_blanks
 from viper.formula.encoding import Encoding, calendar_name, date_text, undefined_cells
 from viper.formula.training import TrainingColumn
@@ -149,7 +150,7 @@ def numbers_in(column: "pandas.Series[Any]") -> "pandas.Series[Any]":
 
     if not types.is_string_dtype(column.dtype) and column.dtype.kind != "O":
         return column
-    return pandas.to_numeric(column, errors="coerce").astype(float)
+    return pandas.Series(spelled_numbers(column), index=column.index, name=column.name)
 
 
 def columns_as_read(encoding: Encoding, frame: "pandas.DataFrame") -> "pandas.DataFrame":

@@ -43,7 +43,7 @@ def make_kernel(kernel: Any, columns: int) -> Kernel:
         made.initialize(outputscale=1.0)
         base.initialize(lengthscale=math.sqrt(columns))
     else:
-        raise ValueError(f"kernel must be one of {list(KERNELS)} or a gpytorch Kernel; got {kernel!r}.")
+        raise ValueError(f"kernel must be one of {list(KERNELS)} or a gpytorch Kernel; got {shown(kernel)}.")
     if made.batch_shape != torch.Size([]):
         raise ValueError(f"kernel must not have a batch shape; got {tuple(made.batch_shape)}. Fit one model per batch.")
     return check_parameters(made.double(), "kernel")
@@ -58,7 +58,7 @@ def make_mean(mean: Any, columns: int) -> Mean:
     if mean == "constant":
         return ConstantMean().double()
     if mean != "linear":
-        raise ValueError(f"mean must be one of {list(MEANS)} or a gpytorch Mean; got {mean!r}.")
+        raise ValueError(f"mean must be one of {list(MEANS)} or a gpytorch Mean; got {shown(mean)}.")
     with torch.random.fork_rng(devices=[]):  # its random weights are overwritten; leave the global generator alone
         made = LinearMean(columns).double()
     made.initialize(weights=0.0, bias=0.0)
