@@ -119,6 +119,13 @@ def as_days(column: "pandas.Series[Any]") -> np.ndarray:
     return np.where(np.isnat(micro), np.nan, micro.astype(np.int64) / MICROSECONDS_PER_DAY)
 
 
+def as_dates(days: "pandas.Series[Any]") -> "pandas.Series[Any]":
+    """Invert `as_days`."""
+    import pandas
+
+    return pandas.to_datetime(days, unit="D")
+
+
 def with_days(frame: "pandas.DataFrame", dates: Iterable[str]) -> "pandas.DataFrame":
     """Return the frame with the columns of dates as days since 1970-01-01."""
     found = {name: as_days(frame[name]) for name in dates}
@@ -262,26 +269,10 @@ def calendar_table(names: Iterable[str], *others: str) -> dict[str, int]:
     }
 
 
-CALENDAR_MONTHS = calendar_table(
-    [
-        "january",
-        "february",
-        "march",
-        "april",
-        "may",
-        "june",
-        "july",
-        "august",
-        "september",
-        "october",
-        "november",
-        "december",
-    ],
-    "sept",
-)
-CALENDAR_DAYS = calendar_table(
-    ["monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday"], "tues", "thur", "thurs"
-)
+YEAR = "january february march april may june july august september october november december"
+WEEK = "monday tuesday wednesday thursday friday saturday sunday"
+CALENDAR_MONTHS = calendar_table(YEAR.split(), "sept")
+CALENDAR_DAYS = calendar_table(WEEK.split(), "tues", "thur", "thurs")
 
 
 def without_blanks(column: "pandas.Series[Any]") -> "pandas.Series[Any]":
