@@ -2,9 +2,10 @@
 
 import copy
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -46,14 +47,15 @@ from viper.gp.summary import hyperparameter_table
 from viper.inference.device import choose_device
 from viper.inference.newton import Result, exact_elbo, newton
 from viper.inference.posterior import Diagonal, Full, Posterior, moved
-from viper.inference.problem import Gaussian, Problem, gaussian
+from viper.inference.problem import Gaussian, Prior, Problem, gaussian
 from viper.inference.progress import Callbacks, Progress, as_task, tasks_of
 from viper.inference.rows import Arrays, RowSource
 from viper.inference.threads import one_thread
+from viper.models.diagnosis import LATENT_DRAWS, DiagnosisMixin, summary_of_draws
 from viper.models.effects import EffectsMixin, OpenRows
 from viper.models.fitting import without_cusp
 from viper.models.notebook import NotebookMixin
-from viper.models.prediction import PredictionMixin, largest_sd
+from viper.models.prediction import largest_sd
 from viper.models.saving import State, StateMixin
 from viper.models.weighting import WEIGHTING, WEIGHTING_FIELDS, ClassWeightMixin
 from viper.softplus.bound_names import FIT_BOUNDS
@@ -88,7 +90,7 @@ class VariationalGPClassifier(
     ClassWeightMixin,
     StateMixin,
     EffectsMixin,
-    PredictionMixin,
+    DiagnosisMixin,
     Callbacks,
     ClassifierMixin,
     BaseEstimator,
@@ -186,6 +188,8 @@ class VariationalGPClassifier(
     """
 
     _kind = "gp"
+    _sparse = True
+    _raw_rows: RowSource | None = None
     _fit_scalars: ClassVar[Mapping[str, Rule]] = {
         "elbo_": NUMBER,
         "elbo_bound_": NUMBER,
@@ -287,11 +291,13 @@ class VariationalGPClassifier(
         source = self._weighted_rows(source)
         if source.traits.where == "memory":
             self._fit(source.in_memory(), None, random)
+            self._raw_rows = source
             return self
         with resumable(self, source, checkpoint, int(random.randint(2**31))) as (passes, seed):
             few = passes.rows <= SEARCH_ROWS
             known = passes.in_memory() if few else weighted_sample(passes, SEARCH_ROWS, seed)
             self._fit(known, None if few else passes, np.random.RandomState(seed))
+        self._raw_rows = source
         return self
 
     def _check_options(self) -> None:
@@ -427,17 +433,17 @@ class VariationalGPClassifier(
     # -----------------------------------------------------------------------------------------------------------------
     # What was learned
 
-    def _features(self, known: Arrays) -> Features:
+    def _features(self, known: Arrays, block_rows: int | None = None) -> Features:
         """Rows in memory, projected on the inducing points."""
         device = choose_device(self.device, known.features)
         model = self.model_ if device.type == "cpu" else copy.deepcopy(self.model_).to(device)
         with torch.no_grad():
-            return Features(model, Observations.from_arrays(known).standardised(self._scaler, device))
+            return Features(model, Observations.from_arrays(known).standardised(self._scaler, device), block_rows)
 
-    def _induced(self, source: RowSource) -> RowSource:
+    def _induced(self, source: RowSource, block_rows: int | None = None) -> RowSource:
         """Rows projected on the inducing points."""
         if source.traits.where == "memory":
-            return self._features(source.in_memory())
+            return self._features(source.in_memory(), block_rows)
         return InducedSource(source, InducedView(self.model_, self._scaler))
 
     def _open_rows(self, X: Any, offset: Any) -> RowSource:
@@ -446,6 +452,38 @@ class VariationalGPClassifier(
     def _open_labelled_rows(self, X: Any, y: Any, *, sample_weight: Any, offset: Any) -> RowSource:
         given = {"sample_weight": sample_weight, "offset": offset, "classes": self.classes_}
         return self._induced(open_labelled_rows(self, X, y, ROW_FORMAT, **given)[1])
+
+    @property
+    def _training_rows(self) -> RowSource | None:
+        return None if self._raw_rows is None else self._induced(self._raw_rows)
+
+    @property
+    def prior_(self) -> Prior:  # type: ignore[override]
+        """The prior N(0, I) of the whitened inducing values."""
+        return Prior(torch.zeros_like(self.posterior_.mean), torch.ones_like(self.posterior_.mean))
+
+    def _names(self) -> list[str]:
+        return [f"w{j}" for j in range(len(self.posterior_.mean))]
+
+    def _summarise_draws(
+        self, X: Any, offset: Any, draws: Tensor, summary: Callable[[Tensor], Tensor]
+    ) -> Iterator[Tensor]:
+        check_is_fitted(self, "posterior_")
+        block_rows = max(1, LATENT_DRAWS // len(draws))
+        rows = self._induced(open_rows(self, X, offset, replace(ROW_FORMAT, block_rows=block_rows)), block_rows)
+        return rows.map(partial(summary_of_draws, draws=draws, summary=summary))
+
+    def latent_prior(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]:
+        """Prior mean and covariance of f at the training rows under the fitted kernel, their labels and weights."""
+        check_is_fitted(self, "posterior_")
+        if self._raw_rows is None:
+            raise ValueError("latent_prior needs the training rows; got a model without them. Fit it again.")
+        given = Observations.from_arrays(self._raw_rows.in_memory())
+        rows = given.standardised(self._scaler, torch.device("cpu"))
+        with torch.no_grad():
+            mean, K = self.model_.mean(rows.inputs).detach(), covariance(self.model_.kernel, rows.inputs, rows.inputs)
+        mean = mean if rows.offset is None else mean + rows.offset
+        return mean.numpy(), K.numpy(), rows.label.numpy(), None if rows.weight is None else rows.weight.numpy()
 
     def sample(self, X: Any, n: int = 1, random_state: Any = None, offset: Any = None) -> np.ndarray:
         """`n` joint draws of f, the log-odds, at the rows of X: n × rows."""
@@ -489,14 +527,6 @@ class VariationalGPClassifier(
         names = getattr(self, "feature_names_in_", [f"x{j}" for j in range(self.n_features_in_)])
         return hyperparameter_table(self.model_, self._scaler, [str(name) for name in names])
 
-    @property
-    def diagnose(self) -> Any:
-        """Not available: importance weights would treat kernel, mean and inducing points as known."""
-        raise AttributeError(
-            "diagnose is a method of VariationalLogisticRegression; got a Gaussian process, whose kernel and mean are "
-            "point estimates. See starts_, elbo_bound_ and scores on held-out rows."
-        )
-
     # -----------------------------------------------------------------------------------------------------------------
     # Storage and scikit-learn
 
@@ -535,6 +565,9 @@ class VariationalGPClassifier(
         model.load_state_dict(parameters)
         check_loaded(model)
         return model
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in super().__getstate__().items() if name != "_raw_rows"}
 
     def to_onnx(self, *_: Any, **__: Any) -> Any:
         """Not available: the graph of a Gaussian process depends on its kernel, which may be any GPyTorch module."""
