@@ -58,7 +58,7 @@ def make_kernel(kernel: Any, columns: int, *, priors: str | None = None, many: b
             base.register_prior("log_lengthscale_prior", length, log_lengthscale)
             made.register_prior("log_outputscale_prior", log_normal(TYPICAL_SCALE, SCALE_SPREAD), log_outputscale)
     else:
-        raise ValueError(f"kernel must be one of {list(KERNELS)} or a gpytorch Kernel; got {kernel!r}.")
+        raise ValueError(f"kernel must be one of {list(KERNELS)} or a gpytorch Kernel; got {shown(kernel)}.")
     if made.batch_shape != torch.Size([]):
         raise ValueError(f"kernel must not have a batch shape; got {tuple(made.batch_shape)}. Fit one model per batch.")
     return check_parameters(made.double(), "kernel")
@@ -131,7 +131,7 @@ def make_mean(mean: Any, columns: int, *, priors: str | None = None) -> Mean:
     if mean == "zero":
         return ZeroMean()
     if mean not in MEANS:
-        raise ValueError(f"mean must be one of {list(MEANS)} or a gpytorch Mean; got {mean!r}.")
+        raise ValueError(f"mean must be one of {list(MEANS)} or a gpytorch Mean; got {shown(mean)}.")
     if priors is not None:
         return UncertainMean(columns, mean == "linear").double()
     if mean == "constant":
