@@ -99,7 +99,8 @@ class UncertainMean(Mean):
         self.slopes = slopes
         if slopes:
             median = TYPICAL_SLOPE / math.sqrt(columns)
-            self.register_parameter("raw_slope", torch.nn.Parameter(torch.tensor(math.log(median), dtype=torch.float64)))
+            start = torch.tensor(math.log(median), dtype=torch.float64)
+            self.register_parameter("raw_slope", torch.nn.Parameter(start))
             self.register_constraint("raw_slope", logarithmic())
             self.register_prior("log_slope_prior", log_normal(median, SLOPE_SPREAD), log_slope)
 
