@@ -324,7 +324,7 @@ class VariationalGPClassifier(
         integers = ("n_inducing", "n_starts", "max_iter", "batch_size")
         checks.check_options(self, words, ("tol", "learning_rate"), integers)
         if not (self.priors is None or isinstance(self.priors, str)) or self.priors not in PRIORS:
-            raise ValueError(f"priors must be 'default' or None; got {shown(self.priors)}. Kernel objects have their own.")
+            raise ValueError(f"priors must be 'default' or None; got {shown(self.priors)}.")
         if not 0.0 <= self.jitter <= 1e-2:
             raise ValueError(f"jitter must lie in [0, 0.01]; got {self.jitter!r}. It is relative to the mean variance.")
 
