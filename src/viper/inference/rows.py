@@ -148,6 +148,9 @@ Mapped = TypeVar("Mapped")
 RowFunction = partial[list[Tensor]]  # takes a block; a source may move the tensors among its keywords to another device
 
 
+PLACES = ("memory", "stream", "cluster")
+
+
 @dataclass(frozen=True)
 class SourceTraits:
     """What is known about a source before its first pass."""
@@ -261,6 +264,83 @@ class SourceWrapper:
 
     def observe(self, callback: Callable[[int], None]) -> None:
         self.source.observe(callback)
+
+
+@dataclass(frozen=True)
+class JoinedSource:
+    """The rows of two sources, the first before the second, wherever each is kept."""
+
+    first: RowSource
+    second: RowSource
+
+    @property
+    def rows(self) -> int:
+        return self.first.rows + self.second.rows
+
+    @property
+    def dimension(self) -> int:
+        return self.first.dimension
+
+    @property
+    def device(self) -> torch.device:
+        return self.first.device
+
+    @property
+    def traits(self) -> SourceTraits:
+        """Those of the source that is further away."""
+        return max((self.first.traits, self.second.traits), key=lambda traits: PLACES.index(traits.where))
+
+    def reduce(self, function: RowFunction) -> list[Tensor]:
+        return add_up(source.reduce(function) for source in (self.first, self.second))
+
+    def map(self, function: Callable[[Block], Mapped]) -> Iterator[Mapped]:
+        for source in (self.first, self.second):
+            yield from source.map(function)
+
+    def apply(self, function: Callable[[Block], np.ndarray]) -> Any:
+        return concatenated(source.apply(function) for source in (self.first, self.second))
+
+    def sample(self, k: int, generator: np.random.Generator) -> RowSource:
+        share = min(self.first.rows, max(1, round(k * self.first.rows / self.rows)))
+        rest = min(self.second.rows, max(1, k - share))
+        return joined(self.first.sample(share, generator), self.second.sample(rest, generator))
+
+    def in_memory(self) -> "Arrays":
+        return join_arrays(self.first.in_memory(), self.second.in_memory())
+
+    def head(self) -> Block:
+        return self.first.head()
+
+    def observe(self, callback: Callable[[int], None]) -> None:
+        for source in (self.first, self.second):
+            source.observe(callback)
+
+
+def joined(first: RowSource, second: RowSource) -> RowSource:
+    """The rows of two sources; arrays in memory become one."""
+    both = JoinedSource(first, second)
+    return both.in_memory() if both.traits.where == "memory" else both
+
+
+def join_arrays(first: "Arrays", second: "Arrays") -> "Arrays":
+    """The rows of both as dense arrays. Where only one has offsets, those of the other are 0, and weights 1."""
+
+    def together(name: str, missing: float) -> Tensor | None:
+        parts = [getattr(rows, name) for rows in (first, second)]
+        if parts == [None, None]:
+            return None
+        full = [torch.full_like(rows.label, missing, dtype=torch.float64) for rows in (first, second)]
+        return torch.cat([other if x is None else x.to(other) for x, other in zip(parts, full, strict=True)])
+
+    return Arrays(
+        torch.cat([first.dense_design(), second.dense_design().to(first.device)]),
+        torch.cat([first.label, second.label.to(first.label)]),
+        offset=together("offset", 0.0),
+        residual=together("residual", 0.0),
+        weight=together("weight", 1.0),
+        device=first.device,
+        block_rows=first.block_rows,
+    )
 
 
 def add_up(parts: Iterable[list[Tensor]]) -> list[Tensor]:
