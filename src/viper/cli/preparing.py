@@ -5,6 +5,7 @@ import re
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from viper.data.csv_text import spelled_numbers
 from viper.data.excel import sheet_names
 from viper.data.table_file import TableFile, check_numbers
 from viper.errors import FileError, FormulaError, instead, listed
@@ -122,9 +123,8 @@ def prepare_rows(
 def read_weight_column(column: "pandas.Series[Any]", table: TableFile) -> "np.ndarray":
     """Return the weights; raises FileError, with the first line at fault, unless all are numbers of at least 0."""
     import numpy as np
-    import pandas
 
-    values = pandas.to_numeric(column, errors="coerce").to_numpy(dtype=float, na_value=np.nan)
+    values = spelled_numbers(column)
     bad = ~(np.isfinite(values) & (values >= 0.0))
     if bad.any():
         raise FileError(

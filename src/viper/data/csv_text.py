@@ -3,6 +3,7 @@
 import csv
 import gzip
 import io
+import math
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -15,6 +16,7 @@ from typing import IO, TYPE_CHECKING, Any, NoReturn
 from viper.errors import FileError
 
 if TYPE_CHECKING:
+    import numpy as np
     import pandas
 
 MOST_BYTES = 500_000_000  # of a table in memory, unless its file is large itself: then MOST_GROWTH times its size
@@ -315,6 +317,27 @@ def refuse_ragged(path: Path, where: str, expected: int, got: int) -> NoReturn:
         f"every line must have {expected} fields, like the header; got {got} in {where} of {path}. "
         "Quote fields that contain the separator."
     )
+
+
+def spelled_number(text: Any) -> float:
+    """Return the number that a text spells, infinity if it is too large, or NaN if it spells none."""
+    try:
+        return float(text)
+    except (TypeError, ValueError):
+        return math.nan
+    except OverflowError:
+        return math.inf
+
+
+def spelled_numbers(column: "pandas.Series[Any]") -> "np.ndarray":
+    """Do the same for all cells of a column."""
+    import pandas
+
+    try:
+        numbers = pandas.to_numeric(column, errors="coerce")
+    except OverflowError:  # about 1 followed by 308 zeros, or more
+        numbers = column.map(spelled_number)
+    return numbers.to_numpy(dtype=float, na_value=math.nan)
 
 
 @contextmanager

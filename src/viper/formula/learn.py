@@ -15,6 +15,7 @@ from viper.errors import FormulaError, LeftOutWarning, counted, listed, users_li
 from viper.formula.columns import (
     as_frame,
     as_numbers,
+    differs_in_every_row,
     is_date,
     is_text,
     left_out_columns,
@@ -149,6 +150,7 @@ def learn_formula(
         for name, column in parsed.variables.items()
         if name.startswith("c")
     }
+    check_levels_occur_again(frame, levels)
     y = target_labels(frame[parsed.target])
     classes = ordered_classes(frame[parsed.target], y, positive)
     values = {name: as_numbers(frame[name]) for name in columns if name in numbers}
@@ -200,6 +202,17 @@ def learn_formula(
     learned = {"names": list(raw), "intercept": intercept, "centre": centre.tolist(), "scale": scale.tolist()}
     encoding = replace(encoding, **learned, transforms=decode_transforms(encode_transforms(transforms)))
     return Learned(encoding, (raw - centre) / scale, y, kept, classes, tables, imputing)
+
+
+def check_levels_occur_again(frame: "pandas.DataFrame", levels: dict[str, list[Any]]) -> None:
+    """Raise a FormulaError for a category that has a level of its own for every row, and so is of no use for others."""
+    for name in levels:
+        known = frame[name].dropna()
+        if differs_in_every_row(known, len(levels[name])):
+            raise FormulaError(
+                f"a category must have levels that occur in several rows; got {name!r}, which differs in all "
+                f"{len(known):,} rows, so it tells nothing about new ones. Leave it out."
+            )
 
 
 def as_used(frame: "pandas.DataFrame", parsed: ParsedFormula) -> "pandas.DataFrame":

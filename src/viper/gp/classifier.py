@@ -2,9 +2,10 @@
 
 import copy
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -36,7 +37,7 @@ from viper.data.schema import (
 from viper.errors import ConvergenceWarning, JitterWarning, StorageError, shown, users_line
 from viper.formula.learn import FormulaMixin, by_formula
 from viper.gp.joint import JointFeatures
-from viper.gp.kernels import check_loaded, check_shapes, covariance, make_kernel, make_mean
+from viper.gp.kernels import LENGTHSCALES, PRIORS, check_loaded, check_shapes, covariance, make_kernel, make_mean
 from viper.gp.mean_uncertainty import intervals_too_narrow_by, warn_of_narrow_intervals
 from viper.gp.model import LARGEST_JITTER, Features, InducedSource, InducedView, Observations, Scaler, SparseGP
 from viper.gp.profile import Profile, identity_prior
@@ -46,14 +47,15 @@ from viper.gp.summary import hyperparameter_table
 from viper.inference.device import choose_device
 from viper.inference.newton import Result, exact_elbo, newton
 from viper.inference.posterior import Diagonal, Full, Posterior, moved
-from viper.inference.problem import Gaussian, Problem, gaussian
+from viper.inference.problem import Gaussian, Prior, Problem, gaussian
 from viper.inference.progress import Callbacks, Progress, as_task, tasks_of
 from viper.inference.rows import Arrays, RowSource
 from viper.inference.threads import check_jobs, pass_threads
+from viper.models.diagnosis import LATENT_DRAWS, DiagnosisMixin, summary_of_draws
 from viper.models.effects import EffectsMixin, OpenRows
 from viper.models.fitting import without_cusp
 from viper.models.notebook import NotebookMixin
-from viper.models.prediction import PredictionMixin, largest_sd
+from viper.models.prediction import largest_sd
 from viper.models.saving import State, StateMixin
 from viper.models.weighting import WEIGHTING, WEIGHTING_FIELDS, ClassWeightMixin
 from viper.softplus.bound_names import FIT_BOUNDS
@@ -88,7 +90,7 @@ class VariationalGPClassifier(
     ClassWeightMixin,
     StateMixin,
     EffectsMixin,
-    PredictionMixin,
+    DiagnosisMixin,
     Callbacks,
     ClassifierMixin,
     BaseEstimator,
@@ -96,18 +98,26 @@ class VariationalGPClassifier(
     """Gaussian-process classification by variational inference, with inducing points and the exact ELBO.
 
     y_i ~ Bernoulli(s(f(x_i))), where f is a Gaussian process. The posterior of f at the inducing points is the Gaussian
-    q that maximises the ELBO, found by the same solver as in logistic regression. Kernel, mean function and inducing
-    points are chosen to maximise the profile, which is the ELBO at their best q.
+    q that maximises the ELBO, found by the same solver as in logistic regression. Kernel and inducing points are chosen
+    to maximise the profile, which is the ELBO at their best q, plus the log prior of the hyperparameters.
 
     Parameters
     ----------
     kernel : {"rbf", "matern32", "matern52", "linear"} or gpytorch.kernels.Kernel, default "rbf"
-        The named kernels have one lengthscale ("linear": one variance) per column. A kernel object is copied; its
-        constraints, priors and fixed parameters (``requires_grad_(False)``) are respected. Its inputs are
-        the standardised columns.
+        A kernel object is copied; its constraints, priors and fixed parameters (``requires_grad_(False)``) are
+        respected. Its inputs are the standardised columns.
     mean : {"linear", "constant", "zero"} or gpytorch.means.Mean, default "linear"
-        Its weights are point estimates, so intervals do not include their uncertainty. If a linear mean explains most
-        of the data, a NarrowIntervalsWarning says so; "constant" then gives honest intervals.
+        What is added to the kernel's part: a linear function of the columns, a common level, or nothing. With priors
+        its weights have a posterior, and intervals include their uncertainty.
+    priors : {"default", None}, default "default"
+        Weakly informative priors of the hyperparameters of named kernels and means, on standardised columns:
+        log-normal with a median of 1.35 √p for lengthscales (p columns), 3 for the output scale, which is
+        the prior variance of the kernel's part, and 1/√p for the prior standard deviation of the weights of a linear
+        mean; the level is N(0, 5²). `summary` lists them. With None, all hyperparameters and the weights of the mean
+        maximise the ELBO alone, as in the paper: intervals then do not include the uncertainty of the weights, and a
+        NarrowIntervalsWarning says so if a linear mean explains most of the data.
+    lengthscales : {"many", "one"}, default "many"
+        Whether a named kernel has one lengthscale per column, or one for all.
     n_inducing : int, default 50
         Number of inducing points. If there are no more distinct rows than this, all of them are inducing points, which
         gives the full variational Gaussian process.
@@ -188,6 +198,8 @@ class VariationalGPClassifier(
     """
 
     _kind = "gp"
+    _sparse = True
+    _raw_rows: RowSource | None = None
     _fit_scalars: ClassVar[Mapping[str, Rule]] = {
         "elbo_": NUMBER,
         "elbo_bound_": NUMBER,
@@ -202,15 +214,22 @@ class VariationalGPClassifier(
     _own_tensors: ClassVar[Mapping[str, Numbers]] = {
         "centre": numbers("p"),
         "scale": numbers("p", range=POSITIVE),
-        "model.inducing": numbers("dp"),
+        "model.inducing": numbers("mp"),
     }
     _objects = ("kernel", "mean")
+    _options_before: ClassVar[Mapping[str, Any]] = {
+        **StateMixin._options_before,
+        "priors": None,
+        "lengthscales": "many",
+    }
 
     def __init__(
         self,
         kernel: Any = "rbf",
         *,
         mean: Any = "linear",
+        priors: str | None = "default",
+        lengthscales: str = "many",
         n_inducing: int = 50,
         inducing: Any = "greedy",
         learn_inducing: bool = True,
@@ -236,6 +255,8 @@ class VariationalGPClassifier(
     ) -> None:
         self.kernel = kernel
         self.mean = mean
+        self.priors = priors
+        self.lengthscales = lengthscales
         self.n_inducing = n_inducing
         self.inducing = inducing
         self.learn_inducing = learn_inducing
@@ -291,11 +312,13 @@ class VariationalGPClassifier(
         source = self._weighted_rows(source)
         if source.traits.where == "memory":
             self._fit(source.in_memory(), None, random)
+            self._raw_rows = source
             return self
         with resumable(self, source, checkpoint, int(random.randint(2**31))) as (passes, seed):
             few = passes.rows <= SEARCH_ROWS
             known = passes.in_memory() if few else weighted_sample(passes, SEARCH_ROWS, seed)
             self._fit(known, None if few else passes, np.random.RandomState(seed))
+        self._raw_rows = source
         return self
 
     def _check_options(self) -> None:
@@ -303,6 +326,7 @@ class VariationalGPClassifier(
             "bound": FIT_BOUNDS,
             "covariance": ("full", "diagonal"),
             "solver": tuple(DEFAULT_STEPS),
+            "lengthscales": LENGTHSCALES,
             "verbose": ("auto", True, False),
         }
         if isinstance(self.inducing, str):
@@ -310,6 +334,8 @@ class VariationalGPClassifier(
         integers = ("n_inducing", "n_starts", "max_iter", "batch_size")
         checks.check_options(self, words, ("tol", "learning_rate"), integers)
         check_jobs(self.n_jobs)
+        if not (self.priors is None or isinstance(self.priors, str)) or self.priors not in PRIORS:
+            raise ValueError(f"priors must be 'default' or None; got {shown(self.priors)}.")
         if not 0.0 <= self.jitter <= 1e-2:
             raise ValueError(f"jitter must lie in [0, 0.01]; got {self.jitter!r}. It is relative to the mean variance.")
 
@@ -355,7 +381,7 @@ class VariationalGPClassifier(
     def _search(self, search: Search, before: SparseGP | None) -> Found:
         rows = search.rows
         if before is None:
-            kernel, mean = make_kernel(self.kernel, rows.inputs.shape[1]), make_mean(self.mean, rows.inputs.shape[1])
+            kernel, mean = self._kernel_and_mean()
             points, learn = self._inducing(rows, search.generator)
             model = SparseGP(kernel, mean, points, learn, float(self.jitter)).to(rows.inputs)
             check_shapes(model.kernel, model.mean, rows.inputs[:2])
@@ -365,6 +391,11 @@ class VariationalGPClassifier(
         if self.solver == "natural-adam":
             return search.natural_adam(model, float(self.learning_rate), self.batch_size, greedily)
         return search.profile(model, 1 if before is not None else int(self.n_starts), greedily)
+
+    def _kernel_and_mean(self) -> tuple[Any, Any]:
+        columns = self.n_features_in_
+        kernel = make_kernel(self.kernel, columns, priors=self.priors, many=self.lengthscales == "many")
+        return kernel, make_mean(self.mean, columns, priors=self.priors)
 
     def _inducing(self, rows: Observations, generator: np.random.Generator) -> tuple[Tensor, bool]:
         """Where the inducing points start, and whether they are learned."""
@@ -432,17 +463,17 @@ class VariationalGPClassifier(
     # -----------------------------------------------------------------------------------------------------------------
     # What was learned
 
-    def _features(self, known: Arrays) -> Features:
+    def _features(self, known: Arrays, block_rows: int | None = None) -> Features:
         """Rows in memory, projected on the inducing points."""
         device = choose_device(self.device, known.features)
         model = self.model_ if device.type == "cpu" else copy.deepcopy(self.model_).to(device)
         with torch.no_grad():
-            return Features(model, Observations.from_arrays(known).standardised(self._scaler, device))
+            return Features(model, Observations.from_arrays(known).standardised(self._scaler, device), block_rows)
 
-    def _induced(self, source: RowSource) -> RowSource:
+    def _induced(self, source: RowSource, block_rows: int | None = None) -> RowSource:
         """Rows projected on the inducing points."""
         if source.traits.where == "memory":
-            return self._features(source.in_memory())
+            return self._features(source.in_memory(), block_rows)
         return InducedSource(source, InducedView(self.model_, self._scaler))
 
     def _open_rows(self, X: Any, offset: Any) -> RowSource:
@@ -451,6 +482,38 @@ class VariationalGPClassifier(
     def _open_labelled_rows(self, X: Any, y: Any, *, sample_weight: Any, offset: Any) -> RowSource:
         given = {"sample_weight": sample_weight, "offset": offset, "classes": self.classes_}
         return self._induced(open_labelled_rows(self, X, y, ROW_FORMAT, **given)[1])
+
+    @property
+    def _training_rows(self) -> RowSource | None:
+        return None if self._raw_rows is None else self._induced(self._raw_rows)
+
+    @property
+    def prior_(self) -> Prior:  # type: ignore[override]
+        """The prior N(0, I) of the whitened inducing values."""
+        return Prior(torch.zeros_like(self.posterior_.mean), torch.ones_like(self.posterior_.mean))
+
+    def _names(self) -> list[str]:
+        return [f"w{j}" for j in range(len(self.posterior_.mean))]
+
+    def _summarise_draws(
+        self, X: Any, offset: Any, draws: Tensor, summary: Callable[[Tensor], Tensor]
+    ) -> Iterator[Tensor]:
+        check_is_fitted(self, "posterior_")
+        block_rows = max(1, LATENT_DRAWS // len(draws))
+        rows = self._induced(open_rows(self, X, offset, replace(ROW_FORMAT, block_rows=block_rows)), block_rows)
+        return rows.map(partial(summary_of_draws, draws=draws, summary=summary))
+
+    def latent_prior(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]:
+        """Prior mean and covariance of f at the training rows under the fitted kernel, their labels and weights."""
+        check_is_fitted(self, "posterior_")
+        if self._raw_rows is None:
+            raise ValueError("latent_prior needs the training rows; got a model without them. Fit it again.")
+        given = Observations.from_arrays(self._raw_rows.in_memory())
+        rows = given.standardised(self._scaler, torch.device("cpu"))
+        with torch.no_grad():
+            mean, K = self.model_.mean(rows.inputs).detach(), covariance(self.model_.kernel, rows.inputs, rows.inputs)
+        mean = mean if rows.offset is None else mean + rows.offset
+        return mean.numpy(), K.numpy(), rows.label.numpy(), None if rows.weight is None else rows.weight.numpy()
 
     def sample(self, X: Any, n: int = 1, random_state: Any = None, offset: Any = None) -> np.ndarray:
         """`n` joint draws of f, the log-odds, at the rows of X: n × rows."""
@@ -462,7 +525,8 @@ class VariationalGPClassifier(
         with torch.no_grad():
             rows = source.in_memory()
             A, mean = rows.features, rows.offset
-            rest = covariance(source.model.kernel, source.data.inputs, source.data.inputs) - A @ A.T
+            induced = A[:, : len(source.root)]
+            rest = covariance(source.model.kernel, source.data.inputs, source.data.inputs) - induced @ induced.T
         if not bool(rest.isfinite().all()):
             raise ValueError("the kernel must be finite at the rows of X; got NaN or infinity. Check their scale.")
         values, vectors = torch.linalg.eigh(rest)
@@ -487,20 +551,13 @@ class VariationalGPClassifier(
     def summary(self) -> "pandas.DataFrame":
         """Per column, in the units of X: lengthscale, relevance (1/lengthscale in standard deviations), mean weight.
 
-        Everything else is in ``.attrs``: "output_scale", the "intercept" of the mean function, and
-        all parameters of the "kernel" by name, for standardised columns.
+        Everything else is in ``.attrs``: "output_scale", "slope_scale" (prior standard deviation of the weights of the
+        mean), the "intercept" of the mean function, the "priors", and all parameters of the "kernel" by name, for
+        standardised columns.
         """
         check_is_fitted(self, "posterior_")
         names = getattr(self, "feature_names_in_", [f"x{j}" for j in range(self.n_features_in_)])
-        return hyperparameter_table(self.model_, self._scaler, [str(name) for name in names])
-
-    @property
-    def diagnose(self) -> Any:
-        """Not available: importance weights would treat kernel, mean and inducing points as known."""
-        raise AttributeError(
-            "diagnose is a method of VariationalLogisticRegression; got a Gaussian process, whose kernel and mean are "
-            "point estimates. See starts_, elbo_bound_ and scores on held-out rows."
-        )
+        return hyperparameter_table(self.model_, self.posterior_, self._scaler, [str(name) for name in names])
 
     # -----------------------------------------------------------------------------------------------------------------
     # Storage and scikit-learn
@@ -526,8 +583,8 @@ class VariationalGPClassifier(
 
     def _stored_model(self, parameters: dict[str, Tensor], learn_inducing: bool) -> SparseGP:
         """Kernel, mean and inducing points with stored parameters, for predictions and warm starts."""
-        columns, points = self.n_features_in_, torch.zeros_like(parameters["inducing"])
-        kernel, mean = make_kernel(self.kernel, columns), make_mean(self.mean, columns)
+        points = torch.zeros_like(parameters["inducing"])
+        kernel, mean = self._kernel_and_mean()
         model = SparseGP(kernel, mean, points, learn_inducing, self.jitter_)
         expected, found = (
             {name: (list(x.shape), str(x.dtype)) for name, x in parts.items()}
@@ -539,7 +596,12 @@ class VariationalGPClassifier(
             raise StorageError(f"kernel and mean must be those of the saved model; got {got}.")
         model.load_state_dict(parameters)
         check_loaded(model)
+        if model.dimension != len(self.posterior_.mean):
+            raise StorageError(f"the posterior must have {model.dimension} entries; got {len(self.posterior_.mean)}.")
         return model
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in super().__getstate__().items() if name != "_raw_rows"}
 
     def to_onnx(self, *_: Any, **__: Any) -> Any:
         """Not available: the graph of a Gaussian process depends on its kernel, which may be any GPyTorch module."""

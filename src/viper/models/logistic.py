@@ -40,7 +40,7 @@ from viper.inference.progress import Callbacks, as_task, tasks_of
 from viper.inference.robust import robust_posterior
 from viper.inference.rows import RowSource
 from viper.inference.threads import check_jobs
-from viper.models.diagnosis import DiagnosisMixin, summary_frame, summary_of_draws
+from viper.models.diagnosis import LATENT_DRAWS, DiagnosisMixin, summary_frame, summary_of_draws
 from viper.models.effects import EffectsMixin, OpenRows
 from viper.models.facts import coefficient_names
 from viper.models.fitting import FitOptions, FittedPosterior, fit_posterior
@@ -57,7 +57,6 @@ if TYPE_CHECKING:
     import pandas
 
 DEFAULT_SCALE = 1.0  # prior sd of the coefficients
-LATENT_DRAWS = 1 << 22  # values of f(x) held at once, rows × draws (32 MB)
 HISTORY = Range(
     "the iterations of a solver", lambda x: x.ndim == 1 or bool((x[:, :2] >= 0).all() & x[:, :2].isfinite().all())
 )
@@ -469,7 +468,7 @@ class VariationalLogisticRegression(
             model._pool([fit.robust(groups=groups) for fit in self._completed_fits])
             model.robust_groups_ = model._completed_fits[0].robust_groups_
             return model
-        posterior, prior, source = self._weighed_fit(X, y, sample_weight, offset, "robust")
+        posterior, prior, source, _ = self._weighed_fit(X, y, sample_weight, offset, "robust")
         found, model.robust_groups_ = robust_posterior(posterior, prior, source, groups)
         model.posterior_, model._largest_sd = moved(found, "cpu"), None
         return model
