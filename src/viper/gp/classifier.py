@@ -37,7 +37,16 @@ from viper.data.schema import (
 from viper.errors import ConvergenceWarning, JitterWarning, StorageError, shown, users_line
 from viper.formula.learn import FormulaMixin, by_formula
 from viper.gp.joint import JointFeatures
-from viper.gp.kernels import LENGTHSCALES, PRIORS, check_loaded, check_shapes, covariance, make_kernel, make_mean
+from viper.gp.kernels import (
+    LENGTHSCALES,
+    PRIORS,
+    check_loaded,
+    check_shapes,
+    covariance,
+    make_kernel,
+    make_mean,
+    weight_columns,
+)
 from viper.gp.mean_uncertainty import intervals_too_narrow_by, warn_of_narrow_intervals
 from viper.gp.model import LARGEST_JITTER, Features, InducedSource, InducedView, Observations, Scaler, SparseGP
 from viper.gp.profile import Profile, identity_prior
@@ -512,6 +521,8 @@ class VariationalGPClassifier(
         rows = given.standardised(self._scaler, torch.device("cpu"))
         with torch.no_grad():
             mean, K = self.model_.mean(rows.inputs).detach(), covariance(self.model_.kernel, rows.inputs, rows.inputs)
+            B = weight_columns(self.model_.mean, rows.inputs)
+            K = K + B @ B.T
         mean = mean if rows.offset is None else mean + rows.offset
         return mean.numpy(), K.numpy(), rows.label.numpy(), None if rows.weight is None else rows.weight.numpy()
 
