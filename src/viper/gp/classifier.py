@@ -61,7 +61,7 @@ from viper.inference.posterior import Diagonal, Full, Posterior, moved
 from viper.inference.problem import Gaussian, Prior, Problem, gaussian
 from viper.inference.progress import Callbacks, Progress, as_task, tasks_of
 from viper.inference.rows import Arrays, RowSource, joined
-from viper.inference.threads import one_thread
+from viper.inference.threads import check_jobs, pass_threads
 from viper.models.diagnosis import LATENT_DRAWS, DiagnosisMixin, summary_of_draws
 from viper.models.effects import EffectsMixin, OpenRows
 from viper.models.fitting import without_cusp
@@ -172,6 +172,8 @@ class VariationalGPClassifier(
     random_state : int, RandomState or None
         Seeds the choice of rows and clusters, the minibatches of "natural-adam" and Monte Carlo. None means a fixed
         seed, so that a fit repeats bit for bit on one machine; `sample` draws afresh in every call if it is None.
+    n_jobs : int, optional
+        Threads of the passes that fit q, as for `VariationalLogisticRegression`; the search uses one.
     device : str or torch.device, optional
         Device to compute on: by default the CPU, or that of X if X is a tensor. The fitted model is on the CPU.
     verbose : bool or "auto", default "auto"
@@ -264,6 +266,7 @@ class VariationalGPClassifier(
         jitter: float = 1e-8,
         warm_start: bool = False,
         random_state: Any = None,
+        n_jobs: int | None = None,
         device: Any = None,
         verbose: Any = "auto",
     ) -> None:
@@ -290,6 +293,7 @@ class VariationalGPClassifier(
         self.jitter = jitter
         self.warm_start = warm_start
         self.random_state = random_state
+        self.n_jobs = n_jobs
         self.device = device
         self.verbose = verbose
 
@@ -367,7 +371,7 @@ class VariationalGPClassifier(
             return self._fit_opened(X, y, sample_weight, offset, classes=classes)
         given = {"sample_weight": sample_weight, "offset": offset, "classes": self.classes_}
         source = self._known_weights(open_labelled_rows(self, X, y, ROW_FORMAT, **given)[1])
-        with one_thread():
+        with pass_threads(self.n_jobs):
             self._update(source)
         return self
 
@@ -407,6 +411,7 @@ class VariationalGPClassifier(
             words["inducing"] = ("greedy", "kmeans", "subset")
         integers = ("n_inducing", "n_starts", "max_iter", "batch_size")
         checks.check_options(self, words, ("tol", "learning_rate"), integers)
+        check_jobs(self.n_jobs)
         if not (self.priors is None or isinstance(self.priors, str)) or self.priors not in PRIORS:
             raise ValueError(f"priors must be 'default' or None; got {shown(self.priors)}.")
         if not 0.0 <= self.jitter <= 1e-2:
@@ -424,7 +429,7 @@ class VariationalGPClassifier(
         steps = int(self.max_iter or DEFAULT_STEPS[self.solver])
         progress = Progress(self.verbose, tasks_of(self), len(rows))
         search = Search(rows, fast, self.covariance == "diagonal", steps, float(self.tol), generator, progress)
-        with closing(progress), one_thread():
+        with closing(progress), pass_threads(self.n_jobs):
             found = self._search(search, before)
             with torch.no_grad():
                 features = Features(found.model, rows)

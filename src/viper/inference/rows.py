@@ -143,9 +143,24 @@ class Block:
     residual: Tensor | None = field(default=None, kw_only=True)
     weight: Tensor | None = field(default=None, kw_only=True)
 
+    def pieces(self, rows: int) -> Iterator["Block"]:
+        """The same rows in blocks of at most `rows`, with labels as float64."""
+        assert isinstance(self.design, Dense)
+        for start in range(0, len(self.label), rows):
+            part = slice(start, start + rows)
+            given = {one.name: getattr(self, one.name) for one in fields(self)[1:]}
+            vectors: dict[str, Any] = {
+                name: None if x is None else x[part].to(torch.float64) for name, x in given.items()
+            }
+            yield Block(Dense(self.design.matrix[part], self.design.intercept), **vectors)
+
 
 Mapped = TypeVar("Mapped")
 RowFunction = partial[list[Tensor]]  # takes a block; a source may move the tensors among its keywords to another device
+
+
+class LongRowFunction(partial[list[Tensor]]):
+    """A row function that takes blocks of any length, with labels as they are stored."""
 
 
 PLACES = ("memory", "stream", "cluster")
@@ -364,6 +379,7 @@ def concatenated(parts: Iterable[np.ndarray]) -> np.ndarray:
 
 
 BLOCK_ROWS = 16384  # few enough that a block and its features stay in the cache
+LONG_PASS = 1 << 33  # products in a call to the compiled pass, which cannot be interrupted: about a second
 KEPT_ENTRIES = 1 << 19  # entries (4 MB) up to which a single block is kept with everything derived from it
 
 
@@ -451,9 +467,21 @@ class Arrays(BlockSource):
             vectors = {name: x[part].to(self.device, torch.float64) for name, x in self.vectors().items()}
             yield Block(design, **vectors)
 
+    def long_blocks(self) -> Iterator[Block]:
+        """The rows in views that take about a second each, or in blocks if they must be copied."""
+        X = self.features
+        if self.rows <= self.block_rows or not isinstance(X, Tensor) or X.dtype != self.dtype:
+            yield from self.blocks()
+            return
+        step = self.block_rows * max(1, LONG_PASS // (self.block_rows * self.dimension * (self.dimension + 32)))
+        for start in range(0, self.rows, step):
+            part = slice(start, start + step)
+            yield Block(Dense(X[part], self.intercept), **{name: x[part] for name, x in self.vectors().items()})
+
     def reduce(self, function: RowFunction) -> list[Tensor]:
         if self.device.type == "cpu":
-            return add_up(map(function, self.blocks()))
+            long = isinstance(function, LongRowFunction)
+            return add_up(map(function, self.long_blocks() if long else self.blocks()))
 
         def in_blocks_of(rows: int) -> Iterator[Block]:
             return (self if rows == self.block_rows else replace(self, block_rows=rows)).blocks()
