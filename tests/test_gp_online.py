@@ -12,7 +12,7 @@ from viper.gp.model import Features, Observations
 from viper.gp.profile import identity_prior
 from viper.inference.newton import newton
 from viper.inference.problem import Problem
-from viper.inference.rows import Arrays, joined
+from viper.inference.rows import Arrays, joined_rows
 from viper.softplus.limit import limit
 
 GAIN = 1e-3  # nats by which a refit may be better
@@ -144,7 +144,7 @@ def test_joined_rows_add_up():
         Arrays(generator.normal(size=(n, 3)), torch.ones(n, dtype=torch.float64), weight=weight)
         for n, weight in ((4, None), (3, torch.full((3,), 2.0, dtype=torch.float64)))
     ]
-    both = joined(*parts)
+    both = joined_rows(*parts)
     assert both.rows == 7
     np.testing.assert_array_equal(both.in_memory().weight, [1, 1, 1, 1, 2, 2, 2])
     np.testing.assert_array_equal(both.in_memory().features, np.concatenate([part.features for part in parts]))

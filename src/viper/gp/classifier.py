@@ -60,7 +60,7 @@ from viper.inference.newton import Result, exact_elbo, newton
 from viper.inference.posterior import Diagonal, Full, Posterior, moved
 from viper.inference.problem import Gaussian, Prior, Problem, gaussian
 from viper.inference.progress import Callbacks, Progress, as_task, tasks_of
-from viper.inference.rows import Arrays, RowSource, joined
+from viper.inference.rows import Arrays, RowSource, joined_rows
 from viper.inference.threads import check_jobs, pass_threads
 from viper.models.diagnosis import LATENT_DRAWS, DiagnosisMixin, summary_of_draws
 from viper.models.effects import EffectsMixin, OpenRows
@@ -382,7 +382,7 @@ class VariationalGPClassifier(
         before = self.posterior_
         model = with_more_points(self.model_, before, rows, new.rows / len(rows))
         before = with_more_values(before, len(self.model_.inducing), len(model.inducing))
-        source = new if self._raw_rows is None else joined(self._raw_rows, new)
+        source = new if self._raw_rows is None else joined_rows(self._raw_rows, new)
         self.model_, start = model, before.as_prior()
         induced = self._induced(source)
         prior = start if self._raw_rows is None else identity_prior(induced)

@@ -318,7 +318,7 @@ class JoinedSource:
     def sample(self, k: int, generator: np.random.Generator) -> RowSource:
         share = min(self.first.rows, max(1, round(k * self.first.rows / self.rows)))
         rest = min(self.second.rows, max(1, k - share))
-        return joined(self.first.sample(share, generator), self.second.sample(rest, generator))
+        return joined_rows(self.first.sample(share, generator), self.second.sample(rest, generator))
 
     def in_memory(self) -> "Arrays":
         return join_arrays(self.first.in_memory(), self.second.in_memory())
@@ -331,7 +331,7 @@ class JoinedSource:
             source.observe(callback)
 
 
-def joined(first: RowSource, second: RowSource) -> RowSource:
+def joined_rows(first: RowSource, second: RowSource) -> RowSource:
     """The rows of two sources; arrays in memory become one."""
     both = JoinedSource(first, second)
     return both.in_memory() if both.traits.where == "memory" else both
