@@ -313,15 +313,13 @@ class Study:
     @cached_property
     def loo(self) -> LeaveOneOut | None:
         """Leave-one-out of the rows of the fit, if they are not too many."""
-        if not (hasattr(self.model, "loo") and len(self.label) <= MOST_LEFT_OUT and self.from_training):
+        if len(self.label) > MOST_LEFT_OUT or not self.from_training:
             return None
         return self.model.loo(self.X, self.model.classes_[self.label.astype(int)], draws=1000)
 
     @cached_property
     def diagnosis(self) -> Diagnosis | None:
         """k̂ and the rest, as recorded by `viper fit`, otherwise from the rows of the fit if they are available."""
-        if not hasattr(self.model, "diagnose"):
-            return None
         if (found := recorded_diagnosis(self.model)) is not None:
             return found
         if self.draws >= 100 and not getattr(self.model, "robust_groups_", 0):
@@ -338,8 +336,6 @@ class Study:
     @property
     def no_diagnosis(self) -> str:
         """Why there is no diagnosis."""
-        if not hasattr(self.model, "diagnose"):
-            return "For Gaussian processes, the distance from the exact posterior is not measured."
         if self.draws < 100:
             return f"{len(self.label):,} rows are too many to measure it here; call model.diagnose()."
         if getattr(self.model, "robust_groups_", 0):
@@ -380,7 +376,8 @@ def recorded_diagnosis(model: Any) -> Diagnosis | None:
     if not isinstance(kept, dict) or not {"k_hat", *names} <= set(kept):
         return None
     k_hat = -math.inf if kept["k_hat"] is None else kept["k_hat"]  # q is exact; JSON has no -∞
-    return Diagnosis(k_hat, **{name: kept[name] for name in names}, elbo=model.elbo_, covariance=model.covariance)
+    numbers = {name: kept[name] for name in names} | {"residual_cost": kept.get("residual_cost")}
+    return Diagnosis(k_hat, **numbers, elbo=model.elbo_, covariance=model.covariance)
 
 
 def coefficient_change(
