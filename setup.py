@@ -4,14 +4,15 @@ from setuptools import Extension, setup
 
 FLAGS = ["-O3", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-fno-strict-aliasing"]
 FLAGS += ["-fno-fast-math", "-fno-unsafe-math-optimizations", "-fno-associative-math"]  # whatever CFLAGS say
-FLAGS += ["-fvisibility=hidden", "-Wno-psabi"]
+FLAGS += ["-fvisibility=hidden", "-Wno-psabi", "-pthread"]
 
 SOURCES = ["inference/kernels/_rows.c", "softplus/_classes.c"]
 
 
 def extension(source: str) -> Extension:
-    place = "viper." + source.removesuffix(".c").replace("/", ".")
-    return Extension(place, [f"src/viper/{source}"], extra_compile_args=FLAGS, libraries=["m"], optional=True)
+    place, path = "viper." + source.removesuffix(".c").replace("/", "."), f"src/viper/{source}"
+    links = {"libraries": ["m"], "extra_link_args": ["-pthread"]}
+    return Extension(place, [path], extra_compile_args=FLAGS, optional=True, **links)
 
 
 setup(ext_modules=[extension(source) for source in SOURCES])
