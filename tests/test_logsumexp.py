@@ -13,7 +13,7 @@ from torch.func import grad, hessian, jacrev, vmap
 import viper
 from viper.softplus import compiled_classes, gumbel, logsumexp
 from viper.softplus.expectation import expected_softplus
-from viper.softplus.gumbel import Precision, level, level_index
+from viper.softplus.gumbel import Precision, level_index, sd_level
 from viper.softplus.logsumexp import DEFAULT_TOLERANCE, expected_logsumexp
 
 FIELDS = ("value", "slope", "curvature")
@@ -237,7 +237,7 @@ def test_smoothed_gumbel_function(sd):
         if sd > gumbel.WIDEST:
             ours = gumbel.mixed_gaussians(torch.tensor([u], dtype=torch.float64), at, 2, gumbel.gumbel_rule())[:, 0]
         else:
-            one = level(precision, step, int(level_index(precision, step, at)))
+            one = sd_level(precision, step, int(level_index(precision, step, at)))
             ours = (one.weights(around, at) @ one.on(CPU, 2)[0])[:, 0, i - one.first]
         np.testing.assert_allclose(ours, exact, rtol=precision.relative, atol=1e-13)
 

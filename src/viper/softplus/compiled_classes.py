@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from viper.softplus.gumbel import WIDEST, Precision, SdLevel, interpolated, level
+from viper.softplus.gumbel import WIDEST, Precision, SdLevel, interpolated, sd_level
 
 SYMBOL = "class_rows_1"  # renamed when the arguments change, so that a newer viper never calls an old library
 POWERS = 4  # steps: 1, 2, 4 and 8 times the least
@@ -95,7 +95,7 @@ class Tables:
                 return value, slope, curvature, done.bool()
             for number in needed.nonzero()[:, 0].tolist():
                 power, index = divmod(number, LEVELS)
-                self.pack(number, level(self.precision, self.step * 2.0**power, index - 1))
+                self.pack(number, sd_level(self.precision, self.step * 2.0**power, index - 1))
 
     def pack(self, number: int, one: SdLevel) -> None:
         """Put a level where the C code finds it: rows with PADDING more columns on both sides, tails by columns."""

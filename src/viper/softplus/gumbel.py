@@ -202,7 +202,7 @@ class SdLevel:
 
 
 @cache
-def level(precision: Precision, step: float, index: int) -> SdLevel:
+def sd_level(precision: Precision, step: float, index: int) -> SdLevel:
     """The tables of sds in (t 2^{index/2}, t 2^{(index+1)/2}], t = `interpolated(...)`; index -1 is all sds up to t."""
     t = interpolated(precision, step)
     low = t * 2.0 ** (index / 2) if index >= 0 else -1.0

@@ -22,7 +22,7 @@ from torch import Tensor
 from viper.softplus.bounds import checked_number
 from viper.softplus.compiled_classes import compiled_moments
 from viper.softplus.expectation import Array, read_gaussian
-from viper.softplus.gumbel import WIDEST, Precision, gumbel_rule, level, level_index, mixed_gaussians
+from viper.softplus.gumbel import WIDEST, Precision, gumbel_rule, level_index, mixed_gaussians, sd_level
 from viper.softplus.normal import cdf
 
 DEFAULT_TOLERANCE = 1e-10
@@ -359,7 +359,7 @@ def nodes_of(
     for number in torch.unique(index).tolist():
         if number < -1:
             continue
-        tables = level(precision, step, number)
+        tables = sd_level(precision, step, number)
         table, tail = tables.on(x.device, orders)
         here = (index == number).nonzero()[:, 0]
         weights = tables.weights(shift[here], flat_sd[here])
