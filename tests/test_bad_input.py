@@ -134,6 +134,11 @@ REJECTED = {
     ),
     "NaN weights": ({"sample_weight": np.nan * ONES}, "sample_weight must be finite; got nan."),
     "text weights": ({"sample_weight": ["a"] * 40}, "sample_weight must be numeric; got ['a', 'a',"),
+    "a huge weight": ({"sample_weight": [10**400] * 40}, "sample_weight must be numeric; got [1000"),
+    "a huge whole number": (
+        {"X": [[10**400, 1]] * 40},
+        "X must be finite; got a whole number too large for a float. Rescale its column.",
+    ),
     "too few offsets": (
         {"offset": ONES[:-1]},
         "offset must have shape (40,), one entry per row; got offset.shape == (39,).",

@@ -1,5 +1,6 @@
 """Raw columns of a table: text with blanks, dates, identifiers, and what `.` stands for."""
 
+import calendar
 import json
 from datetime import datetime
 from pathlib import Path
@@ -12,6 +13,8 @@ import pytest
 from tolerances import TOLERANCE
 
 import viper
+import viper.report.page
+import viper.report.shares
 from viper.errors import FormulaError, LeftOutWarning
 from viper.formula.columns import as_days, is_date, is_identifier, levels_of, numbers_rows
 
@@ -66,6 +69,29 @@ def test_blanks_around_classes_do_not_make_classes(command):
     assert scores["rows"] == ROWS
     always = Logistic.from_formula("y ~ x", FRAME.assign(y=FRAME["y"] + " "))  # blanks that are part of every label
     assert always.classes_.tolist() == ["no ", "yes "]
+
+
+@pytest.mark.parametrize("missing", [None, pd.NA, np.nan])
+@pytest.mark.parametrize("values", [[1, 2, 3, 4], [1.5, 2, 3, 4], [1.5, 2.5, 3.5, 4.5]])
+def test_numbers_that_are_python_objects_are_numbers(values, missing):
+    """As they are in an array of objects, and in tables that other programs put together."""
+    rows = pd.DataFrame({"x": [*values, missing] * 8, "y": [0, 1] * 20}, dtype=object)
+    plain = pd.DataFrame({"x": [*map(float, values), np.nan] * 8, "y": [0, 1] * 20})
+    fits = [Logistic.from_formula("y ~ x", table, missing="mean") for table in (rows, plain)]
+    assert np.array_equal(fits[0].coef_, fits[1].coef_)
+    assert fits[0].classes_.dtype == fits[1].classes_.dtype
+    rows.loc[7, "x"] = 10**400
+    with pytest.raises(FormulaError, match="column 'x' must be finite; got inf in row 7"):
+        Logistic.from_formula("y ~ x", rows, missing="mean")
+
+
+def test_a_whole_number_too_large_for_a_float_is_named(command):
+    """pandas reads such a column as text, and cannot make numbers of it."""
+    Path("rows.csv").write_text("x,y\n" + "".join(f"{i},{i % 2}\n" for i in range(40)) + "9" * 400 + ",1\n")
+    code, _, err = command("fit", "rows.csv", "--target", "y")
+    assert code == 3
+    assert "column 'x' must be numeric, as most of it is; got 9999" in err
+    assert "in line 42" in err
 
 
 def test_numbers_as_text_are_in_the_order_of_numbers():
@@ -132,12 +158,64 @@ def test_a_model_with_dates_is_stored_and_fills_in_missing_dates(tmp_path):
         loaded.predict_proba(as_text.assign(when="31/12/2024"))
 
 
-def test_a_month_that_the_fit_has_not_seen_has_the_spread_of_the_prior():
-    winter = FRAME[WHEN.dt.month.isin([1, 2, 12])]
-    model = Logistic.from_formula("y ~ month(when)", winter)
-    summary = model.summary().loc["month(when)[T.Jul]"]
-    np.testing.assert_allclose([summary["mean"], summary["sd"]], [0.0, 1.0], atol=TOLERANCE["converged"])
-    assert np.isfinite(model.predict_proba(FRAME)).all()
+def test_months_that_do_not_occur_have_no_coefficients():
+    autumn = FRAME[WHEN.dt.month.isin([9, 10, 12])]
+    model = Logistic.from_formula("y ~ x + month(when)", autumn)
+    assert list(model.formula_.names) == ["x", "month(when)[T.Oct]", "month(when)[T.Dec]"]
+    assert model.formula_.units["month(when)[T.Oct]"] == "vs Sep"
+    text = autumn.assign(month=WHEN.dt.strftime("%b"))
+    same = Logistic.from_formula("y ~ x + month", text)
+    np.testing.assert_allclose(model.coef_, same.coef_, atol=TOLERANCE["converged"])
+    by_month = model.contrast(autumn, "when")
+    assert by_month["contrast"].tolist() == ["Oct - Sep", "Dec - Sep"]
+    np.testing.assert_allclose(by_month["estimate"], same.contrast(text, "month")["estimate"], atol=1e-6)
+
+
+def test_a_month_that_the_fit_has_not_seen_follows_the_rule_for_new_levels(tmp_path):
+    autumn, day = FRAME[WHEN.dt.month.isin([9, 10, 12])], pd.Timestamp("2024-07-01")
+    rows = autumn[:3].assign(when=[day, pd.Timestamp("2024-10-07"), None])
+    strict = Logistic.from_formula("y ~ x + month(when)", autumn, missing="mean")
+    strict.save(tmp_path / "m.viper")
+    strict = viper.load(tmp_path / "m.viper")
+    with pytest.raises(FormulaError, match=r"month\(when\) must be among those of the fit; got Jul \(2024-07-01\) in"):
+        strict.predict_proba(rows)
+    found = strict.predict_table(rows)
+    assert found["probability"].isna().tolist() == [True, False, False]
+    assert found["note"].iloc[0] == "no prediction: month(when) = 'Jul' is not in the training data"
+    first = Logistic.from_formula("y ~ x + month(when)", autumn, missing="mean", unseen="baseline")
+    september = rows.assign(when=[pd.Timestamp("2024-09-01"), *rows["when"][1:]])
+    np.testing.assert_allclose(first.predict_proba(rows), strict.predict_proba(september))
+    holes = Logistic.from_formula("y ~ x + month(when)", autumn, missing="mean", unseen="missing")
+    np.testing.assert_allclose(
+        holes.predict_proba(rows), strict.predict_proba(rows.assign(when=rows["when"].mask([True, False, False])))
+    )
+    assert "counts as the first of the training data" in first.predict_table(rows)["note"].iloc[0]
+
+
+def test_a_contrast_of_dates_stays_in_the_months_of_the_fit():
+    months = [7, 8, 9, 10, 12]
+    autumn = FRAME[WHEN.dt.month.isin(months) & (WHEN.dt.year == 2024)]
+    model = Logistic.from_formula("y ~ x + days(when) + month(when)", autumn)
+    found = model.contrast(autumn, "when").iloc[0]
+    step = pd.Timedelta(int(found["contrast"].removeprefix("+").removesuffix(" days")), "D")
+    movable = autumn[(autumn["when"] + step).dt.month.isin(months)]
+    before, after = (model.predict_proba(movable.assign(when=movable["when"] + by))[:, 1] for by in (0 * step, step))
+    assert 0 < len(movable) < len(autumn)
+    assert found["estimate"] == pytest.approx(float((after - before).mean()), abs=1e-9)
+
+
+@pytest.mark.parametrize("write", [str, str.upper, lambda name: name[:3], lambda name: f"{name[:3]}."])
+def test_months_and_days_of_the_week_are_in_the_order_of_the_calendar(write):
+    months = [write(calendar.month_name[k]) for k in range(1, 13)]
+    days = [write(day) for day in calendar.day_name]
+    for names in (months, days, months[2:5]):
+        shuffled = pd.Series(np.random.default_rng(1).permutation(names * 3))
+        assert levels_of(shuffled, 50) == names
+        assert viper.report.shares.named_groups(shuffled).names == names
+        frame = pd.DataFrame({"x": np.arange(len(shuffled)) % 5.0, "name": shuffled, "y": np.arange(len(shuffled)) % 2})
+        model = Logistic.from_formula("y ~ x", frame)
+        assert model.average(frame, by="name")["name"].tolist() == names
+    assert levels_of(pd.Series([*months, "never"]), 50) == sorted([*months, "never"])
 
 
 @pytest.mark.parametrize(
@@ -224,7 +302,7 @@ def test_commands_take_tables_with_dates(suffix, command):
     code, out, err = command("effects", "m.viper", f"t.{suffix}", "--json")
     assert code == 0, err
     rows = {row["variable"]: row for row in json.loads(out)["contrasts"]}
-    assert rows["when"]["contrast"] == "+200 days"
+    assert rows["when"]["contrast"] == "+365 days"
     assert rows["when"]["estimate"] == pytest.approx(model.contrast(FRAME, "when")["estimate"].iloc[0], abs=1e-9)
     at = command("effects", "m.viper", f"t.{suffix}", "--at", "when=2023-07-01,2024-01-01", "--json")
     assert [row["when"] for row in json.loads(at[1])["averages"]] == ["2023-07-01", "2024-01-01"]
@@ -235,7 +313,7 @@ def test_commands_take_tables_with_dates(suffix, command):
     code, _, err = command("report", "m.viper", f"t.{suffix}", "-o", "r.html")
     assert code == 0, err
     page = Path("r.html").read_text()
-    assert "200 days later" in page
+    assert "365 days later" in page
 
 
 @pytest.mark.parametrize("kind", WRITTEN)
@@ -244,6 +322,43 @@ def test_a_report_of_a_frame_with_dates(kind, tmp_path):
     model = Logistic.from_formula("y ~ x + weekday(when)", frame)
     viper.report.write(model, frame, "y", tmp_path / "r.html")
     assert "Tue instead of Mon" in (tmp_path / "r.html").read_text()
+
+
+def test_the_page_shows_dates_as_dates(tmp_path):
+    frame = FRAME.assign(when=WHEN.where(np.arange(ROWS) % 9 > 0))
+    model = Logistic.from_formula("y ~ x + days(when) + month(when)", frame, missing="mean")
+    study = viper.report.study.read_study(model, frame, "y", by=["when"])
+    page = viper.report.page.render(study)
+    first, last = frame["when"].min().date(), frame["when"].max().date()
+    assert f"{first} to {last}" in page  # the range of the column
+    assert f"of when with the mean, {frame['when'].mean().date()}" in page
+    effect = next(e for e in study.effects if e.name == "when")
+    assert set(as_days(frame["when"])) >= set(effect.values)
+    assert viper.report.words.effect_sentence(effect).count(" on 202") >= 2
+    assert "below 2023-" in page
+    assert "2023</text>" in page
+    for day in as_days(frame["when"]):
+        assert f"{day:,.0f}" not in page
+    assert "month of when: Feb" in page
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "names"),
+    [
+        ("2024-01-30", "2024-02-02", ["2024-01-30", "2024-01-31", "2024-02-01", "2024-02-02"]),
+        ("2023-11-20", "2024-04-10", ["Dec 2023", "Jan 2024", "Feb 2024", "Mar 2024", "Apr 2024"]),
+        ("2021-03-01", "2023-08-17", ["Jul 2021", "Jan 2022", "Jul 2022", "Jan 2023", "Jul 2023"]),
+        ("1967-01-01", "2000-12-31", ["1970", "1980", "1990", "2000"]),
+    ],
+)
+def test_ticks_of_dates(low, high, names):
+    ends = as_days(pd.Series(pd.to_datetime([low, high])))
+    ticks = viper.report.views.date_ticks(*ends, 5)
+    assert [name for _, name in ticks] == names
+    for day, name in ticks:
+        moment = pd.Timestamp(0) + pd.Timedelta(day, "D")
+        assert name in (f"{moment:%Y-%m-%d}", f"{moment:%b %Y}", f"{moment:%Y}")
+        assert low <= f"{moment:%Y-%m-%d}" <= high
 
 
 def test_text_that_is_not_all_dates_is_text():
@@ -318,8 +433,8 @@ def test_a_number_for_every_row_is_noted_in_any_order():
 
 
 def test_dot_has_the_limit_of_levels_that_no_formula_has(command):
-    named = FRAME.assign(name=[f"person {i}" for i in range(ROWS)])
-    rule = r"a text column must have at most 50 levels; got 240 in 'name', such as 'person 0'\."
+    named = FRAME.assign(name=[f"person {i // 3}" for i in range(ROWS)])
+    rule = r"a text column must have at most 50 levels; got 80 in 'name', such as 'person 0'\."
     with pytest.raises(FormulaError, match=rule + r" Write '\. - name' to leave it out, or '\. \+ name' to use it"):
         Logistic.from_formula("y ~ .", named)
     with pytest.warns(LeftOutWarning):
@@ -329,9 +444,41 @@ def test_dot_has_the_limit_of_levels_that_no_formula_has(command):
         code, _, err = command("fit", "t.csv", *options)
         assert code == 3
         assert err.endswith("Pass --drop 'name', or --category 'name' to use it anyway.")
-    written = FRAME.assign(when=WHEN.dt.strftime("%d.%m.%Y"))
+    written = FRAME.assign(when=np.resize(WHEN.dt.strftime("%d.%m.%Y")[:80], ROWS))
     with pytest.raises(FormulaError, match=r"Write dates as 2024-12-31\."):
         Logistic.from_formula("y ~ .", written)
+
+
+def test_text_that_tells_rows_apart_is_left_out_as_a_number_is(command):
+    named = FRAME.assign(
+        name=[f"person {i}" for i in range(ROWS)],
+        ticket=[f"A {i // 3 if i < 150 else i}" for i in range(ROWS)],
+        seen=WHEN.dt.strftime("%d.%m.%Y"),
+    ).drop(columns="when")
+    with pytest.warns(LeftOutWarning) as caught:
+        model = Logistic.from_formula("y ~ .", named)
+    assert model.formula_.inputs == ["x", "ward"]
+    reasons = {
+        "name": "it identifies rows: its 240 texts all differ",
+        "ticket": "it identifies rows: 140 different texts in 240 rows; name it in a formula to use it",
+    }
+    for name, why in reasons.items():
+        assert f"{name!r}: {why}" in str(caught[0].message)
+    assert "; write dates as 2024-12-31." in str(caught[0].message)
+    named.to_csv("t.csv", index=False)
+    code, out, err = command("fit", "t.csv", "-t", "y", "--json", "--cv", "0", "-o", "m.viper")
+    assert (code, json.loads(out)["formula"]) == (0, "y ~ x + ward"), err
+    for name, why in reasons.items():
+        assert f"column {name!r} is left out: {why}." in notes(err)
+    # an explicit request for a level per row is an error that explains; one for a few rows per level is a model
+    rule = "a category must have levels that occur in several rows; got 'name', which differs in all 240 rows"
+    with pytest.raises(FormulaError, match=rule):
+        Logistic.from_formula("y ~ x + name", named)
+    code, _, err = command("fit", "t.csv", "-t", "y", "--category", "name")
+    assert code == 3
+    assert rule in err
+    assert "ticket" in Logistic.from_formula("y ~ x + ticket", named).formula_.inputs
+    assert "person" not in str(model.card())
 
 
 @pytest.mark.parametrize("value", [[1, 2], {"a": 1}, b"bytes", np.zeros(2)], ids=["list", "struct", "binary", "array"])

@@ -207,14 +207,18 @@ def test_missing_labels_in_a_csv(missing, tmp_path):
     [
         (None, r"in every row; got none or NA in "),
         ("maybe", r"exactly two classes; got 3: .*The third is 'maybe' in "),
+        ("may\nbe" * 900, r"exactly two classes; got 3: .*The third is 'may.nbe.*… in "),
     ],
+    ids=["none", "a word", "a long text with line breaks"],
 )
 def test_a_label_that_is_wrong_in_the_third_file(label, message, tmp_path):
     for i in range(3):
         part = ROWS[100 * i : 100 * (i + 1)]
         part.assign(y=part["y"].where(part.index != 217, label)).to_parquet(tmp_path / f"{i}.parquet")
-    with pytest.raises(ValueError, match=message + r".*2\.parquet, row 17\."):
+    with pytest.raises(ValueError, match=message + r".*2\.parquet, row 17\.") as found:
         fit(tmp_path)
+    assert str(found.value).isprintable()
+    assert len(str(found.value)) < 1000
 
 
 @pytest.mark.parametrize("types", [["str", "category", "large", "view"], ["int32", "int64", "category", "float64"]])

@@ -6,6 +6,7 @@ import warnings
 import gpytorch
 import numpy as np
 import pytest
+import scipy.stats
 import torch
 from sklearn.utils.estimator_checks import parametrize_with_checks
 from tolerances import TOLERANCE
@@ -13,7 +14,7 @@ from tolerances import TOLERANCE
 import viper
 from viper.errors import ConvergenceWarning, JitterWarning, NotPositiveDefinite, StorageError
 from viper.gp.classifier import VariationalGPClassifier
-from viper.gp.kernels import KERNELS, covariance, make_kernel, make_mean, variances
+from viper.gp.kernels import KERNELS, LEVEL_SCALE, SLOPE_SPREAD, covariance, make_kernel, make_mean, variances
 from viper.gp.lbfgs import Climb
 from viper.gp.model import Features, Observations, SparseGP, cholesky_with_jitter
 from viper.gp.profile import Profile, identity_prior
@@ -205,24 +206,17 @@ def test_diagonal_covariance_is_below_full(data):
 def test_learning_helps_and_says_how(data, fitted):
     X, y = data
     assert fitted.score(X, y) > 0.75
-    assert fitted.elbo_ == pytest.approx(max(start.elbo for start in fitted.starts_), abs=1e-3)
+    reached = fitted.elbo_ + fitted.model_.log_prior().item()
+    assert reached == pytest.approx(max(start.elbo for start in fitted.starts_), abs=1e-3)
     assert fitted.elbo(X, y) == pytest.approx(fitted.elbo_, rel=1e-9)
     assert all(start.evaluations > 0 and start.seconds > 0 for start in fitted.starts_)
     assert fitted.jitter_ == 1e-8
     collapsed = viper.VariationalLogisticRegression(prior_scale=10.0).fit(X, y)
     assert fitted.elbo_ > collapsed.elbo_
     summary = fitted.summary()
-    assert list(summary) == ["lengthscale", "relevance", "mean_weight"]
+    assert list(summary) == ["lengthscale", "relevance", "mean_weight", "mean_weight_sd"]
     assert summary.attrs["output_scale"] > 0
     assert summary["relevance"]["x0"] > summary["relevance"]["x1"]
-
-
-def test_there_is_no_diagnosis_and_why(fitted):
-    assert not hasattr(fitted, "diagnose")
-    with pytest.raises(
-        AttributeError, match="diagnose is a method of VariationalLogisticRegression; got a Gaussian process"
-    ):
-        fitted.diagnose()
 
 
 def test_sample_has_the_moments_of_the_latent(data, fitted):
@@ -514,17 +508,122 @@ def test_duplicate_rows_and_constant_columns(data):
     assert np.isfinite(gp.predict_proba(X)).all()
 
 
-def test_intervals_that_leave_out_the_mean_are_reported():
-    """A linear truth: the linear mean explains everything and leaves nothing to the kernel, which has a posterior."""
+def test_intervals_include_what_the_mean_explains():
+    """A linear truth: as point estimates, the weights leave nothing to the kernel."""
     rng = np.random.default_rng(1)
     X = rng.standard_normal((200, 2))
     y = rng.random(200) < 1 / (1 + np.exp(0.5 * X[:, 1] - X[:, 0]))
     with pytest.warns(
         UserWarning, match="its weights are point estimates: intervals are more than 10 times too narrow"
     ):
-        line = VariationalGPClassifier(n_inducing=20, random_state=0).fit(X, y)
+        point = VariationalGPClassifier(n_inducing=20, priors=None, random_state=0).fit(X, y)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        constant = VariationalGPClassifier(n_inducing=20, mean="constant", random_state=0).fit(X, y)
-    width = [np.diff(model.predict_interval(X)).mean() for model in (line, constant)]
+        model = VariationalGPClassifier(n_inducing=20, random_state=0).fit(X, y)
+    logistic = viper.VariationalLogisticRegression().fit(X, y)
+    width = [np.diff(fit.predict_interval(X)).mean() for fit in (point, model, logistic)]
     assert width[0] < 0.1 * width[1]
+    assert width[1] > 0.8 * width[2]
+
+
+# --- priors ---
+
+
+def test_a_linear_mean_beside_a_kernel_of_nothing_is_logistic_regression():
+    """f = s xᵀβ + 5β₀ with β ~ N(0, I), as in q of the regression with these prior scales."""
+    generator = np.random.default_rng(1)
+    X = generator.normal(size=(200, 4))
+    y = X @ [1, -1, 0.5, 0] + generator.logistic(size=200) > 1
+    nothing = fixed(gpytorch.kernels.ScaleKernel(rbf()).initialize(outputscale=1e-14))
+    gp = VariationalGPClassifier(nothing, standardize=False, n_inducing=3, learn_inducing=False, tol=1e-9).fit(X, y)
+    slope = gp.summary().attrs["slope_scale"]
+    linear = viper.VariationalLogisticRegression(prior_scale=slope, intercept_scale=LEVEL_SCALE, tol=1e-12).fit(X, y)
+    assert gp.elbo_ == pytest.approx(linear.elbo_, abs=1e-8)
+    np.testing.assert_allclose(gp.predict_proba(X), linear.predict_proba(X), rtol=1e-6)
+    np.testing.assert_allclose(gp.predict_latent(X)[1], linear.predict_latent(X)[1], rtol=1e-6)
+    np.testing.assert_allclose(gp.summary()["mean_weight"], linear.coef_[0], rtol=1e-6)
+    np.testing.assert_allclose(gp.summary()["mean_weight_sd"], np.sqrt(np.diag(linear.covariance_))[:-1], rtol=1e-6)
+    assert gp.summary().attrs["intercept"] == pytest.approx(float(linear.intercept_[0]), rel=1e-6)
+    # s is at the mode of the ELBO plus the log prior of log s
+    objective = [
+        viper.VariationalLogisticRegression(prior_scale=s, intercept_scale=LEVEL_SCALE, tol=1e-12).fit(X, y).elbo_
+        - 0.5 * (math.log(s * 2.0) / SLOPE_SPREAD) ** 2
+        for s in slope * np.exp([-0.02, 0.0, 0.02])
+    ]
+    assert objective[1] > max(objective[0], objective[2])
+
+
+def test_a_linear_mean_beside_a_kernel_is_a_linear_kernel_more():
+    """s² xᵀz + 25 added to the kernel, with all rows as inducing points, is the same process."""
+    X, y = wavy(60)
+    X = (X - X.mean(0)) / X.std(0)
+    wave = gpytorch.kernels.ScaleKernel(rbf()).initialize(outputscale=2.0)
+    beside = VariationalGPClassifier(fixed(wave), n_inducing=100, jitter=1e-10, tol=1e-8).fit(X, y)
+    slope = beside.summary().attrs["slope_scale"]
+    line = gpytorch.kernels.LinearKernel().initialize(variance=slope**2)
+    level = gpytorch.kernels.ConstantKernel().initialize(constant=torch.tensor(LEVEL_SCALE**2))
+    inside = only_posterior(kernel=fixed(wave + line + level), n_inducing=100, jitter=1e-10).fit(X, y)
+    new = np.random.default_rng(3).normal(size=(20, 2)) * 2
+    assert beside.elbo_ == pytest.approx(inside.elbo_, abs=1e-5)
+    np.testing.assert_allclose(beside.predict_proba(new), inside.predict_proba(new), rtol=1e-4)
+    np.testing.assert_allclose(beside.predict_latent(new)[1], inside.predict_latent(new)[1], rtol=1e-4)
+    draws = beside.sample(new, 4000, random_state=0)
+    expected, sd = beside.predict_latent(new)
+    assert np.abs(draws.mean(0) - expected).max() < 5 * sd.max() / math.sqrt(4000)
+    np.testing.assert_allclose(draws.std(0), sd, rtol=0.1)
+
+
+@pytest.mark.parametrize("mean", ["linear", "constant"])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_gradient_of_the_profile_with_priors(kernel, mean):
+    generator = np.random.default_rng(2)
+    draw = lambda *shape: torch.from_numpy(generator.normal(size=shape))  # noqa: E731
+    rows = Observations(draw(60, 3), (draw(60) > 0).double(), offset=draw(60), weight=draw(60).square())
+    many = kernel != "matern52"
+    made = make_kernel(kernel, 3, priors="default", many=many), make_mean(mean, 3, priors="default")
+    model = SparseGP(*made, draw(8, 3), True, 1e-8)
+    x = model.free_vector() + 0.2 * generator.normal(size=len(model.free_vector()))
+    direction, step = generator.normal(size=len(x)), 1e-5
+    for dense in (True, False):
+        profile = Profile(model, rows, limit(), scale=1.7, tol=1e-15)
+        assert profile.dense is not None
+        profile.dense = profile.dense if dense else None
+        difference = (profile(x + step * direction)[0] - profile(x - step * direction)[0]) / (2 * step)
+        assert profile(x)[1] @ direction == pytest.approx(difference, rel=1e-6)
+
+
+def test_priors_are_shown_and_count_as_densities_of_logarithms(data):
+    X, y = data
+    model = VariationalGPClassifier(n_inducing=10, n_starts=1, tol=0.1, random_state=0).fit(X, y)
+    shown = model.summary().attrs["priors"]
+    assert shown["lengthscale"] == "log-normal, median 1.91, log-sd 0.7"  # 1.35 √2
+    assert set(shown) == {"lengthscale", "outputscale", "slope"}
+    kernel, slope = model.model_.kernel, model.model_.mean.slope.item()
+    expected = (
+        scipy.stats.norm.logpdf(
+            kernel.base_kernel.lengthscale.detach().log().numpy(), math.log(1.35 * math.sqrt(2)), 0.7
+        ).sum()
+        + scipy.stats.norm.logpdf(kernel.outputscale.log().item(), math.log(3.0), 1.5)
+        + scipy.stats.norm.logpdf(math.log(slope), math.log(1 / math.sqrt(2)), 1.0)
+    )
+    assert model.model_.log_prior().item() == pytest.approx(expected, rel=1e-12)
+    assert VariationalGPClassifier(priors=None, n_inducing=10, n_starts=1, tol=0.1).fit(X, y).model_.log_prior() is None
+
+
+def test_one_lengthscale_for_all_columns(data):
+    X, y = data
+    model = VariationalGPClassifier(lengthscales="one", n_inducing=10, n_starts=2, tol=0.1).fit(X, y)
+    lengths = model.summary()["lengthscale"] / X.std(0)
+    assert lengths.iloc[0] == pytest.approx(lengths.iloc[1], rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"priors": "weak"}, "priors must be 'default' or None; got 'weak'"),
+        ({"lengthscales": 3}, r"lengthscales must be one of \['one', 'many'\]; got 3"),
+    ],
+)
+def test_wrong_priors(data, options, message):
+    with pytest.raises(ValueError, match=message):
+        VariationalGPClassifier(**options).fit(*data)

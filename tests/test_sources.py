@@ -50,7 +50,7 @@ def fit(source, **options):
         (lambda f: f.drop(columns="y"), r"target must name columns of every file; got 'y', which .*2\.parquet does"),
         (lambda f: f.assign(b="text"), r"column 'b' must be numeric; got .*string in .*2\.parquet"),
         (lambda f: f.assign(b=pd.Timestamp("2020-01-01")), r"column 'b' must be numeric; got timestamp.* in .*2\.pa"),
-        (lambda f: f.assign(more=1.0), r"every file must have the columns of the first.*got \['more'\] too in .*2\.pa"),
+        (lambda f: f.assign(more=1.0), r"every file must have the columns of the first.*got 'more' too in .*2\.pa"),
         (lambda f: f.assign(y="no"), r"labels must have one type in all files; got .*string in .*2\.parquet and int64"),
         (lambda f: f.assign(y=2), r"exactly two classes; got 3: \[0, 1, 2\]"),
         (

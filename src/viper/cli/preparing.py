@@ -5,10 +5,12 @@ import re
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from viper.data.csv_text import spelled_numbers
 from viper.data.excel import sheet_names
 from viper.data.table_file import TableFile, check_numbers
 from viper.errors import FileError, FormulaError, instead, listed
 from viper.formula.columns import (
+    check_column_count,
     is_text,
     left_out_columns,
     numbers_rows,
@@ -106,7 +108,9 @@ def prepare_rows(
     dropped = (*dropped, *(name for name in beside.values() if name not in (*named, *dropped)))
     frame = frame.drop(columns=list(dropped))
     given = formula is not None and ("sign", ".") not in tokenize(formula)
-    asked = [name for name in frame if name in named or not given]
+    wanted = {*named} if given else {*frame}
+    asked = [name for name in frame if name in wanted]
+    check_column_count(len(asked) - 1)
     check_numbers(frame[asked], table, (target, *categories, *in_c(formula or "")))
     useless = {} if given else left_out_columns(frame, target, named, how_to_use)
     left_out = {name: why for name, why in useless.items() if name not in named}
@@ -122,9 +126,8 @@ def prepare_rows(
 def read_weight_column(column: "pandas.Series[Any]", table: TableFile) -> "np.ndarray":
     """Return the weights; raises FileError, with the first line at fault, unless all are numbers of at least 0."""
     import numpy as np
-    import pandas
 
-    values = pandas.to_numeric(column, errors="coerce").to_numpy(dtype=float, na_value=np.nan)
+    values = spelled_numbers(column)
     bad = ~(np.isfinite(values) & (values >= 0.0))
     if bad.any():
         raise FileError(

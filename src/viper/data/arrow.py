@@ -8,7 +8,7 @@ import glob
 import io
 import re
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from json import JSONDecodeError
@@ -26,8 +26,9 @@ from viper.data.csv_text import (
     refuse_line_break,
     refuse_ragged,
     shows_commas,
+    spelled_numbers,
 )
-from viper.errors import FileError
+from viper.errors import FileError, listed, shown
 
 if TYPE_CHECKING:
     import pandas
@@ -226,7 +227,7 @@ class ArrowFile:
         if self.separator == ",":
             return "."
         with self.text() as file:
-            return "," if shows_commas(parsed_records(file, self.separator), ()) else "."
+            return "," if shows_commas(parsed_records(file, self.separator, self.path), ()) else "."
 
     @cached_property
     def stamp(self) -> tuple[int, int] | None:
@@ -251,7 +252,7 @@ class ArrowFile:
     def first_line_break(self) -> int | None:
         """The line on which the first cell begins that spans lines, or None."""
         with self.text() as file:
-            for last, fields in parsed_records(file, self.separator):
+            for last, fields in parsed_records(file, self.separator, self.path):
                 if more := sum(field.count("\n") for field in fields):
                     return last - more
         return None
@@ -280,7 +281,7 @@ class ArrowFile:
         encoding = "Write it again, in UTF-8." if re.search("(?i)utf-?8", reason) else None
         cell = re.match(r"In CSV column #(\d+): Row #(\d+): (.*)", reason)
         if cell:  # rows are counted from 1, including the header
-            where = f"column {self.schema.names[int(cell[1])]!r}, {self.at(int(cell[2]) - 2)}"
+            where = f"column {shown(self.schema.names[int(cell[1])])}, {self.at(int(cell[2]) - 2)}"
             return f"{where}: {cell[3]}", encoding or "Correct the cell; numbers have a decimal point."
         row = re.match(r"CSV parse error: Row #(\d+): Expected (\d+) columns, got (\d+)", reason)
         if row:
@@ -292,7 +293,7 @@ class ArrowFile:
         line = None
         if self.format == CSV:
             with self.text() as file:
-                line = line_of_row(parsed_records(file, self.separator), row)
+                line = line_of_row(parsed_records(file, self.separator, self.path), row)
         return f"row {row}" if line is None else f"line {line}"
 
     def place(self, start: int) -> Callable[[int], str]:
@@ -366,7 +367,7 @@ def find_files(path: Any) -> list[ArrowFile]:
     if is_dataset(path):
         return [DatasetFile(path)]
     if not isinstance(path, str | PathLike):
-        raise ValueError(f"path must be a file, a folder, a pattern or a list of these; got {path!r:.60}.")
+        raise ValueError(f"path must be a file, a folder, a pattern or a list of these; got {shown(path)}.")
     here = Path(path)
     if here.is_dir():
         there = [x for x in here.rglob("*") if x.name[0] not in "._" and x.is_file()]
@@ -415,14 +416,14 @@ def check_file(
     for name, role in roles.items():
         if name not in there:
             raise ValueError(
-                f"{role} must name columns of every file; got {name!r}, which {file.path} does not have. "
-                f"It has {file.schema.names[:10]}."
+                f"{role} must name columns of every file; got {shown(name)}, which {file.path} does not have. "
+                f"It has {listed(file.schema.names)}."
             )
         if len(file.schema.get_all_field_indices(name)) > 1:
-            raise ValueError(f"columns must have different names; got {name!r} twice in {file.path}. Rename one.")
+            raise ValueError(f"columns must have different names; got {shown(name)} twice in {file.path}. Rename one.")
     if exactly is not None and (more := sorted(there - set(features) - exactly - file.index)):
         raise ValueError(
-            f"every file must have the columns of the first, {first.path}; got {more[:5]} too in {file.path}. "
+            f"every file must have the columns of the first, {first.path}; got {listed(more)} too in {file.path}. "
             "Name the columns to use: features=[...]."
         )
     if (target := others["target"]) is not None and label_kind(file, target) != label_kind(first, target):
@@ -441,7 +442,7 @@ def label_kind(file: ArrowFile, name: str) -> str:
     kind = kind.value_type if types.is_dictionary(kind) else kind
     if types.is_binary(kind) or types.is_large_binary(kind):  # pyarrow's type for CSV text that is not UTF-8
         fix = "Write it again, in UTF-8." if file.format == CSV else "Write text."
-        raise ValueError(f"the labels in column {name!r} must be text or numbers; got bytes in {file.path}. {fix}")
+        raise ValueError(f"the labels in column {shown(name)} must be text or numbers; got bytes in {file.path}. {fix}")
     if is_text_type(kind):
         return "text"
     return "number" if types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind) else str(kind)
@@ -466,8 +467,8 @@ def float_type(file: ArrowFile, name: str) -> np.dtype:
     if types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind) or types.is_null(kind):
         return np.dtype(np.float64)
     raise ValueError(
-        f"column {name!r} must be numeric; got {kind} in {file.path}. Encode text and dates as numbers, or name the "
-        "columns to use: features=[...]."
+        f"column {shown(name)} must be numeric; got {kind} in {file.path}. Encode text and dates as numbers, or name "
+        "the columns to use: features=[...]."
     )
 
 
@@ -496,9 +497,24 @@ def batch_vector(batch: Any, name: str) -> np.ndarray:
 
 
 def plain_columns(frame: "pandas.DataFrame") -> "pandas.DataFrame":
-    """The same rows, with decimals as float64, and with dates as timestamps, which nobody takes for text."""
+    """The same rows with Python's numbers as those of an array, and with dates, which nobody takes for text, as
+    timestamps.
+    """
     from pandas.api.types import infer_dtype
 
-    odd = (name for name, kind in frame.dtypes.items() if str(kind).startswith(("object", "decimal", "date32")))
-    found = {name: kind for name in odd if (kind := PLAIN_TYPES.get(infer_dtype(frame[name])))}
-    return frame.astype(found) if found else frame
+    odd = [name for name, kind in frame.dtypes.items() if str(kind).startswith(("object", "decimal", "date32"))]
+    kinds = {name: infer_dtype(frame[name]) for name in odd}
+    numbers = [name for name, kind in kinds.items() if kind in ("integer", "floating", "mixed-integer-float")]
+    found = {name: PLAIN_TYPES[kind] for name, kind in kinds.items() if kind in PLAIN_TYPES}
+    return frame.assign(**{name: plain_numbers(frame[name]) for name in numbers}).astype(found) if odd else frame
+
+
+def plain_numbers(column: "pandas.Series[Any]") -> "pandas.Series[Any]":
+    """Python's numbers as 64-bit integers if they are that, or as floats, of which one too large is infinite."""
+    import pandas
+    from pandas.api.types import infer_dtype
+
+    if infer_dtype(column) == "integer":
+        with suppress(OverflowError):
+            return column.astype("Int64" if column.isna().any() else "int64")
+    return pandas.Series(spelled_numbers(column), index=column.index, name=column.name)

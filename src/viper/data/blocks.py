@@ -15,6 +15,7 @@ from typing import Any, NoReturn, Protocol
 import numpy as np
 
 from viper.data.arrow import stamp_of
+from viper.errors import shown
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ def refuse_odd_array(x: Any, name: str, here: str = "") -> None:
         schema: Any = getattr(x, "schema", None)
         kinds = zip(schema.names(), schema.dtypes(), strict=True) if hasattr(schema, "dtypes") else ()
         kinds = zip(schema.names, schema.types, strict=True) if hasattr(schema, "types") else kinds
-        dated = [f"column {n!r} ({one})" for n, one in kinds if re.match("(?i)date|time|duration", str(one))]
+        dated = [f"column {shown(n)} ({one})" for n, one in kinds if re.match("(?i)date|time|duration", str(one))]
     if dated:
         raise ValueError(
             f"{name} must be numeric; got {', '.join(dated[:5])}{here}. Encode dates as numbers, or use from_formula, "
@@ -71,11 +72,13 @@ def refuse_odd_array(x: Any, name: str, here: str = "") -> None:
 def check_names(names: Sequence[str] | None, what: str) -> None:
     """Raise unless `names` is None or a list in which every name occurs once."""
     if isinstance(names, str):
-        raise ValueError(f"{what} must be a list of columns; got the text {names!r}. Write {what}=[{names!r}].")
+        raise ValueError(
+            f"{what} must be a list of columns; got the text {shown(names)}. Write {what}=[{shown(names)}]."
+        )
     known = [] if names is None else list(names)
     if len({*known}) < len(known):
         twice = next(name for i, name in enumerate(known) if name in known[:i])
-        raise ValueError(f"{what} must name each column once; got {twice!r} twice. Leave one out.")
+        raise ValueError(f"{what} must name each column once; got {shown(twice)} twice. Leave one out.")
 
 
 # ---------------------------------------------------------------------------------------------------------------------

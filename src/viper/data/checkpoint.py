@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from viper.data.model_file import JSON_SCALARS, encode_labels, read_tensors, write_tensors
-from viper.errors import CheckpointWarning, StorageError
+from viper.errors import CheckpointWarning, StorageError, shown
 from viper.inference.rows import RowFunction, RowSource, SourceTraits, SourceWrapper
 
 HEADER = "fit.viper"
@@ -137,7 +137,9 @@ def resumable(
         yield source, seed
         return
     if not isinstance(folder, str | PathLike) or not str(folder):
-        raise ValueError(f"checkpoint must be the name of a folder; got {folder!r}. Write checkpoint='fit-of-today'.")
+        raise ValueError(
+            f"checkpoint must be the name of a folder; got {shown(folder)}. Write checkpoint='fit-of-today'."
+        )
     log = PassLog(folder, fit_identity(estimator, source), seed)
     yield LoggedSource(source, log), log.seed
     log.remove()
@@ -145,7 +147,7 @@ def resumable(
 
 def fit_identity(estimator: Any, source: RowSource) -> dict[str, Any]:
     """Return what identifies a fit: its options, the numbers of rows and columns, and some of the rows."""
-    options = {name: x for name, x in estimator.get_params(deep=False).items() if name != "verbose"}
+    options = {name: x for name, x in estimator.get_params(deep=False).items() if name not in ("verbose", "n_jobs")}
     return {
         "estimator": type(estimator).__name__,
         **{name: x if isinstance(x, JSON_SCALARS) else digest(x) for name, x in options.items()},

@@ -40,6 +40,8 @@ def read_features(estimator: Any, X: Any, *, reset: bool, finite: bool = True) -
     kinds = {"accept_sparse": "csr", "dtype": [np.float64, np.float32], "ensure_all_finite": finite}
     try:
         return validate_data(estimator, X, reset=reset, ensure_min_features=1, **kinds)
+    except OverflowError:
+        raise ValueError("X must be finite; got a whole number too large for a float. Rescale its column.") from None
     except (ValueError, np.exceptions.DTypePromotionError) as error:
         if "Input X contains" in str(error):
             raise ValueError(not_finite(X, error)) from None
@@ -62,7 +64,7 @@ def not_numeric(X: Any, error: Exception) -> str:
     kinds = {
         str(name): str(kind) for name, kind in zip(getattr(X, "columns", ()), getattr(X, "dtypes", ()), strict=False)
     }
-    odd = [f"{name!r} ({kind})" for name, kind in kinds.items() if not re.match("(?i)u?int|float|bool", kind)]
+    odd = [f"{shown(name)} ({kind})" for name, kind in kinds.items() if not re.match("(?i)u?int|float|bool", kind)]
     more = f" and {len(odd) - 5} more" if len(odd) > 5 else ""
     return f"got column {', '.join(odd[:5])}{more}" if odd else f"{error}".splitlines()[0].rstrip(".")
 
@@ -227,8 +229,8 @@ def read_numbers(x: Any, name: str) -> np.ndarray:
     refuse_odd_array(x, name)
     try:
         return np.asarray(x.detach().cpu() if isinstance(x, Tensor) else x, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise ValueError(f"{name} must be numeric; got {x!r:.60}.") from None
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(f"{name} must be numeric; got {shown(x)}.") from None
 
 
 ALL_WEIGHTS_ZERO = "sample_weight must be positive somewhere; got all zero. Leave it out to weigh rows equally."
@@ -253,12 +255,14 @@ def check_options(
     for name in (*numbers, *integers):
         value, kinds = getattr(estimator, name), (int, np.integer) if name in integers else (int, float, np.number)
         if value is not None and (not isinstance(value, kinds) or isinstance(value, bool) or not 0 < value < math.inf):
-            raise ValueError(f"{name} must be a positive {'integer' if name in integers else 'number'}; got {value!r}.")
+            raise ValueError(
+                f"{name} must be a positive {'integer' if name in integers else 'number'}; got {shown(value)}."
+            )
 
 
 def check_word(value: Any, name: str, words: tuple[str | bool, ...]) -> None:
     if not isinstance(value, str | bool) or value not in words:
-        raise ValueError(f"{name} must be one of {list(words)}; got {value!r}.")
+        raise ValueError(f"{name} must be one of {list(words)}; got {shown(value)}.")
 
 
 FIT_SEED = 0  # used if `random_state` is None, so that the same rows give the same answer to the last bit

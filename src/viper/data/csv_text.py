@@ -3,6 +3,7 @@
 import csv
 import gzip
 import io
+import math
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -15,6 +16,7 @@ from typing import IO, TYPE_CHECKING, Any, NoReturn
 from viper.errors import FileError
 
 if TYPE_CHECKING:
+    import numpy as np
     import pandas
 
 MOST_BYTES = 500_000_000  # of a table in memory, unless its file is large itself: then MOST_GROWTH times its size
@@ -211,19 +213,25 @@ def records(table: CsvText) -> Iterator[tuple[int, list[str]]]:
     """Yield each record with the number of its last line; blank lines are skipped."""
     mark = separator_of(table)
     with open_text(table) as file:
-        yield from parsed_records(file, mark)
+        yield from parsed_records(file, mark, table.path)
 
 
-def parsed_records(file: Iterable[str], mark: str) -> Iterator[tuple[int, list[str]]]:
+def parsed_records(file: Iterable[str], mark: str, path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Do the same for the text of a file. Raises FileError where it is not CSV, as in a cell of 131,073 characters."""
     reader = csv.reader(file, delimiter=mark)
-    yield from ((reader.line_num, fields) for fields in reader if fields)
+    try:
+        yield from ((reader.line_num, fields) for fields in reader if fields)
+    except csv.Error as error:
+        raise FileError(
+            f"{path} must be CSV; got {error} in line {reader.line_num}. Check its quotes and its separator."
+        ) from None
 
 
 def line_of_row(found: Iterator[tuple[int, list[str]]], row: int) -> int | None:
     """Return the line on which data row `row` (from 0) begins, or None; the first record is the header."""
     try:
         last, fields = next(islice(found, row + 1, None))
-    except (StopIteration, csv.Error):
+    except (StopIteration, FileError):
         return None
     return last - sum(field.count("\n") for field in fields)
 
@@ -317,6 +325,27 @@ def refuse_ragged(path: Path, where: str, expected: int, got: int) -> NoReturn:
     )
 
 
+def spelled_number(text: Any) -> float:
+    """Return the number that a text spells, infinity if it is too large, or NaN if it spells none."""
+    try:
+        return float(text)
+    except (TypeError, ValueError):
+        return math.nan
+    except OverflowError:
+        return math.inf
+
+
+def spelled_numbers(column: "pandas.Series[Any]") -> "np.ndarray":
+    """Do the same for all cells of a column."""
+    import pandas
+
+    try:
+        numbers = pandas.to_numeric(column, errors="coerce")
+    except OverflowError:  # about 1 followed by 308 zeros, or more
+        numbers = column.map(spelled_number)
+    return numbers.to_numpy(dtype=float, na_value=math.nan)
+
+
 @contextmanager
 def worded_csv_errors(table: CsvText) -> Iterator[None]:
     """Turn what pandas and Python raise for a bad CSV file into a FileError."""
@@ -335,8 +364,6 @@ def worded_csv_errors(table: CsvText) -> Iterator[None]:
             refuse_ragged(table.path, f"line {line}", expected, got)
         reason = str(error).splitlines()[0].removeprefix("Error tokenizing data. C error: ")
         raise FileError(f"{table.path} must be CSV; got {reason}. Check its quotes.") from None
-    except csv.Error as error:
-        raise FileError(f"{table.path} must be CSV; got {error}. Check its quotes and its --separator.") from None
 
 
 def refuse_undecodable(table: CsvText) -> NoReturn:

@@ -8,6 +8,7 @@ import numpy as np
 
 from viper.data import arrow
 from viper.data.blocks import Chunk, check_names
+from viper.errors import shown
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Files:
             raise ValueError("target must name the column of labels; got None. Write Files(path, target='y').")
         check_names(self.features, "features")
         if self.target is not None and self.features is not None and self.target in self.features:
-            raise ValueError(f"features must not contain the target; got {self.target!r} as both. Leave it out.")
+            raise ValueError(f"features must not contain the target; got {shown(self.target)} as both. Leave it out.")
         files = arrow.find_files(self.path)
         others = {"target": self.target if labels else None, "weight": self.weight if labels else None}
         others["offset"] = self.offset
@@ -95,7 +96,9 @@ class FileReader:
             start = 0
             for batch in file.batches(wanted, numbers, rows):
                 if gone := [name for name in wanted if name not in batch.schema.names]:
-                    raise ValueError(f"every pass must find the same columns; got no {gone[0]!r} in {file.path} now.")
+                    raise ValueError(
+                        f"every pass must find the same columns; got no {shown(gone[0])} in {file.path} now."
+                    )
                 X = arrow.batch_matrix(batch, self.names, dtype) if features else None
                 found = {part: None if n is None else arrow.batch_vector(batch, n) for part, n in self.others.items()}
                 yield Chunk(X, found["target"], weight=found["weight"], offset=found["offset"], place=file.place(start))

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from viper.data import checks
 from viper.data.blocks import Chunk, MemoryMap, Reader
+from viper.errors import shown
 from viper.inference.rows import (
     BLOCK_ROWS,
     CPU,
@@ -88,7 +89,7 @@ def more_classes(found: np.ndarray | None, y: np.ndarray, place: RowName) -> np.
             checks.check_class_count(labels)
         except ValueError as error:
             i = row_of_third_class([] if found is None else list(found), y)
-            raise ValueError(f"{error} The third is {y[i : i + 1].tolist()[0]!r} in {place(i)}.") from None
+            raise ValueError(f"{error} The third is {shown(y[i : i + 1].tolist()[0])} in {place(i)}.") from None
     return labels
 
 
@@ -112,8 +113,8 @@ def check_chunk(chunk: Chunk, classes: np.ndarray | None) -> Chunk:
     strange = ~(code | (chunk.label == classes[0]))
     if strange.any():
         i = int(strange.argmax())
-        got = f"{chunk.label[i : i + 1].tolist()[0]!r} in {chunk.place(i)}"
-        raise ValueError(f"y must contain only the known classes {classes.tolist()}; got {got}.")
+        got = f"{shown(chunk.label[i : i + 1].tolist()[0])} in {chunk.place(i)}"
+        raise ValueError(f"y must contain only the known classes {shown(classes.tolist())}; got {got}.")
     return Chunk(chunk.features, code, offset=offset, weight=check_weight(chunk))
 
 

@@ -5,6 +5,7 @@ Nothing here imports torch, so that a command reports a wrong file name at once.
 
 import atexit
 import difflib
+import math
 import os
 import shutil
 import stat
@@ -37,9 +38,11 @@ from viper.data.csv_text import (
     line_of_row,
     read_csv,
     records,
+    spelled_number,
+    spelled_numbers,
 )
 from viper.data.excel import write_sheet
-from viper.errors import FileError, RowError
+from viper.errors import FileError, RowError, shown
 
 if TYPE_CHECKING:
     import pandas
@@ -200,15 +203,12 @@ def check_decimals(column: "pandas.Series", table: TableFile) -> None:
 
 
 def spells_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
+    return not math.isnan(spelled_number(text))
 
 
 def check_numbers(frame: "pandas.DataFrame", table: TableFile, categories: tuple[str, ...] = ()) -> None:
     """Raise if most cells of a text column are numbers; the message names the first that is not, and its line."""
+    import numpy as np
     import pandas
 
     for name, kind in frame.dtypes.items():
@@ -218,13 +218,14 @@ def check_numbers(frame: "pandas.DataFrame", table: TableFile, categories: tuple
         if not pandas.api.types.is_string_dtype(column.dtype):
             continue
         check_decimals(column, table)
-        numbers = pandas.to_numeric(column, errors="coerce")
-        bad = (numbers.isna() & column.notna()).to_numpy()
-        if not bad.any() or bad.sum() > (1 - MOSTLY) * column.notna().sum() or numbers.nunique() < FEWEST_NUMBERS:
+        numbers = spelled_numbers(column)
+        bad = ~np.isfinite(numbers) & column.notna().to_numpy()
+        few = len(np.unique(numbers[~bad & ~np.isnan(numbers)])) < FEWEST_NUMBERS
+        if few or not bad.any() or bad.sum() > (1 - MOSTLY) * column.notna().sum():
             continue
         row = int(bad.argmax())
         more = f" and {bad.sum() - 1} more cells" if bad.sum() > 1 else ""
-        got = repr(column.iloc[row])
+        got = shown(column.iloc[row])
         raise FileError(
             f"column {name!r} must be numeric, as most of it is; got {got} in {table.place(row)}{more}. Correct it, "
             f"pass --na {got} if that means missing, or --category {name!r} if the column is text."

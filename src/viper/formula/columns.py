@@ -4,6 +4,7 @@ A column is numbers, a category (text, booleans, pandas' categories) or dates. D
 categories: a formula says which part of a date counts.
 """
 
+import math
 import re
 from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from viper.data.arrow import plain_columns
+from viper.data.csv_text import spelled_numbers
 from viper.errors import FormulaError, RowError
 from viper.formula.grammar import DATE_FUNCTIONS, quote_column
 
@@ -21,8 +23,11 @@ if TYPE_CHECKING:
 ISO_DATE = re.compile(r"\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d(?:[.,]\d+)?)?(?:Z|[+-]\d\d:?\d\d)?)?")
 OTHER_DATE = re.compile(r"\s*\d{1,4}[./-]\d{1,2}[./-]\d{1,4}\b")
 MICROSECONDS_PER_DAY = 86_400_000_000
+MOST_COLUMNS = 20_000  # of a formula; a model file's header has room for what is known of about twice as many
 FEWEST_COUNTED = 20  # rows from which whole numbers that all differ may be their numbers
 FIRST_COMPARED = 1000  # rows in which other columns, however long, have a value twice
+MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+WEEKDAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 
 
 def as_frame(data: Any) -> "pandas.DataFrame":
@@ -46,6 +51,15 @@ def as_frame(data: Any) -> "pandas.DataFrame":
         twice = frame.columns[frame.columns.duplicated()][0]
         raise FormulaError(f"columns must have different names; got {twice!r} twice. Rename one.")
     return plain_columns(frame)
+
+
+def check_column_count(count: int) -> None:
+    """Raise if a formula has more columns than a model can remember in its file."""
+    if count > MOST_COLUMNS:
+        raise FormulaError(
+            f"a formula may have at most {MOST_COLUMNS:,} columns; got {count:,}. Name the ones you need, or fit the "
+            "array of their numbers in Python."
+        )
 
 
 def as_column(values: Any) -> Any:
@@ -115,6 +129,13 @@ def as_days(column: "pandas.Series[Any]") -> np.ndarray:
     return np.where(np.isnat(micro), np.nan, micro.astype(np.int64) / MICROSECONDS_PER_DAY)
 
 
+def as_dates(days: "pandas.Series[Any]") -> "pandas.Series[Any]":
+    """Invert `as_days`."""
+    import pandas
+
+    return pandas.to_datetime(days, unit="D")
+
+
 def with_days(frame: "pandas.DataFrame", dates: Iterable[str]) -> "pandas.DataFrame":
     """Return the frame with the columns of dates as days since 1970-01-01."""
     found = {name: as_days(frame[name]) for name in dates}
@@ -123,11 +144,13 @@ def with_days(frame: "pandas.DataFrame", dates: Iterable[str]) -> "pandas.DataFr
 
 def as_numbers(column: "pandas.Series[Any]") -> np.ndarray:
     """Return float64 numbers, with NaN for missing values. Infinite values raise an error."""
+    import pandas
     from pandas.api import types
 
     check_no_dates(column)
     if column.dtype == object and types.infer_dtype(column) in ("empty", "integer", "floating", "mixed-integer-float"):
-        column = column.where(column.notna(), np.nan).astype(np.float64)  # None among numbers, or nothing else
+        numbers = spelled_numbers(column)  # None among numbers, or nothing else
+        column = pandas.Series(numbers, index=column.index, name=column.name)
     if types.is_bool_dtype(column.dtype) or not types.is_numeric_dtype(column.dtype) or column.dtype.kind == "c":
         check_no_text(column)
         raise FormulaError(f"column {column.name!r} must be numeric; got {column.dtype}. Use C() for categories.")
@@ -225,12 +248,41 @@ def levels_of(column: "pandas.Series[Any]", most: int) -> list[Any]:
 
 
 def sorted_values(values: Iterable[Any]) -> list[Any]:
-    """Return the values sorted; text that spells numbers is in the order of the numbers: "2" before "10"."""
+    """Return the values sorted: "2" before "10", and months and days of the week as in the calendar."""
     every = list(values)
+    if (places := calendar_places(every)) is not None:
+        return sorted(every, key=lambda value: (places[value], value))
     try:
         return sorted(every, key=lambda value: (float(value), value))
     except ValueError:
         return sorted(every)
+
+
+def calendar_places(values: Iterable[Any]) -> dict[Any, int] | None:
+    """Return the place of each value in the year or the week, if all are English names of months, or all of days."""
+    every = list(values)
+    if len(every) < 2 or not all(isinstance(value, str) for value in every):
+        return None
+    for names in (CALENDAR_MONTHS, CALENDAR_DAYS):
+        places = {value: names.get(value.strip().rstrip(".").casefold()) for value in every}
+        if None not in places.values():
+            return places  # type: ignore[return-value]
+    return None
+
+
+def calendar_table(names: Iterable[str], *others: str) -> dict[str, int]:
+    """Return the place of each name, whether it is written out, cut to three letters or in one of the other ways."""
+    return {
+        short: k
+        for k, name in enumerate(names)
+        for short in (name, name[:3], *(other for other in others if name.startswith(other)))
+    }
+
+
+YEAR = "january february march april may june july august september october november december"
+WEEK = "monday tuesday wednesday thursday friday saturday sunday"
+CALENDAR_MONTHS = calendar_table(YEAR.split(), "sept")
+CALENDAR_DAYS = calendar_table(WEEK.split(), "tues", "thur", "thurs")
 
 
 def without_blanks(column: "pandas.Series[Any]") -> "pandas.Series[Any]":
@@ -288,8 +340,8 @@ def left_out_columns(
 ) -> dict[str, str]:
     """Return the columns that are no use to a model by themselves, each with the reason.
 
-    Raises a FormulaError for text with many levels, which may be names or notes, but may also be what matters. Columns
-    in `named` may have as many as they like.
+    Raises a FormulaError for text with many levels, each in several rows, because that may be what matters. Columns in
+    `named` may have as many as they like.
     """
     found = {}
     for name, column in frame.items():
@@ -327,7 +379,28 @@ def reason_to_leave_out(column: "pandas.Series[Any]", different: int) -> str | N
     if is_date(column):
         ways = [f"{function}({quote_column(str(column.name))})" for function in DATE_FUNCTIONS]
         return f"dates; name {', '.join(ways[:-1])} or {ways[-1]} in a formula to use them"
-    return "it identifies rows; name it in a formula to use it" if is_identifier(column, different) else None
+    if is_identifier(column, different):
+        return "it identifies rows; name it in a formula to use it"
+    return reason_of_texts(column, different) if is_text(column) else None
+
+
+def reason_of_texts(column: "pandas.Series[Any]", different: int) -> str | None:
+    """Return why text is no use to a model if it has as many values as names, notes or ticket numbers, or None."""
+    known = column.dropna()
+    if differs_in_every_row(known, different):
+        why = f"it identifies rows: its {different:,} texts all differ"
+    elif different > MOST_UNNAMED_LEVELS and 2 * different > len(known):
+        why = (
+            f"it identifies rows: {different:,} different texts in {len(known):,} rows; name it in a formula to use it"
+        )
+    else:
+        return None
+    return f"{why}; write dates as 2024-12-31" if OTHER_DATE.match(str(known.iloc[0])) else why
+
+
+def differs_in_every_row(known: "pandas.Series[Any]", different: int) -> bool:
+    """Return whether no value occurs twice in so many rows that a category would."""
+    return different == len(known) >= FEWEST_COUNTED
 
 
 def is_identifier(column: "pandas.Series[Any]", different: int) -> bool:
@@ -351,6 +424,16 @@ def is_whole(column: "pandas.Series[Any]") -> bool:
     if types.is_bool_dtype(column.dtype) or not types.is_numeric_dtype(column.dtype) or column.isna().any():
         return False
     return column.dtype.kind in "iu" or (column.dtype.kind == "f" and bool((column % 1 == 0).all()))
+
+
+def number_text(x: float, digits: int = 3) -> str:
+    """Return a number as people write it: 0.043, 12.3, 1990, 288,000, 1.2e10; below 1,000 with so many digits."""
+    x = float(x)
+    if x != 0.0 and not 1e-3 <= abs(x) < 1e9:
+        mantissa, _, power = f"{x:.1e}".partition("e")
+        return f"{mantissa.removesuffix('.0')}e{int(power)}" if power else mantissa
+    x = float(f"{x:.{max(digits, math.floor(math.log10(abs(x) or 1.0)) + 1)}g}")
+    return f"{x:,.{digits}f}".rstrip("0").rstrip(".") if abs(x) >= 10_000 else f"{x:.15g}"
 
 
 def python_value(value: Any) -> Any:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from viper.data.csv_text import spelled_numbers
 from viper.formula.columns import level_codes
 from viper.formula.encoding import Encoding
 from viper.formula.screening import MARGIN
@@ -144,9 +145,7 @@ def smoothed_shares(counts: np.ndarray) -> np.ndarray:
 
 def bins_of_numbers(column: "pandas.Series[Any]", training: TrainingColumn) -> tuple[np.ndarray, float]:
     """Return the bin of each number, where the last three are far below, far above and missing; and the finite sum."""
-    import pandas
-
-    values = pandas.to_numeric(column, errors="coerce").to_numpy(dtype=float, na_value=np.nan)
+    values = spelled_numbers(column)
     last = len(training.rows)
     low, high = training.wide_range(MARGIN)
     bins = np.searchsorted(np.array(training.cuts), values, side="left")

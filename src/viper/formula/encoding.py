@@ -30,7 +30,17 @@ from viper.data.schema import (
     or_none,
 )
 from viper.errors import FormulaError, RowError, StorageError, counted, listed, shown
-from viper.formula.columns import as_frame, as_levels, as_numbers, level_codes, python_value, with_days
+from viper.formula.columns import (
+    MONTHS,
+    WEEKDAYS,
+    as_frame,
+    as_levels,
+    as_numbers,
+    level_codes,
+    number_text,
+    python_value,
+    with_days,
+)
 from viper.formula.grammar import ParsedFormula, parse_formula
 from viper.formula.imputation import DRAWN_ENTRIES, DRAWS, CodedColumns, Imputation
 from viper.formula.training import TrainingData, check_training_data
@@ -39,6 +49,7 @@ if TYPE_CHECKING:
     import pandas
 
 MISSING_RULES = ("error", "drop", "mean", "indicator", "multiple")
+SEEN = "seen"  # what month() and weekday() learn
 MISSING_LEVEL = "missing"  # the level of a category's missing values, for missing="indicator"
 UNSEEN_RULES = ("error", "missing", "baseline")
 BEYOND_RULES = ("refuse", "clamp")
@@ -259,6 +270,32 @@ class Encoding:
         }
 
     @property
+    def seen_calendar(self) -> list[tuple[str, str, list[int]]]:
+        """Return the calls of month() and weekday(): function, column of dates, and the places seen in the fit."""
+        calls = calendar_calls(self.parsed.rest)
+        return [
+            (function, self.parsed.variables[call[len(function) + 1 : -1]], self.transforms[call][SEEN])
+            for call, function in calls
+        ]
+
+    @property
+    def calendar_levels(self) -> dict[str, list[str]]:
+        """Return the months and days of the week that the fit has seen, by call such as month(seen)."""
+        return {
+            f"{function}({column})": [CALENDAR[function][0][k] for k in seen]
+            for function, column, seen in self.seen_calendar
+        }
+
+    def new_dates(self, name: str, days: np.ndarray) -> dict[str, np.ndarray]:
+        """Return, by function, which dates of a column lie in a month or on a day of the week that the fit lacks."""
+        known, found = ~np.isnan(days), {}
+        for function, column, seen in self.seen_calendar:
+            if column == name:
+                places = calendar_places_of(function, np.where(known, days, 0.0))
+                found[function] = known & ~np.isin(places, seen)
+        return {function: new for function, new in found.items() if new.any()}
+
+    @property
     def entangled(self) -> list[str]:
         """Return the columns whose effect no single coefficient tells.
 
@@ -285,9 +322,10 @@ class Encoding:
 
     def _unit(self, name: str, centre: float, scale: float) -> str:
         if (centre, scale) != (0.0, 1.0):
-            return f"sd, {scale:.3g}"
-        for function, levels in (("month", MONTHS), ("weekday", WEEKDAYS)):
-            if re.fullmatch(rf"{function}\([^()]+\)\[T\.\w+\]", name):
+            days = " days" if re.fullmatch(r"days\(.+\)", name) else ""
+            return f"sd, {number_text(float(f'{scale:.3g}'))}{days}"
+        for call, levels in self.calendar_levels.items():
+            if name.startswith(f"{call}[T.") and ":" not in name:
                 return f"vs {levels[0]}"
         level = re.fullmatch(r"(?:C\()?(.+?)\)?\[T\.(.*)\]", name)
         if level and level[1] in self.levels and ":" not in name:
@@ -319,10 +357,26 @@ class Encoding:
         return frame[self.inputs]
 
     def _known(self, frame: "pandas.DataFrame") -> "pandas.DataFrame":
-        """Apply the rule for levels that were not in the training data, unless it is an error."""
+        """Apply the rule for levels, months and days of the week that were not in the training data.
+
+        New levels that are an error are found later, when they are encoded.
+        """
+        frame = frame.assign(**{name: self.known_dates(frame[name]) for name in self.parsed.dates})
         if self.unseen == "error":
             return frame
         return frame.assign(**{name: self.known_levels(frame[name]) for name in self.levels})
+
+    def known_dates(self, column: "pandas.Series[Any]") -> "pandas.Series[Any]":
+        """Return days, of which those in new months are an error or missing, or stay and count as the first month."""
+        for function, new in self.new_dates(str(column.name), column.to_numpy()).items():
+            if self.unseen == "error":
+                row = int(np.flatnonzero(new)[0])
+                rule = f"{function}({column.name}) must be among those of the fit"
+                got = f"{calendar_name(function, column.iat[row])} ({calendar_days(column.iat[row])})"
+                raise RowError(rule, got, column.index[row], "Fit again with such rows, or leave them out.")
+            if self.unseen == "missing":
+                column = column.mask(new)
+        return column
 
     def known_levels(self, column: "pandas.Series[Any]") -> "pandas.Series[Any]":
         """Return the column with levels that were not in the training data as missing, or as the reference level."""
@@ -407,13 +461,23 @@ class Encoding:
             "imputation": Imputation(**imputation) if imputation else None,
         }
         try:
-            encoding = cls(**state | decoded)
+            encoding = with_whole_calendar(cls(**state | decoded))
             check_encoding(encoding)
         except ValueError as error:
             raise StorageError(
                 f"the model's formula must be one that viper wrote; got {str(error).rstrip('.')}."
             ) from None
         return encoding
+
+
+def with_whole_calendar(encoding: Encoding) -> Encoding:
+    """Return the encoding of a file from before months were learned, with all months and days of the week as seen."""
+    old = {
+        call: {SEEN: list(range(len(CALENDAR[function][0])))}
+        for call, function in calendar_calls(encoding.parsed.rest)
+        if call not in encoding.transforms
+    }
+    return replace(encoding, transforms=encoding.transforms | old) if old else encoding
 
 
 class ImputedRows(NamedTuple):
@@ -449,12 +513,22 @@ def formula_functions(clamp: bool) -> dict[str, Any]:
     def bs(x: Any, df: int | None = None, degree: int = 3, _state: Any = None) -> Any:
         return TRANSFORMS["bs"](x, df=df, degree=degree, extrapolation="clip" if clamp else "na", _state=_state)
 
+    def month(x: Any, _state: Any = None) -> Any:
+        return calendar_category("month", x, _state)
+
+    def weekday(x: Any, _state: Any = None) -> Any:
+        return calendar_category("weekday", x, _state)
+
     of_numbers = {"log1p": np.log1p, "sqrt": np.sqrt, "abs": np.abs, "bs": stateful_transform(bs)}
-    return of_numbers | {"days": np.asarray, "year": year_of, "month": month_of, "weekday": weekday_of}
+    of_dates = {"month": stateful_transform(month), "weekday": stateful_transform(weekday)}
+    return of_numbers | {"days": np.asarray, "year": year_of} | of_dates
 
 
-MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
-WEEKDAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+# function -> its levels, and the place of each day since 1970-01-01, a Thursday, among them
+CALENDAR: dict[str, tuple[tuple[str, ...], Callable[[np.ndarray], np.ndarray]]] = {
+    "month": (MONTHS, lambda dates: dates.astype("datetime64[M]").astype(np.int64) % 12),
+    "weekday": (WEEKDAYS, lambda dates: (dates.astype(np.int64) + 3) % 7),
+}
 
 
 def calendar_days(days: Any) -> np.ndarray:
@@ -462,24 +536,46 @@ def calendar_days(days: Any) -> np.ndarray:
     return np.floor(np.asarray(days, dtype=np.float64)).astype("datetime64[D]")
 
 
+def calendar_calls(rest: str) -> list[tuple[str, str]]:
+    """Return the calls of month() and weekday() in a formula, each with its function."""
+    return sorted(set(re.findall(r"\b((month|weekday)\(d\d+_\))", rest)))
+
+
+def check_calendar_state(function: str, state: Any) -> None:
+    """Raise a ValueError unless these are places in the year or the week, in order."""
+    seen: Any = state.get(SEEN) if isinstance(state, dict) else None
+    whole = isinstance(seen, list) and bool(seen) and all(type(k) is int for k in seen)
+    if not whole or seen != sorted({*seen} & {*range(len(CALENDAR[function][0]))}):
+        raise ValueError(f"{function}() of other {function}s")
+
+
+def calendar_name(function: str, day: float) -> str:
+    """Return the month or the day of the week of a date."""
+    return CALENDAR[function][0][int(calendar_places_of(function, day))]
+
+
+def date_text(day: float) -> str:
+    """Return the date that lies so many days after 1970-01-01, such as 2024-12-31."""
+    return str(calendar_days(day))
+
+
 def year_of(days: Any) -> np.ndarray:
     return calendar_days(days).astype("datetime64[Y]").astype(float) + 1970.0
 
 
-def month_of(days: Any) -> "pandas.Series[Any]":
-    """Return the month as a category of twelve levels, whichever are there."""
-    return as_category(calendar_days(days).astype("datetime64[M]").astype(np.int64) % 12, MONTHS)
+def calendar_places_of(function: str, days: Any) -> np.ndarray:
+    """Return the month of each date as 0 to 11, or the day of the week as 0 to 6."""
+    return CALENDAR[function][1](calendar_days(days))
 
 
-def weekday_of(days: Any) -> "pandas.Series[Any]":
-    """Return the day of the week as a category of seven levels; 1970-01-01 was a Thursday."""
-    return as_category((calendar_days(days).astype(np.int64) + 3) % 7, WEEKDAYS)
-
-
-def as_category(codes: np.ndarray, levels: tuple[str, ...]) -> "pandas.Series[Any]":
+def calendar_category(function: str, days: Any, state: dict[str, Any]) -> "pandas.Series[Any]":
+    """Return months or days of the week as a category of those that the fit has seen; others count as the first."""
     import pandas
 
-    return pandas.Series(pandas.Categorical.from_codes(codes, categories=list(levels)))
+    places = calendar_places_of(function, days)
+    seen = state.setdefault(SEEN, np.unique(places).tolist())
+    codes = np.array([seen.index(k) if k in seen else 0 for k in range(len(CALENDAR[function][0]))])
+    return pandas.Series(pandas.Categorical.from_codes(codes[places], [CALENDAR[function][0][k] for k in seen]))
 
 
 def evaluate_terms(
@@ -605,6 +701,8 @@ def check_encoding(encoding: Encoding) -> None:
         raise ValueError("columns that it does not name")
     if not len(encoding.names) == len(encoding.centre) == len(encoding.scale):
         raise ValueError("names and scales that do not match")
+    for call, function in calendar_calls(parsed.rest):
+        check_calendar_state(function, encoding.transforms[call])
     for name, levels in encoding.levels.items():
         if not levels or len(set(levels)) < len(levels) or encoding.common.get(name) not in levels:
             raise ValueError(f"levels that are not distinct, or not those of {shown(name)}")

@@ -15,6 +15,8 @@ from viper.errors import FormulaError, LeftOutWarning, counted, listed, users_li
 from viper.formula.columns import (
     as_frame,
     as_numbers,
+    check_column_count,
+    differs_in_every_row,
     is_date,
     is_text,
     left_out_columns,
@@ -139,6 +141,7 @@ def learn_formula(
     categories = [name for name in frame if is_text(frame[name])]
     parsed = parse_formula(formula, frame.columns, categories, left_out_by_dot(formula, frame))
     columns = list(dict.fromkeys([parsed.target, *parsed.plain, *parsed.variables.values()]))
+    check_column_count(len(columns) - 1)
     frame, counts, kept = apply_missing_rule(as_used(frame[columns], parsed), parsed.target, missing)
     if len(columns) == 1:
         raise FormulaError(f"a formula must name at least one column to the right of ~; got {formula!r:.80}.")
@@ -149,6 +152,7 @@ def learn_formula(
         for name, column in parsed.variables.items()
         if name.startswith("c")
     }
+    check_levels_occur_again(frame, levels)
     y = target_labels(frame[parsed.target])
     classes = ordered_classes(frame[parsed.target], y, positive)
     values = {name: as_numbers(frame[name]) for name in columns if name in numbers}
@@ -200,6 +204,17 @@ def learn_formula(
     learned = {"names": list(raw), "intercept": intercept, "centre": centre.tolist(), "scale": scale.tolist()}
     encoding = replace(encoding, **learned, transforms=decode_transforms(encode_transforms(transforms)))
     return Learned(encoding, (raw - centre) / scale, y, kept, classes, tables, imputing)
+
+
+def check_levels_occur_again(frame: "pandas.DataFrame", levels: dict[str, list[Any]]) -> None:
+    """Raise a FormulaError for a category that has a level of its own for every row, and so is of no use for others."""
+    for name in levels:
+        known = frame[name].dropna()
+        if differs_in_every_row(known, len(levels[name])):
+            raise FormulaError(
+                f"a category must have levels that occur in several rows; got {name!r}, which differs in all "
+                f"{len(known):,} rows, so it tells nothing about new ones. Leave it out."
+            )
 
 
 def as_used(frame: "pandas.DataFrame", parsed: ParsedFormula) -> "pandas.DataFrame":

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from viper.data.csv_text import spelled_numbers
 from viper.formula.columns import as_days, as_trimmed, level_codes, parsed_dates, python_value, without_blanks
-from viper.formula.encoding import Encoding, undefined_cells
+from viper.formula.encoding import Encoding, calendar_name, date_text, undefined_cells
 from viper.formula.training import TrainingColumn
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def screen_rows(encoding: Encoding, data: Any) -> Screened:
         if name in encoding.levels:
             frame[name], found = screened_levels(encoding, frame[name])
         if name in encoding.parsed.dates:
-            frame[name], found = screened_dates(frame[name])
+            frame[name], found = screened_dates(encoding, frame[name])
         elif name in encoding.means:
             frame[name], more = screened_numbers(encoding, frame[name])
             found += more
@@ -111,8 +112,11 @@ def screened_numbers(encoding: Encoding, column: "pandas.Series[Any]") -> tuple[
     return numbers, [remark for remark in remarks if remark.rows.any()]
 
 
-def screened_dates(column: "pandas.Series[Any]") -> tuple["pandas.Series[Any]", list[Remark]]:
-    """Return a column of dates as days, and a remark on text that is no date. Dates after the fit are no remark."""
+def screened_dates(encoding: Encoding, column: "pandas.Series[Any]") -> tuple["pandas.Series[Any]", list[Remark]]:
+    """Return a column of dates as days, and remarks on text that is no date and on months that the fit lacks.
+
+    Dates after those of the fit are no remark.
+    """
     import pandas
 
     bad = np.zeros(len(column), dtype=bool)
@@ -121,7 +125,22 @@ def screened_dates(column: "pandas.Series[Any]") -> tuple["pandas.Series[Any]", 
         bad = np.isin(codes, np.flatnonzero(parsed_dates(texts).isna()))
     days = pandas.Series(as_days(column.mask(bad)), index=column.index, name=column.name)
     text = lambda row: f"{column.name} = {cell_words(column.iloc[row])} is not a date"  # noqa: E731
-    return days, [Remark("text", str(column.name), bad, text)] if bad.any() else []
+    remarks = [Remark("text", str(column.name), bad, text)] if bad.any() else []
+    for function, new in encoding.new_dates(str(column.name), days.to_numpy()).items():
+        remarks.append(new_date_remark(encoding, function, days, new))
+    return (encoding.known_dates(days) if encoding.unseen != "error" else days), remarks
+
+
+def new_date_remark(encoding: Encoding, function: str, days: "pandas.Series[Any]", new: np.ndarray) -> Remark:
+    """Return the remark on dates whose month, or day of the week, is not in the training data."""
+    call = f"{function}({days.name})"
+    end = {
+        "error": "is not in the training data",
+        "missing": "is new, and the date counts as missing",
+        "baseline": "is new and counts as the first of the training data",
+    }[encoding.unseen]
+    kind = "unseen" if encoding.unseen == "error" else "replaced"
+    return Remark(kind, call, new, lambda row: f"{call} = {calendar_name(function, days.iloc[row])!r} {end}")
 
 
 def numbers_in(column: "pandas.Series[Any]") -> "pandas.Series[Any]":
@@ -131,7 +150,7 @@ def numbers_in(column: "pandas.Series[Any]") -> "pandas.Series[Any]":
 
     if not types.is_string_dtype(column.dtype) and column.dtype.kind != "O":
         return column
-    return pandas.to_numeric(column, errors="coerce").astype(float)
+    return pandas.Series(spelled_numbers(column), index=column.index, name=column.name)
 
 
 def columns_as_read(encoding: Encoding, frame: "pandas.DataFrame") -> "pandas.DataFrame":
@@ -211,9 +230,10 @@ def term_remark(encoding: Encoding, frame: "pandas.DataFrame", kind: str, term: 
     named = [name for name in encoding.inputs if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", term)]
     spline = "bs(" in term
     end = ", which is taken at its end" if kind == "clamped" else ""
+    words_of = lambda name, value: date_text(value) if name in encoding.parsed.dates else cell_words(value)  # noqa: E731
 
     def text(row: int) -> str:
-        values = " and ".join(f"{name} = {cell_words(frame[name].iloc[row])}" for name in named)
+        values = " and ".join(f"{name} = {words_of(name, frame[name].iloc[row])}" for name in named)
         return f"{values} is beyond the range of {term}{end}" if spline else f"{term} has no value for {values}"
 
     return Remark("beyond" if spline and kind == "undefined" else kind, term, rows, text)

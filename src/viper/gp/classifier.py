@@ -2,9 +2,10 @@
 
 import copy
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -20,6 +21,7 @@ from viper.data.checks import RowFormat
 from viper.data.open import open_labelled_rows, open_rows
 from viper.data.schema import (
     BOOLEAN,
+    DEFINITE,
     NUMBER,
     POSITIVE,
     TEXT,
@@ -34,11 +36,21 @@ from viper.data.schema import (
     numbers,
 )
 from viper.errors import ConvergenceWarning, JitterWarning, StorageError, shown, users_line
-from viper.formula.learn import FormulaMixin, by_formula
+from viper.formula.learn import FormulaMixin, by_formula, formula_template
 from viper.gp.joint import JointFeatures
-from viper.gp.kernels import check_loaded, check_shapes, covariance, make_kernel, make_mean
+from viper.gp.kernels import (
+    LENGTHSCALES,
+    PRIORS,
+    check_loaded,
+    check_shapes,
+    covariance,
+    make_kernel,
+    make_mean,
+    weight_columns,
+)
 from viper.gp.mean_uncertainty import intervals_too_narrow_by, warn_of_narrow_intervals
 from viper.gp.model import LARGEST_JITTER, Features, InducedSource, InducedView, Observations, Scaler, SparseGP
+from viper.gp.online import PLACED_ROWS, as_start, with_more_points, with_more_values
 from viper.gp.profile import Profile, identity_prior
 from viper.gp.search import Found, Search, Start
 from viper.gp.starts import inducing_points, read_inducing
@@ -46,14 +58,15 @@ from viper.gp.summary import hyperparameter_table
 from viper.inference.device import choose_device
 from viper.inference.newton import Result, exact_elbo, newton
 from viper.inference.posterior import Diagonal, Full, Posterior, moved
-from viper.inference.problem import Gaussian, Problem, gaussian
+from viper.inference.problem import Gaussian, Prior, Problem, gaussian
 from viper.inference.progress import Callbacks, Progress, as_task, tasks_of
-from viper.inference.rows import Arrays, RowSource
-from viper.inference.threads import one_thread
+from viper.inference.rows import Arrays, RowSource, joined_rows
+from viper.inference.threads import check_jobs, pass_threads
+from viper.models.diagnosis import LATENT_DRAWS, DiagnosisMixin, summary_of_draws
 from viper.models.effects import EffectsMixin, OpenRows
 from viper.models.fitting import without_cusp
 from viper.models.notebook import NotebookMixin
-from viper.models.prediction import PredictionMixin, largest_sd
+from viper.models.prediction import largest_sd
 from viper.models.saving import State, StateMixin
 from viper.models.weighting import WEIGHTING, WEIGHTING_FIELDS, ClassWeightMixin
 from viper.softplus.bound_names import FIT_BOUNDS
@@ -88,7 +101,7 @@ class VariationalGPClassifier(
     ClassWeightMixin,
     StateMixin,
     EffectsMixin,
-    PredictionMixin,
+    DiagnosisMixin,
     Callbacks,
     ClassifierMixin,
     BaseEstimator,
@@ -96,18 +109,26 @@ class VariationalGPClassifier(
     """Gaussian-process classification by variational inference, with inducing points and the exact ELBO.
 
     y_i ~ Bernoulli(s(f(x_i))), where f is a Gaussian process. The posterior of f at the inducing points is the Gaussian
-    q that maximises the ELBO, found by the same solver as in logistic regression. Kernel, mean function and inducing
-    points are chosen to maximise the profile, which is the ELBO at their best q.
+    q that maximises the ELBO, found by the same solver as in logistic regression. Kernel and inducing points are chosen
+    to maximise the profile, which is the ELBO at their best q, plus the log prior of the hyperparameters.
 
     Parameters
     ----------
     kernel : {"rbf", "matern32", "matern52", "linear"} or gpytorch.kernels.Kernel, default "rbf"
-        The named kernels have one lengthscale ("linear": one variance) per column. A kernel object is copied; its
-        constraints, priors and fixed parameters (``requires_grad_(False)``) are respected. Its inputs are
-        the standardised columns.
+        A kernel object is copied; its constraints, priors and fixed parameters (``requires_grad_(False)``) are
+        respected. Its inputs are the standardised columns.
     mean : {"linear", "constant", "zero"} or gpytorch.means.Mean, default "linear"
-        Its weights are point estimates, so intervals do not include their uncertainty. If a linear mean explains most
-        of the data, a NarrowIntervalsWarning says so; "constant" then gives honest intervals.
+        What is added to the kernel's part: a linear function of the columns, a common level, or nothing. With priors
+        its weights have a posterior, and intervals include their uncertainty.
+    priors : {"default", None}, default "default"
+        Weakly informative priors of the hyperparameters of named kernels and means, on standardised columns:
+        log-normal with a median of 1.35 √p for lengthscales (p columns), 3 for the output scale, which is
+        the prior variance of the kernel's part, and 1/√p for the prior standard deviation of the weights of a linear
+        mean; the level is N(0, 5²). `summary` lists them. With None, all hyperparameters and the weights of the mean
+        maximise the ELBO alone, as in the paper: intervals then do not include the uncertainty of the weights, and a
+        NarrowIntervalsWarning says so if a linear mean explains most of the data.
+    lengthscales : {"many", "one"}, default "many"
+        Whether a named kernel has one lengthscale per column, or one for all.
     n_inducing : int, default 50
         Number of inducing points. If there are no more distinct rows than this, all of them are inducing points, which
         gives the full variational Gaussian process.
@@ -151,6 +172,8 @@ class VariationalGPClassifier(
     random_state : int, RandomState or None
         Seeds the choice of rows and clusters, the minibatches of "natural-adam" and Monte Carlo. None means a fixed
         seed, so that a fit repeats bit for bit on one machine; `sample` draws afresh in every call if it is None.
+    n_jobs : int, optional
+        Threads of the passes that fit q, as for `VariationalLogisticRegression`; the search uses one.
     device : str or torch.device, optional
         Device to compute on: by default the CPU, or that of X if X is a tensor. The fitted model is on the CPU.
     verbose : bool or "auto", default "auto"
@@ -186,6 +209,10 @@ class VariationalGPClassifier(
     """
 
     _kind = "gp"
+    _sparse = True
+    _raw_rows: RowSource | None = None
+    model_: SparseGP
+    _own_prior: Prior | None = None  # of q, where what earlier rows said is only known as a Gaussian
     _fit_scalars: ClassVar[Mapping[str, Rule]] = {
         "elbo_": NUMBER,
         "elbo_bound_": NUMBER,
@@ -200,15 +227,26 @@ class VariationalGPClassifier(
     _own_tensors: ClassVar[Mapping[str, Numbers]] = {
         "centre": numbers("p"),
         "scale": numbers("p", range=POSITIVE),
-        "model.inducing": numbers("dp"),
+        "model.inducing": numbers("mp"),
+    }
+    _optional_tensors: ClassVar[Mapping[str, Numbers]] = {
+        "prior.mean": numbers("d"),
+        "prior.precision": numbers("d", "dd", range=DEFINITE),
     }
     _objects = ("kernel", "mean")
+    _options_before: ClassVar[Mapping[str, Any]] = {
+        **StateMixin._options_before,
+        "priors": None,
+        "lengthscales": "many",
+    }
 
     def __init__(
         self,
         kernel: Any = "rbf",
         *,
         mean: Any = "linear",
+        priors: str | None = "default",
+        lengthscales: str = "many",
         n_inducing: int = 50,
         inducing: Any = "greedy",
         learn_inducing: bool = True,
@@ -228,11 +266,14 @@ class VariationalGPClassifier(
         jitter: float = 1e-8,
         warm_start: bool = False,
         random_state: Any = None,
+        n_jobs: int | None = None,
         device: Any = None,
         verbose: Any = "auto",
     ) -> None:
         self.kernel = kernel
         self.mean = mean
+        self.priors = priors
+        self.lengthscales = lengthscales
         self.n_inducing = n_inducing
         self.inducing = inducing
         self.learn_inducing = learn_inducing
@@ -252,6 +293,7 @@ class VariationalGPClassifier(
         self.jitter = jitter
         self.warm_start = warm_start
         self.random_state = random_state
+        self.n_jobs = n_jobs
         self.device = device
         self.verbose = verbose
 
@@ -279,32 +321,99 @@ class VariationalGPClassifier(
             For rows that are not in memory: a folder that keeps the result of every completed pass until the fit is
             complete. If the fit is interrupted, the same call repeats the search and resumes after the last pass.
         """
+        return self._fit_opened(X, y, sample_weight, offset, checkpoint)
+
+    def _fit_opened(
+        self, X: Any, y: Any, sample_weight: Any, offset: Any, checkpoint: Any = None, classes: Any = None
+    ) -> "VariationalGPClassifier":
         self._check_options()
         random = checks.random_of_fit(self.random_state)
-        self.classes_, source = open_labelled_rows(
-            self, X, y, ROW_FORMAT, sample_weight=sample_weight, offset=offset, reset=True
-        )
+        known_classes = None if classes is None else checks.distinct(np.asarray(classes))
+        given = {"sample_weight": sample_weight, "offset": offset, "reset": True, "classes": known_classes}
+        self.classes_, source = open_labelled_rows(self, X, y, ROW_FORMAT, **given)
+        self._own_prior = None
         source = self._weighted_rows(source)
         if source.traits.where == "memory":
             self._fit(source.in_memory(), None, random)
+            self._raw_rows = source
             return self
         with resumable(self, source, checkpoint, int(random.randint(2**31))) as (passes, seed):
             few = passes.rows <= SEARCH_ROWS
             known = passes.in_memory() if few else weighted_sample(passes, SEARCH_ROWS, seed)
             self._fit(known, None if few else passes, np.random.RandomState(seed))
+        self._raw_rows = source
         return self
+
+    def partial_fit(
+        self, X: Any, y: Any = None, classes: Any = None, sample_weight: Any = None, offset: Any = None
+    ) -> "VariationalGPClassifier":
+        """Update the posterior with new rows; kernel, mean function and inducing points stay as they are.
+
+        The first call is a fit. As long as the model remembers its rows, the result is that of all rows together; after
+        loading it from a file, the posterior so far is the prior of the new rows. Inducing points are added at new rows
+        that lie outside, where the ones that are there leave much unexplained.
+
+        Parameters
+        ----------
+        X, y, sample_weight, offset
+            As in `fit`.
+        classes : array (2,), optional
+            The two labels. Required in the first call if its rows contain only one of them.
+        """
+        first = not hasattr(self, "posterior_")
+        if isinstance(self.class_weight, str):
+            raise ValueError(
+                f"partial_fit needs class_weight as a dictionary; got {self.class_weight!r}. Name both classes."
+            )
+        if first:
+            if formula_template(self) is not None:
+                raise ValueError("partial_fit needs a fitted formula; got one that is not fitted. Call fit first.")
+            return self._fit_opened(X, y, sample_weight, offset, classes=classes)
+        given = {"sample_weight": sample_weight, "offset": offset, "classes": self.classes_}
+        source = self._known_weights(open_labelled_rows(self, X, y, ROW_FORMAT, **given)[1])
+        with pass_threads(self.n_jobs):
+            self._update(source)
+        return self
+
+    def _update(self, new: RowSource) -> None:
+        """Find q again for all rows or, if only the new ones are known, with q so far as their prior."""
+        few = new if new.rows <= PLACED_ROWS else new.sample(PLACED_ROWS, np.random.default_rng(0))
+        rows = Observations.from_arrays(few.in_memory()).standardised(self._scaler, torch.device("cpu"))
+        before = self.posterior_
+        model = with_more_points(self.model_, before, rows, new.rows / len(rows))
+        before = with_more_values(before, len(self.model_.inducing), len(model.inducing))
+        source = new if self._raw_rows is None else joined_rows(self._raw_rows, new)
+        self.model_, start = model, before.as_prior()
+        induced = self._induced(source)
+        prior = start if self._raw_rows is None else identity_prior(induced)
+        exact, _ = self._bound(checks.seed_of(self.random_state))
+        problem = Problem(induced, moved(prior, induced.device), exact, diagonal=self.covariance == "diagonal")
+        with closing(Progress(self.verbose, None, source.rows)) as progress:
+            source.observe(progress.rows_done)
+            near = as_start(moved(start, induced.device))
+            result = newton(problem, near, tol=Q_TOLERANCE, report=progress)
+        self._largest_sd = largest_sd(induced, self._posterior(result))
+        found = Found(model, self.starts_, self.n_iter_, True)
+        self._keep(found, problem, result)
+        self._own_prior = None if self._raw_rows is not None else moved(prior, "cpu")
+        self._raw_rows = None if self._raw_rows is None else source
+        self._warn(True)
 
     def _check_options(self) -> None:
         words: dict[str, tuple[str | bool, ...]] = {
             "bound": FIT_BOUNDS,
             "covariance": ("full", "diagonal"),
             "solver": tuple(DEFAULT_STEPS),
+            "lengthscales": LENGTHSCALES,
             "verbose": ("auto", True, False),
         }
         if isinstance(self.inducing, str):
             words["inducing"] = ("greedy", "kmeans", "subset")
         integers = ("n_inducing", "n_starts", "max_iter", "batch_size")
         checks.check_options(self, words, ("tol", "learning_rate"), integers)
+        check_jobs(self.n_jobs)
+        if not (self.priors is None or isinstance(self.priors, str)) or self.priors not in PRIORS:
+            raise ValueError(f"priors must be 'default' or None; got {shown(self.priors)}.")
         if not 0.0 <= self.jitter <= 1e-2:
             raise ValueError(f"jitter must lie in [0, 0.01]; got {self.jitter!r}. It is relative to the mean variance.")
 
@@ -320,7 +429,7 @@ class VariationalGPClassifier(
         steps = int(self.max_iter or DEFAULT_STEPS[self.solver])
         progress = Progress(self.verbose, tasks_of(self), len(rows))
         search = Search(rows, fast, self.covariance == "diagonal", steps, float(self.tol), generator, progress)
-        with closing(progress), one_thread():
+        with closing(progress), pass_threads(self.n_jobs):
             found = self._search(search, before)
             with torch.no_grad():
                 features = Features(found.model, rows)
@@ -350,7 +459,7 @@ class VariationalGPClassifier(
     def _search(self, search: Search, before: SparseGP | None) -> Found:
         rows = search.rows
         if before is None:
-            kernel, mean = make_kernel(self.kernel, rows.inputs.shape[1]), make_mean(self.mean, rows.inputs.shape[1])
+            kernel, mean = self._kernel_and_mean()
             points, learn = self._inducing(rows, search.generator)
             model = SparseGP(kernel, mean, points, learn, float(self.jitter)).to(rows.inputs)
             check_shapes(model.kernel, model.mean, rows.inputs[:2])
@@ -360,6 +469,11 @@ class VariationalGPClassifier(
         if self.solver == "natural-adam":
             return search.natural_adam(model, float(self.learning_rate), self.batch_size, greedily)
         return search.profile(model, 1 if before is not None else int(self.n_starts), greedily)
+
+    def _kernel_and_mean(self) -> tuple[Any, Any]:
+        columns = self.n_features_in_
+        kernel = make_kernel(self.kernel, columns, priors=self.priors, many=self.lengthscales == "many")
+        return kernel, make_mean(self.mean, columns, priors=self.priors)
 
     def _inducing(self, rows: Observations, generator: np.random.Generator) -> tuple[Tensor, bool]:
         """Where the inducing points start, and whether they are learned."""
@@ -427,17 +541,17 @@ class VariationalGPClassifier(
     # -----------------------------------------------------------------------------------------------------------------
     # What was learned
 
-    def _features(self, known: Arrays) -> Features:
+    def _features(self, known: Arrays, block_rows: int | None = None) -> Features:
         """Rows in memory, projected on the inducing points."""
         device = choose_device(self.device, known.features)
         model = self.model_ if device.type == "cpu" else copy.deepcopy(self.model_).to(device)
         with torch.no_grad():
-            return Features(model, Observations.from_arrays(known).standardised(self._scaler, device))
+            return Features(model, Observations.from_arrays(known).standardised(self._scaler, device), block_rows)
 
-    def _induced(self, source: RowSource) -> RowSource:
+    def _induced(self, source: RowSource, block_rows: int | None = None) -> RowSource:
         """Rows projected on the inducing points."""
         if source.traits.where == "memory":
-            return self._features(source.in_memory())
+            return self._features(source.in_memory(), block_rows)
         return InducedSource(source, InducedView(self.model_, self._scaler))
 
     def _open_rows(self, X: Any, offset: Any) -> RowSource:
@@ -446,6 +560,48 @@ class VariationalGPClassifier(
     def _open_labelled_rows(self, X: Any, y: Any, *, sample_weight: Any, offset: Any) -> RowSource:
         given = {"sample_weight": sample_weight, "offset": offset, "classes": self.classes_}
         return self._induced(open_labelled_rows(self, X, y, ROW_FORMAT, **given)[1])
+
+    @property
+    def _training_rows(self) -> RowSource | None:
+        return None if self._raw_rows is None else self._induced(self._raw_rows)
+
+    def _given_or_training_rows(self, X: Any, y: Any, sample_weight: Any, offset: Any) -> RowSource | None:
+        if X is None:
+            return self._training_rows
+        given = {"sample_weight": sample_weight, "offset": offset, "classes": self.classes_}
+        return self._induced(self._known_weights(open_labelled_rows(self, X, y, ROW_FORMAT, **given)[1]))
+
+    @property
+    def prior_(self) -> Prior:  # type: ignore[override]
+        """The prior N(0, I) of the whitened inducing values, or q before the last rows if earlier ones are unknown."""
+        if self._own_prior is not None:
+            return self._own_prior
+        return Prior(torch.zeros_like(self.posterior_.mean), torch.ones_like(self.posterior_.mean))
+
+    def _names(self) -> list[str]:
+        return [f"w{j}" for j in range(len(self.posterior_.mean))]
+
+    def _summarise_draws(
+        self, X: Any, offset: Any, draws: Tensor, summary: Callable[[Tensor], Tensor]
+    ) -> Iterator[Tensor]:
+        check_is_fitted(self, "posterior_")
+        block_rows = max(1, LATENT_DRAWS // len(draws))
+        rows = self._induced(open_rows(self, X, offset, replace(ROW_FORMAT, block_rows=block_rows)), block_rows)
+        return rows.map(partial(summary_of_draws, draws=draws, summary=summary))
+
+    def latent_prior(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]:
+        """Prior mean and covariance of f at the training rows under the fitted kernel, their labels and weights."""
+        check_is_fitted(self, "posterior_")
+        if self._raw_rows is None:
+            raise ValueError("latent_prior needs the training rows; got a model without them. Fit it again.")
+        given = Observations.from_arrays(self._raw_rows.in_memory())
+        rows = given.standardised(self._scaler, torch.device("cpu"))
+        with torch.no_grad():
+            mean, K = self.model_.mean(rows.inputs).detach(), covariance(self.model_.kernel, rows.inputs, rows.inputs)
+            B = weight_columns(self.model_.mean, rows.inputs)
+            K = K + B @ B.T
+        mean = mean if rows.offset is None else mean + rows.offset
+        return mean.numpy(), K.numpy(), rows.label.numpy(), None if rows.weight is None else rows.weight.numpy()
 
     def sample(self, X: Any, n: int = 1, random_state: Any = None, offset: Any = None) -> np.ndarray:
         """`n` joint draws of f, the log-odds, at the rows of X: n × rows."""
@@ -457,7 +613,8 @@ class VariationalGPClassifier(
         with torch.no_grad():
             rows = source.in_memory()
             A, mean = rows.features, rows.offset
-            rest = covariance(source.model.kernel, source.data.inputs, source.data.inputs) - A @ A.T
+            induced = A[:, : len(source.root)]
+            rest = covariance(source.model.kernel, source.data.inputs, source.data.inputs) - induced @ induced.T
         if not bool(rest.isfinite().all()):
             raise ValueError("the kernel must be finite at the rows of X; got NaN or infinity. Check their scale.")
         values, vectors = torch.linalg.eigh(rest)
@@ -482,20 +639,13 @@ class VariationalGPClassifier(
     def summary(self) -> "pandas.DataFrame":
         """Per column, in the units of X: lengthscale, relevance (1/lengthscale in standard deviations), mean weight.
 
-        Everything else is in ``.attrs``: "output_scale", the "intercept" of the mean function, and
-        all parameters of the "kernel" by name, for standardised columns.
+        Everything else is in ``.attrs``: "output_scale", "slope_scale" (prior standard deviation of the weights of the
+        mean), the "intercept" of the mean function, the "priors", and all parameters of the "kernel" by name, for
+        standardised columns.
         """
         check_is_fitted(self, "posterior_")
         names = getattr(self, "feature_names_in_", [f"x{j}" for j in range(self.n_features_in_)])
-        return hyperparameter_table(self.model_, self._scaler, [str(name) for name in names])
-
-    @property
-    def diagnose(self) -> Any:
-        """Not available: importance weights would treat kernel, mean and inducing points as known."""
-        raise AttributeError(
-            "diagnose is a method of VariationalLogisticRegression; got a Gaussian process, whose kernel and mean are "
-            "point estimates. See starts_, elbo_bound_ and scores on held-out rows."
-        )
+        return hyperparameter_table(self.model_, self.posterior_, self._scaler, [str(name) for name in names])
 
     # -----------------------------------------------------------------------------------------------------------------
     # Storage and scikit-learn
@@ -503,6 +653,8 @@ class VariationalGPClassifier(
     def _own_state(self) -> State:
         tensors = {f"model.{name}": x for name, x in self.model_.state_dict().items()}
         tensors |= {"centre": torch.from_numpy(self._scaler.centre), "scale": torch.from_numpy(self._scaler.scale)}
+        if self._own_prior is not None:
+            tensors |= {"prior.mean": self._own_prior.mean, "prior.precision": self._own_prior.precision}
         learns = self.model_.inducing.requires_grad
         starts = [list(start) for start in self.starts_]
         return State(tensors, {"learns_inducing": learns, "starts": starts, **self._weighting_state()})
@@ -510,6 +662,8 @@ class VariationalGPClassifier(
     def _restore_own_state(self, state: State) -> None:
         self._scaler = Scaler(state.tensors["centre"].numpy(), state.tensors["scale"].numpy())
         self._restore_weighting(state.metadata)
+        if "prior.mean" in state.tensors:
+            self._own_prior = Prior(state.tensors["prior.mean"], state.tensors["prior.precision"])
         learns = bool(state.metadata.get("learns_inducing", self.learn_inducing))
         self.model_ = self._stored_model(state.part("model"), learns)
         self.inducing_points_ = self._inducing_points(self.model_)
@@ -521,8 +675,8 @@ class VariationalGPClassifier(
 
     def _stored_model(self, parameters: dict[str, Tensor], learn_inducing: bool) -> SparseGP:
         """Kernel, mean and inducing points with stored parameters, for predictions and warm starts."""
-        columns, points = self.n_features_in_, torch.zeros_like(parameters["inducing"])
-        kernel, mean = make_kernel(self.kernel, columns), make_mean(self.mean, columns)
+        points = torch.zeros_like(parameters["inducing"])
+        kernel, mean = self._kernel_and_mean()
         model = SparseGP(kernel, mean, points, learn_inducing, self.jitter_)
         expected, found = (
             {name: (list(x.shape), str(x.dtype)) for name, x in parts.items()}
@@ -534,7 +688,12 @@ class VariationalGPClassifier(
             raise StorageError(f"kernel and mean must be those of the saved model; got {got}.")
         model.load_state_dict(parameters)
         check_loaded(model)
+        if model.dimension != len(self.posterior_.mean):
+            raise StorageError(f"the posterior must have {model.dimension} entries; got {len(self.posterior_.mean)}.")
         return model
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in super().__getstate__().items() if name != "_raw_rows"}
 
     def to_onnx(self, *_: Any, **__: Any) -> Any:
         """Not available: the graph of a Gaussian process depends on its kernel, which may be any GPyTorch module."""

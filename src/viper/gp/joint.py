@@ -35,7 +35,7 @@ class JointFeatures:
     def chosen(self, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return points p, A_p, and the Cholesky factor of R_pp, by pivoting."""
         block = self.block_of(Observations(inputs, inputs.new_zeros(len(inputs))))
-        A, left = block.design.matrix, block.residual.clone()  # type: ignore[attr-defined, union-attr]
+        A, left = self.induced(block), block.residual.clone()  # type: ignore[union-attr]
         least = LEAST_LEFT * float((left + A.square().sum(1)).mean())
         found = inputs.new_zeros(len(inputs), min(MOST_POINTS, len(inputs)))
         index: list[int] = []
@@ -52,6 +52,10 @@ class JointFeatures:
 
     def block_of(self, rows: Observations) -> Block:
         return self.inducing.block(rows, *self.inducing.evaluate(rows.inputs))
+
+    def induced(self, block: Block) -> Tensor:
+        """A without the columns of the mean function's weights."""
+        return block.design.matrix[:, : len(self.inducing.root)]  # type: ignore[attr-defined]
 
     def of(self, rows: Observations, block_rows: int) -> "JointRows":
         return JointRows(self, rows, block_rows)
@@ -91,10 +95,10 @@ class JointRows(BlockSource):
 
     def extended(self, rows: Observations) -> Block:
         joint, block = self.features, self.features.block_of(rows)
-        A, residual = block.design.matrix, block.residual  # type: ignore[attr-defined]
-        between = covariance(joint.model.kernel, rows.inputs, joint.points) - A @ joint.design.T
+        design, residual = block.design.matrix, block.residual  # type: ignore[attr-defined]
+        between = covariance(joint.model.kernel, rows.inputs, joint.points) - joint.induced(block) @ joint.design.T
         # V = (K_xp - A A_pᵀ) L⁻ᵀ
         V = torch.linalg.solve_triangular(joint.root, between.T, upper=False).T
         assert residual is not None
         left = (residual - V.square().sum(1)).clamp_(min=0.0)
-        return replace(block, design=Dense(torch.cat([A, V], 1)), residual=left)
+        return replace(block, design=Dense(torch.cat([design, V], 1)), residual=left)

@@ -16,12 +16,20 @@ import torch
 from gpytorch.constraints import Positive
 from gpytorch.kernels import Kernel, LinearKernel, MaternKernel, RBFKernel, ScaleKernel
 from gpytorch.means import ConstantMean, LinearMean, Mean, ZeroMean
+from gpytorch.priors import NormalPrior
 from torch import Tensor
 
 from viper.errors import shown
 
 KERNELS = ("rbf", "matern32", "matern52", "linear")
 MEANS = ("linear", "constant", "zero")
+PRIORS = ("default", None)
+LENGTHSCALES = ("one", "many")
+# The default priors: median and standard deviation of the logarithm, on standardised columns
+TYPICAL_LENGTH, LENGTH_SPREAD = 1.35, 0.7  # times √p, the typical distance between rows
+TYPICAL_SCALE, SCALE_SPREAD = 3.0, 1.5  # variance of the log-odds
+TYPICAL_SLOPE, SLOPE_SPREAD = 1.0, 1.0  # over √p
+LEVEL_SCALE = 5.0  # prior sd of the common level of the log-odds
 
 
 def logarithmic() -> Positive:
@@ -29,36 +37,106 @@ def logarithmic() -> Positive:
     return Positive(transform=torch.exp, inv_transform=torch.log)
 
 
-def make_kernel(kernel: Any, columns: int) -> Kernel:
-    """Return a kernel in float64, by name or as a copy of a GPyTorch kernel."""
+def make_kernel(kernel: Any, columns: int, *, priors: str | None = None, many: bool = True) -> Kernel:
+    """Return a kernel in float64: by name, with its priors and one lengthscale or many; or a copy of GPyTorch's."""
     if isinstance(kernel, Kernel):
         made = copy.deepcopy(kernel)
     elif kernel == "linear":
         made = LinearKernel(ard_num_dims=columns, variance_constraint=logarithmic())
         made.initialize(variance=1.0)
+        if priors is not None:
+            variance = log_normal(TYPICAL_SLOPE**2 / columns, 2.0 * SLOPE_SPREAD)
+            made.register_prior("log_variance_prior", variance, log_variance)
     elif kernel in KERNELS:
-        options = {"ard_num_dims": columns, "lengthscale_constraint": logarithmic()}
+        options = {"ard_num_dims": columns if many else None, "lengthscale_constraint": logarithmic()}
         base = RBFKernel(**options) if kernel == "rbf" else MaternKernel(nu=int(kernel[-2]) / 2, **options)
         made = ScaleKernel(base, outputscale_constraint=logarithmic())
         made.initialize(outputscale=1.0)
         base.initialize(lengthscale=math.sqrt(columns))
+        if priors is not None:
+            length = log_normal(TYPICAL_LENGTH * math.sqrt(columns), LENGTH_SPREAD)
+            base.register_prior("log_lengthscale_prior", length, log_lengthscale)
+            made.register_prior("log_outputscale_prior", log_normal(TYPICAL_SCALE, SCALE_SPREAD), log_outputscale)
     else:
-        raise ValueError(f"kernel must be one of {list(KERNELS)} or a gpytorch Kernel; got {kernel!r}.")
+        raise ValueError(f"kernel must be one of {list(KERNELS)} or a gpytorch Kernel; got {shown(kernel)}.")
     if made.batch_shape != torch.Size([]):
         raise ValueError(f"kernel must not have a batch shape; got {tuple(made.batch_shape)}. Fit one model per batch.")
     return check_parameters(made.double(), "kernel")
 
 
-def make_mean(mean: Any, columns: int) -> Mean:
-    """Return a mean function in float64, by name with all weights zero, or as a copy of a GPyTorch mean."""
+def log_normal(median: float, spread: float) -> NormalPrior:
+    """The prior of the logarithm of a scale, as a density of the logarithm."""
+    return NormalPrior(*torch.tensor([math.log(median), spread], dtype=torch.float64))
+
+
+# closures of these priors; functions of a module can be pickled
+
+
+def log_lengthscale(kernel: Any) -> Tensor:
+    return kernel.raw_lengthscale
+
+
+def log_outputscale(kernel: Any) -> Tensor:
+    return kernel.raw_outputscale
+
+
+def log_variance(kernel: Any) -> Tensor:
+    return kernel.raw_variance
+
+
+def log_slope(mean: Any) -> Tensor:
+    return mean.raw_slope
+
+
+class UncertainMean(Mean):
+    """m(x) = s xᵀβ + s₀β₀ with β ~ N(0, I): the weights are in q, as further columns [s x, s₀] of the design.
+
+    What is left for the mean function itself is 0. Without `slopes` only the level β₀ is left.
+    """
+
+    def __init__(self, columns: int, slopes: bool) -> None:
+        super().__init__()
+        self.slopes = slopes
+        if slopes:
+            median = TYPICAL_SLOPE / math.sqrt(columns)
+            start = torch.tensor(math.log(median), dtype=torch.float64)
+            self.register_parameter("raw_slope", torch.nn.Parameter(start))
+            self.register_constraint("raw_slope", logarithmic())
+            self.register_prior("log_slope_prior", log_normal(median, SLOPE_SPREAD), log_slope)
+
+    @property
+    def slope(self) -> Tensor:
+        """s, the prior standard deviation of a weight."""
+        return self.raw_slope_constraint.transform(self.raw_slope)
+
+    def columns(self, x: Tensor) -> Tensor:
+        level = torch.full_like(x[:, :1], LEVEL_SCALE)
+        return torch.cat([self.slope * x, level], 1) if self.slopes else level
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.zeros_like(x[:, 0])
+
+
+def weight_columns(mean: Mean, x: Tensor) -> Tensor:
+    """The columns of the design that belong to weights of the mean function: n × k, k = 0 for point estimates."""
+    return mean.columns(x) if isinstance(mean, UncertainMean) else x[:, :0]
+
+
+def make_mean(mean: Any, columns: int, *, priors: str | None = None) -> Mean:
+    """Return a mean function in float64, by name or as a copy of a GPyTorch mean.
+
+    With priors the weights are in q; without, they are parameters that begin at zero.
+    """
     if isinstance(mean, Mean):
         return check_parameters(copy.deepcopy(mean).double(), "mean")
     if mean == "zero":
         return ZeroMean()
+    if mean not in MEANS:
+        raise ValueError(f"mean must be one of {list(MEANS)} or a gpytorch Mean; got {shown(mean)}.")
+    if priors is not None:
+        return UncertainMean(columns, mean == "linear").double()
     if mean == "constant":
         return ConstantMean().double()
-    if mean != "linear":
-        raise ValueError(f"mean must be one of {list(MEANS)} or a gpytorch Mean; got {mean!r}.")
     with torch.random.fork_rng(devices=[]):  # its random weights are overwritten; leave the global generator alone
         made = LinearMean(columns).double()
     made.initialize(weights=0.0, bias=0.0)

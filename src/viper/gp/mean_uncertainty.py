@@ -64,7 +64,7 @@ def warn_of_narrow_intervals(factor: float) -> None:
     size = f"about {factor:.1f} times" if factor < FAR_TOO_NARROW else f"more than {FAR_TOO_NARROW:.0f} times"
     warnings.warn(
         f"The mean function explains most of these data, and its weights are point estimates: intervals are "
-        f"{size} too narrow. Use mean='constant', or VariationalLogisticRegression.",
+        f"{size} too narrow. Use mean='linear' with priors='default', whose weights have a posterior.",
         NarrowIntervalsWarning,
         stacklevel=users_line(),
     )

@@ -4,6 +4,9 @@ With inducing points z, K_zz = LLᵀ and whitened values w (u = m(z) + Lw, prior
 
     A = K_xz L⁻ᵀ,      o = m(x) + the user's offset,      r = diag K_xx - rowsum(A²).
 
+Weights of the mean function that have a prior are further coordinates of w, and their columns B are appended to A; they
+leave no residual.
+
 For given q(w) = N(μ, Σ), the kernel, the mean and z enter F only through ϑ = o + Aμ and τ² = r + diag(AΣAᵀ):
 
     dF = Σ_i c_i [(y_i - g_i) dϑ_i - ½ h_i dτ_i²],
@@ -22,7 +25,7 @@ from torch import Tensor
 
 from viper.data.scaling import column_moments
 from viper.errors import NotPositiveDefinite
-from viper.gp.kernels import covariance, log_prior, variances
+from viper.gp.kernels import covariance, log_prior, variances, weight_columns
 from viper.inference.problem import Gaussian, cholesky
 from viper.inference.rows import (
     BLOCK_ROWS,
@@ -54,6 +57,11 @@ class SparseGP(torch.nn.Module):
         self.kernel, self.mean = kernel, mean
         self.inducing = torch.nn.Parameter(inducing, requires_grad=learn_inducing)
         self.jitter = jitter
+
+    @property
+    def dimension(self) -> int:
+        """The number of inducing points and of weights of the mean function in q."""
+        return len(self.inducing) + weight_columns(self.mean, self.inducing[:1]).shape[1]
 
     @property
     def free(self) -> list[torch.nn.Parameter]:
@@ -221,7 +229,7 @@ class Features(BlockSource):
 
     @property
     def dimension(self) -> int:
-        return len(self.root)
+        return self.model.dimension
 
     @property
     def device(self) -> torch.device:
@@ -242,21 +250,23 @@ class Features(BlockSource):
         return Features(self.model, self.data.scatter(k, generator), self.block_rows)
 
     def parts(self) -> Iterator[tuple[tuple[Tensor, ...], Block]]:
-        """By block: K_xz, diag K_xx and m(x) with their graphs for autograd, and the resulting block."""
+        """By block: K_xz, diag K_xx, m(x) and B with their graphs for autograd, and the resulting block."""
         for start in range(0, self.rows, self.block_rows):
             rows = self.data.take(slice(start, start + self.block_rows))
             made = self.evaluate(rows.inputs)
             yield made, self.block(rows, *(x.detach() for x in made))
 
-    def evaluate(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def evaluate(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         kernel, mean = self.model.kernel, self.model.mean
-        return covariance(kernel, x, self.model.inducing), variances(kernel, x), mean(x)
+        return covariance(kernel, x, self.model.inducing), variances(kernel, x), mean(x), weight_columns(mean, x)
 
-    def block(self, rows: Observations, cross: Tensor, variance: Tensor, mean: Tensor) -> Block:
+    def block(self, rows: Observations, cross: Tensor, variance: Tensor, mean: Tensor, columns: Tensor) -> Block:
         # A = K_xz L⁻ᵀ
         design = product(cross, self.inverse.T)
         residual = (variance - design.square().sum(1)).clamp_(min=0.0)
         offset = mean if rows.offset is None else mean + rows.offset
+        if columns.shape[1]:
+            design = torch.cat([design, columns], 1)
         return Block(Dense(design), rows.label, offset=offset, residual=residual, weight=rows.weight)
 
 
@@ -294,7 +304,7 @@ class InducedSource(SourceWrapper):
 
     @property
     def dimension(self) -> int:
-        return len(self.view.model.inducing)
+        return self.view.model.dimension
 
     def reduce(self, function: RowFunction) -> list[Tensor]:
         return self.source.reduce(partial(apply_to_view, view=self.view, function=function))
@@ -353,11 +363,11 @@ def backward(
     source: Features, q: Gaussian, factor: Tensor, moments: Formula, scale: float = 1.0
 ) -> tuple[float, Sites]:
     """Add ∂F/∂θ at q to the gradients of the free parameters; return the likelihood part of F and the sites of q."""
-    mean, inverse = q.mean, source.inverse
-    # Σ - I
+    mean, inverse, points = q.mean, source.inverse, len(source.inverse)
+    # Σ - J, J the identity for the inducing points, whose residual r depends on A, and 0 for the other columns
     excess = factor @ factor.T if factor.ndim == 2 else torch.diag(factor)
-    excess.diagonal().sub_(1.0)
-    inner = torch.zeros_like(excess)
+    excess.diagonal()[:points].sub_(1.0)
+    inner = torch.zeros_like(inverse)
     sites = Sites([], [])
     value = 0.0
     with torch.enable_grad():
@@ -369,7 +379,7 @@ def backward(
             shift = product(design, mean)
             twisted = product(design, excess)
             # τ² = r + diag(AΣAᵀ)
-            tau2 = ((twisted + design) * design).sum(1).clamp_(min=0.0).add_(residual)
+            tau2 = (twisted * design).sum(1).add_(design[:, :points].square().sum(1)).clamp_(min=0.0).add_(residual)
             eta, g, h = moments(shift + offset, tau2)
             gain = block.label * (shift + offset) - eta
             weight = scale if block.weight is None else scale * block.weight
@@ -377,10 +387,11 @@ def backward(
             e, b = weight * (block.label - g), weight * h
             sites.precision.append(b / scale)
             sites.target.append((e + b * shift) / scale)
-            # ∂F/∂A = e μᵀ - diag(b) A(Σ - I)
+            # ∂F/∂A = e μᵀ - diag(b) A(Σ - J)
             slope = torch.outer(e, mean).sub_(b[:, None] * twisted)
-            inner += product(slope.T, design)
-            pull_back(made, (product(slope, inverse), -0.5 * b, e))
+            induced, columns = slope[:, :points], slope[:, points:]
+            inner += product(induced.T, design[:, :points])
+            pull_back(made, (product(induced, inverse), -0.5 * b, e, columns))
         if source.among.requires_grad:
             # through L: ∂F/∂K_zz = L⁻ᵀ sym Φ(-(∂F/∂A)ᵀA) L⁻¹, Φ the lower triangle with half its diagonal
             lower = torch.tril(-inner)
@@ -393,7 +404,7 @@ def backward(
 
 
 def pull_back(made: tuple[Tensor, ...], slopes: tuple[Tensor, ...]) -> None:
-    """Backpropagate from those of K_xz, diag K_xx and m(x) that depend on free parameters."""
+    """Backpropagate from those of K_xz, diag K_xx, m(x) and B that depend on free parameters."""
     pairs = [(x, slope) for x, slope in zip(made, slopes, strict=True) if x.requires_grad]
     if pairs:
         torch.autograd.backward([x for x, _ in pairs], [slope for _, slope in pairs])

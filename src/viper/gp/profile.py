@@ -57,7 +57,7 @@ class Profile:
         self.sites, self.start = sites, start  # where the first inner search starts
         self.tol = tol  # nats by which the last inner step may move q
         self.inner_steps = 0
-        small = dense_profile_applies(rows, len(model.inducing), diagonal)
+        small = dense_profile_applies(rows, model.dimension, diagonal)
         self.dense = DenseProfile(model, rows, bound.moments, scale, start) if small else None
 
     def __call__(self, x: np.ndarray) -> tuple[float, np.ndarray]:

@@ -3,9 +3,9 @@
 With hundreds of rows and tens of inducing points a matrix product takes microseconds, no longer than PyTorch needs to
 dispatch one. Value and gradient therefore take as few operations as possible. With G = Aᵀ diag(b) A,
 
-    ∂F/∂K_xz = e (L⁻ᵀμ)ᵀ - diag(b) A (Σ - I) L⁻¹,     (∂F/∂A)ᵀ A = μ (Aᵀe)ᵀ - (Σ - I) G,
+    ∂F/∂K_xz = e (L⁻ᵀμ)ᵀ - diag(b) A (Σ - J) L⁻¹,     (∂F/∂A)ᵀ A = μ (Aᵀe)ᵀ - (Σ - J) G,
 
-e = c(y - g), b = c h.
+e = c(y - g), b = c h, and J = I for the inducing points and 0 for the weights of the mean function.
 """
 
 import math
@@ -18,7 +18,7 @@ import torch
 from scipy.linalg import lapack
 from torch import Tensor
 
-from viper.gp.kernels import ARRAY_SHAPES, Shape, covariance, stationary_shape, variances
+from viper.gp.kernels import ARRAY_SHAPES, Shape, covariance, stationary_shape, variances, weight_columns
 from viper.gp.model import Observations, SparseGP, cholesky_with_jitter, pull_back
 from viper.inference.anderson import weights_from_gram
 from viper.inference.problem import Gaussian
@@ -48,20 +48,27 @@ class Kernels(NamedTuple):
     among: np.ndarray  # K_zz
     variance: np.ndarray  # diag K_xx
     mean: np.ndarray
-    pull: Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], None]
+    columns: np.ndarray  # of the weights of the mean function
+    pull: Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray], None]
 
 
 def by_autograd(model: SparseGP, inputs: Tensor) -> Kernels:
     """The matrices of any kernel."""
     kernel, z = model.kernel, model.inducing
     with torch.enable_grad():
-        made = covariance(kernel, inputs, z), covariance(kernel, z, z), variances(kernel, inputs), model.mean(inputs)
+        made = (
+            covariance(kernel, inputs, z),
+            covariance(kernel, z, z),
+            variances(kernel, inputs),
+            model.mean(inputs),
+            weight_columns(model.mean, inputs),
+        )
 
     def pull(*slopes: np.ndarray) -> None:
         pull_back(made, tuple(map(torch.from_numpy, slopes)))
 
-    cross, among, variance, mean = (x.detach().numpy() for x in made)
-    return Kernels(cross, among, variance, mean, pull)
+    cross, among, variance, mean, columns = (x.detach().numpy() for x in made)
+    return Kernels(cross, among, variance, mean, columns, pull)
 
 
 def in_closed_form(model: SparseGP, shape: Shape, inputs: Tensor, squares: np.ndarray) -> Kernels:
@@ -69,6 +76,7 @@ def in_closed_form(model: SparseGP, shape: Shape, inputs: Tensor, squares: np.nd
     on_arrays = ARRAY_SHAPES[shape]
     with torch.enable_grad():
         lengthscale, scale, mean = model.kernel.base_kernel.lengthscale, model.kernel.outputscale, model.mean(inputs)
+        columns = weight_columns(model.mean, inputs)
     ell, s = lengthscale.detach().numpy().reshape(-1), float(scale.detach())
     z = model.inducing.detach().numpy()
     u, v = inputs.numpy() / ell, z / ell
@@ -77,7 +85,9 @@ def in_closed_form(model: SparseGP, shape: Shape, inputs: Tensor, squares: np.nd
     value, decay = on_arrays(distances(u, v, squares @ rate, norms))
     value_z, decay_z = on_arrays(distances(v, v, norms, norms))
 
-    def pull(to_cross: np.ndarray, to_among: np.ndarray, to_variance: np.ndarray, to_mean: np.ndarray) -> None:
+    def pull(
+        to_cross: np.ndarray, to_among: np.ndarray, to_variance: np.ndarray, to_mean: np.ndarray, to_columns: np.ndarray
+    ) -> None:
         to_scale = float(to_variance.sum())
         to_z, to_rate = np.zeros_like(z), np.zeros(len(rate))
         parts = (u, 1.0, to_cross, value, decay), (v, 2.0, to_among, value_z, decay_z)
@@ -85,18 +95,19 @@ def in_closed_form(model: SparseGP, shape: Shape, inputs: Tensor, squares: np.nd
             # W = -2 s φ'(r²) ∂/∂K, so that the differential is -½ Σ W d(r²)
             weight = slope * down
             to_scale += float(weight.sum() if down is phi else np.vdot(slope, phi))
-            rows, columns, pulled = weight.sum(1), weight.sum(0), weight.T @ a
-            to_z += times * (pulled - columns[:, None] * v)  # K_zz and its slope are symmetric
-            to_rate += rows @ np.square(a) + columns @ np.square(v) - 2.0 * (pulled * v).sum(0)
+            by_row, by_point, pulled = weight.sum(1), weight.sum(0), weight.T @ a
+            to_z += times * (pulled - by_point[:, None] * v)  # K_zz and its slope are symmetric
+            to_rate += by_row @ np.square(a) + by_point @ np.square(v) - 2.0 * (pulled * v).sum(0)
         to_length = s * to_rate / ell
         if len(ell) == 1:
             to_length = to_length.sum(keepdims=True)
         if model.inducing.requires_grad:
             model.inducing.grad = torch.from_numpy(s * to_z / ell)
-        made, slopes = (lengthscale, scale, mean), (to_length, np.array(to_scale), to_mean)
+        made, slopes = (lengthscale, scale, mean, columns), (to_length, np.array(to_scale), to_mean, to_columns)
         pull_back(made, tuple(torch.from_numpy(to).reshape(x.shape) for x, to in zip(made, slopes, strict=True)))
 
-    return Kernels(s * value, s * value_z, np.full(len(u), s), mean.detach().numpy(), pull)
+    others = mean.detach().numpy(), columns.detach().numpy()
+    return Kernels(s * value, s * value_z, np.full(len(u), s), *others, pull)
 
 
 def distances(u: np.ndarray, v: np.ndarray, u_norms: np.ndarray, v_norms: np.ndarray) -> np.ndarray:
@@ -269,7 +280,7 @@ class DenseProfile:
         self.weight = scale if rows.weight is None else scale * rows.weight.numpy()
         self.sites: np.ndarray | None = None
         self.mixer = AndersonSites(len(rows))
-        self.scratch = np.empty((len(rows), len(model.inducing)))
+        self.scratch = np.empty((len(rows), model.dimension))
         self.excess = 1.0  # ratio of the exact move to the rough one, as last computed
 
     def evaluate(self, tol: float) -> tuple[float, Callable[[], None]]:
@@ -284,25 +295,29 @@ class DenseProfile:
             kernels = by_autograd(model, self.inputs)
         root, jitter = cholesky_with_jitter(torch.from_numpy(kernels.among), model.jitter)
         inverse = lapack.dtrtri(root.numpy().T, lower=0)[0].T  # L⁻¹
-        design = kernels.cross @ inverse.T
-        residual = np.maximum(kernels.variance - np.einsum("ij,ij->i", design, design), 0.0)
+        induced = kernels.cross @ inverse.T
+        residual = np.maximum(kernels.variance - np.einsum("ij,ij->i", induced, induced), 0.0)
+        design = np.concatenate([induced, kernels.columns], 1)
         offset = kernels.mean if self.given is None else kernels.mean + self.given
         features = DenseFeatures(design, residual, offset, self.label, self.weight, self.formula, self.scratch)
         q, moments, gram = self.maximise(features, tol)
-        # (Σ - I) and the gradients of the module's docstring
+        # (Σ - J) and the gradients of the module's docstring; those in K_xz and in the other columns side by side
+        points = len(inverse)
         excess = q.factor @ q.factor.T
-        excess.flat[:: len(excess) + 1] -= 1.0
-        to_cross = np.outer(moments.e, q.mean @ inverse)
-        twisted = np.matmul(design, excess @ inverse, out=self.scratch)
+        excess.flat[: points * (len(excess) + 1) : len(excess) + 1] -= 1.0
+        to_design = np.outer(moments.e, np.concatenate([q.mean[:points] @ inverse, q.mean[points:]]))
+        right = np.concatenate([excess[:, :points] @ inverse, excess[:, points:]], 1)
+        twisted = np.matmul(design, right, out=self.scratch)
         twisted *= moments.b[:, None]
-        to_cross -= twisted
-        lower = np.tril(excess @ gram - np.outer(q.mean, moments.pulled))
+        to_design -= twisted
+        lower = np.tril(excess[:points] @ gram[:, :points] - np.outer(q.mean[:points], moments.pulled[:points]))
         lower.flat[:: len(lower) + 1] *= 0.5
         # through L: ∂F/∂K_zz = L⁻ᵀ sym Φ(-(∂F/∂A)ᵀA) L⁻¹, Φ the lower triangle with half its diagonal
         to_among = 0.5 * inverse.T @ (lower + lower.T) @ inverse
         # the jitter is a multiple of the mean of the diagonal
         to_among.flat[:: len(lower) + 1] += jitter * to_among.diagonal().mean()
-        kernels.pull(to_cross, to_among, -0.5 * moments.b, moments.e)
+        to_cross, to_columns = np.ascontiguousarray(to_design[:, :points]), to_design[:, points:].copy()
+        kernels.pull(to_cross, to_among, -0.5 * moments.b, moments.e, to_columns)
         sites = moments.sites
         return moments.value, lambda: setattr(self, "sites", sites)
 

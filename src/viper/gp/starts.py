@@ -17,7 +17,7 @@ from gpytorch.means import ConstantMean, LinearMean
 from sklearn.cluster import KMeans
 from torch import Tensor
 
-from viper.gp.kernels import covariance, stationary_shape, variances
+from viper.gp.kernels import UncertainMean, covariance, stationary_shape, variances
 from viper.gp.model import Observations, SparseGP
 
 LONG = 10.0  # lengthscale of a column outside the group: its effect is nearly linear
@@ -121,13 +121,15 @@ def set_mean(mean: Any, coefficients: Tensor) -> None:
 
 def mean_columns(mean: Any, inputs: Tensor) -> Tensor:
     """The columns that a named mean function combines linearly: [X, 1], [1] or none."""
+    if isinstance(mean, UncertainMean):
+        return mean.columns(inputs).detach()
     ones = torch.ones_like(inputs[:, :1])
     if type(mean) is LinearMean:
         return torch.cat([inputs, ones], 1)
     return ones if type(mean) is ConstantMean else ones[:, :0]
 
 
-def best_mean(basis: Tensor, rows: Observations) -> tuple[Tensor, Tensor]:
+def best_mean(basis: Tensor, rows: Observations, ridge: float) -> tuple[Tensor, Tensor]:
     """Ridge logistic regression on the mean's columns by Newton's method: coefficients and probabilities."""
     weight = 1.0 if rows.weight is None else rows.weight
     offset = 0.0 if rows.offset is None else rows.offset
@@ -135,17 +137,22 @@ def best_mean(basis: Tensor, rows: Observations) -> tuple[Tensor, Tensor]:
     for _ in range(15 if len(beta) else 0):
         s = torch.sigmoid(offset + basis @ beta)
         curvature = (basis * (weight * s * (1.0 - s))[:, None]).T @ basis
-        curvature.diagonal().add_(RIDGE)
-        step = torch.linalg.solve(curvature, basis.T @ (weight * (rows.label - s)) - RIDGE * beta)
+        curvature.diagonal().add_(ridge)
+        step = torch.linalg.solve(curvature, basis.T @ (weight * (rows.label - s)) - ridge * beta)
         beta = beta + step
         if float(step.abs().max()) < 1e-6:
             break
     return beta, torch.sigmoid(offset + basis @ beta)
 
 
+def ridge_of(mean: Any) -> float:
+    """The prior precision of the weights of a mean function, if it has one."""
+    return 1.0 if isinstance(mean, UncertainMean) else RIDGE
+
+
 def null_model(model: SparseGP, rows: Observations) -> tuple[Tensor, Tensor]:
     """The mean function alone: its best coefficients, and each row's information c s(1-s) there."""
-    coefficients, s = best_mean(mean_columns(model.mean, rows.inputs), rows)
+    coefficients, s = best_mean(mean_columns(model.mean, rows.inputs), rows, ridge_of(model.mean))
     information = s * (1.0 - s)
     return coefficients, information if rows.weight is None else rows.weight * information
 
@@ -177,7 +184,7 @@ class Screen:
         self.inputs, self.shape = rows.inputs, shape
         self.points = inducing
         self.basis = mean_columns(mean, rows.inputs)
-        _, s = best_mean(self.basis, rows)
+        _, s = best_mean(self.basis, rows, ridge_of(mean))
         weight = 1.0 if rows.weight is None else rows.weight
         # H^{1/2} and H^{-1/2} e, orthogonal to the mean's columns
         self.root = (weight * s * (1.0 - s)).clamp(min=1e-8).sqrt()

@@ -1,27 +1,48 @@
 """The hyperparameters of a fitted Gaussian process as a table, in the units of X."""
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
+from viper.gp.kernels import UncertainMean
 from viper.gp.model import Scaler, SparseGP
+from viper.inference.posterior import Posterior
 
 if TYPE_CHECKING:
     import pandas
 
 
-def hyperparameter_table(model: SparseGP, scaler: Scaler, names: list[str]) -> "pandas.DataFrame":
+def hyperparameter_table(model: SparseGP, posterior: Posterior, scaler: Scaler, names: list[str]) -> "pandas.DataFrame":
     """Lengthscale, relevance and mean weight per column; everything that does not belong to a column is in `attrs`."""
     import pandas
 
     frame = pandas.DataFrame(index=names)
-    for name, values in {**kernel_scales(model.kernel, scaler), **mean_weights(model.mean, scaler)}.items():
+    weights = uncertain_weights(model, posterior, scaler) or mean_weights(model.mean, scaler)
+    for name, values in {**kernel_scales(model.kernel, scaler), **weights}.items():
         frame[name] = values
-    frame.attrs = {"kernel": kernel_parameters(model.kernel), **mean_intercept(model.mean, scaler)}
+    frame.attrs = {
+        "kernel": kernel_parameters(model.kernel),
+        "priors": priors_in_words(model.kernel) | priors_in_words(model.mean),
+    }
     if hasattr(model.kernel, "outputscale"):
         frame.attrs["output_scale"] = float(model.kernel.outputscale.detach())
+    if isinstance(model.mean, UncertainMean) and model.mean.slopes:
+        frame.attrs["slope_scale"] = float(model.mean.slope.detach())
+    frame.attrs |= level(model, posterior, scaler)
     return frame
+
+
+def uncertain_weights(model: SparseGP, posterior: Posterior, scaler: Scaler) -> dict[str, np.ndarray]:
+    """Posterior mean and standard deviation of the weights of the mean function, in the units of X."""
+    if not isinstance(model.mean, UncertainMean) or not model.mean.slopes:
+        return {}
+    own = slice(len(model.inducing), -1)
+    unit = float(model.mean.slope.detach()) / scaler.scale
+    sd = posterior.variance.sqrt()
+    return {"mean_weight": posterior.mean[own].numpy() * unit, "mean_weight_sd": sd[own].numpy() * unit}
 
 
 def kernel_scales(kernel: Any, scaler: Scaler) -> dict[str, np.ndarray]:
@@ -49,14 +70,33 @@ def mean_weights(mean: Any, scaler: Scaler) -> dict[str, np.ndarray]:
     return {"mean_weight": weights.detach().cpu().numpy().reshape(-1) / scaler.scale}
 
 
-def mean_intercept(mean: Any, scaler: Scaler) -> dict[str, float]:
+def level(model: SparseGP, posterior: Posterior, scaler: Scaler) -> dict[str, float]:
     """The value of the mean function at x = 0 in the units of X, if it is known."""
+    mean = model.mean
+    if isinstance(mean, UncertainMean):
+        own, x = posterior.mean[len(model.inducing) :], torch.from_numpy(-scaler.centre / scaler.scale)
+        return {"intercept": float(mean.columns(x[None]).detach()[0] @ own)}
     if hasattr(mean, "constant"):
         return {"intercept": float(mean.constant.detach())}
     if weights := mean_weights(mean, scaler):
         bias = 0.0 if mean.bias is None else float(mean.bias.detach())
         return {"intercept": bias - float(weights["mean_weight"] @ scaler.centre)}
     return {}
+
+
+def priors_in_words(module: Any) -> dict[str, str]:
+    """The priors of a kernel or mean function by name; those of scales as medians on standardised columns."""
+    if not hasattr(module, "named_priors"):
+        return {}
+    found: dict[str, str] = {}
+    for name, _, prior, _, _ in module.named_priors():
+        short = name.rpartition(".")[2].removesuffix("_prior")
+        if short.startswith("log_"):
+            median, spread = math.exp(float(prior.loc)), float(prior.scale)
+            found[short.removeprefix("log_")] = f"log-normal, median {median:.3g}, log-sd {spread:.3g}"
+        else:
+            found[short] = repr(prior)
+    return found
 
 
 def kernel_parameters(kernel: Any) -> dict[str, Any]:

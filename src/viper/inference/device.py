@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from viper.errors import shown
+
 LARGEST_ON_HOST = 512  # dimension up to which the host does the algebra of a step
 SHARE_FOR_ROWS = 0.6  # share of a device's free memory that X may take; the rest is for blocks
 SHARE_FOR_BLOCK = 0.1
@@ -28,7 +30,7 @@ def choose_device(device: Any, X: Any = None) -> torch.device:
     try:
         target = torch.device(device)
     except (RuntimeError, TypeError):
-        raise ValueError(f"device must be a device of torch, such as 'cpu' or 'cuda'; got {device!r}.") from None
+        raise ValueError(f"device must be a device of torch, such as 'cpu' or 'cuda'; got {shown(device)}.") from None
     if target.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device must be available; got {str(target)!r} and no CUDA device. Use device='cpu'.")
     if target == torch.device("cuda"):

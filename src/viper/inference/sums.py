@@ -15,7 +15,7 @@ from torch import Tensor
 
 from viper.inference.kernels import kernel_for
 from viper.inference.kernels.compiled import wide_gather, wide_latent
-from viper.inference.rows import Block, Gram, Matrix, RowSource, add_up
+from viper.inference.rows import BLOCK_ROWS, Block, Dense, Gram, LongRowFunction, Matrix, RowSource, add_up
 from viper.softplus.pointwise import Bound, Formula, KernelRecipe
 
 
@@ -46,7 +46,7 @@ def sums(
     Everything is multiplied by `scale`. With `single`, τ² and the curvature are computed in float32: they only steer
     the next step, while ϑ and the gradient decide where the steps end. `certify` requests the magnitude.
     """
-    rows = partial(
+    rows = LongRowFunction(
         row_sums,
         mean=mean,
         factor=factor,
@@ -89,6 +89,9 @@ def row_sums(
     kernel = kernel_for(block, recipe, len(mean), full=gram == "full" or (factor is not None and factor.ndim == 2))
     if kernel is not None and (found := kernel(mean, factor, gram, single)) is not None:
         return found
+    if is_long(block):
+        again = partial(row_sums, mean=mean, factor=factor, moments=moments, gram=gram, single=single, certify=certify)
+        return add_up(again(piece, recipe=recipe) for piece in block.pieces(BLOCK_ROWS))
     light = block.design.single() if single and (factor is not None or gram == "full") else block.design
     theta, tau2 = latent_moments(block, mean, factor, light)
     eta, g, h = moments(theta, tau2)
@@ -106,6 +109,12 @@ def row_sums(
         return [value, magnitude, *both]
     curvature = {"full": light.gram, "diagonal": block.design.gram_diagonal, "none": no_curvature}[gram]
     return [value, magnitude, block.design.pull(g), curvature(h)]
+
+
+def is_long(block: Block) -> bool:
+    """Return whether the formulas would take too much memory for this block, or its labels are not numbers yet."""
+    dense = isinstance(block.design, Dense) and block.label.device.type == "cpu"
+    return dense and (len(block.label) > BLOCK_ROWS or block.label.dtype == torch.bool)
 
 
 def no_curvature(vector: Tensor) -> Tensor:

@@ -28,8 +28,18 @@ from torch import Tensor
 from viper.data.checks import check_word, read_vector, read_weights
 from viper.data.open import is_kept_elsewhere
 from viper.errors import instead, listed
-from viper.formula.columns import as_frame, is_iso, parsed_dates, with_days, without_blanks
-from viper.formula.encoding import MONTHS, WEEKDAYS, calendar_days
+from viper.formula.columns import (
+    MONTHS,
+    WEEKDAYS,
+    as_frame,
+    is_iso,
+    number_text,
+    parsed_dates,
+    sorted_values,
+    with_days,
+    without_blanks,
+)
+from viper.formula.encoding import calendar_days
 from viper.inference.importance import SEED
 from viper.inference.posterior import Posterior, latent, moved
 from viper.inference.progress import Progress
@@ -145,7 +155,8 @@ class EffectsMixin:
               each level against the one before;
             - None: a round number of about one standard deviation; from 0 to 1 if there are no other values; for
               categories "reference"; for dates of which only the month or the day of the week counts, each against
-              the first.
+              the first; a year or whole weeks if they count besides the date itself, in the rows that can be moved
+              without leaving the months of the fit.
         measure : {"difference", "ratio", "odds"}, default "difference"
             Difference of the two average probabilities (risk difference), their ratio (risk ratio), or the ratio of
             their odds. The estimate of a ratio is its posterior median.
@@ -435,8 +446,8 @@ class EffectStudy:
         for name in columns:
             if any(name in values for values in self.at):
                 raise ValueError(f"by and at must name different columns; got {name!r} in both. Leave out one.")
-        table = pandas.DataFrame({name: np.asarray(values) for name, values in columns.items()})
-        grouped = table.groupby(list(columns), dropna=False, sort=True)
+        table = pandas.DataFrame({name: with_ordered_levels(np.asarray(values)) for name, values in columns.items()})
+        grouped = table.groupby(list(columns), dropna=False, sort=True, observed=True)
         if grouped.ngroups > MOST_GROUPS:
             raise ValueError(
                 f"by may make at most {MOST_GROUPS:,} groups; got {grouped.ngroups:,}. Group the values first, as with "
@@ -487,7 +498,7 @@ class EffectStudy:
                 pairs = self.number_pairs(name, change)
             for low, high, label in pairs:
                 text = label or f"{readable(high.key)}{sign}{readable(low.key)}"
-                sides = [Side((name, side.key), side.values) if side.values else side for side in (low, high)]
+                sides = [side._replace(key=(name, side.key)) if side.values else side for side in (low, high)]
                 yield Comparison({"variable": name, "contrast": text}, sides)
 
     def level_pairs(self, name: str, change: Any) -> Iterator[tuple[Side, Side, str]]:
@@ -522,7 +533,11 @@ class EffectStudy:
                 raise ValueError(f"the contrast of {name!r} must be {words}; got {change!r}.")
             if change == "sd":
                 half = 0.5 * float(np.nanstd(x))
-                yield Side("-sd/2", {name: x - half}), Side("+sd/2", {name: x + half}), f"{2 * half:+.3g}{unit}"
+                yield (
+                    Side("-sd/2", {name: x - half}),
+                    Side("+sd/2", {name: x + half}),
+                    f"+{number_text(2 * half)}{unit}",
+                )
                 return
             ends = np.nanquantile(x, (0.25, 0.75) if change == "iqr" else (0.0, 1.0))
             change = [str(day) for day in calendar_days(ends)] if dated else [float(q) for q in ends]
@@ -534,9 +549,11 @@ class EffectStudy:
                 yield Side(low, {name: low}), Side(high, {name: high}), ""
             return
         step = round_step(x) if change is None else self.number(name, change, f"the contrast of {name!r}")
-        step = max(step, 1.0) if change is None and dated else step
-        label = f"{step:+g}{unit}"
-        if change is None and self.within_range(name):
+        step = self.days_to_move(name, step) if change is None and dated else step
+        label = f"{'+' * (step >= 0)}{number_text(step, 6)}{unit}"
+        if change is None and dated and (new := self.new_months(name, x + step)).any():
+            yield from self.pair_among(name, x, step, ~new, label)
+        elif change is None and self.within_range(name):
             low = np.minimum(x, max(np.nanmax(x) - step, np.nanmin(x)))
             high = np.minimum(low + step, np.nanmax(x))
             yield Side("below", {name: low}), Side(label, {name: high}), label
@@ -544,6 +561,38 @@ class EffectStudy:
             # where a value is missing, the mean that stands for it is changed
             low = Side("filled in", {name: x}) if self.rows.has_missing(name) else OBSERVED
             yield low, Side(label, {name: x + step}), label
+
+    def days_to_move(self, name: str, step: float) -> float:
+        """About as many days as `step`; a year or whole weeks, where the month or the day of the week counts too."""
+        functions, x = self.rows.dates[name], self.rows.numbers(name)
+        if "month" in functions and np.nanmax(x) - np.nanmin(x) >= 365.0:
+            return 364.0 if "weekday" in functions else 365.0
+        return max(7.0 * round(step / 7.0), 7.0) if "weekday" in functions else max(step, 1.0)
+
+    def new_months(self, name: str, days: np.ndarray) -> np.ndarray:
+        """Which dates lie in a month or on a day of the week that the model does not know."""
+        found = getattr(self.model, "formula_", None)
+        new = {} if found is None else found.new_dates(name, days)
+        return np.any([*new.values()], axis=0) if new else np.zeros(len(days), dtype=bool)
+
+    def pair_among(
+        self, name: str, x: np.ndarray, step: float, kept: np.ndarray, label: str
+    ) -> Iterator[tuple[Side, Side, str]]:
+        """The rows as they are and moved by a step, of those rows alone that can be moved.
+
+        If a group has none of them, months and days of the week are compared instead.
+        """
+        mass, groups = self.weight * kept, len(self.groups)
+        total, left = (np.bincount(self.group, weight, groups) for weight in (self.weight, mass))
+        if (left > 0).all():
+            scale = kept * (total / left)[self.group]
+            yield (
+                Side(f"before {label}", {name: x}, scale),
+                Side(label, {name: np.where(kept, x + step, x)}, scale),
+                label,
+            )
+        else:
+            yield from self.calendar_pairs(name)
 
     def calendar_pairs(self, name: str) -> Iterator[tuple[Side, Side, str]]:
         """Months, in which the days of the week stay as they are, then days of the week, in which the months do."""
@@ -782,6 +831,18 @@ def is_sequence(value: Any) -> bool:
     return isinstance(value, Sequence | np.ndarray) and not isinstance(value, str) and np.ndim(value) == 1
 
 
+def with_ordered_levels(values: np.ndarray) -> Any:
+    """Text as a category whose levels are in order, such as that of the calendar; anything else as it is."""
+    import pandas
+
+    if values.dtype.kind not in "OU":
+        return values
+    known = pandas.unique(values[~pandas.isna(values)])
+    if not all(isinstance(value, str) for value in known):
+        return values
+    return pandas.Categorical(values, categories=sorted_values(known))
+
+
 def is_binary(x: np.ndarray) -> bool:
     known = x[~np.isnan(x)]
     return bool(np.isin(known, (0.0, 1.0)).all())
@@ -797,4 +858,4 @@ def round_step(x: np.ndarray) -> float:
 
 
 def readable(value: Any) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+    return number_text(value, 6) if isinstance(value, float) else str(value)

@@ -106,6 +106,8 @@ class StateMixin:
     _own_tensors: ClassVar[Mapping[str, Numbers]]  # and its tensors: p columns, d coefficients or inducing points
     _optional_tensors: ClassVar[Mapping[str, Numbers]] = {}  # those that only some models have
     _objects: ClassVar[tuple[str, ...]] = ()  # options that may be objects, which a file cannot hold
+    # options that earlier versions did not have, and their values then; a file holds only other values
+    _options_before: ClassVar[Mapping[str, Any]] = {"class_weight": None, "n_jobs": None}
 
     classes_: np.ndarray
     posterior_: Posterior
@@ -134,7 +136,11 @@ class StateMixin:
         return model_card(self)
 
     def _pack(self) -> State:
-        given = self.get_params(deep=False)  # type: ignore[attr-defined]
+        given = {
+            name: value
+            for name, value in self.get_params(deep=False).items()  # type: ignore[attr-defined]
+            if name not in self._options_before or not same_option(value, self._options_before[name])
+        }
         objects = {name: type(given[name]).__name__ for name in self._objects if not isinstance(given[name], str)}
         options, tensors = encode_options({name: value for name, value in given.items() if name not in objects})
         own = self._own_state()
@@ -171,7 +177,7 @@ class StateMixin:
         metadata = state.metadata
         arrays = {name: x.numpy() for name, x in state.part("option").items()}
         plain = {name: decode_option(value) for name, value in metadata["options"].items()}
-        model = cls(**plain, **arrays, **objects)
+        model = cls(**{**cls._options_before, **plain}, **arrays, **objects)
         model._check_options()
         model.classes_ = decode_labels(metadata["classes"], "classes")
         model.n_features_in_ = metadata["features"]
@@ -310,13 +316,15 @@ def as_storage_error(failure: str) -> Iterator[None]:
         raise StorageError(f"{failure}: {' '.join(str(error).split())}") from None
 
 
+def same_option(value: Any, other: Any) -> bool:
+    return value is other or (isinstance(value, str | int) and bool(value == other))
+
+
 def encode_options(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Split constructor options into JSON and tensors. A device is stored by its name, a random generator as None."""
     plain: dict[str, Any] = {}
     arrays: dict[str, Tensor] = {}
     for name, given in options.items():
-        if name == "class_weight" and given is None:
-            continue  # files of earlier versions do not have it
         value = given.item() if isinstance(given, np.generic) else given
         if isinstance(value, JSON_SCALARS):
             plain[name] = value

@@ -1,7 +1,7 @@
 """A block's sums in one pass in C; the plain formulas take fifty operations and store every intermediate array.
 
 _rows.c is compiled when viper is installed. Without the library, or beyond the range of its nodes, the plain formulas
-of sums.py are used.
+of sums.py are used. Long blocks are summed by as many threads as threads.py says, with the same result for any number.
 """
 
 import ctypes
@@ -16,16 +16,18 @@ import torch
 from torch import Tensor
 
 from viper.inference.rows import Block, Dense, Gram, Matrix
+from viper.inference.threads import PASS_THREADS
 from viper.softplus.pointwise import KernelRecipe
 from viper.softplus.quadrature import node_sets
 
 MOST_COMPILED = 256  # columns: with one vector of sums each, they still fit in the cache
 MOST_DIAGONAL = 4096  # columns without matrices of that size, so that a tile of rows still fits in the cache
+WORK_OF_THREAD = 1 << 21  # products per thread, about 0.2 ms: below that, starting one takes longer than it saves
 GRAMS = {"none": 0, "full": 1, "diagonal": 2}  # as in _rows.c
 LEAST_WIDE = 64  # columns from which rows are read as they are, without a transposition
 COUNT, SIZE, ADDRESS = ctypes.c_int, ctypes.c_ssize_t, ctypes.c_void_p
 ARGUMENTS: dict[str, list[Any]] = {  # names change with the arguments, so that viper never calls an old library
-    "row_sums_2": [ADDRESS, SIZE, SIZE, SIZE, COUNT, COUNT, *[ADDRESS] * 8, SIZE, COUNT, COUNT, ADDRESS],
+    "row_sums_3": [ADDRESS, SIZE, SIZE, SIZE, COUNT, COUNT, *[ADDRESS] * 9, SIZE, COUNT, COUNT, COUNT, ADDRESS],
     "wide_latent_1": [ADDRESS, SIZE, SIZE, COUNT, COUNT, *[ADDRESS] * 4],
     "wide_gather_1": [ADDRESS, SIZE, SIZE, COUNT, COUNT, *[ADDRESS] * 3],
 }
@@ -59,7 +61,9 @@ def is_right(function: Callable[..., int]) -> bool:
     """Check the library on one row; it fails if compiler flags relaxed the arithmetic."""
     one = ctypes.c_double * 1
     x, label, mean, nodes, out = one(1.0), one(0.0), one(0.3), (ctypes.c_double * 4)(0, 1, 0, 0.5), (one * 3)()
-    failed = function(x, 1, 1, 1, 1, 1, label, None, None, None, mean, None, None, nodes, len(nodes), 0, 0, out)
+    failed = function(
+        x, 1, 1, 1, 1, 1, label, None, None, None, None, mean, None, None, nodes, len(nodes), 0, 0, 1, out
+    )
     return not failed and math.isclose(out[0][0], -math.log1p(math.exp(0.3)), rel_tol=1e-14)
 
 
@@ -73,23 +77,27 @@ def compiled_sums(
 ) -> list[Tensor] | None:
     """Return value, magnitude, gradient and curvature in float64; None without a library or beyond its range.
 
-    With an intercept, `mean` has one more entry than the matrix has columns. Other Python threads can run meanwhile.
+    With an intercept, `mean` has one more entry than the matrix has columns. Labels may be booleans. Other Python
+    threads can run meanwhile.
     """
     functions = library()
     if functions is None:
         return None
     assert isinstance(block.design, Dense)
     matrix, d = block.design.matrix, len(mean)
+    rows, columns = matrix.shape
     shape = {"none": (0,), "full": (d, d), "diagonal": (d,)}[gram]
-    nodes, out = packed_nodes(recipe.nodes), matrix.new_empty(2 + d + math.prod(shape))
+    nodes, out = packed_nodes(recipe.nodes), matrix.new_zeros(2 + d + math.prod(shape))
     residual, factor = (block.residual, factor) if recipe.kind == "heat" else (None, None)
     by_factor, by_variances = (factor, None) if factor is None or factor.ndim == 2 else (None, factor)
-    vectors = block.label, block.offset, residual, block.weight, mean, by_factor, by_variances, nodes
+    label, code = (None, block.label) if block.label.dtype == torch.bool else (block.label, None)
+    vectors = label, code, block.offset, residual, block.weight, mean, by_factor, by_variances, nodes
     arrays = [None if x is None else in_order(x) for x in vectors]
+    threads = min(PASS_THREADS.get(), 1 + rows * d * (d if gram == "full" else 8) // WORK_OF_THREAD)
     failed = functions.row_sums(
-        matrix.data_ptr(), len(matrix), *matrix.stride(), matrix.shape[1], d,
+        matrix.data_ptr(), rows, *matrix.stride(), columns, d,
         *[None if x is None else x.data_ptr() for x in arrays], len(nodes),
-        recipe.kind == "quarter", GRAMS[gram], out.data_ptr(),
+        recipe.kind == "quarter", GRAMS[gram], threads, out.data_ptr(),
     )  # fmt: skip
     if failed:
         return None
@@ -127,8 +135,8 @@ def is_wide(X: Tensor) -> bool:
 
 
 def in_order(x: Tensor) -> Tensor:
-    """Return the array as the C code reads it: contiguous float64."""
-    return x.to(torch.float64).contiguous()
+    """Return the array as the C code reads it: contiguous, and float64 unless it is boolean."""
+    return x.contiguous() if x.dtype == torch.bool else x.to(torch.float64).contiguous()
 
 
 @cache
