@@ -74,7 +74,12 @@ class TableFile(CsvText):
             frame = read_libsvm(self.source)
             yield frame.reindex(columns=list(dict.fromkeys([*frame, *self.zeros])), fill_value=0.0)
         else:
-            yield from ArrowFile(self.source, kind).frames(rows, self.check_size)
+            found = 0
+            for frame in ArrowFile(self.source, kind).frames(rows, self.check_size):
+                found += len(frame)
+                yield frame
+            if not found:
+                raise FileError(f"the file must have rows; got {self.path}, which has none.")
 
     @cached_property
     def text(self) -> CsvText:
