@@ -6,27 +6,38 @@ A benchmark is a module in this folder with a function `run(quick, device)` that
 import argparse
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).parent
 NOT_BENCHMARKS = {"__init__", "__main__", "table", "peers"}
 
 
 def main() -> None:
-    names = sorted(path.stem for path in HERE.glob("*.py") if path.stem not in NOT_BENCHMARKS)
+    names = sorted(path.stem.replace("_", "-") for path in HERE.glob("*.py") if path.stem not in NOT_BENCHMARKS)
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="name", help=f"any of {', '.join(names)} (default: all)")
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that it runs; no results are kept")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
-    parser.add_argument("--data", help="folder with the data sets for gp, each in its own folder as NAME.csv.gz")
+    parser.add_argument("--data", help="folder with the data sets of gp and gp-quality, each in its own as NAME.csv.gz")
+    parser.add_argument("--scratch", help="gp-quality: folder of finished parts, with which an interrupted run goes on")
+    parser.add_argument("--methods", help="gp-quality: run only these, separated by ';'; '' makes the tables alone")
+    parser.add_argument("--splits", type=int, help="gp-quality: random splits of each data set (default: 10)")
+    parser.add_argument("--coverage", action="store_true", help="gp-quality: run only the simulations of coverage")
     options = parser.parse_args()
     if unknown := set(options.names) - set(names):
         parser.error(f"name must be one of {names}; got {sorted(unknown)}")
+    own: dict[str, dict[str, Any]] = {
+        "gp": {"data": options.data},
+        "gp-quality": {name: getattr(options, name) for name in ("data", "scratch", "methods", "splits", "coverage")},
+    }
     for name in options.names or names:
-        extra = {"data": options.data} if name == "gp" else {}
-        table = import_module(f"benchmarks.{name}").run(quick=options.quick, device=options.device, **extra)
+        module = name.replace("-", "_")
+        table = import_module(f"benchmarks.{module}").run(
+            quick=options.quick, device=options.device, **own.get(name, {})
+        )
         print(table.text())
         if not options.quick:
-            table.write(HERE / "results", name if options.device == "cpu" else f"{name}_{options.device}")
+            table.write(HERE / "results", module if options.device == "cpu" else f"{module}_{options.device}")
 
 
 if __name__ == "__main__":

@@ -219,14 +219,6 @@ def test_learning_helps_and_says_how(data, fitted):
     assert summary["relevance"]["x0"] > summary["relevance"]["x1"]
 
 
-def test_there_is_no_diagnosis_and_why(fitted):
-    assert not hasattr(fitted, "diagnose")
-    with pytest.raises(
-        AttributeError, match="diagnose is a method of VariationalLogisticRegression; got a Gaussian process"
-    ):
-        fitted.diagnose()
-
-
 def test_sample_has_the_moments_of_the_latent(data, fitted):
     X, _ = data
     draws = fitted.sample(X[:5], 20_000, random_state=1)

@@ -55,7 +55,8 @@ def test_arviz_agrees_on_draws_from_the_posterior():
         pointwise=True,
         reff=1.0,
     )
-    elpd, k_hat, _, p_loo = weighted_rows(torch.from_numpy(log_density[0]), np.zeros(2000))
+    each = torch.from_numpy(log_density[0])
+    elpd, k_hat, _, p_loo = weighted_rows(each, each, np.zeros(2000))
     np.testing.assert_allclose(elpd, other.elpd_i.values, rtol=1e-8)
     np.testing.assert_allclose(k_hat, other.pareto_k.values, rtol=1e-8)
     assert p_loo.sum() == pytest.approx(other.p, rel=1e-8)

@@ -1,5 +1,6 @@
 """MCMC against integrals on a grid, and its target against the formula written out."""
 
+import math
 import sys
 
 import numpy as np
@@ -17,6 +18,7 @@ from viper.models.reference import (
     convergence_problems,
     import_numpyro,
     model_of_fit,
+    sample_latent,
     sample_posterior,
 )
 
@@ -247,3 +249,18 @@ def test_without_numpyro(monkeypatch):
         ImportError, match=r"sample_posterior needs NumPyro; install it with pip install 'vi-per\[mcmc\]'"
     ):
         sample_posterior([[0.0], [1.0]], [0, 1])
+
+
+def test_elliptical_slices_with_a_linear_kernel_are_logistic_regression(jax):
+    generator = np.random.default_rng(8)
+    X = generator.normal(size=(60, 3))
+    y = generator.random(60) < 1 / (1 + np.exp(-X.sum(1)))
+    weights = generator.integers(1, 3, 60).astype(float)
+    nuts = sample_posterior(
+        X, y, prior_scale=1.5, fit_intercept=False, sample_weight=weights, offset=0.3 * X[:, 0], draws=500
+    )
+    slices = sample_latent(0.3 * X[:, 0], 2.25 * X @ X.T, y.astype(float), sample_weight=weights, draws=500)
+    f = 0.3 * X[:, 0] + nuts.flat @ X.T
+    error = np.hypot(slices.mcse(), f.std(0) / math.sqrt(nuts.ess.min()))
+    assert (abs(slices.mean() - f.mean(0)) < 5 * error).all()
+    np.testing.assert_allclose(slices.sd(), f.std(0), rtol=0.08)  # 5/√(2 ess)

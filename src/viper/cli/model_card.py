@@ -246,6 +246,8 @@ def print_trust(document: dict[str, Any]) -> None:
         mark = "[green]✓[/]" if found["reliable"] or found.get("close") else "[yellow]![/]"
         k_hat = "" if found["k_hat"] is None else f"k̂ = {found['k_hat']:.2f}. "
         say(f"  {mark} {k_hat}{escape(found['verdict'])}")
+        if (cost := found.get("residual_cost")) is not None:
+            say(f"  The variance that the inducing points leave unexplained costs {cost:.3f} nats.")
     gap = document["elbo"] - document["elbo_certified"]
     floor = f"{document['elbo_certified']:,.4f}"
     say(f"  The ELBO is certified to {gap:.0e} nats: the log evidence is surely above {floor}.\n")

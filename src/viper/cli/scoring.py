@@ -171,13 +171,13 @@ def cross_validated(model: Any, folds: Folds, level: float, step: Callable[[], N
     return HeldOutRows(y[seen] == classes[1], probability[seen], intervals, float(np.median(seconds)))
 
 
-def diagnosis_record(fitted: Any, rows: int) -> dict[str, Any] | None:
-    """Return k̂ of the posterior and its verdict, to store with the model; None if it has no diagnosis."""
-    if not hasattr(fitted, "diagnose"):
-        return None
+def diagnosis_record(fitted: Any, rows: int) -> dict[str, Any]:
+    """Return k̂ of the posterior and its verdict, to store with the model."""
     found = fitted.diagnose(draws=int(np.clip(WEIGHT_BUDGET / rows, *DRAW_LIMITS)))
     names = ("k_hat", "threshold", "draws", "effective_sample_size", "log_evidence", "log_evidence_error")
     record = {name: getattr(found, name) for name in names}
+    if found.residual_cost is not None:
+        record["residual_cost"] = found.residual_cost
     if not np.isfinite(found.k_hat):  # q is exact; JSON has no -∞
         record["k_hat"] = None
     return {**record, "reliable": found.reliable, "close": found.close, "verdict": found.verdict}

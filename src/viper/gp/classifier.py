@@ -2,9 +2,10 @@
 
 import copy
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -20,6 +21,7 @@ from viper.data.checks import RowFormat
 from viper.data.open import open_labelled_rows, open_rows
 from viper.data.schema import (
     BOOLEAN,
+    DEFINITE,
     NUMBER,
     POSITIVE,
     TEXT,
@@ -37,7 +39,8 @@ from viper.data.schema import (
     numbers,
 )
 from viper.errors import ConvergenceWarning, JitterWarning, StorageError, shown, users_line
-from viper.formula.learn import FormulaMixin, by_formula
+from viper.formula.learn import FormulaMixin, by_formula, formula_template
+from viper.gp.additive import is_additive
 from viper.gp.average import (
     AVERAGED_ROWS,
     Averaged,
@@ -50,24 +53,36 @@ from viper.gp.average import (
     weighted_components,
 )
 from viper.gp.joint import JointFeatures
-from viper.gp.kernels import LENGTHSCALES, PRIORS, check_loaded, check_shapes, covariance, make_kernel, make_mean
+from viper.gp.kernels import (
+    LENGTHSCALES,
+    PRIORS,
+    check_loaded,
+    check_shapes,
+    covariance,
+    make_kernel,
+    make_mean,
+    weight_columns,
+)
 from viper.gp.mean_uncertainty import intervals_too_narrow_by, warn_of_narrow_intervals
 from viper.gp.model import LARGEST_JITTER, Features, InducedSource, InducedView, Observations, Scaler, SparseGP
+from viper.gp.online import PLACED_ROWS, as_start, with_more_points, with_more_values
 from viper.gp.profile import Profile, identity_prior
 from viper.gp.search import FIRST_POINTS, Family, Found, Placing, Search, Start
 from viper.gp.starts import inducing_points, read_inducing
 from viper.gp.summary import hyperparameter_table
+from viper.gp.terms import TermEffect, effects_of_terms
 from viper.inference.device import choose_device
 from viper.inference.newton import Result, exact_elbo, newton
 from viper.inference.posterior import Diagonal, Full, Posterior, moved
-from viper.inference.problem import Gaussian, Problem, gaussian
+from viper.inference.problem import Gaussian, Prior, Problem, gaussian
 from viper.inference.progress import Callbacks, Progress, as_task, tasks_of
-from viper.inference.rows import BLOCK_ROWS, Arrays, RowSource
-from viper.inference.threads import one_thread
+from viper.inference.rows import BLOCK_ROWS, Arrays, RowSource, joined_rows
+from viper.inference.threads import check_jobs, pass_threads
+from viper.models.diagnosis import LATENT_DRAWS, DiagnosisMixin, summary_of_draws
 from viper.models.effects import EffectsMixin, OpenRows
 from viper.models.fitting import without_cusp
 from viper.models.notebook import NotebookMixin
-from viper.models.prediction import PredictionMixin, largest_sd
+from viper.models.prediction import half_width, largest_sd
 from viper.models.saving import POSTERIOR_FIELDS, State, StateMixin, posterior_shape
 from viper.models.weighting import WEIGHTING, WEIGHTING_FIELDS, ClassWeightMixin
 from viper.softplus.bound_names import FIT_BOUNDS
@@ -119,7 +134,7 @@ class VariationalGPClassifier(
     ClassWeightMixin,
     StateMixin,
     EffectsMixin,
-    PredictionMixin,
+    DiagnosisMixin,
     Callbacks,
     ClassifierMixin,
     BaseEstimator,
@@ -136,7 +151,8 @@ class VariationalGPClassifier(
 
     Parameters
     ----------
-    kernel : {"rbf", "matern32", "matern52", "linear"} or gpytorch.kernels.Kernel, default "rbf"
+    kernel : {"rbf", "matern32", "matern52", "linear", "additive"} or gpytorch.kernels.Kernel, default "rbf"
+        "additive" adds up functions of single columns, "additive + age:bmi" also one of this pair: see `term_effects`.
         A kernel object is copied; its constraints, priors and fixed parameters (``requires_grad_(False)``) are
         respected. Its inputs are the standardised columns.
     mean : {"linear", "constant", "zero"} or gpytorch.means.Mean, default "linear"
@@ -202,6 +218,8 @@ class VariationalGPClassifier(
     random_state : int, RandomState or None
         Seeds the choice of rows and clusters, the minibatches of "natural-adam" and Monte Carlo. None means a fixed
         seed, so that a fit repeats bit for bit on one machine; `sample` draws afresh in every call if it is None.
+    n_jobs : int, optional
+        Threads of the passes that fit q, as for `VariationalLogisticRegression`; the search uses one.
     device : str or torch.device, optional
         Device to compute on: by default the CPU, or that of X if X is a tensor. The fitted model is on the CPU.
     verbose : bool or "auto", default "auto"
@@ -242,6 +260,10 @@ class VariationalGPClassifier(
     """
 
     _kind = "gp"
+    _sparse = True
+    _raw_rows: RowSource | None = None
+    model_: SparseGP
+    _own_prior: Prior | None = None  # of q, where what earlier rows said is only known as a Gaussian
     _fit_scalars: ClassVar[Mapping[str, Rule]] = {
         "elbo_": NUMBER,
         "elbo_bound_": NUMBER,
@@ -266,7 +288,12 @@ class VariationalGPClassifier(
         "scale": numbers("p", range=POSITIVE),
         "model.inducing": numbers("mp"),
     }
+    _optional_tensors: ClassVar[Mapping[str, Numbers]] = {
+        "prior.mean": numbers("d"),
+        "prior.precision": numbers("d", "dd", range=DEFINITE),
+    }
     _objects = ("kernel", "mean")
+    components_: list[Component]
     _options_before: ClassVar[Mapping[str, Any]] = {
         **StateMixin._options_before,
         "priors": None,
@@ -301,6 +328,7 @@ class VariationalGPClassifier(
         jitter: float = 1e-8,
         warm_start: bool = False,
         random_state: Any = None,
+        n_jobs: int | None = None,
         device: Any = None,
         verbose: Any = "auto",
     ) -> None:
@@ -328,6 +356,7 @@ class VariationalGPClassifier(
         self.jitter = jitter
         self.warm_start = warm_start
         self.random_state = random_state
+        self.n_jobs = n_jobs
         self.device = device
         self.verbose = verbose
 
@@ -355,20 +384,87 @@ class VariationalGPClassifier(
             For rows that are not in memory: a folder that keeps the result of every completed pass until the fit is
             complete. If the fit is interrupted, the same call repeats the search and resumes after the last pass.
         """
+        return self._fit_opened(X, y, sample_weight, offset, checkpoint)
+
+    def _fit_opened(
+        self, X: Any, y: Any, sample_weight: Any, offset: Any, checkpoint: Any = None, classes: Any = None
+    ) -> "VariationalGPClassifier":
         self._check_options()
         random = checks.random_of_fit(self.random_state)
-        self.classes_, source = open_labelled_rows(
-            self, X, y, ROW_FORMAT, sample_weight=sample_weight, offset=offset, reset=True
-        )
+        known_classes = None if classes is None else checks.distinct(np.asarray(classes))
+        given = {"sample_weight": sample_weight, "offset": offset, "reset": True, "classes": known_classes}
+        self.classes_, source = open_labelled_rows(self, X, y, ROW_FORMAT, **given)
+        self._own_prior = None
         source = self._weighted_rows(source)
         if source.traits.where == "memory":
             self._fit(source.in_memory(), None, random)
+            self._raw_rows = source
             return self
         with resumable(self, source, checkpoint, int(random.randint(2**31))) as (passes, seed):
             few = passes.rows <= SEARCH_ROWS
             known = passes.in_memory() if few else weighted_sample(passes, SEARCH_ROWS, seed)
             self._fit(known, None if few else passes, np.random.RandomState(seed))
+        self._raw_rows = source
         return self
+
+    def partial_fit(
+        self, X: Any, y: Any = None, classes: Any = None, sample_weight: Any = None, offset: Any = None
+    ) -> "VariationalGPClassifier":
+        """Update the posterior with new rows; kernel, mean function and inducing points stay as they are.
+
+        The first call is a fit. As long as the model remembers its rows, the result is that of all rows together; after
+        loading it from a file, the posterior so far is the prior of the new rows. Inducing points are added at new rows
+        that lie outside, where the ones that are there leave much unexplained.
+
+        Parameters
+        ----------
+        X, y, sample_weight, offset
+            As in `fit`.
+        classes : array (2,), optional
+            The two labels. Required in the first call if its rows contain only one of them.
+        """
+        first = not hasattr(self, "posterior_")
+        if isinstance(self.class_weight, str):
+            raise ValueError(
+                f"partial_fit needs class_weight as a dictionary; got {self.class_weight!r}. Name both classes."
+            )
+        if first:
+            if formula_template(self) is not None:
+                raise ValueError("partial_fit needs a fitted formula; got one that is not fitted. Call fit first.")
+            return self._fit_opened(X, y, sample_weight, offset, classes=classes)
+        given = {"sample_weight": sample_weight, "offset": offset, "classes": self.classes_}
+        source = self._known_weights(open_labelled_rows(self, X, y, ROW_FORMAT, **given)[1])
+        with pass_threads(self.n_jobs):
+            self._update(source)
+        return self
+
+    def _update(self, new: RowSource) -> None:
+        """Find q again for all rows or, if only the new ones are known, with q so far as their prior."""
+        few = new if new.rows <= PLACED_ROWS else new.sample(PLACED_ROWS, np.random.default_rng(0))
+        rows = Observations.from_arrays(few.in_memory()).standardised(self._scaler, torch.device("cpu"))
+        source = new if self._raw_rows is None else joined_rows(self._raw_rows, new)
+        exact, _ = self._bound(checks.seed_of(self.random_state))
+        components: list[Component] = []
+        with closing(Progress(self.verbose, None, source.rows)) as progress:
+            source.observe(progress.rows_done)
+            for component in reversed(self.components_):  # the fitted model is the first, and stays
+                model = with_more_points(component.model, component.posterior, rows, new.rows / len(rows))
+                sizes = len(component.model.inducing), len(model.inducing)
+                start = with_more_values(component.posterior, *sizes).as_prior()
+                self.model_ = model
+                induced = self._induced(source)
+                prior = start if self._raw_rows is None else identity_prior(induced)
+                problem = Problem(induced, moved(prior, induced.device), exact, diagonal=self.covariance == "diagonal")
+                near = as_start(moved(start, induced.device))
+                result = newton(problem, near, tol=Q_TOLERANCE, report=progress)
+                components.insert(0, component._replace(model=model, posterior=moved(self._posterior(result), "cpu")))
+        found = Found(model, self.starts_, self.n_iter_, True, family=self.family_)
+        self._keep(found, [found], problem, result)
+        self.components_ = [components[0]._replace(model=self.model_, posterior=self.posterior_), *components[1:]]
+        self._largest_sd = largest_sd(self._projected(source), self._predictive)
+        self._own_prior = None if self._raw_rows is not None else moved(prior, "cpu")
+        self._raw_rows = None if self._raw_rows is None else source
+        self._warn(True)
 
     def _check_options(self) -> None:
         words: dict[str, tuple[str | bool, ...]] = {
@@ -384,6 +480,7 @@ class VariationalGPClassifier(
         automatic = isinstance(self.n_inducing, str) and self.n_inducing == AUTO
         integers = ("n_starts", "max_iter", "batch_size", *([] if automatic else ["n_inducing"]))
         checks.check_options(self, words, ("tol", "learning_rate"), integers)
+        check_jobs(self.n_jobs)
         if not (self.priors is None or isinstance(self.priors, str)) or self.priors not in PRIORS:
             raise ValueError(f"priors must be 'default' or None; got {shown(self.priors)}.")
         if not 0.0 <= self.jitter <= 1e-2:
@@ -401,7 +498,7 @@ class VariationalGPClassifier(
         steps = int(self.max_iter or DEFAULT_STEPS[self.solver])
         progress = Progress(self.verbose, tasks_of(self), len(rows))
         search = Search(rows, fast, self.covariance == "diagonal", steps, float(self.tol), generator, progress)
-        with closing(progress), one_thread():
+        with closing(progress), pass_threads(self.n_jobs):
             families = self._search(search, before)
             if before is None and self._places_as_needed():
                 families = [search.completed(x, len(rows) if source is None else source.rows) for x in families]
@@ -461,7 +558,7 @@ class VariationalGPClassifier(
 
     def _averages(self, rows: Observations) -> bool:
         """Whether predictions are averaged over hyperparameters; all of them need priors then."""
-        named = isinstance(self.kernel, str) and isinstance(self.mean, str) and self.priors is not None
+        named = self._shape() in STATIONARY and isinstance(self.mean, str) and self.priors is not None
         few = self.lengthscales == "one" or self.n_features_in_ <= MOST_LENGTHSCALES
         averaged = self.hyperparameters == "average" and self.solver == "profile"
         return named and few and averaged and len(rows) <= AVERAGED_ROWS
@@ -482,22 +579,24 @@ class VariationalGPClassifier(
 
     def _families(self) -> list[Family]:
         """The kernels to choose from; without priors, and by "natural-adam", nothing is chosen."""
-        shape = self.kernel if isinstance(self.kernel, str) else type(self.kernel).__name__
+        shape = self._shape()
         choosing = self.lengthscales == AUTO and self.priors is not None and self.solver == "profile"
         if shape in STATIONARY and choosing and 1 < self.n_features_in_ <= MOST_LENGTHSCALES:
             return [Family(shape, False), Family(shape, True)]
         return [self._only_family()]
 
+    def _shape(self) -> str:
+        return self.kernel if isinstance(self.kernel, str) else type(self.kernel).__name__
+
     def _only_family(self) -> Family:
         """The family where there is nothing to choose."""
-        shape = self.kernel if isinstance(self.kernel, str) else type(self.kernel).__name__
         few = self.priors is not None and self.solver == "profile" and self.n_features_in_ > MOST_LENGTHSCALES
-        return Family(shape, self.lengthscales == "many" or (self.lengthscales == AUTO and not few))
+        return Family(self._shape(), self.lengthscales == "many" or (self.lengthscales == AUTO and not few))
 
     def _kernel_and_mean(self, family: Family) -> tuple[Any, Any]:
         columns = self.n_features_in_
         chosen = family.shape if isinstance(self.kernel, str) else self.kernel
-        kernel = make_kernel(chosen, columns, priors=self.priors, many=family.many)
+        kernel = make_kernel(chosen, columns, priors=self.priors, many=family.many, names=self._columns())
         return kernel, make_mean(self.mean, columns, priors=self.priors)
 
     def _inducing(self, rows: Observations, generator: np.random.Generator) -> tuple[Tensor, bool]:
@@ -574,17 +673,17 @@ class VariationalGPClassifier(
         device = choose_device(self.device, known.features)
         return Observations.from_arrays(known).standardised(self._scaler, device)
 
-    def _features(self, known: Arrays) -> Features:
+    def _features(self, known: Arrays, block_rows: int | None = None) -> Features:
         """Rows in memory, projected on the inducing points of the fitted model."""
         rows = self._standardised(known)
         model = self.model_ if rows.inputs.device.type == "cpu" else copy.deepcopy(self.model_).to(rows.inputs.device)
         with torch.no_grad():
-            return Features(model, rows)
+            return Features(model, rows, block_rows)
 
-    def _induced(self, source: RowSource) -> RowSource:
+    def _induced(self, source: RowSource, block_rows: int | None = None) -> RowSource:
         """Rows projected on the inducing points of the fitted model."""
         if source.traits.where == "memory":
-            return self._features(source.in_memory())
+            return self._features(source.in_memory(), block_rows)
         return InducedSource(source, InducedView(self.model_, self._scaler))
 
     def _projected(self, source: RowSource) -> RowSource:
@@ -608,6 +707,48 @@ class VariationalGPClassifier(
         twin = copy.copy(self)
         twin.components_ = [Component(1.0, self.family_, self.model_, self.posterior_)]
         return super(VariationalGPClassifier, twin).elbo(X, y, sample_weight, offset)
+
+    @property
+    def _training_rows(self) -> RowSource | None:
+        return None if self._raw_rows is None else self._induced(self._raw_rows)
+
+    def _given_or_training_rows(self, X: Any, y: Any, sample_weight: Any, offset: Any) -> RowSource | None:
+        if X is None:
+            return self._training_rows
+        given = {"sample_weight": sample_weight, "offset": offset, "classes": self.classes_}
+        return self._induced(self._known_weights(open_labelled_rows(self, X, y, ROW_FORMAT, **given)[1]))
+
+    @property
+    def prior_(self) -> Prior:  # type: ignore[override]
+        """The prior N(0, I) of the whitened inducing values, or q before the last rows if earlier ones are unknown."""
+        if self._own_prior is not None:
+            return self._own_prior
+        return Prior(torch.zeros_like(self.posterior_.mean), torch.ones_like(self.posterior_.mean))
+
+    def _names(self) -> list[str]:
+        return [f"w{j}" for j in range(len(self.posterior_.mean))]
+
+    def _summarise_draws(
+        self, X: Any, offset: Any, draws: Tensor, summary: Callable[[Tensor], Tensor]
+    ) -> Iterator[Tensor]:
+        check_is_fitted(self, "posterior_")
+        block_rows = max(1, LATENT_DRAWS // len(draws))
+        rows = self._induced(open_rows(self, X, offset, replace(ROW_FORMAT, block_rows=block_rows)), block_rows)
+        return rows.map(partial(summary_of_draws, draws=draws, summary=summary))
+
+    def latent_prior(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]:
+        """Prior mean and covariance of f at the training rows under the fitted kernel, their labels and weights."""
+        check_is_fitted(self, "posterior_")
+        if self._raw_rows is None:
+            raise ValueError("latent_prior needs the training rows; got a model without them. Fit it again.")
+        given = Observations.from_arrays(self._raw_rows.in_memory())
+        rows = given.standardised(self._scaler, torch.device("cpu"))
+        with torch.no_grad():
+            mean, K = self.model_.mean(rows.inputs).detach(), covariance(self.model_.kernel, rows.inputs, rows.inputs)
+            B = weight_columns(self.model_.mean, rows.inputs)
+            K = K + B @ B.T
+        mean = mean if rows.offset is None else mean + rows.offset
+        return mean.numpy(), K.numpy(), rows.label.numpy(), None if rows.weight is None else rows.weight.numpy()
 
     def sample(self, X: Any, n: int = 1, random_state: Any = None, offset: Any = None) -> np.ndarray:
         """`n` joint draws of f, the log-odds, at the rows of X: n × rows."""
@@ -654,18 +795,34 @@ class VariationalGPClassifier(
         number of "inducing_points". Hyperparameters are those of the first component, the mode.
         """
         check_is_fitted(self, "posterior_")
-        names = getattr(self, "feature_names_in_", [f"x{j}" for j in range(self.n_features_in_)])
-        table = hyperparameter_table(self.model_, self.posterior_, self._scaler, [str(name) for name in names])
+        table = hyperparameter_table(self.model_, self.posterior_, self._scaler, self._columns())
         table.attrs |= {"families": family_weights(self.components_), "inducing_points": len(self.inducing_points_)}
         return table
 
-    @property
-    def diagnose(self) -> Any:
-        """Not available: importance weights would treat kernel, mean and inducing points as known."""
-        raise AttributeError(
-            "diagnose is a method of VariationalLogisticRegression; got a Gaussian process, whose kernel and mean are "
-            "point estimates. See starts_, elbo_bound_ and scores on held-out rows."
-        )
+    def _columns(self) -> list[str]:
+        return [str(name) for name in getattr(self, "feature_names_in_", [f"x{j}" for j in range(self.n_features_in_)])]
+
+    def term_effects(self, X: Any = None, *, points: int = 41, level: float = 0.95) -> list[TermEffect]:
+        """What each column, and each pair, adds to the log-odds: for ``kernel="additive"``.
+
+        Mean and interval are exact under the posterior, at the fitted hyperparameters. Effects are averaged over the
+        rows of X, by default those of the fit, so that each has average zero along its columns (see `viper.gp.terms`).
+        Columns come first, then pairs, the largest effects first. A TermEffect has `columns`, `values` in the
+        units of X, `mean`, `sd`, `lower` and `upper`.
+        """
+        check_is_fitted(self, "posterior_")
+        if not is_additive(self.kernel):
+            raise ValueError(
+                f"term_effects needs kernel='additive'; got {self.kernel!r:.60}. Use viper.plot.partial_effect."
+            )
+        if X is None and self._raw_rows is None:
+            raise ValueError("term_effects needs rows to average over; got a model without its training rows. Pass X.")
+        known = self._raw_rows if X is None else open_rows(self, X, None, ROW_FORMAT)
+        assert known is not None
+        few = known if known.rows <= PLACED_ROWS else known.sample(PLACED_ROWS, np.random.default_rng(0))
+        rows = Observations.from_arrays(few.in_memory()).inputs.numpy()
+        z = half_width(level)
+        return effects_of_terms(self.model_, self.posterior_, self._scaler, rows, self._columns(), int(points), z)
 
     # -----------------------------------------------------------------------------------------------------------------
     # Storage and scikit-learn
@@ -673,6 +830,8 @@ class VariationalGPClassifier(
     def _own_state(self) -> State:
         tensors = {f"model.{name}": x for name, x in self.model_.state_dict().items()}
         tensors |= {"centre": torch.from_numpy(self._scaler.centre), "scale": torch.from_numpy(self._scaler.scale)}
+        if self._own_prior is not None:
+            tensors |= {"prior.mean": self._own_prior.mean, "prior.precision": self._own_prior.precision}
         learns = self.model_.inducing.requires_grad
         metadata = {"learns_inducing": learns, "starts": [list(start) for start in self.starts_]}
         if self.family_ != self._only_family():
@@ -687,6 +846,8 @@ class VariationalGPClassifier(
     def _restore_own_state(self, state: State) -> None:
         self._scaler = Scaler(state.tensors["centre"].numpy(), state.tensors["scale"].numpy())
         self._restore_weighting(state.metadata)
+        if "prior.mean" in state.tensors:
+            self._own_prior = Prior(state.tensors["prior.mean"], state.tensors["prior.precision"])
         learns = bool(state.metadata.get("learns_inducing", self.learn_inducing))
         self.family_ = Family(*state.metadata.get("family", self._only_family()))
         self.model_ = self._stored_model(self.family_, state.part("model"), learns, self.posterior_)
@@ -740,6 +901,9 @@ class VariationalGPClassifier(
         if model.dimension != len(posterior.mean) or model.inducing.shape[1] != self.n_features_in_:
             raise StorageError(f"the posterior must have {model.dimension} entries; got {len(posterior.mean)}.")
         return model
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in super().__getstate__().items() if name != "_raw_rows"}
 
     def to_onnx(self, *_: Any, **__: Any) -> Any:
         """Not available: the graph of a Gaussian process depends on its kernel, which may be any GPyTorch module."""

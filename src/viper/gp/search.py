@@ -137,7 +137,9 @@ class Search:
         few = self.sample(sizes[0])
         leaders: list[Leader] = []
         for family, model in models.items():
-            known = [as_start(x.best.model, model) for x in leaders if x.family.shape == family.shape and family.many]
+            known = [
+                with_scales_of(x.best.model, model) for x in leaders if x.family.shape == family.shape and family.many
+            ]
             number = count if len(models) == 1 else max(1, count - 1) if family.many else min(count, 2)
             leader = self.race(few, model, number, placing, known)
             spread = self.spread(leader.best.model, few) if curvature or len(models) > 1 else None
@@ -314,7 +316,7 @@ def rougher(model: SparseGP) -> SparseGP:
     return other
 
 
-def as_start(found: SparseGP, model: SparseGP) -> Candidate:
+def with_scales_of(found: SparseGP, model: SparseGP) -> Candidate:
     """The model with the scales of another one that has only one lengthscale."""
     other = copy.deepcopy(model)
     length = found.kernel.base_kernel.lengthscale.detach()

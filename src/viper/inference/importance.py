@@ -3,6 +3,17 @@
 Draw β from q, weight each draw by the true joint density over q, and smooth the largest weights (PSIS, by ArviZ). The
 shape k̂ of the weights' tail says whether the weighted draws represent the exact posterior. If so, they *are* the exact
 posterior up to Monte Carlo error, and their mean weight estimates the evidence p(y).
+
+Rows of a sparse Gaussian process have a residual variance r: given the inducing values w, f_i ~ N(ϑ_i, r_i). Their
+likelihood is then the variational one,
+
+    log p̃(y|w) = Σ_i c_i E[log p(y_i|f_i) | w] = Σ_i c_i (y_i ϑ_i - η(ϑ_i, r_i)),
+
+for three reasons. ELBO = E_q log p̃(y|w) - KL(q ‖ p), so p(w) p̃(y|w) is what the Gaussian q approximates, and the
+weights measure the error of the Gaussian alone. By Jensen's inequality, ∫ p̃(y|w) p(w) dw lies between e^ELBO and the
+evidence of the full process, whatever the correlations of f given w; the product of expected probabilities would be the
+evidence of another model, in which they are independent. Without residual variance, p̃ is the likelihood itself. What
+r costs is reported apart from k̂ (`residual_cost`).
 """
 
 import math
@@ -15,20 +26,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from viper.inference.posterior import Diagonal, Posterior, prior_log_density
+from viper.inference.posterior import Diagonal, Posterior, latent, prior_log_density
 from viper.inference.problem import Prior
 from viper.inference.rows import Block, RowSource
+from viper.softplus.limit import fast_limit, limit
 
 EVEN_WEIGHTS = 0.9  # share of effective draws above which weights hardly differ: sds are off by a few per cent
 FEWEST_DRAWS = 100  # fewer draws do not show the tail of the weights
 DRAWS_PER_BLOCK = 256
 LINEAR = 40.0  # above, log(1+e^f) is f to the last digit
+RESIDUAL_ERROR = 1e-8  # nats per row, of log p̃
+COSTLY = 1.0  # nats; residual variance that costs more is worth a word
 SEED = 1  # default seed, as on the command line, so that results repeat
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The verdict on q: Pareto k̂, effective sample size of the weights, log evidence with its standard error."""
+    """The verdict on q: Pareto k̂, effective sample size of the weights, log evidence with its standard error.
+
+    `residual_cost` is what inducing points cost, in nats of the ELBO, because they leave variance unexplained; None
+    if there are none. The log evidence is given the hyperparameters, and with inducing points a lower bound.
+    """
 
     k_hat: float
     threshold: float
@@ -38,6 +56,7 @@ class Diagnosis:
     log_evidence_error: float
     elbo: float
     covariance: str = "full"  # the family of q
+    residual_cost: float | None = None
 
     @property
     def reliable(self) -> bool:
@@ -55,6 +74,10 @@ class Diagnosis:
     @property
     def verdict(self) -> str:
         """What to do, in words."""
+        return self._verdict_on_gaussian + self._remark_on_inducing
+
+    @property
+    def _verdict_on_gaussian(self) -> str:
         if self.k_hat < 0.5:
             return "The Gaussian posterior is close to the exact one; use it as it is."
         if self.close:
@@ -64,17 +87,30 @@ class Diagnosis:
             )
         if self.reliable:
             return "The Gaussian posterior is usable; corrected() removes its remaining error."
-        prefer = "a tighter prior" if self.covariance == "full" else "covariance='full' and a tighter prior"
+        narrower = "a tighter prior" if self.residual_cost is None else "a prior for smaller output scales"
+        prefer = narrower if self.covariance == "full" else f"covariance='full' and {narrower}"
         return (
             "The Gaussian posterior is not close enough for importance weights to certify it. "
             f"Prefer {prefer}, or compare with viper.reference.sample_posterior(model)."
         )
 
+    @property
+    def _remark_on_inducing(self) -> str:
+        if self.residual_cost is None or self.residual_cost < COSTLY:
+            return ""
+        return (
+            f" But the inducing points leave variance unexplained that costs {self.residual_cost:.1f} nats: use more "
+            "of them."
+        )
+
     def __str__(self) -> str:
+        inducing = (
+            "" if self.residual_cost is None else f", inducing points cost {max(self.residual_cost, 0.0):.3f} nats"
+        )
         return (
             f"k̂ = {self.k_hat:.2f} (threshold {self.threshold:.2f}), {self.effective_sample_size:.0f} effective of "
             f"{self.draws} draws, log evidence {self.log_evidence:.3f} ± {self.log_evidence_error:.3f} "
-            f"(ELBO {self.elbo:.3f})\n{self.verdict}"
+            f"(ELBO {self.elbo:.3f}){inducing}\n{self.verdict}"
         )
 
 
@@ -106,6 +142,7 @@ class WeighedFit(NamedTuple):
     posterior: Posterior
     prior: Prior
     source: RowSource
+    sparse: bool = False  # whether the rows have a residual variance, which inducing points leave unexplained
 
     def weighed(
         self, count: int, generator: np.random.Generator, report: Callable[[int, int], None] | None = None
@@ -152,6 +189,7 @@ def weigh(
         log_evidence_error=math.sqrt(max(0.0, 1.0 / size - 1.0 / count)),
         elbo=elbo,
         covariance="diagonal" if isinstance(posterior, Diagonal) else "full",
+        residual_cost=residual_cost(fits[0].source, posterior) if fits[0].sparse else None,
     )
     return WeightedDraws(draws, weights), diagnosis
 
@@ -168,7 +206,7 @@ def pareto_smoothed(log_ratio: Tensor) -> tuple[Tensor, float]:
 
 
 def log_likelihood(source: RowSource, draws: Tensor, report: Callable[[int, int], None] | None = None) -> Tensor:
-    """Σ_i c_i (y_i f_i - log(1+e^{f_i})) for each draw, f = o + Aβ. `report` hears of rows done, and of all rows."""
+    """Σ_i c_i (y_i f_i - η(f_i, r_i)) for each draw, f = o + Aβ. `report` hears of rows done, and of all rows."""
     function = partial(block_log_likelihood, draws=draws)
     if report is None or source.traits.where == "cluster":
         return source.reduce(function)[0]
@@ -188,8 +226,31 @@ def block_log_likelihood(block: Block, draws: Tensor) -> list[Tensor]:
         f = block.design.project(some.T)
         if block.offset is not None:
             f = f + block.offset[:, None]
-        parts.append(some @ pull + fixed - weight @ torch.nn.functional.softplus(f, threshold=LINEAR))
+        parts.append(some @ pull + fixed - weight @ softplus_given_draws(f, block.residual))
     return [torch.cat(parts)]
+
+
+def softplus_given_draws(f: Tensor, residual: Tensor | None) -> Tensor:
+    """η(f, r), rows × draws, which is log(1+e^f) where nothing is left unexplained."""
+    if residual is None or not bool(residual.any()):
+        return torch.nn.functional.softplus(f, threshold=LINEAR)
+    bound = fast_limit(RESIDUAL_ERROR)
+    assert bound is not None
+    return bound.moments(f, residual[:, None].expand_as(f))[0]
+
+
+def residual_cost(source: RowSource, posterior: Posterior) -> float:
+    """Σ_i c_i (η(ϑ_i, τ_i²) - η(ϑ_i, τ_i² - r_i)), about ½ Σ b_i r_i: what the trace of K_xx - AAᵀ costs, in nats."""
+    return float(source.reduce(partial(block_residual_cost, posterior=posterior))[0])
+
+
+def block_residual_cost(block: Block, posterior: Posterior) -> list[Tensor]:
+    theta, tau2 = latent(block, posterior)
+    if block.residual is None:
+        return [torch.zeros_like(theta[:1]).sum()]
+    explained = (tau2 - block.residual).clamp(min=0.0)
+    cost = limit().moments(theta, tau2)[0] - limit().moments(theta, explained)[0]
+    return [cost.sum() if block.weight is None else block.weight @ cost]
 
 
 def weighted_quantiles(values: Tensor, weights: Tensor, levels: list[float]) -> Tensor:

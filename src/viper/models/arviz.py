@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from viper.inference.importance import log_likelihood
+from viper.inference.importance import log_likelihood, softplus_given_draws
 from viper.inference.posterior import Posterior, prior_log_density
 from viper.inference.problem import Prior
 from viper.inference.rows import Block, RowSource
@@ -22,7 +22,13 @@ LARGEST_POINTWISE = 1 << 24  # draws × rows; that many log likelihoods take 128
 
 
 def posterior_to_arviz(
-    posterior: Posterior, prior: Prior, source: RowSource | None, names: list[str], shape: tuple[int, int], seed: int
+    posterior: Posterior,
+    prior: Prior,
+    source: RowSource | None,
+    names: list[str],
+    shape: tuple[int, int],
+    seed: int,
+    estimator: str = "VariationalLogisticRegression",
 ) -> Any:
     """Draw β from q and record log q. With a `source` of rows, also record log p, labels and log likelihoods."""
     count = count_draws(*shape)
@@ -35,7 +41,7 @@ def posterior_to_arviz(
         statistics["lp"] = log_likelihood(source, draws) + prior_log_density(prior, draws)
         groups |= row_groups(source, draws, shape)
     groups["sample_stats"] = {name: by_chain(value, shape) for name, value in statistics.items()}
-    return arviz_container(groups, names)
+    return arviz_container(groups, names, estimator)
 
 
 def row_groups(source: RowSource, draws: Tensor, shape: tuple[int, int]) -> dict[str, dict[str, Any]]:
@@ -49,9 +55,9 @@ def row_groups(source: RowSource, draws: Tensor, shape: tuple[int, int]) -> dict
     return groups
 
 
-def draws_to_arviz(draws: Tensor, names: list[str], shape: tuple[int, int]) -> Any:
+def draws_to_arviz(draws: Tensor, names: list[str], shape: tuple[int, int], estimator: str) -> Any:
     """Return equally weighted draws (chains · draws × d) and nothing else."""
-    return arviz_container({"posterior": coefficient_draws(draws, names, shape)}, names)
+    return arviz_container({"posterior": coefficient_draws(draws, names, shape)}, names, estimator)
 
 
 def count_draws(chains: int, draws: int) -> int:
@@ -76,18 +82,18 @@ def coefficient_draws(draws: Tensor, names: list[str], shape: tuple[int, int]) -
 
 
 def row_log_likelihoods(block: Block, draws: Tensor) -> Tensor:
-    """c_i (y_i f_i - log(1+e^{f_i})), draws × rows."""
+    """c_i (y_i f_i - η(f_i, r_i)), draws × rows."""
     f = block.design.project(draws.T.contiguous())
     f = f if block.offset is None else f + block.offset[:, None]
-    terms = block.label[:, None] * f - torch.nn.functional.softplus(f)
+    terms = block.label[:, None] * f - softplus_given_draws(f, block.residual)
     return terms.T if block.weight is None else terms.T * block.weight
 
 
-def arviz_container(groups: dict[str, dict[str, Any]], names: list[str]) -> Any:
+def arviz_container(groups: dict[str, dict[str, Any]], names: list[str], estimator: str) -> Any:
     """Return the groups in the container of the installed ArviZ."""
     features = [name for name in names if name != INTERCEPT]
     coords, dims = {"feature": features}, {"coefficient": ["feature"], "y": ["row"]}
-    about = {"inference_library": "viper", "modeling_interface": "VariationalLogisticRegression"}
+    about = {"inference_library": "viper", "modeling_interface": estimator}
     try:
         return import_module("arviz_base").from_dict(groups, coords=coords, dims=dims, attrs={"/": about})
     except ImportError:

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     import pandas
 
 
+LATENT_DRAWS = 1 << 22  # values of f(x) held at once, rows × draws (32 MB)
+
+
 class CorrectedPosterior:
     """Summaries and predictions from draws β_s with weights w_s. `diagnosis` says how far to trust them.
 
@@ -38,10 +41,11 @@ class CorrectedPosterior:
         names: list[str],
         classes: np.ndarray,
         summarise: Callable[[Any, Any, Tensor, Callable[[Tensor], Tensor]], Iterator[Tensor]],
+        estimator: str = "VariationalLogisticRegression",
     ) -> None:
         self.weighted, self.diagnosis, self.names = weighted, diagnosis, names
         self.classes_ = classes
-        self._summarise = summarise
+        self._summarise, self._estimator = summarise, estimator
 
     @property
     def mean_(self) -> np.ndarray:
@@ -61,7 +65,7 @@ class CorrectedPosterior:
     def to_arviz(self, draws: int = 1000, chains: int = 4, random_state: Any = None) -> Any:
         """Return equally weighted draws in the container of the installed ArviZ."""
         sample = self.sample(count_draws(chains, draws), random_state)
-        return draws_to_arviz(torch.from_numpy(sample), self.names, (chains, draws))
+        return draws_to_arviz(torch.from_numpy(sample), self.names, (chains, draws), self._estimator)
 
     def coefficient_interval(self, level: float = 0.95) -> np.ndarray:
         """Credible intervals of the coefficients, d × 2."""
@@ -116,14 +120,25 @@ class CorrectedPosterior:
 
 
 def summary_of_draws(block: Block, draws: Tensor, summary: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return summary(f) for the rows of a block, where f = o + Xβ is draws × rows."""
+    """Return summary(f) for the rows of a block, where f = o + Xβ is draws × rows.
+
+    Where a row has a residual variance given β, each draw of f has its own share of it, from a fixed seed.
+    """
     f = block.design.project(draws.to(block.label.device).T).T
-    return summary((f if block.offset is None else f + block.offset).cpu())
+    f = (f if block.offset is None else f + block.offset).cpu()
+    if block.residual is not None:
+        noise = torch.from_numpy(np.random.default_rng(SEED).standard_normal(f.shape))
+        f = f + block.residual.cpu().sqrt() * noise
+    return summary(f)
 
 
 class DiagnosisMixin(PredictionMixin):
-    """Estimators whose Gaussian posterior of coefficients can be compared with the exact one, and corrected."""
+    """Estimators whose Gaussian posterior can be compared with the exact one, and corrected.
 
+    It is a posterior of coefficients or, for Gaussian processes (`_sparse`), of whitened inducing values.
+    """
+
+    _sparse = False
     prior_: Prior
     elbo_: float
     random_state: Any
@@ -152,6 +167,10 @@ class DiagnosisMixin(PredictionMixin):
         The rows are those of the fit; pass them again after loading a model from a file. The seed of the draws is
         `random_state`, or the estimator's if that is an integer, or a fixed number, so repeated calls give
         the same answer.
+
+        For a Gaussian process, the draws are of the whitened inducing values, given kernel, mean function and inducing
+        points, and `residual_cost` is what the inducing points cost in nats. How well the kernel was chosen, only
+        held-out rows tell.
         """
         return self._weigh(X, y, sample_weight, offset, draws, random_state)[1]
 
@@ -172,7 +191,8 @@ class DiagnosisMixin(PredictionMixin):
         weighted, diagnosis = self._weigh(X, y, sample_weight, offset, draws, random_state)
         if not (diagnosis.reliable or diagnosis.close):
             warnings.warn(str(diagnosis), ImportanceWarning, stacklevel=2)
-        return CorrectedPosterior(weighted, diagnosis, self._names(), self.classes_, self._summarise_draws)
+        names, estimator = self._names(), type(self).__name__
+        return CorrectedPosterior(weighted, diagnosis, names, self.classes_, self._summarise_draws, estimator)
 
     def loo(
         self,
@@ -192,7 +212,7 @@ class DiagnosisMixin(PredictionMixin):
         the answer is that of the model, not of its approximation. A row with a weight counts as so many rows that are
         left out together. A thousand rows take one or two seconds.
         """
-        posterior, prior, source = self._weighed_fit(X, y, sample_weight, offset, "loo")
+        posterior, prior, source, _ = self._weighed_fit(X, y, sample_weight, offset, "loo")
         generator = self._generator_of_draws(random_state)
         progress = StepProgress(self.verbose, "leaving out row")
         try:
@@ -213,7 +233,8 @@ class DiagnosisMixin(PredictionMixin):
     ) -> Any:
         """Return independent draws from the posterior, in the container of the installed ArviZ.
 
-        The groups are posterior ("coefficient" by feature, "intercept"), sample_stats ("lp" = log p(y, β) and "log_q" =
+        The groups are posterior ("coefficient" by feature, "intercept"; for a Gaussian process the whitened inducing
+        values w0, w1, … as "coefficient"), sample_stats ("lp" = log p(y, β) and "log_q" =
         log q(β)), observed_data, and log_likelihood by row if draws × rows is at most 16 million. A model
         loaded from a file has no training rows: pass them again, or the result holds only the posterior and "log_q".
         """
@@ -222,7 +243,8 @@ class DiagnosisMixin(PredictionMixin):
         seed = check_random_state(self.random_state if random_state is None else random_state).randint(2**31)
         device = "cpu" if source is None else source.device
         posterior, prior = moved(self.posterior_, device), moved(self.prior_, device)
-        return posterior_to_arviz(posterior, prior, source, self._names(), (chains, draws), seed)
+        shape, estimator = (chains, draws), type(self).__name__
+        return posterior_to_arviz(posterior, prior, source, self._names(), shape, seed, estimator)
 
     def _given_or_training_rows(self, X: Any, y: Any, sample_weight: Any, offset: Any) -> RowSource | None:
         if X is None:
@@ -256,7 +278,8 @@ class DiagnosisMixin(PredictionMixin):
         source = self._given_or_training_rows(X, y, sample_weight, offset)
         if source is None:
             raise ValueError(f"{what} needs the training rows; got a model without them. Pass X and y.")
-        return WeighedFit(moved(self.posterior_, source.device), moved(self.prior_, source.device), source)
+        prior = moved(self.prior_, source.device)
+        return WeighedFit(moved(self.posterior_, source.device), prior, source, self._sparse)
 
     def _generator_of_draws(self, random_state: Any) -> np.random.Generator:
         if random_state is None:

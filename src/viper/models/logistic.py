@@ -39,7 +39,8 @@ from viper.inference.problem import Gaussian, Prior
 from viper.inference.progress import Callbacks, as_task, tasks_of
 from viper.inference.robust import robust_posterior
 from viper.inference.rows import RowSource
-from viper.models.diagnosis import DiagnosisMixin, summary_frame, summary_of_draws
+from viper.inference.threads import check_jobs
+from viper.models.diagnosis import LATENT_DRAWS, DiagnosisMixin, summary_frame, summary_of_draws
 from viper.models.effects import EffectsMixin, OpenRows
 from viper.models.facts import coefficient_names
 from viper.models.fitting import FitOptions, FittedPosterior, fit_posterior
@@ -56,7 +57,6 @@ if TYPE_CHECKING:
     import pandas
 
 DEFAULT_SCALE = 1.0  # prior sd of the coefficients
-LATENT_DRAWS = 1 << 22  # values of f(x) held at once, rows × draws (32 MB)
 HISTORY = Range(
     "the iterations of a solver", lambda x: x.ndim == 1 or bool((x[:, :2] >= 0).all() & x[:, :2].isfinite().all())
 )
@@ -124,6 +124,11 @@ class VariationalLogisticRegression(
         Device to compute on. The default is the CPU, or the device of X if that is a tensor.
     dtype : {"float64", "float32"}, default "float64"
         Precision of the products with X. float32 halves the work and moves the posterior by about 1e-4 of its width.
+    n_jobs : int, optional
+        Threads of a pass over dense rows in float64; the result is the same to the last bit for any number. -1 means
+        all processors, -2 all but one. None, the default, means what an enclosing ``joblib.parallel_config`` says, one
+        inside joblib's workers, such as those of ``GridSearchCV(n_jobs=2)``, and otherwise as many as torch uses: all
+        processors, or fewer by OMP_NUM_THREADS or `torch.set_num_threads`. Small fits use one in any case.
     random_state : int, RandomState or None
         Seeds the choice of rows that large fits look at first, the random numbers of bound="mc", and Adam's start and
         minibatches. None means a fixed seed, so that a fit repeats bit for bit on one machine. `diagnose` and
@@ -234,6 +239,7 @@ class VariationalLogisticRegression(
         nodes: int = 64,
         device: Any = None,
         dtype: str = "float64",
+        n_jobs: int | None = None,
         random_state: Any = None,
         verbose: Any = "auto",
     ) -> None:
@@ -254,6 +260,7 @@ class VariationalLogisticRegression(
         self.nodes = nodes
         self.device = device
         self.dtype = dtype
+        self.n_jobs = n_jobs
         self.random_state = random_state
         self.verbose = verbose
 
@@ -354,6 +361,7 @@ class VariationalLogisticRegression(
         if isinstance(self.prior_scale, str):
             words["prior_scale"] = ("auto", "ard")
         checks.check_options(self, words, ("tol", "learning_rate"), ("max_iter", "batch_size"))
+        check_jobs(self.n_jobs)
 
     def _row_format(self, block_rows: int | None = None) -> RowFormat:
         return RowFormat(bool(self.fit_intercept), self.device, self.dtype, self.verbose, True, block_rows)
@@ -460,7 +468,7 @@ class VariationalLogisticRegression(
             model._pool([fit.robust(groups=groups) for fit in self._completed_fits])
             model.robust_groups_ = model._completed_fits[0].robust_groups_
             return model
-        posterior, prior, source = self._weighed_fit(X, y, sample_weight, offset, "robust")
+        posterior, prior, source, _ = self._weighed_fit(X, y, sample_weight, offset, "robust")
         found, model.robust_groups_ = robust_posterior(posterior, prior, source, groups)
         model.posterior_, model._largest_sd = moved(found, "cpu"), None
         return model

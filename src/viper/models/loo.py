@@ -17,8 +17,9 @@ from torch import Tensor
 from viper.inference.importance import FEWEST_DRAWS, log_likelihood
 from viper.inference.posterior import Posterior, prior_log_density
 from viper.inference.problem import Prior
-from viper.inference.rows import RowSource
+from viper.inference.rows import Block, RowSource
 from viper.models.arviz import row_log_likelihoods
+from viper.softplus.limit import sigmoid_moments
 
 EVEN_ROW_WEIGHTS = 0.9  # share of effective draws above which the weights of a row hardly differ
 ROWS_AT_ONCE = 256  # rows whose weights are smoothed between two reports of progress
@@ -89,9 +90,9 @@ def leave_one_out(
     correction = (log_ratio - log_ratio.max()).cpu().numpy()
     parts = []
     done = 0
-    for block in source.map(partial(row_log_likelihoods, draws=draws)):
-        for some in block.split(ROWS_AT_ONCE, 1):
-            parts.append(weighted_rows(some, correction))
+    for terms, densities in source.map(partial(terms_and_densities, draws=draws)):
+        for some, density in zip(terms.split(ROWS_AT_ONCE, 1), densities.split(ROWS_AT_ONCE, 1), strict=True):
+            parts.append(weighted_rows(some, density, correction))
             done += some.shape[1]
             step(done, source.rows)
     elpd, k_hat, effective, p_loo = (np.concatenate(part) for part in zip(*parts, strict=True))
@@ -100,13 +101,26 @@ def leave_one_out(
     return LeaveOneOut(total, error, float(p_loo.sum()), elpd, k_hat, effective, threshold, count)
 
 
-def weighted_rows(log_density: Tensor, correction: np.ndarray) -> tuple[np.ndarray, ...]:
+def terms_and_densities(block: Block, draws: Tensor) -> tuple[Tensor, Tensor]:
+    """What each row adds to the log target, and log p(y_i | β), draws × rows; they differ by a residual variance."""
+    terms = row_log_likelihoods(block, draws)
+    if block.residual is None or not bool(block.residual.any()):
+        return terms, terms
+    f = block.design.project(draws.T.contiguous())
+    f = f if block.offset is None else f + block.offset[:, None]
+    sign = 2.0 * block.label[:, None] - 1.0
+    # E s(±f) for labels of 0 and 1
+    density = sigmoid_moments(sign * f, block.residual[:, None].expand_as(f))[0].log().T
+    return terms, density if block.weight is None else density * block.weight
+
+
+def weighted_rows(terms: Tensor, log_density: Tensor, correction: np.ndarray) -> tuple[np.ndarray, ...]:
     """log p(y_i | y_-i), k̂_i, the share of effective draws and p_i of some rows, from log p(y_i | β), draws × rows."""
     from arviz_stats.base.array import array_stats
     from scipy.special import logsumexp
 
     each = log_density.T.cpu().numpy()  # rows × draws
-    log_ratio = correction - each
+    log_ratio = correction - terms.T.cpu().numpy()
     log_weights = np.full_like(each, -math.log(each.shape[1]))
     k_hat = np.full(len(each), -math.inf)
     uneven = np.ptp(log_ratio, axis=1) > 1e-9  # else q is the posterior without the row

@@ -6,10 +6,20 @@ The model is that of the logistic estimator. With f = Xβ + b + o,
 
 sampled by NumPyro's NUTS in float64. The chains move in coordinates u with β = β̂ + Fu, where β̂ is the mode and FFᵀ the
 inverse curvature there. The posterior of u is close to N(0, I) whatever the scales of the columns; draws stay exact.
+
+For a Gaussian process with given kernel, the log-odds of the rows are sampled themselves, f ~ N(m, K) with the same
+likelihood, by elliptical slice sampling (Murray, Adams & MacKay 2010). With K = AAᵀ and f = m + Az, a step moves on
+
+    z(ω) = μ + (z - μ) cos ω + ν sin ω,      ν ~ N(0, Σ),
+
+to a random point of this ellipse where p(y|f) N(z; 0, I)/N(z; μ, Σ) exceeds a random level. Any μ and Σ leave the
+posterior as it is (Nishihara, Murray & Adams 2014); those of the variational posterior make steps long.
 """
 
 import time
 import warnings
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from inspect import signature
 from types import ModuleType
@@ -18,13 +28,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import scipy.linalg
 import scipy.optimize
+import torch
 from numpy.typing import ArrayLike
 from sklearn.utils import check_array
 
 from viper.data.checks import read_labels, read_vector, read_weights
 from viper.errors import ConvergenceWarning, users_line
+from viper.inference.newton import newton
+from viper.inference.problem import Prior, Problem
+from viper.inference.progress import StepProgress
+from viper.inference.rows import Arrays
 from viper.models.facts import coefficient_names
 from viper.models.prior import read_mean, read_scale
+from viper.softplus.limit import limit
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,6 +49,9 @@ if TYPE_CHECKING:
 LARGEST_RHAT = 1.01
 SMALLEST_ESS = 400.0
 TARGET_ACCEPTANCE = 0.9
+LARGEST_PROCESS = 5_000  # rows; the eigenvectors of their covariance take a minute
+LEAST_EIGENVALUE = 1e-12  # of the largest; below, they are rounding
+STEPS_PER_DRAW = 10  # of elliptical slice sampling
 START_SPREAD = 2.0  # chains start from N(0, 2²) in u, wider than the posterior, so that R-hat can detect a failure
 
 
@@ -43,7 +62,8 @@ class MCMCResult:
     Attributes
     ----------
     draws : array of shape (chains, draws, d)
-        Coefficients of the features in order; the intercept, if there is one, is last.
+        Coefficients of the features in order; the intercept, if there is one, is last. For a Gaussian process, the
+        log-odds of the rows.
     names : list of str
         Their names.
     rhat, ess : arrays of shape (d,)
@@ -122,13 +142,14 @@ def sample_posterior(
     random_state: int | np.random.Generator | None = 0,
     progress: bool = False,
 ) -> MCMCResult:
-    """Sample the posterior of logistic regression with NUTS.
+    """Sample the posterior of logistic regression with NUTS, or that of a Gaussian process by `sample_latent`.
 
     Parameters
     ----------
-    X : array-like of shape (n, p), or a fitted VariationalLogisticRegression
+    X : array-like of shape (n, p), or a fitted VariationalLogisticRegression or VariationalGPClassifier
         Features. A fitted model provides its training rows, with their labels, weights and offset, and its
-        prior.
+        prior. That of a Gaussian process is the full one with the fitted kernel and mean, without inducing points; it
+        takes up to 5,000 rows, and the result has one column per row.
     y : array-like of shape (n,)
         Any two labels; the second in sorted order counts as 1.
     prior_mean : float or array of shape (p,)
@@ -142,7 +163,8 @@ def sample_posterior(
     sample_weight, offset : arrays of shape (n,), optional
         c and o.
     chains, draws, warmup : int
-        Number of chains, draws kept per chain, and earlier draws per chain, which only serve adaptation.
+        Number of chains, draws kept per chain, and earlier draws per chain, which only serve adaptation (for a Gaussian
+        process, earlier steps).
     random_state : int, Generator or None
         The same number gives the same draws.
     progress : bool
@@ -157,10 +179,15 @@ def sample_posterior(
     ConvergenceWarning
         If R-hat is above 1.01, the effective sample size below 400, or transitions diverged.
     """
-    jax, infer = import_numpyro()
     start = time.perf_counter()
     given: dict[str, Any] = {"y": y, "sample_weight": sample_weight, "offset": offset, "prior_mean": prior_mean}
     given |= {"prior_scale": prior_scale, "intercept_scale": intercept_scale, "fit_intercept": fit_intercept}
+    if hasattr(X, "latent_prior"):
+        check_only_model(given)
+        mean, covariance, label, weight = X.latent_prior()
+        settings: dict[str, Any] = {"chains": chains, "draws": draws, "warmup": warmup, "random_state": random_state}
+        return sample_latent(mean, covariance, label, sample_weight=weight, progress=progress, **settings)
+    jax, infer = import_numpyro()
     if hasattr(X, "posterior_"):
         model, names = model_of_fit(X, given), X._names()
     else:
@@ -240,9 +267,7 @@ def build_model(
 
 def model_of_fit(fitted: Any, given: dict[str, Any]) -> JointDensity:
     """Return rows and prior of a fitted estimator; any other argument that was `given` raises an error."""
-    defaults = signature(sample_posterior).parameters
-    if others := [name for name, value in given.items() if value is not defaults[name].default]:
-        raise TypeError(f"a fitted model provides its rows and its prior; got {', '.join(others)} too. Leave them out.")
+    check_only_model(given)
     if getattr(fitted, "_training_rows", None) is None:
         raise ValueError("sample_posterior needs the training rows; got a model without them. Pass X, y and the prior.")
     source = fitted._training_rows.in_memory()
@@ -256,6 +281,13 @@ def model_of_fit(fitted: Any, given: dict[str, Any]) -> JointDensity:
     design, mean = source.dense_design().cpu().numpy(), fitted.prior_.mean.numpy()
     factor = np.linalg.cholesky(covariance)
     return JointDensity(design=design, offset=offset, label=label, weight=weight, mean=mean, factor=factor)
+
+
+def check_only_model(given: dict[str, Any]) -> None:
+    """Raise unless all other arguments have their default values."""
+    defaults = signature(sample_posterior).parameters
+    if others := [name for name, value in given.items() if value is not defaults[name].default]:
+        raise TypeError(f"a fitted model provides its rows and its prior; got {', '.join(others)} too. Leave them out.")
 
 
 def feature_names(X: ArrayLike) -> list[str]:
@@ -297,6 +329,128 @@ def draw_chains(sampler: Any, chains: int, d: int, generator: np.random.Generato
     sampler.run(key, init_params=start if chains > 1 else start[0], extra_fields=("diverging",))
     divergences = np.asarray(sampler.get_extra_fields()["diverging"]).sum()
     return np.asarray(sampler.get_samples(group_by_chain=True)), int(divergences)
+
+
+# --- Gaussian processes ---
+
+
+def sample_latent(
+    mean: ArrayLike,
+    covariance: ArrayLike,
+    y: ArrayLike,
+    *,
+    sample_weight: ArrayLike | None = None,
+    chains: int = 4,
+    draws: int = 1000,
+    warmup: int = 1000,
+    random_state: int | np.random.Generator | None = 0,
+    progress: bool = False,
+) -> MCMCResult:
+    """Sample the log-odds f of n rows under the prior N(m, K) and exact Bernoulli likelihoods, by elliptical slices.
+
+    Parameters
+    ----------
+    mean, covariance : arrays of shape (n,) and (n, n)
+        m, offsets included, and K, which may be singular.
+    y : array-like of shape (n,)
+        Labels in [0, 1]: 0 and 1, or shares of ones.
+    sample_weight : array of shape (n,), optional
+        c.
+    chains, draws, warmup, random_state, progress
+        As in `sample_posterior`; ten steps are taken per draw, and `warmup` steps before the first.
+    """
+    began = time.perf_counter()
+    root = covariance_root(np.asarray(covariance, dtype=np.float64))
+    label, n = np.asarray(y, dtype=np.float64), len(root)
+    weight = read_weights(sample_weight, n, some_positive=False)
+    rows = JointDensity(
+        design=root,
+        offset=np.broadcast_to(np.asarray(mean, dtype=np.float64), (n,)).copy(),
+        label=label,
+        weight=np.ones(n) if weight is None else weight.numpy(),
+        mean=np.zeros(root.shape[1]),
+        factor=np.eye(root.shape[1]),
+    )
+    generator = np.random.default_rng(random_state)
+    step = elliptical_slices(rows, generator)
+    z = step.first(chains)
+    found = np.empty((chains, draws, n))
+    with closing(StepProgress(True if progress else "auto", "sampling: draw")) as shown:
+        for _ in range(warmup):
+            z = step.take(z)
+        for k in range(draws):
+            for _ in range(STEPS_PER_DRAW):
+                z = step.take(z)
+            found[:, k] = rows.offset + z @ root.T
+            shown.step(k + 1, draws)
+    return checked_result(found, [f"f[{i}]" for i in range(n)], 0, time.perf_counter() - began)
+
+
+def covariance_root(covariance: np.ndarray) -> np.ndarray:
+    """Return A with AAᵀ = K and as many columns as K has rank."""
+    n = len(covariance)
+    if covariance.shape != (n, n) or not np.isfinite(covariance).all():
+        raise ValueError(f"covariance must be a finite square matrix; got shape {covariance.shape}.")
+    if n > LARGEST_PROCESS:
+        raise ValueError(f"a Gaussian process is sampled for at most {LARGEST_PROCESS} rows; got {n}. Take a sample.")
+    values, vectors = np.linalg.eigh(covariance)
+    kept = values > LEAST_EIGENVALUE * values[-1]
+    return np.ascontiguousarray(vectors[:, kept] * np.sqrt(values[kept]))
+
+
+@dataclass(frozen=True)
+class EllipticalSlices:
+    """Steps of elliptical slice sampling for several chains at once, on ellipses of N(μ, FFᵀ)."""
+
+    log_ratio: Callable[[np.ndarray], np.ndarray]  # log p(y|f) + log N(z; 0, I) - log N(z; μ, FFᵀ), chains
+    centre: np.ndarray
+    factor: np.ndarray
+    generator: np.random.Generator
+
+    def first(self, chains: int) -> np.ndarray:
+        """Starts that are spread wider than the posterior."""
+        return self.centre + START_SPREAD * self.generator.standard_normal((chains, len(self.centre))) @ self.factor.T
+
+    def take(self, z: np.ndarray) -> np.ndarray:
+        """One step of every chain."""
+        random, chains = self.generator, len(z)
+        here = z - self.centre
+        there = random.standard_normal(z.shape) @ self.factor.T
+        level = self.log_ratio(z) + np.log(random.random(chains))
+        angle = 2.0 * np.pi * random.random(chains)
+        low, high = angle - 2.0 * np.pi, angle.copy()
+        moved, left = z.copy(), np.arange(chains)
+        while len(left):
+            turn = angle[left, None]
+            tried = self.centre + here[left] * np.cos(turn) + there[left] * np.sin(turn)
+            above = self.log_ratio(tried) > level[left]
+            moved[left[above]] = tried[above]
+            left = left[~above]
+            # the interval of angles shrinks towards 0, where the chain is
+            below = angle[left] < 0.0
+            low[left[below]], high[left[~below]] = angle[left[below]], angle[left[~below]]
+            angle[left] = low[left] + random.random(len(left)) * (high[left] - low[left])
+        return moved
+
+
+def elliptical_slices(rows: JointDensity, generator: np.random.Generator) -> EllipticalSlices:
+    """Steps on the ellipses of the variational posterior of z, whose prior is N(0, I)."""
+    tensors: dict[str, Any] = {name: torch.from_numpy(getattr(rows, name)) for name in ("label", "offset", "weight")}
+    prior = Prior(torch.from_numpy(rows.mean), torch.ones(len(rows.mean), dtype=torch.float64))
+    q = newton(Problem(Arrays(torch.from_numpy(rows.design), **tensors), prior, limit())).q
+    centre, precision = q.mean.numpy(), q.precision.numpy()
+    L = np.linalg.cholesky(precision)
+
+    def log_ratio(z: np.ndarray) -> np.ndarray:
+        f = rows.offset + z @ rows.design.T
+        likelihood = (rows.label * f - np.logaddexp(0.0, f)) @ rows.weight
+        return likelihood - 0.5 * np.square(z).sum(1) + 0.5 * np.square((z - centre) @ L).sum(1)
+
+    factor = scipy.linalg.solve_triangular(L, np.eye(len(L)), lower=True).T
+    return EllipticalSlices(log_ratio, centre, factor, generator)
+
+
+# --- is it to be trusted? ---
 
 
 def arviz_diagnostic(name: str, draws: np.ndarray, **options: Any) -> np.ndarray:

@@ -127,6 +127,9 @@ def posterior_verdict(study: Study) -> Verdict:
     )
     if not math.isfinite(d.k_hat):
         numbers = f"All of {d.draws:,} draws have the same weight: the two are equal."
+    if d.residual_cost is not None:
+        cost = with_decimals(d.residual_cost, 3)
+        numbers += f" The variance that its inducing points leave unexplained costs {cost} nats of the ELBO."
     text = f"{d.verdict} {numbers}"
     if d.close:
         return Verdict("good", "Close", text)
