@@ -65,7 +65,7 @@ def points_to_average(families: list[Found], generator: np.random.Generator) -> 
         pairs = min(PAIRS, size)
         log_weight = math.log(weight / (2 * pairs + 1))
         points.append(Point(found, found.model.copy_at(), log_weight, 0.0))
-        radius = math.sqrt(size * (1.0 + 0.5 / pairs))  # √k, and what makes up for the point in the middle
+        radius = math.sqrt(size * (1.0 + 0.5 / max(pairs, 1)))  # √k, and what makes up for the point in the middle
         for z in radius * np.linalg.qr(generator.standard_normal((size, pairs))).Q.T:
             around = [found.model.copy_at(found.spread @ step) for step in (z, -z)]
             points += [Point(found, model, log_weight, 0.5 * float(z @ z)) for model in around]

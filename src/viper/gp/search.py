@@ -163,7 +163,7 @@ class Search:
         profile = self.profile_on(model, rows, CURVATURE_TOLERANCE)
         x = model.free_vector()
         base = profile(x)[1]
-        slopes = np.array([profile(x + DIFFERENCE * unit)[1] - base for unit in np.eye(len(x))])
+        slopes = np.array([profile(x + DIFFERENCE * unit)[1] - base for unit in np.eye(len(x))]).reshape(len(x), len(x))
         values, vectors = np.linalg.eigh(-0.5 / DIFFERENCE * (slopes + slopes.T))
         return vectors / np.sqrt(np.maximum(values, LEAST_CURVATURE))
 
