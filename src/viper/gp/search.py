@@ -143,18 +143,17 @@ class Search:
             number = count if len(models) == 1 else max(1, count - 1) if family.many else min(count, 2)
             leader = self.race(few, model, number, placing, known)
             spread = self.spread(leader.best.model, few) if curvature or len(models) > 1 else None
-            leaders.append(replace(leader, family=family, spread=spread))
+            prefix = f"{family}: " if len(models) > 1 else ""
+            leaders.append(replace(leader, family=family, spread=spread, prefix=prefix))
         least = max(leader.evidence for leader in leaders) - HOPELESS
-        found: list[Found] = []
-        for leader in leaders:
-            if leader.evidence >= least:
-                for size in sizes[1:]:
-                    leader.attempts.append(self.continue_on(leader.best, self.sample(size)))
-                if placing == "as needed":
-                    self.grow(leader)
-                found.append(leader.found())
+        hopeful = [leader for leader in leaders if leader.evidence >= least]
         others = [start for leader in leaders if leader.evidence < least for start in leader.starts()]
-        best, *rest = sorted(found, key=lambda x: -x.evidence)
+        for leader in hopeful:
+            for size in sizes[1:]:
+                leader.attempts.append(self.continue_on(leader.best, self.sample(size)))
+            if placing == "as needed":
+                self.grow(leader)
+        best, *rest = sorted((leader.found() for leader in hopeful), key=lambda x: -x.evidence)
         return [best._replace(starts=[*best.starts, *others]), *rest]
 
     def spread(self, model: SparseGP, rows: Observations) -> np.ndarray:
@@ -405,6 +404,7 @@ class Leader:
     attempts: list[Attempt]
     family: Family = ANY_FAMILY
     spread: np.ndarray | None = None
+    prefix: str = ""  # of the names of its starts
 
     @property
     def best(self) -> Attempt:
@@ -418,8 +418,7 @@ class Leader:
         return self.best.value + float(np.linalg.slogdet(math.sqrt(2.0 * math.pi) * self.spread)[1])
 
     def starts(self) -> list[Start]:
-        prefix = "" if self.spread is None else f"{self.family}: "
-        return [start._replace(start=prefix + start.start) for start in (x.account() for x in self.attempts)]
+        return [start._replace(start=self.prefix + start.start) for start in (x.account() for x in self.attempts)]
 
     def found(self) -> Found:
         climb, sites = self.best.climb, self.best.profile.last_sites()
