@@ -427,7 +427,7 @@ class Arrays(BlockSource):
         """Return a copy of the chosen rows."""
         vectors: dict[str, Any] = {name: x[index.to(x.device)] for name, x in self.vectors().items()}
         X = self.features
-        features = X[index.to(X.device)] if isinstance(X, Tensor) else X[index.cpu().numpy()]
+        features = X.index_select(0, index.to(X.device)) if isinstance(X, Tensor) else X[index.cpu().numpy()]
         return replace(self, features=features, **vectors)
 
 
