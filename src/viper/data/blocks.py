@@ -45,6 +45,12 @@ class Reader(Protocol):
     def read(self, rows: int, features: bool = True) -> Iterator[Chunk]:
         """Yield all rows from the first, about `rows` at a time; without `features`, X may be left out."""
 
+    def may_hold(self, rows: int) -> bool:
+        """Return whether so many rows may be kept in memory during a fit, because they are slow to read."""
+
+    def check_unchanged(self) -> None:
+        """Raise if the rows have visibly changed since they were opened."""
+
 
 def refuse_odd_array(x: Any, name: str, here: str = "") -> None:
     """Raise for what NumPy would turn into other numbers: masked entries, records, and dates."""
@@ -195,6 +201,12 @@ class BlockReader:
             y, weight = (y, weight) if self.labels else (None, None)
             yield as_chunk(X, y, weight=weight, offset=offset, number=number, width=self.width)
 
+    def may_hold(self, rows: int) -> bool:
+        return False
+
+    def check_unchanged(self) -> None:
+        """Do nothing: only the rows themselves can tell."""
+
     def in_order(self, X: Any, number: int) -> Any:
         """Return X; if it is a frame, put its columns in the order of the first block."""
         there = frame_names(X)
@@ -283,16 +295,23 @@ class MemoryMap:
         y, weight, offset = (one_per_row(x, name, self.X.shape[:1]) for name, x in parts.items())
         return MemoryMap(self.X, y, weight=weight, offset=offset, stamp=stamp_of_map(self.X))
 
-    def read(self, rows: int, features: bool = True) -> Iterator[Chunk]:
+    def may_hold(self, rows: int) -> bool:
+        return False
+
+    def check_unchanged(self) -> None:
         if self.stamp != stamp_of_map(self.X):
             raise ValueError(
                 f"the source must have the same rows in every pass; got {self.X.filename}, which was written to since "
                 "the first. Do not write to a memory map during a fit."
             )
-        for start in range(0, len(self.X), rows):
-            if features and start >= 2 * rows:  # one chunk is being used while the next is read
+
+    def read(self, rows: int, features: bool = True) -> Iterator[Chunk]:
+        self.check_unchanged()
+        for start in range(0, len(self.X) + rows, rows):
+            if features and start >= 2 * rows:  # when a chunk is asked for, the one before it is being used
                 release_pages(self.X, self.X[start - 2 * rows : start - rows])
-            yield self.chunk(slice(start, start + rows), lambda i, start=start: f"row {start + i}", features)  # type: ignore[misc]
+            if start < len(self.X):
+                yield self.chunk(slice(start, start + rows), lambda i, start=start: f"row {start + i}", features)  # type: ignore[misc]
 
     def pick(self, chosen: np.ndarray) -> Iterator[Chunk]:
         """Yield the chosen rows, in ascending order, without reading the others."""

@@ -193,6 +193,9 @@ INLINE void read_tile(const problem *p, ptrdiff_t start, int rows, tile *t) {
         }
         turned = p->columns;
     }
+    if (p->row_stride == 1)
+        for (; turned < p->columns; turned++)
+            memcpy(t->x[turned], X + turned * p->column_stride, sizeof(double) * rows);
     for (int k = turned; k < p->columns; k++)
         for (int r = 0; r < rows; r++) ((double *)t->x[k])[r] = X[r * p->row_stride + k * p->column_stride];
     if (p->size > p->columns)

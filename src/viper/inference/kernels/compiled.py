@@ -97,8 +97,8 @@ def compiled_sums(
     )  # fmt: skip
     if failed:
         return None
-    value, magnitude, slope, curvature = out.split([1, 1, d, d * d * gram])
-    return [value[0], magnitude[0], slope, curvature.view(d, d) if gram else curvature]
+    curvature = out[2 + d :]
+    return [out[0], out[1], out[2 : 2 + d], curvature.view(d, d) if gram else curvature]
 
 
 def square(factor: Tensor | None) -> Tensor | None:
