@@ -21,6 +21,7 @@ from viper.data.checks import RowFormat
 from viper.data.open import open_labelled_rows, open_rows
 from viper.data.schema import (
     BOOLEAN,
+    DEFINITE,
     NUMBER,
     POSITIVE,
     TEXT,
@@ -35,7 +36,8 @@ from viper.data.schema import (
     numbers,
 )
 from viper.errors import ConvergenceWarning, JitterWarning, StorageError, shown, users_line
-from viper.formula.learn import FormulaMixin, by_formula
+from viper.formula.learn import FormulaMixin, by_formula, formula_template
+from viper.gp.additive import is_additive
 from viper.gp.joint import JointFeatures
 from viper.gp.kernels import (
     LENGTHSCALES,
@@ -49,22 +51,24 @@ from viper.gp.kernels import (
 )
 from viper.gp.mean_uncertainty import intervals_too_narrow_by, warn_of_narrow_intervals
 from viper.gp.model import LARGEST_JITTER, Features, InducedSource, InducedView, Observations, Scaler, SparseGP
+from viper.gp.online import PLACED_ROWS, as_start, with_more_points, with_more_values
 from viper.gp.profile import Profile, identity_prior
 from viper.gp.search import Found, Search, Start
 from viper.gp.starts import inducing_points, read_inducing
 from viper.gp.summary import hyperparameter_table
+from viper.gp.terms import TermEffect, effects_of_terms
 from viper.inference.device import choose_device
 from viper.inference.newton import Result, exact_elbo, newton
 from viper.inference.posterior import Diagonal, Full, Posterior, moved
 from viper.inference.problem import Gaussian, Prior, Problem, gaussian
 from viper.inference.progress import Callbacks, Progress, as_task, tasks_of
-from viper.inference.rows import Arrays, RowSource
+from viper.inference.rows import Arrays, RowSource, joined_rows
 from viper.inference.threads import check_jobs, pass_threads
 from viper.models.diagnosis import LATENT_DRAWS, DiagnosisMixin, summary_of_draws
 from viper.models.effects import EffectsMixin, OpenRows
 from viper.models.fitting import without_cusp
 from viper.models.notebook import NotebookMixin
-from viper.models.prediction import largest_sd
+from viper.models.prediction import half_width, largest_sd
 from viper.models.saving import State, StateMixin
 from viper.models.weighting import WEIGHTING, WEIGHTING_FIELDS, ClassWeightMixin
 from viper.softplus.bound_names import FIT_BOUNDS
@@ -112,7 +116,8 @@ class VariationalGPClassifier(
 
     Parameters
     ----------
-    kernel : {"rbf", "matern32", "matern52", "linear"} or gpytorch.kernels.Kernel, default "rbf"
+    kernel : {"rbf", "matern32", "matern52", "linear", "additive"} or gpytorch.kernels.Kernel, default "rbf"
+        "additive" adds up functions of single columns, "additive + age:bmi" also one of this pair: see `term_effects`.
         A kernel object is copied; its constraints, priors and fixed parameters (``requires_grad_(False)``) are
         respected. Its inputs are the standardised columns.
     mean : {"linear", "constant", "zero"} or gpytorch.means.Mean, default "linear"
@@ -209,6 +214,8 @@ class VariationalGPClassifier(
     _kind = "gp"
     _sparse = True
     _raw_rows: RowSource | None = None
+    model_: SparseGP
+    _own_prior: Prior | None = None  # of q, where what earlier rows said is only known as a Gaussian
     _fit_scalars: ClassVar[Mapping[str, Rule]] = {
         "elbo_": NUMBER,
         "elbo_bound_": NUMBER,
@@ -224,6 +231,10 @@ class VariationalGPClassifier(
         "centre": numbers("p"),
         "scale": numbers("p", range=POSITIVE),
         "model.inducing": numbers("mp"),
+    }
+    _optional_tensors: ClassVar[Mapping[str, Numbers]] = {
+        "prior.mean": numbers("d"),
+        "prior.precision": numbers("d", "dd", range=DEFINITE),
     }
     _objects = ("kernel", "mean")
     _options_before: ClassVar[Mapping[str, Any]] = {
@@ -313,11 +324,17 @@ class VariationalGPClassifier(
             For rows that are not in memory: a folder that keeps the result of every completed pass until the fit is
             complete. If the fit is interrupted, the same call repeats the search and resumes after the last pass.
         """
+        return self._fit_opened(X, y, sample_weight, offset, checkpoint)
+
+    def _fit_opened(
+        self, X: Any, y: Any, sample_weight: Any, offset: Any, checkpoint: Any = None, classes: Any = None
+    ) -> "VariationalGPClassifier":
         self._check_options()
         random = checks.random_of_fit(self.random_state)
-        self.classes_, source = open_labelled_rows(
-            self, X, y, ROW_FORMAT, sample_weight=sample_weight, offset=offset, reset=True
-        )
+        known_classes = None if classes is None else checks.distinct(np.asarray(classes))
+        given = {"sample_weight": sample_weight, "offset": offset, "reset": True, "classes": known_classes}
+        self.classes_, source = open_labelled_rows(self, X, y, ROW_FORMAT, **given)
+        self._own_prior = None
         source = self._weighted_rows(source)
         if source.traits.where == "memory":
             self._fit(source.in_memory(), None, random)
@@ -329,6 +346,61 @@ class VariationalGPClassifier(
             self._fit(known, None if few else passes, np.random.RandomState(seed))
         self._raw_rows = source
         return self
+
+    def partial_fit(
+        self, X: Any, y: Any = None, classes: Any = None, sample_weight: Any = None, offset: Any = None
+    ) -> "VariationalGPClassifier":
+        """Update the posterior with new rows; kernel, mean function and inducing points stay as they are.
+
+        The first call is a fit. As long as the model remembers its rows, the result is that of all rows together; after
+        loading it from a file, the posterior so far is the prior of the new rows. Inducing points are added at new rows
+        that lie outside, where the ones that are there leave much unexplained.
+
+        Parameters
+        ----------
+        X, y, sample_weight, offset
+            As in `fit`.
+        classes : array (2,), optional
+            The two labels. Required in the first call if its rows contain only one of them.
+        """
+        first = not hasattr(self, "posterior_")
+        if isinstance(self.class_weight, str):
+            raise ValueError(
+                f"partial_fit needs class_weight as a dictionary; got {self.class_weight!r}. Name both classes."
+            )
+        if first:
+            if formula_template(self) is not None:
+                raise ValueError("partial_fit needs a fitted formula; got one that is not fitted. Call fit first.")
+            return self._fit_opened(X, y, sample_weight, offset, classes=classes)
+        given = {"sample_weight": sample_weight, "offset": offset, "classes": self.classes_}
+        source = self._known_weights(open_labelled_rows(self, X, y, ROW_FORMAT, **given)[1])
+        with pass_threads(self.n_jobs):
+            self._update(source)
+        return self
+
+    def _update(self, new: RowSource) -> None:
+        """Find q again for all rows or, if only the new ones are known, with q so far as their prior."""
+        few = new if new.rows <= PLACED_ROWS else new.sample(PLACED_ROWS, np.random.default_rng(0))
+        rows = Observations.from_arrays(few.in_memory()).standardised(self._scaler, torch.device("cpu"))
+        before = self.posterior_
+        model = with_more_points(self.model_, before, rows, new.rows / len(rows))
+        before = with_more_values(before, len(self.model_.inducing), len(model.inducing))
+        source = new if self._raw_rows is None else joined_rows(self._raw_rows, new)
+        self.model_, start = model, before.as_prior()
+        induced = self._induced(source)
+        prior = start if self._raw_rows is None else identity_prior(induced)
+        exact, _ = self._bound(checks.seed_of(self.random_state))
+        problem = Problem(induced, moved(prior, induced.device), exact, diagonal=self.covariance == "diagonal")
+        with closing(Progress(self.verbose, None, source.rows)) as progress:
+            source.observe(progress.rows_done)
+            near = as_start(moved(start, induced.device))
+            result = newton(problem, near, tol=Q_TOLERANCE, report=progress)
+        self._largest_sd = largest_sd(induced, self._posterior(result))
+        found = Found(model, self.starts_, self.n_iter_, True)
+        self._keep(found, problem, result)
+        self._own_prior = None if self._raw_rows is not None else moved(prior, "cpu")
+        self._raw_rows = None if self._raw_rows is None else source
+        self._warn(True)
 
     def _check_options(self) -> None:
         words: dict[str, tuple[str | bool, ...]] = {
@@ -403,7 +475,9 @@ class VariationalGPClassifier(
 
     def _kernel_and_mean(self) -> tuple[Any, Any]:
         columns = self.n_features_in_
-        kernel = make_kernel(self.kernel, columns, priors=self.priors, many=self.lengthscales == "many")
+        kernel = make_kernel(
+            self.kernel, columns, priors=self.priors, many=self.lengthscales == "many", names=self._columns()
+        )
         return kernel, make_mean(self.mean, columns, priors=self.priors)
 
     def _inducing(self, rows: Observations, generator: np.random.Generator) -> tuple[Tensor, bool]:
@@ -496,9 +570,17 @@ class VariationalGPClassifier(
     def _training_rows(self) -> RowSource | None:
         return None if self._raw_rows is None else self._induced(self._raw_rows)
 
+    def _given_or_training_rows(self, X: Any, y: Any, sample_weight: Any, offset: Any) -> RowSource | None:
+        if X is None:
+            return self._training_rows
+        given = {"sample_weight": sample_weight, "offset": offset, "classes": self.classes_}
+        return self._induced(self._known_weights(open_labelled_rows(self, X, y, ROW_FORMAT, **given)[1]))
+
     @property
     def prior_(self) -> Prior:  # type: ignore[override]
-        """The prior N(0, I) of the whitened inducing values."""
+        """The prior N(0, I) of the whitened inducing values, or q before the last rows if earlier ones are unknown."""
+        if self._own_prior is not None:
+            return self._own_prior
         return Prior(torch.zeros_like(self.posterior_.mean), torch.ones_like(self.posterior_.mean))
 
     def _names(self) -> list[str]:
@@ -567,8 +649,32 @@ class VariationalGPClassifier(
         standardised columns.
         """
         check_is_fitted(self, "posterior_")
-        names = getattr(self, "feature_names_in_", [f"x{j}" for j in range(self.n_features_in_)])
-        return hyperparameter_table(self.model_, self.posterior_, self._scaler, [str(name) for name in names])
+        return hyperparameter_table(self.model_, self.posterior_, self._scaler, self._columns())
+
+    def _columns(self) -> list[str]:
+        return [str(name) for name in getattr(self, "feature_names_in_", [f"x{j}" for j in range(self.n_features_in_)])]
+
+    def term_effects(self, X: Any = None, *, points: int = 41, level: float = 0.95) -> list[TermEffect]:
+        """What each column, and each pair, adds to the log-odds: for ``kernel="additive"``.
+
+        Mean and interval are exact under the posterior, at the fitted hyperparameters. Effects are averaged over the
+        rows of X, by default those of the fit, so that each has average zero along its columns (see `viper.gp.terms`).
+        Columns come first, then pairs, the largest effects first. A TermEffect has `columns`, `values` in the
+        units of X, `mean`, `sd`, `lower` and `upper`.
+        """
+        check_is_fitted(self, "posterior_")
+        if not is_additive(self.kernel):
+            raise ValueError(
+                f"term_effects needs kernel='additive'; got {self.kernel!r:.60}. Use viper.plot.partial_effect."
+            )
+        if X is None and self._raw_rows is None:
+            raise ValueError("term_effects needs rows to average over; got a model without its training rows. Pass X.")
+        known = self._raw_rows if X is None else open_rows(self, X, None, ROW_FORMAT)
+        assert known is not None
+        few = known if known.rows <= PLACED_ROWS else known.sample(PLACED_ROWS, np.random.default_rng(0))
+        rows = Observations.from_arrays(few.in_memory()).inputs.numpy()
+        z = half_width(level)
+        return effects_of_terms(self.model_, self.posterior_, self._scaler, rows, self._columns(), int(points), z)
 
     # -----------------------------------------------------------------------------------------------------------------
     # Storage and scikit-learn
@@ -576,6 +682,8 @@ class VariationalGPClassifier(
     def _own_state(self) -> State:
         tensors = {f"model.{name}": x for name, x in self.model_.state_dict().items()}
         tensors |= {"centre": torch.from_numpy(self._scaler.centre), "scale": torch.from_numpy(self._scaler.scale)}
+        if self._own_prior is not None:
+            tensors |= {"prior.mean": self._own_prior.mean, "prior.precision": self._own_prior.precision}
         learns = self.model_.inducing.requires_grad
         starts = [list(start) for start in self.starts_]
         return State(tensors, {"learns_inducing": learns, "starts": starts, **self._weighting_state()})
@@ -583,6 +691,8 @@ class VariationalGPClassifier(
     def _restore_own_state(self, state: State) -> None:
         self._scaler = Scaler(state.tensors["centre"].numpy(), state.tensors["scale"].numpy())
         self._restore_weighting(state.metadata)
+        if "prior.mean" in state.tensors:
+            self._own_prior = Prior(state.tensors["prior.mean"], state.tensors["prior.precision"])
         learns = bool(state.metadata.get("learns_inducing", self.learn_inducing))
         self.model_ = self._stored_model(state.part("model"), learns)
         self.inducing_points_ = self._inducing_points(self.model_)
