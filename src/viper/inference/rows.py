@@ -9,7 +9,7 @@ its blocks, whatever these are: arrays in memory, features computed on the fly, 
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from typing import Any, Literal, Protocol, TypeVar
@@ -405,9 +405,7 @@ class JoinedSource:
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        with ExitStack() as stack:
-            for source in self.sources:
-                stack.enter_context(source.hold())
+        with self.first.hold(), self.second.hold():
             yield
 
 
