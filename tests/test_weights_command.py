@@ -98,6 +98,33 @@ def test_robust_covariances_are_stored_and_agree_with_statsmodels(fit, command, 
     assert json.loads(command("summary", "m.viper", "--json")[1])["weighting"] == expected
 
 
+def test_whole_numbers_are_repeated_rows_and_all_say_so(fit, command, capsys):
+    """A weight of 3 gives what three equal rows give; terminal, card and page tell how narrow that makes intervals."""
+    counts = FRAME.assign(w=1 + np.arange(ROWS) % 3)
+    counts.to_csv("counts.csv", index=False)
+    repeated = counts.loc[np.repeat(counts.index, counts["w"])]
+    code, _, err = command("fit", "counts.csv", "--formula", FORMULA, "--weights", "w", "--cv", "0", "-o", "c.viper")
+    assert code == 0, err
+    assert "a weight of 3 counts a row three times, so intervals are as wide as for 1,999 rows" in " ".join(err.split())
+    model = viper.load("c.viper")
+    by_hand = viper.VariationalLogisticRegression.from_formula(FORMULA, counts, sample_weight=counts["w"])
+    own = viper.VariationalLogisticRegression.from_formula(FORMULA, repeated, standardize=False)
+    plain = viper.VariationalLogisticRegression.from_formula(
+        FORMULA, counts, sample_weight=counts["w"], standardize=False
+    )
+    np.testing.assert_allclose(plain.coef_, own.coef_, rtol=1e-6)
+    for one in (model, by_hand):
+        assert one.mean_weight_ == counts["w"].mean()
+    said = "a row counts as 2 equal rows on average, and intervals are as narrow as for so many"
+    assert said in " ".join(command("summary", "c.viper")[1].split())
+    viper.report.write(by_hand, counts, "died", "r.html")
+    assert said in Path("r.html").read_text()
+    assert own.mean_weight_ == 1.0
+    robust = by_hand.robust()
+    robust.save("robust.viper")
+    assert "equal rows" not in " ".join(command("summary", "robust.viper")[1].split())
+
+
 def test_robust_weights_have_no_scale(fit):
     said = fit("--weights", "w", "--robust", "--cv", "0")
     FRAME.assign(w=1000 * FRAME["w"]).to_csv("data.csv", index=False)
