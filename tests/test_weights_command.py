@@ -88,7 +88,7 @@ def test_robust_covariances_are_stored_and_agree_with_statsmodels(fit, command, 
     expected_sds = peer.fit(**kind).bse * np.sqrt(number / (number - 1))
     # the means of the posterior and the maximum of the likelihood differ by about 1/n
     np.testing.assert_allclose(numbers(said, "sd"), expected_sds, rtol=0.01)
-    expected = {"class_weight": None, "weights": "w", "groups": groups, "robust_groups": number}
+    expected = {"class_weight": None, "weights": "w", "groups": groups, "robust_groups": number, "mean_weight": 1.0}
     assert said["weighting"] == said["card"]["weighting"] == expected
     loaded = viper.load("m.viper")
     assert loaded.summary()["sd"].tolist() == pytest.approx(numbers(said, "sd"), rel=1e-12)
@@ -228,4 +228,5 @@ def test_faults_are_one_clear_line(command, column, cell, options, message):
 
 def test_a_gaussian_process_takes_weights_and_groups(fit):
     said = fit("--model", "gp", "--inducing", "10", "--weights", "w", "--groups", "patient", "--cv", "2")
-    assert said["weighting"] == {"class_weight": None, "weights": "w", "groups": "patient", "robust_groups": 0}
+    columns = {"class_weight": None, "weights": "w", "groups": "patient", "robust_groups": 0}
+    assert said["weighting"] == columns | {"mean_weight": pytest.approx(FRAME["w"].mean())}

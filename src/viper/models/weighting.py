@@ -95,7 +95,7 @@ class ClassWeightMixin:
             "class_weight": weights == [1.0, 1.0],
             "class_share": math.isnan(share),
             "robust_groups": not groups,
-            "mean_weight": math.isnan(each) or each == 1.0,
+            "mean_weight": math.isnan(each),
         }
         kept = {name: value for name, value in known.items() if not missing[name]}
         return {WEIGHTING: kept} if kept else {}
