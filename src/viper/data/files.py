@@ -134,21 +134,23 @@ class FileReader:
 
 def available_memory() -> float:
     """Return the bytes that this process may still use: those of the system, or of its control group if fewer."""
-    known = numbers_in("/proc/meminfo")
+    known = system_numbers("/proc/meminfo")
     free = 1024.0 * known["MemAvailable:"] if "MemAvailable:" in known else ASSUMED_MEMORY
-    limit, used = text_of(f"{GROUP}/memory.max"), text_of(f"{GROUP}/memory.current")
+    limit, used = system_text(f"{GROUP}/memory.max"), system_text(f"{GROUP}/memory.current")
     if not limit.isdigit() or not used.isdigit():
         return free
-    return max(0.0, min(free, float(limit) - float(used) + numbers_in(f"{GROUP}/memory.stat").get("inactive_file", 0)))
+    return max(
+        0.0, min(free, float(limit) - float(used) + system_numbers(f"{GROUP}/memory.stat").get("inactive_file", 0))
+    )
 
 
-def numbers_in(path: str) -> dict[str, int]:
+def system_numbers(path: str) -> dict[str, int]:
     """Return the names and numbers in the lines of a file of the system."""
-    words = (line.split() for line in text_of(path).splitlines())
+    words = (line.split() for line in system_text(path).splitlines())
     return {first: int(rest[0]) for first, *rest in words if rest and rest[0].isdigit()}
 
 
-def text_of(path: str) -> str:
+def system_text(path: str) -> str:
     """Return the content of a file of the system, or nothing if there is no such file."""
     try:
         return Path(path).read_text(encoding="utf-8").strip()
