@@ -13,6 +13,8 @@ import pytest
 from tolerances import TOLERANCE
 
 import viper
+import viper.report.page
+import viper.report.shares
 from viper.errors import FormulaError, LeftOutWarning
 from viper.formula.columns import as_days, is_date, is_identifier, levels_of, numbers_rows
 
@@ -320,6 +322,43 @@ def test_a_report_of_a_frame_with_dates(kind, tmp_path):
     model = Logistic.from_formula("y ~ x + weekday(when)", frame)
     viper.report.write(model, frame, "y", tmp_path / "r.html")
     assert "Tue instead of Mon" in (tmp_path / "r.html").read_text()
+
+
+def test_the_page_shows_dates_as_dates(tmp_path):
+    frame = FRAME.assign(when=WHEN.where(np.arange(ROWS) % 9 > 0))
+    model = Logistic.from_formula("y ~ x + days(when) + month(when)", frame, missing="mean")
+    study = viper.report.study.read_study(model, frame, "y", by=["when"])
+    page = viper.report.page.render(study)
+    first, last = frame["when"].min().date(), frame["when"].max().date()
+    assert f"{first} to {last}" in page  # the range of the column
+    assert f"of when with the mean, {frame['when'].mean().date()}" in page
+    effect = next(e for e in study.effects if e.name == "when")
+    assert set(as_days(frame["when"])) >= set(effect.values)
+    assert viper.report.words.effect_sentence(effect).count(" on 202") >= 2
+    assert "below 2023-" in page
+    assert "2023</text>" in page
+    for day in as_days(frame["when"]):
+        assert f"{day:,.0f}" not in page
+    assert "month of when: Feb" in page
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "names"),
+    [
+        ("2024-01-30", "2024-02-02", ["2024-01-30", "2024-01-31", "2024-02-01", "2024-02-02"]),
+        ("2023-11-20", "2024-04-10", ["Dec 2023", "Jan 2024", "Feb 2024", "Mar 2024", "Apr 2024"]),
+        ("2021-03-01", "2023-08-17", ["Jul 2021", "Jan 2022", "Jul 2022", "Jan 2023", "Jul 2023"]),
+        ("1967-01-01", "2000-12-31", ["1970", "1980", "1990", "2000"]),
+    ],
+)
+def test_ticks_of_dates(low, high, names):
+    ends = as_days(pd.Series(pd.to_datetime([low, high])))
+    ticks = viper.report.views.date_ticks(*ends, 5)
+    assert [name for _, name in ticks] == names
+    for day, name in ticks:
+        moment = pd.Timestamp(0) + pd.Timedelta(day, "D")
+        assert name in (f"{moment:%Y-%m-%d}", f"{moment:%b %Y}", f"{moment:%Y}")
+        assert low <= f"{moment:%Y-%m-%d}" <= high
 
 
 def test_text_that_is_not_all_dates_is_text():

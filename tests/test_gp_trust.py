@@ -192,10 +192,10 @@ def test_one_row_is_an_integral_on_a_grid():
     within_errors(found, mean, math.sqrt(density @ (f - mean) ** 2))
 
 
-@pytest.mark.parametrize("n", [40, 120])
-def test_the_full_process_against_elliptical_slices(n):
+@pytest.mark.parametrize(("n", "mean"), [(40, "constant"), (120, "linear")])
+def test_the_full_process_against_elliptical_slices(n, mean):
     X, y = wavy(n, n)
-    model = process(n_inducing=n, mean="constant").fit(X, y)
+    model = process(n_inducing=n, mean=mean).fit(X, y)
     exact = sample_posterior(model, draws=500, warmup=300)
     assert exact.rhat.max() < 1.01
     for posterior in (model, model.corrected()):

@@ -4,9 +4,11 @@ import gzip
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
+from collections import Counter
 from datetime import date, datetime
 from pathlib import Path
 
@@ -21,8 +23,8 @@ from tolerances import TOLERANCE
 import viper
 from viper.data import excel
 from viper.data.csv_text import MOST_LINE, decimal_of
-from viper.data.table_file import TableFile
-from viper.errors import FileError
+from viper.data.table_file import TableFile, check_numbers
+from viper.errors import FileError, FormulaError
 
 RNG = np.random.default_rng(1)
 ROWS = 120
@@ -302,6 +304,17 @@ def test_a_bomb_of_one_line(command, tmp_path):
     )
 
 
+@pytest.mark.parametrize("mark", [",", ";"])
+def test_a_cell_longer_than_csv_allows(mark, command):
+    """Python's csv module has a limit of its own, met where lines are counted or decimal commas looked for."""
+    rows = [f"{i}{mark}{i % 2}" for i in range(30)]
+    Path("t.csv").write_text("\n".join([f"x{mark}y", *rows, "1" * 200_000, ""]))
+    message = "t.csv must be CSV; got field larger than field limit (131072) in line 32. Check its quotes"
+    assert message in refused(command, "t.csv", "-t", "y")
+    with pytest.raises(FileError, match=re.escape(message) if mark == ";" else "every line must have 2 fields"):
+        viper.VariationalLogisticRegression().fit(viper.Files("t.csv", target="y"))
+
+
 def test_a_bomb_of_lines(command, monkeypatch):
     monkeypatch.setattr("viper.data.csv_text.MOST_BYTES", 5_000)
     with gzip.open("t.csv.gz", "wb") as file:
@@ -310,6 +323,36 @@ def test_a_bomb_of_lines(command, monkeypatch):
     assert "a table may take at most 5e-06 GB in memory; got t.csv.gz, which takes" in err
     assert err.endswith("Pass --max-gb 1 if it is meant to.")
     fit(command, "t.csv.gz", "-t", "y", "--max-gb", "1")
+
+
+def test_twice_as_many_columns_are_twice_the_work(tmp_path):
+    """Counted in calls of functions, of Python and of libraries in C."""
+
+    def calls(columns):
+        path, counts = tmp_path / "t.csv", Counter()
+        path.write_text("\n".join([",".join(f"x{i}" for i in range(columns)), *[",".join(["1.5"] * columns)] * 2]))
+        sys.setprofile(lambda frame, event, argument: counts.update([event]))
+        try:
+            table = TableFile(path)
+            check_numbers(table.read(), table)
+        finally:
+            sys.setprofile(None)
+        return counts["call"] + counts["c_call"]
+
+    calls(10)
+    few, more, many = calls(500), calls(1_000), calls(2_000)
+    assert many - more == pytest.approx(2 * (more - few), rel=0.01)
+
+
+def test_many_columns_are_one_line_before_the_work_begins(command, monkeypatch):
+    monkeypatch.setattr("viper.formula.columns.MOST_COLUMNS", 3)
+    frame = FRAME.assign(more=1.0)
+    frame.to_csv("t.csv", index=False)
+    message = "a formula may have at most 3 columns; got 4. Name the ones you need, or fit the array"
+    assert message in refused(command, "t.csv", "-t", "y")
+    with pytest.raises(FormulaError, match=message):
+        viper.VariationalLogisticRegression.from_formula("y ~ age + dose + ward + more", frame)
+    fit(command, "t.csv", "--formula", "y ~ age + dose + ward")
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "arrow"])

@@ -136,12 +136,15 @@ def test_coefficients_are_per_standard_deviation_or_unit(study, model, data):
         ("a:b", [0, 40], 1.0, ("a:b", 20.0, "+20")),
         ("age", [-1.0, 1.0], 12.34, ("age", 1.0, "+12.3")),
         ("age", [0.0, 123.0], 1.0, ("age", 62.0, "+62")),
-        ("age:bmi", [0.0, 2468.0], 1.0, ("age × bmi", 1200.0, "+1,200")),
+        ("age:bmi", [0.0, 2468.0], 1.0, ("age × bmi", 1200.0, "+1200")),
         ("flag", [0, 1], 1.0, ("flag", 1.0, "0 → 1")),
+        ("balance", [-1.0, 1.0], 288_123.4, ("balance", 1.0, "+288,000")),
+        ("days(seen)", [-1.0, 1.0], 255.2, ("days(seen)", 1.0, "+255 days")),
+        ("month(seen)[T.Apr]", [0, 1], 1.0, ("month of seen: Apr", 1.0, "instead of Mar")),
     ],
 )
 def test_changes_of_encoded_columns(name, values, scale, expected):
-    levels = {"ward": ["A", "B", "<B>", "a:b"], "sex": ["f", "m"]}
+    levels = {"ward": ["A", "B", "<B>", "a:b"], "sex": ["f", "m"], "month(seen)": ["Mar", "Apr"]}
     assert coefficient_change(name, np.array(values, dtype=float), scale, levels, ["a:b"]) == expected
 
 
@@ -856,8 +859,9 @@ def test_no_model_is_certain():
     [
         (0, "0"),
         (-0.0591, "−0.0591"),
-        (1234.5, "1,234"),
-        (1e-7, "1.0e−7"),
+        (1990.0, "1990"),
+        (288_123.4, "288,123"),
+        (1e-7, "1e−7"),
         ("a", "a"),
         (True, "True"),
         (math.nan, "nan"),

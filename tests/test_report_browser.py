@@ -337,13 +337,23 @@ return [...document.querySelectorAll("svg.chart, svg.chart *, table, th, td, p")
 """
 
 
+SMALL_OR_OVERLAPPING = """
+return [...document.querySelectorAll("figure.effect")].flatMap(figure => {
+  const boxes = [...figure.querySelectorAll("text.tick[text-anchor=middle]")].map(tick => tick.getBoundingClientRect());
+  return [...boxes.filter(box => box.height < 8), ...boxes.slice(1).filter((box, k) => box.left < boxes[k].right)];
+}).length
+"""  # 8 CSS pixels are 6 pt
+
+
 def test_nothing_is_cropped_on_paper(browser, tmp_path):
     """Charts and tables, with long names and levels, lie within A4 and within Letter less wide margins."""
     generator = np.random.default_rng(0)
     data = pd.DataFrame({"Sex": generator.choice(["female", "male"], 120), "ldl": generator.normal(size=120)})
     data["Ward of the first admission"] = generator.choice(["a ward with a long name", "east", "north"], 120)
+    data["month"] = [f"{month:%b}" for month in pd.date_range("2024-01-01", periods=120, freq="MS")]
     data["ill"] = np.where(generator.random(120) < scipy.special.expit(data["ldl"]), "yes", "no")
-    model = viper.VariationalLogisticRegression.from_formula("ill ~ Sex * ldl + `Ward of the first admission`", data)
+    formula = "ill ~ Sex * ldl + `Ward of the first admission` + month"
+    model = viper.VariationalLogisticRegression.from_formula(formula, data)
     report.write(model, data, "ill", tmp_path / "report.html")
     browser.get((tmp_path / "report.html").as_uri())
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
@@ -352,9 +362,16 @@ def test_nothing_is_cropped_on_paper(browser, tmp_path):
             size = {"width": width, "height": 1000, "deviceScaleFactor": 1, "mobile": True}
             browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
             assert browser.execute_script(BEYOND) == []
+            assert browser.execute_script(SMALL_OR_OVERLAPPING) == 0
     finally:
         browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
         browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+
+
+SIDEWAYS = """
+return [...document.querySelectorAll(".scroll, .frame")]
+  .filter(box => box.scrollWidth > box.clientWidth + 1).map(box => box.textContent.slice(0, 60))
+"""
 
 
 def test_a_phone_scrolls_only_vertically(page):
@@ -362,6 +379,7 @@ def test_a_phone_scrolls_only_vertically(page):
     page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     try:
         assert page.execute_script("return document.documentElement.scrollWidth") <= 390
+        assert page.execute_script(SIDEWAYS) == []
         assert page.find_element("id", "theme").is_displayed()
     finally:
         page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from viper.data import model_file
-from viper.formula import grammar, imputation, learn
+from viper.formula import columns, grammar, imputation, learn
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
@@ -27,7 +27,8 @@ def test_every_promise_names_a_test():
 
 
 def test_the_limits_are_those_of_the_code():
-    for number in (learn.MOST_LEVELS, grammar.MOST_TERMS, imputation.MOST_IMPUTED_COLUMNS, model_file.MOST_CONTAINERS):
+    limits = [learn.MOST_LEVELS, columns.MOST_COLUMNS, grammar.MOST_TERMS, imputation.MOST_IMPUTED_COLUMNS]
+    for number in (*limits, model_file.MOST_CONTAINERS):
         assert f"| {number:,}" in PAGE or f", {number:,}" in PAGE
     assert f"{model_file.LARGEST_HEADER >> 20} MiB" in PAGE
     assert f"| powers in a formula | {grammar.MOST_POWER} |" in PAGE

@@ -10,6 +10,7 @@ from viper.data.excel import sheet_names
 from viper.data.table_file import TableFile, check_numbers
 from viper.errors import FileError, FormulaError, instead, listed
 from viper.formula.columns import (
+    check_column_count,
     is_text,
     left_out_columns,
     numbers_rows,
@@ -107,7 +108,9 @@ def prepare_rows(
     dropped = (*dropped, *(name for name in beside.values() if name not in (*named, *dropped)))
     frame = frame.drop(columns=list(dropped))
     given = formula is not None and ("sign", ".") not in tokenize(formula)
-    asked = [name for name in frame if name in named or not given]
+    wanted = {*named} if given else {*frame}
+    asked = [name for name in frame if name in wanted]
+    check_column_count(len(asked) - 1)
     check_numbers(frame[asked], table, (target, *categories, *in_c(formula or "")))
     useless = {} if given else left_out_columns(frame, target, named, how_to_use)
     left_out = {name: why for name, why in useless.items() if name not in named}

@@ -227,7 +227,7 @@ class ArrowFile:
         if self.separator == ",":
             return "."
         with self.text() as file:
-            return "," if shows_commas(parsed_records(file, self.separator), ()) else "."
+            return "," if shows_commas(parsed_records(file, self.separator, self.path), ()) else "."
 
     @cached_property
     def stamp(self) -> tuple[int, int] | None:
@@ -252,7 +252,7 @@ class ArrowFile:
     def first_line_break(self) -> int | None:
         """The line on which the first cell begins that spans lines, or None."""
         with self.text() as file:
-            for last, fields in parsed_records(file, self.separator):
+            for last, fields in parsed_records(file, self.separator, self.path):
                 if more := sum(field.count("\n") for field in fields):
                     return last - more
         return None
@@ -293,7 +293,7 @@ class ArrowFile:
         line = None
         if self.format == CSV:
             with self.text() as file:
-                line = line_of_row(parsed_records(file, self.separator), row)
+                line = line_of_row(parsed_records(file, self.separator, self.path), row)
         return f"row {row}" if line is None else f"line {line}"
 
     def place(self, start: int) -> Callable[[int], str]:

@@ -147,7 +147,7 @@ def resumable(
 
 def fit_identity(estimator: Any, source: RowSource) -> dict[str, Any]:
     """Return what identifies a fit: its options, the numbers of rows and columns, and some of the rows."""
-    options = {name: x for name, x in estimator.get_params(deep=False).items() if name != "verbose"}
+    options = {name: x for name, x in estimator.get_params(deep=False).items() if name not in ("verbose", "n_jobs")}
     return {
         "estimator": type(estimator).__name__,
         **{name: x if isinstance(x, JSON_SCALARS) else digest(x) for name, x in options.items()},

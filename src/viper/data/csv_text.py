@@ -213,19 +213,25 @@ def records(table: CsvText) -> Iterator[tuple[int, list[str]]]:
     """Yield each record with the number of its last line; blank lines are skipped."""
     mark = separator_of(table)
     with open_text(table) as file:
-        yield from parsed_records(file, mark)
+        yield from parsed_records(file, mark, table.path)
 
 
-def parsed_records(file: Iterable[str], mark: str) -> Iterator[tuple[int, list[str]]]:
+def parsed_records(file: Iterable[str], mark: str, path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Do the same for the text of a file. Raises FileError where it is not CSV, as in a cell of 131,073 characters."""
     reader = csv.reader(file, delimiter=mark)
-    yield from ((reader.line_num, fields) for fields in reader if fields)
+    try:
+        yield from ((reader.line_num, fields) for fields in reader if fields)
+    except csv.Error as error:
+        raise FileError(
+            f"{path} must be CSV; got {error} in line {reader.line_num}. Check its quotes and its separator."
+        ) from None
 
 
 def line_of_row(found: Iterator[tuple[int, list[str]]], row: int) -> int | None:
     """Return the line on which data row `row` (from 0) begins, or None; the first record is the header."""
     try:
         last, fields = next(islice(found, row + 1, None))
-    except (StopIteration, csv.Error):
+    except (StopIteration, FileError):
         return None
     return last - sum(field.count("\n") for field in fields)
 
@@ -358,8 +364,6 @@ def worded_csv_errors(table: CsvText) -> Iterator[None]:
             refuse_ragged(table.path, f"line {line}", expected, got)
         reason = str(error).splitlines()[0].removeprefix("Error tokenizing data. C error: ")
         raise FileError(f"{table.path} must be CSV; got {reason}. Check its quotes.") from None
-    except csv.Error as error:
-        raise FileError(f"{table.path} must be CSV; got {error}. Check its quotes and its --separator.") from None
 
 
 def refuse_undecodable(table: CsvText) -> NoReturn:

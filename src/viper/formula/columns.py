@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 ISO_DATE = re.compile(r"\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d(?:[.,]\d+)?)?(?:Z|[+-]\d\d:?\d\d)?)?")
 OTHER_DATE = re.compile(r"\s*\d{1,4}[./-]\d{1,2}[./-]\d{1,4}\b")
 MICROSECONDS_PER_DAY = 86_400_000_000
+MOST_COLUMNS = 20_000  # of a formula; a model file's header has room for what is known of about twice as many
 FEWEST_COUNTED = 20  # rows from which whole numbers that all differ may be their numbers
 FIRST_COMPARED = 1000  # rows in which other columns, however long, have a value twice
 MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
@@ -50,6 +51,15 @@ def as_frame(data: Any) -> "pandas.DataFrame":
         twice = frame.columns[frame.columns.duplicated()][0]
         raise FormulaError(f"columns must have different names; got {twice!r} twice. Rename one.")
     return plain_columns(frame)
+
+
+def check_column_count(count: int) -> None:
+    """Raise if a formula has more columns than a model can remember in its file."""
+    if count > MOST_COLUMNS:
+        raise FormulaError(
+            f"a formula may have at most {MOST_COLUMNS:,} columns; got {count:,}. Name the ones you need, or fit the "
+            "array of their numbers in Python."
+        )
 
 
 def as_column(values: Any) -> Any:
@@ -117,6 +127,13 @@ def as_days(column: "pandas.Series[Any]") -> np.ndarray:
         dates = parsed.reindex(codes)  # the code of a missing value is -1
     micro = dates.to_numpy(dtype="datetime64[us]")
     return np.where(np.isnat(micro), np.nan, micro.astype(np.int64) / MICROSECONDS_PER_DAY)
+
+
+def as_dates(days: "pandas.Series[Any]") -> "pandas.Series[Any]":
+    """Invert `as_days`."""
+    import pandas
+
+    return pandas.to_datetime(days, unit="D")
 
 
 def with_days(frame: "pandas.DataFrame", dates: Iterable[str]) -> "pandas.DataFrame":
@@ -262,26 +279,10 @@ def calendar_table(names: Iterable[str], *others: str) -> dict[str, int]:
     }
 
 
-CALENDAR_MONTHS = calendar_table(
-    [
-        "january",
-        "february",
-        "march",
-        "april",
-        "may",
-        "june",
-        "july",
-        "august",
-        "september",
-        "october",
-        "november",
-        "december",
-    ],
-    "sept",
-)
-CALENDAR_DAYS = calendar_table(
-    ["monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday"], "tues", "thur", "thurs"
-)
+YEAR = "january february march april may june july august september october november december"
+WEEK = "monday tuesday wednesday thursday friday saturday sunday"
+CALENDAR_MONTHS = calendar_table(YEAR.split(), "sept")
+CALENDAR_DAYS = calendar_table(WEEK.split(), "tues", "thur", "thurs")
 
 
 def without_blanks(column: "pandas.Series[Any]") -> "pandas.Series[Any]":

@@ -278,6 +278,14 @@ class Encoding:
             for call, function in calls
         ]
 
+    @property
+    def calendar_levels(self) -> dict[str, list[str]]:
+        """Return the months and days of the week that the fit has seen, by call such as month(seen)."""
+        return {
+            f"{function}({column})": [CALENDAR[function][0][k] for k in seen]
+            for function, column, seen in self.seen_calendar
+        }
+
     def new_dates(self, name: str, days: np.ndarray) -> dict[str, np.ndarray]:
         """Return, by function, which dates of a column lie in a month or on a day of the week that the fit lacks."""
         known, found = ~np.isnan(days), {}
@@ -316,9 +324,9 @@ class Encoding:
         if (centre, scale) != (0.0, 1.0):
             days = " days" if re.fullmatch(r"days\(.+\)", name) else ""
             return f"sd, {number_text(float(f'{scale:.3g}'))}{days}"
-        for function, column, seen in self.seen_calendar:
-            if re.fullmatch(rf"{function}\({re.escape(column)}\)\[T\.\w+\]", name):
-                return f"vs {CALENDAR[function][0][seen[0]]}"
+        for call, levels in self.calendar_levels.items():
+            if name.startswith(f"{call}[T.") and ":" not in name:
+                return f"vs {levels[0]}"
         level = re.fullmatch(r"(?:C\()?(.+?)\)?\[T\.(.*)\]", name)
         if level and level[1] in self.levels and ":" not in name:
             return f"vs {self.levels[level[1]][0]}"
@@ -535,7 +543,7 @@ def calendar_calls(rest: str) -> list[tuple[str, str]]:
 
 def check_calendar_state(function: str, state: Any) -> None:
     """Raise a ValueError unless these are places in the year or the week, in order."""
-    seen = state.get(SEEN) if isinstance(state, dict) else None
+    seen: Any = state.get(SEEN) if isinstance(state, dict) else None
     whole = isinstance(seen, list) and bool(seen) and all(type(k) is int for k in seen)
     if not whole or seen != sorted({*seen} & {*range(len(CALENDAR[function][0]))}):
         raise ValueError(f"{function}() of other {function}s")

@@ -15,6 +15,7 @@ from viper.errors import FormulaError, LeftOutWarning, counted, listed, users_li
 from viper.formula.columns import (
     as_frame,
     as_numbers,
+    check_column_count,
     differs_in_every_row,
     is_date,
     is_text,
@@ -140,6 +141,7 @@ def learn_formula(
     categories = [name for name in frame if is_text(frame[name])]
     parsed = parse_formula(formula, frame.columns, categories, left_out_by_dot(formula, frame))
     columns = list(dict.fromkeys([parsed.target, *parsed.plain, *parsed.variables.values()]))
+    check_column_count(len(columns) - 1)
     frame, counts, kept = apply_missing_rule(as_used(frame[columns], parsed), parsed.target, missing)
     if len(columns) == 1:
         raise FormulaError(f"a formula must name at least one column to the right of ~; got {formula!r:.80}.")

@@ -21,6 +21,7 @@ from viper.data.checks import RowFormat
 from viper.data.open import open_labelled_rows, open_rows
 from viper.data.schema import (
     BOOLEAN,
+    DEFINITE,
     NUMBER,
     POSITIVE,
     TEXT,
@@ -35,11 +36,21 @@ from viper.data.schema import (
     numbers,
 )
 from viper.errors import ConvergenceWarning, JitterWarning, StorageError, shown, users_line
-from viper.formula.learn import FormulaMixin, by_formula
+from viper.formula.learn import FormulaMixin, by_formula, formula_template
 from viper.gp.joint import JointFeatures
-from viper.gp.kernels import LENGTHSCALES, PRIORS, check_loaded, check_shapes, covariance, make_kernel, make_mean
+from viper.gp.kernels import (
+    LENGTHSCALES,
+    PRIORS,
+    check_loaded,
+    check_shapes,
+    covariance,
+    make_kernel,
+    make_mean,
+    weight_columns,
+)
 from viper.gp.mean_uncertainty import intervals_too_narrow_by, warn_of_narrow_intervals
 from viper.gp.model import LARGEST_JITTER, Features, InducedSource, InducedView, Observations, Scaler, SparseGP
+from viper.gp.online import PLACED_ROWS, as_start, with_more_points, with_more_values
 from viper.gp.profile import Profile, identity_prior
 from viper.gp.search import Found, Search, Start
 from viper.gp.starts import inducing_points, read_inducing
@@ -49,8 +60,8 @@ from viper.inference.newton import Result, exact_elbo, newton
 from viper.inference.posterior import Diagonal, Full, Posterior, moved
 from viper.inference.problem import Gaussian, Prior, Problem, gaussian
 from viper.inference.progress import Callbacks, Progress, as_task, tasks_of
-from viper.inference.rows import Arrays, RowSource
-from viper.inference.threads import one_thread
+from viper.inference.rows import Arrays, RowSource, joined_rows
+from viper.inference.threads import check_jobs, pass_threads
 from viper.models.diagnosis import LATENT_DRAWS, DiagnosisMixin, summary_of_draws
 from viper.models.effects import EffectsMixin, OpenRows
 from viper.models.fitting import without_cusp
@@ -161,6 +172,8 @@ class VariationalGPClassifier(
     random_state : int, RandomState or None
         Seeds the choice of rows and clusters, the minibatches of "natural-adam" and Monte Carlo. None means a fixed
         seed, so that a fit repeats bit for bit on one machine; `sample` draws afresh in every call if it is None.
+    n_jobs : int, optional
+        Threads of the passes that fit q, as for `VariationalLogisticRegression`; the search uses one.
     device : str or torch.device, optional
         Device to compute on: by default the CPU, or that of X if X is a tensor. The fitted model is on the CPU.
     verbose : bool or "auto", default "auto"
@@ -198,6 +211,8 @@ class VariationalGPClassifier(
     _kind = "gp"
     _sparse = True
     _raw_rows: RowSource | None = None
+    model_: SparseGP
+    _own_prior: Prior | None = None  # of q, where what earlier rows said is only known as a Gaussian
     _fit_scalars: ClassVar[Mapping[str, Rule]] = {
         "elbo_": NUMBER,
         "elbo_bound_": NUMBER,
@@ -213,6 +228,10 @@ class VariationalGPClassifier(
         "centre": numbers("p"),
         "scale": numbers("p", range=POSITIVE),
         "model.inducing": numbers("mp"),
+    }
+    _optional_tensors: ClassVar[Mapping[str, Numbers]] = {
+        "prior.mean": numbers("d"),
+        "prior.precision": numbers("d", "dd", range=DEFINITE),
     }
     _objects = ("kernel", "mean")
     _options_before: ClassVar[Mapping[str, Any]] = {
@@ -247,6 +266,7 @@ class VariationalGPClassifier(
         jitter: float = 1e-8,
         warm_start: bool = False,
         random_state: Any = None,
+        n_jobs: int | None = None,
         device: Any = None,
         verbose: Any = "auto",
     ) -> None:
@@ -273,6 +293,7 @@ class VariationalGPClassifier(
         self.jitter = jitter
         self.warm_start = warm_start
         self.random_state = random_state
+        self.n_jobs = n_jobs
         self.device = device
         self.verbose = verbose
 
@@ -300,11 +321,17 @@ class VariationalGPClassifier(
             For rows that are not in memory: a folder that keeps the result of every completed pass until the fit is
             complete. If the fit is interrupted, the same call repeats the search and resumes after the last pass.
         """
+        return self._fit_opened(X, y, sample_weight, offset, checkpoint)
+
+    def _fit_opened(
+        self, X: Any, y: Any, sample_weight: Any, offset: Any, checkpoint: Any = None, classes: Any = None
+    ) -> "VariationalGPClassifier":
         self._check_options()
         random = checks.random_of_fit(self.random_state)
-        self.classes_, source = open_labelled_rows(
-            self, X, y, ROW_FORMAT, sample_weight=sample_weight, offset=offset, reset=True
-        )
+        known_classes = None if classes is None else checks.distinct(np.asarray(classes))
+        given = {"sample_weight": sample_weight, "offset": offset, "reset": True, "classes": known_classes}
+        self.classes_, source = open_labelled_rows(self, X, y, ROW_FORMAT, **given)
+        self._own_prior = None
         source = self._weighted_rows(source)
         if source.traits.where == "memory":
             self._fit(source.in_memory(), None, random)
@@ -316,6 +343,61 @@ class VariationalGPClassifier(
             self._fit(known, None if few else passes, np.random.RandomState(seed))
         self._raw_rows = source
         return self
+
+    def partial_fit(
+        self, X: Any, y: Any = None, classes: Any = None, sample_weight: Any = None, offset: Any = None
+    ) -> "VariationalGPClassifier":
+        """Update the posterior with new rows; kernel, mean function and inducing points stay as they are.
+
+        The first call is a fit. As long as the model remembers its rows, the result is that of all rows together; after
+        loading it from a file, the posterior so far is the prior of the new rows. Inducing points are added at new rows
+        that lie outside, where the ones that are there leave much unexplained.
+
+        Parameters
+        ----------
+        X, y, sample_weight, offset
+            As in `fit`.
+        classes : array (2,), optional
+            The two labels. Required in the first call if its rows contain only one of them.
+        """
+        first = not hasattr(self, "posterior_")
+        if isinstance(self.class_weight, str):
+            raise ValueError(
+                f"partial_fit needs class_weight as a dictionary; got {self.class_weight!r}. Name both classes."
+            )
+        if first:
+            if formula_template(self) is not None:
+                raise ValueError("partial_fit needs a fitted formula; got one that is not fitted. Call fit first.")
+            return self._fit_opened(X, y, sample_weight, offset, classes=classes)
+        given = {"sample_weight": sample_weight, "offset": offset, "classes": self.classes_}
+        source = self._known_weights(open_labelled_rows(self, X, y, ROW_FORMAT, **given)[1])
+        with pass_threads(self.n_jobs):
+            self._update(source)
+        return self
+
+    def _update(self, new: RowSource) -> None:
+        """Find q again for all rows or, if only the new ones are known, with q so far as their prior."""
+        few = new if new.rows <= PLACED_ROWS else new.sample(PLACED_ROWS, np.random.default_rng(0))
+        rows = Observations.from_arrays(few.in_memory()).standardised(self._scaler, torch.device("cpu"))
+        before = self.posterior_
+        model = with_more_points(self.model_, before, rows, new.rows / len(rows))
+        before = with_more_values(before, len(self.model_.inducing), len(model.inducing))
+        source = new if self._raw_rows is None else joined_rows(self._raw_rows, new)
+        self.model_, start = model, before.as_prior()
+        induced = self._induced(source)
+        prior = start if self._raw_rows is None else identity_prior(induced)
+        exact, _ = self._bound(checks.seed_of(self.random_state))
+        problem = Problem(induced, moved(prior, induced.device), exact, diagonal=self.covariance == "diagonal")
+        with closing(Progress(self.verbose, None, source.rows)) as progress:
+            source.observe(progress.rows_done)
+            near = as_start(moved(start, induced.device))
+            result = newton(problem, near, tol=Q_TOLERANCE, report=progress)
+        self._largest_sd = largest_sd(induced, self._posterior(result))
+        found = Found(model, self.starts_, self.n_iter_, True)
+        self._keep(found, problem, result)
+        self._own_prior = None if self._raw_rows is not None else moved(prior, "cpu")
+        self._raw_rows = None if self._raw_rows is None else source
+        self._warn(True)
 
     def _check_options(self) -> None:
         words: dict[str, tuple[str | bool, ...]] = {
@@ -329,6 +411,7 @@ class VariationalGPClassifier(
             words["inducing"] = ("greedy", "kmeans", "subset")
         integers = ("n_inducing", "n_starts", "max_iter", "batch_size")
         checks.check_options(self, words, ("tol", "learning_rate"), integers)
+        check_jobs(self.n_jobs)
         if not (self.priors is None or isinstance(self.priors, str)) or self.priors not in PRIORS:
             raise ValueError(f"priors must be 'default' or None; got {shown(self.priors)}.")
         if not 0.0 <= self.jitter <= 1e-2:
@@ -346,7 +429,7 @@ class VariationalGPClassifier(
         steps = int(self.max_iter or DEFAULT_STEPS[self.solver])
         progress = Progress(self.verbose, tasks_of(self), len(rows))
         search = Search(rows, fast, self.covariance == "diagonal", steps, float(self.tol), generator, progress)
-        with closing(progress), one_thread():
+        with closing(progress), pass_threads(self.n_jobs):
             found = self._search(search, before)
             with torch.no_grad():
                 features = Features(found.model, rows)
@@ -482,9 +565,17 @@ class VariationalGPClassifier(
     def _training_rows(self) -> RowSource | None:
         return None if self._raw_rows is None else self._induced(self._raw_rows)
 
+    def _given_or_training_rows(self, X: Any, y: Any, sample_weight: Any, offset: Any) -> RowSource | None:
+        if X is None:
+            return self._training_rows
+        given = {"sample_weight": sample_weight, "offset": offset, "classes": self.classes_}
+        return self._induced(self._known_weights(open_labelled_rows(self, X, y, ROW_FORMAT, **given)[1]))
+
     @property
     def prior_(self) -> Prior:  # type: ignore[override]
-        """The prior N(0, I) of the whitened inducing values."""
+        """The prior N(0, I) of the whitened inducing values, or q before the last rows if earlier ones are unknown."""
+        if self._own_prior is not None:
+            return self._own_prior
         return Prior(torch.zeros_like(self.posterior_.mean), torch.ones_like(self.posterior_.mean))
 
     def _names(self) -> list[str]:
@@ -507,6 +598,8 @@ class VariationalGPClassifier(
         rows = given.standardised(self._scaler, torch.device("cpu"))
         with torch.no_grad():
             mean, K = self.model_.mean(rows.inputs).detach(), covariance(self.model_.kernel, rows.inputs, rows.inputs)
+            B = weight_columns(self.model_.mean, rows.inputs)
+            K = K + B @ B.T
         mean = mean if rows.offset is None else mean + rows.offset
         return mean.numpy(), K.numpy(), rows.label.numpy(), None if rows.weight is None else rows.weight.numpy()
 
@@ -560,6 +653,8 @@ class VariationalGPClassifier(
     def _own_state(self) -> State:
         tensors = {f"model.{name}": x for name, x in self.model_.state_dict().items()}
         tensors |= {"centre": torch.from_numpy(self._scaler.centre), "scale": torch.from_numpy(self._scaler.scale)}
+        if self._own_prior is not None:
+            tensors |= {"prior.mean": self._own_prior.mean, "prior.precision": self._own_prior.precision}
         learns = self.model_.inducing.requires_grad
         starts = [list(start) for start in self.starts_]
         return State(tensors, {"learns_inducing": learns, "starts": starts, **self._weighting_state()})
@@ -567,6 +662,8 @@ class VariationalGPClassifier(
     def _restore_own_state(self, state: State) -> None:
         self._scaler = Scaler(state.tensors["centre"].numpy(), state.tensors["scale"].numpy())
         self._restore_weighting(state.metadata)
+        if "prior.mean" in state.tensors:
+            self._own_prior = Prior(state.tensors["prior.mean"], state.tensors["prior.precision"])
         learns = bool(state.metadata.get("learns_inducing", self.learn_inducing))
         self.model_ = self._stored_model(state.part("model"), learns)
         self.inducing_points_ = self._inducing_points(self.model_)

@@ -143,9 +143,27 @@ class Block:
     residual: Tensor | None = field(default=None, kw_only=True)
     weight: Tensor | None = field(default=None, kw_only=True)
 
+    def pieces(self, rows: int) -> Iterator["Block"]:
+        """The same rows in blocks of at most `rows`, with labels as float64."""
+        assert isinstance(self.design, Dense)
+        for start in range(0, len(self.label), rows):
+            part = slice(start, start + rows)
+            given = {one.name: getattr(self, one.name) for one in fields(self)[1:]}
+            vectors: dict[str, Any] = {
+                name: None if x is None else x[part].to(torch.float64) for name, x in given.items()
+            }
+            yield Block(Dense(self.design.matrix[part], self.design.intercept), **vectors)
+
 
 Mapped = TypeVar("Mapped")
 RowFunction = partial[list[Tensor]]  # takes a block; a source may move the tensors among its keywords to another device
+
+
+class LongRowFunction(partial[list[Tensor]]):
+    """A row function that takes blocks of any length, with labels as they are stored."""
+
+
+PLACES = ("memory", "stream", "cluster")
 
 
 @dataclass(frozen=True)
@@ -263,6 +281,83 @@ class SourceWrapper:
         self.source.observe(callback)
 
 
+@dataclass(frozen=True)
+class JoinedSource:
+    """The rows of two sources, the first before the second, wherever each is kept."""
+
+    first: RowSource
+    second: RowSource
+
+    @property
+    def rows(self) -> int:
+        return self.first.rows + self.second.rows
+
+    @property
+    def dimension(self) -> int:
+        return self.first.dimension
+
+    @property
+    def device(self) -> torch.device:
+        return self.first.device
+
+    @property
+    def traits(self) -> SourceTraits:
+        """Those of the source that is further away."""
+        return max((self.first.traits, self.second.traits), key=lambda traits: PLACES.index(traits.where))
+
+    def reduce(self, function: RowFunction) -> list[Tensor]:
+        return add_up(source.reduce(function) for source in (self.first, self.second))
+
+    def map(self, function: Callable[[Block], Mapped]) -> Iterator[Mapped]:
+        for source in (self.first, self.second):
+            yield from source.map(function)
+
+    def apply(self, function: Callable[[Block], np.ndarray]) -> Any:
+        return concatenated(source.apply(function) for source in (self.first, self.second))
+
+    def sample(self, k: int, generator: np.random.Generator) -> RowSource:
+        share = min(self.first.rows, max(1, round(k * self.first.rows / self.rows)))
+        rest = min(self.second.rows, max(1, k - share))
+        return joined_rows(self.first.sample(share, generator), self.second.sample(rest, generator))
+
+    def in_memory(self) -> "Arrays":
+        return join_arrays(self.first.in_memory(), self.second.in_memory())
+
+    def head(self) -> Block:
+        return self.first.head()
+
+    def observe(self, callback: Callable[[int], None]) -> None:
+        for source in (self.first, self.second):
+            source.observe(callback)
+
+
+def joined_rows(first: RowSource, second: RowSource) -> RowSource:
+    """The rows of two sources; arrays in memory become one."""
+    both = JoinedSource(first, second)
+    return both.in_memory() if both.traits.where == "memory" else both
+
+
+def join_arrays(first: "Arrays", second: "Arrays") -> "Arrays":
+    """The rows of both as dense arrays. Where only one has offsets, those of the other are 0, and weights 1."""
+
+    def together(name: str, missing: float) -> Tensor | None:
+        parts = [getattr(rows, name) for rows in (first, second)]
+        if parts == [None, None]:
+            return None
+        full = [torch.full_like(rows.label, missing, dtype=torch.float64) for rows in (first, second)]
+        return torch.cat([other if x is None else x.to(other) for x, other in zip(parts, full, strict=True)])
+
+    return Arrays(
+        torch.cat([first.dense_design(), second.dense_design().to(first.device)]),
+        torch.cat([first.label, second.label.to(first.label)]),
+        offset=together("offset", 0.0),
+        residual=together("residual", 0.0),
+        weight=together("weight", 1.0),
+        device=first.device,
+        block_rows=first.block_rows,
+    )
+
+
 def add_up(parts: Iterable[list[Tensor]]) -> list[Tensor]:
     """The sums of the first entries, of the second, ...; the tensors of the first part are overwritten."""
     totals: list[Tensor] = []
@@ -284,6 +379,7 @@ def concatenated(parts: Iterable[np.ndarray]) -> np.ndarray:
 
 
 BLOCK_ROWS = 16384  # few enough that a block and its features stay in the cache
+LONG_PASS = 1 << 33  # products in a call to the compiled pass, which cannot be interrupted: about a second
 KEPT_ENTRIES = 1 << 19  # entries (4 MB) up to which a single block is kept with everything derived from it
 
 
@@ -371,9 +467,21 @@ class Arrays(BlockSource):
             vectors = {name: x[part].to(self.device, torch.float64) for name, x in self.vectors().items()}
             yield Block(design, **vectors)
 
+    def long_blocks(self) -> Iterator[Block]:
+        """The rows in views that take about a second each, or in blocks if they must be copied."""
+        X = self.features
+        if self.rows <= self.block_rows or not isinstance(X, Tensor) or X.dtype != self.dtype:
+            yield from self.blocks()
+            return
+        step = self.block_rows * max(1, LONG_PASS // (self.block_rows * self.dimension * (self.dimension + 32)))
+        for start in range(0, self.rows, step):
+            part = slice(start, start + step)
+            yield Block(Dense(X[part], self.intercept), **{name: x[part] for name, x in self.vectors().items()})
+
     def reduce(self, function: RowFunction) -> list[Tensor]:
         if self.device.type == "cpu":
-            return add_up(map(function, self.blocks()))
+            long = isinstance(function, LongRowFunction)
+            return add_up(map(function, self.long_blocks() if long else self.blocks()))
 
         def in_blocks_of(rows: int) -> Iterator[Block]:
             return (self if rows == self.block_rows else replace(self, block_rows=rows)).blocks()

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from viper.inference.kernels import kernel_for
-from viper.inference.rows import Block, Matrix, RowSource
+from viper.inference.rows import BLOCK_ROWS, Block, Dense, LongRowFunction, Matrix, RowSource, add_up
 from viper.softplus.pointwise import Bound, Formula, KernelRecipe
 
 Gram = Literal["full", "diagonal", "none"]
@@ -47,7 +47,7 @@ def sums(
     Everything is multiplied by `scale`. With `single`, τ² and the curvature are computed in float32: they only steer
     the next step, while ϑ and the gradient decide where the steps end. `certify` requests the magnitude.
     """
-    rows = partial(
+    rows = LongRowFunction(
         row_sums,
         mean=mean,
         factor=factor,
@@ -82,6 +82,9 @@ def row_sums(
     kernel = None if gram == "diagonal" else kernel_for(block, recipe, len(mean))
     if kernel is not None and (found := kernel(mean, factor, gram == "full", single)) is not None:
         return found
+    if is_long(block):
+        again = partial(row_sums, mean=mean, factor=factor, moments=moments, gram=gram, single=single, certify=certify)
+        return add_up(again(piece, recipe=recipe) for piece in block.pieces(BLOCK_ROWS))
     light = block.design.single() if single and (factor is not None or gram == "full") else block.design
     theta, tau2 = latent_moments(block, mean, factor, light)
     eta, g, h = moments(theta, tau2)
@@ -97,6 +100,12 @@ def row_sums(
         magnitude = size.sum() if block.weight is None else torch.dot(block.weight, size)
     curvature = {"full": light.gram, "diagonal": block.design.gram_diagonal, "none": no_curvature}[gram]
     return [value, magnitude, block.design.pull(g), curvature(h)]
+
+
+def is_long(block: Block) -> bool:
+    """Return whether the formulas would take too much memory for this block, or its labels are not numbers yet."""
+    dense = isinstance(block.design, Dense) and block.label.device.type == "cpu"
+    return dense and (len(block.label) > BLOCK_ROWS or block.label.dtype == torch.bool)
 
 
 def no_curvature(vector: Tensor) -> Tensor:

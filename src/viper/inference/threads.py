@@ -1,15 +1,61 @@
-"""How many threads a pass over rows uses."""
+"""How many threads a pass over rows uses.
+
+The compiled pass has threads of its own, which end with the pass. While they run, the pools of torch and BLAS are
+limited to one thread each, so that they do not compete for the same processors.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from threading import Lock
 from typing import Any
 
+import joblib
+import numpy as np
+import torch
 from threadpoolctl import ThreadpoolController
 
 LOCK = Lock()
 INSIDE: list[Any] = []  # one limiter per active context; INSIDE[0] remembers the original limits
+PASS_THREADS: ContextVar[int] = ContextVar("threads of a compiled pass", default=1)
+
+
+def count_threads(n_jobs: int | None) -> int:
+    """Return the number of threads that `n_jobs` stands for, as in joblib: -1 means all processors, -2 all but one.
+
+    None means what an enclosing `joblib.parallel_config` says, one inside joblib's workers, and otherwise the number
+    that torch would use: all processors that this process may use, or fewer by OMP_NUM_THREADS, `torch.set_num_threads`
+    or threadpoolctl.
+    """
+    if n_jobs is not None:
+        return joblib.effective_n_jobs(n_jobs)
+    backend, configured = joblib.parallel.get_active_backend()
+    if backend.nesting_level:
+        return 1
+    if configured is not None:
+        return joblib.effective_n_jobs(configured)
+    return min(joblib.cpu_count(), torch.get_num_threads())
+
+
+def check_jobs(n_jobs: Any) -> None:
+    """Raise unless `n_jobs` is None or an integer other than 0."""
+    if n_jobs is not None and (isinstance(n_jobs, bool) or not isinstance(n_jobs, int | np.integer) or n_jobs == 0):
+        raise ValueError(
+            f"n_jobs must be None or an integer other than 0; got {n_jobs!r}. Use -1 for all processors, or 1 for one."
+        )
+
+
+@contextmanager
+def pass_threads(n_jobs: int | None) -> Iterator[None]:
+    """Let passes over rows use `count_threads` threads, and everything else one."""
+    threads = count_threads(n_jobs)
+    with one_thread():
+        before = PASS_THREADS.set(threads)
+        try:
+            yield
+        finally:
+            PASS_THREADS.reset(before)
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from viper.inference.posterior import Diagonal, Full, LowRank, Posterior, latent
 from viper.inference.problem import Gaussian, Prior, Problem
 from viper.inference.progress import Progress, Tasks
 from viper.inference.rows import Arrays, RowSource
-from viper.inference.threads import one_thread
+from viper.inference.threads import pass_threads
 from viper.softplus.bounds import build_bound
 from viper.softplus.pointwise import Bound, Triple
 
@@ -58,6 +58,7 @@ class FitOptions:
     learning_rate: float
     batch_size: int | None
     dtype: str
+    n_jobs: int | None
     verbose: Any
     tasks: Tasks | None = None  # notified of every iteration, for scikit-learn's callbacks
 
@@ -213,7 +214,7 @@ def run_solver(
     settings: dict[str, Any] = {"report": report, "generator": np.random.default_rng(seed)}
     settings |= {} if options.max_iter is None else {"max_iter": int(options.max_iter)}
     settings |= {} if options.tolerance() is None else {"tol": options.tolerance()}
-    with closing(report), one_thread() if source.device.type == "cpu" else nullcontext():
+    with closing(report), pass_threads(options.n_jobs) if source.device.type == "cpu" else nullcontext():
         if options.solver == "adam":
             if options.batch_size is not None and source.traits.where != "memory":
                 raise ValueError(

@@ -39,6 +39,7 @@ from viper.inference.problem import Gaussian, Prior
 from viper.inference.progress import Callbacks, as_task, tasks_of
 from viper.inference.robust import robust_posterior
 from viper.inference.rows import RowSource
+from viper.inference.threads import check_jobs
 from viper.models.diagnosis import LATENT_DRAWS, DiagnosisMixin, summary_frame, summary_of_draws
 from viper.models.effects import EffectsMixin, OpenRows
 from viper.models.facts import coefficient_names
@@ -123,6 +124,11 @@ class VariationalLogisticRegression(
         Device to compute on. The default is the CPU, or the device of X if that is a tensor.
     dtype : {"float64", "float32"}, default "float64"
         Precision of the products with X. float32 halves the work and moves the posterior by about 1e-4 of its width.
+    n_jobs : int, optional
+        Threads of a pass over dense rows in float64; the result is the same to the last bit for any number. -1 means
+        all processors, -2 all but one. None, the default, means what an enclosing ``joblib.parallel_config`` says, one
+        inside joblib's workers, such as those of ``GridSearchCV(n_jobs=2)``, and otherwise as many as torch uses: all
+        processors, or fewer by OMP_NUM_THREADS or `torch.set_num_threads`. Small fits use one in any case.
     random_state : int, RandomState or None
         Seeds the choice of rows that large fits look at first, the random numbers of bound="mc", and Adam's start and
         minibatches. None means a fixed seed, so that a fit repeats bit for bit on one machine. `diagnose` and
@@ -233,6 +239,7 @@ class VariationalLogisticRegression(
         nodes: int = 64,
         device: Any = None,
         dtype: str = "float64",
+        n_jobs: int | None = None,
         random_state: Any = None,
         verbose: Any = "auto",
     ) -> None:
@@ -253,6 +260,7 @@ class VariationalLogisticRegression(
         self.nodes = nodes
         self.device = device
         self.dtype = dtype
+        self.n_jobs = n_jobs
         self.random_state = random_state
         self.verbose = verbose
 
@@ -353,6 +361,7 @@ class VariationalLogisticRegression(
         if isinstance(self.prior_scale, str):
             words["prior_scale"] = ("auto", "ard")
         checks.check_options(self, words, ("tol", "learning_rate"), ("max_iter", "batch_size"))
+        check_jobs(self.n_jobs)
 
     def _row_format(self, block_rows: int | None = None) -> RowFormat:
         return RowFormat(bool(self.fit_intercept), self.device, self.dtype, self.verbose, True, block_rows)

@@ -107,7 +107,7 @@ class StateMixin:
     _optional_tensors: ClassVar[Mapping[str, Numbers]] = {}  # those that only some models have
     _objects: ClassVar[tuple[str, ...]] = ()  # options that may be objects, which a file cannot hold
     # options that earlier versions did not have, and their values then; a file holds only other values
-    _options_before: ClassVar[Mapping[str, Any]] = {"class_weight": None}
+    _options_before: ClassVar[Mapping[str, Any]] = {"class_weight": None, "n_jobs": None}
 
     classes_: np.ndarray
     posterior_: Posterior

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from viper.formula.encoding import date_text
 from viper.formula.training import TrainingColumn, TrainingData
 from viper.models.facts import ModelFacts, scales_by_name
 from viper.report import views
@@ -21,7 +22,7 @@ from viper.report.svg import (
     section,
     table_cell,
 )
-from viper.report.words import drift_in_words, listed_in_words, percent, readable_number, with_decimals
+from viper.report.words import column_value, drift_in_words, listed_in_words, percent, readable_number, with_decimals
 
 MOST_NAMES = 40  # columns that are named in a sentence
 MOST_OPEN = 20  # rows of the table of columns that are shown without a click
@@ -116,7 +117,7 @@ def drift_section(study: Study) -> str:
     for d in found:
         assert study.training is not None
         levels = study.model.formula_.levels.get(d.column, [])
-        before = remembered_values(study.training.columns[d.column], levels, study.show_rows)
+        before = remembered_values(study.training.columns[d.column], levels, study.show_rows)  # dates do not drift
         rows.append(
             [
                 row_heading(escape(d.column)),
@@ -145,27 +146,29 @@ def columns_table(study: Study) -> str:
         if training is not None:
             column, share = training.columns[str(name)], training.missing_shares[str(name)]
             levels = study.model.formula_.levels.get(str(name), [])
-            cells += [table_cell(remembered_values(column, levels, study.show_rows)), table_cell(percent(share), share)]
+            before = remembered_values(column, levels, study.show_rows, name in study.dates)
+            cells += [table_cell(before), table_cell(percent(share), share)]
         here = study.frame[name]
         gone = float(here.isna().mean())
-        rows.append([*cells, table_cell(values_in_words(here, study.show_rows)), table_cell(percent(gone), gone)])
+        now = values_in_words(here, study.show_rows, name in study.dates)
+        rows.append([*cells, table_cell(now), table_cell(percent(gone), gone)])
     table = data_table("The columns that the model reads", head, rows, "columns-read")
     if len(rows) <= MOST_OPEN:
         return table
     return element("details", element("summary", f"The {len(rows):,} columns that the model reads") + table)
 
 
-def remembered_values(column: TrainingColumn, levels: list[Any], extremes: bool) -> str:
+def remembered_values(column: TrainingColumn, levels: list[Any], extremes: bool, dated: bool = False) -> str:
     """The range of numbers in the rows of the fit, or the commonest levels of a category."""
     if column.kind == "category":
         return levels_in_words(dict(zip(map(str, levels), column.rows, strict=True)))
     assert column.low is not None
     assert column.high is not None
     ends = (column.low, column.high) if extremes or not column.cuts else (column.cuts[0], column.cuts[-1])
-    return range_in_words(*ends, extremes)
+    return range_in_words(*ends, extremes, dated)
 
 
-def values_in_words(column: Any, extremes: bool) -> str:
+def values_in_words(column: Any, extremes: bool, dated: bool = False) -> str:
     """The range of the numbers in a column, or its commonest levels."""
     known = column.dropna()
     if not len(known):
@@ -173,13 +176,15 @@ def values_in_words(column: Any, extremes: bool) -> str:
     if views.is_category(column):
         return levels_in_words({str(level): int(n) for level, n in known.value_counts().items()})
     low, high = np.quantile(known.to_numpy(dtype=float), (0.0, 1.0) if extremes else MIDDLE)
-    return range_in_words(float(low), float(high), extremes)
+    return range_in_words(float(low), float(high), extremes, dated)
 
 
-def range_in_words(low: float, high: float, extremes: bool) -> str:
-    """'3.14 to 9.81', or 'mostly 3.1 to 9.8', with two digits, where no single value may be shown."""
+def range_in_words(low: float, high: float, extremes: bool, dated: bool = False) -> str:
+    """'3.14 to 9.81', or 'mostly 3.1 to 9.8', with two digits, where no single value may be shown; of dates, months."""
     if extremes:
-        return f"{readable_number(low)} to {readable_number(high)}"
+        return f"{column_value(low, dated)} to {column_value(high, dated)}"
+    if dated:
+        return f"mostly {date_text(low)[:-3]} to {date_text(high)[:-3]}"
     low, high = (float(f"{x:.2g}") for x in (low, high))
     return f"mostly {readable_number(low)} to {readable_number(high)}"
 

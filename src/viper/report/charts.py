@@ -8,13 +8,14 @@ import numpy as np
 import scipy.special
 
 from viper.report.study import Coefficient, Study
-from viper.report.svg import ODDS_TICKS, Chart, Scale, element, image, path_data, text_mark, title_element
-from viper.report.views import AverageEffect, Effect, Trace, spaced_indices
+from viper.report.svg import ODDS_TICKS, TICK_WIDTH, Chart, Scale, element, image, path_data, text_mark, title_element
+from viper.report.views import AverageEffect, Effect, Trace, date_ticks, spaced_indices
 from viper.report.words import (
     THIN,
     about,
     chance,
     chance_range,
+    column_value,
     factor,
     percent,
     percent_range,
@@ -130,6 +131,13 @@ def share_chart(x_label: str, y_label: str, x: ProbabilityAxis = FULL, y: Probab
     chart.y_axis(y_label, y.ticks)
     chart.x_axis(x_label, x.ticks)
     return chart
+
+
+def value_ticks(scale: Scale, dated: bool, count: int) -> list[tuple[float, str]]:
+    """Ticks of an axis that shows a column of the data."""
+    if dated:
+        return date_ticks(scale.low, scale.high, count)
+    return [(t, readable_number(t)) for t in scale.ticks(count)]
 
 
 # --- how well it predicts ---
@@ -250,7 +258,7 @@ class ShareStrips:
         return image(marks, Forest.width, Forest.height, label, "forest")
 
 
-def residual_chart(table: "pandas.DataFrame", label: str, is_probability: bool) -> str:
+def residual_chart(table: "pandas.DataFrame", label: str, is_probability: bool, dated: bool = False) -> str:
     """Mean residuals of groups, in percentage points, over the band that contains them if the model is right."""
     residual, band = 100.0 * table["residual"].to_numpy(), 100.0 * table["band"].to_numpy()
     reach = 1.1 * max(float(np.abs(residual).max()), float(band.max()), 1e-9)
@@ -261,12 +269,12 @@ def residual_chart(table: "pandas.DataFrame", label: str, is_probability: bool) 
     kind = "linear" if axis is None else axis.kind
     chart = Chart(ends, (-reach, reach), width=520, height=330, margins=(14, 24, 46, 64), x_kind=kind)
     chart.y_axis("observed − predicted, in points", [(t, readable_number(t)) for t in chart.y.ticks(5)])
-    chart.x_axis(label, [(t, readable_number(t)) for t in chart.x.ticks(5)] if axis is None else axis.ticks)
+    chart.x_axis(label, value_ticks(chart.x, dated, 5) if axis is None else axis.ticks)
     at = np.clip(value, *ends)
     chart.band(at, -band, band)
     chart.line(ends, [0.0, 0.0], "guide")
     for x, row, r in zip(at, table.itertuples(), residual, strict=True):
-        where = percent(row.value) if is_probability else readable_number(row.value)
+        where = percent(row.value) if is_probability else column_value(row.value, dated)
         tooltip = f"{row.rows:,} rows with {label} around {where}: {readable_number(r)} points off"
         chart.dot(float(x), r, 4.5, tooltip, "dot" if row.outside else "dot unclear")
     return chart.svg(f"Residuals in groups of rows against {label}, with the band of chance")
@@ -341,23 +349,34 @@ def effects_axis(effects: list[Effect]) -> ProbabilityAxis:
     return probability_axis(curves, [end for e in effects for end in (*e.predictions.lower, *e.predictions.upper)])
 
 
+def level_names(e: Effect) -> list[str]:
+    """The levels of a category as ticks; long ones are cut."""
+    return [name if len(name := column_value(v, e.dated)) < 14 else name[:12] + "…" for v in e.values]
+
+
+def names_height(e: Effect) -> int:
+    """Room for names below an axis, in pixels, that are too many or too long to stand side by side."""
+    longest = max(map(len, level_names(e)))
+    return 0 if TICK_WIDTH * (longest + 1) * len(e.values) <= 430 else round(4.5 * longest)
+
+
 def effect_chart(study: Study, e: Effect, axis: ProbabilityAxis) -> str:
     seen = e.predictions
     tooltips = [
-        f"{e.name} {readable_number(v)}: {chance(p)} ({chance_range(low, high)})"
+        f"{e.name} {column_value(v, e.dated)}: {chance(p)} ({chance_range(low, high)})"
         for v, p, low, high in zip(e.values, seen.probability, seen.lower, seen.upper, strict=True)
     ]
     values = e.values.astype(float) if e.curve else np.arange(len(e.values))
     ends = (values[0], values[-1]) if e.curve else (-0.6, len(values) - 0.4)
-    chart = Chart(ends, axis.ends, width=820, height=380, margins=(14, 24, 46, 66), y_kind=axis.kind)
+    margins = (14, 24, 46 if e.curve else 46 + names_height(e), 66)
+    chart = Chart(ends, axis.ends, width=520, height=300 + margins[2] - 46, margins=margins, y_kind=axis.kind)
     chart.y_axis(f"probability of {study.positive}", axis.ticks)
     if e.curve:
-        chart.x_axis(e.name, [(t, readable_number(t)) for t in chart.x.ticks(6)])
+        chart.x_axis(e.name, value_ticks(chart.x, e.dated, 5))
         chart.band(values, seen.lower, seen.upper)
         chart.probed_line(values, seen.probability, tooltips)
     else:
-        short = [name if len(name := readable_number(v)) < 14 else name[:12] + "…" for v in e.values]
-        chart.x_axis(e.name, list(enumerate(short)))
+        chart.x_axis(e.name, list(enumerate(level_names(e))))
         for k, content in enumerate(tooltips):
             chart.interval(k, seen.lower[k], seen.upper[k], "interval wide")
             chart.dot(k, seen.probability[k], 6.0, content)
@@ -481,11 +500,12 @@ def map_chart(study: Study, what: str, marks: bool = True) -> str:
     chart = Chart(
         (grid.x[0] - half_x, grid.x[-1] + half_x), (grid.y[0] - half_y, grid.y[-1] + half_y), width=520, height=440
     )
-    chart.y_axis(grid.names[1], [(t, readable_number(t)) for t in chart.y.ticks(5)])
-    chart.x_axis(grid.names[0], [(t, readable_number(t)) for t in chart.x.ticks(5)])
+    dated = [name in study.dates for name in grid.names]
+    chart.y_axis(grid.names[1], value_ticks(chart.y, dated[1], 5))
+    chart.x_axis(grid.names[0], value_ticks(chart.x, dated[0], 5))
     for i, y in enumerate(grid.y):
         for j, x in enumerate(grid.x):
-            place = f"{grid.names[0]} {readable_number(x)}, {grid.names[1]} {readable_number(y)}"
+            place = f"{grid.names[0]} {column_value(x, dated[0])}, {grid.names[1]} {column_value(y, dated[1])}"
             tooltip = f"{place}: {chance(grid.probability[i, j])}, give or take {points(grid.sd[i, j])}"
             colour = scale_colour(float(values[i, j]), shades)
             chart.box((x - half_x, x + half_x), (y - half_y, y + half_y), tooltip, fill=colour, stroke=colour)

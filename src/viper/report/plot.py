@@ -10,6 +10,7 @@ import torch
 
 from viper.data.checks import read_labels
 from viper.errors import listed
+from viper.formula.encoding import date_text
 from viper.models.prediction import check_model, predictions
 from viper.report import views
 from viper.report.metrics import binned_residuals, calibration, decision_curve
@@ -178,11 +179,13 @@ def partial_effect(
     if effect.curve:
         ax.fill_between(effect.values.astype(float), seen.lower, seen.upper, color=BLUE, alpha=0.22, lw=0)
         ax.plot(effect.values.astype(float), seen.probability, color=BLUE, lw=2)
+        if effect.dated:
+            ax.set_xticks(*zip(*views.date_ticks(*effect.values[[0, -1]]), strict=True))
     else:
         at = np.arange(len(effect.values))
         ax.vlines(at, seen.lower, seen.upper, color=BLUE, lw=2)
         ax.scatter(at, seen.probability, color=BLUE, zorder=3)
-        ax.set_xticks(at, [str(value) for value in effect.values])
+        ax.set_xticks(at, [date_text(value) if effect.dated else str(value) for value in effect.values])
         ax.margins(x=0.2)
     ax.set(xlabel=effect.name, ylabel=f"probability of {model.classes_[1]}", ylim=(-0.02, 1.02))
     percent_axis(ax.yaxis)

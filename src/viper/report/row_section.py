@@ -10,7 +10,7 @@ from viper.report import charts, words
 from viper.report.study import MOST_MARKS, Study
 from viper.report.svg import data_table, element, figure, paragraph, row_heading, sort_heading, table_cell
 from viper.report.views import Outlyingness
-from viper.report.words import chance, chance_range, readable_number
+from viper.report.words import chance, chance_range, column_value
 
 SHOWN_COLUMNS = 2  # columns of the data in the table of the least certain rows
 
@@ -20,6 +20,7 @@ class RowSection:
 
     def __init__(self, study: Study) -> None:
         self.study = study
+        self.levels = getattr(getattr(study.model, "formula_", None), "levels", {})
         self.names, self.kind = study.names, study.naming
         found = Outlyingness(study.frame)
         self.shown = sorted({*map(int, study.uncertain), *map(int, study.sampled)})
@@ -100,12 +101,15 @@ class RowSection:
             table_cell(chance(seen.probability[k]), seen.probability[k]),
             table_cell(chance_range(seen.lower[k], seen.upper[k]), seen.width[k]),
             table_cell(study.class_names[int(study.label[k])]),
-            *(data_cell(study.frame.iloc[k, known.index(name)]) for name in columns),
+            *(self.data_cell(name, study.frame.iloc[k, known.index(name)]) for name in columns),
         ]
 
-
-def data_cell(content: Any) -> str:
-    if content is None or content != content:
-        return table_cell("missing", -math.inf)
-    is_number = isinstance(content, int | float | np.integer | np.floating) and not isinstance(content, bool)
-    return table_cell(readable_number(content), content) if is_number else table_cell(str(content))
+    def data_cell(self, name: str, content: Any) -> str:
+        """A value of the data; levels are sorted in their own order, such as that of the calendar."""
+        if content is None or content != content:
+            return table_cell("missing", -math.inf)
+        if isinstance(content, int | float | np.integer | np.floating) and not isinstance(content, bool):
+            return table_cell(column_value(content, name in self.study.dates), content)
+        levels = [str(level) for level in self.levels.get(name, ())]
+        place = levels.index(str(content)) if str(content) in levels else len(levels)
+        return element("td", escape(str(content)), data_sort=repr(float(place)))

@@ -534,7 +534,11 @@ def checks_section(study: Study) -> str:
             "bend. In a formula, a spline or a square of it may help."
         )
         figures.append(
-            figure(f"What it gets wrong, by {name}", sentence, charts.residual_chart(by_column, name, False))
+            figure(
+                f"What it gets wrong, by {name}",
+                sentence,
+                charts.residual_chart(by_column, name, False, name in study.dates),
+            )
         )
     shown = side_by_side(*figures) if len(figures) > 1 else element("div", figures[0], class_="small")
     title = "Do the rows look as the model expects?"

@@ -3,15 +3,17 @@
 `label` is True for the rows of the second class; `probability` is the predicted probability of that class.
 """
 
+import datetime
 import itertools
 import math
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from viper.formula.columns import is_text, sorted_values, without_blanks
+from viper.formula.columns import as_dates, as_days, is_date, is_text, number_text, sorted_values, without_blanks
 
 MOST_VALUES = 10  # different numbers that are groups of their own
+NANOSECONDS_PER_DAY = 86_400_000_000_000
 MOST_LEVELS = 20  # groups of a column of text
 
 
@@ -67,14 +69,16 @@ def named_groups(column: Any, count: int = 5) -> Groups:
     import pandas
 
     column = without_blanks(pandas.Series(column).reset_index(drop=True))
+    if column.dtype.kind != "M" and is_date(column):
+        column = as_dates(pandas.Series(as_days(column)))
     known, kind = column.notna().to_numpy(), column.dtype.kind
     place = np.full(len(column), -1)
     if kind in "iufM" and column.nunique() > max(MOST_VALUES, count):
         exact = column[known].to_numpy(dtype="datetime64[ns]" if kind == "M" else float)
         values = exact.astype("int64") if kind == "M" else exact
-        edges = round_edges(values, count) if kind != "M" else np.quantile(values, np.linspace(0, 1, count + 1)[1:-1])
+        edges = round_edges(values, count) if kind != "M" else date_edges(values, count)
         place[known] = np.unique(np.searchsorted(edges, values, side="right"), return_inverse=True)[1]
-        shown = [short_value(edge) if kind != "M" else str(pandas.Timestamp(int(edge)).date()) for edge in edges]
+        shown = [short_value(pandas.Timestamp(int(edge)) if kind == "M" else edge) for edge in edges]
         between = [f"{low} to {high}" for low, high in itertools.pairwise(shown)]
         names = [f"below {shown[0]}", *between, f"{shown[-1]} or more"] if shown else ["all"]
     else:
@@ -99,6 +103,14 @@ def round_edges(values: np.ndarray, count: int) -> np.ndarray:
     return edges[(edges > values.min()) & (edges <= values.max())]
 
 
+def date_edges(values: np.ndarray, count: int) -> np.ndarray:
+    """Times in nanoseconds near the quantiles that cut rows into equal groups; whole days if they are far apart."""
+    edges = np.unique(np.quantile(values, np.linspace(0, 1, count + 1)[1:-1]).astype(np.int64))
+    days = np.unique(np.round(edges / NANOSECONDS_PER_DAY).astype(np.int64)) * NANOSECONDS_PER_DAY
+    inside = (days > values.min()) & (days <= values.max())
+    return days if len(days) == len(edges) and inside.all() else edges
+
+
 def with_rare_levels_joined(place: np.ndarray, names: list[str]) -> tuple[np.ndarray, list[str]]:
     """Keep the most common levels, in their order, and make one group of the others."""
     counts = np.bincount(place[place >= 0], minlength=len(names))
@@ -109,8 +121,9 @@ def with_rare_levels_joined(place: np.ndarray, names: list[str]) -> tuple[np.nda
 
 
 def short_value(value: Any) -> str:
-    """A number with at most four digits, or all those before the point; anything else as it is."""
+    """A number with at most four digits, or all those before the point; a date; anything else as it is."""
+    if isinstance(value, datetime.datetime):
+        return str(value.date() if value.time() == datetime.time() else value)
     if isinstance(value, bool | np.bool_) or not isinstance(value, int | float | np.integer | np.floating):
         return str(value)
-    x = float(value)
-    return f"{x:,.0f}" if x.is_integer() or abs(x) >= 1000 else f"{x:.4g}"
+    return number_text(float(value), 4)

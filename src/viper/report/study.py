@@ -12,7 +12,7 @@ import numpy as np
 
 from viper.data.checks import read_labels
 from viper.errors import listed
-from viper.formula.columns import with_days
+from viper.formula.columns import as_dates, number_text, with_days
 from viper.formula.drift import ColumnDrift, column_drift
 from viper.formula.screening import FATAL, columns_as_read, screen_rows
 from viper.formula.training import TrainingData
@@ -122,6 +122,11 @@ class Study:
     @property
     def level_name(self) -> str:
         return f"{100 * self.level:g}\N{NARROW NO-BREAK SPACE}%"
+
+    @cached_property
+    def dates(self) -> set[str]:
+        """The columns of dates, which `frame` holds as days since 1970-01-01."""
+        return views.dates_of(self.model)
 
     @property
     def X(self) -> Any:
@@ -253,7 +258,7 @@ class Study:
         encoding = getattr(self.model, "formula_", None)
         X = self.frame if encoding is None else encoding.encode(self.frame)
         scales = {} if encoding is None else dict(zip(encoding.names, encoding.scale, strict=True))
-        levels = {} if encoding is None else encoding.levels
+        levels = {} if encoding is None else encoding.levels | encoding.calendar_levels
         return {
             name: coefficient_change(
                 name, X.iloc[:, j].to_numpy(dtype=float), scales.get(name, 1.0), levels, self.frame.columns
@@ -281,7 +286,10 @@ class Study:
         if self.by:
             return self.by
         columns = {str(name): self.frame.iloc[:, j] for j, name in enumerate(self.frame.columns)}
-        categories = [name for name, x in columns.items() if views.is_category(x) and x.nunique() > 1]
+        columns |= {name: as_dates(columns[name]) for name in self.dates}
+        categories = [
+            name for name, x in columns.items() if name not in self.dates and views.is_category(x) and x.nunique() > 1
+        ]
         numeric = [e.name for e in self.effects if e.name in columns and e.name not in categories]
         return {name: columns[name] for name in [*categories[:MOST_GROUPINGS], *numeric][:MOST_GROUPINGS]}
 
@@ -380,19 +388,34 @@ def coefficient_change(
     `plain` are names of columns in the data, which are left as they are.
     """
     parts = [name] if name in plain else re.split(r":(?![^\[]*\])", name)
-    found = [re.fullmatch(r"(?:C\()?([^:]+?)(?:, .*?)?\)?\[T\.(.*)\]", part) for part in parts]
-    is_level = [match is not None and match[1] in levels for match in found]
-    name = " × ".join(f"{m[1]}: {m[2]}" if m and is_level[j] else parts[j] for j, m in enumerate(found))
-    if all(is_level):
+    found = [level_of(part, levels) for part in parts]
+    name = " × ".join(part if m is None else f"{spoken(m[0])}: {m[1]}" for part, m in zip(parts, found, strict=True))
+    if None not in found:
         first = found[0]
-        return name, 1.0, f"instead of {levels[first[1]][0]}" if first and len(parts) == 1 else "together"
+        return name, 1.0, f"instead of {levels[first[0]][0]}" if first and len(parts) == 1 else "together"
     sd = float(values.std())
     if np.isin(values, (0.0, 1.0)).all():
         return name, 1.0, "0 → 1"
+    days = " days" if re.fullmatch(r"days\(.+\)", name) else ""
     if scale != 1.0 or sd == 0.0 or 0.8 < sd < 1.25:
-        return name, 1.0, f"+{scale:.3g}"
+        return name, 1.0, f"+{number_text(float(f'{scale:.3g}'))}{days}"
     step = float(f"{sd:.2g}")
-    return name, step, f"+{step:,g}"
+    return name, step, f"+{number_text(step)}{days}"
+
+
+def level_of(part: str, levels: Collection[str]) -> tuple[str, str] | None:
+    """The category and the level of ward[T.b], C(ward)[T.b] or month(seen)[T.Feb]; None for anything else."""
+    found = re.fullmatch(r"(.+?)\[T\.(.*)\]", part)
+    if found is None:
+        return None
+    inside = re.fullmatch(r"C\((.+?)(?:, .*)?\)", found[1])
+    name = inside[1] if inside else found[1]
+    return (name, found[2]) if name in levels else None
+
+
+def spoken(category: str) -> str:
+    """'month of seen' for month(seen); other names as they are."""
+    return re.sub(r"^(month|weekday)\((.+)\)$", r"\1 of \2", category)
 
 
 def spatial_columns(frame: "pandas.DataFrame", is_gp: bool) -> tuple[str, str] | None:

@@ -6,11 +6,14 @@ shows until the script takes over.
 """
 
 import math
+import re
 from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from typing import Any
 
 import numpy as np
+
+MOST_PHONE_COLUMNS = 4  # of a table that is still a table on a phone
 
 
 def element(name: str, content: str = "", **attributes: Any) -> str:
@@ -70,11 +73,29 @@ def row_heading(markup: str, **attributes: Any) -> str:
 
 
 def data_table(caption: str, head_markup: list[str], rows_markup: list[list[str]], class_: str | None = None) -> str:
-    """A table from its column headings and its rows of cells."""
+    """A table from its column headings and its rows of cells.
+
+    One of many columns is stacked on a phone: each row a block, each cell a line with the heading of its column.
+    """
     head = element("thead", element("tr", "".join(head_markup)))
-    body = element("tbody", "".join(element("tr", "".join(row)) for row in rows_markup) or " ")
-    whole = element("table", element("caption", escape(caption)) + head + body, class_=class_)
+    labels = [heading_text(heading) for heading in head_markup]
+    rows = ["".join(map(labelled_cell, row, labels)) for row in rows_markup]
+    body = element("tbody", "".join(element("tr", row) for row in rows) or " ")
+    classes = " ".join(filter(None, (class_, "stacked" if len(labels) > MOST_PHONE_COLUMNS else None)))
+    whole = element("table", element("caption", escape(caption)) + head + body, class_=classes or None)
     return element("div", whole, class_="scroll", tabindex="0", role="group", aria_label=caption)
+
+
+def heading_text(markup: str) -> str:
+    """The text of a heading, without its elements; none for a chart's axis."""
+    return "" if "<svg" in markup else re.sub(r"<[^>]*>", "", markup).strip()
+
+
+def labelled_cell(markup: str, label: str) -> str:
+    """The cell with the heading of its column, unless it is empty."""
+    if not label or not markup.startswith("<td") or markup.endswith("> </td>"):
+        return markup
+    return markup.replace("<td", f'<td data-label="{label}"', 1)
 
 
 def definition_list(pairs: dict[str, str], class_: str) -> str:
@@ -91,6 +112,7 @@ POSITIONS: dict[str, Callable[[Any], Any]] = {
     "log-odds": lambda p: np.log(p) - np.log1p(-np.asarray(p)),
 }
 STEPS = (1, 2, 2.5, 5, 10)
+TICK_WIDTH = 7.0  # of a letter beside an axis
 ODDS_TICKS = [
     *(m * 10.0**k for k in range(-6, -1) for m in (1, 2, 5)),
     *(0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9),
@@ -186,12 +208,16 @@ class Chart:
         self.parts.extend(markup)
 
     def x_axis(self, label: str, ticks: Sequence[tuple[float, str]]) -> None:
-        floor = self.y.start
+        """Draw the axis below; names of ticks that would run into each other are slanted."""
+        floor, room = self.y.start, abs(self.x.end - self.x.start) / max(1, len(ticks))
+        slanted = any(TICK_WIDTH * (len(name) + 1) > room for _, name in ticks)
         self.add(element("line", x1=self.x.start, x2=self.x.end, y1=floor, y2=floor, class_="axis"))
         for value, name in ticks:
             at = float(self.x(value))
             self.add(element("line", x1=at, x2=at, y1=floor, y2=floor + 4.0, class_="axis"))
-            self.add(text_mark(name, at, floor + 19.0, "tick", text_anchor="middle"))
+            turned = {"transform": f"rotate(-35 {attribute_value(at)} {attribute_value(floor + 16.0)})"}
+            look: dict[str, Any] = {"text_anchor": "end", **turned} if slanted else {"text_anchor": "middle"}
+            self.add(text_mark(name, at, floor + (16.0 if slanted else 19.0), "tick", **look))
         middle = 0.5 * (self.x.start + self.x.end)
         self.add(text_mark(shorten(label, self.width), middle, self.height - 6.0, "label", text_anchor="middle"))
 

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from viper.errors import listed
-from viper.formula.columns import levels_of
+from viper.formula.columns import levels_of, with_days
+from viper.formula.encoding import calendar_days
 from viper.models.prediction import Predictions, check_model, predict_each_row, predictions
 from viper.softplus.expectation import expected_softplus
 
@@ -29,6 +30,11 @@ MOST_CELLS = 4_000_000  # rows × columns that are predicted at a time
 MOST_COMBINED = 300  # columns up to which their correlations are taken into account
 RARE = 0.1  # a probability below which only ratios tell differences
 WIGGLE = 0.1  # of a curve's range: smaller turns are not worth a word
+DATE_STEPS = [  # between ticks: unit, number of them, how a tick is written
+    *[("D", step, "%Y-%m-%d") for step in (1, 2, 7, 14)],
+    *[("M", step, "%b %Y") for step in (1, 2, 3, 6)],
+    *[("Y", step, "%Y") for step in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 5000)],
+]
 TAIL = 0.01  # share of a column's values left out at each end of its curve
 
 
@@ -51,6 +57,23 @@ def as_fitted(model: Any, frame: "pandas.DataFrame") -> Any:
     """The columns in the form the model was fitted to: a DataFrame, or a plain array."""
     named = getattr(model, "formula_", None) is not None or hasattr(model, "feature_names_in_")
     return frame if named else frame.to_numpy()
+
+
+def dates_of(model: Any) -> set[str]:
+    """The columns that the model reads as dates."""
+    return set(getattr(getattr(model, "formula_", None), "date_functions", ()))
+
+
+def date_ticks(low: float, high: float, count: int = 6) -> list[tuple[float, str]]:
+    """About `count` days between two days since 1970, at the start of years or months where there is room for these."""
+    first, last = (calendar_days(day) for day in (low, high))
+    for unit, step, shape in DATE_STEPS:
+        start, end = (int(day.astype(f"datetime64[{unit}]").astype(int)) for day in (first, last))
+        places = np.arange(start - start % step, end + 1, step).astype(f"datetime64[{unit}]")
+        days = [day for day in places.astype("datetime64[D]") if first <= day <= last]
+        if len(days) <= count:
+            return [(float(day.astype(int)), f"{day.item():{shape}}") for day in days]
+    return []
 
 
 def is_category(column: "pandas.Series") -> bool:
@@ -133,6 +156,7 @@ class Effect(NamedTuple):
     values: np.ndarray  # numbers, or categories
     curve: bool  # whether values between the given ones make sense
     predictions: Predictions
+    dated: bool = False  # whether the values are days since 1970-01-01
 
     @property
     def size(self) -> float:
@@ -168,6 +192,7 @@ def turning_points(curve: np.ndarray) -> list[int]:
 def column_effect(model: Any, X: Any, feature: Any, level: float = 0.95, points: int = 61) -> Effect:
     """The prediction as `feature` varies and every other column stays at its median or most frequent value."""
     frame = frame_of(X)
+    frame = with_days(frame, [name for name in dates_of(model) if name in frame])
     feature = f"x{feature}" if isinstance(feature, int) and feature not in frame.columns else feature
     if feature not in frame.columns:
         raise ValueError(f"feature must be a column of X; got {feature!r}. X has {listed(frame)}.")
@@ -187,8 +212,12 @@ def effects_along(
     """The same for several columns, which are predicted in one go."""
     import pandas
 
-    known = getattr(getattr(model, "formula_", None), "levels", {})
+    known, dates = getattr(getattr(model, "formula_", None), "levels", {}), dates_of(model)
     places = [positions(frame[feature], points, feature in known) for feature in features]
+    places = [
+        (observed_near(values, frame[feature]), curve) if feature in dates else (values, curve)
+        for feature, (values, curve) in zip(features, places, strict=True)
+    ]
     tables = []
     for feature, (values, _) in zip(features, places, strict=True):
         rows = repeated(row, len(values))
@@ -198,7 +227,7 @@ def effects_along(
     start = 0
     for feature, (values, curve) in zip(features, places, strict=True):
         here = slice(start, start + len(values))
-        yield Effect(str(feature), np.asarray(values), curve, found.take(here))
+        yield Effect(str(feature), np.asarray(values), curve, found.take(here), feature in dates)
         start = here.stop
 
 
@@ -224,6 +253,15 @@ def positions(column: "pandas.Series", points: int, category: bool = False) -> t
     if pandas.api.types.is_integer_dtype(column):
         return pandas.Series(np.unique(grid.round()).astype(np.int64), dtype=column.dtype), True
     return pandas.Series(grid), True
+
+
+def observed_near(values: "pandas.Series", column: "pandas.Series") -> "pandas.Series":
+    """The values of the column nearest to these, because a date between them may lie in a month that is not known."""
+    import pandas
+
+    known = np.unique(column.dropna().to_numpy(dtype=float))
+    place = np.searchsorted(0.5 * (known[1:] + known[:-1]), values.to_numpy(dtype=float))
+    return pandas.Series(np.unique(known[place]))
 
 
 def column_effects(model: Any, X: Any, level: float = 0.95, points: int = 61) -> Iterator[Effect]:

@@ -1,13 +1,16 @@
 """Numbers, findings and verdicts in plain words. Every function returns plain text, which the page escapes."""
 
 import math
+from collections.abc import Collection
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import scipy.special
 
+from viper.formula.columns import number_text
 from viper.formula.drift import ColumnDrift
+from viper.formula.encoding import date_text
 from viper.report.study import Study
 from viper.report.views import AverageEffect, Effect, Outlyingness
 
@@ -90,13 +93,12 @@ def readable_number(x: Any) -> str:
     """Three significant digits; anything but a number as it is."""
     if isinstance(x, bool | np.bool_) or not isinstance(x, int | float | np.integer | np.floating):
         return str(x)
-    x = float(x)
-    if not math.isfinite(x):
-        return str(x)
-    if x == 0 or 1e-3 <= abs(x) < 1e6:
-        return (f"{x:,.0f}" if abs(x) >= 1000 else f"{x:.3g}").replace("-", "−")
-    digits, power = f"{x:.1e}".split("e")
-    return f"{digits}e{int(power)}".replace("-", "−")
+    return number_text(float(x)).replace("-", "−")
+
+
+def column_value(value: Any, dated: bool) -> str:
+    """A value of a column: a date where the column holds days since 1970, else as `readable_number` writes it."""
+    return date_text(float(value)) if dated else readable_number(value)
 
 
 def with_decimals(x: float, digits: int) -> str:
@@ -185,7 +187,7 @@ def filled_sentence(study: Study) -> str | None:
     encoding = study.model.formula_
     worst = sorted(study.filled.items(), key=lambda pair: -pair[1])
     drawn = encoding.missing == "multiple"
-    values = {name: f"the mean, {readable_number(mean)}" for name, mean in encoding.means.items()}
+    values = {name: f"the mean, {column_value(mean, name in study.dates)}" for name, mean in encoding.means.items()}
     values |= {name: f"“{level}”" for name, level in encoding.common.items()}
     parts = [
         f"{percent(share)} of {name}{'' if drawn else f' with {values[name]}'}" for name, share in worst[:MOST_FILLED]
@@ -256,13 +258,14 @@ def entangled_sentence(columns: list[str]) -> str | None:
 def effect_sentence(e: Effect) -> str:
     """A curve from turn to turn; or the categories with the highest and the lowest probability."""
     p = e.predictions.probability
-    said = [f"{chance(p[k])} at {readable_number(e.values[k])}" for k in range(len(p))]
+    values, at = [column_value(value, e.dated) for value in e.values], "on" if e.dated else "at"
+    said = [f"{chance(p[k])} {at} {values[k]}" for k in range(len(p))]
     top, least = int(np.argmax(p)), int(np.argmin(p))
     if not e.curve:
         interval = chance_range(e.predictions.lower[top], e.predictions.upper[top])
         return (
-            f"The probability is highest for {readable_number(e.values[top])}, {chance(p[top])} ({interval}), and "
-            f"lowest for {readable_number(e.values[least])}, {chance(p[least])}."
+            f"The probability is highest for {values[top]}, {chance(p[top])} ({interval}), and "
+            f"lowest for {values[least]}, {chance(p[least])}."
         )
     if chance(p[top]) == chance(p[least]):
         return f"The probability hardly changes: it is {chance(p[top])} everywhere."
@@ -287,12 +290,13 @@ def row_sentence(study: Study, k: int) -> str:
     )
 
 
-def unusual_sentence(found: Outlyingness, k: int) -> str:
-    parts = [
-        f"{name} is {readable_number(value)}, {abs(z):.1f} standard deviations {'above' if z > 0 else 'below'} the mean"
-        for name, value, z in found.extremes(k)
-        if abs(z) >= 2.0
-    ]
+def unusual_sentence(found: Outlyingness, k: int, dates: Collection[str] = ()) -> str:
+    parts = []
+    for name, value, z in found.extremes(k):
+        if abs(z) >= 2.0:
+            ways = ("later", "earlier") if name in dates else ("higher", "lower")
+            distance = f"{abs(z):.1f} standard deviations {ways[z < 0]} than the average"
+            parts.append(f"{name} is {column_value(value, name in dates)}, {distance}")
     if len(found.names) > 1 and (rarity := found.rarity(k)) >= 0.9:
         parts.append(f"{chance(rarity)} of the rows have a more usual combination of values")
     return f"Unusual: {'; '.join(parts)}." if parts else "None of its values is unusual."
@@ -303,11 +307,11 @@ def row_note(study: Study, found: Outlyingness, k: int) -> str:
     seen, base = study.predictions, study.base_rate
     outcome = f"Outcome: {study.class_names[int(study.label[k])]}."
     if not 0.0 < base < 1.0:
-        return f"{outcome} {unusual_sentence(found, k)}"
+        return f"{outcome} {unusual_sentence(found, k, study.dates)}"
     distance = float(seen.latent[k]) - float(scipy.special.logit(base))
     sure = float(scipy.special.ndtr(abs(distance) / max(float(seen.latent_sd[k]), 1e-300)))
     side = "above" if distance > 0 else "below"
     return (
         f"{outcome} The model is {chance(sure)} sure that the probability is {side} the average of all rows, "
-        f"{percent(base)}. {unusual_sentence(found, k)}"
+        f"{percent(base)}. {unusual_sentence(found, k, study.dates)}"
     )

@@ -122,6 +122,10 @@ def fit_table(
         options.optional("Share of rows to hold out for the scores, instead of --cv.", min=0.01, max=0.99),
     ] = None,
     seed: options.Seed = 1,
+    jobs: Annotated[
+        int | None,
+        options.optional("Threads of a fit; -1 for all processors. (default: all for many rows)", min=-1),
+    ] = None,
     level: options.Level = 0.95,
     force: options.Force = False,
     as_json: options.Json = False,
@@ -158,7 +162,7 @@ def fit_table(
 
     is_gp = model is ModelKind.gp
     estimator: Any = viper.VariationalGPClassifier if is_gp else viper.VariationalLogisticRegression
-    settings: dict[str, Any] = {"bound": bound.value, "terms": terms, "covariance": covariance.value}
+    settings: dict[str, Any] = {"bound": bound.value, "terms": terms, "covariance": covariance.value, "n_jobs": jobs}
     if is_gp:  # it standardises columns itself
         # not a linear mean: its weights would be point estimates, whose uncertainty the intervals leave out
         settings |= {"kernel": kernel.value, "mean": "constant", "n_inducing": inducing, "standardize": standardise}

@@ -1,4 +1,8 @@
-/* A block's sums over rows on a CPU, the same as `row_sums` in sums.py, in one pass over X.
+/* Sums over rows on a CPU, the same as `row_sums` in sums.py, in one pass over X.
+
+   Rows are cut into pieces of PIECE, whatever the number of threads. Each thread takes the next piece that nobody has
+   taken; when all are done, their sums are added in the order of the rows. So the answer is the same to the last bit for
+   every number of threads. Threads live as long as one call, so nothing is left for a fork or another pool to trip over.
 
    A tile of X is transposed so that vectors run along rows. Its expected softplus is a weighted sum over pairs of nodes
    (quadrature.py). With E = e^-|theta|, P = 2 E cosh(tau z) and u = 1 + P + E^2 = (1 + E e^{tau z})(1 + E e^{-tau z}), a
@@ -9,6 +13,8 @@
    Written with the vector extensions of GCC and Clang; if this does not compile, sums.py is used instead. */
 
 #include <float.h>
+#include <pthread.h>
+#include <signal.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -25,7 +31,10 @@
 #define LANES 2
 #endif
 #define TILE 128 /* rows */
+#define PIECE 4096 /* rows summed by one thread at a time; a multiple of TILE */
+#define THREADS_MOST 256
 #define VECTORS (TILE / LANES)
+#define LINE 8 /* doubles of a cache line */
 #define SIZE_MOST 256 /* columns, as in compiled.py */
 #define BINS_MOST 64
 
@@ -128,6 +137,7 @@ typedef struct {
     ptrdiff_t rows, row_stride, column_stride;
     int columns, size; /* with an intercept, size = columns + 1 */
     const double *label, *offset, *residual, *weight, *mean, *factor;
+    const unsigned char *code; /* labels as bytes, if not as doubles */
     int first[SIZE_MOST], last[SIZE_MOST]; /* nonzero entries of each column of the factor */
     int bins, quarter, gram;
     bin bin[BINS_MOST];
@@ -162,15 +172,26 @@ INLINE void turn(const double *X, ptrdiff_t stride, column *out, int v) {
 #endif
 }
 
+/* Rows are read one after the other, as memory is fastest that way; the next tile is fetched meanwhile. */
 INLINE void read_tile(const problem *p, ptrdiff_t start, int rows, tile *t) {
     const double *X = p->X + start * p->row_stride;
     int turned = 0; /* columns transposed so far */
     if (rows < TILE)
         memset(t->x, 0, sizeof(column) * p->size);
-    else if (p->column_stride == 1)
-        for (; turned + LANES <= p->columns; turned += LANES)
-            for (int v = 0; v < VECTORS; v++)
-                turn(X + v * LANES * p->row_stride + turned, p->row_stride, t->x + turned, v);
+    else if (p->column_stride == 1) {
+        turned = p->columns - p->columns % LANES;
+        for (int v = 0; v < VECTORS; v++) {
+            const double *row = X + v * LANES * p->row_stride;
+            for (int i = 0; i < LANES; i++) {
+                const double *next = row + (TILE + i) * p->row_stride;
+                for (int k = 0; k < p->columns; k += LINE) __builtin_prefetch(next + k, 0, 2);
+            }
+            for (int k = 0; k < turned; k += LANES) turn(row + k, p->row_stride, t->x + k, v);
+            for (int k = turned; k < p->columns; k++)
+                for (int i = 0; i < LANES; i++) t->x[k][v][i] = row[i * p->row_stride + k];
+        }
+        turned = p->columns;
+    }
     for (int k = turned; k < p->columns; k++)
         for (int r = 0; r < rows; r++) ((double *)t->x[k])[r] = X[r * p->row_stride + k * p->column_stride];
     if (p->size > p->columns)
@@ -184,6 +205,13 @@ INLINE vec read_rows(const double *data, ptrdiff_t at, int left, double other) {
         if (data) out = load(data + at);
     } else
         for (int i = 0; i < LANES; i++) out[i] = i >= left ? 0.0 : data ? data[at + i] : other;
+    return out;
+}
+
+INLINE vec read_labels(const problem *p, ptrdiff_t at, int left) {
+    if (!p->code) return read_rows(p->label, at, left, 0.0);
+    vec out = {};
+    for (int i = 0; i < LANES && i < left; i++) out[i] = p->code[at + i];
     return out;
 }
 
@@ -240,7 +268,7 @@ INLINE int moments(const problem *p, ptrdiff_t start, int rows, tile *t, totals 
             t->g[v] = t->h[v] = (vec){};
             continue;
         }
-        const vec c = read_rows(p->weight, at, left, 1.0), y = read_rows(p->label, at, left, 0.0);
+        const vec c = read_rows(p->weight, at, left, 1.0), y = read_labels(p, at, left);
         const vec theta = t->theta[v] + read_rows(p->offset, at, left, 0.0);
         const vec variance = t->variance[v] + read_rows(p->residual, at, left, 0.0);
         int b = 0;
@@ -305,9 +333,9 @@ INLINE void gather(const problem *p, tile *t, totals *sums) {
 }
 
 FOR_THIS_MACHINE
-static int pass(const problem *p, tile *t, totals *sums) {
-    for (ptrdiff_t start = 0; start < p->rows; start += TILE) {
-        const int rows = p->rows - start < TILE ? (int)(p->rows - start) : TILE;
+static int pass(const problem *p, ptrdiff_t start, ptrdiff_t stop, tile *t, totals *sums) {
+    for (; start < stop; start += TILE) {
+        const int rows = stop - start < TILE ? (int)(stop - start) : TILE;
         read_tile(p, start, rows, t);
         latent(p, t);
         if (moments(p, start, rows, t, sums)) return 1;
@@ -351,28 +379,79 @@ static void see_bins(problem *p, const double *nodes, ptrdiff_t length) {
         p->bin[p->bins] = (bin){nodes[at], (int)nodes[at + 1], nodes + at + 2};
 }
 
-/* Returns 0, or 1 if there are no sums: a variance is beyond the reach of the nodes, memory ran out, or the machine is
-   too old. Strides are counted in doubles. */
-EXPORT int row_sums_1(const double *X, ptrdiff_t rows, ptrdiff_t row_stride, ptrdiff_t column_stride, int columns,
-                      int size, const double *label, const double *offset, const double *residual,
-                      const double *weight, const double *mean, const double *factor, const double *nodes,
-                      ptrdiff_t length, int quarter, int gram, double *out) {
+/* ------------------------------------------------------------------------------------------------------------------ */
+/* Pieces and threads */
+
+typedef struct {
+    const problem *problem;
+    ptrdiff_t pieces, next; /* how many there are; the first that nobody has taken */
+    size_t length; /* of a piece's sums */
+    double *sums;
+    int failed;
+} job;
+
+static void *work(void *given) {
+    job *j = given;
+    const problem *p = j->problem;
+    const size_t d = p->size, sums_size = d + (d + 1) * d, tile_size = 2 * d * (VECTORS + 1);
+    char *memory = malloc(sizeof(vec) * (sums_size + tile_size + 1));
+    if (!memory) {
+        __atomic_store_n(&j->failed, 1, __ATOMIC_RELAXED);
+        return NULL;
+    }
+    vec *space = (vec *)(memory + (sizeof(vec) - (uintptr_t)memory % sizeof(vec)) % sizeof(vec));
+    tile t;
+    t.x = (column *)(space + sums_size), t.weighted = t.x + d;
+    while (!__atomic_load_n(&j->failed, __ATOMIC_RELAXED)) {
+        const ptrdiff_t piece = __atomic_fetch_add(&j->next, 1, __ATOMIC_RELAXED);
+        if (piece >= j->pieces) break;
+        const ptrdiff_t start = piece * PIECE, stop = p->rows - start < PIECE ? p->rows : start + PIECE;
+        memset(space, 0, sizeof(vec) * sums_size);
+        totals sums = {(vec){}, (vec){}, space, space + d};
+        if (pass(p, start, stop, &t, &sums))
+            __atomic_store_n(&j->failed, 1, __ATOMIC_RELAXED);
+        else
+            write_out(p, &sums, j->sums + piece * j->length);
+    }
+    free(memory);
+    return NULL;
+}
+
+/* Signals are for Python's main thread, so the others block them. A thread that cannot be created is done without. */
+static void work_on_threads(job *j, int threads) {
+    pthread_t others[THREADS_MOST];
+    int started = 0;
+    if (threads > 1) {
+        sigset_t every, before;
+        sigfillset(&every);
+        pthread_sigmask(SIG_SETMASK, &every, &before);
+        while (started < threads - 1 && !pthread_create(&others[started], NULL, work, j)) started++;
+        pthread_sigmask(SIG_SETMASK, &before, NULL);
+    }
+    work(j);
+    while (started) pthread_join(others[--started], NULL);
+}
+
+/* Adds the sums to `out`. Returns 0, or 1 if there are no sums: a variance is beyond the reach of the nodes, memory ran
+   out, or the machine is too old. Labels are doubles or, in `code`, bytes. Strides are counted in doubles. */
+EXPORT int row_sums_2(const double *X, ptrdiff_t rows, ptrdiff_t row_stride, ptrdiff_t column_stride, int columns,
+                      int size, const double *label, const unsigned char *code, const double *offset,
+                      const double *residual, const double *weight, const double *mean, const double *factor,
+                      const double *nodes, ptrdiff_t length, int quarter, int gram, int threads, double *out) {
     problem p = {.X = X, .rows = rows, .row_stride = row_stride, .column_stride = column_stride, .columns = columns,
-                 .size = size, .label = label, .offset = offset, .residual = residual, .weight = weight, .mean = mean,
-                 .factor = factor, .quarter = quarter, .gram = gram};
+                 .size = size, .label = label, .code = code, .offset = offset, .residual = residual, .weight = weight,
+                 .mean = mean, .factor = factor, .quarter = quarter, .gram = gram};
     if (!MACHINE_HAS_IT || size > SIZE_MOST) return 1;
     if (factor) see_factor(&p);
     see_bins(&p, nodes, length);
-    const size_t d = size, sums_size = d + (d + 1) * d, tile_size = 2 * d * (VECTORS + 1);
-    char *memory = malloc(sizeof(vec) * (sums_size + tile_size + 1));
-    if (!memory) return 1;
-    vec *space = (vec *)(memory + (sizeof(vec) - (uintptr_t)memory % sizeof(vec)) % sizeof(vec));
-    memset(space, 0, sizeof(vec) * sums_size);
-    totals sums = {(vec){}, (vec){}, space, space + d};
-    tile t;
-    t.x = (column *)(space + sums_size), t.weighted = t.x + d;
-    const int beyond = pass(&p, &t, &sums);
-    if (!beyond) write_out(&p, &sums, out);
-    free(memory);
-    return beyond;
+    job j = {.problem = &p, .pieces = (rows + PIECE - 1) / PIECE, .length = 2 + (size_t)size * (gram ? size + 1 : 1)};
+    if (!j.pieces) return 0;
+    j.sums = malloc(sizeof(double) * j.length * j.pieces);
+    if (!j.sums) return 1;
+    threads = threads < THREADS_MOST ? threads : THREADS_MOST;
+    work_on_threads(&j, threads < j.pieces ? threads : (int)j.pieces);
+    for (ptrdiff_t piece = 0; !j.failed && piece < j.pieces; piece++)
+        for (size_t i = 0; i < j.length; i++) out[i] += j.sums[piece * j.length + i];
+    free(j.sums);
+    return j.failed;
 }
