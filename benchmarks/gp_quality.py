@@ -447,8 +447,8 @@ def summary_table(lines: list[dict[str, Any]], size: int, sets: Iterable[str], t
     columns += ["log loss", "AUC", "Brier", "calibration error", "seconds"]
     note = (
         "Ratio: log loss over the smallest of scikit-learn's Gaussian processes and our logistic regression; better "
-        "than both: sets with a ratio below 1. Ratios and ranks compare methods on the splits that both have. Scores are means over data sets; seconds are processor time of a fit "
-        "with its predictions."
+        "than both: sets with a ratio below 1. Ratios and ranks compare methods on the splits that both have. Scores "
+        "are means over data sets; seconds are processor time of a fit with its predictions."
     )
     return Table(title, columns, rows, [note])
 
