@@ -31,18 +31,21 @@ test: $(READY)  ## run the tests
 hostile: $(READY)  ## run thousands of hostile cases and print what became of them
 	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m hostile --workers 2 $(ARGS)
 
-# The compiled pass over rows, in a copy of the package, with gcc's or clang's checks of addresses and undefined
-# behaviour; then its threads alone, without Python, with their check of races.
+# The compiled code, in a copy of the package, with gcc's or clang's checks of addresses and undefined behaviour; then
+# the threads of its pass over rows alone, without Python, with their check of races.
 SANITIZED := build/sanitized
 SANITIZER := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -g -O1 -Wno-psabi
 sanitize: $(READY)  ## test the compiled code with sanitisers
 	rm -rf $(SANITIZED) && mkdir -p $(SANITIZED) && cp -r src/viper $(SANITIZED)
-	$(CC) -shared -fPIC $(SANITIZER) src/viper/inference/kernels/_rows.c -lm -pthread -o \
-	  $(SANITIZED)/viper/inference/kernels/_rows$$($(BIN)/python -c 'import sysconfig as s; print(s.get_config_var("EXT_SUFFIX"))')
+	for name in inference/kernels/_rows softplus/_classes; do \
+	  $(CC) -shared -fPIC $(SANITIZER) src/viper/$$name.c -lm -pthread -o \
+	    $(SANITIZED)/viper/$$name$$($(BIN)/python -c 'import sysconfig as s; print(s.get_config_var("EXT_SUFFIX"))') || exit; \
+	done
 	export LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libubsan.so)" \
 	  ASAN_OPTIONS=detect_leaks=0 PYTHONPATH=$(SANITIZED) OMP_NUM_THREADS=1; \
 	$(BIN)/python -c 'from viper.inference.kernels.compiled import is_compiled; assert is_compiled()' && \
-	$(BIN)/python -m pytest -p no:cacheprovider tests/test_compiled.py tests/test_threads.py $(ARGS)
+	$(BIN)/python -c 'from viper.softplus.compiled_classes import class_library; assert class_library()' && \
+	$(BIN)/python -m pytest -p no:cacheprovider tests/test_compiled.py tests/test_threads.py tests/test_logsumexp.py $(ARGS)
 	$(CC) -fsanitize=thread -g -O1 -Wno-psabi tests/threaded_pass.c -lm -pthread -o $(SANITIZED)/threaded_pass
 	$(SANITIZED)/threaded_pass
 

@@ -1,4 +1,4 @@
-"""The compiled row pass of compiled.py; where no C compiler builds it, viper installs and works without it."""
+"""The compiled row pass and log-sum-exp; where no C compiler builds them, viper installs and works without them."""
 
 from setuptools import Extension, setup
 
@@ -6,6 +6,13 @@ FLAGS = ["-O3", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "
 FLAGS += ["-fno-fast-math", "-fno-unsafe-math-optimizations", "-fno-associative-math"]  # whatever CFLAGS say
 FLAGS += ["-fvisibility=hidden", "-Wno-psabi", "-pthread"]
 
-PLACE = "viper.inference.kernels._rows"
-SOURCE = "src/viper/inference/kernels/_rows.c"
-setup(ext_modules=[Extension(PLACE, [SOURCE], extra_compile_args=FLAGS, extra_link_args=["-pthread"], optional=True)])
+SOURCES = ["inference/kernels/_rows.c", "softplus/_classes.c"]
+
+
+def extension(source: str) -> Extension:
+    place, path = "viper." + source.removesuffix(".c").replace("/", "."), f"src/viper/{source}"
+    links = {"libraries": ["m"], "extra_link_args": ["-pthread"]}
+    return Extension(place, [path], extra_compile_args=FLAGS, optional=True, **links)
+
+
+setup(ext_modules=[extension(source) for source in SOURCES])

@@ -17,10 +17,19 @@ if TYPE_CHECKING:
     from viper.models.logistic import VariationalLogisticRegression
     from viper.models.saving import load
     from viper.report import metrics, plot
-    from viper.softplus import ExpectedSigmoid, ExpectedSoftplus, expected_sigmoid, expected_softplus, terms_needed
+    from viper.softplus import (
+        ExpectedLogSumExp,
+        ExpectedSigmoid,
+        ExpectedSoftplus,
+        expected_logsumexp,
+        expected_sigmoid,
+        expected_softplus,
+        terms_needed,
+    )
 
 __all__ = [
     "Blocks",
+    "ExpectedLogSumExp",
     "ExpectedSigmoid",
     "ExpectedSoftplus",
     "Files",
@@ -28,6 +37,7 @@ __all__ = [
     "VariationalGPClassifier",
     "VariationalLogisticRegression",
     "datasets",
+    "expected_logsumexp",
     "expected_sigmoid",
     "expected_softplus",
     "gpytorch",
@@ -42,12 +52,14 @@ __all__ = [
 # Loaded on first use, so that `import viper` and `viper --help` need no torch: name -> the module that defines it
 NAMES = {
     "Blocks": "viper.data.blocks",
+    "ExpectedLogSumExp": "viper.softplus.logsumexp",
     "ExpectedSigmoid": "viper.softplus.expectation",
     "ExpectedSoftplus": "viper.softplus.expectation",
     "Files": "viper.data.files",
     "StorageError": "viper.errors",
     "VariationalGPClassifier": "viper.gp.classifier",
     "VariationalLogisticRegression": "viper.models.logistic",
+    "expected_logsumexp": "viper.softplus.logsumexp",
     "expected_sigmoid": "viper.softplus.expectation",
     "expected_softplus": "viper.softplus.expectation",
     "load": "viper.models.saving",

@@ -37,6 +37,7 @@ from viper.data.schema import (
 )
 from viper.errors import ConvergenceWarning, JitterWarning, StorageError, shown, users_line
 from viper.formula.learn import FormulaMixin, by_formula, formula_template
+from viper.gp.additive import is_additive
 from viper.gp.joint import JointFeatures
 from viper.gp.kernels import (
     LENGTHSCALES,
@@ -55,6 +56,7 @@ from viper.gp.profile import Profile, identity_prior
 from viper.gp.search import Found, Search, Start
 from viper.gp.starts import inducing_points, read_inducing
 from viper.gp.summary import hyperparameter_table
+from viper.gp.terms import TermEffect, effects_of_terms
 from viper.inference.device import choose_device
 from viper.inference.newton import Result, exact_elbo, newton
 from viper.inference.posterior import Diagonal, Full, Posterior, moved
@@ -66,7 +68,7 @@ from viper.models.diagnosis import LATENT_DRAWS, DiagnosisMixin, summary_of_draw
 from viper.models.effects import EffectsMixin, OpenRows
 from viper.models.fitting import without_cusp
 from viper.models.notebook import NotebookMixin
-from viper.models.prediction import largest_sd
+from viper.models.prediction import half_width, largest_sd
 from viper.models.saving import State, StateMixin
 from viper.models.weighting import WEIGHTING, WEIGHTING_FIELDS, ClassWeightMixin
 from viper.softplus.bound_names import FIT_BOUNDS
@@ -114,7 +116,8 @@ class VariationalGPClassifier(
 
     Parameters
     ----------
-    kernel : {"rbf", "matern32", "matern52", "linear"} or gpytorch.kernels.Kernel, default "rbf"
+    kernel : {"rbf", "matern32", "matern52", "linear", "additive"} or gpytorch.kernels.Kernel, default "rbf"
+        "additive" adds up functions of single columns, "additive + age:bmi" also one of this pair: see `term_effects`.
         A kernel object is copied; its constraints, priors and fixed parameters (``requires_grad_(False)``) are
         respected. Its inputs are the standardised columns.
     mean : {"linear", "constant", "zero"} or gpytorch.means.Mean, default "linear"
@@ -472,7 +475,9 @@ class VariationalGPClassifier(
 
     def _kernel_and_mean(self) -> tuple[Any, Any]:
         columns = self.n_features_in_
-        kernel = make_kernel(self.kernel, columns, priors=self.priors, many=self.lengthscales == "many")
+        kernel = make_kernel(
+            self.kernel, columns, priors=self.priors, many=self.lengthscales == "many", names=self._columns()
+        )
         return kernel, make_mean(self.mean, columns, priors=self.priors)
 
     def _inducing(self, rows: Observations, generator: np.random.Generator) -> tuple[Tensor, bool]:
@@ -644,8 +649,32 @@ class VariationalGPClassifier(
         standardised columns.
         """
         check_is_fitted(self, "posterior_")
-        names = getattr(self, "feature_names_in_", [f"x{j}" for j in range(self.n_features_in_)])
-        return hyperparameter_table(self.model_, self.posterior_, self._scaler, [str(name) for name in names])
+        return hyperparameter_table(self.model_, self.posterior_, self._scaler, self._columns())
+
+    def _columns(self) -> list[str]:
+        return [str(name) for name in getattr(self, "feature_names_in_", [f"x{j}" for j in range(self.n_features_in_)])]
+
+    def term_effects(self, X: Any = None, *, points: int = 41, level: float = 0.95) -> list[TermEffect]:
+        """What each column, and each pair, adds to the log-odds: for ``kernel="additive"``.
+
+        Mean and interval are exact under the posterior, at the fitted hyperparameters. Effects are averaged over the
+        rows of X, by default those of the fit, so that each has average zero along its columns (see `viper.gp.terms`).
+        Columns come first, then pairs, the largest effects first. A TermEffect has `columns`, `values` in the
+        units of X, `mean`, `sd`, `lower` and `upper`.
+        """
+        check_is_fitted(self, "posterior_")
+        if not is_additive(self.kernel):
+            raise ValueError(
+                f"term_effects needs kernel='additive'; got {self.kernel!r:.60}. Use viper.plot.partial_effect."
+            )
+        if X is None and self._raw_rows is None:
+            raise ValueError("term_effects needs rows to average over; got a model without its training rows. Pass X.")
+        known = self._raw_rows if X is None else open_rows(self, X, None, ROW_FORMAT)
+        assert known is not None
+        few = known if known.rows <= PLACED_ROWS else known.sample(PLACED_ROWS, np.random.default_rng(0))
+        rows = Observations.from_arrays(few.in_memory()).inputs.numpy()
+        z = half_width(level)
+        return effects_of_terms(self.model_, self.posterior_, self._scaler, rows, self._columns(), int(points), z)
 
     # -----------------------------------------------------------------------------------------------------------------
     # Storage and scikit-learn

@@ -233,6 +233,12 @@ class Study:
         return sorted(found, key=lambda effect: -effect.size)
 
     @cached_property
+    def terms(self) -> list[Any]:
+        """Effects of columns and pairs of an additive Gaussian process; empty for other models."""
+        additive = self.is_gp and "term_sd" in self.model.summary()
+        return self.model.term_effects(self.X, points=CURVE_POINTS, level=self.level) if additive else []
+
+    @cached_property
     def average_effects(self) -> AverageEffects:
         return views.average_effects(self.model, self.frame, self.level)
 

@@ -315,3 +315,16 @@ def row_note(study: Study, found: Outlyingness, k: int) -> str:
         f"{outcome} The model is {chance(sure)} sure that the probability is {side} the average of all rows, "
         f"{percent(base)}. {unusual_sentence(found, k, study.dates)}"
     )
+
+
+def term_sentence(effect: Any) -> str:
+    """From where to where an effect on the log-odds goes, and whether that is sure."""
+    low, high = int(np.argmin(effect.mean)), int(np.argmax(effect.mean))
+    if len(effect.columns) == 2:
+        reach = float(np.abs(effect.mean).max())
+        sure = bool(((effect.lower > 0) | (effect.upper < 0)).any())
+        return f"Up to {reach:.2f} either way{'' if sure else '; it may be nothing'}."
+    (values,) = effect.values
+    sure = bool(effect.lower.max() > effect.upper.min())
+    ends = [f"{effect.mean[k]:+.2f} at {readable_number(values[k])}".replace("-", "−") for k in (low, high)]
+    return f"From {ends[0]} to {ends[1]}{'' if sure else '; it may be nothing'}."

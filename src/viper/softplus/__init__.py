@@ -1,4 +1,4 @@
-"""The expected softplus E[log(1+e^x)] of a Gaussian x: formulas, bounds and autograd."""
+"""E[log(1+e^X)] of a Gaussian X and E[log Σ e^{f_k}] of several: formulas, bounds and autograd."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -11,12 +11,22 @@ if TYPE_CHECKING:
         expected_softplus,
         terms_needed,
     )
+    from viper.softplus.logsumexp import ExpectedLogSumExp, expected_logsumexp
 
-__all__ = ["ExpectedSigmoid", "ExpectedSoftplus", "expected_sigmoid", "expected_softplus", "terms_needed"]
+__all__ = [
+    "ExpectedLogSumExp",
+    "ExpectedSigmoid",
+    "ExpectedSoftplus",
+    "expected_logsumexp",
+    "expected_sigmoid",
+    "expected_softplus",
+    "terms_needed",
+]
 
 
 def __getattr__(name: str) -> Any:
     """Load the public names, and with them torch, on first use."""
     if name in __all__:
-        return getattr(import_module("viper.softplus.expectation"), name)
+        module = "logsumexp" if name.lower().endswith("logsumexp") else "expectation"
+        return getattr(import_module(f"viper.softplus.{module}"), name)
     raise AttributeError(f"module 'viper.softplus' has no attribute {name!r}")
