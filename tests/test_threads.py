@@ -118,7 +118,7 @@ def test_one_row_beyond_the_reach_does_not_spoil_the_others(monkeypatch):
     threads_of_a_pass(monkeypatch, 2)
     whole = Block(Dense(arrays.features, True), arrays.label)
     mean, factor = torch.zeros(4, dtype=torch.float64), torch.eye(4, dtype=torch.float64)
-    assert compiled_sums(whole, KernelRecipe("heat"), mean, factor, True, False) is None
+    assert compiled_sums(whole, KernelRecipe("heat"), mean, factor, "full", False) is None
     for fast, plain in zip(sums_of(arrays, spread=1.0), sums_of(arrays, spread=1.0, recipe=False), strict=True):
         torch.testing.assert_close(fast, plain, rtol=1e-11, atol=1e-13 * float(plain.abs().max()))
 

@@ -331,10 +331,10 @@ def as_arrays(
     elif scipy.sparse.issparse(X):
         if device.type != "cpu":
             raise ValueError(f"a sparse X is computed on the CPU; got device={str(device)!r}. Leave device out.")
-        X = X.astype(np.float64)
-        if intercept:
-            X = scipy.sparse.hstack([X, np.ones((rows, 1))], format="csr")
-            intercept = False
+        X = X.astype(np.float64, copy=False)
+        if not X.has_canonical_format:  # entries given twice add up, and their squares do not
+            X = X.copy()
+            X.sum_duplicates()
     if device.type != "cpu":
         # moved once, so that no pass waits for a transfer
         label, offset, weight = (x if x is None else x.to(device) for x in (label, offset, weight))  # type: ignore[assignment]

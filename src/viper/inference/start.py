@@ -15,8 +15,18 @@ import torch
 from torch import Tensor
 
 from viper.errors import NotFinite
-from viper.inference.problem import Gaussian, Prior, Problem, prior_factor, widened
-from viper.inference.steps import diagonal_step, full_step, gradient, opening
+from viper.inference.climb import ROUNDS, STEPS, Climbed, climb
+from viper.inference.problem import (
+    LARGEST_SOLVED,
+    Gaussian,
+    Prior,
+    Problem,
+    direct_seconds,
+    prior_factor,
+    product_seconds,
+    widened,
+)
+from viper.inference.steps import LARGEST_CURVATURE, diagonal_step, full_step, gradient, opening
 from viper.inference.sums import Sums, row_spread
 from viper.softplus.pointwise import Bound, KernelRecipe, Triple
 from viper.softplus.quadrature import softplus
@@ -29,6 +39,7 @@ COARSE_SHARE = 0.1  # moves below this share of a subset's sampling error, about
 COARSE_RATIO = 10  # ratio of the rows of a subset to those of the next smaller one
 LARGEST_SUBSET = 1 << 25  # entries (256 MB)
 ROWS_PER_DIMENSION = 40  # rows below which a subset does not determine the fit
+CLOSE_BY_PRODUCTS = 1e-9  # nats left by half the squared gradient: the last steps are Newton's
 WIDE_PRIOR = 100.0  # log-odds: the standard deviation of ϑ under the prior
 
 
@@ -42,13 +53,39 @@ def beginning(problem: Problem, generator: np.random.Generator) -> tuple[Gaussia
     for stage in coarse_stages(whole, generator):
         mode = find_mode(stage, mean, COARSE_SHARE * 0.5 * stage.source.dimension * stage.scale)
         mean, passes = mode.q.mean, passes + mode.passes * stage.source.rows / problem.source.rows
-    if mean is not None and not problem.iterative:
+    if mean is not None:
         q, passes = chord_step(whole, mode), passes + 1.0
         if problem.source.rows >= MANY_ENOUGH:
             return q, passes
         mean = q.mean
     mode = find_mode(whole, mean, MODE_MOVE)
     return mode.q, passes + mode.passes
+
+
+def climb_by_products(
+    problem: Problem, q: Gaussian | None, generator: np.random.Generator, report: Callable[[float], None]
+) -> Climbed:
+    """Return q near the optimum of the diagonal family, by quasi-Newton steps from `q`, or on more and more rows.
+
+    Columns that are nearly sums of others make these steps many. Where they have cost as much as solving d × d systems
+    would, they end.
+    """
+    rough = replace(problem, refine=False)
+    passes = 0.0
+    for stage in coarse_stages(rough, generator) if q is None else []:
+        enough = COARSE_SHARE * 0.5 * stage.source.dimension * stage.scale
+        found = climb(stage, q or widest(stage), close=enough)
+        q, passes = found.q, passes + found.passes * stage.source.rows / problem.source.rows
+    budget = direct_seconds(problem.source) / product_seconds(problem.source)
+    rounds = ROUNDS if problem.source.dimension > LARGEST_SOLVED else 1 + int(budget) // STEPS
+    found = climb(rough, q or widest(rough), report, close=CLOSE_BY_PRODUCTS, rounds=min(rounds, ROUNDS))
+    return found._replace(passes=found.passes + passes)
+
+
+def widest(problem: Problem) -> Gaussian:
+    """N(m₀, v), v by the largest possible curvature: the start of the diagonal family."""
+    total = problem.total(problem.prior.mean, None, LARGEST_CURVATURE)
+    return Gaussian(problem.prior.mean, problem.prior.diagonal + total.gram)
 
 
 def coarse_stages(whole: Problem, generator: np.random.Generator) -> list[Problem]:
