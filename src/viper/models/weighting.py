@@ -147,9 +147,8 @@ def class_mass(source: RowSource) -> np.ndarray:
     """The total weight of the rows of each class."""
     if source.traits.where == "memory":  # without cutting them into blocks
         rows = source.in_memory()
-        weight = torch.ones((), dtype=torch.float64, device=rows.label.device) if rows.weight is None else rows.weight
-        second = float((rows.label * weight).sum(dtype=torch.float64))
-        return np.array([(rows.rows if rows.weight is None else float(weight.sum())) - second, second])
+        second = float((rows.label if rows.weight is None else rows.label * rows.weight).sum(dtype=torch.float64))
+        return np.array([(rows.rows if rows.weight is None else float(rows.weight.sum())) - second, second])
     return np.array([float(part) for part in source.reduce(partial(block_class_mass))])
 
 
