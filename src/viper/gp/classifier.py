@@ -18,7 +18,7 @@ from torch import Tensor
 from viper.data import checks
 from viper.data.checkpoint import resumable
 from viper.data.checks import RowFormat
-from viper.data.open import open_labelled_rows, open_rows
+from viper.data.open import is_kept_elsewhere, open_labelled_rows, open_rows
 from viper.data.schema import (
     BOOLEAN,
     DEFINITE,
@@ -817,6 +817,10 @@ class VariationalGPClassifier(
             )
         if X is None and self._raw_rows is None:
             raise ValueError("term_effects needs rows to average over; got a model without its training rows. Pass X.")
+        if is_kept_elsewhere(X):
+            raise ValueError(
+                f"term_effects averages over rows in memory; got {type(X).__name__}. Pass a sample of them."
+            )
         known = self._raw_rows if X is None else open_rows(self, X, None, ROW_FORMAT)
         assert known is not None
         few = known if known.rows <= PLACED_ROWS else known.sample(PLACED_ROWS, np.random.default_rng(0))

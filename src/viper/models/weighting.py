@@ -192,7 +192,9 @@ class Reweighted(SourceWrapper):
         return reweighted(self.source.in_memory(), self.first, self.second).in_memory()
 
 
-def of_reweighted_block(function: Callable[..., Any], first: float, second: float, block: Block, **given: Any) -> Any:
+def of_reweighted_block(
+    function: Callable[..., Any], first: float, second: float, block: Block, /, **given: Any
+) -> Any:
     factor = torch.where(block.label > 0.5, second, first).to(block.label)
     weight = factor if block.weight is None else factor * block.weight
     return function(replace(block, weight=weight), **given)
