@@ -16,8 +16,10 @@ if TYPE_CHECKING:
     from viper.data.csv_text import CsvText
 
 # What zipfile and openpyxl raise for damaged and encrypted workbooks; openpyxl checks nothing before it uses it.
-DAMAGE = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, ParseError, LookupError, ValueError, TypeError)
-DAMAGE += (AttributeError, RuntimeError, ArithmeticError, AssertionError)
+DAMAGE = (
+    *(zipfile.BadZipFile, zlib.error, struct.error, EOFError, ParseError, LookupError, ValueError, TypeError),
+    *(AttributeError, RuntimeError, ArithmeticError, AssertionError),
+)
 
 
 def write_sheet(table: "CsvText", sheet: str | None, target: Path, separator: str, decimal: str) -> None:
