@@ -147,9 +147,8 @@ def class_mass(source: RowSource) -> np.ndarray:
     """The total weight of the rows of each class."""
     if source.traits.where == "memory":  # without cutting them into blocks
         rows = source.in_memory()
-        weight = torch.ones((), dtype=torch.float64, device=rows.label.device) if rows.weight is None else rows.weight
-        second = float((rows.label * weight).sum(dtype=torch.float64))
-        return np.array([(rows.rows if rows.weight is None else float(weight.sum())) - second, second])
+        second = float((rows.label if rows.weight is None else rows.label * rows.weight).sum(dtype=torch.float64))
+        return np.array([(rows.rows if rows.weight is None else float(rows.weight.sum())) - second, second])
     return np.array([float(part) for part in source.reduce(partial(block_class_mass))])
 
 
@@ -193,7 +192,9 @@ class Reweighted(SourceWrapper):
         return reweighted(self.source.in_memory(), self.first, self.second).in_memory()
 
 
-def of_reweighted_block(function: Callable[..., Any], first: float, second: float, block: Block, **given: Any) -> Any:
+def of_reweighted_block(
+    function: Callable[..., Any], first: float, second: float, block: Block, /, **given: Any
+) -> Any:
     factor = torch.where(block.label > 0.5, second, first).to(block.label)
     weight = factor if block.weight is None else factor * block.weight
     return function(replace(block, weight=weight), **given)
