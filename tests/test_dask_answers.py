@@ -277,6 +277,26 @@ def test_a_gaussian_process_is_that_of_a_stream(curve, client):
     assert there.score(*lazy) == there.score(x, y)
 
 
+def test_a_gaussian_process_takes_its_options_there(curve, client):
+    """An additive kernel, weights of classes, new rows, and how far to trust it: as for the same rows in blocks."""
+    x, y = curve
+    both = np.column_stack([x, x[::-1]])
+    options = {"kernel": "additive + x0:x1", "class_weight": {True: 2.0}, "n_inducing": 8, "n_starts": 1}
+    options |= {"max_iter": 4, "tol": 10.0, "random_state": 1}
+    lazy = da.from_array(both, chunks=(9_000, 2)), da.from_array(y, chunks=20_000)
+    there = viper.VariationalGPClassifier(**options).fit(*lazy)
+    here = viper.VariationalGPClassifier(**options).fit(viper.Blocks(lambda: [(both, y)]))
+    assert there.elbo_ == pytest.approx(here.elbo_, rel=SAME)
+    found, expected = (model.diagnose(draws=200) for model in (there, here))
+    assert found.log_evidence == pytest.approx(expected.log_evidence, rel=1e-8)
+    assert found.residual_cost == pytest.approx(expected.residual_cost, rel=1e-6)
+    for mine, other in zip(there.term_effects(both[:500]), here.term_effects(both[:500]), strict=True):
+        np.testing.assert_allclose(mine.mean, other.mean, atol=1e-6)
+    there.partial_fit(*(part[:2_000] for part in lazy))
+    here.partial_fit(both[:2_000], y[:2_000])
+    assert there.elbo_ == pytest.approx(here.elbo_, rel=SAME)
+
+
 # --- joblib ---
 
 

@@ -3,6 +3,7 @@
 import pickle
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -10,6 +11,9 @@ import viper
 from viper import VariationalGPClassifier
 from viper.gp import classifier
 from viper.gp.model import Features, InducedView
+from viper.gp.profile import identity_prior
+from viper.inference.newton import newton
+from viper.inference.problem import Problem
 from viper.inference.rows import Arrays
 
 pytest.importorskip("gpytorch")
@@ -120,3 +124,57 @@ def test_interrupted(rows, tmp_path, monkeypatch):
     model = VariationalGPClassifier(**OPTIONS).fit(*rows, checkpoint=tmp_path / "fit")
     np.testing.assert_array_equal(model.posterior_.mean, expected.posterior_.mean)
     assert not (tmp_path / "fit").exists()
+
+
+# --- files take the same options ---
+
+
+@pytest.fixture(scope="module")
+def files(rows, tmp_path_factory):
+    """The same rows in CSV files, and as a frame."""
+    X, y, weight, offset = rows
+    frame = pd.DataFrame(np.array(X), columns=["a", "b"]).assign(ill=np.where(y, "yes", "no"), w=weight, o=offset)
+    folder = tmp_path_factory.mktemp("csv")
+    for k in range(3):
+        frame.iloc[500 * k : 500 * (k + 1)].to_csv(folder / f"{k}.csv", index=False)
+    return viper.Files(folder / "*.csv", target="ill", weight="w", offset="o"), frame
+
+
+CHOICES = [
+    {},
+    {"kernel": "additive + a:b"},
+    {"kernel": "matern32", "lengthscales": "one", "mean": "constant"},
+    {"kernel": "linear", "mean": "zero"},
+    {"priors": None},
+    {"covariance": "diagonal"},
+    {"bound": "pg", "inducing": "kmeans", "learn_inducing": False},
+    {"class_weight": {"yes": 2.0}, "standardize": False, "inducing": "subset"},
+]
+
+
+@pytest.mark.parametrize("options", CHOICES, ids=lambda given: ", ".join(map(str, given.values())) or "default")
+@pytest.mark.filterwarnings("ignore::viper.errors.NarrowIntervalsWarning")
+@pytest.mark.filterwarnings("ignore::viper.errors.ConvergenceWarning")
+def test_files_take_every_option(files, options, monkeypatch):
+    """With hyperparameters from 800 rows, q is the best for all: no update with the same rows in memory changes it."""
+    source, frame = files
+    monkeypatch.setattr(classifier, "SEARCH_ROWS", 800)
+    model = VariationalGPClassifier(**{**OPTIONS, "max_iter": 5, **options}).fit(source)
+    assert list(model.feature_names_in_) == ["a", "b"]
+    X, y = frame[["a", "b"]], frame["ill"]
+    given = {"sample_weight": frame["w"], "offset": frame["o"]}
+    assert model.elbo(X, y, **given) == pytest.approx(model.elbo_, rel=1e-10)
+    first = model.diagnose(draws=200)
+    assert first.log_evidence == pytest.approx(model.diagnose(X, y, draws=200, **given).log_evidence, rel=1e-9)
+    features = model._given_or_training_rows(X, y, frame["w"], frame["o"])
+    bound = model._bound(0)[0]
+    problem = Problem(features, identity_prior(features), bound, diagonal=model.covariance == "diagonal")
+    best = newton(problem, tol=1e-12).objective
+    assert model.objective_ == pytest.approx(best, abs=1e-6)
+    model.partial_fit(source)
+    doubled = model.elbo(pd.concat([X, X]), pd.concat([y, y]), pd.concat([frame["w"]] * 2), pd.concat([frame["o"]] * 2))
+    assert model.elbo_ == pytest.approx(doubled, rel=1e-10)
+    if options.get("kernel", "").startswith("additive"):
+        assert {effect.name for effect in model.term_effects()} == {"a", "b", "a:b"}
+        with pytest.raises(ValueError, match="averages over rows in memory; got Files"):
+            model.term_effects(source)

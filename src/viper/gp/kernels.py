@@ -25,7 +25,7 @@ from viper.gp.additive import AdditiveKernel, is_additive, read_pairs
 KERNELS = ("rbf", "matern32", "matern52", "linear", "additive")
 MEANS = ("linear", "constant", "zero")
 PRIORS = ("default", None)
-LENGTHSCALES = ("one", "many")
+LENGTHSCALES = ("auto", "one", "many")
 # The default priors: median and standard deviation of the logarithm, on standardised columns
 TYPICAL_LENGTH, LENGTH_SPREAD = 1.35, 0.7  # times √p, the typical distance between rows
 TYPICAL_SCALE, SCALE_SPREAD = 3.0, 1.5  # variance of the log-odds

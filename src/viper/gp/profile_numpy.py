@@ -24,7 +24,7 @@ from viper.inference.anderson import weights_from_gram
 from viper.inference.problem import Gaussian
 from viper.softplus.pointwise import Formula
 
-LARGEST_DENSE = 1 << 22  # entries of A (32 MB)
+LARGEST_DENSE = 1 << 23  # entries of A (64 MB)
 MOST_INNER_STEPS = 200
 SHORTEST_INNER_STEP = 1e-6
 MIXED_ITERATES = 10

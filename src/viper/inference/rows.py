@@ -9,6 +9,7 @@ its blocks, whatever these are: arrays in memory, features computed on the fly, 
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from typing import Any, Literal, Protocol, TypeVar
@@ -300,6 +301,9 @@ class RowSource(Protocol):
     def observe(self, callback: Callable[[int], None]) -> None:
         """Call back with the number of rows whenever some have been read, if reading is slow."""
 
+    def hold(self) -> AbstractContextManager[None]:
+        """Until the context ends, keep rows that are slow to read, if they fit in memory."""
+
 
 class BlockSource:
     """A source that yields its blocks one after the other, in this process."""
@@ -331,6 +335,9 @@ class BlockSource:
 
     def observe(self, callback: Callable[[int], None]) -> None:
         """Do nothing: rows in memory need no progress report."""
+
+    def hold(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
 
 class SourceWrapper:
@@ -368,6 +375,9 @@ class SourceWrapper:
 
     def observe(self, callback: Callable[[int], None]) -> None:
         self.source.observe(callback)
+
+    def hold(self) -> AbstractContextManager[None]:
+        return self.source.hold()
 
 
 @dataclass(frozen=True)
@@ -418,6 +428,11 @@ class JoinedSource:
     def observe(self, callback: Callable[[int], None]) -> None:
         for source in (self.first, self.second):
             source.observe(callback)
+
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        with self.first.hold(), self.second.hold():
+            yield
 
 
 def joined_rows(first: RowSource, second: RowSource) -> RowSource:
@@ -602,7 +617,12 @@ class Arrays(BlockSource):
         """Return a copy of the chosen rows."""
         vectors: dict[str, Any] = {name: x[index.to(x.device)] for name, x in self.vectors().items()}
         X = self.features
-        features = X[index.to(X.device)] if isinstance(X, Tensor) else X[index.cpu().numpy()]
+        if not isinstance(X, Tensor):
+            features = X[index.cpu().numpy()]
+        elif X.stride(0) == 1:  # stored by columns
+            features = X.T.index_select(1, index.to(X.device)).T
+        else:
+            features = X.index_select(0, index.to(X.device))
         return replace(self, features=features, **vectors)
 
 

@@ -39,7 +39,7 @@ SHORTEST_SEARCH = 1e-12  # smallest fraction of a step towards the mode that is 
 MODE_MOVE = 20.0  # nats: from there a Newton step ends within a fraction of a nat; q's mean is about that far off
 MANY_ENOUGH = 50_000  # rows of a subset whose curvature is good enough to start with
 COARSE_SHARE = 0.1  # moves below this share of a subset's sampling error, about d/2 · n/k nats, are not worth a step
-COARSE_RATIO = 10  # ratio of the rows of a subset to those of the next smaller one
+COARSE_RATIO, FINE_RATIO = 10, 4  # rows of a subset to those of the next smaller one; with fewer than MANY_ENOUGH rows
 LARGEST_SUBSET = 1 << 25  # entries (256 MB)
 ROWS_PER_DIMENSION = 40  # rows below which a subset does not determine the fit
 CLOSE_BY_PRODUCTS = 1e-9  # nats left by half the squared gradient: the last steps are Newton's
@@ -128,16 +128,17 @@ def coarse_sizes(problem: Problem) -> list[int]:
     """Return the sizes of the subsets, from the largest to the smallest that determines the fit.
 
     The mode of k of n rows is about d/2 · n/k nats from that of all rows, and its curvature is off by √(d/k), so one
-    step with it leaves d²n/2k² nats. That is less than one for k = d√n, so no larger subset is used. All subsets fit in
-    memory, even if the rows do not.
+    step with it leaves d²n/2k² nats. For k = 3d√n that is a twentieth, from where two passes end at the optimum; no
+    larger subset is used. All subsets fit in memory, even if the rows do not.
     """
     d, rows = problem.source.dimension, problem.source.rows
     least = max(ROWS_PER_DIMENSION * d, problem.source.traits.smallest_sample)
-    most = max(min(math.isqrt(d * d * rows), LARGEST_SUBSET // d), least)
+    most = max(min(3 * math.isqrt(d * d * rows), LARGEST_SUBSET // d), least)
+    ratio = COARSE_RATIO if rows >= MANY_ENOUGH else FINE_RATIO
     sizes: list[int] = []
     k = rows
     while k >= 4 * least:
-        k = min(max(k // COARSE_RATIO, least), most)
+        k = min(max(k // ratio, least), most)
         sizes.append(k)
     return sizes
 

@@ -554,8 +554,8 @@ def checks_section(study: Study) -> str:
         known = np.isfinite(values)
         by_column = binned_residuals(study.label[known], probability[known], values[known], level=study.level)
         sentence = (
-            f"Dots that do not scatter around zero mean that {name} acts in a way the model does not have, such as a "
-            "bend. In a formula, a spline or a square of it may help."
+            f"Dots that do not scatter around zero mean that {name} acts in a way the model does not know, such as a "
+            "bend. Whoever fits the model can allow for one, with a spline."
         )
         figures.append(
             figure(

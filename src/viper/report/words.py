@@ -23,6 +23,7 @@ MOST_ENTANGLED = 4  # columns that a sentence about interactions names
 MOST_LEGS = 3  # of a curve between its turns, to be told one by one
 MOST_FILLED = 4  # columns with filled-in values that a sentence names
 LEAST_PERCENT = 0.01  # percentages nearer to 0 or 100 are written <0.01 % and >99.99 %
+NEARLY_ALL = 0.985  # width of an interval that says nothing: points round to 99 or 100
 NEVER = 1e-12  # what a probability that underflows to 0 counts as in words
 
 
@@ -174,10 +175,17 @@ def width_sentence(study: Study) -> str:
     if 100.0 * tenth < LEAST_PERCENT:
         return f"Nine in ten {study.level_name} intervals are narrower than {points(LEAST_PERCENT / 100)}."
     half = max(half, LEAST_PERCENT / 100)
-    return (
-        f"Half of the {study.level_name} intervals are narrower than {points(half)}; one in ten is wider than "
-        f"{points(tenth)}."
-    )
+    if half > NEARLY_ALL:
+        return (
+            f"Most {study.level_name} intervals reach from nearly 0{THIN}% to nearly 100{THIN}%: about most rows the "
+            "model knows hardly anything."
+        )
+    start = f"Half of the {study.level_name} intervals are narrower than {points(half)}"
+    if tenth > NEARLY_ALL:
+        return f"{start}; one in ten reaches from nearly 0{THIN}% to nearly 100{THIN}%."
+    if points(half) == points(tenth):
+        return f"{start}, and hardly any is much wider."
+    return f"{start}; one in ten is wider than {points(tenth)}."
 
 
 def filled_sentence(study: Study) -> str | None:

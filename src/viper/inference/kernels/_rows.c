@@ -30,8 +30,8 @@
 #else
 #define LANES 2
 #endif
-#define TILE 128 /* rows */
-#define PIECE 4096 /* rows summed by one thread at a time; a multiple of TILE */
+#define TILE 96 /* rows: a multiple of 12 vectors, so that three or four at a time leave no rest */
+#define PIECE 4032 /* rows summed by one thread at a time: a multiple of TILE */
 #define THREADS_MOST 256
 #define VECTORS (TILE / LANES)
 #define LINE 8 /* doubles of a cache line */
@@ -135,7 +135,7 @@ typedef struct {
 typedef struct {
     const double *X;
     ptrdiff_t rows, row_stride, column_stride;
-    int columns, size; /* with an intercept, size = columns + 1 */
+    int columns, size, stride; /* with an intercept, size = columns + 1; stride = size + 3 */
     const double *label, *offset, *residual, *weight, *mean, *factor, *variances; /* Sigma by its factor, or diagonal */
     const unsigned char *code; /* labels as bytes, if not as doubles */
     int first[SIZE_MOST], last[SIZE_MOST]; /* nonzero entries of each column of the factor */
@@ -147,13 +147,14 @@ enum { NO_GRAM, FULL_GRAM, GRAM_DIAGONAL }; /* how much of the curvature is want
 
 typedef struct {
     vec value, magnitude;
-    vec *slope, *curvature; /* `size` vectors, and `size` + 1 rows of `size` vectors, or one row for the diagonal */
+    vec *slope, *curvature; /* `size` vectors, and `size` + 2 rows of `stride` vectors, or one row for the diagonal */
 } totals;
 
 typedef vec column[VECTORS + 1]; /* one extra, so that columns start in different cache sets */
 
 typedef struct {
-    column *x, *weighted;
+    column *x; /* `size` columns, and three of zeros */
+    column weighted[3];
     vec theta[VECTORS], variance[VECTORS], g[VECTORS], h[VECTORS];
 } tile;
 
@@ -194,6 +195,9 @@ INLINE void read_tile(const problem *p, ptrdiff_t start, int rows, tile *t) {
         }
         turned = p->columns;
     }
+    if (p->row_stride == 1)
+        for (; turned < p->columns; turned++)
+            memcpy(t->x[turned], X + turned * p->column_stride, sizeof(double) * rows);
     for (int k = turned; k < p->columns; k++)
         for (int r = 0; r < rows; r++) ((double *)t->x[k])[r] = X[r * p->row_stride + k * p->column_stride];
     if (p->size > p->columns)
@@ -259,16 +263,20 @@ INLINE void latent(const problem *p, tile *t) {
         }
         const double *F = p->factor + j;
         if (width == 4) {
-            for (int v = 0; v < VECTORS; v += 2) {
+            for (int v = 0; v < VECTORS; v += 3) {
                 vec a0 = {}, a1 = {}, a2 = {}, a3 = {}, b0 = {}, b1 = {}, b2 = {}, b3 = {};
+                vec c0 = {}, c1 = {}, c2 = {}, c3 = {};
                 for (int k = first; k <= last; k++) {
-                    vec x = t->x[k][v], y = t->x[k][v + 1];
+                    const vec x = t->x[k][v], y = t->x[k][v + 1], z = t->x[k][v + 2];
                     const double *f = F + k * d;
-                    a0 += x * f[0], a1 += x * f[1], a2 += x * f[2], a3 += x * f[3];
-                    b0 += y * f[0], b1 += y * f[1], b2 += y * f[2], b3 += y * f[3];
+                    a0 += x * f[0], b0 += y * f[0], c0 += z * f[0];
+                    a1 += x * f[1], b1 += y * f[1], c1 += z * f[1];
+                    a2 += x * f[2], b2 += y * f[2], c2 += z * f[2];
+                    a3 += x * f[3], b3 += y * f[3], c3 += z * f[3];
                 }
                 t->variance[v] += a0 * a0 + a1 * a1 + a2 * a2 + a3 * a3;
                 t->variance[v + 1] += b0 * b0 + b1 * b1 + b2 * b2 + b3 * b3;
+                t->variance[v + 2] += c0 * c0 + c1 * c1 + c2 * c2 + c3 * c3;
             }
             continue;
         }
@@ -304,9 +312,12 @@ INLINE int moments(const problem *p, ptrdiff_t start, int rows, tile *t, totals 
         vec eta = {}, g = {}, h = {};
         const double *node = p->bin[b].nodes;
         for (int j = 0; j < p->bin[b].count; j++) {
-            const exponentials e = exponential(tau * node[2 * j]);
-            const double w = node[2 * j + 1];
-            const vec P = E * (e.up + e.down);
+            const double z = node[2 * j], w = node[2 * j + 1];
+            vec P = 2.0 * E;
+            if (z != 0.0) {
+                const exponentials e = exponential(tau * z);
+                P = E * (e.up + e.down);
+            }
             const logarithm l = log_of_1_plus(P + E2);
             eta += w * l.log;
             g += w * (P + 2.0 * E2) * l.inverse;
@@ -345,25 +356,26 @@ INLINE void gather(const problem *p, tile *t, totals *sums) {
         }
         return;
     }
-    for (int k = 0; k < d; k++)
-        for (int v = 0; v < VECTORS; v++) t->weighted[k][v] = t->x[k][v] * t->h[v];
-    for (int i = 0; i < d; i += 2) /* two rows and four columns at a time, starting at the diagonal */
+    for (int i = 0; i < d; i += 3) { /* three rows and four columns at a time, starting at the diagonal */
+        const vec *u0 = t->x[i], *u1 = t->x[i + 1], *u2 = t->x[i + 2];
+        vec *w0 = t->weighted[0], *w1 = t->weighted[1], *w2 = t->weighted[2];
+        for (int v = 0; v < VECTORS; v++) w0[v] = u0[v] * t->h[v], w1[v] = u1[v] * t->h[v], w2[v] = u2[v] * t->h[v];
         for (int j = i; j < d; j += 4) {
-            const int i1 = i + 1 < d ? i + 1 : i, j1 = j + 1 < d ? j + 1 : j;
-            const int j2 = j + 2 < d ? j + 2 : j, j3 = j + 3 < d ? j + 3 : j;
-            vec a0 = {}, a1 = {}, a2 = {}, a3 = {}, b0 = {}, b1 = {}, b2 = {}, b3 = {};
+            const vec *x0 = t->x[j], *x1 = t->x[j + 1], *x2 = t->x[j + 2], *x3 = t->x[j + 3];
+            vec a0 = {}, a1 = {}, a2 = {}, a3 = {}, b0 = {}, b1 = {}, b2 = {}, b3 = {}, c0 = {}, c1 = {}, c2 = {}, c3 = {};
             for (int v = 0; v < VECTORS; v++) {
-                const vec a = t->weighted[i][v], b = t->weighted[i1][v];
-                const vec x0 = t->x[j][v], x1 = t->x[j1][v], x2 = t->x[j2][v], x3 = t->x[j3][v];
-                a0 += a * x0, a1 += a * x1, a2 += a * x2, a3 += a * x3;
-                b0 += b * x0, b1 += b * x1, b2 += b * x2, b3 += b * x3;
+                const vec a = w0[v], b = w1[v], c = w2[v];
+                a0 += a * x0[v], b0 += b * x0[v], c0 += c * x0[v];
+                a1 += a * x1[v], b1 += b * x1[v], c1 += c * x1[v];
+                a2 += a * x2[v], b2 += b * x2[v], c2 += c * x2[v];
+                a3 += a * x3[v], b3 += b * x3[v], c3 += c * x3[v];
             }
-            vec *A = sums->curvature + i * d + j, *B = A + d;
-            A[0] += a0, B[0] += b0;
-            if (j + 1 < d) A[1] += a1, B[1] += b1;
-            if (j + 2 < d) A[2] += a2, B[2] += b2;
-            if (j + 3 < d) A[3] += a3, B[3] += b3;
+            vec *A = sums->curvature + i * p->stride + j, *B = A + p->stride, *C = B + p->stride;
+            A[0] += a0, A[1] += a1, A[2] += a2, A[3] += a3;
+            B[0] += b0, B[1] += b1, B[2] += b2, B[3] += b3;
+            C[0] += c0, C[1] += c1, C[2] += c2, C[3] += c3;
         }
+    }
 }
 
 FOR_THIS_MACHINE
@@ -501,7 +513,7 @@ static void write_out(const problem *p, const totals *sums, double *out) {
         out[2 + i] = total(sums->slope[i]);
         if (p->gram == GRAM_DIAGONAL) out[2 + d + i] = total(sums->curvature[i]);
         for (int j = i; p->gram == FULL_GRAM && j < d; j++)
-            out[2 + d + i * d + j] = out[2 + d + j * d + i] = total(sums->curvature[i * d + j]);
+            out[2 + d + i * d + j] = out[2 + d + j * d + i] = total(sums->curvature[i * p->stride + j]);
     }
 }
 
@@ -534,16 +546,16 @@ typedef struct {
 static void *work(void *given) {
     job *j = given;
     const problem *p = j->problem;
-    const size_t d = p->size, sums_size = d + (p->gram == FULL_GRAM ? d + 1 : 1) * d;
-    const size_t tile_size = is_wide(p) ? d : 2 * d * (VECTORS + 1);
-    char *memory = malloc(sizeof(vec) * (sums_size + tile_size + 1));
+    const size_t d = p->size, sums_size = d + (p->gram == FULL_GRAM ? (d + 2) * p->stride : d);
+    const size_t tile_size = is_wide(p) ? d : (d + 3) * (VECTORS + 1);
+    char *memory = calloc(sums_size + tile_size + 1, sizeof(vec)); /* columns beyond the last stay zero */
     if (!memory) {
         __atomic_store_n(&j->failed, 1, __ATOMIC_RELAXED);
         return NULL;
     }
     vec *space = (vec *)(memory + (sizeof(vec) - (uintptr_t)memory % sizeof(vec)) % sizeof(vec));
     tile t;
-    t.x = (column *)(space + sums_size), t.weighted = t.x + d;
+    t.x = (column *)(space + sums_size);
     while (!__atomic_load_n(&j->failed, __ATOMIC_RELAXED)) {
         const ptrdiff_t piece = __atomic_fetch_add(&j->next, 1, __ATOMIC_RELAXED);
         if (piece >= j->pieces) break;
@@ -582,8 +594,9 @@ EXPORT int row_sums_3(const double *X, ptrdiff_t rows, ptrdiff_t row_stride, ptr
                       const double *residual, const double *weight, const double *mean, const double *factor,
                       const double *variances, const double *nodes, ptrdiff_t length, int quarter, int gram, int threads, double *out) {
     problem p = {.X = X, .rows = rows, .row_stride = row_stride, .column_stride = column_stride, .columns = columns,
-                 .size = size, .label = label, .code = code, .offset = offset, .residual = residual, .weight = weight,
-                 .mean = mean, .factor = factor, .variances = variances, .quarter = quarter, .gram = gram};
+                 .size = size, .stride = size + 3, .label = label, .code = code, .offset = offset,
+                 .residual = residual, .weight = weight, .mean = mean, .factor = factor, .variances = variances,
+                 .quarter = quarter, .gram = gram};
     if (!MACHINE_HAS_IT || ((factor || gram == FULL_GRAM) && size > SIZE_MOST)) return 1;
     if (factor) see_factor(&p);
     see_bins(&p, nodes, length);

@@ -101,8 +101,7 @@ def compiled_sums(
     )  # fmt: skip
     if failed:
         return None
-    value, magnitude, slope, curvature = out.split([1, 1, d, math.prod(shape)])
-    return [value[0], magnitude[0], slope, curvature.view(shape)]
+    return [out[0], out[1], out[2 : 2 + d], out[2 + d :].view(shape)]
 
 
 def wide_latent(design: Matrix, mean: Tensor, variances: Tensor) -> tuple[Tensor, Tensor] | None:
