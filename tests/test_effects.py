@@ -198,7 +198,8 @@ def test_gaussian_process_agrees_with_its_joint_draws():
     low[:, 0], high[:, 0] = -0.5, 0.8
     probability = expit(model.sample(np.concatenate([low, high]), n=40_000, random_state=1))
     draws = probability[:, 60:].mean(1) - probability[:, :60].mean(1)
-    assert_summarises(model.contrast(rows, {0: [-0.5, 0.8]}).loc[0], draws)
+    # the process is averaged over hyperparameters and far from linear: the ends need more draws than usual
+    assert_summarises(model.contrast(rows, {0: [-0.5, 0.8]}, draws=100_000).loc[0], draws)
     h = 1e-3
     ends = [model.predict_proba(rows + np.array([[s * h, 0.0]]))[:, 1].mean() for s in (-1, 1)]
     assert model.slopes(rows, 0).loc[0, "estimate"] == pytest.approx((ends[1] - ends[0]) / (2 * h), rel=1e-5)

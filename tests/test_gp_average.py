@@ -9,7 +9,7 @@ import torch
 import viper
 from viper.data import model_file
 from viper.errors import StorageError
-from viper.gp.average import PAIRS, Averaged, points_to_average
+from viper.gp.average import PAIRS, Averaged, mean_of_same_probability, points_to_average
 from viper.gp.classifier import VariationalGPClassifier
 from viper.gp.model import Features, Observations
 from viper.gp.profile import Profile
@@ -58,13 +58,14 @@ def test_several_kinds_of_kernels_are_weighted(fitted):
     assert fitted.summary().attrs["inducing_points"] == len(fitted.inducing_points_)
 
 
-def test_the_average_has_the_moments_of_the_mixture(fitted, new):
+def test_the_average_has_variance_and_probabilities_of_the_mixture(fitted, new):
     (means, variances), weights = moments(fitted, new)
-    mean = weights @ means
-    variance = weights @ (variances + (means - mean) ** 2)
-    found, sd = fitted.predict_latent(new)
-    np.testing.assert_allclose(found, mean, rtol=1e-9, atol=1e-12)
-    np.testing.assert_allclose(sd**2, variance, rtol=1e-9)
+    variance = weights @ (variances + (means - weights @ means) ** 2)
+    np.testing.assert_allclose(fitted.predict_latent(new)[1] ** 2, variance, rtol=1e-9)
+    g = limit().moments(torch.from_numpy(means), torch.from_numpy(variances))[1].numpy()
+    probability = fitted.predict_proba(new)[:, 1]
+    np.testing.assert_allclose(probability, weights @ g, rtol=1e-9)
+    np.testing.assert_allclose(1 - probability, weights @ (1 - g), rtol=1e-9)
     # against draws from the mixture itself
     generator = np.random.default_rng(2)
     chosen = generator.choice(len(weights), size=20_000, p=weights)
@@ -75,6 +76,22 @@ def test_the_average_has_the_moments_of_the_mixture(fitted, new):
     inside = ((lower <= probability) & (probability <= upper)).mean(0)
     assert inside.min() > 0.92
     assert inside.max() < 0.98
+
+
+def test_a_mixture_of_equal_normals_is_that_normal():
+    mean, variance = torch.tensor([[-30.0, -2.0, 0.0, 5.0], [4.0, 1e-4, 9.0, 100.0]], dtype=torch.float64)
+    weights = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)
+    found = mean_of_same_probability(weights, mean.expand(3, 4), variance.expand(3, 4), variance)
+    torch.testing.assert_close(found, mean, rtol=1e-9, atol=1e-12)
+
+
+def test_a_row_that_is_sure_in_every_component_stays_sure():
+    """f is about 3, 10 and 30; around their mean, 14, a normal of their variance, 12², would give 0.89."""
+    weights, narrow = torch.full((3,), 1 / 3).double(), torch.full((3, 1), 1e-4).double()
+    thetas, variance = torch.tensor([[3.0], [10.0], [30.0]]).double(), torch.tensor([144.0]).double()
+    mean = mean_of_same_probability(weights, thetas, narrow, variance)
+    expected = float(torch.sigmoid(thetas).mean())
+    assert float(limit().moments(mean, variance)[1]) == pytest.approx(expected, rel=1e-5)
 
 
 def test_joint_draws_and_averages_agree_with_predictions(fitted, new):

@@ -96,12 +96,17 @@ LOSSES = {
 
 def test_ranks_ratios_and_wins(quality, tmp_path):
     write_lines(quality, tmp_path, LOSSES)
-    losses = quality.mean_scores(quality.read_lines(tmp_path), 500, "log loss")
-    assert losses["heart"]["viper GP"] == pytest.approx(0.45)
+    losses = quality.by_split(quality.read_lines(tmp_path), 500, "log loss")
+    assert quality.mean(losses["heart"]["viper GP"]) == pytest.approx(0.45)
     assert quality.ratios(losses, "viper GP") == pytest.approx({"heart": 0.9, "iris": 2.0})
     assert quality.mean_rank(losses, "viper GP", LOSSES) == 2.0  # second of four on both
     assert quality.mean_rank(losses, "viper GP", quality.GAUSSIAN_PROCESSES) == 1.0
     assert quality.mean_rank(losses, "random forest", LOSSES) == 2.5  # first and last
+
+
+def test_methods_are_compared_on_the_splits_that_both_have(quality):
+    assert quality.ratio({0: 0.2, 1: 0.4, 2: 9.0}, {0: 0.1, 1: 0.2}) == pytest.approx(2.0)
+    assert np.isnan(quality.ratio({0: 0.2}, {1: 0.2}))
 
 
 def test_tables_of_a_folder(quality, tmp_path):
@@ -148,6 +153,7 @@ def test_simulated_truths(quality):
     f = np.log(probability / (1 - probability)) - quality.TRUTH_LEVEL
     slopes = np.linalg.lstsq(split.X_test, f, rcond=None)[0]
     assert abs(slopes) == pytest.approx(quality.TRUTH_SLOPE / np.sqrt(3))
-    draws = [quality.simulate("a draw from a GP", 100, 10, repeat)[1] for repeat in range(40)]
-    variance = np.var([np.log(p / (1 - p)) for p in draws])
-    assert variance == pytest.approx(quality.TRUTH_SCALE, rel=0.2)  # 40 draws of 200 correlated values
+    draws = [quality.simulate("a draw from a GP", 100, 10, repeat)[1] for repeat in range(60)]
+    variance = np.mean([np.square(np.log(p / (1 - p))).mean() for p in draws])
+    low, high = quality.TRUTH_SCALES
+    assert variance == pytest.approx((high - low) / np.log(high / low), rel=0.3)  # 60 draws of 200 correlated values

@@ -1,13 +1,15 @@
-"""Averages over hyperparameters: a Gaussian process with the mean and variance of a mixture of several.
+"""Averages over hyperparameters: a Gaussian process with the probabilities of a mixture of several.
 
-Component k has the weight π_k, hyperparameters of its own, and the log-odds f(x) ~ N(ϑ_k, τ_k²). Their mixture has
+Component k has the weight π_k, hyperparameters of its own, and the log-odds f(x) ~ N(ϑ_k, τ_k²). At each row f is
+treated as N(ϑ, τ²) with the variance and the mean probability of the mixture,
 
-    ϑ = Σ π_k ϑ_k,      τ² = Σ π_k τ_k² + Σ π_k (ϑ_k - ϑ)²,
+    τ² = Σ π_k τ_k² + Σ π_k (ϑ_k - Σ π_j ϑ_j)²,      E s(f) = Σ π_k E s(f_k).
 
-and f is treated as normal with these moments. As a linear model of independent normals, of which the first component
-determines how rows vary together given hyperparameters, it is
+(With its mean of f, sure rows would not stay sure: where the classes are nearly separable, f grows with a scale that is
+known within a factor only, and a normal with that spread around the mean reaches far beyond 0.) As a linear model of
+independent normals, of which the first component determines how rows vary together given hyperparameters, it is
 
-    f = ϑ + c [A₀(w - μ₀) + e₀] + D ξ,      D_k = √π_k (ϑ_k - ϑ),      c² = Σ π_k τ_k²/τ₀²,      ξ ~ N(0, I).
+    f = ϑ + c [A₀(w - μ₀) + e₀] + D ξ,   D_k = √π_k (ϑ_k - Σ π_j ϑ_j),   c² = Σ π_k τ_k²/τ₀²,   ξ ~ N(0, I).
 """
 
 import math
@@ -24,11 +26,14 @@ from viper.gp.profile import Profile
 from viper.gp.search import Family, Found, Search
 from viper.inference.posterior import Diagonal, Full, Posterior, latent, moved
 from viper.inference.rows import Block, BlockSource, Dense
+from viper.softplus.limit import limit
 
 PAIRS = 3  # of opposite points around the mode of each family
 LEAST_WEIGHT = 0.05  # of a family that counts
 TOLERANCE = 1e-4  # nats; of q at each point
 AVERAGED_ROWS = 10_000  # up to which hyperparameters are averaged over; beyond, they are known well enough
+NEWTON_STEPS = 12  # for the mean of f
+LEAST_PROBABILITY = 1e-290
 
 
 class Component(NamedTuple):
@@ -122,16 +127,31 @@ class Averaged:
         blocks = [features.block_of(rows) for features in self.features]
         moments = [latent(block, q) for block, q in zip(blocks, self.posteriors, strict=True)]
         thetas, spreads = (torch.stack([pair[i] for pair in moments]) for i in (0, 1))
-        theta = self.weights @ thetas
         ratio = (self.weights @ spreads) / spreads[0].clamp(min=torch.finfo(torch.float64).tiny)
         c = torch.where(spreads[0] > 0.0, ratio, 1.0).sqrt()
-        between = ((thetas - theta) * self.weights.sqrt()[:, None]).T
+        between = ((thetas - self.weights @ thetas) * self.weights.sqrt()[:, None]).T
+        variance = self.weights @ spreads + between.square().sum(1)
+        theta = mean_of_same_probability(self.weights, thetas, spreads, variance)
         main = blocks[0]
         assert isinstance(main.design, Dense)
         assert main.residual is not None
         design = torch.cat([c[:, None] * main.design.matrix, between], 1)
         residual = c.square() * main.residual
         return Block(Dense(design), rows.label, offset=theta, residual=residual, weight=rows.weight), c
+
+
+def mean_of_same_probability(weights: Tensor, thetas: Tensor, variances: Tensor, variance: Tensor) -> Tensor:
+    """ϑ with E s(f) = Σ π_k E s(f_k) for f ~ N(ϑ, τ²), by Newton's method for its logarithm, which is concave in ϑ."""
+    moments = limit().moments
+    # Rows with a probability above ½ are reflected, because that of the other class is then known more precisely.
+    sign = torch.where(weights @ moments(thetas, variances)[1] > 0.5, -1.0, 1.0)
+    p = (weights @ moments(sign * thetas, variances)[1]).clamp(min=LEAST_PROBABILITY)
+    # s(f) ≈ Φ(√(π/8) f)
+    theta = torch.logit(p) * (1.0 + math.pi / 8.0 * variance).sqrt()
+    for _ in range(NEWTON_STEPS):
+        _, g, h = (x.clamp(min=LEAST_PROBABILITY) for x in moments(theta, variance))
+        theta = theta - (g / p).log() * g / h
+    return sign * theta
 
 
 @dataclass(frozen=True)
