@@ -75,10 +75,11 @@ dist: $(READY)  ## build a wheel and a source distribution, and try them
 	build/installed/bin/python tests/installed.py
 
 clean:  ## remove everything that can be rebuilt
-	rm -rf $(VENV) build dist src/*.egg-info src/viper/inference/kernels/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find src -name "*.so" -delete
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(READY): $(MADE) pyproject.toml setup.py constraints.txt src/viper/inference/kernels/_rows.c
+$(READY): $(MADE) pyproject.toml setup.py constraints.txt $(shell find src -name "*.c")
 	@echo "Installing viper and its tools into $(VENV) (a few minutes the first time)"
 	@$(PIP_SETTINGS) $(BIN)/python -m pip install -qq -e '.[dev]'
 	@touch $@

@@ -12,6 +12,7 @@ import zipfile
 from collections import Counter
 from datetime import date, datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import openpyxl
@@ -313,6 +314,18 @@ def test_a_damaged_workbook_is_one_line(change, command):
         Path("t.xlsx").write_bytes(whole[:at] + bytes(99) + whole[at + 99 :])
     assert "t.xlsx must be an Excel workbook; got a zip archive or a damaged file: " in refused(
         command, "t.xlsx", "-t", "y"
+    )
+
+
+def test_a_stream_that_the_disk_has_no_room_for(command, monkeypatch):
+    Path("t.csv").write_text("x,y\n" + "1,0\n2,1\n" * 400)
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=1000))
+    os.mkfifo("pipe")
+    threading.Thread(target=lambda: Path("pipe").write_bytes(Path("t.csv").read_bytes()), daemon=True).start()
+    err = refused(command, "pipe", "-t", "y")
+    assert (
+        "and may take half of the space there; got pipe, which takes more. Set TMPDIR to a folder on a larger disk"
+        in err
     )
 
 

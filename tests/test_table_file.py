@@ -422,3 +422,11 @@ def test_dates_are_refused_in_every_way_in(term, tmp_path, capsys):
     assert rule in capsys.readouterr().err
     with pytest.raises(ValueError, match=r"column 'day' must be numeric; got date32.*Encode text and dates as numbers"):
         Files(path, target="y", features=["day"]).open(True, None)
+
+
+@pytest.mark.parametrize("rows", [None, 10])
+@pytest.mark.parametrize("suffix", ["parquet", "feather"])
+def test_a_table_without_rows_is_told(suffix, rows, tmp_path):
+    getattr(pd.DataFrame({"x": [1.0]})[:0], f"to_{suffix}")(tmp_path / f"t.{suffix}")
+    with pytest.raises(FileError, match=r"the file must have rows; got .*, which has none\."):
+        list(TableFile(tmp_path / f"t.{suffix}").chunks(rows))

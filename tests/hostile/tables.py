@@ -315,6 +315,8 @@ def strange_rows(table: pd.DataFrame, generator: random.Random) -> Path:
     """Rows that are too long or short, empty, comments, a second header, no rows at all, one row, one class."""
     lines = as_csv(table, generator).splitlines()
     for _ in range(generator.choice([1, 3])):
+        if not lines:
+            break
         at = generator.randrange(1, len(lines)) if len(lines) > 1 else 0
         match generator.randrange(8):
             case 0:

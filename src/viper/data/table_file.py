@@ -74,7 +74,12 @@ class TableFile(CsvText):
             frame = read_libsvm(self.source)
             yield frame.reindex(columns=list(dict.fromkeys([*frame, *self.zeros])), fill_value=0.0)
         else:
-            yield from ArrowFile(self.source, kind).frames(rows, self.check_size)
+            found = 0
+            for frame in ArrowFile(self.source, kind).frames(rows, self.check_size):
+                found += len(frame)
+                yield frame
+            if not found:
+                raise FileError(f"the file must have rows; got {self.path}, which has none.")
 
     @cached_property
     def text(self) -> CsvText:
@@ -150,13 +155,19 @@ def readable_table(table: TableFile) -> TableFile:
 
 
 def copy_at_most(source: BinaryIO, target: BinaryIO, table: TableFile) -> None:
-    """Copy all bytes; raises if they fill the disk's free space or the limit that was given."""
-    most = table.most_bytes or shutil.disk_usage(tempfile.gettempdir()).free // 2
+    """Copy all bytes; raises if they fill half of the disk's free space, or the limit that was given."""
+    folder = tempfile.gettempdir()
+    room = shutil.disk_usage(folder).free // 2
     copied = 0
     while part := source.read(1 << 20):
         copied += len(part)
-        if copied > most:
+        if table.most_bytes is not None and copied > table.most_bytes:
             table.refuse_size(copied)
+        if copied > room:
+            raise FileError(
+                f"a stream is kept in {folder} and may take half of the space there; got {table.path}, "
+                "which takes more. Set TMPDIR to a folder on a larger disk, or save the stream as a file."
+            )
         target.write(part)
 
 
