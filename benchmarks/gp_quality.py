@@ -483,11 +483,17 @@ def coverage_table(lines: list[dict[str, Any]]) -> Table:
     )
 
 
+def on_our_splits(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The lines of splits on which ours has run, so that all means are over the same rows."""
+    ours = {key_of(line)[:3] for line in lines if line["method"] == OURS}
+    return [line for line in lines if key_of(line)[:3] in ours]
+
+
 def make_page(folder: Path, device: str, missing: list[str]) -> Page:
-    lines, coverage = read_lines(folder), read_lines(folder, COVERAGE_FILE)
+    lines, coverage = on_our_splits(read_lines(folder)), read_lines(folder, COVERAGE_FILE)
     tables = []
     for size in SIZES:
-        if any(line["size"] == size for line in lines):
+        if any(line["size"] == size and line["method"] == OURS for line in lines):
             tables.append(loss_table(lines, size))
             for sets, title in ((SETS, "all sets"), (CHOSEN_ON, "sets chosen on"), (HELD_OUT, "held-out sets")):
                 tables.append(summary_table(lines, size, sets, f"Summary, {size:,} rows, {title}"))
@@ -499,6 +505,8 @@ def make_page(folder: Path, device: str, missing: list[str]) -> Page:
         f"above {LARGEST_MANY:,} rows. GPyTorch: {SVGP_POINTS} inducing points, {SVGP_ITERATIONS} iterations of NGD "
         f"and Adam. Random forest: {FOREST} trees, half a tree moved towards ½."
     )
+    run = {line["method"] for line in lines}
+    notes += [f"{method}: not run." for method in METHODS if method not in run]
     if tables:
         tables[-1].notes.extend(notes)
     return Page("Probabilities of Gaussian processes", tables)

@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy.optimize import brentq
 from scipy.special import expit, logit
@@ -345,3 +346,27 @@ def test_groups_together_get_one_verdict():
 def test_groups_need_a_value_per_row():
     with pytest.raises(ValueError, match="group must have one value per row; got 2 for 500 rows"):
         by_group(LABEL, PROBABILITY, [1, 2])
+
+
+# --- rows that count more than once ---
+
+
+@pytest.mark.parametrize("bins", [1, 4, 10])
+def test_weights_of_rows_equal_repeated_rows(bins):
+    generator = np.random.default_rng(3)
+    probability = generator.random(157).round(2)
+    label, weight = generator.random(157) < probability, generator.integers(0, 4, 157)
+    interval = np.stack([0.5 * probability, 0.5 + 0.5 * probability], 1)
+    every = np.repeat(np.arange(157), weight)
+    found = scores(label, probability, interval, bins, sample_weight=weight)
+    repeated = scores(label[every], probability[every], interval[every], bins)
+    np.testing.assert_allclose(found[1:], repeated[1:], rtol=1e-12)
+    table = calibration(label, probability, bins, sample_weight=weight)
+    pd.testing.assert_frame_equal(table, calibration(label[every], probability[every], bins), check_dtype=False)
+    verdict = judge_calibration(label, probability, bins, sample_weight=weight)
+    assert verdict[1:] == pytest.approx(judge_calibration(label[every], probability[every], bins)[1:], rel=1e-8)
+    ones = calibration(label, probability, bins, sample_weight=np.ones(157))
+    pd.testing.assert_frame_equal(ones, calibration(label, probability, bins), check_dtype=False)
+    for wrong in ([1.0], np.full(157, -1.0), np.zeros(157)):
+        with pytest.raises(ValueError, match="sample_weight must be one number of at least 0 for each of the 157 rows"):
+            scores(label, probability, sample_weight=wrong)

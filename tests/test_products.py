@@ -8,8 +8,9 @@ from test_solver import assert_same_posterior, data, kl, optimum
 
 import viper
 from viper import VariationalLogisticRegression
+from viper.inference.anderson import whitened
 from viper.inference.kernels import compiled
-from viper.inference.problem import products_are_cheaper
+from viper.inference.problem import divergence, gaussian, products_are_cheaper
 from viper.inference.rows import Arrays, Block, Dense, SourceTraits, Sparse
 from viper.inference.sums import row_sums
 from viper.softplus.limit import limit
@@ -206,3 +207,66 @@ def test_blocks_of_sparse_rows_are_views():
     parts = [block.design.matrix for block in rows.blocks()]
     assert (scipy.sparse.vstack(parts) != X).nnz == 0
     assert all(np.shares_memory(part.data, X.data) for part in parts)
+
+
+# --- the full family on wide data ---
+
+
+def test_a_triangular_factor_takes_half_the_operations():
+    rng = np.random.default_rng(0)
+    for intercept in (False, True):
+        design, d = Dense(torch.from_numpy(rng.standard_normal((40, 300))), intercept), 300 + intercept
+        upper = torch.from_numpy(rng.standard_normal((d, d))).triu()
+        plain = design.project(upper).square().sum(1)
+        torch.testing.assert_close(design.spread(upper), plain, rtol=1e-12, atol=0)
+        torch.testing.assert_close(design.spread(upper.T.contiguous()), design.project(upper.T).square().sum(1))
+        weights = torch.from_numpy(rng.random(40))
+        exact = design.pull(torch.diag(weights) @ design.pull(torch.eye(40, dtype=torch.float64)).T)
+        for some in (weights, -weights):
+            torch.testing.assert_close(design.gram(some), exact * some.sign()[0], rtol=1e-12, atol=1e-12)
+
+
+def test_the_factor_of_a_large_precision():
+    root = torch.from_numpy(np.random.default_rng(0).standard_normal((300, 400)))
+    q = gaussian(root[:, 0], root @ root.T)
+    torch.testing.assert_close(q.factor @ q.factor.T, torch.linalg.inv(q.precision), rtol=1e-9, atol=1e-12)
+    assert not q.factor.tril(-1).any()
+
+
+def test_random_directions_measure_a_step():
+    rng = np.random.default_rng(0)
+    root = torch.from_numpy(rng.standard_normal((300, 400)))
+    old = gaussian(root[:, 0], root @ root.T)
+    new = gaussian(old.mean + 1e-4 * root[:, 1], old.precision + 1e-3 * root[:, :50] @ root[:, :50].T)
+    residual = whitened(old, new)
+    assert 0.5 * float(residual @ residual) == pytest.approx(divergence(old, new), rel=0.1)
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_a_start_from_the_mean_field_ends_where_the_mode_does(monkeypatch, sparse):
+    X, y = data(120, 40, 12)
+    X[np.abs(X) < 1.0] = 0.0
+    rows = scipy.sparse.csr_array(X) if sparse else X
+    mode = VariationalLogisticRegression(tol=TIGHT).fit(rows, y)
+    monkeypatch.setattr("viper.inference.start.mean_field_helps", lambda problem: True)
+    assert_same_posterior(mode, VariationalLogisticRegression(tol=TIGHT).fit(rows, y))
+
+
+def test_sparse_rows_keep_their_columns_unless_they_are_far_fewer():
+    X = scipy.sparse.random(290, 300, 0.02, format="csr", random_state=0)
+    y = np.arange(290) % 2
+    model = VariationalLogisticRegression()
+    assert type(model.fit(X, y).posterior_).__name__ == "Full"
+    dense = VariationalLogisticRegression().fit(X.toarray(), y)
+    assert type(dense.posterior_).__name__ == "LowRank"
+    assert_same_posterior(model, dense, within=1e-4)
+    assert model.elbo_ == pytest.approx(dense.elbo_, rel=1e-10)
+    assert type(VariationalLogisticRegression().fit(X[:100], y[:100]).posterior_).__name__ == "LowRank"
+
+
+def test_a_covariance_that_does_not_fit_is_refused_before_any_work(monkeypatch):
+    monkeypatch.setattr("viper.models.fitting.machine_memory", lambda: 1e6)
+    X, y = data(400, 150, 13)
+    monkeypatch.setattr("viper.models.fitting.run_solver", None)
+    with pytest.raises(ValueError, match=r"must fit in memory; got 151 coefficients and 400 rows.*'diagonal'"):
+        VariationalLogisticRegression().fit(X, y)

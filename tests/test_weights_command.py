@@ -230,3 +230,19 @@ def test_a_gaussian_process_takes_weights_and_groups(fit):
     said = fit("--model", "gp", "--inducing", "10", "--weights", "w", "--groups", "patient", "--cv", "2")
     columns = {"class_weight": None, "weights": "w", "groups": "patient", "robust_groups": 0}
     assert said["weighting"] == columns | {"mean_weight": pytest.approx(FRAME["w"].mean())}
+
+
+def test_evaluate_counts_rows_by_their_weights(fit, command):
+    fit("--formula", FORMULA, "--cv", "0", "-o", "m.viper")
+    counts = FRAME.assign(w=np.arange(ROWS) % 4)
+    counts.to_csv("counts.csv", index=False)
+    counts.loc[np.repeat(counts.index, counts["w"])].to_csv("repeated.csv", index=False)
+    code, out, err = command("evaluate", "m.viper", "counts.csv", "--weights", "w", "--json")
+    assert code == 0, err
+    found, repeated = json.loads(out), json.loads(command("evaluate", "m.viper", "repeated.csv", "--json")[1])
+    for name in ("log_score", "brier", "auc", "accuracy", "calibration_error", "log_skill", "interval_width"):
+        assert found[name] == pytest.approx(repeated[name], rel=1e-9)
+    for name in ("loss", "upper", "p_value", "slope", "slope_error"):
+        assert found["calibration_verdict"][name] == pytest.approx(repeated["calibration_verdict"][name], rel=1e-6)
+    code, _, err = command("evaluate", "m.viper", "counts.csv", "--weights", "ward")
+    assert (code, "--weights must be a column of numbers of at least 0" in err) == (3, True)

@@ -9,14 +9,15 @@ from functools import cached_property
 
 import numpy as np
 import torch
+from scipy.linalg.lapack import dtrtri
 from torch import Tensor
 
-from viper.inference.rows import RowSource
+from viper.inference.rows import LEAST_TRIANGULAR, RowSource
 from viper.inference.sums import Sums, sums
 from viper.softplus.pointwise import Bound
 
 MANY_ROWS, MANY_COLUMNS = 5_000, 16  # from here on, float32 saves more than the conversion costs
-LARGEST_MIXED = 2000  # dimension up to which steps of the full family are mixed
+LARGEST_MIXED = 5000  # dimension up to which steps of the full family are mixed; what is remembered takes 2 GB there
 LARGEST_SOLVED = 5000  # dimension up to which the diagonal family may solve d × d systems (200 MB)
 # Seconds of one thread, roughly: n d² and d³ of a pass with its matrix, n d of a pass without, and what each pass takes
 # besides; reading an entry again from a file or another machine. A fit makes about so many passes of either kind.
@@ -69,6 +70,10 @@ class Gaussian:
         """F with Σ = F Fᵀ (F = L⁻ᵀ), or the vector of variances."""
         if self.cholesky is None:
             return 1.0 / self.precision
+        if self.mean.device.type == "cpu" and len(self.mean) >= LEAST_TRIANGULAR:
+            inverse, failed = dtrtri(self.cholesky.numpy(), lower=1)  # a third of the operations
+            if not failed:
+                return torch.from_numpy(np.tril(inverse).T).contiguous()
         eye = torch.eye(len(self.mean), dtype=self.mean.dtype, device=self.mean.device)
         return torch.linalg.solve_triangular(self.cholesky, eye, upper=False).T.contiguous()
 
@@ -140,6 +145,12 @@ def product_seconds(source: RowSource) -> float:
     """Estimate the cost of a pass with products of A and Aᵀ only."""
     entry = SECONDS_PRODUCTS + (0.0 if source.traits.where == "memory" else SECONDS_READING)
     return entry * source.rows * source.dimension + SECONDS_BESIDES
+
+
+def matrix_seconds(source: RowSource) -> float:
+    """Estimate the cost of a pass of the full family, with τ², the curvature and what follows it."""
+    n, d = source.rows, source.dimension
+    return 2.0 * SECONDS_GRAM * n * d * d + 3.0 * SECONDS_SOLVE * d**3
 
 
 def products_are_cheaper(source: RowSource) -> bool:

@@ -18,10 +18,13 @@ from viper.errors import NotFinite
 from viper.inference.climb import ROUNDS, STEPS, Climbed, climb
 from viper.inference.problem import (
     LARGEST_SOLVED,
+    PRODUCT_PASSES,
     Gaussian,
     Prior,
     Problem,
+    cholesky,
     direct_seconds,
+    matrix_seconds,
     prior_factor,
     product_seconds,
     widened,
@@ -40,6 +43,8 @@ COARSE_RATIO, FINE_RATIO = 10, 4  # rows of a subset to those of the next smalle
 LARGEST_SUBSET = 1 << 25  # entries (256 MB)
 ROWS_PER_DIMENSION = 40  # rows below which a subset does not determine the fit
 CLOSE_BY_PRODUCTS = 1e-9  # nats left by half the squared gradient: the last steps are Newton's
+NEAR_MEAN_FIELD = 1e-3  # nats left, likewise, where the mean field is only the start of the full family
+PASSES_SAVED = 4  # with matrices, by starting there
 WIDE_PRIOR = 100.0  # log-odds: the standard deviation of ϑ under the prior
 
 
@@ -53,6 +58,8 @@ def beginning(problem: Problem, generator: np.random.Generator) -> tuple[Gaussia
     for stage in coarse_stages(whole, generator):
         mode = find_mode(stage, mean, COARSE_SHARE * 0.5 * stage.source.dimension * stage.scale)
         mean, passes = mode.q.mean, passes + mode.passes * stage.source.rows / problem.source.rows
+    if mean is None and mean_field_helps(problem):
+        return from_mean_field(problem)
     if mean is not None:
         q, passes = chord_step(whole, mode), passes + 1.0
         if problem.source.rows >= MANY_ENOUGH:
@@ -60,6 +67,27 @@ def beginning(problem: Problem, generator: np.random.Generator) -> tuple[Gaussia
         mean = q.mean
     mode = find_mode(whole, mean, MODE_MOVE)
     return mode.q, passes + mode.passes
+
+
+def mean_field_helps(problem: Problem) -> bool:
+    """Return whether climbing the mean field costs less than the few passes with matrices that it saves."""
+    if problem.diagonal or problem.rough is None or problem.source.traits.where != "memory":
+        return False
+    return PRODUCT_PASSES * product_seconds(problem.source) < PASSES_SAVED * matrix_seconds(problem.source)
+
+
+def from_mean_field(problem: Problem) -> tuple[Gaussian, float]:
+    """Return N(μ, S₀⁻¹ + Aᵀ diag(c h) A) with μ and h of the mean field near its optimum.
+
+    With many columns the mode is far from q, as it ignores the variances of the rows; the mean field does not.
+    """
+    rough = replace(problem, refine=False, diagonal=True, iterative=True)
+    found = climb(rough, widest(rough), close=NEAR_MEAN_FIELD)
+    total = replace(problem, refine=False).total(found.q.mean, found.q.factor)
+    root = cholesky(precision := problem.prior.plus(total.gram))
+    if root is None:
+        raise NotFinite
+    return Gaussian(found.q.mean, precision, root), found.passes + 1.0
 
 
 def climb_by_products(

@@ -13,12 +13,12 @@ from torch import Tensor
 from viper.errors import ConvergenceWarning, NotFinite, users_line
 from viper.inference.adam import adam
 from viper.inference.causes import sizes, what_to_do, why_not_finite
-from viper.inference.device import algebra_device
+from viper.inference.device import algebra_device, machine_memory
 from viper.inference.newton import Result, newton
 from viper.inference.posterior import Diagonal, Full, LowRank, Posterior, latent, moved
 from viper.inference.problem import Gaussian, Prior, Problem, products_are_cheaper
 from viper.inference.progress import Progress, Tasks
-from viper.inference.rows import Arrays, RowSource
+from viper.inference.rows import LEAST_TRIANGULAR, Arrays, RowSource
 from viper.inference.threads import pass_threads
 from viper.softplus.bounds import build_bound
 from viper.softplus.pointwise import Bound, Triple
@@ -31,6 +31,8 @@ MOST_LOST = 1e9  # cancellation after which the covariance keeps seven digits
 ALL_LOST = 1e13  # and three
 LARGEST_ERROR = 1e-3  # of log-odds, relative to their size
 LARGEST_ROTATED = 1 << 26  # entries (512 MB) of a design that is copied to keep more
+SPAN_FACTOR = 3.0  # operations of a pass over n rows in their span, in n³, relative to those in d³
+MATRICES, COPIES = 8, 3  # of their size that a fit holds at least: precisions, factors, curvatures; and rows made dense
 LARGEST_FULL = 20_000  # coefficients; their full covariance takes 3.2 GB
 
 
@@ -90,9 +92,11 @@ def fit_in_shape(
     source: RowSource, prior: Prior, options: FitOptions, seed: int, start: Gaussian | None
 ) -> FittedPosterior:
     """Choose the form of the problem by its family and its numbers of rows and coefficients, and solve it."""
-    wide = source.dimension > source.rows and prior.precision.ndim == 1 and options.solver == "newton"
+    wide = spans_fewer_dimensions(source) and prior.precision.ndim == 1 and options.solver == "newton"
     prior = moved(prior, source.device if wide else algebra_device(source.dimension, source.device))
     diagonal = options.covariance == "diagonal"
+    if not diagonal:
+        check_memory(source, wide)
     if wide and not diagonal:
         return fit_wide(source, prior, options, seed)
     if source.dimension > LARGEST_FULL and not diagonal:
@@ -104,6 +108,30 @@ def fit_in_shape(
         problem, result = run_solver(source, prior, options, seed, start)
         return FittedPosterior(Diagonal(result.q.mean, result.factor), prior, problem, result)
     return fit_tall(source, prior, options, seed, start)
+
+
+def spans_fewer_dimensions(source: RowSource) -> bool:
+    """Return whether to solve in the span of the rows: if they are fewer, unless they are sparse and nearly as many.
+
+    In their span rows are dense: a pass takes about 3n³ operations, and d³ in the coordinates of sparse columns.
+    """
+    few = source.dimension > source.rows
+    if not source.traits.sparse or source.dimension < LEAST_TRIANGULAR:
+        return few
+    return few and source.dimension**3 > SPAN_FACTOR * source.rows**3
+
+
+def check_memory(source: RowSource, wide: bool) -> None:
+    """Raise before any work if a full covariance needs more memory than the machine has."""
+    if source.device.type != "cpu":
+        return
+    size = min(source.rows, source.dimension) if wide else source.dimension
+    need = 8 * (MATRICES * size**2 + (COPIES * source.rows * source.dimension if wide else 0))
+    if need > (there := machine_memory()):
+        raise ValueError(
+            f"covariance='full' must fit in memory; got {source.dimension} coefficients and {source.rows} rows, which "
+            f"need about {need / 1e9:.0f} GB of {there / 1e9:.0f} GB. Use covariance='diagonal', which needs no matrix."
+        )
 
 
 def fit_tall(

@@ -80,8 +80,10 @@ class Scores(NamedTuple):
     average_precision: float | None = None
 
 
-def scores(label: Any, probability: Any, interval: Any = None, bins: int = 10) -> Scores:
+def scores(label: Any, probability: Any, interval: Any = None, bins: int = 10, sample_weight: Any = None) -> Scores:
     """Score probabilities of the second class.
+
+    With `sample_weight`, a row of weight c counts as c equal rows: whole numbers give what repeating rows gives.
 
     Examples
     --------
@@ -91,25 +93,40 @@ def scores(label: Any, probability: Any, interval: Any = None, bins: int = 10) -
     from sklearn.metrics import average_precision_score, brier_score_loss, log_loss
 
     label, probability = checked_predictions(label, probability)
-    table = calibration(label, probability, bins)
+    weight = read_row_weights(sample_weight, len(label))
+    table = calibration(label, probability, bins, sample_weight=sample_weight)
     error = float(np.average(np.abs(table["observed"] - table["predicted"]), weights=table["rows"]))
-    base, both = float(label.mean()), 0 < label.sum() < len(label)
-    log_score = -float(log_loss(label, probability, labels=[False, True]))
-    brier = float(brier_score_loss(label, probability, pos_label=True))
+    mean = lambda values: float(np.average(values, weights=weight))  # noqa: E731
+    counted = label[weight > 0]
+    base, both = mean(label), 0 < counted.sum() < len(counted)
+    log_score = -float(log_loss(label, probability, labels=[False, True], sample_weight=weight))
+    brier = float(brier_score_loss(label, probability, pos_label=True, sample_weight=weight))
+    precision = average_precision_score(label, probability, sample_weight=weight) if both else None
     return Scores(
         rows=len(label),
         log_score=log_score,
         brier=brier,
-        auc=auc(label, probability) if both else None,
-        accuracy=float(np.mean((probability > 0.5) == label)),
+        auc=auc(label, probability, weight) if both else None,
+        accuracy=mean((probability > 0.5) == label),
         calibration_error=error,
-        interval_width=None if interval is None else float(np.diff(np.asarray(interval), axis=1).mean()),
+        interval_width=None if interval is None else mean(np.diff(np.asarray(interval), axis=1)[:, 0]),
         base_rate=base,
         base_accuracy=max(base, 1 - base),
         log_skill=1 + log_score / entropy(base) if both else None,
         brier_skill=1 - brier / (base * (1 - base)) if both else None,
-        average_precision=float(average_precision_score(label, probability)) if both else None,
+        average_precision=None if precision is None else float(precision),
     )
+
+
+def read_row_weights(given: Any, rows: int) -> np.ndarray:
+    """Return the weights of rows, by default all one."""
+    weight = np.ones(rows) if given is None else np.asarray(given, dtype=float)
+    if weight.shape != (rows,) or not (np.isfinite(weight).all() and (weight >= 0).all() and weight.any()):
+        raise ValueError(
+            f"sample_weight must be one number of at least 0 for each of the {rows:,} rows; got shape {weight.shape}"
+            f"{'' if weight.shape != (rows,) else ' with others'}."
+        )
+    return weight
 
 
 def entropy(base: float) -> float:
@@ -119,14 +136,14 @@ def entropy(base: float) -> float:
     return float(entr(base) + entr(1 - base))
 
 
-def auc(label: Any, ranking: Any) -> float:
+def auc(label: Any, ranking: Any, sample_weight: Any = None) -> float:
     """P(r₁ > r₀) + ½ P(r₁ = r₀) for a random pair of rows, one of each class; any increasing function of p ranks alike.
 
     Both classes must occur.
     """
     from sklearn.metrics import roc_auc_score
 
-    return float(roc_auc_score(label, ranking))
+    return float(roc_auc_score(label, ranking, sample_weight=sample_weight))
 
 
 def auc_interval(label: Any, ranking: Any, level: float = 0.95) -> tuple[float, float]:
@@ -156,22 +173,27 @@ def auc_interval(label: Any, ranking: Any, level: float = 0.95) -> tuple[float, 
 # --- calibration ---
 
 
-def calibration(label: Any, probability: Any, bins: int = 10, level: float = 0.95) -> "pandas.DataFrame":
+def calibration(
+    label: Any, probability: Any, bins: int = 10, level: float = 0.95, sample_weight: Any = None
+) -> "pandas.DataFrame":
     """Predicted probability against observed share, in bins of equally many rows; equal probabilities share a bin.
 
     Columns: `predicted` and `observed` means, the number of `rows`, and `lower` and `upper`, the credible interval of
     the observed share under Jeffreys' prior Beta(½, ½). If no row of a bin is positive the interval starts at 0, and
-    if every row is, it ends at 1.
+    if every row is, it ends at 1. With `sample_weight`, rows are counted by their weights.
     """
     import pandas
 
     if bins < 1:
         raise ValueError(f"bins must be at least 1; got {bins}.")
     label, probability = checked_predictions(label, probability)
-    place = equal_groups(probability, bins)
-    rows, positive = np.bincount(place), np.bincount(place, label)
+    weight = read_row_weights(sample_weight, len(label))
+    label, probability, weight = (x[weight > 0] for x in (label, probability, weight))
+    place = equal_groups(probability, bins, None if sample_weight is None else weight)
+    rows, positive = np.bincount(place, weight), np.bincount(place, weight * label)
     low, high = share_interval(positive, rows, level)
-    predicted = np.bincount(place, probability) / rows
+    predicted = np.bincount(place, weight * probability) / rows
+    rows = rows.astype(np.int64) if (rows % 1 == 0).all() else rows
     return pandas.DataFrame(
         {"predicted": predicted, "observed": positive / rows, "rows": rows, "lower": low, "upper": high}
     )
@@ -245,7 +267,9 @@ def percentage_points(share: float) -> str:
     return f"{shown} percentage point{'' if shown == '1' else 's'}"
 
 
-def judge_calibration(label: Any, probability: Any, bins: int = 10, groups: Any = None) -> CalibrationVerdict:
+def judge_calibration(
+    label: Any, probability: Any, bins: int = 10, groups: Any = None, sample_weight: Any = None
+) -> CalibrationVerdict:
     """Judge probabilities by the size of their error, beyond chance, and by how surely that size is known.
 
     The rows are cut into groups g of similar probability, one for every 100 rows, at most `bins`; or into the given
@@ -259,22 +283,31 @@ def judge_calibration(label: Any, probability: Any, bins: int = 10, groups: Any 
     The verdict is "good" if the loss is below 0.5 % (an error of 4 points at 50 %, or of a quarter of the probability
     at 1 %), "fair" below 2 % (8 points at 50 %, half of the probability at 1 %), else "poor"; and "unclear" if
     the interval reaches from good to poor.
+
+    With `sample_weight`, a row of weight c counts as c equal rows.
     """
     label, probability = checked_predictions(label, probability)
-    bins = int(np.clip(len(label) // ROWS_PER_GROUP, 2, bins)) if bins > 1 else 1
-    place = equal_groups(probability, bins) if groups is None else np.unique(groups, return_inverse=True)[1]
-    found = calibration_loss(label, probability, place)
-    shift, shift_error, slope, slope_error = recalibration(label, probability)
+    weight = read_row_weights(sample_weight, len(label))
+    groups = None if groups is None else np.asarray(groups)[weight > 0]
+    label, probability, weight = (x[weight > 0] for x in (label, probability, weight))
+    total, positive = float(weight.sum()), float(weight @ label)
+    bins = int(np.clip(total // ROWS_PER_GROUP, 2, bins)) if bins > 1 else 1
+    if groups is None:
+        place = equal_groups(probability, bins, None if sample_weight is None else weight)
+    else:
+        place = np.unique(groups, return_inverse=True)[1]
+    found = calibration_loss(label, probability, place, weight)
+    shift, shift_error, slope, slope_error = recalibration(label, probability, weight)
     return CalibrationVerdict(
         **found._asdict(),
-        typical_error=typical_error(label, probability, place),
+        typical_error=typical_error(label, probability, place, weight),
         shift=shift,
         shift_error=shift_error,
         slope=slope,
         slope_error=slope_error,
-        rows=len(label),
+        rows=round(total),
         groups=int(place.max()) + 1,
-        rarer=int(min(label.sum(), len(label) - label.sum())),
+        rarer=round(min(positive, total - positive)),
     )
 
 
@@ -288,32 +321,38 @@ class CalibrationLoss(NamedTuple):
     p_value: float
 
 
-def calibration_loss(label: np.ndarray, probability: np.ndarray, place: np.ndarray) -> CalibrationLoss:
+def calibration_loss(
+    label: np.ndarray, probability: np.ndarray, place: np.ndarray, weight: np.ndarray | None = None
+) -> CalibrationLoss:
     """The verdict of `judge_calibration` on groups of rows, each with the number of its group."""
     from scipy.special import chdtrc
 
     place = np.unique(place, return_inverse=True)[1]
-    squares, means = misfits(label, probability, place)
+    weight = np.ones(len(label)) if weight is None else weight
+    squares, means = misfits(label, probability, place, weight)
     statistic, freedom = float(squares.sum()), max(float(means.sum()), 1.0)
     lower = noncentrality(statistic, freedom, 0.5 + 0.5 * JUDGED_LEVEL)
     # groups that agree better than chance would have it are luck, and make nothing surer
     upper = noncentrality(max(statistic, freedom), freedom, 0.5 - 0.5 * JUDGED_LEVEL)
     # entropy of the mean probability, if the rows have one class only
-    base = float(label.mean()) if 0 < label.sum() < len(label) else float(np.clip(probability.mean(), 1e-9, 1 - 1e-9))
-    unit = 2 * len(label) * entropy(base)
+    both = 0 < label.sum() < len(label)
+    base = float(np.average(label if both else np.clip(probability, 1e-9, 1 - 1e-9), weights=weight))
+    unit = 2 * float(weight.sum()) * entropy(base)
     loss, lower, upper = max(0.0, statistic - freedom) / unit, lower / unit, upper / unit
     clear = lower >= SMALL_LOSS or upper <= LARGE_LOSS
     verdict = "good" if loss < SMALL_LOSS else "fair" if loss < LARGE_LOSS else "poor"
     return CalibrationLoss(verdict if clear else "unclear", loss, lower, upper, float(chdtrc(freedom, statistic)))
 
 
-def misfits(label: np.ndarray, probability: np.ndarray, place: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def misfits(
+    label: np.ndarray, probability: np.ndarray, place: np.ndarray, weight: Any = 1.0
+) -> tuple[np.ndarray, np.ndarray]:
     """z² of each group, and its mean if all probabilities are right, which is at most about 1.
 
     z = (O - E)/√V. Where fewer than five rows of a class are expected, it is that class's count as a normal score.
     """
-    rows, observed, expected = np.bincount(place), np.bincount(place, label), np.bincount(place, probability)
-    variance = np.bincount(place, probability * (1 - probability))
+    rows, observed, expected = (np.bincount(place, weight * x) for x in (np.ones(len(label)), label, probability))
+    variance = np.bincount(place, weight * probability * (1 - probability))
     other = 2 * expected > rows  # the first class is the rarer one
     rarer, count = np.where(other, rows - expected, expected), np.where(other, rows - observed, observed)
     squares, means = (observed - expected) ** 2 / np.maximum(variance, LEAST_VARIANCE), np.ones(len(rows))
@@ -346,16 +385,16 @@ def noncentrality(statistic: float, freedom: float, mass: float) -> float:
     return 0.0 if chdtr(freedom, statistic) <= mass else float(chndtrinc(statistic, freedom, mass))
 
 
-def typical_error(label: np.ndarray, probability: np.ndarray, place: np.ndarray) -> float:
+def typical_error(label: np.ndarray, probability: np.ndarray, place: np.ndarray, weight: np.ndarray) -> float:
     """√Σ_g n_g/n [(observed - predicted)² - its variance]: unbiased under the root, and 0 where that is negative."""
-    rows = np.bincount(place)
-    difference = np.bincount(place, label - probability) / rows
-    variance = np.bincount(place, probability * (1 - probability)) / rows**2
+    rows = np.bincount(place, weight)
+    difference = np.bincount(place, weight * (label - probability)) / rows
+    variance = np.bincount(place, weight * probability * (1 - probability)) / rows**2
     return float(np.sqrt(max(0.0, np.average(difference**2 - variance, weights=rows))))
 
 
 def recalibration(
-    label: np.ndarray, probability: np.ndarray
+    label: np.ndarray, probability: np.ndarray, weight: np.ndarray
 ) -> tuple[float | None, float | None, float | None, float | None]:
     """Shift a of logit p + a and slope b of a' + b logit p that maximise the likelihood, each with its standard error.
 
@@ -366,27 +405,30 @@ def recalibration(
     if not 0 < label.sum() < len(label):
         return None, None, None, None
     x = logit(np.clip(probability, 1e-15, 1 - 1e-15))
-    shift, shift_error = newton_logistic(np.ones((len(x), 1)), label, x) or (None, None)
+    shift, shift_error = newton_logistic(np.ones((len(x), 1)), label, x, weight) or (None, None)
     slope, slope_error = None, None
     separated = x[label].min() >= x[~label].max() or x[label].max() <= x[~label].min()
     if not separated:
-        slope, slope_error = newton_logistic(np.stack([x, np.ones(len(x))], 1), label, 0.0) or (None, None)
+        slope, slope_error = newton_logistic(np.stack([x, np.ones(len(x))], 1), label, 0.0, weight) or (None, None)
     return shift, shift_error, slope, slope_error
 
 
-def newton_logistic(design: np.ndarray, label: np.ndarray, offset: Any) -> tuple[float, float] | None:
+def newton_logistic(
+    design: np.ndarray, label: np.ndarray, offset: Any, weight: np.ndarray
+) -> tuple[float, float] | None:
     """The first coefficient of a logistic regression and its standard error; None if the steps do not converge."""
     from scipy.special import expit
 
     beta = np.zeros(design.shape[1])
-    objective = lambda b: float(np.logaddexp(0.0, np.where(label, -1, 1) * (offset + design @ b)).sum())  # noqa: E731
+    sign = np.where(label, -1, 1)
+    objective = lambda b: float(weight @ np.logaddexp(0.0, sign * (offset + design @ b)))  # noqa: E731
     value = objective(beta)
     for _ in range(100):
         p = expit(offset + design @ beta)
-        information = design.T @ (design * (p * (1 - p))[:, None])
+        information = design.T @ (design * (weight * p * (1 - p))[:, None])
         if np.linalg.matrix_rank(information) < len(beta):
             return None
-        step = np.linalg.solve(information, design.T @ (label - p))
+        step = np.linalg.solve(information, design.T @ (weight * (label - p)))
         while (new := objective(beta + step)) > value + 1e-9 * abs(value):
             step = 0.5 * step
         beta, value = beta + step, new

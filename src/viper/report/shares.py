@@ -43,14 +43,27 @@ def share_interval(count: Any, rows: Any, level: float = 0.95) -> tuple[np.ndarr
     return np.where(count == 0, 0.0, low), np.where(count == rows, 1.0, high)
 
 
-def equal_groups(values: Any, count: int) -> np.ndarray:
+def equal_groups(values: Any, count: int, weight: np.ndarray | None = None) -> np.ndarray:
     """The number of each row's group, of `count` groups of equally many rows; equal values share a group.
 
-    The groups are numbered without gaps, in the order of the values.
+    The groups are numbered without gaps, in the order of the values. With weights, rows are counted by them.
     """
     values = np.asarray(values, dtype=float)
-    edges = np.quantile(values, np.linspace(0, 1, count + 1)[1:-1])
+    inner = np.linspace(0, 1, count + 1)[1:-1]
+    edges = np.quantile(values, inner) if weight is None else counted_quantiles(values, weight, inner)
     return np.unique(np.searchsorted(edges, values), return_inverse=True)[1]
+
+
+def counted_quantiles(values: np.ndarray, weight: np.ndarray, shares: np.ndarray) -> np.ndarray:
+    """Quantiles by linear interpolation, as `numpy.quantile` has them for rows repeated as often as the weights say."""
+    order = np.argsort(values, kind="stable")
+    sorted_rows, last = values[order], np.cumsum(weight[order])
+    position = shares * (last[-1] - 1.0)
+    below, above = (
+        sorted_rows[np.searchsorted(last, place, side="right").clip(max=len(values) - 1)]
+        for place in (np.floor(position), np.floor(position) + 1.0)
+    )
+    return below + (position - np.floor(position)) * (above - below)
 
 
 class Groups(NamedTuple):

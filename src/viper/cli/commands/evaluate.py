@@ -57,6 +57,10 @@ def evaluate_model(
         list[str] | None,
         options.optional("Column by which rows are grouped, to score each group. Repeat for more columns."),
     ] = None,
+    weights: Annotated[
+        str | None,
+        options.optional("Column with the weights of the rows: a weight of 3 counts a row three times in the scores."),
+    ] = None,
     checks: Annotated[
         bool, typer.Option("--checks", help="Also check residuals by column, and compare with outcomes drawn anew.")
     ] = False,
@@ -93,13 +97,20 @@ def evaluate_model(
         raise typer.BadParameter("--threshold cannot be given with costs or a budget, which choose the threshold")
     fitted, table = options.open_model_and_rows(model, data, reading)
 
-    from viper.cli.preparing import check_option_column, labelled_rows
+    from viper.cli.preparing import check_option_column, labelled_rows, read_weight_column
     from viper.cli.remarks import drift_of, kept_rows, note_counts, print_drift, table_predictions
     from viper.report.metrics import calibration, judge_calibration, scores
 
     rows = labelled_rows(fitted, table, target)
     for name in by or ():
         check_option_column(rows.frame, name, "--by")
+    if weights is not None:
+        check_option_column(rows.frame, weights, "--weights")
+        if by or checks or any(value is not None for value in deciding.values()):
+            raise typer.BadParameter(
+                "--weights counts rows in scores and calibration; decisions, --by and --checks count each row once. "
+                "Leave one of them out"
+            )
     with table.located():
         found = table_predictions(fitted, rows.frame, level)
     predicted = found.table
@@ -113,11 +124,12 @@ def evaluate_model(
     classes = [f"{rows.target} = {value}" for value in fitted.classes_]
     judged = JudgedRows(rows.positive[used], predicted[used], kept_rows(fitted, rows.frame, used), classes)
     label, probability = judged.label, judged.probability
+    weight = None if weights is None else read_weight_column(rows.frame[weights], table)[used]
     document: dict[str, Any] = {
-        **scores(label, probability, judged.predicted[["lower", "upper"]], bins)._asdict(),
+        **scores(label, probability, judged.predicted[["lower", "upper"]], bins, weight)._asdict(),
         "level": level,
-        "calibration": calibration(label, probability, bins, level).to_dict("records"),
-        "calibration_verdict": with_sentence(judge_calibration(label, probability, bins)),
+        "calibration": calibration(label, probability, bins, level, weight).to_dict("records"),
+        "calibration_verdict": with_sentence(judge_calibration(label, probability, bins, sample_weight=weight)),
     }
     if any(value is not None for value in deciding.values()):
         document["decision"] = decision_document(judged, level, **deciding)
