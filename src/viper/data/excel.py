@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from viper.data.csv_text import CsvText
 
 # What zipfile and openpyxl raise for damaged and encrypted workbooks; openpyxl checks nothing before it uses it.
-DAMAGE = (
+DAMAGE: tuple[type[Exception], ...] = (
     *(zipfile.BadZipFile, zlib.error, struct.error, EOFError, ParseError, LookupError, ValueError, TypeError),
     *(AttributeError, RuntimeError, ArithmeticError, AssertionError),
 )
