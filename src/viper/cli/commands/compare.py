@@ -168,7 +168,7 @@ def comparable_models(seed: int, intercept: bool) -> dict[str, tuple[int | None,
         return lambda: viper.VariationalLogisticRegression(**settings, **given)
 
     def gp() -> Any:
-        return viper.VariationalGPClassifier(mean="constant", random_state=seed, verbose=False)
+        return viper.VariationalGPClassifier(random_state=seed, verbose=False)
 
     def sklearn(module: str, name: str, **given: Any) -> MakeModel:
         return lambda: getattr(import_module(f"sklearn.{module}"), name)(**given)

@@ -120,7 +120,7 @@ def timed_process(console: Any, tumours: Tumours) -> TimedFit | None:
     except ImportError as error:
         console.print(f"Without the Gaussian process: {error}", markup=False)
         return None
-    return timed_fit(estimator, tumours, MAP_COLUMNS, mean="constant")
+    return timed_fit(estimator, tumours, MAP_COLUMNS)
 
 
 # --- what is printed ---

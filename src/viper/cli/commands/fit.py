@@ -92,8 +92,11 @@ def fit_table(
     ] = CovarianceShape.full,
     kernel: Annotated[KernelChoice, typer.Option(help="Kernel of the Gaussian process.", **MODEL)] = KernelChoice.rbf,
     inducing: Annotated[
-        int, typer.Option(help="Number of inducing points of the Gaussian process.", min=1, **MODEL)
-    ] = 50,
+        int | None,
+        options.optional(
+            "Number of inducing points of the Gaussian process. (default: as many as it needs)", min=1, **MODEL
+        ),
+    ] = None,
     standardise: Annotated[
         bool,
         typer.Option(
@@ -164,8 +167,7 @@ def fit_table(
     estimator: Any = viper.VariationalGPClassifier if is_gp else viper.VariationalLogisticRegression
     settings: dict[str, Any] = {"bound": bound.value, "terms": terms, "covariance": covariance.value, "n_jobs": jobs}
     if is_gp:  # it standardises columns itself
-        # not a linear mean: its weights would be point estimates, whose uncertainty the intervals leave out
-        settings |= {"kernel": kernel.value, "mean": "constant", "n_inducing": inducing, "standardize": standardise}
+        settings |= {"kernel": kernel.value, "n_inducing": inducing or "auto", "standardize": standardise}
     else:
         settings["prior_scale"] = parse_prior_scales(prior or [])
     settings["class_weight"] = None if class_weight is None else class_weight.value
