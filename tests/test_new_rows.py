@@ -13,6 +13,7 @@ import viper
 from viper.errors import FormulaError
 from viper.formula.drift import DriftCounter, column_drift
 from viper.formula.screening import MARGIN, screen_rows
+from viper.report.study import left_out_reasons
 
 FORMULA = "y ~ bs(age, df=4) + log(dose) + ward + weight"
 
@@ -304,3 +305,21 @@ def test_a_model_without_a_record_has_no_drift(model):
     bare = replace(model.formula_, training=None)
     assert column_drift(bare, FRAME) == []
     assert screen_rows(bare, FRAME).remarks == []
+
+
+def test_a_row_whose_log_odds_overflow_costs_itself_only():
+    """Also where only a product of columns is too large; 1e140 is not."""
+    fitted = viper.VariationalLogisticRegression.from_formula("y ~ age*weight + ward", FRAME)
+    good = FRAME.head(5).drop(columns="y")
+    bad = good.assign(age=[1e200, -1e308, 1e90, 1e140, 50.0], weight=[70.0, 70.0, 1e90, 70.0, None])
+    table = fitted.predict_table(pd.concat([good, bad], ignore_index=True))
+    np.testing.assert_allclose(table["probability"][:5], fitted.predict_proba(good)[:, 1], rtol=1e-12)
+    assert table["probability"][5:].isna().tolist() == [True, True, True, False, True]
+    notes = table["note"].tolist()
+    assert notes[5].startswith("no prediction: age = 1e+200 is too large to compute with")
+    assert notes[6].startswith("no prediction: age:weight has no value for age = -1e+308 and weight = 70")
+    assert notes[7].startswith("no prediction: age = 1e+90 is too large to compute with")
+    assert notes[9].startswith("no prediction: weight is missing")
+    data = pd.concat([FRAME.head(60), bad.head(1).assign(y="no")], ignore_index=True)
+    reasons = left_out_reasons(fitted, data, data.drop(columns="y"), "y")
+    assert reasons == [None] * 60 + ["with age too large to compute with"]

@@ -1,5 +1,6 @@
 """`viper serve` as a real process that listens on a real socket."""
 
+import asyncio
 import http.client
 import json
 import re
@@ -17,6 +18,7 @@ import pandas as pd
 import pytest
 
 import viper
+from viper.cli.commands import serve as service
 from viper.cli.commands.serve import Limits, ServedColumns, answer_rows
 from viper.errors import RequestError
 
@@ -88,8 +90,8 @@ def test_predictions_are_those_of_the_model(model, port):
     assert answer["level"] == 0.8
     table = pd.DataFrame(answer["predictions"])
     assert np.array_equal(table["probability"], fitted.predict_proba(FRAME)[:, 1])
-    assert np.array_equal(table[["lower", "upper"]], fitted.predict_interval(FRAME, 0.8))
-    assert np.array_equal(table["sd"], fitted.predict_std(FRAME))
+    np.testing.assert_allclose(table[["lower", "upper"]], fitted.predict_interval(FRAME, 0.8), rtol=1e-14)
+    np.testing.assert_allclose(table["sd"], fitted.predict_std(FRAME), rtol=1e-12)
     assert table["label"].tolist() == fitted.predict(FRAME).tolist()
 
 
@@ -113,7 +115,8 @@ REFUSED = {
     "not UTF-8": (b"\xff\xfe{}", 400, "must be JSON"),
     "NaN": (b'{"rows": [{"age": NaN}]}', 400, "write null for a missing value"),
     "deep brackets": (b"[" * 200_000, 400, "brackets too deep"),
-    "a huge number": (b'{"rows": [{"age": ' + b"9" * 5000 + b"}]}", 400, "must be JSON"),
+    "half a character": (b'{"rows": [], "\\uD800": 1}', 400, "must be JSON in UTF-8"),
+    "another encoding": ('{"rows": []}'.encode("utf-16"), 400, "must be JSON in UTF-8"),
     "a list": ([ROW], 422, 'must be {"rows":'),
     "no rows": ({"rows": []}, 422, "1 to 500 rows; got 0"),
     "too many rows": ({"rows": [{}] * 501}, 422, "1 to 500 rows; got 501"),
@@ -143,6 +146,56 @@ def test_a_large_request_is_refused_before_it_is_read(port):
         connection.sendall(b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000000000\r\n\r\n")
         connection.sendall(b" " * 600_000)
         assert connection.recv(100).startswith(b"HTTP/1.1 413")
+
+
+@pytest.mark.parametrize("digits", [b"1e999", b"1e200", b"9" * 400, b"9" * 5000, b"-" + b"9" * 400])
+def test_a_number_that_cannot_be_computed_with_costs_its_row_only(port, digits):
+    first, second = json.dumps(ROW).encode(), json.dumps(ROW | {"age": 7654321}).encode()
+    status, answer = predict(port, b'{"rows": [%s, %s]}' % (first, second.replace(b"7654321", digits)))
+    assert status == 200
+    good, empty = answer["predictions"]
+    assert good == predict(port, {"rows": [ROW]})[1]["predictions"][0]
+    assert empty["probability"] is None
+    assert re.match("no prediction: age = .* is (not a number|too large to compute with)", empty["note"])
+
+
+def test_headers_have_a_limit(port):
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\nX: " + b"x" * 100_000)
+        assert connection.recv(100).startswith(b"HTTP/1.1 400")
+    assert ask(port, "GET", "/health")[0] == 200
+
+
+def test_a_connection_that_asks_nothing_is_closed(monkeypatch):
+    """One sends nothing, one half a header, one asks and keeps the connection; a slow request is answered."""
+    import uvicorn
+
+    monkeypatch.setattr(service, "IDLE_SECONDS", 0.05)
+
+    async def slow_answer(scope, receive, send):
+        await asyncio.sleep(0.3)
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body"})
+
+    async def ask_in_three_ways():
+        settings = uvicorn.Config(slow_answer, http=service.patient_protocol(), lifespan="off", log_level="error")
+        settings.load()
+        state = uvicorn.server.ServerState()
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(lambda: settings.http_protocol_class(settings, state, {}), "127.0.0.1", 0)
+        found = []
+        async with server:
+            for sent in (b"", b"GET / HTTP/1.1\r\nHo", b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"):
+                reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+                writer.write(sent)
+                found.append(await asyncio.wait_for(reader.read(), 60))  # until it is closed
+                writer.close()
+        assert not state.connections
+        return found
+
+    nothing, half, whole = asyncio.run(ask_in_three_ways())
+    assert nothing == half == b""
+    assert whole.startswith(b"HTTP/1.1 204")
 
 
 def test_unknown_columns_are_named(port):

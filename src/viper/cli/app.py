@@ -3,6 +3,7 @@
 import errno
 import functools
 import inspect
+import io
 import os
 import re
 import sys
@@ -150,7 +151,8 @@ for name, command in COMMANDS.items():
 def check_standard_streams() -> None:
     """Exit with one line if standard output is closed. If another stream is, open it on the null device instead.
 
-    Otherwise the next file to be opened would take its number, and receive whatever is printed.
+    Otherwise the next file to be opened would take its number, and receive whatever is printed. What goes into a pipe
+    or file is in UTF-8, as all files are; a terminal shows a question mark for what it lacks.
     """
     closed = [number for number, stream in enumerate((sys.stdin, sys.stdout, sys.stderr)) if stream is None]
     for _ in closed:
@@ -160,6 +162,10 @@ def check_standard_streams() -> None:
     if 1 in closed:
         print_error("standard output must be open; got it closed. Redirect it to a file, or to /dev/null.")
         sys.exit(OUTPUT)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            encoding, errors = (None, "replace") if stream.isatty() else ("utf-8", "backslashreplace")
+            stream.reconfigure(encoding=encoding, errors=errors)
 
 
 def run_program(arguments: list[str] | None = None) -> NoReturn:

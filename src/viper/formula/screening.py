@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import pandas
 
 MARGIN = 0.1  # of the training range, by which a number may leave it; n rows alike leave it slightly every n/2 rows
+LARGEST_ORDINARY = 1e15  # numbers below overflow in no term: their tenth power is 1e150, whose square is finite
 MOST_REMARKS = 3  # about one row that are spelled out
 # kind -> words for a count of rows; those of FATAL leave a row without a prediction
 FATAL = {
@@ -27,6 +28,7 @@ FATAL = {
     "unseen": "not in the training data",
     "beyond": "beyond the range of a spline",
     "undefined": "without a value",
+    "huge": "too large to compute with",
 }
 NOTED = {
     "filled": "filled in",
@@ -187,8 +189,8 @@ def screened_levels(encoding: Encoding, column: "pandas.Series[Any]") -> tuple["
 
 
 def undefined_rows(encoding: Encoding, screened: Screened) -> list[Remark]:
-    """Return remarks on rows where a function of the formula has no finite value, or only with a clamped number."""
-    if not encoding.has_functions:
+    """Return remarks on rows where a function or product has no finite value, or only with a clamped number."""
+    if not encoding.has_functions and not has_extreme_number(screened.frame).any():
         return []
     usable = screened.usable
     frame = encoding._with_means(screened.frame[usable], encoding.inputs)
@@ -207,6 +209,11 @@ def undefined_rows(encoding: Encoding, screened: Screened) -> list[Remark]:
         for kind, cells in found.items()
         for term, bad in cells_by_term(list(design), cells).items()
     ]
+
+
+def has_extreme_number(frame: "pandas.DataFrame") -> np.ndarray:
+    """Return which rows have a number with which a product may overflow."""
+    return (frame.select_dtypes("number").abs() > LARGEST_ORDINARY).any(axis=1).to_numpy(dtype=bool)
 
 
 def cells_by_term(names: list[str], cells: np.ndarray) -> dict[str, np.ndarray]:

@@ -19,7 +19,7 @@ from torch import Tensor
 from viper.data import writing
 from viper.data.open import is_kept_elsewhere
 from viper.formula.encoding import Encoding
-from viper.formula.screening import MARGIN, Remark, row_notes, screen_rows
+from viper.formula.screening import MARGIN, Remark, Screened, among_all, has_extreme_number, row_notes, screen_rows
 from viper.inference.posterior import Posterior, accuracy, expected_log_likelihood, latent, moved
 from viper.inference.rows import Block, RowSource
 from viper.softplus.expectation import expected_sigmoid
@@ -100,7 +100,7 @@ def predict_each_row(model: Any, X: Any, level: float = 0.95, offset: Any = None
     index, usable = X.index if isinstance(X, pandas.DataFrame) else None, None
     remarks: list[Remark] = []
     if (encoding := getattr(model, "formula_", None)) is not None:
-        X, remarks = screened = screen_rows(encoding, X)
+        X, remarks = screened = screen_for_model(model, X)
         index, usable = X.index, screened.usable
         X, offset = X[usable], offset if offset is None else np.asarray(offset)[usable]
     columns: dict[str, np.ndarray] = dict.fromkeys(PREDICTED_COLUMNS, np.empty(0))
@@ -118,6 +118,34 @@ def predict_each_row(model: Any, X: Any, level: float = 0.95, offset: Any = None
     remarks = [*remarks, *far_rows(table["distance"].to_numpy(dtype=float))]
     table["note"] = row_notes(remarks, len(table))
     return TablePredictions(table if index is None else table.set_axis(index), remarks)
+
+
+def screen_for_model(model: Any, X: Any) -> Screened:
+    """Say which rows the model's formula cannot encode, or the model not predict, and which are unusual."""
+    screened = screen_rows(model.formula_, X)
+    return screened._replace(remarks=[*screened.remarks, *huge_rows(model, screened)])
+
+
+def huge_rows(model: Any, screened: Screened) -> list[Remark]:
+    """Return a remark on the rows whose log-odds, or their variance, overflow. Ordinary numbers are not looked at."""
+    asked = screened.usable & has_extreme_number(screened.frame)
+    if not asked.any():
+        return []
+    with np.errstate(over="ignore", invalid="ignore"):
+        mean, sd = model.predict_latent(screened.frame[asked])
+        rows = among_all(~np.isfinite(mean * 0.0 + np.square(sd)), asked)
+    values = screened.frame.select_dtypes("number").abs()
+    largest = np.argmax(values.fillna(0.0).to_numpy(dtype=float), axis=1)
+    return [
+        huge_remark(screened.frame[name], rows & (largest == j))
+        for j, name in enumerate(values)
+        if (rows & (largest == j)).any()
+    ]
+
+
+def huge_remark(column: "pandas.Series[Any]", rows: np.ndarray) -> Remark:
+    name = str(column.name)
+    return Remark("huge", name, rows, lambda row: f"{name} = {column.iloc[row]:.4g} is too large to compute with")
 
 
 def far_rows(distance: np.ndarray) -> list[Remark]:

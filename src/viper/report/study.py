@@ -14,12 +14,12 @@ from viper.data.checks import read_labels
 from viper.errors import listed
 from viper.formula.columns import as_dates, number_text, with_days
 from viper.formula.drift import ColumnDrift, column_drift
-from viper.formula.screening import FATAL, columns_as_read, screen_rows
+from viper.formula.screening import FATAL, columns_as_read
 from viper.formula.training import TrainingData
 from viper.inference.importance import Diagnosis
 from viper.models.facts import ModelFacts, model_facts
 from viper.models.loo import LeaveOneOut
-from viper.models.prediction import Predictions, check_model, predictions
+from viper.models.prediction import Predictions, check_model, predictions, screen_for_model
 from viper.report import views
 from viper.report.checks import predictive_check
 from viper.report.metrics import (
@@ -495,12 +495,11 @@ def read_study(
 
 def left_out_reasons(model: Any, data: "pandas.DataFrame", frame: "pandas.DataFrame", target: str) -> list[str | None]:
     """Why each row has no prediction or cannot be judged; None if it has and can."""
-    encoding = getattr(model, "formula_", None)
     reasons = np.full(len(data), None, dtype=object)
-    if encoding is None:
+    if getattr(model, "formula_", None) is None:
         reasons[frame.isna().any(axis=1).to_numpy()] = "with other values missing"
     else:
-        for remark in reversed([remark for remark in screen_rows(encoding, frame).remarks if remark.fatal]):
+        for remark in reversed([remark for remark in screen_for_model(model, frame).remarks if remark.fatal]):
             missing = remark.kind == "missing"
             reasons[remark.rows] = (
                 "with other values missing" if missing else f"with {remark.column} {FATAL[remark.kind]}"

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
 BODY_SECONDS = 30  # within which the whole of a request must have arrived
+IDLE_SECONDS = 30  # after which a connection that has not asked anything is closed, at the latest after twice that
 BUSIEST = 200  # connections at a time; more are answered with 503
 PREDICTING = 4  # requests that are predicted at a time; others wait
 SECURITY = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store", "Referrer-Policy": "no-referrer"}
@@ -72,7 +73,12 @@ def serve_model(
     torch.set_num_threads(1)  # requests run side by side instead
     application = prediction_service(viper.load(model), Limits(max_rows, max_megabytes))
     settings = uvicorn.Config(
-        application, log_level="warning", access_log=False, server_header=False, limit_concurrency=BUSIEST
+        application,
+        http=patient_protocol(),
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        limit_concurrency=BUSIEST,
     )
     note(f"serving {model} at http://{host}:{listening.getsockname()[1]}; Ctrl-C stops it.")
     try:
@@ -80,6 +86,29 @@ def serve_model(
     except KeyboardInterrupt:  # uvicorn has answered the requests it had, and repeats the signal
         RECEIVED.clear()
     note("stopped.")
+
+
+def patient_protocol() -> type[asyncio.Protocol]:
+    """Return uvicorn's protocol with a limit on headers, that of h11, and an end to connections that ask nothing."""
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+
+    class PatientProtocol(H11Protocol):
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            self.wait_after(self.cycle)
+
+        def wait_after(self, last: Any) -> None:
+            self.loop.call_later(IDLE_SECONDS, self.close_if_idle, last)
+
+        def close_if_idle(self, last: Any) -> None:
+            if self.transport.is_closing():
+                return
+            if self.cycle is last and (last is None or last.response_complete):
+                self.transport.close()
+            else:
+                self.wait_after(self.cycle)
+
+    return PatientProtocol
 
 
 # --- requests and answers ---
@@ -177,7 +206,10 @@ def answer_rows(model: Any, columns: "ServedColumns", body: bytes, limits: Limit
 def parse_request(body: bytes, limits: Limits) -> tuple[list[dict[str, Any]], float]:
     """Return the rows and the level of the intervals."""
     try:
-        document = json.loads(body, parse_constant=refuse_number_word)
+        text = body.decode("utf-8-sig")
+        document = json.loads(text, parse_constant=refuse_number_word, parse_int=whole_number)
+        if "\\ud" in text.lower():  # half of a pair, which is no text
+            json.dumps(document, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         reason = "brackets too deep" if isinstance(error, RecursionError) else error
         raise refusal(400, f"a request must be JSON in UTF-8; got {reason}.") from None
@@ -194,6 +226,11 @@ def parse_request(body: bytes, limits: Limits) -> tuple[list[dict[str, Any]], fl
         if not isinstance(row, dict):
             raise refusal(422, f"every row must be an object; got {row!r:.60} in row {i}.")
     return rows, float(level)
+
+
+def whole_number(digits: str) -> int | float:
+    """Return an integer, or infinity where it is larger than any number that can be computed with, as 1e999 is."""
+    return int(digits) if len(digits) < 300 else float(digits)
 
 
 def refuse_number_word(word: str) -> None:
