@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -519,3 +520,23 @@ def test_reproduce_lists_and_makes_artefacts(run):
     code, _, err = run("reproduce", "figure-2")
     assert code == 3
     assert "Did you mean 'figure-1'?" in err
+
+
+@pytest.mark.parametrize("setting", [{"PYTHONIOENCODING": "latin-1"}, {"LC_ALL": "C", "PYTHONUTF8": "0"}])
+def test_what_is_piped_is_utf8_in_every_locale(tmp_path, setting):
+    """Names, labels and the characters of tables are printed as they are in the file, whatever the locale can spell."""
+    named = pd.DataFrame({"größe": np.arange(60.0) % 7, "ward": ["北", "süd", "west"] * 20})
+    named["died"] = np.where(named["größe"] < 3, "da ✓", "no")
+    named.to_csv(tmp_path / "data.csv", index=False)
+    environment = os.environ | {"PYTHONCOERCECLOCALE": "0"} | setting
+    for arguments, words in (
+        (["fit", "data.csv", "-t", "died", "-o", "model.viper", "--cv", "0"], ["größe", "北", "da ✓"]),
+        (["summary", "model.viper"], ["größe", "北", "…", "●"]),
+        (["predict", "model.viper", "data.csv"], ["da ✓"]),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", "viper", *arguments], cwd=tmp_path, capture_output=True, check=False, env=environment
+        )
+        assert done.returncode == 0, done.stderr
+        text = done.stdout.decode("utf-8")
+        assert all(word in text for word in words), text

@@ -387,20 +387,3 @@ def test_cells_that_a_spreadsheet_would_run(folder, tmp_path):
     assert [line.split(",")[0] for line in safe] == ["remark", "'=1+1", "'@cmd", "plain", "'-2"]
     assert safe[0].split(",")[1] == "'+name"
     assert [line.split(",")[2:] for line in safe[1:]] == [line.split(",")[2:] for line in plain[1:]]
-
-
-@pytest.mark.parametrize("setting", [{"PYTHONIOENCODING": "latin-1"}, {"LC_ALL": "C", "PYTHONUTF8": "0"}])
-def test_what_is_piped_is_utf8_in_every_locale(tmp_path, setting):
-    """Names, labels and the characters of tables are printed as they are in the file, whatever the locale can spell."""
-    named = FRAME.replace({"ward": {"n": "北", "s": "süd"}, "died": {"yes": "da ✓"}}).rename(columns={"age": "größe"})
-    named.to_csv(tmp_path / "data.csv", index=False)
-    environment = os.environ | {"PYTHONCOERCECLOCALE": "0"} | setting
-    for arguments, words in (
-        (["fit", "data.csv", "-t", "died", "-o", "model.viper", "--cv", "0"], ["größe", "北", "da ✓"]),
-        (["summary", "model.viper"], ["größe", "北", "…", "●"]),
-        (["predict", "model.viper", "data.csv"], ["da ✓"]),
-    ):
-        done = subprocess.run([*COMMAND, *arguments], cwd=tmp_path, capture_output=True, check=False, env=environment)
-        assert done.returncode == 0, done.stderr
-        text = done.stdout.decode("utf-8")
-        assert all(word in text for word in words), text
