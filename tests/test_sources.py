@@ -15,6 +15,7 @@ from viper.data import files, stream
 from viper.data.files import FileReader
 from viper.data.open import describe
 from viper.data.stream import Stream, ignore_progress, scan
+from viper.inference import memory
 
 pyarrow = pytest.importorskip("pyarrow")
 resource = pytest.importorskip("resource")  # not on Windows
@@ -528,14 +529,15 @@ def test_the_default_is_a_quarter_of_the_memory(parts, reads, monkeypatch, share
 
 
 def test_memory_of_a_control_group(tmp_path, monkeypatch):
-    whole = files.available_memory()
-    assert whole > 0
-    monkeypatch.setattr(files, "GROUP", str(tmp_path))
+    assert 0 < memory.available_memory() <= memory.machine_memory()
+    monkeypatch.setattr(memory, "GROUP", str(tmp_path))
     for name, text in {"max": "5000000", "current": "3000000", "stat": "anon 7\ninactive_file 500000"}.items():
         (tmp_path / f"memory.{name}").write_text(f"{text}\n")
-    assert files.available_memory() == 2_500_000
+    assert memory.available_memory() == 2_500_000
+    assert memory.machine_memory() == 5_000_000
     (tmp_path / "memory.max").write_text("max\n")
-    assert files.available_memory() > 2_500_000
+    assert memory.available_memory() > 2_500_000
+    assert memory.machine_memory() > 5_000_000
 
 
 @pytest.mark.parametrize("cache", [-1, 0.5, "1 GB", True])

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,10 +9,9 @@ import numpy as np
 from viper.data import arrow
 from viper.data.blocks import Chunk, check_names
 from viper.errors import shown
+from viper.inference.memory import available_memory
 
 SHARE_FOR_CACHE = 0.25  # of the available memory, for decoded rows
-ASSUMED_MEMORY = float(1 << 32)  # bytes, where the system does not say
-GROUP = "/sys/fs/cgroup"  # where Linux tells the limits of a container
 
 
 @dataclass(frozen=True)
@@ -130,29 +128,3 @@ class FileReader:
                 start += batch.num_rows
             if not self.multiline:
                 file.check_line_breaks(start)
-
-
-def available_memory() -> float:
-    """Return the bytes that this process may still use: those of the system, or of its control group if fewer."""
-    known = system_numbers("/proc/meminfo")
-    free = 1024.0 * known["MemAvailable:"] if "MemAvailable:" in known else ASSUMED_MEMORY
-    limit, used = system_text(f"{GROUP}/memory.max"), system_text(f"{GROUP}/memory.current")
-    if not limit.isdigit() or not used.isdigit():
-        return free
-    return max(
-        0.0, min(free, float(limit) - float(used) + system_numbers(f"{GROUP}/memory.stat").get("inactive_file", 0))
-    )
-
-
-def system_numbers(path: str) -> dict[str, int]:
-    """Return the names and numbers in the lines of a file of the system."""
-    words = (line.split() for line in system_text(path).splitlines())
-    return {first: int(rest[0]) for first, *rest in words if rest and rest[0].isdigit()}
-
-
-def system_text(path: str) -> str:
-    """Return the content of a file of the system, or nothing if there is no such file."""
-    try:
-        return Path(path).read_text(encoding="utf-8").strip()
-    except OSError:
-        return ""

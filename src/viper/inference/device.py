@@ -5,8 +5,6 @@ between passes stays on the host, which is faster up to several hundred dimensio
 stay in host memory and stream through pinned buffers while the block before them is computed.
 """
 
-import math
-import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -43,14 +41,6 @@ def choose_device(device: Any, X: Any = None) -> torch.device:
 def algebra_device(dimension: int, device: torch.device) -> torch.device:
     """Return the device for the d × d matrices of a fit whose rows are on `device`."""
     return torch.device("cpu") if dimension <= LARGEST_ON_HOST else device
-
-
-def machine_memory() -> float:
-    """Return the bytes of main memory, or infinity where the system does not tell."""
-    try:
-        return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    except (AttributeError, OSError, ValueError):
-        return math.inf
 
 
 def free_memory(device: torch.device) -> int:

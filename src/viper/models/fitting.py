@@ -13,7 +13,8 @@ from torch import Tensor
 from viper.errors import ConvergenceWarning, NotFinite, users_line
 from viper.inference.adam import adam
 from viper.inference.causes import sizes, what_to_do, why_not_finite
-from viper.inference.device import algebra_device, machine_memory
+from viper.inference.device import algebra_device
+from viper.inference.memory import machine_memory
 from viper.inference.newton import Result, newton
 from viper.inference.posterior import Diagonal, Full, LowRank, Posterior, latent, moved
 from viper.inference.problem import Gaussian, Prior, Problem, products_are_cheaper
