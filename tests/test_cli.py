@@ -130,7 +130,7 @@ def test_gaussian_process(run):
     said = fitted(run, "-t", "died", "--model", "gp", "--inducing", "8", "--cv", "0", "-o", "g.viper")
     assert {row["name"] for row in said["columns"]} >= {"age", "<b>sex</b>[T.male]"}
     assert said["kernel"] == "rbf"
-    assert viper.load("g.viper").mean == "constant"
+    assert viper.load("g.viper").mean == viper.VariationalGPClassifier().mean
     code, out, _ = run("summary", "g.viper")
     assert code == 0
     assert "Gaussian-process classification" in out
@@ -540,3 +540,21 @@ def test_what_is_piped_is_utf8_in_every_locale(tmp_path, setting):
         assert done.returncode == 0, done.stderr
         text = done.stdout.decode("utf-8")
         assert all(word in text for word in words), text
+
+
+def test_a_line_too_long_for_the_terminal_goes_on_with_its_indent(monkeypatch, capsys):
+    monkeypatch.setattr(terminal, "PIPE_WIDTH", 20)
+    terminal.say("head\n  [bold]one[/] two three four five six\n")
+    assert capsys.readouterr().out == "head\n  one two three four\n  five six\n\n"
+
+
+def test_an_interval_beyond_the_strip_ends_in_an_arrow():
+    """A dot is drawn only where the estimate lies."""
+    strip = lambda *interval: terminal.interval_strip(*interval, (-1.0, 1.0)).plain  # noqa: E731
+    inside, partly, outside = strip(-1.0, -0.5, 0.2), strip(-0.4, 0.9, 1.4), strip(-3.0, -2.5, -2.0)
+    assert "◂" not in inside + partly
+    assert inside.count("●") == partly.count("●") == 1
+    assert partly.endswith("▸")
+    assert outside.startswith("◂ ")
+    assert "●" not in outside
+    assert {len(s) for s in (inside, partly, outside)} == {terminal.STRIP_WIDTH}

@@ -370,3 +370,14 @@ def test_weights_of_rows_equal_repeated_rows(bins):
     for wrong in ([1.0], np.full(157, -1.0), np.zeros(157)):
         with pytest.raises(ValueError, match="sample_weight must be one number of at least 0 for each of the 157 rows"):
             scores(label, probability, sample_weight=wrong)
+
+
+def test_predictions_far_too_high_are_not_called_cautious_as_well():
+    """With log-odds 20 too high, and a slope of 3 among them, the one thing to say is that they are too high."""
+    rng = np.random.default_rng(4)
+    score = rng.normal(size=2_000)
+    label = rng.random(2_000) < expit(3.0 * score)
+    near, far = judge_calibration(label, expit(score)), judge_calibration(label, expit(score + 20.0))
+    assert near.direction == "They are too cautious."
+    assert far.slope > 2
+    assert far.direction == "They are too high."

@@ -103,7 +103,7 @@ def test_values_a_thousand_times_too_large_are_loud(fitted):
     assert pd.read_csv("p.csv")["note"].str.contains("is far above the training data").all()
     _, out, err = fitted("evaluate", "m.viper", "new.csv")
     assert "values far outside the range of the training data: 300 in 'dose'." in err
-    assert "Drift: 1 of 3 columns are distributed differently from the training data" in out
+    assert "Drift: 1 of 3 columns is distributed differently from the training data" in out
     assert "100% outside its range" in out
     said = json.loads(fitted("evaluate", "m.viper", "new.csv", "--json")[1])
     assert [one["column"] for one in said["drift"] if one["verdict"] != "same"] == ["dose"]

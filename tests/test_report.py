@@ -25,7 +25,7 @@ from viper.cli import scoring
 from viper.errors import StorageError
 from viper.formula.learn import learn_formula
 from viper.models.prediction import Predictions
-from viper.report import charts, trust, views, words
+from viper.report import charts, svg, trust, views, words
 from viper.report.page import render
 from viper.report.shares import named_groups
 from viper.report.study import coefficient_change, read_study, spatial_columns
@@ -421,7 +421,14 @@ def test_the_page_of_training_rows_shows_the_cross_validated_scores(data, tmp_pa
     assert f"{found['auc']:.3f}" in summary
     tiles = [e["text"] for e in page.all("dd")]
     assert f"{found['auc']:.3f}" in tiles
-    assert trust.prediction_verdict(study).word == "Yes"
+    verdict = trust.prediction_verdict(study)
+    assert study.calibration_verdict.verdict == "unclear"  # 200 rows are few
+    assert verdict.word == "Probably"
+    assert study.calibration_verdict.sentence in verdict.text
+    assert trust.overall_verdict(study).kind != "good"
+    for judged, word in (("good", "Yes"), ("fair", "Yes"), ("poor", "With care")):
+        vars(study)["calibration_verdict"] = study.calibration_verdict._replace(verdict=judged)
+        assert trust.prediction_verdict(study).word == word
     other = Page(render(read_study(viper.load(tmp_path / "model.viper"), patients(seed=1), "ill")))
     assert "Honest" not in other.text("summary")
 
@@ -895,3 +902,25 @@ def test_ticks_are_round_and_inside(low, high, kind):
     assert 2 <= len(ticks) <= 8
     assert all(low <= t <= high for t in ticks)
     assert np.ptp(np.diff(np.log10(ticks) if kind == "log" else ticks)) < 1e-9
+
+
+def test_names_of_ticks_keep_clear_of_each_other():
+    """Every k-th name is drawn, for the smallest k at which neighbours do not touch; every tick is."""
+    places, sizes = [0.0, 10.0, 20.0, 30.0, 40.0], [8.0, 12.0, 8.0, 12.0, 8.0]
+    assert svg.spaced_step(places, [10.0] * 5) == 1
+    assert svg.spaced_step(places, [10.1] * 5) == 2
+    assert svg.spaced_step(places, sizes) == 1
+    assert svg.spaced_step(places, [100.0] * 5) == 5
+    assert svg.spaced_step([], []) == 1
+    chart = svg.Chart((0.0, 1.0), (0.0, 1.0), width=200, margins=(10, 0, 40, 0))
+    chart.x_axis("share", [(k / 10, f"{10 * k}.00 %") for k in range(11)])
+    drawn = "".join(chart.parts)
+    assert drawn.count('class="tick"') == 4  # 0, 30, 60 and 90 %, 60 apart; names are 8 letters of 7
+    assert drawn.count('class="axis"') == 1 + 11
+    assert "rotate" not in drawn
+
+
+def test_a_table_with_a_chart_is_stacked_on_a_phone():
+    head = [svg.column_heading("Column"), svg.column_heading("Relevance", "wide")]
+    assert 'class="stacked"' in svg.data_table("Relevance", head, [])
+    assert "stacked" not in svg.data_table("Relevance", [head[0]] * 4, [])

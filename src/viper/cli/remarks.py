@@ -77,7 +77,8 @@ def print_drift(drifts: "list[ColumnDrift]") -> None:
         columns = "The column is" if len(drifts) == 1 else f"All {len(drifts)} columns are"
         say(f"[bold]Drift[/]: {columns} distributed as in the training data.")
         return
-    say(f"[bold]Drift[/]: {len(moved)} of {len(drifts)} columns are distributed differently from the training data")
+    be = "is" if len(moved) == 1 else "are"
+    say(f"[bold]Drift[/]: {len(moved)} of {len(drifts)} columns {be} distributed differently from the training data")
     rows = [[one.column, drift_words(one), f"{one.psi:.2f}", one.verdict] for one in moved[:MOST_DRIFTS_SHOWN]]
     print_table(["column", "here", "stability index", "change"], rows, left=2)
     if len(moved) > MOST_DRIFTS_SHOWN:

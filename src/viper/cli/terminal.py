@@ -56,8 +56,16 @@ def printable(text: str) -> str:
 
 
 def say(text: str = "") -> None:
-    """Print a line of the result. Square brackets are rich's markup, so pass text from users through `escape`."""
-    console().print(printable(text))
+    """Print lines of the result, of which what is too long goes on below, indented as they are.
+
+    Square brackets are rich's markup, so pass text from users through `escape`.
+    """
+    out = console()
+    for line in Text.from_markup(printable(text), emoji=False).split("\n", allow_blank=True):
+        indent = len(line.plain) - len(line.plain.lstrip(" "))
+        for part in line[indent:].wrap(out, max(out.width - indent, 1)) if line.plain.strip() else [line]:
+            part.rstrip()
+            out.print(Text(" " * indent) + part, soft_wrap=True)
 
 
 def note(text: str) -> None:
@@ -165,13 +173,18 @@ def fixed_number(value: float, digits: int) -> str:
 
 
 def interval_strip(low: float, middle: float, high: float, ends: tuple[float, float]) -> Text:
-    """Draw an interval on an axis from `ends[0]` to `ends[1]`, with a mark at zero."""
+    """Draw an interval on an axis from `ends[0]` to `ends[1]`, with a mark at zero and arrows to what lies beyond."""
     place = lambda x: round((min(max(x, ends[0]), ends[1]) - ends[0]) / (ends[1] - ends[0]) * (STRIP_WIDTH - 1))  # noqa: E731
     cells = [" "] * STRIP_WIDTH
     cells[place(0.0)] = "│"
     for i in range(place(low), place(high) + 1):
         cells[i] = "─" if cells[i] == " " else "┼"
-    cells[place(middle)] = "●"
+    if ends[0] <= middle <= ends[1]:
+        cells[place(middle)] = "●"
+    if low < ends[0]:
+        cells[0] = "◂"
+    if high > ends[1]:
+        cells[-1] = "▸"
     return Text("".join(cells), style="bold green" if low > 0 or high < 0 else "dim")
 
 

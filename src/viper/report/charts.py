@@ -8,7 +8,18 @@ import numpy as np
 import scipy.special
 
 from viper.report.study import Coefficient, Study
-from viper.report.svg import ODDS_TICKS, TICK_WIDTH, Chart, Scale, element, image, path_data, text_mark, title_element
+from viper.report.svg import (
+    ODDS_TICKS,
+    TICK_WIDTH,
+    Chart,
+    Scale,
+    element,
+    image,
+    path_data,
+    spaced_step,
+    text_mark,
+    title_element,
+)
 from viper.report.views import FEW_VALUES, AverageEffect, Effect, Trace, date_ticks, spaced_indices
 from viper.report.words import (
     THIN,
@@ -30,6 +41,7 @@ if TYPE_CHECKING:
 
 PERCENTS = [(k / 4, f"{25 * k}{THIN}%") for k in range(5)]
 UNIT = (0.0, 1.0)
+ROWS_TICK_HEIGHT = 36.0  # of a name beside the chart of rows, which a phone shows at a third of its size
 DENSITY_POINTS = 201
 SMEAR = 0.01  # δ: half the width of the window over which a density is averaged, as a share of the axis; see page.js
 ROUND_ENDS = (1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0)  # where an axis may end, times a power of ten
@@ -467,7 +479,8 @@ def rows_chart(study: Study, labels: list[str]) -> str:
     rows, axis = study.sampled, rows_axis(study)
     ends = (-1.0, float(len(rows)))
     chart = Chart(ends, axis.ends, width=1060, height=320, margins=(14, 16, 34, 66), y_kind=axis.kind)
-    chart.y_axis(f"probability of {study.positive}", axis.ticks)
+    step = spaced_step([float(chart.y(t)) for t, _ in axis.ticks], [ROWS_TICK_HEIGHT] * len(axis.ticks))
+    chart.y_axis(f"probability of {study.positive}", axis.ticks[::step])
     chart.x_axis("rows, from the least to the most probable", [])
     for at, k in enumerate(rows):
         x, p = float(chart.x(at)), float(study.predictions.probability[k])

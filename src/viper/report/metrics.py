@@ -47,6 +47,7 @@ LEAST_VARIANCE = 1e-6  # of a count; less only if all probabilities are 0 or 1, 
 LARGEST_EXACT = 1e6  # statistic above which the noncentral χ² is as good as normal
 FEW_OF_A_CLASS = 10  # rows of a class in a group, below which its scores say little
 CLEAR_ERRORS = 2.0  # standard errors that make a difference clear
+LARGEST_SHIFT = 3.0  # of the log-odds, beyond which predictions are wrong in one way only: too high or too low
 
 
 class Scores(NamedTuple):
@@ -255,7 +256,9 @@ class CalibrationVerdict(NamedTuple):
         said = []
         if self.shift is not None and self.shift_error and abs(self.shift) > CLEAR_ERRORS * self.shift_error:
             said.append("too low" if self.shift > 0 else "too high")
-        if self.slope is not None and self.slope_error and abs(self.slope - 1) > CLEAR_ERRORS * self.slope_error:
+        far_off = self.shift is not None and abs(self.shift) > LARGEST_SHIFT
+        clear_slope = self.slope_error and abs((self.slope or 0.0) - 1) > CLEAR_ERRORS * self.slope_error
+        if self.slope is not None and clear_slope and not (far_off and self.slope > 1):
             said.append("too extreme" if self.slope < 1 else "too cautious")
         return f"They are {' and '.join(said)}." if said else ""
 

@@ -95,7 +95,7 @@ def cross_validation(study: Study) -> str:
     head = [column_heading("Score"), column_heading(f"Honest: {held_out.how}", "number")]
     head.append(column_heading("These rows, which it learned from", "number"))
     rows = [
-        [row_heading(escape(name)), *(table_cell("–" if x is None else f"{x:.3f}", x or 0.0) for x in pair)]
+        [row_heading(escape(name)), *(table_cell("–" if x is None else readable_number(x), x or 0.0) for x in pair)]
         for name, pair in names.items()
     ]
     return data_table("Scores on rows that the model had not seen, and on these", head, rows)

@@ -5,6 +5,7 @@ Colours come from the page's style sheet, through classes. The content of `eleme
 shows until the script takes over.
 """
 
+import itertools
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -75,13 +76,14 @@ def row_heading(markup: str, **attributes: Any) -> str:
 def data_table(caption: str, head_markup: list[str], rows_markup: list[list[str]], class_: str | None = None) -> str:
     """A table from its column headings and its rows of cells.
 
-    One of many columns is stacked on a phone: each row a block, each cell a line with the heading of its column.
+    One of many columns, or with a chart, is stacked on a phone: each row a block, each cell a line with its heading.
     """
     head = element("thead", element("tr", "".join(head_markup)))
     labels = [heading_text(heading) for heading in head_markup]
     rows = ["".join(map(labelled_cell, row, labels)) for row in rows_markup]
     body = element("tbody", "".join(element("tr", row) for row in rows) or " ")
-    classes = " ".join(filter(None, (class_, "stacked" if len(labels) > MOST_PHONE_COLUMNS else None)))
+    too_wide = len(labels) > MOST_PHONE_COLUMNS or any('class="wide"' in heading for heading in head_markup)
+    classes = " ".join(filter(None, (class_, "stacked" if too_wide else None)))
     whole = element("table", element("caption", escape(caption)) + head + body, class_=classes or None)
     return element("div", whole, class_="scroll", tabindex="0", role="group", aria_label=caption)
 
@@ -184,6 +186,16 @@ def path_data(x: Iterable[float], y: Iterable[float], close: bool = False) -> st
     return f"M{points}{'Z' if close else ''}"
 
 
+def spaced_step(places: Sequence[float], sizes: Sequence[float]) -> int:
+    """The smallest k for which every k-th name, centred at its place, keeps clear of the next."""
+
+    def clear(k: int) -> bool:
+        kept = list(zip(places, sizes, strict=True))[::k]
+        return all(abs(b - a) >= 0.5 * (s + t) for (a, s), (b, t) in itertools.pairwise(kept))
+
+    return next(k for k in range(1, len(places) + 2) if clear(k))
+
+
 class Chart:
     """One chart: a frame with two scales, and its marks in drawing order."""
 
@@ -208,16 +220,15 @@ class Chart:
         self.parts.extend(markup)
 
     def x_axis(self, label: str, ticks: Sequence[tuple[float, str]]) -> None:
-        """Draw the axis below; names of ticks that would run into each other are slanted."""
-        floor, room = self.y.start, abs(self.x.end - self.x.start) / max(1, len(ticks))
-        slanted = any(TICK_WIDTH * (len(name) + 1) > room for _, name in ticks)
+        """Draw the axis below; where names would run into each other, only every second tick has one, or fewer."""
+        floor = self.y.start
+        places = [float(self.x(value)) for value, _ in ticks]
+        step = spaced_step(places, [TICK_WIDTH * (len(name) + 1) for _, name in ticks])
         self.add(element("line", x1=self.x.start, x2=self.x.end, y1=floor, y2=floor, class_="axis"))
-        for value, name in ticks:
-            at = float(self.x(value))
+        for k, (at, (_, name)) in enumerate(zip(places, ticks, strict=True)):
             self.add(element("line", x1=at, x2=at, y1=floor, y2=floor + 4.0, class_="axis"))
-            turned = {"transform": f"rotate(-35 {attribute_value(at)} {attribute_value(floor + 16.0)})"}
-            look: dict[str, Any] = {"text_anchor": "end", **turned} if slanted else {"text_anchor": "middle"}
-            self.add(text_mark(name, at, floor + (16.0 if slanted else 19.0), "tick", **look))
+            if k % step == 0:
+                self.add(text_mark(name, at, floor + 19.0, "tick", text_anchor="middle"))
         middle = 0.5 * (self.x.start + self.x.end)
         self.add(text_mark(shorten(label, self.width), middle, self.height - 6.0, "label", text_anchor="middle"))
 

@@ -106,7 +106,13 @@ def recorded_verdict(study: Study) -> Verdict:
     base = f"always predicting the average, {percent(found.base_rate)}"
     if found.log_skill <= 0.0:
         return Verdict("bad", "No", f"{test} worse than {base}.")
-    return Verdict("good", "Yes", f"{test} {percent(found.log_skill)} better than {base}.")
+    text = f"{test} {percent(found.log_skill)} better than {base}."
+    calibration = study.calibration_verdict
+    if calibration.verdict == "poor":
+        return Verdict("fair", "With care", f"{text} {calibration.sentence}")
+    if calibration.verdict == "unclear":
+        return Verdict("open", "Probably", f"{text} {calibration.sentence}")
+    return Verdict("good", "Yes", text)
 
 
 # --- is the posterior right? ---

@@ -311,6 +311,8 @@ def print_calibration(document: dict[str, Any]) -> None:
 
 
 def share_range(verdict: dict[str, Any]) -> str:
+    if verdict["lower"] > 1:
+        return "over 100 %"
     upper = f"{100 * verdict['upper']:.2g}" if verdict["upper"] <= 1 else "over 100"
     return f"{100 * verdict['lower']:.2g} to {upper} %"
 
