@@ -54,8 +54,8 @@ def climb(
     for _ in range(rounds):
         ascent = Ascent(problem, q, report, close)
         start = ascent.origin()
-        value, slope = ascent.negative(start)
-        if not math.isfinite(value) or 0.5 * float(slope @ slope) < close:
+        value, _ = ascent.negative(start)
+        if not math.isfinite(value) or ascent.left < close:
             return Climbed(q, passes + 1, math.isfinite(value))
         found = scipy.optimize.minimize(
             ascent.negative,
@@ -105,7 +105,8 @@ class Ascent:
         likelihood, penalty, parts = (self.diagonal_terms if self.problem.diagonal else self.full_terms)(m, T)
         self.value = likelihood - 0.5 * penalty + self.log_scale + float(logs.sum())
         gradient = torch.cat(parts).cpu().numpy()
-        self.left = 0.5 * float(gradient @ gradient)
+        with np.errstate(over="ignore"):  # far from the optimum
+            self.left = 0.5 * float(gradient @ gradient)
         if not (math.isfinite(self.value) and np.isfinite(gradient).all()):
             return math.inf, np.zeros_like(gradient)
         return -self.value, -gradient
