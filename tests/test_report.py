@@ -291,6 +291,8 @@ def test_verdict_follows_the_diagnosis(model, data, k_hat, size, expected):
     assert words[answer.word] in answer.text
     assert "inf" not in answer.text
     assert "(model)" not in answer.text  # no code on a page for a board
+    # a page that says "close" does not quote limits that k̂ exceeds
+    assert ("close below 0.5" in answer.text) is (math.isfinite(k_hat) and (k_hat < 0.5 or answer.word != "Close"))
 
 
 def test_blanks_around_levels_make_no_groups_of_their_own(data):

@@ -127,10 +127,16 @@ def posterior_verdict(study: Study) -> Verdict:
     d = study.diagnosis
     if d is None:
         return Verdict("open", "Not measured", study.no_diagnosis)
+    worth = f"{d.draws:,} weighted draws are worth {d.effective_sample_size:,.0f} independent ones"
     numbers = (
         f"k̂, which measures the distance between the two, is {d.k_hat:.2f} (close below 0.5, usable below "
-        f"{d.threshold:.2f}); {d.draws:,} weighted draws are worth {d.effective_sample_size:,.0f} independent ones."
+        f"{d.threshold:.2f}); {worth}."
     )
+    if d.close and d.k_hat >= 0.5:
+        far = "" if d.reliable else " Only the far ends of intervals beyond 95 % may differ."
+        numbers = (
+            f"{worth}, so hardly any draw had to be weighted (k̂ = {d.k_hat:.2f}, which is mostly chance then).{far}"
+        )
     if not math.isfinite(d.k_hat):
         numbers = f"All of {d.draws:,} draws have the same weight: the two are equal."
     if d.residual_cost is not None:
