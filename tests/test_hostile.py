@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-CASES = {"models": 120, "tables": 60, "formulas": 120, "designs": 20, "reports": 6, "kills": 6}
+CASES = {"models": 100, "tables": 60, "formulas": 100, "designs": 12, "reports": 4, "kills": 4}
 TESTS = Path(__file__).parent
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory and processes are watched as Linux does it")
 

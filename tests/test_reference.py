@@ -22,6 +22,8 @@ from viper.models.reference import (
     sample_posterior,
 )
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def jax():
