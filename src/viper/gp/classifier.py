@@ -410,7 +410,7 @@ class VariationalGPClassifier(
     def partial_fit(
         self, X: Any, y: Any = None, classes: Any = None, sample_weight: Any = None, offset: Any = None
     ) -> "VariationalGPClassifier":
-        """Update the posterior with new rows; kernel, mean function and inducing points stay as they are.
+        """Update the posterior with new rows; kernel and mean function stay as they are.
 
         The first call is a fit. As long as the model remembers its rows, the result is that of all rows together; after
         loading it from a file, the posterior so far is the prior of the new rows. Inducing points are added at new rows
