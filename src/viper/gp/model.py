@@ -93,6 +93,12 @@ class SparseGP(torch.nn.Module):
         other.set_free(other.free_vector() + change)
         return other
 
+    def with_points(self, points: Tensor) -> "SparseGP":
+        """A copy with other inducing points."""
+        other = copy.deepcopy(self)
+        other.inducing = torch.nn.Parameter(points.detach().clone(), requires_grad=self.inducing.requires_grad)
+        return other
+
     def log_prior(self) -> Tensor | None:
         terms = [term for term in (log_prior(self.kernel), log_prior(self.mean)) if term is not None]
         return sum(terms[1:], terms[0]) if terms else None

@@ -8,14 +8,11 @@ unexplained costs much. A Cholesky factor of more points begins with that of the
 values stay what they were, and the new ones begin at their prior N(0, 1).
 """
 
-import copy
-
 import numpy as np
 import torch
-from torch import Tensor
 
-from viper.gp.kernels import covariance
 from viper.gp.model import Features, Observations, SparseGP
+from viper.gp.starts import greedy
 from viper.inference.posterior import Diagonal, Full, Posterior, latent
 from viper.inference.problem import Gaussian, Prior, gaussian
 from viper.softplus.limit import limit
@@ -27,40 +24,20 @@ PLACED_ROWS = 5_000  # new rows among which they are chosen
 
 def with_more_points(model: SparseGP, posterior: Posterior, rows: Observations, scale: float) -> SparseGP:
     """The model with inducing points at some of the new rows, each of which stands for `scale` rows."""
+    most = min(MOST_INDUCING - len(model.inducing), len(rows))
+    if most <= 0:
+        return model
     with torch.no_grad():
         features = Features(model, rows)
-        block = features.in_memory()
-        design, left = block.features[:, : len(features.root)], block.residual
-        assert left is not None
-        theta, tau2 = latent(next(block.blocks()), posterior) if block.rows else (left, left)
-        # b/2, so that Σ b r/2 is about what r costs
-        half = 0.5 * scale * limit().moments(theta, tau2)[2]
-        half = half if rows.weight is None else half * rows.weight
-        chosen = costly_rows(model, rows.inputs, design, left.clone(), half)
-        if not chosen:
+        known = features.in_memory()
+        assert known.residual is not None
+        information = scale * limit().moments(*latent(next(known.blocks()), posterior))[2]
+        information = information if rows.weight is None else information * rows.weight
+        if 0.5 * float(information @ known.residual) < LEAST_COST:
             return model
-        grown = copy.deepcopy(model)
-        points = torch.cat([model.inducing.detach(), rows.inputs[chosen]])
-        grown.inducing = torch.nn.Parameter(points, requires_grad=model.inducing.requires_grad)
-    return grown
-
-
-def costly_rows(model: SparseGP, inputs: Tensor, design: Tensor, left: Tensor, half: Tensor) -> list[int]:
-    """Rows that explain what costs most, one by one by pivoted Cholesky, until little is left to pay."""
-    most = max(0, min(MOST_INDUCING - len(model.inducing), len(inputs)))
-    found = inputs.new_zeros(len(inputs), most)
-    chosen: list[int] = []
-    for k in range(most):
-        cost = half * left
-        if float(cost.sum()) < LEAST_COST:
-            break
-        i = int(cost.argmax())
-        column = covariance(model.kernel, inputs, inputs[i : i + 1])[:, 0] - design @ design[i]
-        found[:, k] = (column - found[:, :k] @ found[i, :k]) / left[i].sqrt()
-        left = (left - found[:, k].square()).clamp_(min=0.0)
-        left[i] = 0.0
-        chosen.append(i)
-    return chosen
+        explained = known.features[:, : len(features.root)]
+        points = greedy(model, rows.inputs, information, most, LEAST_COST, explained)
+        return model.with_points(torch.cat([model.inducing.detach(), points]))
 
 
 def with_more_values(posterior: Posterior, before: int, after: int) -> Posterior:

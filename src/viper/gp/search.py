@@ -208,7 +208,7 @@ class Search:
         new = best.continued(
             f"{len(points)} inducing points",
             lambda model: self.profile_on(model, rows, max(FIRST_TOLERANCE, tol)).resumed(best.profile.last_sites()),
-            with_points(best.model, points),
+            best.model.with_points(points),
         )
         new.run(self.steps, tol)
         return new
@@ -220,7 +220,7 @@ class Search:
         information = torch.cat(found.sites.precision).clamp(min=0.0)
         most = points_within(SOLVING_BUDGET, rows)
         points = greedy(found.model, self.rows.inputs, information, min(most, len(self.rows)), LARGEST_LOSS)
-        return found._replace(model=with_points(found.model, points))
+        return found._replace(model=found.model.with_points(points))
 
     def greedily(self, model: SparseGP, few: Observations, information: Tensor) -> Tensor:
         """Choose the model's inducing points among these few rows, or among all rows if these are too few."""
@@ -290,13 +290,6 @@ class Search:
 def points_within(budget: float, rows: int) -> int:
     """The largest number of inducing points for so many rows: n M² within a budget."""
     return min(rows, int(np.clip(math.sqrt(budget / rows), FEWEST_POINTS, MOST_POINTS_PLACED)))
-
-
-def with_points(model: SparseGP, points: Tensor) -> SparseGP:
-    """The model with other inducing points, which are not learned."""
-    other = copy.deepcopy(model)
-    other.inducing = torch.nn.Parameter(points.detach().clone(), requires_grad=False)
-    return other
 
 
 def loss(model: SparseGP, rows: Observations, information: Tensor) -> float:

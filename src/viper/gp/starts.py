@@ -284,18 +284,27 @@ def read_inducing(value: Any, columns: int) -> np.ndarray:
     return points
 
 
-def greedy(model: SparseGP, inputs: Tensor, information: Tensor, count: int, loss: float = -1.0) -> Tensor:
+def greedy(
+    model: SparseGP,
+    inputs: Tensor,
+    information: Tensor,
+    count: int,
+    loss: float = -1.0,
+    explained: Tensor | None = None,
+) -> Tensor:
     """Up to `count` rows chosen one by one, each where its information h times its unexplained variance r is largest.
 
-    This is the pivoted Cholesky decomposition of H^{1/2} K H^{1/2}. It ends when ½ Σ h r is no larger than `loss`.
+    This is the pivoted Cholesky decomposition of H^{1/2} K H^{1/2}. It ends when ½ Σ h r is no larger than `loss`. It
+    goes on from points that are already there if `explained` is the rows' A for these.
     """
     root = information.clamp(min=1e-12).sqrt()
     with torch.no_grad():
         column_of = kernel_columns(model.kernel, inputs)
-        left = variances(model.kernel, inputs) * information
         known = inputs.new_zeros(len(inputs), count)
+        known = known if explained is None else torch.cat([root[:, None] * explained, known], 1)
+        left = (variances(model.kernel, inputs) * information - known.square().sum(1)).clamp_(min=0.0)
         chosen: list[int] = []
-        for k in range(count):
+        for k in range(known.shape[1] - count, known.shape[1]):
             i = int(left.argmax())
             chosen.append(i)
             column = column_of(i) * root * root[i]

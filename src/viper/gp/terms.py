@@ -20,7 +20,7 @@ from torch import Tensor
 
 from viper.gp.additive import AdditiveKernel, KernelTerm, decay
 from viper.gp.kernels import weight_columns
-from viper.gp.model import Features, Observations, Scaler, SparseGP
+from viper.gp.model import Features, Scaler, SparseGP
 from viper.inference.posterior import Posterior
 
 AVERAGED = 400  # rows over which effects are averaged
@@ -72,8 +72,7 @@ class TermEffects:
         assert isinstance(model.kernel, AdditiveKernel)
         self.model, self.posterior, self.scaler, self.rows, self.z = model, posterior, scaler, rows, z
         with torch.no_grad():
-            empty = model.inducing.new_zeros
-            self.features = Features(model, Observations(empty(0, model.inducing.shape[1]), empty(0)))
+            self.features = Features.of_no_rows(model)
             self.lengthscales, self.scales = model.kernel.lengthscales, model.kernel.outputscales
             few = rows[np.unique(np.linspace(0, len(rows) - 1, min(AVERAGED, len(rows))).astype(int))]
             self.data, self.points = torch.from_numpy(scaler.apply(few)), model.inducing.detach()
