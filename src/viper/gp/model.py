@@ -15,7 +15,7 @@ which at the best q is also the gradient of the profile G(θ) = max_q F(q; θ) (
 """
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property, partial
 from typing import Any, Protocol
@@ -277,6 +277,10 @@ class Features(BlockSource):
             made = self.evaluate(rows.inputs)
             yield made, self.block(rows, *(x.detach() for x in made))
 
+    def graphs(self) -> Iterable[tuple[tuple[Tensor, ...], Block]]:
+        """The same, kept or computed anew."""
+        return self.parts() if self.kept is None else self.kept
+
     def block_of(self, rows: Observations) -> Block:
         """Any rows, projected."""
         return self.block(rows, *self.evaluate(rows.inputs))
@@ -384,6 +388,10 @@ class Sites:
     precision: list[Tensor]  # b = c h, by block
     target: list[Tensor]  # t = c (y - g) + b Aμ
 
+    def information(self) -> Tensor:
+        """c h of each row."""
+        return torch.cat(self.precision).clamp(min=0.0)
+
     def posterior(self, source: Features, diagonal: bool, scale: float = 1.0) -> Gaussian | None:
         """The q of these sites with the features of another θ; None if Λ is not positive definite."""
         size = source.dimension
@@ -400,19 +408,44 @@ class Sites:
         return Gaussian(mean, precision.diagonal().clone()) if diagonal else Gaussian(mean, precision, root)
 
 
+class Chain:
+    """Carries slopes in A, τ² and ϑ back to the free parameters, block by block."""
+
+    def __init__(self, source: Features) -> None:
+        self.source, self.inner = source, torch.zeros_like(source.inverse)
+
+    def block(self, made: tuple[Tensor, ...], design: Tensor, slope: Tensor, b: Tensor, e: Tensor) -> None:
+        """Take ∂F/∂A, -2 ∂F/∂τ² and ∂F/∂ϑ of a block."""
+        inverse = self.source.inverse
+        points = len(inverse)
+        induced, columns = slope[:, :points], slope[:, points:]
+        self.inner += product(induced.T, design[:, :points])
+        pull_back(made, (product(induced, inverse), -0.5 * b, e, columns))
+
+    def finish(self) -> None:
+        """Through L: ∂F/∂K_zz = L⁻ᵀ sym Φ(-(∂F/∂A)ᵀA) L⁻¹, Φ the lower triangle with half its diagonal."""
+        source = self.source
+        if source.among.requires_grad:
+            lower = torch.tril(-self.inner)
+            lower.diagonal().mul_(0.5)
+            slope = 0.5 * source.inverse.T @ (lower + lower.T) @ source.inverse
+            # the jitter is a multiple of the mean of the diagonal
+            slope.diagonal().add_(source.jitter * slope.diagonal().mean())
+            source.among.backward(slope)
+
+
 def backward(
     source: Features, q: Gaussian, factor: Tensor, moments: Formula, scale: float = 1.0
 ) -> tuple[float, Sites]:
     """Add ∂F/∂θ at q to the gradients of the free parameters; return the likelihood part of F and the sites of q."""
-    mean, inverse, points = q.mean, source.inverse, len(source.inverse)
+    mean, points = q.mean, len(source.inverse)
     # Σ - J, J the identity for the inducing points, whose residual r depends on A, and 0 for the other columns
     excess = factor @ factor.T if factor.ndim == 2 else torch.diag(factor)
     excess.diagonal()[:points].sub_(1.0)
-    inner = torch.zeros_like(inverse)
-    sites = Sites([], [])
+    sites, chain = Sites([], []), Chain(source)
     value = 0.0
     with torch.enable_grad():
-        for made, block in source.kept if source.kept is not None else source.parts():
+        for made, block in source.graphs():
             assert isinstance(block.design, Dense)
             design, offset, residual = block.design.matrix, block.offset, block.residual
             assert offset is not None
@@ -429,18 +462,8 @@ def backward(
             sites.precision.append(b / scale)
             sites.target.append((e + b * shift) / scale)
             # ∂F/∂A = e μᵀ - diag(b) A(Σ - J)
-            slope = torch.outer(e, mean).sub_(b[:, None] * twisted)
-            induced, columns = slope[:, :points], slope[:, points:]
-            inner += product(induced.T, design[:, :points])
-            pull_back(made, (product(induced, inverse), -0.5 * b, e, columns))
-        if source.among.requires_grad:
-            # through L: ∂F/∂K_zz = L⁻ᵀ sym Φ(-(∂F/∂A)ᵀA) L⁻¹, Φ the lower triangle with half its diagonal
-            lower = torch.tril(-inner)
-            lower.diagonal().mul_(0.5)
-            slope = 0.5 * inverse.T @ (lower + lower.T) @ inverse
-            # the jitter is a multiple of the mean of the diagonal
-            slope.diagonal().add_(source.jitter * slope.diagonal().mean())
-            source.among.backward(slope)
+            chain.block(made, design, torch.outer(e, mean).sub_(b[:, None] * twisted), b, e)
+        chain.finish()
     return value, sites
 
 
