@@ -9,7 +9,7 @@ import viper
 gpytorch = pytest.importorskip("gpytorch")
 
 from viper import VariationalGPClassifier  # noqa: E402
-from viper.gp.likelihood import LogitLikelihood  # noqa: E402
+from viper.gp.likelihood import LogitLikelihood, SoftmaxLikelihood  # noqa: E402
 
 pytestmark = pytest.mark.cuda
 
@@ -92,6 +92,21 @@ def test_likelihood_follows_its_model():
             parts = moved.expected_log_prob(y.to(device), f), moved.log_marginal(y.to(device), f), moved(f).probs
             assert all(part.device.type == device for part in parts)
             values.append([part.cpu() for part in parts])
+        torch.testing.assert_close(*values)
+
+
+def test_softmax_likelihood_follows_its_model():
+    mean, variance = torch.randn(7, 4), torch.rand(28)
+    y = torch.arange(7) % 4
+    for options in ({"mixing_weights": False}, {"num_features": 4}):
+        likelihood = SoftmaxLikelihood(num_classes=4, **options)
+        values = []
+        for device in ("cpu", "cuda"):
+            f = gpytorch.distributions.MultitaskMultivariateNormal(mean.to(device), torch.diag(variance).to(device))
+            moved = likelihood.to(device)
+            parts = moved.expected_log_prob(y.to(device), f), moved.log_marginal(y.to(device), f), moved(f).probs
+            assert all(part.device.type == device for part in parts)
+            values.append([part.detach().cpu() for part in parts])
         torch.testing.assert_close(*values)
 
 
