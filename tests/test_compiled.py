@@ -103,7 +103,7 @@ def parameters(size, spread, seed=1):
 
 def both(block, mean, factor, formula, recipe, gram="full"):
     """The sums as compiled and as plain."""
-    fast = compiled_sums(block, recipe, mean, factor, gram == "full", False)
+    fast = compiled_sums(block, recipe, mean, factor, gram, False)
     return fast, row_sums(block, mean, factor, formula, None, gram, False, True)
 
 
@@ -180,7 +180,7 @@ def test_one_row_is_the_softplus_to_rounding():
                 mean = torch.tensor([theta], dtype=torch.float64)
                 label = torch.zeros(1, dtype=torch.float64)
                 value, magnitude, slope, curvature = compiled_sums(
-                    Block(Dense(one), label), KernelRecipe("softplus"), mean, None, True, False
+                    Block(Dense(one), label), KernelRecipe("softplus"), mean, None, "full", False
                 )
                 exact = mp.log1p(mp.exp(theta)) if theta < 709 else mp.mpf(theta)
                 s, rest = (1 / (1 + mp.exp(-mp.mpf(x))) for x in (theta, -theta))
@@ -199,7 +199,7 @@ def test_rounding_is_as_the_certificate_says():
         for _ in range(60):
             theta, tau = float(rng.normal() * 10 ** rng.uniform(-2, 2)), float(10 ** rng.uniform(-4, math.log10(8.0)))
             mean, factor = torch.tensor([theta]).double(), torch.tensor([[tau]]).double()
-            sums = compiled_sums(Block(Dense(one), zero), KernelRecipe("heat"), mean, factor, True, False)
+            sums = compiled_sums(Block(Dense(one), zero), KernelRecipe("heat"), mean, factor, "full", False)
             eta, g, h = expectations(mp.mpf(float(mean)), mp.mpf(float(factor)) ** 2)[:3]
             size = 1.0 + abs(theta) + tau
             assert abs(float(mp.mpf(-float(sums[0])) - eta)) < EXACT_NODES * size + EPS * (size + 39.0)
@@ -213,7 +213,7 @@ def test_far_away_nothing_is_left():
     X = torch.tensor([[1e200]], dtype=torch.float64)
     ones = torch.ones(1, dtype=torch.float64)
     block = Block(Dense(X), 0.0 * ones)
-    value, _, slope, curvature = compiled_sums(block, KernelRecipe("softplus"), -ones, None, True, False)
+    value, _, slope, curvature = compiled_sums(block, KernelRecipe("softplus"), -ones, None, "full", False)
     assert (float(value), float(slope), float(curvature)) == (0.0, 0.0, 0.0)
 
 
@@ -297,15 +297,17 @@ def test_without_a_library_that_is_right_there_is_no_compiled_pass(monkeypatch, 
     if trouble == "an older one":
         monkeypatch.setattr(compiled.ctypes, "CDLL", lambda _: SimpleNamespace(row_sums_0=zero))
     if trouble == "wrong sums":
-        monkeypatch.setattr(compiled.ctypes, "CDLL", lambda _: SimpleNamespace(**{compiled.NAME: zero}))
-    compiled.library_function.cache_clear()
+        monkeypatch.setattr(
+            compiled.ctypes, "CDLL", lambda _: SimpleNamespace(**dict.fromkeys(compiled.ARGUMENTS, zero))
+        )
+    compiled.library.cache_clear()
     try:
         assert not compiled.is_compiled()
         model = VariationalLogisticRegression().fit(np.arange(8.0)[:, None], np.arange(8) % 3 > 0)
         assert model.converged_
     finally:
         monkeypatch.undo()
-        compiled.library_function.cache_clear()
+        compiled.library.cache_clear()
 
 
 def test_it_is_there_where_viper_was_installed_with_a_compiler():
@@ -323,5 +325,5 @@ def test_it_is_there_where_viper_was_installed_with_a_compiler():
 def test_no_rows():
     block = make_block(0, 3, True, False, "C")
     mean, factor = parameters(4, 0.1)
-    fast = compiled_sums(block, KernelRecipe("heat"), mean, factor, True, False)
+    fast = compiled_sums(block, KernelRecipe("heat"), mean, factor, "full", False)
     assert all(not x.any() for x in fast)

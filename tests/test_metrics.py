@@ -176,6 +176,8 @@ def test_few_rows_are_never_found_good():
     assert all(found.verdict != "good" for found in verdicts)
     assert sum(found.verdict == "unclear" for found in verdicts) > 190
     assert "30 rows are too few" in verdicts[0].sentence
+    rare = judge_calibration(np.arange(5000) < 46, np.full(5000, 0.0092))
+    assert "46 rows with the rarer outcome are too few" in rare._replace(verdict="unclear").sentence
 
 
 @pytest.mark.parametrize(("rows", "base", "error"), [(2000, 0.5, 0.4), (4000, 0.2, -0.3)])

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import threading
+import zipfile
 from collections import Counter
 from datetime import date, datetime
 from pathlib import Path
@@ -289,6 +290,30 @@ def test_what_is_said_about_streams(command, tmp_path):
     os.mkfifo("pipe")
     with pytest.raises(ValueError, match="path must name regular files, which can be read in every pass; got 'pipe'"):
         viper.VariationalLogisticRegression().fit(viper.Files("pipe", target="y"))
+
+
+@pytest.mark.parametrize("change", ["cut", "compressed", "text", "no sheet", "not XML"])
+def test_a_damaged_workbook_is_one_line(change, command):
+    """openpyxl raises whatever comes of what it finds."""
+    FRAME.to_excel("t.xlsx", index=False)
+    whole = Path("t.xlsx").read_bytes()
+    with zipfile.ZipFile("t.xlsx") as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+        at = archive.getinfo("xl/worksheets/sheet1.xml").header_offset + 150
+    sheet = "xl/worksheets/sheet1.xml"
+    if change == "no sheet":
+        del parts[sheet]
+    changed = {"text": parts.get(sheet, b"").replace(b't="n"', b't="s"'), "not XML": b"<a>"}.get(change)
+    with zipfile.ZipFile("t.xlsx", "w") as archive:
+        for name, text in parts.items():
+            archive.writestr(name, changed if changed is not None and name == sheet else text)
+    if change == "cut":
+        Path("t.xlsx").write_bytes(whole[: len(whole) // 2])
+    if change == "compressed":
+        Path("t.xlsx").write_bytes(whole[:at] + bytes(99) + whole[at + 99 :])
+    assert "t.xlsx must be an Excel workbook; got a zip archive or a damaged file: " in refused(
+        command, "t.xlsx", "-t", "y"
+    )
 
 
 # --- files made to exhaust memory or time ---

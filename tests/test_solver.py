@@ -456,16 +456,6 @@ def test_sparse_rows_are_dense_rows(family):
         assert_same_posterior(dense, VariationalLogisticRegression(covariance=family, tol=TIGHT).fit(make(X), y))
 
 
-def test_conjugate_gradients_are_the_direct_solution(monkeypatch):
-    X, y = data(300, 8, 21)
-    direct = VariationalLogisticRegression(covariance="diagonal", tol=TIGHT).fit(X, y)
-    monkeypatch.setattr("viper.inference.problem.LARGEST_DIRECT", 2)
-    for rows in (X, scipy.sparse.csr_array(X)):
-        iterative = VariationalLogisticRegression(covariance="diagonal", tol=TIGHT).fit(rows, y)
-        assert iterative.converged_
-        assert_same_posterior(direct, iterative)
-
-
 @pytest.mark.parametrize("sparse", [False, True])
 def test_more_coefficients_than_rows(sparse):
     X, y = data(30, 33, 22)

@@ -11,7 +11,8 @@ from tolerances import TOLERANCE
 
 import viper
 from viper import StorageError, VariationalLogisticRegression
-from viper.data import stream
+from viper.data import files, stream
+from viper.data.files import FileReader
 from viper.data.open import describe
 from viper.data.stream import Stream, ignore_progress, scan
 
@@ -481,3 +482,76 @@ def test_passes_and_rows_per_second_are_shown(capsys):
     assert len(lines) == model.n_iter_
     assert "1,000 rows" in lines[-1]
     assert "rows/s" in lines[-1]
+
+
+# --- rows that are kept while a fit lasts ---
+
+
+@pytest.fixture
+def reads(monkeypatch):
+    """How often the features of a file were decoded."""
+    found = []
+    original = FileReader.read
+
+    def read(self, rows, features=True):
+        found.extend([self] if features else [])
+        return original(self, rows, features)
+
+    monkeypatch.setattr(FileReader, "read", read)
+    return found
+
+
+def test_files_are_decoded_once_if_their_rows_fit(parts, reads):
+    folder, _ = parts
+    kept = fit(viper.Files(folder, target="y"))
+    assert len(reads) == 1
+    assert kept._training_rows.held is None
+    again = fit(viper.Files(folder, target="y", cache=0))
+    assert len(reads) > 3
+    np.testing.assert_array_equal(kept.coef_, again.coef_)
+    np.testing.assert_array_equal(kept.covariance_, again.covariance_)
+    assert kept.history_[-1].objective == again.history_[-1].objective
+
+
+@pytest.mark.parametrize(("budget", "once"), [(3000 * 25, True), (3000 * 25 - 1, False)])
+def test_the_budget_counts_features_and_labels(parts, reads, budget, once):
+    """Three features of eight bytes and a label of one."""
+    fit(viper.Files(parts[0], target="y", cache=budget))
+    assert (len(reads) == 1) is once
+
+
+@pytest.mark.parametrize(("share", "once"), [(4.0, True), (3.9, False)])
+def test_the_default_is_a_quarter_of_the_memory(parts, reads, monkeypatch, share, once):
+    monkeypatch.setattr(files, "available_memory", lambda: share * 3000 * 25)
+    fit(viper.Files(parts[0], target="y"))
+    assert (len(reads) == 1) is once
+
+
+def test_memory_of_a_control_group(tmp_path, monkeypatch):
+    whole = files.available_memory()
+    assert whole > 0
+    monkeypatch.setattr(files, "GROUP", str(tmp_path))
+    for name, text in {"max": "5000000", "current": "3000000", "stat": "anon 7\ninactive_file 500000"}.items():
+        (tmp_path / f"memory.{name}").write_text(f"{text}\n")
+    assert files.available_memory() == 2_500_000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert files.available_memory() > 2_500_000
+
+
+@pytest.mark.parametrize("cache", [-1, 0.5, "1 GB", True])
+def test_odd_budgets(parts, cache):
+    with pytest.raises(ValueError, match=r"cache must be a number of bytes or None; got .*\. Use 0 to keep no rows\."):
+        fit(viper.Files(parts[0], target="y", cache=cache))
+
+
+def test_a_change_is_noticed_though_rows_are_kept(parts):
+    folder, rewrite = parts
+    source = describe(viper.Files(folder, target="y")).open(True, None)
+    opened = Stream(source, *scan(source, None, ignore_progress))
+    with opened.hold():
+        assert sum(chunk.rows for chunk in opened.chunks()) == 3000
+        assert opened.held is not None
+        rewrite(lambda f: f.assign(a=0.0))
+        with pytest.raises(ValueError, match=r"same rows in every pass; got .*2\.parquet, which was written to"):
+            list(opened.chunks())
+    assert opened.held is None

@@ -88,7 +88,7 @@ def test_robust_covariances_are_stored_and_agree_with_statsmodels(fit, command, 
     expected_sds = peer.fit(**kind).bse * np.sqrt(number / (number - 1))
     # the means of the posterior and the maximum of the likelihood differ by about 1/n
     np.testing.assert_allclose(numbers(said, "sd"), expected_sds, rtol=0.01)
-    expected = {"class_weight": None, "weights": "w", "groups": groups, "robust_groups": number}
+    expected = {"class_weight": None, "weights": "w", "groups": groups, "robust_groups": number, "mean_weight": 1.0}
     assert said["weighting"] == said["card"]["weighting"] == expected
     loaded = viper.load("m.viper")
     assert loaded.summary()["sd"].tolist() == pytest.approx(numbers(said, "sd"), rel=1e-12)
@@ -96,6 +96,33 @@ def test_robust_covariances_are_stored_and_agree_with_statsmodels(fit, command, 
     assert "weights   of the rows: w" in shown
     assert f"robust (sandwich covariance), from {number:,} independent" in shown
     assert json.loads(command("summary", "m.viper", "--json")[1])["weighting"] == expected
+
+
+def test_whole_numbers_are_repeated_rows_and_all_say_so(fit, command, capsys):
+    """A weight of 3 gives what three equal rows give; terminal, card and page tell how narrow that makes intervals."""
+    counts = FRAME.assign(w=1 + np.arange(ROWS) % 3)
+    counts.to_csv("counts.csv", index=False)
+    repeated = counts.loc[np.repeat(counts.index, counts["w"])]
+    code, _, err = command("fit", "counts.csv", "--formula", FORMULA, "--weights", "w", "--cv", "0", "-o", "c.viper")
+    assert code == 0, err
+    assert "a weight of 3 counts a row three times, so intervals are as wide as for 1,999 rows" in " ".join(err.split())
+    model = viper.load("c.viper")
+    by_hand = viper.VariationalLogisticRegression.from_formula(FORMULA, counts, sample_weight=counts["w"])
+    own = viper.VariationalLogisticRegression.from_formula(FORMULA, repeated, standardize=False)
+    plain = viper.VariationalLogisticRegression.from_formula(
+        FORMULA, counts, sample_weight=counts["w"], standardize=False
+    )
+    np.testing.assert_allclose(plain.coef_, own.coef_, rtol=1e-6)
+    for one in (model, by_hand):
+        assert one.mean_weight_ == counts["w"].mean()
+    said = "a row counts as 2 equal rows on average, and intervals are as narrow as for so many"
+    assert said in " ".join(command("summary", "c.viper")[1].split())
+    viper.report.write(by_hand, counts, "died", "r.html")
+    assert said in Path("r.html").read_text()
+    assert own.mean_weight_ == 1.0
+    robust = by_hand.robust()
+    robust.save("robust.viper")
+    assert "equal rows" not in " ".join(command("summary", "robust.viper")[1].split())
 
 
 def test_robust_weights_have_no_scale(fit):
@@ -201,4 +228,5 @@ def test_faults_are_one_clear_line(command, column, cell, options, message):
 
 def test_a_gaussian_process_takes_weights_and_groups(fit):
     said = fit("--model", "gp", "--inducing", "10", "--weights", "w", "--groups", "patient", "--cv", "2")
-    assert said["weighting"] == {"class_weight": None, "weights": "w", "groups": "patient", "robust_groups": 0}
+    columns = {"class_weight": None, "weights": "w", "groups": "patient", "robust_groups": 0}
+    assert said["weighting"] == columns | {"mean_weight": pytest.approx(FRAME["w"].mean())}

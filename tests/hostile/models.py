@@ -421,6 +421,8 @@ def use(model: Any, path: Path, table: pd.DataFrame, seed: int) -> tuple[str, st
     """Predict with the model, describe it, save it again; nothing of it may be silently wrong."""
     try:
         use_in_python(model, table)
+        if seed % 5 == 0 and model._kind != "gp":
+            model.to_onnx()
     except ValueError as error:
         return outcome_of(error)
     outcome = use_on_the_command_line(model, path, table, seed)
@@ -453,6 +455,8 @@ def use_on_the_command_line(model: Any, path: Path, table: pd.DataFrame, seed: i
     if hasattr(model, "formula_"):
         table.to_csv("rows.csv", index=False)
         commands += [("predict", path, "rows.csv", "--out", "out.csv", "--force"), ("evaluate", path, "rows.csv")]
+        if seed % 10 < 2:
+            commands.append(("effects", path, "rows.csv", "--json"))
         if seed % 10 == 0:
             commands.append(("report", path, "rows.csv", "--out", "out.html", "--force"))
     for command in commands:

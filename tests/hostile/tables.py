@@ -1,4 +1,4 @@
-"""Mutated tables: CSV in several dialects, gz, Parquet, Arrow, LIBSVM.
+"""Mutated tables: CSV in several dialects, gz, Parquet, Arrow, Excel, LIBSVM.
 
 Half of the cases write the same rows in another dialect or format; the fit must be the same to the last digits. The
 others damage the file, or put something strange into cells, names and rows; the command must then succeed with finite
@@ -11,6 +11,7 @@ import json
 import math
 import random
 import warnings
+import zipfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -109,6 +110,29 @@ NAMES += [
 ]
 
 
+XML_CHANGES = [  # in a workbook
+    (b'<c r="A2"', b'<c r="XFD1048576"'),
+    (b'<c r="A2"', b'<c r="2A"'),
+    (b'<row r="2"', b'<row r="900000"'),
+    (b'<row r="2"', b'<row r="x"'),
+    (b't="n"', b't="d"'),
+    (b't="n"', b't="e"'),
+    (b't="s"', b't="n"'),
+    (b"<v>", b"<f>1/0</f><v>"),
+    (b"<v>1</v>", b"<v>99999999</v>"),
+    (b"<v>1</v>", b"<v>-1</v>"),
+    (b"<v>1</v>", b"<v>1e999</v>"),
+    (b's="1"', b's="77"'),
+    (b"<si>", b"<si><r/>"),
+    (b"rId1", b"rId9"),
+    (b'sheetId="1"', b'sheetId="x"'),
+    (b"utf-8", b"utf-16"),
+    (b"UTF-8", b"EBCDIC"),
+    (b"?>", b'?><!DOCTYPE a [<!ENTITY b "c"><!ENTITY d "&b;&b;">]>'),
+    (b"</worksheet>", b""),
+]
+
+
 class Material(NamedTuple):
     table: pd.DataFrame
     elbo: float  # of the fit to the unchanged table
@@ -146,9 +170,9 @@ def run_case(material: Material, seed: int) -> tuple[str, str]:
 def same_rows(material: Material, generator: random.Random) -> tuple[str, str]:
     """Fit the same rows in another dialect or format; the ELBO must not notice."""
     table, options = material.table, []
-    kind = generator.choice(["csv", "csv", "gz", "parquet", "feather"])
-    if kind in ("parquet", "feather"):
-        path = write_arrow(table, generator, kind)
+    kind = generator.choice(["csv", "csv", "gz", "parquet", "feather", "xlsx"])
+    if kind in ("parquet", "feather", "xlsx"):
+        path = write_binary(table, generator, kind)
     else:
         separator = generator.choice([",", ";", "\t", "|"])
         decimal = "," if separator == ";" and generator.random() < 0.5 else "."
@@ -181,9 +205,11 @@ def fit_same_rows(material: Material, path: Path, *options: str) -> tuple[str, s
     return "right", ""
 
 
-def write_arrow(table: pd.DataFrame, generator: random.Random, kind: str) -> Path:
+def write_binary(table: pd.DataFrame, generator: random.Random, kind: str) -> Path:
     path = Path(f"rows.{kind}")
-    if kind == "parquet":
+    if kind == "xlsx":
+        table.to_excel(path, index=False)
+    elif kind == "parquet":
         compression = generator.choice(["snappy", "gzip", "none", "zstd"])
         table.to_parquet(path, index=False, compression=None if compression == "none" else compression)
     else:
@@ -234,8 +260,30 @@ def written(data: bytes, name: str, generator: random.Random) -> Path:
 
 
 def damaged_binary(table: pd.DataFrame, generator: random.Random) -> Path:
-    path = write_arrow(table, generator, generator.choice(["parquet", "feather"]))
+    path = write_binary(table, generator, generator.choice(["parquet", "feather", "xlsx"]))
     path.write_bytes(damage(path.read_bytes(), generator))
+    return path
+
+
+def damaged_workbook(table: pd.DataFrame, generator: random.Random) -> Path:
+    """A sound archive of which one part is damaged, swapped or gone."""
+    path = write_binary(table, generator, "xlsx")
+    with zipfile.ZipFile(path) as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+    name = generator.choice([*parts, *[part for part in parts if "sheet" in part or "workbook" in part] * 3])
+    match generator.randrange(4):
+        case 0:
+            parts[name] = damage(parts[name], generator)
+        case 1:
+            parts[name] = parts[generator.choice([*parts])]
+        case 2:
+            del parts[name]
+        case 3:
+            old, new = generator.choice(XML_CHANGES)
+            parts = {one: text.replace(old, new, generator.choice([1, -1])) for one, text in parts.items()}
+    with zipfile.ZipFile(path, "w", generator.choice([zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])) as archive:
+        for one, text in parts.items():
+            archive.writestr(one, text)
     return path
 
 
@@ -257,7 +305,7 @@ def strange_names(table: pd.DataFrame, generator: random.Random) -> Path:
     names = [generator.choice(NAMES) if generator.random() < 0.4 else name for name in table.columns]
     table.columns = names
     if generator.random() < 0.3 and len(set(names)) == len(names):
-        return write_arrow(table, generator, "parquet")
+        return write_binary(table, generator, generator.choice(["parquet", "xlsx"]))
     path = Path("rows.csv")
     table.to_csv(path, index=False)
     return path
@@ -392,6 +440,7 @@ def other_file(table: pd.DataFrame, generator: random.Random) -> Path:
 ATTACKS = {
     damaged_text: 5,
     damaged_binary: 5,
+    damaged_workbook: 3,
     strange_cells: 5,
     strange_names: 3,
     strange_rows: 5,
@@ -406,13 +455,15 @@ ATTACKS = {
 
 
 def use(material: Material, path: Path, generator: random.Random) -> tuple[str, str]:
-    match generator.randrange(4):
+    match generator.randrange(6):
         case 0:
             return predict(material, path)
-        case 1:
+        case 1 if path.suffix != ".xlsx":
             return stream(path)
+        case 2:
+            return describe(material, path, generator)
     target = [] if path.suffix == ".libsvm" else ["--target", "y"]
-    missing = generator.choice(["error", "drop", "mean"])
+    missing = generator.choice(["error", "drop", "mean", "indicator"])
     code, out, err = run_command("fit", path, *target, "--cv", "0", "--json", "--missing", missing)
     if code:
         return outcome_of_command(code, err)
@@ -421,6 +472,31 @@ def use(material: Material, path: Path, generator: random.Random) -> tuple[str, 
     if not all(math.isfinite(row[name]) for row in rows for name in ("mean", "sd", "lower", "upper")):
         raise SilentlyWrong("coefficients that are not finite")
     return "right", ""
+
+
+def describe(material: Material, path: Path, generator: random.Random) -> tuple[str, str]:
+    """What other commands say of a table, as JSON or as text."""
+    other: list[tuple[Any, ...]] = [
+        ("missing", path, "--target", "y"),
+        ("missing", path),
+        ("evaluate", material.model, path),
+        ("evaluate", material.model, path, "--by", "ward", "--checks"),
+        ("effects", material.model, path),
+        ("effects", material.model, path, "--contrast", "ward", "--by", "ward"),
+        ("report", material.model, path, "--out", "rows.html", "--force"),
+    ]
+    command = generator.choice(other)
+    more = ["--json"] if command[0] != "report" and generator.random() < 0.5 else []
+    code, out, err = run_command(*command, *more)
+    if code not in (0, 5):
+        return outcome_of_command(code, err)
+    if more:
+        json.loads(out, parse_constant=refuse_constant)
+    return "right", ""
+
+
+def refuse_constant(word: str) -> None:
+    raise SilentlyWrong(f"{word} in JSON")
 
 
 def predict(material: Material, path: Path) -> tuple[str, str]:

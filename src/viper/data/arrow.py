@@ -29,6 +29,7 @@ from viper.data.csv_text import (
     spelled_numbers,
 )
 from viper.errors import FileError, listed, shown
+from viper.inference.threads import PASS_THREADS
 
 if TYPE_CHECKING:
     import pandas
@@ -146,7 +147,7 @@ class ArrowFile:
         """Yield record batches of these columns, about `rows` rows each; CSV columns in `numbers` become float64."""
         with self.readable():
             if self.format != CSV:
-                yield from self.stored_batches(rows, columns)
+                yield from self.stored_batches(rows, columns, threads=PASS_THREADS.get() > 1)
                 return
             real, field = import_pyarrow().float64(), self.schema.field
             types = {name: real if name in numbers else field(name).type for name in columns}
@@ -476,8 +477,8 @@ def float_type(file: ArrowFile, name: str) -> np.dtype:
 
 
 def batch_matrix(batch: Any, names: list[str], dtype: Any) -> np.ndarray:
-    """Return columns of a batch as a matrix."""
-    return np.stack([batch_vector(batch, name) for name in names], axis=1, dtype=dtype, casting="unsafe")
+    """Return columns of a batch as a matrix that is stored by columns, as the batch is."""
+    return np.stack([batch_vector(batch, name) for name in names], dtype=dtype, casting="unsafe").T
 
 
 def batch_vector(batch: Any, name: str) -> np.ndarray:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
+from numpy.lib.array_utils import byte_bounds
 
 from viper.data.arrow import stamp_of
 from viper.errors import shown
@@ -43,6 +44,12 @@ class Reader(Protocol):
 
     def read(self, rows: int, features: bool = True) -> Iterator[Chunk]:
         """Yield all rows from the first, about `rows` at a time; without `features`, X may be left out."""
+
+    def may_hold(self, rows: int) -> bool:
+        """Return whether so many rows may be kept in memory during a fit, because they are slow to read."""
+
+    def check_unchanged(self) -> None:
+        """Raise if the rows have visibly changed since they were opened."""
 
 
 def refuse_odd_array(x: Any, name: str, here: str = "") -> None:
@@ -194,6 +201,12 @@ class BlockReader:
             y, weight = (y, weight) if self.labels else (None, None)
             yield as_chunk(X, y, weight=weight, offset=offset, number=number, width=self.width)
 
+    def may_hold(self, rows: int) -> bool:
+        return False
+
+    def check_unchanged(self) -> None:
+        """Do nothing: only the rows themselves can tell."""
+
     def in_order(self, X: Any, number: int) -> Any:
         """Return X; if it is a frame, put its columns in the order of the first block."""
         there = frame_names(X)
@@ -252,7 +265,8 @@ PICKED_ROWS = 2048  # rows at a time: the system maps 64 kB around each row
 class MemoryMap:
     """A memory-mapped X, with y, weights and offset in arrays or memory maps of their own.
 
-    Each chunk is copied and its pages are released, so rows already read do not accumulate in memory.
+    Chunks of X are views of the map, and their pages are released once they have been used, so rows already read do
+    not accumulate in memory. What has no float type of this machine is copied.
     """
 
     X: np.memmap
@@ -281,14 +295,23 @@ class MemoryMap:
         y, weight, offset = (one_per_row(x, name, self.X.shape[:1]) for name, x in parts.items())
         return MemoryMap(self.X, y, weight=weight, offset=offset, stamp=stamp_of_map(self.X))
 
-    def read(self, rows: int, features: bool = True) -> Iterator[Chunk]:
+    def may_hold(self, rows: int) -> bool:
+        return False
+
+    def check_unchanged(self) -> None:
         if self.stamp != stamp_of_map(self.X):
             raise ValueError(
                 f"the source must have the same rows in every pass; got {self.X.filename}, which was written to since "
                 "the first. Do not write to a memory map during a fit."
             )
-        for start in range(0, len(self.X), rows):
-            yield self.chunk(slice(start, start + rows), lambda i, start=start: f"row {start + i}", features)  # type: ignore[misc]
+
+    def read(self, rows: int, features: bool = True) -> Iterator[Chunk]:
+        self.check_unchanged()
+        for start in range(0, len(self.X) + rows, rows):
+            if features and start >= 2 * rows:  # when a chunk is asked for, the one before it is being used
+                release_pages(self.X, self.X[start - 2 * rows : start - rows])
+            if start < len(self.X):
+                yield self.chunk(slice(start, start + rows), lambda i, start=start: f"row {start + i}", features)  # type: ignore[misc]
 
     def pick(self, chosen: np.ndarray) -> Iterator[Chunk]:
         """Yield the chosen rows, in ascending order, without reading the others."""
@@ -297,8 +320,8 @@ class MemoryMap:
             yield self.chunk(part, lambda i, part=part: f"row {part[i]}")  # type: ignore[misc]
 
     def chunk(self, part: slice | np.ndarray, place: Callable[[int], str], features: bool = True) -> Chunk:
-        given = (self.X if features else None, self.y, self.weight, self.offset)
-        X, y, weight, offset = (None if x is None else copied(x, part) for x in given)
+        y, weight, offset = (None if x is None else copied(x, part) for x in (self.y, self.weight, self.offset))
+        X = None if not features else viewed(self.X, part) if isinstance(part, slice) else copied(self.X, part)
         return Chunk(X, y, weight=weight, offset=offset, place=place)
 
 
@@ -311,11 +334,27 @@ def stamp_of_map(X: np.memmap) -> tuple[int, int] | None:
     return stamp_of(Path(X.filename))
 
 
+def viewed(x: np.memmap, part: slice) -> np.ndarray:
+    """Return some rows as they lie in the file, or a copy if they are no floats of this machine."""
+    rows = np.asarray(x[part])
+    plain = rows.dtype in (np.float64, np.float32) and rows.dtype.isnative and rows.flags.aligned
+    return rows if plain and min(rows.strides) >= 0 else copied(x, part)
+
+
 def copied(x: np.ndarray, part: slice | np.ndarray) -> np.ndarray:
     """Return a copy of some rows. If they were mapped from a file, its pages are released."""
     rows = np.array(x[part], dtype=x.dtype.newbyteorder("="), copy=True, subok=False)
+    release_pages(x, x)
+    return rows
+
+
+def release_pages(x: np.ndarray, part: np.ndarray) -> None:
+    """Tell the system that the pages of a part of a map are not needed; it reads them again if they are."""
     mapped = getattr(x, "_mmap", None)
     # pages of a private map ("c") may hold values that no file contains
-    if mapped is not None and getattr(x, "mode", "c") != "c" and hasattr(mmap, "MADV_DONTNEED"):
-        mapped.madvise(mmap.MADV_DONTNEED)
-    return rows
+    if mapped is None or getattr(x, "mode", "c") == "c" or not hasattr(mmap, "MADV_DONTNEED"):
+        return
+    low, high = byte_bounds(part)
+    start = (low - np.frombuffer(mapped, np.uint8, 1).ctypes.data) // mmap.PAGESIZE * mmap.PAGESIZE
+    if high > low:
+        mapped.madvise(mmap.MADV_DONTNEED, start, min(high - low + mmap.PAGESIZE, len(mapped) - start))

@@ -7,6 +7,7 @@ import math
 import re
 import warnings
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -275,7 +276,13 @@ def random_of_fit(random_state: Any) -> np.random.RandomState:
 
 def seed_of(random_state: Any) -> int:
     """Return the one seed that a fit needs."""
-    return int(random_of_fit(random_state).randint(2**31))
+    return default_seed() if random_state is None else int(random_of_fit(random_state).randint(2**31))
+
+
+@cache
+def default_seed() -> int:
+    """The seed of a fit without `random_state`; it takes as long to make as a pass over a thousand rows."""
+    return int(random_of_fit(None).randint(2**31))
 
 
 @dataclass(frozen=True)
@@ -331,10 +338,10 @@ def as_arrays(
     elif scipy.sparse.issparse(X):
         if device.type != "cpu":
             raise ValueError(f"a sparse X is computed on the CPU; got device={str(device)!r}. Leave device out.")
-        X = X.astype(np.float64)
-        if intercept:
-            X = scipy.sparse.hstack([X, np.ones((rows, 1))], format="csr")
-            intercept = False
+        X = X.astype(np.float64, copy=False)
+        if not X.has_canonical_format:  # entries given twice add up, and their squares do not
+            X = X.copy()
+            X.sum_duplicates()
     if device.type != "cpu":
         # moved once, so that no pass waits for a transfer
         label, offset, weight = (x if x is None else x.to(device) for x in (label, offset, weight))  # type: ignore[assignment]

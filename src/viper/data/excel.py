@@ -1,7 +1,9 @@
 """A sheet of an Excel workbook, written as separated values, so that it is read like any other text."""
 
 import csv
+import struct
 import zipfile
+import zlib
 from collections.abc import Iterator
 from datetime import date, datetime, time
 from pathlib import Path
@@ -13,11 +15,14 @@ from viper.errors import FileError, instead, listed
 if TYPE_CHECKING:
     from viper.data.csv_text import CsvText
 
+# What zipfile and openpyxl raise for damaged and encrypted workbooks; openpyxl checks nothing before it uses it.
+DAMAGE = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, ParseError, LookupError, ValueError, TypeError)
+DAMAGE += (AttributeError, RuntimeError, ArithmeticError, AssertionError)
+
 
 def write_sheet(table: "CsvText", sheet: str | None, target: Path, separator: str, decimal: str) -> None:
     """Write the cells of a sheet as text: line i is row i of the sheet. Formulas are the values they had when saved."""
     openpyxl = import_openpyxl()
-    damage = (zipfile.BadZipFile, openpyxl.utils.exceptions.InvalidFileException, KeyError, ParseError, EOFError)
     try:
         check_unpacked(table)
         with table.source.open("rb") as file:
@@ -27,7 +32,9 @@ def write_sheet(table: "CsvText", sheet: str | None, target: Path, separator: st
                 write = csv.writer(out, delimiter=separator, lineterminator="\n").writerow
                 for row in with_same_width(cells, table.path):
                     write([text_of_cell(cell, decimal) for cell in row])
-    except damage as error:
+    except FileError:
+        raise
+    except DAMAGE as error:
         reason = (str(error).splitlines() or ["damage"])[0].strip("'\". ")
         raise FileError(
             f"{table.path} must be an Excel workbook; got a zip archive or a damaged file: {reason}. Save the table as "

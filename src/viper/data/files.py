@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,10 @@ import numpy as np
 from viper.data import arrow
 from viper.data.blocks import Chunk, check_names
 from viper.errors import shown
+
+SHARE_FOR_CACHE = 0.25  # of the available memory, for decoded rows
+ASSUMED_MEMORY = float(1 << 32)  # bytes, where the system does not say
+GROUP = "/sys/fs/cgroup"  # where Linux tells the limits of a container
 
 
 @dataclass(frozen=True)
@@ -30,6 +35,9 @@ class Files:
     multiline : bool, default False
         Whether cells of CSV files, in quotes, may span lines. Otherwise they are an error: a quote that is not closed
         would swallow rows.
+    cache : int, optional
+        Bytes of memory in which a fit may keep the rows it has read, if all of them fit; then files are decoded once
+        instead of once per pass. By default a quarter of the memory that is available; 0 keeps none.
 
     Examples
     --------
@@ -50,11 +58,16 @@ class Files:
     weight: str | None = None
     offset: str | None = None
     multiline: bool = False
+    cache: int | None = None
 
     def open(self, labels: bool, known: Sequence[str] | None) -> "FileReader":
         if labels and self.target is None:
             raise ValueError("target must name the column of labels; got None. Write Files(path, target='y').")
         check_names(self.features, "features")
+        if self.cache is not None and (
+            isinstance(self.cache, bool) or not isinstance(self.cache, int) or self.cache < 0
+        ):
+            raise ValueError(f"cache must be a number of bytes or None; got {self.cache!r}. Use 0 to keep no rows.")
         if self.target is not None and self.features is not None and self.target in self.features:
             raise ValueError(f"features must not contain the target; got {shown(self.target)} as both. Leave it out.")
         files = arrow.find_files(self.path)
@@ -65,7 +78,7 @@ class Files:
         for file in files:
             file.check_unchanged()  # and remember what it is like
         kinds = arrow.feature_types(files, None if chosen is None else list(chosen), apart, others)
-        return FileReader(files, kinds, others, self.multiline)
+        return FileReader(files, kinds, others, self.multiline, self.cache)
 
 
 @dataclass(frozen=True)
@@ -76,6 +89,7 @@ class FileReader:
     kinds: dict[str, Any]  # feature -> NumPy dtype
     others: dict[str, str | None]  # target, weight, offset -> column
     multiline: bool = False
+    cache: int | None = None
 
     @property
     def names(self) -> list[str]:
@@ -85,13 +99,24 @@ class FileReader:
     def width(self) -> int:
         return len(self.kinds)
 
+    @property
+    def dtype(self) -> np.dtype:
+        return np.result_type(*self.kinds.values())
+
+    def may_hold(self, rows: int) -> bool:
+        others = 1 + 8 * sum(self.others[name] is not None for name in ("weight", "offset"))
+        needed = rows * (self.width * self.dtype.itemsize + others)
+        return needed <= (SHARE_FOR_CACHE * available_memory() if self.cache is None else self.cache)
+
+    def check_unchanged(self) -> None:
+        for file in self.files:
+            file.check_unchanged()
+
     def read(self, rows: int, features: bool = True) -> Iterator[Chunk]:
         named = [name for name in self.others.values() if name is not None]
         wanted = list(dict.fromkeys([*(self.names if features else []), *named]))
         numbers = {*self.names, *named} - {self.others["target"]}
-        dtype = np.result_type(*self.kinds.values())
-        for file in self.files:
-            file.check_unchanged()
+        self.check_unchanged()
         for file in self.files:
             start = 0
             for batch in file.batches(wanted, numbers, rows):
@@ -99,9 +124,35 @@ class FileReader:
                     raise ValueError(
                         f"every pass must find the same columns; got no {shown(gone[0])} in {file.path} now."
                     )
-                X = arrow.batch_matrix(batch, self.names, dtype) if features else None
+                X = arrow.batch_matrix(batch, self.names, self.dtype) if features else None
                 found = {part: None if n is None else arrow.batch_vector(batch, n) for part, n in self.others.items()}
                 yield Chunk(X, found["target"], weight=found["weight"], offset=found["offset"], place=file.place(start))
                 start += batch.num_rows
             if not self.multiline:
                 file.check_line_breaks(start)
+
+
+def available_memory() -> float:
+    """Return the bytes that this process may still use: those of the system, or of its control group if fewer."""
+    known = system_numbers("/proc/meminfo")
+    free = 1024.0 * known["MemAvailable:"] if "MemAvailable:" in known else ASSUMED_MEMORY
+    limit, used = system_text(f"{GROUP}/memory.max"), system_text(f"{GROUP}/memory.current")
+    if not limit.isdigit() or not used.isdigit():
+        return free
+    return max(
+        0.0, min(free, float(limit) - float(used) + system_numbers(f"{GROUP}/memory.stat").get("inactive_file", 0))
+    )
+
+
+def system_numbers(path: str) -> dict[str, int]:
+    """Return the names and numbers in the lines of a file of the system."""
+    words = (line.split() for line in system_text(path).splitlines())
+    return {first: int(rest[0]) for first, *rest in words if rest and rest[0].isdigit()}
+
+
+def system_text(path: str) -> str:
+    """Return the content of a file of the system, or nothing if there is no such file."""
+    try:
+        return Path(path).read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""

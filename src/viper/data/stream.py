@@ -1,11 +1,14 @@
-"""Rows larger than memory as a source for the solver: read ahead in chunks, checked as they arrive, never kept.
+"""Rows larger than memory as a source for the solver: read ahead in chunks, and checked as they arrive.
 
+Rows that take long to decode and fit in memory are kept until the fit ends; others are read again in every pass.
 A chunk is a whole number of the blocks into which arrays in memory are split, so every sum over rows, and hence the
 fit, is the same wherever the rows are stored.
 """
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -169,6 +172,8 @@ class Stream(BlockSource):
     observer: Callable[[int], None] = ignore_progress
     pending: list["StreamSample"] = field(default_factory=list)
     first: Chunk | None = None  # first rows of the first pass
+    held: list[Chunk] | None = None  # all rows, checked: those of the first pass inside `hold`
+    holding: bool = False
 
     @property
     def traits(self) -> SourceTraits:
@@ -188,14 +193,32 @@ class Stream(BlockSource):
         rows = max(1, size // (8 * max(1, self.reader.width)))
         return rows - rows % self.block_rows if rows > self.block_rows else rows
 
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """Keep the rows of the next pass until the context ends, if the reader allows it."""
+        self.holding = self.classes is not None and self.reader.may_hold(self.rows)
+        try:
+            yield
+        finally:
+            self.holding, self.held = False, None
+
+    def checked_chunks(self) -> Iterator[Chunk]:
+        """Yield all rows in order, in chunks of `chunk_rows`: those held, or read ahead."""
+        if self.held is not None:
+            self.reader.check_unchanged()
+            return iter(self.held)
+        checked = (check_chunk(chunk, self.classes) for chunk in self.reader.read(self.chunk_rows))
+        return read_ahead(regrouped(checked, self.chunk_rows))
+
     def chunks(self) -> Iterator[Arrays]:
         """Yield all rows in order, as arrays of `chunk_rows`."""
-        checked = (check_chunk(chunk, self.classes) for chunk in self.reader.read(self.chunk_rows))
-        seen = 0
-        for part in read_ahead(regrouped(checked, self.chunk_rows)):
+        seen, kept = 0, []
+        for part in self.checked_chunks():
             if not seen:
                 self.recognise(slice_of(part, 0, FIRST_ROWS))
             seen += len(part.features)
+            if self.holding:
+                kept.append(part)
             yield self.arrays(part)
             self.observer(len(part.features))
         if seen != self.rows and self.classes is not None:
@@ -203,6 +226,8 @@ class Stream(BlockSource):
                 f"the source must have the same rows in every pass; got {self.rows} rows, and now {seen}. "
                 "Do not write to it during a fit; a function must start over in each call."
             )
+        if self.holding:
+            self.held = kept
 
     def recognise(self, now: Chunk) -> None:
         """Raise if the first rows differ from those of the first pass; a different number of rows is not compared."""
@@ -319,10 +344,15 @@ def empty_arrays(like: Arrays, k: int) -> Arrays:
 def read_ahead(items: Iterator[Item]) -> Iterator[Item]:
     """Yield the same items, each produced in another thread while the previous one is in use."""
     end: Any = object()
+    here = copy_context()  # with the number of threads
+
+    def following() -> Any:
+        return here.run(next, items, end)
+
     with ThreadPoolExecutor(1) as reader:
-        coming = reader.submit(next, items, end)
+        coming = reader.submit(following)
         while (item := coming.result()) is not end:
-            coming = reader.submit(next, items, end)
+            coming = reader.submit(following)
             yield item
 
 

@@ -24,6 +24,7 @@ ISO_DATE = re.compile(r"\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d(?:[.,]\d+)?)?(?:
 OTHER_DATE = re.compile(r"\s*\d{1,4}[./-]\d{1,2}[./-]\d{1,4}\b")
 MICROSECONDS_PER_DAY = 86_400_000_000
 MOST_COLUMNS = 20_000  # of a formula; a model file's header has room for what is known of about twice as many
+ONE_KIND = ("string", "boolean", "integer", "floating", "empty")  # of what pandas infers of a column of objects
 FEWEST_COUNTED = 20  # rows from which whole numbers that all differ may be their numbers
 FIRST_COMPARED = 1000  # rows in which other columns, however long, have a value twice
 MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
@@ -319,7 +320,9 @@ def as_trimmed(value: Any) -> Any:
 
 def check_plain_values(column: "pandas.Series[Any]") -> None:
     """Raise unless every cell is one value: not a list, a mapping, an array or bytes."""
-    if column.dtype.kind != "O":
+    from pandas.api import types
+
+    if column.dtype.kind != "O" or types.infer_dtype(column) in ONE_KIND:
         return
     for value in column:
         if isinstance(value, list | tuple | dict | set | bytes | bytearray | np.ndarray):

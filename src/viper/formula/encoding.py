@@ -54,6 +54,7 @@ MISSING_LEVEL = "missing"  # the level of a category's missing values, for missi
 UNSEEN_RULES = ("error", "missing", "baseline")
 BEYOND_RULES = ("refuse", "clamp")
 NEW_ROW_RULES = {"unseen": UNSEEN_RULES, "beyond": BEYOND_RULES}
+LONE_CATEGORIES = re.compile(r"1(?: \+ c\d+_)+")  # terms that need no formulaic, which takes long for many rows
 ADDED_FIELDS = ("positive", "unseen", "beyond", "training", "imputations", "sweeps")  # stored unless the default
 
 
@@ -168,7 +169,8 @@ class Encoding:
     def _scaled(self, raw: "pandas.DataFrame") -> "pandas.DataFrame":
         if list(raw) != self.names:
             raise FormulaError(f"the formula must produce the columns {self.names}; got {list(raw)}. Fit it again.")
-        return (raw - np.array(self.centre)) / np.array(self.scale)
+        values = (raw.to_numpy() - np.array(self.centre)) / np.array(self.scale)  # much faster than frames
+        return type(raw)(values, index=raw.index, columns=raw.columns)
 
     @property
     def rules(self) -> dict[str, str]:
@@ -426,9 +428,13 @@ class Encoding:
                 name: as_levels(frame[column], self.levels[column]) if name[0] == "c" else as_numbers(frame[column])
                 for name, column in variables.items()
             }
-            found = evaluate_terms(self.parsed.rest, pandas.DataFrame(given, index=frame.index), state, clamp)
+            if LONE_CATEGORIES.fullmatch(self.parsed.rest):
+                found = {name: values for variable in given for name, values in indicators(variable, given[variable])}
+            else:
+                found = evaluate_terms(self.parsed.rest, pandas.DataFrame(given, index=frame.index), state, clamp)
             parts |= {self._name(name): values for name, values in found.items()}
-        return pandas.DataFrame(parts, index=frame.index, dtype=float)
+        values = np.column_stack([*parts.values()]) if parts else np.empty((len(frame), 0))
+        return pandas.DataFrame(values, index=frame.index, columns=[*parts], dtype=float)
 
     @property
     def has_functions(self) -> bool:
@@ -576,6 +582,12 @@ def calendar_category(function: str, days: Any, state: dict[str, Any]) -> "panda
     seen = state.setdefault(SEEN, np.unique(places).tolist())
     codes = np.array([seen.index(k) if k in seen else 0 for k in range(len(CALENDAR[function][0]))])
     return pandas.Series(pandas.Categorical.from_codes(codes[places], [CALENDAR[function][0][k] for k in seen]))
+
+
+def indicators(variable: str, category: Any) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield a column of zeros and ones for each level but the first, as formulaic would: a category by itself."""
+    for k, level in enumerate(category.categories[1:], 1):
+        yield f"{variable}[T.{level}]", (category.codes == k).astype(np.float64)
 
 
 def evaluate_terms(

@@ -28,15 +28,30 @@ from viper.data.schema import (
     WHOLE,
     Fields,
     Items,
+    Layout,
     Numbers,
     Rule,
     Value,
     between,
+    check_layouts,
+    check_tensors,
     is_number,
     numbers,
 )
 from viper.errors import ConvergenceWarning, JitterWarning, StorageError, shown, users_line
 from viper.formula.learn import FormulaMixin, by_formula, formula_template
+from viper.gp.additive import is_additive
+from viper.gp.average import (
+    AVERAGED_ROWS,
+    Averaged,
+    AveragedRows,
+    AveragedView,
+    Component,
+    family_weights,
+    points_to_average,
+    posterior_of,
+    weighted_components,
+)
 from viper.gp.joint import JointFeatures
 from viper.gp.kernels import (
     LENGTHSCALES,
@@ -52,22 +67,23 @@ from viper.gp.mean_uncertainty import intervals_too_narrow_by, warn_of_narrow_in
 from viper.gp.model import LARGEST_JITTER, Features, InducedSource, InducedView, Observations, Scaler, SparseGP
 from viper.gp.online import PLACED_ROWS, as_start, with_more_points, with_more_values
 from viper.gp.profile import Profile, identity_prior
-from viper.gp.search import Found, Search, Start
+from viper.gp.search import FIRST_POINTS, Family, Found, Placing, Search, Start
 from viper.gp.starts import inducing_points, read_inducing
 from viper.gp.summary import hyperparameter_table
+from viper.gp.terms import TermEffect, effects_of_terms
 from viper.inference.device import choose_device
 from viper.inference.newton import Result, exact_elbo, newton
 from viper.inference.posterior import Diagonal, Full, Posterior, moved
 from viper.inference.problem import Gaussian, Prior, Problem, gaussian
 from viper.inference.progress import Callbacks, Progress, as_task, tasks_of
-from viper.inference.rows import Arrays, RowSource, joined_rows
+from viper.inference.rows import BLOCK_ROWS, Arrays, RowSource, joined_rows
 from viper.inference.threads import check_jobs, pass_threads
 from viper.models.diagnosis import LATENT_DRAWS, DiagnosisMixin, summary_of_draws
 from viper.models.effects import EffectsMixin, OpenRows
 from viper.models.fitting import without_cusp
 from viper.models.notebook import NotebookMixin
-from viper.models.prediction import largest_sd
-from viper.models.saving import State, StateMixin
+from viper.models.prediction import half_width, largest_sd
+from viper.models.saving import POSTERIOR_FIELDS, State, StateMixin, posterior_shape
 from viper.models.weighting import WEIGHTING, WEIGHTING_FIELDS, ClassWeightMixin
 from viper.softplus.bound_names import FIT_BOUNDS
 from viper.softplus.bounds import build_bound
@@ -78,6 +94,9 @@ from viper.softplus.pointwise import Bound
 if TYPE_CHECKING:
     import pandas
 
+AUTO = "auto"
+STATIONARY = ("rbf", "matern32", "matern52")  # kernels with lengthscales
+MOST_LENGTHSCALES = 100  # columns up to which "auto" considers a lengthscale for each
 DEFAULT_STEPS = {"profile": 300, "natural-adam": 1500}
 SEARCH_ROWS = 40_000  # rows on which to search hyperparameters, if the rows are not in memory
 SEARCH_ERROR = 1e-6  # nats per row; error of the bound used in the search for hyperparameters
@@ -92,7 +111,21 @@ def is_start(value: Any) -> bool:
     return all(is_number(x) for x in value[1:]) and type(value[2]) is int
 
 
+def is_family(value: Any) -> bool:
+    """Whether a JSON value is a `Family` as a list."""
+    return type(value) is list and len(value) == 2 and type(value[0]) is str and type(value[1]) is bool
+
+
+def is_component(value: Any) -> bool:
+    """Whether a JSON value is the weight and the `Family` of a component as a list."""
+    return (
+        type(value) is list and bool(value) and is_number(value[0]) and 0.0 < value[0] <= 1.0 and is_family(value[1:])
+    )
+
+
 START = Value("a start: a name and three numbers", is_start)
+FAMILY = Value("a kernel and whether it has many lengthscales", is_family)
+COMPONENT = Value("a weight, a kernel and whether it has many lengthscales", is_component)
 
 
 class VariationalGPClassifier(
@@ -109,12 +142,17 @@ class VariationalGPClassifier(
     """Gaussian-process classification by variational inference, with inducing points and the exact ELBO.
 
     y_i ~ Bernoulli(s(f(x_i))), where f is a Gaussian process. The posterior of f at the inducing points is the Gaussian
-    q that maximises the ELBO, found by the same solver as in logistic regression. Kernel and inducing points are chosen
-    to maximise the profile, which is the ELBO at their best q, plus the log prior of the hyperparameters.
+    q that maximises the ELBO, found by the same solver as in logistic regression.
+
+    By default nothing needs to be chosen: hyperparameters have priors, the evidence decides between one lengthscale and
+    one per column, there are as many inducing points as the kernel needs, and predictions are averaged over
+    hyperparameters. `summary` and `components_` show what was chosen. The paper's recipe, which maximises the ELBO over
+    everything, is ``kernel="rbf", mean="linear", priors=None, lengthscales="many", n_inducing=50``.
 
     Parameters
     ----------
-    kernel : {"rbf", "matern32", "matern52", "linear"} or gpytorch.kernels.Kernel, default "rbf"
+    kernel : {"rbf", "matern32", "matern52", "linear", "additive"} or gpytorch.kernels.Kernel, default "rbf"
+        "additive" adds up functions of single columns, "additive + age:bmi" also one of this pair: see `term_effects`.
         A kernel object is copied; its constraints, priors and fixed parameters (``requires_grad_(False)``) are
         respected. Its inputs are the standardised columns.
     mean : {"linear", "constant", "zero"} or gpytorch.means.Mean, default "linear"
@@ -127,16 +165,24 @@ class VariationalGPClassifier(
         mean; the level is N(0, 5²). `summary` lists them. With None, all hyperparameters and the weights of the mean
         maximise the ELBO alone, as in the paper: intervals then do not include the uncertainty of the weights, and a
         NarrowIntervalsWarning says so if a linear mean explains most of the data.
-    lengthscales : {"many", "one"}, default "many"
-        Whether a named kernel has one lengthscale per column, or one for all.
-    n_inducing : int, default 50
-        Number of inducing points. If there are no more distinct rows than this, all of them are inducing points, which
-        gives the full variational Gaussian process.
+    lengthscales : {"auto", "one", "many"}, default "auto"
+        Whether a named kernel has one lengthscale for all columns, or one for each. "auto" fits both and weights them
+        by their evidence; with more than 100 columns it means "one", and without priors "many".
+    hyperparameters : {"average", "mode"}, default "average"
+        Predict from the average over hyperparameters, or from the best ones alone. The average has the mean and the
+        variance of a mixture: a few points of a Gaussian at the mode of each kind of kernel, weighted by evidence
+        (`components_`). It needs named kernels and means with priors, and at most 10,000 rows in memory; otherwise, and
+        by "natural-adam", predictions are those at the mode.
+    n_inducing : "auto" or int, default "auto"
+        Number of inducing points. "auto" places as many as are needed for the ELBO to lose no more than half a nat, all
+        rows if need be, within a budget of time: at most 1,000, and 316 for 10,000 rows. If there are no more
+        distinct rows than a given number, all of them are inducing points, which gives the full variational
+        Gaussian process.
     inducing : {"greedy", "kmeans", "subset"} or array (M, n_features), default "greedy"
         Where the inducing points start: at rows chosen one by one where the unexplained variance is largest, at
         cluster centres, at random rows, or at the given points.
     learn_inducing : bool, default True
-        Whether the inducing points are then learned.
+        Whether a given number of inducing points is then learned. With "auto" they stay at rows.
     covariance : {"full", "diagonal"}, default "full"
         Covariance of q, over the whitened inducing values.
     bound : {"viper", "pg", "mc", "quadrature"}, default "viper"
@@ -183,6 +229,11 @@ class VariationalGPClassifier(
     ----------
     posterior_ : q of the whitened inducing values, with `mean`, `variance`, `draw`, ...
     model_ : kernel, mean and inducing points on standardised columns, as one torch module
+    components_ : list of Component
+        The Gaussian processes over which predictions are averaged, each with `weight`, `family` (kernel and
+        lengthscales), `model` and `posterior`; the first one is that of `model_` and `posterior_`.
+    family_ : Family
+        Kernel and lengthscales of `model_`.
     inducing_points_ : array (M, n_features), in the units of X
     elbo_ : float
         The exact ELBO at the fitted q, whatever the bound.
@@ -223,7 +274,15 @@ class VariationalGPClassifier(
         "converged_": BOOLEAN,
         "status_": TEXT,
     }
-    _own_fields = Fields({"starts": Items(START)}, {"learns_inducing": BOOLEAN, WEIGHTING: WEIGHTING_FIELDS})
+    _own_fields = Fields(
+        {"starts": Items(START)},
+        {
+            "learns_inducing": BOOLEAN,
+            "family": FAMILY,
+            "components": Items(COMPONENT),
+            WEIGHTING: WEIGHTING_FIELDS,
+        },
+    )
     _own_tensors: ClassVar[Mapping[str, Numbers]] = {
         "centre": numbers("p"),
         "scale": numbers("p", range=POSITIVE),
@@ -234,10 +293,12 @@ class VariationalGPClassifier(
         "prior.precision": numbers("d", "dd", range=DEFINITE),
     }
     _objects = ("kernel", "mean")
+    components_: list[Component]
     _options_before: ClassVar[Mapping[str, Any]] = {
         **StateMixin._options_before,
         "priors": None,
         "lengthscales": "many",
+        "hyperparameters": "mode",
     }
 
     def __init__(
@@ -246,8 +307,9 @@ class VariationalGPClassifier(
         *,
         mean: Any = "linear",
         priors: str | None = "default",
-        lengthscales: str = "many",
-        n_inducing: int = 50,
+        lengthscales: str = "auto",
+        hyperparameters: str = "average",
+        n_inducing: Any = "auto",
         inducing: Any = "greedy",
         learn_inducing: bool = True,
         covariance: str = "full",
@@ -274,6 +336,7 @@ class VariationalGPClassifier(
         self.mean = mean
         self.priors = priors
         self.lengthscales = lengthscales
+        self.hyperparameters = hyperparameters
         self.n_inducing = n_inducing
         self.inducing = inducing
         self.learn_inducing = learn_inducing
@@ -379,22 +442,26 @@ class VariationalGPClassifier(
         """Find q again for all rows or, if only the new ones are known, with q so far as their prior."""
         few = new if new.rows <= PLACED_ROWS else new.sample(PLACED_ROWS, np.random.default_rng(0))
         rows = Observations.from_arrays(few.in_memory()).standardised(self._scaler, torch.device("cpu"))
-        before = self.posterior_
-        model = with_more_points(self.model_, before, rows, new.rows / len(rows))
-        before = with_more_values(before, len(self.model_.inducing), len(model.inducing))
         source = new if self._raw_rows is None else joined_rows(self._raw_rows, new)
-        self.model_, start = model, before.as_prior()
-        induced = self._induced(source)
-        prior = start if self._raw_rows is None else identity_prior(induced)
         exact, _ = self._bound(checks.seed_of(self.random_state))
-        problem = Problem(induced, moved(prior, induced.device), exact, diagonal=self.covariance == "diagonal")
+        components: list[Component] = []
         with closing(Progress(self.verbose, None, source.rows)) as progress:
             source.observe(progress.rows_done)
-            near = as_start(moved(start, induced.device))
-            result = newton(problem, near, tol=Q_TOLERANCE, report=progress)
-        self._largest_sd = largest_sd(induced, self._posterior(result))
-        found = Found(model, self.starts_, self.n_iter_, True)
-        self._keep(found, problem, result)
+            for component in reversed(self.components_):  # the fitted model is the first, and stays
+                model = with_more_points(component.model, component.posterior, rows, new.rows / len(rows))
+                sizes = len(component.model.inducing), len(model.inducing)
+                start = with_more_values(component.posterior, *sizes).as_prior()
+                self.model_ = model
+                induced = self._induced(source)
+                prior = start if self._raw_rows is None else identity_prior(induced)
+                problem = Problem(induced, moved(prior, induced.device), exact, diagonal=self.covariance == "diagonal")
+                near = as_start(moved(start, induced.device))
+                result = newton(problem, near, tol=Q_TOLERANCE, report=progress)
+                components.insert(0, component._replace(model=model, posterior=moved(self._posterior(result), "cpu")))
+        found = Found(model, self.starts_, self.n_iter_, True, family=self.family_)
+        self._keep(found, [found], problem, result)
+        self.components_ = [components[0]._replace(model=self.model_, posterior=self.posterior_), *components[1:]]
+        self._largest_sd = largest_sd(self._projected(source), self._predictive)
         self._own_prior = None if self._raw_rows is not None else moved(prior, "cpu")
         self._raw_rows = None if self._raw_rows is None else source
         self._warn(True)
@@ -405,11 +472,13 @@ class VariationalGPClassifier(
             "covariance": ("full", "diagonal"),
             "solver": tuple(DEFAULT_STEPS),
             "lengthscales": LENGTHSCALES,
+            "hyperparameters": ("average", "mode"),
             "verbose": ("auto", True, False),
         }
         if isinstance(self.inducing, str):
             words["inducing"] = ("greedy", "kmeans", "subset")
-        integers = ("n_inducing", "n_starts", "max_iter", "batch_size")
+        automatic = isinstance(self.n_inducing, str) and self.n_inducing == AUTO
+        integers = ("n_starts", "max_iter", "batch_size", *([] if automatic else ["n_inducing"]))
         checks.check_options(self, words, ("tol", "learning_rate"), integers)
         check_jobs(self.n_jobs)
         if not (self.priors is None or isinstance(self.priors, str)) or self.priors not in PRIORS:
@@ -430,7 +499,10 @@ class VariationalGPClassifier(
         progress = Progress(self.verbose, tasks_of(self), len(rows))
         search = Search(rows, fast, self.covariance == "diagonal", steps, float(self.tol), generator, progress)
         with closing(progress), pass_threads(self.n_jobs):
-            found = self._search(search, before)
+            families = self._search(search, before)
+            if before is None and self._places_as_needed():
+                families = [search.completed(x, len(rows) if source is None else source.rows) for x in families]
+            found = families[0]
             with torch.no_grad():
                 features = Features(found.model, rows)
             problem, result = self._solve(found, features, exact, fast, progress)
@@ -438,8 +510,10 @@ class VariationalGPClassifier(
             narrow = intervals_too_narrow_by(found.model.mean, features, self._posterior(result), rows.inputs)
             if source is not None:
                 problem, result = self._solve_all(found.model.cpu(), source, exact, result.q)
-            self._largest_sd = largest_sd(features, self._posterior(result))
-            self._keep(found, problem, result)
+            self._keep(found, families, problem, result)
+            self._average(families, search, source is None)
+            seen = features if len(self.components_) == 1 else self._averaged_rows(rows)
+            self._largest_sd = largest_sd(seen, self._predictive)
         self._warn(found.converged)
         warn_of_narrow_intervals(narrow)
 
@@ -456,23 +530,73 @@ class VariationalGPClassifier(
             return chosen, chosen
         return chosen, mixture(next(table for table in MIXTURES if table.error <= SEARCH_ERROR))
 
-    def _search(self, search: Search, before: SparseGP | None) -> Found:
+    def _search(self, search: Search, before: SparseGP | None) -> list[Found]:
+        """The best model of each family, the best family first."""
         rows = search.rows
-        if before is None:
-            kernel, mean = self._kernel_and_mean()
-            points, learn = self._inducing(rows, search.generator)
-            model = SparseGP(kernel, mean, points, learn, float(self.jitter)).to(rows.inputs)
-            check_shapes(model.kernel, model.mean, rows.inputs[:2])
-        else:
-            model = copy.deepcopy(before).to(rows.inputs)
-        greedily = before is None and isinstance(self.inducing, str) and self.inducing == "greedy"
-        if self.solver == "natural-adam":
-            return search.natural_adam(model, float(self.learning_rate), self.batch_size, greedily)
-        return search.profile(model, 1 if before is not None else int(self.n_starts), greedily)
+        if before is not None:
+            return self._climb(search, {self.family_: copy.deepcopy(before).to(rows.inputs)}, 1, "as given")
+        points, learn = self._inducing(rows, search.generator)
+        models: dict[Family, SparseGP] = {}
+        for family in self._families():
+            kernel, mean = self._kernel_and_mean(family)
+            models[family] = SparseGP(kernel, mean, points.clone(), learn, float(self.jitter)).to(rows.inputs)
+            check_shapes(kernel, mean, rows.inputs[:2])
+        greedily = isinstance(self.inducing, str) and self.inducing == "greedy"
+        placing: Placing = "as needed" if self._places_as_needed() else "greedily" if greedily else "as given"
+        return self._climb(search, models, int(self.n_starts), placing)
 
-    def _kernel_and_mean(self) -> tuple[Any, Any]:
+    def _places_as_needed(self) -> bool:
+        automatic = isinstance(self.n_inducing, str) and isinstance(self.inducing, str)
+        return automatic and self.inducing == "greedy" and self.solver == "profile"
+
+    def _climb(self, search: Search, models: dict[Family, SparseGP], count: int, placing: Placing) -> list[Found]:
+        if self.solver == "natural-adam":
+            (family, model), *_ = models.items()
+            found = search.natural_adam(model, float(self.learning_rate), self.batch_size, placing)
+            return [found._replace(family=family)]
+        return search.families(models, count, placing, self._averages(search.rows))
+
+    def _averages(self, rows: Observations) -> bool:
+        """Whether predictions are averaged over hyperparameters; all of them need priors then."""
+        named = self._shape() in STATIONARY and isinstance(self.mean, str) and self.priors is not None
+        few = self.lengthscales == "one" or self.n_features_in_ <= MOST_LENGTHSCALES
+        averaged = self.hyperparameters == "average" and self.solver == "profile"
+        return named and few and averaged and len(rows) <= AVERAGED_ROWS
+
+    def _average(self, families: list[Found], search: Search, in_memory: bool) -> None:
+        """Set the components over which predictions are averaged, the fitted model first."""
+        self.components_ = [Component(1.0, self.family_, self.model_, self.posterior_)]
+        if in_memory and self._averages(search.rows):
+            more = weighted_components(points_to_average(families, search.generator), search)
+            self.components_ = [more[0]._replace(model=self.model_, posterior=self.posterior_), *more[1:]]
+
+    def _averaged_rows(self, rows: Observations) -> AveragedRows:
+        return AveragedRows(Averaged(self.components_, rows.inputs.device), rows, BLOCK_ROWS)
+
+    @property
+    def _predictive(self) -> Posterior:
+        return posterior_of(self.components_)
+
+    def _families(self) -> list[Family]:
+        """The kernels to choose from; without priors, and by "natural-adam", nothing is chosen."""
+        shape = self._shape()
+        choosing = self.lengthscales == AUTO and self.priors is not None and self.solver == "profile"
+        if shape in STATIONARY and choosing and 1 < self.n_features_in_ <= MOST_LENGTHSCALES:
+            return [Family(shape, False), Family(shape, True)]
+        return [self._only_family()]
+
+    def _shape(self) -> str:
+        return self.kernel if isinstance(self.kernel, str) else type(self.kernel).__name__
+
+    def _only_family(self) -> Family:
+        """The family where there is nothing to choose."""
+        few = self.priors is not None and self.solver == "profile" and self.n_features_in_ > MOST_LENGTHSCALES
+        return Family(self._shape(), self.lengthscales == "many" or (self.lengthscales == AUTO and not few))
+
+    def _kernel_and_mean(self, family: Family) -> tuple[Any, Any]:
         columns = self.n_features_in_
-        kernel = make_kernel(self.kernel, columns, priors=self.priors, many=self.lengthscales == "many")
+        chosen = family.shape if isinstance(self.kernel, str) else self.kernel
+        kernel = make_kernel(chosen, columns, priors=self.priors, many=family.many, names=self._columns())
         return kernel, make_mean(self.mean, columns, priors=self.priors)
 
     def _inducing(self, rows: Observations, generator: np.random.Generator) -> tuple[Tensor, bool]:
@@ -480,10 +604,12 @@ class VariationalGPClassifier(
         if not isinstance(self.inducing, str):
             points = self._scaler.apply(read_inducing(self.inducing, rows.inputs.shape[1]))
             return torch.from_numpy(points).to(rows.inputs), bool(self.learn_inducing)
-        if self.n_inducing >= len(rows):
+        automatic = isinstance(self.n_inducing, str)
+        count = FIRST_POINTS if automatic else int(self.n_inducing)
+        if count >= len(rows):
             return torch.unique(rows.inputs, dim=0), False
         seed = int(generator.integers(2**31))
-        return inducing_points(rows, int(self.n_inducing), self.inducing, seed), bool(self.learn_inducing)
+        return inducing_points(rows, count, self.inducing, seed), bool(self.learn_inducing) and not automatic
 
     def _solve(
         self, found: Found, features: Features, exact: Bound, fast: Bound, progress: Progress
@@ -510,14 +636,16 @@ class VariationalGPClassifier(
     def _posterior(self, result: Result) -> Full | Diagonal:
         return (Diagonal if self.covariance == "diagonal" else Full)(result.q.mean, result.factor)
 
-    def _keep(self, found: Found, problem: Problem, result: Result) -> None:
+    def _keep(self, found: Found, families: list[Found], problem: Problem, result: Result) -> None:
         """Set the fitted attributes."""
         self.posterior_ = moved(self._posterior(result), "cpu")
         self.elbo_, self.elbo_bound_, self.kl_ = exact_elbo(problem, result)
         self.objective_, self.history_, self.n_iter_ = result.objective, result.history, max(1, found.steps)
         self.converged_ = bool(result.converged and found.converged)
         self.status_ = found.status if result.converged else result.status
-        self.starts_, self.inducing_points_ = found.starts, self._inducing_points(found.model)
+        self.family_ = found.family
+        self.starts_ = [start for family in families for start in family.starts]
+        self.inducing_points_ = self._inducing_points(found.model)
         self.model_ = found.model.cpu()  # last, because the problem's source refers to it
 
     def _warn(self, searched: bool) -> None:
@@ -541,25 +669,44 @@ class VariationalGPClassifier(
     # -----------------------------------------------------------------------------------------------------------------
     # What was learned
 
-    def _features(self, known: Arrays, block_rows: int | None = None) -> Features:
-        """Rows in memory, projected on the inducing points."""
+    def _standardised(self, known: Arrays) -> Observations:
         device = choose_device(self.device, known.features)
-        model = self.model_ if device.type == "cpu" else copy.deepcopy(self.model_).to(device)
+        return Observations.from_arrays(known).standardised(self._scaler, device)
+
+    def _features(self, known: Arrays, block_rows: int | None = None) -> Features:
+        """Rows in memory, projected on the inducing points of the fitted model."""
+        rows = self._standardised(known)
+        model = self.model_ if rows.inputs.device.type == "cpu" else copy.deepcopy(self.model_).to(rows.inputs.device)
         with torch.no_grad():
-            return Features(model, Observations.from_arrays(known).standardised(self._scaler, device), block_rows)
+            return Features(model, rows, block_rows)
 
     def _induced(self, source: RowSource, block_rows: int | None = None) -> RowSource:
-        """Rows projected on the inducing points."""
+        """Rows projected on the inducing points of the fitted model."""
         if source.traits.where == "memory":
             return self._features(source.in_memory(), block_rows)
         return InducedSource(source, InducedView(self.model_, self._scaler))
 
+    def _projected(self, source: RowSource) -> RowSource:
+        """Rows projected for predictions."""
+        if len(self.components_) == 1:
+            return self._induced(source)
+        if source.traits.where == "memory":
+            return self._averaged_rows(self._standardised(source.in_memory()))
+        return InducedSource(source, AveragedView(tuple(self.components_), self._scaler))
+
     def _open_rows(self, X: Any, offset: Any) -> RowSource:
-        return self._induced(open_rows(self, X, offset, ROW_FORMAT))
+        return self._projected(open_rows(self, X, offset, ROW_FORMAT))
 
     def _open_labelled_rows(self, X: Any, y: Any, *, sample_weight: Any, offset: Any) -> RowSource:
         given = {"sample_weight": sample_weight, "offset": offset, "classes": self.classes_}
-        return self._induced(open_labelled_rows(self, X, y, ROW_FORMAT, **given)[1])
+        return self._projected(open_labelled_rows(self, X, y, ROW_FORMAT, **given)[1])
+
+    def elbo(self, X: Any, y: Any = None, sample_weight: Any = None, offset: Any = None) -> float:
+        """The exact ELBO of the given rows under the fitted posterior, at the fitted hyperparameters (`model_`)."""
+        check_is_fitted(self, "posterior_")
+        twin = copy.copy(self)
+        twin.components_ = [Component(1.0, self.family_, self.model_, self.posterior_)]
+        return super(VariationalGPClassifier, twin).elbo(X, y, sample_weight, offset)
 
     @property
     def _training_rows(self) -> RowSource | None:
@@ -607,45 +754,75 @@ class VariationalGPClassifier(
         """`n` joint draws of f, the log-odds, at the rows of X: n × rows."""
         check_is_fitted(self, "posterior_")
         source = self._features(open_rows(self, X, offset, ROW_FORMAT).in_memory())
+        dimension = len(self._predictive.mean)
         generator = check_random_state(self.random_state if random_state is None else random_state)
-        noise = torch.from_numpy(generator.standard_normal((n, source.dimension + source.rows))).to(source.root)
+        noise = torch.from_numpy(generator.standard_normal((n, dimension + source.rows))).to(source.root)
         # Cov f = AΣAᵀ + (K_xx - AAᵀ)
         with torch.no_grad():
             rows = source.in_memory()
             A, mean = rows.features, rows.offset
             induced = A[:, : len(source.root)]
             rest = covariance(source.model.kernel, source.data.inputs, source.data.inputs) - induced @ induced.T
+            if len(self.components_) > 1:
+                block, c = Averaged(self.components_, A.device).stretched(source.data)
+                A, mean, rest = block.design.matrix, block.offset, c[:, None] * rest * c  # type: ignore[attr-defined]
         if not bool(rest.isfinite().all()):
             raise ValueError("the kernel must be finite at the rows of X; got NaN or infinity. Check their scale.")
         values, vectors = torch.linalg.eigh(rest)
-        along = moved(self.posterior_, A.device).draw(noise[:, : source.dimension]) @ A.T
-        across = (noise[:, source.dimension :] * values.clamp(min=0.0).sqrt()) @ vectors.T
+        along = moved(self._predictive, A.device).draw(noise[:, :dimension]) @ A.T
+        across = (noise[:, dimension:] * values.clamp(min=0.0).sqrt()) @ vectors.T
         return (mean + along + across).cpu().numpy()
 
     def _joint(self, points: Callable[[], Any]) -> tuple[OpenRows, Posterior]:
         sample = [open_rows(self, X, None, ROW_FORMAT).in_memory() for X in points()]
         inputs = torch.cat([Observations.from_arrays(rows).inputs for rows in sample])
         device = choose_device(self.device, inputs)
-        model = self.model_ if device.type == "cpu" else copy.deepcopy(self.model_).to(device)
         known = torch.from_numpy(self._scaler.apply(inputs.numpy())).to(device)
-        joint = JointFeatures(model, known)
+        joint = JointFeatures(self.components_, known)
 
         def opened(X: Any, offset: Any, block_rows: int) -> RowSource:
             rows = Observations.from_arrays(open_rows(self, X, offset, ROW_FORMAT).in_memory())
             return joint.of(rows.standardised(self._scaler, device), block_rows)
 
-        return opened, joint.extended(self.posterior_)
+        return opened, joint.extended(self._predictive)
 
     def summary(self) -> "pandas.DataFrame":
         """Per column, in the units of X: lengthscale, relevance (1/lengthscale in standard deviations), mean weight.
 
         Everything else is in ``.attrs``: "output_scale", "slope_scale" (prior standard deviation of the weights of the
-        mean), the "intercept" of the mean function, the "priors", and all parameters of the "kernel" by name, for
-        standardised columns.
+        mean), the "intercept" of the mean function, the "priors", all parameters of the "kernel" by name, for
+        standardised columns, the weights of the "families" of kernels over which predictions are averaged, and the
+        number of "inducing_points". Hyperparameters are those of the first component, the mode.
         """
         check_is_fitted(self, "posterior_")
-        names = getattr(self, "feature_names_in_", [f"x{j}" for j in range(self.n_features_in_)])
-        return hyperparameter_table(self.model_, self.posterior_, self._scaler, [str(name) for name in names])
+        table = hyperparameter_table(self.model_, self.posterior_, self._scaler, self._columns())
+        table.attrs |= {"families": family_weights(self.components_), "inducing_points": len(self.inducing_points_)}
+        return table
+
+    def _columns(self) -> list[str]:
+        return [str(name) for name in getattr(self, "feature_names_in_", [f"x{j}" for j in range(self.n_features_in_)])]
+
+    def term_effects(self, X: Any = None, *, points: int = 41, level: float = 0.95) -> list[TermEffect]:
+        """What each column, and each pair, adds to the log-odds: for ``kernel="additive"``.
+
+        Mean and interval are exact under the posterior, at the fitted hyperparameters. Effects are averaged over the
+        rows of X, by default those of the fit, so that each has average zero along its columns (see `viper.gp.terms`).
+        Columns come first, then pairs, the largest effects first. A TermEffect has `columns`, `values` in the
+        units of X, `mean`, `sd`, `lower` and `upper`.
+        """
+        check_is_fitted(self, "posterior_")
+        if not is_additive(self.kernel):
+            raise ValueError(
+                f"term_effects needs kernel='additive'; got {self.kernel!r:.60}. Use viper.plot.partial_effect."
+            )
+        if X is None and self._raw_rows is None:
+            raise ValueError("term_effects needs rows to average over; got a model without its training rows. Pass X.")
+        known = self._raw_rows if X is None else open_rows(self, X, None, ROW_FORMAT)
+        assert known is not None
+        few = known if known.rows <= PLACED_ROWS else known.sample(PLACED_ROWS, np.random.default_rng(0))
+        rows = Observations.from_arrays(few.in_memory()).inputs.numpy()
+        z = half_width(level)
+        return effects_of_terms(self.model_, self.posterior_, self._scaler, rows, self._columns(), int(points), z)
 
     # -----------------------------------------------------------------------------------------------------------------
     # Storage and scikit-learn
@@ -656,8 +833,15 @@ class VariationalGPClassifier(
         if self._own_prior is not None:
             tensors |= {"prior.mean": self._own_prior.mean, "prior.precision": self._own_prior.precision}
         learns = self.model_.inducing.requires_grad
-        starts = [list(start) for start in self.starts_]
-        return State(tensors, {"learns_inducing": learns, "starts": starts, **self._weighting_state()})
+        metadata = {"learns_inducing": learns, "starts": [list(start) for start in self.starts_]}
+        if self.family_ != self._only_family():
+            metadata["family"] = list(self.family_)
+        if len(self.components_) > 1:
+            metadata["components"] = [[component.weight, *component.family] for component in self.components_]
+        for k, component in enumerate(self.components_[1:], start=1):
+            tensors |= {f"component.{k}.model.{name}": x for name, x in component.model.state_dict().items()}
+            tensors |= {f"component.{k}.posterior.{name}": x for name, x in vars(component.posterior).items()}
+        return State(tensors, {**metadata, **self._weighting_state()})
 
     def _restore_own_state(self, state: State) -> None:
         self._scaler = Scaler(state.tensors["centre"].numpy(), state.tensors["scale"].numpy())
@@ -665,18 +849,44 @@ class VariationalGPClassifier(
         if "prior.mean" in state.tensors:
             self._own_prior = Prior(state.tensors["prior.mean"], state.tensors["prior.precision"])
         learns = bool(state.metadata.get("learns_inducing", self.learn_inducing))
-        self.model_ = self._stored_model(state.part("model"), learns)
+        self.family_ = Family(*state.metadata.get("family", self._only_family()))
+        self.model_ = self._stored_model(self.family_, state.part("model"), learns, self.posterior_)
+        self.components_ = self._stored_components(state)
         self.inducing_points_ = self._inducing_points(self.model_)
         self.starts_, self.history_ = [Start(*start) for start in state.metadata["starts"]], []
 
     @staticmethod
     def _is_checked_later(name: str) -> bool:
-        return name.startswith("model.")
+        return name.startswith(("model.", "component."))
 
-    def _stored_model(self, parameters: dict[str, Tensor], learn_inducing: bool) -> SparseGP:
+    def _stored_components(self, state: State) -> list[Component]:
+        found = [Component(1.0, self.family_, self.model_, self.posterior_)]
+        stored = state.metadata.get("components", [])
+        numbers_of = {name.split(".")[1] for name in state.tensors if name.startswith("component.")}
+        if numbers_of != {str(k) for k in range(1, len(stored))}:
+            raise StorageError(
+                f"the file must have {len(stored)} components; got parts of {shown(sorted(numbers_of))}."
+            )
+        for k, (weight, *family) in enumerate(stored[1:], start=1):
+            part = State(state.part(f"component.{k}"), {})
+            shape = posterior_shape(part.tensors)
+            posterior_part = part.part("posterior")
+            layouts = {name: Layout(x.dtype, tuple(x.shape), 0, 0) for name, x in posterior_part.items()}
+            check_layouts(POSTERIOR_FIELDS[shape], layouts, {})
+            check_tensors(POSTERIOR_FIELDS[shape], posterior_part)
+            posterior = shape(**posterior_part)
+            model = self._stored_model(Family(*family), part.part("model"), False, posterior)
+            found.append(Component(weight, Family(*family), model, posterior))
+        return [found[0]._replace(weight=stored[0][0]), *found[1:]] if stored else found
+
+    def _stored_model(
+        self, family: Family, parameters: dict[str, Tensor], learn_inducing: bool, posterior: Posterior
+    ) -> SparseGP:
         """Kernel, mean and inducing points with stored parameters, for predictions and warm starts."""
+        if "inducing" not in parameters:
+            raise StorageError("the file must have inducing points of every component; got none for one of them.")
         points = torch.zeros_like(parameters["inducing"])
-        kernel, mean = self._kernel_and_mean()
+        kernel, mean = self._kernel_and_mean(family)
         model = SparseGP(kernel, mean, points, learn_inducing, self.jitter_)
         expected, found = (
             {name: (list(x.shape), str(x.dtype)) for name, x in parts.items()}
@@ -688,8 +898,8 @@ class VariationalGPClassifier(
             raise StorageError(f"kernel and mean must be those of the saved model; got {got}.")
         model.load_state_dict(parameters)
         check_loaded(model)
-        if model.dimension != len(self.posterior_.mean):
-            raise StorageError(f"the posterior must have {model.dimension} entries; got {len(self.posterior_.mean)}.")
+        if model.dimension != len(posterior.mean) or model.inducing.shape[1] != self.n_features_in_:
+            raise StorageError(f"the posterior must have {model.dimension} entries; got {len(posterior.mean)}.")
         return model
 
     def __getstate__(self) -> dict[str, Any]:

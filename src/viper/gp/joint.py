@@ -14,8 +14,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from viper.gp.average import Averaged, Component
 from viper.gp.kernels import covariance
-from viper.gp.model import Features, Observations, SparseGP
+from viper.gp.model import Features, Observations
 from viper.inference.posterior import Diagonal, Full, Posterior
 from viper.inference.rows import Block, BlockSource, Dense
 
@@ -26,15 +27,16 @@ LEAST_LEFT = 1e-8  # of the mean prior variance: what is left is explained
 class JointFeatures:
     """The points that explain how f varies between rows given the inducing values, and the columns they add."""
 
-    def __init__(self, model: SparseGP, inputs: Tensor) -> None:
-        self.model = model
+    def __init__(self, components: list[Component], inputs: Tensor) -> None:
+        self.averaged = Averaged(components, inputs.device) if len(components) > 1 else None
         with torch.no_grad():
-            self.inducing = Features(model, Observations(inputs[:0], inputs.new_zeros(0)))
+            self.inducing = Features.of_no_rows(components[0].model, inputs.device)
+            self.model = self.inducing.model
             self.points, self.design, self.root = self.chosen(inputs)
 
     def chosen(self, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return points p, A_p, and the Cholesky factor of R_pp, by pivoting."""
-        block = self.block_of(Observations(inputs, inputs.new_zeros(len(inputs))))
+        block = self.inducing.block_of(Observations(inputs, inputs.new_zeros(len(inputs))))
         A, left = self.induced(block), block.residual.clone()  # type: ignore[union-attr]
         least = LEAST_LEFT * float((left + A.square().sum(1)).mean())
         found = inputs.new_zeros(len(inputs), min(MOST_POINTS, len(inputs)))
@@ -49,9 +51,6 @@ class JointFeatures:
             left[i] = 0.0
             index.append(i)
         return inputs[index], A[index], torch.tril(found[index, : len(index)])
-
-    def block_of(self, rows: Observations) -> Block:
-        return self.inducing.block(rows, *self.inducing.evaluate(rows.inputs))
 
     def induced(self, block: Block) -> Tensor:
         """A without the columns of the mean function's weights."""
@@ -82,7 +81,8 @@ class JointRows(BlockSource):
 
     @property
     def dimension(self) -> int:
-        return self.features.inducing.dimension + len(self.features.points)
+        joint = self.features
+        return (joint.averaged or joint.inducing).dimension + len(joint.points)
 
     @property
     def device(self) -> torch.device:
@@ -94,11 +94,14 @@ class JointRows(BlockSource):
                 yield self.extended(self.data.take(slice(start, start + self.block_rows)))
 
     def extended(self, rows: Observations) -> Block:
-        joint, block = self.features, self.features.block_of(rows)
-        design, residual = block.design.matrix, block.residual  # type: ignore[attr-defined]
+        joint, block = self.features, self.features.inducing.block_of(rows)
+        residual = block.residual
         between = covariance(joint.model.kernel, rows.inputs, joint.points) - joint.induced(block) @ joint.design.T
         # V = (K_xp - A A_pᵀ) L⁻ᵀ
         V = torch.linalg.solve_triangular(joint.root, between.T, upper=False).T
         assert residual is not None
         left = (residual - V.square().sum(1)).clamp_(min=0.0)
-        return replace(block, design=Dense(torch.cat([design, V], 1)), residual=left)
+        if joint.averaged is not None:
+            block, c = joint.averaged.stretched(rows)
+            V, left = c[:, None] * V, c.square() * left
+        return replace(block, design=Dense(torch.cat([block.design.matrix, V], 1)), residual=left)  # type: ignore[attr-defined]

@@ -20,11 +20,12 @@ from gpytorch.priors import NormalPrior
 from torch import Tensor
 
 from viper.errors import shown
+from viper.gp.additive import AdditiveKernel, is_additive, read_pairs
 
-KERNELS = ("rbf", "matern32", "matern52", "linear")
+KERNELS = ("rbf", "matern32", "matern52", "linear", "additive")
 MEANS = ("linear", "constant", "zero")
 PRIORS = ("default", None)
-LENGTHSCALES = ("one", "many")
+LENGTHSCALES = ("auto", "one", "many")
 # The default priors: median and standard deviation of the logarithm, on standardised columns
 TYPICAL_LENGTH, LENGTH_SPREAD = 1.35, 0.7  # times √p, the typical distance between rows
 TYPICAL_SCALE, SCALE_SPREAD = 3.0, 1.5  # variance of the log-odds
@@ -37,7 +38,9 @@ def logarithmic() -> Positive:
     return Positive(transform=torch.exp, inv_transform=torch.log)
 
 
-def make_kernel(kernel: Any, columns: int, *, priors: str | None = None, many: bool = True) -> Kernel:
+def make_kernel(
+    kernel: Any, columns: int, *, priors: str | None = None, many: bool = True, names: list[str] | None = None
+) -> Kernel:
     """Return a kernel in float64: by name, with its priors and one lengthscale or many; or a copy of GPyTorch's."""
     if isinstance(kernel, Kernel):
         made = copy.deepcopy(kernel)
@@ -47,6 +50,9 @@ def make_kernel(kernel: Any, columns: int, *, priors: str | None = None, many: b
         if priors is not None:
             variance = log_normal(TYPICAL_SLOPE**2 / columns, 2.0 * SLOPE_SPREAD)
             made.register_prior("log_variance_prior", variance, log_variance)
+    elif is_additive(kernel):
+        pairs = read_pairs(kernel, [f"x{j}" for j in range(columns)] if names is None else names)
+        made = make_additive(columns, pairs, priors)
     elif kernel in KERNELS:
         options = {"ard_num_dims": columns if many else None, "lengthscale_constraint": logarithmic()}
         base = RBFKernel(**options) if kernel == "rbf" else MaternKernel(nu=int(kernel[-2]) / 2, **options)
@@ -64,6 +70,18 @@ def make_kernel(kernel: Any, columns: int, *, priors: str | None = None, many: b
     return check_parameters(made.double(), "kernel")
 
 
+def make_additive(columns: int, pairs: list[tuple[int, int]], priors: str | None) -> AdditiveKernel:
+    """The additive kernel; its terms share the variance that other kernels have."""
+    made = AdditiveKernel(columns, pairs, (logarithmic(), logarithmic()))
+    share = TYPICAL_SCALE / len(made.terms)
+    raw = {"raw_lengthscales": TYPICAL_LENGTH, "raw_outputscales": share}
+    made.initialize(**{name: torch.full_like(getattr(made, name), math.log(value)) for name, value in raw.items()})
+    if priors is not None:
+        made.register_prior("log_lengthscales_prior", log_normal(TYPICAL_LENGTH, LENGTH_SPREAD), log_lengthscales)
+        made.register_prior("log_outputscales_prior", log_normal(share, SCALE_SPREAD), log_outputscales)
+    return made
+
+
 def log_normal(median: float, spread: float) -> NormalPrior:
     """The prior of the logarithm of a scale, as a density of the logarithm."""
     return NormalPrior(*torch.tensor([math.log(median), spread], dtype=torch.float64))
@@ -78,6 +96,14 @@ def log_lengthscale(kernel: Any) -> Tensor:
 
 def log_outputscale(kernel: Any) -> Tensor:
     return kernel.raw_outputscale
+
+
+def log_lengthscales(kernel: Any) -> Tensor:
+    return kernel.raw_lengthscales
+
+
+def log_outputscales(kernel: Any) -> Tensor:
+    return kernel.raw_outputscales
 
 
 def log_variance(kernel: Any) -> Tensor:
@@ -194,6 +220,8 @@ def covariance(kernel: Kernel, x: Tensor, z: Tensor) -> Tensor:
     if shape is not None:
         base = kernel.base_kernel
         return _Stationary.apply(x, z, base.lengthscale.reshape(-1), kernel.outputscale, shape)
+    if isinstance(kernel, AdditiveKernel):
+        return kernel.matrix(x, z)
     return kernel(x, z).to_dense()
 
 
@@ -201,6 +229,8 @@ def variances(kernel: Kernel, x: Tensor) -> Tensor:
     """diag K_xx."""
     if stationary_shape(kernel) is not None:
         return kernel.outputscale.expand(len(x))
+    if isinstance(kernel, AdditiveKernel):
+        return kernel.outputscales.sum().expand(len(x))
     return kernel(x, diag=True)
 
 

@@ -14,10 +14,11 @@ For given q(w) = N(μ, Σ), the kernel, the mean and z enter F only through ϑ =
 which at the best q is also the gradient of the profile G(θ) = max_q F(q; θ) (envelope theorem).
 """
 
+import copy
 from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -84,6 +85,13 @@ class SparseGP(torch.nn.Module):
                 part = torch.from_numpy(values[start : start + parameter.numel()])
                 parameter.copy_(part.reshape(parameter.shape))
                 start += parameter.numel()
+
+    def copy_at(self, change: np.ndarray | float = 0.0) -> "SparseGP":
+        """A copy with changed parameters of kernel and mean, and inducing points that stay as they are."""
+        other = copy.deepcopy(self)
+        other.inducing.requires_grad_(False)
+        other.set_free(other.free_vector() + change)
+        return other
 
     def log_prior(self) -> Tensor | None:
         terms = [term for term in (log_prior(self.kernel), log_prior(self.mean)) if term is not None]
@@ -223,6 +231,13 @@ class Features(BlockSource):
             with torch.no_grad():
                 self.kept_roughly = [replace(block, design=block.design.single()) for _, block in self.parts()]
 
+    @classmethod
+    def of_no_rows(cls, model: SparseGP, device: torch.device | str = "cpu") -> "Features":
+        """What projects any rows (`block_of`)."""
+        there = model if model.inducing.device == torch.device(device) else copy.deepcopy(model).to(device)
+        nothing = there.inducing.detach().new_zeros
+        return cls(there, Observations(nothing(0, there.inducing.shape[1]), nothing(0)))
+
     @property
     def rows(self) -> int:
         return len(self.data)
@@ -256,6 +271,10 @@ class Features(BlockSource):
             made = self.evaluate(rows.inputs)
             yield made, self.block(rows, *(x.detach() for x in made))
 
+    def block_of(self, rows: Observations) -> Block:
+        """Any rows, projected."""
+        return self.block(rows, *self.evaluate(rows.inputs))
+
     def evaluate(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         kernel, mean = self.model.kernel, self.model.mean
         return covariance(kernel, x, self.model.inducing), variances(kernel, x), mean(x), weight_columns(mean, x)
@@ -270,6 +289,15 @@ class Features(BlockSource):
         return Block(Dense(design), rows.label, offset=offset, residual=residual, weight=rows.weight)
 
 
+class View(Protocol):
+    """Projects a block of rows, wherever they are."""
+
+    @property
+    def dimension(self) -> int: ...
+
+    def __call__(self, block: Block) -> Block: ...
+
+
 @dataclass(frozen=True)
 class InducedView:
     """Projects a block of rows on the inducing points: (X, y, c, ...) -> (A, o, r, y, c)."""
@@ -282,17 +310,24 @@ class InducedView:
 
     @cached_property
     def features(self) -> Features:
-        nothing = self.model.inducing.new_zeros
         with torch.no_grad():
-            return Features(self.model, Observations(nothing(0, self.model.inducing.shape[1]), nothing(0)))
+            return Features.of_no_rows(self.model)
+
+    @property
+    def dimension(self) -> int:
+        return self.model.dimension
 
     def __call__(self, block: Block) -> Block:
-        assert isinstance(block.design, Dense | Sparse)
-        X = block.design.matrix
-        inputs = torch.from_numpy(self.scaler.apply(X.double().numpy() if isinstance(X, Tensor) else X.toarray()))
         with torch.no_grad():
-            rows = Observations(inputs, block.label, offset=block.offset, weight=block.weight)
-            return self.features.block(rows, *self.features.evaluate(inputs))
+            return self.features.block_of(standardised_block(block, self.scaler))
+
+
+def standardised_block(block: Block, scaler: Scaler) -> Observations:
+    """The rows of a block as inputs of kernel and mean."""
+    assert isinstance(block.design, Dense | Sparse)
+    X = block.design.matrix
+    inputs = torch.from_numpy(scaler.apply(X.double().numpy() if isinstance(X, Tensor) else X.toarray()))
+    return Observations(inputs, block.label, offset=block.offset, weight=block.weight)
 
 
 @dataclass(frozen=True)
@@ -300,11 +335,11 @@ class InducedSource(SourceWrapper):
     """The rows of any source, projected on the inducing points block by block, wherever the rows are."""
 
     source: RowSource
-    view: InducedView
+    view: View
 
     @property
     def dimension(self) -> int:
-        return self.view.model.dimension
+        return self.view.dimension
 
     def reduce(self, function: RowFunction) -> list[Tensor]:
         return self.source.reduce(partial(apply_to_view, view=self.view, function=function))
@@ -325,7 +360,7 @@ class InducedSource(SourceWrapper):
         return self.view(self.source.head())
 
 
-def apply_to_view(block: Block, view: InducedView, function: Callable[[Block], Mapped]) -> Mapped:
+def apply_to_view(block: Block, view: View, function: Callable[[Block], Mapped]) -> Mapped:
     return function(view(block))
 
 

@@ -92,6 +92,18 @@ class Profile:
     def features(self) -> Features:
         return Features(self.model, self.rows, rough=True)
 
+    def resumed(self, sites: Sites | None) -> "Profile":
+        """Start the first inner search from these sites."""
+        self.sites = sites
+        if self.dense is not None and sites is not None:
+            self.dense.sites = self.scale * torch.stack([torch.cat(sites.precision), torch.cat(sites.target)]).numpy()
+        return self
+
+    def information(self) -> Tensor | None:
+        """c h of each row at the last θ."""
+        sites = self.last_sites()
+        return None if sites is None else self.scale * torch.cat(sites.precision).clamp(min=0.0)
+
     def last_sites(self) -> Sites | None:
         """The sites at the last θ."""
         if self.dense is None or self.dense.sites is None:

@@ -1,14 +1,22 @@
 """The search for kernel, mean function and inducing points.
 
 Several starts climb the profile, on a sample if there are many rows. The worse ones are dropped as they fall behind,
-and the best goes on to the top, finally on all rows.
+and the best goes on to the top, finally on all rows. Inducing points that are not learned are placed anew on the way,
+as many as the kernel needs.
+
+Kernels of different families (one lengthscale or many, shapes) are compared by their evidence: with a Gaussian at the
+mode of the k hyperparameters, whose curvature is H,
+
+    log ∫ e^{G(θ)} p(θ) dθ ≈ G + log p + ½ k log 2π - ½ log |H|.
 """
 
+import copy
+import itertools
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -19,7 +27,7 @@ from viper.gp.lbfgs import Climb
 from viper.gp.model import Features, Observations, Sites, SparseGP
 from viper.gp.natural_adam import natural_adam
 from viper.gp.profile import Profile
-from viper.gp.starts import Candidate, candidates, greedy, null_model
+from viper.gp.starts import Candidate, candidates, greedy, null_model, placed
 from viper.inference.newton import Iteration
 from viper.inference.problem import Gaussian
 from viper.softplus.pointwise import Bound
@@ -37,6 +45,20 @@ ROUND = 5  # steps
 SURVIVORS = {10: 2, 20: 1}  # after this many steps, at most this many starts are left
 HOPE = 2.0  # a start is dropped if even this many times the gain of its last round would not reach the best
 MET = 0.7  # largest difference of parameters (log scales) between kernels that count as equal: a factor of two
+# For inducing points that are not learned:
+FIRST_POINTS = 64  # in the race
+MOST_GROWTHS = 2  # times that they are placed anew
+CLIMBING_POINTS = 200  # most in a climb
+CLIMBING_TOLERANCE = 0.05  # nats; hyperparameters need not be known better
+ROUGHER = 0.5  # factor of the lengthscales for which there are enough points in a climb
+SOLVING_BUDGET = 1e9  # rows × points² of the last q
+FEWEST_POINTS, MOST_POINTS_PLACED = 100, 1000  # that this budget may allow
+LARGEST_LOSS = 0.5  # nats; so much of the ELBO may be lost for want of points
+# For the curvature:
+DIFFERENCE = 0.1  # change of a log scale over which slopes are compared
+CURVATURE_TOLERANCE = 1e-6  # nats; tolerance of the inner problem
+LEAST_CURVATURE = 0.25  # a standard deviation of 2: a factor of seven
+HOPELESS = 10.0  # nats by which a family may be behind after the race
 UNITS = (0.05, 20.0)  # range within which lengthscales are the units of the inducing points
 
 StepReport = Callable[[int, float, float], None]  # rows, objective, gain of a step
@@ -44,6 +66,22 @@ StepReport = Callable[[int, float, float], None]  # rows, objective, gain of a s
 
 def report_nothing(rows: int, objective: float, gain: float) -> None:
     pass
+
+
+Placing = Literal["as given", "greedily", "as needed"]  # inducing points: given, so many, or as many as needed
+
+
+class Family(NamedTuple):
+    """Kernels among which evidence decides: one shape, with one lengthscale or one per column."""
+
+    shape: str
+    many: bool
+
+    def __str__(self) -> str:
+        return f"{self.shape}, {'many lengthscales' if self.many else 'one lengthscale'}"
+
+
+ANY_FAMILY = Family("", True)
 
 
 class Start(NamedTuple):
@@ -68,6 +106,9 @@ class Found(NamedTuple):
     converged: bool
     q: Gaussian | None = None
     sites: Sites | None = None
+    family: Family = ANY_FAMILY
+    evidence: float = 0.0  # log evidence of the family, as in the module's docstring
+    spread: np.ndarray | None = None  # S with SSᵀ = H⁻¹, the covariance of the hyperparameters
 
     @property
     def status(self) -> str:
@@ -87,28 +128,99 @@ class Search:
     generator: np.random.Generator
     progress: Callable[[Iteration], None] | None = None
 
-    def profile(self, model: SparseGP, count: int, place_greedily: bool) -> Found:
-        """Climb the profile from `count` starts; if there are many rows, on a sample first, then on more and on all."""
+    def families(self, models: dict[Family, SparseGP], count: int, placing: Placing, curvature: bool) -> list[Found]:
+        """The best model of each family, the best family first; one with many lengthscales also starts from one.
+
+        Families that are far behind after the race go no further.
+        """
         sizes = stages(len(self.rows))
         few = self.sample(sizes[0])
+        leaders: list[Leader] = []
+        for family, model in models.items():
+            known = [
+                with_scales_of(x.best.model, model) for x in leaders if x.family.shape == family.shape and family.many
+            ]
+            number = count if len(models) == 1 else max(1, count - 1) if family.many else min(count, 2)
+            leader = self.race(few, model, number, placing, known)
+            spread = self.spread(leader.best.model, few) if curvature or len(models) > 1 else None
+            prefix = f"{family}: " if len(models) > 1 else ""
+            leaders.append(replace(leader, family=family, spread=spread, prefix=prefix))
+        least = max(leader.evidence for leader in leaders) - HOPELESS
+        hopeful = [leader for leader in leaders if leader.evidence >= least]
+        others = [start for leader in leaders if leader.evidence < least for start in leader.starts()]
+        for leader in hopeful:
+            for size in sizes[1:]:
+                leader.attempts.append(self.continue_on(leader.best, self.sample(size)))
+            if placing == "as needed":
+                self.grow(leader)
+        best, *rest = sorted((leader.found() for leader in hopeful), key=lambda x: -x.evidence)
+        return [best._replace(starts=[*best.starts, *others]), *rest]
+
+    def spread(self, model: SparseGP, rows: Observations) -> np.ndarray:
+        """S with SSᵀ = H⁻¹, where the curvature H at the mode is that of differences of the profile's slope."""
+        model = model.copy_at()
+        profile = self.profile_on(model, rows, CURVATURE_TOLERANCE)
+        x = model.free_vector()
+        base = profile(x)[1]
+        slopes = np.array([profile(x + DIFFERENCE * unit)[1] - base for unit in np.eye(len(x))]).reshape(len(x), len(x))
+        values, vectors = np.linalg.eigh(-0.5 / DIFFERENCE * (slopes + slopes.T))
+        return vectors / np.sqrt(np.maximum(values, LEAST_CURVATURE))
+
+    def race(
+        self, few: Observations, model: SparseGP, count: int, placing: Placing, known: list[Candidate]
+    ) -> "Leader":
+        """Climb the profile from `count` starts and from known ones; on a sample, if there are many rows."""
 
         def place(start: SparseGP, information: Tensor) -> Tensor:
-            return self.greedily(start, few, information) if place_greedily else start.inducing.detach()
+            return start.inducing.detach() if placing == "as given" else self.greedily(start, few, information)
 
         tol = self.tolerance(few)
         first = max(FIRST_TOLERANCE, tol) if count > 1 else LAST_SHARE * tol
         report = self.reporter()
-        begun = candidates(model, few, count, self.generator, place)
+        again = (placed(start, null_model(model, few)[1], place) for start in known)
+        begun = itertools.chain(candidates(model, few, count, self.generator, place), again)
         attempts = [Attempt(start, lambda m: self.profile_on(m, few, first), report) for start in begun]
         best = race(attempts, self.steps, tol)
         if not math.isfinite(best.value):
             Features(best.model, few.take(slice(0, 2)))  # raises if the kernel is to blame
             raise ValueError("the ELBO must be finite for at least one start; got none. Check kernel and mean.")
-        for size in sizes[1:]:
-            best = self.continue_on(best, self.sample(size))
-            attempts.append(best)
-        starts = [x.account() for x in attempts]
-        return Found(best.model, starts, best.climb.steps, best.climb.finished, sites=best.profile.last_sites())
+        return Leader([*(x for x in attempts if x is not best), best])
+
+    def grow(self, leader: "Leader") -> None:
+        """Climb on with as many inducing points as a rougher kernel would need; twice, if the kernel becomes rougher.
+
+        With too few points, rough kernels lose more of the ELBO than smooth ones, and the climb ends too early.
+        """
+        for _ in range(MOST_GROWTHS):
+            best = leader.best
+            rows, information, rough = best.profile.rows, best.profile.information(), rougher(best.model)
+            if information is None or loss(rough, rows, information) <= LARGEST_LOSS:
+                return
+            points = greedy(rough, rows.inputs, information, min(CLIMBING_POINTS, len(rows)), LARGEST_LOSS)
+            if len(points) <= len(best.model.inducing):
+                return
+            leader.attempts.append(self.continue_with(best, points))
+
+    def continue_with(self, best: "Attempt", points: Tensor) -> "Attempt":
+        """Continue the best climb with other inducing points."""
+        rows = best.profile.rows
+        tol = max(CLIMBING_TOLERANCE, self.tolerance(rows))
+        new = best.continued(
+            f"{len(points)} inducing points",
+            lambda model: self.profile_on(model, rows, max(FIRST_TOLERANCE, tol)).resumed(best.profile.last_sites()),
+            with_points(best.model, points),
+        )
+        new.run(self.steps, tol)
+        return new
+
+    def completed(self, found: Found, rows: int) -> Found:
+        """Give the model as many inducing points as the posterior of `rows` rows needs, near its best sites."""
+        if found.sites is None:
+            return found
+        information = torch.cat(found.sites.precision).clamp(min=0.0)
+        most = points_within(SOLVING_BUDGET, rows)
+        points = greedy(found.model, self.rows.inputs, information, min(most, len(self.rows)), LARGEST_LOSS)
+        return found._replace(model=with_points(found.model, points))
 
     def greedily(self, model: SparseGP, few: Observations, information: Tensor) -> Tensor:
         """Choose the model's inducing points among these few rows, or among all rows if these are too few."""
@@ -153,12 +265,10 @@ class Search:
 
         return report
 
-    def natural_adam(
-        self, model: SparseGP, learning_rate: float, batch_size: int | None, place_greedily: bool
-    ) -> Found:
+    def natural_adam(self, model: SparseGP, learning_rate: float, batch_size: int | None, placing: Placing) -> Found:
         """The paper's recipe, from the kernel and mean as given."""
         began = time.perf_counter()
-        if place_greedily:
+        if placing != "as given":
             few = self.sample(stages(len(self.rows))[0])
             with torch.no_grad():
                 model.inducing.copy_(self.greedily(model, few, null_model(model, few)[1]))
@@ -175,6 +285,44 @@ class Search:
         )
         start = Start("as given", max(history), len(history), time.perf_counter() - began)
         return Found(model, [start], len(history), converged, q)
+
+
+def points_within(budget: float, rows: int) -> int:
+    """The largest number of inducing points for so many rows: n M² within a budget."""
+    return min(rows, int(np.clip(math.sqrt(budget / rows), FEWEST_POINTS, MOST_POINTS_PLACED)))
+
+
+def with_points(model: SparseGP, points: Tensor) -> SparseGP:
+    """The model with other inducing points, which are not learned."""
+    other = copy.deepcopy(model)
+    other.inducing = torch.nn.Parameter(points.detach().clone(), requires_grad=False)
+    return other
+
+
+def loss(model: SparseGP, rows: Observations, information: Tensor) -> float:
+    """½ Σ b r: about what the ELBO loses for want of inducing points, in nats, where b is each row's information."""
+    with torch.no_grad():
+        residuals = [block.residual for block in Features(model, rows, rough=True).blocks()]
+    return 0.5 * float(information @ torch.cat([x for x in residuals if x is not None]))
+
+
+def rougher(model: SparseGP) -> SparseGP:
+    """The model with shorter lengthscales, if it has lengthscales."""
+    if stationary_shape(model.kernel) is None:
+        return model
+    other = copy.deepcopy(model)
+    other.kernel.base_kernel.initialize(lengthscale=ROUGHER * model.kernel.base_kernel.lengthscale.detach())
+    return other
+
+
+def with_scales_of(found: SparseGP, model: SparseGP) -> Candidate:
+    """The model with the scales of another one that has only one lengthscale."""
+    other = copy.deepcopy(model)
+    length = found.kernel.base_kernel.lengthscale.detach()
+    other.kernel.base_kernel.initialize(lengthscale=length.expand_as(other.kernel.base_kernel.lengthscale))
+    other.kernel.initialize(outputscale=found.kernel.outputscale.detach())
+    other.mean.load_state_dict(found.mean.state_dict())
+    return Candidate("as with one lengthscale", other)
 
 
 def stages(rows: int) -> list[int]:
@@ -239,14 +387,51 @@ class Attempt:
         self.candidate.model.set_free(self.climb.x)
         return self.candidate.model
 
-    def continued(self, name: str, profile: Callable[[SparseGP], Profile]) -> "Attempt":
-        """The same climb on other rows, keeping what was learned about the curvature."""
-        new = Attempt(Candidate(name, self.model), profile, self.report)
+    def continued(self, name: str, profile: Callable[[SparseGP], Profile], model: SparseGP | None = None) -> "Attempt":
+        """The same climb on other rows or inducing points, keeping what was learned about the curvature."""
+        new = Attempt(Candidate(name, model or self.model), profile, self.report)
         new.climb.pairs.extend(self.climb.pairs)
         return new
 
     def account(self) -> Start:
         return Start(self.candidate.name, self.value, self.spent + self.climb.evaluations, self.seconds)
+
+
+@dataclass(frozen=True)
+class Leader:
+    """The climbs of a family; the last one is the best."""
+
+    attempts: list[Attempt]
+    family: Family = ANY_FAMILY
+    spread: np.ndarray | None = None
+    prefix: str = ""  # of the names of its starts
+
+    @property
+    def best(self) -> Attempt:
+        return self.attempts[-1]
+
+    @property
+    def evidence(self) -> float:
+        """As in the module's docstring."""
+        if self.spread is None:
+            return self.best.value
+        return self.best.value + float(np.linalg.slogdet(math.sqrt(2.0 * math.pi) * self.spread)[1])
+
+    def starts(self) -> list[Start]:
+        return [start._replace(start=self.prefix + start.start) for start in (x.account() for x in self.attempts)]
+
+    def found(self) -> Found:
+        climb, sites = self.best.climb, self.best.profile.last_sites()
+        return Found(
+            self.best.model,
+            self.starts(),
+            climb.steps,
+            climb.finished,
+            sites=sites,
+            family=self.family,
+            evidence=self.evidence,
+            spread=self.spread,
+        )
 
 
 def race(attempts: list[Attempt], steps: int, tol: float) -> Attempt:

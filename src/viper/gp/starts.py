@@ -59,7 +59,8 @@ def candidates(
             set_mean(candidate.model.mean, coefficients)
             screened += 1
             yield placed(candidate, information, place)
-    yield placed(Candidate("as given", copy.deepcopy(model), mean_last=True), information, place)
+    mean_last = not isinstance(model.mean, UncertainMean)
+    yield placed(Candidate("as given", copy.deepcopy(model), mean_last), information, place)
     if not any(learns_lengthscale(module) for module in model.kernel.modules()):
         return
     root = math.sqrt(rows.inputs.shape[1])
@@ -97,11 +98,14 @@ def screened_models(
     few = rows if len(rows) <= SCREEN_ROWS else rows.scatter(SCREEN_ROWS, generator)
     _, information = null_model(model, few)
     points = greedy(model, few.inputs, information, min(SCREEN_POINTS, len(few)))
-    for group in distinct_groups(Screen(few, points, model.mean, shape).groups(), count):
+    screen = Screen(few, points, model.mean, shape)
+    everything = tuple(range(few.inputs.shape[1]))
+    shared = model.kernel.base_kernel.lengthscale.numel() == 1
+    for group in [screen.best(everything)] if shared else distinct_groups(screen.groups(), count):
         other = copy.deepcopy(model)
         length = torch.full_like(other.kernel.base_kernel.lengthscale, LONG)
         own = group.length * math.sqrt(len(group.columns))
-        length[0, list(group.columns) if length.numel() > 1 else 0] = own
+        length[0, 0 if shared else list(group.columns)] = own
         other.kernel.base_kernel.initialize(lengthscale=length)
         other.kernel.initialize(outputscale=torch.full_like(other.kernel.outputscale, group.scale))
         name = "all" if len(group.columns) == rows.inputs.shape[1] else ", ".join(map(str, group.columns))
@@ -280,10 +284,10 @@ def read_inducing(value: Any, columns: int) -> np.ndarray:
     return points
 
 
-def greedy(model: SparseGP, inputs: Tensor, information: Tensor, count: int) -> Tensor:
-    """Rows chosen one by one, each where its information times its unexplained variance is largest.
+def greedy(model: SparseGP, inputs: Tensor, information: Tensor, count: int, loss: float = -1.0) -> Tensor:
+    """Up to `count` rows chosen one by one, each where its information h times its unexplained variance r is largest.
 
-    This is the pivoted Cholesky decomposition of H^{1/2} K H^{1/2}.
+    This is the pivoted Cholesky decomposition of H^{1/2} K H^{1/2}. It ends when ½ Σ h r is no larger than `loss`.
     """
     root = information.clamp(min=1e-12).sqrt()
     with torch.no_grad():
@@ -298,6 +302,8 @@ def greedy(model: SparseGP, inputs: Tensor, information: Tensor, count: int) -> 
             known[:, k] = (column - known[:, :k] @ known[i, :k]) / left[i].clamp(min=1e-12).sqrt()
             left = (left - known[:, k].square()).clamp_(min=0.0)
             left[i] = -1.0
+            if 0.5 * float(left.clamp(min=0.0).sum()) <= loss:
+                break
     return inputs[chosen]
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from viper.gp.additive import AdditiveKernel
 from viper.gp.kernels import UncertainMean
 from viper.gp.model import Scaler, SparseGP
 from viper.inference.posterior import Posterior
@@ -27,6 +28,8 @@ def hyperparameter_table(model: SparseGP, posterior: Posterior, scaler: Scaler, 
         "kernel": kernel_parameters(model.kernel),
         "priors": priors_in_words(model.kernel) | priors_in_words(model.mean),
     }
+    if isinstance(model.kernel, AdditiveKernel):
+        frame.attrs["output_scale"] = float(model.kernel.outputscales.sum().detach())
     if hasattr(model.kernel, "outputscale"):
         frame.attrs["output_scale"] = float(model.kernel.outputscale.detach())
     if isinstance(model.mean, UncertainMean) and model.mean.slopes:
@@ -47,6 +50,11 @@ def uncertain_weights(model: SparseGP, posterior: Posterior, scaler: Scaler) -> 
 
 def kernel_scales(kernel: Any, scaler: Scaler) -> dict[str, np.ndarray]:
     """The scales of a kernel over all columns, for each column; none for other kernels."""
+    if isinstance(kernel, AdditiveKernel):
+        count = len(scaler.scale)
+        own, s = (x.detach().cpu().numpy()[:count] for x in (kernel.lengthscales, kernel.outputscales))
+        # the slope of a term has the prior variance s/ℓ²
+        return {"lengthscale": own * scaler.scale, "term_sd": np.sqrt(s), "relevance": np.sqrt(s) / own}
     base = getattr(kernel, "base_kernel", kernel)
     if base.active_dims is not None or kernel.active_dims is not None:
         return {}

@@ -1,17 +1,21 @@
-"""Quasi-Newton ascent in the mean and the Cholesky factor of q, for problems on which natural-gradient steps are slow.
+"""Quasi-Newton ascent in the mean and the Cholesky factor of q, where natural-gradient steps are slow or expensive.
 
 F is concave in μ and C, where Σ = CCᵀ (Challis & Barber 2013). From q₀ = N(μ₀, C₀C₀ᵀ), L-BFGS climbs in the coordinates
 
     μ = μ₀ + C₀ m,      C = C₀ T,      ∂F/∂T = C₀ᵀ[C⁻ᵀ - (S₀⁻¹ + Aᵀ diag(c h) A) C],
 
-T lower triangular, or diagonal for the diagonal family, with the logarithms of its diagonal as coordinates. Near q₀,
+T lower triangular, with the logarithms of its diagonal as coordinates. For the diagonal family T is diagonal and its
+entries r have the coordinates (r - 1/r)/√2, which grow like r, in which F is concave, and keep r positive. Near q₀,
 half the squared gradient in these coordinates is the number of nats to the optimum, so they are chosen anew in every
-round. A few rows that dwarf all others, such as outliers under a wide prior, make natural-gradient steps tiny and
-leave these steps unharmed.
+round.
+
+A few rows that dwarf all others, such as outliers under a wide prior, make natural-gradient steps tiny and leave these
+steps unharmed. And in the diagonal family these steps need no d × d matrix: a pass costs four products with A.
 """
 
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import scipy.optimize
@@ -22,54 +26,74 @@ from viper.inference.problem import Gaussian, Problem, gaussian
 
 ROUNDS = 20
 STEPS = 60  # in a round
-MEMORY = 20  # steps that L-BFGS remembers
+MEMORY, MEMORY_DIAGONAL = 20, 10  # steps that L-BFGS remembers
 CLOSE = 1e-9  # nats to the optimum: from there a natural-gradient step does the rest
 LEAST_GAIN = 1e-9  # nats: a round that gains less is the last
 LARGEST_CLIMB = 500  # coefficients: there, what L-BFGS remembers takes 40 MB
 
 
-def climb(problem: Problem, q: Gaussian, report: Callable[[float], None] | None = None) -> tuple[Gaussian, int]:
-    """Return the highest q that was reached, and the number of passes. `report` is called with F after every step."""
-    passes, best = 0, -math.inf
-    for _ in range(ROUNDS):
-        ascent = Ascent(problem, q, report)
+class Climbed(NamedTuple):
+    """The highest q that was reached, the number of passes, and whether its gradient is as small as was asked."""
+
+    q: Gaussian
+    passes: float
+    close: bool
+
+
+def climb(
+    problem: Problem,
+    q: Gaussian,
+    report: Callable[[float], None] | None = None,
+    *,
+    close: float = CLOSE,
+    steps: int = STEPS,
+    rounds: int = ROUNDS,
+) -> Climbed:
+    """Climb from q until half the squared gradient is below `close`. `report` is called with F after every step."""
+    passes, best, memory = 0, -math.inf, MEMORY_DIAGONAL if problem.diagonal else MEMORY
+    for _ in range(rounds):
+        ascent = Ascent(problem, q, report, close)
         start = ascent.origin()
         value, slope = ascent.negative(start)
-        if not math.isfinite(value) or 0.5 * float(slope @ slope) < CLOSE:
-            return q, passes + 1
+        if not math.isfinite(value) or 0.5 * float(slope @ slope) < close:
+            return Climbed(q, passes + 1, math.isfinite(value))
         found = scipy.optimize.minimize(
             ascent.negative,
             start,
             jac=True,
             method="L-BFGS-B",
             callback=ascent.tell,
-            options={"maxiter": STEPS, "maxfun": 3 * STEPS, "maxcor": MEMORY, "ftol": 1e-15, "gtol": 1e-6},
+            options={"maxiter": steps, "maxfun": 3 * steps, "maxcor": memory, "ftol": 1e-15, "gtol": 0.0},
         )
         passes += 1 + found.nfev
         new = ascent.at(found.x)
         if new is None or not -found.fun > best + LEAST_GAIN:
-            return q, passes
+            return Climbed(q, passes, ascent.left < close)
         q, best = new, -found.fun
-    return q, passes
+        if ascent.left < close:
+            break
+    return Climbed(q, passes, ascent.left < close)
 
 
 class Ascent:
     """F and its gradient in the coordinates around one q."""
 
-    def __init__(self, problem: Problem, q: Gaussian, report: Callable[[float], None] | None) -> None:
-        self.problem, self.q, self.report = problem, q, report
+    def __init__(self, problem: Problem, q: Gaussian, report: Callable[[float], None] | None, close: float) -> None:
+        self.problem, self.q, self.report, self.close = problem, q, report, close
         self.d = len(q.mean)
-        self.low = torch.tril_indices(self.d, self.d, -1, device=q.mean.device)
+        below = 0 if problem.diagonal else self.d
+        self.low = torch.tril_indices(below, below, -1, device=q.mean.device)
         self.log_scale = -0.5 * float(q.log_determinant)
-        self.value = -math.inf
+        self.value, self.left = -math.inf, math.inf  # F, and half the squared gradient: about the nats left
 
     def origin(self) -> np.ndarray:
-        return np.zeros(2 * self.d + (0 if self.problem.diagonal else self.low.shape[1]))
+        return np.zeros(2 * self.d + self.low.shape[1])
 
     def parts(self, x: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
         """m, T (its diagonal, for the diagonal family) and log diag T, from the coordinates x."""
         m, logs, rest = torch.from_numpy(x).to(self.q.mean).split([self.d, self.d, len(x) - 2 * self.d])
         if self.problem.diagonal:
+            logs = torch.asinh(logs * math.sqrt(0.5))  # r - 1/r = 2 sinh log r
             return m, logs.exp(), logs
         T = torch.diag(logs.exp())
         T[self.low[0], self.low[1]] = rest
@@ -81,6 +105,7 @@ class Ascent:
         likelihood, penalty, parts = (self.diagonal_terms if self.problem.diagonal else self.full_terms)(m, T)
         self.value = likelihood - 0.5 * penalty + self.log_scale + float(logs.sum())
         gradient = torch.cat(parts).cpu().numpy()
+        self.left = 0.5 * float(gradient @ gradient)
         if not (math.isfinite(self.value) and np.isfinite(gradient).all()):
             return math.inf, np.zeros_like(gradient)
         return -self.value, -gradient
@@ -105,12 +130,15 @@ class Ascent:
         shift = mean - prior.mean
         pull = prior.apply(shift)
         bend = prior.diagonal + (total.gram if total.gram.ndim == 1 else total.gram.diagonal())
-        gradient = [root * (total.gradient - pull), 1.0 - bend * variance]
+        gradient = [root * (total.gradient - pull), math.sqrt(2.0) * (1.0 - bend * variance) / (T + 1.0 / T)]
         return total.value, float(prior.diagonal @ variance + shift @ pull), gradient
 
     def tell(self, x: np.ndarray) -> None:
+        """Report a step. L-BFGS ends when this raises StopIteration."""
         if self.report is not None:
             self.report(self.value)
+        if self.left < self.close:
+            raise StopIteration
 
     def at(self, x: np.ndarray) -> Gaussian | None:
         """Return q at the coordinates x, or None if it is not a proper one."""

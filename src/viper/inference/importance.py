@@ -31,7 +31,9 @@ from viper.inference.problem import Prior
 from viper.inference.rows import Block, RowSource
 from viper.softplus.limit import fast_limit, limit
 
-EVEN_WEIGHTS = 0.9  # share of effective draws above which weights hardly differ: sds are off by a few per cent
+# Share of effective draws, 1/(1+χ²(p‖q)), above which weights hardly differ. By the Cauchy-Schwarz inequality, the mean
+# of any f is then off by at most √(1/0.9 - 1) = ⅓ of its sd, and by so much only if all of the error lies in f.
+EVEN_WEIGHTS = 0.9
 FEWEST_DRAWS = 100  # fewer draws do not show the tail of the weights
 DRAWS_PER_BLOCK = 256
 LINEAR = 40.0  # above, log(1+e^f) is f to the last digit

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from viper.inference.anderson import Mixing, Step, whitened
 from viper.inference.climb import LARGEST_CLIMB, climb
-from viper.inference.problem import LARGEST_DIRECT, Gaussian, Problem, divergence, kl_to_prior
-from viper.inference.start import beginning, from_tighter_priors
+from viper.inference.problem import LARGEST_MIXED, LARGEST_SOLVED, Gaussian, Problem, divergence, kl_to_prior
+from viper.inference.start import beginning, climb_by_products, from_tighter_priors
 from viper.inference.steps import diagonal_step, full_step, gradient
 from viper.inference.sums import Sums
 from viper.softplus.limit import limit
@@ -29,6 +29,7 @@ SMALL_MOVE = 1e-6  # nats: for a step this small, it is harmless if rounding hid
 ROUNDING_OF_F = 1e-15  # relative to the sum of the absolute values of its terms
 ROUGH_NOISE = 1e-9  # per √row: jumps of the rough formulas where one takes over from another
 PREDICTED_ERROR = 1e-10  # relative to F: error of a gain that is predicted rather than computed
+UNKNOWN_RATE = 0.5  # assumed before the first step after a climb has measured it
 EXPECTED_SHARE = 0.05  # share of the residual that the next step's mixture is expected to leave
 LOCAL = 1.0  # nats: shorter moves belong to the last phase, where convergence is linear
 FIRST_STEPS = 10  # most fits need fewer; one that still moves far after that has a long way to go
@@ -84,9 +85,15 @@ def newton(
     began = time.perf_counter()
     history: list[Iteration] = []
     passes = 0.0
-    if q is None:
-        q, passes = beginning(problem, generator or np.random.default_rng(0))
-    stages = [problem] if problem.rough is None else [replace(problem, refine=False), problem]
+    generator = generator or np.random.default_rng(0)
+    if problem.iterative:
+        q, passes, close = climb_by_products(problem, q, generator, told(problem, report, began))
+        slow = not close and problem.source.dimension <= LARGEST_SOLVED
+        problem = replace(problem, iterative=not slow)
+    elif q is None:
+        q, passes = beginning(problem, generator)
+    exact_only = problem.rough is None or problem.iterative
+    stages = [problem] if exact_only else [replace(problem, refine=False), problem]
     mixing = Mixing()
     for stage in stages:
         result = iterate(Stage(stage, mixing, tol, began, report), q, max_iter)
@@ -97,6 +104,17 @@ def newton(
         passes += result.passes
         q = result.q
     return replace(result, history=history, passes=passes)
+
+
+def told(problem: Problem, report: Callable[[Iteration], None] | None, began: float) -> Callable[[float], None]:
+    """Return a function that reports F after a quasi-Newton step, which is not part of the history."""
+
+    def tell(value: float) -> None:
+        if report is not None:
+            seconds = time.perf_counter() - began
+            report(Iteration(problem.source.rows, not problem.refine, value, 1.0, math.nan, seconds))
+
+    return tell
 
 
 def iterate(run: "Stage", q: Gaussian, max_iter: int) -> Result:
@@ -185,9 +203,9 @@ class Stage:
 
         A damped step is returned only if it is mixed.
         """
-        direct = self.problem.source.dimension <= LARGEST_DIRECT
-        whole = self.step(1.0) if rho < 1.0 and direct else new
-        if whole is not None and direct:
+        mixed = self.problem.diagonal or self.problem.source.dimension <= LARGEST_MIXED
+        whole = self.step(1.0) if rho < 1.0 and mixed else new
+        if whole is not None and mixed:
             residual = whitened(self.result.q, whole)
             move = 0.5 * float(residual @ residual)
             if 0.0 < move <= LOCAL:
@@ -223,11 +241,6 @@ class Stage:
         seconds = time.perf_counter() - self.began
         return Iteration(self.problem.source.rows, not self.problem.refine, value, rho, move, seconds)
 
-    def tell(self, value: float) -> None:
-        """Report a step of `climb`, which is not part of the history."""
-        if self.report is not None:
-            self.report(self.iteration(value, 1.0, math.nan))
-
     def enough(self) -> float:
         """Return how many nats may remain; by default, the gradient must shrink to a millionth of its first value."""
         return self.tol if self.tol is not None else min(MOST_LEFT, SHARE_LEFT * (abs(self.result.objective) + 1.0))
@@ -237,7 +250,8 @@ class Stage:
 
         A rough stage stops one step early; the exact stage takes that step with a better mixture.
         """
-        rate = self.mixing.rate(move, self.slowest)
+        known = not self.problem.iterative or math.isfinite(self.mixing.last)
+        rate = self.mixing.rate(move, self.slowest if known else UNKNOWN_RATE)
         if not rate < 1.0:
             return move < 0.1 * self.enough()  # rounding dominates here
         left = move * rate * share / (1.0 - math.sqrt(rate * share)) ** 2
@@ -270,7 +284,7 @@ class Stage:
         if self.climbed:
             return False
         self.climbed = True
-        q, passes = climb(self.problem, self.result.q, self.tell)
+        q, passes, _ = climb(self.problem, self.result.q, told(self.problem, self.report, self.began))
         self.result.passes += passes
         value, total = self.problem.evaluate(q, q.factor)
         if not self.result.objective < value:

@@ -16,7 +16,13 @@ from viper.inference.sums import Sums, sums
 from viper.softplus.pointwise import Bound
 
 MANY_ROWS, MANY_COLUMNS = 5_000, 16  # from here on, float32 saves more than the conversion costs
-LARGEST_DIRECT = 2000  # dimension up to which the diagonal family still solves d × d systems directly
+LARGEST_MIXED = 2000  # dimension up to which steps of the full family are mixed
+LARGEST_SOLVED = 5000  # dimension up to which the diagonal family may solve d × d systems (200 MB)
+# Seconds of one thread, roughly: n d² and d³ of a pass with its matrix, n d of a pass without, and what each pass takes
+# besides; reading an entry again from a file or another machine. A fit makes about so many passes of either kind.
+SECONDS_GRAM, SECONDS_SOLVE, SECONDS_PRODUCTS, SECONDS_BESIDES = 4e-11, 2e-11, 1e-9, 2e-4
+SECONDS_READING = 8e-9
+DIRECT_PASSES, PRODUCT_PASSES = 9, 40
 
 
 @dataclass(frozen=True)
@@ -123,6 +129,25 @@ def kl_to_prior(q: Gaussian, factor: Tensor, prior: Prior) -> float:
     return 0.5 * (float(q.log_determinant) - float(prior.log_determinant) - len(shift) + float(expected))
 
 
+def direct_seconds(source: RowSource) -> float:
+    """Estimate the cost of a fit of the diagonal family that solves d × d systems."""
+    n, d = source.rows, source.dimension
+    reading = 0.0 if source.traits.where == "memory" else SECONDS_READING * n * d
+    return DIRECT_PASSES * (SECONDS_GRAM * n * d * d + SECONDS_SOLVE * d**3 + reading + SECONDS_BESIDES)
+
+
+def product_seconds(source: RowSource) -> float:
+    """Estimate the cost of a pass with products of A and Aᵀ only."""
+    entry = SECONDS_PRODUCTS + (0.0 if source.traits.where == "memory" else SECONDS_READING)
+    return entry * source.rows * source.dimension + SECONDS_BESIDES
+
+
+def products_are_cheaper(source: RowSource) -> bool:
+    """Return whether the diagonal family should do without d × d matrices: by cost, or because they would not fit."""
+    cheaper = PRODUCT_PASSES * product_seconds(source) < direct_seconds(source)
+    return cheaper or source.dimension > LARGEST_SOLVED
+
+
 @dataclass(frozen=True)
 class Problem:
     """Rows, prior, bound and family; evaluates F and its derivatives."""
@@ -135,11 +160,7 @@ class Problem:
     scale: float = 1.0  # number of rows of the whole problem per row of `source`
     refine: bool = True  # False in a rough stage
     to_mode: bool = False  # True in a rough stage that only looks for the mode
-
-    @property
-    def iterative(self) -> bool:
-        """Whether conjugate gradients find the step of μ, because the full matrix would be too large."""
-        return self.diagonal and self.source.dimension > LARGEST_DIRECT
+    iterative: bool = False  # in the diagonal family: use products with A and Aᵀ only, and no d × d matrix
 
     @property
     def single(self) -> bool:

@@ -87,7 +87,6 @@ def grouped_scores(posterior: Posterior, source: RowSource, groups: Any) -> tupl
 
 def sums_by_group(design: Any, residual: scipy.sparse.csr_array) -> np.ndarray:
     """Σ r_i a_i over the rows of each group; `residual` is groups × rows, with one r_i in each column."""
-    if scipy.sparse.issparse(design.matrix):
-        return (residual @ design.matrix).toarray()
-    sums = residual @ design.matrix.double().cpu().numpy()
+    sparse = scipy.sparse.issparse(design.matrix)
+    sums = (residual @ design.matrix).toarray() if sparse else residual @ design.matrix.double().cpu().numpy()
     return np.hstack([sums, residual.sum(1)[:, None]]) if design.intercept else sums

@@ -9,6 +9,7 @@ its blocks, whatever these are: arrays in memory, features computed on the fly, 
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from typing import Any, Literal, Protocol, TypeVar
@@ -39,6 +40,9 @@ class Matrix(Protocol):
     def gram_diagonal(self, weights: Tensor) -> Tensor:
         """The diagonal of Aᵀ diag(w) A."""
 
+    def gram_product(self, weights: Tensor, vector: Tensor) -> Tensor:
+        """Aᵀ diag(w) A v."""
+
     def peaks(self) -> Tensor:
         """The largest |A_ij| of each column."""
 
@@ -52,6 +56,11 @@ def product(left: Tensor, right: Tensor) -> Tensor:
         return left @ right
     with np.errstate(all="ignore"):  # an overflow shows up in F
         return torch.from_numpy(np.matmul(left.numpy(), right.numpy()))
+
+
+def bordered(inner: Tensor, border: Tensor) -> Tensor:
+    """[[G, b], [bᵀ, c]] from G and (b, c)."""
+    return torch.cat([torch.cat([inner, border[None, :-1]]), border[:, None]], 1)
 
 
 @dataclass(frozen=True)
@@ -72,8 +81,7 @@ class Dense:
 
     def spread(self, factor: Tensor) -> Tensor:
         if factor.ndim == 1:
-            squared = Dense(self.matrix.square(), self.intercept)
-            return squared.project(factor)
+            return torch.cat([part.squared().project(factor) for part in self.parts()])
         return torch.linalg.vector_norm(self.project(factor.to(self.matrix)), dim=1).square_().to(factor)
 
     def pull(self, vector: Tensor) -> Tensor:
@@ -84,11 +92,39 @@ class Dense:
         inner = product((self.matrix * weights.to(self.matrix)[:, None]).T, self.matrix).to(weights)
         if not self.intercept:
             return inner
-        border = self.pull(weights)
-        return torch.cat([torch.cat([inner, border[None, :-1]]), border[:, None]], 1)
+        return bordered(inner, self.pull(weights))
 
     def gram_diagonal(self, weights: Tensor) -> Tensor:
-        return Dense(self.matrix.square(), self.intercept).pull(weights)
+        pairs = zip(self.parts(), weights.split(self.part_rows), strict=True)
+        return add_up([part.squared().pull(some)] for part, some in pairs)[0]
+
+    def gram_product(self, weights: Tensor, vector: Tensor) -> Tensor:
+        if self.matrix.device.type != "cpu" or self.matrix.dtype != vector.dtype:
+            return self.pull(weights * self.project(vector))
+        X, w, v = self.matrix.numpy(), weights.numpy(), vector.numpy()
+        total, columns = np.zeros(len(v)), X.shape[1]
+        for start in range(0, len(X), self.part_rows):
+            part = X[start : start + self.part_rows]
+            inner = part @ v[:columns]
+            if self.intercept:
+                inner += v[columns]
+            inner *= w[start : start + self.part_rows]
+            total[:columns] += inner @ part
+            total[columns:] += inner.sum()
+        return torch.from_numpy(total)
+
+    @property
+    def part_rows(self) -> int:
+        """Rows that stay in the cache between two products, or all rows on another device."""
+        if self.matrix.device.type != "cpu":
+            return max(1, len(self.matrix))
+        return max(1, CACHED_ENTRIES // max(1, self.matrix.shape[1]))
+
+    def parts(self) -> "Iterator[Dense]":
+        return (Dense(part, self.intercept) for part in self.matrix.split(self.part_rows))
+
+    def squared(self) -> "Dense":
+        return Dense(self.matrix.square(), self.intercept)
 
     def peaks(self) -> Tensor:
         found = self.matrix.abs().amax(0).double()
@@ -104,33 +140,60 @@ class Dense:
 
 @dataclass(frozen=True)
 class Sparse:
-    """A SciPy CSR block; only `gram` (dimension²) and a full `spread` (a few rows) create dense arrays."""
+    """A SciPy CSR block [X, 1] or X; only `gram` (dimension²) and a full `spread` (a few rows) create dense arrays."""
 
     matrix: Any
+    intercept: bool = False
 
     def project(self, vector: Tensor) -> Tensor:
-        return torch.from_numpy(self.matrix @ vector.numpy())
+        return self.times(self.matrix, vector)
 
     def spread(self, factor: Tensor) -> Tensor:
         if factor.ndim == 1:
-            return torch.from_numpy(self.matrix.power(2) @ factor.numpy())
-        return torch.from_numpy(np.square(self.matrix @ factor.numpy()).sum(1))
+            return self.times(self.squared, factor)
+        return self.project(factor).square_().sum(1)
 
     def pull(self, vector: Tensor) -> Tensor:
-        return torch.from_numpy(self.matrix.T @ vector.numpy())
+        return self.transposed_times(self.transposed, vector)
 
     def gram(self, weights: Tensor) -> Tensor:
         scaled = self.matrix.multiply(weights.numpy()[:, None]).tocsr()
-        return torch.from_numpy((scaled.T @ self.matrix).toarray())
+        inner = torch.from_numpy((scaled.T @ self.matrix).toarray())
+        return bordered(inner, self.pull(weights)) if self.intercept else inner
 
     def gram_diagonal(self, weights: Tensor) -> Tensor:
-        return torch.from_numpy(self.matrix.power(2).T @ weights.numpy())
+        return self.transposed_times(self.squared.T, weights)
+
+    def gram_product(self, weights: Tensor, vector: Tensor) -> Tensor:
+        return self.pull(weights * self.project(vector))
 
     def peaks(self) -> Tensor:
-        return torch.from_numpy(abs(self.matrix).max(0).toarray().ravel())
+        found = torch.from_numpy(abs(self.matrix).max(0).toarray().ravel())
+        return torch.cat([found, torch.ones_like(found[:1])]) if self.intercept else found
 
     def single(self) -> "Sparse":
         return self
+
+    def times(self, matrix: Any, vector: Tensor) -> Tensor:
+        """X v, or X² v, with what the column of ones adds."""
+        if not self.intercept:
+            return torch.from_numpy(matrix @ vector.numpy())
+        return torch.from_numpy(matrix @ vector[:-1].numpy()).add_(vector[-1])
+
+    def transposed_times(self, matrix: Any, vector: Tensor) -> Tensor:
+        below = torch.from_numpy(matrix @ vector.numpy())
+        return torch.cat([below, vector.sum(0, keepdim=True)]) if self.intercept else below
+
+    @cached_property
+    def transposed(self) -> Any:
+        """Xᵀ, with the same arrays."""
+        return self.matrix.T
+
+    @cached_property
+    def squared(self) -> Any:
+        """X with its entries squared; the indices are shared."""
+        X = self.matrix
+        return type(X)((np.square(X.data), X.indices, X.indptr), shape=X.shape, copy=False)
 
 
 @dataclass(frozen=True)
@@ -155,6 +218,7 @@ class Block:
             yield Block(Dense(self.design.matrix[part], self.design.intercept), **vectors)
 
 
+Gram = Literal["full", "diagonal", "none"]  # how much of the curvature Aᵀ diag(c h) A a pass adds up
 Mapped = TypeVar("Mapped")
 RowFunction = partial[list[Tensor]]  # takes a block; a source may move the tensors among its keywords to another device
 
@@ -211,6 +275,9 @@ class RowSource(Protocol):
     def observe(self, callback: Callable[[int], None]) -> None:
         """Call back with the number of rows whenever some have been read, if reading is slow."""
 
+    def hold(self) -> AbstractContextManager[None]:
+        """Until the context ends, keep rows that are slow to read, if they fit in memory."""
+
 
 class BlockSource:
     """A source that yields its blocks one after the other, in this process."""
@@ -242,6 +309,9 @@ class BlockSource:
 
     def observe(self, callback: Callable[[int], None]) -> None:
         """Do nothing: rows in memory need no progress report."""
+
+    def hold(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
 
 class SourceWrapper:
@@ -279,6 +349,9 @@ class SourceWrapper:
 
     def observe(self, callback: Callable[[int], None]) -> None:
         self.source.observe(callback)
+
+    def hold(self) -> AbstractContextManager[None]:
+        return self.source.hold()
 
 
 @dataclass(frozen=True)
@@ -330,6 +403,11 @@ class JoinedSource:
         for source in (self.first, self.second):
             source.observe(callback)
 
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        with self.first.hold(), self.second.hold():
+            yield
+
 
 def joined_rows(first: RowSource, second: RowSource) -> RowSource:
     """The rows of two sources; arrays in memory become one."""
@@ -378,6 +456,7 @@ def concatenated(parts: Iterable[np.ndarray]) -> np.ndarray:
     return found[0] if len(found) == 1 else np.concatenate(found)
 
 
+CACHED_ENTRIES = 1 << 18  # entries (2 MB) of a dense part that is read twice, the second time from the cache
 BLOCK_ROWS = 16384  # few enough that a block and its features stay in the cache
 LONG_PASS = 1 << 33  # products in a call to the compiled pass, which cannot be interrupted: about a second
 KEPT_ENTRIES = 1 << 19  # entries (4 MB) up to which a single block is kept with everything derived from it
@@ -445,8 +524,10 @@ class Arrays(BlockSource):
     @cached_property
     def only_block(self) -> Block | None:
         """All rows as one block for all passes, if it is small or already on the device; otherwise None."""
-        if not 0 < self.rows <= self.block_rows or hasattr(self.features, "tocsr"):
+        if not 0 < self.rows <= self.block_rows:
             return None
+        if hasattr(self.features, "tocsr"):
+            return next(self.cut()) if self.features.nnz <= KEPT_ENTRIES else None
         there = isinstance(self.features, Tensor) and self.features.is_cuda and self.features.dtype == self.dtype
         small = self.device.type == "cpu" and self.rows * self.dimension <= KEPT_ENTRIES
         return next(self.cut()) if there or small else None
@@ -460,10 +541,12 @@ class Arrays(BlockSource):
         X, starts = self.features, range(0, self.rows, self.block_rows)
         parts = [slice(start, min(start + self.block_rows, self.rows)) for start in starts]
         elsewhere = isinstance(X, Tensor) and X.device != self.device
-        pieces = prefetched(X, parts, self.dtype, self.device) if elsewhere else (X[part] for part in parts)
+        pieces = prefetched(X, parts, self.dtype, self.device) if elsewhere else (rows_of(X, part) for part in parts)
         for part, piece in zip(parts, pieces, strict=True):
             sparse = hasattr(piece, "tocsr")
-            design = Sparse(piece) if sparse else Dense(torch.as_tensor(piece, dtype=self.dtype), self.intercept)
+            design = (Sparse if sparse else Dense)(
+                piece if sparse else torch.as_tensor(piece, dtype=self.dtype), self.intercept
+            )
             vectors = {name: x[part].to(self.device, torch.float64) for name, x in self.vectors().items()}
             yield Block(design, **vectors)
 
@@ -507,8 +590,24 @@ class Arrays(BlockSource):
         """Return a copy of the chosen rows."""
         vectors: dict[str, Any] = {name: x[index.to(x.device)] for name, x in self.vectors().items()}
         X = self.features
-        features = X[index.to(X.device)] if isinstance(X, Tensor) else X[index.cpu().numpy()]
+        if not isinstance(X, Tensor):
+            features = X[index.cpu().numpy()]
+        elif X.stride(0) == 1:  # stored by columns
+            features = X.T.index_select(1, index.to(X.device)).T
+        else:
+            features = X.index_select(0, index.to(X.device))
         return replace(self, features=features, **vectors)
+
+
+def rows_of(X: Any, part: slice) -> Any:
+    """Return some rows of X without a copy; SciPy would copy those of a CSR matrix."""
+    if not scipy.sparse.issparse(X) or X.format != "csr":
+        return X[part]
+    bounds = X.indptr[part.start : part.stop + 1]
+    entries = slice(bounds[0], bounds[-1])
+    rows = type(X)((part.stop - part.start, X.shape[1]), dtype=X.dtype)
+    rows.data, rows.indices, rows.indptr = X.data[entries], X.indices[entries], bounds - bounds[0]
+    return rows
 
 
 def join_blocks(blocks: list[Block]) -> Arrays:
@@ -523,7 +622,7 @@ def join_blocks(blocks: list[Block]) -> Arrays:
     }
     return Arrays(
         scipy.sparse.vstack(matrices, "csr") if sparse else torch.cat(matrices),
-        intercept=not sparse and designs[0].intercept,
+        intercept=designs[0].intercept,
         device=blocks[0].label.device,
         **vectors,
     )

@@ -15,8 +15,18 @@ import torch
 from torch import Tensor
 
 from viper.errors import NotFinite
-from viper.inference.problem import Gaussian, Prior, Problem, prior_factor, widened
-from viper.inference.steps import diagonal_step, full_step, gradient, opening
+from viper.inference.climb import ROUNDS, STEPS, Climbed, climb
+from viper.inference.problem import (
+    LARGEST_SOLVED,
+    Gaussian,
+    Prior,
+    Problem,
+    direct_seconds,
+    prior_factor,
+    product_seconds,
+    widened,
+)
+from viper.inference.steps import LARGEST_CURVATURE, diagonal_step, full_step, gradient, opening
 from viper.inference.sums import Sums, row_spread
 from viper.softplus.pointwise import Bound, KernelRecipe, Triple
 from viper.softplus.quadrature import softplus
@@ -26,9 +36,10 @@ SHORTEST_SEARCH = 1e-12  # smallest fraction of a step towards the mode that is 
 MODE_MOVE = 20.0  # nats: from there a Newton step ends within a fraction of a nat; q's mean is about that far off
 MANY_ENOUGH = 50_000  # rows of a subset whose curvature is good enough to start with
 COARSE_SHARE = 0.1  # moves below this share of a subset's sampling error, about d/2 · n/k nats, are not worth a step
-COARSE_RATIO = 10  # ratio of the rows of a subset to those of the next smaller one
+COARSE_RATIO, FINE_RATIO = 10, 4  # rows of a subset to those of the next smaller one; with fewer than MANY_ENOUGH rows
 LARGEST_SUBSET = 1 << 25  # entries (256 MB)
 ROWS_PER_DIMENSION = 40  # rows below which a subset does not determine the fit
+CLOSE_BY_PRODUCTS = 1e-9  # nats left by half the squared gradient: the last steps are Newton's
 WIDE_PRIOR = 100.0  # log-odds: the standard deviation of ϑ under the prior
 
 
@@ -42,13 +53,39 @@ def beginning(problem: Problem, generator: np.random.Generator) -> tuple[Gaussia
     for stage in coarse_stages(whole, generator):
         mode = find_mode(stage, mean, COARSE_SHARE * 0.5 * stage.source.dimension * stage.scale)
         mean, passes = mode.q.mean, passes + mode.passes * stage.source.rows / problem.source.rows
-    if mean is not None and not problem.iterative:
+    if mean is not None:
         q, passes = chord_step(whole, mode), passes + 1.0
         if problem.source.rows >= MANY_ENOUGH:
             return q, passes
         mean = q.mean
     mode = find_mode(whole, mean, MODE_MOVE)
     return mode.q, passes + mode.passes
+
+
+def climb_by_products(
+    problem: Problem, q: Gaussian | None, generator: np.random.Generator, report: Callable[[float], None]
+) -> Climbed:
+    """Return q near the optimum of the diagonal family, by quasi-Newton steps from `q`, or on more and more rows.
+
+    Columns that are nearly sums of others make these steps many. Where they have cost as much as solving d × d systems
+    would, they end.
+    """
+    rough = replace(problem, refine=False)
+    passes = 0.0
+    for stage in coarse_stages(rough, generator) if q is None else []:
+        enough = COARSE_SHARE * 0.5 * stage.source.dimension * stage.scale
+        found = climb(stage, q or widest(stage), close=enough)
+        q, passes = found.q, passes + found.passes * stage.source.rows / problem.source.rows
+    budget = direct_seconds(problem.source) / product_seconds(problem.source)
+    rounds = ROUNDS if problem.source.dimension > LARGEST_SOLVED else 1 + int(budget) // STEPS
+    found = climb(rough, q or widest(rough), report, close=CLOSE_BY_PRODUCTS, rounds=min(rounds, ROUNDS))
+    return found._replace(passes=found.passes + passes)
+
+
+def widest(problem: Problem) -> Gaussian:
+    """N(m₀, v), v by the largest possible curvature: the start of the diagonal family."""
+    total = problem.total(problem.prior.mean, None, LARGEST_CURVATURE)
+    return Gaussian(problem.prior.mean, problem.prior.diagonal + total.gram)
 
 
 def coarse_stages(whole: Problem, generator: np.random.Generator) -> list[Problem]:
@@ -63,16 +100,17 @@ def coarse_sizes(problem: Problem) -> list[int]:
     """Return the sizes of the subsets, from the largest to the smallest that determines the fit.
 
     The mode of k of n rows is about d/2 · n/k nats from that of all rows, and its curvature is off by √(d/k), so one
-    step with it leaves d²n/2k² nats. That is less than one for k = d√n, so no larger subset is used. All subsets fit in
-    memory, even if the rows do not.
+    step with it leaves d²n/2k² nats. For k = 3d√n that is a twentieth, from where two passes end at the optimum; no
+    larger subset is used. All subsets fit in memory, even if the rows do not.
     """
     d, rows = problem.source.dimension, problem.source.rows
     least = max(ROWS_PER_DIMENSION * d, problem.source.traits.smallest_sample)
-    most = max(min(math.isqrt(d * d * rows), LARGEST_SUBSET // d), least)
+    most = max(min(3 * math.isqrt(d * d * rows), LARGEST_SUBSET // d), least)
+    ratio = COARSE_RATIO if rows >= MANY_ENOUGH else FINE_RATIO
     sizes: list[int] = []
     k = rows
     while k >= 4 * least:
-        k = min(max(k // COARSE_RATIO, least), most)
+        k = min(max(k // ratio, least), most)
         sizes.append(k)
     return sizes
 

@@ -20,7 +20,7 @@ from viper.inference.problem import Gaussian, Problem, cholesky, gaussian
 from viper.inference.sums import Sums
 from viper.softplus.pointwise import Bound, KernelRecipe, Triple
 
-CG_TOLERANCE = 1e-10
+CG_TOLERANCE = 0.03  # relative: a step this inexact still shrinks the next a thousandfold
 SMALL = 64  # dimension up to which the overhead of a call to torch exceeds the work
 
 
@@ -52,7 +52,7 @@ def diagonal_step(problem: Problem, q: Gaussian, total: Sums, rho: float) -> Gau
     slope = gradient(problem, q, total)
     if problem.iterative:
         diagonal = problem.prior.diagonal + total.gram
-        direction = conjugate_gradients(problem, total, slope, diagonal)
+        direction = conjugate_gradients(problem, total, slope, torch.maximum(diagonal, problem.prior.diagonal))
     else:
         curvature = problem.prior.plus(total.gram)
         diagonal = curvature.diagonal()
@@ -64,19 +64,29 @@ def diagonal_step(problem: Problem, q: Gaussian, total: Sums, rho: float) -> Gau
 
 
 def conjugate_gradients(problem: Problem, total: Sums, slope: Tensor, diagonal: Tensor) -> Tensor:
-    """(S₀⁻¹ + Aᵀ diag(c h) A)⁻¹ v by conjugate gradients, preconditioned with the diagonal."""
+    """(S₀⁻¹ + Aᵀ diag(c h) A)⁻¹ v by conjugate gradients, preconditioned with the diagonal.
+
+    They end when the residual is small and two steps in a row add next to nothing: a small residual alone says little
+    about directions in which the matrix is nearly singular.
+    """
     x, residual = torch.zeros_like(slope), slope.clone()
     z = residual / diagonal
     direction, rz = z.clone(), residual @ z
-    start = rz.clone()
+    start, small = float(rz), 0
     for _ in range(10 * math.isqrt(len(slope)) + 100):
-        if rz <= CG_TOLERANCE**2 * start:
-            break
         product = problem.prior.apply(direction) + total.curvature(direction)
-        alpha = rz / (direction @ product)
-        x, residual = x + alpha * direction, residual - alpha * product
+        bend = direction @ product
+        if not bend > 0.0:  # converged to rounding, or a truncated bound
+            break
+        alpha = rz / bend
+        x.add_(alpha * direction)
+        residual.sub_(alpha * product)
         z = residual / diagonal
+        added, whole = alpha**2 * (direction @ (diagonal * direction)), x @ (diagonal * x)
+        small = small + 1 if added <= CG_TOLERANCE**2 * whole else 0
         rz, old = residual @ z, rz
+        if small >= 2 and rz <= CG_TOLERANCE**2 * start:
+            break
         direction = z + (rz / old) * direction
     return x
 

@@ -8,16 +8,15 @@ a compiled kernel for the same sums if there is one.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from viper.inference.kernels import kernel_for
-from viper.inference.rows import BLOCK_ROWS, Block, Dense, LongRowFunction, Matrix, RowSource, add_up
+from viper.inference.kernels.compiled import wide_gather, wide_latent
+from viper.inference.rows import BLOCK_ROWS, Block, Dense, Gram, LongRowFunction, Matrix, RowSource, add_up
 from viper.softplus.pointwise import Bound, Formula, KernelRecipe
-
-Gram = Literal["full", "diagonal", "none"]
 
 
 @dataclass
@@ -28,7 +27,7 @@ class Sums:
     magnitude: float  # Σ c (|ϑ| + τ + 1), which scales rounding errors; may be 0 without `certify`
     gradient: Tensor
     gram: Tensor  # matrix, its diagonal, or empty
-    curvature: Callable[[Tensor], Tensor]  # v -> Aᵀ diag(c h) A v, by another pass
+    curvature: Callable[[Tensor], Tensor]  # v -> Aᵀ diag(c h) A v, by another pass; c h is kept for rows in memory
 
 
 def sums(
@@ -59,9 +58,17 @@ def sums(
     )
     value, magnitude, slope, total = source.reduce(rows)
 
+    kept: list[Tensor] = []
+
     def curvature(vector: Tensor) -> Tensor:
-        function = partial(curvature_product, mean=mean, factor=factor, moments=bound.moments, v=vector)
-        return scale * source.reduce(function)[0]
+        at: Any = {"mean": mean, "factor": factor, "moments": bound.moments}
+        if source.traits.where != "memory" or source.device.type != "cpu":
+            return scale * source.reduce(partial(curvature_product, **at, v=vector))[0]
+        if not kept:
+            kept.extend(source.map(partial(row_curvatures, **at)))
+        in_turn = iter(kept)
+        parts = source.map(lambda block: [block.design.gram_product(next(in_turn), vector)])
+        return scale * add_up(parts)[0]
 
     if scale != 1.0:
         slope, total = slope * scale, total * scale
@@ -79,8 +86,8 @@ def row_sums(
     certify: bool,
 ) -> list[Tensor]:
     """A block's value, magnitude, gradient and curvature: by a kernel if there is one, otherwise by the formulas."""
-    kernel = None if gram == "diagonal" else kernel_for(block, recipe, len(mean))
-    if kernel is not None and (found := kernel(mean, factor, gram == "full", single)) is not None:
+    kernel = kernel_for(block, recipe, len(mean), full=gram == "full" or (factor is not None and factor.ndim == 2))
+    if kernel is not None and (found := kernel(mean, factor, gram, single)) is not None:
         return found
     if is_long(block):
         again = partial(row_sums, mean=mean, factor=factor, moments=moments, gram=gram, single=single, certify=certify)
@@ -98,6 +105,8 @@ def row_sums(
     if certify:
         size = theta.abs() + tau2.sqrt() + 1.0
         magnitude = size.sum() if block.weight is None else torch.dot(block.weight, size)
+    if gram == "diagonal" and (both := wide_gather(block.design, g, h)) is not None:
+        return [value, magnitude, *both]
     curvature = {"full": light.gram, "diagonal": block.design.gram_diagonal, "none": no_curvature}[gram]
     return [value, magnitude, block.design.pull(g), curvature(h)]
 
@@ -116,8 +125,12 @@ def latent_moments(
     block: Block, mean: Tensor, factor: Tensor | None, light: Matrix | None = None
 ) -> tuple[Tensor, Tensor]:
     """ϑ and τ² of the rows of a block; τ² is computed from `light`, the same design in float32, if given."""
-    theta = block.design.project(mean)
-    tau2 = torch.zeros_like(theta) if factor is None else (light or block.design).spread(factor)
+    both = None if factor is None or factor.ndim == 2 else wide_latent(block.design, mean, factor)
+    if both is not None:
+        theta, tau2 = both
+    else:
+        theta = block.design.project(mean)
+        tau2 = torch.zeros_like(theta) if factor is None else (light or block.design).spread(factor)
     if block.offset is not None:
         theta = theta + block.offset
     if block.residual is not None:
@@ -127,10 +140,13 @@ def latent_moments(
 
 def curvature_product(block: Block, mean: Tensor, factor: Tensor | None, moments: Formula, v: Tensor) -> list[Tensor]:
     """A block's Aᵀ diag(c h) A v."""
+    return [block.design.gram_product(row_curvatures(block, mean, factor, moments), v)]
+
+
+def row_curvatures(block: Block, mean: Tensor, factor: Tensor | None, moments: Formula) -> Tensor:
+    """c h of each row."""
     h = moments(*latent_moments(block, mean, factor))[2]
-    if block.weight is not None:
-        h = h * block.weight
-    return [block.design.pull(h * block.design.project(v))]
+    return h if block.weight is None else h * block.weight
 
 
 def row_spread(block: Block, factor: Tensor) -> list[Tensor]:

@@ -1,5 +1,6 @@
 """The facts about a fitted model, collected once. Notebook, report and command line choose their own words."""
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -7,8 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from viper.formula.columns import number_text
 from viper.formula.encoding import calendar_days
 from viper.formula.training import TrainingData
+from viper.models.weighting import APART
 
 INTERCEPT = "intercept"
 MOST_SCALES_NAMED = 8
@@ -59,10 +62,16 @@ class WeightingFacts:
     weights: str | None  # column with the weights of the rows
     groups: str | None  # column that says which rows belong together
     robust_groups: int  # number of independent groups of rows behind robust covariances; 0 for the posterior itself
+    mean_weight: float = math.nan  # as how many equal rows a row counts on average; NaN if it is not known
 
     def lines(self) -> dict[str, str]:
         """What to tell about it: "weights" and "intervals", if anything."""
         weights = [] if self.weights is None else [f"of the rows: {self.weights}"]
+        if abs(self.mean_weight - 1.0) > APART and not self.robust_groups:
+            weights.append(
+                f"a row counts as {number_text(self.mean_weight)} equal rows on average, and intervals are as narrow "
+                "as for so many; if weights say how many others a row stands for, they should be robust (--robust)"
+            )
         if self.class_weight is not None:
             factors = ", ".join(f"{label} × {factor:.3g}" for label, factor in self.class_weight.items())
             weights.append(f"of the classes: {factors}, so probabilities are not frequencies in these data")
@@ -148,6 +157,7 @@ def weighting_facts(model: Any) -> WeightingFacts:
         weights=columns.get("weights"),
         groups=columns.get("groups"),
         robust_groups=getattr(model, "robust_groups_", 0),
+        mean_weight=getattr(model, "mean_weight_", math.nan),
     )
 
 

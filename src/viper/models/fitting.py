@@ -16,7 +16,7 @@ from viper.inference.causes import sizes, what_to_do, why_not_finite
 from viper.inference.device import algebra_device
 from viper.inference.newton import Result, newton
 from viper.inference.posterior import Diagonal, Full, LowRank, Posterior, latent, moved
-from viper.inference.problem import Gaussian, Prior, Problem
+from viper.inference.problem import Gaussian, Prior, Problem, products_are_cheaper
 from viper.inference.progress import Progress, Tasks
 from viper.inference.rows import Arrays, RowSource
 from viper.inference.threads import pass_threads
@@ -214,7 +214,8 @@ def run_solver(
     settings: dict[str, Any] = {"report": report, "generator": np.random.default_rng(seed)}
     settings |= {} if options.max_iter is None else {"max_iter": int(options.max_iter)}
     settings |= {} if options.tolerance() is None else {"tol": options.tolerance()}
-    with closing(report), pass_threads(options.n_jobs) if source.device.type == "cpu" else nullcontext():
+    threads = pass_threads(options.n_jobs) if source.device.type == "cpu" else nullcontext()
+    with closing(report), threads, source.hold():
         if options.solver == "adam":
             if options.batch_size is not None and source.traits.where != "memory":
                 raise ValueError(
@@ -243,10 +244,11 @@ def warn_of_early_stop(source: RowSource, prior: Prior, result: Result) -> None:
 def make_problem(source: RowSource, prior: Prior, options: FitOptions, seed: int) -> Problem:
     """Return the problem under the chosen bound. The exact one also gets a cheap bound for all but the last pass."""
     diagonal = options.covariance == "diagonal"
+    family: Any = {"diagonal": diagonal, "iterative": diagonal and products_are_cheaper(source)}
     chosen = build_bound(options.bound, options.terms, options.samples, options.nodes, seed, None)
     if not options.exact:
-        return Problem(source, prior, without_cusp(chosen), diagonal=diagonal)
-    return Problem(source, prior, chosen, None if source.traits.smallest_sample else ROUGH_BOUND, diagonal)
+        return Problem(source, prior, without_cusp(chosen), **family)
+    return Problem(source, prior, chosen, None if source.traits.smallest_sample else ROUGH_BOUND, **family)
 
 
 ROUGH_BOUND = build_bound("viper", None, None, None, None, ROUGH_TOLERANCE)

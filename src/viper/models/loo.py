@@ -14,14 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from viper.inference.importance import FEWEST_DRAWS, log_likelihood
+from viper.inference.importance import EVEN_WEIGHTS, FEWEST_DRAWS, log_likelihood
 from viper.inference.posterior import Posterior, prior_log_density
 from viper.inference.problem import Prior
 from viper.inference.rows import Block, RowSource
 from viper.models.arviz import row_log_likelihoods
 from viper.softplus.limit import sigmoid_moments
 
-EVEN_ROW_WEIGHTS = 0.9  # share of effective draws above which the weights of a row hardly differ
 ROWS_AT_ONCE = 256  # rows whose weights are smoothed between two reports of progress
 
 
@@ -54,7 +53,7 @@ class LeaveOneOut:
 
         If nearly all draws are effective, k̂ is the shape of a tail that hardly counts, and the row is not among them.
         """
-        return np.flatnonzero(~(self.k_hat < self.threshold) & (self.effective < EVEN_ROW_WEIGHTS))
+        return np.flatnonzero(~(self.k_hat < self.threshold) & (self.effective < EVEN_WEIGHTS))
 
     def minus(self, other: "LeaveOneOut") -> tuple[float, float]:
         """The difference of two elpd of the same rows and its standard error, √n times the sd of their differences."""

@@ -194,13 +194,18 @@ class PredictionMixin:
         """Return rows with the weights that the fit gave to their classes."""
         raise NotImplementedError
 
+    @property
+    def _predictive(self) -> Posterior:
+        """The posterior of the coefficients of the rows that `_open_rows` opens."""
+        return self.posterior_
+
     def _predictor(
         self, X: Any, offset: Any, function: Callable[[Tensor, Tensor], Any]
     ) -> tuple[RowSource, Callable[[Block], Any]]:
         """Return the rows of X, and a function that computes function(ϑ, τ²) for a block of rows."""
         check_is_fitted(self, "posterior_")
         rows = self._open_rows(X, offset)
-        return rows, partial(from_latent, posterior=moved(self.posterior_, rows.device), function=function)
+        return rows, partial(from_latent, posterior=moved(self._predictive, rows.device), function=function)
 
     def _predict(self, X: Any, offset: Any, function: Callable[[Tensor, Tensor], np.ndarray]) -> Any:
         """Return function(ϑ, τ²) of all rows as an array, which is lazy if X is a Dask collection."""
@@ -264,7 +269,7 @@ class PredictionMixin:
         source = getattr(fits[0], "_training_rows", None)
         if source is None or source.traits.where != "memory":
             return float("nan")
-        self._largest_sd = largest_sd(source, self.posterior_)
+        self._largest_sd = largest_sd(source, self._predictive)
         return self._largest_sd
 
     def predict_to(
@@ -295,7 +300,7 @@ class PredictionMixin:
         if is_kept_elsewhere(X):
             check_is_fitted(self, "posterior_")
             source = self._open_labelled_rows(X, y, sample_weight=sample_weight, offset=offset)
-            return accuracy(source, moved(self.posterior_, source.device))
+            return accuracy(source, moved(self._predictive, source.device))
         return float(accuracy_score(y, self.predict(X, offset), sample_weight=sample_weight))
 
     def elbo(self, X: Any, y: Any = None, sample_weight: Any = None, offset: Any = None) -> float:

@@ -22,7 +22,13 @@ from viper.inference.rows import Arrays, Block, Mapped, RowFunction, RowSource, 
 
 WEIGHTING = "weighting"  # its name in a file
 WEIGHTING_FIELDS = Fields(
-    {}, {"class_weight": Items(ABOVE_ZERO, 2), "class_share": between(0.0, 1.0), "robust_groups": WHOLE}
+    {},
+    {
+        "class_weight": Items(ABOVE_ZERO, 2),
+        "class_share": between(0.0, 1.0),
+        "robust_groups": WHOLE,
+        "mean_weight": ABOVE_ZERO,
+    },
 )
 APART = 0.01  # share by which fractional weights may differ from one on average, without a note
 
@@ -35,12 +41,14 @@ class ClassWeightMixin:
     class_weight_: np.ndarray
     class_share_: float
     robust_groups_: int
+    mean_weight_: float  # of the rows, without class weights: as how many equal rows one counts; NaN if not known
 
     def _weighted_rows(self, source: RowSource) -> RowSource:
         """Return the rows with the weights of their classes, which are learned."""
         note_fractional_weights(source)
         given = self.class_weight is not None
         mass = class_mass(source) if given or source.traits.where == "memory" else np.full(2, math.nan)
+        self.mean_weight_ = float(mass.sum() / source.rows)
         self.class_weight_ = read_class_weight(self.class_weight, self.classes_, mass)
         weighed = self.class_weight_ * mass
         self.class_share_ = float(weighed[1] / weighed.sum())
@@ -81,8 +89,14 @@ class ClassWeightMixin:
         """What a file keeps of all this."""
         share, groups = getattr(self, "class_share_", math.nan), getattr(self, "robust_groups_", 0)
         weights = getattr(self, "class_weight_", np.ones(2)).tolist()
-        known = {"class_weight": weights, "class_share": share, "robust_groups": groups}
-        missing = {"class_weight": weights == [1.0, 1.0], "class_share": math.isnan(share), "robust_groups": not groups}
+        each = getattr(self, "mean_weight_", math.nan)
+        known = {"class_weight": weights, "class_share": share, "robust_groups": groups, "mean_weight": each}
+        missing = {
+            "class_weight": weights == [1.0, 1.0],
+            "class_share": math.isnan(share),
+            "robust_groups": not groups,
+            "mean_weight": math.isnan(each),
+        }
         kept = {name: value for name, value in known.items() if not missing[name]}
         return {WEIGHTING: kept} if kept else {}
 
@@ -91,6 +105,7 @@ class ClassWeightMixin:
         self.class_weight_ = np.array(state.get("class_weight", [1.0, 1.0]))
         self.class_share_ = state.get("class_share", math.nan)
         self.robust_groups_ = state.get("robust_groups", 0)
+        self.mean_weight_ = state.get("mean_weight", math.nan)
 
 
 def note_fractional_weights(source: RowSource) -> None:
@@ -132,9 +147,8 @@ def class_mass(source: RowSource) -> np.ndarray:
     """The total weight of the rows of each class."""
     if source.traits.where == "memory":  # without cutting them into blocks
         rows = source.in_memory()
-        weight = torch.ones((), dtype=torch.float64, device=rows.label.device) if rows.weight is None else rows.weight
-        second = float((rows.label * weight).sum(dtype=torch.float64))
-        return np.array([(rows.rows if rows.weight is None else float(weight.sum())) - second, second])
+        second = float((rows.label if rows.weight is None else rows.label * rows.weight).sum(dtype=torch.float64))
+        return np.array([(rows.rows if rows.weight is None else float(rows.weight.sum())) - second, second])
     return np.array([float(part) for part in source.reduce(partial(block_class_mass))])
 
 

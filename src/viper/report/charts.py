@@ -9,7 +9,7 @@ import scipy.special
 
 from viper.report.study import Coefficient, Study
 from viper.report.svg import ODDS_TICKS, TICK_WIDTH, Chart, Scale, element, image, path_data, text_mark, title_element
-from viper.report.views import AverageEffect, Effect, Trace, date_ticks, spaced_indices
+from viper.report.views import FEW_VALUES, AverageEffect, Effect, Trace, date_ticks, spaced_indices
 from viper.report.words import (
     THIN,
     about,
@@ -381,6 +381,57 @@ def effect_chart(study: Study, e: Effect, axis: ProbabilityAxis) -> str:
             chart.interval(k, seen.lower[k], seen.upper[k], "interval wide")
             chart.dot(k, seen.probability[k], 6.0, content)
     return chart.svg(f"Probability of {study.positive} against {e.name}, with its {study.level_name} band")
+
+
+def term_chart(effect: Any, ends: tuple[float, float]) -> str:
+    """What a column adds to the log-odds, with its band; for a pair, the surface of means."""
+    if len(effect.columns) == 2:
+        return pair_chart(effect)
+    (values,) = effect.values
+    at = values if len(values) > FEW_VALUES else np.arange(len(values))
+    x = (at[0], at[-1]) if len(values) > FEW_VALUES else (-0.6, len(values) - 0.4)
+    chart = Chart(x, ends, width=420, height=260)
+    chart.y_axis("log-odds", [(t, readable_number(t)) for t in chart.y.ticks(4)])
+    tooltips = [
+        f"{effect.name} {readable_number(v)}: {m:+.2f} ({low:+.2f} to {high:+.2f})".replace("-", "−")
+        for v, m, low, high in zip(values, effect.mean, effect.lower, effect.upper, strict=True)
+    ]
+    if len(values) > FEW_VALUES:
+        chart.x_axis(effect.name, [(t, readable_number(t)) for t in chart.x.ticks(5)])
+        chart.band(at, effect.lower, effect.upper)
+        chart.probed_line(at, effect.mean, tooltips)
+    else:
+        chart.x_axis(effect.name, [(float(k), readable_number(v)) for k, v in enumerate(values)])
+        for k, content in enumerate(tooltips):
+            chart.interval(k, effect.lower[k], effect.upper[k], "interval wide")
+            chart.dot(k, effect.mean[k], 6.0, content)
+    return chart.svg(f"What {effect.name} adds to the log-odds, with its band")
+
+
+def pair_chart(effect: Any) -> str:
+    """What a pair adds to the log-odds beyond its two columns, in colours around zero."""
+    edges = [cell_edges(values) for values in effect.values]
+    chart = Chart(*((edge[0], edge[-1]) for edge in edges), width=420, height=320)
+    chart.y_axis(effect.columns[1], [(t, readable_number(t)) for t in chart.y.ticks(5)])
+    chart.x_axis(effect.columns[0], [(t, readable_number(t)) for t in chart.x.ticks(5)])
+    reach = float(np.abs(effect.mean).max()) or 1.0
+    for i, x in enumerate(effect.values[0]):
+        for j, y in enumerate(effect.values[1]):
+            place = f"{effect.columns[0]} {readable_number(x)}, {effect.columns[1]} {readable_number(y)}"
+            ends = f"{effect.lower[i, j]:+.2f} to {effect.upper[i, j]:+.2f}"
+            tooltip = f"{place}: {effect.mean[i, j]:+.2f} ({ends})".replace("-", "−")
+            colour = scale_colour(0.5 + 0.5 * float(effect.mean[i, j]) / reach, "mean")
+            sides = (edges[0][i], edges[0][i + 1]), (edges[1][j], edges[1][j + 1])
+            chart.box(*sides, tooltip, fill=colour, stroke=colour)
+    return chart.svg(f"What {effect.columns[0]} and {effect.columns[1]} add to the log-odds together")
+
+
+def cell_edges(values: np.ndarray) -> np.ndarray:
+    """The ends of cells around values: midpoints, and as far beyond the first and the last."""
+    if len(values) == 1:
+        return np.array([values[0] - 0.5, values[0] + 0.5])
+    middle = 0.5 * (values[1:] + values[:-1])
+    return np.concatenate([[2 * values[0] - middle[0]], middle, [2 * values[-1] - middle[-1]]])
 
 
 # --- how sure it is ---

@@ -189,6 +189,7 @@ class CalibrationVerdict(NamedTuple):
     slope : factor of the log-odds that fits best; below 1, predictions are too extreme. None if there is none
     shift_error, slope_error : their standard errors
     rows, groups : how many were used
+    rarer : rows of the rarer class, on which it depends how much can be told
     """
 
     verdict: str
@@ -203,6 +204,7 @@ class CalibrationVerdict(NamedTuple):
     slope_error: float | None
     rows: int
     groups: int
+    rarer: int
 
     @property
     def sentence(self) -> str:
@@ -214,7 +216,8 @@ class CalibrationVerdict(NamedTuple):
                 if self.p_value < 0.5 * (1 - JUDGED_LEVEL)
                 else "Nothing here contradicts its percentages"
             )
-            few = "one row is" if self.rows == 1 else f"{self.rows:,} rows are"
+            count, kind = (self.rarer, " with the rarer outcome") if self.rarer < 0.1 * self.rows else (self.rows, "")
+            few = f"one row{kind} is" if count == 1 else f"{count:,} rows{kind} are"
             return f"{start}, but {few} too few to say how far they can be trusted."
         if self.verdict == "good":
             beyond = "" if self.p_value > 0.05 else f" Their error, {size}, can be measured but is too small to matter."
@@ -257,11 +260,39 @@ def judge_calibration(label: Any, probability: Any, bins: int = 10, groups: Any 
     at 1 %), "fair" below 2 % (8 points at 50 %, half of the probability at 1 %), else "poor"; and "unclear" if
     the interval reaches from good to poor.
     """
-    from scipy.special import chdtrc
-
     label, probability = checked_predictions(label, probability)
     bins = int(np.clip(len(label) // ROWS_PER_GROUP, 2, bins)) if bins > 1 else 1
     place = equal_groups(probability, bins) if groups is None else np.unique(groups, return_inverse=True)[1]
+    found = calibration_loss(label, probability, place)
+    shift, shift_error, slope, slope_error = recalibration(label, probability)
+    return CalibrationVerdict(
+        **found._asdict(),
+        typical_error=typical_error(label, probability, place),
+        shift=shift,
+        shift_error=shift_error,
+        slope=slope,
+        slope_error=slope_error,
+        rows=len(label),
+        groups=int(place.max()) + 1,
+        rarer=int(min(label.sum(), len(label) - label.sum())),
+    )
+
+
+class CalibrationLoss(NamedTuple):
+    """The part of a `CalibrationVerdict` that depends on the groups of rows."""
+
+    verdict: str
+    loss: float
+    lower: float
+    upper: float
+    p_value: float
+
+
+def calibration_loss(label: np.ndarray, probability: np.ndarray, place: np.ndarray) -> CalibrationLoss:
+    """The verdict of `judge_calibration` on groups of rows, each with the number of its group."""
+    from scipy.special import chdtrc
+
+    place = np.unique(place, return_inverse=True)[1]
     squares, means = misfits(label, probability, place)
     statistic, freedom = float(squares.sum()), max(float(means.sum()), 1.0)
     lower = noncentrality(statistic, freedom, 0.5 + 0.5 * JUDGED_LEVEL)
@@ -273,21 +304,7 @@ def judge_calibration(label: Any, probability: Any, bins: int = 10, groups: Any 
     loss, lower, upper = max(0.0, statistic - freedom) / unit, lower / unit, upper / unit
     clear = lower >= SMALL_LOSS or upper <= LARGE_LOSS
     verdict = "good" if loss < SMALL_LOSS else "fair" if loss < LARGE_LOSS else "poor"
-    shift, shift_error, slope, slope_error = recalibration(label, probability)
-    return CalibrationVerdict(
-        verdict=verdict if clear else "unclear",
-        loss=loss,
-        lower=lower,
-        upper=upper,
-        p_value=float(chdtrc(freedom, statistic)),
-        typical_error=typical_error(label, probability, place),
-        shift=shift,
-        shift_error=shift_error,
-        slope=slope,
-        slope_error=slope_error,
-        rows=len(label),
-        groups=int(place.max()) + 1,
-    )
+    return CalibrationLoss(verdict if clear else "unclear", loss, lower, upper, float(chdtrc(freedom, statistic)))
 
 
 def misfits(label: np.ndarray, probability: np.ndarray, place: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

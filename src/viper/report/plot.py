@@ -1,4 +1,5 @@
-"""Plots of fitted models. Every function draws into `ax`, or into a new figure, and returns the Axes.
+"""Plots of fitted models. Every function draws into `ax`, or into a new figure, and returns the Axes; only `terms`
+has a panel for each term.
 
 Colours are Okabe and Ito's, which colour-blind readers can tell apart. Matplotlib's global settings are left alone.
 """
@@ -29,6 +30,7 @@ __all__ = [
     "probability_map",
     "reliability",
     "residuals",
+    "terms",
 ]
 
 BLUE, ORANGE, RED, SKY, GREY = "#0072B2", "#E69F00", "#D55E00", "#56B4E9", "#8A8F98"
@@ -139,7 +141,60 @@ def relevance_forest(model: Any, top: int | None, ax: Any) -> "Axes":
     ax.scatter(values, np.arange(len(values)), color=BLUE, s=22, zorder=3)
     ax.set_yticks(np.arange(len(values)), [str(name) for name in values.index], fontsize=8)
     ax.set(xlim=(0.0, None), ylim=(-0.6, len(values) - 0.4))
-    return titled(ax, "Relevance: 1 / lengthscale, in standard deviations")
+    additive = "term_sd" in table
+    what = (
+        "prior sd of a term's slope, per standard deviation" if additive else "1 / lengthscale, in standard deviations"
+    )
+    return titled(ax, f"Relevance: {what}")
+
+
+def terms(model: Any, X: Any = None, *, level: float = 0.95, points: int = 61, top: int | None = None) -> np.ndarray:
+    """What each column and pair of an additive Gaussian process adds to the log-odds: a new figure, a panel each.
+
+    Bands are exact intervals of the effects, which have average zero over the rows of X, by default those of the fit.
+    `top` is how many to show, the largest first. Returns the Axes of the panels.
+    """
+    check_model(model)
+    if not hasattr(model, "term_effects"):
+        raise TypeError(f"terms needs kernel='additive'; got {type(model).__name__}. Use partial_effect.")
+    import matplotlib.pyplot as plt
+
+    found = model.term_effects(X, points=points, level=level)[:top]
+    across = min(3, len(found))
+    down = -(-len(found) // across)
+    _, grid = plt.subplots(down, across, figsize=(3.6 * across, 2.9 * down), layout="constrained", squeeze=False)
+    axes = grid.reshape(-1)
+    curves = [e for e in found if len(e.columns) == 1]
+    ends = (min(e.lower.min() for e in curves), max(e.upper.max() for e in curves)) if curves else (-1.0, 1.0)
+    for ax, effect in zip(axes, found, strict=False):
+        draw_term(canvas(ax), effect, ends, level)
+    for ax in axes[len(found) :]:
+        ax.remove()
+    return axes[: len(found)]
+
+
+def draw_term(ax: "Axes", effect: Any, ends: tuple[float, float], level: float) -> None:
+    """A curve with its band, or the surface of a pair."""
+    if len(effect.columns) == 2:
+        reach = float(np.abs(effect.mean).max()) or 1.0
+        shades = ax.pcolormesh(*effect.values, effect.mean.T, cmap="RdBu_r", vmin=-reach, vmax=reach, shading="nearest")
+        ax.figure.colorbar(shades, ax=ax, label="log-odds")
+        ax.set(xlabel=effect.columns[0], ylabel=effect.columns[1])
+        titled(ax, f"{effect.name}, mean")
+        return
+    (values,) = effect.values
+    ax.axhline(0.0, color=GREY, lw=0.8)
+    if len(values) > views.FEW_VALUES:
+        ax.fill_between(values, effect.lower, effect.upper, color=BLUE, alpha=0.22, lw=0)
+        ax.plot(values, effect.mean, color=BLUE, lw=2)
+    else:
+        ax.vlines(values, effect.lower, effect.upper, color=BLUE, lw=2)
+        ax.scatter(values, effect.mean, color=BLUE, zorder=3)
+        ax.set_xticks(values)
+        ax.margins(x=0.2)
+    room = 0.04 * (ends[1] - ends[0])
+    ax.set(xlabel=effect.name, ylabel="log-odds", ylim=(ends[0] - room, ends[1] + room))
+    titled(ax, f"{effect.name}, {100 * level:g} % band")
 
 
 def densities(model: Any, names: Any = None, *, level: float = 0.95, ax: Any = None) -> "Axes":

@@ -185,12 +185,36 @@ def relevance_section(study: Study) -> str:
         rows.append([row_heading(escape(str(name))), element("td", bar, class_="wide"), *numbers])
     text = (
         "How quickly the prediction changes along each column. A lengthscale is the distance, in the column's own "
-        "units, over which the prediction stays similar: the shorter it is, the more the column matters. Relevance is "
-        "the same in other words: one over the lengthscale, measured in standard deviations of the column."
+        "units, over which the prediction stays similar: the shorter it is, the more the column matters. "
     )
+    if "term_sd" in frame:
+        text += (
+            "Relevance also counts how large the column's effect is: the size of its slope before the data are seen."
+        )
+    else:
+        text += "Relevance is the same in other words: one over the lengthscale, in standard deviations of the column."
     more = f"These are the {len(shown)} most relevant of {len(found):,} columns." if len(found) > len(shown) else None
     listing = data_table("Relevance of the columns", head, rows, "sortable coefficients")
     return section("coefficients", "What drives the probability", paragraph(text), listing, paragraph(more, "note"))
+
+
+def terms_section(study: Study) -> str:
+    """What each column and pair of an additive Gaussian process adds to the log-odds."""
+    found = study.terms
+    if not found:
+        return ""
+    shown = found[:MOST_EFFECTS]
+    curves = [e for e in shown if len(e.columns) == 1]
+    low, high = min(e.lower.min() for e in curves), max(e.upper.max() for e in curves)
+    ends = float(low - 0.05 * (high - low)), float(high + 0.05 * (high - low))
+    drawn = [figure(e.name, words.term_sentence(e), charts.term_chart(e, ends)) for e in shown]
+    text = (
+        "The log-odds are a sum of these effects, each less its average over the rows, so that zero is an average row. "
+        f"A log-odds of +0.7 doubles the odds, −0.7 halves them. Bands contain an effect with {study.level_name} "
+        "certainty. The effect of a pair is what it adds to those of its two columns."
+    )
+    more = f"{len(found) - len(shown):,} with smaller effects are not shown." if len(found) > len(shown) else None
+    return section("terms", "What each column adds", paragraph(text), side_by_side(*drawn), paragraph(more, "note"))
 
 
 def effects_section(study: Study) -> str:
@@ -530,8 +554,8 @@ def checks_section(study: Study) -> str:
         known = np.isfinite(values)
         by_column = binned_residuals(study.label[known], probability[known], values[known], level=study.level)
         sentence = (
-            f"Dots that do not scatter around zero mean that {name} acts in a way the model does not have, such as a "
-            "bend. In a formula, a spline or a square of it may help."
+            f"Dots that do not scatter around zero mean that {name} acts in a way the model does not know, such as a "
+            "bend. Whoever fits the model can allow for one, with a spline."
         )
         figures.append(
             figure(

@@ -106,7 +106,7 @@ def round_edges(values: np.ndarray, count: int) -> np.ndarray:
 def date_edges(values: np.ndarray, count: int) -> np.ndarray:
     """Times in nanoseconds near the quantiles that cut rows into equal groups; whole days if they are far apart."""
     edges = np.unique(np.quantile(values, np.linspace(0, 1, count + 1)[1:-1]).astype(np.int64))
-    days = np.unique(np.round(edges / NANOSECONDS_PER_DAY).astype(np.int64)) * NANOSECONDS_PER_DAY
+    days = np.unique(edges // NANOSECONDS_PER_DAY) * NANOSECONDS_PER_DAY
     inside = (days > values.min()) & (days <= values.max())
     return days if len(days) == len(edges) and inside.all() else edges
 

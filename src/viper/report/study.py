@@ -22,7 +22,16 @@ from viper.models.loo import LeaveOneOut
 from viper.models.prediction import Predictions, check_model, predictions
 from viper.report import views
 from viper.report.checks import predictive_check
-from viper.report.metrics import CalibrationVerdict, Scores, calibration, entropy, judge_calibration, row_scores, scores
+from viper.report.metrics import (
+    CalibrationVerdict,
+    Scores,
+    calibration,
+    calibration_loss,
+    entropy,
+    judge_calibration,
+    row_scores,
+    scores,
+)
 from viper.report.shares import named_groups
 from viper.report.views import AverageEffects, Effect, Grid
 
@@ -233,6 +242,12 @@ class Study:
         return sorted(found, key=lambda effect: -effect.size)
 
     @cached_property
+    def terms(self) -> list[Any]:
+        """Effects of columns and pairs of an additive Gaussian process; empty for other models."""
+        additive = self.is_gp and "term_sd" in self.model.summary()
+        return self.model.term_effects(self.X, points=CURVE_POINTS, level=self.level) if additive else []
+
+    @cached_property
     def average_effects(self) -> AverageEffects:
         return views.average_effects(self.model, self.frame, self.level)
 
@@ -300,7 +315,7 @@ class Study:
         for name in self.frame.columns:
             if not views.is_category(self.frame[name]) and self.frame[name].nunique() > FEWEST_BENT_VALUES:
                 place = named_groups(self.frame[name], 10).place
-                verdict = judge_calibration(self.label, self.predictions.probability, groups=place)
+                verdict = calibration_loss(self.label, self.predictions.probability, place)
                 if verdict.verdict in ("fair", "poor") and verdict.p_value < BENT_P_VALUE / len(self.frame.columns):
                     found[str(name)] = verdict.loss
         return sorted(found, key=lambda name: -found[name])[:MOST_BENT]
@@ -337,12 +352,15 @@ class Study:
     def no_diagnosis(self) -> str:
         """Why there is no diagnosis."""
         if self.draws < 100:
-            return f"{len(self.label):,} rows are too many to measure it here; call model.diagnose()."
+            return f"How far it is from the exact posterior was not measured, as {len(self.label):,} rows take long."
         if getattr(self.model, "robust_groups_", 0):
-            return "Robust covariances are not a posterior. Call diagnose() on the model that robust() came from."
+            return (
+                "Its intervals are robust ones, estimated from how the rows vary, so there is no posterior to compare "
+                "them with."
+            )
         return (
-            "Measuring the distance from the exact posterior needs the rows of the fit, and these are different rows. "
-            "Make the report from the rows of the fit, or call model.diagnose()."
+            "How far it is from the exact posterior can only be measured with the rows of the fit, and these are other "
+            "rows. A report of those rows says it."
         )
 
     @cached_property

@@ -116,7 +116,7 @@ def posterior_verdict(study: Study) -> Verdict:
     """Whether the search ended, and whether the Gaussian that it found is close to the exact posterior."""
     facts = study.facts
     if not facts.converged:
-        text = f"The search for it did not finish: {facts.status}. Fit again with a larger max_iter."
+        text = f"The search for it did not finish: {facts.status}. The model should be fitted again, with more steps."
         return Verdict("bad", "Not found", text)
     d = study.diagnosis
     if d is None:
@@ -130,12 +130,16 @@ def posterior_verdict(study: Study) -> Verdict:
     if d.residual_cost is not None:
         cost = with_decimals(d.residual_cost, 3)
         numbers += f" The variance that its inducing points leave unexplained costs {cost} nats of the ELBO."
-    text = f"{d.verdict} {numbers}"
+    start = "Its intervals come from an approximation, a Gaussian, of the exact posterior."
     if d.close:
-        return Verdict("good", "Close", text)
-    text = f"Its intervals come from an approximation, a Gaussian, of the exact posterior. {text}"
+        return Verdict("good", "Close", f"{start} The two are close: the intervals can be used as they are. {numbers}")
     if d.reliable:
-        return Verdict("fair", "Usable", text)
+        differ = "The two differ a little, so the intervals may be a little too narrow or too wide."
+        return Verdict("fair", "Usable", f"{start} {differ} {numbers}")
+    text = (
+        f"{start} The two may differ so much that the intervals are wrong. Whoever fitted the model can try a tighter "
+        f"prior, or compare with the exact posterior by sampling. {numbers}"
+    )
     near = d.effective_sample_size > LEAST_EFFECTIVE * d.draws
     return Verdict("fair" if near else "bad", "Not certified", text)
 

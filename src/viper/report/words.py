@@ -23,6 +23,7 @@ MOST_ENTANGLED = 4  # columns that a sentence about interactions names
 MOST_LEGS = 3  # of a curve between its turns, to be told one by one
 MOST_FILLED = 4  # columns with filled-in values that a sentence names
 LEAST_PERCENT = 0.01  # percentages nearer to 0 or 100 are written <0.01 % and >99.99 %
+NEARLY_ALL = 0.985  # width of an interval that says nothing: points round to 99 or 100
 NEVER = 1e-12  # what a probability that underflows to 0 counts as in words
 
 
@@ -174,10 +175,17 @@ def width_sentence(study: Study) -> str:
     if 100.0 * tenth < LEAST_PERCENT:
         return f"Nine in ten {study.level_name} intervals are narrower than {points(LEAST_PERCENT / 100)}."
     half = max(half, LEAST_PERCENT / 100)
-    return (
-        f"Half of the {study.level_name} intervals are narrower than {points(half)}; one in ten is wider than "
-        f"{points(tenth)}."
-    )
+    if half > NEARLY_ALL:
+        return (
+            f"Most {study.level_name} intervals reach from nearly 0{THIN}% to nearly 100{THIN}%: about most rows the "
+            "model knows hardly anything."
+        )
+    start = f"Half of the {study.level_name} intervals are narrower than {points(half)}"
+    if tenth > NEARLY_ALL:
+        return f"{start}; one in ten reaches from nearly 0{THIN}% to nearly 100{THIN}%."
+    if points(half) == points(tenth):
+        return f"{start}, and hardly any is much wider."
+    return f"{start}; one in ten is wider than {points(tenth)}."
 
 
 def filled_sentence(study: Study) -> str | None:
@@ -315,3 +323,16 @@ def row_note(study: Study, found: Outlyingness, k: int) -> str:
         f"{outcome} The model is {chance(sure)} sure that the probability is {side} the average of all rows, "
         f"{percent(base)}. {unusual_sentence(found, k, study.dates)}"
     )
+
+
+def term_sentence(effect: Any) -> str:
+    """From where to where an effect on the log-odds goes, and whether that is sure."""
+    low, high = int(np.argmin(effect.mean)), int(np.argmax(effect.mean))
+    if len(effect.columns) == 2:
+        reach = float(np.abs(effect.mean).max())
+        sure = bool(((effect.lower > 0) | (effect.upper < 0)).any())
+        return f"Up to {reach:.2f} either way{'' if sure else '; it may be nothing'}."
+    (values,) = effect.values
+    sure = bool(effect.lower.max() > effect.upper.min())
+    ends = [f"{effect.mean[k]:+.2f} at {readable_number(values[k])}".replace("-", "−") for k in (low, high)]
+    return f"From {ends[0]} to {ends[1]}{'' if sure else '; it may be nothing'}."

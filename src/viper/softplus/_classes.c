@@ -31,7 +31,7 @@
 
 #define CHUNK 16 /* nodes whose sums stay in registers; tables have this many more columns on both sides */
 #define VECTORS (CHUNK / LANES)
-#define HALF_MOST 64 /* rows of a table on each side of the middle one */
+#define HALF_MOST 128 /* rows of a table on each side of the middle one, as in compiled_classes.py */
 #define STENCIL 8
 #define LEAST 1e-30 /* of L, as in logsumexp.py */
 

@@ -1,7 +1,7 @@
 """The expected log-sum-exp of rows on a CPU, in C: one pass per row, ten times as fast as the plain formulas.
 
-_classes.c is compiled when viper is installed. It leaves out rows with classes wider than its tables or with more than
-one piece, and all rows where the library is missing; logsumexp.py does those.
+_classes.c is compiled when viper is installed. It leaves out rows with classes wider than WIDEST_COMPILED or with more
+than MOST_COMPILED_NODES nodes, and all rows where the library is missing; logsumexp.py does those.
 """
 
 import ctypes
@@ -14,12 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from viper.softplus.gumbel import WIDEST, Precision, SdLevel, interpolated, sd_level
+from viper.softplus.gumbel import Precision, SdLevel, interpolated, sd_level
 
 SYMBOL = "class_rows_1"  # renamed when the arguments change, so that a newer viper never calls an old library
-POWERS = 4  # steps: 1, 2, 4 and 8 times the least
-LEVELS = 20  # of sds, from the interpolated ones to those of WIDEST
-MOST_COMPILED_NODES = 256
+WIDEST_COMPILED = 48.0  # sd; a class as wide as this, among narrow ones, takes a thousand nodes
+POWERS = 8  # steps: 1, 2, 4, ..., 128 times the least
+LEVELS = 26  # of sds, from the interpolated ones to the widest
+MOST_COMPILED_NODES = 2048
+MOST_HALF = 128  # rows of a table on each side of the middle one
 PADDING = 16  # columns added to a table on both sides
 POINTER, LENGTH = ctypes.c_void_p, ctypes.c_ssize_t
 
@@ -57,7 +59,7 @@ def is_exact(function: Callable[..., int]) -> bool:
     """Check the library on one row, log(e^0.3 + 1); it fails if compiler flags relaxed the arithmetic."""
     tables = Tables(Precision(1e-10), 0.34)
     mean, zero = torch.tensor([[0.3, 0.0]], dtype=torch.float64), torch.zeros(1, 2, dtype=torch.float64)
-    value, _, _, done = tables.moments(function, mean, zero, torch.full((3,), math.inf))
+    value, _, _, done = tables.moments(function, mean, zero, torch.full((POWERS,), math.inf, dtype=torch.float64))
     return bool(done.all()) and math.isclose(float(value), math.log1p(math.exp(0.3)), abs_tol=1e-10)
 
 
@@ -74,7 +76,7 @@ class Tables:
             step,
             precision.start,
             precision.ends[1],
-            WIDEST,
+            WIDEST_COMPILED,
             share,
             MOST_COMPILED_NODES,
             POWERS,
@@ -99,6 +101,7 @@ class Tables:
 
     def pack(self, number: int, one: SdLevel) -> None:
         """Put a level where the C code finds it: rows with PADDING more columns on both sides, tails by columns."""
+        assert one.half <= MOST_HALF
         table, tails = one.on(torch.device("cpu"), 2)
         padded = [
             torch.cat([x[:, :1].expand(-1, PADDING), x, x[:, -1:].expand(-1, PADDING)], 1).contiguous() for x in table

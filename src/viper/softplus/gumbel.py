@@ -174,7 +174,8 @@ class SdLevel:
             return gumbel_derivatives(i * self.step - l * self.gap)[:orders]
         where = (i * FINEST - l * round(self.gap / self.step * FINEST)).long()
         u = torch.arange(int(where.min()), int(where.max()) + 1, dtype=torch.float64) * (self.step / FINEST)
-        return mixed_gaussians(u, self.base, orders, equally_spaced_gumbel())[:, where - where.min()]
+        rule = gumbel_rule() if self.base > WIDEST else equally_spaced_gumbel()
+        return mixed_gaussians(u, self.base, orders, rule)[:, where - where.min()]
 
     def weights(self, shift: Tensor, sd: Tensor) -> Tensor:
         """w_l for Gaussians of mean δ = `shift`, |δ| <= h/2, one row each."""

@@ -11,23 +11,26 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from viper.inference.kernels.compiled import MOST_COMPILED, compiled_sums
-from viper.inference.rows import Block, Dense
+from viper.inference.kernels.compiled import MOST_COMPILED, MOST_DIAGONAL, compiled_sums
+from viper.inference.rows import Block, Dense, Gram
 from viper.softplus.pointwise import KernelRecipe
 
-# (μ, F, whether the curvature is wanted, whether float32 will do) -> value, magnitude, gradient, curvature; or None
-Kernel = Callable[[Tensor, Tensor | None, bool, bool], list[Tensor] | None]
+# (μ, F, how much of the curvature, whether float32 will do) -> value, magnitude, gradient, curvature; or None
+Kernel = Callable[[Tensor, Tensor | None, Gram, bool], list[Tensor] | None]
 
 MOST_CUDA = 64  # columns: one program of a kernel can hold their curvature matrix
 
 
-def kernel_for(block: Block, recipe: KernelRecipe | None, columns: int) -> Kernel | None:
-    """Return the kernel for these rows, or None. It returns the sums of `row_sums`, or None beyond its range."""
+def kernel_for(block: Block, recipe: KernelRecipe | None, columns: int, full: bool) -> Kernel | None:
+    """Return the kernel for these rows, or None. It returns the sums of `row_sums`, or None beyond its range.
+
+    With `full`, the factor of Σ or the curvature is a matrix; otherwise both are diagonal or absent.
+    """
     if recipe is None or not isinstance(block.design, Dense):
         return None
     X = block.design.matrix
     if X.device.type == "cpu":
-        fits = X.dtype == torch.float64 and columns <= MOST_COMPILED
+        fits = X.dtype == torch.float64 and columns <= (MOST_COMPILED if full else MOST_DIAGONAL)
         return partial(compiled_sums, block, recipe) if fits else None
     fits = X.is_cuda and X.stride(1) == 1 and columns <= MOST_CUDA and block.residual is None
     return partial(triton_sums(), block, recipe) if fits and has_triton() else None

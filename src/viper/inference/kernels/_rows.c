@@ -30,12 +30,12 @@
 #else
 #define LANES 2
 #endif
-#define TILE 128 /* rows */
-#define PIECE 4096 /* rows summed by one thread at a time; a multiple of TILE */
+#define TILE 96 /* rows: a multiple of 12 vectors, so that three or four at a time leave no rest */
+#define PIECE 4032 /* rows summed by one thread at a time: a multiple of TILE */
 #define THREADS_MOST 256
 #define VECTORS (TILE / LANES)
 #define LINE 8 /* doubles of a cache line */
-#define SIZE_MOST 256 /* columns, as in compiled.py */
+#define SIZE_MOST 256 /* columns of a full factor or curvature, as in compiled.py */
 #define BINS_MOST 64
 
 typedef double vec __attribute__((vector_size(8 * LANES)));
@@ -135,23 +135,26 @@ typedef struct {
 typedef struct {
     const double *X;
     ptrdiff_t rows, row_stride, column_stride;
-    int columns, size; /* with an intercept, size = columns + 1 */
-    const double *label, *offset, *residual, *weight, *mean, *factor;
+    int columns, size, stride; /* with an intercept, size = columns + 1; stride = size + 3 */
+    const double *label, *offset, *residual, *weight, *mean, *factor, *variances; /* Sigma by its factor, or diagonal */
     const unsigned char *code; /* labels as bytes, if not as doubles */
     int first[SIZE_MOST], last[SIZE_MOST]; /* nonzero entries of each column of the factor */
     int bins, quarter, gram;
     bin bin[BINS_MOST];
 } problem;
 
+enum { NO_GRAM, FULL_GRAM, GRAM_DIAGONAL }; /* how much of the curvature is wanted */
+
 typedef struct {
     vec value, magnitude;
-    vec *slope, *curvature; /* `size` vectors, and `size` + 1 rows of `size` vectors */
+    vec *slope, *curvature; /* `size` vectors, and `size` + 2 rows of `stride` vectors, or one row for the diagonal */
 } totals;
 
 typedef vec column[VECTORS + 1]; /* one extra, so that columns start in different cache sets */
 
 typedef struct {
-    column *x, *weighted;
+    column *x; /* `size` columns, and three of zeros */
+    column weighted[3];
     vec theta[VECTORS], variance[VECTORS], g[VECTORS], h[VECTORS];
 } tile;
 
@@ -192,6 +195,9 @@ INLINE void read_tile(const problem *p, ptrdiff_t start, int rows, tile *t) {
         }
         turned = p->columns;
     }
+    if (p->row_stride == 1)
+        for (; turned < p->columns; turned++)
+            memcpy(t->x[turned], X + turned * p->column_stride, sizeof(double) * rows);
     for (int k = turned; k < p->columns; k++)
         for (int r = 0; r < rows; r++) ((double *)t->x[k])[r] = X[r * p->row_stride + k * p->column_stride];
     if (p->size > p->columns)
@@ -215,7 +221,27 @@ INLINE vec read_labels(const problem *p, ptrdiff_t at, int left) {
     return out;
 }
 
+/* theta and, for a diagonal Sigma, the variance. */
+INLINE void latent_diagonal(const problem *p, tile *t) {
+    for (int v = 0; v < VECTORS; v += 4) {
+        vec a = {}, b = {}, c = {}, d = {}, e = {}, f = {}, g = {}, h = {};
+        for (int k = 0; k < p->size; k++) {
+            const vec *x = t->x[k] + v;
+            const double mean = p->mean[k], variance = p->variances[k];
+            a += x[0] * mean, b += x[1] * mean, c += x[2] * mean, d += x[3] * mean;
+            e += x[0] * x[0] * variance, f += x[1] * x[1] * variance;
+            g += x[2] * x[2] * variance, h += x[3] * x[3] * variance;
+        }
+        t->theta[v] = a, t->theta[v + 1] = b, t->theta[v + 2] = c, t->theta[v + 3] = d;
+        t->variance[v] = e, t->variance[v + 1] = f, t->variance[v + 2] = g, t->variance[v + 3] = h;
+    }
+}
+
 INLINE void latent(const problem *p, tile *t) {
+    if (p->variances) {
+        latent_diagonal(p, t);
+        return;
+    }
     for (int v = 0; v < VECTORS; v += 4) {
         vec a = {}, b = {}, c = {}, d = {};
         for (int k = 0; k < p->size; k++) {
@@ -237,16 +263,20 @@ INLINE void latent(const problem *p, tile *t) {
         }
         const double *F = p->factor + j;
         if (width == 4) {
-            for (int v = 0; v < VECTORS; v += 2) {
+            for (int v = 0; v < VECTORS; v += 3) {
                 vec a0 = {}, a1 = {}, a2 = {}, a3 = {}, b0 = {}, b1 = {}, b2 = {}, b3 = {};
+                vec c0 = {}, c1 = {}, c2 = {}, c3 = {};
                 for (int k = first; k <= last; k++) {
-                    vec x = t->x[k][v], y = t->x[k][v + 1];
+                    const vec x = t->x[k][v], y = t->x[k][v + 1], z = t->x[k][v + 2];
                     const double *f = F + k * d;
-                    a0 += x * f[0], a1 += x * f[1], a2 += x * f[2], a3 += x * f[3];
-                    b0 += y * f[0], b1 += y * f[1], b2 += y * f[2], b3 += y * f[3];
+                    a0 += x * f[0], b0 += y * f[0], c0 += z * f[0];
+                    a1 += x * f[1], b1 += y * f[1], c1 += z * f[1];
+                    a2 += x * f[2], b2 += y * f[2], c2 += z * f[2];
+                    a3 += x * f[3], b3 += y * f[3], c3 += z * f[3];
                 }
                 t->variance[v] += a0 * a0 + a1 * a1 + a2 * a2 + a3 * a3;
                 t->variance[v + 1] += b0 * b0 + b1 * b1 + b2 * b2 + b3 * b3;
+                t->variance[v + 2] += c0 * c0 + c1 * c1 + c2 * c2 + c3 * c3;
             }
             continue;
         }
@@ -282,9 +312,12 @@ INLINE int moments(const problem *p, ptrdiff_t start, int rows, tile *t, totals 
         vec eta = {}, g = {}, h = {};
         const double *node = p->bin[b].nodes;
         for (int j = 0; j < p->bin[b].count; j++) {
-            const exponentials e = exponential(tau * node[2 * j]);
-            const double w = node[2 * j + 1];
-            const vec P = E * (e.up + e.down);
+            const double z = node[2 * j], w = node[2 * j + 1];
+            vec P = 2.0 * E;
+            if (z != 0.0) {
+                const exponentials e = exponential(tau * z);
+                P = E * (e.up + e.down);
+            }
             const logarithm l = log_of_1_plus(P + E2);
             eta += w * l.log;
             g += w * (P + 2.0 * E2) * l.inverse;
@@ -310,26 +343,39 @@ INLINE void gather(const problem *p, tile *t, totals *sums) {
             a += x[v] * g[v], b += x[v + 1] * g[v + 1], c += x[v + 2] * g[v + 2], e += x[v + 3] * g[v + 3];
         sums->slope[k] += (a + b) + (c + e);
     }
-    if (!p->gram) return;
-    for (int k = 0; k < d; k++)
-        for (int v = 0; v < VECTORS; v++) t->weighted[k][v] = t->x[k][v] * t->h[v];
-    for (int i = 0; i < d; i += 2) /* two rows and four columns at a time, starting at the diagonal */
-        for (int j = i; j < d; j += 4) {
-            const int i1 = i + 1 < d ? i + 1 : i, j1 = j + 1 < d ? j + 1 : j;
-            const int j2 = j + 2 < d ? j + 2 : j, j3 = j + 3 < d ? j + 3 : j;
-            vec a0 = {}, a1 = {}, a2 = {}, a3 = {}, b0 = {}, b1 = {}, b2 = {}, b3 = {};
-            for (int v = 0; v < VECTORS; v++) {
-                const vec a = t->weighted[i][v], b = t->weighted[i1][v];
-                const vec x0 = t->x[j][v], x1 = t->x[j1][v], x2 = t->x[j2][v], x3 = t->x[j3][v];
-                a0 += a * x0, a1 += a * x1, a2 += a * x2, a3 += a * x3;
-                b0 += b * x0, b1 += b * x1, b2 += b * x2, b3 += b * x3;
+    if (p->gram == NO_GRAM) return;
+    if (p->gram == GRAM_DIAGONAL) {
+        for (int k = 0; k < d; k++) {
+            const vec *x = t->x[k], *h = t->h;
+            vec a = {}, b = {}, c = {}, e = {};
+            for (int v = 0; v < VECTORS; v += 4) {
+                a += x[v] * x[v] * h[v], b += x[v + 1] * x[v + 1] * h[v + 1];
+                c += x[v + 2] * x[v + 2] * h[v + 2], e += x[v + 3] * x[v + 3] * h[v + 3];
             }
-            vec *A = sums->curvature + i * d + j, *B = A + d;
-            A[0] += a0, B[0] += b0;
-            if (j + 1 < d) A[1] += a1, B[1] += b1;
-            if (j + 2 < d) A[2] += a2, B[2] += b2;
-            if (j + 3 < d) A[3] += a3, B[3] += b3;
+            sums->curvature[k] += (a + b) + (c + e);
         }
+        return;
+    }
+    for (int i = 0; i < d; i += 3) { /* three rows and four columns at a time, starting at the diagonal */
+        const vec *u0 = t->x[i], *u1 = t->x[i + 1], *u2 = t->x[i + 2];
+        vec *w0 = t->weighted[0], *w1 = t->weighted[1], *w2 = t->weighted[2];
+        for (int v = 0; v < VECTORS; v++) w0[v] = u0[v] * t->h[v], w1[v] = u1[v] * t->h[v], w2[v] = u2[v] * t->h[v];
+        for (int j = i; j < d; j += 4) {
+            const vec *x0 = t->x[j], *x1 = t->x[j + 1], *x2 = t->x[j + 2], *x3 = t->x[j + 3];
+            vec a0 = {}, a1 = {}, a2 = {}, a3 = {}, b0 = {}, b1 = {}, b2 = {}, b3 = {}, c0 = {}, c1 = {}, c2 = {}, c3 = {};
+            for (int v = 0; v < VECTORS; v++) {
+                const vec a = w0[v], b = w1[v], c = w2[v];
+                a0 += a * x0[v], b0 += b * x0[v], c0 += c * x0[v];
+                a1 += a * x1[v], b1 += b * x1[v], c1 += c * x1[v];
+                a2 += a * x2[v], b2 += b * x2[v], c2 += c * x2[v];
+                a3 += a * x3[v], b3 += b * x3[v], c3 += c * x3[v];
+            }
+            vec *A = sums->curvature + i * p->stride + j, *B = A + p->stride, *C = B + p->stride;
+            A[0] += a0, A[1] += a1, A[2] += a2, A[3] += a3;
+            B[0] += b0, B[1] += b1, B[2] += b2, B[3] += b3;
+            C[0] += c0, C[1] += c1, C[2] += c2, C[3] += c3;
+        }
+    }
 }
 
 FOR_THIS_MACHINE
@@ -345,7 +391,17 @@ static int pass(const problem *p, ptrdiff_t start, ptrdiff_t stop, tile *t, tota
 }
 
 /* ------------------------------------------------------------------------------------------------------------------ */
-/* The entry point called from Python */
+/* Wide rows without matrices of their size: nothing is transposed, and vectors run along columns */
+
+#define WIDE 64 /* columns: with fewer, the ends of rows cost more than the transposition */
+#define TOGETHER 4 /* rows that share what is loaded per column */
+#define WIDE_TILE 32 /* rows that are read twice, the second time from the cache */
+
+INLINE int is_wide(const problem *p) {
+    return !p->factor && p->gram != FULL_GRAM && p->column_stride == 1 && p->size >= WIDE;
+}
+
+typedef double *flat; /* sums of a tile: the slope, then the diagonal of the curvature */
 
 INLINE double total(vec x) {
     double sum = 0.0;
@@ -353,14 +409,111 @@ INLINE double total(vec x) {
     return sum;
 }
 
+/* theta and variance of `count` rows. */
+INLINE void latent_of_rows(const problem *p, const double *X, int count, double *theta, double *variance) {
+    vec a[TOGETHER] = {}, b[TOGETHER] = {};
+    const double *last = p->variances ? p->variances : p->mean; /* any numbers: without variances, b is not used */
+    int k = 0;
+    for (; k + LANES <= p->columns; k += LANES) {
+        const vec mean = load(p->mean + k), v = load(last + k);
+        for (int i = 0; i < count; i++) {
+            const vec x = load(X + i * p->row_stride + k);
+            a[i] += x * mean, b[i] += x * x * v;
+        }
+    }
+    for (int i = 0; i < count; i++) {
+        double at = total(a[i]), spread = total(b[i]);
+        for (int j = k; j < p->columns; j++) {
+            const double x = X[i * p->row_stride + j];
+            at += x * p->mean[j], spread += x * x * last[j];
+        }
+        if (p->size > p->columns) at += p->mean[p->columns], spread += last[p->columns];
+        theta[i] = at, variance[i] = p->variances ? spread : 0.0;
+    }
+}
+
+/* Adds what `count` rows contribute to the slope and to the diagonal of the curvature. */
+INLINE void gather_rows(const problem *p, const double *X, int count, const double *g, const double *h, flat sums) {
+    double *slope = sums, *curvature = sums + p->size;
+    int k = 0;
+    for (; k + LANES <= p->columns; k += LANES) {
+        vec s = load(slope + k), c = load(curvature + k);
+        for (int i = 0; i < count; i++) {
+            const vec x = load(X + i * p->row_stride + k);
+            s += x * g[i], c += x * x * h[i];
+        }
+        *(vec_anywhere *)(slope + k) = s, *(vec_anywhere *)(curvature + k) = c;
+    }
+    for (; k < p->size; k++)
+        for (int i = 0; i < count; i++) {
+            const double x = k < p->columns ? X[i * p->row_stride + k] : 1.0;
+            slope[k] += x * g[i], curvature[k] += x * x * h[i];
+        }
+}
+
+INLINE void latent_of_tile(const problem *p, const double *X, int rows, double *theta, double *variance) {
+    int r = 0;
+    for (; r + TOGETHER <= rows; r += TOGETHER)
+        latent_of_rows(p, X + r * p->row_stride, TOGETHER, theta + r, variance + r);
+    for (; r < rows; r++) latent_of_rows(p, X + r * p->row_stride, 1, theta + r, variance + r);
+}
+
+INLINE void gather_tile(const problem *p, const double *X, int rows, const double *g, const double *h, flat all_tiles,
+                        flat of_tile) {
+    int r = 0;
+    memset(of_tile, 0, sizeof(double) * 2 * p->size);
+    for (; r + TOGETHER <= rows; r += TOGETHER)
+        gather_rows(p, X + r * p->row_stride, TOGETHER, g + r, h + r, of_tile);
+    for (; r < rows; r++) gather_rows(p, X + r * p->row_stride, 1, g + r, h + r, of_tile);
+    for (int k = 0; k < 2 * p->size; k++) all_tiles[k] += of_tile[k];
+}
+
+FOR_THIS_MACHINE
+static int wide_pass(const problem *p, ptrdiff_t first, ptrdiff_t stop, tile *t, totals *sums, flat of_tile) {
+    double *all_tiles = (double *)sums->slope; /* one number per column is enough here */
+    double *theta = (double *)t->theta, *variance = (double *)t->variance;
+    const double *g = (const double *)t->g, *h = (const double *)t->h;
+    for (ptrdiff_t start = first; start < stop; start += WIDE_TILE) {
+        const int rows = stop - start < WIDE_TILE ? (int)(stop - start) : WIDE_TILE;
+        const double *X = p->X + start * p->row_stride;
+        if (rows < WIDE_TILE) memset(theta, 0, sizeof t->theta), memset(variance, 0, sizeof t->variance);
+        latent_of_tile(p, X, rows, theta, variance);
+        if (moments(p, start, rows, t, sums)) return 1;
+        gather_tile(p, X, rows, g, h, all_tiles, of_tile);
+    }
+    return 0;
+}
+
+/* The two halves of a wide pass, where the moments come from elsewhere. */
+FOR_THIS_MACHINE
+static void wide_latent(const problem *p, double *theta, double *variance) {
+    latent_of_tile(p, p->X, (int)p->rows, theta, variance);
+}
+
+FOR_THIS_MACHINE
+static void wide_gather(const problem *p, const double *g, const double *h, flat all_tiles, flat of_tile) {
+    for (ptrdiff_t start = 0; start < p->rows; start += WIDE_TILE) {
+        const int rows = p->rows - start < WIDE_TILE ? (int)(p->rows - start) : WIDE_TILE;
+        gather_tile(p, p->X + start * p->row_stride, rows, g + start, h + start, all_tiles, of_tile);
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------------------------ */
+/* The entry point called from Python */
+
 /* Value, magnitude, gradient and curvature, one after the other. */
 static void write_out(const problem *p, const totals *sums, double *out) {
     const int d = p->size;
     out[0] = total(sums->value), out[1] = total(sums->magnitude);
+    if (is_wide(p)) {
+        memcpy(out + 2, sums->slope, sizeof(double) * d * (p->gram == GRAM_DIAGONAL ? 2 : 1));
+        return;
+    }
     for (int i = 0; i < d; i++) {
         out[2 + i] = total(sums->slope[i]);
-        for (int j = i; p->gram && j < d; j++)
-            out[2 + d + i * d + j] = out[2 + d + j * d + i] = total(sums->curvature[i * d + j]);
+        if (p->gram == GRAM_DIAGONAL) out[2 + d + i] = total(sums->curvature[i]);
+        for (int j = i; p->gram == FULL_GRAM && j < d; j++)
+            out[2 + d + i * d + j] = out[2 + d + j * d + i] = total(sums->curvature[i * p->stride + j]);
     }
 }
 
@@ -393,25 +546,27 @@ typedef struct {
 static void *work(void *given) {
     job *j = given;
     const problem *p = j->problem;
-    const size_t d = p->size, sums_size = d + (d + 1) * d, tile_size = 2 * d * (VECTORS + 1);
-    char *memory = malloc(sizeof(vec) * (sums_size + tile_size + 1));
+    const size_t d = p->size, sums_size = d + (p->gram == FULL_GRAM ? (d + 2) * p->stride : d);
+    const size_t tile_size = is_wide(p) ? d : (d + 3) * (VECTORS + 1);
+    char *memory = calloc(sums_size + tile_size + 1, sizeof(vec)); /* columns beyond the last stay zero */
     if (!memory) {
         __atomic_store_n(&j->failed, 1, __ATOMIC_RELAXED);
         return NULL;
     }
     vec *space = (vec *)(memory + (sizeof(vec) - (uintptr_t)memory % sizeof(vec)) % sizeof(vec));
     tile t;
-    t.x = (column *)(space + sums_size), t.weighted = t.x + d;
+    t.x = (column *)(space + sums_size);
     while (!__atomic_load_n(&j->failed, __ATOMIC_RELAXED)) {
         const ptrdiff_t piece = __atomic_fetch_add(&j->next, 1, __ATOMIC_RELAXED);
         if (piece >= j->pieces) break;
         const ptrdiff_t start = piece * PIECE, stop = p->rows - start < PIECE ? p->rows : start + PIECE;
         memset(space, 0, sizeof(vec) * sums_size);
         totals sums = {(vec){}, (vec){}, space, space + d};
-        if (pass(p, start, stop, &t, &sums))
+        double *out = j->sums + piece * j->length;
+        if (is_wide(p) ? wide_pass(p, start, stop, &t, &sums, (flat)(space + sums_size)) : pass(p, start, stop, &t, &sums))
             __atomic_store_n(&j->failed, 1, __ATOMIC_RELAXED);
         else
-            write_out(p, &sums, j->sums + piece * j->length);
+            write_out(p, &sums, out);
     }
     free(memory);
     return NULL;
@@ -434,17 +589,19 @@ static void work_on_threads(job *j, int threads) {
 
 /* Adds the sums to `out`. Returns 0, or 1 if there are no sums: a variance is beyond the reach of the nodes, memory ran
    out, or the machine is too old. Labels are doubles or, in `code`, bytes. Strides are counted in doubles. */
-EXPORT int row_sums_2(const double *X, ptrdiff_t rows, ptrdiff_t row_stride, ptrdiff_t column_stride, int columns,
+EXPORT int row_sums_3(const double *X, ptrdiff_t rows, ptrdiff_t row_stride, ptrdiff_t column_stride, int columns,
                       int size, const double *label, const unsigned char *code, const double *offset,
                       const double *residual, const double *weight, const double *mean, const double *factor,
-                      const double *nodes, ptrdiff_t length, int quarter, int gram, int threads, double *out) {
+                      const double *variances, const double *nodes, ptrdiff_t length, int quarter, int gram, int threads, double *out) {
     problem p = {.X = X, .rows = rows, .row_stride = row_stride, .column_stride = column_stride, .columns = columns,
-                 .size = size, .label = label, .code = code, .offset = offset, .residual = residual, .weight = weight,
-                 .mean = mean, .factor = factor, .quarter = quarter, .gram = gram};
-    if (!MACHINE_HAS_IT || size > SIZE_MOST) return 1;
+                 .size = size, .stride = size + 3, .label = label, .code = code, .offset = offset,
+                 .residual = residual, .weight = weight, .mean = mean, .factor = factor, .variances = variances,
+                 .quarter = quarter, .gram = gram};
+    if (!MACHINE_HAS_IT || ((factor || gram == FULL_GRAM) && size > SIZE_MOST)) return 1;
     if (factor) see_factor(&p);
     see_bins(&p, nodes, length);
-    job j = {.problem = &p, .pieces = (rows + PIECE - 1) / PIECE, .length = 2 + (size_t)size * (gram ? size + 1 : 1)};
+    const size_t per_column = gram == FULL_GRAM ? (size_t)size + 1 : gram == GRAM_DIAGONAL ? 2 : 1;
+    job j = {.problem = &p, .pieces = (rows + PIECE - 1) / PIECE, .length = 2 + size * per_column};
     if (!j.pieces) return 0;
     j.sums = malloc(sizeof(double) * j.length * j.pieces);
     if (!j.sums) return 1;
@@ -454,4 +611,27 @@ EXPORT int row_sums_2(const double *X, ptrdiff_t rows, ptrdiff_t row_stride, ptr
         for (size_t i = 0; i < j.length; i++) out[i] += j.sums[piece * j.length + i];
     free(j.sums);
     return j.failed;
+}
+
+/* theta and variance of rows whose columns are adjacent, for a diagonal Sigma: half of a pass. Returns 0, or 1 if the
+   machine is too old. */
+EXPORT int wide_latent_1(const double *X, ptrdiff_t rows, ptrdiff_t row_stride, int columns, int size,
+                         const double *mean, const double *variances, double *theta, double *variance) {
+    const problem p = {.X = X, .rows = rows, .row_stride = row_stride, .columns = columns, .size = size, .mean = mean,
+                       .variances = variances};
+    if (!MACHINE_HAS_IT) return 1;
+    wide_latent(&p, theta, variance);
+    return 0;
+}
+
+/* The other half: sum of g x and of h x^2 over rows, one after the other. */
+EXPORT int wide_gather_1(const double *X, ptrdiff_t rows, ptrdiff_t row_stride, int columns, int size, const double *g,
+                         const double *h, double *out) {
+    const problem p = {.X = X, .rows = rows, .row_stride = row_stride, .columns = columns, .size = size};
+    double *of_tile = MACHINE_HAS_IT ? malloc(sizeof(double) * 2 * size) : NULL;
+    if (!of_tile) return 1;
+    memset(out, 0, sizeof(double) * 2 * size);
+    wide_gather(&p, g, h, out, of_tile);
+    free(of_tile);
+    return 0;
 }

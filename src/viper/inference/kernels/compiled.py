@@ -9,101 +9,128 @@ import math
 from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from viper.inference.rows import Block, Dense
+from viper.inference.rows import Block, Dense, Gram, Matrix
 from viper.inference.threads import PASS_THREADS
 from viper.softplus.pointwise import KernelRecipe
 from viper.softplus.quadrature import node_sets
 
 MOST_COMPILED = 256  # columns: with one vector of sums each, they still fit in the cache
+MOST_DIAGONAL = 4096  # columns without matrices of that size, so that a tile of rows still fits in the cache
 WORK_OF_THREAD = 1 << 21  # products per thread, about 0.2 ms: below that, starting one takes longer than it saves
-NAME = "row_sums_2"  # renamed when the arguments change, so that a newer viper never calls an old library
+GRAMS = {"none": 0, "full": 1, "diagonal": 2}  # as in _rows.c
+LEAST_WIDE = 64  # columns from which rows are read as they are, without a transposition
 COUNT, SIZE, ADDRESS = ctypes.c_int, ctypes.c_ssize_t, ctypes.c_void_p
-ARGUMENTS: list[Any] = [ADDRESS, SIZE, SIZE, SIZE, COUNT, COUNT, *[ADDRESS] * 8, SIZE, COUNT, COUNT, COUNT, ADDRESS]
+ARGUMENTS: dict[str, list[Any]] = {  # names change with the arguments, so that viper never calls an old library
+    "row_sums_3": [ADDRESS, SIZE, SIZE, SIZE, COUNT, COUNT, *[ADDRESS] * 9, SIZE, COUNT, COUNT, COUNT, ADDRESS],
+    "wide_latent_1": [ADDRESS, SIZE, SIZE, COUNT, COUNT, *[ADDRESS] * 4],
+    "wide_gather_1": [ADDRESS, SIZE, SIZE, COUNT, COUNT, *[ADDRESS] * 3],
+}
+
+
+class Library(NamedTuple):
+    """The functions of _rows.c."""
+
+    row_sums: Callable[..., int]
+    wide_latent: Callable[..., int]
+    wide_gather: Callable[..., int]
 
 
 @cache
-def library_function() -> Callable[..., int] | None:
-    """Return the function of _rows.c, or None if it was not built, cannot run on this machine, or fails its check."""
+def library() -> Library | None:
+    """Return the functions of _rows.c, or None if it was not built, cannot run on this machine, or fails its check."""
     built = find_spec("viper.inference.kernels._rows")
     if built is None or built.origin is None:
         return None
     try:
-        library = ctypes.CDLL(built.origin)
-        function = getattr(library, NAME) if hasattr(library, NAME) else older_function(library)
+        code = ctypes.CDLL(built.origin)
+        functions = Library(*(getattr(code, name) for name in ARGUMENTS))
     except (OSError, AttributeError):
         return None
-    function.argtypes = ARGUMENTS
-    return function if is_right(function) else None
-
-
-def older_function(library: Any) -> Any:
-    """The same function from a library built before it had threads, for as long as such builds are about."""
-    older = library.row_sums_1
-    older.argtypes = [*ARGUMENTS[:6], *[ADDRESS] * 7, SIZE, COUNT, COUNT, ADDRESS]
-
-    def call(*given: Any) -> int:
-        X, label, code, rest, out = given[:6], given[6], given[7], given[8:17], given[18]
-        if code is not None:
-            held = np.frombuffer((ctypes.c_ubyte * X[1]).from_address(code), np.uint8).astype(np.float64)
-            label = held.ctypes.data
-        return older(*X, label, *rest, out)
-
-    return call
+    for function, kinds in zip(functions, ARGUMENTS.values(), strict=True):
+        function.argtypes = kinds  # type: ignore[attr-defined]
+    return functions if is_right(functions.row_sums) else None
 
 
 def is_right(function: Callable[..., int]) -> bool:
     """Check the library on one row; it fails if compiler flags relaxed the arithmetic."""
     one = ctypes.c_double * 1
     x, label, mean, nodes, out = one(1.0), one(0.0), one(0.3), (ctypes.c_double * 4)(0, 1, 0, 0.5), (one * 3)()
-    failed = function(x, 1, 1, 1, 1, 1, label, None, None, None, None, mean, None, nodes, len(nodes), 0, 0, 1, out)
+    failed = function(
+        x, 1, 1, 1, 1, 1, label, None, None, None, None, mean, None, None, nodes, len(nodes), 0, 0, 1, out
+    )
     return not failed and math.isclose(out[0][0], -math.log1p(math.exp(0.3)), rel_tol=1e-14)
 
 
 def is_compiled() -> bool:
     """Return whether rows on a CPU are summed by compiled code."""
-    return library_function() is not None
+    return library() is not None
 
 
 def compiled_sums(
-    block: Block, recipe: KernelRecipe, mean: Tensor, factor: Tensor | None, gram: bool, single: bool
+    block: Block, recipe: KernelRecipe, mean: Tensor, factor: Tensor | None, gram: Gram, single: bool
 ) -> list[Tensor] | None:
     """Return value, magnitude, gradient and curvature in float64; None without a library or beyond its range.
 
     With an intercept, `mean` has one more entry than the matrix has columns. Labels may be booleans. Other Python
     threads can run meanwhile.
     """
-    function = library_function()
-    if function is None:
+    functions = library()
+    if functions is None:
         return None
     assert isinstance(block.design, Dense)
     matrix, d = block.design.matrix, len(mean)
     rows, columns = matrix.shape
-    nodes, out = packed_nodes(recipe.nodes), matrix.new_zeros(2 + d + d * d * gram)
-    residual, factor = (block.residual, square(factor)) if recipe.kind == "heat" else (None, None)
+    shape = {"none": (0,), "full": (d, d), "diagonal": (d,)}[gram]
+    nodes, out = packed_nodes(recipe.nodes), matrix.new_zeros(2 + d + math.prod(shape))
+    residual, factor = (block.residual, factor) if recipe.kind == "heat" else (None, None)
+    by_factor, by_variances = (factor, None) if factor is None or factor.ndim == 2 else (None, factor)
     label, code = (None, block.label) if block.label.dtype == torch.bool else (block.label, None)
-    vectors = label, code, block.offset, residual, block.weight, mean, factor, nodes
+    vectors = label, code, block.offset, residual, block.weight, mean, by_factor, by_variances, nodes
     arrays = [None if x is None else in_order(x) for x in vectors]
-    threads = min(PASS_THREADS.get(), 1 + rows * d * (d if gram else 8) // WORK_OF_THREAD)
-    failed = function(
+    threads = min(PASS_THREADS.get(), 1 + rows * d * (d if gram == "full" else 8) // WORK_OF_THREAD)
+    failed = functions.row_sums(
         matrix.data_ptr(), rows, *matrix.stride(), columns, d,
         *[None if x is None else x.data_ptr() for x in arrays], len(nodes),
-        recipe.kind == "quarter", gram, threads, out.data_ptr(),
+        recipe.kind == "quarter", GRAMS[gram], threads, out.data_ptr(),
     )  # fmt: skip
     if failed:
         return None
-    value, magnitude, slope, curvature = out.split([1, 1, d, d * d * gram])
-    return [value[0], magnitude[0], slope, curvature.view(d, d) if gram else curvature]
+    return [out[0], out[1], out[2 : 2 + d], out[2 + d :].view(shape)]
 
 
-def square(factor: Tensor | None) -> Tensor | None:
-    """Return F as a matrix, also for the diagonal family, which stores variances."""
-    return factor if factor is None or factor.ndim == 2 else torch.diag(factor.sqrt())
+def wide_latent(design: Matrix, mean: Tensor, variances: Tensor) -> tuple[Tensor, Tensor] | None:
+    """ϑ = Aμ and τ² = Σ_j A_ij² v_j in one reading of A, or None if this is not for compiled code."""
+    functions = library()
+    if functions is None or not isinstance(design, Dense) or not is_wide(design.matrix):
+        return None
+    X, theta, tau2 = design.matrix, *mean.new_empty(2, len(design.matrix)).unbind()
+    mean, variances = in_order(mean), in_order(variances)
+    shape = X.data_ptr(), len(X), X.stride(0), X.shape[1], len(mean)
+    failed = functions.wide_latent(*shape, mean.data_ptr(), variances.data_ptr(), theta.data_ptr(), tau2.data_ptr())
+    return None if failed else (theta, tau2)
+
+
+def wide_gather(design: Matrix, g: Tensor, h: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Aᵀ g and the diagonal of Aᵀ diag(h) A in one reading of A, or None if this is not for compiled code."""
+    functions = library()
+    if functions is None or not isinstance(design, Dense) or not is_wide(design.matrix):
+        return None
+    X, size = design.matrix, design.matrix.shape[1] + design.intercept
+    out, g, h = g.new_empty(2, size), in_order(g), in_order(h)
+    shape = X.data_ptr(), len(X), X.stride(0), X.shape[1], size
+    failed = functions.wide_gather(*shape, g.data_ptr(), h.data_ptr(), out.data_ptr())
+    return None if failed else (out[0], out[1])
+
+
+def is_wide(X: Tensor) -> bool:
+    """Return whether rows are stored one after the other and long enough to be read as they are."""
+    return X.device.type == "cpu" and X.dtype == torch.float64 and X.stride(1) == 1 and X.shape[1] >= LEAST_WIDE
 
 
 def in_order(x: Tensor) -> Tensor:

@@ -16,8 +16,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import libdevice
 
-from viper.inference.kernels.compiled import square
-from viper.inference.rows import Block, Dense
+from viper.inference.rows import Block, Dense, Gram
 from viper.softplus.limit import EVEN, MOST_ORDER, ODD
 from viper.softplus.pointwise import KernelRecipe
 
@@ -25,7 +24,7 @@ MOST_NARROW = 10  # columns: one thread can hold their curvature matrix
 
 
 def launch(
-    block: Block, recipe: KernelRecipe, mean: Tensor, factor: Tensor | None, gram: bool, single: bool
+    block: Block, recipe: KernelRecipe, mean: Tensor, factor: Tensor | None, gram: Gram, single: bool
 ) -> list[Tensor] | None:
     """Return value, magnitude, gradient and curvature on the host; None if a variance exceeds the recipe's range.
 
@@ -33,13 +32,22 @@ def launch(
     in a fixed order, so results repeat to the last bit.
     """
     assert isinstance(block.design, Dense)
-    matrix, factor = block.design.matrix, square(factor)
+    matrix, factor, wanted = block.design.matrix, square(factor), gram != "none"
     with torch.cuda.device(matrix.device):  # Triton launches on the current device
         if len(mean) <= MOST_NARROW:
-            value, magnitude, beyond, slope, curvature = launch_narrow(matrix, block, recipe, mean, factor, gram)
+            value, magnitude, beyond, slope, curvature = launch_narrow(matrix, block, recipe, mean, factor, wanted)
         else:
-            value, magnitude, beyond, slope, curvature = launch_wide(matrix, block, recipe, mean, factor, gram, single)
+            value, magnitude, beyond, slope, curvature = launch_wide(
+                matrix, block, recipe, mean, factor, wanted, single
+            )
+    if gram == "diagonal":
+        curvature = curvature.diagonal()
     return None if recipe.kind == "heat" and float(beyond) else [value, magnitude, slope, curvature]
+
+
+def square(factor: Tensor | None) -> Tensor | None:
+    """Return F as a matrix, also for the diagonal family, which stores variances."""
+    return factor if factor is None or factor.ndim == 2 else torch.diag(factor.sqrt())
 
 
 def heat_table() -> tuple[float, ...]:

@@ -1,0 +1,188 @@
+"""Predictions of a Gaussian process averaged over hyperparameters."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import viper
+from viper.data import model_file
+from viper.errors import StorageError
+from viper.gp.average import PAIRS, Averaged, points_to_average
+from viper.gp.classifier import VariationalGPClassifier
+from viper.gp.model import Features, Observations
+from viper.gp.profile import Profile
+from viper.gp.search import Family, Found
+from viper.inference.posterior import latent
+from viper.softplus.limit import limit
+
+
+@pytest.fixture(scope="module")
+def data():
+    generator = np.random.default_rng(0)
+    X = generator.normal(size=(90, 2)) * [1.0, 3.0]
+    f = 2 * np.sin(2 * X[:, 0]) + X[:, 1] / 3
+    return X, generator.random(90) < 1 / (1 + np.exp(-f))
+
+
+@pytest.fixture(scope="module")
+def fitted(data):
+    return VariationalGPClassifier(n_starts=2, tol=0.05, random_state=0).fit(*data)
+
+
+@pytest.fixture(scope="module")
+def new():
+    return np.random.default_rng(1).normal(size=(30, 2)) * [1.5, 4.0]
+
+
+def moments(model, X):
+    """ϑ and τ² of each component, and the weights."""
+    rows = Observations(torch.from_numpy(model._scaler.apply(X)), torch.zeros(len(X)).double())
+    parts = []
+    for component in model.components_:
+        with torch.no_grad():
+            block = next(Features(component.model, rows).blocks())
+            parts.append(torch.stack(latent(block, component.posterior)).numpy())
+    return np.array(parts).transpose(1, 0, 2), np.array([component.weight for component in model.components_])
+
+
+def test_several_kinds_of_kernels_are_weighted(fitted):
+    assert len(fitted.components_) > PAIRS
+    assert sum(component.weight for component in fitted.components_) == pytest.approx(1.0)
+    weights = fitted.summary().attrs["families"]
+    assert sum(weights.values()) == pytest.approx(1.0)
+    assert set(weights) <= {"rbf, one lengthscale", "rbf, many lengthscales"}
+    assert fitted.components_[0].model is fitted.model_
+    assert fitted.family_ == fitted.components_[0].family
+    assert fitted.summary().attrs["inducing_points"] == len(fitted.inducing_points_)
+
+
+def test_the_average_has_the_moments_of_the_mixture(fitted, new):
+    (means, variances), weights = moments(fitted, new)
+    mean = weights @ means
+    variance = weights @ (variances + (means - mean) ** 2)
+    found, sd = fitted.predict_latent(new)
+    np.testing.assert_allclose(found, mean, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(sd**2, variance, rtol=1e-9)
+    # against draws from the mixture itself
+    generator = np.random.default_rng(2)
+    chosen = generator.choice(len(weights), size=20_000, p=weights)
+    draws = means[chosen] + np.sqrt(variances[chosen]) * generator.standard_normal((20_000, len(new)))
+    probability = 1 / (1 + np.exp(-draws))
+    assert np.abs(probability.mean(0) - fitted.predict_proba(new)[:, 1]).max() < 0.02
+    lower, upper = fitted.predict_interval(new).T
+    inside = ((lower <= probability) & (probability <= upper)).mean(0)
+    assert inside.min() > 0.92
+    assert inside.max() < 0.98
+
+
+def test_joint_draws_and_averages_agree_with_predictions(fitted, new):
+    mean, sd = fitted.predict_latent(new)
+    draws = fitted.sample(new, 20_000, random_state=0)
+    assert np.abs((draws.mean(0) - mean) / sd).max() < 5 / math.sqrt(20_000)
+    np.testing.assert_allclose(draws.std(0), sd, rtol=0.03)
+    average = fitted.average(new, draws=2000)
+    assert average["estimate"].iloc[0] == pytest.approx(fitted.predict_proba(new)[:, 1].mean(), abs=1e-9)
+    assert average["sd"].iloc[0] == pytest.approx((1 / (1 + np.exp(-draws))).mean(1).std(), rel=0.1)
+
+
+def test_one_component_is_the_plain_process(fitted, new):
+    """Averaging over two equal components, or over none, changes nothing."""
+    alone = VariationalGPClassifier(n_starts=2, tol=0.05, random_state=0, hyperparameters="mode")
+    vars(alone).update({name: value for name, value in vars(fitted).items() if name.endswith("_")})
+    alone._scaler = fitted._scaler
+    main = fitted.components_[0]
+    alone.components_ = [main._replace(weight=1.0)]
+    expected = alone.predict_latent(new)
+    alone.components_ = [main._replace(weight=0.5)] * 2
+    np.testing.assert_allclose(alone.predict_latent(new), expected, rtol=1e-10)
+    rows = Observations(torch.from_numpy(alone._scaler.apply(new)), torch.zeros(30).double())
+    averaged = Averaged([main._replace(weight=1.0)])
+    with torch.no_grad():
+        found = latent(averaged.block_of(rows), averaged.posterior)
+    np.testing.assert_allclose(found[0], expected[0], rtol=1e-10)
+    np.testing.assert_allclose(found[1].sqrt(), expected[1], rtol=1e-10)
+
+
+def test_mode_alone(data, new):
+    model = VariationalGPClassifier(n_starts=2, tol=0.05, hyperparameters="mode", lengthscales="one").fit(*data)
+    assert len(model.components_) == 1
+    assert model.predict_latent(new)[1].min() > 0
+
+
+def test_elbo_is_that_of_the_mode(fitted, data):
+    assert fitted.elbo(*data) == pytest.approx(fitted.elbo_, rel=1e-9)
+
+
+def test_rows_in_blocks_are_predicted_as_in_memory(fitted, new):
+    blocks = viper.Blocks(lambda: [(new[:10],), (new[10:],)])
+    np.testing.assert_allclose(fitted.predict_proba(blocks), fitted.predict_proba(new), rtol=1e-9)
+
+
+def test_points_have_the_moments_of_the_gaussian_at_the_mode(fitted):
+    model = fitted.model_
+    size = len(model.copy_at().free_vector())
+    spread = np.random.default_rng(0).normal(size=(size, size))
+    found = Found(model, [], 1, True, family=Family("rbf", False), spread=spread)
+    x = model.copy_at().free_vector()
+    total = np.zeros((size, size))
+    for seed in range(400 if size > PAIRS else 1):
+        points = points_to_average([found], np.random.default_rng(seed))
+        steps = np.array([point.model.free_vector() - x for point in points])
+        weights = np.exp([point.log_weight for point in points])
+        assert weights.sum() == pytest.approx(1.0)
+        assert np.abs(weights @ steps).max() < 1e-12
+        total += steps.T @ (weights[:, None] * steps)
+    expected = spread @ spread.T
+    assert np.abs(total / (400 if size > PAIRS else 1) - expected).max() < 0.1 * np.abs(expected).max()
+
+
+def test_the_spread_is_the_curvature_of_the_profile(data):
+    """Second differences of the profile with its log prior, at the mode."""
+    X, y = data
+    model = VariationalGPClassifier(lengthscales="one", n_inducing=90, n_starts=1, tol=1e-6, jitter=1e-6).fit(X, y)
+    rows = Observations(torch.from_numpy(model._scaler.apply(X)), torch.from_numpy(y * 1.0))
+    profile = Profile(model.model_.copy_at(), rows, limit(), tol=1e-12)
+    x = profile.model.free_vector()
+    steps = 0.05 * np.eye(len(x))
+    curvature = [
+        [(profile(x + a + b)[0] - profile(x + a - b)[0] - profile(x - a + b)[0] + profile(x - a - b)[0]) for b in steps]
+        for a in steps
+    ]
+    covariance = np.linalg.inv(-np.array(curvature) / (4 * 0.05**2))
+    points = np.array([component.model.free_vector() - x for component in model.components_[1:]])
+    found = points.T @ points / len(model.components_)  # k pairs of equal weight
+    np.testing.assert_allclose(np.sqrt(np.diag(found)), np.sqrt(np.diag(covariance)), rtol=0.2)
+
+
+def test_saved_and_loaded(fitted, new, tmp_path):
+    fitted.save(tmp_path / "m")
+    again = viper.load(tmp_path / "m")
+    np.testing.assert_array_equal(again.predict_proba(new), fitted.predict_proba(new))
+    np.testing.assert_array_equal(again.predict_interval(new), fitted.predict_interval(new))
+    assert again.family_ == fitted.family_
+    assert [c.weight for c in again.components_] == [c.weight for c in fitted.components_]
+    assert again.summary().attrs["families"] == fitted.summary().attrs["families"]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda t, m: m["components"].pop(), "the file must have"),
+        (lambda t, m: m["components"][1].__setitem__(0, -1.0), r"components\[1\] must be a weight"),
+        (lambda t, m: m["components"][1].__setitem__(1, "x"), "kernel must be one of"),
+        (lambda t, m: t.pop("component.1.posterior.mean"), "posterior"),
+        (lambda t, m: t.pop("component.2.model.inducing"), "inducing points of every component"),
+        (lambda t, m: t["component.1.posterior.mean"].fill_(math.nan), "finite"),
+        (lambda t, m: t.update({"component.1.posterior.mean": torch.zeros(1).double()}), "shape|entries"),
+    ],
+)
+def test_forged_components_are_refused(fitted, tmp_path, change, words):
+    fitted.save(tmp_path / "m")
+    kind, tensors, metadata = model_file.read_tensors(tmp_path / "m")
+    tensors = {name: x.clone() for name, x in tensors.items()}
+    change(tensors, metadata)
+    model_file.write_tensors(tmp_path / "forged", kind, tensors, metadata, True)
+    with pytest.raises(StorageError, match=words):
+        viper.load(tmp_path / "forged")
