@@ -113,4 +113,4 @@ def test_softmax_likelihood_follows_its_model():
 def test_narrow_intervals_are_reported_there_too():
     X = np.array([[0.0], [1.0], [2.0]])
     with pytest.warns(UserWarning, match="intervals are more than 10 times too narrow"):
-        VariationalGPClassifier(device="cuda", random_state=0).fit(X, [0, 1, 1])
+        VariationalGPClassifier(device="cuda", priors=None, random_state=0).fit(X, [0, 1, 1])
