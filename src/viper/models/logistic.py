@@ -26,6 +26,7 @@ from viper.data.schema import (
     TEXT,
     WHOLE,
     Fields,
+    Layout,
     Numbers,
     Range,
     Rule,
@@ -44,10 +45,13 @@ from viper.models.classes.labels import (
     LABELS_READING,
     added,
     by_label,
+    check_labels_header,
     fit_labels,
+    labels_state,
     named,
     one_summary,
     one_table,
+    restored_labels,
     stacked,
     with_estimators,
 )
@@ -301,7 +305,7 @@ class VariationalLogisticRegression(
             same call continues from there.
         """
         self._check_options()
-        vars(self).pop("estimators_", None)  # of an earlier fit to several labels
+        self.__dict__.pop("estimators_", None)  # of an earlier fit to several labels
         self.classes_, source = open_labelled_rows(
             self, X, y, self._row_format(labels=0), sample_weight=sample_weight, offset=offset, reset=True
         )
@@ -455,6 +459,11 @@ class VariationalLogisticRegression(
         return hasattr(self, "estimators_")
 
     @property
+    def largest_sd_(self) -> Any:
+        """Largest posterior sd of the log-odds among the training rows, of each label if there are several."""
+        return stacked(self, [fit.largest_sd_ for fit in self.estimators_]) if self.multilabel_ else super().largest_sd_
+
+    @property
     def _reading(self) -> Reading:
         return LABELS_READING if self.multilabel_ else TWO_CLASSES
 
@@ -568,6 +577,23 @@ class VariationalLogisticRegression(
 
     # -----------------------------------------------------------------------------------------------------------------
     # Storage and scikit-learn
+
+    def _pack(self) -> State:
+        return labels_state(self, StateMixin._pack) if self.multilabel_ else super()._pack()
+
+    @classmethod
+    def _check_header(cls, layouts: Mapping[str, Layout], metadata: dict[str, Any]) -> dict[str, Numbers]:
+        if isinstance(metadata, dict) and "labels" in metadata:
+            return check_labels_header(layouts, metadata, super()._check_header)
+        return super()._check_header(layouts, metadata)
+
+    @classmethod
+    def _unpack(cls, state: State, objects: dict[str, Any]) -> Self:
+        if "labels" in state.metadata:
+            cls._check_state(state)
+            unpack = super()._unpack
+            return restored_labels(state, lambda one: unpack(one, objects))
+        return super()._unpack(state, objects)
 
     def _own_state(self) -> State:
         tensors = {
