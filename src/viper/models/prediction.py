@@ -151,7 +151,7 @@ def huge_rows(model: Any, screened: Screened) -> list[Remark]:
         mean, sd = model.predict_latent(screened.frame[asked])
         strange = ~np.isfinite(mean * 0.0 + np.square(sd))
         rows = among_all(strange if strange.ndim == 1 else strange.any(1), asked)
-    values = screened.frame.select_dtypes("number").abs()
+    values = screened.frame.select_dtypes("number", exclude="timedelta").abs()
     largest = np.argmax(values.fillna(0.0).to_numpy(dtype=float), axis=1)
     return [
         huge_remark(screened.frame[name], rows & (largest == j))
