@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from contextlib import closing, nullcontext
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -288,8 +288,7 @@ def run_solver(
     settings: dict[str, Any] = {"report": report, "generator": np.random.default_rng(seed)}
     settings |= {} if options.max_iter is None else {"max_iter": int(options.max_iter)}
     settings |= {} if options.tolerance() is None else {"tol": options.tolerance()}
-    threads = pass_threads(options.n_jobs) if source.device.type == "cpu" else nullcontext()
-    with closing(report), threads, source.hold():
+    with closing(report), pass_threads(options.n_jobs), source.hold():
         if options.solver == "adam":
             if options.batch_size is not None and source.traits.where != "memory":
                 raise ValueError(

@@ -134,7 +134,7 @@ def huge_rows(model: Any, screened: Screened) -> list[Remark]:
     with np.errstate(over="ignore", invalid="ignore"):
         mean, sd = model.predict_latent(screened.frame[asked])
         rows = among_all(~np.isfinite(mean * 0.0 + np.square(sd)), asked)
-    values = screened.frame.select_dtypes("number").abs()
+    values = screened.frame.select_dtypes("number", exclude="timedelta").abs()
     largest = np.argmax(values.fillna(0.0).to_numpy(dtype=float), axis=1)
     return [
         huge_remark(screened.frame[name], rows & (largest == j))
