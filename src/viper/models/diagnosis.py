@@ -142,6 +142,7 @@ class DiagnosisMixin(PredictionMixin):
     _sparse = False
     prior_: Prior
     elbo_: float
+    covariance: str
     random_state: Any
     verbose: Any
 
@@ -270,8 +271,9 @@ class DiagnosisMixin(PredictionMixin):
             weighed = [self._weighed_fit(X, y, sample_weight, offset, "diagnose")]
         else:
             weighed = [fit._weighed_fit(None, None, None, None, "diagnose") for fit in fits]
+        generator = self._generator_of_draws(random_state)
         with closing(StepProgress(self.verbose, "weighing draws: row")) as progress:
-            return weigh(weighed, self.elbo_, draws, self._generator_of_draws(random_state), progress.step)
+            return weigh(weighed, self.elbo_, self.covariance, draws, generator, progress.step)
 
     def _weighed_fit(self, X: Any, y: Any, sample_weight: Any, offset: Any, what: str) -> WeighedFit:
         """The rows, and the posterior and prior on their device."""

@@ -58,7 +58,7 @@ from viper.models.classes.labels import (
 from viper.models.diagnosis import LATENT_DRAWS, DiagnosisMixin, summary_frame, summary_of_draws
 from viper.models.effects import EffectsMixin, OpenRows
 from viper.models.facts import coefficient_names
-from viper.models.fitting import FitOptions, FittedPosterior, fit_posterior
+from viper.models.fitting import FitOptions, FittedPosterior, check_rank, fit_posterior
 from viper.models.notebook import NotebookMixin
 from viper.models.onnx import export_onnx
 from viper.models.pooling import pool_posteriors, spread_of_draws
@@ -72,6 +72,7 @@ if TYPE_CHECKING:
     import pandas
 
 DEFAULT_SCALE = 1.0  # prior sd of the coefficients
+DEFAULT_RANK = 16  # of the low-rank family
 HISTORY = Range(
     "the iterations of a solver", lambda x: x.ndim == 1 or bool((x[:, :2] >= 0).all() & x[:, :2].isfinite().all())
 )
@@ -100,8 +101,12 @@ class VariationalLogisticRegression(
         Pólya-Gamma bound, "mc" Monte Carlo, "quadrature" Gauss-Hermite quadrature.
     terms : int, optional
         Number of terms l of the paper's bound η_l. None stands for the limit l → ∞, which is exact.
-    covariance : {"full", "diagonal"}, default "full"
-        The variational family: the paper's Q' or its mean-field Q.
+    covariance : {"full", "diagonal", "low-rank"}, default "full"
+        The variational family: the paper's Q', its mean-field Q, or one between the two for many columns, whose
+        precision is a diagonal plus a matrix of rank `rank`.
+    rank : int, default 16
+        Rank of covariance="low-rank": 0 is the diagonal family, as many as rows or columns the full one. Time and
+        memory grow in proportion.
     prior_mean : float, array of n_features or dict, default 0
         Prior means of the coefficients. The prior mean of the intercept is 0.
     prior_scale : float, array of n_features, dict, covariance matrix, "auto" or "ard", default 1
@@ -232,7 +237,11 @@ class VariationalLogisticRegression(
         "prior_scale": numbers("p", "pp", range=DEFINITE),
         "history": numbers(f"n{len(Iteration._fields)}", "0", range=HISTORY),
     }
-    _optional_tensors: ClassVar[Mapping[str, Numbers]] = {"missing_information": numbers("d", range=SHARES)}
+    _optional_tensors: ClassVar[Mapping[str, Numbers]] = {
+        "missing_information": numbers("d", range=SHARES),
+        "prior.loadings": numbers("dk"),
+    }
+    _options_before: ClassVar[Mapping[str, Any]] = {**StateMixin._options_before, "rank": DEFAULT_RANK}
 
     def __init__(
         self,
@@ -240,6 +249,7 @@ class VariationalLogisticRegression(
         bound: str = "viper",
         terms: int | None = None,
         covariance: str = "full",
+        rank: int = DEFAULT_RANK,
         prior_mean: Any = 0.0,
         prior_scale: Any = DEFAULT_SCALE,
         intercept_scale: float = 10.0,
@@ -261,6 +271,7 @@ class VariationalLogisticRegression(
         self.bound = bound
         self.terms = terms
         self.covariance = covariance
+        self.rank = rank
         self.prior_mean = prior_mean
         self.prior_scale = prior_scale
         self.intercept_scale = intercept_scale
@@ -388,7 +399,7 @@ class VariationalLogisticRegression(
     def _check_options(self) -> None:
         words: dict[str, tuple[str | bool, ...]] = {
             "bound": FIT_BOUNDS,
-            "covariance": ("full", "diagonal"),
+            "covariance": ("full", "diagonal", "low-rank"),
             "solver": ("newton", "adam"),
             "dtype": ("float64", "float32"),
             "verbose": ("auto", True, False),
@@ -397,6 +408,7 @@ class VariationalLogisticRegression(
             words["prior_scale"] = ("auto", "ard")
         checks.check_options(self, words, ("tol", "learning_rate"), ("max_iter", "batch_size"))
         check_jobs(self.n_jobs)
+        check_rank(self.rank)
 
     def _row_format(self, block_rows: int | None = None, labels: int | None = None) -> RowFormat:
         labels = len(self.classes_) if self.multilabel_ else labels
@@ -602,6 +614,8 @@ class VariationalLogisticRegression(
             "prior_scale": torch.from_numpy(self.prior_scale_),
             "history": torch.tensor(self.history_, dtype=torch.float64),
         }
+        if self.prior_.loadings is not None:
+            tensors["prior.loadings"] = self.prior_.loadings
         if hasattr(self, "missing_information_"):
             tensors["missing_information"] = torch.from_numpy(self.missing_information_)
         return State(tensors, {"posterior": type(self.posterior_).__name__, **self._weighting_state()})
@@ -613,7 +627,7 @@ class VariationalLogisticRegression(
 
     def _restore_own_state(self, state: State) -> None:
         tensors = state.tensors
-        self.prior_ = Prior(tensors["prior.mean"], tensors["prior.precision"])
+        self.prior_ = Prior(tensors["prior.mean"], tensors["prior.precision"], tensors.get("prior.loadings"))
         self.prior_scale_ = tensors["prior_scale"].numpy()
         if "missing_information" in tensors:
             self.missing_information_ = tensors["missing_information"].numpy()

@@ -34,7 +34,8 @@ def export_onnx(model: Any, path: str | PathLike[str] | None, dtype: str, level:
     fits = getattr(model, "estimators_", [model])
     if (size := 8 * sum(x.numel() for fit in fits for x in vars(fit.posterior_).values())) > LARGEST_FILE:
         raise ValueError(
-            f"an ONNX file holds at most 2 GB; got a posterior of {size / 1e9:.1f} GB. Fit covariance='diagonal'."
+            f"an ONNX file holds at most 2 GB; got a posterior of {size / 1e9:.1f} GB. Fit covariance='low-rank' or "
+            "'diagonal'."
         )
     reach = half_width(level)
     graph = OnnxGraph(onnx)
