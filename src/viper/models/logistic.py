@@ -43,7 +43,6 @@ from viper.inference.rows import RowSource
 from viper.inference.threads import check_jobs
 from viper.models.classes.labels import (
     LABELS_READING,
-    added,
     by_label,
     check_labels_header,
     fit_labels,
@@ -53,6 +52,7 @@ from viper.models.classes.labels import (
     one_table,
     restored_labels,
     stacked,
+    sum_of_labels,
     with_estimators,
 )
 from viper.models.diagnosis import LATENT_DRAWS, DiagnosisMixin, summary_frame, summary_of_draws
@@ -62,7 +62,7 @@ from viper.models.fitting import FitOptions, FittedPosterior, check_rank, fit_po
 from viper.models.notebook import NotebookMixin
 from viper.models.onnx import export_onnx
 from viper.models.pooling import pool_posteriors, spread_of_draws
-from viper.models.prediction import TWO_CLASSES, Reading, half_width
+from viper.models.prediction import TWO_CLASSES, TargetReading, half_width
 from viper.models.prior import best_scales, entries_by_name, make_prior, read_scale
 from viper.models.saving import POSTERIOR_FIELDS, State, StateMixin
 from viper.models.weighting import WEIGHTING, WEIGHTING_FIELDS, ClassWeightMixin
@@ -476,7 +476,7 @@ class VariationalLogisticRegression(
         return stacked(self, [fit.largest_sd_ for fit in self.estimators_]) if self.multilabel_ else super().largest_sd_
 
     @property
-    def _reading(self) -> Reading:
+    def _reading(self) -> TargetReading:
         return LABELS_READING if self.multilabel_ else TWO_CLASSES
 
     @property
@@ -556,7 +556,7 @@ class VariationalLogisticRegression(
     diagnose = by_label(named)(DiagnosisMixin.diagnose)
     corrected = by_label(named)(DiagnosisMixin.corrected)
     loo = by_label(named)(DiagnosisMixin.loo)
-    elbo = by_label(added)(DiagnosisMixin.elbo)
+    elbo = by_label(sum_of_labels)(DiagnosisMixin.elbo)
     prevalence_offset = by_label(stacked)(ClassWeightMixin.prevalence_offset)
 
     def _open_labelled_rows(self, X: Any, y: Any, *, sample_weight: Any, offset: Any) -> RowSource:
