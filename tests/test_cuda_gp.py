@@ -9,7 +9,7 @@ import viper
 gpytorch = pytest.importorskip("gpytorch")
 
 from viper import VariationalGPClassifier  # noqa: E402
-from viper.gp.likelihood import LogitLikelihood  # noqa: E402
+from viper.gp.likelihood import LogitLikelihood, SoftmaxLikelihood  # noqa: E402
 
 pytestmark = pytest.mark.cuda
 
@@ -95,7 +95,22 @@ def test_likelihood_follows_its_model():
         torch.testing.assert_close(*values)
 
 
+def test_softmax_likelihood_follows_its_model():
+    mean, variance = torch.randn(7, 4), torch.rand(28)
+    y = torch.arange(7) % 4
+    for options in ({"mixing_weights": False}, {"num_features": 4}):
+        likelihood = SoftmaxLikelihood(num_classes=4, **options)
+        values = []
+        for device in ("cpu", "cuda"):
+            f = gpytorch.distributions.MultitaskMultivariateNormal(mean.to(device), torch.diag(variance).to(device))
+            moved = likelihood.to(device)
+            parts = moved.expected_log_prob(y.to(device), f), moved.log_marginal(y.to(device), f), moved(f).probs
+            assert all(part.device.type == device for part in parts)
+            values.append([part.detach().cpu() for part in parts])
+        torch.testing.assert_close(*values)
+
+
 def test_narrow_intervals_are_reported_there_too():
     X = np.array([[0.0], [1.0], [2.0]])
     with pytest.warns(UserWarning, match="intervals are more than 10 times too narrow"):
-        VariationalGPClassifier(device="cuda", random_state=0).fit(X, [0, 1, 1])
+        VariationalGPClassifier(device="cuda", priors=None, random_state=0).fit(X, [0, 1, 1])

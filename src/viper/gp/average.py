@@ -90,7 +90,7 @@ def weighted_components(points: list[Point], search: Search) -> list[Component]:
             continue
         posterior = (Diagonal if search.diagonal else Full)(q.mean, q.factor)
         log_weights.append(point.log_weight + min(0.0, value - top + point.distance))
-        components.append(Component(0.0, point.found.family, point.model.cpu(), moved(posterior, "cpu")))
+        components.append(Component(0.0, point.found.family, point.model.on("cpu"), moved(posterior, "cpu")))
     weights = np.exp(np.array(log_weights) - np.logaddexp.reduce(log_weights))
     return [x._replace(weight=float(weight)) for x, weight in zip(components, weights, strict=True)]
 

@@ -511,7 +511,7 @@ class VariationalGPClassifier(
             self.jitter_ = features.jitter
             narrow = intervals_too_narrow_by(found.model.mean, features, self._posterior(result), rows.inputs)
             if source is not None:
-                problem, result = self._solve_all(found.model.cpu(), source, exact, result.q)
+                problem, result = self._solve_all(found.model.on("cpu"), source, exact, result.q)
             self._keep(found, families, problem, result)
             self._average(families, search, source is None)
             seen = features if len(self.components_) == 1 else self._averaged_rows(rows)
@@ -648,7 +648,7 @@ class VariationalGPClassifier(
         self.family_ = found.family
         self.starts_ = [start for family in families for start in family.starts]
         self.inducing_points_ = self._inducing_points(found.model)
-        self.model_ = found.model.cpu()  # last, because the problem's source refers to it
+        self.model_ = found.model.on("cpu")
 
     def _warn(self, searched: bool) -> None:
         if not self.converged_:
@@ -678,9 +678,8 @@ class VariationalGPClassifier(
     def _features(self, known: Arrays, block_rows: int | None = None) -> Features:
         """Rows in memory, projected on the inducing points of the fitted model."""
         rows = self._standardised(known)
-        model = self.model_ if rows.inputs.device.type == "cpu" else copy.deepcopy(self.model_).to(rows.inputs.device)
         with torch.no_grad():
-            return Features(model, rows, block_rows)
+            return Features(self.model_.on(rows.inputs.device), rows, block_rows)
 
     def _induced(self, source: RowSource, block_rows: int | None = None) -> RowSource:
         """Rows projected on the inducing points of the fitted model."""

@@ -1,23 +1,28 @@
-"""A logistic likelihood for your own GPyTorch models.
+"""Logistic and softmax likelihoods for your own GPyTorch models.
 
 With f(x_i) ~ N(ϑ_i, τ_i²) under the variational distribution and y in {0, 1},
 
     E[log p(y_i | f_i)] = y_i ϑ_i - E[log(1+e^{f_i})],      log E[p(y_i | f_i)] = log E[s((2y_i-1) f_i)],
 
-both in closed form: no quadrature, no samples. Both return one number per point, whatever the batch shape.
+both in closed form: no quadrature, no samples. Both return one number per point, whatever the batch shape. With K
+classes and independent f_k(x_i), it is the same with E log Σ_k e^{f_k} and E softmax_k, which are integrals over one
+dimension (`viper.softplus.logsumexp`).
 """
 
 from typing import Any
 
 import torch
-from gpytorch.distributions import MultivariateNormal
+from gpytorch import likelihoods
+from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
 from gpytorch.likelihoods import Likelihood
+from gpytorch.priors import Prior
 from torch import Tensor
-from torch.distributions import Bernoulli
+from torch.distributions import Bernoulli, Categorical
 
 from viper.softplus.bound_names import BoundName
 from viper.softplus.bounds import bound_key
 from viper.softplus.expectation import expected_sigmoid, expected_softplus
+from viper.softplus.logsumexp import DEFAULT_TOLERANCE, checked_tolerance, expected_logsumexp
 
 
 class LogitLikelihood(Likelihood):
@@ -101,3 +106,136 @@ class LogitLikelihood(Likelihood):
     def marginal(self, function_dist: MultivariateNormal, *args: Any, **kwargs: Any) -> Bernoulli:
         """The distribution of y with f integrated out: Bernoulli with E[s(f)]."""
         return Bernoulli(probs=expected_sigmoid(function_dist.mean, function_dist.variance).mean)
+
+
+class SoftmaxLikelihood(likelihoods.SoftmaxLikelihood):
+    """p(y = k | f) ∝ e^{f_k}: GPyTorch's softmax likelihood, with exact expectations in place of samples.
+
+    f is a MultitaskMultivariateNormal with one task per class, as `IndependentMultitaskVariationalStrategy` returns it,
+    and y has the numbers 0, ..., K-1. As in GPyTorch's own training, the tasks at a point count as independent.
+
+    Parameters
+    ----------
+    num_features : int, optional
+        Number of tasks. Required with mixing weights; without, it is that of the classes.
+    num_classes : int
+        K.
+    mixing_weights : bool, default True
+        Whether to learn a matrix W with logits W f. Mixed classes are correlated: E[log p(y | f)] is then exact for two
+        classes, otherwise a lower bound, and predictions are those of independent classes with the same variances of
+        differences, as nearly as possible.
+    mixing_weights_prior : gpytorch.priors.Prior, optional
+        Prior of W.
+    tolerance : float, default 1e-10
+        Largest absolute error of an expectation; see `viper.expected_logsumexp`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from gpytorch.distributions import MultitaskMultivariateNormal
+    >>> from viper.gp.likelihood import SoftmaxLikelihood
+    >>> f = MultitaskMultivariateNormal(torch.tensor([[1.0, 0.0, -1.0]]), torch.eye(3))
+    >>> likelihood = SoftmaxLikelihood(num_classes=3, mixing_weights=False)
+    >>> likelihood.expected_log_prob(torch.tensor([0]), f)
+    tensor([-0.6375])
+    >>> likelihood(f).probs
+    tensor([[0.5960, 0.2814, 0.1226]])
+    """
+
+    has_analytic_marginal: bool = True
+
+    def __init__(
+        self,
+        num_features: int | None = None,
+        num_classes: int | None = None,
+        mixing_weights: bool = True,
+        mixing_weights_prior: Prior | None = None,
+        *,
+        tolerance: float = DEFAULT_TOLERANCE,
+    ) -> None:
+        if num_classes is None or int(num_classes) < 2:
+            raise ValueError(f"num_classes must be at least 2; got {num_classes}.")
+        if mixing_weights and num_features is None:
+            raise ValueError("mixing weights need num_features; got None. Pass it, or mixing_weights=False.")
+        super().__init__(num_features, num_classes, mixing_weights, mixing_weights_prior)
+        self.tolerance = checked_tolerance(tolerance)
+
+    def __call__(self, input: Any, *args: Any, **kwargs: Any) -> Categorical:
+        return Likelihood.__call__(self, input, *args, **kwargs)
+
+    def forward(self, function_samples: Tensor, *args: Any, **kwargs: Any) -> Categorical:
+        """The distribution of y given values of f, with the tasks on the last axis."""
+        return Categorical(logits=self._mixed(function_samples))
+
+    def _mixed(self, f: Tensor) -> Tensor:
+        """W f, with the number of tasks checked."""
+        if f.shape[-1] != self.num_features:
+            raise ValueError(
+                f"f must have {self.num_features} tasks on its last axis; got shape {tuple(f.shape)}. Wrap the "
+                "variational strategy in IndependentMultitaskVariationalStrategy, with this num_tasks."
+            )
+        return f if self.mixing_weights is None else f @ self.mixing_weights.mT
+
+    def _classes(self, function_dist: MultitaskMultivariateNormal, certain: bool) -> tuple[Tensor, Tensor]:
+        """Means and variances of independent classes; a `certain` bound on E log Σ e^{f_k}, or a close value."""
+        if isinstance(function_dist, MultivariateNormal) and len(function_dist.event_shape) != 2:
+            raise ValueError(
+                f"f must be a MultitaskMultivariateNormal; got {type(function_dist).__name__}. Wrap the variational "
+                "strategy in IndependentMultitaskVariationalStrategy."
+            )
+        mean, variance = self._mixed(function_dist.mean), function_dist.variance
+        if self.mixing_weights is not None:
+            W = self.mixing_weights
+            variance = independent_variances((W * variance[..., None, :]) @ W.mT, certain)
+        return mean, variance.clamp(min=0.0)
+
+    def _numbers(self, observations: Tensor, like: Tensor) -> Tensor:
+        """Targets as whole numbers, checked."""
+        y = observations.to(like.device).long()
+        if not bool(((y == observations.to(like.device)) & (y >= 0) & (y < self.num_classes)).all()):
+            got = f"{observations.min().item():g} to {observations.max().item():g}"
+            raise ValueError(f"targets must be whole numbers from 0 to {self.num_classes - 1}; got {got}.")
+        return y.expand(like.shape[:-1])[..., None]
+
+    def expected_log_prob(
+        self, observations: Tensor, function_dist: MultitaskMultivariateNormal, *args: Any, **kwargs: Any
+    ) -> Tensor:
+        """E[log p(y | f)] of each point; with mixing weights and more than two classes, a lower bound on it."""
+        mean, variance = self._classes(function_dist, certain=True)
+        chosen = mean.gather(-1, self._numbers(observations, mean))[..., 0]
+        return chosen - expected_logsumexp(mean, variance, tolerance=self.tolerance).value
+
+    def log_marginal(
+        self, observations: Tensor, function_dist: MultitaskMultivariateNormal, *args: Any, **kwargs: Any
+    ) -> Tensor:
+        """log E[p(y | f)] of each point."""
+        average = self._average(function_dist)
+        chosen = average.gather(-1, self._numbers(observations, average))[..., 0]
+        return chosen.clamp(min=torch.finfo(chosen.dtype).tiny).log()
+
+    def marginal(self, function_dist: MultitaskMultivariateNormal, *args: Any, **kwargs: Any) -> Categorical:
+        """The distribution of y with f integrated out: Categorical with E[softmax(f)]."""
+        return Categorical(probs=self._average(function_dist))
+
+    def _average(self, function_dist: MultitaskMultivariateNormal) -> Tensor:
+        return expected_logsumexp(*self._classes(function_dist, certain=False), tolerance=self.tolerance).slope
+
+
+def independent_variances(covariance: Tensor, certain: bool) -> Tensor:
+    """v with v_j + v_k ≈ Var(f_j - f_k) for f ~ N(m, C), by least squares; `certain` raises v until none is smaller.
+
+    Softmax depends on differences only, so C may become C + a1ᵀ + 1aᵀ. E log Σ e^{f_k} falls with every covariance,
+    because its second derivatives -p_j p_k are negative (Slepian). So it is at most that of independent f_k with the
+    variances C_kk + 2a_k, if no covariance C_jk + a_j + a_k is negative. For two classes both are exact.
+    """
+    K = covariance.shape[-1]
+    own = covariance.diagonal(dim1=-2, dim2=-1)
+    sums = covariance.sum(-1) - own
+    if K == 2:
+        return (0.5 * (own - sums).sum(-1, keepdim=True)).expand_as(own)
+    a = -(sums - sums.sum(-1, keepdim=True) / (2 * (K - 1))) / (K - 2)
+    if certain:
+        missing = -covariance - a[..., None] - a[..., None, :]
+        among = ~torch.eye(K, dtype=torch.bool, device=a.device)
+        a = a + 0.5 * torch.where(among, missing, 0.0).amax(-1)
+    return own + 2.0 * a

@@ -105,6 +105,11 @@ class SparseGP(torch.nn.Module):
         other.set_free(other.free_vector() + change)
         return other
 
+    def on(self, device: torch.device | str) -> "SparseGP":
+        """The model on a device: itself, or a copy if it is elsewhere."""
+        there = self.inducing.device == torch.device(device)
+        return self if there else copy.deepcopy(self).to(device)
+
     def with_points(self, points: Tensor) -> "SparseGP":
         """A copy with other inducing points."""
         other = copy.deepcopy(self)
@@ -260,7 +265,7 @@ class Features(BlockSource):
     @classmethod
     def of_no_rows(cls, model: SparseGP, device: torch.device | str = "cpu") -> "Features":
         """What projects any rows (`block_of`)."""
-        there = model if model.inducing.device == torch.device(device) else copy.deepcopy(model).to(device)
+        there = model.on(device)
         nothing = there.inducing.detach().new_zeros
         return cls(there, Observations(nothing(0, there.inducing.shape[1]), nothing(0)))
 

@@ -1,0 +1,124 @@
+"""The optimisation problem of K classes: maximise F(q) = Σ_i c_i (ϑ_{i,y_i} - η(ϑ_i, τ_i²)) - KL(q ‖ p) over stars."""
+
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from viper.inference.classes.star import Star, centred_classes, solve_precisions, star_divergence
+from viper.inference.classes.sums import (
+    ClassFormula,
+    ClassSums,
+    RowHessian,
+    class_rows,
+    class_sums,
+    hessian_product,
+    row_hessians,
+    softmax_classes,
+)
+from viper.inference.problem import Prior
+from viper.inference.rows import Gram, RowSource, add_up
+
+HESSIAN_ENTRIES = 1 << 23  # of the rows of a source outside this process whose Hessian stands for that of all rows
+
+
+class Evaluated(NamedTuple):
+    """F at a star, and what a step from there needs."""
+
+    objective: float
+    sums: ClassSums
+    hessians: list[RowHessian] | None  # of `ClassProblem.near`, if the pass left them
+
+
+@dataclass(frozen=True)
+class ClassProblem:
+    """Rows with K classes and a prior, shared by the classes but for its means, which may be (K, d)."""
+
+    source: RowSource
+    classes: int
+    prior: Prior
+    diagonal: bool = False
+    scale: float = 1.0  # number of rows of the whole problem per row of `source`
+
+    @cached_property
+    def prior_mean(self) -> Tensor:
+        """The contrasts' prior means (K, d)."""
+        mean = self.prior.mean
+        return centred_classes(mean if mean.ndim == 2 else mean.expand(self.classes, -1))
+
+    @cached_property
+    def here(self) -> bool:
+        """Whether rows are in this process, so that something can be kept for each."""
+        return self.source.traits.where == "memory" and self.source.device.type == "cpu"
+
+    @cached_property
+    def near(self) -> tuple[RowSource, float]:
+        """Rows for products with the Hessian, all or a sample, and by what their sums are multiplied."""
+        if self.source.traits.where == "memory":
+            return self.source, self.scale
+        rows, most = self.source.rows, HESSIAN_ENTRIES // self.source.dimension
+        near = self.source if rows <= most else self.source.sample(most, np.random.default_rng(0))
+        return near.in_memory(), self.scale * rows / near.rows
+
+    def total(
+        self, mean: Tensor, factor: Tensor | None, moments: ClassFormula, gram: Gram
+    ) -> tuple[ClassSums, list[RowHessian] | None]:
+        """The sums over rows at a star, and the rows' Hessians if they are at hand."""
+        at: Any = {"mean": mean, "factor": factor, "moments": moments, "gram": gram}
+        if self.here:
+            parts = list(self.source.map(partial(class_rows, **at)))
+            sums, hessians = add_up(part[0] for part in parts), [part[1] for part in parts]
+        else:
+            sums, hessians = self.source.reduce(partial(class_sums, **at)), None
+        value, magnitude, weight, gradient, curvature = [x * self.scale for x in sums] if self.scale != 1.0 else sums
+        return ClassSums(float(value), float(magnitude), float(weight), gradient, curvature), hessians
+
+    def evaluate(self, q: Star, moments: ClassFormula, gram: bool = True) -> Evaluated:
+        """F at q."""
+        kind: Gram = ("diagonal" if self.diagonal else "full") if gram else "none"
+        sums, hessians = self.total(q.mean, q.factor, moments, kind)
+        return Evaluated(sums.value - star_divergence(q, self.prior, self.prior_mean), sums, hessians)
+
+    def log_joint(self, mean: Tensor, gram: bool) -> Evaluated:
+        """log p(y | μ) + log p(μ), up to a constant."""
+        kind: Gram = ("diagonal" if self.diagonal else "full") if gram else "none"
+        sums, hessians = self.total(mean, None, softmax_classes, kind)
+        shift = mean - self.prior_mean
+        return Evaluated(sums.value - 0.5 * float((shift * self.prior_times(shift)).sum()), sums, hessians)
+
+    def hessians(self, mean: Tensor, factor: Tensor | None, moments: ClassFormula) -> list[RowHessian]:
+        """Those of the rows `near`."""
+        at: Any = {"mean": mean, "factor": factor, "moments": moments}
+        return list(self.near[0].map(partial(row_hessians, **at)))
+
+    def hessian_times(self, hessians: list[RowHessian], vectors: Tensor) -> Tensor:
+        """(Aᵀ H A + D⁻¹) v for v (K, d), centred."""
+        rows, scale = self.near
+        return scale * hessian_product(rows, hessians, vectors) + self.prior_times(vectors)
+
+    def prior_times(self, vectors: Tensor) -> Tensor:
+        """D⁻¹ v_k for every class."""
+        precision = self.prior.precision
+        return vectors * precision if precision.ndim == 1 else vectors @ precision
+
+    def precisions(self, gram: Tensor, start: Tensor) -> Tensor:
+        """The P_k that curvatures G_k ask for, from `start`; a single one from their sum."""
+        target = self.target(gram)
+        return target / (self.classes - 1) if len(gram) == 1 else solve_precisions(target, start)
+
+    def target(self, gram: Tensor) -> Tensor:
+        """(1 - 1/K) D⁻¹ + G_k, or the sum over classes."""
+        prior = self.prior.diagonal if self.diagonal else self.prior.plus(torch.zeros_like(gram[0]))
+        return (1.0 - 1.0 / self.classes) * (self.classes // len(gram)) * prior + gram
+
+    def gradient(self, mean: Tensor, sums: ClassSums) -> Tensor:
+        """∂F/∂μ_k, whose sum over classes is zero."""
+        return centred_classes(sums.gradient) - self.prior_times(mean - self.prior_mean)
+
+    def coarsened(self, k: int, generator: np.random.Generator) -> "ClassProblem":
+        """Return the same problem on about k random rows."""
+        sample = self.source.sample(k, generator)
+        return replace(self, source=sample, scale=self.scale * self.source.rows / sample.rows)

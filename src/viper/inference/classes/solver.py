@@ -1,0 +1,329 @@
+"""The solver of K classes: Newton steps for the means by conjugate gradients, a fixed point for the precisions.
+
+It starts at the mode, where a pass needs no integral, first on a part of the rows if there are many. From there to the
+optimum with one precision for all classes, where a pass needs one matrix, and then to that of the star. Each pass
+proposes P from the curvatures (star.py), and μ by a Newton step with the Hessian s (diag g - g gᵀ) of each row.
+Anderson's mixture of the last proposals is tried first; a step is halved until F does not decrease. All passes but the
+last ones use rough integrals.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from viper.errors import NotFinite
+from viper.inference.classes.problem import ClassProblem, Evaluated
+from viper.inference.classes.star import ChangeMixing, Star, centred_classes, star_from
+from viper.inference.classes.sums import (
+    COARSE_CLASSES,
+    EXACT_CLASSES,
+    ROUGH_CLASSES,
+    Integral,
+    RowHessian,
+    softmax_classes,
+)
+from viper.inference.newton import Iteration
+
+NATS_LEFT = 1e-8  # allowed distance to the optimum, in nats
+COARSE_LEFT, ROUGH_LEFT = 1e-2, 1e-6  # nats, where coarse and rough integrals end
+DIRECT_LEFT = 1e-5  # nats left by coarse integrals from where exact ones need no rough ones before them
+SHARED_LEFT = 3.0  # nats, where a shared precision ends
+MODE_LEFT = 1.0  # nats, where the search for the mode ends
+MODE_PASSES = 200
+FORCING, MODE_FORCING = 0.05, 0.2  # conjugate gradients end at this share of the gradient, in the metric of the star
+MOST_PRODUCTS = 200
+REMEMBERED = 15  # proposals in a mixture
+MIXED_BELOW = 30.0  # nats: proposals are mixed once they are closer than that
+LEAST_STEP = 1e-8
+FIRST_RATE = 0.5  # by which a step shrinks the next move, before the first has measured it
+SLOWEST_SHARE = 0.03  # smaller shares of a residual are not trusted, because the map is not linear
+ROWS_PER_COEFFICIENT = 20  # rows of a sample per coefficient of all classes
+FEWEST_SAVED = 4  # times as many rows make a sample worth its while
+
+
+@dataclass
+class StarResult:
+    """Where the solver stopped, and how it got there."""
+
+    q: Star
+    objective: float
+    converged: bool
+    status: str
+    history: list[Iteration] = field(default_factory=list)
+    passes: float = 0.0
+    magnitude: float = math.nan  # Σ c (1 + max|ϑ| + max τ) at q
+    weight: float = math.nan  # Σ c
+    predicted_gain: float = 0.0  # gain of the last step, if predicted rather than computed
+
+    @property
+    def iterations(self) -> int:
+        return len(self.history)
+
+
+def fit_star(
+    problem: ClassProblem,
+    q: Star | None = None,
+    *,
+    tol: float | None = None,
+    max_iter: int = 200,
+    report: Callable[[Iteration], None] | None = None,
+    generator: np.random.Generator | None = None,
+) -> StarResult:
+    """Maximise F from `q` (default: from the mode) until less than `tol` nats (default: 3e-9, or less) are left."""
+    run = StarRun(problem, tol, max_iter, report)
+    if q is None:
+        q = run.from_mode(generator or np.random.default_rng(0))
+        run.start(q, COARSE_CLASSES)
+        run.iterate(SHARED_LEFT)
+        q = run.q
+        q = Star(q.mean, q.precision.expand(problem.classes, *q.precision.shape[1:]).contiguous())
+    for moments, left in ((COARSE_CLASSES, COARSE_LEFT), (ROUGH_CLASSES, ROUGH_LEFT), (EXACT_CLASSES, None)):
+        if moments is ROUGH_CLASSES and run.left < DIRECT_LEFT:
+            continue
+        run.start(q, moments)
+        run.iterate(left)
+        q = run.q
+    return run.result()
+
+
+# --- Newton steps ---
+
+
+def newton_step(
+    problem: ClassProblem, hessians: list[RowHessian], gradient: Tensor, metric: Star, share: float
+) -> Tensor:
+    """Solve (Aᵀ H A + D⁻¹) x = g by conjugate gradients, preconditioned by the star's covariance."""
+    x, residual = torch.zeros_like(gradient), gradient
+    z = metric.solve(residual)
+    direction, size = z, float((residual * z).sum())
+    enough = share * share * size
+    for _ in range(MOST_PRODUCTS):
+        if not size > enough:
+            break
+        product = problem.hessian_times(hessians, direction)
+        alpha = size / float((direction * product).sum())
+        x, residual = x + alpha * direction, residual - alpha * product
+        z = metric.solve(residual)
+        size, before = float((residual * z).sum()), size
+        direction = z + (size / before) * direction
+    return centred_classes(x)
+
+
+class ModeFound(NamedTuple):
+    """The mode, Laplace's precision there, shared by all classes, and the passes made."""
+
+    q: Star
+    passes: float
+
+
+def find_class_mode(problem: ClassProblem, mean: Tensor, enough: float) -> ModeFound:
+    """Newton steps from `mean` until one gains less than `enough` nats, which is the last."""
+    at, passes = problem.log_joint(mean, gram=True), 1.0
+    precision = at.sums.gram
+    while True:
+        if not math.isfinite(at.objective):
+            raise NotFinite
+        metric = star_from(mean, problem.precisions(precision, precision))
+        if metric is None:
+            raise NotFinite
+        gradient = problem.gradient(mean, at.sums)
+        hessians = at.hessians or problem.hessians(mean, None, softmax_classes)
+        step, rho = newton_step(problem, hessians, gradient, metric, MODE_FORCING), 1.0
+        last = 0.5 * float((step * gradient).sum()) < enough or passes > MODE_PASSES
+        new = problem.log_joint(mean + step, gram=True)
+        passes += 1.0
+        while not new.objective >= at.objective and rho > LEAST_STEP:
+            rho, passes = 0.5 * rho, passes + 1.0
+            new = problem.log_joint(mean + rho * step, gram=True)
+        mean, at, precision = mean + rho * step, new, new.sums.gram
+        if last:
+            return ModeFound(Star(mean, problem.precisions(precision, precision)), passes)
+
+
+# --- towards the optimum ---
+
+
+class Proposal(NamedTuple):
+    """Where a step leads, its residual in the metric of where it starts, and how many nats away that is."""
+
+    mean: Tensor
+    precision: Tensor
+    residual: Tensor
+    move: float
+
+
+class StarRun:
+    """One fit: where it is, what it remembers, and how fast its moves shrink."""
+
+    def __init__(
+        self,
+        problem: ClassProblem,
+        tol: float | None,
+        max_iter: int,
+        report: Callable[[Iteration], None] | None,
+    ) -> None:
+        self.problem, self.tol, self.max_iter, self.report = problem, tol, max_iter, report
+        self.began, self.passes, self.gain = time.perf_counter(), 0.0, 0.0
+        self.left = math.inf  # nats, as expected after the last step
+        self.history: list[Iteration] = []
+        self.converged, self.status = False, "max_iter reached"
+        self.q: Star
+        self.at: Evaluated
+        self.moments: Integral
+
+    def from_mode(self, generator: np.random.Generator) -> Star:
+        """The mode, found on a sample first if there are many rows, with one precision for all classes."""
+        problem = self.problem
+        mean, rows = problem.prior_mean.clone(), problem.source.rows
+        k = ROWS_PER_COEFFICIENT * (problem.classes - 1) * problem.source.dimension
+        k = max(k, problem.source.traits.smallest_sample)
+        if rows >= FEWEST_SAVED * k:
+            found = find_class_mode(problem.coarsened(k, generator), mean, rows / k)
+            mean, self.passes = found.q.mean, found.passes * k / rows
+        found = find_class_mode(problem, mean, MODE_LEFT)
+        self.passes += found.passes
+        return found.q
+
+    def start(self, q: Star, moments: Integral) -> None:
+        """Begin at q, with integrals of another tolerance."""
+        same = hasattr(self, "q") and self.q.precision.shape == q.precision.shape
+        if not same:
+            self.mixing, self.last, self.share = ChangeMixing(REMEMBERED), math.inf, 1.0
+        self.moments = moments
+        self.move_to(q, self.evaluate(q))
+
+    def evaluate(self, q: Star) -> Evaluated:
+        self.passes += 1.0
+        return self.problem.evaluate(q, self.moments)
+
+    def move_to(self, q: Star, at: Evaluated) -> None:
+        if not math.isfinite(at.objective):
+            raise NotFinite
+        self.q, self.at = q, at
+
+    @property
+    def exact(self) -> bool:
+        return self.moments is EXACT_CLASSES
+
+    def iterate(self, left: float | None) -> None:
+        """Steps until less than `left` nats remain."""
+        for _ in range(self.max_iter):
+            enough = self.enough() if left is None else left
+            new = self.propose()
+            if new.move > MIXED_BELOW:
+                self.mixing.past.clear()
+            weights = self.mixing.weights(new.residual, (new.mean, new.precision))
+            share = max(self.mixing.share(weights), SLOWEST_SHARE)
+            if self.nearly_there(new.move, share, enough):
+                self.finish(new, weights, share)
+                return
+            if not self.step(new, weights, share):
+                self.converged = new.move < ROUGH_LEFT
+                self.status = "converged to rounding" if self.converged else "no step improves the objective"
+                return
+
+    def propose(self) -> Proposal:
+        """The P_k of the present curvatures, and a Newton step for the means."""
+        q, at = self.q, self.at
+        precision = self.problem.precisions(at.sums.gram, q.precision)
+        metric = star_from(q.mean, precision)
+        if metric is None:
+            raise NotFinite
+        hessians = at.hessians or self.problem.hessians(q.mean, q.factor, self.moments)
+        shift = newton_step(self.problem, hessians, self.problem.gradient(q.mean, at.sums), metric, FORCING)
+        residual = star_whitened(q, shift, precision - q.precision)
+        return Proposal(q.mean + shift, precision, residual, 0.5 * float(residual @ residual))
+
+    def step(self, new: Proposal, weights: list[float], share: float) -> bool:
+        """Move to the mixture, or towards the proposal as far as F increases. Return whether it moved."""
+        if len(weights) > 1 and self.accept(star_from(*self.mixing.mixed(weights)), 1.0, new.move):
+            self.last, self.share = new.move, share
+            return True
+        rho = 1.0
+        while rho > LEAST_STEP:
+            mean, precision = self.q.mean.lerp(new.mean, rho), self.q.precision.lerp(new.precision, rho)
+            if self.accept(star_from(mean, precision), rho, new.move):
+                self.last, self.share = new.move, 1.0
+                if rho < 1.0:
+                    self.mixing.past.clear()
+                    self.last = math.inf
+                return True
+            rho *= 0.5
+        return False
+
+    def accept(self, q: Star | None, rho: float, move: float) -> bool:
+        """Move to q unless F is lower there."""
+        if q is None:
+            return False
+        at = self.evaluate(q)
+        if not at.objective >= self.at.objective - self.noise():
+            return False
+        self.move_to(q, at)
+        iteration = Iteration(
+            self.problem.source.rows, not self.exact, at.objective, rho, move, time.perf_counter() - self.began
+        )
+        self.history.append(iteration)
+        if self.report is not None:
+            self.report(iteration)
+        return True
+
+    def noise(self) -> float:
+        """The noise in F from rounding and rough integrals."""
+        per_row = 1e-15 * (abs(self.at.objective) + 1.0) + self.moments.keywords["tolerance"]
+        return per_row * self.at.sums.weight**0.5
+
+    def enough(self) -> float:
+        return NATS_LEFT if self.tol is None else self.tol
+
+    def nearly_there(self, move: float, share: float, enough: float) -> bool:
+        """Return whether this step is the last: moves keep shrinking at their rate, and distances add up like √move."""
+        rate = FIRST_RATE if math.isinf(self.last) else move / max(self.last * self.share, 1e-300)
+        self.left = math.inf
+        if not rate < 1.0:
+            return move < 0.1 * enough
+        self.left = move * rate * share / (1.0 - math.sqrt(rate * share)) ** 2
+        return self.left < enough
+
+    def finish(self, new: Proposal, weights: list[float], share: float) -> None:
+        """Take the last step. Its gain in F is predicted."""
+        q = star_from(*self.mixing.mixed(weights)) or star_from(new.mean, new.precision)
+        assert q is not None
+        sums = self.at.sums
+        target = self.problem.target(sums.gram)
+        shift = q.mean - self.q.mean
+        by_mean = 0.5 * float((shift * self.problem.gradient(self.q.mean, sums)).sum())
+        before, after = (one.expected(target) / one.copies + one.log_volume() for one in (self.q, q))
+        self.gain = by_mean + 0.5 * (before - after)
+        self.q = q
+        self.last, self.share = new.move, share
+        self.converged, self.status = True, "converged"
+
+    def result(self) -> StarResult:
+        at, gain = self.at, self.gain if self.converged else 0.0
+        return StarResult(
+            self.q,
+            at.objective + gain,
+            self.converged,
+            self.status,
+            self.history,
+            self.passes,
+            at.sums.magnitude,
+            at.sums.weight,
+            gain,
+        )
+
+
+def star_whitened(q: Star, shift: Tensor, change: Tensor) -> Tensor:
+    """(√½ F_kᵀ ΔP_k F_k, L_kᵀ Δμ_k) of all classes, as one vector: half its square is about a KL divergence."""
+    share = math.sqrt(0.5 * q.copies)
+    if q.diagonal:
+        parts = share * change * q.factor, shift * q.cholesky
+    else:
+        parts = share * (q.factor.mT @ change @ q.factor), (q.cholesky.mT @ shift[..., None])[..., 0]
+    return torch.cat([part.reshape(-1) for part in parts])

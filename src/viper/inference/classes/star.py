@@ -1,0 +1,187 @@
+"""The star: Gaussians of the coefficients of K classes that are independent up to a common shift.
+
+Softmax does not change when all f_k move together, so only contrasts of w_1, ..., w_K matter. q is the distribution of
+the contrasts of independent w_k ~ N(μ_k, P_k⁻¹), the prior that of w_k ~ N(m_k, D). With M = Σ P_k, means centred over
+classes and d coefficients each,
+
+    2 KL = Σ_k (μ_k - m_k)ᵀ D⁻¹ (μ_k - m_k) + (1 - 1/K) Σ_k tr(D⁻¹ P_k⁻¹) - (K-1) d
+           + (K-1) log|D| + Σ_k log|P_k| - log|M| + d log K,
+
+and the precisions that maximise -KL - ½ Σ_k tr(G_k P_k⁻¹) satisfy P_k - P_k M⁻¹ P_k = A_k, A_k = (1 - 1/K) D⁻¹ + G_k.
+For two classes w_1 - w_2 is Gaussian with any mean and covariance, and its prior is N(m_1 - m_2, 2D).
+"""
+
+import math
+from collections import deque
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from viper.inference.anderson import LARGEST_WEIGHTS, weighted_sum, weights_from_gram
+from viper.inference.problem import Prior
+
+INNER_STEPS = 200
+INNER_SHARE = 0.1  # of the first change: a fixed point this much closer is good enough, as the next pass moves it
+INNER_ERROR = 1e-13  # relative change that is rounding
+INNER_MEMORY, INNER_PROBES = 5, 2  # changes in a mixture, and random vectors through which they are seen
+
+
+@dataclass(frozen=True)
+class Star:
+    """Means μ (K, d), centred over classes, and precisions P (K, d, d), or (K, d) in the diagonal family.
+
+    A single precision, (1, d, d) or (1, d), is that of every class.
+    """
+
+    mean: Tensor
+    precision: Tensor
+
+    @property
+    def diagonal(self) -> bool:
+        return self.precision.ndim == 2
+
+    @property
+    def copies(self) -> int:
+        """How many classes share a precision: 1, or all."""
+        return len(self.mean) // len(self.precision)
+
+    @cached_property
+    def cholesky(self) -> Tensor:
+        """L_k with P_k = L_k L_kᵀ, or √P."""
+        return self.precision.sqrt() if self.diagonal else torch.linalg.cholesky(self.precision)
+
+    @cached_property
+    def factor(self) -> Tensor:
+        """F_k with P_k⁻¹ = F_k F_kᵀ (F_k = L_k⁻ᵀ), or the variances."""
+        if self.diagonal:
+            return 1.0 / self.precision
+        root = self.cholesky
+        eye = torch.eye(root.shape[-1], dtype=root.dtype, device=root.device).expand_as(root)
+        return torch.linalg.solve_triangular(root, eye, upper=False).mT.contiguous()
+
+    def solve(self, vectors: Tensor) -> Tensor:
+        """The covariance of the contrasts times `vectors` (K, d), whose sum over classes is zero."""
+        if self.diagonal:
+            return centred_classes(vectors * self.factor)
+        return centred_classes((self.factor @ (self.factor.mT @ vectors[..., None]))[..., 0])
+
+    def log_volume(self) -> float:
+        """Σ_k log|P_k| - log|Σ_k P_k|."""
+        own = 2.0 * self.cholesky.log().sum() if self.diagonal else 2.0 * diagonals(self.cholesky).log().sum()
+        return self.copies * float(own) - float(log_determinant(self.copies * self.precision.sum(0)))
+
+    def expected(self, matrices: Tensor) -> float:
+        """Σ_k tr(A_k P_k⁻¹) for matrices A_k, or a single one; their diagonals in the diagonal family."""
+        if self.diagonal:
+            return self.copies * float((matrices * self.factor).sum())
+        return self.copies * float((self.factor * (matrices @ self.factor)).sum())
+
+
+def centred_classes(x: Tensor) -> Tensor:
+    """Less its mean over classes."""
+    return x - x.mean(0)
+
+
+def diagonals(matrices: Tensor) -> Tensor:
+    """Those of (K, d, d)."""
+    return matrices.diagonal(dim1=-2, dim2=-1)
+
+
+def log_determinant(precision: Tensor) -> Tensor:
+    """log |P| of a matrix, or of a diagonal one."""
+    if precision.ndim == 1:
+        return precision.log().sum()
+    return 2.0 * torch.linalg.cholesky(precision).diagonal().log().sum()
+
+
+def star_from(mean: Tensor, precision: Tensor) -> Star | None:
+    """The star, or None if a precision is not positive definite."""
+    star = Star(mean, precision)
+    if star.diagonal:
+        return star if bool(((precision > 0.0) & precision.isfinite()).all()) else None
+    root, info = torch.linalg.cholesky_ex(precision)
+    if bool(info.any()) or not math.isfinite(float(diagonals(root).sum())):
+        return None
+    star.__dict__["cholesky"] = root
+    return star
+
+
+def star_divergence(q: Star, prior: Prior, prior_mean: Tensor) -> float:
+    """KL of the contrasts from their prior; `prior_mean` (K, d) is centred."""
+    K, d = q.mean.shape
+    shift = q.mean - prior_mean
+    distance = float(sum(row @ prior.apply(row) for row in shift))
+    own = prior.diagonal if q.diagonal else prior.plus(torch.zeros_like(q.precision[0]))
+    total = distance + (1 - 1 / K) * q.expected(own) - (K - 1) * (d + float(prior.log_determinant))
+    return 0.5 * (total + q.log_volume() + d * math.log(K))
+
+
+def tied(precision: Tensor) -> Tensor:
+    """P_k M⁻¹ P_k: what the common shift takes from each precision."""
+    if precision.ndim == 2:
+        return precision.square() / precision.sum(0)
+    half = torch.linalg.solve_triangular(torch.linalg.cholesky(precision.sum(0)), precision, upper=False)
+    return half.mT @ half
+
+
+def solve_precisions(target: Tensor, start: Tensor) -> Tensor:
+    """P_k with P_k - P_k M⁻¹ P_k = A_k, by iterating P_k = A_k + P_k M⁻¹ P_k from `start`, with Anderson's mixtures.
+
+    Where two classes share most of a direction's precision, plain iterations hardly move what each of them has.
+    """
+    scale = (target if target.ndim == 2 else diagonals(target)).rsqrt()
+    signs = np.random.default_rng(0).integers(0, 2, (target.shape[-1], INNER_PROBES)) * 2.0 - 1.0
+    probes = scale[..., None] * torch.from_numpy(signs).to(target)
+
+    def seen(change: Tensor) -> Tensor:
+        scaled = change[..., None] * probes if change.ndim == 2 else change @ probes
+        return (scaled * scale[..., None]).reshape(-1)
+
+    P, mixing, first = start, ChangeMixing(INNER_MEMORY), math.inf
+    for _ in range(INNER_STEPS):
+        new = target + tied(P)
+        residual = seen(new - P)
+        moved = float(residual.abs().max())
+        first = moved if math.isinf(first) else first
+        if moved <= max(INNER_ERROR, INNER_SHARE * first):
+            return new
+        weights = mixing.weights(residual, (new,))
+        mixed = mixing.mixed(weights)[0]
+        bad = (mixed <= 0).any() if mixed.ndim == 2 else torch.linalg.cholesky_ex(mixed)[1].any()
+        P = new if bool(bad) else mixed
+    return new
+
+
+class ChangeMixing:
+    """Anderson's mixture: the last proposals, weighed so that their residuals cancel."""
+
+    def __init__(self, memory: int) -> None:
+        self.past: deque[tuple[Tensor, tuple[Tensor, ...]]] = deque(maxlen=memory + 1)
+
+    def weights(self, residual: Tensor, proposal: tuple[Tensor, ...]) -> list[float]:
+        """Remember a proposal and return the weights of all that are remembered, the last one first."""
+        older = [other for other, _ in self.past]
+        self.past.append((residual, proposal))
+        plain = [1.0] + [0.0] * len(self.past)
+        older = older[-(len(self.past) - 1) :] if len(self.past) > 1 else []
+        if not older:
+            return plain[:1]
+        changes = residual - torch.stack(older)
+        gamma = weights_from_gram((changes @ changes.T).cpu().numpy(), (changes @ residual).cpu().numpy())
+        if gamma is None or not np.abs(gamma).sum() <= LARGEST_WEIGHTS:
+            return plain[: len(self.past)]
+        return [1.0 - float(gamma.sum()), *gamma.tolist()[::-1]]
+
+    def mixed(self, weights: list[float]) -> tuple[Tensor, ...]:
+        """The mixture of the proposals, part by part."""
+        recent = list(self.past)[::-1]
+        return tuple(weighted_sum(weights, parts) for parts in zip(*(parts for _, parts in recent), strict=True))
+
+    def share(self, weights: list[float]) -> float:
+        """The share of the last residual's square that the mixture leaves."""
+        recent = [residual for residual, _ in list(self.past)[::-1]]
+        left = weighted_sum(weights, recent)
+        return float(left @ left) / max(float(recent[0] @ recent[0]), 1e-300)

@@ -1,0 +1,142 @@
+"""The sums over rows with K classes: F's likelihood part, its gradient in each μ_k, and each class's curvature.
+
+Row i sees f_ik ~ N(ϑ_ik, τ_ik²), independent over k up to a common shift, with ϑ_k = o_k + Aμ_k and τ_k² = r_k +
+diag(A P_k⁻¹ Aᵀ). With the moments η, g and h of the expected log-sum-exp, a pass adds up c(ϑ_y - η),
+Aᵀ c(1[y = k] - g_k) and Aᵀ diag(c h_k) A for every class. Labels are the numbers 0, ..., K-1.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from viper.inference.rows import LEAST_TRIANGULAR, Block, Gram, Matrix, RowSource, add_up
+from viper.softplus.gumbel import Precision
+from viper.softplus.logsumexp import class_moments
+
+PRODUCT_COLUMNS = 700  # of a product of A with several factors
+
+ClassFormula = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor, Tensor]]  # ϑ, τ² -> value, slope, curvature
+Integral = partial[tuple[Tensor, Tensor, Tensor]]  # `expected_classes` with its tolerance
+
+
+class ClassSums(NamedTuple):
+    """Sums over rows at one star, and for the product with the Hessian, what `row_hessians` returns, block by block."""
+
+    value: float
+    magnitude: float  # Σ c (1 + max|ϑ| + max τ), which scales rounding errors
+    weight: float  # Σ c
+    gradient: Tensor  # (K, d)
+    gram: Tensor  # (K, d, d) or (K, d), the sum over classes if they share a precision, or empty
+
+
+class RowHessian(NamedTuple):
+    """s (diag p - p pᵀ) for each row: the Hessian of η, exact where τ = 0 and right on average elsewhere."""
+
+    probability: Tensor
+    scale: Tensor
+
+    def times(self, vectors: Tensor) -> Tensor:
+        """The products with the rows of `vectors` (n, K)."""
+        inner = self.probability * vectors
+        return (inner - self.probability * inner.sum(1, keepdim=True)) * self.scale[:, None]
+
+
+def expected_classes(theta: Tensor, tau2: Tensor | None, tolerance: float) -> tuple[Tensor, Tensor, Tensor]:
+    """The moments of the expected log-sum-exp."""
+    assert tau2 is not None
+    value, slope, curvature, _ = class_moments(theta, tau2, Precision(tolerance), False)
+    return value, slope, curvature
+
+
+def softmax_classes(theta: Tensor, tau2: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """The same at τ = 0."""
+    value = torch.logsumexp(theta, 1)
+    p = torch.exp(theta - value[:, None])
+    return value, p, p * (1.0 - p)
+
+
+def class_predictors(block: Block, mean: Tensor, factor: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """ϑ (n, K) and τ² (n, K) of a block's rows; factors as in `Star.factor`, or None for τ = 0."""
+    theta = block.design.project(mean.T.contiguous())
+    if block.offset is not None:
+        theta = theta + block.offset
+    if factor is None:
+        return theta, None
+    tau2 = class_spreads(block.design, factor).expand_as(theta)
+    if block.residual is not None:
+        tau2 = tau2 + (block.residual if block.residual.ndim == 2 else block.residual[:, None])
+    return theta, tau2
+
+
+def class_spreads(design: Matrix, factor: Tensor) -> Tensor:
+    """diag(A F_k F_kᵀ Aᵀ) for every factor, by one product for several of them if they are small."""
+    if factor.ndim == 2 or factor.shape[-1] >= LEAST_TRIANGULAR:
+        return torch.stack([design.spread(one) for one in factor], 1)
+    d, found = factor.shape[-1], []
+    for some in factor.split(max(1, PRODUCT_COLUMNS // d)):
+        inner = design.project(some.permute(1, 0, 2).reshape(d, -1).contiguous())
+        found.append(inner.view(-1, len(some), d).square_().sum(2))
+    return torch.cat(found, 1)
+
+
+def class_rows(
+    block: Block, mean: Tensor, factor: Tensor | None, moments: ClassFormula, gram: Gram
+) -> tuple[list[Tensor], RowHessian]:
+    """A block's sums and the Hessians of its rows; curvatures are summed over classes if these share a precision."""
+    theta, tau2 = class_predictors(block, mean, factor)
+    eta, slope, curvature = moments(theta, tau2)
+    label = block.label.long()[:, None]
+    value = theta.gather(1, label)[:, 0] - eta
+    scale = torch.ones_like(value)
+    size = 1.0 + theta.abs().amax(1)
+    if tau2 is not None:
+        scale = (curvature.sum(1) / (slope * (1.0 - slope)).sum(1).clamp(min=1e-300)).clamp(max=1.0)  # Jensen
+        size = size + tau2.amax(1).sqrt()
+    residual = (-slope).scatter_add_(1, label, torch.ones_like(label, dtype=slope.dtype))
+    weight = value.new_tensor(float(len(value)))
+    if block.weight is not None:
+        c = block.weight
+        value, scale, size, weight = value * c, scale * c, size * c, c.sum()
+        residual, curvature = residual * c[:, None], curvature * c[:, None]
+    sums = [value.sum(), size.sum(), weight, block.design.pull(residual).T.contiguous()]
+    if factor is None or len(factor) == 1:
+        curvature = curvature.sum(1, keepdim=True)
+    return [*sums, class_gram(block, curvature, gram)], RowHessian(slope, scale)
+
+
+def class_gram(block: Block, curvature: Tensor, gram: Gram) -> Tensor:
+    """Aᵀ diag(c h_k) A for every column h_k."""
+    if gram == "none":
+        return curvature.new_zeros(0)
+    product = block.design.gram if gram == "full" else block.design.gram_diagonal
+    return torch.stack([product(h) for h in curvature.T.contiguous()])
+
+
+def class_sums(block: Block, mean: Tensor, factor: Tensor | None, moments: ClassFormula, gram: Gram) -> list[Tensor]:
+    """A block's sums."""
+    return class_rows(block, mean, factor, moments, gram)[0]
+
+
+def row_hessians(block: Block, mean: Tensor, factor: Tensor | None, moments: ClassFormula) -> RowHessian:
+    """The Hessians of a block's rows, on their device."""
+    there = block.label.device
+    return class_rows(block, mean.to(there), None if factor is None else factor.to(there), moments, "none")[1]
+
+
+def hessian_product(source: RowSource, hessians: list[RowHessian], vectors: Tensor) -> Tensor:
+    """Aᵀ H A v for v (K, d)."""
+    in_turn, columns = iter(hessians), vectors.T.contiguous().to(source.device)
+
+    def of_block(block: Block) -> list[Tensor]:
+        return [block.design.pull(next(in_turn).times(block.design.project(columns)))]
+
+    return add_up(source.map(of_block))[0].T.to(vectors)
+
+
+EXACT_TOLERANCE = 1e-10  # of each number of the expected log-sum-exp
+COARSE_CLASSES, ROUGH_CLASSES, EXACT_CLASSES = (
+    partial(expected_classes, tolerance=tolerance) for tolerance in (1e-3, 1e-5, EXACT_TOLERANCE)
+)
