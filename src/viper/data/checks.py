@@ -6,6 +6,7 @@ Errors read "rule; got value" and end with the fix. Values that pass these check
 import math
 import re
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -19,9 +20,13 @@ from sklearn.utils.validation import column_or_1d, validate_data
 from torch import Tensor
 
 from viper.data.blocks import refuse_odd_array
+from viper.data.indicators import has_several_columns, read_indicators
 from viper.errors import counted, shown
 from viper.inference.device import FEWEST_ROWS, choose_device, is_one_block, rows_fit, rows_per_block
 from viper.inference.rows import BLOCK_ROWS, Arrays
+from viper.inference.threads import count_threads
+
+MANY_ENTRIES = 1 << 20  # of an array that is worth several threads
 
 
 def read_features(estimator: Any, X: Any, *, reset: bool, finite: bool = True) -> Any:
@@ -38,9 +43,13 @@ def read_features(estimator: Any, X: Any, *, reset: bool, finite: bool = True) -
         if X.device.type != "cpu":
             return read_device_tensor(estimator, X, reset)
         X = X.detach().to(torch.float32 if X.dtype == torch.bfloat16 else X.dtype).numpy()
-    kinds = {"accept_sparse": "csr", "dtype": [np.float64, np.float32], "ensure_all_finite": finite}
+    large = isinstance(X, np.ndarray) and X.size >= MANY_ENTRIES
+    kinds = {"accept_sparse": "csr", "dtype": [np.float64, np.float32], "ensure_all_finite": finite and not large}
     try:
-        return validate_data(estimator, X, reset=reset, ensure_min_features=1, **kinds)
+        X = validate_data(estimator, X, reset=reset, ensure_min_features=1, **kinds)
+        if finite and large and not math.isfinite(sum_on_threads(X, count_threads(getattr(estimator, "n_jobs", None)))):
+            check_finite(estimator, X)  # the sum of finite entries may overflow
+        return X
     except OverflowError:
         raise ValueError("X must be finite; got a whole number too large for a float. Rescale its column.") from None
     except (ValueError, np.exceptions.DTypePromotionError) as error:
@@ -52,6 +61,17 @@ def read_features(estimator: Any, X: Any, *, reset: bool, finite: bool = True) -
             f"X must be numeric; {not_numeric(X, error)}. Encode text and dates as numbers, or use from_formula, for "
             "which text is a category."
         ) from None
+
+
+def sum_on_threads(X: np.ndarray, threads: int) -> float:
+    """Σ of all entries, on several threads. (Those of torch would not survive a fork.)"""
+    with ThreadPoolExecutor(threads) as pool:
+        return float(sum(pool.map(sum_or_overflow, np.array_split(X, threads))))
+
+
+def sum_or_overflow(X: np.ndarray) -> float:
+    with np.errstate(over="ignore", invalid="ignore"):
+        return float(np.sum(X))
 
 
 def check_finite(estimator: Any, X: Any) -> None:
@@ -211,15 +231,18 @@ def check_class_count(classes: np.ndarray) -> None:
         )
 
 
-def read_vector(x: Any, name: str, rows: int) -> Tensor | None:
-    """Return a finite float64 vector with one entry per row, or None."""
+def read_vector(x: Any, name: str, rows: int, columns: int | None = None) -> Tensor | None:
+    """Return a finite float64 vector with one entry per row, or None. With `columns`, a matrix with so many is fine."""
     if x is None:
         return None
     values = read_numbers(x, name)
     if values.ndim == 0:
         values = np.full(rows, values)
-    if values.shape != (rows,):
-        raise ValueError(f"{name} must have shape ({rows},), one entry per row; got {name}.shape == {values.shape}.")
+    if values.shape not in ((rows,), (rows, columns)):
+        either = f" or ({rows}, {columns})" if columns else ""
+        raise ValueError(
+            f"{name} must have shape ({rows},){either}, one entry per row; got {name}.shape == {values.shape}."
+        )
     if not np.isfinite(values).all():
         raise ValueError(f"{name} must be finite; got {values[~np.isfinite(values)][0]}.")
     return as_tensor(values)
@@ -271,7 +294,13 @@ FIT_SEED = 0  # used if `random_state` is None, so that the same rows give the s
 
 def random_of_fit(random_state: Any) -> np.random.RandomState:
     """scikit-learn's `check_random_state`, except that None means a fixed seed."""
-    return check_random_state(FIT_SEED if random_state is None else random_state)
+    try:
+        return check_random_state(FIT_SEED if random_state is None else random_state)
+    except (ValueError, TypeError):
+        raise ValueError(
+            "random_state must be None, a RandomState or an integer from 0 to 4294967295; got "
+            f"{shown(random_state)}. Choose one of these."
+        ) from None
 
 
 def seed_of(random_state: Any) -> int:
@@ -299,6 +328,7 @@ class RowFormat:
     verbose: Any = "auto"  # whether progress is shown while rows are counted
     linear: bool = False
     block_rows: int | None = None  # None: as many as suit the device
+    labels: int | None = None  # columns of y: None for one, 0 for as many as it has
 
     def rows_per_block(self, width: int, device: torch.device, resident: int | None = None) -> int:
         """Return the rows of a block with `width` features; `resident` is the number of all rows, if on the device."""
@@ -312,11 +342,13 @@ class RowFormat:
 def labelled_arrays(
     estimator: Any, X: Any, y: Any, format: RowFormat, *, sample_weight: Any, offset: Any, reset: bool, classes: Any
 ) -> tuple[np.ndarray, Arrays]:
-    """Return the two classes, given or found in y, and the rows."""
+    """Return the classes, given or found in y, and the rows."""
     X = read_features(estimator, X, reset=reset)
     rows = X.shape[0]
-    classes, label = read_labels(y, rows, classes)
-    offset, weight = read_vector(offset, "offset", rows), read_weights(sample_weight, rows)
+    several = format.labels or (format.labels == 0 and has_several_columns(y))
+    classes, label = (read_indicators if several else read_labels)(y, rows, classes)
+    offset = read_vector(offset, "offset", rows, len(classes) if several else None)
+    weight = read_weights(sample_weight, rows)
     return classes, as_arrays(X, label, format, offset=offset, weight=weight)
 
 
@@ -324,7 +356,7 @@ def unlabelled_arrays(estimator: Any, X: Any, offset: Any, format: RowFormat) ->
     """Return rows to predict; their labels are placeholders."""
     X = read_features(estimator, X, reset=False)
     label = torch.zeros(X.shape[0], dtype=torch.bool)
-    return as_arrays(X, label, format, offset=read_vector(offset, "offset", X.shape[0]))
+    return as_arrays(X, label, format, offset=read_vector(offset, "offset", X.shape[0], format.labels))
 
 
 def as_arrays(

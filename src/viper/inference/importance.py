@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from viper.inference.posterior import Diagonal, Posterior, latent, prior_log_density
+from viper.inference.posterior import Posterior, latent, prior_log_density
 from viper.inference.problem import Prior
 from viper.inference.rows import Block, RowSource
 from viper.softplus.limit import fast_limit, limit
@@ -162,6 +162,7 @@ class WeighedFit(NamedTuple):
 def weigh(
     fits: Sequence[WeighedFit],
     elbo: float,
+    covariance: str,
     count: int,
     generator: np.random.Generator,
     report: Callable[[int, int], None] | None = None,
@@ -190,7 +191,7 @@ def weigh(
         log_evidence=log_evidence,
         log_evidence_error=math.sqrt(max(0.0, 1.0 / size - 1.0 / count)),
         elbo=elbo,
-        covariance="diagonal" if isinstance(posterior, Diagonal) else "full",
+        covariance=covariance,
         residual_cost=residual_cost(fits[0].source, posterior) if fits[0].sparse else None,
     )
     return WeightedDraws(draws, weights), diagnosis

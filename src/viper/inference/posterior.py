@@ -88,7 +88,11 @@ class Diagonal:
 
 @dataclass(frozen=True)
 class LowRank:
-    """N(m₀ + DQω, D(I + Q(FFᵀ - I)Qᵀ)D): the prior N(m₀, D²), but w ~ N(ω, FFᵀ) in the span of an orthonormal Q."""
+    """N(m₀ + DQω, D(I + Q(FFᵀ - I)Qᵀ)D): N(m₀, D²), but w ~ N(ω, FFᵀ) in the span of an orthonormal Q.
+
+    With more coefficients than rows N(m₀, D²) is the prior, and Q spans the rows. In the low-rank family m₀ is the
+    posterior mean and D² the diagonal part, which is narrower than the prior.
+    """
 
     prior_mean: Tensor
     prior_sd: Tensor
@@ -149,18 +153,51 @@ class LowRank:
         return self.prior_sd.log().sum() + torch.linalg.slogdet(self.inner_factor).logabsdet
 
     def as_prior(self, forget: float = 1.0) -> Prior:
-        inverse = torch.linalg.inv(self.inner_factor)  # Σ⁻¹ has the form of Σ, with D⁻¹ and F⁻ᵀ
-        precision = replace(self, prior_sd=1.0 / self.prior_sd, inner_factor=inverse.T).covariance()
-        return Prior(self.mean, forget * precision)
+        # Σ⁻¹ = D⁻¹(I + Q(F⁻ᵀF⁻¹ - I)Qᵀ)D⁻¹, where nothing is wider than N(m₀, D²): F⁻ᵀF⁻¹ - I = EEᵀ
+        inverse = torch.linalg.inv(self.inner_factor)
+        values, vectors = torch.linalg.eigh(inverse.T @ inverse)
+        added = math.sqrt(forget) * vectors * (values - 1.0).clamp(min=0.0).sqrt()
+        return Prior(self.mean, forget / self.prior_sd.square(), (self.basis @ added) / self.prior_sd[:, None])
 
 
 Posterior = Full | Diagonal | LowRank
-Moved = TypeVar("Moved", bound=Posterior | Prior)
+
+
+@dataclass(frozen=True)
+class Several:
+    """Independent Gaussians, one for each column of y. Rows have a column of ϑ and of τ² for each."""
+
+    parts: tuple[Posterior, ...]
+
+    @property
+    def mean(self) -> Tensor:
+        return torch.stack([part.mean for part in self.parts])
+
+    @property
+    def variance(self) -> Tensor:
+        return torch.stack([part.variance for part in self.parts])
+
+    def covariance(self) -> Tensor:
+        return torch.stack([part.covariance() for part in self.parts])
+
+    def latent(self, block: Block) -> tuple[Tensor, Tensor]:
+        """ϑ and τ², rows × columns of y. Offsets may have columns too."""
+        o = block.offset
+        offsets = [o] * len(self.parts) if o is None or o.ndim == 1 else o.unbind(1)
+        blocks = [replace(block, offset=offset) for offset in offsets]
+        means, variances = zip(*map(latent, blocks, self.parts), strict=True)
+        return torch.stack(means, 1), torch.stack(variances, 1)
+
+
+Moved = TypeVar("Moved", bound=Posterior | Several | Prior)
 
 
 def moved(value: Moved, device: torch.device | str) -> Moved:
     """The same Gaussian on another device."""
-    return replace(value, **{field.name: getattr(value, field.name).to(device) for field in fields(value)})
+    if isinstance(value, Several):
+        return replace(value, parts=tuple(moved(part, device) for part in value.parts))
+    parts = {field.name: getattr(value, field.name) for field in fields(value)}
+    return replace(value, **{name: part.to(device) for name, part in parts.items() if part is not None})
 
 
 def gaussian_log_density(noise: Tensor, log_scale: Tensor) -> Tensor:
@@ -171,13 +208,14 @@ def gaussian_log_density(noise: Tensor, log_scale: Tensor) -> Tensor:
 def prior_log_density(prior: Prior, draws: Tensor) -> Tensor:
     """log p(β) for each row β of `draws`."""
     shift = draws - prior.mean
-    weighted = shift * prior.precision if prior.precision.ndim == 1 else shift @ prior.precision
-    quadratic = (shift * weighted).sum(1)
+    quadratic = (shift * prior.apply(shift.T).T).sum(1)
     return 0.5 * (prior.log_determinant - quadratic - draws.shape[1] * LOG_2PI)
 
 
-def latent(block: Block, posterior: Posterior) -> tuple[Tensor, Tensor]:
+def latent(block: Block, posterior: Posterior | Several) -> tuple[Tensor, Tensor]:
     """ϑ and τ² of the rows of a block."""
+    if isinstance(posterior, Several):
+        return posterior.latent(block)
     theta = block.design.project(posterior.mean)
     tau2 = posterior.spread(block.design).clamp(min=0.0)
     return (
@@ -197,13 +235,14 @@ def block_expected_log_likelihood(block: Block, posterior: Posterior, moments: F
     return [terms.sum() if block.weight is None else block.weight @ terms]
 
 
-def accuracy(source: RowSource, posterior: Posterior) -> float:
-    """Return the (weighted) share of rows whose class is predicted correctly."""
+def accuracy(source: RowSource, posterior: Posterior | Several) -> float:
+    """Return the (weighted) share of rows whose class, or whose labels, are predicted correctly."""
     correct, total = source.reduce(partial(block_accuracy, posterior=posterior))
     return float(correct / total)
 
 
-def block_accuracy(block: Block, posterior: Posterior) -> list[Tensor]:
-    correct = ((latent(block, posterior)[0] > 0) == (block.label > 0.5)).to(torch.float64)
+def block_accuracy(block: Block, posterior: Posterior | Several) -> list[Tensor]:
+    correct = (latent(block, posterior)[0] > 0) == (block.label > 0.5)
+    correct = correct.reshape(len(correct), -1).all(1).to(torch.float64)  # of several labels, all
     weight = torch.ones_like(correct) if block.weight is None else block.weight
     return [weight @ correct, weight.sum()]
