@@ -19,6 +19,7 @@ from sklearn.utils.validation import column_or_1d, validate_data
 from torch import Tensor
 
 from viper.data.blocks import refuse_odd_array
+from viper.data.indicators import has_several_columns, read_indicators
 from viper.errors import counted, shown
 from viper.inference.device import FEWEST_ROWS, choose_device, is_one_block, rows_fit, rows_per_block
 from viper.inference.rows import BLOCK_ROWS, Arrays
@@ -211,15 +212,18 @@ def check_class_count(classes: np.ndarray) -> None:
         )
 
 
-def read_vector(x: Any, name: str, rows: int) -> Tensor | None:
-    """Return a finite float64 vector with one entry per row, or None."""
+def read_vector(x: Any, name: str, rows: int, columns: int | None = None) -> Tensor | None:
+    """Return a finite float64 vector with one entry per row, or None. With `columns`, a matrix with so many is fine."""
     if x is None:
         return None
     values = read_numbers(x, name)
     if values.ndim == 0:
         values = np.full(rows, values)
-    if values.shape != (rows,):
-        raise ValueError(f"{name} must have shape ({rows},), one entry per row; got {name}.shape == {values.shape}.")
+    if values.shape not in ((rows,), (rows, columns)):
+        either = f" or ({rows}, {columns})" if columns else ""
+        raise ValueError(
+            f"{name} must have shape ({rows},){either}, one entry per row; got {name}.shape == {values.shape}."
+        )
     if not np.isfinite(values).all():
         raise ValueError(f"{name} must be finite; got {values[~np.isfinite(values)][0]}.")
     return as_tensor(values)
@@ -299,6 +303,7 @@ class RowFormat:
     verbose: Any = "auto"  # whether progress is shown while rows are counted
     linear: bool = False
     block_rows: int | None = None  # None: as many as suit the device
+    labels: int | None = None  # columns of y: None for one, 0 for as many as it has
 
     def rows_per_block(self, width: int, device: torch.device, resident: int | None = None) -> int:
         """Return the rows of a block with `width` features; `resident` is the number of all rows, if on the device."""
@@ -312,11 +317,13 @@ class RowFormat:
 def labelled_arrays(
     estimator: Any, X: Any, y: Any, format: RowFormat, *, sample_weight: Any, offset: Any, reset: bool, classes: Any
 ) -> tuple[np.ndarray, Arrays]:
-    """Return the two classes, given or found in y, and the rows."""
+    """Return the classes, given or found in y, and the rows."""
     X = read_features(estimator, X, reset=reset)
     rows = X.shape[0]
-    classes, label = read_labels(y, rows, classes)
-    offset, weight = read_vector(offset, "offset", rows), read_weights(sample_weight, rows)
+    several = format.labels or (format.labels == 0 and has_several_columns(y))
+    classes, label = (read_indicators if several else read_labels)(y, rows, classes)
+    offset = read_vector(offset, "offset", rows, len(classes) if several else None)
+    weight = read_weights(sample_weight, rows)
     return classes, as_arrays(X, label, format, offset=offset, weight=weight)
 
 
@@ -324,7 +331,7 @@ def unlabelled_arrays(estimator: Any, X: Any, offset: Any, format: RowFormat) ->
     """Return rows to predict; their labels are placeholders."""
     X = read_features(estimator, X, reset=False)
     label = torch.zeros(X.shape[0], dtype=torch.bool)
-    return as_arrays(X, label, format, offset=read_vector(offset, "offset", X.shape[0]))
+    return as_arrays(X, label, format, offset=read_vector(offset, "offset", X.shape[0], format.labels))
 
 
 def as_arrays(

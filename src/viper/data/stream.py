@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from viper.data import checks
 from viper.data.blocks import Chunk, MemoryMap, Reader
+from viper.data.indicators import check_labels_vary, indicators
 from viper.errors import shown
 from viper.inference.rows import (
     BLOCK_ROWS,
@@ -53,14 +54,33 @@ def ignore_progress(rows: int) -> None:
 # The first pass, and what every pass checks
 
 
-def scan(reader: Reader, known: Any, observer: Callable[[int], None]) -> tuple[np.ndarray, int]:
-    """Return the two classes and the number of rows. Features are read only if the reader cannot skip them."""
-    classes = None if known is None else checks.known_classes(known)
+class Scanned(NamedTuple):
+    """What the first pass finds: the classes or the names of the labels, the number of rows, that of columns of y."""
+
+    classes: np.ndarray
+    rows: int
+    labels: int = 0  # if y has several columns
+
+
+def scan(reader: Reader, known: Any, observer: Callable[[int], None], labels: int | None = None) -> Scanned:
+    """Read the labels of all rows, and features only if the reader cannot skip them. `labels` is as in `RowFormat`."""
+    classes = None if known is None else checks.known_classes(known) if not labels else np.asarray(known)
     rows, any_weight = 0, False
+    some = not_all = np.zeros(1, bool)  # whether a label has rows with it, and rows without
     for chunk in read_ahead(reader.read(SCAN_ROWS, features=False)):
         y, weight = chunk.label, check_weight(chunk)
         check_finite_chunk(y, "y", chunk.place)
-        if known is None:
+        if y.ndim == 2 or labels:
+            if labels is None or y.ndim != 2 or (classes is not None and len(classes) != y.shape[1]):
+                wanted = "one column" if classes is None or not labels else f"{len(classes)} columns"
+                raise ValueError(f"y must have {wanted}; got shape {y.shape} from {chunk.place(0)} on.")
+            names = getattr(reader, "targets", None) or np.arange(y.shape[1])
+            classes = (
+                np.asarray(names, dtype=object if isinstance(names, list) else None) if classes is None else classes
+            )
+            ones = indicators(y, classes, chunk.place)
+            some, not_all, labels = some | ones.any(0), not_all | ~ones.all(0), y.shape[1]
+        elif known is None:
             classes = more_classes(classes, y, chunk.place)
         rows += len(y)
         any_weight = any_weight or weight is None or bool((weight > 0.0).any())
@@ -69,8 +89,12 @@ def scan(reader: Reader, known: Any, observer: Callable[[int], None]) -> tuple[n
         raise ValueError("the source must have at least one row; got none. Let a function start over in each call.")
     if not any_weight:
         raise ValueError(checks.ALL_WEIGHTS_ZERO)
+    if labels:
+        if known is None:
+            check_labels_vary(classes, some, not_all)
+        return Scanned(classes, rows, labels)
     checks.check_class_count(classes)
-    return classes, rows
+    return Scanned(classes, rows)
 
 
 def more_classes(found: np.ndarray | None, y: np.ndarray, place: RowName) -> np.ndarray:
@@ -106,12 +130,15 @@ def row_of_third_class(found: list[Any], y: np.ndarray) -> int:
             return i
 
 
-def check_chunk(chunk: Chunk, classes: np.ndarray | None) -> Chunk:
-    """Check that the numbers are finite, and make the label True for the second class. Errors name file and row."""
+def check_chunk(chunk: Chunk, classes: np.ndarray | None, labels: int = 0) -> Chunk:
+    """Check that the numbers are finite, and make labels True for the second class, or for 1. Errors name the row."""
     check_finite_chunk(chunk.features, "X", chunk.place)
     offset = finite_numbers(chunk.offset, "offset", chunk.place)
     if classes is None:
         return Chunk(chunk.features, np.zeros(len(chunk.features), bool), offset=offset)
+    if labels:
+        found = indicators(chunk.label, classes, chunk.place)
+        return Chunk(chunk.features, found, offset=offset, weight=check_weight(chunk))
     code = np.asarray(chunk.label == classes[1], dtype=bool)
     strange = ~(code | (chunk.label == classes[0]))
     if strange.any():
@@ -169,6 +196,7 @@ class Stream(BlockSource):
     device: torch.device = CPU
     dtype: torch.dtype = torch.float64
     block_rows: int = BLOCK_ROWS
+    labels: int = 0  # columns of y, if there are several
     observer: Callable[[int], None] = ignore_progress
     pending: list["StreamSample"] = field(default_factory=list)
     first: Chunk | None = None  # first rows of the first pass
@@ -177,7 +205,7 @@ class Stream(BlockSource):
 
     @property
     def traits(self) -> SourceTraits:
-        return traits_on(self.device, self.rows, "stream")
+        return replace(traits_on(self.device, self.rows, "stream"), labels=self.labels)
 
     def observe(self, callback: Callable[[int], None]) -> None:
         self.observer = callback
@@ -207,7 +235,7 @@ class Stream(BlockSource):
         if self.held is not None:
             self.reader.check_unchanged()
             return iter(self.held)
-        checked = (check_chunk(chunk, self.classes) for chunk in self.reader.read(self.chunk_rows))
+        checked = (check_chunk(chunk, self.classes, self.labels) for chunk in self.reader.read(self.chunk_rows))
         return read_ahead(regrouped(checked, self.chunk_rows))
 
     def chunks(self) -> Iterator[Arrays]:
@@ -273,7 +301,7 @@ class Stream(BlockSource):
         self.pending.clear()
         if isinstance(self.reader, MemoryMap):
             for sample in samples:
-                pieces = [check_chunk(chunk, self.classes) for chunk in self.reader.pick(sample.chosen)]
+                pieces = [check_chunk(chunk, self.classes, self.labels) for chunk in self.reader.pick(sample.chosen)]
                 rows = self.arrays(concatenated_chunks(pieces))
                 sample.held = replace(rows, features=rows.features.to(self.device))
             return
@@ -293,7 +321,7 @@ class StreamSample(BlockSource):
 
     @property
     def traits(self) -> SourceTraits:
-        return traits_on(self.device, self.rows, "stream")
+        return replace(traits_on(self.device, self.rows, "stream"), labels=self.stream.labels)
 
     def in_memory(self) -> Arrays:
         if self.held is None:

@@ -155,11 +155,41 @@ class LowRank:
 
 
 Posterior = Full | Diagonal | LowRank
-Moved = TypeVar("Moved", bound=Posterior | Prior)
+
+
+@dataclass(frozen=True)
+class Several:
+    """Independent Gaussians, one for each column of y. Rows have a column of ϑ and of τ² for each."""
+
+    parts: tuple[Posterior, ...]
+
+    @property
+    def mean(self) -> Tensor:
+        return torch.stack([part.mean for part in self.parts])
+
+    @property
+    def variance(self) -> Tensor:
+        return torch.stack([part.variance for part in self.parts])
+
+    def covariance(self) -> Tensor:
+        return torch.stack([part.covariance() for part in self.parts])
+
+    def latent(self, block: Block) -> tuple[Tensor, Tensor]:
+        """ϑ and τ², rows × columns of y. Offsets may have columns too."""
+        o = block.offset
+        offsets = [o] * len(self.parts) if o is None or o.ndim == 1 else o.unbind(1)
+        blocks = [replace(block, offset=offset) for offset in offsets]
+        means, variances = zip(*map(latent, blocks, self.parts), strict=True)
+        return torch.stack(means, 1), torch.stack(variances, 1)
+
+
+Moved = TypeVar("Moved", bound=Posterior | Several | Prior)
 
 
 def moved(value: Moved, device: torch.device | str) -> Moved:
     """The same Gaussian on another device."""
+    if isinstance(value, Several):
+        return replace(value, parts=tuple(moved(part, device) for part in value.parts))
     return replace(value, **{field.name: getattr(value, field.name).to(device) for field in fields(value)})
 
 
@@ -176,8 +206,10 @@ def prior_log_density(prior: Prior, draws: Tensor) -> Tensor:
     return 0.5 * (prior.log_determinant - quadratic - draws.shape[1] * LOG_2PI)
 
 
-def latent(block: Block, posterior: Posterior) -> tuple[Tensor, Tensor]:
+def latent(block: Block, posterior: Posterior | Several) -> tuple[Tensor, Tensor]:
     """ϑ and τ² of the rows of a block."""
+    if isinstance(posterior, Several):
+        return posterior.latent(block)
     theta = block.design.project(posterior.mean)
     tau2 = posterior.spread(block.design).clamp(min=0.0)
     return (
@@ -197,13 +229,14 @@ def block_expected_log_likelihood(block: Block, posterior: Posterior, moments: F
     return [terms.sum() if block.weight is None else block.weight @ terms]
 
 
-def accuracy(source: RowSource, posterior: Posterior) -> float:
-    """Return the (weighted) share of rows whose class is predicted correctly."""
+def accuracy(source: RowSource, posterior: Posterior | Several) -> float:
+    """Return the (weighted) share of rows whose class, or whose labels, are predicted correctly."""
     correct, total = source.reduce(partial(block_accuracy, posterior=posterior))
     return float(correct / total)
 
 
-def block_accuracy(block: Block, posterior: Posterior) -> list[Tensor]:
-    correct = ((latent(block, posterior)[0] > 0) == (block.label > 0.5)).to(torch.float64)
+def block_accuracy(block: Block, posterior: Posterior | Several) -> list[Tensor]:
+    correct = (latent(block, posterior)[0] > 0) == (block.label > 0.5)
+    correct = correct.reshape(len(correct), -1).all(1).to(torch.float64)  # of several labels, all
     weight = torch.ones_like(correct) if block.weight is None else block.weight
     return [weight @ correct, weight.sum()]

@@ -40,6 +40,17 @@ from viper.inference.progress import Callbacks, as_task, tasks_of
 from viper.inference.robust import robust_posterior
 from viper.inference.rows import RowSource
 from viper.inference.threads import check_jobs
+from viper.models.classes.labels import (
+    LABELS_READING,
+    added,
+    by_label,
+    fit_labels,
+    named,
+    one_summary,
+    one_table,
+    stacked,
+    with_estimators,
+)
 from viper.models.diagnosis import LATENT_DRAWS, DiagnosisMixin, summary_frame, summary_of_draws
 from viper.models.effects import EffectsMixin, OpenRows
 from viper.models.facts import coefficient_names
@@ -47,7 +58,7 @@ from viper.models.fitting import FitOptions, FittedPosterior, fit_posterior
 from viper.models.notebook import NotebookMixin
 from viper.models.onnx import export_onnx
 from viper.models.pooling import pool_posteriors, spread_of_draws
-from viper.models.prediction import half_width
+from viper.models.prediction import TWO_CLASSES, Reading, half_width
 from viper.models.prior import best_scales, entries_by_name, make_prior, read_scale
 from viper.models.saving import POSTERIOR_FIELDS, State, StateMixin
 from viper.models.weighting import WEIGHTING, WEIGHTING_FIELDS, ClassWeightMixin
@@ -290,20 +301,33 @@ class VariationalLogisticRegression(
             same call continues from there.
         """
         self._check_options()
+        vars(self).pop("estimators_", None)  # of an earlier fit to several labels
         self.classes_, source = open_labelled_rows(
-            self, X, y, self._row_format(), sample_weight=sample_weight, offset=offset, reset=True
+            self, X, y, self._row_format(labels=0), sample_weight=sample_weight, offset=offset, reset=True
         )
-        source = self._weighted_rows(source)
+        if not source.traits.labels:
+            source = self._weighted_rows(source)
         with resumable(self, source, checkpoint, checks.seed_of(self.random_state)) as (passes, seed):
-            if isinstance(self.prior_scale, str):
-                # the same random numbers for every scale
-                solve = lambda scale, start: self._fit(passes, self._prior(scale), seed, start)  # noqa: E731
-                scale, fit = best_scales(solve, self.n_features_in_, self.prior_scale == "ard")
-            else:
-                scale = self._scale()
-                fit = self._fit(passes, self._prior(scale), seed)
-            self.prior_scale_ = scale.numpy()
-            return self._keep(source, fit)
+            if source.traits.labels:
+                return fit_labels(self, passes, partial(type(self)._fit_label, seed=seed), source)
+            return self._fit_rows(passes, seed, source)
+
+    def _fit_label(self, rows: RowSource, seed: int) -> "VariationalLogisticRegression":
+        """Fit one of several labels."""
+        rows = self._weighted_rows(rows)
+        return self._fit_rows(rows, seed, rows)
+
+    def _fit_rows(self, passes: RowSource, seed: int, source: RowSource) -> "VariationalLogisticRegression":
+        """Fit under the given prior, or under the best; `passes` are the rows of `source`, perhaps with a log."""
+        if isinstance(self.prior_scale, str):
+            # the same random numbers for every scale
+            solve = lambda scale, start: self._fit(passes, self._prior(scale), seed, start)  # noqa: E731
+            scale, fit = best_scales(solve, self.n_features_in_, self.prior_scale == "ard")
+        else:
+            scale = self._scale()
+            fit = self._fit(passes, self._prior(scale), seed)
+        self.prior_scale_ = scale.numpy()
+        return self._keep(source, fit)
 
     def partial_fit(
         self,
@@ -332,23 +356,30 @@ class VariationalLogisticRegression(
             if formula_template(self) is not None:
                 raise ValueError("partial_fit needs a fitted formula; got one that is not fitted. Call fit first.")
             self._check_options()
-        known = self.classes_ if not first else None if classes is None else checks.distinct(np.asarray(classes))
-        given = {"sample_weight": sample_weight, "offset": offset, "reset": first, "classes": known}
-        self.classes_, source = open_labelled_rows(self, X, y, self._row_format(), **given)
+        known = self.classes_ if not first else None if classes is None else np.asarray(classes)
         if isinstance(self.class_weight, str):
             raise ValueError(
                 f"partial_fit needs class_weight as a dictionary; got {self.class_weight!r}. Name both classes."
             )
+        if first and isinstance(self.prior_scale, str):
+            raise ValueError(f"partial_fit needs numbers for prior_scale; got {self.prior_scale!r}. Call fit first.")
+        given = {"sample_weight": sample_weight, "offset": offset, "reset": first, "classes": known}
+        format = self._row_format(labels=0) if first else self._row_format()
+        self.classes_, source = open_labelled_rows(self, X, y, format, **given)
+        seed = checks.seed_of(self.random_state)
+        if source.traits.labels:
+            return fit_labels(self, source, partial(type(self)._update, forget=forget, seed=seed), source)
+        return self._update(source, forget, seed)
+
+    def _update(self, source: RowSource, forget: float, seed: int) -> "VariationalLogisticRegression":
+        """Fit new rows, with the posterior so far as their prior if there is one."""
         source = self._weighted_rows(source)
-        if first:
-            if isinstance(self.prior_scale, str):
-                raise ValueError(
-                    f"partial_fit needs numbers for prior_scale; got {self.prior_scale!r}. Call fit first."
-                )
+        if hasattr(self, "posterior_"):
+            prior = self.posterior_.as_prior(forget)
+        else:
             scale = self._scale()
-            self.prior_scale_ = scale.numpy()
-        prior = self._prior(scale) if first else self.posterior_.as_prior(forget)
-        return self._keep(source, self._fit(source, prior, checks.seed_of(self.random_state)))
+            prior, self.prior_scale_ = self._prior(scale), scale.numpy()
+        return self._keep(source, self._fit(source, prior, seed))
 
     def _check_options(self) -> None:
         words: dict[str, tuple[str | bool, ...]] = {
@@ -363,8 +394,9 @@ class VariationalLogisticRegression(
         checks.check_options(self, words, ("tol", "learning_rate"), ("max_iter", "batch_size"))
         check_jobs(self.n_jobs)
 
-    def _row_format(self, block_rows: int | None = None) -> RowFormat:
-        return RowFormat(bool(self.fit_intercept), self.device, self.dtype, self.verbose, True, block_rows)
+    def _row_format(self, block_rows: int | None = None, labels: int | None = None) -> RowFormat:
+        labels = len(self.classes_) if self.multilabel_ else labels
+        return RowFormat(bool(self.fit_intercept), self.device, self.dtype, self.verbose, True, block_rows, labels)
 
     def _scale(self) -> Tensor:
         given = entries_by_name(self.prior_scale, "prior_scale", self._columns(), DEFAULT_SCALE)
@@ -418,6 +450,15 @@ class VariationalLogisticRegression(
     # What was learned
 
     @property
+    def multilabel_(self) -> bool:
+        """Whether y had a column for each of several labels."""
+        return hasattr(self, "estimators_")
+
+    @property
+    def _reading(self) -> Reading:
+        return LABELS_READING if self.multilabel_ else TWO_CLASSES
+
+    @property
     def covariance_(self) -> np.ndarray:
         check_is_fitted(self, "posterior_")
         return self.posterior_.covariance().numpy()
@@ -428,12 +469,14 @@ class VariationalLogisticRegression(
     def _names(self) -> list[str]:
         return coefficient_names(self._columns(), self.fit_intercept)
 
+    @by_label(stacked)
     def coefficient_interval(self, level: float = 0.95) -> np.ndarray:
         """Credible intervals of the coefficients, with the intercept last: d × 2."""
         check_is_fitted(self, "posterior_")
         reach = half_width(level) * self.posterior_.variance.sqrt()
         return torch.stack([self.posterior_.mean - reach, self.posterior_.mean + reach], 1).numpy()
 
+    @by_label(one_summary)
     def summary(self, level: float = 0.95) -> "pandas.DataFrame":
         """Mean, sd, interval, odds ratio with interval and probability of direction of every coefficient."""
         check_is_fitted(self, "posterior_")
@@ -444,6 +487,7 @@ class VariationalLogisticRegression(
             table["missing_information"] = self.missing_information_
         return table
 
+    @by_label(with_estimators)
     def robust(
         self, X: Any = None, y: Any = None, *, sample_weight: Any = None, offset: Any = None, groups: Any = None
     ) -> Self:
@@ -480,8 +524,19 @@ class VariationalLogisticRegression(
         """
         check_is_fitted(self, "posterior_")
         generator = check_random_state(self.random_state if random_state is None else random_state)
+        if self.multilabel_:
+            return np.stack([fit.sample(n, generator) for fit in self.estimators_], 1)
         noise = torch.from_numpy(generator.standard_normal((n, len(self.posterior_.mean))))
         return self.posterior_.draw(noise).numpy()
+
+    average = by_label(one_table)(EffectsMixin.average)
+    contrast = by_label(one_table)(EffectsMixin.contrast)
+    slopes = by_label(one_table)(EffectsMixin.slopes)
+    diagnose = by_label(named)(DiagnosisMixin.diagnose)
+    corrected = by_label(named)(DiagnosisMixin.corrected)
+    loo = by_label(named)(DiagnosisMixin.loo)
+    elbo = by_label(added)(DiagnosisMixin.elbo)
+    prevalence_offset = by_label(stacked)(ClassWeightMixin.prevalence_offset)
 
     def _open_labelled_rows(self, X: Any, y: Any, *, sample_weight: Any, offset: Any) -> RowSource:
         given = {"sample_weight": sample_weight, "offset": offset, "classes": self.classes_}
@@ -573,8 +628,15 @@ class VariationalLogisticRegression(
         check_is_fitted(self, "posterior_")
         return export_onnx(self, path, dtype, level, overwrite)
 
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.classifier_tags.multi_label = True
+        tags.target_tags.multi_output = True
+        return tags
+
     def __getstate__(self) -> dict[str, Any]:
         state: dict[str, Any] = super().__getstate__()
-        known = {"_largest_sd": self.largest_sd_} if hasattr(self, "posterior_") else {}
+        fitted = hasattr(self, "posterior_") and not self.multilabel_  # whose estimators have each their own
+        known = {"_largest_sd": self.largest_sd_} if fitted else {}
         left_out = ("_training_rows", "_completed_fits")
         return {name: value for name, value in (state | known).items() if name not in left_out}

@@ -63,6 +63,19 @@ class Predictions(NamedTuple):
         return {"label": classes[(self.latent > 0).astype(int)], **columns}
 
 
+class Reading(NamedTuple):
+    """What log-odds f ~ N(ϑ, τ²) say about the target. All take ϑ and τ² of rows; an interval also z, a class its name.
+
+    A target of several labels has a column of ϑ and τ² for each.
+    """
+
+    probabilities: Callable[[Tensor, Tensor], np.ndarray]
+    sds: Callable[[Tensor, Tensor], np.ndarray]
+    intervals: Callable[..., np.ndarray]
+    scores: Callable[[Tensor, Tensor], np.ndarray]
+    classes: Callable[..., np.ndarray]
+
+
 def predictions(model: Any, X: Any, level: float = 0.95, offset: Any = None) -> Predictions:
     """Return all predictions of the model for the rows of X."""
     check_model(model)
@@ -227,6 +240,11 @@ class PredictionMixin:
         """The posterior of the coefficients of the rows that `_open_rows` opens."""
         return self.posterior_
 
+    @property
+    def _reading(self) -> Reading:
+        """How log-odds are read, given the kind of target."""
+        return TWO_CLASSES
+
     def _predictor(
         self, X: Any, offset: Any, function: Callable[[Tensor, Tensor], Any]
     ) -> tuple[RowSource, Callable[[Block], Any]]:
@@ -246,19 +264,19 @@ class PredictionMixin:
         For probabilities, see `predict_proba` and `predict_std`.
         """
         pair = self._predict(X, offset, means_and_sds)
-        return pair[:, 0], pair[:, 1]
+        return pair[..., 0], pair[..., 1]
 
     def predict_proba(self, X: Any, offset: Any = None) -> np.ndarray:
         """Posterior-averaged probabilities E[s(f(x))] of the two classes, n × 2."""
-        return self._predict(X, offset, class_probabilities)
+        return self._predict(X, offset, self._reading.probabilities)
 
     def predict_std(self, X: Any, offset: Any = None) -> np.ndarray:
         """Posterior standard deviation of the probability s(f(x)), per row."""
-        return self._predict(X, offset, probability_std)
+        return self._predict(X, offset, self._reading.sds)
 
     def predict_interval(self, X: Any, level: float = 0.95, offset: Any = None) -> np.ndarray:
         """Credible interval s(ϑ ± zτ) of the probability of the second class, with posterior mass `level`: n × 2."""
-        return self._predict(X, offset, partial(probability_interval, z=half_width(level)))
+        return self._predict(X, offset, partial(self._reading.intervals, z=half_width(level)))
 
     def predict_table(
         self, X: Any, level: float = 0.95, offset: Any = None, *, unseen: str | None = None, beyond: str | None = None
@@ -316,12 +334,12 @@ class PredictionMixin:
 
     def decision_function(self, X: Any, offset: Any = None) -> np.ndarray:
         """Log-odds of the posterior-averaged probability, which are positive if the second class is predicted."""
-        return self._predict(X, offset, log_odds_of_mean)
+        return self._predict(X, offset, self._reading.scores)
 
     def predict(self, X: Any, offset: Any = None) -> np.ndarray:
         """The more probable class, per row."""
         check_is_fitted(self, "posterior_")
-        return self._predict(X, offset, partial(probable_classes, classes=self.classes_))
+        return self._predict(X, offset, partial(self._reading.classes, classes=self.classes_))
 
     def score(self, X: Any, y: Any = None, sample_weight: Any = None, offset: Any = None) -> float:
         """Share of rows whose class is predicted correctly."""
@@ -354,7 +372,7 @@ def from_latent(block: Block, posterior: Posterior, function: Callable[[Tensor, 
 
 
 def means_and_sds(mean: Tensor, variance: Tensor) -> np.ndarray:
-    return torch.stack([mean, variance.sqrt()], 1).cpu().numpy()
+    return torch.stack([mean, variance.sqrt()], -1).cpu().numpy()
 
 
 def class_probabilities(mean: Tensor, variance: Tensor) -> np.ndarray:
@@ -370,7 +388,7 @@ def probability_std(mean: Tensor, variance: Tensor) -> np.ndarray:
 def probability_interval(mean: Tensor, variance: Tensor, z: float) -> np.ndarray:
     """s(ϑ ± zτ)."""
     reach = z * variance.sqrt()
-    return torch.sigmoid(torch.stack([mean - reach, mean + reach], 1)).cpu().numpy()
+    return torch.sigmoid(torch.stack([mean - reach, mean + reach], -1)).cpu().numpy()
 
 
 def probable_classes(mean: Tensor, variance: Tensor, classes: np.ndarray) -> np.ndarray:
@@ -386,9 +404,12 @@ def log_odds_of_mean(mean: Tensor, variance: Tensor) -> np.ndarray:
 
 
 def log_odds(probability: np.ndarray) -> np.ndarray:
-    """log(p₁/p₀) of each row, where a probability that underflows counts as the smallest positive number."""
-    low, high = np.log(np.maximum(probability, np.finfo(float).tiny)).T
-    return high - low
+    """log(p₁/p₀) of each pair, where a probability that underflows counts as the smallest positive number."""
+    logs = np.log(np.maximum(probability, np.finfo(float).tiny))
+    return logs[..., 1] - logs[..., 0]
+
+
+TWO_CLASSES = Reading(class_probabilities, probability_std, probability_interval, log_odds_of_mean, probable_classes)
 
 
 def half_width(level: float) -> float:
