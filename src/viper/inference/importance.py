@@ -20,12 +20,14 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from viper.inference.classes.importance import ClassWeighedFit
+from viper.inference.classes.posterior import DiagonalStar
 from viper.inference.posterior import Diagonal, Posterior, latent, prior_log_density
 from viper.inference.problem import Prior
 from viper.inference.rows import Block, RowSource
@@ -160,7 +162,7 @@ class WeighedFit(NamedTuple):
 
 
 def weigh(
-    fits: Sequence[WeighedFit],
+    fits: Sequence[WeighedFit | ClassWeighedFit],
     elbo: float,
     count: int,
     generator: np.random.Generator,
@@ -190,8 +192,8 @@ def weigh(
         log_evidence=log_evidence,
         log_evidence_error=math.sqrt(max(0.0, 1.0 / size - 1.0 / count)),
         elbo=elbo,
-        covariance="diagonal" if isinstance(posterior, Diagonal) else "full",
-        residual_cost=residual_cost(fits[0].source, posterior) if fits[0].sparse else None,
+        covariance="diagonal" if isinstance(posterior, Diagonal | DiagonalStar) else "full",
+        residual_cost=residual_cost(fits[0].source, cast(Posterior, posterior)) if fits[0].sparse else None,
     )
     return WeightedDraws(draws, weights), diagnosis
 

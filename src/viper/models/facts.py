@@ -153,7 +153,9 @@ def weighting_facts(model: Any) -> WeightingFacts:
     encoding, factors = getattr(model, "formula_", None), getattr(model, "class_weight_", np.ones(2)).tolist()
     columns = {} if encoding is None else encoding.record.get("weighting", {})
     return WeightingFacts(
-        class_weight=None if factors == [1.0, 1.0] else dict(zip(map(str, model.classes_), factors, strict=True)),
+        class_weight=None
+        if set(np.ravel(factors)) == {1.0}
+        else dict(zip(map(str, model.classes_), factors, strict=True)),
         weights=columns.get("weights"),
         groups=columns.get("groups"),
         robust_groups=getattr(model, "robust_groups_", 0),

@@ -15,7 +15,7 @@ from viper.inference.adam import adam
 from viper.inference.causes import sizes, what_to_do, why_not_finite
 from viper.inference.device import algebra_device
 from viper.inference.memory import machine_memory
-from viper.inference.newton import Result, newton
+from viper.inference.newton import Result, exact_elbo, newton
 from viper.inference.posterior import Diagonal, Full, LowRank, Posterior, latent, moved
 from viper.inference.problem import Gaussian, Prior, Problem, products_are_cheaper
 from viper.inference.progress import Progress, Tasks
@@ -44,6 +44,10 @@ class FittedPosterior(NamedTuple):
     prior: Prior
     problem: Problem
     result: Result
+
+    def certified(self) -> tuple[float, float, float]:
+        """The exact ELBO, a certified lower bound on it, and KL(q ‖ p)."""
+        return exact_elbo(self.problem, self.result)
 
 
 @dataclass(frozen=True)
