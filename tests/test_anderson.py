@@ -57,6 +57,14 @@ def test_changes_that_are_dependent_are_not_mixed():
         assert mixing_weights(torch.stack([residual, other], 1), residual + 1.0) is None
 
 
+def test_more_steps_than_entries_of_a_residual_leave_nothing_of_it():
+    """Of all weights that do so, the smallest are taken."""
+    generator = torch.Generator().manual_seed(3)
+    changes, residual = torch.randn(2, 5, dtype=torch.float64, generator=generator).split([4, 1], 1)
+    weights = mixing_weights(changes, residual[:, 0])
+    np.testing.assert_allclose(weights, np.linalg.pinv(changes.numpy()) @ residual[:, 0].numpy(), rtol=1e-12)
+
+
 def test_weights_from_the_gram_matrix_are_those_of_least_squares():
     generator = torch.Generator().manual_seed(2)
     changes, residual = torch.randn(40, 5, dtype=torch.float64, generator=generator).split([4, 1], 1)

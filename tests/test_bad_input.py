@@ -182,7 +182,10 @@ REJECTED = {
         {"bound": "best"},
         "bound must be one of ['viper', 'pg', 'mc', 'quadrature']; got 'best'.",
     ),
-    "an unknown family": ({"covariance": "banded"}, "covariance must be one of ['full', 'diagonal']; got 'banded'."),
+    "an unknown family": (
+        {"covariance": "banded"},
+        "covariance must be one of ['full', 'diagonal', 'low-rank']; got 'banded'.",
+    ),
     "an unknown solver": ({"solver": "sgd"}, "solver must be one of ['newton', 'adam']; got 'sgd'."),
     "an unknown dtype": ({"dtype": "float16"}, "dtype must be one of ['float64', 'float32']; got 'float16'."),
     "an unknown device": (

@@ -51,7 +51,13 @@ def fitted():
 # --- scikit-learn's rules ---
 
 
-@parametrize_with_checks([VariationalLogisticRegression(), VariationalLogisticRegression(covariance="diagonal")])
+@parametrize_with_checks(
+    [
+        VariationalLogisticRegression(),
+        VariationalLogisticRegression(covariance="diagonal"),
+        VariationalLogisticRegression(covariance="low-rank", rank=1),
+    ]
+)
 def test_scikit_learn(estimator, check):
     check(estimator)
 

@@ -141,6 +141,12 @@ def test_each_row_that_cannot_be_predicted_says_why_and_the_others_are_predicted
     assert table.loc[good.index, "label"].tolist() == model.predict(good).tolist()
 
 
+def test_durations_where_the_model_had_numbers_are_one_clear_error():
+    fitted = viper.VariationalLogisticRegression.from_formula("y ~ age + ward", FRAME)
+    with pytest.raises(FormulaError, match="column 'age' must be numeric or text; got durations"):
+        fitted.predict_table(FRAME.head(5).assign(age=pd.to_timedelta(range(5), unit="h")))
+
+
 def test_without_a_rule_that_fills_in_missing_values_leave_a_row_empty():
     fitted = viper.VariationalLogisticRegression.from_formula("y ~ age + ward", FRAME, missing="drop")
     table = fitted.predict_table(FRAME[:3].assign(age=[np.nan, 50, 60], ward=["a", None, "b"]))

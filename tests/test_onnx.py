@@ -29,6 +29,7 @@ def run(model, X, dtype="float32"):
 MODELS = {
     "full": {},
     "diagonal": {"covariance": "diagonal"},
+    "low-rank": {"covariance": "low-rank", "rank": 2},
     "no intercept": {"fit_intercept": False},
     "wide prior": {"prior_scale": 100.0},
 }

@@ -105,7 +105,7 @@ def test_divergence_is_that_of_the_contrasts(diagonal, shared):
 
 
 def test_a_star_as_the_prior():
-    """KL between two stars, as Gaussians of the differences to the last class; a star of equal precisions is a prior."""
+    """KL between two stars, as Gaussians of the differences to the last class; with equal precisions, a prior."""
     K, d, rng = 4, 3, np.random.default_rng(5)
     roots = torch.tensor(rng.normal(size=(2, K, d, d)))
     P, Q = roots @ roots.mT + torch.eye(d)

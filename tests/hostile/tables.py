@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+from openpyxl.cell.cell import ILLEGAL_CHARACTERS_RE
 
 import viper
 from hostile.harness import SilentlyWrong, choose, outcome_of, outcome_of_command, run_command
@@ -205,10 +206,15 @@ def fit_same_rows(material: Material, path: Path, *options: str) -> tuple[str, s
     return "right", ""
 
 
+def as_cell(value: Any) -> Any:
+    """A value without the characters that no cell of a workbook can hold."""
+    return ILLEGAL_CHARACTERS_RE.sub("", value) if isinstance(value, str) else value
+
+
 def write_binary(table: pd.DataFrame, generator: random.Random, kind: str) -> Path:
     path = Path(f"rows.{kind}")
     if kind == "xlsx":
-        table.to_excel(path, index=False)
+        table.map(as_cell).rename(columns=as_cell).to_excel(path, index=False)
     elif kind == "parquet":
         compression = generator.choice(["snappy", "gzip", "none", "zstd"])
         table.to_parquet(path, index=False, compression=None if compression == "none" else compression)

@@ -127,7 +127,7 @@ def message_and_exit_code(error: BaseException) -> tuple[str, int]:
 def one_line(error: BaseException) -> str:
     """Return the message on one line, with options as they are written on a command line."""
     text = " ".join(str(error).split()) or type(error).__name__
-    text = re.sub(r"\b(missing|unseen|beyond|covariance|bound|solver)='(\w+)'", r"--\1 \2", text)
+    text = re.sub(r"\b(missing|unseen|beyond|covariance|bound|solver)='([\w-]+)'", r"--\1 \2", text)
     return text.replace("overwrite=True", "--force")
 
 

@@ -8,16 +8,16 @@ from collections.abc import Iterator
 from datetime import date, datetime, time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from xml.etree.ElementTree import ParseError
 
 from viper.errors import FileError, instead, listed
 
 if TYPE_CHECKING:
     from viper.data.csv_text import CsvText
 
-# What zipfile and openpyxl raise for damaged and encrypted workbooks; openpyxl checks nothing before it uses it.
+# What zipfile and openpyxl raise for damaged and encrypted workbooks; openpyxl checks nothing before it uses it. The
+# parser of XML, which is lxml where that is installed, raises a SyntaxError.
 DAMAGE: tuple[type[Exception], ...] = (
-    *(zipfile.BadZipFile, zlib.error, struct.error, EOFError, ParseError, LookupError, ValueError, TypeError),
+    *(zipfile.BadZipFile, zlib.error, struct.error, EOFError, SyntaxError, LookupError, ValueError, TypeError),
     *(AttributeError, RuntimeError, ArithmeticError, AssertionError),
 )
 

@@ -26,8 +26,10 @@ def read_indicators(y: Any, rows: int, known: Any = None) -> tuple[np.ndarray, T
     The names are those of the columns, or their numbers. Unless they are `known`, every label must have rows with it
     and rows without.
     """
-    names = label_names(y, known)
+    if y is None:
+        raise ValueError("This estimator requires y to be passed, but the target y is None.")
     matrix = as_matrix(y)
+    names = label_names(getattr(y, "column_names", getattr(y, "columns", None)), matrix.shape[1], known)
     if len(matrix) != rows:
         raise ValueError(f"X and y must have the same number of rows; got {rows} and {len(matrix)}.")
     found = indicators(matrix, names)
@@ -36,10 +38,8 @@ def read_indicators(y: Any, rows: int, known: Any = None) -> tuple[np.ndarray, T
     return names, torch.from_numpy(found)
 
 
-def label_names(y: Any, known: Any = None) -> np.ndarray:
-    """Return the names of the columns, or their numbers. They must be those that are known."""
-    columns = getattr(y, "column_names", getattr(y, "columns", None))  # column_names: Arrow tables
-    count = y.shape[1] if hasattr(y, "shape") else len(y[0])
+def label_names(columns: Any, count: int, known: Any = None) -> np.ndarray:
+    """Return the names of the columns, or their numbers if they have none. They must be those that are known."""
     if columns is None:
         names = np.arange(count) if known is None or len(known) != count else np.asarray(known)
     else:
@@ -79,7 +79,7 @@ def indicators(y: np.ndarray, names: np.ndarray, place: Callable[[int], str] | N
     return ones
 
 
-def check_labels_vary(names: np.ndarray, some: np.ndarray, not_all: np.ndarray) -> None:
+def check_labels_vary(names: np.ndarray, some: Any, not_all: Any) -> None:
     """Raise unless each label has rows with it and rows without."""
     constant = [f"{shown(names.tolist()[j])} (all {int(some[j])})" for j in np.flatnonzero(~(some & not_all))]
     if constant:

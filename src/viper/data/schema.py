@@ -63,13 +63,15 @@ class Items:
 
 @dataclass(frozen=True)
 class Entries:
-    """A dictionary with any names, and one rule for all values but those of some names."""
+    """A dictionary with any names, and one rule for all values but those of some names; some must be there."""
 
     each: Rule
     but: Mapping[str, Rule] = field(default_factory=dict)
+    required: tuple[str, ...] = ()
 
     def check(self, value: Any, where: str) -> None:
         check_keys(value, where)
+        check_complete(value, self.required, value, where)
         for name, item in value.items():
             self.but.get(name, self.each).check(item, f"{where}[{shown(name)}]")
 

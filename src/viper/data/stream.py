@@ -19,7 +19,7 @@ from torch import Tensor
 
 from viper.data import checks
 from viper.data.blocks import Chunk, MemoryMap, Reader
-from viper.data.indicators import check_labels_vary, indicators
+from viper.data.indicators import check_labels_vary, indicators, label_names
 from viper.errors import shown
 from viper.inference.rows import (
     BLOCK_ROWS,
@@ -42,6 +42,7 @@ ROW_ROUNDING = 1e-6  # how much recomputed rows may differ, relative to the larg
 
 PARTS = ("features", "label", "offset", "weight")  # parts of a chunk
 
+ONE_COLUMN = checks.RowFormat()  # of two classes
 ONE_COLUMN = checks.RowFormat()  # of two classes
 Item = TypeVar("Item")
 RowName = Callable[[int], str]  # names the i-th row of a chunk in messages
@@ -73,13 +74,10 @@ def scan(reader: Reader, known: Any, observer: Callable[[int], None], format: ch
         y, weight = chunk.label, check_weight(chunk)
         check_finite_chunk(y, "y", chunk.place)
         if y.ndim == 2 or labels:
-            if labels is None or y.ndim != 2 or (classes is not None and len(classes) != y.shape[1]):
-                wanted = "one column" if classes is None or not labels else f"{len(classes)} columns"
+            if labels is None or y.ndim != 2:
+                wanted = "one column" if labels is None else "a column for each label"
                 raise ValueError(f"y must have {wanted}; got shape {y.shape} from {chunk.place(0)} on.")
-            names = getattr(reader, "targets", None) or np.arange(y.shape[1])
-            classes = (
-                np.asarray(names, dtype=object if isinstance(names, list) else None) if classes is None else classes
-            )
+            classes = label_names(getattr(reader, "targets", None), y.shape[1], classes)
             ones = indicators(y, classes, chunk.place)
             some, not_all, labels = some | ones.any(0), not_all | ~ones.all(0), y.shape[1]
         elif known is None:

@@ -255,7 +255,7 @@ def read_libsvm(path: Path) -> "pandas.DataFrame":
     if X.shape[0] * X.shape[1] > MOST_CELLS:
         raise FileError(
             f"a LIBSVM file may have at most {MOST_CELLS:,} cells, including zeros; got {X.shape[0]:,} × "
-            f"{X.shape[1]:,}. Fit the sparse matrix in Python, with covariance='diagonal'."
+            f"{X.shape[1]:,}. Fit the sparse matrix in Python, with covariance='low-rank'."
         )
     frame = pandas.DataFrame(X.toarray(), columns=[f"x{j}" for j in range(X.shape[1])])
     if X.shape[1] and X[:, [0]].nnz == 0:  # indices begin at 1

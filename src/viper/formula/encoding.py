@@ -670,12 +670,13 @@ def decode_transforms(state: Any) -> Any:
     return [decode_transforms(value) for value in state] if isinstance(state, list) else state
 
 
+VERDICT = {"reliable": BOOLEAN, "close": BOOLEAN, "verdict": TEXT}
 RECORD = Fields(
     {},
     {
         "seconds": NUMBER,
-        "scores": or_none(Entries(or_none(NUMBER), {"how": TEXT})),
-        "diagnosis": or_none(Entries(or_none(NUMBER), {"reliable": BOOLEAN, "close": BOOLEAN, "verdict": TEXT})),
+        "scores": or_none(Entries(or_none(NUMBER), {"how": TEXT}, required=("how",))),
+        "diagnosis": or_none(Entries(or_none(NUMBER), VERDICT, required=("k_hat", "reliable", "verdict"))),
         "weighting": Fields({}, {"weights": TEXT, "groups": TEXT}),  # names of columns
         # files of version 0.1; now in `training`
         "data": Fields(

@@ -213,7 +213,8 @@ def undefined_rows(encoding: Encoding, screened: Screened) -> list[Remark]:
 
 def has_extreme_number(frame: "pandas.DataFrame") -> np.ndarray:
     """Return which rows have a number with which a product may overflow."""
-    return (frame.select_dtypes("number").abs() > LARGEST_ORDINARY).any(axis=1).to_numpy(dtype=bool)
+    numbers = frame.select_dtypes("number", exclude="timedelta")
+    return (numbers.abs() > LARGEST_ORDINARY).any(axis=1).to_numpy(dtype=bool)
 
 
 def cells_by_term(names: list[str], cells: np.ndarray) -> dict[str, np.ndarray]:

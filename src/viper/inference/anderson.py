@@ -99,8 +99,9 @@ def mixing_weights(changes: Tensor, residual: Tensor) -> Tensor | None:
 
     LAPACK is called directly, which takes half the time of torch's function for so few columns.
     """
-    _, solution, singular = dgels(changes.cpu().numpy(), residual.cpu().numpy())
-    gamma = solution[: changes.shape[1]]
+    entries, count = changes.shape
+    _, solution, singular = dgels(changes.cpu().numpy(), np.pad(residual.cpu().numpy(), (0, max(0, count - entries))))
+    gamma = solution[:count]
     if singular or not np.abs(gamma).sum() <= LARGEST_WEIGHTS:
         return None
     return torch.from_numpy(gamma).to(residual)

@@ -33,11 +33,12 @@ LARGEST_CLIMB = 500  # coefficients: there, what L-BFGS remembers takes 40 MB
 
 
 class Climbed(NamedTuple):
-    """The highest q that was reached, the number of passes, and whether its gradient is as small as was asked."""
+    """The highest q that was reached, the number of passes, whether its gradient is as small as was asked; steps."""
 
     q: Gaussian
     passes: float
     close: bool
+    steps: int = 0
 
 
 def climb(
@@ -48,31 +49,44 @@ def climb(
     close: float = CLOSE,
     steps: int = STEPS,
     rounds: int = ROUNDS,
+    most: int = ROUNDS * STEPS,
+    coordinates: "type[Ascent] | None" = None,
 ) -> Climbed:
-    """Climb from q until half the squared gradient is below `close`. `report` is called with F after every step."""
-    passes, best, memory = 0, -math.inf, MEMORY_DIAGONAL if problem.diagonal else MEMORY
+    """Climb from q until half the squared gradient is below `close`. `report` is called with F after every step.
+
+    There are at most `most` steps in all. `coordinates` are those around a q of another family.
+    """
+    passes, taken, best = 0, 0, -math.inf
     for _ in range(rounds):
-        ascent = Ascent(problem, q, report, close)
+        ascent = (coordinates or Ascent)(problem, q, report, close)
         start = ascent.origin()
         value, _ = ascent.negative(start)
-        if not math.isfinite(value) or ascent.left < close:
-            return Climbed(q, passes + 1, math.isfinite(value))
+        if not math.isfinite(value) or ascent.left < close or taken >= most:
+            return Climbed(q, passes + 1, math.isfinite(value) and ascent.left < close, taken)
         found = scipy.optimize.minimize(
             ascent.negative,
             start,
             jac=True,
             method="L-BFGS-B",
+            bounds=ascent.bounds(),
             callback=ascent.tell,
-            options={"maxiter": steps, "maxfun": 3 * steps, "maxcor": memory, "ftol": 1e-15, "gtol": 0.0},
+            options={
+                "maxiter": min(steps, most - taken),
+                "maxfun": 3 * steps,
+                "maxcor": ascent.memory,
+                "ftol": 1e-15,
+                "gtol": 0.0,
+            },
         )
-        passes += 1 + found.nfev
+        passes, taken = passes + 1 + found.nfev, taken + found.nit
         new = ascent.at(found.x)
-        if new is None or not -found.fun > best + LEAST_GAIN:
-            return Climbed(q, passes, ascent.left < close)
+        gain = -found.fun - best
+        if new is None or not gain >= 0.0:
+            return Climbed(q, passes, ascent.left < close, taken)
         q, best = new, -found.fun
-        if ascent.left < close:
+        if ascent.left < close or gain < LEAST_GAIN:
             break
-    return Climbed(q, passes, ascent.left < close)
+    return Climbed(q, passes, ascent.left < close, taken)
 
 
 class Ascent:
@@ -85,6 +99,11 @@ class Ascent:
         self.low = torch.tril_indices(below, below, -1, device=q.mean.device)
         self.log_scale = -0.5 * float(q.log_determinant)
         self.value, self.left = -math.inf, math.inf  # F, and half the squared gradient: about the nats left
+        self.memory = MEMORY_DIAGONAL if problem.diagonal else MEMORY
+
+    def bounds(self) -> scipy.optimize.Bounds | None:
+        """Bounds on the coordinates."""
+        return None
 
     def origin(self) -> np.ndarray:
         return np.zeros(2 * self.d + self.low.shape[1])

@@ -27,8 +27,7 @@ import torch
 from torch import Tensor
 
 from viper.inference.classes.importance import ClassWeighedFit
-from viper.inference.classes.posterior import DiagonalStar
-from viper.inference.posterior import Diagonal, Posterior, latent, prior_log_density
+from viper.inference.posterior import Posterior, latent, prior_log_density
 from viper.inference.problem import Prior
 from viper.inference.rows import Block, RowSource
 from viper.softplus.limit import fast_limit, limit
@@ -164,6 +163,7 @@ class WeighedFit(NamedTuple):
 def weigh(
     fits: Sequence[WeighedFit | ClassWeighedFit],
     elbo: float,
+    covariance: str,
     count: int,
     generator: np.random.Generator,
     report: Callable[[int, int], None] | None = None,
@@ -192,7 +192,7 @@ def weigh(
         log_evidence=log_evidence,
         log_evidence_error=math.sqrt(max(0.0, 1.0 / size - 1.0 / count)),
         elbo=elbo,
-        covariance="diagonal" if isinstance(posterior, Diagonal | DiagonalStar) else "full",
+        covariance=covariance,
         residual_cost=residual_cost(fits[0].source, cast(Posterior, posterior)) if fits[0].sparse else None,
     )
     return WeightedDraws(draws, weights), diagnosis

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from viper.inference.anderson import Mixing, Step, whitened
 from viper.inference.climb import LARGEST_CLIMB, climb
-from viper.inference.problem import LARGEST_MIXED, LARGEST_SOLVED, Gaussian, Problem, divergence, kl_to_prior
+from viper.inference.problem import LARGEST_MIXED, LARGEST_SOLVED, Gaussian, Problem, divergence
 from viper.inference.start import beginning, climb_by_products, from_tighter_priors
 from viper.inference.steps import diagonal_step, full_step, gradient
 from viper.inference.sums import Sums
@@ -87,7 +87,7 @@ def newton(
     passes = 0.0
     generator = generator or np.random.default_rng(0)
     if problem.iterative:
-        q, passes, close = climb_by_products(problem, q, generator, told(problem, report, began))
+        q, passes, close, _ = climb_by_products(problem, q, generator, told(problem, report, began))
         slow = not close and problem.source.dimension <= LARGEST_SOLVED
         problem = replace(problem, iterative=not slow)
     elif q is None:
@@ -284,7 +284,7 @@ class Stage:
         if self.climbed:
             return False
         self.climbed = True
-        q, passes, _ = climb(self.problem, self.result.q, told(self.problem, self.report, self.began))
+        q, passes, *_ = climb(self.problem, self.result.q, told(self.problem, self.report, self.began))
         self.result.passes += passes
         value, total = self.problem.evaluate(q, q.factor)
         if not self.result.objective < value:
@@ -326,11 +326,10 @@ class Stage:
 
 def exact_elbo(problem: Problem, result: Result) -> tuple[float, float, float]:
     """Return the exact ELBO at the solver's q, a certified lower bound on it (docs/certificate.md), and KL(q ‖ p)."""
-    kl = kl_to_prior(result.q, result.factor, problem.prior)
+    kl = problem.kl(result.q, result.factor)
     value, magnitude = result.objective, result.magnitude
     if problem.bound is not limit() or math.isnan(magnitude):
-        value, total = problem.evaluate(result.q, result.factor, limit(), gram=False)
-        magnitude = total.magnitude
+        value, magnitude = problem.measure(result.q, result.factor, limit())
     return value, value - elbo_certificate(magnitude, kl) - 2.0 * abs(result.predicted_gain), kl
 
 

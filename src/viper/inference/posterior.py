@@ -90,7 +90,11 @@ class Diagonal:
 
 @dataclass(frozen=True)
 class LowRank:
-    """N(m₀ + DQω, D(I + Q(FFᵀ - I)Qᵀ)D): the prior N(m₀, D²), but w ~ N(ω, FFᵀ) in the span of an orthonormal Q."""
+    """N(m₀ + DQω, D(I + Q(FFᵀ - I)Qᵀ)D): N(m₀, D²), but w ~ N(ω, FFᵀ) in the span of an orthonormal Q.
+
+    With more coefficients than rows N(m₀, D²) is the prior, and Q spans the rows. In the low-rank family m₀ is the
+    posterior mean and D² the diagonal part, which is narrower than the prior.
+    """
 
     prior_mean: Tensor
     prior_sd: Tensor
@@ -151,9 +155,11 @@ class LowRank:
         return self.prior_sd.log().sum() + torch.linalg.slogdet(self.inner_factor).logabsdet
 
     def as_prior(self, forget: float = 1.0) -> Prior:
-        inverse = torch.linalg.inv(self.inner_factor)  # Σ⁻¹ has the form of Σ, with D⁻¹ and F⁻ᵀ
-        precision = replace(self, prior_sd=1.0 / self.prior_sd, inner_factor=inverse.T).covariance()
-        return Prior(self.mean, forget * precision)
+        # Σ⁻¹ = D⁻¹(I + Q(F⁻ᵀF⁻¹ - I)Qᵀ)D⁻¹, where nothing is wider than N(m₀, D²): F⁻ᵀF⁻¹ - I = EEᵀ
+        inverse = torch.linalg.inv(self.inner_factor)
+        values, vectors = torch.linalg.eigh(inverse.T @ inverse)
+        added = math.sqrt(forget) * vectors * (values - 1.0).clamp(min=0.0).sqrt()
+        return Prior(self.mean, forget / self.prior_sd.square(), (self.basis @ added) / self.prior_sd[:, None])
 
 
 Posterior = Full | Diagonal | LowRank
@@ -192,8 +198,9 @@ def moved(value: Moved, device: torch.device | str) -> Moved:
     """The same Gaussian on another device."""
     if isinstance(value, Several):
         return replace(value, parts=tuple(moved(part, device) for part in value.parts))
-    parts = {field.name: getattr(value, field.name).to(device) for field in fields(cast(Any, value))}
-    return replace(cast(Any, value), **parts)
+    given: Any = value
+    parts = {field.name: getattr(given, field.name) for field in fields(given)}
+    return cast(Moved, replace(given, **{name: part.to(device) for name, part in parts.items() if part is not None}))
 
 
 def gaussian_log_density(noise: Tensor, log_scale: Tensor) -> Tensor:
@@ -204,8 +211,7 @@ def gaussian_log_density(noise: Tensor, log_scale: Tensor) -> Tensor:
 def prior_log_density(prior: Prior, draws: Tensor) -> Tensor:
     """log p(β) for each row β of `draws`."""
     shift = draws - prior.mean
-    weighted = shift * prior.precision if prior.precision.ndim == 1 else shift @ prior.precision
-    quadratic = (shift * weighted).sum(1)
+    quadratic = (shift * prior.apply(shift.T).T).sum(1)
     return 0.5 * (prior.log_determinant - quadratic - draws.shape[1] * LOG_2PI)
 
 

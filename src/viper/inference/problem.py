@@ -28,25 +28,42 @@ DIRECT_PASSES, PRODUCT_PASSES = 9, 40
 
 @dataclass(frozen=True)
 class Prior:
-    """N(m₀, S₀), given by its precision S₀⁻¹: a vector (diagonal) or a matrix."""
+    """N(m₀, S₀), given by its precision S₀⁻¹: a vector (diagonal) or a matrix; with loadings V, a vector plus VVᵀ."""
 
     mean: Tensor
     precision: Tensor
+    loadings: Tensor | None = None
 
     @cached_property
     def log_determinant(self) -> Tensor:
         """log |S₀⁻¹|."""
-        if self.precision.ndim == 1:
-            return self.precision.log().sum()
-        return 2.0 * torch.linalg.cholesky(self.precision).diagonal().log().sum()
+        if self.precision.ndim == 2:
+            return 2.0 * torch.linalg.cholesky(self.precision).diagonal().log().sum()
+        whole = self.precision.log().sum()
+        if self.loadings is None:
+            return whole
+        inner = self.loadings.T @ (self.loadings / self.precision[:, None])
+        inner.diagonal().add_(1.0)
+        return whole + torch.linalg.slogdet(inner).logabsdet
 
     def apply(self, vector: Tensor) -> Tensor:
-        """S₀⁻¹ v."""
-        return self.precision * vector if self.precision.ndim == 1 else self.precision @ vector
+        """S₀⁻¹ v, for a vector or the columns of a matrix."""
+        if self.precision.ndim == 2:
+            return self.precision @ vector
+        inside = (self.precision * vector.T).T if vector.ndim == 2 else self.precision * vector
+        return inside if self.loadings is None else inside + self.loadings @ (self.loadings.T @ vector)
 
     @property
     def diagonal(self) -> Tensor:
-        return self.precision if self.precision.ndim == 1 else self.precision.diagonal()
+        if self.precision.ndim == 2:
+            return self.precision.diagonal()
+        return self.precision if self.loadings is None else self.precision + self.loadings.square().sum(1)
+
+    def without_loadings(self) -> "Prior":
+        """The same with its precision as a matrix, if it has loadings."""
+        if self.loadings is None:
+            return self
+        return Prior(self.mean, torch.diag(self.precision).addmm_(self.loadings, self.loadings.T))
 
     def plus(self, gram: Tensor) -> Tensor:
         """S₀⁻¹ + G as a matrix."""
@@ -192,12 +209,21 @@ class Problem:
             certify=self.refine,
         )
 
+    def kl(self, q: Gaussian, factor: Tensor) -> float:
+        """KL(q ‖ p)."""
+        return kl_to_prior(q, factor, self.prior)
+
+    def measure(self, q: Gaussian, factor: Tensor, bound: Bound | None = None) -> tuple[float, float]:
+        """F and the magnitude of its terms at q, without derivatives."""
+        value, total = self.evaluate(q, factor, bound, gram=False)
+        return value, total.magnitude
+
     def evaluate(
         self, q: Gaussian, factor: Tensor, bound: Bound | None = None, gram: bool = True
     ) -> tuple[float, Sums]:
         """F and the sums at q."""
         total = self.total(q.mean, factor, bound, gram)
-        return total.value - kl_to_prior(q, factor, self.prior), total
+        return total.value - self.kl(q, factor), total
 
     def coarsened(self, k: int, generator: np.random.Generator) -> "Problem":
         """Return the same problem on about k random rows, as a rough stage."""

@@ -25,11 +25,13 @@ from viper.softplus.limit import limit
 
 def robust_posterior(posterior: Posterior, prior: Prior, source: RowSource, groups: Any) -> tuple[Full, int]:
     """Return the Gaussian with the same mean and the robust covariance, and the number of independent groups."""
-    if isinstance(posterior, LowRank):
+    if isinstance(posterior, LowRank) and source.rows < len(posterior.mean):
         raise ValueError(
             f"robust needs more rows than coefficients; got {source.rows} rows and {len(posterior.mean)} coefficients. "
             "Leave columns out."
         )
+    if isinstance(posterior, LowRank):
+        raise ValueError("robust needs covariance='full' or 'diagonal'; got 'low-rank'. Fit again with one of these.")
     if groups is None:
         bread, meat, count = source.reduce(partial(block_scores, posterior=posterior))
         number = round(float(count))

@@ -42,7 +42,7 @@ class Matrix(Protocol):
         """The diagonal of Aᵀ diag(w) A."""
 
     def gram_product(self, weights: Tensor, vector: Tensor) -> Tensor:
-        """Aᵀ diag(w) A v."""
+        """Aᵀ diag(w) A v, for a vector or the columns of a matrix."""
 
     def peaks(self) -> Tensor:
         """The largest |A_ij| of each column."""
@@ -124,6 +124,8 @@ class Dense:
         return add_up([part.squared().pull(some)] for part, some in pairs)[0]
 
     def gram_product(self, weights: Tensor, vector: Tensor) -> Tensor:
+        if vector.ndim == 2:
+            return self.pull(weights[:, None] * self.project(vector))
         if self.matrix.device.type != "cpu" or self.matrix.dtype != vector.dtype:
             return self.pull(weights * self.project(vector))
         X, w, v = self.matrix.numpy(), weights.numpy(), vector.numpy()
@@ -190,7 +192,7 @@ class Sparse:
         return self.transposed_times(self.squared.T, weights)
 
     def gram_product(self, weights: Tensor, vector: Tensor) -> Tensor:
-        return self.pull(weights * self.project(vector))
+        return self.pull((weights[:, None] if vector.ndim == 2 else weights) * self.project(vector))
 
     def peaks(self) -> Tensor:
         found = torch.from_numpy(abs(self.matrix).max(0).toarray().ravel())

@@ -31,8 +31,42 @@ def posterior_to_arviz(
     estimator: str = "VariationalLogisticRegression",
 ) -> Any:
     """Draw β from q and record log q. With a `source` of rows, also record log p, labels and log likelihoods."""
-    count = count_draws(*shape)
+    groups = draw_groups(posterior, prior, source, names, shape, np.random.default_rng(seed))
+    return arviz_container(groups, names, estimator)
+
+
+def labels_to_arviz(
+    parts: list[tuple[Posterior, Prior, RowSource | None]],
+    labels: list[Any],
+    names: list[str],
+    shape: tuple[int, int],
+    seed: int,
+) -> Any:
+    """Do so for several labels, which are independent: an axis "label" follows those of chains, draws and rows."""
     generator = np.random.default_rng(seed)
+    found = [draw_groups(*part, names, shape, generator) for part in parts]
+    groups = {
+        group: {name: with_label_axis([one[group][name] for one in found], name) for name in values}
+        for group, values in found[0].items()
+    }
+    return arviz_container(groups, names, "VariationalLogisticRegression", labels)
+
+
+def with_label_axis(values: list[np.ndarray], name: str) -> np.ndarray:
+    """Stack the values of all labels; coefficients have their features last."""
+    return np.stack(values, -2 if name == "coefficient" else -1)
+
+
+def draw_groups(
+    posterior: Posterior,
+    prior: Prior,
+    source: RowSource | None,
+    names: list[str],
+    shape: tuple[int, int],
+    generator: np.random.Generator,
+) -> dict[str, dict[str, Any]]:
+    """Return the groups of the container."""
+    count = count_draws(*shape)
     noise = torch.from_numpy(generator.standard_normal((count, len(posterior.mean)))).to(posterior.mean.device)
     draws = posterior.draw(noise)
     statistics = {"log_q": posterior.log_density(noise)}
@@ -41,7 +75,7 @@ def posterior_to_arviz(
         statistics["lp"] = log_likelihood(source, draws) + prior_log_density(prior, draws)
         groups |= row_groups(source, draws, shape)
     groups["sample_stats"] = {name: by_chain(value, shape) for name, value in statistics.items()}
-    return arviz_container(groups, names, estimator)
+    return groups
 
 
 def row_groups(source: RowSource, draws: Tensor, shape: tuple[int, int]) -> dict[str, dict[str, Any]]:
@@ -89,10 +123,17 @@ def row_log_likelihoods(block: Block, draws: Tensor) -> Tensor:
     return terms.T if block.weight is None else terms.T * block.weight
 
 
-def arviz_container(groups: dict[str, dict[str, Any]], names: list[str], estimator: str) -> Any:
-    """Return the groups in the container of the installed ArviZ."""
+def arviz_container(
+    groups: dict[str, dict[str, Any]], names: list[str], estimator: str, labels: list[Any] | None = None
+) -> Any:
+    """Return the groups in the container of the installed ArviZ; with an axis "label" if there are several."""
     features = [name for name in names if name != INTERCEPT]
-    coords, dims = {"feature": features}, {"coefficient": ["feature"], "y": ["row"]}
+    coords: dict[str, Any] = {"feature": features}
+    dims = {"coefficient": ["feature"], "y": ["row"]}
+    if labels is not None:
+        coords["label"] = labels
+        dims = {"coefficient": ["label", "feature"], "y": ["row", "label"]}
+        dims |= {name: ["label"] for name in (INTERCEPT, "lp", "log_q")}
     about = {"inference_library": "viper", "modeling_interface": estimator}
     try:
         return import_module("arviz_base").from_dict(groups, coords=coords, dims=dims, attrs={"/": about})

@@ -14,12 +14,12 @@ from torch import Tensor
 from viper.errors import ImportanceWarning
 from viper.inference.classes.importance import ClassWeighedFit
 from viper.inference.classes.posterior import StarPosterior
+from viper.inference.classes.together import LabelRows
 from viper.inference.importance import SEED, Diagnosis, WeighedFit, WeightedDraws, weigh, weighted_quantiles
-from viper.inference.posterior import moved
-from viper.inference.problem import Prior
+from viper.inference.posterior import Several, moved
 from viper.inference.progress import StepProgress
 from viper.inference.rows import Block, RowSource
-from viper.models.arviz import count_draws, draws_to_arviz, posterior_to_arviz
+from viper.models.arviz import count_draws, draws_to_arviz, labels_to_arviz, posterior_to_arviz
 from viper.models.loo import LeaveOneOut, leave_one_out
 from viper.models.prediction import PredictionMixin, half_width, log_odds
 
@@ -141,8 +141,9 @@ class DiagnosisMixin(PredictionMixin):
     """
 
     _sparse = False
-    prior_: Prior
+    prior_: Any
     elbo_: float
+    covariance: str
     random_state: Any
     verbose: Any
 
@@ -248,14 +249,23 @@ class DiagnosisMixin(PredictionMixin):
         source = self._given_or_training_rows(X, y, sample_weight, offset)
         seed = check_random_state(self.random_state if random_state is None else random_state).randint(2**31)
         device = "cpu" if source is None else source.device
-        posterior, prior = moved(self.posterior_, device), moved(self.prior_, device)
         shape, estimator = (chains, draws), type(self).__name__
+        if isinstance(self.posterior_, Several):
+            fits = self.estimators_  # type: ignore[attr-defined]
+            rows = [None if source is None else fit._known_weights(LabelRows(source, j)) for j, fit in enumerate(fits)]
+            given = [
+                (moved(fit.posterior_, device), moved(fit.prior_, device), own)
+                for fit, own in zip(fits, rows, strict=True)
+            ]
+            return labels_to_arviz(given, self.classes_.tolist(), self._names(), shape, seed)
+        posterior, prior = moved(self.posterior_, device), moved(self.prior_, device)
         return posterior_to_arviz(posterior, prior, source, self._names(), shape, seed, estimator)
 
     def _given_or_training_rows(self, X: Any, y: Any, sample_weight: Any, offset: Any) -> RowSource | None:
         if X is None:
             return getattr(self, "_training_rows", None)
-        return self._known_weights(self._open_labelled_rows(X, y, sample_weight=sample_weight, offset=offset))
+        source = self._open_labelled_rows(X, y, sample_weight=sample_weight, offset=offset)
+        return source if source.traits.labels else self._known_weights(source)
 
     def _weigh(
         self, X: Any, y: Any, sample_weight: Any, offset: Any, draws: int, random_state: Any
@@ -266,8 +276,9 @@ class DiagnosisMixin(PredictionMixin):
             weighed = [self._weighed_fit(X, y, sample_weight, offset, "diagnose")]
         else:
             weighed = [fit._weighed_fit(None, None, None, None, "diagnose") for fit in fits]
+        generator = self._generator_of_draws(random_state)
         with closing(StepProgress(self.verbose, "weighing draws: row")) as progress:
-            return weigh(weighed, self.elbo_, draws, self._generator_of_draws(random_state), progress.step)
+            return weigh(weighed, self.elbo_, self.covariance, draws, generator, progress.step)
 
     def _weighed_fit(self, X: Any, y: Any, sample_weight: Any, offset: Any, what: str) -> Any:
         """The rows, and the posterior and prior on their device."""
@@ -285,7 +296,7 @@ class DiagnosisMixin(PredictionMixin):
         if source is None:
             raise ValueError(f"{what} needs the training rows; got a model without them. Pass X and y.")
         prior = moved(self.prior_, source.device)
-        posterior = moved(self.posterior_, source.device)
+        posterior: Any = moved(self.posterior_, source.device)
         if isinstance(posterior, StarPosterior):
             return ClassWeighedFit(posterior, prior, source)
         return WeighedFit(posterior, prior, source, self._sparse)

@@ -2,18 +2,21 @@
 
 import math
 import warnings
-from contextlib import closing, nullcontext
+from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from viper.errors import ConvergenceWarning, NotFinite, users_line
+from viper.errors import ConvergenceWarning, NotFinite, shown, users_line
 from viper.inference.adam import adam
 from viper.inference.causes import sizes, what_to_do, why_not_finite
 from viper.inference.device import algebra_device
+from viper.inference.low_rank.ascent import maximise_low_rank
+from viper.inference.low_rank.family import LowRankGaussian, LowRankProblem
 from viper.inference.memory import machine_memory
 from viper.inference.newton import Result, exact_elbo, newton
 from viper.inference.posterior import Diagonal, Full, LowRank, Posterior, latent, moved
@@ -59,6 +62,7 @@ class FitOptions:
     samples: int
     nodes: int
     covariance: str
+    rank: int
     solver: str
     max_iter: int | None
     tol: float | None
@@ -97,6 +101,10 @@ def fit_in_shape(
     source: RowSource, prior: Prior, options: FitOptions, seed: int, start: Gaussian | None
 ) -> FittedPosterior:
     """Choose the form of the problem by its family and its numbers of rows and coefficients, and solve it."""
+    options = replace(options, covariance=family_of(source, options))
+    if options.covariance == "low-rank":
+        return fit_low_rank(source, prior, options, seed, start)
+    prior = prior.without_loadings()
     wide = spans_fewer_dimensions(source) and prior.precision.ndim == 1 and options.solver == "newton"
     prior = moved(prior, source.device if wide else algebra_device(source.dimension, source.device))
     diagonal = options.covariance == "diagonal"
@@ -107,12 +115,48 @@ def fit_in_shape(
     if source.dimension > LARGEST_FULL and not diagonal:
         raise ValueError(
             f"covariance='full' allows {LARGEST_FULL} coefficients, or any number if there are fewer rows; got "
-            f"{source.dimension} coefficients and {source.rows} rows. Use covariance='diagonal'."
+            f"{source.dimension} coefficients and {source.rows} rows. Use covariance='low-rank' or 'diagonal'."
         )
     if diagonal:
         problem, result = run_solver(source, prior, options, seed, start)
         return FittedPosterior(Diagonal(result.q.mean, result.factor), prior, problem, result)
     return fit_tall(source, prior, options, seed, start)
+
+
+def family_of(source: RowSource, options: FitOptions) -> str:
+    """Return the family to fit: one of low rank is the diagonal one, or the full one, where its rank says so.
+
+    The precision of a full covariance is the prior's plus a matrix whose rank is at most the number of rows, and a
+    diagonal plus one of rank d - 1.
+    """
+    if options.covariance != "low-rank":
+        return options.covariance
+    if options.rank == 0:
+        return "diagonal"
+    return "full" if options.rank >= min(source.rows, source.dimension - 1) else "low-rank"
+
+
+def check_rank(rank: Any) -> None:
+    """Raise unless the rank of the low-rank family is a whole number."""
+    if not isinstance(rank, int | np.integer) or isinstance(rank, bool) or rank < 0:
+        raise ValueError(f"rank must be a whole number, 0 or more; got {shown(rank)}.")
+
+
+def fit_low_rank(
+    source: RowSource, prior: Prior, options: FitOptions, seed: int, start: Gaussian | None
+) -> FittedPosterior:
+    """Fit a precision that is a diagonal plus a matrix of rank k, by products with k columns."""
+    if options.solver == "adam":
+        raise ValueError("covariance='low-rank' needs solver='newton'; got 'adam'.")
+    if prior.precision.ndim == 2:
+        raise ValueError(
+            "covariance='low-rank' needs independent priors; got a prior covariance matrix. Give prior_scale as one "
+            "number per feature, or use covariance='full'."
+        )
+    prior = moved(prior, source.device)
+    problem, result = run_solver(source, prior, options, seed, start if isinstance(start, LowRankGaussian) else None)
+    assert isinstance(result.q, LowRankGaussian)
+    return FittedPosterior(result.q.posterior(), prior, problem, result)
 
 
 def spans_fewer_dimensions(source: RowSource) -> bool:
@@ -135,7 +179,8 @@ def check_memory(source: RowSource, wide: bool) -> None:
     if need > (there := machine_memory()):
         raise ValueError(
             f"covariance='full' must fit in memory; got {source.dimension} coefficients and {source.rows} rows, which "
-            f"need about {need / 1e9:.0f} GB of {there / 1e9:.0f} GB. Use covariance='diagonal', which needs no matrix."
+            f"need about {need / 1e9:.0f} GB of {there / 1e9:.0f} GB. Use covariance='low-rank', which keeps the "
+            "strongest correlations, or 'diagonal'."
         )
 
 
@@ -247,8 +292,7 @@ def run_solver(
     settings: dict[str, Any] = {"report": report, "generator": np.random.default_rng(seed)}
     settings |= {} if options.max_iter is None else {"max_iter": int(options.max_iter)}
     settings |= {} if options.tolerance() is None else {"tol": options.tolerance()}
-    threads = pass_threads(options.n_jobs) if source.device.type == "cpu" else nullcontext()
-    with closing(report), threads, source.hold():
+    with closing(report), pass_threads(options.n_jobs), source.hold():
         if options.solver == "adam":
             if options.batch_size is not None and source.traits.where != "memory":
                 raise ValueError(
@@ -256,6 +300,8 @@ def run_solver(
                     f"{type(source).__name__}. Leave it out, or use solver='newton'."
                 )
             result = adam(problem, learning_rate=options.learning_rate, batch_size=options.batch_size, **settings)
+        elif isinstance(problem, LowRankProblem):
+            result = maximise_low_rank(problem, start, **settings)
         else:
             result = newton(problem, start, **settings)
     if not math.isfinite(result.objective):
@@ -277,11 +323,13 @@ def warn_of_early_stop(source: RowSource, prior: Prior, result: Result) -> None:
 def make_problem(source: RowSource, prior: Prior, options: FitOptions, seed: int) -> Problem:
     """Return the problem under the chosen bound. The exact one also gets a cheap bound for all but the last pass."""
     diagonal = options.covariance == "diagonal"
-    family: Any = {"diagonal": diagonal, "iterative": diagonal and products_are_cheaper(source)}
+    family: Any = partial(Problem, diagonal=diagonal, iterative=diagonal and products_are_cheaper(source))
+    if options.covariance == "low-rank":
+        family = partial(LowRankProblem, diagonal=True, iterative=True, rank=options.rank)
     chosen = build_bound(options.bound, options.terms, options.samples, options.nodes, seed, None)
     if not options.exact:
-        return Problem(source, prior, without_cusp(chosen), **family)
-    return Problem(source, prior, chosen, None if source.traits.smallest_sample else ROUGH_BOUND, **family)
+        return family(source, prior, without_cusp(chosen))
+    return family(source, prior, chosen, None if source.traits.smallest_sample else ROUGH_BOUND)
 
 
 ROUGH_BOUND = build_bound("viper", None, None, None, None, ROUGH_TOLERANCE)

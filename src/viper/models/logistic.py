@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import fields, replace
 from functools import partial
 from os import PathLike
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 from viper.data import checks
 from viper.data.checkpoint import resumable
 from viper.data.checks import RowFormat
+from viper.data.model_file import MANY_LABELS
 from viper.data.open import is_kept_elsewhere, open_labelled_rows, open_rows
 from viper.data.schema import (
     BOOLEAN,
@@ -26,6 +27,7 @@ from viper.data.schema import (
     TEXT,
     WHOLE,
     Fields,
+    Layout,
     Numbers,
     Range,
     Rule,
@@ -47,10 +49,13 @@ from viper.models.classes.labels import (
     LABELS_READING,
     added,
     by_label,
+    check_labels_header,
     fit_labels,
+    labels_state,
     named,
     one_summary,
     one_table,
+    restored_labels,
     stacked,
     with_estimators,
 )
@@ -59,7 +64,7 @@ from viper.models.classes.storing import prior_from, prior_tensors, star_tensors
 from viper.models.diagnosis import LATENT_DRAWS, CorrectedPosterior, DiagnosisMixin, summary_frame, summary_of_draws
 from viper.models.effects import EffectsMixin, OpenRows
 from viper.models.facts import coefficient_names
-from viper.models.fitting import FitOptions, fit_posterior
+from viper.models.fitting import FitOptions, check_rank, fit_posterior
 from viper.models.notebook import NotebookMixin
 from viper.models.onnx import export_onnx
 from viper.models.pooling import pool_posteriors, spread_of_draws
@@ -73,6 +78,7 @@ if TYPE_CHECKING:
     import pandas
 
 DEFAULT_SCALE = 1.0  # prior sd of the coefficients
+DEFAULT_RANK = 16  # of the low-rank family
 HISTORY = Range(
     "the iterations of a solver", lambda x: x.ndim == 1 or bool((x[:, :2] >= 0).all() & x[:, :2].isfinite().all())
 )
@@ -101,8 +107,12 @@ class VariationalLogisticRegression(
         Pólya-Gamma bound, "mc" Monte Carlo, "quadrature" Gauss-Hermite quadrature.
     terms : int, optional
         Number of terms l of the paper's bound η_l. None stands for the limit l → ∞, which is exact.
-    covariance : {"full", "diagonal"}, default "full"
-        The variational family: the paper's Q' or its mean-field Q.
+    covariance : {"full", "diagonal", "low-rank"}, default "full"
+        The variational family: the paper's Q', its mean-field Q, or one between the two for many columns, whose
+        precision is a diagonal plus a matrix of rank `rank`.
+    rank : int, default 16
+        Rank of covariance="low-rank": 0 is the diagonal family, as many as rows or columns the full one. Time and
+        memory grow in proportion.
     prior_mean : float, array of n_features or dict, default 0
         Prior means of the coefficients. The prior mean of the intercept is 0.
     prior_scale : float, array of n_features, dict, covariance matrix, "auto" or "ard", default 1
@@ -214,6 +224,7 @@ class VariationalLogisticRegression(
     feature_names_in_: np.ndarray
 
     _kind = "logistic"
+    _labels = MANY_LABELS
     _fit_scalars: ClassVar[Mapping[str, Rule]] = {
         "elbo_": NUMBER,
         "elbo_bound_": NUMBER,
@@ -233,7 +244,11 @@ class VariationalLogisticRegression(
         "prior_scale": numbers("p", "pp", range=DEFINITE),
         "history": numbers(f"n{len(Iteration._fields)}", "0", range=HISTORY),
     }
-    _optional_tensors: ClassVar[Mapping[str, Numbers]] = {"missing_information": numbers("d", range=SHARES)}
+    _optional_tensors: ClassVar[Mapping[str, Numbers]] = {
+        "missing_information": numbers("d", range=SHARES),
+        "prior.loadings": numbers("dk"),
+    }
+    _options_before: ClassVar[Mapping[str, Any]] = {**StateMixin._options_before, "rank": DEFAULT_RANK}
 
     def __init__(
         self,
@@ -241,6 +256,7 @@ class VariationalLogisticRegression(
         bound: str = "viper",
         terms: int | None = None,
         covariance: str = "full",
+        rank: int = DEFAULT_RANK,
         prior_mean: Any = 0.0,
         prior_scale: Any = DEFAULT_SCALE,
         intercept_scale: float = 10.0,
@@ -262,6 +278,7 @@ class VariationalLogisticRegression(
         self.bound = bound
         self.terms = terms
         self.covariance = covariance
+        self.rank = rank
         self.prior_mean = prior_mean
         self.prior_scale = prior_scale
         self.intercept_scale = intercept_scale
@@ -306,7 +323,7 @@ class VariationalLogisticRegression(
             same call continues from there.
         """
         self._check_options()
-        vars(self).pop("estimators_", None)  # of an earlier fit to several labels
+        self.__dict__.pop("estimators_", None)  # of an earlier fit to several labels
         self.classes_, source = open_labelled_rows(
             self, X, y, self._row_format(labels=0, classes=0), sample_weight=sample_weight, offset=offset, reset=True
         )
@@ -389,7 +406,7 @@ class VariationalLogisticRegression(
     def _check_options(self) -> None:
         words: dict[str, tuple[str | bool, ...]] = {
             "bound": FIT_BOUNDS,
-            "covariance": ("full", "diagonal"),
+            "covariance": ("full", "diagonal", "low-rank"),
             "solver": ("newton", "adam"),
             "dtype": ("float64", "float32"),
             "verbose": ("auto", True, False),
@@ -398,6 +415,7 @@ class VariationalLogisticRegression(
             words["prior_scale"] = ("auto", "ard")
         checks.check_options(self, words, ("tol", "learning_rate"), ("max_iter", "batch_size"))
         check_jobs(self.n_jobs)
+        check_rank(self.rank)
 
     def _row_format(
         self, block_rows: int | None = None, labels: int | None = None, classes: int | None = None
@@ -474,6 +492,11 @@ class VariationalLogisticRegression(
         return len(getattr(self, "classes_", ())) > 2 and not self.multilabel_
 
     @property
+    def largest_sd_(self) -> Any:
+        """Largest posterior sd of the log-odds among the training rows, of each label if there are several."""
+        return stacked(self, [fit.largest_sd_ for fit in self.estimators_]) if self.multilabel_ else super().largest_sd_
+
+    @property
     def _reading(self) -> Reading:
         return LABELS_READING if self.multilabel_ else SOFTMAX_READING if self.multiclass_ else TWO_CLASSES
 
@@ -504,7 +527,7 @@ class VariationalLogisticRegression(
         """
         check_is_fitted(self, "posterior_")
         if self.multiclass_:
-            return class_summary(self.posterior_, self._names(), self.classes_, level, baseline)
+            return class_summary(cast(Any, self.posterior_), self._names(), self.classes_, level, baseline)
         if baseline is not None:
             raise ValueError(f"baseline is for more than two classes; got {baseline!r} and two. Leave it out.")
         mean, sd = self.posterior_.mean, self.posterior_.variance.sqrt()
@@ -603,6 +626,23 @@ class VariationalLogisticRegression(
     # -----------------------------------------------------------------------------------------------------------------
     # Storage and scikit-learn
 
+    def _pack(self) -> State:
+        return labels_state(self, StateMixin._pack) if self.multilabel_ else super()._pack()
+
+    @classmethod
+    def _check_header(cls, layouts: Mapping[str, Layout], metadata: dict[str, Any]) -> dict[str, Numbers]:
+        if isinstance(metadata, dict) and "labels" in metadata:
+            return check_labels_header(layouts, metadata, super()._check_header)
+        return super()._check_header(layouts, metadata)
+
+    @classmethod
+    def _unpack(cls, state: State, objects: dict[str, Any]) -> Self:
+        if "labels" in state.metadata:
+            cls._check_state(state)
+            unpack = super()._unpack
+            return restored_labels(state, lambda one: unpack(one, objects))
+        return super()._unpack(state, objects)
+
     def _own_state(self) -> State:
         tensors = {
             **prior_tensors(self.prior_),
@@ -617,7 +657,7 @@ class VariationalLogisticRegression(
     def _sizes(cls, metadata: dict[str, Any]) -> dict[str, int]:
         columns, classes = metadata["features"], len(metadata["classes"]["values"])
         width = columns + bool(metadata["options"].get("fit_intercept", True))
-        return {"p": columns, "d": width, "k": classes if classes > 2 else -1}  # no tensor has -1 of anything
+        return {"p": columns, "d": width, "c": classes if classes > 2 else -1}  # no tensor has -1 of anything
 
     @classmethod
     def _tensor_rules(cls, names: Collection[str], metadata: dict[str, Any]) -> Mapping[str, Numbers]:

@@ -64,16 +64,17 @@ class Predictions(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """What log-odds f ~ N(ϑ, τ²) say about the target. All take ϑ and τ² of rows; an interval also z, a class its name.
+    """What log-odds f ~ N(ϑ, τ²) say about the target. All take ϑ and τ² of rows, which may have several columns.
 
-    A target of several labels has a column of ϑ and τ² for each.
+    Intervals also take z, `chosen` the names of the classes, and `table` both.
     """
 
     probabilities: Callable[[Tensor, Tensor], np.ndarray]
     sds: Callable[[Tensor, Tensor], np.ndarray]
     intervals: Callable[..., np.ndarray]
     scores: Callable[[Tensor, Tensor], np.ndarray]
-    classes: Callable[..., np.ndarray]
+    chosen: Callable[..., np.ndarray]
+    table: Callable[..., dict[str, np.ndarray]]  # the columns that are written to files
 
 
 def predictions(model: Any, X: Any, level: float = 0.95, offset: Any = None) -> Predictions:
@@ -116,18 +117,20 @@ def predict_each_row(model: Any, X: Any, level: float = 0.95, offset: Any = None
         X, remarks = screened = screen_for_model(model, X)
         index, usable = X.index, screened.usable
         X, offset = X[usable], offset if offset is None else np.asarray(offset)[usable]
-    columns: dict[str, np.ndarray] = dict.fromkeys(PREDICTED_COLUMNS, np.empty(0))
+    mean = sd = np.empty((0, *model.posterior_.mean.shape[:-1]))
     if usable is None or usable.any():
-        found = predictions(model, X, level, offset)
-        sd = found.latent_sd
-        if encoding is not None and encoding.imputation is not None:  # τ without the spread of the imputed values
-            sd = with_encoding(model, replace(encoding, imputation=None)).predict_latent(X)[1]
-        columns |= found.table(model.classes_) | {"distance": sd / model.largest_sd_}
-    usable = np.ones(len(columns["distance"]), dtype=bool) if usable is None else usable
-    columns["note"] = np.empty(len(columns["distance"]), dtype=object)
-    table = (
-        pandas.DataFrame(columns, index=np.flatnonzero(usable)).astype({"label": object}).reindex(range(len(usable)))
-    )
+        mean, sd = model.predict_latent(X, **({} if offset is None else {"offset": offset}))
+    given = {"classes": model.classes_, "z": half_width(level)}
+    columns = model._reading.table(*map(torch.from_numpy, (mean, np.square(sd))), **given)
+    if len(sd) and encoding is not None and encoding.imputation is not None:  # τ without that of the imputed values
+        sd = with_encoding(model, replace(encoding, imputation=None)).predict_latent(X)[1]
+    distance = sd / model.largest_sd_
+    columns["distance"] = distance if distance.ndim == 1 else distance.max(1)
+    usable = np.ones(len(sd), dtype=bool) if usable is None else usable
+    columns["note"] = np.empty(len(sd), dtype=object)
+    columns = {name: columns[name] for name in (*PREDICTED_COLUMNS, *columns) if name in columns}
+    words = {name: object for name, x in columns.items() if x.dtype.kind != "f"}
+    table = pandas.DataFrame(columns, index=np.flatnonzero(usable)).astype(words).reindex(range(len(usable)))
     remarks = [*remarks, *far_rows(table["distance"].to_numpy(dtype=float))]
     table["note"] = row_notes(remarks, len(table))
     return TablePredictions(table if index is None else table.set_axis(index), remarks)
@@ -146,8 +149,9 @@ def huge_rows(model: Any, screened: Screened) -> list[Remark]:
         return []
     with np.errstate(over="ignore", invalid="ignore"):
         mean, sd = model.predict_latent(screened.frame[asked])
-        rows = among_all(~np.isfinite(mean * 0.0 + np.square(sd)), asked)
-    values = screened.frame.select_dtypes("number").abs()
+        strange = ~np.isfinite(mean * 0.0 + np.square(sd))
+        rows = among_all(strange if strange.ndim == 1 else strange.any(1), asked)
+    values = screened.frame.select_dtypes("number", exclude="timedelta").abs()
     largest = np.argmax(values.fillna(0.0).to_numpy(dtype=float), axis=1)
     return [
         huge_remark(screened.frame[name], rows & (largest == j))
@@ -328,7 +332,7 @@ class PredictionMixin:
         in blocks, and the file gets its name only when it is complete.
         """
         check_is_fitted(self, "posterior_")
-        columns = partial(prediction_table, classes=self.classes_, z=half_width(level))
+        columns = partial(self._reading.table, classes=self.classes_, z=half_width(level))
         rows, of_block = self._predictor(X, offset, columns)
         return writing.write_columns(path, rows.map(of_block), overwrite)
 
@@ -339,7 +343,7 @@ class PredictionMixin:
     def predict(self, X: Any, offset: Any = None) -> np.ndarray:
         """The more probable class, per row."""
         check_is_fitted(self, "posterior_")
-        return self._predict(X, offset, partial(self._reading.classes, classes=self.classes_))
+        return self._predict(X, offset, partial(self._reading.chosen, classes=self.classes_))
 
     def score(self, X: Any, y: Any = None, sample_weight: Any = None, offset: Any = None) -> float:
         """Share of rows whose class is predicted correctly."""
@@ -399,6 +403,16 @@ def prediction_table(mean: Tensor, variance: Tensor, classes: np.ndarray, z: flo
     return Predictions.from_latent(mean, variance, z).table(classes)
 
 
+def columns_by_class(
+    probabilities: Any, sds: Any, intervals: Any, mean: Tensor, variance: Tensor, classes: np.ndarray, z: float
+) -> dict[str, np.ndarray]:
+    """Return `probability`, `sd`, `lower` and `upper` of each class, with its name behind theirs: `probability_a`."""
+    ends = intervals(mean, variance, z=z)
+    parts = {"probability": probabilities(mean, variance), "sd": sds(mean, variance)}
+    parts |= {"lower": ends[..., 0], "upper": ends[..., 1]}
+    return {f"{part}_{name}": x[:, k] for k, name in enumerate(classes) for part, x in parts.items()}
+
+
 def log_odds_of_mean(mean: Tensor, variance: Tensor) -> np.ndarray:
     return log_odds(class_probabilities(mean, variance))
 
@@ -409,7 +423,9 @@ def log_odds(probability: np.ndarray) -> np.ndarray:
     return logs[..., 1] - logs[..., 0]
 
 
-TWO_CLASSES = Reading(class_probabilities, probability_std, probability_interval, log_odds_of_mean, probable_classes)
+TWO_CLASSES = Reading(
+    class_probabilities, probability_std, probability_interval, log_odds_of_mean, probable_classes, prediction_table
+)
 
 
 def half_width(level: float) -> float:

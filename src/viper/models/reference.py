@@ -276,7 +276,7 @@ def model_of_fit(fitted: Any, given: dict[str, Any]) -> JointDensity:
         return np.full(source.rows, otherwise) if x is None else np.asarray(x.cpu(), dtype=np.float64)
 
     offset, label, weight = per_row(source.offset, 0.0), per_row(source.label, 0.0), per_row(source.weight, 1.0)
-    precision = fitted.prior_.precision.numpy()
+    precision = fitted.prior_.without_loadings().precision.numpy()
     covariance = np.diag(1.0 / precision) if precision.ndim == 1 else np.linalg.inv(precision)
     design, mean = source.dense_design().cpu().numpy(), fitted.prior_.mean.numpy()
     factor = np.linalg.cholesky(covariance)

@@ -108,6 +108,7 @@ class StateMixin:
     _own_fields: ClassVar[Fields]  # what `_own_state` adds to the metadata
     _own_tensors: ClassVar[Mapping[str, Numbers]]  # and its tensors: p columns, d coefficients or inducing points
     _optional_tensors: ClassVar[Mapping[str, Numbers]] = {}  # those that only some models have
+    _labels: ClassVar[Fields] = LABELS  # the classes
     _objects: ClassVar[tuple[str, ...]] = ()  # options that may be objects, which a file cannot hold
     # options that earlier versions did not have, and their values then; a file holds only other values
     _options_before: ClassVar[Mapping[str, Any]] = {"class_weight": None, "n_jobs": None}
@@ -182,7 +183,7 @@ class StateMixin:
         plain = {name: decode_option(value) for name, value in metadata["options"].items()}
         model = cls(**{**cls._options_before, **plain}, **arrays, **objects)
         model._check_options()
-        model.classes_ = decode_labels(metadata["classes"], "classes")
+        model.classes_ = decode_labels(metadata["classes"], "classes", cls._labels)
         model.n_features_in_ = metadata["features"]
         if metadata["names"] is not None:
             model.feature_names_in_ = np.array(metadata["names"], dtype=object)  # type: ignore[attr-defined]
@@ -221,8 +222,6 @@ class StateMixin:
     @classmethod
     def _tensor_rules(cls, names: Collection[str], metadata: dict[str, Any]) -> Mapping[str, Numbers]:
         """The rules of this estimator's own tensors, given the names of all."""
-        if len(metadata["classes"]["values"]) != 2:
-            raise StorageError(f"classes must be two; got {len(metadata['classes']['values'])}.")
         return cls._own_tensors
 
     @classmethod
@@ -230,7 +229,7 @@ class StateMixin:
         """The rules of the metadata."""
         shared: dict[str, Rule] = {
             "options": Fields({}, cls._option_rules()),
-            "classes": LABELS,
+            "classes": cls._labels,
             "features": Value("a whole number from 1 on", lambda x: WHOLE.holds(x) and x > 0),
             "names": or_none(Items(TEXT)),
             "fit": Fields(cls._fit_scalars, {"largest_sd": ABOVE_ZERO}),

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 ModelKind = StrEnum("ModelKind", ["logistic", "gp"])
 BoundWord = StrEnum("BoundWord", {word: word for word in FIT_BOUNDS})  # type: ignore[misc]
-CovarianceShape = StrEnum("CovarianceShape", ["full", "diagonal"])
+CovarianceShape = StrEnum("CovarianceShape", {"full": "full", "diagonal": "diagonal", "low_rank": "low-rank"})
 ClassWeight = StrEnum("ClassWeight", ["balanced"])
 KernelChoice = StrEnum("KernelChoice", ["rbf", "matern32", "matern52", "linear", "additive"])
 
@@ -88,8 +88,14 @@ def fit_table(
     ] = None,
     covariance: Annotated[
         CovarianceShape,
-        typer.Option(help="Shape of the posterior covariance: full, or diagonal (mean field).", **MODEL),
-    ] = CovarianceShape.full,
+        typer.Option(
+            help="Shape of the posterior covariance: full, diagonal (mean field), or low-rank, for many columns.",
+            **MODEL,
+        ),
+    ] = CovarianceShape["full"],
+    rank: Annotated[
+        int | None, options.optional("Rank of a low-rank covariance. (default: 16)", min=0, **MODEL)
+    ] = None,
     kernel: Annotated[KernelChoice, typer.Option(help="Kernel of the Gaussian process.", **MODEL)] = KernelChoice.rbf,
     inducing: Annotated[
         int | None,
@@ -170,6 +176,7 @@ def fit_table(
         settings |= {"kernel": kernel.value, "n_inducing": inducing or "auto", "standardize": standardise}
     else:
         settings["prior_scale"] = parse_prior_scales(prior or [])
+        settings |= {} if rank is None else {"rank": rank}
     settings["class_weight"] = None if class_weight is None else class_weight.value
     check_can_pool(estimator, missing.value)
     imputing = Imputing(imputations, sweeps, seed_of(seed))

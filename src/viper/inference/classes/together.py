@@ -6,7 +6,7 @@ gets the sums that it would have got by itself, so it takes the same steps to th
 """
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar, copy_context
@@ -89,8 +89,8 @@ def column_of(x: Tensor, column: int) -> Tensor:
 
 def column_block(block: Block, column: int) -> Block:
     """Return the block with one column of labels and offsets."""
-    given: dict[str, Any] = {name: getattr(block, name) for name in ("label", "offset")}
-    return replace(block, **{name: None if x is None else column_of(x, column) for name, x in given.items()})
+    offset = None if block.offset is None else column_of(block.offset, column)
+    return replace(block, label=column_of(block.label, column), offset=offset)
 
 
 def of_column(function: Callable[[Block], Mapped], column: int, block: Block) -> Mapped:
@@ -199,7 +199,7 @@ RUNNING: ContextVar[Turn[Any] | None] = ContextVar("the fit that has its turn", 
 
 def fit_together(
     source: RowSource,
-    fits: list[Callable[[], Fitted]],
+    fits: Sequence[Callable[[], Fitted]],
     names: list[Any],
     ended: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[list[Fitted], float]:

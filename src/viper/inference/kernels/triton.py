@@ -213,7 +213,8 @@ POINTS, POINT_WARPS = 512, 8  # rows of a tile of the elementwise kernel, and wa
 HEAD = tl.constexpr(16)  # slots before the gradient: three are used, the others align what follows
 # for the other two kernels: rows of a tile, warps, and programs per multiprocessor, keyed by whether there are more
 # than 16 columns: the fastest values tried on an H200
-TILES = {False: (16, 1, 16), True: (32, 1, 16)}
+TILES = {False: (16, 1, 16), True: (32, 1, 8)}
+STAGES = 1  # tiles that are read ahead; with more, the products wait for registers
 
 
 @triton.jit
@@ -325,7 +326,7 @@ def launch_wide(
     sums = mean.new_empty(programs, HEAD.value + width + width * width)
     latent_kernel[(programs,)](
         matrix, mean, factor, theta, tau2, rows, matrix.stride(0), tiles,
-        columns, size, width, tile, kind == "heat", single, num_warps=warps,
+        columns, size, width, tile, kind == "heat", single, num_warps=warps, num_stages=STAGES,
     )  # fmt: skip
     moments_kernel[(programs,)](
         theta, tau2, label, offset, weight, g, h, sums, rows, point_tiles, sums.shape[1], reach,
@@ -333,7 +334,7 @@ def launch_wide(
     )  # fmt: skip
     gather_kernel[(programs,)](
         matrix, g, h, sums, rows, matrix.stride(0), tiles,
-        columns, size, width, tile, gram, single, num_warps=warps,
+        columns, size, width, tile, gram, single, num_warps=warps, num_stages=STAGES,
     )  # fmt: skip
     scalars, slope, curvature = sums.sum(0).cpu().split([HEAD.value, width, width * width])
     return [

@@ -61,7 +61,9 @@ def fit_classes(
     with closing(report), threads, source.hold():
         try:
             result = fit_star(problem, start, **settings)
-        except (NotFinite, torch.linalg.LinAlgError):
+        except (NotFinite, np.linalg.LinAlgError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and "linalg" not in str(error):
+                raise
             raise NotFinite(
                 "the fit must stay finite; got numbers that overflow, or columns that are nearly sums of others. "
                 "Standardise the features, or use a narrower prior."

@@ -8,7 +8,7 @@ What they share are the rows: a pass reads X once for all of them.
 
 import copy
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing, nullcontext
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -16,12 +16,16 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import numpy as np
 from torch import Tensor
 
+from viper.data.model_file import MANY_LABELS, decode_labels, encode_labels
+from viper.data.schema import NUMBER, PLAIN, TEXT, WHOLE, Entries, Fields, Items, Layout, Numbers, or_none
+from viper.errors import StorageError, shown
 from viper.inference.classes.together import LabelRows, fit_together
 from viper.inference.posterior import Several
 from viper.inference.progress import StepProgress
 from viper.inference.rows import RowSource
 from viper.inference.threads import count_threads, pass_threads
-from viper.models.prediction import Reading, log_odds, probability_interval, probability_std
+from viper.models.prediction import Reading, columns_by_class, log_odds, probability_interval, probability_std
+from viper.models.saving import State
 from viper.softplus.expectation import expected_sigmoid
 
 if TYPE_CHECKING:
@@ -50,7 +54,17 @@ def probable_labels(mean: Tensor, variance: Tensor, classes: np.ndarray) -> np.n
     return (mean > 0).cpu().numpy().astype(np.int64)
 
 
-LABELS_READING = Reading(label_probabilities, probability_std, probability_interval, label_log_odds, probable_labels)
+def labels_table(mean: Tensor, variance: Tensor, classes: np.ndarray, z: float) -> dict[str, np.ndarray]:
+    """Five columns for each label, with its name behind theirs: `label`, `probability`, `sd`, `lower` and `upper`."""
+    readings = label_probabilities, probability_std, probability_interval
+    found = probable_labels(mean, variance, classes)
+    columns = columns_by_class(*readings, mean, variance, classes, z)
+    return {f"label_{name}": found[:, j] for j, name in enumerate(classes)} | columns
+
+
+LABELS_READING = Reading(
+    label_probabilities, probability_std, probability_interval, label_log_odds, probable_labels, labels_table
+)
 
 
 # --- fitting ---
@@ -210,3 +224,73 @@ def with_estimators(model: Any, answers: list[Any]) -> Any:
     keep_labels(twin, answers)
     twin.passes_, twin._training_rows = passes, rows
     return twin
+
+
+# --- storage: the state of each estimator, with its number before the names of its tensors ---
+
+SHARED = ("options", "features", "names")  # what all estimators have in common
+STORED = Fields(
+    {
+        "options": Entries(PLAIN),
+        "features": WHOLE,
+        "names": or_none(Items(TEXT)),
+        "classes": MANY_LABELS,
+        "passes": NUMBER,
+        "labels": Items(Entries(PLAIN)),
+    }
+)
+EACH_LABEL = encode_labels(np.array([0, 1]))  # the classes of each estimator
+
+
+def labels_state(model: Any, pack: Callable[[Any], State]) -> State:
+    """Return the state of a model of several labels; `pack` is that of one."""
+    states = [pack(fit) for fit in model.estimators_]
+    shared = {name: states[0].metadata[name] for name in SHARED}
+    own = [{name: x for name, x in one.metadata.items() if name not in (*SHARED, "classes")} for one in states]
+    tensors = {name: x for name, x in states[0].tensors.items() if name.startswith("option.")}
+    for j, one in enumerate(states):
+        tensors |= {f"{j}.{name}": x for name, x in one.tensors.items() if name not in tensors}
+    return State(tensors, {**shared, "classes": encode_labels(model.classes_), "passes": model.passes_, "labels": own})
+
+
+def state_of_label(
+    tensors: Mapping[str, Any], metadata: dict[str, Any], column: int
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the tensors, or their layouts, and the metadata of one label's estimator."""
+    start = f"{column}."
+    own = {name.removeprefix(start): x for name, x in tensors.items() if name.startswith(start)}
+    shared = {name: x for name, x in tensors.items() if name.startswith("option.")}
+    known = {name: metadata[name] for name in SHARED} | {"classes": EACH_LABEL}
+    return own | shared, metadata["labels"][column] | known
+
+
+def check_labels_header(
+    layouts: Mapping[str, Layout],
+    metadata: dict[str, Any],
+    check: Callable[[Mapping[str, Layout], dict[str, Any]], dict[str, Numbers]],
+) -> dict[str, Numbers]:
+    """Raise unless the header is that of a model of several labels; return the rules for the numbers."""
+    STORED.check(metadata, "")
+    names, count = decode_labels(metadata["classes"], "classes", MANY_LABELS), len(metadata["labels"])
+    if len(names) != count:
+        raise StorageError(f"labels must be {len(names)}, as many as classes; got {count}.")
+    starts = ("option.", *(f"{j}." for j in range(count)))
+    if strange := sorted(name for name in layouts if not name.startswith(starts)):
+        raise StorageError(f"the file must have only what viper writes; got {shown(strange[0])}.")
+    rules: dict[str, Numbers] = {}
+    for j in range(count):
+        found = check(*state_of_label(layouts, metadata, j))
+        rules |= {name if name.startswith("option.") else f"{j}.{name}": rule for name, rule in found.items()}
+    return rules
+
+
+def restored_labels(state: State, unpack: Callable[[State], Any]) -> Any:
+    """Return the model whose state this is; `unpack` returns the estimator of one label."""
+    metadata = state.metadata
+    fits = [unpack(State(*state_of_label(state.tensors, metadata, j))) for j in range(len(metadata["labels"]))]
+    model = type(fits[0])(**fits[0].get_params(deep=False))
+    model.classes_, model.passes_ = decode_labels(metadata["classes"], "classes", MANY_LABELS), metadata["passes"]
+    for name in ("n_features_in_", "feature_names_in_"):
+        if hasattr(fits[0], name):
+            setattr(model, name, getattr(fits[0], name))
+    return keep_labels(model, fits)

@@ -1,9 +1,9 @@
 """What f_k ~ N(ϑ_k, τ_k²) of K classes say about the target: the probabilities softmax(f), without sampling.
 
-    E p_k,      Var p_k = E p_k - E p_k(1 - p_k) - (E p_k)²,      s(m_k ± z s_k) with the moments of f_k - log Σ_{j≠k} e^{f_j},
+    E p_k,      Var p_k = E p_k - E p_k(1 - p_k) - (E p_k)²,      s(m_k ± z s_k),
 
-all by the integrals of the expected log-sum-exp. The interval takes the log-odds of a class against all others, whose
-mean m_k and variance s_k² are exact, for normal.
+all by the integrals of the expected log-sum-exp. The interval takes the log-odds of a class against all others,
+f_k - log Σ_{j≠k} e^{f_j}, for normal, with their exact mean m_k and variance s_k².
 """
 
 import numpy as np

@@ -6,31 +6,36 @@ from typing import Any
 from torch import Tensor
 
 from viper.data.schema import DEFINITE, INVERTIBLE, POSITIVE, Numbers, Range, numbers
-from viper.errors import StorageError
+from viper.errors import StorageError, shown
 from viper.inference.classes.posterior import DiagonalStar, FullStar
 from viper.inference.classes.star import Star
 from viper.inference.problem import Prior
 
 SHARED_NAMES, STAR_NAMES = ("prior.mean", "prior.precision"), ("prior.means", "prior.precisions")
+LOADINGS = "prior.loadings"
+FOR_TWO = (LOADINGS, "missing_information")  # what only models of two classes have
 EACH_INVERTIBLE = Range("finite matrices with an inverse", lambda x: all(map(INVERTIBLE.holds, x)))
 EACH_DEFINITE = Range("positive, or positive definite matrices", lambda x: all(map(DEFINITE.holds, x)))
-STAR_FIELDS: dict[Any, dict[str, Numbers]] = {  # k classes, d coefficients of each
-    FullStar: {"means": numbers("kd"), "factors": numbers("kdd", range=EACH_INVERTIBLE)},
-    DiagonalStar: {"means": numbers("kd"), "variances": numbers("kd", range=POSITIVE)},
+STAR_FIELDS: dict[Any, dict[str, Numbers]] = {  # c classes, d coefficients of each
+    FullStar: {"means": numbers("cd"), "factors": numbers("cdd", range=EACH_INVERTIBLE)},
+    DiagonalStar: {"means": numbers("cd"), "variances": numbers("cd", range=POSITIVE)},
 }
-SHARED_PRIOR = {SHARED_NAMES[0]: numbers("d", "kd"), SHARED_NAMES[1]: numbers("d", "dd", range=DEFINITE)}
-STAR_PRIOR = {STAR_NAMES[0]: numbers("kd"), STAR_NAMES[1]: numbers("kd", "kdd", range=EACH_DEFINITE)}
+SHARED_PRIOR = {SHARED_NAMES[0]: numbers("d", "cd"), SHARED_NAMES[1]: numbers("d", "dd", range=DEFINITE)}
+STAR_PRIOR = {STAR_NAMES[0]: numbers("cd"), STAR_NAMES[1]: numbers("cd", "cdd", range=EACH_DEFINITE)}
 
 
 def prior_tensors(prior: Prior | Star) -> dict[str, Tensor]:
-    names = STAR_NAMES if isinstance(prior, Star) else SHARED_NAMES
-    return dict(zip(names, (prior.mean, prior.precision), strict=True))
+    if isinstance(prior, Star):
+        return dict(zip(STAR_NAMES, (prior.mean, prior.precision), strict=True))
+    given = dict(zip(SHARED_NAMES, (prior.mean, prior.precision), strict=True))
+    return given if prior.loadings is None else given | {LOADINGS: prior.loadings}
 
 
 def prior_from(tensors: Mapping[str, Tensor]) -> Prior | Star:
     if STAR_NAMES[0] in tensors:
         return Star(*(tensors[name] for name in STAR_NAMES))
-    return Prior(*(tensors[name] for name in SHARED_NAMES))
+    mean, precision = (tensors[name] for name in SHARED_NAMES)
+    return Prior(mean, precision, tensors.get(LOADINGS))
 
 
 def star_tensors(
@@ -43,5 +48,9 @@ def star_tensors(
         raise StorageError(f"the posterior must be one of {classes} classes; got {metadata['posterior']}.")
     if not star:
         return own
+    if (labels := metadata["classes"]["values"]) != sorted(labels, key=lambda label: (str(type(label)), label)):
+        raise StorageError(f"classes must be sorted; got {shown(labels)}.")
+    if strange := [name for name in FOR_TWO if name in names]:
+        raise StorageError(f"{strange[0]} must be that of two classes; got {classes} classes.")
     rest = {name: rule for name, rule in own.items() if name not in SHARED_NAMES}
     return {**(STAR_PRIOR if STAR_NAMES[0] in names else SHARED_PRIOR), **rest}

@@ -1,0 +1,1 @@
+"""The family between the diagonal and the full one: a diagonal plus a matrix of low rank."""
