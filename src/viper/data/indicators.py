@@ -32,7 +32,7 @@ def read_indicators(y: Any, rows: int, known: Any = None) -> tuple[np.ndarray, T
     names = label_names(getattr(y, "column_names", getattr(y, "columns", None)), matrix.shape[1], known)
     if len(matrix) != rows:
         raise ValueError(f"X and y must have the same number of rows; got {rows} and {len(matrix)}.")
-    found = indicators(matrix, names)
+    found = as_indicators(matrix, names)
     if known is None:
         check_labels_vary(names, found.any(0), ~found.all(0))
     return names, torch.from_numpy(found)
@@ -65,7 +65,7 @@ def as_matrix(y: Any) -> np.ndarray:
     return matrix
 
 
-def indicators(y: np.ndarray, names: np.ndarray, place: Callable[[int], str] | None = None) -> np.ndarray:
+def as_indicators(y: np.ndarray, names: np.ndarray, place: Callable[[int], str] | None = None) -> np.ndarray:
     """Return whether the entries are 1, stored column by column; raises if one is neither 0 nor 1."""
     ones = np.asarray(y == 1, dtype=bool, order="F")
     strange = ~(ones | (y == 0))

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from viper.data import checks
 from viper.data.blocks import Chunk, MemoryMap, Reader
-from viper.data.indicators import check_labels_vary, indicators, label_names
+from viper.data.indicators import as_indicators, check_labels_vary, label_names
 from viper.errors import shown
 from viper.inference.rows import (
     BLOCK_ROWS,
@@ -78,7 +78,7 @@ def scan(reader: Reader, known: Any, observer: Callable[[int], None], format: ch
                 wanted = "one column" if labels is None else "a column for each label"
                 raise ValueError(f"y must have {wanted}; got shape {y.shape} from {chunk.place(0)} on.")
             classes = label_names(getattr(reader, "targets", None), y.shape[1], classes)
-            ones = indicators(y, classes, chunk.place)
+            ones = as_indicators(y, classes, chunk.place)
             some, not_all, labels = some | ones.any(0), not_all | ~ones.all(0), y.shape[1]
         elif known is None:
             classes = more_classes(classes, y, chunk.place, many)
@@ -137,7 +137,7 @@ def check_chunk(chunk: Chunk, classes: np.ndarray | None, labels: int = 0) -> Ch
     if classes is None:
         return Chunk(chunk.features, np.zeros(len(chunk.features), bool), offset=offset)
     if labels:
-        found = indicators(chunk.label, classes, chunk.place)
+        found = as_indicators(chunk.label, classes, chunk.place)
         return Chunk(chunk.features, found, offset=offset, weight=check_weight(chunk))
     if len(classes) > 2 and offset is not None and offset.shape[1:] != (len(classes),):
         raise ValueError(

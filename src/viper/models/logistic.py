@@ -43,11 +43,10 @@ from viper.inference.robust import robust_posterior
 from viper.inference.rows import RowSource
 from viper.inference.threads import check_jobs
 from viper.models.classes.corrected import CorrectedClasses, class_summary, summary_of_class_draws
-from viper.models.classes.fitting import fit_classes, with_class_means
+from viper.models.classes.fitting import fit_classes, unsupported, with_class_means
 from viper.models.classes.guard import for_two_classes
 from viper.models.classes.labels import (
     LABELS_READING,
-    added,
     by_label,
     check_labels_header,
     fit_labels,
@@ -57,6 +56,7 @@ from viper.models.classes.labels import (
     one_table,
     restored_labels,
     stacked,
+    sum_of_labels,
     with_estimators,
 )
 from viper.models.classes.reading import SOFTMAX_READING
@@ -68,7 +68,7 @@ from viper.models.fitting import FitOptions, check_rank, fit_posterior
 from viper.models.notebook import NotebookMixin
 from viper.models.onnx import export_onnx
 from viper.models.pooling import pool_posteriors, spread_of_draws
-from viper.models.prediction import TWO_CLASSES, Reading, half_width
+from viper.models.prediction import TWO_CLASSES, TargetReading, half_width
 from viper.models.prior import best_scales, entries_by_name, make_prior, read_scale
 from viper.models.saving import POSTERIOR_FIELDS, State, StateMixin
 from viper.models.weighting import WEIGHTING, WEIGHTING_FIELDS, ClassWeightMixin
@@ -497,7 +497,7 @@ class VariationalLogisticRegression(
         return stacked(self, [fit.largest_sd_ for fit in self.estimators_]) if self.multilabel_ else super().largest_sd_
 
     @property
-    def _reading(self) -> Reading:
+    def _reading(self) -> TargetReading:
         return LABELS_READING if self.multilabel_ else SOFTMAX_READING if self.multiclass_ else TWO_CLASSES
 
     @property
@@ -587,7 +587,7 @@ class VariationalLogisticRegression(
     corrected = by_label(named)(DiagnosisMixin.corrected)
     loo = for_two_classes(by_label(named)(DiagnosisMixin.loo))
     to_arviz = for_two_classes(DiagnosisMixin.to_arviz)
-    elbo = by_label(added)(DiagnosisMixin.elbo)
+    elbo = by_label(sum_of_labels)(DiagnosisMixin.elbo)
     prevalence_offset = by_label(stacked)(ClassWeightMixin.prevalence_offset)
 
     def _open_labelled_rows(self, X: Any, y: Any, *, sample_weight: Any, offset: Any) -> RowSource:
@@ -709,7 +709,8 @@ class VariationalLogisticRegression(
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.classifier_tags.multi_class = tags.classifier_tags.multi_label = True
+        tags.classifier_tags.multi_class = not unsupported(self)
+        tags.classifier_tags.multi_label = True
         tags.target_tags.multi_output = True
         return tags
 

@@ -63,7 +63,7 @@ class Predictions(NamedTuple):
         return {"label": classes[(self.latent > 0).astype(int)], **columns}
 
 
-class Reading(NamedTuple):
+class TargetReading(NamedTuple):
     """What log-odds f ~ N(ϑ, τ²) say about the target. All take ϑ and τ² of rows, which may have several columns.
 
     Intervals also take z, `chosen` the names of the classes, and `table` both.
@@ -245,7 +245,7 @@ class PredictionMixin:
         return self.posterior_
 
     @property
-    def _reading(self) -> Reading:
+    def _reading(self) -> TargetReading:
         """How log-odds are read, given the kind of target."""
         return TWO_CLASSES
 
@@ -423,7 +423,7 @@ def log_odds(probability: np.ndarray) -> np.ndarray:
     return logs[..., 1] - logs[..., 0]
 
 
-TWO_CLASSES = Reading(
+TWO_CLASSES = TargetReading(
     class_probabilities, probability_std, probability_interval, log_odds_of_mean, probable_classes, prediction_table
 )
 

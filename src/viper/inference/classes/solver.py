@@ -31,6 +31,7 @@ from viper.inference.classes.sums import (
 from viper.inference.newton import Iteration
 
 NATS_LEFT = 1e-8  # allowed distance to the optimum, in nats
+NATS_LEFT_DIAGONAL = 1e-14  # where steps are cheap
 COARSE_LEFT, ROUGH_LEFT = 1e-2, 1e-6  # nats, where coarse and rough integrals end
 DIRECT_LEFT = 1e-5  # nats left by coarse integrals from where exact ones need no rough ones before them
 SHARED_LEFT = 3.0  # nats, where a shared precision ends
@@ -285,7 +286,9 @@ class StarRun:
         return per_row * self.at.sums.weight**0.5
 
     def enough(self) -> float:
-        return NATS_LEFT if self.tol is None else self.tol
+        if self.tol is not None:
+            return self.tol
+        return NATS_LEFT if not self.problem.diagonal else NATS_LEFT_DIAGONAL
 
     def nearly_there(self, move: float, share: float, enough: float) -> bool:
         """Return whether this step is the last: moves keep shrinking at their rate, and distances add up like √move."""

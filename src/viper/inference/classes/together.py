@@ -53,7 +53,7 @@ class LabelRows(SourceWrapper):
 
     def reduce(self, function: RowFunction) -> list[Tensor]:
         mine = RUNNING.get()
-        asked = Request(self.source, self.column, function)
+        asked = SumsRequest(self.source, self.column, function)
         return asked.answered_alone() if mine is None else mine.ask(asked)
 
     def map(self, function: Callable[[Block], Mapped]) -> Iterator[Mapped]:
@@ -115,7 +115,7 @@ class Samples:
 # --- passes for several fits ---
 
 
-class Request(NamedTuple):
+class SumsRequest(NamedTuple):
     """The sums that one fit asks for."""
 
     source: RowSource
@@ -126,7 +126,7 @@ class Request(NamedTuple):
         return shared_pass([self])[0]
 
 
-def shared_pass(asked: list[Request]) -> list[list[Tensor]]:
+def shared_pass(asked: list[SumsRequest]) -> list[list[Tensor]]:
     """Return the sums of each request. All are about the same rows, which are read once."""
     # keywords in one flat dictionary, in which the source finds the tensors
     keywords = {f"{i}.{name}": x for i, one in enumerate(asked) for name, x in one.function.keywords.items()}
@@ -163,8 +163,8 @@ class Turn(Generic[Fitted]):
     def __init__(self, pool: ThreadPoolExecutor, fit: Callable[[], Fitted], samples: "Samples") -> None:
         self.samples = samples
         self.answers: SimpleQueue[Any] = SimpleQueue()
-        self.requests: SimpleQueue[Request | None] = SimpleQueue()
-        self.request: Request | None = None
+        self.requests: SimpleQueue[SumsRequest | None] = SimpleQueue()
+        self.request: SumsRequest | None = None
         self.fitted = pool.submit(copy_context().run, self.run, fit)
         self.fitted.add_done_callback(lambda _: self.requests.put(None))
 
@@ -173,7 +173,7 @@ class Turn(Generic[Fitted]):
         self.receive()
         return fit()
 
-    def ask(self, request: Request) -> list[Tensor]:
+    def ask(self, request: SumsRequest) -> list[Tensor]:
         """In the fit's thread: end the turn, and return the sums when the next begins."""
         self.requests.put(request)
         found: list[Tensor] = self.receive()

@@ -24,7 +24,7 @@ from viper.inference.posterior import Several
 from viper.inference.progress import StepProgress
 from viper.inference.rows import RowSource
 from viper.inference.threads import count_threads, pass_threads
-from viper.models.prediction import Reading, columns_by_class, log_odds, probability_interval, probability_std
+from viper.models.prediction import TargetReading, columns_by_class, log_odds, probability_interval, probability_std
 from viper.models.saving import State
 from viper.softplus.expectation import expected_sigmoid
 
@@ -62,7 +62,7 @@ def labels_table(mean: Tensor, variance: Tensor, classes: np.ndarray, z: float) 
     return {f"label_{name}": found[:, j] for j, name in enumerate(classes)} | columns
 
 
-LABELS_READING = Reading(
+LABELS_READING = TargetReading(
     label_probabilities, probability_std, probability_interval, label_log_odds, probable_labels, labels_table
 )
 
@@ -190,7 +190,7 @@ def draws_by_label(model: Any, answers: list[Any]) -> np.ndarray:
     return np.stack(answers, 1)
 
 
-def added(model: Any, answers: list[float]) -> float:
+def sum_of_labels(model: Any, answers: list[float]) -> float:
     return float(sum(answers))
 
 

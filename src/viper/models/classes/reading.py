@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from viper.inference.classes.sums import EXACT_CLASSES
-from viper.models.prediction import Reading, columns_by_class
+from viper.models.prediction import TargetReading, columns_by_class
 from viper.softplus.others import log_odds_moments
 
 
@@ -51,6 +51,6 @@ def softmax_table(mean: Tensor, variance: Tensor, classes: np.ndarray, z: float)
     return {"label": probable_class(mean, variance, classes), **columns}
 
 
-SOFTMAX_READING = Reading(
+SOFTMAX_READING = TargetReading(
     softmax_probabilities, softmax_sds, softmax_intervals, softmax_scores, probable_class, softmax_table
 )
