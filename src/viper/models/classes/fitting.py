@@ -90,8 +90,8 @@ def check_supported(options: FitOptions) -> None:
     """Raise where an option is made for two classes only."""
     if wrong := unsupported(options):
         raise ValueError(
-            f"Only binary classification is supported by {wrong[0]}={getattr(options, wrong[0])!r}; got more classes. Use "
-            f"{wrong[0]}={FOR_MANY[wrong[0]][0]!r}, the default."
+            f"Only binary classification is supported by {wrong[0]}={getattr(options, wrong[0])!r}; got more classes. "
+            f"Use {wrong[0]}={FOR_MANY[wrong[0]][0]!r}, the default."
         )
 
 
