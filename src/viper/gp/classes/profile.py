@@ -18,7 +18,7 @@ from viper.gp.classes.rows import ClassFeatures
 from viper.gp.model import Chain, Features, Observations, SparseGP
 from viper.gp.profile import Profile, identity_prior
 from viper.inference.classes.problem import ClassProblem
-from viper.inference.classes.solver import StarRun
+from viper.inference.classes.solver import Proposal, StarRun
 from viper.inference.classes.star import Star, centred_classes, solve_precisions, star_divergence, star_from
 from viper.inference.classes.sums import ROUGH_CLASSES, ClassFormula
 from viper.inference.rows import Dense, product
@@ -55,12 +55,10 @@ class ClassSites(NamedTuple):
         if problem.diagonal:
             precision = precision.diagonal(dim1=1, dim2=2).clone()
             gram = gram.diagonal(dim1=1, dim2=2)
-        return star_from(centred_classes(mean), solve_precisions(problem.target(problem.scale * gram), precision))
+        return star_from(centred_classes(mean), problem.precisions(problem.scale * gram, precision))
 
 
-def class_backward(
-    source: Features, q: Star, moments: ClassFormula, scale: float = 1.0
-) -> tuple[float, ClassSites]:
+def class_backward(source: Features, q: Star, moments: ClassFormula, scale: float = 1.0) -> tuple[float, ClassSites]:
     """Add ∂F/∂θ at q to the gradients of the free parameters; return the likelihood part of F and the sites of q."""
     points = len(source.inverse)
     # P_k⁻¹ - J, J the identity for the inducing points, whose residual r depends on A, and 0 for the other columns
@@ -90,18 +88,30 @@ def class_backward(
             slope = product(e, q.mean)
             for column, x in zip(b.T, twisted, strict=True):
                 slope.sub_(column[:, None] * x)
-            chain.block(made, design, slope, b.sum(1), torch.zeros_like(eta))
+            chain.block(made, design, slope, -0.5 * b.sum(1), torch.zeros_like(eta))
         chain.finish()
     return value, sites
 
 
-INNER_STEPS = 30
+MOST_INNER_STEPS = 30
+QUICK = 0.1  # share of the first change of the precisions that may be left
+STALLED, TOO_LITTLE = 2, 0.03  # steps in a row that gain less than this share of the tolerance, after which to stop
+
+
+class QuickProblem(ClassProblem):
+    """One whose precisions need not be exact, because the next step moves them."""
+
+    def precisions(self, gram: Tensor, start: Tensor) -> Tensor:
+        return super().precisions(gram, start) if len(gram) == 1 else solve_precisions(self.target(gram), start, QUICK)
 
 
 class QuickRun(StarRun):
-    """Steps to the optimum until one moves q by less than the tolerance."""
+    """Steps with rough integrals until one moves q by less than the tolerance, or steps gain too little."""
 
-    def to(self, near: Star | None) -> Star:
+    stalled = 0
+
+    def best_from(self, near: Star | None) -> Star:
+        """The best q, from one that is near or from the mode."""
         if near is None:
             q = self.from_mode(np.random.default_rng(0))
             near = Star(q.mean, q.precision.expand(self.problem.classes, *q.precision.shape[1:]).contiguous())
@@ -111,6 +121,13 @@ class QuickRun(StarRun):
 
     def nearly_there(self, move: float, share: float, enough: float) -> bool:
         return move < enough
+
+    def step(self, new: Proposal, weights: list[float], share: float) -> bool:
+        before = self.at.objective
+        moved = super().step(new, weights, share)
+        gain = self.at.objective - before
+        self.stalled = self.stalled + 1 if gain < TOO_LITTLE * self.enough() else 0
+        return moved and self.stalled < STALLED
 
 
 class ClassProfile(Profile):
@@ -128,26 +145,29 @@ class ClassProfile(Profile):
         self.model, self.rows, self.diagonal, self.scale, self.tol = model, rows, diagonal, scale, tol
         self.classes, self.dense = classes, None
         self.class_sites: ClassSites | None = None
+        self.q: Star | None = None  # at the last θ
 
     def features(self) -> ClassFeatures:
         return ClassFeatures(self.model, self.rows, rough=True)
 
     def problem(self, source: Features) -> ClassProblem:
-        return ClassProblem(source, self.classes, identity_prior(source), self.diagonal, self.scale)
+        return QuickProblem(source, self.classes, identity_prior(source), self.diagonal, self.scale)
 
     def by_torch(self) -> tuple[float, Callable[[], None]]:
         source = self.features()
         problem = self.problem(source)
         q = self.best(problem)
         value, sites = class_backward(source, q, ROUGH_CLASSES, self.scale)
-        value -= star_divergence(q, problem.prior, problem.prior_mean)
-        return value, lambda: setattr(self, "class_sites", sites)
+        value -= star_divergence(q, problem.contrasts)
+        return value, lambda: self.keep(sites, q)
+
+    def keep(self, sites: ClassSites, q: Star) -> None:
+        self.class_sites, self.q = sites, q
 
     def best(self, problem: ClassProblem) -> Star:
         """The best q at the current θ, to `tol`."""
         near = None if self.class_sites is None else self.class_sites.star(problem)
-        run = QuickRun(problem, self.tol, INNER_STEPS, None)
-        return run.to(near)
+        return QuickRun(problem, self.tol, MOST_INNER_STEPS, None).best_from(near)
 
     def resumed(self, sites: ClassSites | None) -> "ClassProfile":  # type: ignore[override]
         self.class_sites = sites

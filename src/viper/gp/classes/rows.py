@@ -1,6 +1,5 @@
 """Rows of more than two classes, projected on inducing points that all classes share."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -38,8 +37,7 @@ class ClassFeatures(Features):
     """
 
     def block(self, rows: Observations, cross: Tensor, variance: Tensor, mean: Tensor, columns: Tensor) -> Block:
-        plain = super().block(replace(rows, offset=None), cross, variance, mean, columns)
-        return replace(plain, offset=rows.offset)
+        return replace(super().block(rows, cross, variance, mean, columns), offset=rows.offset)
 
 
 @dataclass(frozen=True)

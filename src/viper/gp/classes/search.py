@@ -12,7 +12,10 @@ from torch import Tensor
 from viper.gp.classes.profile import ClassProfile
 from viper.gp.model import Observations, SparseGP
 from viper.gp.search import Search
-from viper.gp.starts import FACTORS, Candidate, PlacePoints, learns_lengthscale, placed
+from viper.gp.starts import Candidate, PlacePoints, learns_lengthscale, placed
+
+OTHER_LENGTHS = (0.5, 2.0)  # besides √p, as multiples of it
+LEAST_TOLERANCE = 1e-4  # nats, of the inner problem: its integrals are rough
 
 
 @dataclass(frozen=True)
@@ -23,14 +26,15 @@ class ClassSearch(Search):
 
     def profile_on(self, model: SparseGP, rows: Observations, tol: float, start: Any = None) -> ClassProfile:
         """The profile of all rows, estimated from `rows`."""
-        return ClassProfile(model, rows, self.classes, self.diagonal, len(self.rows) / len(rows), tol)
+        scale = len(self.rows) / len(rows)
+        return ClassProfile(model, rows, self.classes, self.diagonal, scale, max(tol, LEAST_TOLERANCE))
 
     def candidates(self, model: SparseGP, rows: Observations, count: int, place: PlacePoints) -> Iterator[Candidate]:
         """The model as given, then with other lengthscales."""
         information = self.information(model, rows)
         yield placed(Candidate("as given", copy.deepcopy(model)), information, place)
         root = math.sqrt(rows.inputs.shape[1])
-        for factor in FACTORS[: count - 1]:
+        for factor in OTHER_LENGTHS[: count - 1]:
             other = copy.deepcopy(model)
             changed = [module for module in other.kernel.modules() if learns_lengthscale(module)]
             for module in changed:
