@@ -436,7 +436,7 @@ class Sites:
         return Gaussian(mean, precision.diagonal().clone()) if diagonal else Gaussian(mean, precision, root)
 
 
-class Chain:
+class ChainRule:
     """Carries slopes in A, diag K_xx and m(x) back to the free parameters, block by block."""
 
     def __init__(self, source: Features) -> None:
@@ -471,7 +471,7 @@ def backward(
     excess = factor @ factor.T if factor.ndim == 2 else torch.diag(factor)
     if not source.marginal:
         excess.diagonal()[:points].sub_(1.0)
-    sites, chain = Sites([], []), Chain(source)
+    sites, chain = Sites([], []), ChainRule(source)
     value = 0.0
     with torch.enable_grad():
         for made, block in source.graphs():

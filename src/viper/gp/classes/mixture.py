@@ -28,7 +28,7 @@ from viper.inference.rows import Block, Dense, Sparse
 COMPONENT_TOLERANCE = 1e-3  # nats; of q at each point
 MOST_MATCHING_STEPS, MATCHED = 60, 1e-10  # for the means, and the largest error of a probability
 AVERAGED_ENTRIES = 3e8  # rows × classes × dimension² up to which hyperparameters are averaged over: seconds
-LEAST_SHARE = 1e-290
+LEAST_AVERAGE = 1e-290
 LONGEST_STRETCH = 1e3
 
 
@@ -117,12 +117,12 @@ def matched_moments(weights: Tensor, thetas: Tensor, variances: Tensor) -> tuple
     tau2 = average(variances) + average((thetas - middle).square())
     C, n, K = thetas.shape
     slopes = EXACT_CLASSES(thetas.reshape(-1, K), variances.reshape(-1, K))[1].reshape(C, n, K)
-    p = average(slopes).clamp(min=LEAST_SHARE)
+    p = average(slopes).clamp(min=LEAST_AVERAGE)
     # ϑ maximises the concave Σ_k p_k ϑ_k - η, whose gradient is p - g; steps in log g as for the softmax, per row
     theta, length = p.log() * (1.0 + math.pi / 8.0 * tau2).sqrt(), torch.ones_like(p[:, :1])
     best, least, last = theta, torch.full_like(length, math.inf), torch.zeros_like(theta)
     for _ in range(MOST_MATCHING_STEPS):
-        _, g, h = (x.clamp(min=LEAST_SHARE) for x in EXACT_CLASSES(theta, tau2))
+        _, g, h = (x.clamp(min=LEAST_AVERAGE) for x in EXACT_CLASSES(theta, tau2))
         error = (g - p).abs().amax(1, keepdim=True)
         closer = error < least
         best, least = torch.where(closer, theta, best), torch.minimum(error, least)

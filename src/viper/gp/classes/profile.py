@@ -15,13 +15,17 @@ import torch
 from torch import Tensor
 
 from viper.gp.classes.rows import ClassFeatures
-from viper.gp.model import Chain, Features, Observations, SparseGP
+from viper.gp.model import ChainRule, Features, Observations, SparseGP
 from viper.gp.profile import Profile, identity_prior
 from viper.inference.classes.problem import ClassProblem
 from viper.inference.classes.solver import Proposal, StarRun
 from viper.inference.classes.star import Star, centred_classes, solve_precisions, star_divergence, star_from
 from viper.inference.classes.sums import ROUGH_CLASSES, ClassFormula
 from viper.inference.rows import Dense, product
+
+QUICK_STEPS = 30
+QUICK = 0.1  # share of the first change of the precisions that may be left
+WAITED, TOO_LITTLE = 2, 0.03  # steps in a row that gain less than this share of the tolerance, after which to stop
 
 
 class ClassSites(NamedTuple):
@@ -64,7 +68,7 @@ def class_backward(source: Features, q: Star, moments: ClassFormula, scale: floa
     # P_k⁻¹ - J, J the identity for the inducing points, whose residual r depends on A, and 0 for the other columns
     excess = torch.diag_embed(q.factor) if q.diagonal else q.factor @ q.factor.mT
     excess.diagonal(dim1=1, dim2=2)[:, :points].sub_(1.0)
-    sites, chain = ClassSites([], []), Chain(source)
+    sites, chain = ClassSites([], []), ChainRule(source)
     value = 0.0
     with torch.enable_grad():
         for made, block in source.graphs():
@@ -91,11 +95,6 @@ def class_backward(source: Features, q: Star, moments: ClassFormula, scale: floa
             chain.block(made, design, slope, -0.5 * b.sum(1), torch.zeros_like(eta))
         chain.finish()
     return value, sites
-
-
-MOST_INNER_STEPS = 30
-QUICK = 0.1  # share of the first change of the precisions that may be left
-STALLED, TOO_LITTLE = 2, 0.03  # steps in a row that gain less than this share of the tolerance, after which to stop
 
 
 class QuickProblem(ClassProblem):
@@ -127,7 +126,7 @@ class QuickRun(StarRun):
         moved = super().step(new, weights, share)
         gain = self.at.objective - before
         self.stalled = self.stalled + 1 if gain < TOO_LITTLE * self.enough() else 0
-        return moved and self.stalled < STALLED
+        return moved and self.stalled < WAITED
 
 
 class ClassProfile(Profile):
@@ -167,7 +166,7 @@ class ClassProfile(Profile):
     def best(self, problem: ClassProblem) -> Star:
         """The best q at the current θ, to `tol`."""
         near = None if self.class_sites is None else self.class_sites.star(problem)
-        return QuickRun(problem, self.tol, MOST_INNER_STEPS, None).best_from(near)
+        return QuickRun(problem, self.tol, QUICK_STEPS, None).best_from(near)
 
     def resumed(self, sites: ClassSites | None) -> "ClassProfile":  # type: ignore[override]
         self.class_sites = sites
