@@ -5,7 +5,7 @@ limited to one thread each, so that they do not compete for the same processors.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from functools import cache
 from threading import Lock
@@ -35,7 +35,8 @@ def count_threads(n_jobs: int | None) -> int:
         return 1
     if configured is not None:
         return joblib.effective_n_jobs(configured)
-    return min(joblib.cpu_count(), torch.get_num_threads())
+    most = torch.get_num_threads()
+    return most if most == 1 else min(joblib.cpu_count(), most)
 
 
 def check_jobs(n_jobs: Any) -> None:
@@ -47,10 +48,10 @@ def check_jobs(n_jobs: Any) -> None:
 
 
 @contextmanager
-def pass_threads(n_jobs: int | None) -> Iterator[None]:
-    """Let passes over rows use `count_threads` threads, and everything else one."""
+def pass_threads(n_jobs: int | None, large_matrices: bool = False) -> Iterator[None]:
+    """Let passes over rows use `count_threads` threads, and everything else one, unless it has large matrices."""
     threads = count_threads(n_jobs)
-    with one_thread():
+    with pool_threads(threads if large_matrices else 1):
         before = PASS_THREADS.set(threads)
         try:
             yield
@@ -58,15 +59,20 @@ def pass_threads(n_jobs: int | None) -> Iterator[None]:
             PASS_THREADS.reset(before)
 
 
+def one_thread() -> AbstractContextManager[None]:
+    """Use one thread: on small blocks, the pools of torch and of NumPy's BLAS mostly wait for each other."""
+    return pool_threads(1)
+
+
 @contextmanager
-def one_thread() -> Iterator[None]:
-    """Use one thread: on blocks of this size, the pools of torch and of NumPy's BLAS mostly wait for each other.
+def pool_threads(count: int) -> Iterator[None]:
+    """Let the pools of torch and of NumPy's BLAS use so many threads.
 
     OpenMP's limit belongs to the thread that sets it, the limit of BLAS to the process. So every context sets both, and
     the last one to leave restores the limits that the first one found.
     """
     with LOCK:
-        mine = thread_pools().limit(limits=1)
+        mine = thread_pools().limit(limits=count)
         first = INSIDE[0] if INSIDE else mine
         INSIDE.append(mine)
     try:

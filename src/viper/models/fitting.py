@@ -288,7 +288,8 @@ def run_solver(
     settings: dict[str, Any] = {"report": report, "generator": np.random.default_rng(seed)}
     settings |= {} if options.max_iter is None else {"max_iter": int(options.max_iter)}
     settings |= {} if options.tolerance() is None else {"tol": options.tolerance()}
-    with closing(report), pass_threads(options.n_jobs), source.hold():
+    large = options.covariance == "full" and source.dimension >= LEAST_TRIANGULAR
+    with closing(report), pass_threads(options.n_jobs, large), source.hold():
         if options.solver == "adam":
             if options.batch_size is not None and source.traits.where != "memory":
                 raise ValueError(

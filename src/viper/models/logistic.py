@@ -379,11 +379,11 @@ class VariationalLogisticRegression(
         return RowFormat(bool(self.fit_intercept), self.device, self.dtype, self.verbose, True, block_rows)
 
     def _scale(self) -> Tensor:
-        given = entries_by_name(self.prior_scale, "prior_scale", self._columns(), DEFAULT_SCALE)
+        given = entries_by_name(self.prior_scale, "prior_scale", self._columns, DEFAULT_SCALE)
         return read_scale(given, "prior_scale", self.n_features_in_)
 
     def _prior(self, scale: Tensor) -> Prior:
-        mean = entries_by_name(self.prior_mean, "prior_mean", self._columns(), 0.0)
+        mean = entries_by_name(self.prior_mean, "prior_mean", self._columns, 0.0)
         return make_prior(mean, scale, self.intercept_scale, bool(self.fit_intercept))
 
     def _fit(self, source: RowSource, prior: Prior, seed: int, start: Gaussian | None = None) -> FittedPosterior:
