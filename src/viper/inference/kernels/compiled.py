@@ -112,8 +112,8 @@ def wide_latent(design: Matrix, mean: Tensor, variances: Tensor) -> tuple[Tensor
     """ϑ = Aμ and τ² = Σ_j A_ij² v_j in one reading of A, or None if this is not for compiled code."""
     functions = library()
     if functions is not None and isinstance(design, Sparse) and (entries := csr_addresses(design.matrix)):
-        shape = (design.matrix.shape[0],)
-        theta, tau2 = (x.new_full(shape, float(x[-1]) if design.intercept else 0.0) for x in (mean, variances))
+        rows = design.matrix.shape[0]
+        theta, tau2 = (x.new_full((rows,), float(x[-1]) if design.intercept else 0.0) for x in (mean, variances))
         mean, variances = in_order(mean), in_order(variances)
         given = mean.data_ptr(), variances.data_ptr(), theta.data_ptr(), tau2.data_ptr()
         functions.sparse_latent(*entries, len(theta), *given)
