@@ -479,7 +479,16 @@ def score_differences(label: Any, probabilities: Mapping[str, Any], score: str =
 
 
 def row_scores(label: Any, probability: Any, score: str = "log_score") -> np.ndarray:
-    """Log p(y) or (p - y)² of each row. As in scikit-learn, the log of 0 is that of the smallest step from 0."""
+    """Log p(y) or (p - y)² of each row. As in scikit-learn, the log of 0 is that of the smallest step from 0.
+
+    With a column of probabilities for each class, and numbers of classes as labels, log p_y or Σ_k (p_k - y_k)².
+    """
+    if np.ndim(probability) == 2:
+        label, probability = np.asarray(label, dtype=int), np.asarray(probability, dtype=float)
+        own = probability[np.arange(len(label)), label]
+        if score == "brier":
+            return np.square(probability).sum(1) + 1.0 - 2.0 * own
+        return np.log(np.clip(own, np.finfo(float).eps, 1.0))
     label, probability = checked_predictions(label, probability)
     if score == "brier":
         return (probability - label) ** 2

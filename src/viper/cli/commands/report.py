@@ -52,7 +52,7 @@ def write_report(
     from viper.cli.preparing import check_option_column, input_columns, labelled_rows
     from viper.data.model_file import write_bytes
     from viper.errors import OutputError, StorageError
-    from viper.report.page import ReportPage
+    from viper.report.page import page_of
     from viper.report.study import read_study
 
     # names of rows as they are written, such as 007; a column that the model uses is read as it was in the fit
@@ -66,7 +66,7 @@ def write_report(
         with table.located():
             study = read_study(fitted, rows.frame, rows.target, spatial, False, row_labels, not no_rows, by)
             with note_if_slow(f"looking at {len(study.label):,} rows"):
-                page = ReportPage(study)
+                page = page_of(study)
             with show_progress("Writing the report", len(page.writers)) as step:
                 write_bytes(out, page.text(step).encode(), force)
     except (StorageError, FileExistsError, PermissionError) as error:
