@@ -47,9 +47,8 @@ def class_document(
 
     names = [str(name) for name in classes]
     p = predicted[[f"{PROBABILITY}_{name}" for name in classes]].to_numpy(dtype=float)
-    ends = np.stack(
-        [predicted[[f"{end}_{name}" for name in classes]].to_numpy(dtype=float) for end in ("lower", "upper")], -1
-    )
+    columns = [[f"{end}_{name}" for name in classes] for end in ("lower", "upper")]
+    ends = np.stack([predicted[some].to_numpy(dtype=float) for some in columns], -1)
     each = by_class(label, p, names, bins, weight).replace({np.nan: None}).to_dict("index")
     for k, name in enumerate(names):
         verdict = judge_calibration(label == k, p[:, k], bins, sample_weight=weight)
@@ -88,8 +87,11 @@ def print_class_evaluation(document: dict[str, Any], target: str) -> None:
     say("[bold]Each class[/] against all others")
     share = lambda value: "–" if value is None else share_text(value)  # noqa: E731
     lines = [
-        [name, share(row["share"]), share(row["predicted"]), share(row["recall"]), share(row["precision"])]
-        + [number(row["auc"], 3), number(row["calibration_error"], 3)]
+        [
+            name,
+            *(share(row[part]) for part in ("share", "predicted", "recall", "precision")),
+            *(number(row[part], 3) for part in ("auc", "calibration_error")),
+        ]
         for name, row in document["classes"].items()
     ]
     titles = ["class", "share", "mean probability", "recall", "precision", "AUC", "calibration error"]

@@ -190,9 +190,7 @@ def print_coefficients(document: dict[str, Any], most: int | None, saved: Path |
     if document["standardised"]:
         say("  [dim]Numeric columns are standardised: coefficients are per standard deviation (sd), others per 1.[/]")
     if "class" in rows[0]:
-        say(
-            "  [dim]Of each class, less the mean over classes. In Python, summary(baseline=...) compares two classes.[/]"
-        )
+        say("  [dim]Of each class, less the mean over classes; in Python, summary(baseline=…) compares two.[/]")
     if 8 in kept:
         say("  [dim]sign: probability that the coefficient has the sign of its mean.[/]")
     if document["entangled"]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from viper.cli import options
+from viper.cli.classes import what_is_predicted, without_prediction
 from viper.cli.remarks import Counts, add_counts, note_counts, note_drift, table_predictions
 from viper.cli.terminal import note, print_json
 
