@@ -180,7 +180,7 @@ class StarRun:
     def from_mode(self, generator: np.random.Generator) -> Star:
         """The mode, found on a sample first if there are many rows, with one precision for all classes."""
         problem = self.problem
-        mean, rows = problem.prior_mean.clone(), problem.source.rows
+        mean, rows = centred_classes(problem.contrasts.mean), problem.source.rows
         k = ROWS_PER_COEFFICIENT * (problem.classes - 1) * problem.source.dimension
         k = max(k, problem.source.traits.smallest_sample)
         if rows >= FEWEST_SAVED * k:
