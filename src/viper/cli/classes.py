@@ -42,8 +42,7 @@ def class_document(
     """The scores of all classes together and of each, the table of confusions, and the calibration of each class."""
     import numpy as np
 
-    from viper.report.classes.scores import by_class, class_scores, confusion_table
-    from viper.report.metrics import calibration, judge_calibration
+    from viper.report.metrics import by_class, calibration, class_scores, confusion_table, judge_calibration
 
     names = [str(name) for name in classes]
     p = predicted[[f"{PROBABILITY}_{name}" for name in classes]].to_numpy(dtype=float)

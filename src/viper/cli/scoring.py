@@ -152,8 +152,7 @@ class HeldOutRows(NamedTuple):
     seconds: float  # of the median fit, because the first one also loads libraries
 
     def scores(self) -> dict[str, Any]:
-        from viper.report.classes.scores import class_scores
-        from viper.report.metrics import scores
+        from viper.report.metrics import class_scores, scores
 
         score: Any = scores if self.probability.ndim == 1 else class_scores
         return {**score(self.label, self.probability, self.interval)._asdict(), "seconds": self.seconds}

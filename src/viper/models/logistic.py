@@ -586,7 +586,6 @@ class VariationalLogisticRegression(
     diagnose = by_label(named)(DiagnosisMixin.diagnose)
     corrected = by_label(named)(DiagnosisMixin.corrected)
     loo = for_two_classes(by_label(named)(DiagnosisMixin.loo))
-    to_arviz = for_two_classes(DiagnosisMixin.to_arviz)
     elbo = by_label(sum_of_labels)(DiagnosisMixin.elbo)
     prevalence_offset = by_label(stacked)(ClassWeightMixin.prevalence_offset)
 

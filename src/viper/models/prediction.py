@@ -128,7 +128,8 @@ def predict_each_row(model: Any, X: Any, level: float = 0.95, offset: Any = None
     columns["distance"] = distance if distance.ndim == 1 else distance.max(1)
     usable = np.ones(len(sd), dtype=bool) if usable is None else usable
     columns["note"] = np.empty(len(sd), dtype=object)
-    columns = {name: columns[name] for name in (*PREDICTED_COLUMNS, *columns) if name in columns}
+    if "probability" in columns:  # of two classes; the order of the columns is part of the interface
+        columns = {name: columns[name] for name in PREDICTED_COLUMNS}
     words = {name: object for name, x in columns.items() if x.dtype.kind != "f"}
     table = pandas.DataFrame(columns, index=np.flatnonzero(usable)).astype(words).reindex(range(len(usable)))
     remarks = [*remarks, *far_rows(table["distance"].to_numpy(dtype=float))]

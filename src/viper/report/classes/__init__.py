@@ -1,1 +1,1 @@
-"""Scores and the page of models with more than two classes."""
+"""The page of models with more than two classes."""

@@ -13,8 +13,7 @@ import numpy as np
 
 from viper.report import charts, trust
 from viper.report.card import card_section, drift_section
-from viper.report.classes.scores import ClassScores, by_class, class_scores, confusion_table
-from viper.report.metrics import calibration, judge_calibration
+from viper.report.metrics import ClassScores, by_class, calibration, class_scores, confusion_table, judge_calibration
 from viper.report.missing import missing_section
 from viper.report.page import content_policy, footer, resource, table_of_contents
 from viper.report.sections import caution, subtitle
