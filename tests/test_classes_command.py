@@ -205,3 +205,23 @@ def test_arviz_holds_draws_of_every_class(flowers):
     f = draws @ fitted.formula_.encode(flowers).to_numpy().T + intercept
     own = np.take_along_axis(f, load_iris().target[None, None], 1)[:, 0] - np.log(np.exp(f).sum(1))
     np.testing.assert_allclose(rows, own, rtol=1e-9, atol=1e-12)
+
+
+# --- pictures ---
+
+
+def test_pictures_of_every_class_or_one_line(flowers, model):
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("agg")
+    from viper import plot
+
+    names = [text.get_text() for text in plot.forest(model).get_yticklabels()]
+    assert len(names) == 12
+    assert any(name.startswith("virginica: petal_width (per sd") for name in names)
+    curves = plot.reliability(model, flowers, flowers["species"]).get_legend().get_texts()
+    assert [text.get_text() for text in curves] == SPECIES
+    for drawn in (plot.observations, plot.net_benefit):
+        with pytest.raises(ValueError, match="for two classes; got a model of 3"):
+            drawn(model, flowers, flowers["species"])
+    with pytest.raises(ValueError, match="for two classes"):
+        metrics.predictive_check(model, flowers, flowers["species"])
