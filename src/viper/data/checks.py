@@ -302,7 +302,13 @@ FIT_SEED = 0  # used if `random_state` is None, so that the same rows give the s
 
 def random_of_fit(random_state: Any) -> np.random.RandomState:
     """scikit-learn's `check_random_state`, except that None means a fixed seed."""
-    return check_random_state(FIT_SEED if random_state is None else random_state)
+    try:
+        return check_random_state(FIT_SEED if random_state is None else random_state)
+    except (ValueError, TypeError):
+        raise ValueError(
+            "random_state must be None, a RandomState or an integer from 0 to 4294967295; got "
+            f"{shown(random_state)}. Choose one of these."
+        ) from None
 
 
 def seed_of(random_state: Any) -> int:

@@ -43,7 +43,7 @@ from viper.inference.robust import robust_posterior
 from viper.inference.rows import RowSource
 from viper.inference.threads import check_jobs
 from viper.models.classes.corrected import CorrectedClasses, class_summary, summary_of_class_draws
-from viper.models.classes.fitting import fit_classes, with_class_means
+from viper.models.classes.fitting import fit_classes, unsupported, with_class_means
 from viper.models.classes.guard import for_two_classes
 from viper.models.classes.labels import (
     LABELS_READING,
@@ -708,7 +708,8 @@ class VariationalLogisticRegression(
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.classifier_tags.multi_class = tags.classifier_tags.multi_label = True
+        tags.classifier_tags.multi_class = not unsupported(self)
+        tags.classifier_tags.multi_label = True
         tags.target_tags.multi_output = True
         return tags
 

@@ -51,7 +51,7 @@ def entries_by_name(value: Any, option: str, names: list[str], default: float) -
         if not columns:
             known = list(dict.fromkeys([*names, *terms]))
             hint = "Set intercept_scale for it." if name == INTERCEPT else instead(str(name), known)
-            raise ValueError(f"{option} must name columns of X; got {name!r}. {hint}")
+            raise ValueError(f"{option} must name columns; got {name!r}. {hint}")
         found |= dict.fromkeys(columns, number)
     return [{**found, **exact}[j] for j in range(len(names))]
 

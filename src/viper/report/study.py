@@ -223,6 +223,12 @@ class Study:
         return HeldOutScores(found["how"], found["log_score"], found["brier"], found["auc"], share)
 
     @property
+    def honest_scores(self) -> tuple[Scores | HeldOutScores, str]:
+        """The scores to quote, and where they were found: rows of the fit flatter, where better ones are known."""
+        honest = self.cross_validated if self.from_training else None
+        return (self.scores, "") if honest is None else (honest, f"in {honest.how}")
+
+    @property
     def training(self) -> TrainingData | None:
         """What the model remembers of the rows of the fit."""
         return getattr(getattr(self.model, "formula_", None), "training", None)

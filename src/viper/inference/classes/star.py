@@ -25,7 +25,7 @@ from viper.inference.anderson import LARGEST_WEIGHTS, weighted_sum, weights_from
 from viper.inference.problem import Prior
 
 INNER_STEPS = 200
-INNER_SHARE = 0.1  # of the first change: a fixed point this much closer is good enough, as the next pass moves it
+INNER_SHARE = 1e-4  # of the first change: with less, two classes that share most of a precision settle slowly
 INNER_ERROR = 1e-13  # relative change that is rounding
 INNER_MEMORY, INNER_PROBES = 5, 2  # changes in a mixture, and random vectors through which they are seen
 
@@ -233,7 +233,8 @@ class ChangeMixing:
     def mixed(self, weights: list[float]) -> tuple[Tensor, ...]:
         """The mixture of the proposals, part by part."""
         recent = list(self.past)[::-1]
-        return tuple(weighted_sum(weights, parts) for parts in zip(*(parts for _, parts in recent), strict=True))
+        chosen = recent[: len(weights)]
+        return tuple(weighted_sum(weights, parts) for parts in zip(*(parts for _, parts in chosen), strict=True))
 
     def share(self, weights: list[float]) -> float:
         """The share of the last residual's square that the mixture leaves."""

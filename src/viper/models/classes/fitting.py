@@ -78,21 +78,21 @@ def fit_classes(
     return FittedClasses(posterior_of_star(result.q), prior, problem, result)
 
 
+FOR_MANY = {"bound": ("viper",), "terms": (None,), "solver": ("newton",), "covariance": ("full", "diagonal")}
+
+
+def unsupported(options: Any) -> list[str]:
+    """The options whose values are made for two classes only."""
+    return [name for name, values in FOR_MANY.items() if getattr(options, name) not in values]
+
+
 def check_supported(options: FitOptions) -> None:
     """Raise where an option is made for two classes only."""
-    only = {
-        "bound": options.bound == "viper",
-        "terms": options.terms is None,
-        "solver": options.solver == "newton",
-        "covariance": options.covariance in ("full", "diagonal"),
-    }
-    fix = {"bound": "viper", "terms": None, "solver": "newton", "covariance": "full"}
-    for name, possible in only.items():
-        if not possible:
-            raise ValueError(
-                f"{name}={getattr(options, name)!r} is for two classes; got more of them. Use {name}={fix[name]!r}, "
-                "the default."
-            )
+    if wrong := unsupported(options):
+        raise ValueError(
+            f"Only binary classification is supported by {wrong[0]}={getattr(options, wrong[0])!r}; got more classes. Use "
+            f"{wrong[0]}={FOR_MANY[wrong[0]][0]!r}, the default."
+        )
 
 
 def check_size(source: RowSource, classes: int) -> None:
