@@ -83,15 +83,15 @@ FOR_MANY = {"bound": ("viper",), "terms": (None,), "solver": ("newton",), "covar
 
 def unsupported(options: Any) -> list[str]:
     """The options whose values are made for two classes only."""
-    return [name for name, values in FOR_MANY.items() if getattr(options, name) not in values]
+    return [name for name, values in FOR_MANY.items() if getattr(options, name, values[0]) not in values]
 
 
 def check_supported(options: FitOptions) -> None:
     """Raise where an option is made for two classes only."""
     if wrong := unsupported(options):
         raise ValueError(
-            f"Only binary classification is supported by {wrong[0]}={getattr(options, wrong[0])!r}; got more classes. Use "
-            f"{wrong[0]}={FOR_MANY[wrong[0]][0]!r}, the default."
+            f"Only binary classification is supported by {wrong[0]}={getattr(options, wrong[0])!r}; got more classes. "
+            f"Use {wrong[0]}={FOR_MANY[wrong[0]][0]!r}, the default."
         )
 
 
