@@ -258,7 +258,8 @@ class DiagnosisMixin(PredictionMixin):
                 for fit, own in zip(fits, rows, strict=True)
             ]
             return labels_to_arviz(given, self.classes_.tolist(), self._names(), shape, seed)
-        posterior, prior = moved(self.posterior_, device), moved(self.prior_, device)
+        posterior: Any = moved(self.posterior_, device)
+        prior = moved(self.prior_, device)
         if isinstance(posterior, StarPosterior):
             return classes_to_arviz(posterior, prior, source, self.classes_.tolist(), self._names(), shape, seed)
         return posterior_to_arviz(posterior, prior, source, self._names(), shape, seed, estimator)

@@ -109,8 +109,8 @@ def open_labelled_collection(
         parts = map_on_workers(client, reader.read_group, *given)
         if sample_weight is not None and not any(run_on_workers(client, have_weight, parts)):
             raise ValueError(checks.ALL_WEIGHTS_ZERO)
-        labels = len(reader.classes) if several else 0
-        return reader.classes, Partitions(client, parts, places, np.array(sizes), dimension, labels=labels)
+        columns_of_y = len(reader.classes) if several else 0
+        return reader.classes, Partitions(client, parts, places, np.array(sizes), dimension, labels=columns_of_y)
 
 
 def groups_by_thread(client: Any, blocks: list[Any], entries: int) -> list[list[int]] | None:
