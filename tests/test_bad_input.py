@@ -11,6 +11,7 @@ import torch
 
 import viper.errors
 from viper import VariationalLogisticRegression
+from viper.data.checks import MANY_ENTRIES, read_features
 
 GENERATOR = np.random.default_rng(0)
 X = GENERATOR.standard_normal((40, 3))
@@ -365,3 +366,16 @@ def test_messages_are_one_printable_line(error, odd):
     assert len(text) <= 1010
     assert text.startswith("a name must be short; got ")
     assert text.endswith(". Rename it.")
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_large_arrays_are_checked_like_small_ones(dtype):
+    """Entries whose sum overflows are finite all the same."""
+    X = np.zeros((MANY_ENTRIES // 4, 4), dtype)
+    y = np.arange(len(X)) % 2
+    X[:4] = np.finfo(dtype).max / 2
+    model = viper.VariationalLogisticRegression()
+    assert read_features(model, X, reset=True).shape == X.shape
+    X[-1, 2] = np.nan
+    with pytest.raises(ValueError, match=r"X must be finite; .*NaN.* Entries that are not finite: 1 in 'x2'"):
+        model.fit(X, y)

@@ -6,6 +6,7 @@ Errors read "rule; got value" and end with the fix. Values that pass these check
 import math
 import re
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -23,6 +24,9 @@ from viper.data.indicators import has_several_columns, read_indicators
 from viper.errors import counted, shown
 from viper.inference.device import FEWEST_ROWS, choose_device, is_one_block, rows_fit, rows_per_block
 from viper.inference.rows import BLOCK_ROWS, Arrays
+from viper.inference.threads import count_threads
+
+MANY_ENTRIES = 1 << 20  # of an array that is worth several threads
 
 
 def read_features(estimator: Any, X: Any, *, reset: bool, finite: bool = True) -> Any:
@@ -39,9 +43,13 @@ def read_features(estimator: Any, X: Any, *, reset: bool, finite: bool = True) -
         if X.device.type != "cpu":
             return read_device_tensor(estimator, X, reset)
         X = X.detach().to(torch.float32 if X.dtype == torch.bfloat16 else X.dtype).numpy()
-    kinds = {"accept_sparse": "csr", "dtype": [np.float64, np.float32], "ensure_all_finite": finite}
+    large = isinstance(X, np.ndarray) and X.size >= MANY_ENTRIES
+    kinds = {"accept_sparse": "csr", "dtype": [np.float64, np.float32], "ensure_all_finite": finite and not large}
     try:
-        return validate_data(estimator, X, reset=reset, ensure_min_features=1, **kinds)
+        X = validate_data(estimator, X, reset=reset, ensure_min_features=1, **kinds)
+        if finite and large and not math.isfinite(sum_on_threads(X, count_threads(getattr(estimator, "n_jobs", None)))):
+            check_finite(estimator, X)  # the sum of finite entries may overflow
+        return X
     except OverflowError:
         raise ValueError("X must be finite; got a whole number too large for a float. Rescale its column.") from None
     except (ValueError, np.exceptions.DTypePromotionError) as error:
@@ -53,6 +61,17 @@ def read_features(estimator: Any, X: Any, *, reset: bool, finite: bool = True) -
             f"X must be numeric; {not_numeric(X, error)}. Encode text and dates as numbers, or use from_formula, for "
             "which text is a category."
         ) from None
+
+
+def sum_on_threads(X: np.ndarray, threads: int) -> float:
+    """Σ of all entries, on several threads. (Those of torch would not survive a fork.)"""
+    with ThreadPoolExecutor(threads) as pool:
+        return float(sum(pool.map(sum_or_overflow, np.array_split(X, threads))))
+
+
+def sum_or_overflow(X: np.ndarray) -> float:
+    with np.errstate(over="ignore", invalid="ignore"):
+        return float(np.sum(X))
 
 
 def check_finite(estimator: Any, X: Any) -> None:

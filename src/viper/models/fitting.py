@@ -15,6 +15,7 @@ from viper.errors import ConvergenceWarning, NotFinite, shown, users_line
 from viper.inference.adam import adam
 from viper.inference.causes import sizes, what_to_do, why_not_finite
 from viper.inference.device import algebra_device
+from viper.inference.kernels.compiled import MOST_COMPILED
 from viper.inference.low_rank.ascent import maximise_low_rank
 from viper.inference.low_rank.family import LowRankGaussian, LowRankProblem
 from viper.inference.memory import machine_memory
@@ -292,7 +293,8 @@ def run_solver(
     settings: dict[str, Any] = {"report": report, "generator": np.random.default_rng(seed)}
     settings |= {} if options.max_iter is None else {"max_iter": int(options.max_iter)}
     settings |= {} if options.tolerance() is None else {"tol": options.tolerance()}
-    with closing(report), pass_threads(options.n_jobs), source.hold():
+    in_blas = source.device.type == "cpu" and source.dimension > MOST_COMPILED and options.covariance == "full"
+    with closing(report), pass_threads(options.n_jobs, in_blas=in_blas), source.hold():
         if options.solver == "adam":
             if options.batch_size is not None and source.traits.where != "memory":
                 raise ValueError(

@@ -19,6 +19,7 @@ from torch import Tensor
 from viper.data.schema import ABOVE_ZERO, WHOLE, Either, Fields, Items, between
 from viper.errors import StorageError, WeightWarning, instead, shown, users_line
 from viper.inference.rows import Arrays, Block, Mapped, RowFunction, RowSource, SourceWrapper
+from viper.inference.threads import one_thread
 
 WEIGHTING = "weighting"  # its name in a file
 WEIGHTING_FIELDS = Fields(
@@ -178,8 +179,13 @@ def class_mass(source: RowSource, classes: int) -> np.ndarray:
         return source.reduce(partial(block_class_masses, classes=classes))[0].cpu().numpy()
     if source.traits.where == "memory":  # without cutting them into blocks
         rows = source.in_memory()
-        second = float((rows.label if rows.weight is None else rows.label * rows.weight).sum(dtype=torch.float64))
-        return np.array([(rows.rows if rows.weight is None else float(rows.weight.sum())) - second, second])
+        with one_thread():  # torch's others would not survive a fork
+            if rows.weight is None:
+                counted = rows.label.dtype == torch.bool
+                second = float(rows.label.count_nonzero() if counted else rows.label.sum(dtype=torch.float64))
+                return np.array([rows.rows - second, second])
+            second = float((rows.label * rows.weight).sum(dtype=torch.float64))
+            return np.array([float(rows.weight.sum()) - second, second])
     return np.array([float(part) for part in source.reduce(partial(block_class_mass))])
 
 
