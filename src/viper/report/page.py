@@ -74,18 +74,8 @@ class ReportPage:
         return found if self.decisions is None else {**found, "decisions": self.decisions.payload()}
 
 
-def page_of(study: Study) -> Any:
-    """The page of a study, which has a `text` and `writers`."""
-    if len(study.model.classes_) == 2:
-        return ReportPage(study)
-    from viper.report.classes.page import ClassPage, ClassStudy
-
-    assert isinstance(study, ClassStudy)
-    return ClassPage(study)
-
-
 def render(study: Study) -> str:
-    return str(page_of(study).text())
+    return ReportPage(study).text()
 
 
 def content_policy(style: str, script: str) -> str:

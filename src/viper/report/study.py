@@ -466,6 +466,7 @@ def read_study(
     row_labels: str | None = None,
     rows: bool = True,
     by: Iterable[str] | None = None,
+    kind: type[Study] = Study,
 ) -> Study:
     """Check model, rows and target, and leave out rows with missing values."""
     import pandas
@@ -488,11 +489,9 @@ def read_study(
     left_out = dict(Counter(reason for reason in reasons if reason is not None).most_common())
     if not kept.any():
         raise ValueError(f"data must have rows without missing values; got none ({left_out or 'it is empty'}).")
-    labels, kind = data[target].to_numpy()[kept], Study
+    labels = data[target].to_numpy()[kept]
     if len(model.classes_) > 2:
-        from viper.report.classes.page import ClassStudy
-
-        numbers, kind = pandas.Index(model.classes_).get_indexer(labels), ClassStudy
+        numbers = pandas.Index(model.classes_).get_indexer(labels)
         if (numbers < 0).any():
             got = labels[int((numbers < 0).argmax())]
             raise ValueError(f"{target} must hold the classes of the model, {listed(model.classes_)}; got {got!r}.")

@@ -95,7 +95,7 @@ def open_labelled_collection(
             labels = np.concatenate(found)
             classes = checks.read_labels(labels, len(labels), many=format.classes != 2)[0]
         if several and known is None:
-            found = run_on_workers(client, seen_values, parts_of["y"])
+            found = run_on_workers(client, ones_and_others, parts_of["y"])
             check_labels_vary(classes, *np.any(found, axis=0))
         if len(classes) > 2 and offset is not None and not several:
             raise ValueError("offsets of more than two classes need rows in memory; got a Dask collection.")
@@ -126,7 +126,7 @@ def have_weight(parts: list[Arrays]) -> bool:
     return any(part.weight is not None and bool((part.weight > 0).any()) for part in parts)
 
 
-def seen_values(y: Any) -> np.ndarray:
+def ones_and_others(y: Any) -> np.ndarray:
     """Whether a partition has 1, and whether it has something else, in each column."""
     ones = np.asarray(y) == 1
     return np.stack([ones.any(0), (~ones).any(0)])

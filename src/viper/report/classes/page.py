@@ -3,7 +3,7 @@
 import json
 import math
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from html import escape
 from string import Template
 from types import SimpleNamespace
@@ -15,9 +15,9 @@ from viper.report import charts, trust
 from viper.report.card import card_section, drift_section
 from viper.report.metrics import ClassScores, by_class, calibration, class_scores, confusion_table, judge_calibration
 from viper.report.missing import missing_section
-from viper.report.page import content_policy, footer, resource, table_of_contents
+from viper.report.page import ReportPage, content_policy, footer, resource, table_of_contents
 from viper.report.sections import caution, subtitle
-from viper.report.study import MOST_COEFFICIENTS, Coefficient, Study
+from viper.report.study import MOST_COEFFICIENTS, Coefficient, Study, read_study
 from viper.report.svg import (
     column_heading,
     data_table,
@@ -126,6 +126,17 @@ class ClassPage:
             script=script,
             data=json.dumps({}),
         )
+
+
+def any_study(model: Any, *given: Any) -> Study:
+    """A study of a model of any number of classes; the rest is as in `read_study`."""
+    read: Any = partial(read_study, kind=ClassStudy if len(getattr(model, "classes_", ())) > 2 else Study)
+    found: Study = read(model, *given)
+    return found
+
+
+def any_page(study: Study) -> ReportPage | ClassPage:
+    return ClassPage(study) if isinstance(study, ClassStudy) else ReportPage(study)
 
 
 def classes_summary_section(study: ClassStudy) -> str:
