@@ -470,6 +470,10 @@ class VariationalLogisticRegression(
     def _pool(self, fits: "list[VariationalLogisticRegression]") -> None:
         """Set the fitted attributes from fits to several completed tables, by Rubin's rules."""
         first = fits[0]
+        if first.multiclass_:
+            raise ValueError(
+                f"missing='multiple' is for two classes; got {len(first.classes_)}. Use missing='mean' or 'drop'."
+            )
         for name in ("n_features_in_", "feature_names_in_", "classes_"):
             setattr(self, name, getattr(first, name))
         pooled = pool_posteriors([fit.posterior_ for fit in fits])
