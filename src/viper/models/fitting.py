@@ -19,7 +19,7 @@ from viper.inference.kernels.compiled import MOST_COMPILED
 from viper.inference.low_rank.ascent import maximise_low_rank
 from viper.inference.low_rank.family import LowRankGaussian, LowRankProblem
 from viper.inference.memory import machine_memory
-from viper.inference.newton import Result, newton
+from viper.inference.newton import Result, exact_elbo, newton
 from viper.inference.posterior import Diagonal, Full, LowRank, Posterior, latent, moved
 from viper.inference.problem import Gaussian, Prior, Problem, products_are_cheaper
 from viper.inference.progress import Progress, Tasks
@@ -48,6 +48,10 @@ class FittedPosterior(NamedTuple):
     prior: Prior
     problem: Problem
     result: Result
+
+    def certified(self) -> tuple[float, float, float]:
+        """The exact ELBO, a certified lower bound on it, and KL(q ‖ p)."""
+        return exact_elbo(self.problem, self.result)
 
 
 @dataclass(frozen=True)

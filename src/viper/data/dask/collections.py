@@ -25,7 +25,7 @@ from viper.data.dask.partitions import BRIEF_ENTRIES, Partitions, UncheckedArray
 from viper.inference.rows import CPU, Arrays, Block, BlockSource, Dense, Mapped, SourceTraits
 from viper.inference.threads import one_thread
 
-MOST_LABELS = 100  # most labels that a partition returns to find the two classes
+MOST_LABELS = 10_000  # most labels that a partition returns to find the classes
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class PartitionReader:
         with located(number):
             X = checks.read_features(self.columns, X, reset=False, finite=not self.format.linear)
             rows = X.shape[0]
-            label = checks.read_labels(y, rows, self.classes)[1]
+            label = checks.read_labels(y, rows, self.classes, many=self.format.classes != 2)[1]
             offset = checks.read_vector(offset, "offset", rows)
             weight = checks.read_weights(weight, rows, some_positive=False)
             part = as_arrays(X, label, self.format, offset=offset, weight=weight)
@@ -82,7 +82,10 @@ def open_labelled_collection(
         numbers, sizes, blocks, parts_of = aligned(client, X, vectors)
         if classes is None:
             found = run_on_workers(client, distinct_labels, parts_of["y"])
-            classes = checks.read_labels(np.concatenate(found), sum(map(len, found)))[0]
+            labels = np.concatenate(found)
+            classes = checks.read_labels(labels, len(labels), many=format.classes != 2)[0]
+        if len(classes) > 2 and offset is not None:
+            raise ValueError("offsets of more than two classes need rows in memory; got a Dask collection.")
         reader = PartitionReader(columns, np.asarray(classes), format)
         dimension = columns.n_features_in_ + int(format.intercept)
         # float arrays are kept as they are, so that one task can read many partitions without copying them
