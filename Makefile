@@ -34,7 +34,7 @@ hostile: $(READY)  ## run thousands of hostile cases and print what became of th
 # The compiled code, in a copy of the package, with gcc's or clang's checks of addresses and undefined behaviour; then
 # the threads of its pass over rows alone, without Python, with their check of races.
 SANITIZED := build/sanitized
-SANITIZER := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -g -O1 -Wno-psabi
+SANITIZER := -fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=all -fno-omit-frame-pointer -g -O1 -Wno-psabi
 sanitize: $(READY)  ## test the compiled code with sanitisers
 	rm -rf $(SANITIZED) && mkdir -p $(SANITIZED) && cp -r src/viper $(SANITIZED)
 	for name in inference/kernels/_rows softplus/_classes; do \

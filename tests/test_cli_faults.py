@@ -84,6 +84,7 @@ def test_wrong_target(folder, name):
     ("arguments", "words"),
     [
         (["fit", "data.csv", "-t", "died", "--prior", "wide"], ["--prior must be a number, auto or ard, or NAME="]),
+        (["fit", "data.csv", "-t", "died", "--seed", "-3"], ["--seed", "greater than or equal to 0"]),
         (["fit"], ["Missing argument", "viper fit --help"]),
         (["fti", "data.csv"], ["No such command 'fti'"]),
         (["bound", "--mean", "1", "--sd", "-2"], ["--sd must not be negative; got -2"]),
@@ -91,6 +92,18 @@ def test_wrong_target(folder, name):
 )
 def test_wrong_command_lines(arguments, words, folder):
     refused(run(*arguments, folder=folder), USAGE, *words)
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (["--prior", "agee=2"], "--prior must name columns; got 'agee'. Did you mean 'age'?"),
+        (["--prior", "-1"], "--prior must be positive and finite"),
+        (["--positive", "maybe"], "--positive must be one of the classes of 'died'"),
+    ],
+)
+def test_messages_name_the_option_that_was_typed(options, line, folder):
+    refused(run("fit", "data.csv", "-t", "died", *options, folder=folder), INPUT, f"viper: {line}")
 
 
 def test_a_model_from_elsewhere(folder):

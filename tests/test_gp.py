@@ -1,5 +1,6 @@
 """The Gaussian-process classifier: identities with logistic regression, gradients, invariances, bad input."""
 
+import itertools
 import math
 import warnings
 
@@ -104,16 +105,17 @@ def test_gradient_of_the_profile(kernel):
     assert profile(x)[1] @ direction == pytest.approx(difference, rel=1e-6)  # the inner optimum is found to 1e-15 nats
 
 
+@pytest.mark.parametrize("marginal", [False, True])
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_profile_in_arrays_is_that_in_tensors(kernel):
+def test_profile_in_arrays_is_that_in_tensors(kernel, marginal):
     """The fast path for few rows on a CPU against the general one, with weights, offset and scale."""
     generator = np.random.default_rng(2)
     draw = lambda *shape: torch.from_numpy(generator.normal(size=shape))  # noqa: E731
     rows = Observations(draw(60, 3), (draw(60) > 0).double(), offset=draw(60), weight=draw(60).square())
     model = SparseGP(make_kernel(kernel, 3), make_mean("linear", 3), draw(8, 3), True, 1e-8)
     x = model.free_vector()
-    in_arrays = Profile(model, rows, limit(), scale=1.7, tol=1e-14)
-    in_tensors = Profile(model, rows, limit(), scale=1.7, tol=1e-14)
+    in_arrays = Profile(model, rows, limit(), scale=1.7, tol=1e-14, marginal=marginal)
+    in_tensors = Profile(model, rows, limit(), scale=1.7, tol=1e-14, marginal=marginal)
     assert in_arrays.dense is not None
     in_tensors.dense = None
     for theta in (x, x + 0.1):
@@ -124,6 +126,22 @@ def test_profile_in_arrays_is_that_in_tensors(kernel):
     found, expected_sites = in_arrays.last_sites(), in_tensors.last_sites()
     assert torch.allclose(found.precision[0], expected_sites.precision[0], atol=1e-6)
     assert torch.allclose(found.target[0], expected_sites.target[0], atol=1e-6)
+
+
+def test_integrating_residuals_out_makes_few_points_do_as_all(data):
+    """With all rows as points the profile is that of the ELBO; with few, it stays near, where the ELBO does not."""
+    X, y = data
+    rows = Observations(torch.from_numpy(X), torch.from_numpy((y == "yes") * 1.0))
+    kernel = make_kernel("rbf", X.shape[1])
+    kernel.base_kernel.initialize(lengthscale=0.5)
+
+    def profile(points, marginal):
+        model = SparseGP(kernel, make_mean("zero", X.shape[1]), torch.from_numpy(X[:points].copy()), False, 1e-8)
+        return Profile(model, rows, limit(), tol=1e-10, marginal=marginal)(model.free_vector())[0]
+
+    every = profile(len(X), False)
+    assert profile(len(X), True) == pytest.approx(every, abs=1e-4)  # the jitter leaves a residual of 1e-8
+    assert abs(profile(30, True) - every) < 0.2 * (every - profile(30, False))
 
 
 @pytest.mark.parametrize("kernel", KERNELS[:3])
@@ -587,8 +605,8 @@ def test_gradient_of_the_profile_with_priors(kernel, mean):
     model = SparseGP(*made, draw(8, 3), True, 1e-8)
     x = model.free_vector() + 0.2 * generator.normal(size=len(model.free_vector()))
     direction, step = generator.normal(size=len(x)), 1e-5
-    for dense in (True, False):
-        profile = Profile(model, rows, limit(), scale=1.7, tol=1e-15)
+    for dense, marginal in itertools.product((True, False), (True, False)):
+        profile = Profile(model, rows, limit(), scale=1.7, tol=1e-15, marginal=marginal)
         assert profile.dense is not None
         profile.dense = profile.dense if dense else None
         difference = (profile(x + step * direction)[0] - profile(x - step * direction)[0]) / (2 * step)

@@ -194,6 +194,21 @@ def test_relabelling_shifting_and_far_classes(route):
     assert np.all(beside.slope[:, 5] < 1e-100)
 
 
+@pytest.mark.parametrize("size", [1e13, 1e40, 1e125, 1e150])
+def test_classes_of_any_size(size):
+    """Far above the scale of the logarithm it is E max(f₁, f₂) = m₁ Φ(a) + m₂ Φ(-a) + θ φ(a), with a = (m₁ - m₂)/θ."""
+    mean, sd = torch.tensor([[0.3, -0.5]], dtype=torch.float64), torch.tensor([[1.0, 0.5]], dtype=torch.float64)
+    theta = math.sqrt(1.25)
+    a = 0.8 / theta
+    share = special.ndtr(a)
+    largest = 0.3 * share - 0.5 * (1 - share) + theta * math.exp(-0.5 * a * a) / math.sqrt(2 * math.pi)
+    found = viper.expected_logsumexp(size * mean, (size * sd) ** 2)
+    assert float(found.value) / size == pytest.approx(largest, rel=1e-9)
+    assert float(found.slope[0, 0]) == pytest.approx(share, rel=1e-9)
+    narrow = viper.expected_logsumexp(np.array([0.0, 1.0, -1.0]), np.array([size**2, 1.0, 0.0]))
+    assert float(narrow.slope[0]) == pytest.approx(0.5, abs=1e-9)  # one class as wide as that beside narrow ones
+
+
 def test_one_class():
     ours = expected_logsumexp(np.array([[2.5], [-1.0]]), np.array([[4.0], [0.0]]))
     close(ours.value, [2.5, -1.0])

@@ -148,6 +148,18 @@ def test_a_pair_of_stray_quotes_is_found(command, tmp_path):
     viper.VariationalLogisticRegression().fit(viper.Files(tmp_path / "t.csv", **source, multiline=True))
 
 
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ('1,"2,1\n3,4,0\n5,6,1"\n2,3,1\n', "a cell must not span lines; got one, which begins in line 4 of"),
+        ('1,"2,1\n3,4,0\n', "quotes must be closed; got one that is not, in the row that begins in line 4 of"),
+    ],
+)
+def test_an_open_quote_is_named_where_it_opens(rows, words, command, tmp_path):
+    (tmp_path / "t.csv").write_text(f"a,b,y\n1,2,0\n\n{rows}")
+    assert words in refused(command, "t.csv", "-t", "y")
+
+
 def test_a_name_that_spans_lines(command, tmp_path):
     (tmp_path / "t.csv").write_text('a,"b\n1,2\n3",y\n1,2,0\n2,3,1\n')
     assert "got a name, which begins in line 1" in refused(command, "t.csv", "-t", "y")

@@ -423,6 +423,9 @@ def test_the_page_of_training_rows_shows_the_cross_validated_scores(data, tmp_pa
     assert f"{found['auc']:.3f}" in summary
     tiles = [e["text"] for e in page.all("dd")]
     assert f"{found['auc']:.3f}" in tiles
+    assert "In 5-fold cross-validation, given one row that" in summary
+    assert f"to the right one {100 * found['auc']:.1f} times in 100" in summary
+    assert f"its skill is {words.percent(study.cross_validated.log_skill)} in 5-fold cross-validation" in summary
     verdict = trust.prediction_verdict(study)
     assert study.calibration_verdict.verdict == "unclear"  # 200 rows are few
     assert verdict.word == "Probably"

@@ -198,6 +198,36 @@ def test_a_connection_that_asks_nothing_is_closed(monkeypatch):
     assert whole.startswith(b"HTTP/1.1 204")
 
 
+@pytest.mark.parametrize(("rest", "status"), [("nothing", 408), ("gone", 400)])
+def test_a_request_that_does_not_arrive_is_given_up(rest, status, model, monkeypatch):
+    """A client sends a part and then nothing, or goes away; the service answers the next one."""
+    monkeypatch.setattr(service, "BODY_SECONDS", 0.05)
+    answer = service.prediction_service(viper.load(model), Limits(rows=500, megabytes=0.5))
+    scope = {"type": "http", "method": "POST", "path": "/predict", "headers": [], "query_string": b""}
+
+    async def ask_with(messages):
+        sent = []
+
+        async def receive():
+            if messages:
+                return messages.pop(0)
+            return await asyncio.Event().wait()
+
+        async def send(message):
+            sent.append(message)
+
+        await asyncio.wait_for(answer(dict(scope), receive, send), 60)
+        return sent[0]["status"], json.loads(sent[1]["body"])
+
+    part = {"type": "http.request", "body": b"[", "more_body": True}
+    gone = [{"type": "http.disconnect"}] if rest == "gone" else []
+    found, document = asyncio.run(ask_with([part, *gone]))
+    assert found == status
+    assert "got a part of it" in json.dumps(document)
+    whole = {"type": "http.request", "body": json.dumps({"rows": ROWS[:2]}).encode(), "more_body": False}
+    assert asyncio.run(ask_with([whole]))[0] == 200
+
+
 def test_unknown_columns_are_named(port):
     _, answer = predict(port, {"rows": [ROW | {"patient": 7, "died": "no"}]})
     assert answer["ignored"] == ["patient"]

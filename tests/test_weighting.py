@@ -304,8 +304,8 @@ def test_prior_scales_of_a_formula(term, tmp_path):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"prior_scale": {"agee": 1.0}}, r"prior_scale must name columns of X; got 'agee'\. Did you mean 'age'\?"),
-        ({"prior_mean": {"Dose": 1.0}}, r"prior_mean must name columns of X; got 'Dose'\. Did you mean 'dose'\?"),
+        ({"prior_scale": {"agee": 1.0}}, r"prior_scale must name columns; got 'agee'\. Did you mean 'age'\?"),
+        ({"prior_mean": {"Dose": 1.0}}, r"prior_mean must name columns; got 'Dose'\. Did you mean 'dose'\?"),
         ({"prior_scale": {"intercept": 1.0}}, r"got 'intercept'\. Set intercept_scale for it\."),
         ({"prior_scale": {"age": -1.0}}, r"prior_scale must be positive and finite.*; got -1\.0\."),
         ({"prior_scale": {"age": "wide"}}, "prior_scale must be numeric; got"),

@@ -471,7 +471,7 @@ def use(material: Material, path: Path, generator: random.Random) -> tuple[str, 
         case 2:
             return describe(material, path, generator)
     target = [] if path.suffix == ".libsvm" else ["--target", "y"]
-    missing = generator.choice(["error", "drop", "mean", "indicator"])
+    missing = generator.choice(["error", "drop", "mean", "indicator", "multiple"])
     code, out, err = run_command("fit", path, *target, "--cv", "0", "--json", "--missing", missing)
     if code:
         return outcome_of_command(code, err)

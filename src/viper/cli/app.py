@@ -44,6 +44,7 @@ COMMANDS: dict[str, Callable[..., None]] = {  # in the order of `viper --help`
 }
 FAULT, USAGE, INPUT, OUTPUT, CLOSED_PIPE = 1, 2, 3, 4, 141  # exit codes; after a signal, 128 plus its number
 DISK_FAULTS = {errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EFBIG}  # errors that only writing can cause
+TYPED = {"prior_scale": "--prior", "positive": "--positive"}  # options as they are written here, by their Python names
 UsageError: Any = typer.BadParameter.__base__  # click's, or the copy of it that newer versions of typer carry
 
 app = typer.Typer(
@@ -128,6 +129,7 @@ def one_line(error: BaseException) -> str:
     """Return the message on one line, with options as they are written on a command line."""
     text = " ".join(str(error).split()) or type(error).__name__
     text = re.sub(r"\b(missing|unseen|beyond|covariance|bound|solver)='([\w-]+)'", r"--\1 \2", text)
+    text = re.sub(rf"^({'|'.join(TYPED)})\b", lambda name: TYPED[name[0]], text)
     return text.replace("overwrite=True", "--force")
 
 

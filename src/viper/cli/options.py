@@ -76,7 +76,9 @@ BeyondOverride = Annotated[BeyondRule | None, optional(f"{BEYOND}. (default: as 
 Level = Annotated[float, typer.Option(help="Posterior mass of the credible intervals.", min=0.001, max=0.999999)]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Force = Annotated[bool, typer.Option("--force", "--overwrite", "-f", help="Replace the output file if it exists.")]
-Seed = Annotated[int, typer.Option(help="Seed of the random numbers and of the split into folds.")]
+Seed = Annotated[
+    int, typer.Option(help="Seed of the random numbers and of the split into folds.", min=0, max=2**32 - 1)
+]
 INCOMPLETE = 5  # exit code: the output is complete, but some rows have no prediction
 READING = {"rich_help_panel": "Reading the table"}
 

@@ -253,10 +253,8 @@ class ArrowFile:
     def first_line_break(self) -> int | None:
         """The line on which the first cell begins that spans lines, or None."""
         with self.text() as file:
-            for last, fields in parsed_records(file, self.separator, self.path):
-                if more := sum(field.count("\n") for field in fields):
-                    return last - more
-        return None
+            rows = parsed_records(file, self.separator, self.path)
+            return next((line for line, fields in rows if any("\n" in field for field in fields)), None)
 
     def check_unchanged(self) -> None:
         """Raise if the file has been written to since it was first looked at."""

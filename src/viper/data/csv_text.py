@@ -210,7 +210,7 @@ def shown_decimal(table: CsvText, known: str) -> str:
 
 
 def records(table: CsvText) -> Iterator[tuple[int, list[str]]]:
-    """Yield each record with the number of its last line; blank lines are skipped."""
+    """Yield each record with the number of the line on which it begins; blank lines are skipped."""
     mark = separator_of(table)
     with open_text(table) as file:
         yield from parsed_records(file, mark, table.path)
@@ -218,22 +218,24 @@ def records(table: CsvText) -> Iterator[tuple[int, list[str]]]:
 
 def parsed_records(file: Iterable[str], mark: str, path: Path) -> Iterator[tuple[int, list[str]]]:
     """Do the same for the text of a file. Raises FileError where it is not CSV, as in a cell of 131,073 characters."""
-    reader = csv.reader(file, delimiter=mark)
+    reader, line = csv.reader(file, delimiter=mark), 1
     try:
-        yield from ((reader.line_num, fields) for fields in reader if fields)
+        for fields in reader:
+            if fields:
+                yield line, fields
+            line = reader.line_num + 1
     except csv.Error as error:
         raise FileError(
-            f"{path} must be CSV; got {error} in line {reader.line_num}. Check its quotes and its separator."
+            f"{path} must be CSV; got {error} in line {line}. Check its quotes and its separator."
         ) from None
 
 
 def line_of_row(found: Iterator[tuple[int, list[str]]], row: int) -> int | None:
     """Return the line on which data row `row` (from 0) begins, or None; the first record is the header."""
     try:
-        last, fields = next(islice(found, row + 1, None))
+        return next(islice(found, row + 1, None))[0]
     except (StopIteration, FileError):
         return None
-    return last - sum(field.count("\n") for field in fields)
 
 
 def read_header(table: CsvText) -> list[str]:
@@ -315,6 +317,8 @@ def check_lengths(table: CsvText, count: int) -> None:
     """Raise unless every line has `count` fields."""
     for line, fields in records(table):
         if len(fields) != count:
+            if not table.multiline and any("\n" in field for field in fields):
+                refuse_line_break(table.path, "one", line)
             refuse_ragged(table.path, f"line {line}", count, len(fields))
 
 
@@ -362,6 +366,12 @@ def worded_csv_errors(table: CsvText) -> Iterator[None]:
         if found:
             expected, line, got = map(int, found.groups())
             refuse_ragged(table.path, f"line {line}", expected, got)
+        if "EOF inside string" in str(error):
+            line = max(line for line, _ in records(table))
+            raise FileError(
+                f"quotes must be closed; got one that is not, in the row that begins in line {line} of {table.path}. "
+                "Close it, or remove it."
+            ) from None
         reason = str(error).splitlines()[0].removeprefix("Error tokenizing data. C error: ")
         raise FileError(f"{table.path} must be CSV; got {reason}. Check its quotes.") from None
 

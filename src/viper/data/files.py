@@ -23,8 +23,9 @@ class Files:
     path : str, path, or list of them
         A file, a directory of files, or a pattern such as ``"rows/*.parquet"``, in the order of their names.
         Alternatively, a pyarrow dataset.
-    target : str, optional
-        The column of labels: any two values. Required for fitting.
+    target : str or list of str, optional
+        The column of labels: any two values. Required for fitting. A list names a column of zeros and ones for each of
+        several labels.
     features : list of str, optional
         The columns of X, all numeric. By default, every column except the others named here, the index of a pandas
         frame, and an unnamed first column of a CSV file; for predictions, the columns of the fit.
@@ -51,7 +52,7 @@ class Files:
     """
 
     path: Any
-    target: str | None = None
+    target: str | Sequence[str] | None = None
     features: Sequence[str] | None = None
     weight: str | None = None
     offset: str | None = None
@@ -66,12 +67,14 @@ class Files:
             isinstance(self.cache, bool) or not isinstance(self.cache, int) or self.cache < 0
         ):
             raise ValueError(f"cache must be a number of bytes or None; got {self.cache!r}. Use 0 to keep no rows.")
-        if self.target is not None and self.features is not None and self.target in self.features:
-            raise ValueError(f"features must not contain the target; got {shown(self.target)} as both. Leave it out.")
+        targets = [] if self.target is None else [self.target] if isinstance(self.target, str) else [*self.target]
+        check_names(targets, "target")
+        if both := [name for name in targets if self.features is not None and name in self.features]:
+            raise ValueError(f"features must not contain the target; got {shown(both[0])} as both. Leave it out.")
         files = arrow.find_files(self.path)
-        others = {"target": self.target if labels else None, "weight": self.weight if labels else None}
-        others["offset"] = self.offset
-        apart = {name for name in (self.target, self.weight, self.offset) if name is not None}
+        others = {"target": targets[0] if labels else None, "weight": self.weight if labels else None}
+        others |= {"offset": self.offset} | {f"target {j}": name for j, name in enumerate(targets[1:], 2) if labels}
+        apart = {name for name in (*targets, self.weight, self.offset) if name is not None}
         chosen = known if known is not None else self.features
         for file in files:
             file.check_unchanged()  # and remember what it is like
@@ -85,7 +88,7 @@ class FileReader:
 
     files: list[arrow.ArrowFile]
     kinds: dict[str, Any]  # feature -> NumPy dtype
-    others: dict[str, str | None]  # target, weight, offset -> column
+    others: dict[str, str | None]  # target, weight, offset, and the targets after the first -> column
     multiline: bool = False
     cache: int | None = None
 
@@ -101,8 +104,12 @@ class FileReader:
     def dtype(self) -> np.dtype:
         return np.result_type(*self.kinds.values())
 
+    @property
+    def targets(self) -> list[str]:
+        return [name for part, name in self.others.items() if part.startswith("target") and name is not None]
+
     def may_hold(self, rows: int) -> bool:
-        others = 1 + 8 * sum(self.others[name] is not None for name in ("weight", "offset"))
+        others = len(self.targets) + 8 * sum(self.others[name] is not None for name in ("weight", "offset"))
         needed = rows * (self.width * self.dtype.itemsize + others)
         return needed <= (SHARE_FOR_CACHE * available_memory() if self.cache is None else self.cache)
 
@@ -113,7 +120,7 @@ class FileReader:
     def read(self, rows: int, features: bool = True) -> Iterator[Chunk]:
         named = [name for name in self.others.values() if name is not None]
         wanted = list(dict.fromkeys([*(self.names if features else []), *named]))
-        numbers = {*self.names, *named} - {self.others["target"]}
+        numbers = {*self.names, *named} - {*self.targets}
         self.check_unchanged()
         for file in self.files:
             start = 0
@@ -124,7 +131,13 @@ class FileReader:
                     )
                 X = arrow.batch_matrix(batch, self.names, self.dtype) if features else None
                 found = {part: None if n is None else arrow.batch_vector(batch, n) for part, n in self.others.items()}
-                yield Chunk(X, found["target"], weight=found["weight"], offset=found["offset"], place=file.place(start))
+                several = len(self.targets) > 1
+                y = (
+                    np.column_stack([arrow.batch_vector(batch, n) for n in self.targets])
+                    if several
+                    else found["target"]
+                )
+                yield Chunk(X, y, weight=found["weight"], offset=found["offset"], place=file.place(start))
                 start += batch.num_rows
             if not self.multiline:
                 file.check_line_breaks(start)

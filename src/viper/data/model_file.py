@@ -49,12 +49,9 @@ DTYPES = {  # as safetensors names them
     "BOOL": torch.bool,
 }
 LABEL_DTYPE = re.compile(r"object|\|b1|\|[iu]1|[<>](?:[iu][248]|f[248]|U\d{1,9})")
-LABELS = Fields(
-    {
-        "dtype": Value("a type of labels", lambda x: type(x) is str and bool(LABEL_DTYPE.fullmatch(x))),
-        "values": Items(LABEL, 2),
-    }
-)
+DTYPE_OF_LABELS = Value("a type of labels", lambda x: type(x) is str and bool(LABEL_DTYPE.fullmatch(x)))
+LABELS = Fields({"dtype": DTYPE_OF_LABELS, "values": Items(LABEL, 2)})
+MANY_LABELS = Fields({"dtype": DTYPE_OF_LABELS, "values": Items(LABEL)})
 OTHER_FORMATS = {b"PK\x03\x04": "a zip archive, as torch.save writes", b"\x80": "a pickle"}
 
 
@@ -322,9 +319,9 @@ def decode_tensor(data: bytearray, layout: Layout) -> Tensor:
     return found != 0 if boolean else found
 
 
-def decode_labels(state: Any, where: str) -> np.ndarray:
+def decode_labels(state: Any, where: str, rule: Fields = LABELS) -> np.ndarray:
     """Invert `encode_labels`. The width of text in the file is not believed."""
-    LABELS.check(state, where)
+    rule.check(state, where)
     name, values = state["dtype"], state["values"]
     kind = "object" if name == "object" else np.dtype(name[:2] + ("1" if name[1] == "U" else name[2:])).kind
     wanted = {"b": (bool,), "i": (int,), "u": (int,), "f": (float,), "U": (str,), "object": (str, bool, int, float)}[
@@ -337,6 +334,6 @@ def decode_labels(state: Any, where: str) -> np.ndarray:
         same &= len({isinstance(value, str) for value in values}) == 1
     except (OverflowError, ValueError, TypeError):
         same = False
-    if not same or values[0] == values[1]:
-        refuse_value(where, f"two labels of type {name}", values)
+    if not same or len(values) < 2 or len({*values}) < len(values):
+        refuse_value(where, f"{'two' if rule is LABELS else 'different'} labels of type {name}", values)
     return labels

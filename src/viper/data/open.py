@@ -16,7 +16,7 @@ from viper.data import arrow, checks
 from viper.data.blocks import Blocks, MemoryMap, Reader, refuse_generator
 from viper.data.checks import RowFormat, labelled_arrays, unlabelled_arrays
 from viper.data.files import Files
-from viper.data.stream import Stream, scan
+from viper.data.stream import Scanned, Stream, scan
 from viper.inference.device import choose_device
 from viper.inference.progress import Progress
 from viper.inference.rows import RowSource
@@ -40,7 +40,7 @@ def open_labelled_rows(
     reset: bool = False,
     classes: Any = None,
 ) -> tuple[np.ndarray, RowSource]:
-    """Return the two classes, given or found in y, and a source of the rows.
+    """Return the two classes or the names of several labels, given or found in y, and a source of the rows.
 
     With `reset` the estimator learns the number and names of the columns; otherwise they must match those it knows.
     """
@@ -55,8 +55,8 @@ def open_labelled_rows(
     if description is not None:
         reader = open_reader(estimator, description, labels=True, reset=reset)
         with closing(Progress(format.verbose)) as progress:
-            classes, count = scan(reader, classes, progress.rows_done)
-        return classes, stream_of(reader, classes, count, format)
+            found = scan(reader, classes, progress.rows_done, format)
+        return found.classes, stream_of(reader, found, format)
     return labelled_arrays(
         estimator, X, y, format, sample_weight=sample_weight, offset=offset, reset=reset, classes=classes
     )
@@ -71,7 +71,7 @@ def open_rows(estimator: Any, X: Any, offset: Any, format: RowFormat) -> RowSour
         return collections.LazyRows(columns, X, offset, format)
     description = describe(X, offset=offset)
     if description is not None:
-        return stream_of(open_reader(estimator, description, labels=False, reset=False), None, 0, format)
+        return stream_of(open_reader(estimator, description, labels=False, reset=False), None, format)
     return unlabelled_arrays(estimator, X, offset, format)
 
 
@@ -120,10 +120,13 @@ def empty_table(reader: Reader) -> Any:
     return pandas.DataFrame(nothing, columns=list(reader.names))
 
 
-def stream_of(reader: Reader, classes: np.ndarray | None, count: int, format: RowFormat) -> Stream:
+def stream_of(reader: Reader, found: Scanned | None, format: RowFormat) -> Stream:
+    """Return a stream of the rows of a reader, whose labels have been found or are not known."""
+    classes, rows, labels = (None, 0, 0) if found is None else found
     device = choose_device(format.device)
     block_rows = format.rows_per_block(reader.width, device)
-    return Stream(reader, classes, count, format.intercept, device, getattr(torch, format.dtype), block_rows)
+    dtype = getattr(torch, format.dtype)
+    return Stream(reader, classes, rows, format.intercept, device, dtype, block_rows, labels)
 
 
 def is_dask(X: Any) -> bool:

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from viper.data import checks
 from viper.data.blocks import Chunk, MemoryMap, Reader
+from viper.data.indicators import as_indicators, check_labels_vary, label_names
 from viper.errors import shown
 from viper.inference.rows import (
     BLOCK_ROWS,
@@ -41,6 +42,8 @@ ROW_ROUNDING = 1e-6  # how much recomputed rows may differ, relative to the larg
 
 PARTS = ("features", "label", "offset", "weight")  # parts of a chunk
 
+ONE_COLUMN = checks.RowFormat()  # of two classes
+ONE_COLUMN = checks.RowFormat()  # of two classes
 Item = TypeVar("Item")
 RowName = Callable[[int], str]  # names the i-th row of a chunk in messages
 
@@ -53,15 +56,32 @@ def ignore_progress(rows: int) -> None:
 # The first pass, and what every pass checks
 
 
-def scan(reader: Reader, known: Any, observer: Callable[[int], None]) -> tuple[np.ndarray, int]:
-    """Return the two classes and the number of rows. Features are read only if the reader cannot skip them."""
-    classes = None if known is None else checks.known_classes(known)
+class Scanned(NamedTuple):
+    """What the first pass finds: the classes or the names of the labels, the number of rows, that of columns of y."""
+
+    classes: np.ndarray
+    rows: int
+    labels: int = 0  # if y has several columns
+
+
+def scan(reader: Reader, known: Any, observer: Callable[[int], None], format: checks.RowFormat = ONE_COLUMN) -> Scanned:
+    """Read the labels of all rows, and features only if the reader cannot skip them."""
+    labels, many = format.labels, format.classes != 2
+    classes = None if known is None else checks.known_classes(known) if not labels else np.asarray(known)
     rows, any_weight = 0, False
+    some = not_all = np.zeros(1, bool)  # whether a label has rows with it, and rows without
     for chunk in read_ahead(reader.read(SCAN_ROWS, features=False)):
         y, weight = chunk.label, check_weight(chunk)
         check_finite_chunk(y, "y", chunk.place)
-        if known is None:
-            classes = more_classes(classes, y, chunk.place)
+        if y.ndim == 2 or labels:
+            if labels is None or y.ndim != 2:
+                wanted = "one column" if labels is None else "a column for each label"
+                raise ValueError(f"y must have {wanted}; got shape {y.shape} from {chunk.place(0)} on.")
+            classes = label_names(getattr(reader, "targets", None), y.shape[1], classes)
+            ones = as_indicators(y, classes, chunk.place)
+            some, not_all, labels = some | ones.any(0), not_all | ~ones.all(0), y.shape[1]
+        elif known is None:
+            classes = more_classes(classes, y, chunk.place, many)
         rows += len(y)
         any_weight = any_weight or weight is None or bool((weight > 0.0).any())
         observer(len(y))
@@ -69,13 +89,17 @@ def scan(reader: Reader, known: Any, observer: Callable[[int], None]) -> tuple[n
         raise ValueError("the source must have at least one row; got none. Let a function start over in each call.")
     if not any_weight:
         raise ValueError(checks.ALL_WEIGHTS_ZERO)
-    checks.check_class_count(classes)
-    return classes, rows
+    if labels:
+        if known is None:
+            check_labels_vary(classes, some, not_all)
+        return Scanned(classes, rows, labels)
+    checks.check_class_count(classes, many)
+    return Scanned(classes, rows)
 
 
-def more_classes(found: np.ndarray | None, y: np.ndarray, place: RowName) -> np.ndarray:
-    """Add the labels of more rows to those found. Raises if one is missing or there are more than two."""
-    if found is not None and len(found) == 2 and bool(((y == found[0]) | (y == found[1])).all()):
+def more_classes(found: np.ndarray | None, y: np.ndarray, place: RowName, many: bool = False) -> np.ndarray:
+    """Add the labels of more rows to those found. Raises if one is missing, or if there are more than two, not many."""
+    if found is not None and len(found) >= 2 and not checks.class_numbers(y, found)[1].any():
         return found
     if y.dtype.kind == "O":
         import pandas
@@ -89,7 +113,7 @@ def more_classes(found: np.ndarray | None, y: np.ndarray, place: RowName) -> np.
     if len(labels) > 2:
         try:
             check_classification_targets(y)
-            checks.check_class_count(labels)
+            checks.check_class_count(labels, many)
         except ValueError as error:
             i = row_of_third_class([] if found is None else list(found), y)
             raise ValueError(f"{error} The third is {shown(y[i : i + 1].tolist()[0])} in {place(i)}.") from None
@@ -106,14 +130,21 @@ def row_of_third_class(found: list[Any], y: np.ndarray) -> int:
             return i
 
 
-def check_chunk(chunk: Chunk, classes: np.ndarray | None) -> Chunk:
-    """Check that the numbers are finite, and make the label True for the second class. Errors name file and row."""
+def check_chunk(chunk: Chunk, classes: np.ndarray | None, labels: int = 0) -> Chunk:
+    """Check that the numbers are finite, and make labels True for the second class, or for 1. Errors name the row."""
     check_finite_chunk(chunk.features, "X", chunk.place)
     offset = finite_numbers(chunk.offset, "offset", chunk.place)
     if classes is None:
         return Chunk(chunk.features, np.zeros(len(chunk.features), bool), offset=offset)
-    code = np.asarray(chunk.label == classes[1], dtype=bool)
-    strange = ~(code | (chunk.label == classes[0]))
+    if labels:
+        found = as_indicators(chunk.label, classes, chunk.place)
+        return Chunk(chunk.features, found, offset=offset, weight=check_weight(chunk))
+    if len(classes) > 2 and offset is not None and offset.shape[1:] != (len(classes),):
+        raise ValueError(
+            f"offset must have {len(classes)} columns, one for each class; got shape {offset.shape} from "
+            f"{chunk.place(0)} on."
+        )
+    code, strange = checks.class_numbers(chunk.label, classes)
     if strange.any():
         i = int(strange.argmax())
         got = f"{shown(chunk.label[i : i + 1].tolist()[0])} in {chunk.place(i)}"
@@ -169,6 +200,7 @@ class Stream(BlockSource):
     device: torch.device = CPU
     dtype: torch.dtype = torch.float64
     block_rows: int = BLOCK_ROWS
+    labels: int = 0  # columns of y, if there are several
     observer: Callable[[int], None] = ignore_progress
     pending: list["StreamSample"] = field(default_factory=list)
     first: Chunk | None = None  # first rows of the first pass
@@ -177,7 +209,7 @@ class Stream(BlockSource):
 
     @property
     def traits(self) -> SourceTraits:
-        return traits_on(self.device, self.rows, "stream")
+        return replace(traits_on(self.device, self.rows, "stream"), labels=self.labels)
 
     def observe(self, callback: Callable[[int], None]) -> None:
         self.observer = callback
@@ -207,7 +239,7 @@ class Stream(BlockSource):
         if self.held is not None:
             self.reader.check_unchanged()
             return iter(self.held)
-        checked = (check_chunk(chunk, self.classes) for chunk in self.reader.read(self.chunk_rows))
+        checked = (check_chunk(chunk, self.classes, self.labels) for chunk in self.reader.read(self.chunk_rows))
         return read_ahead(regrouped(checked, self.chunk_rows))
 
     def chunks(self) -> Iterator[Arrays]:
@@ -273,7 +305,7 @@ class Stream(BlockSource):
         self.pending.clear()
         if isinstance(self.reader, MemoryMap):
             for sample in samples:
-                pieces = [check_chunk(chunk, self.classes) for chunk in self.reader.pick(sample.chosen)]
+                pieces = [check_chunk(chunk, self.classes, self.labels) for chunk in self.reader.pick(sample.chosen)]
                 rows = self.arrays(concatenated_chunks(pieces))
                 sample.held = replace(rows, features=rows.features.to(self.device))
             return
@@ -293,7 +325,7 @@ class StreamSample(BlockSource):
 
     @property
     def traits(self) -> SourceTraits:
-        return traits_on(self.device, self.rows, "stream")
+        return replace(traits_on(self.device, self.rows, "stream"), labels=self.stream.labels)
 
     def in_memory(self) -> Arrays:
         if self.held is None:

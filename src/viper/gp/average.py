@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 
 from viper.gp.model import Features, Observations, Scaler, SparseGP, standardised_block
-from viper.gp.profile import Profile
 from viper.gp.search import Family, Found, Search
 from viper.inference.posterior import Diagonal, Full, Posterior, latent, moved
 from viper.inference.rows import Block, BlockSource, Dense
@@ -83,7 +82,7 @@ def weighted_components(points: list[Point], search: Search) -> list[Component]:
     log_weights: list[float] = []
     top = 0.0
     for point in points:
-        profile = Profile(point.model, search.rows, search.bound, search.diagonal, tol=TOLERANCE)
+        profile = search.profile_on(point.model, search.rows, TOLERANCE)
         value = profile.resumed(point.found.sites)(point.model.free_vector())[0]
         top = value if point.distance == 0.0 else top
         q = profile.posterior()

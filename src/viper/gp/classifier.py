@@ -497,12 +497,14 @@ class VariationalGPClassifier(
         generator = np.random.default_rng(random.randint(2**31))
         steps = int(self.max_iter or DEFAULT_STEPS[self.solver])
         progress = Progress(self.verbose, tasks_of(self), len(rows))
-        search = Search(rows, fast, self.covariance == "diagonal", steps, float(self.tol), generator, progress)
+        marginal = self._places_as_needed()
+        diagonal = self.covariance == "diagonal"
+        search = Search(rows, fast, diagonal, steps, float(self.tol), generator, progress, marginal)
         with closing(progress), pass_threads(self.n_jobs):
             families = self._search(search, before)
-            if before is None and self._places_as_needed():
-                families = [search.completed(x, len(rows) if source is None else source.rows) for x in families]
             found = families[0]
+            if before is None and marginal:
+                found = search.completed(found, len(rows) if source is None else source.rows)
             with torch.no_grad():
                 features = Features(found.model, rows)
             problem, result = self._solve(found, features, exact, fast, progress)
@@ -718,7 +720,7 @@ class VariationalGPClassifier(
         return self._induced(self._known_weights(open_labelled_rows(self, X, y, ROW_FORMAT, **given)[1]))
 
     @property
-    def prior_(self) -> Prior:  # type: ignore[override]
+    def prior_(self) -> Prior:
         """The prior N(0, I) of the whitened inducing values, or q before the last rows if earlier ones are unknown."""
         if self._own_prior is not None:
             return self._own_prior

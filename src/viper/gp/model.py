@@ -12,9 +12,18 @@ For given q(w) = N(μ, Σ), the kernel, the mean and z enter F only through ϑ =
     dF = Σ_i c_i [(y_i - g_i) dϑ_i - ½ h_i dτ_i²],
 
 which at the best q is also the gradient of the profile G(θ) = max_q F(q; θ) (envelope theorem).
+
+With few points, r is large for rough kernels, and F, which takes expectations over it outside of the logarithm, is far
+below the evidence: it would choose a smooth kernel, whose intervals are too narrow. The search for hyperparameters
+therefore may integrate residuals out of each row's probability, as if they were independent between rows,
+
+    E s(a + e) ≈ s(κa),   e ~ N(0, r),   κ = (1 + πr/8)^{-1/2}     (MacKay 1992),
+
+so that A and o become κA and κo, and nothing is left in r. With all rows as points this is F again.
 """
 
 import copy
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property, partial
@@ -48,6 +57,9 @@ LARGEST_JITTER = 1e-2  # relative to the mean variance of the inducing values; i
 BLOCK_ROWS_GPU = 1 << 17
 KEPT_FEATURES = 1 << 24  # entries of A kept between passes (128 MB), with everything that gradients need
 KEPT_ROUGHLY = 1 << 28  # entries of A kept in float32 (1 GB), where that is precise enough
+
+
+SOFTENING = math.pi / 8.0  # of the residual, in κ
 
 
 class SparseGP(torch.nn.Module):
@@ -223,10 +235,18 @@ class Features(BlockSource):
     """Rows in memory, projected on the inducing points: a source of blocks (A, o, r, y, c) for the solver.
 
     A is kept between passes if it is small enough, or kept in float32 if `rough`; otherwise each pass computes it anew.
+    If `marginal`, residuals are integrated out, as in the module's docstring.
     """
 
-    def __init__(self, model: SparseGP, rows: Observations, block_rows: int | None = None, rough: bool = False) -> None:
-        self.model, self.data = model, rows
+    def __init__(
+        self,
+        model: SparseGP,
+        rows: Observations,
+        block_rows: int | None = None,
+        rough: bool = False,
+        marginal: bool = False,
+    ) -> None:
+        self.model, self.data, self.marginal = model, rows, marginal
         self.block_rows = block_rows or (BLOCK_ROWS if rows.inputs.device.type == "cpu" else BLOCK_ROWS_GPU)
         with torch.enable_grad():
             self.among = covariance(model.kernel, model.inducing, model.inducing)
@@ -273,7 +293,7 @@ class Features(BlockSource):
                 yield block
 
     def sample(self, k: int, generator: np.random.Generator) -> "Features":
-        return Features(self.model, self.data.scatter(k, generator), self.block_rows)
+        return Features(self.model, self.data.scatter(k, generator), self.block_rows, marginal=self.marginal)
 
     def parts(self) -> Iterator[tuple[tuple[Tensor, ...], Block]]:
         """By block: K_xz, diag K_xx, m(x) and B with their graphs for autograd, and the resulting block."""
@@ -297,6 +317,9 @@ class Features(BlockSource):
         offset = mean if rows.offset is None else mean + rows.offset
         if columns.shape[1]:
             design = torch.cat([design, columns], 1)
+        if self.marginal:
+            kappa = (1.0 + SOFTENING * residual).rsqrt()
+            design, offset, residual = kappa[:, None] * design, kappa * offset, torch.zeros_like(residual)
         return Block(Dense(design), rows.label, offset=offset, residual=residual, weight=rows.weight)
 
 
@@ -412,7 +435,8 @@ def backward(
     mean, inverse, points = q.mean, source.inverse, len(source.inverse)
     # Σ - J, J the identity for the inducing points, whose residual r depends on A, and 0 for the other columns
     excess = factor @ factor.T if factor.ndim == 2 else torch.diag(factor)
-    excess.diagonal()[:points].sub_(1.0)
+    if not source.marginal:
+        excess.diagonal()[:points].sub_(1.0)
     inner = torch.zeros_like(inverse)
     sites = Sites([], [])
     value = 0.0
@@ -424,8 +448,9 @@ def backward(
             assert residual is not None
             shift = product(design, mean)
             twisted = product(design, excess)
+            squares = design[:, :points].square().sum(1)
             # τ² = r + diag(AΣAᵀ)
-            tau2 = (twisted * design).sum(1).add_(design[:, :points].square().sum(1)).clamp_(min=0.0).add_(residual)
+            tau2 = (twisted * design).sum(1).add_(0.0 if source.marginal else squares).clamp_(min=0.0).add_(residual)
             eta, g, h = moments(shift + offset, tau2)
             gain = block.label * (shift + offset) - eta
             weight = scale if block.weight is None else scale * block.weight
@@ -435,9 +460,15 @@ def backward(
             sites.target.append((e + b * shift) / scale)
             # ∂F/∂A = e μᵀ - diag(b) A(Σ - J)
             slope = torch.outer(e, mean).sub_(b[:, None] * twisted)
+            to_variance = -0.5 * b
+            if source.marginal:
+                kappa = kappa_of(squares, made[1].detach())
+                to_variance = slope_in_residual(kappa, e, b, shift + offset, tau2)
+                design, e, slope = design / kappa[:, None], kappa * e, slope.mul_(kappa[:, None])
+                slope[:, :points].sub_(2.0 * to_variance[:, None] * design[:, :points])
             induced, columns = slope[:, :points], slope[:, points:]
             inner += product(induced.T, design[:, :points])
-            pull_back(made, (product(induced, inverse), -0.5 * b, e, columns))
+            pull_back(made, (product(induced, inverse), to_variance, e, columns))
         if source.among.requires_grad:
             # through L: ∂F/∂K_zz = L⁻ᵀ sym Φ(-(∂F/∂A)ᵀA) L⁻¹, Φ the lower triangle with half its diagonal
             lower = torch.tril(-inner)
@@ -447,6 +478,16 @@ def backward(
             slope.diagonal().add_(source.jitter * slope.diagonal().mean())
             source.among.backward(slope)
     return value, sites
+
+
+def kappa_of(squares: Any, variance: Any) -> Any:
+    """κ = (1 + πr/8)^{-1/2} from Σ_j κ²A_ij² and K_ii; r = K_ii - Σ_j A_ij²."""
+    return ((1.0 + SOFTENING * squares) / (1.0 + SOFTENING * variance.clip(squares))) ** 0.5
+
+
+def slope_in_residual(kappa: Any, e: Any, b: Any, theta: Any, tau2: Any) -> Any:
+    """∂F/∂r = ∂F/∂κ dκ/dr, where κ scales both ϑ and τ: κ ∂F/∂κ = e ϑ - b τ²."""
+    return -0.5 * SOFTENING * kappa**2 * (e * theta - b * tau2)
 
 
 def pull_back(made: tuple[Tensor, ...], slopes: tuple[Tensor, ...]) -> None:

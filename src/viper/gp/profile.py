@@ -52,13 +52,15 @@ class Profile:
         tol: float = 1e-2,
         sites: Sites | None = None,
         start: Gaussian | None = None,
+        marginal: bool = False,
     ) -> None:
         self.model, self.rows, self.bound, self.diagonal, self.scale = model, rows, bound, diagonal, scale
+        self.marginal = marginal  # whether residuals are integrated out (model.py)
         self.sites, self.start = sites, start  # where the first inner search starts
         self.tol = tol  # nats by which the last inner step may move q
         self.inner_steps = 0
         small = dense_profile_applies(rows, model.dimension, diagonal)
-        self.dense = DenseProfile(model, rows, bound.moments, scale, start) if small else None
+        self.dense = DenseProfile(model, rows, bound.moments, scale, start, marginal) if small else None
 
     def __call__(self, x: np.ndarray) -> tuple[float, np.ndarray]:
         """Value and gradient; -∞ where K_zz has no factor or F is not finite."""
@@ -90,7 +92,7 @@ class Profile:
         return value - kl_to_prior(q, factor, identity_prior(source)), lambda: setattr(self, "sites", sites)
 
     def features(self) -> Features:
-        return Features(self.model, self.rows, rough=True)
+        return Features(self.model, self.rows, rough=True, marginal=self.marginal)
 
     def resumed(self, sites: Sites | None) -> "Profile":
         """Start the first inner search from these sites."""

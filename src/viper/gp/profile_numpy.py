@@ -5,7 +5,9 @@ dispatch one. Value and gradient therefore take as few operations as possible. W
 
     ∂F/∂K_xz = e (L⁻ᵀμ)ᵀ - diag(b) A (Σ - J) L⁻¹,     (∂F/∂A)ᵀ A = μ (Aᵀe)ᵀ - (Σ - J) G,
 
-e = c(y - g), b = c h, and J = I for the inducing points and 0 for the weights of the mean function.
+e = c(y - g), b = c h, and J = I for the inducing points and 0 for the weights of the mean function. Where residuals are
+integrated out, A above is κA, and gradients in K_xz and in o are multiplied by κ. The slope ρ in r, -b/2 above, is then
+that of `slope_in_residual`, and its share -2ρA of the gradient in A stands in place of bAJ.
 """
 
 import math
@@ -19,7 +21,7 @@ from scipy.linalg import lapack
 from torch import Tensor
 
 from viper.gp.kernels import ARRAY_SHAPES, Shape, covariance, stationary_shape, variances, weight_columns
-from viper.gp.model import Observations, SparseGP, cholesky_with_jitter, pull_back
+from viper.gp.model import SOFTENING, Observations, SparseGP, cholesky_with_jitter, pull_back, slope_in_residual
 from viper.inference.anderson import weights_from_gram
 from viper.inference.problem import Gaussian
 from viper.softplus.pointwise import Formula
@@ -270,9 +272,15 @@ class DenseProfile:
     """G and the gradients of the free parameters; each inner search starts from the sites of the last one."""
 
     def __init__(
-        self, model: SparseGP, rows: Observations, formula: Formula, scale: float, start: Gaussian | None = None
+        self,
+        model: SparseGP,
+        rows: Observations,
+        formula: Formula,
+        scale: float,
+        start: Gaussian | None = None,
+        marginal: bool = False,
     ) -> None:
-        self.start = start
+        self.start, self.marginal = start, marginal
         self.model, self.inputs, self.formula = model, rows.inputs, formula
         self.squares = np.square(rows.inputs.numpy())
         self.label = rows.label.numpy()
@@ -299,25 +307,40 @@ class DenseProfile:
         residual = np.maximum(kernels.variance - np.einsum("ij,ij->i", induced, induced), 0.0)
         design = np.concatenate([induced, kernels.columns], 1)
         offset = kernels.mean if self.given is None else kernels.mean + self.given
+        kappa = 1.0 / np.sqrt(1.0 + SOFTENING * residual)
+        if self.marginal:
+            design *= kappa[:, None]
+            offset, residual = kappa * offset, np.zeros_like(residual)
         features = DenseFeatures(design, residual, offset, self.label, self.weight, self.formula, self.scratch)
         q, moments, gram = self.maximise(features, tol)
         # (Σ - J) and the gradients of the module's docstring; those in K_xz and in the other columns side by side
         points = len(inverse)
         excess = q.factor @ q.factor.T
-        excess.flat[: points * (len(excess) + 1) : len(excess) + 1] -= 1.0
-        to_design = np.outer(moments.e, np.concatenate([q.mean[:points] @ inverse, q.mean[points:]]))
+        to_variance, e, b = -0.5 * moments.b, moments.e, moments.b
+        more: np.ndarray | float = 0.0
+        if self.marginal:
+            to_variance = slope_in_residual(kappa, e, b, moments.shift + offset, moments.tau2)
+            e, b = kappa * e, kappa * b
+            scaled = 2.0 * to_variance[:, None] * induced
+            more = scaled.T @ induced
+        else:
+            excess.flat[: points * (len(excess) + 1) : len(excess) + 1] -= 1.0
+        to_design = np.outer(e, np.concatenate([q.mean[:points] @ inverse, q.mean[points:]]))
         right = np.concatenate([excess[:, :points] @ inverse, excess[:, points:]], 1)
         twisted = np.matmul(design, right, out=self.scratch)
-        twisted *= moments.b[:, None]
+        twisted *= b[:, None]
         to_design -= twisted
-        lower = np.tril(excess[:points] @ gram[:, :points] - np.outer(q.mean[:points], moments.pulled[:points]))
+        if self.marginal:
+            to_design[:, :points] -= scaled @ inverse
+        pulled = excess[:points] @ gram[:, :points] + more - np.outer(q.mean[:points], moments.pulled[:points])
+        lower = np.tril(pulled)
         lower.flat[:: len(lower) + 1] *= 0.5
         # through L: ∂F/∂K_zz = L⁻ᵀ sym Φ(-(∂F/∂A)ᵀA) L⁻¹, Φ the lower triangle with half its diagonal
         to_among = 0.5 * inverse.T @ (lower + lower.T) @ inverse
         # the jitter is a multiple of the mean of the diagonal
         to_among.flat[:: len(lower) + 1] += jitter * to_among.diagonal().mean()
         to_cross, to_columns = np.ascontiguousarray(to_design[:, :points]), to_design[:, points:].copy()
-        kernels.pull(to_cross, to_among, -0.5 * moments.b, moments.e, to_columns)
+        kernels.pull(to_cross, to_among, to_variance, e, to_columns)
         sites = moments.sites
         return moments.value, lambda: setattr(self, "sites", sites)
 

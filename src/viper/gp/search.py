@@ -88,7 +88,8 @@ class Start(NamedTuple):
     """One start: its name, the objective it reached, and its cost.
 
     The objective is the profile of the ELBO as the search computes it (to 1e-6 nats per row), plus the log prior of the
-    hyperparameters if they have one.
+    hyperparameters if they have one. With n_inducing="auto", residuals are integrated out (model.py), which is not a
+    bound.
     """
 
     start: str
@@ -127,6 +128,7 @@ class Search:
     tol: float
     generator: np.random.Generator
     progress: Callable[[Iteration], None] | None = None
+    marginal: bool = False  # whether residuals of rows are integrated out (model.py)
 
     def families(self, models: dict[Family, SparseGP], count: int, placing: Placing, curvature: bool) -> list[Found]:
         """The best model of each family, the best family first; one with many lengthscales also starts from one.
@@ -172,7 +174,9 @@ class Search:
         """Climb the profile from `count` starts and from known ones; on a sample, if there are many rows."""
 
         def place(start: SparseGP, information: Tensor) -> Tensor:
-            return start.inducing.detach() if placing == "as given" else self.greedily(start, few, information)
+            if placing == "as given":
+                return start.inducing.detach()
+            return self.greedily(start, few, importance(few) if self.marginal else information)
 
         tol = self.tolerance(few)
         first = max(FIRST_TOLERANCE, tol) if count > 1 else LAST_SHARE * tol
@@ -187,16 +191,15 @@ class Search:
         return Leader([*(x for x in attempts if x is not best), best])
 
     def grow(self, leader: "Leader") -> None:
-        """Climb on with as many inducing points as a rougher kernel would need; twice, if the kernel becomes rougher.
-
-        With too few points, rough kernels lose more of the ELBO than smooth ones, and the climb ends too early.
-        """
+        """Climb on with more inducing points, if these are too few: as many as a rougher kernel would need."""
         for _ in range(MOST_GROWTHS):
             best = leader.best
-            rows, information, rough = best.profile.rows, best.profile.information(), rougher(best.model)
-            if information is None or loss(rough, rows, information) <= LARGEST_LOSS:
+            rows, information = best.profile.rows, best.profile.information()
+            if information is None or loss(best.model, rows, information) <= LARGEST_LOSS:
                 return
-            points = greedy(rough, rows.inputs, information, min(CLIMBING_POINTS, len(rows)), LARGEST_LOSS)
+            points = greedy(
+                rougher(best.model), rows.inputs, importance(rows), min(CLIMBING_POINTS, len(rows)), LARGEST_LOSS
+            )
             if len(points) <= len(best.model.inducing):
                 return
             leader.attempts.append(self.continue_with(best, points))
@@ -237,7 +240,7 @@ class Search:
     def profile_on(self, model: SparseGP, rows: Observations, tol: float, start: Gaussian | None = None) -> Profile:
         """The profile of all rows, estimated from `rows`."""
         scale = len(self.rows) / len(rows)
-        return Profile(model, rows, self.bound, self.diagonal, scale, tol, start=start)
+        return Profile(model, rows, self.bound, self.diagonal, scale, tol, start=start, marginal=self.marginal)
 
     def tolerance(self, rows: Observations) -> float:
         """The smallest gain worth a step; on a sample, gains below `SAMPLE_TOLERANCE` say nothing about all rows."""
@@ -297,6 +300,14 @@ def loss(model: SparseGP, rows: Observations, information: Tensor) -> float:
     with torch.no_grad():
         residuals = [block.residual for block in Features(model, rows, rough=True).blocks()]
     return 0.5 * float(information @ torch.cat([x for x in residuals if x is not None]))
+
+
+def importance(rows: Observations) -> Tensor:
+    """The largest information that each row may have, c/4.
+
+    Points that are chosen by what the labels say would make the profile of few points differ from that of all.
+    """
+    return torch.full_like(rows.label, 0.25) if rows.weight is None else 0.25 * rows.weight
 
 
 def rougher(model: SparseGP) -> SparseGP:

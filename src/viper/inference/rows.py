@@ -265,6 +265,7 @@ class SourceTraits:
     smallest_sample: int = 0  # rows below which a pass costs only its kernel launch; 0 on a CPU
     float32_pays: bool = True  # whether products are faster in float32, conversion included
     sparse: bool = False  # whether most entries are zeros that are not stored
+    labels: int = 0  # columns of y, if it is a matrix of zeros and ones
 
 
 class RowSource(Protocol):
@@ -542,7 +543,9 @@ class Arrays(BlockSource):
 
     @property
     def traits(self) -> SourceTraits:
-        return replace(traits_on(self.device, self.rows, "memory"), sparse=scipy.sparse.issparse(self.features))
+        labels = self.label.shape[1] if self.label.ndim == 2 else 0
+        sparse = scipy.sparse.issparse(self.features)
+        return replace(traits_on(self.device, self.rows, "memory"), sparse=sparse, labels=labels)
 
     def in_memory(self) -> "Arrays":
         return self

@@ -150,10 +150,13 @@ def model_facts(model: Any) -> ModelFacts:
 
 
 def weighting_facts(model: Any) -> WeightingFacts:
-    encoding, factors = getattr(model, "formula_", None), getattr(model, "class_weight_", np.ones(2)).tolist()
+    encoding, factors = getattr(model, "formula_", None), np.asarray(getattr(model, "class_weight_", np.ones(2)))
+    classes = list(map(str, model.classes_))
+    if factors.ndim == 2:  # of several labels
+        classes = [f"{name} = {value}" for name in classes for value in (0, 1)]
     columns = {} if encoding is None else encoding.record.get("weighting", {})
     return WeightingFacts(
-        class_weight=None if factors == [1.0, 1.0] else dict(zip(map(str, model.classes_), factors, strict=True)),
+        class_weight=None if (factors == 1.0).all() else dict(zip(classes, factors.ravel().tolist(), strict=True)),
         weights=columns.get("weights"),
         groups=columns.get("groups"),
         robust_groups=getattr(model, "robust_groups_", 0),
@@ -162,6 +165,13 @@ def weighting_facts(model: Any) -> WeightingFacts:
 
 
 def prior_facts(model: Any) -> PriorFacts:
+    if getattr(model, "multilabel_", False):
+        each = {name: prior_facts(fit) for name, fit in zip(model.classes_, model.estimators_, strict=True)}
+        first = next(iter(each.values()))
+        if all(one.sds == first.sds for one in each.values()):
+            return first
+        named = {f"{name}: {column}": sd for name, one in each.items() for column, sd in one.sds.items()}
+        return PriorFacts(model.prior_scale, named, first.correlated)
     scale = np.asarray(model.prior_scale_)
     correlated = scale.ndim == 2
     sds = np.sqrt(np.diag(scale)) if correlated else scale

@@ -56,7 +56,8 @@ def notebook_facts(model: Any) -> dict[str, str]:
     # only rows in memory, so that showing a model opens no files
     if rows is None or rows.traits.where != "memory" or rows.rows * rows.dimension > LARGEST_DIAGNOSED:
         return shown
-    diagnosis = model.diagnose()
+    found = model.diagnose()
+    diagnosis = max(found.values(), key=lambda one: one.k_hat) if isinstance(found, dict) else found  # of all labels
     return shown | {"Verdict": f"k̂ = {diagnosis.k_hat:.2f}. {diagnosis.verdict}"}
 
 
@@ -67,9 +68,10 @@ def html_table(table: "pandas.DataFrame") -> str:
     body = ""
     reach = float(np.abs(table[["lower", "upper"]].to_numpy()).max()) if drawn and len(table) else 1.0
     for label, row in table.iterrows():
+        title = ": ".join(map(str, label if isinstance(label, tuple) else [label]))
         cells = "".join(f'<td style="text-align:right;padding:.1em .6em">{row[name]:.3g}</td>' for name in columns)
         picture = f"<td>{interval_svg(row['mean'], row['lower'], row['upper'], reach)}</td>" if drawn else ""
-        body += f'<tr><th style="text-align:left">{escape(str(label))}</th>{cells}{picture}</tr>'
+        body += f'<tr><th style="text-align:left">{escape(title)}</th>{cells}{picture}</tr>'
     style = "border-collapse:collapse;font-size:1em;margin:.4em 0"
     head = f"<tr><th></th>{names}{'<th></th>' if drawn else ''}</tr>"
     return f"<table style='{style}'><thead>{head}</thead><tbody>{body}</tbody></table>"

@@ -7,7 +7,7 @@ The errors of the mixture and the interpolation add up to less than 2e-11, whate
 """
 
 from os import PathLike
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.special
@@ -31,7 +31,8 @@ def export_onnx(model: Any, path: str | PathLike[str] | None, dtype: str, level:
     except ImportError as error:
         raise ImportError("to_onnx needs the package onnx. pip install 'vi-per[onnx]'") from error
     checks.check_word(dtype, "dtype", ("float32", "float64"))
-    if (size := 8 * sum(x.numel() for x in vars(model.posterior_).values())) > LARGEST_FILE:
+    fits = getattr(model, "estimators_", [model])
+    if (size := 8 * sum(x.numel() for fit in fits for x in vars(fit.posterior_).values())) > LARGEST_FILE:
         raise ValueError(
             f"an ONNX file holds at most 2 GB; got a posterior of {size / 1e9:.1f} GB. Fit covariance='low-rank' or "
             "'diagonal'."
@@ -43,7 +44,7 @@ def export_onnx(model: Any, path: str | PathLike[str] | None, dtype: str, level:
         X = graph.add("Cast", graph.input("X", real, model.n_features_in_), to=onnx.TensorProto.DOUBLE)
     else:
         X = FormulaGraph(graph, encoding, real).columns()
-    prediction_graph(graph, X, model, real, reach)
+    (labels_graph if model.multilabel_ else prediction_graph)(graph, X, model, real, reach)
     proto = build_proto(graph, model, dtype, level)
     onnx.checker.check_model(proto)
     if path is not None:
@@ -56,6 +57,11 @@ def build_proto(graph: OnnxGraph, model: Any, dtype: str, level: float) -> Any:
     real = types.FLOAT if dtype == "float32" else types.DOUBLE
     labels = helper.np_dtype_to_tensor_dtype(np.asarray(exported_labels(model.classes_)).dtype)
     outputs = {"label": (labels, [None]), "probabilities": (real, [None, 2]), "interval": (real, [None, 2])}
+    what = "of the two classes, and the interval that contains the second one"
+    if model.multilabel_:
+        count, what = len(model.classes_), "of the labels, and the intervals that contain each of them"
+        outputs = {"label": (types.INT64, [None, count]), "probabilities": (real, [None, count])}
+        outputs["interval"] = (real, [None, count, 2])
     whole = helper.make_graph(
         graph.nodes,
         "VariationalLogisticRegression",
@@ -70,8 +76,7 @@ def build_proto(graph: OnnxGraph, model: Any, dtype: str, level: float) -> Any:
         producer_version=model_file.viper_version(),
         opset_imports=[helper.make_opsetid(*version) for version in versions.items()],
         ir_version=IR_VERSION,
-        doc_string="Posterior-averaged probabilities E[s(f(x))] of the two classes, and the interval that contains "
-        f"the second one with probability {level:g}.",
+        doc_string=f"Posterior-averaged probabilities E[s(f(x))] {what} with probability {level:g}.",
     )
 
 
@@ -85,9 +90,35 @@ def exported_labels(classes: np.ndarray) -> np.ndarray:
     return np.array([str(label) for label in classes], dtype=object)
 
 
+class LatentNodes(NamedTuple):
+    """Nodes with a column for one f ~ N(ϑ, τ²): whether ϑ > 0, E[s(-f)] and E[s(f)]; and s(ϑ ± zτ) in two columns."""
+
+    positive: str
+    sides: list[str]
+    interval: str
+
+
 def prediction_graph(graph: OnnxGraph, X: str, model: Any, real: int, reach: float) -> None:
-    """Add the nodes from X to the outputs; the interval is s(ϑ ± reach τ)."""
-    types = graph.onnx.TensorProto
+    """Add the nodes from X to the outputs for two classes."""
+    found = latent_nodes(graph, X, model, reach)
+    both = graph.add("Concat", *found.sides, axis=1)
+    graph.add("Cast", both, name="probabilities", to=real)
+    graph.add("Cast", found.interval, name="interval", to=real)
+    index = graph.add("Squeeze", graph.add("Cast", found.positive, to=graph.onnx.TensorProto.INT64), np.array([1]))
+    graph.add("Gather", exported_labels(model.classes_), index, name="label")
+
+
+def labels_graph(graph: OnnxGraph, X: str, model: Any, real: int, reach: float) -> None:
+    """Add the nodes from X to the outputs for several labels, a column for each."""
+    found = [latent_nodes(graph, X, fit, reach) for fit in model.estimators_]
+    graph.add("Cast", graph.add("Concat", *(one.sides[1] for one in found), axis=1), name="probabilities", to=real)
+    ends = [graph.add("Unsqueeze", one.interval, np.array([1])) for one in found]
+    graph.add("Cast", graph.add("Concat", *ends, axis=1), name="interval", to=real)
+    positive = graph.add("Concat", *(one.positive for one in found), axis=1)
+    graph.add("Cast", positive, name="label", to=graph.onnx.TensorProto.INT64)
+
+
+def latent_nodes(graph: OnnxGraph, X: str, model: Any, reach: float) -> LatentNodes:
     mean = model.posterior_.mean.numpy()[:, None]
     theta = affine(graph, X, mean, model.fit_intercept)
     tau2 = latent_variance(graph, X, model.posterior_, model.fit_intercept)
@@ -95,12 +126,8 @@ def prediction_graph(graph: OnnxGraph, X: str, model: Any, real: int, reach: flo
     large = graph.add("Sub", 1.0, small)
     positive = graph.add("Greater", theta, 0.0)
     sides = [graph.add("Where", positive, *pair) for pair in ((small, large), (large, small))]
-    both = graph.add("Concat", *sides, axis=1)
-    graph.add("Cast", both, name="probabilities", to=real)
     ends = graph.add("Mul", graph.add("Sqrt", tau2), np.array([[-reach, reach]]))
-    graph.add("Cast", graph.add("Sigmoid", graph.add("Add", theta, ends)), name="interval", to=real)
-    index = graph.add("Squeeze", graph.add("Cast", positive, to=types.INT64), np.array([1]))
-    graph.add("Gather", exported_labels(model.classes_), index, name="label")
+    return LatentNodes(positive, sides, graph.add("Sigmoid", graph.add("Add", theta, ends)))
 
 
 def affine(graph: OnnxGraph, X: str, matrix: np.ndarray, intercept: bool) -> str:

@@ -63,9 +63,24 @@ class Predictions(NamedTuple):
         return {"label": classes[(self.latent > 0).astype(int)], **columns}
 
 
+class TargetReading(NamedTuple):
+    """What log-odds f ~ N(ϑ, τ²) say about the target. All take ϑ and τ² of rows, which may have several columns.
+
+    Intervals also take z, `chosen` the names of the classes, and `table` both.
+    """
+
+    probabilities: Callable[[Tensor, Tensor], np.ndarray]
+    sds: Callable[[Tensor, Tensor], np.ndarray]
+    intervals: Callable[..., np.ndarray]
+    scores: Callable[[Tensor, Tensor], np.ndarray]
+    chosen: Callable[..., np.ndarray]
+    table: Callable[..., dict[str, np.ndarray]]  # the columns that are written to files
+
+
 def predictions(model: Any, X: Any, level: float = 0.95, offset: Any = None) -> Predictions:
     """Return all predictions of the model for the rows of X."""
     check_model(model)
+    check_one_probability(model)
     given = {} if offset is None else {"offset": offset}
     mean, sd = (torch.from_numpy(np.array(x, dtype=float)) for x in model.predict_latent(X, **given))
     return Predictions.from_latent(mean, sd.square(), half_width(level))
@@ -103,18 +118,21 @@ def predict_each_row(model: Any, X: Any, level: float = 0.95, offset: Any = None
         X, remarks = screened = screen_for_model(model, X)
         index, usable = X.index, screened.usable
         X, offset = X[usable], offset if offset is None else np.asarray(offset)[usable]
-    columns: dict[str, np.ndarray] = dict.fromkeys(PREDICTED_COLUMNS, np.empty(0))
+    mean = sd = np.empty((0, *model.posterior_.mean.shape[:-1]))
     if usable is None or usable.any():
-        found = predictions(model, X, level, offset)
-        sd = found.latent_sd
-        if encoding is not None and encoding.imputation is not None:  # τ without the spread of the imputed values
-            sd = with_encoding(model, replace(encoding, imputation=None)).predict_latent(X)[1]
-        columns |= found.table(model.classes_) | {"distance": sd / model.largest_sd_}
-    usable = np.ones(len(columns["distance"]), dtype=bool) if usable is None else usable
-    columns["note"] = np.empty(len(columns["distance"]), dtype=object)
-    table = (
-        pandas.DataFrame(columns, index=np.flatnonzero(usable)).astype({"label": object}).reindex(range(len(usable)))
-    )
+        mean, sd = model.predict_latent(X, **({} if offset is None else {"offset": offset}))
+    given = {"classes": model.classes_, "z": half_width(level)}
+    columns = model._reading.table(*map(torch.from_numpy, (mean, np.square(sd))), **given)
+    if len(sd) and encoding is not None and encoding.imputation is not None:  # τ without that of the imputed values
+        sd = with_encoding(model, replace(encoding, imputation=None)).predict_latent(X)[1]
+    distance = sd / model.largest_sd_
+    columns["distance"] = distance if distance.ndim == 1 else distance.max(1)
+    usable = np.ones(len(sd), dtype=bool) if usable is None else usable
+    columns["note"] = np.empty(len(sd), dtype=object)
+    if "probability" in columns:  # of two classes; the order of the columns is part of the interface
+        columns = {name: columns[name] for name in PREDICTED_COLUMNS}
+    words = {name: object for name, x in columns.items() if x.dtype.kind != "f"}
+    table = pandas.DataFrame(columns, index=np.flatnonzero(usable)).astype(words).reindex(range(len(usable)))
     remarks = [*remarks, *far_rows(table["distance"].to_numpy(dtype=float))]
     table["note"] = row_notes(remarks, len(table))
     return TablePredictions(table if index is None else table.set_axis(index), remarks)
@@ -133,7 +151,8 @@ def huge_rows(model: Any, screened: Screened) -> list[Remark]:
         return []
     with np.errstate(over="ignore", invalid="ignore"):
         mean, sd = model.predict_latent(screened.frame[asked])
-        rows = among_all(~np.isfinite(mean * 0.0 + np.square(sd)), asked)
+        strange = ~np.isfinite(mean * 0.0 + np.square(sd))
+        rows = among_all(strange if strange.ndim == 1 else strange.any(1), asked)
     values = screened.frame.select_dtypes("number", exclude="timedelta").abs()
     largest = np.argmax(values.fillna(0.0).to_numpy(dtype=float), axis=1)
     return [
@@ -184,6 +203,15 @@ def check_model(model: Any) -> None:
     raise TypeError(f"the model must be one of viper's; got {type(model).__name__}. {fix}")
 
 
+def check_one_probability(model: Any) -> None:
+    """Raise unless rows have one probability: that of the second of two classes."""
+    if len(model.classes_) > 2 or getattr(model, "multilabel_", False):
+        raise ValueError(
+            f"this is for two classes; got a model of {len(model.classes_)}. Look at one column of predict_proba, or "
+            "at one of estimators_ if there are several labels."
+        )
+
+
 def with_rules(model: Any, unseen: str | None, beyond: str | None) -> Any:
     """Return the model with other rules for new levels and for numbers beyond a spline; None keeps a rule."""
     given = {name: rule for name, rule in (("unseen", unseen), ("beyond", beyond)) if rule is not None}
@@ -227,6 +255,11 @@ class PredictionMixin:
         """The posterior of the coefficients of the rows that `_open_rows` opens."""
         return self.posterior_
 
+    @property
+    def _reading(self) -> TargetReading:
+        """How log-odds are read, given the kind of target."""
+        return TWO_CLASSES
+
     def _predictor(
         self, X: Any, offset: Any, function: Callable[[Tensor, Tensor], Any]
     ) -> tuple[RowSource, Callable[[Block], Any]]:
@@ -246,19 +279,19 @@ class PredictionMixin:
         For probabilities, see `predict_proba` and `predict_std`.
         """
         pair = self._predict(X, offset, means_and_sds)
-        return pair[:, 0], pair[:, 1]
+        return pair[..., 0], pair[..., 1]
 
     def predict_proba(self, X: Any, offset: Any = None) -> np.ndarray:
         """Posterior-averaged probabilities E[s(f(x))] of the two classes, n × 2."""
-        return self._predict(X, offset, class_probabilities)
+        return self._predict(X, offset, self._reading.probabilities)
 
     def predict_std(self, X: Any, offset: Any = None) -> np.ndarray:
         """Posterior standard deviation of the probability s(f(x)), per row."""
-        return self._predict(X, offset, probability_std)
+        return self._predict(X, offset, self._reading.sds)
 
     def predict_interval(self, X: Any, level: float = 0.95, offset: Any = None) -> np.ndarray:
         """Credible interval s(ϑ ± zτ) of the probability of the second class, with posterior mass `level`: n × 2."""
-        return self._predict(X, offset, partial(probability_interval, z=half_width(level)))
+        return self._predict(X, offset, partial(self._reading.intervals, z=half_width(level)))
 
     def predict_table(
         self, X: Any, level: float = 0.95, offset: Any = None, *, unseen: str | None = None, beyond: str | None = None
@@ -310,18 +343,18 @@ class PredictionMixin:
         in blocks, and the file gets its name only when it is complete.
         """
         check_is_fitted(self, "posterior_")
-        columns = partial(prediction_table, classes=self.classes_, z=half_width(level))
+        columns = partial(self._reading.table, classes=self.classes_, z=half_width(level))
         rows, of_block = self._predictor(X, offset, columns)
         return writing.write_columns(path, rows.map(of_block), overwrite)
 
     def decision_function(self, X: Any, offset: Any = None) -> np.ndarray:
         """Log-odds of the posterior-averaged probability, which are positive if the second class is predicted."""
-        return self._predict(X, offset, log_odds_of_mean)
+        return self._predict(X, offset, self._reading.scores)
 
     def predict(self, X: Any, offset: Any = None) -> np.ndarray:
         """The more probable class, per row."""
         check_is_fitted(self, "posterior_")
-        return self._predict(X, offset, partial(probable_classes, classes=self.classes_))
+        return self._predict(X, offset, partial(self._reading.chosen, classes=self.classes_))
 
     def score(self, X: Any, y: Any = None, sample_weight: Any = None, offset: Any = None) -> float:
         """Share of rows whose class is predicted correctly."""
@@ -354,7 +387,7 @@ def from_latent(block: Block, posterior: Posterior, function: Callable[[Tensor, 
 
 
 def means_and_sds(mean: Tensor, variance: Tensor) -> np.ndarray:
-    return torch.stack([mean, variance.sqrt()], 1).cpu().numpy()
+    return torch.stack([mean, variance.sqrt()], -1).cpu().numpy()
 
 
 def class_probabilities(mean: Tensor, variance: Tensor) -> np.ndarray:
@@ -370,7 +403,7 @@ def probability_std(mean: Tensor, variance: Tensor) -> np.ndarray:
 def probability_interval(mean: Tensor, variance: Tensor, z: float) -> np.ndarray:
     """s(ϑ ± zτ)."""
     reach = z * variance.sqrt()
-    return torch.sigmoid(torch.stack([mean - reach, mean + reach], 1)).cpu().numpy()
+    return torch.sigmoid(torch.stack([mean - reach, mean + reach], -1)).cpu().numpy()
 
 
 def probable_classes(mean: Tensor, variance: Tensor, classes: np.ndarray) -> np.ndarray:
@@ -381,14 +414,29 @@ def prediction_table(mean: Tensor, variance: Tensor, classes: np.ndarray, z: flo
     return Predictions.from_latent(mean, variance, z).table(classes)
 
 
+def columns_by_class(
+    probabilities: Any, sds: Any, intervals: Any, mean: Tensor, variance: Tensor, classes: np.ndarray, z: float
+) -> dict[str, np.ndarray]:
+    """Return `probability`, `sd`, `lower` and `upper` of each class, with its name behind theirs: `probability_a`."""
+    ends = intervals(mean, variance, z=z)
+    parts = {"probability": probabilities(mean, variance), "sd": sds(mean, variance)}
+    parts |= {"lower": ends[..., 0], "upper": ends[..., 1]}
+    return {f"{part}_{name}": x[:, k] for k, name in enumerate(classes) for part, x in parts.items()}
+
+
 def log_odds_of_mean(mean: Tensor, variance: Tensor) -> np.ndarray:
     return log_odds(class_probabilities(mean, variance))
 
 
 def log_odds(probability: np.ndarray) -> np.ndarray:
-    """log(p₁/p₀) of each row, where a probability that underflows counts as the smallest positive number."""
-    low, high = np.log(np.maximum(probability, np.finfo(float).tiny)).T
-    return high - low
+    """log(p₁/p₀) of each pair, where a probability that underflows counts as the smallest positive number."""
+    logs = np.log(np.maximum(probability, np.finfo(float).tiny))
+    return logs[..., 1] - logs[..., 0]
+
+
+TWO_CLASSES = TargetReading(
+    class_probabilities, probability_std, probability_interval, log_odds_of_mean, probable_classes, prediction_table
+)
 
 
 def half_width(level: float) -> float:

@@ -38,8 +38,8 @@ def subtitle(study: Study) -> str:
 
 def summary_section(study: Study) -> str:
     verdict = trust.overall_verdict(study)
-    honest = study.cross_validated if study.from_training else None
-    found, where = (study.scores, "") if honest is None else (honest, f", in {honest.how}")
+    found, where = study.honest_scores
+    where = where and f", {where}"
     auc, skill = found.auc, found.log_skill
     tiles = {
         "rows": f"{len(study.label):,}",

@@ -119,20 +119,25 @@ def factor(x: float) -> str:
 def ranking_sentence(study: Study) -> str:
     if study.scores.auc is None:
         return f"All rows {study.predicate('have', int(study.label[0]))}, so the model's ranking cannot be judged."
+    found, where = study.honest_scores
+    if found.auc is None:
+        return "The model's ranking of rows that it had not seen was not recorded."
+    opening = f"{where[0].upper()}{where[1:]}, given" if where else "Given"
     return (
-        f"Given one row that {study.predicate('has')} and one that {study.predicate('has', 0)}, the model gives the "
-        f"higher probability to the right one {100 * study.scores.auc:.1f} times in 100; a coin would, 50 times."
+        f"{opening} one row that {study.predicate('has')} and one that {study.predicate('has', 0)}, the model gives "
+        f"the higher probability to the right one {100 * found.auc:.1f} times in 100; a coin would, 50 times."
     )
 
 
 def skill_sentence(study: Study) -> str | None:
     """The score against that of predicting the base rate for every row."""
-    skill = study.scores.log_skill
+    found, where = study.honest_scores
+    skill = found.log_skill
     if skill is None or skill <= 0.0:
         return None
     return (
-        f"Compared with always predicting the average, {percent(study.base_rate)}, its skill is {percent(skill)}: "
-        f"0{THIN}% would be no better, and 100{THIN}% perfect."
+        f"Compared with always predicting the average, {percent(study.base_rate)}, its skill is {percent(skill)}"
+        f"{where and f' {where}'}: 0{THIN}% would be no better, and 100{THIN}% perfect."
     )
 
 

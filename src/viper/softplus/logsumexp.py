@@ -29,6 +29,7 @@ DEFAULT_TOLERANCE = 1e-10
 FINEST_TOLERANCE, COARSEST_TOLERANCE = 1e-12, 1e-3
 EULER = 0.57721566490153286061  # γ, the mean of a Gumbel variable
 FLOATS, FLOATS_CUDA = 1 << 20, 1 << 27  # in use at once
+MOST_DOUBLINGS = 500  # of the step: enough for any sd, up to 1e150
 MOST_NODES_AT_ONCE = 256  # longer integrals are cut into pieces, whose steps grow
 PIECE, WINDOW_WIDTH = 128, 8.0  # nodes before the next piece begins, and the sd of its window in steps
 LEAST = 1e-30  # of L_k: a smaller one makes P negligible
@@ -225,7 +226,7 @@ def doubled_from(tolerance: float) -> Tensor:
     differences. It multiplies each error by e^{-(2π/h)² v/2}; that of the value has a factor h/π in place of |Γ|.
     """
     found = []
-    for power in range(1, 40):
+    for power in range(1, MOST_DOUBLINGS):
         step = widest_step(tolerance) * 2.0**power
         y = 2 * math.pi / step
         size = max(log_gamma_size(y, 2), math.log(2.0 * step / math.pi))
@@ -285,7 +286,8 @@ def plan_pieces(x: Tensor, sd: Tensor, tolerance: float) -> Pieces:
         first = torch.floor(start / h)
         count = torch.ceil(bounds.high[row] / h) - first + 2
         last = count <= MOST_NODES_AT_ONCE
-        width = WINDOW_WIDTH * h
+        doubling = thresholds[power.clamp(max=len(thresholds) - 1)]  # as wide as it takes for a step twice as long
+        width = torch.maximum(WINDOW_WIDTH * h, torch.sqrt(doubling / 0.96))
         following = start + PIECE * h
         centre = following + bounds.z[row] * width
         closes = torch.where(last[:, None], 0.0, torch.stack([centre, width], -1))
@@ -308,6 +310,7 @@ class ClassNodes(NamedTuple):
     product: Tensor  # P, (pieces, nodes)
     ratios: list[Tensor]  # L_k^{(n)} / L_k, n = 1, 2, ...: (pieces, classes, nodes)
     tails: Tensor  # h times the sums beyond the last node of 1 - L_k, L_k', ...: (orders, pieces, classes)
+    first: Tensor  # the first node of each piece
 
     @property
     def weight(self) -> Tensor:
@@ -378,7 +381,8 @@ def nodes_of(
     begins = block.opens[:, 1] == 0
     start = torch.where(begins, reference[block.row] + (block.first - 0.5) * step - EULER, 0.0)
     tails = torch.where(block.closes[:, 1:] == 0, tails.reshape(orders, len(x), K), 0.0)
-    return ClassNodes(block.row, step, start, window_of(block, step, steps), L.prod(1), ratios, tails)
+    first = reference[block.row] + block.first * step
+    return ClassNodes(block.row, step, start, window_of(block, step, steps), L.prod(1), ratios, tails, first)
 
 
 def window_of(block: Pieces, step: float, steps: Tensor) -> Tensor | None:

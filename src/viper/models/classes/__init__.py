@@ -1,0 +1,1 @@
+"""Targets of more than two classes, and of several labels."""
