@@ -137,7 +137,7 @@ def test_labels_that_lie_there(kind):
     model, plain = (VariationalLogisticRegression(random_state=0).fit(there, one) for one in (labels, y))
     np.testing.assert_array_equal(model.coef_, plain.coef_)
     assert model.classes_.dtype == labels.cpu().numpy().dtype
-    with pytest.raises(ValueError, match="exactly two classes; got 1"):
+    with pytest.raises(ValueError, match="at least two classes; got 1"):
         model.fit(there, torch.ones_like(labels))
 
 

@@ -206,10 +206,8 @@ def test_missing_labels_in_a_csv(missing, tmp_path):
     ("label", "message"),
     [
         (None, r"in every row; got none or NA in "),
-        ("maybe", r"exactly two classes; got 3: .*The third is 'maybe' in "),
-        ("may\nbe" * 900, r"exactly two classes; got 3: .*The third is 'may.nbe.*… in "),
     ],
-    ids=["none", "a word", "a long text with line breaks"],
+    ids=["none"],
 )
 def test_a_label_that_is_wrong_in_the_third_file(label, message, tmp_path):
     for i in range(3):

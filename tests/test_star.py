@@ -10,7 +10,7 @@ import torch
 
 from viper.inference.classes.problem import ClassProblem
 from viper.inference.classes.solver import fit_star
-from viper.inference.classes.star import Star, centred_classes, solve_precisions, star_divergence, tied
+from viper.inference.classes.star import Star, centred_classes, solve_precisions, star_divergence, star_prior, tied
 from viper.inference.classes.sums import EXACT_CLASSES
 from viper.inference.newton import newton
 from viper.inference.problem import Prior, Problem
@@ -101,7 +101,28 @@ def test_divergence_is_that_of_the_contrasts(diagonal, shared):
     theirs = torch.distributions.MultivariateNormal(torch.zeros(2 * d, dtype=torch.float64), C @ D @ C.T)
     exact = float(torch.distributions.kl_divergence(ours, theirs))
     for given in (prior, prior if diagonal else Prior(prior.mean, torch.diag(prior.precision))):
-        assert star_divergence(Star(mean, P), given, torch.zeros_like(mean)) == pytest.approx(exact, rel=1e-12)
+        assert star_divergence(Star(mean, P), star_prior(given, K)) == pytest.approx(exact, rel=1e-12)
+
+
+def test_a_star_as_the_prior():
+    """KL between two stars, as Gaussians of the differences to the last class; with equal precisions, a prior."""
+    K, d, rng = 4, 3, np.random.default_rng(5)
+    roots = torch.tensor(rng.normal(size=(2, K, d, d)))
+    P, Q = roots @ roots.mT + torch.eye(d)
+    means = torch.tensor(rng.normal(size=(2, K, d)))
+    C = torch.kron(torch.cat([torch.eye(K - 1), -torch.ones(K - 1, 1)], 1).double(), torch.eye(d))
+    ours, theirs = (
+        torch.distributions.MultivariateNormal(C @ m.reshape(-1), C @ torch.block_diag(*torch.linalg.inv(p)) @ C.T)
+        for m, p in zip(means, (P, Q), strict=True)
+    )
+    exact = float(torch.distributions.kl_divergence(ours, theirs))
+    assert star_divergence(Star(means[0], P), star_prior(Star(means[1], Q), K)) == pytest.approx(exact, rel=1e-10)
+    X, y = data(3)
+    problem = problem_of(X, y, 3)
+    same = Star(torch.zeros(3, 4, dtype=torch.float64), torch.diag(problem.prior.precision).expand(3, 4, 4))
+    plain, star = fit_star(problem), fit_star(replace(problem, prior=same))
+    assert star.objective == pytest.approx(plain.objective, abs=1e-7)
+    torch.testing.assert_close(star.q.mean, plain.q.mean, **NEAR)
 
 
 def test_precisions_where_two_classes_share_a_direction():
@@ -126,7 +147,7 @@ def test_objective_by_monte_carlo():
     noise = torch.randn(20_000, 3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     w = result.q.mean + torch.einsum("kij,skj->ski", result.q.factor, noise)
     draws = torch.log_softmax(torch.einsum("nd,skd->snk", A, w), -1)[:, torch.arange(len(y)), y.long()].sum(1)
-    kl = star_divergence(result.q, problem.prior, problem.prior_mean)
+    kl = star_divergence(result.q, problem.contrasts)
     error = float(draws.std()) / math.sqrt(len(draws))
     assert abs(float(draws.mean()) - kl - result.objective) < 4 * error
 

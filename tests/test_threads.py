@@ -222,3 +222,16 @@ def test_the_number_holds_inside_and_in_this_thread_only():
         assert PASS_THREADS.get() == 3
     assert PASS_THREADS.get() == 1
     assert seen == [1]
+
+
+def test_blas_has_the_threads_where_no_pass_is_compiled(monkeypatch):
+    """With more columns than the compiled pass takes."""
+    seen = []
+    rng = np.random.default_rng(0)
+    for columns in (5, compiled.MOST_COMPILED + 1):
+        X, y = rng.standard_normal((columns + 50, columns)), rng.integers(0, 2, columns + 50)
+        model = viper.VariationalLogisticRegression(n_jobs=2, max_iter=1)
+        monkeypatch.setattr(viper.models.fitting, "newton", lambda *args, **options: seen.append(blas_threads()))
+        with pytest.raises(AttributeError):  # nothing was fitted
+            model.fit(X, y)
+    assert seen == [{1}, {2}]

@@ -240,7 +240,7 @@ def as_chunk(X: Any, y: Any, *, weight: Any, offset: Any, number: int, width: in
 
 
 def one_per_row(x: Any, name: str, shape: tuple[int, ...], here: str = "") -> Any:
-    """Return an array with one entry per row, or None. y may have columns; weight and offset may be one number."""
+    """Return an array with one entry per row, or None. y and offset may have columns, numbers be one for all."""
     if x is None:
         return None
     refuse_odd_array(x, name, here)
@@ -249,6 +249,8 @@ def one_per_row(x: Any, name: str, shape: tuple[int, ...], here: str = "") -> An
         return x[:, 0] if x.shape[1] == 1 else x
     if name != "y" and x.ndim == 0:
         return np.broadcast_to(x, shape)
+    if name == "offset" and x.ndim == 2 and x.shape[:1] == shape:
+        return x
     if x.shape != shape:
         raise ValueError(f"{name} must have one entry per row of X, {shape}; got shape {x.shape}{here}.")
     return x

@@ -6,6 +6,7 @@ Errors read "rule; got value" and end with the fix. Values that pass these check
 import math
 import re
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -23,6 +24,9 @@ from viper.data.indicators import has_several_columns, read_indicators
 from viper.errors import counted, shown
 from viper.inference.device import FEWEST_ROWS, choose_device, is_one_block, rows_fit, rows_per_block
 from viper.inference.rows import BLOCK_ROWS, Arrays
+from viper.inference.threads import count_threads
+
+MANY_ENTRIES = 1 << 20  # of an array that is worth several threads
 
 
 def read_features(estimator: Any, X: Any, *, reset: bool, finite: bool = True) -> Any:
@@ -39,9 +43,13 @@ def read_features(estimator: Any, X: Any, *, reset: bool, finite: bool = True) -
         if X.device.type != "cpu":
             return read_device_tensor(estimator, X, reset)
         X = X.detach().to(torch.float32 if X.dtype == torch.bfloat16 else X.dtype).numpy()
-    kinds = {"accept_sparse": "csr", "dtype": [np.float64, np.float32], "ensure_all_finite": finite}
+    large = isinstance(X, np.ndarray) and X.size >= MANY_ENTRIES
+    kinds = {"accept_sparse": "csr", "dtype": [np.float64, np.float32], "ensure_all_finite": finite and not large}
     try:
-        return validate_data(estimator, X, reset=reset, ensure_min_features=1, **kinds)
+        X = validate_data(estimator, X, reset=reset, ensure_min_features=1, **kinds)
+        if finite and large and not math.isfinite(sum_on_threads(X, count_threads(getattr(estimator, "n_jobs", None)))):
+            check_finite(estimator, X)  # the sum of finite entries may overflow
+        return X
     except OverflowError:
         raise ValueError("X must be finite; got a whole number too large for a float. Rescale its column.") from None
     except (ValueError, np.exceptions.DTypePromotionError) as error:
@@ -53,6 +61,17 @@ def read_features(estimator: Any, X: Any, *, reset: bool, finite: bool = True) -
             f"X must be numeric; {not_numeric(X, error)}. Encode text and dates as numbers, or use from_formula, for "
             "which text is a category."
         ) from None
+
+
+def sum_on_threads(X: np.ndarray, threads: int) -> float:
+    """Σ of all entries, on several threads. (Those of torch would not survive a fork.)"""
+    with ThreadPoolExecutor(threads) as pool:
+        return float(sum(pool.map(sum_or_overflow, np.array_split(X, threads))))
+
+
+def sum_or_overflow(X: np.ndarray) -> float:
+    with np.errstate(over="ignore", invalid="ignore"):
+        return float(np.sum(X))
 
 
 def check_finite(estimator: Any, X: Any) -> None:
@@ -105,11 +124,11 @@ def read_device_tensor(estimator: Any, X: Tensor, reset: bool) -> Tensor:
     return X.detach()
 
 
-def read_labels(y: Any, rows: int, known: Any = None) -> tuple[np.ndarray, Tensor]:
+def read_labels(y: Any, rows: int, known: Any = None, *, many: bool = False) -> tuple[np.ndarray, Tensor]:
     """Return the two classes, and whether each row is in the second (one byte per row).
 
     Classes found in y are sorted. `known` classes keep their order; the rows need not contain both, but must contain
-    no other.
+    no other. With `many`, there may be more than two, and the numbers of the rows' classes are returned.
     """
     if y is None:
         raise ValueError("This estimator requires y to be passed, but the target y is None.")
@@ -132,16 +151,27 @@ def read_labels(y: Any, rows: int, known: Any = None) -> tuple[np.ndarray, Tenso
     classes = distinct(y) if known is None else known_classes(known)
     if len(classes) != 2:
         check_classification_targets(y)
-        check_class_count(classes)
-    code = y == classes[1]
-    strange = ~(code | (y == classes[0]))
+        check_class_count(classes, many)
+    code, strange = class_numbers(y, classes)
     # pass only the two classes, because scikit-learn would sort all rows
     check_classification_targets(y if strange.any() else classes)
     if strange.any():
         raise ValueError(
             f"y must contain only the known classes {shown(classes.tolist())}; got {shown(y[strange].tolist()[0])}."
         )
-    return classes, torch.from_numpy(np.ascontiguousarray(code, dtype=bool))
+    return classes, torch.from_numpy(np.ascontiguousarray(code))
+
+
+def class_numbers(y: np.ndarray, classes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the number of each row's class, as a boolean if there are two, and which rows are in none of them."""
+    if len(classes) == 2:
+        code = np.asarray(y == classes[1], dtype=bool)
+        return code, ~(code | (y == classes[0]))
+    try:
+        place = np.searchsorted(classes, y).clip(max=len(classes) - 1)
+    except TypeError:  # labels of another type
+        place = np.zeros(len(y), dtype=np.int64)
+    return place.astype(np.int32), np.asarray(classes[place] != y, dtype=bool)
 
 
 def plain_labels(y: Any) -> Any:
@@ -198,13 +228,14 @@ def known_classes(given: Any) -> np.ndarray:
     return classes if classes.shape == (2,) and classes[0] != classes[1] else distinct(classes)
 
 
-def check_class_count(classes: np.ndarray) -> None:
-    """Raise unless there are exactly two classes."""
+def check_class_count(classes: np.ndarray, many: bool = False) -> None:
+    """Raise unless there are exactly two classes, or at least two with `many`."""
     if len(classes) == 1:
         raise ValueError(
-            f"y must have exactly two classes; got 1 class: {shown(classes.tolist()[0])}. Add rows of the other class."
+            f"y must have {'at least' if many else 'exactly'} two classes; got 1 class: "
+            f"{shown(classes.tolist()[0])}. Add rows of {'another' if many else 'the other'} class."
         )
-    if len(classes) > 2:
+    if len(classes) > 2 and not many:
         first = f"[{', '.join(map(shown, classes[:5].tolist()))}]{' ...' if len(classes) > 5 else ''}"
         raise ValueError(
             f"Only binary classification is supported: y must have exactly two classes; got {len(classes)}: {first}. "
@@ -227,6 +258,21 @@ def read_vector(x: Any, name: str, rows: int, columns: int | None = None) -> Ten
     if not np.isfinite(values).all():
         raise ValueError(f"{name} must be finite; got {values[~np.isfinite(values)][0]}.")
     return as_tensor(values)
+
+
+def read_offset(x: Any, rows: int, classes: int) -> Tensor | None:
+    """Return a vector of offsets; with more than two classes, a matrix with a column for each."""
+    if classes <= 2 or x is None:
+        return read_vector(x, "offset", rows)
+    values = read_numbers(x, "offset")
+    if values.ndim != 2 or values.shape not in ((rows, classes), (1, classes)):
+        raise ValueError(
+            f"offset must have shape ({rows}, {classes}), a column for each class; got offset.shape == {values.shape}. "
+            "What is added to all classes changes nothing."
+        )
+    if not np.isfinite(values).all():
+        raise ValueError(f"offset must be finite; got {values[~np.isfinite(values)][0]}.")
+    return as_tensor(np.broadcast_to(values, (rows, classes)).copy())
 
 
 def read_numbers(x: Any, name: str) -> np.ndarray:
@@ -310,6 +356,7 @@ class RowFormat:
     linear: bool = False
     block_rows: int | None = None  # None: as many as suit the device
     labels: int | None = None  # columns of y: None for one, 0 for as many as it has
+    classes: int = 2  # 0 for as many as y has
 
     def rows_per_block(self, width: int, device: torch.device, resident: int | None = None) -> int:
         """Return the rows of a block with `width` features; `resident` is the number of all rows, if on the device."""
@@ -327,8 +374,12 @@ def labelled_arrays(
     X = read_features(estimator, X, reset=reset)
     rows = X.shape[0]
     several = format.labels or (format.labels == 0 and has_several_columns(y))
-    classes, label = (read_indicators if several else read_labels)(y, rows, classes)
-    offset = read_vector(offset, "offset", rows, len(classes) if several else None)
+    if several:
+        classes, label = read_indicators(y, rows, classes)
+        offset = read_vector(offset, "offset", rows, len(classes))
+    else:
+        classes, label = read_labels(y, rows, classes, many=format.classes != 2)
+        offset = read_offset(offset, rows, len(classes))
     weight = read_weights(sample_weight, rows)
     return classes, as_arrays(X, label, format, offset=offset, weight=weight)
 
@@ -337,7 +388,9 @@ def unlabelled_arrays(estimator: Any, X: Any, offset: Any, format: RowFormat) ->
     """Return rows to predict; their labels are placeholders."""
     X = read_features(estimator, X, reset=False)
     label = torch.zeros(X.shape[0], dtype=torch.bool)
-    return as_arrays(X, label, format, offset=read_vector(offset, "offset", X.shape[0], format.labels))
+    known = {"offset": read_vector(offset, "offset", X.shape[0], format.labels)} if format.labels else {}
+    known = known or {"offset": read_offset(offset, X.shape[0], format.classes)}
+    return as_arrays(X, label, format, **known)
 
 
 def as_arrays(

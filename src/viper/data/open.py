@@ -55,7 +55,7 @@ def open_labelled_rows(
     if description is not None:
         reader = open_reader(estimator, description, labels=True, reset=reset)
         with closing(Progress(format.verbose)) as progress:
-            found = scan(reader, classes, progress.rows_done, format.labels)
+            found = scan(reader, classes, progress.rows_done, format)
         return found.classes, stream_of(reader, found, format)
     return labelled_arrays(
         estimator, X, y, format, sample_weight=sample_weight, offset=offset, reset=reset, classes=classes

@@ -42,6 +42,8 @@ ROW_ROUNDING = 1e-6  # how much recomputed rows may differ, relative to the larg
 
 PARTS = ("features", "label", "offset", "weight")  # parts of a chunk
 
+ONE_COLUMN = checks.RowFormat()  # of two classes
+ONE_COLUMN = checks.RowFormat()  # of two classes
 Item = TypeVar("Item")
 RowName = Callable[[int], str]  # names the i-th row of a chunk in messages
 
@@ -62,8 +64,9 @@ class Scanned(NamedTuple):
     labels: int = 0  # if y has several columns
 
 
-def scan(reader: Reader, known: Any, observer: Callable[[int], None], labels: int | None = None) -> Scanned:
-    """Read the labels of all rows, and features only if the reader cannot skip them. `labels` is as in `RowFormat`."""
+def scan(reader: Reader, known: Any, observer: Callable[[int], None], format: checks.RowFormat = ONE_COLUMN) -> Scanned:
+    """Read the labels of all rows, and features only if the reader cannot skip them."""
+    labels, many = format.labels, format.classes != 2
     classes = None if known is None else checks.known_classes(known) if not labels else np.asarray(known)
     rows, any_weight = 0, False
     some = not_all = np.zeros(1, bool)  # whether a label has rows with it, and rows without
@@ -78,7 +81,7 @@ def scan(reader: Reader, known: Any, observer: Callable[[int], None], labels: in
             ones = as_indicators(y, classes, chunk.place)
             some, not_all, labels = some | ones.any(0), not_all | ~ones.all(0), y.shape[1]
         elif known is None:
-            classes = more_classes(classes, y, chunk.place)
+            classes = more_classes(classes, y, chunk.place, many)
         rows += len(y)
         any_weight = any_weight or weight is None or bool((weight > 0.0).any())
         observer(len(y))
@@ -90,13 +93,13 @@ def scan(reader: Reader, known: Any, observer: Callable[[int], None], labels: in
         if known is None:
             check_labels_vary(classes, some, not_all)
         return Scanned(classes, rows, labels)
-    checks.check_class_count(classes)
+    checks.check_class_count(classes, many)
     return Scanned(classes, rows)
 
 
-def more_classes(found: np.ndarray | None, y: np.ndarray, place: RowName) -> np.ndarray:
-    """Add the labels of more rows to those found. Raises if one is missing or there are more than two."""
-    if found is not None and len(found) == 2 and bool(((y == found[0]) | (y == found[1])).all()):
+def more_classes(found: np.ndarray | None, y: np.ndarray, place: RowName, many: bool = False) -> np.ndarray:
+    """Add the labels of more rows to those found. Raises if one is missing, or if there are more than two, not many."""
+    if found is not None and len(found) >= 2 and not checks.class_numbers(y, found)[1].any():
         return found
     if y.dtype.kind == "O":
         import pandas
@@ -110,7 +113,7 @@ def more_classes(found: np.ndarray | None, y: np.ndarray, place: RowName) -> np.
     if len(labels) > 2:
         try:
             check_classification_targets(y)
-            checks.check_class_count(labels)
+            checks.check_class_count(labels, many)
         except ValueError as error:
             i = row_of_third_class([] if found is None else list(found), y)
             raise ValueError(f"{error} The third is {shown(y[i : i + 1].tolist()[0])} in {place(i)}.") from None
@@ -136,8 +139,12 @@ def check_chunk(chunk: Chunk, classes: np.ndarray | None, labels: int = 0) -> Ch
     if labels:
         found = as_indicators(chunk.label, classes, chunk.place)
         return Chunk(chunk.features, found, offset=offset, weight=check_weight(chunk))
-    code = np.asarray(chunk.label == classes[1], dtype=bool)
-    strange = ~(code | (chunk.label == classes[0]))
+    if len(classes) > 2 and offset is not None and offset.shape[1:] != (len(classes),):
+        raise ValueError(
+            f"offset must have {len(classes)} columns, one for each class; got shape {offset.shape} from "
+            f"{chunk.place(0)} on."
+        )
+    code, strange = checks.class_numbers(chunk.label, classes)
     if strange.any():
         i = int(strange.argmax())
         got = f"{shown(chunk.label[i : i + 1].tolist()[0])} in {chunk.place(i)}"

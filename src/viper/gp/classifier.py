@@ -732,7 +732,7 @@ class VariationalGPClassifier(
         return self._induced(self._known_weights(open_labelled_rows(self, X, y, ROW_FORMAT, **given)[1]))
 
     @property
-    def prior_(self) -> Prior:  # type: ignore[override]
+    def prior_(self) -> Prior:
         """The prior N(0, I) of the whitened inducing values, or q before the last rows if earlier ones are unknown."""
         if self._own_prior is not None:
             return self._own_prior

@@ -20,12 +20,13 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from viper.inference.classes.importance import ClassWeighedFit
 from viper.inference.posterior import Posterior, latent, prior_log_density
 from viper.inference.problem import Prior
 from viper.inference.rows import Block, RowSource
@@ -160,7 +161,7 @@ class WeighedFit(NamedTuple):
 
 
 def weigh(
-    fits: Sequence[WeighedFit],
+    fits: Sequence[WeighedFit | ClassWeighedFit],
     elbo: float,
     covariance: str,
     count: int,
@@ -192,7 +193,7 @@ def weigh(
         log_evidence_error=math.sqrt(max(0.0, 1.0 / size - 1.0 / count)),
         elbo=elbo,
         covariance=covariance,
-        residual_cost=residual_cost(fits[0].source, posterior) if fits[0].sparse else None,
+        residual_cost=residual_cost(fits[0].source, cast(Posterior, posterior)) if fits[0].sparse else None,
     )
     return WeightedDraws(draws, weights), diagnosis
 

@@ -7,11 +7,13 @@ coefficients than rows, where the data inform only the n directions they span an
 import math
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 
+from viper.inference.classes.posterior import StarPosterior
+from viper.inference.classes.star import Star
 from viper.inference.problem import Prior
 from viper.inference.rows import Block, Matrix, RowSource
 from viper.softplus.pointwise import Formula
@@ -189,15 +191,16 @@ class Several:
         return torch.stack(means, 1), torch.stack(variances, 1)
 
 
-Moved = TypeVar("Moved", bound=Posterior | Several | Prior)
+Moved = TypeVar("Moved", bound=Posterior | Several | StarPosterior | Prior | Star)
 
 
 def moved(value: Moved, device: torch.device | str) -> Moved:
     """The same Gaussian on another device."""
     if isinstance(value, Several):
         return replace(value, parts=tuple(moved(part, device) for part in value.parts))
-    parts = {field.name: getattr(value, field.name) for field in fields(value)}
-    return replace(value, **{name: part.to(device) for name, part in parts.items() if part is not None})
+    given: Any = value
+    parts = {field.name: getattr(given, field.name) for field in fields(given)}
+    return cast(Moved, replace(given, **{name: part.to(device) for name, part in parts.items() if part is not None}))
 
 
 def gaussian_log_density(noise: Tensor, log_scale: Tensor) -> Tensor:
@@ -212,9 +215,9 @@ def prior_log_density(prior: Prior, draws: Tensor) -> Tensor:
     return 0.5 * (prior.log_determinant - quadratic - draws.shape[1] * LOG_2PI)
 
 
-def latent(block: Block, posterior: Posterior | Several) -> tuple[Tensor, Tensor]:
+def latent(block: Block, posterior: Posterior | Several | StarPosterior) -> tuple[Tensor, Tensor]:
     """ϑ and τ² of the rows of a block."""
-    if isinstance(posterior, Several):
+    if isinstance(posterior, Several | StarPosterior):
         return posterior.latent(block)
     theta = block.design.project(posterior.mean)
     tau2 = posterior.spread(block.design).clamp(min=0.0)
@@ -224,25 +227,31 @@ def latent(block: Block, posterior: Posterior | Several) -> tuple[Tensor, Tensor
     )
 
 
-def expected_log_likelihood(source: RowSource, posterior: Posterior, moments: Formula) -> float:
+def expected_log_likelihood(source: RowSource, posterior: Posterior | StarPosterior, moments: Formula) -> float:
     """Σ_i c_i E_q[log p(y_i | f_i)] = Σ_i c_i (y_i ϑ_i - η(ϑ_i, τ_i²))."""
     return float(source.reduce(partial(block_expected_log_likelihood, posterior=posterior, moments=moments))[0])
 
 
-def block_expected_log_likelihood(block: Block, posterior: Posterior, moments: Formula) -> list[Tensor]:
-    theta, tau2 = latent(block, posterior)
-    terms = block.label * theta - moments(theta, tau2)[0]
+def block_expected_log_likelihood(block: Block, posterior: Posterior | StarPosterior, moments: Formula) -> list[Tensor]:
+    if isinstance(posterior, StarPosterior):
+        terms = posterior.expected_log_likelihoods(block)
+    else:
+        theta, tau2 = latent(block, posterior)
+        terms = block.label * theta - moments(theta, tau2)[0]
     return [terms.sum() if block.weight is None else block.weight @ terms]
 
 
-def accuracy(source: RowSource, posterior: Posterior | Several) -> float:
+def accuracy(source: RowSource, posterior: Posterior | Several | StarPosterior) -> float:
     """Return the (weighted) share of rows whose class, or whose labels, are predicted correctly."""
     correct, total = source.reduce(partial(block_accuracy, posterior=posterior))
     return float(correct / total)
 
 
-def block_accuracy(block: Block, posterior: Posterior | Several) -> list[Tensor]:
-    correct = (latent(block, posterior)[0] > 0) == (block.label > 0.5)
+def block_accuracy(block: Block, posterior: Posterior | Several | StarPosterior) -> list[Tensor]:
+    if isinstance(posterior, StarPosterior):
+        correct = posterior.correct(block)
+    else:
+        correct = (latent(block, posterior)[0] > 0) == (block.label > 0.5)
     correct = correct.reshape(len(correct), -1).all(1).to(torch.float64)  # of several labels, all
     weight = torch.ones_like(correct) if block.weight is None else block.weight
     return [weight @ correct, weight.sum()]

@@ -1,11 +1,12 @@
 """How many threads a pass over rows uses.
 
 The compiled pass has threads of its own, which end with the pass. While they run, the pools of torch and BLAS are
-limited to one thread each, so that they do not compete for the same processors.
+limited to one thread each, so that they do not compete for the same processors. With more columns than the compiled
+pass takes, BLAS has the threads instead.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from functools import cache
 from threading import Lock
@@ -47,10 +48,13 @@ def check_jobs(n_jobs: Any) -> None:
 
 
 @contextmanager
-def pass_threads(n_jobs: int | None) -> Iterator[None]:
-    """Let passes over rows use `count_threads` threads, and everything else one."""
+def pass_threads(n_jobs: int | None, *, in_blas: bool = False) -> Iterator[None]:
+    """Let passes over rows use `count_threads` threads: those of the compiled pass, or `in_blas` those of BLAS.
+
+    Everything else uses one.
+    """
     threads = count_threads(n_jobs)
-    with one_thread():
+    with few_threads(threads if in_blas else 1):
         before = PASS_THREADS.set(threads)
         try:
             yield
@@ -58,15 +62,20 @@ def pass_threads(n_jobs: int | None) -> Iterator[None]:
             PASS_THREADS.reset(before)
 
 
+def one_thread() -> AbstractContextManager[None]:
+    """Use one thread: on small blocks, the pools of torch and of NumPy's BLAS mostly wait for each other."""
+    return few_threads(1)
+
+
 @contextmanager
-def one_thread() -> Iterator[None]:
-    """Use one thread: on blocks of this size, the pools of torch and of NumPy's BLAS mostly wait for each other.
+def few_threads(in_blas: int) -> Iterator[None]:
+    """Use one thread, and this number of them in BLAS.
 
     OpenMP's limit belongs to the thread that sets it, the limit of BLAS to the process. So every context sets both, and
     the last one to leave restores the limits that the first one found.
     """
     with LOCK:
-        mine = thread_pools().limit(limits=1)
+        mine = thread_pools().limit(limits={"blas": in_blas, "openmp": 1})
         first = INSIDE[0] if INSIDE else mine
         INSIDE.append(mine)
     try:

@@ -12,13 +12,14 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from viper.errors import ImportanceWarning
+from viper.inference.classes.importance import ClassWeighedFit
+from viper.inference.classes.posterior import StarPosterior
 from viper.inference.classes.together import LabelRows
 from viper.inference.importance import SEED, Diagnosis, WeighedFit, WeightedDraws, weigh, weighted_quantiles
 from viper.inference.posterior import Several, moved
-from viper.inference.problem import Prior
 from viper.inference.progress import StepProgress
 from viper.inference.rows import Block, RowSource
-from viper.models.arviz import count_draws, draws_to_arviz, labels_to_arviz, posterior_to_arviz
+from viper.models.arviz import classes_to_arviz, count_draws, draws_to_arviz, labels_to_arviz, posterior_to_arviz
 from viper.models.loo import LeaveOneOut, leave_one_out
 from viper.models.prediction import PredictionMixin, half_width, log_odds
 
@@ -140,7 +141,7 @@ class DiagnosisMixin(PredictionMixin):
     """
 
     _sparse = False
-    prior_: Prior
+    prior_: Any
     elbo_: float
     covariance: str
     random_state: Any
@@ -194,7 +195,11 @@ class DiagnosisMixin(PredictionMixin):
         if not (diagnosis.reliable or diagnosis.close):
             warnings.warn(str(diagnosis), ImportanceWarning, stacklevel=2)
         names, estimator = self._names(), type(self).__name__
-        return CorrectedPosterior(weighted, diagnosis, names, self.classes_, self._summarise_draws, estimator)
+        kind = self._corrected_kind()
+        return kind(weighted, diagnosis, names, self.classes_, self._summarise_draws, estimator)
+
+    def _corrected_kind(self) -> type[CorrectedPosterior]:
+        return CorrectedPosterior
 
     def loo(
         self,
@@ -253,7 +258,10 @@ class DiagnosisMixin(PredictionMixin):
                 for fit, own in zip(fits, rows, strict=True)
             ]
             return labels_to_arviz(given, self.classes_.tolist(), self._names(), shape, seed)
-        posterior, prior = moved(self.posterior_, device), moved(self.prior_, device)
+        posterior: Any = moved(self.posterior_, device)
+        prior = moved(self.prior_, device)
+        if isinstance(posterior, StarPosterior):
+            return classes_to_arviz(posterior, prior, source, self.classes_.tolist(), self._names(), shape, seed)
         return posterior_to_arviz(posterior, prior, source, self._names(), shape, seed, estimator)
 
     def _given_or_training_rows(self, X: Any, y: Any, sample_weight: Any, offset: Any) -> RowSource | None:
@@ -275,7 +283,7 @@ class DiagnosisMixin(PredictionMixin):
         with closing(StepProgress(self.verbose, "weighing draws: row")) as progress:
             return weigh(weighed, self.elbo_, self.covariance, draws, generator, progress.step)
 
-    def _weighed_fit(self, X: Any, y: Any, sample_weight: Any, offset: Any, what: str) -> WeighedFit:
+    def _weighed_fit(self, X: Any, y: Any, sample_weight: Any, offset: Any, what: str) -> Any:
         """The rows, and the posterior and prior on their device."""
         check_is_fitted(self, "posterior_")
         if hasattr(self, "missing_information_"):
@@ -291,7 +299,10 @@ class DiagnosisMixin(PredictionMixin):
         if source is None:
             raise ValueError(f"{what} needs the training rows; got a model without them. Pass X and y.")
         prior = moved(self.prior_, source.device)
-        return WeighedFit(moved(self.posterior_, source.device), prior, source, self._sparse)
+        posterior: Any = moved(self.posterior_, source.device)
+        if isinstance(posterior, StarPosterior):
+            return ClassWeighedFit(posterior, prior, source)
+        return WeighedFit(posterior, prior, source, self._sparse)
 
     def _generator_of_draws(self, random_state: Any) -> np.random.Generator:
         if random_state is None:

@@ -15,10 +15,11 @@ from viper.errors import ConvergenceWarning, NotFinite, shown, users_line
 from viper.inference.adam import adam
 from viper.inference.causes import sizes, what_to_do, why_not_finite
 from viper.inference.device import algebra_device
+from viper.inference.kernels.compiled import MOST_COMPILED
 from viper.inference.low_rank.ascent import maximise_low_rank
 from viper.inference.low_rank.family import LowRankGaussian, LowRankProblem
 from viper.inference.memory import machine_memory
-from viper.inference.newton import Result, newton
+from viper.inference.newton import Result, exact_elbo, newton
 from viper.inference.posterior import Diagonal, Full, LowRank, Posterior, latent, moved
 from viper.inference.problem import Gaussian, Prior, Problem, products_are_cheaper
 from viper.inference.progress import Progress, Tasks
@@ -47,6 +48,10 @@ class FittedPosterior(NamedTuple):
     prior: Prior
     problem: Problem
     result: Result
+
+    def certified(self) -> tuple[float, float, float]:
+        """The exact ELBO, a certified lower bound on it, and KL(q ‖ p)."""
+        return exact_elbo(self.problem, self.result)
 
 
 @dataclass(frozen=True)
@@ -285,10 +290,13 @@ def run_solver(
     problem = make_problem(source, prior, options, seed)
     report = Progress(options.verbose, options.tasks, source.rows)
     source.observe(report.rows_done)
+    if source.device.type == "cuda":
+        report.expect("compiling the kernels for this GPU; the next process finds them in Triton's cache")
     settings: dict[str, Any] = {"report": report, "generator": np.random.default_rng(seed)}
     settings |= {} if options.max_iter is None else {"max_iter": int(options.max_iter)}
     settings |= {} if options.tolerance() is None else {"tol": options.tolerance()}
-    with closing(report), pass_threads(options.n_jobs), source.hold():
+    in_blas = source.device.type == "cpu" and source.dimension > MOST_COMPILED and options.covariance == "full"
+    with closing(report), pass_threads(options.n_jobs, in_blas=in_blas), source.hold():
         if options.solver == "adam":
             if options.batch_size is not None and source.traits.where != "memory":
                 raise ValueError(

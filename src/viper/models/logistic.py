@@ -1,11 +1,11 @@
 """Bayesian logistic regression with the scikit-learn interface."""
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import fields, replace
 from functools import partial
 from os import PathLike
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 from viper.data import checks
 from viper.data.checkpoint import resumable
 from viper.data.checks import RowFormat
+from viper.data.model_file import MANY_LABELS
 from viper.data.open import is_kept_elsewhere, open_labelled_rows, open_rows
 from viper.data.schema import (
     BOOLEAN,
@@ -34,13 +35,16 @@ from viper.data.schema import (
     one_of,
 )
 from viper.formula.learn import FormulaMixin, by_formula, formula_template
-from viper.inference.newton import Iteration, exact_elbo
+from viper.inference.newton import Iteration
 from viper.inference.posterior import Posterior, moved
-from viper.inference.problem import Gaussian, Prior
+from viper.inference.problem import Prior
 from viper.inference.progress import Callbacks, as_task, tasks_of
 from viper.inference.robust import robust_posterior
 from viper.inference.rows import RowSource
 from viper.inference.threads import check_jobs
+from viper.models.classes.corrected import CorrectedClasses, class_summary, summary_of_class_draws
+from viper.models.classes.fitting import fit_classes, unsupported, with_class_means
+from viper.models.classes.guard import for_two_classes
 from viper.models.classes.labels import (
     LABELS_READING,
     by_label,
@@ -55,10 +59,12 @@ from viper.models.classes.labels import (
     sum_of_labels,
     with_estimators,
 )
-from viper.models.diagnosis import LATENT_DRAWS, DiagnosisMixin, summary_frame, summary_of_draws
+from viper.models.classes.reading import SOFTMAX_READING
+from viper.models.classes.storing import prior_from, prior_tensors, star_tensors
+from viper.models.diagnosis import LATENT_DRAWS, CorrectedPosterior, DiagnosisMixin, summary_frame, summary_of_draws
 from viper.models.effects import EffectsMixin, OpenRows
 from viper.models.facts import coefficient_names
-from viper.models.fitting import FitOptions, FittedPosterior, check_rank, fit_posterior
+from viper.models.fitting import FitOptions, check_rank, fit_posterior
 from viper.models.notebook import NotebookMixin
 from viper.models.onnx import export_onnx
 from viper.models.pooling import pool_posteriors, spread_of_draws
@@ -160,11 +166,13 @@ class VariationalLogisticRegression(
     Attributes
     ----------
     coef_ : array (1, n_features)
-        Posterior means of the coefficients.
+        Posterior means of the coefficients. More than two classes have a row each, centred over classes; several
+        labels a row each.
     intercept_ : array (1,)
-        Posterior mean of the intercept.
+        Posterior mean of the intercept, with an entry for each class or label if there are more.
     covariance_ : array
-        Posterior covariance of the coefficients, with the intercept last.
+        Posterior covariance of the coefficients, with the intercept last; class by class if there are more than two,
+        and a matrix for each of several labels.
     posterior_ : Full, Diagonal or LowRank
         The posterior, with `mean`, `variance`, `covariance()` and `draw(noise)`.
     elbo_ : float
@@ -191,8 +199,14 @@ class VariationalLogisticRegression(
         Whether the solver converged.
     status_ : str
         Why the solver stopped, in words.
-    classes_ : array (2,)
-        The two labels. Probabilities and coefficients are those of the second.
+    classes_ : array
+        The classes. Of two, probabilities and coefficients are those of the second. Of several labels, their names:
+        those of the columns of y, or 0, 1, ….
+    multilabel_, multiclass_ : bool
+        Whether y had several columns, and whether it had more than two classes.
+    estimators_ : list of VariationalLogisticRegression
+        The model of each label, if there are several. `elbo_`, `elbo_bound_`, `kl_` and `objective_` are sums over
+        them, `history_` is a list of theirs, and `passes_` counts the passes that they share.
     n_features_in_ : int
         Number of columns of X.
     feature_names_in_ : array of str
@@ -218,6 +232,7 @@ class VariationalLogisticRegression(
     feature_names_in_: np.ndarray
 
     _kind = "logistic"
+    _labels = MANY_LABELS
     _fit_scalars: ClassVar[Mapping[str, Rule]] = {
         "elbo_": NUMBER,
         "elbo_bound_": NUMBER,
@@ -304,13 +319,16 @@ class VariationalLogisticRegression(
         ----------
         X : array, DataFrame, CSR/CSC matrix or tensor (n, p); or a memory map, viper.Files or viper.Blocks
             The rows. The last three may be larger than memory; Files and Blocks contain labels and weights themselves.
-        y : array (n,)
-            Labels of two classes.
+        y : array (n,) or (n, L)
+            The classes, two or more; or, for several labels, a column of zeros and ones for each: an array, a sparse
+            matrix or a DataFrame, whose columns are the names of the labels. Each label gets the posterior of a fit by
+            itself; a pass over X serves all of them.
         sample_weight : array (n,), optional
             A weight of k counts a row k times. Write m successes in n trials as two rows with weights m and n - m. For
             weights of a survey, which are no counts, divide them by their mean and use `robust` after the fit.
         offset : array (n,), optional
-            Known part of the log-odds of each row.
+            Known part of the log-odds of each row. More than two classes need a column for each; several labels may
+            have one.
         checkpoint : path, optional
             A folder in which every completed pass is stored until the fit is complete. If the fit is interrupted, the
             same call continues from there.
@@ -318,10 +336,10 @@ class VariationalLogisticRegression(
         self._check_options()
         self.__dict__.pop("estimators_", None)  # of an earlier fit to several labels
         self.classes_, source = open_labelled_rows(
-            self, X, y, self._row_format(labels=0), sample_weight=sample_weight, offset=offset, reset=True
+            self, X, y, self._row_format(labels=0, classes=0), sample_weight=sample_weight, offset=offset, reset=True
         )
         if not source.traits.labels:
-            source = self._weighted_rows(source)
+            source = self._weighted_rows(source, complete=True)
         with resumable(self, source, checkpoint, checks.seed_of(self.random_state)) as (passes, seed):
             if source.traits.labels:
                 return fit_labels(self, passes, partial(type(self)._fit_label, seed=seed), source)
@@ -379,7 +397,7 @@ class VariationalLogisticRegression(
         if first and isinstance(self.prior_scale, str):
             raise ValueError(f"partial_fit needs numbers for prior_scale; got {self.prior_scale!r}. Call fit first.")
         given = {"sample_weight": sample_weight, "offset": offset, "reset": first, "classes": known}
-        format = self._row_format(labels=0) if first else self._row_format()
+        format = self._row_format(labels=0, classes=0) if first else self._row_format()
         self.classes_, source = open_labelled_rows(self, X, y, format, **given)
         seed = checks.seed_of(self.random_state)
         if source.traits.labels:
@@ -410,9 +428,13 @@ class VariationalLogisticRegression(
         check_jobs(self.n_jobs)
         check_rank(self.rank)
 
-    def _row_format(self, block_rows: int | None = None, labels: int | None = None) -> RowFormat:
+    def _row_format(
+        self, block_rows: int | None = None, labels: int | None = None, classes: int | None = None
+    ) -> RowFormat:
         labels = len(self.classes_) if self.multilabel_ else labels
-        return RowFormat(bool(self.fit_intercept), self.device, self.dtype, self.verbose, True, block_rows, labels)
+        classes = classes if classes is not None else len(self.classes_) if self.multiclass_ else 2
+        options = bool(self.fit_intercept), self.device, self.dtype, self.verbose
+        return RowFormat(*options, True, block_rows, labels, classes)
 
     def _scale(self) -> Tensor:
         given = entries_by_name(self.prior_scale, "prior_scale", self._columns(), DEFAULT_SCALE)
@@ -420,20 +442,25 @@ class VariationalLogisticRegression(
 
     def _prior(self, scale: Tensor) -> Prior:
         mean = entries_by_name(self.prior_mean, "prior_mean", self._columns(), 0.0)
-        return make_prior(mean, scale, self.intercept_scale, bool(self.fit_intercept))
+        if not self.multiclass_:
+            return make_prior(mean, scale, self.intercept_scale, bool(self.fit_intercept))
+        shared = make_prior(0.0, scale, self.intercept_scale, bool(self.fit_intercept))
+        return with_class_means(shared, mean, len(self.classes_), self.n_features_in_)
 
-    def _fit(self, source: RowSource, prior: Prior, seed: int, start: Gaussian | None = None) -> FittedPosterior:
+    def _fit(self, source: RowSource, prior: Any, seed: int, start: Any = None) -> Any:
+        if self.multiclass_:
+            return fit_classes(source, prior, len(self.classes_), self._options(), seed, start)
         return fit_posterior(source, prior, self._options(), seed, start)
 
     def _options(self) -> FitOptions:
         chosen = {field.name: getattr(self, field.name) for field in fields(FitOptions) if field.name != "tasks"}
         return FitOptions(**chosen, tasks=tasks_of(self))
 
-    def _keep(self, source: RowSource, fit: FittedPosterior) -> "VariationalLogisticRegression":
+    def _keep(self, source: RowSource, fit: Any) -> "VariationalLogisticRegression":
         """Set the fitted attributes."""
         self.posterior_, self.prior_ = moved(fit.posterior, "cpu"), moved(fit.prior, "cpu")
         self._set_means()
-        self.elbo_, self.elbo_bound_, self.kl_ = exact_elbo(fit.problem, fit.result)
+        self.elbo_, self.elbo_bound_, self.kl_ = fit.certified()
         self.objective_ = fit.result.objective
         self.history_, self.n_iter_ = fit.result.history, max(1, fit.result.iterations)
         self.converged_, self.status_, self.passes_ = fit.result.converged, fit.result.status, fit.result.passes
@@ -443,6 +470,10 @@ class VariationalLogisticRegression(
     def _pool(self, fits: "list[VariationalLogisticRegression]") -> None:
         """Set the fitted attributes from fits to several completed tables, by Rubin's rules."""
         first = fits[0]
+        if first.multiclass_:
+            raise ValueError(
+                f"missing='multiple' is for two classes; got {len(first.classes_)}. Use missing='mean' or 'drop'."
+            )
         for name in ("n_features_in_", "feature_names_in_", "classes_"):
             setattr(self, name, getattr(first, name))
         pooled = pool_posteriors([fit.posterior_ for fit in fits])
@@ -458,9 +489,9 @@ class VariationalLogisticRegression(
         self.class_weight_, self.class_share_ = first.class_weight_, first.class_share_
 
     def _set_means(self) -> None:
-        mean = self.posterior_.mean.numpy()
-        self.coef_ = mean[None, : self.n_features_in_].copy()
-        self.intercept_ = mean[self.n_features_in_ :].copy() if self.fit_intercept else np.zeros(1)
+        mean = np.atleast_2d(self.posterior_.mean.numpy())
+        self.coef_ = mean[:, : self.n_features_in_].copy()
+        self.intercept_ = mean[:, self.n_features_in_].copy() if self.fit_intercept else np.zeros(len(mean))
 
     # -----------------------------------------------------------------------------------------------------------------
     # What was learned
@@ -471,13 +502,18 @@ class VariationalLogisticRegression(
         return hasattr(self, "estimators_")
 
     @property
+    def multiclass_(self) -> bool:
+        """Whether y had more than two classes."""
+        return len(getattr(self, "classes_", ())) > 2 and not self.multilabel_
+
+    @property
     def largest_sd_(self) -> Any:
         """Largest posterior sd of the log-odds among the training rows, of each label if there are several."""
         return stacked(self, [fit.largest_sd_ for fit in self.estimators_]) if self.multilabel_ else super().largest_sd_
 
     @property
     def _reading(self) -> TargetReading:
-        return LABELS_READING if self.multilabel_ else TWO_CLASSES
+        return LABELS_READING if self.multilabel_ else SOFTMAX_READING if self.multiclass_ else TWO_CLASSES
 
     @property
     def covariance_(self) -> np.ndarray:
@@ -495,12 +531,20 @@ class VariationalLogisticRegression(
         """Credible intervals of the coefficients, with the intercept last: d × 2."""
         check_is_fitted(self, "posterior_")
         reach = half_width(level) * self.posterior_.variance.sqrt()
-        return torch.stack([self.posterior_.mean - reach, self.posterior_.mean + reach], 1).numpy()
+        return torch.stack([self.posterior_.mean - reach, self.posterior_.mean + reach], -1).numpy()
 
     @by_label(one_summary)
-    def summary(self, level: float = 0.95) -> "pandas.DataFrame":
-        """Mean, sd, interval, odds ratio with interval and probability of direction of every coefficient."""
+    def summary(self, level: float = 0.95, baseline: Any = None) -> "pandas.DataFrame":
+        """Mean, sd, interval, odds ratio with interval and probability of direction of every coefficient.
+
+        With more than two classes there is one table for each: of coefficients less their mean over classes, or less
+        those of the class `baseline`, whose odds ratios compare the two classes.
+        """
         check_is_fitted(self, "posterior_")
+        if self.multiclass_:
+            return class_summary(cast(Any, self.posterior_), self._names(), self.classes_, level, baseline)
+        if baseline is not None:
+            raise ValueError(f"baseline is for more than two classes; got {baseline!r} and two. Leave it out.")
         mean, sd = self.posterior_.mean, self.posterior_.variance.sqrt()
         low, high = torch.from_numpy(self.coefficient_interval(level)).T
         table = summary_frame(self._names(), mean, sd, low, high, torch.special.ndtr(mean / sd), level)
@@ -508,6 +552,7 @@ class VariationalLogisticRegression(
             table["missing_information"] = self.missing_information_
         return table
 
+    @for_two_classes
     @by_label(with_estimators)
     def robust(
         self, X: Any = None, y: Any = None, *, sample_weight: Any = None, offset: Any = None, groups: Any = None
@@ -547,15 +592,15 @@ class VariationalLogisticRegression(
         generator = check_random_state(self.random_state if random_state is None else random_state)
         if self.multilabel_:
             return np.stack([fit.sample(n, generator) for fit in self.estimators_], 1)
-        noise = torch.from_numpy(generator.standard_normal((n, len(self.posterior_.mean))))
+        noise = torch.from_numpy(generator.standard_normal((n, *self.posterior_.mean.shape)))
         return self.posterior_.draw(noise).numpy()
 
-    average = by_label(one_table)(EffectsMixin.average)
-    contrast = by_label(one_table)(EffectsMixin.contrast)
-    slopes = by_label(one_table)(EffectsMixin.slopes)
+    average = for_two_classes(by_label(one_table)(EffectsMixin.average))
+    contrast = for_two_classes(by_label(one_table)(EffectsMixin.contrast))
+    slopes = for_two_classes(by_label(one_table)(EffectsMixin.slopes))
     diagnose = by_label(named)(DiagnosisMixin.diagnose)
     corrected = by_label(named)(DiagnosisMixin.corrected)
-    loo = by_label(named)(DiagnosisMixin.loo)
+    loo = for_two_classes(by_label(named)(DiagnosisMixin.loo))
     elbo = by_label(sum_of_labels)(DiagnosisMixin.elbo)
     prevalence_offset = by_label(stacked)(ClassWeightMixin.prevalence_offset)
 
@@ -574,6 +619,9 @@ class VariationalLogisticRegression(
         imputed = encoding.impute(X, lambda x: spread_of_draws(torch.from_numpy(x), self.posterior_).numpy())
         return replace(open_source(imputed).in_memory(), residual=torch.from_numpy(imputed.residual))
 
+    def _corrected_kind(self) -> type[CorrectedPosterior]:
+        return CorrectedClasses if self.multiclass_ else CorrectedPosterior
+
     def _joint(self, points: Callable[[], Any]) -> tuple[OpenRows, Posterior]:
         def opened(X: Any, offset: Any, block_rows: int) -> RowSource:
             return self._with_imputed(X, lambda rows: open_rows(self, rows, offset, self._row_format(block_rows)))
@@ -584,8 +632,10 @@ class VariationalLogisticRegression(
         self, X: Any, offset: Any, draws: Tensor, summary: Callable[[Tensor], Tensor]
     ) -> Iterator[Tensor]:
         check_is_fitted(self, "posterior_")
-        rows = open_rows(self, X, offset, self._row_format(block_rows=max(1, LATENT_DRAWS // len(draws))))
-        return rows.map(partial(summary_of_draws, draws=draws, summary=summary))
+        per_row = len(draws) * (draws.shape[1] if self.multiclass_ else 1)
+        rows = open_rows(self, X, offset, self._row_format(block_rows=max(1, LATENT_DRAWS // per_row)))
+        of_block = summary_of_class_draws if self.multiclass_ else summary_of_draws
+        return rows.map(partial(of_block, draws=draws, summary=summary))
 
     # -----------------------------------------------------------------------------------------------------------------
     # Storage and scikit-learn
@@ -609,25 +659,27 @@ class VariationalLogisticRegression(
 
     def _own_state(self) -> State:
         tensors = {
-            "prior.mean": self.prior_.mean,
-            "prior.precision": self.prior_.precision,
+            **prior_tensors(self.prior_),
             "prior_scale": torch.from_numpy(self.prior_scale_),
             "history": torch.tensor(self.history_, dtype=torch.float64),
         }
-        if self.prior_.loadings is not None:
-            tensors["prior.loadings"] = self.prior_.loadings
         if hasattr(self, "missing_information_"):
             tensors["missing_information"] = torch.from_numpy(self.missing_information_)
         return State(tensors, {"posterior": type(self.posterior_).__name__, **self._weighting_state()})
 
     @classmethod
     def _sizes(cls, metadata: dict[str, Any]) -> dict[str, int]:
-        columns = metadata["features"]
-        return {"p": columns, "d": columns + bool(metadata["options"].get("fit_intercept", True))}
+        columns, classes = metadata["features"], len(metadata["classes"]["values"])
+        width = columns + bool(metadata["options"].get("fit_intercept", True))
+        return {"p": columns, "d": width, "c": classes if classes > 2 else -1}  # no tensor has -1 of anything
+
+    @classmethod
+    def _tensor_rules(cls, names: Collection[str], metadata: dict[str, Any]) -> Mapping[str, Numbers]:
+        return star_tensors(names, metadata, cls._own_tensors)
 
     def _restore_own_state(self, state: State) -> None:
         tensors = state.tensors
-        self.prior_ = Prior(tensors["prior.mean"], tensors["prior.precision"], tensors.get("prior.loadings"))
+        self.prior_ = prior_from(tensors)
         self.prior_scale_ = tensors["prior_scale"].numpy()
         if "missing_information" in tensors:
             self.missing_information_ = tensors["missing_information"].numpy()
@@ -635,6 +687,7 @@ class VariationalLogisticRegression(
         self.history_ = [Iteration(int(row[0]), bool(row[1]), *row[2:]) for row in tensors["history"].tolist()]
         self._set_means()
 
+    @for_two_classes
     def to_onnx(
         self,
         path: str | PathLike[str] | None = None,
@@ -670,6 +723,7 @@ class VariationalLogisticRegression(
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
+        tags.classifier_tags.multi_class = not unsupported(self)
         tags.classifier_tags.multi_label = True
         tags.target_tags.multi_output = True
         return tags

@@ -20,9 +20,8 @@ from torch import Tensor
 
 from viper.data import checks
 from viper.errors import ConvergenceWarning, instead, users_line
-from viper.inference.problem import Gaussian, Prior
+from viper.inference.problem import Prior
 from viper.models.facts import INTERCEPT
-from viper.models.fitting import FittedPosterior
 
 SMALLEST_SCALE, LARGEST_SCALE = 1e-150, 1e150  # beyond, variances underflow or overflow
 SMALLEST_CHOSEN, LARGEST_CHOSEN = 1e-3, 1e3  # the range that is searched
@@ -118,22 +117,28 @@ def make_prior(prior_mean: Any, scale: Tensor, intercept_scale: Any, intercept: 
     return Prior(mean, torch.cat([precision, own]) if diagonal else torch.block_diag(precision, own[None]))
 
 
-def best_scales(
-    solve: Callable[[Tensor, Gaussian | None], FittedPosterior], size: int, separate: bool
-) -> tuple[Tensor, FittedPosterior]:
+def second_moment(posterior: Any, prior: Prior, size: int) -> tuple[Tensor, float]:
+    """E[(β_j - m_j)²] of the first coefficients, summed over classes if there are several; and its value under p/σ²."""
+    if posterior.mean.ndim == 1:
+        return (posterior.mean - prior.mean)[:size].square() + posterior.variance[:size], 1.0
+    shift = posterior.mean - (prior.mean - prior.mean.mean(0) if prior.mean.ndim == 2 else 0.0)
+    return (shift.square() + posterior.variance)[:, :size].sum(0), len(shift) - 1.0
+
+
+def best_scales(solve: Callable[[Tensor, Any], Any], size: int, separate: bool) -> tuple[Tensor, Any]:
     """Return the scales of the first `size` coefficients that maximise the ELBO, and the fit with these scales.
 
     `solve(scales, start)` fits the posterior under the given scales, starting from the Gaussian `start`.
     """
-    warm: Gaussian | None = None
+    warm: Any = None
 
     def negative(log_scale: np.ndarray) -> tuple[float, np.ndarray]:
         nonlocal warm
         scale = expand(log_scale)
         posterior, prior, problem, result = solve(scale, warm)
         warm = result.q if problem.prior is prior else None  # else it is in other coordinates
-        second = (posterior.mean - prior.mean)[:size].square() + posterior.variance[:size]
-        slope = (second.cpu() / scale.square() - 1.0).numpy()
+        second, freedom = second_moment(posterior, prior, size)
+        slope = (second.cpu() / scale.square() - freedom).numpy()
         return -result.objective, -slope if separate else -slope.sum(keepdims=True)
 
     def expand(log_scale: np.ndarray) -> Tensor:

@@ -11,8 +11,9 @@ differs is neither written nor read.
 import inspect
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields
 from importlib import import_module
 from os import PathLike
 from typing import Any, ClassVar, NamedTuple, Self
@@ -49,11 +50,12 @@ from viper.errors import StorageError, shown
 from viper.formula.columns import python_value
 from viper.formula.encoding import ENCODING, Encoding
 from viper.inference.posterior import Diagonal, Full, LowRank, Posterior
+from viper.models.classes.storing import STAR_FIELDS
 from viper.models.facts import model_card
 
 # `_kind`, as stored in a model file -> the public name of the estimator
 ESTIMATORS = {"logistic": "VariationalLogisticRegression", "gp": "VariationalGPClassifier"}
-POSTERIOR_FIELDS: dict[type[Posterior], dict[str, Numbers]] = {  # d coefficients or inducing points
+POSTERIOR_FIELDS: dict[Any, dict[str, Numbers]] = {  # d coefficients or inducing points
     Full: {"mean": numbers("d"), "factor": numbers("dd", range=INVERTIBLE)},
     Diagonal: {"mean": numbers("d"), "variance": numbers("d", range=POSITIVE)},
     LowRank: {
@@ -64,6 +66,7 @@ POSTERIOR_FIELDS: dict[type[Posterior], dict[str, Numbers]] = {  # d coefficient
         "inner_factor": numbers("rr", range=INVERTIBLE),
     },
 }
+POSTERIOR_FIELDS |= STAR_FIELDS
 ENTRIES = "entries"  # of an option that is a dictionary
 IMPUTATION_FIELDS = {  # whose sizes `Imputation.check` compares with the formula's columns
     "mean": numbers("w"),
@@ -105,6 +108,7 @@ class StateMixin:
     _own_fields: ClassVar[Fields]  # what `_own_state` adds to the metadata
     _own_tensors: ClassVar[Mapping[str, Numbers]]  # and its tensors: p columns, d coefficients or inducing points
     _optional_tensors: ClassVar[Mapping[str, Numbers]] = {}  # those that only some models have
+    _labels: ClassVar[Fields] = LABELS  # the classes
     _objects: ClassVar[tuple[str, ...]] = ()  # options that may be objects, which a file cannot hold
     # options that earlier versions did not have, and their values then; a file holds only other values
     _options_before: ClassVar[Mapping[str, Any]] = {"class_weight": None, "n_jobs": None}
@@ -155,7 +159,7 @@ class StateMixin:
             "fit": {name: getattr(self, name) for name in self._fit_scalars} | self._reference(),
             **({"formula": self.formula_.to_state()} if hasattr(self, "formula_") else {}),
         }
-        posterior = {f"posterior.{name}": x for name, x in vars(self.posterior_).items()}
+        posterior = {f"posterior.{one.name}": getattr(self.posterior_, one.name) for one in fields(self.posterior_)}
         return State(tensors | posterior | own.tensors | self._imputation_tensors(), metadata)
 
     def _reference(self) -> dict[str, float]:
@@ -179,7 +183,7 @@ class StateMixin:
         plain = {name: decode_option(value) for name, value in metadata["options"].items()}
         model = cls(**{**cls._options_before, **plain}, **arrays, **objects)
         model._check_options()
-        model.classes_ = decode_labels(metadata["classes"], "classes")
+        model.classes_ = decode_labels(metadata["classes"], "classes", cls._labels)
         model.n_features_in_ = metadata["features"]
         if metadata["names"] is not None:
             model.feature_names_in_ = np.array(metadata["names"], dtype=object)  # type: ignore[attr-defined]
@@ -207,7 +211,7 @@ class StateMixin:
         given = [*metadata["options"], *metadata.get("objects", {})]
         free = {name for name in cls._option_rules() if name not in given}
         rules = {f"posterior.{name}": rule for name, rule in POSTERIOR_FIELDS[posterior_shape(layouts)].items()}
-        rules |= {**cls._own_tensors}
+        rules |= {**cls._tensor_rules(layouts, metadata)}
         if any(name.startswith("imputation.") for name in layouts):
             rules |= {f"imputation.{name}": rule for name, rule in IMPUTATION_FIELDS.items()}
         rules |= {name: rule for name, rule in cls._optional_tensors.items() if name in layouts}
@@ -216,11 +220,16 @@ class StateMixin:
         return rules
 
     @classmethod
+    def _tensor_rules(cls, names: Collection[str], metadata: dict[str, Any]) -> Mapping[str, Numbers]:
+        """The rules of this estimator's own tensors, given the names of all."""
+        return cls._own_tensors
+
+    @classmethod
     def _fields(cls) -> Fields:
         """The rules of the metadata."""
         shared: dict[str, Rule] = {
             "options": Fields({}, cls._option_rules()),
-            "classes": LABELS,
+            "classes": cls._labels,
             "features": Value("a whole number from 1 on", lambda x: WHOLE.holds(x) and x > 0),
             "names": or_none(Items(TEXT)),
             "fit": Fields(cls._fit_scalars, {"largest_sd": ABOVE_ZERO}),
@@ -352,4 +361,4 @@ def posterior_shape(names: Iterable[str]) -> type[Posterior]:
     for shape, rules in POSTERIOR_FIELDS.items():
         if parts == set(rules):
             return shape
-    raise StorageError(f"the posterior must be full, diagonal or low-rank; got parts {shown(sorted(parts))}.")
+    raise StorageError(f"the posterior must be full, diagonal, low-rank or a star; got parts {shown(sorted(parts))}.")

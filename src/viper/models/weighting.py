@@ -16,16 +16,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from viper.data.schema import ABOVE_ZERO, WHOLE, Fields, Items, between
-from viper.errors import WeightWarning, instead, users_line
+from viper.data.schema import ABOVE_ZERO, WHOLE, Either, Fields, Items, between
+from viper.errors import StorageError, WeightWarning, instead, shown, users_line
 from viper.inference.rows import Arrays, Block, Mapped, RowFunction, RowSource, SourceWrapper
+from viper.inference.threads import one_thread
 
 WEIGHTING = "weighting"  # its name in a file
 WEIGHTING_FIELDS = Fields(
     {},
     {
-        "class_weight": Items(ABOVE_ZERO, 2),
-        "class_share": between(0.0, 1.0),
+        "class_weight": Items(ABOVE_ZERO),
+        "class_share": Either(between(0.0, 1.0), Items(between(0.0, 1.0))),
         "robust_groups": WHOLE,
         "mean_weight": ABOVE_ZERO,
     },
@@ -39,27 +40,35 @@ class ClassWeightMixin:
     class_weight: Any
     classes_: np.ndarray
     class_weight_: np.ndarray
-    class_share_: float
+    class_share_: Any
     robust_groups_: int
     mean_weight_: float  # of the rows, without class weights: as how many equal rows one counts; NaN if not known
 
-    def _weighted_rows(self, source: RowSource) -> RowSource:
-        """Return the rows with the weights of their classes, which are learned."""
+    def _weighted_rows(self, source: RowSource, complete: bool = False) -> RowSource:
+        """Return the rows with the weights of their classes, which are learned; `complete` rows have all of them."""
         note_fractional_weights(source)
         given = self.class_weight is not None
-        mass = class_mass(source) if given or source.traits.where == "memory" else np.full(2, math.nan)
+        count = len(self.classes_)
+        mass = class_mass(source, count) if given or source.traits.where == "memory" else np.full(count, math.nan)
+        if complete and count > 2 and (mass == 0.0).any():
+            empty = self.classes_[int(mass.argmin())]
+            raise ValueError(
+                f"every class must have rows with a positive weight; got none of class {shown(empty.item())}. Leave "
+                "its rows out."
+            )
         self.mean_weight_ = float(mass.sum() / source.rows)
         self.class_weight_ = read_class_weight(self.class_weight, self.classes_, mass)
         weighed = self.class_weight_ * mass
-        self.class_share_ = float(weighed[1] / weighed.sum())
+        shares = weighed / weighed.sum()
+        self.class_share_ = float(shares[1]) if count == 2 else shares
         return self._known_weights(source)
 
     def _known_weights(self, source: RowSource) -> RowSource:
         """Return rows with the weights that the fit gave to their classes."""
         weights = getattr(self, "class_weight_", np.ones(2))
-        return source if bool((weights == 1.0).all()) else reweighted(source, float(weights[0]), float(weights[1]))
+        return source if bool((weights == 1.0).all()) else reweighted(source, tuple(weights.tolist()))
 
-    def prevalence_offset(self, prevalence: float | None = None) -> float:
+    def prevalence_offset(self, prevalence: Any = None) -> Any:
         """Return the `offset` with which predictions refer to classes with their true shares.
 
         Without `prevalence`, log(w₀/w₁): it takes back what class weights added to the log-odds. With it, the log-odds
@@ -70,9 +79,12 @@ class ClassWeightMixin:
         Parameters
         ----------
         prevalence : float in (0, 1), optional
-            Share of the second class where the model is applied.
+            Share of the second class where the model is applied. With more than two classes, the shares of all, and
+            the result has a column for each.
         """
         weights = getattr(self, "class_weight_", np.ones(2))
+        if len(weights) > 2:
+            return class_offsets(prevalence, weights, self.class_share_)
         if prevalence is None:
             return float(np.log(weights[0] / weights[1]))
         if not 0.0 < prevalence < 1.0:
@@ -89,11 +101,12 @@ class ClassWeightMixin:
         """What a file keeps of all this."""
         share, groups = getattr(self, "class_share_", math.nan), getattr(self, "robust_groups_", 0)
         weights = getattr(self, "class_weight_", np.ones(2)).tolist()
+        share = share.tolist() if isinstance(share, np.ndarray) else share
         each = getattr(self, "mean_weight_", math.nan)
         known = {"class_weight": weights, "class_share": share, "robust_groups": groups, "mean_weight": each}
         missing = {
-            "class_weight": weights == [1.0, 1.0],
-            "class_share": math.isnan(share),
+            "class_weight": set(weights) == {1.0},
+            "class_share": np.isnan(share).any(),
             "robust_groups": not groups,
             "mean_weight": math.isnan(each),
         }
@@ -102,10 +115,26 @@ class ClassWeightMixin:
 
     def _restore_weighting(self, metadata: Mapping[str, Any]) -> None:
         state = metadata.get(WEIGHTING, {})
-        self.class_weight_ = np.array(state.get("class_weight", [1.0, 1.0]))
-        self.class_share_ = state.get("class_share", math.nan)
+        count = len(self.classes_)
+        self.class_weight_ = np.array(state.get("class_weight", [1.0] * count))
+        share = state.get("class_share", math.nan)
+        self.class_share_ = np.array(share) if isinstance(share, list) else share
+        if self.class_weight_.shape != (count,) or np.shape(self.class_share_) not in ((), (count,)[: count - 2]):
+            raise StorageError(f"weighting must have {count} classes, as the model; got others.")
         self.robust_groups_ = state.get("robust_groups", 0)
         self.mean_weight_ = state.get("mean_weight", math.nan)
+
+
+def class_offsets(prevalence: Any, weights: np.ndarray, shares: Any) -> np.ndarray:
+    """`prevalence_offset` of more than two classes, 1 × K: -log w_k, or the logs of the new shares over the old."""
+    if prevalence is None:
+        return -np.log(weights)[None]
+    given = np.asarray(prevalence, dtype=np.float64)
+    if given.shape != weights.shape or not (given > 0).all() or abs(given.sum() - 1.0) > 1e-6:
+        raise ValueError(f"prevalence must be {len(weights)} positive shares that sum to 1; got {prevalence!r:.60}.")
+    if np.shape(shares) != given.shape or np.isnan(shares).any():
+        raise ValueError("prevalence_offset needs the shares of the classes in the fit; got a model without them.")
+    return (np.log(given) - np.log(shares))[None]
 
 
 def note_fractional_weights(source: RowSource) -> None:
@@ -125,13 +154,14 @@ def note_fractional_weights(source: RowSource) -> None:
 
 
 def read_class_weight(given: Any, classes: np.ndarray, mass: np.ndarray) -> np.ndarray:
-    """Return w₀ and w₁. "balanced" gives both classes the same total weight and leaves the sum of weights as it is."""
+    """Return the weights. "balanced" gives all classes the same total weight and leaves the sum of weights as it is."""
     if given is None:
-        return np.ones(2)
+        return np.ones(len(classes))
     if isinstance(given, str) and given == "balanced":
         if not (mass > 0).all():
-            raise ValueError(f"class_weight='balanced' needs rows of both classes; got weights {mass.tolist()}.")
-        return mass.sum() / (2.0 * mass)
+            every = "both classes" if len(classes) == 2 else "every class"
+            raise ValueError(f"class_weight='balanced' needs rows of {every}; got weights {mass.tolist()}.")
+        return mass.sum() / (len(classes) * mass)
     if not isinstance(given, Mapping):
         raise ValueError(f"class_weight must be None, 'balanced' or a dictionary of the classes; got {given!r:.60}.")
     labels = classes.tolist()
@@ -143,13 +173,25 @@ def read_class_weight(given: Any, classes: np.ndarray, mass: np.ndarray) -> np.n
     return np.array([float(given.get(label, 1.0)) for label in labels])
 
 
-def class_mass(source: RowSource) -> np.ndarray:
+def class_mass(source: RowSource, classes: int) -> np.ndarray:
     """The total weight of the rows of each class."""
+    if classes > 2:
+        return source.reduce(partial(block_class_masses, classes=classes))[0].cpu().numpy()
     if source.traits.where == "memory":  # without cutting them into blocks
         rows = source.in_memory()
-        second = float((rows.label if rows.weight is None else rows.label * rows.weight).sum(dtype=torch.float64))
-        return np.array([(rows.rows if rows.weight is None else float(rows.weight.sum())) - second, second])
+        with one_thread():  # torch's others would not survive a fork
+            if rows.weight is None:
+                counted = rows.label.dtype == torch.bool
+                second = float(rows.label.count_nonzero() if counted else rows.label.sum(dtype=torch.float64))
+                return np.array([rows.rows - second, second])
+            second = float((rows.label * rows.weight).sum(dtype=torch.float64))
+            return np.array([float(rows.weight.sum()) - second, second])
     return np.array([float(part) for part in source.reduce(partial(block_class_mass))])
+
+
+def block_class_masses(block: Block, classes: int) -> list[Tensor]:
+    weight = torch.ones_like(block.label) if block.weight is None else block.weight
+    return [torch.zeros(classes, dtype=weight.dtype, device=weight.device).index_add_(0, block.label.long(), weight)]
 
 
 def block_class_mass(block: Block) -> list[Tensor]:
@@ -160,12 +202,12 @@ def block_class_mass(block: Block) -> list[Tensor]:
 # --- rows with other weights ---
 
 
-def reweighted(source: RowSource, first: float, second: float) -> RowSource:
+def reweighted(source: RowSource, weights: tuple[float, ...]) -> RowSource:
     """Return the rows with their weights multiplied by that of their class."""
     if source.traits.where != "memory":
-        return Reweighted(source, first, second)
+        return Reweighted(source, weights)
     rows = source.in_memory()
-    factor = torch.where(rows.label > 0.5, second, first).to(torch.float64)
+    factor = torch.tensor(weights, dtype=torch.float64, device=rows.label.device)[rows.label.long()]
     return replace(rows, weight=factor if rows.weight is None else factor * rows.weight)
 
 
@@ -174,27 +216,24 @@ class Reweighted(SourceWrapper):
     """Rows whose weights are multiplied block by block, wherever they are kept."""
 
     source: RowSource
-    first: float
-    second: float
+    weights: tuple[float, ...]
 
     def reduce(self, function: RowFunction) -> list[Tensor]:
         # a flat call, so that the source finds the keywords of the function
-        flat = partial(of_reweighted_block, function.func, self.first, self.second, *function.args)
+        flat = partial(of_reweighted_block, function.func, self.weights, *function.args)
         return self.source.reduce(partial(flat, **function.keywords))
 
     def map(self, function: Callable[[Block], Mapped]) -> Iterator[Mapped]:
-        return self.source.map(partial(of_reweighted_block, function, self.first, self.second))
+        return self.source.map(partial(of_reweighted_block, function, self.weights))
 
     def sample(self, k: int, generator: np.random.Generator) -> RowSource:
-        return reweighted(self.source.sample(k, generator), self.first, self.second)
+        return reweighted(self.source.sample(k, generator), self.weights)
 
     def in_memory(self) -> Arrays:
-        return reweighted(self.source.in_memory(), self.first, self.second).in_memory()
+        return reweighted(self.source.in_memory(), self.weights).in_memory()
 
 
-def of_reweighted_block(
-    function: Callable[..., Any], first: float, second: float, block: Block, /, **given: Any
-) -> Any:
-    factor = torch.where(block.label > 0.5, second, first).to(block.label)
+def of_reweighted_block(function: Callable[..., Any], weights: tuple[float, ...], block: Block, /, **given: Any) -> Any:
+    factor = torch.tensor(weights, dtype=torch.float64, device=block.label.device)[block.label.long()]
     weight = factor if block.weight is None else factor * block.weight
     return function(replace(block, weight=weight), **given)

@@ -310,6 +310,7 @@ class ClassNodes(NamedTuple):
     product: Tensor  # P, (pieces, nodes)
     ratios: list[Tensor]  # L_k^{(n)} / L_k, n = 1, 2, ...: (pieces, classes, nodes)
     tails: Tensor  # h times the sums beyond the last node of 1 - L_k, L_k', ...: (orders, pieces, classes)
+    first: Tensor  # the first node of each piece
 
     @property
     def weight(self) -> Tensor:
@@ -380,7 +381,8 @@ def nodes_of(
     begins = block.opens[:, 1] == 0
     start = torch.where(begins, reference[block.row] + (block.first - 0.5) * step - EULER, 0.0)
     tails = torch.where(block.closes[:, 1:] == 0, tails.reshape(orders, len(x), K), 0.0)
-    return ClassNodes(block.row, step, start, window_of(block, step, steps), L.prod(1), ratios, tails)
+    first = reference[block.row] + block.first * step
+    return ClassNodes(block.row, step, start, window_of(block, step, steps), L.prod(1), ratios, tails, first)
 
 
 def window_of(block: Pieces, step: float, steps: Tensor) -> Tensor | None:

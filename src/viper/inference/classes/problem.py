@@ -5,10 +5,9 @@ from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from viper.inference.classes.star import Star, centred_classes, solve_precisions, star_divergence
+from viper.inference.classes.star import Star, StarPrior, centred_classes, solve_precisions, star_divergence, star_prior
 from viper.inference.classes.sums import (
     ClassFormula,
     ClassSums,
@@ -35,19 +34,18 @@ class Evaluated(NamedTuple):
 
 @dataclass(frozen=True)
 class ClassProblem:
-    """Rows with K classes and a prior, shared by the classes but for its means, which may be (K, d)."""
+    """Rows with K classes and a prior: a Gaussian for each class, its means perhaps (K, d), or a star."""
 
     source: RowSource
     classes: int
-    prior: Prior
+    prior: Prior | Star
     diagonal: bool = False
     scale: float = 1.0  # number of rows of the whole problem per row of `source`
 
     @cached_property
-    def prior_mean(self) -> Tensor:
-        """The contrasts' prior means (K, d)."""
-        mean = self.prior.mean
-        return centred_classes(mean if mean.ndim == 2 else mean.expand(self.classes, -1))
+    def contrasts(self) -> StarPrior:
+        """The prior of the contrasts."""
+        return star_prior(self.prior, self.classes)
 
     @cached_property
     def here(self) -> bool:
@@ -80,14 +78,13 @@ class ClassProblem:
         """F at q."""
         kind: Gram = ("diagonal" if self.diagonal else "full") if gram else "none"
         sums, hessians = self.total(q.mean, q.factor, moments, kind)
-        return Evaluated(sums.value - star_divergence(q, self.prior, self.prior_mean), sums, hessians)
+        return Evaluated(sums.value - star_divergence(q, self.contrasts), sums, hessians)
 
     def log_joint(self, mean: Tensor, gram: bool) -> Evaluated:
         """log p(y | μ) + log p(μ), up to a constant."""
         kind: Gram = ("diagonal" if self.diagonal else "full") if gram else "none"
         sums, hessians = self.total(mean, None, softmax_classes, kind)
-        shift = mean - self.prior_mean
-        return Evaluated(sums.value - 0.5 * float((shift * self.prior_times(shift)).sum()), sums, hessians)
+        return Evaluated(sums.value - 0.5 * self.contrasts.distance(mean), sums, hessians)
 
     def hessians(self, mean: Tensor, factor: Tensor | None, moments: ClassFormula) -> list[RowHessian]:
         """Those of the rows `near`."""
@@ -97,12 +94,7 @@ class ClassProblem:
     def hessian_times(self, hessians: list[RowHessian], vectors: Tensor) -> Tensor:
         """(Aᵀ H A + D⁻¹) v for v (K, d), centred."""
         rows, scale = self.near
-        return scale * hessian_product(rows, hessians, vectors) + self.prior_times(vectors)
-
-    def prior_times(self, vectors: Tensor) -> Tensor:
-        """D⁻¹ v_k for every class."""
-        precision = self.prior.precision
-        return vectors * precision if precision.ndim == 1 else vectors @ precision
+        return scale * hessian_product(rows, hessians, vectors) + self.contrasts.times(vectors)
 
     def precisions(self, gram: Tensor, start: Tensor) -> Tensor:
         """The P_k that curvatures G_k ask for, from `start`; a single one from their sum."""
@@ -110,13 +102,15 @@ class ClassProblem:
         return target / (self.classes - 1) if len(gram) == 1 else solve_precisions(target, start)
 
     def target(self, gram: Tensor) -> Tensor:
-        """(1 - 1/K) D⁻¹ + G_k, or the sum over classes."""
-        prior = self.prior.diagonal if self.diagonal else self.prior.plus(torch.zeros_like(gram[0]))
-        return (1.0 - 1.0 / self.classes) * (self.classes // len(gram)) * prior + gram
+        """A_k, the prior's curvature + G_k, or the sum over classes."""
+        own = self.contrasts.curvature(self.diagonal)
+        if len(gram) == 1:
+            own = own.sum(0, keepdim=True) * (self.classes // len(own))
+        return own + gram
 
     def gradient(self, mean: Tensor, sums: ClassSums) -> Tensor:
         """∂F/∂μ_k, whose sum over classes is zero."""
-        return centred_classes(sums.gradient) - self.prior_times(mean - self.prior_mean)
+        return centred_classes(sums.gradient) - self.contrasts.times(mean - self.contrasts.mean)
 
     def coarsened(self, k: int, generator: np.random.Generator) -> "ClassProblem":
         """Return the same problem on about k random rows."""

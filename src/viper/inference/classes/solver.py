@@ -31,6 +31,7 @@ from viper.inference.classes.sums import (
 from viper.inference.newton import Iteration
 
 NATS_LEFT = 1e-8  # allowed distance to the optimum, in nats
+NATS_LEFT_DIAGONAL = 1e-14  # where steps are cheap
 COARSE_LEFT, ROUGH_LEFT = 1e-2, 1e-6  # nats, where coarse and rough integrals end
 DIRECT_LEFT = 1e-5  # nats left by coarse integrals from where exact ones need no rough ones before them
 SHARED_LEFT = 3.0  # nats, where a shared precision ends
@@ -41,6 +42,7 @@ MOST_PRODUCTS = 200
 REMEMBERED = 15  # proposals in a mixture
 MIXED_BELOW = 30.0  # nats: proposals are mixed once they are closer than that
 LEAST_STEP = 1e-8
+GROWTH = 1.5  # of the share of a step that is tried, after it was right
 FIRST_RATE = 0.5  # by which a step shrinks the next move, before the first has measured it
 SLOWEST_SHARE = 0.03  # smaller shares of a residual are not trusted, because the map is not linear
 ROWS_PER_COEFFICIENT = 20  # rows of a sample per coefficient of all classes
@@ -170,6 +172,7 @@ class StarRun:
     ) -> None:
         self.problem, self.tol, self.max_iter, self.report = problem, tol, max_iter, report
         self.began, self.passes, self.gain = time.perf_counter(), 0.0, 0.0
+        self.rho = 1.0  # the share of a step that F allows
         self.left = math.inf  # nats, as expected after the last step
         self.history: list[Iteration] = []
         self.converged, self.status = False, "max_iter reached"
@@ -180,7 +183,7 @@ class StarRun:
     def from_mode(self, generator: np.random.Generator) -> Star:
         """The mode, found on a sample first if there are many rows, with one precision for all classes."""
         problem = self.problem
-        mean, rows = problem.prior_mean.clone(), problem.source.rows
+        mean, rows = centred_classes(problem.contrasts.mean), problem.source.rows
         k = ROWS_PER_COEFFICIENT * (problem.classes - 1) * problem.source.dimension
         k = max(k, problem.source.traits.smallest_sample)
         if rows >= FEWEST_SAVED * k:
@@ -218,9 +221,10 @@ class StarRun:
             new = self.propose()
             if new.move > MIXED_BELOW:
                 self.mixing.past.clear()
-            weights = self.mixing.weights(new.residual, (new.mean, new.precision))
+            ends = self.q.mean, self.q.precision, new.mean, new.precision
+            weights = self.mixing.weights(new.residual, ends)
             share = max(self.mixing.share(weights), SLOWEST_SHARE)
-            if self.nearly_there(new.move, share, enough):
+            if self.rho == 1.0 and self.nearly_there(new.move, share, enough):
                 self.finish(new, weights, share)
                 return
             if not self.step(new, weights, share):
@@ -242,20 +246,23 @@ class StarRun:
 
     def step(self, new: Proposal, weights: list[float], share: float) -> bool:
         """Move to the mixture, or towards the proposal as far as F increases. Return whether it moved."""
-        if len(weights) > 1 and self.accept(star_from(*self.mixing.mixed(weights)), 1.0, new.move):
+        if len(weights) > 1 and self.accept(self.mixed(weights, self.rho), self.rho, new.move):
             self.last, self.share = new.move, share
+            self.rho = min(1.0, GROWTH * self.rho)
             return True
-        rho = 1.0
+        rho, self.rho = self.rho, 1.0
         while rho > LEAST_STEP:
-            mean, precision = self.q.mean.lerp(new.mean, rho), self.q.precision.lerp(new.precision, rho)
-            if self.accept(star_from(mean, precision), rho, new.move):
-                self.last, self.share = new.move, 1.0
-                if rho < 1.0:
-                    self.mixing.past.clear()
-                    self.last = math.inf
+            if self.accept(self.mixed([1.0], rho), rho, new.move):
+                self.last, self.share = (new.move, 1.0) if rho == 1.0 else (math.inf, 1.0)
+                self.rho = min(1.0, GROWTH * rho)
                 return True
             rho *= 0.5
         return False
+
+    def mixed(self, weights: list[float], rho: float) -> Star | None:
+        """The mixture of points a fraction ρ of the way from where steps started to where they lead."""
+        mean, precision, new_mean, new_precision = self.mixing.mixed(weights)
+        return star_from(mean.lerp(new_mean, rho), precision.lerp(new_precision, rho))
 
     def accept(self, q: Star | None, rho: float, move: float) -> bool:
         """Move to q unless F is lower there."""
@@ -279,7 +286,9 @@ class StarRun:
         return per_row * self.at.sums.weight**0.5
 
     def enough(self) -> float:
-        return NATS_LEFT if self.tol is None else self.tol
+        if self.tol is not None:
+            return self.tol
+        return NATS_LEFT if not self.problem.diagonal else NATS_LEFT_DIAGONAL
 
     def nearly_there(self, move: float, share: float, enough: float) -> bool:
         """Return whether this step is the last: moves keep shrinking at their rate, and distances add up like √move."""
@@ -292,7 +301,7 @@ class StarRun:
 
     def finish(self, new: Proposal, weights: list[float], share: float) -> None:
         """Take the last step. Its gain in F is predicted."""
-        q = star_from(*self.mixing.mixed(weights)) or star_from(new.mean, new.precision)
+        q = self.mixed(weights, 1.0) or star_from(new.mean, new.precision)
         assert q is not None
         sums = self.at.sums
         target = self.problem.target(sums.gram)

@@ -8,6 +8,7 @@ classes and d coefficients each,
            + (K-1) log|D| + Σ_k log|P_k| - log|M| + d log K,
 
 and the precisions that maximise -KL - ½ Σ_k tr(G_k P_k⁻¹) satisfy P_k - P_k M⁻¹ P_k = A_k, A_k = (1 - 1/K) D⁻¹ + G_k.
+Another star may be the prior, with its own precision for each class: that is how rows are added to a posterior.
 For two classes w_1 - w_2 is Gaussian with any mean and covariance, and its prior is N(m_1 - m_2, 2D).
 """
 
@@ -24,7 +25,7 @@ from viper.inference.anderson import LARGEST_WEIGHTS, weighted_sum, weights_from
 from viper.inference.problem import Prior
 
 INNER_STEPS = 200
-INNER_SHARE = 0.1  # of the first change: a fixed point this much closer is good enough, as the next pass moves it
+INNER_SHARE = 1e-4  # of the first change: with less, two classes that share most of a precision settle slowly
 INNER_ERROR = 1e-13  # relative change that is rounding
 INNER_MEMORY, INNER_PROBES = 5, 2  # changes in a mixture, and random vectors through which they are seen
 
@@ -109,14 +110,68 @@ def star_from(mean: Tensor, precision: Tensor) -> Star | None:
     return star
 
 
-def star_divergence(q: Star, prior: Prior, prior_mean: Tensor) -> float:
-    """KL of the contrasts from their prior; `prior_mean` (K, d) is centred."""
+@dataclass(frozen=True)
+class StarPrior:
+    """The prior of the contrasts: that of w_k ~ N(m_k, Q_k⁻¹). A single Q, (1, d) or (1, d, d), is that of every class.
+
+    Its curvature in w_k is Q_k - Q_k (Σ Q_j)⁻¹ Q_k, which is (1 - 1/K) D⁻¹ if all classes have Q = D⁻¹.
+    """
+
+    mean: Tensor
+    precision: Tensor
+
+    @property
+    def classes(self) -> int:
+        return len(self.mean)
+
+    def times(self, vectors: Tensor) -> Tensor:
+        """The precision of the contrasts times `vectors` (..., K, d)."""
+        Q = self.precision
+        own = Q * vectors if Q.ndim == 2 else (Q @ vectors[..., None])[..., 0]
+        if len(Q) == 1:
+            return own - own.mean(-2, keepdim=True)
+        total = own.sum(-2)
+        if Q.ndim == 2:
+            return own - Q * (total / Q.sum(0))[..., None, :]
+        common = torch.linalg.solve(Q.sum(0), total[..., None])
+        return own - (Q @ common[..., None, :, :])[..., 0]
+
+    def curvature(self, diagonal: bool) -> Tensor:
+        """Its curvature in each w_k, or in a single one that stands for all; their diagonals in the diagonal family."""
+        Q = self.precision
+        found = (1.0 - 1.0 / self.classes) * Q if len(Q) == 1 else Q - tied(Q)
+        if diagonal:
+            return found if found.ndim == 2 else diagonals(found)
+        return torch.diag_embed(found) if found.ndim == 2 else found
+
+    def distance(self, mean: Tensor) -> float:
+        """(w - m)ᵀ times that precision times (w - m)."""
+        shift = mean - self.mean
+        return float((shift * self.times(shift)).sum())
+
+    @cached_property
+    def log_volume(self) -> float:
+        """log |precision of the contrasts|, as `Star.log_volume`."""
+        Q = self.precision
+        copies = self.classes // len(Q)
+        return float(copies * sum(log_determinant(one) for one in Q) - log_determinant(copies * Q.sum(0)))
+
+
+def star_prior(prior: Prior | Star, classes: int) -> StarPrior:
+    """The prior of the contrasts: one Gaussian for each class, with the same covariance, or another star."""
+    if isinstance(prior, Star):
+        return StarPrior(prior.mean, prior.precision)
+    mean = prior.mean if prior.mean.ndim == 2 else prior.mean.expand(classes, -1)
+    return StarPrior(centred_classes(mean), prior.precision[None])
+
+
+def star_divergence(q: Star, prior: StarPrior) -> float:
+    """KL of the contrasts from their prior."""
     K, d = q.mean.shape
-    shift = q.mean - prior_mean
-    distance = float(sum(row @ prior.apply(row) for row in shift))
-    own = prior.diagonal if q.diagonal else prior.plus(torch.zeros_like(q.precision[0]))
-    total = distance + (1 - 1 / K) * q.expected(own) - (K - 1) * (d + float(prior.log_determinant))
-    return 0.5 * (total + q.log_volume() + d * math.log(K))
+    curvature = prior.curvature(q.diagonal)
+    # one factor, or one curvature, for all classes
+    expected = q.expected(curvature if q.copies == 1 else curvature.sum(0, keepdim=True) / len(curvature))
+    return 0.5 * (prior.distance(q.mean) + expected - (K - 1) * d + q.log_volume() - prior.log_volume)
 
 
 def tied(precision: Tensor) -> Tensor:
@@ -178,7 +233,8 @@ class ChangeMixing:
     def mixed(self, weights: list[float]) -> tuple[Tensor, ...]:
         """The mixture of the proposals, part by part."""
         recent = list(self.past)[::-1]
-        return tuple(weighted_sum(weights, parts) for parts in zip(*(parts for _, parts in recent), strict=True))
+        chosen = recent[: len(weights)]
+        return tuple(weighted_sum(weights, parts) for parts in zip(*(parts for _, parts in chosen), strict=True))
 
     def share(self, weights: list[float]) -> float:
         """The share of the last residual's square that the mixture leaves."""
