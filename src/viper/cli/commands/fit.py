@@ -22,7 +22,7 @@ ModelKind = StrEnum("ModelKind", ["logistic", "gp"])
 BoundWord = StrEnum("BoundWord", {word: word for word in FIT_BOUNDS})  # type: ignore[misc]
 CovarianceShape = StrEnum("CovarianceShape", {"full": "full", "diagonal": "diagonal", "low_rank": "low-rank"})
 ClassWeight = StrEnum("ClassWeight", ["balanced"])
-KernelChoice = StrEnum("KernelChoice", ["rbf", "matern32", "matern52", "linear", "additive"])
+KernelChoice = StrEnum("KernelChoice", ["rbf", "matern32", "matern52", "auto", "linear", "additive"])
 
 DEFAULT_FOLDS = 5
 MODEL = {"rich_help_panel": "Model"}
