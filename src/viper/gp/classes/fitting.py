@@ -1,10 +1,13 @@
 """Fits Gaussian processes of K classes: the search for the kernel they share, then q at the kernel found."""
 
 from contextlib import closing
+from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from viper.errors import shown
 from viper.gp.average import Component, points_to_average
@@ -14,14 +17,14 @@ from viper.gp.classes.search import ClassSearch
 from viper.gp.model import InducedSource, Observations, Scaler, SparseGP
 from viper.gp.profile import identity_prior
 from viper.gp.search import Found
-from viper.inference.classes.posterior import posterior_of_star
+from viper.inference.classes.posterior import StarPosterior, posterior_of_star
 from viper.inference.classes.problem import ClassProblem
 from viper.inference.classes.solver import StarResult, fit_star
 from viper.inference.classes.star import Star
 from viper.inference.device import choose_device
 from viper.inference.posterior import moved
 from viper.inference.progress import Progress, tasks_of
-from viper.inference.rows import Arrays, RowSource, joined_rows
+from viper.inference.rows import Arrays, Block, RowSource, joined_rows
 from viper.inference.threads import pass_threads
 from viper.models.classes.fitting import FittedClasses
 
@@ -101,6 +104,18 @@ def update_processes(model: Any, new: RowSource) -> tuple[FittedClasses, list[Co
             fit = FittedClasses(moved(posterior_of_star(result.q), "cpu"), prior, problem, result)
             components.insert(0, component._replace(posterior=fit.posterior))
     return fit, components
+
+
+def class_residual_cost(fit: FittedClasses) -> float:
+    """Σ_i c_i {η(ϑ_i, τ_i²) - η(ϑ_i, τ_i² - r_i)}: what inducing points cost, in nats."""
+    posterior = moved(fit.posterior, fit.problem.source.device)
+    cost = fit.problem.source.reduce(partial(block_class_cost, posterior=posterior))[0]
+    return max(0.0, float(cost))
+
+
+def block_class_cost(block: Block, posterior: StarPosterior) -> list[Tensor]:
+    free, full = (posterior.expected_log_likelihoods(x) for x in (replace(block, residual=None), block))
+    return [(free - full).sum() if block.weight is None else block.weight @ (free - full)]
 
 
 def projected(source: RowSource, model: SparseGP, scaler: Scaler) -> RowSource:
