@@ -83,7 +83,7 @@ FOR_MANY = {"bound": ("viper",), "terms": (None,), "solver": ("newton",), "covar
 
 def unsupported(options: Any) -> list[str]:
     """The options whose values are made for two classes only."""
-    return [name for name, values in FOR_MANY.items() if getattr(options, name) not in values]
+    return [name for name, values in FOR_MANY.items() if getattr(options, name, values[0]) not in values]
 
 
 def check_supported(options: FitOptions) -> None:
