@@ -181,6 +181,28 @@ def test_saved_and_loaded(fitted, new, tmp_path):
     assert again.family_ == fitted.family_
     assert [c.weight for c in again.components_] == [c.weight for c in fitted.components_]
     assert again.summary().attrs["families"] == fitted.summary().attrs["families"]
+    assert again.inducing_cost_ == fitted.inducing_cost_
+
+
+def test_kernels_by_evidence(data, new, tmp_path):
+    """Each shape is fitted as if alone, the best evidence comes first, and files keep which it was."""
+    options = {"lengthscales": "one", "n_starts": 1, "random_state": 0}
+    model = VariationalGPClassifier("auto", **options).fit(*data)
+    assert {family.split(",")[0] for family in model.summary().attrs["families"]} == {"rbf", "matern32", "matern52"}
+    alone = VariationalGPClassifier(model.family_.shape, **options).fit(*data)
+    assert model.elbo_ == alone.elbo_
+    model.save(tmp_path / "m")
+    again = viper.load(tmp_path / "m")
+    assert again.family_ == model.family_
+    np.testing.assert_array_equal(again.predict_proba(new), model.predict_proba(new))
+    with pytest.raises(ValueError, match="kernel='auto' needs priors"):
+        VariationalGPClassifier("auto", priors=None).fit(*data)
+
+
+def test_summary_says_what_inducing_points_cost(fitted, data):
+    cost = fitted.summary().attrs["inducing_cost"]
+    assert 0.0 < cost < 0.7  # half a nat, by the approximation that placed them
+    assert cost == pytest.approx(fitted.diagnose().residual_cost)
 
 
 @pytest.mark.parametrize(

@@ -142,6 +142,24 @@ def test_files_name_several_targets(data, model, tmp_path):
         VariationalLogisticRegression().fit(viper.Files(tmp_path / "odd.csv", target=NAMES))
 
 
+def test_rows_on_a_cluster_have_the_same_labels(data, model):
+    da = pytest.importorskip("dask.array")
+    dd = pytest.importorskip("dask.dataframe")
+    X, Y = data
+    lazy = da.from_array(X, chunks=(250, 3)), da.from_array(Y, chunks=(200, 2))
+    for given in (lazy, (lazy[0], Y)):
+        found = VariationalLogisticRegression().fit(*given)
+        np.testing.assert_allclose(found.coef_, model.coef_, rtol=1e-9)
+        np.testing.assert_allclose(found.predict_proba(lazy[0]).compute(), model.predict_proba(X), rtol=1e-9)
+    assert found.score(*lazy) == model.score(X, Y)
+    frame = dd.from_pandas(pandas.DataFrame(np.column_stack([X, Y]), columns=[*"abcdef", *NAMES]), npartitions=3)
+    named = VariationalLogisticRegression().fit(frame[list("abcdef")], frame[NAMES])
+    assert named.classes_.tolist() == NAMES
+    np.testing.assert_allclose(named.coef_, model.coef_, rtol=1e-9)
+    with pytest.raises(ValueError, match=r"got column 1 \(all 0\)"):
+        VariationalLogisticRegression().fit(lazy[0], da.from_array(Y * [1, 0, 1], chunks=(200, 3)))
+
+
 def test_an_interrupted_fit_continues(data, model, tmp_path):
     X, Y = data
     fitted = VariationalLogisticRegression().fit(X, Y, checkpoint=tmp_path / "fit")

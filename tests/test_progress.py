@@ -6,6 +6,7 @@ import pty
 import subprocess
 import sys
 import textwrap
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -201,3 +202,18 @@ def test_version():
     """The mixin is scikit-learn's own as soon as it has one."""
     has = tuple(map(int, sklearn.__version__.split(".")[:2])) >= (1, 9)
     assert hasattr(progress.Callbacks, "set_callbacks") == has
+
+
+def test_what_is_expected_is_shown_until_something_is_reported(monkeypatch):
+    monkeypatch.setattr(progress, "SILENT_SECONDS", 0.0)
+    monkeypatch.setattr(sys, "stderr", screen := Terminal())
+    with closing(Progress("auto")) as report:
+        report.expect("compiling")
+        report._waiting.join()
+    assert "compiling" in screen.getvalue()
+    monkeypatch.setattr(progress, "SILENT_SECONDS", 60.0)
+    with closing(aged(100.0, "auto")) as report:
+        report.expect("nothing that takes long")
+        report(step(100.0))
+    assert "nothing" not in screen.getvalue()
+    assert "rows/s" in screen.getvalue()

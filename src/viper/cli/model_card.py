@@ -89,8 +89,11 @@ def file_record(table: TableFile, left_out: dict[str, str]) -> TrainingFile:
 
 def coefficient_document(model: Any, facts: Any, level: float) -> dict[str, Any]:
     units = model.formula_.units if hasattr(model, "formula_") else {}
-    table = model.summary(level).to_dict("index")
-    rows = [{"name": name, **row, "unit": units.get(name, "")} for name, row in table.items()]
+    rows = []
+    for key, row in model.summary(level).to_dict("index").items():
+        label, name = key if isinstance(key, tuple) else (None, key)
+        named = {"name": name} if label is None else {"name": f"{label}: {name}", "class": label, "column": name}
+        rows.append({**named, **row, "unit": units.get(name, "")})
     entangled = model.formula_.entangled if hasattr(model, "formula_") else []
     return {"prior": facts.prior.scale, "prior_scales": facts.prior.sds, "coefficients": rows, "entangled": entangled}
 
@@ -119,6 +122,8 @@ def model_headline(document: dict[str, Any]) -> str:
     name = "Logistic regression" if document["model"] == "logistic" else "Gaussian-process classification"
     if document["target"] is None:
         return f"[bold]{name}[/]"
+    if len(document["classes"]) > 2:
+        return f"[bold]{name}[/] of [bold cyan]{escape(document['target'])}[/], {len(document['classes'])} classes"
     positive = escape(f"{document['target']} = {document['classes'][1]}")
     return f"[bold]{name}[/] of the probability that [bold cyan]{positive}[/]"
 
@@ -128,14 +133,16 @@ def fact_lines(document: dict[str, Any]) -> list[str]:
     if data := document.get("data"):
         counts = ", ".join(f"{label}: {n:,}" for label, n in data["class_counts"].items())
         share = data["class_counts"].get(str(document["classes"][1]), 0) / max(1, data["rows_used"])
+        counts += f"; {share:.1%}" if len(document["classes"]) == 2 else ""
         name = "" if data["file"] is None else f"{data['file']}, "
-        lines.append(escape(f"data      {name}{data['rows_used']:,} rows ({counts}; {share:.1%})"))
+        lines.append(escape(f"data      {name}{data['rows_used']:,} rows ({counts})"))
         if data["missing"]:
             lines.append(escape(f"missing   {missing_cells(document, data)}"))
     if text := document["formula"]:
         if len(text) > LONGEST_FORMULA:
             terms = document["coefficients" if "coefficients" in document else "columns"]
-            text = f"{document['target']} ~ {sum(term['name'] != 'intercept' for term in terms)} columns"
+            names = {term.get("column", term["name"]) for term in terms} - {"intercept"}
+            text = f"{document['target']} ~ {len(names)} columns"
         lines.append(escape(f"formula   {text}"))
     ways = [f"covariance {document['covariance']}", "exact ELBO" if document["bound"] == "viper" else document["bound"]]
     if document["model"] == "logistic":
@@ -172,7 +179,7 @@ def print_coefficients(document: dict[str, Any], most: int | None, saved: Path |
     if most is not None and len(rows) > most:
         by_size = sorted(rows, key=lambda row: -abs(row["mean"]) / row["sd"])[:most]
         shown = [row for row in rows if row in by_size]
-    ends = axis_ends([row for row in shown if row["name"] != "intercept"] or shown)
+    ends = axis_ends([row for row in shown if row.get("column", row["name"]) != "intercept"] or shown)
     digits = shared_decimals([row["sd"] for row in shown])
     percent = f"{100 * document['level']:g} %"
     titles = ["coefficient", "per", "log-odds", "sd", percent, "", "odds ×", percent, "sign"]
@@ -182,6 +189,8 @@ def print_coefficients(document: dict[str, Any], most: int | None, saved: Path |
         say(f"  [dim]{len(rows) - len(shown)} more, {order}{how_to_see_all(saved)}[/]")
     if document["standardised"]:
         say("  [dim]Numeric columns are standardised: coefficients are per standard deviation (sd), others per 1.[/]")
+    if "class" in rows[0]:
+        say("  [dim]Of each class, less the mean over classes; in Python, summary(baseline=…) compares two.[/]")
     if 8 in kept:
         say("  [dim]sign: probability that the coefficient has the sign of its mean.[/]")
     if document["entangled"]:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from viper.formula.learn import Learned
 
 MOST_ABSENT_SHOWN = 8  # missing columns that a message lists
+MOST_CLASSES = 20  # of a target, or so many per row:
+MOST_CLASS_SHARE = 0.05
 BY_DROP = "by --drop"  # the reason recorded for a column that the user left out
 
 # --- for a model to be fitted ---
@@ -193,7 +195,7 @@ def column_notes(frame: "pandas.DataFrame", target: str, used: Iterable[str], na
     notes = []
     for name, column in frame[list(used)].items():
         trimmed = column if column.dtype.kind in "iuf" else without_blanks(column)
-        if trimmed is not column and (name != target or column.nunique() > 2):
+        if trimmed is not column and (name != target or column.nunique() > trimmed.nunique()):
             cells = int((trimmed.astype(object) != column.astype(object))[column.notna()].sum())
             notes.append(f"blanks around the text of column {name!r} are removed, in {cells:,} cells.")
         if name != target and name not in named and numbers_rows(column):
@@ -241,17 +243,17 @@ def check_target_classes(frame: "pandas.DataFrame", target: str, missing: str) -
             f"the target must have no missing values; got {int(column.isna().sum())} in {target!r}. "
             "Pass --missing drop to leave those rows out."
         )
-    classes = column.dropna().unique()
-    if len(classes) != 2:
-        shown = ", ".join(repr(getattr(value, "item", lambda v=value: v)()) for value in classes[:5])
-        fix = (
-            "Name another column with --target."
-            if len(classes) < 2
-            else "Keep the rows of two classes, or recode it as a yes-or-no question."
-        )
+    known = column.dropna()
+    classes = known.unique()
+    shown = ", ".join(repr(getattr(value, "item", lambda v=value: v)()) for value in classes[:5])
+    got = f"got {len(classes)} in {target!r}: {shown}{' …' if len(classes) > 5 else ''}"
+    if len(classes) < 2:
+        raise FileError(f"the target must have at least two classes; {got}. Name another column with --target.")
+    measured = known.dtype.kind == "f" and len(classes) > 2 and bool((known % 1 != 0).any())
+    if measured or len(classes) > max(MOST_CLASSES, len(known) * MOST_CLASS_SHARE):
         raise FileError(
-            f"the target must have exactly two classes; got {len(classes)} in {target!r}: {shown}"
-            f"{' …' if len(classes) > 5 else ''}. {fix}"
+            f"the target must have classes, of which each has several rows; {got}. Recode it as a question with few "
+            "answers, such as above or below a limit."
         )
 
 
@@ -283,12 +285,14 @@ class LabelledRows(NamedTuple):
 
     frame: "pandas.DataFrame"
     target: str
-    positive: "np.ndarray"  # whether a row is of the second class
+    number: "np.ndarray"  # of a row's class, from 0 on; -1 without a class
     known: "np.ndarray"  # whether a row has a class
 
 
 def labelled_rows(model: Any, table: TableFile, target: str | None, as_text: tuple[str, ...] = ()) -> LabelledRows:
     """Read the rows of a table, some columns as text, and check that it has the model's columns and classes."""
+    import numpy as np
+
     name = target or target_of(model)
     if name is None:
         raise ValueError("--target must name the column with the classes; got none, and the model has none stored.")
@@ -298,20 +302,26 @@ def labelled_rows(model: Any, table: TableFile, target: str | None, as_text: tup
     check_option_column(frame, name, "--target")
     if hasattr(model, "formula_"):  # dates as the numbers by which the model knows them
         frame = with_days(frame, model.formula_.parsed.dates)
+    if getattr(model, "multilabel_", False):
+        raise ValueError(
+            f"the rows must have one class each; got a model of {len(model.classes_)} labels. Judge each of its "
+            "estimators_ in Python."
+        )
     column, classes = frame[name], model.classes_
     if isinstance(classes[0], str) and {*map(str.strip, classes)} == {*classes}:
         column = without_blanks(column)
         frame = frame.assign(**{name: column})
-    known = (column == classes[0]) | (column == classes[1])
-    other = (~known & column.notna()).to_numpy()
+    number = np.full(len(column), -1)
+    for k, label in enumerate(classes):
+        number[(column == label).to_numpy(dtype=bool, na_value=False)] = k
+    other = (number < 0) & column.notna().to_numpy()
     if other.any():
         row = int(other.argmax())
         raise ValueError(
             f"column {name!r} must hold the classes of the model, {list(map(str, classes))}; got "
             f"{str(column.iloc[row])!r} in {table.place(row)}. Recode it."
         )
-    positive = (column == classes[1]).to_numpy(dtype=bool, na_value=False)
-    return LabelledRows(frame, name, positive, column.notna().to_numpy())
+    return LabelledRows(frame, name, number, column.notna().to_numpy())
 
 
 def input_columns(model: Any) -> list[str]:

@@ -96,7 +96,8 @@ def group_splits(y: np.ndarray, folds: int, test_size: float | None, seed: int, 
 
 
 def has_both_classes(y: np.ndarray, *parts: np.ndarray) -> bool:
-    return all(len(np.unique(y[rows])) == 2 for rows in parts)
+    """Return whether each part has rows of all classes."""
+    return all(len(np.unique(y[rows])) == len(np.unique(y)) for rows in parts)
 
 
 class Folds:
@@ -139,7 +140,11 @@ class Folds:
 
 
 class HeldOutRows(NamedTuple):
-    """Predictions of rows by models that were not fitted to them."""
+    """Predictions of rows by models that were not fitted to them.
+
+    Of two classes, whether a row is of the second, and its probability; of more, the number of its class, and a column
+    of probabilities for each.
+    """
 
     label: np.ndarray
     probability: np.ndarray
@@ -147,28 +152,32 @@ class HeldOutRows(NamedTuple):
     seconds: float  # of the median fit, because the first one also loads libraries
 
     def scores(self) -> dict[str, Any]:
-        from viper.report.metrics import scores
+        from viper.report.metrics import class_scores, scores
 
-        return {**scores(self.label, self.probability, self.interval)._asdict(), "seconds": self.seconds}
+        score: Any = scores if self.probability.ndim == 1 else class_scores
+        return {**score(self.label, self.probability, self.interval)._asdict(), "seconds": self.seconds}
 
 
 def cross_validated(model: Any, folds: Folds, level: float, step: Callable[[], None]) -> HeldOutRows:
     """Predict all held-out rows, with intervals if the model has them, and time the fits."""
     y, splits = folds.labels, folds.splits
-    probability, interval = np.full(len(y), np.nan), np.full((len(y), 2), np.nan)
-    classes = np.unique(y)
+    classes, numbers = np.unique(y, return_inverse=True)
+    two = len(classes) == 2
+    shape = (len(y),) if two else (len(y), len(classes))
+    probability, interval = np.full(shape, np.nan), np.full((*shape, 2), np.nan)
     seconds = []
     for k, (_, test) in enumerate(splits):
         began = time.perf_counter()
         fold, X = folds.fit(model, k)
         seconds.append(time.perf_counter() - began)
-        probability[test] = fold.predict_proba(X)[:, 1]
+        probability[test] = fold.predict_proba(X)[:, 1] if two else fold.predict_proba(X)
         if hasattr(fold, "predict_interval"):
             interval[test] = fold.predict_interval(X, level)
         step()
     seen = np.concatenate([test for _, test in splits])
     intervals = None if np.isnan(interval[seen]).any() else interval[seen]
-    return HeldOutRows(y[seen] == classes[1], probability[seen], intervals, float(np.median(seconds)))
+    label = numbers[seen] == 1 if two else numbers[seen]
+    return HeldOutRows(label, probability[seen], intervals, float(np.median(seconds)))
 
 
 def diagnosis_record(fitted: Any, rows: int) -> dict[str, Any]:

@@ -307,9 +307,9 @@ def without_blanks(column: "pandas.Series[Any]") -> "pandas.Series[Any]":
 
 
 def target_without_blanks(column: "pandas.Series[Any]") -> "pandas.Series[Any]":
-    """Return the labels without blanks around them, where these are all that makes more than two classes."""
+    """Return the labels without blanks around them, where these make more than two classes of fewer."""
     check_plain_values(column)
-    if column.nunique() > 2 and (trimmed := without_blanks(column)).nunique() == 2:
+    if column.nunique() > 2 and 1 < (trimmed := without_blanks(column)).nunique() < column.nunique():
         return trimmed
     return column
 

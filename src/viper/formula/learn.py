@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 
-from viper.data.checks import FIT_SEED, read_labels, seed_of
+from viper.data.checks import FIT_SEED, distinct, read_labels, seed_of
 from viper.data.scaling import column_moments
 from viper.errors import FormulaError, LeftOutWarning, counted, listed, users_line
 from viper.formula.columns import (
@@ -234,6 +234,11 @@ def missing_level(levels: list[Any]) -> str:
 
 def complete_inputs(coded: CodedColumns, labels: np.ndarray, imputing: Imputing) -> CompletedTables:
     """Draw the missing values of the inputs, given the labels and each other."""
+    if len(distinct(np.asarray(labels))) > 2:
+        raise FormulaError(
+            "missing='multiple' draws values given the outcome, which must have two classes; got more. Choose "
+            "missing='indicator' or missing='mean'."
+        )
     outcome = read_labels(labels, len(labels))[1].numpy().astype(float)
     with closing(StepProgress(imputing.verbose, "drawing missing values: sweep")) as progress:
         return complete_tables(coded, outcome, imputing.imputations, imputing.sweeps, imputing.seed, progress.step)
@@ -292,7 +297,12 @@ def ordered_classes(column: "pandas.Series[Any]", y: np.ndarray, positive: Any) 
         return None
     else:
         classes = sorted_values(pandas.unique(y))
-    if len(classes) != 2:  # the estimator raises the error
+    if len(classes) > 2 and positive is not None:
+        raise FormulaError(
+            f"positive is the class of two whose probability is modelled; got {positive!r} for {len(classes)} classes "
+            f"of {column.name!r}. Leave it out: all classes have a probability."
+        )
+    if len(classes) != 2:  # one is an error of the estimator; more are sorted
         return None
     if positive is not None:
         chosen = matching_class(classes, positive, str(column.name))

@@ -72,6 +72,7 @@ from viper.gp.starts import inducing_points, read_inducing
 from viper.gp.summary import hyperparameter_table
 from viper.gp.terms import TermEffect, effects_of_terms
 from viper.inference.device import choose_device
+from viper.inference.importance import residual_cost
 from viper.inference.newton import Result, exact_elbo, newton
 from viper.inference.posterior import Diagonal, Full, Posterior, moved
 from viper.inference.problem import Gaussian, Prior, Problem, gaussian
@@ -151,7 +152,8 @@ class VariationalGPClassifier(
 
     Parameters
     ----------
-    kernel : {"rbf", "matern32", "matern52", "linear", "additive"} or gpytorch.kernels.Kernel, default "rbf"
+    kernel : {"rbf", "matern32", "matern52", "auto", "linear", "additive"} or gpytorch.kernels.Kernel, default "rbf"
+        "auto" fits the first three and weights them by their evidence, in three times the time; it needs priors.
         "additive" adds up functions of single columns, "additive + age:bmi" also one of this pair: see `term_effects`.
         A kernel object is copied; its constraints, priors and fixed parameters (``requires_grad_(False)``) are
         respected. Its inputs are the standardised columns.
@@ -235,6 +237,9 @@ class VariationalGPClassifier(
     family_ : Family
         Kernel and lengthscales of `model_`.
     inducing_points_ : array (M, n_features), in the units of X
+    inducing_cost_ : float or None
+        What the inducing points cost, in nats of the ELBO, because they leave variance unexplained; None if the model
+        is from a file of an older version.
     elbo_ : float
         The exact ELBO at the fitted q, whatever the bound.
     elbo_bound_ : float
@@ -278,6 +283,7 @@ class VariationalGPClassifier(
         {"starts": Items(START)},
         {
             "learns_inducing": BOOLEAN,
+            "inducing_cost": NUMBER,
             "family": FAMILY,
             "components": Items(COMPONENT),
             WEIGHTING: WEIGHTING_FIELDS,
@@ -294,6 +300,7 @@ class VariationalGPClassifier(
     }
     _objects = ("kernel", "mean")
     components_: list[Component]
+    inducing_cost_: float | None
     _options_before: ClassVar[Mapping[str, Any]] = {
         **StateMixin._options_before,
         "priors": None,
@@ -483,6 +490,9 @@ class VariationalGPClassifier(
         check_jobs(self.n_jobs)
         if not (self.priors is None or isinstance(self.priors, str)) or self.priors not in PRIORS:
             raise ValueError(f"priors must be 'default' or None; got {shown(self.priors)}.")
+        if self._shape() == AUTO and (self.priors is None or self.solver != "profile"):
+            got = f"priors={shown(self.priors)} and solver={shown(self.solver)}"
+            raise ValueError(f"kernel='auto' needs priors='default' and solver='profile'; got {got}. Name a kernel.")
         if not 0.0 <= self.jitter <= 1e-2:
             raise ValueError(f"jitter must lie in [0, 0.01]; got {self.jitter!r}. It is relative to the mean variance.")
 
@@ -560,7 +570,7 @@ class VariationalGPClassifier(
 
     def _averages(self, rows: Observations) -> bool:
         """Whether predictions are averaged over hyperparameters; all of them need priors then."""
-        named = self._shape() in STATIONARY and isinstance(self.mean, str) and self.priors is not None
+        named = self._shape() in (*STATIONARY, AUTO) and isinstance(self.mean, str) and self.priors is not None
         few = self.lengthscales == "one" or self.n_features_in_ <= MOST_LENGTHSCALES
         averaged = self.hyperparameters == "average" and self.solver == "profile"
         return named and few and averaged and len(rows) <= AVERAGED_ROWS
@@ -581,11 +591,12 @@ class VariationalGPClassifier(
 
     def _families(self) -> list[Family]:
         """The kernels to choose from; without priors, and by "natural-adam", nothing is chosen."""
-        shape = self._shape()
+        only = self._only_family()
+        shapes = STATIONARY if only.shape == AUTO else (only.shape,)
         choosing = self.lengthscales == AUTO and self.priors is not None and self.solver == "profile"
-        if shape in STATIONARY and choosing and 1 < self.n_features_in_ <= MOST_LENGTHSCALES:
-            return [Family(shape, False), Family(shape, True)]
-        return [self._only_family()]
+        if shapes[0] in STATIONARY and choosing and 1 < self.n_features_in_ <= MOST_LENGTHSCALES:
+            return [Family(shape, many) for shape in shapes for many in (False, True)]
+        return [Family(shape, only.many) for shape in shapes]
 
     def _shape(self) -> str:
         return self.kernel if isinstance(self.kernel, str) else type(self.kernel).__name__
@@ -641,6 +652,7 @@ class VariationalGPClassifier(
     def _keep(self, found: Found, families: list[Found], problem: Problem, result: Result) -> None:
         """Set the fitted attributes."""
         self.posterior_ = moved(self._posterior(result), "cpu")
+        self.inducing_cost_ = max(0.0, residual_cost(problem.source, self._posterior(result)))
         self.elbo_, self.elbo_bound_, self.kl_ = exact_elbo(problem, result)
         self.objective_, self.history_, self.n_iter_ = result.objective, result.history, max(1, found.steps)
         self.converged_ = bool(result.converged and found.converged)
@@ -720,7 +732,7 @@ class VariationalGPClassifier(
         return self._induced(self._known_weights(open_labelled_rows(self, X, y, ROW_FORMAT, **given)[1]))
 
     @property
-    def prior_(self) -> Prior:  # type: ignore[override]
+    def prior_(self) -> Prior:
         """The prior N(0, I) of the whitened inducing values, or q before the last rows if earlier ones are unknown."""
         if self._own_prior is not None:
             return self._own_prior
@@ -792,12 +804,15 @@ class VariationalGPClassifier(
 
         Everything else is in ``.attrs``: "output_scale", "slope_scale" (prior standard deviation of the weights of the
         mean), the "intercept" of the mean function, the "priors", all parameters of the "kernel" by name, for
-        standardised columns, the weights of the "families" of kernels over which predictions are averaged, and the
-        number of "inducing_points". Hyperparameters are those of the first component, the mode.
+        standardised columns, the weights of the "families" of kernels over which predictions are averaged, the number
+        of "inducing_points", and their "inducing_cost": what the ELBO loses because they leave variance unexplained, in
+        nats. Hyperparameters are those of the first component, the mode.
         """
         check_is_fitted(self, "posterior_")
         table = hyperparameter_table(self.model_, self.posterior_, self._scaler, self._columns())
         table.attrs |= {"families": family_weights(self.components_), "inducing_points": len(self.inducing_points_)}
+        if self.inducing_cost_ is not None:
+            table.attrs["inducing_cost"] = self.inducing_cost_
         return table
 
     def _columns(self) -> list[str]:
@@ -839,6 +854,8 @@ class VariationalGPClassifier(
             tensors |= {"prior.mean": self._own_prior.mean, "prior.precision": self._own_prior.precision}
         learns = self.model_.inducing.requires_grad
         metadata = {"learns_inducing": learns, "starts": [list(start) for start in self.starts_]}
+        if self.inducing_cost_ is not None:
+            metadata["inducing_cost"] = self.inducing_cost_
         if self.family_ != self._only_family():
             metadata["family"] = list(self.family_)
         if len(self.components_) > 1:
@@ -853,6 +870,7 @@ class VariationalGPClassifier(
         self._restore_weighting(state.metadata)
         if "prior.mean" in state.tensors:
             self._own_prior = Prior(state.tensors["prior.mean"], state.tensors["prior.precision"])
+        self.inducing_cost_ = state.metadata.get("inducing_cost")
         learns = bool(state.metadata.get("learns_inducing", self.learn_inducing))
         self.family_ = Family(*state.metadata.get("family", self._only_family()))
         self.model_ = self._stored_model(self.family_, state.part("model"), learns, self.posterior_)

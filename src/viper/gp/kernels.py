@@ -64,7 +64,7 @@ def make_kernel(
             base.register_prior("log_lengthscale_prior", length, log_lengthscale)
             made.register_prior("log_outputscale_prior", log_normal(TYPICAL_SCALE, SCALE_SPREAD), log_outputscale)
     else:
-        raise ValueError(f"kernel must be one of {list(KERNELS)} or a gpytorch Kernel; got {shown(kernel)}.")
+        raise ValueError(f"kernel must be one of {[*KERNELS, 'auto']} or a gpytorch Kernel; got {shown(kernel)}.")
     if made.batch_shape != torch.Size([]):
         raise ValueError(f"kernel must not have a batch shape; got {tuple(made.batch_shape)}. Fit one model per batch.")
     return check_parameters(made.double(), "kernel")

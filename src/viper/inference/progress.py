@@ -4,6 +4,7 @@ import sys
 import time
 from collections.abc import Callable
 from functools import wraps
+from threading import Timer
 from typing import Any, TypeVar, cast
 
 from viper.inference.newton import Iteration
@@ -35,6 +36,7 @@ class Progress:
         self.last: Iteration | None = None
         self._line: Any = None  # rich's live display, once there is something to show
         self._drawn = 0.0
+        self._waiting: Timer | None = None
 
     def __call__(self, step: Iteration) -> None:
         self.last = step
@@ -58,8 +60,16 @@ class Progress:
         self.rows_read += rows
         self._show()
 
+    def expect(self, what: str) -> None:
+        """Show `what` is going on if nothing is reported in the first seconds."""
+        if self.verbose == "auto" and sys.stderr.isatty():
+            self._waiting = Timer(SILENT_SECONDS, self._draw, [what])
+            self._waiting.daemon = True
+            self._waiting.start()
+
     def close(self) -> None:
         """Remove the line and end the last task."""
+        self._stop_waiting()
         if self._line is not None:
             self._line.stop()
             self._line = None
@@ -90,14 +100,24 @@ class Progress:
         early = now < SILENT_SECONDS or now - self._drawn < REFRESH_SECONDS
         if self.verbose != "auto" or early or not sys.stderr.isatty():
             return
+        self._stop_waiting()
         self._drawn = now
+        self._draw(self.text)
+
+    def _draw(self, text: str) -> None:
         if self._line is None:
             from rich.console import Console
             from rich.status import Status
 
-            self._line = Status(self.text, console=Console(file=sys.stderr))
+            self._line = Status(text, console=Console(file=sys.stderr))
             self._line.start()
-        self._line.update(self.text)
+        self._line.update(text)
+
+    def _stop_waiting(self) -> None:
+        if self._waiting is not None:
+            self._waiting.cancel()
+            self._waiting.join()
+            self._waiting = None
 
 
 class StepProgress(Progress):

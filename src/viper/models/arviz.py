@@ -4,6 +4,7 @@ The draws come from q, so they are independent. The sample statistics hold log p
 their difference is the logarithm of an importance weight.
 """
 
+from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -12,6 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from viper.inference.classes.importance import class_log_likelihood, class_logits
+from viper.inference.classes.posterior import StarPosterior, star_log_density
+from viper.inference.classes.star import star_prior
 from viper.inference.importance import log_likelihood, softplus_given_draws
 from viper.inference.posterior import Posterior, prior_log_density
 from viper.inference.problem import Prior
@@ -49,7 +53,44 @@ def labels_to_arviz(
         group: {name: with_label_axis([one[group][name] for one in found], name) for name in values}
         for group, values in found[0].items()
     }
-    return arviz_container(groups, names, "VariationalLogisticRegression", labels)
+    dims = {"coefficient": ["label", "feature"], "y": ["row", "label"]}
+    dims |= {name: ["label"] for name in (INTERCEPT, "lp", "log_q")}
+    return arviz_container(groups, names, "VariationalLogisticRegression", {"label": labels}, dims)
+
+
+def classes_to_arviz(
+    posterior: StarPosterior,
+    prior: Any,
+    source: RowSource | None,
+    classes: list[Any],
+    names: list[str],
+    shape: tuple[int, int],
+    seed: int,
+) -> Any:
+    """Do so for more than two classes: coefficients are centred over an axis "class", densities those of contrasts."""
+    count, size = count_draws(*shape), posterior.means.shape
+    noise = torch.from_numpy(np.random.default_rng(seed).standard_normal((count, *size))).to(posterior.means.device)
+    draws = posterior.draw(noise)
+    values = by_chain(draws, shape)
+    found = {"coefficient": values}
+    if INTERCEPT in names:
+        found = {"coefficient": values[..., :-1], INTERCEPT: values[..., -1]}
+    groups: dict[str, dict[str, Any]] = {"posterior": found}
+    statistics = {"log_q": posterior.log_density(draws)}
+    if source is not None:
+        prior_density = star_log_density(star_prior(prior, len(classes)), draws)
+        statistics["lp"] = class_log_likelihood(source, draws, None) + prior_density
+        groups |= row_groups(source, draws, shape, class_row_log_likelihoods)
+    groups["sample_stats"] = {name: by_chain(value, shape) for name, value in statistics.items()}
+    dims = {"coefficient": ["class", "feature"], "y": ["row"], INTERCEPT: ["class"]}
+    return arviz_container(groups, names, "VariationalLogisticRegression", {"class": classes}, dims)
+
+
+def class_row_log_likelihoods(block: Block, draws: Tensor) -> Tensor:
+    """c_i log softmax_{y_i}(f_i), draws × rows."""
+    f = class_logits(block, draws.to(block.label.device))
+    own = f.gather(2, block.label.long()[:, None, None].expand(-1, len(draws), 1))[..., 0] - torch.logsumexp(f, 2)
+    return own.T if block.weight is None else own.T * block.weight
 
 
 def with_label_axis(values: list[np.ndarray], name: str) -> np.ndarray:
@@ -78,13 +119,15 @@ def draw_groups(
     return groups
 
 
-def row_groups(source: RowSource, draws: Tensor, shape: tuple[int, int]) -> dict[str, dict[str, Any]]:
+def row_groups(
+    source: RowSource, draws: Tensor, shape: tuple[int, int], log_likelihoods: Callable[..., Tensor] | None = None
+) -> dict[str, dict[str, Any]]:
     """Return labels and log likelihoods of the rows, unless the rows are on a cluster or too many to hold."""
     groups: dict[str, dict[str, Any]] = {}
     if source.traits.where != "cluster" and source.rows <= LARGEST_POINTWISE:
         groups["observed_data"] = {"y": torch.cat(list(source.map(lambda block: block.label))).cpu().numpy()}
         if len(draws) * source.rows <= LARGEST_POINTWISE:
-            each = torch.cat(list(source.map(partial(row_log_likelihoods, draws=draws))), 1)
+            each = torch.cat(list(source.map(partial(log_likelihoods or row_log_likelihoods, draws=draws))), 1)
             groups["log_likelihood"] = {"y": by_chain(each, shape)}
     return groups
 
@@ -124,16 +167,15 @@ def row_log_likelihoods(block: Block, draws: Tensor) -> Tensor:
 
 
 def arviz_container(
-    groups: dict[str, dict[str, Any]], names: list[str], estimator: str, labels: list[Any] | None = None
+    groups: dict[str, dict[str, Any]],
+    names: list[str],
+    estimator: str,
+    more: dict[str, list[Any]] | None = None,
+    dims: dict[str, list[str]] | None = None,
 ) -> Any:
-    """Return the groups in the container of the installed ArviZ; with an axis "label" if there are several."""
-    features = [name for name in names if name != INTERCEPT]
-    coords: dict[str, Any] = {"feature": features}
-    dims = {"coefficient": ["feature"], "y": ["row"]}
-    if labels is not None:
-        coords["label"] = labels
-        dims = {"coefficient": ["label", "feature"], "y": ["row", "label"]}
-        dims |= {name: ["label"] for name in (INTERCEPT, "lp", "log_q")}
+    """Return the groups in the container of the installed ArviZ, with `more` coordinates and other `dims` if given."""
+    coords = {"feature": [name for name in names if name != INTERCEPT], **(more or {})}
+    dims = dims or {"coefficient": ["feature"], "y": ["row"]}
     about = {"inference_library": "viper", "modeling_interface": estimator}
     try:
         return import_module("arviz_base").from_dict(groups, coords=coords, dims=dims, attrs={"/": about})

@@ -19,7 +19,7 @@ from viper.inference.importance import SEED, Diagnosis, WeighedFit, WeightedDraw
 from viper.inference.posterior import Several, moved
 from viper.inference.progress import StepProgress
 from viper.inference.rows import Block, RowSource
-from viper.models.arviz import count_draws, draws_to_arviz, labels_to_arviz, posterior_to_arviz
+from viper.models.arviz import classes_to_arviz, count_draws, draws_to_arviz, labels_to_arviz, posterior_to_arviz
 from viper.models.loo import LeaveOneOut, leave_one_out
 from viper.models.prediction import PredictionMixin, half_width, log_odds
 
@@ -258,7 +258,10 @@ class DiagnosisMixin(PredictionMixin):
                 for fit, own in zip(fits, rows, strict=True)
             ]
             return labels_to_arviz(given, self.classes_.tolist(), self._names(), shape, seed)
-        posterior, prior = moved(self.posterior_, device), moved(self.prior_, device)
+        posterior: Any = moved(self.posterior_, device)
+        prior = moved(self.prior_, device)
+        if isinstance(posterior, StarPosterior):
+            return classes_to_arviz(posterior, prior, source, self.classes_.tolist(), self._names(), shape, seed)
         return posterior_to_arviz(posterior, prior, source, self._names(), shape, seed, estimator)
 
     def _given_or_training_rows(self, X: Any, y: Any, sample_weight: Any, offset: Any) -> RowSource | None:

@@ -290,6 +290,8 @@ def run_solver(
     problem = make_problem(source, prior, options, seed)
     report = Progress(options.verbose, options.tasks, source.rows)
     source.observe(report.rows_done)
+    if source.device.type == "cuda":
+        report.expect("compiling the kernels for this GPU; the next process finds them in Triton's cache")
     settings: dict[str, Any] = {"report": report, "generator": np.random.default_rng(seed)}
     settings |= {} if options.max_iter is None else {"max_iter": int(options.max_iter)}
     settings |= {} if options.tolerance() is None else {"tol": options.tolerance()}

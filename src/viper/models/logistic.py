@@ -166,11 +166,13 @@ class VariationalLogisticRegression(
     Attributes
     ----------
     coef_ : array (1, n_features)
-        Posterior means of the coefficients.
+        Posterior means of the coefficients. More than two classes have a row each, centred over classes; several
+        labels a row each.
     intercept_ : array (1,)
-        Posterior mean of the intercept.
+        Posterior mean of the intercept, with an entry for each class or label if there are more.
     covariance_ : array
-        Posterior covariance of the coefficients, with the intercept last.
+        Posterior covariance of the coefficients, with the intercept last; class by class if there are more than two,
+        and a matrix for each of several labels.
     posterior_ : Full, Diagonal or LowRank
         The posterior, with `mean`, `variance`, `covariance()` and `draw(noise)`.
     elbo_ : float
@@ -197,8 +199,14 @@ class VariationalLogisticRegression(
         Whether the solver converged.
     status_ : str
         Why the solver stopped, in words.
-    classes_ : array (2,)
-        The two labels. Probabilities and coefficients are those of the second.
+    classes_ : array
+        The classes. Of two, probabilities and coefficients are those of the second. Of several labels, their names:
+        those of the columns of y, or 0, 1, ….
+    multilabel_, multiclass_ : bool
+        Whether y had several columns, and whether it had more than two classes.
+    estimators_ : list of VariationalLogisticRegression
+        The model of each label, if there are several. `elbo_`, `elbo_bound_`, `kl_` and `objective_` are sums over
+        them, `history_` is a list of theirs, and `passes_` counts the passes that they share.
     n_features_in_ : int
         Number of columns of X.
     feature_names_in_ : array of str
@@ -311,13 +319,16 @@ class VariationalLogisticRegression(
         ----------
         X : array, DataFrame, CSR/CSC matrix or tensor (n, p); or a memory map, viper.Files or viper.Blocks
             The rows. The last three may be larger than memory; Files and Blocks contain labels and weights themselves.
-        y : array (n,)
-            Labels of two classes.
+        y : array (n,) or (n, L)
+            The classes, two or more; or, for several labels, a column of zeros and ones for each: an array, a sparse
+            matrix or a DataFrame, whose columns are the names of the labels. Each label gets the posterior of a fit by
+            itself; a pass over X serves all of them.
         sample_weight : array (n,), optional
             A weight of k counts a row k times. Write m successes in n trials as two rows with weights m and n - m. For
             weights of a survey, which are no counts, divide them by their mean and use `robust` after the fit.
         offset : array (n,), optional
-            Known part of the log-odds of each row.
+            Known part of the log-odds of each row. More than two classes need a column for each; several labels may
+            have one.
         checkpoint : path, optional
             A folder in which every completed pass is stored until the fit is complete. If the fit is interrupted, the
             same call continues from there.
@@ -426,11 +437,11 @@ class VariationalLogisticRegression(
         return RowFormat(*options, True, block_rows, labels, classes)
 
     def _scale(self) -> Tensor:
-        given = entries_by_name(self.prior_scale, "prior_scale", self._columns(), DEFAULT_SCALE)
+        given = entries_by_name(self.prior_scale, "prior_scale", self._columns, DEFAULT_SCALE)
         return read_scale(given, "prior_scale", self.n_features_in_)
 
     def _prior(self, scale: Tensor) -> Prior:
-        mean = entries_by_name(self.prior_mean, "prior_mean", self._columns(), 0.0)
+        mean = entries_by_name(self.prior_mean, "prior_mean", self._columns, 0.0)
         if not self.multiclass_:
             return make_prior(mean, scale, self.intercept_scale, bool(self.fit_intercept))
         shared = make_prior(0.0, scale, self.intercept_scale, bool(self.fit_intercept))
@@ -590,7 +601,6 @@ class VariationalLogisticRegression(
     diagnose = by_label(named)(DiagnosisMixin.diagnose)
     corrected = by_label(named)(DiagnosisMixin.corrected)
     loo = for_two_classes(by_label(named)(DiagnosisMixin.loo))
-    to_arviz = for_two_classes(DiagnosisMixin.to_arviz)
     elbo = by_label(sum_of_labels)(DiagnosisMixin.elbo)
     prevalence_offset = by_label(stacked)(ClassWeightMixin.prevalence_offset)
 

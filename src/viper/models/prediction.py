@@ -80,6 +80,7 @@ class TargetReading(NamedTuple):
 def predictions(model: Any, X: Any, level: float = 0.95, offset: Any = None) -> Predictions:
     """Return all predictions of the model for the rows of X."""
     check_model(model)
+    check_one_probability(model)
     given = {} if offset is None else {"offset": offset}
     mean, sd = (torch.from_numpy(np.array(x, dtype=float)) for x in model.predict_latent(X, **given))
     return Predictions.from_latent(mean, sd.square(), half_width(level))
@@ -128,7 +129,8 @@ def predict_each_row(model: Any, X: Any, level: float = 0.95, offset: Any = None
     columns["distance"] = distance if distance.ndim == 1 else distance.max(1)
     usable = np.ones(len(sd), dtype=bool) if usable is None else usable
     columns["note"] = np.empty(len(sd), dtype=object)
-    columns = {name: columns[name] for name in (*PREDICTED_COLUMNS, *columns) if name in columns}
+    if "probability" in columns:  # of two classes; the order of the columns is part of the interface
+        columns = {name: columns[name] for name in PREDICTED_COLUMNS}
     words = {name: object for name, x in columns.items() if x.dtype.kind != "f"}
     table = pandas.DataFrame(columns, index=np.flatnonzero(usable)).astype(words).reindex(range(len(usable)))
     remarks = [*remarks, *far_rows(table["distance"].to_numpy(dtype=float))]
@@ -199,6 +201,15 @@ def check_model(model: Any) -> None:
             "the columns and stores their means and scales in the model."
         )
     raise TypeError(f"the model must be one of viper's; got {type(model).__name__}. {fix}")
+
+
+def check_one_probability(model: Any) -> None:
+    """Raise unless rows have one probability: that of the second of two classes."""
+    if len(model.classes_) > 2 or getattr(model, "multilabel_", False):
+        raise ValueError(
+            f"this is for two classes; got a model of {len(model.classes_)}. Look at one column of predict_proba, or "
+            "at one of estimators_ if there are several labels."
+        )
 
 
 def with_rules(model: Any, unseen: str | None, beyond: str | None) -> Any:

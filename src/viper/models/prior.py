@@ -30,7 +30,7 @@ SMALLEST_CHOSEN, LARGEST_CHOSEN = 1e-3, 1e3  # the range that is searched
 OTHERS = "*"  # in a dictionary by name: all columns that it does not name
 
 
-def entries_by_name(value: Any, option: str, names: list[str], default: float) -> Any:
+def entries_by_name(value: Any, option: str, columns: Callable[[], list[str]], default: float) -> Any:
     """Return one number per column from a dictionary by name; anything else is returned unchanged.
 
     A name is that of a column, or of a formula's term or category, which stands for all of its columns. Columns without
@@ -38,6 +38,7 @@ def entries_by_name(value: Any, option: str, names: list[str], default: float) -
     """
     if not isinstance(value, Mapping):
         return value
+    names = columns()  # 100,000 of them take as long as several passes
     found = dict.fromkeys(range(len(names)), value.get(OTHERS, default))
     terms = [re.sub(r"\[[^\]]*\]", "", name) for name in names]
     exact: dict[int, Any] = {}
@@ -47,12 +48,12 @@ def entries_by_name(value: Any, option: str, names: list[str], default: float) -
         if name in names:
             exact[names.index(name)] = number
             continue
-        columns = [j for j, term in enumerate(terms) if term in (name, f"C({name})") and term != names[j]]
-        if not columns:
+        of_term = [j for j, term in enumerate(terms) if term in (name, f"C({name})") and term != names[j]]
+        if not of_term:
             known = list(dict.fromkeys([*names, *terms]))
             hint = "Set intercept_scale for it." if name == INTERCEPT else instead(str(name), known)
             raise ValueError(f"{option} must name columns; got {name!r}. {hint}")
-        found |= dict.fromkeys(columns, number)
+        found |= dict.fromkeys(of_term, number)
     return [{**found, **exact}[j] for j in range(len(names))]
 
 

@@ -59,8 +59,7 @@ def write(
         If the file exists and `overwrite` is False, or if it cannot be written.
     """
     from viper.data.model_file import write_bytes
-    from viper.report.page import render
-    from viper.report.study import read_study
+    from viper.report.classes.page import any_page, any_study
 
-    page = render(read_study(model, data, target, spatial, held_out, row_labels, rows, by))
-    write_bytes(path, page.encode(), overwrite)
+    study = any_study(model, data, target, spatial, held_out, row_labels, rows, by)
+    write_bytes(path, any_page(study).text().encode(), overwrite)

@@ -41,7 +41,7 @@ def card_facts(study: Study) -> dict[str, str]:
     names = [str(name) for name in study.frame.columns]
     more = f" and {len(names) - MOST_NAMES:,} more" if len(names) > MOST_NAMES else ""
     pairs = {
-        "Predicts": f"the probability of {study.positive}, against {study.negative}",
+        "Predicts": study.predicted,
         "Columns": ", ".join(names[:MOST_NAMES]) + more,
         **({} if facts.formula is None else {"Formula": str(facts.formula)}),
         **({} if study.training is None else training_facts(study.training)),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from viper.models.prediction import check_one_probability
 from viper.report.shares import checked_predictions, equal_groups, named_groups
 from viper.report.views import spaced_indices
 
@@ -105,6 +106,7 @@ def predictive_check(
     from scipy.special import expit
     from sklearn.utils import check_random_state
 
+    check_one_probability(model)
     label = np.asarray(y) == model.classes_[1]
     probability = np.asarray(model.predict_proba(X))[:, 1]
     label, probability = checked_predictions(label, probability)

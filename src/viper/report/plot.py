@@ -12,7 +12,7 @@ import torch
 from viper.data.checks import read_labels
 from viper.errors import listed
 from viper.formula.encoding import date_text
-from viper.models.prediction import check_model, predictions
+from viper.models.prediction import check_model, check_one_probability, predictions
 from viper.report import views
 from viper.report.metrics import binned_residuals, calibration, decision_curve
 
@@ -69,7 +69,11 @@ def coefficient_summary(model: Any, what: str, level: float = 0.95) -> Any:
     if not hasattr(model, "coefficient_interval"):
         kind = type(model).__name__
         raise TypeError(f"{what} needs a model with coefficients; got {kind}. Use partial_effect or forest.")
-    return model.summary(level).drop(index="intercept", errors="ignore")
+    table = model.summary(level)
+    if table.index.nlevels == 1:
+        return table.drop(index="intercept", errors="ignore")
+    table = table[table.index.get_level_values(1) != "intercept"]  # by class or label
+    return table.set_axis([f"{label}: {name}" for label, name in table.index])
 
 
 # --- what the model learned ---
@@ -114,7 +118,8 @@ def forest(model: Any, *, level: float = 0.95, top: int | None = None, odds: boo
 
 def unit_of(model: Any, name: Any) -> str:
     """The unit of a coefficient, in the words of the model's formula; empty if it is per 1."""
-    unit = model.formula_.units.get(str(name), "1") if hasattr(model, "formula_") else "1"
+    units = model.formula_.units if hasattr(model, "formula_") else {}
+    unit = units.get(str(name)) or units.get(str(name).partition(": ")[2], "1")
     return "" if unit == "1" else f"per {unit}" if unit.startswith("sd") else unit
 
 
@@ -252,6 +257,7 @@ def partial_effect(
 
 def is_positive(model: Any, y: Any) -> np.ndarray:
     """Which rows belong to the second class."""
+    check_one_probability(model)
     return read_labels(y, len(y), model.classes_)[1].numpy()
 
 
@@ -279,14 +285,29 @@ def observations(model: Any, X: Any, y: Any = None, *, level: float = 0.95, most
 
 
 def reliability(model: Any, X: Any, y: Any, *, bins: int = 10, level: float = 0.95, ax: Any = None) -> "Axes":
-    """Share of positives against predicted probability, by bin, with the interval of each share."""
-    table = calibration(is_positive(model, y), predictions(model, X).probability, bins, level)
+    """Share of positives against predicted probability, by bin, with the interval of each share.
+
+    With more than two classes, that of each class against all others.
+    """
+    check_model(model)
+    several = len(model.classes_) > 2 and not getattr(model, "multilabel_", False)
+    if several:
+        columns = zip(model.classes_, np.asarray(model.predict_proba(X)).T, strict=True)
+        tables = {str(name): calibration(np.asarray(y) == name, p, bins, level) for name, p in columns}
+    else:
+        tables = {"": calibration(is_positive(model, y), predictions(model, X).probability, bins, level)}
     ax = canvas(ax, (4.8, 4.6))
     ax.plot([0, 1], [0, 1], color=GREY, lw=1, ls=(0, (4, 3)))
-    ax.fill_between(table["predicted"], table["lower"], table["upper"], color=BLUE, alpha=0.15, lw=0)
-    ax.vlines(table["predicted"], table["lower"], table["upper"], color=BLUE, lw=1.5)
-    sizes = 18 + 90 * np.sqrt(table["rows"] / table["rows"].max())
-    ax.scatter(table["predicted"], table["observed"], s=sizes, color=BLUE, zorder=3, edgecolor="white")
+    for k, (name, table) in enumerate(tables.items()):
+        colour = f"C{k}" if several else BLUE
+        if not several:
+            ax.fill_between(table["predicted"], table["lower"], table["upper"], color=colour, alpha=0.15, lw=0)
+        ax.vlines(table["predicted"], table["lower"], table["upper"], color=colour, lw=1.5)
+        sizes = 18 + 90 * np.sqrt(table["rows"] / table["rows"].max())
+        look = {"color": colour, "zorder": 3, "edgecolor": "white", "label": name}
+        ax.scatter(table["predicted"], table["observed"], s=sizes, **look)
+    if several:
+        ax.legend(frameon=False)
     ax.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), xlabel="predicted probability", ylabel="share that was positive")
     ax.set_aspect("equal")
     percent_axis(ax.xaxis)

@@ -129,6 +129,11 @@ class Study:
         return self.class_names[1]
 
     @property
+    def predicted(self) -> str:
+        """What the model predicts, in words."""
+        return f"the probability of {self.positive}, against {self.negative}"
+
+    @property
     def level_name(self) -> str:
         return f"{100 * self.level:g}\N{NARROW NO-BREAK SPACE}%"
 
@@ -461,6 +466,7 @@ def read_study(
     row_labels: str | None = None,
     rows: bool = True,
     by: Iterable[str] | None = None,
+    kind: type[Study] = Study,
 ) -> Study:
     """Check model, rows and target, and leave out rows with missing values."""
     import pandas
@@ -483,11 +489,18 @@ def read_study(
     left_out = dict(Counter(reason for reason in reasons if reason is not None).most_common())
     if not kept.any():
         raise ValueError(f"data must have rows without missing values; got none ({left_out or 'it is empty'}).")
-    _, label = read_labels(data[target].to_numpy()[kept], int(kept.sum()), model.classes_)
-    return Study(
+    labels = data[target].to_numpy()[kept]
+    if len(model.classes_) > 2:
+        numbers = pandas.Index(model.classes_).get_indexer(labels)
+        if (numbers < 0).any():
+            got = labels[int((numbers < 0).argmax())]
+            raise ValueError(f"{target} must hold the classes of the model, {listed(model.classes_)}; got {got!r}.")
+    else:
+        numbers = read_labels(labels, int(kept.sum()), model.classes_)[1].numpy()
+    return kind(
         model,
         frame[kept],
-        label.numpy(),
+        numbers,
         str(target),
         spatial,
         left_out=left_out,

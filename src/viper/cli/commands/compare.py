@@ -20,6 +20,8 @@ LARGEST_EXACT_GP = 1_000  # rows for scikit-learn's, whose time grows with their
 DIGITS_SHOWN = {"brier": 4, "auc": 4, "calibration_error": 3, "interval_width": 3, "seconds": 2}
 RANKED = ("brier", "auc", "calibration_error", "seconds")  # columns whose best value is highlighted
 
+OF_TWO_CLASSES = ("bound", "terms")  # in the names of models for two classes
+
 MakeModel = Callable[[], Any]
 
 
@@ -72,7 +74,11 @@ def compare_models(
     with table.located():
         imputing = Imputing(imputations, sweeps, seed_of(seed))
         learned = learn_formula(prepared.formula, prepared.frame, missing.value, True, positive, imputing)
-    chosen, skipped = choose_models(comparable_models(seed, learned.encoding.intercept), len(learned.y), only)
+    every = comparable_models(seed, learned.encoding.intercept)
+    several = len({*learned.labels.tolist()}) > 2
+    if several:  # other bounds are those of the softplus
+        every = {name: made for name, made in every.items() if not any(word in name for word in OF_TWO_CLASSES)}
+    chosen, skipped = choose_models(every, len(learned.y), only)
     for text in (*prepared.notes, *skipped):
         note(text)
     splits = train_test_splits(learned.labels, cv, None, seed)
@@ -92,7 +98,9 @@ def compare_models(
         "folds": len(splits),
         "results": [*ranked_results(held_out), *({"model": name, "error": text} for name, text in errors.items())],
     }
-    if wants_loo(loo, learned):
+    if several and loo:
+        note("leave-one-out is left out: it is for two classes.")
+    if not several and wants_loo(loo, learned):
         fitting = {name: make for name, make in chosen.items() if name in held_out}
         document["loo"] = loo_results(fitting, learned.X, learned.labels, as_json)
     if as_json:

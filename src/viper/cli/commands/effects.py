@@ -162,6 +162,7 @@ def one_change(value: str, levels: list[Any] | None) -> Any:
 
 def rows_with_predictions(model: Any, table: Any, by: list[str], weight: str | None) -> tuple["pandas.DataFrame", Any]:
     """Return the rows that the model can predict, and their weights, if there are any."""
+    from viper.cli.classes import without_prediction
     from viper.cli.preparing import check_model_columns, check_option_column, input_columns, text_inputs
     from viper.cli.remarks import kept_rows, note_counts, table_predictions
 
@@ -173,7 +174,7 @@ def rows_with_predictions(model: Any, table: Any, by: list[str], weight: str | N
     if weight is not None:
         check_option_column(frame, weight, "--weight")
     found = table_predictions(model, frame, 0.95)
-    empty = found.table["probability"].isna().to_numpy()
+    empty = without_prediction(model, found.table)
     note_counts(found.counts(), int(empty.sum()), len(frame))
     whole = ~empty
     if weight is not None:

@@ -96,7 +96,13 @@ def evaluate_model(
     if threshold is not None and (cost_fp is not None or cost_fn is not None or budget is not None):
         raise typer.BadParameter("--threshold cannot be given with costs or a budget, which choose the threshold")
     fitted, table = options.open_model_and_rows(model, data, reading)
+    several = len(fitted.classes_) > 2
+    if several and (by or checks or any(value is not None for value in deciding.values())):
+        raise typer.BadParameter(
+            f"decisions, --by and --checks are for two classes; got a model of {len(fitted.classes_)}. Leave them out"
+        )
 
+    from viper.cli.classes import class_document, print_class_evaluation, without_prediction
     from viper.cli.preparing import check_option_column, labelled_rows, read_weight_column
     from viper.cli.remarks import drift_of, kept_rows, note_counts, print_drift, table_predictions
     from viper.report.metrics import calibration, judge_calibration, scores
@@ -114,15 +120,25 @@ def evaluate_model(
     with table.located():
         found = table_predictions(fitted, rows.frame, level)
     predicted = found.table
-    empty = predicted["probability"].isna().to_numpy()
+    empty = without_prediction(fitted, predicted)
     note_counts(found.counts(), int(empty.sum()), len(empty))
     used = rows.known & ~empty
     if not used.any():
         raise ValueError("some rows must have a class and a prediction; got none.")
     if not used.all():
         note(f"{int((~used).sum()):,} rows without a class or a prediction are left out.")
+    if several:
+        weight = None if weights is None else read_weight_column(rows.frame[weights], table)[used]
+        of_classes = class_document(rows.number[used], predicted[used], fitted.classes_, bins, level, weight)
+        drifts = drift_of(fitted, rows.frame)
+        if as_json:
+            print_json({**of_classes, "remarks": found.counts(), "drift": [one._asdict() for one in drifts]})
+        else:
+            print_class_evaluation(of_classes, rows.target)
+            print_drift(drifts)
+        return
     classes = [f"{rows.target} = {value}" for value in fitted.classes_]
-    judged = JudgedRows(rows.positive[used], predicted[used], kept_rows(fitted, rows.frame, used), classes)
+    judged = JudgedRows(rows.number[used] == 1, predicted[used], kept_rows(fitted, rows.frame, used), classes)
     label, probability = judged.label, judged.probability
     weight = None if weights is None else read_weight_column(rows.frame[weights], table)[used]
     document: dict[str, Any] = {

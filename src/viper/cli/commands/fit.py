@@ -22,7 +22,7 @@ ModelKind = StrEnum("ModelKind", ["logistic", "gp"])
 BoundWord = StrEnum("BoundWord", {word: word for word in FIT_BOUNDS})  # type: ignore[misc]
 CovarianceShape = StrEnum("CovarianceShape", {"full": "full", "diagonal": "diagonal", "low_rank": "low-rank"})
 ClassWeight = StrEnum("ClassWeight", ["balanced"])
-KernelChoice = StrEnum("KernelChoice", ["rbf", "matern32", "matern52", "linear", "additive"])
+KernelChoice = StrEnum("KernelChoice", ["rbf", "matern32", "matern52", "auto", "linear", "additive"])
 
 DEFAULT_FOLDS = 5
 MODEL = {"rich_help_panel": "Model"}
@@ -212,11 +212,13 @@ def weighting_notes(fitted: Any, counts: "RowCounts", weights: str | None, group
     if fitted.class_weight is not None:
         training = fitted.formula_.training
         share = f"{training.class_counts[str(fitted.classes_[1])] / training.rows_used:.1%}"
-        meant = f"{target_of(fitted)} = {fitted.classes_[1]}"
+        meant = f"half of the rows have {target_of(fitted)} = {fitted.classes_[1]}"
+        here = f"where {share} have. In Python, predict with offset=model.prevalence_offset() for frequencies"
+        if len(fitted.classes_) > 2:
+            meant, here = f"all classes of {target_of(fitted)} are equally common", "where they are not"
         notes.append(
-            f"--class-weight balanced: probabilities are those of a population where half of the rows have {meant}, "
-            f"not frequencies in this table, where {share} have. In Python, predict with "
-            "offset=model.prevalence_offset() for frequencies."
+            f"--class-weight balanced: probabilities are those of a population where {meant}, not frequencies in this "
+            f"table, {here}."
         )
         notes.append(
             "--class-weight balanced: the robust intervals allow for the weights."

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from viper.cli import options
+from viper.cli.classes import what_is_predicted, without_prediction
 from viper.cli.remarks import Counts, add_counts, note_counts, note_drift, table_predictions
 from viper.cli.terminal import note, print_json
 
@@ -124,9 +125,9 @@ class PredictedParts:
         add_counts(self.counts, found.counts())
         if self.drift is not None:
             self.drift.add(frame)
-        empty = found.table["probability"].isna()
+        empty = without_prediction(self.model, found.table)
         if self.first_fault is None and empty.any():
-            self.first_fault = self.rows + int(empty.to_numpy().argmax()), found.table["note"][empty].iloc[0]
+            self.first_fault = self.rows + int(empty.argmax()), found.table["note"][empty].iloc[0]
         self.rows += len(frame)
         self.empty += int(empty.sum())
         return found.table
@@ -163,5 +164,5 @@ def note_what_was_written(parts: PredictedParts, out: Path, to_screen: bool, as_
         drift = [one._asdict() for one in drifts]
         print_json({**counts, "drift": drift, "ignored": parts.ignored, "saved": out})
     elif not to_screen:
-        positive = f"{target_of(parts.model) or 'class'} = {parts.model.classes_[1]}"
-        note(f"{parts.rows:,} rows written to {out}; probability is that of {positive}.")
+        meant = what_is_predicted(parts.model, target_of(parts.model))
+        note(f"{parts.rows:,} rows written to {out}; probability is that of {meant}.")

@@ -52,8 +52,7 @@ def write_report(
     from viper.cli.preparing import check_option_column, input_columns, labelled_rows
     from viper.data.model_file import write_bytes
     from viper.errors import OutputError, StorageError
-    from viper.report.page import ReportPage
-    from viper.report.study import read_study
+    from viper.report.classes.page import any_page, any_study
 
     # names of rows as they are written, such as 007; a column that the model uses is read as it was in the fit
     as_text = () if row_labels is None or row_labels in input_columns(fitted) else (row_labels,)
@@ -64,9 +63,9 @@ def write_report(
         check_option_column(rows.frame, name, "--by")
     try:
         with table.located():
-            study = read_study(fitted, rows.frame, rows.target, spatial, False, row_labels, not no_rows, by)
+            study = any_study(fitted, rows.frame, rows.target, spatial, False, row_labels, not no_rows, by)
             with note_if_slow(f"looking at {len(study.label):,} rows"):
-                page = ReportPage(study)
+                page = any_page(study)
             with show_progress("Writing the report", len(page.writers)) as step:
                 write_bytes(out, page.text(step).encode(), force)
     except (StorageError, FileExistsError, PermissionError) as error:

@@ -241,6 +241,7 @@ class ServedColumns:
     """The columns that a request must have, each with its kind: number, date, text or boolean."""
 
     def __init__(self, model: Any) -> None:
+        from viper.cli.classes import probability_columns, what_is_predicted
         from viper.cli.preparing import input_columns, target_of
 
         encoding = getattr(model, "formula_", None)
@@ -251,7 +252,14 @@ class ServedColumns:
         self.dates = {} if encoding is None else encoding.date_functions
         self.kinds = {name: self.kind(name) for name in input_columns(model)}
         self.target = target_of(model)
-        self.positive = f"{self.target or 'class'} = {model.classes_[1]}"
+        self.positive = what_is_predicted(model, self.target)
+        several = len(model.classes_) > 2 or getattr(model, "multilabel_", False)
+        self.title = f"Probability of {self.positive}" if several else f"Probability that {self.positive}"
+        self.numbers = [
+            f"{part}{name.removeprefix('probability')}"
+            for name in probability_columns(model)
+            for part in ("probability", "sd", "lower", "upper")
+        ]
 
     def kind(self, name: str) -> str:
         if name in self.dates:
@@ -299,7 +307,7 @@ def openapi_document(columns: ServedColumns, limits: Limits) -> dict[str, Any]:
     """Return the service in the terms of OpenAPI 3.1."""
     types = {"number": "number", "text": "string", "date": "string", "boolean": "boolean"}
     cell = {name: {"type": [types[kind], "null"]} for name, kind in columns.kinds.items()}
-    numbers = {name: {"type": ["number", "null"]} for name in ("probability", "sd", "lower", "upper", "distance")}
+    numbers = {name: {"type": ["number", "null"]} for name in (*columns.numbers, "distance")}
     row = {"type": "object", "properties": cell, "required": list(cell)}
     request = {
         "type": "object",
@@ -327,7 +335,7 @@ def openapi_document(columns: ServedColumns, limits: Limits) -> dict[str, Any]:
     plain = lambda text: {"get": {"summary": text, "responses": {"200": {"description": text}}}}  # noqa: E731
     return {
         "openapi": "3.1.0",
-        "info": {"title": f"Probability that {columns.positive}", "version": "1"},
+        "info": {"title": columns.title, "version": "1"},
         "paths": {
             "/predict": {
                 "post": {
@@ -352,7 +360,7 @@ def service_page(columns: ServedColumns, limits: Limits) -> tuple[str, str]:
     )
     template = (files("viper.cli.commands") / "service.html").read_text(encoding="utf-8")
     page = Template(template).substitute(
-        title=escape(f"Probability that {columns.positive}"),
+        title=escape(columns.title),
         rows=f"{limits.rows:,}",
         megabytes=f"{limits.megabytes:g}",
         columns="\n".join(cells),

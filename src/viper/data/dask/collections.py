@@ -6,7 +6,7 @@ The workers check their partitions with checks.py; errors name the partition.
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from operator import itemgetter
 from typing import Any
@@ -22,6 +22,7 @@ from viper.data import checks
 from viper.data.checks import RowFormat, as_arrays, unlabelled_arrays
 from viper.data.dask.messages import active_client, map_on_workers, reachable, run_on_workers, shares_of_threads
 from viper.data.dask.partitions import BRIEF_ENTRIES, Partitions, UncheckedArrays
+from viper.data.indicators import as_matrix, check_labels_vary, has_several_columns, label_names, read_indicators
 from viper.inference.rows import CPU, Arrays, Block, BlockSource, Dense, Mapped, SourceTraits
 from viper.inference.threads import one_thread
 
@@ -43,7 +44,10 @@ class PartitionReader:
         with located(number):
             X = checks.read_features(self.columns, X, reset=False, finite=not self.format.linear)
             rows = X.shape[0]
-            label = checks.read_labels(y, rows, self.classes, many=self.format.classes != 2)[1]
+            if self.format.labels:
+                label = read_indicators(y, rows, self.classes)[1]
+            else:
+                label = checks.read_labels(y, rows, self.classes, many=self.format.classes != 2)[1]
             offset = checks.read_vector(offset, "offset", rows)
             weight = checks.read_weights(weight, rows, some_positive=False)
             part = as_arrays(X, label, self.format, offset=offset, weight=weight)
@@ -70,13 +74,19 @@ def located(number: int) -> Iterator[None]:
 def open_labelled_collection(
     columns: Any, X: Any, y: Any, format: RowFormat, *, sample_weight: Any, offset: Any, classes: Any
 ) -> tuple[np.ndarray, Partitions]:
-    """Return the two classes and a source of the rows, which stay on the workers.
+    """Return the classes or the names of several labels, and a source of the rows, which stay on the workers.
 
     `columns` is an estimator that knows its columns.
     """
     if y is None:
         raise ValueError("This estimator requires y to be passed, but the target y is None.")
     client = active_client()
+    several = bool(format.labels) or (format.labels == 0 and has_several_columns(y))
+    known, names = classes, getattr(y, "columns", None)
+    if several:
+        y = as_label_array(y)
+        classes = label_names(names, y.shape[1], known)
+        format = replace(format, labels=len(classes))
     vectors = {"y": y, "sample_weight": sample_weight, "offset": offset}
     with reachable(client, [X, *vectors.values()]):
         numbers, sizes, blocks, parts_of = aligned(client, X, vectors)
@@ -84,7 +94,10 @@ def open_labelled_collection(
             found = run_on_workers(client, distinct_labels, parts_of["y"])
             labels = np.concatenate(found)
             classes = checks.read_labels(labels, len(labels), many=format.classes != 2)[0]
-        if len(classes) > 2 and offset is not None:
+        if several and known is None:
+            found = run_on_workers(client, ones_and_others, parts_of["y"])
+            check_labels_vary(classes, *np.any(found, axis=0))
+        if len(classes) > 2 and offset is not None and not several:
             raise ValueError("offsets of more than two classes need rows in memory; got a Dask collection.")
         reader = PartitionReader(columns, np.asarray(classes), format)
         dimension = columns.n_features_in_ + int(format.intercept)
@@ -96,7 +109,8 @@ def open_labelled_collection(
         parts = map_on_workers(client, reader.read_group, *given)
         if sample_weight is not None and not any(run_on_workers(client, have_weight, parts)):
             raise ValueError(checks.ALL_WEIGHTS_ZERO)
-        return reader.classes, Partitions(client, parts, places, np.array(sizes), dimension)
+        columns_of_y = len(reader.classes) if several else 0
+        return reader.classes, Partitions(client, parts, places, np.array(sizes), dimension, labels=columns_of_y)
 
 
 def groups_by_thread(client: Any, blocks: list[Any], entries: int) -> list[list[int]] | None:
@@ -110,6 +124,12 @@ def groups_by_thread(client: Any, blocks: list[Any], entries: int) -> list[list[
 
 def have_weight(parts: list[Arrays]) -> bool:
     return any(part.weight is not None and bool((part.weight > 0).any()) for part in parts)
+
+
+def ones_and_others(y: Any) -> np.ndarray:
+    """Whether a partition has 1, and whether it has something else, in each column."""
+    ones = np.asarray(y) == 1
+    return np.stack([ones.any(0), (~ones).any(0)])
 
 
 def distinct_labels(y: Any) -> np.ndarray:
@@ -219,6 +239,17 @@ def one_column(x: Any, name: str) -> Any:
     return x[x.columns[0]]
 
 
+def as_label_array(y: Any) -> Any:
+    """Return y with several columns as a Dask array with all columns in each chunk, or as an array in memory."""
+    if not is_dask_collection(y):
+        return as_matrix(y)
+    if not is_table(y):
+        return with_whole_rows(y)
+    width = len(y.columns)
+    parts = [da.from_delayed(delayed(as_matrix, pure=False)(part), (math.nan, width), float) for part in row_blocks(y)]
+    return da.concatenate(parts, allow_unknown_chunksizes=True)
+
+
 def as_vector(x: Any, name: str) -> Any:
     """Return a 1-D Dask array, or something in memory that will become one: an array or a number."""
     x = one_column(x, name)
@@ -230,6 +261,8 @@ def as_vector(x: Any, name: str) -> Any:
         return np.asarray(x)
     if x.ndim == 2 and x.shape[1] == 1:
         return x[:, 0]
+    if x.ndim == 2 and name == "y":
+        return x
     if x.ndim != 1:
         raise ValueError(f"{name} must have one dimension; got shape {x.shape}.")
     return x
@@ -239,15 +272,16 @@ def like_rows(client: Any, x: Any, name: str, sizes: list[int]) -> list[Any]:
     """Return a vector split like the nonempty partitions of X."""
     rows = sum(sizes)
     if not is_dask_collection(x):
-        x = persist(da.from_array(np.full(rows, x) if x.ndim == 0 else np.ravel(x), chunks=-1))[0]
+        whole = np.full(rows, x) if x.ndim == 0 else x if x.ndim == 2 and name == "y" else np.ravel(x)
+        x = persist(da.from_array(whole, chunks=-1))[0]
     if any(map(math.isnan, x.chunks[0])):
         x = x.compute_chunk_sizes()
-    if x.shape != (rows,):
+    if x.shape[:1] != (rows,) or (x.ndim > 1 and name != "y"):
         if name == "y":
             checks.check_label_count(x.shape[0], rows)
         raise ValueError(f"{name} must have shape ({rows},), one entry per row; got {name}.shape == {x.shape}.")
     if x.chunks[0] != tuple(sizes):
-        return persisted_blocks(client, persist(x.rechunk((tuple(size for size in sizes if size),)))[0])
+        return persisted_blocks(client, persist(x.rechunk({0: tuple(size for size in sizes if size)}))[0])
     return not_empty(persisted_blocks(client, x), sizes)
 
 

@@ -72,7 +72,9 @@ class Partitions(BlockSource):
         dimension: int,
         chosen: list[Any] | None = None,
         pace: "Pace | None" = None,
+        labels: int = 0,
     ) -> None:
+        self.traits = replace(Partitions.traits, labels=labels)
         self.client, self.parts, self.places, self.sizes, self.dimension = client, list(parts), places, sizes, dimension
         self.chosen: list[Any] = [None] * len(sizes) if chosen is None else chosen
         self.layout: tuple[dict[str, int], list[Share]] | None = None
@@ -161,7 +163,9 @@ class Partitions(BlockSource):
         sizes = np.array([len(rows) for rows in picked])
         some = [i for i, places in enumerate(self.places) if sizes[places].any()]
         parts, places = [self.parts[i] for i in some], [self.places[i] for i in some]
-        sample = Partitions(self.client, parts, places, sizes, self.dimension, picked, self.pace)
+        sample = Partitions(
+            self.client, parts, places, sizes, self.dimension, picked, self.pace, labels=self.traits.labels
+        )
         return sample.in_memory() if k * self.dimension <= IN_MEMORY else sample
 
     def blocks(self) -> Iterator[Block]:

@@ -1,0 +1,102 @@
+"""What commands say about models of more than two classes: their scores, what they confuse, and their tables."""
+
+from typing import TYPE_CHECKING, Any
+
+from rich.markup import escape
+
+from viper.cli.terminal import print_table, say, share_text, significant_number
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pandas
+
+PROBABILITY = "probability"  # the column of two classes; of more, the name of a class follows
+
+
+def probability_columns(model: Any) -> list[str]:
+    """The columns of predicted tables that hold probabilities."""
+    if len(model.classes_) == 2 and not getattr(model, "multilabel_", False):
+        return [PROBABILITY]
+    return [f"{PROBABILITY}_{name}" for name in model.classes_]
+
+
+def without_prediction(model: Any, table: "pandas.DataFrame") -> "np.ndarray":
+    """Which rows of a predicted table have no prediction."""
+    return table[probability_columns(model)[0]].isna().to_numpy()
+
+
+def what_is_predicted(model: Any, target: str | None) -> str:
+    """'died = yes', or of more classes 'each class of species: setosa, versicolor, virginica'."""
+    from viper.errors import listed
+
+    if getattr(model, "multilabel_", False):
+        return f"each label: {listed(map(str, model.classes_))}"
+    if len(model.classes_) > 2:
+        return f"each class of {target or 'the target'}: {listed(map(str, model.classes_))}"
+    return f"{target or 'class'} = {model.classes_[1]}"
+
+
+def class_document(
+    label: "np.ndarray", predicted: "pandas.DataFrame", classes: Any, bins: int, level: float, weight: Any
+) -> dict[str, Any]:
+    """The scores of all classes together and of each, the table of confusions, and the calibration of each class."""
+    import numpy as np
+
+    from viper.report.metrics import by_class, calibration, class_scores, confusion_table, judge_calibration
+
+    names = [str(name) for name in classes]
+    p = predicted[[f"{PROBABILITY}_{name}" for name in classes]].to_numpy(dtype=float)
+    columns = [[f"{end}_{name}" for name in classes] for end in ("lower", "upper")]
+    ends = np.stack([predicted[some].to_numpy(dtype=float) for some in columns], -1)
+    each = by_class(label, p, names, bins, weight).replace({np.nan: None}).to_dict("index")
+    for k, name in enumerate(names):
+        verdict = judge_calibration(label == k, p[:, k], bins, sample_weight=weight)
+        each[name]["calibration"] = calibration(label == k, p[:, k], bins, level, weight).to_dict("records")
+        each[name]["calibration_verdict"] = {**verdict._asdict(), "sentence": verdict.sentence}
+    confusion = confusion_table(label, p, names)
+    return {
+        **class_scores(label, p, ends, bins, weight)._asdict(),
+        "level": level,
+        "classes": each,
+        "confusion": {name: row.to_dict() for name, row in confusion.iterrows()},
+    }
+
+
+def print_class_evaluation(document: dict[str, Any], target: str) -> None:
+    rows = "1 row" if document["rows"] == 1 else f"{document['rows']:,} rows"
+    say(f"[bold]{rows}[/], probabilities of [bold cyan]{escape(target)}[/], {len(document['classes'])} classes")
+    skill = lambda name: "–" if document[name] is None else f"{100 * document[name]:.1f} %"  # noqa: E731
+    number = lambda value, digits: "–" if value is None else significant_number(value, digits)  # noqa: E731
+    print_table(
+        ["score", "", "shares only", "skill"],
+        [
+            ["log score", number(document["log_score"], 4), "", skill("log_skill")],
+            ["Brier score, all classes", number(document["brier"], 4), "", skill("brier_skill")],
+            ["accuracy", number(document["accuracy"], 3), number(document["base_accuracy"], 3), ""],
+            ["AUC, mean over classes", number(document["auc"], 3), "0.500", ""],
+            ["calibration error", number(document["calibration_error"], 3), "", ""],
+            ["mean interval width", number(document["interval_width"], 3), "", ""],
+        ],
+    )
+    say("  [dim]skill: the share avoided of the loss of predicting the shares of the classes for every row[/]\n")
+    say("[bold]What is confused[/]: rows by true class (down) and most probable class (across)")
+    names = list(document["classes"])
+    table = document["confusion"]
+    print_table(["", *names], [[name, *(f"{table[name][other]:,}" for other in names)] for name in names], left=1)
+    say("[bold]Each class[/] against all others")
+    share = lambda value: "–" if value is None else share_text(value)  # noqa: E731
+    lines = [
+        [
+            name,
+            *(share(row[part]) for part in ("share", "predicted", "recall", "precision")),
+            *(number(row[part], 3) for part in ("auc", "calibration_error")),
+        ]
+        for name, row in document["classes"].items()
+    ]
+    titles = ["class", "share", "mean probability", "recall", "precision", "AUC", "calibration error"]
+    print_table(titles, lines, left=1)
+    for name, row in document["classes"].items():
+        verdict = row["calibration_verdict"]
+        mark = {"good": "[green]✓[/]", "unclear": "[dim]?[/]"}.get(verdict["verdict"], "[yellow]![/]")
+        say(f"  {mark} {escape(name)}: {escape(verdict['sentence'])}")
+    say()

@@ -1,0 +1,1 @@
+"""The page of models with more than two classes."""
