@@ -357,7 +357,8 @@ class VariationalLogisticRegression(
         if isinstance(self.prior_scale, str):
             # the same random numbers for every scale
             solve = lambda scale, start: self._fit(passes, self._prior(scale), seed, start)  # noqa: E731
-            scale, fit = best_scales(solve, self.n_features_in_, self.prior_scale == "ard")
+            careful = self.multiclass_
+            scale, fit = best_scales(solve, self.n_features_in_, self.prior_scale == "ard", careful)
         else:
             scale = self._scale()
             fit = self._fit(passes, self._prior(scale), seed)

@@ -126,10 +126,13 @@ def second_moment(posterior: Any, prior: Prior, size: int) -> tuple[Tensor, floa
     return (shift.square() + posterior.variance)[:, :size].sum(0), len(shift) - 1.0
 
 
-def best_scales(solve: Callable[[Tensor, Any], Any], size: int, separate: bool) -> tuple[Tensor, Any]:
+def best_scales(
+    solve: Callable[[Tensor, Any], Any], size: int, separate: bool, careful: bool = False
+) -> tuple[Tensor, Any]:
     """Return the scales of the first `size` coefficients that maximise the ELBO, and the fit with these scales.
 
-    `solve(scales, start)` fits the posterior under the given scales, starting from the Gaussian `start`.
+    `solve(scales, start)` fits the posterior under the given scales, starting from the Gaussian `start`. If `careful`,
+    the first step is a short one, because fits under very wide priors take long.
     """
     warm: Any = None
 
@@ -146,7 +149,8 @@ def best_scales(solve: Callable[[Tensor, Any], Any], size: int, separate: bool) 
         return torch.from_numpy(np.exp(log_scale)).expand(size).clone()
 
     count = size if separate else 1
-    bounds = [(np.log(SMALLEST_CHOSEN), np.log(LARGEST_CHOSEN))] * count
+    # L-BFGS-B tries the far end of the range first, unless one end is open
+    bounds = [(np.log(SMALLEST_CHOSEN), None if careful else np.log(LARGEST_CHOSEN))] * count
     options = {"maxiter": 200, "ftol": 1e-12, "gtol": 1e-6}
     with warnings.catch_warnings():
         # a poor scale that is tried once may be hard to fit; only the final fit below may warn
