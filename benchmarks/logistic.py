@@ -131,7 +131,7 @@ def time_table(quick: bool) -> Table:
     for shape in SHAPES[:2] if quick else SHAPES:
         X, y = shape.draw()
         with limited_threads(1):
-            took = fastest(contenders_for(shape, X, y), 0.5 if quick else 15.0, time.process_time)
+            took = fastest(contenders_for(shape, X, y), 0.5 if quick else 10.0, time.process_time)
         rows.append([shape.name(), *speeds(took), *ratios(took), *shape[4:]])
     columns = ["rows × columns", *(f"{name}, ms" for name in CONTENDERS), *RATIOS]
     columns += [f"goal {name}" for name in RATIOS]
@@ -155,7 +155,7 @@ def all_cores_table(quick: bool) -> Table:
         X, y = shape.draw()
         for threads in (1, None):
             with limited_threads(threads):
-                took = fastest(contenders_for(shape, X, y), 0.5 if quick else 15.0, time.perf_counter)
+                took = fastest(contenders_for(shape, X, y), 0.5 if quick else 10.0, time.perf_counter)
                 used = torch.get_num_threads()
             if threads == 1:
                 alone = took[FULL]
