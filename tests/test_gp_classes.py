@@ -168,6 +168,15 @@ def test_the_elbo(fitted):
     assert model.elbo_ > -80 * math.log(3)  # better than knowing nothing
 
 
+def test_the_diagnosis_knows_the_evidence(fitted):
+    X, y, model = fitted
+    found = model.diagnose(draws=1000)
+    assert found.k_hat < 0.9
+    assert model.elbo_ - 0.1 < found.log_evidence < model.elbo_ + 3.0  # a lower bound, and close
+    again = model.diagnose(X, y, draws=1000)
+    assert again.log_evidence == pytest.approx(found.log_evidence, abs=1e-6)
+
+
 def test_the_order_of_rows_and_the_names_of_classes_do_not_matter():
     X, y = sectors(45)
     model = viper.VariationalGPClassifier(**QUICK).fit(X, y)
@@ -211,8 +220,8 @@ def test_files_keep_everything(fitted, tmp_path):
 def test_the_summary_has_weights_by_class(fitted):
     _, _, model = fitted
     table = model.summary()
-    assert {"lengthscale", "relevance", "mean_weight[ash]", "mean_weight_sd[cedar]"} <= {*table.columns}
-    weights = table[[f"mean_weight[{label}]" for label in model.classes_]].to_numpy()
+    assert {"lengthscale", "relevance", "mean_weight (ash)", "mean_weight_sd (cedar)"} <= {*table.columns}
+    weights = table[[f"mean_weight ({label})" for label in model.classes_]].to_numpy()
     np.testing.assert_allclose(weights.sum(1), 0.0, atol=1e-9)
     assert {*table.attrs["intercept"]} == {*model.classes_}
 
@@ -251,7 +260,7 @@ def test_rows_that_come_later(tmp_path):
 
 def test_what_is_for_two_classes_says_so(fitted):
     X, _, model = fitted
-    for name in ("diagnose", "corrected", "loo", "to_arviz", "latent_prior"):
+    for name in ("corrected", "loo", "to_arviz", "latent_prior"):
         with pytest.raises(ValueError, match=rf"{name}\(\) is for two classes; got a model of 3"):
             getattr(model, name)()
     for name in ("average", "contrast", "slopes", "sample"):

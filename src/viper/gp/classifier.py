@@ -54,7 +54,7 @@ from viper.gp.average import (
     posterior_of,
     weighted_components,
 )
-from viper.gp.classes.fitting import FittedProcesses, class_residual_cost, fit_processes, update_processes
+from viper.gp.classes.fitting import FittedProcesses, class_residual_cost, fit_processes, projected, update_processes
 from viper.gp.classes.mixture import ClassProcesses, Projections
 from viper.gp.classes.summary import class_hyperparameter_table
 from viper.gp.joint import JointFeatures
@@ -762,6 +762,8 @@ class VariationalGPClassifier(
 
     def _induced(self, source: RowSource, block_rows: int | None = None) -> RowSource:
         """Rows projected on the inducing points of the fitted model."""
+        if self.multiclass_:
+            return projected(source, self.model_, self._scaler)
         if source.traits.where == "memory":
             return self._features(source.in_memory(), block_rows)
         return InducedSource(source, InducedView(self.model_, self._scaler))
@@ -794,20 +796,21 @@ class VariationalGPClassifier(
 
     @property
     def _training_rows(self) -> RowSource | None:
-        return None if self._raw_rows is None or self.multiclass_ else self._induced(self._raw_rows)
+        return None if self._raw_rows is None else self._induced(self._raw_rows)
 
     def _given_or_training_rows(self, X: Any, y: Any, sample_weight: Any, offset: Any) -> RowSource | None:
         if X is None:
             return self._training_rows
         given = {"sample_weight": sample_weight, "offset": offset, "classes": self.classes_}
-        return self._induced(self._known_weights(open_labelled_rows(self, X, y, ROW_FORMAT, **given)[1]))
+        return self._induced(self._known_weights(open_labelled_rows(self, X, y, self._row_format(), **given)[1]))
 
     @property
     def prior_(self) -> Prior:
         """The prior N(0, I) of the whitened inducing values, or q before the last rows if earlier ones are unknown."""
         if self._own_prior is not None:
             return self._own_prior
-        return Prior(torch.zeros_like(self.posterior_.mean), torch.ones_like(self.posterior_.mean))
+        zeros = torch.zeros(self.posterior_.mean.shape[-1], dtype=torch.float64)
+        return Prior(zeros, torch.ones_like(zeros))
 
     def _names(self) -> list[str]:
         return [f"w{j}" for j in range(len(self.posterior_.mean))]
@@ -875,7 +878,6 @@ class VariationalGPClassifier(
     average = for_two_classes(EffectsMixin.average)
     contrast = for_two_classes(EffectsMixin.contrast)
     slopes = for_two_classes(EffectsMixin.slopes)
-    diagnose = for_two_classes(DiagnosisMixin.diagnose)
     corrected = for_two_classes(DiagnosisMixin.corrected)
     loo = for_two_classes(DiagnosisMixin.loo)
     to_arviz = for_two_classes(DiagnosisMixin.to_arviz)
@@ -888,7 +890,7 @@ class VariationalGPClassifier(
         standardised columns, the weights of the "families" of kernels over which predictions are averaged, the number
         of "inducing_points", and their "inducing_cost": what the ELBO loses because they leave variance unexplained, in
         nats. Hyperparameters are those of the first component, the mode. With more than two classes the weights of the
-        mean are by class, `mean_weight[label]`, less their mean over classes.
+        mean are by class, `mean_weight (label)`, less their mean over classes.
         """
         check_is_fitted(self, "posterior_")
         of = self.model_, self.posterior_, self._scaler, self._columns()

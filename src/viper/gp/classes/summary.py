@@ -34,8 +34,8 @@ def class_hyperparameter_table(
         frame.attrs["slope_scale"] = float(model.mean.slope.detach())
         unit = frame.attrs["slope_scale"] / scaler.scale
         for k, label in enumerate(labels):
-            frame[f"mean_weight[{label}]"] = mean[k, :-1].numpy() * unit
-            frame[f"mean_weight_sd[{label}]"] = sd[k, :-1].numpy() * unit
+            frame[f"mean_weight ({label})"] = mean[k, :-1].numpy() * unit
+            frame[f"mean_weight_sd ({label})"] = sd[k, :-1].numpy() * unit
     at_zero = model.mean.columns(torch.from_numpy(-scaler.centre / scaler.scale)[None]).detach()[0]
     frame.attrs["intercept"] = dict(zip(labels, (mean @ at_zero).tolist(), strict=True))
     return frame
