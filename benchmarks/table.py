@@ -4,7 +4,7 @@ import csv
 import platform
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -44,21 +44,37 @@ class Table:
 
 @dataclass
 class Page:
-    """Several tables, as one Markdown page and as one CSV with a line per cell."""
+    """Several tables, as one Markdown page and as one CSV with a line per cell.
+
+    `order` are the titles of all tables that the page may have; those that were not made anew are kept as they were.
+    """
 
     title: str
     tables: list[Table]
+    order: list[str] = field(default_factory=list)
 
     def text(self) -> str:
         return "\n".join([f"# {self.title}\n", *("#" + table.text() for table in self.tables)])
 
     def write(self, folder: Path, name: str) -> None:
         folder.mkdir(exist_ok=True)
-        (folder / f"{name}.md").write_text(self.text(), encoding="utf-8")
-        with (folder / f"{name}.csv").open("w", newline="", encoding="utf-8") as file:
+        page, cells = folder / f"{name}.md", folder / f"{name}.csv"
+        texts: dict[str, str] = {}
+        lines: dict[str, list[list[str | float]]] = {}
+        if self.order and page.exists() and cells.exists():
+            for part in page.read_text(encoding="utf-8").split("\n## ")[1:]:
+                texts[part.split("\n")[0]] = f"## {part.rstrip()}\n"
+            with cells.open(newline="", encoding="utf-8") as file:
+                for row in list(csv.reader(file))[1:]:
+                    lines.setdefault(row[0], []).append([*row])
+        for table in self.tables:
+            texts[table.title], lines[table.title] = "#" + table.text(), list(long_form(table))
+        titles = [title for title in self.order or texts if title in texts]
+        page.write_text("\n".join([f"# {self.title}\n", *(texts[title] for title in titles)]), encoding="utf-8")
+        with cells.open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow(["table", "row", "column", "value"])
-            writer.writerows(cell for table in self.tables for cell in long_form(table))
+            writer.writerows(cell for title in titles for cell in lines[title])
 
 
 def long_form(table: Table) -> Iterator[list[str | float]]:

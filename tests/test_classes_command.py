@@ -119,6 +119,7 @@ def test_fit_tells_scores_and_coefficients_of_each_class(folder, model, flowers)
         assert row["mean"] == pytest.approx(table.loc[(row["class"], row["column"]), "mean"], rel=1e-12)
     assert {"log_score", "brier", "auc", "accuracy", "calibration_error"} <= {*document["scores"]}
     shown = viper_command("summary", folder / "m.viper")
+    assert document["multilabel"] is False
     assert "species, 3 classes" in shown
     assert "virginica: petal_width" in shown
 
@@ -147,6 +148,16 @@ def test_evaluation_is_that_of_the_probabilities(folder, model, flowers):
     assert "are for two classes" in viper_command(
         "evaluate", folder / "m.viper", folder / "iris.csv", "--threshold", 0.5, status=2
     )
+
+
+def test_models_are_compared_by_the_probabilities_of_all_classes(folder):
+    only = ["--only", "LogisticRegression", "--only", "share"]
+    found = json.loads(viper_command("compare", folder / "iris.csv", "--target", "species", "--cv", 2, *only, "--json"))
+    best, worst = found["results"]
+    assert best["model"] == "sklearn LogisticRegression"
+    assert worst["log_score"] == pytest.approx(-np.log(3), rel=1e-6)  # the classes are equally common
+    assert worst["log_score_difference"] == pytest.approx(worst["log_score"] - best["log_score"], rel=1e-9)
+    assert worst["log_score_clearly_worse"]
 
 
 def test_the_report_shows_every_class(folder):

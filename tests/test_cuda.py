@@ -148,3 +148,25 @@ def test_rows_that_lie_there_are_finite(bad):
     there[1234, 1] = bad
     with pytest.raises(ValueError, match="X must be finite; got NaN or infinity"):
         VariationalLogisticRegression().fit(there, torch.from_numpy(y).cuda())
+
+
+@pytest.mark.parametrize("columns", [4, 20, 80])
+def test_several_labels_there(columns):
+    """By the narrow kernel, the wide ones, and the plain formulas."""
+    rng = np.random.default_rng(8)
+    X = rng.standard_normal((3000, columns))
+    Y = (X[:, :3] + rng.logistic(size=(3000, 3)) > 0).astype(int)
+    cpu, gpu = (VariationalLogisticRegression(device=device).fit(X, Y) for device in ("cpu", "cuda"))
+    np.testing.assert_allclose(gpu.coef_, cpu.coef_, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("covariance", ["full", "diagonal"])
+def test_more_classes_there(covariance):
+    rng = np.random.default_rng(9)
+    X = rng.standard_normal((2000, 5))
+    y = (X[:, :3] + rng.gumbel(size=(2000, 3))).argmax(1)
+    cpu, gpu = (
+        VariationalLogisticRegression(covariance=covariance, device=device).fit(X, y) for device in ("cpu", "cuda")
+    )
+    assert gpu.elbo_ == pytest.approx(cpu.elbo_, abs=1e-6)
+    np.testing.assert_allclose(gpu.predict_proba(X), cpu.predict_proba(X), atol=1e-6)

@@ -270,3 +270,23 @@ def test_a_covariance_that_does_not_fit_is_refused_before_any_work(monkeypatch):
     monkeypatch.setattr("viper.models.fitting.run_solver", None)
     with pytest.raises(ValueError, match=r"must fit in memory; got 151 coefficients and 400 rows.*'diagonal'"):
         VariationalLogisticRegression().fit(X, y)
+
+
+@pytest.mark.parametrize("intercept", [False, True])
+@pytest.mark.parametrize("kind", [np.int32, np.int64])
+def test_sparse_rows_in_one_reading(intercept, kind):
+    """The compiled halves of a pass over a slice of sparse rows; other types of indices are left to the formulas."""
+    X = scipy.sparse.random(40, 30, 0.2, format="csr", random_state=0)
+    X.indices, X.indptr = X.indices.astype(kind), X.indptr.astype(kind)
+    part = next(Arrays(X, torch.zeros(40).double(), intercept=intercept, block_rows=25).blocks()).design
+    rng = np.random.default_rng(0)
+    d = 30 + intercept
+    mean, v, g, h = (torch.from_numpy(rng.random(k)) for k in (d, d, 25, 25))
+    found = compiled.wide_latent(part, mean, v), compiled.wide_gather(part, g, h)
+    if kind is np.int64 or not compiled.is_compiled():
+        assert found == (None, None)
+        return
+    A = torch.from_numpy(np.column_stack([X[:25].toarray(), np.ones(25)])[:, :d])
+    exact = (A @ mean, A**2 @ v), (A.T @ g, (A**2).T @ h)
+    for one, other in zip(found, exact, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-13, atol=1e-14)

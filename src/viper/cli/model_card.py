@@ -42,6 +42,7 @@ def model_document(model: Any, level: float) -> dict[str, Any]:
         "formula": facts.formula,
         "target": facts.target,
         "classes": facts.classes,
+        "multilabel": bool(getattr(model, "multilabel_", False)),
         "standardised": bool(encoding is not None and any(scale != 1 for scale in encoding.scale)),
         "missing": None if encoding is None else encoding.missing,
         "missing_treatment": "" if encoding is None else encoding.missing_treatment,
@@ -120,6 +121,8 @@ def print_model(document: dict[str, Any], most: int | None, saved: Path | None =
 
 def model_headline(document: dict[str, Any]) -> str:
     name = "Logistic regression" if document["model"] == "logistic" else "Gaussian-process classification"
+    if document["multilabel"]:
+        return f"[bold]{name}[/] of [bold cyan]{len(document['classes'])} labels[/], each with a posterior of its own"
     if document["target"] is None:
         return f"[bold]{name}[/]"
     if len(document["classes"]) > 2:
@@ -189,7 +192,7 @@ def print_coefficients(document: dict[str, Any], most: int | None, saved: Path |
         say(f"  [dim]{len(rows) - len(shown)} more, {order}{how_to_see_all(saved)}[/]")
     if document["standardised"]:
         say("  [dim]Numeric columns are standardised: coefficients are per standard deviation (sd), others per 1.[/]")
-    if "class" in rows[0]:
+    if "class" in rows[0] and not document["multilabel"]:
         say("  [dim]Of each class, less the mean over classes; in Python, summary(baseline=…) compares two.[/]")
     if 8 in kept:
         say("  [dim]sign: probability that the coefficient has the sign of its mean.[/]")
@@ -239,7 +242,7 @@ def print_process_columns(document: dict[str, Any], most: int | None, saved: Pat
     rows = sorted(document["columns"], key=lambda row: -row.get("relevance", 0.0))[:most]
     names = [name for name in (rows[0] if rows else {}) if name != "name"]
     cells = [[row["name"], *(short_number(row[name], 3) for name in names)] for row in rows]
-    titles = ["column", *(COLUMN_TITLES.get(name, name.replace("_", " ")) for name in names)]
+    titles = ["column", *(COLUMN_TITLES.get(name, escape(name.replace("_", " "))) for name in names)]
     print_table(titles, cells)
     if len(rows) < len(document["columns"]):
         say(f"  [dim]{len(document['columns']) - len(rows)} more, less relevant{how_to_see_all(saved)}[/]")

@@ -41,7 +41,7 @@ class Component(NamedTuple):
     weight: float
     family: Family
     model: SparseGP
-    posterior: Posterior
+    posterior: Any  # Posterior, or StarPosterior for more than two classes
 
 
 class Point(NamedTuple):

@@ -1,10 +1,11 @@
 """Gaussian-process classification with the scikit-learn interface."""
 
 import copy
+import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -18,6 +19,7 @@ from torch import Tensor
 from viper.data import checks
 from viper.data.checkpoint import resumable
 from viper.data.checks import RowFormat
+from viper.data.model_file import MANY_LABELS
 from viper.data.open import is_kept_elsewhere, open_labelled_rows, open_rows
 from viper.data.schema import (
     BOOLEAN,
@@ -52,6 +54,9 @@ from viper.gp.average import (
     posterior_of,
     weighted_components,
 )
+from viper.gp.classes.fitting import FittedProcesses, class_residual_cost, fit_processes, projected, update_processes
+from viper.gp.classes.mixture import ClassProcesses, Projections
+from viper.gp.classes.summary import class_hyperparameter_table
 from viper.gp.joint import JointFeatures
 from viper.gp.kernels import (
     LENGTHSCALES,
@@ -79,11 +84,14 @@ from viper.inference.problem import Gaussian, Prior, Problem, gaussian
 from viper.inference.progress import Callbacks, Progress, as_task, tasks_of
 from viper.inference.rows import BLOCK_ROWS, Arrays, RowSource, joined_rows
 from viper.inference.threads import check_jobs, pass_threads
+from viper.models.classes.fitting import FittedClasses
+from viper.models.classes.guard import for_two_classes
+from viper.models.classes.reading import SOFTMAX_READING
 from viper.models.diagnosis import LATENT_DRAWS, DiagnosisMixin, summary_of_draws
 from viper.models.effects import EffectsMixin, OpenRows
 from viper.models.fitting import without_cusp
 from viper.models.notebook import NotebookMixin
-from viper.models.prediction import half_width, largest_sd
+from viper.models.prediction import TWO_CLASSES, TargetReading, half_width, largest_sd
 from viper.models.saving import POSTERIOR_FIELDS, State, StateMixin, posterior_shape
 from viper.models.weighting import WEIGHTING, WEIGHTING_FIELDS, ClassWeightMixin
 from viper.softplus.bound_names import FIT_BOUNDS
@@ -145,6 +153,9 @@ class VariationalGPClassifier(
     y_i ~ Bernoulli(s(f(x_i))), where f is a Gaussian process. The posterior of f at the inducing points is the Gaussian
     q that maximises the ELBO, found by the same solver as in logistic regression.
 
+    More than two classes have a function each, y_i ~ Categorical(softmax(f(x_i))), with the same kernel and inducing
+    points. Predictions then have a column for each class, and methods that are for two classes say so.
+
     By default nothing needs to be chosen: hyperparameters have priors, the evidence decides between one lengthscale and
     one per column, there are as many inducing points as the kernel needs, and predictions are averaged over
     hyperparameters. `summary` and `components_` show what was chosen. The paper's recipe, which maximises the ELBO over
@@ -159,7 +170,8 @@ class VariationalGPClassifier(
         respected. Its inputs are the standardised columns.
     mean : {"linear", "constant", "zero"} or gpytorch.means.Mean, default "linear"
         What is added to the kernel's part: a linear function of the columns, a common level, or nothing. With priors
-        its weights have a posterior, and intervals include their uncertainty.
+        its weights have a posterior, and intervals include their uncertainty. With more than two classes each class has
+        weights of its own, which always have a posterior, and a gpytorch Mean, shared by all, would change nothing.
     priors : {"default", None}, default "default"
         Weakly informative priors of the hyperparameters of named kernels and means, on standardised columns:
         log-normal with a median of 1.35 √p for lengthscales (p columns), 3 for the output scale, which is
@@ -251,6 +263,7 @@ class VariationalGPClassifier(
     jitter_ : float
     history_ : list of Iteration; n_iter_ : int; converged_ : bool; status_ : str
     classes_, n_features_in_, feature_names_in_
+    multiclass_ : bool
     formula_ : the Encoding, if the model was created by `from_formula`
 
     Examples
@@ -265,9 +278,11 @@ class VariationalGPClassifier(
     """
 
     _kind = "gp"
+    _labels = MANY_LABELS
     _sparse = True
     _raw_rows: RowSource | None = None
     model_: SparseGP
+    posterior_: Any  # Posterior, or StarPosterior for more than two classes
     _own_prior: Prior | None = None  # of q, where what earlier rows said is only known as a Gaussian
     _fit_scalars: ClassVar[Mapping[str, Rule]] = {
         "elbo_": NUMBER,
@@ -382,11 +397,12 @@ class VariationalGPClassifier(
         X : array, DataFrame, sparse matrix (made dense) or tensor (n, p); or a memory map, viper.Files or viper.Blocks
             The last three may be larger than memory: 40,000 random rows then determine kernel, mean function and
             inducing points, and all rows determine the posterior.
-        y : array of two labels (n,)
+        y : array of labels (n,)
+            Two classes or more.
         sample_weight : array (n,), optional
             A weight of k counts a row k times.
         offset : array (n,), optional
-            Known part of the log-odds of each row.
+            Known part of the log-odds of each row; with more than two classes n × K, a column for each.
         checkpoint : path, optional
             For rows that are not in memory: a folder that keeps the result of every completed pass until the fit is
             complete. If the fit is interrupted, the same call repeats the search and resumes after the last pass.
@@ -400,7 +416,7 @@ class VariationalGPClassifier(
         random = checks.random_of_fit(self.random_state)
         known_classes = None if classes is None else checks.distinct(np.asarray(classes))
         given = {"sample_weight": sample_weight, "offset": offset, "reset": True, "classes": known_classes}
-        self.classes_, source = open_labelled_rows(self, X, y, ROW_FORMAT, **given)
+        self.classes_, source = open_labelled_rows(self, X, y, replace(ROW_FORMAT, classes=0), **given)
         self._own_prior = None
         source = self._weighted_rows(source)
         if source.traits.where == "memory":
@@ -421,14 +437,14 @@ class VariationalGPClassifier(
 
         The first call is a fit. As long as the model remembers its rows, the result is that of all rows together; after
         loading it from a file, the posterior so far is the prior of the new rows. Inducing points are added at new rows
-        that lie outside, where the ones that are there leave much unexplained.
+        that lie outside, where the ones that are there leave much unexplained; with more than two classes they stay.
 
         Parameters
         ----------
         X, y, sample_weight, offset
             As in `fit`.
-        classes : array (2,), optional
-            The two labels. Required in the first call if its rows contain only one of them.
+        classes : array, optional
+            All labels. Required in the first call if its rows do not contain all of them.
         """
         first = not hasattr(self, "posterior_")
         if isinstance(self.class_weight, str):
@@ -440,10 +456,20 @@ class VariationalGPClassifier(
                 raise ValueError("partial_fit needs a fitted formula; got one that is not fitted. Call fit first.")
             return self._fit_opened(X, y, sample_weight, offset, classes=classes)
         given = {"sample_weight": sample_weight, "offset": offset, "classes": self.classes_}
-        source = self._known_weights(open_labelled_rows(self, X, y, ROW_FORMAT, **given)[1])
+        source = self._known_weights(open_labelled_rows(self, X, y, self._row_format(), **given)[1])
+        if self.multiclass_:
+            self._update_classes(source)
+            return self
         with pass_threads(self.n_jobs):
             self._update(source)
         return self
+
+    def _update_classes(self, new: RowSource) -> None:
+        fit, self.components_ = update_processes(self, new)
+        self._keep_star(fit)
+        self.converged_, self.status_ = fit.result.converged, fit.result.status
+        self._raw_rows = None if self._raw_rows is None else joined_rows(self._raw_rows, new)
+        self._warn(True)
 
     def _update(self, new: RowSource) -> None:
         """Find q again for all rows or, if only the new ones are known, with q so far as their prior."""
@@ -498,6 +524,9 @@ class VariationalGPClassifier(
 
     def _fit(self, known: Arrays, source: RowSource | None, random: np.random.RandomState) -> None:
         """Search on rows in memory, then fit q to them or, if they are a sample, to all rows of their source."""
+        if self.multiclass_:
+            self._keep_classes(fit_processes(self, known, source, random))
+            return
         before = self._before()
         rows = Observations.from_arrays(known).merged()
         if before is None:
@@ -505,7 +534,7 @@ class VariationalGPClassifier(
         rows = rows.standardised(self._scaler, choose_device(self.device, known.features))
         exact, fast = self._bound(int(random.randint(2**31)))
         generator = np.random.default_rng(random.randint(2**31))
-        steps = int(self.max_iter or DEFAULT_STEPS[self.solver])
+        steps = int(self.max_iter or self._default_steps())
         progress = Progress(self.verbose, tasks_of(self), len(rows))
         marginal = self._places_as_needed()
         diagonal = self.covariance == "diagonal"
@@ -528,6 +557,9 @@ class VariationalGPClassifier(
             self._largest_sd = largest_sd(seen, self._predictive)
         self._warn(found.converged)
         warn_of_narrow_intervals(narrow)
+
+    def _default_steps(self) -> int:
+        return DEFAULT_STEPS[self.solver]
 
     def _before(self) -> SparseGP | None:
         """The model from which a warm start begins, or None."""
@@ -586,8 +618,22 @@ class VariationalGPClassifier(
         return AveragedRows(Averaged(self.components_, rows.inputs.device), rows, BLOCK_ROWS)
 
     @property
-    def _predictive(self) -> Posterior:
+    def multiclass_(self) -> bool:
+        """Whether y had more than two classes."""
+        return len(getattr(self, "classes_", ())) > 2
+
+    @property
+    def _reading(self) -> TargetReading:
+        return SOFTMAX_READING if self.multiclass_ else TWO_CLASSES
+
+    @property
+    def _predictive(self) -> Any:
+        if self.multiclass_:
+            return ClassProcesses(Projections(tuple(self.components_), self._scaler))
         return posterior_of(self.components_)
+
+    def _row_format(self, block_rows: int | None = None) -> RowFormat:
+        return replace(ROW_FORMAT, classes=max(2, len(self.classes_)), block_rows=block_rows)
 
     def _families(self) -> list[Family]:
         """The kernels to choose from; without priors, and by "natural-adam", nothing is chosen."""
@@ -610,7 +656,8 @@ class VariationalGPClassifier(
         columns = self.n_features_in_
         chosen = family.shape if isinstance(self.kernel, str) else self.kernel
         kernel = make_kernel(chosen, columns, priors=self.priors, many=family.many, names=self._columns())
-        return kernel, make_mean(self.mean, columns, priors=self.priors)
+        priors = "default" if self.multiclass_ else self.priors  # weights of each class are always in q
+        return kernel, make_mean(self.mean, columns, priors=priors)
 
     def _inducing(self, rows: Observations, generator: np.random.Generator) -> tuple[Tensor, bool]:
         """Where the inducing points start, and whether they are learned."""
@@ -662,6 +709,26 @@ class VariationalGPClassifier(
         self.inducing_points_ = self._inducing_points(found.model)
         self.model_ = found.model.on("cpu")
 
+    def _keep_classes(self, fitted: FittedProcesses) -> None:
+        """Set the fitted attributes of more than two classes."""
+        (found, *_), fit = fitted.families, fitted.fit
+        self._keep_star(fit)
+        self.jitter_, self.n_iter_ = fitted.jitter, max(1, found.steps)
+        self.converged_ = bool(fit.result.converged and found.converged)
+        self.status_ = found.status if fit.result.converged else fit.result.status
+        self.family_, self.starts_ = found.family, [start for family in fitted.families for start in family.starts]
+        self.inducing_points_, self.model_ = self._inducing_points(found.model), found.model.cpu()
+        only = Component(1.0, found.family, self.model_, self.posterior_)
+        first, *others = fitted.components or [only]
+        self.components_ = [first._replace(model=self.model_, posterior=self.posterior_), *others]
+        self._largest_sd = math.nan
+        self._warn(found.converged)
+
+    def _keep_star(self, fit: FittedClasses) -> None:
+        self.posterior_, self.inducing_cost_ = fit.posterior, class_residual_cost(fit)
+        self.elbo_, self.elbo_bound_, self.kl_ = fit.certified()
+        self.objective_, self.history_ = fit.result.objective, fit.result.history
+
     def _warn(self, searched: bool) -> None:
         if not self.converged_:
             search = "The search stopped early", "Raise max_iter, or tol if the ELBO is good enough."
@@ -695,12 +762,16 @@ class VariationalGPClassifier(
 
     def _induced(self, source: RowSource, block_rows: int | None = None) -> RowSource:
         """Rows projected on the inducing points of the fitted model."""
+        if self.multiclass_:
+            return projected(source, self.model_, self._scaler)
         if source.traits.where == "memory":
             return self._features(source.in_memory(), block_rows)
         return InducedSource(source, InducedView(self.model_, self._scaler))
 
     def _projected(self, source: RowSource) -> RowSource:
-        """Rows projected for predictions."""
+        """Rows projected for predictions; those of more than two classes are by the posterior."""
+        if self.multiclass_:
+            return source
         if len(self.components_) == 1:
             return self._induced(source)
         if source.traits.where == "memory":
@@ -708,17 +779,19 @@ class VariationalGPClassifier(
         return InducedSource(source, AveragedView(tuple(self.components_), self._scaler))
 
     def _open_rows(self, X: Any, offset: Any) -> RowSource:
-        return self._projected(open_rows(self, X, offset, ROW_FORMAT))
+        return self._projected(open_rows(self, X, offset, self._row_format(BLOCK_ROWS if self.multiclass_ else None)))
 
     def _open_labelled_rows(self, X: Any, y: Any, *, sample_weight: Any, offset: Any) -> RowSource:
         given = {"sample_weight": sample_weight, "offset": offset, "classes": self.classes_}
-        return self._projected(open_labelled_rows(self, X, y, ROW_FORMAT, **given)[1])
+        return self._projected(open_labelled_rows(self, X, y, self._row_format(), **given)[1])
 
     def elbo(self, X: Any, y: Any = None, sample_weight: Any = None, offset: Any = None) -> float:
         """The exact ELBO of the given rows under the fitted posterior, at the fitted hyperparameters (`model_`)."""
         check_is_fitted(self, "posterior_")
         twin = copy.copy(self)
         twin.components_ = [Component(1.0, self.family_, self.model_, self.posterior_)]
+        if self.multiclass_:
+            twin.posterior_ = twin._predictive
         return super(VariationalGPClassifier, twin).elbo(X, y, sample_weight, offset)
 
     @property
@@ -729,14 +802,15 @@ class VariationalGPClassifier(
         if X is None:
             return self._training_rows
         given = {"sample_weight": sample_weight, "offset": offset, "classes": self.classes_}
-        return self._induced(self._known_weights(open_labelled_rows(self, X, y, ROW_FORMAT, **given)[1]))
+        return self._induced(self._known_weights(open_labelled_rows(self, X, y, self._row_format(), **given)[1]))
 
     @property
     def prior_(self) -> Prior:
         """The prior N(0, I) of the whitened inducing values, or q before the last rows if earlier ones are unknown."""
         if self._own_prior is not None:
             return self._own_prior
-        return Prior(torch.zeros_like(self.posterior_.mean), torch.ones_like(self.posterior_.mean))
+        zeros = torch.zeros(self.posterior_.mean.shape[-1], dtype=torch.float64)
+        return Prior(zeros, torch.ones_like(zeros))
 
     def _names(self) -> list[str]:
         return [f"w{j}" for j in range(len(self.posterior_.mean))]
@@ -749,6 +823,7 @@ class VariationalGPClassifier(
         rows = self._induced(open_rows(self, X, offset, replace(ROW_FORMAT, block_rows=block_rows)), block_rows)
         return rows.map(partial(summary_of_draws, draws=draws, summary=summary))
 
+    @for_two_classes
     def latent_prior(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]:
         """Prior mean and covariance of f at the training rows under the fitted kernel, their labels and weights."""
         check_is_fitted(self, "posterior_")
@@ -763,6 +838,7 @@ class VariationalGPClassifier(
         mean = mean if rows.offset is None else mean + rows.offset
         return mean.numpy(), K.numpy(), rows.label.numpy(), None if rows.weight is None else rows.weight.numpy()
 
+    @for_two_classes
     def sample(self, X: Any, n: int = 1, random_state: Any = None, offset: Any = None) -> np.ndarray:
         """`n` joint draws of f, the log-odds, at the rows of X: n × rows."""
         check_is_fitted(self, "posterior_")
@@ -799,6 +875,13 @@ class VariationalGPClassifier(
 
         return opened, joint.extended(self._predictive)
 
+    average = for_two_classes(EffectsMixin.average)
+    contrast = for_two_classes(EffectsMixin.contrast)
+    slopes = for_two_classes(EffectsMixin.slopes)
+    corrected = for_two_classes(DiagnosisMixin.corrected)
+    loo = for_two_classes(DiagnosisMixin.loo)
+    to_arviz = for_two_classes(DiagnosisMixin.to_arviz)
+
     def summary(self) -> "pandas.DataFrame":
         """Per column, in the units of X: lengthscale, relevance (1/lengthscale in standard deviations), mean weight.
 
@@ -806,10 +889,13 @@ class VariationalGPClassifier(
         mean), the "intercept" of the mean function, the "priors", all parameters of the "kernel" by name, for
         standardised columns, the weights of the "families" of kernels over which predictions are averaged, the number
         of "inducing_points", and their "inducing_cost": what the ELBO loses because they leave variance unexplained, in
-        nats. Hyperparameters are those of the first component, the mode.
+        nats. Hyperparameters are those of the first component, the mode. With more than two classes the weights of the
+        mean are by class, `mean_weight (label)`, less their mean over classes.
         """
         check_is_fitted(self, "posterior_")
-        table = hyperparameter_table(self.model_, self.posterior_, self._scaler, self._columns())
+        of = self.model_, self.posterior_, self._scaler, self._columns()
+        labels = [str(label) for label in self.classes_.tolist()]
+        table = class_hyperparameter_table(*of, labels) if self.multiclass_ else hyperparameter_table(*of)
         table.attrs |= {"families": family_weights(self.components_), "inducing_points": len(self.inducing_points_)}
         if self.inducing_cost_ is not None:
             table.attrs["inducing_cost"] = self.inducing_cost_
@@ -818,6 +904,7 @@ class VariationalGPClassifier(
     def _columns(self) -> list[str]:
         return [str(name) for name in getattr(self, "feature_names_in_", [f"x{j}" for j in range(self.n_features_in_)])]
 
+    @for_two_classes
     def term_effects(self, X: Any = None, *, points: int = 41, level: float = 0.95) -> list[TermEffect]:
         """What each column, and each pair, adds to the log-odds: for ``kernel="additive"``.
 
@@ -862,7 +949,8 @@ class VariationalGPClassifier(
             metadata["components"] = [[component.weight, *component.family] for component in self.components_]
         for k, component in enumerate(self.components_[1:], start=1):
             tensors |= {f"component.{k}.model.{name}": x for name, x in component.model.state_dict().items()}
-            tensors |= {f"component.{k}.posterior.{name}": x for name, x in vars(component.posterior).items()}
+            parts = {one.name: getattr(component.posterior, one.name) for one in fields(component.posterior)}
+            tensors |= {f"component.{k}.posterior.{name}": x for name, x in parts.items()}
         return State(tensors, {**metadata, **self._weighting_state()})
 
     def _restore_own_state(self, state: State) -> None:
@@ -882,6 +970,21 @@ class VariationalGPClassifier(
     def _is_checked_later(name: str) -> bool:
         return name.startswith(("model.", "component."))
 
+    @staticmethod
+    def _class_sizes(classes: int) -> dict[str, int]:
+        return {"k": classes if classes > 2 else -1}  # no tensor has -1 of anything
+
+    @classmethod
+    def _sizes(cls, metadata: dict[str, Any]) -> dict[str, int]:
+        return super()._sizes(metadata) | cls._class_sizes(len(metadata["classes"]["values"]))
+
+    @classmethod
+    def _tensor_rules(cls, names: Collection[str], metadata: dict[str, Any]) -> Mapping[str, Numbers]:
+        classes = len(metadata["classes"]["values"])
+        if classes < 2 or ("posterior.means" in names) != (classes > 2):
+            raise StorageError(f"the posterior must be one of {classes} classes; got another.")
+        return cls._own_tensors
+
     def _stored_components(self, state: State) -> list[Component]:
         found = [Component(1.0, self.family_, self.model_, self.posterior_)]
         stored = state.metadata.get("components", [])
@@ -895,7 +998,9 @@ class VariationalGPClassifier(
             shape = posterior_shape(part.tensors)
             posterior_part = part.part("posterior")
             layouts = {name: Layout(x.dtype, tuple(x.shape), 0, 0) for name, x in posterior_part.items()}
-            check_layouts(POSTERIOR_FIELDS[shape], layouts, {})
+            if shape is not type(self.posterior_):
+                raise StorageError(f"all components must be of one kind; got {shape.__name__} besides the first.")
+            check_layouts(POSTERIOR_FIELDS[shape], layouts, self._class_sizes(len(self.classes_)))
             check_tensors(POSTERIOR_FIELDS[shape], posterior_part)
             posterior = shape(**posterior_part)
             model = self._stored_model(Family(*family), part.part("model"), False, posterior)
@@ -921,9 +1026,14 @@ class VariationalGPClassifier(
             raise StorageError(f"kernel and mean must be those of the saved model; got {got}.")
         model.load_state_dict(parameters)
         check_loaded(model)
-        if model.dimension != len(posterior.mean) or model.inducing.shape[1] != self.n_features_in_:
-            raise StorageError(f"the posterior must have {model.dimension} entries; got {len(posterior.mean)}.")
+        if model.dimension != posterior.mean.shape[-1] or model.inducing.shape[1] != self.n_features_in_:
+            raise StorageError(f"the posterior must have {model.dimension} entries; got {posterior.mean.shape[-1]}.")
         return model
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.classifier_tags.multi_class = True
+        return tags
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in super().__getstate__().items() if name != "_raw_rows"}

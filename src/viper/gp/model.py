@@ -24,7 +24,7 @@ so that A and o become κA and κo, and nothing is left in r. With all rows as p
 
 import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property, partial
 from typing import Any, Protocol
@@ -302,6 +302,10 @@ class Features(BlockSource):
             made = self.evaluate(rows.inputs)
             yield made, self.block(rows, *(x.detach() for x in made))
 
+    def graphs(self) -> Iterable[tuple[tuple[Tensor, ...], Block]]:
+        """The same, kept or computed anew."""
+        return self.parts() if self.kept is None else self.kept
+
     def block_of(self, rows: Observations) -> Block:
         """Any rows, projected."""
         return self.block(rows, *self.evaluate(rows.inputs))
@@ -314,7 +318,7 @@ class Features(BlockSource):
         # A = K_xz L⁻ᵀ
         design = product(cross, self.inverse.T)
         residual = (variance - design.square().sum(1)).clamp_(min=0.0)
-        offset = mean if rows.offset is None else mean + rows.offset
+        offset = mean if rows.offset is None else (rows.offset.T + mean).T  # (n,), or a column for each class
         if columns.shape[1]:
             design = torch.cat([design, columns], 1)
         if self.marginal:
@@ -412,6 +416,10 @@ class Sites:
     precision: list[Tensor]  # b = c h, by block
     target: list[Tensor]  # t = c (y - g) + b Aμ
 
+    def information(self) -> Tensor:
+        """c h of each row."""
+        return torch.cat(self.precision).clamp(min=0.0)
+
     def posterior(self, source: Features, diagonal: bool, scale: float = 1.0) -> Gaussian | None:
         """The q of these sites with the features of another θ; None if Λ is not positive definite."""
         size = source.dimension
@@ -428,20 +436,45 @@ class Sites:
         return Gaussian(mean, precision.diagonal().clone()) if diagonal else Gaussian(mean, precision, root)
 
 
+class ChainRule:
+    """Carries slopes in A, diag K_xx and m(x) back to the free parameters, block by block."""
+
+    def __init__(self, source: Features) -> None:
+        self.source, self.inner = source, torch.zeros_like(source.inverse)
+
+    def block(self, made: tuple[Tensor, ...], design: Tensor, slope: Tensor, to_variance: Tensor, e: Tensor) -> None:
+        """Take ∂F/∂A, ∂F/∂(diag K_xx) and ∂F/∂m(x) of a block."""
+        inverse = self.source.inverse
+        points = len(inverse)
+        induced, columns = slope[:, :points], slope[:, points:]
+        self.inner += product(induced.T, design[:, :points])
+        pull_back(made, (product(induced, inverse), to_variance, e, columns))
+
+    def finish(self) -> None:
+        """Through L: ∂F/∂K_zz = L⁻ᵀ sym Φ(-(∂F/∂A)ᵀA) L⁻¹, Φ the lower triangle with half its diagonal."""
+        source = self.source
+        if source.among.requires_grad:
+            lower = torch.tril(-self.inner)
+            lower.diagonal().mul_(0.5)
+            slope = 0.5 * source.inverse.T @ (lower + lower.T) @ source.inverse
+            # the jitter is a multiple of the mean of the diagonal
+            slope.diagonal().add_(source.jitter * slope.diagonal().mean())
+            source.among.backward(slope)
+
+
 def backward(
     source: Features, q: Gaussian, factor: Tensor, moments: Formula, scale: float = 1.0
 ) -> tuple[float, Sites]:
     """Add ∂F/∂θ at q to the gradients of the free parameters; return the likelihood part of F and the sites of q."""
-    mean, inverse, points = q.mean, source.inverse, len(source.inverse)
+    mean, points = q.mean, len(source.inverse)
     # Σ - J, J the identity for the inducing points, whose residual r depends on A, and 0 for the other columns
     excess = factor @ factor.T if factor.ndim == 2 else torch.diag(factor)
     if not source.marginal:
         excess.diagonal()[:points].sub_(1.0)
-    inner = torch.zeros_like(inverse)
-    sites = Sites([], [])
+    sites, chain = Sites([], []), ChainRule(source)
     value = 0.0
     with torch.enable_grad():
-        for made, block in source.kept if source.kept is not None else source.parts():
+        for made, block in source.graphs():
             assert isinstance(block.design, Dense)
             design, offset, residual = block.design.matrix, block.offset, block.residual
             assert offset is not None
@@ -466,17 +499,8 @@ def backward(
                 to_variance = slope_in_residual(kappa, e, b, shift + offset, tau2)
                 design, e, slope = design / kappa[:, None], kappa * e, slope.mul_(kappa[:, None])
                 slope[:, :points].sub_(2.0 * to_variance[:, None] * design[:, :points])
-            induced, columns = slope[:, :points], slope[:, points:]
-            inner += product(induced.T, design[:, :points])
-            pull_back(made, (product(induced, inverse), to_variance, e, columns))
-        if source.among.requires_grad:
-            # through L: ∂F/∂K_zz = L⁻ᵀ sym Φ(-(∂F/∂A)ᵀA) L⁻¹, Φ the lower triangle with half its diagonal
-            lower = torch.tril(-inner)
-            lower.diagonal().mul_(0.5)
-            slope = 0.5 * inverse.T @ (lower + lower.T) @ inverse
-            # the jitter is a multiple of the mean of the diagonal
-            slope.diagonal().add_(source.jitter * slope.diagonal().mean())
-            source.among.backward(slope)
+            chain.block(made, design, slope, to_variance, e)
+        chain.finish()
     return value, sites
 
 

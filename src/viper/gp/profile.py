@@ -104,7 +104,7 @@ class Profile:
     def information(self) -> Tensor | None:
         """c h of each row at the last θ."""
         sites = self.last_sites()
-        return None if sites is None else self.scale * torch.cat(sites.precision).clamp(min=0.0)
+        return None if sites is None else self.scale * sites.information()
 
     def last_sites(self) -> Sites | None:
         """The sites at the last θ."""

@@ -14,7 +14,7 @@ import copy
 import itertools
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
@@ -27,7 +27,7 @@ from viper.gp.lbfgs import Climb
 from viper.gp.model import Features, Observations, Sites, SparseGP
 from viper.gp.natural_adam import natural_adam
 from viper.gp.profile import Profile
-from viper.gp.starts import Candidate, candidates, greedy, null_model, placed
+from viper.gp.starts import Candidate, PlacePoints, candidates, greedy, null_model, placed
 from viper.inference.newton import Iteration
 from viper.inference.problem import Gaussian
 from viper.softplus.pointwise import Bound
@@ -181,8 +181,8 @@ class Search:
         tol = self.tolerance(few)
         first = max(FIRST_TOLERANCE, tol) if count > 1 else LAST_SHARE * tol
         report = self.reporter()
-        again = (placed(start, null_model(model, few)[1], place) for start in known)
-        begun = itertools.chain(candidates(model, few, count, self.generator, place), again)
+        again = (placed(start, self.information(model, few), place) for start in known)
+        begun = itertools.chain(self.candidates(model, few, count, place), again)
         attempts = [Attempt(start, lambda m: self.profile_on(m, few, first), report) for start in begun]
         best = race(attempts, self.steps, tol)
         if not math.isfinite(best.value):
@@ -220,7 +220,7 @@ class Search:
         """Give the model as many inducing points as the posterior of `rows` rows needs, near its best sites."""
         if found.sites is None:
             return found
-        information = torch.cat(found.sites.precision).clamp(min=0.0)
+        information = found.sites.information()
         most = points_within(SOLVING_BUDGET, rows)
         points = greedy(found.model, self.rows.inputs, information, min(most, len(self.rows)), LARGEST_LOSS)
         return found._replace(model=found.model.with_points(points))
@@ -231,8 +231,16 @@ class Search:
         if count < len(few):
             return greedy(model, few.inputs, information, count)
         if count < len(self.rows):
-            return greedy(model, self.rows.inputs, null_model(model, self.rows)[1], count)
+            return greedy(model, self.rows.inputs, self.information(model, self.rows), count)
         return model.inducing.detach()
+
+    def candidates(self, model: SparseGP, rows: Observations, count: int, place: PlacePoints) -> Iterator[Candidate]:
+        """Models to climb from."""
+        return candidates(model, rows, count, self.generator, place)
+
+    def information(self, model: SparseGP, rows: Observations) -> Tensor:
+        """The information of each row if there were only the mean function."""
+        return null_model(model, rows)[1]
 
     def sample(self, size: int) -> Observations:
         return self.rows if size >= len(self.rows) else self.rows.scatter(size, self.generator)
@@ -274,7 +282,7 @@ class Search:
         if placing != "as given":
             few = self.sample(stages(len(self.rows))[0])
             with torch.no_grad():
-                model.inducing.copy_(self.greedily(model, few, null_model(model, few)[1]))
+                model.inducing.copy_(self.greedily(model, few, self.information(model, few)))
         q, history, converged = natural_adam(
             model,
             self.rows,

@@ -26,7 +26,7 @@ from viper.inference.problem import Gaussian, Problem, gaussian
 
 ROUNDS = 20
 STEPS = 60  # in a round
-MEMORY, MEMORY_DIAGONAL = 20, 10  # steps that L-BFGS remembers
+MEMORY, MEMORY_DIAGONAL = 20, 6  # steps that L-BFGS remembers
 CLOSE = 1e-9  # nats to the optimum: from there a natural-gradient step does the rest
 LEAST_GAIN = 1e-9  # nats: a round that gains less is the last
 LARGEST_CLIMB = 500  # coefficients: there, what L-BFGS remembers takes 40 MB
@@ -68,7 +68,6 @@ def climb(
             start,
             jac=True,
             method="L-BFGS-B",
-            bounds=ascent.bounds(),
             callback=ascent.tell,
             options={
                 "maxiter": min(steps, most - taken),
@@ -89,6 +88,13 @@ def climb(
     return Climbed(q, passes, ascent.left < close, taken)
 
 
+def ratio_of(u: Tensor) -> Tensor:
+    """The r with (r - 1/r)/√2 = u."""
+    half = u * math.sqrt(0.5)
+    larger = half.abs() + (half.square() + 1.0).sqrt()  # exp |asinh u/√2|
+    return torch.where(half < 0.0, larger.reciprocal(), larger)
+
+
 class Ascent:
     """F and its gradient in the coordinates around one q."""
 
@@ -101,10 +107,6 @@ class Ascent:
         self.value, self.left = -math.inf, math.inf  # F, and half the squared gradient: about the nats left
         self.memory = MEMORY_DIAGONAL if problem.diagonal else MEMORY
 
-    def bounds(self) -> scipy.optimize.Bounds | None:
-        """Bounds on the coordinates."""
-        return None
-
     def origin(self) -> np.ndarray:
         return np.zeros(2 * self.d + self.low.shape[1])
 
@@ -112,8 +114,8 @@ class Ascent:
         """m, T (its diagonal, for the diagonal family) and log diag T, from the coordinates x."""
         m, logs, rest = torch.from_numpy(x).to(self.q.mean).split([self.d, self.d, len(x) - 2 * self.d])
         if self.problem.diagonal:
-            logs = torch.asinh(logs * math.sqrt(0.5))  # r - 1/r = 2 sinh log r
-            return m, logs.exp(), logs
+            r = ratio_of(logs)
+            return m, r, r.log()
         T = torch.diag(logs.exp())
         T[self.low[0], self.low[1]] = rest
         return m, T, logs

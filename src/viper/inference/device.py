@@ -98,12 +98,13 @@ def reduce_on_device(
 
 
 def fetched(totals: list[Tensor], home: torch.device) -> list[Tensor]:
-    """Move the tensors to another device in a single copy."""
-    if all(total.device == home for total in totals):
+    """Move the tensors to another device, in a single copy of those that are not there yet."""
+    away = [total for total in totals if total.device != home]
+    if not away:
         return totals
-    flat = torch.cat([total.reshape(-1) for total in totals]).to(home)
-    parts = flat.split([total.numel() for total in totals])
-    return [part.reshape(total.shape) for part, total in zip(parts, totals, strict=True)]
+    flat = torch.cat([total.reshape(-1) for total in away]).to(home)
+    parts = iter(flat.split([total.numel() for total in away]))
+    return [total if total.device == home else next(parts).reshape(total.shape) for total in totals]
 
 
 def prefetched(features: Tensor, parts: list[slice], dtype: torch.dtype, device: torch.device) -> Iterator[Tensor]:

@@ -88,9 +88,9 @@ class Gaussian:
         if self.cholesky is None:
             return 1.0 / self.precision
         if self.mean.device.type == "cpu" and len(self.mean) >= LEAST_TRIANGULAR:
-            inverse, failed = dtrtri(self.cholesky.numpy(), lower=1)  # a third of the operations
+            inverse, failed = dtrtri(self.cholesky.numpy().T, lower=0)  # a third of the operations
             if not failed:
-                return torch.from_numpy(np.tril(inverse).T).contiguous()
+                return torch.from_numpy(inverse).contiguous()
         eye = torch.eye(len(self.mean), dtype=self.mean.dtype, device=self.mean.device)
         return torch.linalg.solve_triangular(self.cholesky, eye, upper=False).T.contiguous()
 

@@ -36,7 +36,8 @@ def count_threads(n_jobs: int | None) -> int:
         return 1
     if configured is not None:
         return joblib.effective_n_jobs(configured)
-    return min(joblib.cpu_count(), torch.get_num_threads())
+    most = torch.get_num_threads()
+    return most if most == 1 else min(joblib.cpu_count(), most)
 
 
 def check_jobs(n_jobs: Any) -> None:

@@ -30,7 +30,7 @@ SMALLEST_CHOSEN, LARGEST_CHOSEN = 1e-3, 1e3  # the range that is searched
 OTHERS = "*"  # in a dictionary by name: all columns that it does not name
 
 
-def entries_by_name(value: Any, option: str, names: list[str], default: float) -> Any:
+def entries_by_name(value: Any, option: str, columns: Callable[[], list[str]], default: float) -> Any:
     """Return one number per column from a dictionary by name; anything else is returned unchanged.
 
     A name is that of a column, or of a formula's term or category, which stands for all of its columns. Columns without
@@ -38,6 +38,7 @@ def entries_by_name(value: Any, option: str, names: list[str], default: float) -
     """
     if not isinstance(value, Mapping):
         return value
+    names = columns()  # 100,000 of them take as long as several passes
     found = dict.fromkeys(range(len(names)), value.get(OTHERS, default))
     terms = [re.sub(r"\[[^\]]*\]", "", name) for name in names]
     exact: dict[int, Any] = {}
@@ -47,12 +48,12 @@ def entries_by_name(value: Any, option: str, names: list[str], default: float) -
         if name in names:
             exact[names.index(name)] = number
             continue
-        columns = [j for j, term in enumerate(terms) if term in (name, f"C({name})") and term != names[j]]
-        if not columns:
+        of_term = [j for j, term in enumerate(terms) if term in (name, f"C({name})") and term != names[j]]
+        if not of_term:
             known = list(dict.fromkeys([*names, *terms]))
             hint = "Set intercept_scale for it." if name == INTERCEPT else instead(str(name), known)
             raise ValueError(f"{option} must name columns; got {name!r}. {hint}")
-        found |= dict.fromkeys(columns, number)
+        found |= dict.fromkeys(of_term, number)
     return [{**found, **exact}[j] for j in range(len(names))]
 
 
@@ -125,10 +126,13 @@ def second_moment(posterior: Any, prior: Prior, size: int) -> tuple[Tensor, floa
     return (shift.square() + posterior.variance)[:, :size].sum(0), len(shift) - 1.0
 
 
-def best_scales(solve: Callable[[Tensor, Any], Any], size: int, separate: bool) -> tuple[Tensor, Any]:
+def best_scales(
+    solve: Callable[[Tensor, Any], Any], size: int, separate: bool, careful: bool = False
+) -> tuple[Tensor, Any]:
     """Return the scales of the first `size` coefficients that maximise the ELBO, and the fit with these scales.
 
-    `solve(scales, start)` fits the posterior under the given scales, starting from the Gaussian `start`.
+    `solve(scales, start)` fits the posterior under the given scales, starting from the Gaussian `start`. If `careful`,
+    the first step is a short one, because fits under very wide priors take long.
     """
     warm: Any = None
 
@@ -145,7 +149,8 @@ def best_scales(solve: Callable[[Tensor, Any], Any], size: int, separate: bool) 
         return torch.from_numpy(np.exp(log_scale)).expand(size).clone()
 
     count = size if separate else 1
-    bounds = [(np.log(SMALLEST_CHOSEN), np.log(LARGEST_CHOSEN))] * count
+    # L-BFGS-B tries the far end of the range first, unless one end is open
+    bounds = [(np.log(SMALLEST_CHOSEN), None if careful else np.log(LARGEST_CHOSEN))] * count
     options = {"maxiter": 200, "ftol": 1e-12, "gtol": 1e-6}
     with warnings.catch_warnings():
         # a poor scale that is tried once may be hard to fit; only the final fit below may warn

@@ -4,8 +4,9 @@ With T = log Σ e^{f_k} + G, G a Gumbel variable (logsumexp.py), P(t) = P(T <= t
 
     E (T - c)² = (t_0 - h/2 - c)² + 2h Σ_i (t_i - c)(1 - P(t_i)) - h²/12,      Var log Σ e^{f_k} = Var T - π²/6,
 
-where h²/12 is Sheppard's correction for rounding T to the midpoints between nodes; what remains falls like e^{-π²/h}.
-Under the variance is Σ_k v_k (E p_k)² (Stein's lemma), above it Σ_k v_k E p_k² (Poincaré's inequality).
+where h²/12 is Sheppard's correction for rounding T to the midpoints between nodes. Beyond the last node, 1 - P is taken
+to fall like e^{-t}, which leaves an error of about 1e-6. The variance is at least Σ_k v_k (E p_k)² (Stein's lemma) and
+at most Σ_k v_k E p_k² (Poincaré's inequality).
 """
 
 import math

@@ -20,7 +20,7 @@ LARGEST_EXACT_GP = 1_000  # rows for scikit-learn's, whose time grows with their
 DIGITS_SHOWN = {"brier": 4, "auc": 4, "calibration_error": 3, "interval_width": 3, "seconds": 2}
 RANKED = ("brier", "auc", "calibration_error", "seconds")  # columns whose best value is highlighted
 
-OF_TWO_CLASSES = ("bound", "terms")  # in the names of models for two classes
+OF_TWO_CLASSES = ("bound", "terms", "prior auto")  # in the names of models for two classes, or slow for more
 
 MakeModel = Callable[[], Any]
 
@@ -76,7 +76,7 @@ def compare_models(
         learned = learn_formula(prepared.formula, prepared.frame, missing.value, True, positive, imputing)
     every = comparable_models(seed, learned.encoding.intercept)
     several = len({*learned.labels.tolist()}) > 2
-    if several:  # other bounds are those of the softplus
+    if several:
         every = {name: made for name, made in every.items() if not any(word in name for word in OF_TWO_CLASSES)}
     chosen, skipped = choose_models(every, len(learned.y), only)
     for text in (*prepared.notes, *skipped):

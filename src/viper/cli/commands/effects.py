@@ -102,7 +102,9 @@ def show_effects(
             write(tidy_table(found))
         note(f"the effects are in {out}.")
     target = target_of(fitted)
+    several = getattr(fitted, "multilabel_", False)
     positive = f"{target} = {fitted.classes_[1]}" if target else str(fitted.classes_[1])
+    positive = "a row has the label" if several else positive
     if as_json:
         tables = {f"{kind}s": table.to_dict("records") for kind, table in found.items()}
         facts = {"probability_of": positive, "rows": len(frame), "level": level, "measure": measure.value}

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from viper.inference.classes.posterior import StarPosterior, star_log_density
 from viper.inference.classes.star import Star, star_prior
+from viper.inference.classes.sums import ROUGH_CLASSES
 from viper.inference.problem import Prior
 from viper.inference.rows import Block, RowSource
 
@@ -56,9 +57,17 @@ def block_class_log_likelihood(block: Block, draws: Tensor) -> list[Tensor]:
     parts = []
     for some in draws.to(block.label.device).split(max(1, LOGITS_AT_ONCE // (K * max(1, len(label))))):
         f = class_logits(block, some)
-        own = f.gather(2, label[:, None, None].expand(-1, len(some), 1))[..., 0] - torch.logsumexp(f, 2)
+        own = f.gather(2, label[:, None, None].expand(-1, len(some), 1))[..., 0] - log_sum(f, block.residual)
         parts.append(own.sum(0) if block.weight is None else block.weight @ own)
     return [torch.cat(parts)]
+
+
+def log_sum(f: Tensor, residual: Tensor | None) -> Tensor:
+    """log Σ_k e^{f_k} of logits (rows, draws, K), or its mean where each row has a residual variance given the draw."""
+    if residual is None:
+        return torch.logsumexp(f, 2)
+    spread = residual.reshape(len(f), 1, -1).expand_as(f)
+    return ROUGH_CLASSES(f.flatten(0, 1), spread.flatten(0, 1))[0].reshape(f.shape[:2])
 
 
 def class_logits(block: Block, draws: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ last ones use rough integrals.
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -42,6 +42,8 @@ MOST_PRODUCTS = 200
 REMEMBERED = 15  # proposals in a mixture
 MIXED_BELOW = 30.0  # nats: proposals are mixed once they are closer than that
 LEAST_STEP = 1e-8
+SHORT_STEP, MOST_SHORT = 1e-2, 30  # after so many steps so short, the fit is given up
+LEAST_RATE, LAST_MOVES = 0.05, 1e3  # the least rate that is believed; how many times what may be left a last step moves
 GROWTH = 1.5  # of the share of a step that is tried, after it was right
 FIRST_RATE = 0.5  # by which a step shrinks the next move, before the first has measured it
 SLOWEST_SHARE = 0.03  # smaller shares of a residual are not trusted, because the map is not linear
@@ -152,7 +154,7 @@ def find_class_mode(problem: ClassProblem, mean: Tensor, enough: float) -> ModeF
 
 
 class Proposal(NamedTuple):
-    """Where a step leads, its residual in the metric of where it starts, and how many nats away that is."""
+    """Where a step leads, its residual in the metric of where it starts, and how many nats it should gain."""
 
     mean: Tensor
     precision: Tensor
@@ -173,6 +175,7 @@ class StarRun:
         self.problem, self.tol, self.max_iter, self.report = problem, tol, max_iter, report
         self.began, self.passes, self.gain = time.perf_counter(), 0.0, 0.0
         self.rho = 1.0  # the share of a step that F allows
+        self.short = 0  # how often that was very little
         self.left = math.inf  # nats, as expected after the last step
         self.history: list[Iteration] = []
         self.converged, self.status = False, "max_iter reached"
@@ -198,7 +201,8 @@ class StarRun:
         same = hasattr(self, "q") and self.q.precision.shape == q.precision.shape
         if not same:
             self.mixing, self.last, self.share = ChangeMixing(REMEMBERED), math.inf, 1.0
-        self.moments = moments
+        self.moments, self.rho = moments, 1.0
+        self.converged, self.status = False, "max_iter reached"
         self.move_to(q, self.evaluate(q))
 
     def evaluate(self, q: Star) -> Evaluated:
@@ -242,7 +246,18 @@ class StarRun:
         hessians = at.hessians or self.problem.hessians(q.mean, q.factor, self.moments)
         shift = newton_step(self.problem, hessians, self.problem.gradient(q.mean, at.sums), metric, FORCING)
         residual = star_whitened(q, shift, precision - q.precision)
-        return Proposal(q.mean + shift, precision, residual, 0.5 * float(residual @ residual))
+        new = replace(metric, mean=q.mean + shift)
+        return Proposal(new.mean, precision, residual, sum(map(abs, self.gains_at(new))))
+
+    def gains_at(self, new: Star) -> tuple[float, float]:
+        """F(new) - F(q) to second order for a step to the optimum: half of what the gradient says about the means,
+        and what the curvatures say about the precisions. Directions in which F is flat count for nothing.
+        """
+        sums = self.at.sums
+        target = self.problem.target(sums.gram)
+        by_mean = 0.5 * float(((new.mean - self.q.mean) * self.problem.gradient(self.q.mean, sums)).sum())
+        before, after = (one.expected(target) / one.copies + one.log_volume() for one in (self.q, new))
+        return by_mean, 0.5 * (before - after)
 
     def step(self, new: Proposal, weights: list[float], share: float) -> bool:
         """Move to the mixture, or towards the proposal as far as F increases. Return whether it moved."""
@@ -255,7 +270,8 @@ class StarRun:
             if self.accept(self.mixed([1.0], rho), rho, new.move):
                 self.last, self.share = (new.move, 1.0) if rho == 1.0 else (math.inf, 1.0)
                 self.rho = min(1.0, GROWTH * rho)
-                return True
+                self.short += rho < SHORT_STEP
+                return self.short < MOST_SHORT
             rho *= 0.5
         return False
 
@@ -296,19 +312,15 @@ class StarRun:
         self.left = math.inf
         if not rate < 1.0:
             return move < 0.1 * enough
+        rate = max(rate, LEAST_RATE)  # one move may be short by chance
         self.left = move * rate * share / (1.0 - math.sqrt(rate * share)) ** 2
-        return self.left < enough
+        return self.left < enough and move < LAST_MOVES * enough
 
     def finish(self, new: Proposal, weights: list[float], share: float) -> None:
         """Take the last step. Its gain in F is predicted."""
         q = self.mixed(weights, 1.0) or star_from(new.mean, new.precision)
         assert q is not None
-        sums = self.at.sums
-        target = self.problem.target(sums.gram)
-        shift = q.mean - self.q.mean
-        by_mean = 0.5 * float((shift * self.problem.gradient(self.q.mean, sums)).sum())
-        before, after = (one.expected(target) / one.copies + one.log_volume() for one in (self.q, q))
-        self.gain = by_mean + 0.5 * (before - after)
+        self.gain = sum(self.gains_at(q))
         self.q = q
         self.last, self.share = new.move, share
         self.converged, self.status = True, "converged"

@@ -182,7 +182,7 @@ def tied(precision: Tensor) -> Tensor:
     return half.mT @ half
 
 
-def solve_precisions(target: Tensor, start: Tensor) -> Tensor:
+def solve_precisions(target: Tensor, start: Tensor, share: float = INNER_SHARE) -> Tensor:
     """P_k with P_k - P_k M⁻¹ P_k = A_k, by iterating P_k = A_k + P_k M⁻¹ P_k from `start`, with Anderson's mixtures.
 
     Where two classes share most of a direction's precision, plain iterations hardly move what each of them has.
@@ -201,7 +201,7 @@ def solve_precisions(target: Tensor, start: Tensor) -> Tensor:
         residual = seen(new - P)
         moved = float(residual.abs().max())
         first = moved if math.isinf(first) else first
-        if moved <= max(INNER_ERROR, INNER_SHARE * first):
+        if moved <= max(INNER_ERROR, share * first):
             return new
         weights = mixing.weights(residual, (new,))
         mixed = mixing.mixed(weights)[0]

@@ -150,7 +150,7 @@ def sums_of_columns(block: Block, parts: list[tuple[Any, Any, int]], recipe: Any
         function(*args, column_block(block, column), **own)
         for (function, args, column), own in zip(parts, given, strict=True)
     ]
-    counts = torch.tensor([1.0, *map(len, found)], dtype=torch.float64, device=block.label.device)
+    counts = torch.tensor([1.0, *map(len, found)], dtype=torch.float64)
     return [counts, *(x for sums in found for x in sums)]
 
 

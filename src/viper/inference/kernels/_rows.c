@@ -635,3 +635,32 @@ EXPORT int wide_gather_1(const double *X, ptrdiff_t rows, ptrdiff_t row_stride, 
     free(of_tile);
     return 0;
 }
+
+/* The same two halves for sparse rows (CSR), each in one reading of the entries. A row's columns start at `first[i]`;
+   `theta` and `variance` begin with what the intercept adds. */
+EXPORT int sparse_latent_1(const double *data, const int32_t *column, const int32_t *first, ptrdiff_t rows,
+                           const double *mean, const double *variances, double *theta, double *variance) {
+    for (ptrdiff_t i = 0; i < rows; i++) {
+        double t = theta[i], v = variance[i];
+        for (int32_t k = first[i]; k < first[i + 1]; k++) {
+            const double x = data[k];
+            t += x * mean[column[k]], v += x * x * variances[column[k]];
+        }
+        theta[i] = t, variance[i] = v;
+    }
+    return 0;
+}
+
+/* Sums of g x and of h x^2, in turn for each column. */
+EXPORT int sparse_gather_1(const double *data, const int32_t *column, const int32_t *first, ptrdiff_t rows,
+                           const double *g, const double *h, double *out) {
+    for (ptrdiff_t i = 0; i < rows; i++) {
+        const double a = g[i], b = h[i];
+        for (int32_t k = first[i]; k < first[i + 1]; k++) {
+            const double x = data[k];
+            double *sums = out + 2 * (ptrdiff_t)column[k];
+            sums[0] += x * a, sums[1] += x * x * b;
+        }
+    }
+    return 0;
+}

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from viper.inference.rows import Block, Dense, Gram, Matrix
+from viper.inference.rows import Block, Dense, Gram, Matrix, Sparse
 from viper.inference.threads import PASS_THREADS
 from viper.softplus.pointwise import KernelRecipe
 from viper.softplus.quadrature import node_sets
@@ -30,6 +30,8 @@ ARGUMENTS: dict[str, list[Any]] = {  # names change with the arguments, so that 
     "row_sums_3": [ADDRESS, SIZE, SIZE, SIZE, COUNT, COUNT, *[ADDRESS] * 9, SIZE, COUNT, COUNT, COUNT, ADDRESS],
     "wide_latent_1": [ADDRESS, SIZE, SIZE, COUNT, COUNT, *[ADDRESS] * 4],
     "wide_gather_1": [ADDRESS, SIZE, SIZE, COUNT, COUNT, *[ADDRESS] * 3],
+    "sparse_latent_1": [*[ADDRESS] * 3, SIZE, *[ADDRESS] * 4],
+    "sparse_gather_1": [*[ADDRESS] * 3, SIZE, *[ADDRESS] * 3],
 }
 
 
@@ -39,6 +41,8 @@ class Library(NamedTuple):
     row_sums: Callable[..., int]
     wide_latent: Callable[..., int]
     wide_gather: Callable[..., int]
+    sparse_latent: Callable[..., int]
+    sparse_gather: Callable[..., int]
 
 
 @cache
@@ -107,6 +111,13 @@ def compiled_sums(
 def wide_latent(design: Matrix, mean: Tensor, variances: Tensor) -> tuple[Tensor, Tensor] | None:
     """ϑ = Aμ and τ² = Σ_j A_ij² v_j in one reading of A, or None if this is not for compiled code."""
     functions = library()
+    if functions is not None and isinstance(design, Sparse) and (entries := csr_addresses(design.matrix)):
+        rows = design.matrix.shape[0]
+        theta, tau2 = (x.new_full((rows,), float(x[-1]) if design.intercept else 0.0) for x in (mean, variances))
+        mean, variances = in_order(mean), in_order(variances)
+        given = mean.data_ptr(), variances.data_ptr(), theta.data_ptr(), tau2.data_ptr()
+        functions.sparse_latent(*entries, len(theta), *given)
+        return theta, tau2
     if functions is None or not isinstance(design, Dense) or not is_wide(design.matrix):
         return None
     X, theta, tau2 = design.matrix, *mean.new_empty(2, len(design.matrix)).unbind()
@@ -119,6 +130,14 @@ def wide_latent(design: Matrix, mean: Tensor, variances: Tensor) -> tuple[Tensor
 def wide_gather(design: Matrix, g: Tensor, h: Tensor) -> tuple[Tensor, Tensor] | None:
     """Aᵀ g and the diagonal of Aᵀ diag(h) A in one reading of A, or None if this is not for compiled code."""
     functions = library()
+    if functions is not None and isinstance(design, Sparse) and (entries := csr_addresses(design.matrix)):
+        columns, g, h = design.matrix.shape[1], in_order(g), in_order(h)
+        out = g.new_zeros(columns + design.intercept, 2)
+        functions.sparse_gather(*entries, len(g), g.data_ptr(), h.data_ptr(), out.data_ptr())
+        if design.intercept:
+            out[columns, 0], out[columns, 1] = g.sum(), h.sum()
+        slope, diagonal = out.T.contiguous()
+        return slope, diagonal
     if functions is None or not isinstance(design, Dense) or not is_wide(design.matrix):
         return None
     X, size = design.matrix, design.matrix.shape[1] + design.intercept
@@ -126,6 +145,15 @@ def wide_gather(design: Matrix, g: Tensor, h: Tensor) -> tuple[Tensor, Tensor] |
     shape = X.data_ptr(), len(X), X.stride(0), X.shape[1], size
     failed = functions.wide_gather(*shape, g.data_ptr(), h.data_ptr(), out.data_ptr())
     return None if failed else (out[0], out[1])
+
+
+def csr_addresses(X: Any) -> tuple[int, int, int] | None:
+    """Return where entries, their columns and the starts of rows lie, or None for types that the C code cannot read."""
+    parts = ((X.data, np.float64), (X.indices, np.int32), (X.indptr, np.int32))
+    if X.format != "csr" or any(x.dtype != kind or not x.flags.c_contiguous for x, kind in parts):
+        return None
+    first, second, third = (x.ctypes.data for x, _ in parts)
+    return first, second, third
 
 
 def is_wide(X: Tensor) -> bool:

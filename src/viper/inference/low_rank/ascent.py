@@ -20,11 +20,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
-import scipy.optimize
 import torch
 from torch import Tensor
 
-from viper.inference.climb import ROUNDS, STEPS, Ascent, climb
+from viper.inference.climb import ROUNDS, STEPS, Ascent, climb, ratio_of
 from viper.inference.low_rank.family import LowRankGaussian, LowRankProblem
 from viper.inference.newton import MOST_LEFT, ROUNDING_OF_F, Iteration, Result
 from viper.inference.problem import Gaussian, Problem
@@ -34,8 +33,8 @@ SHARE_OF_GRADIENT = 1e-2  # nats by half the squared gradient to nats allowed: w
 SUBSPACE_STEPS, MORE_DIRECTIONS = 6, 8  # steps for the leading eigenvectors, and how many more are carried along
 LEAST_SHARE = 0.2  # of λ that one of these steps leaves
 LEAST_LOADING = 1e-3  # w below which the scale of its coordinates stays
-REMEMBERED, MOST_REMEMBERED, FEWEST_REMEMBERED = 1 << 30, 20, 4  # bytes of past steps, and how many
-AT_BOUND = 1e-12  # difference of a coordinate from its bound that is rounding
+REMEMBERED, MOST_REMEMBERED, FEWEST_REMEMBERED = 1 << 28, 12, 4  # bytes of past steps, and how many
+AT_BOUND = 1e-12  # relative difference from a bound that is rounding
 LARGEST_ROUNDING = 1e-6  # nats by half the squared gradient, where rounding hides whether F increases
 
 
@@ -54,17 +53,10 @@ class LowRankAscent(Ascent):
         self.scale = (1.0 + w.square()).sqrt() / w
         self.memory = int(REMEMBERED // (16 * len(self.origin())))
         self.memory = min(MOST_REMEMBERED, max(FEWEST_REMEMBERED, self.memory))
-        highest = math.sqrt(2.0) * torch.sinh(0.5 * (q.precision / problem.prior.precision).log())
-        self.highest = torch.where(highest < AT_BOUND, 0.0, highest).cpu().numpy()
+        self.highest = problem.prior.precision.rsqrt()
 
     def origin(self) -> np.ndarray:
         return np.zeros(self.d * (2 + len(self.w)))
-
-    def bounds(self) -> scipy.optimize.Bounds:
-        """λ >= diag(S₀⁻¹)."""
-        upper = np.full(len(self.origin()), np.inf)
-        upper[self.d : 2 * self.d] = self.highest
-        return scipy.optimize.Bounds(-np.inf, upper)
 
     def stretched(self, x: Tensor, by: Tensor) -> Tensor:
         """(I + Q (diag(by) - I) Qᵀ) x."""
@@ -74,7 +66,7 @@ class LowRankAscent(Ascent):
     def point(self, x: np.ndarray) -> tuple[LowRankGaussian, Tensor]:
         """q at the coordinates x, and r."""
         m, u, E = torch.from_numpy(x).to(self.q.mean).split([self.d, self.d, len(x) - 2 * self.d])
-        r = torch.asinh(u * math.sqrt(0.5)).exp()
+        r = torch.minimum(ratio_of(u), self.highest / self.center.sd)  # λ >= diag(S₀⁻¹)
         mean = self.q.mean + self.center.sd * self.stretched(m, 1.0 / self.stretch)
         loadings = (self.loadings + self.stretched(E.view(self.d, -1), self.stretch) * self.scale) * r[:, None]
         return LowRankGaussian(mean, self.q.precision / r.square(), loadings=loadings), r
@@ -97,18 +89,18 @@ class LowRankAscent(Ascent):
         by_sd = 1.0 - (prior.diagonal + total.diagonal) / q.precision + (bent * q.loadings).sum(1)
         apart = bent - q.loadings
         by_loadings = apart - (q.loadings @ q.root) @ (q.root.T @ (q.loadings.T @ apart))
+        by_r = math.sqrt(2.0) * (by_sd + (by_loadings * q.loadings).sum(1)) / (r + 1.0 / r)
+        at_bound = q.sd >= (1.0 - AT_BOUND) * self.highest
         parts = [
             self.stretched(self.center.sd * slope, 1.0 / self.stretch),
-            math.sqrt(2.0) * (by_sd + (by_loadings * q.loadings).sum(1)) / (r + 1.0 / r),
+            torch.where(at_bound & ((by_r > 0.0) | (r > 1.0)), 0.0, by_r),
             self.stretched(r[:, None] * by_loadings * self.scale, self.stretch).flatten(),
         ]
         gradient = torch.cat(parts).cpu().numpy()
         if not (math.isfinite(self.value) and np.isfinite(gradient).all()):
             return failed
-        free = gradient.copy()
-        bound = slice(self.d, 2 * self.d)
-        free[bound][(x[bound] >= self.highest - AT_BOUND) & (gradient[bound] > 0.0)] = 0.0
-        self.left = 0.5 * float(free @ free)
+        back = float(by_r[at_bound & (by_r < 0.0) & (r > 1.0)].square().sum())  # a bound that the next round leaves
+        self.left = 0.5 * (float(gradient @ gradient) + back)
         return -self.value, -gradient
 
 

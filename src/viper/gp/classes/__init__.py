@@ -1,0 +1,1 @@
+"""Gaussian processes of more than two classes: one function per class, with the same kernel."""
