@@ -102,13 +102,16 @@ def prepare(folder: Path) -> Material:
         matrix = np.eye(3) + 0.1
         X = table[["age", "dose"]].assign(z=1.0 * (table["ward"] == "a"))
         models["matrix"] = viper.VariationalLogisticRegression(prior_scale=matrix).fit(X, table["died"])
+        models["classes"] = viper.VariationalLogisticRegression.from_formula("ward ~ age + dose", table)
+        few = viper.VariationalLogisticRegression(covariance="diagonal").partial_fit(X, table["ward"])
+        models["added"] = few.partial_fit(X, table["ward"])
         models["process"] = viper.VariationalGPClassifier.from_formula(
             "died ~ age + dose", table, n_inducing=5, n_starts=1
         )
     for name, model in models.items():
         model.save(folder / f"{name}.viper", overwrite=True)
         files[name], tables[name] = (folder / f"{name}.viper").read_bytes(), holes if name == "multiple" else table
-    tables["matrix"] = X
+    tables["matrix"] = tables["added"] = X
     return Material(files, tables)
 
 
@@ -437,9 +440,9 @@ def use(model: Any, path: Path, table: pd.DataFrame, seed: int) -> tuple[str, st
 def use_in_python(model: Any, table: pd.DataFrame) -> None:
     rows = table if hasattr(model, "formula_") or hasattr(model, "feature_names_in_") else table.to_numpy()
     probability, interval = model.predict_proba(rows), model.predict_interval(rows)
-    if probability.shape != (len(table), 2) or not ((probability >= 0) & (probability <= 1)).all():
+    if probability.shape != (len(table), len(model.classes_)) or not ((probability >= 0) & (probability <= 1)).all():
         raise SilentlyWrong("probabilities that are none")
-    if not (interval[:, 0] <= interval[:, 1]).all() or np.abs(probability.sum(1) - 1.0).max() > 1e-9:
+    if not (interval[..., 0] <= interval[..., 1]).all() or np.abs(probability.sum(1) - 1.0).max() > 1e-9:
         raise SilentlyWrong("intervals or probabilities that cannot be")
     if not set(model.predict(rows)) <= set(model.classes_.tolist()):
         raise SilentlyWrong("labels of no class")

@@ -114,7 +114,8 @@ class VariationalLogisticRegression(
         Rank of covariance="low-rank": 0 is the diagonal family, as many as rows or columns the full one. Time and
         memory grow in proportion.
     prior_mean : float, array of n_features or dict, default 0
-        Prior means of the coefficients. The prior mean of the intercept is 0.
+        Prior means of the coefficients. The prior mean of the intercept is 0. With more than two classes 0, or an array
+        with a row for each.
     prior_scale : float, array of n_features, dict, covariance matrix, "auto" or "ard", default 1
         Prior standard deviations of the coefficients, or their prior covariance if it is a matrix. A scale σ
         corresponds to scikit-learn's C = σ². A dictionary gives them by name, such as ``{"age": 0.5, "ward": 2}``: the
@@ -182,9 +183,10 @@ class VariationalLogisticRegression(
     objective_ : float
         The ELBO under the chosen bound, which is what the solver maximised.
     class_weight_ : array (2,)
-        The factors of the two classes that were used.
+        The factors of the classes that were used.
     class_share_ : float
         Share of the second class among the rows, counted by their weights; NaN for streamed rows without class_weight.
+        With more than two classes, the shares of all.
     robust_groups_ : int
         Number of independent groups of rows behind robust covariances; 0 for the posterior itself.
     prior_scale_ : array
@@ -254,7 +256,7 @@ class VariationalLogisticRegression(
     }
     _optional_tensors: ClassVar[Mapping[str, Numbers]] = {
         "missing_information": numbers("d", range=SHARES),
-        "prior.loadings": numbers("dk"),
+        "prior.loadings": numbers("db"),
     }
     _options_before: ClassVar[Mapping[str, Any]] = {**StateMixin._options_before, "rank": DEFAULT_RANK}
 
