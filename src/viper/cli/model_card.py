@@ -242,7 +242,7 @@ def print_process_columns(document: dict[str, Any], most: int | None, saved: Pat
     rows = sorted(document["columns"], key=lambda row: -row.get("relevance", 0.0))[:most]
     names = [name for name in (rows[0] if rows else {}) if name != "name"]
     cells = [[row["name"], *(short_number(row[name], 3) for name in names)] for row in rows]
-    titles = ["column", *(COLUMN_TITLES.get(name, name.replace("_", " ")) for name in names)]
+    titles = ["column", *(COLUMN_TITLES.get(name, escape(name.replace("_", " "))) for name in names)]
     print_table(titles, cells)
     if len(rows) < len(document["columns"]):
         say(f"  [dim]{len(document['columns']) - len(rows)} more, less relevant{how_to_see_all(saved)}[/]")

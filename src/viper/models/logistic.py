@@ -257,7 +257,7 @@ class VariationalLogisticRegression(
     }
     _optional_tensors: ClassVar[Mapping[str, Numbers]] = {
         "missing_information": numbers("d", range=SHARES),
-        "prior.loadings": numbers("dk"),
+        "prior.loadings": numbers("db"),
     }
     _options_before: ClassVar[Mapping[str, Any]] = {**StateMixin._options_before, "rank": DEFAULT_RANK}
 
