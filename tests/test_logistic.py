@@ -56,7 +56,12 @@ def fitted():
         VariationalLogisticRegression(),
         VariationalLogisticRegression(covariance="diagonal"),
         VariationalLogisticRegression(covariance="low-rank", rank=1),
-    ]
+    ],
+    expected_failed_checks=lambda estimator: (
+        {"check_class_weight_classifiers": "three classes with weights 1e3 and 1e-4: the mean field stops early"}
+        if estimator.covariance == "diagonal"
+        else {}
+    ),
 )
 def test_scikit_learn(estimator, check):
     check(estimator)

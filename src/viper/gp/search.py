@@ -194,12 +194,13 @@ class Search:
         """Climb on with more inducing points, if these are too few: as many as a rougher kernel would need."""
         for _ in range(MOST_GROWTHS):
             best = leader.best
-            rows, information = best.profile.rows, best.profile.information()
-            if information is None or loss(best.model, rows, information) <= LARGEST_LOSS:
+            rows, information, rough = best.profile.rows, best.profile.information(), rougher(best.model)
+            # with the residual in the ELBO, a rougher kernel may be the better one, and only lack points
+            judged = best.model if self.marginal else rough
+            if information is None or loss(judged, rows, information) <= LARGEST_LOSS:
                 return
-            points = greedy(
-                rougher(best.model), rows.inputs, importance(rows), min(CLIMBING_POINTS, len(rows)), LARGEST_LOSS
-            )
+            chosen_by = importance(rows) if self.marginal else information
+            points = greedy(rough, rows.inputs, chosen_by, min(CLIMBING_POINTS, len(rows)), LARGEST_LOSS)
             if len(points) <= len(best.model.inducing):
                 return
             leader.attempts.append(self.continue_with(best, points))

@@ -17,6 +17,7 @@ from torch import Tensor
 from viper.data import checks
 from viper.data.checkpoint import resumable
 from viper.data.checks import RowFormat
+from viper.data.indicators import has_several_columns
 from viper.data.model_file import MANY_LABELS
 from viper.data.open import is_kept_elsewhere, open_labelled_rows, open_rows
 from viper.data.schema import (
@@ -393,6 +394,8 @@ class VariationalLogisticRegression(
                 raise ValueError("partial_fit needs a fitted formula; got one that is not fitted. Call fit first.")
             self._check_options()
         known = self.classes_ if not first else None if classes is None else np.asarray(classes)
+        if first and known is not None and y is not None and not has_several_columns(y):
+            known = checks.distinct(known)
         if isinstance(self.class_weight, str):
             raise ValueError(
                 f"partial_fit needs class_weight as a dictionary; got {self.class_weight!r}. Name both classes."

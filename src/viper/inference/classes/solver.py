@@ -42,6 +42,7 @@ MOST_PRODUCTS = 200
 REMEMBERED = 15  # proposals in a mixture
 MIXED_BELOW = 30.0  # nats: proposals are mixed once they are closer than that
 LEAST_STEP = 1e-8
+HEAVY = 10.0  # mean weight of rows from which all integrals are exact
 SHORT_STEP, MOST_SHORT = 1e-2, 30  # after so many steps so short, the fit is given up
 LEAST_RATE, LAST_MOVES = 0.05, 1e3  # the least rate that is believed; how many times what may be left a last step moves
 GROWTH = 1.5  # of the share of a step that is tried, after it was right
@@ -83,12 +84,12 @@ def fit_star(
     run = StarRun(problem, tol, max_iter, report)
     if q is None:
         q = run.from_mode(generator or np.random.default_rng(0))
-        run.start(q, COARSE_CLASSES)
+        run.start(q, EXACT_CLASSES if run.heavy else COARSE_CLASSES)
         run.iterate(SHARED_LEFT)
         q = run.q
         q = Star(q.mean, q.precision.expand(problem.classes, *q.precision.shape[1:]).contiguous())
     for moments, left in ((COARSE_CLASSES, COARSE_LEFT), (ROUGH_CLASSES, ROUGH_LEFT), (EXACT_CLASSES, None)):
-        if moments is ROUGH_CLASSES and run.left < DIRECT_LEFT:
+        if (run.heavy and left is not None) or (moments is ROUGH_CLASSES and run.left < DIRECT_LEFT):
             continue
         run.start(q, moments)
         run.iterate(left)
@@ -124,6 +125,7 @@ class ModeFound(NamedTuple):
 
     q: Star
     passes: float
+    weight: float  # Σ c
 
 
 def find_class_mode(problem: ClassProblem, mean: Tensor, enough: float) -> ModeFound:
@@ -147,7 +149,7 @@ def find_class_mode(problem: ClassProblem, mean: Tensor, enough: float) -> ModeF
             new = problem.log_joint(mean + rho * step, gram=True)
         mean, at, precision = mean + rho * step, new, new.sums.gram
         if last:
-            return ModeFound(Star(mean, problem.precisions(precision, precision)), passes)
+            return ModeFound(Star(mean, problem.precisions(precision, precision)), passes, at.sums.weight)
 
 
 # --- towards the optimum ---
@@ -174,6 +176,7 @@ class StarRun:
     ) -> None:
         self.problem, self.tol, self.max_iter, self.report = problem, tol, max_iter, report
         self.began, self.passes, self.gain = time.perf_counter(), 0.0, 0.0
+        self.heavy = False  # whether rows count so often that rough integrals would hide what a step gains
         self.rho = 1.0  # the share of a step that F allows
         self.short = 0  # how often that was very little
         self.left = math.inf  # nats, as expected after the last step
@@ -194,6 +197,7 @@ class StarRun:
             mean, self.passes = found.q.mean, found.passes * k / rows
         found = find_class_mode(problem, mean, MODE_LEFT)
         self.passes += found.passes
+        self.heavy = found.weight > HEAVY * rows * problem.scale
         return found.q
 
     def start(self, q: Star, moments: Integral) -> None:
@@ -232,7 +236,7 @@ class StarRun:
                 self.finish(new, weights, share)
                 return
             if not self.step(new, weights, share):
-                self.converged = new.move < ROUGH_LEFT
+                self.converged = new.move < max(ROUGH_LEFT, 10.0 * self.noise())
                 self.status = "converged to rounding" if self.converged else "no step improves the objective"
                 return
 
@@ -299,7 +303,8 @@ class StarRun:
     def noise(self) -> float:
         """The noise in F from rounding and rough integrals."""
         per_row = 1e-15 * (abs(self.at.objective) + 1.0) + self.moments.keywords["tolerance"]
-        return per_row * self.at.sums.weight**0.5
+        rows = self.problem.source.rows * self.problem.scale
+        return per_row * self.at.sums.weight / rows**0.5  # √rows, times their mean weight
 
     def enough(self) -> float:
         if self.tol is not None:
