@@ -120,7 +120,7 @@ FAULTS = {
     "short": ("a,b\n1,2\n\n3\n", "must have 2 fields, like the header; got 1 in line 4"),
     "long": ("a,b\n1,2\n3,4\n5,6,7\n", "must have 2 fields, like the header; got 3 in line 4"),
     "all long": ("a,b\n1,2,3\n4,5,6\n", "must have 2 fields, like the header; got 3 in line 2"),
-    "open quote": ('a,b\n1,"2\n3,4\n', "Check its quotes"),
+    "open quote": ('a,b\n1,"2\n3,4\n', "quotes must be closed; got one that is not, in the row that begins in line 2"),
     "not UTF-8": (b"a,b\n1,2\n3,\xe9\n", "got byte 0xe9 at position 10, in line 3. Pass --encoding latin-1"),
     "UTF-16": ("a,b\n1,2\n".encode("utf-16"), "Pass --encoding utf-16"),
     "spreadsheet": (b"PK\x03\x04 and so on", "got a zip archive or a damaged file"),
