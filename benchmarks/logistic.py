@@ -98,7 +98,7 @@ SHAPES = [
     Shape(5_000, 20_000, 0.005, diagonal_to_lbfgs=6.0),
     Shape(20_000, 100_000, 0.0005, diagonal_to_lbfgs=6.0),
 ]
-LARGEST_SLOW = 20_000  # columns up to which a full covariance is measured
+LARGEST_SLOW = 10_000  # columns up to which a full covariance is measured
 FEWEST_LOW_RANK = 300  # columns from which a low-rank covariance is
 
 
