@@ -26,7 +26,7 @@ from sklearn.gaussian_process import GaussianProcessClassifier
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 
 import viper
-from benchmarks.gp_quality import Rows, Split, append, bounded_search, mean
+from benchmarks.gp_quality import Rows, Split, append, bounded_search, mean, train_svgp
 from benchmarks.table import Page, Table, machine
 from viper.inference.threads import one_thread
 
@@ -147,18 +147,7 @@ def gpytorch_svgp(split: Split, likelihood: Any) -> np.ndarray:
     torch.manual_seed(0)
     X, y = torch.from_numpy(split.X), torch.from_numpy(split.y)
     model = SoftmaxSVGP(X[torch.randperm(len(X))[:SVGP_POINTS]], int(y.max()) + 1).double()
-    loss = gpytorch.mlls.VariationalELBO(likelihood, model, len(y))
-    optimisers = [
-        gpytorch.optim.NGD(model.variational_parameters(), num_data=len(y), lr=0.1),
-        torch.optim.Adam(model.hyperparameters(), lr=0.1),
-    ]
-    for _ in range(SVGP_ITERATIONS):
-        for optimiser in optimisers:
-            optimiser.zero_grad()
-        (-loss(model(X), y)).backward()
-        for optimiser in optimisers:
-            optimiser.step()
-    model.eval()
+    train_svgp(model, likelihood, X, y, SVGP_ITERATIONS)
     with torch.no_grad(), gpytorch.settings.num_likelihood_samples(SVGP_SAMPLES):
         probability = likelihood(model(torch.from_numpy(split.X_test))).probs
     return (probability.mean(0) if probability.ndim == 3 else probability).numpy()

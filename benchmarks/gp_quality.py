@@ -177,20 +177,25 @@ def gpytorch_svgp(split: Split) -> np.ndarray:
     X, y = torch.from_numpy(split.X), torch.from_numpy(split.y)
     model = SVGP(X[torch.randperm(len(X))[:SVGP_POINTS]].clone()).double()
     likelihood = gpytorch.likelihoods.BernoulliLikelihood()
+    train_svgp(model, likelihood, X, y, SVGP_ITERATIONS)
+    with torch.no_grad():
+        return likelihood(model(torch.from_numpy(split.X_test))).probs.numpy()
+
+
+def train_svgp(model: Any, likelihood: Any, X: torch.Tensor, y: torch.Tensor, steps: int) -> None:
+    """Natural gradients for q and Adam for the hyperparameters, on all rows, as GPyTorch's examples do it."""
     loss = gpytorch.mlls.VariationalELBO(likelihood, model, len(y))
     optimisers = [
         gpytorch.optim.NGD(model.variational_parameters(), num_data=len(y), lr=0.1),
         torch.optim.Adam(model.hyperparameters(), lr=0.1),
     ]
-    for _ in range(SVGP_ITERATIONS):
+    for _ in range(steps):
         for optimiser in optimisers:
             optimiser.zero_grad()
         (-loss(model(X), y)).backward()
         for optimiser in optimisers:
             optimiser.step()
     model.eval()
-    with torch.no_grad():
-        return likelihood(model(torch.from_numpy(split.X_test))).probs.numpy()
 
 
 def random_forest(split: Split) -> np.ndarray:
