@@ -114,3 +114,15 @@ def test_narrow_intervals_are_reported_there_too():
     X = np.array([[0.0], [1.0], [2.0]])
     with pytest.warns(UserWarning, match="intervals are more than 10 times too narrow"):
         VariationalGPClassifier(device="cuda", priors=None, random_state=0).fit(X, [0, 1, 1])
+
+
+@pytest.mark.filterwarnings("ignore::viper.errors.ConvergenceWarning")
+def test_more_classes_on_the_device():
+    X, _ = waves(300, 7)
+    y = (X[:, 0] > 0.3).astype(int) + (X[:, 1] > 0.0)
+    cpu, gpu = (
+        VariationalGPClassifier(n_inducing=15, n_starts=1, random_state=0, device=device).fit(X, y)
+        for device in ("cpu", "cuda")
+    )
+    assert gpu.elbo_ == pytest.approx(cpu.elbo_, abs=1.0)
+    assert gpu.score(X, y) == pytest.approx(cpu.score(X, y), abs=0.02)

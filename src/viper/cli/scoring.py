@@ -142,8 +142,8 @@ class Folds:
 class HeldOutRows(NamedTuple):
     """Predictions of rows by models that were not fitted to them.
 
-    Of two classes, whether a row is of the second, and its probability; of more, the number of its class, and a column
-    of probabilities for each.
+    With two classes, `label` says whether a row is of the second, and `probability` is that of the second; with more,
+    `label` is the number of a row's class, and `probability` has a column for each.
     """
 
     label: np.ndarray

@@ -717,7 +717,7 @@ class VariationalGPClassifier(
         self.converged_ = bool(fit.result.converged and found.converged)
         self.status_ = found.status if fit.result.converged else fit.result.status
         self.family_, self.starts_ = found.family, [start for family in fitted.families for start in family.starts]
-        self.inducing_points_, self.model_ = self._inducing_points(found.model), found.model.cpu()
+        self.inducing_points_, self.model_ = self._inducing_points(found.model), found.model.on("cpu")
         only = Component(1.0, found.family, self.model_, self.posterior_)
         first, *others = fitted.components or [only]
         self.components_ = [first._replace(model=self.model_, posterior=self.posterior_), *others]

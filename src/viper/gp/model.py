@@ -344,14 +344,15 @@ class InducedView:
 
     model: SparseGP
     scaler: Scaler
+    kind: type[Features] = Features
 
     def __reduce__(self) -> Any:
-        return InducedView, (self.model, self.scaler)  # without the features, which hold autograd's graph
+        return InducedView, (self.model, self.scaler, self.kind)  # without the features, which hold autograd's graph
 
     @cached_property
     def features(self) -> Features:
         with torch.no_grad():
-            return Features.of_no_rows(self.model)
+            return self.kind.of_no_rows(self.model)
 
     @property
     def dimension(self) -> int:

@@ -12,9 +12,9 @@ from torch import Tensor
 from viper.errors import shown
 from viper.gp.average import Component, points_to_average
 from viper.gp.classes.mixture import AVERAGED_ENTRIES, weighted_class_components
-from viper.gp.classes.rows import ClassFeatures, ClassView, merged_by_class
+from viper.gp.classes.rows import ClassFeatures, merged_by_class
 from viper.gp.classes.search import ClassSearch
-from viper.gp.model import InducedSource, Observations, Scaler, SparseGP
+from viper.gp.model import InducedSource, InducedView, Observations, Scaler, SparseGP
 from viper.gp.profile import identity_prior
 from viper.gp.search import Found
 from viper.inference.classes.posterior import StarPosterior, posterior_of_star
@@ -80,7 +80,7 @@ def fit_processes(
         problem, result = best_star(found, features, classes, diagonal, progress)
         components = averaged_classes(model, families, search) if source is None else []
         if source is not None:
-            everything = InducedSource(source, ClassView(found.model.cpu(), model._scaler))
+            everything = InducedSource(source, InducedView(found.model.on("cpu"), model._scaler, ClassFeatures))
             problem = ClassProblem(everything, classes, identity_prior(everything), diagonal)
             source.observe(progress.rows_done)
             result = fit_star(problem, Star(result.q.mean.cpu(), result.q.precision.cpu()), report=progress)
@@ -121,7 +121,7 @@ def block_class_cost(block: Block, posterior: StarPosterior) -> list[Tensor]:
 def projected(source: RowSource, model: SparseGP, scaler: Scaler) -> RowSource:
     """The rows of any source, projected on inducing points."""
     if source.traits.where != "memory":
-        return InducedSource(source, ClassView(model, scaler))
+        return InducedSource(source, InducedView(model, scaler, ClassFeatures))
     rows = Observations.from_arrays(source.in_memory()).standardised(scaler, torch.device("cpu"))
     with torch.no_grad():
         return ClassFeatures(model, rows)

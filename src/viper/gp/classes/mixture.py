@@ -45,7 +45,7 @@ def weighted_class_components(points: list[Point], search: ClassSearch) -> list[
             continue
         posterior = moved(posterior_of_star(profile.q), "cpu")
         log_weights.append(point.log_weight + min(0.0, value - top + point.distance))
-        components.append(Component(0.0, point.found.family, point.model.cpu(), posterior))
+        components.append(Component(0.0, point.found.family, point.model.on("cpu"), posterior))
     weights = np.exp(np.array(log_weights) - np.logaddexp.reduce(log_weights))
     return [x._replace(weight=float(weight)) for x, weight in zip(components, weights, strict=True)]
 

@@ -1,14 +1,12 @@
 """Rows of more than two classes, projected on inducing points that all classes share."""
 
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from viper.gp.model import Features, Observations, Scaler, SparseGP, standardised_block
+from viper.gp.model import Features, Observations
 from viper.inference.rows import Block
 
 
@@ -38,27 +36,3 @@ class ClassFeatures(Features):
 
     def block(self, rows: Observations, cross: Tensor, variance: Tensor, mean: Tensor, columns: Tensor) -> Block:
         return replace(super().block(rows, cross, variance, mean, columns), offset=rows.offset)
-
-
-@dataclass(frozen=True)
-class ClassView:
-    """Projects a block of rows of any source: (X, y, c, ...) -> (A, o, r, y, c)."""
-
-    model: SparseGP
-    scaler: Scaler
-
-    def __reduce__(self) -> Any:
-        return ClassView, (self.model, self.scaler)  # without the features, which hold autograd's graph
-
-    @cached_property
-    def features(self) -> Features:
-        with torch.no_grad():
-            return ClassFeatures.of_no_rows(self.model)
-
-    @property
-    def dimension(self) -> int:
-        return self.model.dimension
-
-    def __call__(self, block: Block) -> Block:
-        with torch.no_grad():
-            return self.features.block_of(standardised_block(block, self.scaler))

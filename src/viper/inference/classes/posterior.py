@@ -45,12 +45,12 @@ class StarPosterior:
 
     @property
     def variance(self) -> Tensor:
-        """Of the centred coefficients, (K, d)."""
+        """Variances of the centred coefficients, (K, d)."""
         own, K = self.own_variances, len(self.means)
         return (1.0 - 2.0 / K) * own + own.sum(0) / K**2
 
     def covariance(self) -> Tensor:
-        """Of the centred coefficients, (K d, K d), class by class."""
+        """Covariance of the centred coefficients, (K d, K d), class by class."""
         S, (K, d) = self.own_covariances, self.means.shape
         blocks = (S.sum(0) / K**2 - (S[:, None] + S[None]) / K).clone()
         blocks[torch.arange(K), torch.arange(K)] += S
