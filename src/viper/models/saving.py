@@ -54,7 +54,7 @@ from viper.models.classes.storing import STAR_FIELDS
 from viper.models.facts import model_card
 
 # `_kind`, as stored in a model file -> the public name of the estimator
-ESTIMATORS = {"logistic": "VariationalLogisticRegression", "gp": "VariationalGPClassifier"}
+ESTIMATORS = {"logistic": "VariationalLogisticRegression", "gp": "VariationalGPClassifier", "bandit": "Bandit"}
 POSTERIOR_FIELDS: dict[Any, dict[str, Numbers]] = {  # d coefficients or inducing points
     Full: {"mean": numbers("d"), "factor": numbers("dd", range=INVERTIBLE)},
     Diagonal: {"mean": numbers("d"), "variance": numbers("d", range=POSITIVE)},
