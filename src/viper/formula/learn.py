@@ -390,7 +390,7 @@ def centre_and_scale(raw: np.ndarray, intercept: bool, standardize: bool) -> tup
 
     Without an intercept nothing is centred, because that would change the model.
     """
-    if not standardize:
+    if not standardize or not raw.shape[1]:
         return np.zeros(raw.shape[1]), np.ones(raw.shape[1])
     mean, spread = column_moments(raw)
     as_is = np.all((raw == 0) | (raw == 1), 0) | (spread <= 1e-12 * np.abs(raw).max(0))

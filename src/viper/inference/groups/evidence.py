@@ -37,7 +37,7 @@ NEAR_MODE = 1e-4  # nats to the mode of θ, about; a hundredth of a standard dev
 MOST_MOVES = 50
 LONGEST_MOVE = 0.7  # in log σ
 DIFFERENCE = 0.4  # standard deviations, for second derivatives
-LINE_STEP, SQUARE_STEP = 0.7, 1.0  # distance of points in z
+LINE_STEP, SQUARE_STEP = 0.9, 1.25  # distance of points in z
 DEEP = 5.0  # nats below the mode at which points end
 EQUAL_STEPS, LINE_GROWTH = 3, 1.25  # steps of a side after which they grow by this factor
 MOST_LINE, MOST_SIDE = 20, 9  # points along a line, and along each half of an axis of the square
@@ -244,7 +244,7 @@ def line_points(at: Around) -> None:
         at.profile.fit, z, step = at.home, 0.0, LINE_STEP
         for k in range(MOST_LINE):
             z += side * step
-            following = step * (LINE_GROWTH if k >= EQUAL_STEPS else 1.0)
+            following = step * (LINE_GROWTH if k >= EQUAL_STEPS and side < 0.0 else 1.0)  # σ → 0 is far away
             found[z] = drop = at.drop(np.array([z]))
             at.keep(np.array([z]), drop, drop + math.log(0.5 * (step + following) / LINE_STEP))
             if drop < -DEEP or not (at.limits[0] < at.theta(np.array([z]))).all():

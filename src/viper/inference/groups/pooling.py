@@ -16,6 +16,7 @@ from viper.inference.groups.rows import GroupedRows
 from viper.inference.groups.solver import Effects
 
 LEAST_WEIGHT = 1e-5  # of a component that is kept
+LONGEST_STEP = 1.0  # in posterior standard deviations
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,9 @@ class Pool:
         """Add a component. What its groups' Gaussians miss moves its mean by one Newton step."""
         mean = q.mean
         if missed is not None:
-            mean = mean.moved(q.inverse.solve(Split(missed.by_border, np.zeros_like(mean.groups))))
+            up = Split(missed.by_border, np.zeros_like(mean.groups))
+            step = q.inverse.solve(up)
+            mean = mean.moved(step, 1.0 / max(1.0, math.sqrt(up.dot(step)) / LONGEST_STEP))
         self.log_weights.append(log_weight)
         self.thetas.append(theta)
         self.means.append(mean.border[: self.fixed])

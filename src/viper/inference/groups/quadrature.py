@@ -18,13 +18,13 @@ import torch
 
 from viper.inference.groups.rows import GroupedRows
 from viper.inference.groups.solver import Effects
-from viper.inference.groups.sums import over_chunks, pulled
-from viper.softplus.limit import limit
+from viper.inference.groups.sums import ROUGH_TOLERANCE, over_chunks, pulled
+from viper.softplus.limit import fast_limit, limit
 from viper.softplus.quadrature import full_gauss_hermite
 
-NODES = 21  # of the quadrature over a group's effect
-STEPS = 25  # of Newton's method for a single group's best Gaussian, at most
-CLOSE = 1e-8  # change of a group's effect, in sds, at which it ends
+NODES = 15  # of the quadrature over a group's effect
+STEPS = 40  # of Newton's method for a single group's best Gaussian, at most
+CLOSE = 1e-5  # change of a group's effect, in sds, at which it ends
 
 
 class Missed(NamedTuple):
@@ -40,7 +40,7 @@ def missed_evidence(rows: GroupedRows, q: Effects, variance: float) -> Missed:
     value, by_log_sd = [], []
     difference = np.empty(rows.rows)
     z_nodes, weights = (x.numpy() for x in full_gauss_hermite(NODES))
-    moments = limit().moments
+    moments = (fast_limit(ROUGH_TOLERANCE) or limit()).moments
 
     def chunk(part: slice, groups: slice) -> None:
         X, z, label = rows.X[part], rows.main.columns[part, 0], rows.label[part]
@@ -56,19 +56,28 @@ def missed_evidence(rows: GroupedRows, q: Effects, variance: float) -> Missed:
         def by_group(x: np.ndarray) -> np.ndarray:
             return np.add.reduceat(count * x, first)
 
-        mu, v = q.mean.groups[groups, 0].copy(), q.inverse.blocks[groups, 0, 0].copy()
-        for _ in range(STEPS):
+        def evaluate(mu: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, ...]:
+            """F_g, its gradient in μ, the precision that it asks for, and E[s(f)] of the rows."""
             theta, tau2 = known + z * mu[here], z**2 * v[here]
             eta, slope, bend = (x.numpy() for x in moments(torch.from_numpy(theta), torch.from_numpy(tau2)))
-            precision = 1.0 / variance + by_group(z**2 * bend)
-            step = (by_group(z * (label - slope)) - mu / variance) / precision
-            change = max(np.abs(step * np.sqrt(precision)).max(), np.abs(precision * v - 1.0).max())
-            mu, v = mu + step, 1.0 / precision
-            if change < CLOSE:
+            bound = by_group(label * theta - eta) - 0.5 * ((mu**2 + v) / variance - 1.0 - np.log(v / variance))
+            return bound, by_group(z * (label - slope)) - mu / variance, 1.0 / variance + by_group(z**2 * bend), slope
+
+        mu, v = q.mean.groups[groups, 0].copy(), q.inverse.blocks[groups, 0, 0].copy()
+        bound, up, target, slope = evaluate(mu, v)
+        rho = np.ones_like(mu)  # of each group: halved where a step would not help
+        for _ in range(STEPS):
+            precision = (1.0 - rho) / v + rho * target
+            step = rho * up / precision
+            change = np.maximum(np.abs(step) * np.sqrt(precision), np.abs(rho * (target * v - 1.0)))
+            if change.max() < CLOSE:
                 break
-        theta, tau2 = known + z * mu[here], z**2 * v[here]
-        eta, slope, _ = (x.numpy() for x in moments(torch.from_numpy(theta), torch.from_numpy(tau2)))
-        bound = by_group(label * theta - eta) - 0.5 * ((mu**2 + v) / variance - 1.0 - np.log(v / variance))
+            new = evaluate(mu + step, 1.0 / precision)
+            better = new[0] >= bound - 1e-10
+            mu, v = np.where(better, mu + step, mu), np.where(better, 1.0 / precision, v)
+            bound, up, target = (np.where(better, its, old) for its, old in zip(new, (bound, up, target), strict=False))
+            slope = np.where(better[here], new[3], slope)
+            rho = np.where(better, np.minimum(1.0, 2.0 * rho), 0.5 * rho)
         b = mu[:, None] + np.sqrt(v)[:, None] * z_nodes  # groups × nodes
         logs = np.empty_like(b)
         chances = np.empty((len(z), NODES))

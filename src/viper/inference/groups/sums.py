@@ -53,8 +53,8 @@ def row_moments(
         inner = 2.0 * np.einsum("ij,ij->i", X, cross[:, c, :p][here]) + z * blocks[:, c, c][here]
         for place, values in entries:
             inner += 2.0 * values * cross[here, c, place]
-        for other in range(c):
-            inner += 2.0 * Z[:, other] * blocks[:, c, other][here]
+        for before in range(c):
+            inner += 2.0 * Z[:, before] * blocks[:, c, before][here]
         tau2 += z * inner
     if rows.offset is not None:
         theta += rows.offset[part]
