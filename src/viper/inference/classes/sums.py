@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from viper.inference.kernels.compiled import class_gather, class_latent
+from viper.inference.kernels.compiled import class_gather, class_hessian, class_latent
 from viper.inference.rows import LEAST_TRIANGULAR, Block, Gram, Matrix, RowSource, add_up
 from viper.softplus.gumbel import Precision
 from viper.softplus.logsumexp import class_moments
@@ -144,12 +144,16 @@ def row_hessians(block: Block, mean: Tensor, factor: Tensor | None, moments: Cla
 
 def hessian_product(source: RowSource, hessians: list[RowHessian], vectors: Tensor) -> Tensor:
     """Aᵀ H A v for v (K, d)."""
-    in_turn, columns = iter(hessians), vectors.T.contiguous().to(source.device)
+    in_turn, there = iter(hessians), vectors.to(source.device)
 
     def of_block(block: Block) -> list[Tensor]:
-        return [block.design.pull(next(in_turn).times(block.design.project(columns)))]
+        hessian = next(in_turn)
+        compiled = class_hessian(block.design, there, hessian.probability, hessian.scale)
+        if compiled is not None:
+            return [compiled]
+        return [block.design.pull(hessian.times(block.design.project(there.T.contiguous()))).T]
 
-    return add_up(source.map(of_block))[0].T.to(vectors)
+    return add_up(source.map(of_block))[0].to(vectors)
 
 
 EXACT_TOLERANCE = 1e-10  # of each number of the expected log-sum-exp

@@ -681,6 +681,32 @@ static void gather_classes(problem *p, int classes, int grams, int first, int la
     }
 }
 
+/* A^T s (diag p - p p^T) A v for a vector v of every class; `inner` holds a tile's A v and then what multiplies A. */
+FOR_THIS_MACHINE
+static void hessian_of_classes(problem *p, int classes, const double *vectors, const double *probability,
+                               const double *scale, tile *t, vec *inner, vec *slope) {
+    p->gram = NO_GRAM, p->factor = NULL;
+    for (ptrdiff_t start = 0; start < p->rows; start += TILE) {
+        const int rows = p->rows - start < TILE ? (int)(p->rows - start) : TILE;
+        read_tile(p, start, rows, t);
+        memset(t->h, 0, sizeof(t->h));
+        for (int k = 0; k < classes; k++) {
+            p->mean = vectors + k * p->size;
+            latent(p, t);
+            read_column(t->g, probability + start * classes + k, classes, rows);
+            for (int v = 0; v < VECTORS; v++) inner[k * VECTORS + v] = t->theta[v], t->h[v] += t->g[v] * t->theta[v];
+        }
+        vec s[VECTORS];
+        read_column(s, scale + start, 1, rows);
+        for (int k = 0; k < classes; k++) {
+            read_column(t->g, probability + start * classes + k, classes, rows);
+            for (int v = 0; v < VECTORS; v++) t->g[v] *= s[v] * (inner[k * VECTORS + v] - t->h[v]);
+            totals sums = {.slope = slope + k * p->size};
+            gather(p, t, &sums);
+        }
+    }
+}
+
 INLINE vec *aligned(char *memory) { return (vec *)(memory + (sizeof(vec) - (uintptr_t)memory % sizeof(vec)) % sizeof(vec)); }
 
 /* theta (rows x classes) and variance (rows x factors) for `factors` full factors: none, one or all classes'. Returns 0,
@@ -735,6 +761,25 @@ EXPORT int class_gather_1(const double *X, ptrdiff_t rows, ptrdiff_t row_stride,
                     out[i * size + j] = out[j * size + i] = total(curvatures[(k - first) * matrix + i * p.stride + j]);
             }
     }
+    free(memory);
+    return 0;
+}
+
+/* The product of the Hessian of all rows, s (diag p - p p^T) for each, with vectors (classes x size). */
+EXPORT int class_hessian_1(const double *X, ptrdiff_t rows, ptrdiff_t row_stride, ptrdiff_t column_stride, int columns,
+                           int size, int classes, const double *vectors, const double *probability,
+                           const double *scale, double *out) {
+    problem p = {.X = X, .rows = rows, .row_stride = row_stride, .column_stride = column_stride, .columns = columns,
+                 .size = size, .stride = size + 3};
+    const size_t tile_size = (size_t)(size + 3) * (VECTORS + 1), inner = (size_t)classes * VECTORS;
+    char *memory = MACHINE_HAS_IT && size <= SIZE_MOST
+                       ? calloc(tile_size + inner + (size_t)classes * size + 1, sizeof(vec)) : NULL;
+    if (!memory) return 1;
+    vec *space = aligned(memory), *slopes = space + tile_size + inner;
+    tile t;
+    t.x = (column *)space;
+    hessian_of_classes(&p, classes, vectors, probability, scale, &t, space + tile_size, slopes);
+    for (int i = 0; i < classes * size; i++) out[i] = total(slopes[i]);
     free(memory);
     return 0;
 }

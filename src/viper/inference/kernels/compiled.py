@@ -34,6 +34,7 @@ ARGUMENTS: dict[str, list[Any]] = {  # names change with the arguments, so that 
     "sparse_gather_1": [*[ADDRESS] * 3, SIZE, *[ADDRESS] * 3],
     "class_latent_1": [ADDRESS, SIZE, SIZE, SIZE, *[COUNT] * 4, *[ADDRESS] * 4],
     "class_gather_1": [ADDRESS, SIZE, SIZE, SIZE, *[COUNT] * 4, *[ADDRESS] * 4],
+    "class_hessian_1": [ADDRESS, SIZE, SIZE, SIZE, *[COUNT] * 3, *[ADDRESS] * 4],
 }
 
 
@@ -47,6 +48,7 @@ class Library(NamedTuple):
     sparse_gather: Callable[..., int]
     class_latent: Callable[..., int]
     class_gather: Callable[..., int]
+    class_hessian: Callable[..., int]
 
 
 @cache
@@ -175,6 +177,18 @@ def class_gather(design: Matrix, g: Tensor, h: Tensor) -> tuple[Tensor, Tensor] 
     addresses = [x.data_ptr() for x in (g, h, slope, curvature)]
     failed = functions.class_gather(X.data_ptr(), len(X), *X.stride(), X.shape[1], size, classes, grams, *addresses)
     return None if failed else (slope, curvature)
+
+
+def class_hessian(design: Matrix, vectors: Tensor, probability: Tensor, scale: Tensor) -> Tensor | None:
+    """Aᵀ s (diag p - p pᵀ) A v (K, d) for rows with p (n, K) and s, or None if this is not for compiled code."""
+    if (functions := library_for_classes(design, vectors)) is None:
+        return None
+    assert isinstance(design, Dense)
+    X, vectors, probability, scale = design.matrix, in_order(vectors), in_order(probability), in_order(scale)
+    out = torch.empty_like(vectors)
+    addresses = [x.data_ptr() for x in (vectors, probability, scale, out)]
+    failed = functions.class_hessian(X.data_ptr(), len(X), *X.stride(), X.shape[1], *vectors.shape[::-1], *addresses)
+    return None if failed else out
 
 
 def library_for_classes(design: Matrix, other: Tensor) -> Library | None:
