@@ -1,9 +1,10 @@
 """The solver of K classes: Newton steps for the means by conjugate gradients, a fixed point for the precisions.
 
 It starts at the mode, where a pass needs no integral: that of a sample, if there are many rows, otherwise of all rows
-and from there at the optimum with one precision for all classes, where a pass needs one matrix. Each pass proposes P from the curvatures (star.py), and μ by a Newton step with the Hessian s (diag g - g gᵀ) of each row.
-Anderson's mixture of the last proposals is tried first; a step is halved until F does not decrease. All passes but the
-last ones use rough integrals.
+and from there at the optimum with one precision for all classes, where a pass needs one matrix. Each pass proposes P
+from the curvatures (star.py), and μ by a Newton step with the Hessian s (diag g - g gᵀ) of each row. Anderson's mixture
+of the last proposals is tried first; a step is halved until F does not decrease. All passes but the last ones use rough
+integrals.
 """
 
 import math
@@ -80,16 +81,25 @@ def fit_star(
     generator: np.random.Generator | None = None,
 ) -> StarResult:
     """Maximise F from `q` (default: from the mode) until less than `tol` nats (default: 3e-9, or less) are left."""
-    run = StarRun(problem, tol, max_iter, report)
+    run, stages = StarRun(problem, tol, max_iter, report), STAGES
     if q is None:
         q = run.first_star(generator or np.random.default_rng(0))
-    for moments, left in ((COARSE_CLASSES, COARSE_LEFT), (ROUGH_CLASSES, ROUGH_LEFT), (EXACT_CLASSES, None)):
+    else:
+        stages = STAGES[1:]  # it may be so near that coarse integrals would lead away
+    for moments, left in stages:
         if (run.heavy and left is not None) or (moments is ROUGH_CLASSES and run.left < DIRECT_LEFT):
             continue
         run.start(q, moments)
         run.iterate(left)
         q = run.q
     return run.result()
+
+
+STAGES: tuple[tuple[Integral, float | None], ...] = (
+    (COARSE_CLASSES, COARSE_LEFT),
+    (ROUGH_CLASSES, ROUGH_LEFT),
+    (EXACT_CLASSES, None),
+)
 
 
 # --- Newton steps ---
@@ -182,7 +192,7 @@ class StarRun:
         self.moments: Integral
 
     def first_star(self, generator: np.random.Generator) -> Star:
-        """A star to start from: at the mode of a sample if there are many rows, otherwise the best with one precision."""
+        """A star to start from: at the mode of a sample if there are many rows, or the best with one precision."""
         problem, rows = self.problem, self.problem.source.rows
         k = ROWS_PER_COEFFICIENT * (problem.classes - 1) * problem.source.dimension
         k = max(k, problem.source.traits.smallest_sample)
