@@ -15,7 +15,7 @@ from viper.errors import FormulaError, StorageError
 from viper.formula.grammar import parse_formula, parse_groups
 from viper.inference.groups.arrow import Arrow, Split, invert_arrow
 from viper.inference.groups.components import ComponentPrior, component_count, covariance_of
-from viper.inference.groups.evidence import Profile, component_posterior, starting_components
+from viper.inference.groups.evidence import ComponentProfile, component_posterior, starting_components
 from viper.inference.groups.pooling import Pool
 from viper.inference.groups.quadrature import missed_evidence
 from viper.inference.groups.rows import Factor, sorted_rows
@@ -155,7 +155,7 @@ def test_the_gradient_of_the_evidence_is_its_slope(quadrature):
     one = np.ones((len(y), 1))
     Z = one if quadrature else np.column_stack([one, X[:, 0]])
     rows, _ = sorted_rows(with_ones(X), y, [Factor(g, 12, Z), Factor(k, 5, one)])
-    profile = Profile(rows, np.zeros(3), np.eye(3), ComponentPrior(2.5), quadrature)
+    profile = ComponentProfile(rows, np.zeros(3), np.eye(3), ComponentPrior(2.5), quadrature)
     theta = np.array([-0.2, 0.1]) if quadrature else np.array([-0.2, -0.6, 0.3, -0.5])
     _, gradient = profile(theta, tol=1e-12)
     for j in range(len(theta)):
@@ -198,7 +198,7 @@ def test_the_posterior_is_that_of_brute_force():
     y = (rng.random(48) < 1 / (1 + np.exp(1.2 - rng.normal(0, 1.5, 8)[g]))).astype(float)
     rows, _ = sorted_rows(np.ones((48, 1)), y, [Factor(g, 8, np.ones((48, 1)))])
     prior = ComponentPrior(2.5)
-    profile = Profile(rows, np.zeros(1), np.array([[0.01]]), prior, True)
+    profile = ComponentProfile(rows, np.zeros(1), np.array([[0.01]]), prior, True)
     with torch.no_grad():
         found = component_posterior(profile, starting_components(rows), np.random.default_rng(0))
     z, w = np.polynomial.hermite_e.hermegauss(60)

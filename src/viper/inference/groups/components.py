@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import gammaln
 
-FREEDOM = 3.0  # degrees of freedom of the half-t prior of a standard deviation
-SHAPE = 2.0  # of the LKJ prior of correlations: 1 is uniform, larger values pull towards 0
+T_FREEDOM = 3.0  # degrees of freedom of the half-t prior of a standard deviation
+LKJ_SHAPE = 2.0  # of the LKJ prior of correlations: 1 is uniform, larger values pull towards 0
 SMALLEST_LOG, LARGEST_LOG = -9.0, 5.0  # log σ stays between these: there is nothing to learn beyond
-DIFFERENCE = 1e-5  # step of central differences of D, whose entries are elementary functions
+COVARIANCE_STEP = 1e-5  # step of central differences of D, whose entries are elementary functions
 
 
 def component_count(width: int) -> int:
@@ -48,15 +48,15 @@ class ComponentPrior:
     def log_density(self, theta: np.ndarray, width: int) -> float:
         """log p(θ), with the Jacobian of the logarithms and of atanh."""
         u = theta[:width]
-        ratio = np.exp(2.0 * (u - math.log(self.scale))) / FREEDOM
-        half_t = math.log(2.0) + gammaln(0.5 * (FREEDOM + 1.0)) - gammaln(0.5 * FREEDOM)
-        half_t -= 0.5 * math.log(FREEDOM * math.pi) + math.log(self.scale)
-        value = float((half_t - 0.5 * (FREEDOM + 1.0) * np.log1p(ratio) + u).sum())
+        ratio = np.exp(2.0 * (u - math.log(self.scale))) / T_FREEDOM
+        half_t = math.log(2.0) + gammaln(0.5 * (T_FREEDOM + 1.0)) - gammaln(0.5 * T_FREEDOM)
+        half_t -= 0.5 * math.log(T_FREEDOM * math.pi) + math.log(self.scale)
+        value = float((half_t - 0.5 * (T_FREEDOM + 1.0) * np.log1p(ratio) + u).sum())
         k = width
         for i in range(1, width):
             for j in range(i):
                 # a partial correlation given j others: Beta(a, a) on (-1, 1)
-                a = SHAPE + 0.5 * (width - 2 - j)
+                a = LKJ_SHAPE + 0.5 * (width - 2 - j)
                 norm = gammaln(2.0 * a) - 2.0 * gammaln(a) - (2.0 * a - 1.0) * math.log(2.0)
                 value += norm + a * (-2.0 * math.log(math.cosh(theta[k])))  # (1-z²)^{a-1} dz/dθ = (1-z²)^a
                 k += 1
@@ -65,12 +65,12 @@ class ComponentPrior:
     def gradient(self, theta: np.ndarray, width: int) -> np.ndarray:
         """∂ log p/∂θ."""
         found = np.empty_like(theta)
-        ratio = np.exp(2.0 * (theta[:width] - math.log(self.scale))) / FREEDOM
-        found[:width] = 1.0 - (FREEDOM + 1.0) * ratio / (1.0 + ratio)
+        ratio = np.exp(2.0 * (theta[:width] - math.log(self.scale))) / T_FREEDOM
+        found[:width] = 1.0 - (T_FREEDOM + 1.0) * ratio / (1.0 + ratio)
         k = width
         for i in range(1, width):
             for j in range(i):
-                found[k] = -2.0 * (SHAPE + 0.5 * (width - 2 - j)) * math.tanh(theta[k])
+                found[k] = -2.0 * (LKJ_SHAPE + 0.5 * (width - 2 - j)) * math.tanh(theta[k])
                 k += 1
         return found
 
@@ -82,7 +82,7 @@ def divergence_gradient(theta: np.ndarray, width: int, levels: int, second: np.n
     found = np.empty_like(theta)
     for k in range(len(theta)):
         step = np.zeros_like(theta)
-        step[k] = DIFFERENCE
+        step[k] = COVARIANCE_STEP
         change = covariance_of(theta + step, width) - covariance_of(theta - step, width)
-        found[k] = np.vdot(slope, change) / (2.0 * DIFFERENCE)
+        found[k] = np.vdot(slope, change) / (2.0 * COVARIANCE_STEP)
     return found

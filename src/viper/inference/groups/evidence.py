@@ -32,16 +32,16 @@ from viper.inference.groups.quadrature import Missed, missed_evidence
 from viper.inference.groups.rows import GroupedRows
 from viper.inference.groups.solver import GroupFit, GroupPrior, fit_effects, start_effects
 
-TOLERANCE = 1e-5  # nats left to the optimum of q, given θ
+NATS_TO_OPTIMUM = 1e-5  # nats left to the optimum of q, given θ
 NEAR_MODE = 1e-4  # nats to the mode of θ, about; a hundredth of a standard deviation
 MOST_MOVES = 50
-LONGEST_MOVE = 0.7  # in log σ
-DIFFERENCE = 0.4  # standard deviations, for second derivatives
+LONGEST_LOG_MOVE = 0.7  # in log σ
+CURVATURE_STEP = 0.4  # standard deviations, for second derivatives
 LINE_STEP, SQUARE_STEP = 0.9, 1.25  # distance of points in z
 DEEP = 5.0  # nats below the mode at which points end
 EQUAL_STEPS, LINE_GROWTH = 3, 1.25  # steps of a side after which they grow by this factor
-MOST_LINE, MOST_SIDE = 20, 9  # points along a line, and along each half of an axis of the square
-LEAST_SHARE = 1e-8
+MOST_LINE_POINTS, MOST_SIDE = 20, 9  # points along a line, and along each half of an axis of the square
+LEAST_FINE_SHARE = 1e-8
 MOST_SQUARE_ROWS = 20_000
 ROUGH_ROWS = 50_000  # with more rows, sums are rough: an error of 1e-9 a row, nearly the same for all θ
 RADIUS = 1.1  # of the composite design, over √k (Rue et al. 2009)
@@ -63,7 +63,7 @@ class ComponentPosterior:
     converged: bool
 
 
-class Profile:
+class ComponentProfile:
     """θ → log p(θ | y) up to a constant, and its gradient; every evaluation starts where the last one ended."""
 
     def __init__(
@@ -90,7 +90,7 @@ class Profile:
     def covariances(self, theta: np.ndarray) -> tuple[np.ndarray, ...]:
         return tuple(covariance_of(theta[part], w) for part, w in zip(self.parts, self.widths, strict=True))
 
-    def __call__(self, theta: np.ndarray, tol: float = TOLERANCE) -> tuple[float, np.ndarray]:
+    def __call__(self, theta: np.ndarray, tol: float = NATS_TO_OPTIMUM) -> tuple[float, np.ndarray]:
         rows = self.rows
         given = GroupPrior(self.mean, self.precision, self.covariances(theta))
         q = start_effects(rows, given, self.border) if self.fit is None else self.fit.q
@@ -127,7 +127,7 @@ class Profile:
         return found
 
 
-def find_mode(profile: Profile, start: np.ndarray) -> tuple[np.ndarray, float, np.ndarray]:
+def component_mode(profile: ComponentProfile, start: np.ndarray) -> tuple[np.ndarray, float, np.ndarray]:
     """θ̂, the log density there, and an estimate of its negative Hessian, by BFGS with steps of bounded length."""
     low, high = np.array(profile.bounds()).T
     theta = np.clip(start, low, high)
@@ -137,7 +137,7 @@ def find_mode(profile: Profile, start: np.ndarray) -> tuple[np.ndarray, float, n
         step = np.linalg.solve(H, gradient)
         if 0.5 * float(gradient @ step) < NEAR_MODE:
             break
-        step *= min(1.0, LONGEST_MOVE / float(np.abs(step).max()))
+        step *= min(1.0, LONGEST_LOG_MOVE / float(np.abs(step).max()))
         while True:
             moved = np.clip(theta + step, low, high)
             new, slope = profile(moved)
@@ -154,14 +154,14 @@ def find_mode(profile: Profile, start: np.ndarray) -> tuple[np.ndarray, float, n
     return theta, value, H
 
 
-def negative_hessian(profile: Profile, theta: np.ndarray, rough: np.ndarray) -> np.ndarray:
+def negative_hessian(profile: ComponentProfile, theta: np.ndarray, rough: np.ndarray) -> np.ndarray:
     """By central differences of the gradient along the axes of an estimate, made positive definite."""
     values, vectors = np.linalg.eigh(rough)
     axes = vectors / np.sqrt(values)
     inner = np.empty((profile.size, profile.size))
     for k in range(profile.size):
-        step = DIFFERENCE * axes[:, k]
-        inner[k] = axes.T @ (profile(theta - step)[1] - profile(theta + step)[1]) / (2.0 * DIFFERENCE)
+        step = CURVATURE_STEP * axes[:, k]
+        inner[k] = axes.T @ (profile(theta - step)[1] - profile(theta + step)[1]) / (2.0 * CURVATURE_STEP)
     back = np.linalg.inv(axes)
     H = back.T @ (0.5 * (inner + inner.T)) @ back
     values, vectors = np.linalg.eigh(H)
@@ -174,18 +174,18 @@ def starting_components(rows: GroupedRows) -> np.ndarray:
     return np.concatenate([np.r_[np.full(w, math.log(0.5)), np.zeros(component_count(w) - w)] for w in widths])
 
 
-def component_posterior(profile: Profile, start: np.ndarray, rng: np.random.Generator) -> ComponentPosterior:
+def component_posterior(profile: ComponentProfile, start: np.ndarray, rng: np.random.Generator) -> ComponentPosterior:
     """Find the mode and integrate over θ."""
     rows = profile.rows
     if rows.rows > FEWEST_SUBSET and rows.main.levels > 1000:
         chosen = rng.permutation(rows.main.levels)[: max(500, int(rows.main.levels * SUBSET_ROWS / rows.rows))]
-        part = Profile(
+        part = ComponentProfile(
             rows.some_groups(chosen), profile.mean, profile.precision, profile.prior, profile.quadrature, profile.report
         )
-        start, *_ = find_mode(part, start)
+        start, *_ = component_mode(part, start)
         assert part.fit is not None
         profile.border = part.fit.q.mean.border
-    mode, top, hessian = find_mode(profile, start)
+    mode, top, hessian = component_mode(profile, start)
     assert profile.fit is not None
     elbo = profile.fit.elbo
     home = profile.fit, profile.missed
@@ -211,7 +211,7 @@ def component_posterior(profile: Profile, start: np.ndarray, rng: np.random.Gene
 class Around:
     """Points θ = θ̂ + Vz around the mode, with their log density relative to the mode."""
 
-    def __init__(self, profile: Profile, mode: np.ndarray, top: float, axes: np.ndarray) -> None:
+    def __init__(self, profile: ComponentProfile, mode: np.ndarray, top: float, axes: np.ndarray) -> None:
         self.profile, self.mode, self.top, self.axes = profile, mode, top, axes
         self.limits = np.array(profile.bounds()).T
         self.zs: list[np.ndarray] = []
@@ -242,7 +242,7 @@ def line_points(at: Around) -> None:
     at.keep(np.zeros(1), found[0.0], found[0.0])
     for side in (1.0, -1.0):
         at.profile.fit, z, step = at.home, 0.0, LINE_STEP
-        for k in range(MOST_LINE):
+        for k in range(MOST_LINE_POINTS):
             z += side * step
             following = step * (LINE_GROWTH if k >= EQUAL_STEPS and side < 0.0 else 1.0)  # σ → 0 is far away
             found[z] = drop = at.drop(np.array([z]))
@@ -301,7 +301,7 @@ def fine_square(at: Around, first: np.ndarray, second: np.ndarray, grid: np.ndar
     shares = np.exp(np.minimum(surface(a, b), grid.max())).ravel()
     shares /= shares.sum()
     points = np.stack(np.meshgrid(a, b, indexing="ij"), -1).reshape(-1, 2)
-    large = shares > LEAST_SHARE
+    large = shares > LEAST_FINE_SHARE
     return np.array([at.theta(x) for x in points[large]]), shares[large] / shares[large].sum()
 
 

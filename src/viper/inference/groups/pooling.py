@@ -15,7 +15,7 @@ from viper.inference.groups.quadrature import Missed
 from viper.inference.groups.rows import GroupedRows
 from viper.inference.groups.solver import Effects
 
-LEAST_WEIGHT = 1e-5  # of a component that is kept
+LEAST_POINT_WEIGHT = 1e-5  # of a component that is kept
 LONGEST_STEP = 1.0  # in posterior standard deviations
 
 
@@ -85,7 +85,7 @@ class Pool:
         )
         logs = np.array(self.log_weights)
         weights = np.exp(logs - np.logaddexp.reduce(logs))
-        kept = weights > LEAST_WEIGHT
+        kept = weights > LEAST_POINT_WEIGHT
         return Pooled(
             self.centre.moved(by),
             covariance,

@@ -18,13 +18,13 @@ import torch
 
 from viper.inference.groups.rows import GroupedRows
 from viper.inference.groups.solver import Effects
-from viper.inference.groups.sums import ROUGH_TOLERANCE, over_chunks, pulled
+from viper.inference.groups.sums import ROUGH_ROW_ERROR, over_chunks, pulled
 from viper.softplus.limit import fast_limit, limit
 from viper.softplus.quadrature import full_gauss_hermite
 
-NODES = 15  # of the quadrature over a group's effect
-STEPS = 40  # of Newton's method for a single group's best Gaussian, at most
-CLOSE = 1e-5  # change of a group's effect, in sds, at which it ends
+GROUP_NODES = 15  # of the quadrature over a group's effect
+GROUP_STEPS = 40  # of Newton's method for a single group's best Gaussian, at most
+CLOSE_EFFECT = 1e-5  # change of a group's effect, in sds, at which it ends
 
 
 class Missed(NamedTuple):
@@ -39,8 +39,8 @@ def missed_evidence(rows: GroupedRows, q: Effects, variance: float) -> Missed:
     """Δ at the posterior mean of the border, for a main factor with one effect for each group."""
     value, by_log_sd = [], []
     difference = np.empty(rows.rows)
-    z_nodes, weights = (x.numpy() for x in full_gauss_hermite(NODES))
-    moments = (fast_limit(ROUGH_TOLERANCE) or limit()).moments
+    z_nodes, weights = (x.numpy() for x in full_gauss_hermite(GROUP_NODES))
+    moments = (fast_limit(ROUGH_ROW_ERROR) or limit()).moments
 
     def chunk(part: slice, groups: slice) -> None:
         X, z, label = rows.X[part], rows.main.columns[part, 0], rows.label[part]
@@ -66,11 +66,11 @@ def missed_evidence(rows: GroupedRows, q: Effects, variance: float) -> Missed:
         mu, v = q.mean.groups[groups, 0].copy(), q.inverse.blocks[groups, 0, 0].copy()
         bound, up, target, slope = evaluate(mu, v)
         rho = np.ones_like(mu)  # of each group: halved where a step would not help
-        for _ in range(STEPS):
+        for _ in range(GROUP_STEPS):
             precision = (1.0 - rho) / v + rho * target
             step = rho * up / precision
             change = np.maximum(np.abs(step) * np.sqrt(precision), np.abs(rho * (target * v - 1.0)))
-            if change.max() < CLOSE:
+            if change.max() < CLOSE_EFFECT:
                 break
             new = evaluate(mu + step, 1.0 / precision)
             better = new[0] >= bound - 1e-10
@@ -80,8 +80,8 @@ def missed_evidence(rows: GroupedRows, q: Effects, variance: float) -> Missed:
             rho = np.where(better, np.minimum(1.0, 2.0 * rho), 0.5 * rho)
         b = mu[:, None] + np.sqrt(v)[:, None] * z_nodes  # groups × nodes
         logs = np.empty_like(b)
-        chances = np.empty((len(z), NODES))
-        for k in range(NODES):
+        chances = np.empty((len(z), GROUP_NODES))
+        for k in range(GROUP_NODES):
             f = known + z * b[:, k][here]
             logs[:, k] = by_group(label * f - np.logaddexp(0.0, f))
             chances[:, k] = scipy.special.expit(f)

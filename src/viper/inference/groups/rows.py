@@ -10,7 +10,7 @@ from functools import cached_property
 
 import numpy as np
 
-CHUNK_ROWS = 1 << 15  # rows whose log-odds are computed at a time: their arrays fit in the cache
+SORTED_ROWS = 1 << 15  # rows whose log-odds are computed at a time: their arrays fit in the cache
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class GroupedRows:
         group = 0
         while group < self.main.levels:
             start = int(self.first_rows[group])
-            end = max(group + 1, int(np.searchsorted(last, start + CHUNK_ROWS, side="right")))
+            end = max(group + 1, int(np.searchsorted(last, start + SORTED_ROWS, side="right")))
             yield slice(start, int(last[end - 1])), slice(group, end)
             group = end
 

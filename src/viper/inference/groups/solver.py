@@ -17,11 +17,11 @@ import numpy as np
 from viper.errors import NotFinite
 from viper.inference.groups.arrow import Arrow, Inverse, Split, invert_arrow
 from viper.inference.groups.rows import GroupedRows
-from viper.inference.groups.sums import GroupSums, group_sums, weighted_gram
+from viper.inference.groups.sums import GroupSums, grouped_sums, weighted_gram
 
-MOST_STEPS = 100
-SHORTEST_STEP = 1e-6
-NOISE = 1e-13  # relative to F: rounding
+MOST_EFFECT_STEPS = 100
+SHORTEST_SHARE = 1e-6
+VALUE_NOISE = 1e-13  # relative to F: rounding
 
 
 @dataclass(frozen=True)
@@ -123,16 +123,16 @@ def start_effects(rows: GroupedRows, prior: GroupPrior, border: np.ndarray | Non
         np.zeros((rows.main.levels, rows.main.width, rows.border)),
         np.zeros((rows.main.levels, rows.main.width, rows.main.width)),
     )
-    total = group_sums(rows, start, nothing)
+    total = grouped_sums(rows, start, nothing)
     if border is None:
         quarter = np.full(rows.rows, 0.25) if rows.weight is None else 0.25 * rows.weight
         total = total._replace(gram=weighted_gram(rows, quarter))
-    precision = added(prior.arrow(rows), total.gram)
+    precision = sum_of_arrows(prior.arrow(rows), total.gram)
     inverse = invert_arrow(precision)
     return Effects(start.moved(inverse.solve(slope(rows, prior, start, total))), precision, inverse)
 
 
-def added(left: Arrow, right: Arrow) -> Arrow:
+def sum_of_arrows(left: Arrow, right: Arrow) -> Arrow:
     return Arrow(*(a + b for a, b in zip(left, right, strict=True)))
 
 
@@ -149,7 +149,7 @@ def fit_effects(
     *,
     rough: bool = False,
     tol: float = 1e-7,
-    most: int = MOST_STEPS,
+    most: int = MOST_EFFECT_STEPS,
     report: Callable[[float, float], None] | None = None,
 ) -> GroupFit:
     """Maximise the ELBO from q until less than about `tol` nats are left. `report` gets F and the last gain.
@@ -158,25 +158,25 @@ def fit_effects(
     """
     q = q or start_effects(rows, prior)
     base = prior.arrow(rows)
-    total = group_sums(rows, q.mean, q.covariance, rough)
+    total = grouped_sums(rows, q.mean, q.covariance, rough)
     value, passes, rho = total.value - prior.divergence(rows, q), 1, 1.0
     last = math.inf
     while passes < most:
-        target = added(base, total.gram)
+        target = sum_of_arrows(base, total.gram)
         up = slope(rows, prior, q.mean, total)
         while True:
             precision = target if rho == 1.0 else q.precision.mixed(target, rho)
             inverse = invert_arrow(precision)
             step = inverse.solve(up)
             new = Effects(q.mean.moved(step, rho), precision, inverse)
-            sums = group_sums(rows, new.mean, new.covariance, rough)
+            sums = grouped_sums(rows, new.mean, new.covariance, rough)
             found, passes = sums.value - prior.divergence(rows, new), passes + 1
-            if not math.isfinite(found) and rho < SHORTEST_STEP:
+            if not math.isfinite(found) and rho < SHORTEST_SHARE:
                 raise NotFinite
-            if found >= value - NOISE * (1.0 + abs(value)):
+            if found >= value - VALUE_NOISE * (1.0 + abs(value)):
                 break
             rho *= 0.5
-            if rho < SHORTEST_STEP or passes >= most:
+            if rho < SHORTEST_SHARE or passes >= most:
                 return GroupFit(q, value, abs(found - value) < 1e-6 * (1.0 + abs(value)), passes)
         gain = found - value
         q, value, total = new, found, sums

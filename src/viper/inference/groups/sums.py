@@ -17,7 +17,7 @@ from viper.inference.groups.rows import GroupedRows
 from viper.inference.threads import PASS_THREADS
 from viper.softplus.limit import fast_limit, limit
 
-ROUGH_TOLERANCE = 1e-9
+ROUGH_ROW_ERROR = 1e-9
 
 
 class GroupSums(NamedTuple):
@@ -73,9 +73,9 @@ def over_chunks(rows: GroupedRows, function: Callable[[slice, slice], None]) -> 
         list(pool.map(lambda chunk: function(*chunk), chunks))
 
 
-def group_sums(rows: GroupedRows, mean: Split, covariance: Arrow, rough: bool = False) -> GroupSums:
+def grouped_sums(rows: GroupedRows, mean: Split, covariance: Arrow, rough: bool = False) -> GroupSums:
     """One pass over all rows; `rough` formulas have errors of 1e-9 a row."""
-    bound = fast_limit(ROUGH_TOLERANCE) if rough else None
+    bound = fast_limit(ROUGH_ROW_ERROR) if rough else None
     moments = (bound or limit()).moments
     residual, curvature, values = (np.empty(rows.rows) for _ in range(3))
 

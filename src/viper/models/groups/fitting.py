@@ -13,7 +13,12 @@ from torch import Tensor
 from viper.errors import ConvergenceWarning, users_line
 from viper.inference.groups.arrow import Arrow, Split
 from viper.inference.groups.components import ComponentPrior
-from viper.inference.groups.evidence import ComponentPosterior, Profile, component_posterior, starting_components
+from viper.inference.groups.evidence import (
+    ComponentPosterior,
+    ComponentProfile,
+    component_posterior,
+    starting_components,
+)
 from viper.inference.groups.rows import Factor, GroupedRows, sorted_rows
 from viper.inference.groups.sums import row_moments
 from viper.inference.memory import available_memory
@@ -23,7 +28,7 @@ from viper.inference.progress import Progress, Tasks
 from viper.inference.threads import pass_threads
 
 FEW_EVENTS = 10.0  # rows of the rarer class per group, on average, below which single groups are far from Gaussian
-COPIES = 12  # arrays as large as all groups' covariances with the border that a fit holds at a time
+CROSS_COPIES = 12  # arrays as large as all groups' covariances with the border that a fit holds at a time
 ROW_ARRAYS = 12  # arrays as long as the rows
 PREDICTED_ROWS = 1 << 15
 
@@ -99,7 +104,9 @@ def fit_groups(
         progress(history[-1])
 
     precision = prior.precision if prior.precision.ndim == 2 else torch.diag(prior.precision)
-    profile = Profile(rows, prior.mean.numpy(), precision.numpy(), ComponentPrior(options.scale), quadrature, report)
+    profile = ComponentProfile(
+        rows, prior.mean.numpy(), precision.numpy(), ComponentPrior(options.scale), quadrature, report
+    )
     with closing(progress), pass_threads(options.n_jobs), torch.no_grad():
         found = component_posterior(profile, starting_components(rows), np.random.default_rng(options.seed))
     if not found.converged:
@@ -126,7 +133,7 @@ def needs_quadrature(rows: GroupedRows) -> bool:
 
 def check_group_memory(rows: GroupedRows) -> None:
     """Raise before any work if the covariances of groups with the border do not fit in memory."""
-    need = 8.0 * (COPIES * rows.main.effects * rows.border + COPIES * rows.border**2)
+    need = 8.0 * (CROSS_COPIES * rows.main.effects * rows.border + CROSS_COPIES * rows.border**2)
     need += 8.0 * rows.rows * (ROW_ARRAYS + 2 * rows.fixed + 3 * len(rows.factors))
     if need > (there := available_memory()):
         raise ValueError(

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 ONLY_GROUP = "group"  # the name of groups that are given as one array without a name
 MOST_BORDER = 6_000  # fixed effects and effects of all factors but the largest, whose covariance is dense
-NEW = "average"  # what happens to new groups, if not an error
+AVERAGE = "average"  # what happens to new groups, if not an error
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class GroupFactor:
 
     def codes(self, table: "pandas.DataFrame") -> np.ndarray:
         """The number of each row's group, or -1 for one that the fit did not have."""
-        return level_codes(joined(table, self.term.columns), self.levels)
+        return level_codes(joined_columns(table, self.term.columns), self.levels)
 
 
 def as_group_table(groups: Any, rows: int) -> "pandas.DataFrame":
@@ -67,7 +67,7 @@ def as_group_table(groups: Any, rows: int) -> "pandas.DataFrame":
     return table.set_axis([str(name) for name in table.columns], axis=1)
 
 
-def joined(table: "pandas.DataFrame", columns: tuple[str, ...]) -> "pandas.Series[Any]":
+def joined_columns(table: "pandas.DataFrame", columns: tuple[str, ...]) -> "pandas.Series[Any]":
     """Return one column, or several as text such as "north:3". A row without a value has no group."""
     if len(columns) == 1:
         return table[columns[0]]
@@ -93,7 +93,7 @@ def learn_factor(term: GroupTerm, table: "pandas.DataFrame", names: list[str], X
             f"a slope in {term} must be a column of numbers that is also a term by itself; got {absent[0]!r}. "
             f"{instead(absent[0], names)}"
         )
-    column = joined(table, term.columns)
+    column = joined_columns(table, term.columns)
     if column.isna().any():
         row = column.index[int(np.flatnonzero(column.isna())[0])]
         raise RowError(f"every row must have a group of {term.name!r}", "none", row, "Leave such rows out.")
@@ -133,13 +133,13 @@ def new_group_error(factor: GroupFactor, column: "pandas.Series[Any]", codes: np
         f"groups of {factor.term.name!r} must be among the {len(factor.levels):,} of the fit",
         shown(python_value(value)),
         column.index[row],
-        f"Set new_groups={NEW!r} to average over what groups there are, or correct it.",
+        f"Set new_groups={AVERAGE!r} to average over what groups there are, or correct it.",
     )
 
 
 def group_remarks(factor: GroupFactor, table: "pandas.DataFrame", averaged: bool) -> list[Remark]:
     """Remarks on rows whose group was not in the fit."""
-    column = joined(table, factor.term.columns)
+    column = joined_columns(table, factor.term.columns)
     new = factor.codes(table) < 0
     name = factor.term.name
     if not new.any():

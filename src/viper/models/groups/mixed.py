@@ -40,12 +40,12 @@ from viper.models.diagnosis import summary_frame
 from viper.models.facts import coefficient_names
 from viper.models.groups.fitting import FittedGroups, GroupOptions, fit_groups, group_latent
 from viper.models.groups.levels import (
-    NEW,
+    AVERAGE,
     GroupFactor,
     as_group_table,
     check_border,
     group_remarks,
-    joined,
+    joined_columns,
     learn_factor,
     new_group_error,
 )
@@ -59,7 +59,7 @@ from viper.softplus.limit import mean_of_same_probability
 if TYPE_CHECKING:
     import pandas
 
-POINTS = {  # of the mixture over variance components: weights, values, fixed effects given these
+POINT_TENSORS = {  # of the mixture over variance components: weights, values, fixed effects given these
     "points.weight": numbers("k", range=SHARES),
     "points.theta": numbers("kt"),
     "points.mean": numbers("kf"),
@@ -67,7 +67,7 @@ POINTS = {  # of the mixture over variance components: weights, values, fixed ef
     "components.theta": numbers("mt"),
     "components.share": numbers("m", range=SHARES),
 }
-FACTOR = Fields(
+FACTOR_FIELDS = Fields(
     {
         "columns": Items(TEXT),
         "intercept": BOOLEAN,
@@ -164,10 +164,10 @@ class VariationalMixedRegression(
         "status_": TEXT,
         "quadrature_": BOOLEAN,
     }
-    _own_fields = Fields({"factors": Items(FACTOR), "order": Items(WHOLE)})
+    _own_fields = Fields({"factors": Items(FACTOR_FIELDS), "order": Items(WHOLE)})
     _own_tensors: ClassVar[Mapping[str, Numbers]] = {
         "prior_scale": numbers("p", "pp", range=DEFINITE),
-        **POINTS,
+        **POINT_TENSORS,
     }
     _options_before: ClassVar[Mapping[str, Any]] = {}
 
@@ -276,7 +276,7 @@ class VariationalMixedRegression(
     def _check_options(self) -> None:
         words: dict[str, tuple[str | bool, ...]] = {
             "quadrature": ("auto", True, False),
-            "new_groups": ("error", NEW),
+            "new_groups": ("error", AVERAGE),
             "verbose": ("auto", True, False),
         }
         checks.check_options(self, words, ("component_scale", "intercept_scale"), ())
@@ -299,7 +299,9 @@ class VariationalMixedRegression(
             found.values,
             found.shares,
         )
-        self._points = {name: torch.from_numpy(np.ascontiguousarray(x)) for name, x in zip(POINTS, arrays, strict=True)}
+        self._points = {
+            name: torch.from_numpy(np.ascontiguousarray(x)) for name, x in zip(POINT_TENSORS, arrays, strict=True)
+        }
         self.elbo_, self.quadrature_, self.history_ = found.elbo, fit.quadrature, fit.history
         self.n_iter_, self.converged_ = max(1, len(fit.history)), found.converged
         self.status_ = "converged" if found.converged else "not converged"
@@ -452,7 +454,7 @@ class VariationalMixedRegression(
             groups, data = data, self.formula_.encode(data)
             design = np.asarray(data, dtype=np.float64)
         else:
-            rows = len(data) if data is not None else len(as_group_table(groups, rows_of(groups)))
+            rows = len(data) if data is not None else len(as_group_table(groups, count_of_rows(groups)))
             design = self._read_columns(data, np.empty(rows), reset=False)
             groups = as_group_table(groups, len(design))
         known = read_vector(offset, "offset", len(design))
@@ -491,14 +493,14 @@ class VariationalMixedRegression(
     @property
     def _averages(self) -> bool:
         """Whether new groups are averaged over."""
-        return self.new_groups == NEW or (hasattr(self, "formula_") and self.formula_.unseen != "error")
+        return self.new_groups == AVERAGE or (hasattr(self, "formula_") and self.formula_.unseen != "error")
 
     def _codes(self, factor: GroupFactor, table: "pandas.DataFrame") -> np.ndarray:
         if absent := [name for name in factor.term.columns if name not in table.columns]:
             raise ValueError(f"groups must have the columns of the fit; got none named {absent[0]!r}.")
         codes = factor.codes(table)
         if (codes < 0).any() and not self._averages:
-            raise new_group_error(factor, joined(table, factor.term.columns), codes)
+            raise new_group_error(factor, joined_columns(table, factor.term.columns), codes)
         return codes
 
     def _group_remarks(self, frame: "pandas.DataFrame") -> list[Remark]:
@@ -536,7 +538,7 @@ class VariationalMixedRegression(
         return State(tensors, {"factors": factors, "order": list(self._order)})
 
     def _restore_own_state(self, state: State) -> None:
-        self._points = {name: state.tensors[name] for name in POINTS}
+        self._points = {name: state.tensors[name] for name in POINT_TENSORS}
         self.prior_scale_, self.history_ = state.tensors["prior_scale"].numpy(), []
         names, factors = self._columns(), []
         for one in state.metadata["factors"]:
@@ -577,6 +579,6 @@ class InGroups(tuple[Any, Any]):
         return super().__new__(cls, (X, groups))
 
 
-def rows_of(groups: Any) -> int:
+def count_of_rows(groups: Any) -> int:
     """The number of rows for which groups are given."""
     return len(next(iter(groups.values()))) if isinstance(groups, Mapping) else 0 if groups is None else len(groups)
