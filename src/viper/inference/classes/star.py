@@ -25,7 +25,7 @@ from viper.inference.anderson import LARGEST_WEIGHTS, weighted_sum, weights_from
 from viper.inference.problem import Prior
 
 INNER_STEPS = 200
-INNER_SHARE = 1e-4  # of the first change: with less, two classes that share most of a precision settle slowly
+INNER_SHARE = 3e-3  # of the first change: with less, two classes that share most of a precision settle slowly
 INNER_ERROR = 1e-13  # relative change that is rounding
 INNER_MEMORY, INNER_PROBES = 5, 2  # changes in a mixture, and random vectors through which they are seen
 
@@ -205,7 +205,8 @@ def solve_precisions(target: Tensor, start: Tensor, share: float = INNER_SHARE) 
             return new
         weights = mixing.weights(residual, (new,))
         mixed = mixing.mixed(weights)[0]
-        bad = (mixed <= 0).any() if mixed.ndim == 2 else torch.linalg.cholesky_ex(mixed)[1].any()
+        total = mixed.sum(0)  # the next P_k are positive if this is
+        bad = (total <= 0).any() if total.ndim == 1 else torch.linalg.cholesky_ex(total)[1]
         P = new if bool(bad) else mixed
     return new
 
