@@ -35,7 +35,7 @@ def to_independent(classes: int) -> Tensor:
     return (torch.eye(K, dtype=torch.float64) - 1.0 / (K * (K - 1.0))) * (K / (K - 2.0))
 
 
-def independent_variances(centred: Tensor) -> Tensor:
+def uncentred_variances(centred: Tensor) -> Tensor:
     """τ² from C, both n × K."""
     return (centred @ to_independent(centred.shape[1]).to(centred)).clamp(min=0.0)
 
@@ -72,7 +72,7 @@ class ContrastGaussian(StarPosterior):
 
     def spreads(self, design: Matrix) -> Tensor:
         """τ² of the rows of a matrix, n × K."""
-        return independent_variances(class_spreads(design, self.factor))
+        return uncentred_variances(class_spreads(design, self.factor))
 
     def latent(self, block: Block) -> tuple[Tensor, Tensor]:
         theta = class_predictors(block, self.means, None)[0]

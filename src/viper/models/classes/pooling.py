@@ -8,7 +8,7 @@ from torch import Tensor
 from viper.inference.classes.posterior import DiagonalStar, StarPosterior
 from viper.inference.classes.sums import class_spreads
 from viper.inference.rows import Dense
-from viper.models.classes.contrasts import ContrastGaussian, gaussian_of_contrasts, independent_variances
+from viper.models.classes.contrasts import ContrastGaussian, gaussian_of_contrasts, uncentred_variances
 from viper.models.pooling import PooledPosterior
 
 
@@ -44,4 +44,4 @@ def star_spread_of_draws(deviations: Tensor, posterior: StarPosterior) -> Tensor
     moved = design.project(posterior.mean.T.contiguous()).square().reshape(rows, draws, -1).mean(1)
     contrasts = isinstance(posterior, ContrastGaussian)
     own = posterior.spreads(design) if contrasts else class_spreads(design, posterior.factor)  # type: ignore[attr-defined]
-    return independent_variances(moved) + own.reshape(rows, draws, -1).mean(1)
+    return uncentred_variances(moved) + own.reshape(rows, draws, -1).mean(1)
