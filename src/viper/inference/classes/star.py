@@ -49,6 +49,11 @@ class Star:
         """How many classes share a precision: 1, or all."""
         return len(self.mean) // len(self.precision)
 
+    def of_each_class(self) -> "Star":
+        """The same with a precision for each class."""
+        K = len(self.mean)
+        return Star(self.mean, self.precision.expand(K, *self.precision.shape[1:]).contiguous())
+
     @cached_property
     def cholesky(self) -> Tensor:
         """L_k with P_k = L_k L_kᵀ, or √P."""
