@@ -22,9 +22,9 @@ from viper.softplus.logsumexp import EULER
 LARGEST_NARROW = 2.5  # τ up to which the trapezoidal sum errs by less than 1e-8, and from which Gauss's does
 NARROW_STEP, NARROW_REACH = 0.2, 6.4
 DIGITS = 24.0  # with steps h, errors are about e^{-DIGITS} times small powers of 1/h
-REACH = 6.4  # sds that carry a Gaussian: Φ(-6.4) < 1e-10
+CARRIED_SDS = 6.4  # sds that carry a Gaussian: Φ(-6.4) < 1e-10
 BELOW, ABOVE = 3.3, 24.0  # how far a Gumbel variable reaches
-MOST_NODES = 20_000.0  # of a row; the step is wider for one whose sds differ a thousandfold
+MOST_ROW_NODES = 20_000.0  # of a row; the step is wider for one whose sds differ a thousandfold
 LEAST_FACTOR = 1e-30  # of L_k: a smaller one makes the product negligible
 
 
@@ -99,7 +99,7 @@ def row_nodes(graph: OnnxGraph, theta: str, tau2: str, classes: int) -> list[str
 def node_grid(graph: OnnxGraph, theta: str, tau: str, tau2: str, classes: int) -> tuple[str, str, str]:
     """Add t_0, h and the nodes of a row, which carry the integrals of all classes and of all but one."""
     add = graph.add
-    axis, reach = np.array([0]), add("Mul", tau, REACH)
+    axis, reach = np.array([0]), add("Mul", tau, CARRIED_SDS)
     # all but any one: the second largest of the places where L_k is negligible
     second = f"{graph.prefix}second"
     lowest = add("Sub", theta, reach)
@@ -114,7 +114,7 @@ def node_grid(graph: OnnxGraph, theta: str, tau: str, tau2: str, classes: int) -
     common = add("Div", 8.0 * DIGITS, precision)
     step = add("Mul", add("Add", add("Sqrt", add("Add", common, math.pi**2)), math.pi), math.pi / (2.0 * DIGITS))
     range_ = add("Sub", end, start)
-    step = add("Max", step, add("Div", range_, MOST_NODES))
+    step = add("Max", step, add("Div", range_, MOST_ROW_NODES))
     count = add("Add", add("Ceil", add("Div", range_, step)), 1.0)
     return start, step, add("Add", start, add("Mul", step, add("Range", 0.0, count, 1.0)))
 
