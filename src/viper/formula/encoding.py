@@ -158,11 +158,12 @@ class Encoding:
     def impute(self, data: Any, spread: Callable[[np.ndarray], np.ndarray] | None = None) -> "ImputedRows":
         """Return the columns of X, averaged over draws of what is missing, and the `spread` of these draws.
 
-        `spread` takes deviations from the mean (rows × draws × columns of X) and returns a number for each row.
+        `spread` takes deviations from the mean (rows × draws × columns of X) and returns a number for each row, or one
+        for each class of it.
         """
         selected = self._select(data)
         design = self._standardised(selected)
-        residual = np.zeros(len(design))
+        residual: np.ndarray | None = None
         rows = np.flatnonzero(selected.isna().to_numpy().any(1))
         values = design.to_numpy(copy=True) if len(rows) else design.to_numpy()
         for some in np.split(rows, range(0, len(rows), max(1, DRAWN_ENTRIES // (DRAWS * max(1, len(self.names)))))[1:]):
@@ -170,7 +171,10 @@ class Encoding:
                 drawn = self._drawn_designs(selected.iloc[some])
                 values[some] = drawn.mean(1)
                 if spread is not None:
-                    residual[some] = spread(drawn - values[some][:, None])
+                    found = spread(drawn - values[some][:, None])
+                    residual = np.zeros((len(design), *found.shape[1:])) if residual is None else residual
+                    residual[some] = found
+        residual = np.zeros(len(design)) if residual is None else residual
         return ImputedRows(type(design)(values, index=design.index, columns=design.columns), residual)
 
     def _standardised(self, selected: "pandas.DataFrame") -> "pandas.DataFrame":
@@ -507,7 +511,7 @@ class ImputedRows(NamedTuple):
     """Rows of X whose missing values were drawn several times: the mean of the draws, and how far they spread."""
 
     design: "pandas.DataFrame"
-    residual: np.ndarray  # 0 for rows without missing values
+    residual: np.ndarray  # rows, or rows × classes; 0 for rows without missing values
 
 
 def decoded_levels(codes: np.ndarray, levels: list[Any]) -> np.ndarray:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 
-from viper.data.checks import FIT_SEED, distinct, read_labels, seed_of
+from viper.data.checks import FIT_SEED, read_labels, seed_of
 from viper.data.scaling import column_moments
 from viper.errors import FormulaError, LeftOutWarning, RowError, counted, listed, users_line
 from viper.formula.columns import (
@@ -264,12 +264,8 @@ def missing_level(levels: list[Any]) -> str:
 
 def complete_inputs(coded: CodedColumns, labels: np.ndarray, imputing: Imputing) -> CompletedTables:
     """Draw the missing values of the inputs, given the labels and each other."""
-    if len(distinct(np.asarray(labels))) > 2:
-        raise FormulaError(
-            "missing='multiple' draws values given the outcome, which must have two classes; got more. Choose "
-            "missing='indicator' or missing='mean'."
-        )
-    outcome = read_labels(labels, len(labels))[1].numpy().astype(float)
+    number = read_labels(labels, len(labels), many=True)[1].numpy()
+    outcome = (number[:, None] == np.arange(1, int(number.max()) + 1)).astype(float)
     with closing(StepProgress(imputing.verbose, "drawing missing values: sweep")) as progress:
         return complete_tables(coded, outcome, imputing.imputations, imputing.sweeps, imputing.seed, progress.step)
 
