@@ -9,13 +9,13 @@ import torch
 import viper
 from viper.data import model_file
 from viper.errors import StorageError
-from viper.gp.average import PAIRS, Averaged, mean_of_same_probability, points_to_average
+from viper.gp.average import PAIRS, Averaged, points_to_average
 from viper.gp.classifier import VariationalGPClassifier
 from viper.gp.model import Features, Observations, SparseGP
 from viper.gp.profile import Profile
 from viper.gp.search import LINE, Family, Found, Search, furthest_from_prior
 from viper.inference.posterior import latent
-from viper.softplus.limit import limit
+from viper.softplus.limit import limit, mean_of_same_probability
 
 
 @pytest.fixture(scope="module")

@@ -25,15 +25,13 @@ from viper.gp.model import Features, Observations, Scaler, SparseGP, standardise
 from viper.gp.search import LINE, Family, Found, Search
 from viper.inference.posterior import Diagonal, Full, Posterior, latent, moved
 from viper.inference.rows import Block, BlockSource, Dense
-from viper.softplus.limit import limit
+from viper.softplus.limit import mean_of_same_probability
 
 PAIRS = 3  # of opposite points around the mode of each family
 LINE_ODDS = 1 / 3  # prior probability of a line over that of a kernel
 LEAST_WEIGHT = 0.05  # of a family that counts
 TOLERANCE = 1e-3  # nats; of q at each point
 AVERAGED_ROWS = 10_000  # up to which hyperparameters are averaged over; beyond, they are known well enough
-NEWTON_STEPS = 12  # for the mean of f
-LEAST_PROBABILITY = 1e-290
 
 
 class Component(NamedTuple):
@@ -137,20 +135,6 @@ class Averaged:
         design = torch.cat([c[:, None] * main.design.matrix, between], 1)
         residual = c.square() * main.residual
         return Block(Dense(design), rows.label, offset=theta, residual=residual, weight=rows.weight), c
-
-
-def mean_of_same_probability(weights: Tensor, thetas: Tensor, variances: Tensor, variance: Tensor) -> Tensor:
-    """ϑ with E s(f) = Σ π_k E s(f_k) for f ~ N(ϑ, τ²), by Newton's method for its logarithm, which is concave in ϑ."""
-    moments = limit().moments
-    # Rows with a probability above ½ are reflected, because that of the other class is then known more precisely.
-    sign = torch.where(weights @ moments(thetas, variances)[1] > 0.5, -1.0, 1.0)
-    p = (weights @ moments(sign * thetas, variances)[1]).clamp(min=LEAST_PROBABILITY)
-    # s(f) ≈ Φ(√(π/8) f)
-    theta = torch.logit(p) * (1.0 + math.pi / 8.0 * variance).sqrt()
-    for _ in range(NEWTON_STEPS):
-        _, g, h = (x.clamp(min=LEAST_PROBABILITY) for x in moments(theta, variance))
-        theta = theta - (g / p).log() * g / h
-    return sign * theta
 
 
 @dataclass(frozen=True)
