@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from viper.inference.classes.importance import class_log_likelihood, class_logits
+from viper.inference.classes.importance import class_log_likelihood, class_logits, log_sum
 from viper.inference.classes.posterior import StarPosterior, star_log_density
 from viper.inference.classes.star import star_prior
 from viper.inference.importance import log_likelihood, softplus_given_draws
@@ -89,7 +89,8 @@ def classes_to_arviz(
 def class_row_log_likelihoods(block: Block, draws: Tensor) -> Tensor:
     """c_i log softmax_{y_i}(f_i), draws × rows."""
     f = class_logits(block, draws.to(block.label.device))
-    own = f.gather(2, block.label.long()[:, None, None].expand(-1, len(draws), 1))[..., 0] - torch.logsumexp(f, 2)
+    label = block.label.long()[:, None, None].expand(-1, len(draws), 1)
+    own = f.gather(2, label)[..., 0] - log_sum(f, block.residual)
     return own.T if block.weight is None else own.T * block.weight
 
 

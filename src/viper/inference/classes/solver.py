@@ -1,10 +1,10 @@
 """The solver of K classes: Newton steps for the means by conjugate gradients, a fixed point for the precisions.
 
-It starts at the mode, where a pass needs no integral, first on a part of the rows if there are many. From there to the
-optimum with one precision for all classes, where a pass needs one matrix, and then to that of the star. Each pass
-proposes P from the curvatures (star.py), and μ by a Newton step with the Hessian s (diag g - g gᵀ) of each row.
-Anderson's mixture of the last proposals is tried first; a step is halved until F does not decrease. All passes but the
-last ones use rough integrals.
+It starts at the mode, where a pass needs no integral: that of a sample, if there are many rows, otherwise of all rows
+and from there at the optimum with one precision for all classes, where a pass needs one matrix. Each pass proposes P
+from the curvatures (star.py), and μ by a Newton step with the Hessian s (diag g - g gᵀ) of each row. Anderson's mixture
+of the last proposals is tried first; a step is halved until F does not decrease. All passes but the last ones use rough
+integrals.
 """
 
 import math
@@ -35,7 +35,7 @@ NATS_LEFT_DIAGONAL = 1e-14  # where steps are cheap
 COARSE_LEFT, ROUGH_LEFT = 1e-2, 1e-6  # nats, where coarse and rough integrals end
 DIRECT_LEFT = 1e-5  # nats left by coarse integrals from where exact ones need no rough ones before them
 SHARED_LEFT = 3.0  # nats, where a shared precision ends
-MODE_LEFT = 1.0  # nats, where the search for the mode ends
+MODE_LEFT = 1.0  # nats, where the search for the mode ends; more on a sample, as many as a row of it stands for
 MODE_PASSES = 200
 FORCING, MODE_FORCING = 0.05, 0.2  # conjugate gradients end at this share of the gradient, in the metric of the star
 MOST_PRODUCTS = 200
@@ -81,20 +81,25 @@ def fit_star(
     generator: np.random.Generator | None = None,
 ) -> StarResult:
     """Maximise F from `q` (default: from the mode) until less than `tol` nats (default: 3e-9, or less) are left."""
-    run = StarRun(problem, tol, max_iter, report)
+    run, stages = StarRun(problem, tol, max_iter, report), STAGES
     if q is None:
-        q = run.from_mode(generator or np.random.default_rng(0))
-        run.start(q, EXACT_CLASSES if run.heavy else COARSE_CLASSES)
-        run.iterate(SHARED_LEFT)
-        q = run.q
-        q = Star(q.mean, q.precision.expand(problem.classes, *q.precision.shape[1:]).contiguous())
-    for moments, left in ((COARSE_CLASSES, COARSE_LEFT), (ROUGH_CLASSES, ROUGH_LEFT), (EXACT_CLASSES, None)):
+        q = run.first_star(generator or np.random.default_rng(0))
+    else:
+        stages = STAGES[1:]  # it may be so near that coarse integrals would lead away
+    for moments, left in stages:
         if (run.heavy and left is not None) or (moments is ROUGH_CLASSES and run.left < DIRECT_LEFT):
             continue
         run.start(q, moments)
         run.iterate(left)
         q = run.q
     return run.result()
+
+
+STAGES: tuple[tuple[Integral, float | None], ...] = (
+    (COARSE_CLASSES, COARSE_LEFT),
+    (ROUGH_CLASSES, ROUGH_LEFT),
+    (EXACT_CLASSES, None),
+)
 
 
 # --- Newton steps ---
@@ -186,18 +191,27 @@ class StarRun:
         self.at: Evaluated
         self.moments: Integral
 
-    def from_mode(self, generator: np.random.Generator) -> Star:
-        """The mode, found on a sample first if there are many rows, with one precision for all classes."""
-        problem = self.problem
-        mean, rows = centred_classes(problem.contrasts.mean), problem.source.rows
+    def first_star(self, generator: np.random.Generator) -> Star:
+        """A star to start from: at the mode of a sample if there are many rows, or the best with one precision."""
+        problem, rows = self.problem, self.problem.source.rows
         k = ROWS_PER_COEFFICIENT * (problem.classes - 1) * problem.source.dimension
         k = max(k, problem.source.traits.smallest_sample)
-        if rows >= FEWEST_SAVED * k:
-            found = find_class_mode(problem.coarsened(k, generator), mean, rows / k)
-            mean, self.passes = found.q.mean, found.passes * k / rows
-        found = find_class_mode(problem, mean, MODE_LEFT)
-        self.passes += found.passes
-        self.heavy = found.weight > HEAVY * rows * problem.scale
+        if rows < FEWEST_SAVED * k:
+            return self.from_mode()
+        return self.mode_of(problem.coarsened(k, generator)).of_each_class()
+
+    def from_mode(self) -> Star:
+        """The optimum with one precision for all classes, from the mode."""
+        q = self.mode_of(self.problem)
+        self.start(q, EXACT_CLASSES if self.heavy else COARSE_CLASSES)
+        self.iterate(SHARED_LEFT)
+        return self.q.of_each_class()
+
+    def mode_of(self, problem: ClassProblem) -> Star:
+        """The mode, with Laplace's precision."""
+        found = find_class_mode(problem, centred_classes(problem.contrasts.mean), MODE_LEFT * problem.scale)
+        self.passes += found.passes * problem.source.rows / self.problem.source.rows
+        self.heavy = found.weight > HEAVY * self.problem.source.rows
         return found.q
 
     def start(self, q: Star, moments: Integral) -> None:
