@@ -351,7 +351,7 @@ def test_intervals_cover(n):
 
 
 def test_policies_may_be_functions_arrays_and_bandits():
-    log, chance = logged(300)
+    log, _ = logged(300)
     by_array = evaluate(log, np.eye(3)[(log["context"][:, 0] < 0).astype(int)])
     by_function = evaluate(log, lambda x: 0 if x[0] >= 0 else 1, arms=[0, 1, 2])
     assert by_function == by_array
