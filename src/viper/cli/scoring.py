@@ -180,10 +180,8 @@ def cross_validated(model: Any, folds: Folds, level: float, step: Callable[[], N
     return HeldOutRows(label, probability[seen], intervals, float(np.median(seconds)))
 
 
-def diagnosis_record(fitted: Any, rows: int) -> dict[str, Any] | None:
-    """Return k̂ of the posterior and its verdict, to store with the model; None for a process of many classes."""
-    if len(fitted.classes_) > 2 and not hasattr(fitted, "coef_"):
-        return None
+def diagnosis_record(fitted: Any, rows: int) -> dict[str, Any]:
+    """Return k̂ of the posterior and its verdict, to store with the model."""
     found = fitted.diagnose(draws=int(np.clip(WEIGHT_BUDGET / rows, *DRAW_LIMITS)))
     names = ("k_hat", "threshold", "draws", "effective_sample_size", "log_evidence", "log_evidence_error")
     record = {name: getattr(found, name) for name in names}

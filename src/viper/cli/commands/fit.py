@@ -193,9 +193,7 @@ def fit_table(
         seconds = time.perf_counter() - began
     folds = DEFAULT_FOLDS if cv is None else cv
     scores = held_out_scores(fitted, learned, folds, test_size, seed, level, as_json, counts)
-    assessment: dict[str, Any] = {"scores": scores}
-    if (diagnosis := diagnosis_record(posterior, len(learned.y))) is not None:
-        assessment["diagnosis"] = diagnosis
+    assessment: dict[str, Any] = {"scores": scores, "diagnosis": diagnosis_record(posterior, len(learned.y))}
     columns = {title: name for title, name in (("weights", weights), ("groups", groups)) if name is not None}
     assessment |= {"weighting": columns} if columns else {}
     store_record(fitted, prepared.left_out, table, seconds, assessment)
