@@ -18,7 +18,7 @@ from viper.formula.columns import (
     with_days,
     without_blanks,
 )
-from viper.formula.grammar import quote_column, split_sides, tokenize
+from viper.formula.grammar import GroupTerm, quote_column, split_groups, split_sides, tokenize
 
 if TYPE_CHECKING:
     import numpy as np
@@ -69,6 +69,11 @@ class PreparedRows(NamedTuple):
     notes: list[str]
     left_out: dict[str, str]
     counts: RowCounts = EACH_ROW
+
+    @property
+    def group_terms(self) -> tuple[GroupTerm, ...]:
+        """Return the formula's terms such as (1 | ward)."""
+        return split_groups(split_sides(tokenize(self.formula))[1])[1]
 
 
 def prepare_rows(
@@ -262,8 +267,11 @@ def names_in(formula: str) -> list[str]:
 
 
 def in_c(formula: str) -> list[str]:
-    """Return the columns that the formula wraps in C(), as categories."""
-    return [name.strip("` ") for name in re.findall(r"\bC\(\s*(`[^`]*`|\w+)", formula)]
+    """Return the columns that the formula wraps in C(), as categories, and those of groups."""
+    groups = split_groups(split_sides(tokenize(formula))[1])[1] if formula else ()
+    return [name for term in groups for name in term.columns] + [
+        name.strip("` ") for name in re.findall(r"\bC\(\s*(`[^`]*`|\w+)", formula)
+    ]
 
 
 def all_columns(frame: "pandas.DataFrame", target: str, category: tuple[str, ...]) -> str:
@@ -327,7 +335,7 @@ def labelled_rows(model: Any, table: TableFile, target: str | None, as_text: tup
 def input_columns(model: Any) -> list[str]:
     """Return the columns of a table that a model needs, before they are encoded."""
     if hasattr(model, "formula_"):
-        return list(model.formula_.inputs)
+        return model.formula_.raw_inputs
     if hasattr(model, "feature_names_in_"):
         return [str(name) for name in model.feature_names_in_]
     raise ValueError("the model must know its columns by name; got one fitted to an array. Fit it to a DataFrame.")
@@ -339,7 +347,10 @@ def target_of(model: Any) -> str | None:
 
 def text_inputs(model: Any) -> tuple[str, ...]:
     """Return the model's columns of text, which are read as text even where they look like numbers."""
-    levels = model.formula_.levels if hasattr(model, "formula_") else {}
+    levels = dict(model.formula_.levels) if hasattr(model, "formula_") else {}
+    for factor in getattr(model, "factors_", ()):
+        joined = len(factor.term.columns) > 1  # as text
+        levels |= {name: [""] if joined else factor.levels for name in factor.term.columns if name not in levels}
     return tuple(name for name, values in levels.items() if isinstance(values[0], str))
 
 

@@ -61,6 +61,7 @@ from viper.gp.joint import JointFeatures
 from viper.gp.kernels import (
     LENGTHSCALES,
     PRIORS,
+    NoKernel,
     check_loaded,
     check_shapes,
     covariance,
@@ -72,7 +73,7 @@ from viper.gp.mean_uncertainty import intervals_too_narrow_by, warn_of_narrow_in
 from viper.gp.model import LARGEST_JITTER, Features, InducedSource, InducedView, Observations, Scaler, SparseGP
 from viper.gp.online import PLACED_ROWS, as_start, with_more_points, with_more_values
 from viper.gp.profile import Profile, identity_prior
-from viper.gp.search import FIRST_POINTS, Family, Found, Placing, Search, Start
+from viper.gp.search import FIRST_POINTS, LINE, Family, Found, Placing, Search, Start
 from viper.gp.starts import inducing_points, read_inducing
 from viper.gp.summary import hyperparameter_table
 from viper.gp.terms import TermEffect, effects_of_terms
@@ -583,16 +584,26 @@ class VariationalGPClassifier(
         """The best model of each family, the best family first."""
         rows = search.rows
         if before is not None:
-            return self._climb(search, {self.family_: copy.deepcopy(before).to(rows.inputs)}, 1, "as given")
+            again = {self.family_: copy.deepcopy(before).to(rows.inputs), **self._line(rows)}
+            return self._climb(search, again, 1, "as given")
         points, learn = self._inducing(rows, search.generator)
         models: dict[Family, SparseGP] = {}
         for family in self._families():
             kernel, mean = self._kernel_and_mean(family)
             models[family] = SparseGP(kernel, mean, points.clone(), learn, float(self.jitter)).to(rows.inputs)
             check_shapes(kernel, mean, rows.inputs[:2])
+        models |= self._line(rows)
         greedily = isinstance(self.inducing, str) and self.inducing == "greedy"
         placing: Placing = "as needed" if self._places_as_needed() else "greedily" if greedily else "as given"
         return self._climb(search, models, int(self.n_starts), placing)
+
+    def _line(self, rows: Observations) -> dict[Family, SparseGP]:
+        """The model without a kernel, where it takes part in the average."""
+        if self.multiclass_ or self.mean != "linear" or not self._averages(rows):
+            return {}
+        return {
+            LINE: SparseGP(*self._kernel_and_mean(LINE), rows.inputs[:0], False, float(self.jitter)).to(rows.inputs)
+        }
 
     def _places_as_needed(self) -> bool:
         automatic = isinstance(self.n_inducing, str) and isinstance(self.inducing, str)
@@ -659,7 +670,7 @@ class VariationalGPClassifier(
 
     def _kernel_and_mean(self, family: Family) -> tuple[Any, Any]:
         columns = self.n_features_in_
-        chosen = family.shape if isinstance(self.kernel, str) else self.kernel
+        chosen = NoKernel() if family == LINE else family.shape if isinstance(self.kernel, str) else self.kernel
         kernel = make_kernel(chosen, columns, priors=self.priors, many=family.many, names=self._columns())
         priors = "default" if self.multiclass_ else self.priors  # weights of each class are always in q
         return kernel, make_mean(self.mean, columns, priors=priors)

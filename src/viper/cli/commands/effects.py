@@ -79,7 +79,9 @@ def show_effects(
 
     from viper.cli.preparing import target_of
     from viper.data.writing import frame_writer
+    from viper.models.prediction import check_no_groups
 
+    check_no_groups(fitted, "viper effects is")
     changes = requested_changes(fitted, variable or [], contrast or [])
     places = dict(read_assignment(fitted, text, "--at") for text in at or [])
     with table.located():
