@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from viper.gp import likelihood as gpytorch
     from viper.gp.classifier import VariationalGPClassifier
     from viper.models import reference
+    from viper.models.groups.mixed import VariationalMixedRegression
     from viper.models.logistic import VariationalLogisticRegression
     from viper.models.saving import load
     from viper.report import metrics, plot
@@ -36,6 +37,7 @@ __all__ = [
     "StorageError",
     "VariationalGPClassifier",
     "VariationalLogisticRegression",
+    "VariationalMixedRegression",
     "datasets",
     "expected_logsumexp",
     "expected_sigmoid",
@@ -59,6 +61,7 @@ NAMES = {
     "StorageError": "viper.errors",
     "VariationalGPClassifier": "viper.gp.classifier",
     "VariationalLogisticRegression": "viper.models.logistic",
+    "VariationalMixedRegression": "viper.models.groups.mixed",
     "expected_logsumexp": "viper.softplus.logsumexp",
     "expected_sigmoid": "viper.softplus.expectation",
     "expected_softplus": "viper.softplus.expectation",
