@@ -33,7 +33,7 @@ from viper.models.saving import State
 KIND = "bandit"
 REFRESHES = ("doublings", "never")
 COUNTS = ("_base_time", "_next_id", "_time", "_forgotten", "_refreshed")
-GENERATOR_NUMBER = Value("digits", lambda x: type(x) is str and x.isascii() and x.isdigit() and len(x) <= 64)
+LONG_NUMBER = Value("digits", lambda x: type(x) is str and x.isascii() and x.isdigit() and len(x) <= 64)
 OPTIONS = Fields(
     {
         "policy": one_of(*POLICIES),
@@ -54,7 +54,7 @@ METADATA = Fields(
         "known_arms": Items(LABEL),
         "columns": or_none(Fields({"features": WHOLE, "context": WHOLE})),
         "counts": Fields(dict.fromkeys(COUNTS, WHOLE)),
-        "generator": Fields({"state": GENERATOR_NUMBER, "inc": GENERATOR_NUMBER, "has_uint32": WHOLE, "uinteger": WHOLE}),
+        "generator": Fields({"state": LONG_NUMBER, "inc": LONG_NUMBER, "has_uint32": WHOLE, "uinteger": WHOLE}),
     }
 )
 COVARIANCES = Range("positive definite matrices", lambda x: all(is_definite(one) for one in x))
