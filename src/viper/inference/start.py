@@ -31,6 +31,7 @@ from viper.inference.problem import (
 )
 from viper.inference.steps import LARGEST_CURVATURE, diagonal_step, full_step, gradient, opening
 from viper.inference.sums import Sums, row_spread
+from viper.inference.wide.sites import climb_by_sites, sites_help
 from viper.softplus.pointwise import Bound, KernelRecipe, Triple
 from viper.softplus.quadrature import softplus
 
@@ -48,25 +49,28 @@ PASSES_SAVED = 4  # with matrices, by starting there
 WIDE_PRIOR = 100.0  # log-odds: the standard deviation of ϑ under the prior
 
 
-def beginning(problem: Problem, generator: np.random.Generator) -> tuple[Gaussian, float]:
+def beginning(problem: Problem, generator: np.random.Generator, report: Callable[[float], None]) -> Climbed:
     """Return Laplace's q and the number of passes. With many rows, it is found on random subsets first.
 
-    From the mode of a subset, one step without matrix products leads close to the mode of all rows.
+    From the mode of a subset, one step without matrix products leads close to the mode of all rows. With nearly as many
+    columns as rows, q is close to the optimum already.
     """
+    if sites_help(problem) and (found := climb_by_sites(problem, report)) is not None:
+        return found
     whole = replace(problem, refine=False, to_mode=True)
     mean, passes = None, 0.0
     for stage in coarse_stages(whole, generator):
         mode = find_mode(stage, mean, COARSE_SHARE * 0.5 * stage.source.dimension * stage.scale)
         mean, passes = mode.q.mean, passes + mode.passes * stage.source.rows / problem.source.rows
     if mean is None and mean_field_helps(problem):
-        return from_mean_field(problem)
+        return Climbed(*from_mean_field(problem), False)
     if mean is not None:
         q, passes = chord_step(whole, mode), passes + 1.0
         if problem.source.rows >= MANY_ENOUGH:
-            return q, passes
+            return Climbed(q, passes, False)
         mean = q.mean
     mode = find_mode(whole, mean, MODE_MOVE)
-    return mode.q, passes + mode.passes
+    return Climbed(mode.q, passes + mode.passes, False)
 
 
 def mean_field_helps(problem: Problem) -> bool:

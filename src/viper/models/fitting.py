@@ -37,7 +37,10 @@ ALL_LOST = 1e13  # and three
 LARGEST_ERROR = 1e-3  # of log-odds, relative to their size
 LARGEST_ROTATED = 1 << 26  # entries (512 MB) of a design that is copied to keep more
 SPAN_FACTOR = 3.0  # operations of a pass over n rows in their span, in n³, relative to those in d³
-MATRICES, COPIES = 8, 3  # of their size that a fit holds at least: precisions, factors, curvatures; and rows made dense
+MATRICES, COPIES = (
+    12,
+    3,
+)  # of their size that a fit holds: precisions, factors, curvatures; and rows made dense
 LARGEST_FULL = 20_000  # coefficients; their full covariance takes 3.2 GB
 
 
