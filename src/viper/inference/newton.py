@@ -84,16 +84,16 @@ def newton(
     """
     began = time.perf_counter()
     history: list[Iteration] = []
-    passes, close = 0.0, False
+    passes, near = 0.0, False
     generator = generator or np.random.default_rng(0)
     tell = told(problem, report, began)
     if problem.iterative:
-        q, passes, close, _ = climb_by_products(problem, q, generator, tell)
-        slow = not close and problem.source.dimension <= LARGEST_SOLVED
-        problem = replace(problem, iterative=not slow)
+        q, passes, close, _, whitening = climb_by_products(problem, q, generator, tell)
+        near = close or problem.source.dimension > LARGEST_SOLVED
+        problem = replace(problem, iterative=near, whitening=whitening if near else None)
     elif q is None:
-        q, passes, close, _ = beginning(problem, generator, tell)
-    exact_only = problem.rough is None or problem.iterative or close
+        q, passes, near, *_ = beginning(problem, generator, tell)
+    exact_only = problem.rough is None or near
     stages = [problem] if exact_only else [replace(problem, refine=False), problem]
     mixing = Mixing()
     for stage in stages:

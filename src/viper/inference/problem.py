@@ -24,6 +24,7 @@ LARGEST_SOLVED = 5000  # dimension up to which the diagonal family may solve d �
 SECONDS_GRAM, SECONDS_SOLVE, SECONDS_PRODUCTS, SECONDS_BESIDES = 4e-11, 2e-11, 1e-9, 2e-4
 SECONDS_READING = 8e-9
 DIRECT_PASSES, PRODUCT_PASSES = 9, 40
+PASSES_WHITENED = 30  # of the second kind, saved by one matrix of the first
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,11 @@ def cholesky(matrix: Tensor) -> Tensor | None:
     return None if int(info) or not math.isfinite(float(factor.trace())) else factor
 
 
+def light_product(matrix: Tensor, vector: Tensor) -> Tensor:
+    """M v in the precision of M, returned in that of v."""
+    return (matrix @ vector.to(matrix)).to(vector)
+
+
 def widened(q: Gaussian, by: float) -> Gaussian:
     """The distribution of `by` · w for w ~ q."""
     return Gaussian(by * q.mean, q.precision / by**2, None if q.cholesky is None else q.cholesky / by)
@@ -164,6 +170,14 @@ def product_seconds(source: RowSource) -> float:
     return entry * source.rows * source.dimension + SECONDS_BESIDES
 
 
+def whitening_pays(source: RowSource) -> bool:
+    """Return whether one d × d matrix, in float32, costs less than the passes with products that it saves."""
+    n, d = source.rows, source.dimension
+    dense = source.traits.where == "memory" and source.device.type == "cpu" and not source.traits.sparse
+    seconds = 0.5 * SECONDS_GRAM * n * d * d + SECONDS_SOLVE * d**3
+    return dense and d <= LARGEST_SOLVED and seconds < PASSES_WHITENED * product_seconds(source)
+
+
 def matrix_seconds(source: RowSource) -> float:
     """Estimate the cost of a pass of the full family, with τ², the curvature and what follows it."""
     n, d = source.rows, source.dimension
@@ -189,6 +203,7 @@ class Problem:
     refine: bool = True  # False in a rough stage
     to_mode: bool = False  # True in a rough stage that only looks for the mode
     iterative: bool = False  # in the diagonal family: use products with A and Aᵀ only, and no d × d matrix
+    whitening: Tensor | None = None  # but for R, RRᵀ ≈ (S₀⁻¹ + Aᵀ diag(c h) A)⁻¹ in float32, for steps of the mean
 
     @property
     def single(self) -> bool:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from scipy.linalg.lapack import spotrf, strtri
 from torch import Tensor
 
 from viper.errors import NotFinite
@@ -27,11 +28,12 @@ from viper.inference.problem import (
     matrix_seconds,
     prior_factor,
     product_seconds,
+    whitening_pays,
     widened,
 )
 from viper.inference.steps import LARGEST_CURVATURE, diagonal_step, full_step, gradient, opening
-from viper.inference.sums import Sums, row_spread
-from viper.inference.wide.sites import climb_by_sites, sites_help
+from viper.inference.sums import Sums, row_spread, sums
+from viper.inference.wide.sites import ROUGHLY, climb_by_sites, sites_help
 from viper.softplus.pointwise import Bound, KernelRecipe, Triple
 from viper.softplus.quadrature import softplus
 
@@ -108,10 +110,26 @@ def climb_by_products(
         enough = COARSE_SHARE * 0.5 * stage.source.dimension * stage.scale
         found = climb(stage, q or widest(stage), close=enough)
         q, passes = found.q, passes + found.passes * stage.source.rows / problem.source.rows
+    if whitening_pays(problem.source):
+        found = climb(rough, q or widest(rough), report, close=ROUGHLY)
+        q, passes = found.q, passes + found.passes + 1.0
+        rough = replace(rough, whitening=mean_whitening(rough, q))
     budget = direct_seconds(problem.source) / product_seconds(problem.source)
     rounds = ROUNDS if problem.source.dimension > LARGEST_SOLVED else 1 + int(budget) // STEPS
     found = climb(rough, q or widest(rough), report, close=CLOSE_BY_PRODUCTS, rounds=min(rounds, ROUNDS))
-    return found._replace(passes=found.passes + passes)
+    return found._replace(passes=found.passes + passes, whitening=rough.whitening)
+
+
+def mean_whitening(problem: Problem, q: Gaussian) -> Tensor | None:
+    """R with RRᵀ = (S₀⁻¹ + Aᵀ diag(c h) A)⁻¹ at q, in float32, or None if that is not enough."""
+    bound = problem.rough or problem.bound
+    total = sums(problem.source, q.mean, q.factor, bound, gram="full", scale=problem.scale, single=True)
+    precision = problem.prior.plus(total.gram)
+    root, failed = spotrf(precision.float().numpy(), lower=1, clean=1)
+    inverse, singular = strtri(root, lower=1)
+    if failed or singular or not np.isfinite(inverse.sum()):
+        return None
+    return torch.from_numpy(inverse.T)
 
 
 def widest(problem: Problem) -> Gaussian:
