@@ -26,7 +26,8 @@ from viper.inference.problem import Gaussian, Problem, gaussian, light_product
 
 ROUNDS = 20
 STEPS = 60  # in a round
-MEMORY, MEMORY_DIAGONAL = 20, 6  # steps that L-BFGS remembers
+MEMORY, MEMORY_DIAGONAL, MEMORY_LARGE = 20, 10, 6  # steps that L-BFGS remembers
+LARGE_DIAGONAL = 10_000  # coefficients from which its own vectors cost more than the passes that they save
 CLOSE = 1e-9  # nats to the optimum: from there a natural-gradient step does the rest
 LEAST_GAIN = 1e-9  # nats: a round that gains less is the last
 LARGEST_CLIMB = 500  # coefficients: there, what L-BFGS remembers takes 40 MB
@@ -106,7 +107,8 @@ class Ascent:
         self.low = torch.tril_indices(below, below, -1, device=q.mean.device)
         self.log_scale = -0.5 * float(q.log_determinant)
         self.value, self.left = -math.inf, math.inf  # F, and half the squared gradient: about the nats left
-        self.memory = MEMORY_DIAGONAL if problem.diagonal else MEMORY
+        of_diagonal = MEMORY_DIAGONAL if self.d < LARGE_DIAGONAL else MEMORY_LARGE
+        self.memory = of_diagonal if problem.diagonal else MEMORY
 
     def origin(self) -> np.ndarray:
         return np.zeros(2 * self.d + self.low.shape[1])

@@ -16,12 +16,11 @@ from scipy.linalg.lapack import dpotrs
 from torch import Tensor
 
 from viper.errors import NotFinite
-from viper.inference.problem import Gaussian, Problem, cholesky, gaussian, light_product
+from viper.inference.problem import SMALL, Gaussian, Problem, cholesky, gaussian, light_product
 from viper.inference.sums import Sums
 from viper.softplus.pointwise import Bound, KernelRecipe, Triple
 
 CG_TOLERANCE = 0.03  # relative: a step this inexact still shrinks the next a thousandfold
-SMALL = 64  # dimension up to which the overhead of a call to torch exceeds the work
 
 
 def gradient(problem: Problem, q: Gaussian, total: Sums) -> Tensor:
