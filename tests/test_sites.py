@@ -1,13 +1,17 @@
 """Newton's method for one precision per row: the optimum of a full covariance with many columns, from another side."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import scipy.sparse
 import torch
 
 from viper import VariationalLogisticRegression
+from viper.inference.newton import MOST_LEFT
 from viper.inference.problem import Prior, Problem
-from viper.inference.rows import Arrays, Dense, Sparse
+from viper.inference.rows import Arrays, Dense, SourceTraits, Sparse
+from viper.inference.start import coarse_sizes
 from viper.inference.wide.sites import Sites, climb_by_sites, sites_help
 from viper.models.fitting import ROUGH_BOUND, fast_row_space
 from viper.softplus.limit import limit
@@ -129,3 +133,24 @@ def test_what_float32_cannot_hold_is_left_to_the_solver():
 def test_few_columns_and_many_rows_are_not_for_it():
     assert not sites_help(make(*rows(400, 100)))
     assert not sites_help(make(*rows(2_000, 260)))
+
+
+class ManyRows:
+    """What is known of rows before the first pass."""
+
+    def __init__(self, rows, dimension, on_card):
+        self.rows, self.dimension = rows, dimension
+        self.traits = SourceTraits(smallest_sample=10_000 if on_card else 0)
+
+
+@pytest.mark.parametrize(
+    ("rows", "on_card", "larger"), [(10**8, True, True), (10**8, False, False), (10**7, True, False)]
+)
+def test_very_many_rows_on_an_accelerator_begin_on_a_subset_that_saves_a_pass(rows, on_card, larger):
+    """Its mode, and one step, leave about 5d²n/2k² nats; the first pass with variances multiplies that by 2d/n."""
+    d = 26
+    problem = replace(make(*rows(10, 2)), source=ManyRows(count, d, on_card))
+    k = coarse_sizes(problem)[0]
+    left = 5 * d**2 * count / (2 * k**2) * 2 * d / count
+    assert (left < MOST_LEFT) == larger
+    assert k < 0.1 * count

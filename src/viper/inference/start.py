@@ -44,6 +44,7 @@ MANY_ENOUGH = 50_000  # rows of a subset whose curvature is good enough to start
 COARSE_SHARE = 0.1  # moves below this share of a subset's sampling error, about d/2 · n/k nats, are not worth a step
 COARSE_RATIO, FINE_RATIO = 10, 4  # rows of a subset to those of the next smaller one; with fewer than MANY_ENOUGH rows
 LARGEST_SUBSET = 1 << 25  # entries (256 MB)
+ONE_PASS_LEFT = 4e-10  # nats, by d³/k²: what is left is about five times that, and less than is allowed
 ROWS_PER_DIMENSION = 40  # rows below which a subset does not determine the fit
 CLOSE_BY_PRODUCTS = 1e-9  # nats left by half the squared gradient: the last steps are Newton's
 NEAR_MEAN_FIELD = 1e-3  # nats left, likewise, where the mean field is only the start of the full family
@@ -151,11 +152,15 @@ def coarse_sizes(problem: Problem) -> list[int]:
 
     The mode of k of n rows is about d/2 · n/k nats from that of all rows, and its curvature is off by √(d/k), so one
     step with it leaves d²n/2k² nats. For k = 3d√n that is a twentieth, from where two passes end at the optimum; no
-    larger subset is used. All subsets fit in memory, even if the rows do not.
+    larger subset is used. All subsets fit in memory, even if the rows do not. On an accelerator, where passes are exact
+    from the first, one is enough if it shrinks what is left, by about 2d/n, to ONE_PASS_LEFT; k is then d√(d/left).
     """
     d, rows = problem.source.dimension, problem.source.rows
     least = max(ROWS_PER_DIMENSION * d, problem.source.traits.smallest_sample)
     most = max(min(3 * math.isqrt(d * d * rows), LARGEST_SUBSET // d), least)
+    enough = math.ceil(d * math.sqrt(d / ONE_PASS_LEFT))
+    if problem.source.traits.smallest_sample and rows >= COARSE_RATIO * enough:
+        most = max(most, enough)
     ratio = COARSE_RATIO if rows >= MANY_ENOUGH else FINE_RATIO
     sizes: list[int] = []
     k = rows
