@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from viper.data.blocks import Blocks
     from viper.data.files import Files
+    from viper.decisions.bandit import Bandit
     from viper.errors import StorageError
     from viper.gp import likelihood as gpytorch
     from viper.gp.classifier import VariationalGPClassifier
     from viper.models import reference
+    from viper.models.groups.mixed import VariationalMixedRegression
     from viper.models.logistic import VariationalLogisticRegression
     from viper.models.saving import load
     from viper.report import metrics, plot
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "Bandit",
     "Blocks",
     "ExpectedLogSumExp",
     "ExpectedSigmoid",
@@ -36,7 +39,9 @@ __all__ = [
     "StorageError",
     "VariationalGPClassifier",
     "VariationalLogisticRegression",
+    "VariationalMixedRegression",
     "datasets",
+    "decisions",
     "expected_logsumexp",
     "expected_sigmoid",
     "expected_softplus",
@@ -51,6 +56,7 @@ __all__ = [
 
 # Loaded on first use, so that `import viper` and `viper --help` need no torch: name -> the module that defines it
 NAMES = {
+    "Bandit": "viper.decisions.bandit",
     "Blocks": "viper.data.blocks",
     "ExpectedLogSumExp": "viper.softplus.logsumexp",
     "ExpectedSigmoid": "viper.softplus.expectation",
@@ -59,6 +65,7 @@ NAMES = {
     "StorageError": "viper.errors",
     "VariationalGPClassifier": "viper.gp.classifier",
     "VariationalLogisticRegression": "viper.models.logistic",
+    "VariationalMixedRegression": "viper.models.groups.mixed",
     "expected_logsumexp": "viper.softplus.logsumexp",
     "expected_sigmoid": "viper.softplus.expectation",
     "expected_softplus": "viper.softplus.expectation",
@@ -68,6 +75,7 @@ NAMES = {
 # Public modules: the name users type -> where it lives
 MODULES = {
     "viper.datasets": "viper.datasets",
+    "viper.decisions": "viper.decisions",
     "viper.gpytorch": "viper.gp.likelihood",
     "viper.metrics": "viper.report.metrics",
     "viper.plot": "viper.report.plot",
