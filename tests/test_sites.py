@@ -143,10 +143,11 @@ class ManyRows:
         self.traits = SourceTraits(smallest_sample=10_000 if on_card else 0)
 
 
-@pytest.mark.parametrize(
-    ("rows", "on_card", "larger"), [(10**8, True, True), (10**8, False, False), (10**7, True, False)]
-)
-def test_very_many_rows_on_an_accelerator_begin_on_a_subset_that_saves_a_pass(rows, on_card, larger):
+CASES = [(10**8, True, True), (10**8, False, False), (10**7, True, False)]
+
+
+@pytest.mark.parametrize(("count", "on_card", "larger"), CASES)
+def test_very_many_rows_on_an_accelerator_begin_on_a_subset_that_saves_a_pass(count, on_card, larger):
     """Its mode, and one step, leave about 5d²n/2k² nats; the first pass with variances multiplies that by 2d/n."""
     d = 26
     problem = replace(make(*rows(10, 2)), source=ManyRows(count, d, on_card))
