@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from viper.gp.classifier import VariationalGPClassifier
     from viper.models import reference
     from viper.models.logistic import VariationalLogisticRegression
+    from viper.models.ordinal.regression import VariationalOrdinalRegression
     from viper.models.saving import load
     from viper.report import metrics, plot
     from viper.softplus import (
@@ -36,6 +37,7 @@ __all__ = [
     "StorageError",
     "VariationalGPClassifier",
     "VariationalLogisticRegression",
+    "VariationalOrdinalRegression",
     "datasets",
     "expected_logsumexp",
     "expected_sigmoid",
@@ -59,6 +61,7 @@ NAMES = {
     "StorageError": "viper.errors",
     "VariationalGPClassifier": "viper.gp.classifier",
     "VariationalLogisticRegression": "viper.models.logistic",
+    "VariationalOrdinalRegression": "viper.models.ordinal.regression",
     "expected_logsumexp": "viper.softplus.logsumexp",
     "expected_sigmoid": "viper.softplus.expectation",
     "expected_softplus": "viper.softplus.expectation",

@@ -80,6 +80,11 @@ def show_effects(
     from viper.cli.preparing import target_of
     from viper.data.writing import frame_writer
 
+    if not hasattr(fitted, "average"):
+        raise ValueError(
+            f"effects are those on one probability; got a model of {len(fitted.classes_)} levels in order. Its odds "
+            "ratios hold for all levels: see viper summary."
+        )
     changes = requested_changes(fitted, variable or [], contrast or [])
     places = dict(read_assignment(fitted, text, "--at") for text in at or [])
     with table.located():
