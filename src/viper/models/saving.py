@@ -73,13 +73,16 @@ POSTERIOR_FIELDS: dict[Any, dict[str, Numbers]] = {  # d coefficients or inducin
     },
 }
 POSTERIOR_FIELDS |= STAR_FIELDS
-POSTERIOR_FIELDS[OrdinalPosterior] = {  # g gaps between thresholds
-    "mean": numbers("d"),
-    "factor": numbers("dd", range=INVERTIBLE),
-    "response": numbers("dg"),
-    "log_gaps": numbers("g"),
-    "gap_factor": numbers("gg", range=INVERTIBLE),
+ORDINAL_FIELDS: dict[Any, dict[str, Numbers]] = {  # g gaps between thresholds
+    OrdinalPosterior: {
+        "mean": numbers("d"),
+        "factor": numbers("dd", range=INVERTIBLE),
+        "response": numbers("dg"),
+        "log_gaps": numbers("g"),
+        "gap_factor": numbers("gg", range=INVERTIBLE),
+    }
 }
+POSTERIOR_FIELDS |= ORDINAL_FIELDS
 HISTORY = Range(
     "the iterations of a solver", lambda x: x.ndim == 1 or bool((x[:, :2] >= 0).all() & x[:, :2].isfinite().all())
 )

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-LEAST_CURVATURE = 1e-8  # of the largest: where the profile is not concave, its curvature's size is used
+LEAST_BEND = 1e-8  # of the largest: where the profile is not concave, its curvature's size is used
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def inverse_root(matrix: Tensor) -> Tensor:
         return matrix
     values, vectors = torch.linalg.eigh(matrix)
     size = values.abs()
-    return (vectors * size.clamp(min=LEAST_CURVATURE * float(size.max())).rsqrt()) @ vectors.T
+    return (vectors * size.clamp(min=LEAST_BEND * float(size.max())).rsqrt()) @ vectors.T
 
 
 def level_shares(below: Tensor, above: Tensor) -> Tensor:

@@ -27,9 +27,8 @@ from viper.inference.sums import sums
 from viper.softplus.bounds import build_bound
 from viper.softplus.limit import limit
 
-ROUGH_LEVELS = build_bound(
-    "viper", None, None, None, None, 1e-8
-)  # error of the moments; moves thresholds by 1e-8 or less
+# error of the moments; moves thresholds by 1e-8 or less
+ROUGH_LEVELS = build_bound("viper", None, None, None, None, 1e-8)
 
 
 @dataclass(frozen=True)
