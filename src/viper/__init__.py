@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from viper.gp import likelihood as gpytorch
     from viper.gp.classifier import VariationalGPClassifier
     from viper.models import reference
+    from viper.models.groups.mixed import VariationalMixedRegression
     from viper.models.logistic import VariationalLogisticRegression
     from viper.models.ordinal.regression import VariationalOrdinalRegression
     from viper.models.saving import load
@@ -37,6 +38,7 @@ __all__ = [
     "StorageError",
     "VariationalGPClassifier",
     "VariationalLogisticRegression",
+    "VariationalMixedRegression",
     "VariationalOrdinalRegression",
     "datasets",
     "expected_logsumexp",
@@ -62,6 +64,7 @@ NAMES = {
     "VariationalGPClassifier": "viper.gp.classifier",
     "VariationalLogisticRegression": "viper.models.logistic",
     "VariationalOrdinalRegression": "viper.models.ordinal.regression",
+    "VariationalMixedRegression": "viper.models.groups.mixed",
     "expected_logsumexp": "viper.softplus.logsumexp",
     "expected_sigmoid": "viper.softplus.expectation",
     "expected_softplus": "viper.softplus.expectation",

@@ -54,12 +54,14 @@ from viper.inference.ordinal.posterior import OrdinalPosterior
 from viper.inference.posterior import Diagonal, Full, LowRank, Posterior
 from viper.models.classes.storing import STAR_FIELDS
 from viper.models.facts import model_card
+from viper.models.groups.storing import GROUP_FIELDS
 
 # `_kind`, as stored in a model file -> the public name of the estimator
 ESTIMATORS = {
     "logistic": "VariationalLogisticRegression",
     "ordinal": "VariationalOrdinalRegression",
     "gp": "VariationalGPClassifier",
+    "mixed": "VariationalMixedRegression",
 }
 POSTERIOR_FIELDS: dict[Any, dict[str, Numbers]] = {  # d coefficients or inducing points
     Full: {"mean": numbers("d"), "factor": numbers("dd", range=INVERTIBLE)},
@@ -86,6 +88,7 @@ POSTERIOR_FIELDS |= ORDINAL_FIELDS
 HISTORY = Range(
     "the iterations of a solver", lambda x: x.ndim == 1 or bool((x[:, :2] >= 0).all() & x[:, :2].isfinite().all())
 )
+POSTERIOR_FIELDS |= GROUP_FIELDS
 ENTRIES = "entries"  # of an option that is a dictionary
 IMPUTATION_FIELDS = {  # whose sizes `Imputation.check` compares with the formula's columns
     "mean": numbers("w"),

@@ -230,7 +230,7 @@ class VariationalOrdinalRegression(
         gaps, seed = Gaps(counts, float(self.gap_scale)), checks.seed_of(self.random_state)
         options = self._options()
         if isinstance(self.prior_scale, str):
-            solve = lambda scale, _: fit_ordinal(rows, gaps, self._prior(scale), options, seed)  # noqa: E731
+            solve = lambda scale, start, last: fit_ordinal(rows, gaps, self._prior(scale), options, seed)  # noqa: E731
             scale, fit = best_scales(solve, self.n_features_in_, self.prior_scale == "ard", careful=True)
         else:
             scale = self._scale()
