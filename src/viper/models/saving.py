@@ -62,6 +62,7 @@ ESTIMATORS = {
     "ordinal": "VariationalOrdinalRegression",
     "gp": "VariationalGPClassifier",
     "mixed": "VariationalMixedRegression",
+    "bandit": "Bandit",
 }
 POSTERIOR_FIELDS: dict[Any, dict[str, Numbers]] = {  # d coefficients or inducing points
     Full: {"mean": numbers("d"), "factor": numbers("dd", range=INVERTIBLE)},
