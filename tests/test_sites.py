@@ -12,7 +12,7 @@ from viper.inference.newton import MOST_LEFT
 from viper.inference.problem import Prior, Problem
 from viper.inference.rows import Arrays, Dense, SourceTraits, Sparse
 from viper.inference.start import coarse_sizes
-from viper.inference.wide.sites import Sites, climb_by_sites, sites_help
+from viper.inference.wide.sites import RowSites, climb_by_sites, sites_help
 from viper.models.fitting import ROUGH_BOUND, fast_row_space
 from viper.softplus.limit import limit
 
@@ -113,7 +113,7 @@ def test_a_newton_step_squares_the_distance():
     assert found.close
     block = next(problem.source.blocks())
     block = next(Arrays(block.design.matrix, block.label, block_rows=700).cut())
-    sites = Sites(problem, block, found.q.mean, torch.full((700,), 0.1, dtype=torch.float64))
+    sites = RowSites(problem, block, found.q.mean, torch.full((700,), 0.1, dtype=torch.float64))
     theta, tau2 = block.design.project(found.q.mean), block.design.spread(found.q.factor)
     precisions = limit().moments(theta, tau2)[2].numpy()
     noise = np.exp(0.03 * np.random.default_rng(0).standard_normal(700))

@@ -36,7 +36,7 @@ from viper.softplus.pointwise import Bound
 
 MOST_ROWS_PER_COLUMN = 6  # beyond, K takes longer than the passes it saves
 MOST_ROWS = 10_000  # K and K∘K take 0.8 GB there; more only with more columns, whose own matrices take as much
-MOST_POINTS = 24  # a fit needs 4 to 10
+MOST_SITE_POINTS = 24  # a fit needs 4 to 10
 ROUGHLY, NEARLY = 1.0, 1e-2  # nats left in the diagonal family: of the columns, and of the coordinates of q
 NEWTON_REACH = 5.0  # nats: from there Newton's method converges
 LEAST_PRECISION = 1e-4  # of a row in the coordinates w, so that rows without weight do not tower there
@@ -55,7 +55,7 @@ def sites_help(problem: Problem) -> bool:
     return fits and wide and not problem.diagonal and problem.rough is not None and problem.prior.loadings is None
 
 
-class Point(NamedTuple):
+class SitePoint(NamedTuple):
     """q by its mean and the rows' precisions λ, and what follows from them; w = F z with q(z) = N(F⁻¹w, I)."""
 
     mean: np.ndarray
@@ -82,7 +82,7 @@ class Point(NamedTuple):
         return 0.5 * float(self.slope @ self.slope) + 0.25 * float(np.square(spread, dtype=np.float64).sum())
 
 
-class Sites:
+class RowSites:
     """The problem in the coordinates w."""
 
     def __init__(self, problem: Problem, block: Block, mean: Tensor, precisions: Tensor) -> None:
@@ -101,7 +101,7 @@ class Sites:
         self.prior_root = root.numpy().astype(np.float32)
         self.prior_part = self.prior_root.T @ self.prior_root
 
-    def at(self, mean: np.ndarray, precisions: np.ndarray) -> Point:
+    def at(self, mean: np.ndarray, precisions: np.ndarray) -> SitePoint:
         """q = N(μ, (S₀⁻¹ + Aᵀ diag(λ) A)⁻¹), and what follows from it."""
         scaled = self.rows * np.sqrt(precisions).astype(np.float32)[:, None]
         inner = scaled.T @ scaled
@@ -125,9 +125,9 @@ class Sites:
         if not math.isfinite(value):
             raise ArithmeticError
         slope = inverse @ (self.outer.T @ (block.design.pull((block.label - g) * self.weight) - pull).numpy())
-        return Point(mean, precisions, inverse.T, root, rows, theta, tau2, value, slope, (self.weight * h).numpy())
+        return SitePoint(mean, precisions, inverse.T, root, rows, theta, tau2, value, slope, (self.weight * h).numpy())
 
-    def climbed(self, point: Point) -> tuple[np.ndarray, np.ndarray, float]:
+    def climbed(self, point: SitePoint) -> tuple[np.ndarray, np.ndarray, float]:
         """Mean and precisions after climbing the diagonal family around q, and the number of passes."""
         given: Any = {"offset": point.theta, "residual": self.block.residual, "weight": self.block.weight}
         rows = Arrays(torch.from_numpy(point.rows.astype(np.float64)), self.block.label, **given)
@@ -142,7 +142,7 @@ class Sites:
         mean = point.mean + self.outer @ (point.factor @ found.q.mean.numpy())
         return mean, precisions.numpy(), found.passes
 
-    def improved(self, point: Point) -> tuple[np.ndarray, np.ndarray]:
+    def improved(self, point: SitePoint) -> tuple[np.ndarray, np.ndarray]:
         """Mean and precisions after Newton's step."""
         K = point.rows @ point.rows.T
         squares = np.square(K)
@@ -161,7 +161,7 @@ class Sites:
         mean = point.mean + self.outer @ (point.factor @ slope)
         return mean, np.maximum(point.precisions + change, LEAST_KEPT * point.precisions)
 
-    def towards(self, point: Point, mean: np.ndarray, precisions: np.ndarray) -> tuple[Point | None, float]:
+    def towards(self, point: SitePoint, mean: np.ndarray, precisions: np.ndarray) -> tuple[SitePoint | None, float]:
         """Return the point there, or half way, where F is not lower, or None; and the number of passes."""
         least = point.value - ROUNDING_OF_SINGLE * (abs(point.value) + 1.0)
         new = self.at(mean, precisions)
@@ -175,22 +175,22 @@ def climb_by_sites(problem: Problem, report: Callable[[float], None]) -> Climbed
     """Return q near the optimum of the full family, or None if float32 does not suffice."""
     with np.errstate(all="ignore"):
         try:
-            return ascend(problem, report)
+            return ascend_by_sites(problem, report)
         except ArithmeticError:
             return None
 
 
-def ascend(problem: Problem, report: Callable[[float], None]) -> Climbed | None:
+def ascend_by_sites(problem: Problem, report: Callable[[float], None]) -> Climbed | None:
     """From the diagonal family to the full one: climbing where the optimum is far, Newton's method where it is near."""
     assert problem.rough is not None
     arrays = problem.source.in_memory()
     block = next(replace(arrays, block_rows=arrays.rows).cut())
     start = climb_roughly(replace(problem, source=arrays, refine=False, diagonal=True, iterative=True))
     precisions = row_curvatures(block, *field_of(start.q), problem.rough.moments)
-    sites = Sites(problem, block, start.q.mean, precisions)
+    sites = RowSites(problem, block, start.q.mean, precisions)
     point, passes = sites.at(start.q.mean.numpy(), precisions.numpy()), start.passes + 2.0
     near = False
-    for _ in range(MOST_POINTS):
+    for _ in range(MOST_SITE_POINTS):
         report(point.value)
         move, new = point.move, None
         if move < NEWTON_REACH:
