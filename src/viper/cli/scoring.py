@@ -168,6 +168,8 @@ def cross_validated(model: Any, folds: Folds, level: float, step: Callable[[], N
     """Predict all held-out rows, with intervals if the model has them, and time the fits."""
     y, splits = folds.labels, folds.splits
     classes, numbers = np.unique(y, return_inverse=True)
+    if (order := getattr(model, "categories", None)) is not None:
+        numbers = np.array([order.index(label) for label in classes.tolist()])[numbers]
     two = len(classes) == 2
     shape = (len(y),) if two else (len(y), len(classes))
     probability, interval = np.full(shape, np.nan), np.full((*shape, 2), np.nan)
@@ -188,7 +190,7 @@ def cross_validated(model: Any, folds: Folds, level: float, step: Callable[[], N
 
 def diagnosis_record(fitted: Any, rows: int) -> dict[str, Any] | None:
     """Return k̂ of the posterior and its verdict, to store with the model; None where there is none."""
-    if not hasattr(fitted, "diagnose") or (len(fitted.classes_) > 2 and not hasattr(fitted, "coef_")):
+    if not hasattr(fitted, "diagnose"):
         return None
     found = fitted.diagnose(draws=int(np.clip(WEIGHT_BUDGET / rows, *DRAW_LIMITS)))
     names = ("k_hat", "threshold", "draws", "effective_sample_size", "log_evidence", "log_evidence_error")
