@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from viper import nn
     from viper.data.blocks import Blocks
     from viper.data.files import Files
     from viper.errors import StorageError
@@ -43,6 +44,7 @@ __all__ = [
     "gpytorch",
     "load",
     "metrics",
+    "nn",
     "plot",
     "reference",
     "report",
@@ -70,6 +72,7 @@ MODULES = {
     "viper.datasets": "viper.datasets",
     "viper.gpytorch": "viper.gp.likelihood",
     "viper.metrics": "viper.report.metrics",
+    "viper.nn": "viper.nn",
     "viper.plot": "viper.report.plot",
     "viper.reference": "viper.models.reference",
     "viper.report": "viper.report",
