@@ -366,7 +366,7 @@ class LogitHead(GaussianHead):
     >>> y = torch.tensor([0, 0, 1, 0, 1])
     >>> head = LogitHead(1, prior_scale=2.0).fit(x, y)
     >>> head.predict_proba(torch.tensor([[2.0], [20.0]]))[:, 0]
-    tensor([0.7776, 0.8858])
+    tensor([0.7735, 0.9589])
     """
 
     log_prior_scale: Tensor

@@ -181,8 +181,8 @@ class BayesianNetwork(GaussianLogits):
 
     Notes
     -----
-    Between layers, units are taken for Gaussian and independent; so are the logits of several classes. The loss is exact
-    given their means and variances.
+    Between layers, units are taken for Gaussian and independent; so are the logits of several classes. The loss is
+    exact given their means and variances.
 
     Examples
     --------
@@ -198,7 +198,7 @@ class BayesianNetwork(GaussianLogits):
     ...     network.loss(x, y, n=200).backward()
     ...     _ = optimiser.step()
     >>> network.predict_proba(torch.tensor([[0.0, 0.0], [2.0, 2.0]]))[:, 0]
-    tensor([0.0413, 0.9988])
+    tensor([0.1141, 0.9188])
     """
 
     def __init__(self, *layers: torch.nn.Module, targets: Targets = "classes") -> None:

@@ -115,6 +115,7 @@ class GaussianLogits(torch.nn.Module):
         return (torch.special.entr(slope).sum(-1) - given).clamp(min=0.0)
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # it looks at the values, to choose its nodes
 def softmax_moments(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """η, g and h of the expected log-sum-exp, to the accuracy of the dtype."""
     tolerance = DOUBLE_TOLERANCE if mean.dtype == torch.float64 else SINGLE_TOLERANCE

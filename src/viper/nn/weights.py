@@ -1,12 +1,13 @@
 """Gaussian weights of several outputs, as parameters: w_k ~ N(μ_k, S_k) for k = 1, ..., K, with d entries each.
 
-    full        S_k = F_k F_kᵀ, F_k = diag(s_k) U_k, U_k upper triangular with ones on its diagonal
+    full        S_k = F_k F_kᵀ, F_k⁻¹ = U_k diag(1/s_k), U_k upper triangular with ones on its diagonal
     diagonal    S_k = diag(s_k²)
     low-rank    S_k⁻¹ = diag(s_k⁻¹) (I + W_k W_kᵀ) diag(s_k⁻¹), W_k of `rank` columns
 
-Every entry but μ is free of units, so one learning rate suits all of them. log|S_k|, diag S_k and τ² = xᵀS_k x take
-products alone. Under the prior N(0, D) the divergence is that of independent Gaussians, or, for classes, that of their
-contrasts: Gaussians that are independent up to a common shift (`inference.classes.star`).
+Every entry but μ is free of units, so one learning rate suits all of them. It is the inverse factor that an optimiser
+moves: where its noise makes F_k too large, the loss says so at once. Under the prior N(0, D) the divergence is that of
+independent Gaussians, or, for classes, that of their contrasts: Gaussians that are independent up to a common shift
+(`inference.classes.star`).
 """
 
 import math
@@ -45,8 +46,15 @@ class GaussianWeights(torch.nn.Module):
 
     def factor(self, dtype: torch.dtype | None = None) -> Tensor:
         """F_k with S_k = F_k F_kᵀ, of the full family."""
-        scale, mixing = self.log_scale.to(dtype).exp(), self.mixing.to(dtype).triu(1)
-        return torch.diag_embed(scale) + scale[..., None] * mixing
+        eye = torch.eye(self.mean.shape[1], dtype=dtype or self.mean.dtype, device=self.mean.device)
+        unit = torch.linalg.solve_triangular(self.mixing.to(eye), eye, upper=True, unitriangular=True)
+        return self.log_scale.to(eye).exp()[..., None] * unit
+
+    def inverse_factor(self) -> Tensor:
+        """F_k⁻¹, in float64."""
+        mixing = self.mixing.double()
+        unit = mixing.triu(1) + torch.eye(mixing.shape[-1], dtype=mixing.dtype, device=mixing.device)
+        return unit * (-self.log_scale.double()).exp()[:, None]
 
     def root(self, dtype: torch.dtype | None = None) -> Tensor:
         """L_k with L_k L_kᵀ = I + W_kᵀ W_k, of the low-rank family."""
@@ -90,7 +98,7 @@ class GaussianWeights(torch.nn.Module):
         if self.covariance == "diagonal":
             return apart.sum()
         if self.covariance == "full":
-            inverse = inverse_upper(self.factor(torch.float64))
+            inverse = self.inverse_factor()
             stacked = inverse.reshape(-1, inverse.shape[-1])  # Σ_k F_k⁻ᵀ F_k⁻¹
             return 2.0 * torch.linalg.cholesky(stacked.T @ stacked).diagonal().log().sum()
         # diag(λ) + V Vᵀ with all loadings side by side, by whichever of the two matrices is smaller
@@ -120,7 +128,7 @@ class GaussianWeights(torch.nn.Module):
         mean = self.mean.detach().double()
         if self.covariance == "diagonal":
             return Star(mean - mean.mean(0), (-2.0 * self.log_scale.detach().double()).exp())
-        inverse = inverse_upper(self.factor(torch.float64).detach())
+        inverse = self.inverse_factor().detach()
         return Star(mean - mean.mean(0), inverse.mT @ inverse)
 
     def to_gaussian(self, k: int) -> Gaussian:
@@ -128,7 +136,7 @@ class GaussianWeights(torch.nn.Module):
         mean = self.mean[k].detach().double()
         if self.covariance == "diagonal":
             return Gaussian(mean, (-2.0 * self.log_scale[k].detach().double()).exp())
-        inverse = inverse_upper(self.factor(torch.float64)[k].detach())
+        inverse = self.inverse_factor()[k].detach()
         return Gaussian(mean, inverse.T @ inverse, inverse.T.contiguous())
 
     @torch.no_grad()
@@ -141,7 +149,7 @@ class GaussianWeights(torch.nn.Module):
         factor = upper_factor(factor)
         scale = factor.diagonal(dim1=-2, dim2=-1)
         self.log_scale[which] = scale.log().to(self.mean)
-        self.mixing[which] = (factor / scale[..., None]).triu(1).to(self.mean)
+        self.mixing[which] = (inverse_upper(factor) * scale[..., None, :]).triu(1).to(self.mean)
 
     @torch.no_grad()
     def assign_loadings(self, which: int | slice, mean: Tensor, sd: Tensor, loadings: Tensor) -> None:
