@@ -29,6 +29,7 @@ ROOMS = {
     "models": "logistic regression, and what all estimators share",
     "gp": "Gaussian processes",
     "nn": "heads and layers of neural networks",
+    "decisions": "bandits: which arm to try next",
     "report": "metrics, plots, the page",
     "datasets": "public data",
     "paper": "every table and figure of the paper",

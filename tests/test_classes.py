@@ -229,13 +229,6 @@ def test_bad_input_of_many_classes(options, given, message):
         viper.VariationalLogisticRegression(**options).fit(X, Y, **given)
 
 
-@pytest.mark.parametrize("method", ["robust", "loo", "average", "contrast", "slopes", "to_onnx"])
-def test_what_is_for_two_classes_says_so(model, method):
-    given = [X] if method in ("average", "contrast", "slopes") else []
-    with pytest.raises(ValueError, match=rf"{method}\(\) is for two classes; got a model of 3"):
-        getattr(model, method)(*given)
-
-
 def test_unknown_baselines(model):
     with pytest.raises(ValueError, match="baseline must be one of the classes; got 'rose'"):
         model.summary(baseline="rose")

@@ -15,6 +15,7 @@ from softplus_reference import expectations
 
 from viper import VariationalLogisticRegression
 from viper.inference import kernels
+from viper.inference.classes.sums import RowHessian
 from viper.inference.kernels import compiled
 from viper.inference.kernels.compiled import compiled_sums
 from viper.inference.rows import Block, Dense
@@ -319,6 +320,31 @@ def test_it_is_there_where_viper_was_installed_with_a_compiler():
     if shutil.which("cc") is None:
         pytest.skip("there is no C compiler")
     assert compiled.is_compiled()
+
+
+@built
+@pytest.mark.parametrize("order", ["C", "F", "gaps"])
+@pytest.mark.parametrize(
+    ("rows", "columns", "classes"), [(1, 1, 3), (95, 2, 4), (300, 25, 5), (193, 64, 10), (97, 200, 3), (0, 3, 3)]
+)
+def test_classes_are_summed_as_one_after_the_other(rows, columns, classes, order):
+    """Latent Gaussians, gradients, curvatures and products with the Hessian, by products with one matrix at a time."""
+    design, size = make_block(rows, columns, True, False, order).design, columns + 1
+    rng = np.random.default_rng(3)
+    mean = torch.from_numpy(rng.standard_normal((classes, size)))
+    factor = torch.from_numpy(np.triu(rng.standard_normal((classes, size, size))))
+    assert_same(
+        compiled.class_latent(design, mean, factor),
+        (design.project(mean.T.contiguous()), torch.stack([design.spread(one) for one in factor], 1)),
+    )
+    g, h = torch.from_numpy(rng.standard_normal((2, rows, classes)))
+    for columns_of_h in (h, h[:, :1], h[:, :0]):
+        grams = [design.gram(one) for one in columns_of_h.T.contiguous()]
+        plain = design.pull(g).T, torch.stack(grams) if grams else g.new_zeros(0, size, size)
+        assert_same(compiled.class_gather(design, g, columns_of_h), plain, 1e-13)
+    hessian = RowHessian(torch.softmax(g, 1), h[:, 0].abs())
+    plain = design.pull(hessian.times(design.project(mean.T.contiguous()))).T
+    assert_same([compiled.class_hessian(design, mean, *hessian)], [plain], 1e-13)
 
 
 @built

@@ -8,7 +8,10 @@ import torch
 from sklearn.exceptions import NotFittedError
 
 import viper
-from viper.models.onnx import DEGREE, OnnxGraph, expected_tail, log_erfc_polynomial
+from viper.models.classes.softmax_graph import softmax_nodes
+from viper.models.graph import DEGREE, OnnxGraph, log_erfc_polynomial
+from viper.models.onnx import expected_tail
+from viper.softplus.others import log_odds_moments
 
 onnx = pytest.importorskip("onnx")
 runtime = pytest.importorskip("onnxruntime")
@@ -84,6 +87,72 @@ def test_expected_sigmoid_for_every_mean_and_variance():
     columns = {"size": size.reshape(-1, 1), "variance": (sd**2).reshape(-1, 1)}
     exact = viper.expected_sigmoid(-torch.from_numpy(columns["size"]), torch.from_numpy(columns["variance"])).mean
     assert np.abs(session.run(None, columns)[0] - exact.numpy()).max() < 2e-11
+
+
+def softmax_session(classes):
+    graph = OnnxGraph(onnx)
+    names = ("probability", "interval")
+    for name, node in zip(names, softmax_nodes(graph, "mean", "variance", classes, 1.96), strict=True):
+        graph.add("Identity", node, name=name)
+    info = lambda name, *more: onnx.helper.make_tensor_value_info(  # noqa: E731
+        name, onnx.TensorProto.DOUBLE, [None, classes, *more]
+    )
+    inputs, outputs = [info("mean"), info("variance")], [info("probability"), info("interval", 2)]
+    whole = onnx.helper.make_graph(graph.nodes, "softmax", inputs, outputs, graph.constants)
+    opsets = [onnx.helper.make_opsetid("", 17)]
+    proto = onnx.helper.make_model(whole, opset_imports=opsets, ir_version=8)
+    onnx.checker.check_model(proto)
+    return runtime.InferenceSession(proto.SerializeToString())
+
+
+@pytest.mark.parametrize("classes", [3, 8])
+def test_expected_softmax_for_every_mean_and_variance(classes):
+    """The graph's integral alone against the exact kernel, from sds of 0 to 1,000 and means up to 700 apart."""
+    session, rng = softmax_session(classes), np.random.default_rng(3)
+    sds = [0.0, 1e-3, 0.1, 0.5, 1.0, 2.4, 2.6, 5.0, 30.0, 1e3]
+    mean = rng.normal(size=(40, classes)) * 10 ** rng.uniform(-2, 2.3, (40, 1))
+    variance = (np.repeat(sds, 4)[:, None] * rng.uniform(0.3, 1.0, (40, classes))) ** 2
+    variance[::4, 0] *= 1e-4  # one class is known much better than the others
+    probability, interval = session.run(None, {"mean": mean, "variance": variance})
+    exact = viper.expected_logsumexp(mean, variance)
+    assert np.abs(probability - exact.slope).max() < 1e-7
+    centre, spread = log_odds_moments(torch.from_numpy(mean), torch.from_numpy(variance))
+    ends = torch.sigmoid(centre[..., None] + 1.96 * spread.sqrt()[..., None] * torch.tensor([-1.0, 1.0]))
+    assert np.abs(interval - ends.numpy()).max() < 3e-6  # the variance in Python is right to 1e-6
+
+
+def test_softmax_of_no_rows_and_of_rows_without_numbers():
+    session = softmax_session(3)
+    none = np.zeros((0, 3))
+    assert session.run(None, {"mean": none, "variance": none})[1].shape == (0, 3, 2)
+    mean = np.array([[0.0, np.nan, 1.0], [0.0, 0.0, 0.0], [np.inf, 0.0, 0.0]])
+    probability, interval = session.run(None, {"mean": mean, "variance": np.zeros((3, 3))})
+    assert np.isnan(probability[[0, 2]]).all()
+    assert np.isnan(interval[[0, 2]]).all()
+    assert np.abs(probability[1] - 1 / 3).max() < 1e-12
+
+
+@pytest.mark.parametrize("options", [{}, {"covariance": "diagonal"}, {"fit_intercept": False}], ids=str)
+def test_more_than_two_classes(options):
+    X, y = data(90, 3)
+    names = np.array(["b", "c", "a"])[np.digitize(X[:, 0] + y, [-0.3, 0.8])]
+    model = viper.VariationalLogisticRegression(**options).fit(X, names)
+    new = 10 ** np.random.default_rng(1).uniform(-2, 2, (50, 1)) * data(50, 3, 2)[0]
+    label, probabilities, interval = run(model, new, "float64")
+    assert np.abs(probabilities - model.predict_proba(new)).max() < 1e-7
+    assert np.abs(interval - model.predict_interval(new)).max() < 3e-6
+    assert label.tolist() == model.predict(new).tolist()
+    assert run(model, new)[1].dtype == np.float32
+
+
+def test_formula_of_more_than_two_classes():
+    frame = table()
+    frame["stage"] = np.where(frame["dose"] > 2.5, "late", np.where(frame["died"] == "yes", "early", "none"))
+    model = viper.VariationalLogisticRegression.from_formula("stage ~ age + ward", frame)
+    new = frame[:20].assign(ward=["neu", *frame["ward"][1:20]])  # a new level, which cannot be predicted
+    probabilities = run_columns(model.to_onnx(dtype="float64"), new)["probabilities"]
+    assert np.isnan(probabilities[0]).all()
+    assert np.abs(probabilities[1:] - model.predict_proba(new[1:])).max() < 1e-7
 
 
 def test_erfc_polynomial():

@@ -91,12 +91,24 @@ def file_record(table: TableFile, left_out: dict[str, str]) -> TrainingFile:
 def coefficient_document(model: Any, facts: Any, level: float) -> dict[str, Any]:
     units = model.formula_.units if hasattr(model, "formula_") else {}
     rows = []
-    for key, row in model.summary(level).to_dict("index").items():
+    table = model.summary(level)
+    if components := grouping_document(model, level):
+        table = table.loc[[name for name in table.index if name not in components["components"]]]
+    for key, row in table.to_dict("index").items():
         label, name = key if isinstance(key, tuple) else (None, key)
         named = {"name": name} if label is None else {"name": f"{label}: {name}", "class": label, "column": name}
         rows.append({**named, **row, "unit": units.get(name, "")})
     entangled = model.formula_.entangled if hasattr(model, "formula_") else []
-    return {"prior": facts.prior.scale, "prior_scales": facts.prior.sds, "coefficients": rows, "entangled": entangled}
+    prior = {"prior": facts.prior.scale, "prior_scales": facts.prior.sds}
+    return {**prior, "coefficients": rows, "entangled": entangled, **components}
+
+
+def grouping_document(model: Any, level: float) -> dict[str, Any]:
+    """Return variance components, and the number of groups of each group term, if there are any."""
+    if not hasattr(model, "components"):
+        return {}
+    groups = {str(factor.term): len(factor.levels) for factor in model.factors_}
+    return {"components": model.components(level).to_dict("index"), "groups": groups}
 
 
 def process_document(model: Any, facts: Any) -> dict[str, Any]:
@@ -113,6 +125,8 @@ def print_model(document: dict[str, Any], most: int | None, saved: Path | None =
         say(f"  {line}")
     if document["model"] == "logistic":
         print_coefficients(document, most, saved)
+        if "components" in document:
+            print_components(document)
     else:
         print_process_columns(document, most, saved)
     print_trust(document)
@@ -121,6 +135,7 @@ def print_model(document: dict[str, Any], most: int | None, saved: Path | None =
 
 def model_headline(document: dict[str, Any]) -> str:
     name = "Logistic regression" if document["model"] == "logistic" else "Gaussian-process classification"
+    name += " with effects of groups" if "components" in document else ""
     if document["multilabel"]:
         return f"[bold]{name}[/] of [bold cyan]{len(document['classes'])} labels[/], each with a posterior of its own"
     if document["target"] is None:
@@ -149,13 +164,16 @@ def fact_lines(document: dict[str, Any]) -> list[str]:
         lines.append(escape(f"formula   {text}"))
     ways = [f"covariance {document['covariance']}", "exact ELBO" if document["bound"] == "viper" else document["bound"]]
     if document["model"] == "logistic":
-        low, high = min(document["prior_scales"].values()), max(document["prior_scales"].values())
+        sds = [*document["prior_scales"].values()] or [1.0]  # only an intercept
+        low, high = min(sds), max(sds)
         chosen = " chosen by the ELBO" if isinstance(document["prior"], str) else ""
         ways.append(f"prior sd {low:.3g}{'' if low == high else f' to {high:.3g}'}{chosen}")
     else:
         ways.append(f"{document['kernel']} kernel, {document['inducing']} inducing points")
     lines.append(escape(f"method    {', '.join(ways)}"))
-    if scales := scales_by_name(document.get("prior_scales", {"": 0.0})):
+    if "groups" in document:
+        lines.append(escape(f"groups    {', '.join(f'{n:,} of {term}' for term, n in document['groups'].items())}"))
+    if scales := scales_by_name(document.get("prior_scales") or {"": 0.0}):
         lines.append(escape(f"priors    sd {scales}"))
     lines += [escape(f"{title:<9} {text}") for title, text in WeightingFacts(**document["weighting"]).lines().items()]
     end = "converged" if document["converged"] else f"[bold red]{escape(document['status'])}[/]"
@@ -202,6 +220,18 @@ def print_coefficients(document: dict[str, Any], most: int | None, saved: Path |
         most_lost = max(rows, key=lambda row: row["missing_information"])
         share = f"{most_lost['missing_information']:.0%}"
         say(f"  [dim]Missing values cause up to {share} of a coefficient's variance ({escape(most_lost['name'])}).[/]")
+    say()
+
+
+def print_components(document: dict[str, Any]) -> None:
+    """Print standard deviations, correlations and intraclass correlations of group effects."""
+    digits = shared_decimals([row["sd"] for row in document["components"].values()])
+    rows: list[list[Any]] = []
+    for name, row in document["components"].items():
+        mean, sd, low, high = (fixed_number(row[part], digits) for part in ("mean", "sd", "lower", "upper"))
+        rows.append([name, mean, sd, f"{low} to {high}"])
+    print_table(["variance component", "mean", "sd", f"{100 * document['level']:g} %"], rows, spare=(2, 3, 1))
+    say("  [dim]sd: of log-odds between groups; icc: share of groups in the variance of log-odds.[/]")
     say()
 
 
@@ -253,6 +283,8 @@ def how_to_see_all(saved: Path | None) -> str:
 
 
 def print_trust(document: dict[str, Any]) -> None:
+    if "components" in document:  # whose evidence is that of the most probable components
+        return
     say("[bold]Is the approximation good?[/]")
     if found := document.get("diagnosis"):
         mark = "[green]✓[/]" if found["reliable"] or found.get("close") else "[yellow]![/]"

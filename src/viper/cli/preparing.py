@@ -18,7 +18,7 @@ from viper.formula.columns import (
     with_days,
     without_blanks,
 )
-from viper.formula.grammar import quote_column, split_sides, tokenize
+from viper.formula.grammar import GroupTerm, quote_column, split_groups, split_sides, tokenize
 
 if TYPE_CHECKING:
     import numpy as np
@@ -69,6 +69,11 @@ class PreparedRows(NamedTuple):
     notes: list[str]
     left_out: dict[str, str]
     counts: RowCounts = EACH_ROW
+
+    @property
+    def group_terms(self) -> tuple[GroupTerm, ...]:
+        """Return the formula's terms such as (1 | ward)."""
+        return split_groups(split_sides(tokenize(self.formula))[1])[1]
 
 
 def prepare_rows(
@@ -262,8 +267,11 @@ def names_in(formula: str) -> list[str]:
 
 
 def in_c(formula: str) -> list[str]:
-    """Return the columns that the formula wraps in C(), as categories."""
-    return [name.strip("` ") for name in re.findall(r"\bC\(\s*(`[^`]*`|\w+)", formula)]
+    """Return the columns that the formula wraps in C(), as categories, and those of groups."""
+    groups = split_groups(split_sides(tokenize(formula))[1])[1] if formula else ()
+    return [name for term in groups for name in term.columns] + [
+        name.strip("` ") for name in re.findall(r"\bC\(\s*(`[^`]*`|\w+)", formula)
+    ]
 
 
 def all_columns(frame: "pandas.DataFrame", target: str, category: tuple[str, ...]) -> str:
@@ -294,6 +302,11 @@ def labelled_rows(model: Any, table: TableFile, target: str | None, as_text: tup
     import numpy as np
 
     name = target or target_of(model)
+    if getattr(model, "multilabel_", False):
+        raise ValueError(
+            f"--target must name one of the labels of the model, {listed(map(str, model.classes_))}; got "
+            f"{'none' if target is None else repr(target)}. A report is about one of them."
+        )
     if name is None:
         raise ValueError("--target must name the column with the classes; got none, and the model has none stored.")
     text = (*text_inputs(model), *as_text)
@@ -302,11 +315,6 @@ def labelled_rows(model: Any, table: TableFile, target: str | None, as_text: tup
     check_option_column(frame, name, "--target")
     if hasattr(model, "formula_"):  # dates as the numbers by which the model knows them
         frame = with_days(frame, model.formula_.parsed.dates)
-    if getattr(model, "multilabel_", False):
-        raise ValueError(
-            f"the rows must have one class each; got a model of {len(model.classes_)} labels. Judge each of its "
-            "estimators_ in Python."
-        )
     column, classes = frame[name], model.classes_
     if isinstance(classes[0], str) and {*map(str.strip, classes)} == {*classes}:
         column = without_blanks(column)
@@ -327,7 +335,7 @@ def labelled_rows(model: Any, table: TableFile, target: str | None, as_text: tup
 def input_columns(model: Any) -> list[str]:
     """Return the columns of a table that a model needs, before they are encoded."""
     if hasattr(model, "formula_"):
-        return list(model.formula_.inputs)
+        return model.formula_.raw_inputs
     if hasattr(model, "feature_names_in_"):
         return [str(name) for name in model.feature_names_in_]
     raise ValueError("the model must know its columns by name; got one fitted to an array. Fit it to a DataFrame.")
@@ -339,7 +347,10 @@ def target_of(model: Any) -> str | None:
 
 def text_inputs(model: Any) -> tuple[str, ...]:
     """Return the model's columns of text, which are read as text even where they look like numbers."""
-    levels = model.formula_.levels if hasattr(model, "formula_") else {}
+    levels = dict(model.formula_.levels) if hasattr(model, "formula_") else {}
+    for factor in getattr(model, "factors_", ()):
+        joined = len(factor.term.columns) > 1  # as text
+        levels |= {name: [""] if joined else factor.levels for name in factor.term.columns if name not in levels}
     return tuple(name for name, values in levels.items() if isinstance(values[0], str))
 
 

@@ -126,6 +126,12 @@ class Folds:
 
         train, test = self.splits[k]
         X, y = self.learned.X, self.labels
+        if self.learned.groups is not None:
+            from viper.models.groups.mixed import InGroups
+
+            model, groups = clone(model).set_params(new_groups="average"), self.learned.groups
+            fitted = model.fit(X.iloc[train], y[train], groups=groups.iloc[train], **weight)
+            return fitted, InGroups(X.iloc[test], groups.iloc[test])
         if not self.learned.tables:
             return clone(model).fit(X.iloc[train], y[train], **weight), X.iloc[test]
         from viper.formula.learn import fit_learned
@@ -181,8 +187,8 @@ def cross_validated(model: Any, folds: Folds, level: float, step: Callable[[], N
 
 
 def diagnosis_record(fitted: Any, rows: int) -> dict[str, Any] | None:
-    """Return k̂ of the posterior and its verdict, to store with the model; None for a process of many classes."""
-    if len(fitted.classes_) > 2 and not hasattr(fitted, "coef_"):
+    """Return k̂ of the posterior and its verdict, to store with the model; None where there is none."""
+    if not hasattr(fitted, "diagnose"):
         return None
     found = fitted.diagnose(draws=int(np.clip(WEIGHT_BUDGET / rows, *DRAW_LIMITS)))
     names = ("k_hat", "threshold", "draws", "effective_sample_size", "log_evidence", "log_evidence_error")

@@ -55,7 +55,15 @@ UNSEEN_RULES = ("error", "missing", "baseline")
 BEYOND_RULES = ("refuse", "clamp")
 NEW_ROW_RULES = {"unseen": UNSEEN_RULES, "beyond": BEYOND_RULES}
 LONE_CATEGORIES = re.compile(r"1(?: \+ c\d+_)+")  # terms that need no formulaic, which takes long for many rows
-ADDED_FIELDS = ("positive", "unseen", "beyond", "training", "imputations", "sweeps")  # stored unless the default
+ADDED_FIELDS = (
+    "positive",
+    "unseen",
+    "beyond",
+    "training",
+    "imputations",
+    "sweeps",
+    "grouping",
+)  # stored unless the default
 
 
 @dataclass(frozen=True)
@@ -104,6 +112,8 @@ class Encoding:
         What is remembered of the rows that the formula learned from. Files of version 0.1 have none.
     imputations, sweeps : int
         For missing="multiple", how many tables were completed, and how often each chain drew every column.
+    grouping : list of str, optional
+        Columns that say to which groups a row belongs, for models with group effects. They are not among `columns`.
     imputation : Imputation, optional
         For missing="multiple", what the missing values of new rows are drawn from. A model file holds it as arrays.
     """
@@ -129,6 +139,7 @@ class Encoding:
     training: TrainingData | None = None
     imputations: int = 20
     sweeps: int = 10
+    grouping: list[str] | None = None
     imputation: Imputation | None = field(default=None, compare=False)
 
     def encode(self, data: Any) -> "pandas.DataFrame":
@@ -147,11 +158,12 @@ class Encoding:
     def impute(self, data: Any, spread: Callable[[np.ndarray], np.ndarray] | None = None) -> "ImputedRows":
         """Return the columns of X, averaged over draws of what is missing, and the `spread` of these draws.
 
-        `spread` takes deviations from the mean (rows × draws × columns of X) and returns a number for each row.
+        `spread` takes deviations from the mean (rows × draws × columns of X) and returns a number for each row, or one
+        for each class of it.
         """
         selected = self._select(data)
         design = self._standardised(selected)
-        residual = np.zeros(len(design))
+        residual: np.ndarray | None = None
         rows = np.flatnonzero(selected.isna().to_numpy().any(1))
         values = design.to_numpy(copy=True) if len(rows) else design.to_numpy()
         for some in np.split(rows, range(0, len(rows), max(1, DRAWN_ENTRIES // (DRAWS * max(1, len(self.names)))))[1:]):
@@ -159,7 +171,10 @@ class Encoding:
                 drawn = self._drawn_designs(selected.iloc[some])
                 values[some] = drawn.mean(1)
                 if spread is not None:
-                    residual[some] = spread(drawn - values[some][:, None])
+                    found = spread(drawn - values[some][:, None])
+                    residual = np.zeros((len(design), *found.shape[1:])) if residual is None else residual
+                    residual[some] = found
+        residual = np.zeros(len(design)) if residual is None else residual
         return ImputedRows(type(design)(values, index=design.index, columns=design.columns), residual)
 
     def _standardised(self, selected: "pandas.DataFrame") -> "pandas.DataFrame":
@@ -251,6 +266,11 @@ class Encoding:
         return self.columns[1:]
 
     @property
+    def raw_inputs(self) -> list[str]:
+        """Return the columns that a model of this formula needs: its inputs, and those of groups."""
+        return list(dict.fromkeys([*self.inputs, *(self.grouping or ())]))
+
+    @property
     def units(self) -> dict[str, str]:
         """Describe, for each column of X, the change in raw units to which its coefficient refers."""
         return {name: self._unit(name, *at) for name, *at in zip(self.names, self.centre, self.scale, strict=True)}
@@ -337,7 +357,8 @@ class Encoding:
     @cached_property
     def parsed(self) -> ParsedFormula:
         """Return the formula, taken apart."""
-        return parse_formula(self.formula, self.columns, [name for name in self.levels if name not in self.means])
+        every = [*self.columns, *(self.grouping or ())]
+        return parse_formula(self.formula, every, [name for name in self.levels if name not in self.means])
 
     def _select(self, data: Any) -> "pandas.DataFrame":
         """Return the columns that the formula reads, with the rule for new levels applied."""
@@ -345,18 +366,18 @@ class Encoding:
 
     def _given(self, data: Any) -> "pandas.DataFrame":
         """Return the columns that the formula reads, with dates as days."""
-        return with_days(self._raw(data), self.parsed.dates)
+        return with_days(self._raw(data)[self.inputs], self.parsed.dates)
 
     def _raw(self, data: Any) -> "pandas.DataFrame":
-        """Return the columns that the formula reads, as they are."""
+        """Return the columns that the formula reads and those of groups, as they are."""
         frame = as_frame(data)
-        absent = [name for name in self.inputs if name not in frame.columns]
+        absent = [name for name in self.raw_inputs if name not in frame.columns]
         if absent:
             raise FormulaError(
                 f"the data must have the columns of the fit; got none named {listed(absent)}. "
                 f"It has {listed(frame.columns)}."
             )
-        return frame[self.inputs]
+        return frame[self.raw_inputs]
 
     def _known(self, frame: "pandas.DataFrame") -> "pandas.DataFrame":
         """Apply the rule for levels, months and days of the week that were not in the training data.
@@ -490,7 +511,7 @@ class ImputedRows(NamedTuple):
     """Rows of X whose missing values were drawn several times: the mean of the draws, and how far they spread."""
 
     design: "pandas.DataFrame"
-    residual: np.ndarray  # 0 for rows without missing values
+    residual: np.ndarray  # rows, or rows × classes; 0 for rows without missing values
 
 
 def decoded_levels(codes: np.ndarray, levels: list[Any]) -> np.ndarray:
@@ -710,6 +731,8 @@ def check_encoding(encoding: Encoding) -> None:
     """Raise a ValueError unless the parts of an encoding that was read from a file belong together."""
     parsed = encoding.parsed
     used, learned = {*parsed.plain, *parsed.variables.values()}, {*encoding.means, *encoding.levels}
+    if parsed.grouping != (encoding.grouping or []):
+        raise ValueError("groups that it does not name")
     if parsed.target != encoding.target or not used == set(encoding.inputs) == learned:
         raise ValueError("columns that it does not name")
     if not len(encoding.names) == len(encoding.centre) == len(encoding.scale):

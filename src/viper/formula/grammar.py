@@ -1,8 +1,9 @@
 """The language of formulas: `y ~ age + C(ward) + log(x1):x2`, and nothing that could run as a program.
 
-A formula is split into tokens, each column is replaced by a plain variable name, and only the result is passed to
+`(1 + age | patient)` is a group term: effects that vary between the groups of a column. A formula is
+split into tokens, each column is replaced by a plain variable name, and only the result is passed to
 formulaic, which evaluates calls as Python. A formula can contain only columns, numbers, the functions below,
-+ - * / : ^ and brackets. Loading a model runs the same checks, so a model file cannot run code, whoever wrote it.
++ - * / : ^ | and brackets. Loading a model runs the same checks, so a model file cannot run code, whoever wrote it.
 """
 
 import ast
@@ -26,9 +27,26 @@ MOST_CALL_TOKENS = 1_000  # names, numbers and signs in one call
 MOST_POWER = 10  # in (a + b)^2 and I(a**2)
 TOKEN = re.compile(
     r"\s*(?:(?P<quoted>`[^`]*`)|(?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)|(?P<word>[^\W\d]\w*)"
-    r"|(?P<text>\"[^\"\\]*\"|'[^'\\]*')|(?P<sign>\*\*|[-+*/:^(),=~.]))"
+    r"|(?P<text>\"[^\"\\]*\"|'[^'\\]*')|(?P<sign>\*\*|[-+*/:^(),=~.|]))"
 )
 Token = tuple[str, str]  # the kind, a group name of TOKEN, and the text without quotes
+
+
+class GroupTerm(NamedTuple):
+    """Effects that vary between groups: an intercept, or not, and slopes of columns; `columns` together are a group."""
+
+    columns: tuple[str, ...]
+    intercept: bool
+    slopes: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """How the groups are called: hospital, or hospital:ward."""
+        return ":".join(self.columns)
+
+    def __str__(self) -> str:
+        effects = ["1" if self.intercept else "0", *map(quote_column, self.slopes)]
+        return f"({' + '.join(effects)} | {':'.join(map(quote_column, self.columns))})"
 
 
 class ParsedFormula(NamedTuple):
@@ -43,6 +61,12 @@ class ParsedFormula(NamedTuple):
     rest: str  # every other term, in internal variables
     variables: dict[str, str]  # variable in `rest` -> column
     reference: dict[str, str]  # column -> the level named in Treatment("…")
+    groups: tuple[GroupTerm, ...] = ()
+
+    @property
+    def grouping(self) -> list[str]:
+        """Return the columns that say to which groups a row belongs."""
+        return list(dict.fromkeys(column for term in self.groups for column in term.columns))
 
     @property
     def dates(self) -> list[str]:
@@ -67,7 +91,11 @@ def parse_formula(
     place, categories = {name: i for i, name in enumerate(columns)}, set(categories)
     left, right = split_sides(tokenize(formula))
     target = known_column(left[0][1], place)
-    apart = {target, *left_out}
+    right, groups = split_groups(right)
+    grouping = {known_column(column, place) for term in groups for column in term.columns}
+    if target in grouping:
+        raise FormulaError(f"the target must not be a group; got {target!r} on both sides of {formula!r:.80}.")
+    apart = {target, *left_out, *grouping}
     right = expand_dot(right, [name for name in place if name not in apart])
     if any(kind in ("word", "quoted") and text == target for kind, text in right):
         raise FormulaError(f"the target must not explain itself; got {target!r} on both sides of {formula!r:.80}.")
@@ -90,9 +118,14 @@ def parse_formula(
     if dated := {*translation.of_kind("d")} & {*translation.of_kind("n"), *translation.of_kind("c"), *plain}:
         name = min(dated)
         raise FormulaError(f"a column must be used in one way; got {name!r} as dates and otherwise. Choose one.")
-    terms = " ".join(f"{sign} {''.join(map(spell_token, part))}" for sign, part in parts)
+    terms = " ".join(
+        [
+            *(f"{sign} {''.join(map(spell_token, part))}" for sign, part in parts),
+            *(f"+ {term}" for term in groups),
+        ]
+    )
     written = f"{quote_column(target)} ~ {terms.removeprefix('+ ')}"
-    return ParsedFormula(target, written, tuple(plain), rest, translation.variables, translation.reference)
+    return ParsedFormula(target, written, tuple(plain), rest, translation.variables, translation.reference, groups)
 
 
 def tokenize(formula: str) -> list[Token]:
@@ -156,6 +189,72 @@ def expand_dot(tokens: list[Token], columns: list[str]) -> list[Token]:
         bare = (i == 0 or tokens[i - 1] == ("sign", "+")) and (i + 1 == len(tokens) or tokens[i + 1] in around)
         spelled += everything[1:] if bare else [("sign", "("), *everything[1:], ("sign", ")")]
     return spelled
+
+
+def split_groups(tokens: list[Token]) -> tuple[list[Token], tuple[GroupTerm, ...]]:
+    """Return the tokens without terms such as (1 + age | patient), and these terms."""
+    bar, kept, groups, at = ("sign", "|"), [], [], 0
+    while at < len(tokens):
+        end = closing_bracket(tokens, at) if tokens[at] == ("sign", "(") else at
+        inside = tokens[at + 1 : end]
+        if bar not in inside or (at and tokens[at - 1][0] == "word"):
+            kept += tokens[at : end + 1]
+        elif (kept and kept[-1] != ("sign", "+")) or tokens[end + 1 : end + 2] not in (
+            [],
+            [("sign", "+")],
+            [("sign", "-")],
+        ):
+            raise FormulaError(GROUP_TERM.format("one that is not a term of a sum"))
+        else:
+            groups += group_terms(inside, inside.index(bar))
+            kept = kept[:-1]  # the sign before it
+        at = end + 1
+    if bar in kept:
+        raise FormulaError(GROUP_TERM.format("a | elsewhere"))
+    kept = kept[1:] if kept[:1] == [("sign", "+")] else kept
+    if len(set(groups)) < len(groups):
+        raise FormulaError(f"group terms must differ; got {max(groups, key=groups.count)} twice. Leave one out.")
+    return kept or [("number", "1")], tuple(groups)
+
+
+GROUP_TERM = "effects of groups must be written as (1 | hospital) or (1 + age | patient); got {}."
+
+
+def group_terms(inside: list[Token], bar: int) -> list[GroupTerm]:
+    """Return the terms of one bracket: two for nested groups, one for each effect if they are uncorrelated (||)."""
+    alone = inside[bar + 1 : bar + 2] == [("sign", "|")]
+    left, right = inside[:bar], inside[bar + 1 + alone :]
+    intercept, slopes = True, []
+    for sign, part in split_terms(left) if left else []:
+        if part in ([("number", "1")], [("number", "0")]):
+            intercept = (part[0][1] == "1") == (sign == "+")
+        elif is_column(part) and sign == "+":
+            slopes.append(part[0][1])
+        else:
+            text = "".join(map(spell_token, part))
+            fix = " Effects that vary are 1, 0 and columns of numbers; compute others first, and name the column."
+            raise FormulaError(GROUP_TERM.format(f"{text!r} left of |") + fix)
+    names, signs = [text for _, text in right[::2]], {sign for _, sign in right[1::2]}
+    fine = (
+        len(right) % 2 == 1
+        and all(kind in ("word", "quoted") for kind, _ in right[::2])
+        and signs in ({":"}, {"/"}, set())
+    )
+    if not left or not fine or not (intercept or slopes) or len({*slopes}) < len(slopes) or len({*names}) < len(names):
+        raise FormulaError(GROUP_TERM.format(f"({''.join(map(spell_token, inside))})"))
+    groups = [tuple(names[: k + 1]) for k in range(len(names))] if signs == {"/"} else [tuple(names)]
+    if not alone:
+        return [GroupTerm(columns, intercept, tuple(slopes)) for columns in groups]
+    effects = [*([(True, ())] if intercept else []), *((False, (slope,)) for slope in slopes)]
+    return [GroupTerm(columns, *effect) for columns in groups for effect in effects]
+
+
+def parse_groups(text: str) -> tuple[GroupTerm, ...]:
+    """Return the terms of text such as "(1 | hospital) + (1 + age | patient)"."""
+    rest, groups = split_groups(tokenize(text))
+    if rest != [("number", "1")] or not groups:
+        raise FormulaError(GROUP_TERM.format(repr(text)[:80]))
+    return groups
 
 
 def check_no_module(tokens: list[Token], dot: int) -> None:

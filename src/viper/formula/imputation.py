@@ -114,8 +114,8 @@ def complete_tables(
 ) -> CompletedTables:
     """Draw the missing values `count` times by chained equations, each time from a new start.
 
-    `outcome` is whether a row is in the second class; `report` is called after each sweep. Without missing values there
-    is one table.
+    `outcome` has a column for each class but the first, whether a row is in it; `report` is called after each sweep.
+    Without missing values there is one table.
     """
     width = columns.blocks[columns.names[-1]].stop
     if width > MOST_IMPUTED_COLUMNS:
@@ -186,7 +186,8 @@ class Chain:
         numbers = np.arange(matrix.shape[1]) < len(columns.numbers)
         self.centre = np.where(numbers, matrix.mean(0), 0.0)
         self.scale = np.where(numbers & (matrix.std(0) > 0), matrix.std(0), 1.0)
-        head = np.stack([np.ones(len(matrix)), outcome - outcome.mean()], 1)
+        head = np.column_stack([np.ones(len(matrix)), outcome - outcome.mean(0)])
+        self.before = head.shape[1]
         self.design = np.concatenate([head, (matrix - self.centre) / self.scale], 1)
         self.gram = self.design.T @ self.design
 
@@ -208,7 +209,7 @@ class Chain:
     def _own(self, name: str) -> np.ndarray:
         """Return the positions of a raw column in the design."""
         block = self.columns.blocks[name]
-        return np.arange(block.start + 2, block.stop + 2)
+        return np.arange(block.start + self.before, block.stop + self.before)
 
     def _update(self, name: str, rows: np.ndarray) -> None:
         own, block = self._own(name), self.columns.blocks[name]

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 
-from viper.data.checks import FIT_SEED, distinct, read_labels, seed_of
+from viper.data.checks import FIT_SEED, read_labels, seed_of
 from viper.data.scaling import column_moments
-from viper.errors import FormulaError, LeftOutWarning, counted, listed, users_line
+from viper.errors import FormulaError, LeftOutWarning, RowError, counted, listed, users_line
 from viper.formula.columns import (
     as_frame,
     as_numbers,
     check_column_count,
+    check_plain_values,
     differs_in_every_row,
     is_date,
     is_text,
@@ -64,6 +65,7 @@ class Learned(NamedTuple):
     classes: np.ndarray | None = None
     tables: Sequence[CodedColumns] = ()
     imputing: "Imputing | None" = None
+    groups: "pandas.DataFrame | None" = None  # the columns of groups, if the formula has group terms
 
     @property
     def labels(self) -> np.ndarray:
@@ -76,7 +78,9 @@ class Learned(NamedTuple):
 
     def part(self, rows: np.ndarray) -> "Learned":
         """Return some of the rows under the same encoding. What they lack is drawn again, from these rows alone."""
-        part = Learned(self.encoding, self.X.iloc[rows], self.y[rows], np.ones(len(rows), bool), self.classes)
+        groups = None if self.groups is None else self.groups.iloc[rows]
+        whole = np.ones(len(rows), bool)
+        part = Learned(self.encoding, self.X.iloc[rows], self.y[rows], whole, self.classes, groups=groups)
         if not self.tables:
             return part
         index, encoding = part.X.index, self.encoding
@@ -90,6 +94,10 @@ class Learned(NamedTuple):
         """Return the raw columns before missing values were drawn, for the predictions of a model with a formula."""
         coded = cast(CompletedTables, self.tables).columns
         return self.encoding.raw_columns(coded, self.X.index)
+
+    def group_arguments(self) -> dict[str, Any]:
+        """Return what `fit` needs beside X and labels: the groups, if there are any."""
+        return {} if self.groups is None else {"groups": self.groups}
 
     def designs(self) -> "Iterator[pandas.DataFrame]":
         """Yield X of each completed table."""
@@ -142,10 +150,14 @@ def learn_formula(
     parsed = parse_formula(formula, frame.columns, categories, left_out_by_dot(formula, frame))
     columns = list(dict.fromkeys([parsed.target, *parsed.plain, *parsed.variables.values()]))
     check_column_count(len(columns) - 1)
-    frame, counts, kept = apply_missing_rule(as_used(frame[columns], parsed), parsed.target, missing)
-    if len(columns) == 1:
+    grouping = [name for name in parsed.grouping if name not in columns]
+    used = as_used(frame[[*columns, *grouping]], parsed)
+    frame, counts, kept = apply_missing_rule(used, parsed.target, missing)
+    groups = read_groups(frame, parsed, missing)
+    if len(columns) == 1 and groups is None:
         raise FormulaError(f"a formula must name at least one column to the right of ~; got {formula!r:.80}.")
-    parsed = parse_formula(parsed.formula, columns, [name for name in columns[1:] if name in {*categories}])
+    text = [name for name in columns[1:] if name in {*categories}]
+    parsed = parse_formula(parsed.formula, [*columns, *parsed.grouping], text)
     numbers = {*parsed.plain, *(column for name, column in parsed.variables.items() if name[0] in "nd")}
     levels = {
         column: reference_first(levels_of(frame[column], MOST_LEVELS), parsed.reference.get(column), column)
@@ -185,6 +197,7 @@ def learn_formula(
         training=TrainingData.of(frame[columns[1:]], pandas.Series(y), len(kept), counts, values, levels),
         imputations=int(imputing.imputations),
         sweeps=int(imputing.sweeps),
+        grouping=parsed.grouping or None,
     )
     inputs = frame[columns[1:]]
     tables: Sequence[CodedColumns] = ()
@@ -195,7 +208,7 @@ def learn_formula(
         raw = encoding._design(encoding.raw_columns(tables[0], frame.index), transforms)
     else:
         raw = encoding._design(encoding._filled(inputs), transforms)
-    if not len(raw.columns):
+    if not len(raw.columns) and groups is None:
         raise FormulaError(f"a formula must leave at least one term; got {formula!r:.80}, whose terms cancel.")
     if missing == "indicator":
         raw = with_missing_columns(raw, inputs[[name for name in values if inputs[name].isna().any()]])
@@ -203,7 +216,24 @@ def learn_formula(
     centre, scale = centre_and_scale(raw.to_numpy(), intercept, standardize)
     learned = {"names": list(raw), "intercept": intercept, "centre": centre.tolist(), "scale": scale.tolist()}
     encoding = replace(encoding, **learned, transforms=decode_transforms(encode_transforms(transforms)))
-    return Learned(encoding, (raw - centre) / scale, y, kept, classes, tables, imputing)
+    return Learned(encoding, (raw - centre) / scale, y, kept, classes, tables, imputing, groups)
+
+
+def read_groups(frame: "pandas.DataFrame", parsed: ParsedFormula, missing: str) -> "pandas.DataFrame | None":
+    """Return the columns of groups, if the formula has group terms. Each row must have a group."""
+    if not parsed.groups:
+        return None
+    if missing == "multiple":
+        raise FormulaError(
+            f"missing='multiple' does not draw values within groups; got {parsed.groups[0]}. Choose missing='mean' or "
+            "missing='drop'."
+        )
+    for name in parsed.grouping:
+        check_plain_values(frame[name])
+        if frame[name].isna().any():
+            row = frame.index[int(np.flatnonzero(frame[name].isna())[0])]
+            raise RowError(f"rows must have a group in column {name!r}", "none", row, "Choose missing='drop'.")
+    return frame[parsed.grouping].apply(without_blanks)
 
 
 def check_levels_occur_again(frame: "pandas.DataFrame", levels: dict[str, list[Any]]) -> None:
@@ -234,12 +264,8 @@ def missing_level(levels: list[Any]) -> str:
 
 def complete_inputs(coded: CodedColumns, labels: np.ndarray, imputing: Imputing) -> CompletedTables:
     """Draw the missing values of the inputs, given the labels and each other."""
-    if len(distinct(np.asarray(labels))) > 2:
-        raise FormulaError(
-            "missing='multiple' draws values given the outcome, which must have two classes; got more. Choose "
-            "missing='indicator' or missing='mean'."
-        )
-    outcome = read_labels(labels, len(labels))[1].numpy().astype(float)
+    number = read_labels(labels, len(labels), many=True)[1].numpy()
+    outcome = (number[:, None] == np.arange(1, int(number.max()) + 1)).astype(float)
     with closing(StepProgress(imputing.verbose, "drawing missing values: sweep")) as progress:
         return complete_tables(coded, outcome, imputing.imputations, imputing.sweeps, imputing.seed, progress.step)
 
@@ -360,7 +386,7 @@ def centre_and_scale(raw: np.ndarray, intercept: bool, standardize: bool) -> tup
 
     Without an intercept nothing is centred, because that would change the model.
     """
-    if not standardize:
+    if not standardize or not raw.shape[1]:
         return np.zeros(raw.shape[1]), np.ones(raw.shape[1])
     mean, spread = column_moments(raw)
     as_is = np.all((raw == 0) | (raw == 1), 0) | (spread <= 1e-12 * np.abs(raw).max(0))
@@ -417,7 +443,8 @@ class FormulaMixin:
             The target, ``~``, and terms joined by + - * / : ^. A term is a column, C(column) or
             C(column, Treatment("reference")) for categories, or a function of numbers: log, log1p, exp, sqrt, abs, I,
             and center, scale, poly, bs, which learn from the data. `.` stands for all other columns, ``- 1`` removes
-            the intercept, and `backticks` enclose unusual names. Text and booleans are categories.
+            the intercept, and `backticks` enclose unusual names. Text and booleans are categories. For
+            VariationalMixedRegression, (1 + age | patient) is an intercept and a slope that vary between patients.
         data : DataFrame
             The table, with the target and the columns that the formula names.
         missing : {"error", "drop", "mean", "indicator", "multiple"}, default "error"
@@ -471,8 +498,11 @@ def fit_learned(
         options = options | {"fit_intercept": learned.encoding.intercept}
     rows = (kept_entries(vector, learned.kept) for vector in (sample_weight, offset))
     check_can_pool(estimator, learned.encoding.missing)
+    check_takes_groups(estimator, learned.encoding)
+    if groups := learned.encoding.parsed.groups:
+        options = options | {"effects": " + ".join(map(str, groups))}
     model = estimator(**options)
-    fit_tables(model.fit, model, learned, *rows)  # type: ignore[attr-defined]
+    fit_tables(model.fit, model, learned, *rows, **learned.group_arguments())  # type: ignore[attr-defined]
     return keep_learned(model, learned)
 
 
@@ -481,6 +511,21 @@ def check_can_pool(estimator: type, missing: str) -> None:
         raise FormulaError(
             f"missing='multiple' pools the posteriors of coefficients, so it belongs to logistic regression; got "
             f"{estimator.__name__}. Choose missing='indicator' or missing='mean'."
+        )
+
+
+def check_takes_groups(estimator: type, encoding: Encoding) -> None:
+    """Raise unless the estimator and the formula agree on whether there are effects of groups."""
+    takes = "effects" in estimator._get_param_names()  # type: ignore[attr-defined]
+    if encoding.parsed.groups and not takes:
+        raise FormulaError(
+            f"{encoding.parsed.groups[0]} is for effects of groups, which belong to VariationalMixedRegression; got "
+            f"{estimator.__name__}. Use VariationalMixedRegression.from_formula."
+        )
+    if takes and not encoding.parsed.groups:
+        raise FormulaError(
+            f"the formula of a {estimator.__name__} must have a term such as (1 | hospital); got none. Add one, or use "
+            "VariationalLogisticRegression."
         )
 
 
@@ -530,7 +575,7 @@ def by_formula(fit: WrappedFit) -> WrappedFit:
         if getattr(model, "fit_intercept", learned.encoding.intercept) != learned.encoding.intercept:
             raise FormulaError(INTERCEPT_IN_FORMULA)
         rows = (kept_entries(vector, learned.kept) for vector in (sample_weight, offset))
-        fit_tables(partial(fit, model), model, learned, *rows, **given)
+        fit_tables(partial(fit, model), model, learned, *rows, **given, **learned.group_arguments())
         return keep_learned(model, learned)
 
     return cast(WrappedFit, learning)

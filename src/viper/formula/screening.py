@@ -35,6 +35,7 @@ NOTED = {
     "replaced": "not in the training data and replaced",
     "clamped": "beyond the range of a spline and taken at its end",
     "outside": "far outside the range of the training data",
+    "averaged": "in a group that was not in the training data, averaged over its possible effects",
     "far": "farther from the training data than any row of it",
 }
 

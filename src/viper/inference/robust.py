@@ -65,6 +65,21 @@ def block_scores(block: Block, posterior: Posterior) -> list[Tensor]:
 
 def grouped_scores(posterior: Posterior, source: RowSource, groups: Any) -> tuple[Tensor, Tensor, int]:
     """Aᵀ diag(c h) A, Σ_k u_k u_kᵀ, and the number of groups, for rows in memory."""
+    codes, number = numbered_groups(groups, source)
+    totals, bread, start = np.zeros((number, len(posterior.mean))), torch.zeros(()), 0
+    for block in source.in_memory().blocks():
+        residual, curvature = score_factors(block, posterior)
+        stop = start + len(residual)
+        entries = residual.cpu().numpy(), (codes[start:stop], np.arange(stop - start))
+        totals += sums_by_group(block.design, scipy.sparse.csr_array(entries, shape=(number, stop - start)))
+        bread = bread + block.design.gram(curvature)
+        start = stop
+    meat = torch.from_numpy(totals.T @ totals).to(posterior.mean)
+    return bread, meat, number
+
+
+def numbered_groups(groups: Any, source: RowSource) -> tuple[np.ndarray, int]:
+    """The number of each row's group, and how many there are."""
     if source.traits.where != "memory":
         raise ValueError("groups need rows in memory; got rows that are read in blocks. Leave groups out.")
     values = np.asarray(groups)
@@ -75,16 +90,7 @@ def grouped_scores(posterior: Posterior, source: RowSource, groups: Any) -> tupl
     if any(value is None or value != value for value in values.tolist()):
         raise ValueError("groups must have no missing values; got some. Give each such row a group of its own.")
     names, codes = np.unique(values.astype(str) if values.dtype == object else values, return_inverse=True)
-    totals, bread, start = np.zeros((len(names), len(posterior.mean))), torch.zeros(()), 0
-    for block in source.in_memory().blocks():
-        residual, curvature = score_factors(block, posterior)
-        stop = start + len(residual)
-        entries = residual.cpu().numpy(), (codes[start:stop], np.arange(stop - start))
-        totals += sums_by_group(block.design, scipy.sparse.csr_array(entries, shape=(len(names), stop - start)))
-        bread = bread + block.design.gram(curvature)
-        start = stop
-    meat = torch.from_numpy(totals.T @ totals).to(posterior.mean)
-    return bread, meat, len(names)
+    return codes, len(names)
 
 
 def sums_by_group(design: Any, residual: scipy.sparse.csr_array) -> np.ndarray:

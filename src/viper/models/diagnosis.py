@@ -219,11 +219,11 @@ class DiagnosisMixin(PredictionMixin):
         the answer is that of the model, not of its approximation. A row with a weight counts as so many rows that are
         left out together. A thousand rows take one or two seconds.
         """
-        posterior, prior, source, _ = self._weighed_fit(X, y, sample_weight, offset, "loo")
+        fit = self._weighed_fit(X, y, sample_weight, offset, "loo")
         generator = self._generator_of_draws(random_state)
         progress = StepProgress(self.verbose, "leaving out row")
         try:
-            return leave_one_out(posterior, prior, source, draws, generator, progress.step)
+            return leave_one_out(fit, draws, generator, progress.step)
         finally:
             progress.close()
 
@@ -261,7 +261,8 @@ class DiagnosisMixin(PredictionMixin):
         posterior: Any = moved(self.posterior_, device)
         prior = moved(self.prior_, device)
         if isinstance(posterior, StarPosterior):
-            return classes_to_arviz(posterior, prior, source, self.classes_.tolist(), self._names(), shape, seed)
+            classes = self.classes_.tolist()
+            return classes_to_arviz(posterior, prior, source, classes, self._names(), shape, seed, estimator)
         return posterior_to_arviz(posterior, prior, source, self._names(), shape, seed, estimator)
 
     def _given_or_training_rows(self, X: Any, y: Any, sample_weight: Any, offset: Any) -> RowSource | None:

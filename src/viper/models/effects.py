@@ -9,6 +9,8 @@ averages, a slope a difference over a tiny step. What is known about A:
 - With L = E[∇A]ᵀ(β - μ), where E[∇A] = Σ_i w_i E[s'(f_i)] x_i / Σ_i w_i is exact too, Cov(A, L) = Var L (Stein's
   lemma). Hence Var A = Var L + Var(A - L), of which only the second, smaller part is estimated from draws.
 - Quantiles are those of the draws, after the sampling noise of L, whose distribution is known, is removed from them.
+
+More than two classes have an average each (classes/averages.py), and the rows of tables say of which class they are.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -25,7 +27,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from viper.data.checks import check_word, read_vector, read_weights
+from viper.data.checks import check_word, read_offset, read_weights
 from viper.data.open import is_kept_elsewhere
 from viper.errors import instead, listed
 from viper.formula.columns import (
@@ -40,10 +42,12 @@ from viper.formula.columns import (
     without_blanks,
 )
 from viper.formula.encoding import calendar_days
+from viper.inference.classes.posterior import StarPosterior
 from viper.inference.importance import SEED
 from viper.inference.posterior import Posterior, latent, moved
 from viper.inference.progress import Progress
 from viper.inference.rows import BLOCK_ROWS, Block, Dense, RowSource, scattered
+from viper.models.classes.averages import TILE, FlatStar, add_class_block
 from viper.models.prediction import half_width
 from viper.softplus.limit import limit
 
@@ -51,10 +55,9 @@ if TYPE_CHECKING:
     import pandas
 
 CHUNK_ROWS = 65_536  # rows that are changed and encoded at a time
-TILE = 1 << 19  # probabilities held at a time, rows × draws (4 MB), which stay in the cache
 DRAWN_ROWS = 10_000  # of each average: what is not linear in β is estimated from these
 DRAW_BUDGET = 20_000_000  # rows × draws of one average, by default
-MOST_DRAWS = 10_000  # by default
+FEWEST_USUAL, MOST_DRAWS = 2000, 10_000  # by default
 NEEDED_DRAWS = 100_000  # where the level of the interval asks for more
 TAIL_DRAWS = 5  # least number of draws beyond each end of an interval
 MOST_GROUPS = 1000  # groups, or combinations of given values
@@ -63,6 +66,7 @@ SLOPE_STEP = 1e-4  # of a column's standard deviation: a central difference is t
 RANGES = ("sd", "iqr", "minmax")  # changes of a number that have a name
 ORDERS = ("reference", "pairwise", "sequential")  # ways to pair the levels of a category
 MEASURES = ("difference", "ratio", "odds")
+OF_CLASS = "class"  # the column of tables that says of which class an average is
 
 OpenRows = Callable[[Any, Any, int], RowSource]
 
@@ -74,7 +78,7 @@ class EffectsMixin:
     verbose: Any
     random_state: Any
 
-    def _joint(self, points: Callable[[], Any]) -> tuple[OpenRows, Posterior]:
+    def _joint(self, points: Callable[[], Any]) -> tuple[OpenRows, Posterior | StarPosterior]:
         """Return how to open X and offset as f = o + Aβ, in blocks of a number of rows, and the posterior of β.
 
         `points` returns some of the rows that will be opened.
@@ -95,6 +99,8 @@ class EffectsMixin:
     ) -> "pandas.DataFrame":
         """Average probability of the second class over the rows of X, with its credible interval.
 
+        More than two classes have an average each; the column `class` says which, here and in `contrast` and `slopes`.
+
         Parameters
         ----------
         X : array or DataFrame (n, p)
@@ -107,7 +113,7 @@ class EffectsMixin:
         sample_weight : array (n,), optional
             Weights of the rows in the average.
         offset : array (n,), optional
-            Known part of the log-odds of each row.
+            Known part of the log-odds of each row; with more than two classes n × K.
         level : float, default 0.95
             Posterior mass of the interval.
         draws : int, optional
@@ -328,7 +334,7 @@ class Comparison(NamedTuple):
 
 @dataclass(frozen=True)
 class Averages:
-    """Averages A of probabilities, one for each group: E[A], E[∇A] and draws of A."""
+    """Averages A of probabilities, one for each group, or for each group and class: E[A], E[∇A] and draws of A."""
 
     mean: Tensor  # groups
     gradient: Tensor  # groups × d
@@ -365,11 +371,14 @@ class EffectStudy:
         self.model, self.level = model, level
         self.rows = changeable_rows(model, X)
         count = len(self.rows)
-        self.offset = read_vector(offset, "offset", count)
+        self.classes = model.classes_.tolist() if getattr(model, "multiclass_", False) else None
+        self.offset = read_offset(offset, count, 2 if self.classes is None else len(self.classes))
         weight = read_weights(sample_weight, count)
         self.weight = np.ones(count) if weight is None else weight.numpy()
         self.at = self.read_at({} if at is None else at)
         self.group, self.groups = self.read_groups(by)
+        if self.classes is not None and OF_CLASS in {*self.at[0], *self.groups[0]}:
+            raise ValueError(f"the table has a column {OF_CLASS!r} of its own; got one of X. Rename that of X.")
         self.draw_count = self.read_draws(draws)
         self.drawn = rows_to_draw(self.group, self.weight, DRAWN_ROWS)
         if random_state is None:
@@ -464,7 +473,8 @@ class EffectStudy:
             if least > NEEDED_DRAWS:
                 most = 1.0 - 2 * TAIL_DRAWS / NEEDED_DRAWS
                 raise ValueError(f"the level of effects must be at most {most:g}; got {self.level!r}.")
-            usual = min(DRAW_BUDGET // min(len(self.rows), DRAWN_ROWS), MOST_DRAWS)
+            budget = DRAW_BUDGET // min(len(self.rows), DRAWN_ROWS) // len(self.outcomes)
+            usual = min(max(budget, FEWEST_USUAL), MOST_DRAWS)
             return max(usual, least + least % 2)
         if not isinstance(draws, int | np.integer) or draws < least:
             raise ValueError(f"draws must be at least {least:,} for a {100 * self.level:g} % interval; got {draws!r}.")
@@ -644,6 +654,11 @@ class EffectStudy:
 
     # --- averages ---
 
+    @property
+    def outcomes(self) -> list[dict[str, Any]]:
+        """What tells the averages of one group apart: nothing, or their class."""
+        return [{}] if self.classes is None else [{OF_CLASS: label} for label in self.classes]
+
     def table(self, comparisons: list[Comparison], measure: str) -> "pandas.DataFrame":
         """Return one row for each comparison, combination of given values, and group."""
         import pandas
@@ -664,7 +679,10 @@ class EffectStudy:
                         found = {"before": averages[0].mean.numpy(), "after": averages[1].mean.numpy(), **found}
                     for k in used:
                         labels = {**comparison.labels, **given, **self.groups[k]}
-                        records.append({**labels, **{name: float(column[k]) for name, column in found.items()}})
+                        for j, one in enumerate(self.outcomes):
+                            at = k * len(self.outcomes) + j
+                            numbers = {name: float(column[at]) for name, column in found.items()}
+                            records.append({**one, **labels, **numbers})
         frame = pandas.DataFrame(records)
         frame.attrs |= {"level": self.level, "measure": measure, "rows": len(self.rows), "draws": self.draw_count}
         return frame
@@ -679,9 +697,11 @@ class JointView:
         self.last_use = {side.key: k for k, side in enumerate(sides)}
         self.uses = 0
         self.open, self.posterior = study.model._joint(lambda: self.sample(sides))
-        shape = study.draw_count // 2, len(self.posterior.mean)
+        joint = self.posterior
+        self.joint = FlatStar(joint) if isinstance(joint, StarPosterior) else joint
+        shape = study.draw_count // 2, len(self.joint.mean)
         noise = torch.from_numpy(np.random.default_rng(study.seed).standard_normal(shape))
-        self.draws = self.posterior.draw(torch.cat([noise, -noise]))
+        self.draws = self.joint.draw(torch.cat([noise, -noise]))
 
     def sample(self, sides: list[Side]) -> list[Any]:
         """Return some of the rows on every side, evenly spaced."""
@@ -711,22 +731,23 @@ class JointView:
             return drawn
         exact = self.sums(side, np.arange(len(self.study.rows)), self.draws[:0])
         # A ≈ E[A] + L + (A' - E[A'] - L'), where A' is the average over some of the rows
-        linear = (exact.gradient - drawn.gradient) @ (self.draws - self.posterior.mean).T
+        linear = (exact.gradient - drawn.gradient) @ (self.draws - self.joint.mean).T
         return Averages(exact.mean, exact.gradient, drawn.draws + (exact.mean - drawn.mean)[:, None] + linear)
 
     def sums(self, side: Side, index: np.ndarray, draws: Tensor) -> Averages:
         """Return the averages over the rows with these numbers."""
         study, groups = self.study, len(self.study.groups)
         weight, group = study.weight[index], study.group[index]
-        total = torch.from_numpy(np.bincount(group, weight, groups))
+        outcomes = len(study.outcomes)
+        total = torch.from_numpy(np.bincount(group, weight, groups)).repeat_interleave(outcomes)
         weight = weight if side.scale is None else weight * side.scale[index]
         found = Averages(
-            torch.zeros(groups, dtype=torch.float64),
-            torch.zeros(groups, len(self.posterior.mean), dtype=torch.float64),
-            torch.zeros(groups, len(draws), dtype=torch.float64),
+            torch.zeros(groups * outcomes, dtype=torch.float64),
+            torch.zeros(groups * outcomes, len(self.joint.mean), dtype=torch.float64),
+            torch.zeros(groups * outcomes, len(draws), dtype=torch.float64),
         )
         coefficients, posterior = draws.T.contiguous(), self.posterior
-        block_rows = max(1, TILE // len(draws)) if len(draws) else BLOCK_ROWS
+        block_rows = max(1, TILE // len(draws)) if len(draws) and outcomes == 1 else BLOCK_ROWS
         for start in range(0, len(index), CHUNK_ROWS):
             chunk = index[start : start + CHUNK_ROWS]
             in_order = chunk[-1] - chunk[0] == len(chunk) - 1
@@ -740,7 +761,8 @@ class JointView:
                 at = slice(done, done + len(block.label))
                 member = torch.zeros(groups, len(block.label), dtype=torch.float64)
                 member[group[at], torch.arange(len(block.label))] = torch.from_numpy(weight[at])
-                add_block(found, block, member.to(source.device), posterior, coefficients)
+                add = add_class_block if isinstance(posterior, StarPosterior) else add_block
+                add(found, block, member.to(source.device), posterior, coefficients)
                 done = at.stop
                 self.progress.rows_done(len(block.label))
         safe = total.clamp(min=torch.finfo(torch.float64).tiny)  # groups without weight are left out of the table
@@ -771,10 +793,10 @@ class JointView:
 
     def linear(self, found: Averages) -> Tensor:
         """L = E[∇A]ᵀ(β - μ) of every draw, groups × draws."""
-        return found.gradient @ (self.draws - self.posterior.mean).T
+        return found.gradient @ (self.draws - self.joint.mean).T
 
     def linear_variance(self, found: Averages) -> Tensor:
-        return self.posterior.spread(Dense(found.gradient))
+        return self.joint.spread(Dense(found.gradient))
 
     def stratified(self, found: Averages) -> np.ndarray:
         """The draws of A, each moved by as much as its L is from the quantile of N(0, Var L) at the rank of that L.

@@ -36,6 +36,7 @@ from viper.data.schema import (
     one_of,
 )
 from viper.formula.learn import FormulaMixin, by_formula, formula_template
+from viper.inference.classes.posterior import StarPosterior
 from viper.inference.newton import Iteration
 from viper.inference.posterior import Posterior, moved
 from viper.inference.problem import Prior
@@ -45,7 +46,6 @@ from viper.inference.rows import RowSource
 from viper.inference.threads import check_jobs
 from viper.models.classes.corrected import CorrectedClasses, class_summary, summary_of_class_draws
 from viper.models.classes.fitting import fit_classes, unsupported, with_class_means
-from viper.models.classes.guard import for_two_classes
 from viper.models.classes.labels import (
     LABELS_READING,
     by_label,
@@ -60,7 +60,9 @@ from viper.models.classes.labels import (
     sum_of_labels,
     with_estimators,
 )
+from viper.models.classes.pooling import pool_stars, star_spread_of_draws
 from viper.models.classes.reading import SOFTMAX_READING
+from viper.models.classes.sandwich import robust_classes
 from viper.models.classes.storing import prior_from, prior_tensors, star_tensors
 from viper.models.diagnosis import LATENT_DRAWS, CorrectedPosterior, DiagnosisMixin, summary_frame, summary_of_draws
 from viper.models.effects import EffectsMixin, OpenRows
@@ -79,6 +81,7 @@ if TYPE_CHECKING:
     import pandas
 
 DEFAULT_SCALE = 1.0  # prior sd of the coefficients
+SEARCH_TOLERANCE = 1e-5  # nats, of fits with scales that are tried in a search among several classes
 DEFAULT_RANK = 16  # of the low-rank family
 HISTORY = Range(
     "the iterations of a solver", lambda x: x.ndim == 1 or bool((x[:, :2] >= 0).all() & x[:, :2].isfinite().all())
@@ -256,7 +259,7 @@ class VariationalLogisticRegression(
         "history": numbers(f"n{len(Iteration._fields)}", "0", range=HISTORY),
     }
     _optional_tensors: ClassVar[Mapping[str, Numbers]] = {
-        "missing_information": numbers("d", range=SHARES),
+        "missing_information": numbers("d", "cd", range=SHARES),
         "prior.loadings": numbers("db"),
     }
     _options_before: ClassVar[Mapping[str, Any]] = {**StateMixin._options_before, "rank": DEFAULT_RANK}
@@ -357,7 +360,7 @@ class VariationalLogisticRegression(
         """Fit under the given prior, or under the best; `passes` are the rows of `source`, perhaps with a log."""
         if isinstance(self.prior_scale, str):
             # the same random numbers for every scale
-            solve = lambda scale, start: self._fit(passes, self._prior(scale), seed, start)  # noqa: E731
+            solve = lambda scale, start, last: self._fit(passes, self._prior(scale), seed, start, last)  # noqa: E731
             careful = self.multiclass_
             scale, fit = best_scales(solve, self.n_features_in_, self.prior_scale == "ard", careful)
         else:
@@ -453,9 +456,11 @@ class VariationalLogisticRegression(
         shared = make_prior(0.0, scale, self.intercept_scale, bool(self.fit_intercept))
         return with_class_means(shared, mean, len(self.classes_), self.n_features_in_)
 
-    def _fit(self, source: RowSource, prior: Any, seed: int, start: Any = None) -> Any:
+    def _fit(self, source: RowSource, prior: Any, seed: int, start: Any = None, last: bool = True) -> Any:
         if self.multiclass_:
-            return fit_classes(source, prior, len(self.classes_), self._options(), seed, start)
+            options = self._options()
+            options = options if last or options.tol is not None else replace(options, tol=SEARCH_TOLERANCE)
+            return fit_classes(source, prior, len(self.classes_), options, seed, start)
         return fit_posterior(source, prior, self._options(), seed, start)
 
     def _options(self) -> FitOptions:
@@ -476,13 +481,10 @@ class VariationalLogisticRegression(
     def _pool(self, fits: "list[VariationalLogisticRegression]") -> None:
         """Set the fitted attributes from fits to several completed tables, by Rubin's rules."""
         first = fits[0]
-        if first.multiclass_:
-            raise ValueError(
-                f"missing='multiple' is for two classes; got {len(first.classes_)}. Use missing='mean' or 'drop'."
-            )
         for name in ("n_features_in_", "feature_names_in_", "classes_"):
             setattr(self, name, getattr(first, name))
-        pooled = pool_posteriors([fit.posterior_ for fit in fits])
+        pool = pool_stars if first.multiclass_ else pool_posteriors
+        pooled = pool([cast(Any, fit.posterior_) for fit in fits])
         self.posterior_, self.missing_information_ = pooled.posterior, pooled.missing_information.numpy()
         self.prior_, self.prior_scale_, self.history_ = first.prior_, first.prior_scale_, first.history_
         self._set_means()
@@ -548,7 +550,10 @@ class VariationalLogisticRegression(
         """
         check_is_fitted(self, "posterior_")
         if self.multiclass_:
-            return class_summary(cast(Any, self.posterior_), self._names(), self.classes_, level, baseline)
+            table = class_summary(cast(Any, self.posterior_), self._names(), self.classes_, level, baseline)
+            if hasattr(self, "missing_information_") and baseline is None:
+                table["missing_information"] = self.missing_information_.ravel()
+            return table
         if baseline is not None:
             raise ValueError(f"baseline is for more than two classes; got {baseline!r} and two. Leave it out.")
         mean, sd = self.posterior_.mean, self.posterior_.variance.sqrt()
@@ -558,7 +563,6 @@ class VariationalLogisticRegression(
             table["missing_information"] = self.missing_information_
         return table
 
-    @for_two_classes
     @by_label(with_estimators)
     def robust(
         self, X: Any = None, y: Any = None, *, sample_weight: Any = None, offset: Any = None, groups: Any = None
@@ -585,7 +589,9 @@ class VariationalLogisticRegression(
             model.robust_groups_ = model._completed_fits[0].robust_groups_
             return model
         posterior, prior, source, _ = self._weighed_fit(X, y, sample_weight, offset, "robust")
-        found, model.robust_groups_ = robust_posterior(posterior, prior, source, groups)
+        robust = robust_classes if self.multiclass_ else robust_posterior
+        found: Any
+        found, model.robust_groups_ = robust(posterior, prior, source, groups)
         model.posterior_, model._largest_sd = moved(found, "cpu"), None
         return model
 
@@ -601,12 +607,12 @@ class VariationalLogisticRegression(
         noise = torch.from_numpy(generator.standard_normal((n, *self.posterior_.mean.shape)))
         return self.posterior_.draw(noise).numpy()
 
-    average = for_two_classes(by_label(one_table)(EffectsMixin.average))
-    contrast = for_two_classes(by_label(one_table)(EffectsMixin.contrast))
-    slopes = for_two_classes(by_label(one_table)(EffectsMixin.slopes))
+    average = by_label(one_table)(EffectsMixin.average)
+    contrast = by_label(one_table)(EffectsMixin.contrast)
+    slopes = by_label(one_table)(EffectsMixin.slopes)
     diagnose = by_label(named)(DiagnosisMixin.diagnose)
     corrected = by_label(named)(DiagnosisMixin.corrected)
-    loo = for_two_classes(by_label(named)(DiagnosisMixin.loo))
+    loo = by_label(named)(DiagnosisMixin.loo)
     elbo = by_label(sum_of_labels)(DiagnosisMixin.elbo)
     prevalence_offset = by_label(stacked)(ClassWeightMixin.prevalence_offset)
 
@@ -622,13 +628,14 @@ class VariationalLogisticRegression(
         encoding = getattr(self, "formula_", None)
         if encoding is None or encoding.imputation is None or is_kept_elsewhere(X):
             return open_source(X)
-        imputed = encoding.impute(X, lambda x: spread_of_draws(torch.from_numpy(x), self.posterior_).numpy())
+        spread = star_spread_of_draws if self.multiclass_ else spread_of_draws
+        imputed = encoding.impute(X, lambda x: spread(torch.from_numpy(x), cast(Any, self.posterior_)).numpy())
         return replace(open_source(imputed).in_memory(), residual=torch.from_numpy(imputed.residual))
 
     def _corrected_kind(self) -> type[CorrectedPosterior]:
         return CorrectedClasses if self.multiclass_ else CorrectedPosterior
 
-    def _joint(self, points: Callable[[], Any]) -> tuple[OpenRows, Posterior]:
+    def _joint(self, points: Callable[[], Any]) -> tuple[OpenRows, Posterior | StarPosterior]:
         def opened(X: Any, offset: Any, block_rows: int) -> RowSource:
             return self._with_imputed(X, lambda rows: open_rows(self, rows, offset, self._row_format(block_rows)))
 
@@ -693,7 +700,6 @@ class VariationalLogisticRegression(
         self.history_ = [Iteration(int(row[0]), bool(row[1]), *row[2:]) for row in tensors["history"].tolist()]
         self._set_means()
 
-    @for_two_classes
     def to_onnx(
         self,
         path: str | PathLike[str] | None = None,
@@ -708,6 +714,7 @@ class VariationalLogisticRegression(
         for each raw column, of that column's name and with shape (rows, 1): numbers, booleans, or text, where an empty
         text is a missing value. Encoding and standardisation are inside. A row that cannot be predicted, because of a
         new level for instance, has NaN for probabilities and interval; its label means nothing. There is no offset.
+        Of more than two classes, probabilities and intervals are n × K and n × K × 2, within 1e-6 of those here.
 
         Parameters
         ----------

@@ -11,14 +11,13 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from viper.inference.importance import EVEN_WEIGHTS, FEWEST_DRAWS, log_likelihood
-from viper.inference.posterior import Posterior, prior_log_density
-from viper.inference.problem import Prior
-from viper.inference.rows import Block, RowSource
-from viper.models.arviz import row_log_likelihoods
+from viper.inference.classes.importance import ClassWeighedFit, class_logits
+from viper.inference.classes.sums import ROUGH_CLASSES
+from viper.inference.importance import EVEN_WEIGHTS, FEWEST_DRAWS, WeighedFit
+from viper.inference.rows import Block
+from viper.models.arviz import class_row_log_likelihoods, row_log_likelihoods
 from viper.softplus.limit import sigmoid_moments
 
 ROWS_AT_ONCE = 256  # rows whose weights are smoothed between two reports of progress
@@ -71,9 +70,7 @@ class LeaveOneOut:
 
 
 def leave_one_out(
-    posterior: Posterior,
-    prior: Prior,
-    source: RowSource,
+    fit: WeighedFit | ClassWeighedFit,
     count: int,
     generator: np.random.Generator,
     step: Callable[[int, int], None] = lambda done, total: None,
@@ -81,15 +78,17 @@ def leave_one_out(
     """Draw from q, and weight the draws for each row; `step` hears how many rows are done."""
     if count < FEWEST_DRAWS:
         raise ValueError(f"draws must be at least {FEWEST_DRAWS}; got {count}.")
+    source = fit.source
     if source.traits.where == "cluster":
         raise ValueError("loo needs rows in memory or in files; got rows on a cluster. Pass a sample of them.")
-    noise = torch.from_numpy(generator.standard_normal((count, source.dimension))).to(posterior.mean.device)
-    draws = posterior.draw(noise)
-    log_ratio = log_likelihood(source, draws) + prior_log_density(prior, draws) - posterior.log_density(noise)
-    correction = (log_ratio - log_ratio.max()).cpu().numpy()
+    draws, log_ratio, _ = fit.weighed(count, generator)
+    correction = (log_ratio - log_ratio.max()).numpy()
+    of_block = terms_and_densities
+    if isinstance(fit, ClassWeighedFit):
+        draws, of_block = draws.unflatten(1, fit.posterior.mean.shape), class_terms_and_densities
     parts = []
     done = 0
-    for terms, densities in source.map(partial(terms_and_densities, draws=draws)):
+    for terms, densities in source.map(partial(of_block, draws=draws.to(source.device))):
         for some, density in zip(terms.split(ROWS_AT_ONCE, 1), densities.split(ROWS_AT_ONCE, 1), strict=True):
             parts.append(weighted_rows(some, density, correction))
             done += some.shape[1]
@@ -110,6 +109,18 @@ def terms_and_densities(block: Block, draws: Tensor) -> tuple[Tensor, Tensor]:
     sign = 2.0 * block.label[:, None] - 1.0
     # E s(±f) for labels of 0 and 1
     density = sigmoid_moments(sign * f, block.residual[:, None].expand_as(f))[0].log().T
+    return terms, density if block.weight is None else density * block.weight
+
+
+def class_terms_and_densities(block: Block, draws: Tensor) -> tuple[Tensor, Tensor]:
+    """The same of more than two classes."""
+    terms = class_row_log_likelihoods(block, draws)
+    if block.residual is None or not bool(block.residual.any()):
+        return terms, terms
+    f = class_logits(block, draws)
+    spread = block.residual.reshape(len(f), 1, -1).expand_as(f)
+    p = ROUGH_CLASSES(f.flatten(0, 1), spread.flatten(0, 1))[1].reshape(f.shape)
+    density = p.gather(2, block.label.long()[:, None, None].expand(-1, len(draws), 1))[..., 0].log().T
     return terms, density if block.weight is None else density * block.weight
 
 

@@ -1,27 +1,25 @@
 """A fitted logistic regression as an ONNX graph, which computes posterior-averaged probabilities without Python.
 
 The graph computes ϑ = μᵀx and τ² = xᵀΣx in double precision and E[s(f)] = Σ_j p_j Φ(ϑ/√(τ² + σ_j²)), with the logistic
-function as a mixture of normals. Runtimes have no erf in double precision, so the graph computes erfc itself: with
-t = 2/(2+x), erfc(x) = t exp(-x² + P(t)) for x ≥ 0, where P is smooth on [0, 1] and interpolated at Chebyshev points.
-The errors of the mixture and the interpolation add up to less than 2e-11, whatever ϑ and τ.
+function as a mixture of normals. The errors of the mixture and of erfc add up to less than 2e-11, whatever ϑ and τ.
+More than two classes need an integral for each row: see classes/softmax_graph.py.
 """
 
 from os import PathLike
 from typing import Any, NamedTuple
 
 import numpy as np
-import scipy.special
-from numpy.polynomial import Chebyshev, Polynomial
 
 from viper.data import checks, model_file
 from viper.inference.posterior import Diagonal, Full, LowRank, Posterior
-from viper.models.graph import FormulaGraph, OnnxGraph
+from viper.models.classes.contrasts import ContrastGaussian, to_independent
+from viper.models.classes.softmax_graph import softmax_nodes
+from viper.models.graph import FormulaGraph, OnnxGraph, erfc
 from viper.models.prediction import half_width
 from viper.softplus.mixture_table import MIXTURES
 
 OPSET, ML_OPSET, IR_VERSION = 17, 2, 8  # released by 2022, so every runtime in use reads them
 LARGEST_FILE = (1 << 31) - (1 << 20)  # bytes; a protobuf message holds at most 2 GB
-DEGREE = 18  # of P; gives erfc with an error of 1.4e-12
 
 
 def export_onnx(model: Any, path: str | PathLike[str] | None, dtype: str, level: float, overwrite: bool) -> Any:
@@ -44,7 +42,8 @@ def export_onnx(model: Any, path: str | PathLike[str] | None, dtype: str, level:
         X = graph.add("Cast", graph.input("X", real, model.n_features_in_), to=onnx.TensorProto.DOUBLE)
     else:
         X = FormulaGraph(graph, encoding, real).columns()
-    (labels_graph if model.multilabel_ else prediction_graph)(graph, X, model, real, reach)
+    add_outputs = labels_graph if model.multilabel_ else softmax_graph if model.multiclass_ else prediction_graph
+    add_outputs(graph, X, model, real, reach)
     proto = build_proto(graph, model, dtype, level)
     onnx.checker.check_model(proto)
     if path is not None:
@@ -58,10 +57,12 @@ def build_proto(graph: OnnxGraph, model: Any, dtype: str, level: float) -> Any:
     labels = helper.np_dtype_to_tensor_dtype(np.asarray(exported_labels(model.classes_)).dtype)
     outputs = {"label": (labels, [None]), "probabilities": (real, [None, 2]), "interval": (real, [None, 2])}
     what = "of the two classes, and the interval that contains the second one"
+    if model.multilabel_ or model.multiclass_:
+        count, kind = len(model.classes_), "labels" if model.multilabel_ else "classes"
+        what = f"of the {kind}, and the intervals that contain each of them"
+        outputs |= {"probabilities": (real, [None, count]), "interval": (real, [None, count, 2])}
     if model.multilabel_:
-        count, what = len(model.classes_), "of the labels, and the intervals that contain each of them"
-        outputs = {"label": (types.INT64, [None, count]), "probabilities": (real, [None, count])}
-        outputs["interval"] = (real, [None, count, 2])
+        outputs["label"] = types.INT64, [None, count]
     whole = helper.make_graph(
         graph.nodes,
         "VariationalLogisticRegression",
@@ -118,6 +119,22 @@ def labels_graph(graph: OnnxGraph, X: str, model: Any, real: int, reach: float) 
     graph.add("Cast", positive, name="label", to=graph.onnx.TensorProto.INT64)
 
 
+def softmax_graph(graph: OnnxGraph, X: str, model: Any, real: int, reach: float) -> None:
+    """Add the nodes from X to the outputs for more than two classes, a column for each."""
+    posterior, intercept = model.posterior_, model.fit_intercept
+    theta = affine(graph, X, posterior.mean.numpy().T, intercept)
+    kind = Full if posterior.factor.ndim == 3 else Diagonal
+    own = [kind(*pair) for pair in zip(posterior.mean, posterior.factor, strict=True)]
+    tau2 = graph.add("Concat", *(latent_variance(graph, X, one, intercept) for one in own), axis=1)
+    if isinstance(posterior, ContrastGaussian):
+        tau2 = graph.add("Relu", graph.add("MatMul", tau2, to_independent(len(own)).numpy()))
+    probabilities, interval = softmax_nodes(graph, theta, tau2, len(model.classes_), reach)
+    graph.add("Cast", probabilities, name="probabilities", to=real)
+    graph.add("Cast", interval, name="interval", to=real)
+    index = graph.add("ArgMax", probabilities, axis=1, keepdims=0)
+    graph.add("Gather", exported_labels(model.classes_), index, name="label")
+
+
 def latent_nodes(graph: OnnxGraph, X: str, model: Any, reach: float) -> LatentNodes:
     mean = model.posterior_.mean.numpy()[:, None]
     theta = affine(graph, X, mean, model.fit_intercept)
@@ -164,27 +181,4 @@ def expected_tail(graph: OnnxGraph, size: str, variance: str) -> str:
     table = MIXTURES[-1]
     spread = graph.add("Add", variance, np.array([table.variances]))
     x = graph.add("Div", size, graph.add("Sqrt", graph.add("Mul", spread, 2.0)))
-    t = graph.add("Div", 2.0, graph.add("Add", x, 2.0))
-    exponent = graph.add("Sub", horner(graph, t), graph.add("Mul", x, x))
-    erfc = graph.add("Mul", t, graph.add("Exp", exponent))
-    return graph.add("MatMul", erfc, 0.5 * np.array(table.weights)[:, None])
-
-
-def horner(graph: OnnxGraph, t: str) -> str:
-    """P(t) by Horner's rule in u = 2t - 1."""
-    u = graph.add("Sub", graph.add("Mul", t, 2.0), 1.0)
-    *lower, leading = log_erfc_polynomial(DEGREE)
-    total = graph.constant(leading)
-    for coefficient in reversed(lower):
-        total = graph.add("Add", graph.add("Mul", total, u), coefficient)
-    return total
-
-
-def log_erfc_polynomial(degree: int) -> list[np.float64]:
-    """Coefficients, in powers of u = 2t - 1, of P(t) = log(erfc(x) e^{x²} / t) with x = 2/t - 2."""
-
-    def target(u: np.ndarray) -> np.ndarray:
-        t = (u + 1.0) / 2.0
-        return np.log(scipy.special.erfcx(2.0 / t - 2.0) / t)
-
-    return list(Chebyshev.interpolate(target, degree).convert(kind=Polynomial).coef)
+    return graph.add("MatMul", erfc(graph, x), 0.5 * np.array(table.weights)[:, None])

@@ -1,7 +1,7 @@
 """Rubin's rules: the posteriors of several completed tables, as one Gaussian."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from viper.inference.rows import Dense
 class PooledPosterior(NamedTuple):
     """N(μ̄, W + (1 + 1/m) B), and how much of each variance is (1 + 1/m) B: the share due to missing values."""
 
-    posterior: Full | Diagonal
+    posterior: Any
     missing_information: Tensor
 
 

@@ -141,6 +141,8 @@ def predict_each_row(model: Any, X: Any, level: float = 0.95, offset: Any = None
 def screen_for_model(model: Any, X: Any) -> Screened:
     """Say which rows the model's formula cannot encode, or the model not predict, and which are unusual."""
     screened = screen_rows(model.formula_, X)
+    groups = model._group_remarks(screened.frame) if hasattr(model, "_group_remarks") else []
+    screened = screened._replace(remarks=[*screened.remarks, *groups])
     return screened._replace(remarks=[*screened.remarks, *huge_rows(model, screened)])
 
 
@@ -209,6 +211,15 @@ def check_one_probability(model: Any) -> None:
         raise ValueError(
             f"this is for two classes; got a model of {len(model.classes_)}. Look at one column of predict_proba, or "
             "at one of estimators_ if there are several labels."
+        )
+
+
+def check_no_groups(model: Any, what: str) -> None:
+    """Raise for a model with effects of groups, of which `what` does not know."""
+    if hasattr(model, "factors_"):
+        raise ValueError(
+            f"{what} for models without group terms; got {model.factors_[0].term}. Look at summary(), group_effects() "
+            "and viper.plot.shrinkage, or at viper summary and viper evaluate."
         )
 
 

@@ -52,9 +52,15 @@ from viper.formula.encoding import ENCODING, Encoding
 from viper.inference.posterior import Diagonal, Full, LowRank, Posterior
 from viper.models.classes.storing import STAR_FIELDS
 from viper.models.facts import model_card
+from viper.models.groups.storing import GROUP_FIELDS
 
 # `_kind`, as stored in a model file -> the public name of the estimator
-ESTIMATORS = {"logistic": "VariationalLogisticRegression", "gp": "VariationalGPClassifier"}
+ESTIMATORS = {
+    "logistic": "VariationalLogisticRegression",
+    "gp": "VariationalGPClassifier",
+    "mixed": "VariationalMixedRegression",
+    "bandit": "Bandit",
+}
 POSTERIOR_FIELDS: dict[Any, dict[str, Numbers]] = {  # d coefficients or inducing points
     Full: {"mean": numbers("d"), "factor": numbers("dd", range=INVERTIBLE)},
     Diagonal: {"mean": numbers("d"), "variance": numbers("d", range=POSITIVE)},
@@ -67,6 +73,7 @@ POSTERIOR_FIELDS: dict[Any, dict[str, Numbers]] = {  # d coefficients or inducin
     },
 }
 POSTERIOR_FIELDS |= STAR_FIELDS
+POSTERIOR_FIELDS |= GROUP_FIELDS
 ENTRIES = "entries"  # of an option that is a dictionary
 IMPUTATION_FIELDS = {  # whose sizes `Imputation.check` compares with the formula's columns
     "mean": numbers("w"),

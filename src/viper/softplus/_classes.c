@@ -1,7 +1,8 @@
 /* Rows of the expected log-sum-exp on a CPU: what `class_moments` in logsumexp.py computes, for rows that need one piece.
 
-   A class turns its mean and sd into weights w_l of a table's rows (gumbel.py); a sum over l gives Q = 1 - L and D = L' at
-   all nodes at once. Their ratio is kept, P = prod L and R = sum L'/L are collected, and a second pass over the classes
+   A class turns its mean and sd into weights w_l of shifts of a table (gumbel.py); a sum over l gives Q = 1 - L and D = L'
+   at all nodes at once. Tables hold Q and D at all fractions of a step that shifts have, a row for each fraction, so that
+   different l read the same numbers. The ratio L'/L is kept, P = prod L and R = sum L'/L are collected, and a second pass over the classes
    adds up P L'/L and P (L'/L)(R - L'/L).
 
    Written with the vector extensions of GCC and Clang; if this does not compile, logsumexp.py does all rows. */
@@ -31,7 +32,8 @@
 
 #define CHUNK 16 /* nodes whose sums stay in registers; tables have this many more columns on both sides */
 #define VECTORS (CHUNK / LANES)
-#define HALF_MOST 128 /* rows of a table on each side of the middle one, as in compiled_classes.py */
+#define HALF_MOST 128 /* shifts on each side of the middle one, as in compiled_classes.py */
+#define BEYOND 8 /* shifts added to them on the right, so that weights fill vectors */
 #define STENCIL 8
 #define LEAST 1e-30 /* of L, as in logsumexp.py */
 
@@ -51,41 +53,71 @@ INLINE double sum_of(vec x) {
     return total;
 }
 
+/* ------------------------------------------------------------------------------------------------------------------ */
+/* e^x to an ulp or two, for |x| <= 700 */
+
+#define LOG2_E 0x1.71547652b82fep+0
+#define LN2_HIGH 0x1.62e42fefa38p-1 /* its last 11 bits are zero, so that products with an exponent are exact */
+#define LN2_LOW 0x1.ef35793c7673p-45
+#define ROUNDER 0x1.8p52 /* added to a small number, it leaves the integer part in the last bits */
+
+INLINE vec exponential(vec x) {
+    vec shifted = x * LOG2_E + ROUNDER, n = shifted - ROUNDER;
+    vec r = (x - n * LN2_HIGH) - n * LN2_LOW, r2 = r * r;
+    vec even = 1.0 / 479001600 - (vec){}, odd = 1.0 / 6227020800 - (vec){};
+    even = even * r2 + 1.0 / 3628800, odd = odd * r2 + 1.0 / 39916800;
+    even = even * r2 + 1.0 / 40320, odd = odd * r2 + 1.0 / 362880;
+    even = even * r2 + 1.0 / 720, odd = odd * r2 + 1.0 / 5040;
+    even = even * r2 + 1.0 / 24, odd = odd * r2 + 1.0 / 120;
+    even = even * r2 + 0.5, odd = odd * r2 + 1.0 / 6;
+    even = even * r2 + 1.0, odd = (odd * r2 + 1.0) * r;
+    return (vec)((bits)(even + odd) + ((bits)shifted << 52));
+}
+
+/* The sum of e^x of numbers <= 0, padded to whole vectors; those below -40 are left out. */
+INLINE double sum_of_exponentials(const double *x, ptrdiff_t count, double largest) {
+    vec total = {};
+    for (ptrdiff_t k = 0; k < count; k += LANES) {
+        vec y = load(x + k) - largest;
+        bits keep = y > -40.0;
+        total += (vec)(keep & (bits)exponential((vec)(keep & (bits)y)));
+    }
+    return sum_of(total);
+}
+
+/* ------------------------------------------------------------------------------------------------------------------ */
+
 typedef struct {
     double base, gap;         /* b and g */
     ptrdiff_t half;           /* l runs from -half to half */
-    ptrdiff_t first, count;   /* the table's columns are the nodes first, first + 1, ... */
-    const double *Q, *D;      /* rows of count + 2 CHUNK columns */
-    const double *tails;      /* for each column and l, h times the sums of Q and D beyond it */
+    ptrdiff_t first, count;   /* column 0 is the node `first`; beyond `count` columns Q is 0, and before the first it is 1 */
+    const double *Q, *D;      /* rows of CHUNK more columns on both sides and more for the shifts */
+    const double *tails;      /* for each entry of these, h times the sums of Q and D beyond it */
+    const int64_t *places;    /* where the row of shift l has its column 0 */
 } level;
 
 typedef struct {
-    double tolerance, step, start, right, widest, interpolated, nodes_most, powers, levels;
+    double tolerance, step, start, widest, nodes_most, powers, levels;
 } settings;
 
 typedef struct {
-    double *x, *sd, *above, *ratio, *P, *R; /* scratch */
-    double weights[2 * HALF_MOST + 1];
+    double *x, *sd, *above, *up, *down, *ratio, *P, *R; /* scratch */
+    double weights[2 * HALF_MOST + 1 + BEYOND];
 } scratch;
 
-/* A normal density at l g, l = from, ..., to, over its largest value, by the recurrence of its ratios; returns 1/sum. */
-INLINE double normal_weights(double *w, ptrdiff_t from, ptrdiff_t to, double shift, double gap, double variance) {
-    ptrdiff_t middle = (ptrdiff_t)nearbyint(shift / gap);
-    if (middle < from) middle = from;
-    if (middle > to) middle = to;
-    double rate = gap / variance, tilt = exp(-rate * (middle * gap - shift)), edge = exp(-0.5 * rate * gap);
-    double up = edge * tilt, down = edge / tilt, decay = edge * edge, right = 1.0, left = 1.0, total = 1.0;
-    ptrdiff_t above = to - middle, below = middle - from, both = above < below ? above : below;
-    w += middle - from;
-    w[0] = 1.0;
-    for (ptrdiff_t i = 1; i <= both; i++) {
-        right *= up, up *= decay, w[i] = right;
-        left *= down, down *= decay, w[-i] = left;
-        total += right + left;
-    }
-    for (ptrdiff_t i = both + 1; i <= above; i++) right *= up, up *= decay, w[i] = right, total += right;
-    for (ptrdiff_t i = both + 1; i <= below; i++) left *= down, down *= decay, w[-i] = left, total += left;
-    return 1.0 / total;
+/* A normal density at (from + i) g - shift, i = 0, ..., over its largest value, by the recurrence of the ratios of numbers
+   LANES apart; returns the sum. `count` is rounded up to whole vectors. */
+INLINE double normal_weights(double *w, ptrdiff_t from, ptrdiff_t *count, double shift, double gap, double variance) {
+    vec x = from * gap - shift - (vec){}, rate = 0.5 / variance - (vec){};
+    for (int i = 0; i < LANES; i++) x[i] += i * gap;
+    const double apart = LANES * gap;
+    vec now = exponential(-rate * x * x), ratio = exponential(-rate * apart * (2.0 * x + apart)), total = {};
+    const double once = ratio[1] / ratio[0]; /* e^{-LANES g^2 / variance}, of which a vector further takes LANES */
+    const double decay = LANES == 4 ? (once * once) * (once * once) : once * once;
+    ptrdiff_t i = 0;
+    for (; i < *count; i += LANES) store(w + i, now), total += now, now *= ratio, ratio *= decay;
+    *count = i;
+    return sum_of(total);
 }
 
 typedef double four __attribute__((vector_size(32)));
@@ -107,12 +139,13 @@ INLINE void lagrange_weights(double *w, double x, double sd) {
 }
 
 /* Q and D at 4 or 2 vectors of nodes: the products P, sums R and ratios there. */
-INLINE void some_nodes(int vectors, const double *weights, ptrdiff_t count, double scale, const double *Q, const double *D,
-                       ptrdiff_t width, double *P, double *R, double *ratio) {
+INLINE void some_nodes(int vectors, const double *weights, const int64_t *places, ptrdiff_t count, double scale,
+                       const double *Q, const double *D, double *P, double *R, double *ratio) {
     vec q[VECTORS] = {}, d[VECTORS] = {};
-    for (ptrdiff_t l = 0; l < count; l++, Q += width, D += width) {
+    for (ptrdiff_t l = 0; l < count; l++) {
         vec w = weights[l] - (vec){};
-        for (int j = 0; j < vectors; j++) q[j] += w * load(Q + j * LANES), d[j] += w * load(D + j * LANES);
+        const double *one = Q + places[l], *other = D + places[l];
+        for (int j = 0; j < vectors; j++) q[j] += w * load(one + j * LANES), d[j] += w * load(other + j * LANES);
     }
     for (int j = 0; j < vectors; j++) {
         vec L = at_least(1.0 - scale * q[j], LEAST), r = scale * d[j] / L;
@@ -122,41 +155,65 @@ INLINE void some_nodes(int vectors, const double *weights, ptrdiff_t count, doub
     }
 }
 
+typedef double pair __attribute__((vector_size(16), aligned(8)));
+
+/* Beyond the node `end`, Q is negligible. */
 INLINE void class_at_nodes(scratch *s, const level *t, int interpolates, double x, double sd, double reach, double first,
-                           ptrdiff_t nodes, double step, double *ratio, double *tail_Q, double *tail_D) {
+                           ptrdiff_t nodes, ptrdiff_t end, double step, double *ratio, double *tail_Q, double *tail_D) {
     double centre = nearbyint(x / step), shift = x - centre * step, scale = 1.0;
-    ptrdiff_t from, to;
+    ptrdiff_t from, count = STENCIL;
     if (interpolates) {
-        from = (ptrdiff_t)floor(shift / t->gap) - (STENCIL / 2 - 1), to = from + STENCIL - 1;
+        from = (ptrdiff_t)floor(shift / t->gap) - (STENCIL / 2 - 1);
         lagrange_weights(s->weights, shift / t->gap - from, sd / t->gap);
     } else {
         double rest = sd * sd - t->base * t->base, half_width = reach * sqrt(rest);
-        from = (ptrdiff_t)ceil((shift - half_width) / t->gap), to = (ptrdiff_t)floor((shift + half_width) / t->gap);
+        from = (ptrdiff_t)ceil((shift - half_width) / t->gap);
+        ptrdiff_t to = (ptrdiff_t)floor((shift + half_width) / t->gap);
         if (from < -t->half) from = -t->half;
         if (to > t->half) to = t->half;
-        scale = normal_weights(s->weights, from, to, shift, t->gap, rest);
+        count = to - from + 1;
+        scale = 1.0 / normal_weights(s->weights, from, &count, shift, t->gap, rest);
     }
-    ptrdiff_t count = to - from + 1, width = t->count + 2 * CHUNK, row = (from + t->half) * width + CHUNK;
+    const int64_t *places = t->places + from + t->half;
     ptrdiff_t place = (ptrdiff_t)(first - centre) - t->first; /* the column of the first node */
     for (ptrdiff_t i = 0; i < nodes; i += CHUNK) {
         ptrdiff_t column = place + i;
+        if (i > end || column > t->count) {
+            for (; i < nodes; i += LANES) store(ratio + i, (vec){});
+            break;
+        }
         if (column < -CHUNK) column = -CHUNK;
-        if (column > t->count) column = t->count;
-        const double *Q = t->Q + row + column, *D = t->D + row + column;
+        const double *Q = t->Q + column, *D = t->D + column;
         double *P = s->P + i, *R = s->R + i;
         if (nodes - i >= CHUNK)
-            some_nodes(VECTORS, s->weights, count, scale, Q, D, width, P, R, ratio + i);
+            some_nodes(VECTORS, s->weights, places, count, scale, Q, D, P, R, ratio + i);
         else
-            some_nodes(VECTORS / 2, s->weights, count, scale, Q, D, width, P, R, ratio + i);
+            some_nodes(VECTORS / 2, s->weights, places, count, scale, Q, D, P, R, ratio + i);
     }
     ptrdiff_t last = place + nodes - 1;
     *tail_Q = *tail_D = 0.0;
     if (last >= 0 && last < t->count) {
-        const double *tail = t->tails + (last * (2 * t->half + 1) + from + t->half) * 2;
-        double Q = 0.0, D = 0.0;
-        for (ptrdiff_t l = 0; l < count; l++) Q += s->weights[l] * tail[2 * l], D += s->weights[l] * tail[2 * l + 1];
-        *tail_Q = scale * Q, *tail_D = scale * D;
+        const double *tails = t->tails + 2 * last;
+        pair even = {}, odd = {};
+        for (ptrdiff_t l = 0; l < count; l += 2) { /* there are 8, or whole vectors */
+            even += s->weights[l] * *(const pair *)(tails + 2 * places[l]);
+            odd += s->weights[l + 1] * *(const pair *)(tails + 2 * places[l + 1]);
+        }
+        even += odd;
+        *tail_Q = scale * even[0], *tail_D = scale * even[1];
     }
+}
+
+/* The index of the narrow band of sds, four to a doubling: ceil(4 log2(sd/t)), from the exponent of (sd/t)^4. */
+INLINE int band_of(double variance, double smallest) {
+    double share = variance / (smallest * smallest), fourth = share * share;
+    if (!(fourth > 1.0)) return 0; /* 0 interpolates */
+    union {
+        double number;
+        uint64_t bits;
+    } x = {fourth};
+    int exponent = (int)(x.bits >> 52) - 1023;
+    return exponent + ((x.bits << 12) != 0);
 }
 
 typedef struct {
@@ -169,25 +226,18 @@ INLINE int plan_of(scratch *s, const settings *o, const double *thresholds, ptrd
     if (largest > o->widest) return 0;
     double spread = largest > 1.0 ? largest : 1.0, reach = sqrt(2.0 * log(4.0 * K * spread / o->tolerance));
     double share = sqrt(o->tolerance / (1.0 + spread)), brief = sqrt(2.0 * log(K / share));
-    double low = 0.0, high = 0.0, most = -INFINITY;
+    double right = log(50.0 * K / o->tolerance); /* beyond it, Q of all classes is a fiftieth of the tolerance */
+    double most = -INFINITY, top = -INFINITY;
     for (ptrdiff_t k = 0; k < K; k++) {
         double half = 0.5 * s->sd[k] * s->sd[k], far = reach * s->sd[k], near = brief * s->sd[k];
-        double up = s->x[k] + (half < near ? half : near);
-        s->above[k] = s->x[k] + (half < far ? half : far) + o->right;
-        s->R[k] = up;
-        if (up > most) most = up;
+        double up = s->x[k] + (half < near ? half : near), down = s->x[k] - far;
+        s->above[k] = s->x[k] + (half < far ? half : far) + right;
+        s->up[k] = up, s->down[k] = down;
+        most = up > most ? up : most, top = down > top ? down : top;
     }
-    double top = -INFINITY;
-    for (ptrdiff_t k = 0; k < K; k++) {
-        double down = s->x[k] - reach * s->sd[k];
-        if (down > top) top = down;
-    }
-    for (ptrdiff_t k = 0; k < K; k++) {
-        double down = s->x[k] - reach * s->sd[k] - top, up = s->R[k] - most;
-        if (down > -40.0) low += exp(down);
-        if (up > -40.0) high += exp(up);
-    }
-    out->low = top + log(low) + o->start, out->high = most + log(high) - log(share), out->reach = reach;
+    for (ptrdiff_t k = K; k % LANES; k++) s->up[k] = s->down[k] = -INFINITY;
+    out->low = top + log(sum_of_exponentials(s->down, K, top)) + o->start, out->reach = reach;
+    out->high = most + log(sum_of_exponentials(s->up, K, most)) - log(share);
     double common = 0.0;
     for (ptrdiff_t k = 0; k < K; k++)
         if (s->above[k] > out->low) common += 1.0 / (s->sd[k] * s->sd[k]);
@@ -199,13 +249,15 @@ INLINE int plan_of(scratch *s, const settings *o, const double *thresholds, ptrd
 /* Fills in the rows that are marked 0 in `done` and marks them 1. Where a table is missing, its entry in `needed` is set.
    Returns 1 if this machine cannot run it. */
 FOR_THIS_MACHINE static int all_rows(ptrdiff_t rows, ptrdiff_t K, const double *mean, const double *variance,
-                                     const settings *o, const double *thresholds, const level *levels, double *value,
-                                     double *slope, double *curvature, char *done, char *needed) {
+                                     const settings *o, const double *interpolated, const double *thresholds,
+                                     const level *levels, double *value, double *slope, double *curvature, char *done,
+                                     char *needed) {
     scratch s;
-    ptrdiff_t most = (ptrdiff_t)o->nodes_most + 2 * CHUNK, rest = most > K ? most : K;
-    double *memory = malloc(sizeof(double) * (3 * K + most + rest + K * most));
+    ptrdiff_t most = (ptrdiff_t)o->nodes_most + 2 * CHUNK, padded = K + LANES;
+    double *memory = malloc(sizeof(double) * (5 * padded + 2 * most + K * most));
     if (!memory) return 1;
-    s.x = memory, s.sd = s.x + K, s.above = s.sd + K, s.P = s.above + K, s.R = s.P + most, s.ratio = s.R + rest;
+    s.x = memory, s.sd = s.x + padded, s.above = s.sd + padded, s.up = s.above + padded, s.down = s.up + padded;
+    s.P = s.down + padded, s.R = s.P + most, s.ratio = s.R + most;
     int count = (int)o->levels;
     for (ptrdiff_t row = 0; row < rows; row++) {
         if (done[row]) continue;
@@ -219,7 +271,7 @@ FOR_THIS_MACHINE static int all_rows(ptrdiff_t rows, ptrdiff_t K, const double *
         plan p;
         if (!plan_of(&s, o, thresholds, K, largest, &p)) continue;
         double step = o->step * (1 << p.power), first = floor(p.low / step), exact = ceil(p.high / step) - first + 2;
-        if (exact > o->nodes_most) continue;
+        if (!(exact <= o->nodes_most)) continue;
         ptrdiff_t nodes = ((ptrdiff_t)exact + CHUNK / 2 - 1) / (CHUNK / 2) * (CHUNK / 2);
         const level *table = levels + p.power * count;
         int missing = 0;
@@ -229,16 +281,16 @@ FOR_THIS_MACHINE static int all_rows(ptrdiff_t rows, ptrdiff_t K, const double *
             double tail_Q = 0.0, tail_D = 0.0, *ratio = s.ratio + k * nodes;
             slope[row * K + k] = 0.0;
             if (s.above[k] <= p.low) continue;
-            double place = s.sd[k] > 0.0 ? ceil(2.0 * log2(s.sd[k] / (o->interpolated * step))) : 0.0;
-            int index = place > 0.0 ? (int)place : 0; /* 0 interpolates */
+            int index = band_of(v[k], interpolated[p.power]);
             if (index >= count || !table[index].Q) {
                 missing = 1;
                 if (index < count) needed[p.power * count + index] = 1;
                 continue;
             }
             if (missing) continue;
-            class_at_nodes(&s, table + index, index == 0, s.x[k], s.sd[k], p.reach, first, nodes, step, ratio,
-                           &tail_Q, &tail_D);
+            double end = floor(s.above[k] / step) - first;
+            class_at_nodes(&s, table + index, index == 0, s.x[k], s.sd[k], p.reach, first, nodes,
+                           end < nodes ? (ptrdiff_t)end : nodes, step, ratio, &tail_Q, &tail_D);
             tails += tail_Q, slope[row * K + k] = tail_D;
         }
         if (missing) continue;
@@ -266,10 +318,10 @@ FOR_THIS_MACHINE static int all_rows(ptrdiff_t rows, ptrdiff_t K, const double *
     return 0;
 }
 
-EXPORT int class_rows_1(ptrdiff_t rows, ptrdiff_t K, const double *mean, const double *variance, const double *options,
-                        const double *thresholds, const level *levels, double *value, double *slope, double *curvature,
-                        char *done, char *needed) {
+EXPORT int class_rows_2(ptrdiff_t rows, ptrdiff_t K, const double *mean, const double *variance, const double *options,
+                        const double *interpolated, const double *thresholds, const level *levels, double *value,
+                        double *slope, double *curvature, char *done, char *needed) {
     if (!MACHINE_HAS_IT) return 1;
-    return all_rows(rows, K, mean, variance, (const settings *)options, thresholds, levels, value, slope, curvature, done,
-                    needed);
+    return all_rows(rows, K, mean, variance, (const settings *)options, interpolated, thresholds, levels, value, slope,
+                    curvature, done, needed);
 }

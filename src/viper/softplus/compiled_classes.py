@@ -16,12 +16,13 @@ from torch import Tensor
 
 from viper.softplus.gumbel import Precision, SdLevel, interpolated, sd_level
 
-SYMBOL = "class_rows_1"  # renamed when the arguments change, so that a newer viper never calls an old library
+SYMBOL = "class_rows_2"  # renamed when the arguments change, so that a newer viper never calls an old library
 WIDEST_COMPILED = 48.0  # sd; a class as wide as this, among narrow ones, takes a thousand nodes
 POWERS = 8  # steps: 1, 2, 4, ..., 128 times the least
-LEVELS = 26  # of sds, from the interpolated ones to the widest
+BANDS = 4  # of sds, from one to twice it
+LEVELS = 56  # of sds, from the interpolated ones to the widest
 MOST_COMPILED_NODES = 2048
-MOST_HALF = 128  # rows of a table on each side of the middle one
+MOST_HALF, WIDER = 128, 8  # shifts on each side of the middle one, and more on the right
 PADDING = 16  # columns added to a table on both sides
 POINTER, LENGTH = ctypes.c_void_p, ctypes.c_ssize_t
 
@@ -38,6 +39,7 @@ class PackedLevel(ctypes.Structure):
         ("Q", POINTER),
         ("D", POINTER),
         ("tails", POINTER),
+        ("places", POINTER),
     )
 
 
@@ -51,7 +53,7 @@ def class_library() -> Callable[..., int] | None:
         function = getattr(ctypes.CDLL(built.origin), SYMBOL)
     except (OSError, AttributeError):
         return None
-    function.argtypes = [LENGTH, LENGTH, *[POINTER] * 10]
+    function.argtypes = [LENGTH, LENGTH, *[POINTER] * 11]
     return function if is_exact(function) else None
 
 
@@ -70,25 +72,17 @@ class Tables:
         self.precision, self.step = precision, step
         self.levels = (PackedLevel * (POWERS * LEVELS))()
         self.kept: list[Tensor] = []  # what the addresses point to
-        share = interpolated(precision, 1.0)
-        numbers = [
-            precision.tolerance,
-            step,
-            precision.start,
-            precision.ends[1],
-            WIDEST_COMPILED,
-            share,
-            MOST_COMPILED_NODES,
-            POWERS,
-            LEVELS,
-        ]
-        self.options = torch.tensor([*numbers, MOST_COMPILED_NODES, POWERS, LEVELS], dtype=torch.float64)
+        limits = MOST_COMPILED_NODES, POWERS, LEVELS
+        numbers = precision.tolerance, step, precision.start, WIDEST_COMPILED, *limits
+        self.options = torch.tensor(numbers, dtype=torch.float64)
+        smallest = [interpolated(precision, step * 2.0**power) for power in range(POWERS)]
+        self.interpolated = torch.tensor(smallest, dtype=torch.float64)
 
     def moments(self, function: Callable[..., int], mean: Tensor, variance: Tensor, doubled_from: Tensor) -> Any:
         """Value, slope and curvature of (n, K) matrices, and which rows are done."""
         value, slope, curvature = mean.new_zeros(len(mean)), torch.zeros_like(mean), torch.zeros_like(mean)
         done = torch.zeros(len(mean), dtype=torch.uint8)
-        inputs = mean.contiguous(), variance.contiguous(), self.options, doubled_from.contiguous()
+        inputs = mean.contiguous(), variance.contiguous(), self.options, self.interpolated, doubled_from.contiguous()
         while True:
             needed = torch.zeros(POWERS * LEVELS, dtype=torch.uint8)
             addresses = [x.data_ptr() for x in inputs], [x.data_ptr() for x in (value, slope, curvature, done, needed)]
@@ -97,18 +91,22 @@ class Tables:
                 return value, slope, curvature, done.bool()
             for number in needed.nonzero()[:, 0].tolist():
                 power, index = divmod(number, LEVELS)
-                self.pack(number, sd_level(self.precision, self.step * 2.0**power, index - 1))
+                self.pack(number, sd_level(self.precision, self.step * 2.0**power, index - 1, BANDS))
 
     def pack(self, number: int, one: SdLevel) -> None:
-        """Put a level where the C code finds it: rows with PADDING more columns on both sides, tails by columns."""
+        """Put a level where the C code finds it: a row for each part of a step, and where shifts begin in them."""
         assert one.half <= MOST_HALF
-        table, tails = one.on(torch.device("cpu"), 2)
-        padded = [
-            torch.cat([x[:, :1].expand(-1, PADDING), x, x[:, -1:].expand(-1, PADDING)], 1).contiguous() for x in table
-        ]
-        by_column = tails.permute(2, 1, 0).contiguous()
-        self.kept += [*padded, by_column]
-        addresses = [x.data_ptr() for x in (*padded, by_column)]
+        shifts = torch.arange(-one.half, one.half + WIDER + 1)
+        columns, rows = -shifts * one.multiple // one.parts, -shifts * one.multiple % one.parts
+        before = PADDING - int(columns.min())
+        width = before + one.count + PADDING + int(columns.max()) + 1
+        begin = (one.first - before) * one.parts
+        fine = one.fine(begin, begin + width * one.parts, 2).reshape(2, width, one.parts)
+        table = fine.transpose(1, 2).contiguous()
+        tails = one.step * (table.flip(-1).cumsum(-1).flip(-1) - table)
+        parts = *table.unbind(), tails.permute(1, 2, 0).contiguous(), rows * width + before + columns
+        self.kept += parts
+        addresses = [x.data_ptr() for x in parts]
         self.levels[number] = PackedLevel(one.base, one.gap, one.half, one.first, one.count, *addresses)
 
 

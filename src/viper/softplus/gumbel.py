@@ -21,8 +21,10 @@ from torch import Tensor
 from viper.softplus.normal import SQRT_2, pdf
 from viper.softplus.quadrature import full_gauss_hermite
 
-FINEST = 16  # nodes of interpolation in one step of the grid
-STENCIL = 8  # and how many of them share a polynomial
+STENCIL = 8  # nodes of interpolation that share a polynomial
+LARGEST_DERIVATIVE = 1154.0  # of the 8th and 9th derivatives of Q(u; 0), relative to Q
+LEAST_LOSS = 1.07  # by how much closer than need be nodes are, so that the table is one of few different u
+FINEST_PARTS = 128  # of a step, in which distances of nodes are counted
 WIDEST = 6.0  # τ, beyond which the 14 nodes below err by less than 1e-15
 WIDE_NODES = 14
 NARROWEST_BASE = 0.5  # below this b, the table's own quadrature would need a finer step
@@ -136,17 +138,18 @@ class SdLevel:
         self.step, self.low, self.high = step, low, high
         self.interpolates = low < 0.0
         z = precision.reach(high)
+        # the distance of nodes is `multiple` of so many `parts` of a step
         if self.interpolates:
-            self.base, self.gap, half = 0.0, step / FINEST, FINEST // 2 + STENCIL // 2
+            self.base, self.parts, self.multiple = 0.0, interpolation_nodes(precision, step), 1
+            self.gap, self.half = step / self.parts, self.parts // 2 + STENCIL // 2
         else:
             bases = [0.0, *(share * low for share in (0.5, 0.6, 0.7, 0.8) if share * low >= NARROWEST_BASE)]
             gaps = [widest_gap(base, low, precision.relative) for base in bases]
             counts = [self.half_count(z, base, gap) for base, gap in zip(bases, gaps, strict=True)]
-            _, self.base, self.gap = min(zip(counts, bases, gaps, strict=True))
-            if self.base > 0.0:  # a multiple of what divides the step, so that the table is one of few different u
-                self.gap = max(1, math.floor(self.gap / step * FINEST)) * step / FINEST
-            half = self.half_count(z, self.base, self.gap)
-        self.half = half
+            _, self.base, gap = min(zip(counts, bases, gaps, strict=True))
+            self.parts, self.multiple = as_fraction(gap / step)
+            self.gap = self.multiple * step / self.parts
+            self.half = self.half_count(z, self.base, self.gap)
         left, right = precision.ends
         first = math.floor((left - z * high) / step) - 2
         last = math.ceil((right + min(0.5 * high * high, z * high)) / step) + 2
@@ -170,12 +173,16 @@ class SdLevel:
         """Q(i h - l g; b) and derivatives of 1 - Q, indexed by order, l and i."""
         i = torch.arange(self.first, self.first + self.count, dtype=torch.float64)
         l = torch.arange(-self.half, self.half + 1, dtype=torch.float64)[:, None]
+        where = (i * self.parts - l * self.multiple).long()
+        return self.fine(int(where.min()), int(where.max()) + 1, orders)[:, where - where.min()]
+
+    def fine(self, first: int, end: int, orders: int) -> Tensor:
+        """Q(j h/n; b) and derivatives of 1 - Q for j = first, ..., end - 1, where n is `parts`."""
+        u = torch.arange(first, end, dtype=torch.float64) * (self.step / self.parts)
         if self.base == 0.0:
-            return gumbel_derivatives(i * self.step - l * self.gap)[:orders]
-        where = (i * FINEST - l * round(self.gap / self.step * FINEST)).long()
-        u = torch.arange(int(where.min()), int(where.max()) + 1, dtype=torch.float64) * (self.step / FINEST)
+            return gumbel_derivatives(u)[:orders]
         rule = gumbel_rule() if self.base > WIDEST else equally_spaced_gumbel()
-        return mixed_gaussians(u, self.base, orders, rule)[:, where - where.min()]
+        return mixed_gaussians(u, self.base, orders, rule)
 
     def weights(self, shift: Tensor, sd: Tensor) -> Tensor:
         """w_l for Gaussians of mean δ = `shift`, |δ| <= h/2, one row each."""
@@ -203,16 +210,46 @@ class SdLevel:
 
 
 @cache
-def sd_level(precision: Precision, step: float, index: int) -> SdLevel:
-    """The tables of sds in (t 2^{index/2}, t 2^{(index+1)/2}], t = `interpolated(...)`; index -1 is all sds up to t."""
+def sd_level(precision: Precision, step: float, index: int, bands: int = 2) -> SdLevel:
+    """The tables of sds in (t 2^{index/bands}, t 2^{(index+1)/bands}], t = `interpolated(...)`; index -1: up to t."""
     t = interpolated(precision, step)
-    low = t * 2.0 ** (index / 2) if index >= 0 else -1.0
-    return SdLevel(precision, step, low, t * 2.0 ** ((index + 1) / 2))
+    low = t * 2.0 ** (index / bands) if index >= 0 else -1.0
+    return SdLevel(precision, step, low, t * 2.0 ** ((index + 1) / bands))
+
+
+def as_fraction(ratio: float) -> tuple[int, int]:
+    """n and m with m/n close to the ratio but not above it; n is the least power of two for which that loses little."""
+    parts = 1
+    while parts < FINEST_PARTS and math.floor(ratio * parts) * LEAST_LOSS < ratio * parts:
+        parts *= 2
+    while ratio * parts < 1.0:
+        parts *= 2
+    return parts, math.floor(ratio * parts)
+
+
+def largest_interpolated(precision: Precision) -> float:
+    """The sd, in distances of nodes, from which the trapezoidal rule is as good as interpolation."""
+    return math.sqrt(math.log(10.0 / precision.relative) / (2 * math.pi**2)) * 1.02
+
+
+@cache
+def interpolation_nodes(precision: Precision, step: float) -> int:
+    """How many nodes of interpolation a step has.
+
+    At distance g the error is at most g⁸ max|∂⁸Q|/8! · E Π|x - l|, with x normal around the middle of the nodes l.
+    """
+    z = np.linspace(-9.0, 9.0, 361)
+    x = np.linspace(0.0, 1.0, 11)[:, None] + largest_interpolated(precision) * z + STENCIL // 2 - 1
+    spread = np.max(
+        np.prod([np.abs(x - l) for l in range(STENCIL)], 0) @ (0.05 * np.exp(-0.5 * z * z)) / math.sqrt(math.tau)
+    )
+    g = (precision.relative / (LARGEST_DERIVATIVE * spread / math.factorial(STENCIL))) ** (1.0 / STENCIL)
+    return math.ceil(step / g)
 
 
 def interpolated(precision: Precision, step: float) -> float:
-    """The largest sd that is interpolated: one at which the trapezoidal rule on the finest nodes takes over."""
-    return step / FINEST * math.sqrt(math.log(10.0 / precision.relative) / (2 * math.pi**2)) * 1.02
+    """The largest sd that is interpolated."""
+    return step / interpolation_nodes(precision, step) * largest_interpolated(precision)
 
 
 def level_index(precision: Precision, step: float, sd: Tensor) -> Tensor:

@@ -197,3 +197,23 @@ def mixture(table: Mixture) -> Bound:
 
     width = 4 * len(table.weights)
     return Bound(blocked(moments, width, native=True), blocked(partials, width, native=True))
+
+
+# --- one Gaussian for a mixture ---
+
+NEWTON_STEPS = 12  # for the mean of f
+LEAST_PROBABILITY = 1e-290
+
+
+def mean_of_same_probability(weights: Tensor, thetas: Tensor, variances: Tensor, variance: Tensor) -> Tensor:
+    """ϑ with E s(f) = Σ π_k E s(f_k) for f ~ N(ϑ, τ²), by Newton's method for its logarithm, which is concave in ϑ."""
+    moments = limit().moments
+    # Rows with a probability above ½ are reflected, because that of the other class is then known more precisely.
+    sign = torch.where(weights @ moments(thetas, variances)[1] > 0.5, -1.0, 1.0)
+    p = (weights @ moments(sign * thetas, variances)[1]).clamp(min=LEAST_PROBABILITY)
+    # s(f) ≈ Φ(√(π/8) f)
+    theta = torch.logit(p) * (1.0 + math.pi / 8.0 * variance).sqrt()
+    for _ in range(NEWTON_STEPS):
+        _, g, h = (x.clamp(min=LEAST_PROBABILITY) for x in moments(theta, variance))
+        theta = theta - (g / p).log() * g / h
+    return sign * theta

@@ -66,6 +66,10 @@ def compare_models(
 
     table = reading.table(data)
     prepared = prepare_rows(table, target, formula, drop, category, missing.value)
+    if prepared.group_terms:
+        raise typer.BadParameter(
+            f"compare is for formulas without group terms; got {prepared.group_terms[0]}. viper fit scores such a model"
+        )
 
     from viper.cli.scoring import Folds, cross_validated, train_test_splits
     from viper.data.checks import seed_of

@@ -79,7 +79,9 @@ def show_effects(
 
     from viper.cli.preparing import target_of
     from viper.data.writing import frame_writer
+    from viper.models.prediction import check_no_groups
 
+    check_no_groups(fitted, "viper effects is")
     changes = requested_changes(fitted, variable or [], contrast or [])
     places = dict(read_assignment(fitted, text, "--at") for text in at or [])
     with table.located():
@@ -104,6 +106,8 @@ def show_effects(
     target = target_of(fitted)
     several = getattr(fitted, "multilabel_", False)
     positive = f"{target} = {fitted.classes_[1]}" if target else str(fitted.classes_[1])
+    if len(fitted.classes_) > 2:
+        positive = "a row is of the class"
     positive = "a row has the label" if several else positive
     if as_json:
         tables = {f"{kind}s": table.to_dict("records") for kind, table in found.items()}

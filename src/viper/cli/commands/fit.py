@@ -147,6 +147,7 @@ def fit_table(
     --------
     viper fit patients.csv --target died --out model.viper
     viper fit patients.csv --formula "died ~ age + C(ward) + age:smoker" --out model.viper
+    viper fit patients.csv --formula "died ~ age + (1 | hospital)" --out model.viper
     viper fit map.parquet --target quake --model gp --test-size 0.3 --out map.viper
     viper fit patients.csv --target died --missing multiple --prior auto --json
     viper fit survey.csv --target voted --weights weight --robust --groups household
@@ -169,15 +170,19 @@ def fit_table(
     from viper.errors import WeightWarning
     from viper.formula.learn import Imputing, check_can_pool, fit_learned, learn_formula
 
-    is_gp = model is ModelKind.gp
+    is_gp, in_groups = model is ModelKind.gp, bool(prepared.group_terms)
     estimator: Any = viper.VariationalGPClassifier if is_gp else viper.VariationalLogisticRegression
     settings: dict[str, Any] = {"bound": bound.value, "terms": terms, "covariance": covariance.value, "n_jobs": jobs}
-    if is_gp:  # it standardises columns itself
+    if in_groups and not is_gp:
+        check_for_groups(bound.value, terms, covariance.value, class_weight, robust)
+        estimator = viper.VariationalMixedRegression
+        settings = {"prior_scale": parse_prior_scales(prior or []), "n_jobs": jobs}
+    elif is_gp:  # it standardises columns itself
         settings |= {"kernel": kernel.value, "n_inducing": inducing or "auto", "standardize": standardise}
     else:
         settings["prior_scale"] = parse_prior_scales(prior or [])
         settings |= {} if rank is None else {"rank": rank}
-    settings["class_weight"] = None if class_weight is None else class_weight.value
+    settings |= {} if in_groups else {"class_weight": None if class_weight is None else class_weight.value}
     check_can_pool(estimator, missing.value)
     imputing = Imputing(imputations, sweeps, seed_of(seed))
     with table.located(), note_if_slow(f"fitting {len(prepared.frame):,} rows", as_json):
@@ -203,6 +208,19 @@ def fit_table(
     save_and_show(fitted, out, force, level, as_json, notes)
 
 
+def check_for_groups(bound: str, terms: int | None, covariance: str, class_weight: Any, robust: bool) -> None:
+    """Raise where an option is not for effects of groups."""
+    given = {
+        "--bound": bound != "viper",
+        "--terms": terms is not None,
+        "--covariance": covariance != "full",
+        "--class-weight": class_weight is not None,
+        "--robust": robust,
+    }
+    if wrong := [option for option, there in given.items() if there]:
+        raise typer.BadParameter(f"{wrong[0]} is not for formulas with group terms, such as (1 | ward). Leave it out")
+
+
 def weighting_notes(fitted: Any, counts: "RowCounts", weights: str | None, groups: str | None) -> list[str]:
     """Say what weights and groups do to probabilities and intervals."""
     from viper.cli.preparing import target_of
@@ -211,7 +229,7 @@ def weighting_notes(fitted: Any, counts: "RowCounts", weights: str | None, group
     way_out = (
         "pass --robust." if hasattr(fitted, "robust") else "--robust, of logistic regression, has intervals for that."
     )
-    if fitted.class_weight is not None:
+    if getattr(fitted, "class_weight", None) is not None:
         training = fitted.formula_.training
         share = f"{training.class_counts[str(fitted.classes_[1])] / training.rows_used:.1%}"
         meant = f"half of the rows have {target_of(fitted)} = {fitted.classes_[1]}"

@@ -242,13 +242,14 @@ class ServedColumns:
 
     def __init__(self, model: Any) -> None:
         from viper.cli.classes import probability_columns, what_is_predicted
-        from viper.cli.preparing import input_columns, target_of
+        from viper.cli.preparing import input_columns, target_of, text_inputs
 
         encoding = getattr(model, "formula_", None)
         self.training = None if encoding is None else encoding.training
         self.levels: dict[str, list[Any]] = {}
         if encoding is not None:
             self.levels = {name: levels for name, levels in encoding.levels.items() if name not in encoding.means}
+        self.texts = text_inputs(model)
         self.dates = {} if encoding is None else encoding.date_functions
         self.kinds = {name: self.kind(name) for name in input_columns(model)}
         self.target = target_of(model)
@@ -264,6 +265,8 @@ class ServedColumns:
     def kind(self, name: str) -> str:
         if name in self.dates:
             return "date"
+        if name in self.texts:
+            return "text"
         first = self.levels.get(name, [0.0])[0]
         return "boolean" if isinstance(first, bool) else "text" if isinstance(first, str) else "number"
 

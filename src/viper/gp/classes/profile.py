@@ -112,8 +112,7 @@ class QuickRun(StarRun):
     def best_from(self, near: Star | None) -> Star:
         """The best q, from one that is near or from the mode."""
         if near is None:
-            q = self.from_mode(np.random.default_rng(0))
-            near = Star(q.mean, q.precision.expand(self.problem.classes, *q.precision.shape[1:]).contiguous())
+            near = self.first_star(np.random.default_rng(0))
         self.start(near, ROUGH_CLASSES)
         self.iterate(self.tol)
         return self.q

@@ -1,10 +1,10 @@
 """The solver of K classes: Newton steps for the means by conjugate gradients, a fixed point for the precisions.
 
-It starts at the mode, where a pass needs no integral, first on a part of the rows if there are many. From there to the
-optimum with one precision for all classes, where a pass needs one matrix, and then to that of the star. Each pass
-proposes P from the curvatures (star.py), and μ by a Newton step with the Hessian s (diag g - g gᵀ) of each row.
-Anderson's mixture of the last proposals is tried first; a step is halved until F does not decrease. All passes but the
-last ones use rough integrals.
+It starts at the mode, where a pass needs no integral: that of a sample, if there are many rows, otherwise of all rows
+and from there at the optimum with one precision for all classes, where a pass needs one matrix. Each pass proposes P
+from the curvatures (star.py), and μ by a Newton step with the Hessian s (diag g - g gᵀ) of each row. Anderson's mixture
+of the last proposals is tried first; a step is halved until F does not decrease. All passes but the last ones use rough
+integrals.
 """
 
 import math
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from viper.errors import NotFinite
+from viper.inference.classes.ascent import climb_star
 from viper.inference.classes.problem import ClassProblem, Evaluated
 from viper.inference.classes.star import ChangeMixing, Star, centred_classes, star_from
 from viper.inference.classes.sums import (
@@ -35,15 +36,16 @@ NATS_LEFT_DIAGONAL = 1e-14  # where steps are cheap
 COARSE_LEFT, ROUGH_LEFT = 1e-2, 1e-6  # nats, where coarse and rough integrals end
 DIRECT_LEFT = 1e-5  # nats left by coarse integrals from where exact ones need no rough ones before them
 SHARED_LEFT = 3.0  # nats, where a shared precision ends
-MODE_LEFT = 1.0  # nats, where the search for the mode ends
+MODE_LEFT = 1.0  # nats, where the search for the mode ends; more on a sample, as many as a row of it stands for
 MODE_PASSES = 200
 FORCING, MODE_FORCING = 0.05, 0.2  # conjugate gradients end at this share of the gradient, in the metric of the star
 MOST_PRODUCTS = 200
 REMEMBERED = 15  # proposals in a mixture
 MIXED_BELOW = 30.0  # nats: proposals are mixed once they are closer than that
 LEAST_STEP = 1e-8
+MOST_STEPS, MOST_CLIMBS = 25, 6  # of one stage, after which L-BFGS takes over; and how often that begins anew
 HEAVY = 10.0  # mean weight of rows from which all integrals are exact
-SHORT_STEP, MOST_SHORT = 1e-2, 30  # after so many steps so short, the fit is given up
+SHORT_STEP, MOST_SHORT = 1e-2, 5  # after so many steps so short, L-BFGS takes over
 LEAST_RATE, LAST_MOVES = 0.05, 1e3  # the least rate that is believed; how many times what may be left a last step moves
 GROWTH = 1.5  # of the share of a step that is tried, after it was right
 FIRST_RATE = 0.5  # by which a step shrinks the next move, before the first has measured it
@@ -81,20 +83,28 @@ def fit_star(
     generator: np.random.Generator | None = None,
 ) -> StarResult:
     """Maximise F from `q` (default: from the mode) until less than `tol` nats (default: 3e-9, or less) are left."""
-    run = StarRun(problem, tol, max_iter, report)
+    run, stages = StarRun(problem, tol, max_iter, report), STAGES
     if q is None:
-        q = run.from_mode(generator or np.random.default_rng(0))
-        run.start(q, EXACT_CLASSES if run.heavy else COARSE_CLASSES)
-        run.iterate(SHARED_LEFT)
-        q = run.q
-        q = Star(q.mean, q.precision.expand(problem.classes, *q.precision.shape[1:]).contiguous())
-    for moments, left in ((COARSE_CLASSES, COARSE_LEFT), (ROUGH_CLASSES, ROUGH_LEFT), (EXACT_CLASSES, None)):
+        q = run.first_star(generator or np.random.default_rng(0))
+    else:
+        stages = STAGES[1:]  # it may be so near that coarse integrals would lead away
+    for moments, left in stages:
         if (run.heavy and left is not None) or (moments is ROUGH_CLASSES and run.left < DIRECT_LEFT):
             continue
         run.start(q, moments)
-        run.iterate(left)
+        run.iterate(left if left is None or tol is None else max(left, tol))
         q = run.q
+        if run.stuck:
+            run.climb()
+            break
     return run.result()
+
+
+STAGES: tuple[tuple[Integral, float | None], ...] = (
+    (COARSE_CLASSES, COARSE_LEFT),
+    (ROUGH_CLASSES, ROUGH_LEFT),
+    (EXACT_CLASSES, None),
+)
 
 
 # --- Newton steps ---
@@ -179,6 +189,7 @@ class StarRun:
         self.heavy = False  # whether rows count so often that rough integrals would hide what a step gains
         self.rho = 1.0  # the share of a step that F allows
         self.short = 0  # how often that was very little
+        self.stuck = False  # whether steps gain too little, or nothing
         self.left = math.inf  # nats, as expected after the last step
         self.history: list[Iteration] = []
         self.converged, self.status = False, "max_iter reached"
@@ -186,18 +197,27 @@ class StarRun:
         self.at: Evaluated
         self.moments: Integral
 
-    def from_mode(self, generator: np.random.Generator) -> Star:
-        """The mode, found on a sample first if there are many rows, with one precision for all classes."""
-        problem = self.problem
-        mean, rows = centred_classes(problem.contrasts.mean), problem.source.rows
+    def first_star(self, generator: np.random.Generator) -> Star:
+        """A star to start from: at the mode of a sample if there are many rows, or the best with one precision."""
+        problem, rows = self.problem, self.problem.source.rows
         k = ROWS_PER_COEFFICIENT * (problem.classes - 1) * problem.source.dimension
         k = max(k, problem.source.traits.smallest_sample)
-        if rows >= FEWEST_SAVED * k:
-            found = find_class_mode(problem.coarsened(k, generator), mean, rows / k)
-            mean, self.passes = found.q.mean, found.passes * k / rows
-        found = find_class_mode(problem, mean, MODE_LEFT)
-        self.passes += found.passes
-        self.heavy = found.weight > HEAVY * rows * problem.scale
+        if rows < FEWEST_SAVED * k:
+            return self.from_mode()
+        return self.mode_of(problem.coarsened(k, generator)).of_each_class()
+
+    def from_mode(self) -> Star:
+        """The optimum with one precision for all classes, from the mode."""
+        q = self.mode_of(self.problem)
+        self.start(q, EXACT_CLASSES if self.heavy else COARSE_CLASSES)
+        self.iterate(SHARED_LEFT)
+        return self.q.of_each_class()
+
+    def mode_of(self, problem: ClassProblem) -> Star:
+        """The mode, with Laplace's precision."""
+        found = find_class_mode(problem, centred_classes(problem.contrasts.mean), MODE_LEFT * problem.scale)
+        self.passes += found.passes * problem.source.rows / self.problem.source.rows
+        self.heavy = found.weight > HEAVY * self.problem.source.rows
         return found.q
 
     def start(self, q: Star, moments: Integral) -> None:
@@ -224,7 +244,8 @@ class StarRun:
 
     def iterate(self, left: float | None) -> None:
         """Steps until less than `left` nats remain."""
-        for _ in range(self.max_iter):
+        self.stuck = False
+        for _ in range(min(self.max_iter, MOST_STEPS)):
             enough = self.enough() if left is None else left
             new = self.propose()
             if new.move > MIXED_BELOW:
@@ -238,7 +259,27 @@ class StarRun:
             if not self.step(new, weights, share):
                 self.converged = new.move < max(ROUGH_LEFT, 10.0 * self.noise())
                 self.status = "converged to rounding" if self.converged else "no step improves the objective"
+                self.stuck = not self.converged
                 return
+        self.stuck = self.max_iter > MOST_STEPS
+
+    def climb(self) -> None:
+        """L-BFGS instead of steps, until a step would end the fit."""
+        enough = max(self.enough(), NATS_LEFT)
+        for _ in range(MOST_CLIMBS):
+            self.start(self.q, EXACT_CLASSES)
+            climb_star(self.problem, self.q, enough, self.evaluate, self.climbed)
+            self.mixing, self.last, self.share = ChangeMixing(REMEMBERED), math.inf, 1.0
+            new = self.propose()
+            if self.nearly_there(new.move, 1.0, enough):
+                self.finish(new, self.mixing.weights(new.residual, (self.q.mean, self.q.precision, *new[:2])), 1.0)
+                return
+        self.status = "the objective grows too slowly"
+
+    def climbed(self, q: Star, at: Evaluated) -> None:
+        gain = at.objective - self.at.objective
+        self.move_to(q, at)
+        self.record(1.0, gain)
 
     def propose(self) -> Proposal:
         """The P_k of the present curvatures, and a Newton step for the means."""
@@ -292,13 +333,16 @@ class StarRun:
         if not at.objective >= self.at.objective - self.noise():
             return False
         self.move_to(q, at)
-        iteration = Iteration(
-            self.problem.source.rows, not self.exact, at.objective, rho, move, time.perf_counter() - self.began
-        )
+        self.record(rho, move)
+        return True
+
+    def record(self, rho: float, move: float) -> None:
+        """Add where the run is to its history."""
+        elapsed = time.perf_counter() - self.began
+        iteration = Iteration(self.problem.source.rows, not self.exact, self.at.objective, rho, move, elapsed)
         self.history.append(iteration)
         if self.report is not None:
             self.report(iteration)
-        return True
 
     def noise(self) -> float:
         """The noise in F from rounding and rough integrals."""

@@ -25,7 +25,7 @@ from viper.inference.anderson import LARGEST_WEIGHTS, weighted_sum, weights_from
 from viper.inference.problem import Prior
 
 INNER_STEPS = 200
-INNER_SHARE = 1e-4  # of the first change: with less, two classes that share most of a precision settle slowly
+INNER_SHARE = 3e-3  # of the first change: with less, two classes that share most of a precision settle slowly
 INNER_ERROR = 1e-13  # relative change that is rounding
 INNER_MEMORY, INNER_PROBES = 5, 2  # changes in a mixture, and random vectors through which they are seen
 
@@ -48,6 +48,11 @@ class Star:
     def copies(self) -> int:
         """How many classes share a precision: 1, or all."""
         return len(self.mean) // len(self.precision)
+
+    def of_each_class(self) -> "Star":
+        """The same with a precision for each class."""
+        K = len(self.mean)
+        return Star(self.mean, self.precision.expand(K, *self.precision.shape[1:]).contiguous())
 
     @cached_property
     def cholesky(self) -> Tensor:
@@ -205,7 +210,8 @@ def solve_precisions(target: Tensor, start: Tensor, share: float = INNER_SHARE) 
             return new
         weights = mixing.weights(residual, (new,))
         mixed = mixing.mixed(weights)[0]
-        bad = (mixed <= 0).any() if mixed.ndim == 2 else torch.linalg.cholesky_ex(mixed)[1].any()
+        total = mixed.sum(0)  # the next P_k are positive if this is
+        bad = (total <= 0).any() if total.ndim == 1 else torch.linalg.cholesky_ex(total)[1]
         P = new if bool(bad) else mixed
     return new
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from viper.inference.kernels.compiled import class_gather, class_hessian, class_latent
 from viper.inference.rows import LEAST_TRIANGULAR, Block, Gram, Matrix, RowSource, add_up
 from viper.softplus.gumbel import Precision
 from viper.softplus.logsumexp import class_moments
@@ -60,15 +61,25 @@ def softmax_classes(theta: Tensor, tau2: Tensor | None) -> tuple[Tensor, Tensor,
 
 def class_predictors(block: Block, mean: Tensor, factor: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """ϑ (n, K) and τ² (n, K) of a block's rows; factors as in `Star.factor`, or None for τ = 0."""
-    theta = block.design.project(mean.T.contiguous())
+    theta, tau2 = class_gaussians(block.design, mean, factor)
     if block.offset is not None:
         theta = theta + block.offset
-    if factor is None:
+    if tau2 is None:
         return theta, None
-    tau2 = class_spreads(block.design, factor).expand_as(theta)
+    tau2 = tau2.expand_as(theta)
     if block.residual is not None:
         tau2 = tau2 + (block.residual if block.residual.ndim == 2 else block.residual[:, None])
     return theta, tau2
+
+
+def class_gaussians(design: Matrix, mean: Tensor, factor: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Aμ_k and diag(A F_k F_kᵀ Aᵀ) for every class; those of a single factor stand for all."""
+    if factor is None or factor.ndim == 3:
+        compiled = class_latent(design, mean, mean.new_zeros(0) if factor is None else factor)
+        if compiled is not None:
+            return compiled[0], None if factor is None else compiled[1]
+    theta = design.project(mean.T.contiguous())
+    return theta, None if factor is None else class_spreads(design, factor)
 
 
 def class_spreads(design: Matrix, factor: Tensor) -> Tensor:
@@ -101,18 +112,23 @@ def class_rows(
         c = block.weight
         value, scale, size, weight = value * c, scale * c, size * c, c.sum()
         residual, curvature = residual * c[:, None], curvature * c[:, None]
-    sums = [value.sum(), size.sum(), weight, block.design.pull(residual).T.contiguous()]
     if factor is None or len(factor) == 1:
         curvature = curvature.sum(1, keepdim=True)
-    return [*sums, class_gram(block, curvature, gram)], RowHessian(slope, scale)
+    sums = [value.sum(), size.sum(), weight, *class_pulls(block.design, residual, curvature, gram)]
+    return sums, RowHessian(slope, scale)
 
 
-def class_gram(block: Block, curvature: Tensor, gram: Gram) -> Tensor:
-    """Aᵀ diag(c h_k) A for every column h_k."""
+def class_pulls(design: Matrix, residual: Tensor, curvature: Tensor, gram: Gram) -> tuple[Tensor, Tensor]:
+    """Aᵀ c(1[y = k] - g_k) for every class, and Aᵀ diag(c h_k) A for every column h_k."""
+    if gram != "diagonal":
+        compiled = class_gather(design, residual, curvature if gram == "full" else curvature[:, :0])
+        if compiled is not None:
+            return compiled
+    gradient = design.pull(residual).T.contiguous()
     if gram == "none":
-        return curvature.new_zeros(0)
-    product = block.design.gram if gram == "full" else block.design.gram_diagonal
-    return torch.stack([product(h) for h in curvature.T.contiguous()])
+        return gradient, curvature.new_zeros(0)
+    product = design.gram if gram == "full" else design.gram_diagonal
+    return gradient, torch.stack([product(h) for h in curvature.T.contiguous()])
 
 
 def class_sums(block: Block, mean: Tensor, factor: Tensor | None, moments: ClassFormula, gram: Gram) -> list[Tensor]:
@@ -128,12 +144,16 @@ def row_hessians(block: Block, mean: Tensor, factor: Tensor | None, moments: Cla
 
 def hessian_product(source: RowSource, hessians: list[RowHessian], vectors: Tensor) -> Tensor:
     """Aᵀ H A v for v (K, d)."""
-    in_turn, columns = iter(hessians), vectors.T.contiguous().to(source.device)
+    in_turn, there = iter(hessians), vectors.to(source.device)
 
     def of_block(block: Block) -> list[Tensor]:
-        return [block.design.pull(next(in_turn).times(block.design.project(columns)))]
+        hessian = next(in_turn)
+        compiled = class_hessian(block.design, there, hessian.probability, hessian.scale)
+        if compiled is not None:
+            return [compiled]
+        return [block.design.pull(hessian.times(block.design.project(there.T.contiguous()))).T]
 
-    return add_up(source.map(of_block))[0].T.to(vectors)
+    return add_up(source.map(of_block))[0].to(vectors)
 
 
 EXACT_TOLERANCE = 1e-10  # of each number of the expected log-sum-exp

@@ -636,6 +636,154 @@ EXPORT int wide_gather_1(const double *X, ptrdiff_t rows, ptrdiff_t row_stride, 
     return 0;
 }
 
+/* ------------------------------------------------------------------------------------------------------------------ */
+/* Several classes, each with its own mean and factor, from one transposition of each tile */
+
+#define TOGETHER_BYTES (512 << 10) /* of the curvatures of classes that are summed together: half of a usual cache */
+
+FOR_THIS_MACHINE
+static void latent_of_classes(problem *p, int classes, int factors, const double *means, const double *all_factors,
+                              tile *t, double *theta, double *variance) {
+    for (ptrdiff_t start = 0; start < p->rows; start += TILE) {
+        const int rows = p->rows - start < TILE ? (int)(p->rows - start) : TILE;
+        read_tile(p, start, rows, t);
+        for (int k = 0; k < classes; k++) {
+            p->mean = means + k * p->size;
+            p->factor = k < factors ? all_factors + (ptrdiff_t)k * p->size * p->size : NULL;
+            latent(p, t);
+            for (int r = 0; r < rows; r++) theta[(start + r) * classes + k] = ((double *)t->theta)[r];
+            for (int r = 0; r < rows && p->factor; r++) variance[(start + r) * factors + k] = ((double *)t->variance)[r];
+        }
+    }
+}
+
+/* Columns of rows, `stride` doubles apart, with zeros after the last. */
+INLINE void read_column(vec *out, const double *data, ptrdiff_t stride, int rows) {
+    double *x = (double *)out;
+    for (int r = 0; r < rows; r++) x[r] = data[r * stride];
+    for (int r = rows; r < TILE; r++) x[r] = 0.0;
+}
+
+FOR_THIS_MACHINE
+static void gather_classes(problem *p, int classes, int grams, int first, int last, const double *g, const double *h,
+                           tile *t, vec *slope, vec *curvature) {
+    const size_t matrix = (size_t)(p->size + 2) * p->stride;
+    for (ptrdiff_t start = 0; start < p->rows; start += TILE) {
+        const int rows = p->rows - start < TILE ? (int)(p->rows - start) : TILE;
+        read_tile(p, start, rows, t);
+        for (int k = first; k < last; k++) {
+            p->gram = k < grams ? FULL_GRAM : NO_GRAM;
+            read_column(t->g, g + start * classes + k, classes, rows);
+            if (p->gram) read_column(t->h, h + start * grams + k, grams, rows);
+            totals sums = {(vec){}, (vec){}, slope + (k - first) * p->size, curvature + (k - first) * matrix};
+            gather(p, t, &sums);
+        }
+    }
+}
+
+/* A^T s (diag p - p p^T) A v for a vector v of every class; `inner` holds a tile's A v and then what multiplies A. */
+FOR_THIS_MACHINE
+static void hessian_of_classes(problem *p, int classes, const double *vectors, const double *probability,
+                               const double *scale, tile *t, vec *inner, vec *slope) {
+    p->gram = NO_GRAM, p->factor = NULL;
+    for (ptrdiff_t start = 0; start < p->rows; start += TILE) {
+        const int rows = p->rows - start < TILE ? (int)(p->rows - start) : TILE;
+        read_tile(p, start, rows, t);
+        memset(t->h, 0, sizeof(t->h));
+        for (int k = 0; k < classes; k++) {
+            p->mean = vectors + k * p->size;
+            latent(p, t);
+            read_column(t->g, probability + start * classes + k, classes, rows);
+            for (int v = 0; v < VECTORS; v++) inner[k * VECTORS + v] = t->theta[v], t->h[v] += t->g[v] * t->theta[v];
+        }
+        vec s[VECTORS];
+        read_column(s, scale + start, 1, rows);
+        for (int k = 0; k < classes; k++) {
+            read_column(t->g, probability + start * classes + k, classes, rows);
+            for (int v = 0; v < VECTORS; v++) t->g[v] *= s[v] * (inner[k * VECTORS + v] - t->h[v]);
+            totals sums = {.slope = slope + k * p->size};
+            gather(p, t, &sums);
+        }
+    }
+}
+
+INLINE vec *aligned(char *memory) { return (vec *)(memory + (sizeof(vec) - (uintptr_t)memory % sizeof(vec)) % sizeof(vec)); }
+
+/* theta (rows x classes) and variance (rows x factors) for `factors` full factors: none, one or all classes'. Returns 0,
+   or 1 if memory ran out or the machine is too old. */
+EXPORT int class_latent_1(const double *X, ptrdiff_t rows, ptrdiff_t row_stride, ptrdiff_t column_stride, int columns,
+                          int size, int classes, int factors, const double *means, const double *all_factors,
+                          double *theta, double *variance) {
+    problem p = {.X = X, .rows = rows, .row_stride = row_stride, .column_stride = column_stride, .columns = columns,
+                 .size = size, .stride = size + 3};
+    char *memory = MACHINE_HAS_IT && size <= SIZE_MOST ? calloc((size + 3) * (VECTORS + 1) + 1, sizeof(vec)) : NULL;
+    if (!memory) return 1;
+    for (int k = 0; k < factors; k++) { /* the entries that are not zero in any factor */
+        problem one = {.size = size, .factor = all_factors + (ptrdiff_t)k * size * size};
+        see_factor(&one);
+        for (int j = 0; j < size; j++) {
+            p.first[j] = k && p.first[j] < one.first[j] ? p.first[j] : one.first[j];
+            p.last[j] = k && p.last[j] > one.last[j] ? p.last[j] : one.last[j];
+        }
+    }
+    tile t;
+    t.x = (column *)aligned(memory);
+    latent_of_classes(&p, classes, factors, means, all_factors, &t, theta, variance);
+    free(memory);
+    return 0;
+}
+
+/* sum of g_k x (classes x size) and of h_k x x^T (grams x size x size), for g (rows x classes) and h (rows x grams), of
+   which there are none, one or all classes'. */
+EXPORT int class_gather_1(const double *X, ptrdiff_t rows, ptrdiff_t row_stride, ptrdiff_t column_stride, int columns,
+                          int size, int classes, int grams, const double *g, const double *h, double *slope,
+                          double *curvature) {
+    problem p = {.X = X, .rows = rows, .row_stride = row_stride, .column_stride = column_stride, .columns = columns,
+                 .size = size, .stride = size + 3};
+    const size_t matrix = grams ? (size_t)(size + 2) * p.stride : 0, tile_size = (size_t)(size + 3) * (VECTORS + 1);
+    int together = grams ? (int)(TOGETHER_BYTES / (matrix * sizeof(vec))) : classes;
+    together = together < 1 ? 1 : together > classes ? classes : together;
+    char *memory = MACHINE_HAS_IT && size <= SIZE_MOST
+                       ? calloc(tile_size + together * (size + matrix) + 1, sizeof(vec)) : NULL;
+    if (!memory) return 1;
+    vec *space = aligned(memory), *slopes = space + tile_size, *curvatures = slopes + together * size;
+    tile t;
+    t.x = (column *)space;
+    for (int first = 0; first < classes; first += together) {
+        const int last = first + together < classes ? first + together : classes;
+        memset(slopes, 0, sizeof(vec) * together * (size + matrix));
+        gather_classes(&p, classes, grams, first, last, g, h, &t, slopes, curvatures);
+        for (int k = first; k < last; k++)
+            for (int i = 0; i < size; i++) {
+                slope[k * size + i] = total(slopes[(k - first) * size + i]);
+                double *out = curvature + (ptrdiff_t)k * size * size;
+                for (int j = i; k < grams && j < size; j++)
+                    out[i * size + j] = out[j * size + i] = total(curvatures[(k - first) * matrix + i * p.stride + j]);
+            }
+    }
+    free(memory);
+    return 0;
+}
+
+/* The product of the Hessian of all rows, s (diag p - p p^T) for each, with vectors (classes x size). */
+EXPORT int class_hessian_1(const double *X, ptrdiff_t rows, ptrdiff_t row_stride, ptrdiff_t column_stride, int columns,
+                           int size, int classes, const double *vectors, const double *probability,
+                           const double *scale, double *out) {
+    problem p = {.X = X, .rows = rows, .row_stride = row_stride, .column_stride = column_stride, .columns = columns,
+                 .size = size, .stride = size + 3};
+    const size_t tile_size = (size_t)(size + 3) * (VECTORS + 1), inner = (size_t)classes * VECTORS;
+    char *memory = MACHINE_HAS_IT && size <= SIZE_MOST
+                       ? calloc(tile_size + inner + (size_t)classes * size + 1, sizeof(vec)) : NULL;
+    if (!memory) return 1;
+    vec *space = aligned(memory), *slopes = space + tile_size + inner;
+    tile t;
+    t.x = (column *)space;
+    hessian_of_classes(&p, classes, vectors, probability, scale, &t, space + tile_size, slopes);
+    for (int i = 0; i < classes * size; i++) out[i] = total(slopes[i]);
+    free(memory);
+    return 0;
+}
+
 /* The same two halves for sparse rows (CSR), each in one reading of the entries. A row's columns start at `first[i]`;
    `theta` and `variance` begin with what the intercept adds. */
 EXPORT int sparse_latent_1(const double *data, const int32_t *column, const int32_t *first, ptrdiff_t rows,

@@ -32,6 +32,9 @@ ARGUMENTS: dict[str, list[Any]] = {  # names change with the arguments, so that 
     "wide_gather_1": [ADDRESS, SIZE, SIZE, COUNT, COUNT, *[ADDRESS] * 3],
     "sparse_latent_1": [*[ADDRESS] * 3, SIZE, *[ADDRESS] * 4],
     "sparse_gather_1": [*[ADDRESS] * 3, SIZE, *[ADDRESS] * 3],
+    "class_latent_1": [ADDRESS, SIZE, SIZE, SIZE, *[COUNT] * 4, *[ADDRESS] * 4],
+    "class_gather_1": [ADDRESS, SIZE, SIZE, SIZE, *[COUNT] * 4, *[ADDRESS] * 4],
+    "class_hessian_1": [ADDRESS, SIZE, SIZE, SIZE, *[COUNT] * 3, *[ADDRESS] * 4],
 }
 
 
@@ -43,6 +46,9 @@ class Library(NamedTuple):
     wide_gather: Callable[..., int]
     sparse_latent: Callable[..., int]
     sparse_gather: Callable[..., int]
+    class_latent: Callable[..., int]
+    class_gather: Callable[..., int]
+    class_hessian: Callable[..., int]
 
 
 @cache
@@ -145,6 +151,52 @@ def wide_gather(design: Matrix, g: Tensor, h: Tensor) -> tuple[Tensor, Tensor] |
     shape = X.data_ptr(), len(X), X.stride(0), X.shape[1], size
     failed = functions.wide_gather(*shape, g.data_ptr(), h.data_ptr(), out.data_ptr())
     return None if failed else (out[0], out[1])
+
+
+def class_latent(design: Matrix, means: Tensor, factors: Tensor) -> tuple[Tensor, Tensor] | None:
+    """ϑ (n, K) and τ² (n, K or 1) of several classes in one reading of A, or None if this is not for compiled code."""
+    if (functions := library_for_classes(design, means)) is None:
+        return None
+    assert isinstance(design, Dense)
+    X, means, factors = design.matrix, in_order(means), in_order(factors)
+    theta, tau2 = means.new_empty(len(X), len(means)), means.new_empty(len(X), len(factors))
+    counts = *means.shape[::-1], len(factors)
+    addresses = [x.data_ptr() for x in (means, factors, theta, tau2)]
+    failed = functions.class_latent(X.data_ptr(), len(X), *X.stride(), X.shape[1], *counts, *addresses)
+    return None if failed else (theta, tau2)
+
+
+def class_gather(design: Matrix, g: Tensor, h: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Aᵀ g_k (K, d) and Aᵀ diag(h_k) A for the columns of g and h, or None if this is not for compiled code."""
+    if (functions := library_for_classes(design, g)) is None:
+        return None
+    assert isinstance(design, Dense)
+    X, g, h = design.matrix, in_order(g), in_order(h)
+    size, classes, grams = X.shape[1] + design.intercept, g.shape[1], h.shape[1]
+    slope, curvature = g.new_empty(classes, size), g.new_empty(grams, size, size)
+    addresses = [x.data_ptr() for x in (g, h, slope, curvature)]
+    failed = functions.class_gather(X.data_ptr(), len(X), *X.stride(), X.shape[1], size, classes, grams, *addresses)
+    return None if failed else (slope, curvature)
+
+
+def class_hessian(design: Matrix, vectors: Tensor, probability: Tensor, scale: Tensor) -> Tensor | None:
+    """Aᵀ s (diag p - p pᵀ) A v (K, d) for rows with p (n, K) and s, or None if this is not for compiled code."""
+    if (functions := library_for_classes(design, vectors)) is None:
+        return None
+    assert isinstance(design, Dense)
+    X, vectors, probability, scale = design.matrix, in_order(vectors), in_order(probability), in_order(scale)
+    out = torch.empty_like(vectors)
+    addresses = [x.data_ptr() for x in (vectors, probability, scale, out)]
+    failed = functions.class_hessian(X.data_ptr(), len(X), *X.stride(), X.shape[1], *vectors.shape[::-1], *addresses)
+    return None if failed else out
+
+
+def library_for_classes(design: Matrix, other: Tensor) -> Library | None:
+    """Return the library if rows of several classes are for it: dense float64 ones with few columns."""
+    if not isinstance(design, Dense) or design.matrix.device.type != "cpu" or other.device.type != "cpu":
+        return None
+    few = design.matrix.dtype == torch.float64 and design.matrix.shape[1] + design.intercept <= MOST_COMPILED
+    return library() if few else None
 
 
 def csr_addresses(X: Any) -> tuple[int, int, int] | None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from viper.inference.importance import Diagnosis
+from viper.models.prediction import check_no_groups
 from viper.report import charts, trust
 from viper.report.card import card_section, drift_section
 from viper.report.metrics import ClassScores, by_class, calibration, class_scores, confusion_table, judge_calibration
@@ -76,17 +76,6 @@ class ClassStudy(Study):
         return by_class(self.label, self.probability, self.class_names)
 
     @cached_property
-    def diagnosis(self) -> Diagnosis | None:
-        """As for two classes; a Gaussian process of more has none."""
-        return None if self.is_gp else super().diagnosis
-
-    @property
-    def no_diagnosis(self) -> str:
-        if self.is_gp:
-            return "How far it is from the exact posterior is not measured for a Gaussian process of many classes."
-        return super().no_diagnosis
-
-    @cached_property
     def cross_validated(self) -> Any:
         """Scores that `viper fit` found on held-out rows, if any."""
         found = self.record.get("scores")
@@ -142,6 +131,7 @@ class ClassPage:
 
 def any_study(model: Any, *given: Any) -> Study:
     """A study of a model of any number of classes; the rest is as in `read_study`."""
+    check_no_groups(model, "the report is")
     read: Any = partial(read_study, kind=ClassStudy if len(getattr(model, "classes_", ())) > 2 else Study)
     found: Study = read(model, *given)
     return found

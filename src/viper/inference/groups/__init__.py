@@ -1,0 +1,1 @@
+"""Random effects: rows in groups, an arrow-shaped posterior, and the evidence of variance components."""

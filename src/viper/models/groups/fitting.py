@@ -1,0 +1,156 @@
+"""Fits effects of groups: the rows in groups, the posterior of variance components, and the pooled posterior."""
+
+import time
+import warnings
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from viper.errors import ConvergenceWarning, users_line
+from viper.inference.groups.arrow import Arrow, Split
+from viper.inference.groups.components import ComponentPrior
+from viper.inference.groups.evidence import (
+    ComponentPosterior,
+    ComponentProfile,
+    component_posterior,
+    starting_components,
+)
+from viper.inference.groups.rows import Factor, GroupedRows, sorted_rows
+from viper.inference.groups.sums import row_moments
+from viper.inference.memory import available_memory
+from viper.inference.newton import Iteration
+from viper.inference.problem import Prior
+from viper.inference.progress import Progress, Tasks
+from viper.inference.threads import pass_threads
+
+FEW_EVENTS = 10.0  # rows of the rarer class per group, on average, below which single groups are far from Gaussian
+CROSS_COPIES = 12  # arrays as large as all groups' covariances with the border that a fit holds at a time
+ROW_ARRAYS = 12  # arrays as long as the rows
+PREDICTED_ROWS = 1 << 15
+
+
+@dataclass(frozen=True)
+class GroupPosterior:
+    """The pooled posterior of fixed effects, then those of all factors but the main one; and of the main one's groups.
+
+    Attributes
+    ----------
+    mean, border : Tensor (d,) and (d, d)
+        Mean and covariance of the fixed effects and the effects of all factors but the one with the most.
+    effects, cross, blocks : Tensor (G, r), (G, r, d) and (G, r, r)
+        Means of the effects of that one's groups, their covariances with the border, and among each other.
+    """
+
+    mean: Tensor
+    border: Tensor
+    effects: Tensor
+    cross: Tensor
+    blocks: Tensor
+
+    @property
+    def variance(self) -> Tensor:
+        return self.border.diagonal()
+
+    def parts(self) -> tuple[Split, Arrow]:
+        arrays = [getattr(self, name).numpy() for name in ("mean", "effects", "border", "cross", "blocks")]
+        return Split(*arrays[:2]), Arrow(*arrays[2:])
+
+
+class GroupOptions(NamedTuple):
+    """Options of a fit with groups."""
+
+    scale: float
+    quadrature: Any
+    n_jobs: int | None
+    verbose: Any
+    seed: int
+    tasks: Tasks | None = None
+
+
+class FittedGroups(NamedTuple):
+    """The posterior, the order in which the factors are in it, the mixture, whether quadrature was used, and sds."""
+
+    posterior: GroupPosterior
+    order: list[int]
+    found: ComponentPosterior
+    quadrature: bool
+    largest_sd: float
+    history: list[Iteration]
+
+
+def fit_groups(
+    X: np.ndarray,
+    label: np.ndarray,
+    factors: list[Factor],
+    weight: np.ndarray | None,
+    offset: np.ndarray | None,
+    prior: Prior,
+    options: GroupOptions,
+) -> FittedGroups:
+    """Fit fixed effects (columns of X), effects of groups and variance components."""
+    rows, order = sorted_rows(X, label, factors, weight, offset)
+    check_group_memory(rows)
+    quadrature = needs_quadrature(rows) if options.quadrature == "auto" else bool(options.quadrature)
+    history: list[Iteration] = []
+    began = time.perf_counter()
+    progress = Progress(options.verbose, options.tasks, rows.rows)
+
+    def report(value: float, gain: float) -> None:
+        history.append(Iteration(rows.rows, False, value, 1.0, max(gain, 0.0), time.perf_counter() - began))
+        progress(history[-1])
+
+    precision = prior.precision if prior.precision.ndim == 2 else torch.diag(prior.precision)
+    profile = ComponentProfile(
+        rows, prior.mean.numpy(), precision.numpy(), ComponentPrior(options.scale), quadrature, report
+    )
+    with closing(progress), pass_threads(options.n_jobs), torch.no_grad():
+        found = component_posterior(profile, starting_components(rows), np.random.default_rng(options.seed))
+    if not found.converged:
+        warnings.warn(
+            "The solver stopped before it converged. Standardise the features, or use a narrower prior.",
+            ConvergenceWarning,
+            stacklevel=users_line(),
+        )
+    mean, covariance = found.pooled.mean, found.pooled.covariance
+    arrays = (mean.border, covariance.border, mean.groups, covariance.cross, covariance.blocks)
+    posterior = GroupPosterior(*(torch.from_numpy(np.ascontiguousarray(x)) for x in arrays))
+    spreads = [row_moments(rows, *chunk, mean, covariance)[1].max() for chunk in rows.chunks()]
+    return FittedGroups(posterior, order, found, quadrature, float(np.sqrt(max(spreads))), history)
+
+
+def needs_quadrature(rows: GroupedRows) -> bool:
+    """Whether the main factor's groups have one effect each and few events."""
+    if rows.main.width != 1:
+        return False
+    count = np.ones(rows.rows) if rows.weight is None else rows.weight
+    events = float(min((count * rows.label).sum(), (count * (1.0 - rows.label)).sum()))
+    return events < FEW_EVENTS * rows.main.levels
+
+
+def check_group_memory(rows: GroupedRows) -> None:
+    """Raise before any work if the covariances of groups with the border do not fit in memory."""
+    need = 8.0 * (CROSS_COPIES * rows.main.effects * rows.border + CROSS_COPIES * rows.border**2)
+    need += 8.0 * rows.rows * (ROW_ARRAYS + 2 * rows.fixed + 3 * len(rows.factors))
+    if need > (there := available_memory()):
+        raise ValueError(
+            f"the posterior of {rows.main.effects + rows.border:,} effects must fit in memory; got {rows.rows:,} rows, "
+            f"which need about {need / 1e9:.1f} GB of {there / 1e9:.1f} GB. Use a coarser grouping for all group terms "
+            "but the largest, or fewer columns."
+        )
+
+
+def group_latent(
+    X: np.ndarray, factors: list[Factor], offset: np.ndarray | None, posterior: GroupPosterior
+) -> tuple[np.ndarray, np.ndarray]:
+    """ϑ and τ² of rows; `factors` are in the posterior's order, and have zeros where a group is new."""
+    rows = GroupedRows(X, np.zeros(len(X)), tuple(factors), None, offset)
+    mean, covariance = posterior.parts()
+    every = slice(0, len(mean.groups))
+    parts = [slice(start, start + PREDICTED_ROWS) for start in range(0, max(1, len(X)), PREDICTED_ROWS)]
+    found = [row_moments(rows, part, every, mean, covariance) for part in parts]
+    theta, tau2 = (np.concatenate(x) for x in zip(*found, strict=True))
+    return theta, tau2
