@@ -35,9 +35,9 @@ from viper.nn.logits import (
     GaussianLogits,
     GaussianMoments,
     Targets,
-    as_classes,
-    as_labels,
     checked_count,
+    class_targets,
+    label_targets,
     softmax_moments,
 )
 from viper.nn.weights import COVARIANCES, Covariance, GaussianWeights
@@ -124,9 +124,9 @@ class GaussianHead(GaussianLogits):
         like = rows.design.new_empty(len(flat), self.out_features)
         y = y.to(flat.device)
         if self.targets == "classes":
-            label = as_classes(y.reshape(-1), like)
+            label = class_targets(y.reshape(-1), like)
         else:
-            label = as_labels(y.reshape(len(flat), -1) if self.out_features > 1 else y.reshape(-1), like).double()
+            label = label_targets(y.reshape(len(flat), -1) if self.out_features > 1 else y.reshape(-1), like).double()
             label = label[:, 0].contiguous() if self.out_features == 1 else label
         offset = None if rows.offset is None else rows.offset.double().expand(len(flat), -1).contiguous()
         if offset is not None and self.out_features == 1:

@@ -61,9 +61,9 @@ class GaussianLogits(torch.nn.Module):
         """E_q log p(y_i | f_i) of each row, exact; summed over labels."""
         mean, variance = self(features)
         if self.targets == "labels":
-            y = as_labels(y, mean)
+            y = label_targets(y, mean)
             return (y * mean - expected_softplus(mean, variance).value).sum(-1)
-        y = as_classes(y, mean)
+        y = class_targets(y, mean)
         return mean.gather(-1, y[..., None])[..., 0] - softmax_moments(mean, variance)[0]
 
     def loss(self, features: Tensor, y: Tensor, n: int) -> Tensor:
@@ -132,7 +132,7 @@ def checked_count(value: Any, name: str, fix: str = "") -> int:
     return value
 
 
-def as_labels(y: Tensor, like: Tensor) -> Tensor:
+def label_targets(y: Tensor, like: Tensor) -> Tensor:
     """Labels with the shape and dtype of the logits; their values are not checked in compiled code."""
     if y.shape == like.shape[:-1] and like.shape[-1] == 1:
         y = y[..., None]
@@ -148,7 +148,7 @@ def as_labels(y: Tensor, like: Tensor) -> Tensor:
     return y
 
 
-def as_classes(y: Tensor, like: Tensor) -> Tensor:
+def class_targets(y: Tensor, like: Tensor) -> Tensor:
     """Classes as whole numbers of the shape of the rows; their values are not checked in compiled code."""
     K = like.shape[-1]
     if y.is_floating_point() or y.dtype == torch.bool or y.shape != like.shape[:-1]:
