@@ -18,8 +18,8 @@ import viper
 from viper.nn import (
     BayesianLinear,
     BayesianNetwork,
-    GaussianMoments,
     GaussianProcessHead,
+    LatentMoments,
     LogitHead,
     MomentGELU,
     MomentReLU,
@@ -419,7 +419,7 @@ POINTS = [(-3.0, 0.5), (-0.4, 2.0), (0.0, 1.0), (0.7, 0.01), (2.5, 4.0), (6.0, 0
 @pytest.mark.parametrize(("layer", "function"), ACTIVATIONS, ids=["relu", "gelu", "tanh"])
 def test_moments_through_activations_equal_quadrature(layer, function):
     mean, variance = (torch.tensor(x, dtype=torch.float64) for x in zip(*POINTS, strict=True))
-    found = layer(GaussianMoments(mean, variance))
+    found = layer(LatentMoments(mean, variance))
     for i, (m, v) in enumerate(POINTS):
         ends = sorted({m - 12 * v**0.5, 0.0, m, m + 12 * v**0.5})
 
@@ -447,13 +447,13 @@ def test_activations_without_variance_are_the_plain_ones(layer):
 def test_activations_have_the_gradients_of_their_formulas(layer):
     mean = torch.tensor([-1.2, 0.3, 2.0], dtype=torch.float64, requires_grad=True)
     variance = torch.tensor([0.5, 1.5, 0.2], dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda m, v: tuple(layer(GaussianMoments(m, v))), (mean, variance))
+    assert torch.autograd.gradcheck(lambda m, v: tuple(layer(LatentMoments(m, v))), (mean, variance))
 
 
 def test_a_linear_layer_has_the_moments_of_its_draws():
     layer = scrambled(BayesianLinear(3, 2).double(), size=0.5)
     generator = torch.Generator().manual_seed(0)
-    given = GaussianMoments(torch.tensor([1.0, -2.0, 0.5]).double(), torch.tensor([0.3, 0.0, 1.0]).double())
+    given = LatentMoments(torch.tensor([1.0, -2.0, 0.5]).double(), torch.tensor([0.3, 0.0, 1.0]).double())
     draws = 200_000
 
     def normal(mean, sd):

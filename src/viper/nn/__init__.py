@@ -2,14 +2,14 @@
 
 from viper.nn.heads import LogitHead
 from viper.nn.layers import BayesianLinear, BayesianNetwork, MomentGELU, MomentReLU, MomentTanh
-from viper.nn.logits import GaussianMoments
+from viper.nn.logits import LatentMoments
 from viper.nn.process import GaussianProcessHead
 
 __all__ = [
     "BayesianLinear",
     "BayesianNetwork",
-    "GaussianMoments",
     "GaussianProcessHead",
+    "LatentMoments",
     "LogitHead",
     "MomentGELU",
     "MomentReLU",

@@ -33,18 +33,18 @@ from viper.models.prior import LARGEST_SCALE, SMALLEST_SCALE, best_scales
 from viper.nn.feature_rows import feature_rows, of_all_ranks
 from viper.nn.logits import (
     GaussianLogits,
-    GaussianMoments,
+    LatentMoments,
     Targets,
     checked_count,
     class_targets,
     label_targets,
     softmax_moments,
 )
-from viper.nn.weights import COVARIANCES, Covariance, GaussianWeights
+from viper.nn.weights import HEAD_COVARIANCES, Covariance, GaussianWeights
 from viper.softplus.limit import limit
 
 HEAD_RANK = 8
-ASCENT_STEPS, ASCENT_GAIN = 500, 1e-8  # of L-BFGS, and the least gain of a step in nats per row
+LOW_RANK_STEPS, LOW_RANK_GAIN = 500, 1e-8  # of L-BFGS, and the least gain of a step in nats per row
 
 
 class HeadRows(NamedTuple):
@@ -65,10 +65,10 @@ class GaussianHead(GaussianLogits):
     ) -> None:
         super().__init__(out_features, targets)
         self.in_features = checked_count(in_features, "in_features")
-        if covariance not in COVARIANCES:
+        if covariance not in HEAD_COVARIANCES:
             raise ValueError(
                 f"covariance must be 'full', 'diagonal' or 'low-rank'; got {shown(covariance)}. "
-                f"{instead(str(covariance), COVARIANCES)}"
+                f"{instead(str(covariance), HEAD_COVARIANCES)}"
             )
         self.covariance: Covariance = covariance
         self.rank = checked_count(rank, "rank", "Use covariance='diagonal' for rank 0.")
@@ -81,7 +81,7 @@ class GaussianHead(GaussianLogits):
         """Prior standard deviations of the weights, the same for every output."""
         raise NotImplementedError
 
-    def forward(self, features: Tensor) -> GaussianMoments:
+    def forward(self, features: Tensor) -> LatentMoments:
         features = self.checked_features(features)
         # autocast would round to half precision what is squared and added up
         with torch.autocast(features.device.type, enabled=False):
@@ -91,7 +91,7 @@ class GaussianHead(GaussianLogits):
             mean = mean if rows.offset is None else mean + rows.offset
             variance = variance if rows.residual is None else variance + rows.residual[:, None]
             shape = (*features.shape[:-1], self.out_features)
-            return GaussianMoments(mean.reshape(shape), variance.reshape(shape))
+            return LatentMoments(mean.reshape(shape), variance.reshape(shape))
 
     def divergence(self) -> Tensor:
         """KL(q ‖ p), computed in float64."""
@@ -284,10 +284,10 @@ class GaussianHead(GaussianLogits):
             inner.loadings.copy_(first.to(inner.mean.device) / inner.mean.shape[1] ** 0.5)
         optimiser = torch.optim.LBFGS(
             inner.parameters(),
-            max_iter=ASCENT_STEPS,
+            max_iter=LOW_RANK_STEPS,
             history_size=20,
             tolerance_grad=0.0,
-            tolerance_change=ASCENT_GAIN,
+            tolerance_change=LOW_RANK_GAIN,
             line_search_fn="strong_wolfe",
         )
         sd = self.prior_sd().detach()
@@ -303,9 +303,9 @@ class GaussianHead(GaussianLogits):
             return total
 
         optimiser.step(closure)
-        if optimiser.state_dict()["state"][0]["n_iter"] >= ASCENT_STEPS:
+        if optimiser.state_dict()["state"][0]["n_iter"] >= LOW_RANK_STEPS:
             warnings.warn(
-                f"The fit of low rank stopped early, after {ASCENT_STEPS} steps. Standardise the features, or use "
+                f"The fit of low rank stopped early, after {LOW_RANK_STEPS} steps. Standardise the features, or use "
                 "covariance='full' or 'diagonal'.",
                 ConvergenceWarning,
                 stacklevel=users_line(),

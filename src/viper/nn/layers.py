@@ -19,18 +19,18 @@ import torch
 from torch import Tensor
 
 from viper.nn.heads import checked_scale
-from viper.nn.logits import GaussianLogits, GaussianMoments, Targets, checked_count
+from viper.nn.logits import GaussianLogits, LatentMoments, Targets, checked_count
 from viper.softplus.expectation import expected_sigmoid
 from viper.softplus.normal import SQRT_2PI, cdf, pdf
 
 FIRST_SD = 0.05  # standard deviations before training, in those of the prior
-LEAST_VARIANCE = 1e-30  # of a unit whose variance is 0, relative to its squared mean plus one
+LEAST_UNIT_VARIANCE = 1e-30  # of a unit whose variance is 0, relative to its squared mean plus one
 OWEN_NODES = 24  # Gauss-Legendre on [0, 1]: error below 1e-15 for every argument
 
 
-def as_moments(x: Any) -> GaussianMoments:
+def as_moments(x: Any) -> LatentMoments:
     """Units with their moments; a tensor is known exactly."""
-    return x if isinstance(x, GaussianMoments) else GaussianMoments(x, torch.zeros_like(x))
+    return x if isinstance(x, LatentMoments) else LatentMoments(x, torch.zeros_like(x))
 
 
 class BayesianLinear(torch.nn.Module):
@@ -64,8 +64,8 @@ class BayesianLinear(torch.nn.Module):
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, prior_scale={self.prior_scale:g}"
 
-    def forward(self, x: Any) -> GaussianMoments:
-        given = x.mean if isinstance(x, GaussianMoments) else x
+    def forward(self, x: Any) -> LatentMoments:
+        given = x.mean if isinstance(x, LatentMoments) else x
         if not isinstance(given, Tensor) or given.ndim == 0 or given.shape[-1] != self.in_features:
             got = f"shape {tuple(given.shape)}" if isinstance(given, Tensor) else type(x).__name__
             raise ValueError(f"the input must be a tensor with {self.in_features} columns, or moments; got {got}.")
@@ -75,7 +75,7 @@ class BayesianLinear(torch.nn.Module):
             mean, variance = m @ self.mean.T, (m.square() + v) @ spread.T + v @ self.mean.square().T
             if self.bias_mean is not None and self.bias_log_sd is not None:
                 mean, variance = mean + self.bias_mean, variance + (2.0 * self.bias_log_sd).exp()
-            return GaussianMoments(mean, variance)
+            return LatentMoments(mean, variance)
 
     def divergence(self) -> Tensor:
         """KL(q ‖ p) of weights and bias."""
@@ -97,41 +97,41 @@ def mean_field_divergence(mean: Tensor, log_sd: Tensor, prior_sd: float) -> Tens
 class MomentReLU(torch.nn.Module):
     """Mean and variance of max(X, 0), in closed form."""
 
-    def forward(self, x: Any) -> GaussianMoments:
+    def forward(self, x: Any) -> LatentMoments:
         return relu_moments(*as_moments(x))
 
 
 class MomentGELU(torch.nn.Module):
     """Mean and variance of XΦ(X), in closed form up to Owen's T, whose quadrature errs by less than 1e-15."""
 
-    def forward(self, x: Any) -> GaussianMoments:
+    def forward(self, x: Any) -> LatentMoments:
         return gelu_moments(*as_moments(x))
 
 
 class MomentTanh(torch.nn.Module):
     """Mean and variance of tanh X = 2 s(2X) - 1, those of the sigmoid: to rounding."""
 
-    def forward(self, x: Any) -> GaussianMoments:
+    def forward(self, x: Any) -> LatentMoments:
         mean, variance = as_moments(x)
         p, sd = expected_sigmoid(2.0 * mean, 4.0 * variance)
-        return GaussianMoments(2.0 * p - 1.0, 4.0 * sd.square())
+        return LatentMoments(2.0 * p - 1.0, 4.0 * sd.square())
 
 
-def relu_moments(mean: Tensor, variance: Tensor) -> GaussianMoments:
+def relu_moments(mean: Tensor, variance: Tensor) -> LatentMoments:
     """E max(X, 0) = max(ϑ, 0) + τ m and Var max(X, 0) = v (u - m²) below 0, v (1 - u - 2zm - m²) above.
 
     m = φ(z) - zΦ(-z) and u = (1 + z²)Φ(-z) - zφ(z), z = |ϑ|/τ, are the first two moments of max(Z - z, 0). Nothing that
     is large cancels.
     """
-    sd = (variance + LEAST_VARIANCE * (1.0 + mean.square())).sqrt()
+    sd = (variance + LEAST_UNIT_VARIANCE * (1.0 + mean.square())).sqrt()
     z = mean.abs() / sd
     density, tail = pdf(z), cdf(-z)
     m, u = density - z * tail, (1.0 + z.square()) * tail - z * density
     share = torch.where(mean > 0.0, 1.0 - u - 2.0 * z * m, u) - m.square()
-    return GaussianMoments(mean.clamp(min=0.0) + sd * m.clamp(min=0.0), variance * share.clamp(0.0, 1.0))
+    return LatentMoments(mean.clamp(min=0.0) + sd * m.clamp(min=0.0), variance * share.clamp(0.0, 1.0))
 
 
-def gelu_moments(mean: Tensor, variance: Tensor) -> GaussianMoments:
+def gelu_moments(mean: Tensor, variance: Tensor) -> LatentMoments:
     """E XΦ(X) = ϑΦ(a) + v φ(a)/√(1+v), and E X²Φ(X)² = (ϑ² + v) A + 2ϑvB + 2vC, with a = ϑ/√(1+v) and by Stein
 
         A = E Φ(X)² = Φ(a) - 2T(a, 1/√(1+2v)),      B = E Φ(X)φ(X) = φ(a)/√(1+v) Φ(b),      b = ϑ/√((1+v)(1+2v)),
@@ -148,7 +148,7 @@ def gelu_moments(mean: Tensor, variance: Tensor) -> GaussianMoments:
     B = joint * cdf(b)
     C = joint * (m / one * cdf(b) + v * (one * two).rsqrt() * pdf(b))
     second = (m.square() + v) * both + 2.0 * v * (m * B + C)
-    return GaussianMoments(first.to(mean), (second - first.square()).clamp(min=0.0).to(mean))
+    return LatentMoments(first.to(mean), (second - first.square()).clamp(min=0.0).to(mean))
 
 
 def owens_t(h: Tensor, a: Tensor) -> Tensor:
@@ -208,10 +208,10 @@ class BayesianNetwork(GaussianLogits):
         super().__init__(layers[-1].out_features, targets)
         self.layers = torch.nn.ModuleList(layers)
 
-    def forward(self, features: Any) -> GaussianMoments:
+    def forward(self, features: Any) -> LatentMoments:
         for layer in self.layers:
             features = layer(features)
-        return GaussianMoments(*features)
+        return LatentMoments(*features)
 
     def divergence(self) -> Tensor:
         """The sum of the divergences of all Bayesian layers."""

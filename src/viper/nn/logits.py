@@ -25,7 +25,7 @@ Targeted = TypeVar("Targeted", bound=Callable[..., Any])
 SINGLE_TOLERANCE, DOUBLE_TOLERANCE = 1e-7, 1e-10  # of the log-sum-exp, for float32 and float64
 
 
-class GaussianMoments(NamedTuple):
+class LatentMoments(NamedTuple):
     """Means and variances of independent Gaussians, of one shape."""
 
     mean: Tensor
@@ -49,7 +49,7 @@ class GaussianLogits(torch.nn.Module):
             )
         self.targets: Targets = "labels" if out_features == 1 else targets
 
-    def forward(self, features: Any) -> GaussianMoments:
+    def forward(self, features: Any) -> LatentMoments:
         """Means and variances of the logits, with a column for each output."""
         raise NotImplementedError
 

@@ -20,7 +20,7 @@ from viper.inference.classes.star import Star
 from viper.inference.problem import Gaussian
 
 Covariance = Literal["full", "diagonal", "low-rank"]
-COVARIANCES: tuple[Covariance, ...] = ("full", "diagonal", "low-rank")
+HEAD_COVARIANCES: tuple[Covariance, ...] = ("full", "diagonal", "low-rank")
 FIRST_SHARE = 0.1  # standard deviations before training, in those of the prior
 FIRST_LOADING = 0.1  # at zero, loadings would have no gradient
 
