@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from viper.data.blocks import Blocks
     from viper.data.files import Files
+    from viper.decisions.bandit import Bandit
     from viper.errors import StorageError
     from viper.gp import likelihood as gpytorch
     from viper.gp.classifier import VariationalGPClassifier
     from viper.models import reference
     from viper.models.groups.mixed import VariationalMixedRegression
     from viper.models.logistic import VariationalLogisticRegression
+    from viper.models.ordinal.regression import VariationalOrdinalRegression
     from viper.models.saving import load
     from viper.report import metrics, plot
     from viper.softplus import (
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "Bandit",
     "Blocks",
     "ExpectedLogSumExp",
     "ExpectedSigmoid",
@@ -38,7 +41,9 @@ __all__ = [
     "VariationalGPClassifier",
     "VariationalLogisticRegression",
     "VariationalMixedRegression",
+    "VariationalOrdinalRegression",
     "datasets",
+    "decisions",
     "expected_logsumexp",
     "expected_sigmoid",
     "expected_softplus",
@@ -53,6 +58,7 @@ __all__ = [
 
 # Loaded on first use, so that `import viper` and `viper --help` need no torch: name -> the module that defines it
 NAMES = {
+    "Bandit": "viper.decisions.bandit",
     "Blocks": "viper.data.blocks",
     "ExpectedLogSumExp": "viper.softplus.logsumexp",
     "ExpectedSigmoid": "viper.softplus.expectation",
@@ -61,6 +67,7 @@ NAMES = {
     "StorageError": "viper.errors",
     "VariationalGPClassifier": "viper.gp.classifier",
     "VariationalLogisticRegression": "viper.models.logistic",
+    "VariationalOrdinalRegression": "viper.models.ordinal.regression",
     "VariationalMixedRegression": "viper.models.groups.mixed",
     "expected_logsumexp": "viper.softplus.logsumexp",
     "expected_sigmoid": "viper.softplus.expectation",
@@ -71,6 +78,7 @@ NAMES = {
 # Public modules: the name users type -> where it lives
 MODULES = {
     "viper.datasets": "viper.datasets",
+    "viper.decisions": "viper.decisions",
     "viper.gpytorch": "viper.gp.likelihood",
     "viper.metrics": "viper.report.metrics",
     "viper.plot": "viper.report.plot",

@@ -215,7 +215,8 @@ class VariationalGPClassifier(
         are then those of a population in which the classes have these shares, until `prevalence_offset` takes
         that back, and intervals count each row as often as its weight says.
     n_starts : int, default 5
-        Number of starting points of the search; `starts_` reports how each one fared.
+        Number of starting points of the search, at most two for each family where several are compared; `starts_`
+        reports how each one fared.
     solver : {"profile", "natural-adam"}, default "profile"
         L-BFGS on the profile, or the paper's recipe: natural gradients for q, Adam for everything else.
     max_iter : int, optional
@@ -544,7 +545,8 @@ class VariationalGPClassifier(
         progress = Progress(self.verbose, tasks_of(self), len(rows))
         marginal = self._places_as_needed()
         diagonal = self.covariance == "diagonal"
-        search = Search(rows, fast, diagonal, steps, float(self.tol), generator, progress, marginal)
+        represented = 1.0 if source is None else source.rows / known.rows
+        search = Search(rows, fast, diagonal, steps, float(self.tol), generator, progress, marginal, represented)
         with closing(progress), pass_threads(self.n_jobs):
             families = self._search(search, before)
             found = families[0]

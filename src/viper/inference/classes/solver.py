@@ -38,9 +38,6 @@ DIRECT_LEFT = 1e-5  # nats left by coarse integrals from where exact ones need n
 SHARED_LEFT = 3.0  # nats, where a shared precision ends
 MODE_LEFT = 1.0  # nats, where the search for the mode ends
 SAMPLE_LEFT = 5.0  # the same on a sample, for each row that one of its rows stands for
-    1.0,
-    5.0,
-)  # nats, where the search for the mode ends; of a sample, times the rows that one of it stands for
 MODE_PASSES = 200
 FORCING, MODE_FORCING = 0.05, 0.2  # conjugate gradients end at this share of the gradient, in the metric of the star
 MOST_PRODUCTS = 200
