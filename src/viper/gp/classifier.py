@@ -19,6 +19,7 @@ from torch import Tensor
 from viper.data import checks
 from viper.data.checkpoint import resumable
 from viper.data.checks import RowFormat
+from viper.data.indicators import has_several_columns
 from viper.data.model_file import MANY_LABELS
 from viper.data.open import is_kept_elsewhere, open_labelled_rows, open_rows
 from viper.data.schema import (
@@ -420,11 +421,16 @@ class VariationalGPClassifier(
     ) -> "VariationalGPClassifier":
         self._check_options()
         random = checks.random_of_fit(self.random_state)
+        if has_several_columns(y):
+            raise ValueError(
+                f"y must have one column; got {np.shape(y)[1]}. For several labels, use VariationalLogisticRegression, "
+                "or scikit-learn's MultiOutputClassifier around this estimator."
+            )
         known_classes = None if classes is None else checks.distinct(np.asarray(classes))
         given = {"sample_weight": sample_weight, "offset": offset, "reset": True, "classes": known_classes}
         self.classes_, source = open_labelled_rows(self, X, y, replace(ROW_FORMAT, classes=0), **given)
         self._own_prior = None
-        source = self._weighted_rows(source)
+        source = self._weighted_rows(source, complete=classes is None)
         if source.traits.where == "memory":
             self._fit(source.in_memory(), None, random)
             self._raw_rows = source
