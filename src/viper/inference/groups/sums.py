@@ -15,7 +15,7 @@ import torch
 
 from viper.inference.groups.arrow import Arrow, Split
 from viper.inference.groups.rows import GroupedRows
-from viper.inference.threads import PASS_THREADS
+from viper.inference.threads import PASS_THREADS, one_thread
 from viper.softplus.limit import fast_limit, limit
 
 ROUGH_ROW_ERROR = 1e-9
@@ -69,8 +69,13 @@ def over_chunks(rows: GroupedRows, function: Callable[[slice, slice], Result]) -
     threads = min(PASS_THREADS.get(), len(chunks))
     if threads < 2:
         return [function(*chunk) for chunk in chunks]
+
+    def alone(chunk: tuple[slice, slice]) -> Result:
+        with one_thread():  # OpenMP's limit belongs to a thread
+            return function(*chunk)
+
     with ThreadPoolExecutor(threads) as pool:
-        return list(pool.map(lambda chunk: function(*chunk), chunks))
+        return list(pool.map(alone, chunks))
 
 
 def grouped_sums(rows: GroupedRows, mean: Split, covariance: Arrow, rough: bool = False) -> GroupSums:
