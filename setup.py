@@ -6,7 +6,7 @@ FLAGS = ["-O3", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "
 FLAGS += ["-fno-fast-math", "-fno-unsafe-math-optimizations", "-fno-associative-math"]  # whatever CFLAGS say
 FLAGS += ["-fvisibility=hidden", "-Wno-psabi", "-pthread"]
 
-SOURCES = ["inference/kernels/_rows.c", "softplus/_classes.c"]
+SOURCES = ["inference/kernels/_rows.c", "softplus/_classes.c", "decisions/_arms.c"]
 
 
 def extension(source: str) -> Extension:

@@ -28,6 +28,7 @@ ROOMS = {
     "formula": "named columns",
     "models": "logistic regression, and what all estimators share",
     "gp": "Gaussian processes",
+    "decisions": "bandits: which arm to try next",
     "report": "metrics, plots, the page",
     "datasets": "public data",
     "paper": "every table and figure of the paper",

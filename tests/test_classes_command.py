@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pandas
 import pytest
+import sklearn.metrics as scikit
 from sklearn.datasets import load_iris
 from sklearn.metrics import confusion_matrix, log_loss, roc_auc_score
 from typer.testing import CliRunner
@@ -62,9 +63,6 @@ def test_what_is_for_two_classes_says_so(flowers):
     fit = viper.VariationalLogisticRegression.from_formula
     with pytest.raises(FormulaError, match="positive is the class of two"):
         fit("species ~ .", flowers, positive="setosa")
-    holes = flowers.assign(sepal_width=flowers["sepal_width"].mask(flowers.index < 5))
-    with pytest.raises(FormulaError, match="must have two classes"):
-        fit("species ~ .", holes, missing="multiple")
 
 
 # --- scores, against scikit-learn ---
@@ -236,3 +234,75 @@ def test_pictures_of_every_class_or_one_line(flowers, model):
             drawn(model, flowers, flowers["species"])
     with pytest.raises(ValueError, match="for two classes"):
         metrics.predictive_check(model, flowers, flowers["species"])
+
+
+# --- effects, and several labels ---
+
+
+def test_effects_of_every_class(folder, model, flowers):
+    found = json.loads(viper_command("effects", folder / "m.viper", folder / "iris.csv", "--json"))
+    assert found["probability_of"] == "a row is of the class"
+    average = {row["class"]: row["estimate"] for row in found["averages"]}
+    for name, p in zip(model.classes_, model.predict_proba(flowers).mean(0), strict=True):
+        assert average[name] == pytest.approx(p, abs=1e-9)
+
+
+@pytest.fixture(scope="module")
+def labels(tmp_path_factory):
+    folder, rng = tmp_path_factory.mktemp("labels"), np.random.default_rng(0)
+    X = pandas.DataFrame(rng.normal(size=(120, 2)), columns=["a", "b"])
+    Y = pandas.DataFrame({"urgent": X["a"] + rng.logistic(size=120) > 1, "spam": X["b"] > rng.logistic(size=120)})
+    fit = viper.VariationalLogisticRegression().fit(X, Y.astype(int))
+    fit.save(folder / "labels.viper")
+    X.join(Y.astype(int)).to_csv(folder / "labels.csv", index=False)
+    return folder, fit, X, Y.astype(int)
+
+
+def test_scores_of_labels_are_those_of_scikit_learn(labels):
+    folder, fit, X, Y = labels
+    found = json.loads(viper_command("evaluate", folder / "labels.viper", folder / "labels.csv", "--json"))
+    p, said = fit.predict_proba(X), fit.predict(X)
+    assert found["exact"] == pytest.approx(fit.score(X, Y))
+    assert found["hamming_loss"] == pytest.approx(scikit.hamming_loss(Y, said))
+    assert found["f1_macro"] == pytest.approx(scikit.f1_score(Y, said, average="macro"))
+    assert found["f1_micro"] == pytest.approx(scikit.f1_score(Y, said, average="micro"))
+    ranked = scikit.label_ranking_average_precision_score(Y, p)
+    assert found["ranking_precision"] == pytest.approx(ranked)
+    assert found["auc"] == pytest.approx(scikit.roc_auc_score(Y, p, average="macro"))
+    for j, name in enumerate(Y):
+        own = found["labels"][name]
+        assert own["f1"] == pytest.approx(scikit.f1_score(Y[name], said[:, j]))
+        assert own["recall"] == pytest.approx(scikit.recall_score(Y[name], said[:, j]))
+        assert own["average_precision"] == pytest.approx(scikit.average_precision_score(Y[name], p[:, j]))
+    weight = np.arange(120) % 3
+    twice, counted = np.repeat(np.arange(120), weight), metrics.label_scores(Y, p, sample_weight=weight)
+    again = metrics.label_scores(Y.to_numpy()[twice], p[twice])
+    assert counted.f1_macro == pytest.approx(again.f1_macro)
+    assert counted.ranking_precision == pytest.approx(again.ranking_precision)
+
+
+def test_one_label_is_a_model_of_two_classes(labels):
+    folder, fit, X, Y = labels
+    given = folder / "labels.viper", folder / "labels.csv", "--target", "spam"
+    found = json.loads(viper_command("evaluate", *given, "--json", "--threshold", 0.4))
+    assert found["brier"] == pytest.approx(np.square(fit.predict_proba(X)[:, 1] - Y["spam"]).mean())
+    assert "decision" in found
+    viper_command("report", *given, "--out", folder / "report.html")
+    assert "spam = 1" in (folder / "report.html").read_text(encoding="utf-8")
+    told = viper_command("evaluate", *given[:3], "spma", status=1)
+    assert "--target must be one of the labels" in told
+    told = viper_command("report", *given[:2], "--out", folder / "other.html", status=1)
+    assert "--target must name one of the labels of the model" in told
+    told = viper_command("evaluate", *given[:2], "--by", "a", status=2)
+    assert "Pass --target with one of them" in told
+
+
+def test_labels_that_are_no_labels(labels):
+    folder, _, X, Y = labels
+    X.join(Y.replace({1: 2})).to_csv(folder / "wrong.csv", index=False)
+    told = viper_command("evaluate", folder / "labels.viper", folder / "wrong.csv", status=1)
+    assert "column 'urgent' must be 0 or 1, whether a row has that label; got '2'" in told
+    with pytest.raises(ValueError, match="label must be 0 or 1"):
+        metrics.label_scores([[0, 2]], [[0.5, 0.5]])
+    with pytest.raises(ValueError, match="a column for each label"):
+        metrics.each_label([0, 1], [0.5, 0.5])

@@ -11,9 +11,9 @@ from viper.data import model_file
 from viper.errors import StorageError
 from viper.gp.average import PAIRS, Averaged, points_to_average
 from viper.gp.classifier import VariationalGPClassifier
-from viper.gp.model import Features, Observations
+from viper.gp.model import Features, Observations, SparseGP
 from viper.gp.profile import Profile
-from viper.gp.search import Family, Found
+from viper.gp.search import LINE, Family, Found, Search, furthest_from_prior
 from viper.inference.posterior import latent
 from viper.softplus.limit import limit, mean_of_same_probability
 
@@ -52,7 +52,7 @@ def test_several_kinds_of_kernels_are_weighted(fitted):
     assert sum(component.weight for component in fitted.components_) == pytest.approx(1.0)
     weights = fitted.summary().attrs["families"]
     assert sum(weights.values()) == pytest.approx(1.0)
-    assert set(weights) <= {"rbf, one lengthscale", "rbf, many lengthscales"}
+    assert set(weights) <= {"rbf, one lengthscale", "rbf, many lengthscales", "a line"}
     assert fitted.components_[0].model is fitted.model_
     assert fitted.family_ == fitted.components_[0].family
     assert fitted.summary().attrs["inducing_points"] == len(fitted.inducing_points_)
@@ -225,3 +225,91 @@ def test_forged_components_are_refused(fitted, tmp_path, change, words):
     model_file.write_tensors(tmp_path / "forged", kind, tensors, metadata, True)
     with pytest.raises(StorageError, match=words):
         viper.load(tmp_path / "forged")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# A line
+
+
+@pytest.fixture(scope="module")
+def straight():
+    generator = np.random.default_rng(3)
+    X = generator.normal(size=(150, 2))
+    return X, generator.random(150) < 1 / (1 + np.exp(-(0.3 + 1.5 * X[:, 0])))
+
+
+@pytest.fixture(scope="module")
+def line(straight):
+    return VariationalGPClassifier(n_starts=2, lengthscales="one", random_state=0).fit(*straight)
+
+
+def line_components(model):
+    return [component for component in model.components_ if component.family == LINE]
+
+
+def test_a_line_counts_where_the_truth_is_one(line):
+    assert line.summary().attrs["families"]["a line"] > 0.2
+    assert line.family_ == Family("rbf", False)  # what summary describes has a kernel
+    assert not any("line" in start.start.split(":")[0] for start in line.starts_)
+    for component in line_components(line):
+        assert len(component.model.inducing) == 0
+        assert component.model.dimension == 3
+
+
+def test_a_line_is_logistic_regression(line, straight, new):
+    """The posterior of [s x, 5] with the prior N(0, I) is the best one for these columns, found by the other solver."""
+    component, *_ = line_components(line)
+    X, y = straight
+    slope = float(component.model.mean.slope.detach())
+    columns = lambda x: np.column_stack([slope * line._scaler.apply(x), np.full(len(x), 5.0)])  # noqa: E731
+    options = {"fit_intercept": False, "prior_scale": 1.0}
+    twin = viper.VariationalLogisticRegression(**options).fit(columns(X), y)
+    q = component.posterior
+    np.testing.assert_allclose(twin.posterior_.mean, q.mean, atol=5e-3)
+    np.testing.assert_allclose(twin.posterior_.covariance(), q.covariance(), atol=5e-3)
+
+
+def test_a_line_is_left_out_where_it_has_no_part(straight):
+    X, y = straight
+    for options in ({"mean": "constant"}, {"hyperparameters": "mode"}):
+        model = VariationalGPClassifier(n_starts=1, lengthscales="one", tol=0.1, **options).fit(X[:40], y[:40])
+        assert not line_components(model)
+
+
+def test_a_line_is_saved_and_updated(line, straight, new, tmp_path):
+    line.save(tmp_path / "line.safetensors")
+    loaded = viper.load(tmp_path / "line.safetensors")
+    np.testing.assert_array_equal(loaded.predict_proba(new), line.predict_proba(new))
+    draws = loaded.sample(new, 4000, random_state=0)
+    mean, sd = loaded.predict_latent(new)
+    assert np.abs((draws.mean(0) - mean) / sd).max() < 5 / math.sqrt(4000)
+    X, y = straight
+    loaded.partial_fit(X[:20], y[:20])
+    assert len(line_components(loaded)) == len(line_components(line))
+    assert np.isfinite(loaded.predict_proba(new)).all()
+
+
+def test_lengthscales_that_share_a_difference_have_their_own_curvature(data, monkeypatch):
+    """Exact for a parabola in which those that share are independent of each other."""
+    monkeypatch.setattr("viper.gp.search.MOST_DIFFERENCES", 4)
+    wide = VariationalGPClassifier(lengthscales="many", priors="default")
+    wide.n_features_in_, wide.classes_ = 6, np.arange(2)
+    model = SparseGP(*wide._kernel_and_mean(Family("rbf", True)), torch.zeros(3, 6).double(), False, 1e-8)
+    lengths = torch.tensor([[0.1, 3.3, 3.2, 40.0, 3.4, 3.3]]).double()
+    model.kernel.base_kernel.initialize(lengthscale=lengths)  # only the first and fourth are far from their prior
+    own = furthest_from_prior(model)
+    names = [name for name, x in model.named_parameters() if x.requires_grad for _ in range(x.numel())]
+    assert [name for name, mine in zip(names, own, strict=True) if not mine] == [names[2]] * 4
+    generator = np.random.default_rng(0)
+    half = generator.normal(size=(8, 8))
+    H = half @ half.T + 4 * np.eye(8)
+    both = ~own[:, None] & ~own
+    H[both & ~np.eye(8, dtype=bool)] = 0.0
+    H += 20 * np.eye(8)
+    middle = model.free_vector()
+    parabola = lambda x: (-0.5 * (x - middle) @ H @ (x - middle), -H @ (x - middle))  # noqa: E731
+    monkeypatch.setattr(Search, "profile_on", lambda *_: parabola)
+    rows = Observations(torch.zeros(5, 6).double(), torch.zeros(5).double())
+    search = Search(rows, limit(), False, 1, 1e-2, generator)
+    S = search.spread(model, rows)
+    np.testing.assert_allclose(S @ S.T, np.linalg.inv(H), rtol=1e-8, atol=1e-10)

@@ -256,13 +256,37 @@ def test_rows_that_come_later(tmp_path):
     assert problem.elbo_ == pytest.approx(whole.objective, abs=1e-6)  # of all rows together
     later = viper.load(tmp_path / "model.viper").partial_fit(X[40:], y[40:])  # the star as the prior
     assert np.abs(later.predict_proba(X) - model.predict_proba(X)).max() < 0.05
+    # the evidence of the new rows is that under what the earlier ones said, also when it was stored
+    later.save(tmp_path / "later.viper")
+    for one in (later, viper.load(tmp_path / "later.viper")):
+        found = one.diagnose(X[40:], y[40:], draws=500)
+        assert -3 * found.log_evidence_error < found.log_evidence - later.elbo_ < 1.0
+
+
+@pytest.mark.filterwarnings("ignore::viper.errors.ImportanceWarning")
+@pytest.mark.filterwarnings("ignore:Estimated shape parameter of Pareto")
+def test_draws_of_the_exact_posterior_and_without_each_row(fitted):
+    arviz_stats = pytest.importorskip("arviz_stats")
+    X, _, model = fitted
+    corrected = model.corrected(draws=1000)
+    p = corrected.predict_proba(X)
+    np.testing.assert_allclose(p.sum(1), 1.0, atol=1e-12)
+    assert np.abs(p - model.predict_proba(X)).max() < 0.25  # that averages over hyperparameters, this does not
+    assert corrected.to_arviz(10, 2)["posterior"]["coefficient"].dims == ("chain", "draw", "class", "feature")
+    found = model.loo(draws=500)
+    assert found.rows == len(X)
+    tree = model.to_arviz(draws=500, chains=1, random_state=0)
+    lp, log_q = tree["sample_stats"]["lp"], tree["sample_stats"]["log_q"]
+    other = arviz_stats.loo_approximate_posterior(tree, log_p=lp, log_q=log_q, pointwise=True)
+    # expected log densities there, log of expected densities here: Jensen
+    assert (found.pointwise >= other.elpd_i.values.ravel() - 1e-3).all()
+    assert found.elpd_loo == pytest.approx(other.elpd, abs=5.0)
 
 
 def test_what_is_for_two_classes_says_so(fitted):
     X, _, model = fitted
-    for name in ("corrected", "loo", "to_arviz", "latent_prior"):
-        with pytest.raises(ValueError, match=rf"{name}\(\) is for two classes; got a model of 3"):
-            getattr(model, name)()
+    with pytest.raises(ValueError, match=r"latent_prior\(\) is for two classes; got a model of 3"):
+        model.latent_prior()
     for name in ("average", "contrast", "slopes", "sample"):
         with pytest.raises(ValueError, match=rf"{name}\(\) is for two classes; got a model of 3"):
             getattr(model, name)(X)

@@ -8,8 +8,9 @@ import pytest
 import scipy.sparse
 import torch
 
+from viper.inference.classes.ascent import StarCoordinates
 from viper.inference.classes.problem import ClassProblem
-from viper.inference.classes.solver import fit_star
+from viper.inference.classes.solver import StarRun, fit_star
 from viper.inference.classes.star import Star, centred_classes, solve_precisions, star_divergence, star_prior, tied
 from viper.inference.classes.sums import EXACT_CLASSES
 from viper.inference.newton import newton
@@ -194,3 +195,28 @@ def test_many_rows_begin_with_a_sample():
     assert result.converged
     assert result.passes % 1.0 > 0.0
     assert fit_star(problem, tol=1e-13).objective == pytest.approx(result.objective, abs=1e-7)
+
+
+@pytest.mark.parametrize("diagonal", [False, True])
+def test_separated_classes_under_a_wide_prior(diagonal):
+    """Curvatures change too fast for the fixed point; L-BFGS from elsewhere finds the same F. Its slopes are right."""
+    rng = np.random.default_rng(0)
+    y = torch.arange(60, dtype=torch.float64) % 3
+    X = torch.tensor(rng.normal(size=(60, 2))) + 2.0 * torch.stack([(y == 1).double(), (y == 2).double()], 1) * 4.0
+    problem = replace(problem_of(X, y, 3, diagonal), prior=prior_of(2, 12.0))
+    result = fit_star(problem)
+    assert result.converged
+    other = StarRun(problem, None, 200, None)
+    other.start(Star(result.q.mean * 0.9, result.q.precision * 1.2), EXACT_CLASSES)
+    other.climb()
+    assert other.converged
+    assert other.result().objective == pytest.approx(result.objective, abs=1e-7)
+    coordinates = StarCoordinates(result.q)
+    x, v = 0.1 * rng.normal(size=(2, coordinates.length))
+
+    def value(t):
+        q = coordinates.star(x + t * v)
+        return q, problem.evaluate(q, EXACT_CLASSES)
+
+    slope = coordinates.gradient(x, problem, *value(0.0)) @ v
+    assert slope == pytest.approx((value(1e-4)[1].objective - value(-1e-4)[1].objective) / 2e-4, rel=1e-5)

@@ -1,5 +1,6 @@
 """Draws the pictures of these pages: python docs/site/figures.py. Grey on nothing, for light pages and dark."""
 
+import sys
 from pathlib import Path
 
 import matplotlib
@@ -118,6 +119,30 @@ def risk():
     figure.savefig(IMAGES / "risk.png")
 
 
+def bandits():
+    """Regret of the policies in five of the plain worlds of benchmarks/bandits.py."""
+    sys.path.insert(0, str(IMAGES.parents[1]))
+    from benchmarks.bandits import SETTINGS, ours
+
+    figure, axes = plt.subplots(figsize=(10, 3.6), layout="constrained")
+    shown = {"thompson": (GREY, 1.0), "thompson, spread 0.5": (BLUE, 0.5), "ucb": (RED, 1.0), "ids": (GREEN, 1.0)}
+    for name, (colour, spread) in shown.items():
+        curves = []
+        for seed in range(5):
+            world = SETTINGS["plain"].make(seed)
+            agent = ours(name.split(",")[0], spread)(SETTINGS["plain"], world.context.shape[1], seed)
+            lost = []
+            for context, chance, luck in zip(*world, strict=True):
+                arm = agent.choose(context)
+                lost.append(chance.max() - chance[arm])
+                agent.learn(context, arm, float(luck < chance[arm]))
+            curves.append(np.cumsum(lost))
+        axes.plot(np.mean(curves, axis=0), color=colour, linewidth=2, label=name)
+    axes.legend(frameon=False, labelcolor=GREY)
+    axes.set(xlabel="decisions", ylabel="regret")
+    figure.savefig(IMAGES / "bandits.png")
+
+
 if __name__ == "__main__":
     with plt.rc_context(STYLE):
         places, unsafe, model = wells()
@@ -125,3 +150,4 @@ if __name__ == "__main__":
         hero(places, unsafe, probability, sd)
         map_picture(places, unsafe, probability, sd)
         risk()
+        bandits()

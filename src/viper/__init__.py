@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from viper.data.blocks import Blocks
     from viper.data.files import Files
+    from viper.decisions.bandit import Bandit
     from viper.errors import StorageError
     from viper.gp import likelihood as gpytorch
     from viper.gp.classifier import VariationalGPClassifier
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "Bandit",
     "Blocks",
     "ExpectedLogSumExp",
     "ExpectedSigmoid",
@@ -39,6 +41,7 @@ __all__ = [
     "VariationalLogisticRegression",
     "VariationalMixedRegression",
     "datasets",
+    "decisions",
     "expected_logsumexp",
     "expected_sigmoid",
     "expected_softplus",
@@ -53,6 +56,7 @@ __all__ = [
 
 # Loaded on first use, so that `import viper` and `viper --help` need no torch: name -> the module that defines it
 NAMES = {
+    "Bandit": "viper.decisions.bandit",
     "Blocks": "viper.data.blocks",
     "ExpectedLogSumExp": "viper.softplus.logsumexp",
     "ExpectedSigmoid": "viper.softplus.expectation",
@@ -71,6 +75,7 @@ NAMES = {
 # Public modules: the name users type -> where it lives
 MODULES = {
     "viper.datasets": "viper.datasets",
+    "viper.decisions": "viper.decisions",
     "viper.gpytorch": "viper.gp.likelihood",
     "viper.metrics": "viper.report.metrics",
     "viper.plot": "viper.report.plot",

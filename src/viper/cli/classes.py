@@ -1,6 +1,6 @@
-"""What commands say about models of more than two classes: their scores, what they confuse, and their tables."""
+"""What commands say about models of more than two classes, or of several labels: scores, confusions, tables."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.markup import escape
 
@@ -9,6 +9,8 @@ from viper.cli.terminal import print_table, say, share_text, significant_number
 if TYPE_CHECKING:
     import numpy as np
     import pandas
+
+    from viper.data.table_file import TableFile
 
 PROBABILITY = "probability"  # the column of two classes; of more, the name of a class follows
 
@@ -62,6 +64,133 @@ def class_document(
     }
 
 
+# --- several labels ---
+
+
+def model_of_label(model: Any, target: str | None) -> Any:
+    """The model of one label, if the model has several and the target names one; otherwise the model itself."""
+    from viper.errors import instead, listed
+
+    if not getattr(model, "multilabel_", False) or target is None:
+        return model
+    names = [str(name) for name in model.classes_]
+    if target not in names:
+        raise ValueError(
+            f"--target must be one of the labels, {listed(names)}; got {target!r}. {instead(target, names)}"
+        )
+    return model.estimators_[names.index(target)]
+
+
+class LabelTable(NamedTuple):
+    """Rows with their labels, a column of zeros and ones for each."""
+
+    frame: "pandas.DataFrame"
+    label: "np.ndarray"
+    known: "np.ndarray"  # whether a row has all of its labels
+
+
+def table_of_labels(model: Any, table: "TableFile") -> LabelTable:
+    """Read the rows of a table, and check that it has the model's columns and labels."""
+    import numpy as np
+
+    from viper.cli.preparing import check_model_columns, check_option_column, input_columns, text_inputs
+
+    frame = table.read(text_inputs(model))
+    check_model_columns(frame, input_columns(model))
+    columns = []
+    for name in map(str, model.classes_):
+        check_option_column(frame, name, "the labels")
+        column = frame[name]
+        wrong = (column.notna() & ~column.isin([0, 1, True, False])).to_numpy()
+        if wrong.any():
+            row = int(wrong.argmax())
+            raise ValueError(
+                f"column {name!r} must be 0 or 1, whether a row has that label; got {str(column.iloc[row])!r} in "
+                f"{table.place(row)}. Recode it."
+            )
+        columns.append(column.astype(float).to_numpy())
+    label = np.column_stack(columns)
+    known = ~np.isnan(label).any(1)
+    return LabelTable(frame, np.where(known[:, None], label, 0.0).astype(int), known)
+
+
+def label_document(
+    label: "np.ndarray", predicted: "pandas.DataFrame", names: list[str], bins: int, level: float, weight: Any
+) -> dict[str, Any]:
+    """The scores of all labels together and of each, with the calibration of each."""
+    import numpy as np
+
+    from viper.report.metrics import calibration, each_label, judge_calibration, label_scores
+
+    p, lower, upper = (
+        predicted[[f"{part}_{name}" for name in names]].to_numpy(dtype=float)
+        for part in (PROBABILITY, "lower", "upper")
+    )
+    each = each_label(label, p, names, bins, weight).replace({np.nan: None}).to_dict("index")
+    for j, name in enumerate(names):
+        own = label[:, j] == 1
+        verdict = judge_calibration(own, p[:, j], bins, sample_weight=weight)
+        each[name]["calibration"] = calibration(own, p[:, j], bins, level, weight).to_dict("records")
+        each[name]["calibration_verdict"] = {**verdict._asdict(), "sentence": verdict.sentence}
+    together = label_scores(label, p, np.stack([lower, upper], -1), bins, weight)
+    return {**together._asdict(), "level": level, "labels": each}
+
+
+def print_label_evaluation(document: dict[str, Any]) -> None:
+    rows = "1 row" if document["rows"] == 1 else f"{document['rows']:,} rows"
+    say(f"[bold]{rows}[/], probabilities of [bold cyan]{len(document['labels'])} labels[/]")
+    number = lambda value: "–" if value is None else significant_number(value, 3)  # noqa: E731
+    titles = {
+        "exact": "all labels of a row right",
+        "hamming_loss": "labels that are wrong (Hamming loss)",
+        "f1_macro": "F1, mean over labels",
+        "f1_micro": "F1, all labels as one",
+        "ranking_precision": "ranking precision",
+        "log_score": "log score, mean over labels",
+        "auc": "AUC, mean over labels",
+        "interval_width": "mean interval width",
+    }
+    print_table(["score", ""], [[title, number(document[name])] for name, title in titles.items()])
+    say("[bold]Each label[/]")
+    parts = ("auc", "average_precision", "log_score", "calibration_error")
+    share = lambda value: "–" if value is None else share_text(value)  # noqa: E731
+    lines = [
+        [
+            name,
+            *(share(row[part]) for part in ("base_rate", "recall", "precision")),
+            number(row["f1"]),
+            *(number(row[part]) for part in parts),
+        ]
+        for name, row in document["labels"].items()
+    ]
+    heads = [
+        "label",
+        "share",
+        "recall",
+        "precision",
+        "F1",
+        "AUC",
+        "average precision",
+        "log score",
+        "calibration error",
+    ]
+    print_table(heads, lines, left=1)
+    print_verdicts(document["labels"])
+    say("[dim]For one label in detail, with decisions and subgroups, pass --target LABEL.[/]")
+
+
+# --- more than two classes ---
+
+
+def print_verdicts(each: dict[str, Any]) -> None:
+    """What calibration says of each class or label."""
+    for name, row in each.items():
+        verdict = row["calibration_verdict"]
+        mark = {"good": "[green]✓[/]", "unclear": "[dim]?[/]"}.get(verdict["verdict"], "[yellow]![/]")
+        say(f"  {mark} {escape(name)}: {escape(verdict['sentence'])}")
+    say()
+
+
 def print_class_evaluation(document: dict[str, Any], target: str) -> None:
     rows = "1 row" if document["rows"] == 1 else f"{document['rows']:,} rows"
     say(f"[bold]{rows}[/], probabilities of [bold cyan]{escape(target)}[/], {len(document['classes'])} classes")
@@ -95,8 +224,4 @@ def print_class_evaluation(document: dict[str, Any], target: str) -> None:
     ]
     titles = ["class", "share", "mean probability", "recall", "precision", "AUC", "calibration error"]
     print_table(titles, lines, left=1)
-    for name, row in document["classes"].items():
-        verdict = row["calibration_verdict"]
-        mark = {"good": "[green]✓[/]", "unclear": "[dim]?[/]"}.get(verdict["verdict"], "[yellow]![/]")
-        say(f"  {mark} {escape(name)}: {escape(verdict['sentence'])}")
-    say()
+    print_verdicts(document["classes"])

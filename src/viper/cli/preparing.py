@@ -302,6 +302,11 @@ def labelled_rows(model: Any, table: TableFile, target: str | None, as_text: tup
     import numpy as np
 
     name = target or target_of(model)
+    if getattr(model, "multilabel_", False):
+        raise ValueError(
+            f"--target must name one of the labels of the model, {listed(map(str, model.classes_))}; got "
+            f"{'none' if target is None else repr(target)}. A report is about one of them."
+        )
     if name is None:
         raise ValueError("--target must name the column with the classes; got none, and the model has none stored.")
     text = (*text_inputs(model), *as_text)
@@ -310,11 +315,6 @@ def labelled_rows(model: Any, table: TableFile, target: str | None, as_text: tup
     check_option_column(frame, name, "--target")
     if hasattr(model, "formula_"):  # dates as the numbers by which the model knows them
         frame = with_days(frame, model.formula_.parsed.dates)
-    if getattr(model, "multilabel_", False):
-        raise ValueError(
-            f"the rows must have one class each; got a model of {len(model.classes_)} labels. Judge each of its "
-            "estimators_ in Python."
-        )
     column, classes = frame[name], model.classes_
     if isinstance(classes[0], str) and {*map(str.strip, classes)} == {*classes}:
         column = without_blanks(column)

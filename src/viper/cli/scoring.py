@@ -188,7 +188,7 @@ def cross_validated(model: Any, folds: Folds, level: float, step: Callable[[], N
 
 def diagnosis_record(fitted: Any, rows: int) -> dict[str, Any] | None:
     """Return k̂ of the posterior and its verdict, to store with the model; None where there is none."""
-    if not hasattr(fitted, "diagnose") or (len(fitted.classes_) > 2 and not hasattr(fitted, "coef_")):
+    if not hasattr(fitted, "diagnose"):
         return None
     found = fitted.diagnose(draws=int(np.clip(WEIGHT_BUDGET / rows, *DRAW_LIMITS)))
     names = ("k_hat", "threshold", "draws", "effective_sample_size", "log_evidence", "log_evidence_error")

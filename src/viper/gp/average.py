@@ -22,14 +22,15 @@ import torch
 from torch import Tensor
 
 from viper.gp.model import Features, Observations, Scaler, SparseGP, standardised_block
-from viper.gp.search import Family, Found, Search
+from viper.gp.search import LINE, Family, Found, Search
 from viper.inference.posterior import Diagonal, Full, Posterior, latent, moved
 from viper.inference.rows import Block, BlockSource, Dense
 from viper.softplus.limit import mean_of_same_probability
 
 PAIRS = 3  # of opposite points around the mode of each family
+LINE_ODDS = 1 / 3  # prior probability of a line over that of a kernel
 LEAST_WEIGHT = 0.05  # of a family that counts
-TOLERANCE = 1e-4  # nats; of q at each point
+TOLERANCE = 1e-3  # nats; of q at each point
 AVERAGED_ROWS = 10_000  # up to which hyperparameters are averaged over; beyond, they are known well enough
 
 
@@ -52,19 +53,20 @@ class Point(NamedTuple):
 
 
 def points_to_average(families: list[Found], generator: np.random.Generator) -> list[Point]:
-    """The modes of the families that count, and pairs of opposite points around each.
+    """The modes of the families that count, and pairs of opposite points around each; of the first, at least its mode.
 
     With k hyperparameters, the points have the mean and, if there are k pairs, the covariance of the Gaussian at the
     mode; fewer pairs lie in random directions, at right angles to each other.
     """
-    evidence = np.array([found.evidence for found in families])
+    evidence = np.array([found.evidence + (math.log(LINE_ODDS) if found.family == LINE else 0.0) for found in families])
     share = np.exp(evidence - np.logaddexp.reduce(evidence))
     points: list[Point] = []
     for found, weight in zip(families, share, strict=True):
-        if weight < LEAST_WEIGHT or found.spread is None:
+        counts = weight >= LEAST_WEIGHT and found.spread is not None
+        if not counts and found is not families[0]:
             continue
-        size = len(found.spread)
-        pairs = min(PAIRS, size)
+        size = 0 if found.spread is None else len(found.spread)
+        pairs = min(PAIRS, size) if counts else 0
         log_weight = math.log(weight / (2 * pairs + 1))
         points.append(Point(found, found.model.copy_at(), log_weight, 0.0))
         radius = math.sqrt(size * (1.0 + 0.5 / max(pairs, 1)))  # √k, and what makes up for the point in the middle
@@ -80,13 +82,11 @@ def weighted_components(points: list[Point], search: Search) -> list[Component]:
     log_weights: list[float] = []
     top = 0.0
     for point in points:
-        profile = search.profile_on(point.model, search.rows, TOLERANCE)
-        value = profile.resumed(point.found.sites)(point.model.free_vector())[0]
-        top = value if point.distance == 0.0 else top
-        q = profile.posterior()
-        if q is None or not math.isfinite(value):
+        best = search.profile_on(point.model, search.rows, TOLERANCE).resumed(point.found.sites).maximum()
+        if best is None:
             continue
-        posterior = (Diagonal if search.diagonal else Full)(q.mean, q.factor)
+        value, posterior = best
+        top = value if point.distance == 0.0 else top
         log_weights.append(point.log_weight + min(0.0, value - top + point.distance))
         components.append(Component(0.0, point.found.family, point.model.on("cpu"), moved(posterior, "cpu")))
     weights = np.exp(np.array(log_weights) - np.logaddexp.reduce(log_weights))

@@ -61,6 +61,7 @@ from viper.gp.joint import JointFeatures
 from viper.gp.kernels import (
     LENGTHSCALES,
     PRIORS,
+    NoKernel,
     check_loaded,
     check_shapes,
     covariance,
@@ -72,10 +73,11 @@ from viper.gp.mean_uncertainty import intervals_too_narrow_by, warn_of_narrow_in
 from viper.gp.model import LARGEST_JITTER, Features, InducedSource, InducedView, Observations, Scaler, SparseGP
 from viper.gp.online import PLACED_ROWS, as_start, with_more_points, with_more_values
 from viper.gp.profile import Profile, identity_prior
-from viper.gp.search import FIRST_POINTS, Family, Found, Placing, Search, Start
+from viper.gp.search import FIRST_POINTS, LINE, Family, Found, Placing, Search, Start
 from viper.gp.starts import inducing_points, read_inducing
 from viper.gp.summary import hyperparameter_table
 from viper.gp.terms import TermEffect, effects_of_terms
+from viper.inference.classes.star import Star
 from viper.inference.device import choose_device
 from viper.inference.importance import residual_cost
 from viper.inference.newton import Result, exact_elbo, newton
@@ -84,10 +86,12 @@ from viper.inference.problem import Gaussian, Prior, Problem, gaussian
 from viper.inference.progress import Callbacks, Progress, as_task, tasks_of
 from viper.inference.rows import BLOCK_ROWS, Arrays, RowSource, joined_rows
 from viper.inference.threads import check_jobs, pass_threads
+from viper.models.classes.corrected import CorrectedClasses, summary_of_class_draws
 from viper.models.classes.fitting import FittedClasses
 from viper.models.classes.guard import for_two_classes
 from viper.models.classes.reading import SOFTMAX_READING
-from viper.models.diagnosis import LATENT_DRAWS, DiagnosisMixin, summary_of_draws
+from viper.models.classes.storing import STAR_PRIOR, prior_from, prior_tensors
+from viper.models.diagnosis import LATENT_DRAWS, CorrectedPosterior, DiagnosisMixin, summary_of_draws
 from viper.models.effects import EffectsMixin, OpenRows
 from viper.models.fitting import without_cusp
 from viper.models.notebook import NotebookMixin
@@ -283,7 +287,7 @@ class VariationalGPClassifier(
     _raw_rows: RowSource | None = None
     model_: SparseGP
     posterior_: Any  # Posterior, or StarPosterior for more than two classes
-    _own_prior: Prior | None = None  # of q, where what earlier rows said is only known as a Gaussian
+    _own_prior: Prior | Star | None = None  # of q, where what earlier rows said is only known as a Gaussian
     _fit_scalars: ClassVar[Mapping[str, Rule]] = {
         "elbo_": NUMBER,
         "elbo_bound_": NUMBER,
@@ -312,6 +316,7 @@ class VariationalGPClassifier(
     _optional_tensors: ClassVar[Mapping[str, Numbers]] = {
         "prior.mean": numbers("d"),
         "prior.precision": numbers("d", "dd", range=DEFINITE),
+        **STAR_PRIOR,
     }
     _objects = ("kernel", "mean")
     components_: list[Component]
@@ -467,6 +472,7 @@ class VariationalGPClassifier(
     def _update_classes(self, new: RowSource) -> None:
         fit, self.components_ = update_processes(self, new)
         self._keep_star(fit)
+        self._own_prior = None if self._raw_rows is not None else moved(fit.prior, "cpu")
         self.converged_, self.status_ = fit.result.converged, fit.result.status
         self._raw_rows = None if self._raw_rows is None else joined_rows(self._raw_rows, new)
         self._warn(True)
@@ -578,16 +584,26 @@ class VariationalGPClassifier(
         """The best model of each family, the best family first."""
         rows = search.rows
         if before is not None:
-            return self._climb(search, {self.family_: copy.deepcopy(before).to(rows.inputs)}, 1, "as given")
+            again = {self.family_: copy.deepcopy(before).to(rows.inputs), **self._line(rows)}
+            return self._climb(search, again, 1, "as given")
         points, learn = self._inducing(rows, search.generator)
         models: dict[Family, SparseGP] = {}
         for family in self._families():
             kernel, mean = self._kernel_and_mean(family)
             models[family] = SparseGP(kernel, mean, points.clone(), learn, float(self.jitter)).to(rows.inputs)
             check_shapes(kernel, mean, rows.inputs[:2])
+        models |= self._line(rows)
         greedily = isinstance(self.inducing, str) and self.inducing == "greedy"
         placing: Placing = "as needed" if self._places_as_needed() else "greedily" if greedily else "as given"
         return self._climb(search, models, int(self.n_starts), placing)
+
+    def _line(self, rows: Observations) -> dict[Family, SparseGP]:
+        """The model without a kernel, where it takes part in the average."""
+        if self.multiclass_ or self.mean != "linear" or not self._averages(rows):
+            return {}
+        return {
+            LINE: SparseGP(*self._kernel_and_mean(LINE), rows.inputs[:0], False, float(self.jitter)).to(rows.inputs)
+        }
 
     def _places_as_needed(self) -> bool:
         automatic = isinstance(self.n_inducing, str) and isinstance(self.inducing, str)
@@ -654,7 +670,7 @@ class VariationalGPClassifier(
 
     def _kernel_and_mean(self, family: Family) -> tuple[Any, Any]:
         columns = self.n_features_in_
-        chosen = family.shape if isinstance(self.kernel, str) else self.kernel
+        chosen = NoKernel() if family == LINE else family.shape if isinstance(self.kernel, str) else self.kernel
         kernel = make_kernel(chosen, columns, priors=self.priors, many=family.many, names=self._columns())
         priors = "default" if self.multiclass_ else self.priors  # weights of each class are always in q
         return kernel, make_mean(self.mean, columns, priors=priors)
@@ -763,7 +779,7 @@ class VariationalGPClassifier(
     def _induced(self, source: RowSource, block_rows: int | None = None) -> RowSource:
         """Rows projected on the inducing points of the fitted model."""
         if self.multiclass_:
-            return projected(source, self.model_, self._scaler)
+            return projected(source, self.model_, self._scaler, block_rows)
         if source.traits.where == "memory":
             return self._features(source.in_memory(), block_rows)
         return InducedSource(source, InducedView(self.model_, self._scaler))
@@ -805,7 +821,7 @@ class VariationalGPClassifier(
         return self._induced(self._known_weights(open_labelled_rows(self, X, y, self._row_format(), **given)[1]))
 
     @property
-    def prior_(self) -> Prior:
+    def prior_(self) -> Prior | Star:
         """The prior N(0, I) of the whitened inducing values, or q before the last rows if earlier ones are unknown."""
         if self._own_prior is not None:
             return self._own_prior
@@ -813,15 +829,19 @@ class VariationalGPClassifier(
         return Prior(zeros, torch.ones_like(zeros))
 
     def _names(self) -> list[str]:
-        return [f"w{j}" for j in range(len(self.posterior_.mean))]
+        return [f"w{j}" for j in range(self.posterior_.mean.shape[-1])]
 
     def _summarise_draws(
         self, X: Any, offset: Any, draws: Tensor, summary: Callable[[Tensor], Tensor]
     ) -> Iterator[Tensor]:
         check_is_fitted(self, "posterior_")
-        block_rows = max(1, LATENT_DRAWS // len(draws))
-        rows = self._induced(open_rows(self, X, offset, replace(ROW_FORMAT, block_rows=block_rows)), block_rows)
-        return rows.map(partial(summary_of_draws, draws=draws, summary=summary))
+        block_rows = max(1, LATENT_DRAWS // (len(draws) * (draws.shape[1] if self.multiclass_ else 1)))
+        rows = self._induced(open_rows(self, X, offset, self._row_format(block_rows)), block_rows)
+        of_block = summary_of_class_draws if self.multiclass_ else summary_of_draws
+        return rows.map(partial(of_block, draws=draws, summary=summary))
+
+    def _corrected_kind(self) -> type[CorrectedPosterior]:
+        return CorrectedClasses if self.multiclass_ else CorrectedPosterior
 
     @for_two_classes
     def latent_prior(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]:
@@ -878,9 +898,6 @@ class VariationalGPClassifier(
     average = for_two_classes(EffectsMixin.average)
     contrast = for_two_classes(EffectsMixin.contrast)
     slopes = for_two_classes(EffectsMixin.slopes)
-    corrected = for_two_classes(DiagnosisMixin.corrected)
-    loo = for_two_classes(DiagnosisMixin.loo)
-    to_arviz = for_two_classes(DiagnosisMixin.to_arviz)
 
     def summary(self) -> "pandas.DataFrame":
         """Per column, in the units of X: lengthscale, relevance (1/lengthscale in standard deviations), mean weight.
@@ -938,7 +955,7 @@ class VariationalGPClassifier(
         tensors = {f"model.{name}": x for name, x in self.model_.state_dict().items()}
         tensors |= {"centre": torch.from_numpy(self._scaler.centre), "scale": torch.from_numpy(self._scaler.scale)}
         if self._own_prior is not None:
-            tensors |= {"prior.mean": self._own_prior.mean, "prior.precision": self._own_prior.precision}
+            tensors |= prior_tensors(self._own_prior)
         learns = self.model_.inducing.requires_grad
         metadata = {"learns_inducing": learns, "starts": [list(start) for start in self.starts_]}
         if self.inducing_cost_ is not None:
@@ -956,8 +973,8 @@ class VariationalGPClassifier(
     def _restore_own_state(self, state: State) -> None:
         self._scaler = Scaler(state.tensors["centre"].numpy(), state.tensors["scale"].numpy())
         self._restore_weighting(state.metadata)
-        if "prior.mean" in state.tensors:
-            self._own_prior = Prior(state.tensors["prior.mean"], state.tensors["prior.precision"])
+        if any(name.startswith("prior.") for name in state.tensors):
+            self._own_prior = prior_from(state.tensors)
         self.inducing_cost_ = state.metadata.get("inducing_cost")
         learns = bool(state.metadata.get("learns_inducing", self.learn_inducing))
         self.family_ = Family(*state.metadata.get("family", self._only_family()))

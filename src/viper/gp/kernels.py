@@ -143,6 +143,13 @@ class UncertainMean(Mean):
         return torch.zeros_like(x[:, 0])
 
 
+class NoKernel(Kernel):
+    """k = 0: f is the mean function alone, without inducing points."""
+
+    def forward(self, x1: Tensor, x2: Tensor, diag: bool = False, **_: Any) -> Tensor:
+        return x1.new_zeros(len(x1)) if diag else x1.new_zeros(len(x1), len(x2))
+
+
 def weight_columns(mean: Mean, x: Tensor) -> Tensor:
     """The columns of the design that belong to weights of the mean function: n × k, k = 0 for point estimates."""
     return mean.columns(x) if isinstance(mean, UncertainMean) else x[:, :0]
@@ -222,6 +229,8 @@ def covariance(kernel: Kernel, x: Tensor, z: Tensor) -> Tensor:
         return _Stationary.apply(x, z, base.lengthscale.reshape(-1), kernel.outputscale, shape)
     if isinstance(kernel, AdditiveKernel):
         return kernel.matrix(x, z)
+    if isinstance(kernel, NoKernel):
+        return kernel.forward(x, z)
     return kernel(x, z).to_dense()
 
 
@@ -231,6 +240,8 @@ def variances(kernel: Kernel, x: Tensor) -> Tensor:
         return kernel.outputscale.expand(len(x))
     if isinstance(kernel, AdditiveKernel):
         return kernel.outputscales.sum().expand(len(x))
+    if isinstance(kernel, NoKernel):
+        return kernel.forward(x, x, diag=True)
     return kernel(x, diag=True)
 
 

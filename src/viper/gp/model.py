@@ -127,6 +127,8 @@ def flattened(parts: list[Tensor]) -> np.ndarray:
 
 def cholesky_with_jitter(matrix: Tensor, jitter: float) -> tuple[Tensor, float]:
     """L with LLᵀ = K + j k̄ I, k̄ the mean of K's diagonal; j grows tenfold from `jitter` until L exists."""
+    if not len(matrix):
+        return matrix, jitter
     level = matrix.diagonal().mean()
     while jitter <= LARGEST_JITTER and bool(level > 0) and bool(matrix.isfinite().all()):
         raised = matrix.clone()

@@ -24,12 +24,15 @@ from viper.gp.profile_numpy import (
     dense_profile_applies,
 )
 from viper.inference.anderson import weights_from_gram
+from viper.inference.posterior import Diagonal, Full
 from viper.inference.problem import Gaussian, Prior, Problem, divergence, gaussian, kl_to_prior
 from viper.inference.rows import BLOCK_ROWS, RowSource
 from viper.inference.steps import diagonal_step, full_step, opening
 from viper.inference.sums import Sums
 from viper.softplus.pointwise import Bound
 
+# no factor of K_zz (NotPositiveDefinite), or an overflow
+SINGULAR = (ValueError, torch.linalg.LinAlgError, np.linalg.LinAlgError)  # type: ignore[attr-defined]
 HALF_STEP = 0.5  # damping of a mixture, and factor that shortens a step if it lowers F
 
 
@@ -70,8 +73,7 @@ class Profile:
         try:
             with np.errstate(all="ignore"):  # an overflow shows in the value
                 value, keep = self.by_torch() if self.dense is None else self.dense.evaluate(self.tol)
-        # no factor of K_zz (NotPositiveDefinite), or an overflow
-        except (ValueError, torch.linalg.LinAlgError, np.linalg.LinAlgError):  # type: ignore[attr-defined]
+        except SINGULAR:
             return nowhere
         prior = self.model.log_prior()
         if prior is not None and prior.requires_grad:
@@ -82,6 +84,27 @@ class Profile:
             return nowhere
         keep()
         return value, gradient
+
+    def maximum(self) -> tuple[float, Full | Diagonal] | None:
+        """G(θ) + log prior(θ) and the best q at the current θ, without gradients; None where there is none."""
+        try:
+            with np.errstate(all="ignore"), torch.no_grad():
+                if self.dense is None:
+                    value, q = self.maximum_by_torch()
+                else:
+                    value, found = self.dense.maximum(self.tol)
+                    q = Full(torch.from_numpy(found.mean), torch.from_numpy(found.factor))
+                prior = self.model.log_prior()
+        except SINGULAR:
+            return None
+        value += 0.0 if prior is None else float(prior)
+        return (value, q) if math.isfinite(value) else None
+
+    def maximum_by_torch(self) -> tuple[float, Full | Diagonal]:
+        source = self.features()
+        q = self.solve(source)
+        value, _ = self.inner_problem(source).evaluate(q, q.factor, gram=False)
+        return value, (Diagonal if self.diagonal else Full)(q.mean, q.factor)
 
     def by_torch(self) -> tuple[float, Callable[[], None]]:
         """Set the gradients; return G and a function that keeps the sites for the next call."""
@@ -115,9 +138,12 @@ class Profile:
 
     def solve(self, source: Features) -> Gaussian:
         """The best q at the current θ, to `tol`."""
-        problem = Problem(source, identity_prior(source), self.bound, diagonal=self.diagonal, scale=self.scale)
+        problem = self.inner_problem(source)
         q = self.start if self.sites is None else self.sites.posterior(source, self.diagonal, self.scale)
         return self.iterate(problem, q or opening(problem))
+
+    def inner_problem(self, source: Features) -> Problem:
+        return Problem(source, identity_prior(source), self.bound, diagonal=self.diagonal, scale=self.scale)
 
     def posterior(self) -> Gaussian | None:
         """The q of the last sites at the current θ, which is near the best one."""

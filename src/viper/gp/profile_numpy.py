@@ -268,6 +268,17 @@ def whitened_sites(sites: np.ndarray, moments: RowMoments) -> np.ndarray:
 # The profile
 
 
+class Projected(NamedTuple):
+    """The rows at one θ: kernels, L⁻¹, the jitter, K_xz L⁻ᵀ, κ, and A, r and o."""
+
+    kernels: Kernels
+    inverse: np.ndarray
+    jitter: float
+    induced: np.ndarray
+    kappa: np.ndarray
+    features: DenseFeatures
+
+
 class DenseProfile:
     """G and the gradients of the free parameters; each inner search starts from the sites of the last one."""
 
@@ -296,22 +307,9 @@ class DenseProfile:
 
         Raises ValueError where K_zz has no factor or F overflows.
         """
-        model = self.model
-        if (shape := stationary_shape(model.kernel)) is not None:
-            kernels = in_closed_form(model, shape, self.inputs, self.squares)
-        else:
-            kernels = by_autograd(model, self.inputs)
-        root, jitter = cholesky_with_jitter(torch.from_numpy(kernels.among), model.jitter)
-        inverse = lapack.dtrtri(root.numpy().T, lower=0)[0].T  # L⁻¹
-        induced = kernels.cross @ inverse.T
-        residual = np.maximum(kernels.variance - np.einsum("ij,ij->i", induced, induced), 0.0)
-        design = np.concatenate([induced, kernels.columns], 1)
-        offset = kernels.mean if self.given is None else kernels.mean + self.given
-        kappa = 1.0 / np.sqrt(1.0 + SOFTENING * residual)
-        if self.marginal:
-            design *= kappa[:, None]
-            offset, residual = kappa * offset, np.zeros_like(residual)
-        features = DenseFeatures(design, residual, offset, self.label, self.weight, self.formula, self.scratch)
+        at = self.projected()
+        kernels, inverse, induced, kappa, features = at.kernels, at.inverse, at.induced, at.kappa, at.features
+        design, offset = features.design, features.offset
         q, moments, gram = self.maximise(features, tol)
         # (Σ - J) and the gradients of the module's docstring; those in K_xz and in the other columns side by side
         points = len(inverse)
@@ -338,11 +336,40 @@ class DenseProfile:
         # through L: ∂F/∂K_zz = L⁻ᵀ sym Φ(-(∂F/∂A)ᵀA) L⁻¹, Φ the lower triangle with half its diagonal
         to_among = 0.5 * inverse.T @ (lower + lower.T) @ inverse
         # the jitter is a multiple of the mean of the diagonal
-        to_among.flat[:: len(lower) + 1] += jitter * to_among.diagonal().mean()
+        to_among.flat[:: len(lower) + 1] += at.jitter * to_among.trace() / max(1, points)
         to_cross, to_columns = np.ascontiguousarray(to_design[:, :points]), to_design[:, points:].copy()
         kernels.pull(to_cross, to_among, to_variance, e, to_columns)
         sites = moments.sites
         return moments.value, lambda: setattr(self, "sites", sites)
+
+    def maximum(self, tol: float) -> tuple[float, Normal]:
+        """G and the best q, without gradients. Raises as `evaluate` does."""
+        features = self.projected().features
+        _, moments, gram = self.maximise(features, tol)
+        q = normal(plus_identity(gram), features.design.T @ moments.sites[1])
+        if q is None:
+            raise ValueError("the precision of q must be positive definite; got one that is not.")
+        return moments.value, q
+
+    def projected(self) -> "Projected":
+        """The rows at the current θ."""
+        model = self.model
+        if (shape := stationary_shape(model.kernel)) is not None:
+            kernels = in_closed_form(model, shape, self.inputs, self.squares)
+        else:
+            kernels = by_autograd(model, self.inputs)
+        root, jitter = cholesky_with_jitter(torch.from_numpy(kernels.among), model.jitter)
+        inverse = lapack.dtrtri(root.numpy().T, lower=0)[0].T if len(root) else root.numpy()  # L⁻¹
+        induced = kernels.cross @ inverse.T
+        residual = np.maximum(kernels.variance - np.einsum("ij,ij->i", induced, induced), 0.0)
+        design = np.concatenate([induced, kernels.columns], 1)
+        offset = kernels.mean if self.given is None else kernels.mean + self.given
+        kappa = 1.0 / np.sqrt(1.0 + SOFTENING * residual)
+        if self.marginal:
+            design *= kappa[:, None]
+            offset, residual = kappa * offset, np.zeros_like(residual)
+        features = DenseFeatures(design, residual, offset, self.label, self.weight, self.formula, self.scratch)
+        return Projected(kernels, inverse, jitter, induced, kappa, features)
 
     def maximise(self, features: DenseFeatures, tol: float) -> tuple[Normal, RowMoments, np.ndarray]:
         """Accelerated natural-gradient steps until a plain one would move q by less than `tol`: q, moments and G."""

@@ -43,6 +43,7 @@ INNER_SHARE = 0.1  # share of a step's gain by which the inner maximum may be mi
 MEAN_LAST_STEPS = 6
 ROUND = 5  # steps
 SURVIVORS = {10: 2, 20: 1}  # after this many steps, at most this many starts are left
+QUICK_SURVIVORS = {5: 1}  # the same where priors leave few optima
 HOPE = 2.0  # a start is dropped if even this many times the gain of its last round would not reach the best
 MET = 0.7  # largest difference of parameters (log scales) between kernels that count as equal: a factor of two
 # For inducing points that are not learned:
@@ -56,9 +57,10 @@ FEWEST_POINTS, MOST_POINTS_PLACED = 100, 1000  # that this budget may allow
 LARGEST_LOSS = 0.5  # nats; so much of the ELBO may be lost for want of points
 # For the curvature:
 DIFFERENCE = 0.1  # change of a log scale over which slopes are compared
-CURVATURE_TOLERANCE = 1e-6  # nats; tolerance of the inner problem
+MOST_DIFFERENCES = 24
+CURVATURE_TOLERANCE = 1e-4  # nats; tolerance of the inner problem
 LEAST_CURVATURE = 0.25  # a standard deviation of 2: a factor of seven
-HOPELESS = 10.0  # nats by which a family may be behind after the race
+HOPELESS = 5.0  # nats by which a family may be behind after the race
 UNITS = (0.05, 20.0)  # range within which lengthscales are the units of the inducing points
 
 StepReport = Callable[[int, float, float], None]  # rows, objective, gain of a step
@@ -78,10 +80,13 @@ class Family(NamedTuple):
     many: bool
 
     def __str__(self) -> str:
+        if self == LINE:
+            return "a line"
         return f"{self.shape}, {'many lengthscales' if self.many else 'one lengthscale'}"
 
 
 ANY_FAMILY = Family("", True)
+LINE = Family("line", False)  # no kernel: f is the mean function alone
 
 
 class Start(NamedTuple):
@@ -131,60 +136,74 @@ class Search:
     marginal: bool = False  # whether residuals of rows are integrated out (model.py)
 
     def families(self, models: dict[Family, SparseGP], count: int, placing: Placing, curvature: bool) -> list[Found]:
-        """The best model of each family, the best family first; one with many lengthscales also starts from one.
+        """The best model of each family, the best kernel first; one with many lengthscales also starts from one.
 
         Families that are far behind after the race go no further.
         """
         sizes = stages(len(self.rows))
         few = self.sample(sizes[0])
         leaders: list[Leader] = []
+        kernels = len(models.keys() - {LINE})
         for family, model in models.items():
             known = [
                 with_scales_of(x.best.model, model) for x in leaders if x.family.shape == family.shape and family.many
             ]
-            number = count if len(models) == 1 else max(1, count - 1) if family.many else min(count, 2)
-            leader = self.race(few, model, number, placing, known)
+            number = count if kernels == 1 else min(count, 2)
+            leader = self.race(few, model, number, placing, known, quick=curvature and self.marginal)
             spread = self.spread(leader.best.model, few) if curvature or len(models) > 1 else None
-            prefix = f"{family}: " if len(models) > 1 else ""
+            prefix = f"{family}: " if kernels > 1 else ""
             leaders.append(replace(leader, family=family, spread=spread, prefix=prefix))
-        least = max(leader.evidence for leader in leaders) - HOPELESS
+        leaders.sort(key=lambda x: (x.family == LINE, -x.evidence))
+        least = min(max(leader.evidence for leader in leaders) - HOPELESS, leaders[0].evidence)
         hopeful = [leader for leader in leaders if leader.evidence >= least]
-        others = [start for leader in leaders if leader.evidence < least for start in leader.starts()]
+        others = [start for leader in leaders if leader.evidence < least for start in leader.found().starts]
         for leader in hopeful:
             for size in sizes[1:]:
                 leader.attempts.append(self.continue_on(leader.best, self.sample(size)))
             if placing == "as needed":
                 self.grow(leader)
-        best, *rest = sorted((leader.found() for leader in hopeful), key=lambda x: -x.evidence)
+        best, *rest = sorted((leader.found() for leader in hopeful), key=lambda x: (x.family == LINE, -x.evidence))
         return [best._replace(starts=[*best.starts, *others]), *rest]
 
     def spread(self, model: SparseGP, rows: Observations) -> np.ndarray:
-        """S with SSᵀ = H⁻¹, where the curvature H at the mode is that of differences of the profile's slope."""
+        """S with SSᵀ = H⁻¹, where the curvature H at the mode is that of differences of the profile's slope.
+
+        Of many lengthscales, those that the rows have drawn furthest from their prior have differences of their own.
+        The others share one, because their part of H is nearly diagonal.
+        """
         model = model.copy_at()
         profile = self.profile_on(model, rows, CURVATURE_TOLERANCE)
-        x = model.free_vector()
+        x, own = model.free_vector(), furthest_from_prior(model)
+        others = np.where(own, 0.0, (-1.0) ** np.arange(len(x)))
         base = profile(x)[1]
-        slopes = np.array([profile(x + DIFFERENCE * unit)[1] - base for unit in np.eye(len(x))]).reshape(len(x), len(x))
-        values, vectors = np.linalg.eigh(-0.5 / DIFFERENCE * (slopes + slopes.T))
+        change = lambda step: (base - profile(x + DIFFERENCE * step)[1]) / DIFFERENCE  # noqa: E731
+        H = np.diag(others if own.all() else others * change(others))
+        H[own] = np.array([change(unit) for unit in np.eye(len(x))[own]]).reshape(own.sum(), len(x))
+        H[:, own] = np.where(own[:, None], 0.5 * (H[:, own] + H[own].T), H[own].T)
+        H[own] = H[:, own].T
+        values, vectors = np.linalg.eigh(H)
         return vectors / np.sqrt(np.maximum(values, LEAST_CURVATURE))
 
     def race(
-        self, few: Observations, model: SparseGP, count: int, placing: Placing, known: list[Candidate]
+        self, few: Observations, model: SparseGP, count: int, placing: Placing, known: list[Candidate], quick: bool
     ) -> "Leader":
-        """Climb the profile from `count` starts and from known ones; on a sample, if there are many rows."""
+        """Climb the profile from `count` starts and from known ones; on a sample, if there are many rows.
+
+        Hyperparameters that are averaged over need not be known so well; then it may be quick.
+        """
 
         def place(start: SparseGP, information: Tensor) -> Tensor:
             if placing == "as given":
                 return start.inducing.detach()
             return self.greedily(start, few, importance(few) if self.marginal else information)
 
-        tol = self.tolerance(few)
+        tol = max(CLIMBING_TOLERANCE if quick else 0.0, self.tolerance(few))
         first = max(FIRST_TOLERANCE, tol) if count > 1 else LAST_SHARE * tol
         report = self.reporter()
         again = (placed(start, self.information(model, few), place) for start in known)
         begun = itertools.chain(self.candidates(model, few, count, place), again)
         attempts = [Attempt(start, lambda m: self.profile_on(m, few, first), report) for start in begun]
-        best = race(attempts, self.steps, tol)
+        best = race(attempts, self.steps, tol, QUICK_SURVIVORS if quick else SURVIVORS)
         if not math.isfinite(best.value):
             Features(best.model, few.take(slice(0, 2)))  # raises if the kernel is to blame
             raise ValueError("the ELBO must be finite for at least one start; got none. Check kernel and mean.")
@@ -297,6 +316,18 @@ class Search:
         )
         start = Start("as given", max(history), len(history), time.perf_counter() - began)
         return Found(model, [start], len(history), converged, q)
+
+
+def furthest_from_prior(model: SparseGP) -> np.ndarray:
+    """Whether each free parameter is single, or among the `MOST_DIFFERENCES` on which the prior pulls most."""
+    single = np.concatenate([np.zeros(0, bool), *(np.full(x.numel(), x.numel() == 1) for x in model.free)])
+    prior = model.log_prior()
+    if len(single) <= MOST_DIFFERENCES or prior is None:
+        return np.full_like(single, True)
+    model.zero_grad(set_to_none=True)
+    prior.backward()
+    pull = np.where(single, np.inf, np.abs(model.free_gradient()))
+    return pull >= np.sort(pull)[-MOST_DIFFERENCES]
 
 
 def points_within(budget: float, rows: int) -> int:
@@ -437,7 +468,7 @@ class Leader:
         climb, sites = self.best.climb, self.best.profile.last_sites()
         return Found(
             self.best.model,
-            self.starts(),
+            [] if self.family == LINE else self.starts(),
             climb.steps,
             climb.finished,
             sites=sites,
@@ -447,11 +478,11 @@ class Leader:
         )
 
 
-def race(attempts: list[Attempt], steps: int, tol: float) -> Attempt:
+def race(attempts: list[Attempt], steps: int, tol: float, survivors: dict[int, int]) -> Attempt:
     """Climb a little from all starts, further from the better ones, and to the top from the best (`steps` at most)."""
     still = attempts
     done = 0
-    while len(still) > 1 and done < min(steps, max(SURVIVORS)):
+    while len(still) > 1 and done < min(steps, max(survivors)):
         before = [attempt.value for attempt in still]
         for attempt in still:
             attempt.run(min(ROUND, steps - done), tol)
@@ -459,7 +490,7 @@ def race(attempts: list[Attempt], steps: int, tol: float) -> Attempt:
         best = max(attempt.value for attempt in still)
         hoped = [attempt.value + HOPE * (attempt.value - value) for attempt, value in zip(still, before, strict=True)]
         still = [attempt for attempt, hope in zip(still, hoped, strict=True) if hope >= best]
-        still = distinct_attempts(sorted(still, key=lambda attempt: -attempt.value))[: SURVIVORS.get(done)]
+        still = distinct_attempts(sorted(still, key=lambda attempt: -attempt.value))[: survivors.get(done)]
     winner = max(still, key=lambda attempt: attempt.value)
     winner.run(max(0, steps - winner.climb.steps), tol)
     return winner

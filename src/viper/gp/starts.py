@@ -101,7 +101,7 @@ def screened_models(
     screen = Screen(few, points, model.mean, shape)
     everything = tuple(range(few.inputs.shape[1]))
     shared = model.kernel.base_kernel.lengthscale.numel() == 1
-    for group in [screen.best(everything)] if shared else distinct_groups(screen.groups(), count):
+    for group in [screen.best(everything)] if shared else distinct_groups(screen.groups(count > 1), count):
         other = copy.deepcopy(model)
         length = torch.full_like(other.kernel.base_kernel.lengthscale, LONG)
         own = group.length * math.sqrt(len(group.columns))
@@ -218,23 +218,27 @@ class Screen:
     def best(self, columns: tuple[int, ...], lengths: tuple[float, ...] = LENGTHS) -> Group:
         return max(self.gain(columns, length) for length in lengths)
 
-    def groups(self) -> list[Group]:
-        """Single columns, all columns, and the groups that grow from the best ones, in order of gain."""
+    def groups(self, several: bool) -> list[Group]:
+        """Single columns, all columns, and the groups that grow from the best ones, in order of gain.
+
+        If not several groups are wanted, but only a good one, a quarter of them are scored.
+        """
+        lengths, beam = (LENGTHS, BEAM) if several else (LENGTHS[1:2], 1)
         count = self.inputs.shape[1]
-        singles = sorted((self.best((j,)) for j in range(count)), reverse=True)
+        singles = sorted((self.best((j,), lengths) for j in range(count)), reverse=True)
         useful = [group.columns[0] for group in singles[:WIDTH]]
         found = {group.columns: group for group in singles}
         everything = tuple(range(count))
         if everything not in found:
             found[everything] = self.best(everything)
-        front = singles[:BEAM]
+        front = singles[:beam]
         for _ in range(1, min(DEPTH, count - 1)):
             wider = {tuple(sorted({*group.columns, j})) for group in front for j in useful if j not in group.columns}
-            scored = sorted((self.best(columns, LENGTHS[:2]) for columns in sorted(wider - set(found))), reverse=True)
+            scored = sorted((self.best(columns, lengths[:2]) for columns in sorted(wider - set(found))), reverse=True)
             found |= {group.columns: group for group in scored}
             if not scored or scored[0].gain < front[0].gain:
                 break
-            front = scored[:BEAM]
+            front = scored[:beam]
         return sorted(found.values(), reverse=True)
 
 

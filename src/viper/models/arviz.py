@@ -22,6 +22,7 @@ from viper.inference.problem import Prior
 from viper.inference.rows import Block, RowSource
 from viper.models.facts import INTERCEPT
 
+CLASS_DIMS = {"coefficient": ["class", "feature"], "y": ["row"], INTERCEPT: ["class"]}
 LARGEST_POINTWISE = 1 << 24  # draws × rows; that many log likelihoods take 128 MB
 
 
@@ -66,24 +67,28 @@ def classes_to_arviz(
     names: list[str],
     shape: tuple[int, int],
     seed: int,
+    estimator: str = "VariationalLogisticRegression",
 ) -> Any:
     """Do so for more than two classes: coefficients are centred over an axis "class", densities those of contrasts."""
     count, size = count_draws(*shape), posterior.means.shape
     noise = torch.from_numpy(np.random.default_rng(seed).standard_normal((count, *size))).to(posterior.means.device)
     draws = posterior.draw(noise)
-    values = by_chain(draws, shape)
-    found = {"coefficient": values}
-    if INTERCEPT in names:
-        found = {"coefficient": values[..., :-1], INTERCEPT: values[..., -1]}
-    groups: dict[str, dict[str, Any]] = {"posterior": found}
+    groups: dict[str, dict[str, Any]] = {"posterior": coefficient_draws(draws, names, shape)}
     statistics = {"log_q": posterior.log_density(draws)}
     if source is not None:
         prior_density = star_log_density(star_prior(prior, len(classes)), draws)
         statistics["lp"] = class_log_likelihood(source, draws, None) + prior_density
         groups |= row_groups(source, draws, shape, class_row_log_likelihoods)
     groups["sample_stats"] = {name: by_chain(value, shape) for name, value in statistics.items()}
-    dims = {"coefficient": ["class", "feature"], "y": ["row"], INTERCEPT: ["class"]}
-    return arviz_container(groups, names, "VariationalLogisticRegression", {"class": classes}, dims)
+    return arviz_container(groups, names, estimator, {"class": classes}, CLASS_DIMS)
+
+
+def class_draws_to_arviz(
+    draws: Tensor, classes: list[Any], names: list[str], shape: tuple[int, int], estimator: str
+) -> Any:
+    """Return equally weighted draws (chains · draws × K × d) and nothing else."""
+    groups = {"posterior": coefficient_draws(draws, names, shape)}
+    return arviz_container(groups, names, estimator, {"class": classes}, CLASS_DIMS)
 
 
 def class_row_log_likelihoods(block: Block, draws: Tensor) -> Tensor:

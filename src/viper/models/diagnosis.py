@@ -261,7 +261,8 @@ class DiagnosisMixin(PredictionMixin):
         posterior: Any = moved(self.posterior_, device)
         prior = moved(self.prior_, device)
         if isinstance(posterior, StarPosterior):
-            return classes_to_arviz(posterior, prior, source, self.classes_.tolist(), self._names(), shape, seed)
+            classes = self.classes_.tolist()
+            return classes_to_arviz(posterior, prior, source, classes, self._names(), shape, seed, estimator)
         return posterior_to_arviz(posterior, prior, source, self._names(), shape, seed, estimator)
 
     def _given_or_training_rows(self, X: Any, y: Any, sample_weight: Any, offset: Any) -> RowSource | None:

@@ -81,6 +81,7 @@ if TYPE_CHECKING:
     import pandas
 
 DEFAULT_SCALE = 1.0  # prior sd of the coefficients
+SEARCH_TOLERANCE = 1e-5  # nats, of fits with scales that are tried in a search among several classes
 DEFAULT_RANK = 16  # of the low-rank family
 HISTORY = Range(
     "the iterations of a solver", lambda x: x.ndim == 1 or bool((x[:, :2] >= 0).all() & x[:, :2].isfinite().all())
@@ -359,7 +360,7 @@ class VariationalLogisticRegression(
         """Fit under the given prior, or under the best; `passes` are the rows of `source`, perhaps with a log."""
         if isinstance(self.prior_scale, str):
             # the same random numbers for every scale
-            solve = lambda scale, start: self._fit(passes, self._prior(scale), seed, start)  # noqa: E731
+            solve = lambda scale, start, last: self._fit(passes, self._prior(scale), seed, start, last)  # noqa: E731
             careful = self.multiclass_
             scale, fit = best_scales(solve, self.n_features_in_, self.prior_scale == "ard", careful)
         else:
@@ -455,9 +456,11 @@ class VariationalLogisticRegression(
         shared = make_prior(0.0, scale, self.intercept_scale, bool(self.fit_intercept))
         return with_class_means(shared, mean, len(self.classes_), self.n_features_in_)
 
-    def _fit(self, source: RowSource, prior: Any, seed: int, start: Any = None) -> Any:
+    def _fit(self, source: RowSource, prior: Any, seed: int, start: Any = None, last: bool = True) -> Any:
         if self.multiclass_:
-            return fit_classes(source, prior, len(self.classes_), self._options(), seed, start)
+            options = self._options()
+            options = options if last or options.tol is not None else replace(options, tol=SEARCH_TOLERANCE)
+            return fit_classes(source, prior, len(self.classes_), options, seed, start)
         return fit_posterior(source, prior, self._options(), seed, start)
 
     def _options(self) -> FitOptions:

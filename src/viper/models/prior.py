@@ -127,19 +127,20 @@ def second_moment(posterior: Any, prior: Prior, size: int) -> tuple[Tensor, floa
 
 
 def best_scales(
-    solve: Callable[[Tensor, Any], Any], size: int, separate: bool, careful: bool = False
+    solve: Callable[[Tensor, Any, bool], Any], size: int, separate: bool, careful: bool = False
 ) -> tuple[Tensor, Any]:
     """Return the scales of the first `size` coefficients that maximise the ELBO, and the fit with these scales.
 
-    `solve(scales, start)` fits the posterior under the given scales, starting from the Gaussian `start`. If `careful`,
-    the first step is a short one, because fits under very wide priors take long.
+    `solve(scales, start, last)` fits the posterior under the given scales, starting from the Gaussian `start`; fits
+    that are not the last need not be exact. If `careful`, the first step is a short one and the search ends within 1e-6
+    nats, because fits under very wide priors take long.
     """
     warm: Any = None
 
     def negative(log_scale: np.ndarray) -> tuple[float, np.ndarray]:
         nonlocal warm
         scale = expand(log_scale)
-        posterior, prior, problem, result = solve(scale, warm)
+        posterior, prior, problem, result = solve(scale, warm, False)
         warm = result.q if problem.prior is prior else None  # else it is in other coordinates
         second, freedom = second_moment(posterior, prior, size)
         slope = (second.cpu() / scale.square() - freedom).numpy()
@@ -151,7 +152,7 @@ def best_scales(
     count = size if separate else 1
     # L-BFGS-B tries the far end of the range first, unless one end is open
     bounds = [(np.log(SMALLEST_CHOSEN), None if careful else np.log(LARGEST_CHOSEN))] * count
-    options = {"maxiter": 200, "ftol": 1e-12, "gtol": 1e-6}
+    options = {"maxiter": 200, "ftol": 1e-8 if careful else 1e-12, "gtol": 2e-3 if careful else 1e-6}
     with warnings.catch_warnings():
         # a poor scale that is tried once may be hard to fit; only the final fit below may warn
         warnings.simplefilter("ignore", ConvergenceWarning)
@@ -165,4 +166,4 @@ def best_scales(
             "Standardise the features.",
             stacklevel=users_line(),
         )
-    return scale, solve(scale, warm)
+    return scale, solve(scale, warm, True)

@@ -59,6 +59,7 @@ ESTIMATORS = {
     "logistic": "VariationalLogisticRegression",
     "gp": "VariationalGPClassifier",
     "mixed": "VariationalMixedRegression",
+    "bandit": "Bandit",
 }
 POSTERIOR_FIELDS: dict[Any, dict[str, Numbers]] = {  # d coefficients or inducing points
     Full: {"mean": numbers("d"), "factor": numbers("dd", range=INVERTIBLE)},

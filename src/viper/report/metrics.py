@@ -21,6 +21,7 @@ __all__ = [
     "CalibrationVerdict",
     "ClassScores",
     "Confusion",
+    "LabelScores",
     "Scores",
     "auc",
     "auc_interval",
@@ -34,8 +35,10 @@ __all__ = [
     "confusion_table",
     "cost_threshold",
     "decision_curve",
+    "each_label",
     "entropy",
     "judge_calibration",
+    "label_scores",
     "predictive_check",
     "row_scores",
     "score_differences",
@@ -689,3 +692,93 @@ def confusion_table(label: Any, probability: Any, classes: Any = None) -> "panda
     return pandas.DataFrame(
         table, index=pandas.Index(names, name="true"), columns=pandas.Index(names, name="most probable")
     )
+
+
+# --- several labels: `label` and `probability` have a column for each ---
+
+
+class LabelScores(NamedTuple):
+    """Scores of all labels together, as scikit-learn defines them.
+
+    exact : share of rows whose labels are all right (accuracy_score)
+    hamming_loss : share of labels that are wrong
+    f1_macro, f1_micro : F1 of each label on average, and of all labels as one
+    ranking_precision : mean share of a row's labels among those ranked as high as each of them
+        (label_ranking_average_precision_score)
+    log_score : mean of the log scores of the labels
+    auc : mean AUC of the labels; None if one has only one class
+    interval_width : mean width of the intervals; None without intervals
+    """
+
+    rows: int
+    labels: int
+    exact: float
+    hamming_loss: float
+    f1_macro: float
+    f1_micro: float
+    ranking_precision: float
+    log_score: float
+    auc: float | None
+    interval_width: float | None = None
+
+
+def label_scores(
+    label: Any, probability: Any, interval: Any = None, bins: int = 10, sample_weight: Any = None
+) -> LabelScores:
+    """Score the probabilities of several labels together. A label is predicted where it is more probable than not."""
+    from sklearn.metrics import accuracy_score, f1_score, hamming_loss, label_ranking_average_precision_score
+
+    label, probability = checked_label_predictions(label, probability)
+    weight = read_row_weights(sample_weight, len(label))
+    said, each = probability > 0.5, each_label(label, probability, None, bins, sample_weight)
+    together: dict[str, Any] = {"sample_weight": weight, "zero_division": 0.0}
+    return LabelScores(
+        rows=label.shape[0],
+        labels=label.shape[1],
+        exact=float(accuracy_score(label, said, sample_weight=weight)),
+        hamming_loss=float(hamming_loss(label, said, sample_weight=weight)),
+        f1_macro=float(f1_score(label, said, average="macro", **together)),
+        f1_micro=float(f1_score(label, said, average="micro", **together)),
+        ranking_precision=float(label_ranking_average_precision_score(label, probability, sample_weight=weight)),
+        log_score=float(each["log_score"].mean()),
+        auc=None if each["auc"].isna().any() else float(each["auc"].mean()),
+        interval_width=None if interval is None else float(np.average(np.ptp(interval, -1).mean(1), weights=weight)),
+    )
+
+
+def each_label(
+    label: Any, probability: Any, names: Any = None, bins: int = 10, sample_weight: Any = None
+) -> "pandas.DataFrame":
+    """What `scores` says of each label, with `recall`, `precision` and `f1`; indexed by label.
+
+    What cannot be computed is NaN.
+    """
+    import pandas
+
+    label, probability = checked_label_predictions(label, probability)
+    weight = read_row_weights(sample_weight, len(label))
+    rows = []
+    for own, p in zip(label.T, probability.T, strict=True):
+        right, said = weight @ (own & (p > 0.5)), weight @ (p > 0.5)
+        recall, precision = (right / total if total else np.nan for total in (weight @ own, said))
+        total = weight @ own + said
+        rates = {"recall": recall, "precision": precision, "f1": 2.0 * right / total if total else np.nan}
+        rows.append({**scores(own, p, None, bins, sample_weight)._asdict(), **rates})
+    index = pandas.Index(range(len(rows)) if names is None else names, name="label")
+    table = pandas.DataFrame(rows, index=index).drop(columns=["rows", "interval_width"])
+    return table.astype(float)
+
+
+def checked_label_predictions(label: Any, probability: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Return booleans and a matrix, or raise."""
+    label, probability = np.asarray(label), np.asarray(probability, dtype=float)
+    if probability.ndim != 2 or label.shape != probability.shape or not label.size:
+        raise ValueError(
+            f"label and probability must have a column for each label; got shapes {label.shape} and "
+            f"{probability.shape}."
+        )
+    if not np.isin(label, (0, 1)).all():
+        raise ValueError("label must be 0 or 1; got others.")
+    if not ((probability >= 0.0) & (probability <= 1.0)).all():
+        raise ValueError("probability must lie between 0 and 1; got others.")
+    return label.astype(bool), probability

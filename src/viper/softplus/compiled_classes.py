@@ -22,7 +22,7 @@ POWERS = 8  # steps: 1, 2, 4, ..., 128 times the least
 BANDS = 4  # of sds, from one to twice it
 LEVELS = 56  # of sds, from the interpolated ones to the widest
 MOST_COMPILED_NODES = 2048
-MOST_HALF, BEYOND = 128, 8  # shifts on each side of the middle one, and more on the right
+MOST_HALF, WIDER = 128, 8  # shifts on each side of the middle one, and more on the right
 PADDING = 16  # columns added to a table on both sides
 POINTER, LENGTH = ctypes.c_void_p, ctypes.c_ssize_t
 
@@ -96,7 +96,7 @@ class Tables:
     def pack(self, number: int, one: SdLevel) -> None:
         """Put a level where the C code finds it: a row for each part of a step, and where shifts begin in them."""
         assert one.half <= MOST_HALF
-        shifts = torch.arange(-one.half, one.half + BEYOND + 1)
+        shifts = torch.arange(-one.half, one.half + WIDER + 1)
         columns, rows = -shifts * one.multiple // one.parts, -shifts * one.multiple % one.parts
         before = PADDING - int(columns.min())
         width = before + one.count + PADDING + int(columns.max()) + 1

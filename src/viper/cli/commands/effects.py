@@ -106,6 +106,8 @@ def show_effects(
     target = target_of(fitted)
     several = getattr(fitted, "multilabel_", False)
     positive = f"{target} = {fitted.classes_[1]}" if target else str(fitted.classes_[1])
+    if len(fitted.classes_) > 2:
+        positive = "a row is of the class"
     positive = "a row has the label" if several else positive
     if as_json:
         tables = {f"{kind}s": table.to_dict("records") for kind, table in found.items()}

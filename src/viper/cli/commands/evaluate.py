@@ -96,11 +96,19 @@ def evaluate_model(
     if threshold is not None and (cost_fp is not None or cost_fn is not None or budget is not None):
         raise typer.BadParameter("--threshold cannot be given with costs or a budget, which choose the threshold")
     fitted, table = options.open_model_and_rows(model, data, reading)
-    several = len(fitted.classes_) > 2
+    from viper.cli.classes import model_of_label
+
+    fitted = model_of_label(fitted, target)
+    labels = getattr(fitted, "multilabel_", False)
+    several = len(fitted.classes_) > 2 or labels
     if several and (by or checks or any(value is not None for value in deciding.values())):
         raise typer.BadParameter(
-            f"decisions, --by and --checks are for two classes; got a model of {len(fitted.classes_)}. Leave them out"
+            f"decisions, --by and --checks are for two classes; got a model of {len(fitted.classes_)}"
+            + (" labels. Pass --target with one of them" if labels else ". Leave them out")
         )
+    if labels:
+        evaluate_labels(fitted, table, bins, weights, level, as_json)
+        return
 
     from viper.cli.classes import class_document, print_class_evaluation, without_prediction
     from viper.cli.preparing import check_option_column, labelled_rows, read_weight_column
@@ -160,6 +168,33 @@ def evaluate_model(
     else:
         print_evaluation(document, judged.classes)
         print_drift(drifts)
+
+
+def evaluate_labels(fitted: Any, table: Any, bins: int, weights: str | None, level: float, as_json: bool) -> None:
+    """Score all labels together, and each."""
+    from viper.cli.classes import label_document, print_label_evaluation, table_of_labels, without_prediction
+    from viper.cli.preparing import check_option_column, read_weight_column
+    from viper.cli.remarks import note_counts, table_predictions
+
+    rows = table_of_labels(fitted, table)
+    if weights is not None:
+        check_option_column(rows.frame, weights, "--weights")
+    with table.located():
+        found = table_predictions(fitted, rows.frame, level)
+    empty = without_prediction(fitted, found.table)
+    note_counts(found.counts(), int(empty.sum()), len(empty))
+    used = rows.known & ~empty
+    if not used.any():
+        raise ValueError("some rows must have all labels and a prediction; got none.")
+    if not used.all():
+        note(f"{int((~used).sum()):,} rows without a label or a prediction are left out.")
+    weight = None if weights is None else read_weight_column(rows.frame[weights], table)[used]
+    names = [str(name) for name in fitted.classes_]
+    document = label_document(rows.label[used], found.table[used], names, bins, level, weight)
+    if as_json:
+        print_json({**document, "remarks": found.counts()})
+    else:
+        print_label_evaluation(document)
 
 
 def read_budget(text: str | None) -> float | None:

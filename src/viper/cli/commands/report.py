@@ -49,11 +49,13 @@ def write_report(
         raise typer.BadParameter("--row-labels and --no-rows exclude each other; got both. Choose one")
     fitted, table = options.open_model_and_rows(model, data, reading, out, force)
 
+    from viper.cli.classes import model_of_label
     from viper.cli.preparing import check_option_column, input_columns, labelled_rows
     from viper.data.model_file import write_bytes
     from viper.errors import OutputError, StorageError
     from viper.report.classes.page import any_page, any_study
 
+    fitted = model_of_label(fitted, target)
     # names of rows as they are written, such as 007; a column that the model uses is read as it was in the fit
     as_text = () if row_labels is None or row_labels in input_columns(fitted) else (row_labels,)
     rows = labelled_rows(fitted, table, target, as_text)

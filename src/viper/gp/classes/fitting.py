@@ -118,13 +118,13 @@ def block_class_cost(block: Block, posterior: StarPosterior) -> list[Tensor]:
     return [(free - full).sum() if block.weight is None else block.weight @ (free - full)]
 
 
-def projected(source: RowSource, model: SparseGP, scaler: Scaler) -> RowSource:
+def projected(source: RowSource, model: SparseGP, scaler: Scaler, block_rows: int | None = None) -> RowSource:
     """The rows of any source, projected on inducing points."""
     if source.traits.where != "memory":
         return InducedSource(source, InducedView(model, scaler, ClassFeatures))
     rows = Observations.from_arrays(source.in_memory()).standardised(scaler, torch.device("cpu"))
     with torch.no_grad():
-        return ClassFeatures(model, rows)
+        return ClassFeatures(model, rows, block_rows)
 
 
 def best_star(

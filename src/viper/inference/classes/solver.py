@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from viper.errors import NotFinite
+from viper.inference.classes.ascent import climb_star
 from viper.inference.classes.problem import ClassProblem, Evaluated
 from viper.inference.classes.star import ChangeMixing, Star, centred_classes, star_from
 from viper.inference.classes.sums import (
@@ -42,8 +43,9 @@ MOST_PRODUCTS = 200
 REMEMBERED = 15  # proposals in a mixture
 MIXED_BELOW = 30.0  # nats: proposals are mixed once they are closer than that
 LEAST_STEP = 1e-8
+MOST_STEPS, MOST_CLIMBS = 25, 6  # of one stage, after which L-BFGS takes over; and how often that begins anew
 HEAVY = 10.0  # mean weight of rows from which all integrals are exact
-SHORT_STEP, MOST_SHORT = 1e-2, 30  # after so many steps so short, the fit is given up
+SHORT_STEP, MOST_SHORT = 1e-2, 5  # after so many steps so short, L-BFGS takes over
 LEAST_RATE, LAST_MOVES = 0.05, 1e3  # the least rate that is believed; how many times what may be left a last step moves
 GROWTH = 1.5  # of the share of a step that is tried, after it was right
 FIRST_RATE = 0.5  # by which a step shrinks the next move, before the first has measured it
@@ -90,8 +92,11 @@ def fit_star(
         if (run.heavy and left is not None) or (moments is ROUGH_CLASSES and run.left < DIRECT_LEFT):
             continue
         run.start(q, moments)
-        run.iterate(left)
+        run.iterate(left if left is None or tol is None else max(left, tol))
         q = run.q
+        if run.stuck:
+            run.climb()
+            break
     return run.result()
 
 
@@ -184,6 +189,7 @@ class StarRun:
         self.heavy = False  # whether rows count so often that rough integrals would hide what a step gains
         self.rho = 1.0  # the share of a step that F allows
         self.short = 0  # how often that was very little
+        self.stuck = False  # whether steps gain too little, or nothing
         self.left = math.inf  # nats, as expected after the last step
         self.history: list[Iteration] = []
         self.converged, self.status = False, "max_iter reached"
@@ -238,7 +244,8 @@ class StarRun:
 
     def iterate(self, left: float | None) -> None:
         """Steps until less than `left` nats remain."""
-        for _ in range(self.max_iter):
+        self.stuck = False
+        for _ in range(min(self.max_iter, MOST_STEPS)):
             enough = self.enough() if left is None else left
             new = self.propose()
             if new.move > MIXED_BELOW:
@@ -252,7 +259,27 @@ class StarRun:
             if not self.step(new, weights, share):
                 self.converged = new.move < max(ROUGH_LEFT, 10.0 * self.noise())
                 self.status = "converged to rounding" if self.converged else "no step improves the objective"
+                self.stuck = not self.converged
                 return
+        self.stuck = self.max_iter > MOST_STEPS
+
+    def climb(self) -> None:
+        """L-BFGS instead of steps, until a step would end the fit."""
+        enough = max(self.enough(), NATS_LEFT)
+        for _ in range(MOST_CLIMBS):
+            self.start(self.q, EXACT_CLASSES)
+            climb_star(self.problem, self.q, enough, self.evaluate, self.climbed)
+            self.mixing, self.last, self.share = ChangeMixing(REMEMBERED), math.inf, 1.0
+            new = self.propose()
+            if self.nearly_there(new.move, 1.0, enough):
+                self.finish(new, self.mixing.weights(new.residual, (self.q.mean, self.q.precision, *new[:2])), 1.0)
+                return
+        self.status = "the objective grows too slowly"
+
+    def climbed(self, q: Star, at: Evaluated) -> None:
+        gain = at.objective - self.at.objective
+        self.move_to(q, at)
+        self.record(1.0, gain)
 
     def propose(self) -> Proposal:
         """The P_k of the present curvatures, and a Newton step for the means."""
@@ -306,13 +333,16 @@ class StarRun:
         if not at.objective >= self.at.objective - self.noise():
             return False
         self.move_to(q, at)
-        iteration = Iteration(
-            self.problem.source.rows, not self.exact, at.objective, rho, move, time.perf_counter() - self.began
-        )
+        self.record(rho, move)
+        return True
+
+    def record(self, rho: float, move: float) -> None:
+        """Add where the run is to its history."""
+        elapsed = time.perf_counter() - self.began
+        iteration = Iteration(self.problem.source.rows, not self.exact, self.at.objective, rho, move, elapsed)
         self.history.append(iteration)
         if self.report is not None:
             self.report(iteration)
-        return True
 
     def noise(self) -> float:
         """The noise in F from rounding and rough integrals."""

@@ -9,8 +9,9 @@ from torch import Tensor
 from viper.errors import instead, shown
 from viper.inference.classes.importance import class_logits
 from viper.inference.classes.posterior import StarPosterior
-from viper.inference.importance import weighted_quantiles
+from viper.inference.importance import SEED, weighted_quantiles
 from viper.inference.rows import Block
+from viper.models.arviz import class_draws_to_arviz, count_draws
 from viper.models.diagnosis import CorrectedPosterior, summary_frame
 from viper.models.prediction import half_width
 
@@ -86,7 +87,9 @@ class CorrectedClasses(CorrectedPosterior):
         return super().sample(n, random_state).reshape(n, len(self.classes_), -1)
 
     def to_arviz(self, draws: int = 1000, chains: int = 4, random_state: Any = None) -> Any:
-        raise ValueError("to_arviz() of corrected draws takes two classes so far; got more. Use sample().")
+        """Return equally weighted draws in the container of the installed ArviZ, with an axis "class"."""
+        sample = torch.from_numpy(self.sample(count_draws(chains, draws), random_state))
+        return class_draws_to_arviz(sample, self.classes_.tolist(), self.names, (chains, draws), self._estimator)
 
     def coefficient_interval(self, level: float = 0.95) -> np.ndarray:
         """Credible intervals of the centred coefficients, K × d × 2."""
@@ -151,5 +154,12 @@ class CorrectedClasses(CorrectedPosterior):
 
 
 def summary_of_class_draws(block: Block, draws: Tensor, summary: Any) -> Tensor:
-    """summary(f) for the rows of a block, f = o + Xβ as draws × rows × classes."""
-    return summary(class_logits(block, draws.to(block.label.device)).transpose(0, 1).cpu())
+    """summary(f) for the rows of a block, f = o + Xβ as draws × rows × classes.
+
+    Where a row has a residual variance given β, each draw of each f_k has its own share of it, from a fixed seed.
+    """
+    f = class_logits(block, draws.to(block.label.device)).transpose(0, 1).cpu()
+    if block.residual is not None:
+        noise = torch.from_numpy(np.random.default_rng(SEED).standard_normal(f.shape))
+        f = f + block.residual.reshape(f.shape[1], -1).cpu().sqrt() * noise
+    return summary(f)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from viper.inference.importance import Diagnosis
 from viper.models.prediction import check_no_groups
 from viper.report import charts, trust
 from viper.report.card import card_section, drift_section
@@ -75,17 +74,6 @@ class ClassStudy(Study):
     @cached_property
     def each_class(self) -> "pandas.DataFrame":
         return by_class(self.label, self.probability, self.class_names)
-
-    @cached_property
-    def diagnosis(self) -> Diagnosis | None:
-        """As for two classes; a Gaussian process of more has none."""
-        return None if self.is_gp else super().diagnosis
-
-    @property
-    def no_diagnosis(self) -> str:
-        if self.is_gp:
-            return "How far it is from the exact posterior is not measured for a Gaussian process of many classes."
-        return super().no_diagnosis
 
     @cached_property
     def cross_validated(self) -> Any:

@@ -1,0 +1,6 @@
+"""Decisions: bandits that log what they did, and what another policy would have earned."""
+
+from viper.decisions.bandit import Bandit, Choice, Log
+from viper.decisions.evaluation import Evaluation, evaluate
+
+__all__ = ["Bandit", "Choice", "Evaluation", "Log", "evaluate"]

@@ -1,0 +1,141 @@
+"""What a bandit knows of its arms: independent Gaussian log-odds f ~ N(t, v), and what follows from them.
+
+    reward       E s(f)
+    information  H(E s(f)) - E H(s(f)) = H(g) - (η - t g - v h): what one outcome tells about f, in nats
+    chances      P(arm k has the largest f) = ∫ N(u; t_k, v_k) Π_{j≠k} Φ((u - t_j) / √v_j) du
+
+η, g and h are the expected softplus, its slope and its curvature. One outcome changes the posterior by moment
+matching: q becomes the Gaussian with the mean and covariance of q(w) p(y | w), along x a problem of one dimension.
+
+_arms.c has the same formulas, since a decision is many small sums; without it, or with a policy of one's own, these.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from scipy.special import ndtr, xlogy
+
+from viper.softplus.mixture_table import MIXTURES
+
+ACCURACY = 1e-8  # of expectations
+SDS_OUT = 6.0  # sds; beyond, a normal distribution has 1e-9
+STEP = 0.7  # sds between nodes: 1e-7 for ten arms, less for more
+NODES_MOST = 128  # an sd counts as this share of the range of nodes at least, so that nodes are few
+MIXTURE = next(mixture for mixture in MIXTURES if mixture.error < ACCURACY)
+WEIGHTS, VARIANCES = (np.array(x) for x in (MIXTURE.weights, MIXTURE.variances))
+PEAK = 1.0 / math.sqrt(2.0 * math.pi)
+
+
+class MatchedStep(NamedTuple):
+    """How one outcome changes f: its mean moves by v · slope, and its variance becomes v - v² · curvature."""
+
+    slope: float
+    curvature: float
+
+
+def arm_moments(
+    x: np.ndarray, mean: np.ndarray, covariance: np.ndarray, block: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and variance of each arm's log-odds. Arm k has the weights of block[k]; x has one row, or one an arm."""
+    rows = np.broadcast_to(x, (len(block), x.shape[1]))
+    across = np.einsum("kij,kj->ki", covariance[block], rows)
+    return np.einsum("ki,ki->k", mean[block], rows), np.maximum(np.einsum("ki,ki->k", across, rows), 0.0)
+
+
+def rewards(t: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """E s(f) of every arm, and the information of its outcome about f."""
+    root = np.sqrt(v[:, None] + VARIANCES)
+    u = t[:, None] / root
+    cdf, density = ndtr(u), PEAK * np.exp(-0.5 * u * u)
+    reward, h = np.clip(cdf @ WEIGHTS, 0.0, 1.0), (density / root) @ WEIGHTS
+    softplus = (t[:, None] * cdf + root * density) @ WEIGHTS
+    entropy = -xlogy(reward, reward) - xlogy(1.0 - reward, 1.0 - reward)
+    return reward, np.maximum(entropy - (softplus - t * reward - v * h), 0.0)
+
+
+def chances(t: np.ndarray, v: np.ndarray, spread: float = 1.0) -> tuple[np.ndarray, float]:
+    """P(arm k has the largest f), and E s(max f), where f ~ N(t, spread² v); by equal steps."""
+    sd = spread * np.sqrt(v)
+    start, end = float((t - SDS_OUT * sd).max()), float((t + SDS_OUT * sd).max())
+    may_be_best = t + SDS_OUT * sd >= start
+    sd = np.maximum(sd, max((end - start) / NODES_MOST, 1e-12 * max(1.0, abs(start))))
+    least = float(sd[may_be_best].min())
+    start, end = start - SDS_OUT * least, end + SDS_OUT * least
+    at = start + STEP * least * np.arange(math.ceil((end - start) / (STEP * least)) + 1)[:, None]
+    u = (at - t) / sd
+    cdf = ndtr(u)
+    every = cdf.prod(1, keepdims=True)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        mass = np.where(every > 0.0, PEAK * np.exp(-0.5 * u * u) / sd * (every / cdf), 0.0)
+    total = mass.sum()
+    return mass.sum(0) / total, float((mass.sum(1) / (1.0 + np.exp(-at[:, 0]))).sum() / total)
+
+
+def least_ratio(regret: np.ndarray, information: np.ndarray) -> np.ndarray:
+    """The distribution over arms with the least (Σ π regret)² / Σ π information: one arm, or two.
+
+    They are next to each other on the lower edge of the convex hull of all pairs (information, regret). On a segment,
+    the ratio is least where twice the relative change of the regret is that of the information.
+    """
+    chance = np.zeros(len(regret))
+    edge = lower_edge(regret, information)
+    best = (math.inf, edge[-1], edge[-1], 0.0)
+    for a, b in zip(edge, [*edge[1:], edge[-1]], strict=True):
+        gain, cost = information[b] - information[a], regret[b] - regret[a]
+        q = 0.0 if gain * cost == 0.0 else (gain * regret[a] - 2.0 * cost * information[a]) / (cost * gain)
+        q = min(max(q, 0.0), 1.0)
+        r, g = regret[a] + q * cost, information[a] + q * gain
+        ratio = 0.0 if r <= 0.0 else r * r / g if g > 0.0 else math.inf
+        if ratio < best[0]:
+            best = (ratio, a, b, q)
+    _, a, b, q = best
+    chance[a] += 1.0 - q
+    chance[b] += q
+    return chance
+
+
+def lower_edge(regret: np.ndarray, information: np.ndarray) -> list[int]:
+    """The arms on the lower edge of the convex hull, by increasing information."""
+    edge: list[int] = []
+    for c in np.lexsort((regret, information)).tolist():
+        if edge and information[edge[-1]] == information[c]:
+            continue
+        while len(edge) > 1:
+            a, b = edge[-2:]
+            across = (information[b] - information[a]) * (regret[c] - regret[a])
+            if across > (regret[b] - regret[a]) * (information[c] - information[a]):
+                break
+            edge.pop()
+        edge.append(c)
+    return edge
+
+
+def largest(score: np.ndarray) -> np.ndarray:
+    """Equal shares for the arms whose score is the largest."""
+    best = score == score.max()
+    return best / best.sum()
+
+
+def matched_step(t: float, v: float, reward: float) -> MatchedStep:
+    """The step of moment matching for one outcome, 0 or 1, of an arm with log-odds N(t, v).
+
+    Where f is far on the wrong side, s(f) = e^f s(-f) turns E s(f) into an expectation under N(t + v, v).
+    """
+    sign = 1.0 if reward else -1.0
+    far = sign * t + v < 0.0
+    at = -(sign * t + v) if far else sign * t
+    root = np.sqrt(VARIANCES + v)
+    u = at / root
+    density = WEIGHTS * PEAK * np.exp(-0.5 * u * u)
+    value, slope, bend = float(WEIGHTS @ ndtr(u)), float((density / root).sum()), -float((u * density / root**2).sum())
+    a = slope / value
+    return MatchedStep(sign * (1.0 - a if far else a), a * a - bend / value)
+
+
+def observe(x: np.ndarray, reward: float, mean: np.ndarray, covariance: np.ndarray) -> None:
+    """Change a posterior, N(mean, covariance), by one outcome of an arm with log-odds w'x."""
+    across = covariance @ x
+    slope, curvature = matched_step(float(mean @ x), float(across @ x), reward)
+    mean += slope * across
+    covariance -= curvature * np.outer(across, across)

@@ -1,0 +1,225 @@
+"""What another policy would have earned, from a log of decisions with their propensities.
+
+With w_i = π(a_i | x_i) / propensity_i, rewards r_i and a model r̂ of rewards that has not seen row i,
+
+    IPS    mean of w r                                 unbiased
+    SNIPS  Σ w r / Σ w                                 less variable
+    DR     mean of Σ_a π(a | x) r̂(x, a) + w (r - r̂)     unbiased, and less variable the better r̂ is
+
+The intervals are Student's t, for SNIPS of its linearisation, with two corrections for weights that vary: a shift for
+skewness (Johnson 1978, J. Am. Stat. Assoc. 73), and as many degrees of freedom as rows count.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.stats import t as student
+
+from viper.decisions.bandit import Bandit, Log, finite_array
+from viper.errors import shown
+from viper.models.logistic import VariationalLogisticRegression
+
+FOLDS = 5
+FEW_EFFECTIVE = 30  # rows that count; with fewer, an interval by Student's t promises too much
+SUM_ERROR = 1e-6  # probabilities add up to 1 within
+
+
+class Estimate(NamedTuple):
+    """Mean reward of a policy, with its interval."""
+
+    value: float
+    lower: float
+    upper: float
+
+
+class Evaluation(NamedTuple):
+    """What a policy would have earned per decision, by three estimators, beside what the log earned.
+
+    `effective_rows` is (Σ w)² / Σ w², the number of rows that count; `largest_weight` is the largest w.
+    """
+
+    logged: Estimate
+    ips: Estimate
+    snips: Estimate
+    dr: Estimate | None
+    effective_rows: float
+    largest_weight: float
+
+    def __str__(self) -> str:
+        lines = [f"{'':8}{'reward':>8}   interval"]
+        for name in ("logged", "ips", "snips", "dr"):
+            one = getattr(self, name)
+            if one is not None:
+                lines.append(f"{name:8}{one.value:8.4f}   {one.lower:.4f} to {one.upper:.4f}")
+        lines.append(f"{self.effective_rows:,.0f} rows count, the largest weight is {self.largest_weight:.3g}.")
+        if self.effective_rows < FEW_EFFECTIVE:
+            lines.append("Too few rows count for an interval: the policy differs too much from the log's.")
+        return "\n".join(lines)
+
+
+def evaluate(log: Any, policy: Any, *, arms: Any = None, level: float = 0.95, random_state: int = 0) -> Evaluation:
+    """Estimate the mean reward that another policy would have earned, from a log of decisions.
+
+    Parameters
+    ----------
+    log : Log, DataFrame or dict
+        With `context` (n × columns), `arm`, `propensity` and `reward`. `Bandit.log` returns one. In a DataFrame, all
+        other columns are the context.
+    policy : Bandit, function, or array
+        A bandit, as it is now; a function of one context that returns an arm, or a dict of probabilities; probabilities
+        of all arms (n × arms, in the order of `arms`); or only those of the logged arms (n), without DR then.
+    arms : list, optional
+        All arms; if not given, those of the bandit or of the log, sorted.
+    level : float, default 0.95
+        Of the intervals.
+    random_state : int, default 0
+        Of the folds of the reward model.
+
+    Returns
+    -------
+    Evaluation
+        `print` shows it as a table.
+    """
+    if not 0.0 < level < 1.0:
+        raise ValueError(f"level must lie between 0 and 1; got {shown(level)}.")
+    rows = read_log(log)
+    names = list(arms) if arms is not None else policy.arms if isinstance(policy, Bandit) else distinct_arms(rows.arm)
+    number = {name: k for k, name in enumerate(names)}
+    if unknown := [arm for arm in rows.arm if arm not in number]:
+        raise ValueError(f"arms must contain every arm of the log; got none like {shown(unknown[0])}.")
+    chosen = np.array([number[arm] for arm in rows.arm])
+    chances, logged_chance = target_chances(policy, rows, names, chosen)
+    weight = logged_chance / rows.propensity
+    earned = weight * rows.reward
+    ratio = earned.sum() / weight.sum() if weight.any() else math.nan
+    linear = ratio + weight * (rows.reward - ratio) / max(weight.mean(), np.finfo(float).tiny)
+    doubly = None
+    if chances is not None:
+        predicted = cross_fitted_rewards(rows, chosen, len(names), random_state)
+        own = predicted[np.arange(len(chosen)), chosen]
+        doubly = estimate((chances * predicted).sum(1) + weight * (rows.reward - own), level, weight)
+    return Evaluation(
+        estimate(rows.reward, level, np.ones_like(weight)),
+        estimate(earned, level, earned),
+        estimate(linear, level, weight),
+        doubly,
+        rows_that_count(weight),
+        float(weight.max()),
+    )
+
+
+def rows_that_count(weight: np.ndarray) -> float:
+    """(Σ w)² / Σ w²."""
+    return float(weight.sum() ** 2 / (weight**2).sum()) if weight.any() else 0.0
+
+
+def estimate(values: np.ndarray, level: float, weight: np.ndarray) -> Estimate:
+    """Mean and interval of weighted rewards; rewards lie between 0 and 1, and so do the ends."""
+    mean, variance, n = float(values.mean()), float(values.var(ddof=1)), len(values)
+    freedom = max(rows_that_count(weight) - 1.0, 1.0)
+    half = float(student.ppf(0.5 + 0.5 * level, freedom)) * math.sqrt(variance / n)
+    shift = float(((values - mean) ** 3).mean()) / (6.0 * variance * n) if variance > 0.0 else 0.0
+    return Estimate(mean, max(mean + shift - half, 0.0), min(mean + shift + half, 1.0))
+
+
+def read_log(log: Any) -> Log:
+    """Check a log, whatever holds it."""
+    if hasattr(log, "_asdict"):
+        log = log._asdict()
+    if not isinstance(log, Mapping) and not hasattr(log, "columns"):
+        raise TypeError(f"log must be a Log, a DataFrame or a dict; got {type(log).__name__}.")
+    if missing := [name for name in ("arm", "propensity", "reward") if name not in log]:
+        raise ValueError(f"log must have {missing[0]!r}; got none. Bandit.log() returns a whole one.")
+    arm = np.asarray(log["arm"], dtype=object)
+    n = len(arm)
+    if n < 2:
+        raise ValueError(f"log must have at least two rows; got {n}.")
+    if hasattr(log, "columns"):
+        others = [name for name in log.columns if name not in ("arm", "propensity", "reward")]
+        context = finite_array(log[others], "context", 2)
+    else:
+        context = finite_array(log["context"], "context", 2) if "context" in log else np.zeros((n, 0))
+    propensity, reward = (finite_array(log[name], name, 1) for name in ("propensity", "reward"))
+    features = finite_array(log["features"], "features", 2) if isinstance(log, Mapping) and "features" in log else None
+    features = np.zeros((n, 0)) if features is None else features
+    for name, part in (("context", context), ("propensity", propensity), ("reward", reward), ("features", features)):
+        if len(part) != n:
+            raise ValueError(f"{name} must have {n} rows, one an arm; got {len(part)}.")
+    if not ((propensity > 0) & (propensity <= 1)).all():
+        bad = propensity[~((propensity > 0) & (propensity <= 1))][0]
+        raise ValueError(
+            f"propensities must lie in (0, 1]; got {bad:g}. Log the probability of the arm that was drawn."
+        )
+    if not np.isin(reward, (0.0, 1.0)).all():
+        raise ValueError(f"rewards must be 0 or 1; got {shown(reward[~np.isin(reward, (0.0, 1.0))][0])}.")
+    return Log(context, arm, propensity, reward, features)
+
+
+def distinct_arms(arm: np.ndarray) -> list[Any]:
+    return sorted(set(arm.tolist()), key=lambda name: (isinstance(name, str), name))
+
+
+def target_chances(
+    policy: Any, rows: Log, names: list[Any], chosen: np.ndarray
+) -> tuple[np.ndarray | None, np.ndarray]:
+    """The policy's probabilities of all arms in every row, if they are known, and of the logged ones."""
+    n = len(chosen)
+    if isinstance(policy, Bandit):
+        if policy.model == "shared" or rows.features.shape[1]:
+            raise ValueError("a bandit whose arms have features needs its probabilities as an array; got the bandit.")
+        policy = policy.probabilities
+    if callable(policy):
+        chances = np.array([read_decision(policy, context, names) for context in rows.context])
+    else:
+        given = np.asarray(policy, dtype=np.float64)
+        if given.shape == (n,):
+            check_chances(given)
+            return None, given
+        if given.shape != (n, len(names)):
+            raise ValueError(f"policy must have shape ({n}, {len(names)}) or ({n},); got {given.shape}.")
+        chances = given
+    check_chances(chances)
+    if np.abs(chances.sum(1) - 1.0).max() > SUM_ERROR:
+        raise ValueError(f"probabilities of the arms must add up to 1; got {chances.sum(1)[0]:g} in the first row.")
+    return chances, chances[np.arange(n), chosen]
+
+
+def check_chances(chances: np.ndarray) -> None:
+    if not ((chances >= -SUM_ERROR) & (chances <= 1.0 + SUM_ERROR)).all():
+        raise ValueError("probabilities of a policy must lie between 0 and 1; got others.")
+
+
+def read_decision(policy: Callable[[np.ndarray], Any], context: np.ndarray, names: list[Any]) -> np.ndarray:
+    """Probabilities of all arms in one context, from an arm or a dict."""
+    decision = policy(context)
+    chance = np.zeros(len(names))
+    for arm, share in decision.items() if isinstance(decision, Mapping) else ((decision, 1.0),):
+        if arm not in names:
+            raise ValueError(f"policy must return arms among {shown(names)}; got {shown(arm)}.")
+        chance[names.index(arm)] = share
+    return chance
+
+
+def cross_fitted_rewards(rows: Log, chosen: np.ndarray, arms: int, seed: int) -> np.ndarray:
+    """r̂(x_i, a) of every arm, by a logistic regression for each arm, from the folds without row i."""
+    n = len(chosen)
+    fold = np.random.default_rng(seed).permutation(n) % min(FOLDS, n)
+    predicted = np.empty((n, arms))
+    for one in np.unique(fold):
+        held = fold == one
+        for arm in range(arms):
+            mine = ~held & (chosen == arm)
+            if not mine.any():
+                predicted[held, arm] = rows.reward[~held].mean()
+                continue
+            model = VariationalLogisticRegression(verbose=False)
+            model.partial_fit(with_column(rows.context[mine]), rows.reward[mine], classes=[0.0, 1.0])
+            predicted[held, arm] = model.predict_proba(with_column(rows.context[held]))[:, 1]
+    return predicted
+
+
+def with_column(context: np.ndarray) -> np.ndarray:
+    """A context of no columns as one of zeros, which a regression needs."""
+    return context if context.shape[1] else np.zeros((len(context), 1))

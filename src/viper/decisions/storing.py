@@ -1,0 +1,182 @@
+"""A bandit as tensors and JSON, for its file: what `Bandit.save` writes and `viper.load` reads."""
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from viper.data.schema import (
+    ABOVE_ZERO,
+    LABEL,
+    WHOLE,
+    Fields,
+    Items,
+    Layout,
+    Numbers,
+    Range,
+    Value,
+    between,
+    check_layouts,
+    check_tensors,
+    is_definite,
+    numbers,
+    one_of,
+    or_none,
+)
+from viper.decisions.weights import MODELS, POLICIES, Played, Weights
+from viper.errors import StorageError
+from viper.models.saving import State
+
+KIND = "bandit"
+REFRESHES = ("doublings", "never")
+COUNTS = ("_base_time", "_next_id", "_time", "_forgotten", "_refreshed")
+LONG_NUMBER = Value("digits", lambda x: type(x) is str and x.isascii() and x.isdigit() and len(x) <= 64)
+OPTIONS = Fields(
+    {
+        "policy": one_of(*POLICIES),
+        "model": one_of(*MODELS),
+        "prior_scale": ABOVE_ZERO,
+        "intercept_scale": ABOVE_ZERO,
+        "spread": ABOVE_ZERO,
+        "epsilon": between(0.0, 1.0),
+        "memory": WHOLE,
+        "forget": between(0.0, 1.0),
+        "refresh": one_of(*REFRESHES),
+    }
+)
+METADATA = Fields(
+    {
+        "options": OPTIONS,
+        "arms": Items(LABEL),
+        "known_arms": Items(LABEL),
+        "columns": or_none(Fields({"features": WHOLE, "context": WHOLE})),
+        "counts": Fields(dict.fromkeys(COUNTS, WHOLE)),
+        "generator": Fields({"state": LONG_NUMBER, "inc": LONG_NUMBER, "has_uint32": WHOLE, "uinteger": WHOLE}),
+    }
+)
+COVARIANCES = Range("positive definite matrices", lambda x: all(is_definite(one) for one in x))
+WEIGHT_RULES = {  # b blocks of s weights
+    f"{part}.{name}": numbers("bs" if name == "mean" else "bss", range=None if name == "mean" else COVARIANCES)
+    for part in ("now", "base")
+    for name in ("mean", "covariance")
+}
+OPEN_FIELDS, PLAYED_FIELDS = 3, 4  # numbers of a row beside its vector
+
+
+class Pending(NamedTuple):
+    """A choice that awaits its reward."""
+
+    arm: int
+    vector: np.ndarray
+    propensity: float
+
+
+def pack_bandit(agent: Any) -> State:
+    bits = agent._generator.bit_generator.state
+    if bits["bit_generator"] != "PCG64":
+        raise StorageError(
+            f"random_state must be a seed or a PCG64 generator to be saved; got {bits['bit_generator']}."
+        )
+    weights, base = agent._weights, agent._base
+    metadata = {
+        "options": {
+            "policy": agent.policy.name,
+            "model": agent.model,
+            "prior_scale": agent.scales.prior,
+            "intercept_scale": agent.scales.intercept,
+            "spread": agent.policy.spread,
+            "epsilon": agent.policy.epsilon,
+            "memory": agent.memory,
+            "forget": agent.forget,
+            "refresh": agent.refreshing,
+        },
+        "arms": agent.arms,
+        "known_arms": list(agent._number),
+        "columns": None if weights is None else {"features": weights.features, "context": weights.context},
+        "counts": {name: getattr(agent, name) for name in COUNTS},
+        "generator": {name: str(bits["state"][name]) for name in ("state", "inc")}
+        | {name: int(bits[name]) for name in ("has_uint32", "uinteger")},
+    }
+    tensors: dict[str, Tensor] = {}
+    if weights is not None and base is not None:
+        for part, one in (("now", weights), ("base", base)):
+            tensors |= {f"{part}.mean": stored(one.mean), f"{part}.covariance": stored(one.covariance)}
+        width = weights.features + weights.context
+        kept = [[row.time, row.arm, row.propensity, row.reward, *row.vector] for row in agent._rows]
+        open_ = [[number, one.arm, one.propensity, *one.vector] for number, one in agent._pending.items()]
+        tensors["played"] = stored(np.array(kept, dtype=float).reshape(len(kept), PLAYED_FIELDS + width))
+        tensors["open"] = stored(np.array(open_, dtype=float).reshape(len(open_), OPEN_FIELDS + width))
+    return State(tensors, metadata)
+
+
+def unpack_bandit(cls: Any, state: State) -> Any:
+    """The bandit whose `pack_bandit` returned this state."""
+    layouts = {name: Layout(x.dtype, tuple(x.shape), 0, 0) for name, x in state.tensors.items()}
+    check_tensors(check_header(layouts, state.metadata), state.tensors)
+    metadata, counts = state.metadata, state.metadata["counts"]
+    agent = cls(metadata["known_arms"], **metadata["options"])
+    for arm in [arm for arm in metadata["known_arms"] if arm not in metadata["arms"]]:
+        agent.retire_arm(arm)
+    agent.arms = list(metadata["arms"])
+    agent._allowed = np.array([agent._number[arm] for arm in agent.arms], dtype=np.intp)
+    for name in COUNTS:
+        setattr(agent, name, counts[name])
+    bits = agent._generator.bit_generator
+    given = metadata["generator"]
+    bits.state = {
+        "bit_generator": "PCG64",
+        "state": {name: int(given[name]) for name in ("state", "inc")},
+        "has_uint32": given["has_uint32"],
+        "uinteger": given["uinteger"],
+    }
+    if metadata["columns"] is not None:
+        arrays = {name: x.numpy().copy() for name, x in state.tensors.items()}
+        columns = metadata["columns"]
+        agent._weights, agent._base = (
+            stored_weights(agent, columns, arrays[f"{part}.mean"], arrays[f"{part}.covariance"])
+            for part in ("now", "base")
+        )
+        agent._rows = deque(
+            Played(int(row[0]), arm_number(row[1], agent), row[PLAYED_FIELDS:], float(row[2]), float(row[3]))
+            for row in arrays["played"]
+        )
+        agent._pending = {
+            int(row[0]): Pending(arm_number(row[1], agent), row[OPEN_FIELDS:], float(row[2])) for row in arrays["open"]
+        }
+    return agent
+
+
+def stored_weights(agent: Any, columns: dict[str, int], mean: np.ndarray, covariance: np.ndarray) -> Weights:
+    weights = Weights(agent.model, agent.scales, len(agent._number), columns["features"], columns["context"])
+    if mean.shape != weights.mean.shape:
+        raise StorageError(f"weights must have shape {weights.mean.shape}; got {mean.shape}.")
+    weights.set(mean, covariance)
+    return weights
+
+
+def arm_number(value: float, agent: Any) -> int:
+    if not 0 <= value < len(agent._number) or value != int(value):
+        raise StorageError(f"an arm's number must be below {len(agent._number)}; got {value:g}.")
+    return int(value)
+
+
+def check_header(layouts: Mapping[str, Layout], metadata: dict[str, Any]) -> dict[str, Numbers]:
+    """Raise a StorageError unless names, sizes and metadata are as they must be; return the rules for the numbers."""
+    METADATA.check(metadata, "")
+    known, arms, columns = metadata["known_arms"], metadata["arms"], metadata["columns"]
+    if not arms or len(set(known)) != len(known) or len(set(arms)) != len(arms) or not set(arms) <= set(known):
+        raise StorageError("arms must be at least one, all different and known; got others.")
+    if columns is None:
+        check_layouts({}, layouts, {})
+        return {}
+    width = columns["features"] + columns["context"]
+    rules = {**WEIGHT_RULES, "played": numbers("no"), "open": numbers("mp")}
+    check_layouts(rules, layouts, {"o": PLAYED_FIELDS + width, "p": OPEN_FIELDS + width})
+    return rules
+
+
+def stored(x: np.ndarray) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(x, dtype=np.float64))

@@ -1,0 +1,414 @@
+"""Bandits: propensities, posteriors, files, evaluation. Identities, and a second way to every number."""
+
+import threading
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy.stats import norm
+from tolerances import TOLERANCE
+
+import viper
+from viper.decisions import arms, compiled, evaluate
+from viper.decisions.weights import POLICIES, Policy, Scales, Weights
+
+K, D = 5, 3
+CONTEXT = np.array([0.3, -1.2, 0.7])
+
+
+def odds(seed=0):
+    rng = np.random.default_rng(seed)
+    return rng.normal(size=K), rng.gamma(2.0, 0.5, K)
+
+
+def played(rounds, seed=0, chance=0.4, **options):
+    """A bandit after some rounds with random contexts and rewards."""
+    rng = np.random.default_rng(seed)
+    agent = viper.Bandit([f"arm {k}" for k in range(K)], random_state=seed, **options)
+    for _ in range(rounds):
+        agent.update(agent.pull(rng.normal(size=D)).id, int(rng.random() < chance))
+    return agent
+
+
+def without_library(monkeypatch):
+    monkeypatch.setattr("viper.decisions.weights.arm_library", lambda: None)
+
+
+# --- formulas ---
+
+
+def test_chances_are_those_of_the_largest():
+    t, v = odds()
+    nodes, weights = np.polynomial.hermite_e.hermegauss(160)
+    sd = np.sqrt(v)
+    for k in range(K):
+        u = t[k] + sd[k] * nodes
+        others = np.prod([norm.cdf(u, t[j], sd[j]) for j in range(K) if j != k], axis=0)
+        assert arms.chances(t, v)[0][k] == pytest.approx(weights @ others / weights.sum(), abs=1e-6)
+    assert arms.chances(t, v)[0].sum() == pytest.approx(1.0, abs=TOLERANCE["special"])
+
+
+def test_the_best_of_one_arm_is_that_arm():
+    t, v = np.array([0.4]), np.array([2.0])
+    chance, best = arms.chances(t, v)
+    assert chance == pytest.approx([1.0])
+    assert best == pytest.approx(arms.rewards(t, v)[0][0], abs=1e-6)
+
+
+def test_an_arm_that_is_known_for_certain():
+    t, v = np.array([0.0, 1.0, -1.0]), np.array([0.0, 0.0, 4.0])
+    above = norm.sf(1.0, -1.0, 2.0)
+    assert arms.chances(t, v)[0] == pytest.approx([0.0, 1.0 - above, above], abs=1e-3)  # sds are widened by 1/128
+    assert arms.chances(np.zeros(4), np.zeros(4))[0] == pytest.approx(np.full(4, 0.25))
+
+
+def test_rewards_and_information_are_integrals():
+    t, v = odds(1)
+    nodes, weights = np.polynomial.hermite_e.hermegauss(200)
+    p = 1.0 / (1.0 + np.exp(-(t[:, None] + np.sqrt(v)[:, None] * nodes)))
+    mean = p @ weights / weights.sum()
+
+    def entropy(q):
+        return -q * np.log(q) - (1 - q) * np.log(1 - q)
+
+    reward, information = arms.rewards(t, v)
+    assert reward == pytest.approx(mean, abs=1e-7)
+    assert information == pytest.approx(entropy(mean) - entropy(p) @ weights / weights.sum(), abs=1e-6)
+
+
+def test_the_least_ratio_is_least_among_all_pairs():
+    rng = np.random.default_rng(3)
+    for _ in range(20):
+        regret, information = rng.random(8), rng.random(8)
+        chance = arms.least_ratio(regret, information)
+        found = (regret @ chance) ** 2 / (information @ chance)
+        q = np.linspace(0, 1, 201)[:, None, None]
+        r = q * regret[:, None] + (1 - q) * regret
+        g = q * information[:, None] + (1 - q) * information
+        assert found <= (r**2 / g).min() + 1e-12
+        assert np.count_nonzero(chance) <= 2
+        assert chance.sum() == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(("t", "v"), [(0.3, 1.0), (-2.0, 9.0), (-30.0, 4.0), (-60.0, 90.0), (25.0, 2.0)])
+def test_the_step_matches_moments(t, v):
+    """Mean and variance of N(t, v) s(±f), by a fine grid."""
+    f = np.linspace(t - 14 * np.sqrt(v) - 5, t + 14 * np.sqrt(v) + 5, 400_001)
+    for reward in (0.0, 1.0):
+        log_density = -0.5 * (f - t) ** 2 / v - np.logaddexp(0.0, -f if reward else f)
+        density = np.exp(log_density - log_density.max())
+        mean = f @ density / density.sum()
+        variance = (f - mean) ** 2 @ density / density.sum()
+        slope, curvature = arms.matched_step(t, v, reward)
+        # far in a tail, where E s(f) is 1e-9, the mixture's error of 7e-9 shows; in sds of f
+        assert t + v * slope == pytest.approx(mean, abs=3e-4 * np.sqrt(v))
+        assert v - v**2 * curvature == pytest.approx(variance, rel=5e-3)
+
+
+@pytest.mark.parametrize("model", ["disjoint", "shared", "hybrid"])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_compiled_decisions_are_the_formulas(model, policy, monkeypatch):
+    if compiled.arm_library() is None:
+        pytest.skip("the library is not built")
+    rng = np.random.default_rng(5)
+    columns = 0 if model == "disjoint" else 2
+    weights = Weights(model, Scales(1.0, 2.0), K, columns, D)
+    blocks, size = weights.mean.shape
+    root = rng.normal(size=(blocks, size, size))
+    weights.set(rng.normal(size=(blocks, size)), root @ root.transpose(0, 2, 1) / size)
+    plain, rule = weights.copy(), Policy(policy, 0.8, 0.2)
+    features = rng.normal(size=(K, columns)) if columns else None
+    there = weights.decide(rule, np.arange(K), features, CONTEXT)
+    vector = np.concatenate([features[2], CONTEXT]) if columns else CONTEXT
+    weights.observe(viper.decisions.weights.Played(1, 2, vector, 1.0, 1.0))
+    without_library(monkeypatch)
+    here = plain.decide(rule, np.arange(K), features, CONTEXT)
+    plain.observe(viper.decisions.weights.Played(1, 2, vector, 1.0, 1.0))
+    for one, other in zip(there, here, strict=True):
+        assert one == pytest.approx(other, abs=1e-9)
+    assert weights.mean == pytest.approx(plain.mean, abs=1e-12)
+    assert weights.covariance == pytest.approx(plain.covariance, abs=1e-12)
+
+
+# --- the posterior ---
+
+
+def test_one_arm_refreshed_equals_partial_fit():
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(80, D)), rng.integers(0, 2, 80)
+    agent = viper.Bandit(["only"], prior_scale=1.0, intercept_scale=10.0, refresh="never")
+    for x, reward in zip(X, y, strict=True):
+        agent.update(agent.pull(x).id, int(reward))
+    stepwise = agent.pull(CONTEXT).probability
+    agent.refresh()
+    model = viper.VariationalLogisticRegression(prior_scale=1.0, intercept_scale=10.0).partial_fit(X, y)
+    exact = model.predict_proba(CONTEXT[None])[0, 1]
+    assert agent.pull(CONTEXT).probability == pytest.approx(exact, abs=1e-6)
+    assert stepwise == pytest.approx(exact, abs=0.02)
+    assert agent.pull(CONTEXT).interval == pytest.approx(model.predict_interval(CONTEXT[None])[0], abs=1e-6)
+
+
+def test_rewards_in_any_order_and_in_batches_give_one_posterior_when_refreshed():
+    agents = [viper.Bandit(["a", "b"], "greedy", refresh="never", random_state=0) for _ in range(2)]
+    contexts = np.random.default_rng(1).normal(size=(30, D))
+    rewards = np.random.default_rng(2).integers(0, 2, 30)
+    ids = [[agent.pull(x).id for x in contexts] for agent in agents]
+    agents[0].update(ids[0], rewards)
+    for i in reversed(range(30)):
+        agents[1].update(ids[1][i], rewards[i])
+    for agent in agents:
+        agent.refresh()
+    assert agents[0].pull(CONTEXT).probability == pytest.approx(agents[1].pull(CONTEXT).probability, abs=1e-9)
+
+
+def test_rewards_that_are_no_longer_kept_stay_in_the_posterior():
+    short, long = (played(150, memory=memory, refresh="never", policy="greedy") for memory in (40, 1000))
+    assert len(short.log().reward) <= 40
+    for agent in (short, long):
+        agent.refresh()
+    assert short.pull(CONTEXT).probability == pytest.approx(long.pull(CONTEXT).probability, abs=0.02)
+
+
+def test_forgetting_keeps_up_with_a_world_that_changes():
+    """Sixty rewards, then sixty failures: half of all, or hardly any if the older ones count for less."""
+    found = []
+    for forget in (1.0, 0.9):
+        agent = viper.Bandit(["a"], forget=forget, refresh="never", random_state=0)
+        for reward in [1] * 60 + [0] * 60:
+            agent.update(agent.pull(CONTEXT).id, reward)
+        stepwise = agent.pull(CONTEXT).probability
+        agent.refresh()
+        found.append(agent.pull(CONTEXT).probability)
+    assert found[0] == pytest.approx(0.5, abs=0.02)
+    assert found[1] == pytest.approx(stepwise, abs=0.05)
+    assert found[1] < 0.15
+
+
+def test_shared_weights_of_indicators_are_disjoint_arms():
+    rng = np.random.default_rng(4)
+    agents = {
+        "disjoint": viper.Bandit(range(3), "ucb", "disjoint", intercept_scale=1.0, refresh="never"),
+        "shared": viper.Bandit(range(3), "ucb", "shared", intercept_scale=1e-6, refresh="never"),
+    }
+    for _ in range(40):
+        x, reward = rng.normal(size=2), int(rng.integers(2))
+        features = np.kron(np.eye(3), np.append(x, 1.0))
+        choices = [agents["disjoint"].pull(x), agents["shared"].pull(features=features)]
+        assert choices[0].probability == pytest.approx(choices[1].probability, abs=1e-6)
+        for agent, choice in zip(agents.values(), choices, strict=True):
+            agent.update(choice.id, reward)
+
+
+# --- decisions ---
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_propensities_are_how_often_arms_are_drawn(policy):
+    agent = played(60, policy=policy)
+    chance = agent.probabilities(CONTEXT)
+    assert sum(chance.values()) == pytest.approx(1.0)
+    drawn = [agent.pull(CONTEXT) for _ in range(4000)]
+    for arm, expected in chance.items():
+        share = np.mean([choice.arm == arm for choice in drawn])
+        assert share == pytest.approx(expected, abs=4 * np.sqrt(expected * (1 - expected) / 4000) + 1e-12)
+    assert all(choice.propensity == chance[choice.arm] for choice in drawn)
+
+
+def test_a_slate_has_different_arms_and_the_chances_of_what_was_left():
+    agent = played(60, policy="thompson")
+    first, second = agent.pull(CONTEXT, slate=2)
+    assert first.arm != second.arm
+    left = [arm for arm in agent.arms if arm != first.arm]
+    assert second.propensity == pytest.approx(agent.probabilities(CONTEXT, allowed=left)[second.arm])
+    everything = agent.pull(CONTEXT, slate=K)
+    assert {choice.arm for choice in everything} == set(agent.arms)
+    assert everything[-1].propensity == pytest.approx(1.0)
+
+
+def test_only_allowed_arms_are_chosen_and_retired_ones_return():
+    agent = played(40, policy="thompson")
+    assert {agent.pull(CONTEXT, allowed=["arm 1", "arm 3"]).arm for _ in range(50)} <= {"arm 1", "arm 3"}
+    waiting = agent.pull(CONTEXT, allowed=["arm 2"])
+    before = agent.probabilities(CONTEXT)
+    agent.retire_arm("arm 2")
+    assert "arm 2" not in agent.probabilities(CONTEXT)
+    agent.add_arm("arm 2")
+    assert agent.probabilities(CONTEXT) == pytest.approx(before)
+    agent.update(waiting.id, 1)
+
+
+def test_a_new_arm_starts_from_the_prior_or_from_the_others():
+    agent = played(200, chance=0.9, policy="epsilon-greedy", epsilon=1.0, refresh="never")
+    agent.add_arm("cold")
+    agent.add_arm("warm", like="all")
+    cold, warm = (agent.pull(CONTEXT, allowed=[arm]) for arm in ("cold", "warm"))
+    assert cold.probability == pytest.approx(0.5)
+    assert warm.probability > 0.7
+    width = [one.interval[1] - one.interval[0] for one in (cold, warm)]
+    assert width[1] < width[0]
+
+
+def test_the_same_seed_decides_the_same():
+    one, other = (played(50, policy="thompson") for _ in range(2))
+    assert [one.pull(CONTEXT).arm for _ in range(20)] == [other.pull(CONTEXT).arm for _ in range(20)]
+
+
+def test_without_contexts_it_is_a_plain_bandit():
+    agent = viper.Bandit([1, 2], random_state=0)
+    for _ in range(60):
+        choice = agent.pull()
+        agent.update(choice.id, int(choice.arm == 2))
+    assert agent.pull().arm == 2
+
+
+def test_threads_share_one_bandit():
+    agent = viper.Bandit(["a", "b"], random_state=0)
+
+    def work():
+        for _ in range(50):
+            agent.update(agent.pull(CONTEXT).id, 1)
+
+    workers = [threading.Thread(target=work) for _ in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert len(agent.log().reward) == 200
+
+
+def test_ten_thousand_arms():
+    agent = viper.Bandit(range(10_000), "ids", random_state=0)
+    choice = agent.pull(CONTEXT)
+    agent.update(choice.id, 1)
+    assert sum(agent.probabilities(CONTEXT).values()) == pytest.approx(1.0)
+
+
+# --- files ---
+
+
+@pytest.mark.parametrize("model", ["disjoint", "hybrid"])
+def test_a_saved_bandit_goes_on_as_the_first_one(model, tmp_path):
+    agent = played(70, policy="thompson", model=model, memory=50)
+    agent.retire_arm("arm 4")
+    waiting = agent.pull(CONTEXT)
+    agent.save(tmp_path / "agent.viper")
+    loaded = viper.load(tmp_path / "agent.viper")
+    assert repr(loaded) == repr(agent)
+    for one in (agent, loaded):
+        one.update(waiting.id, 1)
+        one.refresh()
+    assert [agent.pull(CONTEXT) for _ in range(5)] == [loaded.pull(CONTEXT) for _ in range(5)]
+    assert (loaded.log().propensity == agent.log().propensity).all()
+
+
+def test_a_bandit_that_has_seen_nothing_can_be_saved(tmp_path):
+    viper.Bandit(["a", 2], random_state=1).save(tmp_path / "agent.viper")
+    assert viper.load(tmp_path / "agent.viper").arms == ["a", 2]
+
+
+def test_a_damaged_file_is_one_clear_line(tmp_path):
+    played(5).save(tmp_path / "agent.viper")
+    damaged = bytearray((tmp_path / "agent.viper").read_bytes())
+    damaged[-9] ^= 1
+    (tmp_path / "agent.viper").write_bytes(damaged)
+    with pytest.raises(viper.StorageError):
+        viper.load(tmp_path / "agent.viper")
+
+
+# --- evaluation ---
+
+
+def logged(n, seed=0):
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(n, 2))
+    chance = 1 / (1 + np.exp(-X @ np.array([[1.0, -1.0, 0.0], [0.0, 1.0, -1.0]])))
+    propensity = np.array([0.5, 0.3, 0.2])
+    arm = rng.choice(3, n, p=propensity)
+    reward = (rng.random(n) < chance[np.arange(n), arm]).astype(float)
+    return {"context": X, "arm": arm, "propensity": propensity[arm], "reward": reward}, chance
+
+
+def test_the_logs_own_policy_earns_what_the_log_earned():
+    log, _ = logged(400)
+    found = evaluate(log, np.tile([0.5, 0.3, 0.2], (400, 1)))
+    assert found.ips.value == pytest.approx(log["reward"].mean(), abs=TOLERANCE["special"])
+    assert found.snips.value == pytest.approx(log["reward"].mean(), abs=TOLERANCE["special"])
+    assert found.dr.value == pytest.approx(log["reward"].mean(), abs=0.05)
+    assert found.effective_rows == pytest.approx(400)
+
+
+@pytest.mark.parametrize("n", [150, 600])
+def test_intervals_cover(n):
+    """The best arm by the true chances, 120 logs: 95 % ± three standard errors for IPS and SNIPS."""
+    hits = np.zeros(2)
+    for seed in range(120):
+        log, chance = logged(n, seed)
+        best = np.eye(3)[chance.argmax(1)]
+        found = evaluate(log, best[np.arange(n), log["arm"]])
+        truth = 0.7425  # E max of three chances, by four million draws
+        hits += [one.lower <= truth <= one.upper for one in (found.ips, found.snips)]
+    assert (np.abs(hits / 120 - 0.95) < 0.06).all()
+
+
+def test_policies_may_be_functions_arrays_and_bandits():
+    log, _ = logged(300)
+    by_array = evaluate(log, np.eye(3)[(log["context"][:, 0] < 0).astype(int)])
+    by_function = evaluate(log, lambda x: 0 if x[0] >= 0 else 1, arms=[0, 1, 2])
+    assert by_function == by_array
+    frame = pd.DataFrame(log["context"], columns=["u", "v"]).assign(
+        arm=log["arm"], propensity=log["propensity"], reward=log["reward"]
+    )
+    assert evaluate(frame, lambda x: {0: 0.5, 1: 0.5}) == evaluate(log, lambda x: {0: 0.5, 1: 0.5})
+    agent = played(80, policy="epsilon-greedy")
+    assert "rows count" in str(evaluate(agent.log(), agent))
+
+
+# --- bad input ---
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: viper.Bandit([]), "at least one"),
+        (lambda: viper.Bandit(["a", "a"]), "all different; got 'a' twice"),
+        (lambda: viper.Bandit([None]), "a text or a number"),
+        (lambda: viper.Bandit(["a"], "exp3"), "policy must be one of"),
+        (lambda: viper.Bandit(["a"], model="deep"), "model must be one of"),
+        (lambda: viper.Bandit(["a"], spread=0), "spread must be a number above 0"),
+        (lambda: viper.Bandit(["a"], epsilon=2), "epsilon must lie between 0 and 1"),
+        (lambda: viper.Bandit(["a"], memory=1.5), "memory must be a whole number"),
+        (lambda: viper.Bandit(["a"], forget=0), "forget must be a number above 0"),
+        (lambda: played(2).pull([1.0]), "context must have 3 columns, as before; got 1"),
+        (lambda: played(2).pull([1.0, np.nan, 0.0]), "context must be finite"),
+        (lambda: played(2).pull("abc"), "context must be numbers"),
+        (lambda: played(2).pull(CONTEXT, features=np.ones((K, 1))), "features need model="),
+        (lambda: played(2).pull(CONTEXT, allowed=[]), "at least one arm"),
+        (lambda: played(2).pull(CONTEXT, allowed=["z"]), "got 'z'"),
+        (lambda: played(2).pull(CONTEXT, slate=K + 1), "slate must be a whole number from 1 to 5"),
+        (lambda: played(2).update(0, 1), "awaits its reward; got 0"),
+        (lambda: played(2).update([99], [1, 0]), "a reward for every id"),
+        (lambda: viper.Bandit(["a"]).retire_arm("a"), "at least one arm"),
+        (lambda: viper.Bandit(["a"], model="shared").pull(CONTEXT), "needs features"),
+        (lambda: evaluate({"arm": [1]}, [1.0]), "log must have 'propensity'"),
+        (lambda: evaluate(logged(5)[0] | {"propensity": np.zeros(5)}, np.ones(5)), "propensities must lie in"),
+        (lambda: evaluate(logged(5)[0], np.ones((5, 2)), arms=[0, 1, 2]), "policy must have shape"),
+        (lambda: evaluate(logged(50)[0], np.ones((50, 3))), "must add up to 1"),
+        (lambda: evaluate(logged(50)[0], lambda x: 7), "got 7"),
+    ],
+)
+def test_bad_input_is_one_clear_error(call, words):
+    with pytest.raises((ValueError, TypeError), match=words.replace("(", r"\(")):
+        call()
+
+
+def test_a_refused_reward_changes_nothing():
+    agent = played(3, refresh="never")
+    ids = [agent.pull(CONTEXT).id for _ in range(2)]
+    before = agent.probabilities(CONTEXT)
+    for reward in (0.5, "yes", None, np.nan):
+        with pytest.raises(ValueError, match="a reward must be 0 or 1"):
+            agent.update(ids, [1, reward])
+    with pytest.raises(ValueError, match="awaits its reward"):
+        agent.update([ids[0], ids[0]], [1, 1])
+    assert agent.probabilities(CONTEXT) == before
+    agent.update(ids, [1, 0])
