@@ -19,7 +19,7 @@ from viper.inference.threads import PASS_THREADS, one_thread
 from viper.softplus.limit import fast_limit, limit
 
 ROUGH_ROW_ERROR = 1e-9
-Result = TypeVar("Result")
+ChunkResult = TypeVar("ChunkResult")
 
 
 class GroupSums(NamedTuple):
@@ -63,14 +63,14 @@ def row_moments(
     return theta, np.maximum(tau2, 0.0)
 
 
-def over_chunks(rows: GroupedRows, function: Callable[[slice, slice], Result]) -> list[Result]:
+def over_chunks(rows: GroupedRows, function: Callable[[slice, slice], ChunkResult]) -> list[ChunkResult]:
     """Call the function for every chunk, in as many threads as a pass may use; results are in the chunks' order."""
     chunks = list(rows.chunks())
     threads = min(PASS_THREADS.get(), len(chunks))
     if threads < 2:
         return [function(*chunk) for chunk in chunks]
 
-    def alone(chunk: tuple[slice, slice]) -> Result:
+    def alone(chunk: tuple[slice, slice]) -> ChunkResult:
         with one_thread():  # OpenMP's limit belongs to a thread
             return function(*chunk)
 
@@ -112,10 +112,10 @@ def pulled_chunk(rows: GroupedRows, part: slice, groups: slice, vector: np.ndarr
     border[: rows.fixed] = vector @ rows.X[part]
     for place, values in rows.sparse:
         border += np.bincount(place[part], vector * values[part], minlength=rows.border)
-    return Split(border, by_group(rows, part, groups, vector[:, None] * rows.main.columns[part]))
+    return Split(border, sums_by_group(rows, part, groups, vector[:, None] * rows.main.columns[part]))
 
 
-def by_group(rows: GroupedRows, part: slice, groups: slice, values: np.ndarray) -> np.ndarray:
+def sums_by_group(rows: GroupedRows, part: slice, groups: slice, values: np.ndarray) -> np.ndarray:
     """Sums of the rows of each main group in a chunk."""
     return np.add.reduceat(values, rows.first_rows[groups] - part.start, axis=0)
 
@@ -150,8 +150,8 @@ def chunk_gram(rows: GroupedRows, part: slice, groups: slice, h: np.ndarray) -> 
         hz = h * main.columns[part, c]
         for place, values in entries:
             flat += np.bincount((here + c) * d + place, hz * values, minlength=flat.size)
-        cross[:, c, :p] = by_group(rows, part, groups, hz[:, None] * X)
-        blocks[:, c, :] = by_group(rows, part, groups, hz[:, None] * main.columns[part])
+        cross[:, c, :p] = sums_by_group(rows, part, groups, hz[:, None] * X)
+        blocks[:, c, :] = sums_by_group(rows, part, groups, hz[:, None] * main.columns[part])
     return ChunkGram(X.T @ (h[:, None] * X), ties, meetings, cross, blocks)
 
 
