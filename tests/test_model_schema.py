@@ -120,7 +120,11 @@ def fill(name, value):
             lambda t, m: t.update({"prior.mean": torch.ones(5)}),
             "prior.mean must be float64; got float32",
         ),
-        ("logistic_full", lambda t, m: "other", "the model must be one of ['gp', 'logistic']; got 'other'"),
+        (
+            "logistic_full",
+            lambda t, m: "other",
+            "one of ['gp', 'logistic', 'mixed', 'ordinal']; got 'other'",
+        ),
     ],
 )
 def test_forged_tensors_are_named(tmp_path, name, change, words):

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from viper.models import reference
     from viper.models.groups.mixed import VariationalMixedRegression
     from viper.models.logistic import VariationalLogisticRegression
+    from viper.models.ordinal.regression import VariationalOrdinalRegression
     from viper.models.saving import load
     from viper.report import metrics, plot
     from viper.softplus import (
@@ -40,6 +41,7 @@ __all__ = [
     "VariationalGPClassifier",
     "VariationalLogisticRegression",
     "VariationalMixedRegression",
+    "VariationalOrdinalRegression",
     "datasets",
     "decisions",
     "expected_logsumexp",
@@ -65,6 +67,7 @@ NAMES = {
     "StorageError": "viper.errors",
     "VariationalGPClassifier": "viper.gp.classifier",
     "VariationalLogisticRegression": "viper.models.logistic",
+    "VariationalOrdinalRegression": "viper.models.ordinal.regression",
     "VariationalMixedRegression": "viper.models.groups.mixed",
     "expected_logsumexp": "viper.softplus.logsumexp",
     "expected_sigmoid": "viper.softplus.expectation",

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import typer
 from rich.markup import escape
 
 from viper.cli.terminal import print_table, say, share_text, significant_number
@@ -36,6 +37,47 @@ def what_is_predicted(model: Any, target: str | None) -> str:
     if len(model.classes_) > 2:
         return f"each class of {target or 'the target'}: {listed(map(str, model.classes_))}"
     return f"{target or 'class'} = {model.classes_[1]}"
+
+
+def check_ordered_options(ordered: bool, only: dict[str, Any], never: dict[str, Any]) -> None:
+    """Raise for an option that needs --ordered, or that does not go with it."""
+    if not ordered and (given := [name for name, value in only.items() if value is not None]):
+        raise typer.BadParameter(f"{given[0]} belongs to --ordered; got it alone. Add --ordered")
+    if ordered and (given := [name for name, value in never.items() if value is not None]):
+        raise typer.BadParameter(f"--ordered does not go with {given[0]}; got both. Leave one of them out")
+
+
+def ordered_categories(column: "pandas.Series[Any]", y: "np.ndarray", levels: str | None) -> list[Any]:
+    """The levels of the target in order: as named on the command line, as the file's categories, or as numbers."""
+    import pandas
+
+    from viper.errors import instead, listed
+
+    there = pandas.unique(y).tolist()
+    if len(there) < 3:
+        raise ValueError(
+            f"--ordered is for three levels or more; got {len(there)}: {listed(map(str, there))}. Leave it out: with "
+            "two, logistic regression is the same model."
+        )
+    if levels is not None:
+        named, by_text = [name.strip() for name in levels.split(",")], {str(label): label for label in there}
+        for name in named:
+            if name not in by_text:
+                raise ValueError(f"--levels must be those of the target; got {name!r}. {instead(name, by_text)}")
+        if len({*named}) < len(named) or len(named) < len(there):
+            left = [text for text in by_text if text not in named]
+            got = f"none of {listed(left)}" if left else "one of them twice"
+            raise ValueError(f"--levels must name every level of the target once; got {got}.")
+        return [by_text[name] for name in named]
+    if isinstance(column.dtype, pandas.CategoricalDtype) and column.dtype.ordered:
+        return [label for label in column.dtype.categories.tolist() if label in {*there}]
+    if any(isinstance(label, str) for label in there):
+        first = ",".join(sorted(map(str, there))[:3])
+        raise ValueError(
+            f"the levels of an ordered target must have an order; got words: {listed(sorted(map(str, there)))}. Name "
+            f"them from the lowest to the highest, such as --levels {first}."
+        )
+    return sorted(there)
 
 
 def class_document(

@@ -31,6 +31,11 @@ SCORE_TITLES = {  # score -> title and decimals
 RARE = 0.05  # share of a class below which scores are shown beside those of the base rate
 MOST_LEVELS_SHOWN = 5
 LONGEST_SPREAD = 64  # characters of a range or a list of levels
+MODEL_NAMES = {
+    "logistic": "Logistic regression",
+    "ordinal": "Ordinal regression",
+    "gp": "Gaussian-process classification",
+}
 COLUMN_TITLES = {"mean_weight": "slope of the mean"}
 
 
@@ -123,7 +128,7 @@ def print_model(document: dict[str, Any], most: int | None, saved: Path | None =
     say(model_headline(document))
     for line in fact_lines(document):
         say(f"  {line}")
-    if document["model"] == "logistic":
+    if document["model"] != "gp":
         print_coefficients(document, most, saved)
         if "components" in document:
             print_components(document)
@@ -134,14 +139,15 @@ def print_model(document: dict[str, Any], most: int | None, saved: Path | None =
 
 
 def model_headline(document: dict[str, Any]) -> str:
-    name = "Logistic regression" if document["model"] == "logistic" else "Gaussian-process classification"
+    name = MODEL_NAMES[document["model"]]
     name += " with effects of groups" if "components" in document else ""
     if document["multilabel"]:
         return f"[bold]{name}[/] of [bold cyan]{len(document['classes'])} labels[/], each with a posterior of its own"
     if document["target"] is None:
         return f"[bold]{name}[/]"
     if len(document["classes"]) > 2:
-        return f"[bold]{name}[/] of [bold cyan]{escape(document['target'])}[/], {len(document['classes'])} classes"
+        what = "levels" if document["model"] == "ordinal" else "classes"
+        return f"[bold]{name}[/] of [bold cyan]{escape(document['target'])}[/], {len(document['classes'])} {what}"
     positive = escape(f"{document['target']} = {document['classes'][1]}")
     return f"[bold]{name}[/] of the probability that [bold cyan]{positive}[/]"
 
@@ -149,7 +155,9 @@ def model_headline(document: dict[str, Any]) -> str:
 def fact_lines(document: dict[str, Any]) -> list[str]:
     lines = []
     if data := document.get("data"):
-        counts = ", ".join(f"{label}: {n:,}" for label, n in data["class_counts"].items())
+        known = data["class_counts"]
+        labels = [str(label) for label in document["classes"]] if document["model"] == "ordinal" else [*known]
+        counts = ", ".join(f"{label}: {known.get(label, 0):,}" for label in labels)
         share = data["class_counts"].get(str(document["classes"][1]), 0) / max(1, data["rows_used"])
         counts += f"; {share:.1%}" if len(document["classes"]) == 2 else ""
         name = "" if data["file"] is None else f"{data['file']}, "
@@ -163,7 +171,7 @@ def fact_lines(document: dict[str, Any]) -> list[str]:
             text = f"{document['target']} ~ {len(names)} columns"
         lines.append(escape(f"formula   {text}"))
     ways = [f"covariance {document['covariance']}", "exact ELBO" if document["bound"] == "viper" else document["bound"]]
-    if document["model"] == "logistic":
+    if document["model"] != "gp":
         sds = [*document["prior_scales"].values()] or [1.0]  # only an intercept
         low, high = min(sds), max(sds)
         chosen = " chosen by the ELBO" if isinstance(document["prior"], str) else ""
@@ -212,6 +220,8 @@ def print_coefficients(document: dict[str, Any], most: int | None, saved: Path |
         say("  [dim]Numeric columns are standardised: coefficients are per standard deviation (sd), others per 1.[/]")
     if "class" in rows[0] and not document["multilabel"]:
         say("  [dim]Of each class, less the mean over classes; in Python, summary(baseline=…) compares two.[/]")
+    if document["model"] == "ordinal":
+        say("  [dim]Odds are those of a higher level; of a threshold “a | b”, those of a or below at zero.[/]")
     if 8 in kept:
         say("  [dim]sign: probability that the coefficient has the sign of its mean.[/]")
     if document["entangled"]:
@@ -294,6 +304,9 @@ def print_trust(document: dict[str, Any]) -> None:
             say(f"  The variance that the inducing points leave unexplained costs {cost:.3f} nats.")
     gap = document["elbo"] - document["elbo_certified"]
     floor = f"{document['elbo_certified']:,.4f}"
+    if document["model"] == "ordinal":
+        say(f"  The ELBO is rounded to {gap:.0e} nats; its mean over the thresholds is a sum over a few points.\n")
+        return
     say(f"  The ELBO is certified to {gap:.0e} nats: the log evidence is surely above {floor}.\n")
 
 

@@ -168,6 +168,8 @@ def cross_validated(model: Any, folds: Folds, level: float, step: Callable[[], N
     """Predict all held-out rows, with intervals if the model has them, and time the fits."""
     y, splits = folds.labels, folds.splits
     classes, numbers = np.unique(y, return_inverse=True)
+    if (order := getattr(model, "categories", None)) is not None:
+        numbers = np.array([order.index(label) for label in classes.tolist()])[numbers]
     two = len(classes) == 2
     shape = (len(y),) if two else (len(y), len(classes))
     probability, interval = np.full(shape, np.nan), np.full((*shape, 2), np.nan)

@@ -72,6 +72,10 @@ class Learned(NamedTuple):
         """Return labels that are in order when they are sorted: y itself, or whether it is positive."""
         return self.y if self.classes is None else np.asarray(self.y == self.classes[1], dtype=bool)
 
+    def labels_for(self, model: Any) -> np.ndarray:
+        """Return the labels as the model takes them: y itself, if it is told the order of the levels."""
+        return self.y if getattr(model, "categories", None) is not None else self.labels
+
     def with_rules(self, unseen: str, beyond: str) -> "Learned":
         """Return the same with rules for new rows."""
         return self._replace(encoding=self.encoding.with_rules(unseen=unseen, beyond=beyond))
@@ -532,7 +536,7 @@ def check_takes_groups(estimator: type, encoding: Encoding) -> None:
 def fit_tables(fit: Callable[..., Any], model: Any, learned: Learned, *rows: Any, **given: Any) -> None:
     """Fit the model to X, or copies of it to X of each completed table, whose posteriors are then pooled."""
     if len(learned.tables) < 2:
-        fit(learned.X, learned.labels, *rows, **given)
+        fit(learned.X, learned.labels_for(model), *rows, **given)
         return
     fits: list[Any] = []
     for X in learned.designs():

@@ -1,4 +1,4 @@
-"""Logistic and softmax likelihoods for your own GPyTorch models.
+"""Logistic, softmax and ordinal likelihoods for your own GPyTorch models.
 
 With f(x_i) ~ N(ϑ_i, τ_i²) under the variational distribution and y in {0, 1},
 
@@ -6,7 +6,7 @@ With f(x_i) ~ N(ϑ_i, τ_i²) under the variational distribution and y in {0, 1}
 
 both in closed form: no quadrature, no samples. Both return one number per point, whatever the batch shape. With K
 classes and independent f_k(x_i), it is the same with E log Σ_k e^{f_k} and E softmax_k, which are integrals over one
-dimension (`viper.softplus.logsumexp`).
+dimension (`viper.softplus.logsumexp`). With levels in order, each point is two softplus terms.
 """
 
 from typing import Any
@@ -19,6 +19,7 @@ from gpytorch.priors import Prior
 from torch import Tensor
 from torch.distributions import Bernoulli, Categorical
 
+from viper.inference.ordinal.gaps import level_shares
 from viper.softplus.bound_names import BoundName
 from viper.softplus.bounds import bound_key
 from viper.softplus.expectation import expected_sigmoid, expected_softplus
@@ -219,6 +220,105 @@ class SoftmaxLikelihood(likelihoods.SoftmaxLikelihood):
 
     def _average(self, function_dist: MultitaskMultivariateNormal) -> Tensor:
         return expected_logsumexp(*self._classes(function_dist, certain=False), tolerance=self.tolerance).slope
+
+
+class OrdinalLikelihood(Likelihood):
+    """P(y ≤ k | f) = s(t_k - f), for levels 0, …, K-1 with thresholds t_0 < … < t_{K-2} that are learned.
+
+    For a level between thresholds a < b, p(y | f) = s(b-f) s(f-a) (1 - e^{a-b}), so E[log p(y | f)] is two expected
+    softplus terms and a constant: exact, without quadrature. With two levels and the threshold 0 it is
+    `LogitLikelihood`.
+
+    Parameters
+    ----------
+    num_levels : int
+        K.
+    thresholds : sequence of K-1 increasing numbers, optional
+        Where they start. By default, levels are equally probable where f = 0.
+    learn : bool, default True
+        Whether training moves the thresholds. Their first is free, and gaps stay positive.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from gpytorch.distributions import MultivariateNormal
+    >>> from viper.gp.likelihood import OrdinalLikelihood
+    >>> f = MultivariateNormal(torch.tensor([1.0, -2.0]), torch.eye(2))
+    >>> likelihood = OrdinalLikelihood(3, thresholds=[-1.0, 1.0], learn=False)
+    >>> likelihood.expected_log_prob(torch.tensor([2, 0]), f)
+    tensor([-0.8061, -0.4069])
+    >>> likelihood(f).probs
+    tensor([[0.1555, 0.3445, 0.5000],
+            [0.6967, 0.2339, 0.0693]])
+    """
+
+    has_analytic_marginal: bool = True
+
+    def __init__(self, num_levels: int, thresholds: Any = None, *, learn: bool = True) -> None:
+        super().__init__()
+        if not isinstance(num_levels, int) or num_levels < 2:
+            raise ValueError(f"num_levels must be a whole number from 2 on; got {num_levels!r}.")
+        start = torch.logit(torch.arange(1, num_levels) / num_levels)
+        if thresholds is not None:
+            given = torch.as_tensor(thresholds).detach()
+            start = (given if given.is_floating_point() else given.to(torch.get_default_dtype())).clone()
+        if start.shape != (num_levels - 1,) or not bool(start.isfinite().all()) or not bool((start.diff() > 0).all()):
+            raise ValueError(f"thresholds must be {num_levels - 1} increasing numbers; got {thresholds!r}.")
+        self.num_levels = num_levels
+        self.register_parameter("first_threshold", torch.nn.Parameter(start[:1], requires_grad=learn))
+        self.register_parameter("log_gaps", torch.nn.Parameter(start.diff().log(), requires_grad=learn))
+
+    @property
+    def thresholds(self) -> Tensor:
+        """t_0 < … < t_{K-2}."""
+        gaps = torch.cat([torch.zeros_like(self.first_threshold), self.log_gaps.exp()])
+        return self.first_threshold + gaps.cumsum(0)
+
+    def _levels(self, observations: Tensor, like: Tensor) -> Tensor:
+        """Targets as whole numbers, checked."""
+        given = observations.to(like.device)
+        y = given.long()
+        if not bool(((y == given) & (y >= 0) & (y < self.num_levels)).all()):
+            got = f"{observations.min().item():g} to {observations.max().item():g}"
+            raise ValueError(f"targets must be whole numbers from 0 to {self.num_levels - 1}; got {got}.")
+        return y.expand(like.shape)
+
+    def forward(self, function_samples: Tensor, *args: Any, **kwargs: Any) -> Categorical:
+        """The distribution of y given values of f."""
+        f = function_samples[..., None] - self.thresholds.to(function_samples)
+        return Categorical(probs=level_shares(torch.sigmoid(-f), torch.sigmoid(f)))
+
+    def expected_log_prob(
+        self, observations: Tensor, function_dist: MultivariateNormal, *args: Any, **kwargs: Any
+    ) -> Tensor:
+        """E[log p(y | f)] of each point."""
+        mean, variance = function_dist.mean, function_dist.variance
+        y, t = self._levels(observations, mean), self.thresholds.to(mean)
+        last = self.num_levels - 1
+        below = -expected_softplus(mean - t[y.clamp(max=last - 1)], variance).value  # E log s(t_k - f)
+        above = -expected_softplus(t[(y - 1).clamp(min=0)] - mean, variance).value  # E log s(f - t_{k-1})
+        total = torch.where(y < last, below, 0.0) + torch.where(y > 0, above, 0.0)
+        if last == 1:
+            return total
+        constant = torch.log(-torch.expm1(-self.log_gaps.exp())).to(mean)[(y - 1).clamp(0, last - 2)]
+        return total + torch.where((y > 0) & (y < last), constant, 0.0)
+
+    def log_marginal(
+        self, observations: Tensor, function_dist: MultivariateNormal, *args: Any, **kwargs: Any
+    ) -> Tensor:
+        """log E[p(y | f)] of each point."""
+        average = self._average(function_dist)
+        chosen = average.gather(-1, self._levels(observations, function_dist.mean)[..., None])[..., 0]
+        return chosen.clamp(min=torch.finfo(chosen.dtype).tiny).log()
+
+    def marginal(self, function_dist: MultivariateNormal, *args: Any, **kwargs: Any) -> Categorical:
+        """The distribution of y with f integrated out."""
+        return Categorical(probs=self._average(function_dist))
+
+    def _average(self, function_dist: MultivariateNormal) -> Tensor:
+        f = function_dist.mean[..., None] - self.thresholds.to(function_dist.mean)
+        variance = function_dist.variance[..., None].expand_as(f)
+        return level_shares(expected_sigmoid(-f, variance).mean, expected_sigmoid(f, variance).mean)
 
 
 def independent_variances(covariance: Tensor, certain: bool) -> Tensor:

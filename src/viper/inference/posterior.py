@@ -14,6 +14,7 @@ from torch import Tensor
 
 from viper.inference.classes.posterior import StarPosterior
 from viper.inference.classes.star import Star
+from viper.inference.ordinal.posterior import OrdinalPosterior
 from viper.inference.problem import Prior
 from viper.inference.rows import Block, Matrix, RowSource
 from viper.softplus.pointwise import Formula
@@ -191,7 +192,7 @@ class Several:
         return torch.stack(means, 1), torch.stack(variances, 1)
 
 
-Moved = TypeVar("Moved", bound=Posterior | Several | StarPosterior | Prior | Star)
+Moved = TypeVar("Moved", bound=Posterior | Several | StarPosterior | OrdinalPosterior | Prior | Star)
 
 
 def moved(value: Moved, device: torch.device | str) -> Moved:
@@ -215,9 +216,9 @@ def prior_log_density(prior: Prior, draws: Tensor) -> Tensor:
     return 0.5 * (prior.log_determinant - quadratic - draws.shape[1] * LOG_2PI)
 
 
-def latent(block: Block, posterior: Posterior | Several | StarPosterior) -> tuple[Tensor, Tensor]:
+def latent(block: Block, posterior: Posterior | Several | StarPosterior | OrdinalPosterior) -> tuple[Tensor, Tensor]:
     """ϑ and τ² of the rows of a block."""
-    if isinstance(posterior, Several | StarPosterior):
+    if isinstance(posterior, Several | StarPosterior | OrdinalPosterior):
         return posterior.latent(block)
     theta = block.design.project(posterior.mean)
     tau2 = posterior.spread(block.design).clamp(min=0.0)

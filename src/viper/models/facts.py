@@ -110,16 +110,22 @@ class ModelFacts:
     iterations: int
     weighting: WeightingFacts
     prior: PriorFacts | None = None  # None for a Gaussian process
-    process: ProcessFacts | None = None  # None for a logistic regression
+    process: ProcessFacts | None = None  # None for a logistic or an ordinal regression
+    ordered: bool = False  # whether the classes are levels in order
 
     @property
     def kind(self) -> str:
-        return "logistic" if self.process is None else "gp"
+        return "gp" if self.process is not None else "ordinal" if self.ordered else "logistic"
 
     @property
     def exact(self) -> bool:
         """Whether the fit maximised the ELBO itself rather than a bound on it."""
         return self.bound == "viper" and self.terms is None
+
+    @property
+    def rounding(self) -> str:
+        """How exact the ELBO is. With levels in order, its mean over their thresholds is a sum over a few points."""
+        return f"{'rounded' if self.ordered else 'certified'} to {self.allowance:.0e} nats"
 
     @property
     def allowance(self) -> float:
@@ -146,6 +152,7 @@ def model_facts(model: Any) -> ModelFacts:
         weighting=weighting_facts(model),
         prior=prior_facts(model) if is_logistic else None,
         process=None if is_logistic else process_facts(model),
+        ordered=hasattr(model, "thresholds_"),
     )
 
 

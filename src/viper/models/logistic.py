@@ -30,7 +30,6 @@ from viper.data.schema import (
     Fields,
     Layout,
     Numbers,
-    Range,
     Rule,
     numbers,
     one_of,
@@ -38,6 +37,7 @@ from viper.data.schema import (
 from viper.formula.learn import FormulaMixin, by_formula, formula_template
 from viper.inference.classes.posterior import StarPosterior
 from viper.inference.newton import Iteration
+from viper.inference.ordinal.posterior import OrdinalPosterior
 from viper.inference.posterior import Posterior, moved
 from viper.inference.problem import Prior
 from viper.inference.progress import Callbacks, as_task, tasks_of
@@ -73,7 +73,7 @@ from viper.models.onnx import export_onnx
 from viper.models.pooling import pool_posteriors, spread_of_draws
 from viper.models.prediction import TWO_CLASSES, TargetReading, half_width
 from viper.models.prior import best_scales, entries_by_name, make_prior, read_scale
-from viper.models.saving import POSTERIOR_FIELDS, State, StateMixin
+from viper.models.saving import HISTORY, POSTERIOR_FIELDS, State, StateMixin
 from viper.models.weighting import WEIGHTING, WEIGHTING_FIELDS, ClassWeightMixin
 from viper.softplus.bound_names import FIT_BOUNDS
 
@@ -83,9 +83,6 @@ if TYPE_CHECKING:
 DEFAULT_SCALE = 1.0  # prior sd of the coefficients
 SEARCH_TOLERANCE = 1e-5  # nats, of fits with scales that are tried in a search among several classes
 DEFAULT_RANK = 16  # of the low-rank family
-HISTORY = Range(
-    "the iterations of a solver", lambda x: x.ndim == 1 or bool((x[:, :2] >= 0).all() & x[:, :2].isfinite().all())
-)
 
 
 class VariationalLogisticRegression(
@@ -250,7 +247,8 @@ class VariationalLogisticRegression(
         "passes_": NUMBER,
     }
     _own_fields = Fields(
-        {"posterior": one_of(*(shape.__name__ for shape in POSTERIOR_FIELDS))}, {WEIGHTING: WEIGHTING_FIELDS}
+        {"posterior": one_of(*(shape.__name__ for shape in POSTERIOR_FIELDS if shape is not OrdinalPosterior))},
+        {WEIGHTING: WEIGHTING_FIELDS},
     )
     _own_tensors: ClassVar[Mapping[str, Numbers]] = {
         "prior.mean": numbers("d"),

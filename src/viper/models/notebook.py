@@ -51,7 +51,7 @@ def entangled_line(model: Any) -> str:
 def notebook_facts(model: Any) -> dict[str, str]:
     """Return ELBO and convergence, and for small data the verdict of importance sampling."""
     facts = model_facts(model)
-    shown = {"ELBO": f"{facts.elbo:.3f}, certified to {facts.allowance:.0e} nats", "Solver": facts.status}
+    shown = {"ELBO": f"{facts.elbo:.3f}, {facts.rounding}", "Solver": facts.status}
     rows = getattr(model, "_training_rows", None)
     # only rows in memory, so that showing a model opens no files
     if rows is None or rows.traits.where != "memory" or rows.rows * rows.dimension > LARGEST_DIAGNOSED:

@@ -118,9 +118,9 @@ def predict_each_row(model: Any, X: Any, level: float = 0.95, offset: Any = None
         X, remarks = screened = screen_for_model(model, X)
         index, usable = X.index, screened.usable
         X, offset = X[usable], offset if offset is None else np.asarray(offset)[usable]
-    mean = sd = np.empty((0, *model.posterior_.mean.shape[:-1]))
+    mean = sd = np.empty((0, *model._latent_shape))
     if usable is None or usable.any():
-        mean, sd = model.predict_latent(X, **({} if offset is None else {"offset": offset}))
+        mean, sd = model._read_latent(X, offset)
     given = {"classes": model.classes_, "z": half_width(level)}
     columns = model._reading.table(*map(torch.from_numpy, (mean, np.square(sd))), **given)
     if len(sd) and encoding is not None and encoding.imputation is not None:  # τ without that of the imputed values
@@ -262,6 +262,11 @@ class PredictionMixin:
         raise NotImplementedError
 
     @property
+    def _latent_shape(self) -> tuple[int, ...]:
+        """The shape of what `_read_latent` returns for a row."""
+        return tuple(self.posterior_.mean.shape[:-1])
+
+    @property
     def _predictive(self) -> Posterior:
         """The posterior of the coefficients of the rows that `_open_rows` opens."""
         return self.posterior_
@@ -291,6 +296,10 @@ class PredictionMixin:
         """
         pair = self._predict(X, offset, means_and_sds)
         return pair[..., 0], pair[..., 1]
+
+    def _read_latent(self, X: Any, offset: Any) -> tuple[np.ndarray, np.ndarray]:
+        """The means and standard deviations that `_reading` takes."""
+        return self.predict_latent(X, offset)
 
     def predict_proba(self, X: Any, offset: Any = None) -> np.ndarray:
         """Posterior-averaged probabilities E[s(f(x))] of the two classes, n × 2."""

@@ -119,11 +119,51 @@ class JointDensity:
 
     def log_joint(self, beta: Any, xp: ModuleType = np) -> Any:
         """log p(y, β), constants of the prior included. `xp` is NumPy or jax.numpy."""
-        # f = o + Aβ, z = C⁻¹(β - m₀)
-        f = self.offset + self.design @ beta
+        # z = C⁻¹(β - m₀)
         z = scipy.linalg.solve_triangular(self.factor, np.eye(len(self.mean)), lower=True) @ (beta - self.mean)
-        likelihood = self.weight @ (self.label * f - xp.logaddexp(0.0, f))
-        return likelihood - 0.5 * (z @ z + len(z) * np.log(2.0 * np.pi)) - np.log(np.diag(self.factor)).sum()
+        return (
+            self.log_likelihood(beta, xp)
+            - 0.5 * (z @ z + len(z) * np.log(2.0 * np.pi))
+            - np.log(np.diag(self.factor)).sum()
+        )
+
+    def log_likelihood(self, beta: Any, xp: ModuleType = np) -> Any:
+        """log p(y | β), with f = o + Aβ."""
+        f = self.offset + self.design @ beta
+        return self.weight @ (self.label * f - xp.logaddexp(0.0, f))
+
+    def parameters(self, draws: np.ndarray) -> np.ndarray:
+        """What is reported of draws of β (… × d): these themselves."""
+        return draws
+
+
+@dataclass(frozen=True, kw_only=True)
+class OrdinalDensity(JointDensity):
+    """log p(y, w, δ) of an ordinal regression: labels are numbers of levels, and δ, the log gaps, follow w."""
+
+    def thresholds(self, delta: Any, xp: ModuleType = np) -> Any:
+        """Thresholds whose mean is 0, e^δ apart."""
+        steps = xp.cumsum(xp.exp(delta), -1)
+        from_zero = xp.concatenate([xp.zeros_like(steps[..., :1]), steps], -1)
+        return from_zero - from_zero.mean(-1, keepdims=True)
+
+    def log_likelihood(self, beta: Any, xp: ModuleType = np) -> Any:
+        """Σ c log(s(t_k - f) - s(t_{k-1} - f)), as a difference of logarithms of the smaller tails."""
+        d = self.design.shape[1]
+        f, level = self.offset + self.design @ beta[:d], self.label.astype(int)
+        t = self.thresholds(beta[d:], xp) if len(beta) > d else xp.zeros(1)
+        far = xp.full(1, 1e3)
+        edges = xp.concatenate([-far, t, far])
+        low, high = edges[level] - f, edges[level + 1] - f
+        # s(b) - s(a) = s(b) s(-a) (1 - e^{a-b})
+        return self.weight @ (-xp.logaddexp(0.0, -high) - xp.logaddexp(0.0, low) + xp.log(-xp.expm1(low - high)))
+
+    def parameters(self, draws: np.ndarray) -> np.ndarray:
+        """Coefficients, and thresholds less the intercept."""
+        d = self.design.shape[1]
+        inner = draws[..., d:]
+        t = self.thresholds(inner) if inner.shape[-1] else np.zeros((*inner.shape[:-1], 1))
+        return np.concatenate([draws[..., : d - 1], t - draws[..., d - 1 : d]], -1)
 
 
 def sample_posterior(
@@ -142,11 +182,11 @@ def sample_posterior(
     random_state: int | np.random.Generator | None = 0,
     progress: bool = False,
 ) -> MCMCResult:
-    """Sample the posterior of logistic regression with NUTS, or that of a Gaussian process by `sample_latent`.
+    """Sample the posterior of logistic or ordinal regression with NUTS, or of a Gaussian process by `sample_latent`.
 
     Parameters
     ----------
-    X : array-like of shape (n, p), or a fitted VariationalLogisticRegression or VariationalGPClassifier
+    X : array-like of shape (n, p), or a fitted estimator
         Features. A fitted model provides its training rows, with their labels, weights and offset, and its
         prior. That of a Gaussian process is the full one with the fitted kernel and mean, without inducing points; it
         takes up to 5,000 rows, and the result has one column per row.
@@ -209,7 +249,8 @@ def sample_posterior(
             progress_bar=progress,
         )
         u, divergences = draw_chains(sampler, chains, len(centre), np.random.default_rng(random_state), jax)
-    return checked_result(centre + u @ factor.T, names, divergences, time.perf_counter() - start)
+    draws_of = model.parameters(centre + u @ factor.T)
+    return checked_result(draws_of, names, divergences, time.perf_counter() - start)
 
 
 def import_numpyro() -> tuple[Any, Any]:
@@ -280,7 +321,12 @@ def model_of_fit(fitted: Any, given: dict[str, Any]) -> JointDensity:
     covariance = np.diag(1.0 / precision) if precision.ndim == 1 else np.linalg.inv(precision)
     design, mean = source.dense_design().cpu().numpy(), fitted.prior_.mean.numpy()
     factor = np.linalg.cholesky(covariance)
-    return JointDensity(design=design, offset=offset, label=label, weight=weight, mean=mean, factor=factor)
+    kind: type[JointDensity] = JointDensity
+    if hasattr(fitted, "thresholds_"):
+        kind, gaps = OrdinalDensity, len(fitted.classes_) - 2
+        factor = scipy.linalg.block_diag(factor, float(fitted.gap_scale) * np.eye(gaps)) if gaps else factor
+        mean = np.append(mean, np.zeros(gaps))
+    return kind(design=design, offset=offset, label=label, weight=weight, mean=mean, factor=factor)
 
 
 def check_only_model(given: dict[str, Any]) -> None:

@@ -38,6 +38,7 @@ from viper.data.schema import (
     Items,
     Layout,
     Numbers,
+    Range,
     Rule,
     Value,
     check_layouts,
@@ -49,6 +50,7 @@ from viper.data.schema import (
 from viper.errors import StorageError, shown
 from viper.formula.columns import python_value
 from viper.formula.encoding import ENCODING, Encoding
+from viper.inference.ordinal.posterior import OrdinalPosterior
 from viper.inference.posterior import Diagonal, Full, LowRank, Posterior
 from viper.models.classes.storing import STAR_FIELDS
 from viper.models.facts import model_card
@@ -57,6 +59,7 @@ from viper.models.groups.storing import GROUP_FIELDS
 # `_kind`, as stored in a model file -> the public name of the estimator
 ESTIMATORS = {
     "logistic": "VariationalLogisticRegression",
+    "ordinal": "VariationalOrdinalRegression",
     "gp": "VariationalGPClassifier",
     "mixed": "VariationalMixedRegression",
     "bandit": "Bandit",
@@ -73,6 +76,19 @@ POSTERIOR_FIELDS: dict[Any, dict[str, Numbers]] = {  # d coefficients or inducin
     },
 }
 POSTERIOR_FIELDS |= STAR_FIELDS
+ORDINAL_FIELDS: dict[Any, dict[str, Numbers]] = {  # g gaps between thresholds
+    OrdinalPosterior: {
+        "mean": numbers("d"),
+        "factor": numbers("dd", range=INVERTIBLE),
+        "response": numbers("dg"),
+        "log_gaps": numbers("g"),
+        "gap_factor": numbers("gg", range=INVERTIBLE),
+    }
+}
+POSTERIOR_FIELDS |= ORDINAL_FIELDS
+HISTORY = Range(
+    "the iterations of a solver", lambda x: x.ndim == 1 or bool((x[:, :2] >= 0).all() & x[:, :2].isfinite().all())
+)
 POSTERIOR_FIELDS |= GROUP_FIELDS
 ENTRIES = "entries"  # of an option that is a dictionary
 IMPUTATION_FIELDS = {  # whose sizes `Imputation.check` compares with the formula's columns
@@ -217,7 +233,10 @@ class StateMixin:
             raise StorageError(f"names must be {metadata['features']}; got {len(metadata['names'])}.")
         given = [*metadata["options"], *metadata.get("objects", {})]
         free = {name for name in cls._option_rules() if name not in given}
-        rules = {f"posterior.{name}": rule for name, rule in POSTERIOR_FIELDS[posterior_shape(layouts)].items()}
+        shape = posterior_shape(layouts)
+        if metadata.get("posterior", shape.__name__) != shape.__name__:
+            raise StorageError(f"the posterior must be {metadata['posterior']}; got the parts of {shape.__name__}.")
+        rules = {f"posterior.{name}": rule for name, rule in POSTERIOR_FIELDS[shape].items()}
         rules |= {**cls._tensor_rules(layouts, metadata)}
         if any(name.startswith("imputation.") for name in layouts):
             rules |= {f"imputation.{name}": rule for name, rule in IMPUTATION_FIELDS.items()}

@@ -28,9 +28,15 @@ from viper.report.svg import (
 )
 from viper.report.words import THIN, chance, factor, percent, percent_range, readable_number, with_decimals
 
+KINDS = {
+    "logistic": "Bayesian logistic regression",
+    "ordinal": "Bayesian ordinal regression",
+    "gp": "Gaussian process classification",
+}
+
 
 def subtitle(study: Study) -> str:
-    kind = "Gaussian process classification" if study.is_gp else "Bayesian logistic regression"
+    kind = KINDS[study.facts.kind]
     rows = "one row" if len(study.label) == 1 else f"{len(study.label):,} rows"
     used = " that it was fitted to" if study.from_training else " that it has not seen" * study.held_out
     return f"{kind} of {study.target}, judged on {rows}{used}."

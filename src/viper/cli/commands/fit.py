@@ -38,6 +38,22 @@ def fit_table(
     model: Annotated[
         ModelKind, typer.Option(help="Model: logistic regression, or gp, a Gaussian process.", **MODEL)
     ] = ModelKind.logistic,
+    ordered: Annotated[
+        bool,
+        typer.Option(
+            "--ordered",
+            help="The target's classes are levels in order, such as 1, 2, 3: ordinal regression (proportional odds).",
+            **MODEL,
+        ),
+    ] = False,
+    levels: Annotated[
+        str | None,
+        options.optional(
+            "Levels of an --ordered target from the lowest to the highest, such as low,medium,high. (default: the "
+            "order of numbers)",
+            **MODEL,
+        ),
+    ] = None,
     formula: options.FormulaText = None,
     prior: Annotated[
         list[str] | None,
@@ -151,7 +167,9 @@ def fit_table(
     viper fit map.parquet --target quake --model gp --test-size 0.3 --out map.viper
     viper fit patients.csv --target died --missing multiple --prior auto --json
     viper fit survey.csv --target voted --weights weight --robust --groups household
+    viper fit survey.csv --target health --ordered --levels poor,fair,good --out model.viper
     """
+    from viper.cli.classes import check_ordered_options, ordered_categories
     from viper.cli.preparing import prepare_rows
     from viper.data.writing import check_output
 
@@ -159,6 +177,22 @@ def fit_table(
         raise typer.BadParameter("--cv and --test-size exclude each other; got both. Choose one")
     if robust and model is ModelKind.gp:
         raise typer.BadParameter("--robust belongs to logistic regression; got --model gp. Leave one of them out")
+    check_ordered_options(
+        ordered,
+        {
+            "--levels": levels,
+        },
+        {
+            "--model": None if model is ModelKind.logistic else model.value,
+            "--class-weight": class_weight,
+            "--robust": robust or None,
+            "--bound": None if bound is BoundWord["viper"] else bound.value,
+            "--terms": terms,
+            "--covariance": None if covariance is CovarianceShape["full"] else covariance.value,
+            "--rank": rank,
+            "--positive": positive,
+        },
+    )
     if out is not None:
         check_output(out, force)
     table = reading.table(data)
@@ -183,6 +217,11 @@ def fit_table(
         settings["prior_scale"] = parse_prior_scales(prior or [])
         settings |= {} if rank is None else {"rank": rank}
     settings |= {} if in_groups else {"class_weight": None if class_weight is None else class_weight.value}
+    if ordered and in_groups:
+        raise typer.BadParameter("--ordered does not go with effects of groups; got both. Leave one of them out")
+    if ordered:
+        estimator = viper.VariationalOrdinalRegression
+        settings = {name: settings[name] for name in ("prior_scale", "n_jobs")}
     check_can_pool(estimator, missing.value)
     imputing = Imputing(imputations, sweeps, seed_of(seed))
     with table.located(), note_if_slow(f"fitting {len(prepared.frame):,} rows", as_json):
@@ -191,6 +230,8 @@ def fit_table(
         learned = learn_formula(prepared.formula, prepared.frame, missing.value, scaled, positive, imputing)
         learned = learned.with_rules(unseen.value, beyond.value)
         counts = prepared.counts.of_fit(learned)
+        if ordered:
+            settings["categories"] = ordered_categories(prepared.frame[learned.encoding.target], learned.y, levels)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", WeightWarning)  # `weighting_notes` says it in terms of the options
             posterior = fit_learned(estimator, learned, settings | {"random_state": seed}, counts.weight)

@@ -243,13 +243,18 @@ def class_calibration_section(study: ClassStudy) -> str:
 
 
 def class_coefficients_section(study: ClassStudy) -> str:
-    """Odds of each class against the commonest, when one column changes."""
+    """Odds of each class against the commonest, or of higher levels, when one column changes."""
     if study.is_gp:
         return ""
+    ordered = study.facts.ordered
     baseline = int(np.bincount(study.label, minlength=len(study.class_names)).argmax())
-    table = study.model.summary(study.level, baseline=study.model.classes_[baseline])
+    given = {} if ordered else {"baseline": study.model.classes_[baseline]}
+    table = study.model.summary(study.level, **given)
+    if ordered:
+        table = table.iloc[: study.model.n_features_in_]
     found: list[tuple[str, Coefficient]] = []
-    for (label, name), row in table.iterrows():
+    for key, row in table.iterrows():
+        label, name = ("any higher level", key) if ordered else key
         if name == "intercept":
             continue
         title, step, unit = study._changes.get(str(name), (str(name), 1.0, "+1"))
@@ -261,7 +266,7 @@ def class_coefficients_section(study: ClassStudy) -> str:
     shown = found[:MOST_COEFFICIENTS]
     forest = charts.Forest([c for _, c in shown])
     head = [
-        sort_heading("Class"),
+        sort_heading("Odds of" if ordered else "Class"),
         sort_heading("Column"),
         column_heading("Change"),
         column_heading(forest.axis(), "wide"),
@@ -279,12 +284,18 @@ def class_coefficients_section(study: ClassStudy) -> str:
         ]
         for label, c in shown
     ]
+    odds = "higher levels, wherever the line is drawn," if ordered else f"a class against {study.class_names[baseline]}"
     text = (
-        f"How the odds of a class against {study.class_names[baseline]} change when one column changes as listed and "
+        f"How the odds of {odds} change when one column changes as listed and "
         f"all others stay the same. Bars are {study.level_name} intervals; grey ones cross the line of no change."
     )
     more = f"These are the {len(shown)} surest of {len(found):,}." if len(found) > len(shown) else None
-    listing = data_table("Contrasts of classes with credible intervals", head, rows, "sortable coefficients")
+    listing = data_table(
+        "Coefficients with credible intervals" if ordered else "Contrasts of classes with credible intervals",
+        head,
+        rows,
+        "sortable coefficients",
+    )
     return section("coefficients", "The coefficients", paragraph(text), listing, paragraph(more, "note"))
 
 

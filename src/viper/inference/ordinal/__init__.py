@@ -1,0 +1,1 @@
+"""Outcomes in ordered levels: rows of a binary outcome with thresholds as offsets."""

@@ -1,0 +1,89 @@
+"""Importance weights of draws of coefficients and log gaps: log p(y|w,δ) + log p(w) + log p(δ) - log q(w,δ)."""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from viper.inference.ordinal.gaps import log_one_minus_exp, thresholds_of
+from viper.inference.ordinal.posterior import OrdinalPosterior
+from viper.inference.posterior import LOG_2PI, prior_log_density
+from viper.inference.problem import Prior
+from viper.inference.rows import Block, RowSource
+
+LEVELS_AT_ONCE = 1 << 21  # rows × draws (16 MB)
+
+
+class OrdinalWeighedFit(NamedTuple):
+    """A posterior with the prior, the prior sd of the log gaps, and the rows that it was fitted to."""
+
+    posterior: OrdinalPosterior
+    prior: Prior
+    gap_scale: float
+    source: RowSource
+    sparse: bool = False
+
+    def weighed(
+        self, count: int, generator: np.random.Generator, report: Callable[[int, int], None] | None = None
+    ) -> tuple[Tensor, Tensor, float]:
+        """Return draws of (w, δ), log p(y,w,δ)/q(w,δ) without its mean, and that mean's log: the log evidence."""
+        q = self.posterior
+        noise = torch.from_numpy(generator.standard_normal((count, len(q.mean) + q.size))).to(q.mean)
+        draws = q.draw(noise)
+        w, delta = draws.split([len(q.mean), q.size], 1)
+        of_gaps = -0.5 * ((delta / self.gap_scale).square() + LOG_2PI).sum(1) - q.size * math.log(self.gap_scale)
+        joint = level_log_likelihood(self.source, w, delta, report) + prior_log_density(self.prior, w) + of_gaps
+        log_ratio = (joint - q.log_density(noise)).cpu()
+        log_evidence = float(torch.logsumexp(log_ratio, 0)) - math.log(count)
+        return draws.cpu(), log_ratio - log_evidence, log_evidence
+
+
+def level_log_likelihood(
+    source: RowSource, w: Tensor, delta: Tensor, report: Callable[[int, int], None] | None = None
+) -> Tensor:
+    """Σ_i c_i log p(y_i | w, δ) for each draw. `report` hears of rows done, and of all rows."""
+    function = partial(block_level_log_likelihood, w=w, delta=delta)
+    if report is None or source.traits.where == "cluster":
+        return source.reduce(function)[0]
+    total, done = torch.zeros_like(w[:, 0]), 0
+    for part, rows in source.map(lambda block: (function(block)[0], len(block.label))):
+        total, done = total + part.to(total.device), done + rows
+        report(done, source.rows)
+    return total
+
+
+def block_level_log_likelihood(block: Block, w: Tensor, delta: Tensor) -> list[Tensor]:
+    parts, size = [], max(1, LEVELS_AT_ONCE // max(1, len(block.label)))
+    for some, gaps in zip(w.split(size), delta.split(size), strict=True):
+        terms = level_log_likelihoods(block, some, gaps)
+        parts.append(terms.sum(1) if block.weight is None else terms @ block.weight)
+    return [torch.cat(parts)]
+
+
+def level_log_likelihoods(block: Block, w: Tensor, delta: Tensor) -> Tensor:
+    """log p(y_i | w, δ) = log s(t_k - f) + log s(f - t_{k-1}) + log(1 - e^{-g_k}), draws × rows."""
+    w, delta = w.to(block.label.device), delta.to(block.label.device)
+    f = block.design.project(w.T.contiguous()).T
+    f = f if block.offset is None else f + block.offset
+    t, level, last = thresholds_of(delta), block.label.long(), delta.shape[1] + 1
+    below = torch.nn.functional.logsigmoid(t[:, level.clamp(max=last - 1)] - f)
+    above = torch.nn.functional.logsigmoid(f - t[:, (level - 1).clamp(min=0)])
+    total = torch.where(level < last, below, 0.0) + torch.where(level > 0, above, 0.0)
+    if last == 1:
+        return total
+    constants = log_one_minus_exp(delta.exp())[:, (level - 1).clamp(0, last - 2)]
+    return total + torch.where((level > 0) & (level < last), constants, 0.0)
+
+
+def level_probabilities_of_draws(f: Tensor, delta: Tensor) -> Tensor:
+    """P(y = k | w, δ) for f (draws × rows) and δ (draws × gaps): draws × rows × levels, all sums of positive terms."""
+    t = thresholds_of(delta)[:, None]
+    below, above = torch.sigmoid(t - f[..., None]), torch.sigmoid(f[..., None] - t)
+    if not delta.shape[1]:
+        return torch.cat([below, above], -1)
+    inside = below[..., 1:] * above[..., :-1] * -torch.expm1(-delta.exp())[:, None]
+    return torch.cat([below[..., :1], inside, above[..., -1:]], -1)

@@ -1,0 +1,1 @@
+"""Ordinal regression: outcomes in ordered levels."""

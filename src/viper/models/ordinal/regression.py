@@ -1,0 +1,558 @@
+"""Bayesian ordinal regression with the scikit-learn interface."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted
+from torch import Tensor
+
+from viper.data import checks
+from viper.data.checks import RowFormat
+from viper.data.model_file import MANY_LABELS
+from viper.data.open import is_kept_elsewhere, open_labelled_rows, open_rows
+from viper.data.schema import BOOLEAN, DEFINITE, NUMBER, TEXT, WHOLE, Fields, Numbers, Rule, numbers, one_of
+from viper.errors import FormulaError
+from viper.formula.columns import as_frame
+from viper.formula.grammar import split_sides, tokenize
+from viper.formula.learn import FormulaMixin, by_formula
+from viper.inference.newton import Iteration
+from viper.inference.ordinal.gaps import Gaps, log_one_minus_exp
+from viper.inference.ordinal.importance import OrdinalWeighedFit, level_log_likelihood, level_log_likelihoods
+from viper.inference.ordinal.posterior import OrdinalPosterior
+from viper.inference.ordinal.rows import LevelRows, OrderedRows
+from viper.inference.posterior import moved, prior_log_density
+from viper.inference.problem import Prior
+from viper.inference.progress import Callbacks, as_task, tasks_of
+from viper.inference.rows import Block, RowSource
+from viper.inference.threads import check_jobs
+from viper.models.arviz import by_chain, count_draws, row_groups
+from viper.models.diagnosis import LATENT_DRAWS, CorrectedPosterior, DiagnosisMixin, summary_frame
+from viper.models.facts import coefficient_names
+from viper.models.fitting import FitOptions
+from viper.models.notebook import NotebookMixin
+from viper.models.ordinal.corrected import (
+    CorrectedOrdinal,
+    as_parameters,
+    ordinal_container,
+    parameter_draws,
+    summary_of_ordinal_draws,
+    threshold_names,
+)
+from viper.models.ordinal.fitting import FittedOrdinal, fit_ordinal
+from viper.models.ordinal.levels import as_labels, check_levels, given_levels, level_numbers, read_levels, sorted_levels
+from viper.models.ordinal.reading import ordinal_reading
+from viper.models.prediction import TWO_CLASSES, TargetReading, half_width
+from viper.models.prior import best_scales, entries_by_name, make_prior, read_scale
+from viper.models.saving import HISTORY, State, StateMixin
+
+if TYPE_CHECKING:
+    import pandas
+
+COEFFICIENT_SCALE = 1.0  # prior sd of the coefficients
+DEFAULT_GAP_SCALE = 2.0  # prior sd of the log gaps: 95 % of gaps between 0.02 and 50
+
+
+class VariationalOrdinalRegression(
+    FormulaMixin, NotebookMixin, DiagnosisMixin, StateMixin, Callbacks, ClassifierMixin, BaseEstimator
+):
+    """Bayesian ordinal regression by variational inference: outcomes in levels that have an order.
+
+    P(y_i ≤ k) = s(c_k - x_iᵀβ) with thresholds c_1 < … < c_{K-1} (proportional odds): e^β multiplies the odds of being
+    above any level. Each row is two softplus terms, so the ELBO of β is exact; the thresholds are integrated, too. With
+    two levels the posterior is that of `VariationalLogisticRegression`.
+
+    Parameters
+    ----------
+    categories : list, optional
+        The levels, from the lowest to the highest. By default the categories of an ordered pandas Categorical, or
+        numbers as they are sorted. Words must be given in order.
+    prior_mean : float, array of n_features or dict, default 0
+        Prior means of the coefficients.
+    prior_scale : float, array of n_features, dict, covariance matrix, "auto" or "ard", default 1
+        Prior standard deviations of the coefficients, as in `VariationalLogisticRegression`.
+    threshold_scale : float, default 10
+        Prior standard deviation of the mean of the thresholds, around 0.
+    gap_scale : float, default 2
+        Prior standard deviation of the logarithms of the gaps between neighbouring thresholds, around 0.
+    max_iter : int, optional
+        Largest number of iterations of a fit given the thresholds, by default 200.
+    tol : float, optional
+        Nats that may be left to the optimum given the thresholds, by default 3e-9.
+    device, dtype, n_jobs, random_state, verbose
+        As in `VariationalLogisticRegression`.
+
+    Attributes
+    ----------
+    classes_ : array
+        The levels, from the lowest to the highest.
+    coef_ : array (n_features,)
+        Posterior means of the coefficients.
+    thresholds_ : array (n_levels - 1,)
+        Posterior means of the thresholds.
+    covariance_ : array
+        Posterior covariance of coefficients and thresholds.
+    posterior_ : OrdinalPosterior
+        The posterior of the coefficients given the log gaps, and of these.
+    elbo_ : float
+        The ELBO: exact for the coefficients, its mean over the gaps a weighted sum over a few points.
+    elbo_bound_ : float
+        `elbo_` less all rounding errors.
+    prior_scale_ : array
+        The prior scales that were used, including those chosen by "auto" or "ard".
+    history_, n_iter_, passes_, converged_, status_
+        The iterations of the solver, of all fits together, and how they ended.
+    n_features_in_, feature_names_in_, formula_
+        As in `VariationalLogisticRegression`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import viper
+    >>> x = np.linspace(-2, 2, 60)
+    >>> y = np.digitize(x + np.sin(40 * x), [-1, 0, 1])
+    >>> model = viper.VariationalOrdinalRegression().fit(x[:, None], y)
+    >>> model.predict_proba([[1.0]]).round(2)
+    array([[0.02, 0.1 , 0.35, 0.53]])
+    """
+
+    feature_names_in_: np.ndarray
+    posterior_: OrdinalPosterior  # type: ignore[assignment]
+    bound: ClassVar[str] = "viper"
+    terms: ClassVar[int | None] = None
+    covariance: ClassVar[str] = "full"  # type: ignore[misc]
+    class_weight: ClassVar[None] = None
+    fit_intercept: ClassVar[bool] = True
+
+    _kind = "ordinal"
+    _labels = MANY_LABELS
+    _fit_scalars: ClassVar[Mapping[str, Rule]] = {
+        "elbo_": NUMBER,
+        "elbo_bound_": NUMBER,
+        "kl_": NUMBER,
+        "objective_": NUMBER,
+        "n_iter_": WHOLE,
+        "converged_": BOOLEAN,
+        "status_": TEXT,
+        "passes_": NUMBER,
+    }
+    _own_fields = Fields({"posterior": one_of(OrdinalPosterior.__name__), "ordered": BOOLEAN})
+    _own_tensors: ClassVar[Mapping[str, Numbers]] = {
+        "prior.mean": numbers("d"),
+        "prior.precision": numbers("d", "dd", range=DEFINITE),
+        "prior_scale": numbers("p", "pp", range=DEFINITE),
+        "history": numbers(f"n{len(Iteration._fields)}", "0", range=HISTORY),
+    }
+    _options_before: ClassVar[Mapping[str, Any]] = {}
+
+    def __init__(
+        self,
+        *,
+        categories: Any = None,
+        prior_mean: Any = 0.0,
+        prior_scale: Any = COEFFICIENT_SCALE,
+        threshold_scale: float = 10.0,
+        gap_scale: float = DEFAULT_GAP_SCALE,
+        max_iter: int | None = None,
+        tol: float | None = None,
+        device: Any = None,
+        dtype: str = "float64",
+        n_jobs: int | None = None,
+        random_state: Any = None,
+        verbose: Any = "auto",
+    ) -> None:
+        self.categories = categories
+        self.prior_mean = prior_mean
+        self.prior_scale = prior_scale
+        self.threshold_scale = threshold_scale
+        self.gap_scale = gap_scale
+        self.max_iter = max_iter
+        self.tol = tol
+        self.device = device
+        self.dtype = dtype
+        self.n_jobs = n_jobs
+        self.random_state = random_state
+        self.verbose = verbose
+
+    # -----------------------------------------------------------------------------------------------------------------
+    # Fitting
+
+    @classmethod
+    def from_formula(cls, formula: str, data: Any, *, categories: Any = None, **given: Any) -> Self:
+        """Fit to a table with named columns, by a formula such as ``severity ~ age + C(ward)``.
+
+        The levels of the target are ordered as its ordered pandas categories, by `categories`, or as numbers. All else
+        is as in `VariationalLogisticRegression.from_formula`.
+        """
+        if given.get("positive") is not None:
+            raise FormulaError(
+                f"positive is the class of two whose probability is modelled; got {given['positive']!r} for levels in "
+                "order. Leave it out: all levels have a probability."
+            )
+        if categories is None:
+            frame = as_frame(data)
+            target = split_sides(tokenize(formula))[0][0][1]
+            kind = frame[target].dtype if target in frame else None
+            ordered = getattr(kind, "ordered", None)
+            categories = list(kind.categories) if ordered else None  # type: ignore[union-attr]
+            if ordered is False:
+                read_levels(frame[target].dropna(), None)  # raises: they have no order
+        return super().from_formula(formula, data, categories=categories, **given)
+
+    @as_task
+    @by_formula
+    def fit(
+        self, X: Any, y: Any = None, sample_weight: Any = None, offset: Any = None
+    ) -> "VariationalOrdinalRegression":
+        """Fit the posterior.
+
+        Parameters
+        ----------
+        X : array, DataFrame, CSR/CSC matrix or tensor (n, p); or a memory map, viper.Files or viper.Blocks
+            The rows. Those in memory are copied; rows of the middle levels take twice their memory.
+        y : array (n,)
+            The levels: an ordered pandas Categorical, numbers, or words whose order `categories` gives.
+        sample_weight : array (n,), optional
+            A weight of k counts a row k times.
+        offset : array (n,), optional
+            Known part of the score xᵀβ of each row.
+        """
+        self._check_options()
+        self.classes_, source = self._open_fit(X, y, sample_weight, offset)
+        rows = LevelRows(source, len(self.classes_))
+        counts = rows.counts()
+        check_levels(self.classes_, counts)
+        gaps, seed = Gaps(counts, float(self.gap_scale)), checks.seed_of(self.random_state)
+        options = self._options()
+        if isinstance(self.prior_scale, str):
+            solve = lambda scale, start, last: fit_ordinal(rows, gaps, self._prior(scale), options, seed)  # noqa: E731
+            scale, fit = best_scales(solve, self.n_features_in_, self.prior_scale == "ard", careful=True)
+        else:
+            scale = self._scale()
+            fit = fit_ordinal(rows, gaps, self._prior(scale), options, seed)
+        self.prior_scale_ = scale.numpy()
+        return self._keep(source, fit)
+
+    def _open_fit(self, X: Any, y: Any, sample_weight: Any, offset: Any) -> tuple[np.ndarray, RowSource]:
+        """The levels, and the rows with the numbers of their levels as labels."""
+        if is_kept_elsewhere(X):
+            return self._open_elsewhere(X, y, sample_weight, offset, None, reset=True)
+        levels, found = read_levels(y, self.categories)
+        return levels, self._open_arrays(X, found, levels, sample_weight, offset, reset=True)
+
+    def _open_arrays(
+        self, X: Any, found: np.ndarray, levels: np.ndarray, sample_weight: Any, offset: Any, reset: bool = False
+    ) -> RowSource:
+        known = np.arange(len(levels)) if len(levels) > 2 else np.array([False, True])
+        label = as_labels(found, len(levels)).numpy()
+        given = {"sample_weight": sample_weight, "reset": reset, "classes": known}
+        source = open_labelled_rows(self, X, label, self._row_format(classes=0), **given)[1].in_memory()
+        own = checks.read_vector(offset, "offset", source.rows)
+        return source if own is None else replace(source, offset=own.to(source.device))
+
+    def _open_elsewhere(
+        self, X: Any, y: Any, sample_weight: Any, offset: Any, known: np.ndarray | None, reset: bool = False
+    ) -> tuple[np.ndarray, RowSource]:
+        """Rows in files, blocks or a collection, whose labels are numbered as they are sorted."""
+        wanted = known if known is not None else None if self.categories is None else given_levels(self.categories)
+        classes = None if wanted is None else np.unique(wanted.astype(str) if wanted.dtype.kind == "O" else wanted)
+        given = {"sample_weight": sample_weight, "offset": offset, "reset": reset, "classes": classes}
+        found, source = open_labelled_rows(self, X, y, self._row_format(classes=0), **given)
+        levels = sorted_levels(found) if wanted is None else wanted
+        order = level_numbers(found, levels)
+        ordered = bool((order == np.arange(len(order))).all())
+        return levels, source if ordered else OrderedRows(source, torch.from_numpy(order))
+
+    def _check_options(self) -> None:
+        words: dict[str, tuple[str | bool, ...]] = {
+            "dtype": ("float64", "float32"),
+            "verbose": ("auto", True, False),
+        }
+        if isinstance(self.prior_scale, str):
+            words["prior_scale"] = ("auto", "ard")
+        checks.check_options(self, words, ("tol", "threshold_scale", "gap_scale"), ("max_iter",))
+        check_jobs(self.n_jobs)
+
+    def _row_format(self, block_rows: int | None = None, classes: int = 2) -> RowFormat:
+        return RowFormat(True, self.device, self.dtype, self.verbose, True, block_rows, None, classes)
+
+    def _scale(self) -> Tensor:
+        given = entries_by_name(self.prior_scale, "prior_scale", self._columns, COEFFICIENT_SCALE)
+        return read_scale(given, "prior_scale", self.n_features_in_)
+
+    def _prior(self, scale: Tensor) -> Prior:
+        mean = entries_by_name(self.prior_mean, "prior_mean", self._columns, 0.0)
+        return make_prior(mean, scale, self.threshold_scale, True)
+
+    def _options(self) -> FitOptions:
+        return FitOptions(
+            bound="viper",
+            terms=None,
+            samples=1,
+            nodes=1,
+            covariance="full",
+            rank=0,
+            solver="newton",
+            max_iter=self.max_iter,
+            tol=self.tol,
+            learning_rate=0.0,
+            batch_size=None,
+            dtype=self.dtype,
+            n_jobs=self.n_jobs,
+            verbose=self.verbose,
+            tasks=tasks_of(self),
+        )
+
+    def _keep(self, source: RowSource, fit: FittedOrdinal) -> "VariationalOrdinalRegression":
+        """Set the fitted attributes."""
+        self.posterior_, self.prior_ = fit.ordinal, moved(fit.prior, "cpu")
+        self._set_means()
+        self.elbo_, self.elbo_bound_, self.kl_ = fit.certified()
+        self.objective_ = self.elbo_
+        self.history_, self.n_iter_ = fit.result.history, max(1, fit.result.iterations)
+        self.converged_, self.status_, self.passes_ = fit.result.converged, fit.result.status, fit.result.passes
+        self._training_rows, self._largest_sd = source, None
+        return self
+
+    def _set_means(self) -> None:
+        mean = self.posterior_.parameters()[0].numpy()
+        self.coef_, self.thresholds_ = mean[: self.n_features_in_].copy(), mean[self.n_features_in_ :].copy()
+
+    # -----------------------------------------------------------------------------------------------------------------
+    # What was learned
+
+    @property
+    def covariance_(self) -> np.ndarray:
+        check_is_fitted(self, "posterior_")
+        return self.posterior_.parameters()[1].numpy()
+
+    @property
+    def _reading(self) -> TargetReading:
+        check_is_fitted(self, "posterior_")
+        return ordinal_reading(self.posterior_) if self.posterior_.size else TWO_CLASSES
+
+    def _columns(self) -> list[str]:
+        return [str(name) for name in getattr(self, "feature_names_in_", [f"x{j}" for j in range(self.n_features_in_)])]
+
+    def _names(self) -> list[str]:
+        return [*coefficient_names(self._columns(), False), *threshold_names(self.classes_)]
+
+    def coefficient_interval(self, level: float = 0.95) -> np.ndarray:
+        """Credible intervals of the coefficients, then of the thresholds."""
+        check_is_fitted(self, "posterior_")
+        mean, covariance = self.posterior_.parameters()
+        reach = half_width(level) * covariance.diagonal().sqrt()
+        return torch.stack([mean - reach, mean + reach], -1).numpy()
+
+    def summary(self, level: float = 0.95) -> "pandas.DataFrame":
+        """Mean, sd, interval, odds ratio with interval and probability of direction of coefficients and thresholds.
+
+        The odds ratio of a column multiplies the odds of being above any level. That of a threshold "a | b" is the odds
+        of level a or below, where all columns are 0.
+        """
+        check_is_fitted(self, "posterior_")
+        mean, covariance = self.posterior_.parameters()
+        sd = covariance.diagonal().sqrt()
+        low, high = torch.from_numpy(self.coefficient_interval(level)).T
+        return summary_frame(self._names(), mean, sd, low, high, torch.special.ndtr(mean / sd), level)
+
+    def sample(self, n: int = 1, random_state: Any = None) -> np.ndarray:
+        """Draw coefficients and thresholds, which are in order, from the posterior: n × (n_features + n_levels - 1)."""
+        check_is_fitted(self, "posterior_")
+        generator = check_random_state(self.random_state if random_state is None else random_state)
+        return as_parameters(self._draws(n, generator)[0], len(self.posterior_.mean)).numpy()
+
+    def _draws(self, n: int, generator: Any) -> tuple[Tensor, Tensor]:
+        """Draws of (w, δ), and their noise."""
+        q = self.posterior_
+        noise = torch.from_numpy(generator.standard_normal((n, len(q.mean) + q.size)))
+        return q.draw(noise), noise
+
+    def predict_latent(self, X: Any, offset: Any = None) -> tuple[np.ndarray, np.ndarray]:
+        """Posterior mean and standard deviation of the score xᵀβ + offset, less the mean of the thresholds."""
+        check_is_fitted(self, "posterior_")
+        rows = self._open_rows(X, offset)
+        pair = rows.apply(partial(score_moments, posterior=moved(self.posterior_, rows.device)))
+        return pair[..., 0], pair[..., 1]
+
+    @property
+    def _latent_shape(self) -> tuple[int, ...]:
+        return (len(self.posterior_.points()[1]),) if self.posterior_.size else ()
+
+    def _read_latent(self, X: Any, offset: Any = None) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and standard deviation of the score at the points over which gaps are integrated."""
+        return super().predict_latent(X, offset)
+
+    def predict_proba(self, X: Any, offset: Any = None) -> np.ndarray:
+        """Posterior-averaged probabilities of the levels, n × K."""
+        return super().predict_proba(X, offset)
+
+    def predict_std(self, X: Any, offset: Any = None) -> np.ndarray:
+        """Posterior standard deviations of the probabilities of the levels, n × K; of two levels, one per row."""
+        return super().predict_std(X, offset)
+
+    def predict_interval(self, X: Any, level: float = 0.95, offset: Any = None) -> np.ndarray:
+        """Credible intervals of the probabilities of the levels, n × K × 2; of two levels, n × 2 of the higher."""
+        return super().predict_interval(X, level, offset)
+
+    def score(self, X: Any, y: Any = None, sample_weight: Any = None, offset: Any = None) -> float:
+        """Share of rows whose level is the most probable one."""
+        if not is_kept_elsewhere(X):
+            return super().score(X, y, sample_weight, offset)
+        check_is_fitted(self, "posterior_")
+        rows = self._open_labelled_rows(X, y, sample_weight=sample_weight, offset=offset)
+        reading, posterior = self._reading, moved(self.posterior_, rows.device)
+        found = list(rows.map(partial(correct_levels, reading=reading, posterior=posterior)))
+        return float(sum(correct for correct, _ in found) / sum(total for _, total in found))
+
+    def elbo(self, X: Any, y: Any = None, sample_weight: Any = None, offset: Any = None) -> float:
+        """The ELBO of the given rows under the fitted posterior and the prior of the fit."""
+        check_is_fitted(self, "posterior_")
+        source = self._open_labelled_rows(X, y, sample_weight=sample_weight, offset=offset)
+        rows, q = LevelRows(source, len(self.classes_)), self.posterior_
+        places, weights = q.points()
+        constants = log_one_minus_exp((q.log_gaps + places @ q.gap_factor.T).exp()) @ rows.counts()[1:-1]
+        return rows.expected_log_likelihood(q) + float(weights @ constants) - self.kl_
+
+    def _known_weights(self, source: RowSource) -> RowSource:
+        return source
+
+    def _open_labelled_rows(self, X: Any, y: Any, *, sample_weight: Any, offset: Any) -> RowSource:
+        if is_kept_elsewhere(X):
+            return self._open_elsewhere(X, y, sample_weight, offset, self.classes_)[1]
+        if y is None:
+            raise ValueError("This estimator requires y to be passed, but the target y is None.")
+        found = level_numbers(np.asarray(y), self.classes_)
+        return self._open_arrays(X, found, self.classes_, sample_weight, offset)
+
+    def _open_rows(self, X: Any, offset: Any) -> RowSource:
+        return open_rows(self, X, offset, self._row_format())
+
+    def _weighed_fit(self, X: Any, y: Any, sample_weight: Any, offset: Any, what: str) -> Any:
+        check_is_fitted(self, "posterior_")
+        source = self._given_or_training_rows(X, y, sample_weight, offset)
+        if source is None:
+            raise ValueError(f"{what} needs the training rows; got a model without them. Pass X and y.")
+        prior, posterior = moved(self.prior_, source.device), moved(self.posterior_, source.device)
+        return OrdinalWeighedFit(posterior, prior, float(self.gap_scale), source)
+
+    def _corrected_kind(self) -> type[CorrectedPosterior]:
+        return CorrectedOrdinal
+
+    def _summarise_draws(self, X: Any, offset: Any, draws: Tensor, summary: Callable[..., Tensor]) -> Iterator[Tensor]:
+        check_is_fitted(self, "posterior_")
+        block_rows = max(1, LATENT_DRAWS // (len(draws) * len(self.classes_)))
+        rows = open_rows(self, X, offset, self._row_format(block_rows=block_rows))
+        return rows.map(partial(summary_of_ordinal_draws, draws=draws, summary=summary))
+
+    def loo(self, *args: Any, **given: Any) -> Any:
+        """Not available for levels in order."""
+        raise ValueError("loo() is for two classes; got levels in order. Hold rows out instead, as `viper fit` does.")
+
+    def to_arviz(
+        self,
+        X: Any = None,
+        y: Any = None,
+        *,
+        sample_weight: Any = None,
+        offset: Any = None,
+        draws: int = 1000,
+        chains: int = 4,
+        random_state: Any = None,
+    ) -> Any:
+        """Return independent draws from the posterior, in the container of the installed ArviZ.
+
+        The groups are posterior ("coefficient" by feature, "threshold" by the levels on either side), sample_stats
+        ("lp" and "log_q", densities of coefficients and log gaps), observed_data (numbers of levels), and
+        log_likelihood by row if draws × rows is at most 16 million. A model loaded from a file has no training rows:
+        pass them again, or the result holds only the posterior and "log_q".
+        """
+        check_is_fitted(self, "posterior_")
+        source, shape = self._given_or_training_rows(X, y, sample_weight, offset), (chains, draws)
+        generator = check_random_state(self.random_state if random_state is None else random_state)
+        found, noise = self._draws(count_draws(*shape), generator)
+        width = len(self.posterior_.mean)
+        groups: dict[str, dict[str, Any]] = {"posterior": parameter_draws(as_parameters(found, width), width, shape)}
+        statistics = {"log_q": self.posterior_.log_density(noise)}
+        if source is not None:
+            w, delta = (part.to(source.device) for part in found.split([width, self.posterior_.size], 1))
+            gap_prior = torch.distributions.Normal(0.0, float(self.gap_scale)).log_prob(delta).sum(1)
+            prior = prior_log_density(moved(self.prior_, source.device), w)
+            statistics["lp"] = level_log_likelihood(source, w, delta) + prior + gap_prior
+            groups |= row_groups(source, found, shape, partial(weighted_log_likelihoods, width=width))
+        groups["sample_stats"] = {name: by_chain(value, shape) for name, value in statistics.items()}
+        return ordinal_container(groups, self._names(), self.classes_)
+
+    # -----------------------------------------------------------------------------------------------------------------
+    # Storage and scikit-learn
+
+    def _pack(self) -> State:
+        """As for all estimators, but categories are not among the options: they are the classes."""
+        given, self.categories = self.categories, None
+        try:
+            return super()._pack()
+        finally:
+            self.categories = given
+
+    def _own_state(self) -> State:
+        tensors = {
+            "prior.mean": self.prior_.mean,
+            "prior.precision": self.prior_.precision,
+            "prior_scale": torch.from_numpy(self.prior_scale_),
+            "history": torch.tensor(self.history_, dtype=torch.float64),
+        }
+        return State(tensors, {"posterior": type(self.posterior_).__name__, "ordered": self._words()})
+
+    def _words(self) -> bool:
+        """Whether sorting would not find the order of the levels."""
+        return self.classes_.dtype.kind not in "biuf" or bool((np.sort(self.classes_) != self.classes_).any())
+
+    @classmethod
+    def _sizes(cls, metadata: dict[str, Any]) -> dict[str, int]:
+        columns = metadata["features"]
+        return {"p": columns, "d": columns + 1, "g": len(metadata["classes"]["values"]) - 2}
+
+    def _restore_own_state(self, state: State) -> None:
+        tensors = state.tensors
+        self.prior_ = Prior(tensors["prior.mean"], tensors["prior.precision"])
+        self.prior_scale_ = tensors["prior_scale"].numpy()
+        self.history_ = [Iteration(int(row[0]), bool(row[1]), *row[2:]) for row in tensors["history"].tolist()]
+        if state.metadata["ordered"]:
+            self.categories = self.classes_.tolist()
+        self._set_means()
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.classifier_tags.multi_class = True
+        tags.classifier_tags.poor_score = True  # classes without an order are not what it is for
+        return tags
+
+    def __getstate__(self) -> dict[str, Any]:
+        state: dict[str, Any] = super().__getstate__()
+        known = {"_largest_sd": self.largest_sd_} if hasattr(self, "posterior_") else {}
+        return {name: value for name, value in (state | known).items() if name != "_training_rows"}
+
+
+def score_moments(block: Block, posterior: OrdinalPosterior) -> np.ndarray:
+    """Mean and standard deviation of f, rows × 2."""
+    mean, variance = block.design.project(posterior.mean), posterior.spread(block.design).clamp(min=0.0)
+    mean = mean if block.offset is None else mean + block.offset
+    return torch.stack([mean, variance.sqrt()], -1).cpu().numpy()
+
+
+def correct_levels(block: Block, reading: TargetReading, posterior: OrdinalPosterior) -> tuple[float, float]:
+    """The weight of the rows of a block whose level is the most probable one, and that of all."""
+    found = reading.probabilities(*posterior.latent(block)).argmax(1) == block.label.cpu().numpy()
+    weight = np.ones(len(found)) if block.weight is None else block.weight.cpu().numpy()
+    return float(weight @ found), float(weight.sum())
+
+
+def weighted_log_likelihoods(block: Block, draws: Tensor, width: int) -> Tensor:
+    """c_i log p(y_i | w, δ), draws × rows."""
+    terms = level_log_likelihoods(block, draws[:, :width], draws[:, width:])
+    return terms if block.weight is None else terms * block.weight
