@@ -112,10 +112,10 @@ def pulled_chunk(rows: GroupedRows, part: slice, groups: slice, vector: np.ndarr
     border[: rows.fixed] = vector @ rows.X[part]
     for place, values in rows.sparse:
         border += np.bincount(place[part], vector * values[part], minlength=rows.border)
-    return Split(border, sums_by_group(rows, part, groups, vector[:, None] * rows.main.columns[part]))
+    return Split(border, sums_of_groups(rows, part, groups, vector[:, None] * rows.main.columns[part]))
 
 
-def sums_by_group(rows: GroupedRows, part: slice, groups: slice, values: np.ndarray) -> np.ndarray:
+def sums_of_groups(rows: GroupedRows, part: slice, groups: slice, values: np.ndarray) -> np.ndarray:
     """Sums of the rows of each main group in a chunk."""
     return np.add.reduceat(values, rows.first_rows[groups] - part.start, axis=0)
 
@@ -150,8 +150,8 @@ def chunk_gram(rows: GroupedRows, part: slice, groups: slice, h: np.ndarray) -> 
         hz = h * main.columns[part, c]
         for place, values in entries:
             flat += np.bincount((here + c) * d + place, hz * values, minlength=flat.size)
-        cross[:, c, :p] = sums_by_group(rows, part, groups, hz[:, None] * X)
-        blocks[:, c, :] = sums_by_group(rows, part, groups, hz[:, None] * main.columns[part])
+        cross[:, c, :p] = sums_of_groups(rows, part, groups, hz[:, None] * X)
+        blocks[:, c, :] = sums_of_groups(rows, part, groups, hz[:, None] * main.columns[part])
     return ChunkGram(X.T @ (h[:, None] * X), ties, meetings, cross, blocks)
 
 
