@@ -12,6 +12,7 @@ from viper.inference.posterior import Full
 from viper.models.classes.contrasts import ContrastGaussian, contrast_basis, gaussian_of_contrasts
 from viper.models.classes.pooling import pool_stars
 from viper.models.pooling import pool_posteriors
+from viper.report import write as write_report
 
 statsmodels = pytest.importorskip("statsmodels.api")
 NAMES = np.array(["a", "b", "c"])
@@ -206,3 +207,5 @@ def test_missing_values_of_more_classes_are_drawn(data, covariance, tmp_path):
     fit.save(tmp_path / "model.viper")
     np.testing.assert_allclose(viper.load(tmp_path / "model.viper").predict_proba(holes), p, atol=1e-12)
     assert fit.diagnose(draws=500).draws == 500
+    write_report(fit, holes, "y", tmp_path / "page.html")
+    assert "It matters most for u" in (tmp_path / "page.html").read_text(encoding="utf-8")

@@ -431,6 +431,54 @@ def test_every_tensor_is_made_on_its_device(data, diagonal, monkeypatch):
     assert math.isfinite(max(start.elbo for start in found.starts))
 
 
+class Elsewhere(Observations):
+    """Rows as if on another device, from which they can only be brought here."""
+
+    def take(self, index):
+        return Elsewhere(**vars(super().take(index)))
+
+    def on(self, device):
+        return Observations(**vars(self)) if torch.device(device).type == "cpu" and device == "cpu" else self
+
+
+def test_small_races_run_on_the_cpu(data, monkeypatch):
+    """Wherever the rows are, starts climb on the CPU if their products are small, and the last climb where they are."""
+    monkeypatch.setattr("viper.gp.search.RACE_ROWS", 30)
+    X, y = data
+    model = SparseGP(make_kernel("rbf", 2), make_mean("linear", 2), torch.from_numpy(X[:8].copy()), True, 1e-8)
+    rows = Elsewhere(torch.from_numpy(X), torch.from_numpy((y == "yes") * 1.0))
+    seen = []
+    profile_on = Search.profile_on
+    monkeypatch.setattr(
+        Search,
+        "profile_on",
+        lambda self, m, r, *more: (seen.append((len(r), type(r))), profile_on(self, m, r, *more))[1],
+    )
+    for most, races_on in ((1e8, Observations), (10.0, Elsewhere)):
+        seen.clear()
+        monkeypatch.setattr("viper.gp.search.MOST_ON_CPU", most)
+        search = Search(rows, limit(), False, 3, 1e-3, np.random.default_rng(0))
+        search.families({Family("rbf", True): model}, 2, "greedily", False)
+        assert set(seen) == {(30, races_on), (len(X), Elsewhere)}
+
+
+@pytest.mark.parametrize(("represented", "few", "tolerance"), [(1, 120, 1e-3), (1, 40, 0.15), (5, 120, 0.25)])
+def test_gains_on_a_sample_count_as_much_as_it_says(data, represented, few, tolerance):
+    """0.05 nats per row of the sample, for so many rows as each of them stands for."""
+    rows = Observations(torch.from_numpy(data[0]), torch.from_numpy((data[1] == "yes") * 1.0))
+    search = Search(rows, limit(), False, 1, 1e-3, np.random.default_rng(0), represented=represented)
+    assert search.tolerance(rows.take(slice(few))) == pytest.approx(tolerance)
+
+
+def test_starts_that_climb_together_end_where_they_would_alone(data, monkeypatch):
+    monkeypatch.setattr("viper.gp.search.LEAST_TOGETHER", 0)
+    options = {"n_starts": 3, "tol": 0.05, "random_state": 0}
+    one, two = (VariationalGPClassifier(n_jobs=jobs, **options).fit(*data) for jobs in (1, 2))
+    assert [start[:3] for start in one.starts_] == [start[:3] for start in two.starts_]
+    assert len(one.components_) == len(two.components_) > 1
+    np.testing.assert_array_equal(one.predict_proba(data[0]), two.predict_proba(data[0]))
+
+
 # --- bad and hard input ---
 
 

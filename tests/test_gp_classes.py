@@ -304,3 +304,11 @@ def test_options_for_two_classes_are_refused(options, message):
     X, y = sectors(30)
     with pytest.raises(ValueError, match=message):
         viper.VariationalGPClassifier(**options).fit(X, y)
+
+
+def test_a_class_without_weight_and_several_labels_are_refused():
+    X, y = sectors(30)
+    with pytest.raises(ValueError, match="every class must have rows with a positive weight; got none of class 1"):
+        viper.VariationalGPClassifier().fit(X, y, sample_weight=(y != 1).astype(float))
+    with pytest.raises(ValueError, match="y must have one column; got 3"):
+        viper.VariationalGPClassifier().fit(X, np.eye(3)[y])

@@ -158,6 +158,8 @@ def test_rows_on_a_cluster_have_the_same_labels(data, model):
     np.testing.assert_allclose(named.coef_, model.coef_, rtol=1e-9)
     with pytest.raises(ValueError, match=r"got column 1 \(all 0\)"):
         VariationalLogisticRegression().fit(lazy[0], da.from_array(Y * [1, 0, 1], chunks=(200, 3)))
+    with pytest.raises(ValueError, match=r"must contain only 0 and 1, a column for each label; got 0\.5 in column 1"):
+        VariationalLogisticRegression().fit(lazy[0], da.from_array(Y * [1, 0.5, 1], chunks=(200, 3)))
 
 
 def test_an_interrupted_fit_continues(data, model, tmp_path):

@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 
 from viper.gp.model import Features, Observations, Scaler, SparseGP, standardised_block
-from viper.gp.search import LINE, Family, Found, Search
+from viper.gp.profile import Profile
+from viper.gp.search import LINE, Family, Found, Search, together
 from viper.inference.posterior import Diagonal, Full, Posterior, latent, moved
 from viper.inference.rows import Block, BlockSource, Dense
 from viper.softplus.limit import mean_of_same_probability
@@ -76,13 +77,20 @@ def points_to_average(families: list[Found], generator: np.random.Generator) -> 
     return points
 
 
+def profile_at(point: Point, search: Search) -> Profile:
+    rows = search.nearby(search.rows, point.model.dimension)
+    there, sites = rows.inputs.device, point.found.sites
+    profile = search.profile_on(point.model.on(there), rows, TOLERANCE)
+    return profile.resumed(None if sites is None else sites.on(there))
+
+
 def weighted_components(points: list[Point], search: Search) -> list[Component]:
     """The best q at each point; one whose profile is lower than the Gaussian at the mode says counts for less."""
     components: list[Component] = []
     log_weights: list[float] = []
+    profiles = [profile_at(point, search) for point in points]
     top = 0.0
-    for point in points:
-        best = search.profile_on(point.model, search.rows, TOLERANCE).resumed(point.found.sites).maximum()
+    for point, best in zip(points, together([x.maximum for x in profiles], profiles[0].size), strict=True):
         if best is None:
             continue
         value, posterior = best

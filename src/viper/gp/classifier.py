@@ -19,6 +19,7 @@ from torch import Tensor
 from viper.data import checks
 from viper.data.checkpoint import resumable
 from viper.data.checks import RowFormat
+from viper.data.indicators import has_several_columns
 from viper.data.model_file import MANY_LABELS
 from viper.data.open import is_kept_elsewhere, open_labelled_rows, open_rows
 from viper.data.schema import (
@@ -215,7 +216,8 @@ class VariationalGPClassifier(
         are then those of a population in which the classes have these shares, until `prevalence_offset` takes
         that back, and intervals count each row as often as its weight says.
     n_starts : int, default 5
-        Number of starting points of the search; `starts_` reports how each one fared.
+        Number of starting points of the search, at most two for each family where several are compared; `starts_`
+        reports how each one fared.
     solver : {"profile", "natural-adam"}, default "profile"
         L-BFGS on the profile, or the paper's recipe: natural gradients for q, Adam for everything else.
     max_iter : int, optional
@@ -419,11 +421,16 @@ class VariationalGPClassifier(
     ) -> "VariationalGPClassifier":
         self._check_options()
         random = checks.random_of_fit(self.random_state)
+        if has_several_columns(y):
+            raise ValueError(
+                f"y must have one column; got {np.shape(y)[1]}. For several labels, use VariationalLogisticRegression, "
+                "or scikit-learn's MultiOutputClassifier around this estimator."
+            )
         known_classes = None if classes is None else checks.distinct(np.asarray(classes))
         given = {"sample_weight": sample_weight, "offset": offset, "reset": True, "classes": known_classes}
         self.classes_, source = open_labelled_rows(self, X, y, replace(ROW_FORMAT, classes=0), **given)
         self._own_prior = None
-        source = self._weighted_rows(source)
+        source = self._weighted_rows(source, complete=classes is None)
         if source.traits.where == "memory":
             self._fit(source.in_memory(), None, random)
             self._raw_rows = source
@@ -544,7 +551,8 @@ class VariationalGPClassifier(
         progress = Progress(self.verbose, tasks_of(self), len(rows))
         marginal = self._places_as_needed()
         diagonal = self.covariance == "diagonal"
-        search = Search(rows, fast, diagonal, steps, float(self.tol), generator, progress, marginal)
+        represented = 1.0 if source is None else source.rows / known.rows
+        search = Search(rows, fast, diagonal, steps, float(self.tol), generator, progress, marginal, represented)
         with closing(progress), pass_threads(self.n_jobs):
             families = self._search(search, before)
             found = families[0]

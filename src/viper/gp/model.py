@@ -176,6 +176,14 @@ class Observations:
         index = np.floor((np.arange(k) + generator.random(k)) * (len(self) / k)).astype(np.int64)
         return self.take(torch.from_numpy(index).to(self.inputs.device))
 
+    def on(self, device: torch.device | str) -> "Observations":
+        """The rows on a device: themselves, or a copy if they are elsewhere."""
+        if self.inputs.device == torch.device(device):
+            return self
+        there = lambda x: None if x is None else x.to(device)  # noqa: E731
+        inputs, label = self.inputs.to(device), self.label.to(device)
+        return Observations(inputs, label, offset=there(self.offset), weight=there(self.weight))
+
     def merged(self) -> "Observations":
         """Merge equal rows (add weights, average labels), sort them lexicographically, and drop rows of weight zero.
 
@@ -204,9 +212,7 @@ class Observations:
 
     def standardised(self, scaler: "Scaler", device: torch.device) -> "Observations":
         """The rows as inputs of kernel and mean, on `device`."""
-        there = lambda x: None if x is None else x.to(device)  # noqa: E731
-        inputs = torch.from_numpy(scaler.apply(self.inputs.numpy())).to(device)
-        return Observations(inputs, self.label.to(device), offset=there(self.offset), weight=there(self.weight))
+        return replace(self, inputs=torch.from_numpy(scaler.apply(self.inputs.numpy()))).on(device)
 
 
 @dataclass(frozen=True)
@@ -233,6 +239,10 @@ class Scaler:
         return X * self.scale + self.centre
 
 
+def block_rows_on(device: torch.device) -> int:
+    return BLOCK_ROWS if device.type == "cpu" else BLOCK_ROWS_GPU
+
+
 class Features(BlockSource):
     """Rows in memory, projected on the inducing points: a source of blocks (A, o, r, y, c) for the solver.
 
@@ -249,7 +259,7 @@ class Features(BlockSource):
         marginal: bool = False,
     ) -> None:
         self.model, self.data, self.marginal = model, rows, marginal
-        self.block_rows = block_rows or (BLOCK_ROWS if rows.inputs.device.type == "cpu" else BLOCK_ROWS_GPU)
+        self.block_rows = block_rows or block_rows_on(rows.inputs.device)
         with torch.enable_grad():
             self.among = covariance(model.kernel, model.inducing, model.inducing)
         self.root, self.jitter = cholesky_with_jitter(self.among.detach(), model.jitter)
@@ -424,6 +434,13 @@ class Sites:
     def information(self) -> Tensor:
         """c h of each row."""
         return torch.cat(self.precision).clamp(min=0.0)
+
+    def on(self, device: torch.device) -> "Sites":
+        """The sites on a device, in its blocks."""
+        if self.precision[0].device == device:
+            return self
+        parts = (torch.cat(x).to(device).split(block_rows_on(device)) for x in (self.precision, self.target))
+        return Sites(*map(list, parts))
 
     def posterior(self, source: Features, diagonal: bool, scale: float = 1.0) -> Gaussian | None:
         """The q of these sites with the features of another θ; None if Λ is not positive definite."""

@@ -85,6 +85,11 @@ class Profile:
         keep()
         return value, gradient
 
+    @property
+    def size(self) -> float:
+        """Rows × points², which a product takes."""
+        return float(len(self.rows) * self.model.dimension**2)
+
     def maximum(self) -> tuple[float, Full | Diagonal] | None:
         """G(θ) + log prior(θ) and the best q at the current θ, without gradients; None where there is none."""
         try:

@@ -15,8 +15,11 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from functools import partial
+from threading import Lock
+from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -29,10 +32,13 @@ from viper.gp.natural_adam import natural_adam
 from viper.gp.profile import Profile
 from viper.gp.starts import Candidate, PlacePoints, candidates, greedy, null_model, placed
 from viper.inference.newton import Iteration
-from viper.inference.problem import Gaussian
+from viper.inference.problem import Gaussian, gaussian
+from viper.inference.threads import PASS_THREADS, one_thread
 from viper.softplus.pointwise import Bound
 
 RACE_ROWS = 4_000  # rows on which the starts of larger fits race
+LEAST_TOGETHER = 1e7  # rows × points² from which starts climb on several threads
+MOST_ON_CPU = 1e8  # rows × points² of a climb that stays on the CPU
 GROWTH = 8  # factor by which the number of rows grows from stage to stage
 FEW_ROWS = 10_000  # rows; up to here, tolerances are in nats; beyond, in nats per this many rows
 SAMPLE_TOLERANCE = 0.05  # nats
@@ -63,6 +69,7 @@ LEAST_CURVATURE = 0.25  # a standard deviation of 2: a factor of seven
 HOPELESS = 5.0  # nats by which a family may be behind after the race
 UNITS = (0.05, 20.0)  # range within which lengthscales are the units of the inducing points
 
+Answer = TypeVar("Answer")
 StepReport = Callable[[int, float, float], None]  # rows, objective, gain of a step
 
 
@@ -116,6 +123,12 @@ class Found(NamedTuple):
     evidence: float = 0.0  # log evidence of the family, as in the module's docstring
     spread: np.ndarray | None = None  # S with SSᵀ = H⁻¹, the covariance of the hyperparameters
 
+    def on(self, device: torch.device) -> "Found":
+        """The model and its sites on a device."""
+        if self.model.inducing.device == device:
+            return self
+        return self._replace(model=self.model.on(device), sites=None if self.sites is None else self.sites.on(device))
+
     @property
     def status(self) -> str:
         steps = f"{self.steps} steps for hyperparameters" if self.q is None else f"{self.steps} passes"
@@ -134,6 +147,7 @@ class Search:
     generator: np.random.Generator
     progress: Callable[[Iteration], None] | None = None
     marginal: bool = False  # whether residuals of rows are integrated out (model.py)
+    represented: float = 1.0  # rows for which each row stands, where these are a sample themselves
 
     def families(self, models: dict[Family, SparseGP], count: int, placing: Placing, curvature: bool) -> list[Found]:
         """The best model of each family, the best kernel first; one with many lengthscales also starts from one.
@@ -141,10 +155,10 @@ class Search:
         Families that are far behind after the race go no further.
         """
         sizes = stages(len(self.rows))
-        few = self.sample(sizes[0])
+        few = self.nearby(self.sample(sizes[0]), max(model.dimension for model in models.values()))
         leaders: list[Leader] = []
         kernels = len(models.keys() - {LINE})
-        for family, model in models.items():
+        for family, model in ((family, model.on(few.inputs.device)) for family, model in models.items()):
             known = [
                 with_scales_of(x.best.model, model) for x in leaders if x.family.shape == family.shape and family.many
             ]
@@ -162,7 +176,10 @@ class Search:
                 leader.attempts.append(self.continue_on(leader.best, self.sample(size)))
             if placing == "as needed":
                 self.grow(leader)
-        best, *rest = sorted((leader.found() for leader in hopeful), key=lambda x: (x.family == LINE, -x.evidence))
+        best, *rest = sorted(
+            (leader.found().on(self.rows.inputs.device) for leader in hopeful),
+            key=lambda x: (x.family == LINE, -x.evidence),
+        )
         return [best._replace(starts=[*best.starts, *others]), *rest]
 
     def spread(self, model: SparseGP, rows: Observations) -> np.ndarray:
@@ -226,12 +243,14 @@ class Search:
 
     def continue_with(self, best: "Attempt", points: Tensor) -> "Attempt":
         """Continue the best climb with other inducing points."""
-        rows = best.profile.rows
+        model = best.model.with_points(points)
+        rows, sites = self.nearby(best.profile.rows, model.dimension), best.profile.last_sites()
+        sites = None if sites is None else sites.on(rows.inputs.device)
         tol = max(CLIMBING_TOLERANCE, self.tolerance(rows))
         new = best.continued(
             f"{len(points)} inducing points",
-            lambda model: self.profile_on(model, rows, max(FIRST_TOLERANCE, tol)).resumed(best.profile.last_sites()),
-            best.model.with_points(points),
+            lambda model: self.profile_on(model, rows, max(FIRST_TOLERANCE, tol)).resumed(sites),
+            model.on(rows.inputs.device),
         )
         new.run(self.steps, tol)
         return new
@@ -262,6 +281,10 @@ class Search:
         """The information of each row if there were only the mean function."""
         return null_model(model, rows)[1]
 
+    def nearby(self, rows: Observations, dimension: int) -> Observations:
+        """The rows on the CPU if their products are small, which a GPU does not compute faster."""
+        return rows.on("cpu" if len(rows) * dimension**2 <= MOST_ON_CPU else self.rows.inputs.device)
+
     def sample(self, size: int) -> Observations:
         return self.rows if size >= len(self.rows) else self.rows.scatter(size, self.generator)
 
@@ -272,27 +295,31 @@ class Search:
 
     def tolerance(self, rows: Observations) -> float:
         """The smallest gain worth a step; on a sample, gains below `SAMPLE_TOLERANCE` say nothing about all rows."""
-        if rows is not self.rows:
-            return SAMPLE_TOLERANCE * len(self.rows) / len(rows)
+        scale = self.represented * len(self.rows) / len(rows)
+        if scale > 1.0:
+            return SAMPLE_TOLERANCE * scale
         return self.tol * max(1.0, len(rows) / FEW_ROWS)
 
     def continue_on(self, best: "Attempt", rows: Observations) -> "Attempt":
         """Continue the best climb on more rows."""
-        model, q = best.model, best.profile.posterior()
+        model, q = best.model.on(rows.inputs.device), best.profile.posterior()
+        if q is not None and q.mean.device != rows.inputs.device:
+            q = gaussian(q.mean.to(rows.inputs), q.precision.to(rows.inputs))
         tol = self.tolerance(rows)
         new = best.continued(
-            f"{len(rows):,} rows", lambda _: self.profile_on(model, rows, max(FIRST_TOLERANCE, tol), q)
+            f"{len(rows):,} rows", lambda _: self.profile_on(model, rows, max(FIRST_TOLERANCE, tol), q), model
         )
         new.run(self.steps, tol)
         return new
 
     def reporter(self) -> StepReport:
         """Passes the steps of L-BFGS to `progress`, with the gain in place of the move of q."""
-        began = time.perf_counter()
+        began, lock = time.perf_counter(), Lock()
 
         def report(rows: int, objective: float, gain: float) -> None:
             if self.progress is not None:
-                self.progress(Iteration(rows, True, objective, 1.0, gain, time.perf_counter() - began))
+                with lock:  # starts may climb together
+                    self.progress(Iteration(rows, True, objective, 1.0, gain, time.perf_counter() - began))
 
         return report
 
@@ -328,6 +355,23 @@ def furthest_from_prior(model: SparseGP) -> np.ndarray:
     prior.backward()
     pull = np.where(single, np.inf, np.abs(model.free_gradient()))
     return pull >= np.sort(pull)[-MOST_DIFFERENCES]
+
+
+def together(tasks: list[Callable[[], Answer]], size: float) -> list[Answer]:
+    """What the tasks return, each on one of the threads of this fit if products (rows × points²) are large enough.
+
+    Small ones take less time than what runs under Python's lock. No answer depends on the number of threads.
+    """
+    threads = min(PASS_THREADS.get(), len(tasks)) if size >= LEAST_TOGETHER else 1
+    if threads <= 1:
+        return [task() for task in tasks]
+
+    def alone(task: Callable[[], Answer]) -> Answer:
+        with one_thread():
+            return task()
+
+    with ThreadPoolExecutor(threads) as pool:
+        return list(pool.map(alone, tasks))
 
 
 def points_within(budget: float, rows: int) -> int:
@@ -484,8 +528,7 @@ def race(attempts: list[Attempt], steps: int, tol: float, survivors: dict[int, i
     done = 0
     while len(still) > 1 and done < min(steps, max(survivors)):
         before = [attempt.value for attempt in still]
-        for attempt in still:
-            attempt.run(min(ROUND, steps - done), tol)
+        together([partial(attempt.run, min(ROUND, steps - done), tol) for attempt in still], still[0].profile.size)
         done += ROUND
         best = max(attempt.value for attempt in still)
         hoped = [attempt.value + HOPE * (attempt.value - value) for attempt, value in zip(still, before, strict=True)]

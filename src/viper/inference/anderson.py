@@ -20,7 +20,7 @@ import torch
 from scipy.linalg.lapack import dgels, dposv
 from torch import Tensor
 
-from viper.inference.problem import Gaussian, gaussian
+from viper.inference.problem import SMALL, Gaussian, gaussian
 from viper.inference.rows import product
 
 MEMORY = 6  # number of proposals in a mixture
@@ -62,11 +62,12 @@ class Mixing:
         self.past.append(Past(q, new, residual))
         if not older:
             return Step(new)
-        changes = (residual - torch.stack([past.residual for past in older])).T
-        gamma = mixing_weights(changes, residual)
+        whole = residual.cpu().numpy()
+        changes = (whole - np.stack([past.residual.cpu().numpy() for past in older])).T
+        gamma = mixing_weights(changes, whole)
         if gamma is None:
             return Step(new)
-        left = residual - changes @ gamma
+        left = whole - changes @ gamma
         mean, precision = part_way(q, new, rho)
         ends = [part_way(past.q, past.new, rho) for past in older]
         # (1 - Σγ) of this end and γ of the others
@@ -75,7 +76,7 @@ class Mixing:
         mixed = gaussian(weighted_sum(weights, means), weighted_sum(weights, precisions))
         if mixed is None:
             return Step(new)
-        share = float(left @ left / (residual @ residual))
+        share = float(left @ left / (whole @ whole))
         return Step(mixed, max(share, SMALLEST_SHARE if len(older) <= most else UNKNOWN_SHARE))
 
     def taken(self, move: float, share: float) -> None:
@@ -94,17 +95,17 @@ class Mixing:
         self.taken(math.inf, 1.0)
 
 
-def mixing_weights(changes: Tensor, residual: Tensor) -> Tensor | None:
+def mixing_weights(changes: np.ndarray, residual: np.ndarray) -> np.ndarray | None:
     """Return the γ that minimises |r - Cγ|, or None if it is too large because the columns of C are nearly dependent.
 
     LAPACK is called directly, which takes half the time of torch's function for so few columns.
     """
     entries, count = changes.shape
-    _, solution, singular = dgels(changes.cpu().numpy(), np.pad(residual.cpu().numpy(), (0, max(0, count - entries))))
+    if count > entries:
+        residual = np.pad(residual, (0, count - entries))
+    _, solution, singular = dgels(changes, residual)
     gamma = solution[:count]
-    if singular or not np.abs(gamma).sum() <= LARGEST_WEIGHTS:
-        return None
-    return torch.from_numpy(gamma).to(residual)
+    return None if singular or not np.abs(gamma).sum() <= LARGEST_WEIGHTS else gamma
 
 
 def weights_from_gram(gram: np.ndarray, wanted: np.ndarray) -> np.ndarray | None:
@@ -131,6 +132,11 @@ def part_way(q: Gaussian, new: Gaussian, rho: float) -> tuple[Tensor, Tensor]:
 
 def whitened(q: Gaussian, new: Gaussian) -> Tensor:
     """Return the residual r of a proposal, in the metric of the current q."""
+    if q.cholesky is not None and q.mean.device.type == "cpu" and len(q.mean) <= SMALL:
+        F, precision, mean = q.factor.numpy(), new.precision.numpy(), new.mean.numpy()
+        spread = F.T @ (precision - q.precision.numpy()) @ F
+        moved = q.cholesky.numpy().T @ (mean - q.mean.numpy())
+        return torch.from_numpy(np.concatenate([math.sqrt(0.5) * spread.ravel(), moved]))
     change, shift = new.precision - q.precision, new.mean - q.mean
     if q.cholesky is None:
         return torch.cat([math.sqrt(0.5) * change * q.factor, shift * q.precision.sqrt()])

@@ -7,7 +7,7 @@ F is concave in μ and C, where Σ = CCᵀ (Challis & Barber 2013). From q₀ = 
 T lower triangular, with the logarithms of its diagonal as coordinates. For the diagonal family T is diagonal and its
 entries r have the coordinates (r - 1/r)/√2, which grow like r, in which F is concave, and keep r positive. Near q₀,
 half the squared gradient in these coordinates is the number of nats to the optimum, so they are chosen anew in every
-round.
+round. A `Problem` of the diagonal family with a whitening R has μ = μ₀ + R m instead.
 
 A few rows that dwarf all others, such as outliers under a wide prior, make natural-gradient steps tiny and leave these
 steps unharmed. And in the diagonal family these steps need no d × d matrix: a pass costs four products with A.
@@ -22,11 +22,12 @@ import scipy.optimize
 import torch
 from torch import Tensor
 
-from viper.inference.problem import Gaussian, Problem, gaussian
+from viper.inference.problem import Gaussian, Problem, gaussian, light_product
 
 ROUNDS = 20
 STEPS = 60  # in a round
-MEMORY, MEMORY_DIAGONAL = 20, 6  # steps that L-BFGS remembers
+MEMORY, MEMORY_DIAGONAL, MEMORY_LARGE = 20, 10, 6  # steps that L-BFGS remembers
+LARGE_DIAGONAL = 10_000  # coefficients from which its own vectors cost more than the passes that they save
 CLOSE = 1e-9  # nats to the optimum: from there a natural-gradient step does the rest
 LEAST_GAIN = 1e-9  # nats: a round that gains less is the last
 LARGEST_CLIMB = 500  # coefficients: there, what L-BFGS remembers takes 40 MB
@@ -39,6 +40,7 @@ class Climbed(NamedTuple):
     passes: float
     close: bool
     steps: int = 0
+    whitening: Tensor | None = None  # as in `Problem`, if it was used
 
 
 def climb(
@@ -105,7 +107,8 @@ class Ascent:
         self.low = torch.tril_indices(below, below, -1, device=q.mean.device)
         self.log_scale = -0.5 * float(q.log_determinant)
         self.value, self.left = -math.inf, math.inf  # F, and half the squared gradient: about the nats left
-        self.memory = MEMORY_DIAGONAL if problem.diagonal else MEMORY
+        of_diagonal = MEMORY_DIAGONAL if self.d < LARGE_DIAGONAL else MEMORY_LARGE
+        self.memory = of_diagonal if problem.diagonal else MEMORY
 
     def origin(self) -> np.ndarray:
         return np.zeros(2 * self.d + self.low.shape[1])
@@ -146,13 +149,15 @@ class Ascent:
 
     def diagonal_terms(self, m: Tensor, T: Tensor) -> tuple[float, float, list[Tensor]]:
         """The same for the diagonal family."""
-        prior, root = self.problem.prior, self.q.factor.sqrt()
-        mean, variance = self.q.mean + root * m, (root * T).square()
+        prior, root, R = self.problem.prior, self.q.factor.sqrt(), self.problem.whitening
+        mean, variance = self.q.mean + (root * m if R is None else light_product(R, m)), (root * T).square()
         total = self.problem.total(mean, variance)
         shift = mean - prior.mean
         pull = prior.apply(shift)
         bend = prior.diagonal + (total.gram if total.gram.ndim == 1 else total.gram.diagonal())
-        gradient = [root * (total.gradient - pull), math.sqrt(2.0) * (1.0 - bend * variance) / (T + 1.0 / T)]
+        slope = total.gradient - pull
+        slope = root * slope if R is None else light_product(R.T, slope)
+        gradient = [slope, math.sqrt(2.0) * (1.0 - bend * variance) / (T + 1.0 / T)]
         return total.value, float(prior.diagonal @ variance + shift @ pull), gradient
 
     def tell(self, x: np.ndarray) -> None:
@@ -166,6 +171,8 @@ class Ascent:
         """Return q at the coordinates x, or None if it is not a proper one."""
         m, T, _ = self.parts(x)
         if self.q.cholesky is None:
-            return gaussian(self.q.mean + self.q.factor.sqrt() * m, self.q.precision / T.square())
+            R = self.problem.whitening
+            shift = self.q.factor.sqrt() * m if R is None else light_product(R, m)
+            return gaussian(self.q.mean + shift, self.q.precision / T.square())
         inverse = torch.linalg.solve_triangular(T, self.q.cholesky.T, upper=False)  # C⁻¹ = T⁻¹L₀ᵀ
         return gaussian(self.q.mean + self.q.factor @ m, inverse.T @ inverse)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from viper.inference.anderson import Mixing, Step, whitened
+from viper.inference.anderson import LEAST_PROBED, Mixing, Step, whitened
 from viper.inference.climb import LARGEST_CLIMB, climb
 from viper.inference.problem import LARGEST_MIXED, LARGEST_SOLVED, Gaussian, Problem, divergence
 from viper.inference.start import beginning, climb_by_products, from_tighter_priors
@@ -84,15 +84,16 @@ def newton(
     """
     began = time.perf_counter()
     history: list[Iteration] = []
-    passes = 0.0
+    passes, near = 0.0, False
     generator = generator or np.random.default_rng(0)
+    tell = told(problem, report, began)
     if problem.iterative:
-        q, passes, close, _ = climb_by_products(problem, q, generator, told(problem, report, began))
-        slow = not close and problem.source.dimension <= LARGEST_SOLVED
-        problem = replace(problem, iterative=not slow)
+        q, passes, close, _, whitening = climb_by_products(problem, q, generator, tell)
+        near = close or problem.source.dimension > LARGEST_SOLVED
+        problem = replace(problem, iterative=near, whitening=whitening if near else None)
     elif q is None:
-        q, passes = beginning(problem, generator)
-    exact_only = problem.rough is None or problem.iterative
+        q, passes, near, *_ = beginning(problem, generator, tell)
+    exact_only = problem.rough is None or near
     stages = [problem] if exact_only else [replace(problem, refine=False), problem]
     mixing = Mixing()
     for stage in stages:
@@ -303,7 +304,10 @@ class Stage:
     def gain(self, new: Gaussian) -> float:
         """Return F(new) - F to second order for a step to the optimum: half of the gradient's linear prediction."""
         q = self.result.q
-        from_precision = divergence(q, replace(new, mean=q.mean))
+        if q.cholesky is not None and len(q.mean) >= LEAST_PROBED:
+            from_precision = 0.5 * float(whitened(q, replace(new, mean=q.mean)).square().sum())
+        else:
+            from_precision = divergence(q, replace(new, mean=q.mean))
         return from_precision + 0.5 * float((new.mean - q.mean) @ gradient(self.problem, q, self.total))
 
     def finish(self, step: Step, move: float) -> bool:

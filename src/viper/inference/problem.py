@@ -9,14 +9,15 @@ from functools import cached_property
 
 import numpy as np
 import torch
-from scipy.linalg.lapack import dtrtri
+from scipy.linalg.lapack import dpotrf, dtrtri
 from torch import Tensor
 
-from viper.inference.rows import LEAST_TRIANGULAR, RowSource
+from viper.inference.rows import RowSource
 from viper.inference.sums import Sums, sums
 from viper.softplus.pointwise import Bound
 
 MANY_ROWS, MANY_COLUMNS = 5_000, 16  # from here on, float32 saves more than the conversion costs
+SMALL = 64  # dimension up to which the overhead of a call to torch exceeds the work
 LARGEST_MIXED = 5000  # dimension up to which steps of the full family are mixed; what is remembered takes 2 GB there
 LARGEST_SOLVED = 5000  # dimension up to which the diagonal family may solve d × d systems (200 MB)
 # Seconds of one thread, roughly: n d² and d³ of a pass with its matrix, n d of a pass without, and what each pass takes
@@ -24,6 +25,7 @@ LARGEST_SOLVED = 5000  # dimension up to which the diagonal family may solve d �
 SECONDS_GRAM, SECONDS_SOLVE, SECONDS_PRODUCTS, SECONDS_BESIDES = 4e-11, 2e-11, 1e-9, 2e-4
 SECONDS_READING = 8e-9
 DIRECT_PASSES, PRODUCT_PASSES = 9, 40
+PASSES_WHITENED = 30  # of the second kind, saved by one matrix of the first
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ class Gaussian:
         """F with Σ = F Fᵀ (F = L⁻ᵀ), or the vector of variances."""
         if self.cholesky is None:
             return 1.0 / self.precision
-        if self.mean.device.type == "cpu" and len(self.mean) >= LEAST_TRIANGULAR:
+        if self.cholesky.device.type == "cpu":
             inverse, failed = dtrtri(self.cholesky.numpy().T, lower=0)  # a third of the operations
             if not failed:
                 return torch.from_numpy(inverse).contiguous()
@@ -112,8 +114,16 @@ def gaussian(mean: Tensor, precision: Tensor) -> Gaussian | None:
 
 def cholesky(matrix: Tensor) -> Tensor | None:
     """L with LLᵀ = matrix, or None if the matrix is not positive definite."""
+    if matrix.device.type == "cpu" and len(matrix) <= SMALL:
+        root, failed = dpotrf(matrix.numpy(), lower=1, clean=1)
+        return None if failed or not math.isfinite(root.trace()) else torch.from_numpy(root)
     factor, info = torch.linalg.cholesky_ex(matrix)
     return None if int(info) or not math.isfinite(float(factor.trace())) else factor
+
+
+def light_product(matrix: Tensor, vector: Tensor) -> Tensor:
+    """M v in the precision of M, returned in that of v."""
+    return (matrix @ vector.to(matrix)).to(vector)
 
 
 def widened(q: Gaussian, by: float) -> Gaussian:
@@ -143,7 +153,12 @@ def kl_to_prior(q: Gaussian, factor: Tensor, prior: Prior) -> float:
     """KL(q ‖ p) = ½ [log|Λ| - log|S₀⁻¹| - d + tr(S₀⁻¹Σ) + (μ-m₀)ᵀ S₀⁻¹ (μ-m₀)]."""
     shift = q.mean - prior.mean
     if prior.precision.ndim == 1:
-        variance = factor if factor.ndim == 1 else factor.square().sum(1)
+        if factor.ndim == 1:
+            variance = factor
+        elif factor.device.type == "cpu":  # NumPy needs a quarter of torch's time for few columns
+            variance = torch.from_numpy(np.einsum("ij,ij->i", factor.numpy(), factor.numpy()))
+        else:
+            variance = factor.square().sum(1)
         expected = prior.precision @ torch.addcmul(variance, shift, shift)
     else:
         trace = prior.diagonal @ factor if factor.ndim == 1 else (factor * (prior.precision @ factor)).sum()
@@ -162,6 +177,14 @@ def product_seconds(source: RowSource) -> float:
     """Estimate the cost of a pass with products of A and Aᵀ only."""
     entry = SECONDS_PRODUCTS + (0.0 if source.traits.where == "memory" else SECONDS_READING)
     return entry * source.rows * source.dimension + SECONDS_BESIDES
+
+
+def whitening_pays(source: RowSource) -> bool:
+    """Return whether one d × d matrix, in float32, costs less than the passes with products that it saves."""
+    n, d = source.rows, source.dimension
+    dense = source.traits.where == "memory" and source.device.type == "cpu" and not source.traits.sparse
+    seconds = 0.5 * SECONDS_GRAM * n * d * d + SECONDS_SOLVE * d**3
+    return dense and d <= LARGEST_SOLVED and seconds < PASSES_WHITENED * product_seconds(source)
 
 
 def matrix_seconds(source: RowSource) -> float:
@@ -189,6 +212,7 @@ class Problem:
     refine: bool = True  # False in a rough stage
     to_mode: bool = False  # True in a rough stage that only looks for the mode
     iterative: bool = False  # in the diagonal family: use products with A and Aᵀ only, and no d × d matrix
+    whitening: Tensor | None = None  # but for R, RRᵀ ≈ (S₀⁻¹ + Aᵀ diag(c h) A)⁻¹ in float32, for steps of the mean
 
     @property
     def single(self) -> bool:

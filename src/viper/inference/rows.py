@@ -47,6 +47,9 @@ class Matrix(Protocol):
     def peaks(self) -> Tensor:
         """The largest |A_ij| of each column."""
 
+    def outer(self, variances: Tensor) -> Tensor:
+        """A diag(v) Aᵀ."""
+
     def single(self) -> "Matrix":
         """Return the block in float32 if that is cheaper, otherwise unchanged."""
 
@@ -157,6 +160,12 @@ class Dense:
         found = self.matrix.abs().amax(0).double()
         return torch.cat([found, torch.ones_like(found[:1])]) if self.intercept else found
 
+    def outer(self, variances: Tensor) -> Tensor:
+        inner = variances[: self.matrix.shape[1]].to(self.matrix)
+        scaled = self.matrix * inner.sqrt()
+        found = product(scaled, scaled.T).to(variances)
+        return found.add_(variances[-1]) if self.intercept else found
+
     def single(self) -> "Dense":
         return self.in_float32
 
@@ -197,6 +206,11 @@ class Sparse:
     def peaks(self) -> Tensor:
         found = torch.from_numpy(abs(self.matrix).max(0).toarray().ravel())
         return torch.cat([found, torch.ones_like(found[:1])]) if self.intercept else found
+
+    def outer(self, variances: Tensor) -> Tensor:
+        scaled = self.matrix.multiply(variances[: self.matrix.shape[1]].numpy()).tocsr()
+        found = torch.from_numpy((scaled @ self.transposed).toarray())
+        return found.add_(variances[-1]) if self.intercept else found
 
     def single(self) -> "Sparse":
         return self

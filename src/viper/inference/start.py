@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from scipy.linalg.lapack import spotrf, strtri
 from torch import Tensor
 
 from viper.errors import NotFinite
@@ -27,10 +28,12 @@ from viper.inference.problem import (
     matrix_seconds,
     prior_factor,
     product_seconds,
+    whitening_pays,
     widened,
 )
 from viper.inference.steps import LARGEST_CURVATURE, diagonal_step, full_step, gradient, opening
-from viper.inference.sums import Sums, row_spread
+from viper.inference.sums import Sums, row_spread, sums
+from viper.inference.wide.sites import ROUGHLY, climb_by_sites, sites_help
 from viper.softplus.pointwise import Bound, KernelRecipe, Triple
 from viper.softplus.quadrature import softplus
 
@@ -41,6 +44,7 @@ MANY_ENOUGH = 50_000  # rows of a subset whose curvature is good enough to start
 COARSE_SHARE = 0.1  # moves below this share of a subset's sampling error, about d/2 · n/k nats, are not worth a step
 COARSE_RATIO, FINE_RATIO = 10, 4  # rows of a subset to those of the next smaller one; with fewer than MANY_ENOUGH rows
 LARGEST_SUBSET = 1 << 25  # entries (256 MB)
+ONE_PASS_LEFT = 4e-10  # nats, by d³/k²: what is left is about five times that, and less than is allowed
 ROWS_PER_DIMENSION = 40  # rows below which a subset does not determine the fit
 CLOSE_BY_PRODUCTS = 1e-9  # nats left by half the squared gradient: the last steps are Newton's
 NEAR_MEAN_FIELD = 1e-3  # nats left, likewise, where the mean field is only the start of the full family
@@ -48,25 +52,28 @@ PASSES_SAVED = 4  # with matrices, by starting there
 WIDE_PRIOR = 100.0  # log-odds: the standard deviation of ϑ under the prior
 
 
-def beginning(problem: Problem, generator: np.random.Generator) -> tuple[Gaussian, float]:
+def beginning(problem: Problem, generator: np.random.Generator, report: Callable[[float], None]) -> Climbed:
     """Return Laplace's q and the number of passes. With many rows, it is found on random subsets first.
 
-    From the mode of a subset, one step without matrix products leads close to the mode of all rows.
+    From the mode of a subset, one step without matrix products leads close to the mode of all rows. With nearly as many
+    columns as rows, q is close to the optimum already.
     """
+    if sites_help(problem) and (found := climb_by_sites(problem, report)) is not None:
+        return found
     whole = replace(problem, refine=False, to_mode=True)
     mean, passes = None, 0.0
     for stage in coarse_stages(whole, generator):
         mode = find_mode(stage, mean, COARSE_SHARE * 0.5 * stage.source.dimension * stage.scale)
         mean, passes = mode.q.mean, passes + mode.passes * stage.source.rows / problem.source.rows
     if mean is None and mean_field_helps(problem):
-        return from_mean_field(problem)
+        return Climbed(*from_mean_field(problem), False)
     if mean is not None:
         q, passes = chord_step(whole, mode), passes + 1.0
         if problem.source.rows >= MANY_ENOUGH:
-            return q, passes
+            return Climbed(q, passes, False)
         mean = q.mean
     mode = find_mode(whole, mean, MODE_MOVE)
-    return mode.q, passes + mode.passes
+    return Climbed(mode.q, passes + mode.passes, False)
 
 
 def mean_field_helps(problem: Problem) -> bool:
@@ -104,10 +111,26 @@ def climb_by_products(
         enough = COARSE_SHARE * 0.5 * stage.source.dimension * stage.scale
         found = climb(stage, q or widest(stage), close=enough)
         q, passes = found.q, passes + found.passes * stage.source.rows / problem.source.rows
+    if whitening_pays(problem.source):
+        found = climb(rough, q or widest(rough), report, close=ROUGHLY)
+        q, passes = found.q, passes + found.passes + 1.0
+        rough = replace(rough, whitening=mean_whitening(rough, q))
     budget = direct_seconds(problem.source) / product_seconds(problem.source)
     rounds = ROUNDS if problem.source.dimension > LARGEST_SOLVED else 1 + int(budget) // STEPS
     found = climb(rough, q or widest(rough), report, close=CLOSE_BY_PRODUCTS, rounds=min(rounds, ROUNDS))
-    return found._replace(passes=found.passes + passes)
+    return found._replace(passes=found.passes + passes, whitening=rough.whitening)
+
+
+def mean_whitening(problem: Problem, q: Gaussian) -> Tensor | None:
+    """R with RRᵀ = (S₀⁻¹ + Aᵀ diag(c h) A)⁻¹ at q, in float32, or None if that is not enough."""
+    bound = problem.rough or problem.bound
+    total = sums(problem.source, q.mean, q.factor, bound, gram="full", scale=problem.scale, single=True)
+    precision = problem.prior.plus(total.gram)
+    root, failed = spotrf(precision.float().numpy(), lower=1, clean=1)
+    inverse, singular = strtri(root, lower=1)
+    if failed or singular or not np.isfinite(inverse.sum()):
+        return None
+    return torch.from_numpy(inverse.T)
 
 
 def widest(problem: Problem) -> Gaussian:
@@ -129,11 +152,15 @@ def coarse_sizes(problem: Problem) -> list[int]:
 
     The mode of k of n rows is about d/2 · n/k nats from that of all rows, and its curvature is off by √(d/k), so one
     step with it leaves d²n/2k² nats. For k = 3d√n that is a twentieth, from where two passes end at the optimum; no
-    larger subset is used. All subsets fit in memory, even if the rows do not.
+    larger subset is used. All subsets fit in memory, even if the rows do not. On an accelerator, where passes are exact
+    from the first, one is enough if it shrinks what is left, by about 2d/n, to ONE_PASS_LEFT; k is then d√(d/left).
     """
     d, rows = problem.source.dimension, problem.source.rows
     least = max(ROWS_PER_DIMENSION * d, problem.source.traits.smallest_sample)
     most = max(min(3 * math.isqrt(d * d * rows), LARGEST_SUBSET // d), least)
+    enough = math.ceil(d * math.sqrt(d / ONE_PASS_LEFT))
+    if problem.source.traits.smallest_sample and rows >= COARSE_RATIO * enough:
+        most = max(most, enough)
     ratio = COARSE_RATIO if rows >= MANY_ENOUGH else FINE_RATIO
     sizes: list[int] = []
     k = rows

@@ -16,12 +16,11 @@ from scipy.linalg.lapack import dpotrs
 from torch import Tensor
 
 from viper.errors import NotFinite
-from viper.inference.problem import Gaussian, Problem, cholesky, gaussian
+from viper.inference.problem import SMALL, Gaussian, Problem, cholesky, gaussian, light_product
 from viper.inference.sums import Sums
 from viper.softplus.pointwise import Bound, KernelRecipe, Triple
 
 CG_TOLERANCE = 0.03  # relative: a step this inexact still shrinks the next a thousandfold
-SMALL = 64  # dimension up to which the overhead of a call to torch exceeds the work
 
 
 def gradient(problem: Problem, q: Gaussian, total: Sums) -> Tensor:
@@ -64,13 +63,15 @@ def diagonal_step(problem: Problem, q: Gaussian, total: Sums, rho: float) -> Gau
 
 
 def conjugate_gradients(problem: Problem, total: Sums, slope: Tensor, diagonal: Tensor) -> Tensor:
-    """(S₀⁻¹ + Aᵀ diag(c h) A)⁻¹ v by conjugate gradients, preconditioned with the diagonal.
+    """(S₀⁻¹ + Aᵀ diag(c h) A)⁻¹ v by conjugate gradients, preconditioned with the whitening or the diagonal.
 
     They end when the residual is small and two steps in a row add next to nothing: a small residual alone says little
     about directions in which the matrix is nearly singular.
     """
+    R = problem.whitening
+    precondition = (lambda r: r / diagonal) if R is None else (lambda r: light_product(R, light_product(R.T, r)))
     x, residual = torch.zeros_like(slope), slope.clone()
-    z = residual / diagonal
+    z = precondition(residual)
     direction, rz = z.clone(), residual @ z
     start, small = float(rz), 0
     for _ in range(10 * math.isqrt(len(slope)) + 100):
@@ -81,7 +82,7 @@ def conjugate_gradients(problem: Problem, total: Sums, slope: Tensor, diagonal: 
         alpha = rz / bend
         x.add_(alpha * direction)
         residual.sub_(alpha * product)
-        z = residual / diagonal
+        z = precondition(residual)
         added, whole = alpha**2 * (direction @ (diagonal * direction)), x @ (diagonal * x)
         small = small + 1 if added <= CG_TOLERANCE**2 * whole else 0
         rz, old = residual @ z, rz

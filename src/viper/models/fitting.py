@@ -21,9 +21,9 @@ from viper.inference.low_rank.family import LowRankGaussian, LowRankProblem
 from viper.inference.memory import machine_memory
 from viper.inference.newton import Result, exact_elbo, newton
 from viper.inference.posterior import Diagonal, Full, LowRank, Posterior, latent, moved
-from viper.inference.problem import Gaussian, Prior, Problem, products_are_cheaper
+from viper.inference.problem import Gaussian, Prior, Problem, cholesky, products_are_cheaper
 from viper.inference.progress import Progress, Tasks
-from viper.inference.rows import LEAST_TRIANGULAR, Arrays, RowSource
+from viper.inference.rows import LEAST_TRIANGULAR, Arrays, Matrix, RowSource
 from viper.inference.threads import pass_threads
 from viper.softplus.bounds import build_bound
 from viper.softplus.pointwise import Bound, Triple
@@ -34,10 +34,14 @@ BOUND_TOLERANCE = 1e-12  # nats; h is not the second derivative of these bounds 
 LARGE_COLUMN = 1e3  # times the median column; up to there, rounding leaves ten digits of τ²
 MOST_LOST = 1e9  # cancellation after which the covariance keeps seven digits
 ALL_LOST = 1e13  # and three
+MOST_CANCELLED = 1e3  # in a pivot of A D² Aᵀ, from which Q is still orthonormal to 1e-12
 LARGEST_ERROR = 1e-3  # of log-odds, relative to their size
 LARGEST_ROTATED = 1 << 26  # entries (512 MB) of a design that is copied to keep more
 SPAN_FACTOR = 3.0  # operations of a pass over n rows in their span, in n³, relative to those in d³
-MATRICES, COPIES = 8, 3  # of their size that a fit holds at least: precisions, factors, curvatures; and rows made dense
+MATRICES, COPIES = (
+    12,
+    3,
+)  # of their size that a fit holds: precisions, factors, curvatures; and rows made dense
 LARGEST_FULL = 20_000  # coefficients; their full covariance takes 3.2 GB
 
 
@@ -246,15 +250,33 @@ def fit_wide(source: RowSource, prior: Prior, options: FitOptions, seed: int) ->
     """Solve for w = QᵀD⁻¹(β - m₀), where A D = RQᵀ and D holds the prior sds: rows R, prior N(0, I)."""
     sd = prior.precision.rsqrt()
     source = source.in_memory()
-    dense = source.dense_design()
-    shift = dense @ prior.mean
-    basis, rows = row_space(dense * sd)
+    design = next(replace(source, block_rows=max(1, source.rows)).cut()).design
+    shift = design.project(prior.mean)
+    basis, rows = fast_row_space(design, sd) or row_space(source.dense_design() * sd)
     offset = shift if source.offset is None else shift + source.offset.to(shift)
     inner = Arrays(rows, source.label, offset=offset, weight=source.weight, device=source.device)
     identity = Prior(torch.zeros_like(rows[0]), torch.ones_like(rows[0]))
     problem, result = run_solver(inner, identity, options, seed, warn=False)
     warn_of_early_stop(source, prior, result)
     return FittedPosterior(LowRank(prior.mean, sd, basis, result.q.mean, result.factor), prior, problem, result)
+
+
+def fast_row_space(design: Matrix, sd: Tensor) -> tuple[Tensor, Tensor] | None:
+    """The same as `row_space` of A D from its Cholesky factor A D² Aᵀ = LLᵀ: R = L and Q = D Aᵀ L⁻ᵀ.
+
+    It takes a quarter of the time and leaves sparse rows sparse. Rounding is squared, so that it returns None for rows
+    that are nearly sums of others, and for columns much larger than most.
+    """
+    size = design.peaks() * sd
+    if sd.device.type != "cpu" or bool((size > LARGE_COLUMN * size[size > 0].nanmedian()).any()):
+        return None
+    gram = design.outer(sd.square())
+    if len(gram) < LEAST_TRIANGULAR or (root := cholesky(gram)) is None:
+        return None
+    if float((gram.diagonal() / root.diagonal().square()).max()) > MOST_CANCELLED:
+        return None
+    inverse = Gaussian(gram[0], gram, root).factor  # L⁻ᵀ
+    return sd[:, None] * design.pull(inverse), root
 
 
 def row_space(design: Tensor) -> tuple[Tensor, Tensor]:

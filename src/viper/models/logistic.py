@@ -68,6 +68,7 @@ from viper.models.diagnosis import LATENT_DRAWS, CorrectedPosterior, DiagnosisMi
 from viper.models.effects import EffectsMixin, OpenRows
 from viper.models.facts import coefficient_names
 from viper.models.fitting import FitOptions, check_rank, fit_posterior
+from viper.models.mixture.refined import RefinedPosterior, refine_posterior
 from viper.models.notebook import NotebookMixin
 from viper.models.onnx import export_onnx
 from viper.models.pooling import pool_posteriors, spread_of_draws
@@ -592,6 +593,30 @@ class VariationalLogisticRegression(
         found, model.robust_groups_ = robust(posterior, prior, source, groups)
         model.posterior_, model._largest_sd = moved(found, "cpu"), None
         return model
+
+    @by_label(named)
+    def refined(
+        self,
+        components: int = 2,
+        X: Any = None,
+        y: Any = None,
+        *,
+        sample_weight: Any = None,
+        offset: Any = None,
+    ) -> RefinedPosterior:
+        """Return the posterior as a mixture of Gaussians, which may be skewed: for few rows, or a rare outcome.
+
+        The ELBO of the mixture is maximised, with a lower bound in place of its entropy; one component is the posterior
+        itself. Summaries and predictions are in closed form. `corrected` needs no family, but has Monte Carlo error.
+
+        Parameters
+        ----------
+        components : int, default 2
+            Number of Gaussians. Two capture the skewness along one direction, four along two.
+        X, y, sample_weight, offset
+            The rows of the fit. Pass them again after loading a model from a file.
+        """
+        return refine_posterior(self, self._weighed_fit(X, y, sample_weight, offset, "refined"), components)
 
     def sample(self, n: int = 1, random_state: Any = None) -> np.ndarray:
         """Draw coefficients (intercept last) from the posterior: n × d.

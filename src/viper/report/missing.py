@@ -192,7 +192,8 @@ def allowance_sentence(model: Any) -> str:
     """Say whether the intervals allow for missing values."""
     if not hasattr(model, "missing_information_"):
         return "The intervals treat what was filled in as if it had been observed, so they are a little too narrow."
-    shares = dict(zip(model._names(), model.missing_information_.tolist(), strict=True))
+    largest = model.missing_information_.reshape(-1, len(model._names())).max(0)  # over classes
+    shares = dict(zip(model._names(), largest.tolist(), strict=True))
     name = max(shares, key=lambda one: shares[one])
     return (
         f"All intervals allow for this. It matters most for {name}: missing values cause {percent(shares[name])} of "

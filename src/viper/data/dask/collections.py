@@ -22,7 +22,14 @@ from viper.data import checks
 from viper.data.checks import RowFormat, as_arrays, unlabelled_arrays
 from viper.data.dask.messages import active_client, map_on_workers, reachable, run_on_workers, shares_of_threads
 from viper.data.dask.partitions import BRIEF_ENTRIES, Partitions, UncheckedArrays
-from viper.data.indicators import as_matrix, check_labels_vary, has_several_columns, label_names, read_indicators
+from viper.data.indicators import (
+    as_indicators,
+    as_matrix,
+    check_labels_vary,
+    has_several_columns,
+    label_names,
+    read_indicators,
+)
 from viper.inference.rows import CPU, Arrays, Block, BlockSource, Dense, Mapped, SourceTraits
 from viper.inference.threads import one_thread
 
@@ -95,7 +102,7 @@ def open_labelled_collection(
             labels = np.concatenate(found)
             classes = checks.read_labels(labels, len(labels), many=format.classes != 2)[0]
         if several and known is None:
-            found = run_on_workers(client, ones_and_others, parts_of["y"])
+            found = run_on_workers(client, partial(ones_and_others, names=classes), parts_of["y"])
             check_labels_vary(classes, *np.any(found, axis=0))
         if len(classes) > 2 and offset is not None and not several:
             raise ValueError("offsets of more than two classes need rows in memory; got a Dask collection.")
@@ -126,9 +133,9 @@ def have_weight(parts: list[Arrays]) -> bool:
     return any(part.weight is not None and bool((part.weight > 0).any()) for part in parts)
 
 
-def ones_and_others(y: Any) -> np.ndarray:
-    """Whether a partition has 1, and whether it has something else, in each column."""
-    ones = np.asarray(y) == 1
+def ones_and_others(y: Any, names: np.ndarray) -> np.ndarray:
+    """Whether a partition has 1, and whether it has 0, in each column; raises if it has something else."""
+    ones = as_indicators(np.asarray(y), names)
     return np.stack([ones.any(0), (~ones).any(0)])
 
 

@@ -395,6 +395,7 @@ static int pass(const problem *p, ptrdiff_t start, ptrdiff_t stop, tile *t, tota
 
 #define WIDE 64 /* columns: with fewer, the ends of rows cost more than the transposition */
 #define TOGETHER 4 /* rows that share what is loaded per column */
+#define GATHERED 8 /* and rows that share what is stored */
 #define WIDE_TILE 32 /* rows that are read twice, the second time from the cache */
 
 INLINE int is_wide(const problem *p) {
@@ -462,8 +463,8 @@ INLINE void gather_tile(const problem *p, const double *X, int rows, const doubl
                         flat of_tile) {
     int r = 0;
     memset(of_tile, 0, sizeof(double) * 2 * p->size);
-    for (; r + TOGETHER <= rows; r += TOGETHER)
-        gather_rows(p, X + r * p->row_stride, TOGETHER, g + r, h + r, of_tile);
+    for (; r + GATHERED <= rows; r += GATHERED)
+        gather_rows(p, X + r * p->row_stride, GATHERED, g + r, h + r, of_tile);
     for (; r < rows; r++) gather_rows(p, X + r * p->row_stride, 1, g + r, h + r, of_tile);
     for (int k = 0; k < 2 * p->size; k++) all_tiles[k] += of_tile[k];
 }
@@ -473,6 +474,11 @@ static int wide_pass(const problem *p, ptrdiff_t first, ptrdiff_t stop, tile *t,
     double *all_tiles = (double *)sums->slope; /* one number per column is enough here */
     double *theta = (double *)t->theta, *variance = (double *)t->variance;
     const double *g = (const double *)t->g, *h = (const double *)t->h;
+    if (first + TOGETHER <= stop) { /* where variances are beyond reach, most are: the first rows tell, at little cost */
+        latent_of_rows(p, p->X + first * p->row_stride, TOGETHER, theta, variance);
+        for (int i = 0; i < TOGETHER; i++)
+            if (!(variance[i] <= p->bin[p->bins - 1].reach)) return 1;
+    }
     for (ptrdiff_t start = first; start < stop; start += WIDE_TILE) {
         const int rows = stop - start < WIDE_TILE ? (int)(stop - start) : WIDE_TILE;
         const double *X = p->X + start * p->row_stride;

@@ -1,0 +1,1 @@
+"""Mixtures of Gaussians in place of one."""

@@ -1,0 +1,1 @@
+"""Full covariances of nearly as many columns as rows, or more."""

@@ -1,0 +1,1 @@
+"""Posteriors refined to mixtures of Gaussians."""
