@@ -28,6 +28,7 @@ ROOMS = {
     "formula": "named columns",
     "models": "logistic regression, and what all estimators share",
     "gp": "Gaussian processes",
+    "nn": "heads and layers of neural networks",
     "decisions": "bandits: which arm to try next",
     "report": "metrics, plots, the page",
     "datasets": "public data",

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import scipy.sparse
 import torch
-from sklearn.datasets import load_iris
+from sklearn.datasets import load_iris, load_wine
 from sklearn.preprocessing import scale
 
 import viper
-from viper.errors import StorageError
+from viper.errors import ImportanceWarning, StorageError
 from viper.softplus.others import log_odds_moments, logsumexp_moments
 
 IRIS = load_iris()
@@ -249,3 +249,57 @@ def test_a_solver_that_stops_early_says_so():
         fit = viper.VariationalLogisticRegression(max_iter=1).fit(X, Y)
     assert not fit.converged_
     assert any("The solver stopped early" in str(one.message) for one in heard)
+
+
+# --- trust, and the prior ---
+
+
+def test_weights_that_cannot_correct_say_so():
+    """Many coefficients on few rows: one draw carries nearly all the weight, as it would for two classes."""
+    rng = np.random.default_rng(0)
+    rows, labels = rng.standard_normal((40, 60)), np.arange(40) % 4
+    fit = viper.VariationalLogisticRegression(prior_scale=2.0).fit(rows, labels)
+    with pytest.warns(ImportanceWarning, match=r"or hold rows out. Few draws .* use the model."):
+        corrected = fit.corrected(draws=500)
+    assert not corrected.diagnosis.reliable
+    assert corrected.diagnosis.effective_sample_size < 50
+
+
+def test_the_chosen_scale_is_a_maximum():
+    """Wine: fits with scales near the chosen one have a smaller ELBO."""
+    wine = load_wine()
+    rows = scale(wine.data)
+    chosen = viper.VariationalLogisticRegression(prior_scale="auto").fit(rows, wine.target)
+    assert chosen.converged_
+    for factor in (0.97, 1.03):
+        other = viper.VariationalLogisticRegression(prior_scale=factor * float(chosen.prior_scale_[0]))
+        assert other.fit(rows, wine.target).elbo_ < chosen.elbo_
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("load", [load_iris, load_wine])
+def test_means_and_intervals_of_nuts(load):
+    """Means within 0.05 sd of long chains, and 95 % intervals that hold 0.93 to 0.96 of their draws, on average."""
+    numpyro = pytest.importorskip("numpyro", reason="NumPyro is not installed: pip install 'vi-per[mcmc]'")
+    import jax
+    import numpyro.distributions as dist
+    from numpyro.infer import MCMC, NUTS
+
+    numpyro.enable_x64()
+    rows, labels = scale(load().data), load().target
+    design = np.c_[rows, np.ones(len(rows))]
+    sd = np.append(np.ones(rows.shape[1]), 10.0)
+
+    def softmax():
+        w = numpyro.sample("w", dist.Normal(0.0, np.tile(sd, (3, 1))).to_event(2))
+        numpyro.sample("y", dist.Categorical(logits=design @ w.T), obs=labels)
+
+    chains = MCMC(NUTS(softmax), num_warmup=500, num_samples=1500, num_chains=2, chain_method="sequential",
+                  progress_bar=False)  # fmt: skip
+    chains.run(jax.random.PRNGKey(0))
+    draws = np.asarray(chains.get_samples()["w"])
+    draws = draws - draws.mean(1, keepdims=True)
+    posterior = viper.VariationalLogisticRegression().fit(rows, labels).posterior_
+    mean, own = posterior.mean.numpy(), posterior.variance.sqrt().numpy()
+    assert np.abs((mean - draws.mean(0)) / draws.std(0)).mean() < 0.05
+    assert 0.93 < (np.abs(draws - mean) < 1.959963984540054 * own).mean() < 0.96

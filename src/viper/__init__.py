@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from viper import nn
     from viper.data.blocks import Blocks
     from viper.data.files import Files
     from viper.decisions.bandit import Bandit
@@ -50,6 +51,7 @@ __all__ = [
     "gpytorch",
     "load",
     "metrics",
+    "nn",
     "plot",
     "reference",
     "report",
@@ -81,6 +83,7 @@ MODULES = {
     "viper.decisions": "viper.decisions",
     "viper.gpytorch": "viper.gp.likelihood",
     "viper.metrics": "viper.report.metrics",
+    "viper.nn": "viper.nn",
     "viper.plot": "viper.report.plot",
     "viper.reference": "viper.models.reference",
     "viper.report": "viper.report",

@@ -60,6 +60,7 @@ class Diagnosis:
     elbo: float
     covariance: str = "full"  # the family of q
     residual_cost: float | None = None
+    several: bool = False  # whether there are more than two classes
 
     @property
     def reliable(self) -> bool:
@@ -92,9 +93,10 @@ class Diagnosis:
             return "The Gaussian posterior is usable; corrected() removes its remaining error."
         narrower = "a tighter prior" if self.residual_cost is None else "a prior for smaller output scales"
         prefer = narrower if self.covariance == "full" else f"covariance='full' and {narrower}"
+        other = "hold rows out" if self.several else "compare with viper.reference.sample_posterior(model)"
         return (
             "The Gaussian posterior is not close enough for importance weights to certify it. "
-            f"Prefer {prefer}, or compare with viper.reference.sample_posterior(model)."
+            f"Prefer {prefer}, or {other}."
         )
 
     @property
@@ -194,6 +196,7 @@ def weigh(
         elbo=elbo,
         covariance=covariance,
         residual_cost=residual_cost(fits[0].source, cast(Posterior, posterior)) if fits[0].sparse else None,
+        several=isinstance(fits[0], ClassWeighedFit),
     )
     return WeightedDraws(draws, weights), diagnosis
 

@@ -189,11 +189,13 @@ class DiagnosisMixin(PredictionMixin):
     ) -> CorrectedPosterior:
         """Return the exact posterior as weighted draws, with the same summaries and predictions as the estimator.
 
-        It uses the same rows and draws as `diagnose`.
+        It uses the same rows and draws as `diagnose`. Where k̂ is too large it warns: a few draws then carry all the
+        weight, and the Gaussian posterior of the model itself is the better answer.
         """
         weighted, diagnosis = self._weigh(X, y, sample_weight, offset, draws, random_state)
         if not (diagnosis.reliable or diagnosis.close):
-            warnings.warn(str(diagnosis), ImportanceWarning, stacklevel=2)
+            few = "Few draws carry all the weight, so what corrected() returns is worse than the model: use the model."
+            warnings.warn(f"{diagnosis} {few}", ImportanceWarning, stacklevel=2)
         names, estimator = self._names(), type(self).__name__
         kind = self._corrected_kind()
         return kind(weighted, diagnosis, names, self.classes_, self._summarise_draws, estimator)

@@ -36,7 +36,8 @@ NATS_LEFT_DIAGONAL = 1e-14  # where steps are cheap
 COARSE_LEFT, ROUGH_LEFT = 1e-2, 1e-6  # nats, where coarse and rough integrals end
 DIRECT_LEFT = 1e-5  # nats left by coarse integrals from where exact ones need no rough ones before them
 SHARED_LEFT = 3.0  # nats, where a shared precision ends
-MODE_LEFT = 1.0  # nats, where the search for the mode ends; more on a sample, as many as a row of it stands for
+MODE_LEFT = 1.0  # nats, where the search for the mode ends
+SAMPLE_LEFT = 5.0  # the same on a sample, for each row that one of its rows stands for
 MODE_PASSES = 200
 FORCING, MODE_FORCING = 0.05, 0.2  # conjugate gradients end at this share of the gradient, in the metric of the star
 MOST_PRODUCTS = 200
@@ -215,7 +216,8 @@ class StarRun:
 
     def mode_of(self, problem: ClassProblem) -> Star:
         """The mode, with Laplace's precision."""
-        found = find_class_mode(problem, centred_classes(problem.contrasts.mean), MODE_LEFT * problem.scale)
+        left = MODE_LEFT if problem is self.problem else SAMPLE_LEFT * problem.scale
+        found = find_class_mode(problem, centred_classes(problem.contrasts.mean), left)
         self.passes += found.passes * problem.source.rows / self.problem.source.rows
         self.heavy = found.weight > HEAVY * self.problem.source.rows
         return found.q
