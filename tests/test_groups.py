@@ -449,6 +449,18 @@ def test_commands_take_group_terms(table, tmp_path):
         assert "without group terms" in str(answer.exception or answer.output) + answer.output
 
 
+def test_a_picture_of_shrinkage(model):
+    plot = pytest.importorskip("matplotlib.pyplot")
+    ax = viper.plot.shrinkage(model, "hospital")
+    effects = model.group_effects("hospital")["mean"].sort_values().to_numpy()
+    shown, own = (line.get_xdata() for line in ax.lines[:2])
+    np.testing.assert_allclose(shown, effects)
+    assert (np.abs(own) >= np.abs(effects)).all()
+    plot.close(ax.figure)
+    with pytest.raises(ValueError, match="groups must be the name of one of several"):
+        viper.plot.shrinkage(model)
+
+
 @pytest.mark.slow
 def test_intervals_cover_with_few_groups():
     """95 % intervals of the effect of a column between 8 groups, the intercept, and their sd, in 200 simulations."""

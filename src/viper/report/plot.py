@@ -30,6 +30,7 @@ __all__ = [
     "probability_map",
     "reliability",
     "residuals",
+    "shrinkage",
     "terms",
 ]
 
@@ -71,7 +72,8 @@ def coefficient_summary(model: Any, what: str, level: float = 0.95) -> Any:
         raise TypeError(f"{what} needs a model with coefficients; got {kind}. Use partial_effect or forest.")
     table = model.summary(level)
     if table.index.nlevels == 1:
-        return table.drop(index="intercept", errors="ignore")
+        own = getattr(model, "components", None)  # variance components are no coefficients
+        return table.drop(index=["intercept", *([] if own is None else own().index)], errors="ignore")
     table = table[table.index.get_level_values(1) != "intercept"]  # by class or label
     return table.set_axis([f"{label}: {name}" for label, name in table.index])
 
@@ -341,6 +343,35 @@ def residuals(model: Any, X: Any, y: Any, *, values: Any = None, level: float = 
     name = "predicted probability" if values is None else str(getattr(values, "name", None) or "value")
     ax.set(xlabel=name, ylabel="observed minus predicted share")
     return titled(ax, f"Residuals, {100 * level:g} % band")
+
+
+def shrinkage(model: Any, groups: str | None = None, *, level: float = 0.95, top: int = 40, ax: Any = None) -> "Axes":
+    """Intercepts of groups with intervals, sorted, beside what each group's own rows say without the others.
+
+    The second is b̂ = μ/(1 - v/σ²), where μ and v are posterior mean and variance and σ² the variance between groups:
+    the less a group's rows tell, the more its effect is drawn towards zero. With more than `top` groups, every k-th of
+    the sorted ones is shown.
+    """
+    if not hasattr(model, "group_effects"):
+        raise ValueError(f"shrinkage needs a model with effects of groups; got {type(model).__name__}.")
+    table = model.group_effects(groups, level)
+    name = str(table.index.names[0])
+    if "intercept" not in table.index.get_level_values("effect"):
+        raise ValueError(f"shrinkage shows intercepts of groups; got a term of {name!r} without. Name another term.")
+    table = table.xs("intercept", level="effect").sort_values("mean")
+    table = table.iloc[:: max(1, -(-len(table) // top))]
+    variance = model.components(level).loc[f"sd(intercept | {name})", "mean"] ** 2
+    own = table["mean"] / np.clip(1.0 - table["sd"] ** 2 / variance, 0.05, 1.0)
+    ax = canvas(ax, (6.4, max(2.4, 0.6 + 0.19 * len(table))))
+    place = np.arange(len(table))
+    ax.hlines(place, table["lower"], table["upper"], color=BLUE, linewidth=1.2)
+    ax.plot(table["mean"], place, "o", color=BLUE, markersize=4, label=f"effect, {100 * level:g} % interval")
+    ax.plot(own, place, "o", markerfacecolor="none", color=ORANGE, markersize=4, label="from its own rows alone")
+    ax.axvline(0.0, color=GREY, linewidth=0.8)
+    ax.set_yticks(place, [str(group) for group in table.index], fontsize=8)
+    ax.set_xlabel("log-odds, relative to the mean of all groups")
+    ax.legend(frameon=False, fontsize=8, loc="lower right")
+    return titled(ax, f"Effects of {name}")
 
 
 def probability_map(

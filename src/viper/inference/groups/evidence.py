@@ -12,6 +12,7 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import scipy.interpolate
@@ -42,10 +43,11 @@ DEEP = 5.0  # nats below the mode at which points end
 EQUAL_STEPS, LINE_GROWTH = 3, 1.25  # steps of a side after which they grow by this factor
 MOST_LINE_POINTS, MOST_SIDE = 20, 9  # points along a line, and along each half of an axis of the square
 LEAST_FINE_SHARE = 1e-8
-MOST_SQUARE_ROWS = 20_000
+MOST_SQUARE_ROWS = 5_000
 ROUGH_ROWS = 50_000  # with more rows, sums are rough: an error of 1e-9 a row, nearly the same for all θ
 RADIUS = 1.1  # of the composite design, over √k (Rue et al. 2009)
 FINE_LINE, FINE_SQUARE, FINE_DRAWS = 401, 61, 4096  # values of θ that describe its posterior
+MOST_QUADRATURE = 100_000  # rows of the groups by which quadrature is done
 FEWEST_SUBSET, SUBSET_ROWS = 100_000, 20_000  # with more rows, a random part of the groups comes first
 
 
@@ -83,6 +85,7 @@ class ComponentProfile:
         self.size = int(ends[-1])
         self.fit: GroupFit | None = None
         self.missed: Missed | None = None
+        self.last = np.empty(0)  # θ of the last evaluation
         self.border: np.ndarray | None = None  # where to start, from a part of the rows
         self.passes = 0
         self.converged = True
@@ -91,7 +94,7 @@ class ComponentProfile:
         return tuple(covariance_of(theta[part], w) for part, w in zip(self.parts, self.widths, strict=True))
 
     def __call__(self, theta: np.ndarray, tol: float = NATS_TO_OPTIMUM) -> tuple[float, np.ndarray]:
-        rows = self.rows
+        rows, self.last = self.rows, theta
         given = GroupPrior(self.mean, self.precision, self.covariances(theta))
         q = start_effects(rows, given, self.border) if self.fit is None else self.fit.q
         self.fit = fit = fit_effects(rows, given, q, rough=rows.rows > ROUGH_ROWS, tol=tol, report=self.report)
@@ -104,10 +107,28 @@ class ComponentProfile:
             gradient[part] = divergence_gradient(own, width, factor.levels, fit.q.second_moments(rows, f))
             gradient[part] += self.prior.gradient(own, width)
         if self.quadrature:
-            self.missed = missed_evidence(rows, fit.q, float(given.covariances[0][0, 0]))
-            value += self.missed.value
-            gradient[self.parts[0]] += self.missed.by_log_sd
+            some, chosen = self.looked_at
+            found = missed_evidence(some, fit.q, float(given.covariances[0][0, 0]), chosen)
+            scale = rows.main.levels / some.main.levels
+            value += scale * found.value
+            gradient[self.parts[0]] += scale * found.by_log_sd
+            self.missed = found if chosen is None else None
         return value, gradient
+
+    @cached_property
+    def looked_at(self) -> tuple[GroupedRows, np.ndarray | None]:
+        """The rows by which quadrature is done: all, or those of every k-th group if there are very many."""
+        rows = self.rows
+        if rows.rows <= MOST_QUADRATURE:
+            return rows, None
+        chosen = np.arange(0, rows.main.levels, math.ceil(rows.rows / MOST_QUADRATURE))
+        return rows.some_groups(chosen), chosen
+
+    @cached_property
+    def step(self) -> Missed:
+        """What quadrature of all groups says where it is first asked for: at the mode, or near it."""
+        assert self.fit is not None
+        return missed_evidence(self.rows, self.fit.q, float(self.covariances(self.last)[0][0, 0]))
 
     def expected_hessian(self, theta: np.ndarray) -> np.ndarray:
         """2 Σ_g (1 - Var(b_g | y)/σ²)² on the diagonal: what effects that are known so well tell about log σ."""
@@ -233,7 +254,8 @@ class Around:
         self.zs.append(z)
         self.drops.append(drop)
         assert self.profile.fit is not None
-        self.pool.add(self.theta(z), log_weight, self.profile.fit.q, self.profile.missed)
+        missed = self.profile.step if self.profile.quadrature and self.profile.missed is None else self.profile.missed
+        self.pool.add(self.theta(z), log_weight, self.profile.fit.q, missed)
 
 
 def line_points(at: Around) -> None:

@@ -35,8 +35,14 @@ class Missed(NamedTuple):
     by_border: np.ndarray
 
 
-def missed_evidence(rows: GroupedRows, q: Effects, variance: float) -> Missed:
-    """Δ at the posterior mean of the border, for a main factor with one effect for each group."""
+def missed_evidence(rows: GroupedRows, q: Effects, variance: float, chosen: np.ndarray | None = None) -> Missed:
+    """Δ at the posterior mean of the border, for a main factor with one effect for each group.
+
+    `rows` may be those of some `chosen` groups of q.
+    """
+    effects, spreads = q.mean.groups[:, 0], q.inverse.blocks[:, 0, 0]
+    if chosen is not None:
+        effects, spreads = effects[chosen], spreads[chosen]
     value, by_log_sd = [], []
     difference = np.empty(rows.rows)
     z_nodes, weights = (x.numpy() for x in full_gauss_hermite(GROUP_NODES))
@@ -53,17 +59,17 @@ def missed_evidence(rows: GroupedRows, q: Effects, variance: float) -> Missed:
         if rows.offset is not None:
             known += rows.offset[part]
 
-        def by_group(x: np.ndarray) -> np.ndarray:
+        def sums(x: np.ndarray) -> np.ndarray:
             return np.add.reduceat(count * x, first)
 
         def evaluate(mu: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, ...]:
             """F_g, its gradient in μ, the precision that it asks for, and E[s(f)] of the rows."""
             theta, tau2 = known + z * mu[here], z**2 * v[here]
             eta, slope, bend = (x.numpy() for x in moments(torch.from_numpy(theta), torch.from_numpy(tau2)))
-            bound = by_group(label * theta - eta) - 0.5 * ((mu**2 + v) / variance - 1.0 - np.log(v / variance))
-            return bound, by_group(z * (label - slope)) - mu / variance, 1.0 / variance + by_group(z**2 * bend), slope
+            bound = sums(label * theta - eta) - 0.5 * ((mu**2 + v) / variance - 1.0 - np.log(v / variance))
+            return bound, sums(z * (label - slope)) - mu / variance, 1.0 / variance + sums(z**2 * bend), slope
 
-        mu, v = q.mean.groups[groups, 0].copy(), q.inverse.blocks[groups, 0, 0].copy()
+        mu, v = effects[groups].copy(), spreads[groups].copy()
         bound, up, target, slope = evaluate(mu, v)
         rho = np.ones_like(mu)  # of each group: halved where a step would not help
         for _ in range(GROUP_STEPS):
@@ -83,7 +89,7 @@ def missed_evidence(rows: GroupedRows, q: Effects, variance: float) -> Missed:
         chances = np.empty((len(z), GROUP_NODES))
         for k in range(GROUP_NODES):
             f = known + z * b[:, k][here]
-            logs[:, k] = by_group(label * f - np.logaddexp(0.0, f))
+            logs[:, k] = sums(label * f - np.logaddexp(0.0, f))
             chances[:, k] = scipy.special.expit(f)
         # ∫ e^{ℓ(b)} N(b; 0, σ²) db with nodes of N(μ, v)
         logs += 0.5 * (np.log(v / variance)[:, None] - b**2 / variance + z_nodes**2) + np.log(weights)

@@ -4,9 +4,10 @@ For row i with effects w ~ N(μ, Σ): ϑ_i = o_i + a_iᵀμ, τ_i² = a_iᵀΣa_
 at one group of each factor, so that τ² needs only the blocks of Σ that an arrow holds.
 """
 
+import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import scipy.sparse
@@ -14,10 +15,11 @@ import torch
 
 from viper.inference.groups.arrow import Arrow, Split
 from viper.inference.groups.rows import GroupedRows
-from viper.inference.threads import PASS_THREADS
+from viper.inference.threads import PASS_THREADS, one_thread
 from viper.softplus.limit import fast_limit, limit
 
 ROUGH_ROW_ERROR = 1e-9
+ChunkResult = TypeVar("ChunkResult")
 
 
 class GroupSums(NamedTuple):
@@ -61,70 +63,111 @@ def row_moments(
     return theta, np.maximum(tau2, 0.0)
 
 
-def over_chunks(rows: GroupedRows, function: Callable[[slice, slice], None]) -> None:
-    """Call the function for every chunk, in as many threads as a pass may use."""
+def over_chunks(rows: GroupedRows, function: Callable[[slice, slice], ChunkResult]) -> list[ChunkResult]:
+    """Call the function for every chunk, in as many threads as a pass may use; results are in the chunks' order."""
     chunks = list(rows.chunks())
     threads = min(PASS_THREADS.get(), len(chunks))
     if threads < 2:
-        for chunk in chunks:
-            function(*chunk)
-        return
+        return [function(*chunk) for chunk in chunks]
+
+    def alone(chunk: tuple[slice, slice]) -> ChunkResult:
+        with one_thread():  # OpenMP's limit belongs to a thread
+            return function(*chunk)
+
     with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(lambda chunk: function(*chunk), chunks))
+        return list(pool.map(alone, chunks))
 
 
 def grouped_sums(rows: GroupedRows, mean: Split, covariance: Arrow, rough: bool = False) -> GroupSums:
     """One pass over all rows; `rough` formulas have errors of 1e-9 a row."""
     bound = fast_limit(ROUGH_ROW_ERROR) if rough else None
     moments = (bound or limit()).moments
-    residual, curvature, values = (np.empty(rows.rows) for _ in range(3))
 
-    def fill(part: slice, groups: slice) -> None:
+    def of_chunk(part: slice, groups: slice) -> tuple[float, Split, "ChunkGram"]:
         theta, tau2 = row_moments(rows, part, groups, mean, covariance)
         eta, slope, bend = (x.numpy() for x in moments(torch.from_numpy(theta), torch.from_numpy(tau2)))
         label = rows.label[part]
-        residual[part], curvature[part], values[part] = label - slope, bend, label * theta - eta
+        residual, values = label - slope, label * theta - eta
+        if rows.weight is not None:
+            residual, bend, values = (rows.weight[part] * x for x in (residual, bend, values))
+        return float(values.sum()), pulled_chunk(rows, part, groups, residual), chunk_gram(rows, part, groups, bend)
 
-    over_chunks(rows, fill)
-    if rows.weight is not None:
-        residual, curvature, values = (rows.weight * x for x in (residual, curvature, values))
-    return GroupSums(float(values.sum()), pulled(rows, residual), weighted_gram(rows, curvature))
+    found = over_chunks(rows, of_chunk)
+    gradient = joined_splits([split for _, split, _ in found])
+    return GroupSums(math.fsum(value for value, _, _ in found), gradient, joined_gram(rows, [x for _, _, x in found]))
+
+
+def joined_splits(parts: list[Split]) -> Split:
+    """Borders add up; groups follow each other."""
+    return Split(np.sum([part.border for part in parts], axis=0), np.concatenate([part.groups for part in parts]))
 
 
 def pulled(rows: GroupedRows, vector: np.ndarray) -> Split:
     """Aᵀv."""
+    return joined_splits([pulled_chunk(rows, part, groups, vector[part]) for part, groups in rows.chunks()])
+
+
+def pulled_chunk(rows: GroupedRows, part: slice, groups: slice, vector: np.ndarray) -> Split:
     border = np.zeros(rows.border)
-    border[: rows.fixed] = vector @ rows.X
+    border[: rows.fixed] = vector @ rows.X[part]
     for place, values in rows.sparse:
-        border += np.bincount(place, vector * values, minlength=rows.border)
-    groups = np.add.reduceat(vector[:, None] * rows.main.columns, rows.first_rows, axis=0)
-    return Split(border, groups)
+        border += np.bincount(place[part], vector * values[part], minlength=rows.border)
+    return Split(border, sums_of_groups(rows, part, groups, vector[:, None] * rows.main.columns[part]))
+
+
+def sums_of_groups(rows: GroupedRows, part: slice, groups: slice, values: np.ndarray) -> np.ndarray:
+    """Sums of the rows of each main group in a chunk."""
+    return np.add.reduceat(values, rows.first_rows[groups] - part.start, axis=0)
+
+
+class ChunkGram(NamedTuple):
+    """Aᵀ diag(h) A of a chunk: of fixed effects, of others with them, of others with each other, and of groups."""
+
+    fixed: np.ndarray  # p × p
+    ties: np.ndarray  # d × p
+    meetings: list[tuple[np.ndarray, np.ndarray, np.ndarray]]  # rows, columns and entries
+    cross: np.ndarray
+    blocks: np.ndarray
+
+
+def chunk_gram(rows: GroupedRows, part: slice, groups: slice, h: np.ndarray) -> ChunkGram:
+    p, d, main, X = rows.fixed, rows.border, rows.main, rows.X[part]
+    count, width, every = groups.stop - groups.start, main.width, np.arange(len(h) + 1)
+    entries = [(place[part], values[part]) for place, values in rows.sparse]
+    ties, meetings = np.zeros((d, p)), []
+    for k, (place, values) in enumerate(entries):
+        weighted = scipy.sparse.csr_array((h * values, place, every), shape=(len(h), d))
+        ties += weighted.T @ X
+        diagonal = np.bincount(place, h * values**2, minlength=d)
+        at = np.flatnonzero(diagonal)
+        meetings.append((at, at, diagonal[at]))
+        for other, its in entries[:k]:
+            met = (weighted.T @ scipy.sparse.csr_array((its, other, every), shape=(len(h), d))).tocoo()
+            meetings += [(met.row, met.col, met.data), (met.col, met.row, met.data)]
+    cross, blocks = np.zeros((count, width, d)), np.empty((count, width, width))
+    flat, here = cross.reshape(-1), (main.codes[part] - groups.start) * width
+    for c in range(width):
+        hz = h * main.columns[part, c]
+        for place, values in entries:
+            flat += np.bincount((here + c) * d + place, hz * values, minlength=flat.size)
+        cross[:, c, :p] = sums_of_groups(rows, part, groups, hz[:, None] * X)
+        blocks[:, c, :] = sums_of_groups(rows, part, groups, hz[:, None] * main.columns[part])
+    return ChunkGram(X.T @ (h[:, None] * X), ties, meetings, cross, blocks)
+
+
+def joined_gram(rows: GroupedRows, parts: list[ChunkGram]) -> Arrow:
+    """The sum over chunks as an arrow."""
+    p, d = rows.fixed, rows.border
+    border = np.zeros((d, d))
+    border[:p, :p] = np.sum([part.fixed for part in parts], axis=0)
+    ties = np.sum([part.ties for part in parts], axis=0)
+    border[p:, :p], border[:p, p:] = ties[p:], ties[p:].T
+    for part in parts:
+        for row, column, entry in part.meetings:
+            np.add.at(border, (row, column), entry)
+    return Arrow(border, *(np.concatenate([getattr(part, name) for part in parts]) for name in ("cross", "blocks")))
 
 
 def weighted_gram(rows: GroupedRows, h: np.ndarray) -> Arrow:
     """Aᵀ diag(h) A."""
-    p, d, main, X = rows.fixed, rows.border, rows.main, rows.X
-    border = np.zeros((d, d))
-    border[:p, :p] = X.T @ (h[:, None] * X)
-    cross, blocks = np.zeros((main.levels, main.width, d)), np.empty((main.levels, main.width, main.width))
-    flat = cross.reshape(-1)
-    every = np.arange(rows.rows + 1)
-    sparse = [scipy.sparse.csr_array((values, place, every), shape=(rows.rows, d)) for place, values in rows.sparse]
-    for k, (place, values) in enumerate(rows.sparse):
-        weighted = scipy.sparse.csr_array((h * values, place, every), shape=(rows.rows, d))
-        ties = np.asarray(weighted.T @ X)
-        border[:, :p] += ties
-        border[:p, :] += ties.T
-        border[np.diag_indices(d)] += np.bincount(place, h * values**2, minlength=d)
-        for other in sparse[:k]:
-            meeting = (weighted.T @ other).tocoo()
-            np.add.at(border, (meeting.row, meeting.col), meeting.data)
-            np.add.at(border, (meeting.col, meeting.row), meeting.data)
-    for c in range(main.width):
-        hz = h * main.columns[:, c]
-        cross[:, c, :p] = np.add.reduceat(hz[:, None] * X, rows.first_rows, axis=0)
-        for place, values in rows.sparse:
-            at = (main.codes * main.width + c) * d + place
-            flat += np.bincount(at, hz * values, minlength=flat.size)
-        blocks[:, c, :] = np.add.reduceat(hz[:, None] * main.columns, rows.first_rows, axis=0)
-    return Arrow(border, cross, blocks)
+    return joined_gram(rows, [chunk_gram(rows, part, groups, h[part]) for part, groups in rows.chunks()])
