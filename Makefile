@@ -37,7 +37,7 @@ SANITIZED := build/sanitized
 SANITIZER := -fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=all -fno-omit-frame-pointer -g -O1 -Wno-psabi
 sanitize: $(READY)  ## test the compiled code with sanitisers
 	rm -rf $(SANITIZED) && mkdir -p $(SANITIZED) && cp -r src/viper $(SANITIZED)
-	for name in inference/kernels/_rows softplus/_classes; do \
+	for name in inference/kernels/_rows softplus/_classes decisions/_arms; do \
 	  $(CC) -shared -fPIC $(SANITIZER) src/viper/$$name.c -lm -pthread -o \
 	    $(SANITIZED)/viper/$$name$$($(BIN)/python -c 'import sysconfig as s; print(s.get_config_var("EXT_SUFFIX"))') || exit; \
 	done
@@ -45,7 +45,9 @@ sanitize: $(READY)  ## test the compiled code with sanitisers
 	  ASAN_OPTIONS=detect_leaks=0 PYTHONPATH=$(SANITIZED) OMP_NUM_THREADS=1; \
 	$(BIN)/python -c 'from viper.inference.kernels.compiled import is_compiled; assert is_compiled()' && \
 	$(BIN)/python -c 'from viper.softplus.compiled_classes import class_library; assert class_library()' && \
-	$(BIN)/python -m pytest -p no:cacheprovider tests/test_compiled.py tests/test_threads.py tests/test_logsumexp.py $(ARGS)
+	$(BIN)/python -c 'from viper.decisions.compiled import arm_library; assert arm_library()' && \
+	$(BIN)/python -m pytest -p no:cacheprovider tests/test_compiled.py tests/test_threads.py tests/test_logsumexp.py \
+	  tests/test_bandit.py $(ARGS)
 	$(CC) -fsanitize=thread -g -O1 -Wno-psabi tests/threaded_pass.c -lm -pthread -o $(SANITIZED)/threaded_pass
 	$(SANITIZED)/threaded_pass
 

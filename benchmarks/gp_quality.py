@@ -42,6 +42,7 @@ SETS = (*CHOSEN_ON, *HELD_OUT)
 SHARED = ("heart", "german.numer", "breast-cancer", "svmguide1", "fourclass")
 SHARED += ("diabetes", "australian", "splice", "phishing")
 SEED = 17
+COVERAGE_SEED = 18  # defaults were chosen by simulations with 17
 SPLITS = 10
 SIZES = (500, 2000)
 SHARE = 0.7  # of the rows, for training, where there are fewer than SIZE / SHARE
@@ -306,7 +307,7 @@ def fill(
 # ---------------------------------------------------------------------------------------------------------------------
 # Coverage: is the true function within its 95 % interval?
 
-COVERAGE_ROWS = {100: 20, 300: 12, 1000: 5, 2000: 3}  # repeats, by training rows
+COVERAGE_ROWS = {100: 80, 300: 60, 1000: 40, 2000: 30}  # repeats, by training rows
 COVERAGE_COLUMNS = (1, 3, 10)
 TRUTHS = ("a draw from a GP", "linear")
 COVERAGE_POINTS = 200  # new rows of each repeat, from the distribution of the training rows
@@ -317,7 +318,7 @@ COVERAGE_FILE = "coverage.jsonl"
 
 def simulate(truth: str, rows: int, columns: int, repeat: int) -> tuple[Split, np.ndarray]:
     """Standard normal rows, labels from the truth; and the true probabilities at the test rows."""
-    generator = np.random.default_rng([SEED, TRUTHS.index(truth), rows, columns, repeat])
+    generator = np.random.default_rng([COVERAGE_SEED, TRUTHS.index(truth), rows, columns, repeat])
     X = generator.standard_normal((rows + COVERAGE_POINTS, columns))
     if truth == "linear":
         f = TRUTH_LEVEL + X @ (TRUTH_SLOPE / math.sqrt(columns) * generator.choice([-1.0, 1.0], columns))

@@ -29,6 +29,7 @@ from viper.inference.threads import pass_threads
 from viper.models.classes.fitting import FittedClasses
 
 MOST_STAR_STEPS = 500
+FEWEST_ON_GPU = 100_000  # rows × classes; with fewer, a GPU takes longer than the compiled pass
 
 
 class FittedProcesses(NamedTuple):
@@ -64,7 +65,10 @@ def fit_processes(
     rows = merged_by_class(Observations.from_arrays(known))
     if before is None:
         model._scaler = Scaler.fit(rows, model.standardize)
-    rows = rows.standardised(model._scaler, choose_device(model.device, known.features))
+    device = (
+        choose_device(model.device, known.features) if len(rows) * classes >= FEWEST_ON_GPU else torch.device("cpu")
+    )
+    rows = rows.standardised(model._scaler, device)
     exact, _ = model._bound(int(random.randint(2**31)))
     generator = np.random.default_rng(random.randint(2**31))
     steps = int(model.max_iter or model._default_steps())

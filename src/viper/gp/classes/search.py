@@ -30,7 +30,7 @@ class ClassSearch(Search):
         return ClassProfile(model, rows, self.classes, self.diagonal, scale, max(tol, LEAST_TOLERANCE))
 
     def nearby(self, rows: Observations, dimension: int) -> Observations:
-        """The rows where they are: integrals of several classes are faster there."""
+        """The rows where they are: few rows never leave the CPU (fitting.py)."""
         return rows
 
     def candidates(self, model: SparseGP, rows: Observations, count: int, place: PlacePoints) -> Iterator[Candidate]:
