@@ -57,16 +57,6 @@ def fitted():
         VariationalLogisticRegression(covariance="diagonal"),
         VariationalLogisticRegression(covariance="low-rank", rank=1),
     ],
-    expected_failed_checks=lambda estimator: (
-        {
-            # All rows are predicted as the check asks, but the fit warns, and warnings are errors here: with weights of
-            # 1e3 and 1e-4 for three classes and columns that are not scaled, the curvatures of two classes differ by
-            # 1e7, and the mean field's last steps no longer raise the ELBO in double precision.
-            "check_class_weight_classifiers": "three classes with weights 1e3 and 1e-4: the mean field stops early"
-        }
-        if estimator.covariance == "diagonal"
-        else {}
-    ),
 )
 def test_scikit_learn(estimator, check):
     check(estimator)

@@ -419,17 +419,17 @@ class LogitHead(GaussianHead):
         if not self.auto_scale:
             return super().solve(source, verbose)
         rest = self.prior_sd().detach().double().cpu()[self.in_features :]
-        last: list[Any] = []
+        fits: list[Any] = []
 
-        def solve(scale: Tensor, start: Any) -> Any:
-            last[:] = self.solved(source, torch.cat([scale[: self.in_features], rest]), verbose, start)
-            return last[0] if len(last) == 1 else self.side_by_side(last)
+        def solve(scale: Tensor, start: Any, last: bool) -> Any:
+            fits[:] = self.solved(source, torch.cat([scale[: self.in_features], rest]), verbose, start)
+            return fits[0] if len(fits) == 1 else self.side_by_side(fits)
 
         labels = 1 if self.targets == "classes" else self.out_features
         scale, _ = best_scales(solve, labels * self.in_features, separate=False)
         with torch.no_grad():
             self.log_prior_scale.copy_(scale[0].log())
-        return self.take_over(last)
+        return self.take_over(fits)
 
     def side_by_side(self, fits: list[FittedPosterior]) -> tuple[Any, Any, Any, Any]:
         """Several labels as one fit to the search of the scale: the weights of all, and the sum of their ELBOs."""
