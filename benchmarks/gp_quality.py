@@ -329,6 +329,8 @@ def simulate(truth: str, rows: int, columns: int, repeat: int) -> tuple[Split, n
         f = root @ generator.standard_normal(len(X))
     probability = 1.0 / (1.0 + np.exp(-f))
     y = (generator.random(len(X)) < probability).astype(float)
+    while y[:rows].min() == y[:rows].max():  # a draw far from 0 may leave one class
+        y = (generator.random(len(X)) < probability).astype(float)
     return Split(X[:rows], y[:rows], X[rows:], y[rows:]), probability[rows:]
 
 

@@ -81,7 +81,7 @@ LATE = np.where(np.arange(N) < N - 1, Y, "maybe")
         (lambda: (cut(X[:, 0]), cut(Y)), "X must have two dimensions", None),
         (lambda: (cut(X[:0]), cut(Y[:0])), "X must have at least one row", None),
         (lambda: (dd.from_pandas(FRAME, npartitions=2), cut(Y)), r"X must be numeric; got column 'y'", None),
-        (lambda: (frames()[0], frames()[0]), "every label must have rows with 0 and rows with 1", None),
+        (lambda: (frames()[0], frames()[0]), "y with several columns must contain only 0 and 1", None),
         (lambda: (cut(spoilt(X.astype(object), "a")), cut(Y)), "X must be numeric; could not convert", 2),
     ],
 )

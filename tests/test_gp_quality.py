@@ -153,7 +153,7 @@ def test_simulated_truths(quality):
     f = np.log(probability / (1 - probability)) - quality.TRUTH_LEVEL
     slopes = np.linalg.lstsq(split.X_test, f, rcond=None)[0]
     assert abs(slopes) == pytest.approx(quality.TRUTH_SLOPE / np.sqrt(3))
-    draws = [quality.simulate("a draw from a GP", 100, 10, repeat)[1] for repeat in range(60)]
+    draws = [quality.simulate("a draw from a GP", 100, 10, repeat)[1] for repeat in range(150)]
     variance = np.mean([np.square(np.log(p / (1 - p))).mean() for p in draws])
     low, high = quality.TRUTH_SCALES
-    assert variance == pytest.approx((high - low) / np.log(high / low), rel=0.3)  # 60 draws of 200 correlated values
+    assert variance == pytest.approx((high - low) / np.log(high / low), rel=0.3)  # 150 draws of 200 correlated values

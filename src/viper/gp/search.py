@@ -38,7 +38,7 @@ from viper.softplus.pointwise import Bound
 
 RACE_ROWS = 4_000  # rows on which the starts of larger fits race
 LEAST_TOGETHER = 1e7  # rows × points² from which starts climb on several threads
-MOST_ON_CPU = 1e8  # rows × points² of a climb that stays on the CPU
+MOST_ON_CPU = 1e7  # rows × points² of a climb that stays on the CPU
 GROWTH = 8  # factor by which the number of rows grows from stage to stage
 FEW_ROWS = 10_000  # rows; up to here, tolerances are in nats; beyond, in nats per this many rows
 SAMPLE_TOLERANCE = 0.05  # nats
@@ -296,9 +296,8 @@ class Search:
     def tolerance(self, rows: Observations) -> float:
         """The smallest gain worth a step; on a sample, gains below `SAMPLE_TOLERANCE` say nothing about all rows."""
         scale = self.represented * len(self.rows) / len(rows)
-        if scale > 1.0:
-            return SAMPLE_TOLERANCE * scale
-        return self.tol * max(1.0, len(rows) / FEW_ROWS)
+        asked = self.tol * max(1.0, len(rows) / FEW_ROWS)
+        return max(asked, SAMPLE_TOLERANCE * scale) if scale > 1.0 else asked
 
     def continue_on(self, best: "Attempt", rows: Observations) -> "Attempt":
         """Continue the best climb on more rows."""

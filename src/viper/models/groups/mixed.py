@@ -148,8 +148,8 @@ class VariationalMixedRegression(
     >>> model = viper.VariationalMixedRegression().fit(age[:, None], y, groups={"ward": ward})
     >>> model.components().round(2)
                           mean    sd  lower  upper
-    sd(intercept | ward)  1.07  0.19   0.76   1.48
-    icc(ward)             0.26  0.07   0.15   0.40
+    sd(intercept | ward)  1.01  0.19   0.69   1.43
+    icc(ward)             0.24  0.07   0.13   0.38
     """
 
     feature_names_in_: np.ndarray
