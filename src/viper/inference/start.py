@@ -154,12 +154,14 @@ def coarse_sizes(problem: Problem) -> list[int]:
     step with it leaves d²n/2k² nats. For k = 3d√n that is a twentieth, from where two passes end at the optimum; no
     larger subset is used. All subsets fit in memory, even if the rows do not. On an accelerator, where passes are exact
     from the first, one is enough if it shrinks what is left, by about 2d/n, to ONE_PASS_LEFT; k is then d√(d/left).
+    That pays for float64 only: in float32 a pass takes less than so large a subset.
     """
     d, rows = problem.source.dimension, problem.source.rows
     least = max(ROWS_PER_DIMENSION * d, problem.source.traits.smallest_sample)
     most = max(min(3 * math.isqrt(d * d * rows), LARGEST_SUBSET // d), least)
     enough = math.ceil(d * math.sqrt(d / ONE_PASS_LEFT))
-    if problem.source.traits.smallest_sample and rows >= COARSE_RATIO * enough:
+    in_double = getattr(problem.source, "dtype", torch.float64) == torch.float64
+    if in_double and problem.source.traits.smallest_sample and rows >= COARSE_RATIO * enough:
         most = max(most, enough)
     ratio = COARSE_RATIO if rows >= MANY_ENOUGH else FINE_RATIO
     sizes: list[int] = []
