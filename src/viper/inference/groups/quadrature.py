@@ -35,6 +35,86 @@ class Missed(NamedTuple):
     by_border: np.ndarray
 
 
+class Bounds(NamedTuple):
+    """At N(μ_g, v_g) of each group: F_g, its gradient in μ_g, the precision it asks for; and E[s(f)] of the rows."""
+
+    value: np.ndarray
+    gradient: np.ndarray
+    precision: np.ndarray
+    chance: np.ndarray
+
+
+class GroupChunk:
+    """The rows of some groups, given the border: f = known + z b."""
+
+    def __init__(self, rows: GroupedRows, part: slice, groups: slice, border: np.ndarray, variance: float) -> None:
+        self.variance = variance
+        self.z, self.label = rows.main.columns[part, 0], rows.label[part]
+        self.here = rows.main.codes[part] - groups.start  # the group of each row
+        self.first = rows.first_rows[groups] - part.start
+        self.count = np.ones(len(self.z)) if rows.weight is None else rows.weight[part]
+        self.known = rows.X[part] @ border[: rows.fixed]
+        for place, values in rows.sparse:
+            self.known += values[part] * border[place[part]]
+        if rows.offset is not None:
+            self.known += rows.offset[part]
+
+    def sums(self, x: np.ndarray) -> np.ndarray:
+        """Σ_{i∈g} c_i x_i."""
+        return np.add.reduceat(self.count * x, self.first)
+
+    def bounds(self, mu: np.ndarray, v: np.ndarray) -> Bounds:
+        theta, tau2 = self.known + self.z * mu[self.here], self.z**2 * v[self.here]
+        moments = (fast_limit(ROUGH_ROW_ERROR) or limit()).moments
+        eta, g, h = (x.numpy() for x in moments(torch.from_numpy(theta), torch.from_numpy(tau2)))
+        divergence = 0.5 * ((mu**2 + v) / self.variance - 1.0 - np.log(v / self.variance))
+        gradient = self.sums(self.z * (self.label - g)) - mu / self.variance
+        return Bounds(
+            self.sums(self.label * theta - eta) - divergence,
+            gradient,
+            1.0 / self.variance + self.sums(self.z**2 * h),
+            g,
+        )
+
+    def best(self, mu: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray, Bounds]:
+        """The best Gaussian of each group, by natural-gradient steps that are halved where they would not help."""
+        at, rho = self.bounds(mu, v), np.ones_like(mu)
+        for _ in range(GROUP_STEPS):
+            precision = (1.0 - rho) / v + rho * at.precision
+            step = rho * at.gradient / precision
+            change = np.maximum(np.abs(step) * np.sqrt(precision), np.abs(rho * (at.precision * v - 1.0)))
+            if change.max() < CLOSE_EFFECT:
+                break
+            new = self.bounds(mu + step, 1.0 / precision)
+            better = new.value >= at.value - 1e-10
+            mu, v = np.where(better, mu + step, mu), np.where(better, 1.0 / precision, v)
+            at = Bounds(
+                np.where(better, new.value, at.value),
+                np.where(better, new.gradient, at.gradient),
+                np.where(better, new.precision, at.precision),
+                np.where(better[self.here], new.chance, at.chance),
+            )
+            rho = np.where(better, np.minimum(1.0, 2.0 * rho), 0.5 * rho)
+        return mu, v, at
+
+    def integrals(self, mu: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """log I_g with nodes of N(μ_g, v_g), E[b²] under the integrand, and E[s(f)] of the rows under it."""
+        nodes, weights = (x.numpy() for x in full_gauss_hermite(GROUP_NODES))
+        b = mu[:, None] + np.sqrt(v)[:, None] * nodes  # groups × nodes
+        logs, chances = np.empty_like(b), np.empty((len(self.z), GROUP_NODES))
+        for k in range(GROUP_NODES):
+            f = self.known + self.z * b[:, k][self.here]
+            logs[:, k] = self.sums(self.label * f - np.logaddexp(0.0, f))
+            chances[:, k] = scipy.special.expit(f)
+        # ∫ e^{ℓ(b)} N(b; 0, σ²) db
+        logs += 0.5 * (np.log(v / self.variance)[:, None] - b**2 / self.variance + nodes**2) + np.log(weights)
+        top = logs.max(1)
+        shares = np.exp(logs - top[:, None])
+        total = shares.sum(1)
+        shares /= total[:, None]
+        return top + np.log(total), (shares * b**2).sum(1), np.einsum("ik,ik->i", chances, shares[self.here])
+
+
 def missed_evidence(rows: GroupedRows, q: Effects, variance: float, chosen: np.ndarray | None = None) -> Missed:
     """Δ at the posterior mean of the border, for a main factor with one effect for each group.
 
@@ -45,62 +125,14 @@ def missed_evidence(rows: GroupedRows, q: Effects, variance: float, chosen: np.n
         effects, spreads = effects[chosen], spreads[chosen]
     value, by_log_sd = [], []
     difference = np.empty(rows.rows)
-    z_nodes, weights = (x.numpy() for x in full_gauss_hermite(GROUP_NODES))
-    moments = (fast_limit(ROUGH_ROW_ERROR) or limit()).moments
 
-    def chunk(part: slice, groups: slice) -> None:
-        X, z, label = rows.X[part], rows.main.columns[part, 0], rows.label[part]
-        here = rows.main.codes[part] - groups.start
-        first = rows.first_rows[groups] - part.start
-        count = np.ones(len(z)) if rows.weight is None else rows.weight[part]
-        known = X @ q.mean.border[: rows.fixed]
-        for place, values in rows.sparse:
-            known += values[part] * q.mean.border[place[part]]
-        if rows.offset is not None:
-            known += rows.offset[part]
+    def add(part: slice, groups: slice) -> None:
+        chunk = GroupChunk(rows, part, groups, q.mean.border, variance)
+        mu, v, at = chunk.best(effects[groups], spreads[groups])
+        log_integral, second_moment, chance = chunk.integrals(mu, v)
+        value.append(float((log_integral - at.value).sum()))
+        by_log_sd.append(float((second_moment - mu**2 - v).sum()) / variance)
+        difference[part] = chunk.count * (at.chance - chance)
 
-        def sums(x: np.ndarray) -> np.ndarray:
-            return np.add.reduceat(count * x, first)
-
-        def evaluate(mu: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, ...]:
-            """F_g, its gradient in μ, the precision that it asks for, and E[s(f)] of the rows."""
-            theta, tau2 = known + z * mu[here], z**2 * v[here]
-            eta, slope, bend = (x.numpy() for x in moments(torch.from_numpy(theta), torch.from_numpy(tau2)))
-            bound = sums(label * theta - eta) - 0.5 * ((mu**2 + v) / variance - 1.0 - np.log(v / variance))
-            return bound, sums(z * (label - slope)) - mu / variance, 1.0 / variance + sums(z**2 * bend), slope
-
-        mu, v = effects[groups].copy(), spreads[groups].copy()
-        bound, up, target, slope = evaluate(mu, v)
-        rho = np.ones_like(mu)  # of each group: halved where a step would not help
-        for _ in range(GROUP_STEPS):
-            precision = (1.0 - rho) / v + rho * target
-            step = rho * up / precision
-            change = np.maximum(np.abs(step) * np.sqrt(precision), np.abs(rho * (target * v - 1.0)))
-            if change.max() < CLOSE_EFFECT:
-                break
-            new = evaluate(mu + step, 1.0 / precision)
-            better = new[0] >= bound - 1e-10
-            mu, v = np.where(better, mu + step, mu), np.where(better, 1.0 / precision, v)
-            bound, up, target = (np.where(better, its, old) for its, old in zip(new, (bound, up, target), strict=False))
-            slope = np.where(better[here], new[3], slope)
-            rho = np.where(better, np.minimum(1.0, 2.0 * rho), 0.5 * rho)
-        b = mu[:, None] + np.sqrt(v)[:, None] * z_nodes  # groups × nodes
-        logs = np.empty_like(b)
-        chances = np.empty((len(z), GROUP_NODES))
-        for k in range(GROUP_NODES):
-            f = known + z * b[:, k][here]
-            logs[:, k] = sums(label * f - np.logaddexp(0.0, f))
-            chances[:, k] = scipy.special.expit(f)
-        # ∫ e^{ℓ(b)} N(b; 0, σ²) db with nodes of N(μ, v)
-        logs += 0.5 * (np.log(v / variance)[:, None] - b**2 / variance + z_nodes**2) + np.log(weights)
-        top = logs.max(1)
-        shares = np.exp(logs - top[:, None])
-        total = shares.sum(1)
-        shares /= total[:, None]
-        value.append(float((top + np.log(total) - bound).sum()))
-        by_log_sd.append(float(((shares * b**2).sum(1) - mu**2 - v).sum()) / variance)
-        expected = np.einsum("ik,ik->i", chances, shares[here])
-        difference[part] = count * (slope - expected)
-
-    over_chunks(rows, chunk)
+    over_chunks(rows, add)
     return Missed(sum(value), sum(by_log_sd), pulled(rows, difference).border)
