@@ -29,7 +29,7 @@ from torch import Tensor
 from viper.inference.classes.importance import ClassWeighedFit
 from viper.inference.posterior import Posterior, latent, prior_log_density
 from viper.inference.problem import Prior
-from viper.inference.rows import Block, RowSource
+from viper.inference.rows import Block, RowSource, reported_sum
 from viper.softplus.limit import fast_limit, limit
 
 # Share of effective draws, 1/(1+χ²(p‖q)), above which weights hardly differ. By the Cauchy-Schwarz inequality, the mean
@@ -214,14 +214,7 @@ def pareto_smoothed(log_ratio: Tensor) -> tuple[Tensor, float]:
 
 def log_likelihood(source: RowSource, draws: Tensor, report: Callable[[int, int], None] | None = None) -> Tensor:
     """Σ_i c_i (y_i f_i - η(f_i, r_i)) for each draw, f = o + Aβ. `report` hears of rows done, and of all rows."""
-    function = partial(block_log_likelihood, draws=draws)
-    if report is None or source.traits.where == "cluster":
-        return source.reduce(function)[0]
-    total, done = torch.zeros_like(draws[:, 0]), 0
-    for part, rows in source.map(lambda block: (function(block)[0], len(block.label))):
-        total, done = total + part.to(total.device), done + rows
-        report(done, source.rows)
-    return total
+    return reported_sum(source, partial(block_log_likelihood, draws=draws), torch.zeros_like(draws[:, 0]), report)
 
 
 def block_log_likelihood(block: Block, draws: Tensor) -> list[Tensor]:

@@ -9,6 +9,7 @@ Binder 1983 for surveys). If each row counts once and the model is right, the su
 covariance is that of the posterior. The prior is in it once, so that a direction without data keeps the prior's width.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -37,15 +38,20 @@ def robust_posterior(posterior: Posterior, prior: Prior, source: RowSource, grou
         number = round(float(count))
     else:
         bread, meat, number = grouped_scores(posterior, source, groups)
+    factor = sandwich_factor(prior.plus, bread, meat, number)
+    # made square and triangular by a QR decomposition
+    return Full(posterior.mean, torch.linalg.qr(factor.T, mode="r").R.T.contiguous()), number
+
+
+def sandwich_factor(plus_prior: Callable[[Tensor], Tensor], bread: Tensor, meat: Tensor, number: int) -> Tensor:
+    """F = Λ⁻¹M^{½} with FFᵀ = Λ⁻¹MΛ⁻¹, where Λ and M are bread and meat plus the prior's precision."""
     if number < 2:
         raise ValueError(f"robust needs at least two independent groups of rows; got {number}.")
-    root = cholesky(prior.plus(bread))
-    inner = cholesky(prior.plus(meat * (number / (number - 1.0))))  # the usual allowance for few groups
+    root = cholesky(plus_prior(bread))
+    inner = cholesky(plus_prior(meat * (number / (number - 1.0))))  # the usual allowance for few groups
     if root is None or inner is None:
         raise ValueError("robust needs scores with finite sums; got an overflow or NaN. Standardise the features.")
-    # Λ⁻¹MΛ⁻¹ = FFᵀ with F = Λ⁻¹M^{½}, made square and triangular by a QR decomposition
-    factor = torch.cholesky_solve(inner, root)
-    return Full(posterior.mean, torch.linalg.qr(factor.T, mode="r").R.T.contiguous()), number
+    return torch.cholesky_solve(inner, root)
 
 
 def score_factors(block: Block, posterior: Posterior) -> tuple[Tensor, Tensor]:

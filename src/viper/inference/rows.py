@@ -491,6 +491,22 @@ def add_up(parts: Iterable[list[Tensor]]) -> list[Tensor]:
     return totals
 
 
+def reported_sum(
+    source: RowSource,
+    function: "partial[list[Tensor]]",
+    zero: Tensor,
+    report: Callable[[int, int], None] | None,
+) -> Tensor:
+    """`source.reduce(function)[0]`. `report` hears of rows done and of all rows, except while a cluster adds up."""
+    if report is None or source.traits.where == "cluster":
+        return source.reduce(function)[0]
+    total, done = zero, 0
+    for part, rows in source.map(lambda block: (function(block)[0], len(block.label))):
+        total, done = total + part.to(total.device), done + rows
+        report(done, source.rows)
+    return total
+
+
 def concatenated(parts: Iterable[np.ndarray]) -> np.ndarray:
     """Return the parts as one array."""
     found = list(parts)

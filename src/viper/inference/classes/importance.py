@@ -13,7 +13,7 @@ from viper.inference.classes.posterior import StarPosterior, star_log_density
 from viper.inference.classes.star import Star, star_prior
 from viper.inference.classes.sums import ROUGH_CLASSES
 from viper.inference.problem import Prior
-from viper.inference.rows import Block, RowSource
+from viper.inference.rows import Block, RowSource, reported_sum
 
 LOGITS_AT_ONCE = 1 << 21  # rows × draws × classes (16 MB)
 
@@ -43,13 +43,7 @@ class ClassWeighedFit(NamedTuple):
 def class_log_likelihood(source: RowSource, draws: Tensor, report: Callable[[int, int], None] | None) -> Tensor:
     """Σ_i c_i log softmax_{y_i}(f_i) for each draw. `report` hears of rows done, and of all rows."""
     function = partial(block_class_log_likelihood, draws=draws)
-    if report is None or source.traits.where == "cluster":
-        return source.reduce(function)[0]
-    total, done = torch.zeros_like(draws[:, 0, 0]), 0
-    for part, rows in source.map(lambda block: (function(block)[0], len(block.label))):
-        total, done = total + part.to(total.device), done + rows
-        report(done, source.rows)
-    return total
+    return reported_sum(source, function, torch.zeros_like(draws[:, 0, 0]), report)
 
 
 def block_class_log_likelihood(block: Block, draws: Tensor) -> list[Tensor]:

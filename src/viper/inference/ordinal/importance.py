@@ -13,7 +13,7 @@ from viper.inference.ordinal.gaps import log_one_minus_exp, thresholds_of
 from viper.inference.ordinal.posterior import OrdinalPosterior
 from viper.inference.posterior import LOG_2PI, prior_log_density
 from viper.inference.problem import Prior
-from viper.inference.rows import Block, RowSource
+from viper.inference.rows import Block, RowSource, reported_sum
 
 LEVELS_AT_ONCE = 1 << 21  # rows × draws (16 MB)
 
@@ -47,13 +47,7 @@ def level_log_likelihood(
 ) -> Tensor:
     """Σ_i c_i log p(y_i | w, δ) for each draw. `report` hears of rows done, and of all rows."""
     function = partial(block_level_log_likelihood, w=w, delta=delta)
-    if report is None or source.traits.where == "cluster":
-        return source.reduce(function)[0]
-    total, done = torch.zeros_like(w[:, 0]), 0
-    for part, rows in source.map(lambda block: (function(block)[0], len(block.label))):
-        total, done = total + part.to(total.device), done + rows
-        report(done, source.rows)
-    return total
+    return reported_sum(source, function, torch.zeros_like(w[:, 0]), report)
 
 
 def block_level_log_likelihood(block: Block, w: Tensor, delta: Tensor) -> list[Tensor]:

@@ -19,8 +19,8 @@ from torch import Tensor
 from viper.inference.classes.posterior import StarPosterior
 from viper.inference.classes.star import Star, star_prior
 from viper.inference.classes.sums import EXACT_TOLERANCE
-from viper.inference.problem import Prior, cholesky
-from viper.inference.robust import numbered_groups, sums_by_group
+from viper.inference.problem import Prior
+from viper.inference.robust import numbered_groups, sandwich_factor, sums_by_group
 from viper.inference.rows import Block, Matrix, RowSource
 from viper.models.classes.contrasts import ContrastGaussian, contrast_basis
 from viper.models.fitting import LARGEST_FULL
@@ -42,13 +42,9 @@ def robust_classes(
         number = round(float(count))
     else:
         bread, meat, number = grouped_class_scores(posterior, source, groups)
-    if number < 2:
-        raise ValueError(f"robust needs at least two independent groups of rows; got {number}.")
     own = contrast_precision(prior, K, d).to(bread)
-    root, inner = cholesky(own + bread), cholesky(own + meat * (number / (number - 1.0)))
-    if root is None or inner is None:
-        raise ValueError("robust needs scores with finite sums; got an overflow or NaN. Standardise the features.")
-    return ContrastGaussian.from_contrasts(posterior.means, torch.cholesky_solve(inner, root)), number
+    factor = sandwich_factor(lambda total: own + total, bread, meat, number)
+    return ContrastGaussian.from_contrasts(posterior.means, factor), number
 
 
 def contrast_precision(prior: Prior | Star, classes: int, d: int) -> Tensor:
