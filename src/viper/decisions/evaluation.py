@@ -73,9 +73,9 @@ def evaluate(log: Any, policy: Any, *, arms: Any = None, level: float = 0.95, ra
     arms : list, optional
         All arms; if not given, those of the bandit or of the log, sorted.
     level : float, default 0.95
-        Of the intervals.
+        Probability that an interval contains the truth.
     random_state : int, default 0
-        Of the folds of the reward model.
+        Seed of the folds of the reward model.
 
     Returns
     -------

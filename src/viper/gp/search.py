@@ -185,8 +185,8 @@ class Search:
     def spread(self, model: SparseGP, rows: Observations) -> np.ndarray:
         """S with SSᵀ = H⁻¹, where the curvature H at the mode is that of differences of the profile's slope.
 
-        Of many lengthscales, those that the rows have drawn furthest from their prior have differences of their own.
-        The others share one, because their part of H is nearly diagonal.
+        If there are many lengthscales, those that the rows have drawn furthest from their prior have their own
+        differences. The others share one, because their part of H is nearly diagonal.
         """
         model = model.copy_at()
         profile = self.profile_on(model, rows, CURVATURE_TOLERANCE)

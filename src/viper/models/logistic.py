@@ -737,7 +737,7 @@ class VariationalLogisticRegression(
         for each raw column, of that column's name and with shape (rows, 1): numbers, booleans, or text, where an empty
         text is a missing value. Encoding and standardisation are inside. A row that cannot be predicted, because of a
         new level for instance, has NaN for probabilities and interval; its label means nothing. There is no offset.
-        Of more than two classes, probabilities and intervals are n × K and n × K × 2, within 1e-6 of those here.
+        For more than two classes, probabilities and intervals are n × K and n × K × 2, within 1e-6 of those here.
 
         Parameters
         ----------

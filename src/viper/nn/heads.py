@@ -343,8 +343,8 @@ class LogitHead(GaussianHead):
     targets : {"classes", "labels"}, default "classes"
         Whether several outputs are classes, of which each row has one, or labels, of which it may have any number.
     covariance : {"full", "diagonal", "low-rank"}, default "full"
-        Of the weights of one output: a matrix, a number for each weight, or a precision that is a diagonal plus a
-        matrix of rank `rank`. Thousands of outputs need one of the latter two.
+        How the weights of one output vary together: by a matrix, not at all, or by a precision that is a diagonal plus
+        a matrix of rank `rank`. Thousands of outputs need one of the latter two.
     rank : int, default 8
         Rank of covariance="low-rank".
 
