@@ -228,6 +228,7 @@ def test_a_slate_has_different_arms_and_the_chances_of_what_was_left():
 def test_only_allowed_arms_are_chosen_and_retired_ones_return():
     agent = played(40, policy="thompson")
     assert {agent.pull(CONTEXT, allowed=["arm 1", "arm 3"]).arm for _ in range(50)} <= {"arm 1", "arm 3"}
+    assert agent.probabilities(CONTEXT, allowed="arm 1") == {"arm 1": 1.0}
     waiting = agent.pull(CONTEXT, allowed=["arm 2"])
     before = agent.probabilities(CONTEXT)
     agent.retire_arm("arm 2")
@@ -302,8 +303,8 @@ def test_a_saved_bandit_goes_on_as_the_first_one(model, tmp_path):
 
 
 def test_a_bandit_that_has_seen_nothing_can_be_saved(tmp_path):
-    viper.Bandit(["a", 2], random_state=1).save(tmp_path / "agent.viper")
-    assert viper.load(tmp_path / "agent.viper").arms == ["a", 2]
+    viper.Bandit(["a", *np.arange(2)], random_state=1).save(tmp_path / "agent.viper")
+    assert viper.load(tmp_path / "agent.viper").arms == ["a", 0, 1]
 
 
 def test_a_damaged_file_is_one_clear_line(tmp_path):
@@ -382,7 +383,8 @@ def test_policies_may_be_functions_arrays_and_bandits():
         (lambda: played(2).pull([1.0, np.nan, 0.0]), "context must be finite"),
         (lambda: played(2).pull("abc"), "context must be numbers"),
         (lambda: played(2).pull(CONTEXT, features=np.ones((K, 1))), "features need model="),
-        (lambda: played(2).pull(CONTEXT, allowed=[]), "at least one arm"),
+        (lambda: played(2).pull(CONTEXT, allowed=[]), "at least one, each named once"),
+        (lambda: played(2).pull(CONTEXT, allowed=["arm 1", "arm 1"]), "each named once"),
         (lambda: played(2).pull(CONTEXT, allowed=["z"]), "got 'z'"),
         (lambda: played(2).pull(CONTEXT, slate=K + 1), "slate must be a whole number from 1 to 5"),
         (lambda: played(2).update(0, 1), "awaits its reward; got 0"),

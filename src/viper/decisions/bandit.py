@@ -167,7 +167,7 @@ class Bandit:
         """
         with self._lock:
             known = self._number.get(arm) is not None
-            alike = None if like is None else self._arms_named(self.arms if is_all(like) else like)
+            alike = None if like is None else self._named(self.arms if is_all(like) else like)[1]
             self._name_arm(arm)
             if not known and self._weights is not None and self._base is not None:
                 self._weights, self._base = self._weights.with_arm(alike), self._base.with_arm(alike)
@@ -175,13 +175,14 @@ class Bandit:
     def retire_arm(self, arm: Any) -> None:
         """No longer choose an arm. Rewards that are still to come are taken, and `add_arm` takes it back."""
         with self._lock:
-            number = self._arms_named([arm])[0]
+            number = self._named([arm])[1][0]
             if len(self.arms) == 1:
                 raise ValueError(f"a bandit needs at least one arm; got {shown(arm)}, the last. Add another first.")
             self.arms.remove(arm)
             self._allowed = self._allowed[self._allowed != number]
 
     def _name_arm(self, arm: Any) -> None:
+        arm = arm.item() if isinstance(arm, np.generic) else arm  # as files store it
         if not isinstance(arm, str | Real):
             raise TypeError(f"an arm must be a text or a number; got {type(arm).__name__}.")
         if arm in self.arms:
@@ -190,13 +191,16 @@ class Bandit:
         self.arms.append(arm)
         self._allowed = np.append(self._allowed, number).astype(np.intp)
 
-    def _arms_named(self, names: Any) -> np.ndarray:
-        names = [names] if isinstance(names, str | Real) else list(names)
+    def _named(self, arms: Any) -> tuple[list[Any], np.ndarray]:
+        """Names and numbers of some arms, given as one or as a list; of all, if None."""
+        if arms is None:
+            return self.arms, self._allowed
+        names = [arms] if isinstance(arms, str | Real) else list(arms)
         if unknown := [name for name in names if name not in self.arms]:
             raise ValueError(f"arms must be among {shown(self.arms)}; got {shown(unknown[0])}.")
-        if not names:
-            raise ValueError("allowed must name at least one arm; got none.")
-        return np.array([self._number[name] for name in names], dtype=np.intp)
+        if not names or len(set(names)) < len(names):
+            raise ValueError(f"arms must be at least one, each named once; got {shown(names)}.")
+        return names, np.array([self._number[name] for name in names], dtype=np.intp)
 
     # --- decisions ---
 
@@ -220,8 +224,7 @@ class Bandit:
             With `arm`, `propensity`, `probability`, `interval` and `id`.
         """
         with self._lock:
-            numbers = self._allowed if allowed is None else self._arms_named(allowed)
-            names = self.arms if allowed is None else [*allowed] if not isinstance(allowed, str | Real) else [allowed]
+            names, numbers = self._named(allowed)
             place, own = self._read(context, features, names)
             if slate is None:
                 return self._choose(numbers, names, place, own)[1]
@@ -238,8 +241,7 @@ class Bandit:
     def probabilities(self, context: Any = None, features: Any = None, allowed: Any = None) -> dict[Any, float]:
         """The probability with which `pull` would choose each arm now."""
         with self._lock:
-            numbers = self._allowed if allowed is None else self._arms_named(allowed)
-            names = self.arms if allowed is None else list(allowed)
+            names, numbers = self._named(allowed)
             place, own = self._read(context, features, names)
             odds = self._odds(numbers, place, own)
             return dict(zip(names, odds.chance.tolist(), strict=True))
