@@ -21,12 +21,7 @@ from viper.data.indicators import has_several_columns
 from viper.data.model_file import MANY_LABELS
 from viper.data.open import is_kept_elsewhere, open_labelled_rows, open_rows
 from viper.data.schema import (
-    BOOLEAN,
-    DEFINITE,
-    NUMBER,
     SHARES,
-    TEXT,
-    WHOLE,
     Fields,
     Layout,
     Numbers,
@@ -74,7 +69,7 @@ from viper.models.onnx import export_onnx
 from viper.models.pooling import pool_posteriors, spread_of_draws
 from viper.models.prediction import TWO_CLASSES, TargetReading, half_width
 from viper.models.prior import best_scales, entries_by_name, make_prior, read_scale
-from viper.models.saving import HISTORY, POSTERIOR_FIELDS, State, StateMixin
+from viper.models.saving import POSTERIOR_FIELDS, REGRESSION_SCALARS, REGRESSION_TENSORS, State, StateMixin
 from viper.models.weighting import WEIGHTING, WEIGHTING_FIELDS, ClassWeightMixin
 from viper.softplus.bound_names import FIT_BOUNDS
 
@@ -237,26 +232,12 @@ class VariationalLogisticRegression(
 
     _kind = "logistic"
     _labels = MANY_LABELS
-    _fit_scalars: ClassVar[Mapping[str, Rule]] = {
-        "elbo_": NUMBER,
-        "elbo_bound_": NUMBER,
-        "kl_": NUMBER,
-        "objective_": NUMBER,
-        "n_iter_": WHOLE,
-        "converged_": BOOLEAN,
-        "status_": TEXT,
-        "passes_": NUMBER,
-    }
+    _fit_scalars: ClassVar[Mapping[str, Rule]] = REGRESSION_SCALARS
     _own_fields = Fields(
         {"posterior": one_of(*(shape.__name__ for shape in POSTERIOR_FIELDS if shape is not OrdinalPosterior))},
         {WEIGHTING: WEIGHTING_FIELDS},
     )
-    _own_tensors: ClassVar[Mapping[str, Numbers]] = {
-        "prior.mean": numbers("d"),
-        "prior.precision": numbers("d", "dd", range=DEFINITE),
-        "prior_scale": numbers("p", "pp", range=DEFINITE),
-        "history": numbers(f"n{len(Iteration._fields)}", "0", range=HISTORY),
-    }
+    _own_tensors: ClassVar[Mapping[str, Numbers]] = REGRESSION_TENSORS
     _optional_tensors: ClassVar[Mapping[str, Numbers]] = {
         "missing_information": numbers("d", "cd", range=SHARES),
         "prior.loadings": numbers("db"),

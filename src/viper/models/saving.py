@@ -26,9 +26,12 @@ from torch import Tensor
 from viper.data.model_file import JSON_SCALARS, LABELS, decode_labels, encode_labels, read_tensors, write_tensors
 from viper.data.schema import (
     ABOVE_ZERO,
+    BOOLEAN,
+    DEFINITE,
     INVERTIBLE,
     LABEL,
     NORMALISED,
+    NUMBER,
     POSITIVE,
     SCALAR,
     TEXT,
@@ -50,6 +53,7 @@ from viper.data.schema import (
 from viper.errors import StorageError, shown
 from viper.formula.columns import python_value
 from viper.formula.encoding import ENCODING, Encoding
+from viper.inference.newton import Iteration
 from viper.inference.ordinal.posterior import OrdinalPosterior
 from viper.inference.posterior import Diagonal, Full, LowRank, Posterior
 from viper.models.classes.storing import STAR_FIELDS
@@ -109,6 +113,25 @@ OPTION_RULES: dict[Any, Rule] = {  # by name or type, otherwise `rule_of` the ty
     Any: SCALAR,
 }
 ARRAY_OPTION = numbers("", "p", "ap")  # an option that is an array: p columns, or a matrix
+
+
+# What regressions store of a fit, with d coefficients for p columns
+REGRESSION_SCALARS: Mapping[str, Rule] = {
+    "elbo_": NUMBER,
+    "elbo_bound_": NUMBER,
+    "kl_": NUMBER,
+    "objective_": NUMBER,
+    "n_iter_": WHOLE,
+    "converged_": BOOLEAN,
+    "status_": TEXT,
+    "passes_": NUMBER,
+}
+REGRESSION_TENSORS: Mapping[str, Numbers] = {
+    "prior.mean": numbers("d"),
+    "prior.precision": numbers("d", "dd", range=DEFINITE),
+    "prior_scale": numbers("p", "pp", range=DEFINITE),
+    "history": numbers(f"n{len(Iteration._fields)}", "0", range=HISTORY),
+}
 
 
 class State(NamedTuple):

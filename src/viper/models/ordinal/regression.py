@@ -16,7 +16,7 @@ from viper.data import checks
 from viper.data.checks import RowFormat
 from viper.data.model_file import MANY_LABELS
 from viper.data.open import is_kept_elsewhere, open_labelled_rows, open_rows
-from viper.data.schema import BOOLEAN, DEFINITE, NUMBER, TEXT, WHOLE, Fields, Numbers, Rule, numbers, one_of
+from viper.data.schema import BOOLEAN, Fields, Numbers, Rule, one_of
 from viper.errors import FormulaError
 from viper.formula.columns import as_frame
 from viper.formula.grammar import split_sides, tokenize
@@ -49,7 +49,7 @@ from viper.models.ordinal.levels import as_labels, check_levels, given_levels, l
 from viper.models.ordinal.reading import ordinal_reading
 from viper.models.prediction import TWO_CLASSES, TargetReading, half_width
 from viper.models.prior import best_scales, entries_by_name, make_prior, read_scale
-from viper.models.saving import HISTORY, State, StateMixin
+from viper.models.saving import REGRESSION_SCALARS, REGRESSION_TENSORS, State, StateMixin
 
 if TYPE_CHECKING:
     import pandas
@@ -131,23 +131,9 @@ class VariationalOrdinalRegression(
 
     _kind = "ordinal"
     _labels = MANY_LABELS
-    _fit_scalars: ClassVar[Mapping[str, Rule]] = {
-        "elbo_": NUMBER,
-        "elbo_bound_": NUMBER,
-        "kl_": NUMBER,
-        "objective_": NUMBER,
-        "n_iter_": WHOLE,
-        "converged_": BOOLEAN,
-        "status_": TEXT,
-        "passes_": NUMBER,
-    }
+    _fit_scalars: ClassVar[Mapping[str, Rule]] = REGRESSION_SCALARS
     _own_fields = Fields({"posterior": one_of(OrdinalPosterior.__name__), "ordered": BOOLEAN})
-    _own_tensors: ClassVar[Mapping[str, Numbers]] = {
-        "prior.mean": numbers("d"),
-        "prior.precision": numbers("d", "dd", range=DEFINITE),
-        "prior_scale": numbers("p", "pp", range=DEFINITE),
-        "history": numbers(f"n{len(Iteration._fields)}", "0", range=HISTORY),
-    }
+    _own_tensors: ClassVar[Mapping[str, Numbers]] = REGRESSION_TENSORS
     _options_before: ClassVar[Mapping[str, Any]] = {}
 
     def __init__(
