@@ -23,6 +23,7 @@ from viper.cli.commands.predict import predict_rows
 from viper.cli.commands.report import write_report
 from viper.cli.commands.reproduce import reproduce_artefact
 from viper.cli.commands.serve import serve_model
+from viper.cli.commands.suggest import suggest_rows
 from viper.cli.commands.summary import show_summary
 from viper.cli.options import with_reading_options
 from viper.cli.signals import stop_if_interrupted
@@ -32,6 +33,7 @@ COMMANDS: dict[str, Callable[..., None]] = {  # in the order of `viper --help`
     "missing": report_missing,
     "fit": fit_table,
     "predict": predict_rows,
+    "suggest": suggest_rows,
     "evaluate": evaluate_model,
     "summary": show_summary,
     "effects": show_effects,

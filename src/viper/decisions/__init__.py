@@ -2,5 +2,6 @@
 
 from viper.decisions.bandit import Bandit, Choice, Log
 from viper.decisions.evaluation import Evaluation, evaluate
+from viper.decisions.pool import Suggested, suggest
 
-__all__ = ["Bandit", "Choice", "Evaluation", "Log", "evaluate"]
+__all__ = ["Bandit", "Choice", "Evaluation", "Log", "Suggested", "evaluate", "suggest"]

@@ -23,6 +23,7 @@ from viper.formula.screening import MARGIN, Remark, Screened, among_all, has_ext
 from viper.inference.posterior import Posterior, accuracy, expected_log_likelihood, latent, moved
 from viper.inference.rows import Block, RowSource
 from viper.softplus.expectation import expected_sigmoid
+from viper.softplus.information import answer_information
 from viper.softplus.limit import limit
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ class TargetReading(NamedTuple):
     scores: Callable[[Tensor, Tensor], np.ndarray]
     chosen: Callable[..., np.ndarray]
     table: Callable[..., dict[str, np.ndarray]]  # the columns that are written to files
+    information: Callable[[Tensor, Tensor], np.ndarray]  # of the target about f, in nats
 
 
 def predictions(model: Any, X: Any, level: float = 0.95, offset: Any = None) -> Predictions:
@@ -313,6 +315,14 @@ class PredictionMixin:
         """Credible interval s(ϑ ± zτ) of the probability of the second class, with posterior mass `level`: n × 2."""
         return self._predict(X, offset, partial(self._reading.intervals, z=half_width(level)))
 
+    def predict_information(self, X: Any, offset: Any = None) -> np.ndarray:
+        """What the label of each row would tell about the model, in nats: the mutual information of label and f(x).
+
+        H(E p) - E H(p), called BALD: near 0 where p is known, however near to ½, and at most log 2 for two classes. It
+        is the reason to ask for a label; see `viper.decisions.suggest`.
+        """
+        return self._predict(X, offset, self._reading.information)
+
     def predict_table(
         self, X: Any, level: float = 0.95, offset: Any = None, *, unseen: str | None = None, beyond: str | None = None
     ) -> "pandas.DataFrame":
@@ -444,6 +454,10 @@ def columns_by_class(
     return {f"{part}_{name}": x[:, k] for k, name in enumerate(classes) for part, x in parts.items()}
 
 
+def label_information(mean: Tensor, variance: Tensor) -> np.ndarray:
+    return answer_information(mean, variance).cpu().numpy()
+
+
 def log_odds_of_mean(mean: Tensor, variance: Tensor) -> np.ndarray:
     return log_odds(class_probabilities(mean, variance))
 
@@ -455,7 +469,13 @@ def log_odds(probability: np.ndarray) -> np.ndarray:
 
 
 TWO_CLASSES = TargetReading(
-    class_probabilities, probability_std, probability_interval, log_odds_of_mean, probable_classes, prediction_table
+    class_probabilities,
+    probability_std,
+    probability_interval,
+    log_odds_of_mean,
+    probable_classes,
+    prediction_table,
+    label_information,
 )
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from viper.errors import instead, shown
 from viper.softplus.expectation import expected_sigmoid, expected_softplus
+from viper.softplus.information import answer_information, class_information
 from viper.softplus.logsumexp import expected_logsumexp
 
 Targets = Literal["classes", "labels"]
@@ -107,12 +108,8 @@ class GaussianLogits(torch.nn.Module):
         """
         mean, variance = (x.double() for x in self(features))
         if self.targets == "labels":
-            value, slope, curvature = expected_softplus(mean, variance)
-            entropy = torch.special.entr(slope) + torch.special.entr(1.0 - slope)
-            return (entropy - value + mean * slope + variance * curvature).clamp(min=0.0).sum(-1)
-        value, slope, curvature = softmax_moments(mean, variance)
-        given = value - (mean * slope + variance * curvature).sum(-1)
-        return (torch.special.entr(slope).sum(-1) - given).clamp(min=0.0)
+            return answer_information(mean, variance).sum(-1)
+        return class_information(mean, variance, softmax_moments(mean, variance))
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # it looks at the values, to choose its nodes

@@ -27,6 +27,7 @@ from viper.inference.threads import count_threads, pass_threads
 from viper.models.prediction import TargetReading, columns_by_class, log_odds, probability_interval, probability_std
 from viper.models.saving import State
 from viper.softplus.expectation import expected_sigmoid
+from viper.softplus.information import answer_information
 
 if TYPE_CHECKING:
     import pandas
@@ -62,8 +63,19 @@ def labels_table(mean: Tensor, variance: Tensor, classes: np.ndarray, z: float) 
     return {f"label_{name}": found[:, j] for j, name in enumerate(classes)} | columns
 
 
+def labels_information(mean: Tensor, variance: Tensor) -> np.ndarray:
+    """What all labels of a row together would tell, in nats."""
+    return answer_information(mean, variance).sum(-1).cpu().numpy()
+
+
 LABELS_READING = TargetReading(
-    label_probabilities, probability_std, probability_interval, label_log_odds, probable_labels, labels_table
+    label_probabilities,
+    probability_std,
+    probability_interval,
+    label_log_odds,
+    probable_labels,
+    labels_table,
+    labels_information,
 )
 
 

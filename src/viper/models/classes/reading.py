@@ -12,6 +12,7 @@ from torch import Tensor
 
 from viper.inference.classes.sums import EXACT_CLASSES
 from viper.models.prediction import TargetReading, columns_by_class
+from viper.softplus.information import class_information
 from viper.softplus.others import log_odds_moments
 
 
@@ -51,6 +52,17 @@ def softmax_table(mean: Tensor, variance: Tensor, classes: np.ndarray, z: float)
     return {"label": probable_class(mean, variance, classes), **columns}
 
 
+def softmax_information(mean: Tensor, variance: Tensor) -> np.ndarray:
+    """What the class would tell about f, in nats."""
+    return class_information(mean, variance, EXACT_CLASSES(mean, variance)).cpu().numpy()
+
+
 SOFTMAX_READING = TargetReading(
-    softmax_probabilities, softmax_sds, softmax_intervals, softmax_scores, probable_class, softmax_table
+    softmax_probabilities,
+    softmax_sds,
+    softmax_intervals,
+    softmax_scores,
+    probable_class,
+    softmax_table,
+    softmax_information,
 )

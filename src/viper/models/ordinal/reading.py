@@ -26,6 +26,7 @@ from viper.inference.ordinal.posterior import OrdinalPosterior
 from viper.models.prediction import TargetReading, columns_by_class
 from viper.softplus.limit import limit
 
+SCORE_NODES = 48  # of the quadrature over f, for the expected entropy
 GAP_NODES = 24  # of the quadrature over a level's own gap
 FARTHEST_SD = 6.0  # standard deviations beyond which a billionth of a normal is left
 LARGEST_DISTANCE = 600.0  # distance from which a probability is below 1e-260
@@ -45,6 +46,7 @@ def ordinal_reading(posterior: OrdinalPosterior) -> TargetReading:
         partial(level_scores, **given),
         partial(probable_level, **given),
         partial(level_table, intervals=intervals, **given),
+        partial(information_of_level, **given),
     )
 
 
@@ -167,6 +169,18 @@ def bracketed_root(function: Callable[[Tensor], Tensor], low: Tensor, high: Tens
         least = 0.25 * ROOT_TOLERANCE / (b - a).abs().clamp(min=ROOT_TOLERANCE)
         t = torch.where(smooth, step, 0.5).nan_to_num(0.5).clamp(least, 1.0 - least)
     return torch.where(fa.abs() < fb.abs(), a, b)
+
+
+def information_of_level(mean: Tensor, variance: Tensor, thresholds: Tensor, weights: Tensor) -> np.ndarray:
+    """What the level would tell about score and gaps, in nats: H(E p) - E H(p), the latter by quadrature over f."""
+    below, above, _ = tails(mean, variance, thresholds)
+    average = torch.einsum("npk,p->nk", level_shares(below, above), weights.to(mean))
+    nodes, shares = (torch.from_numpy(x).to(mean) for x in np.polynomial.hermite_e.hermegauss(SCORE_NODES))
+    given = torch.zeros_like(mean)
+    for node, share in zip(nodes, shares / shares.sum(), strict=True):
+        f = (mean + node * variance.sqrt())[..., None] - thresholds.to(mean)
+        given += share * torch.special.entr(level_shares(torch.sigmoid(-f), torch.sigmoid(f))).sum(-1)
+    return (torch.special.entr(average).sum(-1) - given @ weights.to(mean)).clamp(min=0.0).cpu().numpy()
 
 
 def level_scores(mean: Tensor, variance: Tensor, **given: Tensor) -> np.ndarray:
