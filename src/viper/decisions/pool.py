@@ -68,12 +68,12 @@ def suggest(model: Any, X: Any, n: int = 10, *, offset: Any = None, alone: bool 
         best = best[:n]
         return Suggested(best, information[best], information[best])
     kept = np.sort(best[:MOST_CANDIDATES])
-    block, posterior = joint_block(model, taken(X, kept), None if offset is None else np.asarray(offset)[kept])
+    block, posterior = joint_block(model, numbered_rows(X, kept), None if offset is None else np.asarray(offset)[kept])
     chosen, gain = chosen_together(block, posterior, min(int(n), len(kept)))
     return Suggested(kept[chosen], information[kept[chosen]], gain)
 
 
-def taken(X: Any, rows: np.ndarray) -> Any:
+def numbered_rows(X: Any, rows: np.ndarray) -> Any:
     return X.iloc[rows] if hasattr(X, "iloc") else X[torch.from_numpy(rows)] if isinstance(X, Tensor) else X[rows]
 
 

@@ -64,7 +64,7 @@ def suggest_rows(
     from viper.models.prediction import with_rules
 
     fitted = with_rules(fitted, *(None if rule is None else rule.value for rule in (unseen, beyond)))
-    pool = Pool(fitted, table, interval, keep or [])
+    pool = UnlabelledRows(fitted, table, interval, keep or [])
     with table.located():
         suggested = pool.suggested(n, alone)
     suggested = without_formulas(suggested) if safe_cells else suggested
@@ -80,7 +80,7 @@ def suggest_rows(
         note(f"{len(suggested):,} of {pool.rows:,} rows written to {out}, the most informative first.")
 
 
-class Pool(PredictedParts):
+class UnlabelledRows(PredictedParts):
     """Rows without labels, of which those with the most information are kept while the table is read."""
 
     def __init__(self, model: Any, table: Any, level: float, keep: list[str]) -> None:
