@@ -203,7 +203,8 @@ def test_many_columns_end_where_float64_and_single_steps_do(monkeypatch):
     problem = problem_of(X, y, 3)
     found = fit_star(problem)
     plain = StarRun(problem, None, 200, None).fit(None, np.random.default_rng(0))
-    assert found.converged and plain.converged
+    assert found.converged
+    assert plain.converged
     assert found.objective == pytest.approx(plain.objective, abs=3e-8)
     torch.testing.assert_close(found.q.mean, plain.q.mean, **NEAR)
     assert found.passes < plain.passes

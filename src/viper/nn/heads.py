@@ -303,7 +303,8 @@ class GaussianHead(GaussianLogits):
                 part = negative_class_likelihood(inner, block) / source.rows
                 part.backward()
                 total = total.detach() + part.detach()
-            slope = torch.cat([x.grad.reshape(-1) for x in moved])
+            slopes: list[Any] = [parameter.grad for parameter in moved]
+            slope = torch.cat([one.reshape(-1) for one in slopes])
             return float(total), (units * slope).cpu().numpy()
 
         options = {"maxiter": LOW_RANK_STEPS, "maxcor": 30, "ftol": LOW_RANK_GAIN, "gtol": 0.0}
