@@ -187,7 +187,7 @@ def moons():
 
 
 def digits():
-    """The held-out digits of networks.md whose labels would tell most, and the one of each class that would tell least."""
+    """The held-out digits of networks.md whose labels would tell most, and one of each class that would tell least."""
     images, y = load_digits(return_X_y=True)
     parts = train_test_split(images / 16.0, y, test_size=0.25, random_state=0, stratify=y)
     x, test, y, test_y = (torch.tensor(part) for part in parts)
