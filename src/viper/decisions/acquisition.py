@@ -37,8 +37,8 @@ __all__ = [
     "UpperConfidenceBound",
 ]
 
-LEAST_VARIANCE = 1e-12  # of f, so that square roots have a gradient
-DRAWS = 256  # joint draws of a batch
+LEAST_LATENT_VARIANCE = 1e-12  # of f, so that square roots have a gradient
+BATCH_DRAWS = 256  # joint draws of a batch
 JITTERS = (0.0, 1e-10, 1e-8, 1e-6, 1e-4)  # relative to the mean variance
 
 
@@ -72,7 +72,8 @@ class Acquisition:
         self._known = Conditioned(self.latent, self.X_pending, self.reference)
 
     def _read_points(self, points: Any, name: str) -> Tensor:
-        x = points.detach() if isinstance(points, Tensor) else torch.from_numpy(read_array(points, name))
+        given = points.detach() if isinstance(points, Tensor) else torch.from_numpy(read_array(points, name))
+        x = given.to(self.latent.dtype)
         if x.ndim != 2 or (self.latent.columns is not None and x.shape[1] != self.latent.columns):
             wanted = f"points × {self.latent.columns or 'columns'}"
             raise ValueError(f"{name} must be {wanted}; got shape {tuple(x.shape)}.")
@@ -102,13 +103,13 @@ class Acquisition:
         reference = self._known.reference_covariance.diagonal() if self.reference is not None else mean.new_zeros(0)
         total = mean.new_zeros(len(mean))
         for i in range(mean.shape[1]):
-            variance = C[:, i, i].clamp(min=LEAST_VARIANCE)
+            variance = C[:, i, i].clamp(min=LEAST_LATENT_VARIANCE)
             total = total + self.of_point(mean[:, i], variance, across[:, i], reference, i)
             if i + 1 < mean.shape[1]:
                 h = label_precision(mean[:, i], variance)
                 scale = (h / (1.0 + h * variance))[:, None]
                 toward = across[:, i]
-                reference = (reference - scale * toward.square()).clamp(min=LEAST_VARIANCE)
+                reference = (reference - scale * toward.square()).clamp(min=LEAST_LATENT_VARIANCE)
                 across = across - (scale * C[:, i])[..., None] * toward[:, None]
                 C = after_label(C, i, h)
         return total
@@ -201,7 +202,7 @@ class LookAhead(Acquisition):
         ):
             shifted = known + slope * (there - mean)[:, None]
             smaller = reference - slope.square() * (variance - left)[:, None]
-            total = total - chance * self.measure(shifted, smaller.clamp(min=LEAST_VARIANCE)).mean(-1)
+            total = total - chance * self.measure(shifted, smaller.clamp(min=LEAST_LATENT_VARIANCE)).mean(-1)
         return total
 
 
@@ -274,12 +275,10 @@ class ImprovementAcquisition(Acquisition):
     """Asks where p may be above `best`; a batch by joint draws."""
 
     def __init__(
-        self, model: Any, best: float, *, draws: int = DRAWS, random_state: int = 0, pending: Any = None
+        self, model: Any, best: float, *, draws: int = BATCH_DRAWS, random_state: int = 0, pending: Any = None
     ) -> None:
         self.level = log_odds_of(best, "best")
-        if isinstance(draws, bool) or not isinstance(draws, int | np.integer) or draws < 1:
-            raise ValueError(f"draws must be a whole number, 1 or more; got {shown(draws)}.")
-        self.draws, self.random_state = int(draws), int(random_state)
+        self.draws, self.random_state = checked_draws(draws), int(random_state)
         super().__init__(model, pending=pending)
 
     def of_batch(self, joint: Joint) -> Tensor:
@@ -370,9 +369,9 @@ class PosteriorDraw(Acquisition):
 
 
 class MaximumInformation(Acquisition):
-    """H(E p) - E H(E[p | p ≤ p*]), in nats: what a label tells about the largest probability p*.
+    """H(E q) - E H(q) with q = E[p | p ≤ p*], in nats: what a label tells about the largest probability p*.
 
-    p* is drawn with f at reference points together; given p*, f is a normal cut off there, of which E s(f) is a
+    p* is drawn, by f at reference points together; given p*, f is a normal cut off there, of which E s(f) is a
     one-dimensional integral to 1e-12.
 
     Parameters
@@ -392,7 +391,7 @@ class MaximumInformation(Acquisition):
         super().__init__(model)
         points = self._read_points(reference, "reference")
         known = Conditioned(self.latent, None, points)
-        noise = np.random.default_rng(random_state).standard_normal((int(draws), len(points)))
+        noise = np.random.default_rng(random_state).standard_normal((checked_draws(draws), len(points)))
         root = root_of(known.reference_covariance)
         f = known.reference_mean + torch.from_numpy(noise).to(root) @ root.mT
         self.tops = f.amax(1).sort().values
@@ -406,7 +405,7 @@ class MaximumInformation(Acquisition):
         cut = g - expected_excess(mean, variance, tops) - torch.sigmoid(tops) * (1.0 - below)
         given = (cut / below.clamp(min=1e-6)).clamp(min=1e-12)
         given = torch.minimum(torch.minimum(given, torch.sigmoid(tops)), g)
-        return (answer_entropy(g) - answer_entropy(given).mean(0)).clamp(min=0.0)
+        return (answer_entropy(given.mean(0)) - answer_entropy(given).mean(0)).clamp(min=0.0)
 
 
 # --- formulas and checks ---
@@ -425,7 +424,7 @@ def entropy_of_side(z: Tensor) -> Tensor:
 
 def root_of(covariance: Tensor) -> Tensor:
     """A Cholesky factor, with as little jitter as it takes."""
-    level = covariance.diagonal(dim1=-2, dim2=-1).mean(-1).clamp(min=LEAST_VARIANCE)
+    level = covariance.diagonal(dim1=-2, dim2=-1).mean(-1).clamp(min=LEAST_LATENT_VARIANCE)
     eye = torch.eye(covariance.shape[-1], dtype=covariance.dtype, device=covariance.device)
     for jitter in JITTERS:
         root, info = torch.linalg.cholesky_ex(covariance + jitter * level[..., None, None] * eye)
@@ -447,6 +446,12 @@ def log_odds_of(probability: Any, name: str) -> float:
     if not 0.0 < p < 1.0:
         raise ValueError(f"{name} must lie strictly between 0 and 1; got {shown(probability)}.")
     return math.log(p) - math.log1p(-p)
+
+
+def checked_draws(draws: Any) -> int:
+    if isinstance(draws, bool) or not isinstance(draws, int | np.integer) or draws < 1:
+        raise ValueError(f"draws must be a whole number, 1 or more; got {shown(draws)}.")
+    return int(draws)
 
 
 def positive_number(value: Any, name: str) -> float:

@@ -4,7 +4,7 @@ import math
 import os
 from collections.abc import Callable
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,14 +19,13 @@ from viper.models.prediction import half_width
 from viper.models.saving import State
 from viper.softplus.normal import cdf
 
-if TYPE_CHECKING:
-    import pandas
-
 GOALS = ("maximise", "minimise", "threshold", "learn")
 OUTCOMES = ("binary", "real")
 REFERENCE = 512  # points over which look-aheads average
 REFERENCE_SEED = 20_240_607
-FEW_ROWS = 100  # up to which hyperparameters are searched for anew at every ask; then, whenever there are 10 % more
+SEARCHED_ROWS = (
+    100  # up to which hyperparameters are searched for anew at every ask; then, whenever there are 10 % more
+)
 MORE_ROWS = 1.1
 
 
@@ -38,7 +37,7 @@ class Best(NamedTuple):
     interval: tuple[float, float]
 
 
-class Estimate(NamedTuple):
+class PointEstimate(NamedTuple):
     """What is known at points."""
 
     mean: np.ndarray  # the probability of a yes; or the expected measurement
@@ -48,7 +47,7 @@ class Estimate(NamedTuple):
     feasible: np.ndarray | None = None  # the probability that a run does not fail
 
 
-class Progress(NamedTuple):
+class ExperimentProgress(NamedTuple):
     """How far an experiment is."""
 
     answers: int
@@ -125,9 +124,9 @@ class Experiment:
         self.goal, self.outcome, self.acquisition = goal, outcome, acquisition
         self.level = acquisitions.log_odds_of(threshold, "threshold")
         self.threshold = float(threshold)
-        self.initial = 2 * len(self.inputs) + 2 if initial is None else whole_number(initial, "initial", 1)
+        self.initial = 2 * len(self.inputs) + 2 if initial is None else checked_whole(initial, "initial", 1)
         self.stop = None if stop is None else acquisitions.positive_number(stop, "stop")
-        self.random_state = whole_number(random_state, "random_state", 0)
+        self.random_state = checked_whole(random_state, "random_state", 0)
         self._x = np.zeros((0, len(self.inputs)))  # numbers of the points with answers, in the order of the answers
         self._y = np.zeros(0)  # NaN for runs that failed
         self._pending = np.zeros((0, len(self.inputs)))
@@ -143,7 +142,7 @@ class Experiment:
 
         Points that were asked for before and have no answers yet are taken into account.
         """
-        count = 1 if n is None else whole_number(n, "n", 1)
+        count = 1 if n is None else checked_whole(n, "n", 1)
         found = np.stack([self._next() for _ in range(count)])
         return self.inputs.point(found[0]) if n is None else self.inputs.values(found)
 
@@ -250,14 +249,18 @@ class Experiment:
         """Points that await their answers."""
         return self.inputs.values(self._pending)
 
-    def estimate(self, x: Any, level: float = 0.95) -> Estimate:
+    def estimate(self, x: Any, level: float = 0.95) -> PointEstimate:
         """What is known at points: the probability of a yes with its interval, or a measurement with its interval."""
         columns = self.columns(x)
         z = half_width(level)
         if self.outcome == "real":
             moments = self._regression.predict(columns)
-            return Estimate(
-                moments.mean, moments.mean - z * moments.sd, moments.mean + z * moments.sd, None, self._feasible(columns)
+            return PointEstimate(
+                moments.mean,
+                moments.mean - z * moments.sd,
+                moments.mean + z * moments.sd,
+                None,
+                self._feasible(columns),
             )
         model = self.model
         low, high = model.predict_interval(columns, level).T
@@ -265,10 +268,10 @@ class Experiment:
         if self.goal == "threshold":
             mean, sd = model.predict_latent(columns)
             above = normal_cdf((mean - self.level) / sd)
-        return Estimate(model.predict_proba(columns)[:, 1], low, high, above)
+        return PointEstimate(model.predict_proba(columns)[:, 1], low, high, above)
 
     def best(self, level: float = 0.95) -> Best:
-        """The point with the largest expected p; or with the best measurement times the chance that the run succeeds."""
+        """The point with the largest expected p; or measurement, times the chance that the run succeeds."""
         if self.goal not in ("maximise", "minimise"):
             raise ValueError(f"best() needs goal='maximise'; got {self.goal!r}. Use estimate().")
         if self.outcome == "real":
@@ -289,7 +292,7 @@ class Experiment:
         """
         if self.outcome == "real":
             raise ValueError("information() is about yes/no answers; got outcome='real'. Watch best().")
-        worth = INFORMATION[self.goal](self)
+        worth = INFORMATION_SOUGHT[self.goal](self)
         return self.inputs.best(worth, self._seed(0), self._x)[1]
 
     @property
@@ -297,13 +300,13 @@ class Experiment:
         """Whether the best next answer is expected to tell less than `stop`; never without `stop`."""
         return self.stop is not None and len(self._x) >= self.initial and self.information() < self.stop
 
-    def progress(self) -> Progress:
+    def progress(self) -> ExperimentProgress:
         """Answers, points that await theirs, `information()`, and what is `left`.
 
         `left` is, for "threshold", the share of the space that is expected to be on the wrong side; for "maximise", how
         much larger the largest p is expected to be than that of `best()`; for "learn" the mean sd of p.
         """
-        return Progress(len(self._x), len(self._pending), self.information(), self._left())
+        return ExperimentProgress(len(self._x), len(self._pending), self.information(), self._left())
 
     def _left(self) -> float:
         columns = self._reference()
@@ -384,10 +387,10 @@ class Experiment:
 
         Constraints that are functions are not written; pass them to `viper.load(path, constraints=[...])`.
         """
-        write_tensors(path, experiment_file.KIND, *experiment_file.pack_experiment(self), overwrite)
+        write_tensors(path, experiment_file.EXPERIMENT, *experiment_file.pack_experiment(self), overwrite)
 
-    _kind = experiment_file.KIND
-    _check_header = staticmethod(experiment_file.check_header)
+    _kind = experiment_file.EXPERIMENT
+    _check_header = staticmethod(experiment_file.check_experiment)
     _required_objects = staticmethod(experiment_file.required_functions)
 
     @classmethod
@@ -422,7 +425,7 @@ ACQUISITIONS: dict[str, dict[str, Worth]] = {
     },
     "real": {"improvement": lambda e: e._gain()},
 }
-INFORMATION: dict[str, Worth] = {
+INFORMATION_SOUGHT: dict[str, Worth] = {
     "threshold": ACQUISITIONS["threshold"]["entropy"],
     "maximise": ACQUISITIONS["maximise"]["maximum-information"],
     "learn": ACQUISITIONS["learn"]["information"],
@@ -431,7 +434,7 @@ INFORMATION: dict[str, Worth] = {
 
 def searched_rows(n: int) -> int:
     """How many of n rows determine hyperparameters."""
-    k = FEW_ROWS
+    k = SEARCHED_ROWS
     if n <= k:
         return n
     while int(k * MORE_ROWS) <= n:
@@ -444,7 +447,7 @@ def normal_cdf(z: np.ndarray) -> np.ndarray:
     return p
 
 
-def whole_number(value: Any, name: str, least: int) -> int:
+def checked_whole(value: Any, name: str, least: int) -> int:
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
         raise ValueError(f"{name} must be a whole number from {least} on; got {shown(value)}.")
     return int(value)

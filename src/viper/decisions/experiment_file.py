@@ -30,13 +30,12 @@ from viper.data.schema import (
     numbers,
     or_none,
 )
-from viper.decisions.inputs import Choice, Inputs, Linear
-from viper.decisions.inputs import Range as InputRange
+from viper.decisions.inputs import ChoiceInput, Inputs, Linear, NumberInput
 from viper.errors import StorageError, shown
 from viper.models.saving import State
 
-KIND = "experiment"
-OPTIONS = Fields(
+EXPERIMENT = "experiment"
+EXPERIMENT_OPTIONS = Fields(
     {
         "goal": TEXT,
         "outcome": TEXT,
@@ -48,19 +47,19 @@ OPTIONS = Fields(
     }
 )
 IS_CHOICE = Value("choices", lambda x: type(x) is dict and set(x) == {"values"} and type(x["values"]) is list)
-INPUT = Either(IS_CHOICE, Fields({"low": NUMBER, "high": NUMBER, "integer": BOOLEAN, "log": BOOLEAN}))
-LINEAR = Fields({"weights": Items(NUMBER), "most": NUMBER})
-METADATA = Fields(
+INPUT_FIELDS = Either(IS_CHOICE, Fields({"low": NUMBER, "high": NUMBER, "integer": BOOLEAN, "log": BOOLEAN}))
+LINEAR_FIELDS = Fields({"weights": Items(NUMBER), "most": NUMBER})
+EXPERIMENT_METADATA = Fields(
     {
-        "options": OPTIONS,
+        "options": EXPERIMENT_OPTIONS,
         "names": or_none(Items(TEXT)),
-        "inputs": Items(INPUT),
-        "constraints": Items(or_none(LINEAR)),  # null for a function
+        "inputs": Items(INPUT_FIELDS),
+        "constraints": Items(or_none(LINEAR_FIELDS)),  # null for a function
         "asked": WHOLE,
     }
 )
 ANY_NUMBER = Range("finite, or NaN for a run that failed", lambda x: not bool(x.isinf().any()))
-RULES: dict[str, Numbers] = {
+EXPERIMENT_TENSORS: dict[str, Numbers] = {
     "x": numbers("nd"),
     "y": numbers("n", range=ANY_NUMBER),
     "pending": numbers("kd"),
@@ -81,7 +80,7 @@ def pack_experiment(experiment: Any) -> State:
         },
         "names": inputs.names,
         "inputs": [
-            {"values": list(part.values)} if isinstance(part, Choice) else part._asdict() for part in inputs.parts
+            {"values": list(part.values)} if isinstance(part, ChoiceInput) else part._asdict() for part in inputs.parts
         ],
         "constraints": [
             {"weights": list(one.weights), "most": one.most} if isinstance(one, Linear) else None
@@ -115,7 +114,7 @@ def unpack_experiment(cls: Any, state: State, objects: dict[str, Any]) -> Any:
     """The experiment whose `pack_experiment` returned this state."""
     metadata = state.metadata
     layouts = {name: Layout(x.dtype, tuple(x.shape), 0, 0) for name, x in state.tensors.items()}
-    check_tensors(check_header(layouts, metadata), state.tensors)
+    check_tensors(check_experiment(layouts, metadata), state.tensors)
     functions = list(objects["constraints"])
     constraints = [
         functions.pop(0) if one is None else Linear(tuple(one["weights"]), one["most"])
@@ -132,9 +131,7 @@ def unpack_experiment(cls: Any, state: State, objects: dict[str, Any]) -> Any:
 
 
 def stored_bounds(metadata: dict[str, Any]) -> Any:
-    parts = [
-        Choice(tuple(one["values"])) if "values" in one else InputRange(**one) for one in metadata["inputs"]
-    ]
+    parts = [ChoiceInput(tuple(one["values"])) if "values" in one else NumberInput(**one) for one in metadata["inputs"]]
     return parts if metadata["names"] is None else dict(zip(metadata["names"], parts, strict=True))
 
 
@@ -143,15 +140,15 @@ def check_points(inputs: Inputs, *points: np.ndarray) -> None:
     for numbers_ in points:
         for j, part in enumerate(inputs.parts):
             x = numbers_[:, j]
-            whole = isinstance(part, Choice) or part.integer
-            low, high = (0, len(part.values) - 1) if isinstance(part, Choice) else (part.low, part.high)
+            whole = isinstance(part, ChoiceInput) or part.integer
+            low, high = (0, len(part.values) - 1) if isinstance(part, ChoiceInput) else (part.low, part.high)
             if not ((x >= low) & (x <= high)).all() or (whole and (x != np.rint(x)).any()):
                 raise StorageError(f"points must lie within the bounds of {inputs.labels[j]}; got others.")
 
 
-def check_header(layouts: Mapping[str, Layout], metadata: dict[str, Any]) -> dict[str, Numbers]:
+def check_experiment(layouts: Mapping[str, Layout], metadata: dict[str, Any]) -> dict[str, Numbers]:
     """Raise a StorageError unless names, sizes and metadata are as they must be; return the rules for the numbers."""
-    METADATA.check(metadata, "")
+    EXPERIMENT_METADATA.check(metadata, "")
     names, inputs = metadata["names"], metadata["inputs"]
     for one in inputs:
         if "values" in one:
@@ -165,5 +162,5 @@ def check_header(layouts: Mapping[str, Layout], metadata: dict[str, Any]) -> dic
     for one in metadata["constraints"]:
         if one is not None and len(one["weights"]) != len(inputs):
             raise StorageError(f"a constraint must have {len(inputs)} weights; got {len(one['weights'])}.")
-    check_layouts(RULES, layouts, {"d": len(inputs)})
-    return RULES
+    check_layouts(EXPERIMENT_TENSORS, layouts, {"d": len(inputs)})
+    return EXPERIMENT_TENSORS

@@ -1,8 +1,8 @@
 """The inputs of an experiment: ranges, whole numbers and choices, as a user writes them and as a model sees them.
 
-A point has three forms. *Values* are the user's: a row of numbers, or of a table with names. *Numbers* are the same with
-the place of a choice in its list. *Units* lie in [0, 1): where candidates are drawn. A model sees *columns*: each range
-on [-√3, √3], so that points spread evenly have an sd of 1, and a 0/1 column for each choice.
+A point has three forms. *Values* are the user's: a row of numbers, or of a table with names. *Numbers* are the same
+with the place of a choice in its list. *Units* lie in [0, 1): where candidates are drawn. A model sees *columns*: each
+range on [-√3, √3], so that points spread evenly have an sd of 1, and a 0/1 column for each choice.
 """
 
 import math
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 HALF_WIDTH = math.sqrt(3.0)
 WORDS = ("integer", "log")
 SLACK = 1e-9  # of a range, by which rounding may put a point outside
-MOST_DRAWS = 1 << 17  # points drawn in search of some that keep the constraints
+MOST_POINTS_DRAWN = 1 << 17  # points drawn in search of some that keep the constraints
 CANDIDATES = 1024
 BEST = 6  # candidates around which the search goes on
 AROUND = 24  # points around each, in each round
@@ -29,7 +29,7 @@ SPREADS = (0.1, 0.03, 0.01, 0.003)  # sds of the rounds, in units
 OTHER_CHOICE = 0.15  # chance to try another choice
 
 
-class Range(NamedTuple):
+class NumberInput(NamedTuple):
     """Numbers from low to high."""
 
     low: float
@@ -73,7 +73,7 @@ class Range(NamedTuple):
         return round(number) if self.integer else float(number)
 
 
-class Choice(NamedTuple):
+class ChoiceInput(NamedTuple):
     """One of several values without an order."""
 
     values: tuple[Any, ...]
@@ -123,7 +123,7 @@ class Inputs:
         if len(set(self.labels)) < len(self.labels):
             raise ValueError(f"inputs must have different names; got {shown(self.labels)}.")
         self.parts = [read_input(one, label) for one, label in zip(given, self.labels, strict=True)]
-        if self.names is None and any(isinstance(part, Choice) for part in self.parts):
+        if self.names is None and any(isinstance(part, ChoiceInput) for part in self.parts):
             raise ValueError('bounds with choices must name them; got a list. Write {"catalyst": ["a", "b"]}.')
         alone = callable(constraints) or (isinstance(constraints, tuple) and len(constraints) == 2)
         self.constraints = [self.read_constraint(one) for one in ([constraints] if alone else as_list(constraints))]
@@ -158,7 +158,7 @@ class Inputs:
         if len(numbers[0]) != len(self) or not np.isfinite([*numbers[0], numbers[1]]).all():
             raise ValueError(f"a constraint must have {len(self)} finite weights; got {shown(list(numbers[0]))}.")
         used = [part for part, weight in zip(self.parts, numbers[0], strict=True) if weight]
-        if any(isinstance(part, Choice) for part in used):
+        if any(isinstance(part, ChoiceInput) for part in used):
             raise ValueError("a linear constraint must be about numbers; got a choice. Pass a function of a point.")
         return Linear(*numbers)
 
@@ -241,11 +241,11 @@ class Inputs:
         engine = torch.quasirandom.SobolEngine(len(self), scramble=True, seed=seed)
         found: list[np.ndarray] = []
         drawn, size = 0, max(64, count)
-        while sum(map(len, found)) < count and drawn < MOST_DRAWS:
+        while sum(map(len, found)) < count and drawn < MOST_POINTS_DRAWN:
             numbers = self.numbers(engine.draw(size, dtype=torch.float64).numpy())
             found.append(numbers[self.allowed(numbers)] if self.constraints else numbers)
             drawn += size
-            size = min(4 * size, MOST_DRAWS - drawn) or 1
+            size = min(4 * size, MOST_POINTS_DRAWN - drawn) or 1
         points = np.concatenate(found)[:count]
         if not len(points):
             raise ValueError(f"constraints must leave points to ask for; got none among {drawn:,}. Loosen them.")
@@ -257,7 +257,7 @@ class Inputs:
         step = sd * generator.standard_normal(units.shape)
         other = generator.random(units.shape)
         for j, part in enumerate(self.parts):
-            if isinstance(part, Choice):
+            if isinstance(part, ChoiceInput):
                 step[:, j] = 0.0
                 change = generator.random(len(units)) < OTHER_CHOICE
                 units[change, j] = other[change, j]
@@ -291,9 +291,9 @@ def as_list(given: Any) -> list[Any]:
     return list(given)
 
 
-def read_input(given: Any, name: str) -> Range | Choice:
+def read_input(given: Any, name: str) -> NumberInput | ChoiceInput:
     """(low, high), (low, high, "integer"), (low, high, "log"), or a list of choices."""
-    if isinstance(given, Range | Choice):
+    if isinstance(given, NumberInput | ChoiceInput):
         return given
     if isinstance(given, list) and not (len(given) == 2 and all(is_real(x) for x in given)):
         values = tuple(x.item() if isinstance(x, np.generic) else x for x in given)
@@ -301,7 +301,7 @@ def read_input(given: Any, name: str) -> Range | Choice:
             raise ValueError(f"choices of {name} must be two or more, all different; got {shown(given)}.")
         if not all(isinstance(x, str | Real) for x in values):
             raise TypeError(f"choices of {name} must be texts or numbers; got {shown(given)}.")
-        return Choice(values)
+        return ChoiceInput(values)
     if not isinstance(given, tuple | list | np.ndarray) or len(given) < 2 or not all(map(is_real, given[:2])):
         raise TypeError(f"bounds of {name} must be (low, high) or a list of choices; got {shown(given)}.")
     low, high = float(given[0]), float(given[1])
@@ -314,7 +314,7 @@ def read_input(given: Any, name: str) -> Range | Choice:
         raise ValueError(f"bounds of {name} must be positive for a log scale; got ({low:g}, {high:g}).")
     if "integer" in words and (low != round(low) or high != round(high)):
         raise ValueError(f"bounds of {name} must be whole numbers; got ({low:g}, {high:g}).")
-    return Range(low, high, "integer" in words, "log" in words)
+    return NumberInput(low, high, "integer" in words, "log" in words)
 
 
 def is_real(x: Any) -> bool:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from viper.softplus.expectation import expected_softplus
 
-LEAST_CURVATURE = 1e-12
+LEAST_PRECISION = 1e-12
 
 
 class Joint(NamedTuple):
@@ -37,6 +37,7 @@ class LatentModel(Protocol):
     """A model as acquisition functions see it."""
 
     columns: int | None
+    dtype: torch.dtype
 
     def fixed(self, Z: Tensor) -> FixedPoints:
         """Points to condition on or to average over."""
@@ -51,6 +52,7 @@ class EstimatorLatent:
     def __init__(self, model: Any) -> None:
         self.process = model._process()
         self.columns: int | None = int(model.n_features_in_)
+        self.dtype = torch.float64
 
     def fixed(self, Z: Tensor) -> FixedPoints:
         with torch.no_grad():
@@ -71,12 +73,14 @@ class ModuleLatent:
     def __init__(self, model: Any) -> None:
         self.model = model.eval()
         self.columns: int | None = None
+        self.dtype = next((x.dtype for x in model.parameters()), torch.float64)
 
     def distribution(self, X: Tensor) -> tuple[Tensor, Tensor]:
         found = self.model(X)
-        if not hasattr(found, "covariance_matrix") or found.mean.shape != X.shape[:-1]:
-            got = f"{type(found).__name__} of shape {tuple(getattr(found, 'mean', X[..., 0]).shape)}"
-            raise ValueError(f"model must return a MultivariateNormal with one value a point; got {got}.")
+        if not hasattr(found, "covariance_matrix"):
+            raise ValueError(f"model must return a MultivariateNormal; got {type(found).__name__}.")
+        if found.mean.shape != X.shape[:-1]:
+            raise ValueError(f"model must have one f a point; got shape {tuple(found.mean.shape)}. Use one output.")
         return found.mean, found.covariance_matrix
 
     def fixed(self, Z: Tensor) -> FixedPoints:
@@ -150,7 +154,7 @@ def label_precisions(mean: Tensor, covariance: Tensor) -> Tensor:
 
 def label_precision(mean: Tensor, variance: Tensor) -> Tensor:
     """h = E s'(f)."""
-    return expected_softplus(mean, variance.clamp(min=0.0)).curvature.clamp(min=LEAST_CURVATURE)
+    return expected_softplus(mean, variance.clamp(min=0.0)).curvature.clamp(min=LEAST_PRECISION)
 
 
 def after_label(covariance: Tensor, i: int, h: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ import scipy.optimize
 import torch
 from torch import Tensor
 
+from viper.gp.joint import LEAST_SQUARE
 from viper.gp.kernels import LENGTH_SPREAD, TYPICAL_LENGTH, matern52_shape
 from viper.softplus.normal import expected_relu
 
@@ -21,7 +22,6 @@ TYPICAL_OUTPUT, OUTPUT_SPREAD = 1.0, 1.0
 TYPICAL_NOISE, NOISE_SPREAD = 0.01, 2.0
 LEAST_NOISE = 1e-6  # so that K has a Cholesky factor where points repeat
 STARTS = ((0.0, 0.0), (-0.7, -3.0), (0.7, 2.0))  # of the logs of lengthscales and noise, from their medians
-LEAST_SQUARE = 1e-30
 
 
 class Moments(NamedTuple):

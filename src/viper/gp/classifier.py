@@ -58,7 +58,7 @@ from viper.gp.average import (
 from viper.gp.classes.fitting import FittedProcesses, class_residual_cost, fit_processes, projected, update_processes
 from viper.gp.classes.mixture import ClassProcesses, Projections
 from viper.gp.classes.summary import class_hyperparameter_table
-from viper.gp.joint import JointFeatures
+from viper.gp.joint import JointFeatures, LatentProcess
 from viper.gp.kernels import (
     LENGTHSCALES,
     PRIORS,
@@ -70,7 +70,6 @@ from viper.gp.kernels import (
     make_mean,
     weight_columns,
 )
-from viper.gp.latent import LatentProcess
 from viper.gp.mean_uncertainty import intervals_too_narrow_by, warn_of_narrow_intervals
 from viper.gp.model import LARGEST_JITTER, Features, InducedSource, InducedView, Observations, Scaler, SparseGP
 from viper.gp.online import PLACED_ROWS, as_start, with_more_points, with_more_values
@@ -867,9 +866,7 @@ class VariationalGPClassifier(
         mean = mean if rows.offset is None else mean + rows.offset
         return mean.numpy(), K.numpy(), rows.label.numpy(), None if rows.weight is None else rows.weight.numpy()
 
-    def predict_latent(  # type: ignore[override]
-        self, X: Any, offset: Any = None, *, return_cov: bool = False
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def predict_latent(self, X: Any, offset: Any = None, *, return_cov: bool = False) -> tuple[np.ndarray, np.ndarray]:
         """Posterior mean and standard deviation of the log-odds f(x), per row; or their mean and covariance.
 
         Parameters

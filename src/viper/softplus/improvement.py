@@ -18,8 +18,8 @@ from viper.softplus.mixture_table import MIXTURES
 from viper.softplus.normal import SQRT_2PI, cdf, pdf
 
 NODES = 64
-WIDEST = 1.0  # τ up to which the first integral is taken
-REACH = 8.6  # sds beyond which a normal is below 1e-16
+WIDEST_SD = 1.0  # τ up to which the first integral is taken
+NORMAL_REACH = 8.6  # sds beyond which a normal is below 1e-16
 DECAY = 37.0  # in the exponent, from the lower end to where the integrand has fallen by 1e-16
 STEEPEST = 3.2  # of the nodes of tanh-sinh
 
@@ -28,7 +28,7 @@ def expected_excess(mean: Tensor, variance: Tensor, level: Tensor) -> Tensor:
     """E max(s(f) - s(level), 0) for f ~ N(mean, variance), elementwise; differentiable."""
     mean, variance, level = torch.broadcast_tensors(mean, variance, level)
     sd = variance.clamp(min=torch.finfo(variance.dtype).tiny).sqrt()
-    narrow = sd <= WIDEST
+    narrow = sd <= WIDEST_SD
     # the branch that is not taken gets an sd of 1, so that its gradients are finite
     by_nodes = excess_by_nodes(mean, torch.where(narrow, sd, 1.0), level)
     by_levels = excess_by_levels(mean, torch.where(narrow, 1.0, sd), level)
@@ -38,8 +38,8 @@ def expected_excess(mean: Tensor, variance: Tensor, level: Tensor) -> Tensor:
 def excess_by_nodes(mean: Tensor, sd: Tensor, level: Tensor) -> Tensor:
     """The integral over z, from max(z₀, -8.6) to where the density has fallen by 1e-16."""
     z, w = (x.to(mean).reshape(-1, *[1] * mean.ndim) for x in unit_nodes())
-    start = ((level - mean) / sd).clamp(min=-REACH)
-    end = torch.where(start > 0.0, (start.clamp(min=0.0).square() + 2.0 * DECAY).sqrt(), REACH)
+    start = ((level - mean) / sd).clamp(min=-NORMAL_REACH)
+    end = torch.where(start > 0.0, (start.clamp(min=0.0).square() + 2.0 * DECAY).sqrt(), NORMAL_REACH)
     at = start + (end - start) * z
     f = mean + sd * at
     # s(f) - s(b) = s(f) s(-b) (1 - e^{b - f})
