@@ -463,7 +463,7 @@ class VariationalGPClassifier(
 
     @property
     def _choices(self) -> Choices:
-        return Choices(self, self._columns(), len(getattr(self, "classes_", ())))
+        return Choices(self, len(getattr(self, "classes_", ())))
 
     @property
     def _case(self) -> Case:
@@ -651,9 +651,6 @@ class VariationalGPClassifier(
             table.attrs["inducing_cost"] = self.inducing_cost_
         return table
 
-    def _columns(self) -> list[str]:
-        return [str(name) for name in getattr(self, "feature_names_in_", [f"x{j}" for j in range(self.n_features_in_)])]
-
     @for_two_classes
     def term_effects(self, X: Any = None, *, points: int = 41, level: float = 0.95) -> list[TermEffect]:
         """What each column, and each pair, adds to the log-odds: for ``kernel="additive"``.
@@ -679,7 +676,7 @@ class VariationalGPClassifier(
         few = known if known.rows <= PLACED_ROWS else known.sample(PLACED_ROWS, np.random.default_rng(0))
         rows = Observations.from_arrays(few.in_memory()).inputs.numpy()
         z = half_width(level)
-        return effects_of_terms(self.model_, self.posterior_, self._scaler, rows, self._columns(), int(points), z)
+        return effects_of_terms(self.model_, self.posterior_, self._scaler, rows, self._choices.names, int(points), z)
 
     # -----------------------------------------------------------------------------------------------------------------
     # Storage and scikit-learn

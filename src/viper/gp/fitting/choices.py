@@ -36,15 +36,19 @@ class Before(NamedTuple):
 
 @dataclass(frozen=True)
 class Choices:
-    """The options of an estimator, for rows of named columns and so many classes."""
+    """The options of an estimator, for the columns and classes of its rows."""
 
     options: Any  # the estimator
-    names: list[str]
     classes: int
 
     @property
     def columns(self) -> int:
-        return len(self.names)
+        return int(self.options.n_features_in_)
+
+    @property
+    def names(self) -> list[str]:
+        """Those of the columns."""
+        return [str(x) for x in getattr(self.options, "feature_names_in_", [f"x{j}" for j in range(self.columns)])]
 
     @property
     def diagonal(self) -> bool:
