@@ -23,9 +23,7 @@ GOALS = ("maximise", "minimise", "threshold", "learn")
 OUTCOMES = ("binary", "real")
 REFERENCE = 512  # points over which look-aheads average
 REFERENCE_SEED = 20_240_607
-SEARCHED_ROWS = (
-    100  # up to which hyperparameters are searched for anew at every ask; then, whenever there are 10 % more
-)
+EVERY_TIME = 100  # up to which hyperparameters are searched for anew at every ask; then, whenever there are 10 % more
 MORE_ROWS = 1.1
 
 
@@ -434,7 +432,7 @@ INFORMATION_SOUGHT: dict[str, Worth] = {
 
 def searched_rows(n: int) -> int:
     """How many of n rows determine hyperparameters."""
-    k = SEARCHED_ROWS
+    k = EVERY_TIME
     if n <= k:
         return n
     while int(k * MORE_ROWS) <= n:

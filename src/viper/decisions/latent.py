@@ -13,7 +13,7 @@ from torch import Tensor
 
 from viper.softplus.expectation import expected_softplus
 
-LEAST_PRECISION = 1e-12
+LEAST_LABEL_PRECISION = 1e-12
 
 
 class Joint(NamedTuple):
@@ -154,7 +154,7 @@ def label_precisions(mean: Tensor, covariance: Tensor) -> Tensor:
 
 def label_precision(mean: Tensor, variance: Tensor) -> Tensor:
     """h = E s'(f)."""
-    return expected_softplus(mean, variance.clamp(min=0.0)).curvature.clamp(min=LEAST_PRECISION)
+    return expected_softplus(mean, variance.clamp(min=0.0)).curvature.clamp(min=LEAST_LABEL_PRECISION)
 
 
 def after_label(covariance: Tensor, i: int, h: Tensor) -> Tensor:
