@@ -117,18 +117,18 @@ class GaussianLogits(torch.nn.Module):
 def softmax_moments(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """η, g and h of the expected log-sum-exp, to the accuracy of the dtype; in compiled code only η has a gradient."""
     if torch.compiler.is_compiling():
-        return compiled_moments(mean, variance)
+        return graph_moments(mean, variance)
     tolerance = DOUBLE_TOLERANCE if mean.dtype == torch.float64 else SINGLE_TOLERANCE
     return expected_logsumexp(mean, variance, tolerance=tolerance)[:3]
 
 
 @torch.library.custom_op("viper::softmax_moments", mutates_args=())  # its nodes depend on the values
-def compiled_moments(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def graph_moments(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """`softmax_moments` as one node of a graph."""
     return softmax_moments(mean, variance)
 
 
-@compiled_moments.register_fake
+@graph_moments.register_fake
 def shapes_of_moments(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """What compiled code knows before it runs."""
     return mean.new_empty(mean.shape[:-1]), torch.empty_like(mean), torch.empty_like(mean)
@@ -144,7 +144,7 @@ def pull_value(ctx: Any, to_value: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     return to_value[..., None] * slope, 0.5 * to_value[..., None] * curvature
 
 
-compiled_moments.register_autograd(pull_value, setup_context=keep_moments)
+graph_moments.register_autograd(pull_value, setup_context=keep_moments)
 
 
 # --- reading the arguments ---
