@@ -14,6 +14,7 @@ The last table is of `LogitHead.fit` alone: 50,000 rows of 512 features, ten cla
 import math
 import time
 from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -26,7 +27,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.nn.utils.parametrizations import spectral_norm
 
-from benchmarks.table import Page, Table, machine
+from benchmarks.table import Page, Table, machine, seconds
 from viper.nn import BayesianLinear, BayesianNetwork, GaussianProcessHead, LogitHead, MomentReLU
 
 WIDTH, BATCH, RATE, EPOCHS = 64, 128, 1e-2, 100
@@ -285,17 +286,13 @@ def features_of(kind: str, rows: int, columns: int, classes: int) -> tuple[Tenso
 
 def post_hoc_table(quick: bool, device: str) -> Table:
     """`LogitHead.fit` on features alone."""
-    torch.set_num_threads(2)
     rows: list[list[str | float]] = []
     for kind in ("normal", "ReLU"):
         x, y = features_of(kind, *((2000, 300, 4) if quick else (50_000, 512, 10)))
         for covariance in ("full", "diagonal"):
             head = LogitHead(x.shape[1], int(y.max()) + 1, covariance=covariance)
-            began, busy = time.perf_counter(), time.process_time()
-            head.fit(x, y, verbose=False)
-            took, busy = time.perf_counter() - began, time.process_time() - busy
-            rows.append([kind, covariance, took, busy])
-    return Table(POST_HOC, ["features", "covariance", "seconds", "processor seconds"], rows, [machine(device)])
+            rows.append([kind, covariance, seconds(partial(head.fit, x, y, verbose=False), device)])
+    return Table(POST_HOC, ["features", "covariance", "processor seconds"], rows, [machine(device)])
 
 
 def run(quick: bool, device: str, tables: str | None = None) -> Page:

@@ -21,9 +21,11 @@ from viper.inference.classes.sums import (
     softmax_classes,
 )
 from viper.inference.kernels.compiled import MOST_COMPILED
+from viper.inference.memory import machine_memory
 from viper.inference.problem import Prior
 from viper.inference.rows import Gram, RowSource, add_up
 
+COPY_SHARE = 0.1  # of the machine's memory, for X in float32
 HESSIAN_ENTRIES = 1 << 23  # of the rows of a source outside this process whose Hessian stands for that of all rows
 
 
@@ -66,13 +68,14 @@ class ClassProblem:
 
     def in_float32(self) -> "ClassProblem":
         """The same with X in float32 where a pass is little else than products of large matrices; otherwise itself."""
-        large = self.source.dimension > MOST_COMPILED and not self.diagonal
-        if not large or not self.here or self.source.traits.sparse:
+        rows, d = self.source.rows, self.source.dimension
+        fits = self.here and 4 * rows * d <= COPY_SHARE * machine_memory()
+        if d <= MOST_COMPILED or self.diagonal or self.source.traits.sparse or not fits:
             return self
-        rows = self.source.in_memory()
-        light: list[Any] = [block.design.single() for block in rows.blocks()]
+        arrays = self.source.in_memory()
+        light: list[Any] = [block.design.single() for block in arrays.blocks()]
         X = torch.cat([design.matrix for design in light])
-        return replace(self, source=replace(rows, features=X, dtype=torch.float32))
+        return replace(self, source=replace(arrays, features=X, dtype=torch.float32))
 
     def given_variances(self, q: Star) -> "ClassProblem":
         """The same with the τ² of q as those of the rows, so that only the means are left to choose."""
