@@ -23,6 +23,7 @@ from viper.softplus.quadrature import node_sets
 MOST_COMPILED = 256  # columns: with one vector of sums each, they still fit in the cache
 MOST_DIAGONAL = 4096  # columns without matrices of that size, so that a tile of rows still fits in the cache
 WORK_OF_THREAD = 1 << 21  # products per thread, about 0.2 ms: below that, starting one takes longer than it saves
+BUILT = "_rows_512", "_rows"  # with AVX-512, and for every machine
 GRAMS = {"none": 0, "full": 1, "diagonal": 2}  # as in _rows.c
 LEAST_WIDE = 64  # columns from which rows are read as they are, without a transposition
 COUNT, SIZE, ADDRESS = ctypes.c_int, ctypes.c_ssize_t, ctypes.c_void_p
@@ -53,13 +54,18 @@ class Library(NamedTuple):
 
 @cache
 def library() -> Library | None:
-    """Return the functions of _rows.c, or None if it was not built, cannot run on this machine, or fails its check."""
-    built = find_spec("viper.inference.kernels._rows")
+    """Return the functions of _rows.c for the widest vectors that this machine has, or None."""
+    return next((found for name in BUILT if (found := load_library(name)) is not None), None)
+
+
+def load_library(name: str) -> Library | None:
+    """Return the functions of one build, or None if it is missing, cannot run on this machine, or fails its check."""
+    built = find_spec(f"viper.inference.kernels.{name}")
     if built is None or built.origin is None:
         return None
     try:
         code = ctypes.CDLL(built.origin)
-        functions = Library(*(getattr(code, name) for name in ARGUMENTS))
+        functions = Library(*(getattr(code, function) for function in ARGUMENTS))
     except (OSError, AttributeError):
         return None
     for function, kinds in zip(functions, ARGUMENTS.values(), strict=True):
