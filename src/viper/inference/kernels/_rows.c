@@ -33,6 +33,7 @@
 #endif
 #endif
 #define TILE 96 /* rows: a multiple of 12 vectors, so that three or four at a time leave no rest */
+#define AHEAD (2 * TILE) /* rows: how far ahead columns are fetched, each a piece of memory of its own */
 #define PIECE 4032 /* rows summed by one thread at a time: a multiple of TILE */
 #define THREADS_MOST 256
 #define VECTORS (TILE / LANES)
@@ -220,8 +221,11 @@ INLINE void read_tile(const problem *p, ptrdiff_t start, int rows, tile *t) {
         turned = p->columns;
     }
     if (p->row_stride == 1)
-        for (; turned < p->columns; turned++)
-            memcpy(t->x[turned], X + turned * p->column_stride, sizeof(double) * rows);
+        for (; turned < p->columns; turned++) {
+            const double *from = X + turned * p->column_stride;
+            for (int r = 0; r < TILE; r += LINE) __builtin_prefetch(from + AHEAD + r, 0, 2);
+            memcpy(t->x[turned], from, sizeof(double) * rows);
+        }
     for (int k = turned; k < p->columns; k++)
         for (int r = 0; r < rows; r++) ((double *)t->x[k])[r] = X[r * p->row_stride + k * p->column_stride];
     if (p->size > p->columns)
