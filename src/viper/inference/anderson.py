@@ -97,8 +97,8 @@ class Mixing:
 def mixing_weights(changes: np.ndarray, residual: np.ndarray) -> tuple[np.ndarray, float] | None:
     """Return the γ that minimises |r - Cγ|², and this minimum; `changes` are overwritten.
 
-    None if γ is too large because the columns of C are nearly dependent. LAPACK is called directly, which takes half the
-    time of torch's function for so few columns; below γ, it leaves what remains of r in other coordinates.
+    None if γ is too large because the columns of C are nearly dependent. LAPACK is called directly, which takes half
+    the time of torch's function for so few columns; below γ, it leaves what remains of r in other coordinates.
     """
     entries, count = changes.shape
     if count > entries:
