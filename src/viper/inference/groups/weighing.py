@@ -63,6 +63,7 @@ class GroupWeighedFit:
     spread: np.ndarray  # posterior covariance of θ, t × t
     keeps: bool = False  # whether to keep `moments`
     moments: GroupMoments | None = field(default=None, init=False)  # of all groups given each draw
+    elbo: float = field(default=math.nan, init=False)  # with θ integrated out: what the mixture says of the evidence
     posterior: Any = None
     sparse: bool = False
 
@@ -115,7 +116,8 @@ class GroupWeighedFit:
             draws[point.part], log_ratio[point.part] = np.c_[point.border, tiled(point.theta, value)], value
             top = max(top, point.value)
         # ∫ p(y, θ) dθ is about the maximum times |2π Var(θ)|^½
-        log_ratio += top + 0.5 * np.linalg.slogdet(2.0 * math.pi * self.spread)[1]
+        self.elbo = top + 0.5 * float(np.linalg.slogdet(2.0 * math.pi * self.spread)[1])
+        log_ratio += self.elbo
         log_evidence = float(np.logaddexp.reduce(log_ratio)) - math.log(count)
         return torch.from_numpy(draws), torch.from_numpy(log_ratio - log_evidence), log_evidence
 
