@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from viper.inference.classes.importance import ClassWeighedFit
+from viper.inference.groups.weighing import GroupWeighedFit
 from viper.inference.posterior import Posterior, latent, prior_log_density
 from viper.inference.problem import Prior
 from viper.inference.rows import Block, RowSource, reported_sum
@@ -167,7 +168,7 @@ class WeighedFit(NamedTuple):
 
 
 def weigh(
-    fits: Sequence[WeighedFit | ClassWeighedFit],
+    fits: Sequence["WeighedFit | ClassWeighedFit | GroupWeighedFit"],
     elbo: float,
     covariance: str,
     count: int,

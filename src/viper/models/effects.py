@@ -319,7 +319,11 @@ def changeable_rows(model: Any, X: Any) -> NamedRows | PlainRows:
         raise ValueError(
             f"effects need rows in memory; got {type(X).__name__}. Pass a DataFrame or array, such as some of the rows."
         )
-    named = hasattr(model, "formula_") or hasattr(model, "factors_") or (hasattr(model, "feature_names_in_") and hasattr(X, "columns"))
+    named = (
+        hasattr(model, "formula_")
+        or hasattr(model, "factors_")
+        or (hasattr(model, "feature_names_in_") and hasattr(X, "columns"))
+    )
     rows = NamedRows(model, X) if named else PlainRows(X)
     if not len(rows):
         raise ValueError("effects need at least one row to average over; got none.")

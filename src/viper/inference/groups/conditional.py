@@ -108,7 +108,9 @@ class GroupIntegrals:
         return -0.5 * np.einsum("gsi,ij,gsj->gs", b, self.precision, b, optimize=True)
 
     def moments(self) -> GroupMoments:
-        mean = sum(share[..., None] * b for share, b in zip(np.moveaxis(self.shares, -1, 0), self.places(), strict=True))
+        mean = sum(
+            share[..., None] * b for share, b in zip(np.moveaxis(self.shares, -1, 0), self.places(), strict=True)
+        )
         covariance = np.zeros((*mean.shape, mean.shape[-1]))
         for share, b in zip(np.moveaxis(self.shares, -1, 0), self.places(), strict=True):
             by = b - mean
@@ -150,4 +152,3 @@ def drawn_border(q: Effects, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]
     log_scale = -float(np.log(np.diagonal(root)).sum())
     constant = 0.5 * noise.shape[1] * math.log(2.0 * math.pi)
     return q.mean.border + moved, -0.5 * np.square(noise).sum(1) - constant - log_scale
-

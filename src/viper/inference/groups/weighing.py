@@ -65,6 +65,7 @@ class GroupWeighedFit:
     moments: GroupMoments | None = field(default=None, init=False)  # of all groups given each draw
     elbo: float = field(default=math.nan, init=False)  # with θ integrated out: what the mixture says of the evidence
     posterior: Any = None
+    source: Any = None
     sparse: bool = False
 
     def points(self, count: int, generator: np.random.Generator) -> Iterator[PointDraws]:

@@ -5,7 +5,7 @@ independent,
 
     b_g | w ~ N(μ_g + T_g (w - m), R_g),      T_g = Cov(b_g, w) S⁻¹,      R_g = Var b_g - T_g Cov(w, b_g),
 
-which has the moments of the mixture wherever a group meets the border, and is the mixture's own form if it has one point.
+which has the moments of the mixture wherever a group meets the border. A mixture of one point has this form.
 """
 
 from collections.abc import Callable
@@ -73,7 +73,7 @@ class AllEffects:
     def spread(self, design: Matrix) -> Tensor:
         """diag(A Σ Aᵀ) = |Fᵀ(a_w + Tᵀa_g)|² + |Lᵀa_g|²."""
         assert isinstance(design, Dense | Sparse)
-        A = design.matrix.numpy() if isinstance(design, Dense) else design.matrix
+        A: Any = design.matrix.numpy() if isinstance(design, Dense) else design.matrix
         d = len(self.root)
         border, groups = A[:, :d], A[:, d:]
         moved = (border.toarray() if scipy.sparse.issparse(border) else border) + groups @ self.ties
@@ -85,8 +85,8 @@ class AllEffects:
 class GroupEffectsMixin(EffectsMixin):
     """`average`, `contrast` and `slopes` for rows in groups.
 
-    Columns of groups may be given values by `at`, and compared by `contrast`: known groups, or "new" for a new one, whose
-    effect is averaged over. So ``at={"hospital": "new"}`` is what to expect in a hospital that was not in the fit.
+    Columns of groups may be given values by `at`, and compared by `contrast`: known groups, or "new" for a new one,
+    whose effect is averaged over. So ``at={"hospital": "new"}`` is what to expect in a hospital that is new.
     """
 
     posterior_: Any

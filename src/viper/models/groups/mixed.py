@@ -334,6 +334,11 @@ class VariationalMixedRegression(
         return len(self._points["points.weight"])
 
     @property
+    def objective_(self) -> float:
+        """What the fit maximised, given the variance components: the ELBO itself."""
+        return self.elbo_
+
+    @property
     def elbo_bound_(self) -> float:
         """A lower bound on `elbo_` that allows for the errors of its sums, at most 1e-9 a row."""
         return self.elbo_ - 1e-9 * float(self.factors_[0].rows.sum()) - 1e-12 * abs(self.elbo_)
@@ -494,7 +499,7 @@ class VariationalMixedRegression(
         return mean, variance
 
     def _known_factors(self, design: np.ndarray, table: "pandas.DataFrame") -> tuple[list[Factor], np.ndarray]:
-        """The factors of rows in the posterior's order, zero where a group is new; and the variance of new ones, K × n."""
+        """The factors in the posterior's order, zero in rows of new groups, and the variance of those, K × n."""
         factors, extra = [], np.zeros((self.points_, len(design)))
         thetas = self._points["points.theta"].numpy()
         at = 0

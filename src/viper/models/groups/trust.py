@@ -18,7 +18,7 @@ from viper.inference.importance import SEED, Diagnosis, WeightedDraws, weigh
 from viper.inference.progress import StepProgress
 from viper.models.arviz import LARGEST_POINTWISE, arviz_container, by_chain, coefficient_draws, count_draws
 from viper.models.diagnosis import LATENT_DRAWS, CorrectedPosterior, DiagnosisMixin, summary_frame
-from viper.models.groups.reading import TakesGroups, InGroups, ReadRows
+from viper.models.groups.reading import InGroups, ReadRows, TakesGroups
 from viper.models.groups.tables import component_draws, component_frame
 from viper.models.loo import ROWS_AT_ONCE, LeaveOneOut, leave_one_out_of, weighted_rows
 
@@ -101,7 +101,7 @@ class GroupTrustMixin(TakesGroups, DiagnosisMixin):
     def _codes(self, factor: Any, table: "pandas.DataFrame") -> np.ndarray:
         raise NotImplementedError
 
-    def diagnose(  # type: ignore[override]
+    def diagnose(
         self,
         X: Any = None,
         y: Any = None,
@@ -121,7 +121,7 @@ class GroupTrustMixin(TakesGroups, DiagnosisMixin):
         """
         return self._weighed(InGroups(X, groups), y, sample_weight, offset, draws, random_state)[1]
 
-    def corrected(  # type: ignore[override]
+    def corrected(
         self,
         X: Any = None,
         y: Any = None,
@@ -134,8 +134,8 @@ class GroupTrustMixin(TakesGroups, DiagnosisMixin):
     ) -> CorrectedGroups:
         """Return the exact posterior as weighted draws, with the same summaries and predictions as the estimator.
 
-        It uses the same rows and draws as `diagnose`. Variance components keep the values of the mixture, with corrected
-        weights.
+        It uses the same rows and draws as `diagnose`. Variance components keep the values of the mixture; their weights
+        are corrected.
         """
         weighted, diagnosis, moments = self._weighed(
             InGroups(X, groups), y, sample_weight, offset, draws, random_state, keeps=True
@@ -208,7 +208,7 @@ class GroupTrustMixin(TakesGroups, DiagnosisMixin):
 
     # --- leave-one-out ---
 
-    def loo(  # type: ignore[override]
+    def loo(
         self,
         X: Any = None,
         y: Any = None,
@@ -264,7 +264,7 @@ class GroupTrustMixin(TakesGroups, DiagnosisMixin):
 
     # --- draws ---
 
-    def to_arviz(  # type: ignore[override]
+    def to_arviz(
         self,
         X: Any = None,
         y: Any = None,
@@ -345,7 +345,7 @@ class GroupTrustMixin(TakesGroups, DiagnosisMixin):
 
     # --- predictions from draws ---
 
-    def _summarise_draws(  # type: ignore[override]
+    def _summarise_draws(
         self,
         X: Any,
         offset: Any,
