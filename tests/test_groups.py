@@ -321,7 +321,7 @@ def test_weighted_draws_are_the_exact_posterior(few):
     points = {name: x.numpy() for name, x in model._points.items()}
     fits = corrected.weighted.draws[:, 1].numpy()
     bounds = []  # F at each value: what the mixture took for log p(y | σ)
-    rows = model._training_rows
+    rows = model._grouped_rows
     for theta in points["points.theta"]:
         given = GroupPrior(np.zeros(1), np.array([[0.01]]), (np.array([[math.exp(2 * theta[0])]]),))
         bounds.append(fit_effects(rows, given, tol=1e-10).elbo)
@@ -356,7 +356,7 @@ def test_leaving_out_is_integrating_without(few):
     points = {name: x.numpy() for name, x in model._points.items()}
     bounds = [
         fit_effects(
-            model._training_rows,
+            model._grouped_rows,
             GroupPrior(np.zeros(1), np.array([[0.01]]), (np.array([[math.exp(2 * theta[0])]]),)),
             tol=1e-10,
         ).elbo

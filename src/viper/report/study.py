@@ -366,7 +366,7 @@ class Study:
         if self.draws >= 100 and not getattr(self.model, "robust_groups_", 0):
             if self.from_training:
                 return self.model.diagnose(self.X, self.model.classes_[self.label.astype(int)], draws=self.draws)
-            if getattr(self.model, "_training_rows", None) is not None:
+            if getattr(self.model, "_grouped_rows" if self.grouped else "_training_rows", None) is not None:
                 return self.model.diagnose(draws=self.draws)
         return None
 

@@ -316,7 +316,7 @@ class VariationalMixedRegression(
         self.n_iter_, self.converged_ = max(1, len(fit.history)), found.converged
         self.status_ = "converged" if found.converged else "not converged"
         self._largest_sd, self.kl_ = fit.largest_sd, fit.expected - found.elbo
-        self._training_rows = fit.rows
+        self._grouped_rows = fit.rows
         self._set_means()
         return self
 
@@ -427,6 +427,13 @@ class VariationalMixedRegression(
 
     def predict_to(self, X: Any, path: Any, **given: Any) -> int:
         raise ValueError("predict_to is not for effects of groups; use predict_table, and write its rows.")
+
+    def to_onnx(self, *given: Any, **options: Any) -> Any:
+        """Not available: the graph would have to hold every group's name and its covariances."""
+        raise ValueError(
+            f"to_onnx is for models without effects of groups; got {self.factors_[0].term}. Use viper serve, or fit "
+            "VariationalLogisticRegression with C() of the groups."
+        )
 
     def elbo(
         self, X: Any, y: Any = None, sample_weight: Any = None, offset: Any = None, *, groups: Any = None
@@ -614,7 +621,7 @@ class VariationalMixedRegression(
 
     def __getstate__(self) -> dict[str, Any]:
         state: dict[str, Any] = super().__getstate__()
-        return {name: value for name, value in state.items() if name != "_training_rows"}
+        return {name: value for name, value in state.items() if name != "_grouped_rows"}
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

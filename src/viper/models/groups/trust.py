@@ -182,7 +182,7 @@ class GroupTrustMixin(TakesGroups, DiagnosisMixin):
 
     def _weighed_fit(self, X: Any, y: Any, sample_weight: Any, offset: Any, what: str) -> GroupWeighedFit:
         check_is_fitted(self, "posterior_")
-        rows = self._given_or_training_rows(X, y, sample_weight, offset)
+        rows = self._given_or_grouped_rows(X, y, sample_weight, offset)
         if rows is None:
             raise ValueError(f"{what} needs the training rows; got a model without them. Pass X and y.")
         points = {name: x.numpy() for name, x in self._points.items()}
@@ -200,10 +200,10 @@ class GroupTrustMixin(TakesGroups, DiagnosisMixin):
             np.atleast_2d(spread),
         )
 
-    def _given_or_training_rows(self, X: Any, y: Any, sample_weight: Any, offset: Any) -> Any:
+    def _given_or_grouped_rows(self, X: Any, y: Any, sample_weight: Any, offset: Any) -> Any:
         data, groups = X if isinstance(X, InGroups) else (X, None)
         if data is None and y is None and groups is None:
-            return getattr(self, "_training_rows", None)
+            return getattr(self, "_grouped_rows", None)
         return self._open_labelled_rows(InGroups(data, groups), y, sample_weight=sample_weight, offset=offset)
 
     # --- leave-one-out ---
@@ -287,7 +287,7 @@ class GroupTrustMixin(TakesGroups, DiagnosisMixin):
         shape, count = (chains, draws), count_draws(chains, draws)
         seed = check_random_state(self.random_state if random_state is None else random_state).randint(2**31)
         generator = np.random.default_rng(seed)
-        rows = self._given_or_training_rows(InGroups(X, groups), y, sample_weight, offset)
+        rows = self._given_or_grouped_rows(InGroups(X, groups), y, sample_weight, offset)
         effects: dict[int, np.ndarray] = {}
         if rows is None:
             fixed, thetas = self._fixed_draws(count, generator)
