@@ -311,8 +311,8 @@ def model_of_fit(fitted: Any, given: dict[str, Any]) -> JointDensity:
     check_only_model(given)
     if hasattr(fitted, "factors_"):
         raise ValueError(
-            f"sample_posterior is for models without effects of groups; got {fitted.factors_[0].term}. Call diagnose(), "
-            "which compares with the exact posterior, or corrected()."
+            f"sample_posterior is for models without effects of groups; got {fitted.factors_[0].term}. Call diagnose "
+            "or corrected, which compare with the exact posterior."
         )
     if getattr(fitted, "_training_rows", None) is None:
         raise ValueError("sample_posterior needs the training rows; got a model without them. Pass X, y and the prior.")
