@@ -20,7 +20,7 @@ from viper.inference.groups.rows import GroupedRows
 from viper.inference.groups.solver import Effects
 from viper.softplus.quadrature import full_gauss_hermite
 
-NODES = {1: 15, 2: 9, 3: 7, 4: 5}  # along each axis, by the number of effects of a group
+NODES_BY_WIDTH = {1: 15, 2: 9, 3: 7, 4: 5}  # along each axis, by the number of effects of a group
 FEWEST_NODES = 3  # along each axis of more effects
 ENTRIES_AT_ONCE = 1 << 19  # rows × draws × effects held at a time
 
@@ -43,7 +43,7 @@ class EffectNodes:
 
 def effect_nodes(width: int) -> EffectNodes:
     """The product rule over r effects."""
-    nodes, weights = (x.numpy() for x in full_gauss_hermite(NODES.get(width, FEWEST_NODES)))
+    nodes, weights = (x.numpy() for x in full_gauss_hermite(NODES_BY_WIDTH.get(width, FEWEST_NODES)))
     places = np.array(list(product(nodes, repeat=width)))
     return EffectNodes(places, np.array([sum(w) for w in product(np.log(weights), repeat=width)]))
 
