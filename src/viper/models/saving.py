@@ -67,6 +67,7 @@ ESTIMATORS = {
     "gp": "VariationalGPClassifier",
     "mixed": "VariationalMixedRegression",
     "bandit": "Bandit",
+    "experiment": "Experiment",
 }
 POSTERIOR_FIELDS: dict[Any, dict[str, Numbers]] = {  # d coefficients or inducing points
     Full: {"mean": numbers("d"), "factor": numbers("dd", range=INVERTIBLE)},
