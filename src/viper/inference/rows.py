@@ -580,7 +580,7 @@ class Arrays(BlockSource):
     def dimension(self) -> int:
         return int(self.features.shape[1]) + int(self.intercept)
 
-    @property
+    @cached_property
     def traits(self) -> SourceTraits:
         labels = self.label.shape[1] if self.label.ndim == 2 else 0
         sparse = scipy.sparse.issparse(self.features)
