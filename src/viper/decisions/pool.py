@@ -79,7 +79,7 @@ def numbered_rows(X: Any, rows: np.ndarray) -> Any:
 
 def knows_joint_rows(model: Any) -> bool:
     """Whether the model says how f varies between rows together."""
-    several = getattr(model, "multilabel_", False) or (model._kind == "gp" and model.multiclass_)
+    several = getattr(model, "multilabel_", False) or (model._kind in ("gp", "ordinal") and model.multiclass_)
     return hasattr(model, "_joint") and not several and not hasattr(model, "factors_")
 
 

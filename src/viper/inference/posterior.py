@@ -15,11 +15,10 @@ from torch import Tensor
 from viper.inference.classes.posterior import StarPosterior
 from viper.inference.classes.star import Star
 from viper.inference.ordinal.posterior import OrdinalPosterior
-from viper.inference.problem import Prior
+from viper.inference.problem import LOG_2PI, Prior
 from viper.inference.rows import Block, Matrix, RowSource
 from viper.softplus.pointwise import Formula
 
-LOG_2PI = math.log(2.0 * math.pi)
 LEAST_OUTSIDE = 1e-2  # of a coefficient's prior variance: where less is left, a difference loses digits
 LEAST_SPREAD = 1e-6  # of the prior τ² of a row, likewise
 

@@ -29,7 +29,7 @@ from viper.data.schema import (
     numbers,
     one_of,
 )
-from viper.formula.learn import FormulaMixin, by_formula, formula_template
+from viper.formula.learn import FormulaMixin, by_formula
 from viper.inference.classes.posterior import StarPosterior
 from viper.inference.newton import Iteration
 from viper.inference.ordinal.posterior import OrdinalPosterior
@@ -62,7 +62,7 @@ from viper.models.classes.storing import prior_from, prior_tensors, star_tensors
 from viper.models.diagnosis import LATENT_DRAWS, CorrectedPosterior, DiagnosisMixin, summary_frame, summary_of_draws
 from viper.models.effects import EffectsMixin, OpenRows
 from viper.models.facts import coefficient_names
-from viper.models.fitting import FitOptions, check_rank, fit_posterior
+from viper.models.fitting import FitOptions, check_rank, check_update, fit_posterior
 from viper.models.mixture.refined import RefinedPosterior, refine_posterior
 from viper.models.notebook import NotebookMixin
 from viper.models.onnx import export_onnx
@@ -369,22 +369,10 @@ class VariationalLogisticRegression(
         forget : float in (0, 1], default 1
             Factor by which the precision of the posterior so far is multiplied. Below 1, old rows lose weight.
         """
-        if not 0.0 < forget <= 1.0:
-            raise ValueError(f"forget must lie in (0, 1]; got {forget!r}. 1 forgets nothing.")
-        first = not hasattr(self, "posterior_")
-        if first:
-            if formula_template(self) is not None:
-                raise ValueError("partial_fit needs a fitted formula; got one that is not fitted. Call fit first.")
-            self._check_options()
+        first = check_update(self, forget)
         known = self.classes_ if not first else None if classes is None else np.asarray(classes)
         if first and known is not None and y is not None and not has_several_columns(y):
             known = checks.distinct(known)
-        if isinstance(self.class_weight, str):
-            raise ValueError(
-                f"partial_fit needs class_weight as a dictionary; got {self.class_weight!r}. Name both classes."
-            )
-        if first and isinstance(self.prior_scale, str):
-            raise ValueError(f"partial_fit needs numbers for prior_scale; got {self.prior_scale!r}. Call fit first.")
         given = {"sample_weight": sample_weight, "offset": offset, "reset": first, "classes": known}
         format = self._row_format(labels=0, classes=0) if first else self._row_format()
         self.classes_, source = open_labelled_rows(self, X, y, format, **given)

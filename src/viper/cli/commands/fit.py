@@ -38,22 +38,8 @@ def fit_table(
     model: Annotated[
         ModelKind, typer.Option(help="Model: logistic regression, or gp, a Gaussian process.", **MODEL)
     ] = ModelKind.logistic,
-    ordered: Annotated[
-        bool,
-        typer.Option(
-            "--ordered",
-            help="The target's classes are levels in order, such as 1, 2, 3: ordinal regression (proportional odds).",
-            **MODEL,
-        ),
-    ] = False,
-    levels: Annotated[
-        str | None,
-        options.optional(
-            "Levels of an --ordered target from the lowest to the highest, such as low,medium,high. (default: the "
-            "order of numbers)",
-            **MODEL,
-        ),
-    ] = None,
+    ordered: options.Ordered = False,
+    levels: options.Levels = None,
     formula: options.FormulaText = None,
     prior: Annotated[
         list[str] | None,
@@ -184,8 +170,6 @@ def fit_table(
         },
         {
             "--model": None if model is ModelKind.logistic else model.value,
-            "--class-weight": class_weight,
-            "--robust": robust or None,
             "--bound": None if bound is BoundWord["viper"] else bound.value,
             "--terms": terms,
             "--covariance": None if covariance is CovarianceShape["full"] else covariance.value,
@@ -221,7 +205,7 @@ def fit_table(
         raise typer.BadParameter("--ordered does not go with effects of groups; got both. Leave one of them out")
     if ordered:
         estimator = viper.VariationalOrdinalRegression
-        settings = {name: settings[name] for name in ("prior_scale", "n_jobs")}
+        settings = {name: settings[name] for name in ("prior_scale", "class_weight", "n_jobs")}
     check_can_pool(estimator, missing.value)
     imputing = Imputing(imputations, sweeps, seed_of(seed))
     with table.located(), note_if_slow(f"fitting {len(prepared.frame):,} rows", as_json):
