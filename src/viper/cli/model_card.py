@@ -54,6 +54,7 @@ def model_document(model: Any, level: float) -> dict[str, Any]:
         "levels": {} if encoding is None else encoding.levels,
         "bound": facts.bound if facts.terms is None else f"{facts.bound}, {facts.terms} terms",
         "covariance": facts.covariance,
+        "gaussians": facts.components,
         "elbo": facts.elbo,
         "elbo_certified": facts.elbo_certified,
         "converged": facts.converged,
@@ -170,7 +171,11 @@ def fact_lines(document: dict[str, Any]) -> list[str]:
             names = {term.get("column", term["name"]) for term in terms} - {"intercept"}
             text = f"{document['target']} ~ {len(names)} columns"
         lines.append(escape(f"formula   {text}"))
-    ways = [f"covariance {document['covariance']}", "exact ELBO" if document["bound"] == "viper" else document["bound"]]
+    mixed = f"mixture of {document['gaussians']} Gaussians, " if document["gaussians"] > 1 else ""
+    ways = [
+        f"{mixed}covariance {document['covariance']}",
+        "exact ELBO" if document["bound"] == "viper" else document["bound"],
+    ]
     if document["model"] != "gp":
         sds = [*document["prior_scales"].values()] or [1.0]  # only an intercept
         low, high = min(sds), max(sds)

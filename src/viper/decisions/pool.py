@@ -50,8 +50,8 @@ def suggest(model: Any, X: Any, n: int = 10, *, offset: Any = None, alone: bool 
     alone : bool, default False
         Rank every row for itself. Otherwise each row is chosen for what it tells beyond those before it, so that a
         batch does not ask the same question twice; where there are more than 5,000 rows, among the 5,000 best. Models
-        of levels in order, of groups and of several labels, and Gaussian processes of more than two classes, rank each
-        row for itself.
+        of levels in order, of groups, of several labels or components, and Gaussian processes of more than two classes,
+        rank each row for itself.
 
     Returns
     -------
@@ -80,7 +80,8 @@ def numbered_rows(X: Any, rows: np.ndarray) -> Any:
 def knows_joint_rows(model: Any) -> bool:
     """Whether the model says how f varies between rows together."""
     several = getattr(model, "multilabel_", False) or (model._kind in ("gp", "ordinal") and model.multiclass_)
-    return hasattr(model, "_joint") and not several and not hasattr(model, "factors_")
+    mixture = getattr(model, "components", 1) > 1
+    return hasattr(model, "_joint") and not several and not mixture and not hasattr(model, "factors_")
 
 
 def joint_block(model: Any, X: Any, offset: Any) -> tuple[Block, Posterior | StarPosterior]:

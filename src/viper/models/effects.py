@@ -45,8 +45,9 @@ from viper.formula.columns import (
 from viper.formula.encoding import calendar_days
 from viper.inference.classes.posterior import StarPosterior
 from viper.inference.importance import SEED
+from viper.inference.mixture.posterior import GaussianMixture
 from viper.inference.ordinal.posterior import OrdinalPosterior
-from viper.inference.posterior import Posterior, latent, moved
+from viper.inference.posterior import Posterior, latent, moved, noise_shape
 from viper.inference.progress import Progress
 from viper.inference.rows import BLOCK_ROWS, Block, Dense, RowSource, scattered
 from viper.models.classes.averages import TILE, FlatStar, add_class_block
@@ -72,7 +73,7 @@ MEASURES = ("difference", "ratio", "odds")
 OF_CLASS = "class"  # the column of tables that says of which class an average is
 
 OpenRows = Callable[[Any, Any, int], RowSource]
-AnyPosterior = Posterior | StarPosterior | OrdinalPosterior
+AnyPosterior = Posterior | StarPosterior | OrdinalPosterior | GaussianMixture
 
 
 class EffectsMixin:
@@ -703,7 +704,7 @@ class JointView:
         self.uses = 0
         self.open, self.posterior = study.model._joint(lambda: self.sample(sides))
         self.joint, self.add = joint_form(self.posterior)
-        shape = study.draw_count // 2, len(self.joint.mean)
+        shape = study.draw_count // 2, *noise_shape(self.joint)
         noise = torch.from_numpy(np.random.default_rng(study.seed).standard_normal(shape))
         self.draws = self.joint.draw(torch.cat([noise, -noise]))
 
@@ -819,7 +820,7 @@ def joint_form(posterior: AnyPosterior) -> tuple[Any, Callable[..., None]]:
         return FlatStar(posterior), add_class_block
     if isinstance(posterior, OrdinalPosterior):
         return LevelJoint(posterior), add_level_block
-    return posterior, add_block
+    return posterior, add_mixture_block if isinstance(posterior, GaussianMixture) else add_block
 
 
 def add_block(found: Averages, block: Block, member: Tensor, posterior: Posterior, coefficients: Tensor) -> None:
@@ -832,10 +833,24 @@ def add_block(found: Averages, block: Block, member: Tensor, posterior: Posterio
     if block.residual is not None:  # independent between rows: it moves the average, but not its spread
         without = limit().moments(*latent(replace(block, residual=None), posterior))[1]
         found.draws.add_((member @ (probability - without)).cpu()[:, None])
+    add_draws(found, block, member, coefficients)
+
+
+def add_draws(found: Averages, block: Block, member: Tensor, coefficients: Tensor) -> None:
+    """Add the averages under each draw of the coefficients."""
     log_odds = block.design.project(coefficients)
     if block.offset is not None:
         log_odds += block.offset[:, None]
     found.draws.add_((member @ log_odds.sigmoid_()).cpu())
+
+
+def add_mixture_block(
+    found: Averages, block: Block, member: Tensor, posterior: GaussianMixture, coefficients: Tensor
+) -> None:
+    """The same for a mixture of Gaussians, of which Stein's lemma says nothing: L is 0, and all else is from draws."""
+    found.mean.add_((member @ (limit().moments(*latent(block, posterior))[1] @ posterior.weights)).cpu())
+    if coefficients.numel():
+        add_draws(found, block, member, coefficients)
 
 
 def direction(draws: np.ndarray, estimate: np.ndarray, sd: np.ndarray) -> np.ndarray:

@@ -112,6 +112,14 @@ class ModelFacts:
     prior: PriorFacts | None = None  # None for a Gaussian process
     process: ProcessFacts | None = None  # None for a logistic or an ordinal regression
     ordered: bool = False  # whether the classes are levels in order
+    components: int = 1  # Gaussians of which the posterior is a mixture
+
+    @property
+    def family(self) -> str:
+        """The variational family, in words."""
+        if self.components == 1:
+            return f"Gaussian, {self.covariance} covariance"
+        return f"mixture of {self.components} Gaussians, {self.covariance} covariances"
 
     @property
     def kind(self) -> str:
@@ -144,6 +152,7 @@ def model_facts(model: Any) -> ModelFacts:
         bound=model.bound,
         terms=model.terms,
         covariance=model.covariance,
+        components=getattr(model, "components", 1),
         elbo=model.elbo_,
         elbo_certified=model.elbo_bound_,
         converged=model.converged_,

@@ -53,6 +53,7 @@ from viper.data.schema import (
 from viper.errors import StorageError, shown
 from viper.formula.columns import python_value
 from viper.formula.encoding import ENCODING, Encoding
+from viper.inference.mixture.posterior import GaussianMixture
 from viper.inference.newton import Iteration
 from viper.inference.ordinal.posterior import OrdinalPosterior
 from viper.inference.posterior import Diagonal, Full, LowRank, Posterior
@@ -68,6 +69,10 @@ ESTIMATORS = {
     "mixed": "VariationalMixedRegression",
     "bandit": "Bandit",
 }
+WHOLE_SHARES = Range(
+    "positive shares that sum to 1", lambda x: bool((x > 0).all()) and abs(float(x.sum()) - 1.0) < 1e-9
+)
+EACH_INVERTIBLE = Range("finite matrices with inverses", lambda x: all(INVERTIBLE.holds(one) for one in x))
 POSTERIOR_FIELDS: dict[Any, dict[str, Numbers]] = {  # d coefficients or inducing points
     Full: {"mean": numbers("d"), "factor": numbers("dd", range=INVERTIBLE)},
     Diagonal: {"mean": numbers("d"), "variance": numbers("d", range=POSITIVE)},
@@ -80,6 +85,15 @@ POSTERIOR_FIELDS: dict[Any, dict[str, Numbers]] = {  # d coefficients or inducin
     },
 }
 POSTERIOR_FIELDS |= STAR_FIELDS
+POSTERIOR_FIELDS |= {  # j components
+    GaussianMixture: {
+        "weights": numbers("j", range=WHOLE_SHARES),
+        "means": numbers("jd"),
+        "factors": numbers("jdd", range=EACH_INVERTIBLE),
+        "guess_offsets": numbers("j"),
+        "guess_slopes": numbers("jd"),
+    }
+}
 ORDINAL_FIELDS: dict[Any, dict[str, Numbers]] = {  # g gaps between thresholds
     OrdinalPosterior: {
         "mean": numbers("d"),

@@ -406,7 +406,9 @@ def recorded_diagnosis(model: Any) -> Diagnosis | None:
         return None
     k_hat = -math.inf if kept["k_hat"] is None else kept["k_hat"]  # q is exact; JSON has no -∞
     numbers = {name: kept[name] for name in names} | {"residual_cost": kept.get("residual_cost")}
-    return Diagnosis(k_hat, **numbers, elbo=model.elbo_, covariance=model.covariance)
+    return Diagnosis(
+        k_hat, **numbers, elbo=model.elbo_, covariance=model.covariance, components=getattr(model, "components", 1)
+    )
 
 
 def coefficient_change(

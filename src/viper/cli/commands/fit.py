@@ -98,6 +98,15 @@ def fit_table(
     rank: Annotated[
         int | None, options.optional("Rank of a low-rank covariance. (default: 16)", min=0, **MODEL)
     ] = None,
+    components: Annotated[
+        int,
+        typer.Option(
+            help="Gaussians of which the posterior is a mixture; 2 or more for few rows or a rare class, where it is "
+            "skewed.",
+            min=1,
+            **MODEL,
+        ),
+    ] = 1,
     kernel: Annotated[KernelChoice, typer.Option(help="Kernel of the Gaussian process.", **MODEL)] = KernelChoice.rbf,
     inducing: Annotated[
         int | None,
@@ -174,9 +183,12 @@ def fit_table(
             "--terms": terms,
             "--covariance": None if covariance is CovarianceShape["full"] else covariance.value,
             "--rank": rank,
+            "--components": components if components > 1 else None,
             "--positive": positive,
         },
     )
+    if components > 1 and model is ModelKind.gp:
+        raise typer.BadParameter("--components belongs to logistic regression; got --model gp. Leave one of them out")
     if out is not None:
         check_output(out, force)
     table = reading.table(data)
@@ -192,14 +204,14 @@ def fit_table(
     estimator: Any = viper.VariationalGPClassifier if is_gp else viper.VariationalLogisticRegression
     settings: dict[str, Any] = {"bound": bound.value, "terms": terms, "covariance": covariance.value, "n_jobs": jobs}
     if in_groups and not is_gp:
-        check_for_groups(bound.value, terms, covariance.value, class_weight, robust)
+        check_for_groups(bound.value, terms, covariance.value, class_weight, robust, components)
         estimator = viper.VariationalMixedRegression
         settings = {"prior_scale": parse_prior_scales(prior or []), "n_jobs": jobs}
     elif is_gp:  # it standardises columns itself
         settings |= {"kernel": kernel.value, "n_inducing": inducing or "auto", "standardize": standardise}
     else:
         settings["prior_scale"] = parse_prior_scales(prior or [])
-        settings |= {} if rank is None else {"rank": rank}
+        settings |= {"components": components} | ({} if rank is None else {"rank": rank})
     settings |= {} if in_groups else {"class_weight": None if class_weight is None else class_weight.value}
     if ordered and in_groups:
         raise typer.BadParameter("--ordered does not go with effects of groups; got both. Leave one of them out")
@@ -233,7 +245,9 @@ def fit_table(
     save_and_show(fitted, out, force, level, as_json, notes)
 
 
-def check_for_groups(bound: str, terms: int | None, covariance: str, class_weight: Any, robust: bool) -> None:
+def check_for_groups(
+    bound: str, terms: int | None, covariance: str, class_weight: Any, robust: bool, components: int
+) -> None:
     """Raise where an option is not for effects of groups."""
     given = {
         "--bound": bound != "viper",
@@ -241,6 +255,7 @@ def check_for_groups(bound: str, terms: int | None, covariance: str, class_weigh
         "--covariance": covariance != "full",
         "--class-weight": class_weight is not None,
         "--robust": robust,
+        "--components": components > 1,
     }
     if wrong := [option for option, there in given.items() if there]:
         raise typer.BadParameter(f"{wrong[0]} is not for formulas with group terms, such as (1 | ward). Leave it out")

@@ -31,6 +31,14 @@ class OrdinalPosterior:
         """Number of gaps."""
         return len(self.log_gaps)
 
+    @property
+    def latent_shape(self) -> tuple[int, ...]:
+        return (len(self.points()[1]),) if self.size else ()
+
+    @property
+    def noise_shape(self) -> tuple[int, ...]:
+        return (len(self.mean) + self.size,)
+
     @classmethod
     def from_joint(cls, mean: Tensor, log_gaps: Tensor, covariance: Tensor) -> "OrdinalPosterior":
         """The Gaussian of (w, δ) with these means and this covariance."""

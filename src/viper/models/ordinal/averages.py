@@ -29,6 +29,10 @@ class LevelJoint:
     def mean(self) -> Tensor:
         return self.posterior.joint_mean
 
+    @property
+    def noise_shape(self) -> tuple[int, ...]:
+        return self.posterior.noise_shape
+
     def draw(self, noise: Tensor) -> Tensor:
         return self.posterior.draw(noise)
 

@@ -25,7 +25,7 @@ from viper.inference.newton import Result
 from viper.inference.ordinal.gaps import GapPrior, Gaps, inverse_root, log_one_minus_exp, thresholds_of
 from viper.inference.ordinal.posterior import OrdinalPosterior
 from viper.inference.ordinal.rows import LevelRows
-from viper.inference.posterior import Full, LowRank, Posterior, moved
+from viper.inference.posterior import Posterior, moved, square_factor
 from viper.inference.problem import Gaussian, Prior, Problem
 from viper.models.fitting import LARGEST_FULL, FitOptions, FittedPosterior, fit_posterior
 
@@ -185,18 +185,6 @@ def divergence_from_prior(q: OrdinalPosterior, prior: Prior, of_gaps: GapPrior) 
     determinant = torch.linalg.slogdet(of_gaps.precision).logabsdet
     of_delta = 0.5 * float(spread + away @ of_gaps.precision @ away - determinant - q.size)
     return of_w + of_delta - sum(float(torch.linalg.slogdet(part)[1]) for part in (q.factor, q.gap_factor))
-
-
-def square_factor(posterior: Posterior) -> Tensor:
-    """F with Σ = FFᵀ, d × d: of the low-rank shape D(I + Q(F - I)Qᵀ), as Q is orthonormal."""
-    if isinstance(posterior, Full):
-        return posterior.factor
-    assert isinstance(posterior, LowRank)
-    inner = posterior.inner_factor.clone()
-    inner.diagonal().sub_(1.0)
-    whole = posterior.basis @ inner @ posterior.basis.T
-    whole.diagonal().add_(1.0)
-    return posterior.prior_sd[:, None] * whole
 
 
 def climb_gaps(state: GapState, evaluated: Callable[[Tensor, Gaussian | None], GapState]) -> tuple[GapState, bool]:

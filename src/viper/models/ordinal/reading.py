@@ -47,6 +47,7 @@ def ordinal_reading(posterior: OrdinalPosterior) -> TargetReading:
         partial(probable_level, **given),
         partial(level_table, intervals=intervals, **given),
         partial(information_of_level, **given),
+        partial(score_moments, weights=weights),
     )
 
 
@@ -181,6 +182,14 @@ def information_of_level(mean: Tensor, variance: Tensor, thresholds: Tensor, wei
         f = (mean + node * variance.sqrt())[..., None] - thresholds.to(mean)
         given += share * torch.special.entr(level_shares(torch.sigmoid(-f), torch.sigmoid(f))).sum(-1)
     return (torch.special.entr(average).sum(-1) - given @ weights.to(mean)).clamp(min=0.0).cpu().numpy()
+
+
+def score_moments(mean: Tensor, variance: Tensor, weights: Tensor) -> np.ndarray:
+    """Mean and standard deviation of the score f: the points have the moments of the gaps."""
+    share = weights.to(mean)
+    centre = mean @ share
+    spread = variance[:, 0] + (mean - centre[:, None]).square() @ share
+    return torch.stack([centre, spread.sqrt()], -1).cpu().numpy()
 
 
 def level_scores(mean: Tensor, variance: Tensor, **given: Tensor) -> np.ndarray:

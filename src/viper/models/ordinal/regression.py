@@ -456,23 +456,8 @@ class VariationalOrdinalRegression(
     def _draws(self, n: int, generator: Any) -> tuple[Tensor, Tensor]:
         """Draws of (w, δ), and their noise."""
         q = self.posterior_
-        noise = torch.from_numpy(generator.standard_normal((n, len(q.mean) + q.size)))
+        noise = torch.from_numpy(generator.standard_normal((n, *q.noise_shape)))
         return q.draw(noise), noise
-
-    def predict_latent(self, X: Any, offset: Any = None) -> tuple[np.ndarray, np.ndarray]:
-        """Posterior mean and standard deviation of the score xᵀβ + offset, less the mean of the thresholds."""
-        check_is_fitted(self, "posterior_")
-        rows = self._open_rows(X, offset)
-        pair = rows.apply(partial(score_moments, posterior=moved(self.posterior_, rows.device)))
-        return pair[..., 0], pair[..., 1]
-
-    @property
-    def _latent_shape(self) -> tuple[int, ...]:
-        return (len(self.posterior_.points()[1]),) if self.posterior_.size else ()
-
-    def _read_latent(self, X: Any, offset: Any = None) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and standard deviation of the score at the points over which gaps are integrated."""
-        return super().predict_latent(X, offset)
 
     def predict_proba(self, X: Any, offset: Any = None) -> np.ndarray:
         """Posterior-averaged probabilities of the levels, n × K."""
@@ -517,8 +502,8 @@ class VariationalOrdinalRegression(
         return open_rows(self, X, offset, self._row_format())
 
     def _weighed_on(self, source: RowSource) -> OrdinalWeighedFit:
-        given = (moved(part, source.device) for part in (self.posterior_, self.prior_, self.gap_prior_))
-        return OrdinalWeighedFit(*given, source)
+        posterior, prior = moved(self.posterior_, source.device), moved(self.prior_, source.device)
+        return OrdinalWeighedFit(posterior, prior, moved(self.gap_prior_, source.device), source)
 
     def _joint(self, points: Callable[[], Any]) -> tuple[OpenRows, AnyPosterior]:
         def opened(X: Any, offset: Any, block_rows: int) -> RowSource:
@@ -593,13 +578,6 @@ class VariationalOrdinalRegression(
         state: dict[str, Any] = super().__getstate__()
         known = {"_largest_sd": self.largest_sd_} if hasattr(self, "posterior_") else {}
         return {name: value for name, value in (state | known).items() if name != "_training_rows"}
-
-
-def score_moments(block: Block, posterior: OrdinalPosterior) -> np.ndarray:
-    """Mean and standard deviation of f, rows × 2."""
-    mean, variance = block.design.project(posterior.mean), posterior.spread(block.design).clamp(min=0.0)
-    mean = mean if block.offset is None else mean + block.offset
-    return torch.stack([mean, variance.sqrt()], -1).cpu().numpy()
 
 
 def correct_levels(block: Block, reading: TargetReading, posterior: OrdinalPosterior) -> tuple[float, float]:
