@@ -57,7 +57,7 @@ from viper.inference.mixture.posterior import GaussianMixture
 from viper.inference.newton import Iteration
 from viper.inference.ordinal.posterior import OrdinalPosterior
 from viper.inference.posterior import Diagonal, Full, LowRank, Posterior
-from viper.models.classes.storing import STAR_FIELDS
+from viper.models.classes.storing import EACH_INVERTIBLE, STAR_FIELDS
 from viper.models.facts import model_card
 from viper.models.groups.storing import GROUP_FIELDS
 
@@ -72,7 +72,6 @@ ESTIMATORS = {
 WHOLE_SHARES = Range(
     "positive shares that sum to 1", lambda x: bool((x > 0).all()) and abs(float(x.sum()) - 1.0) < 1e-9
 )
-EACH_INVERTIBLE = Range("finite matrices with inverses", lambda x: all(INVERTIBLE.holds(one) for one in x))
 POSTERIOR_FIELDS: dict[Any, dict[str, Numbers]] = {  # d coefficients or inducing points
     Full: {"mean": numbers("d"), "factor": numbers("dd", range=INVERTIBLE)},
     Diagonal: {"mean": numbers("d"), "variance": numbers("d", range=POSITIVE)},

@@ -15,7 +15,7 @@ from viper.softplus.expectation import expected_softplus
 from viper.softplus.limit import limit
 
 QUANTILE_HALVINGS = 60  # of an interval in which a quantile lies
-REACH = 10.0  # standard deviations beyond the outermost components where no quantile lies
+OUTERMOST = 10.0  # standard deviations beyond the outermost components where no quantile lies
 GAP_SEED = 1
 
 
@@ -135,7 +135,7 @@ def entropy_terms(log_weights: Tensor, means: Tensor, factors: Tensor, guess: Te
 
 def quantiles_of_mixtures(means: Tensor, sds: Tensor, weights: Tensor, level: float) -> Tensor:
     """The ends of central intervals of mixtures of normals (rows × J), rows × 2, by halving."""
-    reach = REACH * sds.max(1).values
+    reach = OUTERMOST * sds.max(1).values
     ends = []
     for q in (0.5 - 0.5 * level, 0.5 + 0.5 * level):
         low, high = means.min(1).values - reach, means.max(1).values + reach
