@@ -538,6 +538,27 @@ def test_leaving_a_row_out_is_a_fit_without_it():
         assert found.pointwise[i] == pytest.approx(np.log(exact[0, y[i]]), abs=0.03)
 
 
+def test_onnx_has_the_same_answers(fitted, tmp_path):
+    runtime = pytest.importorskip("onnxruntime")
+    X, y = simulated()
+    frame = pd.DataFrame(X, columns=["a", "b", "c"]).assign(y=pd.Categorical(np.array(LEVELS)[y], LEVELS, ordered=True))
+    by_formula = VariationalOrdinalRegression.from_formula("y ~ a + b + c", frame)
+    for model in (fitted, VariationalOrdinalRegression().fit(X, y > 1), by_formula):
+        model.to_onnx(tmp_path / "m.onnx", dtype="float64", overwrite=True)
+        session = runtime.InferenceSession(str(tmp_path / "m.onnx"))
+        rows = np.vstack([X[:40], 30.0 * X[:10]])
+        table = frame.iloc[:40] if model is by_formula else rows
+        columns = {name: frame[[name]].to_numpy()[:40] for name in "abc"} if model is by_formula else {"X": rows}
+        label, probabilities, interval = session.run(None, columns)
+        assert label.tolist() == model.predict(table).tolist()
+        assert np.allclose(probabilities, model.predict_proba(table), rtol=0, atol=1e-9)
+        assert np.allclose(interval, model.predict_interval(table), rtol=0, atol=1e-7)
+    unknown = runtime.InferenceSession(fitted.to_onnx().SerializeToString()).run(
+        None, {"X": np.array([[np.nan, 0, 0]], dtype=np.float32)}
+    )
+    assert all(np.isnan(x).all() for x in unknown[1:])
+
+
 @pytest.mark.slow
 def test_nuts_after_an_update():
     X, y = simulated(120)

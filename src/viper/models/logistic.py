@@ -4,7 +4,6 @@ import copy
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import fields, replace
 from functools import partial
-from os import PathLike
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 import numpy as np
@@ -66,7 +65,7 @@ from viper.models.fitting import FitOptions, check_rank, check_update, fit_poste
 from viper.models.mixture.reading import mixture_reading
 from viper.models.mixture.refined import check_components, check_components_option, check_one_component, refined_fit
 from viper.models.notebook import NotebookMixin
-from viper.models.onnx import export_onnx
+from viper.models.onnx import OnnxMixin
 from viper.models.pooling import pool_posteriors, spread_of_draws
 from viper.models.prediction import TWO_CLASSES, TargetReading, half_width
 from viper.models.prior import best_scales, entries_by_name, make_prior, read_scale
@@ -89,6 +88,7 @@ class VariationalLogisticRegression(
     DiagnosisMixin,
     EffectsMixin,
     StateMixin,
+    OnnxMixin,
     Callbacks,
     ClassifierMixin,
     BaseEstimator,
@@ -732,41 +732,6 @@ class VariationalLogisticRegression(
         self._restore_weighting(state.metadata)
         self.history_ = [Iteration(int(row[0]), bool(row[1]), *row[2:]) for row in tensors["history"].tolist()]
         self._set_means()
-
-    def to_onnx(
-        self,
-        path: str | PathLike[str] | None = None,
-        *,
-        dtype: str = "float32",
-        level: float = 0.95,
-        overwrite: bool = False,
-    ) -> Any:
-        """Export `predict`, `predict_proba` and `predict_interval` as an ONNX model.
-
-        Its outputs are "label", "probabilities" and "interval". Its input is "X"; a model with a formula has one input
-        for each raw column, of that column's name and with shape (rows, 1): numbers, booleans, or text, where an empty
-        text is a missing value. Encoding and standardisation are inside. A row that cannot be predicted, because of a
-        new level for instance, has NaN for probabilities and interval; its label means nothing. There is no offset.
-        For more than two classes, probabilities and intervals are n × K and n × K × 2, within 1e-6 of those here.
-
-        Parameters
-        ----------
-        path : str or Path, optional
-            File to write the model to.
-        dtype : {"float32", "float64"}, default "float32"
-            Type of numbers and probabilities. The model computes in float64.
-        level : float, default 0.95
-            Probability that the interval contains the probability of the second class.
-        overwrite : bool, default False
-            Whether to replace a file that exists.
-
-        Returns
-        -------
-        onnx.ModelProto
-        """
-        check_is_fitted(self, "posterior_")
-        check_one_component(self, "to_onnx")
-        return export_onnx(self, path, dtype, level, overwrite)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

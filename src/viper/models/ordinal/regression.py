@@ -37,6 +37,7 @@ from viper.models.effects import AnyPosterior, EffectsMixin, OpenRows
 from viper.models.facts import coefficient_names
 from viper.models.fitting import FitOptions, check_update
 from viper.models.notebook import NotebookMixin
+from viper.models.onnx import OnnxMixin
 from viper.models.ordinal.corrected import (
     CorrectedOrdinal,
     as_parameters,
@@ -67,6 +68,7 @@ class VariationalOrdinalRegression(
     DiagnosisMixin,
     EffectsMixin,
     StateMixin,
+    OnnxMixin,
     Callbacks,
     ClassifierMixin,
     BaseEstimator,
