@@ -111,7 +111,7 @@ def coefficient_document(model: Any, facts: Any, level: float) -> dict[str, Any]
 
 def grouping_document(model: Any, level: float) -> dict[str, Any]:
     """Return variance components, and the number of groups of each group term, if there are any."""
-    if not hasattr(model, "components"):
+    if not hasattr(model, "factors_"):
         return {}
     groups = {str(factor.term): len(factor.levels) for factor in model.factors_}
     return {"components": model.components(level).to_dict("index"), "groups": groups}

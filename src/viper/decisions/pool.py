@@ -17,6 +17,7 @@ from torch import Tensor
 from viper.errors import shown
 from viper.inference.classes.posterior import StarPosterior
 from viper.inference.classes.sums import EXACT_CLASSES
+from viper.inference.mixture.posterior import count_gaussians
 from viper.inference.posterior import Full, Posterior, latent, moved
 from viper.inference.rows import Block
 from viper.models.prediction import check_model
@@ -80,7 +81,7 @@ def numbered_rows(X: Any, rows: np.ndarray) -> Any:
 def knows_joint_rows(model: Any) -> bool:
     """Whether the model says how f varies between rows together."""
     several = getattr(model, "multilabel_", False) or (model._kind in ("gp", "ordinal") and model.multiclass_)
-    mixture = getattr(model, "components", 1) > 1
+    mixture = count_gaussians(model.posterior_) > 1
     return hasattr(model, "_joint") and not several and not mixture and not hasattr(model, "factors_")
 
 

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from viper.inference.classes.importance import ClassWeighedFit
-from viper.inference.mixture.posterior import GaussianMixture
+from viper.inference.mixture.posterior import GaussianMixture, count_gaussians
 from viper.inference.posterior import Posterior, latent, noise_shape, prior_log_density
 from viper.inference.problem import Prior
 from viper.inference.rows import Block, RowSource, reported_sum
@@ -199,7 +199,7 @@ def weigh(
         covariance=covariance,
         residual_cost=residual_cost(fits[0].source, cast(Posterior, posterior)) if fits[0].sparse else None,
         several=isinstance(fits[0], ClassWeighedFit),
-        components=len(posterior.weights) if isinstance(posterior, GaussianMixture) else 1,
+        components=count_gaussians(posterior),
     )
     return WeightedDraws(draws, weights), diagnosis
 

@@ -11,6 +11,7 @@ import numpy as np
 from viper.formula.columns import number_text
 from viper.formula.encoding import calendar_days
 from viper.formula.training import TrainingData
+from viper.inference.mixture.posterior import count_gaussians
 from viper.models.weighting import APART
 
 INTERCEPT = "intercept"
@@ -152,7 +153,7 @@ def model_facts(model: Any) -> ModelFacts:
         bound=model.bound,
         terms=model.terms,
         covariance=model.covariance,
-        components=getattr(model, "components", 1),
+        components=count_gaussians(model.posterior_),
         elbo=model.elbo_,
         elbo_certified=model.elbo_bound_,
         converged=model.converged_,

@@ -218,7 +218,7 @@ def fit_table(
     if ordered:
         estimator = viper.VariationalOrdinalRegression
         settings = {name: settings[name] for name in ("prior_scale", "class_weight", "n_jobs")}
-    check_can_pool(estimator, missing.value)
+    check_can_pool(estimator, missing.value, components)
     imputing = Imputing(imputations, sweeps, seed_of(seed))
     with table.located(), note_if_slow(f"fitting {len(prepared.frame):,} rows", as_json):
         began = time.perf_counter()

@@ -4,6 +4,7 @@ A row has one ϑ and one τ² for each component, and averages over β are sums 
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -119,6 +120,11 @@ class GaussianMixture:
     def positive(self) -> Tensor:
         """P(β_j > 0) of each coefficient."""
         return self.weights @ torch.special.ndtr(self.means / self.sds)
+
+
+def count_gaussians(posterior: Any) -> int:
+    """Number of Gaussians of which a posterior is a mixture."""
+    return len(posterior.weights) if isinstance(posterior, GaussianMixture) else 1
 
 
 def entropy_terms(log_weights: Tensor, means: Tensor, factors: Tensor, guess: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ Probabilities are off by less than 1e-9, ends by less than 1e-7.
 """
 
 import math
+from typing import Any
 
 import numpy as np
 import torch
@@ -108,10 +109,10 @@ def level_quantile_nodes(
     starts = [add("Add", x, both) for x in (low, high)]
     body = OnnxGraph(graph.onnx, "half_")
     given = [add("Unsqueeze", x, np.array([2, 3])) for x in (u, slope, rest)]
-    at = [x[:, :, None, None] for x in (delta, sd)]
+    at: list[Any] = [*given, *(x[:, :, None, None] for x in (delta, sd))]
     level = float(torch.special.ndtr(torch.tensor(reach, dtype=torch.float64)))
     middle = body.add("Mul", body.add("Add", "half_low", "half_high"), 0.5)
-    under = body.add("Less", probability_below_nodes(body, middle, *given, *at), np.array([1.0 - level, level]))
+    under = body.add("Less", probability_below_nodes(body, middle, *at), np.array([1.0 - level, level]))
     body.add("Where", under, middle, "half_low", name="half_next_low")
     body.add("Where", under, "half_high", middle, name="half_next_high")
     body.add("Identity", "half_go_on", name="half_still")
