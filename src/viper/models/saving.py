@@ -68,6 +68,7 @@ ESTIMATORS = {
     "gp": "VariationalGPClassifier",
     "mixed": "VariationalMixedRegression",
     "bandit": "Bandit",
+    "experiment": "Experiment",
 }
 WHOLE_SHARES = Range(
     "positive shares that sum to 1", lambda x: bool((x > 0).all()) and abs(float(x.sum()) - 1.0) < 1e-9
