@@ -68,7 +68,7 @@ from viper.models.notebook import NotebookMixin
 from viper.models.onnx import OnnxMixin
 from viper.models.pooling import pool_posteriors, spread_of_draws
 from viper.models.prediction import TWO_CLASSES, TargetReading, half_width
-from viper.models.prior import best_scales, entries_by_name, make_prior, read_scale
+from viper.models.prior import DEFAULT_SCALE, PriorMixin, best_scales, make_prior
 from viper.models.saving import POSTERIOR_FIELDS, REGRESSION_SCALARS, REGRESSION_TENSORS, State, StateMixin
 from viper.models.weighting import WEIGHTING, WEIGHTING_FIELDS, ClassWeightMixin
 from viper.softplus.bound_names import FIT_BOUNDS
@@ -76,7 +76,6 @@ from viper.softplus.bound_names import FIT_BOUNDS
 if TYPE_CHECKING:
     import pandas
 
-DEFAULT_SCALE = 1.0  # prior sd of the coefficients
 SEARCH_TOLERANCE = 1e-5  # nats, of fits with scales that are tried in a search among several classes
 DEFAULT_RANK = 16  # of the low-rank family
 
@@ -84,6 +83,7 @@ DEFAULT_RANK = 16  # of the low-rank family
 class VariationalLogisticRegression(
     FormulaMixin,
     NotebookMixin,
+    PriorMixin,
     ClassWeightMixin,
     DiagnosisMixin,
     EffectsMixin,
@@ -432,12 +432,8 @@ class VariationalLogisticRegression(
         options = bool(self.fit_intercept), self.device, self.dtype, self.verbose
         return RowFormat(*options, True, block_rows, labels, classes)
 
-    def _scale(self) -> Tensor:
-        given = entries_by_name(self.prior_scale, "prior_scale", self._columns, DEFAULT_SCALE)
-        return read_scale(given, "prior_scale", self.n_features_in_)
-
     def _prior(self, scale: Tensor) -> Prior:
-        mean = entries_by_name(self.prior_mean, "prior_mean", self._columns, 0.0)
+        mean = self._prior_mean()
         if not self.multiclass_:
             return make_prior(mean, scale, self.intercept_scale, bool(self.fit_intercept))
         shared = make_prior(0.0, scale, self.intercept_scale, bool(self.fit_intercept))
@@ -517,9 +513,6 @@ class VariationalLogisticRegression(
     def covariance_(self) -> np.ndarray:
         check_is_fitted(self, "posterior_")
         return self.posterior_.covariance().numpy()
-
-    def _columns(self) -> list[str]:
-        return [str(name) for name in getattr(self, "feature_names_in_", [f"x{j}" for j in range(self.n_features_in_)])]
 
     def _names(self) -> list[str]:
         return coefficient_names(self._columns(), self.fit_intercept)

@@ -50,20 +50,20 @@ from viper.models.ordinal.levels import as_labels, check_levels, given_levels, l
 from viper.models.ordinal.reading import ordinal_reading
 from viper.models.ordinal.sandwich import robust_levels
 from viper.models.prediction import TWO_CLASSES, TargetReading, half_width
-from viper.models.prior import best_scales, entries_by_name, make_prior, read_scale
+from viper.models.prior import DEFAULT_SCALE, PriorMixin, best_scales, make_prior
 from viper.models.saving import REGRESSION_SCALARS, REGRESSION_TENSORS, State, StateMixin
 from viper.models.weighting import WEIGHTING, WEIGHTING_FIELDS, ClassWeightMixin
 
 if TYPE_CHECKING:
     import pandas
 
-COEFFICIENT_SCALE = 1.0  # prior sd of the coefficients
 DEFAULT_GAP_SCALE = 2.0  # prior sd of the log gaps: 95 % of gaps between 0.02 and 50
 
 
 class VariationalOrdinalRegression(
     FormulaMixin,
     NotebookMixin,
+    PriorMixin,
     ClassWeightMixin,
     DiagnosisMixin,
     EffectsMixin,
@@ -166,7 +166,7 @@ class VariationalOrdinalRegression(
         *,
         categories: Any = None,
         prior_mean: Any = 0.0,
-        prior_scale: Any = COEFFICIENT_SCALE,
+        prior_scale: Any = DEFAULT_SCALE,
         threshold_scale: float = 10.0,
         gap_scale: float = DEFAULT_GAP_SCALE,
         class_weight: Any = None,
@@ -330,13 +330,8 @@ class VariationalOrdinalRegression(
     def _row_format(self, block_rows: int | None = None, classes: int = 2) -> RowFormat:
         return RowFormat(True, self.device, self.dtype, self.verbose, True, block_rows, None, classes)
 
-    def _scale(self) -> Tensor:
-        given = entries_by_name(self.prior_scale, "prior_scale", self._columns, COEFFICIENT_SCALE)
-        return read_scale(given, "prior_scale", self.n_features_in_)
-
     def _prior(self, scale: Tensor) -> Prior:
-        mean = entries_by_name(self.prior_mean, "prior_mean", self._columns, 0.0)
-        return make_prior(mean, scale, self.threshold_scale, True)
+        return make_prior(self._prior_mean(), scale, self.threshold_scale, True)
 
     def _gap_prior(self) -> GapPrior:
         return GapPrior.independent(len(self.classes_) - 2, self.n_features_in_ + 1, float(self.gap_scale))
@@ -392,9 +387,6 @@ class VariationalOrdinalRegression(
     def _reading(self) -> TargetReading:
         check_is_fitted(self, "posterior_")
         return ordinal_reading(self.posterior_) if self.posterior_.size else TWO_CLASSES
-
-    def _columns(self) -> list[str]:
-        return [str(name) for name in getattr(self, "feature_names_in_", [f"x{j}" for j in range(self.n_features_in_)])]
 
     def _names(self) -> list[str]:
         return [*coefficient_names(self._columns(), False), *threshold_names(self.classes_)]
