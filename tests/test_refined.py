@@ -51,6 +51,7 @@ def test_one_component_is_the_posterior(fitted):
     one = fitted.refined(components=1)
     assert one.posterior_ is fitted.posterior_
     assert one.elbo_ == fitted.elbo_
+    assert one.diagnose().k_hat == fitted.diagnose().k_hat
     # a mixture of one, and of two that are the same, has the same answers
     q, X = fitted.posterior_, small()[0]
     for weights in ([1.0], [0.3, 0.7]):

@@ -609,14 +609,14 @@ class VariationalLogisticRegression(
         posterior, prior, source, _ = self._weighed_fit(X, y, sample_weight, offset, "refined")
         check_one_component(self, "refined")
         model = copy.copy(self)
-        model.components = check_components(components)
+        model.components, model._training_rows = check_components(components), source
         if model.components == 1:
             return model
         check_components_option(model)
         error = self.elbo_ - self.elbo_bound_
         fit = refined_fit(posterior, prior, source, model.components, None, error)
         model.posterior_ = fit.posterior  # type: ignore[assignment]
-        model._largest_sd, model._training_rows = None, source
+        model._largest_sd = None
         model.elbo_, model.elbo_bound_, model.kl_ = fit.certified()
         model._set_means()
         return model
