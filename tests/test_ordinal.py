@@ -18,7 +18,7 @@ from viper.inference.ordinal.posterior import OrdinalPosterior
 from viper.inference.ordinal.rows import LevelRows
 from viper.inference.rows import Arrays
 from viper.models.ordinal.fitting import gap_state
-from viper.models.ordinal.reading import ordinal_reading
+from viper.models.ordinal.reading import distance_of_level, logit_of_level, ordinal_reading
 
 LEVELS = ["low", "middle", "high", "top"]
 
@@ -235,6 +235,17 @@ def test_moments_and_intervals_of_levels_with_known_gaps():
         share = [(values <= ends[:, k, side, None]).mean(1) for side in (0, 1)]
         assert np.allclose(share[0], 0.1587, atol=0.004), k
         assert np.allclose(share[1], 0.8413, atol=0.004), k
+
+
+def test_a_distance_from_the_middle_of_a_level_gives_its_probability_back():
+    half = torch.tensor([1e-3, 0.4, 3.0, 40.0, 2000.0], dtype=torch.float64)[:, None]  # half a gap
+    r = torch.tensor([0.0, 0.5, 3.0, 30.0, 500.0], dtype=torch.float64)
+    logit = logit_of_level(r, half)
+    # p = s(h - r) - s(-h - r), which is 1 to the last digit in the middle of a wide level
+    p = torch.sigmoid(half - r) - torch.sigmoid(-half - r)
+    known = (p > 1e-12) & (p < 1.0 - 1e-9)
+    assert torch.allclose(torch.sigmoid(logit)[known], p[known], rtol=1e-9)
+    assert torch.allclose(distance_of_level(logit, half), r.expand_as(logit), rtol=1e-6, atol=1e-5)
 
 
 def test_small_probabilities_keep_their_digits():

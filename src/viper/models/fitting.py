@@ -104,7 +104,7 @@ def check_update(model: Any, forget: float) -> bool:
         model._check_options()
     if isinstance(model.class_weight, str):
         raise ValueError(
-            f"partial_fit needs class_weight as a dictionary; got {model.class_weight!r}. Name both classes."
+            f"partial_fit needs class_weight as a dictionary; got {model.class_weight!r}. Name the classes."
         )
     if first and isinstance(model.prior_scale, str):
         raise ValueError(f"partial_fit needs numbers for prior_scale; got {model.prior_scale!r}. Call fit first.")

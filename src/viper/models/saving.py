@@ -94,13 +94,24 @@ POSTERIOR_FIELDS |= {  # j components
         "guess_slopes": numbers("jd"),
     }
 }
+
+
+def up_to(size: float) -> Range:
+    return Range(f"numbers of at most {size:g} in size", lambda x: bool((x.abs() <= size).all()))
+
+
+# gaps are exponentials, whose products are finite numbers up to here
+GAP_FACTOR = Range(
+    "a matrix with an inverse and entries of at most 15 in size",
+    lambda x: up_to(15.0).holds(x) and INVERTIBLE.holds(x),
+)
 ORDINAL_FIELDS: dict[Any, dict[str, Numbers]] = {  # g gaps between thresholds
     OrdinalPosterior: {
         "mean": numbers("d"),
         "factor": numbers("dd", range=INVERTIBLE),
-        "response": numbers("dg"),
-        "log_gaps": numbers("g"),
-        "gap_factor": numbers("gg", range=INVERTIBLE),
+        "response": numbers("dg", range=up_to(1e50)),
+        "log_gaps": numbers("g", range=up_to(100.0)),
+        "gap_factor": numbers("gg", range=GAP_FACTOR),
     }
 }
 POSTERIOR_FIELDS |= ORDINAL_FIELDS

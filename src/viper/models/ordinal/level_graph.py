@@ -14,7 +14,7 @@ import torch
 from viper.inference.ordinal.gaps import threshold_matrix
 from viper.inference.ordinal.posterior import OrdinalPosterior
 from viper.models.graph import OnnxGraph, erfc, expected_tail
-from viper.models.ordinal.reading import FARTHEST_SD, GAP_NODES, LARGEST_DISTANCE
+from viper.models.ordinal.reading import FARTHEST_SD, GAP_NODES, LARGEST_DISTANCE, LOG_2
 
 HALVINGS = 48  # of the log-odds between which an end lies, at most about 1,200 apart
 
@@ -131,7 +131,7 @@ def level_quantile_nodes(
 
 
 def log_sinh(x: np.ndarray) -> np.ndarray:
-    return x + np.log(-np.expm1(-2.0 * x)) - math.log(2.0)
+    return x + np.log(-np.expm1(-2.0 * x)) - LOG_2
 
 
 def probability_below_nodes(
@@ -140,8 +140,9 @@ def probability_below_nodes(
     """P(p ≤ x), as `reading.probability_below`, n × gaps × 2."""
     add, last = graph.add, np.array([3])
     logit = add("Unsqueeze", logit, last)
-    odds = add("Exp", logit)
-    gap = add("Mul", add("Log", add("Add", add("Mul", odds, 2.0), 1.0)), 2.0)
+    x = add("Add", logit, LOG_2)
+    softplus = add("Add", add("Max", x, 0.0), add("Log", add("Add", add("Exp", add("Neg", add("Abs", x))), 1.0)))
+    gap = add("Mul", softplus, 2.0)
     start = add("Max", add("Log", gap), delta - FARTHEST_SD * sd)
     end = add("Max", start, delta + FARTHEST_SD * sd)
     nodes, weights = np.polynomial.legendre.leggauss(GAP_NODES)
@@ -152,14 +153,14 @@ def probability_below_nodes(
     z = add("Div", away, sd)
     density = add("Mul", add("Exp", add("Mul", add("Mul", z, z), -0.5)), 1.0 / (math.sqrt(2.0 * math.pi) * sd))
     half = add("Mul", add("Exp", log_gap), 0.5)
-    up, down = add("Exp", half), add("Exp", add("Neg", half))
-    sinh, cosh = (add("Mul", add(sign, up, down), 0.5) for sign in ("Sub", "Add"))
-    # cosh r = sinh(g/2)/x - cosh(g/2), and acosh without squares of large numbers
-    ratio = add("Add", add("Div", 1.0, odds), 1.0)
-    c = add("Max", add("Sub", add("Mul", sinh, ratio), cosh), 1.0)
-    inverse = add("Div", 1.0, c)
-    root = add("Sqrt", add("Mul", add("Sub", 1.0, inverse), add("Add", 1.0, inverse)))
-    r = add("Add", add("Log", c), add("Log", add("Add", root, 1.0)))
+    # `reading.distance_of_level`
+    twice = add("Mul", half, 2.0)
+    left = add("Sub", 1.0, add("Exp", add("Neg", twice)))
+    left = add("Sub", left, add("Mul", add("Exp", add("Sub", logit, twice)), 2.0))
+    log_cosh = add("Sub", add("Sub", half, logit), LOG_2)
+    log_cosh = add("Max", add("Add", log_cosh, add("Log", add("Max", left, 1e-300))), 0.0)
+    root = add("Sqrt", add("Sub", 1.0, add("Exp", add("Mul", log_cosh, -2.0))))
+    r = add("Add", log_cosh, add("Log", add("Add", root, 1.0)))
     centre = add("Add", u, add("Mul", slope, away))
     spread = add("Max", rest, 1e-300)
     sides = add("Neg", add("Add", r, centre)), add("Sub", centre, r)

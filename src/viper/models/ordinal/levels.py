@@ -51,7 +51,9 @@ def given_levels(categories: Any) -> np.ndarray:
     """Check levels that are given in order."""
     found = list(categories) if not isinstance(categories, str) and np.iterable(categories) else [categories]
     if len(found) < 2 or len({*map(str, found)}) < len(found):
-        raise ValueError(f"categories must be at least two different levels in order; got {shown(categories)}.")
+        raise ValueError(
+            f"categories must be a list of at least two different levels in order; got {shown(categories)}."
+        )
     return np.asarray(found, dtype=object if any(isinstance(one, str) for one in found) else None)
 
 

@@ -1,7 +1,7 @@
 """Bayesian ordinal regression with the scikit-learn interface."""
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -57,6 +57,11 @@ from viper.models.weighting import WEIGHTING, WEIGHTING_FIELDS, ClassWeightMixin
 if TYPE_CHECKING:
     import pandas
 
+GAP_PRIOR_TENSORS = {  # of a prior that is the posterior of earlier rows
+    "gap_prior.mean": numbers("g"),
+    "gap_prior.precision": numbers("gg", range=DEFINITE),
+    "gap_prior.moving": numbers("dg"),
+}
 DEFAULT_GAP_SCALE = 2.0  # prior sd of the log gaps: 95 % of gaps between 0.02 and 50
 
 
@@ -154,11 +159,6 @@ class VariationalOrdinalRegression(
         {"posterior": one_of(OrdinalPosterior.__name__), "ordered": BOOLEAN}, {WEIGHTING: WEIGHTING_FIELDS}
     )
     _own_tensors: ClassVar[Mapping[str, Numbers]] = REGRESSION_TENSORS
-    _optional_tensors: ClassVar[Mapping[str, Numbers]] = {
-        "gap_prior.mean": numbers("g"),
-        "gap_prior.precision": numbers("gg", range=DEFINITE),
-        "gap_prior.moving": numbers("dg"),
-    }
     _options_before: ClassVar[Mapping[str, Any]] = {"class_weight": None}
 
     def __init__(
@@ -550,6 +550,11 @@ class VariationalOrdinalRegression(
     def _sizes(cls, metadata: dict[str, Any]) -> dict[str, int]:
         columns = metadata["features"]
         return {"p": columns, "d": columns + 1, "g": len(metadata["classes"]["values"]) - 2}
+
+    @classmethod
+    def _tensor_rules(cls, names: Collection[str], metadata: dict[str, Any]) -> Mapping[str, Numbers]:
+        updated = any(name.startswith("gap_prior.") for name in names)
+        return {**cls._own_tensors, **(GAP_PRIOR_TENSORS if updated else {})}
 
     def _restore_own_state(self, state: State) -> None:
         tensors = state.tensors
