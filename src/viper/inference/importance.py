@@ -18,7 +18,7 @@ r costs is reported apart from k̂ (`residual_cost`).
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple, cast
 
@@ -27,8 +27,13 @@ import torch
 from torch import Tensor
 
 from viper.inference.classes.importance import ClassWeighedFit
+<<<<<<< HEAD
 from viper.inference.mixture.posterior import GaussianMixture, count_gaussians
 from viper.inference.posterior import Posterior, latent, noise_shape, prior_log_density
+=======
+from viper.inference.groups.weighing import GroupWeighedFit
+from viper.inference.posterior import Posterior, latent, prior_log_density
+>>>>>>> main
 from viper.inference.problem import Prior
 from viper.inference.rows import Block, RowSource, reported_sum
 from viper.softplus.limit import fast_limit, limit
@@ -63,6 +68,10 @@ class Diagnosis:
     residual_cost: float | None = None
     several: bool = False  # whether there are more than two classes
     components: int = 1  # Gaussians that q is a mixture of
+
+    def about(self, elbo: float) -> "Diagnosis":
+        """The same verdict beside another ELBO."""
+        return replace(self, elbo=elbo)
 
     @property
     def reliable(self) -> bool:
@@ -165,7 +174,7 @@ class WeighedFit(NamedTuple):
 
 
 def weigh(
-    fits: Sequence[WeighedFit | ClassWeighedFit],
+    fits: Sequence["WeighedFit | ClassWeighedFit | GroupWeighedFit"],
     elbo: float,
     covariance: str,
     count: int,
@@ -177,8 +186,7 @@ def weigh(
     Several fits, to completed tables, share the draws. Together these stand for the mixture of the exact posteriors, in
     which every table has the same weight; the log evidence is the mean of theirs.
     """
-    if count < FEWEST_DRAWS:
-        raise ValueError(f"draws must be at least {FEWEST_DRAWS}; got {count}.")
+    check_draw_count(count)
     shares = [len(part) for part in np.array_split(np.arange(max(count, 2 * len(fits))), len(fits))]
     parts = [fit.weighed(share, generator, report) for fit, share in zip(fits, shares, strict=True)]
     draws, log_ratio = torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
@@ -202,6 +210,11 @@ def weigh(
         components=count_gaussians(posterior),
     )
     return WeightedDraws(draws, weights), diagnosis
+
+
+def check_draw_count(count: int) -> None:
+    if count < FEWEST_DRAWS:
+        raise ValueError(f"draws must be at least {FEWEST_DRAWS}; got {count}.")
 
 
 def pareto_smoothed(log_ratio: Tensor) -> tuple[Tensor, float]:

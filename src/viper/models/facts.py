@@ -112,6 +112,7 @@ class ModelFacts:
     prior: PriorFacts | None = None  # None for a Gaussian process
     process: ProcessFacts | None = None  # None for a logistic or an ordinal regression
     ordered: bool = False  # whether the classes are levels in order
+<<<<<<< HEAD
     components: int = 1  # Gaussians of which the posterior is a mixture
 
     @property
@@ -120,10 +121,15 @@ class ModelFacts:
         if self.components == 1:
             return f"Gaussian, {self.covariance} covariance"
         return f"mixture of {self.components} Gaussians, {self.covariance} covariances"
+=======
+    grouped: bool = False  # whether there are effects of groups
+>>>>>>> main
 
     @property
     def kind(self) -> str:
-        return "gp" if self.process is not None else "ordinal" if self.ordered else "logistic"
+        if self.process is not None:
+            return "gp"
+        return "ordinal" if self.ordered else "mixed" if self.grouped else "logistic"
 
     @property
     def exact(self) -> bool:
@@ -162,6 +168,7 @@ def model_facts(model: Any) -> ModelFacts:
         prior=prior_facts(model) if is_logistic else None,
         process=None if is_logistic else process_facts(model),
         ordered=hasattr(model, "thresholds_"),
+        grouped=hasattr(model, "factors_"),
     )
 
 

@@ -107,7 +107,7 @@ GAP_FACTOR = Range(
 )
 ORDINAL_FIELDS: dict[Any, dict[str, Numbers]] = {  # g gaps between thresholds
     OrdinalPosterior: {
-        "mean": numbers("d"),
+        "mean": numbers("d", range=up_to(1e50)),
         "factor": numbers("dd", range=INVERTIBLE),
         "response": numbers("dg", range=up_to(1e50)),
         "log_gaps": numbers("g", range=up_to(100.0)),
