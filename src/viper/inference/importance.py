@@ -27,13 +27,9 @@ import torch
 from torch import Tensor
 
 from viper.inference.classes.importance import ClassWeighedFit
-<<<<<<< HEAD
+from viper.inference.groups.weighing import GroupWeighedFit
 from viper.inference.mixture.posterior import GaussianMixture, count_gaussians
 from viper.inference.posterior import Posterior, latent, noise_shape, prior_log_density
-=======
-from viper.inference.groups.weighing import GroupWeighedFit
-from viper.inference.posterior import Posterior, latent, prior_log_density
->>>>>>> main
 from viper.inference.problem import Prior
 from viper.inference.rows import Block, RowSource, reported_sum
 from viper.softplus.limit import fast_limit, limit

@@ -112,7 +112,7 @@ class ModelFacts:
     prior: PriorFacts | None = None  # None for a Gaussian process
     process: ProcessFacts | None = None  # None for a logistic or an ordinal regression
     ordered: bool = False  # whether the classes are levels in order
-<<<<<<< HEAD
+    grouped: bool = False  # whether there are effects of groups
     components: int = 1  # Gaussians of which the posterior is a mixture
 
     @property
@@ -121,9 +121,6 @@ class ModelFacts:
         if self.components == 1:
             return f"Gaussian, {self.covariance} covariance"
         return f"mixture of {self.components} Gaussians, {self.covariance} covariances"
-=======
-    grouped: bool = False  # whether there are effects of groups
->>>>>>> main
 
     @property
     def kind(self) -> str:

@@ -15,12 +15,8 @@ from torch import Tensor
 
 from viper.inference.classes.importance import ClassWeighedFit, class_logits
 from viper.inference.classes.sums import ROUGH_CLASSES
-<<<<<<< HEAD
-from viper.inference.importance import EVEN_WEIGHTS, FEWEST_DRAWS, WeighedFit
-from viper.inference.ordinal.importance import OrdinalWeighedFit, weighted_log_likelihoods
-=======
 from viper.inference.importance import EVEN_WEIGHTS, WeighedFit, check_draw_count
->>>>>>> main
+from viper.inference.ordinal.importance import OrdinalWeighedFit, weighted_log_likelihoods
 from viper.inference.rows import Block
 from viper.models.arviz import class_row_log_likelihoods, row_log_likelihoods
 from viper.softplus.limit import sigmoid_moments

@@ -80,15 +80,6 @@ def show_effects(
     from viper.cli.preparing import target_of
     from viper.data.writing import frame_writer
 
-<<<<<<< HEAD
-    check_no_groups(fitted, "viper effects is")
-=======
-    if not hasattr(fitted, "average"):
-        raise ValueError(
-            f"effects are those on one probability; got a model of {len(fitted.classes_)} levels in order. Its odds "
-            "ratios hold for all levels: see viper summary."
-        )
->>>>>>> main
     changes = requested_changes(fitted, variable or [], contrast or [])
     places = dict(read_assignment(fitted, text, "--at") for text in at or [])
     with table.located():

@@ -57,12 +57,7 @@ from viper.models.groups.reading import InGroups, ReadRows, count_of_rows
 from viper.models.groups.tables import component_draws, component_frame, effect_frame, factor_number, mixture_interval
 from viper.models.groups.trust import GroupTrustMixin
 from viper.models.notebook import NotebookMixin
-<<<<<<< HEAD
-from viper.models.prediction import PredictionMixin
 from viper.models.prior import DEFAULT_SCALE, PriorMixin, make_prior
-=======
-from viper.models.prior import entries_by_name, make_prior, read_scale
->>>>>>> main
 from viper.models.saving import State, StateMixin
 from viper.softplus.limit import mean_of_same_probability
 
@@ -91,13 +86,9 @@ FACTOR_FIELDS = Fields(
 class VariationalMixedRegression(
     FormulaMixin,
     NotebookMixin,
-<<<<<<< HEAD
     PriorMixin,
-    PredictionMixin,
-=======
     GroupEffectsMixin,
     GroupTrustMixin,
->>>>>>> main
     StateMixin,
     Callbacks,
     ClassifierMixin,
@@ -246,15 +237,8 @@ class VariationalMixedRegression(
         table = as_group_table(groups, rows)
         names = self._columns()
         self.factors_ = [learn_factor(term, table, names, design) for term in self._terms(list(table.columns))]
-<<<<<<< HEAD
-        scale = self._scale()
-        prior = make_prior(self._prior_mean(), scale, self.intercept_scale, bool(self.fit_intercept))
-        self.prior_scale_ = scale.numpy()
-=======
-        given = entries_by_name(self.prior_scale, "prior_scale", self._columns, 1.0)
-        self.prior_scale_ = read_scale(given, "prior_scale", self.n_features_in_).numpy()
+        self.prior_scale_ = self._scale().numpy()
         prior = self._prior()
->>>>>>> main
         check_border(self.factors_, len(prior.mean))
         factors = [Factor(one.codes(table), len(one.levels), one.multiplied(design)) for one in self.factors_]
         options = GroupOptions(
@@ -273,9 +257,8 @@ class VariationalMixedRegression(
         return self._keep(fit)
 
     def _prior(self) -> Prior:
-        mean = entries_by_name(self.prior_mean, "prior_mean", self._columns, 0.0)
         scale = torch.from_numpy(self.prior_scale_)
-        return make_prior(mean, scale, self.intercept_scale, bool(self.fit_intercept))
+        return make_prior(self._prior_mean(), scale, self.intercept_scale, bool(self.fit_intercept))
 
     def _terms(self, columns: list[str]) -> tuple[GroupTerm, ...]:
         return parse_groups(self.effects) if self.effects else tuple(GroupTerm((name,), True) for name in columns)
