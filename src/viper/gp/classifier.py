@@ -543,7 +543,7 @@ class VariationalGPClassifier(
         before = self._before()
         rows = Observations.from_arrays(known).merged()
         if before is None:
-            self._scaler = Scaler.fit(rows, self.standardize)
+            self._scaler = self._scaler_of(rows)
         rows = rows.standardised(self._scaler, choose_device(self.device, known.features))
         exact, fast = self._bound(int(random.randint(2**31)))
         generator = np.random.default_rng(random.randint(2**31))
@@ -574,6 +574,14 @@ class VariationalGPClassifier(
 
     def _default_steps(self) -> int:
         return DEFAULT_STEPS[self.solver]
+
+    def _scaler_of(self, rows: Observations) -> Scaler:
+        return Scaler.fit(rows, self.standardize)
+
+    @property
+    def _width(self) -> int:
+        """Number of columns of the kernel."""
+        return int(self.n_features_in_)
 
     def _before(self) -> SparseGP | None:
         """The model from which a warm start begins, or None."""
@@ -627,7 +635,7 @@ class VariationalGPClassifier(
     def _averages(self, rows: Observations) -> bool:
         """Whether predictions are averaged over hyperparameters; all of them need priors then."""
         named = self._shape() in (*STATIONARY, AUTO) and isinstance(self.mean, str) and self.priors is not None
-        few = self.lengthscales == "one" or self.n_features_in_ <= MOST_LENGTHSCALES
+        few = self.lengthscales == "one" or self._width <= MOST_LENGTHSCALES
         averaged = self.hyperparameters == "average" and self.solver == "profile"
         return named and few and averaged and len(rows) <= AVERAGED_ROWS
 
@@ -664,7 +672,7 @@ class VariationalGPClassifier(
         only = self._only_family()
         shapes = STATIONARY if only.shape == AUTO else (only.shape,)
         choosing = self.lengthscales == AUTO and self.priors is not None and self.solver == "profile"
-        if shapes[0] in STATIONARY and choosing and 1 < self.n_features_in_ <= MOST_LENGTHSCALES:
+        if shapes[0] in STATIONARY and choosing and 1 < self._width <= MOST_LENGTHSCALES:
             return [Family(shape, many) for shape in shapes for many in (False, True)]
         return [Family(shape, only.many) for shape in shapes]
 
@@ -673,11 +681,11 @@ class VariationalGPClassifier(
 
     def _only_family(self) -> Family:
         """The family where there is nothing to choose."""
-        few = self.priors is not None and self.solver == "profile" and self.n_features_in_ > MOST_LENGTHSCALES
+        few = self.priors is not None and self.solver == "profile" and self._width > MOST_LENGTHSCALES
         return Family(self._shape(), self.lengthscales == "many" or (self.lengthscales == AUTO and not few))
 
     def _kernel_and_mean(self, family: Family) -> tuple[Any, Any]:
-        columns = self.n_features_in_
+        columns = self._width
         chosen = NoKernel() if family == LINE else family.shape if isinstance(self.kernel, str) else self.kernel
         kernel = make_kernel(chosen, columns, priors=self.priors, many=family.many, names=self._columns())
         priors = "default" if self.multiclass_ else self.priors  # weights of each class are always in q

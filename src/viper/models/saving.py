@@ -66,6 +66,7 @@ ESTIMATORS = {
     "ordinal": "VariationalOrdinalRegression",
     "gp": "VariationalGPClassifier",
     "mixed": "VariationalMixedRegression",
+    "preference": "VariationalPreferenceGP",
     "bandit": "Bandit",
 }
 POSTERIOR_FIELDS: dict[Any, dict[str, Numbers]] = {  # d coefficients or inducing points
