@@ -294,7 +294,7 @@ def test_lengthscales_that_share_a_difference_have_their_own_curvature(data, mon
     monkeypatch.setattr("viper.gp.search.MOST_DIFFERENCES", 4)
     wide = VariationalGPClassifier(lengthscales="many", priors="default")
     wide.n_features_in_, wide.classes_ = 6, np.arange(2)
-    model = SparseGP(*wide._kernel_and_mean(Family("rbf", True)), torch.zeros(3, 6).double(), False, 1e-8)
+    model = SparseGP(*wide._choices.kernel_and_mean(Family("rbf", True)), torch.zeros(3, 6).double(), False, 1e-8)
     lengths = torch.tensor([[0.1, 3.3, 3.2, 40.0, 3.4, 3.3]]).double()
     model.kernel.base_kernel.initialize(lengthscale=lengths)  # only the first and fourth are far from their prior
     own = furthest_from_prior(model)

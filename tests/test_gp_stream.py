@@ -167,7 +167,7 @@ def test_files_take_every_option(files, options, monkeypatch):
     first = model.diagnose(draws=200)
     assert first.log_evidence == pytest.approx(model.diagnose(X, y, draws=200, **given).log_evidence, rel=1e-9)
     features = model._given_or_training_rows(X, y, frame["w"], frame["o"])
-    bound = model._bound(0)[0]
+    bound = model._choices.bounds(0)[0]
     problem = Problem(features, identity_prior(features), bound, diagonal=model.covariance == "diagonal")
     best = newton(problem, tol=1e-12).objective
     assert model.objective_ == pytest.approx(best, abs=1e-6)

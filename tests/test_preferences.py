@@ -179,7 +179,7 @@ def test_the_threshold_is_where_the_objective_is_largest(tied):
 
     process = tied.process_
     rows = Observations.from_arrays(process._raw_rows.in_memory()).standardised(process._scaler, torch.device("cpu"))
-    exact, _ = process._bound(0)
+    exact, _ = process._choices.bounds(0)
 
     def value(change):
         model = process.model_.copy_at()

@@ -1,12 +1,9 @@
 """Gaussian-process classification with the scikit-learn interface."""
 
 import copy
-import math
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import closing
-from dataclasses import fields, replace
-from functools import partial
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -31,115 +28,60 @@ from viper.data.schema import (
     WHOLE,
     Fields,
     Items,
-    Layout,
     Numbers,
     Rule,
-    Value,
     between,
-    check_layouts,
-    check_tensors,
-    is_number,
     numbers,
 )
 from viper.errors import ConvergenceWarning, JitterWarning, StorageError, shown, users_line
 from viper.formula.learn import FormulaMixin, by_formula, formula_template
 from viper.gp.additive import is_additive
 from viper.gp.average import (
-    AVERAGED_ROWS,
     Averaged,
-    AveragedRows,
-    AveragedView,
     Component,
     family_weights,
-    points_to_average,
-    posterior_of,
-    weighted_components,
 )
-from viper.gp.classes.fitting import FittedProcesses, class_residual_cost, fit_processes, projected, update_processes
-from viper.gp.classes.mixture import ClassProcesses, Projections
-from viper.gp.classes.summary import class_hyperparameter_table
+from viper.gp.classes.fitting import (
+    SeveralClasses,
+)
+from viper.gp.fitting.case import Case, FittedProcess, Known
+from viper.gp.fitting.choices import AUTO, DEFAULT_STEPS, Before, Choices
+from viper.gp.fitting.stored import COMPONENT, FAMILY, START, component_state, read_components, read_model
+from viper.gp.fitting.two_classes import TwoClasses
 from viper.gp.joint import JointFeatures
 from viper.gp.kernels import (
     LENGTHSCALES,
     PRIORS,
-    NoKernel,
-    check_loaded,
-    check_shapes,
     covariance,
-    make_kernel,
-    make_mean,
     weight_columns,
 )
-from viper.gp.mean_uncertainty import intervals_too_narrow_by, warn_of_narrow_intervals
-from viper.gp.model import LARGEST_JITTER, Features, InducedSource, InducedView, Observations, Scaler, SparseGP
-from viper.gp.online import PLACED_ROWS, as_start, with_more_points, with_more_values
-from viper.gp.profile import Profile, identity_prior
-from viper.gp.search import FIRST_POINTS, LINE, Family, Found, Placing, Search, Start
-from viper.gp.starts import inducing_points, read_inducing
-from viper.gp.summary import hyperparameter_table
+from viper.gp.mean_uncertainty import warn_of_narrow_intervals
+from viper.gp.model import LARGEST_JITTER, Observations, Scaler, SparseGP
+from viper.gp.online import PLACED_ROWS
+from viper.gp.search import Family, Found, Start
 from viper.gp.terms import TermEffect, effects_of_terms
 from viper.inference.classes.star import Star
 from viper.inference.device import choose_device
-from viper.inference.importance import residual_cost
-from viper.inference.newton import Result, exact_elbo, newton
-from viper.inference.posterior import Diagonal, Full, Posterior, moved
-from viper.inference.problem import Gaussian, Prior, Problem, gaussian
-from viper.inference.progress import Callbacks, Progress, as_task, tasks_of
-from viper.inference.rows import BLOCK_ROWS, Arrays, RowSource, joined_rows
-from viper.inference.threads import check_jobs, pass_threads
-from viper.models.classes.corrected import CorrectedClasses, summary_of_class_draws
-from viper.models.classes.fitting import FittedClasses
+from viper.inference.posterior import Posterior, moved
+from viper.inference.problem import Prior
+from viper.inference.progress import Callbacks, as_task
+from viper.inference.rows import Arrays, RowSource, joined_rows
+from viper.inference.threads import check_jobs
 from viper.models.classes.guard import for_two_classes
-from viper.models.classes.reading import SOFTMAX_READING
 from viper.models.classes.storing import STAR_PRIOR, prior_from, prior_tensors
-from viper.models.diagnosis import LATENT_DRAWS, CorrectedPosterior, DiagnosisMixin, summary_of_draws
+from viper.models.diagnosis import LATENT_DRAWS, CorrectedPosterior, DiagnosisMixin
 from viper.models.effects import EffectsMixin, OpenRows
-from viper.models.fitting import without_cusp
 from viper.models.notebook import NotebookMixin
-from viper.models.prediction import TWO_CLASSES, TargetReading, half_width, largest_sd
-from viper.models.saving import POSTERIOR_FIELDS, State, StateMixin, posterior_shape
+from viper.models.prediction import TargetReading, half_width
+from viper.models.saving import State, StateMixin
 from viper.models.weighting import WEIGHTING, WEIGHTING_FIELDS, ClassWeightMixin
 from viper.softplus.bound_names import FIT_BOUNDS
-from viper.softplus.bounds import build_bound
-from viper.softplus.limit import mixture
-from viper.softplus.mixture_table import MIXTURES
-from viper.softplus.pointwise import Bound
 
 if TYPE_CHECKING:
     import pandas
 
-AUTO = "auto"
-STATIONARY = ("rbf", "matern32", "matern52")  # kernels with lengthscales
-MOST_LENGTHSCALES = 100  # columns up to which "auto" considers a lengthscale for each
-DEFAULT_STEPS = {"profile": 300, "natural-adam": 1500}
 SEARCH_ROWS = 40_000  # rows on which to search hyperparameters, if the rows are not in memory
-SEARCH_ERROR = 1e-6  # nats per row; error of the bound used in the search for hyperparameters
 ROW_FORMAT = RowFormat()
-Q_TOLERANCE = 1e-12  # nats; tolerance of q at the chosen hyperparameters
-
-
-def is_start(value: Any) -> bool:
-    """Whether a JSON value is a `Start` as a list."""
-    if type(value) is not list or len(value) != len(Start._fields) or type(value[0]) is not str:
-        return False
-    return all(is_number(x) for x in value[1:]) and type(value[2]) is int
-
-
-def is_family(value: Any) -> bool:
-    """Whether a JSON value is a `Family` as a list."""
-    return type(value) is list and len(value) == 2 and type(value[0]) is str and type(value[1]) is bool
-
-
-def is_component(value: Any) -> bool:
-    """Whether a JSON value is the weight and the `Family` of a component as a list."""
-    return (
-        type(value) is list and bool(value) and is_number(value[0]) and 0.0 < value[0] <= 1.0 and is_family(value[1:])
-    )
-
-
-START = Value("a start: a name and three numbers", is_start)
-FAMILY = Value("a kernel and whether it has many lengthscales", is_family)
-COMPONENT = Value("a weight, a kernel and whether it has many lengthscales", is_component)
 
 
 class VariationalGPClassifier(
@@ -469,47 +411,17 @@ class VariationalGPClassifier(
             return self._fit_opened(X, y, sample_weight, offset, classes=classes)
         given = {"sample_weight": sample_weight, "offset": offset, "classes": self.classes_}
         source = self._known_weights(open_labelled_rows(self, X, y, self._row_format(), **given)[1])
-        if self.multiclass_:
-            self._update_classes(source)
-            return self
-        with pass_threads(self.n_jobs):
-            self._update(source)
+        self._update(source)
         return self
-
-    def _update_classes(self, new: RowSource) -> None:
-        fit, self.components_ = update_processes(self, new)
-        self._keep_star(fit)
-        self._own_prior = None if self._raw_rows is not None else moved(fit.prior, "cpu")
-        self.converged_, self.status_ = fit.result.converged, fit.result.status
-        self._raw_rows = None if self._raw_rows is None else joined_rows(self._raw_rows, new)
-        self._warn(True)
 
     def _update(self, new: RowSource) -> None:
         """Find q again for all rows or, if only the new ones are known, with q so far as their prior."""
-        few = new if new.rows <= PLACED_ROWS else new.sample(PLACED_ROWS, np.random.default_rng(0))
-        rows = Observations.from_arrays(few.in_memory()).standardised(self._scaler, torch.device("cpu"))
-        source = new if self._raw_rows is None else joined_rows(self._raw_rows, new)
-        exact, _ = self._bound(checks.seed_of(self.random_state))
-        components: list[Component] = []
-        with closing(Progress(self.verbose, None, source.rows)) as progress:
-            source.observe(progress.rows_done)
-            for component in reversed(self.components_):  # the fitted model is the first, and stays
-                model = with_more_points(component.model, component.posterior, rows, new.rows / len(rows))
-                sizes = len(component.model.inducing), len(model.inducing)
-                start = with_more_values(component.posterior, *sizes).as_prior()
-                self.model_ = model
-                induced = self._induced(source)
-                prior = start if self._raw_rows is None else identity_prior(induced)
-                problem = Problem(induced, moved(prior, induced.device), exact, diagonal=self.covariance == "diagonal")
-                near = as_start(moved(start, induced.device))
-                result = newton(problem, near, tol=Q_TOLERANCE, report=progress)
-                components.insert(0, component._replace(model=model, posterior=moved(self._posterior(result), "cpu")))
-        found = Found(model, self.starts_, self.n_iter_, True, family=self.family_)
-        self._keep(found, [found], problem, result)
-        self.components_ = [components[0]._replace(model=self.model_, posterior=self.posterior_), *components[1:]]
-        self._largest_sd = largest_sd(self._projected(source), self._predictive)
-        self._own_prior = None if self._raw_rows is not None else moved(prior, "cpu")
-        self._raw_rows = None if self._raw_rows is None else source
+        found = Found(self.model_, self.starts_, self.n_iter_, True, family=self.family_)
+        known = Known(self.components_, self._raw_rows, self._scaler, found, self.jitter_)
+        fitted = self._case.update(known, new, checks.seed_of(self.random_state))
+        self._keep(fitted)
+        self._own_prior = None if self._raw_rows is not None else moved(fitted.prior, "cpu")
+        self._raw_rows = None if self._raw_rows is None else joined_rows(self._raw_rows, new)
         self._warn(True)
 
     def _check_options(self) -> None:
@@ -529,7 +441,7 @@ class VariationalGPClassifier(
         check_jobs(self.n_jobs)
         if not (self.priors is None or isinstance(self.priors, str)) or self.priors not in PRIORS:
             raise ValueError(f"priors must be 'default' or None; got {shown(self.priors)}.")
-        if self._shape() == AUTO and (self.priors is None or self.solver != "profile"):
+        if isinstance(self.kernel, str) and self.kernel == AUTO and (self.priors is None or self.solver != "profile"):
             got = f"priors={shown(self.priors)} and solver={shown(self.solver)}"
             raise ValueError(f"kernel='auto' needs priors='default' and solver='profile'; got {got}. Name a kernel.")
         if not 0.0 <= self.jitter <= 1e-2:
@@ -537,117 +449,26 @@ class VariationalGPClassifier(
 
     def _fit(self, known: Arrays, source: RowSource | None, random: np.random.RandomState) -> None:
         """Search on rows in memory, then fit q to them or, if they are a sample, to all rows of their source."""
-        if self.multiclass_:
-            self._keep_classes(fit_processes(self, known, source, random))
-            return
-        before = self._before()
-        rows = Observations.from_arrays(known).merged()
-        if before is None:
-            self._scaler = self._scaler_of(rows)
-        rows = rows.standardised(self._scaler, choose_device(self.device, known.features))
-        exact, fast = self._bound(int(random.randint(2**31)))
-        generator = np.random.default_rng(random.randint(2**31))
-        steps = int(self.max_iter or self._default_steps())
-        progress = Progress(self.verbose, tasks_of(self), len(rows))
-        marginal = self._places_as_needed()
-        diagonal = self.covariance == "diagonal"
-        represented = 1.0 if source is None else source.rows / known.rows
-        search = Search(rows, fast, diagonal, steps, float(self.tol), generator, progress, marginal, represented)
-        with closing(progress), pass_threads(self.n_jobs):
-            families = self._search(search, before)
-            found = families[0]
-            if before is None and marginal:
-                found = search.completed(found, len(rows) if source is None else source.rows)
-            with torch.no_grad():
-                features = Features(found.model, rows)
-            problem, result = self._solve(found, features, exact, fast, progress)
-            self.jitter_ = features.jitter
-            narrow = intervals_too_narrow_by(found.model.mean, features, self._posterior(result), rows.inputs)
-            if source is not None:
-                problem, result = self._solve_all(found.model.on("cpu"), source, exact, result.q)
-            self._keep(found, families, problem, result)
-            self._average(families, search, source is None)
-            seen = features if len(self.components_) == 1 else self._averaged_rows(rows)
-            self._largest_sd = largest_sd(seen, self._predictive)
-        self._warn(found.converged)
-        warn_of_narrow_intervals(narrow)
+        self._scaler, fitted = self._case.fit(known, source, self._before(), random)
+        self._keep(fitted)
+        self._warn(fitted.families[0].converged)
+        warn_of_narrow_intervals(fitted.narrow)
 
-    def _default_steps(self) -> int:
-        return DEFAULT_STEPS[self.solver]
-
-    def _scaler_of(self, rows: Observations) -> Scaler:
-        return Scaler.fit(rows, self.standardize)
+    def _before(self) -> Before | None:
+        """What a warm start begins from, or None."""
+        model = getattr(self, "model_", None) if self.warm_start else None
+        if model is None or model.inducing.shape[1] != self.n_features_in_:
+            return None
+        return Before(model, self.family_, self._scaler)
 
     @property
-    def _width(self) -> int:
-        """Number of columns of the kernel."""
-        return int(self.n_features_in_)
+    def _choices(self) -> Choices:
+        return Choices(self, len(getattr(self, "classes_", ())))
 
-    def _before(self) -> SparseGP | None:
-        """The model from which a warm start begins, or None."""
-        model = getattr(self, "model_", None) if self.warm_start else None
-        return model if model is not None and model.inducing.shape[1] == self.n_features_in_ else None
-
-    def _bound(self, seed: int) -> tuple[Bound, Bound]:
-        """The bound to maximise, and a fast approximation of it for the search."""
-        chosen = build_bound(self.bound, self.terms, self.samples, self.nodes, seed, None)
-        if self.bound != "viper" or self.terms is not None:
-            chosen = without_cusp(chosen)
-            return chosen, chosen
-        return chosen, mixture(next(table for table in MIXTURES if table.error <= SEARCH_ERROR))
-
-    def _search(self, search: Search, before: SparseGP | None) -> list[Found]:
-        """The best model of each family, the best family first."""
-        rows = search.rows
-        if before is not None:
-            again = {self.family_: copy.deepcopy(before).to(rows.inputs), **self._line(rows)}
-            return self._climb(search, again, 1, "as given")
-        points, learn = self._inducing(rows, search.generator)
-        models: dict[Family, SparseGP] = {}
-        for family in self._families():
-            kernel, mean = self._kernel_and_mean(family)
-            models[family] = SparseGP(kernel, mean, points.clone(), learn, float(self.jitter)).to(rows.inputs)
-            check_shapes(kernel, mean, rows.inputs[:2])
-        models |= self._line(rows)
-        greedily = isinstance(self.inducing, str) and self.inducing == "greedy"
-        placing: Placing = "as needed" if self._places_as_needed() else "greedily" if greedily else "as given"
-        return self._climb(search, models, int(self.n_starts), placing)
-
-    def _line(self, rows: Observations) -> dict[Family, SparseGP]:
-        """The model without a kernel, where it takes part in the average."""
-        if self.multiclass_ or self.mean != "linear" or not self._averages(rows):
-            return {}
-        return {
-            LINE: SparseGP(*self._kernel_and_mean(LINE), rows.inputs[:0], False, float(self.jitter)).to(rows.inputs)
-        }
-
-    def _places_as_needed(self) -> bool:
-        automatic = isinstance(self.n_inducing, str) and isinstance(self.inducing, str)
-        return automatic and self.inducing == "greedy" and self.solver == "profile"
-
-    def _climb(self, search: Search, models: dict[Family, SparseGP], count: int, placing: Placing) -> list[Found]:
-        if self.solver == "natural-adam":
-            (family, model), *_ = models.items()
-            found = search.natural_adam(model, float(self.learning_rate), self.batch_size, placing)
-            return [found._replace(family=family)]
-        return search.families(models, count, placing, self._averages(search.rows))
-
-    def _averages(self, rows: Observations) -> bool:
-        """Whether predictions are averaged over hyperparameters; all of them need priors then."""
-        named = self._shape() in (*STATIONARY, AUTO) and isinstance(self.mean, str) and self.priors is not None
-        few = self.lengthscales == "one" or self._width <= MOST_LENGTHSCALES
-        averaged = self.hyperparameters == "average" and self.solver == "profile"
-        return named and few and averaged and len(rows) <= AVERAGED_ROWS
-
-    def _average(self, families: list[Found], search: Search, in_memory: bool) -> None:
-        """Set the components over which predictions are averaged, the fitted model first."""
-        self.components_ = [Component(1.0, self.family_, self.model_, self.posterior_)]
-        if in_memory and self._averages(search.rows):
-            more = weighted_components(points_to_average(families, search.generator), search)
-            self.components_ = [more[0]._replace(model=self.model_, posterior=self.posterior_), *more[1:]]
-
-    def _averaged_rows(self, rows: Observations) -> AveragedRows:
-        return AveragedRows(Averaged(self.components_, rows.inputs.device), rows, BLOCK_ROWS)
+    @property
+    def _case(self) -> Case:
+        """All that depends on whether there are two classes or more."""
+        return (SeveralClasses if self.multiclass_ else TwoClasses)(self._choices)
 
     @property
     def multiclass_(self) -> bool:
@@ -656,110 +477,29 @@ class VariationalGPClassifier(
 
     @property
     def _reading(self) -> TargetReading:
-        return SOFTMAX_READING if self.multiclass_ else TWO_CLASSES
+        return self._case.reading
 
     @property
     def _predictive(self) -> Any:
-        if self.multiclass_:
-            return ClassProcesses(Projections(tuple(self.components_), self._scaler))
-        return posterior_of(self.components_)
+        return self._case.predictive(self.components_, self._scaler)
 
     def _row_format(self, block_rows: int | None = None) -> RowFormat:
         return replace(ROW_FORMAT, classes=max(2, len(self.classes_)), block_rows=block_rows)
 
-    def _families(self) -> list[Family]:
-        """The kernels to choose from; without priors, and by "natural-adam", nothing is chosen."""
-        only = self._only_family()
-        shapes = STATIONARY if only.shape == AUTO else (only.shape,)
-        choosing = self.lengthscales == AUTO and self.priors is not None and self.solver == "profile"
-        if shapes[0] in STATIONARY and choosing and 1 < self._width <= MOST_LENGTHSCALES:
-            return [Family(shape, many) for shape in shapes for many in (False, True)]
-        return [Family(shape, only.many) for shape in shapes]
-
-    def _shape(self) -> str:
-        return self.kernel if isinstance(self.kernel, str) else type(self.kernel).__name__
-
-    def _only_family(self) -> Family:
-        """The family where there is nothing to choose."""
-        few = self.priors is not None and self.solver == "profile" and self._width > MOST_LENGTHSCALES
-        return Family(self._shape(), self.lengthscales == "many" or (self.lengthscales == AUTO and not few))
-
-    def _kernel_and_mean(self, family: Family) -> tuple[Any, Any]:
-        columns = self._width
-        chosen = NoKernel() if family == LINE else family.shape if isinstance(self.kernel, str) else self.kernel
-        kernel = make_kernel(chosen, columns, priors=self.priors, many=family.many, names=self._columns())
-        priors = "default" if self.multiclass_ else self.priors  # weights of each class are always in q
-        return kernel, make_mean(self.mean, columns, priors=priors)
-
-    def _inducing(self, rows: Observations, generator: np.random.Generator) -> tuple[Tensor, bool]:
-        """Where the inducing points start, and whether they are learned."""
-        if not isinstance(self.inducing, str):
-            points = self._scaler.apply(read_inducing(self.inducing, rows.inputs.shape[1]))
-            return torch.from_numpy(points).to(rows.inputs), bool(self.learn_inducing)
-        automatic = isinstance(self.n_inducing, str)
-        count = FIRST_POINTS if automatic else int(self.n_inducing)
-        if count >= len(rows):
-            return torch.unique(rows.inputs, dim=0), False
-        seed = int(generator.integers(2**31))
-        return inducing_points(rows, count, self.inducing, seed), bool(self.learn_inducing) and not automatic
-
-    def _solve(
-        self, found: Found, features: Features, exact: Bound, fast: Bound, progress: Progress
-    ) -> tuple[Problem, Result]:
-        """The best q at the chosen θ, to full precision; "natural-adam" has already found one."""
-        diagonal = self.covariance == "diagonal"
-        problem = Problem(features, identity_prior(features), exact, diagonal=diagonal)
-        if found.q is None:
-            profile = Profile(found.model, features.data, fast, diagonal, tol=1e-8, sites=found.sites)
-            return problem, newton(problem, profile.solve(features), tol=Q_TOLERANCE, report=progress)
-        value, total = problem.evaluate(found.q, found.q.factor, gram=False)
-        magnitude = total.magnitude
-        return problem, Result(found.q, found.q.factor, value, found.converged, found.status, magnitude=magnitude)
-
-    def _solve_all(self, model: SparseGP, source: RowSource, exact: Bound, near: Gaussian) -> tuple[Problem, Result]:
-        """The best q on all rows of a source, starting from the best q on a sample."""
-        seen = InducedSource(source, InducedView(model, self._scaler))
-        problem = Problem(seen, identity_prior(seen), exact, diagonal=self.covariance == "diagonal")
-        with closing(Progress(self.verbose, tasks_of(self), source.rows)) as progress:
-            source.observe(progress.rows_done)
-            start = gaussian(near.mean.cpu(), near.precision.cpu())
-            return problem, newton(problem, start, tol=Q_TOLERANCE, report=progress)
-
-    def _posterior(self, result: Result) -> Full | Diagonal:
-        return (Diagonal if self.covariance == "diagonal" else Full)(result.q.mean, result.factor)
-
-    def _keep(self, found: Found, families: list[Found], problem: Problem, result: Result) -> None:
+    def _keep(self, fitted: FittedProcess) -> None:
         """Set the fitted attributes."""
-        self.posterior_ = moved(self._posterior(result), "cpu")
-        self.inducing_cost_ = max(0.0, residual_cost(problem.source, self._posterior(result)))
-        self.elbo_, self.elbo_bound_, self.kl_ = exact_elbo(problem, result)
+        (found, *_), result = fitted.families, fitted.result
+        self.components_ = fitted.components
+        self.model_, self.posterior_ = fitted.components[0].model, fitted.components[0].posterior
+        self.inducing_cost_, self.jitter_ = fitted.inducing_cost, fitted.jitter
+        self.elbo_, self.elbo_bound_, self.kl_ = fitted.elbo
         self.objective_, self.history_, self.n_iter_ = result.objective, result.history, max(1, found.steps)
         self.converged_ = bool(result.converged and found.converged)
         self.status_ = found.status if result.converged else result.status
         self.family_ = found.family
-        self.starts_ = [start for family in families for start in family.starts]
-        self.inducing_points_ = self._inducing_points(found.model)
-        self.model_ = found.model.on("cpu")
-
-    def _keep_classes(self, fitted: FittedProcesses) -> None:
-        """Set the fitted attributes of more than two classes."""
-        (found, *_), fit = fitted.families, fitted.fit
-        self._keep_star(fit)
-        self.jitter_, self.n_iter_ = fitted.jitter, max(1, found.steps)
-        self.converged_ = bool(fit.result.converged and found.converged)
-        self.status_ = found.status if fit.result.converged else fit.result.status
-        self.family_, self.starts_ = found.family, [start for family in fitted.families for start in family.starts]
-        self.inducing_points_, self.model_ = self._inducing_points(found.model), found.model.on("cpu")
-        only = Component(1.0, found.family, self.model_, self.posterior_)
-        first, *others = fitted.components or [only]
-        self.components_ = [first._replace(model=self.model_, posterior=self.posterior_), *others]
-        self._largest_sd = math.nan
-        self._warn(found.converged)
-
-    def _keep_star(self, fit: FittedClasses) -> None:
-        self.posterior_, self.inducing_cost_ = fit.posterior, class_residual_cost(fit)
-        self.elbo_, self.elbo_bound_, self.kl_ = fit.certified()
-        self.objective_, self.history_ = fit.result.objective, fit.result.history
+        self.starts_ = [start for family in fitted.families for start in family.starts]
+        self.inducing_points_ = self._inducing_points()
+        self._largest_sd = fitted.largest_sd
 
     def _warn(self, searched: bool) -> None:
         if not self.converged_:
@@ -775,43 +515,23 @@ class VariationalGPClassifier(
                 stacklevel=users_line(),
             )
 
-    def _inducing_points(self, model: SparseGP) -> np.ndarray:
+    def _inducing_points(self) -> np.ndarray:
         """The inducing points in the units of X."""
-        return self._scaler.undo(model.inducing.detach().cpu().numpy())
+        return self._scaler.undo(self.model_.inducing.detach().numpy())
 
     # -----------------------------------------------------------------------------------------------------------------
     # What was learned
 
-    def _standardised(self, known: Arrays) -> Observations:
-        device = choose_device(self.device, known.features)
-        return Observations.from_arrays(known).standardised(self._scaler, device)
-
-    def _features(self, known: Arrays, block_rows: int | None = None) -> Features:
-        """Rows in memory, projected on the inducing points of the fitted model."""
-        rows = self._standardised(known)
-        with torch.no_grad():
-            return Features(self.model_.on(rows.inputs.device), rows, block_rows)
-
     def _induced(self, source: RowSource, block_rows: int | None = None) -> RowSource:
         """Rows projected on the inducing points of the fitted model."""
-        if self.multiclass_:
-            return projected(source, self.model_, self._scaler, block_rows)
-        if source.traits.where == "memory":
-            return self._features(source.in_memory(), block_rows)
-        return InducedSource(source, InducedView(self.model_, self._scaler))
+        return self._case.induced(source, self.model_, self._scaler, block_rows)
 
     def _projected(self, source: RowSource) -> RowSource:
-        """Rows projected for predictions; those of more than two classes are by the posterior."""
-        if self.multiclass_:
-            return source
-        if len(self.components_) == 1:
-            return self._induced(source)
-        if source.traits.where == "memory":
-            return self._averaged_rows(self._standardised(source.in_memory()))
-        return InducedSource(source, AveragedView(tuple(self.components_), self._scaler))
+        """Rows as predictions take them."""
+        return self._case.projected(source, self.components_, self._scaler)
 
     def _open_rows(self, X: Any, offset: Any) -> RowSource:
-        return self._projected(open_rows(self, X, offset, self._row_format(BLOCK_ROWS if self.multiclass_ else None)))
+        return self._projected(open_rows(self, X, offset, self._row_format(self._case.block_rows)))
 
     def _open_labelled_rows(self, X: Any, y: Any, *, sample_weight: Any, offset: Any) -> RowSource:
         given = {"sample_weight": sample_weight, "offset": offset, "classes": self.classes_}
@@ -822,8 +542,7 @@ class VariationalGPClassifier(
         check_is_fitted(self, "posterior_")
         twin = copy.copy(self)
         twin.components_ = [Component(1.0, self.family_, self.model_, self.posterior_)]
-        if self.multiclass_:
-            twin.posterior_ = twin._predictive
+        twin.posterior_ = twin._predictive
         return super(VariationalGPClassifier, twin).elbo(X, y, sample_weight, offset)
 
     @property
@@ -851,13 +570,12 @@ class VariationalGPClassifier(
         self, X: Any, offset: Any, draws: Tensor, summary: Callable[[Tensor], Tensor]
     ) -> Iterator[Tensor]:
         check_is_fitted(self, "posterior_")
-        block_rows = max(1, LATENT_DRAWS // (len(draws) * (draws.shape[1] if self.multiclass_ else 1)))
-        rows = self._induced(open_rows(self, X, offset, self._row_format(block_rows)), block_rows)
-        of_block = summary_of_class_draws if self.multiclass_ else summary_of_draws
-        return rows.map(partial(of_block, draws=draws, summary=summary))
+        of_block, numbers_of_a_row = self._case.summaries(draws, summary)
+        block_rows = max(1, LATENT_DRAWS // numbers_of_a_row)
+        return self._induced(open_rows(self, X, offset, self._row_format(block_rows)), block_rows).map(of_block)
 
     def _corrected_kind(self) -> type[CorrectedPosterior]:
-        return CorrectedClasses if self.multiclass_ else CorrectedPosterior
+        return self._case.corrected
 
     @for_two_classes
     def latent_prior(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]:
@@ -878,7 +596,7 @@ class VariationalGPClassifier(
     def sample(self, X: Any, n: int = 1, random_state: Any = None, offset: Any = None) -> np.ndarray:
         """`n` joint draws of f, the log-odds, at the rows of X: n × rows."""
         check_is_fitted(self, "posterior_")
-        source = self._features(open_rows(self, X, offset, ROW_FORMAT).in_memory())
+        source: Any = self._induced(open_rows(self, X, offset, ROW_FORMAT).in_memory())
         dimension = len(self._predictive.mean)
         generator = check_random_state(self.random_state if random_state is None else random_state)
         noise = torch.from_numpy(generator.standard_normal((n, dimension + source.rows))).to(source.root)
@@ -926,16 +644,12 @@ class VariationalGPClassifier(
         mean are by class, `mean_weight (label)`, less their mean over classes.
         """
         check_is_fitted(self, "posterior_")
-        of = self.model_, self.posterior_, self._scaler, self._columns()
         labels = [str(label) for label in self.classes_.tolist()]
-        table = class_hyperparameter_table(*of, labels) if self.multiclass_ else hyperparameter_table(*of)
+        table = self._case.table(self.components_[0], self._scaler, labels)
         table.attrs |= {"families": family_weights(self.components_), "inducing_points": len(self.inducing_points_)}
         if self.inducing_cost_ is not None:
             table.attrs["inducing_cost"] = self.inducing_cost_
         return table
-
-    def _columns(self) -> list[str]:
-        return [str(name) for name in getattr(self, "feature_names_in_", [f"x{j}" for j in range(self.n_features_in_)])]
 
     @for_two_classes
     def term_effects(self, X: Any = None, *, points: int = 41, level: float = 0.95) -> list[TermEffect]:
@@ -962,7 +676,7 @@ class VariationalGPClassifier(
         few = known if known.rows <= PLACED_ROWS else known.sample(PLACED_ROWS, np.random.default_rng(0))
         rows = Observations.from_arrays(few.in_memory()).inputs.numpy()
         z = half_width(level)
-        return effects_of_terms(self.model_, self.posterior_, self._scaler, rows, self._columns(), int(points), z)
+        return effects_of_terms(self.model_, self.posterior_, self._scaler, rows, self._choices.names, int(points), z)
 
     # -----------------------------------------------------------------------------------------------------------------
     # Storage and scikit-learn
@@ -976,15 +690,10 @@ class VariationalGPClassifier(
         metadata = {"learns_inducing": learns, "starts": [list(start) for start in self.starts_]}
         if self.inducing_cost_ is not None:
             metadata["inducing_cost"] = self.inducing_cost_
-        if self.family_ != self._only_family():
+        if self.family_ != self._choices.only_family():
             metadata["family"] = list(self.family_)
-        if len(self.components_) > 1:
-            metadata["components"] = [[component.weight, *component.family] for component in self.components_]
-        for k, component in enumerate(self.components_[1:], start=1):
-            tensors |= {f"component.{k}.model.{name}": x for name, x in component.model.state_dict().items()}
-            parts = {one.name: getattr(component.posterior, one.name) for one in fields(component.posterior)}
-            tensors |= {f"component.{k}.posterior.{name}": x for name, x in parts.items()}
-        return State(tensors, {**metadata, **self._weighting_state()})
+        averaged = component_state(self.components_)
+        return State(tensors | averaged.tensors, {**metadata, **averaged.metadata, **self._weighting_state()})
 
     def _restore_own_state(self, state: State) -> None:
         self._scaler = Scaler(state.tensors["centre"].numpy(), state.tensors["scale"].numpy())
@@ -993,10 +702,13 @@ class VariationalGPClassifier(
             self._own_prior = prior_from(state.tensors)
         self.inducing_cost_ = state.metadata.get("inducing_cost")
         learns = bool(state.metadata.get("learns_inducing", self.learn_inducing))
-        self.family_ = Family(*state.metadata.get("family", self._only_family()))
-        self.model_ = self._stored_model(self.family_, state.part("model"), learns, self.posterior_)
-        self.components_ = self._stored_components(state)
-        self.inducing_points_ = self._inducing_points(self.model_)
+        choices = self._choices
+        self.family_ = Family(*state.metadata.get("family", choices.only_family()))
+        self.model_ = read_model(state.part("model"), choices, self.family_, learns, self.jitter_, self.posterior_)
+        first = Component(1.0, self.family_, self.model_, self.posterior_)
+        sizes = self._class_sizes(len(self.classes_))
+        self.components_ = read_components(state, first, choices, self.jitter_, sizes)
+        self.inducing_points_ = self._inducing_points()
         self.starts_, self.history_ = [Start(*start) for start in state.metadata["starts"]], []
 
     @staticmethod
@@ -1017,51 +729,6 @@ class VariationalGPClassifier(
         if classes < 2 or ("posterior.means" in names) != (classes > 2):
             raise StorageError(f"the posterior must be one of {classes} classes; got another.")
         return cls._own_tensors
-
-    def _stored_components(self, state: State) -> list[Component]:
-        found = [Component(1.0, self.family_, self.model_, self.posterior_)]
-        stored = state.metadata.get("components", [])
-        numbers_of = {name.split(".")[1] for name in state.tensors if name.startswith("component.")}
-        if numbers_of != {str(k) for k in range(1, len(stored))}:
-            raise StorageError(
-                f"the file must have {len(stored)} components; got parts of {shown(sorted(numbers_of))}."
-            )
-        for k, (weight, *family) in enumerate(stored[1:], start=1):
-            part = State(state.part(f"component.{k}"), {})
-            shape = posterior_shape(part.tensors)
-            posterior_part = part.part("posterior")
-            layouts = {name: Layout(x.dtype, tuple(x.shape), 0, 0) for name, x in posterior_part.items()}
-            if shape is not type(self.posterior_):
-                raise StorageError(f"all components must be of one kind; got {shape.__name__} besides the first.")
-            check_layouts(POSTERIOR_FIELDS[shape], layouts, self._class_sizes(len(self.classes_)))
-            check_tensors(POSTERIOR_FIELDS[shape], posterior_part)
-            posterior = shape(**posterior_part)
-            model = self._stored_model(Family(*family), part.part("model"), False, posterior)
-            found.append(Component(weight, Family(*family), model, posterior))
-        return [found[0]._replace(weight=stored[0][0]), *found[1:]] if stored else found
-
-    def _stored_model(
-        self, family: Family, parameters: dict[str, Tensor], learn_inducing: bool, posterior: Posterior
-    ) -> SparseGP:
-        """Kernel, mean and inducing points with stored parameters, for predictions and warm starts."""
-        if "inducing" not in parameters:
-            raise StorageError("the file must have inducing points of every component; got none for one of them.")
-        points = torch.zeros_like(parameters["inducing"])
-        kernel, mean = self._kernel_and_mean(family)
-        model = SparseGP(kernel, mean, points, learn_inducing, self.jitter_)
-        expected, found = (
-            {name: (list(x.shape), str(x.dtype)) for name, x in parts.items()}
-            for parts in (model.state_dict(), parameters)
-        )
-        if expected != found:
-            name = min(name for name in {*expected, *found} if expected.get(name) != found.get(name))
-            got = f"{expected.get(name)} for {found.get(name)} as {shown(name)}"
-            raise StorageError(f"kernel and mean must be those of the saved model; got {got}.")
-        model.load_state_dict(parameters)
-        check_loaded(model)
-        if model.dimension != posterior.mean.shape[-1] or model.inducing.shape[1] != self.n_features_in_:
-            raise StorageError(f"the posterior must have {model.dimension} entries; got {posterior.mean.shape[-1]}.")
-        return model
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

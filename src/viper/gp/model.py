@@ -243,6 +243,11 @@ def block_rows_on(device: torch.device) -> int:
     return BLOCK_ROWS if device.type == "cpu" else BLOCK_ROWS_GPU
 
 
+def blocks_on(device: torch.device, parts: list[Tensor]) -> list[Tensor]:
+    """Numbers of all rows, block by block, on a device and in its blocks."""
+    return parts if parts[0].device == device else list(torch.cat(parts).to(device).split(block_rows_on(device)))
+
+
 class Features(BlockSource):
     """Rows in memory, projected on the inducing points: a source of blocks (A, o, r, y, c) for the solver.
 
@@ -437,10 +442,7 @@ class Sites:
 
     def on(self, device: torch.device) -> "Sites":
         """The sites on a device, in its blocks."""
-        if self.precision[0].device == device:
-            return self
-        parts = (torch.cat(x).to(device).split(block_rows_on(device)) for x in (self.precision, self.target))
-        return Sites(*map(list, parts))
+        return Sites(blocks_on(device, self.precision), blocks_on(device, self.target))
 
     def posterior(self, source: Features, diagonal: bool, scale: float = 1.0) -> Gaussian | None:
         """The q of these sites with the features of another θ; None if Λ is not positive definite."""

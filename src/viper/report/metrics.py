@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CalibrationVerdict",
-    "ClassScores",
     "Confusion",
     "LabelScores",
     "Scores",
@@ -61,17 +60,19 @@ class Scores(NamedTuple):
     """Means over rows. Higher is better for the log score, AUC, accuracy, precision and skill, lower for the others.
 
     log_score : mean log p(y); 0 at best
-    brier : mean (p - y)²
-    auc : probability that a row of the second class is ranked above one of the first; None without both classes
-    accuracy : share of rows whose class is the more probable one
-    calibration_error : mean |observed share - predicted probability| over bins of equally many rows
+    brier : mean (p - y)²; with more than two classes Σ_k (p_k - y_k)², from 0 to 2
+    auc : probability that a row of the second class is ranked above one of the first; with more than two classes the
+        mean over classes of that of a class against all others; None if a class has no rows
+    accuracy : share of rows whose class is the most probable one
+    calibration_error : mean |observed share - predicted probability| over bins of equally many rows; with more than two
+        classes the mean over classes of that of a class against all others
     interval_width : mean width of the intervals; None without intervals
-    base_rate : share of rows of the second class
-    base_accuracy : accuracy of always predicting the commoner class
-    log_skill, brier_skill : 1 - loss / loss of predicting the base rate for every row; 1 is perfect, 0 no better than
-        the base rate, which is that of these rows; None without both classes
+    base_rate : share of rows of the second class; None with more than two
+    base_accuracy : accuracy of always predicting the commonest class
+    log_skill, brier_skill : 1 - loss / loss of predicting the shares of the classes for every row; 1 is perfect, 0 no
+        better than these shares, which are those of these rows; None if the rows have one class
     average_precision : mean share of the second class among the rows ranked above each of its rows, which is the base
-        rate if the ranking is random; None without both classes
+        rate if the ranking is random; None without both classes, or with more than two
     """
 
     rows: int
@@ -98,31 +99,46 @@ def scores(label: Any, probability: Any, interval: Any = None, bins: int = 10, s
     >>> scores([False, True, True], [0.25, 0.5, 0.75]).brier
     0.125
     """
-    from sklearn.metrics import average_precision_score, brier_score_loss, log_loss
+    from sklearn.metrics import average_precision_score
 
     label, probability = checked_predictions(label, probability)
     weight = read_row_weights(sample_weight, len(label))
-    table = calibration(label, probability, bins, sample_weight=sample_weight)
-    error = float(np.average(np.abs(table["observed"] - table["predicted"]), weights=table["rows"]))
-    mean = lambda values: float(np.average(values, weights=weight))  # noqa: E731
-    counted = label[weight > 0]
-    base, both = mean(label), 0 < counted.sum() < len(counted)
-    log_score = -float(log_loss(label, probability, labels=[False, True], sample_weight=weight))
-    brier = float(brier_score_loss(label, probability, pos_label=True, sample_weight=weight))
+    base = float(np.average(label, weights=weight))
+    both = len(np.unique(label[weight > 0])) > 1
     precision = average_precision_score(label, probability, sample_weight=weight) if both else None
+    return mean_scores(label, probability, probability > 0.5, np.array([1 - base, base]), weight, interval)._replace(
+        auc=auc(label, probability, weight) if both else None,
+        calibration_error=calibration_error(label, probability, bins, sample_weight),
+        base_rate=base,
+        average_precision=None if precision is None else float(precision),
+    )
+
+
+def mean_scores(
+    label: np.ndarray,
+    p: np.ndarray,
+    chosen: np.ndarray,
+    shares: np.ndarray,
+    weight: np.ndarray,
+    interval: Any,
+) -> Scores:
+    """The scores that are means over rows, for two classes or more; `shares` are those of the classes."""
+    mean = lambda values: float(np.average(values, weights=weight))  # noqa: E731
+    known = np.broadcast_to(shares if p.ndim == 2 else shares[1], p.shape)
+    losses = {name: mean(row_scores(label, p, name)) for name in ("log_score", "brier")}
+    of_shares = {name: mean(row_scores(label, known, name)) for name in losses}
+    several = int((shares > 0).sum()) > 1
+    width = None if interval is None else np.diff(np.asarray(interval), axis=-1).reshape(len(label), -1).mean(1)
     return Scores(
         rows=len(label),
-        log_score=log_score,
-        brier=brier,
-        auc=auc(label, probability, weight) if both else None,
-        accuracy=mean((probability > 0.5) == label),
-        calibration_error=error,
-        interval_width=None if interval is None else mean(np.diff(np.asarray(interval), axis=1)[:, 0]),
-        base_rate=base,
-        base_accuracy=max(base, 1 - base),
-        log_skill=1 + log_score / entropy(base) if both else None,
-        brier_skill=1 - brier / (base * (1 - base)) if both else None,
-        average_precision=None if precision is None else float(precision),
+        **losses,
+        auc=None,
+        accuracy=mean(chosen == label),
+        calibration_error=np.nan,
+        interval_width=None if width is None else mean(width),
+        base_accuracy=float(shares.max()),
+        log_skill=1 - losses["log_score"] / of_shares["log_score"] if several else None,
+        brier_skill=1 - losses["brier"] / of_shares["brier"] if several else None,
     )
 
 
@@ -205,6 +221,12 @@ def calibration(
     return pandas.DataFrame(
         {"predicted": predicted, "observed": positive / rows, "rows": rows, "lower": low, "upper": high}
     )
+
+
+def calibration_error(label: Any, probability: Any, bins: int, sample_weight: Any) -> float:
+    """Mean |observed share - predicted probability| over the bins of `calibration`, by their rows."""
+    table = calibration(label, probability, bins, sample_weight=sample_weight)
+    return float(np.average(np.abs(table["observed"] - table["predicted"]), weights=table["rows"]))
 
 
 class CalibrationVerdict(NamedTuple):
@@ -579,34 +601,9 @@ def mean_interval(values: np.ndarray, level: float) -> tuple[float, float, float
 # --- more than two classes: `label` is the number of a row's class, `probability` has a column for each ---
 
 
-class ClassScores(NamedTuple):
-    """Means over rows. Higher is better for the log score, AUC, accuracy and skill, lower for the others.
-
-    log_score : mean log p(y); 0 at best
-    brier : mean Σ_k (p_k - y_k)², from 0 to 2
-    auc : mean over classes of the AUC of a class against all others; None if a class has no rows
-    accuracy : share of rows whose class is the most probable one
-    calibration_error : mean over classes of that of the class against all others
-    interval_width : mean width of the intervals; None without intervals
-    base_accuracy : accuracy of always predicting the commonest class
-    log_skill, brier_skill : 1 - loss / loss of predicting the shares of the classes for every row; None for one class
-    """
-
-    rows: int
-    log_score: float
-    brier: float
-    auc: float | None
-    accuracy: float
-    calibration_error: float
-    interval_width: float | None = None
-    base_accuracy: float | None = None
-    log_skill: float | None = None
-    brier_skill: float | None = None
-
-
 def class_scores(
     label: Any, probability: Any, interval: Any = None, bins: int = 10, sample_weight: Any = None
-) -> ClassScores:
+) -> Scores:
     """Score the probabilities of K classes. A row of weight c counts as c equal rows.
 
     Examples
@@ -616,23 +613,11 @@ def class_scores(
     """
     label, probability = checked_class_predictions(label, probability)
     weight = read_row_weights(sample_weight, len(label))
-    mean = lambda values: float(np.average(values, weights=weight))  # noqa: E731
-    shares = np.array([mean(label == k) for k in range(probability.shape[1])])
-    known = np.broadcast_to(shares, probability.shape)
-    losses = {name: mean(row_scores(label, probability, name)) for name in ("log_score", "brier")}
-    base = {name: mean(row_scores(label, known, name)) for name in losses}
-    several = int((shares > 0).sum()) > 1
+    shares = np.array([np.average(label == k, weights=weight) for k in range(probability.shape[1])])
     each = by_class(label, probability, bins=bins, sample_weight=sample_weight)
-    return ClassScores(
-        rows=len(label),
-        **losses,
+    return mean_scores(label, probability, probability.argmax(1), shares, weight, interval)._replace(
         auc=None if each["auc"].isna().any() else float(each["auc"].mean()),
-        accuracy=mean(probability.argmax(1) == label),
         calibration_error=float(each["calibration_error"].mean()),
-        interval_width=None if interval is None else mean(np.diff(np.asarray(interval), axis=-1)[..., 0].mean(1)),
-        base_accuracy=float(shares.max()),
-        log_skill=1.0 - losses["log_score"] / base["log_score"] if several else None,
-        brier_skill=1.0 - losses["brier"] / base["brier"] if several else None,
     )
 
 
@@ -664,8 +649,6 @@ def by_class(
     chosen, rows = probability.argmax(1), []
     for k in range(probability.shape[1]):
         own, said = label == k, chosen == k
-        table = calibration(own, np.clip(probability[:, k], 0.0, 1.0), bins, sample_weight=sample_weight)
-        error = float(np.average(np.abs(table["observed"] - table["predicted"]), weights=table["rows"]))
         both = 0.0 < weight @ own < weight.sum()
         rows.append(
             {
@@ -674,7 +657,7 @@ def by_class(
                 "auc": auc(own, probability[:, k], weight) if both else np.nan,
                 "recall": weight @ (own & said) / (weight @ own) if weight @ own else np.nan,
                 "precision": weight @ (own & said) / (weight @ said) if weight @ said else np.nan,
-                "calibration_error": error,
+                "calibration_error": calibration_error(own, np.clip(probability[:, k], 0.0, 1.0), bins, sample_weight),
             }
         )
     return pandas.DataFrame(rows, index=pandas.Index(range(len(rows)) if classes is None else classes, name="class"))

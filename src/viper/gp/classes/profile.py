@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from viper.gp.classes.rows import ClassFeatures
-from viper.gp.model import ChainRule, Features, Observations, SparseGP
+from viper.gp.model import ChainRule, Features, Observations, SparseGP, blocks_on
 from viper.gp.profile import Profile, identity_prior
 from viper.inference.classes.problem import ClassProblem
 from viper.inference.classes.solver import Proposal, StarRun
@@ -40,6 +40,10 @@ class ClassSites(NamedTuple):
     def information(self) -> Tensor:
         """c Σ_k h_k of each row."""
         return torch.cat(self.precision).sum(1).clamp(min=0.0)
+
+    def on(self, device: torch.device) -> "ClassSites":
+        """The sites on a device, in its blocks."""
+        return ClassSites(blocks_on(device, self.precision), blocks_on(device, self.target))
 
     def star(self, problem: ClassProblem) -> Star | None:
         """The q of these sites with the features of a problem; None if it is no Gaussian."""

@@ -17,7 +17,7 @@ from viper.data import checks
 from viper.data.model_file import write_tensors
 from viper.data.schema import NUMBER, TEXT, WHOLE, Fields, Items, Layout, Numbers, Value, check_layouts, or_none
 from viper.errors import StorageError, shown
-from viper.gp.classifier import AUTO, STATIONARY, VariationalGPClassifier
+from viper.gp.fitting.choices import AUTO, STATIONARY
 from viper.gp.average import Component, family_weights
 from viper.gp.kernels import PairMean
 from viper.gp.latent import LatentProcess, LatentRows
@@ -181,14 +181,10 @@ class VariationalPreferenceGP(BaseEstimator):
         tied = None if ties is None else read_ties(ties, len(first))
         weight = checks.read_weights(sample_weight, len(first))
         rows = PairRows(items[first], items[second], tied, weight)
-        compared = np.unique(np.r_[first, second])
-        self.process_ = PairProcess(**self._options()).fit_pairs(rows, items[compared])
-        self.n_items_, self.n_pairs_ = len(compared), len(first)
+        self.process_ = PairProcess(**self.get_params(deep=False)).fit_pairs(rows)
+        self.n_items_, self.n_pairs_ = len(np.unique(np.r_[first, second])), len(first)
         self._constant = self.process_.tie_constant()
         return self
-
-    def _options(self) -> dict[str, Any]:
-        return self.get_params(deep=False)
 
     def _check_options(self) -> None:
         checks.check_word(self.mean, "mean", MEANS)
@@ -381,7 +377,7 @@ class VariationalPreferenceGP(BaseEstimator):
         process = PairProcess._unpack(State(state.tensors, metadata["process"]), objects)
         model = cls(**{name: getattr(process, name) for name in cls().get_params()})
         model._check_options()
-        model.process_, model.n_features_in_ = process, process._width
+        model.process_, model.n_features_in_ = process, process._choices.width
         if metadata["names"] is not None:
             model.feature_names_in_ = np.array(metadata["names"], dtype=object)
         model.n_items_, model.n_pairs_, model._constant = metadata["items"], metadata["pairs"], metadata["constant"]

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from viper.data import checks
-from viper.gp.average import Component
 from viper.gp.classifier import VariationalGPClassifier
-from viper.gp.kernels import NoKernel, PairKernel, PairMean, make_kernel, tie_constant
+from viper.gp.fitting.choices import Choices
+from viper.gp.kernels import NoKernel, PairKernel, PairMean, make_kernel, pair_items, tie_constant
 from viper.gp.model import Observations, Scaler
 from viper.gp.search import LINE, Family
 from viper.inference.rows import Arrays
@@ -69,49 +69,61 @@ def precedes(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.asarray(a[at, column] < b[at, column])
 
 
+class PairChoices(Choices):
+    """The options of a `PairProcess`."""
+
+    @property
+    def width(self) -> int:
+        return self.columns // 2
+
+    @property
+    def tied(self) -> bool:
+        return bool(self.columns % 2)
+
+    def scaler(self, rows: Observations) -> Scaler:
+        """By the items that were compared, and the same for both of a pair."""
+        items = torch.cat(pair_items(rows.inputs, self.width)).unique(dim=0)
+        of = Scaler.fit(Observations(items, torch.zeros(len(items))), self.options.standardize)
+        more = [0.0] * self.tied
+        return Scaler(np.r_[of.centre, of.centre, more], np.r_[of.scale, of.scale, np.ones(len(more))])
+
+    def kernel_and_mean(self, family: Family) -> tuple[Any, Any]:
+        options = self.options
+        mean = PairMean(self.width, options.mean == "linear", options._tie_weight if self.tied else None).double()
+        if family == LINE:
+            return NoKernel(), mean
+        kernel = family.shape if isinstance(options.kernel, str) else options.kernel
+        return PairKernel(make_kernel(kernel, self.width, priors=options.priors, many=family.many), self.width), mean
+
+
 class PairProcess(VariationalGPClassifier):
     """The classifier of pairs. Its rows have 2p columns, or 2p + 1 with ties."""
 
     _tie_weight = 0.0
 
     @property
-    def _width(self) -> int:
-        return int(self.n_features_in_) // 2
+    def _choices(self) -> PairChoices:
+        return PairChoices(self, 2)
 
     @property
     def tied_(self) -> bool:
         """Whether there are ties."""
-        return bool(self.n_features_in_ % 2)
-
-    def fit_pairs(self, rows: PairRows, items: np.ndarray) -> "PairProcess":
-        """Fit to pairs; columns are standardised by these items."""
-        self._check_options()
-        random = checks.random_of_fit(self.random_state)
-        self.classes_, self._own_prior = CLASSES, None
-        self.n_features_in_, self._items = rows.arrays.features.shape[1], items
-        self._tie_weight = rows.tie_weight or 0.0
-        source = self._weighted_rows(rows.arrays)
-        self._fit(source.in_memory(), None, random)
-        self._raw_rows = source
-        del self._items
-        return self
-
-    def _scaler_of(self, rows: Observations) -> Scaler:
-        of = Scaler.fit(Observations(torch.from_numpy(self._items), torch.zeros(len(self._items))), self.standardize)
-        more = [0.0] * self.tied_
-        return Scaler(np.r_[of.centre, of.centre, more], np.r_[of.scale, of.scale, np.ones(len(more))])
+        return self._choices.tied
 
     @property
     def item_scaler(self) -> Scaler:
-        return Scaler(self._scaler.centre[: self._width], self._scaler.scale[: self._width])
+        p = self._choices.width
+        return Scaler(self._scaler.centre[:p], self._scaler.scale[:p])
 
-    def _kernel_and_mean(self, family: Family) -> tuple[Any, Any]:
-        columns = self._width
-        mean = PairMean(columns, self.mean == "linear", self._tie_weight if self.tied_ else None).double()
-        if family == LINE:
-            return NoKernel(), mean
-        kernel = family.shape if isinstance(self.kernel, str) else self.kernel
-        return PairKernel(make_kernel(kernel, columns, priors=self.priors, many=family.many), columns), mean
+    def fit_pairs(self, rows: PairRows) -> "PairProcess":
+        self._check_options()
+        random = checks.random_of_fit(self.random_state)
+        self.classes_, self._own_prior = CLASSES, None
+        self.n_features_in_, self._tie_weight = rows.arrays.features.shape[1], rows.tie_weight or 0.0
+        source = self._weighted_rows(rows.arrays)
+        self._fit(source.in_memory(), None, random)
+        self._raw_rows = source
+        return self
 
     def tie_constant(self) -> float:
         """What ties add to the log likelihood beyond their rows, at the fitted threshold."""
@@ -120,8 +132,3 @@ class PairProcess(VariationalGPClassifier):
     def rows_of(self, first: np.ndarray, second: np.ndarray, sign: float = -1.0) -> np.ndarray:
         """Pairs as rows to predict."""
         return np.column_stack([first, second, *([np.full(len(first), sign)] if self.tied_ else [])])
-
-
-def thresholds(components: list[Component]) -> list[float]:
-    """t of each component."""
-    return [float(component.model.mean.tie.detach()) for component in components]

@@ -270,10 +270,12 @@ class StarRun:
         enough = max(self.enough(), NATS_LEFT)
         for _ in range(MOST_CLIMBS):
             self.start(self.q, EXACT_CLASSES)
+            before = self.at.objective
             climb_star(self.problem, self.q, enough, self.evaluate, self.climbed)
             self.mixing, self.last, self.share = ChangeMixing(REMEMBERED), math.inf, 1.0
             new = self.propose()
-            if self.nearly_there(new.move, 1.0, enough):
+            at_the_top = max(self.at.objective - before, new.move) < enough  # neither way gains more
+            if at_the_top or self.nearly_there(new.move, 1.0, enough):
                 self.finish(new, self.mixing.weights(new.residual, (self.q.mean, self.q.precision, *new[:2])), 1.0)
                 return
         self.status = "the objective grows too slowly"

@@ -14,7 +14,7 @@ import numpy as np
 from viper.models.prediction import check_no_groups
 from viper.report import charts, trust
 from viper.report.card import card_section, drift_section
-from viper.report.metrics import ClassScores, by_class, calibration, class_scores, confusion_table, judge_calibration
+from viper.report.metrics import Scores, by_class, calibration, class_scores, confusion_table, judge_calibration
 from viper.report.missing import missing_section
 from viper.report.page import ReportPage, content_policy, footer, resource, table_of_contents
 from viper.report.sections import caution, subtitle
@@ -68,7 +68,7 @@ class ClassStudy(Study):
         return self.model.predict_proba(self.X)
 
     @cached_property
-    def scores(self) -> ClassScores:  # type: ignore[override]
+    def scores(self) -> Scores:
         return class_scores(self.label, self.probability, self.model.predict_interval(self.X, self.level))
 
     @cached_property
