@@ -137,10 +137,10 @@ PROBLEMS = {
     "discrimination, 2 inputs": Problem("threshold", discrimination, 2, 10, 100),
     "detection, 2 inputs": Problem("threshold", detection, 2, 10, 100),
     "discrimination, 4 inputs": Problem("threshold", high_discrimination, 4, 20, 100),
-    "two hills, 2 inputs": Problem("maximum", peak, 2, 10, 60),
+    "two hills, 2 inputs": Problem("maximum", peak, 2, 10, 50),
     "two hills, 4 inputs": Problem("maximum", peak, 4, 20, 80),
-    "Branin, 2 inputs": Problem("preference", branin, 2, 6, 50),
-    "Hartmann, 4 inputs": Problem("preference", hartmann, 4, 10, 70),
+    "Branin, 2 inputs": Problem("preference", branin, 2, 6, 40),
+    "Hartmann, 4 inputs": Problem("preference", hartmann, 4, 10, 60),
 }
 
 

@@ -20,7 +20,7 @@ from viper.errors import StorageError, shown
 from viper.gp.fitting.choices import AUTO, STATIONARY
 from viper.gp.average import Component, family_weights
 from viper.gp.kernels import PairMean
-from viper.gp.latent import LatentProcess, LatentRows
+from viper.gp.joint import LatentProcess, LatentRows
 from viper.gp.pairs.process import PairProcess, PairRows
 from viper.gp.summary import kernel_parameters, kernel_scales, priors_in_words
 from viper.inference.importance import Diagnosis
