@@ -43,7 +43,7 @@ sanitize: $(READY)  ## test the compiled code with sanitisers
 	done
 	export LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libubsan.so)" \
 	  ASAN_OPTIONS=detect_leaks=0 PYTHONPATH=$(SANITIZED) OMP_NUM_THREADS=1; \
-	$(BIN)/python -c 'from viper.inference.kernels.compiled import is_compiled; assert is_compiled()' && \
+	$(BIN)/python -c 'from viper.inference.kernels.library import is_compiled; assert is_compiled()' && \
 	$(BIN)/python -c 'from viper.softplus.compiled_classes import class_library; assert class_library()' && \
 	$(BIN)/python -c 'from viper.decisions.compiled import arm_library; assert arm_library()' && \
 	$(BIN)/python -m pytest -p no:cacheprovider tests/test_compiled.py tests/test_threads.py tests/test_logsumexp.py \

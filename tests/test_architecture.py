@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 
 import viper
@@ -192,6 +194,66 @@ def test_import_changes_no_global_state(fresh_import):
 @pytest.mark.parametrize("library", ["matplotlib", "pandas", "dask", "gpytorch", "jax", "torch"])
 def test_import_is_light(fresh_import, library):
     assert library not in fresh_import["modules"]
+
+
+# --- a command imports what it needs ---
+
+RUN_COMMANDS = """
+import contextlib, io, json, sys
+from viper.cli import main
+found = []
+for arguments in json.loads(sys.argv[1]):
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
+        main(arguments)
+    found.append(sorted({name.split(".")[0] for name in sys.modules}))
+print(json.dumps(found))
+"""
+SLOW_LIBRARIES = {"pandas", "scipy", "sklearn", "torch", "joblib", "pyarrow", "formulaic"}
+RARE_LIBRARIES = {"arviz_stats", "xarray", "matplotlib", "gpytorch", "dask", "formulaic", "sympy"}
+
+
+@pytest.fixture(scope="module")
+def imported_by(tmp_path_factory):
+    """What has been imported after each of several commands in one process."""
+    folder = tmp_path_factory.mktemp("commands")
+    table = "age,dose,died\n" + "".join(f"{k % 9},{k % 4},{'yes' if k % 3 else 'no'}\n" for k in range(24))
+    folder.joinpath("rows.csv").write_text(table, encoding="utf-8")
+    frame = {"age": np.arange(24.0) % 9, "dose": np.arange(24.0) % 4}
+    died = ["yes" if k % 3 else "no" for k in range(24)]
+    model = viper.VariationalLogisticRegression.from_formula("died ~ age + dose", pd.DataFrame({**frame, "died": died}))
+    model.save(folder / "fitted.viper")
+    commands = {
+        "--version": ["--version"],
+        "--help": ["--help"],
+        "fit --help": ["fit", "--help"],
+        "a missing file": ["fit", "nothing.csv", "--target", "died"],
+        "a missing model": ["predict", "nothing.viper", "rows.csv"],
+        "missing": ["missing", "rows.csv"],
+        "predict": ["predict", "fitted.viper", "rows.csv"],
+        "summary": ["summary", "fitted.viper"],
+    }
+    run = [sys.executable, "-c", RUN_COMMANDS, json.dumps([*commands.values()])]
+    done = subprocess.run(run, capture_output=True, text=True, check=True, cwd=folder)
+    return dict(zip(commands, map(set, json.loads(done.stdout)), strict=True))
+
+
+@pytest.mark.parametrize("command", ["--version", "--help", "fit --help", "a missing file", "a missing model"])
+def test_a_short_answer_waits_for_no_library(imported_by, command):
+    assert not imported_by[command] & SLOW_LIBRARIES
+
+
+def test_a_command_imports_only_what_it_uses(imported_by):
+    assert "pandas" in imported_by["missing"]
+    assert not imported_by["missing"] & {"torch", "sklearn", *RARE_LIBRARIES}
+    assert "torch" in imported_by["predict"]
+    assert not imported_by["predict"] & RARE_LIBRARIES
+    assert not imported_by["summary"] & (RARE_LIBRARIES - {"formulaic"})
+
+
+def test_the_expectation_imports_neither_pandas_nor_scikit_learn():
+    program = "import sys, viper; viper.expected_softplus(0.3, 1.0); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert not {"pandas", "sklearn", "sympy", "scipy.stats"} & set(done.stdout.split())
 
 
 # --- public modules live in rooms ---

@@ -17,7 +17,7 @@ from viper.decisions.preferences import ExpectedBest, PairInformation, best_of
 from viper.errors import StorageError
 from viper.gp.kernels import PairKernel, covariance, make_kernel, tie_constant, variances
 from viper.gp.likelihood import OrdinalLikelihood
-from viper.gp.pairs.preference import difference
+from viper.softplus.normal import difference
 
 QUICK = {"hyperparameters": "mode", "lengthscales": "one", "mean": "zero", "random_state": 0, "verbose": False}
 

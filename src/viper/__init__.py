@@ -11,7 +11,9 @@ if TYPE_CHECKING:
     from viper import nn
     from viper.data.blocks import Blocks
     from viper.data.files import Files
+    from viper.decisions import acquisition
     from viper.decisions.bandit import Bandit
+    from viper.decisions.experiment import Experiment
     from viper.errors import StorageError
     from viper.gp import likelihood as gpytorch
     from viper.gp.classifier import VariationalGPClassifier
@@ -38,6 +40,7 @@ __all__ = [
     "ExpectedLogSumExp",
     "ExpectedSigmoid",
     "ExpectedSoftplus",
+    "Experiment",
     "Files",
     "StorageError",
     "VariationalGPClassifier",
@@ -45,6 +48,7 @@ __all__ = [
     "VariationalMixedRegression",
     "VariationalOrdinalRegression",
     "VariationalPreferenceGP",
+    "acquisition",
     "datasets",
     "decisions",
     "expected_logsumexp",
@@ -64,6 +68,7 @@ __all__ = [
 NAMES = {
     "Bandit": "viper.decisions.bandit",
     "Blocks": "viper.data.blocks",
+    "Experiment": "viper.decisions.experiment",
     "ExpectedLogSumExp": "viper.softplus.logsumexp",
     "ExpectedSigmoid": "viper.softplus.expectation",
     "ExpectedSoftplus": "viper.softplus.expectation",
@@ -82,6 +87,7 @@ NAMES = {
 }
 # Public modules: the name users type -> where it lives
 MODULES = {
+    "viper.acquisition": "viper.decisions.acquisition",
     "viper.datasets": "viper.datasets",
     "viper.decisions": "viper.decisions",
     "viper.gpytorch": "viper.gp.likelihood",

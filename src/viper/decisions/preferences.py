@@ -11,8 +11,7 @@ An answer still to come is worth a precision of h = E s'(d) along d, whatever it
 (`viper.decisions.latent`).
 """
 
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -22,9 +21,13 @@ from viper.decisions.acquisition import DRAWS, LEAST_VARIANCE, Acquisition, root
 from viper.decisions.inputs import CANDIDATES, Inputs
 from viper.decisions.latent import EstimatorLatent, Joint, LatentModel, label_precisions
 from viper.errors import shown
-from viper.gp.pairs.preference import VariationalPreferenceGP, difference
 from viper.softplus.information import answer_information
-from viper.softplus.normal import cdf, pdf
+from viper.softplus.normal import cdf, difference, pdf
+
+if TYPE_CHECKING:
+    from viper.gp.pairs.preference import VariationalPreferenceGP
+
+ANSWERS = {"first": 1.0, "tie": 0.5, "second": 0.0}
 
 
 class PairConditioned:
@@ -65,6 +68,8 @@ class PairAcquisition(Acquisition):
 
     def set_X_pending(self, X_pending: Any = None) -> None:
         """Set the pairs whose answers are still to come: 2k items, each pair one after the other."""
+        if X_pending is not None and np.ndim(X_pending) == 3:  # pairs
+            X_pending = X_pending.reshape(-1, X_pending.shape[-1])
         self.X_pending = None if X_pending is None else self._read_points(X_pending, "pending")
         if self.X_pending is not None and len(self.X_pending) % 2:
             raise ValueError(f"pending must be pairs of items; got {len(self.X_pending)} items. Pass 2k rows.")
@@ -136,8 +141,8 @@ class PairInputs(Inputs):
 
     def __init__(self, items: Inputs) -> None:
         self.items = items
-        self.names, self.labels = items.names, items.labels
-        self.parts, self.constraints = [*items.parts, *items.parts], items.constraints
+        self.names, self.labels = items.names, [*items.labels, *items.labels]
+        self.parts, self.constraints = [*items.parts, *items.parts], [*items.constraints, differ]
 
     def halves(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return numbers[:, : len(self.items)], numbers[:, len(self.items) :]
@@ -169,33 +174,30 @@ class PairInputs(Inputs):
 
     def allowed(self, numbers: np.ndarray) -> np.ndarray:
         first, second = self.halves(numbers)
-        kept: np.ndarray = (first != second).any(1)
-        if self.constraints:
-            kept = kept & self.items.allowed(first) & self.items.allowed(second)
-        return kept
+        kept = np.any(first != second, 1)
+        return kept & self.items.allowed(first) & self.items.allowed(second) if self.items.constraints else kept
 
-    def best(
-        self,
-        worth: Callable[[np.ndarray], np.ndarray],
-        seed: int,
-        known: np.ndarray | None = None,
-        champion: np.ndarray | None = None,
-    ) -> tuple[np.ndarray, float]:
-        """The pair that is worth most; pairs of the best item so far with others are among those tried."""
-        if champion is not None:
-            others = self.items.spread(CANDIDATES, seed + 1)
-            against = np.hstack([np.broadcast_to(champion, others.shape), others])
-            known = against[self.allowed(against)]
-        return super().best(worth, seed, known)
+    def rivals(self, champion: np.ndarray, seed: int) -> np.ndarray:
+        """Pairs of an item with many others."""
+        others = self.items.spread(CANDIDATES, seed + 1)
+        pairs = np.hstack([np.broadcast_to(champion, others.shape), others])
+        return pairs[self.allowed(pairs)]
 
 
-def fit_preferences(pairs: np.ndarray, answers: np.ndarray, **options: Any) -> VariationalPreferenceGP:
-    """Utilities of items n × 2 × columns, by answers: 1 if the first was preferred, 0 if the second, ½ for a tie."""
+def differ(pair: Any) -> bool:
+    """The constraint of all pairs, which `PairInputs.allowed` looks after."""
+    return pair[0] != pair[1]
+
+
+def fit_preferences(pairs: np.ndarray, answers: np.ndarray, **options: Any) -> "VariationalPreferenceGP":
+    """Utilities of items n × 2 × columns, by answers as numbers of `ANSWERS`."""
+    from viper.gp.pairs.preference import VariationalPreferenceGP
+
     n = len(pairs)
     items = pairs.reshape(2 * n, -1)
     number = np.arange(2 * n).reshape(n, 2)
     number = np.where((answers > 0.0)[:, None], number, number[:, ::-1])
-    ties = answers == 0.5
+    ties = answers == ANSWERS["tie"]
     return VariationalPreferenceGP(verbose=False, **options).fit(items, number, ties if ties.any() else None)
 
 

@@ -34,6 +34,7 @@ from viper.formula.columns import (
     MONTHS,
     WEEKDAYS,
     as_frame,
+    calendar_days,
     is_iso,
     number_text,
     parsed_dates,
@@ -41,7 +42,6 @@ from viper.formula.columns import (
     with_days,
     without_blanks,
 )
-from viper.formula.encoding import calendar_days
 from viper.inference.classes.posterior import StarPosterior
 from viper.inference.importance import SEED
 from viper.inference.posterior import Posterior, latent, moved

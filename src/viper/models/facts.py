@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from viper.formula.columns import number_text
-from viper.formula.encoding import calendar_days
+from viper.formula.columns import calendar_days, number_text
 from viper.formula.training import TrainingData
 from viper.models.weighting import APART
 

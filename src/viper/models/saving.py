@@ -68,6 +68,7 @@ ESTIMATORS = {
     "mixed": "VariationalMixedRegression",
     "preference": "VariationalPreferenceGP",
     "bandit": "Bandit",
+    "experiment": "Experiment",
 }
 POSTERIOR_FIELDS: dict[Any, dict[str, Numbers]] = {  # d coefficients or inducing points
     Full: {"mean": numbers("d"), "factor": numbers("dd", range=INVERTIBLE)},

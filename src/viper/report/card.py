@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from viper.formula.encoding import date_text
+from viper.formula.columns import date_text
 from viper.formula.training import TrainingColumn, TrainingData
 from viper.models.facts import ModelFacts, scales_by_name
 from viper.report import views

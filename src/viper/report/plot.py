@@ -11,7 +11,7 @@ import torch
 
 from viper.data.checks import read_labels
 from viper.errors import listed
-from viper.formula.encoding import date_text
+from viper.formula.columns import date_text
 from viper.models.prediction import check_model, check_one_probability, predictions
 from viper.report import views
 from viper.report.metrics import binned_residuals, calibration, decision_curve

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from viper.errors import listed
-from viper.formula.columns import levels_of, with_days
-from viper.formula.encoding import calendar_days
+from viper.formula.columns import calendar_days, levels_of, with_days
 from viper.models.prediction import Predictions, check_model, predict_each_row, predictions
 from viper.softplus.expectation import expected_softplus
 

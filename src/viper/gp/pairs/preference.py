@@ -27,6 +27,7 @@ from viper.inference.importance import Diagnosis
 from viper.models.prediction import half_width
 from viper.models.saving import State, as_storage_error
 from viper.softplus.information import answer_information
+from viper.softplus.normal import difference
 
 if TYPE_CHECKING:
     import pandas
@@ -382,13 +383,6 @@ class VariationalPreferenceGP(BaseEstimator):
             model.feature_names_in_ = np.array(metadata["names"], dtype=object)
         model.n_items_, model.n_pairs_, model._constant = metadata["items"], metadata["pairs"], metadata["constant"]
         return model
-
-
-def difference(mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and variance of f(a) - f(b) from those of (f(a), f(b)), on the last axes."""
-    C = covariance
-    variance = C[..., 0, 0] + C[..., 1, 1] - C[..., 0, 1] - C[..., 1, 0]
-    return mean[..., 0] - mean[..., 1], variance.clamp(min=0.0)
 
 
 def dense(X: Any) -> np.ndarray:
