@@ -107,9 +107,7 @@ def test_repeated_answers_are_weights():
     assert set(used) == set(np.unique(pairs)) or repeated.n_items_ == len(used)
     kept = count > 0
     weighted = VariationalPreferenceGP(**QUICK).fit(X, pairs[kept], ties[kept], sample_weight=count[kept])
-    np.testing.assert_allclose(
-        repeated.predict_proba(A, B), weighted.predict_proba(A, B), atol=TOLERANCE["converged"]
-    )
+    np.testing.assert_allclose(repeated.predict_proba(A, B), weighted.predict_proba(A, B), atol=TOLERANCE["converged"])
     assert repeated.elbo_ == pytest.approx(weighted.elbo_, rel=TOLERANCE["converged"])
 
 
@@ -152,7 +150,8 @@ def test_the_three_answers_add_up_to_one(tied):
     tie = expit(t - d) * expit(t + d) * np.exp(tie_constant(1.0, torch.from_numpy(t)).numpy())
     np.testing.assert_allclose(expit(d - t) + tie + expit(-d - t), 1.0, rtol=TOLERANCE["special"])
     p = tied.predict_proba(A, B)
-    assert tied.outcomes_ == ("first", "tie", "second") and (p > 0).all()
+    assert tied.outcomes_ == ("first", "tie", "second")
+    assert (p > 0).all()
     np.testing.assert_allclose(p.sum(1), 1.0, rtol=TOLERANCE["special"])
     np.testing.assert_allclose(p, tied.predict_proba(B, A)[:, ::-1], atol=TOLERANCE["special"])
 
@@ -193,7 +192,8 @@ def test_the_threshold_is_where_the_objective_is_largest(tied):
 def test_no_ties_make_a_small_threshold():
     X, pairs, _ = answers()
     without = VariationalPreferenceGP(**QUICK).fit(X, pairs, np.zeros(len(pairs), bool))
-    assert without.threshold_ < 0.5 and without.predict_proba(A, B)[:, 1].max() < 0.2
+    assert without.threshold_ < 0.5
+    assert without.predict_proba(A, B)[:, 1].max() < 0.2
 
 
 # --- acquisition ---
@@ -255,9 +255,7 @@ def test_pending_answers_condition_the_joint_posterior(fitted):
         column = C @ sign
         C = C - h / (1.0 + h * v) * np.outer(column, column)
     v = C[4, 4] + C[5, 5] - 2.0 * C[4, 5]
-    expected = viper.softplus.information.answer_information(
-        torch.tensor(mean[4] - mean[5]), torch.tensor(v)
-    )
+    expected = viper.softplus.information.answer_information(torch.tensor(mean[4] - mean[5]), torch.tensor(v))
     assert PairInformation(fitted, pending=pending)(pairs)[4] == pytest.approx(float(expected), rel=1e-8)
     assert (PairInformation(fitted, pending=pending)(pairs) <= PairInformation(fitted)(pairs) + 1e-12).all()
 
@@ -285,7 +283,9 @@ def test_botorch_orders_items_alike(fitted):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         peer = PairwiseGP(torch.from_numpy(X), torch.from_numpy(pairs.copy()))
-        peer.covar_module.base_kernel.lengthscale = fitted.process_.model_.kernel.of.base_kernel.lengthscale[0, 0] * 0.29
+        peer.covar_module.base_kernel.lengthscale = (
+            fitted.process_.model_.kernel.of.base_kernel.lengthscale[0, 0] * 0.29
+        )
         found = peer.posterior(torch.from_numpy(np.vstack([A, B]))).mean.detach().numpy()[:, 0]
     assert np.corrcoef(found, fitted.predict_latent(np.vstack([A, B]))[0])[0, 1] > 0.9
 
@@ -304,8 +304,10 @@ def test_summary_names_columns_and_the_threshold():
     X, pairs, ties = answers()
     model = VariationalPreferenceGP(random_state=0, verbose=False)
     table = model.fit(pd.DataFrame(X, columns=["sugar", "salt"]), pairs, ties).summary()
-    assert list(table.index) == ["sugar", "salt"] and "lengthscale" in table
-    assert table.attrs["threshold"] == model.threshold_ and "tie" in table.attrs["priors"]
+    assert list(table.index) == ["sugar", "salt"]
+    assert "lengthscale" in table
+    assert table.attrs["threshold"] == model.threshold_
+    assert "tie" in table.attrs["priors"]
     assert model.score(pd.DataFrame(A, columns=["sugar", "salt"]), pd.DataFrame(B, columns=["sugar", "salt"])) < 0
 
 
@@ -372,3 +374,61 @@ def test_other_bad_input(fitted):
         ExpectedBest(VariationalPreferenceGP())
     with pytest.raises(ValueError, match="draws"):
         ExpectedBest(fitted, draws=0)
+
+
+# --- experiments ---
+
+
+def run(experiment, count, seed=0):
+    generator = np.random.default_rng(seed)
+    for _ in range(count):
+        a, b = experiment.ask()
+        d = utility(np.array([list(a.values())]))[0] - utility(np.array([list(b.values())]))[0]
+        d += 0.3 * generator.logistic()
+        experiment.tell((a, b), "tie" if abs(d) < 0.1 else "first" if d > 0 else "second")
+    return experiment
+
+
+@pytest.fixture(scope="module")
+def experiment():
+    return run(viper.Experiment({"sugar": (0, 1), "milk": (0, 1)}, goal="prefer", initial=6), 12)
+
+
+def test_an_experiment_finds_what_is_preferred(experiment):
+    top = utility(np.array([[np.pi / 8.0, 1.0]]))[0]
+    best = experiment.best()
+    assert utility(np.array([list(best.x.values())]))[0] > top - 0.3  # of a range of 4.5
+    assert best.interval[0] < best.mean < best.interval[1]
+    found = experiment.estimate([{"sugar": 0.4, "milk": 0.9}, {"sugar": 1.0, "milk": 0.0}])
+    assert found.mean[0] > found.mean[1]
+    progress = experiment.progress()
+    assert progress.answers == 12
+    assert 0.0 < progress.information < np.log(2.0)
+    assert progress.left > 0.0
+
+
+def test_a_stored_experiment_goes_on_alike(experiment, tmp_path):
+    experiment.save(tmp_path / "tastes.viper")
+    back = viper.load(tmp_path / "tastes.viper")
+    assert back.ask() == experiment.ask()
+    assert len(back.pending) == 1
+    assert isinstance(back.pending[0], tuple)
+    assert back.cancel().ask(2)[0] != back.pending[1]
+
+
+def test_experiments_say_what_an_answer_is():
+    asked = viper.Experiment([(0, 1), (0, 1)], goal="prefer", constraints=[([1.0, 1.0], 1.2)])
+    pair = asked.ask()
+    assert len(pair) == 2
+    assert (np.sum(pair, 1) <= 1.2).all()
+    assert asked.ask(3).shape == (3, 2, 2)
+    with pytest.raises(ValueError, match=r"one of .'first', 'tie', 'second'.; got 1"):
+        asked.tell(pair, 1)
+    with pytest.raises((TypeError, ValueError), match=r"pair of points|2 inputs"):
+        asked.tell([0.1, 0.2], "first")
+    asked.tell(pair, "second").tell(np.array([[[0.1, 0.2], [0.3, 0.4]], [[0.5, 0.1], [0.2, 0.2]]]), ["first", "tie"])
+    assert len(asked.answers[1]) == 3
+    assert asked.answers[0].shape == (3, 2, 2)
+    whole = viper.Experiment({"shots": (1, 2, "integer")}, goal="prefer", initial=6)
+    pairs = whole.ask(6)
+    assert all(a != b for a, b in pairs)

@@ -60,8 +60,8 @@ class Experiment:
 
     Answers are yes or no, 1 or 0, and p(x) is the probability of a yes, with a Gaussian process for its log-odds
     (`VariationalGPClassifier`, averaged over hyperparameters). Or, with ``outcome="real"``, they are measurements, and
-    runs may fail. With ``goal="prefer"`` a question is a pair of points, and the answer which of them is better, "first",
-    "second" or "tie"; points have utilities then (`VariationalPreferenceGP`), in log-odds.
+    runs may fail. With ``goal="prefer"`` a question is a pair of points, and the answer which of them is better:
+    "first", "second" or "tie". Points have utilities then (`VariationalPreferenceGP`), in log-odds.
 
     Parameters
     ----------
@@ -200,7 +200,7 @@ class Experiment:
                 raise ValueError(
                     f"an answer must be one of {list(ANSWERS)}; got {shown(wrong[0])}. Which of the pair is better?"
                 )
-            return np.array([ANSWERS[one] for one in given])
+            return np.array([ANSWERS[str(one)] for one in given])
         if self.outcome == "binary":
             if failed is not None:
                 raise ValueError("failed is for outcome='real'; got it with yes/no answers. Leave those runs out.")

@@ -164,5 +164,7 @@ def check_experiment(layouts: Mapping[str, Layout], metadata: dict[str, Any]) ->
     for one in metadata["constraints"]:
         if one is not None and len(one["weights"]) != len(inputs):
             raise StorageError(f"a constraint must have {len(inputs)} weights; got {len(one['weights'])}.")
-    check_layouts(EXPERIMENT_TENSORS, layouts, {"d": len(inputs) * (2 if metadata["options"]["goal"] == "prefer" else 1)})
+    check_layouts(
+        EXPERIMENT_TENSORS, layouts, {"d": len(inputs) * (2 if metadata["options"]["goal"] == "prefer" else 1)}
+    )
     return EXPERIMENT_TENSORS

@@ -11,13 +11,21 @@ An answer still to come is worth a precision of h = E s'(d) along d, whatever it
 (`viper.decisions.latent`).
 """
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from viper.decisions.acquisition import DRAWS, LEAST_VARIANCE, Acquisition, root_of, sobol_uniforms
+from viper.decisions.acquisition import (
+    BATCH_DRAWS,
+    LEAST_LATENT_VARIANCE,
+    Acquisition,
+    checked_draws,
+    root_of,
+    sobol_uniforms,
+)
 from viper.decisions.inputs import CANDIDATES, Inputs
 from viper.decisions.latent import EstimatorLatent, Joint, LatentModel, label_precisions
 from viper.errors import shown
@@ -75,7 +83,11 @@ class PairAcquisition(Acquisition):
             raise ValueError(f"pending must be pairs of items; got {len(self.X_pending)} items. Pass 2k rows.")
         if self.X_pending is not None and not len(self.X_pending):
             self.X_pending = None
-        self._known = PairConditioned(self.latent, self.X_pending)
+        self._pairs = PairConditioned(self.latent, self.X_pending)
+
+    def forward(self, X: Tensor) -> Tensor:
+        """The values of b batches of items."""
+        return self.of_batch(self._pairs.joint(X))
 
     def __call__(self, X: Any) -> Any:
         """The value of each batch of items."""
@@ -103,7 +115,7 @@ class PairInformation(PairAcquisition):
 
     def of_batch(self, joint: Joint) -> Tensor:
         mean, variance = difference(joint.mean, joint.covariance)
-        return answer_information(mean, variance.clamp(min=LEAST_VARIANCE))
+        return answer_information(mean, variance.clamp(min=LEAST_LATENT_VARIANCE))
 
 
 class ExpectedBest(PairAcquisition):
@@ -121,16 +133,14 @@ class ExpectedBest(PairAcquisition):
 
     _most_items = None
 
-    def __init__(self, model: Any, *, draws: int = DRAWS, random_state: int = 0, pending: Any = None) -> None:
-        if isinstance(draws, bool) or not isinstance(draws, int | np.integer) or draws < 1:
-            raise ValueError(f"draws must be a whole number, 1 or more; got {shown(draws)}.")
-        self.draws, self.random_state = int(draws), int(random_state)
+    def __init__(self, model: Any, *, draws: int = BATCH_DRAWS, random_state: int = 0, pending: Any = None) -> None:
+        self.draws, self.random_state = checked_draws(draws), int(random_state)
         super().__init__(model, pending=pending)
 
     def of_batch(self, joint: Joint) -> Tensor:
         if joint.mean.shape[1] == 2:
             mean, variance = difference(joint.mean, joint.covariance)
-            return joint.mean[:, 1] + expected_positive_part(mean, variance.clamp(min=LEAST_VARIANCE))
+            return joint.mean[:, 1] + expected_positive_part(mean, variance.clamp(min=LEAST_LATENT_VARIANCE))
         uniform = sobol_uniforms(self.draws, joint.mean.shape[1], self.random_state).to(joint.mean)
         f = joint.mean[:, None] + torch.special.ndtri(uniform) @ root_of(joint.covariance).mT
         return f.amax(-1).mean(1)
@@ -164,13 +174,12 @@ class PairInputs(Inputs):
     def read(self, x: Any) -> np.ndarray:
         """A pair of items, or several pairs, as numbers."""
         if isinstance(x, np.ndarray | Tensor):
-            x = np.asarray(x)
-            x = list(x if x.ndim == 3 else x[None])
-        one = isinstance(x, tuple | list) and len(x) == 2 and not isinstance(x[0], tuple | list)
-        pairs = [x] if one and np.ndim(x[0]) < 2 else list(x) if isinstance(x, tuple | list) else [x]
-        if not all(isinstance(pair, tuple | list | np.ndarray) and len(pair) == 2 for pair in pairs):
-            raise TypeError(f"an answer must be about a pair of items, as `ask` returns it; got {shown(x)}.")
-        return np.array([self.items.read(list(pair)).ravel() for pair in pairs]).reshape(len(pairs), len(self))
+            x = list(np.asarray(x) if np.ndim(x) == 3 else np.asarray(x)[None])
+        several = isinstance(x, list) and bool(x) and np.shape(x[0])[:1] == (2,) and not is_item(x[0], len(self.items))
+        pairs = [self.items.read(list(pair)) for pair in (x if several else [x]) if hasattr(pair, "__iter__")]
+        if not pairs or any(len(pair) != 2 for pair in pairs):
+            raise TypeError(f"an answer must be about a pair of points, as `ask` returns it; got {shown(x)}.")
+        return np.array([pair.ravel() for pair in pairs])
 
     def allowed(self, numbers: np.ndarray) -> np.ndarray:
         first, second = self.halves(numbers)
@@ -182,6 +191,11 @@ class PairInputs(Inputs):
         others = self.items.spread(CANDIDATES, seed + 1)
         pairs = np.hstack([np.broadcast_to(champion, others.shape), others])
         return pairs[self.allowed(pairs)]
+
+
+def is_item(x: Any, inputs: int) -> bool:
+    """Whether x is one item rather than two."""
+    return isinstance(x, Mapping) or (np.ndim(x) == 1 and len(x) == inputs and not isinstance(x[0], Mapping))
 
 
 def differ(pair: Any) -> bool:

@@ -27,7 +27,7 @@ from gpytorch.kernels import Kernel
 from torch import Tensor
 
 from viper.gp.average import Averaged, Component
-from viper.gp.kernels import NoKernel, PairKernel, covariance, stationary_shape, variances, weight_columns
+from viper.gp.kernels import LEAST_SQUARE, NoKernel, PairKernel, covariance, stationary_shape, variances, weight_columns
 from viper.gp.model import Features, Observations, Scaler
 from viper.inference.posterior import Diagonal, Full, Posterior
 from viper.inference.rows import Block, BlockSource, Dense
@@ -36,7 +36,6 @@ from viper.softplus.limit import LEAST_PROBABILITY, mean_of_same_probability
 
 MOST_POINTS = 200  # added to the inducing points
 LEAST_LEFT = 1e-8  # of the mean prior variance: what is left is explained
-LEAST_SQUARE = 1e-30  # squared distance, so that Matern kernels have a derivative at 0
 
 
 class JointFeatures:

@@ -221,7 +221,7 @@ class PairMean(UncertainMean):
 
 
 class TiePrior(NormalPrior):
-    """The prior of log t and what ties of this total weight add to the likelihood beyond their rows: log(1 - e^{-2t})."""
+    """The prior of log t, and what ties of this total weight add to the likelihood beyond rows: log(1 - e^{-2t})."""
 
     def __init__(self, weight: float) -> None:
         super().__init__(*torch.tensor([math.log(TYPICAL_TIE), TIE_SPREAD], dtype=torch.float64))

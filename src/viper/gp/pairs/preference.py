@@ -15,16 +15,15 @@ from torch import Tensor
 
 from viper.data import checks
 from viper.data.model_file import write_tensors
-from viper.data.schema import NUMBER, TEXT, WHOLE, Fields, Items, Layout, Numbers, Value, check_layouts, or_none
+from viper.data.schema import NUMBER, TEXT, WHOLE, Fields, Items, Layout, Numbers, Value, or_none
 from viper.errors import StorageError, shown
-from viper.gp.fitting.choices import AUTO, STATIONARY
 from viper.gp.average import Component, family_weights
-from viper.gp.kernels import PairMean
+from viper.gp.fitting.choices import AUTO, STATIONARY
 from viper.gp.joint import LatentProcess, LatentRows
+from viper.gp.kernels import PairMean
 from viper.gp.pairs.process import PairProcess, PairRows
 from viper.gp.summary import kernel_parameters, kernel_scales, priors_in_words
 from viper.inference.importance import Diagnosis
-from viper.models.prediction import half_width
 from viper.models.saving import State, as_storage_error
 from viper.softplus.information import answer_information
 from viper.softplus.normal import difference
@@ -32,9 +31,9 @@ from viper.softplus.normal import difference
 if TYPE_CHECKING:
     import pandas
 
-KIND = "preference"
-MEANS = ("linear", "zero")
-METADATA = Fields(
+PREFERENCE = "preference"
+PAIR_MEANS = ("linear", "zero")
+PREFERENCE_FIELDS = Fields(
     {
         "process": Value("the metadata of a Gaussian process", lambda x: type(x) is dict),
         "names": or_none(Items(TEXT)),
@@ -93,8 +92,10 @@ class VariationalPreferenceGP(BaseEstimator):
     kernel : {"rbf", "matern32", "matern52", "auto", "linear"} or gpytorch.kernels.Kernel, default "rbf"
     mean : {"linear", "zero"}, default "linear"
         Whether a linear function of the columns is added, whose weights have a posterior.
-    priors, lengthscales, hyperparameters, n_inducing, standardize, n_starts, max_iter, tol, random_state, n_jobs, verbose
+    priors, lengthscales, hyperparameters, n_inducing, standardize, n_starts
         As for `VariationalGPClassifier`. Inducing values are differences of f, chosen among the pairs.
+    max_iter, tol, random_state, n_jobs, verbose
+        As for `VariationalGPClassifier`.
 
     Attributes
     ----------
@@ -171,7 +172,7 @@ class VariationalPreferenceGP(BaseEstimator):
         """
         self._check_options()
         items = dense(checks.read_features(self, X, reset=True))
-        first, second = read_pairs(pairs, len(items)).T
+        first, second = read_item_pairs(pairs, len(items)).T
         same = (items[first] == items[second]).all(1)
         if same.any():
             k = int(same.argmax())
@@ -188,7 +189,7 @@ class VariationalPreferenceGP(BaseEstimator):
         return self
 
     def _check_options(self) -> None:
-        checks.check_word(self.mean, "mean", MEANS)
+        checks.check_word(self.mean, "mean", PAIR_MEANS)
         if isinstance(self.kernel, str):
             checks.check_word(self.kernel, "kernel", (*STATIONARY, AUTO, "linear"))
 
@@ -269,7 +270,7 @@ class VariationalPreferenceGP(BaseEstimator):
         return mean + (generator.standard_normal((n, len(mean))) * np.sqrt(values.clip(min=0.0))) @ vectors.T
 
     def score(self, A: Any, B: Any, answers: Any = None) -> float:
-        """Mean log probability of answers, given as numbers of columns of `predict_proba`; by default, A was preferred."""
+        """Mean log probability of answers, as numbers of columns of `predict_proba`; by default A was preferred."""
         p = self.predict_proba(A, B)
         column = np.zeros(len(p), dtype=int) if answers is None else np.asarray(answers)
         return float(np.log(np.clip(p[np.arange(len(p)), column], 1e-300, None)).mean())
@@ -314,7 +315,10 @@ class VariationalPreferenceGP(BaseEstimator):
         if mean.slopes:
             own, unit = slice(len(model.inducing), None), float(mean.slope.detach()) / scaler.scale
             q = process.posterior_
-            frame["mean_weight"], frame["mean_weight_sd"] = q.mean[own].numpy() * unit, q.variance[own].sqrt().numpy() * unit
+            frame["mean_weight"], frame["mean_weight_sd"] = (
+                q.mean[own].numpy() * unit,
+                q.variance[own].sqrt().numpy() * unit,
+            )
         frame.attrs = {
             "kernel": kernel_parameters(kernel),
             "priors": priors_in_words(kernel) | priors_in_words(mean),
@@ -343,8 +347,10 @@ class VariationalPreferenceGP(BaseEstimator):
         check_is_fitted(self, "process_")
         state = self._pack()
         with as_storage_error("the model cannot be saved"):
-            self._check_header({n: Layout(x.dtype, tuple(x.shape), 0, 0) for n, x in state.tensors.items()}, state.metadata)
-        write_tensors(path, KIND, *state, overwrite)
+            self._check_header(
+                {n: Layout(x.dtype, tuple(x.shape), 0, 0) for n, x in state.tensors.items()}, state.metadata
+            )
+        write_tensors(path, PREFERENCE, *state, overwrite)
 
     def _pack(self) -> State:
         process = self.process_._pack()
@@ -360,7 +366,7 @@ class VariationalPreferenceGP(BaseEstimator):
 
     @classmethod
     def _check_header(cls, layouts: Mapping[str, Layout], metadata: dict[str, Any]) -> dict[str, Numbers]:
-        METADATA.check(metadata, "")
+        PREFERENCE_FIELDS.check(metadata, "")
         rules = PairProcess._check_header(layouts, metadata["process"])
         columns = metadata["process"]["features"]
         if columns < 2 or (metadata["names"] is not None and len(metadata["names"]) != columns // 2):
@@ -390,17 +396,16 @@ def dense(X: Any) -> np.ndarray:
     return np.ascontiguousarray(X, dtype=np.float64)
 
 
-def read_pairs(pairs: Any, items: int) -> np.ndarray:
+def read_item_pairs(pairs: Any, items: int) -> np.ndarray:
     """Numbers of items, m × 2, checked."""
     given = np.asarray(pairs.detach().cpu() if isinstance(pairs, Tensor) else pairs)
     if given.ndim != 2 or given.shape[1] != 2:
         raise ValueError(f"pairs must have two columns, the better item first; got shape {given.shape}.")
     if not len(given):
         raise ValueError("pairs must be at least one; got none. Compare two items.")
-    if given.dtype.kind not in "iu":
-        if given.dtype.kind != "f" or not (np.isfinite(given).all() and (given == np.floor(given)).all()):
-            odd = next((x for x in given.ravel().tolist() if not is_whole(x)), given.dtype)
-            raise ValueError(f"pairs must be numbers of rows of X; got {shown(odd)}. Count items from 0.")
+    if odd := [x for x in given.ravel().tolist() if not is_row_number(x)]:
+        raise ValueError(f"pairs must be numbers of rows of X; got {shown(odd[0])}. Count items from 0.")
+    given = given.astype(float)
     outside = (given < 0) | (given >= items)
     if outside.any():
         raise ValueError(
@@ -415,7 +420,7 @@ def read_pairs(pairs: Any, items: int) -> np.ndarray:
     return given
 
 
-def is_whole(x: Any) -> bool:
+def is_row_number(x: Any) -> bool:
     return isinstance(x, int | float) and not isinstance(x, bool) and math.isfinite(x) and x == math.floor(x)
 
 
@@ -428,7 +433,6 @@ def read_ties(ties: Any, pairs: int) -> np.ndarray:
     except TypeError:
         known = np.array([x in (0, 1) for x in given.tolist()])
     if not known.all():
-        raise ValueError(
-            f"ties must be True (a tie) or False (the first item was preferred); got {shown(given[~known].tolist()[0])}."
-        )
+        got = shown(given[~known].tolist()[0])
+        raise ValueError(f"ties must be True (a tie) or False (the first item was preferred); got {got}.")
     return given.astype(bool)
