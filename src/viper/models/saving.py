@@ -67,6 +67,7 @@ ESTIMATORS = {
     "ordinal": "VariationalOrdinalRegression",
     "gp": "VariationalGPClassifier",
     "mixed": "VariationalMixedRegression",
+    "preference": "VariationalPreferenceGP",
     "bandit": "Bandit",
     "experiment": "Experiment",
 }
