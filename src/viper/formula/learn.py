@@ -510,7 +510,7 @@ class FormulaMixin:
             raise FormulaError(INTERCEPT_IN_FORMULA)
         if "standardize" in own:
             options |= {"standardize": standardize}
-        check_can_pool(cls, missing)
+        check_can_pool(cls, missing, options.get("components", 1))
         imputing = Imputing(imputations, sweeps, seed_of(options.get("random_state")), options.get("verbose", "auto"))
         learned = learn_formula(formula, data, missing, standardize and "standardize" not in own, positive, imputing)
         return fit_learned(cls, learned.with_rules(unseen, beyond), options, sample_weight, offset)
@@ -527,7 +527,7 @@ def fit_learned(
     if "fit_intercept" in estimator._get_param_names():  # type: ignore[attr-defined]
         options = options | {"fit_intercept": learned.encoding.intercept}
     rows = (kept_entries(vector, learned.kept) for vector in (sample_weight, offset))
-    check_can_pool(estimator, learned.encoding.missing)
+    check_can_pool(estimator, learned.encoding.missing, options.get("components", 1))
     check_takes_groups(estimator, learned.encoding)
     if groups := learned.encoding.parsed.groups:
         options = options | {"effects": " + ".join(map(str, groups))}
@@ -536,11 +536,16 @@ def fit_learned(
     return keep_learned(model, learned)
 
 
-def check_can_pool(estimator: type, missing: str) -> None:
+def check_can_pool(estimator: type, missing: str, components: Any = 1) -> None:
     if missing == "multiple" and not hasattr(estimator, "_pool"):
         raise FormulaError(
             f"missing='multiple' pools the posteriors of coefficients, so it belongs to logistic regression; got "
             f"{estimator.__name__}. Choose missing='indicator' or missing='mean'."
+        )
+    if missing == "multiple" and components != 1:
+        raise FormulaError(
+            f"missing='multiple' pools Gaussian posteriors; got components={components!r}. Choose missing='indicator' "
+            "or missing='mean', or components=1."
         )
 
 
