@@ -260,7 +260,7 @@ class ModelOptions(NamedTuple):
         method = {"bound": self.bound.value, "terms": self.terms, "covariance": self.covariance.value}
         common: dict[str, Any] = {"n_jobs": self.jobs}
         if self.model is ModelKind.gp:  # it standardises columns itself
-            process = {"kernel": self.kernel.value, "n_inducing": self.inducing or "auto"}
+            process: dict[str, Any] = {"kernel": self.kernel.value, "n_inducing": self.inducing or "auto"}
             process |= {"standardize": self.standardise} | ({} if in_groups else weighting)
             return viper.VariationalGPClassifier, common | method | process
         common["prior_scale"] = parse_prior_scales(self.prior)
