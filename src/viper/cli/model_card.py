@@ -33,6 +33,7 @@ MOST_LEVELS_SHOWN = 5
 LONGEST_SPREAD = 64  # characters of a range or a list of levels
 MODEL_NAMES = {
     "logistic": "Logistic regression",
+    "mixed": "Logistic regression",
     "ordinal": "Ordinal regression",
     "gp": "Gaussian-process classification",
 }
@@ -293,7 +294,7 @@ def how_to_see_all(saved: Path | None) -> str:
 
 
 def print_trust(document: dict[str, Any]) -> None:
-    if "components" in document:  # whose evidence is that of the most probable components
+    if "components" in document and not document.get("diagnosis"):
         return
     say("[bold]Is the approximation good?[/]")
     if found := document.get("diagnosis"):
@@ -302,6 +303,9 @@ def print_trust(document: dict[str, Any]) -> None:
         say(f"  {mark} {k_hat}{escape(found['verdict'])}")
         if (cost := found.get("residual_cost")) is not None:
             say(f"  The variance that the inducing points leave unexplained costs {cost:.3f} nats.")
+    if "components" in document:  # whose ELBO is that at the most probable components
+        say("  Effects of the largest grouping are integrated out exactly, and variance components averaged over.\n")
+        return
     gap = document["elbo"] - document["elbo_certified"]
     floor = f"{document['elbo_certified']:,.4f}"
     if document["model"] == "ordinal":

@@ -127,7 +127,7 @@ class Folds:
         train, test = self.splits[k]
         X, y = self.learned.X, self.labels
         if self.learned.groups is not None:
-            from viper.models.groups.mixed import InGroups
+            from viper.models.groups.reading import InGroups
 
             model, groups = clone(model).set_params(new_groups="average"), self.learned.groups
             fitted = model.fit(X.iloc[train], y[train], groups=groups.iloc[train], **weight)
@@ -197,6 +197,8 @@ def diagnosis_record(fitted: Any, rows: int) -> dict[str, Any] | None:
     record = {name: getattr(found, name) for name in names}
     if found.residual_cost is not None:
         record["residual_cost"] = found.residual_cost
+    if found.elbo != fitted.elbo_:  # with variance components integrated out
+        record["elbo"] = found.elbo
     if not np.isfinite(found.k_hat):  # q is exact; JSON has no -∞
         record["k_hat"] = None
     return {**record, "reliable": found.reliable, "close": found.close, "verdict": found.verdict}

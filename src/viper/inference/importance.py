@@ -18,7 +18,7 @@ r costs is reported apart from k̂ (`residual_cost`).
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple, cast
 
@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from viper.inference.classes.importance import ClassWeighedFit
+from viper.inference.groups.weighing import GroupWeighedFit
 from viper.inference.posterior import Posterior, latent, prior_log_density
 from viper.inference.problem import Prior
 from viper.inference.rows import Block, RowSource, reported_sum
@@ -61,6 +62,10 @@ class Diagnosis:
     covariance: str = "full"  # the family of q
     residual_cost: float | None = None
     several: bool = False  # whether there are more than two classes
+
+    def about(self, elbo: float) -> "Diagnosis":
+        """The same verdict beside another ELBO."""
+        return replace(self, elbo=elbo)
 
     @property
     def reliable(self) -> bool:
@@ -163,7 +168,7 @@ class WeighedFit(NamedTuple):
 
 
 def weigh(
-    fits: Sequence[WeighedFit | ClassWeighedFit],
+    fits: Sequence["WeighedFit | ClassWeighedFit | GroupWeighedFit"],
     elbo: float,
     covariance: str,
     count: int,
@@ -175,8 +180,7 @@ def weigh(
     Several fits, to completed tables, share the draws. Together these stand for the mixture of the exact posteriors, in
     which every table has the same weight; the log evidence is the mean of theirs.
     """
-    if count < FEWEST_DRAWS:
-        raise ValueError(f"draws must be at least {FEWEST_DRAWS}; got {count}.")
+    check_draw_count(count)
     shares = [len(part) for part in np.array_split(np.arange(max(count, 2 * len(fits))), len(fits))]
     parts = [fit.weighed(share, generator, report) for fit, share in zip(fits, shares, strict=True)]
     draws, log_ratio = torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
@@ -199,6 +203,11 @@ def weigh(
         several=isinstance(fits[0], ClassWeighedFit),
     )
     return WeightedDraws(draws, weights), diagnosis
+
+
+def check_draw_count(count: int) -> None:
+    if count < FEWEST_DRAWS:
+        raise ValueError(f"draws must be at least {FEWEST_DRAWS}; got {count}.")
 
 
 def pareto_smoothed(log_ratio: Tensor) -> tuple[Tensor, float]:

@@ -68,6 +68,8 @@ ORDERS = ("reference", "pairwise", "sequential")  # ways to pair the levels of a
 MEASURES = ("difference", "ratio", "odds")
 OF_CLASS = "class"  # the column of tables that says of which class an average is
 
+NEW_GROUP = "new"  # of a column of groups: one that was not in the fit
+
 OpenRows = Callable[[Any, Any, int], RowSource]
 
 
@@ -223,11 +225,18 @@ class NamedRows:
     def __init__(self, model: Any, X: Any) -> None:
         self.frame = as_frame(X)
         self.encoding = getattr(model, "formula_", None)
-        wanted = model.feature_names_in_ if self.encoding is None else self.encoding.inputs
-        self.names = [str(name) for name in wanted]
+        own = getattr(model, "feature_names_in_", None)
+        wanted = (model._columns() if own is None else own) if self.encoding is None else self.encoding.inputs
+        self.plain = [str(name) for name in wanted]  # those that change by default
+        self.groups = [name for name in grouping_columns(model) if name not in self.plain]
+        self.names = [*self.plain, *self.groups]
         if absent := [name for name in self.names if name not in self.frame.columns]:
             raise ValueError(f"X must have the columns of the fit; got none named {listed(absent)}.")
-        self.levels = {} if self.encoding is None else self.encoding.levels
+        given = grouping_columns(model)
+        self.levels = {
+            **({} if self.encoding is None else self.encoding.levels),
+            **{name: given[name] or sorted_values(without_blanks(self.frame[name]).unique()) for name in self.groups},
+        }
         self.dates = {} if self.encoding is None else self.encoding.date_functions
         self.inputs = with_days(self.frame[self.names], self.dates)
 
@@ -260,7 +269,8 @@ class PlainRows:
         self.X = X.tocsr() if scipy.sparse.issparse(X) else np.asarray(X.cpu() if isinstance(X, Tensor) else X)
         if self.X.ndim != 2:
             raise ValueError(f"X must have two dimensions; got {self.X.ndim}. Pass rows by columns.")
-        self.names = [f"x{j}" for j in range(self.X.shape[1])]
+        self.names = self.plain = [f"x{j}" for j in range(self.X.shape[1])]
+        self.groups: list[str] = []
         self.levels: dict[str, list[Any]] = {}
         self.dates: dict[str, set[str]] = {}
 
@@ -294,13 +304,26 @@ class PlainRows:
         return rows
 
 
+def grouping_columns(model: Any) -> dict[str, list[Any]]:
+    """Columns of groups, with their groups; without them for one that only with others says which group it is."""
+    found: dict[str, list[Any]] = {}
+    for factor in getattr(model, "factors_", []):
+        for name in factor.term.columns:
+            found[name] = factor.levels if len(factor.term.columns) == 1 else found.get(name, [])
+    return found
+
+
 def changeable_rows(model: Any, X: Any) -> NamedRows | PlainRows:
     """Return the rows of X in a form whose columns can be changed."""
     if is_kept_elsewhere(X):
         raise ValueError(
             f"effects need rows in memory; got {type(X).__name__}. Pass a DataFrame or array, such as some of the rows."
         )
-    named = hasattr(model, "formula_") or (hasattr(model, "feature_names_in_") and hasattr(X, "columns"))
+    named = (
+        hasattr(model, "formula_")
+        or hasattr(model, "factors_")
+        or (hasattr(model, "feature_names_in_") and hasattr(X, "columns"))
+    )
     rows = NamedRows(model, X) if named else PlainRows(X)
     if not len(rows):
         raise ValueError("effects need at least one row to average over; got none.")
@@ -380,6 +403,8 @@ class EffectStudy:
         if self.classes is not None and OF_CLASS in {*self.at[0], *self.groups[0]}:
             raise ValueError(f"the table has a column {OF_CLASS!r} of its own; got one of X. Rename that of X.")
         self.draw_count = self.read_draws(draws)
+        if hasattr(model, "factors_"):
+            model._check_draws(self.draw_count)
         self.drawn = rows_to_draw(self.group, self.weight, DRAWN_ROWS)
         if random_state is None:
             random_state = model.random_state if isinstance(model.random_state, int | np.integer) else SEED
@@ -401,6 +426,8 @@ class EffectStudy:
             for known in levels:
                 if given == known or str(given) == str(known):
                     return known
+            if name in self.rows.groups and given == NEW_GROUP:
+                return given
             known_levels = instead(str(given), levels)
             raise ValueError(f"{option} must give {name!r} one of its levels; got {given!r}. {known_levels}")
         return (self.date if name in self.rows.dates else self.number)(name, given, option)
@@ -484,7 +511,7 @@ class EffectStudy:
         """Return the columns to change, with the change that was asked for, or None."""
         if variables is None:
             fixed = {name for values in self.at for name in values}
-            return dict.fromkeys(name for name in self.rows.names if name not in fixed)
+            return dict.fromkeys(name for name in self.rows.plain if name not in fixed)
         if isinstance(variables, dict):
             given = {self.column(name, "variables"): change for name, change in variables.items()}
         else:

@@ -111,10 +111,13 @@ class ModelFacts:
     prior: PriorFacts | None = None  # None for a Gaussian process
     process: ProcessFacts | None = None  # None for a logistic or an ordinal regression
     ordered: bool = False  # whether the classes are levels in order
+    grouped: bool = False  # whether there are effects of groups
 
     @property
     def kind(self) -> str:
-        return "gp" if self.process is not None else "ordinal" if self.ordered else "logistic"
+        if self.process is not None:
+            return "gp"
+        return "ordinal" if self.ordered else "mixed" if self.grouped else "logistic"
 
     @property
     def exact(self) -> bool:
@@ -152,6 +155,7 @@ def model_facts(model: Any) -> ModelFacts:
         prior=prior_facts(model) if is_logistic else None,
         process=None if is_logistic else process_facts(model),
         ordered=hasattr(model, "thresholds_"),
+        grouped=hasattr(model, "factors_"),
     )
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from viper.inference.classes.importance import ClassWeighedFit, class_logits
 from viper.inference.classes.sums import ROUGH_CLASSES
-from viper.inference.importance import EVEN_WEIGHTS, FEWEST_DRAWS, WeighedFit
+from viper.inference.importance import EVEN_WEIGHTS, WeighedFit, check_draw_count
 from viper.inference.rows import Block
 from viper.models.arviz import class_row_log_likelihoods, row_log_likelihoods
 from viper.softplus.limit import sigmoid_moments
@@ -76,8 +76,7 @@ def leave_one_out(
     step: Callable[[int, int], None] = lambda done, total: None,
 ) -> LeaveOneOut:
     """Draw from q, and weight the draws for each row; `step` hears how many rows are done."""
-    if count < FEWEST_DRAWS:
-        raise ValueError(f"draws must be at least {FEWEST_DRAWS}; got {count}.")
+    check_draw_count(count)
     source = fit.source
     if source.traits.where == "cluster":
         raise ValueError("loo needs rows in memory or in files; got rows on a cluster. Pass a sample of them.")
@@ -93,10 +92,15 @@ def leave_one_out(
             parts.append(weighted_rows(some, density, correction))
             done += some.shape[1]
             step(done, source.rows)
-    elpd, k_hat, effective, p_loo = (np.concatenate(part) for part in zip(*parts, strict=True))
+    return leave_one_out_of(np.concatenate([np.stack(part) for part in parts], 1), count)
+
+
+def leave_one_out_of(found: np.ndarray, draws: int) -> LeaveOneOut:
+    """The result, from what `weighted_rows` returns for all rows."""
+    elpd, k_hat, effective, p_loo = found
     total, error = summed(elpd)
-    threshold = min(1.0 - 1.0 / math.log10(count), 0.7)
-    return LeaveOneOut(total, error, float(p_loo.sum()), elpd, k_hat, effective, threshold, count)
+    threshold = min(1.0 - 1.0 / math.log10(draws), 0.7)
+    return LeaveOneOut(total, error, float(p_loo.sum()), elpd, k_hat, effective, threshold, draws)
 
 
 def terms_and_densities(block: Block, draws: Tensor) -> tuple[Tensor, Tensor]:

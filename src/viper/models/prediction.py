@@ -216,15 +216,6 @@ def check_one_probability(model: Any) -> None:
         )
 
 
-def check_no_groups(model: Any, what: str) -> None:
-    """Raise for a model with effects of groups, of which `what` does not know."""
-    if hasattr(model, "factors_"):
-        raise ValueError(
-            f"{what} for models without group terms; got {model.factors_[0].term}. Look at summary(), group_effects() "
-            "and viper.plot.shrinkage, or at viper summary and viper evaluate."
-        )
-
-
 def with_rules(model: Any, unseen: str | None, beyond: str | None) -> Any:
     """Return the model with other rules for new levels and for numbers beyond a spline; None keeps a rule."""
     given = {name: rule for name, rule in (("unseen", unseen), ("beyond", beyond)) if rule is not None}

@@ -309,6 +309,11 @@ def build_model(
 def model_of_fit(fitted: Any, given: dict[str, Any]) -> JointDensity:
     """Return rows and prior of a fitted estimator; any other argument that was `given` raises an error."""
     check_only_model(given)
+    if hasattr(fitted, "factors_"):
+        raise ValueError(
+            f"sample_posterior is for models without effects of groups; got {fitted.factors_[0].term}. Call diagnose "
+            "or corrected, which compare with the exact posterior."
+        )
     if getattr(fitted, "_training_rows", None) is None:
         raise ValueError("sample_posterior needs the training rows; got a model without them. Pass X, y and the prior.")
     source = fitted._training_rows.in_memory()

@@ -141,7 +141,7 @@ def columns_table(study: Study) -> str:
         titles = ["Values in the fit", "Missing in the fit", "Values in these rows", "Missing here"]
     head = [column_heading("Column"), *(column_heading(t, "number" if "Missing" in t else None) for t in titles)]
     rows = []
-    for name in study.frame.columns:
+    for name in study.columns:
         cells = [row_heading(escape(str(name)))]
         if training is not None:
             column, share = training.columns[str(name)], training.missing_shares[str(name)]

@@ -79,9 +79,7 @@ def show_effects(
 
     from viper.cli.preparing import target_of
     from viper.data.writing import frame_writer
-    from viper.models.prediction import check_no_groups
 
-    check_no_groups(fitted, "viper effects is")
     if not hasattr(fitted, "average"):
         raise ValueError(
             f"effects are those on one probability; got a model of {len(fitted.classes_)} levels in order. Its odds "
@@ -146,7 +144,11 @@ def read_assignment(model: Any, text: str, option: str) -> tuple[str, list[Any]]
 
 
 def levels_of_column(model: Any, name: str) -> list[Any] | None:
-    return model.formula_.levels.get(name) if hasattr(model, "formula_") else None
+    """The levels of a category, or the groups in a column of groups."""
+    from viper.models.effects import grouping_columns
+
+    known = model.formula_.levels.get(name) if hasattr(model, "formula_") else None
+    return grouping_columns(model).get(name) or None if known is None else known
 
 
 def requested_changes(model: Any, variables: list[str], contrasts: list[str]) -> dict[str, Any]:
