@@ -27,7 +27,9 @@ REFERENCE = 512  # points over which look-aheads average
 REFERENCE_SEED = 20_240_607
 EVERY_TIME = 100  # up to which hyperparameters are searched for anew at every ask; then, whenever there are 10 % more
 MORE_ROWS = 1.1
-MODEL: dict[str, Any] = {  # averaged over hyperparameters around one mode, which takes a third of the default's time
+EXPERIMENT_MODEL: dict[
+    str, Any
+] = {  # averaged over hyperparameters around one mode, which takes a third of the default's time
     "mean": "constant",
     "lengthscales": "many",
     "n_starts": 1,
@@ -233,7 +235,7 @@ class Experiment:
         """A function of the answers alone: hyperparameters by the first k of them, and the posterior by all."""
         k = searched_rows(len(y))
         if self._searched[0] != k:
-            first = VariationalGPClassifier(**MODEL)
+            first = VariationalGPClassifier(**EXPERIMENT_MODEL)
             self._searched = k, first.partial_fit(X[:k], y[:k], classes=[0, 1])
         if k == len(y):
             return self._searched[1]
@@ -412,9 +414,9 @@ Worth = Callable[[Experiment], Callable[[np.ndarray], np.ndarray]]
 # The first of each goal is the default
 ACQUISITIONS: dict[str, dict[str, Worth]] = {
     "threshold": {
+        "straddle": lambda e: e._by(acquisitions.Straddle, e.threshold),
         "look-ahead": lambda e: e._by(acquisitions.LevelSetLookAhead, e._reference(), e.threshold),
         "entropy": lambda e: e._by(acquisitions.LevelSetLookAhead, e._reference(), e.threshold, measure="entropy"),
-        "straddle": lambda e: e._by(acquisitions.Straddle, e.threshold),
         "information": lambda e: e._by(acquisitions.Information),
     },
     "maximise": {
