@@ -117,7 +117,9 @@ def test_points_that_await_answers_are_not_asked_again():
     np.testing.assert_array_equal(experiment.pending[:, 0], points[3:])
 
 
-@pytest.mark.parametrize(("goal", "word"), [(g, w) for g in ACQUISITIONS if g != "real" for w in ACQUISITIONS[g]])
+@pytest.mark.parametrize(
+    ("goal", "word"), [(g, w) for g in ACQUISITIONS if g not in ("real", "prefer") for w in ACQUISITIONS[g]]
+)
 def test_every_acquisition_asks_within_bounds(goal, word):
     experiment = viper.Experiment([(0.0, 1.0)], goal, acquisition=word, initial=2)
     experiment.tell([[0.1], [0.4], [0.9]], [0, 1, 1])
@@ -353,7 +355,7 @@ def test_a_file_with_a_function_needs_it_again(tmp_path):
         (lambda m, t: m["options"].update(goal="win"), "goal must be one of"),
         (lambda m, t: m.update(asked=-1), "asked must be a whole number"),
         (lambda m, t: t["x"].fill_(7.0), "points must lie within the bounds of x"),
-        (lambda m, t: t["y"].fill_(0.5), "answers must be 0 or 1"),
+        (lambda m, t: t["y"].fill_(0.5), "answers must be one of"),
         (lambda m, t: t.update(pending=torch.zeros(1, 3).double()), "pending must have shape"),
         (lambda m, t: m["constraints"][0].update(weights=[1.0]), "a constraint must have 2 weights; got 1"),
     ],
