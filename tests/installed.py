@@ -28,7 +28,7 @@ def try_library() -> None:
     import numpy as np
 
     import viper
-    from viper.inference.kernels.compiled import is_compiled
+    from viper.inference.kernels.library import is_compiled
 
     home = Path(viper.__file__).resolve()
     assert not home.is_relative_to(SOURCES / "src"), f"viper must be installed; got the sources, {home}"

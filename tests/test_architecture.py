@@ -9,9 +9,12 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 
 import viper
@@ -41,6 +44,11 @@ MOST_SHARED_NAMES = 25  # constants that may stand in more than one module; func
 MODULES = {path.relative_to(PACKAGE).with_suffix(""): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 # --- the tree ---
 
 
@@ -60,9 +68,9 @@ def test_a_room_has_few_modules_and_no_families(room):
 # --- imports point downward ---
 
 
-def imported(path: Path, source: str) -> Iterator[tuple[str, ...]]:
-    """The dotted names of everything `source` imports, at any depth, with relative imports made absolute."""
-    for node in ast.walk(ast.parse(source)):
+def imported(path: Path, tree: ast.Module) -> Iterator[tuple[str, ...]]:
+    """The dotted names of everything a module imports, at any depth, with relative imports made absolute."""
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (tuple(name.name.split(".")) for name in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -71,11 +79,11 @@ def imported(path: Path, source: str) -> Iterator[tuple[str, ...]]:
             yield from ((*origin, name.name) for name in node.names)
 
 
-def upward(path: Path, source: str) -> list[str]:
+def upward(path: Path, tree: ast.Module) -> list[str]:
     """What a module imports although its room may not: rooms below its own, or for softplus another library."""
     room = path.parts[0]
     found = []
-    for top, *rest in imported(path, source):
+    for top, *rest in imported(path, tree):
         if room == "softplus" and top not in SOFTPLUS_MAY_IMPORT:
             found.append(top)
         if top == "viper" and rest and rest[0] in ROOMS and ORDER.index(rest[0]) > ORDER.index(room):
@@ -83,9 +91,10 @@ def upward(path: Path, source: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("path", [path for path in MODULES if path.parts[0] in ROOMS], ids=str)
-def test_imports_point_downward(path):
-    assert upward(path, MODULES[path].read_text(encoding="utf-8")) == []
+def test_imports_point_downward():
+    found = {str(path): upward(path, tree_of(file)) for path, file in MODULES.items() if path.parts[0] in ROOMS}
+    assert len(found) > 200
+    assert {path: names for path, names in found.items() if names} == {}
 
 
 @pytest.mark.parametrize(
@@ -98,15 +107,13 @@ def test_imports_point_downward(path):
     ],
 )
 def test_an_upward_import_is_found(path, source, expected):
-    assert upward(Path(path), source) == [expected]
+    assert upward(Path(path), ast.parse(source)) == [expected]
 
 
 def test_imports_have_no_cycles():
     graph = {}
     for path, file in MODULES.items():
-        names = [
-            Path(*rest) for top, *rest in imported(path, file.read_text(encoding="utf-8")) if top == "viper" and rest
-        ]
+        names = [Path(*rest) for top, *rest in imported(path, tree_of(file)) if top == "viper" and rest]
         graph[path] = {name if name in MODULES else name.parent for name in names} & MODULES.keys() - {path}
     list(TopologicalSorter(graph).static_order())  # raises CycleError, which names the modules
 
@@ -120,7 +127,7 @@ def names_in(node: ast.AST) -> set[str]:
 
 def classes(room: str) -> dict[str, set[str]]:
     """The classes of a room with the names of their bases."""
-    trees = [ast.parse(path.read_text(encoding="utf-8")) for key, path in MODULES.items() if key.parts[0] == room]
+    trees = [tree_of(path) for key, path in MODULES.items() if key.parts[0] == room]
     found = [node for tree in trees for node in tree.body if isinstance(node, ast.ClassDef)]
     return {node.name: {name for base in node.bases for name in names_in(base)} for node in found}
 
@@ -134,7 +141,7 @@ def test_only_data_asks_what_a_source_is():
         f"{key}: {ast.unparse(node)}"
         for key, path in MODULES.items()
         if key.parts[0] != "data"
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in ast.walk(tree_of(path))
         if isinstance(node, ast.Call)
         and getattr(node.func, "id", "") == "isinstance"
         and names_in(node.args[1]) & sources
@@ -194,6 +201,66 @@ def test_import_is_light(fresh_import, library):
     assert library not in fresh_import["modules"]
 
 
+# --- a command imports what it needs ---
+
+RUN_COMMANDS = """
+import contextlib, io, json, sys
+from viper.cli import main
+found = []
+for arguments in json.loads(sys.argv[1]):
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
+        main(arguments)
+    found.append(sorted({name.split(".")[0] for name in sys.modules}))
+print(json.dumps(found))
+"""
+SLOW_LIBRARIES = {"pandas", "scipy", "sklearn", "torch", "joblib", "pyarrow", "formulaic"}
+RARE_LIBRARIES = {"arviz_stats", "xarray", "matplotlib", "gpytorch", "dask", "formulaic", "sympy"}
+
+
+@pytest.fixture(scope="module")
+def imported_by(tmp_path_factory):
+    """What has been imported after each of several commands in one process."""
+    folder = tmp_path_factory.mktemp("commands")
+    table = "age,dose,died\n" + "".join(f"{k % 9},{k % 4},{'yes' if k % 3 else 'no'}\n" for k in range(24))
+    folder.joinpath("rows.csv").write_text(table, encoding="utf-8")
+    frame = {"age": np.arange(24.0) % 9, "dose": np.arange(24.0) % 4}
+    died = ["yes" if k % 3 else "no" for k in range(24)]
+    model = viper.VariationalLogisticRegression.from_formula("died ~ age + dose", pd.DataFrame({**frame, "died": died}))
+    model.save(folder / "fitted.viper")
+    commands = {
+        "--version": ["--version"],
+        "--help": ["--help"],
+        "fit --help": ["fit", "--help"],
+        "a missing file": ["fit", "nothing.csv", "--target", "died"],
+        "a missing model": ["predict", "nothing.viper", "rows.csv"],
+        "missing": ["missing", "rows.csv"],
+        "predict": ["predict", "fitted.viper", "rows.csv"],
+        "summary": ["summary", "fitted.viper"],
+    }
+    run = [sys.executable, "-c", RUN_COMMANDS, json.dumps([*commands.values()])]
+    done = subprocess.run(run, capture_output=True, text=True, check=True, cwd=folder)
+    return dict(zip(commands, map(set, json.loads(done.stdout)), strict=True))
+
+
+@pytest.mark.parametrize("command", ["--version", "--help", "fit --help", "a missing file", "a missing model"])
+def test_a_short_answer_waits_for_no_library(imported_by, command):
+    assert not imported_by[command] & SLOW_LIBRARIES
+
+
+def test_a_command_imports_only_what_it_uses(imported_by):
+    assert "pandas" in imported_by["missing"]
+    assert not imported_by["missing"] & {"torch", "sklearn", *RARE_LIBRARIES}
+    assert "torch" in imported_by["predict"]
+    assert not imported_by["predict"] & RARE_LIBRARIES
+    assert not imported_by["summary"] & (RARE_LIBRARIES - {"formulaic"})
+
+
+def test_the_expectation_imports_neither_pandas_nor_scikit_learn():
+    program = "import sys, viper; viper.expected_softplus(0.3, 1.0); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert not {"pandas", "sklearn", "sympy", "scipy.stats"} & set(done.stdout.split())
+
+
 # --- public modules live in rooms ---
 
 
@@ -232,7 +299,7 @@ def test_without_gpytorch_the_extra_is_named(use):
 
 def definitions(path: Path) -> Iterator[tuple[str, bool]]:
     """The names a module defines at its top level, and whether each is a function or class."""
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+    for node in tree_of(path).body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             yield node.name, True
         elif isinstance(node, ast.Assign | ast.AnnAssign):

@@ -14,22 +14,22 @@ import torch
 from softplus_reference import expectations
 
 from viper import VariationalLogisticRegression
-from viper.inference import kernels
 from viper.inference.classes.sums import RowHessian
-from viper.inference.kernels import compiled
+from viper.inference.kernels import choice, compiled, library
 from viper.inference.kernels.compiled import compiled_sums
 from viper.inference.rows import Block, Dense
 from viper.inference.start import without_variance
 from viper.inference.steps import largest_curvature
 from viper.inference.sums import row_sums
 from viper.models.fitting import ROUGH_TOLERANCE
+from viper.softplus import c_library
 from viper.softplus.limit import limit
 from viper.softplus.pointwise import EXACT_NODES, KernelRecipe
 from viper.softplus.quadrature import LARGEST_SD, NEAR_POLE, NEAR_POLE_SIZE, gauss_reach, node_sets
 
 EPS = np.finfo(float).eps
 
-built = pytest.mark.skipif(not compiled.is_compiled(), reason="viper was installed without a C compiler")
+built = pytest.mark.skipif(not library.is_compiled(), reason="viper was installed without a C compiler")
 
 
 # --- the nodes ---
@@ -138,6 +138,19 @@ def test_sums_are_those_of_the_plain_formulas(rows, columns, intercept, everythi
     assert_same(*both(block, mean, factor, limit().moments, KernelRecipe("heat", nodes=EXACT_NODES)))
 
 
+@pytest.mark.parametrize("build", library.BUILT)
+@pytest.mark.parametrize("order", ["C", "F", "gaps"])
+@pytest.mark.parametrize(("rows", "columns"), [(3, 9), (150, 16), (200, 26), (4100, 70)])
+def test_vectors_of_any_length_give_the_same_sums(monkeypatch, build, order, rows, columns):
+    if (functions := library.load_library(build)) is None:
+        pytest.skip("not built, or not for this machine")
+    monkeypatch.setattr(compiled, "library", lambda: functions)
+    block = make_block(rows, columns, True, True, order)
+    mean, factor = parameters(columns + 1, 0.3)
+    for recipe, of_sigma, gram in (("heat", factor, "full"), ("heat", factor[:, 0].square(), "diagonal")):
+        assert_same(*both(block, mean, of_sigma, limit().moments, KernelRecipe(recipe, nodes=EXACT_NODES), gram))
+
+
 @built
 @pytest.mark.parametrize("spread", [0.0, 1e-9, 1e-3, 0.02, 0.1, 0.3, 1.0, 3.0])
 def test_every_variance_within_reach(spread):
@@ -238,14 +251,14 @@ def test_beyond_the_reach_the_plain_formulas_take_over(monkeypatch):
     X, y = rng.standard_normal((10, 3)), np.arange(10) % 2
     answers = []
     returned = []
-    original = kernels.compiled_sums
+    original = choice.compiled_sums
 
     def spy(*arguments):
         returned.append(original(*arguments))
         return returned[-1]
 
     for replacement in (spy, lambda *_: None):
-        monkeypatch.setattr(kernels, "compiled_sums", replacement)
+        monkeypatch.setattr(choice, "compiled_sums", replacement)
         answers.append(VariationalLogisticRegression(prior_scale=200.0).fit(X, y))
     assert any(x is None for x in returned)
     assert any(x is not None for x in returned)
@@ -260,7 +273,7 @@ def test_a_fit_is_the_same_without_it(monkeypatch, covariance):
     X = rng.standard_normal((1000, 8))
     y = rng.random(1000) < 1 / (1 + np.exp(-X @ rng.standard_normal(8)))
     compiled_fit = VariationalLogisticRegression(covariance=covariance).fit(X, y)
-    monkeypatch.setattr(kernels, "compiled_sums", lambda *_: None)
+    monkeypatch.setattr(choice, "compiled_sums", lambda *_: None)
     plain = VariationalLogisticRegression(covariance=covariance).fit(X, y)
     assert compiled_fit.passes_ == plain.passes_
     np.testing.assert_allclose(compiled_fit.coef_, plain.coef_, rtol=1e-7)
@@ -293,22 +306,22 @@ def test_without_a_library_that_is_right_there_is_no_compiled_pass(monkeypatch, 
     path = tmp_path / "_rows.so"
     path.write_text("no library")
     monkeypatch.setattr(
-        compiled, "find_spec", lambda _: None if trouble == "none" else SimpleNamespace(origin=str(path))
+        c_library, "find_spec", lambda _: None if trouble == "none" else SimpleNamespace(origin=str(path))
     )
     if trouble == "an older one":
-        monkeypatch.setattr(compiled.ctypes, "CDLL", lambda _: SimpleNamespace(row_sums_0=zero))
+        monkeypatch.setattr(c_library.ctypes, "CDLL", lambda _: SimpleNamespace(row_sums_0=zero))
     if trouble == "wrong sums":
         monkeypatch.setattr(
-            compiled.ctypes, "CDLL", lambda _: SimpleNamespace(**dict.fromkeys(compiled.ARGUMENTS, zero))
+            c_library.ctypes, "CDLL", lambda _: SimpleNamespace(**dict.fromkeys(library.ARGUMENTS, zero))
         )
-    compiled.library.cache_clear()
+    library.library.cache_clear()
     try:
-        assert not compiled.is_compiled()
+        assert not library.is_compiled()
         model = VariationalLogisticRegression().fit(np.arange(8.0)[:, None], np.arange(8) % 3 > 0)
         assert model.converged_
     finally:
         monkeypatch.undo()
-        compiled.library.cache_clear()
+        library.library.cache_clear()
 
 
 def test_it_is_there_where_viper_was_installed_with_a_compiler():
@@ -319,7 +332,7 @@ def test_it_is_there_where_viper_was_installed_with_a_compiler():
         pytest.skip("viper is run from its sources")
     if shutil.which("cc") is None:
         pytest.skip("there is no C compiler")
-    assert compiled.is_compiled()
+    assert library.is_compiled()
 
 
 @built

@@ -6,6 +6,7 @@ import numpy as np
 import pandas
 import pytest
 import scipy.integrate
+import scipy.sparse
 import torch
 from typer.testing import CliRunner
 
@@ -15,11 +16,15 @@ from viper.errors import FormulaError, StorageError
 from viper.formula.grammar import parse_formula, parse_groups
 from viper.inference.groups.arrow import Arrow, Split, invert_arrow
 from viper.inference.groups.components import ComponentPrior, component_count, covariance_of
+from viper.inference.groups.conditional import group_integrals
 from viper.inference.groups.evidence import ComponentProfile, component_posterior, starting_components
 from viper.inference.groups.pooling import Pool
 from viper.inference.groups.quadrature import missed_evidence
 from viper.inference.groups.rows import Factor, sorted_rows
 from viper.inference.groups.solver import GroupPrior, fit_effects
+from viper.inference.rows import Dense, Sparse
+from viper.models.groups.effects import AllEffects
+from viper.models.groups.fitting import GroupPosterior
 from viper.models.groups.tables import mixture_interval
 
 ROUNDING = 1e-12  # of a few products and a decomposition
@@ -249,6 +254,133 @@ def test_the_interval_of_a_mixture_has_its_mass():
     np.testing.assert_allclose(below, [0.05, 0.95], atol=1e-8)
 
 
+# --- the exact posterior ---
+
+
+@pytest.mark.parametrize("width", [1, 2])
+def test_integrals_over_effects_are_those_of_quadrature(width):
+    """log I, mean and variance of a group's effects given the border, and a row's density without it."""
+    rng = np.random.default_rng(width)
+    g, n = np.repeat(np.arange(4), 6), 24
+    Z = np.column_stack([np.ones(n), rng.standard_normal(n)])[:, :width]
+    y = (rng.random(n) < 0.3).astype(float)
+    weight = rng.uniform(0.5, 1.5, n)
+    X = rng.standard_normal((n, 1))
+    rows, _ = sorted_rows(X, y, [Factor(g, 4, Z)], weight)
+    D = np.array([[1.1, 0.3], [0.3, 0.6]])[:width, :width]
+    q = fit_effects(rows, GroupPrior(np.zeros(1), np.eye(1), (D,)), tol=1e-12).q
+    border = np.array([[0.4], [-0.2]])
+    ((_, _, _, found),) = group_integrals(rows, q, D, border)
+    moments, without = found.moments(), found.log_without_row()
+    axis = np.linspace(-9, 9, 1201 if width == 1 else 361)
+    grid = np.stack(np.meshgrid(*[axis] * width, indexing="ij"), -1).reshape(-1, width)
+    prior = np.exp(-0.5 * np.einsum("mi,ij,mj->m", grid, np.linalg.inv(D), grid))
+    prior *= (axis[1] - axis[0]) ** width / math.sqrt(np.linalg.det(2 * math.pi * D))
+    for k in range(4):
+        at = np.flatnonzero(g == k)
+        f = (X[at] @ border[1])[:, None] + Z[at] @ grid.T
+        each = weight[at, None] * (y[at, None] * f - np.logaddexp(0, f))
+        density = np.exp(each.sum(0)) * prior
+        assert moments.log_integral[k, 1] == pytest.approx(math.log(density.sum()), abs=2e-5)
+        share = density / density.sum()
+        mean = share @ grid
+        np.testing.assert_allclose(moments.mean[k, 1], mean, atol=2e-4)
+        np.testing.assert_allclose(
+            moments.covariance[k, 1], (share[:, None] * (grid - mean)).T @ (grid - mean), atol=1e-3
+        )
+        left_out = np.exp(each.sum(0) - each[0]) * prior
+        assert without[at[0], 1] == pytest.approx(math.log(density.sum() / left_out.sum()), abs=2e-4)
+
+
+@pytest.fixture(scope="module")
+def few():
+    """Eight sparse groups with an intercept: all of it can be integrated on a grid of β and log σ."""
+    rng = np.random.default_rng(6)
+    g = np.repeat(np.arange(8), 6)
+    y = (rng.random(48) < 1 / (1 + np.exp(1.2 - rng.normal(0, 1.5, 8)[g]))).astype(float)
+    model = viper.VariationalMixedRegression(quadrature=False).fit(None, y, groups={"g": g})
+    return model, g, y
+
+
+def grid_of(model, g, y):
+    """log p(y_g | β, σ) by group, and log p(β, σ), with β at 121 values and log σ at those of the mixture."""
+    z, w = np.polynomial.hermite_e.hermegauss(60)
+    betas, logs = np.linspace(-9, 6, 301), model._points["points.theta"].numpy()[:, 0]
+    wins, sizes = np.bincount(g, y), np.bincount(g)
+    f = betas[:, None, None, None] + np.exp(logs)[:, None, None] * z
+    each = np.log(np.exp(wins[:, None] * f - sizes[:, None] * np.logaddexp(0, f)) @ (w / w.sum()))
+    return betas, each, -0.005 * betas**2
+
+
+def test_weighted_draws_are_the_exact_posterior(few):
+    """Given the values of σ in the mixture and what each stands for, β and the weights of σ are those of a grid."""
+    model, g, y = few
+    corrected = model.corrected(draws=20_000)
+    betas, each, prior = grid_of(model, g, y)
+    joint = each.sum(2) + prior[:, None]
+    points = {name: x.numpy() for name, x in model._points.items()}
+    fits = corrected.weighted.draws[:, 1].numpy()
+    bounds = []  # F at each value: what the mixture took for log p(y | σ)
+    rows = model._grouped_rows
+    for theta in points["points.theta"]:
+        given = GroupPrior(np.zeros(1), np.array([[0.01]]), (np.array([[math.exp(2 * theta[0])]]),))
+        bounds.append(fit_effects(rows, given, tol=1e-10).elbo)
+    log_weight = np.log(points["points.weight"]) - np.array(bounds)
+    density = np.exp(joint + log_weight - (joint + log_weight).max())
+    density /= density.sum()
+    mean = density.sum(1) @ betas
+    sd = math.sqrt(density.sum(1) @ (betas - mean) ** 2)
+    assert corrected.mean_[0] == pytest.approx(mean, abs=0.02 * sd)
+    assert corrected.sd_[0] == pytest.approx(sd, rel=0.02)
+    shares = [float(corrected.weighted.weights[fits == theta[0]].sum()) for theta in points["points.theta"]]
+    np.testing.assert_allclose(shares, density.sum(0), atol=0.01)
+    found = model.diagnose(draws=2000)
+    assert found.close
+    assert found.elbo < model.elbo_
+    assert found.log_evidence > found.elbo  # without quadrature, the ELBO is below the evidence
+    # a known group: E s(β + b) from its exact effects, given each draw
+    for k in (0, 5):
+        z, w = np.polynomial.hermite_e.hermegauss(60)
+        f = betas[:, None, None] + np.exp(points["points.theta"][:, 0])[:, None] * z
+        own = np.exp(y[g == k].sum() * f - 6 * np.logaddexp(0, f)) * w
+        chance = (own / (1 + np.exp(-f))).sum(2) / own.sum(2)
+        assert corrected.predict_proba(None, groups={"g": [k]})[0, 1] == pytest.approx(
+            (density * chance).sum(), abs=0.01
+        )
+
+
+def test_leaving_out_is_integrating_without(few):
+    """Rows and whole groups, against the same grid."""
+    model, g, y = few
+    betas, each, prior = grid_of(model, g, y)
+    points = {name: x.numpy() for name, x in model._points.items()}
+    bounds = [
+        fit_effects(
+            model._grouped_rows,
+            GroupPrior(np.zeros(1), np.array([[0.01]]), (np.array([[math.exp(2 * theta[0])]]),)),
+            tol=1e-10,
+        ).elbo
+        for theta in points["points.theta"]
+    ]
+    joint = each.sum(2) + prior[:, None] + np.log(points["points.weight"]) - np.array(bounds)
+    density = np.exp(joint - joint.max())
+
+    def left_out(change):
+        return -math.log((density * np.exp(change)).sum() / density.sum())
+
+    found = model.loo(draws=8000, leave_out="g")
+    np.testing.assert_allclose(found.pointwise, [left_out(-each[:, :, k]) for k in range(8)], atol=0.02)
+    z, w = np.polynomial.hermite_e.hermegauss(60)
+    by_row = model.loo(draws=8000)
+    for i in (0, 17):
+        f = betas[:, None, None] + np.exp(points["points.theta"][:, 0])[:, None] * z
+        wins, size = y[g == g[i]].sum() - y[i], 5
+        without = np.log(np.exp(wins * f - size * np.logaddexp(0, f)) @ (w / w.sum()))
+        assert by_row.pointwise[i] == pytest.approx(left_out(without - each[:, :, g[i]]), abs=0.02)
+    with pytest.raises(ValueError, match="leave_out must be 'row' or 'g'"):
+        model.loo(leave_out="h")
+
+
 # --- the estimator ---
 
 
@@ -423,6 +555,90 @@ def test_group_terms_are_read_as_written():
     assert [str(term) for term in parse_groups("(0 + x | a) + (1 | b)")] == ["(0 + x | a)", "(1 | b)"]
 
 
+def test_diagnosis_needs_the_rows_of_the_fit(model, table, tmp_path):
+    found = model.diagnose()
+    assert found.close
+    assert found.reliable
+    model.save(tmp_path / "m.viper")
+    loaded = viper.load(tmp_path / "m.viper")
+    again = loaded.diagnose(table, table["died"])
+    assert again.log_evidence == pytest.approx(found.log_evidence, abs=0.01)
+    assert loaded.elbo(table, table["died"]) == pytest.approx(model.elbo_, abs=1e-6)
+    with pytest.raises(ValueError, match="diagnose needs the training rows"):
+        loaded.diagnose()
+    with pytest.raises(ValueError, match=r"with all 12 groups of 'hospital'; got"):
+        loaded.loo(table[table["hospital"] != "H03"], table["died"][table["hospital"] != "H03"])
+    np.testing.assert_allclose(loaded.loo(table, table["died"]).pointwise, model.loo().pointwise, atol=1e-3)
+
+
+def test_corrected_predictions_agree_with_the_model(model, table):
+    corrected = model.corrected()
+    np.testing.assert_allclose(corrected.predict_proba(table), model.predict_proba(table), atol=0.015)
+    np.testing.assert_allclose(corrected.predict_std(table), model.predict_std(table), atol=0.015)
+    mine, its = model.summary(), corrected.summary()
+    np.testing.assert_allclose(its["mean"], mine["mean"], atol=0.05)
+    np.testing.assert_allclose(its["sd"], mine["sd"], rtol=0.1)
+
+
+def test_effects_of_known_groups_and_new_ones(model, table):
+    """Averages are those of predictions; a contrast between groups has the moments of a difference of two effects."""
+    average = model.average(table)["estimate"].iloc[0]
+    assert average == pytest.approx(model.predict_proba(table)[:, 1].mean(), abs=1e-9)
+    twin = viper.VariationalMixedRegression.from_formula(model.formula_.formula, table, unseen="baseline")
+    fresh = twin.predict_proba(table.assign(hospital="Hxx"))[:, 1].mean()
+    # the mixture of new groups' variances, here by its mean
+    assert model.average(table, at={"hospital": "new"})["estimate"].iloc[0] == pytest.approx(fresh, abs=2e-3)
+    one = table.head(1)
+    change = model.contrast(one, {"hospital": ["H00", "H01"]})
+    each = [model.predict_proba(one.assign(hospital=name))[0, 1] for name in ("H00", "H01")]
+    assert change["estimate"].iloc[0] == pytest.approx(each[1] - each[0], abs=1e-8)
+    with pytest.raises(ValueError, match="at must give 'hospital' one of its levels; got 'Hxx'"):
+        model.average(table, at={"hospital": "Hxx"})
+    assert list(model.contrast(table)["variable"]) == ["age", "dose"]
+    X = model.formula_.encode(table)
+    arrays = viper.VariationalMixedRegression().fit(X, table["died"], groups=table[["hospital", "item"]])
+    mine = arrays.average(X, groups=table[["hospital", "item"]])
+    assert mine["estimate"].iloc[0] == pytest.approx(average, abs=1e-8)
+    slope, other = arrays.slopes(X, "age", groups=table[["hospital", "item"]]), model.slopes(table, "age")
+    spread = model.formula_.scale[0]
+    assert slope["estimate"].iloc[0] == pytest.approx(other["estimate"].iloc[0] * spread, rel=1e-5)
+
+
+def test_all_effects_are_one_gaussian():
+    """Draws and spreads are those of the dense covariance, in a fit with given components."""
+    X, y, g, k = simulated(slope=True)
+    one = np.ones((len(y), 1))
+    rows, _ = sorted_rows(with_ones(X), y, [Factor(g, 12, np.column_stack([one, X[:, :1]])), Factor(k, 5, one)])
+    D = np.array([[0.9, 0.2], [0.2, 0.4]])
+    q = fit_effects(rows, GroupPrior(np.zeros(3), np.eye(3), (D, np.array([[0.5]])))).q
+    parts = (q.mean.border, q.covariance.border, q.mean.groups, q.covariance.cross, q.covariance.blocks)
+    everything = AllEffects(GroupPosterior(*(torch.from_numpy(np.ascontiguousarray(x)) for x in parts)))
+    whole = np.linalg.inv(dense(q.precision))
+    A = np.random.default_rng(0).standard_normal((6, len(whole)))
+    np.testing.assert_allclose(everything.spread(Dense(torch.from_numpy(A))), np.diag(A @ whole @ A.T), rtol=1e-9)
+    sparse = everything.spread(Sparse(scipy.sparse.csr_array(A)))
+    np.testing.assert_allclose(sparse, np.diag(A @ whole @ A.T), rtol=1e-9)
+    root = everything.draw(torch.eye(len(whole), dtype=torch.float64)) - everything.mean
+    np.testing.assert_allclose(root.T @ root, whole, atol=1e-9)
+
+
+def test_draws_for_arviz_hold_all_effects(model, table):
+    pytest.importorskip("arviz_base")
+    found = model.to_arviz(draws=500)
+    posterior = found["posterior"]
+    assert posterior["effects of hospital"].shape == (4, 500, 12, 1)
+    mean = posterior["effects of hospital"].mean(("chain", "draw")).values[:, 0]
+    effects = model.group_effects("hospital")
+    np.testing.assert_allclose(mean, effects["mean"], atol=0.1)
+    sd = posterior["effects of hospital"].std(("chain", "draw")).values[:, 0]
+    np.testing.assert_allclose(sd, effects["sd"], rtol=0.1)
+    assert list(posterior["parameter"].values) == list(model.components().index)
+    likelihood = found["log_likelihood"]["y"].mean(("chain", "draw")).values
+    assert (likelihood < 0).all()
+    assert likelihood.sum() == pytest.approx(model.loo().elpd_loo + 12, abs=12)
+    np.testing.assert_array_equal(found["observed_data"]["y"], table["died"] == "yes")
+
+
 def test_commands_take_group_terms(table, tmp_path):
     data, path = tmp_path / "data.csv", tmp_path / "model.viper"
     table.to_csv(data, index=False)
@@ -443,10 +659,17 @@ def test_commands_take_group_terms(table, tmp_path):
     assert pandas.read_csv(tmp_path / "q.csv")["probability"].notna().all()
     assert run("evaluate", path, data).exit_code == 0
     assert run("summary", path).exit_code == 0
-    for refused in (("effects", path, data), ("report", path, data, "--out", tmp_path / "r.html")):
-        answer = run(*refused)
-        assert answer.exit_code != 0
-        assert "without group terms" in str(answer.exception or answer.output) + answer.output
+    assert "new" in run("effects", path, data, "--at", "hospital=H01,new").output
+    assert "H01 - H00" in run("effects", path, data, "--contrast", "hospital=H00,H01").output
+    assert "'H00'" in run("effects", path, data, "--at", "hospital=Hxx").output
+    made = run("report", path, data, "--out", tmp_path / "r.html")
+    assert made.exit_code == 0, made.output
+    page = (tmp_path / "r.html").read_text()
+    for words in ("How do groups differ?", "sd(intercept | hospital)", "with effects of groups of died", "H03"):
+        assert words in page
+    ranked = run("suggest", path, data, "--n", 2)
+    assert ranked.exit_code == 0
+    assert len(ranked.output.splitlines()) >= 3
 
 
 def test_a_picture_of_shrinkage(model):

@@ -11,7 +11,7 @@ from test_solver import assert_same_posterior, data, kl, make_problem, optimum
 import viper
 from viper import VariationalLogisticRegression
 from viper.inference.anderson import whitened
-from viper.inference.kernels import compiled
+from viper.inference.kernels import compiled, library
 from viper.inference.problem import Gaussian, divergence, gaussian, products_are_cheaper
 from viper.inference.rows import Arrays, Block, Dense, SourceTraits, Sparse
 from viper.inference.start import mean_whitening
@@ -173,7 +173,7 @@ def test_wide_rows_as_they_are(rows, intercept):
     design, d = Dense(X, intercept), 130 + intercept
     mean, v, g, h = (torch.from_numpy(rng.random(k)) for k in (d, d, rows, rows))
     A = torch.cat([X, torch.ones(rows, 1)], 1)[:, :d]
-    if compiled.is_compiled():
+    if library.is_compiled():
         theta, tau2 = compiled.wide_latent(design, mean, v)
         slope, diagonal = compiled.wide_gather(design, g, h)
         for found, exact in ((theta, A @ mean), (tau2, A**2 @ v), (slope, A.T @ g), (diagonal, (A**2).T @ h)):
@@ -286,7 +286,7 @@ def test_sparse_rows_in_one_reading(intercept, kind):
     d = 30 + intercept
     mean, v, g, h = (torch.from_numpy(rng.random(k)) for k in (d, d, 25, 25))
     found = compiled.wide_latent(part, mean, v), compiled.wide_gather(part, g, h)
-    if kind is np.int64 or not compiled.is_compiled():
+    if kind is np.int64 or not library.is_compiled():
         assert found == (None, None)
         return
     A = torch.from_numpy(np.column_stack([X[:25].toarray(), np.ones(25)])[:, :d])

@@ -13,7 +13,7 @@ from joblib import Parallel, delayed
 from threadpoolctl import threadpool_limits
 
 import viper
-from viper.inference.kernels import compiled
+from viper.inference.kernels import compiled, library
 from viper.inference.kernels.compiled import compiled_sums
 from viper.inference.rows import Arrays, Block, Dense, LongRowFunction
 from viper.inference.sums import row_sums
@@ -21,7 +21,7 @@ from viper.inference.threads import PASS_THREADS, count_threads, one_thread, pas
 from viper.softplus.limit import limit
 from viper.softplus.pointwise import KernelRecipe
 
-built = pytest.mark.skipif(not compiled.is_compiled(), reason="viper was installed without a C compiler")
+built = pytest.mark.skipif(not library.is_compiled(), reason="viper was installed without a C compiler")
 
 
 def blas_threads():

@@ -11,10 +11,13 @@ if TYPE_CHECKING:
     from viper import nn
     from viper.data.blocks import Blocks
     from viper.data.files import Files
+    from viper.decisions import acquisition
     from viper.decisions.bandit import Bandit
+    from viper.decisions.experiment import Experiment
     from viper.errors import StorageError
     from viper.gp import likelihood as gpytorch
     from viper.gp.classifier import VariationalGPClassifier
+    from viper.gp.pairs.preference import VariationalPreferenceGP
     from viper.models import reference
     from viper.models.groups.mixed import VariationalMixedRegression
     from viper.models.logistic import VariationalLogisticRegression
@@ -37,12 +40,15 @@ __all__ = [
     "ExpectedLogSumExp",
     "ExpectedSigmoid",
     "ExpectedSoftplus",
+    "Experiment",
     "Files",
     "StorageError",
     "VariationalGPClassifier",
     "VariationalLogisticRegression",
     "VariationalMixedRegression",
     "VariationalOrdinalRegression",
+    "VariationalPreferenceGP",
+    "acquisition",
     "datasets",
     "decisions",
     "expected_logsumexp",
@@ -62,6 +68,7 @@ __all__ = [
 NAMES = {
     "Bandit": "viper.decisions.bandit",
     "Blocks": "viper.data.blocks",
+    "Experiment": "viper.decisions.experiment",
     "ExpectedLogSumExp": "viper.softplus.logsumexp",
     "ExpectedSigmoid": "viper.softplus.expectation",
     "ExpectedSoftplus": "viper.softplus.expectation",
@@ -71,6 +78,7 @@ NAMES = {
     "VariationalLogisticRegression": "viper.models.logistic",
     "VariationalOrdinalRegression": "viper.models.ordinal.regression",
     "VariationalMixedRegression": "viper.models.groups.mixed",
+    "VariationalPreferenceGP": "viper.gp.pairs.preference",
     "expected_logsumexp": "viper.softplus.logsumexp",
     "expected_sigmoid": "viper.softplus.expectation",
     "expected_softplus": "viper.softplus.expectation",
@@ -79,6 +87,7 @@ NAMES = {
 }
 # Public modules: the name users type -> where it lives
 MODULES = {
+    "viper.acquisition": "viper.decisions.acquisition",
     "viper.datasets": "viper.datasets",
     "viper.decisions": "viper.decisions",
     "viper.gpytorch": "viper.gp.likelihood",

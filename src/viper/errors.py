@@ -7,9 +7,7 @@ install.
 import difflib
 import sys
 from collections.abc import Iterable
-from typing import Any
-
-from sklearn.exceptions import ConvergenceWarning as SklearnConvergenceWarning
+from typing import TYPE_CHECKING, Any
 
 LONGEST_LINE = 1000  # characters of a message
 ALIKE = 0.7  # similarity from which a name counts as a likely typo of another
@@ -84,8 +82,21 @@ class Unavailable(RuntimeError):
 # --- warnings ---
 
 
-class ConvergenceWarning(SklearnConvergenceWarning):
-    """A solver, a search or a Markov chain stopped before it converged."""
+if TYPE_CHECKING:
+    from sklearn.exceptions import ConvergenceWarning as SklearnConvergenceWarning
+
+    class ConvergenceWarning(SklearnConvergenceWarning):
+        """A solver, a search or a Markov chain stopped before it converged."""
+
+
+def __getattr__(name: str) -> Any:
+    """Make ConvergenceWarning on first use, because its parent is scikit-learn's, which takes a second to import."""
+    if name != "ConvergenceWarning":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from sklearn.exceptions import ConvergenceWarning as Parent
+
+    about = {"__module__": __name__, "__doc__": "A solver, a search or a Markov chain stopped before it converged."}
+    return globals().setdefault(name, type(name, (Parent,), about))
 
 
 class ImportanceWarning(UserWarning):

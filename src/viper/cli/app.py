@@ -63,7 +63,7 @@ def print_version(wanted: bool) -> None:
     if wanted:
         from importlib.metadata import PackageNotFoundError, version
 
-        from viper.inference.kernels.compiled import is_compiled
+        from viper.inference.kernels.library import is_compiled
 
         try:
             found = version("vi-per")

@@ -33,6 +33,7 @@ MOST_LEVELS_SHOWN = 5
 LONGEST_SPREAD = 64  # characters of a range or a list of levels
 MODEL_NAMES = {
     "logistic": "Logistic regression",
+    "mixed": "Logistic regression",
     "ordinal": "Ordinal regression",
     "gp": "Gaussian-process classification",
 }
@@ -54,6 +55,7 @@ def model_document(model: Any, level: float) -> dict[str, Any]:
         "levels": {} if encoding is None else encoding.levels,
         "bound": facts.bound if facts.terms is None else f"{facts.bound}, {facts.terms} terms",
         "covariance": facts.covariance,
+        "gaussians": facts.components,
         "elbo": facts.elbo,
         "elbo_certified": facts.elbo_certified,
         "converged": facts.converged,
@@ -110,7 +112,7 @@ def coefficient_document(model: Any, facts: Any, level: float) -> dict[str, Any]
 
 def grouping_document(model: Any, level: float) -> dict[str, Any]:
     """Return variance components, and the number of groups of each group term, if there are any."""
-    if not hasattr(model, "components"):
+    if not hasattr(model, "factors_"):
         return {}
     groups = {str(factor.term): len(factor.levels) for factor in model.factors_}
     return {"components": model.components(level).to_dict("index"), "groups": groups}
@@ -170,7 +172,11 @@ def fact_lines(document: dict[str, Any]) -> list[str]:
             names = {term.get("column", term["name"]) for term in terms} - {"intercept"}
             text = f"{document['target']} ~ {len(names)} columns"
         lines.append(escape(f"formula   {text}"))
-    ways = [f"covariance {document['covariance']}", "exact ELBO" if document["bound"] == "viper" else document["bound"]]
+    mixed = f"mixture of {document['gaussians']} Gaussians, " if document["gaussians"] > 1 else ""
+    ways = [
+        f"{mixed}covariance {document['covariance']}",
+        "exact ELBO" if document["bound"] == "viper" else document["bound"],
+    ]
     if document["model"] != "gp":
         sds = [*document["prior_scales"].values()] or [1.0]  # only an intercept
         low, high = min(sds), max(sds)
@@ -293,7 +299,7 @@ def how_to_see_all(saved: Path | None) -> str:
 
 
 def print_trust(document: dict[str, Any]) -> None:
-    if "components" in document:  # whose evidence is that of the most probable components
+    if "components" in document and not document.get("diagnosis"):
         return
     say("[bold]Is the approximation good?[/]")
     if found := document.get("diagnosis"):
@@ -302,6 +308,9 @@ def print_trust(document: dict[str, Any]) -> None:
         say(f"  {mark} {k_hat}{escape(found['verdict'])}")
         if (cost := found.get("residual_cost")) is not None:
             say(f"  The variance that the inducing points leave unexplained costs {cost:.3f} nats.")
+    if "components" in document:  # whose ELBO is that at the most probable components
+        say("  Effects of the largest grouping are integrated out exactly, and variance components averaged over.\n")
+        return
     gap = document["elbo"] - document["elbo_certified"]
     floor = f"{document['elbo_certified']:,.4f}"
     if document["model"] == "ordinal":

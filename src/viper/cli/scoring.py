@@ -127,7 +127,7 @@ class Folds:
         train, test = self.splits[k]
         X, y = self.learned.X, self.labels
         if self.learned.groups is not None:
-            from viper.models.groups.mixed import InGroups
+            from viper.models.groups.reading import InGroups
 
             model, groups = clone(model).set_params(new_groups="average"), self.learned.groups
             fitted = model.fit(X.iloc[train], y[train], groups=groups.iloc[train], **weight)
@@ -168,9 +168,9 @@ def cross_validated(model: Any, folds: Folds, level: float, step: Callable[[], N
     """Predict all held-out rows, with intervals if the model has them, and time the fits."""
     y, splits = folds.labels, folds.splits
     classes, numbers = np.unique(y, return_inverse=True)
-    if (order := getattr(model, "categories", None)) is not None:
-        numbers = np.array([order.index(label) for label in classes.tolist()])[numbers]
-    two = len(classes) == 2
+    two, order = len(classes) == 2, getattr(model, "categories", None)
+    # levels in order come as the others are sorted
+    columns = slice(None) if order is None or two else [order.index(label) for label in classes.tolist()]
     shape = (len(y),) if two else (len(y), len(classes))
     probability, interval = np.full(shape, np.nan), np.full((*shape, 2), np.nan)
     seconds = []
@@ -178,9 +178,9 @@ def cross_validated(model: Any, folds: Folds, level: float, step: Callable[[], N
         began = time.perf_counter()
         fold, X = folds.fit(model, k)
         seconds.append(time.perf_counter() - began)
-        probability[test] = fold.predict_proba(X)[:, 1] if two else fold.predict_proba(X)
+        probability[test] = fold.predict_proba(X)[:, 1] if two else fold.predict_proba(X)[:, columns]
         if hasattr(fold, "predict_interval"):
-            interval[test] = fold.predict_interval(X, level)
+            interval[test] = fold.predict_interval(X, level)[:, columns]
         step()
     seen = np.concatenate([test for _, test in splits])
     intervals = None if np.isnan(interval[seen]).any() else interval[seen]
@@ -197,6 +197,8 @@ def diagnosis_record(fitted: Any, rows: int) -> dict[str, Any] | None:
     record = {name: getattr(found, name) for name in names}
     if found.residual_cost is not None:
         record["residual_cost"] = found.residual_cost
+    if found.elbo != fitted.elbo_:  # with variance components integrated out
+        record["elbo"] = found.elbo
     if not np.isfinite(found.k_hat):  # q is exact; JSON has no -∞
         record["k_hat"] = None
     return {**record, "reliable": found.reliable, "close": found.close, "verdict": found.verdict}

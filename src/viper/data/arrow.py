@@ -29,7 +29,6 @@ from viper.data.csv_text import (
     spelled_numbers,
 )
 from viper.errors import FileError, listed, shown
-from viper.inference.threads import PASS_THREADS
 
 if TYPE_CHECKING:
     import pandas
@@ -147,6 +146,8 @@ class ArrowFile:
         """Yield record batches of these columns, about `rows` rows each; CSV columns in `numbers` become float64."""
         with self.readable():
             if self.format != CSV:
+                from viper.inference.threads import PASS_THREADS
+
                 yield from self.stored_batches(rows, columns, threads=PASS_THREADS.get() > 1)
                 return
             real, field = import_pyarrow().float64(), self.schema.field

@@ -429,6 +429,16 @@ def is_whole(column: "pandas.Series[Any]") -> bool:
     return column.dtype.kind in "iu" or (column.dtype.kind == "f" and bool((column % 1 == 0).all()))
 
 
+def calendar_days(days: Any) -> np.ndarray:
+    """Return the dates that lie so many days after 1970-01-01; the time of day is left out."""
+    return np.floor(np.asarray(days, dtype=np.float64)).astype("datetime64[D]")
+
+
+def date_text(day: float) -> str:
+    """Return the date that lies so many days after 1970-01-01, such as 2024-12-31."""
+    return str(calendar_days(day))
+
+
 def number_text(x: float, digits: int = 3) -> str:
     """Return a number as people write it: 0.043, 12.3, 1990, 288,000, 1.2e10; below 1,000 with so many digits."""
     x = float(x)

@@ -36,6 +36,7 @@ from viper.formula.columns import (
     as_frame,
     as_levels,
     as_numbers,
+    calendar_days,
     level_codes,
     number_text,
     python_value,
@@ -558,11 +559,6 @@ CALENDAR: dict[str, tuple[tuple[str, ...], Callable[[np.ndarray], np.ndarray]]] 
 }
 
 
-def calendar_days(days: Any) -> np.ndarray:
-    """Return the dates that lie so many days after 1970-01-01; the time of day is left out."""
-    return np.floor(np.asarray(days, dtype=np.float64)).astype("datetime64[D]")
-
-
 def calendar_calls(rest: str) -> list[tuple[str, str]]:
     """Return the calls of month() and weekday() in a formula, each with its function."""
     return sorted(set(re.findall(r"\b((month|weekday)\(d\d+_\))", rest)))
@@ -579,11 +575,6 @@ def check_calendar_state(function: str, state: Any) -> None:
 def calendar_name(function: str, day: float) -> str:
     """Return the month or the day of the week of a date."""
     return CALENDAR[function][0][int(calendar_places_of(function, day))]
-
-
-def date_text(day: float) -> str:
-    """Return the date that lies so many days after 1970-01-01, such as 2024-12-31."""
-    return str(calendar_days(day))
 
 
 def year_of(days: Any) -> np.ndarray:

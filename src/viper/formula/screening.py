@@ -11,8 +11,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from viper.data.csv_text import spelled_numbers
-from viper.formula.columns import as_days, as_trimmed, level_codes, parsed_dates, python_value, without_blanks
-from viper.formula.encoding import Encoding, calendar_name, date_text, undefined_cells
+from viper.formula.columns import (
+    as_days,
+    as_trimmed,
+    date_text,
+    level_codes,
+    parsed_dates,
+    python_value,
+    without_blanks,
+)
+from viper.formula.encoding import Encoding, calendar_name, undefined_cells
 from viper.formula.training import TrainingColumn
 
 if TYPE_CHECKING:

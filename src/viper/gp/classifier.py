@@ -49,7 +49,7 @@ from viper.gp.fitting.case import Case, FittedProcess, Known
 from viper.gp.fitting.choices import AUTO, DEFAULT_STEPS, Before, Choices
 from viper.gp.fitting.stored import COMPONENT, FAMILY, START, component_state, read_components, read_model
 from viper.gp.fitting.two_classes import TwoClasses
-from viper.gp.joint import JointFeatures
+from viper.gp.joint import JointFeatures, LatentProcess
 from viper.gp.kernels import (
     LENGTHSCALES,
     PRIORS,
@@ -599,6 +599,38 @@ class VariationalGPClassifier(
             K = K + B @ B.T
         mean = mean if rows.offset is None else mean + rows.offset
         return mean.numpy(), K.numpy(), rows.label.numpy(), None if rows.weight is None else rows.weight.numpy()
+
+    def predict_latent(self, X: Any, offset: Any = None, *, return_cov: bool = False) -> tuple[np.ndarray, np.ndarray]:
+        """Posterior mean and standard deviation of the log-odds f(x), per row; or their mean and covariance.
+
+        Parameters
+        ----------
+        X : array (n, p)
+        offset : array (n,), optional
+        return_cov : bool, default False
+            Return the n × n covariance of f between the rows of X in place of standard deviations, as scikit-learn's
+            `GaussianProcessRegressor` does. It includes what inducing points leave unexplained, and the average over
+            hyperparameters; its diagonal is the squared standard deviation. For two classes.
+        """
+        mean, sd = super().predict_latent(X, offset)
+        return (mean, self._latent_covariance(X)) if return_cov else (mean, sd)
+
+    @for_two_classes
+    def _latent_covariance(self, X: Any) -> np.ndarray:
+        if is_kept_elsewhere(X):
+            raise ValueError(f"return_cov needs rows in memory; got {type(X).__name__}. Pass a part of them.")
+        inputs = Observations.from_arrays(open_rows(self, X, None, ROW_FORMAT).in_memory()).inputs
+        process = self._process()
+        with torch.no_grad():
+            rows = process.rows(inputs)
+            C = process.between(rows, rows)
+        C = 0.5 * (C + C.T)
+        C.diagonal().copy_(process.variance(rows))
+        return C.numpy()
+
+    def _process(self) -> LatentProcess:
+        """f at any rows together, differentiable in the rows."""
+        return LatentProcess(self.components_, self._scaler)
 
     @for_two_classes
     def sample(self, X: Any, n: int = 1, random_state: Any = None, offset: Any = None) -> np.ndarray:

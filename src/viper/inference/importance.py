@@ -18,7 +18,7 @@ r costs is reported apart from k̂ (`residual_cost`).
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple, cast
 
@@ -27,7 +27,9 @@ import torch
 from torch import Tensor
 
 from viper.inference.classes.importance import ClassWeighedFit
-from viper.inference.posterior import Posterior, latent, prior_log_density
+from viper.inference.groups.weighing import GroupWeighedFit
+from viper.inference.mixture.posterior import GaussianMixture, count_gaussians
+from viper.inference.posterior import Posterior, latent, noise_shape, prior_log_density
 from viper.inference.problem import Prior
 from viper.inference.rows import Block, RowSource, reported_sum
 from viper.softplus.limit import fast_limit, limit
@@ -61,6 +63,11 @@ class Diagnosis:
     covariance: str = "full"  # the family of q
     residual_cost: float | None = None
     several: bool = False  # whether there are more than two classes
+    components: int = 1  # Gaussians that q is a mixture of
+
+    def about(self, elbo: float) -> "Diagnosis":
+        """The same verdict beside another ELBO."""
+        return replace(self, elbo=elbo)
 
     @property
     def reliable(self) -> bool:
@@ -82,22 +89,22 @@ class Diagnosis:
 
     @property
     def _verdict_on_gaussian(self) -> str:
+        what, exact = "The Gaussian posterior", "the exact one"
+        if self.components > 1:
+            what, exact = f"The mixture of {self.components} Gaussians", "the exact posterior"
         if self.k_hat < 0.5:
-            return "The Gaussian posterior is close to the exact one; use it as it is."
+            return f"{what} is close to {exact}; use it as it is."
         if self.close:
             return (
-                "The Gaussian posterior is close to the exact one, since the weights of its draws are nearly equal; "
+                f"{what} is close to {exact}, since the weights of its draws are nearly equal; "
                 f"use it as it is.{'' if self.reliable else ' Only far quantiles may differ.'}"
             )
         if self.reliable:
-            return "The Gaussian posterior is usable; corrected() removes its remaining error."
+            return f"{what} is usable; corrected() removes its remaining error."
         narrower = "a tighter prior" if self.residual_cost is None else "a prior for smaller output scales"
         prefer = narrower if self.covariance == "full" else f"covariance='full' and {narrower}"
         other = "hold rows out" if self.several else "compare with viper.reference.sample_posterior(model)"
-        return (
-            "The Gaussian posterior is not close enough for importance weights to certify it. "
-            f"Prefer {prefer}, or {other}."
-        )
+        return f"{what} is not close enough for importance weights to certify it. Prefer {prefer}, or {other}."
 
     @property
     def _remark_on_inducing(self) -> str:
@@ -144,7 +151,7 @@ class WeightedDraws:
 class WeighedFit(NamedTuple):
     """A posterior q with the prior and the rows that it was fitted to."""
 
-    posterior: Posterior
+    posterior: Posterior | GaussianMixture
     prior: Prior
     source: RowSource
     sparse: bool = False  # whether the rows have a residual variance, which inducing points leave unexplained
@@ -154,7 +161,7 @@ class WeighedFit(NamedTuple):
     ) -> tuple[Tensor, Tensor, float]:
         """Return draws from q, log p(y|β)p(β)/q(β) without its mean, and that mean's log: the log evidence."""
         device = self.posterior.mean.device
-        noise = torch.from_numpy(generator.standard_normal((count, self.source.dimension))).to(device)
+        noise = torch.from_numpy(generator.standard_normal((count, *noise_shape(self.posterior)))).to(device)
         draws = self.posterior.draw(noise)
         log_joint = log_likelihood(self.source, draws, report) + prior_log_density(self.prior, draws)
         log_ratio = (log_joint - self.posterior.log_density(noise)).cpu()
@@ -163,7 +170,7 @@ class WeighedFit(NamedTuple):
 
 
 def weigh(
-    fits: Sequence[WeighedFit | ClassWeighedFit],
+    fits: Sequence["WeighedFit | ClassWeighedFit | GroupWeighedFit"],
     elbo: float,
     covariance: str,
     count: int,
@@ -175,8 +182,7 @@ def weigh(
     Several fits, to completed tables, share the draws. Together these stand for the mixture of the exact posteriors, in
     which every table has the same weight; the log evidence is the mean of theirs.
     """
-    if count < FEWEST_DRAWS:
-        raise ValueError(f"draws must be at least {FEWEST_DRAWS}; got {count}.")
+    check_draw_count(count)
     shares = [len(part) for part in np.array_split(np.arange(max(count, 2 * len(fits))), len(fits))]
     parts = [fit.weighed(share, generator, report) for fit, share in zip(fits, shares, strict=True)]
     draws, log_ratio = torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
@@ -197,8 +203,14 @@ def weigh(
         covariance=covariance,
         residual_cost=residual_cost(fits[0].source, cast(Posterior, posterior)) if fits[0].sparse else None,
         several=isinstance(fits[0], ClassWeighedFit),
+        components=count_gaussians(posterior),
     )
     return WeightedDraws(draws, weights), diagnosis
+
+
+def check_draw_count(count: int) -> None:
+    if count < FEWEST_DRAWS:
+        raise ValueError(f"draws must be at least {FEWEST_DRAWS}; got {count}.")
 
 
 def pareto_smoothed(log_ratio: Tensor) -> tuple[Tensor, float]:

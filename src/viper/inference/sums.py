@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from viper.inference.kernels import kernel_for
+from viper.inference.kernels.choice import kernel_for
 from viper.inference.kernels.compiled import wide_gather, wide_latent
 from viper.inference.rows import BLOCK_ROWS, Block, Dense, Gram, LongRowFunction, Matrix, RowSource, add_up
 from viper.softplus.pointwise import Bound, Formula, KernelRecipe

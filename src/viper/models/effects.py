@@ -10,7 +10,8 @@ averages, a slope a difference over a tiny step. What is known about A:
   lemma). Hence Var A = Var L + Var(A - L), of which only the second, smaller part is estimated from draws.
 - Quantiles are those of the draws, after the sampling noise of L, whose distribution is known, is removed from them.
 
-More than two classes have an average each (classes/averages.py), and the rows of tables say of which class they are.
+More than two classes, and levels in order, have an average each (classes/averages.py, ordinal/averages.py), and the
+rows of tables say of which class they are.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -34,6 +35,7 @@ from viper.formula.columns import (
     MONTHS,
     WEEKDAYS,
     as_frame,
+    calendar_days,
     is_iso,
     number_text,
     parsed_dates,
@@ -41,13 +43,15 @@ from viper.formula.columns import (
     with_days,
     without_blanks,
 )
-from viper.formula.encoding import calendar_days
 from viper.inference.classes.posterior import StarPosterior
 from viper.inference.importance import SEED
-from viper.inference.posterior import Posterior, latent, moved
+from viper.inference.mixture.posterior import GaussianMixture
+from viper.inference.ordinal.posterior import OrdinalPosterior
+from viper.inference.posterior import Posterior, latent, moved, noise_shape
 from viper.inference.progress import Progress
 from viper.inference.rows import BLOCK_ROWS, Block, Dense, RowSource, scattered
 from viper.models.classes.averages import TILE, FlatStar, add_class_block
+from viper.models.ordinal.averages import LevelJoint, add_level_block
 from viper.models.prediction import half_width
 from viper.softplus.limit import limit
 
@@ -68,7 +72,10 @@ ORDERS = ("reference", "pairwise", "sequential")  # ways to pair the levels of a
 MEASURES = ("difference", "ratio", "odds")
 OF_CLASS = "class"  # the column of tables that says of which class an average is
 
+NEW_GROUP = "new"  # of a column of groups: one that was not in the fit
+
 OpenRows = Callable[[Any, Any, int], RowSource]
+AnyPosterior = Posterior | StarPosterior | OrdinalPosterior | GaussianMixture
 
 
 class EffectsMixin:
@@ -78,7 +85,7 @@ class EffectsMixin:
     verbose: Any
     random_state: Any
 
-    def _joint(self, points: Callable[[], Any]) -> tuple[OpenRows, Posterior | StarPosterior]:
+    def _joint(self, points: Callable[[], Any]) -> tuple[OpenRows, AnyPosterior]:
         """Return how to open X and offset as f = o + Aβ, in blocks of a number of rows, and the posterior of β.
 
         `points` returns some of the rows that will be opened.
@@ -223,11 +230,18 @@ class NamedRows:
     def __init__(self, model: Any, X: Any) -> None:
         self.frame = as_frame(X)
         self.encoding = getattr(model, "formula_", None)
-        wanted = model.feature_names_in_ if self.encoding is None else self.encoding.inputs
-        self.names = [str(name) for name in wanted]
+        own = getattr(model, "feature_names_in_", None)
+        wanted = (model._columns() if own is None else own) if self.encoding is None else self.encoding.inputs
+        self.plain = [str(name) for name in wanted]  # those that change by default
+        self.groups = [name for name in grouping_columns(model) if name not in self.plain]
+        self.names = [*self.plain, *self.groups]
         if absent := [name for name in self.names if name not in self.frame.columns]:
             raise ValueError(f"X must have the columns of the fit; got none named {listed(absent)}.")
-        self.levels = {} if self.encoding is None else self.encoding.levels
+        given = grouping_columns(model)
+        self.levels = {
+            **({} if self.encoding is None else self.encoding.levels),
+            **{name: given[name] or sorted_values(without_blanks(self.frame[name]).unique()) for name in self.groups},
+        }
         self.dates = {} if self.encoding is None else self.encoding.date_functions
         self.inputs = with_days(self.frame[self.names], self.dates)
 
@@ -260,7 +274,8 @@ class PlainRows:
         self.X = X.tocsr() if scipy.sparse.issparse(X) else np.asarray(X.cpu() if isinstance(X, Tensor) else X)
         if self.X.ndim != 2:
             raise ValueError(f"X must have two dimensions; got {self.X.ndim}. Pass rows by columns.")
-        self.names = [f"x{j}" for j in range(self.X.shape[1])]
+        self.names = self.plain = [f"x{j}" for j in range(self.X.shape[1])]
+        self.groups: list[str] = []
         self.levels: dict[str, list[Any]] = {}
         self.dates: dict[str, set[str]] = {}
 
@@ -294,13 +309,26 @@ class PlainRows:
         return rows
 
 
+def grouping_columns(model: Any) -> dict[str, list[Any]]:
+    """Columns of groups, with their groups; without them for one that only with others says which group it is."""
+    found: dict[str, list[Any]] = {}
+    for factor in getattr(model, "factors_", []):
+        for name in factor.term.columns:
+            found[name] = factor.levels if len(factor.term.columns) == 1 else found.get(name, [])
+    return found
+
+
 def changeable_rows(model: Any, X: Any) -> NamedRows | PlainRows:
     """Return the rows of X in a form whose columns can be changed."""
     if is_kept_elsewhere(X):
         raise ValueError(
             f"effects need rows in memory; got {type(X).__name__}. Pass a DataFrame or array, such as some of the rows."
         )
-    named = hasattr(model, "formula_") or (hasattr(model, "feature_names_in_") and hasattr(X, "columns"))
+    named = (
+        hasattr(model, "formula_")
+        or hasattr(model, "factors_")
+        or (hasattr(model, "feature_names_in_") and hasattr(X, "columns"))
+    )
     rows = NamedRows(model, X) if named else PlainRows(X)
     if not len(rows):
         raise ValueError("effects need at least one row to average over; got none.")
@@ -372,7 +400,8 @@ class EffectStudy:
         self.rows = changeable_rows(model, X)
         count = len(self.rows)
         self.classes = model.classes_.tolist() if getattr(model, "multiclass_", False) else None
-        self.offset = read_offset(offset, count, 2 if self.classes is None else len(self.classes))
+        several = isinstance(model.posterior_, StarPosterior)
+        self.offset = read_offset(offset, count, len(model.classes_) if several else 2)
         weight = read_weights(sample_weight, count)
         self.weight = np.ones(count) if weight is None else weight.numpy()
         self.at = self.read_at({} if at is None else at)
@@ -380,6 +409,8 @@ class EffectStudy:
         if self.classes is not None and OF_CLASS in {*self.at[0], *self.groups[0]}:
             raise ValueError(f"the table has a column {OF_CLASS!r} of its own; got one of X. Rename that of X.")
         self.draw_count = self.read_draws(draws)
+        if hasattr(model, "factors_"):
+            model._check_draws(self.draw_count)
         self.drawn = rows_to_draw(self.group, self.weight, DRAWN_ROWS)
         if random_state is None:
             random_state = model.random_state if isinstance(model.random_state, int | np.integer) else SEED
@@ -401,6 +432,8 @@ class EffectStudy:
             for known in levels:
                 if given == known or str(given) == str(known):
                     return known
+            if name in self.rows.groups and given == NEW_GROUP:
+                return given
             known_levels = instead(str(given), levels)
             raise ValueError(f"{option} must give {name!r} one of its levels; got {given!r}. {known_levels}")
         return (self.date if name in self.rows.dates else self.number)(name, given, option)
@@ -484,7 +517,7 @@ class EffectStudy:
         """Return the columns to change, with the change that was asked for, or None."""
         if variables is None:
             fixed = {name for values in self.at for name in values}
-            return dict.fromkeys(name for name in self.rows.names if name not in fixed)
+            return dict.fromkeys(name for name in self.rows.plain if name not in fixed)
         if isinstance(variables, dict):
             given = {self.column(name, "variables"): change for name, change in variables.items()}
         else:
@@ -697,9 +730,8 @@ class JointView:
         self.last_use = {side.key: k for k, side in enumerate(sides)}
         self.uses = 0
         self.open, self.posterior = study.model._joint(lambda: self.sample(sides))
-        joint = self.posterior
-        self.joint = FlatStar(joint) if isinstance(joint, StarPosterior) else joint
-        shape = study.draw_count // 2, len(self.joint.mean)
+        self.joint, self.add = joint_form(self.posterior)
+        shape = study.draw_count // 2, *noise_shape(self.joint)
         noise = torch.from_numpy(np.random.default_rng(study.seed).standard_normal(shape))
         self.draws = self.joint.draw(torch.cat([noise, -noise]))
 
@@ -761,8 +793,7 @@ class JointView:
                 at = slice(done, done + len(block.label))
                 member = torch.zeros(groups, len(block.label), dtype=torch.float64)
                 member[group[at], torch.arange(len(block.label))] = torch.from_numpy(weight[at])
-                add = add_class_block if isinstance(posterior, StarPosterior) else add_block
-                add(found, block, member.to(source.device), posterior, coefficients)
+                self.add(found, block, member.to(source.device), posterior, coefficients)
                 done = at.stop
                 self.progress.rows_done(len(block.label))
         safe = total.clamp(min=torch.finfo(torch.float64).tiny)  # groups without weight are left out of the table
@@ -810,6 +841,15 @@ class JointView:
         return np.clip(draws + even - along, draws.min(1, keepdims=True), draws.max(1, keepdims=True))
 
 
+def joint_form(posterior: AnyPosterior) -> tuple[Any, Callable[..., None]]:
+    """Return the distribution of what averages depend on as one vector, and how to add a block to averages."""
+    if isinstance(posterior, StarPosterior):
+        return FlatStar(posterior), add_class_block
+    if isinstance(posterior, OrdinalPosterior):
+        return LevelJoint(posterior), add_level_block
+    return posterior, add_mixture_block if isinstance(posterior, GaussianMixture) else add_block
+
+
 def add_block(found: Averages, block: Block, member: Tensor, posterior: Posterior, coefficients: Tensor) -> None:
     """Add the sums over the rows of a block, whose weights in each group are `member`, groups × rows."""
     _, probability, density = limit().moments(*latent(block, posterior))
@@ -820,10 +860,24 @@ def add_block(found: Averages, block: Block, member: Tensor, posterior: Posterio
     if block.residual is not None:  # independent between rows: it moves the average, but not its spread
         without = limit().moments(*latent(replace(block, residual=None), posterior))[1]
         found.draws.add_((member @ (probability - without)).cpu()[:, None])
+    add_draws(found, block, member, coefficients)
+
+
+def add_draws(found: Averages, block: Block, member: Tensor, coefficients: Tensor) -> None:
+    """Add the averages under each draw of the coefficients."""
     log_odds = block.design.project(coefficients)
     if block.offset is not None:
         log_odds += block.offset[:, None]
     found.draws.add_((member @ log_odds.sigmoid_()).cpu())
+
+
+def add_mixture_block(
+    found: Averages, block: Block, member: Tensor, posterior: GaussianMixture, coefficients: Tensor
+) -> None:
+    """The same for a mixture of Gaussians, of which Stein's lemma says nothing: L is 0, and all else is from draws."""
+    found.mean.add_((member @ (limit().moments(*latent(block, posterior))[1] @ posterior.weights)).cpu())
+    if coefficients.numel():
+        add_draws(found, block, member, coefficients)
 
 
 def direction(draws: np.ndarray, estimate: np.ndarray, sd: np.ndarray) -> np.ndarray:

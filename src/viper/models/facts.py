@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from viper.formula.columns import number_text
-from viper.formula.encoding import calendar_days
+from viper.formula.columns import calendar_days, number_text
 from viper.formula.training import TrainingData
+from viper.inference.mixture.posterior import count_gaussians
 from viper.models.weighting import APART
 
 INTERCEPT = "intercept"
@@ -112,10 +112,21 @@ class ModelFacts:
     prior: PriorFacts | None = None  # None for a Gaussian process
     process: ProcessFacts | None = None  # None for a logistic or an ordinal regression
     ordered: bool = False  # whether the classes are levels in order
+    grouped: bool = False  # whether there are effects of groups
+    components: int = 1  # Gaussians of which the posterior is a mixture
+
+    @property
+    def family(self) -> str:
+        """The variational family, in words."""
+        if self.components == 1:
+            return f"Gaussian, {self.covariance} covariance"
+        return f"mixture of {self.components} Gaussians, {self.covariance} covariances"
 
     @property
     def kind(self) -> str:
-        return "gp" if self.process is not None else "ordinal" if self.ordered else "logistic"
+        if self.process is not None:
+            return "gp"
+        return "ordinal" if self.ordered else "mixed" if self.grouped else "logistic"
 
     @property
     def exact(self) -> bool:
@@ -144,6 +155,7 @@ def model_facts(model: Any) -> ModelFacts:
         bound=model.bound,
         terms=model.terms,
         covariance=model.covariance,
+        components=count_gaussians(model.posterior_),
         elbo=model.elbo_,
         elbo_certified=model.elbo_bound_,
         converged=model.converged_,
@@ -153,6 +165,7 @@ def model_facts(model: Any) -> ModelFacts:
         prior=prior_facts(model) if is_logistic else None,
         process=None if is_logistic else process_facts(model),
         ordered=hasattr(model, "thresholds_"),
+        grouped=hasattr(model, "factors_"),
     )
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from viper.errors import ConvergenceWarning, NotFinite, shown, users_line
+from viper.formula.learn import formula_template
 from viper.inference.adam import adam
 from viper.inference.causes import sizes, what_to_do, why_not_finite
 from viper.inference.device import algebra_device
@@ -42,6 +43,7 @@ MATRICES, COPIES = (
     12,
     3,
 )  # of their size that a fit holds: precisions, factors, curvatures; and rows made dense
+SURELY_THERE = 1 << 20  # bytes that are not worth asking the system for
 LARGEST_FULL = 20_000  # coefficients; their full covariance takes 3.2 GB
 
 
@@ -90,6 +92,24 @@ class FitOptions:
         if self.dtype == "float32":
             return FLOAT32_TOLERANCE
         return None if self.exact else BOUND_TOLERANCE
+
+
+def check_update(model: Any, forget: float) -> bool:
+    """Raise where `partial_fit` cannot go on from a model, and return whether it is the first call."""
+    if not 0.0 < forget <= 1.0:
+        raise ValueError(f"forget must lie in (0, 1]; got {forget!r}. 1 forgets nothing.")
+    first = not hasattr(model, "posterior_")
+    if first:
+        if formula_template(model) is not None:
+            raise ValueError("partial_fit needs a fitted formula; got one that is not fitted. Call fit first.")
+        model._check_options()
+    if isinstance(model.class_weight, str):
+        raise ValueError(
+            f"partial_fit needs class_weight as a dictionary; got {model.class_weight!r}. Name the classes."
+        )
+    if first and isinstance(model.prior_scale, str):
+        raise ValueError(f"partial_fit needs numbers for prior_scale; got {model.prior_scale!r}. Call fit first.")
+    return first
 
 
 def fit_posterior(
@@ -181,7 +201,7 @@ def check_memory(source: RowSource, wide: bool) -> None:
         return
     size = min(source.rows, source.dimension) if wide else source.dimension
     need = 8 * (MATRICES * size**2 + (COPIES * source.rows * source.dimension if wide else 0))
-    if need > (there := machine_memory()):
+    if need > SURELY_THERE and need > (there := machine_memory()):
         raise ValueError(
             f"covariance='full' must fit in memory; got {source.dimension} coefficients and {source.rows} rows, which "
             f"need about {need / 1e9:.0f} GB of {there / 1e9:.0f} GB. Use covariance='low-rank', which keeps the "

@@ -309,6 +309,11 @@ def build_model(
 def model_of_fit(fitted: Any, given: dict[str, Any]) -> JointDensity:
     """Return rows and prior of a fitted estimator; any other argument that was `given` raises an error."""
     check_only_model(given)
+    if hasattr(fitted, "factors_"):
+        raise ValueError(
+            f"sample_posterior is for models without effects of groups; got {fitted.factors_[0].term}. Call diagnose "
+            "or corrected, which compare with the exact posterior."
+        )
     if getattr(fitted, "_training_rows", None) is None:
         raise ValueError("sample_posterior needs the training rows; got a model without them. Pass X, y and the prior.")
     source = fitted._training_rows.in_memory()
@@ -323,9 +328,9 @@ def model_of_fit(fitted: Any, given: dict[str, Any]) -> JointDensity:
     factor = np.linalg.cholesky(covariance)
     kind: type[JointDensity] = JointDensity
     if hasattr(fitted, "thresholds_"):
-        kind, gaps = OrdinalDensity, len(fitted.classes_) - 2
-        factor = scipy.linalg.block_diag(factor, float(fitted.gap_scale) * np.eye(gaps)) if gaps else factor
-        mean = np.append(mean, np.zeros(gaps))
+        kind, gaps = OrdinalDensity, fitted.gap_prior_
+        factor = np.linalg.cholesky(np.linalg.inv(gaps.joint_precision(fitted.prior_).numpy()))
+        mean = np.append(mean, gaps.mean.numpy())
     return kind(design=design, offset=offset, label=label, weight=weight, mean=mean, factor=factor)
 
 

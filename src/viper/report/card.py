@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from viper.formula.encoding import date_text
+from viper.formula.columns import date_text
 from viper.formula.training import TrainingColumn, TrainingData
 from viper.models.facts import ModelFacts, scales_by_name
 from viper.report import views
@@ -47,7 +47,7 @@ def card_facts(study: Study) -> dict[str, str]:
         **({} if study.training is None else training_facts(study.training)),
         **model_pairs(facts),
         **{title.capitalize(): text for title, text in facts.weighting.lines().items()},
-        "Posterior": f"Gaussian, {facts.covariance} covariance",
+        "Posterior": facts.family[0].upper() + facts.family[1:],
         "Expected log(1 + eˣ)": "exact" if facts.exact else f"bound {facts.bound!r}{terms}",
         "ELBO, the score that the fit maximised": f"{with_decimals(facts.elbo, 4)} nats",
     }
@@ -141,7 +141,7 @@ def columns_table(study: Study) -> str:
         titles = ["Values in the fit", "Missing in the fit", "Values in these rows", "Missing here"]
     head = [column_heading("Column"), *(column_heading(t, "number" if "Missing" in t else None) for t in titles)]
     rows = []
-    for name in study.frame.columns:
+    for name in study.columns:
         cells = [row_heading(escape(str(name)))]
         if training is not None:
             column, share = training.columns[str(name)], training.missing_shares[str(name)]

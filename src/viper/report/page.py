@@ -35,6 +35,7 @@ class ReportPage:
             lambda _: "" if self.decisions is None else self.decisions.markup(),
             average_section,
             sections.drivers_section,
+            sections.effects_of_groups_section,
             sections.terms_section,
             sections.effects_section,
             lambda study: sections.certainty_section(study, self.rows),

@@ -22,7 +22,7 @@ class RowSection:
         self.study = study
         self.levels = getattr(getattr(study.model, "formula_", None), "levels", {})
         self.names, self.kind = study.names, study.naming
-        found = Outlyingness(study.frame)
+        found = Outlyingness(study.columns)
         self.shown = sorted({*map(int, study.uncertain), *map(int, study.sampled)})
         self.notes = {k: words.row_note(study, found, k) for k in self.shown}
 

@@ -28,7 +28,9 @@ from viper.report.svg import (
 )
 from viper.report.words import THIN, chance, factor, percent, percent_range, readable_number, with_decimals
 
+MOST_GROUP_EFFECTS = 10  # of each factor that are listed
 KINDS = {
+    "mixed": "Bayesian logistic regression with effects of groups",
     "logistic": "Bayesian logistic regression",
     "ordinal": "Bayesian ordinal regression",
     "gp": "Gaussian process classification",
@@ -172,6 +174,64 @@ def drivers_section(study: Study) -> str:
     listing = data_table("Coefficients with credible intervals", head, rows, "sortable coefficients")
     caution = paragraph(words.entangled_sentence(study.entangled), "note")
     return section("coefficients", "The coefficients", paragraph(text), caution, listing, paragraph(more, "note"))
+
+
+def effects_of_groups_section(study: Study) -> str:
+    """How much groups differ, and the groups that differ most from the others."""
+    if not study.grouped:
+        return ""
+    head = [
+        column_heading("Between groups"),
+        column_heading("Mean", "number"),
+        column_heading(escape(f"{study.level_name} interval"), "number"),
+    ]
+    parts = study.model.components(study.level)
+    rows = [
+        [
+            row_heading(escape(str(name))),
+            table_cell(f"{row['mean']:.2f}", row["mean"]),
+            table_cell(f"{row['lower']:.2f} to {row['upper']:.2f}", row["lower"]),
+        ]
+        for name, row in parts.iterrows()
+    ]
+    text = (
+        "sd is the standard deviation of log-odds between groups, icc the share of groups in the variance of log-odds. "
+        "A group's effect is drawn towards zero, the more so the fewer rows it has. For a new group, predictions "
+        "average over the effects that it may have, or are refused."
+    )
+    listing = data_table("How much groups differ", head, rows, "components")
+    tables = [effects_of_factor(study, factor) for factor in study.model.factors_] if study.show_rows else []
+    return section("effects-of-groups", "How do groups differ?", paragraph(text), listing, *tables)
+
+
+def effects_of_factor(study: Study, factor: Any) -> str:
+    """The effects of a factor that differ most from zero."""
+    name = factor.term.name
+    found = study.model.group_effects(name, study.level)
+    found = found.reindex(found["mean"].abs().sort_values(ascending=False, kind="stable").index)
+    head = [
+        column_heading(escape(name)),
+        column_heading("Effect"),
+        column_heading("Odds are multiplied by", "number"),
+        column_heading(escape(f"{study.level_name} interval"), "number"),
+        column_heading("Rows", "number"),
+    ]
+    rows = [
+        [
+            row_heading(escape(str(group))),
+            table_cell(escape(str(effect))),
+            table_cell(factor_in_words(row["mean"]), row["mean"]),
+            table_cell(f"{factor_in_words(row['lower'])} to {factor_in_words(row['upper'])}", row["lower"]),
+            table_cell(f"{int(row['rows']):,}", row["rows"]),
+        ]
+        for (group, effect), row in found.head(MOST_GROUP_EFFECTS).iterrows()
+    ]
+    some = f"The {len(rows)} largest of {len(found):,} effects" if len(found) > len(rows) else "Effects"
+    return data_table(f"{some} of {name}", head, rows, "group-effects")
+
+
+def factor_in_words(log_odds: float) -> str:
+    return factor(math.exp(log_odds))
 
 
 def relevance_section(study: Study) -> str:

@@ -17,6 +17,7 @@ from viper.formula.drift import ColumnDrift, column_drift
 from viper.formula.screening import FATAL, columns_as_read
 from viper.formula.training import TrainingData
 from viper.inference.importance import Diagnosis
+from viper.inference.mixture.posterior import count_gaussians
 from viper.models.facts import ModelFacts, model_facts
 from viper.models.loo import LeaveOneOut
 from viper.models.prediction import Predictions, check_model, predictions, screen_for_model
@@ -137,6 +138,11 @@ class Study:
     def level_name(self) -> str:
         return f"{100 * self.level:g}\N{NARROW NO-BREAK SPACE}%"
 
+    @property
+    def columns(self) -> "pandas.DataFrame":
+        """The rows without columns that only say to which group they belong."""
+        return self.frame[views.ungrouped_columns(self.model, self.frame)]
+
     @cached_property
     def dates(self) -> set[str]:
         """The columns of dates, which `frame` holds as days since 1970-01-01."""
@@ -154,6 +160,11 @@ class Study:
     def is_gp(self) -> bool:
         return self.facts.kind == "gp"
 
+    @property
+    def grouped(self) -> bool:
+        """Whether there are effects of groups."""
+        return hasattr(self.model, "factors_")
+
     @cached_property
     def predictions(self) -> Predictions:
         return predictions(self.model, self.X, self.level)
@@ -168,7 +179,12 @@ class Study:
 
     @cached_property
     def calibration_verdict(self) -> CalibrationVerdict:
-        return judge_calibration(self.label, self.predictions.probability)
+        probability = self.predictions.probability
+        if self.grouped and self.from_training and self.loo is not None:
+            # effects of groups follow the rows of the fit, so each row is predicted from all the others
+            right = np.exp(self.loo.pointwise)
+            probability = np.where(self.label, right, 1.0 - right)
+        return judge_calibration(self.label, probability)
 
     @cached_property
     def gain(self) -> tuple[float, float]:
@@ -205,7 +221,7 @@ class Study:
     @cached_property
     def filled(self) -> dict[str, float]:
         """Share of missing values by column, where they are filled in."""
-        shares = self.frame.isna().mean()
+        shares = self.columns.isna().mean()
         return {str(name): float(share) for name, share in shares.items() if share > 0}
 
     @cached_property
@@ -267,7 +283,7 @@ class Study:
         """Coefficients for changes of about one standard deviation, those with the surest direction first."""
         if self.is_gp:
             return None
-        table = self.model.summary(self.level).drop(index="intercept", errors="ignore")
+        table = self.model.summary(self.level).drop(index="intercept", errors="ignore").dropna()  # no components
         found = []
         for name, row in table.iterrows():
             label, step, unit = self._changes.get(str(name), (str(name), 1.0, "+1"))
@@ -323,11 +339,11 @@ class Study:
     def bent_columns(self) -> list[str]:
         """Numeric columns along which the model is clearly off, the worst first."""
         found = {}
-        for name in self.frame.columns:
-            if not views.is_category(self.frame[name]) and self.frame[name].nunique() > FEWEST_BENT_VALUES:
-                place = named_groups(self.frame[name], 10).place
+        for name in self.columns.columns:
+            if not views.is_category(self.columns[name]) and self.columns[name].nunique() > FEWEST_BENT_VALUES:
+                place = named_groups(self.columns[name], 10).place
                 verdict = calibration_loss(self.label, self.predictions.probability, place)
-                if verdict.verdict in ("fair", "poor") and verdict.p_value < BENT_P_VALUE / len(self.frame.columns):
+                if verdict.verdict in ("fair", "poor") and verdict.p_value < BENT_P_VALUE / len(self.columns.columns):
                     found[str(name)] = verdict.loss
         return sorted(found, key=lambda name: -found[name])[:MOST_BENT]
 
@@ -351,7 +367,7 @@ class Study:
         if self.draws >= 100 and not getattr(self.model, "robust_groups_", 0):
             if self.from_training:
                 return self.model.diagnose(self.X, self.model.classes_[self.label.astype(int)], draws=self.draws)
-            if getattr(self.model, "_training_rows", None) is not None:
+            if getattr(self.model, "_grouped_rows" if self.grouped else "_training_rows", None) is not None:
                 return self.model.diagnose(draws=self.draws)
         return None
 
@@ -394,7 +410,7 @@ class Study:
 
     @cached_property
     def map(self) -> Grid | None:
-        columns = self.spatial or spatial_columns(self.frame, self.is_gp)
+        columns = self.spatial or spatial_columns(self.columns, self.is_gp)
         return None if columns is None else views.probability_grid(self.model, self.frame, columns, size=40)
 
 
@@ -406,7 +422,8 @@ def recorded_diagnosis(model: Any) -> Diagnosis | None:
         return None
     k_hat = -math.inf if kept["k_hat"] is None else kept["k_hat"]  # q is exact; JSON has no -∞
     numbers = {name: kept[name] for name in names} | {"residual_cost": kept.get("residual_cost")}
-    return Diagnosis(k_hat, **numbers, elbo=model.elbo_, covariance=model.covariance)
+    numbers |= {"elbo": kept.get("elbo", model.elbo_), "components": count_gaussians(model.posterior_)}
+    return Diagnosis(k_hat, **numbers, covariance=model.covariance)
 
 
 def coefficient_change(
@@ -541,7 +558,7 @@ def row_names(data: "pandas.DataFrame", column: str | None, shown: bool) -> list
 def model_columns(model: Any, data: "pandas.DataFrame", target: str) -> "pandas.DataFrame":
     """The columns of `data` that the model takes, untransformed but for dates, which become days since 1970."""
     if getattr(model, "formula_", None) is not None:
-        wanted = list(model.formula_.inputs)
+        wanted = list(model.formula_.raw_inputs)
     else:
         wanted = list(getattr(model, "feature_names_in_", data.columns.drop(target)))
     if missing := [name for name in wanted if name not in data.columns]:

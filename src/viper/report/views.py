@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from viper.errors import listed
-from viper.formula.columns import levels_of, with_days
-from viper.formula.encoding import calendar_days
+from viper.formula.columns import calendar_days, levels_of, with_days
+from viper.models.effects import grouping_columns
 from viper.models.prediction import Predictions, check_model, predict_each_row, predictions
 from viper.softplus.expectation import expected_softplus
 
@@ -80,6 +80,12 @@ def is_category(column: "pandas.Series") -> bool:
     import pandas.api.types as types
 
     return types.is_bool_dtype(column) or not types.is_numeric_dtype(column)
+
+
+def ungrouped_columns(model: Any, frame: "pandas.DataFrame") -> list[Any]:
+    """The columns of a table but those that only say to which group a row belongs."""
+    grouping = {*grouping_columns(model)} - {*getattr(getattr(model, "formula_", None), "inputs", ())}
+    return [name for name in frame.columns if str(name) not in grouping]
 
 
 def typical_row(frame: "pandas.DataFrame") -> "pandas.DataFrame":
@@ -267,7 +273,7 @@ def observed_near(values: "pandas.Series", column: "pandas.Series") -> "pandas.S
 def column_effects(model: Any, X: Any, level: float = 0.95, points: int = 61) -> Iterator[Effect]:
     """The partial effect of every column that changes the prediction."""
     frame = frame_of(X)
-    row, features = typical_row(frame), list(frame.columns)
+    row, features = typical_row(frame), ungrouped_columns(model, frame)
     step = max(1, MOST_CELLS // (points * max(1, len(features))))
     for start in range(0, len(features), step):
         some = effects_along(model, frame, features[start : start + step], row, level, points)
@@ -308,7 +314,9 @@ class AverageEffects(NamedTuple):
 def average_effects(model: Any, frame: "pandas.DataFrame", level: float = 0.95) -> AverageEffects:
     """The average contrasts of all columns, over evenly spaced rows if there are many."""
     levels = getattr(getattr(model, "formula_", None), "levels", {})
-    changes: dict[Any, Any] = {name: common_levels(frame[name], levels.get(name)) for name in frame.columns}
+    changes: dict[Any, Any] = {
+        name: common_levels(frame[name], levels.get(name)) for name in ungrouped_columns(model, frame)
+    }
     passes = sum(2 if change is None else len(change) for change in changes.values())
     most = int(np.clip(DRAWN_PROBABILITIES // (passes * DRAW_RANGE[0]), *AVERAGED_ROWS))
     some = frame.iloc[spaced_indices(len(frame), most)]

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import scipy.special
 
-from viper.formula.columns import number_text
-from viper.formula.drift import ColumnDrift
-from viper.formula.encoding import date_text
-from viper.report.study import Study
-from viper.report.views import AverageEffect, Effect, Outlyingness
+from viper.formula.columns import date_text, number_text
 
 if TYPE_CHECKING:
     import pandas
+
+    from viper.formula.drift import ColumnDrift
+    from viper.report.study import Study
+    from viper.report.views import AverageEffect, Effect, Outlyingness
 
 THIN, JOIN = "\N{NARROW NO-BREAK SPACE}", "\N{WORD JOINER}"
 ENOUGH = 5  # rows that a group must have to serve as an example
@@ -116,7 +116,7 @@ def factor(x: float) -> str:
 # --- findings ---
 
 
-def ranking_sentence(study: Study) -> str:
+def ranking_sentence(study: "Study") -> str:
     if study.scores.auc is None:
         return f"All rows {study.predicate('have', int(study.label[0]))}, so the model's ranking cannot be judged."
     found, where = study.honest_scores
@@ -129,7 +129,7 @@ def ranking_sentence(study: Study) -> str:
     )
 
 
-def skill_sentence(study: Study) -> str | None:
+def skill_sentence(study: "Study") -> str | None:
     """The score against that of predicting the base rate for every row."""
     found, where = study.honest_scores
     skill = found.log_skill
@@ -141,7 +141,7 @@ def skill_sentence(study: Study) -> str | None:
     )
 
 
-def recall_sentence(study: Study, share: float = 0.95) -> str:
+def recall_sentence(study: "Study", share: float = 0.95) -> str:
     """What it costs to find most of the positive rows."""
     false, true = study.roc
     cost = float(false[np.argmax(true >= share)])
@@ -162,7 +162,7 @@ def group_sentence(table: "pandas.DataFrame", were: str) -> str:
     )
 
 
-def precision_sentence(study: Study) -> str:
+def precision_sentence(study: "Study") -> str:
     """How many are right among the rows ranked highest, as many as there are positive ones."""
     positive = int(study.label.sum())
     top = np.argsort(-study.predictions.latent, kind="stable")[:positive]
@@ -175,7 +175,7 @@ def precision_sentence(study: Study) -> str:
     )
 
 
-def width_sentence(study: Study) -> str:
+def width_sentence(study: "Study") -> str:
     half, tenth = np.quantile(study.predictions.width, [0.5, 0.9])
     if 100.0 * tenth < LEAST_PERCENT:
         return f"Nine in ten {study.level_name} intervals are narrower than {points(LEAST_PERCENT / 100)}."
@@ -193,7 +193,7 @@ def width_sentence(study: Study) -> str:
     return f"{start}; one in ten is wider than {points(tenth)}."
 
 
-def filled_sentence(study: Study) -> str | None:
+def filled_sentence(study: "Study") -> str | None:
     """How many values were missing and filled in, the worst columns first."""
     if not study.filled:
         return None
@@ -213,7 +213,7 @@ def filled_sentence(study: Study) -> str | None:
     return f"Missing values were filled in: {listed_in_words(parts)}{also}. The intervals do not allow for this."
 
 
-def drift_in_words(found: ColumnDrift) -> str:
+def drift_in_words(found: "ColumnDrift") -> str:
     """What about a column differs from the rows of the fit."""
     number, parts = found.shift is not None, []
     if found.outside > 0.0:
@@ -232,7 +232,7 @@ def listed_in_words(parts: list[str]) -> str:
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
 
 
-def driver_sentence(study: Study) -> str | None:
+def driver_sentence(study: "Study") -> str | None:
     """The largest clear change of the average probability."""
     clear = [e for e in study.average_effects.effects if e.clear]
     if clear:
@@ -242,7 +242,7 @@ def driver_sentence(study: Study) -> str | None:
     return "No change of a single column clearly raises or lowers the average probability."
 
 
-def average_sentence(e: AverageEffect) -> str:
+def average_sentence(e: "AverageEffect") -> str:
     """What would happen if one column changed in every row."""
     digits = point_digits(e.upper - e.lower)
     size, low, high = (f"{100.0 * x:.{digits}f}" for x in (abs(e.mean), *sorted((abs(e.lower), abs(e.upper)))))
@@ -268,7 +268,7 @@ def entangled_sentence(columns: list[str]) -> str | None:
     )
 
 
-def effect_sentence(e: Effect) -> str:
+def effect_sentence(e: "Effect") -> str:
     """A curve from turn to turn; or the categories with the highest and the lowest probability."""
     p = e.predictions.probability
     values, at = [column_value(value, e.dated) for value in e.values], "on" if e.dated else "at"
@@ -294,7 +294,7 @@ def effect_sentence(e: Effect) -> str:
     return f"The probability {', then '.join(legs)}."
 
 
-def row_sentence(study: Study, k: int) -> str:
+def row_sentence(study: "Study", k: int) -> str:
     """The prediction for one row."""
     seen = study.predictions
     return (
@@ -303,7 +303,7 @@ def row_sentence(study: Study, k: int) -> str:
     )
 
 
-def unusual_sentence(found: Outlyingness, k: int, dates: Collection[str] = ()) -> str:
+def unusual_sentence(found: "Outlyingness", k: int, dates: Collection[str] = ()) -> str:
     parts = []
     for name, value, z in found.extremes(k):
         if abs(z) >= 2.0:
@@ -315,7 +315,7 @@ def unusual_sentence(found: Outlyingness, k: int, dates: Collection[str] = ()) -
     return f"Unusual: {'; '.join(parts)}." if parts else "None of its values is unusual."
 
 
-def row_note(study: Study, found: Outlyingness, k: int) -> str:
+def row_note(study: "Study", found: "Outlyingness", k: int) -> str:
     """The outcome of a row, how surely its probability is above or below the average, and what is unusual about it."""
     seen, base = study.predictions, study.base_rate
     outcome = f"Outcome: {study.class_names[int(study.label[k])]}."

@@ -8,15 +8,14 @@ import ctypes
 import math
 from collections.abc import Callable
 from functools import cache
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from viper.softplus.c_library import c_functions
 from viper.softplus.gumbel import Precision, SdLevel, interpolated, sd_level
 
-SYMBOL = "class_rows_2"  # renamed when the arguments change, so that a newer viper never calls an old library
 WIDEST_COMPILED = 48.0  # sd; a class as wide as this, among narrow ones, takes a thousand nodes
 POWERS = 8  # steps: 1, 2, 4, ..., 128 times the least
 BANDS = 4  # of sds, from one to twice it
@@ -25,6 +24,8 @@ MOST_COMPILED_NODES = 2048
 MOST_HALF, WIDER = 128, 8  # shifts on each side of the middle one, and more on the right
 PADDING = 16  # columns added to a table on both sides
 POINTER, LENGTH = ctypes.c_void_p, ctypes.c_ssize_t
+# the name changes with the arguments, so that viper never calls an old library
+CLASS_ROWS: dict[str, list[Any]] = {"class_rows_2": [LENGTH, LENGTH, *[POINTER] * 11]}
 
 
 class PackedLevel(ctypes.Structure):
@@ -46,15 +47,8 @@ class PackedLevel(ctypes.Structure):
 @cache
 def class_library() -> Callable[..., int] | None:
     """Return the function of _classes.c, or None if it was not built or cannot run on this machine."""
-    built = find_spec("viper.softplus._classes")
-    if built is None or built.origin is None:
-        return None
-    try:
-        function = getattr(ctypes.CDLL(built.origin), SYMBOL)
-    except (OSError, AttributeError):
-        return None
-    function.argtypes = [LENGTH, LENGTH, *[POINTER] * 11]
-    return function if is_exact(function) else None
+    functions = c_functions("viper.softplus._classes", CLASS_ROWS)
+    return functions[0] if functions and is_exact(functions[0]) else None
 
 
 def is_exact(function: Callable[..., int]) -> bool:

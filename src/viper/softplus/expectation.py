@@ -253,7 +253,7 @@ def read_gaussian(
             f"mean and variance must be on one device; got {m.device} and {v.device}. Move one with .to()."
         )
     try:
-        shape = torch.broadcast_shapes(m.shape, v.shape)
+        shape = torch.broadcast_tensors(m, v)[0].shape  # torch.broadcast_shapes imports sympy
     except RuntimeError:
         raise ValueError(
             f"mean and variance must have shapes that broadcast; got {tuple(m.shape)} and {tuple(v.shape)}."

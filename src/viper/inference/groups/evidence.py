@@ -100,10 +100,9 @@ class ComponentProfile:
         self.fit = fit = fit_effects(rows, given, q, rough=rows.rows > ROUGH_ROWS, tol=tol, report=self.report)
         self.passes += fit.passes
         self.converged = fit.converged
-        value, gradient = fit.elbo, np.empty(self.size)
+        value, gradient = fit.elbo + self.log_prior(theta), np.empty(self.size)
         for f, (part, width) in enumerate(zip(self.parts, self.widths, strict=True)):
             factor, own = rows.factors[f], theta[part]
-            value += self.prior.log_density(own, width)
             gradient[part] = divergence_gradient(own, width, factor.levels, fit.q.second_moments(rows, f))
             gradient[part] += self.prior.gradient(own, width)
         if self.quadrature:
@@ -129,6 +128,16 @@ class ComponentProfile:
         """What quadrature of all groups says where it is first asked for: at the mode, or near it."""
         assert self.fit is not None
         return missed_evidence(self.rows, self.fit.q, float(self.covariances(self.last)[0][0, 0]))
+
+    def log_prior(self, theta: np.ndarray) -> float:
+        """log p(θ)."""
+        parts = zip(self.parts, self.widths, strict=True)
+        return sum(self.prior.log_density(theta[part], width) for part, width in parts)
+
+    @property
+    def known_missed(self) -> Missed | None:
+        """What quadrature says of all groups at the last θ, or near it; None without quadrature."""
+        return self.step if self.quadrature and self.missed is None else self.missed
 
     def expected_hessian(self, theta: np.ndarray) -> np.ndarray:
         """2 Σ_g (1 - Var(b_g | y)/σ²)² on the diagonal: what effects that are known so well tell about log σ."""
@@ -254,8 +263,7 @@ class Around:
         self.zs.append(z)
         self.drops.append(drop)
         assert self.profile.fit is not None
-        missed = self.profile.step if self.profile.quadrature and self.profile.missed is None else self.profile.missed
-        self.pool.add(self.theta(z), log_weight, self.profile.fit.q, missed)
+        self.pool.add(self.theta(z), log_weight, self.profile.fit.q, self.profile.known_missed)
 
 
 def line_points(at: Around) -> None:

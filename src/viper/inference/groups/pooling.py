@@ -19,6 +19,15 @@ LEAST_POINT_WEIGHT = 1e-5  # of a component that is kept
 LONGEST_STEP = 1.0  # in posterior standard deviations
 
 
+def corrected_mean(q: Effects, missed: Missed | None) -> Split:
+    """The mean of q, moved by one Newton step by what its groups' Gaussians miss."""
+    if missed is None:
+        return q.mean
+    up = Split(missed.by_border, np.zeros_like(q.mean.groups))
+    step = q.inverse.solve(up)
+    return q.mean.moved(step, 1.0 / max(1.0, math.sqrt(up.dot(step)) / LONGEST_STEP))
+
+
 @dataclass(frozen=True)
 class Pooled:
     """The pooled mean and covariance; and weights, θ, and fixed effects of each component."""
@@ -47,11 +56,7 @@ class Pool:
 
     def add(self, theta: np.ndarray, log_weight: float, q: Effects, missed: Missed | None) -> None:
         """Add a component. What its groups' Gaussians miss moves its mean by one Newton step."""
-        mean = q.mean
-        if missed is not None:
-            up = Split(missed.by_border, np.zeros_like(mean.groups))
-            step = q.inverse.solve(up)
-            mean = mean.moved(step, 1.0 / max(1.0, math.sqrt(up.dot(step)) / LONGEST_STEP))
+        mean = corrected_mean(q, missed)
         self.log_weights.append(log_weight)
         self.thetas.append(theta)
         self.means.append(mean.border[: self.fixed])

@@ -51,6 +51,7 @@ class GroupedRows:
     factors: tuple[Factor, ...]
     weight: np.ndarray | None = None
     offset: np.ndarray | None = None
+    places: np.ndarray | None = None  # where each row was before sorting
 
     @property
     def main(self) -> Factor:
@@ -128,4 +129,4 @@ def sorted_rows(
     index = np.argsort(factors[order[0]].codes, kind="stable")
     weight, offset = (None if x is None else x[index] for x in (weight, offset))
     grouped = tuple(factors[f].take(index) for f in order)
-    return GroupedRows(np.ascontiguousarray(X[index]), label[index], grouped, weight, offset), order
+    return GroupedRows(np.ascontiguousarray(X[index]), label[index], grouped, weight, offset, index), order

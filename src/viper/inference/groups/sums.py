@@ -63,6 +63,11 @@ def row_moments(
     return theta, np.maximum(tau2, 0.0)
 
 
+def expected_terms(label: np.ndarray, theta: np.ndarray, tau2: np.ndarray) -> np.ndarray:
+    """yϑ - η of each row."""
+    return label * theta - limit().moments(torch.from_numpy(theta), torch.from_numpy(tau2))[0].numpy()
+
+
 def over_chunks(rows: GroupedRows, function: Callable[[slice, slice], ChunkResult]) -> list[ChunkResult]:
     """Call the function for every chunk, in as many threads as a pass may use; results are in the chunks' order."""
     chunks = list(rows.chunks())

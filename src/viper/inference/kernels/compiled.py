@@ -4,17 +4,15 @@ _rows.c is compiled when viper is installed. Without the library, or beyond the 
 of sums.py are used. Long blocks are summed by as many threads as threads.py says, with the same result for any number.
 """
 
-import ctypes
 import math
-from collections.abc import Callable
 from functools import cache
-from importlib.util import find_spec
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from viper.inference.kernels.library import Library, library
 from viper.inference.rows import Block, Dense, Gram, Matrix, Sparse
 from viper.inference.threads import PASS_THREADS
 from viper.softplus.pointwise import KernelRecipe
@@ -25,61 +23,6 @@ MOST_DIAGONAL = 4096  # columns without matrices of that size, so that a tile of
 WORK_OF_THREAD = 1 << 21  # products per thread, about 0.2 ms: below that, starting one takes longer than it saves
 GRAMS = {"none": 0, "full": 1, "diagonal": 2}  # as in _rows.c
 LEAST_WIDE = 64  # columns from which rows are read as they are, without a transposition
-COUNT, SIZE, ADDRESS = ctypes.c_int, ctypes.c_ssize_t, ctypes.c_void_p
-ARGUMENTS: dict[str, list[Any]] = {  # names change with the arguments, so that viper never calls an old library
-    "row_sums_3": [ADDRESS, SIZE, SIZE, SIZE, COUNT, COUNT, *[ADDRESS] * 9, SIZE, COUNT, COUNT, COUNT, ADDRESS],
-    "wide_latent_1": [ADDRESS, SIZE, SIZE, COUNT, COUNT, *[ADDRESS] * 4],
-    "wide_gather_1": [ADDRESS, SIZE, SIZE, COUNT, COUNT, *[ADDRESS] * 3],
-    "sparse_latent_1": [*[ADDRESS] * 3, SIZE, *[ADDRESS] * 4],
-    "sparse_gather_1": [*[ADDRESS] * 3, SIZE, *[ADDRESS] * 3],
-    "class_latent_1": [ADDRESS, SIZE, SIZE, SIZE, *[COUNT] * 4, *[ADDRESS] * 4],
-    "class_gather_1": [ADDRESS, SIZE, SIZE, SIZE, *[COUNT] * 4, *[ADDRESS] * 4],
-    "class_hessian_1": [ADDRESS, SIZE, SIZE, SIZE, *[COUNT] * 3, *[ADDRESS] * 4],
-}
-
-
-class Library(NamedTuple):
-    """The functions of _rows.c."""
-
-    row_sums: Callable[..., int]
-    wide_latent: Callable[..., int]
-    wide_gather: Callable[..., int]
-    sparse_latent: Callable[..., int]
-    sparse_gather: Callable[..., int]
-    class_latent: Callable[..., int]
-    class_gather: Callable[..., int]
-    class_hessian: Callable[..., int]
-
-
-@cache
-def library() -> Library | None:
-    """Return the functions of _rows.c, or None if it was not built, cannot run on this machine, or fails its check."""
-    built = find_spec("viper.inference.kernels._rows")
-    if built is None or built.origin is None:
-        return None
-    try:
-        code = ctypes.CDLL(built.origin)
-        functions = Library(*(getattr(code, name) for name in ARGUMENTS))
-    except (OSError, AttributeError):
-        return None
-    for function, kinds in zip(functions, ARGUMENTS.values(), strict=True):
-        function.argtypes = kinds  # type: ignore[attr-defined]
-    return functions if is_right(functions.row_sums) else None
-
-
-def is_right(function: Callable[..., int]) -> bool:
-    """Check the library on one row; it fails if compiler flags relaxed the arithmetic."""
-    one = ctypes.c_double * 1
-    x, label, mean, nodes, out = one(1.0), one(0.0), one(0.3), (ctypes.c_double * 4)(0, 1, 0, 0.5), (one * 3)()
-    failed = function(
-        x, 1, 1, 1, 1, 1, label, None, None, None, None, mean, None, None, nodes, len(nodes), 0, 0, 1, out
-    )
-    return not failed and math.isclose(out[0][0], -math.log1p(math.exp(0.3)), rel_tol=1e-14)
-
-
-def is_compiled() -> bool:
-    """Return whether rows on a CPU are summed by compiled code."""
-    return library() is not None
 
 
 def compiled_sums(
@@ -97,7 +40,7 @@ def compiled_sums(
     matrix, d = block.design.matrix, len(mean)
     rows, columns = matrix.shape
     shape = {"none": (0,), "full": (d, d), "diagonal": (d,)}[gram]
-    nodes, out = packed_nodes(recipe.nodes), matrix.new_zeros(2 + d + math.prod(shape))
+    nodes, out = packed_nodes(recipe.nodes), np.zeros(2 + d + math.prod(shape))
     residual, factor = (block.residual, factor) if recipe.kind == "heat" else (None, None)
     by_factor, by_variances = (factor, None) if factor is None or factor.ndim == 2 else (None, factor)
     label, code = (None, block.label) if block.label.dtype == torch.bool else (block.label, None)
@@ -107,11 +50,12 @@ def compiled_sums(
     failed = functions.row_sums(
         matrix.data_ptr(), rows, *matrix.stride(), columns, d,
         *[None if x is None else x.data_ptr() for x in arrays], len(nodes),
-        recipe.kind == "quarter", GRAMS[gram], threads, out.data_ptr(),
+        recipe.kind == "quarter", GRAMS[gram], threads, out.ctypes.data,
     )  # fmt: skip
     if failed:
         return None
-    return [out[0], out[1], out[2 : 2 + d], out[2 + d :].view(shape)]
+    parts = out[:1].reshape(()), out[1:2].reshape(()), out[2 : 2 + d], out[2 + d :].reshape(shape)
+    return [torch.from_numpy(part) for part in parts]
 
 
 def wide_latent(design: Matrix, mean: Tensor, variances: Tensor) -> tuple[Tensor, Tensor] | None:

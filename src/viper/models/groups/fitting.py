@@ -20,7 +20,7 @@ from viper.inference.groups.evidence import (
     starting_components,
 )
 from viper.inference.groups.rows import Factor, GroupedRows, sorted_rows
-from viper.inference.groups.sums import row_moments
+from viper.inference.groups.sums import expected_terms, row_moments
 from viper.inference.memory import available_memory
 from viper.inference.newton import Iteration
 from viper.inference.problem import Prior
@@ -79,7 +79,9 @@ class FittedGroups(NamedTuple):
     found: ComponentPosterior
     quadrature: bool
     largest_sd: float
+    expected: float  # E log p(y | all effects) of the rows under the pooled posterior
     history: list[Iteration]
+    rows: GroupedRows
 
 
 def fit_groups(
@@ -119,7 +121,18 @@ def fit_groups(
     arrays = (mean.border, covariance.border, mean.groups, covariance.cross, covariance.blocks)
     posterior = GroupPosterior(*(torch.from_numpy(np.ascontiguousarray(x)) for x in arrays))
     spreads = [row_moments(rows, *chunk, mean, covariance)[1].max() for chunk in rows.chunks()]
-    return FittedGroups(posterior, order, found, quadrature, float(np.sqrt(max(spreads))), history)
+    expected = grouped_value(rows, mean, covariance)
+    return FittedGroups(posterior, order, found, quadrature, float(np.sqrt(max(spreads))), expected, history, rows)
+
+
+def grouped_value(rows: GroupedRows, mean: Split, covariance: Arrow) -> float:
+    """Σ c (yϑ - η)."""
+    parts = []
+    for part, groups in rows.chunks():
+        theta, tau2 = row_moments(rows, part, groups, mean, covariance)
+        terms = expected_terms(rows.label[part], theta, tau2)
+        parts.append(terms.sum() if rows.weight is None else rows.weight[part] @ terms)
+    return float(np.sum(parts))
 
 
 def needs_quadrature(rows: GroupedRows) -> bool:

@@ -10,6 +10,7 @@ from viper.errors import RowError, instead, listed, shown
 from viper.formula.columns import as_column, level_codes, python_value, sorted_values
 from viper.formula.grammar import GroupTerm
 from viper.formula.screening import Remark, cell_words
+from viper.models.effects import NEW_GROUP
 
 if TYPE_CHECKING:
     import pandas
@@ -135,6 +136,15 @@ def new_group_error(factor: GroupFactor, column: "pandas.Series[Any]", codes: np
         column.index[row],
         f"Set new_groups={AVERAGE!r} to average over what groups there are, or correct it.",
     )
+
+
+def named_new(factor: GroupFactor, table: "pandas.DataFrame") -> np.ndarray:
+    """The rows that ask for a new group by its name."""
+    asked = np.zeros(len(table), dtype=bool)
+    for name in factor.term.columns:
+        if table[name].dtype.kind not in "biuf":
+            asked |= (table[name].astype(object) == NEW_GROUP).to_numpy(dtype=bool, na_value=False)
+    return asked
 
 
 def group_remarks(factor: GroupFactor, table: "pandas.DataFrame", averaged: bool) -> list[Remark]:

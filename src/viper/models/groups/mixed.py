@@ -33,11 +33,14 @@ from viper.formula.grammar import GroupTerm, parse_groups
 from viper.formula.learn import FormulaMixin, by_formula
 from viper.formula.screening import Remark
 from viper.inference.groups.components import component_count, covariance_of
-from viper.inference.groups.rows import Factor
+from viper.inference.groups.rows import Factor, GroupedRows, sorted_rows
+from viper.inference.groups.sums import expected_terms
+from viper.inference.problem import Prior
 from viper.inference.progress import Callbacks, as_task, tasks_of
 from viper.inference.threads import check_jobs
 from viper.models.diagnosis import summary_frame
 from viper.models.facts import coefficient_names
+from viper.models.groups.effects import GroupEffectsMixin
 from viper.models.groups.fitting import FittedGroups, GroupOptions, fit_groups, group_latent
 from viper.models.groups.levels import (
     AVERAGE,
@@ -47,12 +50,14 @@ from viper.models.groups.levels import (
     group_remarks,
     joined_columns,
     learn_factor,
+    named_new,
     new_group_error,
 )
+from viper.models.groups.reading import InGroups, ReadRows, count_of_rows
 from viper.models.groups.tables import component_draws, component_frame, effect_frame, factor_number, mixture_interval
+from viper.models.groups.trust import GroupTrustMixin
 from viper.models.notebook import NotebookMixin
-from viper.models.prediction import PredictionMixin
-from viper.models.prior import entries_by_name, make_prior, read_scale
+from viper.models.prior import DEFAULT_SCALE, PriorMixin, make_prior
 from viper.models.saving import State, StateMixin
 from viper.softplus.limit import mean_of_same_probability
 
@@ -81,7 +86,9 @@ FACTOR_FIELDS = Fields(
 class VariationalMixedRegression(
     FormulaMixin,
     NotebookMixin,
-    PredictionMixin,
+    PriorMixin,
+    GroupEffectsMixin,
+    GroupTrustMixin,
     StateMixin,
     Callbacks,
     ClassifierMixin,
@@ -164,7 +171,7 @@ class VariationalMixedRegression(
         "status_": TEXT,
         "quadrature_": BOOLEAN,
     }
-    _own_fields = Fields({"factors": Items(FACTOR_FIELDS), "order": Items(WHOLE)})
+    _own_fields = Fields({"factors": Items(FACTOR_FIELDS), "order": Items(WHOLE)}, {"kl": NUMBER})
     _own_tensors: ClassVar[Mapping[str, Numbers]] = {
         "prior_scale": numbers("p", "pp", range=DEFINITE),
         **POINT_TENSORS,
@@ -176,7 +183,7 @@ class VariationalMixedRegression(
         *,
         effects: str | None = None,
         prior_mean: Any = 0.0,
-        prior_scale: Any = 1.0,
+        prior_scale: Any = DEFAULT_SCALE,
         intercept_scale: float = 10.0,
         fit_intercept: bool = True,
         component_scale: float = 2.5,
@@ -230,11 +237,8 @@ class VariationalMixedRegression(
         table = as_group_table(groups, rows)
         names = self._columns()
         self.factors_ = [learn_factor(term, table, names, design) for term in self._terms(list(table.columns))]
-        given = entries_by_name(self.prior_scale, "prior_scale", self._columns, 1.0)
-        scale = read_scale(given, "prior_scale", self.n_features_in_)
-        mean = entries_by_name(self.prior_mean, "prior_mean", self._columns, 0.0)
-        prior = make_prior(mean, scale, self.intercept_scale, bool(self.fit_intercept))
-        self.prior_scale_ = scale.numpy()
+        self.prior_scale_ = self._scale().numpy()
+        prior = self._prior()
         check_border(self.factors_, len(prior.mean))
         factors = [Factor(one.codes(table), len(one.levels), one.multiplied(design)) for one in self.factors_]
         options = GroupOptions(
@@ -249,7 +253,12 @@ class VariationalMixedRegression(
         fit = fit_groups(
             self._fixed(design), label.numpy().astype(float), factors, numbers[0], numbers[1], prior, options
         )
+        self.prior_ = prior
         return self._keep(fit)
+
+    def _prior(self) -> Prior:
+        scale = torch.from_numpy(self.prior_scale_)
+        return make_prior(self._prior_mean(), scale, self.intercept_scale, bool(self.fit_intercept))
 
     def _terms(self, columns: list[str]) -> tuple[GroupTerm, ...]:
         return parse_groups(self.effects) if self.effects else tuple(GroupTerm((name,), True) for name in columns)
@@ -305,7 +314,8 @@ class VariationalMixedRegression(
         self.elbo_, self.quadrature_, self.history_ = found.elbo, fit.quadrature, fit.history
         self.n_iter_, self.converged_ = max(1, len(fit.history)), found.converged
         self.status_ = "converged" if found.converged else "not converged"
-        self._largest_sd = fit.largest_sd
+        self._largest_sd, self.kl_ = fit.largest_sd, fit.expected - found.elbo
+        self._grouped_rows = fit.rows
         self._set_means()
         return self
 
@@ -323,6 +333,11 @@ class VariationalMixedRegression(
         return len(self._points["points.weight"])
 
     @property
+    def objective_(self) -> float:
+        """What the fit maximised, given the variance components: the ELBO itself."""
+        return self.elbo_
+
+    @property
     def elbo_bound_(self) -> float:
         """A lower bound on `elbo_` that allows for the errors of its sums, at most 1e-9 a row."""
         return self.elbo_ - 1e-9 * float(self.factors_[0].rows.sum()) - 1e-12 * abs(self.elbo_)
@@ -333,9 +348,6 @@ class VariationalMixedRegression(
         check_is_fitted(self, "posterior_")
         size = len(self._names())
         return self.posterior_.border[:size, :size].numpy()
-
-    def _columns(self) -> list[str]:
-        return [str(name) for name in getattr(self, "feature_names_in_", [f"x{j}" for j in range(self.n_features_in_)])]
 
     def _names(self) -> list[str]:
         return coefficient_names(self._columns(), self.fit_intercept)
@@ -396,38 +408,10 @@ class VariationalMixedRegression(
         """Draw fixed effects (intercept last) from the posterior: n × d."""
         check_is_fitted(self, "posterior_")
         generator = check_random_state(self.random_state if random_state is None else random_state)
-        points = {name: x.numpy() for name, x in self._points.items()}
-        which = generator.choice(self.points_, size=n, p=points["points.weight"])
-        roots = np.linalg.cholesky(points["points.covariance"])
-        noise = generator.standard_normal((n, points["points.mean"].shape[1]))
-        return points["points.mean"][which] + np.einsum("nij,nj->ni", roots[which], noise)
+        return self._fixed_draws(n, generator)[0]
 
     # -----------------------------------------------------------------------------------------------------------------
     # Predictions
-
-    def predict_latent(self, X: Any, offset: Any = None, *, groups: Any = None) -> tuple[np.ndarray, np.ndarray]:
-        """Posterior mean and standard deviation of the log-odds f(x), per row."""
-        return super().predict_latent(InGroups(X, groups), offset)
-
-    def predict_proba(self, X: Any, offset: Any = None, *, groups: Any = None) -> np.ndarray:
-        """Posterior-averaged probabilities of the two classes, n × 2. A model with a formula finds groups in X."""
-        return super().predict_proba(InGroups(X, groups), offset)
-
-    def predict_std(self, X: Any, offset: Any = None, *, groups: Any = None) -> np.ndarray:
-        """Posterior standard deviation of the probability, per row."""
-        return super().predict_std(InGroups(X, groups), offset)
-
-    def predict_interval(self, X: Any, level: float = 0.95, offset: Any = None, *, groups: Any = None) -> np.ndarray:
-        """Credible interval of the probability of the second class: n × 2. For new groups it includes their effects."""
-        return super().predict_interval(InGroups(X, groups), level, offset)
-
-    def decision_function(self, X: Any, offset: Any = None, *, groups: Any = None) -> np.ndarray:
-        """Log-odds of the posterior-averaged probability."""
-        return super().decision_function(InGroups(X, groups), offset)
-
-    def predict(self, X: Any, offset: Any = None, *, groups: Any = None) -> np.ndarray:
-        """The more probable class, per row."""
-        return super().predict(InGroups(X, groups), offset)
 
     def score(
         self, X: Any, y: Any = None, sample_weight: Any = None, offset: Any = None, *, groups: Any = None
@@ -440,10 +424,28 @@ class VariationalMixedRegression(
     def predict_to(self, X: Any, path: Any, **given: Any) -> int:
         raise ValueError("predict_to is not for effects of groups; use predict_table, and write its rows.")
 
-    def elbo(self, X: Any, y: Any = None, sample_weight: Any = None, offset: Any = None) -> float:
-        raise ValueError("elbo(X, y) is not for effects of groups; elbo_ is that of the fit.")
+    def to_onnx(self, *given: Any, **options: Any) -> Any:
+        """Not available: the graph would have to hold every group's name and its covariances."""
+        raise ValueError(
+            f"to_onnx is for models without effects of groups; got {self.factors_[0].term}. Use viper serve, or fit "
+            "VariationalLogisticRegression with C() of the groups."
+        )
+
+    def elbo(
+        self, X: Any, y: Any = None, sample_weight: Any = None, offset: Any = None, *, groups: Any = None
+    ) -> float:
+        """E log p(y | effects) under the fitted posterior, less `kl_`; `elbo_` if the rows are those of the fit."""
+        read = self._read_rows(InGroups(X, groups), offset)
+        label, weight = self._labels_and_weights(y, sample_weight, len(read.design))
+        terms = expected_terms(label, *self._latent(*read))
+        return float(terms.sum() if weight is None else weight @ terms) - self.kl_
 
     def _predict(self, X: Any, offset: Any, function: Any) -> Any:
+        mean, variance = self._latent(*self._read_rows(X, offset))
+        return function(torch.from_numpy(mean), torch.from_numpy(variance))
+
+    def _read_rows(self, X: Any, offset: Any) -> ReadRows:
+        """Columns, groups and offset of rows, which a model with a formula finds in a table."""
         check_is_fitted(self, "posterior_")
         data, groups = X if isinstance(X, InGroups) else InGroups(X, None)
         data, groups = data if isinstance(data, InGroups) else (data, groups)  # held-out rows come with their groups
@@ -458,13 +460,49 @@ class VariationalMixedRegression(
             design = self._read_columns(data, np.empty(rows), reset=False)
             groups = as_group_table(groups, len(design))
         known = read_vector(offset, "offset", len(design))
-        mean, variance = self._latent(design, groups, None if known is None else known.numpy())
-        return function(torch.from_numpy(mean), torch.from_numpy(variance))
+        return ReadRows(design, groups, None if known is None else known.numpy())
+
+    def _open_labelled_rows(self, X: Any, y: Any, *, sample_weight: Any, offset: Any) -> Any:
+        """Rows with labels, sorted by the factor with the most groups. All groups must be known."""
+        read = self._read_rows(X, offset)
+        label, weight = self._labels_and_weights(y, sample_weight, len(read.design))
+        factors = []
+        for factor in (self.factors_[f] for f in self._order):
+            codes = factor.codes(read.table)
+            if (codes < 0).any():
+                raise new_group_error(factor, joined_columns(read.table, factor.term.columns), codes)
+            factors.append(Factor(codes, len(factor.levels), factor.multiplied(read.design)))
+        main = self.factors_[self._order[0]]
+        if len(np.unique(factors[0].codes)) < len(main.levels):
+            raise ValueError(
+                f"the rows must be those of the fit, with all {len(main.levels):,} groups of {main.term.name!r}; got "
+                f"{len(np.unique(factors[0].codes)):,} of them. Pass the rows of the fit."
+            )
+        return sorted_rows(self._fixed(read.design), label, factors, weight, read.offset)[0]
+
+    def _labels_and_weights(self, y: Any, sample_weight: Any, rows: int) -> tuple[np.ndarray, np.ndarray | None]:
+        weight = read_weights(sample_weight, rows)
+        label = read_labels(y, rows, self.classes_)[1].numpy().astype(float)
+        return label, None if weight is None else weight.numpy()
 
     def _latent(
         self, design: np.ndarray, table: "pandas.DataFrame", offset: np.ndarray | None
     ) -> tuple[np.ndarray, np.ndarray]:
         """ϑ and τ² of rows, where the effects of new groups have their prior variance."""
+        factors, extra = self._known_factors(design, table)
+        mean, variance = group_latent(self._fixed(design), factors, offset, self.posterior_)
+        averaged = np.flatnonzero(extra.any(0))
+        if len(averaged):
+            weights = self._points["points.weight"]
+            each = torch.from_numpy(variance[averaged] + extra[:, averaged])
+            total = weights @ each
+            same = torch.from_numpy(mean[averaged]).expand_as(each)
+            mean[averaged] = mean_of_same_probability(weights, same, each, total).numpy()
+            variance[averaged] = total.numpy()
+        return mean, variance
+
+    def _known_factors(self, design: np.ndarray, table: "pandas.DataFrame") -> tuple[list[Factor], np.ndarray]:
+        """The factors in the posterior's order, zero in rows of new groups, and the variance of those, K × n."""
         factors, extra = [], np.zeros((self.points_, len(design)))
         thetas = self._points["points.theta"].numpy()
         at = 0
@@ -479,16 +517,26 @@ class VariationalMixedRegression(
                 Z = np.where(new[:, None], 0.0, Z)
             factors.append(Factor(np.maximum(codes, 0), len(factor.levels), Z))
             at += size
-        mean, variance = group_latent(self._fixed(design), factors, offset, self.posterior_)
-        averaged = np.flatnonzero(extra.any(0))
-        if len(averaged):
-            weights = self._points["points.weight"]
-            each = torch.from_numpy(variance[averaged] + extra[:, averaged])
-            total = weights @ each
-            same = torch.from_numpy(mean[averaged]).expand_as(each)
-            mean[averaged] = mean_of_same_probability(weights, same, each, total).numpy()
-            variance[averaged] = total.numpy()
-        return mean, variance
+        return factors, extra
+
+    def _design_and_spread(self, read: ReadRows) -> tuple[Any, np.ndarray]:
+        """What all effects of rows are multiplied with, as a sparse matrix, and the variance that new groups add.
+
+        New groups have the prior variance of their effects, averaged over the points.
+        """
+        factors, extra = self._known_factors(read.design, read.table)
+        main = factors[0]
+        rows = GroupedRows(self._fixed(read.design), np.zeros(len(read.design)), tuple(factors))
+        every = np.arange(rows.rows + 1)
+        border = scipy.sparse.csr_array(np.pad(rows.X, [(0, 0), (0, rows.border - rows.fixed)]))
+        for place, values in rows.sparse:
+            border = border + scipy.sparse.csr_array((values, place, every), shape=border.shape)
+        width = main.width
+        places = (main.codes[:, None] * width + np.arange(width)).ravel()
+        own = scipy.sparse.csr_array(
+            (main.columns.ravel(), places, width * every), shape=(rows.rows, main.levels * width)
+        )
+        return scipy.sparse.hstack([border, own], format="csr"), self._points["points.weight"].numpy() @ extra
 
     @property
     def _averages(self) -> bool:
@@ -499,7 +547,7 @@ class VariationalMixedRegression(
         if absent := [name for name in factor.term.columns if name not in table.columns]:
             raise ValueError(f"groups must have the columns of the fit; got none named {absent[0]!r}.")
         codes = factor.codes(table)
-        if (codes < 0).any() and not self._averages:
+        if (codes[~named_new(factor, table)] < 0).any() and not self._averages:
             raise new_group_error(factor, joined_columns(table, factor.term.columns), codes)
         return codes
 
@@ -535,7 +583,8 @@ class VariationalMixedRegression(
             for factor in self.factors_
         ]
         tensors = {"prior_scale": torch.from_numpy(self.prior_scale_), **self._points}
-        return State(tensors, {"factors": factors, "order": list(self._order)})
+        known = {} if np.isnan(self.kl_) else {"kl": self.kl_}
+        return State(tensors, {"factors": factors, "order": list(self._order), **known})
 
     def _restore_own_state(self, state: State) -> None:
         self._points = {name: state.tensors[name] for name in POINT_TENSORS}
@@ -549,8 +598,10 @@ class VariationalMixedRegression(
                 GroupFactor(term, one["levels"], np.array(one["rows"]), [names.index(x) for x in term.slopes])
             )
         self.factors_, self._order = factors, state.metadata["order"]
+        self.kl_ = state.metadata.get("kl", float("nan"))
         self._check_shapes()
         self._set_means()
+        self.prior_ = self._prior()
 
     def _check_shapes(self) -> None:
         """Raise a StorageError unless factors, their order and the posterior belong together."""
@@ -564,21 +615,11 @@ class VariationalMixedRegression(
         if not right or self._points["points.theta"].shape[1] != size:
             raise StorageError("the posterior must have an effect for each group; got another number.")
 
+    def __getstate__(self) -> dict[str, Any]:
+        state: dict[str, Any] = super().__getstate__()
+        return {name: value for name, value in state.items() if name != "_grouped_rows"}
+
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = False
         return tags
-
-
-class InGroups(tuple[Any, Any]):
-    """Rows to predict, and their groups."""
-
-    __slots__ = ()
-
-    def __new__(cls, X: Any, groups: Any) -> "InGroups":
-        return super().__new__(cls, (X, groups))
-
-
-def count_of_rows(groups: Any) -> int:
-    """The number of rows for which groups are given."""
-    return len(next(iter(groups.values()))) if isinstance(groups, Mapping) else 0 if groups is None else len(groups)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from viper.models.prediction import check_no_groups
 from viper.report import charts, trust
 from viper.report.card import card_section, drift_section
 from viper.report.metrics import Scores, by_class, calibration, class_scores, confusion_table, judge_calibration
@@ -131,7 +130,6 @@ class ClassPage:
 
 def any_study(model: Any, *given: Any) -> Study:
     """A study of a model of any number of classes; the rest is as in `read_study`."""
-    check_no_groups(model, "the report is")
     read: Any = partial(read_study, kind=ClassStudy if len(getattr(model, "classes_", ())) > 2 else Study)
     found: Study = read(model, *given)
     return found

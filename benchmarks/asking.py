@@ -1,0 +1,136 @@
+"""How `viper.Experiment` should choose questions: the error after 20 and 40 answers, by acquisition function.
+
+Simulated yes/no answers on three functions of two inputs and one of four, none of which the comparison with other
+packages uses. "threshold": share of the space on the wrong side of p = 0.75; "maximise": largest p less that of the
+point recommended; "learn": mean absolute error of p. "sobol" spreads its questions evenly, "random" at random, with the
+same model.
+"""
+
+import time
+import warnings
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+import viper
+from benchmarks.table import Page, Table, machine
+from viper.inference.threads import one_thread
+
+THRESHOLD = 0.75
+CHECKED = (20, 40)  # answers after which errors are taken
+SEEDS = 10
+TEST_POINTS = 4_000
+
+
+class World(NamedTuple):
+    """Log-odds on a unit cube."""
+
+    columns: int
+    log_odds: Callable[[np.ndarray], np.ndarray]
+
+
+def hill(X: np.ndarray, centre: list[float], width: float) -> np.ndarray:
+    return np.exp(-0.5 * np.square((X - np.array(centre)) / width).sum(1))
+
+
+WORLDS = {
+    "ridge": World(2, lambda X: 4.0 * np.sin(6.0 * X[:, 0]) + 6.0 * X[:, 1] - 2.0),
+    "hill": World(2, lambda X: 7.0 * hill(X, [0.3, 0.65], 0.22) - 3.5),
+    "two hills": World(2, lambda X: 4.5 * hill(X, [0.2, 0.25], 0.15) + 6.0 * hill(X, [0.75, 0.7], 0.12) - 3.0),
+    "four inputs": World(4, lambda X: 5.0 * X[:, 0] + 4.0 * np.sin(4.0 * X[:, 1]) - 4.0 * X[:, 2] - 1.5),
+}
+GOALS = {
+    "threshold": ("look-ahead", "entropy", "straddle", "information", "sobol", "random"),
+    "maximise": ("thompson", "maximum-information", "improvement", "ucb", "sobol", "random"),
+    "learn": ("look-ahead", "information", "sobol", "random"),
+}
+
+
+class Played(NamedTuple):
+    """Errors after so many answers, and processor seconds of an ask with its tell, median and mean."""
+
+    errors: list[float]
+    median: float
+    mean: float
+
+
+def error_of(experiment: viper.Experiment, goal: str, points: np.ndarray, p: np.ndarray, world: World) -> float:
+    if goal == "maximise":
+        found = 1.0 / (1.0 + np.exp(-world.log_odds(experiment.best().x[None])[0]))
+        return float(p.max() - found)
+    mean = experiment.estimate(points).mean
+    return float(((mean > THRESHOLD) != (p > THRESHOLD)).mean() if goal == "threshold" else np.abs(mean - p).mean())
+
+
+def play(goal: str, name: str, acquisition: str, seed: int, most: int = CHECKED[-1]) -> Played:
+    world = WORLDS[name]
+    random = np.random.default_rng([31, seed])
+    points = random.random((TEST_POINTS, world.columns))
+    p = 1.0 / (1.0 + np.exp(-world.log_odds(points)))
+    given = acquisition in ("sobol", "random")
+    experiment = viper.Experiment(
+        [(0.0, 1.0)] * world.columns,
+        goal,
+        threshold=THRESHOLD,
+        acquisition="auto" if given else acquisition,
+        initial=most if acquisition == "sobol" else None,
+        random_state=seed,
+    )
+    errors, times = [], []
+    with one_thread(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for k in range(most):
+            start = time.process_time()
+            x = random.random(world.columns) if acquisition == "random" else experiment.ask()
+            between = time.process_time()
+            answer = random.random() < 1.0 / (1.0 + np.exp(-world.log_odds(x[None])[0]))
+            experiment.tell(x, answer)
+            if k >= experiment.initial:
+                times.append(between - start)
+            if k + 1 in CHECKED:
+                errors.append(error_of(experiment, goal, points, p, world))
+    return Played(errors, float(np.median(times or [0.0])), float(np.mean(times or [0.0])))
+
+
+Found = dict[tuple[str, str, str], list[Played]]  # by goal, world and acquisition
+
+
+def run(quick: bool, device: str = "cpu") -> Page:
+    found: Found = {}
+    for goal, words in GOALS.items():
+        for name in WORLDS:
+            for word in words:
+                seeds = range(1 if quick else SEEDS)
+                found[goal, name, word] = [play(goal, name, word, seed, CHECKED[0 if quick else -1]) for seed in seeds]
+                last = np.mean([one.errors[-1] for one in found[goal, name, word]])
+                print(f"{goal}, {name}, {word}: {last:.3f}", flush=True)
+    return make_page(found, device)
+
+
+def make_page(found: Found, device: str) -> Page:
+    tables = []
+    for goal in dict.fromkeys(goal for goal, *_ in found):
+        rows: list[list[str | float]] = []
+        for word in GOALS[goal]:
+            row: list[str | float] = [word]
+            for name in WORLDS:
+                played = found[goal, name, word]
+                for k in range(len(played[0].errors)):
+                    errors = np.array([one.errors[k] for one in played])
+                    spread = errors.std(ddof=1) / np.sqrt(len(errors)) if len(errors) > 1 else float("nan")
+                    row.append(f"{errors.mean():.3f} ± {spread:.3f}")
+            asked = [one.mean for name in WORLDS for one in found[goal, name, word]]
+            rows.append([*row, "" if word in ("sobol", "random") else f"{np.mean(asked):.2f}"])
+        after = CHECKED[: len(next(iter(found.values()))[0].errors)]
+        columns = ["acquisition", *[f"{name}, {n}" for name in WORLDS for n in after], "seconds"]
+        tables.append(Table(goal, columns, rows, []))
+    count = max(len(played) for played in found.values())
+    tables[-1].notes.extend(
+        [
+            f"{count} seeds each; ± standard error of the mean. Columns: the world, and the number of answers. "
+            "Seconds: processor time of an ask, with the fit of the model to all answers, mean over all trials.",
+            machine(device),
+        ]
+    )
+    return Page("Which question to ask next", tables)

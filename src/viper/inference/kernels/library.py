@@ -1,0 +1,62 @@
+"""The library of _rows.c, and whether it is there; nothing here imports torch, so that `viper --version` is quick."""
+
+import ctypes
+import math
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
+
+from viper.softplus.c_library import c_functions
+
+BUILT = "_rows_512", "_rows"  # with AVX-512, and for every machine
+COUNT, SIZE, ADDRESS = ctypes.c_int, ctypes.c_ssize_t, ctypes.c_void_p
+ARGUMENTS: dict[str, list[Any]] = {  # names change with the arguments, so that viper never calls an old library
+    "row_sums_3": [ADDRESS, SIZE, SIZE, SIZE, COUNT, COUNT, *[ADDRESS] * 9, SIZE, COUNT, COUNT, COUNT, ADDRESS],
+    "wide_latent_1": [ADDRESS, SIZE, SIZE, COUNT, COUNT, *[ADDRESS] * 4],
+    "wide_gather_1": [ADDRESS, SIZE, SIZE, COUNT, COUNT, *[ADDRESS] * 3],
+    "sparse_latent_1": [*[ADDRESS] * 3, SIZE, *[ADDRESS] * 4],
+    "sparse_gather_1": [*[ADDRESS] * 3, SIZE, *[ADDRESS] * 3],
+    "class_latent_1": [ADDRESS, SIZE, SIZE, SIZE, *[COUNT] * 4, *[ADDRESS] * 4],
+    "class_gather_1": [ADDRESS, SIZE, SIZE, SIZE, *[COUNT] * 4, *[ADDRESS] * 4],
+    "class_hessian_1": [ADDRESS, SIZE, SIZE, SIZE, *[COUNT] * 3, *[ADDRESS] * 4],
+}
+
+
+class Library(NamedTuple):
+    """The functions of _rows.c."""
+
+    row_sums: Callable[..., int]
+    wide_latent: Callable[..., int]
+    wide_gather: Callable[..., int]
+    sparse_latent: Callable[..., int]
+    sparse_gather: Callable[..., int]
+    class_latent: Callable[..., int]
+    class_gather: Callable[..., int]
+    class_hessian: Callable[..., int]
+
+
+@cache
+def library() -> Library | None:
+    """Return the functions of _rows.c for the widest vectors that this machine has, or None."""
+    return next((found for name in BUILT if (found := load_library(name)) is not None), None)
+
+
+def load_library(name: str) -> Library | None:
+    """Return the functions of one build, or None if it is missing, cannot run on this machine, or fails its check."""
+    functions = c_functions(f"viper.inference.kernels.{name}", ARGUMENTS)
+    return Library(*functions) if functions and is_right(functions[0]) else None
+
+
+def is_right(function: Callable[..., int]) -> bool:
+    """Check the library on one row; it fails if compiler flags relaxed the arithmetic."""
+    one = ctypes.c_double * 1
+    x, label, mean, nodes, out = one(1.0), one(0.0), one(0.3), (ctypes.c_double * 4)(0, 1, 0, 0.5), (one * 3)()
+    failed = function(
+        x, 1, 1, 1, 1, 1, label, None, None, None, None, mean, None, None, nodes, len(nodes), 0, 0, 1, out
+    )
+    return not failed and math.isclose(out[0][0], -math.log1p(math.exp(0.3)), rel_tol=1e-14)
+
+
+def is_compiled() -> bool:
+    """Return whether rows on a CPU are summed by compiled code."""
+    return library() is not None
