@@ -1,18 +1,24 @@
 """The compiled row pass and log-sum-exp; where no C compiler builds them, viper installs and works without them."""
 
+import platform
+
 from setuptools import Extension, setup
 
 FLAGS = ["-O3", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-fno-strict-aliasing"]
 FLAGS += ["-fno-fast-math", "-fno-unsafe-math-optimizations", "-fno-associative-math"]  # whatever CFLAGS say
 FLAGS += ["-fvisibility=hidden", "-Wno-psabi", "-pthread"]
 
-SOURCES = ["inference/kernels/_rows.c", "softplus/_classes.c", "decisions/_arms.c"]
+ROWS = "inference/kernels/_rows.c"
+SOURCES = [ROWS, "softplus/_classes.c", "decisions/_arms.c"]
+if platform.machine() in ("x86_64", "AMD64"):
+    SOURCES.append("inference/kernels/_rows_512.c")
 
 
 def extension(source: str) -> Extension:
     place, path = "viper." + source.removesuffix(".c").replace("/", "."), f"src/viper/{source}"
     links = {"libraries": ["m"], "extra_link_args": ["-pthread"]}
-    return Extension(place, [path], extra_compile_args=FLAGS, optional=True, **links)
+    included = [f"src/viper/{ROWS}"] if "_512" in source else []
+    return Extension(place, [path], depends=included, extra_compile_args=FLAGS, optional=True, **links)
 
 
 setup(ext_modules=[extension(source) for source in SOURCES])

@@ -23,7 +23,7 @@ def main() -> None:
     parser.add_argument("--methods", help="gp-quality: run only these, separated by ';'; '' makes the tables alone")
     parser.add_argument("--splits", type=int, help="gp-quality: random splits of each data set (default: 10)")
     parser.add_argument("--coverage", action="store_true", help="gp-quality: run only the simulations of coverage")
-    parser.add_argument("--tables", help="logistic, mixed: make only the tables with these titles, separated by ';'")
+    parser.add_argument("--tables", help="logistic, mixed, networks: make only these tables, by titles between ';'")
     options = parser.parse_args()
     if unknown := set(options.names) - set(names):
         parser.error(f"name must be one of {names}; got {sorted(unknown)}")
@@ -31,6 +31,7 @@ def main() -> None:
         "gp": {"data": options.data},
         "logistic": {"tables": options.tables},
         "mixed": {"tables": options.tables},
+        "networks": {"tables": options.tables},
         "gp-quality": {name: getattr(options, name) for name in ("data", "scratch", "methods", "splits", "coverage")},
     }
     for name in options.names or names:

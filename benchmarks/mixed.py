@@ -1,6 +1,6 @@
 """Effects of groups: posteriors beside the exact one, NUTS and statsmodels, coverage with few groups, and a large fit.
 
-The exact posterior is by importance sampling over a thousand values of the variance components, drawn from a wide t
+The exact posterior is by importance sampling over hundreds of values of the variance components, drawn from a wide t
 distribution, with the effects of the largest factor integrated out by quadrature. Errors of means are in posterior sds;
 ratios of sds and of mean standard deviations of groups are over those of the reference, the worst over all fixed
 effects or groupings. NUTS has our priors; statsmodels has its own, normal ones on coefficients (sd 3 here) and on
@@ -177,7 +177,7 @@ def by_nuts(data: Grouped, draws: int, seed: int = 0) -> Answer:
     return found["beta"].mean(0), found["beta"].std(0), sds
 
 
-def exactly(data: Grouped, values: int = 1024, draws: int = 16) -> tuple[Answer, float]:
+def exactly(data: Grouped, values: int = 400, draws: int = 16) -> tuple[Answer, float]:
     """The posterior by importance sampling, and how many of its values of the components are effective.
 
     For each θ, p(y | θ) is an average over draws of everything but the main factor's effects, whose integrals are by
@@ -227,7 +227,7 @@ def beside_exact(quick: bool) -> Table:
     sets = data_sets()
     ours(sets["8 groups of 30"])  # what is computed once in a process
     for name, data in [*sets.items()][: 2 if quick else None]:
-        (mean, sd, between), effective = exactly(data, 128 if quick else 1024)
+        (mean, sd, between), effective = exactly(data, 128 if quick else 400)
         for method, work in {"viper": ours, "statsmodels": by_statsmodels}.items():
             began = time.process_time()
             m, s, b = work(data)
@@ -237,8 +237,8 @@ def beside_exact(quick: bool) -> Table:
     columns = ["data", "method", "mean", "sd ratio", "group sd ratio", "seconds", "effective"]
     notes = [
         machine("cpu"),
-        "Processor seconds on one thread. `effective` is how many of the 1,024 values of the components behind the exact "
-        "posterior are effective.",
+        "Processor seconds on one thread. `effective`: how many of the 400 values of the components behind the "
+        "exact posterior are effective.",
     ]
     return Table("Posteriors beside the exact one", columns, rows, notes)
 

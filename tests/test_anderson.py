@@ -54,14 +54,15 @@ def test_the_residual_measures_the_divergence_of_a_small_step(diagonal):
 def test_changes_that_are_dependent_are_not_mixed():
     residual = torch.arange(1.0, 6.0, dtype=torch.float64)
     for other in (residual, 0.0 * residual):
-        assert mixing_weights(torch.stack([residual, other], 1), residual + 1.0) is None
+        assert mixing_weights(torch.stack([residual, other], 1).numpy(), (residual + 1.0).numpy()) is None
 
 
 def test_more_steps_than_entries_of_a_residual_leave_nothing_of_it():
     """Of all weights that do so, the smallest are taken."""
     generator = torch.Generator().manual_seed(3)
     changes, residual = torch.randn(2, 5, dtype=torch.float64, generator=generator).split([4, 1], 1)
-    weights = mixing_weights(changes, residual[:, 0])
+    weights, left = mixing_weights(changes.numpy().copy(order="F"), residual[:, 0].numpy())
+    assert left == 0.0
     np.testing.assert_allclose(weights, np.linalg.pinv(changes.numpy()) @ residual[:, 0].numpy(), rtol=1e-12)
 
 
@@ -69,7 +70,9 @@ def test_weights_from_the_gram_matrix_are_those_of_least_squares():
     generator = torch.Generator().manual_seed(2)
     changes, residual = torch.randn(40, 5, dtype=torch.float64, generator=generator).split([4, 1], 1)
     weights = weights_from_gram((changes.T @ changes).numpy(), (changes.T @ residual)[:, 0].numpy())
-    expected = mixing_weights(changes, residual[:, 0])
+    expected, left = mixing_weights(changes.numpy().copy(order="F"), residual[:, 0].numpy())
+    remains = residual[:, 0].numpy() - changes.numpy() @ expected
+    assert left == pytest.approx(remains @ remains, rel=1e-12)
     np.testing.assert_allclose(weights, expected, rtol=1e-8)
     np.testing.assert_allclose(expected, np.linalg.lstsq(changes.numpy(), residual[:, 0].numpy())[0], rtol=1e-12)
     assert weights_from_gram(np.zeros((2, 2)), np.ones(2)) is None

@@ -138,6 +138,19 @@ def test_sums_are_those_of_the_plain_formulas(rows, columns, intercept, everythi
     assert_same(*both(block, mean, factor, limit().moments, KernelRecipe("heat", nodes=EXACT_NODES)))
 
 
+@pytest.mark.parametrize("build", library.BUILT)
+@pytest.mark.parametrize("order", ["C", "F", "gaps"])
+@pytest.mark.parametrize(("rows", "columns"), [(3, 9), (150, 16), (200, 26), (4100, 70)])
+def test_vectors_of_any_length_give_the_same_sums(monkeypatch, build, order, rows, columns):
+    if (functions := library.load_library(build)) is None:
+        pytest.skip("not built, or not for this machine")
+    monkeypatch.setattr(compiled, "library", lambda: functions)
+    block = make_block(rows, columns, True, True, order)
+    mean, factor = parameters(columns + 1, 0.3)
+    for recipe, of_sigma, gram in (("heat", factor, "full"), ("heat", factor[:, 0].square(), "diagonal")):
+        assert_same(*both(block, mean, of_sigma, limit().moments, KernelRecipe(recipe, nodes=EXACT_NODES), gram))
+
+
 @built
 @pytest.mark.parametrize("spread", [0.0, 1e-9, 1e-3, 0.02, 0.1, 0.3, 1.0, 3.0])
 def test_every_variance_within_reach(spread):

@@ -54,7 +54,7 @@ def test_moments_and_posterior_are_those_of_the_precision():
     q = some_q(7, 3)
     exact = covariance_of(q)
     torch.testing.assert_close(q.factor, exact.diagonal(), rtol=1e-12, atol=0)
-    torch.testing.assert_close(q.log_determinant, -torch.logdet(exact), rtol=1e-12, atol=0)
+    torch.testing.assert_close(q.log_determinant, -float(torch.logdet(exact)), rtol=1e-12, atol=0)
     posterior = q.posterior()
     torch.testing.assert_close(posterior.covariance(), exact, rtol=1e-11, atol=1e-13)
     torch.testing.assert_close(posterior.mean, q.mean, rtol=0, atol=0)

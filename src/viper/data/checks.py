@@ -139,7 +139,9 @@ def read_labels(y: Any, rows: int, known: Any = None, *, many: bool = False) -> 
     elif isinstance(y, list | tuple) and {str} < {type(label) for label in y}:
         y = np.array(y, dtype=object)  # otherwise numbers, including NaN, would become text
     refuse_odd_array(y, "y")
-    y = column_or_1d(plain_labels(y), warn=True)
+    y = plain_labels(y)
+    if not (type(y) is np.ndarray and y.ndim == 1):
+        y = column_or_1d(y, warn=True)
     check_label_count(len(y), rows)
     if y.dtype.kind == "f" and not np.isfinite(y).all():
         raise ValueError("y must be finite; Input y contains NaN or infinity. Drop those rows.")

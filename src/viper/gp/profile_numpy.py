@@ -146,7 +146,7 @@ def normal(precision: np.ndarray, shift: np.ndarray, start: np.ndarray | None = 
 
 
 def from_tensors(q: Gaussian) -> Normal:
-    return Normal(q.mean.numpy(), q.precision.numpy(), q.factor.numpy(), float(q.log_determinant))
+    return Normal(q.mean.numpy(), q.precision.numpy(), q.factor.numpy(), q.log_determinant)
 
 
 class RowMoments(NamedTuple):

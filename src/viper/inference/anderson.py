@@ -20,7 +20,7 @@ import torch
 from scipy.linalg.lapack import dgels, dposv
 from torch import Tensor
 
-from viper.inference.problem import SMALL, Gaussian, gaussian
+from viper.inference.problem import Gaussian, gaussian, is_small
 from viper.inference.rows import product
 
 MEMORY = 6  # number of proposals in a mixture
@@ -44,7 +44,7 @@ class Past(NamedTuple):
 
     q: Gaussian
     new: Gaussian
-    residual: Tensor
+    residual: np.ndarray
 
 
 class Mixing:
@@ -57,17 +57,16 @@ class Mixing:
 
     def step(self, q: Gaussian, new: Gaussian, residual: Tensor, rho: float) -> Step:
         """Return the proposal mixed with earlier ones, or the proposal itself if no mixture is usable."""
-        most = max(1, len(residual) // ENTRIES_PER_WEIGHT)
+        most = max(1, residual.shape[0] // ENTRIES_PER_WEIGHT)
         older = list(self.past)[-(MEMORY if rho < 1.0 else most) :]
-        self.past.append(Past(q, new, residual))
+        whole = residual.cpu().numpy()
+        self.past.append(Past(q, new, whole))
         if not older:
             return Step(new)
-        whole = residual.cpu().numpy()
-        changes = (whole - np.stack([past.residual.cpu().numpy() for past in older])).T
-        gamma = mixing_weights(changes, whole)
-        if gamma is None:
+        found = mixing_weights(np.stack([whole - past.residual for past in older]).T, whole)
+        if found is None:
             return Step(new)
-        left = whole - changes @ gamma
+        gamma, left = found
         mean, precision = part_way(q, new, rho)
         ends = [part_way(past.q, past.new, rho) for past in older]
         # (1 - Σγ) of this end and γ of the others
@@ -76,7 +75,7 @@ class Mixing:
         mixed = gaussian(weighted_sum(weights, means), weighted_sum(weights, precisions))
         if mixed is None:
             return Step(new)
-        share = float(left @ left / (whole @ whole))
+        share = left / float(whole @ whole)
         return Step(mixed, max(share, SMALLEST_SHARE if len(older) <= most else UNKNOWN_SHARE))
 
     def taken(self, move: float, share: float) -> None:
@@ -95,17 +94,18 @@ class Mixing:
         self.taken(math.inf, 1.0)
 
 
-def mixing_weights(changes: np.ndarray, residual: np.ndarray) -> np.ndarray | None:
-    """Return the γ that minimises |r - Cγ|, or None if it is too large because the columns of C are nearly dependent.
+def mixing_weights(changes: np.ndarray, residual: np.ndarray) -> tuple[np.ndarray, float] | None:
+    """Return the γ that minimises |r - Cγ|², and this minimum; `changes` are overwritten.
 
-    LAPACK is called directly, which takes half the time of torch's function for so few columns.
+    None if γ is too large because the columns of C are nearly dependent. LAPACK is called directly, which takes half
+    the time of torch's function for so few columns; below γ, it leaves what remains of r in other coordinates.
     """
     entries, count = changes.shape
     if count > entries:
         residual = np.pad(residual, (0, count - entries))
-    _, solution, singular = dgels(changes, residual)
-    gamma = solution[:count]
-    return None if singular or not np.abs(gamma).sum() <= LARGEST_WEIGHTS else gamma
+    _, solution, singular = dgels(changes, residual, overwrite_a=1)
+    gamma, left = solution[:count], solution[count:]
+    return None if singular or not np.abs(gamma).sum() <= LARGEST_WEIGHTS else (gamma, float(left @ left))
 
 
 def weights_from_gram(gram: np.ndarray, wanted: np.ndarray) -> np.ndarray | None:
@@ -132,11 +132,13 @@ def part_way(q: Gaussian, new: Gaussian, rho: float) -> tuple[Tensor, Tensor]:
 
 def whitened(q: Gaussian, new: Gaussian) -> Tensor:
     """Return the residual r of a proposal, in the metric of the current q."""
-    if q.cholesky is not None and q.mean.device.type == "cpu" and len(q.mean) <= SMALL:
-        F, precision, mean = q.factor.numpy(), new.precision.numpy(), new.mean.numpy()
-        spread = F.T @ (precision - q.precision.numpy()) @ F
-        moved = q.cholesky.numpy().T @ (mean - q.mean.numpy())
-        return torch.from_numpy(np.concatenate([math.sqrt(0.5) * spread.ravel(), moved]))
+    if q.cholesky is not None and is_small(q.mean):
+        F, d = q.factor.numpy(), q.mean.shape[0]
+        residual = np.empty(d * d + d)
+        change = new.precision.numpy() - q.precision.numpy()
+        np.matmul(F.T @ change, math.sqrt(0.5) * F, out=residual[: d * d].reshape(d, d))
+        np.matmul(new.mean.numpy() - q.mean.numpy(), q.cholesky.numpy(), out=residual[d * d :])
+        return torch.from_numpy(residual)
     change, shift = new.precision - q.precision, new.mean - q.mean
     if q.cholesky is None:
         return torch.cat([math.sqrt(0.5) * change * q.factor, shift * q.precision.sqrt()])

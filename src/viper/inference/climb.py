@@ -105,7 +105,7 @@ class Ascent:
         self.d = len(q.mean)
         below = 0 if problem.diagonal else self.d
         self.low = torch.tril_indices(below, below, -1, device=q.mean.device)
-        self.log_scale = -0.5 * float(q.log_determinant)
+        self.log_scale = -0.5 * q.log_determinant
         self.value, self.left = -math.inf, math.inf  # F, and half the squared gradient: about the nats left
         of_diagonal = MEMORY_DIAGONAL if self.d < LARGE_DIAGONAL else MEMORY_LARGE
         self.memory = of_diagonal if problem.diagonal else MEMORY

@@ -37,16 +37,16 @@ class Prior:
     loadings: Tensor | None = None
 
     @cached_property
-    def log_determinant(self) -> Tensor:
+    def log_determinant(self) -> float:
         """log |S₀⁻¹|."""
         if self.precision.ndim == 2:
-            return 2.0 * torch.linalg.cholesky(self.precision).diagonal().log().sum()
-        whole = self.precision.log().sum()
+            return 2.0 * float(torch.linalg.cholesky(self.precision).diagonal().log().sum())
+        whole = float(self.precision.log().sum())
         if self.loadings is None:
             return whole
         inner = self.loadings.T @ (self.loadings / self.precision[:, None])
         inner.diagonal().add_(1.0)
-        return whole + torch.linalg.slogdet(inner).logabsdet
+        return whole + float(torch.linalg.slogdet(inner).logabsdet)
 
     def apply(self, vector: Tensor) -> Tensor:
         """S₀⁻¹ v, for a vector or the columns of a matrix."""
@@ -90,18 +90,25 @@ class Gaussian:
         if self.cholesky is None:
             return 1.0 / self.precision
         if self.cholesky.device.type == "cpu":
-            inverse, failed = dtrtri(self.cholesky.numpy().T, lower=0)  # a third of the operations
+            inverse, failed = dtrtri(self.cholesky.numpy(), lower=1)  # a third of the operations
             if not failed:
-                return torch.from_numpy(inverse).contiguous()
+                return torch.from_numpy(inverse.T).contiguous()
         eye = torch.eye(len(self.mean), dtype=self.mean.dtype, device=self.mean.device)
         return torch.linalg.solve_triangular(self.cholesky, eye, upper=False).T.contiguous()
 
     @cached_property
-    def log_determinant(self) -> Tensor:
+    def log_determinant(self) -> float:
         """log |Λ|."""
         if self.cholesky is None:
-            return self.precision.log().sum()
-        return 2.0 * self.cholesky.diagonal().log().sum()
+            return float(self.precision.log().sum())
+        if is_small(self.cholesky):
+            return 2.0 * float(np.log(self.cholesky.numpy().diagonal()).sum())
+        return 2.0 * float(self.cholesky.diagonal().log().sum())
+
+
+def is_small(x: Tensor) -> bool:
+    """Return whether NumPy and LAPACK, called directly, save more than the work itself: few dimensions, on a CPU."""
+    return x.shape[0] <= SMALL and x.device.type == "cpu"
 
 
 def gaussian(mean: Tensor, precision: Tensor) -> Gaussian | None:
@@ -114,8 +121,8 @@ def gaussian(mean: Tensor, precision: Tensor) -> Gaussian | None:
 
 def cholesky(matrix: Tensor) -> Tensor | None:
     """L with LLᵀ = matrix, or None if the matrix is not positive definite."""
-    if matrix.device.type == "cpu" and len(matrix) <= SMALL:
-        root, failed = dpotrf(matrix.numpy(), lower=1, clean=1)
+    if is_small(matrix):
+        root, failed = dpotrf(matrix.numpy().T, lower=1, clean=1)  # symmetric, and as LAPACK stores it
         return None if failed or not math.isfinite(root.trace()) else torch.from_numpy(root)
     factor, info = torch.linalg.cholesky_ex(matrix)
     return None if int(info) or not math.isfinite(float(factor.trace())) else factor
@@ -143,27 +150,33 @@ def divergence(old: Gaussian, new: Gaussian) -> float:
     if old.cholesky is None or new.cholesky is None:
         ratio = new.precision / old.precision
         return 0.5 * float((ratio - 1.0 - ratio.log()).sum() + shift @ (new.precision * shift))
+    spread = old.log_determinant - new.log_determinant - len(shift)
     # tr(Λ'Σ) = ‖L⁻¹L'‖²
+    if is_small(shift):
+        root = new.cholesky.numpy()
+        ratio, moved = old.factor.numpy().T @ root, root.T @ shift.numpy()
+        return 0.5 * float(spread + np.vdot(ratio, ratio) + moved @ moved)
     ratio = torch.linalg.solve_triangular(old.cholesky, new.cholesky, upper=False)
-    spread = old.log_determinant - new.log_determinant - len(shift) + ratio.square().sum()
-    return 0.5 * float(spread + (new.cholesky.T @ shift).square().sum())
+    return 0.5 * float(spread + ratio.square().sum() + (new.cholesky.T @ shift).square().sum())
 
 
 def kl_to_prior(q: Gaussian, factor: Tensor, prior: Prior) -> float:
     """KL(q ‖ p) = ½ [log|Λ| - log|S₀⁻¹| - d + tr(S₀⁻¹Σ) + (μ-m₀)ᵀ S₀⁻¹ (μ-m₀)]."""
     shift = q.mean - prior.mean
     if prior.precision.ndim == 1:
-        if factor.ndim == 1:
-            variance = factor
-        elif factor.device.type == "cpu":  # NumPy needs a quarter of torch's time for few columns
-            variance = torch.from_numpy(np.einsum("ij,ij->i", factor.numpy(), factor.numpy()))
-        else:
-            variance = factor.square().sum(1)
+        variance = factor if factor.ndim == 1 else row_squares(factor)
         expected = prior.precision @ torch.addcmul(variance, shift, shift)
     else:
         trace = prior.diagonal @ factor if factor.ndim == 1 else (factor * (prior.precision @ factor)).sum()
         expected = trace + shift @ prior.apply(shift)
-    return 0.5 * (float(q.log_determinant) - float(prior.log_determinant) - len(shift) + float(expected))
+    return 0.5 * (q.log_determinant - prior.log_determinant - len(shift) + float(expected))
+
+
+def row_squares(factor: Tensor) -> Tensor:
+    """diag(F Fᵀ); on a CPU by NumPy, which needs a quarter of torch's time for few columns."""
+    if factor.device.type != "cpu":
+        return factor.square().sum(1)
+    return torch.from_numpy(np.einsum("ij,ij->i", factor.numpy(), factor.numpy()))
 
 
 def direct_seconds(source: RowSource) -> float:

@@ -16,7 +16,7 @@ from scipy.linalg.lapack import dpotrs
 from torch import Tensor
 
 from viper.errors import NotFinite
-from viper.inference.problem import SMALL, Gaussian, Problem, cholesky, gaussian, light_product
+from viper.inference.problem import Gaussian, Problem, cholesky, gaussian, is_small, light_product
 from viper.inference.sums import Sums
 from viper.softplus.pointwise import Bound, KernelRecipe, Triple
 
@@ -30,7 +30,7 @@ def gradient(problem: Problem, q: Gaussian, total: Sums) -> Tensor:
 
 def solved(root: Tensor, vector: Tensor) -> Tensor:
     """(LLᵀ)⁻¹ v; on a CPU and in few dimensions, calls LAPACK directly, with less overhead than torch."""
-    if root.device.type == "cpu" and len(vector) <= SMALL:
+    if is_small(vector):
         return torch.from_numpy(dpotrs(root.numpy(), vector.numpy(), lower=1)[0])
     return torch.cholesky_solve(vector[:, None], root)[:, 0]
 

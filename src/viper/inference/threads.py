@@ -73,10 +73,15 @@ def few_threads(in_blas: int) -> Iterator[None]:
     """Use one thread, and this number of them in BLAS.
 
     OpenMP's limit belongs to the thread that sets it, the limit of BLAS to the process. So every context sets both, and
-    the last one to leave restores the limits that the first one found.
+    the last one to leave restores the limits that the first one found. Where every pool has its number already, nothing
+    is to be done.
     """
+    wanted = {"blas": in_blas, "openmp": 1}
+    if not INSIDE and all(pool.num_threads == wanted[pool.user_api] for pool in thread_pools().lib_controllers):
+        yield
+        return
     with LOCK:
-        mine = thread_pools().limit(limits={"blas": in_blas, "openmp": 1})
+        mine = thread_pools().limit(limits=wanted)
         first = INSIDE[0] if INSIDE else mine
         INSIDE.append(mine)
     try:

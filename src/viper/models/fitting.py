@@ -42,6 +42,7 @@ MATRICES, COPIES = (
     12,
     3,
 )  # of their size that a fit holds: precisions, factors, curvatures; and rows made dense
+SURELY_THERE = 1 << 20  # bytes that are not worth asking the system for
 LARGEST_FULL = 20_000  # coefficients; their full covariance takes 3.2 GB
 
 
@@ -181,7 +182,7 @@ def check_memory(source: RowSource, wide: bool) -> None:
         return
     size = min(source.rows, source.dimension) if wide else source.dimension
     need = 8 * (MATRICES * size**2 + (COPIES * source.rows * source.dimension if wide else 0))
-    if need > (there := machine_memory()):
+    if need > SURELY_THERE and need > (there := machine_memory()):
         raise ValueError(
             f"covariance='full' must fit in memory; got {source.dimension} coefficients and {source.rows} rows, which "
             f"need about {need / 1e9:.0f} GB of {there / 1e9:.0f} GB. Use covariance='low-rank', which keeps the "

@@ -66,6 +66,7 @@ ESTIMATORS = {
     "ordinal": "VariationalOrdinalRegression",
     "gp": "VariationalGPClassifier",
     "mixed": "VariationalMixedRegression",
+    "preference": "VariationalPreferenceGP",
     "bandit": "Bandit",
     "experiment": "Experiment",
 }

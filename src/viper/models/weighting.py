@@ -179,10 +179,13 @@ def class_mass(source: RowSource, classes: int) -> np.ndarray:
         return source.reduce(partial(block_class_masses, classes=classes))[0].cpu().numpy()
     if source.traits.where == "memory":  # without cutting them into blocks
         rows = source.in_memory()
+        if rows.weight is None and rows.label.dtype == torch.bool:
+            label = rows.label
+            second = float(np.count_nonzero(label.numpy()) if label.device.type == "cpu" else label.count_nonzero())
+            return np.array([rows.rows - second, second])
         with one_thread():  # torch's others would not survive a fork
             if rows.weight is None:
-                counted = rows.label.dtype == torch.bool
-                second = float(rows.label.count_nonzero() if counted else rows.label.sum(dtype=torch.float64))
+                second = float(rows.label.sum(dtype=torch.float64))
                 return np.array([rows.rows - second, second])
             second = float((rows.label * rows.weight).sum(dtype=torch.float64))
             return np.array([float(rows.weight.sum()) - second, second])

@@ -67,7 +67,7 @@ class Case(ABC):
         """Search on rows in memory, then fit q to them or, if they are a sample, to all rows of their source."""
         choices, options = self.choices, self.choices.options
         rows = self.merged(Observations.from_arrays(known))
-        scaler = Scaler.fit(rows, options.standardize) if before is None else before.scaler
+        scaler = choices.scaler(rows) if before is None else before.scaler
         rows = rows.standardised(scaler, self.device(known, len(rows)))
         bounds = choices.bounds(int(random.randint(2**31)))
         generator = np.random.default_rng(random.randint(2**31))

@@ -24,13 +24,16 @@
 #error "sums that are exact to rounding need the arithmetic of the standard"
 #endif
 
-/* Doubles per vector: one register of AVX2 on x86 or NEON on ARM. GCC is slow with wider vectors. */
+/* Doubles per vector, one register: 8 with AVX-512 (_rows_512.c), 4 with AVX2, 2 with NEON. GCC is slow with more. */
+#ifndef LANES
 #ifdef __x86_64__
 #define LANES 4
 #else
 #define LANES 2
 #endif
+#endif
 #define TILE 96 /* rows: a multiple of 12 vectors, so that three or four at a time leave no rest */
+#define AHEAD (2 * TILE) /* rows: how far ahead columns are fetched, each a piece of memory of its own */
 #define PIECE 4032 /* rows summed by one thread at a time: a multiple of TILE */
 #define THREADS_MOST 256
 #define VECTORS (TILE / LANES)
@@ -50,8 +53,12 @@ typedef uint64_t bits __attribute__((vector_size(8 * LANES)));
 #define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (bits){__VA_ARGS__})
 #endif
 
-/* On x86 the pass is compiled for AVX2 and runs only on machines that support it. */
-#ifdef __x86_64__
+/* On x86 the pass runs only on machines that support what it is compiled for. */
+#if LANES == 8
+#define FOR_THIS_MACHINE __attribute__((target("avx512f,avx512dq,avx512vl,avx2,fma")))
+#define MACHINE_HAS_IT \
+    (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+#elif LANES == 4
 #define FOR_THIS_MACHINE __attribute__((target("avx2,fma")))
 #define MACHINE_HAS_IT (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
 #else
@@ -158,10 +165,27 @@ typedef struct {
     vec theta[VECTORS], variance[VECTORS], g[VECTORS], h[VECTORS];
 } tile;
 
-/* Transposes LANES rows, `stride` doubles apart, of LANES columns: first swaps pairs, then single numbers. */
+/* Transposes LANES rows, `stride` doubles apart, of LANES columns: swaps halves, pairs and single numbers, in an order
+   that suits the machine. */
 INLINE void turn(const double *X, ptrdiff_t stride, column *out, int v) {
+#if LANES == 8
+    vec a[8], b[8];
+    for (int i = 0; i < 8; i++) a[i] = load(X + i * stride);
+    for (int i = 0; i < 8; i += 2) {
+        b[i] = SHUFFLE(a[i], a[i + 1], 0, 8, 2, 10, 4, 12, 6, 14);
+        b[i + 1] = SHUFFLE(a[i], a[i + 1], 1, 9, 3, 11, 5, 13, 7, 15);
+    }
+    for (int k = 0; k < 2; k++)
+        for (int i = k; i < 8; i += 4) {
+            a[i] = SHUFFLE(b[i], b[i + 2], 0, 1, 8, 9, 4, 5, 12, 13);
+            a[i + 2] = SHUFFLE(b[i], b[i + 2], 2, 3, 10, 11, 6, 7, 14, 15);
+        }
+    for (int k = 0; k < 4; k++) {
+        out[k][v] = SHUFFLE(a[k], a[k + 4], 0, 1, 2, 3, 8, 9, 10, 11);
+        out[k + 4][v] = SHUFFLE(a[k], a[k + 4], 4, 5, 6, 7, 12, 13, 14, 15);
+    }
+#elif LANES == 4
     const vec a = load(X), b = load(X + stride);
-#if LANES == 4
     const vec c = load(X + 2 * stride), d = load(X + 3 * stride);
     const vec ac = SHUFFLE(a, c, 0, 1, 4, 5), bd = SHUFFLE(b, d, 0, 1, 4, 5);
     const vec ca = SHUFFLE(a, c, 2, 3, 6, 7), db = SHUFFLE(b, d, 2, 3, 6, 7);
@@ -170,6 +194,7 @@ INLINE void turn(const double *X, ptrdiff_t stride, column *out, int v) {
     out[2][v] = SHUFFLE(ca, db, 0, 4, 2, 6);
     out[3][v] = SHUFFLE(ca, db, 1, 5, 3, 7);
 #else
+    const vec a = load(X), b = load(X + stride);
     out[0][v] = SHUFFLE(a, b, 0, 2);
     out[1][v] = SHUFFLE(a, b, 1, 3);
 #endif
@@ -196,8 +221,11 @@ INLINE void read_tile(const problem *p, ptrdiff_t start, int rows, tile *t) {
         turned = p->columns;
     }
     if (p->row_stride == 1)
-        for (; turned < p->columns; turned++)
-            memcpy(t->x[turned], X + turned * p->column_stride, sizeof(double) * rows);
+        for (; turned < p->columns; turned++) {
+            const double *from = X + turned * p->column_stride;
+            for (int r = 0; r < TILE; r += LINE) __builtin_prefetch(from + AHEAD + r, 0, 2);
+            memcpy(t->x[turned], from, sizeof(double) * rows);
+        }
     for (int k = turned; k < p->columns; k++)
         for (int r = 0; r < rows; r++) ((double *)t->x[k])[r] = X[r * p->row_stride + k * p->column_stride];
     if (p->size > p->columns)

@@ -40,7 +40,7 @@ def compiled_sums(
     matrix, d = block.design.matrix, len(mean)
     rows, columns = matrix.shape
     shape = {"none": (0,), "full": (d, d), "diagonal": (d,)}[gram]
-    nodes, out = packed_nodes(recipe.nodes), matrix.new_zeros(2 + d + math.prod(shape))
+    nodes, out = packed_nodes(recipe.nodes), np.zeros(2 + d + math.prod(shape))
     residual, factor = (block.residual, factor) if recipe.kind == "heat" else (None, None)
     by_factor, by_variances = (factor, None) if factor is None or factor.ndim == 2 else (None, factor)
     label, code = (None, block.label) if block.label.dtype == torch.bool else (block.label, None)
@@ -50,11 +50,12 @@ def compiled_sums(
     failed = functions.row_sums(
         matrix.data_ptr(), rows, *matrix.stride(), columns, d,
         *[None if x is None else x.data_ptr() for x in arrays], len(nodes),
-        recipe.kind == "quarter", GRAMS[gram], threads, out.data_ptr(),
+        recipe.kind == "quarter", GRAMS[gram], threads, out.ctypes.data,
     )  # fmt: skip
     if failed:
         return None
-    return [out[0], out[1], out[2 : 2 + d], out[2 + d :].view(shape)]
+    parts = out[:1].reshape(()), out[1:2].reshape(()), out[2 : 2 + d], out[2 + d :].reshape(shape)
+    return [torch.from_numpy(part) for part in parts]
 
 
 def wide_latent(design: Matrix, mean: Tensor, variances: Tensor) -> tuple[Tensor, Tensor] | None:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from viper.softplus.c_library import c_functions
 
+BUILT = "_rows_512", "_rows"  # with AVX-512, and for every machine
 COUNT, SIZE, ADDRESS = ctypes.c_int, ctypes.c_ssize_t, ctypes.c_void_p
 ARGUMENTS: dict[str, list[Any]] = {  # names change with the arguments, so that viper never calls an old library
     "row_sums_3": [ADDRESS, SIZE, SIZE, SIZE, COUNT, COUNT, *[ADDRESS] * 9, SIZE, COUNT, COUNT, COUNT, ADDRESS],
@@ -36,8 +37,13 @@ class Library(NamedTuple):
 
 @cache
 def library() -> Library | None:
-    """Return the functions of _rows.c, or None if it was not built, cannot run on this machine, or fails its check."""
-    functions = c_functions("viper.inference.kernels._rows", ARGUMENTS)
+    """Return the functions of _rows.c for the widest vectors that this machine has, or None."""
+    return next((found for name in BUILT if (found := load_library(name)) is not None), None)
+
+
+def load_library(name: str) -> Library | None:
+    """Return the functions of one build, or None if it is missing, cannot run on this machine, or fails its check."""
+    functions = c_functions(f"viper.inference.kernels.{name}", ARGUMENTS)
     return Library(*functions) if functions and is_right(functions[0]) else None
 
 

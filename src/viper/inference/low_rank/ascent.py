@@ -73,7 +73,7 @@ class LowRankAscent(Ascent):
 
     def at(self, x: np.ndarray) -> Gaussian | None:
         q = self.point(x)[0]
-        return q if bool(torch.isfinite(q.log_determinant)) else None
+        return q if math.isfinite(q.log_determinant) else None
 
     def negative(self, x: np.ndarray) -> tuple[float, np.ndarray]:
         """-F and its gradient."""

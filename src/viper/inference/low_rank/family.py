@@ -56,9 +56,9 @@ class LowRankGaussian(Gaussian):
         return (1.0 - (self.loadings @ self.root).square().sum(1)) / self.precision
 
     @cached_property
-    def log_determinant(self) -> Tensor:
+    def log_determinant(self) -> float:
         """log |Λ|."""
-        return self.precision.log().sum() + 2.0 * self.inner_root.diagonal().log().sum()
+        return float(self.precision.log().sum() + 2.0 * self.inner_root.diagonal().log().sum())
 
     def posterior(self) -> LowRank:
         """The same Gaussian: Σ = diag(s) (I + Q (G - I) Qᵀ) diag(s) with W = Q diag(w) Oᵀ and G = 1/(1 + w²)."""
@@ -116,7 +116,7 @@ class LowRankProblem(Problem):
             scaled = q.sd[:, None] * prior.loadings
             trace = trace + scaled.square().sum() - (q.root.T @ (q.loadings.T @ scaled)).square().sum()
         expected = float(trace + shift @ prior.apply(shift))
-        return 0.5 * (float(q.log_determinant - prior.log_determinant) - len(shift) + expected)
+        return 0.5 * (q.log_determinant - prior.log_determinant - len(shift) + expected)
 
     def measure(self, q: Gaussian, factor: Tensor, bound: Bound | None = None) -> tuple[float, float]:
         assert isinstance(q, LowRankGaussian)

@@ -142,7 +142,7 @@ def refining(source: Arrays, prior: Prior, posterior: Full) -> Refining:
     rows, zero = dense @ F, torch.zeros(source.rows, dtype=torch.float64)
     offset = dense @ posterior.mean + (zero if source.offset is None else source.offset)
     precision = prior.precision if prior.precision.ndim == 2 else torch.diag(prior.precision)
-    constant = 0.5 * float(prior.log_determinant) - 0.5 * len(F) * LOG_2PI + float(torch.linalg.slogdet(F).logabsdet)
+    constant = 0.5 * prior.log_determinant - 0.5 * len(F) * LOG_2PI + float(torch.linalg.slogdet(F).logabsdet)
     shift = torch.linalg.solve(F, prior.mean - posterior.mean)
     weight = zero + 1.0 if source.weight is None else source.weight
     return Refining(rows, offset, source.label.to(torch.float64), weight, shift, F.T @ precision @ F, constant)
