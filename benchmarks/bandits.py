@@ -305,8 +305,7 @@ def make_page(found: Found, device: str) -> Page:
     rows: list[list[str | float]] = []
     for name, settings in found.items():
         row: list[str | float] = [name]
-        for results in settings.values():
-            row.append(mean_and_error([one.regret for one in results]))
+        row.extend(mean_and_error([one.regret for one in results]) for results in settings.values())
         plain = settings["plain"]
         rows.append([*row, 1e6 * min(one.median for one in plain), 1e6 * min(one.mean for one in plain)])
     count = max(len(results) for settings in found.values() for results in settings.values())

@@ -159,10 +159,12 @@ def latent_draws(model: Any, X: Any, count: int, generator: np.random.Generator)
     import torch
     from sklearn.utils import _safe_indexing
 
+    from viper.inference.posterior import noise_shape
+
     some = spaced_indices(len(X), MOST_JOINT_POINTS)
     opened, posterior = model._joint(lambda: [_safe_indexing(X, some)])
     source = opened(X, None, max(1, BLOCK_DRAWS // count))
-    noise = torch.from_numpy(generator.standard_normal((count, len(posterior.mean))))
+    noise = torch.from_numpy(generator.standard_normal((count, *noise_shape(posterior))))
     beta = posterior.draw(noise).T.contiguous().to(source.device)
     for block in source.map(lambda block: block):
         f = block.design.project(beta).cpu()

@@ -38,22 +38,8 @@ def fit_table(
     model: Annotated[
         ModelKind, typer.Option(help="Model: logistic regression, or gp, a Gaussian process.", **MODEL)
     ] = ModelKind.logistic,
-    ordered: Annotated[
-        bool,
-        typer.Option(
-            "--ordered",
-            help="The target's classes are levels in order, such as 1, 2, 3: ordinal regression (proportional odds).",
-            **MODEL,
-        ),
-    ] = False,
-    levels: Annotated[
-        str | None,
-        options.optional(
-            "Levels of an --ordered target from the lowest to the highest, such as low,medium,high. (default: the "
-            "order of numbers)",
-            **MODEL,
-        ),
-    ] = None,
+    ordered: options.Ordered = False,
+    levels: options.Levels = None,
     formula: options.FormulaText = None,
     prior: Annotated[
         list[str] | None,
@@ -112,6 +98,15 @@ def fit_table(
     rank: Annotated[
         int | None, options.optional("Rank of a low-rank covariance. (default: 16)", min=0, **MODEL)
     ] = None,
+    components: Annotated[
+        int,
+        typer.Option(
+            help="Gaussians of which the posterior is a mixture; 2 or more for few rows or a rare class, where it is "
+            "skewed.",
+            min=1,
+            **MODEL,
+        ),
+    ] = 1,
     kernel: Annotated[KernelChoice, typer.Option(help="Kernel of the Gaussian process.", **MODEL)] = KernelChoice.rbf,
     inducing: Annotated[
         int | None,
@@ -184,15 +179,16 @@ def fit_table(
         },
         {
             "--model": None if model is ModelKind.logistic else model.value,
-            "--class-weight": class_weight,
-            "--robust": robust or None,
             "--bound": None if bound is BoundWord["viper"] else bound.value,
             "--terms": terms,
             "--covariance": None if covariance is CovarianceShape["full"] else covariance.value,
             "--rank": rank,
+            "--components": components if components > 1 else None,
             "--positive": positive,
         },
     )
+    if components > 1 and model is ModelKind.gp:
+        raise typer.BadParameter("--components belongs to logistic regression; got --model gp. Leave one of them out")
     if out is not None:
         check_output(out, force)
     table = reading.table(data)
@@ -208,21 +204,21 @@ def fit_table(
     estimator: Any = viper.VariationalGPClassifier if is_gp else viper.VariationalLogisticRegression
     settings: dict[str, Any] = {"bound": bound.value, "terms": terms, "covariance": covariance.value, "n_jobs": jobs}
     if in_groups and not is_gp:
-        check_for_groups(bound.value, terms, covariance.value, class_weight, robust)
+        check_for_groups(bound.value, terms, covariance.value, class_weight, robust, components)
         estimator = viper.VariationalMixedRegression
         settings = {"prior_scale": parse_prior_scales(prior or []), "n_jobs": jobs}
     elif is_gp:  # it standardises columns itself
         settings |= {"kernel": kernel.value, "n_inducing": inducing or "auto", "standardize": standardise}
     else:
         settings["prior_scale"] = parse_prior_scales(prior or [])
-        settings |= {} if rank is None else {"rank": rank}
+        settings |= {"components": components} | ({} if rank is None else {"rank": rank})
     settings |= {} if in_groups else {"class_weight": None if class_weight is None else class_weight.value}
     if ordered and in_groups:
         raise typer.BadParameter("--ordered does not go with effects of groups; got both. Leave one of them out")
     if ordered:
         estimator = viper.VariationalOrdinalRegression
-        settings = {name: settings[name] for name in ("prior_scale", "n_jobs")}
-    check_can_pool(estimator, missing.value)
+        settings = {name: settings[name] for name in ("prior_scale", "class_weight", "n_jobs")}
+    check_can_pool(estimator, missing.value, components)
     imputing = Imputing(imputations, sweeps, seed_of(seed))
     with table.located(), note_if_slow(f"fitting {len(prepared.frame):,} rows", as_json):
         began = time.perf_counter()
@@ -249,7 +245,9 @@ def fit_table(
     save_and_show(fitted, out, force, level, as_json, notes)
 
 
-def check_for_groups(bound: str, terms: int | None, covariance: str, class_weight: Any, robust: bool) -> None:
+def check_for_groups(
+    bound: str, terms: int | None, covariance: str, class_weight: Any, robust: bool, components: int
+) -> None:
     """Raise where an option is not for effects of groups."""
     given = {
         "--bound": bound != "viper",
@@ -257,6 +255,7 @@ def check_for_groups(bound: str, terms: int | None, covariance: str, class_weigh
         "--covariance": covariance != "full",
         "--class-weight": class_weight is not None,
         "--robust": robust,
+        "--components": components > 1,
     }
     if wrong := [option for option, there in given.items() if there]:
         raise typer.BadParameter(f"{wrong[0]} is not for formulas with group terms, such as (1 | ward). Leave it out")

@@ -118,7 +118,7 @@ class VariationalPreferenceGP(BaseEstimator):
     >>> pairs = [[3, 0], [3, 5], [2, 1], [3, 4], [2, 0], [2, 5], [4, 5], [1, 0]]  # the first of each was preferred
     >>> model = viper.VariationalPreferenceGP(random_state=0).fit(X, pairs)
     >>> model.predict_proba([[0.5]], [[0.0]]).round(2)
-    array([[0.87, 0.13]])
+    array([[0.91, 0.09]])
     """
 
     def __init__(
