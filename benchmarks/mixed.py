@@ -177,7 +177,7 @@ def by_nuts(data: Grouped, draws: int, seed: int = 0) -> Answer:
     return found["beta"].mean(0), found["beta"].std(0), sds
 
 
-def exactly(data: Grouped, values: int = 512, draws: int = 16) -> tuple[Answer, float]:
+def exactly(data: Grouped, values: int = 400, draws: int = 16) -> tuple[Answer, float]:
     """The posterior by importance sampling, and how many of its values of the components are effective.
 
     For each θ, p(y | θ) is an average over draws of everything but the main factor's effects, whose integrals are by
@@ -227,7 +227,7 @@ def beside_exact(quick: bool) -> Table:
     sets = data_sets()
     ours(sets["8 groups of 30"])  # what is computed once in a process
     for name, data in [*sets.items()][: 2 if quick else None]:
-        (mean, sd, between), effective = exactly(data, 128 if quick else 512)
+        (mean, sd, between), effective = exactly(data, 128 if quick else 400)
         for method, work in {"viper": ours, "statsmodels": by_statsmodels}.items():
             began = time.process_time()
             m, s, b = work(data)
@@ -237,7 +237,7 @@ def beside_exact(quick: bool) -> Table:
     columns = ["data", "method", "mean", "sd ratio", "group sd ratio", "seconds", "effective"]
     notes = [
         machine("cpu"),
-        "Processor seconds on one thread. `effective`: how many of the 512 values of the components behind the "
+        "Processor seconds on one thread. `effective`: how many of the 400 values of the components behind the "
         "exact posterior are effective.",
     ]
     return Table("Posteriors beside the exact one", columns, rows, notes)

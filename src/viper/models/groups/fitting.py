@@ -176,13 +176,13 @@ def fit_groups(
             stacklevel=users_line(),
         )
     mean, covariance = found.pooled.mean, found.pooled.covariance
-    posterior = posterior_of(rows, mean, covariance)
+    posterior = kept_posterior(rows, mean, covariance)
     spreads = [row_moments(rows, *chunk, mean, covariance)[1].max() for chunk in rows.chunks()]
     expected = grouped_value(rows, mean, covariance)
     return FittedGroups(posterior, order, found, quadrature, float(np.sqrt(max(spreads))), expected, history, rows)
 
 
-def posterior_of(rows: GroupedRows, mean: Split, covariance: Arrow) -> GroupPosterior | MetPosterior:
+def kept_posterior(rows: GroupedRows, mean: Split, covariance: Arrow) -> GroupPosterior | MetPosterior:
     """What a model keeps of the pooled mean and covariance."""
     cross, at = covariance.cross, rows.meetings
     arrays = [mean.border, covariance.border, mean.groups, cross if at is None else cross.values, covariance.blocks]
