@@ -37,7 +37,8 @@ def run(quick: bool, device: str) -> Table:
     notes = [
         f"Full covariance, {FEATURES} features of float64 and an intercept; files in the page cache. Seconds of "
         "processor time, of all threads together. Ratio: time per row to that in memory. Peak resident memory of the "
-        "process, and what it was before the fit. Rows of Parquet files are kept if they fit in a quarter of the available memory, and otherwise decoded in every pass.",
+        "process, and what it was before the fit. Rows of Parquet files are kept if they fit in a quarter of the "
+        "available memory, and otherwise decoded in every pass.",
         machine("cpu"),
     ]
     return Table("Rows larger than memory", names, rows, notes)
