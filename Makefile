@@ -22,10 +22,10 @@ help:  ## list the targets
 run: $(READY)  ## run the demonstration
 	$(BIN)/python -m viper demo $(ARGS)
 
-# One thread per worker, so that workers do not compete for cores; whole files, so that a file's fixtures are
-# computed once.
+# One thread per worker, so that workers do not compete for cores. Each gets its share of the tests in one piece, so that
+# a file's fixtures are computed once, and takes tests from another when it has none left.
 test: $(READY)  ## run the tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal $(ARGS)
 
 # Every result must be right or one clear line; the seeds are the same every time:  make hostile ARGS="models --seed 7"
 hostile: $(READY)  ## run thousands of hostile cases and print what became of them

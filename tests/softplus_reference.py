@@ -18,13 +18,14 @@ On the lines Im x = ±a the Gaussian and its tails are larger by e^{a²/2τ²} t
 a = 3, by at most 1/sin²(3) = 50 times what it is nearby; integrands are positive, so this is a *relative* error. With
 δ = min(1,τ)/8 and a = min(3, 16πτ) it is below e^{-140} for every τ. (2) Range: f, s, s', s², φ and Φ are log-concave,
 and so are their products and E[max(X-u, 0)]. Such terms rise to one peak and then fall faster than geometrically, so a
-walk outward from the peak may stop at the first term below 10^-60 of it: what is left out is a few times that term.
-(3) Arithmetic: every term is positive; E[s²] - E[s]² loses about 2 log10(1/τ) digits, at most 16 of the 50 here.
-Adaptive quadrature, by contrast, misses narrow peaks without notice.
+walk outward from the peak may stop at the first term below 10^-60 of it (10^-(digits+10) where fewer are asked for):
+what is left out is a few times that term. (3) Arithmetic: every term is positive; E[s²] - E[s]² loses about
+2 log10(1/τ) digits, at most 16 of the 50 here. Adaptive quadrature, by contrast, misses narrow peaks without notice.
 """
 
 import json
 import random
+from functools import cache
 from pathlib import Path
 
 import mpmath as mp
@@ -34,20 +35,12 @@ DIGITS = 50
 BY_PARTS_ABOVE = 100.0  # variance
 
 
-def softplus(x):
-    return mp.log1p(mp.exp(x)) if x < 0 else x + mp.log1p(mp.exp(-x))
-
-
 def sigmoid(x):
     return 1 / (1 + mp.exp(-x)) if x >= 0 else mp.exp(x) / (1 + mp.exp(x))
 
 
 def logistic_density(x):
     return sigmoid(x) * sigmoid(-x)
-
-
-def square(x):
-    return sigmoid(x) ** 2
 
 
 def peak(term, low, high):
@@ -71,17 +64,31 @@ def trapezoid(integrand, step, low, high):
     total = largest = term(start)
     for direction in (-1, 1):
         n = start + direction
-        while (t := term(n)) > largest * mp.mpf(10) ** -60:
+        while (t := term(n)) > largest * mp.mpf(10) ** -(mp.mp.dps + 10):
             total += t
             n += direction
     return step * total
 
 
-def direct(function, mean, variance):
-    """E[F(X)] = ∫ F(ϑ+τz) φ(z) dz; the peak is where z = τ (log F)', and (log F)' is between -1 and 2."""
-    sd = mp.sqrt(variance)
+def four_functions(x):
+    """f(x), s(x), s'(x) and s(x)², from one exponential."""
+    e = mp.exp(-abs(x))
+    small, large = e / (1 + e), 1 / (1 + e)
+    s = large if x >= 0 else small
+    return max(x, 0) + mp.log1p(e), s, small * large, s * s
+
+
+def direct(wanted, mean, variance):
+    """E[F(X)] = ∫ F(ϑ+τz) φ(z) dz of these of the four; the peak is where z = τ (log F)', which is between -1 and 2."""
+    sd, root = mp.sqrt(variance), mp.sqrt(2 * mp.pi)
+
+    @cache
+    def weighted(z):
+        density = mp.exp(-z * z / 2) / root
+        return [density * value for value in four_functions(mean + sd * z)]
+
     step = min(1, 1 / sd) / 8
-    return trapezoid(lambda z: function(mean + sd * z) * mp.npdf(z), step, -sd, 2 * sd)
+    return tuple(trapezoid(lambda z, k=k: weighted(z)[k], step, -sd, 2 * sd) for k in wanted)
 
 
 def by_parts(derivative, mean, variance, order=1):
@@ -103,13 +110,13 @@ def expectations(mean, variance, route=None):
     """E[f(X)], E[s(X)], E[s'(X)], E[s(X)²] as mpmath numbers; the route follows the variance unless it is named."""
     mean, variance = mp.mpf(mean), mp.mpf(variance)
     if variance == 0:
-        return softplus(mean), sigmoid(mean), logistic_density(mean), square(mean)
+        return four_functions(mean)
     if (route or ("by parts" if variance > BY_PARTS_ABOVE else "direct")) == "direct":
-        return tuple(direct(function, mean, variance) for function in (softplus, sigmoid, logistic_density, square))
+        return direct(range(4), mean, variance)
     return (
         by_parts(logistic_density, mean, variance, order=2),
         by_parts(logistic_density, mean, variance),
-        direct(logistic_density, mean, variance),  # its integrand is narrow as it is
+        *direct([2], mean, variance),  # whose integrand is narrow as it is
         by_parts(lambda u: 2 * sigmoid(u) * logistic_density(u), mean, variance),
     )
 

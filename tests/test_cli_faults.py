@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from processes import run_viper
 
 USAGE, INPUT, OUTPUT, INCOMPLETE, INTERRUPTED, TERMINATED, CLOSED_PIPE = 2, 3, 4, 5, 130, 143, 141
 GENERATOR = np.random.default_rng(0)
@@ -22,6 +23,7 @@ COMMAND = [sys.executable, "-m", "viper"]
 
 
 def run(*arguments, folder):
+    """Run a command in a new process of Python; `run_viper` does the same sooner, but not the start of Python."""
     return subprocess.run([*COMMAND, *arguments], cwd=folder, capture_output=True, text=True, check=False)
 
 
@@ -70,7 +72,7 @@ TABLES = {
 @pytest.mark.parametrize(("text", "words"), TABLES.values(), ids=TABLES)
 def test_bad_tables(text, words, tmp_path):
     (tmp_path / "t.csv").write_bytes(text if isinstance(text, bytes) else text.encode())
-    refused(run("fit", "t.csv", "-t", "y", "-o", "m.viper", folder=tmp_path), INPUT, *words)
+    refused(run_viper("fit", "t.csv", "-t", "y", "-o", "m.viper", folder=tmp_path), INPUT, *words)
     assert list(contents(tmp_path)) == ["t.csv"]
 
 
@@ -80,7 +82,7 @@ def test_missing_file(folder):
 
 @pytest.mark.parametrize("name", ["dyed", "DIED", "Dyed"])
 def test_wrong_target(folder, name):
-    refused(run("fit", "data.csv", "-t", name, folder=folder), INPUT, f"got {name!r}. Did you mean 'died'?")
+    refused(run_viper("fit", "data.csv", "-t", name, folder=folder), INPUT, f"got {name!r}. Did you mean 'died'?")
 
 
 @pytest.mark.parametrize(
@@ -94,7 +96,7 @@ def test_wrong_target(folder, name):
     ],
 )
 def test_wrong_command_lines(arguments, words, folder):
-    refused(run(*arguments, folder=folder), USAGE, *words)
+    refused(run_viper(*arguments, folder=folder), USAGE, *words)
 
 
 @pytest.mark.parametrize(
@@ -106,16 +108,16 @@ def test_wrong_command_lines(arguments, words, folder):
     ],
 )
 def test_messages_name_the_option_that_was_typed(options, line, folder):
-    refused(run("fit", "data.csv", "-t", "died", *options, folder=folder), INPUT, f"viper: {line}")
+    refused(run_viper("fit", "data.csv", "-t", "died", *options, folder=folder), INPUT, f"viper: {line}")
 
 
 def test_a_model_from_elsewhere(folder):
     (folder / "other.viper").write_bytes(pickle.dumps({"a": 1}))
-    refused(run("predict", "other.viper", "data.csv", folder=folder), INPUT, "saved by viper", "a pickle")
+    refused(run_viper("predict", "other.viper", "data.csv", folder=folder), INPUT, "saved by viper", "a pickle")
 
 
 def test_a_table_as_a_model(folder):
-    done = run("summary", "data.csv", folder=folder)
+    done = run_viper("summary", "data.csv", folder=folder)
     refused(done, INPUT, "must be a model saved by viper; got data.csv, which is a file of another format.")
 
 
@@ -138,19 +140,19 @@ def test_a_table_as_a_model(folder):
     ],
 )
 def test_columns_that_options_name(arguments, words, folder):
-    refused(run(*arguments, folder=folder), INPUT, words)
+    refused(run_viper(*arguments, folder=folder), INPUT, words)
 
 
 def test_other_columns(folder):
     (folder / "other.csv").write_text("Age,ward\n50,n\n")
-    done = run("predict", "model.viper", "other.csv", "-o", "p.csv", folder=folder)
+    done = run_viper("predict", "model.viper", "other.csv", "-o", "p.csv", folder=folder)
     refused(done, INPUT, "must have the 2 columns of the model; got no 'age' ('Age'?)")
     assert not (folder / "p.csv").exists()
 
 
 def test_a_new_level_in_a_late_row(folder):
     (folder / "new.csv").write_text("age,ward\n50,n\n\n51,s\n52,west\n")
-    done = run("predict", "model.viper", "new.csv", "-o", "p.csv", folder=folder)
+    done = run_viper("predict", "model.viper", "new.csv", "-o", "p.csv", folder=folder)
     assert done.returncode == INCOMPLETE
     assert "1 of 3 rows has no prediction, because values are not in the training data (1 in 'ward')" in done.stderr
     *_, last = (folder / "p.csv").read_text().splitlines()
@@ -161,7 +163,7 @@ def test_a_new_level_in_a_late_row(folder):
 
 def test_output_exists(folder):
     before = contents(folder)
-    done = run("predict", "model.viper", "data.csv", "-o", "data.csv", folder=folder)
+    done = run_viper("predict", "model.viper", "data.csv", "-o", "data.csv", folder=folder)
     refused(done, OUTPUT, "got data.csv, which exists", "--force")
     assert contents(folder) == before
 
@@ -169,11 +171,11 @@ def test_output_exists(folder):
 def test_predictions_go_through_standard_output(folder, tmp_path):
     """The screen, a pipe and a file that the shell has opened get the same table."""
     command = ["predict", "model.viper", "data.csv"]
-    plain, piped = run(*command, folder=folder), run(*command, "-o", "/dev/stdout", folder=folder)
+    plain, piped = run_viper(*command, folder=folder), run_viper(*command, "-o", "/dev/stdout", folder=folder)
     with (tmp_path / "p.csv").open("w") as file:
         file.write("first\n")
         file.flush()
-        subprocess.run([*COMMAND, *command, "-o", "/dev/stdout"], cwd=folder, stdout=file, check=True)
+        assert run_viper(*command, "-o", "/dev/stdout", folder=folder, output=file).returncode == 0
     assert piped.returncode == 0, piped.stderr
     assert plain.stdout == piped.stdout
     assert (tmp_path / "p.csv").read_text() == "first\n" + plain.stdout
@@ -183,13 +185,13 @@ def test_an_output_that_is_a_socket(folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with socket.socket(socket.AF_UNIX) as opened:
         opened.bind("s")
-        done = run("predict", "model.viper", "data.csv", "-o", str(tmp_path / "s"), "--force", folder=folder)
+        done = run_viper("predict", "model.viper", "data.csv", "-o", str(tmp_path / "s"), "--force", folder=folder)
     refused(done, OUTPUT, "must be a regular file or a new name", "which is a socket")
 
 
 def test_a_file_as_the_folder_of_the_demo(folder):
     refused(
-        run("demo", "--folder", "data.csv", folder=folder),
+        run_viper("demo", "--folder", "data.csv", folder=folder),
         OUTPUT,
         "--folder must be a folder that can be written to; got data.csv",
     )
@@ -203,7 +205,7 @@ def test_read_only_directory(folder, tmp_path):
             pytest.skip("no directory that root cannot write to")
     else:
         closed.chmod(0o555)
-    done = run("predict", "model.viper", "data.csv", "-o", str(closed / "p.csv"), folder=folder)
+    done = run_viper("predict", "model.viper", "data.csv", "-o", str(closed / "p.csv"), folder=folder)
     refused(done, OUTPUT, "writable", str(closed))
 
 
@@ -332,20 +334,20 @@ def test_names_and_labels_cannot_steer_the_terminal(tmp_path):
     labels = ("n\x1b[5m", "p[bold]")
     rows = "".join(f"{i % 7},{i % 3},{labels[i % 2]}\n" for i in range(40))
     (tmp_path / "t.csv").write_text("a\x1b[31m,:smile:,y\x9b2J\n" + rows)
-    done = run("fit", "t.csv", "-t", "y\x9b2J", "--cv", "2", "-o", "m.viper", folder=tmp_path)
+    done = run_viper("fit", "t.csv", "-t", "y\x9b2J", "--cv", "2", "-o", "m.viper", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     for text in (
         done.stdout + done.stderr,
-        run("summary", "m.viper", folder=tmp_path).stdout,
-        run("evaluate", "m.viper", "t.csv", folder=tmp_path).stdout,
-        run("fit", "t.csv", "-t", "a\x1b[31m", folder=tmp_path).stderr,  # too many classes: an error names the column
+        run_viper("summary", "m.viper", folder=tmp_path).stdout,
+        run_viper("evaluate", "m.viper", "t.csv", folder=tmp_path).stdout,
+        run_viper("fit", "t.csv", "-t", "a\x1b[31m", folder=tmp_path).stderr,  # an error names the column
     ):
         assert "\x1b" not in text
         assert "\x9b" not in text
     assert "a\\x1b[31m" in done.stdout
     assert ":smile:" in done.stdout  # not an emoji
     assert "p[bold]" in done.stdout
-    assert json.loads(run("summary", "m.viper", "--json", folder=tmp_path).stdout)["target"] == "y\x9b2J"
+    assert json.loads(run_viper("summary", "m.viper", "--json", folder=tmp_path).stdout)["target"] == "y\x9b2J"
 
 
 @pytest.mark.parametrize(("redirection", "code"), [(">&-", OUTPUT), ("<&- >/dev/null 2>&-", 0)])
@@ -385,19 +387,19 @@ def test_a_full_disk_is_exit_code_4(folder, tmp_path, command):
 @pytest.mark.parametrize("command", [["demo", "--folder"], ["reproduce", "figure-1", "--quick", "--out"]])
 @pytest.mark.parametrize("place", ["data.csv/in"])
 def test_a_folder_that_cannot_be_made_is_exit_code_4(folder, command, place):
-    done = run(*command, place, folder=folder)
+    done = run_viper(*command, place, folder=folder)
     refused(done, OUTPUT, f"{command[-1]} must be a folder that can be written to; got {place}")
 
 
 def test_the_intercept_as_a_column(tmp_path):
     """A column of that name is quoted, so that the table says which is which."""
     FRAME.rename(columns={"age": "intercept"}).to_csv(tmp_path / "t.csv", index=False)
-    done = run("fit", "t.csv", "-t", "died", "--cv", "2", "-o", "m.viper", "--json", folder=tmp_path)
+    done = run_viper("fit", "t.csv", "-t", "died", "--cv", "2", "-o", "m.viper", "--json", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     names = [row["name"] for row in json.loads(done.stdout)["coefficients"]]
     assert names == ["`intercept`", "ward[T.s]", "intercept"]
-    assert run("summary", "m.viper", folder=tmp_path).returncode == 0
-    assert run("report", "m.viper", "t.csv", folder=tmp_path).returncode == 0
+    assert run_viper("summary", "m.viper", folder=tmp_path).returncode == 0
+    assert run_viper("report", "m.viper", "t.csv", folder=tmp_path).returncode == 0
 
 
 def test_cells_that_a_spreadsheet_would_run(folder, tmp_path):
@@ -405,8 +407,8 @@ def test_cells_that_a_spreadsheet_would_run(folder, tmp_path):
     rows.to_csv(tmp_path / "t.csv", index=False)
     model = str(folder / "model.viper")
     keep = ("--keep", "remark", "--keep", "+name")
-    plain = run("predict", model, "t.csv", *keep, folder=tmp_path).stdout.splitlines()
-    safe = run("predict", model, "t.csv", *keep, "--safe-cells", folder=tmp_path).stdout.splitlines()
+    plain = run_viper("predict", model, "t.csv", *keep, folder=tmp_path).stdout.splitlines()
+    safe = run_viper("predict", model, "t.csv", *keep, "--safe-cells", folder=tmp_path).stdout.splitlines()
     assert [line.split(",")[0] for line in plain] == ["remark", "=1+1", "@cmd", "plain", "-2"]
     assert [line.split(",")[0] for line in safe] == ["remark", "'=1+1", "'@cmd", "plain", "'-2"]
     assert safe[0].split(",")[1] == "'+name"

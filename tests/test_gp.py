@@ -387,7 +387,7 @@ def test_a_kernel_of_the_users_is_given_again(data, tmp_path):
     "ignore::viper.errors.JitterWarning",
     "ignore::viper.errors.NarrowIntervalsWarning",  # the rows of these checks are few and linear
 )
-@parametrize_with_checks([VariationalGPClassifier(n_inducing=10, n_starts=2, max_iter=5, random_state=0)])
+@parametrize_with_checks([VariationalGPClassifier(n_inducing=5, n_starts=1, max_iter=1, random_state=0)])
 def test_scikit_learn(estimator, check):
     check(estimator)
 

@@ -12,13 +12,13 @@ from tolerances import TOLERANCE
 
 import viper
 from viper import VariationalLogisticRegression, VariationalOrdinalRegression
-from viper.errors import FormulaError
-from viper.inference.ordinal.gaps import Gaps, level_shares, log_one_minus_exp, thresholds_of
+from viper.errors import FormulaError, WeightWarning
+from viper.inference.ordinal.gaps import GapPrior, Gaps, level_shares, log_one_minus_exp, thresholds_of
 from viper.inference.ordinal.posterior import OrdinalPosterior
 from viper.inference.ordinal.rows import LevelRows
 from viper.inference.rows import Arrays
 from viper.models.ordinal.fitting import gap_state
-from viper.models.ordinal.reading import ordinal_reading
+from viper.models.ordinal.reading import distance_of_level, logit_of_level, ordinal_reading
 
 LEVELS = ["low", "middle", "high", "top"]
 
@@ -103,7 +103,7 @@ def test_rows_with_two_classes_make_up_the_likelihood():
 def test_gradient_and_curvature_of_the_profile():
     X, y = simulated(80)
     rows = LevelRows(Arrays(torch.tensor(X), torch.tensor(y), intercept=True), 4)
-    gaps = Gaps(rows.counts(), 2.0)
+    gaps = Gaps(rows.counts(), GapPrior.independent(2, 4, 2.0))
     model = VariationalOrdinalRegression(tol=1e-13)
     model.n_features_in_ = 3
     prior, options = model._prior(model._scale()), model._options()
@@ -111,7 +111,7 @@ def test_gradient_and_curvature_of_the_profile():
     def state(delta):
         from viper.models.fitting import fit_posterior
 
-        return gap_state(rows, gaps, delta, fit_posterior(rows.at(thresholds_of(delta)), prior, options, 0))
+        return gap_state(rows, gaps, prior, delta, fit_posterior(rows.at(thresholds_of(delta)), prior, options, 0))
 
     at, step = torch.tensor([0.3, -0.2], dtype=torch.float64), 1e-3
     found = state(at)
@@ -235,6 +235,17 @@ def test_moments_and_intervals_of_levels_with_known_gaps():
         share = [(values <= ends[:, k, side, None]).mean(1) for side in (0, 1)]
         assert np.allclose(share[0], 0.1587, atol=0.004), k
         assert np.allclose(share[1], 0.8413, atol=0.004), k
+
+
+def test_a_distance_from_the_middle_of_a_level_gives_its_probability_back():
+    half = torch.tensor([1e-3, 0.4, 3.0, 40.0, 2000.0], dtype=torch.float64)[:, None]  # half a gap
+    r = torch.tensor([0.0, 0.5, 3.0, 30.0, 500.0], dtype=torch.float64)
+    logit = logit_of_level(r, half)
+    # p = s(h - r) - s(-h - r), which is 1 to the last digit in the middle of a wide level
+    p = torch.sigmoid(half - r) - torch.sigmoid(-half - r)
+    known = (p > 1e-12) & (p < 1.0 - 1e-9)
+    assert torch.allclose(torch.sigmoid(logit)[known], p[known], rtol=1e-9)
+    assert torch.allclose(distance_of_level(logit, half), r.expand_as(logit), rtol=1e-6, atol=1e-5)
 
 
 def test_small_probabilities_keep_their_digits():
@@ -404,3 +415,167 @@ def test_agrees_with_nuts():
     exact = viper.reference.sample_posterior(model, draws=4000)
     assert np.abs((model.summary()["mean"] - exact.mean()) / exact.sd()).max() < 0.06
     assert np.abs(model.summary()["sd"] / exact.sd() - 1.0).max() < 0.04
+
+
+# --- what two classes have, too ---
+
+
+def test_partial_fit_is_a_fit_of_all_rows(fitted, tmp_path):
+    X, y = simulated()
+    again = VariationalOrdinalRegression().partial_fit(X, y)
+    assert np.array_equal(again.covariance_, fitted.covariance_)
+    # the posterior so far is taken for Gaussian, and that of 100 rows is a little skewed
+    parts = VariationalOrdinalRegression()
+    for rows in (slice(0, 100), slice(100, 150), slice(150, 200)):
+        parts.partial_fit(X[rows], y[rows], classes=[0, 1, 2, 3])
+    sds = np.sqrt(np.diag(fitted.covariance_))
+    apart = np.r_[parts.coef_ - fitted.coef_, parts.thresholds_ - fitted.thresholds_] / sds
+    assert np.abs(apart).max() < 0.2
+    assert np.allclose(np.sqrt(np.diag(parts.covariance_)), sds, rtol=0.06)
+    parts.save(tmp_path / "m.viper")
+    loaded = viper.load(tmp_path / "m.viper")
+    last = X[150:], y[150:]
+    assert loaded.diagnose(*last).log_evidence == parts.diagnose().log_evidence
+    assert loaded.elbo(*last) == pytest.approx(parts.elbo_, abs=1e-9)
+    # rows of no weight change nothing, and forgetting widens
+    before = parts.covariance_.copy(), parts.coef_.copy()
+    with pytest.warns(WeightWarning):
+        parts.partial_fit(*last, sample_weight=np.full(50, 1e-12))
+    assert np.allclose(parts.covariance_, before[0], rtol=1e-9)
+    assert np.allclose(parts.coef_, before[1], atol=1e-9)
+    with pytest.warns(WeightWarning):
+        parts.partial_fit(*last, sample_weight=np.full(50, 1e-12), forget=0.5)
+    assert np.allclose(joint_precision(parts), 0.5 * joint_precision(loaded), rtol=1e-8)
+
+
+def joint_precision(model):
+    factor = model.posterior_.joint_factor.numpy()
+    return np.linalg.inv(factor @ factor.T)
+
+
+def test_the_elbo_of_a_prior_that_follows_the_gaps():
+    """The evidence of the second half of the rows given the first, in two ways."""
+    X, y = simulated(120)
+    first = VariationalOrdinalRegression().fit(X[:60], y[:60])
+    both = VariationalOrdinalRegression().fit(X, y)
+    second = VariationalOrdinalRegression(categories=[0, 1, 2, 3]).partial_fit(X[:60], y[:60])
+    second.partial_fit(X[60:], y[60:])
+    assert first.elbo_ + second.elbo_ == pytest.approx(both.elbo_, abs=0.15)
+    found = second.diagnose(draws=20_000)
+    assert second.elbo_ == pytest.approx(found.log_evidence, abs=0.1)
+    assert second.elbo_ < found.log_evidence + 3 * found.log_evidence_error
+
+
+def test_two_levels_have_the_answers_of_two_classes():
+    X, y = simulated()
+    weights = {False: 1.0, True: 3.0}
+    ordinal = VariationalOrdinalRegression(class_weight=weights).fit(X, y > 1)
+    binary = VariationalLogisticRegression(class_weight=weights).fit(X, y > 1)
+    assert np.array_equal(ordinal.coef_, binary.coef_[0])
+    assert ordinal.prevalence_offset() == binary.prevalence_offset()
+    given = {"draws": 500, "random_state": 0}
+    for name in ("average", "contrast", "slopes"):
+        pd.testing.assert_frame_equal(getattr(ordinal, name)(X, **given), getattr(binary, name)(X, **given))
+    assert np.allclose(ordinal.loo(draws=500).pointwise, binary.loo(draws=500).pointwise, rtol=1e-9)
+    groups = np.arange(len(X)) // 4
+    sign = np.array([1, 1, 1, -1])
+    for given in ({}, {"groups": groups}):
+        robust = binary.robust(**given).covariance_ * sign * sign[:, None]
+        assert np.allclose(ordinal.robust(**given).covariance_, robust, rtol=1e-4)
+
+
+def test_weights_of_levels_are_weights_of_rows():
+    X, y = simulated()
+    weighted = VariationalOrdinalRegression(class_weight="balanced").fit(X, y)
+    factor = len(y) / (4 * np.bincount(y))
+    by_row = VariationalOrdinalRegression().fit(X, y, sample_weight=factor[y])
+    assert np.allclose(weighted.coef_, by_row.coef_, atol=1e-9)
+    assert np.allclose(weighted.class_share_, 0.25)
+    assert weighted.elbo(X, y) == pytest.approx(by_row.elbo_, abs=1e-8)
+    with pytest.raises(ValueError, match="prevalence_offset is for two classes; got 4 levels in order"):
+        weighted.prevalence_offset()
+    with pytest.raises(ValueError, match="class_weight must name the classes; got 7"):
+        VariationalOrdinalRegression(class_weight={7: 2.0}).fit(X, y)
+
+
+def of_rows(draws, X):
+    """Average probabilities of levels, draws × levels, from draws of coefficients and thresholds."""
+    p = X.shape[1]
+    under = expit(draws[:, None, p:] - (draws[:, :p] @ X.T)[:, :, None]).mean(1)
+    return np.diff(np.c_[np.zeros(len(draws)), under, np.ones(len(draws))], axis=1)
+
+
+def test_effects_are_those_of_draws(fitted):
+    X = simulated()[0]
+    draws = fitted.sample(10_000, 0)
+    before, after = of_rows(draws, X), of_rows(draws, X + np.array([1.0, 0.0, 0.0]))
+    slope = (of_rows(draws, X + np.array([0.0, 1e-4, 0.0])) - before) / 1e-4
+    found = [fitted.average(X), fitted.contrast(X, {0: 1.0}), fitted.slopes(X, 1)]
+    for table, values in zip(found, (before, after - before, slope), strict=True):
+        sd = values.std(0)
+        assert table["class"].tolist() == [0, 1, 2, 3]
+        assert np.allclose(table["estimate"], values.mean(0), atol=0.04 * sd.max())
+        assert np.allclose(table["sd"], sd, rtol=0.05)
+        ends = np.quantile(values, [0.025, 0.975], axis=0)
+        assert np.allclose(table[["lower", "upper"]].T, ends, atol=0.15 * sd.max())
+    assert found[0]["estimate"].sum() == pytest.approx(1.0, abs=1e-12)
+    assert found[1]["estimate"].sum() == pytest.approx(0.0, abs=1e-12)
+
+
+def test_the_sandwich_is_that_of_statsmodels():
+    from statsmodels.miscmodels.ordinal_model import OrderedModel
+
+    X, y = simulated(400)
+    model = VariationalOrdinalRegression(prior_scale=100.0, threshold_scale=100.0, gap_scale=20.0).fit(X, y)
+    groups = np.arange(len(y)) // 4
+    peer = OrderedModel(y, X, distr="logit")
+    for given, kind in (({}, {"cov_type": "HC0"}), ({"groups": groups}, {"cov_type": "cluster"})):
+        options = {"cov_kwds": {"groups": groups}} if given else {}
+        known = peer.fit(method="newton", disp=False, **kind, **options).bse[:3]
+        robust = model.robust(**given)
+        assert np.allclose(np.sqrt(np.diag(robust.covariance_))[:3], known, rtol=0.02)
+        assert robust.robust_groups_ == (100 if given else 400)
+    with pytest.raises(ValueError, match="diagnose judges a posterior; got robust"):
+        robust.diagnose()
+
+
+def test_leaving_a_row_out_is_a_fit_without_it():
+    X, y = simulated(80)
+    model = VariationalOrdinalRegression(prior_scale=0.5)
+    found = model.fit(X, y).loo()
+    without = [np.delete(np.arange(80), i) for i in (0, 7, 30)]
+    for i, rest in zip((0, 7, 30), without, strict=True):
+        exact = clone(model).fit(X[rest], y[rest]).corrected().predict_proba(X[i : i + 1])
+        assert found.pointwise[i] == pytest.approx(np.log(exact[0, y[i]]), abs=0.03)
+
+
+def test_onnx_has_the_same_answers(fitted, tmp_path):
+    runtime = pytest.importorskip("onnxruntime")
+    X, y = simulated()
+    frame = pd.DataFrame(X, columns=["a", "b", "c"]).assign(y=pd.Categorical(np.array(LEVELS)[y], LEVELS, ordered=True))
+    by_formula = VariationalOrdinalRegression.from_formula("y ~ a + b + c", frame)
+    for model in (fitted, VariationalOrdinalRegression().fit(X, y > 1), by_formula):
+        model.to_onnx(tmp_path / "m.onnx", dtype="float64", overwrite=True)
+        session = runtime.InferenceSession(str(tmp_path / "m.onnx"))
+        rows = np.vstack([X[:40], 30.0 * X[:10]])
+        table = frame.iloc[:40] if model is by_formula else rows
+        columns = {name: frame[[name]].to_numpy()[:40] for name in "abc"} if model is by_formula else {"X": rows}
+        label, probabilities, interval = session.run(None, columns)
+        assert label.tolist() == model.predict(table).tolist()
+        assert np.allclose(probabilities, model.predict_proba(table), rtol=0, atol=1e-9)
+        assert np.allclose(interval, model.predict_interval(table), rtol=0, atol=1e-7)
+    unknown = runtime.InferenceSession(fitted.to_onnx().SerializeToString()).run(
+        None, {"X": np.array([[np.nan, 0, 0]], dtype=np.float32)}
+    )
+    assert all(np.isnan(x).all() for x in unknown[1:])
+
+
+@pytest.mark.slow
+def test_nuts_after_an_update():
+    X, y = simulated(120)
+    model = VariationalOrdinalRegression(categories=[0, 1, 2, 3]).partial_fit(X[:60], y[:60])
+    model.partial_fit(X[60:], y[60:])
+    exact = viper.reference.sample_posterior(model, draws=2000)
+    mean, sd = np.r_[model.coef_, model.thresholds_], np.sqrt(np.diag(model.covariance_))
+    assert np.abs((mean - exact.mean()) / exact.sd()).max() < 0.08
+    assert np.abs(sd / exact.sd() - 1.0).max() < 0.06

@@ -85,9 +85,26 @@ def test_bad_orders(folder, arguments, words):
     assert words in " ".join(output.replace("│", " ").split())
 
 
-def test_effects_are_refused(folder):
-    output = viper_command("effects", folder / "m.viper", folder / "words.csv", status=2)
-    assert "levels in order" in " ".join(output.split())
+def test_effects(folder):
+    model, table = viper.load(folder / "m.viper"), pandas.read_csv(folder / "words.csv")
+    found = json.loads(viper_command("effects", folder / "m.viper", folder / "words.csv", "-v", "age", "--json"))
+    assert found["probability_of"] == "a row is at the level"
+    known = model.contrast(table, "age").set_index("class")["estimate"].to_dict()
+    assert {row["class"]: row["estimate"] for row in found["contrasts"]} == pytest.approx(known)
+
+
+def test_weights_and_other_models(folder):
+    given = "words.csv", "--target", "health", "--ordered", "--levels", ",".join(LEVELS)
+    path = folder / given[0]
+    fit = viper_command("fit", path, *given[1:], "--class-weight", "balanced", "--robust", "--cv", 0, "--json")
+    assert json.loads(fit[fit.index("{") :])["weighting"]["robust_groups"] == 150
+    viper_command("suggest", folder / "m.viper", path, "--n", 3)
+    only = "--only", "ordinal", "--only", "share"
+    results = json.loads(viper_command("compare", path, *given[1:], "--cv", 2, *only, "--json"))["results"]
+    assert [row["model"] for row in results] == ["viper ordinal", "share of the classes"]
+    # the folds are those of the fit
+    scores = json.loads((folder / "fit.json").read_text())["scores"]
+    assert results[0]["log_score"] == pytest.approx(scores["log_score"], rel=1e-6)
 
 
 # --- the likelihood for GPyTorch ---

@@ -197,6 +197,22 @@ def test_many_rows_begin_with_a_sample():
     assert fit_star(problem, tol=1e-13).objective == pytest.approx(result.objective, abs=1e-7)
 
 
+def test_many_columns_end_where_float64_and_single_steps_do(monkeypatch):
+    """Steps in float32 between the best means for each precision save passes; what overflows float32 does without."""
+    X, y = data(3, 800, 270)
+    problem = problem_of(X, y, 3)
+    found = fit_star(problem)
+    plain = StarRun(problem, None, 200, None).fit(None, np.random.default_rng(0))
+    assert found.converged
+    assert plain.converged
+    assert found.objective == pytest.approx(plain.objective, abs=3e-8)
+    torch.testing.assert_close(found.q.mean, plain.q.mean, **NEAR)
+    assert found.passes < plain.passes
+    large = replace(problem.source, features=torch.full_like(X, torch.nan))
+    monkeypatch.setattr(ClassProblem, "in_float32", lambda self: replace(self, source=large))
+    assert fit_star(problem).objective == plain.objective
+
+
 @pytest.mark.parametrize("diagonal", [False, True])
 def test_separated_classes_under_a_wide_prior(diagonal):
     """Curvatures change too fast for the fixed point; L-BFGS from elsewhere finds the same F. Its slopes are right."""

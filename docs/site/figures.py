@@ -9,11 +9,13 @@ matplotlib.use("agg")
 
 import matplotlib.pyplot as plt
 import numpy as np
-from sklearn.datasets import load_breast_cancer
+import torch
+from sklearn.datasets import load_breast_cancer, load_digits, make_moons
 from sklearn.model_selection import train_test_split
 from sklearn.preprocessing import StandardScaler
 
 import viper
+from viper.nn import GaussianProcessHead, LogitHead
 
 IMAGES = Path(__file__).parents[1] / "images"
 GREY, GREEN, RED, BLUE = "#8a8f8d", "#2b9a72", "#d2653c", "#4a7fc1"
@@ -143,6 +145,90 @@ def bandits():
     figure.savefig(IMAGES / "bandits.png")
 
 
+def trained(head, body, x, y, epochs, rate, batch):
+    """The head and its body after the training that networks.md shows."""
+    optimiser = torch.optim.Adam([*body.parameters(), *head.parameters()], lr=rate)
+    for _ in range(epochs):
+        for some in torch.randperm(len(x)).split(batch):
+            optimiser.zero_grad()
+            head.loss(body(x[some]), y[some], n=len(x)).backward()
+            optimiser.step()
+    return head
+
+
+def moons():
+    """A linear head and a process on two moons, and far from them."""
+    X, labels = make_moons(200, noise=0.15, random_state=0)
+    X, labels = torch.tensor(X), torch.tensor(labels)
+    torch.manual_seed(0)
+    body = torch.nn.Sequential(torch.nn.Linear(2, 32), torch.nn.ReLU()).double()
+    linear = trained(LogitHead(32).double(), body, X, labels, 150, 0.02, 200)
+    process = GaussianProcessHead(2, inducing=20).double().place(X)
+    trained(process, torch.nn.Identity(), X, labels, 150, 0.02, 200)
+    across, up = np.linspace(-4.5, 5.5, 200), np.linspace(-3.7, 4.2, 160)
+    grid = torch.tensor(np.stack(np.meshgrid(across, up), -1).reshape(-1, 2))
+    with torch.no_grad():
+        features = body(grid)
+    panels = (
+        ("a linear head: its probability", linear.predict_proba(features), "RdBu_r", 1.0),
+        ("a process: its probability", process.predict_proba(grid), "RdBu_r", 1.0),
+        ("what it does not know of it", process.predict_std(grid), "magma", None),
+    )
+    figure, axes = plt.subplots(1, 3, figsize=(14.5, 3.9), layout="constrained")
+    for ax, (title, values, colours, top) in zip(axes, panels, strict=True):
+        extent = (across[0], across[-1], up[0], up[-1])
+        image = values.reshape(len(up), len(across)).numpy()
+        shown = ax.imshow(image, origin="lower", extent=extent, cmap=colours, vmin=0, vmax=top)
+        for label, colour in ((0, "#16222b"), (1, "#ffffff")):
+            ax.scatter(*X[labels == label].T, s=5, c=colour, linewidths=0, alpha=0.8)
+        ax.set(title=title, xticks=[], yticks=[])
+        plt.colorbar(shown, ax=ax, fraction=0.038, pad=0.02).outline.set_edgecolor(GREY)
+    figure.savefig(IMAGES / "moons.png")
+
+
+def digits():
+    """The held-out digits of networks.md whose labels would tell most, and one of each class that would tell least."""
+    images, y = load_digits(return_X_y=True)
+    parts = train_test_split(images / 16.0, y, test_size=0.25, random_state=0, stratify=y)
+    x, test, y, test_y = (torch.tensor(part) for part in parts)
+    torch.manual_seed(0)
+    body = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU()).double()
+    head = trained(LogitHead(64, 10, covariance="diagonal").double(), body, x, y, 20, 0.01, 128)
+    with torch.no_grad():
+        features = body(test)
+    p, sd = head.predict_proba(features), head.predict_std(features)
+    told = head.information(features)
+    least = [int(torch.where(test_y == k, told, torch.inf).argmin()) for k in range(10)]
+    figure, axes = plt.subplots(2, 10, figsize=(14.5, 3.9), layout="constrained")
+    for row, (chosen, name) in enumerate(((told.argsort(descending=True)[:10].tolist(), "rejected"), (least, "kept"))):
+        for ax, i in zip(axes[row], chosen, strict=True):
+            ax.imshow(test[i].reshape(8, 8), cmap="Greys", vmin=0, vmax=1)
+            ax.set(xticks=[], yticks=[])
+            best = [int(k) for k in p[i].argsort(descending=True)[:2]]
+            said = "\n".join(f"{k}: {p[i, k]:.2f} ± {sd[i, k]:.2f}" for k in best)
+            ax.set_title(f"a {int(test_y[i])}", loc="center", fontsize=10)
+            ax.set_xlabel(said, fontsize=9, color=RED if best[0] != int(test_y[i]) else GREY)
+            for spine in ax.spines.values():
+                spine.set_visible(False)
+        axes[row, 0].set_ylabel(name, fontsize=11)
+    figure.savefig(IMAGES / "digits.png")
+
+
+def experiment():
+    """The experiment of experiments.md."""
+    nature = np.random.default_rng(0)
+    asked = viper.Experiment({"temperature": (20, 90), "dose": (0.1, 10, "log")}, threshold=0.75)
+    for _ in range(24):
+        x = asked.ask()
+        log_odds = 0.12 * (x["temperature"] - 62) + 2 * np.log10(x["dose"])
+        asked.tell(x, nature.random() < 1 / (1 + np.exp(-log_odds)))
+    figure, axes = plt.subplots(figsize=(7, 4.6), layout="constrained")
+    viper.plot.experiment(asked, ax=axes)
+    axes.set_title("")
+    axes.tick_params(colors=GREY, labelcolor=GREY)
+    figure.savefig(IMAGES / "experiment.png")
+
+
 if __name__ == "__main__":
     with plt.rc_context(STYLE):
         places, unsafe, model = wells()
@@ -151,3 +237,6 @@ if __name__ == "__main__":
         map_picture(places, unsafe, probability, sd)
         risk()
         bandits()
+        experiment()
+        moons()
+        digits()

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from viper.errors import StorageError
     from viper.gp import likelihood as gpytorch
     from viper.gp.classifier import VariationalGPClassifier
+    from viper.gp.pairs.preference import VariationalPreferenceGP
     from viper.models import reference
     from viper.models.groups.mixed import VariationalMixedRegression
     from viper.models.logistic import VariationalLogisticRegression
@@ -46,6 +47,7 @@ __all__ = [
     "VariationalLogisticRegression",
     "VariationalMixedRegression",
     "VariationalOrdinalRegression",
+    "VariationalPreferenceGP",
     "acquisition",
     "datasets",
     "decisions",
@@ -76,6 +78,7 @@ NAMES = {
     "VariationalLogisticRegression": "viper.models.logistic",
     "VariationalOrdinalRegression": "viper.models.ordinal.regression",
     "VariationalMixedRegression": "viper.models.groups.mixed",
+    "VariationalPreferenceGP": "viper.gp.pairs.preference",
     "expected_logsumexp": "viper.softplus.logsumexp",
     "expected_sigmoid": "viper.softplus.expectation",
     "expected_softplus": "viper.softplus.expectation",

@@ -105,13 +105,20 @@ def prepare(folder: Path) -> Material:
         models["classes"] = viper.VariationalLogisticRegression.from_formula("ward ~ age + dose", table)
         few = viper.VariationalLogisticRegression(covariance="diagonal").partial_fit(X, table["ward"])
         models["added"] = few.partial_fit(X, table["ward"])
+        grades = pd.Categorical(table["ward"], ["c", "a", "b"], ordered=True)
+        models["ordinal"] = viper.VariationalOrdinalRegression.from_formula(
+            "grade ~ age + dose", table.assign(grade=grades)
+        )
+        levels = viper.VariationalOrdinalRegression(categories=["c", "a", "b"], class_weight={"a": 2.0})
+        models["levels"] = levels.partial_fit(X, table["ward"]).partial_fit(X, table["ward"])
+        models["mixture"] = viper.VariationalLogisticRegression.from_formula("died ~ age + dose", table, components=2)
         models["process"] = viper.VariationalGPClassifier.from_formula(
             "died ~ age + dose", table, n_inducing=5, n_starts=1
         )
     for name, model in models.items():
         model.save(folder / f"{name}.viper", overwrite=True)
         files[name], tables[name] = (folder / f"{name}.viper").read_bytes(), holes if name == "multiple" else table
-    tables["matrix"] = tables["added"] = X
+    tables["matrix"] = tables["added"] = tables["levels"] = X
     return Material(files, tables)
 
 

@@ -55,6 +55,7 @@ def model_document(model: Any, level: float) -> dict[str, Any]:
         "levels": {} if encoding is None else encoding.levels,
         "bound": facts.bound if facts.terms is None else f"{facts.bound}, {facts.terms} terms",
         "covariance": facts.covariance,
+        "gaussians": facts.components,
         "elbo": facts.elbo,
         "elbo_certified": facts.elbo_certified,
         "converged": facts.converged,
@@ -111,7 +112,7 @@ def coefficient_document(model: Any, facts: Any, level: float) -> dict[str, Any]
 
 def grouping_document(model: Any, level: float) -> dict[str, Any]:
     """Return variance components, and the number of groups of each group term, if there are any."""
-    if not hasattr(model, "components"):
+    if not hasattr(model, "factors_"):
         return {}
     groups = {str(factor.term): len(factor.levels) for factor in model.factors_}
     return {"components": model.components(level).to_dict("index"), "groups": groups}
@@ -171,7 +172,11 @@ def fact_lines(document: dict[str, Any]) -> list[str]:
             names = {term.get("column", term["name"]) for term in terms} - {"intercept"}
             text = f"{document['target']} ~ {len(names)} columns"
         lines.append(escape(f"formula   {text}"))
-    ways = [f"covariance {document['covariance']}", "exact ELBO" if document["bound"] == "viper" else document["bound"]]
+    mixed = f"mixture of {document['gaussians']} Gaussians, " if document["gaussians"] > 1 else ""
+    ways = [
+        f"{mixed}covariance {document['covariance']}",
+        "exact ELBO" if document["bound"] == "viper" else document["bound"],
+    ]
     if document["model"] != "gp":
         sds = [*document["prior_scales"].values()] or [1.0]  # only an intercept
         low, high = min(sds), max(sds)
@@ -247,7 +252,7 @@ def print_components(document: dict[str, Any]) -> None:
 
 
 def entangled_note(columns: list[str], saved: Path | None) -> str:
-    """Say that no single coefficient tells what these columns do, and where that is told."""
+    """Say that no single coefficient describes what these columns do, and which command does."""
     named = f"{', '.join(columns[:MOST_ENTANGLED])}{' …' if len(columns) > MOST_ENTANGLED else ''}"
     command = f"viper effects {shlex.quote(str(saved or 'model.viper'))} data.csv"
     return escape(f"{named}: in interactions or splines, no single line tells what a column does. See: {command}")

@@ -41,6 +41,20 @@ KnownTarget = Annotated[
 FormulaText = Annotated[
     str | None, optional('Terms of the model, such as "y ~ age + C(ward) + x1:x2". (default: all usable columns)')
 ]
+Ordered = Annotated[
+    bool,
+    typer.Option(
+        "--ordered",
+        help="The target's classes are levels in order, such as 1, 2, 3: ordinal regression (proportional odds).",
+    ),
+]
+Levels = Annotated[
+    str | None,
+    optional(
+        "Levels of an --ordered target from the lowest to the highest, such as low,medium,high. (default: the order of "
+        "numbers)"
+    ),
+]
 RULES = (
     "error refuses them, drop leaves out rows with any, mean fills in means and most common levels, indicator does so "
     "and adds columns that say where, multiple draws them from the other columns several times"

@@ -168,9 +168,9 @@ def cross_validated(model: Any, folds: Folds, level: float, step: Callable[[], N
     """Predict all held-out rows, with intervals if the model has them, and time the fits."""
     y, splits = folds.labels, folds.splits
     classes, numbers = np.unique(y, return_inverse=True)
-    if (order := getattr(model, "categories", None)) is not None:
-        numbers = np.array([order.index(label) for label in classes.tolist()])[numbers]
-    two = len(classes) == 2
+    two, order = len(classes) == 2, getattr(model, "categories", None)
+    # levels in order come as the others are sorted
+    columns = slice(None) if order is None or two else [order.index(label) for label in classes.tolist()]
     shape = (len(y),) if two else (len(y), len(classes))
     probability, interval = np.full(shape, np.nan), np.full((*shape, 2), np.nan)
     seconds = []
@@ -178,9 +178,9 @@ def cross_validated(model: Any, folds: Folds, level: float, step: Callable[[], N
         began = time.perf_counter()
         fold, X = folds.fit(model, k)
         seconds.append(time.perf_counter() - began)
-        probability[test] = fold.predict_proba(X)[:, 1] if two else fold.predict_proba(X)
+        probability[test] = fold.predict_proba(X)[:, 1] if two else fold.predict_proba(X)[:, columns]
         if hasattr(fold, "predict_interval"):
-            interval[test] = fold.predict_interval(X, level)
+            interval[test] = fold.predict_interval(X, level)[:, columns]
         step()
     seen = np.concatenate([test for _, test in splits])
     intervals = None if np.isnan(interval[seen]).any() else interval[seen]

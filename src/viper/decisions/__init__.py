@@ -3,5 +3,17 @@
 from viper.decisions.bandit import Bandit, Choice, Log
 from viper.decisions.evaluation import Evaluation, evaluate
 from viper.decisions.pool import Suggested, suggest
+from viper.decisions.preferences import ExpectedBest, PairInformation, best_of
 
-__all__ = ["Bandit", "Choice", "Evaluation", "Log", "Suggested", "evaluate", "suggest"]
+__all__ = [
+    "Bandit",
+    "Choice",
+    "Evaluation",
+    "ExpectedBest",
+    "Log",
+    "PairInformation",
+    "Suggested",
+    "best_of",
+    "evaluate",
+    "suggest",
+]

@@ -1,5 +1,6 @@
-"""An experiment that asks the next question: yes/no answers, or measurements that may fail."""
+"""An experiment that asks the next question: yes/no answers, preferences, or measurements that may fail."""
 
+import copy
 import math
 import os
 from collections.abc import Callable
@@ -13,18 +14,29 @@ from viper.data.model_file import write_tensors
 from viper.decisions import acquisition as acquisitions
 from viper.decisions import experiment_file
 from viper.decisions.inputs import Inputs
+from viper.decisions.preferences import ANSWERS, ExpectedBest, PairInformation, PairInputs, fit_preferences
 from viper.decisions.regression import GaussianRegression, Moments, expected_gain
 from viper.errors import shown
+from viper.gp.classifier import VariationalGPClassifier
 from viper.models.prediction import half_width
 from viper.models.saving import State
 from viper.softplus.normal import cdf
 
-GOALS = ("maximise", "minimise", "threshold", "learn")
+GOALS = ("maximise", "minimise", "threshold", "learn", "prefer")
 OUTCOMES = ("binary", "real")
 REFERENCE = 512  # points over which look-aheads average
 REFERENCE_SEED = 20_240_607
 EVERY_TIME = 100  # up to which hyperparameters are searched for anew at every ask; then, whenever there are 10 % more
 MORE_ROWS = 1.1
+# Averaged over hyperparameters around one mode, which takes a third of the time of the default
+EXPERIMENT_MODEL: dict[str, Any] = {
+    "mean": "constant",
+    "lengthscales": "many",
+    "n_starts": 1,
+    "standardize": False,
+    "random_state": 0,
+    "verbose": False,
+}
 
 
 class Best(NamedTuple):
@@ -59,16 +71,17 @@ class Experiment:
 
     Answers are yes or no, 1 or 0, and p(x) is the probability of a yes, with a Gaussian process for its log-odds
     (`VariationalGPClassifier`, averaged over hyperparameters). Or, with ``outcome="real"``, they are measurements, and
-    runs may fail.
+    runs may fail. With ``goal="prefer"`` a question is a pair of points, and the answer which of them is better:
+    "first", "second" or "tie". Points have utilities then (`VariationalPreferenceGP`), in log-odds.
 
     Parameters
     ----------
     bounds : dictionary or list
         The inputs, by name: ``{"dose": (0, 10), "rate": (0.01, 1, "log"), "shots": (1, 5, "integer"), "catalyst":
         ["a", "b"]}``. A list of (low, high), if points are to be arrays. A list of two numbers is a range.
-    goal : {"threshold", "maximise", "learn", "minimise"}
-        Find where p crosses `threshold`; where p, or a measurement, is largest; or learn p everywhere. "minimise" is
-        for measurements.
+    goal : {"threshold", "maximise", "learn", "prefer", "minimise"}
+        Find where p crosses `threshold`; where p, or a measurement, is largest; learn p everywhere; or find the point
+        that is preferred to all others. "minimise" is for measurements.
     threshold : float, default 0.5
         The probability sought by ``goal="threshold"``.
     outcome : {"binary", "real"}, default "binary"
@@ -118,11 +131,12 @@ class Experiment:
         words = ACQUISITIONS["real" if outcome == "real" else goal]
         if acquisition != "auto" and acquisition not in words:
             raise ValueError(f"acquisition must be one of {['auto', *words]}; got {shown(acquisition)}.")
-        self.inputs = Inputs(bounds, constraints)
+        self.items = Inputs(bounds, constraints)
+        self.inputs = PairInputs(self.items) if goal == "prefer" else self.items  # of a question
         self.goal, self.outcome, self.acquisition = goal, outcome, acquisition
         self.level = acquisitions.log_odds_of(threshold, "threshold")
         self.threshold = float(threshold)
-        self.initial = 2 * len(self.inputs) + 2 if initial is None else checked_whole(initial, "initial", 1)
+        self.initial = 2 * len(self.items) + 2 if initial is None else checked_whole(initial, "initial", 1)
         self.stop = None if stop is None else acquisitions.positive_number(stop, "stop")
         self.random_state = checked_whole(random_state, "random_state", 0)
         self._x = np.zeros((0, len(self.inputs)))  # numbers of the points with answers, in the order of the answers
@@ -148,10 +162,15 @@ class Experiment:
         if self._asked < self.initial and len(self._x) < self.initial:
             point = self.inputs.spread(self._asked + 1, self._seed(0))[-1]
         else:
-            point = self.inputs.best(self._worth(), self._seed(1 + self._asked), self._x)[0]
+            seed = self._seed(1 + self._asked)
+            point = self.inputs.best(self._worth(), seed, self._known(seed))[0]
         self._asked += 1
         self._pending = np.concatenate([self._pending, point[None]])
         return point
+
+    def _known(self, seed: int) -> np.ndarray:
+        """Questions to try beside those that a search tries: earlier ones, or the best point beside others."""
+        return self.inputs.rivals(self._best_numbers(), seed) if isinstance(self.inputs, PairInputs) else self._x
 
     def _seed(self, k: int) -> int:
         return int(np.random.SeedSequence([self.random_state, k]).generate_state(1)[0] >> 1)
@@ -166,8 +185,10 @@ class Experiment:
         Parameters
         ----------
         x : dictionary, table, list of dictionaries, or array
-        y : bool, number, or list
-            0 or 1; with ``outcome="real"`` a number, or None or NaN for a run that failed.
+            With ``goal="prefer"`` a pair of points, as `ask` returns it, or a list of pairs.
+        y : bool, number, text, or list
+            0 or 1; with ``outcome="real"`` a number, or None or NaN for a run that failed; with ``goal="prefer"``
+            "first", "second" or "tie".
         failed : bool or list, optional
             Which runs failed, with ``outcome="real"``.
         """
@@ -185,6 +206,12 @@ class Experiment:
 
     def _read_answers(self, y: Any, failed: Any, count: int) -> np.ndarray:
         given = [y] * count if y is None else [y] if np.ndim(y) == 0 else list(y)
+        if self.goal == "prefer":
+            if wrong := [one for one in [*given, *([] if failed is None else [failed])] if one not in list(ANSWERS)]:
+                raise ValueError(
+                    f"an answer must be one of {list(ANSWERS)}; got {shown(wrong[0])}. Which of the pair is better?"
+                )
+            return np.array([ANSWERS[str(one)] for one in given])
         if self.outcome == "binary":
             if failed is not None:
                 raise ValueError("failed is for outcome='real'; got it with yes/no answers. Leave those runs out.")
@@ -212,7 +239,8 @@ class Experiment:
     @property
     def model(self) -> Any:
         """The fitted VariationalGPClassifier: of the answers, or of which runs fail. It sees `columns` of points."""
-        answers = np.isfinite(self._y).astype(int) if self.outcome == "real" else self._y.astype(int)
+        answers = np.isfinite(self._y) if self.outcome == "real" else self._y
+        answers = answers if self.goal == "prefer" else answers.astype(int)
         if not len(answers):
             raise ValueError("the experiment needs answers first; got none. Call tell.")
         if self._fitted[0] != len(answers):
@@ -221,21 +249,19 @@ class Experiment:
 
     def _fit(self, X: np.ndarray, y: np.ndarray) -> Any:
         """A function of the answers alone: hyperparameters by the first k of them, and the posterior by all."""
-        from viper.gp.classifier import VariationalGPClassifier
-
+        if self.goal == "prefer":
+            return fit_preferences(X, y, standardize=False, random_state=0)
         k = searched_rows(len(y))
         if self._searched[0] != k:
-            first = VariationalGPClassifier(standardize=False, random_state=0, verbose=False)
+            first = VariationalGPClassifier(**EXPERIMENT_MODEL)
             self._searched = k, first.partial_fit(X[:k], y[:k], classes=[0, 1])
         if k == len(y):
             return self._searched[1]
-        import copy
-
         return copy.deepcopy(self._searched[1]).partial_fit(X[k:], y[k:])
 
     def columns(self, x: Any) -> np.ndarray:
         """Points as `model` sees them."""
-        return self.inputs.columns(self.inputs.read(x))
+        return self.items.columns(self.items.read(x))
 
     @property
     def answers(self) -> tuple[Any, np.ndarray]:
@@ -261,6 +287,9 @@ class Experiment:
                 self._feasible(columns),
             )
         model = self.model
+        if self.goal == "prefer":
+            mean, sd = model.predict_latent(columns)
+            return PointEstimate(mean, mean - z * sd, mean + z * sd)
         low, high = model.predict_interval(columns, level).T
         above = None
         if self.goal == "threshold":
@@ -270,15 +299,18 @@ class Experiment:
 
     def best(self, level: float = 0.95) -> Best:
         """The point with the largest expected p; or measurement, times the chance that the run succeeds."""
-        if self.goal not in ("maximise", "minimise"):
+        if self.goal not in ("maximise", "minimise", "prefer"):
             raise ValueError(f"best() needs goal='maximise'; got {self.goal!r}. Use estimate().")
-        if self.outcome == "real":
-            numbers = self._best_measured()
-        else:
-            mean = lambda points: self.model.predict_proba(self.inputs.columns(points))[:, 1]  # noqa: E731
-            numbers = self.inputs.best(mean, REFERENCE_SEED, self._x)[0]
-        found = self.estimate(self.inputs.values(numbers[None]), level)
-        return Best(self.inputs.point(numbers), float(found.mean[0]), (float(found.lower[0]), float(found.upper[0])))
+        numbers = self._best_measured() if self.outcome == "real" else self._best_numbers()
+        found = self.estimate(self.items.values(numbers[None]), level)
+        return Best(self.items.point(numbers), float(found.mean[0]), (float(found.lower[0]), float(found.upper[0])))
+
+    def _best_numbers(self) -> np.ndarray:
+        """The point with the largest expected p, or utility."""
+        model, items, known = self.model, self.items, self._x.reshape(-1, len(self.items))
+        if self.goal == "prefer":
+            return items.best(lambda points: model.predict_latent(items.columns(points))[0], REFERENCE_SEED, known)[0]
+        return items.best(lambda points: model.predict_proba(items.columns(points))[:, 1], REFERENCE_SEED, known)[0]
 
     # --- when to stop ---
 
@@ -286,12 +318,12 @@ class Experiment:
         """How many nats the best next answer is expected to tell about what is sought.
 
         "learn": about f at that point; "threshold": about the side of the threshold of a random point, "maximise":
-        about the largest p. Not for measurements.
+        about the largest p; "prefer": about the difference of a pair. Not for measurements.
         """
         if self.outcome == "real":
             raise ValueError("information() is about yes/no answers; got outcome='real'. Watch best().")
         worth = INFORMATION_SOUGHT[self.goal](self)
-        return self.inputs.best(worth, self._seed(0), self._x)[1]
+        return self.inputs.best(worth, self._seed(0), self._known(self._seed(0)))[1]
 
     @property
     def done(self) -> bool:
@@ -315,13 +347,13 @@ class Experiment:
             return float(self.model.predict_std(columns).mean())
         best = self.columns(self.best().x)
         f = self.model.sample(np.concatenate([best, columns]), 256, random_state=0)
-        p = 1.0 / (1.0 + np.exp(-f))
+        p = f if self.goal == "prefer" else 1.0 / (1.0 + np.exp(-f))
         return float((p.max(1) - p[:, 0]).mean())
 
     # --- acquisitions ---
 
     def _reference(self) -> np.ndarray:
-        return self.inputs.columns(self.inputs.spread(REFERENCE, REFERENCE_SEED))
+        return self.items.columns(self.items.spread(REFERENCE, REFERENCE_SEED))
 
     def _by(self, make: Callable[..., Any], *given: Any, **options: Any) -> Callable[[np.ndarray], np.ndarray]:
         """The acquisition as a function of points' numbers."""
@@ -406,9 +438,9 @@ Worth = Callable[[Experiment], Callable[[np.ndarray], np.ndarray]]
 # The first of each goal is the default
 ACQUISITIONS: dict[str, dict[str, Worth]] = {
     "threshold": {
+        "straddle": lambda e: e._by(acquisitions.Straddle, e.threshold),
         "look-ahead": lambda e: e._by(acquisitions.LevelSetLookAhead, e._reference(), e.threshold),
         "entropy": lambda e: e._by(acquisitions.LevelSetLookAhead, e._reference(), e.threshold, measure="entropy"),
-        "straddle": lambda e: e._by(acquisitions.Straddle, e.threshold),
         "information": lambda e: e._by(acquisitions.Information),
     },
     "maximise": {
@@ -421,12 +453,14 @@ ACQUISITIONS: dict[str, dict[str, Worth]] = {
         "look-ahead": lambda e: e._by(acquisitions.ProbabilityLookAhead, e._reference()),
         "information": lambda e: e._by(acquisitions.Information),
     },
+    "prefer": {"best": lambda e: e._by(ExpectedBest), "information": lambda e: e._by(PairInformation)},
     "real": {"improvement": lambda e: e._gain()},
 }
 INFORMATION_SOUGHT: dict[str, Worth] = {
     "threshold": ACQUISITIONS["threshold"]["entropy"],
     "maximise": ACQUISITIONS["maximise"]["maximum-information"],
     "learn": ACQUISITIONS["learn"]["information"],
+    "prefer": ACQUISITIONS["prefer"]["information"],
 }
 
 

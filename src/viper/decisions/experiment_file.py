@@ -31,6 +31,7 @@ from viper.data.schema import (
     or_none,
 )
 from viper.decisions.inputs import ChoiceInput, Inputs, Linear, NumberInput
+from viper.decisions.preferences import ANSWERS
 from viper.errors import StorageError, shown
 from viper.models.saving import State
 
@@ -67,7 +68,7 @@ EXPERIMENT_TENSORS: dict[str, Numbers] = {
 
 
 def pack_experiment(experiment: Any) -> State:
-    inputs = experiment.inputs
+    inputs = experiment.items
     metadata = {
         "options": {
             "goal": experiment.goal,
@@ -124,8 +125,9 @@ def unpack_experiment(cls: Any, state: State, objects: dict[str, Any]) -> Any:
     tensors = {name: x.numpy().copy() for name, x in state.tensors.items()}
     experiment._x, experiment._y, experiment._pending = (tensors[name] for name in ("x", "y", "pending"))
     check_points(experiment.inputs, experiment._x, experiment._pending)
-    if experiment.outcome == "binary" and not np.isin(experiment._y, (0.0, 1.0)).all():
-        raise StorageError("answers must be 0 or 1; got others.")
+    known = tuple(ANSWERS.values()) if experiment.goal == "prefer" else (0.0, 1.0)
+    if experiment.outcome == "binary" and not np.isin(experiment._y, known).all():
+        raise StorageError(f"answers must be one of {known}; got others.")
     experiment._asked = metadata["asked"]
     return experiment
 
@@ -162,5 +164,7 @@ def check_experiment(layouts: Mapping[str, Layout], metadata: dict[str, Any]) ->
     for one in metadata["constraints"]:
         if one is not None and len(one["weights"]) != len(inputs):
             raise StorageError(f"a constraint must have {len(inputs)} weights; got {len(one['weights'])}.")
-    check_layouts(EXPERIMENT_TENSORS, layouts, {"d": len(inputs)})
+    check_layouts(
+        EXPERIMENT_TENSORS, layouts, {"d": len(inputs) * (2 if metadata["options"]["goal"] == "prefer" else 1)}
+    )
     return EXPERIMENT_TENSORS

@@ -17,6 +17,7 @@ from torch import Tensor
 from viper.errors import shown
 from viper.inference.classes.posterior import StarPosterior
 from viper.inference.classes.sums import EXACT_CLASSES
+from viper.inference.mixture.posterior import count_gaussians
 from viper.inference.posterior import Full, Posterior, latent, moved
 from viper.inference.rows import Block
 from viper.models.prediction import check_model
@@ -50,8 +51,8 @@ def suggest(model: Any, X: Any, n: int = 10, *, offset: Any = None, alone: bool 
     alone : bool, default False
         Rank every row for itself. Otherwise each row is chosen for what it tells beyond those before it, so that a
         batch does not ask the same question twice; where there are more than 5,000 rows, among the 5,000 best. Models
-        of levels in order, of groups and of several labels, and Gaussian processes of more than two classes, rank each
-        row for itself.
+        of levels in order, of groups, of several labels or components, and Gaussian processes of more than two classes,
+        rank each row for itself.
 
     Returns
     -------
@@ -79,8 +80,9 @@ def numbered_rows(X: Any, rows: np.ndarray) -> Any:
 
 def knows_joint_rows(model: Any) -> bool:
     """Whether the model says how f varies between rows together."""
-    several = getattr(model, "multilabel_", False) or (model._kind == "gp" and model.multiclass_)
-    return hasattr(model, "_joint") and not several and not hasattr(model, "factors_")
+    several = getattr(model, "multilabel_", False) or (model._kind in ("gp", "ordinal") and model.multiclass_)
+    mixture = count_gaussians(model.posterior_) > 1
+    return hasattr(model, "_joint") and not several and not mixture and not hasattr(model, "factors_")
 
 
 def joint_block(model: Any, X: Any, offset: Any) -> tuple[Block, Posterior | StarPosterior]:

@@ -73,7 +73,7 @@ class Learned(NamedTuple):
         return self.y if self.classes is None else np.asarray(self.y == self.classes[1], dtype=bool)
 
     def labels_for(self, model: Any) -> np.ndarray:
-        """Return the labels as the model takes them: y itself, if it is told the order of the levels."""
+        """Return the labels as the model takes them: y itself, if it knows the order of the levels."""
         return self.y if getattr(model, "categories", None) is not None else self.labels
 
     def with_rules(self, unseen: str, beyond: str) -> "Learned":
@@ -163,25 +163,14 @@ def learn_formula(
     text = [name for name in columns[1:] if name in {*categories}]
     parsed = parse_formula(parsed.formula, [*columns, *parsed.grouping], text)
     numbers = {*parsed.plain, *(column for name, column in parsed.variables.items() if name[0] in "nd")}
-    levels = {
-        column: reference_first(levels_of(frame[column], MOST_LEVELS), parsed.reference.get(column), column)
-        for name, column in parsed.variables.items()
-        if name.startswith("c")
-    }
-    check_levels_occur_again(frame, levels)
+    levels = levels_by_column(frame, parsed)
     y = target_labels(frame[parsed.target])
     classes = ordered_classes(frame[parsed.target], y, positive)
     values = {name: as_numbers(frame[name]) for name in columns if name in numbers}
     common = {name: python_value(frame[name].mode()[0]) for name in levels}
     if missing == "indicator":
-        added = {
-            name: missing_level(levels[name]) for name in levels if name not in numbers and frame[name].isna().any()
-        }
-        common |= added
-        levels |= {name: [*levels[name], level] for name, level in added.items()}
-        frame = frame.assign(**{name: frame[name].astype(object).fillna(level) for name, level in added.items()})
+        frame, levels, common = with_missing_levels(frame, levels, common, numbers)
     imputing = (imputing or Imputing()).check()
-    transforms: dict[str, Any] = {}
     encoding = Encoding(
         formula=parsed.formula,
         target=parsed.target,
@@ -190,7 +179,7 @@ def learn_formula(
         means={name: known_mean(x) for name, x in values.items()},
         levels=levels,
         common=common,
-        transforms=transforms,
+        transforms={},
         names=[],
         intercept=True,
         centre=[],
@@ -203,21 +192,58 @@ def learn_formula(
         sweeps=int(imputing.sweeps),
         grouping=parsed.grouping or None,
     )
-    inputs = frame[columns[1:]]
+    return learned_of(encoding, frame[columns[1:]], y, kept, classes, imputing, groups)
+
+
+def levels_by_column(frame: "pandas.DataFrame", parsed: ParsedFormula) -> dict[str, list[Any]]:
+    """Return the levels of each categorical column, the reference level first."""
+    levels = {
+        column: reference_first(levels_of(frame[column], MOST_LEVELS), parsed.reference.get(column), column)
+        for name, column in parsed.variables.items()
+        if name.startswith("c")
+    }
+    check_levels_occur_again(frame, levels)
+    return levels
+
+
+def with_missing_levels(
+    frame: "pandas.DataFrame", levels: dict[str, list[Any]], common: dict[str, Any], numbers: set[str]
+) -> tuple["pandas.DataFrame", dict[str, list[Any]], dict[str, Any]]:
+    """Return rows, levels and most common levels with a level of its own for missing values of a category."""
+    added = {name: missing_level(levels[name]) for name in levels if name not in numbers and frame[name].isna().any()}
+    filled = {name: frame[name].astype(object).fillna(level) for name, level in added.items()}
+    return (
+        frame.assign(**filled),
+        levels | {name: [*levels[name], level] for name, level in added.items()},
+        common | added,
+    )
+
+
+def learned_of(
+    encoding: Encoding,
+    inputs: "pandas.DataFrame",
+    y: np.ndarray,
+    kept: np.ndarray,
+    classes: np.ndarray | None,
+    imputing: Imputing,
+    groups: "pandas.DataFrame | None",
+) -> Learned:
+    """Apply an encoding to the rows it was learned from, and learn its transforms, centres and scales on the way."""
+    transforms: dict[str, Any] = {}
     tables: Sequence[CodedColumns] = ()
-    if missing == "multiple":
+    if encoding.missing == "multiple":
         labels = y if classes is None else y == classes[1]
         tables = complete_inputs(encoding.coded(inputs), labels, imputing)
         encoding = replace(encoding, imputation=Imputation.learn(tables))
-        raw = encoding._design(encoding.raw_columns(tables[0], frame.index), transforms)
+        raw = encoding._design(encoding.raw_columns(tables[0], inputs.index), transforms)
     else:
         raw = encoding._design(encoding._filled(inputs), transforms)
     if not len(raw.columns) and groups is None:
-        raise FormulaError(f"a formula must leave at least one term; got {formula!r:.80}, whose terms cancel.")
-    if missing == "indicator":
-        raw = with_missing_columns(raw, inputs[[name for name in values if inputs[name].isna().any()]])
-    intercept = formula_has_intercept(parsed.rest)
-    centre, scale = centre_and_scale(raw.to_numpy(), intercept, standardize)
+        raise FormulaError(f"a formula must leave at least one term; got {encoding.formula!r:.80}, whose terms cancel.")
+    if encoding.missing == "indicator":
+        raw = with_missing_columns(raw, inputs[[name for name in encoding.means if inputs[name].isna().any()]])
+    intercept = formula_has_intercept(encoding.parsed.rest)
+    centre, scale = centre_and_scale(raw.to_numpy(), intercept, encoding.standardize)
     learned = {"names": list(raw), "intercept": intercept, "centre": centre.tolist(), "scale": scale.tolist()}
     encoding = replace(encoding, **learned, transforms=decode_transforms(encode_transforms(transforms)))
     return Learned(encoding, (raw - centre) / scale, y, kept, classes, tables, imputing, groups)
@@ -484,7 +510,7 @@ class FormulaMixin:
             raise FormulaError(INTERCEPT_IN_FORMULA)
         if "standardize" in own:
             options |= {"standardize": standardize}
-        check_can_pool(cls, missing)
+        check_can_pool(cls, missing, options.get("components", 1))
         imputing = Imputing(imputations, sweeps, seed_of(options.get("random_state")), options.get("verbose", "auto"))
         learned = learn_formula(formula, data, missing, standardize and "standardize" not in own, positive, imputing)
         return fit_learned(cls, learned.with_rules(unseen, beyond), options, sample_weight, offset)
@@ -501,7 +527,7 @@ def fit_learned(
     if "fit_intercept" in estimator._get_param_names():  # type: ignore[attr-defined]
         options = options | {"fit_intercept": learned.encoding.intercept}
     rows = (kept_entries(vector, learned.kept) for vector in (sample_weight, offset))
-    check_can_pool(estimator, learned.encoding.missing)
+    check_can_pool(estimator, learned.encoding.missing, options.get("components", 1))
     check_takes_groups(estimator, learned.encoding)
     if groups := learned.encoding.parsed.groups:
         options = options | {"effects": " + ".join(map(str, groups))}
@@ -510,11 +536,16 @@ def fit_learned(
     return keep_learned(model, learned)
 
 
-def check_can_pool(estimator: type, missing: str) -> None:
+def check_can_pool(estimator: type, missing: str, components: Any = 1) -> None:
     if missing == "multiple" and not hasattr(estimator, "_pool"):
         raise FormulaError(
             f"missing='multiple' pools the posteriors of coefficients, so it belongs to logistic regression; got "
             f"{estimator.__name__}. Choose missing='indicator' or missing='mean'."
+        )
+    if missing == "multiple" and components != 1:
+        raise FormulaError(
+            f"missing='multiple' pools Gaussian posteriors; got components={components!r}. Choose missing='indicator' "
+            "or missing='mean', or components=1."
         )
 
 

@@ -27,7 +27,7 @@ from gpytorch.kernels import Kernel
 from torch import Tensor
 
 from viper.gp.average import Averaged, Component
-from viper.gp.kernels import NoKernel, covariance, stationary_shape, variances, weight_columns
+from viper.gp.kernels import LEAST_SQUARE, NoKernel, PairKernel, covariance, stationary_shape, variances, weight_columns
 from viper.gp.model import Features, Observations, Scaler
 from viper.inference.posterior import Diagonal, Full, Posterior
 from viper.inference.rows import Block, BlockSource, Dense
@@ -36,7 +36,6 @@ from viper.softplus.limit import LEAST_PROBABILITY, mean_of_same_probability
 
 MOST_POINTS = 200  # added to the inducing points
 LEAST_LEFT = 1e-8  # of the mean prior variance: what is left is explained
-LEAST_SQUARE = 1e-30  # squared distance, so that Matern kernels have a derivative at 0
 
 
 class JointFeatures:
@@ -188,7 +187,7 @@ class LatentProcess:
         """Covariances of each q rows that follow each other: n/q × q × q."""
         if q == 1:
             return self.variance(rows)[:, None, None]
-        roots, explained, scale, x = (part.reshape(-1, q, *part.shape[1:]) for part in rows[1:])
+        roots, explained, scale, x = (part.reshape(len(part) // q, q, *part.shape[1:]) for part in rows[1:])
         K = batch_covariance(self.parts[0].kernel, x)
         return roots @ roots.mT + scale[..., None] * K * scale[:, None, :] - explained @ explained.mT
 
@@ -219,4 +218,6 @@ def batch_covariance(kernel: Kernel, x: Tensor) -> Tensor:
         return kernel.outputscale * shape(square)[0]
     if isinstance(kernel, NoKernel):
         return x.new_zeros(*x.shape[:2], x.shape[1])
+    if isinstance(kernel, PairKernel) and x.shape[-1] == kernel.columns:  # items
+        return batch_covariance(kernel.of, x)
     return torch.stack([covariance(kernel, one, one) for one in x])

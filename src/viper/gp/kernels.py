@@ -26,11 +26,13 @@ KERNELS = ("rbf", "matern32", "matern52", "linear", "additive")
 MEANS = ("linear", "constant", "zero")
 PRIORS = ("default", None)
 LENGTHSCALES = ("auto", "one", "many")
+LEAST_SQUARE = 1e-30  # squared distance, so that Matern kernels have a derivative at 0
 # The default priors: median and standard deviation of the logarithm, on standardised columns
 TYPICAL_LENGTH, LENGTH_SPREAD = 1.35, 0.7  # times √p, the typical distance between rows
 TYPICAL_SCALE, SCALE_SPREAD = 3.0, 1.5  # variance of the log-odds
 TYPICAL_SLOPE, SLOPE_SPREAD = 1.0, 1.0  # over √p
 LEVEL_SCALE = 5.0  # prior sd of the common level of the log-odds
+TYPICAL_TIE, TIE_SPREAD = 0.5, 1.0  # difference of two items within which a tie is likely
 
 
 def logarithmic() -> Positive:
@@ -143,6 +145,101 @@ class UncertainMean(Mean):
         return torch.zeros_like(x[:, 0])
 
 
+class PairKernel(Kernel):
+    """Covariances of differences: a row (x, x') of 2p columns is f(x) - f(x'), a row x of p columns is f(x) itself.
+
+    With the signs σ of the items of a row, k(u, v) = Σ_i Σ_j σ_i σ_j k(u_i, v_j). Further columns are not looked at.
+    """
+
+    def __init__(self, of: Kernel, columns: int) -> None:
+        super().__init__()
+        self.of, self.columns = of, columns
+
+    @property
+    def base_kernel(self) -> Any:
+        return self.of.base_kernel
+
+    @property
+    def outputscale(self) -> Tensor:
+        return self.of.outputscale
+
+    @outputscale.setter
+    def outputscale(self, value: Tensor) -> None:
+        self.of.initialize(outputscale=value)
+
+    def matrix(self, x: Tensor, z: Tensor) -> Tensor:
+        """K_xz."""
+        u, v = pair_items(x, self.columns), pair_items(z, self.columns)
+        K = covariance(self.of, torch.cat(u), torch.cat(v))
+        K = K[: len(x)] - K[len(x) :] if len(u) == 2 else K
+        return K[:, : len(z)] - K[:, len(z) :] if len(v) == 2 else K
+
+    def diagonal_of(self, x: Tensor) -> Tensor:
+        """diag K_xx."""
+        items = pair_items(x, self.columns)
+        if len(items) == 1:
+            return variances(self.of, x)
+        return variances(self.of, items[0]) + variances(self.of, items[1]) - 2.0 * paired_covariance(self.of, *items)
+
+    def forward(self, x1: Tensor, x2: Tensor, diag: bool = False, **_: Any) -> Tensor:
+        return self.diagonal_of(x1) if diag else self.matrix(x1, x2)
+
+
+def pair_items(x: Tensor, columns: int) -> list[Tensor]:
+    """The two items of rows that are pairs, or the one of rows that are items."""
+    return [x] if x.shape[1] == columns else [x[:, :columns], x[:, columns : 2 * columns]]
+
+
+class PairMean(UncertainMean):
+    """Differences of a linear function of the items, without its level, which no comparison can tell.
+
+    With ties, a row has the sign σ in its last column, and adds the threshold as σ t.
+    """
+
+    def __init__(self, columns: int, slopes: bool, ties: float | None = None) -> None:
+        super().__init__(columns, slopes)
+        self.items = columns
+        if ties is not None:
+            start = torch.tensor(math.log(TYPICAL_TIE), dtype=torch.float64)
+            self.register_parameter("raw_tie", torch.nn.Parameter(start))
+            self.register_constraint("raw_tie", logarithmic())
+            self.register_prior("log_tie_prior", TiePrior(ties), log_tie)
+
+    @property
+    def tie(self) -> Tensor:
+        """t: at a difference of t either side of 0, an item is as likely to win as not to."""
+        return self.raw_tie_constraint.transform(self.raw_tie)
+
+    def columns(self, x: Tensor) -> Tensor:
+        if not self.slopes:
+            return x[:, :0]
+        items = pair_items(x, self.items)
+        return self.slope * (items[0] if len(items) == 1 else items[0] - items[1])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.tie * x[:, -1] if x.shape[1] == 2 * self.items + 1 else torch.zeros_like(x[:, 0])
+
+
+class TiePrior(NormalPrior):
+    """The prior of log t, and what ties of this total weight add to the likelihood beyond rows: log(1 - e^{-2t})."""
+
+    def __init__(self, weight: float) -> None:
+        super().__init__(*torch.tensor([math.log(TYPICAL_TIE), TIE_SPREAD], dtype=torch.float64))
+        self.weight = weight
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        return super().log_prob(x) + tie_constant(self.weight, x.exp())
+
+
+def tie_constant(weight: float, threshold: Tensor) -> Tensor:
+    """Σ c log(1 - e^{-2t}) over ties."""
+    return weight * torch.log(-torch.expm1(-2.0 * threshold))
+
+
+def log_tie(mean: Any) -> Tensor:
+    return mean.raw_tie
+
+
 class NoKernel(Kernel):
     """k = 0: f is the mean function alone, without inducing points."""
 
@@ -227,7 +324,7 @@ def covariance(kernel: Kernel, x: Tensor, z: Tensor) -> Tensor:
     if shape is not None:
         base = kernel.base_kernel
         return _Stationary.apply(x, z, base.lengthscale.reshape(-1), kernel.outputscale, shape)
-    if isinstance(kernel, AdditiveKernel):
+    if isinstance(kernel, AdditiveKernel | PairKernel):
         return kernel.matrix(x, z)
     if isinstance(kernel, NoKernel):
         return kernel.forward(x, z)
@@ -240,9 +337,19 @@ def variances(kernel: Kernel, x: Tensor) -> Tensor:
         return kernel.outputscale.expand(len(x))
     if isinstance(kernel, AdditiveKernel):
         return kernel.outputscales.sum().expand(len(x))
+    if isinstance(kernel, PairKernel):
+        return kernel.diagonal_of(x)
     if isinstance(kernel, NoKernel):
         return kernel.forward(x, x, diag=True)
     return kernel(x, diag=True)
+
+
+def paired_covariance(kernel: Kernel, x: Tensor, z: Tensor) -> Tensor:
+    """k(x_i, z_i) of each row i."""
+    if (shape := stationary_shape(kernel)) is not None:
+        square = ((x - z) / kernel.base_kernel.lengthscale).square().sum(1)
+        return kernel.outputscale * shape(square.clamp(min=LEAST_SQUARE))[0]
+    return kernel(x, z, diag=True)
 
 
 Shape = Callable[[Tensor], tuple[Tensor, Tensor]]

@@ -28,7 +28,8 @@ from torch import Tensor
 
 from viper.inference.classes.importance import ClassWeighedFit
 from viper.inference.groups.weighing import GroupWeighedFit
-from viper.inference.posterior import Posterior, latent, prior_log_density
+from viper.inference.mixture.posterior import GaussianMixture, count_gaussians
+from viper.inference.posterior import Posterior, latent, noise_shape, prior_log_density
 from viper.inference.problem import Prior
 from viper.inference.rows import Block, RowSource, reported_sum
 from viper.softplus.limit import fast_limit, limit
@@ -62,6 +63,7 @@ class Diagnosis:
     covariance: str = "full"  # the family of q
     residual_cost: float | None = None
     several: bool = False  # whether there are more than two classes
+    components: int = 1  # Gaussians that q is a mixture of
 
     def about(self, elbo: float) -> "Diagnosis":
         """The same verdict beside another ELBO."""
@@ -87,22 +89,22 @@ class Diagnosis:
 
     @property
     def _verdict_on_gaussian(self) -> str:
+        what, exact = "The Gaussian posterior", "the exact one"
+        if self.components > 1:
+            what, exact = f"The mixture of {self.components} Gaussians", "the exact posterior"
         if self.k_hat < 0.5:
-            return "The Gaussian posterior is close to the exact one; use it as it is."
+            return f"{what} is close to {exact}; use it as it is."
         if self.close:
             return (
-                "The Gaussian posterior is close to the exact one, since the weights of its draws are nearly equal; "
+                f"{what} is close to {exact}, since the weights of its draws are nearly equal; "
                 f"use it as it is.{'' if self.reliable else ' Only far quantiles may differ.'}"
             )
         if self.reliable:
-            return "The Gaussian posterior is usable; corrected() removes its remaining error."
+            return f"{what} is usable; corrected() removes its remaining error."
         narrower = "a tighter prior" if self.residual_cost is None else "a prior for smaller output scales"
         prefer = narrower if self.covariance == "full" else f"covariance='full' and {narrower}"
         other = "hold rows out" if self.several else "compare with viper.reference.sample_posterior(model)"
-        return (
-            "The Gaussian posterior is not close enough for importance weights to certify it. "
-            f"Prefer {prefer}, or {other}."
-        )
+        return f"{what} is not close enough for importance weights to certify it. Prefer {prefer}, or {other}."
 
     @property
     def _remark_on_inducing(self) -> str:
@@ -149,7 +151,7 @@ class WeightedDraws:
 class WeighedFit(NamedTuple):
     """A posterior q with the prior and the rows that it was fitted to."""
 
-    posterior: Posterior
+    posterior: Posterior | GaussianMixture
     prior: Prior
     source: RowSource
     sparse: bool = False  # whether the rows have a residual variance, which inducing points leave unexplained
@@ -159,7 +161,7 @@ class WeighedFit(NamedTuple):
     ) -> tuple[Tensor, Tensor, float]:
         """Return draws from q, log p(y|β)p(β)/q(β) without its mean, and that mean's log: the log evidence."""
         device = self.posterior.mean.device
-        noise = torch.from_numpy(generator.standard_normal((count, self.source.dimension))).to(device)
+        noise = torch.from_numpy(generator.standard_normal((count, *noise_shape(self.posterior)))).to(device)
         draws = self.posterior.draw(noise)
         log_joint = log_likelihood(self.source, draws, report) + prior_log_density(self.prior, draws)
         log_ratio = (log_joint - self.posterior.log_density(noise)).cpu()
@@ -201,6 +203,7 @@ def weigh(
         covariance=covariance,
         residual_cost=residual_cost(fits[0].source, cast(Posterior, posterior)) if fits[0].sparse else None,
         several=isinstance(fits[0], ClassWeighedFit),
+        components=count_gaussians(posterior),
     )
     return WeightedDraws(draws, weights), diagnosis
 

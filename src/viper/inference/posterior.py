@@ -13,13 +13,12 @@ import torch
 from torch import Tensor
 
 from viper.inference.classes.posterior import StarPosterior
-from viper.inference.classes.star import Star
+from viper.inference.mixture.posterior import GaussianMixture
 from viper.inference.ordinal.posterior import OrdinalPosterior
-from viper.inference.problem import Prior
+from viper.inference.problem import LOG_2PI, Prior
 from viper.inference.rows import Block, Matrix, RowSource
 from viper.softplus.pointwise import Formula
 
-LOG_2PI = math.log(2.0 * math.pi)
 LEAST_OUTSIDE = 1e-2  # of a coefficient's prior variance: where less is left, a difference loses digits
 LEAST_SPREAD = 1e-6  # of the prior τ² of a row, likewise
 
@@ -166,6 +165,18 @@ class LowRank:
 Posterior = Full | Diagonal | LowRank
 
 
+def square_factor(posterior: Posterior) -> Tensor:
+    """F with Σ = FFᵀ, d × d: of the low-rank shape D(I + Q(F - I)Qᵀ), as Q is orthonormal."""
+    if isinstance(posterior, Full):
+        return posterior.factor
+    assert isinstance(posterior, LowRank)
+    inner = posterior.inner_factor.clone()
+    inner.diagonal().sub_(1.0)
+    whole = posterior.basis @ inner @ posterior.basis.T
+    whole.diagonal().add_(1.0)
+    return posterior.prior_sd[:, None] * whole
+
+
 @dataclass(frozen=True)
 class Several:
     """Independent Gaussians, one for each column of y. Rows have a column of ϑ and of τ² for each."""
@@ -192,7 +203,7 @@ class Several:
         return torch.stack(means, 1), torch.stack(variances, 1)
 
 
-Moved = TypeVar("Moved", bound=Posterior | Several | StarPosterior | OrdinalPosterior | Prior | Star)
+Moved = TypeVar("Moved")  # a Gaussian or a mixture of them, whose fields are tensors
 
 
 def moved(value: Moved, device: torch.device | str) -> Moved:
@@ -216,9 +227,21 @@ def prior_log_density(prior: Prior, draws: Tensor) -> Tensor:
     return 0.5 * (prior.log_determinant - quadratic - draws.shape[1] * LOG_2PI)
 
 
-def latent(block: Block, posterior: Posterior | Several | StarPosterior | OrdinalPosterior) -> tuple[Tensor, Tensor]:
+def noise_shape(posterior: Any) -> tuple[int, ...]:
+    """The shape of the standard normal noise of a draw."""
+    return tuple(getattr(posterior, "noise_shape", posterior.mean.shape))
+
+
+def latent_shape(posterior: Any) -> tuple[int, ...]:
+    """The shape of ϑ, and of τ², of a row."""
+    return tuple(getattr(posterior, "latent_shape", posterior.mean.shape[:-1]))
+
+
+def latent(
+    block: Block, posterior: Posterior | Several | StarPosterior | OrdinalPosterior | GaussianMixture
+) -> tuple[Tensor, Tensor]:
     """ϑ and τ² of the rows of a block."""
-    if isinstance(posterior, Several | StarPosterior | OrdinalPosterior):
+    if isinstance(posterior, Several | StarPosterior | OrdinalPosterior | GaussianMixture):
         return posterior.latent(block)
     theta = block.design.project(posterior.mean)
     tau2 = posterior.spread(block.design).clamp(min=0.0)
@@ -228,13 +251,17 @@ def latent(block: Block, posterior: Posterior | Several | StarPosterior | Ordina
     )
 
 
-def expected_log_likelihood(source: RowSource, posterior: Posterior | StarPosterior, moments: Formula) -> float:
+def expected_log_likelihood(
+    source: RowSource, posterior: Posterior | StarPosterior | GaussianMixture, moments: Formula
+) -> float:
     """Σ_i c_i E_q[log p(y_i | f_i)] = Σ_i c_i (y_i ϑ_i - η(ϑ_i, τ_i²))."""
     return float(source.reduce(partial(block_expected_log_likelihood, posterior=posterior, moments=moments))[0])
 
 
-def block_expected_log_likelihood(block: Block, posterior: Posterior | StarPosterior, moments: Formula) -> list[Tensor]:
-    if isinstance(posterior, StarPosterior):
+def block_expected_log_likelihood(
+    block: Block, posterior: Posterior | StarPosterior | GaussianMixture, moments: Formula
+) -> list[Tensor]:
+    if isinstance(posterior, StarPosterior | GaussianMixture):
         terms = posterior.expected_log_likelihoods(block)
     else:
         theta, tau2 = latent(block, posterior)
@@ -242,14 +269,14 @@ def block_expected_log_likelihood(block: Block, posterior: Posterior | StarPoste
     return [terms.sum() if block.weight is None else block.weight @ terms]
 
 
-def accuracy(source: RowSource, posterior: Posterior | Several | StarPosterior) -> float:
+def accuracy(source: RowSource, posterior: Posterior | Several | StarPosterior | GaussianMixture) -> float:
     """Return the (weighted) share of rows whose class, or whose labels, are predicted correctly."""
     correct, total = source.reduce(partial(block_accuracy, posterior=posterior))
     return float(correct / total)
 
 
-def block_accuracy(block: Block, posterior: Posterior | Several | StarPosterior) -> list[Tensor]:
-    if isinstance(posterior, StarPosterior):
+def block_accuracy(block: Block, posterior: Posterior | Several | StarPosterior | GaussianMixture) -> list[Tensor]:
+    if isinstance(posterior, StarPosterior | GaussianMixture):
         correct = posterior.correct(block)
     else:
         correct = (latent(block, posterior)[0] > 0) == (block.label > 0.5)

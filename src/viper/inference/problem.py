@@ -16,6 +16,7 @@ from viper.inference.rows import RowSource
 from viper.inference.sums import Sums, sums
 from viper.softplus.pointwise import Bound
 
+LOG_2PI = math.log(2.0 * math.pi)
 MANY_ROWS, MANY_COLUMNS = 5_000, 16  # from here on, float32 saves more than the conversion costs
 SMALL = 64  # dimension up to which the overhead of a call to torch exceeds the work
 LARGEST_MIXED = 5000  # dimension up to which steps of the full family are mixed; what is remembered takes 2 GB there

@@ -17,7 +17,7 @@ from typing import Any, Literal, Protocol, TypeVar
 import numpy as np
 import scipy.sparse
 import torch
-from scipy.linalg.blas import dtrmm
+from scipy.linalg.blas import dtrmm, strmm
 from torch import Tensor
 
 from viper.inference.device import SMALLEST_SAMPLE, prefetched, reduce_on_device
@@ -30,7 +30,7 @@ class Matrix(Protocol):
         """A v."""
 
     def spread(self, factor: Tensor) -> Tensor:
-        """diag(A F Fᵀ Aᵀ), or Σ_j A_ij² v_j when `factor` is a vector of variances v."""
+        """diag(A F Fᵀ Aᵀ), or `spread_apart` when `factor` is a vector of variances."""
 
     def pull(self, vector: Tensor) -> Tensor:
         """Aᵀ r."""
@@ -38,8 +38,11 @@ class Matrix(Protocol):
     def gram(self, weights: Tensor) -> Tensor:
         """Aᵀ diag(w) A."""
 
+    def spread_apart(self, variances: Tensor) -> Tensor:
+        """Σ_j A_ij² v_j, for a vector of variances or the columns of a matrix."""
+
     def gram_diagonal(self, weights: Tensor) -> Tensor:
-        """The diagonal of Aᵀ diag(w) A."""
+        """The diagonal of Aᵀ diag(w) A, for a vector of weights or the columns of a matrix."""
 
     def gram_product(self, weights: Tensor, vector: Tensor) -> Tensor:
         """Aᵀ diag(w) A v, for a vector or the columns of a matrix."""
@@ -85,25 +88,28 @@ class Dense:
 
     def spread(self, factor: Tensor) -> Tensor:
         if factor.ndim == 1:
-            return torch.cat([part.squared().project(factor) for part in self.parts()])
+            return self.spread_apart(factor)
         if self.is_large(factor) and not bool(factor.tril(-1).any()):
             return self.triangular_spread(factor)
         return torch.linalg.vector_norm(self.project(factor.to(self.matrix)), dim=1).square_().to(factor)
 
+    def spread_apart(self, variances: Tensor) -> Tensor:
+        return torch.cat([part.squared().project(variances) for part in self.parts()])
+
     def triangular_spread(self, factor: Tensor) -> Tensor:
         """diag(A F Fᵀ Aᵀ) for an upper triangular F, in half the operations."""
-        X, F = self.matrix.numpy(), factor.numpy()
-        width = X.shape[1]
-        inner = dtrmm(1.0, F[:width, :width].T, X.T, lower=1)  # FᵀXᵀ
+        X, F = self.matrix.numpy(), factor.to(self.matrix).numpy()
+        width, multiply = X.shape[1], dtrmm if self.matrix.dtype == torch.float64 else strmm
+        inner = multiply(1.0, F[:width, :width].T, X.T, lower=1)  # FᵀXᵀ
         total = np.einsum("ij,ij->j", inner, inner)
         if self.intercept:
             total += np.square(X @ F[:width, width] + F[width, width])
-        return torch.from_numpy(total)
+        return torch.from_numpy(total).to(factor)
 
     def is_large(self, factor: Tensor) -> bool:
         """Return whether a product with a factor of Σ is worth a call to BLAS of its own."""
-        same = self.matrix.device.type == "cpu" and self.matrix.dtype == factor.dtype == torch.float64
-        return same and len(factor) >= LEAST_TRIANGULAR and len(self.matrix) > 0
+        known = self.matrix.device.type == "cpu" and self.matrix.dtype in (torch.float32, torch.float64)
+        return known and len(factor) >= LEAST_TRIANGULAR and len(self.matrix) > 0
 
     def pull(self, vector: Tensor) -> Tensor:
         below = product(self.matrix.T, vector.to(self.matrix)).to(vector)
@@ -186,8 +192,11 @@ class Sparse:
 
     def spread(self, factor: Tensor) -> Tensor:
         if factor.ndim == 1:
-            return self.times(self.squared, factor)
+            return self.spread_apart(factor)
         return self.project(factor).square_().sum(1)
+
+    def spread_apart(self, variances: Tensor) -> Tensor:
+        return self.times(self.squared, variances)
 
     def pull(self, vector: Tensor) -> Tensor:
         return self.transposed_times(self.transposed, vector)

@@ -17,7 +17,7 @@ from viper.inference.classes.importance import class_log_likelihood, class_logit
 from viper.inference.classes.posterior import StarPosterior, star_log_density
 from viper.inference.classes.star import star_prior
 from viper.inference.importance import log_likelihood, softplus_given_draws
-from viper.inference.posterior import Posterior, prior_log_density
+from viper.inference.posterior import Posterior, noise_shape, prior_log_density
 from viper.inference.problem import Prior
 from viper.inference.rows import Block, RowSource
 from viper.models.facts import INTERCEPT
@@ -114,7 +114,7 @@ def draw_groups(
 ) -> dict[str, dict[str, Any]]:
     """Return the groups of the container."""
     count = count_draws(*shape)
-    noise = torch.from_numpy(generator.standard_normal((count, len(posterior.mean)))).to(posterior.mean.device)
+    noise = torch.from_numpy(generator.standard_normal((count, *noise_shape(posterior)))).to(posterior.mean.device)
     draws = posterior.draw(noise)
     statistics = {"log_q": posterior.log_density(noise)}
     groups: dict[str, dict[str, Any]] = {"posterior": coefficient_draws(draws, names, shape)}

@@ -243,15 +243,19 @@ class DiagnosisMixin(PredictionMixin):
         """Return independent draws from the posterior, in the container of the installed ArviZ.
 
         The groups are posterior ("coefficient" by feature, "intercept"; for a Gaussian process the whitened inducing
-        values w0, w1, … as "coefficient"), sample_stats ("lp" = log p(y, β) and "log_q" =
-        log q(β)), observed_data, and log_likelihood by row if draws × rows is at most 16 million. A model
-        loaded from a file has no training rows: pass them again, or the result holds only the posterior and "log_q".
+        values w0, w1, … as "coefficient"; for levels in order "threshold" instead of an intercept), sample_stats
+        ("lp" = log p(y, β) and "log_q" = log q(β)), observed_data, and log_likelihood by row if draws × rows is at most
+        16 million. A model loaded from a file has no training rows: pass them again, or the result holds only the
+        posterior and "log_q".
         """
         check_is_fitted(self, "posterior_")
         source = self._given_or_training_rows(X, y, sample_weight, offset)
         seed = check_random_state(self.random_state if random_state is None else random_state).randint(2**31)
-        device = "cpu" if source is None else source.device
-        shape, estimator = (chains, draws), type(self).__name__
+        return self._arviz_draws(source, (chains, draws), seed)
+
+    def _arviz_draws(self, source: RowSource | None, shape: tuple[int, int], seed: int) -> Any:
+        """Chains × draws from the posterior in ArviZ's container, with densities if there are rows."""
+        device, estimator = "cpu" if source is None else source.device, type(self).__name__
         if isinstance(self.posterior_, Several):
             fits = self.estimators_  # type: ignore[attr-defined]
             rows = [None if source is None else fit._known_weights(LabelRows(source, j)) for j, fit in enumerate(fits)]
@@ -301,6 +305,10 @@ class DiagnosisMixin(PredictionMixin):
         source = self._given_or_training_rows(X, y, sample_weight, offset)
         if source is None:
             raise ValueError(f"{what} needs the training rows; got a model without them. Pass X and y.")
+        return self._weighed_on(source)
+
+    def _weighed_on(self, source: RowSource) -> Any:
+        """The fit with its rows, on their device."""
         prior = moved(self.prior_, source.device)
         posterior: Any = moved(self.posterior_, source.device)
         if isinstance(posterior, StarPosterior):

@@ -10,7 +10,8 @@ averages, a slope a difference over a tiny step. What is known about A:
   lemma). Hence Var A = Var L + Var(A - L), of which only the second, smaller part is estimated from draws.
 - Quantiles are those of the draws, after the sampling noise of L, whose distribution is known, is removed from them.
 
-More than two classes have an average each (classes/averages.py), and the rows of tables say of which class they are.
+More than two classes, and levels in order, have an average each (classes/averages.py, ordinal/averages.py), and the
+rows of tables say of which class they are.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -44,10 +45,13 @@ from viper.formula.columns import (
 )
 from viper.inference.classes.posterior import StarPosterior
 from viper.inference.importance import SEED
-from viper.inference.posterior import Posterior, latent, moved
+from viper.inference.mixture.posterior import GaussianMixture
+from viper.inference.ordinal.posterior import OrdinalPosterior
+from viper.inference.posterior import Posterior, latent, moved, noise_shape
 from viper.inference.progress import Progress
 from viper.inference.rows import BLOCK_ROWS, Block, Dense, RowSource, scattered
 from viper.models.classes.averages import TILE, FlatStar, add_class_block
+from viper.models.ordinal.averages import LevelJoint, add_level_block
 from viper.models.prediction import half_width
 from viper.softplus.limit import limit
 
@@ -71,6 +75,7 @@ OF_CLASS = "class"  # the column of tables that says of which class an average i
 NEW_GROUP = "new"  # of a column of groups: one that was not in the fit
 
 OpenRows = Callable[[Any, Any, int], RowSource]
+AnyPosterior = Posterior | StarPosterior | OrdinalPosterior | GaussianMixture
 
 
 class EffectsMixin:
@@ -80,7 +85,7 @@ class EffectsMixin:
     verbose: Any
     random_state: Any
 
-    def _joint(self, points: Callable[[], Any]) -> tuple[OpenRows, Posterior | StarPosterior]:
+    def _joint(self, points: Callable[[], Any]) -> tuple[OpenRows, AnyPosterior]:
         """Return how to open X and offset as f = o + Aβ, in blocks of a number of rows, and the posterior of β.
 
         `points` returns some of the rows that will be opened.
@@ -395,7 +400,8 @@ class EffectStudy:
         self.rows = changeable_rows(model, X)
         count = len(self.rows)
         self.classes = model.classes_.tolist() if getattr(model, "multiclass_", False) else None
-        self.offset = read_offset(offset, count, 2 if self.classes is None else len(self.classes))
+        several = isinstance(model.posterior_, StarPosterior)
+        self.offset = read_offset(offset, count, len(model.classes_) if several else 2)
         weight = read_weights(sample_weight, count)
         self.weight = np.ones(count) if weight is None else weight.numpy()
         self.at = self.read_at({} if at is None else at)
@@ -724,9 +730,8 @@ class JointView:
         self.last_use = {side.key: k for k, side in enumerate(sides)}
         self.uses = 0
         self.open, self.posterior = study.model._joint(lambda: self.sample(sides))
-        joint = self.posterior
-        self.joint = FlatStar(joint) if isinstance(joint, StarPosterior) else joint
-        shape = study.draw_count // 2, len(self.joint.mean)
+        self.joint, self.add = joint_form(self.posterior)
+        shape = study.draw_count // 2, *noise_shape(self.joint)
         noise = torch.from_numpy(np.random.default_rng(study.seed).standard_normal(shape))
         self.draws = self.joint.draw(torch.cat([noise, -noise]))
 
@@ -788,8 +793,7 @@ class JointView:
                 at = slice(done, done + len(block.label))
                 member = torch.zeros(groups, len(block.label), dtype=torch.float64)
                 member[group[at], torch.arange(len(block.label))] = torch.from_numpy(weight[at])
-                add = add_class_block if isinstance(posterior, StarPosterior) else add_block
-                add(found, block, member.to(source.device), posterior, coefficients)
+                self.add(found, block, member.to(source.device), posterior, coefficients)
                 done = at.stop
                 self.progress.rows_done(len(block.label))
         safe = total.clamp(min=torch.finfo(torch.float64).tiny)  # groups without weight are left out of the table
@@ -837,6 +841,15 @@ class JointView:
         return np.clip(draws + even - along, draws.min(1, keepdims=True), draws.max(1, keepdims=True))
 
 
+def joint_form(posterior: AnyPosterior) -> tuple[Any, Callable[..., None]]:
+    """Return the distribution of what averages depend on as one vector, and how to add a block to averages."""
+    if isinstance(posterior, StarPosterior):
+        return FlatStar(posterior), add_class_block
+    if isinstance(posterior, OrdinalPosterior):
+        return LevelJoint(posterior), add_level_block
+    return posterior, add_mixture_block if isinstance(posterior, GaussianMixture) else add_block
+
+
 def add_block(found: Averages, block: Block, member: Tensor, posterior: Posterior, coefficients: Tensor) -> None:
     """Add the sums over the rows of a block, whose weights in each group are `member`, groups × rows."""
     _, probability, density = limit().moments(*latent(block, posterior))
@@ -847,10 +860,24 @@ def add_block(found: Averages, block: Block, member: Tensor, posterior: Posterio
     if block.residual is not None:  # independent between rows: it moves the average, but not its spread
         without = limit().moments(*latent(replace(block, residual=None), posterior))[1]
         found.draws.add_((member @ (probability - without)).cpu()[:, None])
+    add_draws(found, block, member, coefficients)
+
+
+def add_draws(found: Averages, block: Block, member: Tensor, coefficients: Tensor) -> None:
+    """Add the averages under each draw of the coefficients."""
     log_odds = block.design.project(coefficients)
     if block.offset is not None:
         log_odds += block.offset[:, None]
     found.draws.add_((member @ log_odds.sigmoid_()).cpu())
+
+
+def add_mixture_block(
+    found: Averages, block: Block, member: Tensor, posterior: GaussianMixture, coefficients: Tensor
+) -> None:
+    """The same for a mixture of Gaussians, of which Stein's lemma says nothing: L is 0, and all else is from draws."""
+    found.mean.add_((member @ (limit().moments(*latent(block, posterior))[1] @ posterior.weights)).cpu())
+    if coefficients.numel():
+        add_draws(found, block, member, coefficients)
 
 
 def direction(draws: np.ndarray, estimate: np.ndarray, sd: np.ndarray) -> np.ndarray:

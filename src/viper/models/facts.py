@@ -10,6 +10,7 @@ import numpy as np
 
 from viper.formula.columns import calendar_days, number_text
 from viper.formula.training import TrainingData
+from viper.inference.mixture.posterior import count_gaussians
 from viper.models.weighting import APART
 
 INTERCEPT = "intercept"
@@ -112,6 +113,14 @@ class ModelFacts:
     process: ProcessFacts | None = None  # None for a logistic or an ordinal regression
     ordered: bool = False  # whether the classes are levels in order
     grouped: bool = False  # whether there are effects of groups
+    components: int = 1  # Gaussians of which the posterior is a mixture
+
+    @property
+    def family(self) -> str:
+        """The variational family, in words."""
+        if self.components == 1:
+            return f"Gaussian, {self.covariance} covariance"
+        return f"mixture of {self.components} Gaussians, {self.covariance} covariances"
 
     @property
     def kind(self) -> str:
@@ -146,6 +155,7 @@ def model_facts(model: Any) -> ModelFacts:
         bound=model.bound,
         terms=model.terms,
         covariance=model.covariance,
+        components=count_gaussians(model.posterior_),
         elbo=model.elbo_,
         elbo_certified=model.elbo_bound_,
         converged=model.converged_,

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from viper.errors import ConvergenceWarning, NotFinite, shown, users_line
+from viper.formula.learn import formula_template
 from viper.inference.adam import adam
 from viper.inference.causes import sizes, what_to_do, why_not_finite
 from viper.inference.device import algebra_device
@@ -91,6 +92,24 @@ class FitOptions:
         if self.dtype == "float32":
             return FLOAT32_TOLERANCE
         return None if self.exact else BOUND_TOLERANCE
+
+
+def check_update(model: Any, forget: float) -> bool:
+    """Raise where `partial_fit` cannot go on from a model, and return whether it is the first call."""
+    if not 0.0 < forget <= 1.0:
+        raise ValueError(f"forget must lie in (0, 1]; got {forget!r}. 1 forgets nothing.")
+    first = not hasattr(model, "posterior_")
+    if first:
+        if formula_template(model) is not None:
+            raise ValueError("partial_fit needs a fitted formula; got one that is not fitted. Call fit first.")
+        model._check_options()
+    if isinstance(model.class_weight, str):
+        raise ValueError(
+            f"partial_fit needs class_weight as a dictionary; got {model.class_weight!r}. Name the classes."
+        )
+    if first and isinstance(model.prior_scale, str):
+        raise ValueError(f"partial_fit needs numbers for prior_scale; got {model.prior_scale!r}. Call fit first.")
+    return first
 
 
 def fit_posterior(

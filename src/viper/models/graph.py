@@ -17,6 +17,7 @@ from numpy.polynomial import Chebyshev, Polynomial
 
 from viper.errors import FormulaError
 from viper.formula.encoding import Encoding, evaluate_terms
+from viper.softplus.mixture_table import MIXTURES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -80,6 +81,14 @@ def log_erfc_polynomial(degree: int) -> list[np.float64]:
         return np.log(scipy.special.erfcx(2.0 / t - 2.0) / t)
 
     return list(Chebyshev.interpolate(target, degree).convert(kind=Polynomial).coef)
+
+
+def expected_tail(graph: OnnxGraph, size: str, variance: str) -> str:
+    """E[s(X)] for X ~ N(-size, variance): Σ_j p_j ½ erfc(x_j) with x_j = size/√(2(variance + σ_j²))."""
+    table = MIXTURES[-1]
+    spread = graph.add("Add", variance, np.array([table.variances]))
+    x = graph.add("Div", size, graph.add("Sqrt", graph.add("Mul", spread, 2.0)))
+    return graph.add("MatMul", erfc(graph, x), 0.5 * np.array(table.weights)[:, None])
 
 
 class FormulaGraph:

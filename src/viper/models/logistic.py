@@ -4,7 +4,6 @@ import copy
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import fields, replace
 from functools import partial
-from os import PathLike
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 import numpy as np
@@ -29,11 +28,11 @@ from viper.data.schema import (
     numbers,
     one_of,
 )
-from viper.formula.learn import FormulaMixin, by_formula, formula_template
-from viper.inference.classes.posterior import StarPosterior
+from viper.formula.learn import FormulaMixin, by_formula
+from viper.inference.mixture.posterior import GaussianMixture
 from viper.inference.newton import Iteration
 from viper.inference.ordinal.posterior import OrdinalPosterior
-from viper.inference.posterior import Posterior, moved
+from viper.inference.posterior import moved, noise_shape
 from viper.inference.problem import Prior
 from viper.inference.progress import Callbacks, as_task, tasks_of
 from viper.inference.robust import robust_posterior
@@ -60,15 +59,22 @@ from viper.models.classes.reading import SOFTMAX_READING
 from viper.models.classes.sandwich import robust_classes
 from viper.models.classes.storing import prior_from, prior_tensors, star_tensors
 from viper.models.diagnosis import LATENT_DRAWS, CorrectedPosterior, DiagnosisMixin, summary_frame, summary_of_draws
-from viper.models.effects import EffectsMixin, OpenRows
+from viper.models.effects import AnyPosterior, EffectsMixin, OpenRows
 from viper.models.facts import coefficient_names
-from viper.models.fitting import FitOptions, check_rank, fit_posterior
-from viper.models.mixture.refined import RefinedPosterior, refine_posterior
+from viper.models.fitting import FitOptions, check_rank, check_update, fit_posterior
+from viper.models.mixture.reading import mixture_reading
+from viper.models.mixture.refined import (
+    check_components,
+    check_components_option,
+    check_one_component,
+    check_small_rows,
+    refined_fit,
+)
 from viper.models.notebook import NotebookMixin
-from viper.models.onnx import export_onnx
+from viper.models.onnx import OnnxMixin
 from viper.models.pooling import pool_posteriors, spread_of_draws
 from viper.models.prediction import TWO_CLASSES, TargetReading, half_width
-from viper.models.prior import best_scales, entries_by_name, make_prior, read_scale
+from viper.models.prior import DEFAULT_SCALE, PriorMixin, best_scales, make_prior
 from viper.models.saving import POSTERIOR_FIELDS, REGRESSION_SCALARS, REGRESSION_TENSORS, State, StateMixin
 from viper.models.weighting import WEIGHTING, WEIGHTING_FIELDS, ClassWeightMixin
 from viper.softplus.bound_names import FIT_BOUNDS
@@ -76,7 +82,6 @@ from viper.softplus.bound_names import FIT_BOUNDS
 if TYPE_CHECKING:
     import pandas
 
-DEFAULT_SCALE = 1.0  # prior sd of the coefficients
 SEARCH_TOLERANCE = 1e-5  # nats, of fits with scales that are tried in a search among several classes
 DEFAULT_RANK = 16  # of the low-rank family
 
@@ -84,10 +89,12 @@ DEFAULT_RANK = 16  # of the low-rank family
 class VariationalLogisticRegression(
     FormulaMixin,
     NotebookMixin,
+    PriorMixin,
     ClassWeightMixin,
     DiagnosisMixin,
     EffectsMixin,
     StateMixin,
+    OnnxMixin,
     Callbacks,
     ClassifierMixin,
     BaseEstimator,
@@ -107,6 +114,9 @@ class VariationalLogisticRegression(
     covariance : {"full", "diagonal", "low-rank"}, default "full"
         The variational family: the paper's Q', its mean-field Q, or one between the two for many columns, whose
         precision is a diagonal plus a matrix of rank `rank`.
+    components : int, default 1
+        Number of Gaussians of which the posterior is a mixture: more than one for few rows or rare classes, where the
+        posterior is skewed. Two classes, covariance="full" and the exact bound only. See `refined`.
     rank : int, default 16
         Rank of covariance="low-rank": 0 is the diagonal family, as many as rows or columns the full one. Time and
         memory grow in proportion.
@@ -171,10 +181,11 @@ class VariationalLogisticRegression(
     covariance_ : array
         Posterior covariance of the coefficients, with the intercept last; class by class if there are more than two,
         and a matrix for each of several labels.
-    posterior_ : Full, Diagonal or LowRank
+    posterior_ : Full, Diagonal, LowRank or GaussianMixture
         The posterior, with `mean`, `variance`, `covariance()` and `draw(noise)`.
     elbo_ : float
-        The exact ELBO of the fitted posterior, whatever the bound.
+        The exact ELBO of the fitted posterior, whatever the bound; for several components a lower bound on it, see
+        `posterior_.entropy_gap()`.
     elbo_bound_ : float
         A certified lower bound on `elbo_`, and therefore on the log evidence.
     objective_ : float
@@ -242,7 +253,11 @@ class VariationalLogisticRegression(
         "missing_information": numbers("d", "cd", range=SHARES),
         "prior.loadings": numbers("db"),
     }
-    _options_before: ClassVar[Mapping[str, Any]] = {**StateMixin._options_before, "rank": DEFAULT_RANK}
+    _options_before: ClassVar[Mapping[str, Any]] = {
+        **StateMixin._options_before,
+        "rank": DEFAULT_RANK,
+        "components": 1,
+    }
 
     def __init__(
         self,
@@ -251,6 +266,7 @@ class VariationalLogisticRegression(
         terms: int | None = None,
         covariance: str = "full",
         rank: int = DEFAULT_RANK,
+        components: int = 1,
         prior_mean: Any = 0.0,
         prior_scale: Any = DEFAULT_SCALE,
         intercept_scale: float = 10.0,
@@ -273,6 +289,7 @@ class VariationalLogisticRegression(
         self.terms = terms
         self.covariance = covariance
         self.rank = rank
+        self.components = components
         self.prior_mean = prior_mean
         self.prior_scale = prior_scale
         self.intercept_scale = intercept_scale
@@ -324,6 +341,11 @@ class VariationalLogisticRegression(
         self.classes_, source = open_labelled_rows(
             self, X, y, self._row_format(labels=0, classes=0), sample_weight=sample_weight, offset=offset, reset=True
         )
+        if self.components > 1 and (source.traits.labels or self.multiclass_):
+            several = "several labels" if source.traits.labels else f"{len(self.classes_)}"
+            raise ValueError(f"components={self.components} is for two classes; got {several}. Use components=1.")
+        if self.components > 1:
+            check_small_rows(source)
         if not source.traits.labels:
             source = self._weighted_rows(source, complete=True)
         with resumable(self, source, checkpoint, checks.seed_of(self.random_state)) as (passes, seed):
@@ -347,6 +369,9 @@ class VariationalLogisticRegression(
             scale = self._scale()
             fit = self._fit(passes, self._prior(scale), seed)
         self.prior_scale_ = scale.numpy()
+        if self.components > 1:
+            exact, bound, _ = fit.certified()
+            fit = refined_fit(fit.posterior, fit.prior, source, self.components, fit.result, exact - bound)
         return self._keep(source, fit)
 
     def partial_fit(
@@ -369,22 +394,11 @@ class VariationalLogisticRegression(
         forget : float in (0, 1], default 1
             Factor by which the precision of the posterior so far is multiplied. Below 1, old rows lose weight.
         """
-        if not 0.0 < forget <= 1.0:
-            raise ValueError(f"forget must lie in (0, 1]; got {forget!r}. 1 forgets nothing.")
-        first = not hasattr(self, "posterior_")
-        if first:
-            if formula_template(self) is not None:
-                raise ValueError("partial_fit needs a fitted formula; got one that is not fitted. Call fit first.")
-            self._check_options()
+        check_one_component(self, "partial_fit")
+        first = check_update(self, forget)
         known = self.classes_ if not first else None if classes is None else np.asarray(classes)
         if first and known is not None and y is not None and not has_several_columns(y):
             known = checks.distinct(known)
-        if isinstance(self.class_weight, str):
-            raise ValueError(
-                f"partial_fit needs class_weight as a dictionary; got {self.class_weight!r}. Name both classes."
-            )
-        if first and isinstance(self.prior_scale, str):
-            raise ValueError(f"partial_fit needs numbers for prior_scale; got {self.prior_scale!r}. Call fit first.")
         given = {"sample_weight": sample_weight, "offset": offset, "reset": first, "classes": known}
         format = self._row_format(labels=0, classes=0) if first else self._row_format()
         self.classes_, source = open_labelled_rows(self, X, y, format, **given)
@@ -416,6 +430,7 @@ class VariationalLogisticRegression(
         checks.check_options(self, words, ("tol", "learning_rate"), ("max_iter", "batch_size"))
         check_jobs(self.n_jobs)
         check_rank(self.rank)
+        check_components_option(self)
 
     def _row_format(
         self, block_rows: int | None = None, labels: int | None = None, classes: int | None = None
@@ -425,12 +440,8 @@ class VariationalLogisticRegression(
         options = bool(self.fit_intercept), self.device, self.dtype, self.verbose
         return RowFormat(*options, True, block_rows, labels, classes)
 
-    def _scale(self) -> Tensor:
-        given = entries_by_name(self.prior_scale, "prior_scale", self._columns, DEFAULT_SCALE)
-        return read_scale(given, "prior_scale", self.n_features_in_)
-
     def _prior(self, scale: Tensor) -> Prior:
-        mean = entries_by_name(self.prior_mean, "prior_mean", self._columns, 0.0)
+        mean = self._prior_mean()
         if not self.multiclass_:
             return make_prior(mean, scale, self.intercept_scale, bool(self.fit_intercept))
         shared = make_prior(0.0, scale, self.intercept_scale, bool(self.fit_intercept))
@@ -461,6 +472,7 @@ class VariationalLogisticRegression(
     def _pool(self, fits: "list[VariationalLogisticRegression]") -> None:
         """Set the fitted attributes from fits to several completed tables, by Rubin's rules."""
         first = fits[0]
+        check_one_component(first, "missing='multiple'")
         for name in ("n_features_in_", "feature_names_in_", "classes_"):
             setattr(self, name, getattr(first, name))
         pool = pool_stars if first.multiclass_ else pool_posteriors
@@ -501,15 +513,14 @@ class VariationalLogisticRegression(
 
     @property
     def _reading(self) -> TargetReading:
+        if isinstance(posterior := getattr(self, "posterior_", None), GaussianMixture):
+            return mixture_reading(posterior)
         return LABELS_READING if self.multilabel_ else SOFTMAX_READING if self.multiclass_ else TWO_CLASSES
 
     @property
     def covariance_(self) -> np.ndarray:
         check_is_fitted(self, "posterior_")
         return self.posterior_.covariance().numpy()
-
-    def _columns(self) -> list[str]:
-        return [str(name) for name in getattr(self, "feature_names_in_", [f"x{j}" for j in range(self.n_features_in_)])]
 
     def _names(self) -> list[str]:
         return coefficient_names(self._columns(), self.fit_intercept)
@@ -519,6 +530,8 @@ class VariationalLogisticRegression(
         """Credible intervals of the coefficients, with the intercept last: d × 2."""
         check_is_fitted(self, "posterior_")
         reach = half_width(level) * self.posterior_.variance.sqrt()
+        if isinstance(self.posterior_, GaussianMixture):
+            return self.posterior_.coefficient_ends(level).numpy()
         return torch.stack([self.posterior_.mean - reach, self.posterior_.mean + reach], -1).numpy()
 
     @by_label(one_summary)
@@ -538,7 +551,9 @@ class VariationalLogisticRegression(
             raise ValueError(f"baseline is for more than two classes; got {baseline!r} and two. Leave it out.")
         mean, sd = self.posterior_.mean, self.posterior_.variance.sqrt()
         low, high = torch.from_numpy(self.coefficient_interval(level)).T
-        table = summary_frame(self._names(), mean, sd, low, high, torch.special.ndtr(mean / sd), level)
+        q: Any = self.posterior_
+        positive = q.positive() if isinstance(q, GaussianMixture) else torch.special.ndtr(mean / sd)
+        table = summary_frame(self._names(), mean, sd, low, high, positive, level)
         if hasattr(self, "missing_information_"):
             table["missing_information"] = self.missing_information_
         return table
@@ -563,6 +578,7 @@ class VariationalLogisticRegression(
             To which group each row of the fit belongs. By default, each row is a group of its own.
         """
         check_is_fitted(self, "posterior_")
+        check_one_component(self, "robust")
         model = copy.copy(self)
         if X is None and hasattr(self, "_completed_fits"):
             model._pool([fit.robust(groups=groups) for fit in self._completed_fits])
@@ -584,11 +600,12 @@ class VariationalLogisticRegression(
         *,
         sample_weight: Any = None,
         offset: Any = None,
-    ) -> RefinedPosterior:
-        """Return the posterior as a mixture of Gaussians, which may be skewed: for few rows, or a rare outcome.
+    ) -> Self:
+        """Return a copy of the model whose posterior is a mixture of Gaussians: for few rows, or a rare outcome.
 
         The ELBO of the mixture is maximised, with a lower bound in place of its entropy; one component is the posterior
-        itself. Summaries and predictions are in closed form. `corrected` needs no family, but has Monte Carlo error.
+        itself. The copy is what `fit` with `components` returns: summaries and predictions are in closed form.
+        `corrected` needs no family, but has Monte Carlo error.
 
         Parameters
         ----------
@@ -597,7 +614,20 @@ class VariationalLogisticRegression(
         X, y, sample_weight, offset
             The rows of the fit. Pass them again after loading a model from a file.
         """
-        return refine_posterior(self, self._weighed_fit(X, y, sample_weight, offset, "refined"), components)
+        posterior, prior, source, _ = self._weighed_fit(X, y, sample_weight, offset, "refined")
+        check_one_component(self, "refined")
+        model = copy.copy(self)
+        model.components, model._training_rows = check_components(components), source
+        if model.components == 1:
+            return model
+        check_components_option(model)
+        error = self.elbo_ - self.elbo_bound_
+        fit = refined_fit(posterior, prior, source, model.components, None, error)
+        model.posterior_ = fit.posterior  # type: ignore[assignment]
+        model._largest_sd = None
+        model.elbo_, model.elbo_bound_, model.kl_ = fit.certified()
+        model._set_means()
+        return model
 
     def sample(self, n: int = 1, random_state: Any = None) -> np.ndarray:
         """Draw coefficients (intercept last) from the posterior: n × d.
@@ -608,7 +638,7 @@ class VariationalLogisticRegression(
         generator = check_random_state(self.random_state if random_state is None else random_state)
         if self.multilabel_:
             return np.stack([fit.sample(n, generator) for fit in self.estimators_], 1)
-        noise = torch.from_numpy(generator.standard_normal((n, *self.posterior_.mean.shape)))
+        noise = torch.from_numpy(generator.standard_normal((n, *noise_shape(self.posterior_))))
         return self.posterior_.draw(noise).numpy()
 
     average = by_label(one_table)(EffectsMixin.average)
@@ -639,7 +669,7 @@ class VariationalLogisticRegression(
     def _corrected_kind(self) -> type[CorrectedPosterior]:
         return CorrectedClasses if self.multiclass_ else CorrectedPosterior
 
-    def _joint(self, points: Callable[[], Any]) -> tuple[OpenRows, Posterior | StarPosterior]:
+    def _joint(self, points: Callable[[], Any]) -> tuple[OpenRows, AnyPosterior]:
         def opened(X: Any, offset: Any, block_rows: int) -> RowSource:
             return self._with_imputed(X, lambda rows: open_rows(self, rows, offset, self._row_format(block_rows)))
 
@@ -703,40 +733,6 @@ class VariationalLogisticRegression(
         self._restore_weighting(state.metadata)
         self.history_ = [Iteration(int(row[0]), bool(row[1]), *row[2:]) for row in tensors["history"].tolist()]
         self._set_means()
-
-    def to_onnx(
-        self,
-        path: str | PathLike[str] | None = None,
-        *,
-        dtype: str = "float32",
-        level: float = 0.95,
-        overwrite: bool = False,
-    ) -> Any:
-        """Export `predict`, `predict_proba` and `predict_interval` as an ONNX model.
-
-        Its outputs are "label", "probabilities" and "interval". Its input is "X"; a model with a formula has one input
-        for each raw column, of that column's name and with shape (rows, 1): numbers, booleans, or text, where an empty
-        text is a missing value. Encoding and standardisation are inside. A row that cannot be predicted, because of a
-        new level for instance, has NaN for probabilities and interval; its label means nothing. There is no offset.
-        For more than two classes, probabilities and intervals are n × K and n × K × 2, within 1e-6 of those here.
-
-        Parameters
-        ----------
-        path : str or Path, optional
-            File to write the model to.
-        dtype : {"float32", "float64"}, default "float32"
-            Type of numbers and probabilities. The model computes in float64.
-        level : float, default 0.95
-            Probability that the interval contains the probability of the second class.
-        overwrite : bool, default False
-            Whether to replace a file that exists.
-
-        Returns
-        -------
-        onnx.ModelProto
-        """
-        check_is_fitted(self, "posterior_")
-        return export_onnx(self, path, dtype, level, overwrite)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

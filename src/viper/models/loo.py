@@ -16,6 +16,7 @@ from torch import Tensor
 from viper.inference.classes.importance import ClassWeighedFit, class_logits
 from viper.inference.classes.sums import ROUGH_CLASSES
 from viper.inference.importance import EVEN_WEIGHTS, WeighedFit, check_draw_count
+from viper.inference.ordinal.importance import OrdinalWeighedFit, weighted_log_likelihoods
 from viper.inference.rows import Block
 from viper.models.arviz import class_row_log_likelihoods, row_log_likelihoods
 from viper.softplus.limit import sigmoid_moments
@@ -70,7 +71,7 @@ class LeaveOneOut:
 
 
 def leave_one_out(
-    fit: WeighedFit | ClassWeighedFit,
+    fit: WeighedFit | ClassWeighedFit | OrdinalWeighedFit,
     count: int,
     generator: np.random.Generator,
     step: Callable[[int, int], None] = lambda done, total: None,
@@ -82,9 +83,11 @@ def leave_one_out(
         raise ValueError("loo needs rows in memory or in files; got rows on a cluster. Pass a sample of them.")
     draws, log_ratio, _ = fit.weighed(count, generator)
     correction = (log_ratio - log_ratio.max()).numpy()
-    of_block = terms_and_densities
+    of_block: Callable[..., tuple[Tensor, Tensor]] = terms_and_densities
     if isinstance(fit, ClassWeighedFit):
         draws, of_block = draws.unflatten(1, fit.posterior.mean.shape), class_terms_and_densities
+    if isinstance(fit, OrdinalWeighedFit):
+        of_block = partial(level_terms_and_densities, width=len(fit.posterior.mean))
     parts = []
     done = 0
     for terms, densities in source.map(partial(of_block, draws=draws.to(source.device))):
@@ -126,6 +129,12 @@ def class_terms_and_densities(block: Block, draws: Tensor) -> tuple[Tensor, Tens
     p = ROUGH_CLASSES(f.flatten(0, 1), spread.flatten(0, 1))[1].reshape(f.shape)
     density = p.gather(2, block.label.long()[:, None, None].expand(-1, len(draws), 1))[..., 0].log().T
     return terms, density if block.weight is None else density * block.weight
+
+
+def level_terms_and_densities(block: Block, draws: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """The same of levels in order."""
+    terms = weighted_log_likelihoods(block, draws, width)
+    return terms, terms
 
 
 def weighted_rows(terms: Tensor, log_density: Tensor, correction: np.ndarray) -> tuple[np.ndarray, ...]:

@@ -2,24 +2,68 @@
 
 The graph computes ϑ = μᵀx and τ² = xᵀΣx in double precision and E[s(f)] = Σ_j p_j Φ(ϑ/√(τ² + σ_j²)), with the logistic
 function as a mixture of normals. The errors of the mixture and of erfc add up to less than 2e-11, whatever ϑ and τ.
-More than two classes need an integral for each row: see classes/softmax_graph.py.
+More than two classes need an integral for each row (classes/softmax_graph.py), intervals of levels in order one for
+each level (ordinal/level_graph.py).
 """
 
 from os import PathLike
 from typing import Any, NamedTuple
 
 import numpy as np
+from sklearn.utils.validation import check_is_fitted
 
 from viper.data import checks, model_file
+from viper.inference.ordinal.posterior import OrdinalPosterior
 from viper.inference.posterior import Diagonal, Full, LowRank, Posterior
 from viper.models.classes.contrasts import ContrastGaussian, to_independent
 from viper.models.classes.softmax_graph import softmax_nodes
-from viper.models.graph import FormulaGraph, OnnxGraph, erfc
+from viper.models.graph import FormulaGraph, OnnxGraph, expected_tail
+from viper.models.mixture.refined import check_one_component
+from viper.models.ordinal.level_graph import level_nodes
 from viper.models.prediction import half_width
-from viper.softplus.mixture_table import MIXTURES
 
 OPSET, ML_OPSET, IR_VERSION = 17, 2, 8  # released by 2022, so every runtime in use reads them
 LARGEST_FILE = (1 << 31) - (1 << 20)  # bytes; a protobuf message holds at most 2 GB
+
+
+class OnnxMixin:
+    """Regressions that can be exported as ONNX graphs."""
+
+    def to_onnx(
+        self,
+        path: str | PathLike[str] | None = None,
+        *,
+        dtype: str = "float32",
+        level: float = 0.95,
+        overwrite: bool = False,
+    ) -> Any:
+        """Export `predict`, `predict_proba` and `predict_interval` as an ONNX model.
+
+        Its outputs are "label", "probabilities" and "interval". Its input is "X"; a model with a formula has one input
+        for each raw column, of that column's name and with shape (rows, 1): numbers, booleans, or text, where an empty
+        text is a missing value. Encoding and standardisation are inside. A row that cannot be predicted, because of a
+        new level for instance, has NaN for probabilities and interval; its label means nothing. There is no offset.
+        For more than two classes, or levels, probabilities and intervals are n × K and n × K × 2, within 1e-6 of those
+        here.
+
+        Parameters
+        ----------
+        path : str or Path, optional
+            File to write the model to.
+        dtype : {"float32", "float64"}, default "float32"
+            Type of numbers and probabilities. The model computes in float64.
+        level : float, default 0.95
+            Probability that the interval contains the probability of the second class.
+        overwrite : bool, default False
+            Whether to replace a file that exists.
+
+        Returns
+        -------
+        onnx.ModelProto
+        """
+        check_is_fitted(self, "posterior_")
+        check_one_component(self, "to_onnx")
+        return export_onnx(self, path, dtype, level, overwrite)
 
 
 def export_onnx(model: Any, path: str | PathLike[str] | None, dtype: str, level: float, overwrite: bool) -> Any:
@@ -42,13 +86,21 @@ def export_onnx(model: Any, path: str | PathLike[str] | None, dtype: str, level:
         X = graph.add("Cast", graph.input("X", real, model.n_features_in_), to=onnx.TensorProto.DOUBLE)
     else:
         X = FormulaGraph(graph, encoding, real).columns()
-    add_outputs = labels_graph if model.multilabel_ else softmax_graph if model.multiclass_ else prediction_graph
-    add_outputs(graph, X, model, real, reach)
+    graph_of_outputs(model)(graph, X, model, real, reach)
     proto = build_proto(graph, model, dtype, level)
     onnx.checker.check_model(proto)
     if path is not None:
         model_file.write_bytes(path, proto.SerializeToString(), overwrite)
     return proto
+
+
+def graph_of_outputs(model: Any) -> Any:
+    """The function that adds the nodes from X to the outputs, for this kind of target."""
+    if getattr(model, "multilabel_", False):
+        return labels_graph
+    if not model.multiclass_:
+        return prediction_graph
+    return ordinal_graph if isinstance(model.posterior_, OrdinalPosterior) else softmax_graph
 
 
 def build_proto(graph: OnnxGraph, model: Any, dtype: str, level: float) -> Any:
@@ -57,15 +109,16 @@ def build_proto(graph: OnnxGraph, model: Any, dtype: str, level: float) -> Any:
     labels = helper.np_dtype_to_tensor_dtype(np.asarray(exported_labels(model.classes_)).dtype)
     outputs = {"label": (labels, [None]), "probabilities": (real, [None, 2]), "interval": (real, [None, 2])}
     what = "of the two classes, and the interval that contains the second one"
-    if model.multilabel_ or model.multiclass_:
-        count, kind = len(model.classes_), "labels" if model.multilabel_ else "classes"
+    several = getattr(model, "multilabel_", False)
+    if several or model.multiclass_:
+        count, kind = len(model.classes_), "labels" if several else "classes"
         what = f"of the {kind}, and the intervals that contain each of them"
         outputs |= {"probabilities": (real, [None, count]), "interval": (real, [None, count, 2])}
-    if model.multilabel_:
+    if several:
         outputs["label"] = types.INT64, [None, count]
     whole = helper.make_graph(
         graph.nodes,
-        "VariationalLogisticRegression",
+        type(model).__name__,
         graph.inputs,
         [helper.make_tensor_value_info(name, *shape) for name, shape in outputs.items()],
         graph.constants,
@@ -135,6 +188,18 @@ def softmax_graph(graph: OnnxGraph, X: str, model: Any, real: int, reach: float)
     graph.add("Gather", exported_labels(model.classes_), index, name="label")
 
 
+def ordinal_graph(graph: OnnxGraph, X: str, model: Any, real: int, reach: float) -> None:
+    """Add the nodes from X to the outputs for levels in order, a column for each."""
+    q = model.posterior_
+    score, loading = (affine(graph, X, x.numpy(), True) for x in (q.mean[:, None], q.moving))
+    tau2 = latent_variance(graph, X, Full(q.mean, q.factor), True)
+    probabilities, interval = level_nodes(graph, score, loading, tau2, q, reach)
+    graph.add("Cast", probabilities, name="probabilities", to=real)
+    graph.add("Cast", interval, name="interval", to=real)
+    index = graph.add("ArgMax", probabilities, axis=1, keepdims=0)
+    graph.add("Gather", exported_labels(model.classes_), index, name="label")
+
+
 def latent_nodes(graph: OnnxGraph, X: str, model: Any, reach: float) -> LatentNodes:
     mean = model.posterior_.mean.numpy()[:, None]
     theta = affine(graph, X, mean, model.fit_intercept)
@@ -165,7 +230,7 @@ def latent_variance(graph: OnnxGraph, X: str, posterior: Posterior, intercept: b
         """Σ_j v_j x_j²."""
         return affine(graph, graph.add("Mul", X, X), variances.numpy()[:, None], intercept)
 
-    if isinstance(posterior, Full):
+    if isinstance(posterior, Full | OrdinalPosterior):
         return length(posterior.factor)
     if isinstance(posterior, Diagonal):
         return weighted(posterior.variance)
@@ -174,11 +239,3 @@ def latent_variance(graph: OnnxGraph, X: str, posterior: Posterior, intercept: b
     sd = posterior.outside_sd
     outside = graph.add("Relu", graph.add("Sub", weighted(sd.square()), length(sd[:, None] * posterior.basis)))
     return graph.add("Add", outside, length(scaled @ posterior.inner_factor))
-
-
-def expected_tail(graph: OnnxGraph, size: str, variance: str) -> str:
-    """E[s(X)] for X ~ N(-size, variance): Σ_j p_j ½ erfc(x_j) with x_j = size/√(2(variance + σ_j²))."""
-    table = MIXTURES[-1]
-    spread = graph.add("Add", variance, np.array([table.variances]))
-    x = graph.add("Div", size, graph.add("Sqrt", graph.add("Mul", spread, 2.0)))
-    return graph.add("MatMul", erfc(graph, x), 0.5 * np.array(table.weights)[:, None])

@@ -20,7 +20,7 @@ from viper.data import writing
 from viper.data.open import is_kept_elsewhere
 from viper.formula.encoding import Encoding
 from viper.formula.screening import MARGIN, Remark, Screened, among_all, has_extreme_number, row_notes, screen_rows
-from viper.inference.posterior import Posterior, accuracy, expected_log_likelihood, latent, moved
+from viper.inference.posterior import Posterior, accuracy, expected_log_likelihood, latent, latent_shape, moved
 from viper.inference.rows import Block, RowSource
 from viper.softplus.expectation import expected_sigmoid
 from viper.softplus.information import answer_information
@@ -51,6 +51,15 @@ class Predictions(NamedTuple):
         ends = torch.sigmoid(mean - z * sd), torch.sigmoid(mean + z * sd)
         return cls(*(x.cpu().numpy() for x in (mean, sd, *expected_sigmoid(mean, variance), *ends)))
 
+    @classmethod
+    def from_reading(cls, reading: "TargetReading", mean: Tensor, variance: Tensor, z: float) -> "Predictions":
+        """From what a reading for two classes takes, which may be several ϑ and τ² for a row."""
+        if reading is TWO_CLASSES:
+            return cls.from_latent(mean, variance, z)
+        p, ends = reading.probabilities(mean, variance), reading.intervals(mean, variance, z=z)
+        latent, latent_sd = reading.latent(mean, variance).T
+        return cls(latent, latent_sd, p[:, 1], reading.sds(mean, variance), ends[:, 0], ends[:, 1])
+
     @property
     def width(self) -> np.ndarray:
         return self.upper - self.lower
@@ -77,6 +86,7 @@ class TargetReading(NamedTuple):
     chosen: Callable[..., np.ndarray]
     table: Callable[..., dict[str, np.ndarray]]  # the columns that are written to files
     information: Callable[[Tensor, Tensor], np.ndarray]  # of the target about f, in nats
+    latent: Callable[[Tensor, Tensor], np.ndarray]  # mean and standard deviation of f
 
 
 def predictions(model: Any, X: Any, level: float = 0.95, offset: Any = None) -> Predictions:
@@ -84,8 +94,10 @@ def predictions(model: Any, X: Any, level: float = 0.95, offset: Any = None) -> 
     check_model(model)
     check_one_probability(model)
     given = {} if offset is None else {"offset": offset}
-    mean, sd = (torch.from_numpy(np.array(x, dtype=float)) for x in model.predict_latent(X, **given))
-    return Predictions.from_latent(mean, sd.square(), half_width(level))
+    read = getattr(model, "_read_latent", model.predict_latent)
+    mean, sd = (torch.from_numpy(np.array(x, dtype=float)) for x in read(X, **given))
+    reading = getattr(model, "_reading", TWO_CLASSES)
+    return Predictions.from_reading(reading, mean, sd.square(), half_width(level))
 
 
 # --- rows of a table, each with its distance from the training data ---
@@ -257,7 +269,7 @@ class PredictionMixin:
     @property
     def _latent_shape(self) -> tuple[int, ...]:
         """The shape of what `_read_latent` returns for a row."""
-        return tuple(self.posterior_.mean.shape[:-1])
+        return latent_shape(self.posterior_)
 
     @property
     def _predictive(self) -> Posterior:
@@ -287,12 +299,15 @@ class PredictionMixin:
 
         For probabilities, see `predict_proba` and `predict_std`.
         """
-        pair = self._predict(X, offset, means_and_sds)
+        pair = self._predict(X, offset, self._reading.latent)
         return pair[..., 0], pair[..., 1]
 
-    def _read_latent(self, X: Any, offset: Any) -> tuple[np.ndarray, np.ndarray]:
+    def _read_latent(self, X: Any, offset: Any = None) -> tuple[np.ndarray, np.ndarray]:
         """The means and standard deviations that `_reading` takes."""
-        return self.predict_latent(X, offset)
+        if self._reading.latent is means_and_sds:
+            return self.predict_latent(X, offset)
+        pair = self._predict(X, offset, means_and_sds)
+        return pair[..., 0], pair[..., 1]
 
     def predict_proba(self, X: Any, offset: Any = None) -> np.ndarray:
         """Posterior-averaged probabilities E[s(f(x))] of the two classes, n × 2."""
@@ -467,6 +482,7 @@ TWO_CLASSES = TargetReading(
     probable_classes,
     prediction_table,
     label_information,
+    means_and_sds,
 )
 
 

@@ -27,7 +27,28 @@ SMALLEST_SCALE, LARGEST_SCALE = 1e-150, 1e150  # beyond, variances underflow or 
 SMALLEST_CHOSEN, LARGEST_CHOSEN = 1e-3, 1e3  # the range that is searched
 
 
+DEFAULT_SCALE = 1.0  # prior sd of the coefficients
 OTHERS = "*"  # in a dictionary by name: all columns that it does not name
+
+
+class PriorMixin:
+    """Estimators with coefficients of columns, and options `prior_mean` and `prior_scale` for them."""
+
+    prior_mean: Any
+    prior_scale: Any
+    n_features_in_: int
+
+    def _columns(self) -> list[str]:
+        known = getattr(self, "feature_names_in_", [f"x{j}" for j in range(self.n_features_in_)])
+        return [str(name) for name in known]
+
+    def _scale(self) -> Tensor:
+        """The prior sds of the coefficients, or their covariance."""
+        given = entries_by_name(self.prior_scale, "prior_scale", self._columns, DEFAULT_SCALE)
+        return read_scale(given, "prior_scale", self.n_features_in_)
+
+    def _prior_mean(self) -> Any:
+        return entries_by_name(self.prior_mean, "prior_mean", self._columns, 0.0)
 
 
 def entries_by_name(value: Any, option: str, columns: Callable[[], list[str]], default: float) -> Any:

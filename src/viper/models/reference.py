@@ -328,9 +328,9 @@ def model_of_fit(fitted: Any, given: dict[str, Any]) -> JointDensity:
     factor = np.linalg.cholesky(covariance)
     kind: type[JointDensity] = JointDensity
     if hasattr(fitted, "thresholds_"):
-        kind, gaps = OrdinalDensity, len(fitted.classes_) - 2
-        factor = scipy.linalg.block_diag(factor, float(fitted.gap_scale) * np.eye(gaps)) if gaps else factor
-        mean = np.append(mean, np.zeros(gaps))
+        kind, gaps = OrdinalDensity, fitted.gap_prior_
+        factor = np.linalg.cholesky(np.linalg.inv(gaps.joint_precision(fitted.prior_).numpy()))
+        mean = np.append(mean, gaps.mean.numpy())
     return kind(design=design, offset=offset, label=label, weight=weight, mean=mean, factor=factor)
 
 

@@ -53,10 +53,11 @@ from viper.data.schema import (
 from viper.errors import StorageError, shown
 from viper.formula.columns import python_value
 from viper.formula.encoding import ENCODING, Encoding
+from viper.inference.mixture.posterior import GaussianMixture
 from viper.inference.newton import Iteration
 from viper.inference.ordinal.posterior import OrdinalPosterior
 from viper.inference.posterior import Diagonal, Full, LowRank, Posterior
-from viper.models.classes.storing import STAR_FIELDS
+from viper.models.classes.storing import EACH_INVERTIBLE, STAR_FIELDS
 from viper.models.facts import model_card
 from viper.models.groups.storing import GROUP_FIELDS
 
@@ -66,9 +67,13 @@ ESTIMATORS = {
     "ordinal": "VariationalOrdinalRegression",
     "gp": "VariationalGPClassifier",
     "mixed": "VariationalMixedRegression",
+    "preference": "VariationalPreferenceGP",
     "bandit": "Bandit",
     "experiment": "Experiment",
 }
+WHOLE_SHARES = Range(
+    "positive shares that sum to 1", lambda x: bool((x > 0).all()) and abs(float(x.sum()) - 1.0) < 1e-9
+)
 POSTERIOR_FIELDS: dict[Any, dict[str, Numbers]] = {  # d coefficients or inducing points
     Full: {"mean": numbers("d"), "factor": numbers("dd", range=INVERTIBLE)},
     Diagonal: {"mean": numbers("d"), "variance": numbers("d", range=POSITIVE)},
@@ -81,13 +86,33 @@ POSTERIOR_FIELDS: dict[Any, dict[str, Numbers]] = {  # d coefficients or inducin
     },
 }
 POSTERIOR_FIELDS |= STAR_FIELDS
+POSTERIOR_FIELDS |= {  # j components
+    GaussianMixture: {
+        "weights": numbers("j", range=WHOLE_SHARES),
+        "means": numbers("jd"),
+        "factors": numbers("jdd", range=EACH_INVERTIBLE),
+        "guess_offsets": numbers("j"),
+        "guess_slopes": numbers("jd"),
+    }
+}
+
+
+def up_to(size: float) -> Range:
+    return Range(f"numbers of at most {size:g} in size", lambda x: bool((x.abs() <= size).all()))
+
+
+# gaps are exponentials, whose products are finite numbers up to here
+GAP_FACTOR = Range(
+    "a matrix with an inverse and entries of at most 15 in size",
+    lambda x: up_to(15.0).holds(x) and INVERTIBLE.holds(x),
+)
 ORDINAL_FIELDS: dict[Any, dict[str, Numbers]] = {  # g gaps between thresholds
     OrdinalPosterior: {
-        "mean": numbers("d"),
+        "mean": numbers("d", range=up_to(1e50)),
         "factor": numbers("dd", range=INVERTIBLE),
-        "response": numbers("dg"),
-        "log_gaps": numbers("g"),
-        "gap_factor": numbers("gg", range=INVERTIBLE),
+        "response": numbers("dg", range=up_to(1e50)),
+        "log_gaps": numbers("g", range=up_to(100.0)),
+        "gap_factor": numbers("gg", range=GAP_FACTOR),
     }
 }
 POSTERIOR_FIELDS |= ORDINAL_FIELDS

@@ -105,7 +105,7 @@ class FeatureRows(BlockSource):
 
     @property
     def traits(self) -> SourceTraits:
-        return replace(traits_on(self.device, self.rows, "stream"))
+        return traits_on(self.device, self.rows, "stream")
 
     def blocks(self) -> Iterator[Block]:
         with evaluating(self.body) as body:

@@ -15,6 +15,8 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple, Self
 
+import numpy as np
+import scipy.optimize
 import torch
 from torch import Tensor
 
@@ -282,28 +284,34 @@ class GaussianHead(GaussianLogits):
             generator = torch.Generator().manual_seed(0)
             first = torch.randn(inner.loadings.shape, generator=generator, dtype=torch.float64)
             inner.loadings.copy_(first.to(inner.mean.device) / inner.mean.shape[1] ** 0.5)
-        optimiser = torch.optim.LBFGS(
-            inner.parameters(),
-            max_iter=LOW_RANK_STEPS,
-            history_size=20,
-            tolerance_grad=0.0,
-            tolerance_change=LOW_RANK_GAIN,
-            line_search_fn="strong_wolfe",
-        )
-        sd = self.prior_sd().detach()
+        # steps in standard deviations of the mean field, in which the curvature of F is about one
+        moved = [inner.mean, inner.log_scale, inner.loadings]
+        first = torch.cat([x.detach().reshape(-1) for x in moved])
+        units = torch.ones_like(first)
+        units[: inner.mean.numel()] = inner.log_scale.detach().exp().reshape(-1)
+        sd, sizes = self.prior_sd().detach(), [x.numel() for x in moved]
 
-        def closure() -> Tensor:
-            optimiser.zero_grad()
+        def negative(z: np.ndarray) -> tuple[float, np.ndarray]:
+            x = first + units * torch.from_numpy(z).to(units)
+            inner.zero_grad()
+            with torch.no_grad():
+                for parameter, values in zip(moved, x.split(sizes), strict=True):
+                    parameter.copy_(values.view_as(parameter))
             total = inner.divergence_from(sd) / source.rows
             total.backward()
             for block in blocks:
                 part = negative_class_likelihood(inner, block) / source.rows
                 part.backward()
                 total = total.detach() + part.detach()
-            return total
+            slopes: list[Any] = [parameter.grad for parameter in moved]
+            slope = torch.cat([one.reshape(-1) for one in slopes])
+            return float(total), (units * slope).cpu().numpy()
 
-        optimiser.step(closure)
-        if optimiser.state_dict()["state"][0]["n_iter"] >= LOW_RANK_STEPS:
+        options = {"maxiter": LOW_RANK_STEPS, "maxcor": 30, "ftol": LOW_RANK_GAIN, "gtol": 0.0}
+        start = np.zeros(len(first))
+        found = scipy.optimize.minimize(negative, start, jac=True, method="L-BFGS-B", options=options)
+        negative(found.x)
+        if found.nit >= LOW_RANK_STEPS:
             warnings.warn(
                 f"The fit of low rank stopped early, after {LOW_RANK_STEPS} steps. Standardise the features, or use "
                 "covariance='full' or 'diagonal'.",

@@ -47,7 +47,7 @@ def card_facts(study: Study) -> dict[str, str]:
         **({} if study.training is None else training_facts(study.training)),
         **model_pairs(facts),
         **{title.capitalize(): text for title, text in facts.weighting.lines().items()},
-        "Posterior": f"Gaussian, {facts.covariance} covariance",
+        "Posterior": facts.family[0].upper() + facts.family[1:],
         "Expected log(1 + eˣ)": "exact" if facts.exact else f"bound {facts.bound!r}{terms}",
         "ELBO, the score that the fit maximised": f"{with_decimals(facts.elbo, 4)} nats",
     }

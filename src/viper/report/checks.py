@@ -30,7 +30,7 @@ def binned_residuals(
 
     Columns: mean `value` of the group with its ends `low` and `high`; `rows`; `residual`, the mean of y - p; `band`,
     z √Σp(1-p) / rows: if the probabilities are right, a residual lies within ± band with probability `level`;
-    `outside`, whether it does not. Of many groups, 1 - `level` of them lie outside by chance. A run of residuals on
+    `outside`, whether it does not. A share of 1 - `level` of the groups lies outside by chance. A run of residuals on
     one side means that the column acts in a way that the model does not have, such as a bend.
 
     Parameters
@@ -159,10 +159,12 @@ def latent_draws(model: Any, X: Any, count: int, generator: np.random.Generator)
     import torch
     from sklearn.utils import _safe_indexing
 
+    from viper.inference.posterior import noise_shape
+
     some = spaced_indices(len(X), MOST_JOINT_POINTS)
     opened, posterior = model._joint(lambda: [_safe_indexing(X, some)])
     source = opened(X, None, max(1, BLOCK_DRAWS // count))
-    noise = torch.from_numpy(generator.standard_normal((count, len(posterior.mean))))
+    noise = torch.from_numpy(generator.standard_normal((count, *noise_shape(posterior))))
     beta = posterior.draw(noise).T.contiguous().to(source.device)
     for block in source.map(lambda block: block):
         f = block.design.project(beta).cpu()

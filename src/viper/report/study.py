@@ -17,6 +17,7 @@ from viper.formula.drift import ColumnDrift, column_drift
 from viper.formula.screening import FATAL, columns_as_read
 from viper.formula.training import TrainingData
 from viper.inference.importance import Diagnosis
+from viper.inference.mixture.posterior import count_gaussians
 from viper.models.facts import ModelFacts, model_facts
 from viper.models.loo import LeaveOneOut
 from viper.models.prediction import Predictions, check_model, predictions, screen_for_model
@@ -421,7 +422,8 @@ def recorded_diagnosis(model: Any) -> Diagnosis | None:
         return None
     k_hat = -math.inf if kept["k_hat"] is None else kept["k_hat"]  # q is exact; JSON has no -∞
     numbers = {name: kept[name] for name in names} | {"residual_cost": kept.get("residual_cost")}
-    return Diagnosis(k_hat, **numbers, elbo=kept.get("elbo", model.elbo_), covariance=model.covariance)
+    numbers |= {"elbo": kept.get("elbo", model.elbo_), "components": count_gaussians(model.posterior_)}
+    return Diagnosis(k_hat, **numbers, covariance=model.covariance)
 
 
 def coefficient_change(

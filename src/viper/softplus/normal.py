@@ -49,6 +49,13 @@ def erfcx(x: Tensor) -> Tensor:
     return total.mul_(inverse)
 
 
+def difference(mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and variance of X₁ - X₂ from those of (X₁, X₂), on the last axes."""
+    C = covariance
+    variance = C[..., 0, 0] + C[..., 1, 1] - C[..., 0, 1] - C[..., 1, 0]
+    return mean[..., 0] - mean[..., 1], variance.clamp(min=0.0)
+
+
 def expected_relu(mean: Tensor, sd: Tensor) -> Tensor:
     """E[max(X, 0)] = τ φ(ϑ/τ) + ϑ Φ(ϑ/τ) for X ~ N(ϑ, τ²) with ϑ <= 0 and τ > 0.
 

@@ -29,6 +29,8 @@ def compare_models(
     data: options.TablePath,
     target: options.Target = None,
     formula: options.FormulaText = None,
+    ordered: options.Ordered = False,
+    levels: options.Levels = None,
     only: Annotated[
         list[str] | None,
         options.optional("Compare only models whose names contain this text. Repeat for more. (default: all)"),
@@ -61,9 +63,12 @@ def compare_models(
     viper compare data.csv --target y
     viper compare data.csv --target y --only viper --only LogisticRegression --cv 10
     viper compare data.parquet --target y --missing mean --json
+    viper compare survey.csv --target health --ordered --levels poor,fair,good
     """
+    from viper.cli.classes import check_ordered_options, ordered_categories
     from viper.cli.preparing import prepare_rows
 
+    check_ordered_options(ordered, {"--levels": levels}, {"--positive": positive})
     table = reading.table(data)
     prepared = prepare_rows(table, target, formula, drop, category, missing.value)
     if prepared.group_terms:
@@ -79,6 +84,10 @@ def compare_models(
         imputing = Imputing(imputations, sweeps, seed_of(seed))
         learned = learn_formula(prepared.formula, prepared.frame, missing.value, True, positive, imputing)
     every = comparable_models(seed, learned.encoding.intercept)
+    if ordered:
+        with table.located():
+            order = ordered_categories(prepared.frame[learned.encoding.target], learned.y, levels)
+        every = {"viper ordinal": (None, ordinal_model(seed, order)), **every}
     several = len({*learned.labels.tolist()}) > 2
     if several:
         every = {name: made for name, made in every.items() if not any(word in name for word in OF_TWO_CLASSES)}
@@ -205,6 +214,10 @@ def comparable_models(seed: int, intercept: bool) -> dict[str, tuple[int | None,
         "sklearn HistGradientBoosting": (None, trees),
         "share of the classes": (None, sklearn("dummy", "DummyClassifier", strategy="prior")),
     }
+
+
+def ordinal_model(seed: int, order: list[Any]) -> MakeModel:
+    return lambda: viper.VariationalOrdinalRegression(categories=order, random_state=seed, verbose=False)
 
 
 def choose_models(

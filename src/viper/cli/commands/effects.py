@@ -80,11 +80,6 @@ def show_effects(
     from viper.cli.preparing import target_of
     from viper.data.writing import frame_writer
 
-    if not hasattr(fitted, "average"):
-        raise ValueError(
-            f"effects are those on one probability; got a model of {len(fitted.classes_)} levels in order. Its odds "
-            "ratios hold for all levels: see viper summary."
-        )
     changes = requested_changes(fitted, variable or [], contrast or [])
     places = dict(read_assignment(fitted, text, "--at") for text in at or [])
     with table.located():
@@ -110,7 +105,7 @@ def show_effects(
     several = getattr(fitted, "multilabel_", False)
     positive = f"{target} = {fitted.classes_[1]}" if target else str(fitted.classes_[1])
     if len(fitted.classes_) > 2:
-        positive = "a row is of the class"
+        positive = "a row is at the level" if hasattr(fitted, "thresholds_") else "a row is of the class"
     positive = "a row has the label" if several else positive
     if as_json:
         tables = {f"{kind}s": table.to_dict("records") for kind, table in found.items()}

@@ -1,6 +1,7 @@
 """`viper evaluate`: how good a model's probabilities are on rows whose classes are known, and what they decide."""
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
@@ -22,6 +23,9 @@ from viper.cli.terminal import (
 if TYPE_CHECKING:
     import numpy as np
     import pandas
+
+    from viper.data.table_file import TableFile
+    from viper.models.prediction import TablePredictions
 
 BAR_WIDTH = 20  # characters of the longest bar
 DECIDING = {"rich_help_panel": "Decisions: rows with at least the threshold are acted on"}
@@ -91,110 +95,40 @@ def evaluate_model(
     viper evaluate model.viper test.csv --budget 5% --by sex --by age
     viper evaluate model.viper test.csv --target died --bins 20 --json
     """
-    allowed = read_budget(budget)
-    deciding = {"threshold": threshold, "cost_fp": cost_fp, "cost_fn": cost_fn, "budget": allowed}
+    deciding = {"threshold": threshold, "cost_fp": cost_fp, "cost_fn": cost_fn, "budget": read_budget(budget)}
     if threshold is not None and (cost_fp is not None or cost_fn is not None or budget is not None):
         raise typer.BadParameter("--threshold cannot be given with costs or a budget, which choose the threshold")
     fitted, table = options.open_model_and_rows(model, data, reading)
-    from viper.cli.classes import model_of_label
+    from viper.cli.classes import model_of_label, table_of_labels
+    from viper.cli.preparing import check_option_column, labelled_rows
 
     fitted = model_of_label(fitted, target)
-    labels = getattr(fitted, "multilabel_", False)
-    several = len(fitted.classes_) > 2 or labels
-    if several and (by or checks or any(value is not None for value in deciding.values())):
-        raise typer.BadParameter(
-            f"decisions, --by and --checks are for two classes; got a model of {len(fitted.classes_)}"
-            + (" labels. Pass --target with one of them" if labels else ". Leave them out")
-        )
-    if labels:
-        evaluate_labels(fitted, table, bins, weights, level, as_json)
+    decides = any(value is not None for value in deciding.values())
+    check_for_two_classes(fitted, weights, bool(by or checks or decides))
+    if getattr(fitted, "multilabel_", False):
+        scored = score_rows(fitted, table, table_of_labels(fitted, table), weights, level, "label")
+        show_labels(fitted, scored, bins, level, as_json)
         return
-
-    from viper.cli.classes import class_document, print_class_evaluation, without_prediction
-    from viper.cli.preparing import check_option_column, labelled_rows, read_weight_column
-    from viper.cli.remarks import drift_of, kept_rows, note_counts, print_drift, table_predictions
-    from viper.report.metrics import calibration, judge_calibration, scores
-
     rows = labelled_rows(fitted, table, target)
     for name in by or ():
         check_option_column(rows.frame, name, "--by")
-    if weights is not None:
-        check_option_column(rows.frame, weights, "--weights")
-        if by or checks or any(value is not None for value in deciding.values()):
-            raise typer.BadParameter(
-                "--weights counts rows in scores and calibration; decisions, --by and --checks count each row once. "
-                "Leave one of them out"
-            )
-    with table.located():
-        found = table_predictions(fitted, rows.frame, level)
-    predicted = found.table
-    empty = without_prediction(fitted, predicted)
-    note_counts(found.counts(), int(empty.sum()), len(empty))
-    used = rows.known & ~empty
-    if not used.any():
-        raise ValueError("some rows must have a class and a prediction; got none.")
-    if not used.all():
-        note(f"{int((~used).sum()):,} rows without a class or a prediction are left out.")
-    if several:
-        weight = None if weights is None else read_weight_column(rows.frame[weights], table)[used]
-        of_classes = class_document(rows.number[used], predicted[used], fitted.classes_, bins, level, weight)
-        drifts = drift_of(fitted, rows.frame)
-        if as_json:
-            print_json({**of_classes, "remarks": found.counts(), "drift": [one._asdict() for one in drifts]})
-        else:
-            print_class_evaluation(of_classes, rows.target)
-            print_drift(drifts)
+    scored = score_rows(fitted, table, rows, weights, level, "class")
+    if len(fitted.classes_) > 2:
+        show_classes(fitted, scored, bins, level, as_json)
         return
-    classes = [f"{rows.target} = {value}" for value in fitted.classes_]
-    judged = JudgedRows(rows.number[used] == 1, predicted[used], kept_rows(fitted, rows.frame, used), classes)
-    label, probability = judged.label, judged.probability
-    weight = None if weights is None else read_weight_column(rows.frame[weights], table)[used]
-    document: dict[str, Any] = {
-        **scores(label, probability, judged.predicted[["lower", "upper"]], bins, weight)._asdict(),
-        "level": level,
-        "calibration": calibration(label, probability, bins, level, weight).to_dict("records"),
-        "calibration_verdict": with_sentence(judge_calibration(label, probability, bins, sample_weight=weight)),
-    }
-    if any(value is not None for value in deciding.values()):
+    judged = judged_rows(fitted, scored)
+    document = score_document(judged, scored.weight, bins, level)
+    if decides:
         document["decision"] = decision_document(judged, level, **deciding)
     if by:
         document["groups"] = {name: group_document(judged, name, level) for name in by}
     if checks:
         with note_if_slow("Drawing outcomes from the posterior", as_json):
             document["checks"] = check_document(fitted, judged, level)
-    drifts = drift_of(fitted, rows.frame)
-    if as_json:
-        print_json({**document, "remarks": found.counts(), "drift": [one._asdict() for one in drifts]})
-    else:
-        print_evaluation(document, judged.classes)
-        print_drift(drifts)
+    show_with_drift(fitted, scored, document, lambda: print_evaluation(document, judged.classes), as_json)
 
 
-def evaluate_labels(fitted: Any, table: Any, bins: int, weights: str | None, level: float, as_json: bool) -> None:
-    """Score all labels together, and each."""
-    from viper.cli.classes import label_document, print_label_evaluation, table_of_labels, without_prediction
-    from viper.cli.preparing import check_option_column, read_weight_column
-    from viper.cli.remarks import note_counts, table_predictions
-
-    rows = table_of_labels(fitted, table)
-    if weights is not None:
-        check_option_column(rows.frame, weights, "--weights")
-    with table.located():
-        found = table_predictions(fitted, rows.frame, level)
-    empty = without_prediction(fitted, found.table)
-    note_counts(found.counts(), int(empty.sum()), len(empty))
-    used = rows.known & ~empty
-    if not used.any():
-        raise ValueError("some rows must have all labels and a prediction; got none.")
-    if not used.all():
-        note(f"{int((~used).sum()):,} rows without a label or a prediction are left out.")
-    weight = None if weights is None else read_weight_column(rows.frame[weights], table)[used]
-    names = [str(name) for name in fitted.classes_]
-    document = label_document(rows.label[used], found.table[used], names, bins, level, weight)
-    if as_json:
-        print_json({**document, "remarks": found.counts()})
-    else:
-        print_label_evaluation(document)
+# --- what is read ---
 
 
 def read_budget(text: str | None) -> float | None:
@@ -210,7 +144,116 @@ def read_budget(text: str | None) -> float | None:
     return value
 
 
+class ScoredRows(NamedTuple):
+    """The rows of a table, what is predicted for each, and which have both a class and a prediction."""
+
+    rows: Any  # LabelledRows or LabelTable
+    found: "TablePredictions"
+    used: "np.ndarray"
+    weight: "np.ndarray | None"  # of the rows that are used
+
+    @property
+    def predicted(self) -> "pandas.DataFrame":
+        return self.found.table[self.used]
+
+
+def check_for_two_classes(fitted: Any, weights: str | None, two_classes_only: bool) -> None:
+    """Raise where an option that was given, such as --by, does not go with --weights or with the model's classes."""
+    labels = getattr(fitted, "multilabel_", False)
+    if two_classes_only and (len(fitted.classes_) > 2 or labels):
+        raise typer.BadParameter(
+            f"decisions, --by and --checks are for two classes; got a model of {len(fitted.classes_)}"
+            + (" labels. Pass --target with one of them" if labels else ". Leave them out")
+        )
+    if two_classes_only and weights is not None:
+        raise typer.BadParameter(
+            "--weights counts rows in scores and calibration; decisions, --by and --checks count each row once. "
+            "Leave one of them out"
+        )
+
+
+def score_rows(fitted: Any, table: "TableFile", rows: Any, weights: str | None, level: float, what: str) -> ScoredRows:
+    """Predict the rows, and note which are left out because they have no class (or `what` it is) or no prediction."""
+    from viper.cli.classes import without_prediction
+    from viper.cli.preparing import check_option_column, read_weight_column
+    from viper.cli.remarks import note_counts, table_predictions
+
+    if weights is not None:
+        check_option_column(rows.frame, weights, "--weights")
+    with table.located():
+        found = table_predictions(fitted, rows.frame, level)
+    empty = without_prediction(fitted, found.table)
+    note_counts(found.counts(), int(empty.sum()), len(empty))
+    used = rows.known & ~empty
+    if not used.any():
+        needed = "all labels" if what == "label" else f"a {what}"
+        raise ValueError(f"some rows must have {needed} and a prediction; got none.")
+    if not used.all():
+        note(f"{int((~used).sum()):,} rows without a {what} or a prediction are left out.")
+    weight = None if weights is None else read_weight_column(rows.frame[weights], table)[used]
+    return ScoredRows(rows, found, used, weight)
+
+
+def judged_rows(fitted: Any, scored: ScoredRows) -> JudgedRows:
+    from viper.cli.remarks import kept_rows
+
+    rows, used = scored.rows, scored.used
+    classes = [f"{rows.target} = {value}" for value in fitted.classes_]
+    return JudgedRows(rows.number[used] == 1, scored.predicted, kept_rows(fitted, rows.frame, used), classes)
+
+
+# --- what is shown of a model of more than two classes, or of several labels ---
+
+
+def show_labels(fitted: Any, scored: ScoredRows, bins: int, level: float, as_json: bool) -> None:
+    """Score all labels together, and each."""
+    from viper.cli.classes import label_document, print_label_evaluation
+
+    names, label = [str(name) for name in fitted.classes_], scored.rows.label[scored.used]
+    document = label_document(label, scored.predicted, names, bins, level, scored.weight)
+    if as_json:
+        print_json({**document, "remarks": scored.found.counts()})
+    else:
+        print_label_evaluation(document)
+
+
+def show_classes(fitted: Any, scored: ScoredRows, bins: int, level: float, as_json: bool) -> None:
+    from viper.cli.classes import class_document, print_class_evaluation
+
+    number = scored.rows.number[scored.used]
+    document = class_document(number, scored.predicted, fitted.classes_, bins, level, scored.weight)
+    show = lambda: print_class_evaluation(document, scored.rows.target)  # noqa: E731
+    show_with_drift(fitted, scored, document, show, as_json)
+
+
+def show_with_drift(
+    fitted: Any, scored: ScoredRows, document: dict[str, Any], show: Callable[[], None], as_json: bool
+) -> None:
+    """Print a document, and how the rows differ from those of the fit."""
+    from viper.cli.remarks import drift_of, print_drift
+
+    drifts = drift_of(fitted, scored.rows.frame)
+    if as_json:
+        print_json({**document, "remarks": scored.found.counts(), "drift": [one._asdict() for one in drifts]})
+    else:
+        show()
+        print_drift(drifts)
+
+
 # --- what is computed ---
+
+
+def score_document(judged: JudgedRows, weight: "np.ndarray | None", bins: int, level: float) -> dict[str, Any]:
+    """Scores, the calibration table, and a verdict on it."""
+    from viper.report.metrics import calibration, judge_calibration, scores
+
+    label, probability = judged.label, judged.probability
+    return {
+        **scores(label, probability, judged.predicted[["lower", "upper"]], bins, weight)._asdict(),
+        "level": level,
+        "calibration": calibration(label, probability, bins, level, weight).to_dict("records"),
+        "calibration_verdict": with_sentence(judge_calibration(label, probability, bins, sample_weight=weight)),
+    }
 
 
 def with_sentence(verdict: Any) -> dict[str, Any]:

@@ -36,7 +36,7 @@ class FittedProcess(NamedTuple):
     result: Any  # of the solver, with objective, history, converged and status
     inducing_cost: float
     jitter: float
-    largest_sd: float  # of f at the rows
+    largest_sd: float | None  # of f at the rows; None if it is computed where it is needed
     prior: Prior | Star  # of q
     narrow: float = 1.0  # as `intervals_too_narrow_by`
 
@@ -67,7 +67,7 @@ class Case(ABC):
         """Search on rows in memory, then fit q to them or, if they are a sample, to all rows of their source."""
         choices, options = self.choices, self.choices.options
         rows = self.merged(Observations.from_arrays(known))
-        scaler = Scaler.fit(rows, options.standardize) if before is None else before.scaler
+        scaler = choices.scaler(rows) if before is None else before.scaler
         rows = rows.standardised(scaler, self.device(known, len(rows)))
         bounds = choices.bounds(int(random.randint(2**31)))
         generator = np.random.default_rng(random.randint(2**31))

@@ -46,6 +46,15 @@ class Choices:
         return int(self.options.n_features_in_)
 
     @property
+    def width(self) -> int:
+        """Number of columns that the kernel sees."""
+        return self.columns
+
+    def scaler(self, rows: Observations) -> Scaler:
+        """What standardises rows before the kernel sees them."""
+        return Scaler.fit(rows, self.options.standardize)
+
+    @property
     def names(self) -> list[str]:
         """Those of the columns."""
         return [str(x) for x in getattr(self.options, "feature_names_in_", [f"x{j}" for j in range(self.columns)])]
@@ -83,7 +92,7 @@ class Choices:
         """Whether predictions are averaged over hyperparameters; all of them need priors then."""
         options = self.options
         named = self.shape in (*STATIONARY, AUTO) and isinstance(options.mean, str) and options.priors is not None
-        few = options.lengthscales == "one" or self.columns <= MOST_LENGTHSCALES
+        few = options.lengthscales == "one" or self.width <= MOST_LENGTHSCALES
         averaged = options.hyperparameters == "average" and options.solver == "profile"
         return named and few and averaged and rows <= AVERAGED_ROWS
 
@@ -94,14 +103,14 @@ class Choices:
         options, only = self.options, self.only_family()
         shapes = STATIONARY if only.shape == AUTO else (only.shape,)
         choosing = options.lengthscales == AUTO and options.priors is not None and options.solver == "profile"
-        if shapes[0] in STATIONARY and choosing and 1 < self.columns <= MOST_LENGTHSCALES:
+        if shapes[0] in STATIONARY and choosing and 1 < self.width <= MOST_LENGTHSCALES:
             return [Family(shape, many) for shape in shapes for many in (False, True)]
         return [Family(shape, only.many) for shape in shapes]
 
     def only_family(self) -> Family:
         """The family where there is nothing to choose."""
         options = self.options
-        few = options.priors is not None and options.solver == "profile" and self.columns > MOST_LENGTHSCALES
+        few = options.priors is not None and options.solver == "profile" and self.width > MOST_LENGTHSCALES
         return Family(self.shape, options.lengthscales == "many" or (options.lengthscales == AUTO and not few))
 
     def kernel_and_mean(self, family: Family) -> tuple[Any, Any]:

@@ -5,6 +5,7 @@ from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from viper.inference.classes.star import Star, StarPrior, centred_classes, solve_precisions, star_divergence, star_prior
@@ -12,15 +13,19 @@ from viper.inference.classes.sums import (
     ClassFormula,
     ClassSums,
     RowHessian,
+    class_predictors,
     class_rows,
     class_sums,
     hessian_product,
     row_hessians,
     softmax_classes,
 )
+from viper.inference.kernels.compiled import MOST_COMPILED
+from viper.inference.memory import machine_memory
 from viper.inference.problem import Prior
 from viper.inference.rows import Gram, RowSource, add_up
 
+COPY_SHARE = 0.1  # of the machine's memory, for X in float32
 HESSIAN_ENTRIES = 1 << 23  # of the rows of a source outside this process whose Hessian stands for that of all rows
 
 
@@ -61,11 +66,28 @@ class ClassProblem:
         near = self.source if rows <= most else self.source.sample(most, np.random.default_rng(0))
         return near.in_memory(), self.scale * rows / near.rows
 
+    def in_float32(self) -> "ClassProblem":
+        """The same with X in float32 where a pass is little else than products of large matrices; otherwise itself."""
+        rows, d = self.source.rows, self.source.dimension
+        fits = self.here and 4 * rows * d <= COPY_SHARE * machine_memory()
+        if d <= MOST_COMPILED or self.diagonal or self.source.traits.sparse or not fits:
+            return self
+        arrays = self.source.in_memory()
+        light: list[Any] = [block.design.single() for block in arrays.blocks()]
+        X = torch.cat([design.matrix for design in light])
+        return replace(self, source=replace(arrays, features=X, dtype=torch.float32))
+
+    def given_variances(self, q: Star) -> "ClassProblem":
+        """The same with the τ² of q as those of the rows, so that only the means are left to choose."""
+        parts = self.source.map(partial(class_predictors, mean=q.mean, factor=q.factor))
+        tau2: list[Any] = [part[1] for part in parts]
+        return replace(self, source=replace(self.source.in_memory(), residual=torch.cat(tau2)))
+
     def total(
-        self, mean: Tensor, factor: Tensor | None, moments: ClassFormula, gram: Gram
+        self, mean: Tensor, factor: Tensor | None, moments: ClassFormula, gram: Gram, shared: bool = False
     ) -> tuple[ClassSums, list[RowHessian] | None]:
         """The sums over rows at a star, and the rows' Hessians if they are at hand."""
-        at: Any = {"mean": mean, "factor": factor, "moments": moments, "gram": gram}
+        at: Any = {"mean": mean, "factor": factor, "moments": moments, "gram": gram, "shared": shared}
         if self.here:
             parts = list(self.source.map(partial(class_rows, **at)))
             sums, hessians = add_up(part[0] for part in parts), [part[1] for part in parts]
@@ -76,14 +98,16 @@ class ClassProblem:
 
     def evaluate(self, q: Star, moments: ClassFormula, gram: bool = True) -> Evaluated:
         """F at q."""
-        kind: Gram = ("diagonal" if self.diagonal else "full") if gram else "none"
-        sums, hessians = self.total(q.mean, q.factor, moments, kind)
+        sums, hessians = self.total(q.mean, q.factor, moments, self.kind(gram), len(q.precision) == 1)
         return Evaluated(sums.value - star_divergence(q, self.contrasts), sums, hessians)
 
-    def log_joint(self, mean: Tensor, gram: bool) -> Evaluated:
-        """log p(y | μ) + log p(μ), up to a constant."""
-        kind: Gram = ("diagonal" if self.diagonal else "full") if gram else "none"
-        sums, hessians = self.total(mean, None, softmax_classes, kind)
+    def kind(self, gram: bool) -> Gram:
+        """How much of the curvature a pass adds up."""
+        return ("diagonal" if self.diagonal else "full") if gram else "none"
+
+    def log_joint(self, mean: Tensor, gram: bool, moments: ClassFormula = softmax_classes) -> Evaluated:
+        """log p(y | μ) + log p(μ), up to a constant; with other `moments`, E log p(y | f) for the τ² of the rows."""
+        sums, hessians = self.total(mean, None, moments, self.kind(gram), True)
         return Evaluated(sums.value - 0.5 * self.contrasts.distance(mean), sums, hessians)
 
     def hessians(self, mean: Tensor, factor: Tensor | None, moments: ClassFormula) -> list[RowHessian]:

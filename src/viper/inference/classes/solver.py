@@ -20,7 +20,7 @@ from torch import Tensor
 from viper.errors import NotFinite
 from viper.inference.classes.ascent import climb_star
 from viper.inference.classes.problem import ClassProblem, Evaluated
-from viper.inference.classes.star import ChangeMixing, Star, centred_classes, star_from
+from viper.inference.classes.star import ChangeMixing, Star, centred_classes, star_divergence, star_from
 from viper.inference.classes.sums import (
     COARSE_CLASSES,
     EXACT_CLASSES,
@@ -39,6 +39,8 @@ SHARED_LEFT = 3.0  # nats, where a shared precision ends
 MODE_LEFT = 1.0  # nats, where the search for the mode ends
 SAMPLE_LEFT = 5.0  # the same on a sample, for each row that one of its rows stands for
 MODE_PASSES = 200
+MOST_MEAN_STEPS, MEAN_SHARES = 6, (1.0, 0.5, 0.25, 0.125)  # for given precisions, and shares of one that are tried
+MEANS_LEFT = 0.01  # of the last move, which is left to the means
 FORCING, MODE_FORCING = 0.05, 0.2  # conjugate gradients end at this share of the gradient, in the metric of the star
 MOST_PRODUCTS = 200
 REMEMBERED = 15  # proposals in a mixture
@@ -84,21 +86,14 @@ def fit_star(
     generator: np.random.Generator | None = None,
 ) -> StarResult:
     """Maximise F from `q` (default: from the mode) until less than `tol` nats (default: 3e-9, or less) are left."""
-    run, stages = StarRun(problem, tol, max_iter, report), STAGES
-    if q is None:
-        q = run.first_star(generator or np.random.default_rng(0))
-    else:
-        stages = STAGES[1:]  # it may be so near that coarse integrals would lead away
-    for moments, left in stages:
-        if (run.heavy and left is not None) or (moments is ROUGH_CLASSES and run.left < DIRECT_LEFT):
-            continue
-        run.start(q, moments)
-        run.iterate(left if left is None or tol is None else max(left, tol))
-        q = run.q
-        if run.stuck:
-            run.climb()
-            break
-    return run.result()
+    generator = generator or np.random.default_rng(0)
+    light = problem.in_float32()
+    try:
+        return StarRun(problem, tol, max_iter, report, light).fit(q, generator)
+    except NotFinite:
+        if light is problem:
+            raise
+        return StarRun(problem, tol, max_iter, report).fit(q, generator)
 
 
 STAGES: tuple[tuple[Integral, float | None], ...] = (
@@ -163,6 +158,30 @@ def find_class_mode(problem: ClassProblem, mean: Tensor, enough: float) -> ModeF
             return ModeFound(Star(mean, problem.precisions(precision, precision)), passes, at.sums.weight)
 
 
+def with_best_means(problem: ClassProblem, q: Star, moments: Integral, enough: float) -> tuple[Star, Evaluated]:
+    """The star with the precisions of q and the best means for them, and F there.
+
+    The rows' variances stay as they are, so that Newton steps need no products with matrices as large as P.
+    """
+    given, mean = problem.given_variances(q), q.mean
+    at = given.log_joint(mean, False, moments)
+    for _ in range(MOST_MEAN_STEPS):
+        gradient = given.gradient(mean, at.sums)
+        step = newton_step(given, at.hessians or [], gradient, q, FORCING)
+        if not 0.5 * float((step * gradient).sum()) > enough:
+            break
+        for rho in MEAN_SHARES:
+            new = given.log_joint(mean + rho * step, False, moments)
+            if new.objective > at.objective:
+                mean, at = mean + rho * step, new
+                break
+        else:
+            break
+    q = q.with_mean(mean)
+    sums, hessians = given.total(mean, None, moments, "full", len(q.precision) == 1)
+    return q, Evaluated(sums.value - star_divergence(q, problem.contrasts), sums, hessians)
+
+
 # --- towards the optimum ---
 
 
@@ -184,8 +203,10 @@ class StarRun:
         tol: float | None,
         max_iter: int,
         report: Callable[[Iteration], None] | None,
+        light: ClassProblem | None = None,
     ) -> None:
-        self.problem, self.tol, self.max_iter, self.report = problem, tol, max_iter, report
+        self.whole, self.light = problem, light or problem  # the latter for all but exact integrals
+        self.problem, self.tol, self.max_iter, self.report = self.light, tol, max_iter, report
         self.began, self.passes, self.gain = time.perf_counter(), 0.0, 0.0
         self.heavy = False  # whether rows count so often that rough integrals would hide what a step gains
         self.rho = 1.0  # the share of a step that F allows
@@ -198,6 +219,22 @@ class StarRun:
         self.at: Evaluated
         self.moments: Integral
 
+    def fit(self, q: Star | None, generator: np.random.Generator) -> StarResult:
+        """All stages, from q if it is given."""
+        stages = STAGES[1:] if self.wide or q is not None else STAGES  # coarse integrals would lead away from near q
+        if q is None:
+            q = self.first_star(generator)
+        for moments, left in stages:
+            if (self.heavy and left is not None) or (moments is ROUGH_CLASSES and self.left < DIRECT_LEFT):
+                continue
+            self.start(q, moments)
+            self.iterate(left if left is None or self.tol is None else max(left, self.tol))
+            q = self.q
+            if self.stuck:
+                self.climb()
+                break
+        return self.result()
+
     def first_star(self, generator: np.random.Generator) -> Star:
         """A star to start from: at the mode of a sample if there are many rows, or the best with one precision."""
         problem, rows = self.problem, self.problem.source.rows
@@ -207,10 +244,15 @@ class StarRun:
             return self.from_mode()
         return self.mode_of(problem.coarsened(k, generator)).of_each_class()
 
+    @property
+    def wide(self) -> bool:
+        """Whether products with P take longest, so that passes should be few and rough integrals save nothing."""
+        return self.light is not self.whole
+
     def from_mode(self) -> Star:
         """The optimum with one precision for all classes, from the mode."""
         q = self.mode_of(self.problem)
-        self.start(q, EXACT_CLASSES if self.heavy else COARSE_CLASSES)
+        self.start(q, EXACT_CLASSES if self.heavy else ROUGH_CLASSES if self.wide else COARSE_CLASSES)
         self.iterate(SHARED_LEFT)
         return self.q.of_each_class()
 
@@ -228,8 +270,16 @@ class StarRun:
         if not same:
             self.mixing, self.last, self.share = ChangeMixing(REMEMBERED), math.inf, 1.0
         self.moments, self.rho = moments, 1.0
+        self.problem = self.whole if self.exact else self.light
         self.converged, self.status = False, "max_iter reached"
-        self.move_to(q, self.evaluate(q))
+        self.move_to(*self.arrive(q))
+
+    def arrive(self, q: Star) -> tuple[Star, Evaluated]:
+        """F at q, or, in a wide problem, at the best means for its precisions."""
+        if not self.wide:
+            return q, self.evaluate(q)
+        self.passes += 1.0
+        return with_best_means(self.problem, q, self.moments, MEANS_LEFT * min(self.last, 1.0))
 
     def evaluate(self, q: Star) -> Evaluated:
         self.passes += 1.0
@@ -333,7 +383,7 @@ class StarRun:
         """Move to q unless F is lower there."""
         if q is None:
             return False
-        at = self.evaluate(q)
+        q, at = self.arrive(q)
         if not at.objective >= self.at.objective - self.noise():
             return False
         self.move_to(q, at)

@@ -54,6 +54,12 @@ class Star:
         K = len(self.mean)
         return Star(self.mean, self.precision.expand(K, *self.precision.shape[1:]).contiguous())
 
+    def with_mean(self, mean: Tensor) -> "Star":
+        """The same with other means, and what is known of the precisions."""
+        new = Star(mean, self.precision)
+        new.__dict__.update({name: x for name, x in self.__dict__.items() if name != "mean"})
+        return new
+
     @cached_property
     def cholesky(self) -> Tensor:
         """L_k with P_k = L_k L_kᵀ, or √P."""

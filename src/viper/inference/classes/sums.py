@@ -60,16 +60,15 @@ def softmax_classes(theta: Tensor, tau2: Tensor | None) -> tuple[Tensor, Tensor,
 
 
 def class_predictors(block: Block, mean: Tensor, factor: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """ϑ (n, K) and τ² (n, K) of a block's rows; factors as in `Star.factor`, or None for τ = 0."""
+    """ϑ (n, K) and τ² (n, K) of a block's rows; factors as in `Star.factor`, or None for P⁻¹ = 0."""
     theta, tau2 = class_gaussians(block.design, mean, factor)
     if block.offset is not None:
         theta = theta + block.offset
+    residual = block.residual if block.residual is None or block.residual.ndim == 2 else block.residual[:, None]
     if tau2 is None:
-        return theta, None
+        return theta, None if residual is None else residual.expand_as(theta)
     tau2 = tau2.expand_as(theta)
-    if block.residual is not None:
-        tau2 = tau2 + (block.residual if block.residual.ndim == 2 else block.residual[:, None])
-    return theta, tau2
+    return theta, tau2 if residual is None else tau2 + residual
 
 
 def class_gaussians(design: Matrix, mean: Tensor, factor: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -84,7 +83,9 @@ def class_gaussians(design: Matrix, mean: Tensor, factor: Tensor | None) -> tupl
 
 def class_spreads(design: Matrix, factor: Tensor) -> Tensor:
     """diag(A F_k F_kᵀ Aᵀ) for every factor, by one product for several of them if they are small."""
-    if factor.ndim == 2 or factor.shape[-1] >= LEAST_TRIANGULAR:
+    if factor.ndim == 2:
+        return design.spread_apart(factor.T.contiguous())
+    if factor.shape[-1] >= LEAST_TRIANGULAR:
         return torch.stack([design.spread(one) for one in factor], 1)
     d, found = factor.shape[-1], []
     for some in factor.split(max(1, PRODUCT_COLUMNS // d)):
@@ -94,7 +95,7 @@ def class_spreads(design: Matrix, factor: Tensor) -> Tensor:
 
 
 def class_rows(
-    block: Block, mean: Tensor, factor: Tensor | None, moments: ClassFormula, gram: Gram
+    block: Block, mean: Tensor, factor: Tensor | None, moments: ClassFormula, gram: Gram, shared: bool
 ) -> tuple[list[Tensor], RowHessian]:
     """A block's sums and the Hessians of its rows; curvatures are summed over classes if these share a precision."""
     theta, tau2 = class_predictors(block, mean, factor)
@@ -112,7 +113,7 @@ def class_rows(
         c = block.weight
         value, scale, size, weight = value * c, scale * c, size * c, c.sum()
         residual, curvature = residual * c[:, None], curvature * c[:, None]
-    if factor is None or len(factor) == 1:
+    if shared:
         curvature = curvature.sum(1, keepdim=True)
     sums = [value.sum(), size.sum(), weight, *class_pulls(block.design, residual, curvature, gram)]
     return sums, RowHessian(slope, scale)
@@ -127,19 +128,22 @@ def class_pulls(design: Matrix, residual: Tensor, curvature: Tensor, gram: Gram)
     gradient = design.pull(residual).T.contiguous()
     if gram == "none":
         return gradient, curvature.new_zeros(0)
-    product = design.gram if gram == "full" else design.gram_diagonal
-    return gradient, torch.stack([product(h) for h in curvature.T.contiguous()])
+    if gram == "diagonal":
+        return gradient, design.gram_diagonal(curvature).T.contiguous()
+    return gradient, torch.stack([design.gram(h) for h in curvature.T.contiguous()])
 
 
-def class_sums(block: Block, mean: Tensor, factor: Tensor | None, moments: ClassFormula, gram: Gram) -> list[Tensor]:
+def class_sums(
+    block: Block, mean: Tensor, factor: Tensor | None, moments: ClassFormula, gram: Gram, shared: bool
+) -> list[Tensor]:
     """A block's sums."""
-    return class_rows(block, mean, factor, moments, gram)[0]
+    return class_rows(block, mean, factor, moments, gram, shared)[0]
 
 
 def row_hessians(block: Block, mean: Tensor, factor: Tensor | None, moments: ClassFormula) -> RowHessian:
     """The Hessians of a block's rows, on their device."""
     there = block.label.device
-    return class_rows(block, mean.to(there), None if factor is None else factor.to(there), moments, "none")[1]
+    return class_rows(block, mean.to(there), None if factor is None else factor.to(there), moments, "none", False)[1]
 
 
 def hessian_product(source: RowSource, hessians: list[RowHessian], vectors: Tensor) -> Tensor:

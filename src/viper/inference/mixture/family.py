@@ -13,7 +13,6 @@ So F is a lower bound on the log evidence, and for one component the ELBO.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,10 +20,10 @@ import scipy.optimize
 import torch
 from torch import Tensor
 
-from viper.inference.importance import log_likelihood
-from viper.inference.posterior import LOG_2PI, Full, prior_log_density
-from viper.inference.problem import Prior
-from viper.inference.rows import Arrays, RowSource
+from viper.inference.mixture.posterior import GaussianMixture, entropy_terms
+from viper.inference.posterior import Full
+from viper.inference.problem import LOG_2PI, Prior
+from viper.inference.rows import Arrays
 from viper.softplus.expectation import expected_softplus
 from viper.softplus.limit import limit
 
@@ -32,71 +31,6 @@ START_APART = 0.6  # standard deviations by which components start on either sid
 CURVE_STEP = 1e-4  # of ϑ, for the derivative of the curvature
 SKEW_STEPS = 50  # to find the direction of the largest skewness
 MOST_EVALUATIONS = 3000
-
-
-@dataclass(frozen=True)
-class GaussianMixture:
-    """Σ_j π_j N(μ_j, F_j F_jᵀ)."""
-
-    weights: Tensor  # J
-    means: Tensor  # J × d
-    factors: Tensor  # J × d × d
-
-    @property
-    def mean(self) -> Tensor:
-        return self.weights @ self.means
-
-    def covariance(self) -> Tensor:
-        """Σ_j π_j (Σ_j + μ_j μ_jᵀ) - μ μᵀ."""
-        shift = self.means - self.mean
-        inside = self.factors @ self.factors.mT + shift[:, :, None] * shift[:, None]
-        return torch.einsum("j,jab->ab", self.weights, inside)
-
-    @property
-    def variance(self) -> Tensor:
-        return self.covariance().diagonal()
-
-    def draw(self, count: int, generator: np.random.Generator) -> Tensor:
-        """Draws, k × d, of components in proportion to their weights."""
-        shares = (self.weights / self.weights.sum()).numpy()
-        which = torch.from_numpy(generator.choice(len(shares), count, p=shares))
-        noise = torch.from_numpy(generator.standard_normal((count, self.means.shape[1])))
-        return self.means[which] + torch.einsum("kab,kb->ka", self.factors[which], noise)
-
-    def log_density(self, draws: Tensor) -> Tensor:
-        """log q of each row."""
-        parts = []
-        for weight, mean, factor in zip(self.weights, self.means, self.factors, strict=True):
-            z = torch.linalg.solve(factor, (draws - mean).T)
-            log_scale = torch.linalg.slogdet(factor).logabsdet
-            parts.append(weight.log() - log_scale - 0.5 * (z.square().sum(0) + draws.shape[1] * LOG_2PI))
-        return torch.logsumexp(torch.stack(parts), 0)
-
-    def latent(self, design: Tensor, offset: Tensor | None) -> tuple[Tensor, Tensor]:
-        """ϑ and τ² of rows under each component, rows × J."""
-        theta = design @ self.means.T
-        tau2 = torch.stack([(design @ factor).square().sum(1) for factor in self.factors], 1)
-        return theta if offset is None else theta + offset[:, None], tau2
-
-
-@dataclass(frozen=True)
-class MixtureWeighedFit:
-    """A mixture with the prior and the rows that it was fitted to."""
-
-    posterior: GaussianMixture
-    prior: Prior
-    source: RowSource
-    sparse: bool = False
-
-    def weighed(
-        self, count: int, generator: np.random.Generator, report: Callable[[int, int], None] | None = None
-    ) -> tuple[Tensor, Tensor, float]:
-        """Return draws from q, log p(y|β)p(β)/q(β) without its mean, and that mean's log: the log evidence."""
-        draws = self.posterior.draw(count, generator)
-        joint = log_likelihood(self.source, draws, report) + prior_log_density(self.prior, draws)
-        log_ratio = joint - self.posterior.log_density(draws)
-        log_evidence = float(torch.logsumexp(log_ratio, 0)) - math.log(count)
-        return draws, log_ratio - log_evidence, log_evidence
 
 
 @dataclass(frozen=True)
@@ -122,18 +56,6 @@ class Refining:
         prior = -0.5 * (((away @ self.precision) * away).sum(1) + traces)
         entropy = entropy_terms(log_weights, means, factors, guess)
         return log_weights.exp() @ (likelihood + prior + entropy) + self.constant
-
-
-def entropy_terms(log_weights: Tensor, means: Tensor, factors: Tensor, guess: Tensor) -> Tensor:
-    """H_j - log π_j + E_j[log r(j | β)] of each component, for triangular factors."""
-    half_logs = factors.diagonal(dim1=1, dim2=2).abs().log().sum(1)  # ½ log |Σ_j|
-    total = half_logs + 0.5 * means.shape[1] * (1.0 + LOG_2PI) - log_weights
-    if not len(guess):
-        return total
-    z = guess[:, 0] + means @ guess[:, 1:].T  # components × decisions
-    spread = torch.stack([(factor.T @ guess[:, 1:].T).square().sum(0) for factor in factors])
-    yes, no = (-expected_softplus(sign * z, spread).value for sign in (-1.0, 1.0))  # E log s(z), E log s(-z)
-    return total + no.tril(-1).sum(1) + torch.cat([yes.diagonal(), yes.new_zeros(1)])
 
 
 def refining(source: Arrays, prior: Prior, posterior: Full) -> Refining:
@@ -189,11 +111,6 @@ def fit_mixture(source: Arrays, prior: Prior, posterior: Full, components: int) 
     """Maximise F by L-BFGS, from components along the directions of the largest skewness; return q and F."""
     problem = refining(source, prior, posterior)
     d = len(posterior.mean)
-    eye, none = torch.eye(d, dtype=torch.float64), torch.zeros(0, 1 + d, dtype=torch.float64)
-    if components == 1:
-        one = torch.ones(1, dtype=torch.float64)
-        value = problem.bound(one.log(), torch.zeros(1, d, dtype=torch.float64), eye[None], none)
-        return GaussianMixture(one, posterior.mean[None], posterior.factor[None]), float(value)
     lower = torch.tril_indices(d, d, -1)
     sizes = [components, components * d, components * d, components * lower.shape[1], (components - 1) * (1 + d)]
 
@@ -216,6 +133,15 @@ def fit_mixture(source: Arrays, prior: Prior, posterior: Full, components: int) 
     start = torch.cat([part.reshape(-1) for part in parts])
     options = {"maxiter": MOST_EVALUATIONS, "maxfun": MOST_EVALUATIONS, "ftol": 1e-12, "gtol": 1e-6, "maxcor": 30}
     found = scipy.optimize.minimize(negative, start.numpy(), jac=True, method="L-BFGS-B", options=options)
-    log_weights, means, factors, _ = unpacked(torch.from_numpy(found.x))
+    return in_coefficients(*unpacked(torch.from_numpy(found.x)), posterior), -float(found.fun)
+
+
+def in_coefficients(
+    log_weights: Tensor, means: Tensor, factors: Tensor, guess: Tensor, posterior: Full
+) -> GaussianMixture:
+    """The mixture of u as that of β = μ + F u: a + bᵀu = (a - bᵀF⁻¹μ) + (F⁻ᵀb)ᵀβ."""
     F = posterior.factor
-    return GaussianMixture(log_weights.exp(), posterior.mean + means @ F.T, F @ factors), -float(found.fun)
+    guess = torch.cat([guess, guess.new_zeros(1, guess.shape[1])])
+    slopes = torch.linalg.solve(F.T, guess[:, 1:].T).T
+    offsets = guess[:, 0] - slopes @ posterior.mean
+    return GaussianMixture(log_weights.exp(), posterior.mean + means @ F.T, F @ factors, offsets, slopes)

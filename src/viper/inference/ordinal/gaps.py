@@ -6,14 +6,17 @@ with one gap for each of the K-2 middle levels. Centred thresholds make the orde
 gaps are the thresholds with their signs and order reversed. Where they lie is the intercept's business.
 
 What the rows with two classes (`rows`) leave out of the likelihood is Σ_k n_k log(1 - e^{-g_k}), n_k the weight of the
-rows of level k, and the prior is δ_k ~ N(0, σ²).
+rows of level k. The prior is Gaussian, δ ~ N(δ₀, Q⁻¹), and the prior mean of the coefficients may follow δ; at first
+δ_k ~ N(0, σ²) independently of them, and where rows are added to a fit, both are the posterior so far.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+
+from viper.inference.problem import LOG_2PI, Prior
 
 LEAST_BEND = 1e-8  # of the largest: where the profile is not concave, its curvature's size is used
 
@@ -32,11 +35,48 @@ class ThresholdSums:
 
 
 @dataclass(frozen=True)
+class GapPrior:
+    """δ ~ N(δ₀, Q⁻¹), given which the prior mean of the coefficients is m₀ + M(δ - δ₀)."""
+
+    mean: Tensor  # δ₀
+    precision: Tensor  # Q
+    moving: Tensor  # M, d × gaps
+
+    @classmethod
+    def independent(cls, size: int, dimension: int, scale: float) -> "GapPrior":
+        """δ_k ~ N(0, σ²), which says nothing about d coefficients."""
+        zero = torch.zeros(dimension, size, dtype=torch.float64)
+        return cls(torch.zeros(size, dtype=torch.float64), torch.eye(size, dtype=torch.float64) / scale**2, zero)
+
+    def same_as(self, other: "GapPrior") -> bool:
+        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
+        return all(torch.equal(one, another) for one, another in pairs)
+
+    def given(self, prior: Prior, delta: Tensor) -> Prior:
+        """The prior of the coefficients, given δ."""
+        if not bool(self.moving.any()):
+            return prior
+        shift = (self.moving @ (delta - self.mean)).to(prior.mean)
+        return replace(prior, mean=prior.mean + shift)
+
+    def log_density(self, delta: Tensor) -> Tensor:
+        """log p(δ), for one δ or for rows of them."""
+        away = delta - self.mean.to(delta)
+        constant = 0.5 * float(torch.linalg.slogdet(self.precision).logabsdet) - 0.5 * len(self.mean) * LOG_2PI
+        return constant - 0.5 * ((away @ self.precision.to(delta)) * away).sum(-1)
+
+    def joint_precision(self, prior: Prior) -> Tensor:
+        """The precision of (w, δ): [[P, -PM], [-MᵀP, Q + MᵀPM]] with P = S₀⁻¹."""
+        M, P = self.moving, prior.plus(torch.zeros(2 * (len(prior.mean),), dtype=torch.float64))
+        return torch.cat([torch.cat([P, -P @ M], 1), torch.cat([-M.T @ P, self.precision + M.T @ P @ M], 1)])
+
+
+@dataclass(frozen=True)
 class Gaps:
-    """The level constants and the prior of the gaps, given n_k of all K levels and σ."""
+    """The level constants and the prior of the gaps, given n_k of all K levels."""
 
     counts: Tensor
-    scale: float
+    prior: GapPrior
 
     @property
     def size(self) -> int:
@@ -53,26 +93,31 @@ class Gaps:
 
     def constant(self, delta: Tensor) -> Tensor:
         """Σ_k n_k log(1 - e^{-g_k}) + log p(δ), for one δ or for rows of them."""
-        prior = -0.5 * (delta / self.scale).square() - math.log(self.scale) - 0.5 * math.log(2.0 * math.pi)
-        return (self.middle * log_one_minus_exp(delta.exp()) + prior).sum(-1)
+        return (self.middle * log_one_minus_exp(delta.exp())).sum(-1) + self.prior.log_density(delta)
 
     def derivatives(
-        self, delta: Tensor, weights: Tensor, sums: ThresholdSums, response: Tensor
-    ) -> tuple[Tensor, Tensor]:
+        self, delta: Tensor, weights: Tensor, sums: ThresholdSums, mean: Tensor, factor: Tensor, prior: Prior
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Gradient and negative Hessian in δ of the ELBO, averaged over points δ (points × gaps) with these weights.
 
-        Only the Hessian allows for the mean of q, which follows by `response` = dμ/dt. q's covariance is held.
+        `mean` and `factor` are those of q, `prior` is that of w given the mean of δ. Only the Hessian allows for the
+        mean of q, which follows δ by R, the third result. q's covariance is held.
         """
-        g, B = delta.exp(), threshold_matrix(self.size)
+        g, B, M = delta.exp(), threshold_matrix(self.size), self.prior.moving
+        pulled = prior.apply(M)  # PM
         in_gaps = -sums.residual @ B + self.middle / torch.expm1(g)
-        slope = weights @ (g * in_gaps - delta / self.scale**2)
+        average = weights @ delta
+        slope = weights @ (g * in_gaps) - self.prior.precision @ (average - self.prior.mean)
+        slope = slope + pulled.T @ (mean - prior.mean)
         # d²/dg² log(1 - e^{-g}) = -e^g/(e^g - 1)²
         own = weights @ (self.middle * g.square() / (torch.expm1(g) * -torch.expm1(-g)) - g * in_gaps)
-        bend = torch.diag(own + self.scale**-2)
+        bend = torch.diag(own) + self.prior.precision + M.T @ pulled
+        response = torch.zeros_like(M)
         for weight, at, curvature in zip(weights, g, sums.curvature, strict=True):
-            outer = torch.diag(curvature) - sums.cross.T @ response
-            bend = bend + weight * (B * at).T @ outer @ (B * at)
-        return slope, bend
+            inner = factor.T @ (sums.cross @ (B * at) + pulled)
+            bend = bend + weight * ((B * at).T @ (curvature[:, None] * (B * at)) - inner.T @ inner)
+            response = response + weight * (factor @ inner)
+        return slope, bend, response
 
 
 def log_one_minus_exp(gap: Tensor) -> Tensor:

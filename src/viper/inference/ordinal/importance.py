@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from viper.inference.ordinal.gaps import log_one_minus_exp, thresholds_of
+from viper.inference.ordinal.gaps import GapPrior, log_one_minus_exp, thresholds_of
 from viper.inference.ordinal.posterior import OrdinalPosterior
-from viper.inference.posterior import LOG_2PI, prior_log_density
+from viper.inference.posterior import prior_log_density
 from viper.inference.problem import Prior
 from viper.inference.rows import Block, RowSource, reported_sum
 
@@ -19,11 +19,11 @@ LEVELS_AT_ONCE = 1 << 21  # rows × draws (16 MB)
 
 
 class OrdinalWeighedFit(NamedTuple):
-    """A posterior with the prior, the prior sd of the log gaps, and the rows that it was fitted to."""
+    """A posterior with the priors of coefficients and log gaps, and the rows that it was fitted to."""
 
     posterior: OrdinalPosterior
     prior: Prior
-    gap_scale: float
+    gap_prior: GapPrior
     source: RowSource
     sparse: bool = False
 
@@ -35,11 +35,17 @@ class OrdinalWeighedFit(NamedTuple):
         noise = torch.from_numpy(generator.standard_normal((count, len(q.mean) + q.size))).to(q.mean)
         draws = q.draw(noise)
         w, delta = draws.split([len(q.mean), q.size], 1)
-        of_gaps = -0.5 * ((delta / self.gap_scale).square() + LOG_2PI).sum(1) - q.size * math.log(self.gap_scale)
-        joint = level_log_likelihood(self.source, w, delta, report) + prior_log_density(self.prior, w) + of_gaps
+        joint = level_log_likelihood(self.source, w, delta, report)
+        joint = joint + log_prior_of_levels(self.prior, self.gap_prior, w, delta)
         log_ratio = (joint - q.log_density(noise)).cpu()
         log_evidence = float(torch.logsumexp(log_ratio, 0)) - math.log(count)
         return draws.cpu(), log_ratio - log_evidence, log_evidence
+
+
+def log_prior_of_levels(prior: Prior, of_gaps: GapPrior, w: Tensor, delta: Tensor) -> Tensor:
+    """log p(w | δ) + log p(δ) of draws."""
+    moved = (delta - of_gaps.mean.to(delta)) @ of_gaps.moving.to(delta).T
+    return prior_log_density(prior, w - moved) + of_gaps.log_density(delta)
 
 
 def level_log_likelihood(
@@ -71,6 +77,12 @@ def level_log_likelihoods(block: Block, w: Tensor, delta: Tensor) -> Tensor:
         return total
     constants = log_one_minus_exp(delta.exp())[:, (level - 1).clamp(0, last - 2)]
     return total + torch.where((level > 0) & (level < last), constants, 0.0)
+
+
+def weighted_log_likelihoods(block: Block, draws: Tensor, width: int) -> Tensor:
+    """c_i log p(y_i | w, δ), draws × rows, of draws of (w, δ)."""
+    terms = level_log_likelihoods(block, draws[:, :width], draws[:, width:])
+    return terms if block.weight is None else terms * block.weight
 
 
 def level_probabilities_of_draws(f: Tensor, delta: Tensor) -> Tensor:

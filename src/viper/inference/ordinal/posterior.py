@@ -6,13 +6,13 @@ The first is Laplace's approximation at the maximum of the ELBO over q(w), the s
 follows its optimum. Draws of (w, δ) always have thresholds in order.
 """
 
-import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from viper.inference.ordinal.gaps import threshold_matrix, thresholds_of
+from viper.inference.ordinal.gaps import GapPrior, threshold_matrix, thresholds_of
+from viper.inference.problem import LOG_2PI, Prior
 from viper.inference.rows import Block, Matrix
 
 
@@ -30,6 +30,34 @@ class OrdinalPosterior:
     def size(self) -> int:
         """Number of gaps."""
         return len(self.log_gaps)
+
+    @property
+    def latent_shape(self) -> tuple[int, ...]:
+        return (len(self.points()[1]),) if self.size else ()
+
+    @property
+    def noise_shape(self) -> tuple[int, ...]:
+        return (len(self.mean) + self.size,)
+
+    @classmethod
+    def from_joint(cls, mean: Tensor, log_gaps: Tensor, covariance: Tensor) -> "OrdinalPosterior":
+        """The Gaussian of (w, δ) with these means and this covariance."""
+        d = len(mean)
+        of_w, between, of_gaps = covariance[:d, :d], covariance[:d, d:], covariance[d:, d:]
+        response = torch.linalg.solve(of_gaps, between.T).T
+        given = of_w - response @ between.T
+        return cls(mean, torch.linalg.cholesky(given), response, log_gaps, torch.linalg.cholesky(of_gaps))
+
+    @property
+    def joint_mean(self) -> Tensor:
+        """The mean of (w, δ)."""
+        return torch.cat([self.mean, self.log_gaps])
+
+    @property
+    def joint_factor(self) -> Tensor:
+        """[[F, RG], [0, G]], which makes (w, δ) from standard normal noise."""
+        below = self.factor.new_zeros(self.size, len(self.mean))
+        return torch.cat([torch.cat([self.factor, self.moving], 1), torch.cat([below, self.gap_factor], 1)])
 
     @property
     def moving(self) -> Tensor:
@@ -59,7 +87,13 @@ class OrdinalPosterior:
     def log_density(self, noise: Tensor) -> Tensor:
         """log q at `draw(noise)`."""
         scales = [torch.linalg.slogdet(part).logabsdet for part in (self.factor, self.gap_factor)]
-        return -0.5 * (noise.square() + math.log(2.0 * math.pi)).sum(1) - scales[0] - scales[1]
+        return -0.5 * (noise.square() + LOG_2PI).sum(1) - scales[0] - scales[1]
+
+    def as_prior(self, forget: float = 1.0) -> tuple[Prior, GapPrior]:
+        """The posterior as the prior of the next rows, with its precision multiplied by `forget`."""
+        inverse, of_gaps = torch.linalg.inv(self.factor), torch.linalg.inv(self.gap_factor)
+        gaps = GapPrior(self.log_gaps, forget * of_gaps.T @ of_gaps, self.response)
+        return Prior(self.mean, forget * inverse.T @ inverse), gaps
 
     def points(self) -> tuple[Tensor, Tensor]:
         """Standard normal coordinates of a few δ (k × gaps) and their weights, which are positive.

@@ -171,7 +171,8 @@ class OrderedRows(SourceWrapper):
     order: Tensor
 
     def reduce(self, function: RowFunction) -> list[Tensor]:
-        return self.source.reduce(partial(reordered, of_levels=function.func, order=self.order, **function.keywords))
+        inner = partial(function.func, *function.args) if function.args else function.func
+        return self.source.reduce(partial(reordered, of_levels=inner, order=self.order, **function.keywords))
 
     def map(self, function: Any) -> Any:
         return self.source.map(partial(reordered, of_levels=function, order=self.order))

@@ -15,6 +15,7 @@ from viper.inference.classes.solver import StarResult, fit_star
 from viper.inference.classes.star import Star, star_divergence
 from viper.inference.classes.sums import EXACT_TOLERANCE
 from viper.inference.device import algebra_device
+from viper.inference.kernels.compiled import MOST_COMPILED
 from viper.inference.memory import machine_memory
 from viper.inference.posterior import moved
 from viper.inference.problem import Prior
@@ -57,7 +58,8 @@ def fit_classes(
     settings: dict[str, Any] = {"report": report, "generator": np.random.default_rng(seed)}
     settings |= {} if options.max_iter is None else {"max_iter": int(options.max_iter)}
     settings |= {} if options.tolerance() is None else {"tol": options.tolerance()}
-    threads = pass_threads(options.n_jobs) if source.device.type == "cpu" else nullcontext()
+    in_blas = not diagonal and source.dimension > MOST_COMPILED
+    threads = pass_threads(options.n_jobs, in_blas=in_blas) if source.device.type == "cpu" else nullcontext()
     with closing(report), threads, source.hold():
         try:
             result = fit_star(problem, start, **settings)

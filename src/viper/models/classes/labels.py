@@ -24,7 +24,14 @@ from viper.inference.posterior import Several
 from viper.inference.progress import StepProgress
 from viper.inference.rows import RowSource
 from viper.inference.threads import count_threads, pass_threads
-from viper.models.prediction import TargetReading, columns_by_class, log_odds, probability_interval, probability_std
+from viper.models.prediction import (
+    TargetReading,
+    columns_by_class,
+    log_odds,
+    means_and_sds,
+    probability_interval,
+    probability_std,
+)
 from viper.models.saving import State
 from viper.softplus.expectation import expected_sigmoid
 from viper.softplus.information import answer_information
@@ -76,6 +83,7 @@ LABELS_READING = TargetReading(
     probable_labels,
     labels_table,
     labels_information,
+    means_and_sds,
 )
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from viper.inference.classes.sums import EXACT_CLASSES
-from viper.models.prediction import TargetReading, columns_by_class
+from viper.models.prediction import TargetReading, columns_by_class, means_and_sds
 from viper.softplus.information import class_information
 from viper.softplus.others import log_odds_moments
 
@@ -65,4 +65,5 @@ SOFTMAX_READING = TargetReading(
     probable_class,
     softmax_table,
     softmax_information,
+    means_and_sds,
 )

@@ -41,7 +41,7 @@ from viper.inference.threads import check_jobs
 from viper.models.diagnosis import summary_frame
 from viper.models.facts import coefficient_names
 from viper.models.groups.effects import GroupEffectsMixin
-from viper.models.groups.fitting import FittedGroups, GroupOptions, fit_groups, group_latent
+from viper.models.groups.fitting import FittedGroups, GroupOptions, MetPosterior, fit_groups, group_latent
 from viper.models.groups.levels import (
     AVERAGE,
     GroupFactor,
@@ -57,7 +57,7 @@ from viper.models.groups.reading import InGroups, ReadRows, count_of_rows
 from viper.models.groups.tables import component_draws, component_frame, effect_frame, factor_number, mixture_interval
 from viper.models.groups.trust import GroupTrustMixin
 from viper.models.notebook import NotebookMixin
-from viper.models.prior import entries_by_name, make_prior, read_scale
+from viper.models.prior import DEFAULT_SCALE, PriorMixin, make_prior
 from viper.models.saving import State, StateMixin
 from viper.softplus.limit import mean_of_same_probability
 
@@ -86,6 +86,7 @@ FACTOR_FIELDS = Fields(
 class VariationalMixedRegression(
     FormulaMixin,
     NotebookMixin,
+    PriorMixin,
     GroupEffectsMixin,
     GroupTrustMixin,
     StateMixin,
@@ -182,7 +183,7 @@ class VariationalMixedRegression(
         *,
         effects: str | None = None,
         prior_mean: Any = 0.0,
-        prior_scale: Any = 1.0,
+        prior_scale: Any = DEFAULT_SCALE,
         intercept_scale: float = 10.0,
         fit_intercept: bool = True,
         component_scale: float = 2.5,
@@ -236,8 +237,7 @@ class VariationalMixedRegression(
         table = as_group_table(groups, rows)
         names = self._columns()
         self.factors_ = [learn_factor(term, table, names, design) for term in self._terms(list(table.columns))]
-        given = entries_by_name(self.prior_scale, "prior_scale", self._columns, 1.0)
-        self.prior_scale_ = read_scale(given, "prior_scale", self.n_features_in_).numpy()
+        self.prior_scale_ = self._scale().numpy()
         prior = self._prior()
         check_border(self.factors_, len(prior.mean))
         factors = [Factor(one.codes(table), len(one.levels), one.multiplied(design)) for one in self.factors_]
@@ -257,9 +257,8 @@ class VariationalMixedRegression(
         return self._keep(fit)
 
     def _prior(self) -> Prior:
-        mean = entries_by_name(self.prior_mean, "prior_mean", self._columns, 0.0)
         scale = torch.from_numpy(self.prior_scale_)
-        return make_prior(mean, scale, self.intercept_scale, bool(self.fit_intercept))
+        return make_prior(self._prior_mean(), scale, self.intercept_scale, bool(self.fit_intercept))
 
     def _terms(self, columns: list[str]) -> tuple[GroupTerm, ...]:
         return parse_groups(self.effects) if self.effects else tuple(GroupTerm((name,), True) for name in columns)
@@ -349,9 +348,6 @@ class VariationalMixedRegression(
         check_is_fitted(self, "posterior_")
         size = len(self._names())
         return self.posterior_.border[:size, :size].numpy()
-
-    def _columns(self) -> list[str]:
-        return [str(name) for name in getattr(self, "feature_names_in_", [f"x{j}" for j in range(self.n_features_in_)])]
 
     def _names(self) -> list[str]:
         return coefficient_names(self._columns(), self.fit_intercept)
@@ -616,6 +612,7 @@ class VariationalMixedRegression(
         border = len(self._names()) + sum(counts[f] for f in self._order[1:])
         size = sum(component_count(factor.width) for factor in self.factors_)
         right = tuple(q.effects.shape) == (len(main.levels), main.width) and len(q.mean) == border
+        right = right and (not isinstance(q, MetPosterior) or q.is_whole())
         if not right or self._points["points.theta"].shape[1] != size:
             raise StorageError("the posterior must have an effect for each group; got another number.")
 

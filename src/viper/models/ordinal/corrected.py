@@ -1,6 +1,6 @@
 """Summaries of an ordinal regression, from its posterior or from weighted draws of the exact one."""
 
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -10,9 +10,16 @@ from torch import Tensor
 
 from viper.inference.importance import weighted_quantiles
 from viper.inference.ordinal.gaps import thresholds_of
-from viper.inference.ordinal.importance import level_probabilities_of_draws
+from viper.inference.ordinal.importance import (
+    OrdinalWeighedFit,
+    level_log_likelihood,
+    level_probabilities_of_draws,
+    log_prior_of_levels,
+    weighted_log_likelihoods,
+)
+from viper.inference.ordinal.posterior import OrdinalPosterior
 from viper.inference.rows import Block
-from viper.models.arviz import arviz_container, by_chain, count_draws
+from viper.models.arviz import arviz_container, by_chain, count_draws, row_groups
 from viper.models.diagnosis import CorrectedPosterior, summary_frame
 from viper.models.prediction import half_width
 
@@ -127,6 +134,29 @@ def summary_of_ordinal_draws(block: Block, draws: Tensor, summary: Any) -> Tenso
     w, delta = draws[:, :width].to(block.label.device), draws[:, width:]
     f = block.design.project(w.T.contiguous()).T
     return summary((f if block.offset is None else f + block.offset).cpu(), delta)
+
+
+def levels_to_arviz(
+    fit: OrdinalWeighedFit | None,
+    posterior: OrdinalPosterior,
+    names: list[str],
+    levels: np.ndarray,
+    shape: tuple[int, int],
+    seed: int,
+) -> Any:
+    """Draw (w, δ) from q and record log q. With the rows of a fit, also record log p, levels and log likelihoods."""
+    width = len(posterior.mean)
+    noise = torch.from_numpy(np.random.default_rng(seed).standard_normal((count_draws(*shape), width + posterior.size)))
+    draws = posterior.draw(noise)
+    groups: dict[str, dict[str, Any]] = {"posterior": parameter_draws(as_parameters(draws, width), width, shape)}
+    statistics = {"log_q": posterior.log_density(noise)}
+    if fit is not None:
+        w, delta = draws.to(fit.source.device).split([width, posterior.size], 1)
+        of_prior = log_prior_of_levels(fit.prior, fit.gap_prior, w, delta)
+        statistics["lp"] = level_log_likelihood(fit.source, w, delta) + of_prior
+        groups |= row_groups(fit.source, draws, shape, partial(weighted_log_likelihoods, width=width))
+    groups["sample_stats"] = {name: by_chain(value, shape) for name, value in statistics.items()}
+    return ordinal_container(groups, names, levels)
 
 
 def parameter_draws(draws: Tensor, width: int, shape: tuple[int, int]) -> dict[str, np.ndarray]:

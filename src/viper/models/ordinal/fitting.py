@@ -12,7 +12,6 @@ By the envelope theorem its gradient is that of F at the inner optimum. With the
 is largest. The expectation over δ is a weighted sum over a few points (`OrdinalPosterior.points`).
 """
 
-import math
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -23,10 +22,10 @@ from torch import Tensor
 
 from viper.errors import ConvergenceWarning, users_line
 from viper.inference.newton import Result
-from viper.inference.ordinal.gaps import Gaps, inverse_root, log_one_minus_exp, threshold_matrix, thresholds_of
+from viper.inference.ordinal.gaps import GapPrior, Gaps, inverse_root, log_one_minus_exp, thresholds_of
 from viper.inference.ordinal.posterior import OrdinalPosterior
 from viper.inference.ordinal.rows import LevelRows
-from viper.inference.posterior import Full, LowRank, Posterior, moved
+from viper.inference.posterior import Posterior, moved, square_factor
 from viper.inference.problem import Gaussian, Prior, Problem
 from viper.models.fitting import LARGEST_FULL, FitOptions, FittedPosterior, fit_posterior
 
@@ -48,6 +47,7 @@ class FittedOrdinal:
     problem: Problem
     result: Result
     ordinal: OrdinalPosterior
+    gap_prior: GapPrior
     elbo: float
     kl: float
     error: float  # rounding, at most
@@ -88,22 +88,22 @@ class GapState(NamedTuple):
 
 
 def fit_ordinal(
-    rows: LevelRows, gaps: Gaps, prior: Prior, options: FitOptions, seed: int, start: "GapState | None" = None
+    rows: LevelRows, gaps: Gaps, prior: Prior, options: FitOptions, seed: int, start: Tensor | None = None
 ) -> FittedOrdinal:
-    """Fit coefficients and gaps under a given prior."""
+    """Fit coefficients and gaps under a given prior, from a given δ or from the shares of the levels."""
     check_columns(rows)
     passes, history = 0.0, []
 
     def evaluated(delta: Tensor, warm: Gaussian | None) -> GapState:
         nonlocal passes
-        fit = fit_posterior(rows.at(thresholds_of(delta)), prior, options, seed, warm)
+        fit = fit_posterior(rows.at(thresholds_of(delta)), gaps.prior.given(prior, delta), options, seed, warm)
         passes += fit.result.passes + 1.0
         history.extend(fit.result.history)
-        return gap_state(rows, gaps, delta, fit)
+        return gap_state(rows, gaps, prior, delta, fit)
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ConvergenceWarning)
-        state = evaluated(gaps.start() if start is None else start.delta, None)
+        state = evaluated(gaps.start() if start is None else start, None)
         state, converged = climb_gaps(state, evaluated)
     others = [one for one in caught if not issubclass(one.category, ConvergenceWarning)]
     for one in [*others, *(caught[-1:] if not state.fit.result.converged else [])]:
@@ -126,7 +126,7 @@ def fit_ordinal(
     )
     ordinal, elbo, kl = settle(rows, gaps, prior, state.posterior(), result)
     exact, bound, _ = fit.certified()
-    return FittedOrdinal(fit.posterior, prior, fit.problem, result, ordinal, elbo, kl, exact - bound)
+    return FittedOrdinal(fit.posterior, prior, fit.problem, result, ordinal, gaps.prior, elbo, kl, exact - bound)
 
 
 def check_columns(rows: LevelRows) -> None:
@@ -137,16 +137,15 @@ def check_columns(rows: LevelRows) -> None:
         )
 
 
-def gap_state(rows: LevelRows, gaps: Gaps, delta: Tensor, fit: FittedPosterior) -> GapState:
-    """Evaluate G and its derivatives, by one pass."""
+def gap_state(rows: LevelRows, gaps: Gaps, prior: Prior, delta: Tensor, fit: FittedPosterior) -> GapState:
+    """Evaluate G and its derivatives, by one pass; `prior` is that of w given the prior mean of δ."""
     q, none = moved(fit.posterior, "cpu"), torch.zeros(gaps.size, gaps.size, dtype=torch.float64)
     at = OrdinalPosterior(q.mean, square_factor(q), q.mean.new_zeros(len(q.mean), gaps.size), delta, none)
     sums = rows.threshold_sums(at)
     places, weights = at.points()
-    response = at.factor @ (at.factor.T @ sums.cross)  # dμ/dt
-    slope, bend = gaps.derivatives(delta.expand(len(places), -1), weights, sums, response)
-    value = fit.result.objective + float(gaps.constant(delta))
-    return GapState(delta, fit, value, slope, bend, response @ (threshold_matrix(gaps.size) * delta.exp()))
+    own = gaps.prior.given(prior, delta)
+    slope, bend, response = gaps.derivatives(delta.expand(len(places), -1), weights, sums, at.mean, at.factor, own)
+    return GapState(delta, fit, fit.result.objective + float(gaps.constant(delta)), slope, bend, response)
 
 
 def settle(
@@ -157,9 +156,9 @@ def settle(
         places, weights = q.points()
         delta = q.log_gaps + places @ q.gap_factor.T
         sums = rows.threshold_sums(q)
-        response = q.factor @ (q.factor.T @ sums.cross)
-        slope, bend = gaps.derivatives(delta, weights, sums, response)
-        pull = sums.pull - prior.apply(q.mean - prior.mean)
+        own = gaps.prior.given(prior, q.log_gaps)
+        pull = sums.pull - own.apply(q.mean - own.mean)
+        slope, bend, _ = gaps.derivatives(delta, weights, sums, q.mean, q.factor, own)
         slope = slope + q.response.T @ pull
         root = inverse_root(bend)
         shift = root @ (root @ slope)
@@ -170,27 +169,22 @@ def settle(
         mean = q.mean + q.factor @ (q.factor.T @ pull) + q.response @ shift
         q = replace(q, mean=mean, log_gaps=q.log_gaps + shift, gap_factor=root)
         result.passes += len(places)
-    V = q.gap_factor @ q.gap_factor.T
-    spread = (q.factor * prior.apply(q.factor)).sum() + (q.moving * prior.apply(q.moving)).sum()
-    shift = q.mean - prior.mean
-    of_w = 0.5 * float(spread + shift @ prior.apply(shift) - prior.log_determinant - len(shift))
-    of_gaps = 0.5 * float((V.diagonal() + q.log_gaps.square()).sum()) / gaps.scale**2 - 0.5 * gaps.size
-    of_gaps += gaps.size * math.log(gaps.scale)
-    kl = of_w + of_gaps - sum(float(torch.linalg.slogdet(part)[1]) for part in (q.factor, q.gap_factor))
+    kl = divergence_from_prior(q, prior, gaps.prior)
     constants = gaps.middle * log_one_minus_exp(delta.exp())
     return q, rows.expected_log_likelihood(q) + float(weights @ constants.sum(1)) - kl, kl
 
 
-def square_factor(posterior: Posterior) -> Tensor:
-    """F with Σ = FFᵀ, d × d: of the low-rank shape D(I + Q(F - I)Qᵀ), as Q is orthonormal."""
-    if isinstance(posterior, Full):
-        return posterior.factor
-    assert isinstance(posterior, LowRank)
-    inner = posterior.inner_factor.clone()
-    inner.diagonal().sub_(1.0)
-    whole = posterior.basis @ inner @ posterior.basis.T
-    whole.diagonal().add_(1.0)
-    return posterior.prior_sd[:, None] * whole
+def divergence_from_prior(q: OrdinalPosterior, prior: Prior, of_gaps: GapPrior) -> float:
+    """KL(q ‖ p) of coefficients and log gaps."""
+    own = of_gaps.given(prior, q.log_gaps)
+    shift, apart = q.mean - own.mean, (q.response - of_gaps.moving) @ q.gap_factor
+    spread = (q.factor * own.apply(q.factor)).sum() + (apart * own.apply(apart)).sum()
+    of_w = 0.5 * float(spread + shift @ own.apply(shift) - own.log_determinant - len(shift))
+    away = q.log_gaps - of_gaps.mean
+    spread = (q.gap_factor * (of_gaps.precision @ q.gap_factor)).sum()
+    determinant = torch.linalg.slogdet(of_gaps.precision).logabsdet
+    of_delta = 0.5 * float(spread + away @ of_gaps.precision @ away - determinant - q.size)
+    return of_w + of_delta - sum(float(torch.linalg.slogdet(part)[1]) for part in (q.factor, q.gap_factor))
 
 
 def climb_gaps(state: GapState, evaluated: Callable[[Tensor, Gaussian | None], GapState]) -> tuple[GapState, bool]:

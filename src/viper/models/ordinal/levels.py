@@ -15,8 +15,11 @@ from viper.errors import shown
 GIVE_ORDER = "Pass categories=[...] from the lowest to the highest, or an ordered pandas Categorical."
 
 
-def read_levels(y: Any, categories: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Return the levels from the lowest to the highest, and the number of each row's level."""
+def read_levels(y: Any, categories: Any, complete: bool = True) -> tuple[np.ndarray, np.ndarray]:
+    """Return the levels from the lowest to the highest, and the number of each row's level.
+
+    Rows that are `complete` have all of them.
+    """
     if y is None:
         raise ValueError("This estimator requires y to be passed, but the target y is None.")
     kind = getattr(y, "dtype", None)
@@ -39,7 +42,8 @@ def read_levels(y: Any, categories: Any) -> tuple[np.ndarray, np.ndarray]:
         check_classification_targets(values)
         levels = sorted_levels(values)
     numbers = level_numbers(values, levels)
-    check_levels(levels, np.bincount(numbers, minlength=len(levels)))
+    if complete:
+        check_levels(levels, np.bincount(numbers, minlength=len(levels)))
     return levels, numbers
 
 
@@ -47,7 +51,9 @@ def given_levels(categories: Any) -> np.ndarray:
     """Check levels that are given in order."""
     found = list(categories) if not isinstance(categories, str) and np.iterable(categories) else [categories]
     if len(found) < 2 or len({*map(str, found)}) < len(found):
-        raise ValueError(f"categories must be at least two different levels in order; got {shown(categories)}.")
+        raise ValueError(
+            f"categories must be a list of at least two different levels in order; got {shown(categories)}."
+        )
     return np.asarray(found, dtype=object if any(isinstance(one, str) for one in found) else None)
 
 

@@ -21,6 +21,7 @@ import scipy.special
 import torch
 from torch import Tensor
 
+from viper.inference.importance import LINEAR
 from viper.inference.ordinal.gaps import level_shares, threshold_matrix
 from viper.inference.ordinal.posterior import OrdinalPosterior
 from viper.models.prediction import TargetReading, columns_by_class
@@ -30,6 +31,7 @@ SCORE_NODES = 48  # of the quadrature over f, for the expected entropy
 GAP_NODES = 24  # of the quadrature over a level's own gap
 FARTHEST_SD = 6.0  # standard deviations beyond which a billionth of a normal is left
 LARGEST_DISTANCE = 600.0  # distance from which a probability is below 1e-260
+LOG_2 = math.log(2.0)
 ROOT_TOLERANCE, MOST_ROOT_STEPS = 1e-8, 60  # of the log-odds at which an interval ends
 ENDS_AT_ONCE = 1 << 20  # rows × levels × nodes (8 MB)
 
@@ -47,6 +49,7 @@ def ordinal_reading(posterior: OrdinalPosterior) -> TargetReading:
         partial(probable_level, **given),
         partial(level_table, intervals=intervals, **given),
         partial(information_of_level, **given),
+        partial(score_moments, weights=weights),
     )
 
 
@@ -121,7 +124,19 @@ def level_quantile(u: Tensor, slope: Tensor, rest: Tensor, delta: Tensor, sd: Te
 
 def logit_of_level(r: Tensor, half: Tensor) -> Tensor:
     """log p/(1-p) = log sinh(g/2) - log(cosh(g/2) + cosh(r) - sinh(g/2)), at a distance r from the middle."""
-    return half.sinh().log() - torch.log((-half).exp() + r.cosh())
+    log_sinh = half + torch.log(-torch.expm1(-2.0 * half)) - LOG_2
+    return log_sinh - torch.log((-half).exp() + r.cosh())
+
+
+def distance_of_level(logit: Tensor, half: Tensor) -> Tensor:
+    """r with cosh r = sinh(g/2)/x - cosh(g/2), or 0 if p < x everywhere: the inverse of `logit_of_level`.
+
+    2 cosh r = e^{g/2} ((1 - e^{-g})/x' - 2 e^{-g}) with x' = e^logit, whose logarithm does not overflow.
+    """
+    rest = -torch.expm1(-2.0 * half) - 2.0 * torch.exp(logit - 2.0 * half)
+    log_cosh = half - logit - LOG_2 + rest.clamp(min=torch.finfo(rest.dtype).tiny).log()
+    log_cosh = log_cosh.clamp(min=0.0)
+    return log_cosh + torch.log1p((-torch.expm1(-2.0 * log_cosh)).sqrt())
 
 
 def probability_below(logit: Tensor, u: Tensor, slope: Tensor, rest: Tensor, delta: Tensor, sd: Tensor) -> Tensor:
@@ -130,7 +145,8 @@ def probability_below(logit: Tensor, u: Tensor, slope: Tensor, rest: Tensor, del
     There P(p ≤ x | g) begins like a root, which the variable of the quadrature removes: log g = start + y².
     """
     # tanh(g/4) = x, so that g = 2 log((1+x)/(1-x)) = 2 log(1 + 2 e^logit)
-    start = torch.maximum((2.0 * torch.log1p(2.0 * logit.exp())).log(), delta - FARTHEST_SD * sd)
+    gap = 2.0 * torch.nn.functional.softplus(logit + LOG_2, threshold=LINEAR)
+    start = torch.maximum(gap.log(), delta - FARTHEST_SD * sd)
     end = torch.maximum(delta + FARTHEST_SD * sd, start)
     nodes, weights = (torch.from_numpy(x) for x in np.polynomial.legendre.leggauss(GAP_NODES))
     width = (end - start).sqrt()[..., None]
@@ -139,8 +155,7 @@ def probability_below(logit: Tensor, u: Tensor, slope: Tensor, rest: Tensor, del
     half = 0.5 * log_gap.exp()
     z = (log_gap - delta[..., None]) / sd[..., None]
     density = torch.exp(-0.5 * z.square()) / (math.sqrt(2.0 * math.pi) * sd[..., None])
-    # cosh r = sinh(g/2)/x - cosh(g/2)
-    r = torch.acosh((half.sinh() * (1.0 + torch.exp(-logit[..., None])) - half.cosh()).clamp(min=1.0))
+    r = distance_of_level(logit[..., None], half)
     centre = u[..., None] + slope[..., None] * (log_gap - delta[..., None])
     spread = rest.clamp(min=torch.finfo(rest.dtype).tiny)[..., None]
     outside = torch.special.ndtr((-r - centre) / spread) + torch.special.ndtr((centre - r) / spread)
@@ -181,6 +196,14 @@ def information_of_level(mean: Tensor, variance: Tensor, thresholds: Tensor, wei
         f = (mean + node * variance.sqrt())[..., None] - thresholds.to(mean)
         given += share * torch.special.entr(level_shares(torch.sigmoid(-f), torch.sigmoid(f))).sum(-1)
     return (torch.special.entr(average).sum(-1) - given @ weights.to(mean)).clamp(min=0.0).cpu().numpy()
+
+
+def score_moments(mean: Tensor, variance: Tensor, weights: Tensor) -> np.ndarray:
+    """Mean and standard deviation of the score f: the points have the moments of the gaps."""
+    share = weights.to(mean)
+    centre = mean @ share
+    spread = variance[:, 0] + (mean - centre[:, None]).square() @ share
+    return torch.stack([centre, spread.sqrt()], -1).cpu().numpy()
 
 
 def level_scores(mean: Tensor, variance: Tensor, **given: Tensor) -> np.ndarray:

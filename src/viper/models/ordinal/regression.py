@@ -1,6 +1,7 @@
 """Bayesian ordinal regression with the scikit-learn interface."""
 
-from collections.abc import Callable, Iterator, Mapping
+import copy
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -16,50 +17,66 @@ from viper.data import checks
 from viper.data.checks import RowFormat
 from viper.data.model_file import MANY_LABELS
 from viper.data.open import is_kept_elsewhere, open_labelled_rows, open_rows
-from viper.data.schema import BOOLEAN, Fields, Numbers, Rule, one_of
+from viper.data.schema import BOOLEAN, DEFINITE, Fields, Numbers, Rule, numbers, one_of
 from viper.errors import FormulaError
 from viper.formula.columns import as_frame
 from viper.formula.grammar import split_sides, tokenize
 from viper.formula.learn import FormulaMixin, by_formula
 from viper.inference.newton import Iteration
-from viper.inference.ordinal.gaps import Gaps, log_one_minus_exp
-from viper.inference.ordinal.importance import OrdinalWeighedFit, level_log_likelihood, level_log_likelihoods
+from viper.inference.ordinal.gaps import GapPrior, Gaps, log_one_minus_exp
+from viper.inference.ordinal.importance import OrdinalWeighedFit
 from viper.inference.ordinal.posterior import OrdinalPosterior
 from viper.inference.ordinal.rows import LevelRows, OrderedRows
-from viper.inference.posterior import moved, prior_log_density
+from viper.inference.posterior import Full, moved
 from viper.inference.problem import Prior
 from viper.inference.progress import Callbacks, as_task, tasks_of
 from viper.inference.rows import Block, RowSource
 from viper.inference.threads import check_jobs
-from viper.models.arviz import by_chain, count_draws, row_groups
 from viper.models.diagnosis import LATENT_DRAWS, CorrectedPosterior, DiagnosisMixin, summary_frame
+from viper.models.effects import AnyPosterior, EffectsMixin, OpenRows
 from viper.models.facts import coefficient_names
-from viper.models.fitting import FitOptions
+from viper.models.fitting import FitOptions, check_update
 from viper.models.notebook import NotebookMixin
+from viper.models.onnx import OnnxMixin
 from viper.models.ordinal.corrected import (
     CorrectedOrdinal,
     as_parameters,
-    ordinal_container,
-    parameter_draws,
+    levels_to_arviz,
     summary_of_ordinal_draws,
     threshold_names,
 )
 from viper.models.ordinal.fitting import FittedOrdinal, fit_ordinal
 from viper.models.ordinal.levels import as_labels, check_levels, given_levels, level_numbers, read_levels, sorted_levels
 from viper.models.ordinal.reading import ordinal_reading
+from viper.models.ordinal.sandwich import robust_levels
 from viper.models.prediction import TWO_CLASSES, TargetReading, half_width
-from viper.models.prior import best_scales, entries_by_name, make_prior, read_scale
+from viper.models.prior import DEFAULT_SCALE, PriorMixin, best_scales, make_prior
 from viper.models.saving import REGRESSION_SCALARS, REGRESSION_TENSORS, State, StateMixin
+from viper.models.weighting import WEIGHTING, WEIGHTING_FIELDS, ClassWeightMixin
 
 if TYPE_CHECKING:
     import pandas
 
-COEFFICIENT_SCALE = 1.0  # prior sd of the coefficients
+GAP_PRIOR_TENSORS = {  # of a prior that is the posterior of earlier rows
+    "gap_prior.mean": numbers("g"),
+    "gap_prior.precision": numbers("gg", range=DEFINITE),
+    "gap_prior.moving": numbers("dg"),
+}
 DEFAULT_GAP_SCALE = 2.0  # prior sd of the log gaps: 95 % of gaps between 0.02 and 50
 
 
 class VariationalOrdinalRegression(
-    FormulaMixin, NotebookMixin, DiagnosisMixin, StateMixin, Callbacks, ClassifierMixin, BaseEstimator
+    FormulaMixin,
+    NotebookMixin,
+    PriorMixin,
+    ClassWeightMixin,
+    DiagnosisMixin,
+    EffectsMixin,
+    StateMixin,
+    OnnxMixin,
+    Callbacks,
+    ClassifierMixin,
+    BaseEstimator,
 ):
     """Bayesian ordinal regression by variational inference: outcomes in levels that have an order.
 
@@ -80,6 +97,9 @@ class VariationalOrdinalRegression(
         Prior standard deviation of the mean of the thresholds, around 0.
     gap_scale : float, default 2
         Prior standard deviation of the logarithms of the gaps between neighbouring thresholds, around 0.
+    class_weight : None, "balanced" or dict, default None
+        Factors for the weights of the rows of each level, as in `VariationalLogisticRegression`. There is no
+        `prevalence_offset` that takes them back: other shares of the levels are not another set of thresholds.
     max_iter : int, optional
         Largest number of iterations of a fit given the thresholds, by default 200.
     tol : float, optional
@@ -105,6 +125,10 @@ class VariationalOrdinalRegression(
         `elbo_` less all rounding errors.
     prior_scale_ : array
         The prior scales that were used, including those chosen by "auto" or "ard".
+    gap_prior_ : GapPrior
+        The prior of the log gaps.
+    class_weight_, class_share_, robust_groups_
+        As in `VariationalLogisticRegression`.
     history_, n_iter_, passes_, converged_, status_
         The iterations of the solver, of all fits together, and how they ended.
     n_features_in_, feature_names_in_, formula_
@@ -126,24 +150,26 @@ class VariationalOrdinalRegression(
     bound: ClassVar[str] = "viper"
     terms: ClassVar[int | None] = None
     covariance: ClassVar[str] = "full"  # type: ignore[misc]
-    class_weight: ClassVar[None] = None
     fit_intercept: ClassVar[bool] = True
 
     _kind = "ordinal"
     _labels = MANY_LABELS
     _fit_scalars: ClassVar[Mapping[str, Rule]] = REGRESSION_SCALARS
-    _own_fields = Fields({"posterior": one_of(OrdinalPosterior.__name__), "ordered": BOOLEAN})
+    _own_fields = Fields(
+        {"posterior": one_of(OrdinalPosterior.__name__), "ordered": BOOLEAN}, {WEIGHTING: WEIGHTING_FIELDS}
+    )
     _own_tensors: ClassVar[Mapping[str, Numbers]] = REGRESSION_TENSORS
-    _options_before: ClassVar[Mapping[str, Any]] = {}
+    _options_before: ClassVar[Mapping[str, Any]] = {"class_weight": None}
 
     def __init__(
         self,
         *,
         categories: Any = None,
         prior_mean: Any = 0.0,
-        prior_scale: Any = COEFFICIENT_SCALE,
+        prior_scale: Any = DEFAULT_SCALE,
         threshold_scale: float = 10.0,
         gap_scale: float = DEFAULT_GAP_SCALE,
+        class_weight: Any = None,
         max_iter: int | None = None,
         tol: float | None = None,
         device: Any = None,
@@ -157,6 +183,7 @@ class VariationalOrdinalRegression(
         self.prior_scale = prior_scale
         self.threshold_scale = threshold_scale
         self.gap_scale = gap_scale
+        self.class_weight = class_weight
         self.max_iter = max_iter
         self.tol = tol
         self.device = device
@@ -210,25 +237,62 @@ class VariationalOrdinalRegression(
         """
         self._check_options()
         self.classes_, source = self._open_fit(X, y, sample_weight, offset)
-        rows = LevelRows(source, len(self.classes_))
-        counts = rows.counts()
-        check_levels(self.classes_, counts)
-        gaps, seed = Gaps(counts, float(self.gap_scale)), checks.seed_of(self.random_state)
-        options = self._options()
+        check_levels(self.classes_, LevelRows(source, len(self.classes_)).counts())
+        source = self._weighted_rows(source)
         if isinstance(self.prior_scale, str):
-            solve = lambda scale, start, last: fit_ordinal(rows, gaps, self._prior(scale), options, seed)  # noqa: E731
+            solve = lambda scale, start, last: self._fit(source, self._prior(scale), self._gap_prior())  # noqa: E731
             scale, fit = best_scales(solve, self.n_features_in_, self.prior_scale == "ard", careful=True)
         else:
             scale = self._scale()
-            fit = fit_ordinal(rows, gaps, self._prior(scale), options, seed)
+            fit = self._fit(source, self._prior(scale), self._gap_prior())
         self.prior_scale_ = scale.numpy()
         return self._keep(source, fit)
 
-    def _open_fit(self, X: Any, y: Any, sample_weight: Any, offset: Any) -> tuple[np.ndarray, RowSource]:
-        """The levels, and the rows with the numbers of their levels as labels."""
+    def partial_fit(
+        self,
+        X: Any,
+        y: Any = None,
+        classes: Any = None,
+        sample_weight: Any = None,
+        offset: Any = None,
+        forget: float = 1.0,
+    ) -> "VariationalOrdinalRegression":
+        """Update the posterior with new rows: the posterior so far, of coefficients and thresholds, is their prior.
+
+        Parameters
+        ----------
+        X, y, sample_weight, offset
+            As in `fit`.
+        classes : list, optional
+            The levels in order, if `categories` does not give them and the first rows do not contain all.
+        forget : float in (0, 1], default 1
+            Factor by which the precision of the posterior so far is multiplied. Below 1, old rows lose weight.
+        """
+        if check_update(self, forget):
+            known = self.categories if classes is None else classes
+            self.classes_, source = self._open_fit(X, y, sample_weight, offset, known, complete=known is None)
+            scale = self._scale()
+            prior, of_gaps, start, self.prior_scale_ = self._prior(scale), self._gap_prior(), None, scale.numpy()
+        else:
+            source = self._open_labelled_rows(X, y, sample_weight=sample_weight, offset=offset)
+            (prior, of_gaps), start = self.posterior_.as_prior(forget), self.posterior_.log_gaps
+        source = self._weighted_rows(source)
+        return self._keep(source, self._fit(source, prior, of_gaps, start))
+
+    def _fit(self, source: RowSource, prior: Prior, of_gaps: GapPrior, start: Tensor | None = None) -> FittedOrdinal:
+        rows = LevelRows(source, len(self.classes_))
+        seed = checks.seed_of(self.random_state)
+        return fit_ordinal(rows, Gaps(rows.counts(), of_gaps), prior, self._options(), seed, start)
+
+    def _open_fit(
+        self, X: Any, y: Any, sample_weight: Any, offset: Any, categories: Any = None, complete: bool = True
+    ) -> tuple[np.ndarray, RowSource]:
+        """The levels, of which `complete` rows have all, and the rows with the numbers of their levels as labels."""
+        categories = self.categories if categories is None else categories
         if is_kept_elsewhere(X):
-            return self._open_elsewhere(X, y, sample_weight, offset, None, reset=True)
-        levels, found = read_levels(y, self.categories)
+            known = None if categories is None else given_levels(categories)
+            return self._open_elsewhere(X, y, sample_weight, offset, known, reset=True)
+        levels, found = read_levels(y, categories, complete)
         return levels, self._open_arrays(X, found, levels, sample_weight, offset, reset=True)
 
     def _open_arrays(
@@ -245,11 +309,10 @@ class VariationalOrdinalRegression(
         self, X: Any, y: Any, sample_weight: Any, offset: Any, known: np.ndarray | None, reset: bool = False
     ) -> tuple[np.ndarray, RowSource]:
         """Rows in files, blocks or a collection, whose labels are numbered as they are sorted."""
-        wanted = known if known is not None else None if self.categories is None else given_levels(self.categories)
-        classes = None if wanted is None else np.unique(wanted.astype(str) if wanted.dtype.kind == "O" else wanted)
+        classes = None if known is None else np.unique(known.astype(str) if known.dtype.kind == "O" else known)
         given = {"sample_weight": sample_weight, "offset": offset, "reset": reset, "classes": classes}
         found, source = open_labelled_rows(self, X, y, self._row_format(classes=0), **given)
-        levels = sorted_levels(found) if wanted is None else wanted
+        levels = sorted_levels(found) if known is None else known
         order = level_numbers(found, levels)
         ordered = bool((order == np.arange(len(order))).all())
         return levels, source if ordered else OrderedRows(source, torch.from_numpy(order))
@@ -267,13 +330,11 @@ class VariationalOrdinalRegression(
     def _row_format(self, block_rows: int | None = None, classes: int = 2) -> RowFormat:
         return RowFormat(True, self.device, self.dtype, self.verbose, True, block_rows, None, classes)
 
-    def _scale(self) -> Tensor:
-        given = entries_by_name(self.prior_scale, "prior_scale", self._columns, COEFFICIENT_SCALE)
-        return read_scale(given, "prior_scale", self.n_features_in_)
-
     def _prior(self, scale: Tensor) -> Prior:
-        mean = entries_by_name(self.prior_mean, "prior_mean", self._columns, 0.0)
-        return make_prior(mean, scale, self.threshold_scale, True)
+        return make_prior(self._prior_mean(), scale, self.threshold_scale, True)
+
+    def _gap_prior(self) -> GapPrior:
+        return GapPrior.independent(len(self.classes_) - 2, self.n_features_in_ + 1, float(self.gap_scale))
 
     def _options(self) -> FitOptions:
         return FitOptions(
@@ -296,13 +357,13 @@ class VariationalOrdinalRegression(
 
     def _keep(self, source: RowSource, fit: FittedOrdinal) -> "VariationalOrdinalRegression":
         """Set the fitted attributes."""
-        self.posterior_, self.prior_ = fit.ordinal, moved(fit.prior, "cpu")
+        self.posterior_, self.prior_, self.gap_prior_ = fit.ordinal, moved(fit.prior, "cpu"), fit.gap_prior
         self._set_means()
         self.elbo_, self.elbo_bound_, self.kl_ = fit.certified()
         self.objective_ = self.elbo_
         self.history_, self.n_iter_ = fit.result.history, max(1, fit.result.iterations)
         self.converged_, self.status_, self.passes_ = fit.result.converged, fit.result.status, fit.result.passes
-        self._training_rows, self._largest_sd = source, None
+        self._training_rows, self._largest_sd, self.robust_groups_ = source, None, 0
         return self
 
     def _set_means(self) -> None:
@@ -318,12 +379,14 @@ class VariationalOrdinalRegression(
         return self.posterior_.parameters()[1].numpy()
 
     @property
+    def multiclass_(self) -> bool:
+        """Whether there are more than two levels."""
+        return len(getattr(self, "classes_", ())) > 2
+
+    @property
     def _reading(self) -> TargetReading:
         check_is_fitted(self, "posterior_")
         return ordinal_reading(self.posterior_) if self.posterior_.size else TWO_CLASSES
-
-    def _columns(self) -> list[str]:
-        return [str(name) for name in getattr(self, "feature_names_in_", [f"x{j}" for j in range(self.n_features_in_)])]
 
     def _names(self) -> list[str]:
         return [*coefficient_names(self._columns(), False), *threshold_names(self.classes_)]
@@ -347,6 +410,37 @@ class VariationalOrdinalRegression(
         low, high = torch.from_numpy(self.coefficient_interval(level)).T
         return summary_frame(self._names(), mean, sd, low, high, torch.special.ndtr(mean / sd), level)
 
+    def robust(
+        self, X: Any = None, y: Any = None, *, sample_weight: Any = None, offset: Any = None, groups: Any = None
+    ) -> Self:
+        """Return a copy of the model with robust covariances: for survey weights, class weights, and repeated rows.
+
+        As for `VariationalLogisticRegression`, of coefficients and thresholds together.
+
+        Parameters
+        ----------
+        X, y, sample_weight, offset
+            The rows of the fit. Pass them again after loading a model from a file.
+        groups : array (n,), optional
+            To which group each row of the fit belongs. By default, each row is a group of its own.
+        """
+        fit = self._weighed_fit(X, y, sample_weight, offset, "robust")
+        model = copy.copy(self)
+        found, model.robust_groups_ = robust_levels(fit.posterior, fit.prior, fit.gap_prior, fit.source, groups)
+        model.posterior_, model._largest_sd = moved(found, "cpu"), None
+        model._set_means()
+        return model
+
+    def prevalence_offset(self, prevalence: Any = None) -> Any:
+        """As for `VariationalLogisticRegression`, of two levels."""
+        check_is_fitted(self, "posterior_")
+        if self.multiclass_:
+            raise ValueError(
+                f"prevalence_offset is for two classes; got {len(self.classes_)} levels in order, whose shares no "
+                "offset changes one by one. Weight the rows by sample_weight instead."
+            )
+        return super().prevalence_offset(prevalence)
+
     def sample(self, n: int = 1, random_state: Any = None) -> np.ndarray:
         """Draw coefficients and thresholds, which are in order, from the posterior: n × (n_features + n_levels - 1)."""
         check_is_fitted(self, "posterior_")
@@ -356,23 +450,8 @@ class VariationalOrdinalRegression(
     def _draws(self, n: int, generator: Any) -> tuple[Tensor, Tensor]:
         """Draws of (w, δ), and their noise."""
         q = self.posterior_
-        noise = torch.from_numpy(generator.standard_normal((n, len(q.mean) + q.size)))
+        noise = torch.from_numpy(generator.standard_normal((n, *q.noise_shape)))
         return q.draw(noise), noise
-
-    def predict_latent(self, X: Any, offset: Any = None) -> tuple[np.ndarray, np.ndarray]:
-        """Posterior mean and standard deviation of the score xᵀβ + offset, less the mean of the thresholds."""
-        check_is_fitted(self, "posterior_")
-        rows = self._open_rows(X, offset)
-        pair = rows.apply(partial(score_moments, posterior=moved(self.posterior_, rows.device)))
-        return pair[..., 0], pair[..., 1]
-
-    @property
-    def _latent_shape(self) -> tuple[int, ...]:
-        return (len(self.posterior_.points()[1]),) if self.posterior_.size else ()
-
-    def _read_latent(self, X: Any, offset: Any = None) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and standard deviation of the score at the points over which gaps are integrated."""
-        return super().predict_latent(X, offset)
 
     def predict_proba(self, X: Any, offset: Any = None) -> np.ndarray:
         """Posterior-averaged probabilities of the levels, n × K."""
@@ -399,14 +478,11 @@ class VariationalOrdinalRegression(
     def elbo(self, X: Any, y: Any = None, sample_weight: Any = None, offset: Any = None) -> float:
         """The ELBO of the given rows under the fitted posterior and the prior of the fit."""
         check_is_fitted(self, "posterior_")
-        source = self._open_labelled_rows(X, y, sample_weight=sample_weight, offset=offset)
+        source = self._known_weights(self._open_labelled_rows(X, y, sample_weight=sample_weight, offset=offset))
         rows, q = LevelRows(source, len(self.classes_)), self.posterior_
         places, weights = q.points()
         constants = log_one_minus_exp((q.log_gaps + places @ q.gap_factor.T).exp()) @ rows.counts()[1:-1]
         return rows.expected_log_likelihood(q) + float(weights @ constants) - self.kl_
-
-    def _known_weights(self, source: RowSource) -> RowSource:
-        return source
 
     def _open_labelled_rows(self, X: Any, y: Any, *, sample_weight: Any, offset: Any) -> RowSource:
         if is_kept_elsewhere(X):
@@ -419,13 +495,16 @@ class VariationalOrdinalRegression(
     def _open_rows(self, X: Any, offset: Any) -> RowSource:
         return open_rows(self, X, offset, self._row_format())
 
-    def _weighed_fit(self, X: Any, y: Any, sample_weight: Any, offset: Any, what: str) -> Any:
-        check_is_fitted(self, "posterior_")
-        source = self._given_or_training_rows(X, y, sample_weight, offset)
-        if source is None:
-            raise ValueError(f"{what} needs the training rows; got a model without them. Pass X and y.")
-        prior, posterior = moved(self.prior_, source.device), moved(self.posterior_, source.device)
-        return OrdinalWeighedFit(posterior, prior, float(self.gap_scale), source)
+    def _weighed_on(self, source: RowSource) -> OrdinalWeighedFit:
+        posterior, prior = moved(self.posterior_, source.device), moved(self.prior_, source.device)
+        return OrdinalWeighedFit(posterior, prior, moved(self.gap_prior_, source.device), source)
+
+    def _joint(self, points: Callable[[], Any]) -> tuple[OpenRows, AnyPosterior]:
+        def opened(X: Any, offset: Any, block_rows: int) -> RowSource:
+            return open_rows(self, X, offset, self._row_format(block_rows))
+
+        q = self.posterior_
+        return opened, q if q.size else Full(q.mean, q.factor)
 
     def _corrected_kind(self) -> type[CorrectedPosterior]:
         return CorrectedOrdinal
@@ -436,43 +515,9 @@ class VariationalOrdinalRegression(
         rows = open_rows(self, X, offset, self._row_format(block_rows=block_rows))
         return rows.map(partial(summary_of_ordinal_draws, draws=draws, summary=summary))
 
-    def loo(self, *args: Any, **given: Any) -> Any:
-        """Not available for levels in order."""
-        raise ValueError("loo() is for two classes; got levels in order. Hold rows out instead, as `viper fit` does.")
-
-    def to_arviz(
-        self,
-        X: Any = None,
-        y: Any = None,
-        *,
-        sample_weight: Any = None,
-        offset: Any = None,
-        draws: int = 1000,
-        chains: int = 4,
-        random_state: Any = None,
-    ) -> Any:
-        """Return independent draws from the posterior, in the container of the installed ArviZ.
-
-        The groups are posterior ("coefficient" by feature, "threshold" by the levels on either side), sample_stats
-        ("lp" and "log_q", densities of coefficients and log gaps), observed_data (numbers of levels), and
-        log_likelihood by row if draws × rows is at most 16 million. A model loaded from a file has no training rows:
-        pass them again, or the result holds only the posterior and "log_q".
-        """
-        check_is_fitted(self, "posterior_")
-        source, shape = self._given_or_training_rows(X, y, sample_weight, offset), (chains, draws)
-        generator = check_random_state(self.random_state if random_state is None else random_state)
-        found, noise = self._draws(count_draws(*shape), generator)
-        width = len(self.posterior_.mean)
-        groups: dict[str, dict[str, Any]] = {"posterior": parameter_draws(as_parameters(found, width), width, shape)}
-        statistics = {"log_q": self.posterior_.log_density(noise)}
-        if source is not None:
-            w, delta = (part.to(source.device) for part in found.split([width, self.posterior_.size], 1))
-            gap_prior = torch.distributions.Normal(0.0, float(self.gap_scale)).log_prob(delta).sum(1)
-            prior = prior_log_density(moved(self.prior_, source.device), w)
-            statistics["lp"] = level_log_likelihood(source, w, delta) + prior + gap_prior
-            groups |= row_groups(source, found, shape, partial(weighted_log_likelihoods, width=width))
-        groups["sample_stats"] = {name: by_chain(value, shape) for name, value in statistics.items()}
-        return ordinal_container(groups, self._names(), self.classes_)
+    def _arviz_draws(self, source: RowSource | None, shape: tuple[int, int], seed: int) -> Any:
+        fit = None if source is None else self._weighed_on(source)
+        return levels_to_arviz(fit, self.posterior_, self._names(), self.classes_, shape, seed)
 
     # -----------------------------------------------------------------------------------------------------------------
     # Storage and scikit-learn
@@ -492,7 +537,10 @@ class VariationalOrdinalRegression(
             "prior_scale": torch.from_numpy(self.prior_scale_),
             "history": torch.tensor(self.history_, dtype=torch.float64),
         }
-        return State(tensors, {"posterior": type(self.posterior_).__name__, "ordered": self._words()})
+        if not self.gap_prior_.same_as(self._gap_prior()):
+            tensors |= {f"gap_prior.{name}": x for name, x in vars(self.gap_prior_).items()}
+        known = {"posterior": type(self.posterior_).__name__, "ordered": self._words()}
+        return State(tensors, known | self._weighting_state())
 
     def _words(self) -> bool:
         """Whether sorting would not find the order of the levels."""
@@ -503,10 +551,17 @@ class VariationalOrdinalRegression(
         columns = metadata["features"]
         return {"p": columns, "d": columns + 1, "g": len(metadata["classes"]["values"]) - 2}
 
+    @classmethod
+    def _tensor_rules(cls, names: Collection[str], metadata: dict[str, Any]) -> Mapping[str, Numbers]:
+        updated = any(name.startswith("gap_prior.") for name in names)
+        return {**cls._own_tensors, **(GAP_PRIOR_TENSORS if updated else {})}
+
     def _restore_own_state(self, state: State) -> None:
         tensors = state.tensors
         self.prior_ = Prior(tensors["prior.mean"], tensors["prior.precision"])
         self.prior_scale_ = tensors["prior_scale"].numpy()
+        self.gap_prior_ = GapPrior(**given) if (given := state.part("gap_prior")) else self._gap_prior()
+        self._restore_weighting(state.metadata)
         self.history_ = [Iteration(int(row[0]), bool(row[1]), *row[2:]) for row in tensors["history"].tolist()]
         if state.metadata["ordered"]:
             self.categories = self.classes_.tolist()
@@ -524,21 +579,8 @@ class VariationalOrdinalRegression(
         return {name: value for name, value in (state | known).items() if name != "_training_rows"}
 
 
-def score_moments(block: Block, posterior: OrdinalPosterior) -> np.ndarray:
-    """Mean and standard deviation of f, rows × 2."""
-    mean, variance = block.design.project(posterior.mean), posterior.spread(block.design).clamp(min=0.0)
-    mean = mean if block.offset is None else mean + block.offset
-    return torch.stack([mean, variance.sqrt()], -1).cpu().numpy()
-
-
 def correct_levels(block: Block, reading: TargetReading, posterior: OrdinalPosterior) -> tuple[float, float]:
     """The weight of the rows of a block whose level is the most probable one, and that of all."""
     found = reading.probabilities(*posterior.latent(block)).argmax(1) == block.label.cpu().numpy()
     weight = np.ones(len(found)) if block.weight is None else block.weight.cpu().numpy()
     return float(weight @ found), float(weight.sum())
-
-
-def weighted_log_likelihoods(block: Block, draws: Tensor, width: int) -> Tensor:
-    """c_i log p(y_i | w, δ), draws × rows."""
-    terms = level_log_likelihoods(block, draws[:, :width], draws[:, width:])
-    return terms if block.weight is None else terms * block.weight

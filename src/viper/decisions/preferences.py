@@ -1,0 +1,243 @@
+"""Which items to compare next: acquisition functions of pairs, for a `VariationalPreferenceGP`.
+
+The answer for the pair (x, x') has the log-odds d = f(x) - f(x'), whose mean δ and variance σ² follow from the joint
+posterior of f. Both functions are closed forms with gradients in the items:
+
+    information  H(E s(d)) - E H(s(d)),      expected best  E max(f(x), f(x')) = ϑ' + δ Φ(δ/σ) + σ φ(δ/σ).
+
+The expected best of more than two items, for answers that choose one of k, is an average over joint draws.
+
+An answer still to come is worth a precision of h = E s'(d) along d, whatever it will be, as a label is along f
+(`viper.decisions.latent`).
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from viper.decisions.acquisition import (
+    BATCH_DRAWS,
+    LEAST_LATENT_VARIANCE,
+    Acquisition,
+    checked_draws,
+    root_of,
+    sobol_uniforms,
+)
+from viper.decisions.inputs import CANDIDATES, Inputs
+from viper.decisions.latent import EstimatorLatent, Joint, LatentModel, label_precisions
+from viper.errors import shown
+from viper.softplus.information import answer_information
+from viper.softplus.normal import cdf, difference, pdf
+
+if TYPE_CHECKING:
+    from viper.gp.pairs.preference import VariationalPreferenceGP
+
+ANSWERS = {"first": 1.0, "tie": 0.5, "second": 0.0}
+
+
+class PairConditioned:
+    """The utilities after answers that are still to come, for pending pairs one after the other (2k items)."""
+
+    def __init__(self, latent: LatentModel, pending: Tensor | None) -> None:
+        self.latent = latent
+        self.fixed = None if pending is None else latent.fixed(pending)
+        if self.fixed is None:
+            return
+        pairs = len(self.fixed.mean) // 2
+        # S f are the differences of the pairs
+        self.signs = torch.kron(torch.eye(pairs), torch.tensor([[1.0, -1.0]])).to(self.fixed.mean)
+        C = self.signs @ self.fixed.covariance @ self.signs.T
+        self.noisy = C + torch.diag(1.0 / label_precisions(self.signs @ self.fixed.mean, C))
+
+    def joint(self, X: Tensor) -> Joint:
+        """f at items X, b × q × p."""
+        found = self.latent.joint(X, self.fixed)
+        if self.fixed is None:
+            return found
+        # C_xx' - Cov(f_x, d) (C_dd + diag 1/h)⁻¹ Cov(d, f_x')
+        toward = found.across @ self.signs.T
+        C = found.covariance - toward @ torch.linalg.solve(self.noisy, toward.mT)
+        return Joint(found.mean, C, found.across[..., :0])
+
+
+class PairAcquisition(Acquisition):
+    """A function of pairs of items: of a tensor or array, batches × 2 × columns, a number for each batch."""
+
+    _most_items: int | None = 2
+
+    def __init__(self, model: Any, *, pending: Any = None) -> None:
+        if getattr(model, "process_", None) is None:
+            raise TypeError(f"model must be a fitted VariationalPreferenceGP; got {type(model).__name__}. Call fit.")
+        super().__init__(EstimatorLatent(model), pending=pending)
+        self.model = model
+
+    def set_X_pending(self, X_pending: Any = None) -> None:
+        """Set the pairs whose answers are still to come: 2k items, each pair one after the other."""
+        if X_pending is not None and np.ndim(X_pending) == 3:  # pairs
+            X_pending = X_pending.reshape(-1, X_pending.shape[-1])
+        self.X_pending = None if X_pending is None else self._read_points(X_pending, "pending")
+        if self.X_pending is not None and len(self.X_pending) % 2:
+            raise ValueError(f"pending must be pairs of items; got {len(self.X_pending)} items. Pass 2k rows.")
+        if self.X_pending is not None and not len(self.X_pending):
+            self.X_pending = None
+        self._pairs = PairConditioned(self.latent, self.X_pending)
+
+    def forward(self, X: Tensor) -> Tensor:
+        """The values of b batches of items."""
+        return self.of_batch(self._pairs.joint(X))
+
+    def __call__(self, X: Any) -> Any:
+        """The value of each batch of items."""
+        tensor = X if isinstance(X, Tensor) else torch.from_numpy(np.asarray(X, dtype=np.float64))
+        few, most = tensor.shape[-2] if tensor.ndim > 1 else 0, self._most_items
+        if tensor.ndim < 2 or few < 2 or (most is not None and few > most):
+            count = "2" if most == 2 else "at least 2"
+            raise ValueError(f"X must be batches × {count} items × columns; got shape {tuple(tensor.shape)}.")
+        if isinstance(X, Tensor):
+            return super().__call__(X)
+        with torch.no_grad():
+            return super().__call__(tensor).numpy()
+
+
+class PairInformation(PairAcquisition):
+    """H(E s(d)) - E H(s(d)), in nats: what the answer tells about d = f(x) - f(x'), called BALD. In closed form.
+
+    Parameters
+    ----------
+    model : VariationalPreferenceGP
+        Fitted.
+    pending : tensor or array (2k, columns), optional
+        Pairs whose answers are still to come, item by item.
+    """
+
+    def of_batch(self, joint: Joint) -> Tensor:
+        mean, variance = difference(joint.mean, joint.covariance)
+        return answer_information(mean, variance.clamp(min=LEAST_LATENT_VARIANCE))
+
+
+class ExpectedBest(PairAcquisition):
+    """E max f over the items of a batch, called EUBO: closed form for two, joint draws for more.
+
+    Asking for the better of two items with the largest expected best finds the best item (Astudillo et al. 2023).
+
+    Parameters
+    ----------
+    model, pending
+        As in `PairInformation`.
+    draws, random_state : int, default 256 and 0
+        Joint draws of more than two items, by a scrambled Sobol sequence, and their seed.
+    """
+
+    _most_items = None
+
+    def __init__(self, model: Any, *, draws: int = BATCH_DRAWS, random_state: int = 0, pending: Any = None) -> None:
+        self.draws, self.random_state = checked_draws(draws), int(random_state)
+        super().__init__(model, pending=pending)
+
+    def of_batch(self, joint: Joint) -> Tensor:
+        if joint.mean.shape[1] == 2:
+            mean, variance = difference(joint.mean, joint.covariance)
+            return joint.mean[:, 1] + expected_positive_part(mean, variance.clamp(min=LEAST_LATENT_VARIANCE))
+        uniform = sobol_uniforms(self.draws, joint.mean.shape[1], self.random_state).to(joint.mean)
+        f = joint.mean[:, None] + torch.special.ndtri(uniform) @ root_of(joint.covariance).mT
+        return f.amax(-1).mean(1)
+
+
+class PairInputs(Inputs):
+    """Pairs of items as points with twice the inputs: first the numbers of one item, then those of the other."""
+
+    def __init__(self, items: Inputs) -> None:
+        self.items = items
+        self.names, self.labels = items.names, [*items.labels, *items.labels]
+        self.parts, self.constraints = [*items.parts, *items.parts], [*items.constraints, differ]
+
+    def halves(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return numbers[:, : len(self.items)], numbers[:, len(self.items) :]
+
+    def columns(self, numbers: np.ndarray) -> np.ndarray:
+        """Pairs as acquisition functions see them: n × 2 × columns."""
+        return np.stack([self.items.columns(half) for half in self.halves(numbers)], 1)
+
+    def point(self, numbers: np.ndarray) -> Any:
+        """The two items of a pair."""
+        return tuple(self.items.point(half[0]) for half in self.halves(numbers[None]))
+
+    def values(self, numbers: np.ndarray) -> Any:
+        """Pairs as a list of two items each; as an array n × 2 × inputs, if inputs have no names."""
+        if self.names is None:
+            return np.stack(self.halves(numbers), 1)
+        return [self.point(row) for row in numbers]
+
+    def read(self, x: Any) -> np.ndarray:
+        """A pair of items, or several pairs, as numbers."""
+        if isinstance(x, np.ndarray | Tensor):
+            x = list(np.asarray(x) if np.ndim(x) == 3 else np.asarray(x)[None])
+        several = isinstance(x, list) and bool(x) and np.shape(x[0])[:1] == (2,) and not is_item(x[0], len(self.items))
+        pairs = [self.items.read(list(pair)) for pair in (x if several else [x]) if hasattr(pair, "__iter__")]
+        if not pairs or any(len(pair) != 2 for pair in pairs):
+            raise TypeError(f"an answer must be about a pair of points, as `ask` returns it; got {shown(x)}.")
+        return np.array([pair.ravel() for pair in pairs])
+
+    def allowed(self, numbers: np.ndarray) -> np.ndarray:
+        first, second = self.halves(numbers)
+        kept = np.any(first != second, 1)
+        return kept & self.items.allowed(first) & self.items.allowed(second) if self.items.constraints else kept
+
+    def rivals(self, champion: np.ndarray, seed: int) -> np.ndarray:
+        """Pairs of an item with many others."""
+        others = self.items.spread(CANDIDATES, seed + 1)
+        pairs = np.hstack([np.broadcast_to(champion, others.shape), others])
+        return pairs[self.allowed(pairs)]
+
+
+def is_item(x: Any, inputs: int) -> bool:
+    """Whether x is one item rather than two."""
+    return isinstance(x, Mapping) or (np.ndim(x) == 1 and len(x) == inputs and not isinstance(x[0], Mapping))
+
+
+def differ(pair: Any) -> bool:
+    """The constraint of all pairs, which `PairInputs.allowed` looks after."""
+    return pair[0] != pair[1]
+
+
+def fit_preferences(pairs: np.ndarray, answers: np.ndarray, **options: Any) -> "VariationalPreferenceGP":
+    """Utilities of items n × 2 × columns, by answers as numbers of `ANSWERS`."""
+    from viper.gp.pairs.preference import VariationalPreferenceGP
+
+    n = len(pairs)
+    items = pairs.reshape(2 * n, -1)
+    number = np.arange(2 * n).reshape(n, 2)
+    number = np.where((answers > 0.0)[:, None], number, number[:, ::-1])
+    ties = answers == ANSWERS["tie"]
+    return VariationalPreferenceGP(verbose=False, **options).fit(items, number, ties if ties.any() else None)
+
+
+def expected_positive_part(mean: Tensor, variance: Tensor) -> Tensor:
+    """E max(d, 0) = δ Φ(δ/σ) + σ φ(δ/σ) for d ~ N(δ, σ²)."""
+    sd = variance.sqrt()
+    return mean * cdf(mean / sd) + sd * pdf(mean / sd)
+
+
+def best_of(choices: Any) -> np.ndarray:
+    """Pairs from answers that choose one of k items, for `VariationalPreferenceGP.fit`: the chosen one won all of them.
+
+    Each is k - 1 answers then, as if they had been given one by one. An answer to k items at once has the likelihood
+    e^{f_1}/Σ e^{f_j} instead, which is a little less than their product says; pass ``sample_weight`` to count such
+    pairs for less.
+
+    Parameters
+    ----------
+    choices : array of int (m, k)
+        Rows of items, the chosen one first.
+
+    Returns
+    -------
+    array of int (m (k - 1), 2)
+    """
+    given = np.asarray(choices)
+    if given.ndim != 2 or given.shape[1] < 2:
+        raise ValueError(f"choices must have two or more columns, the chosen item first; got shape {given.shape}.")
+    return np.stack([np.repeat(given[:, 0], given.shape[1] - 1), given[:, 1:].ravel()], 1)

@@ -1,0 +1,1 @@
+"""Gaussian processes of items that are compared in pairs."""
