@@ -543,8 +543,8 @@ def run(
         found = [error_table(task, lines) for task in TITLES]
         tables = [table for table in found if table.rows] + [bald_table(device)]
     tables[0].notes += [
-        "Seconds: median processor time of a question with the fit before it; the machine was not idle. Where rows have "
-        "different numbers of seeds, these are the first ones.",
+        "Seconds: median processor time of a question with the fit before it; the machine was not idle. Where rows "
+        "have different numbers of seeds, these are the first ones.",
         machine(device),
     ]
     return Page("Experiments", tables)
