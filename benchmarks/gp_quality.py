@@ -309,6 +309,8 @@ def fill(
 
 COVERAGE_ROWS = {100: 80, 300: 60, 1000: 40, 2000: 30}  # repeats, by training rows
 COVERAGE_COLUMNS = (1, 3, 10)
+# times as many, by columns: with one, the whole function is within its interval or outside
+MORE_REPEATS = {1: 2}
 TRUTHS = ("a draw from a GP", "linear")
 COVERAGE_POINTS = 200  # new rows of each repeat, from the distribution of the training rows
 TRUTH_SCALES, TRUTH_LENGTHS = (1.0, 10.0), (0.5, 2.0)  # variance of the draw, lengthscale over √p: log-uniform
@@ -348,10 +350,10 @@ def coverage_of(truth: str, rows: int, columns: int, repeat: int) -> dict[str, f
 def fill_coverage(folder: Path, repeats: dict[int, int]) -> None:
     names = ("truth", "rows", "columns", "repeat")
     done = {tuple(line[name] for name in names) for line in read_lines(folder, COVERAGE_FILE)}
-    for repeat in range(max(repeats.values())):
-        cells = itertools.product(TRUTHS, [rows for rows, count in repeats.items() if repeat < count], COVERAGE_COLUMNS)
-        for key in ((*cell, repeat) for cell in cells):
-            if key not in done:
+    for repeat in range(max(repeats.values()) * max(MORE_REPEATS.values())):
+        for truth, rows, columns in itertools.product(TRUTHS, repeats, COVERAGE_COLUMNS):
+            key = truth, rows, columns, repeat
+            if repeat < repeats[rows] * MORE_REPEATS.get(columns, 1) and key not in done:
                 line = dict(zip(names, key, strict=True)) | coverage_of(*key)
                 append(folder / COVERAGE_FILE, line)
                 print(f"{key}: coverage {line['coverage']:.3f}, {line['seconds']:.1f} s", flush=True)
@@ -477,12 +479,13 @@ def coverage_table(lines: list[dict[str, Any]]) -> Table:
                 row.append(f"{np.mean(found):.3f} ± {error:.3f}" if found else "-")
             rows.append(row)
     repeats = {
-        count: max((len(found) for key, found in cells.items() if key[2] == count), default=0)
+        count: max((len(found) for key, found in cells.items() if key[1:] == (COVERAGE_COLUMNS[-1], count)), default=0)
         for count in COVERAGE_ROWS
     }
     said = ", ".join(f"{number} with {count:,} rows" for count, number in repeats.items())
     note = (
-        f"Repeats: {said}; {COVERAGE_POINTS} new rows each; ± standard error over repeats. Draws have "
+        f"Repeats: {said}, {MORE_REPEATS[1]} times as many with one column; {COVERAGE_POINTS} new rows each; ± "
+        f"standard error over repeats. Draws have "
         f"variances of {TRUTH_SCALES[0]:g} to {TRUTH_SCALES[1]:g} and lengthscales of {TRUTH_LENGTHS[0]:g} √p to "
         f"{TRUTH_LENGTHS[1]:g} √p, log-uniform; the line is {TRUTH_LEVEL:g} + {TRUTH_SLOPE:g}/√p Σ ±x_j."
     )

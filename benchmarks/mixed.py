@@ -1,8 +1,10 @@
-"""Effects of groups: posteriors beside long chains of NUTS and statsmodels, coverage with few groups, and a large fit.
+"""Effects of groups: posteriors beside the exact one, NUTS and statsmodels, coverage with few groups, and a large fit.
 
-Errors of means are in posterior sds of NUTS; ratios of sds and of mean standard deviations of groups are over those of
-NUTS, the worst over all fixed effects or groupings. NUTS has our priors; statsmodels has its own, normal ones on
-coefficients (sd 3 here) and on logarithms of standard deviations.
+The exact posterior is by importance sampling over hundreds of values of the variance components, drawn from a wide t
+distribution, with the effects of the largest factor integrated out by quadrature. Errors of means are in posterior sds;
+ratios of sds and of mean standard deviations of groups are over those of the reference, the worst over all fixed
+effects or groupings. NUTS has our priors; statsmodels has its own, normal ones on coefficients (sd 3 here) and on
+logarithms of standard deviations.
 """
 
 import time
@@ -11,13 +13,19 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
+import scipy.stats
 import torch
 
 import viper
 from benchmarks.table import Page, Table, machine
+from viper.inference.groups.conditional import drawn_border, group_integrals
+from viper.inference.groups.evidence import ComponentProfile
+from viper.inference.groups.solver import GroupPrior
+from viper.inference.groups.weighing import border_log_prior
 
 LARGE = {"rows": 910_000, "users": 35_000, "products": 26}  # the shape of lme4's issue 425
 SIMULATIONS = 100
+FREEDOM = 4  # of the t distribution from which components are drawn
 
 
 class Grouped(NamedTuple):
@@ -28,10 +36,18 @@ class Grouped(NamedTuple):
     factors: list[tuple[np.ndarray, int, np.ndarray]]
 
 
-def run(quick: bool, device: str = "cpu") -> Page:
+def run(quick: bool, device: str = "cpu", tables: str | None = None) -> Page:
     torch.set_num_threads(1)
-    tables = [posteriors(quick), coverage(20 if quick else SIMULATIONS), large(quick)]
-    return Page("Effects of groups", tables, [table.title for table in tables])
+    makers = {
+        "Posteriors beside the exact one": partial(beside_exact, quick),
+        "Posteriors beside NUTS": partial(posteriors, quick),
+        "Coverage": partial(coverage, 20 if quick else SIMULATIONS),
+        "Many rows": partial(large, quick),
+    }
+    wanted = list(makers) if tables is None else [title.strip() for title in tables.split(";")]
+    if unknown := set(wanted) - set(makers):
+        raise ValueError(f"tables must be among {list(makers)}; got {sorted(unknown)}.")
+    return Page("Effects of groups", [makers[title]() for title in makers if title in wanted], list(makers))
 
 
 # --- data ---
@@ -96,11 +112,15 @@ def data_sets() -> dict[str, Grouped]:
 Answer = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
-def ours(data: Grouped) -> Answer:
+def fitted(data: Grouped) -> Any:
     groups = {f"g{k}": codes for k, (codes, _, _) in enumerate(data.factors)}
     effects = " + ".join(f"({'1 + x0' if Z.shape[1] > 1 else '1'} | g{k})" for k, (_, _, Z) in enumerate(data.factors))
     X = data.X if data.X.shape[1] else None
-    model = viper.VariationalMixedRegression(effects=effects, n_jobs=1).fit(X, data.y, groups=groups)
+    return viper.VariationalMixedRegression(effects=effects, n_jobs=1).fit(X, data.y, groups=groups)
+
+
+def ours(data: Grouped) -> Answer:
+    model = fitted(data)
     sd = np.sqrt(np.diag(model.covariance_))
     table = model.components()["mean"]
     sds = table[[name for name in table.index if name.startswith("sd(")]].to_numpy()
@@ -155,6 +175,72 @@ def by_nuts(data: Grouped, draws: int, seed: int = 0) -> Answer:
     found = {name: np.asarray(x) for name, x in chains.get_samples().items()}
     sds = np.concatenate([found[f"sd{k}"].mean(0) for k in range(len(data.factors))])
     return found["beta"].mean(0), found["beta"].std(0), sds
+
+
+def exactly(data: Grouped, values: int = 400, draws: int = 16) -> tuple[Answer, float]:
+    """The posterior by importance sampling, and how many of its values of the components are effective.
+
+    For each θ, p(y | θ) is an average over draws of everything but the main factor's effects, whose integrals are by
+    quadrature; the mean and variance of fixed effects given θ are those of q, corrected by the same weights.
+    """
+    model = fitted(data)
+    fit = model._weighed_fit(None, None, None, None, "benchmark")
+    rows, k, t = fit.rows, fit.rows.fixed, fit.thetas.shape[1]
+    centre = model._points["components.share"].numpy() @ model._points["components.theta"].numpy()
+    root = 1.2 * np.linalg.cholesky(fit.spread)
+    uniform = scipy.stats.qmc.Sobol(t + 1, seed=1).random(values)
+    z = scipy.stats.norm.ppf(uniform[:, :t]) / np.sqrt(scipy.stats.chi2.ppf(uniform[:, t], FREEDOM) / FREEDOM)[:, None]
+    log_density = scipy.stats.multivariate_t(np.zeros(t), np.eye(t), df=FREEDOM).logpdf(z)
+    profile = ComponentProfile(rows, fit.mean, fit.precision, fit.prior, fit.quadrature)
+    low, high = np.array(profile.bounds()).T
+    rng, found = np.random.default_rng(0), []
+    for s in np.argsort(z[:, 0]):
+        theta = centre + root @ z[s]
+        if not ((theta > low) & (theta < high)).all():
+            continue
+        profile(theta, 1e-6)
+        q, prior = profile.fit.q, GroupPrior(fit.mean, fit.precision, profile.covariances(theta))
+        noise = rng.standard_normal((draws // 2, rows.border))
+        border, log_q = drawn_border(q, np.concatenate([noise, -noise]))
+        log_joint = border_log_prior(rows, prior, border) - log_q + profile.log_prior(theta)
+        for _, _, some, integrals in group_integrals(rows, q, prior.covariances[0], border):
+            log_joint[some] += integrals.log_integral.sum(0)
+        share = np.exp(log_joint - log_joint.max())
+        log_weight = log_joint.max() + np.log(share.mean()) - log_density[s]
+        share /= share.sum()
+        by = border[:, :k] - q.mean.border[:k]
+        variance = q.covariance.border.diagonal()[:k] + (share - 1 / draws) @ by**2 - (share @ by) ** 2
+        sds = [
+            np.sqrt(np.diag(D)) for D in (prior.covariances[model._order.index(f)] for f in range(len(rows.factors)))
+        ]
+        found.append((log_weight, q.mean.border[:k] + share @ by, variance, np.concatenate(sds)))
+    logs, means, variances, sds = (np.array(x) for x in zip(*found, strict=True))
+    weight = np.exp(logs - logs.max())
+    weight /= weight.sum()
+    mean = weight @ means
+    sd = np.sqrt(weight @ (variances + (means - mean) ** 2))
+    return (np.r_[mean[-1:], mean[:-1]], np.r_[sd[-1:], sd[:-1]], weight @ sds), float(1 / (weight**2).sum())
+
+
+def beside_exact(quick: bool) -> Table:
+    rows: list[list[str | float]] = []
+    sets = data_sets()
+    ours(sets["8 groups of 30"])  # what is computed once in a process
+    for name, data in [*sets.items()][: 2 if quick else None]:
+        (mean, sd, between), effective = exactly(data, 128 if quick else 400)
+        for method, work in {"viper": ours, "statsmodels": by_statsmodels}.items():
+            began = time.process_time()
+            m, s, b = work(data)
+            took = time.process_time() - began
+            worst = [float(x[np.abs(np.log(x)).argmax()]) for x in (s / sd, b / between)]
+            rows.append([name, method, float(np.abs((m - mean) / sd).max()), *worst, took, effective])
+    columns = ["data", "method", "mean", "sd ratio", "group sd ratio", "seconds", "effective"]
+    notes = [
+        machine("cpu"),
+        "Processor seconds on one thread. `effective`: how many of the 400 values of the components behind the "
+        "exact posterior are effective.",
+    ]
+    return Table("Posteriors beside the exact one", columns, rows, notes)
 
 
 def posteriors(quick: bool) -> Table:

@@ -1,6 +1,7 @@
 """Effects of groups: the arrow equals the dense posterior, evidence by brute force, predictions, files, commands."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pandas
@@ -18,13 +19,14 @@ from viper.inference.groups.arrow import Arrow, Split, invert_arrow
 from viper.inference.groups.components import ComponentPrior, component_count, covariance_of
 from viper.inference.groups.conditional import group_integrals
 from viper.inference.groups.evidence import ComponentProfile, component_posterior, starting_components
+from viper.inference.groups.met import meetings_of
 from viper.inference.groups.pooling import Pool
 from viper.inference.groups.quadrature import missed_evidence
 from viper.inference.groups.rows import Factor, sorted_rows
 from viper.inference.groups.solver import GroupPrior, fit_effects
 from viper.inference.rows import Dense, Sparse
 from viper.models.groups.effects import AllEffects
-from viper.models.groups.fitting import GroupPosterior
+from viper.models.groups.fitting import GroupPosterior, MetPosterior
 from viper.models.groups.tables import mixture_interval
 
 ROUNDING = 1e-12  # of a few products and a decomposition
@@ -130,6 +132,51 @@ def test_a_large_variance_makes_groups_fixed_intercepts():
     fixed = viper.VariationalLogisticRegression(prior_scale=[1, 1, *[1e4] * 4], fit_intercept=False, tol=1e-13)
     fixed.fit(np.column_stack([X, np.eye(4)[g]]), y)
     np.testing.assert_allclose(fit.q.mean.groups[:, 0], fixed.coef_[0, 2:], atol=1e-5)
+
+
+@pytest.mark.parametrize("slope", [False, True])
+def test_pairs_that_meet_are_enough(monkeypatch, slope, tmp_path):
+    """Two crossed factors where few pairs meet: the same model, whose covariances of other pairs follow from these."""
+    X, y, g, k = simulated(rows=300, groups=60, items=25, slope=slope)
+    groups, effects = {"g": g, "k": k}, "(1 + x0 | g) + (1 | k)" if slope else None
+    whole = viper.VariationalMixedRegression(effects=effects).fit(X, y, groups=groups)
+    monkeypatch.setattr("viper.inference.groups.rows.DENSE_CROSS", 0)
+    monkeypatch.setattr("viper.inference.groups.rows.SPARSE_SHARE", 1.0)
+    met = viper.VariationalMixedRegression(effects=effects).fit(X, y, groups=groups)
+    assert type(met.posterior_) is MetPosterior
+    np.testing.assert_allclose(met.summary(), whole.summary(), rtol=1e-8)
+    np.testing.assert_allclose(met.group_effects("g"), whole.group_effects("g"), atol=1e-9)
+    np.testing.assert_allclose(met.predict_latent(X, groups=groups), whole.predict_latent(X, groups=groups), rtol=1e-9)
+    assert met.diagnose(draws=200).log_evidence == pytest.approx(whole.diagnose(draws=200).log_evidence, abs=1e-8)
+    mine, its = (one.average(X, groups=groups).to_numpy() for one in (met, whole))
+    np.testing.assert_allclose(mine, its, atol=1e-3)
+    other = {"g": rng_pairs(60, 200, 1), "k": rng_pairs(25, 200, 2)}  # a mixture's are near those of its parts
+    sds = [one.predict_latent(X[:200], groups=other)[1] for one in (met, whole)]
+    np.testing.assert_allclose(*sds, rtol=0.05)
+    met.save(tmp_path / "met.viper")
+    loaded = viper.load(tmp_path / "met.viper")
+    np.testing.assert_array_equal(loaded.predict_proba(X, groups=groups), met.predict_proba(X, groups=groups))
+    broken = replace(met.posterior_, count=met.posterior_.count.flip(0) + 1.0)
+    assert not broken.is_whole()
+
+
+def rng_pairs(levels, rows, seed):
+    return np.random.default_rng(seed).integers(levels, size=rows)
+
+
+def test_pairs_that_never_met_are_exact_in_one_gaussian(monkeypatch):
+    """Given what a group met, it is independent of all other effects: the rest of the covariance follows."""
+    monkeypatch.setattr("viper.inference.groups.rows.DENSE_CROSS", 0)
+    monkeypatch.setattr("viper.inference.groups.rows.SPARSE_SHARE", 1.0)
+    X, y, g, k = simulated(rows=80, groups=30, items=10)
+    one = np.ones((len(y), 1))
+    rows, _ = sorted_rows(with_ones(X), y, [Factor(g, 30, one), Factor(k, 10, one)])
+    q = fit_effects(rows, GroupPrior(np.zeros(3), np.eye(3), (np.array([[0.9]]), np.array([[0.5]])))).q
+    precision = Arrow(q.precision.border, q.precision.cross.matrix.toarray()[:, None], q.precision.blocks)
+    covariance = np.linalg.inv(dense(precision))
+    every = [np.repeat(np.arange(30), 10), np.tile(np.arange(3, 13), 30)]
+    found = q.covariance.cross.completed(meetings_of(every[0], 30, [every[1]], 13, 3), q.covariance.border)
+    np.testing.assert_allclose(found.values.reshape(30, 13), covariance[13:, :13], atol=1e-12)
 
 
 # --- variance components ---

@@ -507,17 +507,17 @@ def of_rows(draws, X):
 
 def test_effects_are_those_of_draws(fitted):
     X = simulated()[0]
-    draws = fitted.sample(20_000, 0)
+    draws = fitted.sample(10_000, 0)
     before, after = of_rows(draws, X), of_rows(draws, X + np.array([1.0, 0.0, 0.0]))
     slope = (of_rows(draws, X + np.array([0.0, 1e-4, 0.0])) - before) / 1e-4
     found = [fitted.average(X), fitted.contrast(X, {0: 1.0}), fitted.slopes(X, 1)]
     for table, values in zip(found, (before, after - before, slope), strict=True):
         sd = values.std(0)
         assert table["class"].tolist() == [0, 1, 2, 3]
-        assert np.allclose(table["estimate"], values.mean(0), atol=0.03 * sd.max())
-        assert np.allclose(table["sd"], sd, rtol=0.04)
+        assert np.allclose(table["estimate"], values.mean(0), atol=0.04 * sd.max())
+        assert np.allclose(table["sd"], sd, rtol=0.05)
         ends = np.quantile(values, [0.025, 0.975], axis=0)
-        assert np.allclose(table[["lower", "upper"]].T, ends, atol=0.12 * sd.max())
+        assert np.allclose(table[["lower", "upper"]].T, ends, atol=0.15 * sd.max())
     assert found[0]["estimate"].sum() == pytest.approx(1.0, abs=1e-12)
     assert found[1]["estimate"].sum() == pytest.approx(0.0, abs=1e-12)
 

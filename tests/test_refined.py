@@ -210,6 +210,8 @@ def test_what_cannot_be_refined(fitted):
         VariationalLogisticRegression(components=2).fit(X, three)
     with pytest.raises(ValueError, match="components=2 is for two classes; got several labels"):
         VariationalLogisticRegression(components=2).fit(X, np.c_[y, 1 - y])
+    with pytest.raises(ValueError, match=r"several components are for small data.*got 300,000 rows"):
+        VariationalLogisticRegression(components=2).fit(np.ones((300_000, 7)), np.arange(300_000) % 2)
     with pytest.raises(ValueError, match="need two classes"):
         VariationalLogisticRegression().fit(X, three).refined()
     with pytest.raises(ValueError, match="refined judges a posterior; got robust"):

@@ -214,6 +214,21 @@ def digits():
     figure.savefig(IMAGES / "digits.png")
 
 
+def experiment():
+    """The experiment of experiments.md."""
+    nature = np.random.default_rng(0)
+    asked = viper.Experiment({"temperature": (20, 90), "dose": (0.1, 10, "log")}, threshold=0.75)
+    for _ in range(24):
+        x = asked.ask()
+        log_odds = 0.12 * (x["temperature"] - 62) + 2 * np.log10(x["dose"])
+        asked.tell(x, nature.random() < 1 / (1 + np.exp(-log_odds)))
+    figure, axes = plt.subplots(figsize=(7, 4.6), layout="constrained")
+    viper.plot.experiment(asked, ax=axes)
+    axes.set_title("")
+    axes.tick_params(colors=GREY, labelcolor=GREY)
+    figure.savefig(IMAGES / "experiment.png")
+
+
 if __name__ == "__main__":
     with plt.rc_context(STYLE):
         places, unsafe, model = wells()
@@ -222,5 +237,6 @@ if __name__ == "__main__":
         map_picture(places, unsafe, probability, sd)
         risk()
         bandits()
+        experiment()
         moons()
         digits()

@@ -145,7 +145,8 @@ def register(name: str, command: Callable[..., None]) -> None:
     """Add a command to the program; the docstring's examples end its help, one to a line."""
     text, _, examples = inspect.cleandoc(command.__doc__ or "").partition("Examples\n--------\n")
     epilog = "\n\n".join(["[bold]Examples[/]", *examples.splitlines()])
-    app.command(name, help=text.strip(), epilog=epilog)(guarded(with_reading_options(command)))
+    paragraphs = re.sub(r"(?<!\n)\n(?!\n)", " ", text.strip())  # rich would keep the breaks of their lines
+    app.command(name, help=paragraphs, epilog=epilog)(guarded(with_reading_options(command)))
 
 
 for name, command in COMMANDS.items():

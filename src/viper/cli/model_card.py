@@ -252,7 +252,7 @@ def print_components(document: dict[str, Any]) -> None:
 
 
 def entangled_note(columns: list[str], saved: Path | None) -> str:
-    """Say that no single coefficient tells what these columns do, and where that is told."""
+    """Say that no single coefficient describes what these columns do, and which command does."""
     named = f"{', '.join(columns[:MOST_ENTANGLED])}{' …' if len(columns) > MOST_ENTANGLED else ''}"
     command = f"viper effects {shlex.quote(str(saved or 'model.viper'))} data.csv"
     return escape(f"{named}: in interactions or splines, no single line tells what a column does. See: {command}")

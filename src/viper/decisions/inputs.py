@@ -22,10 +22,10 @@ HALF_WIDTH = math.sqrt(3.0)
 WORDS = ("integer", "log")
 SLACK = 1e-9  # of a range, by which rounding may put a point outside
 MOST_POINTS_DRAWN = 1 << 17  # points drawn in search of some that keep the constraints
-CANDIDATES = 1024
-BEST = 6  # candidates around which the search goes on
-AROUND = 24  # points around each, in each round
-SPREADS = (0.1, 0.03, 0.01, 0.003)  # sds of the rounds, in units
+CANDIDATES = 512
+BEST = 5  # candidates around which the search goes on
+AROUND = 16  # points around each, in each round
+SPREADS = (0.1, 0.03, 0.01)  # sds of the rounds, in units
 OTHER_CHOICE = 0.15  # chance to try another choice
 
 
@@ -202,8 +202,8 @@ class Inputs:
         return found
 
     def rows_of(self, x: Any) -> list[Sequence[Any]]:
-        if hasattr(x, "columns") and hasattr(x, "to_dict"):
-            x = x.to_dict("records")
+        if hasattr(x, "to_dict"):
+            x = x.to_dict("records") if hasattr(x, "columns") else x.to_dict()
         if isinstance(x, Mapping):
             x = [x]
         if isinstance(x, np.ndarray | torch.Tensor):

@@ -12,8 +12,7 @@ import scipy.optimize
 import torch
 from torch import Tensor
 
-from viper.gp.joint import LEAST_SQUARE
-from viper.gp.kernels import LENGTH_SPREAD, TYPICAL_LENGTH, matern52_shape
+from viper.gp.kernels import LEAST_SQUARE, LENGTH_SPREAD, TYPICAL_LENGTH, matern52_shape
 from viper.softplus.normal import expected_relu
 
 LEVEL_VARIANCE = 1.0  # of m, where y has variance 1

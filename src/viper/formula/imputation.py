@@ -237,7 +237,7 @@ class Chain:
         return self.columns.numbers[name][observed[match]]
 
     def _levels(self, name: str, rows: np.ndarray) -> np.ndarray:
-        """Draw levels one after the other: is it the most common one, else the next, and so on."""
+        """Draw levels one after the other: is it the most common one? If not, the next, and so on."""
         others = np.delete(np.arange(self.design.shape[1]), self._own(name))
         codes = np.delete(self.columns.codes[name], rows)
         seen, new = np.delete(self.design, rows, 0)[:, others], self.design[np.ix_(rows, others)]

@@ -73,7 +73,7 @@ class Learned(NamedTuple):
         return self.y if self.classes is None else np.asarray(self.y == self.classes[1], dtype=bool)
 
     def labels_for(self, model: Any) -> np.ndarray:
-        """Return the labels as the model takes them: y itself, if it is told the order of the levels."""
+        """Return the labels as the model takes them: y itself, if it knows the order of the levels."""
         return self.y if getattr(model, "categories", None) is not None else self.labels
 
     def with_rules(self, unseen: str, beyond: str) -> "Learned":

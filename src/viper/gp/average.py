@@ -29,7 +29,9 @@ from viper.inference.rows import Block, BlockSource, Dense
 from viper.softplus.limit import mean_of_same_probability
 
 PAIRS = 3  # of opposite points around the mode of each family
-LINE_ODDS = 1 / 3  # prior probability of a line over that of a kernel
+# Prior probability of a line over that of a kernel. With 1, intervals for 100 rows of 10 columns cover 0.982 instead of
+# 0.987 of lines, and 0.906 instead of 0.933 of draws; with 300 rows 0.978 instead of 0.988, 0.909 instead of 0.922.
+LINE_ODDS = 1 / 3
 LEAST_WEIGHT = 0.05  # of a family that counts
 TOLERANCE = 1e-3  # nats; of q at each point
 AVERAGED_ROWS = 10_000  # up to which hyperparameters are averaged over; beyond, they are known well enough

@@ -1,6 +1,7 @@
 """Gaussian-process classification with the scikit-learn interface."""
 
 import copy
+import math
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
@@ -72,7 +73,7 @@ from viper.models.classes.storing import STAR_PRIOR, prior_from, prior_tensors
 from viper.models.diagnosis import LATENT_DRAWS, CorrectedPosterior, DiagnosisMixin
 from viper.models.effects import EffectsMixin, OpenRows
 from viper.models.notebook import NotebookMixin
-from viper.models.prediction import TargetReading, half_width
+from viper.models.prediction import TargetReading, half_width, largest_sd
 from viper.models.saving import State, StateMixin
 from viper.models.weighting import WEIGHTING, WEIGHTING_FIELDS, ClassWeightMixin
 from viper.softplus.bound_names import FIT_BOUNDS
@@ -546,6 +547,13 @@ class VariationalGPClassifier(
         return super(VariationalGPClassifier, twin).elbo(X, y, sample_weight, offset)
 
     @property
+    def largest_sd_(self) -> float:
+        """Largest posterior sd of the log-odds among the training rows; NaN if they are neither here nor recorded."""
+        if self._largest_sd is None and self._raw_rows is not None:
+            self._largest_sd = largest_sd(self._projected(self._raw_rows), self._predictive)
+        return math.nan if self._largest_sd is None else self._largest_sd
+
+    @property
     def _training_rows(self) -> RowSource | None:
         return None if self._raw_rows is None else self._induced(self._raw_rows)
 
@@ -768,6 +776,8 @@ class VariationalGPClassifier(
         return tags
 
     def __getstate__(self) -> dict[str, Any]:
+        if hasattr(self, "posterior_"):
+            _ = self.largest_sd_  # while the rows are here
         return {name: value for name, value in super().__getstate__().items() if name != "_raw_rows"}
 
     def to_onnx(self, *_: Any, **__: Any) -> Any:

@@ -63,7 +63,13 @@ from viper.models.effects import AnyPosterior, EffectsMixin, OpenRows
 from viper.models.facts import coefficient_names
 from viper.models.fitting import FitOptions, check_rank, check_update, fit_posterior
 from viper.models.mixture.reading import mixture_reading
-from viper.models.mixture.refined import check_components, check_components_option, check_one_component, refined_fit
+from viper.models.mixture.refined import (
+    check_components,
+    check_components_option,
+    check_one_component,
+    check_small_rows,
+    refined_fit,
+)
 from viper.models.notebook import NotebookMixin
 from viper.models.onnx import OnnxMixin
 from viper.models.pooling import pool_posteriors, spread_of_draws
@@ -338,6 +344,8 @@ class VariationalLogisticRegression(
         if self.components > 1 and (source.traits.labels or self.multiclass_):
             several = "several labels" if source.traits.labels else f"{len(self.classes_)}"
             raise ValueError(f"components={self.components} is for two classes; got {several}. Use components=1.")
+        if self.components > 1:
+            check_small_rows(source)
         if not source.traits.labels:
             source = self._weighted_rows(source, complete=True)
         with resumable(self, source, checkpoint, checks.seed_of(self.random_state)) as (passes, seed):

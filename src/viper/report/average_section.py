@@ -18,7 +18,7 @@ from viper.report.svg import (
 )
 from viper.report.words import chance, chance_range, signed_points
 
-MOST_SENTENCES = 3  # changes that are told in words
+MOST_SENTENCES = 3  # changes that are described in words
 MOST_LISTED = 40  # changes in the table
 
 

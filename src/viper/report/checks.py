@@ -30,7 +30,7 @@ def binned_residuals(
 
     Columns: mean `value` of the group with its ends `low` and `high`; `rows`; `residual`, the mean of y - p; `band`,
     z √Σp(1-p) / rows: if the probabilities are right, a residual lies within ± band with probability `level`;
-    `outside`, whether it does not. Of many groups, 1 - `level` of them lie outside by chance. A run of residuals on
+    `outside`, whether it does not. A share of 1 - `level` of the groups lies outside by chance. A run of residuals on
     one side means that the column acts in a way that the model does not have, such as a bend.
 
     Parameters

@@ -547,7 +547,7 @@ def by_group(label: Any, probability: Any, group: Any, level: float = 0.95, rang
     probability : array
     group : array, Series or Categorical
         What to group by: its values, or `ranges` ranges of equally many rows if it has more than 10 different numbers.
-        Missing values are a group. Of more than 20 levels the rarest are one group.
+        Missing values are a group. With more than 20 levels, the rarest are one group.
     level, ranges : float, int
     """
     import pandas

@@ -23,6 +23,7 @@ __all__ = [
     "bounds",
     "convergence",
     "densities",
+    "experiment",
     "forest",
     "net_benefit",
     "observations",
@@ -415,6 +416,72 @@ def probability_map(
     ax.set(xlabel=field.names[0], ylabel=field.names[1])
     what = "Probability" if show == "mean" else "Standard deviation of the probability"
     return titled(ax, f"{what} of {model.classes_[1]}")
+
+
+# --- what an experiment asked ---
+
+
+def experiment(
+    made: Any, *, columns: Any = None, at: Any = None, level: float = 0.95, size: int = 61, ax: Any = None
+) -> "Axes":
+    """What an experiment knows over one input or two, and where it asked.
+
+    Over one input: the expected outcome with its interval. Over two: the map of the expected outcome. With
+    ``goal="threshold"`` also where it crosses the threshold, and the band that holds the crossing: the points whose
+    side of the threshold is not known with probability (1 + level)/2.
+
+    Parameters
+    ----------
+    made : viper.Experiment
+        With answers.
+    columns : name or pair of names, optional
+        The inputs to show; by default all, if there are one or two.
+    at : dictionary, optional
+        Values of the other inputs; by default those of `best()`, or of the middle of the answers.
+    level : float, default 0.95
+    size : int, default 61
+        Points along each side.
+    ax : matplotlib Axes, optional
+    """
+    shown = views.experiment_grid(made, columns, at, level, size)
+    low = 0.5 - 0.5 * level
+    if len(shown.names) == 1:
+        ax = canvas(ax)
+        found = shown.estimate
+        ax.fill_between(shown.x, found.lower, found.upper, color=SKY, alpha=0.35, lw=0)
+        ax.plot(shown.x, found.mean, color=BLUE, lw=1.8)
+        if found.above is not None:
+            ax.axhline(made.threshold, color=GREY, lw=0.8, ls="--")
+            unsure = (found.above > low) & (found.above < 1.0 - low)
+            ax.fill_between(shown.x, 0.0, 1.0, where=unsure, color=ORANGE, alpha=0.18, lw=0)
+        ax.scatter(shown.asked[:, 0], shown.answers, s=14, color=INK, alpha=0.6, lw=0, zorder=3)
+        ax.set(xlabel=shown.names[0])
+        if shown.log[0]:
+            ax.set_xscale("log")
+        return titled(ax, shown.title)
+    ax = canvas(ax, (5.8, 4.6))
+    shape = (size, size)
+    values = shown.estimate.mean.reshape(shape)
+    binary = made.outcome == "binary"
+    limits = {"vmin": 0.0, "vmax": 1.0, "cmap": "RdBu_r"} if binary else {"cmap": "cividis"}
+    mesh = ax.pcolormesh(shown.x, shown.y, values, shading="gouraud", rasterized=True, **limits)
+    if shown.estimate.above is not None:
+        above = shown.estimate.above.reshape(shape)
+        for probability, style in ((0.5, "solid"), (low, "dashed"), (1.0 - low, "dashed")):
+            if above.min() < probability < above.max():
+                ax.contour(shown.x, shown.y, above, levels=[probability], colors=INK, linewidths=1, linestyles=style)
+    good = shown.answers > 0 if binary else np.isfinite(shown.answers)
+    labels = ("no", "yes") if binary else ("failed", "measured")
+    for group, marker, face, label in ((~good, "o", "white", labels[0]), (good, "^", YELLOW, labels[1])):
+        look = {"marker": marker, "facecolor": face, "edgecolor": INK, "label": label}
+        ax.scatter(shown.asked[group, 0], shown.asked[group, 1], s=22, lw=0.7, **look)
+    ax.legend(frameon=True, fontsize=8, loc="best")
+    ax.figure.colorbar(mesh, ax=ax)
+    ax.set(xlabel=shown.names[0], ylabel=shown.names[1])
+    for name, is_log in zip("xy", shown.log, strict=True):
+        if is_log:
+            getattr(ax, f"set_{name}scale")("log")
+    return titled(ax, shown.title)
 
 
 # --- how the fit went ---

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from viper.errors import listed
+from viper.errors import instead, listed
 from viper.formula.columns import calendar_days, levels_of, with_days
 from viper.models.effects import grouping_columns
 from viper.models.prediction import Predictions, check_model, predict_each_row, predictions
@@ -441,3 +441,57 @@ def softplus_by_brute_force(mean: Tensor, variance: Tensor) -> Tensor:
     weights = torch.exp(-0.5 * z * z)
     x = mean[..., None] + variance.sqrt()[..., None] * z
     return torch.logaddexp(x, torch.zeros_like(x)) @ (weights / weights.sum())
+
+
+# --- experiments ---
+
+
+class ExperimentGrid(NamedTuple):
+    """What an experiment knows over one input or two."""
+
+    names: list[str]
+    log: list[bool]
+    x: np.ndarray
+    y: np.ndarray | None
+    estimate: Any
+    asked: np.ndarray  # the answered points, in these inputs
+    answers: np.ndarray
+    title: str
+
+
+def experiment_grid(made: Any, columns: Any, at: Any, level: float, size: int) -> ExperimentGrid:
+    inputs = made.inputs
+    labels = inputs.labels
+    wanted = [columns] if isinstance(columns, str) else list(labels if columns is None else columns)
+    if unknown := [name for name in wanted if name not in labels]:
+        raise ValueError(f"columns must be inputs of the experiment; got {unknown[0]!r}. {instead(unknown[0], labels)}")
+    if not 1 <= len(wanted) <= 2 or len(set(wanted)) < len(wanted):
+        raise ValueError(f"columns must be one input or two; got {len(wanted)}. Choose among {listed(labels)}.")
+    places = [labels.index(name) for name in wanted]
+    if any(not hasattr(inputs.parts[j], "low") for j in places):
+        raise ValueError(f"columns must be numbers; got choices among {listed(wanted)}. Set those by at=.")
+    table, answers = made.answers
+    points = inputs.read(table)
+    if not len(points):
+        raise ValueError("an experiment needs answers to be shown; got none. Call tell.")
+    peak = made.goal in ("maximise", "minimise")
+    middle = inputs.read(made.best().x)[0] if peak else points[np.argsort(points.sum(1))[len(points) // 2]]
+    for name, value in (at or {}).items():
+        if name not in labels:
+            raise ValueError(f"at must name inputs; got {name!r}. {instead(str(name), labels)}")
+        middle[labels.index(name)] = inputs.parts[labels.index(name)].read(value, name)
+    sides = [inputs.parts[j].numbers(np.linspace(0.0, 1.0, size)) for j in places]
+    grid = np.stack(np.meshgrid(*sides), -1).reshape(-1, len(places))
+    numbers = np.tile(middle, (len(grid), 1))
+    numbers[:, places] = grid
+    what = "Expected measurement" if made.outcome == "real" else "Probability of a yes"
+    return ExperimentGrid(
+        wanted,
+        [inputs.parts[j].log for j in places],
+        sides[0],
+        sides[1] if len(sides) == 2 else None,
+        made.estimate(inputs.values(numbers), level),
+        points[:, places],
+        answers,
+        f"{what} after {len(answers)} answers",
+    )

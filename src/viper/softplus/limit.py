@@ -202,6 +202,7 @@ def mixture(table: Mixture) -> Bound:
 # --- one Gaussian for a mixture ---
 
 NEWTON_STEPS = 12  # for the mean of f
+NEWTON_ROUNDING = 1e-13  # of the mean: steps below this are rounding
 LEAST_PROBABILITY = 1e-290
 
 
@@ -215,5 +216,8 @@ def mean_of_same_probability(weights: Tensor, thetas: Tensor, variances: Tensor,
     theta = torch.logit(p) * (1.0 + math.pi / 8.0 * variance).sqrt()
     for _ in range(NEWTON_STEPS):
         _, g, h = (x.clamp(min=LEAST_PROBABILITY) for x in moments(theta, variance))
-        theta = theta - (g / p).log() * g / h
+        step = (g / p).log() * g / h
+        theta = theta - step
+        if not bool((step.abs() > NEWTON_ROUNDING * (1.0 + theta.abs())).any()):
+            break
     return sign * theta

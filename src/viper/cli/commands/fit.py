@@ -5,7 +5,7 @@ import time
 import warnings
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 from rich.markup import escape
@@ -17,6 +17,7 @@ from viper.softplus.bound_names import FIT_BOUNDS
 if TYPE_CHECKING:
     from viper.cli.preparing import RowCounts
     from viper.data.table_file import TableFile
+    from viper.formula.learn import Learned
 
 ModelKind = StrEnum("ModelKind", ["logistic", "gp"])
 BoundWord = StrEnum("BoundWord", {word: word for word in FIT_BOUNDS})  # type: ignore[misc]
@@ -164,73 +165,37 @@ def fit_table(
     viper fit survey.csv --target voted --weights weight --robust --groups household
     viper fit survey.csv --target health --ordered --levels poor,fair,good --out model.viper
     """
-    from viper.cli.classes import check_ordered_options, ordered_categories
     from viper.cli.preparing import prepare_rows
     from viper.data.writing import check_output
 
     if cv is not None and test_size is not None:
         raise typer.BadParameter("--cv and --test-size exclude each other; got both. Choose one")
-    if robust and model is ModelKind.gp:
-        raise typer.BadParameter("--robust belongs to logistic regression; got --model gp. Leave one of them out")
-    check_ordered_options(
-        ordered,
-        {
-            "--levels": levels,
-        },
-        {
-            "--model": None if model is ModelKind.logistic else model.value,
-            "--bound": None if bound is BoundWord["viper"] else bound.value,
-            "--terms": terms,
-            "--covariance": None if covariance is CovarianceShape["full"] else covariance.value,
-            "--rank": rank,
-            "--components": components if components > 1 else None,
-            "--positive": positive,
-        },
-    )
-    if components > 1 and model is ModelKind.gp:
-        raise typer.BadParameter("--components belongs to logistic regression; got --model gp. Leave one of them out")
+    chosen = ModelOptions(
+        model, ordered, prior or [], class_weight, robust, bound, terms, covariance, rank, components, kernel, inducing,
+        standardise, jobs,
+    )  # fmt: skip
+    chosen.check(levels, positive)
     if out is not None:
         check_output(out, force)
     table = reading.table(data)
     prepared = prepare_rows(table, target, formula, drop, category, missing.value, weights, groups, robust)
 
-    import viper
+    from viper.cli.classes import ordered_categories
     from viper.cli.scoring import diagnosis_record, held_out_scores
     from viper.data.checks import seed_of
-    from viper.errors import WeightWarning
-    from viper.formula.learn import Imputing, check_can_pool, fit_learned, learn_formula
+    from viper.formula.learn import Imputing, check_can_pool, learn_formula
 
-    is_gp, in_groups = model is ModelKind.gp, bool(prepared.group_terms)
-    estimator: Any = viper.VariationalGPClassifier if is_gp else viper.VariationalLogisticRegression
-    settings: dict[str, Any] = {"bound": bound.value, "terms": terms, "covariance": covariance.value, "n_jobs": jobs}
-    if in_groups and not is_gp:
-        check_for_groups(bound.value, terms, covariance.value, class_weight, robust, components)
-        estimator = viper.VariationalMixedRegression
-        settings = {"prior_scale": parse_prior_scales(prior or []), "n_jobs": jobs}
-    elif is_gp:  # it standardises columns itself
-        settings |= {"kernel": kernel.value, "n_inducing": inducing or "auto", "standardize": standardise}
-    else:
-        settings["prior_scale"] = parse_prior_scales(prior or [])
-        settings |= {"components": components} | ({} if rank is None else {"rank": rank})
-    settings |= {} if in_groups else {"class_weight": None if class_weight is None else class_weight.value}
-    if ordered and in_groups:
-        raise typer.BadParameter("--ordered does not go with effects of groups; got both. Leave one of them out")
-    if ordered:
-        estimator = viper.VariationalOrdinalRegression
-        settings = {name: settings[name] for name in ("prior_scale", "class_weight", "n_jobs")}
+    estimator, settings = chosen.estimator(in_groups=bool(prepared.group_terms))
     check_can_pool(estimator, missing.value, components)
-    imputing = Imputing(imputations, sweeps, seed_of(seed))
+    imputing, scaled = Imputing(imputations, sweeps, seed_of(seed)), standardise and model is not ModelKind.gp
     with table.located(), note_if_slow(f"fitting {len(prepared.frame):,} rows", as_json):
         began = time.perf_counter()
-        scaled = standardise and not is_gp
         learned = learn_formula(prepared.formula, prepared.frame, missing.value, scaled, positive, imputing)
         learned = learned.with_rules(unseen.value, beyond.value)
         counts = prepared.counts.of_fit(learned)
         if ordered:
             settings["categories"] = ordered_categories(prepared.frame[learned.encoding.target], learned.y, levels)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", WeightWarning)  # `weighting_notes` says it in terms of the options
-            posterior = fit_learned(estimator, learned, settings | {"random_state": seed}, counts.weight)
+        posterior = fit_weighted(estimator, learned, settings | {"random_state": seed}, counts)
         fitted = counts.completed(posterior)
         seconds = time.perf_counter() - began
     folds = DEFAULT_FOLDS if cv is None else cv
@@ -245,20 +210,88 @@ def fit_table(
     save_and_show(fitted, out, force, level, as_json, notes)
 
 
-def check_for_groups(
-    bound: str, terms: int | None, covariance: str, class_weight: Any, robust: bool, components: int
-) -> None:
-    """Raise where an option is not for effects of groups."""
-    given = {
-        "--bound": bound != "viper",
-        "--terms": terms is not None,
-        "--covariance": covariance != "full",
-        "--class-weight": class_weight is not None,
-        "--robust": robust,
-        "--components": components > 1,
-    }
-    if wrong := [option for option, there in given.items() if there]:
-        raise typer.BadParameter(f"{wrong[0]} is not for formulas with group terms, such as (1 | ward). Leave it out")
+class ModelOptions(NamedTuple):
+    """The options that say which model is fitted."""
+
+    model: ModelKind
+    ordered: bool
+    prior: list[str]
+    class_weight: ClassWeight | None
+    robust: bool
+    bound: BoundWord
+    terms: int | None
+    covariance: CovarianceShape
+    rank: int | None
+    components: int
+    kernel: KernelChoice
+    inducing: int | None
+    standardise: bool
+    jobs: int | None
+
+    def typed(self) -> dict[str, str | None]:
+        """Return the options of one model or another, with None for those that have their default."""
+        given = {
+            "--model": self.model is not ModelKind.logistic,
+            "--bound": self.bound is not BoundWord["viper"],
+            "--terms": self.terms is not None,
+            "--covariance": self.covariance is not CovarianceShape["full"],
+            "--rank": self.rank is not None,
+            "--components": self.components > 1,
+            "--class-weight": self.class_weight is not None,
+            "--robust": self.robust,
+        }
+        return {option: option if there else None for option, there in given.items()}
+
+    def check(self, levels: str | None, positive: str | None) -> None:
+        """Raise for options that exclude each other."""
+        from viper.cli.classes import check_ordered_options
+
+        typed = self.typed()
+        if self.model is ModelKind.gp and (wrong := typed["--robust"] or typed["--components"]):
+            raise typer.BadParameter(f"{wrong} belongs to logistic regression; got --model gp. Leave one of them out")
+        never = {option: typed[option] for option in typed if option not in ("--class-weight", "--robust")}
+        check_ordered_options(self.ordered, {"--levels": levels}, {**never, "--positive": positive})
+
+    def estimator(self, in_groups: bool) -> tuple[Any, dict[str, Any]]:
+        """Return the estimator and its settings, for a formula with or without effects of groups."""
+        import viper
+
+        weighting = {"class_weight": None if self.class_weight is None else self.class_weight.value}
+        method = {"bound": self.bound.value, "terms": self.terms, "covariance": self.covariance.value}
+        common: dict[str, Any] = {"n_jobs": self.jobs}
+        if self.model is ModelKind.gp:  # it standardises columns itself
+            process: dict[str, Any] = {"kernel": self.kernel.value, "n_inducing": self.inducing or "auto"}
+            process |= {"standardize": self.standardise} | ({} if in_groups else weighting)
+            return viper.VariationalGPClassifier, common | method | process
+        common["prior_scale"] = parse_prior_scales(self.prior)
+        if in_groups:
+            self.check_for_groups()
+            return viper.VariationalMixedRegression, common
+        if self.ordered:
+            return viper.VariationalOrdinalRegression, common | weighting
+        settings = {"components": self.components} | ({} if self.rank is None else {"rank": self.rank})
+        return viper.VariationalLogisticRegression, common | method | settings | weighting
+
+    def check_for_groups(self) -> None:
+        """Raise where an option is not for effects of groups."""
+        typed = self.typed()
+        for option in ("--bound", "--terms", "--covariance", "--class-weight", "--robust", "--components"):
+            if typed[option]:
+                raise typer.BadParameter(
+                    f"{option} is not for formulas with group terms, such as (1 | ward). Leave it out"
+                )
+        if self.ordered:
+            raise typer.BadParameter("--ordered does not go with effects of groups; got both. Leave one of them out")
+
+
+def fit_weighted(estimator: Any, learned: "Learned", settings: dict[str, Any], counts: "RowCounts") -> Any:
+    """Fit the rows with their weights, without the warning that `weighting_notes` words in terms of the options."""
+    from viper.errors import WeightWarning
+    from viper.formula.learn import fit_learned
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", WeightWarning)
+        return fit_learned(estimator, learned, settings, counts.weight)
 
 
 def weighting_notes(fitted: Any, counts: "RowCounts", weights: str | None, groups: str | None) -> list[str]:

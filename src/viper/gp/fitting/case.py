@@ -36,7 +36,7 @@ class FittedProcess(NamedTuple):
     result: Any  # of the solver, with objective, history, converged and status
     inducing_cost: float
     jitter: float
-    largest_sd: float  # of f at the rows
+    largest_sd: float | None  # of f at the rows; None if it is computed where it is needed
     prior: Prior | Star  # of q
     narrow: float = 1.0  # as `intervals_too_narrow_by`
 

@@ -88,7 +88,7 @@ class TwoClasses(Case):
             problem, result = self.solve_all(found.model.on("cpu"), source, scaler, exact, result.q)
         first = Component(1.0, found.family, found.model.on("cpu"), moved(self.posterior(result), "cpu"))
         components = self.averaged(first, families, search) if source is None else [first]
-        seen = features if len(components) == 1 else averaged_rows(components, rows)
+        sd = None if source is None else largest_sd(features, first.posterior)
         return FittedProcess(
             [found, *families[1:]],
             components,
@@ -96,7 +96,7 @@ class TwoClasses(Case):
             result,
             max(0.0, residual_cost(problem.source, self.posterior(result))),
             features.jitter,
-            largest_sd(seen, posterior_of(components)),
+            sd,
             problem.prior,
             narrow,
         )
@@ -152,7 +152,6 @@ class TwoClasses(Case):
                 near = as_start(moved(start, induced.device))
                 result = newton(problem, near, tol=Q_TOLERANCE, report=progress)
                 components.insert(0, component._replace(model=model, posterior=moved(self.posterior(result), "cpu")))
-            sd = largest_sd(self.projected(source, components, known.scaler), posterior_of(components))
             return FittedProcess(
                 [known.found._replace(model=model)],
                 components,
@@ -160,7 +159,7 @@ class TwoClasses(Case):
                 result,
                 max(0.0, residual_cost(problem.source, self.posterior(result))),
                 known.jitter,
-                sd,
+                None,
                 prior,
             )
 

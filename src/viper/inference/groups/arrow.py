@@ -7,19 +7,20 @@ C is block diagonal, with a block for each group. Of Σ, only the blocks that me
 each group's covariance with itself and with the border. Work and memory are linear in the number of groups.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.linalg
 
 from viper.errors import NotFinite
+from viper.inference.groups.met import Met
 
 
 class Arrow(NamedTuple):
-    """The parts of an arrow matrix: border (d × d), cross (G × r × d) and blocks (G × r × r)."""
+    """The parts of an arrow matrix: border (d × d), cross (G × r × d, or where pairs meet) and blocks (G × r × r)."""
 
     border: np.ndarray
-    cross: np.ndarray
+    cross: Any
     blocks: np.ndarray
 
     def mixed(self, other: "Arrow", share: float) -> "Arrow":
@@ -47,39 +48,70 @@ class Inverse(NamedTuple):
     log_determinant: float  # of the precision
     root: np.ndarray  # lower Cholesky factor of S
     blocks: np.ndarray  # C⁻¹
-    ties: np.ndarray  # W = C⁻¹B, G × r × d
+    ties: Any  # W = C⁻¹B, as the cross part
 
     def solve(self, vector: Split) -> Split:
         """Λ⁻¹v."""
-        right = vector.border - np.einsum("grd,gr->d", self.ties, vector.groups, optimize=True)
-        border = scipy.linalg.cho_solve((self.root, True), right)
-        groups = np.matmul(self.blocks, vector.groups[:, :, None])[:, :, 0] - self.ties @ border
-        return Split(border, groups)
+        flat = flat_cross(self.ties)
+        border = scipy.linalg.cho_solve((self.root, True), vector.border - flat.T @ vector.groups.ravel())
+        groups = np.matmul(self.blocks, vector.groups[:, :, None])[:, :, 0]
+        return Split(border, groups - (flat @ border).reshape(groups.shape))
+
+
+def flat_cross(cross: Any) -> Any:
+    """The cross part as a matrix, groups and effects × border."""
+    return cross.matrix if isinstance(cross, Met) else cross.reshape(-1, cross.shape[-1])
+
+
+def outer_cross(like: Any, groups: np.ndarray, border: np.ndarray) -> Any:
+    """The cross part of the outer product of a vector, G × r and d, where `like` has entries."""
+    return like.outer(groups, border) if isinstance(like, Met) else groups[:, :, None] * border
 
 
 def invert_arrow(precision: Arrow) -> Inverse:
     """Return the inverse; raises NotFinite unless the matrix is positive definite."""
     border, cross, C = precision
-    G, r, d = cross.shape
-    if r == 1:
+    if C.shape[1] == 1:
         inner, logs = 1.0 / C, np.log(C[:, 0, 0])
     else:
         sign, logs = np.linalg.slogdet(C)
         if not (sign > 0.0).all():
             raise NotFinite
         inner = np.linalg.inv(C)
-    ties = inner * cross if r == 1 else inner @ cross
-    flat = ties.reshape(G * r, d)
-    schur = border - cross.reshape(G * r, d).T @ flat
+    ties, schur = eliminated(border, cross, inner)
     try:
         root = np.linalg.cholesky(schur)
     except np.linalg.LinAlgError:
         raise NotFinite from None
-    top = scipy.linalg.cho_solve((root, True), np.eye(d))
-    covariance_cross = -(flat @ top).reshape(G, r, d)
-    if r == 1:
-        blocks = inner - np.einsum("gd,gd->g", covariance_cross[:, 0], ties[:, 0])[:, None, None]
-    else:
-        blocks = inner - covariance_cross @ ties.transpose(0, 2, 1)
+    top = from_root(root)
+    covariance_cross, within = crossed(ties, top)
     log_determinant = float(logs.sum()) + 2.0 * float(np.log(root.diagonal()).sum())
-    return Inverse(Arrow(top, covariance_cross, blocks), log_determinant, root, inner, ties)
+    return Inverse(Arrow(top, covariance_cross, inner - within), log_determinant, root, inner, ties)
+
+
+def eliminated(border: np.ndarray, cross: Any, inner: np.ndarray) -> tuple[Any, np.ndarray]:
+    """W and S."""
+    if isinstance(cross, Met):
+        ties = cross.tied(inner)
+        return ties, border - cross.complement(ties)
+    ties = inner * cross if inner.shape[1] == 1 else inner @ cross
+    return ties, border - flat_cross(cross).T @ flat_cross(ties)
+
+
+def crossed(ties: Any, top: np.ndarray) -> tuple[Any, np.ndarray]:
+    """-W S⁻¹, and -W S⁻¹ Wᵀ of each group, from S⁻¹."""
+    if isinstance(ties, Met):
+        cross = -1.0 * ties.times_dense(top)
+        return cross, cross.within(ties)
+    cross = -(flat_cross(ties) @ top).reshape(ties.shape)
+    if ties.shape[1] == 1:
+        return cross, np.einsum("gd,gd->g", cross[:, 0], ties[:, 0])[:, None, None]
+    return cross, cross @ ties.transpose(0, 2, 1)
+
+
+def from_root(root: np.ndarray) -> np.ndarray:
+    """S⁻¹ from its lower Cholesky factor."""
+    found, _ = scipy.linalg.lapack.dpotri(root, lower=1)
+    below = np.tril(found)
+    below += np.tril(found, -1).T
+    return below

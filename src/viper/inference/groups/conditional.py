@@ -14,8 +14,10 @@ from itertools import product
 from typing import NamedTuple
 
 import numpy as np
+import scipy.linalg
 import torch
 
+from viper.inference.groups.arrow import flat_cross
 from viper.inference.groups.rows import GroupedRows
 from viper.inference.groups.solver import Effects
 from viper.softplus.quadrature import full_gauss_hermite
@@ -129,9 +131,10 @@ class GroupIntegrals:
 
 def conditional_means(q: Effects, groups: slice, border: np.ndarray) -> np.ndarray:
     """μ_g - W_g(w - μ), groups × draws × r."""
-    return q.mean.groups[groups][:, None, :] - np.einsum(
-        "grd,sd->gsr", q.inverse.ties[groups], border - q.mean.border, optimize=True
-    )
+    mean, width = q.mean.groups[groups], q.mean.groups.shape[1]
+    ties = flat_cross(q.inverse.ties)[groups.start * width : groups.stop * width]
+    moved = (ties @ (border - q.mean.border).T).reshape(len(mean), width, len(border))
+    return mean[:, None, :] - moved.transpose(0, 2, 1)
 
 
 def group_integrals(
@@ -148,7 +151,7 @@ def group_integrals(
 def drawn_border(q: Effects, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Draws of the border from q (k × d) from standard normal noise, and log q of each."""
     root = q.inverse.root  # of the precision S of the border: w = μ + L⁻ᵀ noise
-    moved = np.linalg.solve(root.T, noise.T).T
+    moved = scipy.linalg.solve_triangular(root, noise.T, lower=True, trans="T").T
     log_scale = -float(np.log(np.diagonal(root)).sum())
     constant = 0.5 * noise.shape[1] * math.log(2.0 * math.pi)
     return q.mean.border + moved, -0.5 * np.square(noise).sum(1) - constant - log_scale

@@ -48,6 +48,7 @@ ROUGH_ROWS = 50_000  # with more rows, sums are rough: an error of 1e-9 a row, n
 RADIUS = 1.1  # of the composite design, over √k (Rue et al. 2009)
 FINE_LINE, FINE_SQUARE, FINE_DRAWS = 401, 61, 4096  # values of θ that describe its posterior
 MOST_QUADRATURE = 100_000  # rows of the groups by which quadrature is done
+SUBSET_BORDER = 1_000  # with a larger border, a pass over few rows takes as long as one over all
 FEWEST_SUBSET, SUBSET_ROWS = 100_000, 20_000  # with more rows, a random part of the groups comes first
 
 
@@ -207,7 +208,7 @@ def starting_components(rows: GroupedRows) -> np.ndarray:
 def component_posterior(profile: ComponentProfile, start: np.ndarray, rng: np.random.Generator) -> ComponentPosterior:
     """Find the mode and integrate over θ."""
     rows = profile.rows
-    if rows.rows > FEWEST_SUBSET and rows.main.levels > 1000:
+    if rows.rows > FEWEST_SUBSET and rows.main.levels > 1000 and rows.border <= SUBSET_BORDER:
         chosen = rng.permutation(rows.main.levels)[: max(500, int(rows.main.levels * SUBSET_ROWS / rows.rows))]
         part = ComponentProfile(
             rows.some_groups(chosen), profile.mean, profile.precision, profile.prior, profile.quadrature, profile.report

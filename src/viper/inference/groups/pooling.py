@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from viper.inference.groups.arrow import Arrow, Split
+from viper.inference.groups.arrow import Arrow, Split, outer_cross
 from viper.inference.groups.quadrature import Missed
 from viper.inference.groups.rows import GroupedRows
 from viper.inference.groups.solver import Effects
@@ -67,7 +67,7 @@ class Pool:
         by = mean.moved(self.centre, -1.0)
         second = Arrow(
             q.covariance.border + np.outer(by.border, by.border),
-            q.covariance.cross + by.groups[:, :, None] * by.border,
+            q.covariance.cross + outer_cross(q.covariance.cross, by.groups, by.border),
             q.covariance.blocks + by.groups[:, :, None] * by.groups[:, None, :],
         )
         self.total = scale * self.total + weight
@@ -85,7 +85,7 @@ class Pool:
         by = Split(self.first.border / self.total, self.first.groups / self.total)
         covariance = Arrow(
             self.second.border / self.total - np.outer(by.border, by.border),
-            self.second.cross / self.total - by.groups[:, :, None] * by.border,
+            self.second.cross / self.total - outer_cross(self.second.cross, by.groups, by.border),
             self.second.blocks / self.total - by.groups[:, :, None] * by.groups[:, None, :],
         )
         logs = np.array(self.log_weights)

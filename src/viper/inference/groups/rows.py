@@ -7,9 +7,14 @@ all others. Fixed effects and the effects of other factors form the border.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
+from viper.inference.groups.met import Meetings, Met, meetings_of
+
+DENSE_CROSS = 1 << 20  # entries of a cross part that may be dense
+SPARSE_SHARE = 0.2  # of all pairs that meet, above which it is dense anyway
 SORTED_ROWS = 1 << 15  # rows whose log-odds are computed at a time: their arrays fit in the cache
 
 
@@ -89,6 +94,24 @@ class GroupedRows:
             places = start + factor.codes * factor.width
             found += [(places + c, factor.columns[:, c]) for c in range(factor.width)]
         return found
+
+    @cached_property
+    def meetings(self) -> Meetings | None:
+        """Which effects of the border each main group meets, if that is few of many; otherwise None."""
+        pairs = self.main.levels * self.border
+        most = self.main.levels * self.fixed + self.rows * len(self.sparse)
+        dense = pairs * self.main.width <= DENSE_CROSS or most > SPARSE_SHARE * pairs
+        return None if dense else self.all_meetings()
+
+    def all_meetings(self) -> Meetings:
+        places = [place for place, _ in self.sparse]
+        return meetings_of(self.main.codes, self.main.levels, places, self.border, self.fixed)
+
+    def empty_cross(self) -> Any:
+        """A cross part of zeros."""
+        if self.meetings is None:
+            return np.zeros((self.main.levels, self.main.width, self.border))
+        return Met(self.meetings, np.zeros((len(self.meetings.column), self.main.width)))
 
     @cached_property
     def first_rows(self) -> np.ndarray:

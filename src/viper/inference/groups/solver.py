@@ -45,7 +45,7 @@ class GroupPrior:
                     border[at + i, at + j] = inverse[i, j]
         main = rows.main
         blocks = np.broadcast_to(np.linalg.inv(self.covariances[0]), (main.levels, main.width, main.width))
-        return Arrow(border, np.zeros((main.levels, main.width, d)), blocks)
+        return Arrow(border, rows.empty_cross(), blocks)
 
     def pull(self, rows: GroupedRows, mean: Split) -> Split:
         """P(μ - m₀)."""
@@ -120,7 +120,7 @@ def start_effects(rows: GroupedRows, prior: GroupPrior, border: np.ndarray | Non
     start = Split(mean, np.zeros((rows.main.levels, rows.main.width)))
     nothing = Arrow(
         np.zeros((rows.border, rows.border)),
-        np.zeros((rows.main.levels, rows.main.width, rows.border)),
+        rows.empty_cross(),
         np.zeros((rows.main.levels, rows.main.width, rows.main.width)),
     )
     total = grouped_sums(rows, start, nothing)

@@ -7,13 +7,14 @@ at one group of each factor, so that τ² needs only the blocks of Σ that an ar
 import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import scipy.sparse
 import torch
 
 from viper.inference.groups.arrow import Arrow, Split
+from viper.inference.groups.met import Met
 from viper.inference.groups.rows import GroupedRows
 from viper.inference.threads import PASS_THREADS, one_thread
 from viper.softplus.limit import fast_limit, limit
@@ -48,13 +49,15 @@ def row_moments(
             inner += 2.0 * its * border[place, other]
         tau2 += values * inner
     Z, U = main.columns[part], mean.groups[groups]
-    cross, blocks = covariance.cross[groups], covariance.blocks[groups]
+    met, blocks = covariance.cross, covariance.blocks[groups]
+    sparse = isinstance(met, Met)
+    cross = met.fixed_part(groups) if sparse else met[groups]
     for c in range(main.width):
         z = Z[:, c]
         theta += z * U[:, c][here]
         inner = 2.0 * np.einsum("ij,ij->i", X, cross[:, c, :p][here]) + z * blocks[:, c, c][here]
-        for place, values in entries:
-            inner += 2.0 * values * cross[here, c, place]
+        for k, (place, values) in enumerate(entries):
+            inner += 2.0 * values * (met.values[met.at.entries[k][part], c] if sparse else cross[here, c, place])
         for before in range(c):
             inner += 2.0 * Z[:, before] * blocks[:, c, before][here]
         tau2 += z * inner
@@ -149,15 +152,36 @@ def chunk_gram(rows: GroupedRows, part: slice, groups: slice, h: np.ndarray) -> 
         for other, its in entries[:k]:
             met = (weighted.T @ scipy.sparse.csr_array((its, other, every), shape=(len(h), d))).tocoo()
             meetings += [(met.row, met.col, met.data), (met.col, met.row, met.data)]
-    cross, blocks = np.zeros((count, width, d)), np.empty((count, width, width))
-    flat, here = cross.reshape(-1), (main.codes[part] - groups.start) * width
+    blocks = np.empty((count, width, width))
+    for c in range(width):
+        blocks[:, c, :] = sums_of_groups(rows, part, groups, (h * main.columns[part, c])[:, None] * main.columns[part])
+    cross = chunk_cross(rows, part, groups, h, entries)
+    return ChunkGram(X.T @ (h[:, None] * X), ties, meetings, cross, blocks)
+
+
+def chunk_cross(
+    rows: GroupedRows, part: slice, groups: slice, h: np.ndarray, entries: list[tuple[np.ndarray, np.ndarray]]
+) -> np.ndarray:
+    """The cross part of a chunk: groups × r × d, or entries × r where pairs meet."""
+    p, d, main, X, at = rows.fixed, rows.border, rows.main, rows.X[part], rows.meetings
+    count, width = groups.stop - groups.start, main.width
+    if at is None:
+        cross = np.zeros((count, width, d))
+        flat, here = cross.reshape(-1), (main.codes[part] - groups.start) * width
+        for c in range(width):
+            hz = h * main.columns[part, c]
+            for place, values in entries:
+                flat += np.bincount((here + c) * d + place, hz * values, minlength=flat.size)
+            cross[:, c, :p] = sums_of_groups(rows, part, groups, hz[:, None] * X)
+        return cross
+    span = at.span(groups)
+    cross = np.zeros((span.stop - span.start, width))
     for c in range(width):
         hz = h * main.columns[part, c]
-        for place, values in entries:
-            flat += np.bincount((here + c) * d + place, hz * values, minlength=flat.size)
-        cross[:, c, :p] = sums_of_groups(rows, part, groups, hz[:, None] * X)
-        blocks[:, c, :] = sums_of_groups(rows, part, groups, hz[:, None] * main.columns[part])
-    return ChunkGram(X.T @ (h[:, None] * X), ties, meetings, cross, blocks)
+        for entry, (_, values) in zip(at.entries, entries, strict=True):
+            cross[:, c] += np.bincount(entry[part] - span.start, hz * values, minlength=len(cross))
+        cross[at.fixed_entries(groups) - span.start, c] = sums_of_groups(rows, part, groups, hz[:, None] * X)
+    return cross
 
 
 def joined_gram(rows: GroupedRows, parts: list[ChunkGram]) -> Arrow:
@@ -170,7 +194,10 @@ def joined_gram(rows: GroupedRows, parts: list[ChunkGram]) -> Arrow:
     for part in parts:
         for row, column, entry in part.meetings:
             np.add.at(border, (row, column), entry)
-    return Arrow(border, *(np.concatenate([getattr(part, name) for part in parts]) for name in ("cross", "blocks")))
+    cross: Any = np.concatenate([part.cross for part in parts])
+    if rows.meetings is not None:
+        cross = Met(rows.meetings, cross)
+    return Arrow(border, cross, np.concatenate([part.blocks for part in parts]))
 
 
 def weighted_gram(rows: GroupedRows, h: np.ndarray) -> Arrow:

@@ -22,7 +22,7 @@ from torch import Tensor
 from viper.inference.memory import available_memory
 from viper.inference.rows import Arrays, Dense, Matrix, RowSource, Sparse
 from viper.models.effects import EffectsMixin, OpenRows
-from viper.models.groups.fitting import GroupPosterior
+from viper.models.groups.fitting import GroupPosterior, MetPosterior
 from viper.models.groups.levels import as_group_table
 from viper.models.groups.reading import ReadRows
 
@@ -36,7 +36,7 @@ DRAWN_COPIES = 4  # arrays as large as all draws of all effects
 class AllEffects:
     """The effects of the border, then those of the main factor's groups, as one Gaussian."""
 
-    posterior: GroupPosterior
+    posterior: GroupPosterior | MetPosterior
 
     @property
     def mean(self) -> Tensor:
@@ -48,17 +48,20 @@ class AllEffects:
         return np.linalg.cholesky(self.posterior.border.numpy())
 
     @cached_property
-    def ties(self) -> np.ndarray:
+    def ties(self) -> Any:
         """T, groups and effects × border."""
-        cross = self.posterior.cross.numpy().reshape(-1, len(self.root))
-        return scipy.linalg.cho_solve((self.root, True), cross.T).T
+        return self.posterior.ties()
 
     @cached_property
     def rest(self) -> Any:
         """Lower L with R = LLᵀ, as a block-diagonal matrix."""
-        G, r, d = self.posterior.cross.shape
-        ties = self.ties.reshape(G, r, d)
-        R = self.posterior.blocks.numpy() - ties @ self.posterior.cross.numpy().transpose(0, 2, 1)
+        G, r = self.posterior.effects.shape
+        if isinstance(self.posterior, MetPosterior):
+            met = self.posterior.met
+            explained = met.conditional_ties(self.posterior.border.numpy()).within(met)
+        else:
+            explained = self.ties.reshape(G, r, -1) @ self.posterior.cross.numpy().transpose(0, 2, 1)
+        R = self.posterior.blocks.numpy() - explained
         values, vectors = np.linalg.eigh(0.5 * (R + R.transpose(0, 2, 1)))
         blocks = vectors * np.sqrt(np.maximum(values, 0.0))[:, None, :]
         return scipy.sparse.bsr_array((blocks, np.arange(G), np.arange(G + 1)), shape=(G * r, G * r))
@@ -67,7 +70,7 @@ class AllEffects:
         """Draws (k × all effects) from standard normal noise of the same shape."""
         here, there = np.split(noise.numpy(), [len(self.root)], axis=1)
         border = here @ self.root.T
-        groups = border @ self.ties.T + (self.rest @ there.T).T
+        groups = (self.ties @ border.T).T + (self.rest @ there.T).T
         return self.mean + torch.from_numpy(np.concatenate([border, groups], 1))
 
     def spread(self, design: Matrix) -> Tensor:

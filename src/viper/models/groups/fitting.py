@@ -4,14 +4,16 @@ import time
 import warnings
 from contextlib import closing
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
+import scipy.linalg
 import torch
 from torch import Tensor
 
 from viper.errors import ConvergenceWarning, users_line
-from viper.inference.groups.arrow import Arrow, Split
+from viper.inference.groups.arrow import Arrow, Split, flat_cross
 from viper.inference.groups.components import ComponentPrior
 from viper.inference.groups.evidence import (
     ComponentPosterior,
@@ -19,6 +21,7 @@ from viper.inference.groups.evidence import (
     component_posterior,
     starting_components,
 )
+from viper.inference.groups.met import Meetings, Met
 from viper.inference.groups.rows import Factor, GroupedRows, sorted_rows
 from viper.inference.groups.sums import expected_terms, row_moments
 from viper.inference.memory import available_memory
@@ -59,6 +62,61 @@ class GroupPosterior:
         arrays = [getattr(self, name).numpy() for name in ("mean", "effects", "border", "cross", "blocks")]
         return Split(*arrays[:2]), Arrow(*arrays[2:])
 
+    def ties(self) -> Any:
+        """T with Cov(b, w) = T Var(w), effects of groups × border."""
+        border = scipy.linalg.cho_factor(self.border.numpy(), lower=True)
+        return scipy.linalg.cho_solve(border, flat_cross(self.cross.numpy()).T).T
+
+
+@dataclass(frozen=True)
+class MetPosterior:
+    """The same where few pairs of groups and border effects meet: covariances of these only.
+
+    Attributes
+    ----------
+    cross : Tensor (m, r)
+        Covariances of each group's effects with the border effects that it meets.
+    column, count : Tensor (m,) and (G,)
+        Which effects these are, group by group, and how many each group meets.
+    fixed : Tensor (p,)
+        Places of the fixed effects, which all groups meet.
+    """
+
+    mean: Tensor
+    border: Tensor
+    effects: Tensor
+    cross: Tensor
+    blocks: Tensor
+    column: Tensor
+    count: Tensor
+    fixed: Tensor
+
+    @property
+    def variance(self) -> Tensor:
+        return self.border.diagonal()
+
+    @cached_property
+    def met(self) -> Met:
+        first = np.concatenate([[0], np.cumsum(self.count.long().numpy())])
+        return Met(Meetings(self.column.long().numpy(), first, len(self.mean), len(self.fixed)), self.cross.numpy())
+
+    def is_whole(self) -> bool:
+        """Whether every group meets some effects, in order, and all fixed ones first."""
+        count, column = self.count.long(), self.column.long()
+        if int(count.sum()) != len(column) or int(count.min()) < max(1, len(self.fixed)):
+            return False
+        first = count.cumsum(0) - count
+        inside = torch.ones(len(column), dtype=torch.bool)
+        inside[first] = False  # the first of a group has none before it
+        rising = bool((column.diff()[inside[1:]] > 0).all()) and int(column.max()) < len(self.mean)
+        return rising and all(bool((column[first + k] == k).all()) for k in range(len(self.fixed)))
+
+    def parts(self) -> tuple[Split, Arrow]:
+        return Split(self.mean.numpy(), self.effects.numpy()), Arrow(self.border.numpy(), self.met, self.blocks.numpy())
+
+    def ties(self) -> Any:
+        return self.met.conditional_ties(self.border.numpy()).matrix
+
 
 class GroupOptions(NamedTuple):
     """Options of a fit with groups."""
@@ -74,7 +132,7 @@ class GroupOptions(NamedTuple):
 class FittedGroups(NamedTuple):
     """The posterior, the order in which the factors are in it, the mixture, whether quadrature was used, and sds."""
 
-    posterior: GroupPosterior
+    posterior: GroupPosterior | MetPosterior
     order: list[int]
     found: ComponentPosterior
     quadrature: bool
@@ -118,11 +176,20 @@ def fit_groups(
             stacklevel=users_line(),
         )
     mean, covariance = found.pooled.mean, found.pooled.covariance
-    arrays = (mean.border, covariance.border, mean.groups, covariance.cross, covariance.blocks)
-    posterior = GroupPosterior(*(torch.from_numpy(np.ascontiguousarray(x)) for x in arrays))
+    posterior = kept_posterior(rows, mean, covariance)
     spreads = [row_moments(rows, *chunk, mean, covariance)[1].max() for chunk in rows.chunks()]
     expected = grouped_value(rows, mean, covariance)
     return FittedGroups(posterior, order, found, quadrature, float(np.sqrt(max(spreads))), expected, history, rows)
+
+
+def kept_posterior(rows: GroupedRows, mean: Split, covariance: Arrow) -> GroupPosterior | MetPosterior:
+    """What a model keeps of the pooled mean and covariance."""
+    cross, at = covariance.cross, rows.meetings
+    arrays = [mean.border, covariance.border, mean.groups, cross if at is None else cross.values, covariance.blocks]
+    if at is not None:
+        arrays += [x.astype(float) for x in (at.column, np.diff(at.first), np.arange(at.fixed))]
+    tensors = [torch.from_numpy(np.ascontiguousarray(x)) for x in arrays]
+    return GroupPosterior(*tensors) if at is None else MetPosterior(*tensors)
 
 
 def grouped_value(rows: GroupedRows, mean: Split, covariance: Arrow) -> float:
@@ -146,7 +213,8 @@ def needs_quadrature(rows: GroupedRows) -> bool:
 
 def check_group_memory(rows: GroupedRows) -> None:
     """Raise before any work if the covariances of groups with the border do not fit in memory."""
-    need = 8.0 * (CROSS_COPIES * rows.main.effects * rows.border + CROSS_COPIES * rows.border**2)
+    pairs = rows.main.effects * rows.border if rows.meetings is None else rows.meetings.keys.size * rows.main.width
+    need = 8.0 * (CROSS_COPIES * pairs + CROSS_COPIES * rows.border**2)
     need += 8.0 * rows.rows * (ROW_ARRAYS + 2 * rows.fixed + 3 * len(rows.factors))
     if need > (there := available_memory()):
         raise ValueError(
@@ -157,11 +225,13 @@ def check_group_memory(rows: GroupedRows) -> None:
 
 
 def group_latent(
-    X: np.ndarray, factors: list[Factor], offset: np.ndarray | None, posterior: GroupPosterior
+    X: np.ndarray, factors: list[Factor], offset: np.ndarray | None, posterior: GroupPosterior | MetPosterior
 ) -> tuple[np.ndarray, np.ndarray]:
     """ϑ and τ² of rows; `factors` are in the posterior's order, and have zeros where a group is new."""
     rows = GroupedRows(X, np.zeros(len(X)), tuple(factors), None, offset)
     mean, covariance = posterior.parts()
+    if isinstance(posterior, MetPosterior):
+        covariance = covariance._replace(cross=posterior.met.completed(rows.all_meetings(), covariance.border))
     every = slice(0, len(mean.groups))
     parts = [slice(start, start + PREDICTED_ROWS) for start in range(0, max(1, len(X)), PREDICTED_ROWS)]
     found = [row_moments(rows, part, every, mean, covariance) for part in parts]

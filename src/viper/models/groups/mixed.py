@@ -41,7 +41,7 @@ from viper.inference.threads import check_jobs
 from viper.models.diagnosis import summary_frame
 from viper.models.facts import coefficient_names
 from viper.models.groups.effects import GroupEffectsMixin
-from viper.models.groups.fitting import FittedGroups, GroupOptions, fit_groups, group_latent
+from viper.models.groups.fitting import FittedGroups, GroupOptions, MetPosterior, fit_groups, group_latent
 from viper.models.groups.levels import (
     AVERAGE,
     GroupFactor,
@@ -612,6 +612,7 @@ class VariationalMixedRegression(
         border = len(self._names()) + sum(counts[f] for f in self._order[1:])
         size = sum(component_count(factor.width) for factor in self.factors_)
         right = tuple(q.effects.shape) == (len(main.levels), main.width) and len(q.mean) == border
+        right = right and (not isinstance(q, MetPosterior) or q.is_whole())
         if not right or self._points["points.theta"].shape[1] != size:
             raise StorageError("the posterior must have an effect for each group; got another number.")
 

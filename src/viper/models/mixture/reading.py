@@ -20,7 +20,7 @@ def mixture_reading(posterior: GaussianMixture) -> TargetReading:
         partial(mixed_probabilities, weights=weights),
         partial(mixed_sds, weights=weights),
         partial(mixed_interval, weights=weights),
-        lambda mean, variance: log_odds(mixed_probabilities(mean, variance, weights)),
+        partial(mixed_scores, weights=weights),
         partial(more_probable, weights=weights),
         partial(mixed_table, weights=weights),
         partial(mixed_information, weights=weights),
@@ -45,6 +45,11 @@ def mixed_interval(mean: Tensor, variance: Tensor, z: float, weights: Tensor) ->
     """Quantiles of s(f), which is monotone in f."""
     level = float(torch.special.ndtr(torch.tensor(z, dtype=torch.float64)) * 2.0 - 1.0)
     return torch.sigmoid(quantiles_of_mixtures(mean, variance.sqrt(), weights.to(mean), level)).cpu().numpy()
+
+
+def mixed_scores(mean: Tensor, variance: Tensor, weights: Tensor) -> np.ndarray:
+    """Log-odds of E s(f)."""
+    return log_odds(mixed_probabilities(mean, variance, weights))
 
 
 def more_probable(mean: Tensor, variance: Tensor, classes: np.ndarray, weights: Tensor) -> np.ndarray:

@@ -63,19 +63,26 @@ def check_one_component(model: Any, what: str) -> None:
         raise ValueError(f"{what} is for one Gaussian; got components={model.components}. Fit with components=1.")
 
 
-def refined_fit(
-    posterior: Any, prior: Any, source: RowSource, components: int, result: Result | None, error: float
-) -> RefinedFit:
-    """Replace a Gaussian posterior by a mixture of several; `error` is the rounding of the ELBO."""
-    if not isinstance(posterior, Full | LowRank) or source.device.type != "cpu":
-        raise ValueError(
-            "several components need two classes and a full covariance on the CPU; got "
-            f"{type(posterior).__name__} on {source.device}. Use components=1, or corrected()."
-        )
+def check_small_rows(source: RowSource) -> None:
+    """Raise unless the rows are few, and on the CPU."""
+    if source.device.type != "cpu":
+        raise ValueError(f"several components need rows on the CPU; got {source.device}. Use components=1.")
     if source.rows * source.dimension > MOST_REFINED:
         raise ValueError(
             f"several components are for small data, where posteriors are skewed; got {source.rows:,} rows and "
             f"{source.dimension} coefficients. Use components=1: diagnose() says how close it is."
+        )
+
+
+def refined_fit(
+    posterior: Any, prior: Any, source: RowSource, components: int, result: Result | None, error: float
+) -> RefinedFit:
+    """Replace a Gaussian posterior by a mixture of several; `error` is the rounding of the ELBO."""
+    check_small_rows(source)
+    if not isinstance(posterior, Full | LowRank):
+        raise ValueError(
+            f"several components need two classes and a full covariance; got {type(posterior).__name__}. Use "
+            "components=1, or corrected()."
         )
     rows = source.in_memory()
     gaussian = Full(posterior.mean, square_factor(posterior))
