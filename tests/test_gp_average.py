@@ -1,6 +1,7 @@
 """Predictions of a Gaussian process averaged over hyperparameters."""
 
 import math
+import pickle
 
 import numpy as np
 import pytest
@@ -171,6 +172,13 @@ def test_the_spread_is_the_curvature_of_the_profile(data):
     points = np.array([component.model.free_vector() - x for component in model.components_[1:]])
     found = points.T @ points / len(model.components_)  # k pairs of equal weight
     np.testing.assert_allclose(np.sqrt(np.diag(found)), np.sqrt(np.diag(covariance)), rtol=0.2)
+
+
+def test_the_largest_sd_of_a_training_row_is_known_without_the_rows(fitted, data):
+    sd = fitted.predict_latent(data[0])[1].max()
+    copied = pickle.loads(pickle.dumps(fitted))
+    assert copied._raw_rows is None
+    assert copied.largest_sd_ == pytest.approx(sd, rel=1e-12)
 
 
 def test_saved_and_loaded(fitted, new, tmp_path):

@@ -123,7 +123,7 @@ def fill(name, value):
         (
             "logistic_full",
             lambda t, m: "other",
-            "one of ['bandit', 'gp', 'logistic', 'mixed', 'ordinal']; got 'other'",
+            "one of ['bandit', 'experiment', 'gp', 'logistic', 'mixed', 'ordinal', 'preference']; got 'other'",
         ),
     ],
 )
