@@ -13,7 +13,7 @@ import viper
 from tests.tolerances import TOLERANCE
 from viper import acquisition
 from viper.decisions.acquisition import Acquisition
-from viper.decisions.latent import after_label
+from viper.decisions.latent import after_label, latent_of
 from viper.softplus.improvement import after_answer, expected_excess
 
 RNG = np.random.default_rng(5)
@@ -259,10 +259,11 @@ def test_labels_to_come_leave_the_covariance_of_a_precision():
     np.testing.assert_allclose(after_label(C, 1, h), expected, rtol=TOLERANCE["autograd"])
 
 
-def test_draws_have_the_posterior_of_the_reference_points(model):
+def test_draws_have_the_posterior_of_the_reference_points(single):
     few = REFERENCE[:4]
-    mean, C = model.predict_latent(few, return_cov=True)
-    draws = np.array([logit(acquisition.PosteriorDraw(model, few, random_state=k)(few)) for k in range(400)])
+    mean, C = single.predict_latent(few, return_cov=True)
+    latent = latent_of(single)  # once for all draws
+    draws = np.array([logit(acquisition.PosteriorDraw(latent, few, random_state=k)(few)) for k in range(400)])
     assert np.abs((draws.mean(0) - mean) / np.sqrt(np.diag(C) / 400)).max() < 4.0
     np.testing.assert_allclose(draws.var(0), np.diag(C), rtol=0.3)
 
