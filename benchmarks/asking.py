@@ -19,7 +19,7 @@ from viper.inference.threads import one_thread
 
 THRESHOLD = 0.75
 CHECKED = (20, 40)  # answers after which errors are taken
-SEEDS = 3
+SEEDS = 5
 TEST_POINTS = 4_000
 
 

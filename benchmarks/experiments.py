@@ -8,6 +8,8 @@ threshold: where is the probability above 75 %? On AEPsych's own test functions.
     that are on the wrong side.
 maximum: where is the probability of a yes largest? The error is how far it is below the largest, at the point that a
     method holds to be the best.
+probability: how likely is it that an item is preferred to another? The error is the Kullback-Leibler divergence of the
+    probability from the true one, averaged over 2,048 pairs, after answers about pairs that are spread evenly.
 preference: which item is the best, by answers to "this one or that one"? The error is the utility that the item held to
     be the best lacks, in standard deviations of the utility over the cube.
 
@@ -36,10 +38,12 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
+from scipy.special import rel_entr
 from scipy.stats import norm, qmc
 
 import viper
 from benchmarks.table import Page, Table, machine, seconds
+from viper.decisions.preferences import fit_preferences
 from viper.inference.threads import one_thread
 
 TARGET = 0.75
@@ -47,8 +51,9 @@ TEST_POINTS = 2_048
 EVERY = 10  # answers between two looks at the error
 SEEDS = 20
 NOISE = 0.35  # sd of the utility of an item at one tasting
+PAIRED = ("probability", "preference")
 BALD_POINTS, BALD_DRAWS = 4_000, 1_024
-GOALS = {"threshold": "threshold", "maximum": "maximise", "preference": "prefer"}
+GOALS = {"threshold": "threshold", "maximum": "maximise", "probability": "prefer", "preference": "prefer"}
 KEPT = Path(__file__).parent / "results" / "experiments"
 Function = Callable[[np.ndarray], np.ndarray]
 
@@ -152,6 +157,8 @@ PROBLEMS = {
     "discrimination, 4 inputs": Problem("threshold", high_discrimination, 4, 20, 100),
     "two hills, 2 inputs": Problem("maximum", peak, 2, 10, 50),
     "two hills, 4 inputs": Problem("maximum", peak, 4, 20, 80),
+    "Branin, 60 pairs": Problem("probability", branin, 2, 60, 60),
+    "Hartmann, 100 pairs": Problem("probability", hartmann, 4, 100, 100),
     "Branin, 2 inputs": Problem("preference", branin, 2, 6, 40),
     "Hartmann, 4 inputs": Problem("preference", hartmann, 4, 10, 60),
 }
@@ -204,7 +211,7 @@ class Aepsych:
 
 
 class Botorch:
-    """BoTorch's PairwiseGP (Laplace, probit) and qEUBO, as its tutorial has it."""
+    """BoTorch's PairwiseGP (Laplace, probit) and qEUBO, which is climbed from the best 4 of 256 points."""
 
     def __init__(self, problem: Problem, random: np.random.Generator | None) -> None:
         self.inputs, self.random = problem.inputs, random
@@ -240,16 +247,26 @@ class Botorch:
         with torch.no_grad():
             return self.model.posterior(torch.from_numpy(X)).mean[:, 0].numpy()
 
+    def chance(self, A: np.ndarray, B: np.ndarray) -> np.ndarray:
+        """E Φ(d/√2) for d ~ N(δ, σ²): Φ(δ/√(2 + σ²))."""
+        with torch.no_grad():
+            f = self.model.posterior(torch.from_numpy(np.stack([A, B], 1)))
+            mean, C = f.mean[..., 0], f.covariance_matrix
+        variance = C[:, 0, 0] + C[:, 1, 1] - 2.0 * C[:, 0, 1]
+        return norm.cdf(((mean[:, 0] - mean[:, 1]) / (2.0 + variance).sqrt()).numpy())
+
 
 class Viper:
     """`viper.Experiment`; or its model with questions in a Sobol sequence or at random."""
 
-    def __init__(self, problem: Problem, seed: int, asking: str = "") -> None:
+    def __init__(self, problem: Problem, seed: int, asking: str = "", priors: str | None = "default") -> None:
         self.problem = problem
         bounds: Any = [(0.0, 1.0)] * problem.inputs
         goal = GOALS[problem.task]
         self.experiment = viper.Experiment(bounds, goal, threshold=TARGET, initial=problem.first, random_state=seed)
-        self.items = 2 if problem.task == "preference" else 1
+        if priors is None:
+            self.experiment._fit = self.without_priors
+        self.items = 2 if problem.task in PAIRED else 1
         self.plan = None
         if asking == "Sobol":
             points = sobol(problem.inputs, self.items * problem.questions, 1_000 + seed)
@@ -267,8 +284,17 @@ class Viper:
         given: Any = answer if self.items == 1 else "first" if answer else "second"
         self.experiment.tell(question, given)
 
+    def without_priors(self, X: np.ndarray, y: np.ndarray) -> Any:
+        options: dict[str, Any] = {"priors": None, "lengthscales": "one", "mean": "zero"}
+        return fit_preferences(X, y, standardize=False, random_state=0, **options)
+
     def fit(self) -> None:
         _ = self.experiment.model
+
+    def chance(self, A: np.ndarray, B: np.ndarray) -> np.ndarray:
+        """The probability that the first item is preferred."""
+        p: np.ndarray = self.experiment.model.predict_proba(*map(self.experiment.columns, (A, B)))[:, 0]
+        return p
 
     def latent(self, X: np.ndarray) -> np.ndarray:
         mean: np.ndarray = self.experiment.model.predict_latent(self.experiment.columns(X))[0]
@@ -288,13 +314,16 @@ def aepsych_method(acquisition: str, task: str) -> Method:
 
 
 def viper_method(asking: str = "") -> Method:
-    return Method(lambda problem, seed: Viper(problem, seed, asking), tuple(GOALS))
+    tasks = tuple(task for task in GOALS if not asking or task != "probability")
+    return Method(lambda problem, seed: Viper(problem, seed, asking), tasks)
 
 
 METHODS: dict[str, Method] = {
     "viper": viper_method(),
     "viper's model, Sobol": viper_method("Sobol"),
     "viper's model, random": viper_method("random"),
+    "viper, no priors": Method(lambda problem, seed: Viper(problem, seed, priors=None), ("probability",)),
+    "BoTorch, PairwiseGP": Method(lambda problem, seed: Botorch(problem, None), ("probability",), "botorch"),
     "AEPsych, EAVC": aepsych_method("EAVC", "threshold"),
     "AEPsych, GlobalMI": aepsych_method("GlobalMI", "threshold"),
     "AEPsych, MC level set": aepsych_method("MCLevelSetEstimation", "threshold"),
@@ -313,7 +342,7 @@ METHODS: dict[str, Method] = {
 def answer(problem: Problem, question: np.ndarray, luck: float) -> int:
     """A simulated answer: Φ(f(x)), or Φ((f(x) - f(x'))/(√2 σ)), σ = `NOISE`."""
     f = problem.function(np.atleast_2d(question))
-    chance = norm.cdf(f[0]) if problem.task != "preference" else norm.cdf((f[0] - f[1]) / (math.sqrt(2.0) * NOISE))
+    chance = norm.cdf(f[0]) if problem.task not in PAIRED else norm.cdf((f[0] - f[1]) / (math.sqrt(2.0) * NOISE))
     return int(luck < chance)
 
 
@@ -346,8 +375,18 @@ def error(learner: Learner, problem: Problem, top: float) -> float:
     if problem.task == "threshold":
         X = sobol(problem.inputs, TEST_POINTS, 3)
         return float(np.mean((learner.latent(X) > 0.0) != (problem.function(X) > norm.ppf(TARGET))))
+    if problem.task == "probability":
+        return divergence(learner, problem)
     found = float(problem.function(best_point(learner, problem)[None])[0])
     return float(norm.cdf(top) - norm.cdf(found)) if problem.task == "maximum" else top - found
+
+
+def divergence(learner: Any, problem: Problem) -> float:
+    """KL of the learner's probabilities from the true ones, per pair."""
+    A, B = sobol(2 * problem.inputs, TEST_POINTS, 3).reshape(TEST_POINTS, 2, -1).swapaxes(0, 1)
+    p = norm.cdf((problem.function(A) - problem.function(B)) / (math.sqrt(2.0) * NOISE))
+    q = np.clip(learner.chance(A, B), 1e-300, 1.0 - 1e-16)
+    return float(np.mean(rel_entr(p, q) + rel_entr(1.0 - p, 1.0 - q)))
 
 
 def run_one(problem: Problem, method: Method, seed: int) -> dict[str, Any]:
@@ -355,7 +394,7 @@ def run_one(problem: Problem, method: Method, seed: int) -> dict[str, Any]:
     torch.manual_seed(seed)
     np.random.seed(seed)  # noqa: NPY002  # the peers draw from the global generators
     generator = np.random.default_rng([22, seed])
-    items = 2 if problem.task == "preference" else 1
+    items = 2 if problem.task in PAIRED else 1
     start = sobol(problem.inputs, items * problem.first, 1_000 + seed)
     luck = generator.random(problem.questions)
     learner, top = method.make(problem, seed), largest(problem)
@@ -371,8 +410,8 @@ def run_one(problem: Problem, method: Method, seed: int) -> dict[str, Any]:
         if k + 1 >= problem.first:
             began = time.process_time()
             learner.fit()
-            spent[-1:] = [spent[-1] + time.process_time() - began] if spent else []
-        if k + 1 >= problem.first and (k + 1) % EVERY == 0:
+            spent[-1:] = [sum(spent[-1:]) + time.process_time() - began]
+        if k + 1 >= problem.first and ((k + 1) % EVERY == 0 or k + 1 == problem.questions):
             errors[str(k + 1)] = error(learner, problem, top)
     return {"errors": errors, "seconds": float(np.median(spent))}
 
@@ -440,12 +479,17 @@ def error_table(task: str, lines: list[dict[str, Any]]) -> Table:
 TITLES = {
     "threshold": "Where is the probability above 75 %?",
     "maximum": "Where is it largest?",
+    "probability": "How likely is it that one item is preferred to another?",
     "preference": "Which item is the best?",
 }
 NOTES = {
     "threshold": [f"Share of {TEST_POINTS:,} points on the wrong side; mean over seeds ± its standard error."],
     "maximum": [
         "The largest probability less that of the point held to be the best; mean over seeds ± its standard error."
+    ],
+    "probability": [
+        "Kullback-Leibler divergence from the truth, per pair; mean over seeds ± its standard error.",
+        '"No priors" is one lengthscale and an output scale by maximum likelihood, without a linear part.',
     ],
     "preference": ["Utility that the item held to be the best lacks, in sds; mean over seeds ± its standard error."],
 }
@@ -498,5 +542,9 @@ def run(
         lines = read_lines(folder)
         found = [error_table(task, lines) for task in TITLES]
         tables = [table for table in found if table.rows] + [bald_table(device)]
-    tables[0].notes.append(machine(device))
+    tables[0].notes += [
+        "Seconds: median processor time of a question with the fit before it; the machine was not idle. Where rows "
+        "have different numbers of seeds, these are the first ones.",
+        machine(device),
+    ]
     return Page("Experiments", tables)

@@ -458,8 +458,9 @@ def test_bound(run):
 STEP = re.compile(r"^```(python)?\n(.*?)^```$(?:\n\n```text\n(.*?)^```$)?", flags=re.MULTILINE | re.DOTALL)
 
 
-def test_the_page_can_be_followed_from_top_to_bottom(run, capsys):
+def test_the_page_can_be_followed_from_top_to_bottom(run, capsys, monkeypatch):
     """Every block, in order and in one folder, as a reader would: each prints what the page shows."""
+    monkeypatch.setattr(terminal, "PATIENT_SECONDS", 3600.0)  # no notes of progress, which depend on the machine
     page = (ROOT / "docs" / "command-line.md").read_text(encoding="utf-8")
     steps, names = [found.groups() for found in STEP.finditer(page)], {}
     commands = [source for language, source, _ in steps if language is None]

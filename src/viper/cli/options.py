@@ -87,6 +87,17 @@ Unseen = Annotated[UnseenRule, typer.Option(help=f"{UNSEEN}.")]
 Beyond = Annotated[BeyondRule, typer.Option(help=f"{BEYOND}.")]
 UnseenOverride = Annotated[UnseenRule | None, optional(f"{UNSEEN}. (default: as in the fit)")]
 BeyondOverride = Annotated[BeyondRule | None, optional(f"{BEYOND}. (default: as in the fit)")]
+TableOut = Annotated[
+    Path, typer.Option("--out", "-o", help="CSV (also .gz) or Parquet file to write; - is standard output.")
+]
+Keep = Annotated[list[str] | None, optional("Column to copy into the output. Repeat for more.")]
+SafeCells = Annotated[
+    bool,
+    typer.Option(
+        "--safe-cells",
+        help="Put an apostrophe before text that a spreadsheet would run: cells that begin with = + - @.",
+    ),
+]
 Level = Annotated[float, typer.Option(help="Posterior mass of the credible intervals.", min=0.001, max=0.999999)]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Force = Annotated[bool, typer.Option("--force", "--overwrite", "-f", help="Replace the output file if it exists.")]

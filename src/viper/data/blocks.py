@@ -8,6 +8,7 @@ import mmap
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from inspect import isgenerator
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
@@ -17,6 +18,7 @@ from numpy.lib.array_utils import byte_bounds
 
 from viper.data.arrow import stamp_of
 from viper.errors import shown
+from viper.inference.memory import SHARE_FOR_CACHE, available_memory
 
 
 @dataclass(frozen=True)
@@ -267,8 +269,9 @@ PICKED_ROWS = 2048  # rows at a time: the system maps 64 kB around each row
 class MemoryMap:
     """A memory-mapped X, with y, weights and offset in arrays or memory maps of their own.
 
-    Chunks of X are views of the map, and their pages are released once they have been used, so rows already read do
-    not accumulate in memory. What has no float type of this machine is copied.
+    Chunks of X are views of the map. The pages of a large one are released once they have been used, so rows already
+    read do not accumulate in memory; to map them again in every pass takes a third of the time of a fit. What has no
+    float type of this machine is copied.
     """
 
     X: np.memmap
@@ -281,6 +284,11 @@ class MemoryMap:
     @property
     def width(self) -> int:
         return int(self.X.shape[1])
+
+    @cached_property
+    def stays(self) -> bool:
+        """Whether the map may stay in memory."""
+        return self.X.nbytes <= SHARE_FOR_CACHE * available_memory()
 
     def open(self, labels: bool, known: Sequence[str] | None) -> "MemoryMap":
         if self.X.ndim != 2:
@@ -310,7 +318,9 @@ class MemoryMap:
     def read(self, rows: int, features: bool = True) -> Iterator[Chunk]:
         self.check_unchanged()
         for start in range(0, len(self.X) + rows, rows):
-            if features and start >= 2 * rows:  # when a chunk is asked for, the one before it is being used
+            if (
+                features and not self.stays and start >= 2 * rows
+            ):  # when a chunk is asked for, the one before it is being used
                 release_pages(self.X, self.X[start - 2 * rows : start - rows])
             if start < len(self.X):
                 yield self.chunk(slice(start, start + rows), lambda i, start=start: f"row {start + i}", features)  # type: ignore[misc]
@@ -323,7 +333,9 @@ class MemoryMap:
 
     def chunk(self, part: slice | np.ndarray, place: Callable[[int], str], features: bool = True) -> Chunk:
         y, weight, offset = (None if x is None else copied(x, part) for x in (self.y, self.weight, self.offset))
-        X = None if not features else viewed(self.X, part) if isinstance(part, slice) else copied(self.X, part)
+        X = None
+        if features:
+            X = viewed(self.X, part, self.stays) if isinstance(part, slice) else copied(self.X, part, self.stays)
         return Chunk(X, y, weight=weight, offset=offset, place=place)
 
 
@@ -336,17 +348,18 @@ def stamp_of_map(X: np.memmap) -> tuple[int, int] | None:
     return stamp_of(Path(X.filename))
 
 
-def viewed(x: np.memmap, part: slice) -> np.ndarray:
+def viewed(x: np.memmap, part: slice, stay: bool) -> np.ndarray:
     """Return some rows as they lie in the file, or a copy if they are no floats of this machine."""
     rows = np.asarray(x[part])
     plain = rows.dtype in (np.float64, np.float32) and rows.dtype.isnative and rows.flags.aligned
-    return rows if plain and min(rows.strides) >= 0 else copied(x, part)
+    return rows if plain and min(rows.strides) >= 0 else copied(x, part, stay)
 
 
-def copied(x: np.ndarray, part: slice | np.ndarray) -> np.ndarray:
-    """Return a copy of some rows. If they were mapped from a file, its pages are released."""
+def copied(x: np.ndarray, part: slice | np.ndarray, stay: bool = False) -> np.ndarray:
+    """Return a copy of some rows. If they were mapped from a file, its pages are released, unless it is to `stay`."""
     rows = np.array(x[part], dtype=x.dtype.newbyteorder("="), copy=True, subok=False)
-    release_pages(x, x)
+    if not stay:
+        release_pages(x, x)
     return rows
 
 

@@ -9,9 +9,7 @@ import numpy as np
 from viper.data import arrow
 from viper.data.blocks import Chunk, check_names
 from viper.errors import shown
-from viper.inference.memory import available_memory
-
-SHARE_FOR_CACHE = 0.25  # of the available memory, for decoded rows
+from viper.inference.memory import SHARE_FOR_CACHE, available_memory
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -130,9 +131,13 @@ def row_of_third_class(found: list[Any], y: np.ndarray) -> int:
             return i
 
 
-def check_chunk(chunk: Chunk, classes: np.ndarray | None, labels: int = 0) -> Chunk:
-    """Check that the numbers are finite, and make labels True for the second class, or for 1. Errors name the row."""
-    check_finite_chunk(chunk.features, "X", chunk.place)
+def check_chunk(chunk: Chunk, classes: np.ndarray | None, labels: int = 0, known: bool = False) -> Chunk:
+    """Check that the numbers are finite, and make labels True for the second class, or for 1. Errors name the row.
+
+    If the features are `known` to be finite, they are not read for it again.
+    """
+    if not known:
+        check_finite_chunk(chunk.features, "X", chunk.place)
     offset = finite_numbers(chunk.offset, "offset", chunk.place)
     if classes is None:
         return Chunk(chunk.features, np.zeros(len(chunk.features), bool), offset=offset)
@@ -206,6 +211,7 @@ class Stream(BlockSource):
     first: Chunk | None = None  # first rows of the first pass
     held: list[Chunk] | None = None  # all rows, checked: those of the first pass inside `hold`
     holding: bool = False
+    known: bool = False  # whether a whole pass has found the features finite, and they cannot have changed unnoticed
 
     @property
     def traits(self) -> SourceTraits:
@@ -239,7 +245,8 @@ class Stream(BlockSource):
         if self.held is not None:
             self.reader.check_unchanged()
             return iter(self.held)
-        checked = (check_chunk(chunk, self.classes, self.labels) for chunk in self.reader.read(self.chunk_rows))
+        check = partial(check_chunk, classes=self.classes, labels=self.labels, known=self.known)
+        checked = map(check, self.reader.read(self.chunk_rows))
         return read_ahead(regrouped(checked, self.chunk_rows))
 
     def chunks(self) -> Iterator[Arrays]:
@@ -260,6 +267,7 @@ class Stream(BlockSource):
             )
         if self.holding:
             self.held = kept
+        self.known = isinstance(self.reader, MemoryMap) and self.reader.stamp is not None
 
     def recognise(self, now: Chunk) -> None:
         """Raise if the first rows differ from those of the first pass; a different number of rows is not compared."""

@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 ASSUMED_MEMORY = float(1 << 32)  # bytes that are available, where the system does not say
+SHARE_FOR_CACHE = 0.25  # of the available memory, for rows of files
 GROUP = "/sys/fs/cgroup"  # where Linux tells the limits of a container
 
 

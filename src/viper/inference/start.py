@@ -40,6 +40,7 @@ from viper.softplus.quadrature import softplus
 MOST_PASSES = 200
 SHORTEST_SEARCH = 1e-12  # smallest fraction of a step towards the mode that is tried
 MODE_MOVE = 20.0  # nats: from there a Newton step ends within a fraction of a nat; q's mean is about that far off
+MODE_MOVE_OF_COLUMN = 0.2  # and with few columns, so many for each
 MANY_ENOUGH = 50_000  # rows of a subset whose curvature is good enough to start with
 COARSE_SHARE = 0.1  # moves below this share of a subset's sampling error, about d/2 · n/k nats, are not worth a step
 COARSE_RATIO, FINE_RATIO = 10, 4  # rows of a subset to those of the next smaller one; with fewer than MANY_ENOUGH rows
@@ -72,7 +73,7 @@ def beginning(problem: Problem, generator: np.random.Generator, report: Callable
         if problem.source.rows >= MANY_ENOUGH:
             return Climbed(q, passes, False)
         mean = q.mean
-    mode = find_mode(whole, mean, MODE_MOVE)
+    mode = find_mode(whole, mean, min(MODE_MOVE, MODE_MOVE_OF_COLUMN * problem.source.dimension))
     return Climbed(mode.q, passes + mode.passes, False)
 
 

@@ -22,18 +22,10 @@ PART_ROWS = 50_000  # rows read, predicted and written at a time
 def predict_rows(
     model: options.ModelPath,
     data: options.TablePath,
-    out: Annotated[
-        Path, typer.Option("--out", "-o", help="CSV (also .gz) or Parquet file to write; - is standard output.")
-    ] = Path("-"),
+    out: options.TableOut = Path("-"),
     interval: options.Level = 0.95,
-    keep: Annotated[list[str] | None, options.optional("Column to copy into the output. Repeat for more.")] = None,
-    safe_cells: Annotated[
-        bool,
-        typer.Option(
-            "--safe-cells",
-            help="Put an apostrophe before text that a spreadsheet would run: cells that begin with = + - @.",
-        ),
-    ] = False,
+    keep: options.Keep = None,
+    safe_cells: options.SafeCells = False,
     unseen: options.UnseenOverride = None,
     beyond: options.BeyondOverride = None,
     force: options.Force = False,

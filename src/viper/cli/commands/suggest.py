@@ -22,21 +22,13 @@ def suggest_rows(
     model: options.ModelPath,
     data: options.TablePath,
     n: Annotated[int, typer.Option("--n", "-n", help="How many rows to suggest.", min=1)] = 10,
-    out: Annotated[
-        Path, typer.Option("--out", "-o", help="CSV (also .gz) or Parquet file to write; - is standard output.")
-    ] = Path("-"),
+    out: options.TableOut = Path("-"),
     alone: Annotated[
         bool, typer.Option("--alone", help="Rank every row for itself, as if only one label were asked for.")
     ] = False,
     interval: options.Level = 0.95,
-    keep: Annotated[list[str] | None, options.optional("Column to copy into the output. Repeat for more.")] = None,
-    safe_cells: Annotated[
-        bool,
-        typer.Option(
-            "--safe-cells",
-            help="Put an apostrophe before text that a spreadsheet would run: cells that begin with = + - @.",
-        ),
-    ] = False,
+    keep: options.Keep = None,
+    safe_cells: options.SafeCells = False,
     unseen: options.UnseenOverride = None,
     beyond: options.BeyondOverride = None,
     force: options.Force = False,
