@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from numbers import Integral
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -210,7 +210,7 @@ def weigh(
     return WeightedDraws(draws, weights), diagnosis
 
 
-def check_draw_count(count: int) -> None:
+def check_draw_count(count: Any) -> None:
     if isinstance(count, bool) or not isinstance(count, Integral):
         raise TypeError(f"draws must be a whole number; got {shown(count)}.")
     if count < FEWEST_DRAWS:
