@@ -91,7 +91,7 @@ def test_wrong_target(folder, name):
         (["fit", "data.csv", "-t", "died", "--prior", "wide"], ["--prior must be a number, auto or ard, or NAME="]),
         (["fit", "data.csv", "-t", "died", "--seed", "-3"], ["--seed", "greater than or equal to 0"]),
         (["fit"], ["Missing argument", "viper fit --help"]),
-        (["fti", "data.csv"], ["No such command 'fti'"]),
+        (["fti", "data.csv"], ["No such command 'fti'. Did you mean 'fit'? See: viper --help"]),
         (["bound", "--mean", "1", "--sd", "-2"], ["--sd must not be negative; got -2"]),
     ],
 )

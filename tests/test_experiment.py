@@ -494,6 +494,12 @@ def test_preferences_are_about_two_different_points():
         experiment.tell({"x": 0.5}, "first")
 
 
+def test_ties_alone_are_learned_without_a_warning():
+    experiment = viper.Experiment({"x": (0.0, 1.0)}, "prefer", initial=2)
+    experiment.tell([({"x": 0.1}, {"x": 0.6})] * 3, ["tie"] * 3)
+    assert experiment.model.predict_proba([[-1.0]], [[1.0]])[0, 1] > 0.5
+
+
 def test_constraints_must_leave_points():
     experiment = viper.Experiment([(0.0, 1.0)], constraints=[lambda x: False])
     with pytest.raises(ValueError, match="constraints must leave points to ask for; got none among 131,072"):

@@ -32,6 +32,13 @@ PROBABILITY = GENERATOR.beta(0.7, 0.7, 500)
 LABEL = GENERATOR.random(500) < PROBABILITY
 
 
+def test_the_base_rate_for_every_row_has_no_calibration_error():
+    label = np.arange(303) % 3 == 0
+    assert scores(label, np.full(303, label.mean())).calibration_error == 0.0
+    shuffled = np.tile([True] + [False] * 6, 100)
+    assert scores(shuffled, np.full(700, shuffled.mean()), bins=1).calibration_error == 0.0
+
+
 def test_scores_by_definition():
     found = scores(LABEL, PROBABILITY, np.stack([PROBABILITY * 0.5, PROBABILITY], 1))
     right = np.where(LABEL, PROBABILITY, 1 - PROBABILITY)

@@ -180,7 +180,8 @@ def run_program(arguments: list[str] | None = None) -> NoReturn:
         code = app(args=arguments, prog_name="viper", standalone_mode=False)
     except UsageError as error:
         where = error.ctx.command_path if error.ctx else "viper"
-        print_error(f"{error.format_message().rstrip('.')}. See: {where} --help")
+        message = error.format_message().rstrip(".")
+        print_error(f"{message}{'' if message.endswith('?') else '.'} See: {where} --help")
         code = USAGE
     except typer.Exit as done:
         code = done.exit_code

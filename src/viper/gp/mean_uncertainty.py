@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from viper.errors import NarrowIntervalsWarning, users_line
+from viper.gp.kernels import UncertainMean
 from viper.inference.posterior import Posterior, latent
 from viper.inference.rows import Block, RowSource
 from viper.softplus.limit import limit
@@ -36,7 +37,7 @@ FAR_TOO_NARROW = 10.0  # times; above this, the exact factor is meaningless
 def intervals_too_narrow_by(mean: Any, source: RowSource, posterior: Posterior, inputs: Tensor) -> float:
     """How many times wider intervals should be to include the weights of the mean function; 1 if it has none."""
     free = sum(parameter.numel() for parameter in mean.parameters() if parameter.requires_grad)
-    if free < 2:  # at most a constant
+    if free < 2 or isinstance(mean, UncertainMean):  # at most a constant, or weights with a posterior
         return 1.0
     count = min(free, rank_with_constant(inputs) if hasattr(mean, "weights") else source.rows)
     estimated = float(source.reduce(partial(weights_estimated, posterior=posterior))[0])
