@@ -142,7 +142,7 @@ def test_sums_are_those_of_the_plain_formulas(rows, columns, intercept, everythi
 @pytest.mark.parametrize("order", ["C", "F", "gaps"])
 @pytest.mark.parametrize(("rows", "columns"), [(3, 9), (150, 16), (200, 26), (4100, 70)])
 def test_vectors_of_any_length_give_the_same_sums(monkeypatch, width, order, rows, columns):
-    functions = c_library.right_functions(library.MODULE + width, library.ARGUMENTS, library.is_right)
+    functions = c_library.right_functions(library.ROWS_MODULE + width, library.ARGUMENTS, library.is_right)
     if functions is None:
         pytest.skip("not built, or not for this machine")
     monkeypatch.setattr(compiled, "library", lambda: library.Library(*functions))

@@ -33,7 +33,7 @@ def route(request, monkeypatch):
 def builds():
     """The function of each build that this machine can run."""
     given = compiled_classes.CLASS_ROWS, compiled_classes.is_exact
-    found = [c_library.right_functions(compiled_classes.MODULE + width, *given) for width in c_library.WIDTHS]
+    found = [c_library.right_functions(compiled_classes.CLASSES_MODULE + width, *given) for width in c_library.WIDTHS]
     return [functions[0] for functions in found if functions]
 
 

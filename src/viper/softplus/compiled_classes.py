@@ -23,7 +23,7 @@ LEVELS = 56  # of sds, from the interpolated ones to the widest
 MOST_COMPILED_NODES = 2048
 MOST_HALF, WIDER = 128, 8  # shifts on each side of the middle one, and more on the right
 PADDING = 48  # columns added to a table on both sides, as many as the C code reads at once
-MODULE = "viper.softplus._classes"
+CLASSES_MODULE = "viper.softplus._classes"
 POINTER, LENGTH = ctypes.c_void_p, ctypes.c_ssize_t
 # the name changes with the arguments, so that viper never calls an old library
 CLASS_ROWS: dict[str, list[Any]] = {"class_rows_3": [LENGTH, LENGTH, *[POINTER] * 11]}
@@ -48,7 +48,7 @@ class PackedLevel(ctypes.Structure):
 @cache
 def class_library() -> Callable[..., int] | None:
     """Return the function of _classes.c for the widest vectors that this machine has, or None."""
-    functions = widest_functions(MODULE, CLASS_ROWS, is_exact)
+    functions = widest_functions(CLASSES_MODULE, CLASS_ROWS, is_exact)
     return functions[0] if functions else None
 
 

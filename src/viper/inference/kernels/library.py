@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from viper.softplus.c_library import widest_functions
 
-MODULE = "viper.inference.kernels._rows"
+ROWS_MODULE = "viper.inference.kernels._rows"
 COUNT, SIZE, ADDRESS = ctypes.c_int, ctypes.c_ssize_t, ctypes.c_void_p
 ARGUMENTS: dict[str, list[Any]] = {  # names change with the arguments, so that viper never calls an old library
     "row_sums_3": [ADDRESS, SIZE, SIZE, SIZE, COUNT, COUNT, *[ADDRESS] * 9, SIZE, COUNT, COUNT, COUNT, ADDRESS],
@@ -38,7 +38,7 @@ class Library(NamedTuple):
 @cache
 def library() -> Library | None:
     """Return the functions of _rows.c for the widest vectors that this machine has, or None."""
-    functions = widest_functions(MODULE, ARGUMENTS, is_right)
+    functions = widest_functions(ROWS_MODULE, ARGUMENTS, is_right)
     return Library(*functions) if functions else None
 
 
