@@ -170,7 +170,9 @@ def test_look_ahead_beats_sobol():
         made = viper.Experiment([(0.0, 1.0)] * 2, threshold=0.75, random_state=seed, **options)
         return np.mean((played(made, p, 40, seed).estimate(grid).mean > 0.75) != above)
 
-    asked, spread = ([wrong(seed, **given) for seed in range(6)] for given in ({}, {"initial": 40}))
+    asked, spread = (
+        [wrong(seed, **given) for seed in range(6)] for given in ({"acquisition": "look-ahead"}, {"initial": 40})
+    )
     assert np.mean(asked) < 0.8 * np.mean(spread)
 
 
@@ -310,8 +312,9 @@ def test_failures_may_be_named_or_missing():
 def test_a_saved_experiment_goes_on_as_it_would_have(tmp_path, outcome):
     functions = [lambda point: point["dose"] <= 9.0]
     constraints = [({"dose": 1.0, "shots": 1.0}, 12.0), *functions]
+    stop = 0.01 if outcome == "binary" else None
     made = viper.Experiment(
-        MIXED, "maximise", outcome=outcome, constraints=constraints, initial=4, stop=0.01, random_state=7
+        MIXED, "maximise", outcome=outcome, constraints=constraints, initial=4, stop=stop, random_state=7
     )
     for k in range(7):
         x = made.ask()
@@ -340,7 +343,7 @@ def test_the_seed_determines_the_questions():
 def test_a_file_with_a_function_needs_it_again(tmp_path):
     made = viper.Experiment([(0.0, 1.0)], constraints=[lambda x: x[0] < 0.9])
     made.save(tmp_path / "run.viper")
-    with pytest.raises(TypeError, match="constraints must have the 1 functions of this experiment; got 0"):
+    with pytest.raises(TypeError, match="constraints must have as many functions as this experiment, 1; got 0"):
         viper.load(tmp_path / "run.viper")
     with pytest.raises(TypeError, match="is loaded with constraints or nothing; got 'kernel'"):
         viper.load(tmp_path / "run.viper", kernel=1)
@@ -387,7 +390,7 @@ def test_a_changed_file_is_refused(tmp_path, change, message):
         ({"bounds": [(0.5, 3, "integer")]}, "bounds of x0 must be whole numbers"),
         ({"bounds": [(0.0, 1.0, "even")]}, "bounds of x0 may end with .*; got 'even'"),
         ({"bounds": {"x": ["a"]}}, "choices of x must be two or more, all different"),
-        ({"bounds": {"x": [None, "a"]}}, "choices of x must be texts or numbers"),
+        ({"bounds": {"x": [None, "a"]}}, "choices of x must be texts or finite numbers"),
         ({"bounds": [["a", "b"]]}, "bounds with choices must name them; got a list"),
         ({"goal": "win"}, "goal must be one of"),
         ({"goal": "minimise"}, "goal='minimise' needs outcome='real'; got 'binary'"),
@@ -402,6 +405,11 @@ def test_a_changed_file_is_refused(tmp_path, change, message):
         ({"constraints": [([1.0], 2.0)]}, "a constraint must have 2 finite weights"),
         ({"constraints": [({"x9": 1.0}, 2.0)]}, "a constraint must name inputs; got 'x9'. Choose one of"),
         ({"constraints": [([1.0, "a"], 2.0)]}, "a constraint's weights must be numbers"),
+        ({"constraints": [([1.0, 0.0], math.nan)]}, r"and a finite bound; got \(\[1.0, 0.0\], nan\)"),
+        ({"bounds": {1: (0.0, 1.0)}}, "names of inputs must be texts; got 1. Write '1'."),
+        ({"bounds": {"x": ["a", math.nan]}}, "choices of x must be texts or finite numbers"),
+        ({"bounds": [(-1e308, 1e308)]}, "bounds of x0 must be finite"),
+        ({"goal": "maximise", "outcome": "real", "stop": 0.1}, "stop is for yes/no answers and preferences; got 0.1"),
     ],
 )
 def test_bad_options_get_one_clear_error(given, message):
@@ -413,8 +421,11 @@ def test_bad_options_get_one_clear_error(given, message):
     ("act", "message"),
     [
         (lambda e: e.ask(0), "n must be a whole number from 1 on; got 0"),
-        (lambda e: e.tell({"x": 0.5}, 1), "a point must have every input; got none of 'kind'"),
-        (lambda e: e.tell({"x": 0.5, "kind": "a", "y": 1}, 1), "a point must have only inputs; got 'y'"),
+        (lambda e: e.tell({"x": 0.5}, 1), "a point must have a value for every input; got none for 'kind'"),
+        (
+            lambda e: e.tell({"x": 0.5, "kind": "a", "y": 1}, 1),
+            "a point must have no other values than inputs; got 'y'",
+        ),
         (lambda e: e.tell({"x": 2.0, "kind": "a"}, 1), r"x must lie in \[0, 1\]; got 2.0"),
         (lambda e: e.tell({"x": "a", "kind": "a"}, 1), "x must be a number; got 'a'"),
         (lambda e: e.tell({"x": math.nan, "kind": "a"}, 1), r"x must lie in \[0, 1\]; got nan"),
@@ -440,12 +451,47 @@ def test_measurements_are_checked():
         experiment.tell([0.5], True)
     with pytest.raises(ValueError, match="failed must have a value for every answer, 1; got 2"):
         experiment.tell([0.5], 1.0, failed=[True, False])
+    with pytest.raises(TypeError, match="failed must be True or False; got 'no'"):
+        experiment.tell([0.5], 1.0, failed="no")
+    with pytest.raises(ValueError, match=r"a measurement must lie within ±1e\+150; got 1e\+200. Use a larger unit"):
+        experiment.tell([0.5], 1e200)
     with pytest.raises(ValueError, match="is about yes/no answers; got outcome='real'"):
         experiment.information()
     experiment.tell([0.5], None)
     with pytest.raises(ValueError, match="needs a run that did not fail; got none"):
         experiment.best()
     assert 0.0 <= experiment.ask()[0] <= 1.0
+
+
+@pytest.mark.parametrize("unit", [1.0, 1e-300])
+def test_intervals_follow_the_unit_of_measurements(unit):
+    """Where all measurements are equal, or too small to be squared, too."""
+    experiment = viper.Experiment([(0.0, 1.0)], "maximise", outcome="real", initial=1)
+    found = experiment.tell([[0.1], [0.5], [0.9]], [3.0 * unit] * 3).estimate([[0.3]])
+    assert 0.0 < float((found.upper - found.lower)[0]) < unit
+    assert found.mean[0] == pytest.approx(3.0 * unit)
+
+
+def test_many_questions_before_any_answer_are_spread():
+    experiment = viper.Experiment([(0.0, 1.0)], initial=2)
+    points = experiment.ask(6)
+    assert len(np.unique(points)) == len(experiment.pending) == 6
+    assert np.array_equal(points, np.vstack([viper.Experiment([(0.0, 1.0)], initial=6).ask(6)]))
+
+
+def test_answers_may_be_numpy_scalars_and_tensors():
+    experiment = viper.Experiment([(0.0, 1.0)])
+    experiment.tell([0.5], np.array(1)).tell([0.4], torch.tensor(0)).tell([[0.1], [0.2]], torch.tensor([True, False]))
+    assert experiment.answers[1].tolist() == [1.0, 0.0, 1.0, 0.0]
+
+
+def test_preferences_are_about_two_different_points():
+    experiment = viper.Experiment({"x": (0.0, 1.0)}, "prefer")
+    assert repr(experiment).startswith("Experiment(['x'], goal='prefer')")
+    with pytest.raises(ValueError, match=r"the points of a pair must differ; got {'x': 0\.5} twice"):
+        experiment.tell(({"x": 0.5}, {"x": 0.5}), "first")
+    with pytest.raises(TypeError, match="must be about a pair of points, as `ask` returns it; got one"):
+        experiment.tell({"x": 0.5}, "first")
 
 
 def test_constraints_must_leave_points():

@@ -704,7 +704,11 @@ def test_commands_take_group_terms(table, tmp_path):
     averaged = run("predict", path, tmp_path / "new.csv", "--unseen", "baseline", "--out", tmp_path / "q.csv")
     assert averaged.exit_code == 0
     assert pandas.read_csv(tmp_path / "q.csv")["probability"].notna().all()
-    assert run("evaluate", path, data).exit_code == 0
+    said = run("evaluate", path, data)
+    assert said.exit_code == 0
+    assert "these are the rows of the fit" in said.output
+    table.head(60).to_csv(tmp_path / "some.csv", index=False)
+    assert "these are the rows of the fit" not in run("evaluate", path, tmp_path / "some.csv").output
     assert run("summary", path).exit_code == 0
     assert "new" in run("effects", path, data, "--at", "hospital=H01,new").output
     assert "H01 - H00" in run("effects", path, data, "--contrast", "hospital=H00,H01").output

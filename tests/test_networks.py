@@ -523,6 +523,7 @@ X3, NUMBERS = torch.zeros(3, 2), torch.tensor([0, 1, 2])
         (lambda: small().natural_step(X3, NUMBERS, 3, rate=2.0), ValueError, "rate must be above 0 and at most 1"),
         (lambda: small(covariance="low-rank").natural_step(X3, NUMBERS, 3), ValueError, "has no closed form"),
         (lambda: small().fit(X3), ValueError, "y must have one entry for each row of features; got no y"),
+        (lambda: small().fit(X3, [0] * len(X3)), TypeError, "y must be a tensor; got list. Use torch.as_tensor"),
         (lambda: small().fit([(X3, NUMBERS)], NUMBERS), TypeError, "a DataLoader of pairs"),
         (
             lambda: small().fit(DataLoader(TensorDataset(X3, NUMBERS), shuffle=True)),

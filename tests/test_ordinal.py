@@ -292,6 +292,13 @@ def test_bad_levels(options, change, words):
         VariationalOrdinalRegression(**options).fit(X, change(y))
 
 
+@pytest.mark.filterwarnings("ignore:The number of unique classes")
+def test_a_level_for_every_row_is_refused():
+    X = np.random.default_rng(0).normal(size=(120, 2))[:40]
+    with pytest.raises(ValueError, match=r"levels must have more rows, .* got 40 levels\. Merge neighbours"):
+        VariationalOrdinalRegression().fit(X, np.arange(40))
+
+
 def test_a_level_without_weight_is_refused():
     X, y = simulated(60)
     with pytest.raises(ValueError, match="got none of 1"):

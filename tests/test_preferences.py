@@ -343,6 +343,7 @@ def test_choices_are_pairs():
         ([[0.0, np.nan]], None, "numbers of rows of X; got nan"),
         ([["a", "b"]], None, "numbers of rows of X; got 'a'"),
         ([0, 1], None, "two columns"),
+        ([[0, 1], [2]], None, "pairs must have rows of equal length"),
         ([[0, 1]], [2], "True .a tie. or False .* got 2"),
         ([[0, 1]], ["maybe"], "True .a tie. or False .* got 'maybe'"),
         ([[0, 1]], [True, False], "one value for each of the 1 pairs"),
@@ -368,6 +369,15 @@ def test_other_bad_input(fitted):
         fitted.predict_proba(A, B[:3])
     with pytest.raises(ValueError, match="2 items"):
         PairInformation(fitted)(A[None, :3])
+    with pytest.raises(ValueError, match="X must be finite"):
+        PairInformation(fitted)(np.full((1, 2, A.shape[1]), np.nan))
+    with pytest.raises(ValueError, match="at least one batch of items; got none"):
+        PairInformation(fitted)(A[None, :0].reshape(0, 2, A.shape[1]))
+    for wrong in ([0, 5], [0], ["first", "second"]):
+        with pytest.raises(ValueError, match="answers must be numbers from 0 to 1, one for each of 2 pairs"):
+            fitted.score(A[:2], B[:2], wrong)
+    with pytest.raises(TypeError, match=r"got one of preferences.* Use PairInformation"):
+        viper.decisions.suggest(fitted, A)
     with pytest.raises(ValueError, match="pairs of items; got 3"):
         PairInformation(fitted, pending=A[:3])
     with pytest.raises(TypeError, match="fitted VariationalPreferenceGP"):

@@ -117,7 +117,8 @@ def test_cases_and_controls():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({2: 1.0}, r"class_weight must name the classes; got 2\. Choose one of '0', '1'\."),
+        ({"1": 1.0}, r"class_weight must name the classes; got '1'\. Did you mean 1\?"),
+        ({2: 1.0}, r"class_weight must name the classes; got 2\. Choose one of 0, 1\."),
         ({1: 0.0}, r"class_weight must be positive; got 0\.0 for class 1\."),
         ("even", "class_weight must be None, 'balanced' or a dictionary of the classes; got 'even'"),
         (3.0, "class_weight must be None, 'balanced' or a dictionary"),

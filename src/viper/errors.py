@@ -148,11 +148,11 @@ def shown(value: Any, most: int = 60) -> str:
 
 def instead(name: str, names: Iterable[Any]) -> str:
     """Suggest the name closest to an unknown one, or list the known names."""
-    every = [str(one) for one in names]
+    every = {str(one): one.item() if hasattr(one, "item") else one for one in names}
     by_letters = {one.casefold(): one for one in reversed(every)}
     near = difflib.get_close_matches(name, every, 1, ALIKE)
     near = near or [by_letters[one] for one in difflib.get_close_matches(name.casefold(), by_letters, 1, ALIKE)]
-    return f"Did you mean {near[0]!r}?" if near else f"Choose one of {listed(every)}."
+    return f"Did you mean {shown(every[near[0]])}?" if near else f"Choose one of {listed(every.values())}."
 
 
 def listed(names: Iterable[Any], most: int = 8) -> str:

@@ -29,6 +29,14 @@ from viper.inference.threads import count_threads
 MANY_ENTRIES = 1 << 20  # of an array that is worth several threads
 
 
+def rectangular(given: Any, name: str) -> np.ndarray:
+    """An array of a list whose rows are equally long."""
+    try:
+        return np.asarray(given.detach().cpu() if isinstance(given, Tensor) else given)
+    except ValueError:
+        raise ValueError(f"{name} must have rows of equal length; got {shown(given)}.") from None
+
+
 def read_features(estimator: Any, X: Any, *, reset: bool, finite: bool = True) -> Any:
     """Return X as a 2-D float array, CSR matrix or tensor.
 

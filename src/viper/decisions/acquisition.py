@@ -185,6 +185,8 @@ class LookAhead(Acquisition):
     """
 
     def __init__(self, model: Any, reference: Any, *, pending: Any = None) -> None:
+        if not len(reference):
+            raise ValueError("reference must have at least one point; got none.")
         super().__init__(model, reference=reference, pending=pending)
 
     def measure(self, mean: Tensor, variance: Tensor) -> Tensor:

@@ -28,6 +28,7 @@ REFERENCE = 512  # points over which look-aheads average
 REFERENCE_SEED = 20_240_607
 EVERY_TIME = 100  # up to which hyperparameters are searched for anew at every ask; then, whenever there are 10 % more
 MORE_ROWS = 1.1
+LARGEST_MEASUREMENT = 1e150  # its square is still a number
 # Averaged over hyperparameters around one mode, which takes a third of the time of the default
 EXPERIMENT_MODEL: dict[str, Any] = {
     "mean": "constant",
@@ -131,6 +132,8 @@ class Experiment:
         words = ACQUISITIONS["real" if outcome == "real" else goal]
         if acquisition != "auto" and acquisition not in words:
             raise ValueError(f"acquisition must be one of {['auto', *words]}; got {shown(acquisition)}.")
+        if outcome == "real" and stop is not None:
+            raise ValueError(f"stop is for yes/no answers and preferences; got {shown(stop)} with outcome='real'.")
         self.items = Inputs(bounds, constraints)
         self.inputs = PairInputs(self.items) if goal == "prefer" else self.items  # of a question
         self.goal, self.outcome, self.acquisition = goal, outcome, acquisition
@@ -159,7 +162,7 @@ class Experiment:
         return self.inputs.point(found[0]) if n is None else self.inputs.values(found)
 
     def _next(self) -> np.ndarray:
-        if self._asked < self.initial and len(self._x) < self.initial:
+        if not len(self._x) or (self._asked < self.initial and len(self._x) < self.initial):
             point = self.inputs.spread(self._asked + 1, self._seed(0))[-1]
         else:
             seed = self._seed(1 + self._asked)
@@ -205,6 +208,7 @@ class Experiment:
         return self
 
     def _read_answers(self, y: Any, failed: Any, count: int) -> np.ndarray:
+        y = y.tolist() if isinstance(y, np.ndarray | torch.Tensor) else y
         given = [y] * count if y is None else [y] if np.ndim(y) == 0 else list(y)
         if self.goal == "prefer":
             if wrong := [one for one in [*given, *([] if failed is None else [failed])] if one not in list(ANSWERS)]:
@@ -219,7 +223,9 @@ class Experiment:
         lost = [False] * len(given) if failed is None else [failed] if np.ndim(failed) == 0 else list(failed)
         if len(lost) != len(given):
             raise ValueError(f"failed must have a value for every answer, {len(given)}; got {len(lost)}.")
-        return np.array([math.nan if bool(f) else checked_value(v) for v, f in zip(given, lost, strict=True)])
+        if wrong := [one for one in lost if not isinstance(one, bool | np.bool_)]:
+            raise TypeError(f"failed must be True or False; got {shown(wrong[0])}.")
+        return np.array([math.nan if f else checked_value(v) for v, f in zip(given, lost, strict=True)])
 
     def cancel(self, x: Any = None) -> "Experiment":
         """Give up waiting for the answers of points; of all, if none are given."""
@@ -429,7 +435,7 @@ class Experiment:
 
     def __repr__(self) -> str:
         return (
-            f"Experiment({shown(self.inputs.labels)}, goal={self.goal!r}), {len(self._x)} answers, "
+            f"Experiment({shown(self.items.labels)}, goal={self.goal!r}), {len(self._x)} answers, "
             f"{len(self._pending)} pending"
         )
 
@@ -496,4 +502,6 @@ def checked_value(value: Any) -> float:
         return math.nan
     if isinstance(value, bool | np.bool_) or not isinstance(value, Real) or math.isinf(float(value)):
         raise ValueError(f"a measurement must be a finite number, or None if the run failed; got {shown(value)}.")
+    if abs(float(value)) > LARGEST_MEASUREMENT:
+        raise ValueError(f"a measurement must lie within ±{LARGEST_MEASUREMENT:g}; got {value:g}. Use a larger unit.")
     return float(value)

@@ -102,11 +102,12 @@ def required_functions(metadata: dict[str, Any], objects: dict[str, Any]) -> dic
     if strange := [name for name in objects if name != "constraints"]:
         raise TypeError(f"an experiment is loaded with constraints or nothing; got {shown(strange[0])}.")
     given = objects.get("constraints", ())
-    functions = [given] if callable(given) else [one for one in given if callable(one)]
+    functions = [one for one in (given if isinstance(given, list | tuple) else [given]) if callable(one)]
     wanted = sum(one is None for one in metadata["constraints"])
     if len(functions) != wanted:
         raise TypeError(
-            f"constraints must have the {wanted} functions of this experiment; got {len(functions)}. Pass them to load."
+            f"constraints must have as many functions as this experiment, {wanted}; got {len(functions)}. Pass them to "
+            "load, in their order."
         )
     return {"constraints": functions}
 

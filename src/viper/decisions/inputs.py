@@ -117,6 +117,8 @@ class Inputs:
     def __init__(self, bounds: Any, constraints: Any = ()) -> None:
         self.names = [str(name) for name in bounds] if isinstance(bounds, Mapping) else None
         given = list(bounds.values()) if isinstance(bounds, Mapping) else as_list(bounds)
+        if isinstance(bounds, Mapping) and (odd := [name for name in bounds if not isinstance(name, str)]):
+            raise TypeError(f"names of inputs must be texts; got {shown(odd[0])}. Write {str(odd[0])!r}.")
         if not given:
             raise ValueError("bounds must have at least one input; got none.")
         self.labels = self.names or [f"x{j}" for j in range(len(given))]
@@ -156,7 +158,9 @@ class Inputs:
         except (TypeError, ValueError):
             raise ValueError(f"a constraint's weights must be numbers; got {shown(given)}.") from None
         if len(numbers[0]) != len(self) or not np.isfinite([*numbers[0], numbers[1]]).all():
-            raise ValueError(f"a constraint must have {len(self)} finite weights; got {shown(list(numbers[0]))}.")
+            raise ValueError(
+                f"a constraint must have {len(self)} finite weights and a finite bound; got {shown(given)}."
+            )
         used = [part for part, weight in zip(self.parts, numbers[0], strict=True) if weight]
         if any(isinstance(part, ChoiceInput) for part in used):
             raise ValueError("a linear constraint must be about numbers; got a choice. Pass a function of a point.")
@@ -218,10 +222,10 @@ class Inputs:
 
     def in_order(self, row: Mapping[Any, Any]) -> list[Any]:
         if missing := [label for label in self.labels if label not in row]:
-            raise ValueError(f"a point must have every input; got none of {shown(missing[0])}.")
+            raise ValueError(f"a point must have a value for every input; got none for {shown(missing[0])}.")
         if strange := [name for name in row if name not in self.labels]:
             hint = instead(str(strange[0]), self.labels)
-            raise ValueError(f"a point must have only inputs; got {shown(strange[0])}. {hint}".rstrip())
+            raise ValueError(f"a point must have no other values than inputs; got {shown(strange[0])}. {hint}".rstrip())
         return [row[label] for label in self.labels]
 
     # --- points to ask for ---
@@ -299,8 +303,8 @@ def read_input(given: Any, name: str) -> NumberInput | ChoiceInput:
         values = tuple(x.item() if isinstance(x, np.generic) else x for x in given)
         if len(values) < 2 or len(set(values)) < len(values):
             raise ValueError(f"choices of {name} must be two or more, all different; got {shown(given)}.")
-        if not all(isinstance(x, str | Real) for x in values):
-            raise TypeError(f"choices of {name} must be texts or numbers; got {shown(given)}.")
+        if not all(isinstance(x, str) or (isinstance(x, Real) and math.isfinite(x)) for x in values):
+            raise TypeError(f"choices of {name} must be texts or finite numbers; got {shown(given)}.")
         return ChoiceInput(values)
     if not isinstance(given, tuple | list | np.ndarray) or len(given) < 2 or not all(map(is_real, given[:2])):
         raise TypeError(f"bounds of {name} must be (low, high) or a list of choices; got {shown(given)}.")
@@ -308,7 +312,7 @@ def read_input(given: Any, name: str) -> NumberInput | ChoiceInput:
     words = list(given[2:])
     if wrong := [word for word in words if word not in WORDS]:
         raise ValueError(f"bounds of {name} may end with {list(WORDS)}; got {shown(wrong[0])}.")
-    if not (math.isfinite(low) and math.isfinite(high) and low < high):
+    if not (low < high and math.isfinite(low) and math.isfinite(high - low)):
         raise ValueError(f"bounds of {name} must be finite, the lower first; got ({low:g}, {high:g}).")
     if "log" in words and low <= 0.0:
         raise ValueError(f"bounds of {name} must be positive for a log scale; got ({low:g}, {high:g}).")

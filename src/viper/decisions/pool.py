@@ -60,6 +60,10 @@ def suggest(model: Any, X: Any, n: int = 10, *, offset: Any = None, alone: bool 
         `rows`, best first, the `information` of each alone, and its `gain` beyond those before it.
     """
     check_model(model)
+    if hasattr(model, "n_pairs_"):
+        raise TypeError(
+            "the model must predict rows; got one of preferences, whose answers are about pairs. Use PairInformation."
+        )
     if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 1:
         raise ValueError(f"n must be a whole number, 1 or more; got {shown(n)}.")
     given = {} if offset is None else {"offset": offset}

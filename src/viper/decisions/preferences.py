@@ -18,11 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from viper.data.checks import rectangular
 from viper.decisions.acquisition import (
     BATCH_DRAWS,
     LEAST_LATENT_VARIANCE,
     Acquisition,
     checked_draws,
+    read_array,
     root_of,
     sobol_uniforms,
 )
@@ -91,11 +93,15 @@ class PairAcquisition(Acquisition):
 
     def __call__(self, X: Any) -> Any:
         """The value of each batch of items."""
-        tensor = X if isinstance(X, Tensor) else torch.from_numpy(np.asarray(X, dtype=np.float64))
+        tensor = X if isinstance(X, Tensor) else torch.from_numpy(read_array(X, "X"))
+        if not bool(tensor.isfinite().all()):
+            raise ValueError("X must be finite; got NaN or infinity.")
         few, most = tensor.shape[-2] if tensor.ndim > 1 else 0, self._most_items
         if tensor.ndim < 2 or few < 2 or (most is not None and few > most):
             count = "2" if most == 2 else "at least 2"
             raise ValueError(f"X must be batches × {count} items × columns; got shape {tuple(tensor.shape)}.")
+        if not len(tensor):
+            raise ValueError("X must have at least one batch of items; got none.")
         if isinstance(X, Tensor):
             return super().__call__(X)
         with torch.no_grad():
@@ -175,10 +181,14 @@ class PairInputs(Inputs):
         """A pair of items, or several pairs, as numbers."""
         if isinstance(x, np.ndarray | Tensor):
             x = list(np.asarray(x) if np.ndim(x) == 3 else np.asarray(x)[None])
+        if isinstance(x, Mapping):
+            raise TypeError(f"an answer must be about a pair of points, as `ask` returns it; got one, {shown(x)}.")
         several = isinstance(x, list) and bool(x) and np.shape(x[0])[:1] == (2,) and not is_item(x[0], len(self.items))
         pairs = [self.items.read(list(pair)) for pair in (x if several else [x]) if hasattr(pair, "__iter__")]
         if not pairs or any(len(pair) != 2 for pair in pairs):
             raise TypeError(f"an answer must be about a pair of points, as `ask` returns it; got {shown(x)}.")
+        if same := [pair for pair in pairs if (pair[0] == pair[1]).all()]:
+            raise ValueError(f"the points of a pair must differ; got {shown(self.items.point(same[0][0]))} twice.")
         return np.array([pair.ravel() for pair in pairs])
 
     def allowed(self, numbers: np.ndarray) -> np.ndarray:
@@ -237,7 +247,7 @@ def best_of(choices: Any) -> np.ndarray:
     -------
     array of int (m (k - 1), 2)
     """
-    given = np.asarray(choices)
+    given = rectangular(choices, "choices")
     if given.ndim != 2 or given.shape[1] < 2:
         raise ValueError(f"choices must have two or more columns, the chosen item first; got shape {given.shape}.")
     return np.stack([np.repeat(given[:, 0], given.shape[1] - 1), given[:, 1:].ravel()], 1)

@@ -36,7 +36,8 @@ class GaussianRegression:
     def __init__(self, X: np.ndarray, y: np.ndarray) -> None:
         self.X = torch.from_numpy(np.ascontiguousarray(X))
         spread = float(np.std(y))
-        self.centre, self.unit = float(np.mean(y)), spread if spread > 0.0 else 1.0
+        self.centre = float(np.mean(y))
+        self.unit = spread or abs(self.centre) or 1.0  # equal measurements say nothing about their spread
         self.y = torch.from_numpy((np.asarray(y, dtype=float) - self.centre) / self.unit)
         p = X.shape[1]
         centre = [math.log(TYPICAL_LENGTH * math.sqrt(p))] * p + [math.log(TYPICAL_OUTPUT), math.log(TYPICAL_NOISE)]

@@ -393,6 +393,8 @@ def apply_missing_rule(
             "to fill in means and the most common levels."
         )
     kept = ~(holes.any(axis=1) if missing == "drop" else holes[target]).to_numpy()
+    if not len(frame):
+        raise FormulaError("the data must have rows; got none.")
     if not kept.any():
         raise FormulaError(f"some rows must be complete; got {counted(counts)} in {len(frame)} rows. Drop a column.")
     empty = holes.columns[holes[kept].all()]

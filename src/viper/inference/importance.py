@@ -20,12 +20,14 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple, cast
+from numbers import Integral
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from viper.errors import shown
 from viper.inference.classes.importance import ClassWeighedFit
 from viper.inference.groups.weighing import GroupWeighedFit
 from viper.inference.mixture.posterior import GaussianMixture, count_gaussians
@@ -208,7 +210,9 @@ def weigh(
     return WeightedDraws(draws, weights), diagnosis
 
 
-def check_draw_count(count: int) -> None:
+def check_draw_count(count: Any) -> None:
+    if isinstance(count, bool) or not isinstance(count, Integral):
+        raise TypeError(f"draws must be a whole number; got {shown(count)}.")
     if count < FEWEST_DRAWS:
         raise ValueError(f"draws must be at least {FEWEST_DRAWS}; got {count}.")
 

@@ -53,6 +53,8 @@ def batches_of(features: Any, y: Tensor | None) -> Callable[[], Iterator[tuple[T
         if y is None or len(y) != len(features):
             got = "no y" if y is None else f"{len(y)} for {len(features)} rows"
             raise ValueError(f"y must have one entry for each row of features; got {got}. Pass fit(features, y).")
+        if not isinstance(y, Tensor):
+            raise TypeError(f"y must be a tensor; got {type(y).__name__}. Use torch.as_tensor.")
         return lambda: zip(features.split(BLOCK_ROWS), y.split(BLOCK_ROWS), strict=True)
     if y is not None or isinstance(features, Iterator) or not isinstance(features, Iterable):
         raise TypeError(

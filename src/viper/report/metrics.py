@@ -47,6 +47,7 @@ __all__ = [
 SMALL_LOSS = 0.005  # of the entropy: 4 points at 50 %, a quarter of the probability at 1 %
 LARGE_LOSS = 0.02  # of the entropy: 8 points at 50 %, half of the probability at 1 %
 JUDGED_LEVEL = 0.9  # of the interval of the loss, so that each of its ends is exceeded by chance once in 20 times
+ROUNDED_SHARES = 1e-12  # of shares and mean probabilities: smaller differences are none
 ROWS_PER_GROUP = 100  # rows for each group by which calibration is judged
 FEWEST_EXPECTED = 5.0  # of each class, expected in a group, for its count to be nearly normal
 LEAST_VARIANCE = 1e-6  # of a count; less only if all probabilities are 0 or 1, and then any error is plain
@@ -226,7 +227,8 @@ def calibration(
 def calibration_error(label: Any, probability: Any, bins: int, sample_weight: Any) -> float:
     """Mean |observed share - predicted probability| over the bins of `calibration`, by their rows."""
     table = calibration(label, probability, bins, sample_weight=sample_weight)
-    return float(np.average(np.abs(table["observed"] - table["predicted"]), weights=table["rows"]))
+    error = float(np.average(np.abs(table["observed"] - table["predicted"]), weights=table["rows"]))
+    return error if error > ROUNDED_SHARES else 0.0
 
 
 class CalibrationVerdict(NamedTuple):

@@ -120,12 +120,26 @@ def evaluate_model(
     document = score_document(judged, scored.weight, bins, level)
     if decides:
         document["decision"] = decision_document(judged, level, **deciding)
+    note_if_fitted(fitted, rows, judged)
     if by:
         document["groups"] = {name: group_document(judged, name, level) for name in by}
     if checks:
         with note_if_slow("Drawing outcomes from the posterior", as_json):
             document["checks"] = check_document(fitted, judged, level)
     show_with_drift(fitted, scored, document, lambda: print_evaluation(document, judged.classes), as_json)
+
+
+def note_if_fitted(fitted: Any, rows: Any, judged: JudgedRows) -> None:
+    """Note that effects of groups were learned from these very rows, which makes probabilities look too cautious."""
+    if not hasattr(fitted, "factors_") or len(judged.label) != len(rows.frame):
+        return
+    elbo = fitted.elbo(rows.frame, fitted.classes_[rows.number])
+    if math.isclose(elbo, fitted.elbo_, rel_tol=1e-6, abs_tol=1e-6):
+        note(
+            "these are the rows of the fit, from which the effects of groups were learned. As effects are shrunk, "
+            "probabilities look too cautious here. Evaluate other rows, or see viper report, which predicts each row "
+            "from all others."
+        )
 
 
 # --- what is read ---

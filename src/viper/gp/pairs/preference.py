@@ -272,7 +272,13 @@ class VariationalPreferenceGP(BaseEstimator):
     def score(self, A: Any, B: Any, answers: Any = None) -> float:
         """Mean log probability of answers, as numbers of columns of `predict_proba`; by default A was preferred."""
         p = self.predict_proba(A, B)
-        column = np.zeros(len(p), dtype=int) if answers is None else np.asarray(answers)
+        column = np.zeros(len(p), dtype=int) if answers is None else checks.rectangular(answers, "answers")
+        if column.shape != (len(p),) or not np.isin(column, np.arange(p.shape[1])).all():
+            raise ValueError(
+                f"answers must be numbers from 0 to {p.shape[1] - 1}, one for each of {len(p)} pairs; "
+                f"got {shown(answers)}."
+            )
+        column = column.astype(int)
         return float(np.log(np.clip(p[np.arange(len(p)), column], 1e-300, None)).mean())
 
     def _pairs(self, A: Any, B: Any) -> tuple[PairProcess, np.ndarray, np.ndarray]:
@@ -398,7 +404,7 @@ def dense(X: Any) -> np.ndarray:
 
 def read_item_pairs(pairs: Any, items: int) -> np.ndarray:
     """Numbers of items, m × 2, checked."""
-    given = np.asarray(pairs.detach().cpu() if isinstance(pairs, Tensor) else pairs)
+    given = checks.rectangular(pairs, "pairs")
     if given.ndim != 2 or given.shape[1] != 2:
         raise ValueError(f"pairs must have two columns, the better item first; got shape {given.shape}.")
     if not len(given):

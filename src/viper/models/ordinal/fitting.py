@@ -12,6 +12,7 @@ By the envelope theorem its gradient is that of F at the inner optimum. With the
 is largest. The expectation over δ is a weighted sum over a few points (`OrdinalPosterior.points`).
 """
 
+import math
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -20,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from viper.errors import ConvergenceWarning, users_line
+from viper.errors import ConvergenceWarning, NotFinite, users_line
 from viper.inference.newton import Result
 from viper.inference.ordinal.gaps import GapPrior, Gaps, inverse_root, log_one_minus_exp, thresholds_of
 from viper.inference.ordinal.posterior import OrdinalPosterior
@@ -125,6 +126,8 @@ def fit_ordinal(
         status=result.status if converged else "the search for the thresholds stopped early",
     )
     ordinal, elbo, kl = settle(rows, gaps, prior, state.posterior(), result)
+    if not math.isfinite(elbo):
+        raise NotFinite(f"levels must have more rows, for a finite ELBO; got {gaps.size + 2} levels. Merge neighbours.")
     exact, bound, _ = fit.certified()
     return FittedOrdinal(fit.posterior, prior, fit.problem, result, ordinal, gaps.prior, elbo, kl, exact - bound)
 
