@@ -37,7 +37,7 @@ SANITIZED := build/sanitized
 SANITIZER := -fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=all -fno-omit-frame-pointer -g -O1 -Wno-psabi
 sanitize: $(READY)  ## test the compiled code with sanitisers
 	rm -rf $(SANITIZED) && mkdir -p $(SANITIZED) && cp -r src/viper $(SANITIZED)
-	for name in inference/kernels/_rows inference/kernels/_rows_512 softplus/_classes decisions/_arms; do \
+	for name in inference/kernels/_rows inference/kernels/_rows_512 softplus/_classes softplus/_classes_512 decisions/_arms; do \
 	  $(CC) -shared -fPIC $(SANITIZER) src/viper/$$name.c -lm -pthread -o \
 	    $(SANITIZED)/viper/$$name$$($(BIN)/python -c 'import sysconfig as s; print(s.get_config_var("EXT_SUFFIX"))') || exit; \
 	done

@@ -8,16 +8,16 @@ FLAGS = ["-O3", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "
 FLAGS += ["-fno-fast-math", "-fno-unsafe-math-optimizations", "-fno-associative-math"]  # whatever CFLAGS say
 FLAGS += ["-fvisibility=hidden", "-Wno-psabi", "-pthread"]
 
-ROWS = "inference/kernels/_rows.c"
-SOURCES = [ROWS, "softplus/_classes.c", "decisions/_arms.c"]
+WIDE = ["inference/kernels/_rows", "softplus/_classes"]  # built a second time, with AVX-512
+SOURCES = [*(f"{name}.c" for name in WIDE), "decisions/_arms.c"]
 if platform.machine() in ("x86_64", "AMD64"):
-    SOURCES.append("inference/kernels/_rows_512.c")
+    SOURCES += [f"{name}_512.c" for name in WIDE]
 
 
 def extension(source: str) -> Extension:
     place, path = "viper." + source.removesuffix(".c").replace("/", "."), f"src/viper/{source}"
     links = {"libraries": ["m"], "extra_link_args": ["-pthread"]}
-    included = [f"src/viper/{ROWS}"] if "_512" in source else []
+    included = [path.replace("_512", "")] if "_512" in source else []
     return Extension(place, [path], depends=included, extra_compile_args=FLAGS, optional=True, **links)
 
 

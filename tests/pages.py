@@ -29,7 +29,8 @@ BLOCK = re.compile(
 NUMBER = re.compile(r"[-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:e[-+]?\d+)?")
 REMAINDER = 1e-8  # what an iteration or rounding leaves: its digits differ between machines, its size does not
 ROUNDING = 1e-13
-ALL_DIGITS = 15  # a number with so many shows everything that a float holds, and its last digits are rounding
+ALL_DIGITS = 15  # a number with so many shows everything that a float holds
+FIT = 1e-7  # to which such numbers agree: a fit ends 1e-8 nats before its optimum, and rounding decides where
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ def agree(shown: str, printed: str) -> bool:
     if "e" in shown and abs(x) < REMAINDER:
         return max(x, y) < ROUNDING or x / 2 < y < 2 * x
     if len(x.as_tuple().digits) >= ALL_DIGITS:
-        return abs(x - y) <= abs(x) * Decimal(ROUNDING)
+        return abs(x - y) <= abs(x) * Decimal(FIT)
     return y.quantize(x) == x
 
 

@@ -11,7 +11,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.func import grad, hessian, jacrev, vmap
 
 import viper
-from viper.softplus import compiled_classes, gumbel, logsumexp
+from viper.softplus import c_library, compiled_classes, gumbel, logsumexp
 from viper.softplus.expectation import expected_softplus
 from viper.softplus.gumbel import Precision, level_index, sd_level
 from viper.softplus.logsumexp import DEFAULT_TOLERANCE, expected_logsumexp
@@ -27,6 +27,14 @@ def route(request, monkeypatch):
         monkeypatch.setattr(logsumexp, "compiled_moments", lambda *_: None)
     elif compiled_classes.class_library() is None:
         pytest.skip("the C code was not built")
+
+
+@pytest.fixture
+def builds():
+    """The function of each build that this machine can run."""
+    given = compiled_classes.CLASS_ROWS, compiled_classes.is_exact
+    found = [c_library.right_functions(compiled_classes.CLASSES_MODULE + width, *given) for width in c_library.WIDTHS]
+    return [functions[0] for functions in found if functions]
 
 
 def classes(rows, count, least, most, span, seed=0):
@@ -159,6 +167,25 @@ def test_without_variance_it_is_the_log_sum_exp(route):
     close(ours.slope, p)
     close(ours.curvature, p * (1 - p))
     close(ours.cross, p[:, :, None] * p[:, None])
+
+
+@pytest.mark.parametrize("tolerance", [1e-10, 1e-5])
+@pytest.mark.parametrize(("count", "least", "most"), [(2, 1e-4, 0.1), (3, 0.1, 3), (10, 0.3, 1), (40, 1, 8)])
+def test_vectors_of_any_length_give_the_same_moments(monkeypatch, builds, count, least, most, tolerance):
+    """As exact as the tolerance says, by the plain formulas with a smaller one."""
+    mean, variance = classes(150, count, least, most, 8.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(logsumexp, "compiled_moments", lambda *_: None)
+        exact = expected_logsumexp(mean, variance, tolerance=1e-12)
+    for function in builds:
+        monkeypatch.setattr(compiled_classes, "class_library", lambda f=function: f)
+        moments = compiled_classes.compiled_moments(
+            torch.from_numpy(mean), torch.from_numpy(variance), Precision(tolerance),
+            logsumexp.widest_step(tolerance), logsumexp.doubled_from(tolerance),
+        )  # fmt: skip
+        assert moments[3].all()
+        for ours, name in zip(moments, FIELDS, strict=False):
+            close(ours.numpy(), getattr(exact, name), tolerance)
 
 
 # --- identities ---

@@ -1,5 +1,6 @@
 """A fitted model as a JSON document, and that document as text: what `viper fit` and `viper summary` show."""
 
+import math
 import shlex
 from dataclasses import asdict
 from pathlib import Path
@@ -28,6 +29,7 @@ SCORE_TITLES = {  # score -> title and decimals
     "accuracy": ("accuracy", 3),
     "interval_width": ("mean interval width", 3),
 }
+LEAST_GAP_SHOWN = 1e-9  # nats; rounding differs between processors below
 RARE = 0.05  # share of a class below which scores are shown beside those of the base rate
 MOST_LEVELS_SHOWN = 5
 LONGEST_SPREAD = 64  # characters of a range or a list of levels
@@ -298,6 +300,11 @@ def how_to_see_all(saved: Path | None) -> str:
     return "." if saved is None else escape(f": viper summary {shlex.quote(str(saved))} --all")
 
 
+def power_of_ten(x: float) -> str:
+    """The least power of ten that x does not exceed."""
+    return f"{10.0 ** math.ceil(math.log10(x)):.0e}"
+
+
 def print_trust(document: dict[str, Any]) -> None:
     if "components" in document and not document.get("diagnosis"):
         return
@@ -311,12 +318,12 @@ def print_trust(document: dict[str, Any]) -> None:
     if "components" in document:  # whose ELBO is that at the most probable components
         say("  Effects of the largest grouping are integrated out exactly, and variance components averaged over.\n")
         return
-    gap = document["elbo"] - document["elbo_certified"]
+    gap = power_of_ten(max(document["elbo"] - document["elbo_certified"], LEAST_GAP_SHOWN))
     floor = f"{document['elbo_certified']:,.4f}"
     if document["model"] == "ordinal":
-        say(f"  The ELBO is rounded to {gap:.0e} nats; its mean over the thresholds is a sum over a few points.\n")
+        say(f"  The ELBO is rounded to {gap} nats; its mean over the thresholds is a sum over a few points.\n")
         return
-    say(f"  The ELBO is certified to {gap:.0e} nats: the log evidence is surely above {floor}.\n")
+    say(f"  The ELBO is certified to {gap} nats: the log evidence is surely above {floor}.\n")
 
 
 def print_scores(document: dict[str, Any]) -> None:

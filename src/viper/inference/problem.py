@@ -155,8 +155,8 @@ def divergence(old: Gaussian, new: Gaussian) -> float:
     # tr(Λ'Σ) = ‖L⁻¹L'‖²
     if is_small(shift):
         root = new.cholesky.numpy()
-        ratio, moved = old.factor.numpy().T @ root, root.T @ shift.numpy()
-        return 0.5 * float(spread + np.vdot(ratio, ratio) + moved @ moved)
+        ratio, moved = old.factor.numpy().T @ root, root.T.dot(shift.numpy())  # far away this overflows, in silence
+        return 0.5 * float(spread + np.vdot(ratio, ratio) + np.vdot(moved, moved))
     ratio = torch.linalg.solve_triangular(old.cholesky, new.cholesky, upper=False)
     return 0.5 * float(spread + ratio.square().sum() + (new.cholesky.T @ shift).square().sum())
 

@@ -17,21 +17,32 @@
 #error "weights that are exact to rounding need the arithmetic of the standard"
 #endif
 
-/* Doubles per vector: one register of AVX2 on x86 or NEON on ARM. */
+/* Doubles per vector, one register: 8 with AVX-512 (_classes_512.c), 4 with AVX2, 2 with NEON. */
+#ifndef LANES
 #ifdef __x86_64__
 #define LANES 4
+#else
+#define LANES 2
+#endif
+#endif
+
+/* On x86 it runs only on machines that support what it is compiled for. */
+#if LANES == 8
+#define FOR_THIS_MACHINE __attribute__((target("avx512f,avx512dq,avx512vl,avx2,fma")))
+#define MACHINE_HAS_IT \
+    (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+#elif LANES == 4
 #define FOR_THIS_MACHINE __attribute__((target("avx2,fma")))
 #define MACHINE_HAS_IT (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
 #else
-#define LANES 2
 #define FOR_THIS_MACHINE
 #define MACHINE_HAS_IT 1
 #endif
 #define EXPORT __attribute__((visibility("default")))
 #define INLINE static inline __attribute__((always_inline))
 
-#define CHUNK 16 /* nodes whose sums stay in registers; tables have this many more columns on both sides */
-#define VECTORS (CHUNK / LANES)
+#define VECTORS 6 /* whose sums stay in registers */
+#define CHUNK (VECTORS * LANES) /* nodes; tables have as many more columns on both sides, or more */
 #define HALF_MOST 128 /* shifts on each side of the middle one, as in compiled_classes.py */
 #define BEYOND 8 /* shifts added to them on the right, so that weights fill vectors */
 #define STENCIL 8
@@ -106,39 +117,47 @@ typedef struct {
 } scratch;
 
 /* A normal density at (from + i) g - shift, i = 0, ..., over its largest value, by the recurrence of the ratios of numbers
-   LANES apart; returns the sum. `count` is rounded up to whole vectors. */
+   LANES apart; returns the sum. `count` is rounded up to an even number. */
 INLINE double normal_weights(double *w, ptrdiff_t from, ptrdiff_t *count, double shift, double gap, double variance) {
-    vec x = from * gap - shift - (vec){}, rate = 0.5 / variance - (vec){};
-    for (int i = 0; i < LANES; i++) x[i] += i * gap;
+    vec lane = {};
+    for (int i = 0; i < LANES; i++) lane[i] = i;
+    vec x = lane * gap + (from * gap - shift), rate = 0.5 / variance - (vec){}, total = {};
     const double apart = LANES * gap;
-    vec now = exponential(-rate * x * x), ratio = exponential(-rate * apart * (2.0 * x + apart)), total = {};
-    const double once = ratio[1] / ratio[0]; /* e^{-LANES g^2 / variance}, of which a vector further takes LANES */
-    const double decay = LANES == 4 ? (once * once) * (once * once) : once * once;
-    ptrdiff_t i = 0;
-    for (; i < *count; i += LANES) store(w + i, now), total += now, now *= ratio, ratio *= decay;
-    *count = i;
+    vec now = exponential(-rate * x * x), ratio = exponential(-rate * apart * (2.0 * x + apart));
+    vec decay = exponential(-rate * (2.0 * apart * apart)); /* of the ratio, from one vector to the next */
+    *count += *count % 2;
+    for (ptrdiff_t i = 0; i < *count; i += LANES) {
+        store(w + i, now), total += (vec)((lane < (double)(*count - i)) & (bits)now);
+        now *= ratio, ratio *= decay;
+    }
     return sum_of(total);
 }
 
-typedef double four __attribute__((vector_size(32)));
-
-/* The means of the Lagrange polynomials of 0, ..., 7 under N(x, sd^2), by Gauss-Hermite with 4 nodes. */
-INLINE void lagrange_weights(double *w, double x, double sd) {
-    const four node = {-2.3344142183389773, -0.74196378430272586, 0.74196378430272586, 2.3344142183389773};
-    const four share = {0.045875854768068492, 0.45412414523193151, 0.45412414523193151, 0.045875854768068492};
-    static const double scale[STENCIL] = {-1.0 / 5040, 1.0 / 720, -1.0 / 240, 1.0 / 144,
-                                          -1.0 / 144,  1.0 / 240, -1.0 / 720, 1.0 / 5040};
-    four y = x + sd * node, before[STENCIL], after = share;
-    before[0] = 1.0 - (four){};
-    for (int a = 1; a < STENCIL; a++) before[a] = before[a - 1] * (y - (double)(a - 1));
-    for (int a = STENCIL - 1; a >= 0; a--) {
-        four part = before[a] * after;
-        w[a] = ((part[0] + part[1]) + (part[2] + part[3])) * scale[a];
-        after *= y - (double)a;
+/* The means of the Lagrange polynomials of 0, ..., 7 under N(3.5 + u, v), from the moments of N(u, v):
+   m_{j+1} = u m_j + j v m_{j-1}. Row j has the coefficients of u^j, times a number. */
+INLINE void lagrange_weights(double *w, double u, double v) {
+    static const double coefficients[STENCIL][STENCIL] = {
+        {-5, 49, -245, 1225, 1225, -245, 49, -5},
+        {75, -1029, 8575, -128625, 128625, -8575, 1029, -75},
+        {259, -2495, 11691, -9455, -9455, 11691, -2495, 259},
+        {-37, 499, -3897, 9455, -9455, 3897, -499, 37},
+        {-7, 59, -135, 83, 83, -135, 59, -7},
+        {5, -59, 225, -415, 415, -225, 59, -5},
+        {1, -5, 9, -5, -5, 9, -5, 1},
+        {-1, 7, -21, 35, -35, 21, -7, 1}};
+    static const double divisors[STENCIL] = {2048, 107520, 23040, 11520, 1152, 2880, 1440, 5040};
+    vec sums[STENCIL / LANES] = {};
+    double moment = 1.0, before = 0.0;
+    for (int j = 0; j < STENCIL; j++) {
+        double share = moment * (1.0 / divisors[j]);
+        for (int i = 0; i < STENCIL / LANES; i++) sums[i] += share * load(coefficients[j] + i * LANES);
+        double next = u * moment + j * v * before;
+        before = moment, moment = next;
     }
+    for (int i = 0; i < STENCIL / LANES; i++) store(w + i * LANES, sums[i]);
 }
 
-/* Q and D at 4 or 2 vectors of nodes: the products P, sums R and ratios there. */
+/* Q and D at some vectors of nodes: the products P, sums R and ratios there. */
 INLINE void some_nodes(int vectors, const double *weights, const int64_t *places, ptrdiff_t count, double scale,
                        const double *Q, const double *D, double *P, double *R, double *ratio) {
     vec q[VECTORS] = {}, d[VECTORS] = {};
@@ -163,8 +182,9 @@ INLINE void class_at_nodes(scratch *s, const level *t, int interpolates, double 
     double centre = nearbyint(x / step), shift = x - centre * step, scale = 1.0;
     ptrdiff_t from, count = STENCIL;
     if (interpolates) {
-        from = (ptrdiff_t)floor(shift / t->gap) - (STENCIL / 2 - 1);
-        lagrange_weights(s->weights, shift / t->gap - from, sd / t->gap);
+        double share = shift / t->gap, whole = floor(share), narrow = sd / t->gap;
+        from = (ptrdiff_t)whole - (STENCIL / 2 - 1);
+        lagrange_weights(s->weights, share - whole - 0.5, narrow * narrow);
     } else {
         double rest = sd * sd - t->base * t->base, half_width = reach * sqrt(rest);
         from = (ptrdiff_t)ceil((shift - half_width) / t->gap);
@@ -176,8 +196,9 @@ INLINE void class_at_nodes(scratch *s, const level *t, int interpolates, double 
     }
     const int64_t *places = t->places + from + t->half;
     ptrdiff_t place = (ptrdiff_t)(first - centre) - t->first; /* the column of the first node */
-    for (ptrdiff_t i = 0; i < nodes; i += CHUNK) {
-        ptrdiff_t column = place + i;
+    for (ptrdiff_t i = 0, vectors; i < nodes; i += vectors * LANES) {
+        ptrdiff_t column = place + i, left = (nodes - i) / LANES, parts = (left + VECTORS - 1) / VECTORS;
+        vectors = (left + parts - 1) / parts; /* parts of similar sizes, as one vector would wait for itself */
         if (i > end || column > t->count) {
             for (; i < nodes; i += LANES) store(ratio + i, (vec){});
             break;
@@ -185,17 +206,18 @@ INLINE void class_at_nodes(scratch *s, const level *t, int interpolates, double 
         if (column < -CHUNK) column = -CHUNK;
         const double *Q = t->Q + column, *D = t->D + column;
         double *P = s->P + i, *R = s->R + i;
-        if (nodes - i >= CHUNK)
-            some_nodes(VECTORS, s->weights, places, count, scale, Q, D, P, R, ratio + i);
-        else
-            some_nodes(VECTORS / 2, s->weights, places, count, scale, Q, D, P, R, ratio + i);
+#define SOME_NODES(n) \
+    case n: some_nodes(n, s->weights, places, count, scale, Q, D, P, R, ratio + i); break;
+        switch (vectors) {
+            SOME_NODES(1) SOME_NODES(2) SOME_NODES(3) SOME_NODES(4) SOME_NODES(5) SOME_NODES(6)
+        }
     }
     ptrdiff_t last = place + nodes - 1;
     *tail_Q = *tail_D = 0.0;
     if (last >= 0 && last < t->count) {
         const double *tails = t->tails + 2 * last;
         pair even = {}, odd = {};
-        for (ptrdiff_t l = 0; l < count; l += 2) { /* there are 8, or whole vectors */
+        for (ptrdiff_t l = 0; l < count; l += 2) { /* an even number */
             even += s->weights[l] * *(const pair *)(tails + 2 * places[l]);
             odd += s->weights[l + 1] * *(const pair *)(tails + 2 * places[l + 1]);
         }
@@ -272,7 +294,7 @@ FOR_THIS_MACHINE static int all_rows(ptrdiff_t rows, ptrdiff_t K, const double *
         if (!plan_of(&s, o, thresholds, K, largest, &p)) continue;
         double step = o->step * (1 << p.power), first = floor(p.low / step), exact = ceil(p.high / step) - first + 2;
         if (!(exact <= o->nodes_most)) continue;
-        ptrdiff_t nodes = ((ptrdiff_t)exact + CHUNK / 2 - 1) / (CHUNK / 2) * (CHUNK / 2);
+        ptrdiff_t nodes = ((ptrdiff_t)exact + LANES - 1) / LANES * LANES;
         const level *table = levels + p.power * count;
         int missing = 0;
         for (ptrdiff_t i = 0; i < nodes; i++) s.P[i] = 1.0, s.R[i] = 0.0;
@@ -318,7 +340,7 @@ FOR_THIS_MACHINE static int all_rows(ptrdiff_t rows, ptrdiff_t K, const double *
     return 0;
 }
 
-EXPORT int class_rows_2(ptrdiff_t rows, ptrdiff_t K, const double *mean, const double *variance, const double *options,
+EXPORT int class_rows_3(ptrdiff_t rows, ptrdiff_t K, const double *mean, const double *variance, const double *options,
                         const double *interpolated, const double *thresholds, const level *levels, double *value,
                         double *slope, double *curvature, char *done, char *needed) {
     if (!MACHINE_HAS_IT) return 1;

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from viper.softplus.c_library import c_functions
+from viper.softplus.c_library import widest_functions
 from viper.softplus.gumbel import Precision, SdLevel, interpolated, sd_level
 
 WIDEST_COMPILED = 48.0  # sd; a class as wide as this, among narrow ones, takes a thousand nodes
@@ -22,10 +22,11 @@ BANDS = 4  # of sds, from one to twice it
 LEVELS = 56  # of sds, from the interpolated ones to the widest
 MOST_COMPILED_NODES = 2048
 MOST_HALF, WIDER = 128, 8  # shifts on each side of the middle one, and more on the right
-PADDING = 16  # columns added to a table on both sides
+PADDING = 48  # columns added to a table on both sides, as many as the C code reads at once
+CLASSES_MODULE = "viper.softplus._classes"
 POINTER, LENGTH = ctypes.c_void_p, ctypes.c_ssize_t
 # the name changes with the arguments, so that viper never calls an old library
-CLASS_ROWS: dict[str, list[Any]] = {"class_rows_2": [LENGTH, LENGTH, *[POINTER] * 11]}
+CLASS_ROWS: dict[str, list[Any]] = {"class_rows_3": [LENGTH, LENGTH, *[POINTER] * 11]}
 
 
 class PackedLevel(ctypes.Structure):
@@ -46,9 +47,9 @@ class PackedLevel(ctypes.Structure):
 
 @cache
 def class_library() -> Callable[..., int] | None:
-    """Return the function of _classes.c, or None if it was not built or cannot run on this machine."""
-    functions = c_functions("viper.softplus._classes", CLASS_ROWS)
-    return functions[0] if functions and is_exact(functions[0]) else None
+    """Return the function of _classes.c for the widest vectors that this machine has, or None."""
+    functions = widest_functions(CLASSES_MODULE, CLASS_ROWS, is_exact)
+    return functions[0] if functions else None
 
 
 def is_exact(function: Callable[..., int]) -> bool:

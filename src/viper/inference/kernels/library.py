@@ -6,9 +6,9 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
-from viper.softplus.c_library import c_functions
+from viper.softplus.c_library import widest_functions
 
-BUILT = "_rows_512", "_rows"  # with AVX-512, and for every machine
+ROWS_MODULE = "viper.inference.kernels._rows"
 COUNT, SIZE, ADDRESS = ctypes.c_int, ctypes.c_ssize_t, ctypes.c_void_p
 ARGUMENTS: dict[str, list[Any]] = {  # names change with the arguments, so that viper never calls an old library
     "row_sums_3": [ADDRESS, SIZE, SIZE, SIZE, COUNT, COUNT, *[ADDRESS] * 9, SIZE, COUNT, COUNT, COUNT, ADDRESS],
@@ -38,13 +38,8 @@ class Library(NamedTuple):
 @cache
 def library() -> Library | None:
     """Return the functions of _rows.c for the widest vectors that this machine has, or None."""
-    return next((found for name in BUILT if (found := load_library(name)) is not None), None)
-
-
-def load_library(name: str) -> Library | None:
-    """Return the functions of one build, or None if it is missing, cannot run on this machine, or fails its check."""
-    functions = c_functions(f"viper.inference.kernels.{name}", ARGUMENTS)
-    return Library(*functions) if functions and is_right(functions[0]) else None
+    functions = widest_functions(ROWS_MODULE, ARGUMENTS, is_right)
+    return Library(*functions) if functions else None
 
 
 def is_right(function: Callable[..., int]) -> bool:
