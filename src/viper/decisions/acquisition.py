@@ -125,7 +125,7 @@ class Acquisition:
 class Information(Acquisition):
     """H(E p) - E H(p), in nats: what a label tells about f, called BALD. In closed form.
 
-    Of a batch it is what its labels tell one after the other.
+    For a batch it is what its labels tell, one after the other.
     """
 
     def of_point(self, mean: Tensor, variance: Tensor, across: Tensor, reference: Tensor, i: int) -> Tensor:
