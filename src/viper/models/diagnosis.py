@@ -50,19 +50,24 @@ class CorrectedPosterior:
         self._summarise, self._estimator = summarise, estimator
 
     @property
+    def coefficients(self) -> WeightedDraws:
+        """The draws of the coefficients, intercept last."""
+        return self.weighted
+
+    @property
     def mean_(self) -> np.ndarray:
         """Posterior means of the coefficients, intercept last."""
-        return self.weighted.mean.numpy()
+        return self.coefficients.mean.numpy()
 
     @property
     def sd_(self) -> np.ndarray:
         """Posterior standard deviations of the coefficients, intercept last."""
-        return self.weighted.variance.sqrt().numpy()
+        return self.coefficients.variance.sqrt().numpy()
 
     def sample(self, n: int = 1, random_state: Any = None) -> np.ndarray:
         """Return equally weighted draws of the coefficients, n × d. Without `random_state`, every call draws anew."""
         generator = np.random.default_rng(check_random_state(random_state).randint(2**31))
-        return self.weighted.resample(n, generator).numpy()
+        return self.coefficients.resample(n, generator).numpy()
 
     def to_arviz(self, draws: int = 1000, chains: int = 4, random_state: Any = None) -> Any:
         """Return equally weighted draws in the container of the installed ArviZ."""
@@ -71,13 +76,13 @@ class CorrectedPosterior:
 
     def coefficient_interval(self, level: float = 0.95) -> np.ndarray:
         """Credible intervals of the coefficients, d × 2."""
-        return self._quantiles(self.weighted.draws, level).T.numpy()
+        return self._quantiles(self.coefficients.draws, level).T.numpy()
 
     def summary(self, level: float = 0.95) -> "pandas.DataFrame":
         """Mean, sd, interval, odds ratio with interval and probability of direction of every coefficient."""
-        low, high = self._quantiles(self.weighted.draws, level)
-        positive = self.weighted.weights @ (self.weighted.draws > 0).double()
-        mean, sd = self.weighted.mean, self.weighted.variance.sqrt()
+        low, high = self._quantiles(self.coefficients.draws, level)
+        positive = self.coefficients.weights @ (self.coefficients.draws > 0).double()
+        mean, sd = self.coefficients.mean, self.coefficients.variance.sqrt()
         return summary_frame(self.names, mean, sd, low, high, positive, level)
 
     def predict_latent(self, X: Any, offset: Any = None) -> tuple[np.ndarray, np.ndarray]:

@@ -17,7 +17,7 @@ from viper.inference.groups.weighing import GroupWeighedFit
 from viper.inference.importance import SEED, Diagnosis, WeightedDraws, weigh
 from viper.inference.progress import StepProgress
 from viper.models.arviz import LARGEST_POINTWISE, arviz_container, by_chain, coefficient_draws, count_draws
-from viper.models.diagnosis import LATENT_DRAWS, CorrectedPosterior, DiagnosisMixin, summary_frame
+from viper.models.diagnosis import LATENT_DRAWS, CorrectedPosterior, DiagnosisMixin
 from viper.models.groups.reading import InGroups, ReadRows, TakesGroups
 from viper.models.groups.tables import component_draws, component_frame
 from viper.models.loo import ROWS_AT_ONCE, LeaveOneOut, leave_one_out_of, weighted_rows
@@ -40,38 +40,15 @@ class CorrectedGroups(TakesGroups, CorrectedPosterior):
         self._components = components
 
     @property
-    def fixed(self) -> WeightedDraws:
-        """The fixed effects, intercept last."""
+    def coefficients(self) -> WeightedDraws:
+        """The draws of the fixed effects, intercept last."""
         return WeightedDraws(self.weighted.draws[:, : len(self.names)], self.weighted.weights)
-
-    @property
-    def mean_(self) -> np.ndarray:
-        """Posterior means of the fixed effects, intercept last."""
-        return self.fixed.mean.numpy()
-
-    @property
-    def sd_(self) -> np.ndarray:
-        """Posterior standard deviations of the fixed effects, intercept last."""
-        return self.fixed.variance.sqrt().numpy()
-
-    def sample(self, n: int = 1, random_state: Any = None) -> np.ndarray:
-        """Return equally weighted draws of the fixed effects, n × d. Without `random_state`, every call draws anew."""
-        generator = np.random.default_rng(check_random_state(random_state).randint(2**31))
-        return self.fixed.resample(n, generator).numpy()
-
-    def coefficient_interval(self, level: float = 0.95) -> np.ndarray:
-        """Credible intervals of the fixed effects, d × 2."""
-        return self._quantiles(self.fixed.draws, level).T.numpy()
 
     def summary(self, level: float = 0.95) -> "pandas.DataFrame":
         """As the estimator's `summary`."""
         import pandas
 
-        low, high = self._quantiles(self.fixed.draws, level)
-        positive = self.fixed.weights @ (self.fixed.draws > 0).double()
-        mean, sd = self.fixed.mean, self.fixed.variance.sqrt()
-        fixed = summary_frame(self.names, mean, sd, low, high, positive, level)
-        return pandas.concat([fixed, self.components(level)])
+        return pandas.concat([super().summary(level), self.components(level)])
 
     def components(self, level: float = 0.95) -> "pandas.DataFrame":
         """As the estimator's `components`, with the corrected weights of their values."""
