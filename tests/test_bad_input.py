@@ -379,3 +379,14 @@ def test_large_arrays_are_checked_like_small_ones(dtype):
     X[-1, 2] = np.nan
     with pytest.raises(ValueError, match=r"X must be finite; .*NaN.* Entries that are not finite: 1 in 'x2'"):
         model.fit(X, y)
+
+
+@pytest.mark.parametrize("n", [-1, 2.5, True, "3"])
+@pytest.mark.parametrize(
+    "make", [lambda m: m, lambda m: m.corrected(draws=100, random_state=0)], ids=["q", "corrected"]
+)
+def test_a_number_of_draws_is_a_whole_number(make, n):
+    found = make(fit())
+    with pytest.raises(ValueError, match=rf"^n must be a whole number from 0 on; got {re.escape(repr(n))}\.$"):
+        found.sample(n)
+    assert found.sample(0).shape == (0, 4)

@@ -117,6 +117,26 @@ def test_points_that_await_answers_are_not_asked_again():
     np.testing.assert_array_equal(experiment.pending[:, 0], points[3:])
 
 
+def test_an_interrupted_ask_leaves_no_open_question(monkeypatch):
+    one, other = (viper.Experiment([(0.0, 1.0)], "learn", initial=2) for _ in range(2))
+    for experiment in (one, other):
+        experiment.tell([[0.1], [0.5], [0.9]], [0, 1, 0])
+        experiment.ask()
+    spread, searched = Inputs.best, []
+
+    def interrupted(*given):
+        searched.append(given)
+        if len(searched) == 3:
+            raise KeyboardInterrupt
+        return spread(*given)
+
+    monkeypatch.setattr(Inputs, "best", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        one.ask(4)
+    assert len(one.pending) == 1
+    np.testing.assert_array_equal(one.ask(2), other.ask(2))
+
+
 @pytest.mark.parametrize(
     ("goal", "word"), [(g, w) for g in ACQUISITIONS if g not in ("real", "prefer") for w in ACQUISITIONS[g]]
 )

@@ -326,6 +326,26 @@ def test_files(tmp_path, fitted, tied, averaged):
             VariationalPreferenceGP._unpack(state._replace(metadata={**state.metadata, name: value}), {})
 
 
+def test_a_choice_counts_for_more_as_pairs():
+    """Of k equal utilities, pairs have k/2 times the information of a softmax; their score is unbiased anywhere."""
+    k = 4
+    f = torch.tensor([0.3, -1.0, 0.8, 0.1], dtype=torch.float64)
+
+    def expected(f, g):
+        """E log of the product over pairs, where f chooses and g is asked about."""
+        chances = f.softmax(0)
+        return sum(
+            chances[c] * torch.nn.functional.logsigmoid(g[c] - g[j]) for c in range(k) for j in range(k) if c != j
+        )
+
+    score = torch.func.grad(lambda g: expected(f, g))
+    np.testing.assert_allclose(score(f), 0.0, atol=1e-15)
+    zero = torch.zeros(k, dtype=torch.float64)
+    pairs = -torch.func.hessian(lambda g: expected(zero, g))(zero)
+    softmax = torch.func.hessian(lambda g: g.logsumexp(0))(zero)
+    np.testing.assert_allclose(pairs, k / 2 * softmax, atol=1e-15)
+
+
 def test_choices_are_pairs():
     assert best_of([[2, 0, 1], [0, 3, 4]]).tolist() == [[2, 0], [2, 1], [0, 3], [0, 4]]
     with pytest.raises(ValueError, match="two or more columns"):
@@ -382,8 +402,11 @@ def test_other_bad_input(fitted):
         PairInformation(fitted, pending=A[:3])
     with pytest.raises(TypeError, match="fitted VariationalPreferenceGP"):
         ExpectedBest(VariationalPreferenceGP())
-    with pytest.raises(ValueError, match="draws"):
+    with pytest.raises(ValueError, match="draws must be a whole number from 1 on; got 0"):
         ExpectedBest(fitted, draws=0)
+    for wrong in (-1, 2.5, True):
+        with pytest.raises(ValueError, match=f"n must be a whole number from 0 on; got {wrong}"):
+            fitted.sample(A, wrong)
 
 
 # --- experiments ---

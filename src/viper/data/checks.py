@@ -9,6 +9,7 @@ import warnings
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -324,6 +325,12 @@ def check_options(
 def check_word(value: Any, name: str, words: tuple[str | bool, ...]) -> None:
     if not isinstance(value, str | bool) or value not in words:
         raise ValueError(f"{name} must be one of {list(words)}; got {shown(value)}.")
+
+
+def read_whole(value: Any, name: str, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+        raise ValueError(f"{name} must be a whole number from {least} on; got {shown(value)}.")
+    return int(value)
 
 
 FIT_SEED = 0  # used if `random_state` is None, so that the same rows give the same answer to the last bit

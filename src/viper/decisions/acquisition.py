@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from viper.data.checks import read_whole
 from viper.decisions.latent import Conditioned, Joint, after_label, label_precision, latent_of
 from viper.errors import shown
 from viper.softplus.expectation import expected_softplus
@@ -280,7 +281,7 @@ class ImprovementAcquisition(Acquisition):
         self, model: Any, best: float, *, draws: int = BATCH_DRAWS, random_state: int = 0, pending: Any = None
     ) -> None:
         self.level = log_odds_of(best, "best")
-        self.draws, self.random_state = checked_draws(draws), int(random_state)
+        self.draws, self.random_state = read_whole(draws, "draws", 1), int(random_state)
         super().__init__(model, pending=pending)
 
     def of_batch(self, joint: Joint) -> Tensor:
@@ -393,7 +394,7 @@ class MaximumInformation(Acquisition):
         super().__init__(model)
         points = self._read_points(reference, "reference")
         known = Conditioned(self.latent, None, points)
-        noise = np.random.default_rng(random_state).standard_normal((checked_draws(draws), len(points)))
+        noise = np.random.default_rng(random_state).standard_normal((read_whole(draws, "draws", 1), len(points)))
         root = root_of(known.reference_covariance)
         f = known.reference_mean + torch.from_numpy(noise).to(root) @ root.mT
         self.tops = f.amax(1).sort().values
@@ -448,12 +449,6 @@ def log_odds_of(probability: Any, name: str) -> float:
     if not 0.0 < p < 1.0:
         raise ValueError(f"{name} must lie strictly between 0 and 1; got {shown(probability)}.")
     return math.log(p) - math.log1p(-p)
-
-
-def checked_draws(draws: Any) -> int:
-    if isinstance(draws, bool) or not isinstance(draws, int | np.integer) or draws < 1:
-        raise ValueError(f"draws must be a whole number, 1 or more; got {shown(draws)}.")
-    return int(draws)
 
 
 def positive_number(value: Any, name: str) -> float:

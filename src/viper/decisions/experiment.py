@@ -4,12 +4,13 @@ import copy
 import math
 import os
 from collections.abc import Callable
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from viper.data.checks import read_whole
 from viper.data.model_file import write_tensors
 from viper.decisions import acquisition as acquisitions
 from viper.decisions import experiment_file
@@ -139,9 +140,9 @@ class Experiment:
         self.goal, self.outcome, self.acquisition = goal, outcome, acquisition
         self.level = acquisitions.log_odds_of(threshold, "threshold")
         self.threshold = float(threshold)
-        self.initial = 2 * len(self.items) + 2 if initial is None else checked_whole(initial, "initial", 1)
+        self.initial = 2 * len(self.items) + 2 if initial is None else read_whole(initial, "initial", 1)
         self.stop = None if stop is None else acquisitions.positive_number(stop, "stop")
-        self.random_state = checked_whole(random_state, "random_state", 0)
+        self.random_state = read_whole(random_state, "random_state", 0)
         self._x = np.zeros((0, len(self.inputs)))  # numbers of the points with answers, in the order of the answers
         self._y = np.zeros(0)  # NaN for runs that failed
         self._pending = np.zeros((0, len(self.inputs)))
@@ -157,8 +158,13 @@ class Experiment:
 
         Points that were asked for before and have no answers yet are taken into account.
         """
-        count = 1 if n is None else checked_whole(n, "n", 1)
-        found = np.stack([self._next() for _ in range(count)])
+        count = 1 if n is None else read_whole(n, "n", 1)
+        before = self._asked, self._pending
+        try:
+            found = np.stack([self._next() for _ in range(count)])
+        except BaseException:  # an interruption too: all questions are open, or none
+            self._asked, self._pending = before
+            raise
         return self.inputs.point(found[0]) if n is None else self.inputs.values(found)
 
     def _next(self) -> np.ndarray:
@@ -199,12 +205,13 @@ class Experiment:
         answers = self._read_answers(y, failed, len(numbers))
         if len(answers) != len(numbers):
             raise ValueError(f"there must be an answer for every point, {len(numbers)}; got {len(answers)}.")
+        pending = self._pending
         for point in numbers:
-            same = np.flatnonzero(np.isclose(self._pending, point, rtol=1e-9, atol=1e-12).all(1))
+            same = np.flatnonzero(np.isclose(pending, point, rtol=1e-9, atol=1e-12).all(1))
             if len(same):
-                self._pending = np.delete(self._pending, same[0], axis=0)
-        self._x = np.concatenate([self._x, numbers])
-        self._y = np.concatenate([self._y, answers])
+                pending = np.delete(pending, same[0], axis=0)
+        x, y = np.concatenate([self._x, numbers]), np.concatenate([self._y, answers])
+        self._x, self._y, self._pending = x, y, pending
         return self
 
     def _read_answers(self, y: Any, failed: Any, count: int) -> np.ndarray:
@@ -483,12 +490,6 @@ def searched_rows(n: int) -> int:
 def normal_cdf(z: np.ndarray) -> np.ndarray:
     p: np.ndarray = cdf(torch.from_numpy(np.asarray(z, dtype=float))).numpy()
     return p
-
-
-def checked_whole(value: Any, name: str, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
-        raise ValueError(f"{name} must be a whole number from {least} on; got {shown(value)}.")
-    return int(value)
 
 
 def checked_answer(value: Any) -> float:

@@ -18,12 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from viper.data.checks import rectangular
+from viper.data.checks import read_whole, rectangular
 from viper.decisions.acquisition import (
     BATCH_DRAWS,
     LEAST_LATENT_VARIANCE,
     Acquisition,
-    checked_draws,
     read_array,
     root_of,
     sobol_uniforms,
@@ -140,7 +139,7 @@ class ExpectedBest(PairAcquisition):
     _most_items = None
 
     def __init__(self, model: Any, *, draws: int = BATCH_DRAWS, random_state: int = 0, pending: Any = None) -> None:
-        self.draws, self.random_state = checked_draws(draws), int(random_state)
+        self.draws, self.random_state = read_whole(draws, "draws", 1), int(random_state)
         super().__init__(model, pending=pending)
 
     def of_batch(self, joint: Joint) -> Tensor:
@@ -234,9 +233,10 @@ def expected_positive_part(mean: Tensor, variance: Tensor) -> Tensor:
 def best_of(choices: Any) -> np.ndarray:
     """Pairs from answers that choose one of k items, for `VariationalPreferenceGP.fit`: the chosen one won all of them.
 
-    Each is k - 1 answers then, as if they had been given one by one. An answer to k items at once has the likelihood
-    e^{f_1}/Σ e^{f_j} instead, which is a little less than their product says; pass ``sample_weight`` to count such
-    pairs for less.
+    A choice by the softmax e^{f_c}/Σ e^{f_j} prefers c to j with probability s(f_c - f_j) once it is one of the two, so
+    that pairs give utilities without bias. But they are not independent: of k items about equally good, k - 1 pairs
+    count as k/2 choices, and intervals come out too narrow. ``sample_weight=2/k`` makes them one choice there, and less
+    than one where an item stands out.
 
     Parameters
     ----------

@@ -636,6 +636,7 @@ class VariationalGPClassifier(
     def sample(self, X: Any, n: int = 1, random_state: Any = None, offset: Any = None) -> np.ndarray:
         """`n` joint draws of f, the log-odds, at the rows of X: n × rows."""
         check_is_fitted(self, "posterior_")
+        n = checks.read_whole(n, "n", 0)
         source: Any = self._induced(open_rows(self, X, offset, ROW_FORMAT).in_memory())
         dimension = len(self._predictive.mean)
         generator = check_random_state(self.random_state if random_state is None else random_state)

@@ -11,6 +11,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
+from viper.data.checks import read_whole
 from viper.errors import ImportanceWarning
 from viper.inference.classes.importance import ClassWeighedFit
 from viper.inference.classes.posterior import StarPosterior
@@ -67,7 +68,7 @@ class CorrectedPosterior:
     def sample(self, n: int = 1, random_state: Any = None) -> np.ndarray:
         """Return equally weighted draws of the coefficients, n × d. Without `random_state`, every call draws anew."""
         generator = np.random.default_rng(check_random_state(random_state).randint(2**31))
-        return self.coefficients.resample(n, generator).numpy()
+        return self.coefficients.resample(read_whole(n, "n", 0), generator).numpy()
 
     def to_arviz(self, draws: int = 1000, chains: int = 4, random_state: Any = None) -> Any:
         """Return equally weighted draws in the container of the installed ArviZ."""

@@ -635,6 +635,7 @@ class VariationalLogisticRegression(
         `random_state` is by default that of the estimator; if both are None, every call returns new draws.
         """
         check_is_fitted(self, "posterior_")
+        n = checks.read_whole(n, "n", 0)
         generator = check_random_state(self.random_state if random_state is None else random_state)
         if self.multilabel_:
             return np.stack([fit.sample(n, generator) for fit in self.estimators_], 1)

@@ -264,6 +264,7 @@ class VariationalPreferenceGP(BaseEstimator):
 
     def sample(self, X: Any, n: int = 1, random_state: Any = None) -> np.ndarray:
         """`n` joint draws of the utilities at the rows of X: n × rows."""
+        n = checks.read_whole(n, "n", 0)
         mean, C = self.predict_latent(X, return_cov=True)
         generator = check_random_state(self.random_state if random_state is None else random_state)
         values, vectors = np.linalg.eigh(C)

@@ -407,6 +407,7 @@ class VariationalMixedRegression(
     def sample(self, n: int = 1, random_state: Any = None) -> np.ndarray:
         """Draw fixed effects (intercept last) from the posterior: n × d."""
         check_is_fitted(self, "posterior_")
+        n = checks.read_whole(n, "n", 0)
         generator = check_random_state(self.random_state if random_state is None else random_state)
         return self._fixed_draws(n, generator)[0]
 

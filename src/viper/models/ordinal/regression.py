@@ -444,6 +444,7 @@ class VariationalOrdinalRegression(
     def sample(self, n: int = 1, random_state: Any = None) -> np.ndarray:
         """Draw coefficients and thresholds, which are in order, from the posterior: n × (n_features + n_levels - 1)."""
         check_is_fitted(self, "posterior_")
+        n = checks.read_whole(n, "n", 0)
         generator = check_random_state(self.random_state if random_state is None else random_state)
         return as_parameters(self._draws(n, generator)[0], len(self.posterior_.mean)).numpy()
 
