@@ -81,7 +81,7 @@ clean:  ## remove everything that can be rebuilt
 	find src -name "*.so" -delete
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(READY): $(MADE) pyproject.toml setup.py constraints.txt $(shell find src -name "*.c")
+$(READY): $(MADE) pyproject.toml setup.py constraints.txt $(shell find src -name "*.[ch]")
 	@echo "Installing viper and its tools into $(VENV) (a few minutes the first time)"
 	@$(PIP_SETTINGS) $(BIN)/python -m pip install -qq -e '.[dev]'
 	@touch $@

@@ -8,6 +8,7 @@ FLAGS = ["-O3", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "
 FLAGS += ["-fno-fast-math", "-fno-unsafe-math-optimizations", "-fno-associative-math"]  # whatever CFLAGS say
 FLAGS += ["-fvisibility=hidden", "-Wno-psabi", "-pthread"]
 
+HEADER = "src/viper/softplus/_vectors.h"
 WIDE = ["inference/kernels/_rows", "softplus/_classes"]  # built a second time, with AVX-512
 SOURCES = [*(f"{name}.c" for name in WIDE), "decisions/_arms.c"]
 if platform.machine() in ("x86_64", "AMD64"):
@@ -17,7 +18,7 @@ if platform.machine() in ("x86_64", "AMD64"):
 def extension(source: str) -> Extension:
     place, path = "viper." + source.removesuffix(".c").replace("/", "."), f"src/viper/{source}"
     links = {"libraries": ["m"], "extra_link_args": ["-pthread"]}
-    included = [path.replace("_512", "")] if "_512" in source else []
+    included = [HEADER, *([path.replace("_512", "")] if "_512" in source else [])]
     return Extension(place, [path], depends=included, extra_compile_args=FLAGS, optional=True, **links)
 
 

@@ -121,8 +121,8 @@ class Weights:
         """What is known of these arms, and with which chances a policy chooses among them."""
         x, block = self.design(arm, features, context[None]), self.blocks(arm)
         code = POLICIES.index(policy.name)
-        if arm_library() is not None:
-            return Odds(*self.addresses.decision(code, policy.spread, policy.epsilon, x, block))
+        if (functions := arm_library()) is not None:
+            return Odds(*self.addresses.decision(functions, code, policy.spread, policy.epsilon, x, block))
         t, v = arms.arm_moments(x, self.mean, self.covariance, block)
         reward, information = arms.rewards(t, v)
         return Odds(t, v, reward, information, chances_of(policy, t, v, reward, information))
@@ -132,8 +132,8 @@ class Weights:
         arm = np.array([row.arm], dtype=np.intp)
         x = self.design(arm, row.vector[None, : self.features], row.vector[None, self.features :])
         block = int(self.blocks(arm)[0])
-        if arm_library() is not None:
-            self.addresses.step(x, row.reward, block)
+        if (functions := arm_library()) is not None:
+            self.addresses.step(functions, x, row.reward, block)
         else:
             arms.observe(x[0], row.reward, self.mean[block], self.covariance[block])
 

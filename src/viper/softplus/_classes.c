@@ -5,41 +5,13 @@
    different l read the same numbers. The ratio L'/L is kept, P = prod L and R = sum L'/L are collected, and a second pass over the classes
    adds up P L'/L and P (L'/L)(R - L'/L).
 
-   Written with the vector extensions of GCC and Clang; if this does not compile, logsumexp.py does all rows. */
+   If this does not compile, logsumexp.py does all rows. */
 
-#include <float.h>
+#include "_vectors.h"
+
 #include <math.h>
 #include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
-
-#if FLT_EVAL_METHOD != 0 || defined(__FAST_MATH__)
-#error "weights that are exact to rounding need the arithmetic of the standard"
-#endif
-
-/* Doubles per vector, one register: 8 with AVX-512 (_classes_512.c), 4 with AVX2, 2 with NEON. */
-#ifndef LANES
-#ifdef __x86_64__
-#define LANES 4
-#else
-#define LANES 2
-#endif
-#endif
-
-/* On x86 it runs only on machines that support what it is compiled for. */
-#if LANES == 8
-#define FOR_THIS_MACHINE __attribute__((target("avx512f,avx512dq,avx512vl,avx2,fma")))
-#define MACHINE_HAS_IT \
-    (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
-#elif LANES == 4
-#define FOR_THIS_MACHINE __attribute__((target("avx2,fma")))
-#define MACHINE_HAS_IT (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
-#else
-#define FOR_THIS_MACHINE
-#define MACHINE_HAS_IT 1
-#endif
-#define EXPORT __attribute__((visibility("default")))
-#define INLINE static inline __attribute__((always_inline))
 
 #define VECTORS 6 /* whose sums stay in registers */
 #define CHUNK (VECTORS * LANES) /* nodes; tables have as many more columns on both sides, or more */
@@ -48,41 +20,12 @@
 #define STENCIL 8
 #define LEAST 1e-30 /* of L, as in logsumexp.py */
 
-typedef double vec __attribute__((vector_size(8 * LANES)));
-typedef double vec_anywhere __attribute__((vector_size(8 * LANES), aligned(8)));
-typedef int64_t bits __attribute__((vector_size(8 * LANES)));
-
-INLINE vec load(const double *x) { return *(const vec_anywhere *)x; }
 INLINE void store(double *x, vec y) { *(vec_anywhere *)x = y; }
-INLINE vec at_least(vec x, double y) {
-    bits keep = x > y;
-    return (vec)((keep & (bits)x) | (~keep & (bits)(y - (vec){})));
-}
+INLINE vec at_least(vec x, double y) { return choose((bits)(x > y), x, all(y)); }
 INLINE double sum_of(vec x) {
     double total = 0;
     for (int i = 0; i < LANES; i++) total += x[i];
     return total;
-}
-
-/* ------------------------------------------------------------------------------------------------------------------ */
-/* e^x to an ulp or two, for |x| <= 700 */
-
-#define LOG2_E 0x1.71547652b82fep+0
-#define LN2_HIGH 0x1.62e42fefa38p-1 /* its last 11 bits are zero, so that products with an exponent are exact */
-#define LN2_LOW 0x1.ef35793c7673p-45
-#define ROUNDER 0x1.8p52 /* added to a small number, it leaves the integer part in the last bits */
-
-INLINE vec exponential(vec x) {
-    vec shifted = x * LOG2_E + ROUNDER, n = shifted - ROUNDER;
-    vec r = (x - n * LN2_HIGH) - n * LN2_LOW, r2 = r * r;
-    vec even = 1.0 / 479001600 - (vec){}, odd = 1.0 / 6227020800 - (vec){};
-    even = even * r2 + 1.0 / 3628800, odd = odd * r2 + 1.0 / 39916800;
-    even = even * r2 + 1.0 / 40320, odd = odd * r2 + 1.0 / 362880;
-    even = even * r2 + 1.0 / 720, odd = odd * r2 + 1.0 / 5040;
-    even = even * r2 + 1.0 / 24, odd = odd * r2 + 1.0 / 120;
-    even = even * r2 + 0.5, odd = odd * r2 + 1.0 / 6;
-    even = even * r2 + 1.0, odd = (odd * r2 + 1.0) * r;
-    return (vec)((bits)(even + odd) + ((bits)shifted << 52));
 }
 
 /* The sum of e^x of numbers <= 0, padded to whole vectors; those below -40 are left out. */
@@ -90,8 +33,8 @@ INLINE double sum_of_exponentials(const double *x, ptrdiff_t count, double large
     vec total = {};
     for (ptrdiff_t k = 0; k < count; k += LANES) {
         vec y = load(x + k) - largest;
-        bits keep = y > -40.0;
-        total += (vec)(keep & (bits)exponential((vec)(keep & (bits)y)));
+        bits keep = (bits)(y > -40.0);
+        total += choose(keep, exponential(choose(keep, y, (vec){})).up, (vec){});
     }
     return sum_of(total);
 }
@@ -123,11 +66,11 @@ INLINE double normal_weights(double *w, ptrdiff_t from, ptrdiff_t *count, double
     for (int i = 0; i < LANES; i++) lane[i] = i;
     vec x = lane * gap + (from * gap - shift), rate = 0.5 / variance - (vec){}, total = {};
     const double apart = LANES * gap;
-    vec now = exponential(-rate * x * x), ratio = exponential(-rate * apart * (2.0 * x + apart));
-    vec decay = exponential(-rate * (2.0 * apart * apart)); /* of the ratio, from one vector to the next */
+    vec now = exponential(-rate * x * x).up, ratio = exponential(-rate * apart * (2.0 * x + apart)).up;
+    vec decay = exponential(-rate * (2.0 * apart * apart)).up; /* of the ratio, from one vector to the next */
     *count += *count % 2;
     for (ptrdiff_t i = 0; i < *count; i += LANES) {
-        store(w + i, now), total += (vec)((lane < (double)(*count - i)) & (bits)now);
+        store(w + i, now), total += choose((bits)(lane < (double)(*count - i)), now, (vec){});
         now *= ratio, ratio *= decay;
     }
     return sum_of(total);

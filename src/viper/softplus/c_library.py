@@ -5,13 +5,15 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
+COUNT, SIZE, ADDRESS, REAL = ctypes.c_int, ctypes.c_ssize_t, ctypes.c_void_p, ctypes.c_double  # types of arguments
 WIDTHS = "_512", ""  # ends of the names of builds: with AVX-512, and for every machine
 
 
 def c_functions(module: str, arguments: dict[str, list[Any]]) -> list[Callable[..., Any]] | None:
-    """Return a library's functions of these names and argument types, which return an int.
+    """Return a library's functions of these names and argument types, which return an int or nothing.
 
-    None if it was not built, is an older one without these names, or cannot run on this machine.
+    A function's name changes with its arguments, so that viper never calls an old library. None if it was not
+    built, is an older one without these names, or cannot run on this machine.
     """
     built = find_spec(module)
     if built is None or built.origin is None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from viper.softplus.c_library import widest_functions
+from viper.softplus.c_library import ADDRESS, REAL, SIZE, widest_functions
 from viper.softplus.gumbel import Precision, SdLevel, interpolated, sd_level
 
 WIDEST_COMPILED = 48.0  # sd; a class as wide as this, among narrow ones, takes a thousand nodes
@@ -24,24 +24,22 @@ MOST_COMPILED_NODES = 2048
 MOST_HALF, WIDER = 128, 8  # shifts on each side of the middle one, and more on the right
 PADDING = 48  # columns added to a table on both sides, as many as the C code reads at once
 CLASSES_MODULE = "viper.softplus._classes"
-POINTER, LENGTH = ctypes.c_void_p, ctypes.c_ssize_t
-# the name changes with the arguments, so that viper never calls an old library
-CLASS_ROWS: dict[str, list[Any]] = {"class_rows_3": [LENGTH, LENGTH, *[POINTER] * 11]}
+CLASS_ROWS: dict[str, list[Any]] = {"class_rows_3": [SIZE, SIZE, *[ADDRESS] * 11]}
 
 
 class PackedLevel(ctypes.Structure):
     """A SdLevel as the C code reads it; without tables, all zero."""
 
     _fields_ = (
-        ("base", ctypes.c_double),
-        ("gap", ctypes.c_double),
-        ("half", LENGTH),
-        ("first", LENGTH),
-        ("count", LENGTH),
-        ("Q", POINTER),
-        ("D", POINTER),
-        ("tails", POINTER),
-        ("places", POINTER),
+        ("base", REAL),
+        ("gap", REAL),
+        ("half", SIZE),
+        ("first", SIZE),
+        ("count", SIZE),
+        ("Q", ADDRESS),
+        ("D", ADDRESS),
+        ("tails", ADDRESS),
+        ("places", ADDRESS),
     )
 
 

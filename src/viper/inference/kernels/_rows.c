@@ -10,28 +10,16 @@
 
        log u  to eta,     (P + 2 E^2) / u  to g,     (P (1 + E^2) + 4 E^2) / u^2  to h.
 
-   Written with the vector extensions of GCC and Clang; if this does not compile, sums.py is used instead. */
+   If this does not compile, sums.py is used instead. */
 
-#include <float.h>
+#include "../../softplus/_vectors.h"
+
 #include <pthread.h>
 #include <signal.h>
 #include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#if FLT_EVAL_METHOD != 0 || defined(__FAST_MATH__)
-#error "sums that are exact to rounding need the arithmetic of the standard"
-#endif
-
-/* Doubles per vector, one register: 8 with AVX-512 (_rows_512.c), 4 with AVX2, 2 with NEON. GCC is slow with more. */
-#ifndef LANES
-#ifdef __x86_64__
-#define LANES 4
-#else
-#define LANES 2
-#endif
-#endif
 #define TILE 96 /* rows: a multiple of 12 vectors, so that three or four at a time leave no rest */
 #define AHEAD (2 * TILE) /* rows: how far ahead columns are fetched, each a piece of memory of its own */
 #define PIECE 4032 /* rows summed by one thread at a time: a multiple of TILE */
@@ -41,62 +29,16 @@
 #define SIZE_MOST 256 /* columns of a full factor or curvature, as in compiled.py */
 #define BINS_MOST 64
 
-typedef double vec __attribute__((vector_size(8 * LANES)));
-typedef double vec_anywhere __attribute__((vector_size(8 * LANES), aligned(8)));
-typedef uint64_t bits __attribute__((vector_size(8 * LANES)));
-
-#define EXPORT __attribute__((visibility("default")))
-#define INLINE static inline __attribute__((always_inline))
 #ifdef __clang__
 #define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 #else
 #define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (bits){__VA_ARGS__})
 #endif
 
-/* On x86 the pass runs only on machines that support what it is compiled for. */
-#if LANES == 8
-#define FOR_THIS_MACHINE __attribute__((target("avx512f,avx512dq,avx512vl,avx2,fma")))
-#define MACHINE_HAS_IT \
-    (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
-#elif LANES == 4
-#define FOR_THIS_MACHINE __attribute__((target("avx2,fma")))
-#define MACHINE_HAS_IT (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
-#else
-#define FOR_THIS_MACHINE
-#define MACHINE_HAS_IT 1
-#endif
-
-INLINE vec load(const double *x) { return *(const vec_anywhere *)x; }
-INLINE vec all(double x) { return x - (vec){}; }
-INLINE vec choose(bits mask, vec yes, vec no) { return (vec)((mask & (bits)yes) | (~mask & (bits)no)); }
 INLINE vec magnitude_of(vec x) { return (vec)((bits)x & ((bits){} + INT64_MAX)); }
 
 /* ------------------------------------------------------------------------------------------------------------------ */
-/* e^x and log to an ulp or two */
-
-#define LOG2_E 0x1.71547652b82fep+0
-#define LN2_HIGH 0x1.62e42fefa38p-1 /* its last 11 bits are zero, so that products with an exponent are exact */
-#define LN2_LOW 0x1.ef35793c7673p-45
-#define ROUNDER 0x1.8p52 /* added to a small number, it leaves the integer part in the last bits */
-
-typedef struct {
-    vec up, down; /* e^x and e^-x */
-} exponentials;
-
-/* For |x| <= 708. The even and odd parts of the series give both signs. */
-INLINE exponentials exponential(vec x) {
-    vec shifted = x * LOG2_E + ROUNDER, n = shifted - ROUNDER;
-    vec r = (x - n * LN2_HIGH) - n * LN2_LOW, r2 = r * r;
-    vec even = all(1.0 / 479001600), odd = all(1.0 / 6227020800);
-    even = even * r2 + 1.0 / 3628800, odd = odd * r2 + 1.0 / 39916800;
-    even = even * r2 + 1.0 / 40320, odd = odd * r2 + 1.0 / 362880;
-    even = even * r2 + 1.0 / 720, odd = odd * r2 + 1.0 / 5040;
-    even = even * r2 + 1.0 / 24, odd = odd * r2 + 1.0 / 120;
-    even = even * r2 + 0.5, odd = odd * r2 + 1.0 / 6;
-    even = even * r2 + 1.0, odd = (odd * r2 + 1.0) * r;
-    bits power = (bits)shifted << 52;
-    return (exponentials){(vec)((bits)(even + odd) + power), (vec)((bits)(even - odd) - power)};
-}
+/* log to an ulp or two */
 
 typedef struct {
     vec log, inverse; /* log(1+t) and 1/(1+t) */

@@ -6,11 +6,10 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
-from viper.softplus.c_library import widest_functions
+from viper.softplus.c_library import ADDRESS, COUNT, SIZE, widest_functions
 
 ROWS_MODULE = "viper.inference.kernels._rows"
-COUNT, SIZE, ADDRESS = ctypes.c_int, ctypes.c_ssize_t, ctypes.c_void_p
-ARGUMENTS: dict[str, list[Any]] = {  # names change with the arguments, so that viper never calls an old library
+ARGUMENTS: dict[str, list[Any]] = {
     "row_sums_3": [ADDRESS, SIZE, SIZE, SIZE, COUNT, COUNT, *[ADDRESS] * 9, SIZE, COUNT, COUNT, COUNT, ADDRESS],
     "wide_latent_1": [ADDRESS, SIZE, SIZE, COUNT, COUNT, *[ADDRESS] * 4],
     "wide_gather_1": [ADDRESS, SIZE, SIZE, COUNT, COUNT, *[ADDRESS] * 3],
