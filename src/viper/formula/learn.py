@@ -147,21 +147,8 @@ def learn_formula(
     """
     import pandas
 
-    if missing not in MISSING_RULES:
-        raise FormulaError(f"missing must be one of {list(MISSING_RULES)}; got {missing!r}.")
-    frame = as_frame(data)
-    categories = [name for name in frame if is_text(frame[name])]
-    parsed = parse_formula(formula, frame.columns, categories, left_out_by_dot(formula, frame))
-    columns = list(dict.fromkeys([parsed.target, *parsed.plain, *parsed.variables.values()]))
-    check_column_count(len(columns) - 1)
-    grouping = [name for name in parsed.grouping if name not in columns]
-    used = as_used(frame[[*columns, *grouping]], parsed)
-    frame, counts, kept = apply_missing_rule(used, parsed.target, missing)
-    groups = read_groups(frame, parsed, missing)
-    if len(columns) == 1 and groups is None:
-        raise FormulaError(f"a formula must name at least one column to the right of ~; got {formula!r:.80}.")
-    text = [name for name in columns[1:] if name in {*categories}]
-    parsed = parse_formula(parsed.formula, [*columns, *parsed.grouping], text)
+    used = used_rows(formula, data, missing)
+    parsed, columns, frame = used.parsed, used.columns, used.frame
     numbers = {*parsed.plain, *(column for name, column in parsed.variables.items() if name[0] in "nd")}
     levels = levels_by_column(frame, parsed)
     y = target_labels(frame[parsed.target])
@@ -170,7 +157,7 @@ def learn_formula(
     common = {name: python_value(frame[name].mode()[0]) for name in levels}
     if missing == "indicator":
         frame, levels, common = with_missing_levels(frame, levels, common, numbers)
-    imputing = (imputing or Imputing()).check()
+    imputing, inputs = (imputing or Imputing()).check(), frame[columns[1:]]
     encoding = Encoding(
         formula=parsed.formula,
         target=parsed.target,
@@ -185,14 +172,45 @@ def learn_formula(
         centre=[],
         scale=[],
         standardize=standardize,
-        counts=counts,
+        counts=used.counts,
         positive=None if classes is None else python_value(classes[1]),
-        training=TrainingData.of(frame[columns[1:]], pandas.Series(y), len(kept), counts, values, levels),
+        training=TrainingData.of(inputs, pandas.Series(y), len(used.kept), used.counts, values, levels),
         imputations=int(imputing.imputations),
         sweeps=int(imputing.sweeps),
         grouping=parsed.grouping or None,
     )
-    return learned_of(encoding, frame[columns[1:]], y, kept, classes, imputing, groups)
+    return learned_of(encoding, inputs, y, used.kept, classes, imputing, used.groups)
+
+
+class UsedRows(NamedTuple):
+    """A formula with the rows and columns that it uses, the target first."""
+
+    parsed: ParsedFormula
+    columns: list[str]
+    frame: "pandas.DataFrame"
+    counts: dict[str, int]  # missing values by column
+    kept: np.ndarray  # which rows of the data these are
+    groups: "pandas.DataFrame | None"
+
+
+def used_rows(formula: str, data: Any, missing: str) -> UsedRows:
+    """Parse a formula, and apply the rule for missing values to the columns that it names."""
+    if missing not in MISSING_RULES:
+        raise FormulaError(f"missing must be one of {list(MISSING_RULES)}; got {missing!r}.")
+    frame = as_frame(data)
+    categories = [name for name in frame if is_text(frame[name])]
+    parsed = parse_formula(formula, frame.columns, categories, left_out_by_dot(formula, frame))
+    columns = list(dict.fromkeys([parsed.target, *parsed.plain, *parsed.variables.values()]))
+    check_column_count(len(columns) - 1)
+    grouping = [name for name in parsed.grouping if name not in columns]
+    frame = as_used(frame[[*columns, *grouping]], parsed)
+    frame, counts, kept = apply_missing_rule(frame, parsed.target, missing)
+    groups = read_groups(frame, parsed, missing)
+    if len(columns) == 1 and groups is None:
+        raise FormulaError(f"a formula must name at least one column to the right of ~; got {formula!r:.80}.")
+    text = [name for name in columns[1:] if name in {*categories}]
+    parsed = parse_formula(parsed.formula, [*columns, *parsed.grouping], text)
+    return UsedRows(parsed, columns, frame, counts, kept, groups)
 
 
 def levels_by_column(frame: "pandas.DataFrame", parsed: ParsedFormula) -> dict[str, list[Any]]:
