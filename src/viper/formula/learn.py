@@ -13,6 +13,7 @@ from viper.data.checks import FIT_SEED, read_labels, seed_of
 from viper.data.scaling import column_moments
 from viper.errors import FormulaError, LeftOutWarning, RowError, counted, listed, users_line
 from viper.formula.columns import (
+    SAME_TO,
     as_frame,
     as_numbers,
     check_column_count,
@@ -439,7 +440,7 @@ def centre_and_scale(raw: np.ndarray, intercept: bool, standardize: bool) -> tup
     if not standardize or not raw.shape[1]:
         return np.zeros(raw.shape[1]), np.ones(raw.shape[1])
     mean, spread = column_moments(raw)
-    as_is = np.all((raw == 0) | (raw == 1), 0) | (spread <= 1e-12 * np.abs(raw).max(0))
+    as_is = np.all((raw == 0) | (raw == 1), 0) | (spread <= SAME_TO * np.abs(raw).max(0))
     centre = np.zeros(raw.shape[1]) if not intercept else np.where(as_is, 0.0, mean)
     return centre, np.where(as_is, 1.0, spread)
 
