@@ -176,7 +176,7 @@ def fit_table(
     )  # fmt: skip
     chosen.check(levels, positive)
     if out is not None:
-        check_output(out, force)
+        check_output(out, force, data)
     table = reading.table(data)
     prepared = prepare_rows(table, target, formula, drop, category, missing.value, weights, groups, robust)
 
