@@ -26,7 +26,8 @@ LARGEST_SOLVED = 5000  # dimension up to which the diagonal family may solve d �
 SECONDS_GRAM, SECONDS_SOLVE, SECONDS_PRODUCTS, SECONDS_BESIDES = 4e-11, 2e-11, 1e-9, 2e-4
 SECONDS_READING = 8e-9
 DIRECT_PASSES, PRODUCT_PASSES = 9, 40
-PASSES_WHITENED = 30  # of the second kind, saved by one matrix of the first
+MOST_LEFT, SHARE_LEFT = 3e-9, 1e-12  # allowed distance to the optimum: in nats, and relative to F
+ROUGH_NOISE = 1e-9  # per √row: jumps of the rough formulas where one takes over from another
 
 
 @dataclass(frozen=True)
@@ -129,11 +130,6 @@ def cholesky(matrix: Tensor) -> Tensor | None:
     return None if int(info) or not math.isfinite(float(factor.trace())) else factor
 
 
-def light_product(matrix: Tensor, vector: Tensor) -> Tensor:
-    """M v in the precision of M, returned in that of v."""
-    return (matrix @ vector.to(matrix)).to(vector)
-
-
 def widened(q: Gaussian, by: float) -> Gaussian:
     """The distribution of `by` · w for w ~ q."""
     return Gaussian(by * q.mean, q.precision / by**2, None if q.cholesky is None else q.cholesky / by)
@@ -180,6 +176,11 @@ def row_squares(factor: Tensor) -> Tensor:
     return torch.from_numpy(np.einsum("ij,ij->i", factor.numpy(), factor.numpy()))
 
 
+def most_left(value: float) -> float:
+    """Return how many nats may remain by default: the gradient must shrink to a millionth of its first value."""
+    return min(MOST_LEFT, SHARE_LEFT * (abs(value) + 1.0))
+
+
 def direct_seconds(source: RowSource) -> float:
     """Estimate the cost of a fit of the diagonal family that solves d × d systems."""
     n, d = source.rows, source.dimension
@@ -191,14 +192,6 @@ def product_seconds(source: RowSource) -> float:
     """Estimate the cost of a pass with products of A and Aᵀ only."""
     entry = SECONDS_PRODUCTS + (0.0 if source.traits.where == "memory" else SECONDS_READING)
     return entry * source.rows * source.dimension + SECONDS_BESIDES
-
-
-def whitening_pays(source: RowSource) -> bool:
-    """Return whether one d × d matrix, in float32, costs less than the passes with products that it saves."""
-    n, d = source.rows, source.dimension
-    dense = source.traits.where == "memory" and source.device.type == "cpu" and not source.traits.sparse
-    seconds = 0.5 * SECONDS_GRAM * n * d * d + SECONDS_SOLVE * d**3
-    return dense and d <= LARGEST_SOLVED and seconds < PASSES_WHITENED * product_seconds(source)
 
 
 def matrix_seconds(source: RowSource) -> float:
@@ -226,7 +219,6 @@ class Problem:
     refine: bool = True  # False in a rough stage
     to_mode: bool = False  # True in a rough stage that only looks for the mode
     iterative: bool = False  # in the diagonal family: use products with A and Aᵀ only, and no d × d matrix
-    whitening: Tensor | None = None  # but for R, RRᵀ ≈ (S₀⁻¹ + Aᵀ diag(c h) A)⁻¹ in float32, for steps of the mean
 
     @property
     def single(self) -> bool:
@@ -250,6 +242,11 @@ class Problem:
     def kl(self, q: Gaussian, factor: Tensor) -> float:
         """KL(q ‖ p)."""
         return kl_to_prior(q, factor, self.prior)
+
+    def noise(self, value: float) -> float:
+        """Return the noise in F, from rounding and the jumps of a rough formula; smaller differences mean nothing."""
+        per_row = 1e-15 * (abs(value) + 1.0) + (0.0 if self.refine else ROUGH_NOISE)
+        return per_row * self.source.rows**0.5 * self.scale
 
     def measure(self, q: Gaussian, factor: Tensor, bound: Bound | None = None) -> tuple[float, float]:
         """F and the magnitude of its terms at q, without derivatives."""
