@@ -5,7 +5,7 @@ a source, where η, g and h are a bound's moments at ϑ and τ². The formulas h
 a compiled kernel for the same sums if there is one.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from viper.inference.kernels.choice import kernel_for
-from viper.inference.kernels.compiled import partials_of_rows, moments_of_rows, wide_bend, wide_gather, wide_latent
+from viper.inference.kernels.compiled import moments_of_rows, partials_of_rows, wide_bend, wide_gather, wide_latent
 from viper.inference.rows import BLOCK_ROWS, Block, Dense, Gram, LongRowFunction, Matrix, RowSource, add_up
 from viper.softplus.pointwise import Bound, Formula, KernelRecipe, Triple
 
@@ -28,7 +28,7 @@ class Sums:
     gradient: Tensor
     gram: Tensor  # matrix, its diagonal, or empty
     curvature: Callable[[Tensor], Tensor]  # u -> Aᵀ diag(c h) A u, by another pass; c h is kept for rows in memory
-    hessian: Callable[[Tensor, Tensor], Tensor]  # likewise (u, v) -> as `product_with_hessian`
+    hessian: Callable[..., Tensor]  # likewise (u, v) -> as `product_with_hessian`; from `designs` if they are given
 
 
 def sums(
@@ -70,17 +70,20 @@ def sums(
 def row_product(
     source: RowSource, scale: float, product: Callable[..., Tensor], weigh: Callable[..., Any], at: dict[str, Any]
 ) -> Callable[..., Tensor]:
-    """Return the sum over blocks of product(block, weigh(block), u, ...). Weights of rows in memory are kept."""
+    """Return the sum over blocks of product(design, weigh(block), u, ...). Weights of rows in memory are kept.
+
+    The function that is returned also takes `designs`, as `light_designs` returns them.
+    """
     kept: list[Any] = []
 
-    def total(*vectors: Tensor) -> Tensor:
+    def total(*vectors: Tensor, designs: Iterable[Matrix] | None = None) -> Tensor:
         if source.traits.where != "memory" or source.device.type != "cpu":
             given: dict[str, Any] = dict(zip("uv", vectors, strict=False))
             return scale * source.reduce(partial(weighed_product, product=product, weigh=weigh, **at, **given))[0]
         if not kept:
             kept.extend(source.map(partial(weigh, **at)))
-        in_turn = iter(kept)
-        return scale * add_up(source.map(lambda block: [product(block, next(in_turn), *vectors)]))[0]
+        parts = zip(designs or source.map(lambda block: block.design), kept, strict=True)
+        return scale * add_up([product(design, weights, *vectors)] for design, weights in parts)[0]
 
     return total
 
@@ -95,7 +98,7 @@ def weighed_product(
     **vectors: Tensor,
 ) -> list[Tensor]:
     """The same for one block."""
-    return [product(block, weigh(block, mean, factor, bound), **vectors)]
+    return [product(block.design, weigh(block, mean, factor, bound), **vectors)]
 
 
 def row_sums(
@@ -161,9 +164,9 @@ def latent_moments(
     return theta, tau2
 
 
-def curvature_product(block: Block, weights: Tensor, u: Tensor) -> Tensor:
-    """A block's Aᵀ diag(c h) A u."""
-    return block.design.gram_product(weights, u)
+def curvature_product(design: Matrix, weights: Tensor, u: Tensor) -> Tensor:
+    """Aᵀ diag(c h) A u."""
+    return design.gram_product(weights, u)
 
 
 def row_curvatures(block: Block, mean: Tensor, factor: Tensor | None, bound: Bound) -> Tensor:
@@ -173,14 +176,14 @@ def row_curvatures(block: Block, mean: Tensor, factor: Tensor | None, bound: Bou
     return h if block.weight is None else h * block.weight
 
 
-def product_with_hessian(block: Block, weights: Triple, u: Tensor, v: Tensor) -> Tensor:
-    """A block's (Aᵀ s, A²ᵀ t), s = w₁ Au + w₂ A²v and t = w₂ Au + w₃ A²v, where A² has the squares of A's entries."""
-    found = wide_bend(block.design, u, v, weights)
+def product_with_hessian(design: Matrix, weights: Triple, u: Tensor, v: Tensor) -> Tensor:
+    """(Aᵀ s, A²ᵀ t), s = w₁ Au + w₂ A²v and t = w₂ Au + w₃ A²v, where A² has the squares of A's entries."""
+    found = wide_bend(design, weights, u, v)
     if found is not None:
         return found
     first, second, third = weights
-    a, b = block.design.project(u), block.design.spread_apart(v)
-    return torch.stack([block.design.pull(first * a + second * b), block.design.gram_diagonal(second * a + third * b)])
+    a, b = design.project(u), design.spread_apart(v)
+    return torch.stack([design.pull(first * a + second * b), design.gram_diagonal(second * a + third * b)])
 
 
 def second_derivatives(block: Block, mean: Tensor, factor: Tensor | None, bound: Bound) -> Triple:

@@ -98,10 +98,10 @@ def wide_gather(design: Matrix, g: Tensor, h: Tensor) -> tuple[Tensor, Tensor] |
     return None if failed else (out[0], out[1])
 
 
-def wide_bend(design: Matrix, u: Tensor, v: Tensor, weights: tuple[Tensor, Tensor, Tensor]) -> Tensor | None:
+def wide_bend(design: Matrix, weights: Triple, u: Tensor, v: Tensor) -> Tensor | None:
     """(Aᵀ s, A²ᵀ t) with s = w₁ a + w₂ b and t = w₂ a + w₃ b of a = Au and b = A²v, where A² has the squares of A.
 
-    A is read once. None if this is not for compiled code.
+    A is read once. Vectors with rows of A in float32 are rounded to it. None if this is not for compiled code.
     """
     functions = library()
     rows = [in_order(w) for w in weights]
@@ -111,12 +111,14 @@ def wide_bend(design: Matrix, u: Tensor, v: Tensor, weights: tuple[Tensor, Tenso
         out = torch.zeros_like(given)
         functions.sparse_bend(*entries, *shape, design.intercept, given.data_ptr(), *addresses, out.data_ptr())
         return out.T
-    if functions is None or not isinstance(design, Dense) or not is_wide(design.matrix):
+    if functions is None or not isinstance(design, Dense) or not is_wide(design.matrix, single=True):
         return None
-    X, u, v = design.matrix, in_order(u), in_order(v)
+    X = design.matrix
+    u, v = u.to(X.dtype).contiguous(), v.to(X.dtype).contiguous()
     out, shape = u.new_empty(2, len(u)), (len(X), X.stride(0), X.shape[1], len(u))
-    failed = functions.wide_bend(X.data_ptr(), *shape, u.data_ptr(), v.data_ptr(), *addresses, out.data_ptr())
-    return None if failed else out
+    function = functions.wide_bend if X.dtype == torch.float64 else functions.single_bend
+    failed = function(X.data_ptr(), *shape, u.data_ptr(), v.data_ptr(), *addresses, out.data_ptr())
+    return None if failed else out.double()
 
 
 def moments_of_rows(theta: Tensor, tau2: Tensor, recipe: KernelRecipe | None) -> Triple | None:
@@ -211,9 +213,10 @@ def pairs_of(first: Tensor, second: Tensor) -> Tensor:
     return torch.stack([in_order(first), in_order(second)], 1)
 
 
-def is_wide(X: Tensor) -> bool:
-    """Return whether rows are stored one after the other and long enough to be read as they are."""
-    return X.device.type == "cpu" and X.dtype == torch.float64 and X.stride(1) == 1 and X.shape[1] >= LEAST_WIDE
+def is_wide(X: Tensor, single: bool = False) -> bool:
+    """Return whether rows are stored one after the other and long enough to be read as they are; or also in float32."""
+    known = X.dtype == torch.float64 or (single and X.dtype == torch.float32)
+    return X.device.type == "cpu" and known and X.stride(1) == 1 and X.shape[1] >= LEAST_WIDE
 
 
 def in_order(x: Tensor) -> Tensor:

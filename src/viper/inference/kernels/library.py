@@ -14,6 +14,7 @@ ARGUMENTS: dict[str, list[Any]] = {
     "wide_latent_1": [ADDRESS, SIZE, SIZE, COUNT, COUNT, *[ADDRESS] * 4],
     "wide_gather_1": [ADDRESS, SIZE, SIZE, COUNT, COUNT, *[ADDRESS] * 3],
     "wide_bend_1": [ADDRESS, SIZE, SIZE, COUNT, COUNT, *[ADDRESS] * 6],
+    "single_bend_1": [ADDRESS, SIZE, SIZE, COUNT, COUNT, *[ADDRESS] * 6],
     "sparse_latent_2": [*[ADDRESS] * 3, SIZE, *[ADDRESS] * 3],
     "sparse_gather_1": [*[ADDRESS] * 3, SIZE, *[ADDRESS] * 3],
     "sparse_bend_1": [*[ADDRESS] * 3, SIZE, COUNT, COUNT, *[ADDRESS] * 5],
@@ -32,6 +33,7 @@ class Library(NamedTuple):
     wide_latent: Callable[..., int]
     wide_gather: Callable[..., int]
     wide_bend: Callable[..., int]
+    single_bend: Callable[..., int]
     sparse_latent: Callable[..., int]
     sparse_gather: Callable[..., int]
     sparse_bend: Callable[..., int]

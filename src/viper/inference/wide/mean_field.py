@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from viper.inference.problem import Gaussian, Problem, kl_to_prior, most_left
+from viper.inference.rows import Matrix, light_designs
 from viper.inference.steps import LARGEST_CURVATURE, gradient
 from viper.inference.sums import Sums
 
@@ -33,6 +34,7 @@ LONG_STEP, ROUGH_SHARE, FINE_SHARE = (
     0.1,
 )  # nats; the residual left of a step while the last one gained more, and later
 SHORTEST_MOVE = 1e-6
+LARGEST_SQUARE = 1e20  # of a column, weighted
 FLATTEST = 0.03  # of F in these coordinates, for the nats that a gradient may leave
 
 
@@ -99,13 +101,14 @@ def climb_mean_field(
 
     F is not computed after a last step that surely leaves less.
     """
-    at, passes, gain = point_at(problem, q), 1, math.inf
-    for _ in range(steps):
+    at, passes, gain, designs = point_at(problem, q), 1, math.inf, None
+    for taken in range(steps):
         enough = most_left(at.value) if close is None else close
         if at.left < enough or not math.isfinite(at.value) or passes > most:
             break
+        designs = designs if taken else steering_designs(problem, at.total)
         share = ROUGH_SHARE if gain > LONG_STEP else FINE_SHARE
-        step, products = solved_step(problem, at, share)
+        step, products = solved_step(problem, at, share, designs)
         gain, passes = 0.5 * float((step * at.gradient).sum()), passes + products
         new = at.moved(step, 1.0)
         if share == FINE_SHARE and share * gain < enough and new is not None:
@@ -133,15 +136,16 @@ def uphill(problem: Problem, at: MeanFieldPoint, step: Tensor) -> tuple[MeanFiel
     return None, rho, passes
 
 
-def solved_step(problem: Problem, at: MeanFieldPoint, share: float) -> tuple[Tensor, int]:
+def solved_step(problem: Problem, at: MeanFieldPoint, share: float, designs: list[Matrix] | None) -> tuple[Tensor, int]:
     """Solve for Newton's step by conjugate gradients, until this share of the gradient is left; and the products."""
     residual = at.gradient.clone()
     x, direction = torch.zeros_like(residual), residual.clone()
     squares = start = float(residual.square().sum())
-    most = 10 * math.isqrt(2 * residual.shape[1]) + 100
-    for count in range(1, most):
-        product = hessian(problem, at, direction)
+    for count in range(1, 10 * math.isqrt(residual.numel()) + 100):
+        product = times_hessian(problem, at, direction, designs)
         bend = float((direction * product).sum())
+        if designs is not None and not math.isfinite(bend):
+            return solved_step(problem, at, share, None)
         if not bend > 0.0:  # converged to rounding, or a bound that is not concave
             return (x if count > 1 else direction), count
         x.add_(direction, alpha=squares / bend)
@@ -153,15 +157,22 @@ def solved_step(problem: Problem, at: MeanFieldPoint, share: float) -> tuple[Ten
     return x, count
 
 
-def hessian(problem: Problem, at: MeanFieldPoint, direction: Tensor) -> Tensor:
-    """Minus the Hessian of F times a direction."""
+def times_hessian(problem: Problem, at: MeanFieldPoint, direction: Tensor, designs: list[Matrix] | None) -> Tensor:
+    """Minus the Hessian of F times a direction, for steps only: `designs` may have rows in float32."""
     given = at.units * direction
-    out = at.total.hessian(*given).mul_(at.units)
+    out = at.total.hessian(*given, designs=designs).mul_(at.units)
     if problem.prior.precision.ndim == 1 and problem.prior.loadings is None:
         return out.addcmul_(at.ridge, direction)
     out[0] += at.units[0] * problem.prior.apply(given[0])
     out[1] += direction[1]
     return out
+
+
+def steering_designs(problem: Problem, total: Sums) -> list[Matrix] | None:
+    """`light_designs`, if the squares of all columns are well within the range of float32."""
+    sizes = total.gram[total.gram > 0.0]
+    safe = bool(((sizes > 1.0 / LARGEST_SQUARE) & (sizes < LARGEST_SQUARE)).all())
+    return light_designs(problem.source) if safe else None
 
 
 def widest(problem: Problem) -> Gaussian:
