@@ -21,11 +21,14 @@ MANY_ROWS, MANY_COLUMNS = 5_000, 16  # from here on, float32 saves more than the
 SMALL = 64  # dimension up to which the overhead of a call to torch exceeds the work
 LARGEST_MIXED = 5000  # dimension up to which steps of the full family are mixed; what is remembered takes 2 GB there
 LARGEST_SOLVED = 5000  # dimension up to which the diagonal family may solve d × d systems (200 MB)
-# Seconds of one thread, roughly: n d² and d³ of a pass with its matrix, n d of a pass without, and what each pass takes
-# besides; reading an entry again from a file or another machine. A fit makes about so many passes of either kind.
-SECONDS_GRAM, SECONDS_SOLVE, SECONDS_PRODUCTS, SECONDS_BESIDES = 4e-11, 2e-11, 1e-9, 2e-4
+MANY_ENOUGH = 50_000  # rows of a subset whose curvature is good enough to start with
+# Seconds of one thread, roughly: n d² and d³ of a pass with its matrix, n d of a pass without, and what either takes
+# besides; reading an entry again from a file or another machine. A fit makes about so many passes of either kind, and
+# of the first fewer with many rows.
+SECONDS_GRAM, SECONDS_SOLVE, SECONDS_MATRICES = 4e-11, 2e-11, 2e-4
+SECONDS_PRODUCTS, SECONDS_BESIDES = 5e-10, 1e-4
 SECONDS_READING = 8e-9
-DIRECT_PASSES, PRODUCT_PASSES = 9, 40
+DIRECT_PASSES, DIRECT_FEWER, PRODUCT_PASSES = 9, 4, 45
 MOST_LEFT, SHARE_LEFT = 3e-9, 1e-12  # allowed distance to the optimum: in nats, and relative to F
 ROUGH_NOISE = 1e-9  # per √row: jumps of the rough formulas where one takes over from another
 
@@ -185,7 +188,8 @@ def direct_seconds(source: RowSource) -> float:
     """Estimate the cost of a fit of the diagonal family that solves d × d systems."""
     n, d = source.rows, source.dimension
     reading = 0.0 if source.traits.where == "memory" else SECONDS_READING * n * d
-    return DIRECT_PASSES * (SECONDS_GRAM * n * d * d + SECONDS_SOLVE * d**3 + reading + SECONDS_BESIDES)
+    passes = DIRECT_FEWER if n >= MANY_ENOUGH else DIRECT_PASSES
+    return passes * (SECONDS_GRAM * n * d * d + SECONDS_SOLVE * d**3 + reading + SECONDS_MATRICES)
 
 
 def product_seconds(source: RowSource) -> float:

@@ -18,6 +18,7 @@ from viper.errors import NotFinite
 from viper.inference.climb import Climbed
 from viper.inference.problem import (
     LARGEST_SOLVED,
+    MANY_ENOUGH,
     PRODUCT_PASSES,
     Gaussian,
     Prior,
@@ -31,7 +32,7 @@ from viper.inference.problem import (
 )
 from viper.inference.steps import diagonal_step, full_step, gradient, opening
 from viper.inference.sums import Sums, row_spread
-from viper.inference.wide.mean_field import MeanField, climb_mean_field, widest
+from viper.inference.wide.mean_field import MOST_PRODUCTS, MeanField, climb_mean_field, widest
 from viper.inference.wide.sites import climb_by_sites, sites_help
 from viper.softplus.pointwise import Bound, KernelRecipe, Triple
 from viper.softplus.quadrature import softplus
@@ -40,16 +41,14 @@ MOST_PASSES = 200
 SHORTEST_SEARCH = 1e-12  # smallest fraction of a step towards the mode that is tried
 MODE_MOVE = 20.0  # nats: from there a Newton step ends within a fraction of a nat; q's mean is about that far off
 MODE_MOVE_OF_COLUMN = 0.2  # and with few columns, so many for each
-MANY_ENOUGH = 50_000  # rows of a subset whose curvature is good enough to start with
 COARSE_SHARE = 0.1  # moves below this share of a subset's sampling error, about d/2 · n/k nats, are not worth a step
 COARSE_RATIO, FINE_RATIO = 10, 4  # rows of a subset to those of the next smaller one; with fewer than MANY_ENOUGH rows
 LARGEST_SUBSET = 1 << 25  # entries (256 MB)
 ONE_PASS_LEFT = 4e-10  # nats, by d³/k²: what is left is about five times that, and less than is allowed
 ROWS_PER_DIMENSION = 40  # rows below which a subset does not determine the fit
 CLOSE_BY_PRODUCTS = 1e-9  # nats left: the last step is that of the exact formulas
-LEAST_PRODUCTS = 60
 NEAR_MEAN_FIELD = 1e-3  # nats left, likewise, where the mean field is only the start of the full family
-PASSES_SAVED = 4  # with matrices, by starting there
+PASSES_SAVED = 3  # with matrices, by starting there
 WIDE_PRIOR = 100.0  # log-odds: the standard deviation of ϑ under the prior
 
 
@@ -116,7 +115,7 @@ def near_mean_field(
         found = climb_mean_field(stage, q or widest(stage), partial(record, stage), close=enough)
         q, passes = found.q, passes + found.passes * stage.source.rows / problem.source.rows
     budget = direct_seconds(problem.source) / product_seconds(problem.source)
-    most = math.inf if problem.source.dimension > LARGEST_SOLVED else max(budget, LEAST_PRODUCTS)
+    most = MOST_PRODUCTS if problem.source.dimension > LARGEST_SOLVED else max(budget, 2 * PRODUCT_PASSES)
     found = climb_mean_field(rough, q or widest(rough), partial(record, rough), close=CLOSE_BY_PRODUCTS, most=most)
     return found._replace(passes=found.passes + passes)
 

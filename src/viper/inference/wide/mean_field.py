@@ -35,7 +35,9 @@ LONG_STEP, ROUGH_SHARE, FINE_SHARE = (
 )  # nats; the residual left of a step while the last one gained more, and later
 SHORTEST_MOVE = 1e-6
 LARGEST_SQUARE = 1e20  # of a column, weighted
-FLATTEST = 0.03  # of F in these coordinates, for the nats that a gradient may leave
+FLATTEST = 0.03  # the least curvature in these coordinates, before products have shown a smaller one
+NEARLY_QUADRATIC = 1e-4  # nats: a step that gains no more ends where it was to end
+MOST_PRODUCTS = 3000
 
 
 class MeanFieldPoint(NamedTuple):
@@ -47,11 +49,6 @@ class MeanFieldPoint(NamedTuple):
     gradient: Tensor  # (2, d)
     units: Tensor  # (2, d): λ^(-½) and 2σ² (1+σ²λ)^(-½), so that (u, v) are these times the coordinates
     ridge: Tensor  # (2, d): what the Hessian adds to each coordinate besides the rows
-
-    @property
-    def left(self) -> float:
-        """The nats left, at most about: half the squared gradient over the least curvature."""
-        return 0.5 * float(self.gradient.square().sum()) / FLATTEST
 
     def moved(self, step: Tensor, rho: float) -> Gaussian | None:
         """q at ρ times these coordinates, or None if a standard deviation were not positive."""
@@ -82,6 +79,7 @@ class MeanField(NamedTuple):
     close: bool
     passes: float  # readings of A
     magnitude: float
+    flattest: float  # the least curvature that was seen
     predicted: float = 0.0  # how much of F is predicted, not computed
 
 
@@ -94,25 +92,29 @@ def climb_mean_field(
     report: Told | None = None,
     *,
     close: float | None = None,
-    most: float = math.inf,
+    most: float = MOST_PRODUCTS,
     steps: int = MOST_CLIMBS,
+    flattest: float = FLATTEST,
 ) -> MeanField:
     """Climb from q until less than `close` nats are left (by default `most_left`), in about `most` readings of A.
 
-    F is not computed after a last step that surely leaves less.
+    No more nats are left than half the squared gradient over the least curvature. F is not computed after a last step
+    that leaves less.
     """
     at, passes, gain, designs = point_at(problem, q), 1, math.inf, None
-    for taken in range(steps):
+    for taken in range(steps + 1):
         enough = most_left(at.value) if close is None else close
-        if at.left < enough or not math.isfinite(at.value) or passes > most:
+        left = half_square(at.gradient) / flattest
+        if left < enough or not math.isfinite(at.value) or passes > most or taken == steps:
             break
         designs = designs if taken else steering_designs(problem, at.total)
         share = ROUGH_SHARE if gain > LONG_STEP else FINE_SHARE
-        step, products = solved_step(problem, at, share, designs)
-        gain, passes = 0.5 * float((step * at.gradient).sum()), passes + products
+        step, rest, bend, products = solved_step(problem, at, share, designs)
+        flattest, gain, passes = min(flattest, bend), 0.5 * float((step * at.gradient).sum()), passes + products
         new = at.moved(step, 1.0)
-        if share == FINE_SHARE and share * gain < enough and new is not None:
-            return MeanField(new, at.value + gain, share * gain, True, passes, at.total.magnitude, gain)
+        if new is not None and gain < NEARLY_QUADRATIC and rest / flattest < enough:
+            value, left = at.value + gain, rest / flattest
+            return MeanField(new, value, left, True, passes, at.total.magnitude, flattest, gain)
         found, rho, more = uphill(problem, at, step)
         passes += more
         if found is None:
@@ -120,7 +122,11 @@ def climb_mean_field(
         at = found
         if report is not None:
             report(at.value, rho, gain)
-    return MeanField(at.q, at.value, at.left, at.left < enough, passes, at.total.magnitude)
+    return MeanField(at.q, at.value, left, left < enough, passes, at.total.magnitude, flattest)
+
+
+def half_square(vector: Tensor) -> float:
+    return 0.5 * float(vector.square().sum())
 
 
 def uphill(problem: Problem, at: MeanFieldPoint, step: Tensor) -> tuple[MeanFieldPoint | None, float, int]:
@@ -136,25 +142,40 @@ def uphill(problem: Problem, at: MeanFieldPoint, step: Tensor) -> tuple[MeanFiel
     return None, rho, passes
 
 
-def solved_step(problem: Problem, at: MeanFieldPoint, share: float, designs: list[Matrix] | None) -> tuple[Tensor, int]:
-    """Solve for Newton's step by conjugate gradients, until this share of the gradient is left; and the products."""
+class Solved(NamedTuple):
+    """A step, half the square of the gradient that it leaves, the least curvature along the way, and the products."""
+
+    step: Tensor
+    rest: float
+    flattest: float
+    products: int
+
+
+def solved_step(problem: Problem, at: MeanFieldPoint, share: float, designs: list[Matrix] | None) -> Solved:
+    """Solve for Newton's step by conjugate gradients, until this share of the gradient is left.
+
+    The last of them adds no more than this share to the step: a small gradient alone says little about directions in
+    which the Hessian is nearly singular.
+    """
     residual = at.gradient.clone()
     x, direction = torch.zeros_like(residual), residual.clone()
-    squares = start = float(residual.square().sum())
+    left = start = half_square(residual)
+    flattest = math.inf
     for count in range(1, 10 * math.isqrt(residual.numel()) + 100):
         product = times_hessian(problem, at, direction, designs)
-        bend = float((direction * product).sum())
+        bend, size = 0.5 * float((direction * product).sum()), half_square(direction)
         if designs is not None and not math.isfinite(bend):
             return solved_step(problem, at, share, None)
         if not bend > 0.0:  # converged to rounding, or a bound that is not concave
-            return (x if count > 1 else direction), count
-        x.add_(direction, alpha=squares / bend)
-        residual.sub_(product, alpha=squares / bend)
-        squares, before = float(residual.square().sum()), squares
-        if squares <= share**2 * start:
+            return Solved(x if count > 1 else direction, left, flattest, count)
+        length, flattest = left / bend, min(flattest, bend / size)
+        x.add_(direction, alpha=length)
+        residual.sub_(product, alpha=length)
+        left, before = half_square(residual), left
+        if left <= share**2 * start and length**2 * size <= share**2 * half_square(x):
             break
-        direction.mul_(squares / before).add_(residual)
-    return x, count
+        direction.mul_(left / before).add_(residual)
+    return Solved(x, left, flattest, count)
 
 
 def times_hessian(problem: Problem, at: MeanFieldPoint, direction: Tensor, designs: list[Matrix] | None) -> Tensor:
