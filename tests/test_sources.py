@@ -1,6 +1,8 @@
 """Rows that are read in chunks: what can be wrong with them is said once, with its place; nothing is lost or kept."""
 
+import gzip
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +13,7 @@ from tolerances import TOLERANCE
 
 import viper
 from viper import StorageError, VariationalLogisticRegression
-from viper.data import kept, stream
+from viper.data import arrow, kept, stream
 from viper.data.checks import RowFormat
 from viper.data.files import FileReader
 from viper.data.open import describe, open_labelled_rows
@@ -151,6 +153,47 @@ def test_missing_number_in_a_csv(tmp_path, missing):
     source = write_lines(tmp_path / "rows.csv", [*lines, f"1.5,{missing},0", *lines])
     with pytest.raises(ValueError, match=r"X must be finite; got NaN or infinity in .*rows\.csv, line 402\."):
         fit(source)
+
+
+def whole_csv(rows=400):
+    """Text with blank lines, empty cells in quotes, and labels in quotes."""
+    rng = np.random.default_rng(3)
+    lines = [f'{a!r},"{b!r}","{"yes" if a > b else "no, not"}"' for a, b in rng.standard_normal((rows, 2)).tolist()]
+    return [*lines[:250], "", *lines[250:]]
+
+
+def coefficients(source, threads):
+    return VariationalLogisticRegression(random_state=0, n_jobs=threads).fit(source).coef_
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".csv.gz"])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_blocks_of_lines_are_the_rows_of_the_file(tmp_path, monkeypatch, suffix, end):
+    text = end.join(["a,b,y", *whole_csv()])  # the last line does not end
+    path = tmp_path / f"rows{suffix}"
+    path.write_bytes(gzip.compress(text.encode()) if suffix.endswith("gz") else text.encode())
+    source = viper.Files(path, target="y")
+    expected = coefficients(source, 1)
+    monkeypatch.setattr(arrow, "CSV_LINES", 1000)
+    for threads in (1, 3):
+        np.testing.assert_array_equal(coefficients(source, threads), expected)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("at", [3, 200, 201, 202, 203, 399])
+def test_a_cell_that_spans_lines_is_found_in_any_block(tmp_path, monkeypatch, threads, at):
+    """Also where a block ends inside the cell, and with a line of its own that would be a row."""
+    monkeypatch.setattr(arrow, "CSV_LINES", 1000)
+    lines, path = [line for line in whole_csv() if line], tmp_path / "rows.csv"
+    expected = coefficients(write_lines(path, lines), 1)
+    for note in ('"two\nlines"', '"\n"', '"one\n1,2,yes,\nthree"'):
+        noted = [f"{line},{note if i == at else ''}" for i, line in enumerate(lines)]
+        path.write_text("\n".join(["a,b,y,note", *noted]), encoding="utf-8")
+        source = viper.Files(path, target="y", features=["a", "b"])
+        with pytest.raises(ValueError, match=rf"got one, which begins in line {at + 2} of .*rows\.csv"):
+            coefficients(source, threads)
+        found = coefficients(replace(source, multiline=True), threads)
+        np.testing.assert_allclose(found, expected, rtol=TOLERANCE["roundoff"])
 
 
 def test_whole_numbers_at_first(tmp_path, monkeypatch):
@@ -559,7 +602,9 @@ def test_a_disk_that_is_full_does_not_end_the_fit(parts, read_again, in_a_file):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
     try:
-        with pytest.warns(CacheWarning, match=r"decodes its files again in every pass: File too large in .*TMPDIR"):
+        with pytest.warns(
+            CacheWarning, match=r"decodes its files again in every pass: File too large, in .*, /\S+\. Free disk space"
+        ):
             model = fit(viper.Files(parts[0], target="y"))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -592,6 +637,9 @@ def test_temporary_files_in_memory_are_no_room(monkeypatch, tmp_path):
     assert kept.temporary_space() == 0.0
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path.parent))
     assert kept.temporary_space() > 0.0
+    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.setattr("tempfile._candidate_tempdir_list", list)
+    assert kept.temporary_space() == 0.0
 
 
 def test_memory_of_a_control_group(tmp_path, monkeypatch):

@@ -39,8 +39,11 @@ def room_for_rows(most: int | None) -> Room:
 
 
 def temporary_space() -> float:
-    """Return the bytes that temporary files may take; none where these would lie in memory."""
-    folder = tempfile.gettempdir()
+    """Return the bytes that temporary files may take; none if there is no folder for them, or they lie in memory."""
+    try:
+        folder = tempfile.gettempdir()
+    except FileNotFoundError:
+        return 0.0
     return 0.0 if file_system(folder) in FILES_IN_MEMORY else SHARE_OF_DISK * shutil.disk_usage(folder).free
 
 
@@ -83,8 +86,8 @@ class KeptRows:
             self.chunks.append(self.written(chunk))
         except OSError as error:
             warnings.warn(
-                f"The fit continues, but decodes its files again in every pass: {error.strerror or error} in "
-                f"{tempfile.gettempdir()}. Free disk space there, or set TMPDIR to another folder.",
+                f"The fit continues, but decodes its files again in every pass: {error.strerror or error}, in the "
+                f"folder of temporary files, {tempfile.tempdir}. Free disk space there, or set TMPDIR to another.",
                 CacheWarning,
                 stacklevel=users_line(),
             )
