@@ -1,7 +1,7 @@
 """Rows larger than memory: time per row and peak memory of a fit, by where the rows are kept.
 
-Every kind is measured in its own process. The files lie in a temporary directory (TMPDIR); ten million rows need 5 GB,
-and while rows are kept in a file, 2 GB more.
+Every kind is measured in its own process. The files lie in a temporary directory (TMPDIR); five million rows need 3 GB,
+and while rows are kept in a file, 1 GB more.
 """
 
 import json
@@ -23,7 +23,7 @@ FILE_ROWS = 1_000_000
 REPEATS = 3
 IN_MEMORY, MAP, CSV, BY_PYARROW = "in memory", "memory map", "CSV", "CSV, by pyarrow.csv.read_csv"
 KEPT, IN_FILE, READ_AGAIN = "Parquet, kept in memory", "Parquet, kept in a file", "Parquet, read again"
-MANY, FEW = 10_000_000, 4_000_000
+MANY, FEW = 5_000_000, 4_000_000
 FULL_ROWS = {
     IN_MEMORY: FEW,
     MAP: MANY,

@@ -167,7 +167,7 @@ def coefficients(source, threads):
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".csv.gz"])
-@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
 def test_blocks_of_lines_are_the_rows_of_the_file(tmp_path, monkeypatch, suffix, end):
     text = end.join(["a,b,y", *whole_csv()])  # the last line does not end
     path = tmp_path / f"rows{suffix}"
@@ -175,6 +175,7 @@ def test_blocks_of_lines_are_the_rows_of_the_file(tmp_path, monkeypatch, suffix,
     source = viper.Files(path, target="y")
     expected = coefficients(source, 1)
     monkeypatch.setattr(arrow, "CSV_LINES", 1000)
+    monkeypatch.setattr(arrow, "CSV_BLOCK", 4000)
     for threads in (1, 3):
         np.testing.assert_array_equal(coefficients(source, threads), expected)
 

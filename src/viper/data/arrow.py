@@ -225,8 +225,11 @@ class ArrowFile:
         if not multiline:
             self.check_line_breaks(rows)
 
-    def whole_lines(self) -> Iterator[tuple[bytes, bool]]:
-        """Yield the content of a CSV file in blocks that end with a line, and whether a block is the first."""
+    def whole_lines(self) -> Iterator[tuple[bytes, bool] | None]:
+        """Yield the content of a CSV file in blocks that end with a line, and whether a block is the first.
+
+        None, and nothing more, if lines are very long or end in another way.
+        """
         rest, first = b"", True
         with self.bytes() as file:
             while part := file.read(CSV_LINES):
@@ -235,11 +238,16 @@ class ArrowFile:
                     yield rest + part[:end], first
                     rest, first = b"", False
                 rest += part[end:]
+                if len(rest) > CSV_BLOCK:
+                    yield None
+                    return
         if rest:
             yield rest, first
 
-    def parsed_lines(self, lines: tuple[bytes, bool], chosen: dict[str, Any]) -> Any:
+    def parsed_lines(self, lines: tuple[bytes, bool] | None, chosen: dict[str, Any]) -> Any:
         """Return the rows of some lines, or None if a cell might span lines or pyarrow finds something wrong."""
+        if lines is None:
+            return None
         block, first = lines
         quotes = block.count(b'"')
         if quotes % 2:
