@@ -447,7 +447,7 @@ def test_filled_in_values_are_mentioned(data):
     mean = words.readable_number(holes["age"].mean())
     common = holes["ward"].mode()[0]
     text = page.text("summary").replace(words.THIN, " ")
-    assert f"Missing values were filled in: 13 % of age with the mean, {mean} and 5 % of ward with “{common}”" in text
+    assert f"Missing values were filled in: 13 % of age with the mean ({mean}) and 5 % of ward with “{common}”" in text
     assert "13 %" in page.text("card").replace(words.THIN, " ")
 
 
