@@ -328,7 +328,7 @@ def test_the_page_shows_dates_as_dates(tmp_path):
     frame = FRAME.assign(when=WHEN.where(np.arange(ROWS) % 9 > 0))
     model = Logistic.from_formula("y ~ x + days(when) + month(when)", frame, missing="mean")
     study = viper.report.study.read_study(model, frame, "y", by=["when"])
-    page = viper.report.page.render(study)
+    page = viper.report.page.ReportPage(study).text()
     first, last = frame["when"].min().date(), frame["when"].max().date()
     assert f"{first} to {last}" in page  # the range of the column
     assert f"of when with the mean ({frame['when'].mean().date()})" in page
