@@ -247,7 +247,7 @@ def test_files_and_partitions(tmp_path):
 
 
 def test_many_rows_begin_on_some_of_them():
-    X, y = rows(4000, 6)
+    X, y = rows(4001, 6)
     model = fit(X, y)
     assert model.passes_ % 1.0 > 0.0
     assert model.elbo_bound_ <= model.elbo_ < VariationalLogisticRegression().fit(X, y).elbo_

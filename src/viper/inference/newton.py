@@ -124,7 +124,7 @@ def newton_by_products(
             report(history[-1])
 
     rough = near_mean_field(problem, q, generator, record)
-    left = max_iter - len(history)
+    left = max(max_iter - len(history), 0)
     found = climb_mean_field(problem, rough.q, partial(record, problem), close=tol, steps=left, flattest=rough.flattest)
     passes = rough.passes + found.passes
     result = Result(found.q, found.q.factor, found.value, found.close, "converged", history, passes, found.magnitude)
