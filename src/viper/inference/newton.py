@@ -22,7 +22,7 @@ from viper.inference.problem import LARGEST_MIXED, LARGEST_SOLVED, Gaussian, Pro
 from viper.inference.start import beginning, from_tighter_priors, near_mean_field
 from viper.inference.steps import diagonal_step, full_step, gradient
 from viper.inference.sums import Sums
-from viper.inference.wide.mean_field import climb_mean_field
+from viper.inference.wide.mean_field import MOST_READINGS, climb_mean_field
 from viper.softplus.limit import limit
 
 SHORTEST_STEP = 1e-10
@@ -131,8 +131,8 @@ def newton_by_products(
     result.predicted_gain = found.predicted
     if not found.close:
         result.converged = found.left < least_move(found.magnitude)
-        many = f"not converged in {max_iter} iterations"
-        result.status = many if len(history) >= max_iter else ended(result.converged)
+        given_up = len(history) >= max_iter or found.passes > MOST_READINGS
+        result.status = f"not converged in {len(history)} iterations" if given_up else ended(result.converged)
     return result
 
 
