@@ -13,6 +13,7 @@ steps unharmed.
 
 import math
 from collections.abc import Callable
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -92,10 +93,14 @@ class Ascent:
     def __init__(self, problem: Problem, q: Gaussian, report: Callable[[float], None] | None, close: float) -> None:
         self.problem, self.q, self.report, self.close = problem, q, report, close
         self.d = len(q.mean)
-        self.low = torch.tril_indices(self.d, self.d, -1, device=q.mean.device)
         self.log_scale = -0.5 * q.log_determinant
         self.value, self.left = -math.inf, math.inf  # F, and half the squared gradient: about the nats left
         self.memory = MEMORY
+
+    @cached_property
+    def low(self) -> Tensor:
+        """Row and column of each entry of T below the diagonal."""
+        return torch.tril_indices(self.d, self.d, -1, device=self.q.mean.device)
 
     def origin(self) -> np.ndarray:
         return np.zeros(2 * self.d + self.low.shape[1])
