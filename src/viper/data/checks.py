@@ -380,6 +380,12 @@ class RowFormat:
     block_rows: int | None = None  # None: as many as suit the device
     labels: int | None = None  # columns of y: None for one, 0 for as many as it has
     classes: int = 2  # 0 for as many as y has
+    keep: bool = False  # whether rows that are slow to read are kept until the source is told to release them
+
+    def placed(self, width: int) -> tuple[torch.device, int]:
+        """Return the device of rows that are read in chunks, and how many of them make a block."""
+        device = choose_device(self.device)
+        return device, self.rows_per_block(width, device)
 
     def rows_per_block(self, width: int, device: torch.device, resident: int | None = None) -> int:
         """Return the rows of a block with `width` features; `resident` is the number of all rows, if on the device."""

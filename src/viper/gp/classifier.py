@@ -371,7 +371,7 @@ class VariationalGPClassifier(
             )
         known_classes = None if classes is None else checks.distinct(np.asarray(classes))
         given = {"sample_weight": sample_weight, "offset": offset, "reset": True, "classes": known_classes}
-        self.classes_, source = open_labelled_rows(self, X, y, replace(ROW_FORMAT, classes=0), **given)
+        self.classes_, source = open_labelled_rows(self, X, y, replace(ROW_FORMAT, classes=0, keep=True), **given)
         self._own_prior = None
         source = self._weighted_rows(source, complete=classes is None)
         if source.traits.where == "memory":
@@ -382,6 +382,7 @@ class VariationalGPClassifier(
             few = passes.rows <= SEARCH_ROWS
             known = passes.in_memory() if few else weighted_sample(passes, SEARCH_ROWS, seed)
             self._fit(known, None if few else passes, np.random.RandomState(seed))
+        source.release()
         self._raw_rows = source
         return self
 
