@@ -404,6 +404,17 @@ def test_other_names(name):
 EXTRA = FRAME.assign(patient_id=RNG.permutation(ROWS) + 4000, constant=1, empty=np.nan, nr=range(1, ROWS + 1))
 
 
+@pytest.mark.parametrize("size", [1.0, 1e-300, 1e300])
+def test_a_column_that_differs_only_in_its_last_digits_is_left_out(size):
+    """Nothing of it would be left after its mean is subtracted, and as it is it would stand in for the intercept."""
+    apart = 1.0 + np.arange(ROWS) * 2.0**-52
+    with pytest.warns(LeftOutWarning, match="'stamp': the same in all rows to 12 digits; subtract its smallest value"):
+        model = Logistic.from_formula("y ~ .", FRAME.assign(stamp=size * apart).drop(columns="when"))
+    assert "stamp" not in model.formula_.inputs
+    used = Logistic.from_formula("y ~ .", FRAME.assign(stamp=apart - 1.0).drop(columns="when"))
+    assert "stamp" in used.formula_.inputs
+
+
 def test_dot_stands_for_the_columns_that_are_of_use(command):
     with pytest.warns(LeftOutWarning) as caught:
         model = Logistic.from_formula("y ~ .", EXTRA.drop(columns="nr"), missing="mean")

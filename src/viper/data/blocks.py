@@ -54,8 +54,11 @@ class Reader(Protocol):
         """Raise if the rows have visibly changed since they were opened."""
 
 
+DATED = re.compile("(?i)date|time|duration")  # types of columns; scikit-learn would take their nanoseconds
+
+
 def refuse_odd_array(x: Any, name: str, here: str = "") -> None:
-    """Raise for what NumPy would turn into other numbers: masked entries, records, and dates."""
+    """Raise for what is not there yet, or NumPy would turn into other numbers: masked entries, records, and dates."""
     kind: Any = getattr(x, "dtype", None)
     if isinstance(x, np.ma.MaskedArray) and np.ma.is_masked(x):
         got = f"{int(np.ma.getmaskarray(x).sum()):,} masked entries{here}"
@@ -65,17 +68,28 @@ def refuse_odd_array(x: Any, name: str, here: str = "") -> None:
             f"{name} must be an array of numbers; got records with the fields {list(kind.names)[:8]}{here}. "
             "Pass pandas.DataFrame(X)."
         )
+    if is_lazy(x):
+        raise ValueError(f"{name} must be in memory; got a LazyFrame{here}. Pass {name}.collect().")
     dated = [str(kind)] if getattr(kind, "kind", "") in ("M", "m") else []
-    if type(x).__module__.startswith(("polars", "pyarrow")):  # pandas and scikit-learn refuse theirs
-        schema: Any = getattr(x, "schema", None)
-        kinds = zip(schema.names(), schema.dtypes(), strict=True) if hasattr(schema, "dtypes") else ()
-        kinds = zip(schema.names, schema.types, strict=True) if hasattr(schema, "types") else kinds
-        dated = [f"column {shown(n)} ({one})" for n, one in kinds if re.match("(?i)date|time|duration", str(one))]
+    dated += [f"column {shown(n)} ({one})" for n, one in column_types(x) if DATED.match(str(one))]
     if dated:
         raise ValueError(
             f"{name} must be numeric; got {', '.join(dated[:5])}{here}. Encode dates as numbers, or use from_formula, "
             "which has days(), year(), month() and weekday()."
         )
+
+
+def is_lazy(x: Any) -> bool:
+    """Whether x is a plan of polars for a table."""
+    return hasattr(x, "collect") and hasattr(x, "lazy")
+
+
+def column_types(x: Any) -> Iterable[tuple[Any, Any]]:
+    """The names and types of the columns of a frame of pandas or polars, or of an Arrow table."""
+    if hasattr(x, "dtypes") and hasattr(x, "columns"):
+        return zip(x.columns, x.dtypes, strict=True)
+    schema = getattr(x, "schema", None)
+    return zip(schema.names, schema.types, strict=True) if hasattr(schema, "types") else ()
 
 
 def check_names(names: Sequence[str] | None, what: str) -> None:

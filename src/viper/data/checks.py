@@ -27,6 +27,7 @@ from viper.inference.device import FEWEST_ROWS, choose_device, is_one_block, row
 from viper.inference.rows import BLOCK_ROWS, Arrays
 from viper.inference.threads import count_threads
 
+NOT_NUMBERS = re.compile(r"could not|float\(\) argument")  # in the words of NumPy
 MANY_ENTRIES = 1 << 20  # of an array that is worth several threads
 
 
@@ -48,6 +49,11 @@ def read_features(estimator: Any, X: Any, *, reset: bool, finite: bool = True) -
     if not reset and (formula := getattr(estimator, "formula_", None)) is not None:
         X = formula.encode(X)
     refuse_odd_array(X, "X")
+    names = [*getattr(X, "columns", ())]
+    if len({*names}) < len(names):
+        raise ValueError(
+            f"columns must have different names; got {shown(max(names, key=names.count))} twice. Rename one."
+        )
     if isinstance(X, Tensor):
         if X.device.type != "cpu":
             return read_device_tensor(estimator, X, reset)
@@ -61,12 +67,12 @@ def read_features(estimator: Any, X: Any, *, reset: bool, finite: bool = True) -
         return X
     except OverflowError:
         raise ValueError("X must be finite; got a whole number too large for a float. Rescale its column.") from None
-    except (ValueError, np.exceptions.DTypePromotionError) as error:
+    except (ValueError, TypeError) as error:
         if "Input X contains" in str(error):
             raise ValueError(not_finite(X, error)) from None
-        if "could not" not in str(error):
+        if not NOT_NUMBERS.search(str(error)) and not (names and "with a sequence" in str(error)):
             raise
-        raise ValueError(
+        raise (TypeError if type(error) is TypeError else ValueError)(
             f"X must be numeric; {not_numeric(X, error)}. Encode text and dates as numbers, or use from_formula, for "
             "which text is a category."
         ) from None

@@ -7,7 +7,7 @@ F is concave in μ and C, where Σ = CCᵀ (Challis & Barber 2013). From q₀ = 
 T lower triangular, with the logarithms of its diagonal as coordinates. For the diagonal family T is diagonal and its
 entries r have the coordinates (r - 1/r)/√2, which grow like r, in which F is concave, and keep r positive. Near q₀,
 half the squared gradient in these coordinates is the number of nats to the optimum, so they are chosen anew in every
-round. A `Problem` of the diagonal family with a whitening R has μ = μ₀ + R m instead.
+round.
 
 A few rows that dwarf all others, such as outliers under a wide prior, make natural-gradient steps tiny and leave these
 steps unharmed. And in the diagonal family these steps need no d × d matrix: a pass costs four products with A.
@@ -22,7 +22,7 @@ import scipy.optimize
 import torch
 from torch import Tensor
 
-from viper.inference.problem import Gaussian, Problem, gaussian, light_product
+from viper.inference.problem import Gaussian, Problem, gaussian
 
 ROUNDS = 20
 STEPS = 60  # in a round
@@ -40,7 +40,6 @@ class Climbed(NamedTuple):
     passes: float
     close: bool
     steps: int = 0
-    whitening: Tensor | None = None  # as in `Problem`, if it was used
 
 
 def climb(
@@ -149,15 +148,13 @@ class Ascent:
 
     def diagonal_terms(self, m: Tensor, T: Tensor) -> tuple[float, float, list[Tensor]]:
         """The same for the diagonal family."""
-        prior, root, R = self.problem.prior, self.q.factor.sqrt(), self.problem.whitening
-        mean, variance = self.q.mean + (root * m if R is None else light_product(R, m)), (root * T).square()
+        prior, root = self.problem.prior, self.q.factor.sqrt()
+        mean, variance = self.q.mean + root * m, (root * T).square()
         total = self.problem.total(mean, variance)
         shift = mean - prior.mean
         pull = prior.apply(shift)
         bend = prior.diagonal + (total.gram if total.gram.ndim == 1 else total.gram.diagonal())
-        slope = total.gradient - pull
-        slope = root * slope if R is None else light_product(R.T, slope)
-        gradient = [slope, math.sqrt(2.0) * (1.0 - bend * variance) / (T + 1.0 / T)]
+        gradient = [root * (total.gradient - pull), math.sqrt(2.0) * (1.0 - bend * variance) / (T + 1.0 / T)]
         return total.value, float(prior.diagonal @ variance + shift @ pull), gradient
 
     def tell(self, x: np.ndarray) -> None:
@@ -171,8 +168,6 @@ class Ascent:
         """Return q at the coordinates x, or None if it is not a proper one."""
         m, T, _ = self.parts(x)
         if self.q.cholesky is None:
-            R = self.problem.whitening
-            shift = self.q.factor.sqrt() * m if R is None else light_product(R, m)
-            return gaussian(self.q.mean + shift, self.q.precision / T.square())
+            return gaussian(self.q.mean + self.q.factor.sqrt() * m, self.q.precision / T.square())
         inverse = torch.linalg.solve_triangular(T, self.q.cholesky.T, upper=False)  # C⁻¹ = T⁻¹L₀ᵀ
         return gaussian(self.q.mean + self.q.factor @ m, inverse.T @ inverse)
