@@ -126,8 +126,8 @@ def make_page(found: Found, device: str) -> Page:
             for name in worlds:
                 for k in range(len(after)):
                     errors = np.array([one.errors[k] for one in found[goal, name, word]])
-                    spread = errors.std(ddof=1) / np.sqrt(len(errors)) if len(errors) > 1 else float("nan")
-                    row.append(f"{errors.mean():.3f} ± {spread:.3f}")
+                    spread = f" ± {errors.std(ddof=1) / np.sqrt(len(errors)):.3f}" if len(errors) > 1 else ""
+                    row.append(f"{errors.mean():.3f}{spread}")
             asked = [one.mean for name in worlds for one in found[goal, name, word]]
             count = min(len(found[goal, name, word]) for name in worlds)
             rows.append([*row, "" if word in ("sobol", "random") else f"{np.mean(asked):.2f}", str(count)])
