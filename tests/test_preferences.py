@@ -414,7 +414,7 @@ def test_choices_among_two_are_pairs_and_may_be_of_any_length():
         ([0, 1], None, "two columns or more"),
         ([[0, 1, 2], [3, 1, 3]], None, "item 3 twice in pair 1"),
         ([[0, 1, 2]], [True], "about two items; got a choice among 3"),
-        ([[0, 1], [2]], None, "pairs must have rows of equal length"),
+        ([[0, 1], [2]], None, r"two items or more; got .2. in pair 1"),
         ([[0, 1]], [2], "True .a tie. or False .* got 2"),
         ([[0, 1]], ["maybe"], "True .a tie. or False .* got 'maybe'"),
         ([[0, 1]], [True, False], "one value for each of the 1 pairs"),
@@ -449,6 +449,8 @@ def test_other_bad_input(fitted):
             fitted.score(A[:2], B[:2], wrong)
     with pytest.raises(TypeError, match=r"got one of preferences.* Use PairInformation"):
         viper.decisions.suggest(fitted, A)
+    with pytest.raises(TypeError, match=r"got one of preferences. Use viper.decisions.PairInformation"):
+        viper.acquisition.Information(fitted)
     with pytest.raises(ValueError, match="pairs of items; got 3"):
         PairInformation(fitted, pending=A[:3])
     with pytest.raises(TypeError, match="fitted VariationalPreferenceGP"):
@@ -489,6 +491,27 @@ def test_an_experiment_finds_what_is_preferred(experiment):
     assert progress.answers == 20
     assert 0.0 < progress.information < np.log(2.0)
     assert progress.left > 0.0
+
+
+@pytest.mark.parametrize("columns", ["sugar", ("sugar", "milk")])
+def test_pictures_show_utilities_and_both_items_of_every_pair(experiment, columns):
+    from matplotlib.figure import Figure
+
+    ax = viper.plot.experiment(experiment, columns=columns, size=9, ax=Figure().subplots())
+    assert ax.get_title(loc="left") == "Utility after 20 answers"
+    grid = viper.report.views.experiment_grid(experiment, columns, None, 0.95, 9)
+    answers = experiment.answers[1]
+    np.testing.assert_array_equal(grid.answers, np.r_[answers, 1.0 - answers])
+    first, second = zip(*experiment.answers[0], strict=True)
+    np.testing.assert_allclose(grid.asked[:, 0], [item["sugar"] for item in (*first, *second)])
+    if columns == "sugar":  # the other input is that of the best item
+        points = [{"sugar": x, "milk": experiment.best().x["milk"]} for x in grid.x]
+        np.testing.assert_allclose(ax.lines[0].get_ydata(), experiment.estimate(points).mean)
+
+
+def test_an_experiment_without_answers_has_no_picture():
+    with pytest.raises(ValueError, match="needs answers to be shown; got none"):
+        viper.plot.experiment(viper.Experiment({"sugar": (0, 1)}, goal="prefer"))
 
 
 def test_a_stored_experiment_goes_on_alike(experiment, tmp_path):

@@ -134,7 +134,7 @@ class Experiment:
             raise ValueError(f"outcome='real' needs goal='maximise' or 'minimise'; got {goal!r}.")
         words = ACQUISITIONS["real" if outcome == "real" else goal]
         if acquisition != "auto" and acquisition not in words:
-            raise ValueError(f"acquisition must be one of {['auto', *words]}; got {shown(acquisition)}.")
+            raise ValueError(f"acquisition must be one of {['auto', *words]} for {goal=}; got {shown(acquisition)}.")
         if outcome == "real" and stop is not None:
             raise ValueError(f"stop is for yes/no answers and preferences; got {shown(stop)} with outcome='real'.")
         self.items = Inputs(bounds, constraints)

@@ -103,17 +103,16 @@ def read_answers(given: Any, items: int) -> Answers:
 
 def answer_lists(given: Any) -> tuple[np.ndarray, np.ndarray]:
     """Numbers of items answer by answer, and how many each answer has: equally many in an array, or as in lists."""
-    lists = given if isinstance(given, list | tuple) and given and all(map(is_answer, given)) else None
-    if lists is not None and len({len(one) for one in lists}) > 1:
-        return np.concatenate([np.asarray(one) for one in lists]), np.array([len(one) for one in lists])
+    if isinstance(given, list | tuple) and len({np.shape(one)[:1] for one in given if np.ndim(one) == 1}) > 1:
+        sizes = np.array([np.size(one) for one in given])
+        if (few := sizes < 2).any():
+            k = int(few.argmax())
+            raise ValueError(f"an answer must be about two items or more; got {shown(given[k])} in pair {k}.")
+        return np.concatenate([np.asarray(one) for one in given]), sizes
     table = rectangular(given, "pairs")
     if table.ndim != 2 or table.shape[1] < 2:
         raise ValueError(f"pairs must have two columns or more, the better item first; got shape {table.shape}.")
     return table.ravel(), np.full(len(table), table.shape[1])
-
-
-def is_answer(x: Any) -> bool:
-    return np.ndim(x) == 1 and len(x) > 1
 
 
 def is_row_number(x: Any) -> bool:
