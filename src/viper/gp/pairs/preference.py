@@ -85,7 +85,8 @@ class VariationalPreferenceGP(BaseEstimator):
     P(x is preferred to x') = s(f(x) - f(x')), where f is a Gaussian process. The posterior maximises the exact ELBO:
     differences of f are the log-odds of `VariationalGPClassifier`, with its priors, search and average over
     hyperparameters. With ties, P(tie) = s(t - d) s(t + d) (1 - e^{-2t}) for the difference d and a threshold t that is
-    learned. Utilities are in log-odds, and only their differences are known from answers: f has the prior mean 0.
+    learned. Choices among several follow the softmax of f, by weighted pairs. Utilities are in log-odds, and only their
+    differences are known from answers: f has the prior mean 0.
 
     Parameters
     ----------
