@@ -413,6 +413,14 @@ def test_a_saved_bandit_goes_on_as_the_first_one(model, tmp_path):
     assert (loaded.log().propensity == agent.log().propensity).all()
 
 
+def test_a_bandit_of_contexts_with_large_units_is_saved(tmp_path):
+    agent = viper.Bandit(["a", "b"], "thompson", memory=100, random_state=0)
+    for x in 1e8 * np.random.default_rng(0).normal(size=(300, D)):
+        agent.update(agent.pull(x).id, 1)
+    agent.save(tmp_path / "agent.viper")
+    assert viper.load(tmp_path / "agent.viper").pull(CONTEXT) == agent.pull(CONTEXT)
+
+
 def test_a_bandit_that_has_seen_nothing_can_be_saved(tmp_path):
     viper.Bandit(["a", *np.arange(2)], random_state=1).save(tmp_path / "agent.viper")
     assert viper.load(tmp_path / "agent.viper").arms == ["a", 0, 1]

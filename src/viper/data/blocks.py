@@ -83,7 +83,7 @@ def column_types(x: Any) -> Iterable[tuple[Any, Any]]:
     """The names and types of the columns of a frame of pandas or polars, or of an Arrow table."""
     if hasattr(x, "dtypes") and hasattr(x, "columns"):
         return zip(x.columns, x.dtypes, strict=True)
-    schema = getattr(x, "schema", None)
+    schema: Any = getattr(x, "schema", None)
     return zip(schema.names, schema.types, strict=True) if hasattr(schema, "types") else ()
 
 

@@ -20,7 +20,6 @@ from viper.data.schema import (
     between,
     check_layouts,
     check_tensors,
-    is_definite,
     numbers,
     one_of,
     or_none,
@@ -57,7 +56,18 @@ METADATA = Fields(
         "generator": Fields({"state": LONG_NUMBER, "inc": LONG_NUMBER, "has_uint32": WHOLE, "uinteger": WHOLE}),
     }
 )
-DEFINITE_BLOCKS = Range("positive definite matrices", lambda x: all(is_definite(one) for one in x))
+
+
+def are_definite(x: Tensor) -> bool:
+    """Whether matrices are positive definite, whatever the units of their columns."""
+    variances = x.diagonal(dim1=-2, dim2=-1)
+    if not bool(x.isfinite().all() and (variances > 0).all()):
+        return False
+    root = variances.sqrt()
+    return not bool(torch.linalg.cholesky_ex(x / root[:, None] / root[:, :, None]).info.any())
+
+
+DEFINITE_BLOCKS = Range("positive definite matrices", are_definite)
 KEPT_OUTCOMES = Range(
     "outcomes with weights from 0 to 1 and precisions from 0 on",
     lambda x: bool(x.isfinite().all() and (x[:, [WEIGHT, PRECISION]] >= 0).all() and (x[:, WEIGHT] <= 1).all()),
@@ -65,7 +75,7 @@ KEPT_OUTCOMES = Range(
 OPEN_FIELDS = 3  # numbers of an open choice beside its vector
 BANDIT_TENSORS = {  # b blocks of s weights, o outcomes, p open choices
     "mean": numbers("bs"),
-    "covariance": numbers("bss", range=DEFINITE_BLOCKS),
+    "covariance": numbers("bss"),  # whose smallest variances may have been rounded away
     "base_shift": numbers("bs"),
     "base_precision": numbers("bss", range=DEFINITE_BLOCKS),
     "next": numbers("b"),

@@ -403,11 +403,9 @@ def reason_of_texts(column: "pandas.Series[Any]", different: int) -> str | None:
     """Return why text is no use to a model if it has as many values as names, notes or ticket numbers, or None."""
     known = column.dropna()
     if differs_in_every_row(known, different):
-        why = f"it identifies rows: its {different:,} texts all differ"
+        why = f"it identifies rows, as its {different:,} texts all differ"
     elif different > MOST_UNNAMED_LEVELS and 2 * different > len(known):
-        why = (
-            f"it identifies rows: {different:,} different texts in {len(known):,} rows; name it in a formula to use it"
-        )
+        why = f"it has {different:,} different texts in {len(known):,} rows; name it in a formula to use it"
     else:
         return None
     return f"{why}; write dates as 2024-12-31" if OTHER_DATE.match(str(known.iloc[0])) else why

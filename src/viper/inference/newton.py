@@ -10,19 +10,19 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from viper.inference.anderson import LEAST_PROBED, Mixing, Step, whitened
-from viper.inference.climb import LARGEST_CLIMB, climb
+from viper.inference.climb import CLOSE, LARGEST_CLIMB, climb
 from viper.inference.problem import LARGEST_MIXED, LARGEST_SOLVED, Gaussian, Problem, divergence, most_left
 from viper.inference.start import beginning, from_tighter_priors, near_mean_field
 from viper.inference.steps import diagonal_step, full_step, gradient
 from viper.inference.sums import Sums
-from viper.inference.wide.mean_field import climb_mean_field
+from viper.inference.wide.mean_field import MOST_READINGS, climb_mean_field
 from viper.softplus.limit import limit
 
 SHORTEST_STEP = 1e-10
@@ -124,15 +124,15 @@ def newton_by_products(
             report(history[-1])
 
     rough = near_mean_field(problem, q, generator, record)
-    left = max_iter - len(history)
+    left = max(max_iter - len(history), 0)
     found = climb_mean_field(problem, rough.q, partial(record, problem), close=tol, steps=left, flattest=rough.flattest)
     passes = rough.passes + found.passes
     result = Result(found.q, found.q.factor, found.value, found.close, "converged", history, passes, found.magnitude)
     result.predicted_gain = found.predicted
     if not found.close:
         result.converged = found.left < least_move(found.magnitude)
-        many = f"not converged in {max_iter} iterations"
-        result.status = many if len(history) >= max_iter else ended(result.converged)
+        given_up = len(history) >= max_iter or found.passes > MOST_READINGS
+        result.status = f"not converged in {len(history)} iterations" if given_up else ended(result.converged)
     return result
 
 
@@ -146,10 +146,10 @@ def ended(converged: bool) -> str:
     return "converged to rounding" if converged else "no step improves the objective"
 
 
-def told(problem: Problem, report: Callable[[Iteration], None] | None, began: float) -> Callable[[float], None]:
-    """Return a function that reports F after a quasi-Newton step, which is not part of the history."""
+def told(problem: Problem, report: Callable[[Iteration], None] | None, began: float) -> Callable[..., None]:
+    """Return a function that reports F after a step of a climb, which is not part of the history."""
 
-    def tell(value: float) -> None:
+    def tell(value: float, *_: float) -> None:
         if report is not None:
             seconds = time.perf_counter() - began
             report(Iteration(problem.source.rows, not problem.refine, value, 1.0, math.nan, seconds))
@@ -220,7 +220,7 @@ class Stage:
         self.problem, self.mixing, self.tol, self.began, self.report = problem, mixing, tol, began, report
         self.slowest = min(0.5, 2.0 * problem.source.dimension / (problem.source.rows * problem.scale))
         self.total: Sums
-        self.climbed = problem.source.dimension > LARGEST_CLIMB
+        self.climbed = problem.source.dimension > LARGEST_CLIMB and not problem.diagonal
 
     def move_to(self, q: Gaussian, factor: Tensor, value: float, total: Sums) -> None:
         if not hasattr(self, "result"):
@@ -315,13 +315,21 @@ class Stage:
             self.move_to(q, q.factor, value, total)
 
     def climb(self) -> bool:
-        """Move to the top that L-BFGS finds from here, once. Return whether F is higher there."""
+        """Move to the top that L-BFGS finds from here, once, or Newton's method with products for the mean field.
+
+        Return whether F is higher there.
+        """
         if self.climbed:
             return False
         self.climbed = True
-        q, passes, *_ = climb(self.problem, self.result.q, told(self.problem, self.report, self.began))
-        self.result.passes += passes
-        value, total = self.problem.evaluate(q, q.factor)
+        problem, tell = self.problem, told(self.problem, self.report, self.began)
+        if problem.diagonal:
+            found: Any = climb_mean_field(replace(problem, iterative=True), self.result.q, tell, close=CLOSE)
+        else:
+            found = climb(problem, self.result.q, tell)
+        self.result.passes += found.passes
+        q = found.q
+        value, total = problem.evaluate(q, q.factor)
         if not self.result.objective < value:
             return False
         self.mixing.forget()

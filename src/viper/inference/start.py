@@ -32,7 +32,7 @@ from viper.inference.problem import (
 )
 from viper.inference.steps import diagonal_step, full_step, gradient, opening
 from viper.inference.sums import Sums, row_spread
-from viper.inference.wide.mean_field import MOST_PRODUCTS, MeanField, climb_mean_field, widest
+from viper.inference.wide.mean_field import MOST_READINGS, MeanField, climb_mean_field, widest
 from viper.inference.wide.sites import climb_by_sites, sites_help
 from viper.softplus.pointwise import Bound, KernelRecipe, Triple
 from viper.softplus.quadrature import softplus
@@ -115,7 +115,7 @@ def near_mean_field(
         found = climb_mean_field(stage, q or widest(stage), partial(record, stage), close=enough)
         q, passes = found.q, passes + found.passes * stage.source.rows / problem.source.rows
     budget = direct_seconds(problem.source) / product_seconds(problem.source)
-    most = MOST_PRODUCTS if problem.source.dimension > LARGEST_SOLVED else max(budget, 2 * PRODUCT_PASSES)
+    most = MOST_READINGS if problem.source.dimension > LARGEST_SOLVED else max(budget, 2 * PRODUCT_PASSES)
     found = climb_mean_field(rough, q or widest(rough), partial(record, rough), close=CLOSE_BY_PRODUCTS, most=most)
     return found._replace(passes=found.passes + passes)
 

@@ -116,14 +116,14 @@ def newton_step(
     Where variances alone leave many products to make, as many as a matrix costs, that matrix takes their place.
     """
     times, most = partial(problem.hessian_times, hessians), problem.products_before_matrix
-    x, left = conjugate_gradients(times, gradient, gradient, metric, share, most or MOST_PRODUCTS)
+    x, left = solve_by_products(times, gradient, gradient, metric, share, most or MOST_PRODUCTS)
     if most is not None and left is not None:
         finer = problem.shared_metric(hessians) or metric
-        x = x + conjugate_gradients(times, left, gradient, finer, share, MOST_PRODUCTS)[0]
+        x = x + solve_by_products(times, left, gradient, finer, share, MOST_PRODUCTS)[0]
     return centred_classes(x)
 
 
-def conjugate_gradients(
+def solve_by_products(
     times: Callable[[Tensor], Tensor], residual: Tensor, gradient: Tensor, metric: Star, share: float, most: int
 ) -> tuple[Tensor, Tensor | None]:
     """The solution for `residual` up to `share` of the gradient; and what is left of it, if `most` products end it."""

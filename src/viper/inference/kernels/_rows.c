@@ -683,6 +683,7 @@ static void see_bins(problem *p, const double *nodes, ptrdiff_t length) {
 
 typedef struct {
     const problem *problem;
+    const struct products *products;
     ptrdiff_t pieces, next; /* how many there are; the first that nobody has taken */
     size_t length; /* of a piece's sums */
     double *sums;
@@ -719,7 +720,7 @@ static void *work(void *given) {
 }
 
 /* Signals are for Python's main thread, so the others block them. A thread that cannot be created is done without. */
-static void work_on_threads(job *j, int threads) {
+static void work_on_threads(job *j, void *(*work)(void *), int threads) {
     pthread_t others[THREADS_MOST];
     int started = 0;
     if (threads > 1) {
@@ -731,6 +732,19 @@ static void work_on_threads(job *j, int threads) {
     }
     work(j);
     while (started) pthread_join(others[--started], NULL);
+}
+
+/* Adds the sums of all pieces to `out`, in the order of the rows. Returns 0, or 1 if there are none. */
+static int sum_of_pieces(job *j, void *(*work)(void *), int threads, double *out) {
+    if (!j->pieces) return 0;
+    j->sums = calloc(j->length * j->pieces, sizeof(double));
+    if (!j->sums) return 1;
+    threads = threads < THREADS_MOST ? threads : THREADS_MOST;
+    work_on_threads(j, work, threads < j->pieces ? threads : (int)j->pieces);
+    for (ptrdiff_t piece = 0; !j->failed && piece < j->pieces; piece++)
+        for (size_t i = 0; i < j->length; i++) out[i] += j->sums[piece * j->length + i];
+    free(j->sums);
+    return j->failed;
 }
 
 /* Adds the sums to `out`. Returns 0, or 1 if there are no sums: a variance is beyond the reach of the nodes, memory ran
@@ -748,15 +762,7 @@ EXPORT int row_sums_3(const double *X, ptrdiff_t rows, ptrdiff_t row_stride, ptr
     see_bins(&p, nodes, length);
     const size_t per_column = gram == FULL_GRAM ? (size_t)size + 1 : gram == GRAM_DIAGONAL ? 2 : 1;
     job j = {.problem = &p, .pieces = (rows + PIECE - 1) / PIECE, .length = 2 + size * per_column};
-    if (!j.pieces) return 0;
-    j.sums = malloc(sizeof(double) * j.length * j.pieces);
-    if (!j.sums) return 1;
-    threads = threads < THREADS_MOST ? threads : THREADS_MOST;
-    work_on_threads(&j, threads < j.pieces ? threads : (int)j.pieces);
-    for (ptrdiff_t piece = 0; !j.failed && piece < j.pieces; piece++)
-        for (size_t i = 0; i < j.length; i++) out[i] += j.sums[piece * j.length + i];
-    free(j.sums);
-    return j.failed;
+    return sum_of_pieces(&j, work, threads, out);
 }
 
 /* theta and variance of rows whose columns are adjacent, for a diagonal Sigma: half of a pass. Returns 0, or 1 if the
@@ -782,28 +788,59 @@ EXPORT int wide_gather_1(const double *X, ptrdiff_t rows, ptrdiff_t row_stride, 
     return 0;
 }
 
-/* (A^T s, A2^T t), A2 the squares of A, for s and t as `bend` makes them of A u and A2 v. */
-EXPORT int wide_bend_1(const double *X, ptrdiff_t rows, ptrdiff_t row_stride, int columns, int size, const double *u,
-                       const double *v, const double *by_mean, const double *by_both, const double *by_variance,
-                       double *out) {
-    const problem p = {.X = X, .rows = rows, .row_stride = row_stride, .columns = columns, .size = size, .mean = u,
-                       .variances = v};
-    const row_hessian w = {by_mean, by_both, by_variance};
-    if (!MACHINE_HAS_IT) return 1;
-    memset(out, 0, sizeof(double) * 2 * size);
-    wide_bend(&p, &w, out);
+/* A u and A2 v of every row, as `bend` changes them, times A^T and A2^T: X, u and v in one of the two precisions. */
+typedef struct products {
+    const problem *p; /* its u is the mean, its v the variances */
+    const float *X, *u, *v;
+    row_hessian weights;
+} products;
+
+/* The sums of a piece, which are zero before. */
+static int products_of_piece(const products *given, ptrdiff_t start, ptrdiff_t rows, double *out) {
+    const problem *p = given->p;
+    const row_hessian all_rows = given->weights;
+    const row_hessian w = {all_rows.by_mean + start, all_rows.by_both + start, all_rows.by_variance + start};
+    if (!given->X) {
+        problem part = *p;
+        part.X += start * p->row_stride, part.rows = rows;
+        wide_bend(&part, &w, out);
+        return 0;
+    }
+    float *sums = calloc(2 * p->size, sizeof(float));
+    if (!sums) return 1;
+    const float *X = given->X + start * p->row_stride;
+    bend_floats(X, rows, p->row_stride, p->columns, p->size, given->u, given->v, &w, sums, sums + p->size);
+    for (int k = 0; k < 2 * p->size; k++) out[k] = sums[k];
+    free(sums);
     return 0;
 }
 
-/* The same with X, u, v and the sums in single precision. */
-EXPORT int single_bend_1(const float *X, ptrdiff_t rows, ptrdiff_t row_stride, int columns, int size, const float *u,
-                         const float *v, const double *by_mean, const double *by_both, const double *by_variance,
-                         float *out) {
-    const row_hessian w = {by_mean, by_both, by_variance};
-    if (!MACHINE_HAS_IT) return 1;
-    memset(out, 0, sizeof(float) * 2 * size);
-    bend_floats(X, rows, row_stride, columns, size, u, v, &w, out, out + size);
-    return 0;
+static void *work_on_products(void *given) {
+    job *j = given;
+    const ptrdiff_t all_rows = j->products->p->rows;
+    while (!__atomic_load_n(&j->failed, __ATOMIC_RELAXED)) {
+        const ptrdiff_t piece = __atomic_fetch_add(&j->next, 1, __ATOMIC_RELAXED), start = piece * PIECE;
+        if (piece >= j->pieces) break;
+        const ptrdiff_t rows = all_rows - start < PIECE ? all_rows - start : PIECE;
+        if (products_of_piece(j->products, start, rows, j->sums + piece * j->length))
+            __atomic_store_n(&j->failed, 1, __ATOMIC_RELAXED);
+    }
+    return NULL;
+}
+
+/* (A^T s, A2^T t), A2 the squares of A, for s and t as `bend` makes them of A u and A2 v. X, u and v are floats if
+   `single`. Returns 0, or 1 if memory ran out or the machine is too old. */
+EXPORT int wide_bend_2(const void *X, int single, ptrdiff_t rows, ptrdiff_t row_stride, int columns, int size,
+                       const void *u, const void *v, const double *by_mean, const double *by_both,
+                       const double *by_variance, int threads, double *out) {
+    problem p = {.rows = rows, .row_stride = row_stride, .columns = columns, .size = size};
+    products given = {.p = &p, .weights = {by_mean, by_both, by_variance}};
+    if (single)
+        given.X = X, given.u = u, given.v = v;
+    else
+        p.X = X, p.mean = u, p.variances = v;
+    job j = {.products = &given, .pieces = (rows + PIECE - 1) / PIECE, .length = 2 * (size_t)size};
+    return !MACHINE_HAS_IT || sum_of_pieces(&j, work_on_products, threads, out);
 }
 
 INLINE void write_rows(double *out, vec x, int left) {

@@ -22,6 +22,7 @@ from viper.softplus.quadrature import node_sets
 
 MOST_COMPILED = 256  # columns: with one vector of sums each, they still fit in the cache
 MOST_DIAGONAL = 4096  # columns without matrices of that size, so that a tile of rows still fits in the cache
+PRODUCTS_PER_ENTRY = 8  # where the curvature is no matrix, the moments of rows included
 WORK_OF_THREAD = 1 << 21  # products per thread, about 0.2 ms: below that, starting one takes longer than it saves
 GRAMS = {"none": 0, "full": 1, "diagonal": 2}  # as in _rows.c
 PAIRS_PER_NORMAL = 1.5  # that take as long
@@ -49,7 +50,7 @@ def compiled_sums(
     label, code = (None, block.label) if block.label.dtype == torch.bool else (block.label, None)
     vectors = label, code, block.offset, residual, block.weight, mean, by_factor, by_variances, nodes
     arrays = [None if x is None else in_order(x) for x in vectors]
-    threads = min(PASS_THREADS.get(), 1 + rows * d * (d if gram == "full" else 8) // WORK_OF_THREAD)
+    threads = threads_for(rows * d * (d if gram == "full" else PRODUCTS_PER_ENTRY))
     failed = functions.row_sums(
         matrix.data_ptr(), rows, *matrix.stride(), columns, d,
         *[None if x is None else x.data_ptr() for x in arrays], len(nodes),
@@ -113,12 +114,17 @@ def wide_bend(design: Matrix, weights: Triple, u: Tensor, v: Tensor) -> Tensor |
         return out.T
     if functions is None or not isinstance(design, Dense) or not is_wide(design.matrix, single=True):
         return None
-    X = design.matrix
+    X, out = design.matrix, u.new_zeros(2, len(u))
     u, v = u.to(X.dtype).contiguous(), v.to(X.dtype).contiguous()
-    out, shape = u.new_empty(2, len(u)), (len(X), X.stride(0), X.shape[1], len(u))
-    function = functions.wide_bend if X.dtype == torch.float64 else functions.single_bend
-    failed = function(X.data_ptr(), *shape, u.data_ptr(), v.data_ptr(), *addresses, out.data_ptr())
-    return None if failed else out.double()
+    shape = X.dtype == torch.float32, len(X), X.stride(0), X.shape[1], len(u)
+    threads = threads_for(PRODUCTS_PER_ENTRY * X.numel())
+    failed = functions.wide_bend(X.data_ptr(), *shape, u.data_ptr(), v.data_ptr(), *addresses, threads, out.data_ptr())
+    return None if failed else out
+
+
+def threads_for(products: int) -> int:
+    """Return how many threads share so much work."""
+    return min(PASS_THREADS.get(), 1 + products // WORK_OF_THREAD)
 
 
 def moments_of_rows(theta: Tensor, tau2: Tensor, recipe: KernelRecipe | None) -> Triple | None:

@@ -13,8 +13,7 @@ ARGUMENTS: dict[str, list[Any]] = {
     "row_sums_3": [ADDRESS, SIZE, SIZE, SIZE, COUNT, COUNT, *[ADDRESS] * 9, SIZE, COUNT, COUNT, COUNT, ADDRESS],
     "wide_latent_1": [ADDRESS, SIZE, SIZE, COUNT, COUNT, *[ADDRESS] * 4],
     "wide_gather_1": [ADDRESS, SIZE, SIZE, COUNT, COUNT, *[ADDRESS] * 3],
-    "wide_bend_1": [ADDRESS, SIZE, SIZE, COUNT, COUNT, *[ADDRESS] * 6],
-    "single_bend_1": [ADDRESS, SIZE, SIZE, COUNT, COUNT, *[ADDRESS] * 6],
+    "wide_bend_2": [ADDRESS, COUNT, SIZE, SIZE, COUNT, COUNT, *[ADDRESS] * 5, COUNT, ADDRESS],
     "sparse_latent_2": [*[ADDRESS] * 3, SIZE, *[ADDRESS] * 3],
     "sparse_gather_1": [*[ADDRESS] * 3, SIZE, *[ADDRESS] * 3],
     "sparse_bend_1": [*[ADDRESS] * 3, SIZE, COUNT, COUNT, *[ADDRESS] * 5],
@@ -34,7 +33,6 @@ class Library(NamedTuple):
     wide_latent: Callable[..., int]
     wide_gather: Callable[..., int]
     wide_bend: Callable[..., int]
-    single_bend: Callable[..., int]
     sparse_latent: Callable[..., int]
     sparse_gather: Callable[..., int]
     sparse_bend: Callable[..., int]

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from viper.inference.climb import ROUNDS, STEPS, Ascent, climb, ratio_of
+from viper.inference.climb import ROUNDS, STEPS, Ascent, climb
 from viper.inference.low_rank.family import LowRankGaussian, LowRankProblem
 from viper.inference.newton import ROUNDING_OF_F, Iteration, Result
 from viper.inference.problem import MOST_LEFT, Gaussian, Problem
@@ -37,6 +37,13 @@ LEAST_LOADING = 1e-3  # w below which the scale of its coordinates stays
 REMEMBERED, MOST_REMEMBERED, FEWEST_REMEMBERED = 1 << 28, 12, 4  # bytes of past steps, and how many
 AT_BOUND = 1e-12  # relative difference from a bound that is rounding
 LARGEST_ROUNDING = 1e-6  # nats by half the squared gradient, where rounding hides whether F increases
+
+
+def ratio_of(u: Tensor) -> Tensor:
+    """The r with (r - 1/r)/√2 = u."""
+    half = u * math.sqrt(0.5)
+    larger = half.abs() + (half.square() + 1.0).sqrt()  # exp |asinh u/√2|
+    return torch.where(half < 0.0, larger.reciprocal(), larger)
 
 
 class LowRankAscent(Ascent):

@@ -27,17 +27,14 @@ from viper.inference.rows import Matrix, light_designs
 from viper.inference.steps import LARGEST_CURVATURE, gradient
 from viper.inference.sums import Sums
 
-MOST_CLIMBS = 100
-LONG_STEP, ROUGH_SHARE, FINE_SHARE = (
-    1.0,
-    0.3,
-    0.1,
-)  # nats; the residual left of a step while the last one gained more, and later
-SHORTEST_MOVE = 1e-6
-LARGEST_SQUARE = 1e20  # of a column, weighted
+MOST_CLIMBED = 100  # steps; most fits need about ten
+MOST_READINGS = 3000  # of A, where there are too many columns for matrices to take over
+LONG_STEP = 1.0  # nats: after a step that gained more, the next is solved roughly
+ROUGH_SHARE, FINE_SHARE = 0.3, 0.1  # of the gradient that a step leaves
+SHORTEST_MOVE = 1e-6  # fraction of a step
+LARGEST_SQUARE = 1e20  # of a column, weighted, and the inverse of the smallest
 FLATTEST = 0.03  # the least curvature in these coordinates, before products have shown a smaller one
 NEARLY_QUADRATIC = 1e-4  # nats: a step that gains no more ends where it was to end
-MOST_PRODUCTS = 3000
 
 
 class MeanFieldPoint(NamedTuple):
@@ -92,8 +89,8 @@ def climb_mean_field(
     report: Told | None = None,
     *,
     close: float | None = None,
-    most: float = MOST_PRODUCTS,
-    steps: int = MOST_CLIMBS,
+    most: float = MOST_READINGS,
+    steps: int = MOST_CLIMBED,
     flattest: float = FLATTEST,
 ) -> MeanField:
     """Climb from q until less than `close` nats are left (by default `most_left`), in about `most` readings of A.

@@ -205,11 +205,6 @@ def stacked(model: Any, answers: list[Any]) -> np.ndarray:
     return np.stack(answers)
 
 
-def draws_by_label(model: Any, answers: list[Any]) -> np.ndarray:
-    """One array, with the labels on its second axis."""
-    return np.stack(answers, 1)
-
-
 def sum_of_labels(model: Any, answers: list[float]) -> float:
     return float(sum(answers))
 
