@@ -9,7 +9,6 @@ its blocks, whatever these are: arrays in memory, features computed on the fly, 
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from typing import Any, Literal, Protocol, TypeVar
@@ -327,8 +326,8 @@ class RowSource(Protocol):
     def observe(self, callback: Callable[[int], None]) -> None:
         """Call back with the number of rows whenever some have been read, if reading is slow."""
 
-    def hold(self) -> AbstractContextManager[None]:
-        """Until the context ends, keep rows that are slow to read, if they fit in memory."""
+    def release(self) -> None:
+        """Forget rows that were kept because they are slow to read; later passes read them again."""
 
 
 class BlockSource:
@@ -362,8 +361,8 @@ class BlockSource:
     def observe(self, callback: Callable[[int], None]) -> None:
         """Do nothing: rows in memory need no progress report."""
 
-    def hold(self) -> AbstractContextManager[None]:
-        return nullcontext()
+    def release(self) -> None:
+        """Do nothing: rows in memory belong to the user."""
 
 
 class SourceWrapper:
@@ -402,8 +401,8 @@ class SourceWrapper:
     def observe(self, callback: Callable[[int], None]) -> None:
         self.source.observe(callback)
 
-    def hold(self) -> AbstractContextManager[None]:
-        return self.source.hold()
+    def release(self) -> None:
+        self.source.release()
 
 
 @dataclass(frozen=True)
@@ -455,10 +454,9 @@ class JoinedSource:
         for source in (self.first, self.second):
             source.observe(callback)
 
-    @contextmanager
-    def hold(self) -> Iterator[None]:
-        with self.first.hold(), self.second.hold():
-            yield
+    def release(self) -> None:
+        for source in (self.first, self.second):
+            source.release()
 
 
 def joined_rows(first: RowSource, second: RowSource) -> RowSource:

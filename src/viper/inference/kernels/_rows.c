@@ -113,12 +113,10 @@ typedef struct {
     vec theta[VECTORS], variance[VECTORS], g[VECTORS], h[VECTORS];
 } tile;
 
-/* Transposes LANES rows, `stride` doubles apart, of LANES columns: swaps halves, pairs and single numbers, in an order
-   that suits the machine. */
-INLINE void turn(const double *X, ptrdiff_t stride, column *out, int v) {
+/* Transposes a square of LANES vectors: swaps halves, pairs and single numbers, in an order that suits the machine. */
+INLINE void transpose(vec *a) {
 #if LANES == 8
-    vec a[8], b[8];
-    for (int i = 0; i < 8; i++) a[i] = load(X + i * stride);
+    vec b[8];
     for (int i = 0; i < 8; i += 2) {
         b[i] = SHUFFLE(a[i], a[i + 1], 0, 8, 2, 10, 4, 12, 6, 14);
         b[i + 1] = SHUFFLE(a[i], a[i + 1], 1, 9, 3, 11, 5, 13, 7, 15);
@@ -129,23 +127,30 @@ INLINE void turn(const double *X, ptrdiff_t stride, column *out, int v) {
             a[i + 2] = SHUFFLE(b[i], b[i + 2], 2, 3, 10, 11, 6, 7, 14, 15);
         }
     for (int k = 0; k < 4; k++) {
-        out[k][v] = SHUFFLE(a[k], a[k + 4], 0, 1, 2, 3, 8, 9, 10, 11);
-        out[k + 4][v] = SHUFFLE(a[k], a[k + 4], 4, 5, 6, 7, 12, 13, 14, 15);
+        const vec low = a[k], high = a[k + 4];
+        a[k] = SHUFFLE(low, high, 0, 1, 2, 3, 8, 9, 10, 11);
+        a[k + 4] = SHUFFLE(low, high, 4, 5, 6, 7, 12, 13, 14, 15);
     }
 #elif LANES == 4
-    const vec a = load(X), b = load(X + stride);
-    const vec c = load(X + 2 * stride), d = load(X + 3 * stride);
-    const vec ac = SHUFFLE(a, c, 0, 1, 4, 5), bd = SHUFFLE(b, d, 0, 1, 4, 5);
-    const vec ca = SHUFFLE(a, c, 2, 3, 6, 7), db = SHUFFLE(b, d, 2, 3, 6, 7);
-    out[0][v] = SHUFFLE(ac, bd, 0, 4, 2, 6);
-    out[1][v] = SHUFFLE(ac, bd, 1, 5, 3, 7);
-    out[2][v] = SHUFFLE(ca, db, 0, 4, 2, 6);
-    out[3][v] = SHUFFLE(ca, db, 1, 5, 3, 7);
+    const vec ac = SHUFFLE(a[0], a[2], 0, 1, 4, 5), bd = SHUFFLE(a[1], a[3], 0, 1, 4, 5);
+    const vec ca = SHUFFLE(a[0], a[2], 2, 3, 6, 7), db = SHUFFLE(a[1], a[3], 2, 3, 6, 7);
+    a[0] = SHUFFLE(ac, bd, 0, 4, 2, 6);
+    a[1] = SHUFFLE(ac, bd, 1, 5, 3, 7);
+    a[2] = SHUFFLE(ca, db, 0, 4, 2, 6);
+    a[3] = SHUFFLE(ca, db, 1, 5, 3, 7);
 #else
-    const vec a = load(X), b = load(X + stride);
-    out[0][v] = SHUFFLE(a, b, 0, 2);
-    out[1][v] = SHUFFLE(a, b, 1, 3);
+    const vec first = a[0], second = a[1];
+    a[0] = SHUFFLE(first, second, 0, 2);
+    a[1] = SHUFFLE(first, second, 1, 3);
 #endif
+}
+
+/* LANES rows, `stride` doubles apart, of LANES columns become columns. */
+INLINE void turn(const double *X, ptrdiff_t stride, column *out, int v) {
+    vec a[LANES];
+    for (int i = 0; i < LANES; i++) a[i] = load(X + i * stride);
+    transpose(a);
+    for (int i = 0; i < LANES; i++) out[i][v] = a[i];
 }
 
 /* Rows are read one after the other, as memory is fastest that way; the next tile is fetched meanwhile. */
@@ -1093,4 +1098,41 @@ EXPORT int sparse_bend_1(const double *data, const int32_t *column, const int32_
         if (intercept) out[last] += a, out[last + 1] += b;
     }
     return 0;
+}
+
+/* ------------------------------------------------------------------------------------------------------------------ */
+/* Rows from columns that are pieces of memory of their own, as files are decoded */
+
+/* Returns whether all entries are finite; of the others, x - x is not 0. */
+FOR_THIS_MACHINE
+static int join_columns(const double *const *columns, ptrdiff_t rows, int width, double *out) {
+    bits odd = {};
+    int finite = 1;
+    const ptrdiff_t turned = rows - rows % LANES;
+    const int squares = width - width % LANES;
+    for (ptrdiff_t r = 0; r < turned; r += LANES) {
+        for (int k = 0; k < squares; k += LANES) {
+            vec a[LANES];
+            for (int i = 0; i < LANES; i++) a[i] = load(columns[k + i] + r), odd |= (bits)(a[i] - a[i] != 0.0);
+            transpose(a);
+            for (int i = 0; i < LANES; i++) *(vec_anywhere *)(out + (r + i) * width + k) = a[i];
+        }
+        for (int k = squares; k < width; k++) {
+            const vec x = load(columns[k] + r);
+            odd |= (bits)(x - x != 0.0);
+            for (int i = 0; i < LANES; i++) out[(r + i) * width + k] = x[i];
+        }
+    }
+    for (ptrdiff_t r = turned; r < rows; r++)
+        for (int k = 0; k < width; k++) {
+            const double x = out[r * width + k] = columns[k][r];
+            finite &= x - x == 0.0;
+        }
+    for (int i = 0; i < LANES; i++) finite &= !odd[i];
+    return finite;
+}
+
+/* Copies columns into a matrix stored by rows. Returns 0, 1 if an entry is not finite, or -1 if the machine is too old. */
+EXPORT int join_columns_1(const double *const *columns, ptrdiff_t rows, int width, double *out) {
+    return MACHINE_HAS_IT ? !join_columns(columns, rows, width, out) : -1;
 }

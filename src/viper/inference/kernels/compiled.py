@@ -207,6 +207,19 @@ def class_hessian(design: Matrix, vectors: Tensor, probability: Tensor, scale: T
     return None if failed else out
 
 
+def join_columns(columns: list[np.ndarray], out: np.ndarray) -> bool:
+    """Copy columns into a matrix stored by rows, and return whether all entries are finite."""
+    functions = library()
+    if functions is not None and all(x.dtype == np.float64 and x.flags.c_contiguous for x in (out, *columns)):
+        addresses = np.array([x.__array_interface__["data"][0] for x in columns], dtype=np.uintp)
+        failed = functions.join_columns(addresses.ctypes.data, *out.shape, out.ctypes.data)
+        if failed >= 0:
+            return not failed
+    with np.errstate(all="ignore"):
+        np.stack(columns, 1, out=out, casting="unsafe")
+        return bool(np.isfinite(out.sum()) or np.isfinite(out).all())
+
+
 def library_for_classes(design: Matrix, other: Tensor) -> Library | None:
     """Return the library if rows of several classes are for it: dense float64 ones with few columns."""
     if not isinstance(design, Dense) or design.matrix.device.type != "cpu" or other.device.type != "cpu":

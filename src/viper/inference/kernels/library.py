@@ -22,6 +22,7 @@ ARGUMENTS: dict[str, list[Any]] = {
     "class_latent_1": [ADDRESS, SIZE, SIZE, SIZE, *[COUNT] * 4, *[ADDRESS] * 4],
     "class_gather_1": [ADDRESS, SIZE, SIZE, SIZE, *[COUNT] * 4, *[ADDRESS] * 4],
     "class_hessian_1": [ADDRESS, SIZE, SIZE, SIZE, *[COUNT] * 3, *[ADDRESS] * 4],
+    "join_columns_1": [ADDRESS, SIZE, COUNT, ADDRESS],
 }
 
 
@@ -40,6 +41,7 @@ class Library(NamedTuple):
     class_latent: Callable[..., int]
     class_gather: Callable[..., int]
     class_hessian: Callable[..., int]
+    join_columns: Callable[..., int]
 
 
 @cache
