@@ -15,8 +15,8 @@ static unsigned char code[ROWS];
 static void sum_rows(int threads, double *sums) {
     const double mean[COLUMNS] = {0.3, -1.0, 0.5}, nodes[4] = {0, 1, 0, 0.5};
     memset(sums, 0, sizeof(double) * SUMS);
-    const int failed = row_sums_3(X, ROWS, COLUMNS, 1, COLUMNS, COLUMNS, NULL, code, NULL, NULL, NULL, mean, NULL, NULL, nodes,
-                                  4, 0, 1, threads, sums);
+    const int failed = row_sums_4(X, ROWS, COLUMNS, 1, COLUMNS, COLUMNS, NULL, code, NULL, NULL, NULL, mean, NULL, NULL, nodes,
+                                  4, 0, 1, threads, NULL, NULL, sums);
     assert(!failed);
 }
 

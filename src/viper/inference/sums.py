@@ -5,7 +5,7 @@ a source, where η, g and h are a bound's moments at ϑ and τ². The formulas h
 a compiled kernel for the same sums if there is one.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -47,6 +47,8 @@ def sums(
     Everything is multiplied by `scale`. With `single`, τ² and the curvature are computed in float32: they only steer
     the next step, while ϑ and the gradient decide where the steps end. `certify` requests the magnitude.
     """
+    kept = source.traits.where == "memory" and source.device.type == "cpu"
+    seen: list[tuple[Tensor, Tensor]] | None = [] if kept and gram == "diagonal" else None
     rows = LongRowFunction(
         row_sums,
         mean=mean,
@@ -56,21 +58,29 @@ def sums(
         gram=gram,
         single=single,
         certify=certify,
+        seen=seen,
     )
     value, magnitude, slope, total = source.reduce(rows)
 
     at: dict[str, Any] = {"mean": mean, "factor": factor, "bound": bound}
-    curvature = row_product(source, scale, curvature_product, row_curvatures, at)
-    hessian = row_product(source, scale, product_with_hessian, second_derivatives, at)
+    curvature = row_product(source, scale, curvature_product, row_curvatures, at, seen)
+    hessian = row_product(source, scale, product_with_hessian, second_derivatives, at, seen)
     if scale != 1.0:
         slope, total = slope * scale, total * scale
     return Sums(float(value) * scale, float(magnitude) * scale, slope, total, curvature, hessian)
 
 
 def row_product(
-    source: RowSource, scale: float, product: Callable[..., Tensor], weigh: Callable[..., Any], at: dict[str, Any]
+    source: RowSource,
+    scale: float,
+    product: Callable[..., Tensor],
+    weigh: Callable[..., Any],
+    at: dict[str, Any],
+    seen: list[tuple[Tensor, Tensor]] | None,
 ) -> Callable[..., Tensor]:
     """Return the sum over blocks of product(design, weigh(block), u, ...). Weights of rows in memory are kept.
+
+    `seen` are ϑ and τ² of all rows, if they are known.
 
     The function that is returned also takes `designs`, as `light_designs` returns them.
     """
@@ -81,11 +91,25 @@ def row_product(
             given: dict[str, Any] = dict(zip("uv", vectors, strict=False))
             return scale * source.reduce(partial(weighed_product, product=product, weigh=weigh, **at, **given))[0]
         if not kept:
-            kept.extend(source.map(partial(weigh, **at)))
+            kept.extend(weights_of_blocks(source, weigh, at, seen))
         parts = zip(designs or source.map(lambda block: block.design), kept, strict=True)
         return scale * add_up([product(design, weights, *vectors)] for design, weights in parts)[0]
 
     return total
+
+
+def weights_of_blocks(
+    source: RowSource, weigh: Callable[..., Any], at: dict[str, Any], seen: list[tuple[Tensor, Tensor]] | None
+) -> Iterator[Any]:
+    """What `weigh` returns for each block."""
+    if not seen:
+        yield from source.map(partial(weigh, **at))
+        return
+    theta, tau2 = (torch.cat(parts) for parts in zip(*seen, strict=True))
+    stop = 0
+    for block in source.map(lambda block: block):
+        start, stop = stop, stop + len(block.label)
+        yield weigh(block, **at, latent=(theta[start:stop], tau2[start:stop]))
 
 
 def weighed_product(
@@ -110,16 +134,23 @@ def row_sums(
     gram: Gram,
     single: bool,
     certify: bool,
+    seen: list[tuple[Tensor, Tensor]] | None = None,
 ) -> list[Tensor]:
-    """A block's value, magnitude, gradient and curvature: by a kernel if there is one, otherwise by the formulas."""
+    """A block's value, magnitude, gradient and curvature: by a kernel if there is one, otherwise by the formulas.
+
+    ϑ and τ² of its rows are appended to `seen`.
+    """
     kernel = kernel_for(block, recipe, len(mean), full=gram == "full" or (factor is not None and factor.ndim == 2))
-    if kernel is not None and (found := kernel(mean, factor, gram, single)) is not None:
+    keep: Any = {} if seen is None else {"seen": seen}
+    if kernel is not None and (found := kernel(mean, factor, gram, single, **keep)) is not None:
         return found
     if is_long(block):
-        again = partial(row_sums, mean=mean, factor=factor, moments=moments, gram=gram, single=single, certify=certify)
-        return add_up(again(piece, recipe=recipe) for piece in block.pieces(BLOCK_ROWS))
+        again = partial(row_sums, mean=mean, factor=factor, moments=moments, gram=gram, single=single, seen=seen)
+        return add_up(again(piece, recipe=recipe, certify=certify) for piece in block.pieces(BLOCK_ROWS))
     light = block.design.single() if single and (factor is not None or gram == "full") else block.design
     theta, tau2 = latent_moments(block, mean, factor, light)
+    if seen is not None:
+        seen.append((theta, tau2))
     eta, g, h = moments_of_rows(theta, tau2, recipe) or moments(theta, tau2)
     if block.weight is None:
         value = torch.dot(block.label, theta) - eta.sum()
@@ -169,9 +200,11 @@ def curvature_product(design: Matrix, weights: Tensor, u: Tensor) -> Tensor:
     return design.gram_product(weights, u)
 
 
-def row_curvatures(block: Block, mean: Tensor, factor: Tensor | None, bound: Bound) -> Tensor:
+def row_curvatures(
+    block: Block, mean: Tensor, factor: Tensor | None, bound: Bound, latent: tuple[Tensor, Tensor] | None = None
+) -> Tensor:
     """c h of each row."""
-    at = latent_moments(block, mean, factor)
+    at = latent or latent_moments(block, mean, factor)
     h = (moments_of_rows(*at, bound.kernel) or bound.moments(*at))[2]
     return h if block.weight is None else h * block.weight
 
@@ -186,9 +219,11 @@ def product_with_hessian(design: Matrix, weights: Triple, u: Tensor, v: Tensor) 
     return torch.stack([design.pull(first * a + second * b), design.gram_diagonal(second * a + third * b)])
 
 
-def second_derivatives(block: Block, mean: Tensor, factor: Tensor | None, bound: Bound) -> Triple:
+def second_derivatives(
+    block: Block, mean: Tensor, factor: Tensor | None, bound: Bound, latent: tuple[Tensor, Tensor] | None = None
+) -> Triple:
     """w of each row: c ∂g/∂ϑ, ½ c ∂h/∂ϑ and ½ c ∂h/∂v."""
-    at = latent_moments(block, mean, factor)
+    at = latent or latent_moments(block, mean, factor)
     slope, by_mean, by_variance = partials_of_rows(*at, bound.kernel) or bound.partials(*at)
     half = 0.5 if block.weight is None else 0.5 * block.weight
     return 2.0 * half * slope, half * by_mean, half * by_variance

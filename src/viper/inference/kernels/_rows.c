@@ -92,6 +92,7 @@ typedef struct {
     int columns, size, stride; /* with an intercept, size = columns + 1; stride = size + 3 */
     const double *label, *offset, *residual, *weight, *mean, *factor, *variances; /* Sigma by its factor, or diagonal */
     const unsigned char *code; /* labels as bytes, if not as doubles */
+    double *seen_theta, *seen_variance; /* of each row, if they are to be kept */
     int first[SIZE_MOST], last[SIZE_MOST]; /* nonzero entries of each column of the factor */
     int bins, quarter, gram;
     bin bin[BINS_MOST];
@@ -192,6 +193,10 @@ INLINE vec read_rows(const double *data, ptrdiff_t at, int left, double other) {
     } else
         for (int i = 0; i < LANES; i++) out[i] = i >= left ? 0.0 : data ? data[at + i] : other;
     return out;
+}
+
+INLINE void write_rows(double *out, vec x, int left) {
+    for (int i = 0; i < LANES && i < left; i++) out[i] = x[i];
 }
 
 INLINE vec read_labels(const problem *p, ptrdiff_t at, int left) {
@@ -363,6 +368,7 @@ INLINE int moments(const problem *p, ptrdiff_t start, int rows, tile *t, totals 
         const vec variance = t->variance[v] + read_rows(p->residual, at, left, 0.0), tau = square_root(variance);
         triple found;
         if (expected(p, theta, variance, tau, &found)) return 1;
+        if (p->seen_theta) write_rows(p->seen_theta + at, theta, left), write_rows(p->seen_variance + at, variance, left);
         sums->value += c * (y * theta - found.eta);
         sums->magnitude += c * (magnitude_of(theta) + tau + 1.0);
         t->g[v] = c * (y - found.g), t->h[v] = c * (p->quarter ? all(0.25) : found.h);
@@ -748,15 +754,17 @@ static int sum_of_pieces(job *j, void *(*work)(void *), int threads, double *out
 }
 
 /* Adds the sums to `out`. Returns 0, or 1 if there are no sums: a variance is beyond the reach of the nodes, memory ran
-   out, or the machine is too old. Labels are doubles or, in `code`, bytes. Strides are counted in doubles. */
-EXPORT int row_sums_3(const double *X, ptrdiff_t rows, ptrdiff_t row_stride, ptrdiff_t column_stride, int columns,
+   out, or the machine is too old. Labels are doubles or, in `code`, bytes. Strides are counted in doubles. theta and the
+   variance of each row are kept if there is a place for them. */
+EXPORT int row_sums_4(const double *X, ptrdiff_t rows, ptrdiff_t row_stride, ptrdiff_t column_stride, int columns,
                       int size, const double *label, const unsigned char *code, const double *offset,
                       const double *residual, const double *weight, const double *mean, const double *factor,
-                      const double *variances, const double *nodes, ptrdiff_t length, int quarter, int gram, int threads, double *out) {
+                      const double *variances, const double *nodes, ptrdiff_t length, int quarter, int gram, int threads,
+                      double *seen_theta, double *seen_variance, double *out) {
     problem p = {.X = X, .rows = rows, .row_stride = row_stride, .column_stride = column_stride, .columns = columns,
                  .size = size, .stride = size + 3, .label = label, .code = code, .offset = offset,
                  .residual = residual, .weight = weight, .mean = mean, .factor = factor, .variances = variances,
-                 .quarter = quarter, .gram = gram};
+                 .quarter = quarter, .gram = gram, .seen_theta = seen_theta, .seen_variance = seen_variance};
     if (!MACHINE_HAS_IT || ((factor || gram == FULL_GRAM) && size > SIZE_MOST)) return 1;
     if (factor) see_factor(&p);
     see_bins(&p, nodes, length);
@@ -841,10 +849,6 @@ EXPORT int wide_bend_2(const void *X, int single, ptrdiff_t rows, ptrdiff_t row_
         p.X = X, p.mean = u, p.variances = v;
     job j = {.products = &given, .pieces = (rows + PIECE - 1) / PIECE, .length = 2 * (size_t)size};
     return !MACHINE_HAS_IT || sum_of_pieces(&j, work_on_products, threads, out);
-}
-
-INLINE void write_rows(double *out, vec x, int left) {
-    for (int i = 0; i < left; i++) out[i] = x[i];
 }
 
 FOR_THIS_MACHINE

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from viper.inference.kernels.compiled import MOST_COMPILED, MOST_DIAGONAL, compiled_sums
-from viper.inference.rows import Block, Dense, Gram
+from viper.inference.rows import Block, Dense
 from viper.softplus.pointwise import KernelRecipe
 
-# (μ, F, how much of the curvature, whether float32 will do) -> value, magnitude, gradient, curvature; or None
-Kernel = Callable[[Tensor, Tensor | None, Gram, bool], list[Tensor] | None]
+# (μ, F, how much of the curvature, whether float32 will do) -> value, magnitude, gradient, curvature; or None. On a CPU
+# it also takes a list to which ϑ and τ² of the rows are appended.
+Kernel = Callable[..., list[Tensor] | None]
 
 MOST_CUDA = 64  # columns: one program of a kernel can hold their curvature matrix
 

@@ -30,12 +30,18 @@ LEAST_WIDE = 64  # columns from which rows are read as they are, without a trans
 
 
 def compiled_sums(
-    block: Block, recipe: KernelRecipe, mean: Tensor, factor: Tensor | None, gram: Gram, single: bool
+    block: Block,
+    recipe: KernelRecipe,
+    mean: Tensor,
+    factor: Tensor | None,
+    gram: Gram,
+    single: bool,
+    seen: list[tuple[Tensor, Tensor]] | None = None,
 ) -> list[Tensor] | None:
     """Return value, magnitude, gradient and curvature in float64; None without a library or beyond its range.
 
     With an intercept, `mean` has one more entry than the matrix has columns. Labels may be booleans. Other Python
-    threads can run meanwhile.
+    threads can run meanwhile. ϑ and τ² of the rows are appended to `seen`.
     """
     functions = library()
     if functions is None:
@@ -50,14 +56,18 @@ def compiled_sums(
     label, code = (None, block.label) if block.label.dtype == torch.bool else (block.label, None)
     vectors = label, code, block.offset, residual, block.weight, mean, by_factor, by_variances, nodes
     arrays = [None if x is None else in_order(x) for x in vectors]
+    kept = mean.new_empty(2, 0 if seen is None else rows)
+    places = [None, None] if seen is None else [x.data_ptr() for x in kept]
     threads = threads_for(rows * d * (d if gram == "full" else PRODUCTS_PER_ENTRY))
     failed = functions.row_sums(
         matrix.data_ptr(), rows, *matrix.stride(), columns, d,
         *[None if x is None else x.data_ptr() for x in arrays], len(nodes),
-        recipe.kind == "quarter", GRAMS[gram], threads, out.ctypes.data,
+        recipe.kind == "quarter", GRAMS[gram], threads, *places, out.ctypes.data,
     )  # fmt: skip
     if failed:
         return None
+    if seen is not None:
+        seen.append((kept[0], kept[1]))
     parts = out[:1].reshape(()), out[1:2].reshape(()), out[2 : 2 + d], out[2 + d :].reshape(shape)
     return [torch.from_numpy(part) for part in parts]
 

@@ -10,7 +10,7 @@ from viper.softplus.c_library import ADDRESS, COUNT, SIZE, widest_functions
 
 ROWS_MODULE = "viper.inference.kernels._rows"
 ARGUMENTS: dict[str, list[Any]] = {
-    "row_sums_3": [ADDRESS, SIZE, SIZE, SIZE, COUNT, COUNT, *[ADDRESS] * 9, SIZE, COUNT, COUNT, COUNT, ADDRESS],
+    "row_sums_4": [ADDRESS, SIZE, SIZE, SIZE, COUNT, COUNT, *[ADDRESS] * 9, SIZE, COUNT, COUNT, COUNT, *[ADDRESS] * 3],
     "wide_latent_1": [ADDRESS, SIZE, SIZE, COUNT, COUNT, *[ADDRESS] * 4],
     "wide_gather_1": [ADDRESS, SIZE, SIZE, COUNT, COUNT, *[ADDRESS] * 3],
     "wide_bend_2": [ADDRESS, COUNT, SIZE, SIZE, COUNT, COUNT, *[ADDRESS] * 5, COUNT, ADDRESS],
@@ -56,7 +56,7 @@ def is_right(function: Callable[..., int]) -> bool:
     one = ctypes.c_double * 1
     x, label, mean, nodes, out = one(1.0), one(0.0), one(0.3), (ctypes.c_double * 4)(0, 1, 0, 0.5), (one * 3)()
     failed = function(
-        x, 1, 1, 1, 1, 1, label, None, None, None, None, mean, None, None, nodes, len(nodes), 0, 0, 1, out
+        x, 1, 1, 1, 1, 1, label, None, None, None, None, mean, None, None, nodes, len(nodes), 0, 0, 1, None, None, out
     )
     return not failed and math.isclose(out[0][0], -math.log1p(math.exp(0.3)), rel_tol=1e-14)
 

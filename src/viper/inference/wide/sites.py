@@ -37,7 +37,7 @@ from viper.inference.wide.mean_field import MeanField, climb_mean_field, widest
 MOST_ROWS_PER_COLUMN = 6  # beyond, K takes longer than the passes it saves
 MOST_ROWS = 10_000  # K and K∘K take 0.8 GB there; more only with more columns, whose own matrices take as much
 MOST_SITE_POINTS = 24  # a fit needs 4 to 10
-ROUGHLY, NEARLY = 1.0, 1e-2  # nats left in the diagonal family: of the columns, and of the coordinates of q
+ROUGHLY, NEARLY = 10.0, 0.1  # nats left in the diagonal family: of the columns, and of the coordinates of q
 NEWTON_REACH = 5.0  # nats: from there Newton's method converges
 LEAST_PRECISION = 1e-4  # of a row in the coordinates w, so that rows without weight do not tower there
 QUADRATIC = 1e-5  # nats from which one Newton step ends at the optimum, to rounding in float32
