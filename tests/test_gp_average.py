@@ -14,7 +14,7 @@ from viper.gp.average import PAIRS, Averaged, points_to_average
 from viper.gp.classifier import VariationalGPClassifier
 from viper.gp.model import Features, Observations, SparseGP
 from viper.gp.profile import Profile
-from viper.gp.search import LINE, Family, Found, Search, furthest_from_prior
+from viper.gp.search import LARGEST_LOSS, LINE, Family, Found, Search, furthest_from_prior
 from viper.inference.posterior import latent
 from viper.softplus.limit import limit, mean_of_same_probability
 
@@ -321,3 +321,52 @@ def test_lengthscales_that_share_a_difference_have_their_own_curvature(data, mon
     search = Search(rows, limit(), False, 1, 1e-2, generator)
     S = search.spread(model, rows)
     np.testing.assert_allclose(S @ S.T, np.linalg.inv(H), rtol=1e-8, atol=1e-10)
+
+
+def test_a_copy_shares_what_does_not_change(fitted):
+    model = fitted.model_
+    other = model.copy()
+    for (name, mine), copied in zip(model.named_parameters(), other.parameters(), strict=True):
+        assert torch.equal(mine, copied), name
+        assert mine.data_ptr() != copied.data_ptr(), name
+    other.set_free(other.free_vector() + 1.0)
+    base = model.kernel.base_kernel
+    assert not torch.equal(base.lengthscale, other.kernel.base_kernel.lengthscale)
+    assert other.kernel.base_kernel.raw_lengthscale_constraint is base.raw_lengthscale_constraint
+    with torch.no_grad():
+        assert float(other.log_prior()) != float(model.log_prior())
+
+
+def test_many_lengthscales_start_from_one_instead_of_as_given(fitted):
+    starts = {start.start for start in fitted.starts_}
+    assert "rbf, many lengthscales: as with one lengthscale" in starts
+    assert "rbf, many lengthscales: as given" not in starts
+    assert "rbf, one lengthscale: as given" in starts
+
+
+def search_of(data, fitted):
+    """A search on the rows of a fit."""
+    rows = Observations(torch.from_numpy(fitted._scaler.apply(data[0])), torch.from_numpy(data[1] * 1.0))
+    return Search(rows, limit(), False, 10, 1e-2, np.random.default_rng(0), marginal=True)
+
+
+def test_points_of_the_average_are_left_out_where_a_rougher_kernel_does_not_need_them(data, fitted):
+    """With all rows as points and with those that are left, the profile differs by less than they may cost."""
+    search = search_of(data, fitted)
+    model = fitted.model_.copy_at().with_points(search.rows.inputs)
+    profile = search.profile_on(model, search.rows, 1e-6)
+    whole, _ = profile(model.free_vector())
+    found = Found(model, [], 1, True, sites=profile.last_sites(), family=fitted.family_)
+    thin = search.thinned(found)
+    assert 5 < len(thin.model.inducing) < len(data[0])
+    left, _ = search.profile_on(thin.model, search.rows, 1e-6)(thin.model.free_vector())
+    assert abs(left - whole) < LARGEST_LOSS
+    again = search.thinned(thin)
+    assert len(again.model.inducing) == len(thin.model.inducing)
+
+
+def test_a_model_without_points_has_none_to_leave_out(data, fitted):
+    search = search_of(data, fitted)
+    model = fitted.model_.copy_at().with_points(search.rows.inputs[:0])
+    found = Found(model, [], 1, True, family=LINE)
+    assert search.thinned(found) is found

@@ -5,6 +5,7 @@ import math
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -438,9 +439,9 @@ class VariationalGPClassifier(
         }
         if isinstance(self.inducing, str):
             words["inducing"] = ("greedy", "kmeans", "subset")
-        automatic = isinstance(self.n_inducing, str) and self.n_inducing == AUTO
-        integers = ("n_starts", "max_iter", "batch_size", *([] if automatic else ["n_inducing"]))
-        checks.check_options(self, words, ("tol", "learning_rate"), integers)
+        checks.check_options(self, words, ("tol", "learning_rate"), ("max_iter", "batch_size"))
+        checks.read_whole(self.n_starts, "n_starts", 1)
+        self._check_n_inducing()
         check_jobs(self.n_jobs)
         if not (self.priors is None or isinstance(self.priors, str)) or self.priors not in PRIORS:
             raise ValueError(f"priors must be 'default', 'short' or None; got {shown(self.priors)}.")
@@ -449,6 +450,13 @@ class VariationalGPClassifier(
             raise ValueError(f"kernel='auto' needs priors='default' and solver='profile'; got {got}. Name a kernel.")
         if not 0.0 <= self.jitter <= 1e-2:
             raise ValueError(f"jitter must lie in [0, 0.01]; got {self.jitter!r}. It is relative to the mean variance.")
+
+    def _check_n_inducing(self) -> None:
+        count = self.n_inducing
+        if isinstance(count, str) and count == AUTO:
+            return
+        if isinstance(count, bool) or not isinstance(count, Integral) or count < 1:
+            raise ValueError(f"n_inducing must be 'auto' or a positive integer; got {shown(count)}.")
 
     def _fit(self, known: Arrays, source: RowSource | None, random: np.random.RandomState) -> None:
         """Search on rows in memory, then fit q to them or, if they are a sample, to all rows of their source."""
