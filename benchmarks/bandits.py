@@ -10,9 +10,10 @@ absent are left out. Thompson sampling by Gibbs sampling of the exact posterior 
 what approximate posteriors are measured by.
 """
 
+import itertools
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from typing import NamedTuple
 
@@ -21,11 +22,20 @@ from sklearn.datasets import load_digits
 
 import viper
 from benchmarks.table import Page, Table, machine
+from viper.decisions.outcomes import NEW_FACTOR, Played
+from viper.decisions.weights import Scales, Weights
 from viper.inference.threads import one_thread
 
 ARMS, COLUMNS, ROUNDS, SEEDS = 10, 10, 2_000, 10
-MORE_SEEDS = range(10, 60)  # worlds in which our Thompson sampling is compared with that of the exact posterior
+MORE_SEEDS = range(110, 160)  # worlds in which our Thompson sampling is compared with that of the exact posterior
 WEIGHT_SD = 0.5
+POSTERIOR_SEEDS = range(160, 164)  # worlds from which an arm's posterior is compared with the exact one
+FEW_REWARDS = (4, 8, 16, 32, 64, 128)
+POSTERIORS = ("viper.Bandit", "largest ELBO", "one step a reward")
+DRAWS, FREEDOM = 20_000, 8
+LOG_WEIGHTS = np.array([[1.0, -1.0, 0.0, 0.5], [0.0, 1.0, -1.0, 0.5], [0.5, 0.0, 0.5, -1.0]])  # columns × arms
+LOGGERS = ("arms at random", "a policy that prefers bad arms")
+LOGS, FEWER_LOGS = 2_000, 400
 RARE = -4.3  # intercept for which a random arm earns about 3 %
 WIDE = 10.0
 BATCH = 50  # rounds between fits of contextualbandits, whose models are not updated by rows
@@ -217,7 +227,9 @@ def vowpal_wabbit(setting: Setting, columns: int, seed: int) -> Agent:
 
 OURS, GIBBS = "viper, thompson", "Thompson, Gibbs sampling"
 PEER = "bayesianbandits, Thompson (its default)"
-REGRET_TITLE, WIDE_TITLE = "Regret", "Thompson sampling under a wide prior, more worlds"
+REGRET_TITLE, EXACT_TITLE = "Regret", "Thompson sampling beside that of the exact posterior, more worlds"
+COVERAGE_TITLE = "Intervals for another policy's reward"
+POSTERIOR_TITLE = "The posterior of an arm with few rewards, wide prior"
 AGENTS: dict[str, tuple[str, Callable[[Setting, int, int], Agent]]] = {
     "viper, ids (default)": ("viper", ours("ids")),
     "viper, ucb": ("viper", ours("ucb")),
@@ -283,17 +295,153 @@ def run(quick: bool, device: str = "cpu") -> Page:
             print(f"{name}, {setting}: {np.mean([one.regret for one in results]):.1f}", flush=True)
     page = make_page(found, device)
     if find_spec("polyagamma") and not quick:
-        lost = {name: [play_world(name, "wide prior", seed).regret for seed in MORE_SEEDS] for name in (OURS, GIBBS)}
-        page.tables.append(wide_table(lost))
+        lost = {
+            setting: {name: [play_world(name, setting, seed).regret for seed in MORE_SEEDS] for name in (OURS, GIBBS)}
+            for setting in SETTINGS
+        }
+        page.tables.append(exact_table(lost))
+        page.tables += [posterior_table(), coverage_table()]
     return page
 
 
-def wide_table(lost: dict[str, list[float]]) -> Table:
-    """Thompson sampling under a wide prior, where the posterior of few rewards is most skewed, in the same worlds."""
-    rows: list[list[str | float]] = [[name, mean_and_error(regret)] for name, regret in lost.items()]
-    rows.append(["difference", mean_and_error(np.subtract(lost[OURS], lost[GIBBS]))])
-    notes = [f"{len(lost[OURS])} worlds that are not in the table above; ± standard error of the mean over worlds."]
-    return Table(WIDE_TITLE, ["agent", "wide prior"], rows, notes)
+def exact_table(lost: dict[str, dict[str, list[float]]]) -> Table:
+    """Regret of two Thompson samplings by setting and agent, in the same worlds."""
+    pairs = [(one[OURS], one[GIBBS], np.subtract(one[OURS], one[GIBBS])) for one in lost.values()]
+    rows: list[list[str | float]] = [
+        [name, *map(mean_and_error, values)]
+        for name, values in zip((OURS, GIBBS, "difference"), zip(*pairs, strict=True), strict=True)
+    ]
+    notes = [f"{len(pairs[0][0])} worlds that are not in the table above; ± standard error of the mean over worlds."]
+    return Table(EXACT_TITLE, ["agent", *lost], rows, notes)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The posterior of one arm
+
+
+class Gaussian(NamedTuple):
+    mean: np.ndarray
+    covariance: np.ndarray
+
+
+def bandits_posterior(X: np.ndarray, y: np.ndarray, scale: float, visited: bool = True) -> Gaussian:
+    """What `viper.Bandit` knows after these rewards; without visits of older ones, after one step a reward."""
+    weights = Weights("disjoint", Scales(scale, scale), 1, 0, COLUMNS)
+    for time_, (x, reward) in enumerate(zip(X, y, strict=True)):
+        if visited:
+            weights.observe(Played(time_, 0, 1.0, reward, x))
+        else:
+            weights.keep(0, (time_, 0.0, 1.0, reward, *NEW_FACTOR), x)
+            weights.visit(0, 0, 0, np.inf)
+    return Gaussian(weights.mean[0], weights.covariance[0])
+
+
+def largest_elbo(X: np.ndarray, y: np.ndarray, scale: float) -> Gaussian:
+    model = viper.VariationalLogisticRegression(prior_scale=scale, fit_intercept=False, verbose=False)
+    posterior = model.partial_fit(X, y, classes=[0.0, 1.0]).posterior_
+    return Gaussian(posterior.mean.numpy(), posterior.covariance().numpy())
+
+
+def exact_moments(
+    X: np.ndarray, y: np.ndarray, scale: float, like: Gaussian, at: np.ndarray, generator: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and sd of w'x at some x, by weighted draws from a Student's t around a Gaussian."""
+    draws = generator.standard_normal((DRAWS, len(at.T)))
+    draws /= np.sqrt(generator.chisquare(FREEDOM, (DRAWS, 1)) / FREEDOM)
+    log_weight = 0.5 * (FREEDOM + len(at.T)) * np.log1p((draws**2).sum(1) / FREEDOM)
+    draws = like.mean + draws @ np.linalg.cholesky(like.covariance).T
+    log_weight -= 0.5 * (draws**2).sum(1) / scale**2
+    log_weight -= np.logaddexp(0.0, -(draws @ X.T) * (2.0 * y - 1.0)).sum(1)
+    weight = np.exp(log_weight - log_weight.max())
+    weight /= weight.sum()
+    f = draws @ at.T
+    mean = weight @ f
+    return mean, np.sqrt(weight @ (f - mean) ** 2)
+
+
+def few_rewards(seed: int) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+    """The first n rewards of every arm that has so many, from a log of our Thompson sampling under a wide prior."""
+    world = SETTINGS["wide prior"].make(seed)
+    player = viper.Bandit(range(ARMS), "thompson", prior_scale=WIDE, intercept_scale=WIDE, random_state=seed)
+    for context, chance, luck in zip(*world, strict=True):
+        choice = player.pull(context)
+        player.update(choice.id, float(luck < chance[choice.arm]))
+    log = player.log()
+    for arm, n in itertools.product(range(ARMS), FEW_REWARDS):
+        mine = np.flatnonzero(log.arm == arm)[:n]
+        if len(mine) == n:
+            yield n, np.c_[log.context[mine], np.ones(n)], log.reward[mine]
+
+
+def posterior_table() -> Table:
+    """Mean and sd of log-odds by three posteriors, relative to those of the exact one."""
+    found: dict[tuple[int, str], list[np.ndarray]] = {}
+    for seed in POSTERIOR_SEEDS:
+        generator = np.random.default_rng([23, seed])
+        at = np.c_[generator.standard_normal((20, COLUMNS)), np.ones(20)]
+        for n, X, y in few_rewards(seed):
+            ours = bandits_posterior(X, y, WIDE)
+            mean, sd = exact_moments(X, y, WIDE, ours, at, generator)
+            three = ours, largest_elbo(X, y, WIDE), bandits_posterior(X, y, WIDE, visited=False)
+            for name, q in zip(POSTERIORS, three, strict=True):
+                own = np.sqrt(np.einsum("ij,jk,ik->i", at, q.covariance, at))
+                found.setdefault((n, name), []).append(np.array([(at @ q.mean - mean) / sd, np.log(own / sd)]))
+    rows: list[list[str | float]] = []
+    for n in FEW_REWARDS:
+        shift, log_sd = zip(*(np.concatenate(found[n, name], 1) for name in POSTERIORS), strict=True)
+        errors = [f"{np.sqrt(np.mean(one**2)):.2f}" for one in shift]
+        rows.append([str(n), *(f"{np.exp(one.mean()):.2f}" for one in log_sd), *errors])
+    columns = ["rewards of the arm", *(f"{what}, {name}" for what in ("sd", "error") for name in POSTERIORS)]
+    notes = [
+        f"Log-odds at 20 contexts, for the arms of {len(POSTERIOR_SEEDS)} worlds. sd: geometric mean, relative to the "
+        f"exact posterior's; error: root mean square of the mean's, in exact sds. Exact: {DRAWS:,} weighted draws."
+    ]
+    return Table(POSTERIOR_TITLE, columns, rows, notes)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What another policy would have earned
+
+
+def simulated_log(logger: str, rows: int, seed: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """A log of four arms, by a policy at random or by one that prefers bad arms, and the best arm of every row."""
+    generator = np.random.default_rng([24, seed])
+    context = generator.standard_normal((rows, 3))
+    chance = 1.0 / (1.0 + np.exp(-context @ LOG_WEIGHTS))
+    share = np.ones_like(chance) if logger == LOGGERS[0] else np.exp(-2.0 * chance)
+    share /= share.sum(1, keepdims=True)
+    arm = (share.cumsum(1) < generator.random((rows, 1))).sum(1)
+    row = np.arange(rows)
+    reward = (generator.random(rows) < chance[row, arm]).astype(float)
+    log = {"context": context, "arm": arm, "propensity": share[row, arm], "reward": reward}
+    return log, np.eye(LOG_WEIGHTS.shape[1])[chance.argmax(1)]
+
+
+def best_reward() -> float:
+    """E max of the arms' chances, over contexts."""
+    context = np.random.default_rng(25).standard_normal((1_000_000, 3))
+    return float((1.0 / (1.0 + np.exp(-(context @ LOG_WEIGHTS).max(1)))).mean())
+
+
+def coverage_table(logs: int = LOGS, doubly_robust: int = FEWER_LOGS) -> Table:
+    """How often 95 % intervals hold the reward of the best policy. The third, which fits models, has fewer logs."""
+    truth, table = best_reward(), []
+    for logger, rows in itertools.product(LOGGERS, (100, 1_000)):
+        held: list[list[bool]] = [[], [], []]
+        for seed in range(logs):
+            log, best = simulated_log(logger, rows, seed)
+            policy = best if seed < doubly_robust else best[np.arange(rows), log["arm"]]
+            found = viper.decisions.evaluate(log, policy, arms=range(LOG_WEIGHTS.shape[1]))
+            for one, estimate in zip(held, (found.ips, found.snips, found.dr), strict=True):
+                one.extend([estimate.lower <= truth <= estimate.upper] if estimate else [])
+        table.append([logger, f"{rows:,}", *(f"{np.mean(one):.3f}" for one in held)])
+        print(*table[-1], flush=True)
+    errors = [f"{np.sqrt(0.95 * 0.05 / count):.3f}" for count in (logs, doubly_robust)]
+    notes = [
+        f"{logs:,} simulated logs of four arms each ({doubly_robust:,} for DR). "
+        f"Standard errors {errors[0]} and {errors[1]}."
+    ]
+    return Table(COVERAGE_TITLE, ["logs", "rows", "IPS covers", "SNIPS covers", "DR covers"], table, notes)
 
 
 def mean_and_error(values: Sequence[float] | np.ndarray) -> str:
@@ -320,4 +468,4 @@ def make_page(found: Found, device: str) -> Page:
     ]
     columns = ["agent", *SETTINGS, "µs, median", "µs, mean"]
     tables = [Table(REGRET_TITLE, columns, rows, notes)]
-    return Page("Bandits with yes/no rewards", tables, [REGRET_TITLE, WIDE_TITLE])
+    return Page("Bandits with yes/no rewards", tables, [REGRET_TITLE, EXACT_TITLE, POSTERIOR_TITLE, COVERAGE_TITLE])

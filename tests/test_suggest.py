@@ -16,6 +16,7 @@ from viper.decisions import suggest
 from viper.decisions.pool import chosen_together, joint_block
 from viper.inference.classes.sums import EXACT_CLASSES
 from viper.softplus.information import answer_information, class_information
+from viper.softplus.mixture_table import QUADRATURE
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((40, 3))
@@ -39,10 +40,18 @@ def test_information_is_that_of_quadrature(mean, sd):
     assert float(found) == pytest.approx(expected, abs=1e-12)  # of numbers up to log 2: that of the quadrature
 
 
+def test_the_entropy_is_a_mixture_of_normal_densities():
+    """H(s(f)) by its components and by itself; averages over f are no farther apart."""
+    f = np.linspace(0.0, 60.0, 3_001)
+    variances = np.array(QUADRATURE.variances)
+    parts = np.exp(-0.5 * f[:, None] ** 2 / variances) * np.sqrt(variances / (2.0 * np.pi))
+    np.testing.assert_allclose(parts @ QUADRATURE.weights, entropy(expit(f)), rtol=0, atol=TOLERANCE["special"])
+
+
 def test_information_vanishes_for_certain_f_and_has_gradients():
     mean = torch.linspace(-5.0, 5.0, 7, dtype=torch.float64, requires_grad=True)
     variance = torch.full_like(mean, 2.0, requires_grad=True)
-    assert float(answer_information(mean, 0.0 * mean).detach().max()) < 1e-15
+    assert float(answer_information(mean, 0.0 * mean).detach().max()) < TOLERANCE["special"]
     assert torch.autograd.gradcheck(answer_information, (mean, variance))
 
 

@@ -203,25 +203,64 @@ EXPORT int arm_decision_1(int policy, double spread, double epsilon, ptrdiff_t a
     return 0;
 }
 
-/* The step of moment matching: the mean of f moves by v * slope, and its variance becomes v - v^2 * curvature.
+/* One kept outcome, as the columns of Outcomes in outcomes.py, and exp(weight (shift f - precision f^2 / 2)) for it. */
+typedef struct {
+    double time, arm, propensity, reward, weight, precision, shift;
+} outcome;
+
+/* Moves an outcome's factor to where the posterior has the moments of the other factors times the likelihood. Returns
+   how far f moves, in its sds.
    Where f is far on the wrong side, s(f) = e^f s(-f) turns the expectation into one of a shifted Gaussian. */
-EXPORT void arm_step_1(ptrdiff_t d, const double *x, double reward, double *mean, double *covariance, ptrdiff_t size,
-                       const double *weight, const double *variance, double *work) {
-    const mixture mix = {size, weight, variance};
-    const double sign = reward > 0.5 ? 1.0 : -1.0;
+static double visit(ptrdiff_t d, const double *x, outcome *one, double *mean, double *covariance, const mixture *mix,
+                    double *across) {
     double t = 0.0, v = 0.0;
     for (ptrdiff_t i = 0; i < d; i++) {
-        double across = 0.0;
-        for (ptrdiff_t j = 0; j < d; j++) across += covariance[i * d + j] * x[j];
-        work[i] = across;
-        t += sign * mean[i] * x[i];
-        v += across * x[i];
+        double sum = 0.0;
+        for (ptrdiff_t j = 0; j < d; j++) sum += covariance[i * d + j] * x[j];
+        across[i] = sum;
+        t += mean[i] * x[i];
+        v += sum * x[i];
     }
-    const int far = t + v < 0.0;
-    const sigmoid s = expected_sigmoid(&mix, far ? -(t + v) : t, v);
-    const double a = s.slope / s.value, curvature = a * a - s.bend / s.value, slope = sign * (far ? 1.0 - a : a);
+    const double left = 1.0 / v - one->weight * one->precision;
+    if (!(v > 0.0 && left > 0.0)) return 0.0;
+    const double sign = one->reward > 0.5 ? 1.0 : -1.0, others = 1.0 / left;
+    const double centre = (t / v - one->weight * one->shift) * others, toward = sign * centre;
+    const int far = toward + others < 0.0;
+    const sigmoid s = expected_sigmoid(mix, far ? -(toward + others) : toward, others);
+    const double a = s.slope / s.value, slope = sign * (far ? 1.0 - a : a), curvature = a * a - s.bend / s.value;
+    const double stays = 1.0 - others * curvature;
+    if (!(curvature >= 0.0 && stays > 0.0)) return 0.0;
+    const double precision = curvature / stays, shift = (slope + centre * curvature) / stays;
+    const double more = one->weight * (precision - one->precision), push = one->weight * (shift - one->shift);
+    const double loss = more / (1.0 + more * v), gain = (push - more * t) / (1.0 + more * v);
+    one->precision = precision;
+    one->shift = shift;
     for (ptrdiff_t i = 0; i < d; i++) {
-        mean[i] += slope * work[i];
-        for (ptrdiff_t j = 0; j < d; j++) covariance[i * d + j] -= curvature * work[i] * work[j];
+        mean[i] += gain * across[i];
+        for (ptrdiff_t j = 0; j < d; j++) covariance[i * d + j] -= loss * (across[i] * across[j]);
+    }
+    return fmax(fabs(gain) * sqrt(v), fabs(loss) * v);
+}
+
+/* The vector x with f = w'x: the one given or, in a hybrid model, the one given and its last `own` numbers again, where
+   the arm has its own weights. */
+static const double *design(ptrdiff_t d, ptrdiff_t width, ptrdiff_t own, const double *vector, ptrdiff_t arm, double *x) {
+    if (d == width) return vector;
+    for (ptrdiff_t i = 0; i < d; i++) x[i] = i < width ? vector[i] : 0.0;
+    for (ptrdiff_t i = 0; i < own; i++) x[width + arm * own + i] = vector[width - own + i];
+    return x;
+}
+
+/* Visits the newest outcome and then, in turn from `first`, others until `least` one after the other have moved f by
+   less than `calm`, or `most` are visited. Returns their number. `work` has room for 2 d numbers. */
+EXPORT int arm_visits_1(ptrdiff_t outcomes, ptrdiff_t first, ptrdiff_t least, ptrdiff_t most, double calm, ptrdiff_t d,
+                        ptrdiff_t width, ptrdiff_t own, const double *vectors, double *kept, double *mean,
+                        double *covariance, ptrdiff_t size, const double *weight, const double *variance, double *work) {
+    const mixture mix = {size, weight, variance};
+    outcome *all = (outcome *)kept;
+    for (ptrdiff_t visited = 0, quiet = 0, i = outcomes - 1;; i = (first + visited++) % outcomes) {
+        const double *x = design(d, width, own, vectors + i * width, (ptrdiff_t)all[i].arm, work);
+        quiet = visit(d, x, all + i, mean, covariance, &mix, work + d) < calm ? quiet + 1 : 0;
+        if (quiet >= least || visited >= most) return (int)visited;
     }
 }

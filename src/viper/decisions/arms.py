@@ -4,8 +4,9 @@
     information  H(E s(f)) - E H(s(f)) = H(g) - (η - t g - v h): what one outcome tells about f, in nats
     chances      P(arm k has the largest f) = ∫ N(u; t_k, v_k) Π_{j≠k} Φ((u - t_j) / √v_j) du
 
-η, g and h are the expected softplus, its slope and its curvature. One outcome changes the posterior by moment
-matching: q becomes the Gaussian with the mean and covariance of q(w) p(y | w), along x a problem of one dimension.
+η, g and h are the expected softplus, its slope and its curvature. A Gaussian factor of f stands for every outcome's
+likelihood (`viper.decisions.outcomes`); visiting the outcome gives it the one with which the posterior has the mean and
+the variance of all other factors times the likelihood, along x a problem of one dimension.
 
 _arms.c has the same formulas, since a decision is many small sums; without it, or with a policy of one's own, these.
 """
@@ -16,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import ndtr, xlogy
 
+from viper.decisions.outcomes import PRECISION, REWARD, SHIFT
 from viper.softplus.mixture_table import MIXTURES
 
 ACCURACY = 1e-8  # of expectations
@@ -133,9 +135,46 @@ def matched_step(t: float, v: float, reward: float) -> MatchedStep:
     return MatchedStep(sign * (1.0 - a if far else a), a * a - bend / value)
 
 
-def observe(x: np.ndarray, reward: float, mean: np.ndarray, covariance: np.ndarray) -> None:
-    """Change a posterior, N(mean, covariance), by one outcome of an arm with log-odds w'x."""
+def visit(x: np.ndarray, outcome: np.ndarray, mean: np.ndarray, covariance: np.ndarray) -> float:
+    """Move an outcome's factor to where the posterior, N(mean, covariance), has the moments of the other factors times
+    the likelihood. Returns how far f = w'x moves, in its sds.
+    """
+    reward, weight, precision, shift = outcome[REWARD:]
     across = covariance @ x
-    slope, curvature = matched_step(float(mean @ x), float(across @ x), reward)
-    mean += slope * across
-    covariance -= curvature * np.outer(across, across)
+    t, v = float(mean @ x), float(across @ x)
+    if not (v > 0.0 and 1.0 / v > weight * precision):
+        return 0.0
+    others = 1.0 / (1.0 / v - weight * precision)
+    centre = (t / v - weight * shift) * others
+    slope, curvature = matched_step(centre, others, reward)
+    stays = 1.0 - others * curvature
+    if not (curvature >= 0.0 and stays > 0.0):
+        return 0.0
+    outcome[PRECISION], outcome[SHIFT] = curvature / stays, (slope + centre * curvature) / stays
+    more, push = weight * (outcome[PRECISION] - precision), weight * (outcome[SHIFT] - shift)
+    loss, gain = more / (1.0 + more * v), (push - more * t) / (1.0 + more * v)
+    mean += gain * across
+    covariance -= loss * np.outer(across, across)
+    return max(abs(gain) * math.sqrt(v), abs(loss) * v)
+
+
+def visits(
+    X: np.ndarray,
+    table: np.ndarray,
+    first: int,
+    least: int,
+    most: int,
+    calm: float,
+    mean: np.ndarray,
+    covariance: np.ndarray,
+) -> int:
+    """Visit the newest outcome and then, in turn from `first`, others until `least` one after the other have moved f by
+    less than `calm`, or `most` are visited. Returns their number.
+    """
+    visited = quiet = 0
+    i = len(table) - 1
+    while True:
+        quiet = quiet + 1 if visit(X[i], table[i], mean, covariance) < calm else 0
+        if quiet >= least or visited >= most:
+            return visited
+        i, visited = (first + visited) % len(table), visited + 1

@@ -3,7 +3,6 @@
 import math
 import os
 import threading
-from collections import deque
 from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any, NamedTuple
@@ -12,8 +11,9 @@ import numpy as np
 
 from viper.data.model_file import write_tensors
 from viper.decisions import storing
+from viper.decisions.outcomes import ARM, PROPENSITY, REWARD, Played
 from viper.decisions.storing import Pending
-from viper.decisions.weights import MODELS, POLICIES, Odds, Played, Policy, Scales, Weights
+from viper.decisions.weights import MODELS, POLICIES, Policy, Scales, Weights
 from viper.errors import shown
 from viper.models.saving import State
 
@@ -143,9 +143,6 @@ class Bandit:
         self._generator = np.random.default_rng(random_state)
         self._lock = threading.RLock()
         self._weights: Weights | None = None  # until the first context says how many columns there are
-        self._base: Weights | None = None  # the posterior of rewards that are no longer kept
-        self._base_time = 0
-        self._rows: deque[Played] = deque()
         self._pending: dict[int, Pending] = {}
         self._next_id = 0
         self._time = 0  # rewards so far
@@ -169,8 +166,8 @@ class Bandit:
             known = self._number.get(arm) is not None
             alike = None if like is None else self._named(self.arms if is_all(like) else like)[1]
             self._name_arm(arm)
-            if not known and self._weights is not None and self._base is not None:
-                self._weights, self._base = self._weights.with_arm(alike), self._base.with_arm(alike)
+            if not known and self._weights is not None:
+                self._weights = self._weights.with_arm(alike)
 
     def retire_arm(self, arm: Any) -> None:
         """No longer choose an arm. Rewards that are still to come are taken, and `add_arm` takes it back."""
@@ -225,15 +222,15 @@ class Bandit:
         """
         with self._lock:
             names, numbers = self._named(allowed)
-            place, own = self._read(context, features, names)
+            weights, vectors = self._read(context, features, names)
             if slate is None:
-                return self._choose(numbers, names, place, own)[1]
+                return self._choose(weights, numbers, names, vectors)[1]
             if isinstance(slate, bool) or not isinstance(slate, Integral) or not 1 <= int(slate) <= len(names):
                 raise ValueError(f"slate must be a whole number from 1 to {len(names)}, the arms; got {shown(slate)}.")
             choices, left = [], np.arange(len(names))
             for _ in range(int(slate)):
-                rows = None if own is None else own[left]
-                position, choice = self._choose(numbers[left], [names[i] for i in left], place, rows)
+                rows = vectors[left] if len(vectors) > 1 else vectors
+                position, choice = self._choose(weights, numbers[left], [names[i] for i in left], rows)
                 choices.append(choice)
                 left = np.delete(left, position)
             return choices
@@ -242,23 +239,19 @@ class Bandit:
         """The probability with which `pull` would choose each arm now."""
         with self._lock:
             names, numbers = self._named(allowed)
-            place, own = self._read(context, features, names)
-            odds = self._odds(numbers, place, own)
+            weights, vectors = self._read(context, features, names)
+            odds = weights.decide(self.policy, numbers, vectors)
             return dict(zip(names, odds.chance.tolist(), strict=True))
 
-    def _odds(self, numbers: np.ndarray, context: np.ndarray, features: np.ndarray | None) -> Odds:
-        assert self._weights is not None
-        return self._weights.decide(self.policy, numbers, features, context)
-
     def _choose(
-        self, numbers: np.ndarray, names: Sequence[Any], context: np.ndarray, features: np.ndarray | None
+        self, weights: Weights, numbers: np.ndarray, names: Sequence[Any], vectors: np.ndarray
     ) -> tuple[int, Choice]:
-        odds = self._odds(numbers, context, features)
+        odds = weights.decide(self.policy, numbers, vectors)
         total = odds.chance.cumsum()
         position = int(total.searchsorted(self._generator.random() * total[-1], "right"))
         if position == len(total):  # the product was rounded up
             position = int(odds.chance.argmax())
-        vector = context if features is None else np.concatenate([features[position], context])
+        vector = vectors[position].copy() if len(vectors) > 1 else vectors[0]
         mean, sd = float(odds.mean[position]), math.sqrt(odds.variance[position])
         choice = Choice(
             names[position],
@@ -273,8 +266,8 @@ class Bandit:
             del self._pending[next(iter(self._pending))]
         return position, choice
 
-    def _read(self, context: Any, features: Any, names: Sequence[Any]) -> tuple[np.ndarray, np.ndarray | None]:
-        """Check context and features; the first ones say how many columns there are."""
+    def _read(self, context: Any, features: Any, names: Sequence[Any]) -> tuple[Weights, np.ndarray]:
+        """Check context and features; the first ones say how many columns there are. Returns the arms' vectors."""
         place = np.zeros(0) if context is None else finite_array(context, "context", 1)
         if self.model == "disjoint":
             if features is not None:
@@ -289,14 +282,13 @@ class Bandit:
         columns = 0 if own is None else own.shape[1]
         if self._weights is None:
             self._weights = Weights(self.model, self.scales, len(self._number), columns, len(place))
-            self._base = self._weights.copy()
         for what, got, known in (
             ("context", len(place), self._weights.context),
             ("features", columns, self._weights.features),
         ):
             if got != known:
                 raise ValueError(f"{what} must have {known} columns, as before; got {got}.")
-        return place, own
+        return self._weights, self._weights.vectors(own, place)
 
     def _read_features(self, features: Any, names: Sequence[Any]) -> np.ndarray:
         if isinstance(features, Mapping):
@@ -335,52 +327,40 @@ class Bandit:
     def _learn(self, pending: Pending, reward: float) -> None:
         assert self._weights is not None
         self._time += 1
-        row = Played(self._time, pending.arm, pending.vector, pending.propensity, reward)
-        self._rows.append(row)
-        self._weights.observe(row)
-        if self.forget < 1.0 and self.forget ** (self._time - self._forgotten) < 1.0 - FORGETTING_STEP:
-            self._weights.discount(self.forget ** (self._time - self._forgotten))
-            self._forgotten = self._time
-        if len(self._rows) > self.memory:
-            self._drop_old_rows()
+        self._weights.observe(Played(self._time, pending.arm, pending.propensity, reward, pending.vector))
+        if self.forget ** (self._time - self._forgotten) < 1.0 - FORGETTING_STEP:
+            self._forget()
+        if self._weights.kept > self.memory:
+            self._weights.absorb(self._weights.kept // 2)
         if self.refreshing == "doublings" and self._time >= max(FIRST_REFRESH, 2 * self._refreshed):
             self.refresh()
 
+    def _forget(self) -> None:
+        """Discount what was told before, up to now."""
+        assert self._weights is not None
+        self._weights.discount(self.forget ** (self._time - self._forgotten))
+        self._forgotten = self._time
+
     def refresh(self) -> None:
-        """Fit the posterior to all kept rewards at once, which is closer to the exact one than step by step."""
+        """Fit the posterior to all kept rewards at once: the same whatever their order was."""
         with self._lock:
-            if self._weights is None or self._base is None:
+            if self._weights is None:
                 return
-            self._weights = self._fitted(list(self._rows), self._time)
-            self._forgotten = self._refreshed = self._time
-
-    def _fitted(self, rows: list[Played], now: int) -> Weights:
-        """The posterior at a time, of the rewards that are no longer kept and of these."""
-        assert self._base is not None
-        prior = self._base.copy()
-        prior.discount(self.forget ** (now - self._base_time))
-        weight = self.forget ** (now - np.array([row.time for row in rows], dtype=float))
-        return prior.refit(rows, weight) if rows else prior
-
-    def _drop_old_rows(self) -> None:
-        """Put the older half of the kept rewards into the posterior from which fits begin."""
-        old = [self._rows.popleft() for _ in range(len(self._rows) // 2)]
-        self._base = self._fitted(old, old[-1].time)
-        self._base_time = old[-1].time
+            self._forget()
+            self._weights.refit()
+            self._refreshed = self._time
 
     def log(self) -> Log:
         """The kept decisions whose rewards are known."""
         with self._lock:
-            names = list(self._number)
-            features = 0 if self._weights is None else self._weights.features
-            context = 0 if self._weights is None else self._weights.context
-            vectors = np.array([row.vector for row in self._rows]).reshape(len(self._rows), features + context)
+            weights = self._weights or Weights(self.model, self.scales, len(self._number), 0, 0)
+            names, (table, vectors) = list(self._number), weights.played()
             return Log(
-                vectors[:, features:],
-                np.array([names[row.arm] for row in self._rows], dtype=object),
-                np.array([row.propensity for row in self._rows]),
-                np.array([row.reward for row in self._rows]),
-                vectors[:, :features],
+                vectors[:, weights.features : -1],
+                np.array([names[int(arm)] for arm in table[:, ARM]], dtype=object),
+                table[:, PROPENSITY],
+                table[:, REWARD],
+                vectors[:, : weights.features],
             )
 
     # --- files ---

@@ -1,4 +1,4 @@
-"""One decision and one step in C: microseconds where the formulas of arms.py take a hundred.
+"""One decision and what one reward changes, in C: microseconds where the formulas of arms.py take a hundred.
 
 _arms.c is compiled when viper is installed; where it is missing, arms.py does the same.
 """
@@ -10,12 +10,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from viper.decisions.arms import VARIANCES, WEIGHTS
+from viper.decisions.outcomes import Outcomes
 from viper.softplus.c_library import ADDRESS, COUNT, REAL, SIZE, c_functions
 
 ARMS_MODULE = "viper.decisions._arms"
 ARM_FUNCTIONS: dict[str, list[Any]] = {
     "arm_decision_1": [COUNT, REAL, REAL, SIZE, SIZE, ADDRESS, SIZE, *[ADDRESS] * 3, SIZE, *[ADDRESS] * 3],
-    "arm_step_1": [SIZE, ADDRESS, REAL, ADDRESS, ADDRESS, SIZE, *[ADDRESS] * 3],
+    "arm_visits_1": [*[SIZE] * 4, REAL, *[SIZE] * 3, *[ADDRESS] * 4, SIZE, *[ADDRESS] * 3],
 }
 TABLE = len(WEIGHTS), WEIGHTS.ctypes.data, VARIANCES.ctypes.data
 
@@ -24,7 +25,7 @@ class ArmLibrary(NamedTuple):
     """The functions of _arms.c."""
 
     decision: Callable[..., int]
-    step: Callable[..., None]
+    visits: Callable[..., int]
 
 
 @cache
@@ -40,7 +41,7 @@ class Addresses:
     def __init__(self, mean: np.ndarray, covariance: np.ndarray) -> None:
         self.size = mean.shape[1]
         self.mean, self.covariance = mean.ctypes.data, covariance.ctypes.data
-        self.work = np.empty(self.size)
+        self.work = np.empty(2 * self.size)
         self.work_at = self.work.ctypes.data
 
     def decision(
@@ -56,7 +57,12 @@ class Addresses:
             raise MemoryError
         return out
 
-    def step(self, functions: ArmLibrary, x: np.ndarray, reward: float, block: int) -> None:
-        """Change the weights of a block by one outcome."""
+    def visits(
+        self, functions: ArmLibrary, block: int, kept: Outcomes, own: int, least: int, most: int, calm: float
+    ) -> int:
+        """Visit the outcomes of a block, as `viper.decisions.arms.visits` does."""
         mean, covariance = self.mean + 8 * block * self.size, self.covariance + 8 * block * self.size**2
-        functions.step(self.size, x.ctypes.data, reward, mean, covariance, *TABLE, self.work_at)
+        return functions.visits(
+            kept.count, kept.next, least, most, calm, self.size, kept.width, own, *kept.addresses,
+            mean, covariance, *TABLE, self.work_at,
+        )  # fmt: skip

@@ -1,6 +1,5 @@
 """A bandit as tensors and JSON, for its file: what `Bandit.save` writes and `viper.load` reads."""
 
-from collections import deque
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -21,18 +20,18 @@ from viper.data.schema import (
     between,
     check_layouts,
     check_tensors,
-    is_definite,
     numbers,
     one_of,
     or_none,
 )
-from viper.decisions.weights import MODELS, POLICIES, Played, Weights
+from viper.decisions.outcomes import ARM, COLUMNS, PRECISION, WEIGHT
+from viper.decisions.weights import MODELS, POLICIES, Weights
 from viper.errors import StorageError
 from viper.models.saving import State
 
 KIND = "bandit"
 REFRESHES = ("doublings", "never")
-COUNTS = ("_base_time", "_next_id", "_time", "_forgotten", "_refreshed")
+COUNTS = ("_next_id", "_time", "_forgotten", "_refreshed")
 LONG_NUMBER = Value("digits", lambda x: type(x) is str and x.isascii() and x.isdigit() and len(x) <= 64)
 OPTIONS = Fields(
     {
@@ -57,13 +56,32 @@ METADATA = Fields(
         "generator": Fields({"state": LONG_NUMBER, "inc": LONG_NUMBER, "has_uint32": WHOLE, "uinteger": WHOLE}),
     }
 )
-COVARIANCES = Range("positive definite matrices", lambda x: all(is_definite(one) for one in x))
-WEIGHT_RULES = {  # b blocks of s weights
-    f"{part}.{name}": numbers("bs" if name == "mean" else "bss", range=None if name == "mean" else COVARIANCES)
-    for part in ("now", "base")
-    for name in ("mean", "covariance")
+
+
+def are_definite(x: Tensor) -> bool:
+    """Whether matrices are positive definite, whatever the units of their columns."""
+    variances = x.diagonal(dim1=-2, dim2=-1)
+    if not bool(x.isfinite().all() and (variances > 0).all()):
+        return False
+    root = variances.sqrt()
+    return not bool(torch.linalg.cholesky_ex(x / root[:, None] / root[:, :, None]).info.any())
+
+
+DEFINITE_BLOCKS = Range("positive definite matrices", are_definite)
+KEPT_OUTCOMES = Range(
+    "outcomes with weights from 0 to 1 and precisions from 0 on",
+    lambda x: bool(x.isfinite().all() and (x[:, [WEIGHT, PRECISION]] >= 0).all() and (x[:, WEIGHT] <= 1).all()),
+)
+OPEN_FIELDS = 3  # numbers of an open choice beside its vector
+BANDIT_TENSORS = {  # b blocks of s weights, o outcomes, p open choices
+    "mean": numbers("bs"),
+    "covariance": numbers("bss"),  # whose smallest variances may have been rounded away
+    "base_shift": numbers("bs"),
+    "base_precision": numbers("bss", range=DEFINITE_BLOCKS),
+    "next": numbers("b"),
+    "played": numbers("oc", range=KEPT_OUTCOMES),
+    "open": numbers("pd"),
 }
-OPEN_FIELDS, PLAYED_FIELDS = 3, 4  # numbers of a row beside its vector
 
 
 class Pending(NamedTuple):
@@ -80,7 +98,7 @@ def pack_bandit(agent: Any) -> State:
         raise StorageError(
             f"random_state must be a seed or a PCG64 generator to be saved; got {bits['bit_generator']}."
         )
-    weights, base = agent._weights, agent._base
+    weights = agent._weights
     metadata = {
         "options": {
             "policy": agent.policy.name,
@@ -100,16 +118,24 @@ def pack_bandit(agent: Any) -> State:
         "generator": {name: str(bits["state"][name]) for name in ("state", "inc")}
         | {name: int(bits[name]) for name in ("has_uint32", "uinteger")},
     }
-    tensors: dict[str, Tensor] = {}
-    if weights is not None and base is not None:
-        for part, one in (("now", weights), ("base", base)):
-            tensors |= {f"{part}.mean": stored(one.mean), f"{part}.covariance": stored(one.covariance)}
-        width = weights.features + weights.context
-        kept = [[row.time, row.arm, row.propensity, row.reward, *row.vector] for row in agent._rows]
-        open_ = [[number, one.arm, one.propensity, *one.vector] for number, one in agent._pending.items()]
-        tensors["played"] = stored(np.array(kept, dtype=float).reshape(len(kept), PLAYED_FIELDS + width))
-        tensors["open"] = stored(np.array(open_, dtype=float).reshape(len(open_), OPEN_FIELDS + width))
-    return State(tensors, metadata)
+    return State({} if weights is None else pack_weights(weights, agent._pending), metadata)
+
+
+def pack_weights(weights: Weights, pending: dict[int, Pending]) -> dict[str, Tensor]:
+    width = weights.features + weights.context + 1
+    following = np.zeros(len(weights.mean))
+    played = [np.empty((0, COLUMNS + width))]
+    for block, outcomes in weights.outcomes.items():
+        following[block] = outcomes.next
+        played.append(np.concatenate([outcomes.table, outcomes.vectors], 1))
+    waiting = [[number, one.arm, one.propensity, *one.vector] for number, one in pending.items()]
+    arrays = {
+        **{name: getattr(weights, name) for name in ("mean", "covariance", "base_shift", "base_precision")},
+        "next": following,
+        "played": np.concatenate(played),
+        "open": np.array(waiting, dtype=float).reshape(len(waiting), OPEN_FIELDS + width),
+    }
+    return {name: stored(x) for name, x in arrays.items()}
 
 
 def unpack_bandit(cls: Any, state: State) -> Any:
@@ -134,26 +160,26 @@ def unpack_bandit(cls: Any, state: State) -> Any:
     }
     if metadata["columns"] is not None:
         arrays = {name: x.numpy().copy() for name, x in state.tensors.items()}
-        columns = metadata["columns"]
-        agent._weights, agent._base = (
-            stored_weights(agent, columns, arrays[f"{part}.mean"], arrays[f"{part}.covariance"])
-            for part in ("now", "base")
-        )
-        agent._rows = deque(
-            Played(int(row[0]), arm_number(row[1], agent), row[PLAYED_FIELDS:], float(row[2]), float(row[3]))
-            for row in arrays["played"]
-        )
+        agent._weights = unpack_weights(agent, metadata["columns"], arrays)
         agent._pending = {
             int(row[0]): Pending(arm_number(row[1], agent), row[OPEN_FIELDS:], float(row[2])) for row in arrays["open"]
         }
     return agent
 
 
-def stored_weights(agent: Any, columns: dict[str, int], mean: np.ndarray, covariance: np.ndarray) -> Weights:
+def unpack_weights(agent: Any, columns: dict[str, int], arrays: dict[str, np.ndarray]) -> Weights:
     weights = Weights(agent.model, agent.scales, len(agent._number), columns["features"], columns["context"])
+    mean, following = arrays["mean"], arrays["next"]
     if mean.shape != weights.mean.shape:
         raise StorageError(f"weights must have shape {weights.mean.shape}; got {mean.shape}.")
-    weights.set(mean, covariance)
+    weights.set(mean, arrays["covariance"])
+    weights.base_shift, weights.base_precision = arrays["base_shift"], arrays["base_precision"]
+    for row in arrays["played"]:
+        weights.keep(arm_number(row[ARM], agent), row[:COLUMNS], row[COLUMNS:])
+    for block, outcomes in weights.outcomes.items():
+        outcomes.next = int(following[block])
+        if not 0 <= outcomes.next < outcomes.count:
+            raise StorageError(f"the next outcome must be one of {outcomes.count}; got {following[block]:g}.")
     return weights
 
 
@@ -172,10 +198,9 @@ def check_header(layouts: Mapping[str, Layout], metadata: dict[str, Any]) -> dic
     if columns is None:
         check_layouts({}, layouts, {})
         return {}
-    width = columns["features"] + columns["context"]
-    rules = {**WEIGHT_RULES, "played": numbers("no"), "open": numbers("mp")}
-    check_layouts(rules, layouts, {"o": PLAYED_FIELDS + width, "p": OPEN_FIELDS + width})
-    return rules
+    width = columns["features"] + columns["context"] + 1
+    check_layouts(BANDIT_TENSORS, layouts, {"c": COLUMNS + width, "d": OPEN_FIELDS + width})
+    return BANDIT_TENSORS
 
 
 def stored(x: np.ndarray) -> Tensor:

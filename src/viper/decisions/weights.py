@@ -4,7 +4,8 @@
     shared     f_a = w'(features of a, context, 1)
     hybrid     f_a = w'(features of a, context, 1) + w_a'(context, 1)
 
-A decision sees the arms' log-odds as independent. One outcome is a step of moment matching; `refit` is a fit to rows.
+A decision sees the arms' log-odds as independent. A block's precision is that of its base, the prior and outcomes that
+are no longer kept, plus those of the factors of the kept ones.
 """
 
 from collections.abc import Sequence
@@ -14,11 +15,15 @@ import numpy as np
 
 from viper.decisions import arms
 from viper.decisions.compiled import Addresses, arm_library
-from viper.models.logistic import VariationalLogisticRegression
+from viper.decisions.outcomes import ARM, COLUMNS, NEW_FACTOR, PRECISION, SHIFT, TIME, WEIGHT, Outcomes, Played
 
 MODELS = ("disjoint", "shared", "hybrid")
 POLICIES = ("ids", "ucb", "thompson", "epsilon-greedy", "greedy")  # in the order of _arms.c
 LARGEST_HYBRID = 4_000  # weights; their covariance takes 128 MB
+VISITED, CALM = 8, 0.05  # a reward is learned when so many older ones in turn move f by less than this share of its sd
+MOST_VISITED = 256  # rewards, or as many as change MOST_CHANGED entries of a covariance
+MOST_CHANGED = 1 << 20
+SETTLED, MOST_ROUNDS = 1e-7, 100  # a refresh ends when no factor moves f by more than this share of its sd
 
 
 class Policy(NamedTuple):
@@ -37,16 +42,6 @@ class Odds(NamedTuple):
     reward: np.ndarray
     information: np.ndarray
     chance: np.ndarray
-
-
-class Played(NamedTuple):
-    """One outcome: when it came, of which arm, the vector it was chosen by, its propensity and its reward."""
-
-    time: int
-    arm: int
-    vector: np.ndarray  # features of the arm, context
-    propensity: float
-    reward: float
 
 
 class Scales(NamedTuple):
@@ -76,50 +71,62 @@ class Weights:
                 f"model={model!r} allows {LARGEST_HYBRID} weights; got {self.sd.shape[1]}. Use fewer arms or columns, "
                 "or model='disjoint'."
             )
+        self.base_precision, self.base_shift = prior_precision(self.sd), np.zeros_like(self.sd)
+        self.outcomes: dict[int, Outcomes] = {}  # by block
+        self.kept = 0
         self.set(np.zeros_like(self.sd), np.stack([np.diag(row**2) for row in self.sd]))
 
     def set(self, mean: np.ndarray, covariance: np.ndarray) -> None:
         self.mean, self.covariance = np.ascontiguousarray(mean), np.ascontiguousarray(covariance)
         self.addresses = Addresses(self.mean, self.covariance)
 
-    def copy(self) -> "Weights":
-        other = object.__new__(Weights)
-        other.__dict__.update(self.__dict__)
-        other.set(self.mean.copy(), self.covariance.copy())
-        return other
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "addresses"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.set(self.mean, self.covariance)
 
     # --- vectors ---
 
-    def design(self, arm: np.ndarray, features: np.ndarray | None, context: np.ndarray) -> np.ndarray:
-        """The vectors x with f = w'x of arms, (1 or n × size); features (n × columns), context (1 or n × columns)."""
-        own = np.ones((len(context), self.context + 1))
-        own[:, :-1] = context
-        if self.model == "disjoint":
-            return own
-        parts = [] if features is None or not self.features else [features]
-        common = np.concatenate([*parts, np.broadcast_to(own, (len(arm), own.shape[1]))], 1)
-        if self.model == "shared":
-            return np.ascontiguousarray(common)
+    def vectors(self, features: np.ndarray | None, context: np.ndarray) -> np.ndarray:
+        """(features of an arm, context, 1), as many rows as features have."""
+        rows, first = (1, 0) if features is None else features.shape
+        found = np.ones((rows, first + len(context) + 1))
+        found[:, first:-1] = context
+        if features is not None:
+            found[:, :first] = features
+        return found
+
+    def design(self, arm: np.ndarray, vectors: np.ndarray) -> np.ndarray:
+        """The vectors x with f = w'x of arms."""
+        if self.model != "hybrid":
+            return vectors
+        own, width = self.context + 1, vectors.shape[1]
         x = np.zeros((len(arm), self.mean.shape[1]))
-        x[:, : common.shape[1]] = common
-        first = common.shape[1] + arm[:, None] * own.shape[1] + np.arange(own.shape[1])
-        np.put_along_axis(x, first, np.broadcast_to(own, (len(arm), own.shape[1])), 1)
+        x[:, :width] = vectors
+        places = width + arm[:, None] * own + np.arange(own)
+        np.put_along_axis(x, places, np.broadcast_to(vectors[:, -own:], places.shape), 1)
         return x
 
     def blocks(self, arm: np.ndarray) -> np.ndarray:
         """The block of each arm."""
         return arm if self.model == "disjoint" else np.zeros_like(arm)
 
-    def design_of(self, rows: Sequence[Played]) -> np.ndarray:
-        vectors = np.array([row.vector for row in rows]).reshape(len(rows), -1)
-        arm = np.array([row.arm for row in rows], dtype=np.intp)
-        return self.design(arm, vectors[:, : self.features], vectors[:, self.features :])
+    def keep(self, arm: int, row: Sequence[float] | np.ndarray, vector: np.ndarray) -> int:
+        """Add an outcome to those that are kept, as a row of their table. Returns its block."""
+        block = arm if self.model == "disjoint" else 0
+        if block not in self.outcomes:
+            self.outcomes[block] = Outcomes(self.features + self.context + 1)
+        self.outcomes[block].append(row, vector)
+        self.kept += 1
+        return block
 
     # --- decisions and outcomes ---
 
-    def decide(self, policy: Policy, arm: np.ndarray, features: np.ndarray | None, context: np.ndarray) -> Odds:
+    def decide(self, policy: Policy, arm: np.ndarray, vectors: np.ndarray) -> Odds:
         """What is known of these arms, and with which chances a policy chooses among them."""
-        x, block = self.design(arm, features, context[None]), self.blocks(arm)
+        x, block = self.design(arm, vectors), self.blocks(arm)
         code = POLICIES.index(policy.name)
         if (functions := arm_library()) is not None:
             return Odds(*self.addresses.decision(functions, code, policy.spread, policy.epsilon, x, block))
@@ -128,41 +135,75 @@ class Weights:
         return Odds(t, v, reward, information, chances_of(policy, t, v, reward, information))
 
     def observe(self, row: Played) -> None:
-        """Change the posterior by one outcome."""
-        arm = np.array([row.arm], dtype=np.intp)
-        x = self.design(arm, row.vector[None, : self.features], row.vector[None, self.features :])
-        block = int(self.blocks(arm)[0])
-        if (functions := arm_library()) is not None:
-            self.addresses.step(functions, x, row.reward, block)
-        else:
-            arms.observe(x[0], row.reward, self.mean[block], self.covariance[block])
+        """Change the posterior by one outcome, and the factors of older ones that it moves."""
+        block = self.keep(row.arm, (*row[:4], *NEW_FACTOR), row.vector)
+        most = min(MOST_VISITED, MOST_CHANGED // self.mean.shape[1] ** 2)
+        self.visit(block, min(VISITED, most, self.outcomes[block].count - 1), most, CALM)
 
-    def refit(self, rows: Sequence[Played], weight: np.ndarray) -> "Weights":
-        """The posterior of weighted rows, if these weights are their prior."""
-        fitted = self.copy()
-        arm = np.array([row.arm for row in rows], dtype=np.intp)
-        X, y = self.design_of(rows), np.array([row.reward for row in rows])
-        block = self.blocks(arm)
-        for one in np.unique(block):
-            mine = block == one
-            model = VariationalLogisticRegression(
-                prior_mean=self.mean[one], prior_scale=self.covariance[one], fit_intercept=False, verbose=False
-            )
-            model.partial_fit(X[mine], y[mine], classes=[0.0, 1.0], sample_weight=weight[mine])
-            posterior: Any = model.posterior_
-            fitted.mean[one], fitted.covariance[one] = posterior.mean.numpy(), posterior.covariance().numpy()
-        return fitted
+    def refit(self) -> None:
+        """Visit all kept outcomes until no factor moves any more."""
+        self.rebuild()
+        for block, outcomes in self.outcomes.items():
+            if outcomes.count:
+                self.visit(block, outcomes.count, MOST_ROUNDS * outcomes.count, SETTLED)
+
+    def visit(self, block: int, least: int, most: int, calm: float) -> None:
+        """Visit outcomes of a block until `least` in turn have moved f by less than `calm`, or `most` are visited."""
+        kept = self.outcomes[block]
+        if (functions := arm_library()) is not None:
+            visited = self.addresses.visits(functions, block, kept, self.context + 1, least, most, calm)
+        else:
+            X = self.design(kept.table[:, ARM].astype(np.intp), kept.vectors)
+            posterior = self.mean[block], self.covariance[block]
+            visited = arms.visits(X, kept.table, kept.next, least, most, calm, *posterior)
+        kept.next = (kept.next + visited) % kept.count
+
+    def rebuild(self) -> None:
+        """The posterior from its base and all factors, without what steps have rounded away."""
+        precision, shift = self.base_precision.copy(), self.base_shift.copy()
+        for block, outcomes in self.outcomes.items():
+            told = self.told(outcomes, outcomes.count)
+            precision[block] += told[0]
+            shift[block] += told[1]
+        covariance = np.linalg.inv(precision)
+        covariance = 0.5 * (covariance + covariance.transpose(0, 2, 1))
+        self.set(np.einsum("kij,kj->ki", covariance, shift), covariance)
+
+    def told(self, outcomes: Outcomes, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """What the factors of the oldest outcomes add to the precision and to the shift of their block."""
+        table = outcomes.table[:count]
+        X = self.design(table[:, ARM].astype(np.intp), outcomes.vectors[:count])
+        return (X.T * (table[:, WEIGHT] * table[:, PRECISION])) @ X, X.T @ (table[:, WEIGHT] * table[:, SHIFT])
+
+    def absorb(self, count: int) -> None:
+        """No longer keep the oldest outcomes: their factors stay, in the base."""
+        last = np.sort(np.concatenate([outcomes.table[:, TIME] for outcomes in self.outcomes.values()]))[count - 1]
+        for block, outcomes in self.outcomes.items():
+            old = int(np.searchsorted(outcomes.table[:, TIME], last, "right"))
+            told = self.told(outcomes, old)
+            self.base_precision[block] += told[0]
+            self.base_shift[block] += told[1]
+            outcomes.drop(old)
+            self.kept -= old
 
     def discount(self, share: float) -> None:
-        """Keep this share of what rows have told: precision and natural mean move back to those of the prior."""
+        """Keep this share of what outcomes have told."""
         if share == 1.0:
             return
-        precision = np.linalg.inv(self.covariance)
-        natural = np.einsum("kij,kj->ki", precision, self.mean)
-        before = np.stack([np.diag(row**-2.0) for row in self.sd])
-        covariance = np.linalg.inv(before + share * (precision - before))
-        covariance = 0.5 * (covariance + covariance.transpose(0, 2, 1))
-        self.set(np.einsum("kij,kj->ki", covariance, share * natural), covariance)
+        prior = prior_precision(self.sd)
+        self.base_precision = prior + share * (self.base_precision - prior)
+        self.base_shift *= share
+        for outcomes in self.outcomes.values():
+            outcomes.table[:, WEIGHT] *= share
+        self.rebuild()
+
+    def played(self) -> tuple[np.ndarray, np.ndarray]:
+        """Table and vectors of all kept outcomes, oldest first."""
+        parts = [(outcomes.table, outcomes.vectors) for outcomes in self.outcomes.values()]
+        parts = parts or [(np.empty((0, COLUMNS)), np.empty((0, self.features + self.context + 1)))]
+        table, vectors = (np.concatenate(one) for one in zip(*parts, strict=True))
+        order = table[:, TIME].argsort()
+        return table[order], vectors[order]
 
     def with_arm(self, like: np.ndarray | None) -> "Weights":
         """The same with one more arm, which starts from the prior or, if `like` names arms, from what they share.
@@ -170,19 +211,24 @@ class Weights:
         The latter is the Gaussian with the mean and covariance of a draw from one of them, taken at random.
         """
         more = Weights(self.model, self.scales, self.arm_count + 1, self.features, self.context)
-        if self.model == "shared":
-            more.set(self.mean, self.covariance)
-        elif self.model == "disjoint":
-            more.mean[:-1], more.covariance[:-1] = self.mean, self.covariance
-            if like is not None:
-                means = self.mean[like]
-                more.mean[-1] = means.mean(0)
-                between = (means - means.mean(0)).T @ (means - means.mean(0)) / len(means)
-                more.covariance[-1] = self.covariance[like].mean(0) + between
-        else:
-            size = self.mean.shape[1]
-            more.mean[0, :size], more.covariance[0, :size, :size] = self.mean[0], self.covariance[0]
+        blocks, size = self.mean.shape
+        for name in ("mean", "base_shift"):
+            getattr(more, name)[:blocks, :size] = getattr(self, name)
+        for name in ("covariance", "base_precision"):
+            getattr(more, name)[:blocks, :size, :size] = getattr(self, name)
+        more.outcomes, more.kept = self.outcomes, self.kept
+        if like is not None and self.model == "disjoint":
+            means = self.mean[like]
+            between = (means - means.mean(0)).T @ (means - means.mean(0)) / len(means)
+            more.mean[-1], more.covariance[-1] = means.mean(0), self.covariance[like].mean(0) + between
+            more.base_precision[-1] = np.linalg.inv(more.covariance[-1])
+            more.base_shift[-1] = more.base_precision[-1] @ more.mean[-1]
         return more
+
+
+def prior_precision(sd: np.ndarray) -> np.ndarray:
+    """A diagonal matrix of sd⁻² for each row."""
+    return np.stack([np.diag(row**-2.0) for row in sd])
 
 
 def chances_of(policy: Policy, t: np.ndarray, v: np.ndarray, reward: np.ndarray, information: np.ndarray) -> np.ndarray:

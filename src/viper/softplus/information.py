@@ -1,24 +1,42 @@
 """What an answer would tell about f ~ N(ϑ, τ²): the mutual information of label and f, in nats and without sampling.
 
-With η, g and h of the expected softplus at (ϑ, τ²), Stein's identity gives E f s(f) = ϑ g + τ² h, so that
+    information = H(E p) - E H(p),      p = s(f),      H(p) = -p log p - (1-p) log(1-p),
 
-    information = H(E p) - E H(p) = H(g) - (η - ϑ g - τ² h),      H(g) = -g log g - (1-g) log(1-g),
+which is called BALD. The logistic function is a scale mixture, s(f) = Σ_j w_j Φ(f/σ_j), and so is its entropy, without
+Φ: H(s(f)) = log(1+e^f) - f s(f) = Σ_j w_j σ_j² φ(f; 0, σ_j²). Their means have τ² added to the variances:
 
-which is called BALD. For classes, η, g and h are those of the expected log-sum-exp, and H is summed over classes.
+    E p = Σ_j w_j Φ(ϑ/d_j),      E H(p) = Σ_j w_j σ_j² φ(ϑ; 0, d_j²),      d_j² = σ_j² + τ².
+
+For classes, with η, g and h of the expected log-sum-exp, Stein's identity gives E H(p) = η - Σ_k (ϑ_k g_k + τ_k² h_k).
 """
+
+import math
 
 import torch
 from torch import Tensor
 
-from viper.softplus.expectation import expected_softplus
-from viper.softplus.pointwise import Triple
+from viper.softplus.mixture_table import QUADRATURE
+from viper.softplus.pointwise import Triple, blocked, over_terms, sum_terms
+
+SHARE, SPREAD = (torch.tensor(x, dtype=torch.float64) for x in (QUADRATURE.weights, QUADRATURE.variances))
+HALF_SHARE, TWICE_SPREAD, OF_ENTROPY = 0.5 * SHARE, 2.0 * SPREAD, SHARE * SPREAD / math.sqrt(math.pi)
 
 
 def answer_information(mean: Tensor, variance: Tensor) -> Tensor:
-    """Information of a yes or a no about its log-odds f ~ N(mean, variance), elementwise; differentiable."""
-    value, slope, curvature = expected_softplus(mean, variance)
-    entropy = torch.special.entr(slope) + torch.special.entr(1.0 - slope)
-    return (entropy - value + mean * slope + variance * curvature).clamp(min=0.0)
+    """Information of a yes or a no about its log-odds f ~ N(mean, variance), elementwise to 5e-14; differentiable."""
+    return information_in_blocks(*torch.broadcast_tensors(mean, variance))[0]
+
+
+def information_of_block(mean: Tensor, variance: Tensor) -> tuple[Tensor]:
+    # 1/(√2 d_j), so that Φ(ϑ/d_j) = ½ + ½ erf(x_j)
+    rate = torch.add(over_terms(TWICE_SPREAD, variance), variance, alpha=2.0).rsqrt()
+    x = mean * rate
+    given = sum_terms(OF_ENTROPY, rate * (-x * x).exp())
+    p = (0.5 + sum_terms(HALF_SHARE, x.erf())).clamp(0.0, 1.0)
+    return ((torch.special.entr(p) + torch.special.entr(1.0 - p) - given).clamp(min=0.0),)
+
+
+information_in_blocks = blocked(information_of_block, 4 * len(HALF_SHARE))
 
 
 def class_information(mean: Tensor, variance: Tensor, moments: Triple) -> Tensor:
