@@ -26,11 +26,12 @@ def main() -> None:
     parser.add_argument("--splits", type=int, help="gp-quality: random splits of each data set (default: 10)")
     parser.add_argument("--seeds", type=int, help="experiments: seeds of each method (default: 20)")
     parser.add_argument("--coverage", action="store_true", help="gp-quality: run only the simulations of coverage")
-    parser.add_argument("--tables", help="logistic, mixed, networks: make only these tables, by titles between ';'")
+    parser.add_argument("--tables", help="asking, logistic, mixed, networks: only these tables, by titles between ';'")
     options = parser.parse_args()
     if unknown := set(options.names) - set(names):
         parser.error(f"name must be one of {names}; got {sorted(unknown)}")
     own: dict[str, dict[str, Any]] = {
+        "asking": {"tables": options.tables},
         "gp": {"data": options.data},
         "logistic": {"tables": options.tables},
         "mixed": {"tables": options.tables},

@@ -32,6 +32,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterable
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -259,13 +260,13 @@ class Botorch:
 class Viper:
     """`viper.Experiment`; or its model with questions in a Sobol sequence or at random."""
 
-    def __init__(self, problem: Problem, seed: int, asking: str = "", priors: str | None = "default") -> None:
+    def __init__(self, problem: Problem, seed: int, asking: str = "", options: dict[str, Any] | None = None) -> None:
         self.problem = problem
         bounds: Any = [(0.0, 1.0)] * problem.inputs
         goal = GOALS[problem.task]
         self.experiment = viper.Experiment(bounds, goal, threshold=TARGET, initial=problem.first, random_state=seed)
-        if priors is None:
-            self.experiment._fit = self.without_priors
+        if options is not None:
+            self.experiment._fit = partial(fit_preferences, standardize=False, random_state=0, **options)
         self.items = 2 if problem.task in PAIRED else 1
         self.plan = None
         if asking == "Sobol":
@@ -283,10 +284,6 @@ class Viper:
     def tell(self, question: np.ndarray, answer: int) -> None:
         given: Any = answer if self.items == 1 else "first" if answer else "second"
         self.experiment.tell(question, given)
-
-    def without_priors(self, X: np.ndarray, y: np.ndarray) -> Any:
-        options: dict[str, Any] = {"priors": None, "lengthscales": "one", "mean": "zero"}
-        return fit_preferences(X, y, standardize=False, random_state=0, **options)
 
     def fit(self) -> None:
         _ = self.experiment.model
@@ -314,15 +311,20 @@ def aepsych_method(acquisition: str, task: str) -> Method:
 
 
 def viper_method(asking: str = "") -> Method:
-    tasks = tuple(task for task in GOALS if not asking or task != "probability")
-    return Method(lambda problem, seed: Viper(problem, seed, asking), tasks)
+    return Method(lambda problem, seed: Viper(problem, seed, asking), tuple(x for x in GOALS if x != "probability"))
+
+
+def preference_model(**options: Any) -> Method:
+    return Method(lambda problem, seed: Viper(problem, seed, options=options), ("probability",))
 
 
 METHODS: dict[str, Method] = {
     "viper": viper_method(),
     "viper's model, Sobol": viper_method("Sobol"),
     "viper's model, random": viper_method("random"),
-    "viper, no priors": Method(lambda problem, seed: Viper(problem, seed, priors=None), ("probability",)),
+    "viper, defaults": preference_model(),
+    "viper, as in an experiment": preference_model(mean="zero", priors="short"),
+    "viper, no priors": preference_model(mean="zero", priors=None, lengthscales="one"),
     "BoTorch, PairwiseGP": Method(lambda problem, seed: Botorch(problem, None), ("probability",), "botorch"),
     "AEPsych, EAVC": aepsych_method("EAVC", "threshold"),
     "AEPsych, GlobalMI": aepsych_method("GlobalMI", "threshold"),
@@ -489,7 +491,8 @@ NOTES = {
     ],
     "probability": [
         "Kullback-Leibler divergence from the truth, per pair; mean over seeds ± its standard error.",
-        '"No priors" is one lengthscale and an output scale by maximum likelihood, without a linear part.',
+        '"As in an experiment" is without a linear part and with priors="short"; "no priors" is one lengthscale and an '
+        "output scale by maximum likelihood, without a linear part.",
     ],
     "preference": ["Utility that the item held to be the best lacks, in sds; mean over seeds ± its standard error."],
 }

@@ -116,6 +116,11 @@ def test_a_model_from_elsewhere(folder):
     refused(run_viper("predict", "other.viper", "data.csv", folder=folder), INPUT, "saved by viper", "a pickle")
 
 
+def test_a_model_as_a_table(folder):
+    done = run_viper("predict", "model.viper", "model.viper", folder=folder)
+    refused(done, INPUT, "model.viper must be a table; got a model")
+
+
 def test_a_table_as_a_model(folder):
     done = run_viper("summary", "data.csv", folder=folder)
     refused(done, INPUT, "must be a model saved by viper; got data.csv, which is a file of another format.")
@@ -166,6 +171,37 @@ def test_output_exists(folder):
     done = run_viper("predict", "model.viper", "data.csv", "-o", "data.csv", folder=folder)
     refused(done, OUTPUT, "got data.csv, which exists", "--force")
     assert contents(folder) == before
+
+
+@pytest.mark.parametrize("output", ["data.csv", "./data.csv", "link.csv", "model.viper"])
+@pytest.mark.parametrize("command", ["predict", "report", "effects", "suggest"])
+def test_an_input_is_never_the_output_too(folder, command, output):
+    link = folder / "link.csv"
+    if not link.is_symlink():
+        link.symlink_to("data.csv")
+    before = contents(folder)
+    done = run_viper(command, "model.viper", "data.csv", "-o", output, "--force", folder=folder)
+    refused(done, OUTPUT, "the output must be another file than the input", "Choose another name")
+    assert contents(folder) == before
+
+
+def test_a_fit_does_not_replace_its_table(folder):
+    done = run_viper("fit", "data.csv", "-t", "died", "-o", "data.csv", "--force", folder=folder)
+    refused(done, OUTPUT, "the output must be another file than the input; got data.csv for both.")
+
+
+def test_links_that_lead_nowhere(folder, tmp_path):
+    for name, there in {"circle": "circle", "gone": "nothing.csv", "far": "nofolder/m.viper"}.items():
+        (tmp_path / name).symlink_to(there)
+    for name in ("circle", "gone"):
+        done = run_viper("predict", "model.viper", tmp_path / name, folder=folder)
+        refused(done, INPUT, "the file must exist", name, "a link that leads nowhere")
+    for name, words in {"circle": "must be writable", "far": "the directory of the output must exist"}.items():
+        refused(run_viper("fit", "data.csv", "-t", "died", "-o", tmp_path / name, folder=folder), OUTPUT, words)
+    done = run_viper("predict", "model.viper", "data.csv", "-o", tmp_path / "gone", folder=folder)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "gone").is_symlink()
+    assert len(pd.read_csv(tmp_path / "nothing.csv")) == len(FRAME)
 
 
 def test_predictions_go_through_standard_output(folder, tmp_path):

@@ -328,10 +328,10 @@ def test_the_page_shows_dates_as_dates(tmp_path):
     frame = FRAME.assign(when=WHEN.where(np.arange(ROWS) % 9 > 0))
     model = Logistic.from_formula("y ~ x + days(when) + month(when)", frame, missing="mean")
     study = viper.report.study.read_study(model, frame, "y", by=["when"])
-    page = viper.report.page.render(study)
+    page = viper.report.page.ReportPage(study).text()
     first, last = frame["when"].min().date(), frame["when"].max().date()
     assert f"{first} to {last}" in page  # the range of the column
-    assert f"of when with the mean, {frame['when'].mean().date()}" in page
+    assert f"of when with the mean ({frame['when'].mean().date()})" in page
     effect = next(e for e in study.effects if e.name == "when")
     assert set(as_days(frame["when"])) >= set(effect.values)
     assert viper.report.words.effect_sentence(effect).count(" on 202") >= 2
@@ -404,6 +404,17 @@ def test_other_names(name):
 EXTRA = FRAME.assign(patient_id=RNG.permutation(ROWS) + 4000, constant=1, empty=np.nan, nr=range(1, ROWS + 1))
 
 
+@pytest.mark.parametrize("size", [1.0, 1e-300, 1e300])
+def test_a_column_that_differs_only_in_its_last_digits_is_left_out(size):
+    """Nothing of it would be left after its mean is subtracted, and as it is it would stand in for the intercept."""
+    apart = 1.0 + np.arange(ROWS) * 2.0**-52
+    with pytest.warns(LeftOutWarning, match="'stamp': the same in all rows to 12 digits; subtract its smallest value"):
+        model = Logistic.from_formula("y ~ .", FRAME.assign(stamp=size * apart).drop(columns="when"))
+    assert "stamp" not in model.formula_.inputs
+    used = Logistic.from_formula("y ~ .", FRAME.assign(stamp=apart - 1.0).drop(columns="when"))
+    assert "stamp" in used.formula_.inputs
+
+
 def test_dot_stands_for_the_columns_that_are_of_use(command):
     with pytest.warns(LeftOutWarning) as caught:
         model = Logistic.from_formula("y ~ .", EXTRA.drop(columns="nr"), missing="mean")
@@ -459,8 +470,8 @@ def test_text_that_tells_rows_apart_is_left_out_as_a_number_is(command):
         model = Logistic.from_formula("y ~ .", named)
     assert model.formula_.inputs == ["x", "ward"]
     reasons = {
-        "name": "it identifies rows: its 240 texts all differ",
-        "ticket": "it identifies rows: 140 different texts in 240 rows; name it in a formula to use it",
+        "name": "it identifies rows, as its 240 texts all differ",
+        "ticket": "it has 140 different texts in 240 rows; name it in a formula to use it",
     }
     for name, why in reasons.items():
         assert f"{name!r}: {why}" in str(caught[0].message)

@@ -152,6 +152,28 @@ def test_vectors_of_any_length_give_the_same_sums(monkeypatch, width, order, row
         assert_same(*both(block, mean, of_sigma, limit().moments, KernelRecipe(recipe, nodes=EXACT_NODES), gram))
 
 
+@pytest.mark.parametrize("width", [*c_library.WIDTHS, None])
+@pytest.mark.parametrize("rows", [1, 7, 8, 9, 101])
+@pytest.mark.parametrize("columns", [1, 3, 8, 26])
+def test_columns_become_rows_and_nothing_odd_is_missed(monkeypatch, width, rows, columns):
+    """In compiled code and, without it, in NumPy."""
+    functions = None
+    if width is not None:
+        functions = c_library.right_functions(library.ROWS_MODULE + width, library.ARGUMENTS, library.is_right)
+        if functions is None:
+            pytest.skip("not built, or not for this machine")
+    monkeypatch.setattr(compiled, "library", lambda: functions and library.Library(*functions))
+    rng = np.random.default_rng(rows + columns)
+    given, out = list(1e308 * rng.uniform(-1.0, 1.0, (columns, rows))), np.empty((rows, columns))
+    assert compiled.join_columns(given, out)  # though their sum overflows
+    np.testing.assert_array_equal(out, np.column_stack(given))
+    for odd in (math.nan, math.inf, -math.inf):
+        changed, i, j = [x.copy() for x in given], rng.integers(rows), rng.integers(columns)
+        changed[j][i] = odd
+        assert not compiled.join_columns(changed, out)
+        np.testing.assert_array_equal(out, np.column_stack(changed))
+
+
 @built
 @pytest.mark.parametrize("spread", [0.0, 1e-9, 1e-3, 0.02, 0.1, 0.3, 1.0, 3.0])
 def test_every_variance_within_reach(spread):

@@ -689,7 +689,7 @@ def test_one_lengthscale_for_all_columns(data):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"priors": "weak"}, "priors must be 'default' or None; got 'weak'"),
+        ({"priors": "weak"}, "priors must be 'default', 'short' or None; got 'weak'"),
         ({"lengthscales": 3}, r"lengthscales must be one of \['auto', 'one', 'many'\]; got 3"),
     ],
 )

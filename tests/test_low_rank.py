@@ -246,8 +246,21 @@ def test_files_and_partitions(tmp_path):
         assert_same_posterior(here, other, within=1e-4)
 
 
+def test_the_search_holds_nothing_of_the_size_of_a_covariance():
+    """Of 200,000 columns, such a matrix would take 320 GB."""
+    d = 200_000
+    X = scipy.sparse.random(5, d, 1e-5, "csr", random_state=0)
+    ones = torch.ones(d, dtype=torch.float64)
+    problem = LowRankProblem(
+        Arrays(X, torch.zeros(5).double()), Prior(0.0 * ones, ones), limit(), diagonal=True, iterative=True, rank=1
+    )
+    q = LowRankGaussian(0.0 * ones, ones, loadings=ones[:, None] / d)
+    ascent = LowRankAscent(problem, q, None, 1e-9)
+    assert np.isfinite(ascent.negative(ascent.origin())[0])
+
+
 def test_many_rows_begin_on_some_of_them():
-    X, y = rows(4000, 6)
+    X, y = rows(4001, 6)
     model = fit(X, y)
     assert model.passes_ % 1.0 > 0.0
     assert model.elbo_bound_ <= model.elbo_ < VariationalLogisticRegression().fit(X, y).elbo_

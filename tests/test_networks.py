@@ -9,6 +9,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from memory import PEAK
 from scipy.integrate import quad
 from scipy.stats import norm
 from tolerances import TOLERANCE
@@ -304,6 +305,18 @@ def test_a_loader_gives_the_posterior_of_its_rows(data, monkeypatch):
         assert number(head.loss(X, y, ROWS)) == pytest.approx(number(whole.loss(X, y, ROWS)), abs=1e-7)
 
 
+def test_a_stream_reports_its_passes(data, monkeypatch, capsys):
+    monkeypatch.setattr(feature_rows, "available_memory", lambda: 0.0)
+    loader = DataLoader(TensorDataset(data[0], data[1]), batch_size=32)
+    head_of("binary").fit(loader, verbose=True)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) > 1
+    assert all(f"{ROWS} rows" in line for line in lines)
+    passes = [float(line.split("pass ")[1].split()[0]) for line in lines]
+    assert passes == sorted(passes)
+    assert passes[-1] > 1.0
+
+
 # --- as a module among others ---
 
 
@@ -343,14 +356,41 @@ def test_autocast_changes_nothing_in_the_head(data, kind):
         assert torch.equal(head.loss(features, y, ROWS), expected)
 
 
+def process_of(data):
+    torch.manual_seed(0)
+    return scrambled(GaussianProcessHead(WIDTH, inducing=6).double().place(data[0]), size=0.1)
+
+
+def test_autocast_changes_nothing_in_a_process(data):
+    head, features = process_of(data).float(), data[0].to(torch.bfloat16)
+    expected = head.loss(features.float(), data[1], ROWS)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(head.loss(features, data[1], ROWS), expected)
+
+
 @pytest.mark.filterwarnings("ignore")  # torch's own, while it traces
-@pytest.mark.parametrize("kind", ["binary", "classes"])
+@pytest.mark.parametrize("kind", ["binary", "classes", "labels", "process"])
 def test_compiled_loss_is_the_loss(data, kind):
-    head, y = head_of(kind, covariance="diagonal"), targets_of(data, kind)
+    head = process_of(data) if kind == "process" else head_of(kind, covariance="diagonal")
+    y = targets_of(data, "binary" if kind == "process" else kind)
     loss = torch.compile(head.loss, backend="aot_eager", fullgraph=True)
     expected = torch.autograd.grad(head.loss(data[0], y, ROWS), head.q.mean)[0]
     found = torch.autograd.grad(loss(data[0], y, ROWS), head.q.mean)[0]
     assert torch.allclose(found, expected, rtol=0, atol=1e-9)  # more nodes where values cannot be inspected
+
+
+def test_thousands_of_classes_fit_in_a_gigabyte():
+    """Where each row keeps something for each pair of classes, a batch of 128 rows alone needs 9.8 GB."""
+    program = """
+import torch
+from viper.nn import LogitHead
+torch.set_num_threads(1)
+head = LogitHead(512, 3100, covariance="diagonal")
+head.loss(torch.randn(128, 512), torch.randint(0, 3100, (128,)), 10_000).backward()
+print(peak())
+"""
+    done = subprocess.run([sys.executable, "-c", PEAK + program], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 1e9
 
 
 RANKS = """

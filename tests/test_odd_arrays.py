@@ -59,6 +59,33 @@ def test_dates_are_refused_whoever_holds_them(kind):
             fitted(Blocks(lambda: [(table, Y)]), None)
 
 
+@pytest.mark.parametrize(
+    "column",
+    [
+        pd.date_range("2024-01-01", periods=300, tz="Europe/Berlin"),
+        pd.to_timedelta(np.arange(300), "h"),
+        pd.period_range("2024-01-01", periods=300),
+    ],
+    ids=lambda column: str(column.dtype),
+)
+def test_frames_of_nothing_but_dates_are_refused(column):
+    with pytest.raises((ValueError, TypeError), match=r"X must be numeric; got column 'when' \((date|time|period)"):
+        fitted(pd.DataFrame({"when": column}))
+
+
+def test_plans_twins_and_records_in_frames_are_refused_in_one_line():
+    table = polars.from_pandas(FRAME)
+    for given in ({"X": table.lazy()}, {"y": table["y"].to_frame().lazy()}):
+        with pytest.raises(ValueError, match=r"must be in memory; got a LazyFrame\. Pass .*collect\(\)"):
+            fitted(**given)
+    with pytest.raises(ValueError, match="needs a table in memory; got a LazyFrame"):
+        Logistic.from_formula("y ~ a", table.lazy())
+    with pytest.raises(ValueError, match="columns must have different names; got 'a' twice"):
+        fitted(FRAME[["a", "b", "a"]])
+    with pytest.raises(ValueError, match=r"X must be numeric; got column 's' \(Struct"):
+        fitted(table.select(polars.struct("a", "b").alias("s")))
+
+
 @pytest.mark.parametrize("kind", ["Int64", "int32[pyarrow]", "UInt8", "boolean"])
 def test_nullable_labels_keep_their_type(kind):
     model = fitted(y=pd.Series(Y).astype(kind))

@@ -13,10 +13,11 @@ from tolerances import TOLERANCE
 
 import viper
 from viper import VariationalLogisticRegression, VariationalPreferenceGP
-from viper.decisions.preferences import ExpectedBest, PairInformation, best_of
+from viper.decisions.preferences import ExpectedBest, PairInformation
 from viper.errors import StorageError
 from viper.gp.kernels import PairKernel, covariance, make_kernel, tie_constant, variances
 from viper.gp.likelihood import OrdinalLikelihood
+from viper.gp.pairs.answers import choice_weights, read_answers
 from viper.softplus.normal import difference
 
 QUICK = {"hyperparameters": "mode", "lengthscales": "one", "mean": "zero", "random_state": 0, "verbose": False}
@@ -326,44 +327,94 @@ def test_files(tmp_path, fitted, tied, averaged):
             VariationalPreferenceGP._unpack(state._replace(metadata={**state.metadata, name: value}), {})
 
 
-def test_a_choice_counts_for_more_as_pairs():
-    """Of k equal utilities, pairs have k/2 times the information of a softmax; their score is unbiased anywhere."""
-    k = 4
+def choices(m, k, seed=0):
+    """Items, and choices among k of them by a softmax, the chosen one first."""
+    generator = np.random.default_rng(seed)
+    X = generator.random((8, 2))
+    asked = np.array([generator.choice(8, k, replace=False) for _ in range(m)])
+    f = utility(X)[asked] + generator.gumbel(size=(m, k))
+    return X, np.take_along_axis(asked, np.argsort(-f, 1), 1)
+
+
+def test_weighted_pairs_have_the_slope_and_the_curvature_of_a_choice():
+    """With w = p_c + p_j: the score e_c - p of the softmax, and on average over choices its curvature."""
     f = torch.tensor([0.3, -1.0, 0.8, 0.1], dtype=torch.float64)
+    p, k = f.softmax(0), 4
 
-    def expected(f, g):
-        """E log of the product over pairs, where f chooses and g is asked about."""
-        chances = f.softmax(0)
-        return sum(
-            chances[c] * torch.nn.functional.logsigmoid(g[c] - g[j]) for c in range(k) for j in range(k) if c != j
-        )
+    def pairs(g, c):
+        return sum((p[c] + p[j]) * torch.nn.functional.logsigmoid(g[c] - g[j]) for j in range(k) if j != c)
 
-    score = torch.func.grad(lambda g: expected(f, g))
-    np.testing.assert_allclose(score(f), 0.0, atol=1e-15)
-    zero = torch.zeros(k, dtype=torch.float64)
-    pairs = -torch.func.hessian(lambda g: expected(zero, g))(zero)
-    softmax = torch.func.hessian(lambda g: g.logsumexp(0))(zero)
-    np.testing.assert_allclose(pairs, k / 2 * softmax, atol=1e-15)
+    for c in range(k):
+        score = torch.func.grad(lambda g, c=c: pairs(g, c))(f)
+        np.testing.assert_allclose(score, torch.eye(k, dtype=torch.float64)[c] - p, atol=TOLERANCE["roundoff"])
+    curvature = -sum(p[c] * torch.func.hessian(lambda g, c=c: pairs(g, c))(f) for c in range(k))
+    softmax = torch.func.hessian(lambda g: g.logsumexp(0))(f)
+    np.testing.assert_allclose(curvature, softmax, atol=TOLERANCE["roundoff"])
 
 
-def test_choices_are_pairs():
-    assert best_of([[2, 0, 1], [0, 3, 4]]).tolist() == [[2, 0], [2, 1], [0, 3], [0, 4]]
-    with pytest.raises(ValueError, match="two or more columns"):
-        best_of([[1], [2]])
+def test_weights_of_choices_are_averages_over_the_posterior(averaged):
+    X, asked = choices(5, 4)
+    found = choice_weights(averaged._process(), X[asked])
+    f = averaged.sample(X, 40_000, random_state=0)[:, asked]
+    p = np.exp(f - f.max(-1, keepdims=True))
+    p /= p.sum(-1, keepdims=True)
+    expected = p[..., 1:].mean(0) / expit(f[..., 1:] - f[..., :1]).mean(0)
+    np.testing.assert_allclose(found, expected, atol=0.03)  # 512 Sobol points
+    np.testing.assert_allclose(choice_weights(averaged._process(), X[asked[:, :2]]), 1.0, rtol=TOLERANCE["special"])
+
+
+@pytest.mark.parametrize("k", [3, 6])
+def test_choices_have_the_posterior_of_the_softmax(k):
+    """Importance sampling of the exact posterior of all items, from twice the covariance that was fitted."""
+    X, asked = choices(30, k)
+    kernel = make_kernel("rbf", 2)
+    kernel.initialize(outputscale=3.0)
+    kernel.base_kernel.initialize(lengthscale=0.5)
+    kernel.requires_grad_(False)
+    options = {"mean": "zero", "standardize": False, "n_inducing": 300, "random_state": 0, "verbose": False}
+    model = VariationalPreferenceGP(kernel, **options).fit(X, asked)
+    mean, C = model.predict_latent(X, return_cov=True)
+    Z = torch.from_numpy(X)
+    prior = torch.distributions.MultivariateNormal(torch.zeros(8).double(), covariance(kernel, Z, Z))
+    q = torch.distributions.MultivariateNormal(torch.from_numpy(mean), torch.from_numpy(2.0 * C))
+    torch.manual_seed(0)
+    f = q.sample((200_000,))
+    chosen = f[:, asked].log_softmax(-1)[..., 0].sum(-1)
+    weight = (chosen + prior.log_prob(f) - q.log_prob(f)).softmax(0)
+    beside = f - f.mean(1, keepdim=True)  # only differences are known
+    exact = weight @ beside
+    sd = (weight @ (beside - exact).square()).sqrt()
+    centre = np.eye(8) - 1.0 / 8.0
+    # a Gaussian beside a slightly skewed posterior; pairs without weights have sds of 0.86 and 0.69 of the exact ones
+    np.testing.assert_allclose((centre @ mean - exact.numpy()) / sd.numpy(), 0.0, atol=0.1)
+    np.testing.assert_allclose(np.sqrt((centre @ C @ centre).diagonal()), sd, rtol=0.1)
+
+
+def test_choices_among_two_are_pairs_and_may_be_of_any_length():
+    X, asked = choices(12, 3)
+    lists = [row[: 2 + k % 2].tolist() for k, row in enumerate(asked)]
+    answers = read_answers(lists, len(X))
+    assert answers.pairs.tolist() == [[row[0], other] for row in lists for other in row[1:]]
+    model = VariationalPreferenceGP(**QUICK).fit(X, lists, sample_weight=np.arange(12) % 2)
+    kept = VariationalPreferenceGP(**QUICK).fit(X, asked[1::2])
+    np.testing.assert_allclose(model.predict_proba(A, B), kept.predict_proba(A, B), atol=TOLERANCE["converged"])
+    assert kept.n_pairs_ == 12
 
 
 @pytest.mark.parametrize(
     ("pairs", "ties", "words"),
     [
         (np.zeros((0, 2), int), None, "at least one; got none"),
-        ([[0, 0]], None, "item 0 with itself in pair 0"),
+        ([[0, 0]], None, "item 0 twice in pair 0"),
         ([[0, 1], [2, 40]], None, "0 to 39; got 40 in pair 1"),
         ([[0, -1]], None, "0 to 39; got -1"),
         ([[0.5, 1]], None, "numbers of rows of X; got 0.5"),
         ([[0.0, np.nan]], None, "numbers of rows of X; got nan"),
         ([["a", "b"]], None, "numbers of rows of X; got 'a'"),
-        ([0, 1], None, "two columns"),
-        ([[0, 1], [2]], None, "pairs must have rows of equal length"),
+        ([0, 1], None, "two columns or more"),
+        ([[0, 1, 2], [3, 1, 3]], None, "item 3 twice in pair 1"),
+        ([[0, 1, 2]], [True], "about two items; got a choice among 3"),
+        ([[0, 1], [2]], None, r"two items or more; got .2. in pair 1"),
         ([[0, 1]], [2], "True .a tie. or False .* got 2"),
         ([[0, 1]], ["maybe"], "True .a tie. or False .* got 'maybe'"),
         ([[0, 1]], [True, False], "one value for each of the 1 pairs"),
@@ -398,6 +449,8 @@ def test_other_bad_input(fitted):
             fitted.score(A[:2], B[:2], wrong)
     with pytest.raises(TypeError, match=r"got one of preferences.* Use PairInformation"):
         viper.decisions.suggest(fitted, A)
+    with pytest.raises(TypeError, match=r"got one of preferences. Use viper.decisions.PairInformation"):
+        viper.acquisition.Information(fitted)
     with pytest.raises(ValueError, match="pairs of items; got 3"):
         PairInformation(fitted, pending=A[:3])
     with pytest.raises(TypeError, match="fitted VariationalPreferenceGP"):
@@ -424,7 +477,7 @@ def run(experiment, count, seed=0):
 
 @pytest.fixture(scope="module")
 def experiment():
-    return run(viper.Experiment({"sugar": (0, 1), "milk": (0, 1)}, goal="prefer", initial=6), 12)
+    return run(viper.Experiment({"sugar": (0, 1), "milk": (0, 1)}, goal="prefer", initial=6), 20)
 
 
 def test_an_experiment_finds_what_is_preferred(experiment):
@@ -435,9 +488,30 @@ def test_an_experiment_finds_what_is_preferred(experiment):
     found = experiment.estimate([{"sugar": 0.4, "milk": 0.9}, {"sugar": 1.0, "milk": 0.0}])
     assert found.mean[0] > found.mean[1]
     progress = experiment.progress()
-    assert progress.answers == 12
+    assert progress.answers == 20
     assert 0.0 < progress.information < np.log(2.0)
     assert progress.left > 0.0
+
+
+@pytest.mark.parametrize("columns", ["sugar", ("sugar", "milk")])
+def test_pictures_show_utilities_and_both_items_of_every_pair(experiment, columns):
+    from matplotlib.figure import Figure
+
+    ax = viper.plot.experiment(experiment, columns=columns, size=9, ax=Figure().subplots())
+    assert ax.get_title(loc="left") == "Utility after 20 answers"
+    grid = viper.report.views.experiment_grid(experiment, columns, None, 0.95, 9)
+    answers = experiment.answers[1]
+    np.testing.assert_array_equal(grid.answers, np.r_[answers, 1.0 - answers])
+    first, second = zip(*experiment.answers[0], strict=True)
+    np.testing.assert_allclose(grid.asked[:, 0], [item["sugar"] for item in (*first, *second)])
+    if columns == "sugar":  # the other input is that of the best item
+        points = [{"sugar": x, "milk": experiment.best().x["milk"]} for x in grid.x]
+        np.testing.assert_allclose(ax.lines[0].get_ydata(), experiment.estimate(points).mean)
+
+
+def test_an_experiment_without_answers_has_no_picture():
+    with pytest.raises(ValueError, match="needs answers to be shown; got none"):
+        viper.plot.experiment(viper.Experiment({"sugar": (0, 1)}, goal="prefer"))
 
 
 def test_a_stored_experiment_goes_on_alike(experiment, tmp_path):

@@ -26,7 +26,7 @@ from viper.errors import StorageError
 from viper.formula.learn import learn_formula
 from viper.models.prediction import Predictions
 from viper.report import charts, svg, trust, views, words
-from viper.report.page import render
+from viper.report.page import ReportPage
 from viper.report.shares import named_groups
 from viper.report.study import coefficient_change, read_study, spatial_columns
 from viper.report.svg import Scale
@@ -95,7 +95,7 @@ def study(model, data):
 
 @pytest.fixture(scope="module")
 def page(study):
-    return Page(render(study))
+    return Page(ReportPage(study).text())
 
 
 # --- what it says ---
@@ -171,10 +171,10 @@ def test_trust_section_shows_the_certificates(page, model):
 
 def test_training_rows_are_recognised(study, model):
     assert study.from_training
-    assert "The model learned from these rows" in render(study)
+    assert "The model learned from these rows" in ReportPage(study).text()
     other = read_study(model, patients(seed=1), "ill")
     assert not other.from_training
-    assert "If the model has learned from some of these rows" in render(other)
+    assert "If the model has learned from some of these rows" in ReportPage(other).text()
 
 
 def test_held_out_rows_are_announced_unless_the_model_was_fitted_to_them(model, data, tmp_path):
@@ -190,7 +190,7 @@ def test_rows_are_numbered_as_in_the_table(model, data):
     holes.iloc[0, holes.columns.get_loc("dose")] = np.nan
     study = read_study(model, holes, "ill")
     assert study.names == [str(k) for k in range(2, 201)]
-    page = Page(render(study))
+    page = Page(ReportPage(study).text())
     first = page.all("button", class_="pick")[0]
     assert (first["text"], first["@aria-label"]) == (study.names[int(first["@data-row"])], f"Show row {first['text']}")
 
@@ -198,9 +198,9 @@ def test_rows_are_numbered_as_in_the_table(model, data):
 def test_no_identifier_gets_into_the_page_unless_it_is_asked_for(model, data):
     ids = [f"p{k:04d}" for k in range(len(data))]
     numbered = data.assign(patient=ids).set_axis([f"q{k:04d}" for k in range(len(data))])
-    text = render(read_study(model, numbered, "ill"))
+    text = ReportPage(read_study(model, numbered, "ill")).text()
     assert not any(name in text for name in (*ids, *numbered.index))
-    page = Page(render(read_study(model, numbered, "ill", row_labels="patient")))
+    page = Page(ReportPage(read_study(model, numbered, "ill", row_labels="patient")).text())
     first = page.all("button", class_="pick")[0]
     assert first["text"] == ids[int(first["@data-row"])]
     assert first["@aria-label"] == f"Show patient {first['text']}"
@@ -255,7 +255,7 @@ def test_a_loaded_model_is_diagnosed_only_with_its_training_rows(model, data, tm
     assert read_study(loaded, data, "ill").diagnosis.k_hat == pytest.approx(model.diagnose().k_hat)
     other = read_study(loaded, patients(seed=1), "ill")
     assert other.diagnosis is None
-    assert "can only be measured with the rows of the fit" in render(other)
+    assert "can only be measured with the rows of the fit" in ReportPage(other).text()
 
 
 def test_the_recorded_diagnosis_is_shown_for_other_rows(data, tmp_path):
@@ -266,7 +266,7 @@ def test_the_recorded_diagnosis_is_shown_for_other_rows(data, tmp_path):
     other = read_study(viper.load(tmp_path / "model.viper"), patients(seed=1), "ill")
     assert not other.from_training
     assert other.diagnosis.k_hat == pytest.approx(found.k_hat, abs=0.2)
-    assert "Not measured" not in render(other)
+    assert "Not measured" not in ReportPage(other).text()
 
 
 @pytest.mark.parametrize(
@@ -348,7 +348,7 @@ def test_a_column_in_other_units_changes_the_headline(remembering):
     assert trust.overall_verdict(sound).kind == "open"  # 400 rows are too few to say how far it can be trusted
     assert trust.overall_verdict(broken).kind == "bad"
     assert trust.posterior_verdict(broken).kind == trust.arithmetic_verdict(broken).kind == "good"
-    shown = Page(render(broken)).all("p", class_="verdict bad")
+    shown = Page(ReportPage(broken).text()).all("p", class_="verdict bad")
     assert shown[0]["text"].startswith("Do not trust its numbers for rows like these.")
 
 
@@ -360,9 +360,9 @@ def test_rows_unlike_those_of_the_fit_are_used_with_care(remembering):
     assert [d.column for d in far.drifted] == ["dose"]
     assert trust.overall_verdict(far).kind == "fair"
     assert "column dose differs" in trust.overall_verdict(far).text
-    page = Page(render(far))
+    page = Page(ReportPage(far).text())
     assert "standard deviations higher" in page.text("drift")
-    near = Page(render(read_study(remembering, new, "ill")))
+    near = Page(ReportPage(read_study(remembering, new, "ill")).text())
     assert "Yes: no column differs" in near.text("drift")
 
 
@@ -417,7 +417,7 @@ def test_the_page_of_training_rows_shows_the_cross_validated_scores(data, tmp_pa
     entropy = -base * np.log(base) - (1 - base) * np.log(1 - base)
     assert study.cross_validated.log_skill == pytest.approx(1 + found["log_score"] / entropy)
     assert study.cross_validated.log_skill < study.scores.log_skill
-    page = Page(render(study))
+    page = Page(ReportPage(study).text())
     summary = page.text("summary")
     assert "Honest: 5-fold cross-validation" in summary
     assert f"{found['auc']:.3f}" in summary
@@ -434,7 +434,7 @@ def test_the_page_of_training_rows_shows_the_cross_validated_scores(data, tmp_pa
     for judged, word in (("good", "Yes"), ("fair", "Yes"), ("poor", "With care")):
         vars(study)["calibration_verdict"] = study.calibration_verdict._replace(verdict=judged)
         assert trust.prediction_verdict(study).word == word
-    other = Page(render(read_study(viper.load(tmp_path / "model.viper"), patients(seed=1), "ill")))
+    other = Page(ReportPage(read_study(viper.load(tmp_path / "model.viper"), patients(seed=1), "ill")).text())
     assert "Honest" not in other.text("summary")
 
 
@@ -443,16 +443,16 @@ def test_filled_in_values_are_mentioned(data):
     holes.loc[holes.index[:26], "age"] = np.nan
     holes.loc[holes.index[30:40], "ward"] = None
     model = viper.VariationalLogisticRegression.from_formula("ill ~ age + ward", holes, missing="mean", random_state=0)
-    page = Page(render(read_study(model, holes, "ill")))
+    page = Page(ReportPage(read_study(model, holes, "ill")).text())
     mean = words.readable_number(holes["age"].mean())
     common = holes["ward"].mode()[0]
     text = page.text("summary").replace(words.THIN, " ")
-    assert f"Missing values were filled in: 13 % of age with the mean, {mean} and 5 % of ward with “{common}”" in text
+    assert f"Missing values were filled in: 13 % of age with the mean ({mean}) and 5 % of ward with “{common}”" in text
     assert "13 %" in page.text("card").replace(words.THIN, " ")
 
 
 def test_the_model_card_remembers_the_training_data(remembering, data):
-    page = Page(render(read_study(remembering, patients(seed=1), "ill")))
+    page = Page(ReportPage(read_study(remembering, patients(seed=1), "ill")).text())
     card = page.text("card")
     assert f"{words.readable_number(data['age'].min())} to {words.readable_number(data['age'].max())}" in card
     assert "200 (no: " in card
@@ -494,7 +494,7 @@ def test_charts_of_a_rare_outcome_fill_their_frames(rare):
 
 
 def test_words_about_a_rare_outcome_have_digits(rare):
-    page = Page(render(rare))
+    page = Page(ReportPage(rare).text())
     text = " ".join(e["text"] for e in page.all("section")).replace(words.THIN, " ")
     assert not re.search(r"(?<![\d.,])0 %(?! (is|would))", text.split("The numbers")[0].split("Does it predict?")[0])
     assert "<1 %" not in text
@@ -610,7 +610,7 @@ def nasty():
     data["<s>case</s>"] = data.index
     model = viper.VariationalLogisticRegression().fit(data[[NASTY, "dose"]], data["ill"])
     renamed = data.rename(columns={"ill": "<u>ill</u>"})
-    return render(read_study(model, renamed, "<u>ill</u>", row_labels="<s>case</s>"))
+    return ReportPage(read_study(model, renamed, "<u>ill</u>", row_labels="<s>case</s>")).text()
 
 
 def test_names_and_labels_are_escaped(nasty):
@@ -625,7 +625,7 @@ def test_names_and_labels_are_escaped(nasty):
 
 
 def test_nothing_is_loaded(nasty, study):
-    for text in (nasty, render(study)):
+    for text in (nasty, ReportPage(study).text()):
         page = Page(text)
         assert not re.search(r"url\(|@import|https?:", text)
         assert [e.get("@href") for e in page.all("link")] == ["data:,"]
@@ -724,7 +724,7 @@ def test_rows_with_missing_values_are_left_out_and_counted(model, data):
     study = read_study(model, holes, "ill")
     assert len(study.label) == 196
     assert study.left_out == {"without ill": 3, "with other values missing": 1}
-    assert "3 without ill; 1 with other values missing" in render(study)
+    assert "3 without ill; 1 with other values missing" in ReportPage(study).text()
 
 
 @pytest.mark.parametrize(
@@ -733,7 +733,7 @@ def test_rows_with_missing_values_are_left_out_and_counted(model, data):
     ids=["one row", "one class", "constant columns", "few rows"],
 )
 def test_any_rows_give_a_page(model, data, rows):
-    page = Page(render(read_study(model, rows(data), "ill")))
+    page = Page(ReportPage(read_study(model, rows(data), "ill")).text())
     assert not any("nan" in str(value) for e in page.elements for key, value in e.items() if key.startswith("@"))
     assert not any("nan" in e["text"] for e in page.all("section"))
 
@@ -742,7 +742,7 @@ def test_models_fitted_to_plain_arrays_are_reported(data):
     model = viper.VariationalLogisticRegression(solver="newton", bound="pg", prior_scale="ard").fit(
         data[INPUTS].to_numpy(), data["ill"]
     )
-    page = Page(render(read_study(model, data, "ill")))
+    page = Page(ReportPage(read_study(model, data, "ill")).text())
     assert "bound 'pg'" in page.text("card")
     assert "nats lower" in page.text("trust")
 
@@ -753,7 +753,7 @@ def test_the_page_of_many_rows_stays_small_and_says_so():
         data[f"column number {j}"] = data["age"] * j % 7.0
     inputs = [name for name in data if name != "ill"]
     model = viper.VariationalLogisticRegression(random_state=0).fit(data[inputs], data["ill"])
-    text = render(read_study(model, data, "ill"))
+    text = ReportPage(read_study(model, data, "ill")).text()
     assert len(text.encode()) < 2_000_000
     assert "The chart shows 240 of the 20,000 rows" in text
     assert "6 with smaller effects are not shown" in text
@@ -777,7 +777,7 @@ def test_a_process_has_relevance_starts_and_maps(process, tmp_path):
     model, frame = process
     model.save(tmp_path / "model.viper")
     for fitted in (model, viper.load(tmp_path / "model.viper")):
-        page = Page(render(read_study(fitted, frame, "wet")))
+        page = Page(ReportPage(read_study(fitted, frame, "wet")).text())
         names = [e["@aria-label"] for e in page.all("svg")]
         assert sum(name.startswith("Map: ") for name in names) == 2
         assert "Lengthscale" in page.text("coefficients")
@@ -788,7 +788,7 @@ def test_a_process_has_relevance_starts_and_maps(process, tmp_path):
 
 def test_the_classes_on_a_map_differ_in_shape(process):
     model, frame = process
-    page = Page(render(read_study(model, frame, "wet")))
+    page = Page(ReportPage(read_study(model, frame, "wet")).text())
     assert len(page.all("path", class_="site yes")) == 2 * frame["wet"].sum()
     assert len(page.all("circle", class_="site no")) == 2 * (~frame["wet"]).sum()
     assert "triangles are those that had wet = True" in page.text("map")

@@ -8,8 +8,7 @@ import scipy.sparse
 import torch
 
 from viper import VariationalLogisticRegression
-from viper.inference.newton import MOST_LEFT
-from viper.inference.problem import Prior, Problem
+from viper.inference.problem import MOST_LEFT, Prior, Problem
 from viper.inference.rows import Arrays, Dense, SourceTraits, Sparse
 from viper.inference.start import coarse_sizes
 from viper.inference.wide.sites import RowSites, climb_by_sites, sites_help

@@ -1,6 +1,8 @@
 """Rows that are read in chunks: what can be wrong with them is said once, with its place; nothing is lost or kept."""
 
+import gzip
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +13,12 @@ from tolerances import TOLERANCE
 
 import viper
 from viper import StorageError, VariationalLogisticRegression
-from viper.data import files, stream
+from viper.data import arrow, kept, stream
+from viper.data.checks import RowFormat
 from viper.data.files import FileReader
-from viper.data.open import describe
+from viper.data.open import describe, open_labelled_rows
 from viper.data.stream import Stream, ignore_progress, scan
+from viper.errors import CacheWarning
 from viper.inference import memory
 
 pyarrow = pytest.importorskip("pyarrow")
@@ -149,6 +153,47 @@ def test_missing_number_in_a_csv(tmp_path, missing):
     source = write_lines(tmp_path / "rows.csv", [*lines, f"1.5,{missing},0", *lines])
     with pytest.raises(ValueError, match=r"X must be finite; got NaN or infinity in .*rows\.csv, line 402\."):
         fit(source)
+
+
+def whole_csv(rows=400):
+    """Text with blank lines, empty cells in quotes, and labels in quotes."""
+    rng = np.random.default_rng(3)
+    lines = [f'{a!r},"{b!r}","{"yes" if a > b else "no, not"}"' for a, b in rng.standard_normal((rows, 2)).tolist()]
+    return [*lines[:250], "", *lines[250:]]
+
+
+def coefficients(source, threads):
+    return VariationalLogisticRegression(random_state=0, n_jobs=threads).fit(source).coef_
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".csv.gz"])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_blocks_of_lines_are_the_rows_of_the_file(tmp_path, monkeypatch, suffix, end):
+    text = end.join(["a,b,y", *whole_csv()])  # the last line does not end
+    path = tmp_path / f"rows{suffix}"
+    path.write_bytes(gzip.compress(text.encode()) if suffix.endswith("gz") else text.encode())
+    source = viper.Files(path, target="y")
+    expected = coefficients(source, 1)
+    monkeypatch.setattr(arrow, "CSV_LINES", 1000)
+    for threads in (1, 3):
+        np.testing.assert_array_equal(coefficients(source, threads), expected)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("at", [3, 200, 201, 202, 203, 399])
+def test_a_cell_that_spans_lines_is_found_in_any_block(tmp_path, monkeypatch, threads, at):
+    """Also where a block ends inside the cell, and with a line of its own that would be a row."""
+    monkeypatch.setattr(arrow, "CSV_LINES", 1000)
+    lines, path = [line for line in whole_csv() if line], tmp_path / "rows.csv"
+    expected = coefficients(write_lines(path, lines), 1)
+    for note in ('"two\nlines"', '"\n"', '"one\n1,2,yes,\nthree"'):
+        noted = [f"{line},{note if i == at else ''}" for i, line in enumerate(lines)]
+        path.write_text("\n".join(["a,b,y,note", *noted]), encoding="utf-8")
+        source = viper.Files(path, target="y", features=["a", "b"])
+        with pytest.raises(ValueError, match=rf"got one, which begins in line {at + 2} of .*rows\.csv"):
+            coefficients(source, threads)
+        found = coefficients(replace(source, multiline=True), threads)
+        np.testing.assert_allclose(found, expected, rtol=TOLERANCE["roundoff"])
 
 
 def test_whole_numbers_at_first(tmp_path, monkeypatch):
@@ -498,30 +543,103 @@ def reads(monkeypatch):
     return found
 
 
-def test_files_are_decoded_once_if_their_rows_fit(parts, reads):
-    folder, _ = parts
-    kept = fit(viper.Files(folder, target="y"))
+@pytest.fixture
+def in_a_file(monkeypatch):
+    """No room in memory, so that rows are kept in a temporary file."""
+    monkeypatch.setattr(kept, "SHARE_FOR_CACHE", 0.0)
+    monkeypatch.setattr(kept, "temporary_space", lambda: 1e9)
+
+
+def assert_same_fit(one, other):
+    np.testing.assert_array_equal(one.coef_, other.coef_)
+    np.testing.assert_array_equal(one.covariance_, other.covariance_)
+    assert one.history_[-1].objective == other.history_[-1].objective
+
+
+@pytest.fixture
+def read_again(parts):
+    return fit(viper.Files(parts[0], target="y", cache=0))
+
+
+def test_files_are_decoded_once_if_their_rows_fit(parts, read_again, reads):
+    model = fit(viper.Files(parts[0], target="y"))
     assert len(reads) == 1
-    assert kept._training_rows.held is None
-    again = fit(viper.Files(folder, target="y", cache=0))
+    assert model._training_rows.kept is None
+    assert_same_fit(model, read_again)
+    assert model.diagnose() is not None  # reads them again
+    assert len(reads) > 1
+
+
+def test_files_are_decoded_again_without_room(parts, reads):
+    fit(viper.Files(parts[0], target="y", cache=0))
     assert len(reads) > 3
-    np.testing.assert_array_equal(kept.coef_, again.coef_)
-    np.testing.assert_array_equal(kept.covariance_, again.covariance_)
-    assert kept.history_[-1].objective == again.history_[-1].objective
+
+
+def test_rows_are_kept_in_a_file_that_nobody_sees(parts, read_again, reads, in_a_file, monkeypatch, tmp_path):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    sizes = []
+    original = kept.new_file
+    monkeypatch.setattr(kept, "new_file", lambda size: sizes.append(size) or original(size))
+    assert_same_fit(fit(viper.Files(parts[0], target="y")), read_again)
+    assert len(reads) == 1
+    assert sizes == [3000 * 25]
+    assert list((tmp_path / "temporary").iterdir()) == []
+
+
+@pytest.mark.parametrize("memory", [0.0, 5e4])
+def test_rows_are_kept_in_a_file_though_nobody_knew_their_number(tmp_path, reads, in_a_file, monkeypatch, memory):
+    """Those of a CSV file; the first of them may have fitted into memory."""
+    monkeypatch.setattr(stream, "CHUNK_BYTES", 1 << 14)
+    monkeypatch.setattr(kept, "room_for_rows", lambda most: kept.Room(memory, 0.0 if most == 0 else 1e9))
+    monkeypatch.setattr("viper.data.files.room_for_rows", kept.room_for_rows)
+    frame().to_csv(tmp_path / "rows.csv", index=False)
+    one, other = (fit(viper.Files(tmp_path / "rows.csv", target="y", cache=most)) for most in (None, 0))
+    assert_same_fit(one, other)
+
+
+def test_a_disk_that_is_full_does_not_end_the_fit(parts, read_again, in_a_file):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
+    try:
+        with pytest.warns(
+            CacheWarning, match=r"decodes its files again in every pass: File too large, in .*, /\S+\. Free disk space"
+        ):
+            model = fit(viper.Files(parts[0], target="y"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert_same_fit(model, read_again)
 
 
 @pytest.mark.parametrize(("budget", "once"), [(3000 * 25, True), (3000 * 25 - 1, False)])
-def test_the_budget_counts_features_and_labels(parts, reads, budget, once):
+@pytest.mark.parametrize("where", ["memory", "file"])
+def test_the_budget_counts_features_and_labels(parts, reads, budget, once, where, request):
     """Three features of eight bytes and a label of one."""
+    if where == "file":
+        request.getfixturevalue("in_a_file")
     fit(viper.Files(parts[0], target="y", cache=budget))
     assert (len(reads) == 1) is once
 
 
-@pytest.mark.parametrize(("share", "once"), [(4.0, True), (3.9, False)])
-def test_the_default_is_a_quarter_of_the_memory(parts, reads, monkeypatch, share, once):
-    monkeypatch.setattr(files, "available_memory", lambda: share * 3000 * 25)
+@pytest.mark.parametrize(("share", "file", "once"), [(4.0, 0.0, True), (3.9, 0.0, False), (3.9, 1.0, True)])
+def test_the_default_is_a_quarter_of_the_memory_or_a_file(parts, reads, monkeypatch, share, file, once):
+    monkeypatch.setattr(kept, "available_memory", lambda: share * 3000 * 25)
+    monkeypatch.setattr(kept, "temporary_space", lambda: file * 3000 * 25)
     fit(viper.Files(parts[0], target="y"))
     assert (len(reads) == 1) is once
+
+
+def test_temporary_files_in_memory_are_no_room(monkeypatch, tmp_path):
+    assert kept.temporary_space() >= 0.0
+    mounts = f"a / ext4 rw\nb {tmp_path} tmpfs rw\n"
+    monkeypatch.setattr(kept, "system_text", lambda path: mounts)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert kept.temporary_space() == 0.0
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path.parent))
+    assert kept.temporary_space() > 0.0
+    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.setattr("tempfile._candidate_tempdir_list", list)
+    assert kept.temporary_space() == 0.0
 
 
 def test_memory_of_a_control_group(tmp_path, monkeypatch):
@@ -544,12 +662,22 @@ def test_odd_budgets(parts, cache):
 
 def test_a_change_is_noticed_though_rows_are_kept(parts):
     folder, rewrite = parts
-    source = describe(viper.Files(folder, target="y")).open(True, None)
-    opened = Stream(source, *scan(source, None, ignore_progress))
-    with opened.hold():
-        assert sum(chunk.rows for chunk in opened.chunks()) == 3000
-        assert opened.held is not None
-        rewrite(lambda f: f.assign(a=0.0))
-        with pytest.raises(ValueError, match=r"same rows in every pass; got .*2\.parquet, which was written to"):
-            list(opened.chunks())
-    assert opened.held is None
+    source = viper.Files(folder, target="y")
+    opened = open_labelled_rows(VariationalLogisticRegression(), source, None, RowFormat(keep=True), reset=True)[1]
+    assert opened.kept is not None
+    assert sum(chunk.rows for chunk in opened.chunks()) == 3000
+    rewrite(lambda f: f.assign(a=0.0))
+    with pytest.raises(ValueError, match=r"same rows in every pass; got .*2\.parquet, which was written to"):
+        list(opened.chunks())
+
+
+@pytest.mark.filterwarnings("ignore:The search stopped early")
+@pytest.mark.parametrize("model", [viper.VariationalOrdinalRegression(), viper.VariationalGPClassifier(max_iter=5)])
+def test_no_estimator_keeps_rows_after_its_fit(parts, model, reads):
+    """A Gaussian process searches on some rows, and an ordinal model reads levels first."""
+    model.fit(viper.Files(parts[0] / "0.parquet", target="y"))
+    assert len(reads) == 1
+    source = model._training_rows
+    while hasattr(source, "source"):
+        source = source.source
+    assert getattr(source, "kept", None) is None

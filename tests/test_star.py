@@ -10,7 +10,7 @@ import torch
 
 from viper.inference.classes.ascent import StarCoordinates
 from viper.inference.classes.problem import ClassProblem
-from viper.inference.classes.solver import StarRun, fit_star
+from viper.inference.classes.solver import StarRun, fit_star, newton_step
 from viper.inference.classes.star import Star, centred_classes, solve_precisions, star_divergence, star_prior, tied
 from viper.inference.classes.sums import EXACT_CLASSES
 from viper.inference.newton import newton
@@ -211,6 +211,37 @@ def test_many_columns_end_where_float64_and_single_steps_do(monkeypatch):
     large = replace(problem.source, features=torch.full_like(X, torch.nan))
     monkeypatch.setattr(ClassProblem, "in_float32", lambda self: replace(self, source=large))
     assert fit_star(problem).objective == plain.objective
+
+
+def correlated():
+    """A mean-field problem whose columns are ReLU units of five factors, and its Hessian at zero."""
+    generator = torch.Generator().manual_seed(0)
+    factors = torch.randn(400, 5, generator=generator, dtype=torch.float64)
+    X = torch.relu(factors @ torch.randn(5, 60, generator=generator, dtype=torch.float64))
+    y = (factors @ torch.randn(5, 4, generator=generator, dtype=torch.float64)).argmax(1).double()
+    problem = problem_of(X, y, 4, diagonal=True)
+    at = problem.log_joint(torch.zeros(4, 61, dtype=torch.float64), gram=True)
+    metric = Star(torch.zeros(4, 61, dtype=torch.float64), problem.precisions(at.sums.gram, at.sums.gram))
+    return problem, at, metric
+
+
+def test_a_newton_step_for_correlated_columns_solves_its_system():
+    problem, at, metric = correlated()
+    gradient = problem.gradient(metric.mean, at.sums)
+    step = newton_step(problem, at.hessians, gradient, metric, 1e-9)
+    torch.testing.assert_close(problem.hessian_times(at.hessians, step), gradient, rtol=0, atol=1e-5)  # share of |g|
+
+
+def test_a_matrix_saves_products_where_columns_are_correlated(monkeypatch):
+    problem, at, metric = correlated()
+    gradient, made = problem.gradient(metric.mean, at.sums), []
+    product = ClassProblem.hessian_times
+    monkeypatch.setattr(ClassProblem, "hessian_times", lambda *given: made.append(None) or product(*given))
+    newton_step(problem, at.hessians, gradient, metric, 0.01)
+    with_matrix = len(made)
+    monkeypatch.setattr(ClassProblem, "products_before_matrix", None)
+    newton_step(problem, at.hessians, gradient, metric, 0.01)
+    assert with_matrix < 0.7 * (len(made) - with_matrix)
 
 
 @pytest.mark.parametrize("diagonal", [False, True])

@@ -115,6 +115,10 @@ class CheckpointWarning(UserWarning):
     """A checkpoint could not be written; the fit continues without it."""
 
 
+class CacheWarning(UserWarning):
+    """Rows of files could not be kept for later passes; the fit decodes the files again in every pass."""
+
+
 class JitterWarning(UserWarning):
     """The kernel matrix at the inducing points needed more jitter than was asked for."""
 

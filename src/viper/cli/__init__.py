@@ -4,6 +4,8 @@ Exit codes: 0 success; 1 a bug in viper; 2 a wrong command line; 3 input that ca
 written; 5 some rows have no prediction; 130 interrupted (143 by SIGTERM); 141 the reader of a pipe is gone.
 """
 
+import atexit
+import gc
 import sys
 from typing import NoReturn
 
@@ -11,10 +13,17 @@ from viper.cli.signals import catch_signals, exit_code
 
 __all__ = ["main"]
 
+FEWEST_NEW_OBJECTS = 50_000  # between searches for garbage: the libraries make far more, all of which stay
+
 
 def main(arguments: list[str] | None = None) -> NoReturn:
-    """Run the program and exit. Signals are caught before the first slow import."""
+    """Run the program and exit. Signals are caught before the first slow import.
+
+    A third of a short command would go into searches for garbage: during the imports, and at the end.
+    """
     catch_signals()
+    gc.set_threshold(FEWEST_NEW_OBJECTS, 10, 10)
+    atexit.register(gc.freeze)  # what is left goes with the process
     try:
         from viper.cli.app import run_program
 

@@ -170,9 +170,9 @@ def fact_lines(document: dict[str, Any]) -> list[str]:
             lines.append(escape(f"missing   {missing_cells(document, data)}"))
     if text := document["formula"]:
         if len(text) > LONGEST_FORMULA:
-            terms = document["coefficients" if "coefficients" in document else "columns"]
-            names = {term.get("column", term["name"]) for term in terms} - {"intercept"}
-            text = f"{document['target']} ~ {len(names)} columns"
+            kind = "coefficients" if "coefficients" in document else "columns"
+            names = {term.get("column", term["name"]) for term in document[kind]} - {"intercept"}
+            text = f"{document['target']} ~ {len(names)} {kind}"
         lines.append(escape(f"formula   {text}"))
     mixed = f"mixture of {document['gaussians']} Gaussians, " if document["gaussians"] > 1 else ""
     ways = [

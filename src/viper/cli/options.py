@@ -203,7 +203,7 @@ def open_model_and_rows(
 
     check_input(model)
     if out is not None:
-        check_output(out, force)
+        check_output(out, force, model, data)
     table = reading.table(data)
     table.kind()
 

@@ -7,14 +7,16 @@ names the file and, for CSV, the line.
 import glob
 import io
 import re
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from json import JSONDecodeError
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -32,6 +34,9 @@ from viper.errors import FileError, listed, shown
 
 if TYPE_CHECKING:
     import pandas
+
+Given = TypeVar("Given")
+Parsed = TypeVar("Parsed")
 
 
 # --- the formats ---
@@ -82,7 +87,8 @@ def format_by_magic(start: bytes) -> TableFormat | None:
 # --- one file ---
 
 CSV_BLOCK = 1 << 22  # bytes parsed at a time
-PAGE_BUFFER = 1 << 20  # bytes of a Parquet column held while its pages are read
+CSV_LINES = 1 << 20  # bytes of whole lines that one of several threads parses at a time: they stay in its cache
+PAGE_BUFFER = 1 << 16  # bytes of a Parquet column that are read at least; larger pages are read on their own
 FRAME_ROWS = 1 << 20  # rows read at a time when all are requested
 PLAIN_TYPES = {"decimal": "float64", "date": "datetime64[s]"}  # Python objects in a frame -> what they become
 
@@ -134,6 +140,14 @@ class ArrowFile:
             dict(found.pandas_metadata or {})  # or if what pandas noted is damaged
             return found
 
+    @property
+    def count(self) -> int | None:
+        """The number of rows, if it is known without reading them."""
+        if self.format != PARQUET:
+            return None
+        with self.readable():
+            return int(self.parquet().metadata.num_rows)
+
     @cached_property
     def index(self) -> set[str]:
         """The columns that name or number rows: pandas' index, and an unnamed first column of a CSV file."""
@@ -142,18 +156,21 @@ class ArrowFile:
         known = (self.schema.pandas_metadata or {}).get("index_columns", [])
         return {name for name in known if isinstance(name, str)}
 
-    def batches(self, columns: list[str], numbers: set[str], rows: int) -> Iterator[Any]:
-        """Yield record batches of these columns, about `rows` rows each; CSV columns in `numbers` become float64."""
+    def batches(self, columns: list[str], numbers: set[str], rows: int, multiline: bool = False) -> Iterator[Any]:
+        """Yield record batches of these columns, about `rows` rows each; CSV columns in `numbers` become float64.
+
+        Unless `multiline`, a cell of a CSV file that spans lines is an error.
+        """
+        from viper.inference.threads import PASS_THREADS
+
         with self.readable():
             if self.format != CSV:
-                from viper.inference.threads import PASS_THREADS
-
                 yield from self.stored_batches(rows, columns, threads=PASS_THREADS.get() > 1)
                 return
             real, field = import_pyarrow().float64(), self.schema.field
             types = {name: real if name in numbers else field(name).type for name in columns}
-            with self.csv({"include_columns": columns, "column_types": types}) as reader:
-                yield from reader
+            chosen = {"include_columns": columns, "column_types": types}
+            yield from self.csv_batches(chosen, PASS_THREADS.get(), multiline)
 
     def frames(self, rows: int | None, check_size: Callable[[float], None]) -> Iterator["pandas.DataFrame"]:
         """Yield all columns of a Parquet or Arrow file, in frames of at most `rows` rows or in one.
@@ -186,6 +203,55 @@ class ArrowFile:
                 chosen.validate(full=True)  # a damaged offset would be followed out of the mapped file
                 yield from (chosen.slice(start, rows) for start in range(0, batch.num_rows, rows))
 
+    def csv_batches(self, chosen: dict[str, Any], threads: int, multiline: bool) -> Iterator[Any]:
+        """Yield the rows of a CSV file, parsed in blocks of whole lines by several threads.
+
+        From the first block in which lines and rows are not the same, or something is wrong, one thread parses the file
+        in one go, so that errors name the line.
+        """
+        done = 0
+        for table in mapped_ahead(partial(self.parsed_lines, chosen=chosen), self.whole_lines(), threads):
+            if table is None:
+                break
+            done += table.num_rows
+            yield from table.to_batches()
+        else:
+            return
+        rows = 0
+        with self.csv(chosen) as reader:
+            for batch in reader:
+                yield batch.slice(min(max(0, done - rows), batch.num_rows))
+                rows += batch.num_rows
+        if not multiline:
+            self.check_line_breaks(rows)
+
+    def whole_lines(self) -> Iterator[tuple[bytes, bool]]:
+        """Yield the content of a CSV file in blocks that end with a line, and whether a block is the first."""
+        rest, first = b"", True
+        with self.bytes() as file:
+            while part := file.read(CSV_LINES):
+                end = part.rfind(b"\n") + 1
+                if end:
+                    yield rest + part[:end], first
+                    rest, first = b"", False
+                rest += part[end:]
+        if rest:
+            yield rest, first
+
+    def parsed_lines(self, lines: tuple[bytes, bool], chosen: dict[str, Any]) -> Any:
+        """Return the rows of some lines, or None if a cell might span lines or pyarrow finds something wrong."""
+        block, first = lines
+        quotes = block.count(b'"')
+        if quotes % 2:
+            return None
+        try:
+            with self.csv(chosen, import_pyarrow().BufferReader(block), None if first else self.schema.names) as reader:
+                table = reader.read_all().combine_chunks()
+        except (import_pyarrow().ArrowException, *DAMAGE):
+            return None
+        count = block.count(b"\n") + (not block.endswith(b"\n")) - first
+        return None if quotes and table.num_rows != count else table
+
     def mapped(self) -> Any:
         return import_pyarrow().memory_map(str(self.path))
 
@@ -196,13 +262,14 @@ class ArrowFile:
             self.path, buffer_size=PAGE_BUFFER, pre_buffer=False, page_checksum_verification=True
         )
 
-    def csv(self, convert: dict[str, Any]) -> Any:
+    def csv(self, convert: dict[str, Any], source: Any = None, names: list[str] | None = None) -> Any:
+        """Return a reader of the file, or of a source; its first line names the columns, unless `names` does."""
         from pyarrow import csv
 
         return csv.open_csv(
-            self.bytes(),
+            source or self.bytes(),
             # one thread, so that errors name the line
-            read_options=csv.ReadOptions(block_size=CSV_BLOCK, use_threads=False),
+            read_options=csv.ReadOptions(block_size=CSV_BLOCK, use_threads=False, column_names=names),
             parse_options=csv.ParseOptions(delimiter=self.separator, newlines_in_values=True),
             # an empty cell or NA is a missing label
             convert_options=csv.ConvertOptions(strings_can_be_null=True, decimal_point=self.decimal, **convert),
@@ -316,12 +383,24 @@ class DatasetFile(ArrowFile):
         for part in self.parts:
             part.check_unchanged()
 
-    def batches(self, columns: list[str], numbers: set[str], rows: int) -> Iterator[Any]:
+    def batches(self, columns: list[str], numbers: set[str], rows: int, multiline: bool = False) -> Iterator[Any]:
         with self.readable():
             few = {"batch_readahead": 1, "fragment_readahead": 1, "use_threads": False}
             for batch in self.dataset.to_batches(columns=columns, batch_size=rows, **few):
                 batch.validate(full=True)  # a damaged offset would be followed out of a mapped file
                 yield batch
+
+
+def mapped_ahead(function: Callable[[Given], Parsed], items: Iterable[Given], threads: int) -> Iterator[Parsed]:
+    """Yield function(item) for each item, in order; some threads are a few items ahead."""
+    with ThreadPoolExecutor(threads) as pool:
+        coming: deque[Future[Parsed]] = deque()
+        for item in items:
+            coming.append(pool.submit(function, item))
+            if len(coming) > threads:
+                yield coming.popleft().result()
+        while coming:
+            yield coming.popleft().result()
 
 
 def sized_batches(batches: Iterable[Any], check_size: Callable[[float], None]) -> Iterator[Any]:

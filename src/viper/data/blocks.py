@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from inspect import isgenerator
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
@@ -33,29 +33,27 @@ class Chunk:
     offset: np.ndarray | None = field(default=None, kw_only=True)
     weight: np.ndarray | None = field(default=None, kw_only=True)
     place: Callable[[int], str] = field(default=str, kw_only=True)  # names the i-th of these rows in messages
+    finite: bool = field(default=False, kw_only=True)  # whether the features are known to be finite
 
 
-class Reader(Protocol):
-    """An opened description: the number of features, their names if known, and the rows."""
+def check_finite_chunk(x: np.ndarray, name: str, place: Callable[[int], str]) -> None:
+    """Raise at the first NaN or infinity, and say where it is."""
+    if x.dtype.kind != "f":
+        return
+    with np.errstate(all="ignore"):
+        if np.isfinite(x.sum()):  # then all entries are finite
+            return
+    bad = ~np.isfinite(x)
+    if bad.any():
+        i = int(bad.reshape(len(x), -1).any(1).argmax())
+        raise ValueError(f"{name} must be finite; got NaN or infinity in {place(i)}. Impute or drop those rows.")
 
-    @property
-    def width(self) -> int: ...
 
-    @property
-    def names(self) -> Sequence[str] | None: ...
-
-    def read(self, rows: int, features: bool = True) -> Iterator[Chunk]:
-        """Yield all rows from the first, about `rows` at a time; without `features`, X may be left out."""
-
-    def may_hold(self, rows: int) -> bool:
-        """Return whether so many rows may be kept in memory during a fit, because they are slow to read."""
-
-    def check_unchanged(self) -> None:
-        """Raise if the rows have visibly changed since they were opened."""
+DATED = re.compile("(?i)date|time|duration")  # types of columns; scikit-learn would take their nanoseconds
 
 
 def refuse_odd_array(x: Any, name: str, here: str = "") -> None:
-    """Raise for what NumPy would turn into other numbers: masked entries, records, and dates."""
+    """Raise for what is not there yet, or NumPy would turn into other numbers: masked entries, records, and dates."""
     kind: Any = getattr(x, "dtype", None)
     if isinstance(x, np.ma.MaskedArray) and np.ma.is_masked(x):
         got = f"{int(np.ma.getmaskarray(x).sum()):,} masked entries{here}"
@@ -65,17 +63,28 @@ def refuse_odd_array(x: Any, name: str, here: str = "") -> None:
             f"{name} must be an array of numbers; got records with the fields {list(kind.names)[:8]}{here}. "
             "Pass pandas.DataFrame(X)."
         )
+    if is_lazy(x):
+        raise ValueError(f"{name} must be in memory; got a LazyFrame{here}. Pass {name}.collect().")
     dated = [str(kind)] if getattr(kind, "kind", "") in ("M", "m") else []
-    if type(x).__module__.startswith(("polars", "pyarrow")):  # pandas and scikit-learn refuse theirs
-        schema: Any = getattr(x, "schema", None)
-        kinds = zip(schema.names(), schema.dtypes(), strict=True) if hasattr(schema, "dtypes") else ()
-        kinds = zip(schema.names, schema.types, strict=True) if hasattr(schema, "types") else kinds
-        dated = [f"column {shown(n)} ({one})" for n, one in kinds if re.match("(?i)date|time|duration", str(one))]
+    dated += [f"column {shown(n)} ({one})" for n, one in column_types(x) if DATED.match(str(one))]
     if dated:
         raise ValueError(
             f"{name} must be numeric; got {', '.join(dated[:5])}{here}. Encode dates as numbers, or use from_formula, "
             "which has days(), year(), month() and weekday()."
         )
+
+
+def is_lazy(x: Any) -> bool:
+    """Whether x is a plan of polars for a table."""
+    return hasattr(x, "collect") and hasattr(x, "lazy")
+
+
+def column_types(x: Any) -> Iterable[tuple[Any, Any]]:
+    """The names and types of the columns of a frame of pandas or polars, or of an Arrow table."""
+    if hasattr(x, "dtypes") and hasattr(x, "columns"):
+        return zip(x.columns, x.dtypes, strict=True)
+    schema: Any = getattr(x, "schema", None)
+    return zip(schema.names, schema.types, strict=True) if hasattr(schema, "types") else ()
 
 
 def check_names(names: Sequence[str] | None, what: str) -> None:
@@ -203,8 +212,8 @@ class BlockReader:
             y, weight = (y, weight) if self.labels else (None, None)
             yield as_chunk(X, y, weight=weight, offset=offset, number=number, width=self.width)
 
-    def may_hold(self, rows: int) -> bool:
-        return False
+    def keep(self) -> None:
+        """Nothing is known of what a function does."""
 
     def check_unchanged(self) -> None:
         """Do nothing: only the rows themselves can tell."""
@@ -305,8 +314,8 @@ class MemoryMap:
         y, weight, offset = (one_per_row(x, name, self.X.shape[:1]) for name, x in parts.items())
         return MemoryMap(self.X, y, weight=weight, offset=offset, stamp=stamp_of_map(self.X))
 
-    def may_hold(self, rows: int) -> bool:
-        return False
+    def keep(self) -> None:
+        """The rows lie in a map already."""
 
     def check_unchanged(self) -> None:
         if self.stamp != stamp_of_map(self.X):

@@ -27,6 +27,7 @@ from viper.inference.device import FEWEST_ROWS, choose_device, is_one_block, row
 from viper.inference.rows import BLOCK_ROWS, Arrays
 from viper.inference.threads import count_threads
 
+NOT_NUMBERS = re.compile(r"could not|float\(\) argument")  # in the words of NumPy
 MANY_ENTRIES = 1 << 20  # of an array that is worth several threads
 
 
@@ -48,6 +49,11 @@ def read_features(estimator: Any, X: Any, *, reset: bool, finite: bool = True) -
     if not reset and (formula := getattr(estimator, "formula_", None)) is not None:
         X = formula.encode(X)
     refuse_odd_array(X, "X")
+    names = [*getattr(X, "columns", ())]
+    if len({*names}) < len(names):
+        raise ValueError(
+            f"columns must have different names; got {shown(max(names, key=names.count))} twice. Rename one."
+        )
     if isinstance(X, Tensor):
         if X.device.type != "cpu":
             return read_device_tensor(estimator, X, reset)
@@ -61,12 +67,12 @@ def read_features(estimator: Any, X: Any, *, reset: bool, finite: bool = True) -
         return X
     except OverflowError:
         raise ValueError("X must be finite; got a whole number too large for a float. Rescale its column.") from None
-    except (ValueError, np.exceptions.DTypePromotionError) as error:
+    except (ValueError, TypeError) as error:
         if "Input X contains" in str(error):
             raise ValueError(not_finite(X, error)) from None
-        if "could not" not in str(error):
+        if not NOT_NUMBERS.search(str(error)) and not (names and "with a sequence" in str(error)):
             raise
-        raise ValueError(
+        raise (TypeError if type(error) is TypeError else ValueError)(
             f"X must be numeric; {not_numeric(X, error)}. Encode text and dates as numbers, or use from_formula, for "
             "which text is a category."
         ) from None
@@ -374,6 +380,12 @@ class RowFormat:
     block_rows: int | None = None  # None: as many as suit the device
     labels: int | None = None  # columns of y: None for one, 0 for as many as it has
     classes: int = 2  # 0 for as many as y has
+    keep: bool = False  # whether rows that are slow to read are kept until the source is told to release them
+
+    def placed(self, width: int) -> tuple[torch.device, int]:
+        """Return the device of rows that are read in chunks, and how many of them make a block."""
+        device = choose_device(self.device)
+        return device, self.rows_per_block(width, device)
 
     def rows_per_block(self, width: int, device: torch.device, resident: int | None = None) -> int:
         """Return the rows of a block with `width` features; `resident` is the number of all rows, if on the device."""

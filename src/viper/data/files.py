@@ -1,15 +1,19 @@
 """Rows in Parquet, Arrow or CSV files, read in chunks, once per pass."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from viper.data import arrow
-from viper.data.blocks import Chunk, check_names
+from viper.data.blocks import Chunk, check_finite_chunk, check_names
+from viper.data.kept import KeptRows, room_for_rows
 from viper.errors import shown
-from viper.inference.memory import SHARE_FOR_CACHE, available_memory
+from viper.inference.kernels.compiled import join_columns
+
+BATCH_BYTES = 1 << 23  # decoded at a time: most are still in the cache when they are copied
 
 
 @dataclass(frozen=True)
@@ -33,8 +37,10 @@ class Files:
         Whether cells of CSV files, in quotes, may span lines. Otherwise they are an error: a quote that is not closed
         would swallow rows.
     cache : int, optional
-        Bytes of memory in which a fit may keep the rows it has read, if all of them fit; then files are decoded once
-        instead of once per pass. By default a quarter of the memory that is available; 0 keeps none.
+        Bytes in which a fit may keep the rows it has read, if all of them fit; then files are decoded once instead of
+        once per pass. Rows are kept in memory if they fit in a quarter of what is available, and otherwise in a
+        temporary file, which the system deletes when the fit ends. By default as much as memory is available, and half
+        of the disk is free; 0 keeps none.
 
     Examples
     --------
@@ -106,36 +112,104 @@ class FileReader:
     def targets(self) -> list[str]:
         return [name for part, name in self.others.items() if part.startswith("target") and name is not None]
 
-    def may_hold(self, rows: int) -> bool:
+    def keep(self) -> KeptRows | None:
         others = len(self.targets) + 8 * sum(self.others[name] is not None for name in ("weight", "offset"))
-        needed = rows * (self.width * self.dtype.itemsize + others)
-        return needed <= (SHARE_FOR_CACHE * available_memory() if self.cache is None else self.cache)
+        row_bytes, counts = self.width * self.dtype.itemsize + others, [file.count for file in self.files]
+        size = 0 if None in counts else row_bytes * sum(counts)  # type: ignore[arg-type]
+        room = room_for_rows(self.cache)
+        return KeptRows(room, row_bytes, size) if max(size, row_bytes) <= max(room) else None
 
     def check_unchanged(self) -> None:
         for file in self.files:
             file.check_unchanged()
 
     def read(self, rows: int, features: bool = True) -> Iterator[Chunk]:
+        """Yield chunks of `rows`, except for the last; features are checked, and missing if not asked for."""
+        self.check_unchanged()
+        chunk = GrowingChunk(rows, self.dtype)
+        for batch in self.batches(rows, features):
+            start = 0
+            while start < batch.rows:
+                start = chunk.add(batch, start)
+                if chunk.rows == rows:
+                    yield chunk.done()
+                    chunk = GrowingChunk(rows, self.dtype)
+        if chunk.rows:
+            yield chunk.done()
+
+    def batches(self, rows: int, features: bool) -> Iterator["Batch"]:
+        """Yield all rows as they are decoded, some at a time."""
         named = [name for name in self.others.values() if name is not None]
         wanted = list(dict.fromkeys([*(self.names if features else []), *named]))
         numbers = {*self.names, *named} - {*self.targets}
-        self.check_unchanged()
+        few = max(1, BATCH_BYTES // (8 * len(wanted)))
         for file in self.files:
             start = 0
-            for batch in file.batches(wanted, numbers, rows):
+            for batch in file.batches(wanted, numbers, min(rows, few), self.multiline):
                 if gone := [name for name in wanted if name not in batch.schema.names]:
                     raise ValueError(
                         f"every pass must find the same columns; got no {shown(gone[0])} in {file.path} now."
                     )
-                X = arrow.batch_matrix(batch, self.names, self.dtype) if features else None
-                found = {part: None if n is None else arrow.batch_vector(batch, n) for part, n in self.others.items()}
-                several = len(self.targets) > 1
-                y = (
-                    np.column_stack([arrow.batch_vector(batch, n) for n in self.targets])
-                    if several
-                    else found["target"]
-                )
-                yield Chunk(X, y, weight=found["weight"], offset=found["offset"], place=file.place(start))
+                columns = [arrow.batch_vector(batch, name) for name in self.names] if features else []
+                yield Batch(columns, self.vectors(batch), batch.num_rows, file.place(start))
                 start += batch.num_rows
-            if not self.multiline:
-                file.check_line_breaks(start)
+
+    def vectors(self, batch: Any) -> dict[str, np.ndarray | None]:
+        """Return the labels, weights and offsets of a batch, if they were asked for."""
+        found = {part: None if n is None else arrow.batch_vector(batch, n) for part, n in self.others.items()}
+        labels = [x for part, x in found.items() if part.startswith("target") and x is not None]
+        label = np.column_stack(labels) if len(labels) > 1 else found["target"]
+        return {"label": label, "weight": found["weight"], "offset": found["offset"]}
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Some rows of a file: the columns of X, if they were asked for, and what else there is."""
+
+    columns: list[np.ndarray]
+    vectors: dict[str, np.ndarray | None]
+    rows: int
+    place: Callable[[int], str]
+
+
+@dataclass
+class GrowingChunk:
+    """A chunk to which batches are added until it has `most` rows."""
+
+    most: int
+    dtype: np.dtype
+    rows: int = 0
+    features: np.ndarray | None = None
+    parts: list[dict[str, np.ndarray | None]] = field(default_factory=list)
+    places: list[tuple[int, Callable[[int], str]]] = field(default_factory=list)  # and the row from which they count
+
+    def add(self, batch: Batch, start: int) -> int:
+        """Add rows of a batch from `start` on, as many as there is room for; return where the rest starts."""
+        stop = min(batch.rows, start + self.most - self.rows)
+        if batch.columns:
+            self.add_features([column[start:stop] for column in batch.columns], lambda i: batch.place(start + i))
+        self.parts.append({name: None if x is None else x[start:stop] for name, x in batch.vectors.items()})
+        self.places.append((self.rows - start, batch.place))
+        self.rows += stop - start
+        return stop
+
+    def add_features(self, columns: list[np.ndarray], place: Callable[[int], str]) -> None:
+        """Copy columns while the cache holds them. Raises if an entry is not finite."""
+        if self.features is None:
+            self.features = np.empty((self.most, len(columns)), self.dtype)
+        added = self.features[self.rows : self.rows + len(columns[0])]
+        if not join_columns(columns, added):
+            check_finite_chunk(added, "X", place)
+
+    def done(self) -> Chunk:
+        joined: dict[str, Any] = {
+            name: None if x is None else np.concatenate([part[name] for part in self.parts])
+            for name, x in self.parts[0].items()
+        }
+        features = None if self.features is None else self.features[: self.rows]
+        return Chunk(features, place=self.place, finite=True, **joined)
+
+    def place(self, i: int) -> str:
+        """Name a row by its file."""
+        first, name = self.places[bisect_right(self.places, i, key=lambda known: known[0]) - 1]
+        return name(i - first)

@@ -13,13 +13,13 @@ import torch
 from sklearn.utils.validation import validate_data
 
 from viper.data import arrow, checks
-from viper.data.blocks import Blocks, MemoryMap, Reader, refuse_generator
+from viper.data.blocks import Blocks, MemoryMap, refuse_generator
 from viper.data.checks import RowFormat, labelled_arrays, unlabelled_arrays
 from viper.data.files import Files
-from viper.data.stream import Scanned, Stream, scan
-from viper.inference.device import choose_device
+from viper.data.stream import Reader, Scanned, Stream, scan
 from viper.inference.progress import Progress
 from viper.inference.rows import RowSource
+from viper.inference.threads import pass_threads
 
 Description = Files | Blocks | MemoryMap  # each with `open(labels, known)`, `known` the features an estimator expects
 
@@ -54,7 +54,8 @@ def open_labelled_rows(
     description = describe(X, y, sample_weight=sample_weight, offset=offset)
     if description is not None:
         reader = open_reader(estimator, description, labels=True, reset=reset)
-        with closing(Progress(format.verbose)) as progress:
+        threads = pass_threads(getattr(estimator, "n_jobs", None))
+        with closing(Progress(format.verbose)) as progress, threads:
             found = scan(reader, classes, progress.rows_done, format)
         return found.classes, stream_of(reader, found, format)
     return labelled_arrays(
@@ -122,11 +123,10 @@ def empty_table(reader: Reader) -> Any:
 
 def stream_of(reader: Reader, found: Scanned | None, format: RowFormat) -> Stream:
     """Return a stream of the rows of a reader, whose labels have been found or are not known."""
-    classes, rows, labels = (None, 0, 0) if found is None else found
-    device = choose_device(format.device)
-    block_rows = format.rows_per_block(reader.width, device)
+    classes, rows, labels, kept = (None, 0, 0, None) if found is None else found
+    device, block_rows = format.placed(reader.width)
     dtype = getattr(torch, format.dtype)
-    return Stream(reader, classes, rows, format.intercept, device, dtype, block_rows, labels)
+    return Stream(reader, classes, rows, format.intercept, device, dtype, block_rows, labels, kept=kept)
 
 
 def is_dask(X: Any) -> bool:

@@ -1,17 +1,17 @@
 """Rows larger than memory as a source for the solver: read ahead in chunks, and checked as they arrive.
 
-Rows that take long to decode and fit in memory are kept until the fit ends; others are read again in every pass.
+Rows that take long to decode are kept from the first pass until the fit ends, if there is room for them.
 A chunk is a whole number of the blocks into which arrays in memory are split, so every sum over rows, and hence the
 fit, is the same wherever the rows are stored.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, nullcontext
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -19,8 +19,9 @@ from sklearn.utils.multiclass import check_classification_targets
 from torch import Tensor
 
 from viper.data import checks
-from viper.data.blocks import Chunk, MemoryMap, Reader
+from viper.data.blocks import Chunk, MemoryMap, check_finite_chunk
 from viper.data.indicators import as_indicators, check_labels_vary, label_names
+from viper.data.kept import KeptRows
 from viper.errors import shown
 from viper.inference.rows import (
     BLOCK_ROWS,
@@ -35,7 +36,7 @@ from viper.inference.rows import (
     traits_on,
 )
 
-CHUNK_BYTES = 1 << 24  # bytes of features per chunk: enough to read at full speed; about four chunks exist at a time
+CHUNK_BYTES = 1 << 25  # bytes of features per chunk: enough to read at full speed; about four chunks exist at a time
 CHUNK_BYTES_DEVICE = 1 << 28
 SCAN_ROWS = 1 << 18  # rows per chunk when only labels are read
 FIRST_ROWS = 100  # rows compared in every pass, to detect a source that has changed
@@ -43,7 +44,6 @@ ROW_ROUNDING = 1e-6  # how much recomputed rows may differ, relative to the larg
 
 PARTS = ("features", "label", "offset", "weight")  # parts of a chunk
 
-ONE_COLUMN = checks.RowFormat()  # of two classes
 ONE_COLUMN = checks.RowFormat()  # of two classes
 Item = TypeVar("Item")
 RowName = Callable[[int], str]  # names the i-th row of a chunk in messages
@@ -53,49 +53,99 @@ def ignore_progress(rows: int) -> None:
     """Do nothing: the default observer of a source."""
 
 
+class Reader(Protocol):
+    """An opened description: the number of features, their names if known, and the rows."""
+
+    @property
+    def width(self) -> int: ...
+
+    @property
+    def names(self) -> Sequence[str] | None: ...
+
+    def read(self, rows: int, features: bool = True) -> Iterator[Chunk]:
+        """Yield all rows from the first, about `rows` at a time; without `features`, X may be left out."""
+
+    def keep(self) -> KeptRows | None:
+        """Return a place to keep all rows during a fit, or None if there is no room or reading them is fast."""
+
+    def check_unchanged(self) -> None:
+        """Raise if the rows have visibly changed since they were opened."""
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # The first pass, and what every pass checks
 
 
 class Scanned(NamedTuple):
-    """What the first pass finds: the classes or the names of the labels, the number of rows, that of columns of y."""
+    """What the first pass finds: the classes or the names of the labels, the number of rows, that of columns of y.
+
+    And all rows, if there was room to keep them.
+    """
 
     classes: np.ndarray
     rows: int
     labels: int = 0  # if y has several columns
+    kept: KeptRows | None = None
 
 
 def scan(reader: Reader, known: Any, observer: Callable[[int], None], format: checks.RowFormat = ONE_COLUMN) -> Scanned:
-    """Read the labels of all rows, and features only if the reader cannot skip them."""
-    labels, many = format.labels, format.classes != 2
-    classes = None if known is None else checks.known_classes(known) if not labels else np.asarray(known)
-    rows, any_weight = 0, False
-    some = not_all = np.zeros(1, bool)  # whether a label has rows with it, and rows without
-    for chunk in read_ahead(reader.read(SCAN_ROWS, features=False)):
+    """Read the labels of all rows, and features only if they are to be kept or the reader cannot skip them."""
+    kept = reader.keep() if format.keep else None
+    rows = SCAN_ROWS if kept is None else chunk_rows(reader.width, *format.placed(reader.width))
+    seen = LabelScan(known, format, getattr(reader, "targets", None))
+    with nullcontext() if kept is None else closing(kept):
+        for chunk in read_ahead(reader.read(rows, features=kept is not None)):
+            seen.add(chunk)
+            if kept is not None:
+                kept.add(chunk)
+            observer(len(chunk.label))
+        found = seen.found()
+        if kept is None or not kept.complete:
+            return found
+        kept.open(reader.width, partial(check_chunk, classes=found.classes, labels=found.labels))
+    return found._replace(kept=kept)
+
+
+class LabelScan:
+    """What is known of the labels after some rows."""
+
+    def __init__(self, known: Any, format: checks.RowFormat, targets: list[str] | None) -> None:
+        self.known, self.targets, self.labels, self.many = known, targets, format.labels, format.classes != 2
+        self.classes: np.ndarray | None = None
+        if known is not None:
+            self.classes = np.asarray(known) if self.labels else checks.known_classes(known)
+        self.rows, self.any_weight = 0, False
+        self.some = self.not_all = np.zeros(1, bool)  # whether a label has rows with it, and rows without
+
+    def add(self, chunk: Chunk) -> None:
         y, weight = chunk.label, check_weight(chunk)
         check_finite_chunk(y, "y", chunk.place)
-        if y.ndim == 2 or labels:
-            if labels is None or y.ndim != 2:
-                wanted = "one column" if labels is None else "a column for each label"
-                raise ValueError(f"y must have {wanted}; got shape {y.shape} from {chunk.place(0)} on.")
-            classes = label_names(getattr(reader, "targets", None), y.shape[1], classes)
-            ones = as_indicators(y, classes, chunk.place)
-            some, not_all, labels = some | ones.any(0), not_all | ~ones.all(0), y.shape[1]
-        elif known is None:
-            classes = more_classes(classes, y, chunk.place, many)
-        rows += len(y)
-        any_weight = any_weight or weight is None or bool((weight > 0.0).any())
-        observer(len(y))
-    if classes is None or not rows:
-        raise ValueError("the source must have at least one row; got none. Let a function start over in each call.")
-    if not any_weight:
-        raise ValueError(checks.ALL_WEIGHTS_ZERO)
-    if labels:
-        if known is None:
-            check_labels_vary(classes, some, not_all)
-        return Scanned(classes, rows, labels)
-    checks.check_class_count(classes, many)
-    return Scanned(classes, rows)
+        if y.ndim == 2 or self.labels:
+            self.add_indicators(chunk)
+        elif self.known is None:
+            self.classes = more_classes(self.classes, y, chunk.place, self.many)
+        self.rows += len(y)
+        self.any_weight = self.any_weight or weight is None or bool((weight > 0.0).any())
+
+    def add_indicators(self, chunk: Chunk) -> None:
+        y = chunk.label
+        if self.labels is None or y.ndim != 2:
+            wanted = "one column" if self.labels is None else "a column for each label"
+            raise ValueError(f"y must have {wanted}; got shape {y.shape} from {chunk.place(0)} on.")
+        self.classes = label_names(self.targets, y.shape[1], self.classes)
+        ones = as_indicators(y, self.classes, chunk.place)
+        self.some, self.not_all, self.labels = self.some | ones.any(0), self.not_all | ~ones.all(0), y.shape[1]
+
+    def found(self) -> Scanned:
+        if self.classes is None or not self.rows:
+            raise ValueError("the source must have at least one row; got none. Let a function start over in each call.")
+        if not self.any_weight:
+            raise ValueError(checks.ALL_WEIGHTS_ZERO)
+        if not self.labels:
+            checks.check_class_count(self.classes, self.many)
+        elif self.known is None:
+            check_labels_vary(self.classes, self.some, self.not_all)
+        return Scanned(self.classes, self.rows, self.labels or 0)
 
 
 def more_classes(found: np.ndarray | None, y: np.ndarray, place: RowName, many: bool = False) -> np.ndarray:
@@ -136,7 +186,7 @@ def check_chunk(chunk: Chunk, classes: np.ndarray | None, labels: int = 0, known
 
     If the features are `known` to be finite, they are not read for it again.
     """
-    if not known:
+    if not known and not chunk.finite:
         check_finite_chunk(chunk.features, "X", chunk.place)
     offset = finite_numbers(chunk.offset, "offset", chunk.place)
     if classes is None:
@@ -174,19 +224,6 @@ def finite_numbers(x: np.ndarray | None, name: str, place: RowName) -> np.ndarra
     return values
 
 
-def check_finite_chunk(x: np.ndarray, name: str, place: RowName) -> None:
-    """Raise at the first NaN or infinity, and say where it is."""
-    if x.dtype.kind != "f":
-        return
-    with np.errstate(all="ignore"):
-        if np.isfinite(x.sum()):  # then all entries are finite
-            return
-    bad = ~np.isfinite(x)
-    if bad.any():
-        i = int(bad.reshape(len(x), -1).any(1).argmax())
-        raise ValueError(f"{name} must be finite; got NaN or infinity in {place(i)}. Impute or drop those rows.")
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # The source
 
@@ -209,8 +246,7 @@ class Stream(BlockSource):
     observer: Callable[[int], None] = ignore_progress
     pending: list["StreamSample"] = field(default_factory=list)
     first: Chunk | None = None  # first rows of the first pass
-    held: list[Chunk] | None = None  # all rows, checked: those of the first pass inside `hold`
-    holding: bool = False
+    kept: KeptRows | None = None  # all rows, until they are released
     known: bool = False  # whether a whole pass has found the features finite, and they cannot have changed unnoticed
 
     @property
@@ -224,40 +260,25 @@ class Stream(BlockSource):
     def dimension(self) -> int:
         return self.reader.width + int(self.intercept)
 
-    @property
-    def chunk_rows(self) -> int:
-        """The rows of a chunk: whole blocks, unless a single block is already too large."""
-        size = CHUNK_BYTES if self.device.type == "cpu" else CHUNK_BYTES_DEVICE
-        rows = max(1, size // (8 * max(1, self.reader.width)))
-        return rows - rows % self.block_rows if rows > self.block_rows else rows
-
-    @contextmanager
-    def hold(self) -> Iterator[None]:
-        """Keep the rows of the next pass until the context ends, if the reader allows it."""
-        self.holding = self.classes is not None and self.reader.may_hold(self.rows)
-        try:
-            yield
-        finally:
-            self.holding, self.held = False, None
+    def release(self) -> None:
+        self.kept = None
 
     def checked_chunks(self) -> Iterator[Chunk]:
-        """Yield all rows in order, in chunks of `chunk_rows`: those held, or read ahead."""
-        if self.held is not None:
+        """Yield all rows in order, in chunks of the same size: those kept, or read ahead."""
+        if self.kept is not None:
             self.reader.check_unchanged()
-            return iter(self.held)
+            return iter(self.kept)
+        rows = chunk_rows(self.reader.width, self.device, self.block_rows)
         check = partial(check_chunk, classes=self.classes, labels=self.labels, known=self.known)
-        checked = map(check, self.reader.read(self.chunk_rows))
-        return read_ahead(regrouped(checked, self.chunk_rows))
+        return read_ahead(regrouped(map(check, self.reader.read(rows)), rows))
 
     def chunks(self) -> Iterator[Arrays]:
-        """Yield all rows in order, as arrays of `chunk_rows`."""
-        seen, kept = 0, []
+        """Yield all rows in order, as arrays."""
+        seen = 0
         for part in self.checked_chunks():
             if not seen:
                 self.recognise(slice_of(part, 0, FIRST_ROWS))
             seen += len(part.features)
-            if self.holding:
-                kept.append(part)
             yield self.arrays(part)
             self.observer(len(part.features))
         if seen != self.rows and self.classes is not None:
@@ -265,8 +286,6 @@ class Stream(BlockSource):
                 f"the source must have the same rows in every pass; got {self.rows} rows, and now {seen}. "
                 "Do not write to it during a fit; a function must start over in each call."
             )
-        if self.holding:
-            self.held = kept
         self.known = isinstance(self.reader, MemoryMap) and self.reader.stamp is not None
 
     def recognise(self, now: Chunk) -> None:
@@ -379,6 +398,13 @@ def empty_arrays(like: Arrays, k: int) -> Arrays:
 
 # ---------------------------------------------------------------------------------------------------------------------
 # From chunks as they are read to chunks as they are used
+
+
+def chunk_rows(width: int, device: torch.device, block_rows: int) -> int:
+    """Return the rows of a chunk: whole blocks, unless a single block is already too large."""
+    size = CHUNK_BYTES if device.type == "cpu" else CHUNK_BYTES_DEVICE
+    rows = max(1, size // (8 * max(1, width)))
+    return rows - rows % block_rows if rows > block_rows else rows
 
 
 def read_ahead(items: Iterator[Item]) -> Iterator[Item]:

@@ -105,6 +105,8 @@ class TableFile(CsvText):
         start = first_bytes(self.source)
         if start.startswith(b"\xd0\xcf\x11\xe0"):
             raise FileError(f"{self.path} must be a table; got a workbook of old Excel. Save it as .xlsx or as CSV.")
+        if start[3:] == bytes(3):  # of the length of a model's header
+            raise FileError(f"{self.path} must be a table; got a model, or another binary file. Name a table.")
         return format_by_magic(start) or BY_SUFFIX.get(self.path.suffix.lower(), CSV)
 
     def line(self, row: int) -> int | None:
@@ -173,6 +175,8 @@ def copy_at_most(source: BinaryIO, target: BinaryIO, table: TableFile) -> None:
 
 def check_input(path: Path) -> None:
     """Raise unless the file exists, can be read and is not empty."""
+    if path.is_symlink() and not path.exists():
+        raise FileError(f"the file must exist; got {path}, a link that leads nowhere. Name the file itself.")
     if not path.exists():
         folder = path.parent
         names = [file.name for file in folder.iterdir()] if folder.is_dir() else []

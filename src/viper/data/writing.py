@@ -52,7 +52,7 @@ def atomic_file(path: str | PathLike[str], overwrite: bool = False) -> Iterator[
             with suppress(OSError):  # if the other end is closed, the write has already raised
                 file.close()
         return
-    final = Path(path).resolve()
+    final = linked_file(path)
     temporary = final.with_name(TEMPORARY.format(secrets.token_hex(8)))
     try:
         if final.exists() and not overwrite:
@@ -89,6 +89,19 @@ def remove_abandoned(folder: Path) -> None:
             with path.open("rb") as file:
                 if lock(file.fileno()):
                     path.unlink()
+
+
+def linked_file(path: str | PathLike[str]) -> Path:
+    """The file that `path` leads to, whether it exists or not. Raises an OSError if links lead in a circle."""
+    final = Path(os.path.realpath(path))
+    if final.is_symlink():
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+    return final
+
+
+def folder_of(path: Path) -> Path:
+    """The folder of the file that `path` leads to."""
+    return linked_file(path).parent if path.is_symlink() else path.parent
 
 
 def file_kind(path: Path) -> int:
@@ -155,9 +168,9 @@ IN_A_SHELL = Wording(OutputError, "the output", "--force")
 
 def check_target(path: Path, overwrite: bool, wording: Wording) -> None:
     """Raise if no new file can be created at `path`."""
-    if not path.parent.is_dir():
-        raise wording.error(f"the directory of {wording.target} must exist; got {path.parent}. Create it first.")
     with worded_errors(path, wording):
+        if not (folder := folder_of(path)).is_dir():
+            raise wording.error(f"the directory of {wording.target} must exist; got {folder}. Create it first.")
         if (kind := file_kind(path)) in REFUSED:
             rule = f"{wording.target} must be a regular file or a new name"
             raise wording.error(f"{rule}; got {path}, which is {REFUSED[kind]}. Add or change the file name.")
@@ -165,15 +178,15 @@ def check_target(path: Path, overwrite: bool, wording: Wording) -> None:
             raise FileExistsError
 
 
-def check_output(path: Path, overwrite: bool) -> None:
-    """Raise an OutputError before a command starts work whose output it cannot write."""
+def check_output(path: Path, overwrite: bool, *inputs: Path) -> None:
+    """Raise an OutputError before a command starts work whose output it cannot write, or would write over its input."""
     check_target(path, overwrite, IN_A_SHELL)
+    if file_kind(path) == stat.S_IFREG and any(other.exists() and path.samefile(other) for other in inputs):
+        raise OutputError(f"the output must be another file than the input; got {path} for both. Choose another name.")
     if is_stream(path) and not os.access(path, os.W_OK):
         raise OutputError(f"the output must be writable; got {path}, which is not. Choose another.")
-    if not is_stream(path) and not os.access(path.parent, os.W_OK | os.X_OK):
-        raise OutputError(
-            f"the directory of the output must be writable; got {path.parent}, which is not. Choose another."
-        )
+    if not is_stream(path) and not os.access(folder := folder_of(path), os.W_OK | os.X_OK):
+        raise OutputError(f"the directory of the output must be writable; got {folder}, which is not. Choose another.")
 
 
 @contextmanager
@@ -213,7 +226,7 @@ def frame_writer(path: Path, overwrite: bool = False) -> Iterator[Callable[["pan
         If the file exists and `overwrite` is False, or if it cannot be written.
     """
     check_output(path, overwrite)
-    name = path.resolve().name
+    name = linked_file(path).name
     with checked_file(path, overwrite, IN_A_SHELL) as file:
         if not name.endswith(PARQUET.suffixes):
             with csv_writer(file, path, name.endswith(".gz")) as append:

@@ -3,7 +3,7 @@
 from viper.decisions.bandit import Bandit, Choice, Log
 from viper.decisions.evaluation import Evaluation, evaluate
 from viper.decisions.pool import Suggested, suggest
-from viper.decisions.preferences import ExpectedBest, PairInformation, best_of
+from viper.decisions.preferences import ExpectedBest, PairInformation
 
 __all__ = [
     "Bandit",
@@ -13,7 +13,6 @@ __all__ = [
     "Log",
     "PairInformation",
     "Suggested",
-    "best_of",
     "evaluate",
     "suggest",
 ]

@@ -20,6 +20,7 @@ from torch import Tensor
 from viper.data.checks import read_whole
 from viper.decisions.latent import Conditioned, Joint, after_label, label_precision, latent_of
 from viper.errors import shown
+from viper.gp.joint import LEAST_LATENT_VARIANCE, joint_draws, root_of, sobol_uniforms
 from viper.softplus.expectation import expected_softplus
 from viper.softplus.improvement import after_answer, expected_excess
 from viper.softplus.information import answer_information
@@ -38,9 +39,7 @@ __all__ = [
     "UpperConfidenceBound",
 ]
 
-LEAST_LATENT_VARIANCE = 1e-12  # of f, so that square roots have a gradient
 BATCH_DRAWS = 256  # joint draws of a batch
-JITTERS = (0.0, 1e-10, 1e-8, 1e-6, 1e-4)  # relative to the mean variance
 
 
 class Acquisition:
@@ -288,10 +287,10 @@ class ImprovementAcquisition(Acquisition):
         if joint.mean.shape[1] == 1:
             return super().of_batch(joint)
         uniform = sobol_uniforms(self.draws, joint.mean.shape[1], self.random_state)
-        return self.of_draws(joint.mean, root_of(joint.covariance), uniform.to(joint.mean))
+        return self.of_draws(joint.mean, joint.covariance, uniform.to(joint.mean))
 
-    def of_draws(self, mean: Tensor, root: Tensor, uniform: Tensor) -> Tensor:
-        """The value of batches with means and Cholesky factors of f, by common uniform numbers."""
+    def of_draws(self, mean: Tensor, covariance: Tensor, uniform: Tensor) -> Tensor:
+        """The value of batches with means and covariances of f, by common uniform numbers."""
         raise NotImplementedError
 
 
@@ -311,8 +310,8 @@ class ExpectedImprovement(ImprovementAcquisition):
     def of_point(self, mean: Tensor, variance: Tensor, across: Tensor, reference: Tensor, i: int) -> Tensor:
         return expected_excess(mean, variance, torch.full_like(mean, self.level))
 
-    def of_draws(self, mean: Tensor, root: Tensor, uniform: Tensor) -> Tensor:
-        f = mean[:, None] + torch.special.ndtri(uniform) @ root.mT
+    def of_draws(self, mean: Tensor, covariance: Tensor, uniform: Tensor) -> Tensor:
+        f = joint_draws(mean, covariance, uniform)
         return (torch.sigmoid(f.amax(-1)) - 1.0 / (1.0 + math.exp(-self.level))).clamp(min=0.0).mean(1)
 
 
@@ -328,7 +327,8 @@ class ProbabilityOfImprovement(ImprovementAcquisition):
     def of_point(self, mean: Tensor, variance: Tensor, across: Tensor, reference: Tensor, i: int) -> Tensor:
         return cdf((mean - self.level) / variance.sqrt())
 
-    def of_draws(self, mean: Tensor, root: Tensor, uniform: Tensor) -> Tensor:
+    def of_draws(self, mean: Tensor, covariance: Tensor, uniform: Tensor) -> Tensor:
+        root = root_of(covariance)
         # P(all f_i <= b) as a product of conditional probabilities, averaged over draws from the truncated normals
         product, drawn = torch.ones_like(mean[:, :1]), mean.new_zeros(len(mean), len(uniform), 0)
         for i in range(mean.shape[1]):
@@ -423,23 +423,6 @@ def entropy_of_side(z: Tensor) -> Tensor:
     """H(Φ(z))."""
     tail = cdf(-z.abs()).clamp(min=1e-300)
     return -(tail * tail.log() + (1.0 - tail) * torch.log1p(-tail))
-
-
-def root_of(covariance: Tensor) -> Tensor:
-    """A Cholesky factor, with as little jitter as it takes."""
-    level = covariance.diagonal(dim1=-2, dim2=-1).mean(-1).clamp(min=LEAST_LATENT_VARIANCE)
-    eye = torch.eye(covariance.shape[-1], dtype=covariance.dtype, device=covariance.device)
-    for jitter in JITTERS:
-        root, info = torch.linalg.cholesky_ex(covariance + jitter * level[..., None, None] * eye)
-        if not bool(info.any()):
-            return root
-    raise ValueError("the covariance of f must be positive definite; got another. Ask for points that differ more.")
-
-
-def sobol_uniforms(draws: int, q: int, seed: int) -> Tensor:
-    """Draws × q numbers in (0, 1), spread evenly."""
-    engine = torch.quasirandom.SobolEngine(q, scramble=True, seed=seed)
-    return engine.draw(draws, dtype=torch.float64).clamp(1e-12, 1.0 - 1e-12)
 
 
 def log_odds_of(probability: Any, name: str) -> float:

@@ -39,6 +39,8 @@ EXPERIMENT_MODEL: dict[str, Any] = {
     "random_state": 0,
     "verbose": False,
 }
+# A linear part is least known between opposite corners: they would be compared again and again
+PREFERENCE_MODEL: dict[str, Any] = {"mean": "zero", "priors": "short", "standardize": False, "random_state": 0}
 
 
 class Best(NamedTuple):
@@ -132,7 +134,7 @@ class Experiment:
             raise ValueError(f"outcome='real' needs goal='maximise' or 'minimise'; got {goal!r}.")
         words = ACQUISITIONS["real" if outcome == "real" else goal]
         if acquisition != "auto" and acquisition not in words:
-            raise ValueError(f"acquisition must be one of {['auto', *words]}; got {shown(acquisition)}.")
+            raise ValueError(f"acquisition must be one of {['auto', *words]} for {goal=}; got {shown(acquisition)}.")
         if outcome == "real" and stop is not None:
             raise ValueError(f"stop is for yes/no answers and preferences; got {shown(stop)} with outcome='real'.")
         self.items = Inputs(bounds, constraints)
@@ -263,7 +265,7 @@ class Experiment:
     def _fit(self, X: np.ndarray, y: np.ndarray) -> Any:
         """A function of the answers alone: hyperparameters by the first k of them, and the posterior by all."""
         if self.goal == "prefer":
-            return fit_preferences(X, y, standardize=False, random_state=0)
+            return fit_preferences(X, y, **PREFERENCE_MODEL)
         k = searched_rows(len(y))
         if self._searched[0] != k:
             first = VariationalGPClassifier(**EXPERIMENT_MODEL)

@@ -107,6 +107,11 @@ def latent_of(model: Any) -> LatentModel:
         if hasattr(model, "formula_"):
             raise ValueError("model must see its points as they are; got one with a formula. Fit it to an array.")
         return EstimatorLatent(model)
+    if hasattr(model, "n_pairs_"):
+        raise TypeError(
+            "model must have answers about points; got one of preferences. Use viper.decisions.PairInformation or "
+            "ExpectedBest."
+        )
     if isinstance(model, torch.nn.Module):
         return ModuleLatent(model)
     raise TypeError(

@@ -18,18 +18,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from viper.data.checks import read_whole, rectangular
-from viper.decisions.acquisition import (
-    BATCH_DRAWS,
-    LEAST_LATENT_VARIANCE,
-    Acquisition,
-    read_array,
-    root_of,
-    sobol_uniforms,
-)
+from viper.data.checks import read_whole
+from viper.decisions.acquisition import BATCH_DRAWS, Acquisition, read_array
 from viper.decisions.inputs import CANDIDATES, Inputs
 from viper.decisions.latent import EstimatorLatent, Joint, LatentModel, label_precisions
 from viper.errors import shown
+from viper.gp.joint import LEAST_LATENT_VARIANCE, joint_draws, sobol_uniforms
 from viper.softplus.information import answer_information
 from viper.softplus.normal import cdf, difference, pdf
 
@@ -147,8 +141,7 @@ class ExpectedBest(PairAcquisition):
             mean, variance = difference(joint.mean, joint.covariance)
             return joint.mean[:, 1] + expected_positive_part(mean, variance.clamp(min=LEAST_LATENT_VARIANCE))
         uniform = sobol_uniforms(self.draws, joint.mean.shape[1], self.random_state).to(joint.mean)
-        f = joint.mean[:, None] + torch.special.ndtri(uniform) @ root_of(joint.covariance).mT
-        return f.amax(-1).mean(1)
+        return joint_draws(joint.mean, joint.covariance, uniform).amax(-1).mean(1)
 
 
 class PairInputs(Inputs):
@@ -228,26 +221,3 @@ def expected_positive_part(mean: Tensor, variance: Tensor) -> Tensor:
     """E max(d, 0) = δ Φ(δ/σ) + σ φ(δ/σ) for d ~ N(δ, σ²)."""
     sd = variance.sqrt()
     return mean * cdf(mean / sd) + sd * pdf(mean / sd)
-
-
-def best_of(choices: Any) -> np.ndarray:
-    """Pairs from answers that choose one of k items, for `VariationalPreferenceGP.fit`: the chosen one won all of them.
-
-    A choice by the softmax e^{f_c}/Σ e^{f_j} prefers c to j with probability s(f_c - f_j) once it is one of the two, so
-    that pairs give utilities without bias. But they are not independent: of k items about equally good, k - 1 pairs
-    count as k/2 choices, and intervals come out too narrow. ``sample_weight=2/k`` makes them one choice there, and less
-    than one where an item stands out.
-
-    Parameters
-    ----------
-    choices : array of int (m, k)
-        Rows of items, the chosen one first.
-
-    Returns
-    -------
-    array of int (m (k - 1), 2)
-    """
-    given = rectangular(choices, "choices")
-    if given.ndim != 2 or given.shape[1] < 2:
-        raise ValueError(f"choices must have two or more columns, the chosen item first; got shape {given.shape}.")
-    return np.stack([np.repeat(given[:, 0], given.shape[1] - 1), given[:, 1:].ravel()], 1)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from viper.data.arrow import plain_columns
+from viper.data.blocks import is_lazy
 from viper.data.csv_text import spelled_numbers
 from viper.errors import FormulaError, RowError
 from viper.formula.grammar import DATE_FUNCTIONS, quote_column
@@ -26,6 +27,7 @@ MICROSECONDS_PER_DAY = 86_400_000_000
 MOST_COLUMNS = 20_000  # of a formula; a model file's header has room for what is known of about twice as many
 ONE_KIND = ("string", "boolean", "integer", "floating", "empty")  # of what pandas infers of a column of objects
 FEWEST_COUNTED = 20  # rows from which whole numbers that all differ may be their numbers
+SAME_TO = 1e-12  # of a column's size: what differs by less has hardly a digit left after its mean is subtracted
 FIRST_COMPARED = 1000  # rows in which other columns, however long, have a value twice
 MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 WEEKDAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
@@ -35,6 +37,8 @@ def as_frame(data: Any) -> "pandas.DataFrame":
     """Return named columns as a pandas frame. They may come from pandas, polars, Arrow or a dictionary of columns."""
     import pandas
 
+    if is_lazy(data):
+        raise FormulaError("a model with a formula needs a table in memory; got a LazyFrame. Pass its collect().")
     if isinstance(data, pandas.DataFrame):
         frame = data
     elif hasattr(data, "to_pandas") and type(data).__module__.startswith("pyarrow"):
@@ -368,15 +372,23 @@ def is_varied_number(column: "pandas.Series[Any]") -> bool:
     """Return quickly whether the column holds numbers that differ, and is not named like an identifier."""
     if not isinstance(column.dtype, np.dtype) or column.dtype.kind not in "iuf" or not len(column):
         return False
-    values = column.to_numpy()
-    values = values[values == values]  # without NaN
-    return bool((values[1:] != values[:1]).any()) and not IDENTIFIER.fullmatch(str(column.name))
+    return differs_visibly(column) and not IDENTIFIER.fullmatch(str(column.name))
+
+
+def differs_visibly(column: "pandas.Series[Any]") -> bool:
+    """Return whether numbers differ by more than SAME_TO of their size, or as fits see it."""
+    values = column.to_numpy(dtype=float, na_value=np.nan)
+    values = values[values == values]
+    least, most = (float(values.min()), float(values.max())) if len(values) else (0.0, 0.0)
+    return most - least > SAME_TO * max(abs(least), abs(most))
 
 
 def reason_to_leave_out(column: "pandas.Series[Any]", different: int) -> str | None:
     """Return why a column with so many different values is no use to a model by itself, or None."""
     if different < 2:
         return "the same in all rows" if different else "no values"
+    if column.dtype.kind in "iuf" and not differs_visibly(column):
+        return "the same in all rows to 12 digits; subtract its smallest value to use the others"
     if column.dtype.kind == "m":
         return "durations, which are neither numbers nor categories"
     if is_date(column):
@@ -391,11 +403,9 @@ def reason_of_texts(column: "pandas.Series[Any]", different: int) -> str | None:
     """Return why text is no use to a model if it has as many values as names, notes or ticket numbers, or None."""
     known = column.dropna()
     if differs_in_every_row(known, different):
-        why = f"it identifies rows: its {different:,} texts all differ"
+        why = f"it identifies rows, as its {different:,} texts all differ"
     elif different > MOST_UNNAMED_LEVELS and 2 * different > len(known):
-        why = (
-            f"it identifies rows: {different:,} different texts in {len(known):,} rows; name it in a formula to use it"
-        )
+        why = f"it has {different:,} different texts in {len(known):,} rows; name it in a formula to use it"
     else:
         return None
     return f"{why}; write dates as 2024-12-31" if OTHER_DATE.match(str(known.iloc[0])) else why

@@ -13,6 +13,7 @@ from viper.data.checks import FIT_SEED, read_labels, seed_of
 from viper.data.scaling import column_moments
 from viper.errors import FormulaError, LeftOutWarning, RowError, counted, listed, users_line
 from viper.formula.columns import (
+    SAME_TO,
     as_frame,
     as_numbers,
     check_column_count,
@@ -147,21 +148,8 @@ def learn_formula(
     """
     import pandas
 
-    if missing not in MISSING_RULES:
-        raise FormulaError(f"missing must be one of {list(MISSING_RULES)}; got {missing!r}.")
-    frame = as_frame(data)
-    categories = [name for name in frame if is_text(frame[name])]
-    parsed = parse_formula(formula, frame.columns, categories, left_out_by_dot(formula, frame))
-    columns = list(dict.fromkeys([parsed.target, *parsed.plain, *parsed.variables.values()]))
-    check_column_count(len(columns) - 1)
-    grouping = [name for name in parsed.grouping if name not in columns]
-    used = as_used(frame[[*columns, *grouping]], parsed)
-    frame, counts, kept = apply_missing_rule(used, parsed.target, missing)
-    groups = read_groups(frame, parsed, missing)
-    if len(columns) == 1 and groups is None:
-        raise FormulaError(f"a formula must name at least one column to the right of ~; got {formula!r:.80}.")
-    text = [name for name in columns[1:] if name in {*categories}]
-    parsed = parse_formula(parsed.formula, [*columns, *parsed.grouping], text)
+    used = used_rows(formula, data, missing)
+    parsed, columns, frame = used.parsed, used.columns, used.frame
     numbers = {*parsed.plain, *(column for name, column in parsed.variables.items() if name[0] in "nd")}
     levels = levels_by_column(frame, parsed)
     y = target_labels(frame[parsed.target])
@@ -170,7 +158,7 @@ def learn_formula(
     common = {name: python_value(frame[name].mode()[0]) for name in levels}
     if missing == "indicator":
         frame, levels, common = with_missing_levels(frame, levels, common, numbers)
-    imputing = (imputing or Imputing()).check()
+    imputing, inputs = (imputing or Imputing()).check(), frame[columns[1:]]
     encoding = Encoding(
         formula=parsed.formula,
         target=parsed.target,
@@ -185,14 +173,45 @@ def learn_formula(
         centre=[],
         scale=[],
         standardize=standardize,
-        counts=counts,
+        counts=used.counts,
         positive=None if classes is None else python_value(classes[1]),
-        training=TrainingData.of(frame[columns[1:]], pandas.Series(y), len(kept), counts, values, levels),
+        training=TrainingData.of(inputs, pandas.Series(y), len(used.kept), used.counts, values, levels),
         imputations=int(imputing.imputations),
         sweeps=int(imputing.sweeps),
         grouping=parsed.grouping or None,
     )
-    return learned_of(encoding, frame[columns[1:]], y, kept, classes, imputing, groups)
+    return learned_of(encoding, inputs, y, used.kept, classes, imputing, used.groups)
+
+
+class UsedRows(NamedTuple):
+    """A formula with the rows and columns that it uses, the target first."""
+
+    parsed: ParsedFormula
+    columns: list[str]
+    frame: "pandas.DataFrame"
+    counts: dict[str, int]  # missing values by column
+    kept: np.ndarray  # which rows of the data these are
+    groups: "pandas.DataFrame | None"
+
+
+def used_rows(formula: str, data: Any, missing: str) -> UsedRows:
+    """Parse a formula, and apply the rule for missing values to the columns that it names."""
+    if missing not in MISSING_RULES:
+        raise FormulaError(f"missing must be one of {list(MISSING_RULES)}; got {missing!r}.")
+    frame = as_frame(data)
+    categories = [name for name in frame if is_text(frame[name])]
+    parsed = parse_formula(formula, frame.columns, categories, left_out_by_dot(formula, frame))
+    columns = list(dict.fromkeys([parsed.target, *parsed.plain, *parsed.variables.values()]))
+    check_column_count(len(columns) - 1)
+    grouping = [name for name in parsed.grouping if name not in columns]
+    frame = as_used(frame[[*columns, *grouping]], parsed)
+    frame, counts, kept = apply_missing_rule(frame, parsed.target, missing)
+    groups = read_groups(frame, parsed, missing)
+    if len(columns) == 1 and groups is None:
+        raise FormulaError(f"a formula must name at least one column to the right of ~; got {formula!r:.80}.")
+    text = [name for name in columns[1:] if name in {*categories}]
+    parsed = parse_formula(parsed.formula, [*columns, *parsed.grouping], text)
+    return UsedRows(parsed, columns, frame, counts, kept, groups)
 
 
 def levels_by_column(frame: "pandas.DataFrame", parsed: ParsedFormula) -> dict[str, list[Any]]:
@@ -421,7 +440,7 @@ def centre_and_scale(raw: np.ndarray, intercept: bool, standardize: bool) -> tup
     if not standardize or not raw.shape[1]:
         return np.zeros(raw.shape[1]), np.ones(raw.shape[1])
     mean, spread = column_moments(raw)
-    as_is = np.all((raw == 0) | (raw == 1), 0) | (spread <= 1e-12 * np.abs(raw).max(0))
+    as_is = np.all((raw == 0) | (raw == 1), 0) | (spread <= SAME_TO * np.abs(raw).max(0))
     centre = np.zeros(raw.shape[1]) if not intercept else np.where(as_is, 0.0, mean)
     return centre, np.where(as_is, 1.0, spread)
 

@@ -33,7 +33,7 @@ PAIRS = 3  # of opposite points around the mode of each family
 # 0.987 of lines, and 0.906 instead of 0.933 of draws; with 300 rows 0.978 instead of 0.988, 0.909 instead of 0.922.
 LINE_ODDS = 1 / 3
 LEAST_WEIGHT = 0.05  # of a family that counts
-TOLERANCE = 1e-3  # nats; of q at each point
+TOLERANCE = 1e-2  # nats; of q at each point
 AVERAGED_ROWS = 10_000  # up to which hyperparameters are averaged over; beyond, they are known well enough
 
 

@@ -120,11 +120,12 @@ class VariationalGPClassifier(
         What is added to the kernel's part: a linear function of the columns, a common level, or nothing. With priors
         its weights have a posterior, and intervals include their uncertainty. With more than two classes each class has
         weights of its own, which always have a posterior, and a gpytorch Mean, shared by all, would change nothing.
-    priors : {"default", None}, default "default"
+    priors : {"default", "short", None}, default "default"
         Weakly informative priors of the hyperparameters of named kernels and means, on standardised columns:
         log-normal with a median of 1.35 √p for lengthscales (p columns), 3 for the output scale, which is
         the prior variance of the kernel's part, and 1/√p for the prior standard deviation of the weights of a linear
-        mean; the level is N(0, 5²). `summary` lists them. With None, all hyperparameters and the weights of the mean
+        mean; the level is N(0, 5²). `summary` lists them. "short" has a median of 0.8 √p for lengthscales, which suits
+        functions over a box that are largest within it. With None, all hyperparameters and the weights of the mean
         maximise the ELBO alone, as in the paper: intervals then do not include the uncertainty of the weights, and a
         NarrowIntervalsWarning says so if a linear mean explains most of the data.
     lengthscales : {"auto", "one", "many"}, default "auto"
@@ -371,7 +372,7 @@ class VariationalGPClassifier(
             )
         known_classes = None if classes is None else checks.distinct(np.asarray(classes))
         given = {"sample_weight": sample_weight, "offset": offset, "reset": True, "classes": known_classes}
-        self.classes_, source = open_labelled_rows(self, X, y, replace(ROW_FORMAT, classes=0), **given)
+        self.classes_, source = open_labelled_rows(self, X, y, replace(ROW_FORMAT, classes=0, keep=True), **given)
         self._own_prior = None
         source = self._weighted_rows(source, complete=classes is None)
         if source.traits.where == "memory":
@@ -382,6 +383,7 @@ class VariationalGPClassifier(
             few = passes.rows <= SEARCH_ROWS
             known = passes.in_memory() if few else weighted_sample(passes, SEARCH_ROWS, seed)
             self._fit(known, None if few else passes, np.random.RandomState(seed))
+        source.release()
         self._raw_rows = source
         return self
 
@@ -441,7 +443,7 @@ class VariationalGPClassifier(
         checks.check_options(self, words, ("tol", "learning_rate"), integers)
         check_jobs(self.n_jobs)
         if not (self.priors is None or isinstance(self.priors, str)) or self.priors not in PRIORS:
-            raise ValueError(f"priors must be 'default' or None; got {shown(self.priors)}.")
+            raise ValueError(f"priors must be 'default', 'short' or None; got {shown(self.priors)}.")
         if isinstance(self.kernel, str) and self.kernel == AUTO and (self.priors is None or self.solver != "profile"):
             got = f"priors={shown(self.priors)} and solver={shown(self.solver)}"
             raise ValueError(f"kernel='auto' needs priors='default' and solver='profile'; got {got}. Name a kernel.")

@@ -36,6 +36,8 @@ from viper.softplus.limit import LEAST_PROBABILITY, mean_of_same_probability
 
 MOST_POINTS = 200  # added to the inducing points
 LEAST_LEFT = 1e-8  # of the mean prior variance: what is left is explained
+LEAST_LATENT_VARIANCE = 1e-12  # of f, so that square roots have a gradient
+JITTERS = (0.0, 1e-10, 1e-8, 1e-6, 1e-4)  # relative to the mean variance
 
 
 class JointFeatures:
@@ -221,3 +223,25 @@ def batch_covariance(kernel: Kernel, x: Tensor) -> Tensor:
     if isinstance(kernel, PairKernel) and x.shape[-1] == kernel.columns:  # items
         return batch_covariance(kernel.of, x)
     return torch.stack([covariance(kernel, one, one) for one in x])
+
+
+def joint_draws(mean: Tensor, covariance: Tensor, uniform: Tensor) -> Tensor:
+    """Draws of f ~ N(mean, C) of batches of q points, by common uniform numbers: batches × draws × q."""
+    return mean[:, None] + torch.special.ndtri(uniform) @ root_of(covariance).mT
+
+
+def root_of(covariance: Tensor) -> Tensor:
+    """A Cholesky factor, with as little jitter as it takes."""
+    level = covariance.diagonal(dim1=-2, dim2=-1).mean(-1).clamp(min=LEAST_LATENT_VARIANCE)
+    eye = torch.eye(covariance.shape[-1], dtype=covariance.dtype, device=covariance.device)
+    for jitter in JITTERS:
+        root, info = torch.linalg.cholesky_ex(covariance + jitter * level[..., None, None] * eye)
+        if not bool(info.any()):
+            return root
+    raise ValueError("the covariance of f must be positive definite; got another. Ask for points that differ more.")
+
+
+def sobol_uniforms(draws: int, q: int, seed: int) -> Tensor:
+    """Draws × q numbers in (0, 1), spread evenly."""
+    engine = torch.quasirandom.SobolEngine(q, scramble=True, seed=seed)
+    return engine.draw(draws, dtype=torch.float64).clamp(1e-12, 1.0 - 1e-12)

@@ -24,11 +24,12 @@ from viper.gp.additive import AdditiveKernel, is_additive, read_pairs
 
 KERNELS = ("rbf", "matern32", "matern52", "linear", "additive")
 MEANS = ("linear", "constant", "zero")
-PRIORS = ("default", None)
+PRIORS = ("default", "short", None)
 LENGTHSCALES = ("auto", "one", "many")
 LEAST_SQUARE = 1e-30  # squared distance, so that Matern kernels have a derivative at 0
 # The default priors: median and standard deviation of the logarithm, on standardised columns
 TYPICAL_LENGTH, LENGTH_SPREAD = 1.35, 0.7  # times √p, the typical distance between rows
+SHORT_LENGTH = 0.8  # instead, of functions over a box that are largest within it
 TYPICAL_SCALE, SCALE_SPREAD = 3.0, 1.5  # variance of the log-odds
 TYPICAL_SLOPE, SLOPE_SPREAD = 1.0, 1.0  # over √p
 LEVEL_SCALE = 5.0  # prior sd of the common level of the log-odds
@@ -62,7 +63,7 @@ def make_kernel(
         made.initialize(outputscale=1.0)
         base.initialize(lengthscale=math.sqrt(columns))
         if priors is not None:
-            length = log_normal(TYPICAL_LENGTH * math.sqrt(columns), LENGTH_SPREAD)
+            length = log_normal(typical_length(priors) * math.sqrt(columns), LENGTH_SPREAD)
             base.register_prior("log_lengthscale_prior", length, log_lengthscale)
             made.register_prior("log_outputscale_prior", log_normal(TYPICAL_SCALE, SCALE_SPREAD), log_outputscale)
     else:
@@ -79,9 +80,15 @@ def make_additive(columns: int, pairs: list[tuple[int, int]], priors: str | None
     raw = {"raw_lengthscales": TYPICAL_LENGTH, "raw_outputscales": share}
     made.initialize(**{name: torch.full_like(getattr(made, name), math.log(value)) for name, value in raw.items()})
     if priors is not None:
-        made.register_prior("log_lengthscales_prior", log_normal(TYPICAL_LENGTH, LENGTH_SPREAD), log_lengthscales)
+        length = log_normal(typical_length(priors), LENGTH_SPREAD)
+        made.register_prior("log_lengthscales_prior", length, log_lengthscales)
         made.register_prior("log_outputscales_prior", log_normal(share, SCALE_SPREAD), log_outputscales)
     return made
+
+
+def typical_length(priors: str) -> float:
+    """The median of lengthscales, over √p, by the word for their priors."""
+    return SHORT_LENGTH if priors == "short" else TYPICAL_LENGTH
 
 
 def log_normal(median: float, spread: float) -> NormalPrior:

@@ -31,6 +31,8 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from gpytorch.constraints import Interval
+from gpytorch.priors import Prior
 from torch import Tensor
 
 from viper.data.scaling import column_moments
@@ -98,9 +100,14 @@ class SparseGP(torch.nn.Module):
                 parameter.copy_(part.reshape(parameter.shape))
                 start += parameter.numel()
 
+    def copy(self) -> "SparseGP":
+        """A copy with parameters of its own; constraints and priors, which do not change, are shared."""
+        fixed = (x for x in self.modules() if isinstance(x, Interval | Prior) and not any(True for _ in x.parameters()))
+        return copy.deepcopy(self, {id(x): x for x in fixed})
+
     def copy_at(self, change: np.ndarray | float = 0.0) -> "SparseGP":
         """A copy with changed parameters of kernel and mean, and inducing points that stay as they are."""
-        other = copy.deepcopy(self)
+        other = self.copy()
         other.inducing.requires_grad_(False)
         other.set_free(other.free_vector() + change)
         return other
@@ -112,7 +119,7 @@ class SparseGP(torch.nn.Module):
 
     def with_points(self, points: Tensor) -> "SparseGP":
         """A copy with other inducing points."""
-        other = copy.deepcopy(self)
+        other = self.copy()
         other.inducing = torch.nn.Parameter(points.detach().clone(), requires_grad=self.inducing.requires_grad)
         return other
 

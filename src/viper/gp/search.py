@@ -10,7 +10,6 @@ mode of the k hyperparameters, whose curvature is H,
     log ∫ e^{G(θ)} p(θ) dθ ≈ G + log p + ½ k log 2π - ½ log |H|.
 """
 
-import copy
 import itertools
 import math
 import time
@@ -30,7 +29,7 @@ from viper.gp.lbfgs import Climb
 from viper.gp.model import Features, Observations, Sites, SparseGP
 from viper.gp.natural_adam import natural_adam
 from viper.gp.profile import Profile
-from viper.gp.starts import Candidate, PlacePoints, candidates, greedy, null_model, placed
+from viper.gp.starts import AS_GIVEN, Candidate, candidates, greedy, null_model
 from viper.inference.newton import Iteration
 from viper.inference.problem import Gaussian, gaussian
 from viper.inference.threads import PASS_THREADS, one_thread
@@ -56,14 +55,14 @@ MET = 0.7  # largest difference of parameters (log scales) between kernels that 
 FIRST_POINTS = 64  # in the race
 MOST_GROWTHS = 2  # times that they are placed anew
 CLIMBING_POINTS = 200  # most in a climb
-CLIMBING_TOLERANCE = 0.05  # nats; hyperparameters need not be known better
+CLIMBING_TOLERANCE = 0.1  # nats; hyperparameters need not be known better
 ROUGHER = 0.5  # factor of the lengthscales for which there are enough points in a climb
 SOLVING_BUDGET = 1e9  # rows × points² of the last q
 FEWEST_POINTS, MOST_POINTS_PLACED = 100, 1000  # that this budget may allow
 LARGEST_LOSS = 0.5  # nats; so much of the ELBO may be lost for want of points
 # For the curvature:
 DIFFERENCE = 0.1  # change of a log scale over which slopes are compared
-MOST_DIFFERENCES = 24
+MOST_DIFFERENCES = 12
 CURVATURE_TOLERANCE = 1e-4  # nats; tolerance of the inner problem
 LEAST_CURVATURE = 0.25  # a standard deviation of 2: a factor of seven
 HOPELESS = 5.0  # nats by which a family may be behind after the race
@@ -208,17 +207,13 @@ class Search:
 
         Hyperparameters that are averaged over need not be known so well; then it may be quick.
         """
-
-        def place(start: SparseGP, information: Tensor) -> Tensor:
-            if placing == "as given":
-                return start.inducing.detach()
-            return self.greedily(start, few, importance(few) if self.marginal else information)
-
         tol = max(CLIMBING_TOLERANCE if quick else 0.0, self.tolerance(few))
         first = max(FIRST_TOLERANCE, tol) if count > 1 else LAST_SHARE * tol
         report = self.reporter()
-        again = (placed(start, self.information(model, few), place) for start in known)
-        begun = itertools.chain(self.candidates(model, few, count, place), again)
+        starts = self.candidates(model, few, count)
+        if known:  # in place of the model as given
+            starts = itertools.chain((start for start in starts if start.name != AS_GIVEN), known)
+        begun = starts if placing == "as given" else self.with_greedy_points(starts, model, few)
         attempts = [Attempt(start, lambda m: self.profile_on(m, few, first), report) for start in begun]
         best = race(attempts, self.steps, tol, QUICK_SURVIVORS if quick else SURVIVORS)
         if not math.isfinite(best.value):
@@ -264,6 +259,14 @@ class Search:
         points = greedy(found.model, self.rows.inputs, information, min(most, len(self.rows)), LARGEST_LOSS)
         return found._replace(model=found.model.with_points(points))
 
+    def thinned(self, found: Found) -> Found:
+        """Leave out inducing points that even a rougher kernel does not need, at the information of the rows found."""
+        count = len(found.model.inducing)
+        if not count or found.sites is None:
+            return found
+        points = greedy(rougher(found.model), self.rows.inputs, found.sites.information(), count, LARGEST_LOSS)
+        return found._replace(model=found.model.with_points(points)) if len(points) < count else found
+
     def greedily(self, model: SparseGP, few: Observations, information: Tensor) -> Tensor:
         """Choose the model's inducing points among these few rows, or among all rows if these are too few."""
         count = len(model.inducing)
@@ -273,9 +276,19 @@ class Search:
             return greedy(model, self.rows.inputs, self.information(model, self.rows), count)
         return model.inducing.detach()
 
-    def candidates(self, model: SparseGP, rows: Observations, count: int, place: PlacePoints) -> Iterator[Candidate]:
+    def with_greedy_points(
+        self, starts: Iterator[Candidate], model: SparseGP, few: Observations
+    ) -> Iterator[Candidate]:
+        """The starts, each with the inducing points that its kernel asks for."""
+        information = importance(few) if self.marginal else self.information(model, few)
+        for start in starts:
+            with torch.no_grad():
+                start.model.inducing.copy_(self.greedily(start.model, few, information))
+            yield start
+
+    def candidates(self, model: SparseGP, rows: Observations, count: int) -> Iterator[Candidate]:
         """Models to climb from."""
-        return candidates(model, rows, count, self.generator, place)
+        return candidates(model, rows, count, self.generator)
 
     def information(self, model: SparseGP, rows: Observations) -> Tensor:
         """The information of each row if there were only the mean function."""
@@ -340,7 +353,7 @@ class Search:
             tol=self.tol,
             generator=self.generator,
         )
-        start = Start("as given", max(history), len(history), time.perf_counter() - began)
+        start = Start(AS_GIVEN, max(history), len(history), time.perf_counter() - began)
         return Found(model, [start], len(history), converged, q)
 
 
@@ -397,14 +410,14 @@ def rougher(model: SparseGP) -> SparseGP:
     """The model with shorter lengthscales, if it has lengthscales."""
     if stationary_shape(model.kernel) is None:
         return model
-    other = copy.deepcopy(model)
+    other = model.copy()
     other.kernel.base_kernel.initialize(lengthscale=ROUGHER * model.kernel.base_kernel.lengthscale.detach())
     return other
 
 
 def with_scales_of(found: SparseGP, model: SparseGP) -> Candidate:
     """The model with the scales of another one that has only one lengthscale."""
-    other = copy.deepcopy(model)
+    other = model.copy()
     length = found.kernel.base_kernel.lengthscale.detach()
     other.kernel.base_kernel.initialize(lengthscale=length.expand_as(other.kernel.base_kernel.lengthscale))
     other.kernel.initialize(outputscale=found.kernel.outputscale.detach())

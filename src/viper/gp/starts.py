@@ -5,7 +5,6 @@ columns and miss another. A screen scores groups of columns by what a kernel on 
 function. The best few that do not repeat each other are starts, along with plain ones over lengthscales.
 """
 
-import copy
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,11 +19,12 @@ from torch import Tensor
 from viper.gp.kernels import UncertainMean, covariance, stationary_shape, variances
 from viper.gp.model import Observations, SparseGP
 
+AS_GIVEN = "as given"  # the name of the start that changes nothing
 LONG = 10.0  # lengthscale of a column outside the group: its effect is nearly linear
 FACTORS = (0.5, 2.0, 1.0, 0.25, 4.0)  # plain lengthscales, as multiples of √p
 # For the screen:
 SCREEN_ROWS = 2000
-SCREEN_POINTS = 60
+SCREEN_POINTS, FEW_SCREEN_POINTS = 60, 24  # where several groups are wanted, or one
 LENGTHS = (0.5, 1.0, 2.0)  # lengthscales on standardised columns, as multiples of √(size of the group)
 SCALES = torch.logspace(-1.0, 2.5, 8, dtype=torch.float64)
 BEAM = 3  # groups that grow at a time
@@ -42,34 +42,29 @@ class Candidate:
     mean_last: bool = False
 
 
-PlacePoints = Callable[[SparseGP, Tensor], Tensor]  # inducing points of a start, given each row's information
-
-
-def candidates(
-    model: SparseGP, rows: Observations, count: int, generator: np.random.Generator, place: PlacePoints
-) -> Iterator[Candidate]:
+def candidates(model: SparseGP, rows: Observations, count: int, generator: np.random.Generator) -> Iterator[Candidate]:
     """Up to `count` models to climb from: those that the screen finds, then plain starts over lengthscales."""
-    coefficients, information = null_model(model, rows)
     if count == 1 or not model.free:
-        yield placed(Candidate("as given", model), information, place)
+        yield Candidate(AS_GIVEN, model)
         return
     screened = 0
     if can_screen(model):
+        coefficients, _ = null_model(model, rows)
         for candidate in screened_models(model, rows, max(1, count - 2), generator):
             set_mean(candidate.model.mean, coefficients)
             screened += 1
-            yield placed(candidate, information, place)
+            yield candidate
     mean_last = not isinstance(model.mean, UncertainMean)
-    yield placed(Candidate("as given", copy.deepcopy(model), mean_last), information, place)
+    yield Candidate(AS_GIVEN, model.copy(), mean_last)
     if not any(learns_lengthscale(module) for module in model.kernel.modules()):
         return
     root = math.sqrt(rows.inputs.shape[1])
     for factor in FACTORS[: max(0, count - screened - 1)]:
-        other = copy.deepcopy(model)
+        other = model.copy()
         for module in other.kernel.modules():
             if learns_lengthscale(module):
                 module.initialize(lengthscale=torch.full_like(module.lengthscale, factor * root))
-        yield placed(Candidate(f"lengthscale {factor:g}√p", other), information, place)
+        yield Candidate(f"lengthscale {factor:g}√p", other)
 
 
 def learns_lengthscale(module: Any) -> bool:
@@ -83,12 +78,6 @@ def can_screen(model: SparseGP) -> bool:
     return learns_lengthscale(kernel.base_kernel) and bool(kernel.raw_outputscale.requires_grad)
 
 
-def placed(candidate: Candidate, information: Tensor, place: PlacePoints) -> Candidate:
-    with torch.no_grad():
-        candidate.model.inducing.copy_(place(candidate.model, information))
-    return candidate
-
-
 def screened_models(
     model: SparseGP, rows: Observations, count: int, generator: np.random.Generator
 ) -> Iterator[Candidate]:
@@ -97,12 +86,13 @@ def screened_models(
     assert shape is not None
     few = rows if len(rows) <= SCREEN_ROWS else rows.scatter(SCREEN_ROWS, generator)
     _, information = null_model(model, few)
-    points = greedy(model, few.inputs, information, min(SCREEN_POINTS, len(few)))
+    most = SCREEN_POINTS if count > 1 else FEW_SCREEN_POINTS
+    points = greedy(model, few.inputs, information, min(most, len(few)))
     screen = Screen(few, points, model.mean, shape)
     everything = tuple(range(few.inputs.shape[1]))
     shared = model.kernel.base_kernel.lengthscale.numel() == 1
     for group in [screen.best(everything)] if shared else distinct_groups(screen.groups(count > 1), count):
-        other = copy.deepcopy(model)
+        other = model.copy()
         length = torch.full_like(other.kernel.base_kernel.lengthscale, LONG)
         own = group.length * math.sqrt(len(group.columns))
         length[0, 0 if shared else list(group.columns)] = own
@@ -315,7 +305,7 @@ def greedy(
             known[:, k] = (column - known[:, :k] @ known[i, :k]) / left[i].clamp(min=1e-12).sqrt()
             left = (left - known[:, k].square()).clamp_(min=0.0)
             left[i] = -1.0
-            if 0.5 * float(left.clamp(min=0.0).sum()) <= loss:
+            if loss >= 0.0 and 0.5 * float(left.clamp(min=0.0).sum()) <= loss:
                 break
     return inputs[chosen]
 

@@ -4,17 +4,16 @@ F is concave in μ and C, where Σ = CCᵀ (Challis & Barber 2013). From q₀ = 
 
     μ = μ₀ + C₀ m,      C = C₀ T,      ∂F/∂T = C₀ᵀ[C⁻ᵀ - (S₀⁻¹ + Aᵀ diag(c h) A) C],
 
-T lower triangular, with the logarithms of its diagonal as coordinates. For the diagonal family T is diagonal and its
-entries r have the coordinates (r - 1/r)/√2, which grow like r, in which F is concave, and keep r positive. Near q₀,
-half the squared gradient in these coordinates is the number of nats to the optimum, so they are chosen anew in every
-round. A `Problem` of the diagonal family with a whitening R has μ = μ₀ + R m instead.
+T lower triangular, with the logarithms of its diagonal as coordinates. Near q₀, half the squared gradient in these
+coordinates is the number of nats to the optimum, so they are chosen anew in every round.
 
 A few rows that dwarf all others, such as outliers under a wide prior, make natural-gradient steps tiny and leave these
-steps unharmed. And in the diagonal family these steps need no d × d matrix: a pass costs four products with A.
+steps unharmed.
 """
 
 import math
 from collections.abc import Callable
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -22,12 +21,11 @@ import scipy.optimize
 import torch
 from torch import Tensor
 
-from viper.inference.problem import Gaussian, Problem, gaussian, light_product
+from viper.inference.problem import Gaussian, Problem, gaussian
 
 ROUNDS = 20
 STEPS = 60  # in a round
-MEMORY, MEMORY_DIAGONAL, MEMORY_LARGE = 20, 10, 6  # steps that L-BFGS remembers
-LARGE_DIAGONAL = 10_000  # coefficients from which its own vectors cost more than the passes that they save
+MEMORY = 20  # steps that L-BFGS remembers
 CLOSE = 1e-9  # nats to the optimum: from there a natural-gradient step does the rest
 LEAST_GAIN = 1e-9  # nats: a round that gains less is the last
 LARGEST_CLIMB = 500  # coefficients: there, what L-BFGS remembers takes 40 MB
@@ -40,7 +38,6 @@ class Climbed(NamedTuple):
     passes: float
     close: bool
     steps: int = 0
-    whitening: Tensor | None = None  # as in `Problem`, if it was used
 
 
 def climb(
@@ -90,35 +87,27 @@ def climb(
     return Climbed(q, passes, ascent.left < close, taken)
 
 
-def ratio_of(u: Tensor) -> Tensor:
-    """The r with (r - 1/r)/√2 = u."""
-    half = u * math.sqrt(0.5)
-    larger = half.abs() + (half.square() + 1.0).sqrt()  # exp |asinh u/√2|
-    return torch.where(half < 0.0, larger.reciprocal(), larger)
-
-
 class Ascent:
     """F and its gradient in the coordinates around one q."""
 
     def __init__(self, problem: Problem, q: Gaussian, report: Callable[[float], None] | None, close: float) -> None:
         self.problem, self.q, self.report, self.close = problem, q, report, close
         self.d = len(q.mean)
-        below = 0 if problem.diagonal else self.d
-        self.low = torch.tril_indices(below, below, -1, device=q.mean.device)
         self.log_scale = -0.5 * q.log_determinant
         self.value, self.left = -math.inf, math.inf  # F, and half the squared gradient: about the nats left
-        of_diagonal = MEMORY_DIAGONAL if self.d < LARGE_DIAGONAL else MEMORY_LARGE
-        self.memory = of_diagonal if problem.diagonal else MEMORY
+        self.memory = MEMORY
+
+    @cached_property
+    def low(self) -> Tensor:
+        """Row and column of each entry of T below the diagonal."""
+        return torch.tril_indices(self.d, self.d, -1, device=self.q.mean.device)
 
     def origin(self) -> np.ndarray:
         return np.zeros(2 * self.d + self.low.shape[1])
 
     def parts(self, x: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
-        """m, T (its diagonal, for the diagonal family) and log diag T, from the coordinates x."""
+        """m, T and log diag T, from the coordinates x."""
         m, logs, rest = torch.from_numpy(x).to(self.q.mean).split([self.d, self.d, len(x) - 2 * self.d])
-        if self.problem.diagonal:
-            r = ratio_of(logs)
-            return m, r, r.log()
         T = torch.diag(logs.exp())
         T[self.low[0], self.low[1]] = rest
         return m, T, logs
@@ -126,7 +115,7 @@ class Ascent:
     def negative(self, x: np.ndarray) -> tuple[float, np.ndarray]:
         """-F, up to a constant, and its gradient."""
         m, T, logs = self.parts(x)
-        likelihood, penalty, parts = (self.diagonal_terms if self.problem.diagonal else self.full_terms)(m, T)
+        likelihood, penalty, parts = self.terms(m, T)
         self.value = likelihood - 0.5 * penalty + self.log_scale + float(logs.sum())
         gradient = torch.cat(parts).cpu().numpy()
         with np.errstate(over="ignore"):  # far from the optimum
@@ -135,7 +124,7 @@ class Ascent:
             return math.inf, np.zeros_like(gradient)
         return -self.value, -gradient
 
-    def full_terms(self, m: Tensor, T: Tensor) -> tuple[float, float, list[Tensor]]:
+    def terms(self, m: Tensor, T: Tensor) -> tuple[float, float, list[Tensor]]:
         """The likelihood's part of F, tr(S₀⁻¹Σ) + (μ-m₀)ᵀS₀⁻¹(μ-m₀), and the gradient."""
         prior, root = self.problem.prior, self.q.factor
         mean, C = self.q.mean + root @ m, root @ T
@@ -147,19 +136,6 @@ class Ascent:
         gradient = [root.T @ (total.gradient - pull), 1.0 - down.diagonal() * T.diagonal()]
         return total.value, float(trace + shift @ pull), [*gradient, -down[self.low[0], self.low[1]]]
 
-    def diagonal_terms(self, m: Tensor, T: Tensor) -> tuple[float, float, list[Tensor]]:
-        """The same for the diagonal family."""
-        prior, root, R = self.problem.prior, self.q.factor.sqrt(), self.problem.whitening
-        mean, variance = self.q.mean + (root * m if R is None else light_product(R, m)), (root * T).square()
-        total = self.problem.total(mean, variance)
-        shift = mean - prior.mean
-        pull = prior.apply(shift)
-        bend = prior.diagonal + (total.gram if total.gram.ndim == 1 else total.gram.diagonal())
-        slope = total.gradient - pull
-        slope = root * slope if R is None else light_product(R.T, slope)
-        gradient = [slope, math.sqrt(2.0) * (1.0 - bend * variance) / (T + 1.0 / T)]
-        return total.value, float(prior.diagonal @ variance + shift @ pull), gradient
-
     def tell(self, x: np.ndarray) -> None:
         """Report a step. L-BFGS ends when this raises StopIteration."""
         if self.report is not None:
@@ -170,9 +146,6 @@ class Ascent:
     def at(self, x: np.ndarray) -> Gaussian | None:
         """Return q at the coordinates x, or None if it is not a proper one."""
         m, T, _ = self.parts(x)
-        if self.q.cholesky is None:
-            R = self.problem.whitening
-            shift = self.q.factor.sqrt() * m if R is None else light_product(R, m)
-            return gaussian(self.q.mean + shift, self.q.precision / T.square())
+        assert self.q.cholesky is not None
         inverse = torch.linalg.solve_triangular(T, self.q.cholesky.T, upper=False)  # C⁻¹ = T⁻¹L₀ᵀ
         return gaussian(self.q.mean + self.q.factor @ m, inverse.T @ inverse)

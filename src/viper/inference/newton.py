@@ -9,27 +9,26 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from viper.inference.anderson import LEAST_PROBED, Mixing, Step, whitened
-from viper.inference.climb import LARGEST_CLIMB, climb
-from viper.inference.problem import LARGEST_MIXED, LARGEST_SOLVED, Gaussian, Problem, divergence
-from viper.inference.start import beginning, climb_by_products, from_tighter_priors
+from viper.inference.climb import CLOSE, LARGEST_CLIMB, climb
+from viper.inference.problem import LARGEST_MIXED, LARGEST_SOLVED, Gaussian, Problem, divergence, most_left
+from viper.inference.start import beginning, from_tighter_priors, near_mean_field
 from viper.inference.steps import diagonal_step, full_step, gradient
 from viper.inference.sums import Sums
+from viper.inference.wide.mean_field import MOST_READINGS, climb_mean_field
 from viper.softplus.limit import limit
 
-MOST_LEFT, SHARE_LEFT = 3e-9, 1e-12  # allowed distance to the optimum: in nats, and relative to F
 SHORTEST_STEP = 1e-10
 SMALL_MOVE = 1e-6  # nats: for a step this small, it is harmless if rounding hides whether F increases
 ROUNDING_OF_F = 1e-15  # relative to the sum of the absolute values of its terms
-ROUGH_NOISE = 1e-9  # per √row: jumps of the rough formulas where one takes over from another
 PREDICTED_ERROR = 1e-10  # relative to F: error of a gain that is predicted rather than computed
-UNKNOWN_RATE = 0.5  # assumed before the first step after a climb has measured it
 EXPECTED_SHARE = 0.05  # share of the residual that the next step's mixture is expected to leave
 LOCAL = 1.0  # nats: shorter moves belong to the last phase, where convergence is linear
 FIRST_STEPS = 10  # most fits need fewer; one that still moves far after that has a long way to go
@@ -78,7 +77,7 @@ def newton(
     report: Callable[[Iteration], None] | None = None,
     generator: np.random.Generator | None = None,
 ) -> Result:
-    """Maximise F from `q` (default: from `beginning`) until less than `tol` nats (default: `Stage.enough`) are left.
+    """Maximise F from `q` (default: from `beginning`) until less than `tol` nats (default: `most_left`) are left.
 
     With `problem.rough` a rough stage comes first. It only chooses the start of the exact stage, often a single pass.
     """
@@ -86,13 +85,13 @@ def newton(
     history: list[Iteration] = []
     passes, near = 0.0, False
     generator = generator or np.random.default_rng(0)
-    tell = told(problem, report, began)
     if problem.iterative:
-        q, passes, close, _, whitening = climb_by_products(problem, q, generator, tell)
-        near = close or problem.source.dimension > LARGEST_SOLVED
-        problem = replace(problem, iterative=near, whitening=whitening if near else None)
+        result = newton_by_products(problem, q, tol, max_iter, generator, report)
+        if result.converged or problem.source.dimension > LARGEST_SOLVED:
+            return result
+        problem, q, history, passes = replace(problem, iterative=False), result.q, result.history, result.passes
     elif q is None:
-        q, passes, near, *_ = beginning(problem, generator, tell)
+        q, passes, near, *_ = beginning(problem, generator, told(problem, report, began))
     exact_only = problem.rough is None or near
     stages = [problem] if exact_only else [replace(problem, refine=False), problem]
     mixing = Mixing()
@@ -107,10 +106,50 @@ def newton(
     return replace(result, history=history, passes=passes)
 
 
-def told(problem: Problem, report: Callable[[Iteration], None] | None, began: float) -> Callable[[float], None]:
-    """Return a function that reports F after a quasi-Newton step, which is not part of the history."""
+def newton_by_products(
+    problem: Problem,
+    q: Gaussian | None,
+    tol: float | None,
+    max_iter: int,
+    generator: np.random.Generator,
+    report: Callable[[Iteration], None] | None,
+) -> Result:
+    """The same for the mean field without d × d matrices: on more and more rows, roughly on all, and exactly."""
+    began = time.perf_counter()
+    history: list[Iteration] = []
 
-    def tell(value: float) -> None:
+    def record(stage: Problem, value: float, rho: float, move: float) -> None:
+        history.append(Iteration(stage.source.rows, not stage.refine, value, rho, move, time.perf_counter() - began))
+        if report is not None:
+            report(history[-1])
+
+    rough = near_mean_field(problem, q, generator, record)
+    left = max(max_iter - len(history), 0)
+    found = climb_mean_field(problem, rough.q, partial(record, problem), close=tol, steps=left, flattest=rough.flattest)
+    passes = rough.passes + found.passes
+    result = Result(found.q, found.q.factor, found.value, found.close, "converged", history, passes, found.magnitude)
+    result.predicted_gain = found.predicted
+    if not found.close:
+        result.converged = found.left < least_move(found.magnitude)
+        given_up = len(history) >= max_iter or found.passes > MOST_READINGS
+        result.status = f"not converged in {len(history)} iterations" if given_up else ended(result.converged)
+    return result
+
+
+def least_move(magnitude: float) -> float:
+    """Return the nats below which a move that does not increase F is blamed on rounding."""
+    return max(SMALL_MOVE, min(ROUNDING_OF_F * magnitude, LARGEST_ROUNDING))
+
+
+def ended(converged: bool) -> str:
+    """The status where no step increases F: q is the optimum up to rounding, or the solver is stuck."""
+    return "converged to rounding" if converged else "no step improves the objective"
+
+
+def told(problem: Problem, report: Callable[[Iteration], None] | None, began: float) -> Callable[..., None]:
+    """Return a function that reports F after a step of a climb, which is not part of the history."""
+
+    def tell(value: float, *_: float) -> None:
         if report is not None:
             seconds = time.perf_counter() - began
             report(Iteration(problem.source.rows, not problem.refine, value, 1.0, math.nan, seconds))
@@ -181,7 +220,7 @@ class Stage:
         self.problem, self.mixing, self.tol, self.began, self.report = problem, mixing, tol, began, report
         self.slowest = min(0.5, 2.0 * problem.source.dimension / (problem.source.rows * problem.scale))
         self.total: Sums
-        self.climbed = problem.source.dimension > LARGEST_CLIMB
+        self.climbed = problem.source.dimension > LARGEST_CLIMB and not problem.diagonal
 
     def move_to(self, q: Gaussian, factor: Tensor, value: float, total: Sums) -> None:
         if not hasattr(self, "result"):
@@ -221,17 +260,13 @@ class Stage:
             return False
         factor = new.factor
         value, total = self.problem.evaluate(new, factor)
-        if not self.result.objective - self.noise() <= value <= self.noise():  # F cannot be positive
+        noise = self.problem.noise(self.result.objective)
+        if not self.result.objective - noise <= value <= noise:  # F cannot be positive
             self.result.passes += 1
             return False
         self.move_to(new, factor, value, total)
         self.record(rho, move)
         return True
-
-    def noise(self) -> float:
-        """Return the noise in F, from rounding and the jumps of a rough formula; smaller differences mean nothing."""
-        per_row = 1e-15 * (abs(self.result.objective) + 1.0) + (0.0 if self.problem.refine else ROUGH_NOISE)
-        return per_row * self.problem.source.rows**0.5 * self.problem.scale
 
     def record(self, rho: float, move: float) -> None:
         self.result.history.append(self.iteration(self.result.objective, rho, move))
@@ -243,16 +278,15 @@ class Stage:
         return Iteration(self.problem.source.rows, not self.problem.refine, value, rho, move, seconds)
 
     def enough(self) -> float:
-        """Return how many nats may remain; by default, the gradient must shrink to a millionth of its first value."""
-        return self.tol if self.tol is not None else min(MOST_LEFT, SHARE_LEFT * (abs(self.result.objective) + 1.0))
+        """Return how many nats may remain."""
+        return most_left(self.result.objective) if self.tol is None else self.tol
 
     def nearly_there(self, move: float, share: float) -> bool:
         """Return whether this step is the last, if moves keep shrinking at their rate and distances add up like √move.
 
         A rough stage stops one step early; the exact stage takes that step with a better mixture.
         """
-        known = not self.problem.iterative or math.isfinite(self.mixing.last)
-        rate = self.mixing.rate(move, self.slowest if known else UNKNOWN_RATE)
+        rate = self.mixing.rate(move, self.slowest)
         if not rate < 1.0:
             return move < 0.1 * self.enough()  # rounding dominates here
         left = move * rate * share / (1.0 - math.sqrt(rate * share)) ** 2
@@ -281,13 +315,21 @@ class Stage:
             self.move_to(q, q.factor, value, total)
 
     def climb(self) -> bool:
-        """Move to the top that L-BFGS finds from here, once. Return whether F is higher there."""
+        """Move to the top that L-BFGS finds from here, once, or Newton's method with products for the mean field.
+
+        Return whether F is higher there.
+        """
         if self.climbed:
             return False
         self.climbed = True
-        q, passes, *_ = climb(self.problem, self.result.q, told(self.problem, self.report, self.began))
-        self.result.passes += passes
-        value, total = self.problem.evaluate(q, q.factor)
+        problem, tell = self.problem, told(self.problem, self.report, self.began)
+        if problem.diagonal:
+            found: Any = climb_mean_field(replace(problem, iterative=True), self.result.q, tell, close=CLOSE)
+        else:
+            found = climb(problem, self.result.q, tell)
+        self.result.passes += found.passes
+        q = found.q
+        value, total = problem.evaluate(q, q.factor)
         if not self.result.objective < value:
             return False
         self.mixing.forget()
@@ -295,11 +337,10 @@ class Stage:
         return True
 
     def give_up(self) -> None:
-        """Stop because no step increases F: q is the optimum up to rounding, or the solver is stuck."""
-        full = self.step(1.0)
-        least = max(SMALL_MOVE, min(ROUNDING_OF_F * self.result.magnitude, LARGEST_ROUNDING))
+        """Stop because no step increases F."""
+        full, least = self.step(1.0), least_move(self.result.magnitude)
         self.result.converged = full is not None and divergence(self.result.q, full) < least
-        self.result.status = "converged to rounding" if self.result.converged else "no step improves the objective"
+        self.result.status = ended(self.result.converged)
 
     def gain(self, new: Gaussian) -> float:
         """Return F(new) - F to second order for a step to the optimum: half of the gradient's linear prediction."""

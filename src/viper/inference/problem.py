@@ -21,12 +21,16 @@ MANY_ROWS, MANY_COLUMNS = 5_000, 16  # from here on, float32 saves more than the
 SMALL = 64  # dimension up to which the overhead of a call to torch exceeds the work
 LARGEST_MIXED = 5000  # dimension up to which steps of the full family are mixed; what is remembered takes 2 GB there
 LARGEST_SOLVED = 5000  # dimension up to which the diagonal family may solve d × d systems (200 MB)
-# Seconds of one thread, roughly: n d² and d³ of a pass with its matrix, n d of a pass without, and what each pass takes
-# besides; reading an entry again from a file or another machine. A fit makes about so many passes of either kind.
-SECONDS_GRAM, SECONDS_SOLVE, SECONDS_PRODUCTS, SECONDS_BESIDES = 4e-11, 2e-11, 1e-9, 2e-4
+MANY_ENOUGH = 50_000  # rows of a subset whose curvature is good enough to start with
+# Seconds of one thread, roughly: n d² and d³ of a pass with its matrix, n d of a pass without, and what either takes
+# besides; reading an entry again from a file or another machine. A fit makes about so many passes of either kind, and
+# of the first fewer with many rows.
+SECONDS_GRAM, SECONDS_SOLVE, SECONDS_MATRICES = 4e-11, 2e-11, 2e-4
+SECONDS_PRODUCTS, SECONDS_BESIDES = 5e-10, 1e-4
 SECONDS_READING = 8e-9
-DIRECT_PASSES, PRODUCT_PASSES = 9, 40
-PASSES_WHITENED = 30  # of the second kind, saved by one matrix of the first
+DIRECT_PASSES, DIRECT_FEWER, PRODUCT_PASSES = 9, 4, 45
+MOST_LEFT, SHARE_LEFT = 3e-9, 1e-12  # allowed distance to the optimum: in nats, and relative to F
+ROUGH_NOISE = 1e-9  # per √row: jumps of the rough formulas where one takes over from another
 
 
 @dataclass(frozen=True)
@@ -129,11 +133,6 @@ def cholesky(matrix: Tensor) -> Tensor | None:
     return None if int(info) or not math.isfinite(float(factor.trace())) else factor
 
 
-def light_product(matrix: Tensor, vector: Tensor) -> Tensor:
-    """M v in the precision of M, returned in that of v."""
-    return (matrix @ vector.to(matrix)).to(vector)
-
-
 def widened(q: Gaussian, by: float) -> Gaussian:
     """The distribution of `by` · w for w ~ q."""
     return Gaussian(by * q.mean, q.precision / by**2, None if q.cholesky is None else q.cholesky / by)
@@ -180,25 +179,23 @@ def row_squares(factor: Tensor) -> Tensor:
     return torch.from_numpy(np.einsum("ij,ij->i", factor.numpy(), factor.numpy()))
 
 
+def most_left(value: float) -> float:
+    """Return how many nats may remain by default: the gradient must shrink to a millionth of its first value."""
+    return min(MOST_LEFT, SHARE_LEFT * (abs(value) + 1.0))
+
+
 def direct_seconds(source: RowSource) -> float:
     """Estimate the cost of a fit of the diagonal family that solves d × d systems."""
     n, d = source.rows, source.dimension
     reading = 0.0 if source.traits.where == "memory" else SECONDS_READING * n * d
-    return DIRECT_PASSES * (SECONDS_GRAM * n * d * d + SECONDS_SOLVE * d**3 + reading + SECONDS_BESIDES)
+    passes = DIRECT_FEWER if n >= MANY_ENOUGH else DIRECT_PASSES
+    return passes * (SECONDS_GRAM * n * d * d + SECONDS_SOLVE * d**3 + reading + SECONDS_MATRICES)
 
 
 def product_seconds(source: RowSource) -> float:
     """Estimate the cost of a pass with products of A and Aᵀ only."""
     entry = SECONDS_PRODUCTS + (0.0 if source.traits.where == "memory" else SECONDS_READING)
     return entry * source.rows * source.dimension + SECONDS_BESIDES
-
-
-def whitening_pays(source: RowSource) -> bool:
-    """Return whether one d × d matrix, in float32, costs less than the passes with products that it saves."""
-    n, d = source.rows, source.dimension
-    dense = source.traits.where == "memory" and source.device.type == "cpu" and not source.traits.sparse
-    seconds = 0.5 * SECONDS_GRAM * n * d * d + SECONDS_SOLVE * d**3
-    return dense and d <= LARGEST_SOLVED and seconds < PASSES_WHITENED * product_seconds(source)
 
 
 def matrix_seconds(source: RowSource) -> float:
@@ -226,7 +223,6 @@ class Problem:
     refine: bool = True  # False in a rough stage
     to_mode: bool = False  # True in a rough stage that only looks for the mode
     iterative: bool = False  # in the diagonal family: use products with A and Aᵀ only, and no d × d matrix
-    whitening: Tensor | None = None  # but for R, RRᵀ ≈ (S₀⁻¹ + Aᵀ diag(c h) A)⁻¹ in float32, for steps of the mean
 
     @property
     def single(self) -> bool:
@@ -250,6 +246,11 @@ class Problem:
     def kl(self, q: Gaussian, factor: Tensor) -> float:
         """KL(q ‖ p)."""
         return kl_to_prior(q, factor, self.prior)
+
+    def noise(self, value: float) -> float:
+        """Return the noise in F, from rounding and the jumps of a rough formula; smaller differences mean nothing."""
+        per_row = 1e-15 * (abs(value) + 1.0) + (0.0 if self.refine else ROUGH_NOISE)
+        return per_row * self.source.rows**0.5 * self.scale
 
     def measure(self, q: Gaussian, factor: Tensor, bound: Bound | None = None) -> tuple[float, float]:
         """F and the magnitude of its terms at q, without derivatives."""

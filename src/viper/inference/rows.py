@@ -9,7 +9,6 @@ its blocks, whatever these are: arrays in memory, features computed on the fly, 
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from typing import Any, Literal, Protocol, TypeVar
@@ -327,8 +326,8 @@ class RowSource(Protocol):
     def observe(self, callback: Callable[[int], None]) -> None:
         """Call back with the number of rows whenever some have been read, if reading is slow."""
 
-    def hold(self) -> AbstractContextManager[None]:
-        """Until the context ends, keep rows that are slow to read, if they fit in memory."""
+    def release(self) -> None:
+        """Forget rows that were kept because they are slow to read; later passes read them again."""
 
 
 class BlockSource:
@@ -362,8 +361,8 @@ class BlockSource:
     def observe(self, callback: Callable[[int], None]) -> None:
         """Do nothing: rows in memory need no progress report."""
 
-    def hold(self) -> AbstractContextManager[None]:
-        return nullcontext()
+    def release(self) -> None:
+        """Do nothing: rows in memory belong to the user."""
 
 
 class SourceWrapper:
@@ -402,8 +401,8 @@ class SourceWrapper:
     def observe(self, callback: Callable[[int], None]) -> None:
         self.source.observe(callback)
 
-    def hold(self) -> AbstractContextManager[None]:
-        return self.source.hold()
+    def release(self) -> None:
+        self.source.release()
 
 
 @dataclass(frozen=True)
@@ -455,10 +454,9 @@ class JoinedSource:
         for source in (self.first, self.second):
             source.observe(callback)
 
-    @contextmanager
-    def hold(self) -> Iterator[None]:
-        with self.first.hold(), self.second.hold():
-            yield
+    def release(self) -> None:
+        for source in (self.first, self.second):
+            source.release()
 
 
 def joined_rows(first: RowSource, second: RowSource) -> RowSource:
@@ -500,6 +498,15 @@ def add_up(parts: Iterable[list[Tensor]]) -> list[Tensor]:
     return totals
 
 
+def light_designs(source: RowSource) -> list[Matrix] | None:
+    """Return the blocks of A for products that need only a few digits: sparse, or in float32 if that is small."""
+    if source.traits.where != "memory" or source.device.type != "cpu":
+        return None
+    if not source.traits.sparse and source.rows * source.dimension > LARGEST_LIGHT:
+        return None
+    return list(source.map(lambda block: block.design.single()))
+
+
 def reported_sum(
     source: RowSource,
     function: "partial[list[Tensor]]",
@@ -528,6 +535,7 @@ LEAST_TRIANGULAR = 257  # dimension from which halving the operations of a trian
 CACHED_ENTRIES = 1 << 18  # entries (2 MB) of a dense part that is read twice, the second time from the cache
 BLOCK_ROWS = 16384  # few enough that a block and its features stay in the cache
 LONG_PASS = 1 << 33  # products in a call to the compiled pass, which cannot be interrupted: about a second
+LARGEST_LIGHT = 1 << 23  # entries of a copy in float32 (32 MB), so that products read it from the cache
 KEPT_ENTRIES = 1 << 19  # entries (4 MB) up to which a single block is kept with everything derived from it
 
 

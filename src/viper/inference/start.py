@@ -12,13 +12,13 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from scipy.linalg.lapack import spotrf, strtri
 from torch import Tensor
 
 from viper.errors import NotFinite
-from viper.inference.climb import ROUNDS, STEPS, Climbed, climb
+from viper.inference.climb import Climbed
 from viper.inference.problem import (
     LARGEST_SOLVED,
+    MANY_ENOUGH,
     PRODUCT_PASSES,
     Gaussian,
     Prior,
@@ -28,12 +28,12 @@ from viper.inference.problem import (
     matrix_seconds,
     prior_factor,
     product_seconds,
-    whitening_pays,
     widened,
 )
-from viper.inference.steps import LARGEST_CURVATURE, diagonal_step, full_step, gradient, opening
-from viper.inference.sums import Sums, row_spread, sums
-from viper.inference.wide.sites import ROUGHLY, climb_by_sites, sites_help
+from viper.inference.steps import diagonal_step, full_step, gradient, opening
+from viper.inference.sums import Sums, row_spread
+from viper.inference.wide.mean_field import MOST_READINGS, MeanField, climb_mean_field, widest
+from viper.inference.wide.sites import climb_by_sites, sites_help
 from viper.softplus.pointwise import Bound, KernelRecipe, Triple
 from viper.softplus.quadrature import softplus
 
@@ -41,15 +41,14 @@ MOST_PASSES = 200
 SHORTEST_SEARCH = 1e-12  # smallest fraction of a step towards the mode that is tried
 MODE_MOVE = 20.0  # nats: from there a Newton step ends within a fraction of a nat; q's mean is about that far off
 MODE_MOVE_OF_COLUMN = 0.2  # and with few columns, so many for each
-MANY_ENOUGH = 50_000  # rows of a subset whose curvature is good enough to start with
 COARSE_SHARE = 0.1  # moves below this share of a subset's sampling error, about d/2 · n/k nats, are not worth a step
 COARSE_RATIO, FINE_RATIO = 10, 4  # rows of a subset to those of the next smaller one; with fewer than MANY_ENOUGH rows
 LARGEST_SUBSET = 1 << 25  # entries (256 MB)
 ONE_PASS_LEFT = 4e-10  # nats, by d³/k²: what is left is about five times that, and less than is allowed
 ROWS_PER_DIMENSION = 40  # rows below which a subset does not determine the fit
-CLOSE_BY_PRODUCTS = 1e-9  # nats left by half the squared gradient: the last steps are Newton's
+CLOSE_BY_PRODUCTS = 1e-9  # nats left: the last step is that of the exact formulas
 NEAR_MEAN_FIELD = 1e-3  # nats left, likewise, where the mean field is only the start of the full family
-PASSES_SAVED = 4  # with matrices, by starting there
+PASSES_SAVED = 3  # with matrices, by starting there
 WIDE_PRIOR = 100.0  # log-odds: the standard deviation of ϑ under the prior
 
 
@@ -90,7 +89,7 @@ def from_mean_field(problem: Problem) -> tuple[Gaussian, float]:
     With many columns the mode is far from q, as it ignores the variances of the rows; the mean field does not.
     """
     rough = replace(problem, refine=False, diagonal=True, iterative=True)
-    found = climb(rough, widest(rough), close=NEAR_MEAN_FIELD)
+    found = climb_mean_field(rough, widest(rough), close=NEAR_MEAN_FIELD)
     total = replace(problem, refine=False).total(found.q.mean, found.q.factor)
     root = cholesky(precision := problem.prior.plus(total.gram))
     if root is None:
@@ -98,46 +97,27 @@ def from_mean_field(problem: Problem) -> tuple[Gaussian, float]:
     return Gaussian(found.q.mean, precision, root), found.passes + 1.0
 
 
-def climb_by_products(
-    problem: Problem, q: Gaussian | None, generator: np.random.Generator, report: Callable[[float], None]
-) -> Climbed:
-    """Return q near the optimum of the diagonal family, by quasi-Newton steps from `q`, or on more and more rows.
+def near_mean_field(
+    problem: Problem,
+    q: Gaussian | None,
+    generator: np.random.Generator,
+    record: Callable[[Problem, float, float, float], None],
+) -> MeanField:
+    """Climb the diagonal family by a rough formula from `q`, or on more and more rows.
 
-    Columns that are nearly sums of others make these steps many. Where they have cost as much as solving d × d systems
+    Columns that are nearly sums of others take many products. Where these have cost as much as solving d × d systems
     would, they end.
     """
     rough = replace(problem, refine=False)
     passes = 0.0
     for stage in coarse_stages(rough, generator) if q is None else []:
         enough = COARSE_SHARE * 0.5 * stage.source.dimension * stage.scale
-        found = climb(stage, q or widest(stage), close=enough)
+        found = climb_mean_field(stage, q or widest(stage), partial(record, stage), close=enough)
         q, passes = found.q, passes + found.passes * stage.source.rows / problem.source.rows
-    if whitening_pays(problem.source):
-        found = climb(rough, q or widest(rough), report, close=ROUGHLY)
-        q, passes = found.q, passes + found.passes + 1.0
-        rough = replace(rough, whitening=mean_whitening(rough, q))
     budget = direct_seconds(problem.source) / product_seconds(problem.source)
-    rounds = ROUNDS if problem.source.dimension > LARGEST_SOLVED else 1 + int(budget) // STEPS
-    found = climb(rough, q or widest(rough), report, close=CLOSE_BY_PRODUCTS, rounds=min(rounds, ROUNDS))
-    return found._replace(passes=found.passes + passes, whitening=rough.whitening)
-
-
-def mean_whitening(problem: Problem, q: Gaussian) -> Tensor | None:
-    """R with RRᵀ = (S₀⁻¹ + Aᵀ diag(c h) A)⁻¹ at q, in float32, or None if that is not enough."""
-    bound = problem.rough or problem.bound
-    total = sums(problem.source, q.mean, q.factor, bound, gram="full", scale=problem.scale, single=True)
-    precision = problem.prior.plus(total.gram)
-    root, failed = spotrf(precision.float().numpy(), lower=1, clean=1)
-    inverse, singular = strtri(root, lower=1)
-    if failed or singular or not np.isfinite(inverse.sum()):
-        return None
-    return torch.from_numpy(inverse.T)
-
-
-def widest(problem: Problem) -> Gaussian:
-    """N(m₀, v), v by the largest possible curvature: the start of the diagonal family."""
-    total = problem.total(problem.prior.mean, None, LARGEST_CURVATURE)
-    return Gaussian(problem.prior.mean, problem.prior.diagonal + total.gram)
+    most = MOST_READINGS if problem.source.dimension > LARGEST_SOLVED else max(budget, 2 * PRODUCT_PASSES)
+    found = climb_mean_field(rough, q or widest(rough), partial(record, rough), close=CLOSE_BY_PRODUCTS, most=most)
+    return found._replace(passes=found.passes + passes)
 
 
 def coarse_stages(whole: Problem, generator: np.random.Generator) -> list[Problem]:

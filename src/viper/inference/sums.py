@@ -5,7 +5,7 @@ a source, where η, g and h are a bound's moments at ϑ and τ². The formulas h
 a compiled kernel for the same sums if there is one.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from viper.inference.kernels.choice import kernel_for
-from viper.inference.kernels.compiled import wide_gather, wide_latent
+from viper.inference.kernels.compiled import moments_of_rows, partials_of_rows, wide_bend, wide_gather, wide_latent
 from viper.inference.rows import BLOCK_ROWS, Block, Dense, Gram, LongRowFunction, Matrix, RowSource, add_up
-from viper.softplus.pointwise import Bound, Formula, KernelRecipe
+from viper.softplus.pointwise import Bound, Formula, KernelRecipe, Triple
 
 
 @dataclass
@@ -27,7 +27,8 @@ class Sums:
     magnitude: float  # Σ c (|ϑ| + τ + 1), which scales rounding errors; may be 0 without `certify`
     gradient: Tensor
     gram: Tensor  # matrix, its diagonal, or empty
-    curvature: Callable[[Tensor], Tensor]  # v -> Aᵀ diag(c h) A v, by another pass; c h is kept for rows in memory
+    curvature: Callable[[Tensor], Tensor]  # u -> Aᵀ diag(c h) A u, by another pass; c h is kept for rows in memory
+    hessian: Callable[..., Tensor]  # likewise (u, v) -> as `product_with_hessian`; from `designs` if they are given
 
 
 def sums(
@@ -58,21 +59,46 @@ def sums(
     )
     value, magnitude, slope, total = source.reduce(rows)
 
-    kept: list[Tensor] = []
-
-    def curvature(vector: Tensor) -> Tensor:
-        at: Any = {"mean": mean, "factor": factor, "moments": bound.moments}
-        if source.traits.where != "memory" or source.device.type != "cpu":
-            return scale * source.reduce(partial(curvature_product, **at, v=vector))[0]
-        if not kept:
-            kept.extend(source.map(partial(row_curvatures, **at)))
-        in_turn = iter(kept)
-        parts = source.map(lambda block: [block.design.gram_product(next(in_turn), vector)])
-        return scale * add_up(parts)[0]
-
+    at: dict[str, Any] = {"mean": mean, "factor": factor, "bound": bound}
+    curvature = row_product(source, scale, curvature_product, row_curvatures, at)
+    hessian = row_product(source, scale, product_with_hessian, second_derivatives, at)
     if scale != 1.0:
         slope, total = slope * scale, total * scale
-    return Sums(float(value) * scale, float(magnitude) * scale, slope, total, curvature)
+    return Sums(float(value) * scale, float(magnitude) * scale, slope, total, curvature, hessian)
+
+
+def row_product(
+    source: RowSource, scale: float, product: Callable[..., Tensor], weigh: Callable[..., Any], at: dict[str, Any]
+) -> Callable[..., Tensor]:
+    """Return the sum over blocks of product(design, weigh(block), u, ...). Weights of rows in memory are kept.
+
+    The function that is returned also takes `designs`, as `light_designs` returns them.
+    """
+    kept: list[Any] = []
+
+    def total(*vectors: Tensor, designs: Iterable[Matrix] | None = None) -> Tensor:
+        if source.traits.where != "memory" or source.device.type != "cpu":
+            given: dict[str, Any] = dict(zip("uv", vectors, strict=False))
+            return scale * source.reduce(partial(weighed_product, product=product, weigh=weigh, **at, **given))[0]
+        if not kept:
+            kept.extend(source.map(partial(weigh, **at)))
+        parts = zip(designs or source.map(lambda block: block.design), kept, strict=True)
+        return scale * add_up([product(design, weights, *vectors)] for design, weights in parts)[0]
+
+    return total
+
+
+def weighed_product(
+    block: Block,
+    product: Callable[..., Tensor],
+    weigh: Callable[..., Any],
+    mean: Tensor,
+    factor: Tensor | None,
+    bound: Bound,
+    **vectors: Tensor,
+) -> list[Tensor]:
+    """The same for one block."""
+    return [product(block.design, weigh(block, mean, factor, bound), **vectors)]
 
 
 def row_sums(
@@ -94,7 +120,7 @@ def row_sums(
         return add_up(again(piece, recipe=recipe) for piece in block.pieces(BLOCK_ROWS))
     light = block.design.single() if single and (factor is not None or gram == "full") else block.design
     theta, tau2 = latent_moments(block, mean, factor, light)
-    eta, g, h = moments(theta, tau2)
+    eta, g, h = moments_of_rows(theta, tau2, recipe) or moments(theta, tau2)
     if block.weight is None:
         value = torch.dot(block.label, theta) - eta.sum()
         g = block.label - g
@@ -138,15 +164,34 @@ def latent_moments(
     return theta, tau2
 
 
-def curvature_product(block: Block, mean: Tensor, factor: Tensor | None, moments: Formula, v: Tensor) -> list[Tensor]:
-    """A block's Aᵀ diag(c h) A v."""
-    return [block.design.gram_product(row_curvatures(block, mean, factor, moments), v)]
+def curvature_product(design: Matrix, weights: Tensor, u: Tensor) -> Tensor:
+    """Aᵀ diag(c h) A u."""
+    return design.gram_product(weights, u)
 
 
-def row_curvatures(block: Block, mean: Tensor, factor: Tensor | None, moments: Formula) -> Tensor:
+def row_curvatures(block: Block, mean: Tensor, factor: Tensor | None, bound: Bound) -> Tensor:
     """c h of each row."""
-    h = moments(*latent_moments(block, mean, factor))[2]
+    at = latent_moments(block, mean, factor)
+    h = (moments_of_rows(*at, bound.kernel) or bound.moments(*at))[2]
     return h if block.weight is None else h * block.weight
+
+
+def product_with_hessian(design: Matrix, weights: Triple, u: Tensor, v: Tensor) -> Tensor:
+    """(Aᵀ s, A²ᵀ t), s = w₁ Au + w₂ A²v and t = w₂ Au + w₃ A²v, where A² has the squares of A's entries."""
+    found = wide_bend(design, weights, u, v)
+    if found is not None:
+        return found
+    first, second, third = weights
+    a, b = design.project(u), design.spread_apart(v)
+    return torch.stack([design.pull(first * a + second * b), design.gram_diagonal(second * a + third * b)])
+
+
+def second_derivatives(block: Block, mean: Tensor, factor: Tensor | None, bound: Bound) -> Triple:
+    """w of each row: c ∂g/∂ϑ, ½ c ∂h/∂ϑ and ½ c ∂h/∂v."""
+    at = latent_moments(block, mean, factor)
+    slope, by_mean, by_variance = partials_of_rows(*at, bound.kernel) or bound.partials(*at)
+    half = 0.5 if block.weight is None else 0.5 * block.weight
+    return 2.0 * half * slope, half * by_mean, half * by_variance
 
 
 def row_spread(block: Block, factor: Tensor) -> list[Tensor]:

@@ -338,7 +338,7 @@ def run_solver(
     settings |= {} if options.max_iter is None else {"max_iter": int(options.max_iter)}
     settings |= {} if options.tolerance() is None else {"tol": options.tolerance()}
     in_blas = source.device.type == "cpu" and source.dimension > MOST_COMPILED and options.covariance == "full"
-    with closing(report), pass_threads(options.n_jobs, in_blas=in_blas), source.hold():
+    with closing(report), pass_threads(options.n_jobs, in_blas=in_blas):
         if options.solver == "adam":
             if options.batch_size is not None and source.traits.where != "memory":
                 raise ValueError(

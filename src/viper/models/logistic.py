@@ -338,8 +338,9 @@ class VariationalLogisticRegression(
         """
         self._check_options()
         self.__dict__.pop("estimators_", None)  # of an earlier fit to several labels
+        format = replace(self._row_format(labels=0, classes=0), keep=True)
         self.classes_, source = open_labelled_rows(
-            self, X, y, self._row_format(labels=0, classes=0), sample_weight=sample_weight, offset=offset, reset=True
+            self, X, y, format, sample_weight=sample_weight, offset=offset, reset=True
         )
         if self.components > 1 and (source.traits.labels or self.multiclass_):
             several = "several labels" if source.traits.labels else f"{len(self.classes_)}"
@@ -401,7 +402,7 @@ class VariationalLogisticRegression(
             known = checks.distinct(known)
         given = {"sample_weight": sample_weight, "offset": offset, "reset": first, "classes": known}
         format = self._row_format(labels=0, classes=0) if first else self._row_format()
-        self.classes_, source = open_labelled_rows(self, X, y, format, **given)
+        self.classes_, source = open_labelled_rows(self, X, y, replace(format, keep=True), **given)
         seed = checks.seed_of(self.random_state)
         if source.traits.labels:
             return fit_labels(self, source, partial(type(self)._update, forget=forget, seed=seed), source)
@@ -460,6 +461,7 @@ class VariationalLogisticRegression(
 
     def _keep(self, source: RowSource, fit: Any) -> "VariationalLogisticRegression":
         """Set the fitted attributes."""
+        source.release()
         self.posterior_, self.prior_ = moved(fit.posterior, "cpu"), moved(fit.prior, "cpu")
         self._set_means()
         self.elbo_, self.elbo_bound_, self.kl_ = fit.certified()

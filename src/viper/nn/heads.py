@@ -2,51 +2,27 @@
 
 A head sees the features of a body as rows of a design A with residual variance r, and has f_k = o_k + a·w_k with
 w_k ~ N(μ_k, S_k): ϑ_k = o_k + A μ_k and τ_k² = r + diag(A S_k Aᵀ). Its loss trains body and head together by any
-optimiser. Given the body, the best q is that of logistic regression on the features, by the same solvers: `fit` goes
-all the way, `natural_step` one step on a batch,
-
-    Λ_ρ = (1-ρ) Λ + ρ (S₀⁻¹ + n/b Aᵀ diag(h) A),      μ_ρ = μ + ρ Λ_ρ⁻¹ [n/b Aᵀ(y - g) - S₀⁻¹ μ].
+optimiser. Given the body, `fit` and `natural_step` use the solvers of logistic regression (`nn/solving.py`).
 """
 
-import copy
 import math
-import warnings
-from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple, Self
 
-import numpy as np
-import scipy.optimize
 import torch
 from torch import Tensor
 
-from viper.errors import ConvergenceWarning, NotFinite, instead, shown, users_line
-from viper.inference.classes.problem import ClassProblem
-from viper.inference.classes.star import solve_precisions, star_from, tied
-from viper.inference.classes.sums import EXACT_CLASSES
-from viper.inference.classes.together import LabelRows, fit_together
-from viper.inference.low_rank.family import LowRankGaussian
-from viper.inference.problem import Prior, Problem, gaussian
+from viper.errors import instead, shown
+from viper.inference.problem import Prior
 from viper.inference.rows import Block, Dense, RowSource, join_blocks
-from viper.inference.steps import gradient
-from viper.models.classes.fitting import fit_classes
-from viper.models.fitting import FitOptions, FittedPosterior, fit_low_rank, fit_posterior
+from viper.models.fitting import FittedPosterior
 from viper.models.prior import LARGEST_SCALE, SMALLEST_SCALE, best_scales
 from viper.nn.feature_rows import feature_rows, of_all_ranks
-from viper.nn.logits import (
-    GaussianLogits,
-    LatentMoments,
-    Targets,
-    checked_count,
-    class_targets,
-    label_targets,
-    softmax_moments,
-)
+from viper.nn.logits import GaussianLogits, LatentMoments, Targets, checked_count, class_targets, label_targets
+from viper.nn.solving import fitted_weights, take_natural_step, take_over
 from viper.nn.weights import HEAD_COVARIANCES, Covariance, GaussianWeights
-from viper.softplus.limit import limit
 
 HEAD_RANK = 8
-LOW_RANK_STEPS, LOW_RANK_GAIN = 500, 1e-8  # of L-BFGS, and the least gain of a step in nats per row
 
 
 class HeadRows(NamedTuple):
@@ -162,37 +138,7 @@ class GaussianHead(GaussianLogits):
                 "Let the optimiser train the head, too, or call fit after training."
             )
         source = of_all_ranks(join_blocks([self.as_block(features, y)]))
-        step = self.step_of_classes if self.targets == "classes" else self.step_of_labels
-        step(source, n / source.rows, rate)
-
-    def step_of_classes(self, source: RowSource, scale: float, rate: float) -> None:
-        """Move the precisions' part that the rows ask for, P - P M⁻¹ P, and then the means."""
-        diagonal = self.covariance == "diagonal"
-        problem = ClassProblem(source, self.out_features, self.gaussian_prior(), diagonal, scale)
-        star = self.q.to_star()
-        sums, _ = problem.total(star.mean, star.factor, EXACT_CLASSES, "diagonal" if diagonal else "full")
-        target = torch.lerp(star.precision - tied(star.precision), problem.target(sums.gram), rate)
-        new = star_from(star.mean, solve_precisions(target, star.precision))
-        if new is None:
-            raise NotFinite
-        mean = star.mean + rate * new.solve(problem.gradient(star.mean, sums))
-        self.q.assign(slice(None), mean, new.factor)
-
-    def step_of_labels(self, source: RowSource, scale: float, rate: float) -> None:
-        """Move the Gaussian of every label."""
-        diagonal = self.covariance == "diagonal"
-        for k in range(self.out_features):
-            rows = LabelRows(source, k) if self.out_features > 1 else source
-            problem = Problem(rows, self.gaussian_prior(), limit(), diagonal=diagonal, scale=scale, iterative=diagonal)
-            q = self.q.to_gaussian(k)
-            total = problem.total(q.mean, q.factor)
-            target = problem.prior.diagonal + total.gram if diagonal else problem.prior.plus(total.gram)
-            new = gaussian(q.mean, torch.lerp(q.precision, target, rate))
-            if new is None:
-                raise NotFinite
-            slope, factor = gradient(problem, q, total), new.factor
-            move = factor * slope if diagonal else factor @ (factor.T @ slope)
-            self.q.assign(k, q.mean + rate * move, factor)
+        take_natural_step(self.q, source, self.gaussian_prior(), n / source.rows, rate)
 
     def fit(
         self, features: Any, y: Tensor | None = None, *, body: torch.nn.Module | None = None, verbose: Any = "auto"
@@ -215,119 +161,7 @@ class GaussianHead(GaussianLogits):
 
     def solve(self, source: RowSource, verbose: Any) -> None:
         """Fit q to rows under the prior as it is."""
-        self.take_over(self.solved(source, self.prior_sd(), verbose))
-
-    def solved(self, source: RowSource, sd: Tensor, verbose: Any, start: Any = None) -> list[Any]:
-        """The fits under prior standard deviations `sd`: one for all classes, or one for each label."""
-        prior, options = self.gaussian_prior(sd), self.solver_options(verbose)
-        if self.targets == "classes":
-            if self.covariance == "low-rank":  # which begins at the mean field
-                options = self.solver_options(verbose, "diagonal")
-            return [fit_classes(source, prior, self.out_features, options, 0, start)]
-        if self.covariance == "low-rank":
-            fit: Any = partial(fit_low_rank, prior=prior, options=options, seed=0, start=start)
-        else:
-            fit = partial(fit_posterior, prior=prior, options=options, seed=0, start=start)
-        if self.out_features == 1:
-            return [fit(source)]
-        fits = [partial(fit, LabelRows(source, k)) for k in range(self.out_features)]
-        return fit_together(source, fits, list(range(self.out_features)))[0]
-
-    def solver_options(self, verbose: Any, covariance: str | None = None) -> FitOptions:
-        return FitOptions(
-            bound="viper",
-            terms=None,
-            samples=1000,
-            nodes=64,
-            covariance=covariance or self.covariance,
-            rank=self.rank,
-            solver="newton",
-            max_iter=None,
-            tol=None,
-            learning_rate=0.05,
-            batch_size=None,
-            dtype="float64",
-            n_jobs=None,
-            verbose=verbose,
-        )
-
-    def take_over(self, fits: list[Any]) -> None:
-        """Set q to what the solvers found."""
-        if self.targets == "classes":
-            posterior = fits[0].posterior
-            if self.covariance == "low-rank":
-                none = posterior.means.new_zeros(*posterior.means.shape, 0)
-                self.q.assign_loadings(slice(None), posterior.means, posterior.factor.sqrt(), none)
-                return self.ascend(fits[0].problem.source)
-            return self.q.assign(slice(None), posterior.means, posterior.factor)
-        for k, fit in enumerate(fits):
-            self.take_over_label(k, fit)
-        return None
-
-    def take_over_label(self, k: int, fit: FittedPosterior) -> None:
-        posterior, q = fit.posterior, fit.result.q
-        if self.covariance == "low-rank":
-            assert isinstance(q, LowRankGaussian)
-            return self.q.assign_loadings(k, q.mean, q.sd, q.loadings)
-        if self.covariance == "diagonal":
-            return self.q.assign(k, posterior.mean, posterior.variance)
-        factor = getattr(posterior, "factor", None)
-        if factor is None:  # fewer rows than coefficients: the posterior is known in their span
-            factor = torch.linalg.cholesky(posterior.covariance())
-        return self.q.assign(k, posterior.mean, factor)
-
-    def ascend(self, source: RowSource) -> None:
-        """Climb from where q is to the optimum of the ELBO, all rows in memory, by L-BFGS in float64."""
-        blocks = list(source.in_memory().blocks())
-        inner = copy.deepcopy(self.q).double()
-        with torch.no_grad():  # loadings that are zero have no gradient
-            generator = torch.Generator().manual_seed(0)
-            first = torch.randn(inner.loadings.shape, generator=generator, dtype=torch.float64)
-            inner.loadings.copy_(first.to(inner.mean.device) / inner.mean.shape[1] ** 0.5)
-        # steps in standard deviations of the mean field, in which the curvature of F is about one
-        moved = [inner.mean, inner.log_scale, inner.loadings]
-        first = torch.cat([x.detach().reshape(-1) for x in moved])
-        units = torch.ones_like(first)
-        units[: inner.mean.numel()] = inner.log_scale.detach().exp().reshape(-1)
-        sd, sizes = self.prior_sd().detach(), [x.numel() for x in moved]
-
-        def negative(z: np.ndarray) -> tuple[float, np.ndarray]:
-            x = first + units * torch.from_numpy(z).to(units)
-            inner.zero_grad()
-            with torch.no_grad():
-                for parameter, values in zip(moved, x.split(sizes), strict=True):
-                    parameter.copy_(values.view_as(parameter))
-            total = inner.divergence_from(sd) / source.rows
-            total.backward()
-            for block in blocks:
-                part = negative_class_likelihood(inner, block) / source.rows
-                part.backward()
-                total = total.detach() + part.detach()
-            slopes: list[Any] = [parameter.grad for parameter in moved]
-            slope = torch.cat([one.reshape(-1) for one in slopes])
-            return float(total), (units * slope).cpu().numpy()
-
-        options = {"maxiter": LOW_RANK_STEPS, "maxcor": 30, "ftol": LOW_RANK_GAIN, "gtol": 0.0}
-        start = np.zeros(len(first))
-        found = scipy.optimize.minimize(negative, start, jac=True, method="L-BFGS-B", options=options)
-        negative(found.x)
-        if found.nit >= LOW_RANK_STEPS:
-            warnings.warn(
-                f"The fit of low rank stopped early, after {LOW_RANK_STEPS} steps. Standardise the features, or use "
-                "covariance='full' or 'diagonal'.",
-                ConvergenceWarning,
-                stacklevel=users_line(),
-            )
-        self.q.load_state_dict(inner.state_dict())
-
-
-def negative_class_likelihood(q: GaussianWeights, block: Block) -> Tensor:
-    """-Σ_i E log p(y_i | f_i) of the rows of a block with classes, differentiable in q."""
-    design: Any = block.design
-    mean, variance = design.matrix @ q.mean.T, q.latent_variance(design.matrix)
-    mean = mean if block.offset is None else mean + block.offset
-    variance = variance if block.residual is None else variance + block.residual[:, None]
-    return (softmax_moments(mean, variance)[0] - mean.gather(1, block.label.long()[:, None])[:, 0]).sum()
+        take_over(self.q, fitted_weights(self.q, source, self.gaussian_prior(), verbose))
 
 
 class LogitHead(GaussianHead):
@@ -430,14 +264,15 @@ class LogitHead(GaussianHead):
         fits: list[Any] = []
 
         def solve(scale: Tensor, start: Any, last: bool) -> Any:
-            fits[:] = self.solved(source, torch.cat([scale[: self.in_features], rest]), verbose, start)
+            prior = self.gaussian_prior(torch.cat([scale[: self.in_features], rest]))
+            fits[:] = fitted_weights(self.q, source, prior, verbose, start)
             return fits[0] if len(fits) == 1 else self.side_by_side(fits)
 
         labels = 1 if self.targets == "classes" else self.out_features
         scale, _ = best_scales(solve, labels * self.in_features, separate=False)
         with torch.no_grad():
             self.log_prior_scale.copy_(scale[0].log())
-        return self.take_over(fits)
+        return take_over(self.q, fits)
 
     def side_by_side(self, fits: list[FittedPosterior]) -> tuple[Any, Any, Any, Any]:
         """Several labels as one fit to the search of the scale: the weights of all, and the sum of their ELBOs."""

@@ -32,7 +32,7 @@ class GaussianWeights(torch.nn.Module):
         self, outputs: int, size: int, covariance: Covariance, rank: int, prior_sd: Tensor, shares_shift: bool
     ) -> None:
         super().__init__()
-        self.covariance, self.shares_shift = covariance, shares_shift
+        self.covariance, self.rank, self.shares_shift = covariance, rank, shares_shift
         reach = 1.0 / math.sqrt(size)
         self.mean = torch.nn.Parameter(torch.empty(outputs, size).uniform_(-reach, reach))
         self.log_scale = torch.nn.Parameter((FIRST_SHARE * prior_sd).log().to(self.mean).repeat(outputs, 1))

@@ -75,10 +75,6 @@ class ReportPage:
         return found if self.decisions is None else {**found, "decisions": self.decisions.payload()}
 
 
-def render(study: Study) -> str:
-    return ReportPage(study).text()
-
-
 def content_policy(style: str, script: str) -> str:
     """Nothing is loaded, and no style or script applies but these two, which are known by their digests."""
     known = [

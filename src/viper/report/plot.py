@@ -426,7 +426,7 @@ def experiment(
 ) -> "Axes":
     """What an experiment knows over one input or two, and where it asked.
 
-    Over one input: the expected outcome with its interval. Over two: the map of the expected outcome. With
+    Over one input: the expected outcome with its interval, or the utility. Over two: the map of it. With
     ``goal="threshold"`` also where it crosses the threshold, and the band that holds the crossing: the points whose
     side of the threshold is not known with probability (1 + level)/2.
 
@@ -454,7 +454,8 @@ def experiment(
             ax.axhline(made.threshold, color=GREY, lw=0.8, ls="--")
             unsure = (found.above > low) & (found.above < 1.0 - low)
             ax.fill_between(shown.x, 0.0, 1.0, where=unsure, color=ORANGE, alpha=0.18, lw=0)
-        ax.scatter(shown.asked[:, 0], shown.answers, s=14, color=INK, alpha=0.6, lw=0, zorder=3)
+        told = np.interp(shown.asked[:, 0], shown.x, found.mean) if made.goal == "prefer" else shown.answers
+        ax.scatter(shown.asked[:, 0], told, s=14, color=INK, alpha=0.6, lw=0, zorder=3)
         ax.set(xlabel=shown.names[0])
         if shown.log[0]:
             ax.set_xscale("log")
@@ -462,16 +463,16 @@ def experiment(
     ax = canvas(ax, (5.8, 4.6))
     shape = (size, size)
     values = shown.estimate.mean.reshape(shape)
-    binary = made.outcome == "binary"
-    limits = {"vmin": 0.0, "vmax": 1.0, "cmap": "RdBu_r"} if binary else {"cmap": "cividis"}
+    binary, pairs = made.outcome == "binary", made.goal == "prefer"
+    limits = {"vmin": 0.0, "vmax": 1.0, "cmap": "RdBu_r"} if binary and not pairs else {"cmap": "cividis"}
     mesh = ax.pcolormesh(shown.x, shown.y, values, shading="gouraud", rasterized=True, **limits)
     if shown.estimate.above is not None:
         above = shown.estimate.above.reshape(shape)
         for probability, style in ((0.5, "solid"), (low, "dashed"), (1.0 - low, "dashed")):
             if above.min() < probability < above.max():
                 ax.contour(shown.x, shown.y, above, levels=[probability], colors=INK, linewidths=1, linestyles=style)
-    good = shown.answers > 0 if binary else np.isfinite(shown.answers)
-    labels = ("no", "yes") if binary else ("failed", "measured")
+    good = shown.answers == 1 if binary else np.isfinite(shown.answers)
+    labels = ("not preferred", "preferred") if pairs else ("no", "yes") if binary else ("failed", "measured")
     for group, marker, face, label in ((~good, "o", "white", labels[0]), (good, "^", YELLOW, labels[1])):
         look = {"marker": marker, "facecolor": face, "edgecolor": INK, "label": label}
         ax.scatter(shown.asked[group, 0], shown.asked[group, 1], s=22, lw=0.7, **look)

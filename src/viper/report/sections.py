@@ -610,7 +610,7 @@ def checks_section(study: Study) -> str:
         figure(
             "What the model gets wrong, by probability",
             f"Each dot is a group of rows: how many more or fewer {study.predicate('had')} than predicted. The band is "
-            f"what chance allows. Outside lie {outside} of {len(table)}; by chance alone it would be about "
+            f"what chance allows. {outside} of {len(table)} lie outside; by chance alone it would be about "
             f"{readable_number(expected)}.",
             charts.residual_chart(table, "predicted probability", True),
         )
@@ -676,12 +676,12 @@ def left_out(study: Study) -> str:
     own, loo = study.scores.log_score, found.elpd_loo / found.rows
     doubtful = len(found.doubtful)
     trusted = (
-        "The answer can be trusted for every row."
+        "This can be trusted for every row."
         if not doubtful
         else f"For {doubtful:,} of the rows it cannot be trusted, because the fit depends on them too much."
     )
     text = (
-        f"Predicted from all other rows, a row has a log score of {with_decimals(loo, 4)} on average (± "
+        f"Predicted from all other rows, a row has a log score of {with_decimals(loo, 4)} on average (±{THIN}"
         f"{with_decimals(found.se / found.rows, 4)}; 0 is perfect); by a model that has seen it, "
         f"{with_decimals(own, 4)}. The difference is what the model learned by heart: as much as "
         f"{readable_number(found.p_loo)} free parameters would. {trusted}"

@@ -460,7 +460,7 @@ class ExperimentGrid(NamedTuple):
 
 
 def experiment_grid(made: Any, columns: Any, at: Any, level: float, size: int) -> ExperimentGrid:
-    inputs = made.inputs
+    inputs = made.items
     labels = inputs.labels
     wanted = [columns] if isinstance(columns, str) else list(labels if columns is None else columns)
     if unknown := [name for name in wanted if name not in labels]:
@@ -470,11 +470,8 @@ def experiment_grid(made: Any, columns: Any, at: Any, level: float, size: int) -
     places = [labels.index(name) for name in wanted]
     if any(not hasattr(inputs.parts[j], "low") for j in places):
         raise ValueError(f"columns must be numbers; got choices among {listed(wanted)}. Set those by at=.")
-    table, answers = made.answers
-    points = inputs.read(table)
-    if not len(points):
-        raise ValueError("an experiment needs answers to be shown; got none. Call tell.")
-    peak = made.goal in ("maximise", "minimise")
+    points, answers = answered_points(made)
+    peak = made.goal in ("maximise", "minimise", "prefer")
     middle = inputs.read(made.best().x)[0] if peak else points[np.argsort(points.sum(1))[len(points) // 2]]
     for name, value in (at or {}).items():
         if name not in labels:
@@ -484,7 +481,8 @@ def experiment_grid(made: Any, columns: Any, at: Any, level: float, size: int) -
     grid = np.stack(np.meshgrid(*sides), -1).reshape(-1, len(places))
     numbers = np.tile(middle, (len(grid), 1))
     numbers[:, places] = grid
-    what = "Expected measurement" if made.outcome == "real" else "Probability of a yes"
+    measured = "Expected measurement" if made.outcome == "real" else "Probability of a yes"
+    what = "Utility" if made.goal == "prefer" else measured
     return ExperimentGrid(
         wanted,
         [inputs.parts[j].log for j in places],
@@ -493,5 +491,16 @@ def experiment_grid(made: Any, columns: Any, at: Any, level: float, size: int) -
         made.estimate(inputs.values(numbers), level),
         points[:, places],
         answers,
-        f"{what} after {len(answers)} answers",
+        f"{what} after {len(made.answers[1])} answers",
     )
+
+
+def answered_points(made: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Points as numbers, and their answers; of pairs both points, and 1 for the one that was preferred."""
+    table, answers = made.answers
+    if not len(answers):
+        raise ValueError("an experiment needs answers to be shown; got none. Call tell.")
+    numbers = made.inputs.read(table)
+    if made.goal != "prefer":
+        return numbers, answers
+    return np.vstack(made.inputs.halves(numbers)), np.concatenate([answers, 1.0 - answers])

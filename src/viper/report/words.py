@@ -200,7 +200,7 @@ def filled_sentence(study: "Study") -> str | None:
     encoding = study.model.formula_
     worst = sorted(study.filled.items(), key=lambda pair: -pair[1])
     drawn = encoding.missing == "multiple"
-    values = {name: f"the mean, {column_value(mean, name in study.dates)}" for name, mean in encoding.means.items()}
+    values = {name: f"the mean ({column_value(mean, name in study.dates)})" for name, mean in encoding.means.items()}
     values |= {name: f"“{level}”" for name, level in encoding.common.items()}
     parts = [
         f"{percent(share)} of {name}{'' if drawn else f' with {values[name]}'}" for name, share in worst[:MOST_FILLED]

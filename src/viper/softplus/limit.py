@@ -161,15 +161,20 @@ FAST_ORDER = 5  # a longer expansion costs as much as the mixture
 @cache
 def fast_limit(tolerance: float) -> Bound | None:
     """The limit with an absolute error of at most `tolerance` in all three moments; None if no table reaches that."""
-    tables = [table for table in MIXTURES if table.error <= tolerance]
-    if not tables:
+    table = smallest_mixture(tolerance)
+    if table is None:
         return None
-    mixed = mixture(min(tables, key=lambda table: len(table.weights)))
+    mixed = mixture(table)
     tolerance = min(tolerance, COARSEST)
     small = heat_reach(tolerance)[FAST_ORDER - 1]
     regimes = ((small, heat(tolerance, FAST_ORDER)), (math.inf, mixed.moments))
     recipe = KernelRecipe("heat", FAST_ORDER, small, tolerance)
     return Bound(piecewise(regimes, native=True), mixed.partials, recipe)
+
+
+def smallest_mixture(tolerance: float) -> Mixture | None:
+    """Return the table with the fewest normals among those with an error of at most `tolerance`."""
+    return min((t for t in MIXTURES if t.error <= tolerance), key=lambda t: len(t.weights), default=None)
 
 
 def mixture(table: Mixture) -> Bound:

@@ -76,50 +76,46 @@ def compare_models(
             f"compare is for formulas without group terms; got {prepared.group_terms[0]}. viper fit scores such a model"
         )
 
-    from viper.cli.scoring import Folds, cross_validated, train_test_splits
     from viper.data.checks import seed_of
     from viper.formula.learn import Imputing, learn_formula
 
+    imputing = Imputing(imputations, sweeps, seed_of(seed))
     with table.located():
-        imputing = Imputing(imputations, sweeps, seed_of(seed))
         learned = learn_formula(prepared.formula, prepared.frame, missing.value, True, positive, imputing)
-    every = comparable_models(seed, learned.encoding.intercept)
-    if ordered:
-        with table.located():
-            order = ordered_categories(prepared.frame[learned.encoding.target], learned.y, levels)
-        every = {"viper ordinal": (None, ordinal_model(seed, order)), **every}
-    several = len({*learned.labels.tolist()}) > 2
-    if several:
-        every = {name: made for name, made in every.items() if not any(word in name for word in OF_TWO_CLASSES)}
-    chosen, skipped = choose_models(every, len(learned.y), only)
+        column = prepared.frame[learned.encoding.target]
+        order = ordered_categories(column, learned.y, levels) if ordered else None
+    chosen, skipped = choose_models(models_for(learned, order, seed), len(learned.y), only)
     for text in (*prepared.notes, *skipped):
         note(text)
-    splits = train_test_splits(learned.labels, cv, None, seed)
-    folds = Folds(learned, splits)
-    held_out, errors = {}, {}
-    with show_progress("Comparing", len(chosen) * len(splits), as_json) as step:
-        for name, make in chosen.items():
-            step(name, by=0)
-            try:
-                held_out[name] = cross_validated(make(), folds, level, step)
-            except (ValueError, ImportError, ArithmeticError) as error:  # one that fails does not end the comparison
-                stop_if_interrupted()
-                errors[name] = " ".join(str(error).split())
-    document = {
-        "rows": len(learned.y),
-        "columns": learned.X.shape[1],
-        "folds": len(splits),
-        "results": [*ranked_results(held_out), *({"model": name, "error": text} for name, text in errors.items())],
-    }
-    if several and loo:
-        note("leave-one-out is left out: it is for two classes.")
-    if not several and wants_loo(loo, learned):
-        fitting = {name: make for name, make in chosen.items() if name in held_out}
+    document = comparison(chosen, learned, cv, seed, level, as_json)
+    if wants_loo(loo, learned):
+        fitting = {row["model"]: chosen[row["model"]] for row in document["results"] if "error" not in row}
         document["loo"] = loo_results(fitting, learned.X, learned.labels, as_json)
     if as_json:
         print_json({**document, "skipped": skipped})
     else:
         print_comparison(document, level)
+
+
+def comparison(
+    models: dict[str, MakeModel], learned: Any, cv: int, seed: int, level: float, quiet: bool
+) -> dict[str, Any]:
+    """Cross-validate the models; one that fails has its error in place of scores, and does not end the comparison."""
+    from viper.cli.scoring import Folds, cross_validated, train_test_splits
+
+    folds = Folds(learned, train_test_splits(learned.labels, cv, None, seed))
+    held_out, failed = {}, []
+    with show_progress("Comparing", len(models) * len(folds.splits), quiet) as step:
+        for name, make in models.items():
+            step(name, by=0)
+            try:
+                held_out[name] = cross_validated(make(), folds, level, step)
+            except (ValueError, ImportError, ArithmeticError) as error:
+                stop_if_interrupted()
+                failed.append({"model": name, "error": " ".join(str(error).split())})
+    rows, columns = learned.X.shape
+    results = [*ranked_results(held_out), *failed]
+    return {"rows": rows, "columns": columns, "folds": len(folds.splits), "results": results}
 
 
 def ranked_results(held_out: dict[str, Any]) -> list[dict[str, Any]]:
@@ -146,12 +142,18 @@ def ranked_results(held_out: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def wants_loo(asked: bool | None, learned: Any) -> bool:
-    """Whether to compare by leave-one-out: as asked, or if the rows are few; not for values that are drawn anew."""
-    if learned.tables:
-        if asked:
-            note("leave-one-out is left out: each fold draws its missing values anew.")
-        return False
-    return len(learned.y) <= LARGEST_LOO if asked is None else asked
+    """Whether to compare by leave-one-out: as asked, or if the rows are few; not where it cannot be done."""
+    if not (learned.tables or has_more_classes(learned)):
+        return len(learned.y) <= LARGEST_LOO if asked is None else asked
+    if asked:
+        why = "each fold draws its missing values anew" if learned.tables else "it is for two classes"
+        note(f"leave-one-out is left out: {why}.")
+    return False
+
+
+def has_more_classes(learned: Any) -> bool:
+    """Whether there are more classes than two."""
+    return len({*learned.labels.tolist()}) > 2
 
 
 def loo_results(models: dict[str, MakeModel], X: Any, y: Any, quiet: bool) -> list[dict[str, Any]]:
@@ -214,6 +216,14 @@ def comparable_models(seed: int, intercept: bool) -> dict[str, tuple[int | None,
         "sklearn HistGradientBoosting": (None, trees),
         "share of the classes": (None, sklearn("dummy", "DummyClassifier", strategy="prior")),
     }
+
+
+def models_for(learned: Any, order: list[Any] | None, seed: int) -> dict[str, tuple[int | None, MakeModel]]:
+    """Return the models that suit the classes, the ordinal one first if these are levels in order."""
+    every = comparable_models(seed, learned.encoding.intercept)
+    if has_more_classes(learned):
+        every = {name: made for name, made in every.items() if not any(word in name for word in OF_TWO_CLASSES)}
+    return every if order is None else {"viper ordinal": (None, ordinal_model(seed, order)), **every}
 
 
 def ordinal_model(seed: int, order: list[Any]) -> MakeModel:

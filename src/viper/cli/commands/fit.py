@@ -176,7 +176,7 @@ def fit_table(
     )  # fmt: skip
     chosen.check(levels, positive)
     if out is not None:
-        check_output(out, force)
+        check_output(out, force, data)
     table = reading.table(data)
     prepared = prepare_rows(table, target, formula, drop, category, missing.value, weights, groups, robust)
 
@@ -199,13 +199,13 @@ def fit_table(
         fitted = counts.completed(posterior)
         seconds = time.perf_counter() - began
     folds = DEFAULT_FOLDS if cv is None else cv
-    scores = held_out_scores(fitted, learned, folds, test_size, seed, level, as_json, counts)
-    assessment: dict[str, Any] = {"scores": scores}
-    if (diagnosis := diagnosis_record(posterior, len(learned.y))) is not None:
-        assessment["diagnosis"] = diagnosis
-    columns = {title: name for title, name in (("weights", weights), ("groups", groups)) if name is not None}
-    assessment |= {"weighting": columns} if columns else {}
-    store_record(fitted, prepared.left_out, table, seconds, assessment)
+    record = {
+        "seconds": seconds,
+        "scores": held_out_scores(fitted, learned, folds, test_size, seed, level, as_json, counts),
+        "diagnosis": diagnosis_record(posterior, len(learned.y)),
+        "weighting": {title: name for title, name in (("weights", weights), ("groups", groups)) if name is not None},
+    }
+    store_record(fitted, prepared.left_out, table, record)
     notes = [*prepared.notes, *weighting_notes(fitted, counts, weights, groups)]
     save_and_show(fitted, out, force, level, as_json, notes)
 
@@ -354,15 +354,13 @@ def parse_prior_scale(text: str) -> float | str:
         raise typer.BadParameter(f"--prior must be a number, auto or ard, or NAME=NUMBER; got {text!r}") from None
 
 
-def store_record(
-    fitted: Any, left_out: dict[str, str], table: "TableFile", seconds: float, assessment: dict[str, Any]
-) -> None:
+def store_record(fitted: Any, left_out: dict[str, str], table: "TableFile", record: dict[str, Any]) -> None:
     """Store with the model what `viper summary` shows later."""
     from dataclasses import replace
 
     from viper.cli.model_card import file_record
 
-    fitted.formula_.record.update({"seconds": seconds, **assessment})
+    fitted.formula_.record.update(record)
     training = replace(fitted.formula_.training, file=file_record(table, left_out))
     fitted.formula_ = replace(fitted.formula_, training=training)
 

@@ -1,6 +1,5 @@
 """The search for the kernel that all classes share: the same race and climbs, on the profile of K classes."""
 
-import copy
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from torch import Tensor
 from viper.gp.classes.profile import ClassProfile
 from viper.gp.model import Observations, SparseGP
 from viper.gp.search import Search
-from viper.gp.starts import Candidate, PlacePoints, learns_lengthscale, placed
+from viper.gp.starts import AS_GIVEN, Candidate, learns_lengthscale
 
 OTHER_LENGTHS = (0.5, 2.0)  # besides √p, as multiples of it
 LEAST_TOLERANCE = 1e-4  # nats, of the inner problem: its integrals are rough
@@ -33,18 +32,17 @@ class ClassSearch(Search):
         """The rows where they are: few rows never leave the CPU (fitting.py)."""
         return rows
 
-    def candidates(self, model: SparseGP, rows: Observations, count: int, place: PlacePoints) -> Iterator[Candidate]:
+    def candidates(self, model: SparseGP, rows: Observations, count: int) -> Iterator[Candidate]:
         """The model as given, then with other lengthscales."""
-        information = self.information(model, rows)
-        yield placed(Candidate("as given", copy.deepcopy(model)), information, place)
+        yield Candidate(AS_GIVEN, model.copy())
         root = math.sqrt(rows.inputs.shape[1])
         for factor in OTHER_LENGTHS[: count - 1]:
-            other = copy.deepcopy(model)
+            other = model.copy()
             changed = [module for module in other.kernel.modules() if learns_lengthscale(module)]
             for module in changed:
                 module.initialize(lengthscale=torch.full_like(module.lengthscale, factor * root))
             if changed:
-                yield placed(Candidate(f"lengthscale {factor:g}√p", other), information, place)
+                yield Candidate(f"lengthscale {factor:g}√p", other)
 
     def information(self, model: SparseGP, rows: Observations) -> Tensor:
         """c Σ_k p_k(1 - p_k) of each row, p the shares of the classes."""

@@ -130,6 +130,8 @@ class TwoClasses(Case):
         """The components over which predictions are averaged, the fitted model first."""
         if not self.choices.averages(len(search.rows)):
             return [first]
+        if search.marginal:
+            families = [search.thinned(family) for family in families]
         mode, *others = weighted_components(points_to_average(families, search.generator), search)
         return [first._replace(weight=mode.weight, family=mode.family), *others]
 

@@ -1,6 +1,5 @@
 """Utilities of items from answers to "this one or that one", with the scikit-learn interface."""
 
-import math
 from collections.abc import Mapping
 from os import PathLike
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,6 +20,7 @@ from viper.gp.average import Component, family_weights
 from viper.gp.fitting.choices import AUTO, STATIONARY
 from viper.gp.joint import LatentProcess, LatentRows
 from viper.gp.kernels import PairMean
+from viper.gp.pairs.answers import FITS, Answers, read_answers
 from viper.gp.pairs.process import PairProcess, PairRows
 from viper.gp.summary import kernel_parameters, kernel_scales, priors_in_words
 from viper.inference.importance import Diagnosis
@@ -85,7 +85,8 @@ class VariationalPreferenceGP(BaseEstimator):
     P(x is preferred to x') = s(f(x) - f(x')), where f is a Gaussian process. The posterior maximises the exact ELBO:
     differences of f are the log-odds of `VariationalGPClassifier`, with its priors, search and average over
     hyperparameters. With ties, P(tie) = s(t - d) s(t + d) (1 - e^{-2t}) for the difference d and a threshold t that is
-    learned. Utilities are in log-odds, and only their differences are known from answers: f has the prior mean 0.
+    learned. Choices among several follow the softmax of f, by weighted pairs. Utilities are in log-odds, and only their
+    differences are known from answers: f has the prior mean 0.
 
     Parameters
     ----------
@@ -162,8 +163,9 @@ class VariationalPreferenceGP(BaseEstimator):
         ----------
         X : array or DataFrame (n, p)
             Items.
-        pairs : array of int (m, 2)
-            For each answer the row of the item that was preferred, then that of the other.
+        pairs : array of int (m, 2), or (m, k), or list of lists
+            For each answer the row of the item that was preferred, then that of the other; or, if it was chosen among
+            k, those of all others.
         ties : array of bool (m,), optional
             Which answers are ties, in whose pairs the order does not matter. If given, even without any, the model has
             a threshold for ties.
@@ -172,21 +174,32 @@ class VariationalPreferenceGP(BaseEstimator):
         """
         self._check_options()
         items = dense(checks.read_features(self, X, reset=True))
-        first, second = read_item_pairs(pairs, len(items)).T
+        answers = read_answers(pairs, len(items))
+        first, second = answers.pairs.T
         same = (items[first] == items[second]).all(1)
         if same.any():
             k = int(same.argmax())
             raise ValueError(
-                f"the items of a pair must differ; got equal rows {first[k]} and {second[k]} of X in pair {k}. Leave "
-                "the pair out: it says nothing about utilities."
+                f"the items of a pair must differ; got equal rows {first[k]} and {second[k]} of X in pair "
+                f"{answers.per_pair(np.arange(len(answers.sizes)))[k]}. Leave the pair out: it says nothing about "
+                "utilities."
             )
-        tied = None if ties is None else read_ties(ties, len(first))
-        weight = checks.read_weights(sample_weight, len(first))
-        rows = PairRows(items[first], items[second], tied, weight)
-        self.process_ = PairProcess(**self.get_params(deep=False)).fit_pairs(rows)
-        self.n_items_, self.n_pairs_ = len(np.unique(np.r_[first, second])), len(first)
+        tied = None if ties is None else read_ties(ties, answers)
+        self._fit_answers(items, answers, tied, checks.read_weights(sample_weight, len(answers.sizes)))
+        self.n_items_, self.n_pairs_ = len(np.unique(answers.items)), len(first)
         self._constant = self.process_.tie_constant()
         return self
+
+    def _fit_answers(self, X: np.ndarray, answers: Answers, tied: np.ndarray | None, weight: Tensor | None) -> None:
+        """Fit to pairs; to choices among more than two several times, with weights by the fit before."""
+        first, second = answers.pairs.T
+        for k in range(FITS if answers.largest > 2 else 1):
+            own = weight
+            if answers.largest > 2:
+                given = answers.per_pair(np.ones(len(answers.sizes)) if weight is None else weight.numpy())
+                own = torch.from_numpy(given * (answers.weights(self._process(), X) if k else answers.first_weights))
+            rows = PairRows(X[first], X[second], tied, own)
+            self.process_ = PairProcess(**self.get_params(deep=False)).fit_pairs(rows)
 
     def _check_options(self) -> None:
         checks.check_word(self.mean, "mean", PAIR_MEANS)
@@ -403,36 +416,10 @@ def dense(X: Any) -> np.ndarray:
     return np.ascontiguousarray(X, dtype=np.float64)
 
 
-def read_item_pairs(pairs: Any, items: int) -> np.ndarray:
-    """Numbers of items, m × 2, checked."""
-    given = checks.rectangular(pairs, "pairs")
-    if given.ndim != 2 or given.shape[1] != 2:
-        raise ValueError(f"pairs must have two columns, the better item first; got shape {given.shape}.")
-    if not len(given):
-        raise ValueError("pairs must be at least one; got none. Compare two items.")
-    if odd := [x for x in given.ravel().tolist() if not is_row_number(x)]:
-        raise ValueError(f"pairs must be numbers of rows of X; got {shown(odd[0])}. Count items from 0.")
-    given = given.astype(float)
-    outside = (given < 0) | (given >= items)
-    if outside.any():
-        raise ValueError(
-            f"pairs must be numbers of rows of X, 0 to {items - 1}; got {given[outside][0]:g} in pair "
-            f"{int(outside.any(1).argmax())}. Count items from 0."
-        )
-    given = given.astype(np.intp)
-    same = given[:, 0] == given[:, 1]
-    if same.any():
-        k = int(same.argmax())
-        raise ValueError(f"a pair must be of two items; got item {given[k, 0]} with itself in pair {k}. Leave it out.")
-    return given
-
-
-def is_row_number(x: Any) -> bool:
-    return isinstance(x, int | float) and not isinstance(x, bool) and math.isfinite(x) and x == math.floor(x)
-
-
-def read_ties(ties: Any, pairs: int) -> np.ndarray:
-    given = np.asarray(ties.detach().cpu() if isinstance(ties, Tensor) else ties)
+def read_ties(ties: Any, answers: Answers) -> np.ndarray:
+    if answers.largest > 2:
+        raise ValueError(f"ties are answers about two items; got a choice among {answers.largest}. Leave ties out.")
+    pairs, given = len(answers.sizes), np.asarray(ties.detach().cpu() if isinstance(ties, Tensor) else ties)
     if given.shape != (pairs,):
         raise ValueError(f"ties must have one value for each of the {pairs} pairs; got shape {given.shape}.")
     try:

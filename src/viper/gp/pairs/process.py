@@ -11,6 +11,7 @@ which add up to one. A pair that one item won is a row with the offset ±t, a ti
 of the offset is the last column of a row.
 """
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from viper.data import checks
+from viper.errors import WeightWarning
 from viper.gp.classifier import VariationalGPClassifier
 from viper.gp.fitting.choices import Choices
 from viper.gp.kernels import NoKernel, PairKernel, PairMean, make_kernel, pair_items, tie_constant
@@ -120,7 +122,9 @@ class PairProcess(VariationalGPClassifier):
         random = checks.random_of_fit(self.random_state)
         self.classes_, self._own_prior = CLASSES, None
         self.n_features_in_, self._tie_weight = rows.arrays.features.shape[1], rows.tie_weight or 0.0
-        source = self._weighted_rows(rows.arrays)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", WeightWarning)  # it advises `robust`, which pairs have not
+            source = self._weighted_rows(rows.arrays)
         self._fit(source.in_memory(), None, random)
         self._raw_rows = source
         return self

@@ -1,5 +1,6 @@
 """The optimisation problem of K classes: maximise F(q) = Σ_i c_i (ϑ_{i,y_i} - η(ϑ_i, τ_i²)) - KL(q ‖ p) over stars."""
 
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, NamedTuple
@@ -8,7 +9,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from viper.inference.classes.star import Star, StarPrior, centred_classes, solve_precisions, star_divergence, star_prior
+from viper.inference.classes.star import (
+    Star,
+    StarPrior,
+    centred_classes,
+    solve_precisions,
+    star_divergence,
+    star_from,
+    star_prior,
+)
 from viper.inference.classes.sums import (
     ClassFormula,
     ClassSums,
@@ -18,6 +27,7 @@ from viper.inference.classes.sums import (
     class_sums,
     hessian_product,
     row_hessians,
+    shared_hessian,
     softmax_classes,
 )
 from viper.inference.kernels.compiled import MOST_COMPILED
@@ -25,6 +35,7 @@ from viper.inference.memory import machine_memory
 from viper.inference.problem import Prior
 from viper.inference.rows import Gram, RowSource, add_up
 
+FEWEST_PRODUCTS, MOST_PRODUCTS_OF_MATRIX = 10, 50  # with the Hessian; a matrix that costs more is never made
 COPY_SHARE = 0.1  # of the machine's memory, for X in float32
 HESSIAN_ENTRIES = 1 << 23  # of the rows of a source outside this process whose Hessian stands for that of all rows
 
@@ -119,6 +130,20 @@ class ClassProblem:
         """(Aᵀ H A + D⁻¹) v for v (K, d), centred."""
         rows, scale = self.near
         return scale * hessian_product(rows, hessians, vectors) + self.contrasts.times(vectors)
+
+    @property
+    def products_before_matrix(self) -> int | None:
+        """How many products with the Hessian cost as much as `shared_metric`, or None where one is not worth it."""
+        rows, d = self.source.rows, self.source.dimension
+        price = d * (1.0 + d / (3.0 * rows)) / (8.0 * self.classes)
+        worth = self.diagonal and not self.source.traits.sparse and price < MOST_PRODUCTS_OF_MATRIX
+        return max(math.ceil(price), FEWEST_PRODUCTS) if worth else None
+
+    def shared_metric(self, hessians: list[RowHessian]) -> Star | None:
+        """A star with one precision for all classes, the mean of the Hessian's blocks."""
+        rows, scale = self.near
+        gram, own = scale * shared_hessian(rows, hessians), self.contrasts.curvature(True).mean(0)
+        return star_from(torch.zeros_like(self.contrasts.mean), (gram.to(own) + own.diag())[None])
 
     def precisions(self, gram: Tensor, start: Tensor) -> Tensor:
         """The P_k that curvatures G_k ask for, from `start`; a single one from their sum."""

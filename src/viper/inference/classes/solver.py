@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -33,6 +34,7 @@ from viper.inference.newton import Iteration
 
 NATS_LEFT = 1e-8  # allowed distance to the optimum, in nats
 NATS_LEFT_DIAGONAL = 1e-14  # where steps are cheap
+GAIN_ROUNDING = 1e-15  # nats for each coefficient, to which the gain of a step is known
 COARSE_LEFT, ROUGH_LEFT = 1e-2, 1e-6  # nats, where coarse and rough integrals end
 DIRECT_LEFT = 1e-5  # nats left by coarse integrals from where exact ones need no rough ones before them
 SHARED_LEFT = 3.0  # nats, where a shared precision ends
@@ -109,21 +111,35 @@ STAGES: tuple[tuple[Integral, float | None], ...] = (
 def newton_step(
     problem: ClassProblem, hessians: list[RowHessian], gradient: Tensor, metric: Star, share: float
 ) -> Tensor:
-    """Solve (Aᵀ H A + D⁻¹) x = g by conjugate gradients, preconditioned by the star's covariance."""
-    x, residual = torch.zeros_like(gradient), gradient
-    z = metric.solve(residual)
+    """Solve (Aᵀ H A + D⁻¹) x = g by conjugate gradients, preconditioned by the star's covariance.
+
+    Where variances alone leave many products to make, as many as a matrix costs, that matrix takes their place.
+    """
+    times, most = partial(problem.hessian_times, hessians), problem.products_before_matrix
+    x, left = solve_by_products(times, gradient, gradient, metric, share, most or MOST_PRODUCTS)
+    if most is not None and left is not None:
+        finer = problem.shared_metric(hessians) or metric
+        x = x + solve_by_products(times, left, gradient, finer, share, MOST_PRODUCTS)[0]
+    return centred_classes(x)
+
+
+def solve_by_products(
+    times: Callable[[Tensor], Tensor], residual: Tensor, gradient: Tensor, metric: Star, share: float, most: int
+) -> tuple[Tensor, Tensor | None]:
+    """The solution for `residual` up to `share` of the gradient; and what is left of it, if `most` products end it."""
+    x, z = torch.zeros_like(residual), metric.solve(residual)
     direction, size = z, float((residual * z).sum())
-    enough = share * share * size
-    for _ in range(MOST_PRODUCTS):
+    enough = share * share * float((gradient * metric.solve(gradient)).sum())
+    for _ in range(most):
         if not size > enough:
-            break
-        product = problem.hessian_times(hessians, direction)
+            return x, None
+        product = times(direction)
         alpha = size / float((direction * product).sum())
         x, residual = x + alpha * direction, residual - alpha * product
         z = metric.solve(residual)
         size, before = float((residual * z).sum()), size
         direction = z + (size / before) * direction
-    return centred_classes(x)
+    return x, residual
 
 
 class ModeFound(NamedTuple):
@@ -407,7 +423,8 @@ class StarRun:
     def enough(self) -> float:
         if self.tol is not None:
             return self.tol
-        return NATS_LEFT if not self.problem.diagonal else NATS_LEFT_DIAGONAL
+        known = GAIN_ROUNDING * self.q.mean.numel()
+        return max(NATS_LEFT_DIAGONAL, known) if self.problem.diagonal else NATS_LEFT
 
     def nearly_there(self, move: float, share: float, enough: float) -> bool:
         """Return whether this step is the last: moves keep shrinking at their rate, and distances add up like √move."""

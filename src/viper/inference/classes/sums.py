@@ -160,6 +160,18 @@ def hessian_product(source: RowSource, hessians: list[RowHessian], vectors: Tens
     return add_up(source.map(of_block))[0].to(vectors)
 
 
+def shared_hessian(source: RowSource, hessians: list[RowHessian]) -> Tensor:
+    """Aᵀ diag(s (1 - |p|²)/K) A, the mean of the blocks Aᵀ diag(s p_k (1 - p_k)) A."""
+    in_turn = iter(hessians)
+
+    def of_block(block: Block) -> list[Tensor]:
+        hessian = next(in_turn)
+        p = hessian.probability
+        return [block.design.gram(hessian.scale * (1.0 - p.square().sum(1)).clamp(min=0.0) / p.shape[1])]
+
+    return add_up(source.map(of_block))[0]
+
+
 EXACT_TOLERANCE = 1e-10  # of each number of the expected log-sum-exp
 COARSE_CLASSES, ROUGH_CLASSES, EXACT_CLASSES = (
     partial(expected_classes, tolerance=tolerance) for tolerance in (1e-3, 1e-5, EXACT_TOLERANCE)

@@ -8,7 +8,7 @@ gets the sums that it would have got by itself, so it takes the same steps to th
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, replace
 from functools import partial
@@ -78,8 +78,8 @@ class LabelRows(SourceWrapper):
     def observe(self, callback: Callable[[int], None]) -> None:
         """Do nothing: the passes belong to all fits."""
 
-    def hold(self) -> AbstractContextManager[None]:
-        return nullcontext()
+    def release(self) -> None:
+        """Do nothing: other labels still need the rows."""
 
 
 def column_of(x: Tensor, column: int) -> Tensor:

@@ -10,10 +10,13 @@
 
        log u  to eta,     (P + 2 E^2) / u  to g,     (P (1 + E^2) + 4 E^2) / u^2  to h.
 
+   Where the variance is large, and the answer may be rough, the logistic is a mixture of normals instead (limit.py).
+
    If this does not compile, sums.py is used instead. */
 
 #include "../../softplus/_vectors.h"
 
+#include <math.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stddef.h>
@@ -28,6 +31,8 @@
 #define LINE 8 /* doubles of a cache line */
 #define SIZE_MOST 256 /* columns of a full factor or curvature, as in compiled.py */
 #define BINS_MOST 64
+#define SQRT_HALF 0x1.6a09e667f3bcdp-1
+#define INVERSE_ROOT_2PI 0x1.9884533d43651p-2
 
 #ifdef __clang__
 #define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
@@ -76,9 +81,9 @@ INLINE vec square_root(vec x) {
 /* ------------------------------------------------------------------------------------------------------------------ */
 
 typedef struct {
-    double reach; /* the largest variance for which these nodes suffice */
+    double reach; /* the largest variance for which these nodes suffice; if infinite, this is a mixture */
     int count;
-    const double *nodes; /* z and weight of each pair; weights sum to one half */
+    const double *nodes; /* z and weight of each pair, weights sum to one half; variance and weight of each normal */
 } bin;
 
 typedef struct {
@@ -107,12 +112,10 @@ typedef struct {
     vec theta[VECTORS], variance[VECTORS], g[VECTORS], h[VECTORS];
 } tile;
 
-/* Transposes LANES rows, `stride` doubles apart, of LANES columns: swaps halves, pairs and single numbers, in an order
-   that suits the machine. */
-INLINE void turn(const double *X, ptrdiff_t stride, column *out, int v) {
+/* Transposes a square of LANES vectors: swaps halves, pairs and single numbers, in an order that suits the machine. */
+INLINE void transpose(vec *a) {
 #if LANES == 8
-    vec a[8], b[8];
-    for (int i = 0; i < 8; i++) a[i] = load(X + i * stride);
+    vec b[8];
     for (int i = 0; i < 8; i += 2) {
         b[i] = SHUFFLE(a[i], a[i + 1], 0, 8, 2, 10, 4, 12, 6, 14);
         b[i + 1] = SHUFFLE(a[i], a[i + 1], 1, 9, 3, 11, 5, 13, 7, 15);
@@ -123,23 +126,30 @@ INLINE void turn(const double *X, ptrdiff_t stride, column *out, int v) {
             a[i + 2] = SHUFFLE(b[i], b[i + 2], 2, 3, 10, 11, 6, 7, 14, 15);
         }
     for (int k = 0; k < 4; k++) {
-        out[k][v] = SHUFFLE(a[k], a[k + 4], 0, 1, 2, 3, 8, 9, 10, 11);
-        out[k + 4][v] = SHUFFLE(a[k], a[k + 4], 4, 5, 6, 7, 12, 13, 14, 15);
+        const vec low = a[k], high = a[k + 4];
+        a[k] = SHUFFLE(low, high, 0, 1, 2, 3, 8, 9, 10, 11);
+        a[k + 4] = SHUFFLE(low, high, 4, 5, 6, 7, 12, 13, 14, 15);
     }
 #elif LANES == 4
-    const vec a = load(X), b = load(X + stride);
-    const vec c = load(X + 2 * stride), d = load(X + 3 * stride);
-    const vec ac = SHUFFLE(a, c, 0, 1, 4, 5), bd = SHUFFLE(b, d, 0, 1, 4, 5);
-    const vec ca = SHUFFLE(a, c, 2, 3, 6, 7), db = SHUFFLE(b, d, 2, 3, 6, 7);
-    out[0][v] = SHUFFLE(ac, bd, 0, 4, 2, 6);
-    out[1][v] = SHUFFLE(ac, bd, 1, 5, 3, 7);
-    out[2][v] = SHUFFLE(ca, db, 0, 4, 2, 6);
-    out[3][v] = SHUFFLE(ca, db, 1, 5, 3, 7);
+    const vec ac = SHUFFLE(a[0], a[2], 0, 1, 4, 5), bd = SHUFFLE(a[1], a[3], 0, 1, 4, 5);
+    const vec ca = SHUFFLE(a[0], a[2], 2, 3, 6, 7), db = SHUFFLE(a[1], a[3], 2, 3, 6, 7);
+    a[0] = SHUFFLE(ac, bd, 0, 4, 2, 6);
+    a[1] = SHUFFLE(ac, bd, 1, 5, 3, 7);
+    a[2] = SHUFFLE(ca, db, 0, 4, 2, 6);
+    a[3] = SHUFFLE(ca, db, 1, 5, 3, 7);
 #else
-    const vec a = load(X), b = load(X + stride);
-    out[0][v] = SHUFFLE(a, b, 0, 2);
-    out[1][v] = SHUFFLE(a, b, 1, 3);
+    const vec first = a[0], second = a[1];
+    a[0] = SHUFFLE(first, second, 0, 2);
+    a[1] = SHUFFLE(first, second, 1, 3);
 #endif
+}
+
+/* LANES rows, `stride` doubles apart, of LANES columns become columns. */
+INLINE void turn(const double *X, ptrdiff_t stride, column *out, int v) {
+    vec a[LANES];
+    for (int i = 0; i < LANES; i++) a[i] = load(X + i * stride);
+    transpose(a);
+    for (int i = 0; i < LANES; i++) out[i][v] = a[i];
 }
 
 /* Rows are read one after the other, as memory is fastest that way; the next tile is fetched meanwhile. */
@@ -259,7 +269,87 @@ INLINE void latent(const problem *p, tile *t) {
     }
 }
 
-/* Returns 0, or 1 if a variance is beyond the reach of all nodes or not a number. */
+typedef struct {
+    vec eta, g, h;
+} triple;
+
+/* The expected softplus and its derivatives for the mean -size. */
+INLINE triple by_nodes(const bin *b, vec size, vec tau) {
+    const bits near = (bits)(size < 708.0);
+    const vec E = choose(near, exponential(-choose(near, size, (vec){})).up, (vec){}), E2 = E * E;
+    triple sum = {};
+    for (int j = 0; j < b->count; j++) {
+        const double z = b->nodes[2 * j], w = b->nodes[2 * j + 1];
+        vec P = 2.0 * E;
+        if (z != 0.0) {
+            const exponentials e = exponential(tau * z);
+            P = E * (e.up + e.down);
+        }
+        const logarithm l = log_of_1_plus(P + E2);
+        sum.eta += w * l.log;
+        sum.g += w * (P + 2.0 * E2) * l.inverse;
+        sum.h += w * (P * (1.0 + E2) + 4.0 * E2) * (l.inverse * l.inverse);
+    }
+    return sum;
+}
+
+typedef struct {
+    vec size, rate, sd; /* |z| = |theta| / sd, 1 / sd and sd of one normal of the mixture, its own variance included */
+    vec below, density; /* Phi(-|z|) and the density of z */
+} tail;
+
+/* (x + K) erfcx(x) by powers of (x - K)/(x + K), as in normal.py */
+#define ERFCX_CENTRE 3.25
+static const double ERFCX[] = {
+    1.0811797647743422, -0.9129949832951073, 0.6457337773843056, -0.3751649422636419, 0.17200591888557049,
+    -0.05667521903649944, 0.009529321785568604, 0.0018073248058833949, -0.0014879109096115522, 0.0001593600878413444,
+    0.00014751029817489133, -4.313757329467987e-05, -1.530854020175914e-05, 7.425454641696979e-06,
+    2.010530172835351e-06, -1.1996921446083475e-06, -3.5216141385187315e-07, 1.8588683148831436e-07,
+    7.097022254739322e-08, -2.457673754694876e-08, -1.2512837394243785e-08, 1.9761057445007267e-09,
+    1.269585623316916e-09};
+#define ERFCX_COUNT (int)(sizeof(ERFCX) / sizeof(ERFCX[0]))
+
+INLINE tail tail_of(vec size, vec variance) {
+    const vec sd = square_root(variance), half = size * SQRT_HALF, sum = half + ERFCX_CENTRE * sd;
+    const vec both = 1.0 / (sd * sum), rate = both * sum, inverse = both * sd; /* 1/sd; 1/(x + K) is inverse times sd */
+    const vec z = size * rate, t = (half - ERFCX_CENTRE * sd) * inverse, square = 0.5 * z * z;
+    vec scaled = all(ERFCX[ERFCX_COUNT - 1]);
+    for (int k = ERFCX_COUNT - 2; k >= 0; k--) scaled = scaled * t + ERFCX[k];
+    const bits near = (bits)(square < 708.0);
+    const vec e = choose(near, exponential(-choose(near, square, (vec){})).up, (vec){});
+    return (tail){z, rate, sd, 0.5 * e * scaled * (inverse * sd), INVERSE_ROOT_2PI * e};
+}
+
+INLINE triple by_mixture(const bin *b, vec size, vec variance) {
+    triple sum = {};
+    for (int j = 0; j < b->count; j++) {
+        const double w = b->nodes[2 * j + 1];
+        const tail t = tail_of(size, variance + b->nodes[2 * j]);
+        sum.eta += w * t.sd * (t.density - t.size * t.below);
+        sum.g += w * t.below;
+        sum.h += w * t.rate * t.density;
+    }
+    return sum;
+}
+
+/* The expected softplus with its derivatives. Returns 0, or 1 if a variance is beyond the reach of all nodes or not a
+   number. */
+INLINE int expected(const problem *p, vec theta, vec variance, vec tau, triple *out) {
+    int b = 0;
+    for (int i = 0; i < LANES; i++) {
+        while (b < p->bins && !(variance[i] <= p->bin[b].reach)) b++;
+        if (b == p->bins) return 1;
+    }
+    const vec size = magnitude_of(theta);
+    const bin *chosen = p->bin + b;
+    const triple sum = chosen->reach == INFINITY ? by_mixture(chosen, size, variance) : by_nodes(chosen, size, tau);
+    const bits positive = (bits)(theta > 0.0);
+    out->eta = sum.eta + choose(positive, theta, (vec){});
+    out->g = choose(positive, 1.0 - sum.g, sum.g);
+    out->h = sum.h;
+    return 0;
+}
+
 INLINE int moments(const problem *p, ptrdiff_t start, int rows, tile *t, totals *sums) {
     for (int v = 0; v < VECTORS; v++) {
         const int left = rows - v * LANES;
@@ -270,36 +360,12 @@ INLINE int moments(const problem *p, ptrdiff_t start, int rows, tile *t, totals 
         }
         const vec c = read_rows(p->weight, at, left, 1.0), y = read_labels(p, at, left);
         const vec theta = t->theta[v] + read_rows(p->offset, at, left, 0.0);
-        const vec variance = t->variance[v] + read_rows(p->residual, at, left, 0.0);
-        int b = 0;
-        for (int i = 0; i < LANES; i++) {
-            while (b < p->bins && !(variance[i] <= p->bin[b].reach)) b++;
-            if (b == p->bins) return 1;
-        }
-        const vec size = magnitude_of(theta), tau = square_root(variance);
-        const bits near = (bits)(size < 708.0);
-        const vec E = choose(near, exponential(-choose(near, size, (vec){})).up, (vec){}), E2 = E * E;
-        vec eta = {}, g = {}, h = {};
-        const double *node = p->bin[b].nodes;
-        for (int j = 0; j < p->bin[b].count; j++) {
-            const double z = node[2 * j], w = node[2 * j + 1];
-            vec P = 2.0 * E;
-            if (z != 0.0) {
-                const exponentials e = exponential(tau * z);
-                P = E * (e.up + e.down);
-            }
-            const logarithm l = log_of_1_plus(P + E2);
-            eta += w * l.log;
-            g += w * (P + 2.0 * E2) * l.inverse;
-            h += w * (P * (1.0 + E2) + 4.0 * E2) * (l.inverse * l.inverse);
-        }
-        const bits positive = (bits)(theta > 0.0);
-        g = choose(positive, 1.0 - g, g);
-        eta += choose(positive, theta, (vec){});
-        if (p->quarter) h = all(0.25);
-        sums->value += c * (y * theta - eta);
-        sums->magnitude += c * (size + tau + 1.0);
-        t->g[v] = c * (y - g), t->h[v] = c * h;
+        const vec variance = t->variance[v] + read_rows(p->residual, at, left, 0.0), tau = square_root(variance);
+        triple found;
+        if (expected(p, theta, variance, tau, &found)) return 1;
+        sums->value += c * (y * theta - found.eta);
+        sums->magnitude += c * (magnitude_of(theta) + tau + 1.0);
+        t->g[v] = c * (y - found.g), t->h[v] = c * (p->quarter ? all(0.25) : found.h);
     }
     return 0;
 }
@@ -429,13 +495,16 @@ INLINE void latent_of_tile(const problem *p, const double *X, int rows, double *
     for (; r < rows; r++) latent_of_rows(p, X + r * p->row_stride, 1, theta + r, variance + r);
 }
 
+INLINE void gather_few(const problem *p, const double *X, int rows, const double *g, const double *h, flat sums) {
+    int r = 0;
+    for (; r + GATHERED <= rows; r += GATHERED) gather_rows(p, X + r * p->row_stride, GATHERED, g + r, h + r, sums);
+    for (; r < rows; r++) gather_rows(p, X + r * p->row_stride, 1, g + r, h + r, sums);
+}
+
 INLINE void gather_tile(const problem *p, const double *X, int rows, const double *g, const double *h, flat all_tiles,
                         flat of_tile) {
-    int r = 0;
     memset(of_tile, 0, sizeof(double) * 2 * p->size);
-    for (; r + GATHERED <= rows; r += GATHERED)
-        gather_rows(p, X + r * p->row_stride, GATHERED, g + r, h + r, of_tile);
-    for (; r < rows; r++) gather_rows(p, X + r * p->row_stride, 1, g + r, h + r, of_tile);
+    gather_few(p, X, rows, g, h, of_tile);
     for (int k = 0; k < 2 * p->size; k++) all_tiles[k] += of_tile[k];
 }
 
@@ -471,6 +540,107 @@ static void wide_gather(const problem *p, const double *g, const double *h, flat
     for (ptrdiff_t start = 0; start < p->rows; start += WIDE_TILE) {
         const int rows = p->rows - start < WIDE_TILE ? (int)(p->rows - start) : WIDE_TILE;
         gather_tile(p, p->X + start * p->row_stride, rows, g + start, h + start, all_tiles, of_tile);
+    }
+}
+
+/* What two numbers of a row, a = A u and b = A^2 v, become: the row's part of the Hessian. */
+typedef struct {
+    const double *by_mean, *by_both, *by_variance;
+} row_hessian;
+
+INLINE void bend(const row_hessian *w, ptrdiff_t i, double *a, double *b) {
+    const double first = *a, second = *b;
+    *a = w->by_mean[i] * first + w->by_both[i] * second;
+    *b = w->by_both[i] * first + w->by_variance[i] * second;
+}
+
+/* Both halves at once for a few rows, which are read the second time from the cache. */
+FOR_THIS_MACHINE
+static void wide_bend(const problem *p, const row_hessian *w, flat out) {
+    double a[GATHERED], b[GATHERED];
+    for (ptrdiff_t start = 0; start < p->rows; start += GATHERED) {
+        const int rows = p->rows - start < GATHERED ? (int)(p->rows - start) : GATHERED;
+        const double *X = p->X + start * p->row_stride;
+        latent_of_tile(p, X, rows, a, b);
+        for (int r = 0; r < rows; r++) bend(w, start + r, a + r, b + r);
+        gather_few(p, X, rows, a, b, out);
+    }
+}
+
+/* The same in single precision: half the bytes, and twice as many numbers in a vector. */
+typedef float half_vec __attribute__((vector_size(8 * LANES)));
+typedef float half_anywhere __attribute__((vector_size(8 * LANES), aligned(4)));
+#define FLOATS (2 * LANES)
+
+INLINE half_vec load_floats(const float *x) { return *(const half_anywhere *)x; }
+
+INLINE float total_of_floats(half_vec x) {
+    float sum = 0.0f;
+    for (int i = 0; i < FLOATS; i++) sum += x[i];
+    return sum;
+}
+
+INLINE void latent_of_floats(const float *X, ptrdiff_t row_stride, int count, int columns, const float *u, const float *v,
+                             double *a, double *b) {
+    half_vec s[TOGETHER] = {}, t[TOGETHER] = {};
+    int k = 0;
+    for (; k + FLOATS <= columns; k += FLOATS) {
+        const half_vec mean = load_floats(u + k), spread = load_floats(v + k);
+        for (int i = 0; i < count; i++) {
+            const half_vec x = load_floats(X + i * row_stride + k);
+            s[i] += x * mean, t[i] += x * x * spread;
+        }
+    }
+    for (int i = 0; i < count; i++) {
+        a[i] = total_of_floats(s[i]), b[i] = total_of_floats(t[i]);
+        for (int j = k; j < columns; j++) {
+            const float x = X[i * row_stride + j];
+            a[i] += x * u[j], b[i] += x * x * v[j];
+        }
+    }
+}
+
+INLINE void gather_floats(const float *X, ptrdiff_t row_stride, int count, int columns, const double *a, const double *b,
+                          float *first, float *second) {
+    int k = 0;
+    for (; k + FLOATS <= columns; k += FLOATS) {
+        half_vec s = load_floats(first + k), t = load_floats(second + k);
+        for (int i = 0; i < count; i++) {
+            const half_vec x = load_floats(X + i * row_stride + k);
+            s += x * (float)a[i], t += x * x * (float)b[i];
+        }
+        *(half_anywhere *)(first + k) = s, *(half_anywhere *)(second + k) = t;
+    }
+    for (; k < columns; k++)
+        for (int i = 0; i < count; i++) {
+            const float x = X[i * row_stride + k];
+            first[k] += x * (float)a[i], second[k] += x * x * (float)b[i];
+        }
+}
+
+FOR_THIS_MACHINE
+static void bend_floats(const float *X, ptrdiff_t rows, ptrdiff_t row_stride, int columns, int size, const float *u,
+                        const float *v, const row_hessian *w, float *first, float *second) {
+    double a[GATHERED], b[GATHERED];
+    for (ptrdiff_t start = 0; start < rows; start += GATHERED) {
+        const int count = rows - start < GATHERED ? (int)(rows - start) : GATHERED;
+        const float *here = X + start * row_stride;
+        if (count == GATHERED)
+            for (int r = 0; r < GATHERED; r += TOGETHER)
+                latent_of_floats(here + r * row_stride, row_stride, TOGETHER, columns, u, v, a + r, b + r);
+        else
+            for (int r = 0; r < count; r++)
+                latent_of_floats(here + r * row_stride, row_stride, 1, columns, u, v, a + r, b + r);
+        for (int r = 0; r < count; r++) {
+            if (size > columns) a[r] += u[columns], b[r] += v[columns];
+            bend(w, start + r, a + r, b + r);
+            if (size > columns) first[columns] += (float)a[r], second[columns] += (float)b[r];
+        }
+        if (count == GATHERED)
+            gather_floats(here, row_stride, GATHERED, columns, a, b, first, second);
+        else
+            for (int r = 0; r < count; r++)
+                gather_floats(here + r * row_stride, row_stride, 1, columns, a + r, b + r, first, second);
     }
 }
 
@@ -513,6 +683,7 @@ static void see_bins(problem *p, const double *nodes, ptrdiff_t length) {
 
 typedef struct {
     const problem *problem;
+    const struct products *products;
     ptrdiff_t pieces, next; /* how many there are; the first that nobody has taken */
     size_t length; /* of a piece's sums */
     double *sums;
@@ -549,7 +720,7 @@ static void *work(void *given) {
 }
 
 /* Signals are for Python's main thread, so the others block them. A thread that cannot be created is done without. */
-static void work_on_threads(job *j, int threads) {
+static void work_on_threads(job *j, void *(*work)(void *), int threads) {
     pthread_t others[THREADS_MOST];
     int started = 0;
     if (threads > 1) {
@@ -561,6 +732,19 @@ static void work_on_threads(job *j, int threads) {
     }
     work(j);
     while (started) pthread_join(others[--started], NULL);
+}
+
+/* Adds the sums of all pieces to `out`, in the order of the rows. Returns 0, or 1 if there are none. */
+static int sum_of_pieces(job *j, void *(*work)(void *), int threads, double *out) {
+    if (!j->pieces) return 0;
+    j->sums = calloc(j->length * j->pieces, sizeof(double));
+    if (!j->sums) return 1;
+    threads = threads < THREADS_MOST ? threads : THREADS_MOST;
+    work_on_threads(j, work, threads < j->pieces ? threads : (int)j->pieces);
+    for (ptrdiff_t piece = 0; !j->failed && piece < j->pieces; piece++)
+        for (size_t i = 0; i < j->length; i++) out[i] += j->sums[piece * j->length + i];
+    free(j->sums);
+    return j->failed;
 }
 
 /* Adds the sums to `out`. Returns 0, or 1 if there are no sums: a variance is beyond the reach of the nodes, memory ran
@@ -578,15 +762,7 @@ EXPORT int row_sums_3(const double *X, ptrdiff_t rows, ptrdiff_t row_stride, ptr
     see_bins(&p, nodes, length);
     const size_t per_column = gram == FULL_GRAM ? (size_t)size + 1 : gram == GRAM_DIAGONAL ? 2 : 1;
     job j = {.problem = &p, .pieces = (rows + PIECE - 1) / PIECE, .length = 2 + size * per_column};
-    if (!j.pieces) return 0;
-    j.sums = malloc(sizeof(double) * j.length * j.pieces);
-    if (!j.sums) return 1;
-    threads = threads < THREADS_MOST ? threads : THREADS_MOST;
-    work_on_threads(&j, threads < j.pieces ? threads : (int)j.pieces);
-    for (ptrdiff_t piece = 0; !j.failed && piece < j.pieces; piece++)
-        for (size_t i = 0; i < j.length; i++) out[i] += j.sums[piece * j.length + i];
-    free(j.sums);
-    return j.failed;
+    return sum_of_pieces(&j, work, threads, out);
 }
 
 /* theta and variance of rows whose columns are adjacent, for a diagonal Sigma: half of a pass. Returns 0, or 1 if the
@@ -609,6 +785,115 @@ EXPORT int wide_gather_1(const double *X, ptrdiff_t rows, ptrdiff_t row_stride, 
     memset(out, 0, sizeof(double) * 2 * size);
     wide_gather(&p, g, h, out, of_tile);
     free(of_tile);
+    return 0;
+}
+
+/* A u and A2 v of every row, as `bend` changes them, times A^T and A2^T: X, u and v in one of the two precisions. */
+typedef struct products {
+    const problem *p; /* its u is the mean, its v the variances */
+    const float *X, *u, *v;
+    row_hessian weights;
+} products;
+
+/* The sums of a piece, which are zero before. */
+static int products_of_piece(const products *given, ptrdiff_t start, ptrdiff_t rows, double *out) {
+    const problem *p = given->p;
+    const row_hessian all_rows = given->weights;
+    const row_hessian w = {all_rows.by_mean + start, all_rows.by_both + start, all_rows.by_variance + start};
+    if (!given->X) {
+        problem part = *p;
+        part.X += start * p->row_stride, part.rows = rows;
+        wide_bend(&part, &w, out);
+        return 0;
+    }
+    float *sums = calloc(2 * p->size, sizeof(float));
+    if (!sums) return 1;
+    const float *X = given->X + start * p->row_stride;
+    bend_floats(X, rows, p->row_stride, p->columns, p->size, given->u, given->v, &w, sums, sums + p->size);
+    for (int k = 0; k < 2 * p->size; k++) out[k] = sums[k];
+    free(sums);
+    return 0;
+}
+
+static void *work_on_products(void *given) {
+    job *j = given;
+    const ptrdiff_t all_rows = j->products->p->rows;
+    while (!__atomic_load_n(&j->failed, __ATOMIC_RELAXED)) {
+        const ptrdiff_t piece = __atomic_fetch_add(&j->next, 1, __ATOMIC_RELAXED), start = piece * PIECE;
+        if (piece >= j->pieces) break;
+        const ptrdiff_t rows = all_rows - start < PIECE ? all_rows - start : PIECE;
+        if (products_of_piece(j->products, start, rows, j->sums + piece * j->length))
+            __atomic_store_n(&j->failed, 1, __ATOMIC_RELAXED);
+    }
+    return NULL;
+}
+
+/* (A^T s, A2^T t), A2 the squares of A, for s and t as `bend` makes them of A u and A2 v. X, u and v are floats if
+   `single`. Returns 0, or 1 if memory ran out or the machine is too old. */
+EXPORT int wide_bend_2(const void *X, int single, ptrdiff_t rows, ptrdiff_t row_stride, int columns, int size,
+                       const void *u, const void *v, const double *by_mean, const double *by_both,
+                       const double *by_variance, int threads, double *out) {
+    problem p = {.rows = rows, .row_stride = row_stride, .columns = columns, .size = size};
+    products given = {.p = &p, .weights = {by_mean, by_both, by_variance}};
+    if (single)
+        given.X = X, given.u = u, given.v = v;
+    else
+        p.X = X, p.mean = u, p.variances = v;
+    job j = {.products = &given, .pieces = (rows + PIECE - 1) / PIECE, .length = 2 * (size_t)size};
+    return !MACHINE_HAS_IT || sum_of_pieces(&j, work_on_products, threads, out);
+}
+
+INLINE void write_rows(double *out, vec x, int left) {
+    for (int i = 0; i < left; i++) out[i] = x[i];
+}
+
+FOR_THIS_MACHINE
+static int moments_of_rows(const problem *p, const double *theta, const double *variance, double *eta, double *g, double *h) {
+    for (ptrdiff_t at = 0; at < p->rows; at += LANES) {
+        const int left = p->rows - at < LANES ? (int)(p->rows - at) : LANES;
+        const vec spread = read_rows(variance, at, left, 0.0);
+        triple found;
+        if (expected(p, read_rows(theta, at, left, 0.0), spread, square_root(spread), &found)) return 1;
+        write_rows(eta + at, found.eta, left), write_rows(g + at, found.g, left), write_rows(h + at, found.h, left);
+    }
+    return 0;
+}
+
+/* The expected softplus of every row and its derivatives. Returns 0, or 1 as `row_sums` does. */
+EXPORT int row_moments_1(const double *theta, const double *variance, ptrdiff_t rows, const double *nodes,
+                         ptrdiff_t length, double *eta, double *g, double *h) {
+    problem p = {.rows = rows};
+    if (!MACHINE_HAS_IT) return 1;
+    see_bins(&p, nodes, length);
+    return moments_of_rows(&p, theta, variance, eta, g, h);
+}
+
+FOR_THIS_MACHINE
+static void bends_of_rows(const bin *mixture, const double *theta, const double *variance, ptrdiff_t rows, double *first,
+                          double *third, double *fourth) {
+    for (ptrdiff_t at = 0; at < rows; at += LANES) {
+        const int left = rows - at < LANES ? (int)(rows - at) : LANES;
+        const vec mean = read_rows(theta, at, left, 0.0), spread = read_rows(variance, at, left, 0.0);
+        vec a = {}, b = {}, c = {};
+        for (int j = 0; j < mixture->count; j++) {
+            const tail t = tail_of(magnitude_of(mean), spread + mixture->nodes[2 * j]);
+            const vec density = mixture->nodes[2 * j + 1] * t.rate * t.density, inverse = t.rate * t.rate;
+            a += density;
+            b -= density * inverse;
+            c += density * inverse * (t.size * t.size - 1.0);
+        }
+        b *= mean, c *= 0.5;
+        write_rows(first + at, a, left), write_rows(third + at, b, left), write_rows(fourth + at, c, left);
+    }
+}
+
+/* The second, third and half the fourth derivative in theta of the expected softplus, by a mixture of normals: dg/dtheta, dh/dtheta, dh/dvariance.
+   Returns 0, or 1 if the machine is too old. */
+EXPORT int row_bends_1(const double *theta, const double *variance, ptrdiff_t rows, const double *mixture, int count,
+                       double *first, double *third, double *fourth) {
+    const bin normals = {INFINITY, count, mixture};
+    if (!MACHINE_HAS_IT) return 1;
+    bends_of_rows(&normals, theta, variance, rows, first, third, fourth);
     return 0;
 }
 
@@ -760,31 +1045,90 @@ EXPORT int class_hessian_1(const double *X, ptrdiff_t rows, ptrdiff_t row_stride
     return 0;
 }
 
-/* The same two halves for sparse rows (CSR), each in one reading of the entries. A row's columns start at `first[i]`;
-   `theta` and `variance` begin with what the intercept adds. */
-EXPORT int sparse_latent_1(const double *data, const int32_t *column, const int32_t *first, ptrdiff_t rows,
-                           const double *mean, const double *variances, double *theta, double *variance) {
+/* The same for sparse rows (CSR), each in one reading of the entries. A row's columns start at `first[i]`; what belongs
+   to a column, its mean and variance or its two sums, is one pair. `theta` and `variance` begin with what the intercept
+   adds. */
+INLINE void sparse_dot(const double *data, const int32_t *column, int32_t from, int32_t to, const double *pairs,
+                       double *theta, double *variance) {
+    double t = *theta, v = *variance;
+    for (int32_t k = from; k < to; k++) {
+        const double x = data[k], *pair = pairs + 2 * (ptrdiff_t)column[k];
+        t += x * pair[0], v += x * x * pair[1];
+    }
+    *theta = t, *variance = v;
+}
+
+INLINE void sparse_add(const double *data, const int32_t *column, int32_t from, int32_t to, double g, double h,
+                       double *pairs) {
+    for (int32_t k = from; k < to; k++) {
+        const double x = data[k];
+        double *pair = pairs + 2 * (ptrdiff_t)column[k];
+        pair[0] += x * g, pair[1] += x * x * h;
+    }
+}
+
+EXPORT int sparse_latent_2(const double *data, const int32_t *column, const int32_t *first, ptrdiff_t rows,
+                           const double *given, double *theta, double *variance) {
+    for (ptrdiff_t i = 0; i < rows; i++)
+        sparse_dot(data, column, first[i], first[i + 1], given, theta + i, variance + i);
+    return 0;
+}
+
+EXPORT int sparse_gather_1(const double *data, const int32_t *column, const int32_t *first, ptrdiff_t rows,
+                           const double *g, const double *h, double *out) {
+    for (ptrdiff_t i = 0; i < rows; i++) sparse_add(data, column, first[i], first[i + 1], g[i], h[i], out);
+    return 0;
+}
+
+/* With an intercept, the pairs after the last column are its own. */
+EXPORT int sparse_bend_1(const double *data, const int32_t *column, const int32_t *first, ptrdiff_t rows, int columns,
+                         int intercept, const double *given, const double *by_mean, const double *by_both,
+                         const double *by_variance, double *out) {
+    const row_hessian w = {by_mean, by_both, by_variance};
+    const ptrdiff_t last = 2 * (ptrdiff_t)columns;
     for (ptrdiff_t i = 0; i < rows; i++) {
-        double t = theta[i], v = variance[i];
-        for (int32_t k = first[i]; k < first[i + 1]; k++) {
-            const double x = data[k];
-            t += x * mean[column[k]], v += x * x * variances[column[k]];
-        }
-        theta[i] = t, variance[i] = v;
+        double a = intercept ? given[last] : 0.0, b = intercept ? given[last + 1] : 0.0;
+        sparse_dot(data, column, first[i], first[i + 1], given, &a, &b);
+        bend(&w, i, &a, &b);
+        sparse_add(data, column, first[i], first[i + 1], a, b, out);
+        if (intercept) out[last] += a, out[last + 1] += b;
     }
     return 0;
 }
 
-/* Sums of g x and of h x^2, in turn for each column. */
-EXPORT int sparse_gather_1(const double *data, const int32_t *column, const int32_t *first, ptrdiff_t rows,
-                           const double *g, const double *h, double *out) {
-    for (ptrdiff_t i = 0; i < rows; i++) {
-        const double a = g[i], b = h[i];
-        for (int32_t k = first[i]; k < first[i + 1]; k++) {
-            const double x = data[k];
-            double *sums = out + 2 * (ptrdiff_t)column[k];
-            sums[0] += x * a, sums[1] += x * x * b;
+/* ------------------------------------------------------------------------------------------------------------------ */
+/* Rows from columns that are pieces of memory of their own, as files are decoded */
+
+/* Returns whether all entries are finite; of the others, x - x is not 0. */
+FOR_THIS_MACHINE
+static int join_columns(const double *const *columns, ptrdiff_t rows, int width, double *out) {
+    bits odd = {};
+    int finite = 1;
+    const ptrdiff_t turned = rows - rows % LANES;
+    const int squares = width - width % LANES;
+    for (ptrdiff_t r = 0; r < turned; r += LANES) {
+        for (int k = 0; k < squares; k += LANES) {
+            vec a[LANES];
+            for (int i = 0; i < LANES; i++) a[i] = load(columns[k + i] + r), odd |= (bits)(a[i] - a[i] != 0.0);
+            transpose(a);
+            for (int i = 0; i < LANES; i++) *(vec_anywhere *)(out + (r + i) * width + k) = a[i];
+        }
+        for (int k = squares; k < width; k++) {
+            const vec x = load(columns[k] + r);
+            odd |= (bits)(x - x != 0.0);
+            for (int i = 0; i < LANES; i++) out[(r + i) * width + k] = x[i];
         }
     }
-    return 0;
+    for (ptrdiff_t r = turned; r < rows; r++)
+        for (int k = 0; k < width; k++) {
+            const double x = out[r * width + k] = columns[k][r];
+            finite &= x - x == 0.0;
+        }
+    for (int i = 0; i < LANES; i++) finite &= !odd[i];
+    return finite;
+}
+
+/* Copies columns into a matrix stored by rows. Returns 0, 1 if an entry is not finite, or -1 if the machine is too old. */
+EXPORT int join_columns_1(const double *const *columns, ptrdiff_t rows, int width, double *out) {
+    return MACHINE_HAS_IT ? !join_columns(columns, rows, width, out) : -1;
 }

@@ -5,6 +5,7 @@ of sums.py are used. Long blocks are summed by as many threads as threads.py say
 """
 
 import math
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -15,13 +16,16 @@ from torch import Tensor
 from viper.inference.kernels.library import Library, library
 from viper.inference.rows import Block, Dense, Gram, Matrix, Sparse
 from viper.inference.threads import PASS_THREADS
-from viper.softplus.pointwise import KernelRecipe
+from viper.softplus.limit import smallest_mixture
+from viper.softplus.pointwise import KernelRecipe, Triple
 from viper.softplus.quadrature import node_sets
 
 MOST_COMPILED = 256  # columns: with one vector of sums each, they still fit in the cache
 MOST_DIAGONAL = 4096  # columns without matrices of that size, so that a tile of rows still fits in the cache
+PRODUCTS_PER_ENTRY = 8  # where the curvature is no matrix, the moments of rows included
 WORK_OF_THREAD = 1 << 21  # products per thread, about 0.2 ms: below that, starting one takes longer than it saves
 GRAMS = {"none": 0, "full": 1, "diagonal": 2}  # as in _rows.c
+PAIRS_PER_NORMAL = 1.5  # that take as long
 LEAST_WIDE = 64  # columns from which rows are read as they are, without a transposition
 
 
@@ -46,7 +50,7 @@ def compiled_sums(
     label, code = (None, block.label) if block.label.dtype == torch.bool else (block.label, None)
     vectors = label, code, block.offset, residual, block.weight, mean, by_factor, by_variances, nodes
     arrays = [None if x is None else in_order(x) for x in vectors]
-    threads = min(PASS_THREADS.get(), 1 + rows * d * (d if gram == "full" else 8) // WORK_OF_THREAD)
+    threads = threads_for(rows * d * (d if gram == "full" else PRODUCTS_PER_ENTRY))
     failed = functions.row_sums(
         matrix.data_ptr(), rows, *matrix.stride(), columns, d,
         *[None if x is None else x.data_ptr() for x in arrays], len(nodes),
@@ -62,11 +66,9 @@ def wide_latent(design: Matrix, mean: Tensor, variances: Tensor) -> tuple[Tensor
     """ϑ = Aμ and τ² = Σ_j A_ij² v_j in one reading of A, or None if this is not for compiled code."""
     functions = library()
     if functions is not None and isinstance(design, Sparse) and (entries := csr_addresses(design.matrix)):
-        rows = design.matrix.shape[0]
+        rows, given = design.matrix.shape[0], pairs_of(mean, variances)
         theta, tau2 = (x.new_full((rows,), float(x[-1]) if design.intercept else 0.0) for x in (mean, variances))
-        mean, variances = in_order(mean), in_order(variances)
-        given = mean.data_ptr(), variances.data_ptr(), theta.data_ptr(), tau2.data_ptr()
-        functions.sparse_latent(*entries, len(theta), *given)
+        functions.sparse_latent(*entries, rows, given.data_ptr(), theta.data_ptr(), tau2.data_ptr())
         return theta, tau2
     if functions is None or not isinstance(design, Dense) or not is_wide(design.matrix):
         return None
@@ -95,6 +97,66 @@ def wide_gather(design: Matrix, g: Tensor, h: Tensor) -> tuple[Tensor, Tensor] |
     shape = X.data_ptr(), len(X), X.stride(0), X.shape[1], size
     failed = functions.wide_gather(*shape, g.data_ptr(), h.data_ptr(), out.data_ptr())
     return None if failed else (out[0], out[1])
+
+
+def wide_bend(design: Matrix, weights: Triple, u: Tensor, v: Tensor) -> Tensor | None:
+    """(Aᵀ s, A²ᵀ t) with s = w₁ a + w₂ b and t = w₂ a + w₃ b of a = Au and b = A²v, where A² has the squares of A.
+
+    A is read once. Vectors with rows of A in float32 are rounded to it. None if this is not for compiled code.
+    """
+    functions = library()
+    rows = [in_order(w) for w in weights]
+    addresses = [w.data_ptr() for w in rows]
+    if functions is not None and isinstance(design, Sparse) and (entries := csr_addresses(design.matrix)):
+        given, shape = pairs_of(u, v), design.matrix.shape
+        out = torch.zeros_like(given)
+        functions.sparse_bend(*entries, *shape, design.intercept, given.data_ptr(), *addresses, out.data_ptr())
+        return out.T
+    if functions is None or not isinstance(design, Dense) or not is_wide(design.matrix, single=True):
+        return None
+    X, out = design.matrix, u.new_zeros(2, len(u))
+    u, v = u.to(X.dtype).contiguous(), v.to(X.dtype).contiguous()
+    shape = X.dtype == torch.float32, len(X), X.stride(0), X.shape[1], len(u)
+    threads = threads_for(PRODUCTS_PER_ENTRY * X.numel())
+    failed = functions.wide_bend(X.data_ptr(), *shape, u.data_ptr(), v.data_ptr(), *addresses, threads, out.data_ptr())
+    return None if failed else out
+
+
+def threads_for(products: int) -> int:
+    """Return how many threads share so much work."""
+    return min(PASS_THREADS.get(), 1 + products // WORK_OF_THREAD)
+
+
+def moments_of_rows(theta: Tensor, tau2: Tensor, recipe: KernelRecipe | None) -> Triple | None:
+    """η, g and h of each row, or None without a library or beyond its range."""
+    functions = library_for_rows(theta, recipe)
+    if functions is None or recipe is None:
+        return None
+    nodes = packed_nodes(recipe.nodes)
+    return of_rows(functions.row_moments, theta, tau2, nodes, len(nodes))
+
+
+def partials_of_rows(theta: Tensor, tau2: Tensor, recipe: KernelRecipe | None) -> Triple | None:
+    """∂g/∂ϑ, ∂h/∂ϑ and ∂h/∂v of each row, by a mixture of normals, or None if this is not for compiled code."""
+    functions = library_for_rows(theta, recipe)
+    if functions is None or recipe is None or not len(normals := packed_mixture(recipe.nodes)):
+        return None
+    return of_rows(functions.row_bends, theta, tau2, normals, len(normals))
+
+
+def of_rows(function: Callable[..., int], theta: Tensor, tau2: Tensor, table: Tensor, length: int) -> Triple | None:
+    """Call a function that writes three numbers for each row."""
+    theta, tau2 = in_order(theta), in_order(tau2)
+    first, second, third = theta.new_empty(3, len(theta)).unbind()
+    given = theta.data_ptr(), tau2.data_ptr(), len(theta), table.data_ptr(), length
+    failed = function(*given, first.data_ptr(), second.data_ptr(), third.data_ptr())
+    return None if failed else (first, second, third)
+
+
+def library_for_rows(theta: Tensor, recipe: KernelRecipe | None) -> Library | None:
+    """Return the library if it computes the moments of rows: on a CPU, in float64, with variances."""
+    known = recipe is not None and recipe.kind == "heat" and theta.device.type == "cpu" and theta.dtype == torch.float64
+    return library() if known and theta.ndim == 1 else None
 
 
 def class_latent(design: Matrix, means: Tensor, factors: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -135,6 +197,19 @@ def class_hessian(design: Matrix, vectors: Tensor, probability: Tensor, scale: T
     return None if failed else out
 
 
+def join_columns(columns: list[np.ndarray], out: np.ndarray) -> bool:
+    """Copy columns into a matrix stored by rows, and return whether all entries are finite."""
+    functions = library()
+    if functions is not None and all(x.dtype == np.float64 and x.flags.c_contiguous for x in (out, *columns)):
+        addresses = np.array([x.__array_interface__["data"][0] for x in columns], dtype=np.uintp)
+        failed = functions.join_columns(addresses.ctypes.data, *out.shape, out.ctypes.data)
+        if failed >= 0:
+            return not failed
+    with np.errstate(all="ignore"):
+        np.stack(columns, 1, out=out, casting="unsafe")
+        return bool(np.isfinite(out.sum()) or np.isfinite(out).all())
+
+
 def library_for_classes(design: Matrix, other: Tensor) -> Library | None:
     """Return the library if rows of several classes are for it: dense float64 ones with few columns."""
     if not isinstance(design, Dense) or design.matrix.device.type != "cpu" or other.device.type != "cpu":
@@ -152,9 +227,15 @@ def csr_addresses(X: Any) -> tuple[int, int, int] | None:
     return first, second, third
 
 
-def is_wide(X: Tensor) -> bool:
-    """Return whether rows are stored one after the other and long enough to be read as they are."""
-    return X.device.type == "cpu" and X.dtype == torch.float64 and X.stride(1) == 1 and X.shape[1] >= LEAST_WIDE
+def pairs_of(first: Tensor, second: Tensor) -> Tensor:
+    """Two vectors as the rows of an (n, 2) array."""
+    return torch.stack([in_order(first), in_order(second)], 1)
+
+
+def is_wide(X: Tensor, single: bool = False) -> bool:
+    """Return whether rows are stored one after the other and long enough to be read as they are; or also in float32."""
+    known = X.dtype == torch.float64 or (single and X.dtype == torch.float32)
+    return X.device.type == "cpu" and known and X.stride(1) == 1 and X.shape[1] >= LEAST_WIDE
 
 
 def in_order(x: Tensor) -> Tensor:
@@ -164,7 +245,22 @@ def in_order(x: Tensor) -> Tensor:
 
 @cache
 def packed_nodes(tolerance: float) -> Tensor:
-    """Return, for each set of nodes, its largest variance, the number of pairs, then z and weight of each pair."""
-    sets = node_sets(tolerance)
-    parts = [np.concatenate([[s.reach, len(s.z)], np.stack([s.z, s.weights], 1).ravel()]) for s in sets]
-    return torch.from_numpy(np.concatenate(parts))
+    """Return, for each set of nodes, its largest variance, the number of pairs, then z and weight of each pair.
+
+    If a mixture of normals is as accurate, it comes last, for all variances, and replaces longer sets.
+    """
+    normals = packed_mixture(tolerance)
+    most = PAIRS_PER_NORMAL * len(normals) if len(normals) else math.inf
+    sets = [s for s in node_sets(tolerance) if len(s.z) <= most]
+    tables = [(s.reach, torch.stack([s.z, s.weights], 1)) for s in sets]
+    tables += [(math.inf, normals)] if len(normals) else []
+    return torch.cat([torch.cat([pairs.new_tensor([reach, len(pairs)]), pairs.ravel()]) for reach, pairs in tables])
+
+
+@cache
+def packed_mixture(tolerance: float) -> Tensor:
+    """Return variance and weight of each normal of the mixture with this tolerance; empty if there is none."""
+    table = smallest_mixture(tolerance)
+    if table is None:
+        return torch.empty(0, 2, dtype=torch.float64)
+    return torch.tensor([table.variances, table.weights], dtype=torch.float64).T.contiguous()

@@ -13,11 +13,16 @@ ARGUMENTS: dict[str, list[Any]] = {
     "row_sums_3": [ADDRESS, SIZE, SIZE, SIZE, COUNT, COUNT, *[ADDRESS] * 9, SIZE, COUNT, COUNT, COUNT, ADDRESS],
     "wide_latent_1": [ADDRESS, SIZE, SIZE, COUNT, COUNT, *[ADDRESS] * 4],
     "wide_gather_1": [ADDRESS, SIZE, SIZE, COUNT, COUNT, *[ADDRESS] * 3],
-    "sparse_latent_1": [*[ADDRESS] * 3, SIZE, *[ADDRESS] * 4],
+    "wide_bend_2": [ADDRESS, COUNT, SIZE, SIZE, COUNT, COUNT, *[ADDRESS] * 5, COUNT, ADDRESS],
+    "sparse_latent_2": [*[ADDRESS] * 3, SIZE, *[ADDRESS] * 3],
     "sparse_gather_1": [*[ADDRESS] * 3, SIZE, *[ADDRESS] * 3],
+    "sparse_bend_1": [*[ADDRESS] * 3, SIZE, COUNT, COUNT, *[ADDRESS] * 5],
+    "row_moments_1": [ADDRESS, ADDRESS, SIZE, ADDRESS, SIZE, *[ADDRESS] * 3],
+    "row_bends_1": [ADDRESS, ADDRESS, SIZE, ADDRESS, COUNT, *[ADDRESS] * 3],
     "class_latent_1": [ADDRESS, SIZE, SIZE, SIZE, *[COUNT] * 4, *[ADDRESS] * 4],
     "class_gather_1": [ADDRESS, SIZE, SIZE, SIZE, *[COUNT] * 4, *[ADDRESS] * 4],
     "class_hessian_1": [ADDRESS, SIZE, SIZE, SIZE, *[COUNT] * 3, *[ADDRESS] * 4],
+    "join_columns_1": [ADDRESS, SIZE, COUNT, ADDRESS],
 }
 
 
@@ -27,11 +32,16 @@ class Library(NamedTuple):
     row_sums: Callable[..., int]
     wide_latent: Callable[..., int]
     wide_gather: Callable[..., int]
+    wide_bend: Callable[..., int]
     sparse_latent: Callable[..., int]
     sparse_gather: Callable[..., int]
+    sparse_bend: Callable[..., int]
+    row_moments: Callable[..., int]
+    row_bends: Callable[..., int]
     class_latent: Callable[..., int]
     class_gather: Callable[..., int]
     class_hessian: Callable[..., int]
+    join_columns: Callable[..., int]
 
 
 @cache

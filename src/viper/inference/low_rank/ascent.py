@@ -23,11 +23,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from viper.inference.climb import ROUNDS, STEPS, Ascent, climb, ratio_of
+from viper.inference.climb import ROUNDS, STEPS, Ascent, climb
 from viper.inference.low_rank.family import LowRankGaussian, LowRankProblem
-from viper.inference.newton import MOST_LEFT, ROUNDING_OF_F, Iteration, Result
-from viper.inference.problem import Gaussian, Problem
-from viper.inference.start import COARSE_SHARE, NEAR_MEAN_FIELD, coarse_stages, widest
+from viper.inference.newton import ROUNDING_OF_F, Iteration, Result
+from viper.inference.problem import MOST_LEFT, Gaussian, Problem
+from viper.inference.start import COARSE_SHARE, NEAR_MEAN_FIELD, coarse_stages
+from viper.inference.wide.mean_field import climb_mean_field, widest
 
 SHARE_OF_GRADIENT = 1e-2  # nats by half the squared gradient to nats allowed: what is flat has a small gradient
 SUBSPACE_STEPS, MORE_DIRECTIONS = 6, 8  # steps for the leading eigenvectors, and how many more are carried along
@@ -36,6 +37,13 @@ LEAST_LOADING = 1e-3  # w below which the scale of its coordinates stays
 REMEMBERED, MOST_REMEMBERED, FEWEST_REMEMBERED = 1 << 28, 12, 4  # bytes of past steps, and how many
 AT_BOUND = 1e-12  # relative difference from a bound that is rounding
 LARGEST_ROUNDING = 1e-6  # nats by half the squared gradient, where rounding hides whether F increases
+
+
+def ratio_of(u: Tensor) -> Tensor:
+    """The r with (r - 1/r)/√2 = u."""
+    half = u * math.sqrt(0.5)
+    larger = half.abs() + (half.square() + 1.0).sqrt()  # exp |asinh u/√2|
+    return torch.where(half < 0.0, larger.reciprocal(), larger)
 
 
 class LowRankAscent(Ascent):
@@ -169,7 +177,7 @@ def leading_start(problem: LowRankProblem) -> tuple[LowRankGaussian, float]:
     With Λ's diagonal equal to T's, V follows from λ as V = diag(λ)^(1/2) Q (θ - 1)^(1/2), where Q and θ are leading
     eigenvectors and eigenvalues of diag(s) T diag(s), and λ from V. Both are improved in turn.
     """
-    found = climb(problem, widest(problem), close=NEAR_MEAN_FIELD)
+    found = climb_mean_field(problem, widest(problem), close=NEAR_MEAN_FIELD)
     prior, total = problem.prior, problem.total(found.q.mean, found.q.factor)
     diagonal = torch.maximum(prior.diagonal + total.gram, prior.diagonal)
     d, k = len(diagonal), problem.rank

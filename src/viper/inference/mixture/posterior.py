@@ -113,11 +113,6 @@ class GaussianMixture:
         probability = limit().moments(*self.latent(block))[1] @ self.weights
         return (probability > 0.5) == (block.label > 0.5)
 
-    def entropy_bound(self) -> Tensor:
-        """A lower bound on the entropy of q, in nats."""
-        guess = torch.cat([self.guess_offsets[:, None], self.guess_slopes], 1)[:-1]
-        return self.weights @ entropy_terms(self.weights.log(), self.means, self.factors, guess)
-
     def entropy_gap(self, draws: int = 20_000, random_state: int = GAP_SEED) -> tuple[float, float]:
         """By how many nats `elbo_` is below the ELBO, because of the bound on the entropy: estimate, standard error.
 

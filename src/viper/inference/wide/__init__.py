@@ -1,1 +1,1 @@
-"""Full covariances of nearly as many columns as rows, or more."""
+"""Many columns: full covariances of nearly as many as rows, or more, and mean fields without matrices of that size."""

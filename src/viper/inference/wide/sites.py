@@ -27,12 +27,12 @@ from scipy.sparse.linalg import LinearOperator, gmres
 from torch import Tensor
 
 from viper.inference.anderson import probes
-from viper.inference.climb import Climbed, climb
+from viper.inference.climb import Climbed
+from viper.inference.kernels.compiled import moments_of_rows
 from viper.inference.problem import Gaussian, Prior, Problem, gaussian
 from viper.inference.rows import LEAST_TRIANGULAR, Arrays, Block, Dense
-from viper.inference.steps import LARGEST_CURVATURE
 from viper.inference.sums import row_curvatures
-from viper.softplus.pointwise import Bound
+from viper.inference.wide.mean_field import MeanField, climb_mean_field, widest
 
 MOST_ROWS_PER_COLUMN = 6  # beyond, K takes longer than the passes it saves
 MOST_ROWS = 10_000  # K and K∘K take 0.8 GB there; more only with more columns, whose own matrices take as much
@@ -88,7 +88,7 @@ class RowSites:
     def __init__(self, problem: Problem, block: Block, mean: Tensor, precisions: Tensor) -> None:
         assert problem.rough is not None
         self.prior, self.block = problem.prior, block
-        self.moments, self.partials = problem.rough.moments, problem.bound.partials
+        self.bound, self.partials = problem.rough, problem.bound.partials
         self.weight = torch.ones_like(block.label) if block.weight is None else block.weight
         start = gaussian(mean, self.prior.plus(block.design.gram(precisions.clamp(min=LEAST_PRECISION))))
         if start is None or start.cholesky is None:
@@ -116,7 +116,7 @@ class RowSites:
         theta, tau2 = block.design.project(at), torch.from_numpy(spread)
         theta = theta if block.offset is None else theta + block.offset
         tau2 = tau2 if block.residual is None else tau2 + block.residual
-        eta, g, h = self.moments(theta, tau2)
+        eta, g, h = moments_of_rows(theta, tau2, self.bound.kernel) or self.bound.moments(theta, tau2)
         shift = at - self.prior.mean
         pull = self.prior.apply(shift)
         # tr(S₀⁻¹Σ) = d - Σ λ τ²
@@ -134,11 +134,10 @@ class RowSites:
         root = self.prior_root @ point.factor
         centre = point.root.T @ (self.inverse @ (self.prior.mean.numpy() - point.mean))
         prior = Prior(torch.from_numpy(centre), torch.from_numpy((root.T @ root).astype(np.float64)))
-        bound = Bound(self.moments)
-        around = Problem(rows, prior, bound, diagonal=True, iterative=True)
+        around = Problem(rows, prior, self.bound, diagonal=True, iterative=True)
         origin = torch.zeros_like(prior.mean)
-        found = climb(around, Gaussian(origin, torch.ones_like(origin)), close=NEARLY)
-        precisions = row_curvatures(Block(Dense(rows.features), rows.label, **given), *field_of(found.q), self.moments)
+        found = climb_mean_field(around, Gaussian(origin, torch.ones_like(origin)), close=NEARLY)
+        precisions = row_curvatures(Block(Dense(rows.features), rows.label, **given), *field_of(found.q), self.bound)
         mean = point.mean + self.outer @ (point.factor @ found.q.mean.numpy())
         return mean, precisions.numpy(), found.passes
 
@@ -186,7 +185,7 @@ def ascend_by_sites(problem: Problem, report: Callable[[float], None]) -> Climbe
     arrays = problem.source.in_memory()
     block = next(replace(arrays, block_rows=arrays.rows).cut())
     start = climb_roughly(replace(problem, source=arrays, refine=False, diagonal=True, iterative=True))
-    precisions = row_curvatures(block, *field_of(start.q), problem.rough.moments)
+    precisions = row_curvatures(block, *field_of(start.q), problem.rough)
     sites = RowSites(problem, block, start.q.mean, precisions)
     point, passes = sites.at(start.q.mean.numpy(), precisions.numpy()), start.passes + 2.0
     near = False
@@ -212,10 +211,9 @@ def ascend_by_sites(problem: Problem, report: Callable[[float], None]) -> Climbe
     return None if q is None else Climbed(q, passes + 1.0, near)
 
 
-def climb_roughly(problem: Problem) -> Climbed:
+def climb_roughly(problem: Problem) -> MeanField:
     """Climb the diagonal family from the prior's mean."""
-    total = problem.total(problem.prior.mean, None, LARGEST_CURVATURE)
-    return climb(problem, Gaussian(problem.prior.mean, problem.prior.diagonal + total.gram), close=ROUGHLY)
+    return climb_mean_field(problem, widest(problem), close=ROUGHLY)
 
 
 def field_of(q: Gaussian) -> tuple[Tensor, Tensor]:

@@ -60,7 +60,7 @@ def fit_classes(
     settings |= {} if options.tolerance() is None else {"tol": options.tolerance()}
     in_blas = not diagonal and source.dimension > MOST_COMPILED
     threads = pass_threads(options.n_jobs, in_blas=in_blas) if source.device.type == "cpu" else nullcontext()
-    with closing(report), threads, source.hold():
+    with closing(report), threads:
         try:
             result = fit_star(problem, start, **settings)
         except (NotFinite, np.linalg.LinAlgError, RuntimeError) as error:

@@ -102,7 +102,6 @@ def fit_labels(model: Any, source: RowSource, fit_one: Callable[[Any, RowSource]
     with (
         closing(StepProgress(model.verbose, "fitted label")) as progress,
         pass_threads(threads) if on_cpu else nullcontext(),
-        source.hold(),
     ):
         progress.step(0, len(names))
         source.observe(progress.rows_done)
@@ -111,6 +110,7 @@ def fit_labels(model: Any, source: RowSource, fit_one: Callable[[Any, RowSource]
         fit.n_jobs, fit.verbose = model.n_jobs, model.verbose
         fit._training_rows = fit._known_weights(LabelRows(kept, j))
     model._training_rows = kept
+    kept.release()
     return keep_labels(model, members)
 
 
@@ -203,11 +203,6 @@ def rows_of_label(source: RowSource, column: int, X: Any, y: Any, **given: Any) 
 def stacked(model: Any, answers: list[Any]) -> np.ndarray:
     """One array, with the labels on its first axis."""
     return np.stack(answers)
-
-
-def draws_by_label(model: Any, answers: list[Any]) -> np.ndarray:
-    """One array, with the labels on its second axis."""
-    return np.stack(answers, 1)
 
 
 def sum_of_labels(model: Any, answers: list[float]) -> float:

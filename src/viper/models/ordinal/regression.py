@@ -311,7 +311,8 @@ class VariationalOrdinalRegression(
         """Rows in files, blocks or a collection, whose labels are numbered as they are sorted."""
         classes = None if known is None else np.unique(known.astype(str) if known.dtype.kind == "O" else known)
         given = {"sample_weight": sample_weight, "offset": offset, "reset": reset, "classes": classes}
-        found, source = open_labelled_rows(self, X, y, self._row_format(classes=0), **given)
+        format = replace(self._row_format(classes=0), keep=reset)
+        found, source = open_labelled_rows(self, X, y, format, **given)
         levels = sorted_levels(found) if known is None else known
         order = level_numbers(found, levels)
         ordered = bool((order == np.arange(len(order))).all())
@@ -357,6 +358,7 @@ class VariationalOrdinalRegression(
 
     def _keep(self, source: RowSource, fit: FittedOrdinal) -> "VariationalOrdinalRegression":
         """Set the fitted attributes."""
+        source.release()
         self.posterior_, self.prior_, self.gap_prior_ = fit.ordinal, moved(fit.prior, "cpu"), fit.gap_prior
         self._set_means()
         self.elbo_, self.elbo_bound_, self.kl_ = fit.certified()

@@ -246,21 +246,9 @@ def class_coefficients_section(study: ClassStudy) -> str:
         return ""
     ordered = study.facts.ordered
     baseline = int(np.bincount(study.label, minlength=len(study.class_names)).argmax())
-    given = {} if ordered else {"baseline": study.model.classes_[baseline]}
-    table = study.model.summary(study.level, **given)
-    if ordered:
-        table = table.iloc[: study.model.n_features_in_]
-    found: list[tuple[str, Coefficient]] = []
-    for key, row in table.iterrows():
-        label, name = ("any higher level", key) if ordered else key
-        if name == "intercept":
-            continue
-        title, step, unit = study._changes.get(str(name), (str(name), 1.0, "+1"))
-        mean, lower, upper = (step * float(row[key]) for key in ("mean", "lower", "upper"))
-        found.append((str(label), Coefficient(title, unit, mean, lower, upper, float(row["p_direction"]))))
+    found = class_coefficients(study, {} if ordered else {"baseline": study.model.classes_[baseline]})
     if not found:
         return ""
-    found.sort(key=lambda pair: (-pair[1].direction, -abs(pair[1].mean)))
     shown = found[:MOST_COEFFICIENTS]
     forest = charts.Forest([c for _, c in shown])
     head = [
@@ -288,13 +276,25 @@ def class_coefficients_section(study: ClassStudy) -> str:
         f"all others stay the same. Bars are {study.level_name} intervals; grey ones cross the line of no change."
     )
     more = f"These are the {len(shown)} surest of {len(found):,}." if len(found) > len(shown) else None
-    listing = data_table(
-        "Coefficients with credible intervals" if ordered else "Contrasts of classes with credible intervals",
-        head,
-        rows,
-        "sortable coefficients",
-    )
+    caption = f"{'Coefficients' if ordered else 'Contrasts of classes'} with credible intervals"
+    listing = data_table(caption, head, rows, "sortable coefficients")
     return section("coefficients", "The coefficients", paragraph(text), listing, paragraph(more, "note"))
+
+
+def class_coefficients(study: ClassStudy, baseline: dict[str, Any]) -> list[tuple[str, Coefficient]]:
+    """Each class and each coefficient of it, the surest first; levels in order share theirs."""
+    table = study.model.summary(study.level, **baseline)
+    if study.facts.ordered:  # without the thresholds
+        table = table.iloc[: study.model.n_features_in_]
+    found: list[tuple[str, Coefficient]] = []
+    for key, row in table.iterrows():
+        label, name = ("any higher level", key) if study.facts.ordered else key
+        if name == "intercept":
+            continue
+        title, step, unit = study._changes.get(str(name), (str(name), 1.0, "+1"))
+        mean, lower, upper = (step * float(row[part]) for part in ("mean", "lower", "upper"))
+        found.append((str(label), Coefficient(title, unit, mean, lower, upper, float(row["p_direction"]))))
+    return sorted(found, key=lambda pair: (-pair[1].direction, -abs(pair[1].mean)))
 
 
 def class_trust_section(study: ClassStudy) -> str:
