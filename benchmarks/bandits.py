@@ -455,20 +455,24 @@ def coverage_table(logs: int = LOGS, doubly_robust: int = FEWER_LOGS) -> Table:
     truth, table = best_reward(), []
     for logger, rows in itertools.product(LOGGERS, (100, 1_000)):
         held: list[list[bool]] = [[], [], []]
+        counted = []
         for seed in range(logs):
             log, best = simulated_log(logger, rows, seed)
             policy = best if seed < doubly_robust else best[np.arange(rows), log["arm"]]
             found = viper.decisions.evaluate(log, policy, arms=range(LOG_WEIGHTS.shape[1]))
+            counted.append(found.effective_rows)
             for one, estimate in zip(held, (found.ips, found.snips, found.dr), strict=True):
                 one.extend([estimate.lower <= truth <= estimate.upper] if estimate else [])
-        table.append([logger, f"{rows:,}", *(f"{np.mean(one):.3f}" for one in held)])
+        table.append([logger, f"{rows:,}", f"{np.median(counted):.0f}", *(f"{np.mean(one):.3f}" for one in held)])
         print(*table[-1], flush=True)
     errors = [f"{np.sqrt(0.95 * 0.05 / count):.3f}" for count in (logs, doubly_robust)]
     notes = [
         f"{logs:,} simulated logs of four arms each ({doubly_robust:,} for DR). "
         f"Standard errors {errors[0]} and {errors[1]}."
     ]
-    return Table(COVERAGE_TITLE, ["logs", "rows", "IPS covers", "SNIPS covers", "DR covers"], table, notes)
+    return Table(
+        COVERAGE_TITLE, ["logs", "rows", "rows that count", "IPS covers", "SNIPS covers", "DR covers"], table, notes
+    )
 
 
 def mean_and_error(values: Sequence[float] | np.ndarray) -> str:
