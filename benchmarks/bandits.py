@@ -35,6 +35,7 @@ POSTERIORS = ("viper.Bandit", "largest ELBO", "one step a reward")
 DRAWS, FREEDOM = 20_000, 8
 LOG_WEIGHTS = np.array([[1.0, -1.0, 0.0, 0.5], [0.0, 1.0, -1.0, 0.5], [0.5, 0.0, 0.5, -1.0]])  # columns × arms
 LOGGERS = ("arms at random", "a policy that prefers bad arms")
+DECISIONS = 150  # of large agents
 LOGS, FEWER_LOGS = 2_000, 400
 RARE = -4.3  # intercept for which a random arm earns about 3 %
 WIDE = 10.0
@@ -228,6 +229,7 @@ def vowpal_wabbit(setting: Setting, columns: int, seed: int) -> Agent:
 OURS, GIBBS = "viper, thompson", "Thompson, Gibbs sampling"
 PEER = "bayesianbandits, Thompson (its default)"
 REGRET_TITLE, EXACT_TITLE = "Regret", "Thompson sampling beside that of the exact posterior, more worlds"
+SIZE_TITLE = "Many arms, many weights"
 COVERAGE_TITLE = "Intervals for another policy's reward"
 POSTERIOR_TITLE = "The posterior of an arm with few rewards, wide prior"
 AGENTS: dict[str, tuple[str, Callable[[Setting, int, int], Agent]]] = {
@@ -300,7 +302,7 @@ def run(quick: bool, device: str = "cpu") -> Page:
             for setting in SETTINGS
         }
         page.tables.append(exact_table(lost))
-        page.tables += [posterior_table(), coverage_table()]
+        page.tables += [posterior_table(), size_table(), coverage_table()]
     return page
 
 
@@ -399,6 +401,31 @@ def posterior_table() -> Table:
     return Table(POSTERIOR_TITLE, columns, rows, notes)
 
 
+def size_table() -> Table:
+    """Milliseconds of a decision with its update, and of a refresh, of agents with many arms or weights."""
+    rows: list[list[str | float]] = []
+    for policy, model, arms, columns in (
+        ("ucb", "disjoint", 10_000, 10),
+        ("ids", "disjoint", 10_000, 10),
+        ("ids", "hybrid", 60, 9),
+        ("ids", "hybrid", 300, 9),
+    ):
+        generator = np.random.default_rng(0)
+        agent = viper.Bandit(range(arms), policy, model, refresh="never", random_state=0)
+        features = generator.standard_normal((arms, 4)) if model == "hybrid" else None
+        start = time.process_time()
+        for _ in range(DECISIONS):
+            choice = agent.pull(generator.standard_normal(columns), features)
+            agent.update(choice.id, float(generator.random() < 0.3))
+        between = time.process_time()
+        agent.refresh()
+        spent = time.process_time() - between
+        what = f"{policy}, {model}, {arms:,} arms, {columns} columns" + (", 4 features" if model == "hybrid" else "")
+        rows.append([what, 1e3 * (between - start) / DECISIONS, 1e3 * spent])
+    notes = [f"Processor time; decisions: mean of the first {DECISIONS}; refresh: of their rewards."]
+    return Table(SIZE_TITLE, ["agent", "ms, decision with update", "ms, refresh"], rows, notes)
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # What another policy would have earned
 
@@ -428,20 +455,24 @@ def coverage_table(logs: int = LOGS, doubly_robust: int = FEWER_LOGS) -> Table:
     truth, table = best_reward(), []
     for logger, rows in itertools.product(LOGGERS, (100, 1_000)):
         held: list[list[bool]] = [[], [], []]
+        counted = []
         for seed in range(logs):
             log, best = simulated_log(logger, rows, seed)
             policy = best if seed < doubly_robust else best[np.arange(rows), log["arm"]]
             found = viper.decisions.evaluate(log, policy, arms=range(LOG_WEIGHTS.shape[1]))
+            counted.append(found.effective_rows)
             for one, estimate in zip(held, (found.ips, found.snips, found.dr), strict=True):
                 one.extend([estimate.lower <= truth <= estimate.upper] if estimate else [])
-        table.append([logger, f"{rows:,}", *(f"{np.mean(one):.3f}" for one in held)])
+        table.append([logger, f"{rows:,}", f"{np.median(counted):.0f}", *(f"{np.mean(one):.3f}" for one in held)])
         print(*table[-1], flush=True)
     errors = [f"{np.sqrt(0.95 * 0.05 / count):.3f}" for count in (logs, doubly_robust)]
     notes = [
         f"{logs:,} simulated logs of four arms each ({doubly_robust:,} for DR). "
         f"Standard errors {errors[0]} and {errors[1]}."
     ]
-    return Table(COVERAGE_TITLE, ["logs", "rows", "IPS covers", "SNIPS covers", "DR covers"], table, notes)
+    return Table(
+        COVERAGE_TITLE, ["logs", "rows", "rows that count", "IPS covers", "SNIPS covers", "DR covers"], table, notes
+    )
 
 
 def mean_and_error(values: Sequence[float] | np.ndarray) -> str:
@@ -468,4 +499,6 @@ def make_page(found: Found, device: str) -> Page:
     ]
     columns = ["agent", *SETTINGS, "µs, median", "µs, mean"]
     tables = [Table(REGRET_TITLE, columns, rows, notes)]
-    return Page("Bandits with yes/no rewards", tables, [REGRET_TITLE, EXACT_TITLE, POSTERIOR_TITLE, COVERAGE_TITLE])
+    return Page(
+        "Bandits with yes/no rewards", tables, [REGRET_TITLE, EXACT_TITLE, POSTERIOR_TITLE, SIZE_TITLE, COVERAGE_TITLE]
+    )

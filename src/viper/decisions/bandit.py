@@ -59,10 +59,12 @@ class Log(NamedTuple):
 
 
 class Bandit:
-    """A contextual bandit with yes/no rewards and the exact posterior of logistic regression.
+    """A contextual bandit with yes/no rewards and the posterior of a logistic regression for every arm.
 
     Each arm a has log-odds f_a, linear in what is known of it, with a Gaussian posterior. A policy turns them into a
     probability for every arm, the arm is drawn by these probabilities, and the one drawn is logged: the propensity.
+    The posterior is by expectation propagation, whose means and variances are closest to the exact ones where an arm
+    has few rewards.
 
     Parameters
     ----------
@@ -87,7 +89,7 @@ class Bandit:
     forget : float in (0, 1], default 1
         Factor of the weight of all older rewards at each reward; below 1 for worlds that change.
     refresh : {"doublings", "never"}, default "doublings"
-        When `refresh` happens by itself: whenever the number of rewards has doubled. It takes milliseconds an arm.
+        When `refresh` happens by itself: whenever the number of rewards has doubled.
     random_state : int, Generator or None
         Decisions are the same by seed.
 
@@ -342,7 +344,7 @@ class Bandit:
         self._forgotten = self._time
 
     def refresh(self) -> None:
-        """Fit the posterior to all kept rewards at once: the same whatever their order was."""
+        """Visit all kept rewards until the posterior no longer moves: it is then the same whatever their order was."""
         with self._lock:
             if self._weights is None:
                 return
