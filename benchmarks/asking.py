@@ -162,7 +162,10 @@ def model_table(quick: bool) -> Table:
         for word, options in MODELS.items():
             found = [[lacking(world, options, seed) for seed in seeds] for world in UTILITIES.values()]
             rows.append([word, *(f"{np.mean(one):.2f} ± {np.std(one, ddof=1) / len(one) ** 0.5:.2f}" for one in found)])
-    note = f"Utility that the recommended item lacks, in sds, after {PAIRS} answers; {len(seeds)} seeds."
+    note = (
+        f"Utility that the recommended item lacks beside the best of 16,384, in sds, after {PAIRS} answers; "
+        f"{len(seeds)} seeds. The first row is the default."
+    )
     return Table("prefer", ["model", *UTILITIES], rows, [note])
 
 
