@@ -113,7 +113,7 @@ def newton_step(
 ) -> Tensor:
     """Solve (Aᵀ H A + D⁻¹) x = g by conjugate gradients, preconditioned by the star's covariance.
 
-    Where variances alone leave many products to make, as many as a matrix costs, that matrix takes their place.
+    If that takes more products than a matrix would cost, as it may with variances alone, the matrix takes its place.
     """
     times, most = partial(problem.hessian_times, hessians), problem.products_before_matrix
     x, left = solve_by_products(times, gradient, gradient, metric, share, most or MOST_PRODUCTS)
