@@ -470,6 +470,17 @@ def test_intervals_cover(n):
     assert (np.abs(hits / 120 - 0.95) < 0.06).all()
 
 
+@pytest.mark.slow
+def test_doubly_robust_intervals_cover():
+    """As above, 40 logs, three standard errors; models that have seen their rows would promise too much."""
+    hits = 0
+    for seed in range(40):
+        log, chance = logged(150, seed)
+        found = evaluate(log, np.eye(3)[chance.argmax(1)])
+        hits += found.dr.lower <= 0.7425 <= found.dr.upper
+    assert abs(hits / 40 - 0.95) < 0.11
+
+
 def test_policies_may_be_functions_arrays_and_bandits():
     log, _ = logged(300)
     by_array = evaluate(log, np.eye(3)[(log["context"][:, 0] < 0).astype(int)])
