@@ -1,6 +1,7 @@
 """The commands, called in this process: what they print equals what the library computes."""
 
 import csv
+import inspect
 import io
 import json
 import os
@@ -21,6 +22,7 @@ from sklearn.model_selection import StratifiedKFold, train_test_split
 
 import viper
 from viper.cli import main, terminal
+from viper.cli.commands.fit import fit_table
 from viper.formula.learn import learn_formula
 
 GENERATOR = np.random.default_rng(0)
@@ -485,6 +487,17 @@ def test_every_command_has_help_with_an_example(run, command):
     code, out, _ = run(command, "--help")
     assert code == 0
     assert f"viper {command}" in out.split("Examples")[1]
+
+
+@pytest.mark.parametrize("columns", ["60", "80", "200"])
+def test_help_cuts_nothing_and_examples_can_be_copied(columns, run, monkeypatch):
+    """Whole names of options, and examples on one line each, on terminals of any width."""
+    monkeypatch.setenv("COLUMNS", columns)
+    text, _, examples = run("fit", "--help")[1].partition("Examples:\n")
+    assert "--standardise, --standardize / --no-standardise" in " ".join(text.split())
+    assert max(map(len, text.splitlines())) <= 100
+    lines = inspect.cleandoc(fit_table.__doc__).partition("Examples\n--------\n")[2].splitlines()
+    assert [line.strip() for line in examples.splitlines()] == lines
 
 
 def test_help_needs_neither_torch_nor_pandas():

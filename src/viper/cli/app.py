@@ -25,6 +25,7 @@ from viper.cli.commands.reproduce import reproduce_artefact
 from viper.cli.commands.serve import serve_model
 from viper.cli.commands.suggest import suggest_rows
 from viper.cli.commands.summary import show_summary
+from viper.cli.help import LINES_OF_HELP, HelpfulCommand, HelpfulProgram
 from viper.cli.options import with_reading_options
 from viper.cli.signals import stop_if_interrupted
 from viper.cli.terminal import console, printable, show_warnings_as_notes
@@ -51,10 +52,11 @@ UsageError: Any = typer.BadParameter.__base__  # click's, or the copy of it that
 
 app = typer.Typer(
     name="viper",
+    cls=HelpfulProgram,
     epilog="To begin: viper fit data.csv --target y --out model.viper",
-    rich_markup_mode="rich",
+    rich_markup_mode=None,
     no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], **LINES_OF_HELP},
     pretty_exceptions_enable=False,
 )
 
@@ -144,9 +146,8 @@ def print_error(text: str) -> None:
 def register(name: str, command: Callable[..., None]) -> None:
     """Add a command to the program; the docstring's examples end its help, one to a line."""
     text, _, examples = inspect.cleandoc(command.__doc__ or "").partition("Examples\n--------\n")
-    epilog = "\n\n".join(["[bold]Examples[/]", *examples.splitlines()])
-    paragraphs = re.sub(r"(?<!\n)\n(?!\n)", " ", text.strip())  # rich would keep the breaks of their lines
-    app.command(name, help=paragraphs, epilog=epilog)(guarded(with_reading_options(command)))
+    made = app.command(name, cls=HelpfulCommand, help=text.strip(), epilog=examples.strip())
+    made(guarded(with_reading_options(command)))
 
 
 for name, command in COMMANDS.items():

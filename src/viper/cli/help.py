@@ -1,0 +1,43 @@
+"""The help of the program and its commands: plain text, with room for whole sentences on narrow terminals."""
+
+from typing import Any
+
+from typer.core import TyperCommand, TyperGroup
+
+LINES_OF_HELP = {"max_content_width": 100}  # columns; longer lines are hard to read
+NAMES_WIDTH = 26  # columns for the names of options; longer ones have a line of their own
+SUBJECTS = {"argument": "Arguments", "option": "Options"}  # of what names no other
+
+
+class HelpfulProgram(TyperGroup):
+    """The program, whose help has the first sentence of every command's."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, first_sentence(made.help or "")) for name, made in self.commands.items()])
+
+
+def first_sentence(text: str) -> str:
+    return text.partition("\n\n")[0].partition(". ")[0].rstrip(".") + "."
+
+
+class HelpfulCommand(TyperCommand):
+    """A command whose help has its options in the sections that `rich_help_panel` names."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                subject = getattr(parameter, "rich_help_panel", None) or SUBJECTS[parameter.param_type_name]
+                sections.setdefault(subject, []).append(record)
+        for subject, records in sections.items():
+            with formatter.section(subject):
+                formatter.write_dl(records, col_max=NAMES_WIDTH)
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """The examples, each on a line of its own that can be copied."""
+        if self.epilog:
+            with formatter.section("Examples"):
+                for line in self.epilog.splitlines():
+                    formatter.write(f"{'':>{formatter.current_indent}}{line}\n")
