@@ -40,7 +40,7 @@ from dask_workers import (
     partitioned,
     workers,
 )
-from distributed import Client
+from distributed import Client, LocalCluster
 
 from viper.data.checks import seed_of
 from viper.data.dask import partitions
@@ -283,6 +283,18 @@ def test_a_scheduler_lost_while_rows_are_opened_is_an_error(tmp_path):
             classifier().fit(slow, cut(Y, 9_000))  # lost while the partitions are checked
         with pytest.raises(ConnectionError, match=r"scheduler (must )?stay reachable"):
             classifier().fit(cut(X, (9_000, 5)), cut(Y, 9_000))  # lost before
+
+
+def test_a_client_that_has_just_closed_is_an_error():
+    """Dask raises an error of its own kind where the scheduler is lost between two messages."""
+    with LocalCluster(1, processes=False, dashboard_address=None) as cluster, Client(cluster) as client:
+        X_there, y_there = cut(X, (9_000, 5)), cut(Y, 9_000)
+        client.status = "closed"
+        try:
+            with pytest.raises(ConnectionError, match="scheduler must stay reachable"):
+                classifier().fit(X_there, y_there)
+        finally:
+            client.status = "running"
 
 
 def held_by(client):

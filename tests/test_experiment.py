@@ -71,7 +71,7 @@ def test_asked_points_keep_bounds_kinds_and_constraints(mixed):
     assert table["dose"].between(0, 10).all()
     assert table["rate"].between(0.01, 1.0).all()
     assert set(table["shots"]) <= {1, 2, 3, 4, 5}
-    assert all(isinstance(value, int) for value in mixed.ask(1).to_dict("records")[0].values() if value in range(6))
+    assert isinstance(mixed.ask(1).to_dict("records")[0]["shots"], int)
     assert set(table["catalyst"]) <= {"a", "b", "c"}
     assert (table["dose"] + table["shots"] <= 11.0 + 1e-9).all()
     mixed.cancel()

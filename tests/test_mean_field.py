@@ -110,8 +110,9 @@ def test_products_with_the_hessian(rows, intercept):
 
 
 def test_copies_for_products_are_light(monkeypatch):
-    """In float32 if dense and small; none of large ones, or of columns whose squares float32 cannot hold."""
+    """In float32 if dense; none where it saves nothing, or of columns whose squares float32 cannot hold."""
     X, y = data(50, 4, 7)
+    monkeypatch.setattr("viper.inference.rows.SMALLEST_LIGHT", 200)
     dense, sparse = (Arrays(x, torch.from_numpy(y)) for x in (torch.from_numpy(X), scipy.sparse.csr_array(X)))
     assert [design.matrix.dtype for design in light_designs(dense)] == [torch.float32]
     assert np.shares_memory(light_designs(sparse)[0].matrix.data, sparse.features.data)
@@ -120,8 +121,10 @@ def test_copies_for_products_are_light(monkeypatch):
     assert steering_designs(problem, total) is not None
     total.gram[1] = 1e30
     assert steering_designs(problem, total) is None
-    monkeypatch.setattr("viper.inference.rows.LARGEST_LIGHT", 100)
-    assert light_designs(dense) is None
+    for limits in ((0, 199), (201, 1000)):
+        for name, entries in zip(("SMALLEST_LIGHT", "LARGEST_LIGHT"), limits, strict=True):
+            monkeypatch.setattr(f"viper.inference.rows.{name}", entries)
+        assert light_designs(dense) is None
     assert light_designs(sparse) is not None
 
 

@@ -76,7 +76,7 @@ COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
 
 def first_bytes(path: Path) -> bytes:
     with path.open("rb") as file:
-        return file.read(6)
+        return file.read(9)
 
 
 def format_by_magic(start: bytes) -> TableFormat | None:

@@ -499,10 +499,10 @@ def add_up(parts: Iterable[list[Tensor]]) -> list[Tensor]:
 
 
 def light_designs(source: RowSource) -> list[Matrix] | None:
-    """Return the blocks of A for products that need only a few digits: sparse, or in float32 if that is small."""
+    """Return the blocks of A for products that need only a few digits, sparse or in float32, where that saves time."""
     if source.traits.where != "memory" or source.device.type != "cpu":
         return None
-    if not source.traits.sparse and source.rows * source.dimension > LARGEST_LIGHT:
+    if not source.traits.sparse and not SMALLEST_LIGHT <= source.rows * source.dimension <= LARGEST_LIGHT:
         return None
     return list(source.map(lambda block: block.design.single()))
 
@@ -535,6 +535,7 @@ LEAST_TRIANGULAR = 257  # dimension from which halving the operations of a trian
 CACHED_ENTRIES = 1 << 18  # entries (2 MB) of a dense part that is read twice, the second time from the cache
 BLOCK_ROWS = 16384  # few enough that a block and its features stay in the cache
 LONG_PASS = 1 << 33  # products in a call to the compiled pass, which cannot be interrupted: about a second
+SMALLEST_LIGHT = 1 << 14  # entries (128 kB), below which the cache has room for float64
 LARGEST_LIGHT = 1 << 23  # entries of a copy in float32 (32 MB), so that products read it from the cache
 KEPT_ENTRIES = 1 << 19  # entries (4 MB) up to which a single block is kept with everything derived from it
 

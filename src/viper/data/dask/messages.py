@@ -20,7 +20,12 @@ from dask.base import compute, get_scheduler, is_dask_collection
 from dask.delayed import delayed
 
 FAN_IN = 16  # threads that are called directly; sums that one task of a tree adds up
-LOST = (CancelledError, OSError, TimeoutError)  # raised when the scheduler or data on a worker are lost
+
+
+def errors_of_loss() -> tuple[type[BaseException], ...]:
+    """What is raised when the scheduler or data on a worker are lost."""
+    closed = getattr(sys.modules.get("distributed.client"), "ClosedClientError", CancelledError)
+    return CancelledError, OSError, TimeoutError, closed
 
 
 def active_client() -> Any:
@@ -36,7 +41,7 @@ def run_on_workers(client: Any, function: Callable[..., Any], *columns: Sequence
     try:
         found = call_each(client, function, *columns)
         return gathered(client, map_on_workers(client, function, *columns)) if found is None else found
-    except LOST as error:
+    except errors_of_loss() as error:
         raise connection_error(client, error) from error
 
 
@@ -74,7 +79,7 @@ def reachable(client: Any, collections: Iterable[Any]) -> Iterator[None]:
                 raise connection_error(future.client, CancelledError())
     try:
         yield
-    except (*LOST, RuntimeError) as error:  # a client that has just closed raises the latter
+    except (*errors_of_loss(), RuntimeError) as error:  # older clients that have just closed raise the latter
         if client is None or type(error) is ConnectionError:  # one of ours already
             raise
         if isinstance(error, RuntimeError) and client.status == "running":

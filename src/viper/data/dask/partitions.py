@@ -29,7 +29,7 @@ from dask.sizeof import sizeof
 from torch import Tensor
 
 from viper.data.dask import messages
-from viper.data.dask.messages import FAN_IN, LOST, Share, run_on_workers
+from viper.data.dask.messages import FAN_IN, Share, errors_of_loss, run_on_workers
 from viper.inference.rows import (
     BLOCK_ROWS,
     CPU,
@@ -93,7 +93,7 @@ class Partitions(BlockSource):
         for _ in range(ATTEMPTS):
             try:
                 return tensors(self.remote_sums(packed, quick))
-            except LOST as error:
+            except errors_of_loss() as error:
                 self.layout, last = None, error
                 if self.client.status != "running":
                     break

@@ -118,8 +118,8 @@ class VariationalPreferenceGP(BaseEstimator):
     >>> X = np.linspace(0.0, 1.0, 6)[:, None]
     >>> pairs = [[3, 0], [3, 5], [2, 1], [3, 4], [2, 0], [2, 5], [4, 5], [1, 0]]  # the first of each was preferred
     >>> model = viper.VariationalPreferenceGP(random_state=0).fit(X, pairs)
-    >>> model.predict_proba([[0.5]], [[0.0]]).round(2)
-    array([[0.91, 0.09]])
+    >>> model.predict_proba([[0.5]], [[0.0]]).round(1)
+    array([[0.9, 0.1]])
     """
 
     def __init__(
