@@ -1,5 +1,7 @@
 """Newton's method for the mean field: its derivatives, its products, and how many of them it needs."""
 
+import warnings
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import pairwise
 
@@ -222,6 +224,28 @@ def test_the_limit_of_iterations_is_kept(monkeypatch):
     found = climb_mean_field(problem, widest(problem), steps=2)
     assert not found.close
     assert found.left > 1e-9
+
+
+@pytest.mark.parametrize("max_iter", [1, 3, 5, 200])
+def test_a_fit_counts_the_steps_of_every_stage(monkeypatch, max_iter):
+    """It takes no more than `max_iter`, and says that it converged if and only if it did."""
+    choose(monkeypatch, True)
+    X, y = data(100, 20, 16)
+    few = max_iter < 10
+    with pytest.warns(viper.errors.ConvergenceWarning, match="Raise max_iter") if few else nullcontext():
+        model = fit(X, y, max_iter=max_iter, tol=1e-13)
+    assert model.n_iter_ <= max_iter
+    assert model.converged_ is (not few)
+    assert model.status_ == (f"not converged in {max_iter} iterations" if few else "converged")
+
+
+@pytest.mark.parametrize("size", [1e30, 1e100])
+def test_rounding_never_makes_the_objective_positive(monkeypatch, size):
+    choose(monkeypatch, True)
+    X, y = data(60, 30, 17)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert fit(size * X, y).elbo_ <= 0.0
 
 
 def test_kl_of_the_point():

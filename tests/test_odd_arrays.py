@@ -97,6 +97,14 @@ def test_nullable_labels_keep_their_type(kind):
         fitted(y=holes)
 
 
+def test_arrow_tables():
+    columns = [pa.array(X[:, 0]), pa.array(X[:, 1])]
+    table = pa.Table.from_arrays(columns, names=["a", "b"])
+    np.testing.assert_array_equal(fitted(table).coef_, fitted(X[:, :2]).coef_)
+    with pytest.raises(ValueError, match="columns must have different names; got 'a' twice"):
+        fitted(pa.Table.from_arrays(columns, names=["a", "a"]))
+
+
 def test_records_are_refused():
     records = FRAME[["a", "b"]].to_records(index=False)
     for rows in (records, np.asarray(records)):

@@ -643,6 +643,28 @@ def test_temporary_files_in_memory_are_no_room(monkeypatch, tmp_path):
     assert kept.temporary_space() == 0.0
 
 
+def test_a_temporary_folder_that_is_gone_is_no_room(monkeypatch, tmp_path):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
+    assert kept.temporary_space() == 0.0
+
+
+def test_file_systems_as_the_system_writes_them(monkeypatch, tmp_path):
+    """A space in a folder's name is its octal number; of two systems in one place, the later hides the earlier."""
+    folder = tmp_path / "two words"
+    folder.mkdir()
+    written = str(folder).replace(" ", r"\040")
+    monkeypatch.setattr(kept, "system_text", lambda path: f"a / ext4 rw\nb {written} xfs rw\nc {written} tmpfs rw\n")
+    assert kept.file_system(str(folder / "below")) == "tmpfs"
+    assert kept.file_system(str(tmp_path)) == "ext4"
+    monkeypatch.setattr(kept, "system_text", lambda path: "")
+    assert kept.file_system(str(folder)) == ""
+
+
+def test_texts_of_the_system_need_not_be_utf_8(tmp_path):
+    (tmp_path / "mounts").write_bytes(b"a /M\xfcll ext4 rw\n")
+    assert memory.system_text(str(tmp_path / "mounts")).split()[2] == "ext4"
+
+
 def test_memory_of_a_control_group(tmp_path, monkeypatch):
     assert 0 < memory.available_memory() <= memory.machine_memory()
     monkeypatch.setattr(memory, "GROUP", str(tmp_path))

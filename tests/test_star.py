@@ -10,7 +10,7 @@ import torch
 
 from viper.inference.classes.ascent import StarCoordinates
 from viper.inference.classes.problem import ClassProblem
-from viper.inference.classes.solver import StarRun, fit_star, newton_step
+from viper.inference.classes.solver import StarRun, fit_star, newton_step, solve_by_products
 from viper.inference.classes.star import Star, centred_classes, solve_precisions, star_divergence, star_prior, tied
 from viper.inference.classes.sums import EXACT_CLASSES
 from viper.inference.newton import newton
@@ -242,6 +242,24 @@ def test_a_matrix_saves_products_where_columns_are_correlated(monkeypatch):
     monkeypatch.setattr(ClassProblem, "products_before_matrix", None)
     newton_step(problem, at.hessians, gradient, metric, 0.01)
     assert with_matrix < 0.7 * (len(made) - with_matrix)
+
+
+def test_no_matrix_of_very_many_columns():
+    """However many classes share it: it would take gigabytes, and the mean field is there to do without."""
+    few, many = (problem_of(torch.zeros(200, columns), torch.zeros(200), 1000, True) for columns in (4000, 6000))
+    assert few.products_before_matrix is not None
+    assert many.products_before_matrix is None
+
+
+def test_nothing_is_left_where_the_last_product_was_enough():
+    """Two columns under variances alone: two products solve the system, and no matrix has to follow."""
+    metric = Star(torch.zeros(2, 2).double(), torch.ones(2, 2).double())
+    curvature = torch.tensor([[2.0, 0.5], [0.5, 1.0]]).double()
+    gradient = torch.tensor([[1.0, -3.0], [-1.0, 3.0]]).double()
+    x, left = solve_by_products(lambda v: v @ curvature, gradient, gradient, metric, 1e-6, 2)
+    assert left is None
+    torch.testing.assert_close(x @ curvature, gradient)
+    assert solve_by_products(lambda v: v @ curvature, gradient, gradient, metric, 1e-6, 1)[1] is not None
 
 
 @pytest.mark.parametrize("diagonal", [False, True])

@@ -562,11 +562,6 @@ def float_type(file: ArrowFile, name: str) -> np.dtype:
 # --- from batches to arrays ---
 
 
-def batch_matrix(batch: Any, names: list[str], dtype: Any) -> np.ndarray:
-    """Return columns of a batch as a matrix that is stored by columns, as the batch is."""
-    return np.stack([batch_vector(batch, name) for name in names], dtype=dtype, casting="unsafe").T
-
-
 def batch_vector(batch: Any, name: str) -> np.ndarray:
     """Return a column of a batch as an array; missing values become NaN, or None in a text column."""
     pyarrow = import_pyarrow()

@@ -20,7 +20,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import column_or_1d, validate_data
 from torch import Tensor
 
-from viper.data.blocks import refuse_odd_array
+from viper.data.blocks import column_types, refuse_odd_array
 from viper.data.indicators import has_several_columns, read_indicators
 from viper.errors import counted, shown
 from viper.inference.device import FEWEST_ROWS, choose_device, is_one_block, rows_fit, rows_per_block
@@ -49,7 +49,7 @@ def read_features(estimator: Any, X: Any, *, reset: bool, finite: bool = True) -
     if not reset and (formula := getattr(estimator, "formula_", None)) is not None:
         X = formula.encode(X)
     refuse_odd_array(X, "X")
-    names = [*getattr(X, "columns", ())]
+    names = [name for name, _ in column_types(X)]
     if len({*names}) < len(names):
         raise ValueError(
             f"columns must have different names; got {shown(max(names, key=names.count))} twice. Rename one."

@@ -5,6 +5,7 @@ memory when others need it. Rows for which there is no room are read again in ev
 """
 
 import os
+import re
 import shutil
 import tempfile
 import warnings
@@ -42,16 +43,21 @@ def temporary_space() -> float:
     """Return the bytes that temporary files may take; none if there is no folder for them, or they lie in memory."""
     try:
         folder = tempfile.gettempdir()
-    except FileNotFoundError:
+        free = shutil.disk_usage(folder).free
+    except OSError:
         return 0.0
-    return 0.0 if file_system(folder) in FILES_IN_MEMORY else SHARE_OF_DISK * shutil.disk_usage(folder).free
+    return 0.0 if file_system(folder) in FILES_IN_MEMORY else SHARE_OF_DISK * free
 
 
 def file_system(folder: str) -> str:
     """Return the type of the file system of a folder, or nothing where the system does not tell."""
-    place, mounts = Path(folder).resolve(), (line.split() for line in system_text("/proc/mounts").splitlines())
-    found = [(len(words[1]), words[2]) for words in mounts if place.is_relative_to(words[1])]
-    return max(found, default=(0, ""))[1]
+    place, kind, most = Path(folder).resolve(), "", 0
+    for line in system_text("/proc/mounts").splitlines():
+        _, mounted, its_kind, *_ = line.split()
+        mounted = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), mounted)  # of a space, for example
+        if place.is_relative_to(mounted) and len(mounted) >= most:  # of several in one place, the last is seen
+            kind, most = its_kind, len(mounted)
+    return kind
 
 
 class KeptRows:

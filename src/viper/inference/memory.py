@@ -39,6 +39,6 @@ def system_numbers(path: str) -> dict[str, int]:
 def system_text(path: str) -> str:
     """Return the content of a file of the system, or nothing if there is no such file."""
     try:
-        return Path(path).read_text(encoding="utf-8").strip()
+        return Path(path).read_text(encoding="utf-8", errors="surrogateescape").strip()
     except OSError:
         return ""

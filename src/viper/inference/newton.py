@@ -22,7 +22,7 @@ from viper.inference.problem import LARGEST_MIXED, LARGEST_SOLVED, Gaussian, Pro
 from viper.inference.start import beginning, from_tighter_priors, near_mean_field
 from viper.inference.steps import diagonal_step, full_step, gradient
 from viper.inference.sums import Sums
-from viper.inference.wide.mean_field import MOST_READINGS, climb_mean_field
+from viper.inference.wide.mean_field import MOST_CLIMBED, MOST_READINGS, MeanField, climb_mean_field
 from viper.softplus.limit import limit
 
 SHORTEST_STEP = 1e-10
@@ -87,7 +87,7 @@ def newton(
     generator = generator or np.random.default_rng(0)
     if problem.iterative:
         result = newton_by_products(problem, q, tol, max_iter, generator, report)
-        if result.converged or problem.source.dimension > LARGEST_SOLVED:
+        if result.converged or problem.source.dimension > LARGEST_SOLVED or len(result.history) >= max_iter:
             return result
         problem, q, history, passes = replace(problem, iterative=False), result.q, result.history, result.passes
     elif q is None:
@@ -123,15 +123,18 @@ def newton_by_products(
         if report is not None:
             report(history[-1])
 
-    rough = near_mean_field(problem, q, generator, record)
-    left = max(max_iter - len(history), 0)
-    found = climb_mean_field(problem, rough.q, partial(record, problem), close=tol, steps=left, flattest=rough.flattest)
+    def climbed(stage: Problem, q: Gaussian, **limits: Any) -> MeanField:
+        steps = min(max(max_iter - len(history), 0), MOST_CLIMBED)
+        return climb_mean_field(stage, q, partial(record, stage), steps=steps, **limits)
+
+    rough = near_mean_field(problem, q, generator, climbed)
+    found = climbed(problem, rough.q, close=tol, flattest=rough.flattest)
     passes = rough.passes + found.passes
     result = Result(found.q, found.q.factor, found.value, found.close, "converged", history, passes, found.magnitude)
     result.predicted_gain = found.predicted
     if not found.close:
-        result.converged = found.left < least_move(found.magnitude)
         given_up = len(history) >= max_iter or found.passes > MOST_READINGS
+        result.converged = not given_up and found.left < least_move(found.magnitude)
         result.status = f"not converged in {len(history)} iterations" if given_up else ended(result.converged)
     return result
 

@@ -101,9 +101,9 @@ def near_mean_field(
     problem: Problem,
     q: Gaussian | None,
     generator: np.random.Generator,
-    record: Callable[[Problem, float, float, float], None],
+    climbed: Callable[..., MeanField],
 ) -> MeanField:
-    """Climb the diagonal family by a rough formula from `q`, or on more and more rows.
+    """Climb the diagonal family by a rough formula from `q`, or on more and more rows; `climbed` takes the steps.
 
     Columns that are nearly sums of others take many products. Where these have cost as much as solving d × d systems
     would, they end.
@@ -112,11 +112,11 @@ def near_mean_field(
     passes = 0.0
     for stage in coarse_stages(rough, generator) if q is None else []:
         enough = COARSE_SHARE * 0.5 * stage.source.dimension * stage.scale
-        found = climb_mean_field(stage, q or widest(stage), partial(record, stage), close=enough)
+        found = climbed(stage, q or widest(stage), close=enough)
         q, passes = found.q, passes + found.passes * stage.source.rows / problem.source.rows
     budget = direct_seconds(problem.source) / product_seconds(problem.source)
     most = MOST_READINGS if problem.source.dimension > LARGEST_SOLVED else max(budget, 2 * PRODUCT_PASSES)
-    found = climb_mean_field(rough, q or widest(rough), partial(record, rough), close=CLOSE_BY_PRODUCTS, most=most)
+    found = climbed(rough, q or widest(rough), close=CLOSE_BY_PRODUCTS, most=most)
     return found._replace(passes=found.passes + passes)
 
 

@@ -32,7 +32,7 @@ from viper.inference.classes.sums import (
 )
 from viper.inference.kernels.compiled import MOST_COMPILED
 from viper.inference.memory import machine_memory
-from viper.inference.problem import Prior
+from viper.inference.problem import LARGEST_SOLVED, Prior
 from viper.inference.rows import Gram, RowSource, add_up
 
 FEWEST_PRODUCTS, MOST_PRODUCTS_OF_MATRIX = 10, 50  # with the Hessian; a matrix that costs more is never made
@@ -136,7 +136,8 @@ class ClassProblem:
         """How many products with the Hessian cost as much as `shared_metric`, or None where one is not worth it."""
         rows, d = self.source.rows, self.source.dimension
         price = d * (1.0 + d / (3.0 * rows)) / (8.0 * self.classes)
-        worth = self.diagonal and not self.source.traits.sparse and price < MOST_PRODUCTS_OF_MATRIX
+        small = d <= LARGEST_SOLVED and not self.source.traits.sparse
+        worth = self.diagonal and small and price < MOST_PRODUCTS_OF_MATRIX
         return max(math.ceil(price), FEWEST_PRODUCTS) if worth else None
 
     def shared_metric(self, hessians: list[RowHessian]) -> Star | None:

@@ -132,14 +132,14 @@ def solve_by_products(
     enough = share * share * float((gradient * metric.solve(gradient)).sum())
     for _ in range(most):
         if not size > enough:
-            return x, None
+            break
         product = times(direction)
         alpha = size / float((direction * product).sum())
         x, residual = x + alpha * direction, residual - alpha * product
         z = metric.solve(residual)
         size, before = float((residual * z).sum()), size
         direction = z + (size / before) * direction
-    return x, residual
+    return x, residual if size > enough else None
 
 
 class ModeFound(NamedTuple):

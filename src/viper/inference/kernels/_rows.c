@@ -852,7 +852,8 @@ EXPORT int wide_bend_2(const void *X, int single, ptrdiff_t rows, ptrdiff_t row_
 }
 
 FOR_THIS_MACHINE
-static int moments_of_rows(const problem *p, const double *theta, const double *variance, double *eta, double *g, double *h) {
+static int moments_of_rows(const problem *p, const double *theta, const double *variance, double *eta, double *g,
+                           double *h) {
     for (ptrdiff_t at = 0; at < p->rows; at += LANES) {
         const int left = p->rows - at < LANES ? (int)(p->rows - at) : LANES;
         const vec spread = read_rows(variance, at, left, 0.0);
@@ -891,8 +892,8 @@ static void bends_of_rows(const bin *mixture, const double *theta, const double 
     }
 }
 
-/* The second, third and half the fourth derivative in theta of the expected softplus, by a mixture of normals: dg/dtheta, dh/dtheta, dh/dvariance.
-   Returns 0, or 1 if the machine is too old. */
+/* The second, third and half the fourth derivative in theta of the expected softplus, by a mixture of normals: those of
+   g and h in theta, and of h in the variance. Returns 0, or 1 if the machine is too old. */
 EXPORT int row_bends_1(const double *theta, const double *variance, ptrdiff_t rows, const double *mixture, int count,
                        double *first, double *third, double *fourth) {
     const bin normals = {INFINITY, count, mixture};

@@ -128,12 +128,12 @@ def half_square(vector: Tensor) -> float:
 
 def uphill(problem: Problem, at: MeanFieldPoint, step: Tensor) -> tuple[MeanFieldPoint | None, float, int]:
     """The point at the end of the step, or of half of it, ..., where F is not lower; that fraction; and passes made."""
-    rho, passes = 1.0, 0
+    rho, passes, noise = 1.0, 0, problem.noise(at.value)
     while rho > SHORTEST_MOVE:
         new = at.moved(step, rho)
         if new is not None:
             found, passes = point_at(problem, new), passes + 1
-            if found.value >= at.value - problem.noise(at.value):
+            if at.value - noise <= found.value <= noise:  # F cannot be positive
                 return found, rho, passes
         rho *= 0.5
     return None, rho, passes
