@@ -20,6 +20,7 @@ from viper.models.saving import State
 FIRST_REFRESH = 64  # rewards; then at every doubling
 FORGETTING_STEP = 0.01  # share of the weight of old rewards that is forgotten at a time
 MOST_PENDING = 100_000  # choices that await their reward; the oldest is given up
+LARGEST = 1e50  # of contexts, features, scales and their inverses, so that variances of log-odds are finite
 LEVEL = 1.959963984540054  # sds of a 95 % interval
 
 
@@ -126,15 +127,15 @@ class Bandit:
             if value not in known:
                 raise ValueError(f"{name} must be one of {list(known)}; got {shown(value)}.")
         epsilon = (0.1 if policy == "epsilon-greedy" else 0.0) if epsilon is None else share(epsilon, "epsilon")
-        self.policy = Policy(policy, number_above(spread, "spread", 0.0), epsilon)
+        self.policy = Policy(policy, scale_within(spread, "spread"), epsilon)
         self.model = model
-        self.scales = Scales(
-            number_above(prior_scale, "prior_scale", 0.0), number_above(intercept_scale, "intercept_scale", 0.0)
-        )
+        self.scales = Scales(scale_within(prior_scale, "prior_scale"), scale_within(intercept_scale, "intercept_scale"))
         if isinstance(memory, bool) or not isinstance(memory, Integral) or memory < 2:
             raise ValueError(f"memory must be a whole number from 2 on; got {shown(memory)}.")
         self.memory, self.refreshing = int(memory), refresh
-        self.forget = number_above(share(forget, "forget"), "forget", 0.0)
+        self.forget = share(forget, "forget")
+        if not self.forget:
+            raise ValueError("forget must be a number above 0; got 0. Use 1 to forget nothing.")
         self.arms: list[Any] = []
         self._number: dict[Any, int] = {}  # of each arm, retired ones too
         self._allowed = np.zeros(0, dtype=np.intp)
@@ -408,9 +409,9 @@ def logistic(f: float) -> float:
     return 1.0 / (1.0 + math.exp(-f)) if f > -700.0 else math.exp(f)
 
 
-def number_above(value: Any, name: str, least: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, Real) or not least < float(value) < math.inf:
-        raise ValueError(f"{name} must be a number above {least:g}; got {shown(value)}.")
+def scale_within(value: Any, name: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real) or not 1.0 / LARGEST <= float(value) <= LARGEST:
+        raise ValueError(f"{name} must be a number from {1.0 / LARGEST:g} to {LARGEST:g}; got {shown(value)}.")
     return float(value)
 
 
@@ -437,4 +438,6 @@ def finite_array(value: Any, name: str, axes: int) -> np.ndarray:
         raise ValueError(f"{name} must be {shape}; got {array.ndim} axes.")
     if not np.isfinite(array).all():
         raise ValueError(f"{name} must be finite; got {shown(value)}.")
+    if (np.abs(array) > LARGEST).any():
+        raise ValueError(f"{name} must be from {-LARGEST:g} to {LARGEST:g}; got {shown(value)}. Change the units.")
     return array
