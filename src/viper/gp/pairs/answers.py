@@ -119,4 +119,4 @@ def answer_lists(given: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def is_row_number(x: Any) -> bool:
-    return isinstance(x, Real) and type(x) is not bool and math.isfinite(x) and x == math.floor(x)
+    return not isinstance(x, bool) and isinstance(x, Real) and math.isfinite(x) and x == math.floor(x)
