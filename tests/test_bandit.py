@@ -58,6 +58,13 @@ def test_chances_are_those_of_the_largest():
     assert arms.chances(t, v)[0].sum() == pytest.approx(1.0, abs=TOLERANCE["special"])
 
 
+def test_log_odds_beyond_the_range_of_exp_are_quiet():
+    """Warnings are errors here."""
+    chance, best = arms.chances(np.array([-2e3, -3e3]), np.ones(2))
+    assert chance == pytest.approx([1.0, 0.0])
+    assert best == 0.0
+
+
 def test_the_best_of_one_arm_is_that_arm():
     t, v = np.array([0.4]), np.array([2.0])
     chance, best = arms.chances(t, v)
