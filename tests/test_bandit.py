@@ -466,6 +466,7 @@ def test_a_bandit_may_learn_while_it_is_written(tmp_path, monkeypatch):
     def slow_write(*given):
         for reward in [0, 1] * 10:
             agent.update(agent.pull(CONTEXT).id, reward)
+        agent.add_arm("new")
         write(*given)
 
     monkeypatch.setattr(bandit_module, "write_tensors", slow_write)

@@ -112,7 +112,7 @@ def pack_bandit(agent: Any) -> State:
             "forget": agent.forget,
             "refresh": agent.refreshing,
         },
-        "arms": agent.arms,
+        "arms": list(agent.arms),
         "known_arms": list(agent._number),
         "columns": None if weights is None else {"features": weights.features, "context": weights.context},
         "counts": {name: getattr(agent, name) for name in COUNTS},
