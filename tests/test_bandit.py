@@ -158,7 +158,7 @@ def test_compiled_visits_are_the_formulas(model, monkeypatch):
             agents[1].observe(row)
         if time == 30:
             for one in agents:
-                one.discount(0.9)
+                one.discount(0.9, 30, 31)
     agents[0].refit()
     without_library(monkeypatch)
     agents[1].refit()
@@ -312,6 +312,29 @@ def test_forgetting_keeps_up_with_a_world_that_changes():
     assert found[0] == pytest.approx(0.5, abs=0.02)
     assert found[1] == pytest.approx(stepwise, abs=0.05)
     assert found[1] < 0.15
+
+
+@pytest.mark.parametrize("forget", [0.999, 0.99, 0.5])
+def test_the_newest_reward_counts_fully_and_each_older_one_less(forget):
+    """Weights of forget^k for k later rewards, when all is up to date; until then at most 1 % off."""
+    agent = played(100, forget=forget, refresh="never")
+    table = agent._weights.played()[0]
+    weights = forget ** (100 - table[:, 0])
+    assert table[:, 4] == pytest.approx(weights, rel=0.0101)
+    agent.refresh()
+    assert agent._weights.played()[0][:, 4] == pytest.approx(weights, rel=1e-12)
+    assert agent._weights.played()[0][-1, 4] == 1.0
+
+
+def test_what_is_no_longer_kept_is_forgotten_alike():
+    """The base has what the factors of its outcomes told, by the weights that they would have now."""
+    short, long = (
+        played(80, forget=0.97, memory=memory, refresh="never", model="disjoint", epsilon=1.0) for memory in (60, 1000)
+    )
+    for agent in (short, long):
+        agent.refresh()
+    chances = [[agent.pull(CONTEXT, allowed=arm).probability for arm in agent.arms] for agent in (short, long)]
+    assert chances[0] == pytest.approx(chances[1], abs=0.03)
 
 
 def test_shared_weights_of_indicators_are_disjoint_arms():

@@ -334,6 +334,7 @@ class Bandit:
         if self.forget ** (self._time - self._forgotten) < 1.0 - FORGETTING_STEP:
             self._forget()
         if self._weights.kept > self.memory:
+            self._forget()
             self._weights.absorb(self._weights.kept // 2)
         if self.refreshing == "doublings" and self._time >= max(FIRST_REFRESH, 2 * self._refreshed):
             self.refresh()
@@ -341,7 +342,7 @@ class Bandit:
     def _forget(self) -> None:
         """Discount what was told before, up to now."""
         assert self._weights is not None
-        self._weights.discount(self.forget ** (self._time - self._forgotten))
+        self._weights.discount(self.forget, self._forgotten, self._time)
         self._forgotten = self._time
 
     def refresh(self) -> None:

@@ -184,15 +184,15 @@ class Weights:
             outcomes.drop(old)
             self.kept -= old
 
-    def discount(self, share: float) -> None:
-        """Keep this share of what outcomes have told."""
-        if share == 1.0:
+    def discount(self, forget: float, since: int, now: int) -> None:
+        """Multiply weights by `forget` for each reward from `since` to now; those of later outcomes, from their own on."""
+        if forget == 1.0 or since == now:
             return
-        prior = prior_precision(self.sd)
+        prior, share = prior_precision(self.sd), forget ** (now - since)
         self.base_precision = prior + share * (self.base_precision - prior)
         self.base_shift *= share
         for outcomes in self.outcomes.values():
-            outcomes.table[:, WEIGHT] *= share
+            outcomes.table[:, WEIGHT] *= forget ** (now - np.maximum(outcomes.table[:, TIME], since))
         self.rebuild()
 
     def played(self) -> tuple[np.ndarray, np.ndarray]:
