@@ -615,6 +615,20 @@ def test_bad_input_is_one_clear_error(call, words):
         call()
 
 
+def test_a_refused_arm_changes_nothing():
+    agent = viper.Bandit(range(2), model="hybrid", random_state=0)
+    before = agent.probabilities(np.zeros(1_200))
+    for arm, like, error in (
+        ("z", None, ValueError),
+        ([1], None, TypeError),
+        (0, None, ValueError),
+        ("z", "q", ValueError),
+    ):
+        with pytest.raises(error):
+            agent.add_arm(arm, like=like)
+    assert agent.probabilities(np.zeros(1_200)) == before
+
+
 def test_a_refused_reward_changes_nothing():
     agent = played(3, refresh="never")
     ids = [agent.pull(CONTEXT).id for _ in range(2)]

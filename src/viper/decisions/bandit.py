@@ -140,7 +140,7 @@ class Bandit:
         self._number: dict[Any, int] = {}  # of each arm, retired ones too
         self._allowed = np.zeros(0, dtype=np.intp)
         for arm in arms:
-            self._name_arm(arm)
+            self._name_arm(self._new_name(arm))
         if not self.arms:
             raise ValueError("arms must be at least one; got none.")
         self._generator = np.random.default_rng(random_state)
@@ -166,11 +166,11 @@ class Bandit:
             model="disjoint"; with others, arms share what they have in common anyway.
         """
         with self._lock:
-            known = self._number.get(arm) is not None
+            arm = self._new_name(arm)
             alike = None if like is None else self._named(self.arms if is_all(like) else like)[1]
-            self._name_arm(arm)
-            if not known and self._weights is not None:
+            if arm not in self._number and self._weights is not None:
                 self._weights = self._weights.with_arm(alike)
+            self._name_arm(arm)
 
     def retire_arm(self, arm: Any) -> None:
         """No longer choose an arm. Rewards that are still to come are taken, and `add_arm` takes it back."""
@@ -181,12 +181,16 @@ class Bandit:
             self.arms.remove(arm)
             self._allowed = self._allowed[self._allowed != number]
 
-    def _name_arm(self, arm: Any) -> None:
+    def _new_name(self, arm: Any) -> Any:
+        """The name of an arm that is to be added, checked."""
         arm = arm.item() if isinstance(arm, np.generic) else arm  # as files store it
         if not isinstance(arm, str | Real):
             raise TypeError(f"an arm must be a text or a number; got {type(arm).__name__}.")
         if arm in self.arms:
             raise ValueError(f"arms must be all different; got {shown(arm)} twice.")
+        return arm
+
+    def _name_arm(self, arm: Any) -> None:
         number = self._number.setdefault(arm, len(self._number))
         self.arms.append(arm)
         self._allowed = np.append(self._allowed, number).astype(np.intp)
