@@ -185,7 +185,7 @@ class Weights:
             self.kept -= old
 
     def discount(self, forget: float, since: int, now: int) -> None:
-        """Multiply weights by `forget` for each reward since then; those of later outcomes, for each after their own."""
+        """Multiply weights by `forget` for each reward since then; those of later ones, for each after their own."""
         if forget == 1.0 or since == now:
             return
         prior, share = prior_precision(self.sd), forget ** (now - since)
