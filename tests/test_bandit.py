@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import re
 import threading
 
 import numpy as np
@@ -12,6 +13,7 @@ from tolerances import TOLERANCE
 
 import viper
 from viper.decisions import arms, compiled, evaluate
+from viper.decisions import bandit as bandit_module
 from viper.decisions import weights as weights_module
 from viper.decisions.outcomes import Played
 from viper.decisions.weights import POLICIES, Policy, Scales, Weights
@@ -54,6 +56,13 @@ def test_chances_are_those_of_the_largest():
         others = np.prod([norm.cdf(u, t[j], sd[j]) for j in range(K) if j != k], axis=0)
         assert arms.chances(t, v)[0][k] == pytest.approx(weights @ others / weights.sum(), abs=1e-6)
     assert arms.chances(t, v)[0].sum() == pytest.approx(1.0, abs=TOLERANCE["special"])
+
+
+def test_log_odds_beyond_the_range_of_exp_are_quiet():
+    """Warnings are errors here."""
+    chance, best = arms.chances(np.array([-2e3, -3e3]), np.ones(2))
+    assert chance == pytest.approx([1.0, 0.0])
+    assert best == 0.0
 
 
 def test_the_best_of_one_arm_is_that_arm():
@@ -149,7 +158,7 @@ def test_compiled_visits_are_the_formulas(model, monkeypatch):
             agents[1].observe(row)
         if time == 30:
             for one in agents:
-                one.discount(0.9)
+                one.discount(0.9, 30, 31)
     agents[0].refit()
     without_library(monkeypatch)
     agents[1].refit()
@@ -262,6 +271,34 @@ def test_rewards_that_are_no_longer_kept_stay_in_the_posterior():
     assert np.abs(np.subtract(chances[2], chances[1])).max() > 0.1
 
 
+def test_precisions_that_are_singular_but_for_rounding_have_inverses():
+    """P = e I + 1 1ᵀ, where e is less than rounding: along 1 the variance is that of one row."""
+    precision = np.full((1, 2, 2), 1.0) + 1e-17 * np.eye(2)
+    covariance = weights_module.inverses(precision)[0]
+    assert np.ones(2) @ covariance @ np.ones(2) == pytest.approx(1.0, abs=1e-3)
+    assert covariance[0, 0] > 1e11
+    root, units = np.random.default_rng(0).normal(size=(3, 4, 4)), np.outer(*[[1e-6, 1.0, 1e3, 1e8]] * 2)
+    found = weights_module.inverses(root @ root.transpose(0, 2, 1) * units) * units
+    exact = np.linalg.inv(root)
+    assert found == pytest.approx(exact.transpose(0, 2, 1) @ exact, rel=1e-9)
+
+
+@pytest.mark.parametrize("scale", [1e6, 1e8])
+def test_hybrid_weights_under_a_prior_without_limits(scale):
+    """What arms share and what is their own is known only together: every reward is learned nevertheless."""
+    agent = played(200, model="hybrid", prior_scale=scale, intercept_scale=scale)
+    agent.refresh()
+    table = agent.log()
+    other = viper.Bandit(agent.arms, model="hybrid", prior_scale=1e4, intercept_scale=1e4)
+    for context, arm, reward in zip(table.context, table.arm, table.reward, strict=True):
+        other.update(other.pull(context, allowed=[arm]).id, int(reward))
+    other.refresh()
+    for arm in agent.arms:
+        one, two = (bandit.pull(CONTEXT, allowed=[arm]) for bandit in (agent, other))
+        assert one.probability == pytest.approx(two.probability, abs=0.01)
+        assert one.interval == pytest.approx(two.interval, abs=0.01)
+
+
 def test_forgetting_keeps_up_with_a_world_that_changes():
     """Sixty rewards, then sixty failures: half of all, or hardly any if the older ones count for less."""
     found = []
@@ -275,6 +312,29 @@ def test_forgetting_keeps_up_with_a_world_that_changes():
     assert found[0] == pytest.approx(0.5, abs=0.02)
     assert found[1] == pytest.approx(stepwise, abs=0.05)
     assert found[1] < 0.15
+
+
+@pytest.mark.parametrize("forget", [0.999, 0.99, 0.5])
+def test_the_newest_reward_counts_fully_and_each_older_one_less(forget):
+    """Weights of forget^k for k later rewards, when all is up to date; until then at most 1 % off."""
+    agent = played(100, forget=forget, refresh="never")
+    table = agent._weights.played()[0]
+    weights = forget ** (100 - table[:, 0])
+    assert table[:, 4] == pytest.approx(weights, rel=0.0101)
+    agent.refresh()
+    assert agent._weights.played()[0][:, 4] == pytest.approx(weights, rel=1e-12)
+    assert agent._weights.played()[0][-1, 4] == 1.0
+
+
+def test_what_is_no_longer_kept_is_forgotten_alike():
+    """The base has what the factors of its outcomes told, by the weights that they would have now."""
+    short, long = (
+        played(80, forget=0.97, memory=memory, refresh="never", model="disjoint", epsilon=1.0) for memory in (60, 1000)
+    )
+    for agent in (short, long):
+        agent.refresh()
+    chances = [[agent.pull(CONTEXT, allowed=arm).probability for arm in agent.arms] for agent in (short, long)]
+    assert chances[0] == pytest.approx(chances[1], abs=0.03)
 
 
 def test_shared_weights_of_indicators_are_disjoint_arms():
@@ -421,6 +481,23 @@ def test_a_bandit_of_contexts_with_large_units_is_saved(tmp_path):
     assert viper.load(tmp_path / "agent.viper").pull(CONTEXT) == agent.pull(CONTEXT)
 
 
+def test_a_bandit_may_learn_while_it_is_written(tmp_path, monkeypatch):
+    agent = played(30)
+    before = agent.probabilities(CONTEXT)
+    write = bandit_module.write_tensors
+
+    def slow_write(*given):
+        for reward in [0, 1] * 10:
+            agent.update(agent.pull(CONTEXT).id, reward)
+        agent.add_arm("new")
+        write(*given)
+
+    monkeypatch.setattr(bandit_module, "write_tensors", slow_write)
+    agent.save(tmp_path / "agent.viper")
+    assert agent.probabilities(CONTEXT) != before
+    assert viper.load(tmp_path / "agent.viper").probabilities(CONTEXT) == before
+
+
 def test_a_bandit_that_has_seen_nothing_can_be_saved(tmp_path):
     viper.Bandit(["a", *np.arange(2)], random_state=1).save(tmp_path / "agent.viper")
     assert viper.load(tmp_path / "agent.viper").arms == ["a", 0, 1]
@@ -505,12 +582,17 @@ def test_policies_may_be_functions_arrays_and_bandits():
         (lambda: viper.Bandit([None]), "a text or a number"),
         (lambda: viper.Bandit(["a"], "exp3"), "policy must be one of"),
         (lambda: viper.Bandit(["a"], model="deep"), "model must be one of"),
-        (lambda: viper.Bandit(["a"], spread=0), "spread must be a number above 0"),
+        (lambda: viper.Bandit(["a"], spread=0), "spread must be a number from 1e-50 to 1e+50; got 0"),
+        (lambda: viper.Bandit(["a"], prior_scale=1e200), "prior_scale must be a number from 1e-50 to 1e+50; got"),
+        (lambda: viper.Bandit(["a"], intercept_scale=np.nan), "intercept_scale must be a number from"),
         (lambda: viper.Bandit(["a"], epsilon=2), "epsilon must lie between 0 and 1"),
         (lambda: viper.Bandit(["a"], memory=1.5), "memory must be a whole number"),
         (lambda: viper.Bandit(["a"], forget=0), "forget must be a number above 0"),
         (lambda: played(2).pull([1.0]), "context must have 3 columns, as before; got 1"),
         (lambda: played(2).pull([1.0, np.nan, 0.0]), "context must be finite"),
+        (lambda: played(2).pull([1.0, -1e200, 0.0]), "context must be from -1e+50 to 1e+50"),
+        (lambda: viper.Bandit(["a"]).pull(np.zeros(5_000)), "got 5,001. Use fewer columns."),
+        (lambda: viper.Bandit(range(90), model="hybrid").pull(np.zeros(50)), "got 4,641. Use fewer arms or columns"),
         (lambda: played(2).pull("abc"), "context must be numbers"),
         (lambda: played(2).pull(CONTEXT, features=np.ones((K, 1))), "features need model="),
         (lambda: played(2).pull(CONTEXT, allowed=[]), "at least one, each named once"),
@@ -529,8 +611,22 @@ def test_policies_may_be_functions_arrays_and_bandits():
     ],
 )
 def test_bad_input_is_one_clear_error(call, words):
-    with pytest.raises((ValueError, TypeError), match=words.replace("(", r"\(")):
+    with pytest.raises((ValueError, TypeError), match=re.escape(words)):
         call()
+
+
+def test_a_refused_arm_changes_nothing():
+    agent = viper.Bandit(range(2), model="hybrid", random_state=0)
+    before = agent.probabilities(np.zeros(1_200))
+    for arm, like, error in (
+        ("z", None, ValueError),
+        ([1], None, TypeError),
+        (0, None, ValueError),
+        ("z", "q", ValueError),
+    ):
+        with pytest.raises(error):
+            agent.add_arm(arm, like=like)
+    assert agent.probabilities(np.zeros(1_200)) == before
 
 
 def test_a_refused_reward_changes_nothing():

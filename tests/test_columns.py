@@ -415,6 +415,12 @@ def test_a_column_that_differs_only_in_its_last_digits_is_left_out(size):
     assert "stamp" in used.formula_.inputs
 
 
+def test_dot_does_not_take_infinite_numbers_for_the_same(command):
+    frame = FRAME.drop(columns="when").assign(odd=np.where(np.arange(ROWS) == 3, np.inf, FRAME["x"]))
+    with pytest.raises(ValueError, match="inf"):
+        Logistic.from_formula("y ~ .", frame)
+
+
 def test_dot_stands_for_the_columns_that_are_of_use(command):
     with pytest.warns(LeftOutWarning) as caught:
         model = Logistic.from_formula("y ~ .", EXTRA.drop(columns="nr"), missing="mean")

@@ -682,6 +682,33 @@ def test_priors_are_shown_and_count_as_densities_of_logarithms(data):
     assert VariationalGPClassifier(priors=None, n_inducing=10, n_starts=1, tol=0.1).fit(X, y).model_.log_prior() is None
 
 
+@pytest.mark.parametrize("kernel", ["rbf", "additive"])
+def test_short_priors_are_the_default_ones_with_other_lengthscales(kernel):
+    """log N(log l; log 0.8 √c, 0.7²) in place of log N(log l; log 1.35 √c, 0.7²); an additive part has c = 1."""
+    root = math.sqrt(3.0) if kernel == "rbf" else 1.0
+    default, short = (make_kernel(kernel, 3, priors=priors) for priors in ("default", "short"))
+    priors = [{name: (prior, of(module)) for name, module, prior, of, _ in k.named_priors()} for k in (default, short)]
+    assert priors[0].keys() == priors[1].keys()
+    for name, (prior, value) in priors[0].items():
+        medians = [math.exp(found[name][0].loc.item()) for found in priors]
+        assert priors[1][name][0].scale == prior.scale
+        assert torch.equal(priors[1][name][1], value)
+        if "lengthscale" in name:
+            assert medians == pytest.approx([1.35 * root, 0.8 * root])
+        else:
+            assert medians[0] == medians[1]
+
+
+def test_a_file_knows_its_short_priors(data, tmp_path):
+    options = {"priors": "short", "n_inducing": 10, "n_starts": 1, "tol": 0.1, "random_state": 0}
+    model = VariationalGPClassifier(**options).fit(*data)
+    assert model.summary().attrs["priors"]["lengthscale"] == "log-normal, median 1.13, log-sd 0.7"  # 0.8 √2
+    model.save(tmp_path / "short.viper")
+    again = viper.load(tmp_path / "short.viper")
+    assert again.priors == "short"
+    assert again.model_.log_prior().item() == model.model_.log_prior().item()
+
+
 def test_one_lengthscale_for_all_columns(data):
     X, y = data
     model = VariationalGPClassifier(lengthscales="one", n_inducing=10, n_starts=2, tol=0.1).fit(X, y)

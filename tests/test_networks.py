@@ -317,6 +317,20 @@ def test_a_stream_reports_its_passes(data, monkeypatch, capsys):
     assert passes[-1] > 1.0
 
 
+@pytest.mark.parametrize("covariance", FAMILIES)
+def test_frozen_heads_are_fitted_and_stay_frozen(data, covariance):
+    heads = [head_of("classes", covariance=covariance) for _ in range(3)]
+    heads[1].requires_grad_(False)
+    y = targets_of(data, "classes")
+    heads[0].fit(data[0], y)
+    heads[1].fit(data[0], y)
+    with torch.no_grad():
+        heads[2].fit(data[0], y)
+    for other in heads[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(heads[0].parameters(), other.parameters(), strict=True))
+    assert not any(parameter.requires_grad for parameter in heads[1].parameters())
+
+
 # --- as a module among others ---
 
 

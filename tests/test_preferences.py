@@ -390,6 +390,19 @@ def test_choices_have_the_posterior_of_the_softmax(k):
     np.testing.assert_allclose(np.sqrt((centre @ C @ centre).diagonal()), sd, rtol=0.1)
 
 
+def test_lists_of_any_length_may_hold_tensors_and_numbers_of_numpy():
+    known = read_answers([[0, 1], [2, 3, 4]], 5)
+    for given in (
+        [torch.tensor([0, 1]), torch.tensor([2, 3, 4])],
+        (np.array([0, 1], np.uint8), range(2, 5)),
+        [list(np.arange(2)), list(np.arange(2.0, 5.0))],
+    ):
+        for one, other in zip(read_answers(given, 5), known, strict=True):
+            np.testing.assert_array_equal(one, other)
+    boxed = np.array([[np.int64(0), np.int64(1)]], dtype=object)
+    assert read_answers(boxed, 5).pairs.tolist() == [[0, 1]]
+
+
 def test_choices_among_two_are_pairs_and_may_be_of_any_length():
     X, asked = choices(12, 3)
     lists = [row[: 2 + k % 2].tolist() for k, row in enumerate(asked)]
@@ -414,7 +427,9 @@ def test_choices_among_two_are_pairs_and_may_be_of_any_length():
         ([0, 1], None, "two columns or more"),
         ([[0, 1, 2], [3, 1, 3]], None, "item 3 twice in pair 1"),
         ([[0, 1, 2]], [True], "about two items; got a choice among 3"),
-        ([[0, 1], [2]], None, r"two items or more; got .2. in pair 1"),
+        ([[0, 1], [2]], None, r"two items or more, the best one first; got .2. in pair 1"),
+        ([[0, 1], [2, 3, 4], [[5, 6], [7, 8]]], None, r"list of two items or more.* in pair 2"),
+        ([[0, 1], [2, 3, 4], 5], None, "list of two items or more.* got 5 in pair 2"),
         ([[0, 1]], [2], "True .a tie. or False .* got 2"),
         ([[0, 1]], ["maybe"], "True .a tie. or False .* got 'maybe'"),
         ([[0, 1]], [True, False], "one value for each of the 1 pairs"),

@@ -15,7 +15,7 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import ndtr, xlogy
+from scipy.special import expit, ndtr, xlogy
 
 from viper.decisions.outcomes import PRECISION, REWARD, SHIFT
 from viper.softplus.mixture_table import MIXTURES
@@ -71,7 +71,7 @@ def chances(t: np.ndarray, v: np.ndarray, spread: float = 1.0) -> tuple[np.ndarr
     with np.errstate(divide="ignore", invalid="ignore"):
         mass = np.where(every > 0.0, PEAK * np.exp(-0.5 * u * u) / sd * (every / cdf), 0.0)
     total = mass.sum()
-    return mass.sum(0) / total, float((mass.sum(1) / (1.0 + np.exp(-at[:, 0]))).sum() / total)
+    return mass.sum(0) / total, float(mass.sum(1) @ expit(at[:, 0]) / total)
 
 
 def least_ratio(regret: np.ndarray, information: np.ndarray) -> np.ndarray:

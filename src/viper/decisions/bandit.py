@@ -20,6 +20,7 @@ from viper.models.saving import State
 FIRST_REFRESH = 64  # rewards; then at every doubling
 FORGETTING_STEP = 0.01  # share of the weight of old rewards that is forgotten at a time
 MOST_PENDING = 100_000  # choices that await their reward; the oldest is given up
+LARGEST = 1e50  # of contexts, features, scales and their inverses, so that variances of log-odds are finite
 LEVEL = 1.959963984540054  # sds of a 95 % interval
 
 
@@ -126,20 +127,20 @@ class Bandit:
             if value not in known:
                 raise ValueError(f"{name} must be one of {list(known)}; got {shown(value)}.")
         epsilon = (0.1 if policy == "epsilon-greedy" else 0.0) if epsilon is None else share(epsilon, "epsilon")
-        self.policy = Policy(policy, number_above(spread, "spread", 0.0), epsilon)
+        self.policy = Policy(policy, scale_within(spread, "spread"), epsilon)
         self.model = model
-        self.scales = Scales(
-            number_above(prior_scale, "prior_scale", 0.0), number_above(intercept_scale, "intercept_scale", 0.0)
-        )
+        self.scales = Scales(scale_within(prior_scale, "prior_scale"), scale_within(intercept_scale, "intercept_scale"))
         if isinstance(memory, bool) or not isinstance(memory, Integral) or memory < 2:
             raise ValueError(f"memory must be a whole number from 2 on; got {shown(memory)}.")
         self.memory, self.refreshing = int(memory), refresh
-        self.forget = number_above(share(forget, "forget"), "forget", 0.0)
+        self.forget = share(forget, "forget")
+        if not self.forget:
+            raise ValueError("forget must be a number above 0; got 0. Use 1 to forget nothing.")
         self.arms: list[Any] = []
         self._number: dict[Any, int] = {}  # of each arm, retired ones too
         self._allowed = np.zeros(0, dtype=np.intp)
         for arm in arms:
-            self._name_arm(arm)
+            self._name_arm(self._new_name(arm))
         if not self.arms:
             raise ValueError("arms must be at least one; got none.")
         self._generator = np.random.default_rng(random_state)
@@ -165,11 +166,11 @@ class Bandit:
             model="disjoint"; with others, arms share what they have in common anyway.
         """
         with self._lock:
-            known = self._number.get(arm) is not None
+            arm = self._new_name(arm)
             alike = None if like is None else self._named(self.arms if is_all(like) else like)[1]
-            self._name_arm(arm)
-            if not known and self._weights is not None:
+            if arm not in self._number and self._weights is not None:
                 self._weights = self._weights.with_arm(alike)
+            self._name_arm(arm)
 
     def retire_arm(self, arm: Any) -> None:
         """No longer choose an arm. Rewards that are still to come are taken, and `add_arm` takes it back."""
@@ -180,12 +181,16 @@ class Bandit:
             self.arms.remove(arm)
             self._allowed = self._allowed[self._allowed != number]
 
-    def _name_arm(self, arm: Any) -> None:
+    def _new_name(self, arm: Any) -> Any:
+        """The name of an arm that is to be added, checked."""
         arm = arm.item() if isinstance(arm, np.generic) else arm  # as files store it
         if not isinstance(arm, str | Real):
             raise TypeError(f"an arm must be a text or a number; got {type(arm).__name__}.")
         if arm in self.arms:
             raise ValueError(f"arms must be all different; got {shown(arm)} twice.")
+        return arm
+
+    def _name_arm(self, arm: Any) -> None:
         number = self._number.setdefault(arm, len(self._number))
         self.arms.append(arm)
         self._allowed = np.append(self._allowed, number).astype(np.intp)
@@ -333,6 +338,7 @@ class Bandit:
         if self.forget ** (self._time - self._forgotten) < 1.0 - FORGETTING_STEP:
             self._forget()
         if self._weights.kept > self.memory:
+            self._forget()
             self._weights.absorb(self._weights.kept // 2)
         if self.refreshing == "doublings" and self._time >= max(FIRST_REFRESH, 2 * self._refreshed):
             self.refresh()
@@ -340,7 +346,7 @@ class Bandit:
     def _forget(self) -> None:
         """Discount what was told before, up to now."""
         assert self._weights is not None
-        self._weights.discount(self.forget ** (self._time - self._forgotten))
+        self._weights.discount(self.forget, self._forgotten, self._time)
         self._forgotten = self._time
 
     def refresh(self) -> None:
@@ -408,9 +414,9 @@ def logistic(f: float) -> float:
     return 1.0 / (1.0 + math.exp(-f)) if f > -700.0 else math.exp(f)
 
 
-def number_above(value: Any, name: str, least: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, Real) or not least < float(value) < math.inf:
-        raise ValueError(f"{name} must be a number above {least:g}; got {shown(value)}.")
+def scale_within(value: Any, name: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real) or not 1.0 / LARGEST <= float(value) <= LARGEST:
+        raise ValueError(f"{name} must be a number from {1.0 / LARGEST:g} to {LARGEST:g}; got {shown(value)}.")
     return float(value)
 
 
@@ -437,4 +443,6 @@ def finite_array(value: Any, name: str, axes: int) -> np.ndarray:
         raise ValueError(f"{name} must be {shape}; got {array.ndim} axes.")
     if not np.isfinite(array).all():
         raise ValueError(f"{name} must be finite; got {shown(value)}.")
+    if (np.abs(array) > LARGEST).any():
+        raise ValueError(f"{name} must be from {-LARGEST:g} to {LARGEST:g}; got {shown(value)}. Change the units.")
     return array

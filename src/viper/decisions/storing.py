@@ -25,7 +25,7 @@ from viper.data.schema import (
     or_none,
 )
 from viper.decisions.outcomes import ARM, COLUMNS, PRECISION, WEIGHT
-from viper.decisions.weights import MODELS, POLICIES, Weights
+from viper.decisions.weights import MODELS, POLICIES, ROUNDING, Weights
 from viper.errors import StorageError
 from viper.models.saving import State
 
@@ -59,12 +59,13 @@ METADATA = Fields(
 
 
 def are_definite(x: Tensor) -> bool:
-    """Whether matrices are positive definite, whatever the units of their columns."""
+    """Whether matrices are positive definite but for rounding, whatever the units of their columns."""
     variances = x.diagonal(dim1=-2, dim2=-1)
     if not bool(x.isfinite().all() and (variances > 0).all()):
         return False
     root = variances.sqrt()
-    return not bool(torch.linalg.cholesky_ex(x / root[:, None] / root[:, :, None]).info.any())
+    correlations = x / root[:, None] / root[:, :, None] + ROUNDING * torch.eye(x.shape[-1], dtype=x.dtype)
+    return not bool(torch.linalg.cholesky_ex(correlations).info.any())
 
 
 DEFINITE_BLOCKS = Range("positive definite matrices", are_definite)
@@ -111,7 +112,7 @@ def pack_bandit(agent: Any) -> State:
             "forget": agent.forget,
             "refresh": agent.refreshing,
         },
-        "arms": agent.arms,
+        "arms": list(agent.arms),
         "known_arms": list(agent._number),
         "columns": None if weights is None else {"features": weights.features, "context": weights.context},
         "counts": {name: getattr(agent, name) for name in COUNTS},
@@ -204,4 +205,5 @@ def check_header(layouts: Mapping[str, Layout], metadata: dict[str, Any]) -> dic
 
 
 def stored(x: np.ndarray) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(x, dtype=np.float64))
+    """A copy, which stays as it is while other threads go on."""
+    return torch.from_numpy(np.array(x, dtype=np.float64, order="C"))

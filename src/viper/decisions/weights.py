@@ -19,10 +19,11 @@ from viper.decisions.outcomes import ARM, COLUMNS, NEW_FACTOR, PRECISION, SHIFT,
 
 MODELS = ("disjoint", "shared", "hybrid")
 POLICIES = ("ids", "ucb", "thompson", "epsilon-greedy", "greedy")  # in the order of _arms.c
-LARGEST_HYBRID = 4_000  # weights; their covariance takes 128 MB
+MOST_WEIGHTS = 4_000  # of a block; their covariance takes 128 MB
 VISITED, CALM = 8, 0.05  # a reward is learned when so many older ones in turn move f by less than this share of its sd
 MOST_VISITED = 256  # rewards, or as many as change MOST_CHANGED entries of a covariance
 MOST_CHANGED = 1 << 20
+ROUNDING = 1e-12  # share of the diagonal of a precision matrix
 SETTLED, MOST_ROUNDS = 1e-7, 100  # a refresh ends when no factor moves f by more than this share of its sd
 
 
@@ -57,20 +58,18 @@ class Weights:
     def __init__(self, model: str, scales: Scales, arm_count: int, features: int, context: int) -> None:
         self.model, self.scales, self.arm_count = model, scales, arm_count
         self.features, self.context = features, context
+        width = features + context + 1
+        size = width + arm_count * (context + 1) if model == "hybrid" else width
+        if size > MOST_WEIGHTS:
+            fix = "Use fewer arms or columns, or model='disjoint'." if model == "hybrid" else "Use fewer columns."
+            raise ValueError(f"model={model!r} allows {MOST_WEIGHTS:,} weights of one block; got {size:,}. {fix}")
         own = np.full(context + 1, scales.prior)
         own[-1] = scales.intercept
         common = np.concatenate([np.full(features, scales.prior), own])
-        if model == "disjoint":
-            self.sd = np.tile(own, (arm_count, 1))
-        elif model == "shared":
-            self.sd = common[None]
-        else:
+        if model == "hybrid":
             self.sd = np.concatenate([common, np.tile(own, arm_count)])[None]
-        if self.sd.shape[1] > LARGEST_HYBRID:
-            raise ValueError(
-                f"model={model!r} allows {LARGEST_HYBRID} weights; got {self.sd.shape[1]}. Use fewer arms or columns, "
-                "or model='disjoint'."
-            )
+        else:
+            self.sd = np.tile(common, (arm_count if model == "disjoint" else 1, 1))
         self.base_precision, self.base_shift = prior_precision(self.sd), np.zeros_like(self.sd)
         self.outcomes: dict[int, Outcomes] = {}  # by block
         self.kept = 0
@@ -165,8 +164,7 @@ class Weights:
             told = self.told(outcomes, outcomes.count)
             precision[block] += told[0]
             shift[block] += told[1]
-        covariance = np.linalg.inv(precision)
-        covariance = 0.5 * (covariance + covariance.transpose(0, 2, 1))
+        covariance = inverses(precision)
         self.set(np.einsum("kij,kj->ki", covariance, shift), covariance)
 
     def told(self, outcomes: Outcomes, count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -186,15 +184,15 @@ class Weights:
             outcomes.drop(old)
             self.kept -= old
 
-    def discount(self, share: float) -> None:
-        """Keep this share of what outcomes have told."""
-        if share == 1.0:
+    def discount(self, forget: float, since: int, now: int) -> None:
+        """Multiply weights by `forget` for each reward since then; those of later ones, for each after their own."""
+        if forget == 1.0 or since == now:
             return
-        prior = prior_precision(self.sd)
+        prior, share = prior_precision(self.sd), forget ** (now - since)
         self.base_precision = prior + share * (self.base_precision - prior)
         self.base_shift *= share
         for outcomes in self.outcomes.values():
-            outcomes.table[:, WEIGHT] *= share
+            outcomes.table[:, WEIGHT] *= forget ** (now - np.maximum(outcomes.table[:, TIME], since))
         self.rebuild()
 
     def played(self) -> tuple[np.ndarray, np.ndarray]:
@@ -229,6 +227,21 @@ class Weights:
 def prior_precision(sd: np.ndarray) -> np.ndarray:
     """A diagonal matrix of sd⁻² for each row."""
     return np.stack([np.diag(row**-2.0) for row in sd])
+
+
+def inverses(precision: np.ndarray) -> np.ndarray:
+    """L⁻ᵀ L⁻¹ of precision matrices, in units in which their diagonals are 1; where rounding has left one that is not
+    positive definite, with as much more on all diagonals as rounding may have taken.
+    """
+    unit = np.einsum("kii->ki", precision) ** -0.5
+    units = unit[:, :, None] * unit[:, None]
+    correlations = precision * units
+    try:
+        root = np.linalg.cholesky(correlations)
+    except np.linalg.LinAlgError:
+        root = np.linalg.cholesky(correlations + ROUNDING * np.eye(unit.shape[1]))
+    inverse = np.linalg.inv(root)
+    return (inverse.transpose(0, 2, 1) @ inverse) * units
 
 
 def chances_of(policy: Policy, t: np.ndarray, v: np.ndarray, reward: np.ndarray, information: np.ndarray) -> np.ndarray:

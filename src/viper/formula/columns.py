@@ -380,7 +380,8 @@ def differs_visibly(column: "pandas.Series[Any]") -> bool:
     values = column.to_numpy(dtype=float, na_value=np.nan)
     values = values[values == values]
     least, most = (float(values.min()), float(values.max())) if len(values) else (0.0, 0.0)
-    return most - least > SAME_TO * max(abs(least), abs(most))
+    size = max(abs(least), abs(most))
+    return least != most and (most - least > SAME_TO * size or math.isinf(size))
 
 
 def reason_to_leave_out(column: "pandas.Series[Any]", different: int) -> str | None:

@@ -447,7 +447,7 @@ class VariationalGPClassifier(
             raise ValueError(f"priors must be 'default', 'short' or None; got {shown(self.priors)}.")
         if isinstance(self.kernel, str) and self.kernel == AUTO and (self.priors is None or self.solver != "profile"):
             got = f"priors={shown(self.priors)} and solver={shown(self.solver)}"
-            raise ValueError(f"kernel='auto' needs priors='default' and solver='profile'; got {got}. Name a kernel.")
+            raise ValueError(f"kernel='auto' needs priors and solver='profile'; got {got}. Name a kernel.")
         if not 0.0 <= self.jitter <= 1e-2:
             raise ValueError(f"jitter must lie in [0, 0.01]; got {self.jitter!r}. It is relative to the mean variance.")
 

@@ -151,7 +151,7 @@ def take_over_label(q: GaussianWeights, k: int, fit: FittedPosterior) -> None:
 
 def climb_low_rank(q: GaussianWeights, problem: ClassProblem) -> None:
     """Climb from a q without loadings to the optimum of the ELBO, all rows in memory, by L-BFGS in float64."""
-    moving = copy.deepcopy(q).double()
+    moving = copy.deepcopy(q).double().requires_grad_(True)  # a frozen head is fitted, too
     climb = LowRankClimb(moving, problem)
     options = {"maxiter": LOW_RANK_STEPS, "maxcor": 30, "ftol": LOW_RANK_GAIN, "gtol": 0.0}
     start = np.zeros(len(climb.first))
@@ -182,6 +182,7 @@ class LowRankClimb:
         self.units = torch.ones_like(self.first)
         self.units[: q.mean.numel()] = q.log_scale.detach().exp().reshape(-1)
 
+    @torch.enable_grad()
     def negative(self, z: np.ndarray) -> tuple[float, np.ndarray]:
         """Its value and gradient, after q has moved there."""
         vector_to_parameters(self.first + self.units * torch.from_numpy(z).to(self.units), self.moved)

@@ -11,6 +11,7 @@ that of equal utilities, and each fit gives those of the next; means of the thir
 """
 
 import math
+from numbers import Real
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -88,7 +89,7 @@ def read_answers(given: Any, items: int) -> Answers:
     outside = (numbers < 0) | (numbers >= items)
     if outside.any():
         raise ValueError(
-            f"pairs must be numbers of rows of X, 0 to {items - 1}; got {numbers[outside][0]:g} in pair "
+            f"pairs must be numbers of rows of X, 0 to {items - 1}; got {numbers[outside][0]:.0f} in pair "
             f"{answer[outside.argmax()]}. Count items from 0."
         )
     order = np.lexsort((numbers, answer))
@@ -96,7 +97,7 @@ def read_answers(given: Any, items: int) -> Answers:
     if len(twice):
         k = order[twice[0]]
         raise ValueError(
-            f"a pair must be of different items; got item {numbers[k]:g} twice in pair {answer[k]}. Leave it out."
+            f"a pair must be of different items; got item {numbers[k]:.0f} twice in pair {answer[k]}. Leave it out."
         )
     return Answers(numbers.astype(np.intp), sizes)
 
@@ -104,11 +105,13 @@ def read_answers(given: Any, items: int) -> Answers:
 def answer_lists(given: Any) -> tuple[np.ndarray, np.ndarray]:
     """Numbers of items answer by answer, and how many each answer has: equally many in an array, or as in lists."""
     if isinstance(given, list | tuple) and len({np.shape(one)[:1] for one in given if np.ndim(one) == 1}) > 1:
-        sizes = np.array([np.size(one) for one in given])
-        if (few := sizes < 2).any():
-            k = int(few.argmax())
-            raise ValueError(f"an answer must be about two items or more; got {shown(given[k])} in pair {k}.")
-        return np.concatenate([np.asarray(one) for one in given]), sizes
+        for k, one in enumerate(given):
+            if np.ndim(one) != 1 or len(one) < 2:
+                raise ValueError(
+                    f"an answer must be a list of two items or more, the best one first; got {shown(one)} in pair {k}."
+                )
+        items = [item for one in given for item in np.asarray(one).tolist()]
+        return np.array(items, dtype=object), np.array([len(one) for one in given])
     table = rectangular(given, "pairs")
     if table.ndim != 2 or table.shape[1] < 2:
         raise ValueError(f"pairs must have two columns or more, the better item first; got shape {table.shape}.")
@@ -116,4 +119,4 @@ def answer_lists(given: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def is_row_number(x: Any) -> bool:
-    return isinstance(x, int | float) and not isinstance(x, bool) and math.isfinite(x) and x == math.floor(x)
+    return not isinstance(x, bool) and isinstance(x, Real) and math.isfinite(x) and x == math.floor(x)

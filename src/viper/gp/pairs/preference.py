@@ -102,7 +102,7 @@ class VariationalPreferenceGP(BaseEstimator):
     ----------
     process_ : the fitted Gaussian process of differences, whose rows are pairs
     elbo_ : float
-        The exact ELBO.
+        The exact ELBO; of the weighted pairs, if there are choices among several.
     threshold_ : float or None
         t of ties, in log-odds; None without ties.
     outcomes_ : tuple of str
