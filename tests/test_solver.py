@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
+import pandas
 import pytest
 import scipy.optimize
 import scipy.sparse
@@ -25,6 +26,7 @@ from viper.inference.posterior import Full
 from viper.inference.problem import Gaussian, Prior, Problem, divergence, kl_to_prior
 from viper.inference.rows import Arrays, Dense
 from viper.inference.start import find_mode, from_tighter_priors
+from viper.inference.steps import full_step
 from viper.inference.sums import sums
 from viper.models.fitting import fit_posterior, run_solver
 from viper.softplus.limit import limit
@@ -407,6 +409,30 @@ def test_sums_are_the_same_in_blocks():
     assert many.value == pytest.approx(one.value, rel=1e-12)
     torch.testing.assert_close(many.gradient, one.gradient, rtol=1e-11, atol=1e-11)
     torch.testing.assert_close(many.gram, one.gram, rtol=1e-11, atol=1e-11)
+
+
+def test_a_vector_of_precisions_is_a_diagonal_matrix():
+    X, y = data(200, 4, 18)
+    source, mean = Arrays(torch.from_numpy(X), torch.from_numpy(y)), torch.linspace(-1.0, 1.0, 4, dtype=torch.float64)
+    vector = Prior(mean.square(), mean + 2.0)
+    matrix = Prior(vector.mean, torch.diag(vector.precision))
+    q = Gaussian(mean, torch.eye(4, dtype=torch.float64), torch.eye(4, dtype=torch.float64))
+    problems = [Problem(source, prior, limit()) for prior in (vector, matrix)]
+    one, other = [full_step(problem, q, problem.total(q.mean, q.factor), 1.0) for problem in problems]
+    for name in ("mean", "precision", "cholesky"):
+        torch.testing.assert_close(getattr(one, name), getattr(other, name), rtol=1e-13, atol=1e-13)
+    assert kl_to_prior(one, one.factor, vector) == pytest.approx(kl_to_prior(one, one.factor, matrix), rel=1e-13)
+
+
+def test_an_array_forgets_the_names_of_a_table():
+    X, y = data(50, 2, 19)
+    model = VariationalLogisticRegression().fit(pandas.DataFrame(X, columns=["a", "b"]), y)
+    with pytest.warns(UserWarning, match="valid feature names"):
+        named = model.predict_proba(X)
+    np.testing.assert_array_equal(model.fit(X, y).predict_proba(X), named)
+    assert not hasattr(model, "feature_names_in_")
+    with pytest.raises(ValueError, match="3 features"):
+        model.predict(np.ones((1, 3)))
 
 
 @pytest.mark.parametrize("family", ["full", "diagonal"])

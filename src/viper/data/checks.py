@@ -48,6 +48,8 @@ def read_features(estimator: Any, X: Any, *, reset: bool, finite: bool = True) -
     """
     if not reset and (formula := getattr(estimator, "formula_", None)) is not None:
         X = formula.encode(X)
+    if is_finite_matrix(X) and learns_columns(estimator, X.shape[1], reset):
+        return X
     refuse_odd_array(X, "X")
     names = [name for name, _ in column_types(X)]
     if len({*names}) < len(names):
@@ -76,6 +78,22 @@ def read_features(estimator: Any, X: Any, *, reset: bool, finite: bool = True) -
             f"X must be numeric; {not_numeric(X, error)}. Encode text and dates as numbers, or use from_formula, for "
             "which text is a category."
         ) from None
+
+
+def learns_columns(estimator: Any, columns: int, reset: bool) -> bool:
+    """Learn the number of columns that have no names, or compare it. Return whether that is all that is to be done."""
+    if hasattr(estimator, "feature_names_in_"):
+        return False
+    if reset:
+        estimator.n_features_in_ = columns
+    return getattr(estimator, "n_features_in_", None) == columns
+
+
+def is_finite_matrix(X: Any) -> bool:
+    """Return whether X is a small matrix of finite numbers, for which scikit-learn's checks take longer than a pass."""
+    if type(X) is not np.ndarray or X.dtype != np.float64 or X.ndim != 2:
+        return False
+    return 0 < X.size < MANY_ENTRIES and math.isfinite(sum_or_overflow(X))
 
 
 def sum_on_threads(X: np.ndarray, threads: int) -> float:

@@ -351,7 +351,7 @@ class Stage:
         if q.cholesky is not None and len(q.mean) >= LEAST_PROBED:
             from_precision = 0.5 * float(whitened(q, replace(new, mean=q.mean)).square().sum())
         else:
-            from_precision = divergence(q, replace(new, mean=q.mean))
+            from_precision = divergence(q, Gaussian(q.mean, new.precision, new.cholesky))
         return from_precision + 0.5 * float((new.mean - q.mean) @ gradient(self.problem, q, self.total))
 
     def finish(self, step: Step, move: float) -> bool:

@@ -207,12 +207,14 @@ Moved = TypeVar("Moved")  # a Gaussian or a mixture of them, whose fields are te
 
 
 def moved(value: Moved, device: torch.device | str) -> Moved:
-    """The same Gaussian on another device."""
+    """The same Gaussian on a device: itself if it is there."""
     if isinstance(value, Several):
         return replace(value, parts=tuple(moved(part, device) for part in value.parts))
     given: Any = value
     parts = {field.name: getattr(given, field.name) for field in fields(given)}
-    return cast(Moved, replace(given, **{name: part.to(device) for name, part in parts.items() if part is not None}))
+    there = torch.device(device)
+    elsewhere = {name: x.to(there) for name, x in parts.items() if x is not None and x.device != there}
+    return cast(Moved, replace(given, **elsewhere)) if elsewhere else value
 
 
 def gaussian_log_density(noise: Tensor, log_scale: Tensor) -> Tensor:

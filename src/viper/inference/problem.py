@@ -127,10 +127,16 @@ def gaussian(mean: Tensor, precision: Tensor) -> Gaussian | None:
 def cholesky(matrix: Tensor) -> Tensor | None:
     """L with LLᵀ = matrix, or None if the matrix is not positive definite."""
     if is_small(matrix):
-        root, failed = dpotrf(matrix.numpy().T, lower=1, clean=1)  # symmetric, and as LAPACK stores it
-        return None if failed or not math.isfinite(root.trace()) else torch.from_numpy(root)
+        root = cholesky_by_lapack(matrix.numpy())
+        return None if root is None else torch.from_numpy(root)
     factor, info = torch.linalg.cholesky_ex(matrix)
     return None if int(info) or not math.isfinite(float(factor.trace())) else factor
+
+
+def cholesky_by_lapack(matrix: np.ndarray) -> np.ndarray | None:
+    """The same, as LAPACK stores it."""
+    root, failed = dpotrf(matrix.T, lower=1, clean=1)
+    return None if failed or not math.isfinite(root.trace()) else root
 
 
 def widened(q: Gaussian, by: float) -> Gaussian:

@@ -176,13 +176,13 @@ def find_mode(problem: Problem, mean: Tensor | None, enough: float) -> Mode:
         shift, rho = new.mean - mean, 1.0
         if 0.5 * float(shift @ gradient(problem, at, total)) < enough or passes > MOST_PASSES:
             return Mode(new, total.gram, passes)
-        candidate = log_joint(problem, mean + shift)
+        there, passes = new.mean, passes + 1
+        candidate = log_joint(problem, there)
         while not candidate[0] >= value and rho > SHORTEST_SEARCH:
             rho *= 0.5
-            passes += 1
-            candidate = log_joint(problem, mean + rho * shift)
-        mean, (value, total) = mean + rho * shift, candidate
-        passes += 1
+            there, passes = mean + rho * shift, passes + 1
+            candidate = log_joint(problem, there)
+        mean, (value, total) = there, candidate
 
 
 def log_joint(problem: Problem, mean: Tensor) -> tuple[float, Sums]:

@@ -9,12 +9,13 @@ which for ρ = 1 is Newton's step in μ. The diagonal family keeps only the diag
 not depend on the scale of the data.
 """
 
+import numpy as np
 import torch
 from scipy.linalg.lapack import dpotrs
 from torch import Tensor
 
 from viper.errors import NotFinite
-from viper.inference.problem import Gaussian, Problem, cholesky, gaussian, is_small
+from viper.inference.problem import Gaussian, Prior, Problem, cholesky, cholesky_by_lapack, gaussian, is_small
 from viper.inference.sums import Sums
 from viper.softplus.pointwise import Bound, KernelRecipe, Triple
 
@@ -33,6 +34,8 @@ def solved(root: Tensor, vector: Tensor) -> Tensor:
 
 def full_step(problem: Problem, q: Gaussian, total: Sums, rho: float) -> Gaussian | None:
     """Return the step of the full family, or None if Λ_ρ is not positive definite."""
+    if rho == 1.0 and problem.prior.precision.ndim == 1 and is_small(q.mean):
+        return small_step(problem.prior, q.mean.numpy(), total)
     target = problem.prior.plus(total.gram)
     precision = target if rho == 1.0 else torch.lerp(q.precision, target, rho)
     root = cholesky(precision)
@@ -40,6 +43,19 @@ def full_step(problem: Problem, q: Gaussian, total: Sums, rho: float) -> Gaussia
         return None
     direction = solved(root, gradient(problem, q, total))
     return Gaussian(torch.add(q.mean, direction, alpha=rho), precision, root)
+
+
+@np.errstate(all="ignore")  # an overflow shows up in F
+def small_step(prior: Prior, mean: np.ndarray, total: Sums) -> Gaussian | None:
+    """The same for ρ = 1 and a diagonal S₀ in few dimensions, where NumPy and LAPACK take half of torch's time."""
+    inverse, precision = prior.precision.numpy(), total.gram.numpy().copy()
+    precision.reshape(-1)[:: len(mean) + 1] += inverse
+    root = cholesky_by_lapack(precision)
+    if root is None:
+        return None
+    slope = total.gradient.numpy() - inverse * (mean - prior.mean.numpy())
+    direction, _ = dpotrs(root, slope, lower=1)
+    return Gaussian(*map(torch.from_numpy, (mean + direction, precision, root)))
 
 
 def diagonal_step(problem: Problem, q: Gaussian, total: Sums, rho: float) -> Gaussian | None:

@@ -126,7 +126,8 @@ def fit_in_shape(
     source: RowSource, prior: Prior, options: FitOptions, seed: int, start: Gaussian | None
 ) -> FittedPosterior:
     """Choose the form of the problem by its family and its numbers of rows and coefficients, and solve it."""
-    options = replace(options, covariance=family_of(source, options))
+    if (family := family_of(source, options)) != options.covariance:
+        options = replace(options, covariance=family)
     if options.covariance == "low-rank":
         return fit_low_rank(source, prior, options, seed, start)
     prior = prior.without_loadings()

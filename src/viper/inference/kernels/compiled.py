@@ -56,8 +56,8 @@ def compiled_sums(
     label, code = (None, block.label) if block.label.dtype == torch.bool else (block.label, None)
     vectors = label, code, block.offset, residual, block.weight, mean, by_factor, by_variances, nodes
     arrays = [None if x is None else in_order(x) for x in vectors]
-    kept = mean.new_empty(2, 0 if seen is None else rows)
-    places = [None, None] if seen is None else [x.data_ptr() for x in kept]
+    kept = [] if seen is None else [mean.new_empty(rows), mean.new_empty(rows)]
+    places = [x.data_ptr() for x in kept] if kept else [None, None]
     threads = threads_for(rows * d * (d if gram == "full" else PRODUCTS_PER_ENTRY))
     failed = functions.row_sums(
         matrix.data_ptr(), rows, *matrix.stride(), columns, d,
@@ -250,7 +250,7 @@ def is_wide(X: Tensor, single: bool = False) -> bool:
 
 def in_order(x: Tensor) -> Tensor:
     """Return the array as the C code reads it: contiguous, and float64 unless it is boolean."""
-    return x.contiguous() if x.dtype == torch.bool else x.to(torch.float64).contiguous()
+    return (x if x.dtype in (torch.bool, torch.float64) else x.to(torch.float64)).contiguous()
 
 
 @cache
