@@ -20,7 +20,7 @@ from viper.models.saving import State
 FIRST_REFRESH = 64  # rewards; then at every doubling
 FORGETTING_STEP = 0.01  # share of the weight of old rewards that is forgotten at a time
 MOST_PENDING = 100_000  # choices that await their reward; the oldest is given up
-LARGEST = 1e50  # of contexts, features, scales and their inverses, so that variances of log-odds are finite
+LARGEST_ENTRY = 1e50  # of contexts, features, scales and their inverses, so that variances of log-odds are finite
 LEVEL = 1.959963984540054  # sds of a 95 % interval
 
 
@@ -415,8 +415,14 @@ def logistic(f: float) -> float:
 
 
 def scale_within(value: Any, name: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, Real) or not 1.0 / LARGEST <= float(value) <= LARGEST:
-        raise ValueError(f"{name} must be a number from {1.0 / LARGEST:g} to {LARGEST:g}; got {shown(value)}.")
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, Real)
+        or not 1.0 / LARGEST_ENTRY <= float(value) <= LARGEST_ENTRY
+    ):
+        raise ValueError(
+            f"{name} must be a number from {1.0 / LARGEST_ENTRY:g} to {LARGEST_ENTRY:g}; got {shown(value)}."
+        )
     return float(value)
 
 
@@ -443,6 +449,8 @@ def finite_array(value: Any, name: str, axes: int) -> np.ndarray:
         raise ValueError(f"{name} must be {shape}; got {array.ndim} axes.")
     if not np.isfinite(array).all():
         raise ValueError(f"{name} must be finite; got {shown(value)}.")
-    if (np.abs(array) > LARGEST).any():
-        raise ValueError(f"{name} must be from {-LARGEST:g} to {LARGEST:g}; got {shown(value)}. Change the units.")
+    if (np.abs(array) > LARGEST_ENTRY).any():
+        raise ValueError(
+            f"{name} must be from {-LARGEST_ENTRY:g} to {LARGEST_ENTRY:g}; got {shown(value)}. Change the units."
+        )
     return array

@@ -25,7 +25,7 @@ from viper.data.schema import (
     or_none,
 )
 from viper.decisions.outcomes import ARM, COLUMNS, PRECISION, WEIGHT
-from viper.decisions.weights import MODELS, POLICIES, ROUNDING, Weights
+from viper.decisions.weights import MODELS, POLICIES, ROUNDED_AWAY, Weights
 from viper.errors import StorageError
 from viper.models.saving import State
 
@@ -64,7 +64,7 @@ def are_definite(x: Tensor) -> bool:
     if not bool(x.isfinite().all() and (variances > 0).all()):
         return False
     root = variances.sqrt()
-    correlations = x / root[:, None] / root[:, :, None] + ROUNDING * torch.eye(x.shape[-1], dtype=x.dtype)
+    correlations = x / root[:, None] / root[:, :, None] + ROUNDED_AWAY * torch.eye(x.shape[-1], dtype=x.dtype)
     return not bool(torch.linalg.cholesky_ex(correlations).info.any())
 
 

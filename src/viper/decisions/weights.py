@@ -23,7 +23,7 @@ MOST_WEIGHTS = 4_000  # of a block; their covariance takes 128 MB
 VISITED, CALM = 8, 0.05  # a reward is learned when so many older ones in turn move f by less than this share of its sd
 MOST_VISITED = 256  # rewards, or as many as change MOST_CHANGED entries of a covariance
 MOST_CHANGED = 1 << 20
-ROUNDING = 1e-12  # share of the diagonal of a precision matrix
+ROUNDED_AWAY = 1e-12  # share of the diagonal of a precision matrix
 SETTLED, MOST_ROUNDS = 1e-7, 100  # a refresh ends when no factor moves f by more than this share of its sd
 
 
@@ -239,7 +239,7 @@ def inverses(precision: np.ndarray) -> np.ndarray:
     try:
         root = np.linalg.cholesky(correlations)
     except np.linalg.LinAlgError:
-        root = np.linalg.cholesky(correlations + ROUNDING * np.eye(unit.shape[1]))
+        root = np.linalg.cholesky(correlations + ROUNDED_AWAY * np.eye(unit.shape[1]))
     inverse = np.linalg.inv(root)
     return (inverse.transpose(0, 2, 1) @ inverse) * units
 
