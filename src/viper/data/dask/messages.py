@@ -22,10 +22,10 @@ from dask.delayed import delayed
 FAN_IN = 16  # threads that are called directly; sums that one task of a tree adds up
 
 
-def errors_of_loss() -> tuple[type[BaseException], ...]:
-    """What is raised when the scheduler or data on a worker are lost."""
+def errors_of_loss(*others: type[BaseException]) -> tuple[type[BaseException], ...]:
+    """What is raised when the scheduler or data on a worker are lost, and others."""
     closed = getattr(sys.modules.get("distributed.client"), "ClosedClientError", CancelledError)
-    return CancelledError, OSError, TimeoutError, closed
+    return CancelledError, OSError, TimeoutError, closed, *others
 
 
 def active_client() -> Any:
@@ -79,7 +79,7 @@ def reachable(client: Any, collections: Iterable[Any]) -> Iterator[None]:
                 raise connection_error(future.client, CancelledError())
     try:
         yield
-    except (*errors_of_loss(), RuntimeError) as error:  # older clients that have just closed raise the latter
+    except errors_of_loss(RuntimeError) as error:  # older clients that have just closed raise the latter
         if client is None or type(error) is ConnectionError:  # one of ours already
             raise
         if isinstance(error, RuntimeError) and client.status == "running":
