@@ -4,9 +4,9 @@ from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
-LINES_OF_HELP = {"max_content_width": 100}  # columns; longer lines are hard to read
+LINES_OF_HELP = {"max_content_width": 100}  # columns, as longer lines are hard to read
 NAMES_WIDTH = 26  # columns for the names of options; longer ones have a line of their own
-SUBJECTS = {"argument": "Arguments", "option": "Options"}  # of what names no other
+SUBJECTS = {"argument": "Arguments", "option": "Options"}  # of parameters that name no section of their own
 
 
 class HelpfulProgram(TyperGroup):
