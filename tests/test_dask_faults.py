@@ -285,16 +285,19 @@ def test_a_scheduler_lost_while_rows_are_opened_is_an_error(tmp_path):
             classifier().fit(cut(X, (9_000, 5)), cut(Y, 9_000))  # lost before
 
 
-def test_a_client_that_has_just_closed_is_an_error():
-    """Dask raises an error of its own kind where the scheduler is lost between two messages."""
+@pytest.mark.parametrize("forgotten", [False, True])
+def test_a_client_that_has_just_closed_is_an_error(forgotten):
+    """Dask raises errors of its own kinds where the scheduler is lost between two messages, or already forgotten."""
     with LocalCluster(1, processes=False, dashboard_address=None) as cluster, Client(cluster) as client:
         X_there, y_there = cut(X, (9_000, 5)), cut(Y, 9_000)
-        client.status = "closed"
+        scheduler, client.status = client.scheduler, "closed"
+        if forgotten:
+            client.scheduler = None
         try:
             with pytest.raises(ConnectionError, match="scheduler must stay reachable"):
                 classifier().fit(X_there, y_there)
         finally:
-            client.status = "running"
+            client.scheduler, client.status = scheduler, "running"
 
 
 def held_by(client):

@@ -20,7 +20,14 @@ from dask.delayed import delayed
 
 from viper.data import checks
 from viper.data.checks import RowFormat, as_arrays, unlabelled_arrays
-from viper.data.dask.messages import active_client, map_on_workers, reachable, run_on_workers, shares_of_threads
+from viper.data.dask.messages import (
+    active_client,
+    map_on_workers,
+    reachable,
+    run_on_workers,
+    shares_of_threads,
+    threads_of_workers,
+)
 from viper.data.dask.partitions import BRIEF_ENTRIES, Partitions, UncheckedArrays
 from viper.data.indicators import (
     as_indicators,
@@ -124,7 +131,7 @@ def groups_by_thread(client: Any, blocks: list[Any], entries: int) -> list[list[
     """Return the partitions of each thread, to be read by one task; None without a client or if they are too large."""
     if client is None:
         return None
-    threads = client.nthreads()
+    threads = threads_of_workers(client)
     brief = entries <= BRIEF_ENTRIES * sum(threads.values())
     return [share.places for share in shares_of_threads(client, blocks, threads)] if brief else None
 

@@ -34,6 +34,14 @@ def active_client() -> Any:
     return client if "distributed" in sys.modules and hasattr(client, "who_has") else None
 
 
+def threads_of_workers(client: Any) -> dict[str, int]:
+    """Return how many threads each worker has."""
+    if client.scheduler is None:  # closed; Dask itself would raise an AttributeError
+        raise connection_error(client, CancelledError())
+    threads: dict[str, int] = client.nthreads()
+    return threads
+
+
 def run_on_workers(client: Any, function: Callable[..., Any], *columns: Sequence[Any]) -> list[Any]:
     """Return function(a, b, ...) for each a, b, ... of the columns, computed on the worker that holds a."""
     if client is None:
@@ -139,7 +147,7 @@ def split(places: list[int], count: int) -> Iterator[list[int]]:
 
 def call_each(client: Any, function: Callable[..., Any], *columns: Sequence[Any]) -> list[Any] | None:
     """Return the result of `run_on_workers`, or None if tasks are needed instead."""
-    threads: dict[str, int] = client.nthreads()
+    threads = threads_of_workers(client)
     if sum(threads.values()) > FAN_IN:
         return None
     futures, *others = columns

@@ -137,7 +137,7 @@ class Partitions(BlockSource):
 
     def shares(self) -> list[Share]:
         """Return the parts held by each thread of the cluster, looked up again when workers have joined or left."""
-        threads: dict[str, int] = self.client.nthreads()
+        threads = messages.threads_of_workers(self.client)
         if self.layout is None or self.layout[0] != threads:
             known = messages.shares_of_threads(self.client, self.parts, threads)
             # parts lost in the meantime have no worker: ask again in the next pass
