@@ -44,6 +44,7 @@ from distributed import Client, LocalCluster
 
 from viper.data.checks import seed_of
 from viper.data.dask import partitions
+from viper.data.dask.messages import run_on_workers
 from viper.data.dask.partitions import pack
 from viper.inference.rows import Block, SourceTraits, scattered
 from viper.inference.start import coarse_sizes
@@ -285,17 +286,26 @@ def test_a_scheduler_lost_while_rows_are_opened_is_an_error(tmp_path):
             classifier().fit(cut(X, (9_000, 5)), cut(Y, 9_000))  # lost before
 
 
-@pytest.mark.parametrize("forgotten", [False, True])
-def test_a_client_that_has_just_closed_is_an_error(forgotten):
-    """Dask raises errors of its own kinds where the scheduler is lost between two messages, or already forgotten."""
+def test_a_client_that_has_just_closed_is_an_error():
+    """Dask raises an error of its own kind where the scheduler is lost between two messages."""
     with LocalCluster(1, processes=False, dashboard_address=None) as cluster, Client(cluster) as client:
         X_there, y_there = cut(X, (9_000, 5)), cut(Y, 9_000)
-        scheduler, client.status = client.scheduler, "closed"
-        if forgotten:
-            client.scheduler = None
+        client.status = "closed"
         try:
             with pytest.raises(ConnectionError, match="scheduler must stay reachable"):
                 classifier().fit(X_there, y_there)
+        finally:
+            client.status = "running"
+
+
+def test_a_client_that_closes_between_two_messages_is_an_error():
+    """It has forgotten its scheduler then, and Dask itself raises an AttributeError."""
+    with LocalCluster(1, processes=False, dashboard_address=None) as cluster, Client(cluster) as client:
+        parts = client.map(np.ones, [3, 4])
+        scheduler, client.scheduler, client.status = client.scheduler, None, "closed"
+        try:
+            with pytest.raises(ConnectionError, match="scheduler must stay reachable"):
+                run_on_workers(client, np.sum, parts)
         finally:
             client.scheduler, client.status = scheduler, "running"
 
