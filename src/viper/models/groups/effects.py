@@ -5,7 +5,7 @@ independent,
 
     b_g | w ~ N(μ_g + T_g (w - m), R_g),      T_g = Cov(b_g, w) S⁻¹,      R_g = Var b_g - T_g Cov(w, b_g),
 
-which has the moments of the mixture wherever a group meets the border. A mixture of one point has this form.
+which has the moments of the mixture wherever a group meets the border, and is exact for a mixture of one point.
 """
 
 from collections.abc import Callable
@@ -87,9 +87,8 @@ class AllEffects:
 
 class GroupEffectsMixin(EffectsMixin):
     """`average`, `contrast` and `slopes` for rows in groups.
-
-    Columns of groups may be given values by `at`, and compared by `contrast`: known groups, or "new" for a new one,
-    whose effect is averaged over. So ``at={"hospital": "new"}`` is what to expect in a hospital that is new.
+    `at` and `contrast` also take columns of groups, with known groups or "new" for a group that was not in the fit and
+    whose effect is averaged over: ``at={"hospital": "new"}`` is what to expect in a new hospital.
     """
 
     posterior_: Any
@@ -107,8 +106,8 @@ class GroupEffectsMixin(EffectsMixin):
     def average(self, X: Any, *, groups: Any = None, **given: Any) -> "pandas.DataFrame":
         """Average probability over the rows of X, as in VariationalLogisticRegression.
 
-        `groups` are those of the rows, unless the model has a formula, which finds them in X. Values of `at` may be
-        groups, or "new" for a new one: ``at={"hospital": ["H01", "new"]}``.
+        `groups` are those of the rows; a model with a formula finds them in X. `at` may set groups, or "new" for a new
+        one: ``at={"hospital": ["H01", "new"]}``.
         """
         return super().average(self._effect_table(X, groups), **given)
 

@@ -42,9 +42,9 @@ class LevelJoint:
 
 
 def add_level_block(found: Any, block: Block, member: Tensor, posterior: OrdinalPosterior, draws: Tensor) -> None:
-    """Add the sums over the rows of a block, whose weights in each group are `member`, groups × rows.
+    """Add a block's sums over rows. `member` (groups × rows) is each row's weight in each group.
 
-    `found` has a row for each group and level, group by group; `draws` are those of (w, δ), in columns.
+    `found` has one row per group and level, group by group; `draws` are those of (w, δ), in columns.
     """
     theta, tau2 = posterior.latent(block)
     thresholds, shares = posterior.thresholds()

@@ -51,10 +51,10 @@ class FittedOrdinal:
     gap_prior: GapPrior
     elbo: float
     kl: float
-    error: float  # rounding, at most
+    error: float  # bound on rounding
 
     def __iter__(self) -> Iterator[Any]:
-        """The first four, as a search for the prior takes a fit apart."""
+        """The first four fields, which the search for the prior unpacks."""
         return iter((self.posterior, self.prior, self.problem, self.result))
 
     def certified(self) -> tuple[float, float, float]:
@@ -127,7 +127,7 @@ def fit_ordinal(
     )
     ordinal, elbo, kl = settle(rows, gaps, prior, state.posterior(), result)
     if not math.isfinite(elbo):
-        raise NotFinite(f"levels must have more rows, for a finite ELBO; got {gaps.size + 2} levels. Merge neighbours.")
+        raise NotFinite(f"levels must have more rows for a finite ELBO; got {gaps.size + 2} levels. Merge neighbours.")
     exact, bound, _ = fit.certified()
     return FittedOrdinal(fit.posterior, prior, fit.problem, result, ordinal, gaps.prior, elbo, kl, exact - bound)
 
@@ -209,7 +209,7 @@ def climb_gaps(state: GapState, evaluated: Callable[[Tensor, Gaussian | None], G
 
 
 def followed(state: GapState, shift: Tensor) -> Gaussian | None:
-    """Where q is expected after a shift of δ, or None if the solver's coordinates are not those of the columns."""
+    """Where q is expected after a shift of δ, or None if the solver works in other coordinates than the columns."""
     q = state.fit.result.q
     if state.fit.problem.prior is not state.fit.prior or q.cholesky is None:
         return None

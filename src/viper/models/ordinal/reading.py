@@ -1,4 +1,4 @@
-"""What f and the thresholds say about the levels: P(y = k) = s(t_k - f) - s(t_{k-1} - f), without sampling.
+"""Probabilities of ordered levels, P(y = k) = s(t_k - f) - s(t_{k-1} - f), from f and thresholds, without sampling.
 
 Probabilities integrate the gaps over a few points with weights (`OrdinalPosterior.points`), given which f ~ N(ϑ, τ²).
 For two neighbouring thresholds a < b at a distance g, the mean of p = s(b - f) - s(a - f) is in closed form, and so is
@@ -7,8 +7,8 @@ For two neighbouring thresholds a < b at a distance g, the mean of p = s(b - f) 
 
 At a distance r from the middle of a and b, p = sinh(g/2)/(cosh(g/2) + cosh(r)). So P(p ≤ x) is the probability that f
 is farther from the middle than some r. For intervals, g is integrated by its own quadrature; given g, the distance of f
-from the middle is taken for normal, with its exact mean and variance. The ends of an interval are where P(p ≤ x) is its
-level. The lowest and the highest level have only one threshold, and ends in closed form.
+from the middle is treated as normal, with its exact mean and variance. An interval ends where P(p ≤ x) is 0.025, say,
+or 0.975. The lowest and the highest level have only one threshold, and their ends are in closed form.
 """
 
 import math
@@ -140,9 +140,9 @@ def distance_of_level(logit: Tensor, half: Tensor) -> Tensor:
 
 
 def probability_below(logit: Tensor, u: Tensor, slope: Tensor, rest: Tensor, delta: Tensor, sd: Tensor) -> Tensor:
-    """P(p ≤ x), by quadrature over log g from where p = x is reached in the middle: below, p ≤ x for all u.
+    """P(p ≤ x), by quadrature over log g from the g at which p = x in the middle: for smaller gaps, p ≤ x for all u.
 
-    There P(p ≤ x | g) begins like a root, which the variable of the quadrature removes: log g = start + y².
+    There P(p ≤ x | g) begins like a square root, which the substitution log g = start + y² removes.
     """
     # tanh(g/4) = x, so that g = 2 log((1+x)/(1-x)) = 2 log(1 + 2 e^logit)
     gap = 2.0 * torch.nn.functional.softplus(logit + LOG_2, threshold=LINEAR)
@@ -187,7 +187,7 @@ def bracketed_root(function: Callable[[Tensor], Tensor], low: Tensor, high: Tens
 
 
 def information_of_level(mean: Tensor, variance: Tensor, thresholds: Tensor, weights: Tensor) -> np.ndarray:
-    """What the level would tell about score and gaps, in nats: H(E p) - E H(p), the latter by quadrature over f."""
+    """Mutual information of the level with f and gaps, in nats: H(E p) - E H(p), the latter by quadrature over f."""
     below, above, _ = tails(mean, variance, thresholds)
     average = torch.einsum("npk,p->nk", level_shares(below, above), weights.to(mean))
     nodes, shares = (torch.from_numpy(x).to(mean) for x in np.polynomial.hermite_e.hermegauss(SCORE_NODES))
