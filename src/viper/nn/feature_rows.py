@@ -35,7 +35,7 @@ MEMORY_SHARE = 0.25  # of the memory that is available, for features that are ke
 
 
 class AsBlock(Protocol):
-    """Makes rows for the solvers of features and targets."""
+    """Turns features and targets into rows for the solvers."""
 
     def __call__(self, features: Tensor, y: Tensor) -> Block: ...
 
@@ -117,7 +117,7 @@ class FeatureRows(BlockSource):
                 yield block
 
     def sample(self, k: int, generator: np.random.Generator) -> Arrays:
-        """The rows that `Arrays.sample` would choose, by one pass."""
+        """The rows that `Arrays.sample` would choose, in one pass."""
         chosen, start, found = scattered(self.rows, k, generator), 0, []
         for block in self.blocks():
             inside = chosen[(chosen >= start) & (chosen < start + len(block.label))] - start

@@ -5,7 +5,7 @@ inducing points Z. With K_zz = LLᵀ and whitened values w, f(Z) = Lw, it is a l
 
     ϑ = c + Aμ,      τ² = a² - |A|² + diag(A S Aᵀ),      w ~ N(0, I) a priori.
 
-Far from all inducing points A is 0: the prior comes back, however large the features are.
+Far from all inducing points A is 0, and the logits return to their prior however large the features are.
 """
 
 import math

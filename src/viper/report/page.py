@@ -76,7 +76,7 @@ class ReportPage:
 
 
 def content_policy(style: str, script: str) -> str:
-    """Nothing is loaded, and no style or script applies but these two, which are known by their digests."""
+    """A policy by which nothing is loaded, and only this style and this script, known by their digests, apply."""
     known = [
         f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in (style, script)
     ]

@@ -254,7 +254,7 @@ def average_sentence(e: "AverageEffect") -> str:
 
 
 def entangled_sentence(columns: list[str]) -> str | None:
-    """Why the coefficients of these columns do not tell what they do."""
+    """Why the coefficients of these columns do not describe their effects."""
     if not columns:
         return None
     some = columns[:MOST_ENTANGLED]
@@ -331,7 +331,7 @@ def row_note(study: "Study", found: "Outlyingness", k: int) -> str:
 
 
 def term_sentence(effect: Any) -> str:
-    """From where to where an effect on the log-odds goes, and whether that is sure."""
+    """The ends of an effect on the log-odds, and whether it is clear."""
     low, high = int(np.argmin(effect.mean)), int(np.argmax(effect.mean))
     if len(effect.columns) == 2:
         reach = float(np.abs(effect.mean).max())

@@ -1,4 +1,4 @@
-"""The page of a model with more than two classes: what it is worth, what it confuses, whether it is calibrated."""
+"""The page of a model with more than two classes: its scores, which classes it confuses, and its calibration."""
 
 import json
 import math
@@ -182,7 +182,7 @@ def class_verdict(study: ClassStudy) -> tuple[str, str, str]:
 
 
 def hardest_pair(study: ClassStudy) -> str | None:
-    """Which two classes are confused most often."""
+    """The two classes that are confused most often, in a sentence."""
     table = confusion_table(study.label, study.probability).to_numpy().copy()
     np.fill_diagonal(table, 0)
     both = table + table.T
@@ -213,8 +213,11 @@ def confusion_section(study: ClassStudy) -> str:
         ]
         for name, row in study.each_class.iterrows()
     ]
-    text = "Down the true class, across the class that the model holds for most probable. On the diagonal it is right."
-    note = "Found: of the rows of a class, those whose most probable class it is. Right: the reverse."
+    text = "Lines: the true class. Columns: the class that the model thinks most probable. On the diagonal it is right."
+    note = (
+        "Found: share of the rows of a class for which it is the most probable one. Right: share of the rows with this "
+        "most probable class that belong to it."
+    )
     return section(
         "confusion",
         "What is confused",
