@@ -560,7 +560,7 @@ def fit_learned(
 def check_can_pool(estimator: type, missing: str, components: Any = 1) -> None:
     if missing == "multiple" and not hasattr(estimator, "_pool"):
         raise FormulaError(
-            f"missing='multiple' pools the posteriors of coefficients, so it is for logistic regression; got "
+            f"missing='multiple' pools the posteriors of coefficients, so it is for logistic regression only; got "
             f"{estimator.__name__}. Choose missing='indicator' or missing='mean'."
         )
     if missing == "multiple" and components != 1:

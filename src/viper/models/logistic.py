@@ -74,7 +74,7 @@ from viper.models.notebook import NotebookMixin
 from viper.models.onnx import OnnxMixin
 from viper.models.pooling import pool_posteriors, spread_of_draws
 from viper.models.prediction import TWO_CLASSES, TargetReading, half_width
-from viper.models.prior import DEFAULT_SCALE, PriorMixin, best_scales, make_prior
+from viper.models.prior import DEFAULT_SCALE, PriorMixin, make_prior
 from viper.models.saving import POSTERIOR_FIELDS, REGRESSION_SCALARS, REGRESSION_TENSORS, State, StateMixin
 from viper.models.weighting import WEIGHTING, WEIGHTING_FIELDS, ClassWeightMixin
 from viper.softplus.bound_names import FIT_BOUNDS
@@ -334,7 +334,6 @@ class VariationalLogisticRegression(
         offset : array (n,), optional
             Known part of the log-odds of each row. More than two classes need a column for each; several labels may
             have one each.
-            have one.
         checkpoint : path, optional
             A folder in which every completed pass is stored until the fit is complete. If the fit is interrupted, the
             same call continues from there.
@@ -364,15 +363,9 @@ class VariationalLogisticRegression(
 
     def _fit_rows(self, passes: RowSource, seed: int, source: RowSource) -> "VariationalLogisticRegression":
         """Fit under the given prior, or find the best; `passes` are the rows of `source`, perhaps with a log."""
-        if isinstance(self.prior_scale, str):
-            # the same random numbers for every scale
-            solve = lambda scale, start, last: self._fit(passes, self._prior(scale), seed, start, last)  # noqa: E731
-            careful = self.multiclass_
-            scale, fit = best_scales(solve, self.n_features_in_, self.prior_scale == "ard", careful)
-        else:
-            scale = self._scale()
-            fit = self._fit(passes, self._prior(scale), seed)
-        self.prior_scale_ = scale.numpy()
+        # the same random numbers for every scale
+        solve = lambda scale, start, last: self._fit(passes, self._prior(scale), seed, start, last)  # noqa: E731
+        fit = self._fit_scales(solve, careful=self.multiclass_)
         if self.components > 1:
             exact, bound, _ = fit.certified()
             fit = refined_fit(fit.posterior, fit.prior, source, self.components, fit.result, exact - bound)

@@ -59,7 +59,7 @@ class LeaveOneOut:
         """The difference of two elpd of the same rows and its standard error, √n times the sd of their differences."""
         if self.rows != other.rows:
             raise ValueError(f"both must have the same rows; got {self.rows:,} and {other.rows:,}.")
-        return summed(self.pointwise - other.pointwise)
+        return sum_and_error(self.pointwise - other.pointwise)
 
     def __str__(self) -> str:
         doubtful, per_row = len(self.doubtful), self.elpd_loo / self.rows
@@ -101,7 +101,7 @@ def leave_one_out(
 def leave_one_out_of(found: np.ndarray, draws: int) -> LeaveOneOut:
     """The result, from what `weighted_rows` returns for all rows."""
     elpd, k_hat, effective, p_loo = found
-    total, error = summed(elpd)
+    total, error = sum_and_error(elpd)
     threshold = min(1.0 - 1.0 / math.log10(draws), 0.7)
     return LeaveOneOut(total, error, float(p_loo.sum()), elpd, k_hat, effective, threshold, draws)
 
@@ -154,6 +154,6 @@ def weighted_rows(terms: Tensor, log_density: Tensor, correction: np.ndarray) ->
     return elpd, k_hat, effective, logsumexp(each, axis=1) - math.log(each.shape[1]) - elpd
 
 
-def summed(values: np.ndarray) -> tuple[float, float]:
+def sum_and_error(values: np.ndarray) -> tuple[float, float]:
     """The sum over rows and its standard error √n sd."""
     return float(values.sum()), float(math.sqrt(len(values)) * values.std())

@@ -43,7 +43,7 @@ def entangled_line(model: Any) -> str:
         return ""
     named = ", ".join(columns[:MOST_TABLE_ROWS]) + " …" * (len(columns) > MOST_TABLE_ROWS)
     return (
-        f"<div><b>{escape(named)}</b>: in interactions or splines, so no single coefficient describes the effect. See "
+        f"<div><b>{escape(named)}</b>: in interactions or splines, where no single coefficient describes it. See "
         "<code>contrast()</code>, <code>average()</code> and <code>slopes()</code>.</div>"
     )
 

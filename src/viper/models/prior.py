@@ -25,8 +25,6 @@ from viper.models.facts import INTERCEPT
 
 SMALLEST_SCALE, LARGEST_SCALE = 1e-150, 1e150  # beyond, variances underflow or overflow
 SMALLEST_CHOSEN, LARGEST_CHOSEN = 1e-3, 1e3  # the range that is searched
-
-
 DEFAULT_SCALE = 1.0  # prior sd of the coefficients
 OTHERS = "*"  # in a dictionary by name: all columns that the dictionary does not name
 
@@ -49,6 +47,16 @@ class PriorMixin:
 
     def _prior_mean(self) -> Any:
         return entries_by_name(self.prior_mean, "prior_mean", self._columns, 0.0)
+
+    def _fit_scales(self, solve: Callable[[Tensor, Any, bool], Any], careful: bool) -> Any:
+        """Fit under the given scales, or under those that maximise the ELBO, and set `prior_scale_`."""
+        if isinstance(self.prior_scale, str):
+            scale, fit = best_scales(solve, self.n_features_in_, self.prior_scale == "ard", careful)
+        else:
+            scale = self._scale()
+            fit = solve(scale, None, True)
+        self.prior_scale_ = scale.numpy()
+        return fit
 
 
 def entries_by_name(value: Any, option: str, columns: Callable[[], list[str]], default: float) -> Any:

@@ -146,7 +146,7 @@ def note_fractional_weights(source: RowSource) -> None:
         return
     warnings.warn(
         f"sample_weight sums to {float(weight.sum()):.6g} over {len(weight)} rows, and intervals are as narrow as for "
-        "that many rows. If a weight says how many others a row stands for (survey weights), divide by the mean weight "
+        "that many rows. If weights say how many others a row stands for (survey weights), divide them by their mean "
         "and use model.robust().",
         WeightWarning,
         stacklevel=users_line(),

@@ -34,13 +34,13 @@ from viper.inference.rows import (
 MEMORY_SHARE = 0.25  # of the memory that is available, for features that are kept
 
 
-class AsBlock(Protocol):
+class BlockMaker(Protocol):
     """Turns features and targets into rows for the solvers."""
 
     def __call__(self, features: Tensor, y: Tensor) -> Block: ...
 
 
-def feature_rows(features: Any, y: Tensor | None, body: torch.nn.Module | None, as_block: AsBlock) -> RowSource:
+def feature_rows(features: Any, y: Tensor | None, body: torch.nn.Module | None, as_block: BlockMaker) -> RowSource:
     """Rows of a tensor with targets y, or of an iterable of pairs of inputs and targets; kept if they fit in memory."""
     source = FeatureRows(batches_of(features, y), body, as_block)
     size = 8 * source.rows * source.dimension
@@ -82,7 +82,7 @@ class FeatureRows(BlockSource):
 
     batches: Callable[[], Iterator[tuple[Tensor, Tensor]]]
     body: torch.nn.Module | None
-    as_block: AsBlock
+    as_block: BlockMaker
 
     @cached_property
     def shape(self) -> tuple[int, int]:

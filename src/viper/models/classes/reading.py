@@ -13,7 +13,7 @@ from torch import Tensor
 from viper.inference.classes.sums import EXACT_CLASSES
 from viper.models.prediction import TargetReading, columns_by_class, means_and_sds
 from viper.softplus.information import class_information
-from viper.softplus.others import log_odds_moments
+from viper.softplus.log_odds import log_odds_moments
 
 
 def softmax_probabilities(mean: Tensor, variance: Tensor) -> np.ndarray:

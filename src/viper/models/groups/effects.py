@@ -24,7 +24,7 @@ from viper.inference.rows import Arrays, Dense, Matrix, RowSource, Sparse
 from viper.models.effects import EffectsMixin, OpenRows
 from viper.models.groups.fitting import GroupPosterior, MetPosterior
 from viper.models.groups.levels import as_group_table
-from viper.models.groups.reading import ReadRows
+from viper.models.groups.reading import GroupedInput
 
 if TYPE_CHECKING:
     import pandas
@@ -87,6 +87,7 @@ class AllEffects:
 
 class GroupEffectsMixin(EffectsMixin):
     """`average`, `contrast` and `slopes` for rows in groups.
+
     `at` and `contrast` also take columns of groups, with known groups or "new" for a group that was not in the fit and
     whose effect is averaged over: ``at={"hospital": "new"}`` is what to expect in a new hospital.
     """
@@ -94,10 +95,10 @@ class GroupEffectsMixin(EffectsMixin):
     posterior_: Any
     factors_: list[Any]
 
-    def _read_rows(self, X: Any, offset: Any) -> ReadRows:
+    def _read_rows(self, X: Any, offset: Any) -> GroupedInput:
         raise NotImplementedError
 
-    def _design_and_spread(self, read: ReadRows) -> tuple[Any, np.ndarray]:
+    def _design_and_spread(self, read: GroupedInput) -> tuple[Any, np.ndarray]:
         raise NotImplementedError
 
     def _columns(self) -> list[str]:
@@ -145,7 +146,7 @@ class GroupEffectsMixin(EffectsMixin):
                 read = self._read_rows(X, offset)
             else:
                 names = self._columns()
-                read = ReadRows(X[names].to_numpy(dtype=float), X.drop(columns=names), offset)
+                read = GroupedInput(X[names].to_numpy(dtype=float), X.drop(columns=names), offset)
             design, spread = self._design_and_spread(read)
             label = torch.zeros(len(read.design), dtype=torch.float64)
             known = None if read.offset is None else torch.from_numpy(np.asarray(read.offset, dtype=float))

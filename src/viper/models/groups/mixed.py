@@ -40,6 +40,7 @@ from viper.inference.progress import Callbacks, as_task, tasks_of
 from viper.inference.threads import check_jobs
 from viper.models.diagnosis import summary_frame
 from viper.models.facts import coefficient_names
+from viper.models.groups.diagnosis import GroupDiagnosisMixin
 from viper.models.groups.effects import GroupEffectsMixin
 from viper.models.groups.fitting import FittedGroups, GroupOptions, MetPosterior, fit_groups, group_latent
 from viper.models.groups.levels import (
@@ -53,9 +54,8 @@ from viper.models.groups.levels import (
     named_new,
     new_group_error,
 )
-from viper.models.groups.reading import InGroups, ReadRows, count_of_rows
+from viper.models.groups.reading import GroupedInput, InGroups, count_of_rows
 from viper.models.groups.tables import component_draws, component_frame, effect_frame, factor_number, mixture_interval
-from viper.models.groups.trust import GroupTrustMixin
 from viper.models.notebook import NotebookMixin
 from viper.models.prior import DEFAULT_SCALE, PriorMixin, make_prior
 from viper.models.saving import State, StateMixin
@@ -88,7 +88,7 @@ class VariationalMixedRegression(
     NotebookMixin,
     PriorMixin,
     GroupEffectsMixin,
-    GroupTrustMixin,
+    GroupDiagnosisMixin,
     StateMixin,
     Callbacks,
     ClassifierMixin,
@@ -445,7 +445,7 @@ class VariationalMixedRegression(
         mean, variance = self._latent(*self._read_rows(X, offset))
         return function(torch.from_numpy(mean), torch.from_numpy(variance))
 
-    def _read_rows(self, X: Any, offset: Any) -> ReadRows:
+    def _read_rows(self, X: Any, offset: Any) -> GroupedInput:
         """Columns, groups and offset of rows, which a model with a formula finds in a table."""
         check_is_fitted(self, "posterior_")
         data, groups = X if isinstance(X, InGroups) else InGroups(X, None)
@@ -461,7 +461,7 @@ class VariationalMixedRegression(
             design = self._read_columns(data, np.empty(rows), reset=False)
             groups = as_group_table(groups, len(design))
         known = read_vector(offset, "offset", len(design))
-        return ReadRows(design, groups, None if known is None else known.numpy())
+        return GroupedInput(design, groups, None if known is None else known.numpy())
 
     def _open_labelled_rows(self, X: Any, y: Any, *, sample_weight: Any, offset: Any) -> Any:
         """Rows with labels, sorted by the factor with the most groups. All groups must be known."""
@@ -520,7 +520,7 @@ class VariationalMixedRegression(
             at += size
         return factors, extra
 
-    def _design_and_spread(self, read: ReadRows) -> tuple[Any, np.ndarray]:
+    def _design_and_spread(self, read: GroupedInput) -> tuple[Any, np.ndarray]:
         """The sparse design of all effects, and the variance that new groups add.
 
         The latter is the prior variance of their effects, averaged over the points.

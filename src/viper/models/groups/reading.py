@@ -18,7 +18,7 @@ class InGroups(tuple[Any, Any]):
         return super().__new__(cls, (X, groups))
 
 
-class ReadRows(NamedTuple):
+class GroupedInput(NamedTuple):
     """Columns of X without the intercept, a table of the columns of groups, and known log-odds."""
 
     design: np.ndarray

@@ -50,7 +50,7 @@ from viper.models.ordinal.levels import as_labels, check_levels, given_levels, l
 from viper.models.ordinal.reading import ordinal_reading
 from viper.models.ordinal.sandwich import robust_levels
 from viper.models.prediction import TWO_CLASSES, TargetReading, half_width
-from viper.models.prior import DEFAULT_SCALE, PriorMixin, best_scales, make_prior
+from viper.models.prior import DEFAULT_SCALE, PriorMixin, make_prior
 from viper.models.saving import REGRESSION_SCALARS, REGRESSION_TENSORS, State, StateMixin
 from viper.models.weighting import WEIGHTING, WEIGHTING_FIELDS, ClassWeightMixin
 
@@ -239,14 +239,8 @@ class VariationalOrdinalRegression(
         self.classes_, source = self._open_fit(X, y, sample_weight, offset)
         check_levels(self.classes_, LevelRows(source, len(self.classes_)).counts())
         source = self._weighted_rows(source)
-        if isinstance(self.prior_scale, str):
-            solve = lambda scale, start, last: self._fit(source, self._prior(scale), self._gap_prior())  # noqa: E731
-            scale, fit = best_scales(solve, self.n_features_in_, self.prior_scale == "ard", careful=True)
-        else:
-            scale = self._scale()
-            fit = self._fit(source, self._prior(scale), self._gap_prior())
-        self.prior_scale_ = scale.numpy()
-        return self._keep(source, fit)
+        solve = lambda scale, start, last: self._fit(source, self._prior(scale), self._gap_prior())  # noqa: E731
+        return self._keep(source, self._fit_scales(solve, careful=True))
 
     def partial_fit(
         self,

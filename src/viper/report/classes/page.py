@@ -1,11 +1,9 @@
 """The page of a model with more than two classes: its scores, which classes it confuses, and its calibration."""
 
-import json
 import math
 from dataclasses import dataclass
 from functools import cached_property, partial
 from html import escape
-from string import Template
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +13,8 @@ from viper.report import charts, trust
 from viper.report.card import card_section, drift_section
 from viper.report.metrics import Scores, by_class, calibration, class_scores, confusion_table, judge_calibration
 from viper.report.missing import missing_section
-from viper.report.page import ReportPage, content_policy, footer, resource, table_of_contents
-from viper.report.sections import caution, subtitle
+from viper.report.page import ReportPage
+from viper.report.sections import caution
 from viper.report.study import MOST_COEFFICIENTS, Coefficient, Study, read_study
 from viper.report.svg import (
     column_heading,
@@ -91,11 +89,12 @@ class ClassStudy(Study):
         )
 
 
-class ClassPage:
+class ClassPage(ReportPage):
     """A study of K classes as a page."""
 
     def __init__(self, study: ClassStudy) -> None:
-        self.study = study
+        self.study, self.title = study, f"Probabilities of {study.target}"
+        self.rows, self.decisions = None, None
         self.writers = [
             classes_summary_section,
             confusion_section,
@@ -107,26 +106,6 @@ class ClassPage:
             card_section,
         ]
 
-    def text(self, step: Any = lambda: None) -> str:
-        """The whole page; `step` is called after each section."""
-        found = []
-        for writer in self.writers:
-            found.append(writer(self.study))
-            step()
-        body = "\n".join(filter(None, found))
-        style, script = resource("page.css"), resource("page.js")
-        return Template(resource("page.html")).substitute(
-            title=escape(f"Probabilities of {self.study.target}"),
-            subtitle=escape(subtitle(self.study)),
-            policy=content_policy(style, script),
-            contents=table_of_contents(body),
-            sections=body,
-            footer=escape(footer(self.study)),
-            style=style,
-            script=script,
-            data=json.dumps({}),
-        )
-
 
 def any_study(model: Any, *given: Any) -> Study:
     """A study of a model of any number of classes; the rest is as in `read_study`."""
@@ -135,7 +114,7 @@ def any_study(model: Any, *given: Any) -> Study:
     return found
 
 
-def any_page(study: Study) -> ReportPage | ClassPage:
+def any_page(study: Study) -> ReportPage:
     return ClassPage(study) if isinstance(study, ClassStudy) else ReportPage(study)
 
 

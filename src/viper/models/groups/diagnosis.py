@@ -18,7 +18,7 @@ from viper.inference.importance import SEED, Diagnosis, WeightedDraws, weigh
 from viper.inference.progress import StepProgress
 from viper.models.arviz import LARGEST_POINTWISE, arviz_container, by_chain, coefficient_draws, count_draws
 from viper.models.diagnosis import LATENT_DRAWS, CorrectedPosterior, DiagnosisMixin
-from viper.models.groups.reading import InGroups, ReadRows, TakesGroups
+from viper.models.groups.reading import GroupedInput, InGroups, TakesGroups
 from viper.models.groups.tables import component_draws, component_frame
 from viper.models.loo import ROWS_AT_ONCE, LeaveOneOut, leave_one_out_of, weighted_rows
 
@@ -55,7 +55,7 @@ class CorrectedGroups(TakesGroups, CorrectedPosterior):
         return self._components(level, self.weighted)
 
 
-class GroupTrustMixin(TakesGroups, DiagnosisMixin):
+class GroupDiagnosisMixin(TakesGroups, DiagnosisMixin):
     """Models with effects of groups that can be compared with their exact posterior, and corrected.
 
     The exact posterior is that of everything but the factor with the most groups, whose effects are integrated out by
@@ -69,7 +69,7 @@ class GroupTrustMixin(TakesGroups, DiagnosisMixin):
     _order: list[int]
     _points: dict[str, Tensor]
 
-    def _read_rows(self, X: Any, offset: Any) -> ReadRows:
+    def _read_rows(self, X: Any, offset: Any) -> GroupedInput:
         raise NotImplementedError
 
     def _fixed(self, design: np.ndarray) -> np.ndarray:
@@ -338,9 +338,10 @@ class GroupTrustMixin(TakesGroups, DiagnosisMixin):
         for start in range(0, len(read.design), step):
             part = slice(start, start + step)
             own = None if read.offset is None else read.offset[part]
-            yield summary(self._drawn_log_odds(ReadRows(read.design[part], read.table.iloc[part], own), draws, moments))
+            some = GroupedInput(read.design[part], read.table.iloc[part], own)
+            yield summary(self._drawn_log_odds(some, draws, moments))
 
-    def _drawn_log_odds(self, read: ReadRows, draws: Tensor, moments: GroupMoments) -> Tensor:
+    def _drawn_log_odds(self, read: GroupedInput, draws: Tensor, moments: GroupMoments) -> Tensor:
         """f of some rows, draws × rows; effects that are not in the draws are drawn from a fixed seed."""
         border = draws.numpy()
         at = border.shape[1] - self._points["points.theta"].shape[1]
