@@ -113,7 +113,7 @@ class ModelFacts:
     process: ProcessFacts | None = None  # None for a logistic or an ordinal regression
     ordered: bool = False  # whether the classes are levels in order
     grouped: bool = False  # whether there are effects of groups
-    components: int = 1  # Gaussians of which the posterior is a mixture
+    components: int = 1  # Gaussians in the posterior
 
     @property
     def family(self) -> str:

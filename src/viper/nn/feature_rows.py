@@ -1,7 +1,7 @@
 """The features of a frozen body as rows for the solvers, from tensors or a DataLoader.
 
 Features that fit in memory are computed once. Others are computed again in every pass of the solver. With
-`torch.distributed`, the sums over a batch are added up over all processes, each of which has a part of it.
+`torch.distributed`, each process has part of a batch, and sums are taken over all processes.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -143,7 +143,7 @@ def evaluating(body: torch.nn.Module | None) -> Iterator[torch.nn.Module | None]
 
 @dataclass(frozen=True)
 class RowsOfAllRanks(SourceWrapper):
-    """Rows of which every process has a part; sums are over all of them, and the same in every process."""
+    """Rows that are divided among processes; sums are over all of them, and equal in every process."""
 
     source: RowSource
 

@@ -183,7 +183,7 @@ class LogitHead(GaussianHead):
     bias : bool, default True
         Whether there is a bias.
     targets : {"classes", "labels"}, default "classes"
-        Whether several outputs are classes, of which each row has one, or labels, of which it may have any number.
+        Whether several outputs are classes (each row has one) or labels (a row may have any number).
     covariance : {"full", "diagonal", "low-rank"}, default "full"
         Covariance of the weights of one output: any matrix, a diagonal one, or the inverse of a diagonal plus a matrix
         of rank `rank`. Thousands of outputs need one of the latter two.

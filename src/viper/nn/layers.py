@@ -177,7 +177,7 @@ class BayesianNetwork(GaussianLogits):
         `BayesianLinear` and the activations of this module; ordinary layers may come first, and receive tensors. The
         last is a `BayesianLinear`.
     targets : {"classes", "labels"}, default "classes"
-        Whether several outputs are classes, of which each row has one, or labels, of which it may have any number.
+        Whether several outputs are classes (each row has one) or labels (a row may have any number).
 
     Notes
     -----

@@ -38,7 +38,7 @@ class GaussianProcessHead(GaussianHead):
     scale : float, default 2
         a before training: the standard deviation of the logits far from the data.
     targets : {"classes", "labels"}, default "classes"
-        Whether several outputs are classes, of which each row has one, or labels, of which it may have any number.
+        Whether several outputs are classes (each row has one) or labels (a row may have any number).
     covariance, rank
         As for `LogitHead`, of the M whitened values of one output.
 

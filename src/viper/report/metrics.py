@@ -243,7 +243,7 @@ class CalibrationVerdict(NamedTuple):
     slope : factor of the log-odds that fits best; below 1, predictions are too extreme. None if there is none
     shift_error, slope_error : their standard errors
     rows, groups : how many were used
-    rarer : rows of the rarer class, on which it depends how much can be told
+    rarer : number of rows of the rarer class, which limits how much can be said
     """
 
     verdict: str

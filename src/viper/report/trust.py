@@ -149,8 +149,8 @@ def posterior_verdict(study: Study) -> Verdict:
         differ = "The two differ a little, so the intervals may be a little too narrow or too wide."
         return Verdict("fair", "Usable", f"{start} {differ} {numbers}")
     text = (
-        f"{start} The two may differ so much that the intervals are wrong. Whoever fitted the model can try a tighter "
-        f"prior, or compare with the exact posterior by sampling. {numbers}"
+        f"{start} The two may differ so much that the intervals are wrong. The person who fitted the model can try a "
+        f"tighter prior, or compare with the exact posterior by sampling. {numbers}"
     )
     near = d.effective_sample_size > LEAST_EFFECTIVE * d.draws
     return Verdict("fair" if near else "bad", "Not certified", text)

@@ -199,11 +199,11 @@ class GroupDiagnosisMixin(TakesGroups, DiagnosisMixin):
     ) -> LeaveOneOut:
         """Estimate how well each row, or each group, is predicted from all the others, by importance weights.
 
-        A row is predicted as a member of its known group, of which the other rows are kept. With `leave_out` the name
-        of the factor with the most groups, each of these is predicted as a new group, all its rows together;
-        `pointwise` is then by group, in the order of its `levels`. Both integrate the group's effect exactly, so
-        weights are about as even as those of `diagnose`. To leave out groups of another factor, refit without each, as
-        `viper fit` does with `--groups`.
+        A row is predicted as a member of its known group, whose other rows are kept. If `leave_out` names the factor
+        with the most groups, each of these groups is predicted as a new one, all its rows together; `pointwise` is then
+        by group, in the order of `levels`. Both integrate the group's effect exactly, so the weights are about as even
+        as those of `diagnose`. To leave out groups of another factor, refit without each of them, as
+        `viper fit --groups` does.
         """
         main = self.factors_[self._order[0]].term.name if hasattr(self, "_order") else ""
         if leave_out not in ("row", main):
