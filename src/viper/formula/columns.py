@@ -413,7 +413,7 @@ def reason_of_texts(column: "pandas.Series[Any]", different: int) -> str | None:
 
 
 def differs_in_every_row(known: "pandas.Series[Any]", different: int) -> bool:
-    """Return whether no value occurs twice, in so many rows that values of a category would."""
+    """Return whether no value occurs twice, although a category would repeat one in so many rows."""
     return different == len(known) >= FEWEST_COUNTED
 
 

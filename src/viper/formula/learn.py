@@ -387,7 +387,7 @@ def ordered_classes(column: "pandas.Series[Any]", y: np.ndarray, positive: Any) 
 
 
 def matching_class(classes: list[Any], positive: Any, target: str) -> Any:
-    """Return the class that `positive` names, as it is or as it is spelled."""
+    """Return the class that `positive` names, by value or by spelling."""
     for alike in (
         lambda label: label == positive and isinstance(label, str) == isinstance(positive, str),
         lambda label: str(label) == str(positive),

@@ -92,7 +92,7 @@ def expected_tail(graph: OnnxGraph, size: str, variance: str) -> str:
 
 
 class FormulaGraph:
-    """The columns of X as nodes that read raw columns. Each raw column is an input with one column, of its own name."""
+    """The columns of X as nodes that read raw columns. Each of these is an input of that name, with one column."""
 
     def __init__(self, graph: OnnxGraph, encoding: Encoding, real: int) -> None:
         if encoding.missing == "multiple":

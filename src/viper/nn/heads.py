@@ -160,7 +160,7 @@ class GaussianHead(GaussianLogits):
         return self
 
     def solve(self, source: RowSource, verbose: Any) -> None:
-        """Fit q to rows under the prior as it is."""
+        """Fit q to rows under the current prior."""
         take_over(self.q, fitted_weights(self.q, source, self.gaussian_prior(), verbose))
 
 
@@ -257,7 +257,7 @@ class LogitHead(GaussianHead):
         return HeadRows(torch.cat([features, torch.ones_like(features[:, :1])], 1))
 
     def solve(self, source: RowSource, verbose: Any) -> None:
-        """Fit q under the prior as it is, or under the best prior scale."""
+        """Fit q under the current prior, or under the best prior scale."""
         if not self.auto_scale:
             return super().solve(source, verbose)
         rest = self.prior_sd().detach().double().cpu()[self.in_features :]

@@ -4,7 +4,7 @@
 
     Λ_ρ = (1-ρ) Λ + ρ (S₀⁻¹ + n/b Aᵀ diag(h) A),      μ_ρ = μ + ρ Λ_ρ⁻¹ [n/b Aᵀ(y - g) - S₀⁻¹ μ].
 
-Outputs that share a shift are classes; others are labels, each with a problem of its own.
+Outputs that share a shift are classes; others are labels, each with its own problem.
 """
 
 import copy

@@ -94,7 +94,7 @@ class Confusion(NamedTuple):
         sensitivity (recall): share of the second class that is acted on; specificity: share of the first class that is
         left alone; ppv (precision): share of those acted on that are of the second class; npv: share of those left
         alone that are of the first class. The credible interval, under Jeffreys' prior, allows for the number
-        of rows. The threshold and the model's probabilities are taken as they are, so use rows that the model has
+        of rows. The threshold and the model's probabilities are treated as given, so use rows that the model has
         not learned from.
         """
         import pandas

@@ -283,7 +283,7 @@ class CalibrationVerdict(NamedTuple):
 
     @property
     def direction(self) -> str:
-        """In which way predictions are wrong, as far as that is clear; may be empty."""
+        """The direction in which predictions are wrong, if it is clear; otherwise empty."""
         said = []
         if self.shift is not None and self.shift_error and abs(self.shift) > CLEAR_ERRORS * self.shift_error:
             said.append("too low" if self.shift > 0 else "too high")

@@ -73,7 +73,7 @@ def coefficient_summary(model: Any, what: str, level: float = 0.95) -> Any:
         raise TypeError(f"{what} needs a model with coefficients; got {kind}. Use partial_effect or forest.")
     table = model.summary(level)
     if table.index.nlevels == 1:
-        own = model.components().index if hasattr(model, "factors_") else []  # variance components are no coefficients
+        own = model.components().index if hasattr(model, "factors_") else []  # variance components are not coefficients
         return table.drop(index=["intercept", *own], errors="ignore")
     table = table[table.index.get_level_values(1) != "intercept"]  # by class or label
     return table.set_axis([f"{label}: {name}" for label, name in table.index])

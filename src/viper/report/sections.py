@@ -196,7 +196,7 @@ def effects_of_groups_section(study: Study) -> str:
     ]
     text = (
         "sd is the standard deviation of log-odds between groups, icc the share of the variance of log-odds that lies "
-        "between groups. A group's effect is drawn towards zero, the more so the fewer rows it has. For a new group, "
+        "between groups. A group's effect is drawn towards zero, more so if it has few rows. For a new group, "
         "predictions average over the effects that it may have, or are refused."
     )
     listing = data_table("How much groups differ", head, rows, "components")
@@ -450,8 +450,8 @@ class DecisionSection:
             f"the two mistakes cost. Here it starts at the average, {percent(study.base_rate)}."
         )
         allowance = (
-            f"The {study.level_name} intervals allow for the number of rows. They take the model as it is, so they are "
-            f"honest only for rows that it has not learned from."
+            f"The {study.level_name} intervals allow for the number of rows. They treat the model as given, so they "
+            f"are honest only for rows that it has not learned from."
         )
         panel = element("div", self.panel(), class_="panel still")
         curve = figure(

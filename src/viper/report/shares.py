@@ -134,7 +134,7 @@ def with_rare_levels_joined(place: np.ndarray, names: list[str]) -> tuple[np.nda
 
 
 def short_value(value: Any) -> str:
-    """A number with at most four digits, or all those before the point; a date; anything else as it is."""
+    """A number with at most four digits, or all those before the point; a date; other values unchanged."""
     if isinstance(value, datetime.datetime):
         return str(value.date() if value.time() == datetime.time() else value)
     if isinstance(value, bool | np.bool_) or not isinstance(value, int | float | np.integer | np.floating):

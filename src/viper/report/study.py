@@ -431,7 +431,7 @@ def coefficient_change(
 ) -> tuple[str, float, str]:
     """The name of a column of X for readers, the change to report, and that change in words.
 
-    `plain` are names of columns in the data, which are left as they are.
+    `plain` are names of columns in the data, which are kept.
     """
     parts = [name] if name in plain else re.split(r":(?![^\[]*\])", name)
     found = [level_of(part, levels) for part in parts]
@@ -460,7 +460,7 @@ def level_of(part: str, levels: Collection[str]) -> tuple[str, str] | None:
 
 
 def spoken(category: str) -> str:
-    """'month of seen' for month(seen); other names as they are."""
+    """'month of seen' for month(seen); other names unchanged."""
     return re.sub(r"^(month|weekday)\((.+)\)$", r"\1 of \2", category)
 
 

@@ -28,7 +28,7 @@ def element(name: str, content: str = "", **attributes: Any) -> str:
 
 
 def attribute_value(value: Any) -> str:
-    """Floats to a tenth, which for lengths is a tenth of a pixel; anything else as it is."""
+    """Floats to a tenth, which for lengths is a tenth of a pixel; other values unchanged."""
     return f"{float(value):.1f}".removesuffix(".0") if isinstance(value, float | np.floating) else str(value)
 
 

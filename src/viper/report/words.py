@@ -28,7 +28,7 @@ NEVER = 1e-12  # what a probability that underflows to 0 counts as in words
 
 
 def percent(p: float) -> str:
-    """68 %, 3.4 %, 0.034 %, 99.7 %: two digits of a small probability; of a large one, one digit of what is left."""
+    """68 %, 3.4 %, 0.034 %, 99.7 %: two digits of a small probability, one of the complement of a large one."""
     return f"{percent_digits(p)}{THIN}%"
 
 
@@ -91,7 +91,7 @@ def point_digits(width: float) -> int:
 
 
 def readable_number(x: Any) -> str:
-    """Three significant digits; anything but a number as it is."""
+    """Three significant digits of a number; other values unchanged."""
     if isinstance(x, bool | np.bool_) or not isinstance(x, int | float | np.integer | np.floating):
         return str(x)
     return number_text(float(x)).replace("-", "−")

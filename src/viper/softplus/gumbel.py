@@ -138,7 +138,7 @@ class SdLevel:
         self.step, self.low, self.high = step, low, high
         self.interpolates = low < 0.0
         z = precision.reach(high)
-        # the distance of nodes is `multiple` of so many `parts` of a step
+        # the distance of nodes is `multiple` / `parts` of a step
         if self.interpolates:
             self.base, self.parts, self.multiple = 0.0, interpolation_nodes(precision, step), 1
             self.gap, self.half = step / self.parts, self.parts // 2 + STENCIL // 2

@@ -256,7 +256,7 @@ class RowLimits(NamedTuple):
 
 
 def limits(x: Tensor, sd: Tensor, tolerance: float) -> RowLimits:
-    """Closed forms: f >= m - zτ but for Φ(-z), and 1 - L(t) <= min(e^{m + v/2 - t}, e^{m + zτ - t} + Φ(-z))."""
+    """f >= m - zτ except with probability Φ(-z), and 1 - L(t) <= min(e^{m + v/2 - t}, e^{m + zτ - t} + Φ(-z))."""
     largest = sd.amax(-1, keepdim=True).clamp(min=1.0)
     z = torch.sqrt(2.0 * torch.log(4.0 * x.shape[-1] * largest / tolerance))
     precision = Precision(tolerance)

@@ -1,4 +1,4 @@
-"""Several labels at once: y has a column of zeros and ones for each, and each has a posterior of its own.
+"""Several labels at once: y has a column of zeros and ones for each, and each has its own posterior.
 
     y_il ~ Bernoulli(s(x_iᵀβ_l)),      l = 1 … L
 

@@ -1,6 +1,6 @@
 """Average predictions, contrasts and slopes of models with effects of groups, for known groups and for new ones.
 
-The posterior of all effects, as far as averages over rows need it: the border is N(m, S), and given it groups are
+The posterior of all effects, as averages over rows need it: the border is N(m, S), and given it groups are
 independent,
 
     b_g | w ~ N(μ_g + T_g (w - m), R_g),      T_g = Cov(b_g, w) S⁻¹,      R_g = Var b_g - T_g Cov(w, b_g),

@@ -46,7 +46,7 @@ def check_components_option(model: Any) -> None:
     if check_components(model.components) == 1:
         return
     for name, needed, why in (
-        ("covariance", "full", "every component has a covariance of its own"),
+        ("covariance", "full", "every component has its own covariance"),
         ("bound", "viper", "it maximises the exact ELBO"),
         ("terms", None, "it maximises the exact ELBO"),
         ("dtype", "float64", "the rounding of float32 hides skewness"),

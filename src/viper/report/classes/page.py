@@ -166,7 +166,7 @@ def hardest_pair(study: ClassStudy) -> str | None:
     np.fill_diagonal(table, 0)
     both = table + table.T
     if not both.any():
-        return "No row is taken for another class."
+        return "No class is mistaken for another."
     j, k = np.unravel_index(both.argmax(), both.shape)
     names = study.class_names
     return f"Most often confused are {names[min(j, k)]} and {names[max(j, k)]}: {int(both[j, k]):,} rows."
