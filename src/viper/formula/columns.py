@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 ISO_DATE = re.compile(r"\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d(?:[.,]\d+)?)?(?:Z|[+-]\d\d:?\d\d)?)?")
 OTHER_DATE = re.compile(r"\s*\d{1,4}[./-]\d{1,2}[./-]\d{1,4}\b")
 MICROSECONDS_PER_DAY = 86_400_000_000
-MOST_COLUMNS = 20_000  # of a formula; a model file's header has room for the metadata of about twice as many
+MOST_COLUMNS = 20_000  # columns of a formula; a model file's header has room for the metadata of about twice as many
 ONE_KIND = ("string", "boolean", "integer", "floating", "empty")  # kinds that pandas may infer for a column of objects
 FEWEST_COUNTED = 20  # rows from which integers that all differ may be row numbers
-SAME_TO = 1e-12  # of a column's size; smaller differences keep hardly a digit once the mean is subtracted
+SAME_TO = 1e-12  # relative to a column's size; smaller differences keep hardly a digit once the mean is subtracted
 FIRST_COMPARED = 1000  # rows among which columns other than identifiers repeat a value
 MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 WEEKDAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")

@@ -32,10 +32,10 @@ class ColumnDrift(NamedTuple):
     column: str
     psi: float  # population stability index
     p_value: float  # bound on the probability of such a difference by chance
-    shift: float | None  # of the mean, in standard deviations of the training data; None for categories
+    shift: float | None  # change of the mean, in training standard deviations; None for categories
     outside: float  # share of rows far outside the range, or with a level that is not in the training data
     missing: float  # share of missing values
-    missing_before: float  # in the training data
+    missing_before: float  # share in the training data
     verdict: str  # "same", "slight" or "major"
 
     @property

@@ -34,7 +34,7 @@ FEWEST_COMPARED = 5  # sweeps of each chain in R-hat
 UNSETTLED_RHAT = 1.5  # R-hat of five sweeps whose successive means correlate by about 0.7
 LARGEST_NUMBER = 1e100  # so that sums of squares are finite
 COVARIANCE_RIDGE = 1e-8  # relative to the variances: enough for collinear columns, too small to matter otherwise
-DRAWS = 50  # in the prediction of a row; for numbers alone their means and covariances are exact
+DRAWS = 50  # draws per predicted row; for numbers alone their means and covariances are exact
 ALTERNATIONS = 10  # between numbers and categories in the prediction of a row that lacks several
 DRAWN_ENTRIES = 1 << 22  # numbers held at once, rows × draws × columns (32 MB)
 

@@ -26,7 +26,7 @@ from viper.formula.training import TrainingColumn
 if TYPE_CHECKING:
     import pandas
 
-MARGIN = 0.1  # of the training range, by which numbers may leave it; one in n/2 similar rows leaves it slightly
+MARGIN = 0.1  # numbers may leave the training range by this share; one in n/2 similar rows leaves it slightly
 LARGEST_ORDINARY = 1e15  # smaller numbers overflow in no term: their tenth power is 1e150, whose square is finite
 MOST_REMARKS = 3  # remarks on one row that are written out
 # kind -> words for a count of rows; those of FATAL leave a row without a prediction

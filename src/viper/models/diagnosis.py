@@ -287,7 +287,7 @@ class DiagnosisMixin(PredictionMixin):
         self, X: Any, y: Any, sample_weight: Any, offset: Any, draws: int, random_state: Any
     ) -> tuple[WeightedDraws, Diagnosis]:
         check_is_fitted(self, "posterior_")
-        fits = getattr(self, "_completed_fits", None)  # of a pooled posterior
+        fits = getattr(self, "_completed_fits", None)  # the fits behind a pooled posterior
         if fits is None or X is not None:
             weighed = [self._weighed_fit(X, y, sample_weight, offset, "diagnose")]
         else:

@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 CHUNK_ROWS = 65_536  # rows that are changed and encoded at a time
 DRAWN_ROWS = 10_000  # most rows of an average from which the part nonlinear in β is estimated
 DRAW_BUDGET = 20_000_000  # rows × draws of one average, by default
-FEWEST_USUAL, MOST_DRAWS = 2000, 10_000  # by default
+FEWEST_USUAL, MOST_DRAWS = 2000, 10_000  # default number of draws
 NEEDED_DRAWS = 100_000  # most draws by default, for levels close to 1
 TAIL_DRAWS = 5  # least number of draws beyond each end of an interval
 MOST_GROUPS = 1000  # groups, or combinations of given values
@@ -232,7 +232,7 @@ class NamedRows:
         self.encoding = getattr(model, "formula_", None)
         own = getattr(model, "feature_names_in_", None)
         wanted = (model._columns() if own is None else own) if self.encoding is None else self.encoding.inputs
-        self.plain = [str(name) for name in wanted]  # those that change by default
+        self.plain = [str(name) for name in wanted]  # columns that change by default
         self.groups = [name for name in grouping_columns(model) if name not in self.plain]
         self.names = [*self.plain, *self.groups]
         if absent := [name for name in self.names if name not in self.frame.columns]:

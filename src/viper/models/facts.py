@@ -172,7 +172,7 @@ def model_facts(model: Any) -> ModelFacts:
 def weighting_facts(model: Any) -> WeightingFacts:
     encoding, factors = getattr(model, "formula_", None), np.asarray(getattr(model, "class_weight_", np.ones(2)))
     classes = list(map(str, model.classes_))
-    if factors.ndim == 2:  # of several labels
+    if factors.ndim == 2:  # several labels
         classes = [f"{name} = {value}" for name in classes for value in (0, 1)]
     columns = {} if encoding is None else encoding.record.get("weighting", {})
     return WeightingFacts(

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 MISSING_TEXT = ""  # how a missing value is written in a column of text
 UNKNOWN = -1  # code of a level that the model does not know
-DEGREE = 18  # of P; gives erfc with an error of 1.4e-12
+DEGREE = 18  # degree of P; gives erfc with an error of 1.4e-12
 FACTOR = re.compile(r"(?P<source>[^\[]+)(?:\[(?:T\.)?(?P<part>[^\]]+)\])?")  # poly(n1_, 2)[1], c2_[T.L1]
 
 

@@ -83,7 +83,7 @@ if TYPE_CHECKING:
     import pandas
 
 SEARCH_TOLERANCE = 1e-5  # nats; of fits with several classes while a search tries their scales
-DEFAULT_RANK = 16  # of the low-rank family
+DEFAULT_RANK = 16  # for covariance="low-rank"
 
 
 class VariationalLogisticRegression(
@@ -339,7 +339,7 @@ class VariationalLogisticRegression(
             same call continues from there.
         """
         self._check_options()
-        self.__dict__.pop("estimators_", None)  # of an earlier fit to several labels
+        self.__dict__.pop("estimators_", None)  # left by an earlier fit to several labels
         format = replace(self._row_format(labels=0, classes=0), keep=True)
         self.classes_, source = open_labelled_rows(
             self, X, y, format, sample_weight=sample_weight, offset=offset, reset=True

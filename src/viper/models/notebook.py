@@ -57,7 +57,7 @@ def notebook_facts(model: Any) -> dict[str, str]:
     if rows is None or rows.traits.where != "memory" or rows.rows * rows.dimension > LARGEST_DIAGNOSED:
         return shown
     found = model.diagnose()
-    diagnosis = max(found.values(), key=lambda one: one.k_hat) if isinstance(found, dict) else found  # of all labels
+    diagnosis = max(found.values(), key=lambda one: one.k_hat) if isinstance(found, dict) else found  # the worst
     return shown | {"Verdict": f"k̂ = {diagnosis.k_hat:.2f}. {diagnosis.verdict}"}
 
 

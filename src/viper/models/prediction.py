@@ -85,7 +85,7 @@ class TargetReading(NamedTuple):
     scores: Callable[[Tensor, Tensor], np.ndarray]
     chosen: Callable[..., np.ndarray]
     table: Callable[..., dict[str, np.ndarray]]  # the columns that are written to files
-    information: Callable[[Tensor, Tensor], np.ndarray]  # of the target about f, in nats
+    information: Callable[[Tensor, Tensor], np.ndarray]  # mutual information of target and f, in nats
     latent: Callable[[Tensor, Tensor], np.ndarray]  # mean and standard deviation of f
 
 
@@ -143,7 +143,7 @@ def predict_each_row(model: Any, X: Any, level: float = 0.95, offset: Any = None
     columns["distance"] = distance if distance.ndim == 1 else distance.max(1)
     usable = np.ones(len(sd), dtype=bool) if usable is None else usable
     columns["note"] = np.empty(len(sd), dtype=object)
-    if "probability" in columns:  # of two classes; the order of the columns is part of the interface
+    if "probability" in columns:  # two classes; the order of the columns is part of the interface
         columns = {name: columns[name] for name in PREDICTED_COLUMNS}
     words = {name: object for name, x in columns.items() if x.dtype.kind != "f"}
     table = pandas.DataFrame(columns, index=np.flatnonzero(usable)).astype(words).reindex(range(len(usable)))

@@ -50,8 +50,8 @@ LARGEST_RHAT = 1.01
 SMALLEST_ESS = 400.0
 TARGET_ACCEPTANCE = 0.9
 LARGEST_PROCESS = 5_000  # rows; the eigenvectors of their covariance take a minute
-LEAST_EIGENVALUE = 1e-12  # of the largest; below, they are rounding
-STEPS_PER_DRAW = 10  # of elliptical slice sampling
+LEAST_EIGENVALUE = 1e-12  # relative to the largest; smaller ones are rounding
+STEPS_PER_DRAW = 10  # for elliptical slice sampling
 START_SPREAD = 2.0  # chains start from N(0, 2²) in u, wider than the posterior, so that R-hat can detect a failure
 
 

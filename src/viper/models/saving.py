@@ -129,7 +129,7 @@ IMPUTATION_FIELDS = {  # their sizes are compared with the formula's columns by 
 }
 SCALAR_OR_NAMED = Either(SCALAR, Fields({ENTRIES: Items(Items(LABEL, 2))}))  # or one number by name, as pairs
 DEVICE_NAME = re.compile(r"[a-z]{1,20}(:\d{1,3})?")  # as torch writes it
-OPTION_RULES: dict[Any, Rule] = {  # by name or type, otherwise `rule_of` the type in the estimator's constructor
+OPTION_RULES: dict[Any, Rule] = {  # by name or type; others have `rule_of` their type in the constructor
     "random_state": or_none(Value("a seed", lambda x: type(x) is int and 0 <= x < 2**32)),
     "device": or_none(Value("the name of a device", lambda x: type(x) is str and bool(DEVICE_NAME.fullmatch(x)))),
     bool: Value("true or false", lambda x: type(x) in (bool, int) and x in (0, 1)),

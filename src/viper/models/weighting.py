@@ -42,7 +42,7 @@ class ClassWeightMixin:
     class_weight_: np.ndarray
     class_share_: Any
     robust_groups_: int
-    mean_weight_: float  # of the rows, without class weights; NaN if unknown
+    mean_weight_: float  # mean weight of the rows, without class weights; NaN if unknown
 
     def _weighted_rows(self, source: RowSource, complete: bool = False) -> RowSource:
         """Learn the weights of the classes, and return the rows with them. `complete` rows must have all classes."""

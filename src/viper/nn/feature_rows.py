@@ -31,7 +31,7 @@ from viper.inference.rows import (
     traits_on,
 )
 
-MEMORY_SHARE = 0.25  # of the memory that is available, for features that are kept
+MEMORY_SHARE = 0.25  # share of the available memory, for features that are kept
 
 
 class BlockMaker(Protocol):

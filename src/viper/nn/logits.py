@@ -23,7 +23,7 @@ from viper.softplus.logsumexp import expected_logsumexp
 
 Targets = Literal["classes", "labels"]
 Targeted = TypeVar("Targeted", bound=Callable[..., Any])
-SINGLE_TOLERANCE, DOUBLE_TOLERANCE = 1e-7, 1e-10  # of the log-sum-exp, for float32 and float64
+SINGLE_TOLERANCE, DOUBLE_TOLERANCE = 1e-7, 1e-10  # errors of the log-sum-exp, for float32 and float64
 SOFTPLUS_TOLERANCE = 1e-8  # for float32: less than its rounding, and three times as fast as exact
 
 

@@ -18,7 +18,7 @@ from viper.nn.heads import HEAD_RANK, GaussianHead, HeadRows, checked_scale
 from viper.nn.logits import Targets, checked_count
 from viper.nn.weights import Covariance, GaussianWeights
 
-JITTER = 1e-6  # of a², on the diagonal of K_zz
+JITTER = 1e-6  # relative to a², on the diagonal of K_zz
 SEARCHED_ROWS = 2000  # features among which inducing points are chosen
 
 

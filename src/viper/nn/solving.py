@@ -33,7 +33,7 @@ from viper.nn.logits import softmax_moments
 from viper.nn.weights import GaussianWeights
 from viper.softplus.limit import limit
 
-LOW_RANK_STEPS, LOW_RANK_GAIN = 500, 1e-8  # of L-BFGS: most steps, and the least gain of a step in nats per row
+LOW_RANK_STEPS, LOW_RANK_GAIN = 500, 1e-8  # L-BFGS: most steps, and the least gain of a step in nats per row
 
 
 # --- one step ---

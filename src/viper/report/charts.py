@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 PERCENTS = [(k / 4, f"{25 * k}{THIN}%") for k in range(5)]
 UNIT = (0.0, 1.0)
-ROWS_TICK_HEIGHT = 36.0  # of a name beside the chart of rows, which a phone shows at a third of its size
+ROWS_TICK_HEIGHT = 36.0  # height of a name beside the chart of rows, which a phone shows at a third of its size
 DENSITY_POINTS = 201
 SMEAR = 0.01  # δ: half the width of the window over which a density is averaged, as a share of the axis; see page.js
 ROUND_ENDS = (1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0)  # where an axis may end, times a power of ten
@@ -59,7 +59,7 @@ class ProbabilityAxis(NamedTuple):
 
     low: float
     high: float
-    kind: str  # of the scale: "linear" or "log-odds"
+    kind: str  # kind of scale: "linear" or "log-odds"
 
     @property
     def ends(self) -> tuple[float, float]:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import pandas
 
 CURVE_THRESHOLDS = 100
-BENEFIT_DRAWS = 4000  # of the four shares, for the intervals of net benefit: their ends are good to 2 % of the width
+BENEFIT_DRAWS = 4000  # draws of the four shares; ends of intervals of net benefit are good to 2 % of the width
 BENEFIT_SEED = 1
 
 

@@ -44,17 +44,17 @@ __all__ = [
     "scores",
 ]
 
-SMALL_LOSS = 0.005  # of the entropy: 4 points at 50 %, a quarter of the probability at 1 %
-LARGE_LOSS = 0.02  # of the entropy: 8 points at 50 %, half of the probability at 1 %
-JUDGED_LEVEL = 0.9  # of the interval of the loss, so that each of its ends is exceeded by chance once in 20 times
-ROUNDED_SHARES = 1e-12  # of shares and mean probabilities: smaller differences count as zero
+SMALL_LOSS = 0.005  # share of the entropy: 4 points at 50 %, a quarter of the probability at 1 %
+LARGE_LOSS = 0.02  # share of the entropy: 8 points at 50 %, half of the probability at 1 %
+JUDGED_LEVEL = 0.9  # level of the interval of the loss; chance exceeds each end once in 20 times
+ROUNDED_SHARES = 1e-12  # smaller differences of shares and mean probabilities count as zero
 ROWS_PER_GROUP = 100  # rows for each group by which calibration is judged
-FEWEST_EXPECTED = 5.0  # of each class, expected in a group, for its count to be nearly normal
-LEAST_VARIANCE = 1e-6  # of a count; it is smaller only if all probabilities are 0 or 1, and then any error is plain
+FEWEST_EXPECTED = 5.0  # rows of each class expected in a group whose count is nearly normal
+LEAST_VARIANCE = 1e-6  # variance of a count; smaller only if all probabilities are 0 or 1, and then any error is plain
 LARGEST_EXACT = 1e6  # statistic above which the noncentral χ² is as good as normal
 FEW_OF_A_CLASS = 10  # rows of a class in a group, below which its scores say little
 CLEAR_ERRORS = 2.0  # standard errors that make a difference clear
-LARGEST_SHIFT = 3.0  # of the log-odds, beyond which predictions are wrong in one way only: too high or too low
+LARGEST_SHIFT = 3.0  # shift of the log-odds beyond which predictions are wrong in one way only: too high or too low
 
 
 class Scores(NamedTuple):

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from viper.report.study import Study
 
-QUANTILES = 400  # of each posterior; all pairs of them represent the difference of two shares
+QUANTILES = 400  # quantiles of each posterior; all pairs of them represent the difference of two shares
 MOST_PATTERNS = 10  # combinations of missing columns that are listed
 SUREST = 1e-3  # a link is named if chance would produce one this strong, over all pairs of columns, less often
 MOST_PAIRS = 20_000  # pairs of columns that are compared
@@ -192,7 +192,7 @@ def allowance_sentence(model: Any) -> str:
     """Say whether the intervals allow for missing values."""
     if not hasattr(model, "missing_information_"):
         return "The intervals treat what was filled in as if it had been observed, so they are a little too narrow."
-    largest = model.missing_information_.reshape(-1, len(model._names())).max(0)  # over classes
+    largest = model.missing_information_.reshape(-1, len(model._names())).max(0)  # the largest over classes
     shares = dict(zip(model._names(), largest.tolist(), strict=True))
     name = max(shares, key=lambda one: shares[one])
     return (

@@ -48,7 +48,7 @@ FEWEST_BENT_VALUES = 10  # different values of such a column
 BENT_P_VALUE = 0.05  # for all columns together
 MOST_LEFT_OUT = 2_000  # rows for leave-one-out, which takes a second per thousand
 MOST_MARKS = 240  # rows in a chart of rows
-FEWEST_MARKS = 10  # of each class in such a chart; up to four times as many are added from a rarer class
+FEWEST_MARKS = 10  # rows of each class in such a chart; up to four times as many are added from a rarer class
 CURVE_POINTS = 41  # points of a partial effect
 DIAGNOSIS_BUDGET = 100_000_000  # rows × draws that a diagnosis may take
 BARE_LABELS = {"0", "1", "-1", "2", "yes", "no", "y", "n", "true", "false", "t", "f"}
@@ -100,7 +100,7 @@ class Study:
     level: float = 0.95
     left_out: dict[str, int] = field(default_factory=dict)  # reason -> number of rows
     held_out: bool = False  # whether the caller says that the model has not seen these rows
-    names: list[str] = field(default_factory=list)  # of the rows: their numbers, or the values of the column `naming`
+    names: list[str] = field(default_factory=list)  # row names: numbers, or values of the column `naming`
     naming: str = "Row"
     show_rows: bool = True  # whether single rows may be shown
     by: dict[str, Any] = field(default_factory=dict)  # columns by which the caller wants groups of rows

@@ -114,7 +114,7 @@ POSITIONS: dict[str, Callable[[Any], Any]] = {
     "log-odds": lambda p: np.log(p) - np.log1p(-np.asarray(p)),
 }
 STEPS = (1, 2, 2.5, 5, 10)
-TICK_WIDTH = 7.0  # of a letter beside an axis
+TICK_WIDTH = 7.0  # width of a letter beside an axis
 ODDS_TICKS = [
     *(m * 10.0**k for k in range(-6, -1) for m in (1, 2, 5)),
     *(0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9),

@@ -29,7 +29,7 @@ MOST_DISTANCES = 20_000  # rows among which a row's distance from the mean is ra
 MOST_CELLS = 4_000_000  # rows × columns that are predicted at a time
 MOST_COMBINED = 300  # columns; with more, their correlations are ignored
 RARE = 0.1  # a probability below which differences show only as ratios
-WIGGLE = 0.1  # of a curve's range: smaller turns are not mentioned
+WIGGLE = 0.1  # share of a curve's range; smaller turns are not mentioned
 DATE_STEPS = [  # between ticks: unit, number of them, how a tick is written
     *[("D", step, "%Y-%m-%d") for step in (1, 2, 7, 14)],
     *[("M", step, "%b %Y") for step in (1, 2, 3, 6)],

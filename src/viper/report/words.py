@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 THIN, JOIN = "\N{NARROW NO-BREAK SPACE}", "\N{WORD JOINER}"
 ENOUGH = 5  # rows that a group must have to serve as an example
 MOST_ENTANGLED = 4  # columns that a sentence about interactions names
-MOST_LEGS = 3  # of a curve between its turns, described one by one
+MOST_LEGS = 3  # stretches of a curve between turns that are described one by one
 MOST_FILLED = 4  # columns with filled-in values that a sentence names
 LEAST_PERCENT = 0.01  # percentages nearer to 0 or 100 are written <0.01 % and >99.99 %
 NEARLY_ALL = 0.985  # width of an interval that says nothing: points round to 99 or 100

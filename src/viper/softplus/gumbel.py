@@ -22,7 +22,7 @@ from viper.softplus.normal import SQRT_2, pdf
 from viper.softplus.quadrature import full_gauss_hermite
 
 STENCIL = 8  # nodes of interpolation that share a polynomial
-LARGEST_DERIVATIVE = 1154.0  # of the 8th and 9th derivatives of Q(u; 0), relative to Q
+LARGEST_DERIVATIVE = 1154.0  # bound on the 8th and 9th derivatives of Q(u; 0), relative to Q
 LEAST_LOSS = 1.07  # nodes may be closer than necessary by this factor, so that tables need few different u
 FINEST_PARTS = 128  # distances of nodes are multiples of 1/128 of a step, or coarser
 WIDEST = 6.0  # τ, beyond which the 14 nodes below err by less than 1e-15

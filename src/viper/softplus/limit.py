@@ -207,7 +207,7 @@ def mixture(table: Mixture) -> Bound:
 # --- one Gaussian for a mixture ---
 
 NEWTON_STEPS = 12  # for the mean of f
-NEWTON_ROUNDING = 1e-13  # of the mean: steps below this are rounding
+NEWTON_ROUNDING = 1e-13  # steps of the mean below this are rounding
 LEAST_PROBABILITY = 1e-290
 
 

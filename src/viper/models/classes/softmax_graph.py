@@ -25,7 +25,7 @@ DIGITS = 24.0  # with steps h, errors are about e^{-DIGITS} times small powers o
 CARRIED_SDS = 6.4  # sds that carry a Gaussian: Φ(-6.4) < 1e-10
 BELOW, ABOVE = 3.3, 24.0  # how far a Gumbel variable reaches
 MOST_ROW_NODES = 20_000.0  # per row; if its sds differ a thousandfold, the step gets wider
-LEAST_FACTOR = 1e-30  # of L_k: a smaller one makes the product negligible
+LEAST_FACTOR = 1e-30  # a smaller L_k makes the product negligible
 
 
 class Factors(NamedTuple):

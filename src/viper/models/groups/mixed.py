@@ -64,7 +64,7 @@ from viper.softplus.limit import mean_of_same_probability
 if TYPE_CHECKING:
     import pandas
 
-POINT_TENSORS = {  # of the mixture over variance components: weights, values, fixed effects given these
+POINT_TENSORS = {  # the mixture over variance components: weights, values, fixed effects given these
     "points.weight": numbers("k", range=SHARES),
     "points.theta": numbers("kt"),
     "points.mean": numbers("kf"),

@@ -14,7 +14,7 @@ from viper.models.prediction import half_width
 if TYPE_CHECKING:
     import pandas
 
-LATENT_VARIANCE = np.pi**2 / 3.0  # of the standard logistic distribution, the noise of a latent score
+LATENT_VARIANCE = np.pi**2 / 3.0  # variance of the standard logistic, the noise of a latent score
 
 
 def weighted_quantile(values: np.ndarray, shares: np.ndarray, levels: list[float]) -> np.ndarray:

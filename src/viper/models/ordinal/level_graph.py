@@ -16,7 +16,7 @@ from viper.inference.ordinal.posterior import OrdinalPosterior
 from viper.models.graph import OnnxGraph, erfc, expected_tail
 from viper.models.ordinal.reading import FARTHEST_SD, GAP_NODES, LARGEST_DISTANCE, LOG_2
 
-HALVINGS = 48  # of the bracket of an end's log-odds, which is at most about 1,200 wide
+HALVINGS = 48  # bisections of a bracket in log-odds, which is at most about 1,200 wide
 
 
 def level_nodes(

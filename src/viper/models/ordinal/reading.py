@@ -27,12 +27,12 @@ from viper.inference.ordinal.posterior import OrdinalPosterior
 from viper.models.prediction import TargetReading, columns_by_class
 from viper.softplus.limit import limit
 
-SCORE_NODES = 48  # of the quadrature over f, for the expected entropy
-GAP_NODES = 24  # of the quadrature over a level's own gap
+SCORE_NODES = 48  # nodes over f, for the expected entropy
+GAP_NODES = 24  # nodes over a level's own gap
 FARTHEST_SD = 6.0  # standard deviations beyond which a billionth of a normal is left
 LARGEST_DISTANCE = 600.0  # distance from which a probability is below 1e-260
 LOG_2 = math.log(2.0)
-ROOT_TOLERANCE, MOST_ROOT_STEPS = 1e-8, 60  # of the log-odds at which an interval ends
+ROOT_TOLERANCE, MOST_ROOT_STEPS = 1e-8, 60  # for the log-odds at which an interval ends
 ENDS_AT_ONCE = 1 << 20  # rows × levels × nodes (8 MB)
 
 
@@ -89,7 +89,7 @@ def interval_ends(mean: Tensor, variance: Tensor, z: float, posterior: OrdinalPo
     q, m = posterior, posterior.size
     V, B = q.gap_factor @ q.gap_factor.T, threshold_matrix(m)
     gaps = (q.log_gaps + 0.5 * V.diagonal()).exp()  # E g, which is log-normal
-    centres = torch.cat([B[:1], 0.5 * (B[1:] + B[:-1]), B[-1:]])  # of the levels, as sums of gaps
+    centres = torch.cat([B[:1], 0.5 * (B[1:] + B[:-1]), B[-1:]])  # centres of the levels, as sums of gaps
     # the points are at ± reach on each axis ζ of δ = δ̂ + Gζ; so df/dζ, and Cov(f, δ)
     loading = (mean[:, :m] - mean[:, m : 2 * m]) / (2.0 * q.points()[0].abs().max())
     shared = loading @ q.gap_factor.T

@@ -57,7 +57,7 @@ from viper.models.weighting import WEIGHTING, WEIGHTING_FIELDS, ClassWeightMixin
 if TYPE_CHECKING:
     import pandas
 
-GAP_PRIOR_TENSORS = {  # of a prior that is the posterior given earlier rows
+GAP_PRIOR_TENSORS = {  # stored if the prior is the posterior given earlier rows
     "gap_prior.mean": numbers("g"),
     "gap_prior.precision": numbers("gg", range=DEFINITE),
     "gap_prior.moving": numbers("dg"),
