@@ -113,7 +113,9 @@ def test_contrast_of_a_saturated_model_is_that_of_two_cells():
     # the difference has the sign of the coefficient
     slope, sd = model.coef_[0, 0], np.sqrt(model.covariance_[0, 0])
     assert found["p_direction"] == pytest.approx(ndtr(slope / sd), abs=1e-3)
-    np.testing.assert_allclose(effects.direction(np.array([[-1.0, 2.0, -3.0]]), np.array([0.1]), np.ones(1)), 2 / 3)
+    np.testing.assert_allclose(
+        effects.probability_of_direction(np.array([[-1.0, 2.0, -3.0]]), np.array([0.1]), np.ones(1)), 2 / 3
+    )
 
 
 def test_ratios_compare_the_same_two_averages(model, patients):

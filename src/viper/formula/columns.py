@@ -204,14 +204,14 @@ def level_codes(column: "pandas.Series[Any]", levels: list[Any]) -> np.ndarray:
     import pandas
 
     index = pandas.Index(levels)
-    codes = index.get_indexer(pandas.Index(as_written(column, levels)))
+    codes = index.get_indexer(pandas.Index(spelled_levels(column, levels)))
     odd = np.flatnonzero((codes < 0) & column.notna().to_numpy())
     if len(odd):
         codes[odd] = index.get_indexer(pandas.Index([as_trimmed(value) for value in column.iloc[odd]], dtype=object))
     return codes
 
 
-def as_written(column: "pandas.Series[Any]", levels: list[Any]) -> "pandas.Series[Any]":
+def spelled_levels(column: "pandas.Series[Any]", levels: list[Any]) -> "pandas.Series[Any]":
     """Replace numbers by the levels they spell if all levels are text: 1 and 1.0 become "1"."""
     texts = set(levels)
     if isinstance(column.dtype, np.dtype) and column.dtype.kind == "O":
@@ -397,10 +397,10 @@ def reason_to_leave_out(column: "pandas.Series[Any]", different: int) -> str | N
         return f"dates; name {', '.join(ways[:-1])} or {ways[-1]} in a formula to use them"
     if is_identifier(column, different):
         return "it identifies rows; name it in a formula to use it"
-    return reason_of_texts(column, different) if is_text(column) else None
+    return reason_to_leave_text_out(column, different) if is_text(column) else None
 
 
-def reason_of_texts(column: "pandas.Series[Any]", different: int) -> str | None:
+def reason_to_leave_text_out(column: "pandas.Series[Any]", different: int) -> str | None:
     """Return why a text column is no use to a model if it looks like names, notes or ticket numbers, or None."""
     known = column.dropna()
     if differs_in_every_row(known, different):

@@ -180,7 +180,7 @@ def learn_formula(
         sweeps=int(imputing.sweeps),
         grouping=parsed.grouping or None,
     )
-    return learned_of(encoding, inputs, y, used.kept, classes, imputing, used.groups)
+    return learn_encoding(encoding, inputs, y, used.kept, classes, imputing, used.groups)
 
 
 class UsedRows(NamedTuple):
@@ -204,7 +204,7 @@ def used_rows(formula: str, data: Any, missing: str) -> UsedRows:
     columns = list(dict.fromkeys([parsed.target, *parsed.plain, *parsed.variables.values()]))
     check_column_count(len(columns) - 1)
     grouping = [name for name in parsed.grouping if name not in columns]
-    frame = as_used(frame[[*columns, *grouping]], parsed)
+    frame = with_plain_columns(frame[[*columns, *grouping]], parsed)
     frame, counts, kept = apply_missing_rule(frame, parsed.target, missing)
     groups = read_groups(frame, parsed, missing)
     if len(columns) == 1 and groups is None:
@@ -238,7 +238,7 @@ def with_missing_levels(
     )
 
 
-def learned_of(
+def learn_encoding(
     encoding: Encoding,
     inputs: "pandas.DataFrame",
     y: np.ndarray,
@@ -296,7 +296,7 @@ def check_levels_occur_again(frame: "pandas.DataFrame", levels: dict[str, list[A
             )
 
 
-def as_used(frame: "pandas.DataFrame", parsed: ParsedFormula) -> "pandas.DataFrame":
+def with_plain_columns(frame: "pandas.DataFrame", parsed: ParsedFormula) -> "pandas.DataFrame":
     """Return the frame with dates as days, and categories without the blanks around them."""
     for name in parsed.dates:
         if not is_date(frame[name]):

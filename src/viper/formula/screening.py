@@ -89,19 +89,19 @@ def screen_rows(encoding: Encoding, data: Any) -> Screened:
             frame[name], more = screened_numbers(encoding, frame[name])
             found += more
         remarks += found
-        if (holes := frame[name].isna().to_numpy() & ~any_row(found, len(frame))).any():
+        if (holes := frame[name].isna().to_numpy() & ~fatal_rows(found, len(frame))).any():
             kind, words = ("filled", "filled in") if encoding.fills else ("missing", "missing")
-            remarks.append(Remark(kind, name, holes, always(f"{name} is {words}")))
+            remarks.append(Remark(kind, name, holes, constant_text(f"{name} is {words}")))
     screened = Screened(frame, remarks)
     remarks += undefined_rows(encoding, screened)
     return screened
 
 
-def always(text: str) -> Callable[[int], str]:
+def constant_text(text: str) -> Callable[[int], str]:
     return lambda row: text
 
 
-def any_row(remarks: Iterable[Remark], rows: int) -> np.ndarray:
+def fatal_rows(remarks: Iterable[Remark], rows: int) -> np.ndarray:
     """Return which rows have a remark that leaves them without a prediction."""
     found = np.zeros(rows, dtype=bool)
     for remark in remarks:
@@ -111,7 +111,7 @@ def any_row(remarks: Iterable[Remark], rows: int) -> np.ndarray:
 
 def screened_numbers(encoding: Encoding, column: "pandas.Series[Any]") -> tuple["pandas.Series[Any]", list[Remark]]:
     """Return a column of numbers, and remarks on text, infinite values and values far out of range."""
-    name, numbers = str(column.name), numbers_in(column)
+    name, numbers = str(column.name), text_as_numbers(column)
     if numbers.dtype.kind not in "iuf":  # booleans, dates: `as_numbers` refuses the whole column
         return column, []
     values = numbers.to_numpy(dtype=float, na_value=np.nan)
@@ -154,7 +154,7 @@ def new_date_remark(encoding: Encoding, function: str, days: "pandas.Series[Any]
     return Remark(kind, call, new, lambda row: f"{call} = {calendar_name(function, days.iloc[row])!r} {end}")
 
 
-def numbers_in(column: "pandas.Series[Any]") -> "pandas.Series[Any]":
+def text_as_numbers(column: "pandas.Series[Any]") -> "pandas.Series[Any]":
     """Return a column of text as numbers, with NaN for other text; any other column is returned unchanged."""
     import pandas
     from pandas.api import types
@@ -168,7 +168,8 @@ def columns_as_read(encoding: Encoding, frame: "pandas.DataFrame") -> "pandas.Da
     """Return the frame as a formula reads it: text cells of a column of numbers as NaN, levels without blanks."""
     numbers = [name for name in encoding.means if name not in encoding.parsed.dates]
     levels = [name for name, known in encoding.levels.items() if all(as_trimmed(level) == level for level in known)]
-    read = {name: numbers_in(frame[name]) for name in numbers} | {name: without_blanks(frame[name]) for name in levels}
+    read = {name: text_as_numbers(frame[name]) for name in numbers}
+    read |= {name: without_blanks(frame[name]) for name in levels}
     return frame.assign(**read)
 
 
@@ -214,7 +215,7 @@ def undefined_rows(encoding: Encoding, screened: Screened) -> list[Remark]:
         clamped[rows] = undefined[rows] & ~left
     found = {"undefined": undefined & ~clamped, "clamped": clamped}
     return [
-        term_remark(encoding, screened.frame, kind, term, among_all(bad, usable))
+        term_remark(encoding, screened.frame, kind, term, mask_of_all_rows(bad, usable))
         for kind, cells in found.items()
         for term, bad in cells_by_term(list(design), cells).items()
     ]
@@ -235,7 +236,7 @@ def cells_by_term(names: list[str], cells: np.ndarray) -> dict[str, np.ndarray]:
     return found
 
 
-def among_all(rows: np.ndarray, usable: np.ndarray) -> np.ndarray:
+def mask_of_all_rows(rows: np.ndarray, usable: np.ndarray) -> np.ndarray:
     """Return a mask of all rows from a mask of the usable ones."""
     every = np.zeros(len(usable), dtype=bool)
     every[usable] = rows

@@ -68,7 +68,7 @@ class TrainingColumn:
         """Describe numbers; NaN are missing."""
         present = values[~np.isnan(values)]
         low, high = float(present.min()), float(present.max())
-        cuts, rows = equal_bins(np.sort(at_most(present, MOST_SORTED)))
+        cuts, rows = equal_bins(np.sort(some_values(present, MOST_SORTED)))
         unit = max(abs(low), abs(high)) or 1.0  # squares of numbers near 1e308 overflow
         mean, sd = (float(moment(present / unit) * unit) for moment in (np.mean, np.std))
         return cls("number", missing, rows, cuts, low, high, mean, sd)
@@ -80,7 +80,7 @@ class TrainingColumn:
         return cls("category", missing, [max(FEWEST_RECORDED, int(counts.get(level, 0))) for level in levels])
 
 
-def at_most(values: np.ndarray, most: int) -> np.ndarray:
+def some_values(values: np.ndarray, most: int) -> np.ndarray:
     """Return all values, or `most` of them drawn at random with a fixed seed."""
     if len(values) <= most:
         return values

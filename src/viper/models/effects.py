@@ -540,7 +540,7 @@ class EffectStudy:
             else:
                 pairs = self.number_pairs(name, change)
             for low, high, label in pairs:
-                text = label or f"{readable(high.key)}{sign}{readable(low.key)}"
+                text = label or f"{readable_value(high.key)}{sign}{readable_value(low.key)}"
                 sides = [side._replace(key=(name, side.key)) if side.values else side for side in (low, high)]
                 yield Comparison({"variable": name, "contrast": text}, sides)
 
@@ -820,7 +820,7 @@ class JointView:
         tail = 0.5 - 0.5 * self.study.level
         lower, upper = np.quantile(draws, [tail, 1.0 - tail], axis=1)
         columns = {"estimate": estimate, "sd": sd, "lower": lower, "upper": upper}
-        return columns | ({"p_direction": direction(draws, estimate, sd)} if signed else {})
+        return columns | ({"p_direction": probability_of_direction(draws, estimate, sd)} if signed else {})
 
     def linear(self, found: Averages) -> Tensor:
         """L = E[∇A]ᵀ(β - μ) of every draw, groups × draws."""
@@ -880,7 +880,7 @@ def add_mixture_block(
         add_draws(found, block, member, coefficients)
 
 
-def direction(draws: np.ndarray, estimate: np.ndarray, sd: np.ndarray) -> np.ndarray:
+def probability_of_direction(draws: np.ndarray, estimate: np.ndarray, sd: np.ndarray) -> np.ndarray:
     """P(A > 0) or P(A < 0), whichever is larger, per row of draws; if all draws agree, that of a normal A."""
     share = np.maximum((draws > 0).mean(1), (draws < 0).mean(1))
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -933,5 +933,5 @@ def round_step(x: np.ndarray) -> float:
     return float(f"{min((power * m for m in (1, 2, 5, 10)), key=lambda step: abs(np.log(step / sd))):.0e}")
 
 
-def readable(value: Any) -> str:
+def readable_value(value: Any) -> str:
     return number_text(value, 6) if isinstance(value, float) else str(value)

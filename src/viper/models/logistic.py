@@ -39,19 +39,19 @@ from viper.inference.robust import robust_posterior
 from viper.inference.rows import RowSource
 from viper.inference.threads import check_jobs
 from viper.models.classes.corrected import CorrectedClasses, class_summary, summary_of_class_draws
-from viper.models.classes.fitting import fit_classes, unsupported, with_class_means
+from viper.models.classes.fitting import fit_classes, unsupported_options, with_class_means
 from viper.models.classes.labels import (
     LABELS_READING,
+    answers_by_label,
     by_label,
     check_labels_header,
     fit_labels,
+    labels_as_table,
     labels_state,
-    named,
-    one_summary,
-    one_table,
     restored_labels,
-    stacked,
+    stacked_answers,
     sum_of_labels,
+    summary_of_labels,
     with_estimators,
 )
 from viper.models.classes.pooling import pool_stars, star_spread_of_draws
@@ -507,7 +507,9 @@ class VariationalLogisticRegression(
     @property
     def largest_sd_(self) -> Any:
         """Largest posterior sd of the log-odds among the training rows; an array if there are several labels."""
-        return stacked(self, [fit.largest_sd_ for fit in self.estimators_]) if self.multilabel_ else super().largest_sd_
+        if self.multilabel_:
+            return stacked_answers(self, [fit.largest_sd_ for fit in self.estimators_])
+        return super().largest_sd_
 
     @property
     def _reading(self) -> TargetReading:
@@ -523,7 +525,7 @@ class VariationalLogisticRegression(
     def _names(self) -> list[str]:
         return coefficient_names(self._columns(), self.fit_intercept)
 
-    @by_label(stacked)
+    @by_label(stacked_answers)
     def coefficient_interval(self, level: float = 0.95) -> np.ndarray:
         """Credible intervals of the coefficients, with the intercept last: d × 2."""
         check_is_fitted(self, "posterior_")
@@ -532,7 +534,7 @@ class VariationalLogisticRegression(
             return self.posterior_.coefficient_ends(level).numpy()
         return torch.stack([self.posterior_.mean - reach, self.posterior_.mean + reach], -1).numpy()
 
-    @by_label(one_summary)
+    @by_label(summary_of_labels)
     def summary(self, level: float = 0.95, baseline: Any = None) -> "pandas.DataFrame":
         """Mean, sd, interval, odds ratio with interval and probability of direction of every coefficient.
 
@@ -589,7 +591,7 @@ class VariationalLogisticRegression(
         model.posterior_, model._largest_sd = moved(found, "cpu"), None
         return model
 
-    @by_label(named)
+    @by_label(answers_by_label)
     def refined(
         self,
         components: int = 2,
@@ -640,14 +642,14 @@ class VariationalLogisticRegression(
         noise = torch.from_numpy(generator.standard_normal((n, *noise_shape(self.posterior_))))
         return self.posterior_.draw(noise).numpy()
 
-    average = by_label(one_table)(EffectsMixin.average)
-    contrast = by_label(one_table)(EffectsMixin.contrast)
-    slopes = by_label(one_table)(EffectsMixin.slopes)
-    diagnose = by_label(named)(DiagnosisMixin.diagnose)
-    corrected = by_label(named)(DiagnosisMixin.corrected)
-    loo = by_label(named)(DiagnosisMixin.loo)
+    average = by_label(labels_as_table)(EffectsMixin.average)
+    contrast = by_label(labels_as_table)(EffectsMixin.contrast)
+    slopes = by_label(labels_as_table)(EffectsMixin.slopes)
+    diagnose = by_label(answers_by_label)(DiagnosisMixin.diagnose)
+    corrected = by_label(answers_by_label)(DiagnosisMixin.corrected)
+    loo = by_label(answers_by_label)(DiagnosisMixin.loo)
     elbo = by_label(sum_of_labels)(DiagnosisMixin.elbo)
-    prevalence_offset = by_label(stacked)(ClassWeightMixin.prevalence_offset)
+    prevalence_offset = by_label(stacked_answers)(ClassWeightMixin.prevalence_offset)
 
     def _open_labelled_rows(self, X: Any, y: Any, *, sample_weight: Any, offset: Any) -> RowSource:
         given = {"sample_weight": sample_weight, "offset": offset, "classes": self.classes_}
@@ -735,7 +737,7 @@ class VariationalLogisticRegression(
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.classifier_tags.multi_class = not unsupported(self)
+        tags.classifier_tags.multi_class = not unsupported_options(self)
         tags.classifier_tags.multi_label = True
         tags.target_tags.multi_output = True
         return tags

@@ -95,10 +95,10 @@ def leave_one_out(
             parts.append(weighted_rows(some, density, correction))
             done += some.shape[1]
             step(done, source.rows)
-    return leave_one_out_of(np.concatenate([np.stack(part) for part in parts], 1), count)
+    return leave_one_out_result(np.concatenate([np.stack(part) for part in parts], 1), count)
 
 
-def leave_one_out_of(found: np.ndarray, draws: int) -> LeaveOneOut:
+def leave_one_out_result(found: np.ndarray, draws: int) -> LeaveOneOut:
     """The result, from what `weighted_rows` returns for all rows."""
     elpd, k_hat, effective, p_loo = found
     total, error = sum_and_error(elpd)

@@ -19,7 +19,15 @@ from torch import Tensor
 from viper.data import writing
 from viper.data.open import is_kept_elsewhere
 from viper.formula.encoding import Encoding
-from viper.formula.screening import MARGIN, Remark, Screened, among_all, has_extreme_number, row_notes, screen_rows
+from viper.formula.screening import (
+    MARGIN,
+    Remark,
+    Screened,
+    has_extreme_number,
+    mask_of_all_rows,
+    row_notes,
+    screen_rows,
+)
 from viper.inference.posterior import Posterior, accuracy, expected_log_likelihood, latent, latent_shape, moved
 from viper.inference.rows import Block, RowSource
 from viper.softplus.expectation import expected_sigmoid
@@ -168,7 +176,7 @@ def huge_rows(model: Any, screened: Screened) -> list[Remark]:
     with np.errstate(over="ignore", invalid="ignore"):
         mean, sd = model.predict_latent(screened.frame[asked])
         strange = ~np.isfinite(mean * 0.0 + np.square(sd))
-        rows = among_all(strange if strange.ndim == 1 else strange.any(1), asked)
+        rows = mask_of_all_rows(strange if strange.ndim == 1 else strange.any(1), asked)
     values = screened.frame.select_dtypes("number", exclude="timedelta").abs()
     largest = np.argmax(values.fillna(0.0).to_numpy(dtype=float), axis=1)
     return [

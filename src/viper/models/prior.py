@@ -147,7 +147,7 @@ def make_prior(prior_mean: Any, scale: Tensor, intercept_scale: Any, intercept: 
     return Prior(mean, torch.cat([precision, own]) if diagonal else torch.block_diag(precision, own[None]))
 
 
-def second_moment(posterior: Any, prior: Prior, size: int) -> tuple[Tensor, float]:
+def expected_squares(posterior: Any, prior: Prior, size: int) -> tuple[Tensor, float]:
     """E[(β_j - m_j)²] of the first coefficients, summed over classes if there are several, and its value under p/σ²."""
     if posterior.mean.ndim == 1:
         return (posterior.mean - prior.mean)[:size].square() + posterior.variance[:size], 1.0
@@ -171,7 +171,7 @@ def best_scales(
         scale = expand(log_scale)
         posterior, prior, problem, result = solve(scale, warm, False)
         warm = result.q if problem.prior is prior else None  # otherwise it is in other coordinates
-        second, freedom = second_moment(posterior, prior, size)
+        second, freedom = expected_squares(posterior, prior, size)
         slope = (second.cpu() / scale.square() - freedom).numpy()
         return -result.objective, -slope if separate else -slope.sum(keepdims=True)
 

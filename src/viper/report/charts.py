@@ -23,7 +23,7 @@ from viper.report.svg import (
 from viper.report.views import FEW_VALUES, AverageEffect, Effect, Trace, date_ticks, spaced_indices
 from viper.report.words import (
     THIN,
-    about,
+    about_percent,
     chance,
     chance_range,
     column_value,
@@ -168,7 +168,7 @@ def reliability_chart(study: Study) -> str:
     largest = table["rows"].max()
     for predicted, observed, n, low, high in table.itertuples(index=False):
         chart.interval(predicted, low, high)
-        tooltip = f"{n:,} rows given {about(predicted)}: {percent(observed)} {study.predicate('had')}"
+        tooltip = f"{n:,} rows given {about_percent(predicted)}: {percent(observed)} {study.predicate('had')}"
         chart.dot(predicted, observed, 3.5 + 6.0 * math.sqrt(n / largest), f"{tooltip} ({percent_range(low, high)})")
     return chart.svg(f"Reliability diagram: share that {study.predicate('had')} against predicted probability")
 

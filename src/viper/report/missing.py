@@ -83,7 +83,7 @@ def missing_values(data: Any, target: str | None = None, positive: Any = None, l
         label, known, positive = positive_rows(frame[target], positive)
         found = [difference_of_shares(label[known], holes.loc[known, name].to_numpy(), level) for name in incomplete]
         table[["observed", "absent", "lower", "upper"]] = np.array(found).reshape(len(found), 4)
-    table["goes_with"] = links(frame.drop(columns=[] if target is None else [target]), holes, incomplete)
+    table["goes_with"] = linked_columns(frame.drop(columns=[] if target is None else [target]), holes, incomplete)
     complete = int((~holes.any(axis=1)).sum())
     return MissingData(len(frame), complete, table, missing_patterns(holes[incomplete]), target, positive)
 
@@ -122,7 +122,7 @@ def difference_of_shares(label: np.ndarray, absent: np.ndarray, level: float) ->
     return shares[0], shares[1], float(ends[0]), float(ends[1])
 
 
-def links(frame: "pandas.DataFrame", holes: "pandas.DataFrame", incomplete: list[str]) -> list[str]:
+def linked_columns(frame: "pandas.DataFrame", holes: "pandas.DataFrame", incomplete: list[str]) -> list[str]:
     """Describe, for each incomplete column, the other column that best predicts where it is missing."""
     from scipy.stats import chi2
 

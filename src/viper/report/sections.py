@@ -632,7 +632,7 @@ def checks_section(study: Study) -> str:
         )
     shown = side_by_side(*figures) if len(figures) > 1 else element("div", figures[0], class_="small")
     title = "Do the rows look as the model expects?"
-    return section("checks", title, shown, drawn_outcomes(study), left_out(study))
+    return section("checks", title, shown, drawn_outcomes(study), leave_one_out_part(study))
 
 
 def drawn_outcomes(study: Study) -> str:
@@ -668,7 +668,7 @@ def drawn_outcomes(study: Study) -> str:
     )
 
 
-def left_out(study: Study) -> str:
+def leave_one_out_part(study: Study) -> str:
     """Leave-one-out of the rows of the fit."""
     found = study.loo
     if found is None:

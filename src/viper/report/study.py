@@ -435,7 +435,9 @@ def coefficient_change(
     """
     parts = [name] if name in plain else re.split(r":(?![^\[]*\])", name)
     found = [level_of(part, levels) for part in parts]
-    name = " × ".join(part if m is None else f"{spoken(m[0])}: {m[1]}" for part, m in zip(parts, found, strict=True))
+    name = " × ".join(
+        part if m is None else f"{spoken_name(m[0])}: {m[1]}" for part, m in zip(parts, found, strict=True)
+    )
     if None not in found:
         first = found[0]
         return name, 1.0, f"instead of {levels[first[0]][0]}" if first and len(parts) == 1 else "together"
@@ -459,7 +461,7 @@ def level_of(part: str, levels: Collection[str]) -> tuple[str, str] | None:
     return (name, found[2]) if name in levels else None
 
 
-def spoken(category: str) -> str:
+def spoken_name(category: str) -> str:
     """'month of seen' for month(seen); other names unchanged."""
     return re.sub(r"^(month|weekday)\((.+)\)$", r"\1 of \2", category)
 

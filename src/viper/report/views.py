@@ -107,7 +107,7 @@ def spaced_indices(count: int, most: int) -> np.ndarray:
     return np.unique(np.linspace(0, count - 1, min(most, count)).astype(int))
 
 
-def repeated(row: "pandas.DataFrame", count: int) -> "pandas.DataFrame":
+def repeat_row(row: "pandas.DataFrame", count: int) -> "pandas.DataFrame":
     return row.iloc[np.zeros(count, dtype=int)].reset_index(drop=True)
 
 
@@ -219,14 +219,14 @@ def effects_along(
     import pandas
 
     known, dates = getattr(getattr(model, "formula_", None), "levels", {}), dates_of(model)
-    places = [positions(frame[feature], points, feature in known) for feature in features]
+    places = [values_along(frame[feature], points, feature in known) for feature in features]
     places = [
         (observed_near(values, frame[feature]), curve) if feature in dates else (values, curve)
         for feature, (values, curve) in zip(features, places, strict=True)
     ]
     tables = []
     for feature, (values, _) in zip(features, places, strict=True):
-        rows = repeated(row, len(values))
+        rows = repeat_row(row, len(values))
         rows[feature] = values
         tables.append(rows)
     found = predictions(model, as_fitted(model, pandas.concat(tables, ignore_index=True)), level)
@@ -237,7 +237,7 @@ def effects_along(
         start = here.stop
 
 
-def positions(column: "pandas.Series", points: int, category: bool = False) -> tuple["pandas.Series", bool]:
+def values_along(column: "pandas.Series", points: int, category: bool = False) -> tuple["pandas.Series", bool]:
     """At which values of a column to predict, and whether values between them make sense.
 
     The most frequent categories, in their order; all values of a numeric column with few; otherwise an even grid, of
@@ -388,7 +388,7 @@ def probability_grid(
         reach = margin * (high - low) or 1.0
         ends.append(np.linspace(low - reach, high + reach, size))
     x, y = np.meshgrid(*ends)
-    rows = repeated(typical_row(frame), size * size)
+    rows = repeat_row(typical_row(frame), size * size)
     rows[columns[0]], rows[columns[1]] = x.ravel(), y.ravel()
     seen = predict_each_row(model, as_fitted(model, rows)).table
     probability, sd = (seen[name].to_numpy(dtype=float).reshape(size, size) for name in ("probability", "sd"))

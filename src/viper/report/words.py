@@ -66,7 +66,7 @@ def chance_range(low: float, high: float) -> str:
     return percent_range(*(min(max(float(p), NEVER), 1.0 - NEVER) for p in (low, high)))
 
 
-def about(p: float) -> str:
+def about_percent(p: float) -> str:
     """'about 70 %', or 'less than 0.01 %' and 'more than 99.99 %' near the ends."""
     digits = percent_digits(p)
     word = {"<": "less than ", ">": "more than "}.get(digits[0], "about ")
@@ -157,7 +157,8 @@ def group_sentence(table: "pandas.DataFrame", were: str) -> str:
     k = int(np.argmax(np.where(open_, table["rows"], 0) if open_.any() else table["predicted"]))
     count = "the row" if table["rows"][k] == 1 else f"the {table['rows'][k]:,} rows"
     return (
-        f"Of {count} to which the model gave {about(table['predicted'][k])}, {percent(table['observed'][k])} {were} "
+        f"Of {count} to which the model gave {about_percent(table['predicted'][k])}, "
+        f"{percent(table['observed'][k])} {were} "
         f"(allowing for chance, {percent_range(table['lower'][k], table['upper'][k])})."
     )
 

@@ -83,14 +83,14 @@ def fit_classes(
 FOR_MANY = {"bound": ("viper",), "terms": (None,), "solver": ("newton",), "covariance": ("full", "diagonal")}
 
 
-def unsupported(options: Any) -> list[str]:
+def unsupported_options(options: Any) -> list[str]:
     """Names of the options that are set to values for two classes only."""
     return [name for name, values in FOR_MANY.items() if getattr(options, name, values[0]) not in values]
 
 
 def check_supported(options: FitOptions) -> None:
     """Raise if an option has a value for two classes only."""
-    if wrong := unsupported(options):
+    if wrong := unsupported_options(options):
         raise ValueError(
             f"Only binary classification is supported by {wrong[0]}={getattr(options, wrong[0])!r}; got more classes. "
             f"Use {wrong[0]}={FOR_MANY[wrong[0]][0]!r}, the default."

@@ -200,7 +200,7 @@ def rows_of_label(source: RowSource, column: int, X: Any, y: Any, **given: Any) 
     return LabelRows(source, column)
 
 
-def stacked(model: Any, answers: list[Any]) -> np.ndarray:
+def stacked_answers(model: Any, answers: list[Any]) -> np.ndarray:
     """One array, with the labels on its first axis."""
     return np.stack(answers)
 
@@ -209,25 +209,25 @@ def sum_of_labels(model: Any, answers: list[float]) -> float:
     return float(sum(answers))
 
 
-def named(model: Any, answers: list[Any]) -> dict[Any, Any]:
+def answers_by_label(model: Any, answers: list[Any]) -> dict[Any, Any]:
     """A dictionary of the answers by label."""
     return dict(zip(model.classes_.tolist(), answers, strict=True))
 
 
-def one_table(model: Any, answers: "list[pandas.DataFrame]") -> "pandas.DataFrame":
+def labels_as_table(model: Any, answers: "list[pandas.DataFrame]") -> "pandas.DataFrame":
     """One table, whose first column names the label."""
     import pandas
 
-    tables = [table.assign(label=name) for name, table in named(model, answers).items()]
+    tables = [table.assign(label=name) for name, table in answers_by_label(model, answers).items()]
     table = pandas.concat(tables, ignore_index=True)
     return table[["label", *(name for name in table if name != "label")]]
 
 
-def one_summary(model: Any, answers: "list[pandas.DataFrame]") -> "pandas.DataFrame":
+def summary_of_labels(model: Any, answers: "list[pandas.DataFrame]") -> "pandas.DataFrame":
     """One table, indexed by label and coefficient."""
     import pandas
 
-    table = pandas.concat(named(model, answers), names=["label", "coefficient"])
+    table = pandas.concat(answers_by_label(model, answers), names=["label", "coefficient"])
     table.attrs |= answers[0].attrs
     return table
 

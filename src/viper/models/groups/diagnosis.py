@@ -20,7 +20,7 @@ from viper.models.arviz import LARGEST_POINTWISE, arviz_container, by_chain, coe
 from viper.models.diagnosis import LATENT_DRAWS, CorrectedPosterior, DiagnosisMixin
 from viper.models.groups.reading import GroupedInput, InGroups, TakesGroups
 from viper.models.groups.tables import component_draws, component_frame
-from viper.models.loo import ROWS_AT_ONCE, LeaveOneOut, leave_one_out_of, weighted_rows
+from viper.models.loo import ROWS_AT_ONCE, LeaveOneOut, leave_one_out_result, weighted_rows
 
 if TYPE_CHECKING:
     import pandas
@@ -237,7 +237,7 @@ class GroupDiagnosisMixin(TakesGroups, DiagnosisMixin):
         found = np.concatenate(parts, 1)
         if by_row and rows.places is not None:
             found[:, rows.places] = found.copy()
-        return leave_one_out_of(found, draws)
+        return leave_one_out_result(found, draws)
 
     # --- draws ---
 

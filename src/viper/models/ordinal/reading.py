@@ -53,7 +53,7 @@ def ordinal_reading(posterior: OrdinalPosterior) -> TargetReading:
     )
 
 
-def tails(mean: Tensor, variance: Tensor, thresholds: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def threshold_tails(mean: Tensor, variance: Tensor, thresholds: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """E s(t - f), E s(f - t) and E s'(f - t), rows × points × thresholds."""
     f = mean[..., None] - thresholds.to(mean)
     _, small, h = limit().moments(-f.abs(), variance[..., None].expand_as(f))
@@ -63,13 +63,13 @@ def tails(mean: Tensor, variance: Tensor, thresholds: Tensor) -> tuple[Tensor, T
 
 def level_probabilities(mean: Tensor, variance: Tensor, thresholds: Tensor, weights: Tensor) -> np.ndarray:
     """E P(y = k), rows × levels."""
-    below, above, _ = tails(mean, variance, thresholds)
+    below, above, _ = threshold_tails(mean, variance, thresholds)
     return torch.einsum("npk,p->nk", level_shares(below, above), weights.to(mean)).cpu().numpy()
 
 
 def level_sds(mean: Tensor, variance: Tensor, thresholds: Tensor, weights: Tensor) -> np.ndarray:
     """Standard deviations of P(y = k)."""
-    below, above, h = tails(mean, variance, thresholds)
+    below, above, h = threshold_tails(mean, variance, thresholds)
     p = level_shares(below, above)
     half = 0.5 * thresholds.to(mean).diff(dim=1)
     inside = p[..., 1:-1] / half.tanh() - h[..., :-1] - h[..., 1:]
@@ -188,7 +188,7 @@ def bracketed_root(function: Callable[[Tensor], Tensor], low: Tensor, high: Tens
 
 def information_of_level(mean: Tensor, variance: Tensor, thresholds: Tensor, weights: Tensor) -> np.ndarray:
     """Mutual information of the level with f and gaps, in nats: H(E p) - E H(p), the latter by quadrature over f."""
-    below, above, _ = tails(mean, variance, thresholds)
+    below, above, _ = threshold_tails(mean, variance, thresholds)
     average = torch.einsum("npk,p->nk", level_shares(below, above), weights.to(mean))
     nodes, shares = (torch.from_numpy(x).to(mean) for x in np.polynomial.hermite_e.hermegauss(SCORE_NODES))
     given = torch.zeros_like(mean)
