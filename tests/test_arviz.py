@@ -150,7 +150,7 @@ def test_inference_data_where_arviz_is_old(model, monkeypatch):
     assert arviz.summary(found).index[0] == "coefficient[age]"
 
 
-def test_complaints(model, monkeypatch):
+def test_errors_and_warnings(model, monkeypatch):
     with pytest.raises(ValueError, match="draws must be at least 1; got 0"):
         model.to_arviz(draws=0)
     for name in ("arviz_base", "arviz"):

@@ -208,12 +208,12 @@ def test_rejected(what):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_a_device_that_is_not_there():
+def test_an_absent_device():
     expected = "device must be available; got 'cuda' and no CUDA device. Use device='cpu'."
     assert expected in message(device="cuda")
 
 
-def test_a_column_vector_of_labels_is_told():
+def test_a_column_vector_of_labels_warns():
     from sklearn.exceptions import DataConversionWarning
 
     with pytest.warns(DataConversionWarning, match="A column-vector y was passed when a 1d array was expected"):

@@ -12,7 +12,7 @@ from sklearn.preprocessing import scale
 
 import viper
 from viper.errors import ImportanceWarning, StorageError
-from viper.softplus.others import log_odds_moments, logsumexp_moments
+from viper.softplus.log_odds import log_odds_moments, logsumexp_moments
 
 IRIS = load_iris()
 X, Y = scale(IRIS.data), IRIS.target_names[IRIS.target]
@@ -217,7 +217,7 @@ def test_a_forged_number_of_classes(model, tmp_path):
         ({"terms": 3}, {}, "Only binary classification is supported by terms=3"),
         ({"solver": "adam"}, {}, "Only binary classification is supported by solver='adam'"),
         ({"covariance": "low-rank"}, {}, "Only binary classification is supported by covariance='low-rank'"),
-        ({"prior_mean": 1.0}, {}, r"prior_mean of 3 classes must be 0 or have shape \(3, 4\)"),
+        ({"prior_mean": 1.0}, {}, r"prior_mean for 3 classes must be 0 or have shape \(3, 4\)"),
         ({}, {"offset": np.zeros(150)}, r"offset must have shape \(150, 3\), a column for each class"),
         ({}, {"offset": np.full((150, 3), np.nan)}, "offset must be finite"),
         ({}, {"sample_weight": (IRIS.target > 0) * 1.0}, "got none of class 'setosa'"),
@@ -254,7 +254,7 @@ def test_a_solver_that_stops_early_says_so():
 # --- trust, and the prior ---
 
 
-def test_weights_that_cannot_correct_say_so():
+def test_uneven_weights_warn():
     """Many coefficients on few rows: one draw carries nearly all the weight, as it would for two classes."""
     rng = np.random.default_rng(0)
     rows, labels = rng.standard_normal((40, 60)), np.arange(40) % 4

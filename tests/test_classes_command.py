@@ -59,9 +59,9 @@ def test_a_formula_is_the_fit_to_its_columns(flowers, model):
     assert formula.classes_.tolist() == SPECIES
 
 
-def test_what_is_for_two_classes_says_so(flowers):
+def test_methods_for_two_classes_refuse_more(flowers):
     fit = viper.VariationalLogisticRegression.from_formula
-    with pytest.raises(FormulaError, match="positive is the class of two"):
+    with pytest.raises(FormulaError, match="positive names the one of two classes"):
         fit("species ~ .", flowers, positive="setosa")
 
 
@@ -109,7 +109,7 @@ def test_wrong_predictions_are_refused():
 # --- the command line ---
 
 
-def test_fit_tells_scores_and_coefficients_of_each_class(folder, model, flowers):
+def test_fit_prints_scores_and_coefficients_of_each_class(folder, model, flowers):
     document = json.loads((folder / "fit.json").read_text())
     assert document["classes"] == SPECIES
     table = model.summary()
@@ -183,7 +183,7 @@ def test_the_service_answers_for_every_class(model):
     ("arguments", "message"),
     [
         (["--target", "sepal_length"], "must have classes, of which each has several rows"),
-        (["--target", "species", "--positive", "setosa"], "class of two"),
+        (["--target", "species", "--positive", "setosa"], "one of two classes"),
     ],
 )
 def test_what_cannot_be_fitted_is_one_line(folder, arguments, message):
@@ -297,7 +297,7 @@ def test_one_label_is_a_model_of_two_classes(labels):
     assert "Pass --target with one of them" in told
 
 
-def test_labels_that_are_no_labels(labels):
+def test_wrong_labels_are_refused(labels):
     folder, _, X, Y = labels
     X.join(Y.replace({1: 2})).to_csv(folder / "wrong.csv", index=False)
     told = viper_command("evaluate", folder / "labels.viper", folder / "wrong.csv", status=1)

@@ -232,7 +232,7 @@ def test_months_and_days_of_the_week_are_in_the_order_of_the_calendar(write):
     ],
 )
 @pytest.mark.parametrize("kind", ["timestamps", "text"])
-def test_what_dates_are_not(term, message, kind):
+def test_dates_are_neither_numbers_nor_categories(term, message, kind):
     with pytest.raises(FormulaError, match=message):
         Logistic.from_formula(f"y ~ {term}", FRAME.assign(when=KINDS[kind]))
 
@@ -278,7 +278,7 @@ def test_months_and_weekdays_are_compared_one_at_a_time(kind):
     np.testing.assert_allclose(found["estimate"], plain["estimate"], atol=1e-6)
 
 
-def test_what_dates_cannot_be_in_effects():
+def test_impossible_changes_of_dates():
     model = Logistic.from_formula("y ~ x + month(when)", FRAME)
     assert model.slopes(FRAME)["variable"].tolist() == ["x"]
     for ask, message in {
@@ -415,7 +415,7 @@ def test_a_column_that_differs_only_in_its_last_digits_is_left_out(size):
     assert "stamp" in used.formula_.inputs
 
 
-def test_dot_does_not_take_infinite_numbers_for_the_same(command):
+def test_dot_does_not_treat_infinite_numbers_as_equal(command):
     frame = FRAME.drop(columns="when").assign(odd=np.where(np.arange(ROWS) == 3, np.inf, FRAME["x"]))
     with pytest.raises(ValueError, match="inf"):
         Logistic.from_formula("y ~ .", frame)

@@ -118,7 +118,7 @@ def test_a_test_file_comes_along(server, monkeypatch):
         ("truncated", r"got 27 of 54 bytes"),
     ],
 )
-def test_what_the_server_does_wrong_is_said_and_nothing_is_kept(server, tmp_path, mode, message):
+def test_faults_of_the_server_are_named_and_nothing_is_kept(server, tmp_path, mode, message):
     server.mode = mode
     with pytest.raises(DataError, match=message) as caught:
         datasets.load("small", address=server.address)
@@ -181,7 +181,7 @@ def test_a_full_disk(server, monkeypatch, tmp_path):
     assert files(tmp_path) == []
 
 
-def test_a_folder_that_cannot_be(server, monkeypatch, tmp_path):
+def test_an_impossible_folder(server, monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     monkeypatch.setenv("VIPER_DATA", str(tmp_path / "file"))
     with pytest.raises(DataError, match=r"must be writable; got .*VIPER_DATA"):
@@ -245,7 +245,7 @@ def test_a_folder_is_never_written_to(tmp_path):
         (TABLE.replace("1.5", "1.6"), r"got 3 × 2, [0-9a-f]{12}…"),
     ],
 )
-def test_a_wrong_table_is_said(tmp_path, content, message):
+def test_a_wrong_table_is_named(tmp_path, content, message):
     (tmp_path / "small.csv").write_text(content)
     with pytest.raises(DataError, match=message):
         datasets.load("small", tmp_path)
@@ -374,7 +374,7 @@ def test_the_real_file_is_read_in_pieces_as_in_one(table, tmp_path):
         (lambda t: t[:0], "must contain lomaprieta1989"),
     ],
 )
-def test_what_is_wrong_with_the_real_file_is_said(table, tmp_path, change, message):
+def test_faults_of_the_real_file_are_named(table, tmp_path, change, message):
     change(table).to_csv(tmp_path / "soil.csv", index=False)
     with pytest.raises(DataError, match=message):
         datasets.read_liquefaction(tmp_path / "soil.csv", chunk=16)
@@ -383,7 +383,7 @@ def test_what_is_wrong_with_the_real_file_is_said(table, tmp_path, change, messa
 @pytest.mark.parametrize(
     ("content", "message"), [(None, "must be a readable file"), (b"", "must be a table"), (b"\xff\xfe\x00", "must be")]
 )
-def test_a_file_that_is_no_table(tmp_path, content, message):
+def test_a_file_that_is_not_a_table(tmp_path, content, message):
     if content is not None:
         (tmp_path / "soil.csv").write_bytes(content)
     with pytest.raises(DataError, match=message):

@@ -125,6 +125,6 @@ def test_thresholds_are_scaled_to_rare_outcomes():
         (lambda: decision_curve([True], [0.1], [0.0]), "thresholds must lie strictly between 0 and 1"),
     ],
 )
-def test_what_makes_no_sense_is_refused(call, message):
+def test_senseless_arguments_are_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call()

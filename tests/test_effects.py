@@ -113,7 +113,9 @@ def test_contrast_of_a_saturated_model_is_that_of_two_cells():
     # the difference has the sign of the coefficient
     slope, sd = model.coef_[0, 0], np.sqrt(model.covariance_[0, 0])
     assert found["p_direction"] == pytest.approx(ndtr(slope / sd), abs=1e-3)
-    np.testing.assert_allclose(effects.direction(np.array([[-1.0, 2.0, -3.0]]), np.array([0.1]), np.ones(1)), 2 / 3)
+    np.testing.assert_allclose(
+        effects.probability_of_direction(np.array([[-1.0, 2.0, -3.0]]), np.array([0.1]), np.ones(1)), 2 / 3
+    )
 
 
 def test_ratios_compare_the_same_two_averages(model, patients):
@@ -429,7 +431,7 @@ def document(result):
     return json.loads(out)
 
 
-def test_command_says_what_the_library_says(run, model, patients):
+def test_command_prints_what_the_library_returns(run, model, patients):
     said = document(run("--json"))
     expected = model.contrast(patients)
     order = expected["estimate"].abs().sort_values(ascending=False, kind="stable").index
@@ -501,7 +503,7 @@ def test_page_shows_what_the_commands_print(capsys, monkeypatch, tmp_path):
         (["-v", "died"], "variables must name columns of the model; got 'died'."),
     ],
 )
-def test_command_says_in_one_line_what_is_wrong(run, options, message):
+def test_errors_of_the_command_are_one_line(run, options, message):
     code, out, err = run(*options)
     assert (code, out, err.count("\n")) == (3, "", 1)
     assert message in err
@@ -531,8 +533,8 @@ def test_columns_that_no_single_coefficient_describes(patients, terms, entangled
 
 def test_tables_of_coefficients_say_so(model, patients, folder, capsys, monkeypatch):
     plain = Logistic.from_formula("died ~ age + sex", patients)
-    assert "no single coefficient tells" not in notebook_card(plain)
-    assert "<b>age, sex</b>: in interactions or splines, no single coefficient tells" in notebook_card(model)
+    assert "no single coefficient" not in notebook_card(plain)
+    assert "<b>age, sex</b>: in interactions or splines, where no single coefficient describes" in notebook_card(model)
     monkeypatch.chdir(folder)
     monkeypatch.setattr("viper.cli.catch_signals", lambda: None)
     with pytest.raises(SystemExit):
@@ -545,7 +547,7 @@ def test_tables_of_coefficients_say_so(model, patients, folder, capsys, monkeypa
 # --- the report ---
 
 
-def test_report_tells_the_same_effects(model, patients):
+def test_report_shows_the_same_effects(model, patients):
     study = read_study(model, patients, "died")
     found = study.average_effects
     table = model.contrast(patients, draws=4000).sort_values("estimate", key=lambda x: -x.abs(), kind="stable")

@@ -202,7 +202,7 @@ def test_from_formula_is_fit_on_the_encoded_columns_and_survives_a_file(estimato
     assert loaded.elbo(FRAME, FRAME["y"]) == pytest.approx(model.elbo_)
 
 
-def test_columns_are_standardised_unless_told_otherwise():
+def test_columns_are_standardised_by_default():
     for options, wanted in ({}, True), ({"standardize": False}, False):
         model = VariationalLogisticRegression.from_formula("y ~ age + log", FRAME, **options)
         spread = model.formula_.encode(FRAME).std(ddof=0)
@@ -267,7 +267,7 @@ def test_models_from_before_the_rule_was_kept_standardise_again():
 
 
 @pytest.mark.parametrize("standardize", [True, False])
-def test_the_target_is_no_feature_in_cross_validation(standardize):
+def test_the_target_is_not_a_feature_in_cross_validation(standardize):
     frame = FRAME.assign(target=GENERATOR.integers(0, 2, ROWS))
     given = {"standardize": standardize}
     model = VariationalLogisticRegression.from_formula("target ~ age + grade", frame, **given)

@@ -283,7 +283,7 @@ def test_draws_of_the_exact_posterior_and_without_each_row(fitted):
     assert found.elpd_loo == pytest.approx(other.elpd, abs=5.0)
 
 
-def test_what_is_for_two_classes_says_so(fitted):
+def test_methods_for_two_classes_refuse_more(fitted):
     X, _, model = fitted
     with pytest.raises(ValueError, match=r"latent_prior\(\) is for two classes; got a model of 3"):
         model.latent_prior()

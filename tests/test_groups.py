@@ -572,7 +572,7 @@ def test_counts_are_rows(table):
         ("died ~ age + (1 | gone)", "missing values"),
     ],
 )
-def test_bad_groups_are_told(table, formula, words):
+def test_bad_groups_are_refused(table, formula, words):
     level = table["hospital"].str[1:].astype(float)
     gone = table["hospital"].mask(np.arange(360) == 7)
     data = table.assign(same="x", row=np.arange(360), level=level, gone=gone)

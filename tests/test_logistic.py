@@ -157,7 +157,7 @@ def test_every_kind_of_array_gives_the_same(make, fitted):
     np.testing.assert_allclose(model.predict_proba(make(X)), fitted.predict_proba(X), rtol=1e-8)
 
 
-def test_arrays_nobody_may_write_to():
+def test_read_only_arrays():
     X, y = data()
     weight = np.ones(len(y))
     for array in (X, y, weight):
@@ -695,7 +695,7 @@ def test_the_same_seed_gives_the_same_fit():
     assert torch.equal(before, torch.get_rng_state())
 
 
-def test_no_convergence_is_told_at_the_users_own_line():
+def test_a_convergence_warning_points_at_the_users_line():
     X, y = data()
     with pytest.warns(ConvergenceWarning, match="Raise max_iter") as told:
         VariationalLogisticRegression(max_iter=1).fit(X, y)

@@ -98,7 +98,7 @@ def test_models_are_compared_by_rows(data, found):
     assert difference == pytest.approx(found.elpd_loo - one.elpd_loo)
     assert error == pytest.approx(np.sqrt(60 * d.var()))
     assert difference > 2 * error
-    with pytest.raises(ValueError, match="both must be of the same rows; got 60 and 50"):
+    with pytest.raises(ValueError, match="both must have the same rows; got 60 and 50"):
         found.minus(viper.VariationalLogisticRegression(verbose=False).fit(X[:50], y[:50]).loo(draws=200))
 
 

@@ -328,7 +328,7 @@ def test_predictions_follow_from_the_covariance():
         ({"rank": 2.0}, "rank must be a whole number, 0 or more; got 2.0."),
     ],
 )
-def test_what_it_cannot_do(options, message):
+def test_unsupported_options_are_refused(options, message):
     X, y = rows(60, 6)
     with pytest.raises(ValueError, match="^" + message.replace("(", r"\(")):
         fit(X, y, **{"rank": 2, **options})

@@ -246,8 +246,8 @@ def test_wrong_options_are_errors(options, message):
         VariationalLogisticRegression.from_formula(FORMULA, **{"data": HOLES, "missing": "multiple", **options})
 
 
-def test_a_gaussian_process_is_told_what_to_use_instead():
-    with pytest.raises(FormulaError, match="belongs to logistic regression; got VariationalGPClassifier"):
+def test_a_gaussian_process_names_the_alternative():
+    with pytest.raises(FormulaError, match="for logistic regression only; got VariationalGPClassifier"):
         VariationalGPClassifier.from_formula(FORMULA, HOLES, missing="multiple")
 
 
@@ -600,4 +600,4 @@ def test_fit_predict_and_summary_with_drawn_values(run):
     assert 0 < document["coefficients"][1]["missing_information"] < 1
     assert run("evaluate", "model.viper", "holes.csv").exit_code == 0
     again = run("fit", "holes.csv", "--target", "y", "--missing", "multiple", "--model", "gp")
-    assert "belongs to logistic regression" in again.output
+    assert "for logistic regression only" in again.output

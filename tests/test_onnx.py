@@ -11,7 +11,7 @@ import viper
 from viper.models.classes.softmax_graph import softmax_nodes
 from viper.models.graph import DEGREE, OnnxGraph, log_erfc_polynomial
 from viper.models.onnx import expected_tail
-from viper.softplus.others import log_odds_moments
+from viper.softplus.log_odds import log_odds_moments
 
 onnx = pytest.importorskip("onnx")
 runtime = pytest.importorskip("onnxruntime")
@@ -173,7 +173,7 @@ def test_writes_a_file_once(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["model.onnx"]
 
 
-def test_complaints(monkeypatch):
+def test_errors_and_warnings(monkeypatch):
     X, y = data(60, 2)
     with pytest.raises(NotFittedError):
         viper.VariationalLogisticRegression().to_onnx()

@@ -274,7 +274,7 @@ def test_typical_row_is_made_of_values_that_occur():
     ],
 )
 def test_where_to_look_along_a_column(values, expected, curve):
-    found, is_curve = views.positions(pd.Series(values, name="x"), 3)
+    found, is_curve = views.values_along(pd.Series(values, name="x"), 3)
     assert is_curve is curve
     assert found.tolist() == (pytest.approx(expected) if curve else expected)
 

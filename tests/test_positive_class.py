@@ -66,7 +66,7 @@ def test_any_kind_of_label(labels, positive, expected):
     assert set(model.predict(FRAME)) == set(labels)
 
 
-def test_a_class_that_is_not_there():
+def test_an_unknown_class():
     with pytest.raises(FormulaError, match=r"positive must be one of the classes of 'y', 'case', 'control'; got 'ill'"):
         fitted(positive="ill")
 

@@ -232,7 +232,7 @@ def test_summary(plain):
     assert np.allclose(inside.mean(axis=0), 0.5)
 
 
-def test_complaints():
+def test_errors_and_warnings():
     def result(rhat=1.0, ess=500.0, divergences=0):
         return MCMCResult(np.zeros((4, 10, 1)), ["x0"], np.array([rhat]), np.array([ess]), divergences, 0.0)
 

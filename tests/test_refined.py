@@ -170,7 +170,7 @@ def test_components_of_a_fit_are_those_of_refined(fitted, tmp_path):
     assert np.allclose(sparse.coef_, model.coef_, atol=1e-4)
 
 
-def test_what_draws_say_of_a_mixture(fitted, exact):
+def test_weighted_draws_of_a_mixture(fitted, exact):
     X, _ = small()
     model = fitted.refined()
     draws = model.sample(40_000, random_state=0)
@@ -194,7 +194,7 @@ def test_more_columns_than_rows():
     assert one.elbo_ < two.elbo_ < two.diagnose().log_evidence
 
 
-def test_what_cannot_be_refined(fitted):
+def test_models_that_cannot_be_refined(fitted):
     X, y = small()
     for wrong in (0, 2.5, True, 100):
         with pytest.raises(ValueError, match="components must be a whole number from 1 to 16"):

@@ -1,3 +1,5 @@
+"""Files of tensors: what is written comes back, and damaged, forged or foreign files are refused in one line."""
+
 import errno
 import json
 import os
@@ -174,7 +176,7 @@ def test_metadata_that_holds_itself(path):
 @pytest.mark.parametrize(
     "tensors", [{"x": np.ones(2)}, {"x": torch.eye(2).to_sparse()}, {"__metadata__": torch.ones(1)}]
 )
-def test_what_is_not_a_tensor(path, tensors):
+def test_values_other_than_tensors_are_refused(path, tensors):
     with pytest.raises(TypeError, match=r"^tensors must map names to dense tensors; got "):
         write_tensors(path, "k", tensors, {})
 
@@ -214,7 +216,7 @@ def test_links_are_followed(saved, tmp_path):
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
-def test_no_directory_and_a_directory(tmp_path, overwrite):
+def test_a_missing_directory_and_a_directory(tmp_path, overwrite):
     with pytest.raises(StorageError, match=r"directory of path must exist; got .*absent\. Create it"):
         write_tensors(tmp_path / "absent" / "model", "k", {}, {}, overwrite)
     with pytest.raises(StorageError, match=r"path must be a regular file or a new name; got .* which is a directory"):
@@ -329,7 +331,7 @@ def test_a_reader_sees_one_writer_or_another(saved):
 # --- what cannot be read ---
 
 
-def test_nothing_a_directory_and_no_file(tmp_path):
+def test_paths_that_are_not_files(tmp_path):
     refused(tmp_path / "absent", "path must be a file; got", "not there", "Check the name")
     refused(tmp_path, "is a directory")
     refused(Path(os.devnull), "not a file")

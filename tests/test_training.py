@@ -1,4 +1,4 @@
-"""What is remembered of the training rows: counted again here from the rows, stored, and checked when it is read."""
+"""The record of the training rows: counted again here from the rows, stored, and checked when it is read."""
 
 import hashlib
 import json

@@ -86,7 +86,7 @@ def test_class_weights_of_a_gaussian_process(tmp_path):
     assert loaded.prevalence_offset() == weighted.prevalence_offset() == -np.log(2.0)
 
 
-def test_the_offset_takes_class_weights_back():
+def test_the_offset_undoes_class_weights():
     """With an intercept only, and much data, log-odds are those of the share; class weights add log w₁/w₀ exactly."""
     y = np.r_[np.ones(2_000), np.zeros(98_000)].astype(int)
     X = np.zeros((len(y), 1))

@@ -115,7 +115,7 @@ def test_whole_numbers_are_repeated_rows_and_all_say_so(fit, command, capsys):
     np.testing.assert_allclose(plain.coef_, own.coef_, rtol=1e-6)
     for one in (model, by_hand):
         assert one.mean_weight_ == counts["w"].mean()
-    said = "a row counts as 2 equal rows on average, and intervals are as narrow as for so many"
+    said = "a row counts as 2 rows on average, and intervals are as narrow as for that many rows"
     assert said in " ".join(command("summary", "c.viper")[1].split())
     viper.report.write(by_hand, counts, "died", "r.html")
     assert said in Path("r.html").read_text()

@@ -23,7 +23,7 @@ HELD_OUT = "lomaprieta1989"
 TRAINING_ROWS, GRID = 1_719_400, (310, 290)  # 310 × 290 = 89,900 test rows, as in the real file
 TRAINING_QUAKES = 24
 BOX = (-122.6, -121.1, 36.4, 37.6)  # degrees around Loma Prieta: west, east, south, north
-SMOOTHNESS = 6.0  # of the stand-in's maps, in grid cells
+SMOOTHNESS = 6.0  # blur of the stand-in's maps, in grid cells
 BLOCK_OF_ROWS = 200_000
 
 

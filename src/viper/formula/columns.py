@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 ISO_DATE = re.compile(r"\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d(?:[.,]\d+)?)?(?:Z|[+-]\d\d:?\d\d)?)?")
 OTHER_DATE = re.compile(r"\s*\d{1,4}[./-]\d{1,2}[./-]\d{1,4}\b")
 MICROSECONDS_PER_DAY = 86_400_000_000
-MOST_COLUMNS = 20_000  # of a formula; a model file's header has room for what is known of about twice as many
-ONE_KIND = ("string", "boolean", "integer", "floating", "empty")  # of what pandas infers of a column of objects
-FEWEST_COUNTED = 20  # rows from which whole numbers that all differ may be their numbers
-SAME_TO = 1e-12  # of a column's size: what differs by less has hardly a digit left after its mean is subtracted
-FIRST_COMPARED = 1000  # rows in which other columns, however long, have a value twice
+MOST_COLUMNS = 20_000  # columns of a formula; a model file's header has room for the metadata of about twice as many
+ONE_KIND = ("string", "boolean", "integer", "floating", "empty")  # kinds that pandas may infer for a column of objects
+FEWEST_COUNTED = 20  # rows from which integers that all differ may be row numbers
+SAME_TO = 1e-12  # relative to a column's size; smaller differences keep hardly a digit once the mean is subtracted
+FIRST_COMPARED = 1000  # rows among which columns other than identifiers repeat a value
 MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 WEEKDAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 
@@ -106,7 +106,7 @@ def is_iso(value: Any) -> bool:
 
 
 def parsed_dates(texts: Any) -> "pandas.Series[Any]":
-    """Return dates from ISO 8601 text, with NaT for what is no date; times with an offset are those of UTC."""
+    """Return dates from ISO 8601 text, with NaT for any other text; times with an offset are converted to UTC."""
     import pandas
 
     written = pandas.Series(texts, dtype=object).map(lambda text: text.strip() if isinstance(text, str) else text)
@@ -114,7 +114,7 @@ def parsed_dates(texts: Any) -> "pandas.Series[Any]":
 
 
 def as_days(column: "pandas.Series[Any]") -> np.ndarray:
-    """Return days since 1970-01-01 as float64, with NaN for missing dates. Numbers are such days already."""
+    """Return days since 1970-01-01 as float64, with NaN for missing dates. Numbers are taken as such days."""
     import pandas
     from pandas.api import types
 
@@ -154,7 +154,7 @@ def as_numbers(column: "pandas.Series[Any]") -> np.ndarray:
 
     check_no_dates(column)
     if column.dtype == object and types.infer_dtype(column) in ("empty", "integer", "floating", "mixed-integer-float"):
-        numbers = spelled_numbers(column)  # None among numbers, or nothing else
+        numbers = spelled_numbers(column)  # a column of None and numbers, or of None alone
         column = pandas.Series(numbers, index=column.index, name=column.name)
     if types.is_bool_dtype(column.dtype) or not types.is_numeric_dtype(column.dtype) or column.dtype.kind == "c":
         check_no_text(column)
@@ -200,18 +200,18 @@ def as_levels(column: "pandas.Series[Any]", levels: list[Any]) -> "pandas.Catego
 
 
 def level_codes(column: "pandas.Series[Any]", levels: list[Any]) -> np.ndarray:
-    """Return the position of each value among the levels, -1 for any other. Blanks around text do not count."""
+    """Return the position of each value among the levels, -1 for any other. Blanks around text are ignored."""
     import pandas
 
     index = pandas.Index(levels)
-    codes = index.get_indexer(pandas.Index(as_written(column, levels)))
+    codes = index.get_indexer(pandas.Index(spelled_levels(column, levels)))
     odd = np.flatnonzero((codes < 0) & column.notna().to_numpy())
     if len(odd):
         codes[odd] = index.get_indexer(pandas.Index([as_trimmed(value) for value in column.iloc[odd]], dtype=object))
     return codes
 
 
-def as_written(column: "pandas.Series[Any]", levels: list[Any]) -> "pandas.Series[Any]":
+def spelled_levels(column: "pandas.Series[Any]", levels: list[Any]) -> "pandas.Series[Any]":
     """Replace numbers by the levels they spell if all levels are text: 1 and 1.0 become "1"."""
     texts = set(levels)
     if isinstance(column.dtype, np.dtype) and column.dtype.kind == "O":
@@ -264,7 +264,7 @@ def sorted_values(values: Iterable[Any]) -> list[Any]:
 
 
 def calendar_places(values: Iterable[Any]) -> dict[Any, int] | None:
-    """Return the place of each value in the year or the week, if all are English names of months, or all of days."""
+    """Return each value's place in the year or the week, if all are English names of months, or all of weekdays."""
     every = list(values)
     if len(every) < 2 or not all(isinstance(value, str) for value in every):
         return None
@@ -276,7 +276,7 @@ def calendar_places(values: Iterable[Any]) -> dict[Any, int] | None:
 
 
 def calendar_table(names: Iterable[str], *others: str) -> dict[str, int]:
-    """Return the place of each name, whether it is written out, cut to three letters or in one of the other ways."""
+    """Return the place of each name, written out, cut to three letters, or in one of the other ways."""
     return {
         short: k
         for k, name in enumerate(names)
@@ -311,7 +311,7 @@ def without_blanks(column: "pandas.Series[Any]") -> "pandas.Series[Any]":
 
 
 def target_without_blanks(column: "pandas.Series[Any]") -> "pandas.Series[Any]":
-    """Return the labels without blanks around them, where these make more than two classes of fewer."""
+    """Return the labels without the blanks around them, if only these blanks make more than two classes."""
     check_plain_values(column)
     if column.nunique() > 2 and 1 < (trimmed := without_blanks(column)).nunique() < column.nunique():
         return trimmed
@@ -347,8 +347,8 @@ def left_out_columns(
 ) -> dict[str, str]:
     """Return the columns that are no use to a model by themselves, each with the reason.
 
-    Raises a FormulaError for text with many levels, each in several rows, because that may be what matters. Columns in
-    `named` may have as many as they like.
+    Raises a FormulaError for text with many levels that each occur in several rows, because it may matter. There is no
+    limit for columns in `named`.
     """
     found = {}
     for name, column in frame.items():
@@ -376,7 +376,7 @@ def is_varied_number(column: "pandas.Series[Any]") -> bool:
 
 
 def differs_visibly(column: "pandas.Series[Any]") -> bool:
-    """Return whether numbers differ by more than SAME_TO of their size, or as fits see it."""
+    """Return whether numbers differ by more than SAME_TO of their size, that is, visibly to a fit."""
     values = column.to_numpy(dtype=float, na_value=np.nan)
     values = values[values == values]
     least, most = (float(values.min()), float(values.max())) if len(values) else (0.0, 0.0)
@@ -397,11 +397,11 @@ def reason_to_leave_out(column: "pandas.Series[Any]", different: int) -> str | N
         return f"dates; name {', '.join(ways[:-1])} or {ways[-1]} in a formula to use them"
     if is_identifier(column, different):
         return "it identifies rows; name it in a formula to use it"
-    return reason_of_texts(column, different) if is_text(column) else None
+    return reason_to_leave_text_out(column, different) if is_text(column) else None
 
 
-def reason_of_texts(column: "pandas.Series[Any]", different: int) -> str | None:
-    """Return why text is no use to a model if it has as many values as names, notes or ticket numbers, or None."""
+def reason_to_leave_text_out(column: "pandas.Series[Any]", different: int) -> str | None:
+    """Return why a text column is no use to a model if it looks like names, notes or ticket numbers, or None."""
     known = column.dropna()
     if differs_in_every_row(known, different):
         why = f"it identifies rows, as its {different:,} texts all differ"
@@ -413,26 +413,26 @@ def reason_of_texts(column: "pandas.Series[Any]", different: int) -> str | None:
 
 
 def differs_in_every_row(known: "pandas.Series[Any]", different: int) -> bool:
-    """Return whether no value occurs twice in so many rows that a category would."""
+    """Return whether no value occurs twice, although a category would repeat one in so many rows."""
     return different == len(known) >= FEWEST_COUNTED
 
 
 def is_identifier(column: "pandas.Series[Any]", different: int) -> bool:
-    """Return whether the column is named like an identifier and holds as many whole numbers as one."""
+    """Return whether the column is named like an identifier and holds as many different integers as one."""
     if not IDENTIFIER.fullmatch(str(column.name)) or not is_whole(column):
         return False
     return different > MOST_UNNAMED_LEVELS or different == len(column)
 
 
 def numbers_rows(column: "pandas.Series[Any]") -> bool:
-    """Return whether the column has a whole number of its own for every row, as counts and identifiers do."""
+    """Return whether the column has a different integer in every row, as row numbers and identifiers do."""
     if len(column) < FEWEST_COUNTED or column.dtype.kind not in "iuf" or not column.iloc[:FIRST_COMPARED].is_unique:
         return False
     return is_whole(column) and bool(column.is_unique)
 
 
 def is_whole(column: "pandas.Series[Any]") -> bool:
-    """Return whether the column holds whole numbers, and none is missing."""
+    """Return whether the column holds integers only, and none is missing."""
     from pandas.api import types
 
     if types.is_bool_dtype(column.dtype) or not types.is_numeric_dtype(column.dtype) or column.isna().any():
@@ -441,17 +441,17 @@ def is_whole(column: "pandas.Series[Any]") -> bool:
 
 
 def calendar_days(days: Any) -> np.ndarray:
-    """Return the dates that lie so many days after 1970-01-01; the time of day is left out."""
+    """Return the dates that lie this many days after 1970-01-01, without the time of day."""
     return np.floor(np.asarray(days, dtype=np.float64)).astype("datetime64[D]")
 
 
 def date_text(day: float) -> str:
-    """Return the date that lies so many days after 1970-01-01, such as 2024-12-31."""
+    """Return the date that lies this many days after 1970-01-01, such as 2024-12-31."""
     return str(calendar_days(day))
 
 
 def number_text(x: float, digits: int = 3) -> str:
-    """Return a number as people write it: 0.043, 12.3, 1990, 288,000, 1.2e10; below 1,000 with so many digits."""
+    """Return a number as people write it: 0.043, 12.3, 1990, 288,000, 1.2e10. `digits` apply below 1,000."""
     x = float(x)
     if x != 0.0 and not 1e-3 <= abs(x) < 1e9:
         mantissa, _, power = f"{x:.1e}".partition("e")

@@ -32,10 +32,10 @@ class ColumnDrift(NamedTuple):
     column: str
     psi: float  # population stability index
     p_value: float  # bound on the probability of such a difference by chance
-    shift: float | None  # of the mean, in standard deviations of the training data; None for categories
+    shift: float | None  # change of the mean, in training standard deviations; None for categories
     outside: float  # share of rows far outside the range, or with a level that is not in the training data
     missing: float  # share of missing values
-    missing_before: float  # in the training data
+    missing_before: float  # share in the training data
     verdict: str  # "same", "slight" or "major"
 
     @property
@@ -50,7 +50,7 @@ class DriftCounter:
     def __init__(self, encoding: Encoding) -> None:
         self.encoding = encoding
         known = {} if encoding.training is None else encoding.training.columns
-        dates = encoding.parsed.dates  # those of new rows are later; that is no drift
+        dates = encoding.parsed.dates  # left out: new rows are later, which is no drift
         self.training = {name: column for name, column in known.items() if name not in dates}
         self.counts = {name: np.zeros(len(column.rows) + 3, dtype=int) for name, column in self.training.items()}
         self.sums = dict.fromkeys(self.training, 0.0)
@@ -97,7 +97,7 @@ def chance_of_difference(before: np.ndarray, after: np.ndarray, numbers: bool) -
 
     Three tests, each allowed a third of the errors: χ² of the bins of present values; the share of missing values, also
     by χ²; and the number of values outside, each of which has a probability of at most 2/(n+1) if n training rows
-    define the range, and about (rare levels + 1)/(n+1) for a level that was not among them (Good-Turing).
+    define the range, and of about (rare levels + 1)/(n+1) for a level that was not among them (Good-Turing).
     """
     from scipy.stats import binom
 

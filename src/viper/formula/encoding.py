@@ -1,6 +1,6 @@
 """What a formula learned from a table. It is plain data, stored with the model and applied to other rows.
 
-frame → checked columns → missing values by rule → formulaic → standardised or not → X
+frame → checked columns → missing values by rule → formulaic → standardised, if asked for → X
 """
 
 import re
@@ -50,12 +50,12 @@ if TYPE_CHECKING:
     import pandas
 
 MISSING_RULES = ("error", "drop", "mean", "indicator", "multiple")
-SEEN = "seen"  # what month() and weekday() learn
+SEEN = "seen"  # key of the state that month() and weekday() learn
 MISSING_LEVEL = "missing"  # the level of a category's missing values, for missing="indicator"
 UNSEEN_RULES = ("error", "missing", "baseline")
 BEYOND_RULES = ("refuse", "clamp")
 NEW_ROW_RULES = {"unseen": UNSEEN_RULES, "beyond": BEYOND_RULES}
-LONE_CATEGORIES = re.compile(r"1(?: \+ c\d+_)+")  # terms that need no formulaic, which takes long for many rows
+LONE_CATEGORIES = re.compile(r"1(?: \+ c\d+_)+")  # terms that do not need formulaic, which is slow for many rows
 ADDED_FIELDS = (
     "positive",
     "unseen",
@@ -86,7 +86,7 @@ class Encoding:
     levels : dict
         Levels of the columns that are used as categories, with the reference first.
     common : dict
-        The level that is filled in for each of these columns: the most common one, or that of missing values.
+        The level that is filled in for each of these columns: the most common one, or MISSING_LEVEL.
     transforms : dict
         State of functions such as `center`, by call.
     names : list of str
@@ -157,10 +157,10 @@ class Encoding:
         return self._standardised(self._select(data)) if self.imputation is None else self.impute(data).design
 
     def impute(self, data: Any, spread: Callable[[np.ndarray], np.ndarray] | None = None) -> "ImputedRows":
-        """Return the columns of X, averaged over draws of what is missing, and the `spread` of these draws.
+        """Return the columns of X, averaged over draws of the missing values, and the `spread` of these draws.
 
-        `spread` takes deviations from the mean (rows × draws × columns of X) and returns a number for each row, or one
-        for each class of it.
+        `spread` takes deviations from the mean (rows × draws × columns of X) and returns one number per row, or one per
+        row and class.
         """
         selected = self._select(data)
         design = self._standardised(selected)
@@ -179,7 +179,7 @@ class Encoding:
         return ImputedRows(type(design)(values, index=design.index, columns=design.columns), residual)
 
     def _standardised(self, selected: "pandas.DataFrame") -> "pandas.DataFrame":
-        """Return X for rows of raw columns, where missing values are filled in or, for draws, replaced later."""
+        """Return X for raw columns whose missing values are filled in or, if drawn, replaced later."""
         return self._scaled(self._with_indicators(self._design(self._filled(selected), self.transforms), selected))
 
     def _scaled(self, raw: "pandas.DataFrame") -> "pandas.DataFrame":
@@ -207,7 +207,7 @@ class Encoding:
 
     @property
     def indicators(self) -> list[str]:
-        """Return the columns of numbers whose missing values have a column of X of their own."""
+        """Return the columns of numbers whose missing values are marked by a column of X."""
         if self.missing != "indicator":
             return []
         return [name for name in self.means if missing_name(name) in self.names]
@@ -219,7 +219,7 @@ class Encoding:
 
     @property
     def missing_treatment(self) -> str:
-        """Return what was done about missing values, in words."""
+        """Describe what was done about missing values."""
         return {
             "mean": "filled in with means and most common levels",
             "indicator": "filled in, and marked by columns and levels of their own",
@@ -284,7 +284,7 @@ class Encoding:
 
     @property
     def date_functions(self) -> dict[str, set[str]]:
-        """Return the columns of dates, each with the functions by which the formula reads it."""
+        """Return the columns of dates, each with the functions that the formula applies to it."""
         rest = self.parsed.rest
         return {
             column: set(re.findall(rf"\b(\w+)\({name}\)", rest))
@@ -310,7 +310,7 @@ class Encoding:
         }
 
     def new_dates(self, name: str, days: np.ndarray) -> dict[str, np.ndarray]:
-        """Return, by function, which dates of a column lie in a month or on a day of the week that the fit lacks."""
+        """Return, by function, which dates of a column lie in a month or on a weekday that the fit has not seen."""
         known, found = ~np.isnan(days), {}
         for function, column, seen in self.seen_calendar:
             if column == name:
@@ -320,7 +320,7 @@ class Encoding:
 
     @property
     def entangled(self) -> list[str]:
-        """Return the columns whose effect no single coefficient tells.
+        """Return the columns whose effect is not described by a single coefficient.
 
         They are in an interaction, in several terms, or in a function that makes several columns.
         """
@@ -333,7 +333,7 @@ class Encoding:
         return [name for name in self.inputs if name in found or mentions[name] > 1]
 
     def _terms(self) -> list[list[str]]:
-        """Return the terms besides plain columns, each as its factors, in internal variables."""
+        """Return the terms other than plain columns, each as its factors, in internal variables."""
         if self.parsed.rest == "1":
             return []
         from formulaic import Formula
@@ -357,7 +357,7 @@ class Encoding:
 
     @cached_property
     def parsed(self) -> ParsedFormula:
-        """Return the formula, taken apart."""
+        """The parsed formula."""
         every = [*self.columns, *(self.grouping or ())]
         return parse_formula(self.formula, every, [name for name in self.levels if name not in self.means])
 
@@ -370,7 +370,7 @@ class Encoding:
         return with_days(self._raw(data)[self.inputs], self.parsed.dates)
 
     def _raw(self, data: Any) -> "pandas.DataFrame":
-        """Return the columns that the formula reads and those of groups, as they are."""
+        """Return the columns that the formula reads and those of groups, unchanged."""
         frame = as_frame(data)
         absent = [name for name in self.raw_inputs if name not in frame.columns]
         if absent:
@@ -383,7 +383,7 @@ class Encoding:
     def _known(self, frame: "pandas.DataFrame") -> "pandas.DataFrame":
         """Apply the rule for levels, months and days of the week that were not in the training data.
 
-        New levels that are an error are found later, when they are encoded.
+        If new levels are an error, they are found later, when they are encoded.
         """
         frame = frame.assign(**{name: self.known_dates(frame[name]) for name in self.parsed.dates})
         if self.unseen == "error":
@@ -391,7 +391,7 @@ class Encoding:
         return frame.assign(**{name: self.known_levels(frame[name]) for name in self.levels})
 
     def known_dates(self, column: "pandas.Series[Any]") -> "pandas.Series[Any]":
-        """Return days, of which those in new months are an error or missing, or stay and count as the first month."""
+        """Return days. Those in new months raise an error, become missing, or stay and count as the first month."""
         for function, new in self.new_dates(str(column.name), column.to_numpy()).items():
             if self.unseen == "error":
                 row = int(np.flatnonzero(new)[0])
@@ -403,7 +403,7 @@ class Encoding:
         return column
 
     def known_levels(self, column: "pandas.Series[Any]") -> "pandas.Series[Any]":
-        """Return the column with levels that were not in the training data as missing, or as the reference level."""
+        """Return the column with levels that were not in the training data set to missing or to the reference level."""
         levels = self.levels[str(column.name)]
         new = (level_codes(column, levels) < 0) & column.notna().to_numpy()
         if not new.any():
@@ -427,7 +427,7 @@ class Encoding:
     def _with_means(self, frame: "pandas.DataFrame", holes: Iterable[str]) -> "pandas.DataFrame":
         """Fill in means and most common levels in the columns that have holes."""
         values = {name: self.common.get(name, self.means.get(name)) for name in holes}
-        # of other types, not all can hold the value: pandas' Int64 no mean, its categories no new level
+        # not every type can hold the value: pandas' Int64 has no mean, its categories no new level
         able = {name: as_numbers(frame[name]) if name in self.means else frame[name].astype(object) for name in holes}
         return frame.assign(**able).fillna(values)
 
@@ -440,7 +440,7 @@ class Encoding:
         return design
 
     def _evaluated(self, frame: "pandas.DataFrame", state: dict[str, Any], clamp: bool = False) -> "pandas.DataFrame":
-        """Return the raw columns of X, with NaN where they have none; `clamp` moves numbers to the end of a spline."""
+        """Return the raw columns of X, with NaN where undefined; `clamp` moves numbers to the end of a spline."""
         import pandas
 
         plain, variables = self.parsed.plain, self.parsed.variables
@@ -464,7 +464,7 @@ class Encoding:
         return "(" in self.parsed.rest
 
     def _name(self, ours: str) -> str:
-        """Replace internal variables in a column's name by the names in the data."""
+        """Replace internal variables in the name of a column by the names in the data."""
         return re.sub(r"\b[ncd](\d+)_", lambda found: self.columns[int(found[1])], ours)
 
     def to_state(self) -> dict[str, Any]:
@@ -478,9 +478,9 @@ class Encoding:
 
     @classmethod
     def from_state(cls, state: Any, imputation: dict[str, np.ndarray] | None = None) -> "Encoding":
-        """Invert `to_state`. The formula is checked again, so that nothing in a file can run as a program.
+        """Invert `to_state`. The formula is checked again, so nothing in a file can run as a program.
 
-        `imputation` are the arrays of the imputation, if there is one.
+        `imputation` holds the arrays of the imputation, if there is one.
         """
         ENCODING.check(state, "formula")
         decoded = {
@@ -499,7 +499,7 @@ class Encoding:
 
 
 def with_whole_calendar(encoding: Encoding) -> Encoding:
-    """Return the encoding of a file from before months were learned, with all months and days of the week as seen."""
+    """Complete the encoding of a file from before months were learned: all months and weekdays count as seen."""
     old = {
         call: {SEEN: list(range(len(CALENDAR[function][0])))}
         for call, function in calendar_calls(encoding.parsed.rest)
@@ -509,7 +509,7 @@ def with_whole_calendar(encoding: Encoding) -> Encoding:
 
 
 class ImputedRows(NamedTuple):
-    """Rows of X whose missing values were drawn several times: the mean of the draws, and how far they spread."""
+    """Rows of X whose missing values were drawn several times: the mean of the draws, and their spread."""
 
     design: "pandas.DataFrame"
     residual: np.ndarray  # rows, or rows × classes; 0 for rows without missing values
@@ -522,7 +522,7 @@ def decoded_levels(codes: np.ndarray, levels: list[Any]) -> np.ndarray:
 
 
 def missing_name(name: str) -> str:
-    """Return the name of the column of X that says whether a number is missing."""
+    """Return the name of the column of X that marks missing values of a column of numbers."""
     return f"{name} is missing"
 
 
@@ -607,7 +607,7 @@ def evaluate_terms(
 ) -> dict[str, np.ndarray]:
     """Return the columns of the terms in `rest`, without the intercept.
 
-    The `state` of functions that have learned is read; that of all others is learned and added.
+    The `state` of functions is read if they have learned one, and otherwise learned and added.
     """
     from formulaic import Formula, ModelSpec
 
@@ -621,7 +621,7 @@ def evaluate_terms(
 
 
 def placeholder_row(frame: "pandas.DataFrame") -> "pandas.DataFrame":
-    """Return one row of first levels and ones, which has the same columns as any other."""
+    """Return one row of first levels and ones, which has the same columns of X as any other."""
     import pandas
 
     row: dict[str, Any] = {name: [1.0] for name in frame}
@@ -649,7 +649,7 @@ def formula_has_intercept(rest: str) -> bool:
 
 
 def undefined_cells(design: "pandas.DataFrame") -> np.ndarray:
-    """Return which cells are not finite."""
+    """Return which cells are not finite, as a mask."""
     return ~np.isfinite(design.to_numpy())
 
 
@@ -713,13 +713,13 @@ ENCODING = fields_of(
     transforms=Entries(PLAIN),
     scale=Items(ABOVE_ZERO),
     positive=or_none(LABEL),
-    imputation=NOTHING,  # in tensors of its own
+    imputation=NOTHING,  # kept in tensors
     record=RECORD,
 )
 
 
 def check_encoding(encoding: Encoding) -> None:
-    """Raise a ValueError unless the parts of an encoding that was read from a file belong together."""
+    """Raise a ValueError unless the parts of an encoding that was read from a file are consistent."""
     parsed = encoding.parsed
     used, learned = {*parsed.plain, *parsed.variables.values()}, {*encoding.means, *encoding.levels}
     if parsed.grouping != (encoding.grouping or []):

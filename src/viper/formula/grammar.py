@@ -15,14 +15,14 @@ from typing import NamedTuple, NoReturn
 from viper.errors import FormulaError, instead
 
 # function -> its options after the first argument, with the largest number each may be
-DATE_FUNCTIONS = ("days", "year", "month", "weekday")  # of a column of dates, and of nothing else
+DATE_FUNCTIONS = ("days", "year", "month", "weekday")  # their only argument is a column of dates
 FUNCTIONS: dict[str, dict[str, int]] = {
     **{name: {} for name in ("log", "log1p", "exp", "sqrt", "abs", "center", "scale", "I")},
     "poly": {"degree": 10, "raw": 1},
     "bs": {"df": 100, "degree": 10},
     **{name: {} for name in DATE_FUNCTIONS},
 }
-MOST_TERMS = 10_000  # after interactions are expanded; columns that are a term by themselves do not count
+MOST_TERMS = 10_000  # with interactions expanded; columns that are terms by themselves do not count
 MOST_CALL_TOKENS = 1_000  # names, numbers and signs in one call
 MOST_POWER = 10  # in (a + b)^2 and I(a**2)
 TOKEN = re.compile(
@@ -33,7 +33,7 @@ Token = tuple[str, str]  # the kind, a group name of TOKEN, and the text without
 
 
 class GroupTerm(NamedTuple):
-    """Effects that vary between groups: an intercept, or not, and slopes of columns; `columns` together are a group."""
+    """Effects that vary between groups: an intercept, slopes of columns, or both. `columns` together name a group."""
 
     columns: tuple[str, ...]
     intercept: bool
@@ -41,7 +41,7 @@ class GroupTerm(NamedTuple):
 
     @property
     def name(self) -> str:
-        """How the groups are called: hospital, or hospital:ward."""
+        """The name of the grouping: hospital, or hospital:ward."""
         return ":".join(self.columns)
 
     def __str__(self) -> str:
@@ -57,7 +57,7 @@ class ParsedFormula(NamedTuple):
 
     target: str
     formula: str  # as written, with `.` replaced by columns
-    plain: tuple[str, ...]  # columns that are a term by themselves and occur nowhere else
+    plain: tuple[str, ...]  # columns that are terms by themselves and occur nowhere else
     rest: str  # every other term, in internal variables
     variables: dict[str, str]  # variable in `rest` -> column
     reference: dict[str, str]  # column -> the level named in Treatment("…")
@@ -207,7 +207,7 @@ def split_groups(tokens: list[Token]) -> tuple[list[Token], tuple[GroupTerm, ...
             raise FormulaError(GROUP_TERM.format("one that is not a term of a sum"))
         else:
             groups += group_terms(inside, inside.index(bar))
-            kept = kept[:-1]  # the sign before it
+            kept = kept[:-1]  # drop the sign before it
         at = end + 1
     if bar in kept:
         raise FormulaError(GROUP_TERM.format("a | elsewhere"))
@@ -258,7 +258,7 @@ def parse_groups(text: str) -> tuple[GroupTerm, ...]:
 
 
 def check_no_module(tokens: list[Token], dot: int) -> None:
-    """Raise an error for `np.log(x)`, which is written `log(x)` here."""
+    """Raise an error for `np.log(x)`, which must be written `log(x)` here."""
     calls = tokens[dot + 2 : dot + 3] == [("sign", "(")] and tokens[dot + 1][1] in FUNCTIONS
     if calls and dot and tokens[dot - 1][0] == "word":
         call = "".join(map(spell_token, tokens[dot + 1 : closing_bracket(tokens, dot + 2) + 1]))
@@ -288,7 +288,7 @@ def is_column(part: list[Token]) -> bool:
 
 
 def without_removed(parts: list[tuple[str, list[Token]]]) -> list[tuple[str, list[Token]]]:
-    """Drop columns that a term removes and at most one adds, so that `. - id` does not read id."""
+    """Drop columns that a term removes and at most one term adds, so that `. - id` does not read id."""
     removed = {part[0][1] for sign, part in parts if sign == "-" and is_column(part)}
     mentions = Counter(text for _, part in parts for kind, text in part if kind in ("word", "quoted"))
     added = {part[0][1] for sign, part in parts if sign == "+" and is_column(part)}
@@ -309,11 +309,11 @@ class Translation:
         self.columns = columns
         self.categories = categories
         self.variables: dict[str, str] = {}
-        self.size = 0  # terms so far, with interactions expanded
+        self.size = 0  # number of terms so far, with interactions expanded
         self.reference: dict[str, str] = {}
 
     def translate(self, part: list[Token]) -> str:
-        """Translate one term. Calls are checked separately and count as one name when the term's size is checked."""
+        """Translate one term. Calls are checked separately and count as one name towards its size."""
         pieces: list[str] = []
         outline: list[str] = []
         at = 0
@@ -380,7 +380,7 @@ class Translation:
         return source
 
     def category(self, inside: list[Token]) -> str:
-        """Translate C(column) or C(column, Treatment("level")), where the level is the reference for all others."""
+        """Translate C(column) or C(column, Treatment("level")), where the level is the reference."""
         column, option = inside[:1], inside[1:]
         if not column or column[0][0] not in ("word", "quoted"):
             raise FormulaError("C() must contain one column; got something else. Write C(ward).")
@@ -439,7 +439,7 @@ def check_call(source: str, variables: Iterable[str]) -> None:
 
 
 def check_call_options(function: str, options: list[ast.expr], keywords: list[ast.keyword], source: str) -> None:
-    """Check that the options of a call have known names and are integers of a sensible size."""
+    """Check that the options of a call have known names and are integers in the allowed range."""
     allowed = FUNCTIONS[function]
     given = [*zip(allowed, options, strict=False), *((keyword.arg or "", keyword.value) for keyword in keywords)]
     if len(options) > len(allowed):
@@ -461,7 +461,7 @@ def refuse_call(source: str) -> NoReturn:
 
 def expanded_size(outline: str) -> int:
     """Return how many terms a product of brackets has, without expanding it."""
-    if outline == "x":  # most are
+    if outline == "x":  # the most common case
         return 1
     try:
         return count_terms(ast.parse(outline, mode="eval").body)

@@ -1,12 +1,12 @@
-"""Values drawn in place of those that are missing, from what the other columns say about them.
+"""Missing values drawn from what the other columns say about them.
 
 A fit draws them by chained equations (van Buuren & Groothuis-Oudshoorn 2011): each incomplete column in turn is
 regressed on all others and on the outcome, the regression is drawn from its posterior, and the missing values from the
-regression. Numbers are matched with observed rows that the regression predicts alike; the levels of a category are
-drawn by logistic regressions, each of one level against those that follow.
+regression. Numbers are taken from observed rows with similar predictions; the levels of a category are drawn by
+logistic regressions, each of one level against those that follow.
 
-A prediction does not know the outcome. It draws from the means and covariances that the columns had in the fit: numbers
-from their conditional normal distribution, a category from Bayes' rule for normal columns with one covariance.
+A prediction does not know the outcome. It uses the means and covariances of the columns in the fit: numbers are drawn
+from their conditional normal distribution, categories by Bayes' rule for normal columns with a common covariance.
 """
 
 import warnings
@@ -25,16 +25,16 @@ from viper.inference.rows import Arrays
 from viper.inference.threads import one_thread
 from viper.softplus.bounds import build_bound
 
-DONORS = 5  # observed rows among which a match is drawn, as in R's mice
-RIDGE = 1e-5  # relative to the diagonal of XᵀX, as in mice: keeps collinear columns apart
+DONORS = 5  # observed rows from which one is drawn, as in R's mice
+RIDGE = 1e-5  # relative to the diagonal of XᵀX, as in mice: separates collinear columns
 SLOPE_SD, INTERCEPT_SD = 3.0, 10.0  # prior of the logistic regressions, for standardised columns
-DRAW_TOLERANCE = 1e-4  # nats to the optimum: far below the spread of one draw
-MOST_IMPUTED_COLUMNS = 2_000  # numbers and levels; a regression takes the cube of it
+DRAW_TOLERANCE = 1e-4  # nats to the optimum: far below the spread of a draw
+MOST_IMPUTED_COLUMNS = 2_000  # numbers and levels; the cost of a regression grows with the cube
 FEWEST_COMPARED = 5  # sweeps of each chain in R-hat
 UNSETTLED_RHAT = 1.5  # R-hat of five sweeps whose successive means correlate by about 0.7
 LARGEST_NUMBER = 1e100  # so that sums of squares are finite
-COVARIANCE_RIDGE = 1e-8  # relative to the variances: enough for collinear columns, too little to be seen
-DRAWS = 50  # in the prediction of a row; for numbers alone their means and covariances are exact
+COVARIANCE_RIDGE = 1e-8  # relative to the variances: enough for collinear columns, too small to matter otherwise
+DRAWS = 50  # draws per predicted row; for numbers alone their means and covariances are exact
 ALTERNATIONS = 10  # between numbers and categories in the prediction of a row that lacks several
 DRAWN_ENTRIES = 1 << 22  # numbers held at once, rows × draws × columns (32 MB)
 
@@ -63,7 +63,7 @@ class CodedColumns:
 
     @cached_property
     def blocks(self) -> dict[str, slice]:
-        """Where each raw column is in `matrix`."""
+        """The slice of `matrix` that holds each raw column."""
         ends = np.cumsum([1] * len(self.numbers) + [self.counts[name] - 1 for name in self.codes]).tolist()
         return {name: slice(a, b) for name, a, b in zip(self.names, [0, *ends], ends, strict=False)}
 
@@ -79,7 +79,7 @@ class CodedColumns:
 
 
 def level_indicators(codes: np.ndarray, levels: int) -> np.ndarray:
-    """Return for each level but the first whether a row has it."""
+    """Return for each level but the first which rows have it."""
     return codes[:, None] == np.arange(1, levels)
 
 
@@ -87,7 +87,7 @@ def level_indicators(codes: np.ndarray, levels: int) -> np.ndarray:
 
 
 class CompletedTables(Sequence[CodedColumns]):
-    """Copies of a table in each of which the missing values are drawn. Only what was drawn is kept."""
+    """Copies of a table with different draws of the missing values. Only the draws are stored."""
 
     def __init__(self, columns: CodedColumns, drawn: list[dict[str, np.ndarray]]) -> None:
         self.columns, self.drawn = columns, drawn
@@ -114,7 +114,8 @@ def complete_tables(
 ) -> CompletedTables:
     """Draw the missing values `count` times by chained equations, each time from a new start.
 
-    `outcome` has a column for each class but the first, whether a row is in it; `report` is called after each sweep.
+    `outcome` has a column for each class but the first, which says whether a row is in it. `report` is called after
+    each sweep.
     Without missing values there is one table.
     """
     width = columns.blocks[columns.names[-1]].stop
@@ -147,7 +148,7 @@ def complete_tables(
 def chain_agreement(means: np.ndarray) -> np.ndarray:
     """R-hat of each column's drawn mean (chains × sweeps × columns), over the second half of the sweeps.
 
-    It compares the variance between chains with that within them: 1 if they agree. Few sweeps tell nothing.
+    It compares the variance between chains with that within them, and is 1 if they agree. Few sweeps say nothing.
     """
     late = means[:, means.shape[1] // 2 :]
     n = late.shape[1]
@@ -163,14 +164,14 @@ def warn_of_unsettled(agreement: dict[str, float]) -> None:
     if worst > UNSETTLED_RHAT:
         warnings.warn(
             f"The draws of {name!r} still depend on where they began (R-hat {worst:.1f} between the tables), probably "
-            "because columns that tell the same are missing together. Raise sweeps, or leave one of them out.",
+            "because columns with the same information are missing together. Raise sweeps, or leave one of them out.",
             ConvergenceWarning,
             stacklevel=users_line(),
         )
 
 
 class Chain:
-    """A table whose missing values are drawn again and again. Its design is A = [1, outcome, standardised columns]."""
+    """A table whose missing values are drawn repeatedly. Its design is A = [1, outcome, standardised columns]."""
 
     def __init__(self, columns: CodedColumns, outcome: np.ndarray, generator: np.random.Generator) -> None:
         self.generator = generator
@@ -220,7 +221,7 @@ class Chain:
         self.gram[own] = self.gram[:, own].T
 
     def _matched(self, name: str, rows: np.ndarray) -> np.ndarray:
-        """Predictive mean matching: values of observed rows that the regression predicts alike."""
+        """Predictive mean matching: return values of observed rows with similar predictions."""
         (own,), A = self._own(name), self.design
         others = np.delete(np.arange(A.shape[1]), own)
         gram = self.gram - A[rows].T @ A[rows]  # over the rows where the column is observed
@@ -237,7 +238,7 @@ class Chain:
         return self.columns.numbers[name][observed[match]]
 
     def _levels(self, name: str, rows: np.ndarray) -> np.ndarray:
-        """Draw levels one after the other: is it the most common one? If not, the next, and so on."""
+        """Draw levels one after the other: is it the most common one? If not, is it the next, and so on."""
         others = np.delete(np.arange(self.design.shape[1]), self._own(name))
         codes = np.delete(self.columns.codes[name], rows)
         seen, new = np.delete(self.design, rows, 0)[:, others], self.design[np.ix_(rows, others)]
@@ -264,7 +265,7 @@ def regression(gram: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 
 def nearest_donors(observed: np.ndarray, wanted: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-    """Return for each wanted prediction one of the DONORS observed rows with the nearest, drawn at random."""
+    """Return, for each wanted prediction, an observed row: one of the DONORS nearest, drawn at random."""
     order = np.argsort(observed, kind="stable")
     ordered = observed[order]
     near = np.searchsorted(ordered, wanted)[:, None] + np.arange(-DONORS, DONORS)
@@ -275,7 +276,7 @@ def nearest_donors(observed: np.ndarray, wanted: np.ndarray, generator: np.rando
     rank = np.argsort(distance, 1, kind="stable")[:, :donors]
     place = np.arange(len(wanted))
     chosen = ordered[near[place, rank[place, generator.integers(donors, size=len(wanted))]]]
-    # among rows with the same prediction all are equally near
+    # rows with the same prediction are equally near
     first, last = (np.searchsorted(ordered, chosen, side) for side in ("left", "right"))
     return order[generator.integers(first, last)]
 
@@ -297,7 +298,7 @@ def logistic_draw(rows: np.ndarray, label: np.ndarray, generator: np.random.Gene
 
 @dataclass(frozen=True)
 class Imputation:
-    """What the columns say about each other, without the outcome: enough to draw the missing values of new rows.
+    """What the columns say about each other, without the outcome: enough to draw missing values of new rows.
 
     Attributes
     ----------
@@ -327,7 +328,7 @@ class Imputation:
             square += matrix.T @ matrix
         rows = len(tables) * first.rows
         covariance = square / rows - np.outer(total, total) / rows**2
-        # drawn numbers are those of observed rows, so all tables have the same range
+        # drawn numbers are those of observed rows, so the range is the same in all tables
         low, high = (np.array([fold(x) for x in first.numbers.values()], dtype=float) for fold in (np.min, np.max))
         return cls(reference + total / rows, 0.5 * (covariance + covariance.T), low, high)
 
@@ -336,7 +337,7 @@ class Imputation:
         return {part.name: getattr(self, part.name) for part in fields(self) if part.init}
 
     def check(self, width: int, numbers: int) -> None:
-        """Raise ValueError unless these are the moments of so many columns, the first of them numbers."""
+        """Raise a ValueError unless these are the moments of `width` columns, of which the first are `numbers`."""
         shapes = {"mean": (width,), "covariance": (width, width), "low": (numbers,), "high": (numbers,)}
         for name, array in self.arrays().items():
             if array.shape != shapes[name] or array.dtype != np.float64 or not np.isfinite(array).all():
@@ -345,7 +346,7 @@ class Imputation:
             raise ValueError("an imputation that is not symmetric, or without a range")
 
     def draws(self, columns: CodedColumns) -> CodedColumns:
-        """Return every row DRAWS times, with its missing values drawn. A row's draws do not depend on other rows."""
+        """Return every row DRAWS times, with missing values drawn. A row's draws do not depend on other rows."""
         drawn = columns.take(np.repeat(np.arange(columns.rows), DRAWS))
         patterns, group = np.unique(columns.holes, axis=0, return_inverse=True)
         for k, holes in enumerate(patterns):
@@ -361,7 +362,7 @@ class Imputation:
         return drawn
 
     def _filled(self, columns: CodedColumns, holes: np.ndarray) -> CodedColumns:
-        """Draw the missing values of rows that lack the same columns."""
+        """Draw the missing values of rows in which the same columns are missing."""
         names = [name for name, hole in zip(columns.names, holes, strict=True) if hole]
         unknown = np.concatenate([np.arange(*columns.blocks[name].indices(len(self.mean))) for name in names])
         numbers = unknown[unknown < len(columns.numbers)]
@@ -396,7 +397,7 @@ class Imputation:
     def _level_draws(
         self, columns: CodedColumns, name: str, matrix: np.ndarray, generator: np.random.Generator
     ) -> np.ndarray:
-        """Draw a level for each row of `matrix`, whose rows are DRAWS for each row of the table."""
+        """Draw a level for each row of `matrix`, which has DRAWS rows for each row of the table."""
         if name not in self._discriminants:
             self._discriminants[name] = self._discriminant(columns.blocks[name])
         constant, slope = self._discriminants[name]
@@ -409,7 +410,7 @@ class Imputation:
     def _discriminant(self, block: slice) -> tuple[np.ndarray, np.ndarray]:
         """Return constants and slopes of log p(level | z) = log π + zᵀW⁻¹m - ½ mᵀW⁻¹m + constant.
 
-        The means m of a level are a regression on its indicators, and the covariance W is what that regression leaves.
+        The means m of a level are a regression on its indicators, and W is the covariance of the residuals.
         """
         own = np.arange(len(self.mean))[block]
         others = np.delete(np.arange(len(self.mean)), own)
@@ -435,10 +436,10 @@ def solve_scaled(covariance: np.ndarray, right: np.ndarray) -> np.ndarray:
 
 
 def balanced_noise(draws: int, width: int, generator: np.random.Generator) -> np.ndarray:
-    """Return standard normal noise (draws × width) whose columns have mean 0, variance 1 and no correlation, exactly.
+    """Return standard normal noise (draws × width) whose columns have exactly mean 0, variance 1 and no correlation.
 
-    With that the draws of a normal distribution have its mean and covariance. From `draws` columns on, only some of
-    the correlations can be zero.
+    With it, the draws of a normal distribution have its mean and covariance. If there are as many columns as `draws` or
+    more, not all correlations can be zero.
     """
     noise = generator.standard_normal((draws, width))
     for start in range(0, width, draws - 1):

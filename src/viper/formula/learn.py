@@ -55,7 +55,7 @@ INTERCEPT_IN_FORMULA = "the formula must say whether there is an intercept; got 
 class Learned(NamedTuple):
     """An encoding with the rows that it learned from: X, the labels, and which rows of the data they are.
 
-    `classes` are the two labels with the positive one second, or None if sorting puts them in order. With
+    `classes` are the two labels with the positive one second, or None if they are in sorted order. With
     missing="multiple" there are several `tables`, and X is the first.
     """
 
@@ -70,19 +70,19 @@ class Learned(NamedTuple):
 
     @property
     def labels(self) -> np.ndarray:
-        """Return labels that are in order when they are sorted: y itself, or whether it is positive."""
+        """Return labels whose sorted order is that of the classes: y itself, or whether it is positive."""
         return self.y if self.classes is None else np.asarray(self.y == self.classes[1], dtype=bool)
 
     def labels_for(self, model: Any) -> np.ndarray:
-        """Return the labels as the model takes them: y itself, if it knows the order of the levels."""
+        """Return the labels as the model takes them: y itself, if the model knows the order of the levels."""
         return self.y if getattr(model, "categories", None) is not None else self.labels
 
     def with_rules(self, unseen: str, beyond: str) -> "Learned":
-        """Return the same with rules for new rows."""
+        """Return the same with other rules for new rows."""
         return self._replace(encoding=self.encoding.with_rules(unseen=unseen, beyond=beyond))
 
     def part(self, rows: np.ndarray) -> "Learned":
-        """Return some of the rows under the same encoding. What they lack is drawn again, from these rows alone."""
+        """Return some of the rows under the same encoding. Missing values are drawn again, from these rows alone."""
         groups = None if self.groups is None else self.groups.iloc[rows]
         whole = np.ones(len(rows), bool)
         part = Learned(self.encoding, self.X.iloc[rows], self.y[rows], whole, self.classes, groups=groups)
@@ -96,12 +96,12 @@ class Learned(NamedTuple):
         return part._replace(encoding=encoding, X=X, tables=tables)
 
     def raw(self) -> "pandas.DataFrame":
-        """Return the raw columns before missing values were drawn, for the predictions of a model with a formula."""
+        """Return the raw columns before missing values were drawn, as a model with a formula predicts from them."""
         coded = cast(CompletedTables, self.tables).columns
         return self.encoding.raw_columns(coded, self.X.index)
 
     def group_arguments(self) -> dict[str, Any]:
-        """Return what `fit` needs beside X and labels: the groups, if there are any."""
+        """Return what `fit` needs besides X and labels: the groups, if there are any."""
         return {} if self.groups is None else {"groups": self.groups}
 
     def designs(self) -> "Iterator[pandas.DataFrame]":
@@ -113,7 +113,7 @@ class Learned(NamedTuple):
 
 
 class Imputing(NamedTuple):
-    """How missing="multiple" draws: how many tables, how many sweeps over the columns of each, from which seed."""
+    """How missing="multiple" draws: the number of tables, the number of sweeps over each, and the seed."""
 
     imputations: int = 20
     sweeps: int = 10
@@ -138,7 +138,7 @@ def learn_formula(
 ) -> Learned:
     """Learn an encoding from data, and apply it to the same data.
 
-    `positive` is the class whose probability is modelled; None means the last in order. `imputing` is how
+    `positive` is the class whose probability is modelled, by default the last in order. `imputing` is how
     missing="multiple" draws.
 
     Raises
@@ -180,7 +180,7 @@ def learn_formula(
         sweeps=int(imputing.sweeps),
         grouping=parsed.grouping or None,
     )
-    return learned_of(encoding, inputs, y, used.kept, classes, imputing, used.groups)
+    return learn_encoding(encoding, inputs, y, used.kept, classes, imputing, used.groups)
 
 
 class UsedRows(NamedTuple):
@@ -190,7 +190,7 @@ class UsedRows(NamedTuple):
     columns: list[str]
     frame: "pandas.DataFrame"
     counts: dict[str, int]  # missing values by column
-    kept: np.ndarray  # which rows of the data these are
+    kept: np.ndarray  # positions of these rows in the data
     groups: "pandas.DataFrame | None"
 
 
@@ -204,7 +204,7 @@ def used_rows(formula: str, data: Any, missing: str) -> UsedRows:
     columns = list(dict.fromkeys([parsed.target, *parsed.plain, *parsed.variables.values()]))
     check_column_count(len(columns) - 1)
     grouping = [name for name in parsed.grouping if name not in columns]
-    frame = as_used(frame[[*columns, *grouping]], parsed)
+    frame = with_plain_columns(frame[[*columns, *grouping]], parsed)
     frame, counts, kept = apply_missing_rule(frame, parsed.target, missing)
     groups = read_groups(frame, parsed, missing)
     if len(columns) == 1 and groups is None:
@@ -228,7 +228,7 @@ def levels_by_column(frame: "pandas.DataFrame", parsed: ParsedFormula) -> dict[s
 def with_missing_levels(
     frame: "pandas.DataFrame", levels: dict[str, list[Any]], common: dict[str, Any], numbers: set[str]
 ) -> tuple["pandas.DataFrame", dict[str, list[Any]], dict[str, Any]]:
-    """Return rows, levels and most common levels with a level of its own for missing values of a category."""
+    """Return rows, levels and most common levels, with an extra level for missing values of a category."""
     added = {name: missing_level(levels[name]) for name in levels if name not in numbers and frame[name].isna().any()}
     filled = {name: frame[name].astype(object).fillna(level) for name, level in added.items()}
     return (
@@ -238,7 +238,7 @@ def with_missing_levels(
     )
 
 
-def learned_of(
+def learn_encoding(
     encoding: Encoding,
     inputs: "pandas.DataFrame",
     y: np.ndarray,
@@ -286,7 +286,7 @@ def read_groups(frame: "pandas.DataFrame", parsed: ParsedFormula, missing: str) 
 
 
 def check_levels_occur_again(frame: "pandas.DataFrame", levels: dict[str, list[Any]]) -> None:
-    """Raise a FormulaError for a category that has a level of its own for every row, and so is of no use for others."""
+    """Raise a FormulaError for a category with a different level in every row, which says nothing about new rows."""
     for name in levels:
         known = frame[name].dropna()
         if differs_in_every_row(known, len(levels[name])):
@@ -296,8 +296,8 @@ def check_levels_occur_again(frame: "pandas.DataFrame", levels: dict[str, list[A
             )
 
 
-def as_used(frame: "pandas.DataFrame", parsed: ParsedFormula) -> "pandas.DataFrame":
-    """Return dates as days and categories without blanks around them."""
+def with_plain_columns(frame: "pandas.DataFrame", parsed: ParsedFormula) -> "pandas.DataFrame":
+    """Return the frame with dates as days, and categories without the blanks around them."""
     for name in parsed.dates:
         if not is_date(frame[name]):
             ways = ", ".join(f"{function}()" for function in DATE_FUNCTIONS)
@@ -307,7 +307,7 @@ def as_used(frame: "pandas.DataFrame", parsed: ParsedFormula) -> "pandas.DataFra
 
 
 def missing_level(levels: list[Any]) -> str:
-    """Return the name of the level of missing values, which no other level has."""
+    """Return a name for the level of missing values that no other level has."""
     return MISSING_LEVEL if MISSING_LEVEL not in levels else f"({MISSING_LEVEL})"
 
 
@@ -328,7 +328,7 @@ def with_missing_columns(raw: "pandas.DataFrame", incomplete: "pandas.DataFrame"
 
 
 def left_out_by_dot(formula: str, frame: "pandas.DataFrame") -> list[str]:
-    """Return the columns that `.` does not stand for, with a warning, because they are no use by themselves."""
+    """Return the columns that `.` does not stand for, because they are no use by themselves, and warn of them."""
     tokens = tokenize(formula) if "." in str(formula) else []
     if ("sign", ".") not in tokens:
         return []
@@ -342,9 +342,9 @@ def left_out_by_dot(formula: str, frame: "pandas.DataFrame") -> list[str]:
 
 
 def target_labels(column: "pandas.Series[Any]") -> np.ndarray:
-    """Return the target as an array. Labels that pandas stores in another type because some are missing get their own.
+    """Return the target as an array. Labels regain their own type if pandas changed it because some are missing.
 
-    Blanks around text are removed where they are all that makes more than two classes.
+    Blanks around text are removed if only they make more than two classes.
     """
     import pandas
 
@@ -361,7 +361,7 @@ def target_labels(column: "pandas.Series[Any]") -> np.ndarray:
 def ordered_classes(column: "pandas.Series[Any]", y: np.ndarray, positive: Any) -> np.ndarray | None:
     """Return the two classes with the positive one second, or None if sorting puts them in that order.
 
-    Without `positive` they are in the order of pandas' categories; text that spells numbers is in the order of these.
+    Without `positive` the order is that of pandas' categories; text that spells numbers is ordered like the numbers.
     """
     import pandas
 
@@ -374,10 +374,10 @@ def ordered_classes(column: "pandas.Series[Any]", y: np.ndarray, positive: Any) 
         classes = sorted_values(pandas.unique(y))
     if len(classes) > 2 and positive is not None:
         raise FormulaError(
-            f"positive is the class of two whose probability is modelled; got {positive!r} for {len(classes)} classes "
-            f"of {column.name!r}. Leave it out: all classes have a probability."
+            f"positive names the one of two classes whose probability is modelled; got {positive!r} for {len(classes)} "
+            f"classes of {column.name!r}. Leave it out: all classes have a probability."
         )
-    if len(classes) != 2:  # one is an error of the estimator; more are sorted
+    if len(classes) != 2:  # the estimator raises for one; more are sorted
         return None
     if positive is not None:
         chosen = matching_class(classes, positive, str(column.name))
@@ -387,7 +387,7 @@ def ordered_classes(column: "pandas.Series[Any]", y: np.ndarray, positive: Any) 
 
 
 def matching_class(classes: list[Any], positive: Any, target: str) -> Any:
-    """Return the class that `positive` names, as itself or as it is written."""
+    """Return the class that `positive` names, by value or by spelling."""
     for alike in (
         lambda label: label == positive and isinstance(label, str) == isinstance(positive, str),
         lambda label: str(label) == str(positive),
@@ -433,7 +433,7 @@ def reference_first(levels: list[Any], reference: str | None, column: str) -> li
 
 
 def centre_and_scale(raw: np.ndarray, intercept: bool, standardize: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Return each column's mean and standard deviation, or 0 and 1 for constant columns and those of zeros and ones.
+    """Return each column's mean and standard deviation, or 0 and 1 for constant columns and columns of zeros and ones.
 
     Without an intercept nothing is centred, because that would change the model.
     """
@@ -451,10 +451,10 @@ def known_mean(values: np.ndarray) -> float:
 
 
 class FormulaMixin:
-    """Estimators that can be fitted to a table by a formula. All methods then take tables, which `formula_` encodes."""
+    """Estimators that a formula can fit to a table. Their methods then take tables, which `formula_` encodes."""
 
     formula_: Encoding
-    _template: Encoding | None = None  # the encoding of the estimator that this is a clone of
+    _template: Encoding | None = None  # the encoding of the estimator of which this is a clone
 
     def __sklearn_clone__(self: FormulaModel) -> FormulaModel:
         model = super().__sklearn_clone__()  # type: ignore[misc]
@@ -499,11 +499,11 @@ class FormulaMixin:
         data : DataFrame
             The table, with the target and the columns that the formula names.
         missing : {"error", "drop", "mean", "indicator", "multiple"}, default "error"
-            What to do with missing values: raise an error; leave out the rows; fill in the mean of numbers and the most
-            common level of categories; fill in the same, with a column that says where a number was missing and a
-            level for missing categories; or draw the values several times, given all other columns and the outcome,
-            fit every completed table and pool the posteriors (multiple imputation, for logistic regression). What
-            predictions need is stored.
+            What to do with missing values. "error" raises one; "drop" leaves out the rows; "mean" fills in the mean of
+            numbers and the most common level of categories; "indicator" also adds a column that marks where a number
+            was missing, and a level for missing categories; "multiple" draws the values several times given all other
+            columns and the outcome, fits every completed table and pools the posteriors (multiple imputation, for
+            logistic regression). Everything that predictions need is stored.
         imputations, sweeps : int, default 20 and 10
             For missing="multiple": the number of completed tables, and how often every incomplete column is drawn
             before a table counts as complete.
@@ -513,14 +513,14 @@ class FormulaMixin:
             `formula_.units` gives the change in raw units to which each coefficient refers.
         positive : label, optional
             The class whose probability is modelled, which becomes the second of `classes_`. By default the last in
-            order: of pandas' categories if the target has them, otherwise of numbers or of the alphabet. A later
+            order: of pandas' categories if the target has them, otherwise of the sorted numbers or texts. A later
             `fit` with labels passed as y sorts the classes, as scikit-learn's tools expect.
         unseen : {"error", "missing", "baseline"}, default "error"
-            What happens in predictions to a level that was not in the training data: an error (`predict_table` leaves
-            the row without a prediction), a missing value, or the reference level.
+            What predictions do with a level that was not in the training data: raise an error (`predict_table` leaves
+            the row without a prediction), treat it as missing, or as the reference level.
         beyond : {"refuse", "clamp"}, default "refuse"
-            What happens in predictions to a number beyond the range of a spline: an error, or the nearest number within
-            the range.
+            What predictions do with a number beyond the range of a spline: raise an error, or use the nearest number
+            within the range.
         sample_weight, offset : array (n,), optional
             As in `fit`, with one entry per row of `data`.
         **options
@@ -560,7 +560,7 @@ def fit_learned(
 def check_can_pool(estimator: type, missing: str, components: Any = 1) -> None:
     if missing == "multiple" and not hasattr(estimator, "_pool"):
         raise FormulaError(
-            f"missing='multiple' pools the posteriors of coefficients, so it belongs to logistic regression; got "
+            f"missing='multiple' pools the posteriors of coefficients, so it is for logistic regression only; got "
             f"{estimator.__name__}. Choose missing='indicator' or missing='mean'."
         )
     if missing == "multiple" and components != 1:
@@ -586,14 +586,14 @@ def check_takes_groups(estimator: type, encoding: Encoding) -> None:
 
 
 def fit_tables(fit: Callable[..., Any], model: Any, learned: Learned, *rows: Any, **given: Any) -> None:
-    """Fit the model to X, or copies of it to X of each completed table, whose posteriors are then pooled."""
+    """Fit the model to X. With several completed tables, fit copies of it to each X, and pool their posteriors."""
     if len(learned.tables) < 2:
         fit(learned.X, learned.labels_for(model), *rows, **given)
         return
     fits: list[Any] = []
     for X in learned.designs():
         copy = type(model)(**model.get_params())
-        if fits:  # one prior for all: chosen on the first table, if it is chosen
+        if fits:  # one prior for all tables; if it is chosen, the first table chooses it
             copy.set_params(prior_scale=fits[0].prior_scale_)
         fits.append(copy.fit(X, learned.labels, *rows, **given))
     model._pool(fits)
@@ -623,7 +623,7 @@ def by_formula(fit: WrappedFit) -> WrappedFit:
         frame = with_labels(as_frame(X), known.target, y)
         # files and pickles older than the field `standardize` reveal it by their scales
         standardize = known.standardize or any(scale != 1.0 for scale in known.scale)
-        # scikit-learn's scorers take it that the classes of labels passed as y are sorted
+        # scikit-learn's scorers assume that the classes of labels passed as y are sorted
         positive = known.positive if y is None else None
         imputing = Imputing(known.imputations, known.sweeps, seed_of(model.random_state), model.verbose)
         learned = learn_formula(known.formula, frame, known.missing, standardize, positive, imputing)

@@ -26,9 +26,9 @@ from viper.formula.training import TrainingColumn
 if TYPE_CHECKING:
     import pandas
 
-MARGIN = 0.1  # of the training range, by which a number may leave it; n rows alike leave it slightly every n/2 rows
-LARGEST_ORDINARY = 1e15  # numbers below overflow in no term: their tenth power is 1e150, whose square is finite
-MOST_REMARKS = 3  # about one row that are spelled out
+MARGIN = 0.1  # numbers may leave the training range by this share; one in n/2 similar rows leaves it slightly
+LARGEST_ORDINARY = 1e15  # smaller numbers overflow in no term: their tenth power is 1e150, whose square is finite
+MOST_REMARKS = 3  # remarks on one row that are written out
 # kind -> words for a count of rows; those of FATAL leave a row without a prediction
 FATAL = {
     "missing": "missing",
@@ -76,7 +76,7 @@ class Screened(NamedTuple):
 
 
 def screen_rows(encoding: Encoding, data: Any) -> Screened:
-    """Apply the encoding's rules for new values, and say which rows cannot be encoded or are unusual, and why."""
+    """Apply the encoding's rules for new values, and find the rows that cannot be encoded or are unusual, and why."""
     frame = encoding._raw(data).copy(deep=False)
     remarks: list[Remark] = []
     for name in encoding.inputs:
@@ -89,19 +89,19 @@ def screen_rows(encoding: Encoding, data: Any) -> Screened:
             frame[name], more = screened_numbers(encoding, frame[name])
             found += more
         remarks += found
-        if (holes := frame[name].isna().to_numpy() & ~any_row(found, len(frame))).any():
+        if (holes := frame[name].isna().to_numpy() & ~fatal_rows(found, len(frame))).any():
             kind, words = ("filled", "filled in") if encoding.fills else ("missing", "missing")
-            remarks.append(Remark(kind, name, holes, always(f"{name} is {words}")))
+            remarks.append(Remark(kind, name, holes, constant_text(f"{name} is {words}")))
     screened = Screened(frame, remarks)
     remarks += undefined_rows(encoding, screened)
     return screened
 
 
-def always(text: str) -> Callable[[int], str]:
+def constant_text(text: str) -> Callable[[int], str]:
     return lambda row: text
 
 
-def any_row(remarks: Iterable[Remark], rows: int) -> np.ndarray:
+def fatal_rows(remarks: Iterable[Remark], rows: int) -> np.ndarray:
     """Return which rows have a remark that leaves them without a prediction."""
     found = np.zeros(rows, dtype=bool)
     for remark in remarks:
@@ -111,7 +111,7 @@ def any_row(remarks: Iterable[Remark], rows: int) -> np.ndarray:
 
 def screened_numbers(encoding: Encoding, column: "pandas.Series[Any]") -> tuple["pandas.Series[Any]", list[Remark]]:
     """Return a column of numbers, and remarks on text, infinite values and values far out of range."""
-    name, numbers = str(column.name), numbers_in(column)
+    name, numbers = str(column.name), text_as_numbers(column)
     if numbers.dtype.kind not in "iuf":  # booleans, dates: `as_numbers` refuses the whole column
         return column, []
     values = numbers.to_numpy(dtype=float, na_value=np.nan)
@@ -124,9 +124,9 @@ def screened_numbers(encoding: Encoding, column: "pandas.Series[Any]") -> tuple[
 
 
 def screened_dates(encoding: Encoding, column: "pandas.Series[Any]") -> tuple["pandas.Series[Any]", list[Remark]]:
-    """Return a column of dates as days, and remarks on text that is no date and on months that the fit lacks.
+    """Return a column of dates as days, and remarks on text that is not a date and on months that the fit lacks.
 
-    Dates after those of the fit are no remark.
+    Dates after those of the fit get no remark.
     """
     import pandas
 
@@ -154,8 +154,8 @@ def new_date_remark(encoding: Encoding, function: str, days: "pandas.Series[Any]
     return Remark(kind, call, new, lambda row: f"{call} = {calendar_name(function, days.iloc[row])!r} {end}")
 
 
-def numbers_in(column: "pandas.Series[Any]") -> "pandas.Series[Any]":
-    """Return a column of text as numbers, with NaN for other text; any other column as it is."""
+def text_as_numbers(column: "pandas.Series[Any]") -> "pandas.Series[Any]":
+    """Return a column of text as numbers, with NaN for other text; any other column is returned unchanged."""
     import pandas
     from pandas.api import types
 
@@ -165,10 +165,11 @@ def numbers_in(column: "pandas.Series[Any]") -> "pandas.Series[Any]":
 
 
 def columns_as_read(encoding: Encoding, frame: "pandas.DataFrame") -> "pandas.DataFrame":
-    """Return the frame as a formula reads it: numbers although other cells are text, levels without blanks around."""
+    """Return the frame as a formula reads it: text cells of a column of numbers as NaN, levels without blanks."""
     numbers = [name for name in encoding.means if name not in encoding.parsed.dates]
     levels = [name for name, known in encoding.levels.items() if all(as_trimmed(level) == level for level in known)]
-    read = {name: numbers_in(frame[name]) for name in numbers} | {name: without_blanks(frame[name]) for name in levels}
+    read = {name: text_as_numbers(frame[name]) for name in numbers}
+    read |= {name: without_blanks(frame[name]) for name in levels}
     return frame.assign(**read)
 
 
@@ -198,7 +199,7 @@ def screened_levels(encoding: Encoding, column: "pandas.Series[Any]") -> tuple["
 
 
 def undefined_rows(encoding: Encoding, screened: Screened) -> list[Remark]:
-    """Return remarks on rows where a function or product has no finite value, or only with a clamped number."""
+    """Return remarks on rows where a term has no finite value, or has one only because a number was clamped."""
     if not encoding.has_functions and not has_extreme_number(screened.frame).any():
         return []
     usable = screened.usable
@@ -214,20 +215,20 @@ def undefined_rows(encoding: Encoding, screened: Screened) -> list[Remark]:
         clamped[rows] = undefined[rows] & ~left
     found = {"undefined": undefined & ~clamped, "clamped": clamped}
     return [
-        term_remark(encoding, screened.frame, kind, term, among_all(bad, usable))
+        term_remark(encoding, screened.frame, kind, term, mask_of_all_rows(bad, usable))
         for kind, cells in found.items()
         for term, bad in cells_by_term(list(design), cells).items()
     ]
 
 
 def has_extreme_number(frame: "pandas.DataFrame") -> np.ndarray:
-    """Return which rows have a number with which a product may overflow."""
+    """Return which rows have a number so large that a product may overflow."""
     numbers = frame.select_dtypes("number", exclude="timedelta")
     return (numbers.abs() > LARGEST_ORDINARY).any(axis=1).to_numpy(dtype=bool)
 
 
 def cells_by_term(names: list[str], cells: np.ndarray) -> dict[str, np.ndarray]:
-    """Return which rows have such a cell, by the term that the column of X belongs to: bs(x)[2] belongs to bs(x)."""
+    """Return the rows with such a cell, by the term that the column of X belongs to: bs(x)[2] belongs to bs(x)."""
     found: dict[str, np.ndarray] = {}
     for j in np.flatnonzero(cells.any(0)):
         term = re.sub(r"\[\d+\]$", "", names[j])
@@ -235,7 +236,7 @@ def cells_by_term(names: list[str], cells: np.ndarray) -> dict[str, np.ndarray]:
     return found
 
 
-def among_all(rows: np.ndarray, usable: np.ndarray) -> np.ndarray:
+def mask_of_all_rows(rows: np.ndarray, usable: np.ndarray) -> np.ndarray:
     """Return a mask of all rows from a mask of the usable ones."""
     every = np.zeros(len(usable), dtype=bool)
     every[usable] = rows
@@ -243,7 +244,7 @@ def among_all(rows: np.ndarray, usable: np.ndarray) -> np.ndarray:
 
 
 def term_remark(encoding: Encoding, frame: "pandas.DataFrame", kind: str, term: str, rows: np.ndarray) -> Remark:
-    """Return a remark on a function of the formula that has no value, or one only at the end of its range."""
+    """Return a remark on a function of the formula that has no value, or has one only at the end of its range."""
     named = [name for name in encoding.inputs if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", term)]
     spline = "bs(" in term
     end = ", which is taken at its end" if kind == "clamped" else ""

@@ -1,4 +1,4 @@
-"""What is remembered of the rows that a model was fitted to: not the rows, but how each raw column was spread.
+"""What is recorded about the rows that a model was fitted to: not the rows, but the distribution of each raw column.
 
 New rows are compared with it: values out of range, shifted columns, missing values. It is plain data, stored with the
 model, and part of the model card.
@@ -23,9 +23,9 @@ from viper.data.model_file import viper_version
 if TYPE_CHECKING:
     import pandas
 
-FEWEST_RECORDED = 5  # rows of a bin, at least; a rarer level is recorded with so many, so that none is one person's
+FEWEST_RECORDED = 5  # least count of a bin; rarer levels are recorded with this count, so that none reveals a person
 MOST_BINS = 10
-MOST_SORTED = 20_000  # values by which numbers are cut into bins; sorting all of them may take longer than the fit
+MOST_SORTED = 20_000  # values from which bins are cut; sorting all of them could take longer than the fit
 
 
 @dataclass(frozen=True)
@@ -35,14 +35,14 @@ class TrainingColumn:
     Attributes
     ----------
     kind : {"number", "category"}
-        How the model uses the column. One that it uses as both is recorded as numbers.
+        How the model uses the column. A column used as both is recorded as numbers.
     missing : int
-        Number of missing values among all rows that were given.
+        Number of missing values among all given rows.
     rows : list of int
         Numbers: rows in each bin, or of a random 20,000 if there are more. Categories: rows of each level, in the
         order of `Encoding.levels`, with 5 for a level that has fewer. Only rows of the fit that have a value count.
     cuts : list of float
-        Numbers: bin k holds the values x with cuts[k-1] < x <= cuts[k]; there is one bin more than there are cuts.
+        Numbers: bin k holds the values x with cuts[k-1] < x <= cuts[k]; there is one more bin than cuts.
     low, high, mean, sd : float, optional
         Numbers: smallest and largest value, mean and standard deviation.
     """
@@ -57,7 +57,7 @@ class TrainingColumn:
     sd: float | None = None
 
     def wide_range(self, margin: float) -> tuple[float, float]:
-        """Return the smallest and the largest number, each moved outward by a share of the distance between them."""
+        """Return the smallest and the largest number, each moved outward by `margin` times their distance."""
         if self.low is None or self.high is None:
             raise ValueError("a range needs numbers; got levels.")
         reach = margin * self.high - margin * self.low
@@ -65,10 +65,10 @@ class TrainingColumn:
 
     @classmethod
     def of_numbers(cls, values: np.ndarray, missing: int) -> "TrainingColumn":
-        """Describe numbers, of which NaN are missing."""
+        """Describe numbers; NaN are missing."""
         present = values[~np.isnan(values)]
         low, high = float(present.min()), float(present.max())
-        cuts, rows = equal_bins(np.sort(at_most(present, MOST_SORTED)))
+        cuts, rows = equal_bins(np.sort(some_values(present, MOST_SORTED)))
         unit = max(abs(low), abs(high)) or 1.0  # squares of numbers near 1e308 overflow
         mean, sd = (float(moment(present / unit) * unit) for moment in (np.mean, np.std))
         return cls("number", missing, rows, cuts, low, high, mean, sd)
@@ -80,8 +80,8 @@ class TrainingColumn:
         return cls("category", missing, [max(FEWEST_RECORDED, int(counts.get(level, 0))) for level in levels])
 
 
-def at_most(values: np.ndarray, most: int) -> np.ndarray:
-    """Return all values, or that many drawn at random, always the same ones."""
+def some_values(values: np.ndarray, most: int) -> np.ndarray:
+    """Return all values, or `most` of them drawn at random with a fixed seed."""
     if len(values) <= most:
         return values
     return values[np.random.default_rng(0).integers(len(values), size=most)]
@@ -137,12 +137,12 @@ class TrainingFile:
 
 @dataclass(frozen=True)
 class TrainingData:
-    """What is remembered of the rows that a model was fitted to.
+    """What is recorded about the rows that a model was fitted to.
 
     Attributes
     ----------
     rows, rows_used : int
-        Number of rows that were given, and of those that were used.
+        Number of given rows, and of those that were used.
     class_counts : dict
         Number of rows of each class, among those used.
     columns : dict of TrainingColumn
@@ -196,14 +196,14 @@ class TrainingData:
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> "TrainingData":
-        """Invert `to_state`, whose types are checked already."""
+        """Invert `to_state`, whose types have been checked."""
         columns = {name: TrainingColumn(**column) for name, column in state["columns"].items()}
         file = None if state.get("file") is None else TrainingFile(**state["file"])
         return cls(**state | {"columns": columns, "file": file})
 
 
 def current_date() -> str:
-    """Return the time in UTC to the second, or that of SOURCE_DATE_EPOCH, for files that can be made again."""
+    """Return the time in UTC to the second, or SOURCE_DATE_EPOCH, so that files can be reproduced."""
     epoch = os.environ.get("SOURCE_DATE_EPOCH", "")
     moment = datetime.fromtimestamp(int(epoch), UTC) if epoch.isdecimal() else datetime.now(UTC)
     return moment.isoformat(timespec="seconds")
@@ -211,7 +211,7 @@ def current_date() -> str:
 
 @cache
 def current_versions() -> dict[str, str]:
-    """Return the versions that a model depends on; viper is "unknown" if it is not installed."""
+    """Return the versions of viper and what it depends on; viper is "unknown" if it is not installed."""
     libraries = {"python": platform.python_version(), "numpy": version("numpy"), "torch": version("torch")}
     return {"viper": viper_version(), **libraries}
 
@@ -226,7 +226,7 @@ def file_digest(path: Path) -> str:
 
 
 def check_training_data(data: TrainingData, levels: Mapping[str, list[Any]]) -> None:
-    """Raise a ValueError unless the values belong together as those of `TrainingData.of` do."""
+    """Raise a ValueError unless the values are consistent, as those of `TrainingData.of` are."""
     datetime.fromisoformat(data.date)
     for name, column in data.columns.items():
         check_training_column(column, len(levels.get(name, [])))

@@ -23,7 +23,7 @@ from viper.inference.rows import Block, RowSource
 from viper.models.facts import INTERCEPT
 
 CLASS_DIMS = {"coefficient": ["class", "feature"], "y": ["row"], INTERCEPT: ["class"]}
-LARGEST_POINTWISE = 1 << 24  # draws × rows; that many log likelihoods take 128 MB
+LARGEST_POINTWISE = 1 << 24  # draws × rows: 128 MB of log likelihoods
 
 
 def posterior_to_arviz(
@@ -47,7 +47,7 @@ def labels_to_arviz(
     shape: tuple[int, int],
     seed: int,
 ) -> Any:
-    """Do so for several labels, which are independent: an axis "label" follows those of chains, draws and rows."""
+    """Draws for several labels, which are independent; their axis "label" comes after chains, draws and rows."""
     generator = np.random.default_rng(seed)
     found = [draw_groups(*part, names, shape, generator) for part in parts]
     groups = {
@@ -69,7 +69,7 @@ def classes_to_arviz(
     seed: int,
     estimator: str = "VariationalLogisticRegression",
 ) -> Any:
-    """Do so for more than two classes: coefficients are centred over an axis "class", densities those of contrasts."""
+    """Draws for more than two classes: coefficients centred over an axis "class", and densities of their contrasts."""
     count, size = count_draws(*shape), posterior.means.shape
     noise = torch.from_numpy(np.random.default_rng(seed).standard_normal((count, *size))).to(posterior.means.device)
     draws = posterior.draw(noise)
@@ -86,7 +86,7 @@ def classes_to_arviz(
 def class_draws_to_arviz(
     draws: Tensor, classes: list[Any], names: list[str], shape: tuple[int, int], estimator: str
 ) -> Any:
-    """Return equally weighted draws (chains · draws × K × d) and nothing else."""
+    """Return a container with only these equally weighted draws (chains · draws × K × d)."""
     groups = {"posterior": coefficient_draws(draws, names, shape)}
     return arviz_container(groups, names, estimator, {"class": classes}, CLASS_DIMS)
 
@@ -139,7 +139,7 @@ def row_groups(
 
 
 def draws_to_arviz(draws: Tensor, names: list[str], shape: tuple[int, int], estimator: str) -> Any:
-    """Return equally weighted draws (chains · draws × d) and nothing else."""
+    """Return a container with only these equally weighted draws (chains · draws × d)."""
     return arviz_container({"posterior": coefficient_draws(draws, names, shape)}, names, estimator)
 
 

@@ -130,7 +130,7 @@ class CorrectedPosterior:
 def summary_of_draws(block: Block, draws: Tensor, summary: Callable[[Tensor], Tensor]) -> Tensor:
     """Return summary(f) for the rows of a block, where f = o + Xβ is draws × rows.
 
-    Where a row has a residual variance given β, each draw of f has its own share of it, from a fixed seed.
+    A residual variance that a row has given β is added to f as noise, with a fixed seed.
     """
     f = block.design.project(draws.to(block.label.device).T).T
     f = (f if block.offset is None else f + block.offset).cpu()
@@ -178,8 +178,8 @@ class DiagnosisMixin(PredictionMixin):
         the same answer.
 
         For a Gaussian process, the draws are of the whitened inducing values, given kernel, mean function and inducing
-        points, and `residual_cost` is what the inducing points cost in nats. How well the kernel was chosen, only
-        held-out rows tell.
+        points, and `residual_cost` is what the inducing points cost in nats. Only held-out rows can judge the choice
+        of the kernel.
         """
         return self._weigh(X, y, sample_weight, offset, draws, random_state)[1]
 
@@ -223,9 +223,9 @@ class DiagnosisMixin(PredictionMixin):
 
         The rows are those of the fit; pass them again after loading a model from a file. The result has `elpd_loo` with
         its standard error `se`, `p_loo`, and for each row `pointwise` and `k_hat`; `a.loo().minus(b.loo())` compares
-        two models of the same rows. The draws are those of `diagnose`, weighted to be those of the exact posterior, so
-        the answer is that of the model, not of its approximation. A row with a weight counts as so many rows that are
-        left out together. A thousand rows take one or two seconds.
+        two models of the same rows. The draws are those of `diagnose`, weighted to represent the exact posterior, so
+        the result describes the model, not its Gaussian approximation. A row of weight k counts as k rows that are left
+        out together. A thousand rows take one or two seconds.
         """
         fit = self._weighed_fit(X, y, sample_weight, offset, "loo")
         generator = self._generator_of_draws(random_state)
@@ -249,7 +249,7 @@ class DiagnosisMixin(PredictionMixin):
         """Return independent draws from the posterior, in the container of the installed ArviZ.
 
         The groups are posterior ("coefficient" by feature, "intercept"; for a Gaussian process the whitened inducing
-        values w0, w1, … as "coefficient"; for levels in order "threshold" instead of an intercept), sample_stats
+        values w0, w1, … as "coefficient"; for ordered levels "threshold" instead of an intercept), sample_stats
         ("lp" = log p(y, β) and "log_q" = log q(β)), observed_data, and log_likelihood by row if draws × rows is at most
         16 million. A model loaded from a file has no training rows: pass them again, or the result holds only the
         posterior and "log_q".
@@ -260,7 +260,7 @@ class DiagnosisMixin(PredictionMixin):
         return self._arviz_draws(source, (chains, draws), seed)
 
     def _arviz_draws(self, source: RowSource | None, shape: tuple[int, int], seed: int) -> Any:
-        """Chains × draws from the posterior in ArviZ's container, with densities if there are rows."""
+        """Return chains × draws from the posterior in ArviZ's container, with densities if there are rows."""
         device, estimator = "cpu" if source is None else source.device, type(self).__name__
         if isinstance(self.posterior_, Several):
             fits = self.estimators_  # type: ignore[attr-defined]
@@ -287,7 +287,7 @@ class DiagnosisMixin(PredictionMixin):
         self, X: Any, y: Any, sample_weight: Any, offset: Any, draws: int, random_state: Any
     ) -> tuple[WeightedDraws, Diagnosis]:
         check_is_fitted(self, "posterior_")
-        fits = getattr(self, "_completed_fits", None)  # of a pooled posterior
+        fits = getattr(self, "_completed_fits", None)  # the fits behind a pooled posterior
         if fits is None or X is not None:
             weighed = [self._weighed_fit(X, y, sample_weight, offset, "diagnose")]
         else:
@@ -301,8 +301,8 @@ class DiagnosisMixin(PredictionMixin):
         check_is_fitted(self, "posterior_")
         if hasattr(self, "missing_information_"):
             raise ValueError(
-                f"{what} compares a posterior with rows; got one that missing='multiple' pooled from several completed "
-                "tables, which no file holds. Call diagnose() on the model just fitted, or hold rows out."
+                f"{what} compares a posterior with rows; got one pooled from several completed tables "
+                "(missing='multiple'), which no file holds. Call diagnose() on the model just fitted, or hold rows out."
             )
         if getattr(self, "robust_groups_", 0):
             raise ValueError(

@@ -10,8 +10,8 @@ averages, a slope a difference over a tiny step. What is known about A:
   lemma). Hence Var A = Var L + Var(A - L), of which only the second, smaller part is estimated from draws.
 - Quantiles are those of the draws, after the sampling noise of L, whose distribution is known, is removed from them.
 
-More than two classes, and levels in order, have an average each (classes/averages.py, ordinal/averages.py), and the
-rows of tables say of which class they are.
+With more than two classes, or ordered levels, each class has its own average (classes/averages.py,
+ordinal/averages.py), and tables have a column that names it.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -59,20 +59,19 @@ if TYPE_CHECKING:
     import pandas
 
 CHUNK_ROWS = 65_536  # rows that are changed and encoded at a time
-DRAWN_ROWS = 10_000  # of each average: what is not linear in β is estimated from these
+DRAWN_ROWS = 10_000  # most rows of an average from which the part nonlinear in β is estimated
 DRAW_BUDGET = 20_000_000  # rows × draws of one average, by default
-FEWEST_USUAL, MOST_DRAWS = 2000, 10_000  # by default
-NEEDED_DRAWS = 100_000  # where the level of the interval asks for more
+FEWEST_USUAL, MOST_DRAWS = 2000, 10_000  # default number of draws
+NEEDED_DRAWS = 100_000  # most draws by default, for levels close to 1
 TAIL_DRAWS = 5  # least number of draws beyond each end of an interval
 MOST_GROUPS = 1000  # groups, or combinations of given values
 SAMPLED_POINTS = 2000  # changed rows from which a Gaussian process learns how its rows vary together
-SLOPE_STEP = 1e-4  # of a column's standard deviation: a central difference is then right to about 1e-9
-RANGES = ("sd", "iqr", "minmax")  # changes of a number that have a name
+SLOPE_STEP = 1e-4  # in standard deviations of the column; central differences are then accurate to about 1e-9
+RANGES = ("sd", "iqr", "minmax")  # named changes of a number
 ORDERS = ("reference", "pairwise", "sequential")  # ways to pair the levels of a category
 MEASURES = ("difference", "ratio", "odds")
-OF_CLASS = "class"  # the column of tables that says of which class an average is
-
-NEW_GROUP = "new"  # of a column of groups: one that was not in the fit
+OF_CLASS = "class"  # the column that names the class of an average
+NEW_GROUP = "new"  # value of a group column that stands for a group not in the fit
 
 OpenRows = Callable[[Any, Any, int], RowSource]
 AnyPosterior = Posterior | StarPosterior | OrdinalPosterior | GaussianMixture
@@ -86,7 +85,7 @@ class EffectsMixin:
     random_state: Any
 
     def _joint(self, points: Callable[[], Any]) -> tuple[OpenRows, AnyPosterior]:
-        """Return how to open X and offset as f = o + Aβ, in blocks of a number of rows, and the posterior of β.
+        """Return a function that opens X and offset as f = o + Aβ in blocks of rows, and the posterior of β.
 
         `points` returns some of the rows that will be opened.
         """
@@ -106,14 +105,15 @@ class EffectsMixin:
     ) -> "pandas.DataFrame":
         """Average probability of the second class over the rows of X, with its credible interval.
 
-        More than two classes have an average each; the column `class` says which, here and in `contrast` and `slopes`.
+        With more than two classes, each has its own average; here, in `contrast` and in `slopes`, the column `class`
+        names it.
 
         Parameters
         ----------
         X : array or DataFrame (n, p)
             The rows, with the columns that `predict_proba` takes; raw columns if the model has a formula.
         at : dict, optional
-            Column -> value, or list of values, that every row is given first. There is one average for each
+            Column -> value, or list of values, that is set in every row first. There is one average for each
             combination.
         by : column name, list of names, or array (n,), optional
             Groups of rows to average over separately. The columns need not be among those of the model.
@@ -124,8 +124,8 @@ class EffectsMixin:
         level : float, default 0.95
             Posterior mass of the interval.
         draws : int, optional
-            Number of draws behind the interval; by default 10,000, and fewer, but at least 2,000, from
-            2,000 rows on. The estimate itself is exact.
+            Number of draws behind the interval. The default is 10,000 for up to 2,000 rows, and falls to 2,000 for
+            10,000 rows or more. The estimate itself is exact.
         random_state : int, optional
             Seed of the draws, by default that of the estimator, or a fixed one.
 
@@ -151,7 +151,7 @@ class EffectsMixin:
         draws: int | None = None,
         random_state: Any = None,
     ) -> "pandas.DataFrame":
-        """How much the average probability changes when one column does and all others stay as they are.
+        """How much the average probability changes when one column changes and the others stay as they are.
 
         Parameters
         ----------
@@ -161,15 +161,15 @@ class EffectsMixin:
             The columns to change, by default each in turn, or a dict of column -> change:
 
             - a number d: from the observed value x to x + d in every row, in days for dates;
-            - a list of values: from the first of them, given to every row, to each of the others;
+            - a list of values: from the first, given to every row, to each of the others;
             - "sd": by one standard deviation, half of it below and half above the observed value;
             - "iqr" or "minmax": from the lower to the upper quartile of the column, or between its extremes;
             - "reference", "pairwise" or "sequential" for categories: every level against the reference, all pairs, or
               each level against the one before;
-            - None: a round number of about one standard deviation; from 0 to 1 if there are no other values; for
-              categories "reference"; for dates of which only the month or the day of the week counts, each against
-              the first; a year or whole weeks if they count besides the date itself, in the rows that can be moved
-              without leaving the months of the fit.
+            - None: for numbers, a round number of about one standard deviation, or from 0 to 1 if there are no other
+              values; for categories, "reference"; for dates, if the model uses only the month or the day of the week,
+              each against the first; if it uses the date itself too, a year or whole weeks, in the rows that can be
+              moved without leaving the months of the fit.
         measure : {"difference", "ratio", "odds"}, default "difference"
             Difference of the two average probabilities (risk difference), their ratio (risk ratio), or the ratio of
             their odds. The estimate of a ratio is its posterior median.
@@ -181,7 +181,7 @@ class EffectsMixin:
         DataFrame
             A row for each contrast, group and combination of values: `variable`, `contrast`, the average probabilities
             `before` and `after` the change, `estimate`, `sd`, `lower`, `upper` and `p_direction`, the posterior
-            probability that the change has the more probable of the two signs.
+            probability of the more probable sign of the change.
         """
         check_word(measure, "measure", MEASURES)
         study = EffectStudy(self, X, at, by, sample_weight, offset, level, draws, random_state)
@@ -200,7 +200,7 @@ class EffectsMixin:
         draws: int | None = None,
         random_state: Any = None,
     ) -> "pandas.DataFrame":
-        """Average derivative of the probability in a numeric column, per unit of it: the average marginal effect.
+        """Average derivative of the probability with respect to a numeric column (average marginal effect).
 
         Parameters
         ----------
@@ -215,7 +215,7 @@ class EffectsMixin:
         -------
         DataFrame
             A row for each column, group and combination of values: `variable`, `estimate`, `sd`, `lower`, `upper` and
-            `p_direction`, the posterior probability that the slope has the more probable of the two signs.
+            `p_direction`, the posterior probability of the more probable sign.
         """
         study = EffectStudy(self, X, at, by, sample_weight, offset, level, draws, random_state)
         return study.table(list(study.slopes(variables)), "difference")
@@ -232,7 +232,7 @@ class NamedRows:
         self.encoding = getattr(model, "formula_", None)
         own = getattr(model, "feature_names_in_", None)
         wanted = (model._columns() if own is None else own) if self.encoding is None else self.encoding.inputs
-        self.plain = [str(name) for name in wanted]  # those that change by default
+        self.plain = [str(name) for name in wanted]  # columns that change by default
         self.groups = [name for name in grouping_columns(model) if name not in self.plain]
         self.names = [*self.plain, *self.groups]
         if absent := [name for name in self.names if name not in self.frame.columns]:
@@ -310,7 +310,7 @@ class PlainRows:
 
 
 def grouping_columns(model: Any) -> dict[str, list[Any]]:
-    """Columns of groups, with their groups; without them for one that only with others says which group it is."""
+    """Columns of groups, each with its groups; with none if it says which group only together with others."""
     found: dict[str, list[Any]] = {}
     for factor in getattr(model, "factors_", []):
         for name in factor.term.columns:
@@ -341,7 +341,7 @@ def changeable_rows(model: Any, X: Any) -> NamedRows | PlainRows:
 class Side(NamedTuple):
     """An average to compute: columns with their new values, one for all rows or one for each.
 
-    `key` tells equal sides apart from others, so that none is computed twice. `scale` multiplies the weight of each
+    Sides with the same `key` are computed once. `scale` multiplies the weight of each
     row.
     """
 
@@ -354,7 +354,7 @@ OBSERVED = Side((), {})
 
 
 class Comparison(NamedTuple):
-    """An average, or two of them to be compared: the second with the first."""
+    """An average, or two of them, the second compared with the first."""
 
     labels: dict[str, Any]
     sides: list[Side]
@@ -407,7 +407,7 @@ class EffectStudy:
         self.at = self.read_at({} if at is None else at)
         self.group, self.groups = self.read_groups(by)
         if self.classes is not None and OF_CLASS in {*self.at[0], *self.groups[0]}:
-            raise ValueError(f"the table has a column {OF_CLASS!r} of its own; got one of X. Rename that of X.")
+            raise ValueError(f"the table has a column {OF_CLASS!r} of its own; got one in X. Rename it in X.")
         self.draw_count = self.read_draws(draws)
         if hasattr(model, "factors_"):
             model._check_draws(self.draw_count)
@@ -442,7 +442,7 @@ class EffectStudy:
         """Return a date as text, which the model reads and a table shows."""
         text = str(given).strip()
         moment = parsed_dates([text if is_iso(text) else None]).iloc[0]
-        if moment != moment:  # no date
+        if moment != moment:  # NaT
             raise ValueError(f"{option} must give {name!r} a date, such as 2024-12-31; got {str(given)!r}.")
         return str(moment.date() if moment == moment.normalize() else moment)
 
@@ -540,7 +540,7 @@ class EffectStudy:
             else:
                 pairs = self.number_pairs(name, change)
             for low, high, label in pairs:
-                text = label or f"{readable(high.key)}{sign}{readable(low.key)}"
+                text = label or f"{readable_value(high.key)}{sign}{readable_value(low.key)}"
                 sides = [side._replace(key=(name, side.key)) if side.values else side for side in (low, high)]
                 yield Comparison({"variable": name, "contrast": text}, sides)
 
@@ -606,14 +606,14 @@ class EffectStudy:
             yield low, Side(label, {name: x + step}), label
 
     def days_to_move(self, name: str, step: float) -> float:
-        """About as many days as `step`; a year or whole weeks, where the month or the day of the week counts too."""
+        """About as many days as `step`; a year or whole weeks, if the month or the day of the week counts too."""
         functions, x = self.rows.dates[name], self.rows.numbers(name)
         if "month" in functions and np.nanmax(x) - np.nanmin(x) >= 365.0:
             return 364.0 if "weekday" in functions else 365.0
         return max(7.0 * round(step / 7.0), 7.0) if "weekday" in functions else max(step, 1.0)
 
     def new_months(self, name: str, days: np.ndarray) -> np.ndarray:
-        """Which dates lie in a month or on a day of the week that the model does not know."""
+        """Which dates lie in a month, or on a day of the week, that the model does not know."""
         found = getattr(self.model, "formula_", None)
         new = {} if found is None else found.new_dates(name, days)
         return np.any([*new.values()], axis=0) if new else np.zeros(len(days), dtype=bool)
@@ -621,9 +621,9 @@ class EffectStudy:
     def pair_among(
         self, name: str, x: np.ndarray, step: float, kept: np.ndarray, label: str
     ) -> Iterator[tuple[Side, Side, str]]:
-        """The rows as they are and moved by a step, of those rows alone that can be moved.
+        """The rows before and after a step, averaged over those rows only that can be moved.
 
-        If a group has none of them, months and days of the week are compared instead.
+        If a group has no such rows, months and days of the week are compared instead.
         """
         mass, groups = self.weight * kept, len(self.groups)
         total, left = (np.bincount(self.group, weight, groups) for weight in (self.weight, mass))
@@ -638,7 +638,7 @@ class EffectStudy:
             yield from self.calendar_pairs(name)
 
     def calendar_pairs(self, name: str) -> Iterator[tuple[Side, Side, str]]:
-        """Months, in which the days of the week stay as they are, then days of the week, in which the months do."""
+        """Compare months with the day of the week held fixed, then days of the week with the month held fixed."""
         x = np.floor(self.rows.numbers(name))
         weekday = (x + 3) % 7  # 1970-01-01 was a Thursday
         month = calendar_days(x).astype("datetime64[M]")
@@ -689,7 +689,7 @@ class EffectStudy:
 
     @property
     def outcomes(self) -> list[dict[str, Any]]:
-        """What tells the averages of one group apart: nothing, or their class."""
+        """The labels of one group's averages: none for two classes, otherwise one for each class."""
         return [{}] if self.classes is None else [{OF_CLASS: label} for label in self.classes]
 
     def table(self, comparisons: list[Comparison], measure: str) -> "pandas.DataFrame":
@@ -722,7 +722,7 @@ class EffectStudy:
 
 
 class JointView:
-    """The rows with some columns at given values: averages over them, and what the posterior says about those."""
+    """The rows with some columns at given values, and the averages over them with their posteriors."""
 
     def __init__(self, study: EffectStudy, given: dict[str, Any], sides: list[Side], progress: Progress) -> None:
         self.study, self.given, self.progress = study, given, progress
@@ -756,7 +756,7 @@ class JointView:
         return found
 
     def compute(self, side: Side) -> Averages:
-        """Return the averages of a side. If there are many rows, draws of what is not linear in β are from some."""
+        """Return the averages of a side. With many rows, the part nonlinear in β is drawn from some of them."""
         some = self.study.drawn
         drawn = self.sums(side, some, self.draws)
         if len(some) == np.count_nonzero(self.study.weight):
@@ -767,7 +767,7 @@ class JointView:
         return Averages(exact.mean, exact.gradient, drawn.draws + (exact.mean - drawn.mean)[:, None] + linear)
 
     def sums(self, side: Side, index: np.ndarray, draws: Tensor) -> Averages:
-        """Return the averages over the rows with these numbers."""
+        """Return the averages over the rows with these indices."""
         study, groups = self.study, len(self.study.groups)
         weight, group = study.weight[index], study.group[index]
         outcomes = len(study.outcomes)
@@ -820,7 +820,7 @@ class JointView:
         tail = 0.5 - 0.5 * self.study.level
         lower, upper = np.quantile(draws, [tail, 1.0 - tail], axis=1)
         columns = {"estimate": estimate, "sd": sd, "lower": lower, "upper": upper}
-        return columns | ({"p_direction": direction(draws, estimate, sd)} if signed else {})
+        return columns | ({"p_direction": probability_of_direction(draws, estimate, sd)} if signed else {})
 
     def linear(self, found: Averages) -> Tensor:
         """L = E[∇A]ᵀ(β - μ) of every draw, groups × draws."""
@@ -830,9 +830,9 @@ class JointView:
         return self.joint.spread(Dense(found.gradient))
 
     def stratified(self, found: Averages) -> np.ndarray:
-        """The draws of A, each moved by as much as its L is from the quantile of N(0, Var L) at the rank of that L.
+        """Draws of A in which L is replaced by the quantile of N(0, Var L) at its rank.
 
-        So the linear part of A has no sampling noise. Beyond the largest and smallest draw nothing is moved.
+        So the linear part of A has no sampling noise. Results stay within the range of the draws.
         """
         along, draws = self.linear(found).numpy(), found.draws.numpy()
         rank = along.argsort(1).argsort(1)
@@ -842,7 +842,7 @@ class JointView:
 
 
 def joint_form(posterior: AnyPosterior) -> tuple[Any, Callable[..., None]]:
-    """Return the distribution of what averages depend on as one vector, and how to add a block to averages."""
+    """Return the distribution of the parameters as one vector, and the function that adds a block to averages."""
     if isinstance(posterior, StarPosterior):
         return FlatStar(posterior), add_class_block
     if isinstance(posterior, OrdinalPosterior):
@@ -851,7 +851,7 @@ def joint_form(posterior: AnyPosterior) -> tuple[Any, Callable[..., None]]:
 
 
 def add_block(found: Averages, block: Block, member: Tensor, posterior: Posterior, coefficients: Tensor) -> None:
-    """Add the sums over the rows of a block, whose weights in each group are `member`, groups × rows."""
+    """Add a block's sums over rows. `member` (groups × rows) is each row's weight in each group."""
     _, probability, density = limit().moments(*latent(block, posterior))
     found.mean.add_((member @ probability).cpu())
     found.gradient.add_(block.design.pull((member * density).T.contiguous()).T.cpu())
@@ -874,14 +874,14 @@ def add_draws(found: Averages, block: Block, member: Tensor, coefficients: Tenso
 def add_mixture_block(
     found: Averages, block: Block, member: Tensor, posterior: GaussianMixture, coefficients: Tensor
 ) -> None:
-    """The same for a mixture of Gaussians, of which Stein's lemma says nothing: L is 0, and all else is from draws."""
+    """`add_block` for a mixture, to which Stein's lemma does not apply: L is 0, and everything else is from draws."""
     found.mean.add_((member @ (limit().moments(*latent(block, posterior))[1] @ posterior.weights)).cpu())
     if coefficients.numel():
         add_draws(found, block, member, coefficients)
 
 
-def direction(draws: np.ndarray, estimate: np.ndarray, sd: np.ndarray) -> np.ndarray:
-    """P(A > 0) or P(A < 0), whichever is larger, by row of draws; if all of them agree, as if A were normal."""
+def probability_of_direction(draws: np.ndarray, estimate: np.ndarray, sd: np.ndarray) -> np.ndarray:
+    """P(A > 0) or P(A < 0), whichever is larger, per row of draws; if all draws agree, that of a normal A."""
     share = np.maximum((draws > 0).mean(1), (draws < 0).mean(1))
     with np.errstate(divide="ignore", invalid="ignore"):
         normal = np.nan_to_num(scipy.special.ndtr(np.abs(estimate) / sd), nan=0.5)
@@ -892,7 +892,7 @@ def direction(draws: np.ndarray, estimate: np.ndarray, sd: np.ndarray) -> np.nda
 
 
 def rows_to_draw(group: np.ndarray, weight: np.ndarray, most: int) -> np.ndarray:
-    """Return the numbers of at most about `most` rows with weight, at random but as many as possible of each group."""
+    """Return the indices of about `most` rows of positive weight: random ones, equally many from each group."""
     known = np.flatnonzero(weight > 0)
     if len(known) <= most:
         return known
@@ -908,7 +908,7 @@ def is_sequence(value: Any) -> bool:
 
 
 def with_ordered_levels(values: np.ndarray) -> Any:
-    """Text as a category whose levels are in order, such as that of the calendar; anything else as it is."""
+    """Text as a category whose levels are in order, such as that of the calendar; anything else unchanged."""
     import pandas
 
     if values.dtype.kind not in "OU":
@@ -933,5 +933,5 @@ def round_step(x: np.ndarray) -> float:
     return float(f"{min((power * m for m in (1, 2, 5, 10)), key=lambda step: abs(np.log(step / sd))):.0e}")
 
 
-def readable(value: Any) -> str:
+def readable_value(value: Any) -> str:
     return number_text(value, 6) if isinstance(value, float) else str(value)

@@ -18,7 +18,7 @@ MOST_SCALES_NAMED = 8
 
 
 def coefficient_names(columns: Iterable[Any], intercept: bool) -> list[str]:
-    """Return the names of the coefficients, the intercept last. A column of that name is quoted, as in a formula."""
+    """Return the names of the coefficients, with the intercept last. A column named so is quoted, as in a formula."""
     names = [f"`{INTERCEPT}`" if name == INTERCEPT else name for name in map(str, columns)]
     return [*names, *([INTERCEPT] if intercept else [])]
 
@@ -58,19 +58,19 @@ def scales_by_name(sds: Mapping[str, float]) -> str:
 class WeightingFacts:
     """How the rows of the fit counted. The columns are known for fits on the command line."""
 
-    class_weight: dict[str, float] | None  # class -> factor of its rows; None if they count as they are
+    class_weight: dict[str, float] | None  # class -> factor of its rows; None without class weights
     weights: str | None  # column with the weights of the rows
     groups: str | None  # column that says which rows belong together
     robust_groups: int  # number of independent groups of rows behind robust covariances; 0 for the posterior itself
-    mean_weight: float = math.nan  # as how many equal rows a row counts on average; NaN if it is not known
+    mean_weight: float = math.nan  # mean weight of a row, without class weights; NaN if unknown
 
     def lines(self) -> dict[str, str]:
-        """What to tell about it: "weights" and "intervals", if anything."""
+        """Sentences about "weights" and "intervals", where there is something to say."""
         weights = [] if self.weights is None else [f"of the rows: {self.weights}"]
         if abs(self.mean_weight - 1.0) > APART and not self.robust_groups:
             weights.append(
-                f"a row counts as {number_text(self.mean_weight)} equal rows on average, and intervals are as narrow "
-                "as for so many; if weights say how many others a row stands for, they should be robust (--robust)"
+                f"a row counts as {number_text(self.mean_weight)} rows on average, and intervals are as narrow as for "
+                "that many rows; survey weights need robust intervals (--robust)"
             )
         if self.class_weight is not None:
             factors = ", ".join(f"{label} × {factor:.3g}" for label, factor in self.class_weight.items())
@@ -113,7 +113,7 @@ class ModelFacts:
     process: ProcessFacts | None = None  # None for a logistic or an ordinal regression
     ordered: bool = False  # whether the classes are levels in order
     grouped: bool = False  # whether there are effects of groups
-    components: int = 1  # Gaussians of which the posterior is a mixture
+    components: int = 1  # Gaussians in the posterior
 
     @property
     def family(self) -> str:
@@ -172,7 +172,7 @@ def model_facts(model: Any) -> ModelFacts:
 def weighting_facts(model: Any) -> WeightingFacts:
     encoding, factors = getattr(model, "formula_", None), np.asarray(getattr(model, "class_weight_", np.ones(2)))
     classes = list(map(str, model.classes_))
-    if factors.ndim == 2:  # of several labels
+    if factors.ndim == 2:  # several labels
         classes = [f"{name} = {value}" for name in classes for value in (0, 1)]
     columns = {} if encoding is None else encoding.record.get("weighting", {})
     return WeightingFacts(
@@ -204,7 +204,7 @@ def process_facts(model: Any) -> ProcessFacts:
 
 
 def model_card(model: Any) -> dict[str, Any]:
-    """Describe a fitted model and the data it was fitted to, ready for JSON; None or nothing where it is not known.
+    """Describe a fitted model and the data it was fitted to, ready for JSON; unknown facts are None or empty.
 
     `model`, `formula`, `target`, `classes`, `bound`, `covariance`, `prior` (standard deviations by coefficient; None
     for a Gaussian process), `weighting` (weights of classes and rows, robust covariances), `data` (file, digest, date,

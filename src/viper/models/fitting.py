@@ -34,16 +34,14 @@ FLOAT32_TOLERANCE = 1e-6  # nats; the rounding of products in float32
 BOUND_TOLERANCE = 1e-12  # nats; h is not the second derivative of these bounds in ϑ, so steps converge linearly
 LARGE_COLUMN = 1e3  # times the median column; up to there, rounding leaves ten digits of τ²
 MOST_LOST = 1e9  # cancellation after which the covariance keeps seven digits
-ALL_LOST = 1e13  # and three
-MOST_CANCELLED = 1e3  # in a pivot of A D² Aᵀ, from which Q is still orthonormal to 1e-12
-LARGEST_ERROR = 1e-3  # of log-odds, relative to their size
-LARGEST_ROTATED = 1 << 26  # entries (512 MB) of a design that is copied to keep more
-SPAN_FACTOR = 3.0  # operations of a pass over n rows in their span, in n³, relative to those in d³
-MATRICES, COPIES = (
-    12,
-    3,
-)  # of their size that a fit holds: precisions, factors, curvatures; and rows made dense
-SURELY_THERE = 1 << 20  # bytes that are not worth asking the system for
+ALL_LOST = 1e13  # cancellation after which it keeps three digits
+MOST_CANCELLED = 1e3  # cancellation in a pivot of A D² Aᵀ up to which Q is orthonormal to 1e-12
+LARGEST_ERROR = 1e-3  # relative error of log-odds above which digits count as lost
+LARGEST_ROTATED = 1 << 26  # entries (512 MB) of the largest design that is rotated to keep more digits
+SPAN_FACTOR = 3.0  # a pass over n rows in their span takes 3n³ operations, one in d sparse columns d³
+MATRICES = 12  # square matrices that a fit holds: precisions, factors, curvatures
+COPIES = 3  # dense copies of the rows that a fit in their span holds
+UNCHECKED_BYTES = 1 << 20  # not worth asking the system for
 LARGEST_FULL = 20_000  # coefficients; their full covariance takes 3.2 GB
 
 
@@ -95,7 +93,7 @@ class FitOptions:
 
 
 def check_update(model: Any, forget: float) -> bool:
-    """Raise where `partial_fit` cannot go on from a model, and return whether it is the first call."""
+    """Raise if `partial_fit` cannot continue from a model; return whether this is the first call."""
     if not 0.0 < forget <= 1.0:
         raise ValueError(f"forget must lie in (0, 1]; got {forget!r}. 1 forgets nothing.")
     first = not hasattr(model, "posterior_")
@@ -150,10 +148,10 @@ def fit_in_shape(
 
 
 def family_of(source: RowSource, options: FitOptions) -> str:
-    """Return the family to fit: one of low rank is the diagonal one, or the full one, where its rank says so.
+    """Return the family to fit. One of low rank is the diagonal family if its rank is 0, the full one if it is large.
 
-    The precision of a full covariance is the prior's plus a matrix whose rank is at most the number of rows, and a
-    diagonal plus one of rank d - 1.
+    The precision of a full covariance is the prior's plus a matrix whose rank is at most the number of rows. It is also
+    a diagonal plus a matrix of rank d - 1.
     """
     if options.covariance != "low-rank":
         return options.covariance
@@ -188,7 +186,7 @@ def fit_low_rank(
 def spans_fewer_dimensions(source: RowSource) -> bool:
     """Return whether to solve in the span of the rows: if they are fewer, unless they are sparse and nearly as many.
 
-    In their span rows are dense: a pass takes about 3n³ operations, and d³ in the coordinates of sparse columns.
+    Rows are dense in their span, where a pass takes about 3n³ operations, against d³ with sparse columns.
     """
     few = source.dimension > source.rows
     if not source.traits.sparse or source.dimension < LEAST_TRIANGULAR:
@@ -202,10 +200,10 @@ def check_memory(source: RowSource, wide: bool) -> None:
         return
     size = min(source.rows, source.dimension) if wide else source.dimension
     need = 8 * (MATRICES * size**2 + (COPIES * source.rows * source.dimension if wide else 0))
-    if need > SURELY_THERE and need > (there := machine_memory()):
+    if need > UNCHECKED_BYTES and need > (available := machine_memory()):
         raise ValueError(
             f"covariance='full' must fit in memory; got {source.dimension} coefficients and {source.rows} rows, which "
-            f"need about {need / 1e9:.0f} GB of {there / 1e9:.0f} GB. Use covariance='low-rank', which keeps the "
+            f"need about {need / 1e9:.0f} GB of {available / 1e9:.0f} GB. Use covariance='low-rank', which keeps the "
             "strongest correlations, or 'diagonal'."
         )
 
@@ -213,7 +211,7 @@ def check_memory(source: RowSource, wide: bool) -> None:
 def fit_tall(
     source: RowSource, prior: Prior, options: FitOptions, seed: int, start: Gaussian | None
 ) -> FittedPosterior:
-    """Fit a full covariance in the coordinates of the columns; where those lose too many digits, of the rows' span."""
+    """Fit a full covariance in the columns' coordinates; if these lose too many digits, in the span of the rows."""
     small = source.traits.where == "memory" and source.rows * source.dimension <= LARGEST_ROTATED
     rotate = small and prior.precision.ndim == 1 and options.solver == "newton"
     try:
@@ -237,7 +235,7 @@ def fit_tall(
 
 
 def check_digits(rows: Arrays, q: Full, inner_rows: Arrays, inner_q: Full) -> None:
-    """Raise unless rows have the same ϑ and τ in both coordinates, that is, if coefficients have digits enough."""
+    """Raise unless both coordinates give the rows the same ϑ and τ, as they do if enough digits are left."""
     for block, inner in zip(rows.blocks(), inner_rows.blocks(), strict=True):
         (theta, tau2), (exact, exact2) = latent(block, q), latent(inner, inner_q)
         apart = torch.stack([theta - exact, tau2.sqrt() - exact2.sqrt()]).abs().amax(0)
@@ -260,8 +258,9 @@ def spans_finite_rows(source: RowSource, prior: Prior) -> bool:
 
 def warn_of_lost_digits() -> None:
     warnings.warn(
-        "Some columns are nearly sums of others, at a scale far from that of their prior: the standard deviations of "
-        "their coefficients are lost to rounding. Standardise the features, or leave out such columns.",
+        "Some columns are nearly linear combinations of others, at a scale far from that of their prior, so the "
+        "standard deviations of their coefficients are lost to rounding. Standardise the features, or leave out such "
+        "columns.",
         ConvergenceWarning,
         stacklevel=users_line(),
     )
@@ -283,10 +282,10 @@ def fit_wide(source: RowSource, prior: Prior, options: FitOptions, seed: int) ->
 
 
 def fast_row_space(design: Matrix, sd: Tensor) -> tuple[Tensor, Tensor] | None:
-    """The same as `row_space` of A D from its Cholesky factor A D² Aᵀ = LLᵀ: R = L and Q = D Aᵀ L⁻ᵀ.
+    """Do the same as `row_space` of A D, from the Cholesky factor A D² Aᵀ = LLᵀ: R = L and Q = D Aᵀ L⁻ᵀ.
 
-    It takes a quarter of the time and leaves sparse rows sparse. Rounding is squared, so that it returns None for rows
-    that are nearly sums of others, and for columns much larger than most.
+    This takes a quarter of the time and keeps sparse rows sparse, but squares the rounding. So it returns None if rows
+    are nearly linear combinations of others, or if a column is much larger than most.
     """
     size = design.peaks() * sd
     if sd.device.type != "cpu" or bool((size > LARGE_COLUMN * size[size > 0].nanmedian()).any()):
@@ -303,7 +302,7 @@ def fast_row_space(design: Matrix, sd: Tensor) -> tuple[Tensor, Tensor] | None:
 def row_space(design: Tensor) -> tuple[Tensor, Tensor]:
     """Return an orthonormal Q (d × m) whose span contains the rows of A, and R with A = RQᵀ.
 
-    The rounding of a column much larger than most would drown the others in Q. Its unit vector is a column of Q.
+    A column much larger than most would drown the others in rounding, so its unit vector is made a column of Q.
     """
     size = design.abs().amax(0)
     large = size > LARGE_COLUMN * size[size > 0].nanmedian()
@@ -383,7 +382,7 @@ ROUGH_BOUND = build_bound("viper", None, None, None, None, ROUGH_TOLERANCE)
 
 
 def without_cusp(bound: Bound) -> Bound:
-    """Replace the curvature -∞ of η_l at ϑ = τ = 0 by 0. Only rows of zeros get there, and they multiply it by zero."""
+    """Replace the curvature -∞ of η_l at ϑ = τ = 0 by 0. Only rows of zeros reach it, and they multiply it by zero."""
 
     def moments(mean: Tensor, variance: Tensor) -> Triple:
         value, slope, curvature = bound.moments(mean, variance)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 MISSING_TEXT = ""  # how a missing value is written in a column of text
 UNKNOWN = -1  # code of a level that the model does not know
-DEGREE = 18  # of P; gives erfc with an error of 1.4e-12
+DEGREE = 18  # degree of P; gives erfc with an error of 1.4e-12
 FACTOR = re.compile(r"(?P<source>[^\[]+)(?:\[(?:T\.)?(?P<part>[^\]]+)\])?")  # poly(n1_, 2)[1], c2_[T.L1]
 
 
@@ -32,7 +32,7 @@ class OnnxGraph:
     """Collects nodes and constants; `add` returns the name of the new node's output."""
 
     def __init__(self, onnx: Any, prefix: str = "") -> None:
-        self.onnx, self.prefix = onnx, prefix  # a graph inside another one needs names of its own
+        self.onnx, self.prefix = onnx, prefix  # a nested graph needs names of its own
         self.nodes: list[Any] = []
         self.constants: list[Any] = []
         self.inputs: list[Any] = []
@@ -92,7 +92,7 @@ def expected_tail(graph: OnnxGraph, size: str, variance: str) -> str:
 
 
 class FormulaGraph:
-    """The columns of X as nodes that read raw columns. Each raw column is an input with one column, of its own name."""
+    """The columns of X as nodes that read raw columns. Each of these is an input of that name, with one column."""
 
     def __init__(self, graph: OnnxGraph, encoding: Encoding, real: int) -> None:
         if encoding.missing == "multiple":
@@ -115,7 +115,7 @@ class FormulaGraph:
         parsed, levels = self.encoding.parsed, self.encoding.levels
         found = [self.numbers[name] for name in parsed.plain]
         if parsed.variables:
-            # names of levels may hold any character, so that formulaic sees L0, L1, … instead
+            # names of levels may hold any character, so formulaic sees L0, L1, … instead
             given: dict[str, Any] = {
                 name: pandas.Categorical.from_codes([0], [f"L{k}" for k in range(len(levels[column]))])
                 if name[0] == "c"
@@ -197,7 +197,7 @@ class FormulaGraph:
         return self.number(node) if part is None else self.basis(node, int(part))
 
     def level(self, column: str, k: int) -> str:
-        """1 where the column has its level k, otherwise 0; NaN where it has none that is known."""
+        """1 where the column has its level k, otherwise 0; NaN where its level is unknown."""
         codes = self.codes[column]
         known = self.cast(self.graph.add("Equal", codes, np.int64(k)))
         return self.graph.add("Where", self.graph.add("Less", codes, np.int64(0)), np.nan, known)

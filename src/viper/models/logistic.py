@@ -39,19 +39,19 @@ from viper.inference.robust import robust_posterior
 from viper.inference.rows import RowSource
 from viper.inference.threads import check_jobs
 from viper.models.classes.corrected import CorrectedClasses, class_summary, summary_of_class_draws
-from viper.models.classes.fitting import fit_classes, unsupported, with_class_means
+from viper.models.classes.fitting import fit_classes, unsupported_options, with_class_means
 from viper.models.classes.labels import (
     LABELS_READING,
+    answers_by_label,
     by_label,
     check_labels_header,
     fit_labels,
+    labels_as_table,
     labels_state,
-    named,
-    one_summary,
-    one_table,
     restored_labels,
-    stacked,
+    stacked_answers,
     sum_of_labels,
+    summary_of_labels,
     with_estimators,
 )
 from viper.models.classes.pooling import pool_stars, star_spread_of_draws
@@ -74,7 +74,7 @@ from viper.models.notebook import NotebookMixin
 from viper.models.onnx import OnnxMixin
 from viper.models.pooling import pool_posteriors, spread_of_draws
 from viper.models.prediction import TWO_CLASSES, TargetReading, half_width
-from viper.models.prior import DEFAULT_SCALE, PriorMixin, best_scales, make_prior
+from viper.models.prior import DEFAULT_SCALE, PriorMixin, make_prior
 from viper.models.saving import POSTERIOR_FIELDS, REGRESSION_SCALARS, REGRESSION_TENSORS, State, StateMixin
 from viper.models.weighting import WEIGHTING, WEIGHTING_FIELDS, ClassWeightMixin
 from viper.softplus.bound_names import FIT_BOUNDS
@@ -82,8 +82,8 @@ from viper.softplus.bound_names import FIT_BOUNDS
 if TYPE_CHECKING:
     import pandas
 
-SEARCH_TOLERANCE = 1e-5  # nats, of fits with scales that are tried in a search among several classes
-DEFAULT_RANK = 16  # of the low-rank family
+SEARCH_TOLERANCE = 1e-5  # nats; of fits with several classes while a search tries their scales
+DEFAULT_RANK = 16  # for covariance="low-rank"
 
 
 class VariationalLogisticRegression(
@@ -115,14 +115,14 @@ class VariationalLogisticRegression(
         The variational family: the paper's Q', its mean-field Q, or one between the two for many columns, whose
         precision is a diagonal plus a matrix of rank `rank`.
     components : int, default 1
-        Number of Gaussians of which the posterior is a mixture: more than one for few rows or rare classes, where the
-        posterior is skewed. Two classes, covariance="full" and the exact bound only. See `refined`.
+        Number of Gaussians in the posterior. A mixture of several fits the skewed posteriors of few rows or rare
+        classes. Two classes, covariance="full" and the exact bound only. See `refined`.
     rank : int, default 16
-        Rank of covariance="low-rank": 0 is the diagonal family, as many as rows or columns the full one. Time and
-        memory grow in proportion.
+        Rank for covariance="low-rank": 0 is the diagonal family, the number of rows or columns the full one. Time and
+        memory are proportional to it.
     prior_mean : float, array of n_features or dict, default 0
-        Prior means of the coefficients. The prior mean of the intercept is 0. With more than two classes 0, or an array
-        with a row for each.
+        Prior means of the coefficients. The prior mean of the intercept is 0. With more than two classes, 0 or an array
+        with one row per class.
     prior_scale : float, array of n_features, dict, covariance matrix, "auto" or "ard", default 1
         Prior standard deviations of the coefficients, or their prior covariance if it is a matrix. A scale σ
         corresponds to scikit-learn's C = σ². A dictionary gives them by name, such as ``{"age": 0.5, "ward": 2}``: the
@@ -135,9 +135,9 @@ class VariationalLogisticRegression(
         Whether to add a column of ones.
     class_weight : None, "balanced" or dict, default None
         Factors for the weights of the rows of each class, such as ``{"no": 1, "yes": 10}``; "balanced" gives both
-        classes the same total weight. They change what the probabilities mean: those of a population in which the
-        classes have these shares. `prevalence_offset` takes that back. They also change how much a row tells: use
-        `robust` for intervals.
+        classes the same total weight. Probabilities then refer to a population in which the classes have these shares;
+        `prevalence_offset` undoes that. Intervals change too, as if there were more or fewer rows: use `robust` for
+        correct ones.
     solver : {"newton", "adam"}, default "newton"
         Natural-gradient Newton steps, or the paper's gradient ascent.
     max_iter : int, optional
@@ -157,12 +157,14 @@ class VariationalLogisticRegression(
     device : str or torch.device, optional
         Device to compute on. The default is the CPU, or the device of X if that is a tensor.
     dtype : {"float64", "float32"}, default "float64"
-        Precision of the products with X. float32 halves the work and moves the posterior by about 1e-4 of its width.
+        Precision of the products with X. float32 takes half the time and moves the posterior by about 1e-4 of its
+        width.
     n_jobs : int, optional
         Threads of a pass over dense rows in float64; the result is the same to the last bit for any number. -1 means
-        all processors, -2 all but one. None, the default, means what an enclosing ``joblib.parallel_config`` says, one
-        inside joblib's workers, such as those of ``GridSearchCV(n_jobs=2)``, and otherwise as many as torch uses: all
-        processors, or fewer by OMP_NUM_THREADS or `torch.set_num_threads`. Small fits use one in any case.
+        all processors, -2 all but one. None, the default, follows an enclosing ``joblib.parallel_config``; inside
+        joblib's workers, such as those of ``GridSearchCV(n_jobs=2)``, it means one thread, and otherwise as many as
+        torch uses: all processors, unless OMP_NUM_THREADS or `torch.set_num_threads` allows fewer. Small fits always
+        use one.
     random_state : int, RandomState or None
         Seeds the choice of rows that large fits look at first, the random numbers of bound="mc", and Adam's start and
         minibatches. None means a fixed seed, so that a fit repeats bit for bit on one machine. `diagnose` and
@@ -174,13 +176,13 @@ class VariationalLogisticRegression(
     Attributes
     ----------
     coef_ : array (1, n_features)
-        Posterior means of the coefficients. More than two classes have a row each, centred over classes; several
-        labels a row each.
+        Posterior means of the coefficients. With more than two classes a row for each, centred over classes; with
+        several labels a row for each.
     intercept_ : array (1,)
-        Posterior mean of the intercept, with an entry for each class or label if there are more.
+        Posterior mean of the intercept; an entry for each class or label if there are more.
     covariance_ : array
-        Posterior covariance of the coefficients, with the intercept last; class by class if there are more than two,
-        and a matrix for each of several labels.
+        Posterior covariance of the coefficients, with the intercept last; one matrix for each class if there are more
+        than two, and for each of several labels.
     posterior_ : Full, Diagonal, LowRank or GaussianMixture
         The posterior, with `mean`, `variance`, `covariance()` and `draw(noise)`.
     elbo_ : float
@@ -210,8 +212,8 @@ class VariationalLogisticRegression(
     status_ : str
         Why the solver stopped, in words.
     classes_ : array
-        The classes. Of two, probabilities and coefficients are those of the second. Of several labels, their names:
-        those of the columns of y, or 0, 1, ….
+        The classes; with two, probabilities and coefficients refer to the second. With several labels, their names: the
+        column names of y, or 0, 1, ….
     multilabel_, multiclass_ : bool
         Whether y had several columns, and whether it had more than two classes.
     estimators_ : list of VariationalLogisticRegression
@@ -327,17 +329,17 @@ class VariationalLogisticRegression(
             matrix or a DataFrame, whose columns are the names of the labels. Each label gets the posterior of a fit by
             itself; a pass over X serves all of them.
         sample_weight : array (n,), optional
-            A weight of k counts a row k times. Write m successes in n trials as two rows with weights m and n - m. For
-            weights of a survey, which are no counts, divide them by their mean and use `robust` after the fit.
+            A weight of k counts a row k times. Write m successes in n trials as two rows with weights m and n - m.
+            Survey weights are not counts: divide them by their mean, and use `robust` after the fit.
         offset : array (n,), optional
             Known part of the log-odds of each row. More than two classes need a column for each; several labels may
-            have one.
+            have one each.
         checkpoint : path, optional
             A folder in which every completed pass is stored until the fit is complete. If the fit is interrupted, the
             same call continues from there.
         """
         self._check_options()
-        self.__dict__.pop("estimators_", None)  # of an earlier fit to several labels
+        self.__dict__.pop("estimators_", None)  # left by an earlier fit to several labels
         format = replace(self._row_format(labels=0, classes=0), keep=True)
         self.classes_, source = open_labelled_rows(
             self, X, y, format, sample_weight=sample_weight, offset=offset, reset=True
@@ -360,16 +362,10 @@ class VariationalLogisticRegression(
         return self._fit_rows(rows, seed, rows)
 
     def _fit_rows(self, passes: RowSource, seed: int, source: RowSource) -> "VariationalLogisticRegression":
-        """Fit under the given prior, or under the best; `passes` are the rows of `source`, perhaps with a log."""
-        if isinstance(self.prior_scale, str):
-            # the same random numbers for every scale
-            solve = lambda scale, start, last: self._fit(passes, self._prior(scale), seed, start, last)  # noqa: E731
-            careful = self.multiclass_
-            scale, fit = best_scales(solve, self.n_features_in_, self.prior_scale == "ard", careful)
-        else:
-            scale = self._scale()
-            fit = self._fit(passes, self._prior(scale), seed)
-        self.prior_scale_ = scale.numpy()
+        """Fit under the given prior, or find the best; `passes` are the rows of `source`, perhaps with a log."""
+        # the same random numbers for every scale
+        solve = lambda scale, start, last: self._fit(passes, self._prior(scale), seed, start, last)  # noqa: E731
+        fit = self._fit_scales(solve, careful=self.multiclass_)
         if self.components > 1:
             exact, bound, _ = fit.certified()
             fit = refined_fit(fit.posterior, fit.prior, source, self.components, fit.result, exact - bound)
@@ -384,7 +380,7 @@ class VariationalLogisticRegression(
         offset: Any = None,
         forget: float = 1.0,
     ) -> "VariationalLogisticRegression":
-        """Update the posterior with new rows: the posterior so far is the prior of the new rows.
+        """Update the posterior with new rows: the current posterior is their prior.
 
         Parameters
         ----------
@@ -393,7 +389,7 @@ class VariationalLogisticRegression(
         classes : array (2,), optional
             The two labels. Required in the first call if its rows contain only one of them.
         forget : float in (0, 1], default 1
-            Factor by which the precision of the posterior so far is multiplied. Below 1, old rows lose weight.
+            Factor that multiplies the precision of the current posterior. Below 1, old rows lose weight.
         """
         check_one_component(self, "partial_fit")
         first = check_update(self, forget)
@@ -409,7 +405,7 @@ class VariationalLogisticRegression(
         return self._update(source, forget, seed)
 
     def _update(self, source: RowSource, forget: float, seed: int) -> "VariationalLogisticRegression":
-        """Fit new rows, with the posterior so far as their prior if there is one."""
+        """Fit new rows, with the current posterior, if there is one, as their prior."""
         source = self._weighted_rows(source)
         if hasattr(self, "posterior_"):
             prior = self.posterior_.as_prior(forget)
@@ -510,8 +506,10 @@ class VariationalLogisticRegression(
 
     @property
     def largest_sd_(self) -> Any:
-        """Largest posterior sd of the log-odds among the training rows, of each label if there are several."""
-        return stacked(self, [fit.largest_sd_ for fit in self.estimators_]) if self.multilabel_ else super().largest_sd_
+        """Largest posterior sd of the log-odds among the training rows; an array if there are several labels."""
+        if self.multilabel_:
+            return stacked_answers(self, [fit.largest_sd_ for fit in self.estimators_])
+        return super().largest_sd_
 
     @property
     def _reading(self) -> TargetReading:
@@ -527,7 +525,7 @@ class VariationalLogisticRegression(
     def _names(self) -> list[str]:
         return coefficient_names(self._columns(), self.fit_intercept)
 
-    @by_label(stacked)
+    @by_label(stacked_answers)
     def coefficient_interval(self, level: float = 0.95) -> np.ndarray:
         """Credible intervals of the coefficients, with the intercept last: d × 2."""
         check_is_fitted(self, "posterior_")
@@ -536,12 +534,12 @@ class VariationalLogisticRegression(
             return self.posterior_.coefficient_ends(level).numpy()
         return torch.stack([self.posterior_.mean - reach, self.posterior_.mean + reach], -1).numpy()
 
-    @by_label(one_summary)
+    @by_label(summary_of_labels)
     def summary(self, level: float = 0.95, baseline: Any = None) -> "pandas.DataFrame":
         """Mean, sd, interval, odds ratio with interval and probability of direction of every coefficient.
 
         With more than two classes there is one table for each: of coefficients less their mean over classes, or less
-        those of the class `baseline`, whose odds ratios compare the two classes.
+        those of the class `baseline`, which gives odds ratios between the two classes.
         """
         check_is_fitted(self, "posterior_")
         if self.multiclass_:
@@ -566,18 +564,18 @@ class VariationalLogisticRegression(
     ) -> Self:
         """Return a copy of the model with robust covariances: for survey weights, class weights, and repeated rows.
 
-        The posterior counts each row as many times as its weight says, independently of all others. The covariance
-        here is estimated from how the rows' scores vary (the sandwich), and is right to first order in large samples
-        where weights are no counts, or rows of one group, such as visits of one patient, resemble each other. Means
-        stay as they are; sds, intervals and predicted probabilities use the new covariance. It is not a posterior, so
-        `diagnose` does not judge it.
+        The posterior treats a row of weight k as k independent rows. The covariance returned here is estimated from the
+        variation of the rows' scores (the sandwich). In large samples it is right to first order even if weights are
+        not counts, or if the rows of a group, such as visits of one patient, resemble each other. Means stay as they
+        are; sds, intervals and predicted probabilities use the new covariance. It is not a posterior, so `diagnose`
+        cannot judge it.
 
         Parameters
         ----------
         X, y, sample_weight, offset
             The rows of the fit. Pass them again after loading a model from a file.
         groups : array (n,), optional
-            To which group each row of the fit belongs. By default, each row is a group of its own.
+            The group of each row of the fit. By default, each row is a group of its own.
         """
         check_is_fitted(self, "posterior_")
         check_one_component(self, "robust")
@@ -593,7 +591,7 @@ class VariationalLogisticRegression(
         model.posterior_, model._largest_sd = moved(found, "cpu"), None
         return model
 
-    @by_label(named)
+    @by_label(answers_by_label)
     def refined(
         self,
         components: int = 2,
@@ -605,9 +603,9 @@ class VariationalLogisticRegression(
     ) -> Self:
         """Return a copy of the model whose posterior is a mixture of Gaussians: for few rows, or a rare outcome.
 
-        The ELBO of the mixture is maximised, with a lower bound in place of its entropy; one component is the posterior
-        itself. The copy is what `fit` with `components` returns: summaries and predictions are in closed form.
-        `corrected` needs no family, but has Monte Carlo error.
+        The ELBO of the mixture is maximised, with a lower bound in place of its entropy; with one component this is the
+        ordinary posterior. The copy is what `fit` with `components` returns, and its summaries and predictions are in
+        closed form. `corrected` is not tied to a family, but has Monte Carlo error.
 
         Parameters
         ----------
@@ -634,7 +632,7 @@ class VariationalLogisticRegression(
     def sample(self, n: int = 1, random_state: Any = None) -> np.ndarray:
         """Draw coefficients (intercept last) from the posterior: n × d.
 
-        `random_state` is by default that of the estimator; if both are None, every call returns new draws.
+        `random_state` is that of the estimator by default; if both are None, every call returns new draws.
         """
         check_is_fitted(self, "posterior_")
         n = checks.read_whole(n, "n", 0)
@@ -644,14 +642,14 @@ class VariationalLogisticRegression(
         noise = torch.from_numpy(generator.standard_normal((n, *noise_shape(self.posterior_))))
         return self.posterior_.draw(noise).numpy()
 
-    average = by_label(one_table)(EffectsMixin.average)
-    contrast = by_label(one_table)(EffectsMixin.contrast)
-    slopes = by_label(one_table)(EffectsMixin.slopes)
-    diagnose = by_label(named)(DiagnosisMixin.diagnose)
-    corrected = by_label(named)(DiagnosisMixin.corrected)
-    loo = by_label(named)(DiagnosisMixin.loo)
+    average = by_label(labels_as_table)(EffectsMixin.average)
+    contrast = by_label(labels_as_table)(EffectsMixin.contrast)
+    slopes = by_label(labels_as_table)(EffectsMixin.slopes)
+    diagnose = by_label(answers_by_label)(DiagnosisMixin.diagnose)
+    corrected = by_label(answers_by_label)(DiagnosisMixin.corrected)
+    loo = by_label(answers_by_label)(DiagnosisMixin.loo)
     elbo = by_label(sum_of_labels)(DiagnosisMixin.elbo)
-    prevalence_offset = by_label(stacked)(ClassWeightMixin.prevalence_offset)
+    prevalence_offset = by_label(stacked_answers)(ClassWeightMixin.prevalence_offset)
 
     def _open_labelled_rows(self, X: Any, y: Any, *, sample_weight: Any, offset: Any) -> RowSource:
         given = {"sample_weight": sample_weight, "offset": offset, "classes": self.classes_}
@@ -661,7 +659,7 @@ class VariationalLogisticRegression(
         return self._with_imputed(X, lambda rows: open_rows(self, rows, offset, self._row_format()))
 
     def _with_imputed(self, X: Any, open_source: Callable[[Any], RowSource]) -> RowSource:
-        """Open rows; if what they lack is drawn, the variance of their log-odds includes that of the draws."""
+        """Open rows; if missing values are drawn, the variance of the log-odds includes that of the draws."""
         encoding = getattr(self, "formula_", None)
         if encoding is None or encoding.imputation is None or is_kept_elsewhere(X):
             return open_source(X)
@@ -739,14 +737,14 @@ class VariationalLogisticRegression(
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.classifier_tags.multi_class = not unsupported(self)
+        tags.classifier_tags.multi_class = not unsupported_options(self)
         tags.classifier_tags.multi_label = True
         tags.target_tags.multi_output = True
         return tags
 
     def __getstate__(self) -> dict[str, Any]:
         state: dict[str, Any] = super().__getstate__()
-        fitted = hasattr(self, "posterior_") and not self.multilabel_  # whose estimators have each their own
+        fitted = hasattr(self, "posterior_") and not self.multilabel_  # the estimators of labels have their own
         known = {"_largest_sd": self.largest_sd_} if fitted else {}
         left_out = ("_training_rows", "_completed_fits")
         return {name: value for name, value in (state | known).items() if name not in left_out}

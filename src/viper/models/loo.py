@@ -29,7 +29,7 @@ class LeaveOneOut:
     """Expected log predictive density of the rows, each predicted from all the others.
 
     elpd_loo : Σ_i log p(y_i | y_-i); `se` is its standard error, √n sd_i
-    p_loo : effective number of parameters, by how much the log density of the rows is higher if none is left out
+    p_loo : effective number of parameters: how much higher the log density of the rows is if none is left out
     pointwise, k_hat, effective : log p(y_i | y_-i), the diagnostic k̂, and the share of effective draws, of each row
     threshold : k̂ below which a row's answer can be trusted, min(1 - 1/log₁₀ S, 0.7) for S draws
     """
@@ -51,15 +51,15 @@ class LeaveOneOut:
     def doubtful(self) -> np.ndarray:
         """The rows whose absence changes the posterior too much for the weights: k̂ is above the threshold.
 
-        If nearly all draws are effective, k̂ is the shape of a tail that hardly counts, and the row is not among them.
+        If nearly all draws are effective, k̂ describes a tail that hardly counts, and the row is not doubtful.
         """
         return np.flatnonzero(~(self.k_hat < self.threshold) & (self.effective < EVEN_WEIGHTS))
 
     def minus(self, other: "LeaveOneOut") -> tuple[float, float]:
         """The difference of two elpd of the same rows and its standard error, √n times the sd of their differences."""
         if self.rows != other.rows:
-            raise ValueError(f"both must be of the same rows; got {self.rows:,} and {other.rows:,}.")
-        return summed(self.pointwise - other.pointwise)
+            raise ValueError(f"both must have the same rows; got {self.rows:,} and {other.rows:,}.")
+        return sum_and_error(self.pointwise - other.pointwise)
 
     def __str__(self) -> str:
         doubtful, per_row = len(self.doubtful), self.elpd_loo / self.rows
@@ -76,7 +76,7 @@ def leave_one_out(
     generator: np.random.Generator,
     step: Callable[[int, int], None] = lambda done, total: None,
 ) -> LeaveOneOut:
-    """Draw from q, and weight the draws for each row; `step` hears how many rows are done."""
+    """Draw from q, and weight the draws for each row; `step(done, total)` reports progress."""
     check_draw_count(count)
     source = fit.source
     if source.traits.where == "cluster":
@@ -95,13 +95,13 @@ def leave_one_out(
             parts.append(weighted_rows(some, density, correction))
             done += some.shape[1]
             step(done, source.rows)
-    return leave_one_out_of(np.concatenate([np.stack(part) for part in parts], 1), count)
+    return leave_one_out_result(np.concatenate([np.stack(part) for part in parts], 1), count)
 
 
-def leave_one_out_of(found: np.ndarray, draws: int) -> LeaveOneOut:
+def leave_one_out_result(found: np.ndarray, draws: int) -> LeaveOneOut:
     """The result, from what `weighted_rows` returns for all rows."""
     elpd, k_hat, effective, p_loo = found
-    total, error = summed(elpd)
+    total, error = sum_and_error(elpd)
     threshold = min(1.0 - 1.0 / math.log10(draws), 0.7)
     return LeaveOneOut(total, error, float(p_loo.sum()), elpd, k_hat, effective, threshold, draws)
 
@@ -120,7 +120,7 @@ def terms_and_densities(block: Block, draws: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def class_terms_and_densities(block: Block, draws: Tensor) -> tuple[Tensor, Tensor]:
-    """The same of more than two classes."""
+    """`terms_and_densities` for more than two classes."""
     terms = class_row_log_likelihoods(block, draws)
     if block.residual is None or not bool(block.residual.any()):
         return terms, terms
@@ -132,7 +132,7 @@ def class_terms_and_densities(block: Block, draws: Tensor) -> tuple[Tensor, Tens
 
 
 def level_terms_and_densities(block: Block, draws: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """The same of levels in order."""
+    """`terms_and_densities` for ordered levels."""
     terms = weighted_log_likelihoods(block, draws, width)
     return terms, terms
 
@@ -146,7 +146,7 @@ def weighted_rows(terms: Tensor, log_density: Tensor, correction: np.ndarray) ->
     log_ratio = correction - terms.T.cpu().numpy()
     log_weights = np.full_like(each, -math.log(each.shape[1]))
     k_hat = np.full(len(each), -math.inf)
-    uneven = np.ptp(log_ratio, axis=1) > 1e-9  # else q is the posterior without the row
+    uneven = np.ptp(log_ratio, axis=1) > 1e-9  # otherwise q is the posterior without the row
     if uneven.any():
         log_weights[uneven], k_hat[uneven] = array_stats.psislw(-log_ratio[uneven])
     elpd = logsumexp(log_weights + each, axis=1)
@@ -154,6 +154,6 @@ def weighted_rows(terms: Tensor, log_density: Tensor, correction: np.ndarray) ->
     return elpd, k_hat, effective, logsumexp(each, axis=1) - math.log(each.shape[1]) - elpd
 
 
-def summed(values: np.ndarray) -> tuple[float, float]:
+def sum_and_error(values: np.ndarray) -> tuple[float, float]:
     """The sum over rows and its standard error √n sd."""
     return float(values.sum()), float(math.sqrt(len(values)) * values.std())

@@ -43,7 +43,7 @@ def entangled_line(model: Any) -> str:
         return ""
     named = ", ".join(columns[:MOST_TABLE_ROWS]) + " …" * (len(columns) > MOST_TABLE_ROWS)
     return (
-        f"<div><b>{escape(named)}</b>: in interactions or splines, no single coefficient tells what a column does. See "
+        f"<div><b>{escape(named)}</b>: in interactions or splines, where no single coefficient describes it. See "
         "<code>contrast()</code>, <code>average()</code> and <code>slopes()</code>.</div>"
     )
 
@@ -57,7 +57,7 @@ def notebook_facts(model: Any) -> dict[str, str]:
     if rows is None or rows.traits.where != "memory" or rows.rows * rows.dimension > LARGEST_DIAGNOSED:
         return shown
     found = model.diagnose()
-    diagnosis = max(found.values(), key=lambda one: one.k_hat) if isinstance(found, dict) else found  # of all labels
+    diagnosis = max(found.values(), key=lambda one: one.k_hat) if isinstance(found, dict) else found  # the worst
     return shown | {"Verdict": f"k̂ = {diagnosis.k_hat:.2f}. {diagnosis.verdict}"}
 
 

@@ -42,9 +42,9 @@ class OnnxMixin:
         Its outputs are "label", "probabilities" and "interval". Its input is "X"; a model with a formula has one input
         for each raw column, of that column's name and with shape (rows, 1): numbers, booleans, or text, where an empty
         text is a missing value. Encoding and standardisation are inside. A row that cannot be predicted, because of a
-        new level for instance, has NaN for probabilities and interval; its label means nothing. There is no offset.
+        new level for instance, gets NaN as probabilities and interval, and a meaningless label. There is no offset.
         For more than two classes, or levels, probabilities and intervals are n × K and n × K × 2, within 1e-6 of those
-        here.
+        of this estimator.
 
         Parameters
         ----------

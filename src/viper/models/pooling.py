@@ -11,7 +11,7 @@ from viper.inference.rows import Dense
 
 
 class PooledPosterior(NamedTuple):
-    """N(μ̄, W + (1 + 1/m) B), and how much of each variance is (1 + 1/m) B: the share due to missing values."""
+    """N(μ̄, W + (1 + 1/m) B), and the part (1 + 1/m) B of each variance: the share due to missing values."""
 
     posterior: Any
     missing_information: Tensor
@@ -21,7 +21,7 @@ def pool_posteriors(posteriors: Sequence[Posterior]) -> PooledPosterior:
     """Return the Gaussian with Rubin's total covariance T = W + (1 + 1/m) B.
 
     μ̄ is the mean of the m means, W the mean of their covariances within the tables, and B the covariance of the means
-    between the tables. The mixture of the m posteriors has nearly these moments; that m is finite makes up the 1/m.
+    between the tables. The mixture of the m posteriors has nearly these moments; 1/m allows for the finite m.
     """
     m = len(posteriors)
     means = torch.stack([posterior.mean for posterior in posteriors])

@@ -19,7 +19,15 @@ from torch import Tensor
 from viper.data import writing
 from viper.data.open import is_kept_elsewhere
 from viper.formula.encoding import Encoding
-from viper.formula.screening import MARGIN, Remark, Screened, among_all, has_extreme_number, row_notes, screen_rows
+from viper.formula.screening import (
+    MARGIN,
+    Remark,
+    Screened,
+    has_extreme_number,
+    mask_of_all_rows,
+    row_notes,
+    screen_rows,
+)
 from viper.inference.posterior import Posterior, accuracy, expected_log_likelihood, latent, latent_shape, moved
 from viper.inference.rows import Block, RowSource
 from viper.softplus.expectation import expected_sigmoid
@@ -30,8 +38,8 @@ if TYPE_CHECKING:
     import pandas
 
 
-LEVERAGE_BUDGET = 4e9  # rows × coefficients² among which the largest τ is sought: about a second
-LEVERAGE_ROWS = (200, 10_000)  # rows within that budget; one in 10,000 rows of the same kind has a larger τ
+LEVERAGE_BUDGET = 4e9  # rows × coefficients² searched for the largest τ: about a second
+LEVERAGE_ROWS = (200, 10_000)  # least and most rows searched; one in 10,000 similar rows has a larger τ
 PREDICTED_COLUMNS = ("probability", "sd", "lower", "upper", "label", "distance", "note")
 
 
@@ -53,7 +61,7 @@ class Predictions(NamedTuple):
 
     @classmethod
     def from_reading(cls, reading: "TargetReading", mean: Tensor, variance: Tensor, z: float) -> "Predictions":
-        """From what a reading for two classes takes, which may be several ϑ and τ² for a row."""
+        """From ϑ and τ² as a reading for two classes takes them, which may be several per row."""
         if reading is TWO_CLASSES:
             return cls.from_latent(mean, variance, z)
         p, ends = reading.probabilities(mean, variance), reading.intervals(mean, variance, z=z)
@@ -74,9 +82,9 @@ class Predictions(NamedTuple):
 
 
 class TargetReading(NamedTuple):
-    """What log-odds f ~ N(ϑ, τ²) say about the target. All take ϑ and τ² of rows, which may have several columns.
+    """What log-odds f ~ N(ϑ, τ²) say about the target. All functions take ϑ and τ² of rows, perhaps in several columns.
 
-    Intervals also take z, `chosen` the names of the classes, and `table` both.
+    `intervals` also takes z, `chosen` the names of the classes, and `table` both.
     """
 
     probabilities: Callable[[Tensor, Tensor], np.ndarray]
@@ -85,7 +93,7 @@ class TargetReading(NamedTuple):
     scores: Callable[[Tensor, Tensor], np.ndarray]
     chosen: Callable[..., np.ndarray]
     table: Callable[..., dict[str, np.ndarray]]  # the columns that are written to files
-    information: Callable[[Tensor, Tensor], np.ndarray]  # of the target about f, in nats
+    information: Callable[[Tensor, Tensor], np.ndarray]  # mutual information of target and f, in nats
     latent: Callable[[Tensor, Tensor], np.ndarray]  # mean and standard deviation of f
 
 
@@ -137,13 +145,13 @@ def predict_each_row(model: Any, X: Any, level: float = 0.95, offset: Any = None
         mean, sd = model._read_latent(X, offset)
     given = {"classes": model.classes_, "z": half_width(level)}
     columns = model._reading.table(*map(torch.from_numpy, (mean, np.square(sd))), **given)
-    if len(sd) and encoding is not None and encoding.imputation is not None:  # τ without that of the imputed values
+    if len(sd) and encoding is not None and encoding.imputation is not None:  # τ without the variance of imputed values
         sd = with_encoding(model, replace(encoding, imputation=None)).predict_latent(X)[1]
     distance = sd / model.largest_sd_
     columns["distance"] = distance if distance.ndim == 1 else distance.max(1)
     usable = np.ones(len(sd), dtype=bool) if usable is None else usable
     columns["note"] = np.empty(len(sd), dtype=object)
-    if "probability" in columns:  # of two classes; the order of the columns is part of the interface
+    if "probability" in columns:  # two classes; the order of the columns is part of the interface
         columns = {name: columns[name] for name in PREDICTED_COLUMNS}
     words = {name: object for name, x in columns.items() if x.dtype.kind != "f"}
     table = pandas.DataFrame(columns, index=np.flatnonzero(usable)).astype(words).reindex(range(len(usable)))
@@ -153,7 +161,7 @@ def predict_each_row(model: Any, X: Any, level: float = 0.95, offset: Any = None
 
 
 def screen_for_model(model: Any, X: Any) -> Screened:
-    """Say which rows the model's formula cannot encode, or the model not predict, and which are unusual."""
+    """Find the rows that the formula cannot encode or the model cannot predict, and those that are unusual."""
     screened = screen_rows(model.formula_, X)
     groups = model._group_remarks(screened.frame) if hasattr(model, "_group_remarks") else []
     screened = screened._replace(remarks=[*screened.remarks, *groups])
@@ -161,14 +169,14 @@ def screen_for_model(model: Any, X: Any) -> Screened:
 
 
 def huge_rows(model: Any, screened: Screened) -> list[Remark]:
-    """Return a remark on the rows whose log-odds, or their variance, overflow. Ordinary numbers are not looked at."""
+    """Return a remark on the rows whose log-odds, or their variance, overflow. Only extreme numbers are checked."""
     asked = screened.usable & has_extreme_number(screened.frame)
     if not asked.any():
         return []
     with np.errstate(over="ignore", invalid="ignore"):
         mean, sd = model.predict_latent(screened.frame[asked])
         strange = ~np.isfinite(mean * 0.0 + np.square(sd))
-        rows = among_all(strange if strange.ndim == 1 else strange.any(1), asked)
+        rows = mask_of_all_rows(strange if strange.ndim == 1 else strange.any(1), asked)
     values = screened.frame.select_dtypes("number", exclude="timedelta").abs()
     largest = np.argmax(values.fillna(0.0).to_numpy(dtype=float), axis=1)
     return [
@@ -184,7 +192,7 @@ def huge_remark(column: "pandas.Series[Any]", rows: np.ndarray) -> Remark:
 
 
 def far_rows(distance: np.ndarray) -> list[Remark]:
-    """Return a remark on the rows that are farther from the training data than all training rows, by the margin."""
+    """Return a remark on the rows that lie outside the training data by more than the margin."""
     with np.errstate(invalid="ignore"):
         far = distance > 1.0 + MARGIN
 
@@ -207,7 +215,7 @@ def largest_variance(mean: Tensor, variance: Tensor) -> float:
 
 
 def check_model(model: Any) -> None:
-    """Raise unless the model is one of viper's, which predict more than probabilities. A pipeline hides the rest."""
+    """Raise unless the model is one of viper's: a pipeline hides everything but probabilities."""
     if hasattr(model, "predict_latent"):
         return
     fix = "Fit one of its estimators."
@@ -220,7 +228,7 @@ def check_model(model: Any) -> None:
 
 
 def check_one_probability(model: Any) -> None:
-    """Raise unless rows have one probability: that of the second of two classes."""
+    """Raise unless rows have a single probability: that of the second of two classes."""
     if len(model.classes_) > 2 or getattr(model, "multilabel_", False):
         raise ValueError(
             f"this is for two classes; got a model of {len(model.classes_)}. Look at one column of predict_proba, or "
@@ -322,10 +330,10 @@ class PredictionMixin:
         return self._predict(X, offset, partial(self._reading.intervals, z=half_width(level)))
 
     def predict_information(self, X: Any, offset: Any = None) -> np.ndarray:
-        """What the label of each row would tell about the model, in nats: the mutual information of label and f(x).
+        """Mutual information of each row's label and f(x), in nats: how much the label would tell about the model.
 
-        H(E p) - E H(p), called BALD: near 0 where p is known, however near to ½, and at most log 2 for two classes. It
-        is the reason to ask for a label; see `viper.decisions.suggest`.
+        H(E p) - E H(p), known as BALD: near 0 where p is known, even if it is near ½, and at most log 2 for two
+        classes. `viper.decisions.suggest` asks for labels by it.
         """
         return self._predict(X, offset, self._reading.information)
 
@@ -351,15 +359,15 @@ class PredictionMixin:
             `probability` of the second class with `sd`, `lower` and `upper`; `label`, the more probable class;
             `distance` from the training data: √(xᵀΣx), the posterior sd of the log-odds, divided by the largest of the
             training rows, so that 1 is as far as any of them; and `note`, which says what is unusual. A row that cannot
-            be predicted has only a note. Ranges, levels and missing values are known for models fitted by a formula;
-            for other models only the distance is.
+            be predicted has only a note. Ranges, levels and missing values are known for models fitted by a formula,
+            and only the distance for other models.
         """
         check_is_fitted(self, "posterior_")
         return predict_each_row(with_rules(self, unseen, beyond), X, level, offset).table
 
     @property
     def largest_sd_(self) -> float:
-        """Largest posterior sd of the log-odds among the training rows; NaN if they are neither here nor recorded."""
+        """Largest posterior sd of the log-odds among the training rows; NaN if neither they nor it are stored."""
         if self._largest_sd is not None:
             return self._largest_sd
         fits = getattr(self, "_completed_fits", None) or [self]

@@ -25,10 +25,8 @@ from viper.models.facts import INTERCEPT
 
 SMALLEST_SCALE, LARGEST_SCALE = 1e-150, 1e150  # beyond, variances underflow or overflow
 SMALLEST_CHOSEN, LARGEST_CHOSEN = 1e-3, 1e3  # the range that is searched
-
-
 DEFAULT_SCALE = 1.0  # prior sd of the coefficients
-OTHERS = "*"  # in a dictionary by name: all columns that it does not name
+OTHERS = "*"  # in a dictionary by name: all columns that the dictionary does not name
 
 
 class PriorMixin:
@@ -50,12 +48,22 @@ class PriorMixin:
     def _prior_mean(self) -> Any:
         return entries_by_name(self.prior_mean, "prior_mean", self._columns, 0.0)
 
+    def _fit_scales(self, solve: Callable[[Tensor, Any, bool], Any], careful: bool) -> Any:
+        """Fit under the given scales, or under those that maximise the ELBO, and set `prior_scale_`."""
+        if isinstance(self.prior_scale, str):
+            scale, fit = best_scales(solve, self.n_features_in_, self.prior_scale == "ard", careful)
+        else:
+            scale = self._scale()
+            fit = solve(scale, None, True)
+        self.prior_scale_ = scale.numpy()
+        return fit
+
 
 def entries_by_name(value: Any, option: str, columns: Callable[[], list[str]], default: float) -> Any:
     """Return one number per column from a dictionary by name; anything else is returned unchanged.
 
-    A name is that of a column, or of a formula's term or category, which stands for all of its columns. Columns without
-    a name in the dictionary get the number of "*", or the default.
+    A name is that of a column, or of a formula's term or category, which stands for all of its columns. Columns that
+    the dictionary does not name get the number of "*", or the default.
     """
     if not isinstance(value, Mapping):
         return value
@@ -139,8 +147,8 @@ def make_prior(prior_mean: Any, scale: Tensor, intercept_scale: Any, intercept: 
     return Prior(mean, torch.cat([precision, own]) if diagonal else torch.block_diag(precision, own[None]))
 
 
-def second_moment(posterior: Any, prior: Prior, size: int) -> tuple[Tensor, float]:
-    """E[(β_j - m_j)²] of the first coefficients, summed over classes if there are several; and its value under p/σ²."""
+def expected_squares(posterior: Any, prior: Prior, size: int) -> tuple[Tensor, float]:
+    """E[(β_j - m_j)²] of the first coefficients, summed over classes if there are several, and its value under p/σ²."""
     if posterior.mean.ndim == 1:
         return (posterior.mean - prior.mean)[:size].square() + posterior.variance[:size], 1.0
     shift = posterior.mean - (prior.mean - prior.mean.mean(0) if prior.mean.ndim == 2 else 0.0)
@@ -152,9 +160,9 @@ def best_scales(
 ) -> tuple[Tensor, Any]:
     """Return the scales of the first `size` coefficients that maximise the ELBO, and the fit with these scales.
 
-    `solve(scales, start, last)` fits the posterior under the given scales, starting from the Gaussian `start`; fits
-    that are not the last need not be exact. If `careful`, the first step is a short one and the search ends within 1e-6
-    nats, because fits under very wide priors take long.
+    `solve(scales, start, last)` fits the posterior under the given scales, starting from the Gaussian `start`; only the
+    last fit need be exact. If `careful`, the first step is a short one and the search ends within 1e-6 nats, because
+    fits under very wide priors take long.
     """
     warm: Any = None
 
@@ -162,8 +170,8 @@ def best_scales(
         nonlocal warm
         scale = expand(log_scale)
         posterior, prior, problem, result = solve(scale, warm, False)
-        warm = result.q if problem.prior is prior else None  # else it is in other coordinates
-        second, freedom = second_moment(posterior, prior, size)
+        warm = result.q if problem.prior is prior else None  # otherwise it is in other coordinates
+        second, freedom = expected_squares(posterior, prior, size)
         slope = (second.cpu() / scale.square() - freedom).numpy()
         return -result.objective, -slope if separate else -slope.sum(keepdims=True)
 
@@ -175,7 +183,7 @@ def best_scales(
     bounds = [(np.log(SMALLEST_CHOSEN), None if careful else np.log(LARGEST_CHOSEN))] * count
     options = {"maxiter": 200, "ftol": 1e-8 if careful else 1e-12, "gtol": 2e-3 if careful else 1e-6}
     with warnings.catch_warnings():
-        # a poor scale that is tried once may be hard to fit; only the final fit below may warn
+        # a poor scale that is tried once may be hard to fit; only the final fit may warn
         warnings.simplefilter("ignore", ConvergenceWarning)
         found = scipy.optimize.minimize(
             negative, np.zeros(count), jac=True, method="L-BFGS-B", bounds=bounds, options=options

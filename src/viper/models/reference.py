@@ -50,8 +50,8 @@ LARGEST_RHAT = 1.01
 SMALLEST_ESS = 400.0
 TARGET_ACCEPTANCE = 0.9
 LARGEST_PROCESS = 5_000  # rows; the eigenvectors of their covariance take a minute
-LEAST_EIGENVALUE = 1e-12  # of the largest; below, they are rounding
-STEPS_PER_DRAW = 10  # of elliptical slice sampling
+LEAST_EIGENVALUE = 1e-12  # relative to the largest; smaller ones are rounding
+STEPS_PER_DRAW = 10  # for elliptical slice sampling
 START_SPREAD = 2.0  # chains start from N(0, 2²) in u, wider than the posterior, so that R-hat can detect a failure
 
 
@@ -133,13 +133,13 @@ class JointDensity:
         return self.weight @ (self.label * f - xp.logaddexp(0.0, f))
 
     def parameters(self, draws: np.ndarray) -> np.ndarray:
-        """What is reported of draws of β (… × d): these themselves."""
+        """The parameters to report for draws of β (… × d): the draws themselves."""
         return draws
 
 
 @dataclass(frozen=True, kw_only=True)
 class OrdinalDensity(JointDensity):
-    """log p(y, w, δ) of an ordinal regression: labels are numbers of levels, and δ, the log gaps, follow w."""
+    """log p(y, w, δ) of an ordinal regression: labels are level numbers, and the log gaps δ follow w."""
 
     def thresholds(self, delta: Any, xp: ModuleType = np) -> Any:
         """Thresholds whose mean is 0, e^δ apart."""
@@ -188,8 +188,8 @@ def sample_posterior(
     ----------
     X : array-like of shape (n, p), or a fitted estimator
         Features. A fitted model provides its training rows, with their labels, weights and offset, and its
-        prior. That of a Gaussian process is the full one with the fitted kernel and mean, without inducing points; it
-        takes up to 5,000 rows, and the result has one column per row.
+        prior. For a Gaussian process this is the full prior with the fitted kernel and mean, without inducing points;
+        up to 5,000 rows are allowed, and the result has one column per row.
     y : array-like of shape (n,)
         Any two labels; the second in sorted order counts as 1.
     prior_mean : float or array of shape (p,)
@@ -307,7 +307,7 @@ def build_model(
 
 
 def model_of_fit(fitted: Any, given: dict[str, Any]) -> JointDensity:
-    """Return rows and prior of a fitted estimator; any other argument that was `given` raises an error."""
+    """Return rows and prior of a fitted estimator; raises if any other argument was `given`."""
     check_only_model(given)
     if hasattr(fitted, "factors_"):
         raise ValueError(
@@ -501,7 +501,7 @@ def elliptical_slices(rows: JointDensity, generator: np.random.Generator) -> Ell
     return EllipticalSlices(log_ratio, centre, factor, generator)
 
 
-# --- is it to be trusted? ---
+# --- diagnostics ---
 
 
 def arviz_diagnostic(name: str, draws: np.ndarray, **options: Any) -> np.ndarray:

@@ -3,9 +3,9 @@
     estimator --_pack--> State --write_tensors--> file --read_tensors--> State --_unpack--> estimator
 
 Options, classes, columns, posterior, scalars and formula are packed here for all estimators. Each estimator packs
-the rest of its state in `_own_state`, and restores it in `_restore_own_state`. What all of it must be is declared in
+the rest of its state in `_own_state`, and restores it in `_restore_own_state`. The rules for all of it are declared in
 tables: `POSTERIOR_FIELDS` here, and `_fit_scalars`, `_own_fields` and `_own_tensors` of the estimator. A state that
-differs is neither written nor read.
+breaks them is neither written nor read.
 """
 
 import inspect
@@ -101,7 +101,7 @@ def up_to(size: float) -> Range:
     return Range(f"numbers of at most {size:g} in size", lambda x: bool((x.abs() <= size).all()))
 
 
-# gaps are exponentials, whose products are finite numbers up to here
+# gaps are exponentials; up to this size, their products are finite
 GAP_FACTOR = Range(
     "a matrix with an inverse and entries of at most 15 in size",
     lambda x: up_to(15.0).holds(x) and INVERTIBLE.holds(x),
@@ -120,8 +120,8 @@ HISTORY = Range(
     "the iterations of a solver", lambda x: x.ndim == 1 or bool((x[:, :2] >= 0).all() & x[:, :2].isfinite().all())
 )
 POSTERIOR_FIELDS |= GROUP_FIELDS
-ENTRIES = "entries"  # of an option that is a dictionary
-IMPUTATION_FIELDS = {  # whose sizes `Imputation.check` compares with the formula's columns
+ENTRIES = "entries"  # marks an option that is a dictionary
+IMPUTATION_FIELDS = {  # their sizes are compared with the formula's columns by `Imputation.check`
     "mean": numbers("w"),
     "covariance": numbers("ww"),
     "low": numbers("k"),
@@ -129,7 +129,7 @@ IMPUTATION_FIELDS = {  # whose sizes `Imputation.check` compares with the formul
 }
 SCALAR_OR_NAMED = Either(SCALAR, Fields({ENTRIES: Items(Items(LABEL, 2))}))  # or one number by name, as pairs
 DEVICE_NAME = re.compile(r"[a-z]{1,20}(:\d{1,3})?")  # as torch writes it
-OPTION_RULES: dict[Any, Rule] = {  # by name or type, otherwise `rule_of` the type in the estimator's constructor
+OPTION_RULES: dict[Any, Rule] = {  # by name or type; others have `rule_of` their type in the constructor
     "random_state": or_none(Value("a seed", lambda x: type(x) is int and 0 <= x < 2**32)),
     "device": or_none(Value("the name of a device", lambda x: type(x) is str and bool(DEVICE_NAME.fullmatch(x)))),
     bool: Value("true or false", lambda x: type(x) in (bool, int) and x in (0, 1)),
@@ -182,7 +182,7 @@ class StateMixin:
     _optional_tensors: ClassVar[Mapping[str, Numbers]] = {}  # those that only some models have
     _labels: ClassVar[Fields] = LABELS  # the classes
     _objects: ClassVar[tuple[str, ...]] = ()  # options that may be objects, which a file cannot hold
-    # options that earlier versions did not have, and their values then; a file holds only other values
+    # options that earlier versions did not have, with the values they imply; a file holds only other values
     _options_before: ClassVar[Mapping[str, Any]] = {"class_weight": None, "n_jobs": None}
 
     classes_: np.ndarray
@@ -204,9 +204,9 @@ class StateMixin:
     def card(self) -> dict[str, Any]:
         """Return the model card as JSON: what was fitted, to which data, with which prior, scores and versions.
 
-        A model fitted by a formula knows rows, date, columns with ranges or levels and shares of missing values. One
-        fitted by `viper fit` also knows its file with a digest, and its scores. The file of a model holds all of it,
-        but no rows.
+        For a model fitted by a formula, this includes the number of rows, the date, and the columns with their ranges
+        or levels and shares of missing values; for one fitted by `viper fit`, also the file with its digest, and the
+        scores. A model file contains all of it, but no rows.
         """
         check_is_fitted(self, "posterior_")
         return model_card(self)
@@ -235,7 +235,7 @@ class StateMixin:
         return State(tensors | posterior | own.tensors | self._imputation_tensors(), metadata)
 
     def _reference(self) -> dict[str, float]:
-        """What new rows are compared with, if it is known."""
+        """What new rows are compared with, where it is known."""
         farthest = self.largest_sd_  # type: ignore[attr-defined]
         return {} if math.isnan(farthest) else {"largest_sd": farthest}
 
@@ -270,13 +270,13 @@ class StateMixin:
 
     @classmethod
     def _check_state(cls, state: State) -> None:
-        """Raise a StorageError unless the state is as the tables say."""
+        """Raise a StorageError unless the state obeys the rules."""
         layouts = {name: Layout(x.dtype, tuple(x.shape), 0, 0) for name, x in state.tensors.items()}
         check_tensors(cls._check_header(layouts, state.metadata), state.tensors)
 
     @classmethod
     def _check_header(cls, layouts: Mapping[str, Layout], metadata: dict[str, Any]) -> dict[str, Numbers]:
-        """Do so for everything but the numbers in the tensors, and return the rules for these."""
+        """Raise unless everything but the numbers in the tensors obeys the rules; return the rules for these."""
         cls._fields().check(metadata, "")
         if metadata["names"] is not None and len(metadata["names"]) != metadata["features"]:
             raise StorageError(f"names must be {metadata['features']}; got {len(metadata['names'])}.")
@@ -393,7 +393,7 @@ def estimator_of(kind: str) -> Any:
 
 @contextmanager
 def as_storage_error(failure: str) -> Iterator[None]:
-    """Raise what is wrong with a state as a StorageError of one line that begins with the failure."""
+    """Turn what is wrong with a state into a StorageError of one line that begins with `failure`."""
     try:
         yield
     except ValueError as error:
@@ -431,7 +431,7 @@ def decode_option(value: Any) -> Any:
 
 
 def posterior_shape(names: Iterable[str]) -> type[Posterior]:
-    """Return which of the three shapes the posterior has whose fields are stored."""
+    """Return the kind of posterior whose fields are stored."""
     parts = {name.removeprefix("posterior.") for name in names if name.startswith("posterior.")}
     for shape, rules in POSTERIOR_FIELDS.items():
         if parts == set(rules):

@@ -1,8 +1,8 @@
 """What the weights of rows mean: counts of equal rows, and weights of the two classes.
 
-A weight c counts a row c times, in the coefficients and in how certain they are. Class weights w₀, w₁ multiply the
+A weight c counts a row c times, for the coefficients and for how certain they are. Class weights w₀, w₁ multiply the
 weights of the rows of each class. To first order they add log(w₁/w₀) to all log-odds, as if the classes had other
-shares; `prevalence_offset` takes that back.
+shares; `prevalence_offset` undoes that.
 """
 
 import math
@@ -31,7 +31,7 @@ WEIGHTING_FIELDS = Fields(
         "mean_weight": ABOVE_ZERO,
     },
 )
-APART = 0.01  # share by which fractional weights may differ from one on average, without a note
+APART = 0.01  # fractional weights whose mean is closer than this to one need no warning
 
 
 class ClassWeightMixin:
@@ -42,10 +42,10 @@ class ClassWeightMixin:
     class_weight_: np.ndarray
     class_share_: Any
     robust_groups_: int
-    mean_weight_: float  # of the rows, without class weights: as how many equal rows one counts; NaN if not known
+    mean_weight_: float  # mean weight of the rows, without class weights; NaN if unknown
 
     def _weighted_rows(self, source: RowSource, complete: bool = False) -> RowSource:
-        """Return the rows with the weights of their classes, which are learned; `complete` rows have all of them."""
+        """Learn the weights of the classes, and return the rows with them. `complete` rows must have all classes."""
         note_fractional_weights(source)
         given = self.class_weight is not None
         count = len(self.classes_)
@@ -69,18 +69,18 @@ class ClassWeightMixin:
         return source if bool((weights == 1.0).all()) else reweighted(source, tuple(weights.tolist()))
 
     def prevalence_offset(self, prevalence: Any = None) -> Any:
-        """Return the `offset` with which predictions refer to classes with their true shares.
+        """Return the `offset` that makes predictions refer to the true shares of the classes.
 
-        Without `prevalence`, log(w₀/w₁): it takes back what class weights added to the log-odds. With it, the log-odds
-        of the prevalence less those of the second class among the rows of the fit, counted by their weights: for rows
+        Without `prevalence`, log(w₀/w₁): it removes what class weights added to the log-odds. With it, the log-odds of
+        the prevalence less those of the second class among the rows of the fit, counted by their weights: for rows
         that were sampled by class, as in a case-control study. Pass it to any `predict` method:
         ``model.predict_proba(X, offset=model.prevalence_offset(0.02))``.
 
         Parameters
         ----------
         prevalence : float in (0, 1), optional
-            Share of the second class where the model is applied. With more than two classes, the shares of all, and
-            the result has a column for each.
+            Share of the second class where the model is applied. With more than two classes, the shares of all; the
+            result then has a column for each.
         """
         weights = getattr(self, "class_weight_", np.ones(2))
         if len(weights) > 2:
@@ -98,7 +98,7 @@ class ClassWeightMixin:
         return math.log(prevalence / (1.0 - prevalence)) - math.log(share / (1.0 - share))
 
     def _weighting_state(self) -> dict[str, Any]:
-        """What a file keeps of all this."""
+        """The part of a model file about weights."""
         share, groups = getattr(self, "class_share_", math.nan), getattr(self, "robust_groups_", 0)
         weights = getattr(self, "class_weight_", np.ones(2)).tolist()
         share = share.tolist() if isinstance(share, np.ndarray) else share
@@ -126,7 +126,7 @@ class ClassWeightMixin:
 
 
 def class_offsets(prevalence: Any, weights: np.ndarray, shares: Any) -> np.ndarray:
-    """`prevalence_offset` of more than two classes, 1 × K: -log w_k, or the logs of the new shares over the old."""
+    """`prevalence_offset` for more than two classes, 1 × K: -log w_k, or the logs of the new shares over the old."""
     if prevalence is None:
         return -np.log(weights)[None]
     given = np.asarray(prevalence, dtype=np.float64)
@@ -138,23 +138,23 @@ def class_offsets(prevalence: Any, weights: np.ndarray, shares: Any) -> np.ndarr
 
 
 def note_fractional_weights(source: RowSource) -> None:
-    """Warn if weights of rows in memory are no counts, and are not one on average either."""
+    """Warn if weights of rows in memory are not counts, and are not one on average either."""
     weight = source.in_memory().weight if source.traits.where == "memory" else None
     if weight is None or abs(float(weight.sum()) / len(weight) - 1.0) <= APART:
         return
     if bool((weight == weight.round()).all()):
         return
     warnings.warn(
-        f"sample_weight sums to {float(weight.sum()):.6g} over {len(weight)} rows, and intervals are as wide as for so "
-        "many rows. If the weights say how many others a row stands for, divide them by their mean and use "
-        "model.robust().",
+        f"sample_weight sums to {float(weight.sum()):.6g} over {len(weight)} rows, and intervals are as narrow as for "
+        "that many rows. If weights say how many others a row stands for (survey weights), divide them by their mean "
+        "and use model.robust().",
         WeightWarning,
         stacklevel=users_line(),
     )
 
 
 def read_class_weight(given: Any, classes: np.ndarray, mass: np.ndarray) -> np.ndarray:
-    """Return the weights. "balanced" gives all classes the same total weight and leaves the sum of weights as it is."""
+    """Return the weights. "balanced" gives all classes the same total weight and keeps the sum of weights."""
     if given is None:
         return np.ones(len(classes))
     if isinstance(given, str) and given == "balanced":
@@ -177,13 +177,13 @@ def class_mass(source: RowSource, classes: int) -> np.ndarray:
     """The total weight of the rows of each class."""
     if classes > 2:
         return source.reduce(partial(block_class_masses, classes=classes))[0].cpu().numpy()
-    if source.traits.where == "memory":  # without cutting them into blocks
+    if source.traits.where == "memory":  # no need to cut them into blocks
         rows = source.in_memory()
         if rows.weight is None and rows.label.dtype == torch.bool:
             label = rows.label
             second = float(np.count_nonzero(label.numpy()) if label.device.type == "cpu" else label.count_nonzero())
             return np.array([rows.rows - second, second])
-        with one_thread():  # torch's others would not survive a fork
+        with one_thread():  # torch's other threads would not survive a fork
             if rows.weight is None:
                 second = float(rows.label.sum(dtype=torch.float64))
                 return np.array([rows.rows - second, second])

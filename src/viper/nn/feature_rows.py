@@ -1,7 +1,7 @@
 """The features of a frozen body as rows for the solvers, from tensors or a DataLoader.
 
 Features that fit in memory are computed once. Others are computed again in every pass of the solver. With
-`torch.distributed`, the sums over a batch are added up over all processes, each of which has a part of it.
+`torch.distributed`, each process has part of a batch, and sums are taken over all processes.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -31,16 +31,16 @@ from viper.inference.rows import (
     traits_on,
 )
 
-MEMORY_SHARE = 0.25  # of the memory that is available, for features that are kept
+MEMORY_SHARE = 0.25  # share of the available memory, for features that are kept
 
 
-class AsBlock(Protocol):
-    """Makes rows for the solvers of features and targets."""
+class BlockMaker(Protocol):
+    """Turns features and targets into rows for the solvers."""
 
     def __call__(self, features: Tensor, y: Tensor) -> Block: ...
 
 
-def feature_rows(features: Any, y: Tensor | None, body: torch.nn.Module | None, as_block: AsBlock) -> RowSource:
+def feature_rows(features: Any, y: Tensor | None, body: torch.nn.Module | None, as_block: BlockMaker) -> RowSource:
     """Rows of a tensor with targets y, or of an iterable of pairs of inputs and targets; kept if they fit in memory."""
     source = FeatureRows(batches_of(features, y), body, as_block)
     size = 8 * source.rows * source.dimension
@@ -82,7 +82,7 @@ class FeatureRows(BlockSource):
 
     batches: Callable[[], Iterator[tuple[Tensor, Tensor]]]
     body: torch.nn.Module | None
-    as_block: AsBlock
+    as_block: BlockMaker
 
     @cached_property
     def shape(self) -> tuple[int, int]:
@@ -117,7 +117,7 @@ class FeatureRows(BlockSource):
                 yield block
 
     def sample(self, k: int, generator: np.random.Generator) -> Arrays:
-        """The rows that `Arrays.sample` would choose, by one pass."""
+        """The rows that `Arrays.sample` would choose, in one pass."""
         chosen, start, found = scattered(self.rows, k, generator), 0, []
         for block in self.blocks():
             inside = chosen[(chosen >= start) & (chosen < start + len(block.label))] - start
@@ -143,7 +143,7 @@ def evaluating(body: torch.nn.Module | None) -> Iterator[torch.nn.Module | None]
 
 @dataclass(frozen=True)
 class RowsOfAllRanks(SourceWrapper):
-    """Rows of which every process has a part; sums are over all of them, and the same in every process."""
+    """Rows that are divided among processes; sums are over all of them, and equal in every process."""
 
     source: RowSource
 

@@ -26,7 +26,7 @@ HEAD_RANK = 8
 
 
 class HeadRows(NamedTuple):
-    """What a head sees of some features: rows of A, and where there are any, offsets o and residual variances r."""
+    """Features as a head sees them: rows of A, and offsets o and residual variances r if there are any."""
 
     design: Tensor
     offset: Tensor | None = None
@@ -34,7 +34,7 @@ class HeadRows(NamedTuple):
 
 
 class GaussianHead(GaussianLogits):
-    """What heads have in common: Gaussian weights `q`, and how they are trained given the body."""
+    """What all heads share: Gaussian weights `q`, and their training given the body."""
 
     q: GaussianWeights
 
@@ -160,7 +160,7 @@ class GaussianHead(GaussianLogits):
         return self
 
     def solve(self, source: RowSource, verbose: Any) -> None:
-        """Fit q to rows under the prior as it is."""
+        """Fit q to rows under the current prior."""
         take_over(self.q, fitted_weights(self.q, source, self.gaussian_prior(), verbose))
 
 
@@ -183,10 +183,10 @@ class LogitHead(GaussianHead):
     bias : bool, default True
         Whether there is a bias.
     targets : {"classes", "labels"}, default "classes"
-        Whether several outputs are classes, of which each row has one, or labels, of which it may have any number.
+        Whether several outputs are classes (each row has one) or labels (a row may have any number).
     covariance : {"full", "diagonal", "low-rank"}, default "full"
-        How the weights of one output vary together: by a matrix, not at all, or by a precision that is a diagonal plus
-        a matrix of rank `rank`. Thousands of outputs need one of the latter two.
+        Covariance of the weights of one output: any matrix, a diagonal one, or the inverse of a diagonal plus a matrix
+        of rank `rank`. Thousands of outputs need one of the latter two.
     rank : int, default 8
         Rank of covariance="low-rank".
 
@@ -197,8 +197,8 @@ class LogitHead(GaussianHead):
 
     Notes
     -----
-    What is exact: the loss, for the family that was chosen. Of K classes the weights are independent up to a common
-    shift, which the softmax does not see; of labels they are independent.
+    The loss is exact for the chosen family. The weights of K classes are independent up to a common shift, which the
+    softmax ignores; those of labels are independent.
 
     Examples
     --------
@@ -257,7 +257,7 @@ class LogitHead(GaussianHead):
         return HeadRows(torch.cat([features, torch.ones_like(features[:, :1])], 1))
 
     def solve(self, source: RowSource, verbose: Any) -> None:
-        """Fit q under the prior as it is, or under the best prior scale."""
+        """Fit q under the current prior, or under the best prior scale."""
         if not self.auto_scale:
             return super().solve(source, verbose)
         rest = self.prior_sd().detach().double().cpu()[self.in_features :]

@@ -5,9 +5,9 @@ A linear layer of independent Gaussian weights maps independent units with means
     E = b + M m,      Var = s_b² + S² (m² + v) + M² v        (M, S: means and standard deviations of the weights),
 
 exactly. ReLU, GELU and tanh have closed-form means and variances for Gaussian inputs, by the normal distribution
-function, Owen's T and the expected sigmoid. Two things are approximated between layers: the units of a layer are taken
-for Gaussian, which sums of many are nearly, and for independent, although they share the units before them. Given the
-moments of the last layer, the loss is exact.
+function, Owen's T and the expected sigmoid. Two things are approximated between layers: the units of a layer are
+treated as Gaussian, which sums of many nearly are, and as independent, although they share the units before them. Given
+the moments of the last layer, the loss is exact.
 """
 
 import math
@@ -23,13 +23,13 @@ from viper.nn.logits import GaussianLogits, LatentMoments, Targets, checked_coun
 from viper.softplus.expectation import expected_sigmoid
 from viper.softplus.normal import SQRT_2PI, cdf, pdf
 
-FIRST_SD = 0.05  # standard deviations before training, in those of the prior
-LEAST_UNIT_VARIANCE = 1e-30  # of a unit whose variance is 0, relative to its squared mean plus one
+FIRST_SD = 0.05  # initial standard deviations, relative to those of the prior
+LEAST_UNIT_VARIANCE = 1e-30  # replaces a variance of 0, relative to the unit's squared mean plus one
 OWEN_NODES = 24  # Gauss-Legendre on [0, 1]: error below 1e-15 for every argument
 
 
 def as_moments(x: Any) -> LatentMoments:
-    """Units with their moments; a tensor is known exactly."""
+    """Units with their moments; those of a tensor have variance 0."""
     return x if isinstance(x, LatentMoments) else LatentMoments(x, torch.zeros_like(x))
 
 
@@ -120,8 +120,8 @@ class MomentTanh(torch.nn.Module):
 def relu_moments(mean: Tensor, variance: Tensor) -> LatentMoments:
     """E max(X, 0) = max(ϑ, 0) + τ m and Var max(X, 0) = v (u - m²) below 0, v (1 - u - 2zm - m²) above.
 
-    m = φ(z) - zΦ(-z) and u = (1 + z²)Φ(-z) - zφ(z), z = |ϑ|/τ, are the first two moments of max(Z - z, 0). Nothing that
-    is large cancels.
+    m = φ(z) - zΦ(-z) and u = (1 + z²)Φ(-z) - zφ(z), z = |ϑ|/τ, are the first two moments of max(Z - z, 0). No large
+    terms cancel.
     """
     sd = (variance + LEAST_UNIT_VARIANCE * (1.0 + mean.square())).sqrt()
     z = mean.abs() / sd
@@ -174,15 +174,15 @@ class BayesianNetwork(GaussianLogits):
     Parameters
     ----------
     *layers : torch.nn.Module
-        `BayesianLinear` and the activations of this module; ordinary layers may come first, and see tensors. The last
-        is a `BayesianLinear`.
+        `BayesianLinear` and the activations of this module; ordinary layers may come first, and receive tensors. The
+        last is a `BayesianLinear`.
     targets : {"classes", "labels"}, default "classes"
-        Whether several outputs are classes, of which each row has one, or labels, of which it may have any number.
+        Whether several outputs are classes (each row has one) or labels (a row may have any number).
 
     Notes
     -----
-    Between layers, units are taken for Gaussian and independent; so are the logits of several classes. The loss is
-    exact given their means and variances.
+    Between layers, units are treated as Gaussian and independent; so are the logits of several classes. Given their
+    means and variances, the loss is exact.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""What Gaussian logits say about the targets: the loss, probabilities, their spread, and what a label would tell.
+"""What Gaussian logits say about the targets: loss, probabilities, their spread, and the information in a label.
 
 A network ends in independent f_k ~ N(ϑ_k, τ_k²), one for each output (for classes, up to a common shift). With the
 expected softplus, or the expected log-sum-exp, and their derivatives η, g and h,
@@ -23,7 +23,7 @@ from viper.softplus.logsumexp import expected_logsumexp
 
 Targets = Literal["classes", "labels"]
 Targeted = TypeVar("Targeted", bound=Callable[..., Any])
-SINGLE_TOLERANCE, DOUBLE_TOLERANCE = 1e-7, 1e-10  # of the log-sum-exp, for float32 and float64
+SINGLE_TOLERANCE, DOUBLE_TOLERANCE = 1e-7, 1e-10  # errors of the log-sum-exp, for float32 and float64
 SOFTPLUS_TOLERANCE = 1e-8  # for float32: less than its rounding, and three times as fast as exact
 
 
@@ -95,7 +95,7 @@ class GaussianLogits(torch.nn.Module):
 
     @torch.no_grad()
     def predict_std(self, features: Tensor) -> Tensor:
-        """Standard deviation of each probability: what is unknown about p itself."""
+        """Standard deviation of each probability: how uncertain p itself is."""
         mean, variance = self(features)
         if self.targets == "labels":
             return expected_sigmoid(mean, variance).std
@@ -106,7 +106,7 @@ class GaussianLogits(torch.nn.Module):
     def information(self, features: Tensor) -> Tensor:
         """Mutual information of label and weights in nats (BALD): H(E p) - E H(p), summed over labels; in closed form.
 
-        What observing this row's label would tell about the weights. The error is below 1e-9.
+        This is what observing the row's label would tell about the weights. The error is below 1e-9.
         """
         mean, variance = (x.double() for x in self(features))
         if self.targets == "labels":
@@ -130,7 +130,7 @@ def graph_moments(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tenso
 
 @graph_moments.register_fake
 def shapes_of_moments(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """What compiled code knows before it runs."""
+    """The shapes, which compiled code needs before it runs."""
     return mean.new_empty(mean.shape[:-1]), torch.empty_like(mean), torch.empty_like(mean)
 
 

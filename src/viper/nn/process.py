@@ -5,7 +5,7 @@ inducing points Z. With K_zz = LLᵀ and whitened values w, f(Z) = Lw, it is a l
 
     ϑ = c + Aμ,      τ² = a² - |A|² + diag(A S Aᵀ),      w ~ N(0, I) a priori.
 
-Far from all inducing points A is 0: the prior comes back, however large the features are.
+Far from all inducing points A is 0, and the logits return to their prior however large the features are.
 """
 
 import math
@@ -18,7 +18,7 @@ from viper.nn.heads import HEAD_RANK, GaussianHead, HeadRows, checked_scale
 from viper.nn.logits import Targets, checked_count
 from viper.nn.weights import Covariance, GaussianWeights
 
-JITTER = 1e-6  # of a², on the diagonal of K_zz
+JITTER = 1e-6  # relative to a², on the diagonal of K_zz
 SEARCHED_ROWS = 2000  # features among which inducing points are chosen
 
 
@@ -38,7 +38,7 @@ class GaussianProcessHead(GaussianHead):
     scale : float, default 2
         a before training: the standard deviation of the logits far from the data.
     targets : {"classes", "labels"}, default "classes"
-        Whether several outputs are classes, of which each row has one, or labels, of which it may have any number.
+        Whether several outputs are classes (each row has one) or labels (a row may have any number).
     covariance, rank
         As for `LogitHead`, of the M whitened values of one output.
 

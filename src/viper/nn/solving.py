@@ -4,7 +4,7 @@
 
     Λ_ρ = (1-ρ) Λ + ρ (S₀⁻¹ + n/b Aᵀ diag(h) A),      μ_ρ = μ + ρ Λ_ρ⁻¹ [n/b Aᵀ(y - g) - S₀⁻¹ μ].
 
-Outputs that share a shift are classes; others are labels, each with a problem of its own.
+Outputs that share a shift are classes; others are labels, each with its own problem.
 """
 
 import copy
@@ -33,7 +33,7 @@ from viper.nn.logits import softmax_moments
 from viper.nn.weights import GaussianWeights
 from viper.softplus.limit import limit
 
-LOW_RANK_STEPS, LOW_RANK_GAIN = 500, 1e-8  # of L-BFGS, and the least gain of a step in nats per row
+LOW_RANK_STEPS, LOW_RANK_GAIN = 500, 1e-8  # L-BFGS: most steps, and the least gain of a step in nats per row
 
 
 # --- one step ---
@@ -46,7 +46,7 @@ def take_natural_step(q: GaussianWeights, source: RowSource, prior: Prior, scale
 
 
 def step_of_classes(q: GaussianWeights, source: RowSource, prior: Prior, scale: float, rate: float) -> None:
-    """Move the precisions' part that the rows ask for, P - P M⁻¹ P, and then the means."""
+    """Move the part of the precisions that is due to the rows, P - P M⁻¹ P, and then the means."""
     diagonal = q.covariance == "diagonal"
     problem = ClassProblem(source, len(q.mean), prior, diagonal, scale)
     star = q.to_star()
@@ -151,7 +151,7 @@ def take_over_label(q: GaussianWeights, k: int, fit: FittedPosterior) -> None:
 
 def climb_low_rank(q: GaussianWeights, problem: ClassProblem) -> None:
     """Climb from a q without loadings to the optimum of the ELBO, all rows in memory, by L-BFGS in float64."""
-    moving = copy.deepcopy(q).double().requires_grad_(True)  # a frozen head is fitted, too
+    moving = copy.deepcopy(q).double().requires_grad_(True)  # so that a frozen head can be fitted, too
     climb = LowRankClimb(moving, problem)
     options = {"maxiter": LOW_RANK_STEPS, "maxcor": 30, "ftol": LOW_RANK_GAIN, "gtol": 0.0}
     start = np.zeros(len(climb.first))
@@ -184,7 +184,7 @@ class LowRankClimb:
 
     @torch.enable_grad()
     def negative(self, z: np.ndarray) -> tuple[float, np.ndarray]:
-        """Its value and gradient, after q has moved there."""
+        """Value and gradient at z, to which q is moved."""
         vector_to_parameters(self.first + self.units * torch.from_numpy(z).to(self.units), self.moved)
         self.q.zero_grad()
         total = self.q.divergence_from(self.prior_sd) / self.rows

@@ -4,9 +4,9 @@
     diagonal    S_k = diag(s_k²)
     low-rank    S_k⁻¹ = diag(s_k⁻¹) (I + W_k W_kᵀ) diag(s_k⁻¹), W_k of `rank` columns
 
-Every entry but μ is free of units, so one learning rate suits all of them. It is the inverse factor that an optimiser
-moves: where its noise makes F_k too large, the loss says so at once. Under the prior N(0, D) the divergence is that of
-independent Gaussians, or, for classes, that of their contrasts: Gaussians that are independent up to a common shift
+Every entry but μ is free of units, so one learning rate suits all of them. The optimiser moves the inverse factor: if
+its noise makes F_k too large, the loss rises at once. Under the prior N(0, D) the divergence is that of independent
+Gaussians, or, for classes, that of their contrasts: Gaussians that are independent up to a common shift
 (`inference.classes.star`).
 """
 
@@ -21,7 +21,7 @@ from viper.inference.problem import Gaussian
 
 Covariance = Literal["full", "diagonal", "low-rank"]
 HEAD_COVARIANCES: tuple[Covariance, ...] = ("full", "diagonal", "low-rank")
-FIRST_SHARE = 0.1  # standard deviations before training, in those of the prior
+FIRST_SHARE = 0.1  # initial standard deviations, relative to those of the prior
 FIRST_LOADING = 0.1  # at zero, loadings would have no gradient
 
 
@@ -68,7 +68,7 @@ class GaussianWeights(torch.nn.Module):
         apart = x.square() @ (2.0 * self.log_scale).exp().T
         if self.covariance == "diagonal":
             return apart
-        # Woodbury: |s∘x|² - |L⁻¹ Wᵀ (s∘x)|², where rounding may leave less than nothing
+        # Woodbury: |s∘x|² - |L⁻¹ Wᵀ (s∘x)|², which rounding may make negative
         inner = torch.linalg.solve_triangular(self.root(), self.loadings.mT, upper=False)
         inside = x @ (inner * self.log_scale.exp()[:, None]).mT
         least = torch.finfo(x.dtype).eps * apart

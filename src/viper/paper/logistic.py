@@ -16,7 +16,7 @@ from viper.errors import ImportanceWarning
 from viper.paper.artefact import Artefact, Config, Job, Request, Row
 from viper.paper.logistic_tables import agreement_tables, all_cells, comparison_table, optimum_table, study_figure
 from viper.paper.methods import FAMILIES, METHODS, Marginals, fit_logistic, scores_against
-from viper.paper.optimum import NormalDistribution, exact_optimum, kl
+from viper.paper.optimum import NormalDistribution, exact_optimum, gaussian_kl
 from viper.paper.simulated import Simulated, simulate
 from viper.paper.tables import ResultTable
 from viper.report.metrics import auc
@@ -187,8 +187,8 @@ def variational_rows(data: Simulated, family: str, seed: int, config: Config) ->
             "family": family,
             "elbo": model.elbo_,
             "elbo_mc": sampled_elbo(model, data, config["elbo_samples"], seed),
-            "kl_mc": None if method == "VI-MC" else kl(reference, q),
-            "kl_optimum": kl(best, q),
+            "kl_mc": None if method == "VI-MC" else gaussian_kl(reference, q),
+            "kl_optimum": gaussian_kl(best, q),
             "runtime": seconds,
             "iterations": model.n_iter_,
             "converged": model.converged_,

@@ -35,7 +35,7 @@ def exact_optimum(X: np.ndarray, y: np.ndarray, family: str) -> NormalDistributi
     q = NormalDistribution(mode, np.zeros((X.shape[1],) * 2))
     for _ in range(MOST_ITERATIONS):
         after = improved(X, y, q, family)
-        if q.covariance.any() and kl(q, after) < STILL:
+        if q.covariance.any() and gaussian_kl(q, after) < STILL:
             return after
         q = after
     raise RuntimeError(f"the iteration must converge within {MOST_ITERATIONS} steps; got one that still moves.")
@@ -70,7 +70,7 @@ def expectations(theta: np.ndarray, tau: np.ndarray) -> tuple[np.ndarray, np.nda
     return slope, curvature
 
 
-def kl(p: NormalDistribution, q: NormalDistribution) -> float:
+def gaussian_kl(p: NormalDistribution, q: NormalDistribution) -> float:
     """KL(p ‖ q) = ½ Σ_j (λ_j - 1 - log λ_j) + ½ |L⁻¹(μ_p - μ_q)|², λ the eigenvalues of L⁻¹ Σ_p L⁻ᵀ, Σ_q = LLᵀ.
 
     Written in a form that stays accurate when p and q nearly agree.

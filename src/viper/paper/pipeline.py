@@ -96,13 +96,13 @@ def make_runs(artefact: Artefact, request: Request, jobs: int, records: Records)
         if not missing:
             return 0
         with progress_bar(artefact, missing) as advance:
-            for done in completed(artefact, missing, config, request.data, jobs):
+            for done in completed_runs(artefact, missing, config, request.data, jobs):
                 records.append(*done)
                 advance(done.job)
     return len(missing)
 
 
-def completed(artefact: Artefact, todo: list[Job], config: Config, data: Path | None, jobs: int) -> Iterator[Done]:
+def completed_runs(artefact: Artefact, todo: list[Job], config: Config, data: Path | None, jobs: int) -> Iterator[Done]:
     """Do runs in this process, in others, or on the cluster of an active Dask client; yield them as they finish."""
     if jobs == 1 and not has_dask_client():
         yield from (make_run(artefact, job, config, data) for job in todo)
@@ -129,7 +129,7 @@ def has_dask_client() -> bool:
 
 
 @cache
-def exit_with(parent: int) -> None:
+def exit_with_parent(parent: int) -> None:
     """End this process when the one that started it ends, even if that one was killed."""
 
     def watch() -> None:
@@ -147,7 +147,7 @@ def make_run(artefact: Artefact, job: Job, config: Config, data: Path | None, pa
     from threadpoolctl import threadpool_limits
 
     if parent is not None:
-        exit_with(parent)
+        exit_with_parent(parent)
     threads = torch.get_num_threads()
     start = time.perf_counter()
     try:

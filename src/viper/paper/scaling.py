@@ -7,7 +7,7 @@ from viper.paper.artefact import Artefact, Config, Job, Request, Row
 from viper.paper.figures import METHOD_MARKS
 from viper.paper.logistic import warm_up
 from viper.paper.methods import METHODS, TABLE_ORDER, fit_logistic
-from viper.paper.optimum import NormalDistribution, exact_optimum, kl
+from viper.paper.optimum import NormalDistribution, exact_optimum, gaussian_kl
 from viper.paper.published import published_logistic
 from viper.paper.simulated import simulate
 from viper.paper.tables import Cell, ResultTable, Spread, spread_of
@@ -128,7 +128,7 @@ class ElboByTerms(Artefact):
                     "elbo": model.elbo_,
                     "gap": most - model.objective_,
                     "loss": most - model.elbo_,
-                    "kl_optimum": kl(best, NormalDistribution(model.coef_[0], model.covariance_)),
+                    "kl_optimum": gaussian_kl(best, NormalDistribution(model.coef_[0], model.covariance_)),
                     "runtime": seconds,
                 }
             )

@@ -16,7 +16,7 @@ import torch
 from viper import VariationalLogisticRegression, datasets, expected_sigmoid
 from viper.paper.artefact import Artefact, Config, Job, Request, Row
 from viper.paper.methods import FAMILIES, METHODS, TABLE_ORDER, Marginals
-from viper.paper.optimum import NormalDistribution, exact_optimum, kl
+from viper.paper.optimum import NormalDistribution, exact_optimum, gaussian_kl
 from viper.paper.published import PUBLISHED_SOIL, PUBLISHED_SOIL_FITS
 from viper.paper.tables import Cell, ResultTable
 from viper.report.metrics import auc
@@ -140,7 +140,7 @@ def elbo_by_quadrature(design: np.ndarray, y: np.ndarray, q: NormalDistribution)
     nodes, weights = np.polynomial.hermite_e.hermegauss(20)
     softplus = sum(w * np.logaddexp(0.0, theta + z * tau) for z, w in zip(nodes, weights / weights.sum(), strict=True))
     prior = NormalDistribution(np.zeros(len(q.mean)), np.eye(len(q.mean)))
-    return float((y * theta - softplus).sum()) - kl(q, prior)
+    return float((y * theta - softplus).sum()) - gaussian_kl(q, prior)
 
 
 def with_intercept(X: np.ndarray) -> np.ndarray:
@@ -171,7 +171,7 @@ def soil_table(runs: RunsByMethod, found: Posteriors, source: str) -> ResultTabl
     rows: list[list[Cell]] = []
     for family, method in [key for family in FAMILIES for method in TABLE_ORDER if (key := (family, method)) in runs]:
         run, reference = runs[family, method], found.get((family, "VI-MC"))
-        distance = None if reference is None or method == "VI-MC" else kl(reference, found[family, method])
+        distance = None if reference is None or method == "VI-MC" else gaussian_kl(reference, found[family, method])
         rows.append([family, method, "ours", float(run["elbo"]), distance, float(run["width"]), float(run["auc"])])
         if (family, method) in PUBLISHED_SOIL:
             rows.append([family, method, "published", *PUBLISHED_SOIL[family, method]])
@@ -191,7 +191,7 @@ def distance_table(runs: RunsByMethod, found: Posteriors, source: str) -> Result
         if best is not None and q is not None:
             short = float(runs[family, OPTIMUM]["elbo"] - runs[family, method]["elbo"])
             seconds = float(runs[family, method]["runtime"])
-            rows.append([family, method, short, kl(best, q), largest_shift(best, q), seconds])
+            rows.append([family, method, short, gaussian_kl(best, q), largest_shift(best, q), seconds])
     notes = [
         "Nats by which the ELBO falls short of the optimum, KL(optimum ‖ fit), the largest shift of a posterior mean "
         "in the optimum's sds, and seconds of one thread. The optimum is that of the exact ELBO, by another program; "

@@ -33,8 +33,8 @@ def average_section(study: Study) -> str:
     left = len(found.effects) - len(shown)
     more = f"{left:,} smaller changes are not listed." if left else None
     caution = (
-        "These are differences between predictions. They tell what would happen if someone changed a column only if "
-        "nothing else that matters for the outcome, and is missing from the model, goes along with that column."
+        "These are differences between predictions. They say what would happen if someone changed a column only if no "
+        "cause of the outcome that is missing from the model is related to that column."
     )
     return section(
         "average",

@@ -27,8 +27,8 @@ from viper.report.words import column_value, drift_in_words, listed_in_words, pe
 MOST_NAMES = 40  # columns that are named in a sentence
 MOST_OPEN = 20  # rows of the table of columns that are shown without a click
 MOST_LEVELS = 4  # levels of a category that are named
-MOST_DRIFTED_LISTED = 20  # columns unlike those of the fit that are listed
-MIDDLE = (0.1, 0.9)  # quantiles that stand for the range where single values must not be shown
+MOST_DRIFTED_LISTED = 20  # columns that differ from those of the fit and are listed
+MIDDLE = (0.1, 0.9)  # quantiles shown in place of the range if single values must not be shown
 
 
 def card_section(study: Study) -> str:
@@ -134,7 +134,7 @@ def drift_section(study: Study) -> str:
 
 
 def columns_table(study: Study) -> str:
-    """What each raw column held in the rows of the fit, where the model remembers them, and in these."""
+    """What each raw column contained in the rows of the fit, if the model has a record of them, and in these."""
     training = study.training
     titles = ["Values in these rows", "Missing"]
     if training is not None:

@@ -23,7 +23,7 @@ from viper.report.svg import (
 from viper.report.views import FEW_VALUES, AverageEffect, Effect, Trace, date_ticks, spaced_indices
 from viper.report.words import (
     THIN,
-    about,
+    about_percent,
     chance,
     chance_range,
     column_value,
@@ -41,13 +41,13 @@ if TYPE_CHECKING:
 
 PERCENTS = [(k / 4, f"{25 * k}{THIN}%") for k in range(5)]
 UNIT = (0.0, 1.0)
-ROWS_TICK_HEIGHT = 36.0  # of a name beside the chart of rows, which a phone shows at a third of its size
+ROWS_TICK_HEIGHT = 36.0  # height of a name beside the chart of rows, which a phone shows at a third of its size
 DENSITY_POINTS = 201
 SMEAR = 0.01  # δ: half the width of the window over which a density is averaged, as a share of the axis; see page.js
 ROUND_ENDS = (1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0)  # where an axis may end, times a power of ten
-NARROW = 0.6  # an axis of probabilities is cut where all lie below this, or above one minus this
+NARROW = 0.6  # an axis of probabilities is cut if all lie below this, or above one minus this
 FIRST_RECALL = 0.05  # recall at which the precision-recall curve begins
-LEAST_SHOWN = 1e-4  # where a scale of log-odds starts at the least; smaller probabilities are drawn there
+LEAST_SHOWN = 1e-4  # smallest probability on a scale of log-odds; smaller ones are drawn at its end
 CROWDED = 0.17  # if half of the values lie in so small a share of the axis, its scale is stretched
 
 
@@ -59,7 +59,7 @@ class ProbabilityAxis(NamedTuple):
 
     low: float
     high: float
-    kind: str  # of the scale: "linear" or "log-odds"
+    kind: str  # kind of scale: "linear" or "log-odds"
 
     @property
     def ends(self) -> tuple[float, float]:
@@ -112,9 +112,9 @@ def probability_axis(values: Any, extent: Any = ()) -> ProbabilityAxis:
 
 
 def odds_ends(values: np.ndarray, every: np.ndarray) -> tuple[float, float]:
-    """Between which small probabilities a scale of log-odds is drawn.
+    """The ends of a log-odds scale for small probabilities.
 
-    It reaches to the largest value, unless the last two in a hundred would take a third of it by themselves.
+    It reaches the largest value, unless the largest 2 % of the values would take a third of it.
     """
     least, largest = max(float(np.quantile(values, 0.02)) / 1.5, LEAST_SHOWN), float(np.quantile(every, 0.98))
     far = max(float(values.max()), largest)
@@ -168,7 +168,7 @@ def reliability_chart(study: Study) -> str:
     largest = table["rows"].max()
     for predicted, observed, n, low, high in table.itertuples(index=False):
         chart.interval(predicted, low, high)
-        tooltip = f"{n:,} rows given {about(predicted)}: {percent(observed)} {study.predicate('had')}"
+        tooltip = f"{n:,} rows given {about_percent(predicted)}: {percent(observed)} {study.predicate('had')}"
         chart.dot(predicted, observed, 3.5 + 6.0 * math.sqrt(n / largest), f"{tooltip} ({percent_range(low, high)})")
     return chart.svg(f"Reliability diagram: share that {study.predicate('had')} against predicted probability")
 
@@ -187,7 +187,7 @@ def roc_chart(study: Study) -> str:
 
 
 def precision_recall_chart(study: Study) -> str:
-    """Precision against recall, from the first 5 % of recall on: before that, single rows decide."""
+    """Precision against recall, beginning at a recall of 5 %: before that, single rows decide."""
     from sklearn.metrics import precision_recall_curve
 
     precision, recall, _ = precision_recall_curve(study.label, study.predictions.probability)

@@ -126,11 +126,11 @@ def predictive_check(
     observed = check_statistics(label[None], probability, place, len(names))[0]
     scale = np.array([1.0, len(label), len(label), *[1.0] * len(names)])
     index = ["positives", "log score", "Brier score", *names]
-    table = compared(observed / scale, drawn / scale, level)
+    table = compare_statistics(observed / scale, drawn / scale, level)
     return pandas.DataFrame(table, index=pandas.Index(index, name="statistic"))
 
 
-def compared(observed: np.ndarray, drawn: np.ndarray, level: float) -> dict[str, np.ndarray]:
+def compare_statistics(observed: np.ndarray, drawn: np.ndarray, level: float) -> dict[str, np.ndarray]:
     """Observed statistics against drawn ones: the first three each by itself, all further ones together."""
     groups = max(drawn.shape[1] - 3, 1)
     levels = np.where(np.arange(drawn.shape[1]) < 3, level, level ** (1 / groups))

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import pandas
 
 CURVE_THRESHOLDS = 100
-BENEFIT_DRAWS = 4000  # of the four shares, for the intervals of net benefit: their ends are good to 2 % of the width
+BENEFIT_DRAWS = 4000  # draws of the four shares; ends of intervals of net benefit are good to 2 % of the width
 BENEFIT_SEED = 1
 
 
@@ -38,7 +38,7 @@ def cost_threshold(cost_fp: float = 1.0, cost_fn: float = 1.0) -> float:
 def budget_threshold(probability: Any, budget: float) -> float:
     """The lowest threshold at which at most `budget` rows are acted on: a number of rows, or a share if below 1.
 
-    Rows with equal probabilities are acted on all or not at all, so there may be fewer than the budget allows.
+    Of rows with equal probabilities, all or none are acted on, so there may be fewer than the budget allows.
     """
     ranked = np.sort(np.asarray(probability, dtype=float))[::-1]
     most = budget_rows(budget, len(ranked))
@@ -77,7 +77,7 @@ class Confusion(NamedTuple):
 
     @property
     def counts(self) -> dict[str, tuple[int, int]]:
-        """Rate -> of how many rows it is the share of how many."""
+        """Rate -> the count and the number of rows of which it is a share."""
         tp, fp, fn, tn = self[1:]
         return {
             "sensitivity": (tp, tp + fn),
@@ -94,7 +94,7 @@ class Confusion(NamedTuple):
         sensitivity (recall): share of the second class that is acted on; specificity: share of the first class that is
         left alone; ppv (precision): share of those acted on that are of the second class; npv: share of those left
         alone that are of the first class. The credible interval, under Jeffreys' prior, allows for the number
-        of rows. The threshold and the model's probabilities are taken as they are, so use rows that the model has
+        of rows. The threshold and the model's probabilities are treated as given, so use rows that the model has
         not learned from.
         """
         import pandas
@@ -196,7 +196,7 @@ def default_thresholds(probability: np.ndarray) -> np.ndarray:
 
 
 def shown_thresholds(label: np.ndarray, probability: np.ndarray) -> tuple[np.ndarray, int]:
-    """Round thresholds to choose from, dense where the probabilities are, and the place of the base rate among them.
+    """Round thresholds to choose from, dense where the probabilities are, and the index of the base rate among them.
 
     They end where so few rows are acted on that nothing can be said.
     """

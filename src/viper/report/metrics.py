@@ -44,17 +44,17 @@ __all__ = [
     "scores",
 ]
 
-SMALL_LOSS = 0.005  # of the entropy: 4 points at 50 %, a quarter of the probability at 1 %
-LARGE_LOSS = 0.02  # of the entropy: 8 points at 50 %, half of the probability at 1 %
-JUDGED_LEVEL = 0.9  # of the interval of the loss, so that each of its ends is exceeded by chance once in 20 times
-ROUNDED_SHARES = 1e-12  # of shares and mean probabilities: smaller differences are none
+SMALL_LOSS = 0.005  # share of the entropy: 4 points at 50 %, a quarter of the probability at 1 %
+LARGE_LOSS = 0.02  # share of the entropy: 8 points at 50 %, half of the probability at 1 %
+JUDGED_LEVEL = 0.9  # level of the interval of the loss; chance exceeds each end once in 20 times
+ROUNDED_SHARES = 1e-12  # smaller differences of shares and mean probabilities count as zero
 ROWS_PER_GROUP = 100  # rows for each group by which calibration is judged
-FEWEST_EXPECTED = 5.0  # of each class, expected in a group, for its count to be nearly normal
-LEAST_VARIANCE = 1e-6  # of a count; less only if all probabilities are 0 or 1, and then any error is plain
+FEWEST_EXPECTED = 5.0  # rows of each class expected in a group whose count is nearly normal
+LEAST_VARIANCE = 1e-6  # variance of a count; smaller only if all probabilities are 0 or 1, and then any error is plain
 LARGEST_EXACT = 1e6  # statistic above which the noncentral χ² is as good as normal
 FEW_OF_A_CLASS = 10  # rows of a class in a group, below which its scores say little
 CLEAR_ERRORS = 2.0  # standard errors that make a difference clear
-LARGEST_SHIFT = 3.0  # of the log-odds, beyond which predictions are wrong in one way only: too high or too low
+LARGEST_SHIFT = 3.0  # shift of the log-odds beyond which predictions are wrong in one way only: too high or too low
 
 
 class Scores(NamedTuple):
@@ -93,7 +93,7 @@ class Scores(NamedTuple):
 def scores(label: Any, probability: Any, interval: Any = None, bins: int = 10, sample_weight: Any = None) -> Scores:
     """Score probabilities of the second class.
 
-    With `sample_weight`, a row of weight c counts as c equal rows: whole numbers give what repeating rows gives.
+    With `sample_weight`, a row of weight c counts as c equal rows: integer weights give the scores of repeated rows.
 
     Examples
     --------
@@ -243,7 +243,7 @@ class CalibrationVerdict(NamedTuple):
     slope : factor of the log-odds that fits best; below 1, predictions are too extreme. None if there is none
     shift_error, slope_error : their standard errors
     rows, groups : how many were used
-    rarer : rows of the rarer class, on which it depends how much can be told
+    rarer : number of rows of the rarer class, which limits how much can be said
     """
 
     verdict: str
@@ -283,7 +283,7 @@ class CalibrationVerdict(NamedTuple):
 
     @property
     def direction(self) -> str:
-        """In which way predictions are wrong, as far as that is clear; may be empty."""
+        """The direction in which predictions are wrong, if it is clear; otherwise empty."""
         said = []
         if self.shift is not None and self.shift_error and abs(self.shift) > CLEAR_ERRORS * self.shift_error:
             said.append("too low" if self.shift > 0 else "too high")
@@ -315,7 +315,7 @@ def judge_calibration(
     on the number of rows (Nattino, Pennell and Lemeshow, 2020).
 
     The verdict is "good" if the loss is below 0.5 % (an error of 4 points at 50 %, or of a quarter of the probability
-    at 1 %), "fair" below 2 % (8 points at 50 %, half of the probability at 1 %), else "poor"; and "unclear" if
+    at 1 %), "fair" below 2 % (8 points at 50 %, half of the probability at 1 %), otherwise "poor"; and "unclear" if
     the interval reaches from good to poor.
 
     With `sample_weight`, a row of weight c counts as c equal rows.
@@ -366,7 +366,7 @@ def calibration_loss(
     squares, means = misfits(label, probability, place, weight)
     statistic, freedom = float(squares.sum()), max(float(means.sum()), 1.0)
     lower = noncentrality(statistic, freedom, 0.5 + 0.5 * JUDGED_LEVEL)
-    # groups that agree better than chance would have it are luck, and make nothing surer
+    # an agreement better than chance is luck, and must not narrow the interval
     upper = noncentrality(max(statistic, freedom), freedom, 0.5 - 0.5 * JUDGED_LEVEL)
     # entropy of the mean probability, if the rows have one class only
     both = 0 < label.sum() < len(label)
@@ -624,7 +624,7 @@ def class_scores(
 
 
 def checked_class_predictions(label: Any, probability: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Return whole numbers and a matrix, or raise."""
+    """Return integer labels and a matrix, or raise."""
     label, probability = np.asarray(label), np.asarray(probability, dtype=float)
     if probability.ndim != 2 or label.shape != probability.shape[:1] or not len(label):
         raise ValueError(
@@ -734,7 +734,7 @@ def label_scores(
 def each_label(
     label: Any, probability: Any, names: Any = None, bins: int = 10, sample_weight: Any = None
 ) -> "pandas.DataFrame":
-    """What `scores` says of each label, with `recall`, `precision` and `f1`; indexed by label.
+    """The `scores` of each label, with `recall`, `precision` and `f1`; indexed by label.
 
     What cannot be computed is NaN.
     """

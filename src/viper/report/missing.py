@@ -1,4 +1,4 @@
-"""What is missing in a table: how much, where, together with what, and whether it goes with the outcome."""
+"""Missing values of a table: how many, where, together with which others, and whether they go with the outcome."""
 
 from html import escape
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
     from viper.report.study import Study
 
-QUANTILES = 400  # of each posterior, of which all pairs represent the difference of two shares
+QUANTILES = 400  # quantiles of each posterior; all pairs of them represent the difference of two shares
 MOST_PATTERNS = 10  # combinations of missing columns that are listed
-SUREST = 1e-3  # chance of a link this strong by accident, over all pairs of columns, below which it is named
+SUREST = 1e-3  # a link is named if chance would produce one this strong, over all pairs of columns, less often
 MOST_PAIRS = 20_000  # pairs of columns that are compared
 
 
@@ -25,7 +25,7 @@ class MissingData(NamedTuple):
 
     rows, complete : number of rows, and of those without missing values
     columns : one row per incomplete column, the worst first. `missing` values, their `share`, and `goes_with`, the
-        other column that tells most about where they are missing, in words. With a target also the `observed` share of
+        other column that best predicts where they are missing, in words. With a target also the `observed` share of
         the positive class in rows that have a value, that share where it is `absent`, and the interval from `lower` to
         `upper` of the difference, absent - observed, under Jeffreys' priors
     patterns : which columns are missing together, the most common combination first, in `rows` and as a `share`
@@ -83,7 +83,7 @@ def missing_values(data: Any, target: str | None = None, positive: Any = None, l
         label, known, positive = positive_rows(frame[target], positive)
         found = [difference_of_shares(label[known], holes.loc[known, name].to_numpy(), level) for name in incomplete]
         table[["observed", "absent", "lower", "upper"]] = np.array(found).reshape(len(found), 4)
-    table["goes_with"] = links(frame.drop(columns=[] if target is None else [target]), holes, incomplete)
+    table["goes_with"] = linked_columns(frame.drop(columns=[] if target is None else [target]), holes, incomplete)
     complete = int((~holes.any(axis=1)).sum())
     return MissingData(len(frame), complete, table, missing_patterns(holes[incomplete]), target, positive)
 
@@ -122,8 +122,8 @@ def difference_of_shares(label: np.ndarray, absent: np.ndarray, level: float) ->
     return shares[0], shares[1], float(ends[0]), float(ends[1])
 
 
-def links(frame: "pandas.DataFrame", holes: "pandas.DataFrame", incomplete: list[str]) -> list[str]:
-    """Describe, for each incomplete column, the other column that tells most about where it is missing."""
+def linked_columns(frame: "pandas.DataFrame", holes: "pandas.DataFrame", incomplete: list[str]) -> list[str]:
+    """Describe, for each incomplete column, the other column that best predicts where it is missing."""
     from scipy.stats import chi2
 
     columns = list(frame.columns)[: max(1, MOST_PAIRS // max(1, len(incomplete)))]
@@ -192,7 +192,7 @@ def allowance_sentence(model: Any) -> str:
     """Say whether the intervals allow for missing values."""
     if not hasattr(model, "missing_information_"):
         return "The intervals treat what was filled in as if it had been observed, so they are a little too narrow."
-    largest = model.missing_information_.reshape(-1, len(model._names())).max(0)  # over classes
+    largest = model.missing_information_.reshape(-1, len(model._names())).max(0)  # the largest over classes
     shares = dict(zip(model._names(), largest.tolist(), strict=True))
     name = max(shares, key=lambda one: shares[one])
     return (

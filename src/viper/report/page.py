@@ -25,10 +25,10 @@ class ReportPage:
     """A study as a page: what it says, whether it predicts, what to do, why, which rows, and whether to trust it."""
 
     def __init__(self, study: Study) -> None:
-        self.study = study
+        self.study, self.title = study, f"Probability of {study.positive}"
         self.rows = RowSection(study) if study.show_rows else None
         self.decisions = sections.DecisionSection(study) if 0 < study.base_rate < 1 else None
-        self.writers: list[Callable[[Study], str]] = [
+        self.writers: list[Callable[[Any], str]] = [
             sections.summary_section,
             sections.performance_section,
             sections.groups_section,
@@ -52,7 +52,7 @@ class ReportPage:
         body = "\n".join(filter(None, (self._written(writer, step) for writer in self.writers)))
         style, script = resource("page.css"), resource("page.js")
         return Template(resource("page.html")).substitute(
-            title=escape(f"Probability of {self.study.positive}"),
+            title=escape(self.title),
             subtitle=escape(sections.subtitle(self.study)),
             policy=content_policy(style, script),
             contents=table_of_contents(body),
@@ -64,7 +64,7 @@ class ReportPage:
             data=json.dumps(self.payload()).replace("<", "\\u003c"),
         )
 
-    def _written(self, writer: Callable[[Study], str], step: Callable[[], None]) -> str:
+    def _written(self, writer: Callable[[Any], str], step: Callable[[], None]) -> str:
         markup = writer(self.study)
         step()
         return markup
@@ -76,7 +76,7 @@ class ReportPage:
 
 
 def content_policy(style: str, script: str) -> str:
-    """Nothing is loaded, and no style or script applies but these two, which are known by their digests."""
+    """A policy by which nothing is loaded, and only this style and this script, known by their digests, apply."""
     known = [
         f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in (style, script)
     ]

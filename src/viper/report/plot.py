@@ -1,5 +1,5 @@
-"""Plots of fitted models. Every function draws into `ax`, or into a new figure, and returns the Axes; only `terms`
-has a panel for each term.
+"""Plots of fitted models. Every function draws into `ax`, or into a new figure, and returns the Axes. `terms` returns
+several, because it draws a panel for each term.
 
 Colours are Okabe and Ito's, which colour-blind readers can tell apart. Matplotlib's global settings are left alone.
 """
@@ -73,7 +73,7 @@ def coefficient_summary(model: Any, what: str, level: float = 0.95) -> Any:
         raise TypeError(f"{what} needs a model with coefficients; got {kind}. Use partial_effect or forest.")
     table = model.summary(level)
     if table.index.nlevels == 1:
-        own = model.components().index if hasattr(model, "factors_") else []  # variance components are no coefficients
+        own = model.components().index if hasattr(model, "factors_") else []  # variance components are not coefficients
         return table.drop(index=["intercept", *own], errors="ignore")
     table = table[table.index.get_level_values(1) != "intercept"]  # by class or label
     return table.set_axis([f"{label}: {name}" for label, name in table.index])
@@ -347,7 +347,7 @@ def residuals(model: Any, X: Any, y: Any, *, values: Any = None, level: float = 
 
 
 def shrinkage(model: Any, groups: str | None = None, *, level: float = 0.95, top: int = 40, ax: Any = None) -> "Axes":
-    """Intercepts of groups with intervals, sorted, beside what each group's own rows say without the others.
+    """Intercepts of groups with intervals, sorted, beside estimates from each group's own rows alone.
 
     The second is b̂ = μ/(1 - v/σ²), where μ and v are posterior mean and variance and σ² the variance between groups:
     the less a group's rows tell, the more its effect is drawn towards zero. With more than `top` groups, every k-th of
@@ -424,7 +424,7 @@ def probability_map(
 def experiment(
     made: Any, *, columns: Any = None, at: Any = None, level: float = 0.95, size: int = 61, ax: Any = None
 ) -> "Axes":
-    """What an experiment knows over one input or two, and where it asked.
+    """What an experiment has found out along one input or two, and where it asked.
 
     Over one input: the expected outcome with its interval, or the utility. Over two: the map of it. With
     ``goal="threshold"`` also where it crosses the threshold, and the band that holds the crossing: the points whose
@@ -537,6 +537,6 @@ def bounds(over: str = "mean", *, mean: float = 1.0, sd: float = 2.0, ax: Any = 
     if over == "sd":
         ax.set_xscale("log")
     ax.set(xlabel="ϑ" if over == "mean" else "τ", ylim=(FLOOR, 10))
-    # where there are no lines
+    # there are no curves there
     ax.legend(frameon=False, fontsize=8, loc=(0.02, 0.2) if over == "mean" else "upper left")
     return titled(ax, f"Relative error at {f'τ = {sd:g}' if over == 'mean' else f'ϑ = {mean:g}'}")

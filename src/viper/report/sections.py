@@ -28,7 +28,7 @@ from viper.report.svg import (
 )
 from viper.report.words import THIN, chance, factor, percent, percent_range, readable_number, with_decimals
 
-MOST_GROUP_EFFECTS = 10  # of each factor that are listed
+MOST_GROUP_EFFECTS = 10  # listed of each factor
 KINDS = {
     "mixed": "Bayesian logistic regression with effects of groups",
     "logistic": "Bayesian logistic regression",
@@ -80,7 +80,7 @@ def summary_section(study: Study) -> str:
 
 
 def caution(study: Study) -> str:
-    """Whether the scores on this page are honest ones."""
+    """Whether the scores on this page are honest."""
     if study.from_training:
         instead = " The scores of cross-validation above are the honest ones." if study.cross_validated else ""
         return f"The model learned from these rows, which flatters its scores on this page.{instead}"
@@ -195,9 +195,9 @@ def effects_of_groups_section(study: Study) -> str:
         for name, row in parts.iterrows()
     ]
     text = (
-        "sd is the standard deviation of log-odds between groups, icc the share of groups in the variance of log-odds. "
-        "A group's effect is drawn towards zero, the more so the fewer rows it has. For a new group, predictions "
-        "average over the effects that it may have, or are refused."
+        "sd is the standard deviation of log-odds between groups, icc the share of the variance of log-odds that lies "
+        "between groups. A group's effect is drawn towards zero, more so if it has few rows. For a new group, "
+        "predictions average over the effects that it may have, or are refused."
     )
     listing = data_table("How much groups differ", head, rows, "components")
     tables = [effects_of_factor(study, factor) for factor in study.model.factors_] if study.show_rows else []
@@ -450,8 +450,8 @@ class DecisionSection:
             f"the two mistakes cost. Here it starts at the average, {percent(study.base_rate)}."
         )
         allowance = (
-            f"The {study.level_name} intervals allow for the number of rows. They take the model as it is, so they are "
-            f"honest only for rows that it has not learned from."
+            f"The {study.level_name} intervals allow for the number of rows. They treat the model as given, so they "
+            f"are honest only for rows that it has not learned from."
         )
         panel = element("div", self.panel(), class_="panel still")
         curve = figure(
@@ -620,8 +620,8 @@ def checks_section(study: Study) -> str:
         known = np.isfinite(values)
         by_column = binned_residuals(study.label[known], probability[known], values[known], level=study.level)
         sentence = (
-            f"Dots that do not scatter around zero mean that {name} acts in a way the model does not know, such as a "
-            "bend. Whoever fits the model can allow for one, with a spline."
+            f"Dots that do not scatter around zero mean that {name} has an effect that the model cannot describe, "
+            "such as a bend. A spline can describe one."
         )
         figures.append(
             figure(
@@ -632,7 +632,7 @@ def checks_section(study: Study) -> str:
         )
     shown = side_by_side(*figures) if len(figures) > 1 else element("div", figures[0], class_="small")
     title = "Do the rows look as the model expects?"
-    return section("checks", title, shown, drawn_outcomes(study), left_out(study))
+    return section("checks", title, shown, drawn_outcomes(study), leave_one_out_part(study))
 
 
 def drawn_outcomes(study: Study) -> str:
@@ -668,7 +668,7 @@ def drawn_outcomes(study: Study) -> str:
     )
 
 
-def left_out(study: Study) -> str:
+def leave_one_out_part(study: Study) -> str:
     """Leave-one-out of the rows of the fit."""
     found = study.loo
     if found is None:

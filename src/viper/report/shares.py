@@ -12,7 +12,7 @@ import numpy as np
 
 from viper.formula.columns import as_dates, as_days, is_date, is_text, number_text, sorted_values, without_blanks
 
-MOST_VALUES = 10  # different numbers that are groups of their own
+MOST_VALUES = 10  # different numbers that form groups of their own
 NANOSECONDS_PER_DAY = 86_400_000_000_000
 MOST_LEVELS = 20  # groups of a column of text
 
@@ -55,7 +55,7 @@ def equal_groups(values: Any, count: int, weight: np.ndarray | None = None) -> n
 
 
 def counted_quantiles(values: np.ndarray, weight: np.ndarray, shares: np.ndarray) -> np.ndarray:
-    """Quantiles by linear interpolation, as `numpy.quantile` has them for rows repeated as often as the weights say."""
+    """Quantiles by linear interpolation, as `numpy.quantile` computes them for rows repeated by their weights."""
     order = np.argsort(values, kind="stable")
     sorted_rows, last = values[order], np.cumsum(weight[order])
     position = shares * (last[-1] - 1.0)
@@ -69,7 +69,7 @@ def counted_quantiles(values: np.ndarray, weight: np.ndarray, shares: np.ndarray
 class Groups(NamedTuple):
     """Which group each row belongs to, and what the groups are called."""
 
-    place: np.ndarray  # row -> number of its group
+    place: np.ndarray  # row -> index of its group
     names: list[str]
 
 
@@ -117,7 +117,7 @@ def round_edges(values: np.ndarray, count: int) -> np.ndarray:
 
 
 def date_edges(values: np.ndarray, count: int) -> np.ndarray:
-    """Times in nanoseconds near the quantiles that cut rows into equal groups; whole days if they are far apart."""
+    """Times in nanoseconds near the quantiles that cut rows into equal groups; midnights if they are far apart."""
     edges = np.unique(np.quantile(values, np.linspace(0, 1, count + 1)[1:-1]).astype(np.int64))
     days = np.unique(edges // NANOSECONDS_PER_DAY) * NANOSECONDS_PER_DAY
     inside = (days > values.min()) & (days <= values.max())
@@ -134,7 +134,7 @@ def with_rare_levels_joined(place: np.ndarray, names: list[str]) -> tuple[np.nda
 
 
 def short_value(value: Any) -> str:
-    """A number with at most four digits, or all those before the point; a date; anything else as it is."""
+    """A number with at most four digits, or all those before the point; a date; other values unchanged."""
     if isinstance(value, datetime.datetime):
         return str(value.date() if value.time() == datetime.time() else value)
     if isinstance(value, bool | np.bool_) or not isinstance(value, int | float | np.integer | np.floating):

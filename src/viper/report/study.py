@@ -48,7 +48,7 @@ FEWEST_BENT_VALUES = 10  # different values of such a column
 BENT_P_VALUE = 0.05  # for all columns together
 MOST_LEFT_OUT = 2_000  # rows for leave-one-out, which takes a second per thousand
 MOST_MARKS = 240  # rows in a chart of rows
-FEWEST_MARKS = 10  # of each class in such a chart; of a rarer one, up to four times as many are added
+FEWEST_MARKS = 10  # rows of each class in such a chart; up to four times as many are added from a rarer class
 CURVE_POINTS = 41  # points of a partial effect
 DIAGNOSIS_BUDGET = 100_000_000  # rows × draws that a diagnosis may take
 BARE_LABELS = {"0", "1", "-1", "2", "yes", "no", "y", "n", "true", "false", "t", "f"}
@@ -100,14 +100,14 @@ class Study:
     level: float = 0.95
     left_out: dict[str, int] = field(default_factory=dict)  # reason -> number of rows
     held_out: bool = False  # whether the caller says that the model has not seen these rows
-    names: list[str] = field(default_factory=list)  # of the rows: their numbers, or what the column `naming` holds
+    names: list[str] = field(default_factory=list)  # row names: numbers, or values of the column `naming`
     naming: str = "Row"
     show_rows: bool = True  # whether single rows may be shown
     by: dict[str, Any] = field(default_factory=dict)  # columns by which the caller wants groups of rows
 
     @property
     def bare(self) -> bool:
-        """Whether the labels mean nothing without the target's name, as yes and no."""
+        """Whether the labels, such as yes and no, mean nothing without the target's name."""
         return all(str(label).lower().removesuffix(".0") in BARE_LABELS for label in self.model.classes_)
 
     @property
@@ -140,7 +140,7 @@ class Study:
 
     @property
     def columns(self) -> "pandas.DataFrame":
-        """The rows without columns that only say to which group they belong."""
+        """The rows, without columns that only say which group they belong to."""
         return self.frame[views.ungrouped_columns(self.model, self.frame)]
 
     @cached_property
@@ -240,18 +240,18 @@ class Study:
 
     @property
     def honest_scores(self) -> tuple[Scores | HeldOutScores, str]:
-        """The scores to quote, and where they were found: rows of the fit flatter, where better ones are known."""
+        """The scores to quote, and their source: if known, those of held-out rows, because rows of the fit flatter."""
         honest = self.cross_validated if self.from_training else None
         return (self.scores, "") if honest is None else (honest, f"in {honest.how}")
 
     @property
     def training(self) -> TrainingData | None:
-        """What the model remembers of the rows of the fit."""
+        """What the model has recorded of the rows of the fit."""
         return getattr(getattr(self.model, "formula_", None), "training", None)
 
     @property
     def class_counts(self) -> dict[str, int] | None:
-        """Rows of the fit by class, where the model remembers them."""
+        """Rows of the fit by class, if the model has recorded them."""
         if self.training is not None:
             return self.training.class_counts
         found: dict[str, int] | None = self.record.get("data", {}).get("class_counts")  # files of version 0.1
@@ -310,7 +310,7 @@ class Study:
 
     @property
     def entangled(self) -> list[str]:
-        """Columns of a logistic regression whose effect no single coefficient tells, as in interactions and splines."""
+        """Columns of a logistic regression that no single coefficient describes, as in interactions and splines."""
         encoding = getattr(self.model, "formula_", None)
         return [] if self.is_gp or encoding is None else encoding.entangled
 
@@ -379,7 +379,7 @@ class Study:
     def no_diagnosis(self) -> str:
         """Why there is no diagnosis."""
         if self.draws < 100:
-            return f"How far it is from the exact posterior was not measured, as {len(self.label):,} rows take long."
+            return f"How far it is from the exact posterior was not measured: {len(self.label):,} rows would take long."
         if getattr(self.model, "robust_groups_", 0):
             return (
                 "Its intervals are robust ones, estimated from how the rows vary, so there is no posterior to compare "
@@ -387,7 +387,7 @@ class Study:
             )
         return (
             "How far it is from the exact posterior can only be measured with the rows of the fit, and these are other "
-            "rows. A report of those rows says it."
+            "rows. A report on the rows of the fit says it."
         )
 
     @cached_property
@@ -397,7 +397,7 @@ class Study:
 
     @cached_property
     def sampled(self) -> np.ndarray:
-        """At most `MOST_MARKS` rows, evenly spaced in order of their log-odds, and more of a class that is rare."""
+        """At most `MOST_MARKS` rows, evenly spaced in order of their log-odds, and extra ones of a rare class."""
         order = np.argsort(self.predictions.latent, kind="stable")
         even = order[views.spaced_indices(len(order), MOST_MARKS)]
         rare = order[self.label[order] == (self.base_rate < 0.5)]
@@ -431,11 +431,13 @@ def coefficient_change(
 ) -> tuple[str, float, str]:
     """The name of a column of X for readers, the change to report, and that change in words.
 
-    `plain` are names of columns in the data, which are left as they are.
+    `plain` are names of columns in the data, which are kept.
     """
     parts = [name] if name in plain else re.split(r":(?![^\[]*\])", name)
     found = [level_of(part, levels) for part in parts]
-    name = " × ".join(part if m is None else f"{spoken(m[0])}: {m[1]}" for part, m in zip(parts, found, strict=True))
+    name = " × ".join(
+        part if m is None else f"{spoken_name(m[0])}: {m[1]}" for part, m in zip(parts, found, strict=True)
+    )
     if None not in found:
         first = found[0]
         return name, 1.0, f"instead of {levels[first[0]][0]}" if first and len(parts) == 1 else "together"
@@ -459,8 +461,8 @@ def level_of(part: str, levels: Collection[str]) -> tuple[str, str] | None:
     return (name, found[2]) if name in levels else None
 
 
-def spoken(category: str) -> str:
-    """'month of seen' for month(seen); other names as they are."""
+def spoken_name(category: str) -> str:
+    """'month of seen' for month(seen); other names unchanged."""
     return re.sub(r"^(month|weekday)\((.+)\)$", r"\1 of \2", category)
 
 
@@ -530,7 +532,7 @@ def read_study(
 
 
 def left_out_reasons(model: Any, data: "pandas.DataFrame", frame: "pandas.DataFrame", target: str) -> list[str | None]:
-    """Why each row has no prediction or cannot be judged; None if it has and can."""
+    """Why each row cannot be predicted or judged; None if it can."""
     reasons = np.full(len(data), None, dtype=object)
     if getattr(model, "formula_", None) is None:
         reasons[frame.isna().any(axis=1).to_numpy()] = "with other values missing"

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-MOST_PHONE_COLUMNS = 4  # of a table that is still a table on a phone
+MOST_PHONE_COLUMNS = 4  # a table with more is stacked on a phone
 
 
 def element(name: str, content: str = "", **attributes: Any) -> str:
@@ -28,7 +28,7 @@ def element(name: str, content: str = "", **attributes: Any) -> str:
 
 
 def attribute_value(value: Any) -> str:
-    """Floats to a tenth, which for lengths is a tenth of a pixel; anything else as it is."""
+    """Floats to a tenth, which for lengths is a tenth of a pixel; other values unchanged."""
     return f"{float(value):.1f}".removesuffix(".0") if isinstance(value, float | np.floating) else str(value)
 
 
@@ -76,7 +76,7 @@ def row_heading(markup: str, **attributes: Any) -> str:
 def data_table(caption: str, head_markup: list[str], rows_markup: list[list[str]], class_: str | None = None) -> str:
     """A table from its column headings and its rows of cells.
 
-    One of many columns, or with a chart, is stacked on a phone: each row a block, each cell a line with its heading.
+    With many columns, or with a chart, it is stacked on a phone: each row a block, each cell a line with its heading.
     """
     head = element("thead", element("tr", "".join(head_markup)))
     labels = [heading_text(heading) for heading in head_markup]
@@ -114,7 +114,7 @@ POSITIONS: dict[str, Callable[[Any], Any]] = {
     "log-odds": lambda p: np.log(p) - np.log1p(-np.asarray(p)),
 }
 STEPS = (1, 2, 2.5, 5, 10)
-TICK_WIDTH = 7.0  # of a letter beside an axis
+TICK_WIDTH = 7.0  # width of a letter beside an axis
 ODDS_TICKS = [
     *(m * 10.0**k for k in range(-6, -1) for m in (1, 2, 5)),
     *(0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9),
@@ -220,7 +220,7 @@ class Chart:
         self.parts.extend(markup)
 
     def x_axis(self, label: str, ticks: Sequence[tuple[float, str]]) -> None:
-        """Draw the axis below; where names would run into each other, only every second tick has one, or fewer."""
+        """Draw the axis below; if names would overlap, only every second tick, or fewer, has one."""
         floor = self.y.start
         places = [float(self.x(value)) for value, _ in ticks]
         step = spaced_step(places, [TICK_WIDTH * (len(name) + 1) for _, name in ticks])

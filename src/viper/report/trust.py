@@ -7,9 +7,9 @@ from viper.report.study import Study
 from viper.report.words import drift_in_words, listed_in_words, percent, with_decimals
 
 CLEAR = 2.0  # standard errors from zero at which a gain in the log score is clear
-MOST_DRIFTED = 4  # columns unlike those of the fit that a sentence names
-LEAST_EFFECTIVE = 0.5  # share of effective draws down to which a posterior without a certificate is not far off
-LEAST_GAP = 1e-3  # nats up to which the certified bound counts as the ELBO itself
+MOST_DRIFTED = 4  # drifted columns that a sentence names
+LEAST_EFFECTIVE = 0.5  # share of effective draws above which a posterior with a large k̂ is not far off
+LEAST_GAP = 1e-3  # nats; with a smaller gap, the certified bound counts as the ELBO itself
 SEVERITY = {"good": 0, "open": 1, "fair": 2, "bad": 3}
 HEADLINES = {
     "good": "Its numbers can be trusted for rows like these.",
@@ -149,8 +149,8 @@ def posterior_verdict(study: Study) -> Verdict:
         differ = "The two differ a little, so the intervals may be a little too narrow or too wide."
         return Verdict("fair", "Usable", f"{start} {differ} {numbers}")
     text = (
-        f"{start} The two may differ so much that the intervals are wrong. Whoever fitted the model can try a tighter "
-        f"prior, or compare with the exact posterior by sampling. {numbers}"
+        f"{start} The two may differ so much that the intervals are wrong. The person who fitted the model can try a "
+        f"tighter prior, or compare with the exact posterior by sampling. {numbers}"
     )
     near = d.effective_sample_size > LEAST_EFFECTIVE * d.draws
     return Verdict("fair" if near else "bad", "Not certified", text)

@@ -27,9 +27,9 @@ DRAWN_PROBABILITIES = 300_000_000  # drawn for all average effects together, whi
 DRAW_RANGE = (400, 4000)  # fewest and most draws of an average effect
 MOST_DISTANCES = 20_000  # rows among which a row's distance from the mean is ranked
 MOST_CELLS = 4_000_000  # rows × columns that are predicted at a time
-MOST_COMBINED = 300  # columns up to which their correlations are taken into account
-RARE = 0.1  # a probability below which only ratios tell differences
-WIGGLE = 0.1  # of a curve's range: smaller turns are not worth a word
+MOST_COMBINED = 300  # columns; with more, their correlations are ignored
+RARE = 0.1  # a probability below which differences show only as ratios
+WIGGLE = 0.1  # share of a curve's range; smaller turns are not mentioned
 DATE_STEPS = [  # between ticks: unit, number of them, how a tick is written
     *[("D", step, "%Y-%m-%d") for step in (1, 2, 7, 14)],
     *[("M", step, "%b %Y") for step in (1, 2, 3, 6)],
@@ -65,7 +65,7 @@ def dates_of(model: Any) -> set[str]:
 
 
 def date_ticks(low: float, high: float, count: int = 6) -> list[tuple[float, str]]:
-    """About `count` days between two days since 1970, at the start of years or months where there is room for these."""
+    """About `count` days between two days since 1970, at the start of years or months if there is room for these."""
     first, last = (calendar_days(day) for day in (low, high))
     for unit, step, shape in DATE_STEPS:
         start, end = (int(day.astype(f"datetime64[{unit}]").astype(int)) for day in (first, last))
@@ -83,7 +83,7 @@ def is_category(column: "pandas.Series") -> bool:
 
 
 def ungrouped_columns(model: Any, frame: "pandas.DataFrame") -> list[Any]:
-    """The columns of a table but those that only say to which group a row belongs."""
+    """The columns of a table, without those that only say which group a row belongs to."""
     grouping = {*grouping_columns(model)} - {*getattr(getattr(model, "formula_", None), "inputs", ())}
     return [name for name in frame.columns if str(name) not in grouping]
 
@@ -107,7 +107,7 @@ def spaced_indices(count: int, most: int) -> np.ndarray:
     return np.unique(np.linspace(0, count - 1, min(most, count)).astype(int))
 
 
-def repeated(row: "pandas.DataFrame", count: int) -> "pandas.DataFrame":
+def repeat_row(row: "pandas.DataFrame", count: int) -> "pandas.DataFrame":
     return row.iloc[np.zeros(count, dtype=int)].reset_index(drop=True)
 
 
@@ -121,7 +121,7 @@ class Outlyingness:
         self.mean, self.sd = np.array(moments).reshape(-1, 2).T
 
     def z(self, rows: Any) -> np.ndarray:
-        """Values of some rows in standard deviations from the mean, which missing ones are at."""
+        """Values of some rows in standard deviations from the mean; missing ones count as the mean."""
         return np.nan_to_num((self.columns.iloc[rows].to_numpy(dtype=float) - self.mean) / self.sd)
 
     def extremes(self, row: int, count: int = 3) -> list[tuple[str, float, float]]:
@@ -147,7 +147,7 @@ class Outlyingness:
 
 
 def mean_and_spread(values: np.ndarray) -> tuple[float, float]:
-    """Mean and standard deviation of the values that are there; a standard deviation of 0 counts as 1."""
+    """Mean and standard deviation of the observed values; a standard deviation of 0 counts as 1."""
     known = values[~np.isnan(values)]
     return (float(known.mean()), float(known.std()) or 1.0) if len(known) else (0.0, 1.0)
 
@@ -173,7 +173,7 @@ class Effect(NamedTuple):
     def turns(self) -> list[int]:
         """Both ends of a curve, and between them where it turns by more than a small part of its range.
 
-        If all probabilities are small, or all large, it is the range of the log-odds, on which they can be told apart.
+        If all probabilities are small, or all large, this is the range of the log-odds, where they can be told apart.
         """
         p = np.clip(self.predictions.probability, 1e-300, 1.0 - 1e-16)
         return turning_points(np.log(p / (1.0 - p)) if p.max() < RARE or p.min() > 1.0 - RARE else p)
@@ -215,18 +215,18 @@ def effect_along(
 def effects_along(
     model: Any, frame: "pandas.DataFrame", features: list[Any], row: "pandas.DataFrame", level: float, points: int
 ) -> Iterator[Effect]:
-    """The same for several columns, which are predicted in one go."""
+    """The same for several columns, predicted in one go."""
     import pandas
 
     known, dates = getattr(getattr(model, "formula_", None), "levels", {}), dates_of(model)
-    places = [positions(frame[feature], points, feature in known) for feature in features]
+    places = [values_along(frame[feature], points, feature in known) for feature in features]
     places = [
         (observed_near(values, frame[feature]), curve) if feature in dates else (values, curve)
         for feature, (values, curve) in zip(features, places, strict=True)
     ]
     tables = []
     for feature, (values, _) in zip(features, places, strict=True):
-        rows = repeated(row, len(values))
+        rows = repeat_row(row, len(values))
         rows[feature] = values
         tables.append(rows)
     found = predictions(model, as_fitted(model, pandas.concat(tables, ignore_index=True)), level)
@@ -237,7 +237,7 @@ def effects_along(
         start = here.stop
 
 
-def positions(column: "pandas.Series", points: int, category: bool = False) -> tuple["pandas.Series", bool]:
+def values_along(column: "pandas.Series", points: int, category: bool = False) -> tuple["pandas.Series", bool]:
     """At which values of a column to predict, and whether values between them make sense.
 
     The most frequent categories, in their order; all values of a numeric column with few; otherwise an even grid, of
@@ -262,7 +262,7 @@ def positions(column: "pandas.Series", points: int, category: bool = False) -> t
 
 
 def observed_near(values: "pandas.Series", column: "pandas.Series") -> "pandas.Series":
-    """The values of the column nearest to these, because a date between them may lie in a month that is not known."""
+    """The values of the column nearest to these: a date between them might lie in a month that the model lacks."""
     import pandas
 
     known = np.unique(column.dropna().to_numpy(dtype=float))
@@ -388,7 +388,7 @@ def probability_grid(
         reach = margin * (high - low) or 1.0
         ends.append(np.linspace(low - reach, high + reach, size))
     x, y = np.meshgrid(*ends)
-    rows = repeated(typical_row(frame), size * size)
+    rows = repeat_row(typical_row(frame), size * size)
     rows[columns[0]], rows[columns[1]] = x.ravel(), y.ravel()
     seen = predict_each_row(model, as_fitted(model, rows)).table
     probability, sd = (seen[name].to_numpy(dtype=float).reshape(size, size) for name in ("probability", "sd"))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 THIN, JOIN = "\N{NARROW NO-BREAK SPACE}", "\N{WORD JOINER}"
 ENOUGH = 5  # rows that a group must have to serve as an example
 MOST_ENTANGLED = 4  # columns that a sentence about interactions names
-MOST_LEGS = 3  # of a curve between its turns, described one by one
+MOST_LEGS = 3  # stretches of a curve between turns that are described one by one
 MOST_FILLED = 4  # columns with filled-in values that a sentence names
 LEAST_PERCENT = 0.01  # percentages nearer to 0 or 100 are written <0.01 % and >99.99 %
 NEARLY_ALL = 0.985  # width of an interval that says nothing: points round to 99 or 100
@@ -28,7 +28,7 @@ NEVER = 1e-12  # what a probability that underflows to 0 counts as in words
 
 
 def percent(p: float) -> str:
-    """68 %, 3.4 %, 0.034 %, 99.7 %: two digits of a small probability; of a large one, one digit of what is left."""
+    """68 %, 3.4 %, 0.034 %, 99.7 %: two digits of a small probability, one of the complement of a large one."""
     return f"{percent_digits(p)}{THIN}%"
 
 
@@ -66,7 +66,7 @@ def chance_range(low: float, high: float) -> str:
     return percent_range(*(min(max(float(p), NEVER), 1.0 - NEVER) for p in (low, high)))
 
 
-def about(p: float) -> str:
+def about_percent(p: float) -> str:
     """'about 70 %', or 'less than 0.01 %' and 'more than 99.99 %' near the ends."""
     digits = percent_digits(p)
     word = {"<": "less than ", ">": "more than "}.get(digits[0], "about ")
@@ -91,7 +91,7 @@ def point_digits(width: float) -> int:
 
 
 def readable_number(x: Any) -> str:
-    """Three significant digits; anything but a number as it is."""
+    """Three significant digits of a number; other values unchanged."""
     if isinstance(x, bool | np.bool_) or not isinstance(x, int | float | np.integer | np.floating):
         return str(x)
     return number_text(float(x)).replace("-", "−")
@@ -157,7 +157,8 @@ def group_sentence(table: "pandas.DataFrame", were: str) -> str:
     k = int(np.argmax(np.where(open_, table["rows"], 0) if open_.any() else table["predicted"]))
     count = "the row" if table["rows"][k] == 1 else f"the {table['rows'][k]:,} rows"
     return (
-        f"Of {count} to which the model gave {about(table['predicted'][k])}, {percent(table['observed'][k])} {were} "
+        f"Of {count} to which the model gave {about_percent(table['predicted'][k])}, "
+        f"{percent(table['observed'][k])} {were} "
         f"(allowing for chance, {percent_range(table['lower'][k], table['upper'][k])})."
     )
 
@@ -254,7 +255,7 @@ def average_sentence(e: "AverageEffect") -> str:
 
 
 def entangled_sentence(columns: list[str]) -> str | None:
-    """Why the coefficients of these columns do not tell what they do."""
+    """Why the coefficients of these columns do not describe their effects."""
     if not columns:
         return None
     some = columns[:MOST_ENTANGLED]
@@ -331,7 +332,7 @@ def row_note(study: "Study", found: "Outlyingness", k: int) -> str:
 
 
 def term_sentence(effect: Any) -> str:
-    """From where to where an effect on the log-odds goes, and whether that is sure."""
+    """The ends of an effect on the log-odds, and whether it is clear."""
     low, high = int(np.argmin(effect.mean)), int(np.argmax(effect.mean))
     if len(effect.columns) == 2:
         reach = float(np.abs(effect.mean).max())

@@ -12,7 +12,7 @@ WIDTHS = "_512", ""  # ends of the names of builds: with AVX-512, and for every 
 def c_functions(module: str, arguments: dict[str, list[Any]]) -> list[Callable[..., Any]] | None:
     """Return a library's functions of these names and argument types, which return an int or nothing.
 
-    A function's name changes with its arguments, so that viper never calls an old library. None if it was not
+    A function's name changes with its arguments, so an old library is never called. Returns None if the library was not
     built, is an older one without these names, or cannot run on this machine.
     """
     built = find_spec(module)

@@ -17,9 +17,9 @@ from viper.softplus.c_library import ADDRESS, REAL, SIZE, widest_functions
 from viper.softplus.gumbel import Precision, SdLevel, interpolated, sd_level
 
 WIDEST_COMPILED = 48.0  # sd; a class as wide as this, among narrow ones, takes a thousand nodes
-POWERS = 8  # steps: 1, 2, 4, ..., 128 times the least
-BANDS = 4  # of sds, from one to twice it
-LEVELS = 56  # of sds, from the interpolated ones to the widest
+POWERS = 8  # steps: 1, 2, 4, ..., 128 times the smallest
+BANDS = 4  # levels of sds per factor of two
+LEVELS = 56  # in all, from the interpolated sds to the widest
 MOST_COMPILED_NODES = 2048
 MOST_HALF, WIDER = 128, 8  # shifts on each side of the middle one, and more on the right
 PADDING = 48  # columns added to a table on both sides, as many as the C code reads at once

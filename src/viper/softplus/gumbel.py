@@ -22,9 +22,9 @@ from viper.softplus.normal import SQRT_2, pdf
 from viper.softplus.quadrature import full_gauss_hermite
 
 STENCIL = 8  # nodes of interpolation that share a polynomial
-LARGEST_DERIVATIVE = 1154.0  # of the 8th and 9th derivatives of Q(u; 0), relative to Q
-LEAST_LOSS = 1.07  # by how much closer than need be nodes are, so that the table is one of few different u
-FINEST_PARTS = 128  # of a step, in which distances of nodes are counted
+LARGEST_DERIVATIVE = 1154.0  # bound on the 8th and 9th derivatives of Q(u; 0), relative to Q
+LEAST_LOSS = 1.07  # nodes may be closer than necessary by this factor, so that tables need few different u
+FINEST_PARTS = 128  # distances of nodes are multiples of 1/128 of a step, or coarser
 WIDEST = 6.0  # τ, beyond which the 14 nodes below err by less than 1e-15
 WIDE_NODES = 14
 NARROWEST_BASE = 0.5  # below this b, the table's own quadrature would need a finer step
@@ -32,7 +32,7 @@ STRIP_LINES = np.linspace(0.01, 0.5 * math.pi - 0.01, 100)  # Im u; up to π/2, 
 
 
 class Precision(NamedTuple):
-    """What one tolerance asks of the tables."""
+    """What the tables need for one tolerance."""
 
     tolerance: float
 
@@ -52,7 +52,7 @@ class Precision(NamedTuple):
 
     @property
     def ends(self) -> tuple[float, float]:
-        """The u below which tables say that Q is 1, and above which that it is 0, at τ = 0."""
+        """The u below which tables take Q for 1, and above which they take it for 0, at τ = 0."""
         return -math.log(math.log(1e6 / self.tolerance)), math.log(1e5 / self.tolerance)
 
 
@@ -138,7 +138,7 @@ class SdLevel:
         self.step, self.low, self.high = step, low, high
         self.interpolates = low < 0.0
         z = precision.reach(high)
-        # the distance of nodes is `multiple` of so many `parts` of a step
+        # the distance of nodes is `multiple` / `parts` of a step
         if self.interpolates:
             self.base, self.parts, self.multiple = 0.0, interpolation_nodes(precision, step), 1
             self.gap, self.half = step / self.parts, self.parts // 2 + STENCIL // 2

@@ -1,4 +1,4 @@
-"""How far a probability p = s(f), f ~ N(ϑ, τ²), lies above a level c = s(b), and what an answer says of f.
+"""How far a probability p = s(f), f ~ N(ϑ, τ²), lies above a level c = s(b), and what an answer tells about f.
 
     E max(p - c, 0) = ∫_{z₀}^∞ (s(ϑ + τz) - c) φ(z) dz = ∫_c^1 Φ((ϑ - logit u)/τ) du,      z₀ = (b - ϑ)/τ.
 
@@ -73,7 +73,7 @@ def crowded_nodes() -> tuple[Tensor, Tensor, Tensor]:
 
 
 class AfterAnswer(NamedTuple):
-    """What f ~ N(ϑ, τ²) is after a yes or a no: the chance of a yes, and both means and variances."""
+    """The chance of a yes under f ~ N(ϑ, τ²), and the means and variances of f after a yes and after a no."""
 
     chance: Tensor
     mean_yes: Tensor

@@ -35,7 +35,7 @@ MOST_ORDER = 8
 Coefficients = tuple[float, ...]
 
 
-def derivatives(count: int) -> tuple[list[Coefficients], list[Coefficients]]:
+def softplus_derivatives(count: int) -> tuple[list[Coefficients], list[Coefficients]]:
     """E_1 ... E_count and O_1 ... O_count, by powers of q: f^{(2j)} = q E_j(q) and f^{(2j+1)} = q (1-2s) O_j(q).
 
     Here q = s(1-s), so that q' = q (1-2s) and (1-2s)² = 1-4q; hence O = (qE)' and E⁺ = (1-4q)(qO)' - 2qO.
@@ -51,7 +51,7 @@ def derivatives(count: int) -> tuple[list[Coefficients], list[Coefficients]]:
     return even, odd
 
 
-EVEN, ODD = derivatives(MOST_ORDER + 2)
+EVEN, ODD = softplus_derivatives(MOST_ORDER + 2)
 # After truncation at order m, the first omitted term of h is v^{m+1}/(2^{m+1} (m+1)!) f^{(2m+4)}, and |f^{(2m+4)}| is
 # largest at 0, where q = ¼; the omitted terms of η and g are smaller
 HEAT_ERRORS = [
@@ -207,7 +207,7 @@ def mixture(table: Mixture) -> Bound:
 # --- one Gaussian for a mixture ---
 
 NEWTON_STEPS = 12  # for the mean of f
-NEWTON_ROUNDING = 1e-13  # of the mean: steps below this are rounding
+NEWTON_ROUNDING = 1e-13  # steps of the mean below this are rounding
 LEAST_PROBABILITY = 1e-290
 
 

@@ -28,11 +28,11 @@ from viper.softplus.normal import cdf
 DEFAULT_TOLERANCE = 1e-10
 FINEST_TOLERANCE, COARSEST_TOLERANCE = 1e-12, 1e-3
 EULER = 0.57721566490153286061  # γ, the mean of a Gumbel variable
-FLOATS, FLOATS_CUDA = 1 << 20, 1 << 27  # in use at once
-MOST_DOUBLINGS = 500  # of the step: enough for any sd, up to 1e150
+FLOATS, FLOATS_CUDA = 1 << 20, 1 << 27  # held at once
+MOST_DOUBLINGS = 500  # doublings of the step: enough for any sd, up to 1e150
 MOST_NODES_AT_ONCE = 256  # longer integrals are cut into pieces, whose steps grow
 PIECE, WINDOW_WIDTH = 128, 8.0  # nodes before the next piece begins, and the sd of its window in steps
-LEAST = 1e-30  # of L_k: a smaller one makes P negligible
+LEAST = 1e-30  # a smaller L_k makes P negligible
 
 
 class ExpectedLogSumExp(NamedTuple):
@@ -256,7 +256,7 @@ class RowLimits(NamedTuple):
 
 
 def limits(x: Tensor, sd: Tensor, tolerance: float) -> RowLimits:
-    """Closed forms: f >= m - zτ but for Φ(-z), and 1 - L(t) <= min(e^{m + v/2 - t}, e^{m + zτ - t} + Φ(-z))."""
+    """f >= m - zτ except with probability Φ(-z), and 1 - L(t) <= min(e^{m + v/2 - t}, e^{m + zτ - t} + Φ(-z))."""
     largest = sd.amax(-1, keepdim=True).clamp(min=1.0)
     z = torch.sqrt(2.0 * torch.log(4.0 * x.shape[-1] * largest / tolerance))
     precision = Precision(tolerance)

@@ -4,7 +4,7 @@ E[A_k] is the average of E p_k, and with the moments of the expected log-sum-exp
 
     E ∂p_k/∂f_j = E p_k (1[j = k] - p_j).
 
-Its sum over j is zero, so that only contrasts of coefficients matter, and L = Σ_j E[∂A_k/∂β_j]ᵀ(β_j - μ_j) has the
+Its sum over j is zero, so only contrasts of the coefficients matter, and L = Σ_j E[∂A_k/∂β_j]ᵀ(β_j - μ_j) has the
 variance Σ_j gⱼᵀ S_j gⱼ under the star.
 """
 
@@ -49,9 +49,9 @@ class FlatStar:
 
 
 def add_class_block(found: Any, block: Block, member: Tensor, posterior: StarPosterior, coefficients: Tensor) -> None:
-    """Add the sums over the rows of a block, whose weights in each group are `member`, groups × rows.
+    """Add a block's sums over rows. `member` (groups × rows) is each row's weight in each group.
 
-    `found` has a row for each group and class, group by group.
+    `found` has one row per group and class, group by group.
     """
     theta, tau2 = posterior.latent(block)
     _, p, _, cross = class_moments(theta, tau2, Precision(EXACT_TOLERANCE), True)

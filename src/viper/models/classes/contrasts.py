@@ -1,10 +1,10 @@
-"""The contrasts of K classes as a Gaussian with any covariance: what pooling and robust covariances lead to.
+"""The contrasts of K classes as a Gaussian with any covariance, as pooling and robust covariances produce.
 
     β = μ + Rz,      z ~ N(0, I),      Σ_k R_k = 0,
 
 where R_k are the rows of R of class k. Coefficients, contrasts and draws have exactly this covariance. At a row, the
-centred f_k = xᵀβ_k have variances C_k = ‖R_kᵀx‖², and predictions take independent f_k whose centred values have the
-same variances, as those of a star have:
+centred f_k = xᵀβ_k have variances C_k = ‖R_kᵀx‖². Predictions use independent f_k whose centred values have the same
+variances, as they do under a star:
 
     τ_k² = (C_k - Σ_j C_j / (K(K-1))) K/(K-2),      or 0 where that is negative.
 """
@@ -49,7 +49,7 @@ class ContrastGaussian(StarPosterior):
 
     @classmethod
     def from_contrasts(cls, means: Tensor, root: Tensor) -> "ContrastGaussian":
-        """Return the one whose contrasts in `contrast_basis`, one after the other, have the covariance root rootᵀ."""
+        """Return the Gaussian whose contrasts in `contrast_basis`, stacked, have the covariance root rootᵀ."""
         K, d = means.shape
         basis = contrast_basis(K).to(root)
         return cls(means, torch.einsum("ka,adr->kdr", basis, root.unflatten(0, (K - 1, d))).contiguous())
@@ -82,7 +82,7 @@ class ContrastGaussian(StarPosterior):
         return theta, tau2
 
     def draw(self, noise: Tensor) -> Tensor:
-        """Draws of the centred coefficients from standard normal noise, both (s, K, d). That of K-1 classes is used."""
+        """Centred coefficients from standard normal noise, both (s, K, d). The noise of the last class is not used."""
         moved = noise[:, :-1].flatten(1) @ self.root.flatten(0, 1).T
         return self.means + moved.unflatten(1, self.means.shape)
 
@@ -94,7 +94,7 @@ class ContrastGaussian(StarPosterior):
 
     @cached_property
     def star(self) -> Star:
-        """One whose centred coefficients have the same variances, added up over classes."""
+        """A star whose centred coefficients have the same total variance over classes."""
         K = len(self.means)
         roots = (K / (K - 1.0)) ** 0.5 * self.factor
         inverse = torch.linalg.inv(roots)
@@ -102,7 +102,7 @@ class ContrastGaussian(StarPosterior):
 
 
 def gaussian_of_contrasts(means: Tensor, covariance: Tensor) -> ContrastGaussian:
-    """The one with this covariance (K d, K d) of the centred coefficients."""
+    """Return the Gaussian with this covariance (K d, K d) of the centred coefficients."""
     K, d = means.shape
     basis = torch.kron(contrast_basis(K), torch.eye(d, dtype=torch.float64)).to(covariance)
     root = cholesky(basis.T @ covariance @ basis)

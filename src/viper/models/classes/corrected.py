@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def baseline_number(baseline: Any, classes: np.ndarray) -> int | None:
-    """The number of the class that others are compared with."""
+    """Return the index of the baseline class, if there is one."""
     if baseline is None:
         return None
     labels = classes.tolist()
@@ -97,7 +97,7 @@ class CorrectedClasses(CorrectedPosterior):
         return ends.T.reshape(len(self.classes_), -1, 2).numpy()
 
     def summary(self, level: float = 0.95, baseline: Any = None) -> "pandas.DataFrame":
-        """As the estimator's `summary`."""
+        """The estimator's `summary`, computed from the weighted draws."""
         number, draws = baseline_number(baseline, self.classes_), self.draws
         if number is not None:
             draws = draws - draws[:, number : number + 1]
@@ -156,7 +156,7 @@ class CorrectedClasses(CorrectedPosterior):
 def summary_of_class_draws(block: Block, draws: Tensor, summary: Any) -> Tensor:
     """summary(f) for the rows of a block, f = o + Xβ as draws × rows × classes.
 
-    Where a row has a residual variance given β, each draw of each f_k has its own share of it, from a fixed seed.
+    A residual variance that a row has given β is added to each f_k as noise, with a fixed seed.
     """
     f = class_logits(block, draws.to(block.label.device)).transpose(0, 1).cpu()
     if block.residual is not None:

@@ -24,7 +24,7 @@ from viper.inference.rows import RowSource
 from viper.inference.threads import pass_threads
 from viper.models.fitting import LARGEST_FULL, MATRICES, FitOptions
 
-ROUNDING = 256 * 2.3e-16  # relative to the size of what is added up
+ROUNDING = 256 * 2.3e-16  # relative to the size of the summands
 
 
 class FittedClasses(NamedTuple):
@@ -67,7 +67,7 @@ def fit_classes(
             if isinstance(error, RuntimeError) and "linalg" not in str(error):
                 raise
             raise NotFinite(
-                "the fit must stay finite; got numbers that overflow, or columns that are nearly sums of others. "
+                "the fit must stay finite; got numbers that overflow, or nearly collinear columns. "
                 "Standardise the features, or use a narrower prior."
             ) from None
     if not result.converged:
@@ -83,14 +83,14 @@ def fit_classes(
 FOR_MANY = {"bound": ("viper",), "terms": (None,), "solver": ("newton",), "covariance": ("full", "diagonal")}
 
 
-def unsupported(options: Any) -> list[str]:
-    """The options whose values are made for two classes only."""
+def unsupported_options(options: Any) -> list[str]:
+    """Names of the options that are set to values for two classes only."""
     return [name for name, values in FOR_MANY.items() if getattr(options, name, values[0]) not in values]
 
 
 def check_supported(options: FitOptions) -> None:
-    """Raise where an option is made for two classes only."""
-    if wrong := unsupported(options):
+    """Raise if an option has a value for two classes only."""
+    if wrong := unsupported_options(options):
         raise ValueError(
             f"Only binary classification is supported by {wrong[0]}={getattr(options, wrong[0])!r}; got more classes. "
             f"Use {wrong[0]}={FOR_MANY[wrong[0]][0]!r}, the default."
@@ -109,15 +109,15 @@ def check_size(source: RowSource, classes: int) -> None:
 
 
 def with_class_means(prior: Prior, prior_mean: Any, classes: int, columns: int) -> Prior:
-    """The prior with means (K, p), one row for each class. What all classes share would change nothing."""
+    """Return the prior with means (K, p), one row per class. A shift common to all classes changes nothing."""
     mean = read_numbers(prior_mean, "prior_mean")
     shape = (classes, columns)
     if mean.shape != shape:
         if mean.ndim < 2 and not mean.any():
             return prior
         raise ValueError(
-            f"prior_mean of {classes} classes must be 0 or have shape {shape}, a row for each class; got shape "
-            f"{mean.shape}. What all classes share changes nothing."
+            f"prior_mean for {classes} classes must be 0 or have shape {shape}, one row per class; got shape "
+            f"{mean.shape}. A value common to all classes would change nothing."
         )
     if not np.isfinite(mean).all():
         raise ValueError("prior_mean must be finite; got NaN or infinity.")

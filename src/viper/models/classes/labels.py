@@ -1,9 +1,9 @@
-"""Several labels at once: y has a column of zeros and ones for each, and each has a posterior of its own.
+"""Several labels at once: y has a column of zeros and ones for each, and each has its own posterior.
 
     y_il ~ Bernoulli(s(x_iᵀβ_l)),      l = 1 … L
 
-Given X the labels are independent, so the posterior is that of L logistic regressions, and `estimators_` are these.
-What they share are the rows: a pass reads X once for all of them.
+Given X the labels are independent, so the posterior is that of L logistic regressions, which `estimators_` holds. They
+share the rows: one pass reads X for all of them.
 """
 
 import copy
@@ -39,11 +39,11 @@ from viper.softplus.information import answer_information
 if TYPE_CHECKING:
     import pandas
 
-SUMS = ("elbo_", "elbo_bound_", "kl_", "objective_")  # of independent labels
+SUMS = ("elbo_", "elbo_bound_", "kl_", "objective_")  # attributes that add up over labels
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
-# --- what log-odds say, n × L ---
+# --- how log-odds are read, n × L ---
 
 
 def label_probabilities(mean: Tensor, variance: Tensor) -> np.ndarray:
@@ -58,12 +58,12 @@ def label_log_odds(mean: Tensor, variance: Tensor) -> np.ndarray:
 
 
 def probable_labels(mean: Tensor, variance: Tensor, classes: np.ndarray) -> np.ndarray:
-    """1 for the labels that a row more probably has than not, otherwise 0."""
+    """1 for each label that is more probable than not, otherwise 0."""
     return (mean > 0).cpu().numpy().astype(np.int64)
 
 
 def labels_table(mean: Tensor, variance: Tensor, classes: np.ndarray, z: float) -> dict[str, np.ndarray]:
-    """Five columns for each label, with its name behind theirs: `label`, `probability`, `sd`, `lower` and `upper`."""
+    """Five columns for each label, with its name appended: `label`, `probability`, `sd`, `lower` and `upper`."""
     readings = label_probabilities, probability_std, probability_interval
     found = probable_labels(mean, variance, classes)
     columns = columns_by_class(*readings, mean, variance, classes, z)
@@ -71,7 +71,7 @@ def labels_table(mean: Tensor, variance: Tensor, classes: np.ndarray, z: float) 
 
 
 def labels_information(mean: Tensor, variance: Tensor) -> np.ndarray:
-    """What all labels of a row together would tell, in nats."""
+    """Mutual information of the labels of a row and the model, in nats, summed over labels."""
     return answer_information(mean, variance).sum(-1).cpu().numpy()
 
 
@@ -93,7 +93,7 @@ LABELS_READING = TargetReading(
 def fit_labels(model: Any, source: RowSource, fit_one: Callable[[Any, RowSource], Any], kept: RowSource) -> Any:
     """Fit each label by `fit_one(estimator, rows)`, all with the same passes over the rows, and keep the results.
 
-    `source` is `kept`, the rows that the model keeps, or these with a log of their passes.
+    `kept` are the rows that the model keeps; `source` is the same, or wraps them in a log of passes.
     """
     names, threads = model.classes_.tolist(), count_threads(model.n_jobs)
     members = [label_estimator(model, j, threads) for j in range(len(names))]
@@ -115,7 +115,7 @@ def fit_labels(model: Any, source: RowSource, fit_one: Callable[[Any, RowSource]
 
 
 def label_estimator(model: Any, column: int, threads: int) -> Any:
-    """Return the estimator of one label: as it was fitted before, or a new one that knows the columns of X."""
+    """Return the estimator of one label: the fitted one, or a new one that knows the columns of X."""
     known = getattr(model, "estimators_", None)
     params = model.get_params(deep=False) | {"n_jobs": threads, "verbose": model.verbose is True}
     fit = copy.copy(known[column]).set_params(**params) if known is not None else type(model)(**params)
@@ -144,13 +144,13 @@ def keep_labels(model: Any, fits: list[Any]) -> Any:
     return model
 
 
-# --- what each label says, as one answer ---
+# --- one answer from those of the labels ---
 
 
 def by_label(join: Callable[[Any, list[Any]], Any]) -> Callable[[Method], Method]:
-    """Wrap a method so that a model of several labels answers by joining the answers of its estimators.
+    """Wrap a method so that a model of several labels joins the answers of its estimators.
 
-    Rows are opened once, and read once in a pass for all labels.
+    Rows are opened once, and each pass over them serves all labels.
     """
 
     def wrap(method: Method) -> Method:
@@ -181,10 +181,10 @@ def column_of_offset(offset: Any, column: int) -> Any:
 
 
 def answers_about_rows(model: Any, method: Callable[..., Any], asked: dict[str, Any]) -> list[Any]:
-    """Return the answer of each label's estimator about the rows that are given, or those of the fit."""
+    """Return the answers of the labels' estimators about the given rows, or about those of the fit."""
     X, y, weight, offset = (asked.pop(name, None) for name in ("X", "y", "sample_weight", "offset"))
     if X is None and not hasattr(model, "_training_rows"):
-        return [method(fit, **asked) for fit in model.estimators_]  # which says that there are no rows
+        return [method(fit, **asked) for fit in model.estimators_]  # raises: there are no rows
     if X is None:
         source, fits = model._training_rows, model.estimators_
     else:
@@ -200,7 +200,7 @@ def rows_of_label(source: RowSource, column: int, X: Any, y: Any, **given: Any) 
     return LabelRows(source, column)
 
 
-def stacked(model: Any, answers: list[Any]) -> np.ndarray:
+def stacked_answers(model: Any, answers: list[Any]) -> np.ndarray:
     """One array, with the labels on its first axis."""
     return np.stack(answers)
 
@@ -209,31 +209,31 @@ def sum_of_labels(model: Any, answers: list[float]) -> float:
     return float(sum(answers))
 
 
-def named(model: Any, answers: list[Any]) -> dict[Any, Any]:
+def answers_by_label(model: Any, answers: list[Any]) -> dict[Any, Any]:
     """A dictionary of the answers by label."""
     return dict(zip(model.classes_.tolist(), answers, strict=True))
 
 
-def one_table(model: Any, answers: "list[pandas.DataFrame]") -> "pandas.DataFrame":
-    """One table, whose first column says the label."""
+def labels_as_table(model: Any, answers: "list[pandas.DataFrame]") -> "pandas.DataFrame":
+    """One table, whose first column names the label."""
     import pandas
 
-    tables = [table.assign(label=name) for name, table in named(model, answers).items()]
+    tables = [table.assign(label=name) for name, table in answers_by_label(model, answers).items()]
     table = pandas.concat(tables, ignore_index=True)
     return table[["label", *(name for name in table if name != "label")]]
 
 
-def one_summary(model: Any, answers: "list[pandas.DataFrame]") -> "pandas.DataFrame":
+def summary_of_labels(model: Any, answers: "list[pandas.DataFrame]") -> "pandas.DataFrame":
     """One table, indexed by label and coefficient."""
     import pandas
 
-    table = pandas.concat(named(model, answers), names=["label", "coefficient"])
+    table = pandas.concat(answers_by_label(model, answers), names=["label", "coefficient"])
     table.attrs |= answers[0].attrs
     return table
 
 
 def with_estimators(model: Any, answers: list[Any]) -> Any:
-    """A copy of the model with other estimators."""
+    """A copy of the model with new estimators."""
     twin = copy.copy(model)
     rows, passes = getattr(model, "_training_rows", None), model.passes_
     keep_labels(twin, answers)
@@ -241,9 +241,9 @@ def with_estimators(model: Any, answers: list[Any]) -> Any:
     return twin
 
 
-# --- storage: the state of each estimator, with its number before the names of its tensors ---
+# --- storage: the state of each estimator, whose tensors are prefixed with the label's number ---
 
-SHARED = ("options", "features", "names")  # what all estimators have in common
+SHARED = ("options", "features", "names")  # metadata that all estimators share
 STORED = Fields(
     {
         "options": Entries(PLAIN),

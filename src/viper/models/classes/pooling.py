@@ -15,8 +15,8 @@ from viper.models.pooling import PooledPosterior
 def pool_stars(posteriors: Sequence[StarPosterior]) -> PooledPosterior:
     """Return the Gaussian with Rubin's total covariance T = W + (1 + 1/m) B of the centred coefficients.
 
-    T is that of no star, because the means of all classes move together from table to table. The diagonal family stays
-    one: its variances, added up over classes, are Rubin's.
+    T is not the covariance of a star, because the means of all classes vary together between tables. Diagonal stars are
+    pooled to a diagonal star, whose variances have Rubin's total over classes.
     """
     m, K = len(posteriors), len(posteriors[0].mean)
     means = torch.stack([posterior.mean for posterior in posteriors])

@@ -1,9 +1,9 @@
-"""What f_k ~ N(ϑ_k, τ_k²) of K classes say about the target: the probabilities softmax(f), without sampling.
+"""Probabilities softmax(f) of K classes from f_k ~ N(ϑ_k, τ_k²), without sampling.
 
     E p_k,      Var p_k = E p_k - E p_k(1 - p_k) - (E p_k)²,      s(m_k ± z s_k),
 
-all by the integrals of the expected log-sum-exp. The interval takes the log-odds of a class against all others,
-f_k - log Σ_{j≠k} e^{f_j}, for normal, with their exact mean m_k and variance s_k².
+all by the integrals of the expected log-sum-exp. The interval treats the log-odds of a class against all others,
+f_k - log Σ_{j≠k} e^{f_j}, as normal, with their exact mean m_k and variance s_k².
 """
 
 import numpy as np
@@ -13,7 +13,7 @@ from torch import Tensor
 from viper.inference.classes.sums import EXACT_CLASSES
 from viper.models.prediction import TargetReading, columns_by_class, means_and_sds
 from viper.softplus.information import class_information
-from viper.softplus.others import log_odds_moments
+from viper.softplus.log_odds import log_odds_moments
 
 
 def softmax_probabilities(mean: Tensor, variance: Tensor) -> np.ndarray:
@@ -53,7 +53,7 @@ def softmax_table(mean: Tensor, variance: Tensor, classes: np.ndarray, z: float)
 
 
 def softmax_information(mean: Tensor, variance: Tensor) -> np.ndarray:
-    """What the class would tell about f, in nats."""
+    """Mutual information of the class and f, in nats."""
     return class_information(mean, variance, EXACT_CLASSES(mean, variance)).cpu().numpy()
 
 

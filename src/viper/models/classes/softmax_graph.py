@@ -6,8 +6,8 @@ of normal distribution functions over Gauss's nodes g_j for the Gumbel density,
 
     L ≈ Σ_j w_j exp(-e^{τ z_j - u})   (τ < 2.5),      L ≈ Σ_j ω_j Φ((u - g_j)/τ)   (τ ≥ 2.5).
 
-Probabilities are off by less than 1e-7, interval ends by less than 1e-6. Rows are independent of one another: one that
-is far out takes longer, and the others are as they would be without it.
+Probabilities are off by less than 1e-7, interval ends by less than 1e-6. Rows do not affect one another: an extreme row
+only takes longer.
 """
 
 import math
@@ -19,13 +19,13 @@ from viper.models.graph import OnnxGraph, erfc
 from viper.softplus.gumbel import gumbel_rule
 from viper.softplus.logsumexp import EULER
 
-LARGEST_NARROW = 2.5  # τ up to which the trapezoidal sum errs by less than 1e-8, and from which Gauss's does
+LARGEST_NARROW = 2.5  # τ up to which the trapezoidal sum errs by less than 1e-8, and beyond which Gauss's does
 NARROW_STEP, NARROW_REACH = 0.2, 6.4
 DIGITS = 24.0  # with steps h, errors are about e^{-DIGITS} times small powers of 1/h
 CARRIED_SDS = 6.4  # sds that carry a Gaussian: Φ(-6.4) < 1e-10
 BELOW, ABOVE = 3.3, 24.0  # how far a Gumbel variable reaches
-MOST_ROW_NODES = 20_000.0  # of a row; the step is wider for one whose sds differ a thousandfold
-LEAST_FACTOR = 1e-30  # of L_k: a smaller one makes the product negligible
+MOST_ROW_NODES = 20_000.0  # per row; if its sds differ a thousandfold, the step gets wider
+LEAST_FACTOR = 1e-30  # a smaller L_k makes the product negligible
 
 
 class Factors(NamedTuple):
@@ -41,7 +41,7 @@ def softmax_nodes(graph: OnnxGraph, theta: str, tau2: str, classes: int, reach: 
     both, last = add("Add", theta, tau2), np.array([2])
     strange = add("IsNaN", add("ReduceSum", add("Sub", both, both), np.array([1]), keepdims=1))
     filled = (add("Where", strange, 0.0, x) for x in (theta, tau2))
-    usable = [add("Concat", x, np.zeros((1, classes)), axis=0) for x in filled]  # runtimes want at least one row
+    usable = [add("Concat", x, np.zeros((1, classes)), axis=0) for x in filled]  # runtimes need at least one row
     info = helper.make_tensor_value_info
     body = OnnxGraph(graph.onnx, "row_")
     outputs = row_nodes(body, "row_mean", "row_variance", classes)

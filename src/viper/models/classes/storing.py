@@ -53,7 +53,7 @@ def prior_from(tensors: Mapping[str, Tensor]) -> Prior | Star:
 def star_tensors(
     names: Collection[str], metadata: Mapping[str, Any], own: Mapping[str, Numbers]
 ) -> Mapping[str, Numbers]:
-    """The rules of the tensors that are not of the posterior. Raises if the posterior is not of so many classes."""
+    """The rules for tensors outside the posterior. Raises if the posterior has another number of classes."""
     classes = len(metadata["classes"]["values"])
     star = metadata["posterior"] in {shape.__name__ for shape in STAR_FIELDS}
     if star != (classes > 2):

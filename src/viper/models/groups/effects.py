@@ -1,11 +1,11 @@
 """Average predictions, contrasts and slopes of models with effects of groups, for known groups and for new ones.
 
-The posterior of all effects, as far as averages over rows need it: the border is N(m, S), and given it groups are
+The posterior of all effects, as averages over rows need it: the border is N(m, S), and given it groups are
 independent,
 
     b_g | w ~ N(μ_g + T_g (w - m), R_g),      T_g = Cov(b_g, w) S⁻¹,      R_g = Var b_g - T_g Cov(w, b_g),
 
-which has the moments of the mixture wherever a group meets the border. A mixture of one point has this form.
+which has the moments of the mixture wherever a group meets the border, and is exact for a mixture of one point.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ from viper.inference.rows import Arrays, Dense, Matrix, RowSource, Sparse
 from viper.models.effects import EffectsMixin, OpenRows
 from viper.models.groups.fitting import GroupPosterior, MetPosterior
 from viper.models.groups.levels import as_group_table
-from viper.models.groups.reading import ReadRows
+from viper.models.groups.reading import GroupedInput
 
 if TYPE_CHECKING:
     import pandas
@@ -88,17 +88,17 @@ class AllEffects:
 class GroupEffectsMixin(EffectsMixin):
     """`average`, `contrast` and `slopes` for rows in groups.
 
-    Columns of groups may be given values by `at`, and compared by `contrast`: known groups, or "new" for a new one,
-    whose effect is averaged over. So ``at={"hospital": "new"}`` is what to expect in a hospital that is new.
+    `at` and `contrast` also take columns of groups, with known groups or "new" for a group that was not in the fit and
+    whose effect is averaged over: ``at={"hospital": "new"}`` is what to expect in a new hospital.
     """
 
     posterior_: Any
     factors_: list[Any]
 
-    def _read_rows(self, X: Any, offset: Any) -> ReadRows:
+    def _read_rows(self, X: Any, offset: Any) -> GroupedInput:
         raise NotImplementedError
 
-    def _design_and_spread(self, read: ReadRows) -> tuple[Any, np.ndarray]:
+    def _design_and_spread(self, read: GroupedInput) -> tuple[Any, np.ndarray]:
         raise NotImplementedError
 
     def _columns(self) -> list[str]:
@@ -107,8 +107,8 @@ class GroupEffectsMixin(EffectsMixin):
     def average(self, X: Any, *, groups: Any = None, **given: Any) -> "pandas.DataFrame":
         """Average probability over the rows of X, as in VariationalLogisticRegression.
 
-        `groups` are those of the rows, unless the model has a formula, which finds them in X. Values of `at` may be
-        groups, or "new" for a new one: ``at={"hospital": ["H01", "new"]}``.
+        `groups` are those of the rows; a model with a formula finds them in X. `at` may set groups, or "new" for a new
+        one: ``at={"hospital": ["H01", "new"]}``.
         """
         return super().average(self._effect_table(X, groups), **given)
 
@@ -146,7 +146,7 @@ class GroupEffectsMixin(EffectsMixin):
                 read = self._read_rows(X, offset)
             else:
                 names = self._columns()
-                read = ReadRows(X[names].to_numpy(dtype=float), X.drop(columns=names), offset)
+                read = GroupedInput(X[names].to_numpy(dtype=float), X.drop(columns=names), offset)
             design, spread = self._design_and_spread(read)
             label = torch.zeros(len(read.design), dtype=torch.float64)
             known = None if read.offset is None else torch.from_numpy(np.asarray(read.offset, dtype=float))

@@ -38,14 +38,14 @@ PREDICTED_ROWS = 1 << 15
 
 @dataclass(frozen=True)
 class GroupPosterior:
-    """The pooled posterior of fixed effects, then those of all factors but the main one; and of the main one's groups.
+    """The pooled posterior: a border that all rows may meet, and the groups of the factor with the most effects.
 
     Attributes
     ----------
     mean, border : Tensor (d,) and (d, d)
-        Mean and covariance of the fixed effects and the effects of all factors but the one with the most.
+        Mean and covariance of the border: the fixed effects, then the effects of all other factors.
     effects, cross, blocks : Tensor (G, r), (G, r, d) and (G, r, r)
-        Means of the effects of that one's groups, their covariances with the border, and among each other.
+        The groups: means of their effects, covariances with the border, and covariances within each group.
     """
 
     mean: Tensor
@@ -70,16 +70,16 @@ class GroupPosterior:
 
 @dataclass(frozen=True)
 class MetPosterior:
-    """The same where few pairs of groups and border effects meet: covariances of these only.
+    """The same posterior if few groups meet few border effects: only covariances of pairs that meet are kept.
 
     Attributes
     ----------
     cross : Tensor (m, r)
         Covariances of each group's effects with the border effects that it meets.
     column, count : Tensor (m,) and (G,)
-        Which effects these are, group by group, and how many each group meets.
+        Indices of these border effects, group by group, and how many each group meets.
     fixed : Tensor (p,)
-        Places of the fixed effects, which all groups meet.
+        Indices of the fixed effects, which all groups meet.
     """
 
     mean: Tensor
@@ -101,13 +101,13 @@ class MetPosterior:
         return Met(Meetings(self.column.long().numpy(), first, len(self.mean), len(self.fixed)), self.cross.numpy())
 
     def is_whole(self) -> bool:
-        """Whether every group meets some effects, in order, and all fixed ones first."""
+        """Whether every group meets some effects, listed in order, and all fixed effects first."""
         count, column = self.count.long(), self.column.long()
         if int(count.sum()) != len(column) or int(count.min()) < max(1, len(self.fixed)):
             return False
         first = count.cumsum(0) - count
         inside = torch.ones(len(column), dtype=torch.bool)
-        inside[first] = False  # the first of a group has none before it
+        inside[first] = False  # a group's first entry has none before it
         rising = bool((column.diff()[inside[1:]] > 0).all()) and int(column.max()) < len(self.mean)
         return rising and all(bool((column[first + k] == k).all()) for k in range(len(self.fixed)))
 
@@ -130,7 +130,7 @@ class GroupOptions(NamedTuple):
 
 
 class FittedGroups(NamedTuple):
-    """The posterior, the order in which the factors are in it, the mixture, whether quadrature was used, and sds."""
+    """The posterior, the order of its factors, the mixture, whether quadrature was used, and the largest sd."""
 
     posterior: GroupPosterior | MetPosterior
     order: list[int]
@@ -183,7 +183,7 @@ def fit_groups(
 
 
 def kept_posterior(rows: GroupedRows, mean: Split, covariance: Arrow) -> GroupPosterior | MetPosterior:
-    """What a model keeps of the pooled mean and covariance."""
+    """Return the part of the pooled mean and covariance that a model keeps."""
     cross, at = covariance.cross, rows.meetings
     arrays = [mean.border, covariance.border, mean.groups, cross if at is None else cross.values, covariance.blocks]
     if at is not None:

@@ -39,7 +39,7 @@ class GroupFactor:
         return [*(["intercept"] if self.term.intercept else []), *self.term.slopes]
 
     def multiplied(self, X: np.ndarray) -> np.ndarray:
-        """What the effects of a row's group are multiplied with, n × r."""
+        """What the effects of a row's group are multiplied by, n × r."""
         ones = [np.ones((len(X), 1))] if self.term.intercept else []
         return np.concatenate([*ones, X[:, self.slopes]], 1)
 
@@ -84,7 +84,7 @@ def group_text(value: Any) -> str:
 
 
 def learn_factor(term: GroupTerm, table: "pandas.DataFrame", names: list[str], X: np.ndarray) -> GroupFactor:
-    """Learn the groups of a term, and check that the rows can tell about its effects."""
+    """Learn the groups of a term, and check that the rows can determine its effects."""
     import pandas
 
     if absent := [name for name in term.columns if name not in table.columns]:
@@ -134,12 +134,12 @@ def new_group_error(factor: GroupFactor, column: "pandas.Series[Any]", codes: np
         f"groups of {factor.term.name!r} must be among the {len(factor.levels):,} of the fit",
         shown(python_value(value)),
         column.index[row],
-        f"Set new_groups={AVERAGE!r} to average over what groups there are, or correct it.",
+        f"Set new_groups={AVERAGE!r} to average over the effects it may have, or correct it.",
     )
 
 
 def named_new(factor: GroupFactor, table: "pandas.DataFrame") -> np.ndarray:
-    """The rows that ask for a new group by its name."""
+    """The rows whose group is "new", which stands for a new group."""
     asked = np.zeros(len(table), dtype=bool)
     for name in factor.term.columns:
         if table[name].dtype.kind not in "biuf":

@@ -40,6 +40,7 @@ from viper.inference.progress import Callbacks, as_task, tasks_of
 from viper.inference.threads import check_jobs
 from viper.models.diagnosis import summary_frame
 from viper.models.facts import coefficient_names
+from viper.models.groups.diagnosis import GroupDiagnosisMixin
 from viper.models.groups.effects import GroupEffectsMixin
 from viper.models.groups.fitting import FittedGroups, GroupOptions, MetPosterior, fit_groups, group_latent
 from viper.models.groups.levels import (
@@ -53,9 +54,8 @@ from viper.models.groups.levels import (
     named_new,
     new_group_error,
 )
-from viper.models.groups.reading import InGroups, ReadRows, count_of_rows
+from viper.models.groups.reading import GroupedInput, InGroups, count_of_rows
 from viper.models.groups.tables import component_draws, component_frame, effect_frame, factor_number, mixture_interval
-from viper.models.groups.trust import GroupTrustMixin
 from viper.models.notebook import NotebookMixin
 from viper.models.prior import DEFAULT_SCALE, PriorMixin, make_prior
 from viper.models.saving import State, StateMixin
@@ -64,7 +64,7 @@ from viper.softplus.limit import mean_of_same_probability
 if TYPE_CHECKING:
     import pandas
 
-POINT_TENSORS = {  # of the mixture over variance components: weights, values, fixed effects given these
+POINT_TENSORS = {  # the mixture over variance components: weights, values, fixed effects given these
     "points.weight": numbers("k", range=SHARES),
     "points.theta": numbers("kt"),
     "points.mean": numbers("kf"),
@@ -88,7 +88,7 @@ class VariationalMixedRegression(
     NotebookMixin,
     PriorMixin,
     GroupEffectsMixin,
-    GroupTrustMixin,
+    GroupDiagnosisMixin,
     StateMixin,
     Callbacks,
     ClassifierMixin,
@@ -98,8 +98,8 @@ class VariationalMixedRegression(
 
     y_i ~ Bernoulli(s(x_iᵀβ + Σ_f z_ifᵀ b_f[g_f(i)])), where the effects b of the groups of a factor f are N(0, D_f).
     Given D, the posterior of all effects is approximated by the Gaussian that maximises the ELBO, which is computed
-    exactly; its precision is an arrow, so that time and memory are linear in rows and groups. D has a posterior of its
-    own, over which everything is averaged by a few points (as in INLA).
+    exactly; its precision is an arrow matrix, so time and memory are linear in rows and groups. Everything is averaged
+    over the posterior of D, at a few points (as in INLA).
 
     Parameters
     ----------
@@ -130,7 +130,7 @@ class VariationalMixedRegression(
     coef_, intercept_ : arrays (1, n_features) and (1,)
         Posterior means of the fixed effects.
     posterior_ : GroupPosterior
-        Means and covariances of all effects, as far as they meet in a row.
+        Means of all effects, and covariances of those that meet in a row.
     factors_ : list of GroupFactor
         The group terms, with their groups (`levels`) and how many rows each had (`rows`).
     elbo_ : float
@@ -162,7 +162,7 @@ class VariationalMixedRegression(
     feature_names_in_: np.ndarray
     posterior_: Any
 
-    bound, terms, covariance = "viper", None, "full"  # what is said about any model
+    bound, terms, covariance = "viper", None, "full"  # as facts and files have them for every estimator
     _kind = "mixed"
     _fit_scalars: ClassVar[Mapping[str, Rule]] = {
         "elbo_": NUMBER,
@@ -226,7 +226,7 @@ class VariationalMixedRegression(
         offset : array (n,), optional
             Known part of the log-odds of each row.
         groups : array (n,), or DataFrame or dict of such columns
-            To which group each row belongs; with several columns, for each way of grouping. Groups may be nested or
+            The group of each row; with several columns, one for each way of grouping. Groups may be nested or
             crossed.
         """
         self._check_options()
@@ -386,7 +386,7 @@ class VariationalMixedRegression(
         return component_frame(draws, self._points["components.share"].numpy(), level)
 
     def group_effects(self, groups: str | None = None, level: float = 0.95) -> "pandas.DataFrame":
-        """Mean, sd and interval of the effects of each group, and its rows. `groups` names one of several terms."""
+        """Mean, sd and interval of each group's effects, and its rows. `groups` names one of several terms."""
         check_is_fitted(self, "posterior_")
         f = factor_number(self.factors_, groups)
         return effect_frame(self.factors_[f], *self._effects_of(f), level)
@@ -426,7 +426,7 @@ class VariationalMixedRegression(
         raise ValueError("predict_to is not for effects of groups; use predict_table, and write its rows.")
 
     def to_onnx(self, *given: Any, **options: Any) -> Any:
-        """Not available: the graph would have to hold every group's name and its covariances."""
+        """Not available: the graph would have to contain every group's name and covariances."""
         raise ValueError(
             f"to_onnx is for models without effects of groups; got {self.factors_[0].term}. Use viper serve, or fit "
             "VariationalLogisticRegression with C() of the groups."
@@ -445,7 +445,7 @@ class VariationalMixedRegression(
         mean, variance = self._latent(*self._read_rows(X, offset))
         return function(torch.from_numpy(mean), torch.from_numpy(variance))
 
-    def _read_rows(self, X: Any, offset: Any) -> ReadRows:
+    def _read_rows(self, X: Any, offset: Any) -> GroupedInput:
         """Columns, groups and offset of rows, which a model with a formula finds in a table."""
         check_is_fitted(self, "posterior_")
         data, groups = X if isinstance(X, InGroups) else InGroups(X, None)
@@ -461,7 +461,7 @@ class VariationalMixedRegression(
             design = self._read_columns(data, np.empty(rows), reset=False)
             groups = as_group_table(groups, len(design))
         known = read_vector(offset, "offset", len(design))
-        return ReadRows(design, groups, None if known is None else known.numpy())
+        return GroupedInput(design, groups, None if known is None else known.numpy())
 
     def _open_labelled_rows(self, X: Any, y: Any, *, sample_weight: Any, offset: Any) -> Any:
         """Rows with labels, sorted by the factor with the most groups. All groups must be known."""
@@ -503,7 +503,7 @@ class VariationalMixedRegression(
         return mean, variance
 
     def _known_factors(self, design: np.ndarray, table: "pandas.DataFrame") -> tuple[list[Factor], np.ndarray]:
-        """The factors in the posterior's order, zero in rows of new groups, and the variance of those, K × n."""
+        """The factors in the posterior's order, zero in rows of new groups, and the variance that these add, K × n."""
         factors, extra = [], np.zeros((self.points_, len(design)))
         thetas = self._points["points.theta"].numpy()
         at = 0
@@ -520,10 +520,10 @@ class VariationalMixedRegression(
             at += size
         return factors, extra
 
-    def _design_and_spread(self, read: ReadRows) -> tuple[Any, np.ndarray]:
-        """What all effects of rows are multiplied with, as a sparse matrix, and the variance that new groups add.
+    def _design_and_spread(self, read: GroupedInput) -> tuple[Any, np.ndarray]:
+        """The sparse design of all effects, and the variance that new groups add.
 
-        New groups have the prior variance of their effects, averaged over the points.
+        The latter is the prior variance of their effects, averaged over the points.
         """
         factors, extra = self._known_factors(read.design, read.table)
         main = factors[0]

@@ -18,7 +18,7 @@ class InGroups(tuple[Any, Any]):
         return super().__new__(cls, (X, groups))
 
 
-class ReadRows(NamedTuple):
+class GroupedInput(NamedTuple):
     """Columns of X without the intercept, a table of the columns of groups, and known log-odds."""
 
     design: np.ndarray
@@ -51,7 +51,7 @@ class TakesGroups:
         return super().predict_interval(InGroups(X, groups), level, offset)  # type: ignore[misc]
 
     def predict_information(self, X: Any, offset: Any = None, *, groups: Any = None) -> np.ndarray:
-        """What the label of each row would tell about the model, in nats."""
+        """How much the label of each row would tell about the model, in nats."""
         return super().predict_information(InGroups(X, groups), offset)  # type: ignore[misc]
 
     def decision_function(self, X: Any, offset: Any = None, *, groups: Any = None) -> np.ndarray:

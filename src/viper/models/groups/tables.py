@@ -1,4 +1,4 @@
-"""What is said about effects of groups: variance components, intraclass correlation, and the effects themselves."""
+"""Tables of effects of groups: variance components, intraclass correlations, and the effects themselves."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from viper.models.prediction import half_width
 if TYPE_CHECKING:
     import pandas
 
-LATENT_VARIANCE = np.pi**2 / 3.0  # of the logistic distribution: of log-odds' noise, on their own scale
+LATENT_VARIANCE = np.pi**2 / 3.0  # variance of the standard logistic, the noise of a latent score
 
 
 def weighted_quantile(values: np.ndarray, shares: np.ndarray, levels: list[float]) -> np.ndarray:
@@ -91,7 +91,7 @@ def effect_frame(factor: GroupFactor, means: np.ndarray, variances: np.ndarray, 
 
 
 def factor_number(factors: list[GroupFactor], name: str | None) -> int:
-    """Which of the factors has this name; there may be several terms with the same groups, of which it is the first."""
+    """The index of the factor with this name: the first, if several terms have the same groups."""
     names = [factor.term.name for factor in factors]
     if name is None and len(names) == 1:
         return 0

@@ -66,7 +66,7 @@ def mixed_table(mean: Tensor, variance: Tensor, classes: np.ndarray, z: float, w
 
 
 def mixed_information(mean: Tensor, variance: Tensor, weights: Tensor) -> np.ndarray:
-    """H(E p) - Σ_j π_j E_j H(p): within components as ever, and what tells these apart."""
+    """H(E p) - Σ_j π_j E_j H(p): the information within components, and that between them."""
     share = weights.to(mean)
     within = answer_information(mean, variance) @ share
     g = limit().moments(mean, variance)[1]

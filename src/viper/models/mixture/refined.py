@@ -1,4 +1,4 @@
-"""Logistic regressions whose posterior is a mixture of Gaussians: from a fit, which it begins with."""
+"""Logistic regressions whose posterior is a mixture of Gaussians, refined from that of an ordinary fit."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,20 +13,20 @@ from viper.inference.problem import Prior
 from viper.inference.rows import RowSource
 from viper.softplus.limit import limit
 
-MOST_REFINED = 2_000_000  # rows × coefficients; with more, a posterior is Gaussian
+MOST_REFINED = 2_000_000  # rows × coefficients; beyond, posteriors are nearly Gaussian
 MOST_COMPONENTS = 16
 
 
 @dataclass(frozen=True)
 class RefinedFit:
-    """A mixture in place of the Gaussian of a fit, with the prior, and the result that the solver had."""
+    """A mixture in place of a fit's Gaussian, with the fit's prior and solver result."""
 
     posterior: GaussianMixture
     prior: Prior
     result: Result | None
     elbo: float
     kl: float
-    error: float  # rounding, at most
+    error: float  # bound on rounding
 
     def certified(self) -> tuple[float, float, float]:
         """The lower bound F on the ELBO, the same less rounding, and an upper bound on KL(q ‖ p)."""
@@ -42,14 +42,14 @@ def check_components(components: Any) -> int:
 
 
 def check_components_option(model: Any) -> None:
-    """Raise where the options of a model do not go with more than one component."""
+    """Raise if other options of the model exclude more than one component."""
     if check_components(model.components) == 1:
         return
     for name, needed, why in (
-        ("covariance", "full", "every component has a covariance of its own"),
+        ("covariance", "full", "every component has its own covariance"),
         ("bound", "viper", "it maximises the exact ELBO"),
         ("terms", None, "it maximises the exact ELBO"),
-        ("dtype", "float64", "skewness is small beside what float32 rounds"),
+        ("dtype", "float64", "the rounding of float32 hides skewness"),
     ):
         if (given := getattr(model, name)) != needed:
             raise ValueError(
@@ -58,7 +58,7 @@ def check_components_option(model: Any) -> None:
 
 
 def check_one_component(model: Any, what: str) -> None:
-    """Raise for a posterior that is a mixture, where `what` is for one Gaussian."""
+    """Raise if the posterior is a mixture; `what` is for one Gaussian."""
     if isinstance(getattr(model, "posterior_", None), GaussianMixture) or getattr(model, "components", 1) != 1:
         raise ValueError(f"{what} is for one Gaussian; got components={model.components}. Fit with components=1.")
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from viper.inference.ordinal.gaps import level_shares, threshold_matrix, thresholds_of
 from viper.inference.ordinal.posterior import OrdinalPosterior
 from viper.inference.rows import Block, Matrix
-from viper.models.ordinal.reading import tails
+from viper.models.ordinal.reading import threshold_tails
 
 
 @dataclass(frozen=True)
@@ -42,13 +42,13 @@ class LevelJoint:
 
 
 def add_level_block(found: Any, block: Block, member: Tensor, posterior: OrdinalPosterior, draws: Tensor) -> None:
-    """Add the sums over the rows of a block, whose weights in each group are `member`, groups × rows.
+    """Add a block's sums over rows. `member` (groups × rows) is each row's weight in each group.
 
-    `found` has a row for each group and level, group by group; `draws` are those of (w, δ), in columns.
+    `found` has one row per group and level, group by group; `draws` are those of (w, δ), in columns.
     """
     theta, tau2 = posterior.latent(block)
     thresholds, shares = posterior.thresholds()
-    below, above, h = tails(theta, tau2, thresholds)
+    below, above, h = threshold_tails(theta, tau2, thresholds)
     shares = shares.to(theta)
     p = torch.einsum("npk,p->nk", level_shares(below, above), shares)
     groups, K, d = len(member), p.shape[1], len(posterior.mean)

@@ -34,7 +34,7 @@ def threshold_names(levels: np.ndarray) -> list[str]:
 
 
 def as_parameters(draws: Tensor, width: int) -> Tensor:
-    """Draws of β and of the thresholds c = t - intercept, from draws of (w, δ), w of the given width."""
+    """Draws of β and of the thresholds c = t - intercept, from draws of (w, δ); `width` is the length of w."""
     w, delta = draws[:, :width], draws[:, width:]
     return torch.cat([w[:, :-1], thresholds_of(delta) - w[:, -1:]], 1)
 
@@ -44,7 +44,7 @@ class CorrectedOrdinal(CorrectedPosterior):
 
     @property
     def width(self) -> int:
-        """Coefficients, with the intercept."""
+        """Number of coefficients, with the intercept."""
         return self.weighted.draws.shape[1] - len(self.classes_) + 2
 
     @cached_property
@@ -77,7 +77,7 @@ class CorrectedOrdinal(CorrectedPosterior):
         return self._quantiles(self.parameters, level).T.numpy()
 
     def summary(self, level: float = 0.95) -> "pandas.DataFrame":
-        """As the estimator's `summary`."""
+        """The estimator's `summary`, computed from the weighted draws."""
         mean, sd = self._moments(self.parameters)
         low, high = self._quantiles(self.parameters, level)
         positive = self.weighted.weights @ (self.parameters > 0).double()
@@ -111,7 +111,7 @@ class CorrectedOrdinal(CorrectedPosterior):
         return found[:, 1] if len(self.classes_) == 2 else found
 
     def decision_function(self, X: Any, offset: Any = None) -> np.ndarray:
-        """log of the posterior-averaged probabilities, less their mean over levels; of two levels, their log-odds."""
+        """log of the posterior-averaged probabilities, less their mean over levels; for two levels, their log-odds."""
         logs = np.log(np.maximum(self.predict_proba(X, offset), np.finfo(float).tiny))
         return logs[:, 1] - logs[:, 0] if logs.shape[1] == 2 else logs - logs.mean(1, keepdims=True)
 

@@ -51,10 +51,10 @@ class FittedOrdinal:
     gap_prior: GapPrior
     elbo: float
     kl: float
-    error: float  # rounding, at most
+    error: float  # bound on rounding
 
     def __iter__(self) -> Iterator[Any]:
-        """The first four, as a search for the prior takes a fit apart."""
+        """The first four fields, which the search for the prior unpacks."""
         return iter((self.posterior, self.prior, self.problem, self.result))
 
     def certified(self) -> tuple[float, float, float]:
@@ -125,9 +125,9 @@ def fit_ordinal(
         converged=result.converged and converged,
         status=result.status if converged else "the search for the thresholds stopped early",
     )
-    ordinal, elbo, kl = settle(rows, gaps, prior, state.posterior(), result)
+    ordinal, elbo, kl = move_to_elbo_maximum(rows, gaps, prior, state.posterior(), result)
     if not math.isfinite(elbo):
-        raise NotFinite(f"levels must have more rows, for a finite ELBO; got {gaps.size + 2} levels. Merge neighbours.")
+        raise NotFinite(f"levels must have more rows for a finite ELBO; got {gaps.size + 2} levels. Merge neighbours.")
     exact, bound, _ = fit.certified()
     return FittedOrdinal(fit.posterior, prior, fit.problem, result, ordinal, gaps.prior, elbo, kl, exact - bound)
 
@@ -151,7 +151,7 @@ def gap_state(rows: LevelRows, gaps: Gaps, prior: Prior, delta: Tensor, fit: Fit
     return GapState(delta, fit, fit.result.objective + float(gaps.constant(delta)), slope, bend, response)
 
 
-def settle(
+def move_to_elbo_maximum(
     rows: LevelRows, gaps: Gaps, prior: Prior, q: OrdinalPosterior, result: Result
 ) -> tuple[OrdinalPosterior, float, float]:
     """Move the means of δ and w from the maximum of G to that of the ELBO, and return q, the ELBO, and KL(q ‖ p)."""
@@ -198,7 +198,7 @@ def climb_gaps(state: GapState, evaluated: Callable[[Tensor, Gaussian | None], G
         length = 1.0
         for _ in range(MOST_HALVINGS):
             shift = length * state.step
-            tried = evaluated(state.delta + shift, followed(state, shift))
+            tried = evaluated(state.delta + shift, expected_posterior(state, shift))
             if tried.value >= state.value - INNER_NOISE:
                 break
             length *= 0.5
@@ -208,8 +208,8 @@ def climb_gaps(state: GapState, evaluated: Callable[[Tensor, Gaussian | None], G
     return state, False
 
 
-def followed(state: GapState, shift: Tensor) -> Gaussian | None:
-    """Where q is expected after a shift of δ, or None if the solver's coordinates are not those of the columns."""
+def expected_posterior(state: GapState, shift: Tensor) -> Gaussian | None:
+    """Where q is expected after a shift of δ, or None if the solver works in other coordinates than the columns."""
     q = state.fit.result.q
     if state.fit.problem.prior is not state.fit.prior or q.cholesky is None:
         return None

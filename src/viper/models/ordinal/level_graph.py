@@ -1,7 +1,7 @@
 """Probabilities of levels in order as nodes of an ONNX graph, and their intervals.
 
-Probabilities are sums over the points of the gaps, as in `reading`. The ends of the intervals of the middle levels are
-where P(p ≤ x) is 0.025, say: by the same quadrature over the gap as there, and by halving in a loop of the graph.
+Probabilities are sums over the points of the gaps, as in `reading`. The ends of a middle level's interval solve
+P(p ≤ x) = 0.025, say, by the same quadrature over the gap as there, and by bisection in a loop of the graph.
 Probabilities are off by less than 1e-9, ends by less than 1e-7.
 """
 
@@ -16,7 +16,7 @@ from viper.inference.ordinal.posterior import OrdinalPosterior
 from viper.models.graph import OnnxGraph, erfc, expected_tail
 from viper.models.ordinal.reading import FARTHEST_SD, GAP_NODES, LARGEST_DISTANCE, LOG_2
 
-HALVINGS = 48  # of the log-odds between which an end lies, at most about 1,200 apart
+HALVINGS = 48  # bisections of a bracket in log-odds, which is at most about 1,200 wide
 
 
 def level_nodes(

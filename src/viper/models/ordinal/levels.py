@@ -1,4 +1,4 @@
-"""The levels of an outcome and their order: from ordered pandas categories, as given, or as numbers are sorted."""
+"""The levels of an outcome and their order: that of pandas categories, of a given list, or of sorted numbers."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ GIVE_ORDER = "Pass categories=[...] from the lowest to the highest, or an ordere
 def read_levels(y: Any, categories: Any, complete: bool = True) -> tuple[np.ndarray, np.ndarray]:
     """Return the levels from the lowest to the highest, and the number of each row's level.
 
-    Rows that are `complete` have all of them.
+    With `complete`, every level must occur.
     """
     if y is None:
         raise ValueError("This estimator requires y to be passed, but the target y is None.")
@@ -97,7 +97,7 @@ def check_levels(levels: np.ndarray, counts: Any) -> None:
     if (empty := np.flatnonzero(np.asarray(counts) <= 0)).size:
         name = shown(levels.tolist()[empty[0]])
         raise ValueError(
-            f"every level, or class, must have rows of positive weight; got none of {name}. Leave it out, with "
+            f"every level, or class, must have rows of positive weight; got none for {name}. Leave it out, with "
             "y.cat.remove_unused_categories() if it is a pandas category, or merge it with its neighbour."
         )
 

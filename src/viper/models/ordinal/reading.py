@@ -1,4 +1,4 @@
-"""What f and the thresholds say about the levels: P(y = k) = s(t_k - f) - s(t_{k-1} - f), without sampling.
+"""Probabilities of ordered levels, P(y = k) = s(t_k - f) - s(t_{k-1} - f), from f and thresholds, without sampling.
 
 Probabilities integrate the gaps over a few points with weights (`OrdinalPosterior.points`), given which f ~ N(ϑ, τ²).
 For two neighbouring thresholds a < b at a distance g, the mean of p = s(b - f) - s(a - f) is in closed form, and so is
@@ -7,8 +7,8 @@ For two neighbouring thresholds a < b at a distance g, the mean of p = s(b - f) 
 
 At a distance r from the middle of a and b, p = sinh(g/2)/(cosh(g/2) + cosh(r)). So P(p ≤ x) is the probability that f
 is farther from the middle than some r. For intervals, g is integrated by its own quadrature; given g, the distance of f
-from the middle is taken for normal, with its exact mean and variance. The ends of an interval are where P(p ≤ x) is its
-level. The lowest and the highest level have only one threshold, and ends in closed form.
+from the middle is treated as normal, with its exact mean and variance. An interval ends where P(p ≤ x) is 0.025, say,
+or 0.975. The lowest and the highest level have only one threshold, and their ends are in closed form.
 """
 
 import math
@@ -27,12 +27,12 @@ from viper.inference.ordinal.posterior import OrdinalPosterior
 from viper.models.prediction import TargetReading, columns_by_class
 from viper.softplus.limit import limit
 
-SCORE_NODES = 48  # of the quadrature over f, for the expected entropy
-GAP_NODES = 24  # of the quadrature over a level's own gap
+SCORE_NODES = 48  # nodes over f, for the expected entropy
+GAP_NODES = 24  # nodes over a level's own gap
 FARTHEST_SD = 6.0  # standard deviations beyond which a billionth of a normal is left
 LARGEST_DISTANCE = 600.0  # distance from which a probability is below 1e-260
 LOG_2 = math.log(2.0)
-ROOT_TOLERANCE, MOST_ROOT_STEPS = 1e-8, 60  # of the log-odds at which an interval ends
+ROOT_TOLERANCE, MOST_ROOT_STEPS = 1e-8, 60  # for the log-odds at which an interval ends
 ENDS_AT_ONCE = 1 << 20  # rows × levels × nodes (8 MB)
 
 
@@ -53,7 +53,7 @@ def ordinal_reading(posterior: OrdinalPosterior) -> TargetReading:
     )
 
 
-def tails(mean: Tensor, variance: Tensor, thresholds: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def threshold_tails(mean: Tensor, variance: Tensor, thresholds: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """E s(t - f), E s(f - t) and E s'(f - t), rows × points × thresholds."""
     f = mean[..., None] - thresholds.to(mean)
     _, small, h = limit().moments(-f.abs(), variance[..., None].expand_as(f))
@@ -63,13 +63,13 @@ def tails(mean: Tensor, variance: Tensor, thresholds: Tensor) -> tuple[Tensor, T
 
 def level_probabilities(mean: Tensor, variance: Tensor, thresholds: Tensor, weights: Tensor) -> np.ndarray:
     """E P(y = k), rows × levels."""
-    below, above, _ = tails(mean, variance, thresholds)
+    below, above, _ = threshold_tails(mean, variance, thresholds)
     return torch.einsum("npk,p->nk", level_shares(below, above), weights.to(mean)).cpu().numpy()
 
 
 def level_sds(mean: Tensor, variance: Tensor, thresholds: Tensor, weights: Tensor) -> np.ndarray:
     """Standard deviations of P(y = k)."""
-    below, above, h = tails(mean, variance, thresholds)
+    below, above, h = threshold_tails(mean, variance, thresholds)
     p = level_shares(below, above)
     half = 0.5 * thresholds.to(mean).diff(dim=1)
     inside = p[..., 1:-1] / half.tanh() - h[..., :-1] - h[..., 1:]
@@ -89,7 +89,7 @@ def interval_ends(mean: Tensor, variance: Tensor, z: float, posterior: OrdinalPo
     q, m = posterior, posterior.size
     V, B = q.gap_factor @ q.gap_factor.T, threshold_matrix(m)
     gaps = (q.log_gaps + 0.5 * V.diagonal()).exp()  # E g, which is log-normal
-    centres = torch.cat([B[:1], 0.5 * (B[1:] + B[:-1]), B[-1:]])  # of the levels, as sums of gaps
+    centres = torch.cat([B[:1], 0.5 * (B[1:] + B[:-1]), B[-1:]])  # centres of the levels, as sums of gaps
     # the points are at ± reach on each axis ζ of δ = δ̂ + Gζ; so df/dζ, and Cov(f, δ)
     loading = (mean[:, :m] - mean[:, m : 2 * m]) / (2.0 * q.points()[0].abs().max())
     shared = loading @ q.gap_factor.T
@@ -140,9 +140,9 @@ def distance_of_level(logit: Tensor, half: Tensor) -> Tensor:
 
 
 def probability_below(logit: Tensor, u: Tensor, slope: Tensor, rest: Tensor, delta: Tensor, sd: Tensor) -> Tensor:
-    """P(p ≤ x), by quadrature over log g from where p = x is reached in the middle: below, p ≤ x for all u.
+    """P(p ≤ x), by quadrature over log g from the g at which p = x in the middle: for smaller gaps, p ≤ x for all u.
 
-    There P(p ≤ x | g) begins like a root, which the variable of the quadrature removes: log g = start + y².
+    There P(p ≤ x | g) begins like a square root, which the substitution log g = start + y² removes.
     """
     # tanh(g/4) = x, so that g = 2 log((1+x)/(1-x)) = 2 log(1 + 2 e^logit)
     gap = 2.0 * torch.nn.functional.softplus(logit + LOG_2, threshold=LINEAR)
@@ -187,8 +187,8 @@ def bracketed_root(function: Callable[[Tensor], Tensor], low: Tensor, high: Tens
 
 
 def information_of_level(mean: Tensor, variance: Tensor, thresholds: Tensor, weights: Tensor) -> np.ndarray:
-    """What the level would tell about score and gaps, in nats: H(E p) - E H(p), the latter by quadrature over f."""
-    below, above, _ = tails(mean, variance, thresholds)
+    """Mutual information of the level with f and gaps, in nats: H(E p) - E H(p), the latter by quadrature over f."""
+    below, above, _ = threshold_tails(mean, variance, thresholds)
     average = torch.einsum("npk,p->nk", level_shares(below, above), weights.to(mean))
     nodes, shares = (torch.from_numpy(x).to(mean) for x in np.polynomial.hermite_e.hermegauss(SCORE_NODES))
     given = torch.zeros_like(mean)

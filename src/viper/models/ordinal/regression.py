@@ -50,14 +50,14 @@ from viper.models.ordinal.levels import as_labels, check_levels, given_levels, l
 from viper.models.ordinal.reading import ordinal_reading
 from viper.models.ordinal.sandwich import robust_levels
 from viper.models.prediction import TWO_CLASSES, TargetReading, half_width
-from viper.models.prior import DEFAULT_SCALE, PriorMixin, best_scales, make_prior
+from viper.models.prior import DEFAULT_SCALE, PriorMixin, make_prior
 from viper.models.saving import REGRESSION_SCALARS, REGRESSION_TENSORS, State, StateMixin
 from viper.models.weighting import WEIGHTING, WEIGHTING_FIELDS, ClassWeightMixin
 
 if TYPE_CHECKING:
     import pandas
 
-GAP_PRIOR_TENSORS = {  # of a prior that is the posterior of earlier rows
+GAP_PRIOR_TENSORS = {  # stored if the prior is the posterior given earlier rows
     "gap_prior.mean": numbers("g"),
     "gap_prior.precision": numbers("gg", range=DEFINITE),
     "gap_prior.moving": numbers("dg"),
@@ -81,14 +81,14 @@ class VariationalOrdinalRegression(
     """Bayesian ordinal regression by variational inference: outcomes in levels that have an order.
 
     P(y_i ≤ k) = s(c_k - x_iᵀβ) with thresholds c_1 < … < c_{K-1} (proportional odds): e^β multiplies the odds of being
-    above any level. Each row is two softplus terms, so the ELBO of β is exact; the thresholds are integrated, too. With
+    above any level. Each row is two softplus terms, so the ELBO of β is exact; the thresholds are integrated over. With
     two levels the posterior is that of `VariationalLogisticRegression`.
 
     Parameters
     ----------
     categories : list, optional
         The levels, from the lowest to the highest. By default the categories of an ordered pandas Categorical, or
-        numbers as they are sorted. Words must be given in order.
+        sorted numbers. Words must be given in order.
     prior_mean : float, array of n_features or dict, default 0
         Prior means of the coefficients.
     prior_scale : float, array of n_features, dict, covariance matrix, "auto" or "ard", default 1
@@ -98,12 +98,12 @@ class VariationalOrdinalRegression(
     gap_scale : float, default 2
         Prior standard deviation of the logarithms of the gaps between neighbouring thresholds, around 0.
     class_weight : None, "balanced" or dict, default None
-        Factors for the weights of the rows of each level, as in `VariationalLogisticRegression`. There is no
-        `prevalence_offset` that takes them back: other shares of the levels are not another set of thresholds.
+        Factors for the weights of the rows of each level, as in `VariationalLogisticRegression`. No
+        `prevalence_offset` undoes them, because no thresholds correspond to other shares of the levels.
     max_iter : int, optional
         Largest number of iterations of a fit given the thresholds, by default 200.
     tol : float, optional
-        Nats that may be left to the optimum given the thresholds, by default 3e-9.
+        The fit given the thresholds stops when less than this many nats are left to the optimum, by default 3e-9.
     device, dtype, n_jobs, random_state, verbose
         As in `VariationalLogisticRegression`.
 
@@ -118,9 +118,9 @@ class VariationalOrdinalRegression(
     covariance_ : array
         Posterior covariance of coefficients and thresholds.
     posterior_ : OrdinalPosterior
-        The posterior of the coefficients given the log gaps, and of these.
+        The posterior of the coefficients given the log gaps, and that of the log gaps.
     elbo_ : float
-        The ELBO: exact for the coefficients, its mean over the gaps a weighted sum over a few points.
+        The ELBO: exact for the coefficients, and averaged over the gaps by a weighted sum over a few points.
     elbo_bound_ : float
         `elbo_` less all rounding errors.
     prior_scale_ : array
@@ -199,13 +199,13 @@ class VariationalOrdinalRegression(
     def from_formula(cls, formula: str, data: Any, *, categories: Any = None, **given: Any) -> Self:
         """Fit to a table with named columns, by a formula such as ``severity ~ age + C(ward)``.
 
-        The levels of the target are ordered as its ordered pandas categories, by `categories`, or as numbers. All else
-        is as in `VariationalLogisticRegression.from_formula`.
+        The levels of the target are ordered as its ordered pandas categories, by `categories`, or as numbers.
+        Everything else is as in `VariationalLogisticRegression.from_formula`.
         """
         if given.get("positive") is not None:
             raise FormulaError(
-                f"positive is the class of two whose probability is modelled; got {given['positive']!r} for levels in "
-                "order. Leave it out: all levels have a probability."
+                f"positive names the one of two classes whose probability is modelled; got {given['positive']!r} for "
+                "ordered levels. Leave it out: all levels have a probability."
             )
         if categories is None:
             frame = as_frame(data)
@@ -214,7 +214,7 @@ class VariationalOrdinalRegression(
             ordered = getattr(kind, "ordered", None)
             categories = list(kind.categories) if ordered else None  # type: ignore[union-attr]
             if ordered is False:
-                read_levels(frame[target].dropna(), None)  # raises: they have no order
+                read_levels(frame[target].dropna(), None)  # raises: the levels have no order
         return super().from_formula(formula, data, categories=categories, **given)
 
     @as_task
@@ -239,14 +239,8 @@ class VariationalOrdinalRegression(
         self.classes_, source = self._open_fit(X, y, sample_weight, offset)
         check_levels(self.classes_, LevelRows(source, len(self.classes_)).counts())
         source = self._weighted_rows(source)
-        if isinstance(self.prior_scale, str):
-            solve = lambda scale, start, last: self._fit(source, self._prior(scale), self._gap_prior())  # noqa: E731
-            scale, fit = best_scales(solve, self.n_features_in_, self.prior_scale == "ard", careful=True)
-        else:
-            scale = self._scale()
-            fit = self._fit(source, self._prior(scale), self._gap_prior())
-        self.prior_scale_ = scale.numpy()
-        return self._keep(source, fit)
+        solve = lambda scale, start, last: self._fit(source, self._prior(scale), self._gap_prior())  # noqa: E731
+        return self._keep(source, self._fit_scales(solve, careful=True))
 
     def partial_fit(
         self,
@@ -257,7 +251,7 @@ class VariationalOrdinalRegression(
         offset: Any = None,
         forget: float = 1.0,
     ) -> "VariationalOrdinalRegression":
-        """Update the posterior with new rows: the posterior so far, of coefficients and thresholds, is their prior.
+        """Update the posterior of coefficients and thresholds with new rows: the current posterior is their prior.
 
         Parameters
         ----------
@@ -266,7 +260,7 @@ class VariationalOrdinalRegression(
         classes : list, optional
             The levels in order, if `categories` does not give them and the first rows do not contain all.
         forget : float in (0, 1], default 1
-            Factor by which the precision of the posterior so far is multiplied. Below 1, old rows lose weight.
+            Factor that multiplies the precision of the current posterior. Below 1, old rows lose weight.
         """
         if check_update(self, forget):
             known = self.categories if classes is None else classes
@@ -287,7 +281,7 @@ class VariationalOrdinalRegression(
     def _open_fit(
         self, X: Any, y: Any, sample_weight: Any, offset: Any, categories: Any = None, complete: bool = True
     ) -> tuple[np.ndarray, RowSource]:
-        """The levels, of which `complete` rows have all, and the rows with the numbers of their levels as labels."""
+        """Return the levels, and the rows with level numbers as labels. With `complete`, every level must occur."""
         categories = self.categories if categories is None else categories
         if is_kept_elsewhere(X):
             known = None if categories is None else given_levels(categories)
@@ -308,7 +302,7 @@ class VariationalOrdinalRegression(
     def _open_elsewhere(
         self, X: Any, y: Any, sample_weight: Any, offset: Any, known: np.ndarray | None, reset: bool = False
     ) -> tuple[np.ndarray, RowSource]:
-        """Rows in files, blocks or a collection, whose labels are numbered as they are sorted."""
+        """Rows in files, blocks or a collection, with labels numbered in sorted order."""
         classes = None if known is None else np.unique(known.astype(str) if known.dtype.kind == "O" else known)
         given = {"sample_weight": sample_weight, "offset": offset, "reset": reset, "classes": classes}
         format = replace(self._row_format(classes=0), keep=reset)
@@ -417,14 +411,14 @@ class VariationalOrdinalRegression(
     ) -> Self:
         """Return a copy of the model with robust covariances: for survey weights, class weights, and repeated rows.
 
-        As for `VariationalLogisticRegression`, of coefficients and thresholds together.
+        As for `VariationalLogisticRegression`, for coefficients and thresholds together.
 
         Parameters
         ----------
         X, y, sample_weight, offset
             The rows of the fit. Pass them again after loading a model from a file.
         groups : array (n,), optional
-            To which group each row of the fit belongs. By default, each row is a group of its own.
+            The group of each row of the fit. By default, each row is a group of its own.
         """
         fit = self._weighed_fit(X, y, sample_weight, offset, "robust")
         model = copy.copy(self)
@@ -434,12 +428,12 @@ class VariationalOrdinalRegression(
         return model
 
     def prevalence_offset(self, prevalence: Any = None) -> Any:
-        """As for `VariationalLogisticRegression`, of two levels."""
+        """As for `VariationalLogisticRegression`, but for two levels only."""
         check_is_fitted(self, "posterior_")
         if self.multiclass_:
             raise ValueError(
-                f"prevalence_offset is for two classes; got {len(self.classes_)} levels in order, whose shares no "
-                "offset changes one by one. Weight the rows by sample_weight instead."
+                f"prevalence_offset is for two classes; got {len(self.classes_)} levels in order, whose shares an "
+                "offset cannot change one by one. Weight the rows by sample_weight instead."
             )
         return super().prevalence_offset(prevalence)
 
@@ -526,7 +520,7 @@ class VariationalOrdinalRegression(
     # Storage and scikit-learn
 
     def _pack(self) -> State:
-        """As for all estimators, but categories are not among the options: they are the classes."""
+        """As for all estimators, except that categories are not among the options: they are the classes."""
         given, self.categories = self.categories, None
         try:
             return super()._pack()
@@ -546,7 +540,7 @@ class VariationalOrdinalRegression(
         return State(tensors, known | self._weighting_state())
 
     def _words(self) -> bool:
-        """Whether sorting would not find the order of the levels."""
+        """Whether the levels are not in sorted order."""
         return self.classes_.dtype.kind not in "biuf" or bool((np.sort(self.classes_) != self.classes_).any())
 
     @classmethod
@@ -573,7 +567,7 @@ class VariationalOrdinalRegression(
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.classifier_tags.multi_class = True
-        tags.classifier_tags.poor_score = True  # classes without an order are not what it is for
+        tags.classifier_tags.poor_score = True  # it is not meant for classes without an order
         return tags
 
     def __getstate__(self) -> dict[str, Any]:

@@ -1,11 +1,9 @@
-"""The page of a model with more than two classes: what it is worth, what it confuses, whether it is calibrated."""
+"""The page of a model with more than two classes: its scores, which classes it confuses, and its calibration."""
 
-import json
 import math
 from dataclasses import dataclass
 from functools import cached_property, partial
 from html import escape
-from string import Template
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +13,8 @@ from viper.report import charts, trust
 from viper.report.card import card_section, drift_section
 from viper.report.metrics import Scores, by_class, calibration, class_scores, confusion_table, judge_calibration
 from viper.report.missing import missing_section
-from viper.report.page import ReportPage, content_policy, footer, resource, table_of_contents
-from viper.report.sections import caution, subtitle
+from viper.report.page import ReportPage
+from viper.report.sections import caution
 from viper.report.study import MOST_COEFFICIENTS, Coefficient, Study, read_study
 from viper.report.svg import (
     column_heading,
@@ -91,11 +89,12 @@ class ClassStudy(Study):
         )
 
 
-class ClassPage:
+class ClassPage(ReportPage):
     """A study of K classes as a page."""
 
     def __init__(self, study: ClassStudy) -> None:
-        self.study = study
+        self.study, self.title = study, f"Probabilities of {study.target}"
+        self.rows, self.decisions = None, None
         self.writers = [
             classes_summary_section,
             confusion_section,
@@ -107,26 +106,6 @@ class ClassPage:
             card_section,
         ]
 
-    def text(self, step: Any = lambda: None) -> str:
-        """The whole page; `step` is called after each section."""
-        found = []
-        for writer in self.writers:
-            found.append(writer(self.study))
-            step()
-        body = "\n".join(filter(None, found))
-        style, script = resource("page.css"), resource("page.js")
-        return Template(resource("page.html")).substitute(
-            title=escape(f"Probabilities of {self.study.target}"),
-            subtitle=escape(subtitle(self.study)),
-            policy=content_policy(style, script),
-            contents=table_of_contents(body),
-            sections=body,
-            footer=escape(footer(self.study)),
-            style=style,
-            script=script,
-            data=json.dumps({}),
-        )
-
 
 def any_study(model: Any, *given: Any) -> Study:
     """A study of a model of any number of classes; the rest is as in `read_study`."""
@@ -135,7 +114,7 @@ def any_study(model: Any, *given: Any) -> Study:
     return found
 
 
-def any_page(study: Study) -> ReportPage | ClassPage:
+def any_page(study: Study) -> ReportPage:
     return ClassPage(study) if isinstance(study, ClassStudy) else ReportPage(study)
 
 
@@ -182,12 +161,12 @@ def class_verdict(study: ClassStudy) -> tuple[str, str, str]:
 
 
 def hardest_pair(study: ClassStudy) -> str | None:
-    """Which two classes are confused most often."""
+    """The two classes that are confused most often, in a sentence."""
     table = confusion_table(study.label, study.probability).to_numpy().copy()
     np.fill_diagonal(table, 0)
     both = table + table.T
     if not both.any():
-        return "No row is taken for another class."
+        return "No class is mistaken for another."
     j, k = np.unravel_index(both.argmax(), both.shape)
     names = study.class_names
     return f"Most often confused are {names[min(j, k)]} and {names[max(j, k)]}: {int(both[j, k]):,} rows."
@@ -213,8 +192,11 @@ def confusion_section(study: ClassStudy) -> str:
         ]
         for name, row in study.each_class.iterrows()
     ]
-    text = "Down the true class, across the class that the model holds for most probable. On the diagonal it is right."
-    note = "Found: of the rows of a class, those whose most probable class it is. Right: the reverse."
+    text = "Lines: the true class. Columns: the class that the model thinks most probable. On the diagonal it is right."
+    note = (
+        "Found: share of the rows of a class for which it is the most probable one. Right: share of the rows with this "
+        "most probable class that belong to it."
+    )
     return section(
         "confusion",
         "What is confused",

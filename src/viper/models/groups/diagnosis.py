@@ -18,9 +18,9 @@ from viper.inference.importance import SEED, Diagnosis, WeightedDraws, weigh
 from viper.inference.progress import StepProgress
 from viper.models.arviz import LARGEST_POINTWISE, arviz_container, by_chain, coefficient_draws, count_draws
 from viper.models.diagnosis import LATENT_DRAWS, CorrectedPosterior, DiagnosisMixin
-from viper.models.groups.reading import InGroups, ReadRows, TakesGroups
+from viper.models.groups.reading import GroupedInput, InGroups, TakesGroups
 from viper.models.groups.tables import component_draws, component_frame
-from viper.models.loo import ROWS_AT_ONCE, LeaveOneOut, leave_one_out_of, weighted_rows
+from viper.models.loo import ROWS_AT_ONCE, LeaveOneOut, leave_one_out_result, weighted_rows
 
 if TYPE_CHECKING:
     import pandas
@@ -31,8 +31,8 @@ EFFECTS = "effects of"  # begins the names of ArviZ's variables of group effects
 class CorrectedGroups(TakesGroups, CorrectedPosterior):
     """Summaries and predictions from draws of the border and of θ with weights.
 
-    The effects of the factor with the most groups are integrated out: given each draw, predictions take each of them
-    for a normal with its exact mean and variance.
+    The effects of the factor with the most groups are integrated out: given each draw, predictions treat each of them
+    as normal, with its exact mean and variance.
     """
 
     def __init__(self, *given: Any, components: Callable[[float, WeightedDraws], "pandas.DataFrame"]) -> None:
@@ -41,22 +41,22 @@ class CorrectedGroups(TakesGroups, CorrectedPosterior):
 
     @property
     def coefficients(self) -> WeightedDraws:
-        """The draws of the fixed effects, intercept last."""
+        """The draws of the fixed effects, with the intercept last."""
         return WeightedDraws(self.weighted.draws[:, : len(self.names)], self.weighted.weights)
 
     def summary(self, level: float = 0.95) -> "pandas.DataFrame":
-        """As the estimator's `summary`."""
+        """The estimator's `summary`, computed from the weighted draws."""
         import pandas
 
         return pandas.concat([super().summary(level), self.components(level)])
 
     def components(self, level: float = 0.95) -> "pandas.DataFrame":
-        """As the estimator's `components`, with the corrected weights of their values."""
+        """The estimator's `components`, with corrected weights of their values."""
         return self._components(level, self.weighted)
 
 
-class GroupTrustMixin(TakesGroups, DiagnosisMixin):
-    """What compares a model with effects of groups with its exact posterior.
+class GroupDiagnosisMixin(TakesGroups, DiagnosisMixin):
+    """Models with effects of groups that can be compared with their exact posterior, and corrected.
 
     The exact posterior is that of everything but the factor with the most groups, whose effects are integrated out by
     quadrature, averaged over the variance components at the points of the mixture. The weights correct the means and
@@ -69,7 +69,7 @@ class GroupTrustMixin(TakesGroups, DiagnosisMixin):
     _order: list[int]
     _points: dict[str, Tensor]
 
-    def _read_rows(self, X: Any, offset: Any) -> ReadRows:
+    def _read_rows(self, X: Any, offset: Any) -> GroupedInput:
         raise NotImplementedError
 
     def _fixed(self, design: np.ndarray) -> np.ndarray:
@@ -92,9 +92,9 @@ class GroupTrustMixin(TakesGroups, DiagnosisMixin):
         """Measure by importance weights (PSIS) how close the posterior is to the exact one.
 
         Draws are of the fixed effects and of the effects of all factors but the one with the most groups, whose effects
-        are integrated out exactly; variance components have the values of the mixture, so the weights also judge how
-        these are weighted. `elbo` is that of the mixture, with variance components integrated out. The rows are those
-        of the fit; pass them again after loading a model from a file.
+        are integrated out exactly. Variance components take the values of the mixture, so the weights also judge how
+        those values are weighted. `elbo` is that of the mixture, with variance components integrated out. The rows are
+        those of the fit; pass them again after loading a model from a file.
         """
         return self._weighed(InGroups(X, groups), y, sample_weight, offset, draws, random_state)[1]
 
@@ -124,7 +124,7 @@ class GroupTrustMixin(TakesGroups, DiagnosisMixin):
         )
 
     def _corrected_components(self, level: float, weighted: WeightedDraws) -> "pandas.DataFrame":
-        """Variance components, where the share of each value changes as the weight of the nearest point does."""
+        """Variance components; the share of each value is scaled like the weight of the nearest point."""
         points = {name: x.numpy() for name, x in self._points.items()}
         thetas, fine, shares = (points[f"{x}"] for x in ("points.theta", "components.theta", "components.share"))
         scale = np.sqrt(shares @ np.square(fine - shares @ fine))
@@ -199,11 +199,11 @@ class GroupTrustMixin(TakesGroups, DiagnosisMixin):
     ) -> LeaveOneOut:
         """Estimate how well each row, or each group, is predicted from all the others, by importance weights.
 
-        A row is predicted for its known group: from the other rows of that group too. With `leave_out` the name of the
-        factor with the most groups, each of these is predicted as a new group, all its rows together; `pointwise` is
-        then by group, in the order of its `levels`. Both integrate the group's effect exactly, so weights are about as
-        even as those of `diagnose`. To leave out groups of another factor, refit without each, as `viper fit` does with
-        `--groups`.
+        A row is predicted as a member of its known group, whose other rows are kept. If `leave_out` names the factor
+        with the most groups, each of these groups is predicted as a new one, all its rows together; `pointwise` is then
+        by group, in the order of `levels`. Both integrate the group's effect exactly, so the weights are about as even
+        as those of `diagnose`. To leave out groups of another factor, refit without each of them, as
+        `viper fit --groups` does.
         """
         main = self.factors_[self._order[0]].term.name if hasattr(self, "_order") else ""
         if leave_out not in ("row", main):
@@ -237,7 +237,7 @@ class GroupTrustMixin(TakesGroups, DiagnosisMixin):
         found = np.concatenate(parts, 1)
         if by_row and rows.places is not None:
             found[:, rows.places] = found.copy()
-        return leave_one_out_of(found, draws)
+        return leave_one_out_result(found, draws)
 
     # --- draws ---
 
@@ -258,7 +258,7 @@ class GroupTrustMixin(TakesGroups, DiagnosisMixin):
         The groups are posterior ("coefficient" by feature, "intercept", "component" for variance components, and
         "effects of hospital" by group and effect), observed_data, and log_likelihood by row if draws × rows is at most
         16 million. A model loaded from a file has no training rows: pass them again, or the result holds only fixed
-        effects and components. Variance components have the few values of the mixture.
+        effects and components. Variance components take the few values of the mixture.
         """
         check_is_fitted(self, "posterior_")
         shape, count = (chains, draws), count_draws(chains, draws)
@@ -338,9 +338,10 @@ class GroupTrustMixin(TakesGroups, DiagnosisMixin):
         for start in range(0, len(read.design), step):
             part = slice(start, start + step)
             own = None if read.offset is None else read.offset[part]
-            yield summary(self._drawn_log_odds(ReadRows(read.design[part], read.table.iloc[part], own), draws, moments))
+            some = GroupedInput(read.design[part], read.table.iloc[part], own)
+            yield summary(self._drawn_log_odds(some, draws, moments))
 
-    def _drawn_log_odds(self, read: ReadRows, draws: Tensor, moments: GroupMoments) -> Tensor:
+    def _drawn_log_odds(self, read: GroupedInput, draws: Tensor, moments: GroupMoments) -> Tensor:
         """f of some rows, draws × rows; effects that are not in the draws are drawn from a fixed seed."""
         border = draws.numpy()
         at = border.shape[1] - self._points["points.theta"].shape[1]
