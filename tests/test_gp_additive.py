@@ -95,8 +95,8 @@ def test_pairs_are_named_as_in_a_formula(kernel, names, pairs):
         ("additive + a", "with pairs as in 'additive \\+ a:b'; got 'additive \\+ a'"),
         ("additive + a:b:c", "with pairs as in"),
         ("additive + a:x", "must name columns; got 'x'"),
-        ("additive + a:a", "must be of two columns, each once; got a:a"),
-        ("additive + a:b + b:a", "must be of two columns, each once; got b:a"),
+        ("additive + a:a", "must differ and have two columns; got a:a"),
+        ("additive + a:b + b:a", "must differ and have two columns; got b:a"),
     ],
 )
 def test_what_pairs_must_be(kernel, message):
